@@ -1,0 +1,188 @@
+"""The five public data sets of Roche (2016), encoded as in the paper.
+
+The files are read from the folder named by the environment variable ``EPFAST_DATA``; the table in
+``bench/README.md`` says where each comes from.  Only NumPy and the standard library are used.
+
+Encoding, in this order: a categorical feature becomes one 0/1 column per level, its first level
+(in sorted order) dropped; every column is centred, then scaled to unit Euclidean norm over the
+examples; a constant 1 is appended.  ``?`` in the census data is a level like any other, not a
+missing row: only so does the dimension come out as the paper's 101 (its three columns with ``?``
+would otherwise lose one level each, d = 98, and 2,399 rows would go).  As ``?`` sorts before the
+letters, it is the level that is dropped there.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["LARGE", "NAMES", "SMALL", "Dataset", "encode", "load"]
+
+VARIABLE = "EPFAST_DATA"
+
+
+class _Source(NamedTuple):
+    """What the paper used, and the shape by which the file is recognised."""
+
+    title: str
+    stem: str
+    uci: str
+    n: int
+    d: int
+    positive: str  # the label counted as y = +1
+    first: int  # leading feature columns to leave out
+    categorical: frozenset[str]
+    batch_size: int
+    sweeps: int
+
+
+_BANK = "job marital education default housing loan contact month poutcome"
+_CENSUS = "workclass education marital_status occupation relationship race sex native_country"
+
+# y = +1 is the class the author's scripts call positive; costs do not depend on the choice.
+_SOURCES = {
+    "haberman": _Source(
+        "Haberman", "haberman", "Haberman's Survival, id 43", 306, 4, "2", 0, frozenset(), 10, 5
+    ),
+    "ionosphere": _Source(
+        "Ionosphere", "ionosphere", "Ionosphere, id 52", 351, 33, "g", 2, frozenset(), 10, 5
+    ),
+    "wdbc": _Source(
+        "Breast cancer",
+        "wdbc",
+        "Breast Cancer Wisconsin (Diagnostic), id 17",
+        *(569, 31, "M", 0, frozenset(), 10, 5),
+    ),
+    "bank": _Source(
+        "Bank marketing",
+        "bank_full",
+        "Bank Marketing (bank-full), id 222",
+        *(45211, 43, "yes", 0, frozenset(_BANK.split()), 100, 1),
+    ),
+    "census": _Source(
+        "Census income",
+        "adult_train",
+        "Adult (adult.data), id 2",
+        *(32561, 101, ">50K", 0, frozenset(_CENSUS.split()), 100, 1),
+    ),
+}
+
+NAMES = tuple(_SOURCES)
+SMALL = ("haberman", "ionosphere", "wdbc")
+LARGE = ("bank", "census")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One encoded data set and the paper's settings for it.
+
+    Attributes
+    ----------
+    name, title
+        Short name (one of ``NAMES``) and the name in the paper's Table 1.
+    X, y
+        Features (n, d), C order, last column constant 1; labels (n,) in {-1, +1}.
+    columns
+        What each column of ``X`` is.
+    batch_size, sweeps
+        The paper's minibatch size and number of passes over the data.
+    """
+
+    name: str
+    title: str
+    X: NDArray[np.float64]
+    y: NDArray[np.float64]
+    columns: tuple[str, ...]
+    batch_size: int
+    sweeps: int
+
+
+def _read(source: _Source) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Header and columns (as strings) of the file ``stem``.csv.gz or ``stem``.csv."""
+    where = os.environ.get(VARIABLE)
+    if not where:
+        raise RuntimeError(
+            f"set {VARIABLE} to the folder that holds the data files, e.g. "
+            f"{VARIABLE}=~/uci python bench/table1.py; "
+            f"bench/README.md says where each public file comes from"
+        )
+    folder = Path(where).expanduser()
+    path = next(
+        (p for e in (".csv.gz", ".csv") if (p := folder / (source.stem + e)).is_file()), None
+    )
+    if path is None:
+        raise FileNotFoundError(
+            f"no {source.stem}.csv.gz (or .csv) in {VARIABLE}={where}: it is UCI's "
+            f"{source.uci}; bench/README.md says how the file is laid out"
+        )
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8", newline="") as stream:
+        rows = csv.reader(stream)
+        header = next(rows)
+        columns = list(zip(*rows, strict=True))
+    return header, columns
+
+
+def encode(
+    header: list[str], columns: list[tuple[str, ...]], categorical: frozenset[str] = frozenset()
+) -> tuple[NDArray[np.float64], tuple[str, ...]]:
+    """Design matrix of the paper from columns of strings (see the module's text).
+
+    Returns
+    -------
+    X : (n, d) array
+    names : tuple of str
+        One name per column; levels are written ``feature=level``.
+    """
+    parts: list[NDArray[np.float64]] = []
+    names: list[str] = []
+    for name, column in zip(header, columns, strict=True):
+        if name in categorical:
+            levels = sorted(set(column))
+            code = {level: i for i, level in enumerate(levels)}
+            coded = np.fromiter((code[v] for v in column), np.intp, len(column))
+            parts.append((coded[:, None] == np.arange(1, len(levels))).astype(np.float64))
+            names += [f"{name}={level}" for level in levels[1:]]
+        else:
+            parts.append(np.array(column, dtype=np.float64)[:, None])
+            names.append(name)
+    X = np.concatenate([*parts, np.ones((len(columns[0]), 1))], axis=1)
+    features = X[:, :-1]
+    features -= features.mean(axis=0)
+    norm = np.sqrt(np.einsum("ij,ij->j", features, features))
+    features /= np.where(norm > 0.0, norm, 1.0)  # a constant column stays zero
+    return np.ascontiguousarray(X), (*names, "1")
+
+
+def load(name: str) -> Dataset:
+    """Load and encode one of ``NAMES``.
+
+    Raises
+    ------
+    RuntimeError
+        If ``EPFAST_DATA`` is not set, or the file does not encode to the paper's shape.
+    FileNotFoundError
+        If the folder lacks the file.
+    """
+    if name not in _SOURCES:
+        raise ValueError(f"name must be one of {', '.join(NAMES)}; got {name!r}")
+    source = _SOURCES[name]
+    header, columns = _read(source)
+    labels = columns[-1]
+    y = np.where(np.array(labels) == source.positive, 1.0, -1.0)
+    keep = slice(source.first, -1)
+    X, names = encode(header[keep], columns[keep], source.categorical)
+    if X.shape != (source.n, source.d) or len(set(labels)) != 2 or abs(y.sum()) == source.n:
+        raise RuntimeError(
+            f"{source.stem}: got shape {X.shape} and labels {sorted(set(labels))[:4]}, expected "
+            f"{(source.n, source.d)} with {source.positive!r} as one of two labels; "
+            f"is it UCI's {source.uci}?"
+        )
+    return Dataset(name, source.title, X, y, names, source.batch_size, source.sweeps)

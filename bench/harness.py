@@ -1,0 +1,204 @@
+"""What the bench scripts share: one thread, one core, interleaved timing, tables and JSON.
+
+Import this before NumPy: it fixes the number of BLAS threads for the process.
+"""
+
+from __future__ import annotations
+
+import os
+
+for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_variable] = "1"
+
+# ruff: noqa: E402  (the lines above must come first)
+import argparse
+import gc
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+RESULTS = Path(__file__).with_name("results")
+
+SHORT = {"laplace": "LA", "quick_laplace": "QLA", "quadrature": "GQ", "variational": "VQ"}
+
+
+class Timing(NamedTuple):
+    """Median and quartiles in seconds over ``n`` rounds."""
+
+    median: float
+    q1: float
+    q3: float
+    n: int
+
+    def scaled(self, factor: float) -> Timing:
+        """Return the same timing in another unit."""
+        return Timing(self.median * factor, self.q1 * factor, self.q3 * factor, self.n)
+
+
+def interleave(
+    tasks: Mapping[str, Callable[[], object]],
+    rounds: int = 9,
+    least: float = 0.02,
+    budget: float = 5.0,
+) -> dict[str, Timing]:
+    """Time callables against each other: every round runs each of them once, in turn.
+
+    A short task is repeated within its turn until it lasts ``least`` seconds; a task that takes
+    long runs in fewer rounds (at least three), so as not to use more than ``budget`` seconds.
+    The garbage collector is off meanwhile.
+    """
+    repeats, turns = {}, {}
+    for name, task in tasks.items():
+        once = np.inf
+        for _ in range(2):  # the first call warms caches and pages up; long tasks skip the second
+            start = time.perf_counter()
+            task()
+            once = min(once, time.perf_counter() - start)
+            if once > 0.5:
+                break
+        repeats[name] = max(1, round(least / max(once, 1e-9)))
+        turns[name] = max(min(3, rounds), min(rounds, int(budget / (once * repeats[name]))))
+    seconds: dict[str, list[float]] = {name: [] for name in tasks}
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        for turn in range(rounds):
+            for name, task in tasks.items():
+                if turn >= turns[name]:
+                    continue
+                start = time.perf_counter()
+                for _ in range(repeats[name]):
+                    task()
+                seconds[name].append((time.perf_counter() - start) / repeats[name])
+    finally:
+        if collected:
+            gc.enable()
+    return {name: summarize(values) for name, values in seconds.items()}
+
+
+def summarize(values: Sequence[float]) -> Timing:
+    """Median and quartiles of a sample."""
+    if len(values) < 2:
+        return Timing(values[0], values[0], values[0], 1)
+    q1, q2, q3 = statistics.quantiles(values, n=4, method="inclusive")
+    return Timing(q2, q1, q3, len(values))
+
+
+def machine() -> dict[str, Any]:
+    """Return what the numbers depend on: processor, libraries, instruction sets in use."""
+    model = platform.processor()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.split(":", 1)[1].strip()
+                break
+    except OSError:
+        pass
+    found = np.show_config(mode="dicts").get("SIMD Extensions", {}).get("found", [])
+    about = {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "numpy_simd": found[-1] if found else "baseline",
+    }
+    try:
+        import epfast
+
+        about["epfast"] = epfast.backend.build_config()
+    except ImportError:
+        about["epfast"] = None
+    return about
+
+
+def start(description: str, add: Callable[[argparse.ArgumentParser], None] | None = None):
+    """Parse the command line, pin the process to one core and print what the machine is.
+
+    ``add`` may add options to the common ones (--quick, --output, --core).
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
+    parser.add_argument(
+        "--output", type=Path, default=RESULTS, help="folder for the JSON (and PNG) files"
+    )
+    parser.add_argument("--core", type=int, default=None, help="core to run on (default: last)")
+    if add is not None:
+        add(parser)
+    options = parser.parse_args()
+    if hasattr(os, "sched_setaffinity"):
+        cores = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {max(cores) if options.core is None else options.core})
+    about = machine()
+    ours = about["epfast"]
+    print(
+        f"machine: {about['cpu']}, one thread; Python {about['python']}, NumPy {about['numpy']} "
+        f"({about['numpy_simd']}); epfast "
+        + (f"{ours.get('version')} (SIMD {ours.get('simd')})" if ours else "not installed")
+    )
+    return options
+
+
+def write(output: Path, name: str, options: argparse.Namespace, **payload: Any) -> None:
+    """Write ``name``.json with the machine and the run's kind beside the payload."""
+    output.mkdir(parents=True, exist_ok=True)
+    path = output / f"{name}.json"
+    document = {"machine": machine(), "quick": options.quick, **payload}
+    path.write_text(json.dumps(document, indent=1, default=_plain) + "\n", encoding="utf-8")
+    print(f"wrote {path}")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    return str(value)
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "") -> None:
+    """Print an aligned table; text to the left, everything else to the right."""
+    cells = [[value if isinstance(value, str) else figure(value) for value in row] for row in rows]
+    widths = [max(len(c) for c in column) for column in zip(headers, *cells, strict=True)]
+    left = [all(isinstance(row[i], str) for row in rows) for i in range(len(headers))]
+    if title:
+        print(f"\n{title}")
+    for row in [list(headers), ["-" * w for w in widths], *cells]:
+        print(
+            "  ".join(
+                c.ljust(w) if is_left else c.rjust(w)
+                for c, w, is_left in zip(row, widths, left, strict=True)
+            ).rstrip()
+        )
+
+
+def figure(value: Any) -> str:
+    """Show a number with three or four digits, whatever its size; None as '-'."""
+    if value is None or (isinstance(value, float) and np.isnan(value)):
+        return "-"
+    if isinstance(value, (bool, np.bool_)):
+        return "yes" if value else "no"
+    if isinstance(value, (int, np.integer)):
+        return str(value)
+    size = abs(value)
+    if size >= 1e6 or 0 < size < 1e-3:
+        return f"{value:.2e}"
+    return f"{value:.{0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 10 else 3}f}"
+
+
+def spread(timing: Timing) -> str:
+    """Show the quartiles."""
+    return f"{figure(timing.q1)}-{figure(timing.q3)}"
+
+
+def verdicts(rows: Sequence[tuple[str, str, bool | None, str]], title: str) -> None:
+    """Print (where, claim, holds or None for 'in part', evidence and reason), one block each."""
+    print(f"\n{title}")
+    word = {True: "reproduces", False: "does not reproduce", None: "reproduces in part"}
+    for where, claim, holds, why in rows:
+        print(f"  [{word[holds]}] {where}: {claim}\n      {why}")

@@ -1,0 +1,133 @@
+"""Validation at the door: every error names the argument, what was given and what is allowed."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+def describe(value: Any) -> str:
+    """A value for an error message: short, and by shape where it is an array."""
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {value.shape} and dtype {value.dtype}"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def number(
+    name: str,
+    value: Any,
+    *,
+    above: float = -math.inf,
+    least: float = -math.inf,
+    most: float = math.inf,
+) -> float:
+    """A finite real number with ``value > above``, ``least <= value <= most``."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} is {describe(value)}; allowed: a real number")
+    result = float(value)
+    if not (math.isfinite(result) and result > above and least <= result <= most):
+        limits = [f"> {above:g}"] if above > -math.inf else []
+        limits += [f">= {least:g}"] if least > -math.inf else []
+        limits += [f"<= {most:g}"] if most < math.inf else []
+        raise ValueError(f"{name} is {value!r}; allowed: a finite number {' and '.join(limits)}")
+    return result
+
+
+def integer(name: str, value: Any, *, least: int) -> int:
+    """An integer of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name} is {describe(value)}; allowed: an integer >= {least}")
+    if value < least:
+        raise ValueError(f"{name} is {value}; allowed: an integer >= {least}")
+    return int(value)
+
+
+def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
+    """One of the given strings."""
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{name} is {describe(value)}; allowed: {', '.join(map(repr, allowed))}")
+    return value
+
+
+def array(
+    name: str,
+    value: Any,
+    *,
+    shape: tuple[int | None, ...],
+    positive: bool = False,
+    finite: bool = True,
+) -> Array:
+    """A C-contiguous float64 array of the given shape (None: any length), finite unless told.
+
+    Copies only where dtype or order ask for it; never modifies ``value``.
+    """
+    given = real_array(name, value)
+    wanted = "(" + ", ".join("any" if k is None else str(k) for k in shape) + ")"
+    if given.ndim != len(shape) or any(
+        k is not None and k != got for k, got in zip(shape, given.shape, strict=True)
+    ):
+        raise ValueError(f"{name} has shape {given.shape}; allowed: {wanted}")
+    result = np.ascontiguousarray(given, dtype=np.float64)
+    if finite and not np.isfinite(result).all():
+        raise ValueError(f"{name} holds NaN or infinity; allowed: finite numbers")
+    if positive and not (result > 0).all():
+        raise ValueError(f"{name} has a minimum of {result.min():g}; allowed: numbers > 0")
+    return result
+
+
+def real_array(name: str, value: Any) -> NDArray[Any]:
+    """``value`` as an array of integers, booleans or real numbers, without a copy where possible."""
+    if hasattr(value, "tocsr"):
+        raise TypeError(f"{name} is a sparse matrix; allowed: a dense array (use .toarray())")
+    try:
+        result = np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"{name} is not a rectangular array of numbers: {error}") from None
+    if result.dtype == object:
+        try:
+            result = result.astype(np.float64)
+        except (TypeError, ValueError):
+            raise TypeError(f"{name} holds objects; allowed: real numbers") from None
+    if result.dtype.kind not in "fiub":
+        raise TypeError(f"{name} has dtype {result.dtype}; allowed: real numbers")
+    return result
+
+
+def design(name: str, value: Any, d: int | None = None) -> NDArray[Any]:
+    """A matrix of rows, (n, d): float64 and float32 stay as they are, others become float64.
+
+    NaN and infinity are found by the core, where the margins are formed, not here: a pass over
+    the data of its own would cost as much as a sweep.
+    """
+    result = real_array(name, value)
+    if result.ndim != 2 or (d is not None and result.shape[1] != d):
+        raise ValueError(
+            f"{name} has shape {result.shape}; allowed: (n, {'d' if d is None else d})"
+        )
+    if d is None and 0 in result.shape:
+        raise ValueError(f"{name} has shape {result.shape}; allowed: at least one row and column")
+    if result.dtype not in (np.float64, np.float32) or not result.dtype.isnative:
+        result = result.astype(np.float64)
+    return result
+
+
+def labels(name: str, value: Any, n: int) -> Array:
+    """Labels -1 and +1, (n,), as float64."""
+    given = np.asarray(value)
+    if given.shape != (n,):
+        raise ValueError(f"{name} has shape {given.shape}; allowed: ({n},), a label per row of X")
+    if given.dtype.kind not in "fiu":
+        raise TypeError(f"{name} has dtype {given.dtype}; allowed: the numbers -1 and +1")
+    result = np.ascontiguousarray(given, dtype=np.float64)
+    if not (np.abs(result) == 1.0).all():
+        found = np.unique(result)
+        shown = ", ".join(f"{v:g}" for v in found[:4]) + (", ..." if found.size > 4 else "")
+        raise ValueError(f"{name} has the labels {shown}; allowed: -1 and +1")
+    return result

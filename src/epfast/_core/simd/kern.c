@@ -1,0 +1,532 @@
+/* The vector kernels of kern.h. Compiled once per instruction set, with EPF_ISA naming the set.
+ *
+ * The pair kernels are the heart of the library: every point of the 2d + 1 rule moves ONE
+ * coordinate, so a minibatch needs only l(m_k +- delta_kj) for every row k and column j, and of
+ * these only their difference D_j and second difference S_j (math: docs/guide). Both are
+ * accumulated without cancellation, so that the precision S_j / step_j^2 is right however small the
+ * step. */
+#include "kern.h"
+#include "../losses.h"
+
+#define CAT_(a, b) a##b
+#define CAT(a, b) CAT_(a, b)
+#define NAMED(f) CAT(f, EPF_ISA)
+#define STRING_(a) #a
+#define STRING(a) STRING_(a)
+
+/* ---- elementary functions on arrays ---- */
+
+#define ELEMENTWISE(f)                                                                             \
+    static void array_##f(ptrdiff_t n, const double *x, double *out)                               \
+    {                                                                                              \
+        ptrdiff_t i = 0;                                                                           \
+        for (; i + VW <= n; i += VW) v_store(out + i, v_##f(v_load(x + i)));                       \
+        if (i < n) v_store_part(out + i, v_##f(v_load_part(x + i, n - i)), n - i);                 \
+    }
+
+EPF_INLINE vd v_erfcx(vd x)
+{
+    vd t = v_abs(x);
+    vd upper = v_erfcx_positive(t);
+    /* erfcx(-t) = 2 exp(t^2) - erfcx(t) */
+    vd y = v_select(V_MASK(x < 0.0), 2.0 * v_exp(t * t) - upper, upper);
+    return v_select(V_MASK(x != x), x, y);
+}
+
+ELEMENTWISE(exp)
+ELEMENTWISE(expm1)
+ELEMENTWISE(log)
+ELEMENTWISE(log1p)
+ELEMENTWISE(erfcx)
+ELEMENTWISE(log_ndtr)
+
+/* ---- value, slope, curvature at margins ---- */
+
+enum {
+#define X(name, n_parameters, kernel, higher) KIND_##name,
+    EPF_LOSSES(X)
+#undef X
+};
+
+#define X(name, n_parameters, kernel, higher)                                                               \
+    static void loss_##name(const double *p, ptrdiff_t n, const double *m, double *value,          \
+                            double *slope, double *curvature)                                      \
+    {                                                                                              \
+        vd v, t, c;                                                                                \
+        ptrdiff_t i = 0;                                                                           \
+        for (; i + VW <= n; i += VW) {                                                             \
+            epf_##name(v_load(m + i), p, &v, &t, &c);                                              \
+            if (value) v_store(value + i, v);                                                      \
+            if (slope) v_store(slope + i, t);                                                      \
+            if (curvature) v_store(curvature + i, c);                                              \
+        }                                                                                          \
+        if (i < n) {                                                                               \
+            epf_##name(v_load_part(m + i, n - i), p, &v, &t, &c);                                  \
+            if (value) v_store_part(value + i, v, n - i);                                          \
+            if (slope) v_store_part(slope + i, t, n - i);                                          \
+            if (curvature) v_store_part(curvature + i, c, n - i);                                  \
+        }                                                                                          \
+    }
+EPF_LOSSES(X)
+#undef X
+
+static int loss_at_margins(const epf_loss *loss, ptrdiff_t n, const double *m, double *value,
+                           double *slope, double *curvature)
+{
+    switch (loss->kind) {
+#define X(name, n_parameters, kernel, higher)                                                               \
+    case KIND_##name:                                                                              \
+        loss_##name(loss->parameters, n, m, value, slope, curvature);                              \
+        return 0;
+        EPF_LOSSES(X)
+#undef X
+    default:
+        return loss->callback(n, m, value, slope, curvature, loss->user);
+    }
+}
+
+/* ---- margins and weighted sums ---- */
+
+static void margins(ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld, const double *y,
+                    const double *mu, double *m)
+{
+    ptrdiff_t whole = d - d % VW, rest = d - whole;
+    for (ptrdiff_t k = 0; k < s; k += 4) {
+        /* four rows at a time; a short last group repeats its last row */
+        const double *row[4];
+        for (int i = 0; i < 4; i++) row[i] = x + (k + i < s ? k + i : s - 1) * ld;
+        vd a0 = v_set(0.0), a1 = a0, a2 = a0, a3 = a0;
+        for (ptrdiff_t j = 0; j < whole; j += VW) {
+            vd u = v_load(mu + j);
+            a0 += v_load(row[0] + j) * u;
+            a1 += v_load(row[1] + j) * u;
+            a2 += v_load(row[2] + j) * u;
+            a3 += v_load(row[3] + j) * u;
+        }
+        double sum[4] = {v_sum(a0), v_sum(a1), v_sum(a2), v_sum(a3)};
+        for (int i = 0; i < 4 && k + i < s; i++) {
+            for (ptrdiff_t j = 0; j < rest; j++) sum[i] += row[i][whole + j] * mu[whole + j];
+            m[k + i] = y ? y[k + i] * sum[i] : sum[i];
+        }
+    }
+}
+
+EPF_INLINE void weighted_column(ptrdiff_t s, const double *x, ptrdiff_t ld, const double *c,
+                                const double *w, vd *g, vd *h)
+{
+    vd g0 = v_set(0.0), h0 = g0, g1 = g0, h1 = g0;
+    ptrdiff_t k = 0;
+    for (; k + 2 <= s; k += 2) {
+        vd a = v_load(x + k * ld), b = v_load(x + (k + 1) * ld);
+        g0 += v_set(c[k]) * a;
+        h0 += v_set(w[k]) * (a * a);
+        g1 += v_set(c[k + 1]) * b;
+        h1 += v_set(w[k + 1]) * (b * b);
+    }
+    if (k < s) {
+        vd a = v_load(x + k * ld);
+        g0 += v_set(c[k]) * a;
+        h0 += v_set(w[k]) * (a * a);
+    }
+    *g = g0 + g1;
+    *h = h0 + h1;
+}
+
+static void weighted_sums(ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld, const double *c,
+                          const double *w, double *g, double *h)
+{
+    vd a, b;
+    ptrdiff_t j = 0;
+    for (; j + VW <= d; j += VW) {
+        weighted_column(s, x + j, ld, c, w, &a, &b);
+        v_store(g + j, a);
+        v_store(h + j, b);
+    }
+    for (; j < d; j++) {
+        g[j] = h[j] = 0.0;
+        for (ptrdiff_t k = 0; k < s; k++) {
+            double v = x[k * ld + j];
+            g[j] += c[k] * v;
+            h[j] += w[k] * v * v;
+        }
+    }
+}
+
+/* ---- pair kernels: U vectors of columns at a time, x and step at the first of them ---- */
+
+/* Logistic. With p = sigma(-m), q = 1 - p, w = p q and e = exp(delta):
+ *     l(m - delta) - l(m)                    = log(q + p e)
+ *     l(m + delta) + l(m - delta) - 2 l(m)   = log(1 + w (e + 1/e - 2)) = log(1 + w t^2 / e),  t = e - 1
+ * one exponential and one division for both sides. The logs of many rows are one log of a product:
+ * P of the first kind, and 1 + u of the second, where u is the product less 1, updated as
+ * u <- u + c + u c so that nothing is lost when every factor is near 1.
+ * Each factor lies within exp(+-|delta|), so with |delta| <= 64 eight rows stay within 2^739 and the
+ * range need be looked at only every eighth row. */
+#define LOGISTIC_MAX_DELTA 64.0
+#define LOGISTIC_GROUP 8
+
+/* One row of four numbers: y, p, q, w. */
+static void logistic_rows(ptrdiff_t s, const double *y, const double *m, double *rows)
+{
+    for (ptrdiff_t k = 0; k < s; k += VW) {
+        ptrdiff_t n = s - k < VW ? s - k : VW;
+        vd mk = v_load_part(m + k, n);
+        vd e = v_exp(-v_abs(mk)), r = 1.0 / (1.0 + e);
+        vi wrong = V_MASK(mk < 0.0);
+        double p[VW], q[VW], w[VW];
+        v_store(p, v_select(wrong, r, e * r));
+        v_store(q, v_select(wrong, e * r, r));
+        v_store(w, e * r * r);
+        for (ptrdiff_t i = 0; i < n; i++) {
+            double *row = rows + 4 * (k + i);
+            row[0] = y ? y[k + i] : 1.0;
+            row[1] = p[i];
+            row[2] = q[i];
+            row[3] = w[i];
+        }
+    }
+}
+
+/* Any step, row by row. log1p(w (e + 1/e - 2)) while that fits, else the soft plus of its exponent. */
+EPF_INLINE void logistic_any_step(ptrdiff_t s, const double *x, ptrdiff_t ld, vd step,
+                                  const double *rows, const double *m, vd *D, vd *S)
+{
+    vd zero = v_set(0.0), unused;
+    *D = *S = zero;
+    for (ptrdiff_t k = 0; k < s; k++) {
+        vd mk = v_set(m[k]);
+        vd delta = (v_load(x + k * ld) * rows[4 * k]) * step;
+        vd size = v_abs(delta), up, down, one_side;
+        epf_logistic(mk + delta, NULL, &up, &unused, &unused);
+        epf_logistic(mk - delta, NULL, &down, &unused, &unused);
+        vd t = v_expm1(v_min(size, v_set(LOGISTIC_MAX_DELTA)));
+        vd small = v_log1p(rows[4 * k + 3] * (t * t) / (1.0 + t));
+        epf_logistic(v_abs(mk), NULL, &one_side, &unused, &unused);
+        vd exponent = size - v_abs(mk) - 2.0 * one_side;           /* |delta| + log w */
+        vd large;
+        epf_logistic(-exponent, NULL, &large, &unused, &unused);
+        *D += down - up;
+        *S += v_select(V_MASK(size > LOGISTIC_MAX_DELTA), large, small);
+    }
+}
+
+/* D for steps so small that P is 1 to within a few digits: Taylor's series at m,
+ * D = 2 delta (p - delta^2 p q (p - q) / 6), next term of relative size delta^4 / 60. */
+#define LOGISTIC_SMALL_DELTA 0x1p-10
+
+EPF_INLINE vd logistic_small_step(ptrdiff_t s, const double *x, ptrdiff_t ld, vd step,
+                                  const double *rows)
+{
+    vd sum = v_set(0.0);
+    for (ptrdiff_t k = 0; k < s; k++) {
+        const double *row = rows + 4 * k;
+        vd delta = (v_load(x + k * ld) * row[0]) * step;
+        double third = row[3] * (row[1] - row[2]) / 6.0;
+        sum += delta * (row[1] - delta * delta * third);
+    }
+    return 2.0 * sum;
+}
+
+EPF_INLINE void logistic_columns(const int U, ptrdiff_t s, const double *x, ptrdiff_t ld,
+                                 const double *step, const double *rows, const double *m, double *D,
+                                 double *S)
+{
+    vd g[4], P[4], u[4], log_P[4], log_u[4], largest[4];
+    for (int i = 0; i < U; i++) {
+        g[i] = v_load(step + i * VW);
+        P[i] = v_set(1.0);
+        u[i] = log_P[i] = log_u[i] = largest[i] = v_set(0.0);
+    }
+    for (ptrdiff_t first = 0; first < s; first += LOGISTIC_GROUP) {
+        ptrdiff_t end = s - first < LOGISTIC_GROUP ? s : first + LOGISTIC_GROUP;
+        for (ptrdiff_t k = first; k < end; k++) {
+            const double *row = rows + 4 * k;
+            vd y = v_set(row[0]), p = v_set(row[1]), q = v_set(row[2]), w = v_set(row[3]);
+            for (int i = 0; i < U; i++) {
+                vd delta = (v_load(x + k * ld + i * VW) * y) * g[i];
+                largest[i] = v_max(v_abs(delta), largest[i]);
+                vd t, e = v_exp_and_expm1_bounded(delta, &t);
+                P[i] *= p * e + q;
+                vd c = w * (t * t) / e;
+                u[i] = u[i] * c + (u[i] + c);
+            }
+        }
+        for (int i = 0; i < U; i++)
+            if (v_any(V_MASK(P[i] > 0x1p200) | V_MASK(P[i] < 0x1p-200) | V_MASK(u[i] > 0x1p200))) {
+                log_P[i] += v_log(P[i]);
+                log_u[i] += v_log1p(u[i]);
+                P[i] = v_set(1.0);
+                u[i] = v_set(0.0);
+            }
+    }
+    for (int i = 0; i < U; i++) {
+        vd second = log_u[i] + v_log1p(u[i]);
+        vd difference = 2.0 * (log_P[i] + v_log(P[i])) - second;
+        vi small = V_MASK(largest[i] < LOGISTIC_SMALL_DELTA);
+        if (v_any(small))
+            difference = v_select(small, logistic_small_step(s, x + i * VW, ld, g[i], rows), difference);
+        if (v_any(V_MASK(largest[i] > LOGISTIC_MAX_DELTA)))
+            logistic_any_step(s, x + i * VW, ld, g[i], rows, m, &difference, &second);
+        v_store(D + i * VW, difference);
+        v_store(S + i * VW, second);
+    }
+}
+
+/* Piecewise linear. A knot at distance a = |c - m| from the margin is crossed on one side by
+ * e = max(0, |delta| - a); with kappa the change of slope there
+ *     S gains kappa e,   D gains -sign(c - m) sign(delta) kappa e,
+ * beside D's -2 l'(m) delta; exact, no cancellation. A jump J at the knot, once crossed, gives
+ *     S: sign(c - m) J,  D: -sign(delta) J          (half of it when the point lands on the knot).
+ * A row is: -2 y l'(m), then per knot: a, kappa, D's factor of e, S's of the jump, D's of the jump. */
+#define KNOT_NUMBERS 5
+#define PIECEWISE_ROW(K) (1 + KNOT_NUMBERS * (K))
+
+static int piecewise_rows(const double *parameters, ptrdiff_t s, const double *y, const double *m,
+                          double *rows)
+{
+    int K = PIECEWISE_KNOTS(parameters), jumps = 0;
+    double *slope = rows + PIECEWISE_ROW(K) * s;
+    loss_piecewise_linear(parameters, s, m, NULL, slope, NULL);
+    for (ptrdiff_t k = 0; k < s; k++) {
+        double yk = y ? y[k] : 1.0, left = parameters[1];
+        double *row = rows + PIECEWISE_ROW(K) * k;
+        *row++ = -2.0 * yk * slope[k];
+        for (int i = 0; i < K; i++, row += KNOT_NUMBERS) {
+            const double *knot = PIECEWISE_KNOT(parameters, i);
+            double kappa = knot[3] - left, jump = knot[2] - knot[1], away = knot[0] - m[k];
+            double side = (away > 0.0) - (away < 0.0);
+            row[0] = fabs(away);
+            row[1] = kappa;
+            row[2] = -side * yk * kappa;
+            row[3] = side * jump;
+            row[4] = -yk * jump;
+            jumps |= jump != 0.0;
+            left = knot[3];
+        }
+    }
+    return jumps;
+}
+
+EPF_INLINE void piecewise_columns(const int U, const int K, const int jumps, ptrdiff_t s,
+                                  const double *x, ptrdiff_t ld, const double *step,
+                                  const double *rows, double *D, double *S)
+{
+    vd g[4], linear[4], odd[4], even[4];
+    for (int i = 0; i < U; i++) {
+        g[i] = v_load(step + i * VW);
+        linear[i] = odd[i] = even[i] = v_set(0.0);
+    }
+    for (ptrdiff_t k = 0; k < s; k++) {
+        const double *row = rows + PIECEWISE_ROW(K) * k;
+        for (int i = 0; i < U; i++) {
+            vd delta = v_load(x + k * ld + i * VW) * g[i], size = v_abs(delta);
+            linear[i] += row[0] * delta;
+            for (int j = 0; j < K; j++) {
+                const double *knot = row + 1 + KNOT_NUMBERS * j;
+                vd e = v_max(size - knot[0], v_set(0.0));
+                even[i] += knot[1] * e;
+                odd[i] += knot[2] * v_sign_of(e, delta);
+                if (jumps) {
+                    vd crossed = v_select(V_MASK(size > knot[0]), v_set(1.0), v_set(0.0));
+                    crossed = v_select(V_MASK(size == knot[0]), v_set(0.5), crossed);
+                    crossed = v_select(V_MASK(size == 0.0), v_set(0.0), crossed);
+                    even[i] += knot[3] * crossed;
+                    odd[i] += knot[4] * v_sign_of(crossed, delta);
+                }
+            }
+        }
+    }
+    for (int i = 0; i < U; i++) {
+        v_store(D + i * VW, linear[i] + odd[i]);
+        v_store(S + i * VW, even[i]);
+    }
+}
+
+static void piecewise_pairs(int U, const double *parameters, int jumps, ptrdiff_t s, const double *x,
+                            ptrdiff_t ld, const double *step, const double *rows, double *D, double *S)
+{
+    int K = PIECEWISE_KNOTS(parameters);
+    if (jumps) piecewise_columns(U, K, 1, s, x, ld, step, rows, D, S);
+    else if (K == 1 && U == 2) piecewise_columns(2, 1, 0, s, x, ld, step, rows, D, S);
+    else if (K == 1) piecewise_columns(1, 1, 0, s, x, ld, step, rows, D, S);
+    else if (K == 2 && U == 2) piecewise_columns(2, 2, 0, s, x, ld, step, rows, D, S);
+    else piecewise_columns(U, K, 0, s, x, ld, step, rows, D, S);
+}
+
+/* Any smooth loss of the table, from its values. Where third and fourth derivatives at m are at
+ * hand a step below 2^-8 takes Taylor's series, since the second difference of the values cancels:
+ *     D = -2 delta (l' + delta^2 l''' / 6),   S = delta^2 (l'' + delta^2 l'''' / 12).
+ * A row is y, m, l(m), l', l'', l''', l''''. */
+typedef void (*loss_function)(vd m, const double *p, vd *value, vd *slope, vd *curvature);
+typedef void (*higher_function)(vd m, vd slope, vd curvature, vd *third, vd *fourth);
+#define VALUES_ROW 7
+#define TAYLOR_MAX_DELTA 0x1p-8
+
+EPF_INLINE void values_rows(loss_function f, higher_function higher, const double *parameters,
+                            ptrdiff_t s, const double *y, const double *m, double *rows)
+{
+    for (ptrdiff_t k = 0; k < s; k += VW) {
+        ptrdiff_t n = s - k < VW ? s - k : VW;
+        vd at[VALUES_ROW];
+        double lanes[VW];
+        at[0] = y ? v_load_part(y + k, n) : v_set(1.0);
+        at[1] = v_load_part(m + k, n);
+        f(at[1], parameters, &at[2], &at[3], &at[4]);
+        at[5] = at[6] = v_set(0.0);
+        if (higher) higher(at[1], at[3], at[4], &at[5], &at[6]);
+        for (int c = 0; c < VALUES_ROW; c++) {
+            v_store(lanes, at[c]);
+            for (ptrdiff_t i = 0; i < n; i++) rows[VALUES_ROW * (k + i) + c] = lanes[i];
+        }
+    }
+}
+
+EPF_INLINE void values_columns(loss_function f, const int series, const double *parameters,
+                               ptrdiff_t s, const double *x, ptrdiff_t ld, const double *step,
+                               const double *rows, double *D, double *S)
+{
+    vd g = v_load(step), odd = v_set(0.0), even = odd, up, down, unused;
+    for (ptrdiff_t k = 0; k < s; k++) {
+        const double *row = rows + VALUES_ROW * k;
+        vd delta = (v_load(x + k * ld) * row[0]) * g, square = delta * delta;
+        vd odd_k = -2.0 * delta * (row[3] + square * (row[5] / 6.0));
+        vd even_k = square * (row[4] + square * (row[6] / 12.0));
+        vi direct = series ? ~V_MASK(v_abs(delta) < TAYLOR_MAX_DELTA) : v_seti(-1);
+        if (v_any(direct)) {
+            f(row[1] + delta, parameters, &up, &unused, &unused);
+            f(row[1] - delta, parameters, &down, &unused, &unused);
+            odd_k = v_select(direct, down - up, odd_k);
+            even_k = v_select(direct, (up - row[2]) + (down - row[2]), even_k);
+        }
+        odd += odd_k;
+        even += even_k;
+    }
+    v_store(D, odd);
+    v_store(S, even);
+}
+
+/* A user's function, called with the two-sided margins of as many rows as fit the block. */
+#define CALLBACK_BLOCK 32768
+
+EPF_INLINE ptrdiff_t callback_rows(ptrdiff_t s, ptrdiff_t d)
+{
+    ptrdiff_t rows = CALLBACK_BLOCK / (2 * d);
+    return rows < 1 ? 1 : rows < s ? rows : s;
+}
+
+static int callback_pairs(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const double *x,
+                          ptrdiff_t ld, const double *y, const double *m, const double *step,
+                          double *D, double *S, double *work)
+{
+    ptrdiff_t block = callback_rows(s, d);
+    double *center = work, *points = center + s, *values = points + 2 * block * d;
+    int failed = loss->callback(s, m, center, NULL, NULL, loss->user);
+    for (ptrdiff_t j = 0; j < d; j++) D[j] = S[j] = 0.0;
+    for (ptrdiff_t first = 0; first < s && !failed; first += block) {
+        ptrdiff_t end = first + block < s ? first + block : s, n = (end - first) * d;
+        for (ptrdiff_t k = first; k < end; k++)
+            for (ptrdiff_t j = 0; j < d; j++) {
+                double delta = (y ? y[k] : 1.0) * x[k * ld + j] * step[j];
+                points[(k - first) * d + j] = m[k] + delta;
+                points[n + (k - first) * d + j] = m[k] - delta;
+            }
+        failed = loss->callback(2 * n, points, values, NULL, NULL, loss->user);
+        for (ptrdiff_t k = first; k < end && !failed; k++)
+            for (ptrdiff_t j = 0; j < d; j++) {
+                double up = values[(k - first) * d + j], down = values[n + (k - first) * d + j];
+                D[j] += down - up;
+                S[j] += (up - center[k]) + (down - center[k]);
+            }
+    }
+    return failed;
+}
+
+/* ---- pairs: rows first, then the columns two vectors at a time ---- */
+
+#define ROWS_LOGISTIC(name, higher) logistic_rows(s, y, m, rows)
+#define ROWS_VALUES(name, higher) values_rows(epf_##name, higher, p, s, y, m, rows)
+#define ROWS_PIECEWISE(name, higher) jumps = piecewise_rows(p, s, y, m, rows)
+
+#define COLUMNS_LOGISTIC(name, higher)                                                             \
+    if (U == 2) logistic_columns(2, s, xj, ld, step + j, rows, m, D + j, S + j);                   \
+    else logistic_columns(1, s, xj, ld, step + j, rows, m, D + j, S + j)
+#define COLUMNS_PIECEWISE(name, higher) piecewise_pairs(U, p, jumps, s, xj, ld, step + j, rows, D + j, S + j)
+#define COLUMNS_VALUES(name, higher)                                                               \
+    for (int i = 0; i < U; i++)                                                                    \
+        values_columns(epf_##name, higher != NULL, p, s, xj + i * VW, ld, step + j + i * VW, rows, \
+                       D + j + i * VW, S + j + i * VW)
+
+static int pairs(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld,
+                 const double *y, const double *m, const double *step, double *D, double *S,
+                 double *work)
+{
+    if (loss->kind == EPF_CALLBACK) return callback_pairs(loss, s, d, x, ld, y, m, step, D, S, work);
+
+    if (d < VW) {                               /* pad the columns to one vector */
+        double wide_step[VW] = {0}, wide_D[VW], wide_S[VW];
+        for (ptrdiff_t k = 0; k < s; k++)
+            for (ptrdiff_t j = 0; j < VW; j++) work[k * VW + j] = j < d ? x[k * ld + j] : 0.0;
+        memcpy(wide_step, step, (size_t)d * sizeof(double));
+        pairs(loss, s, VW, work, VW, y, m, wide_step, wide_D, wide_S, work + s * VW);
+        memcpy(D, wide_D, (size_t)d * sizeof(double));
+        memcpy(S, wide_S, (size_t)d * sizeof(double));
+        return 0;
+    }
+
+    const double *p = loss->parameters;
+    double *rows = work;
+    int jumps = 0;
+    switch (loss->kind) {
+#define X(name, n_parameters, kernel, higher)                                                      \
+    case KIND_##name:                                                                              \
+        ROWS_##kernel(name, higher);                                                               \
+        break;
+        EPF_LOSSES(X)
+#undef X
+    }
+    for (ptrdiff_t j = 0; j < d;) {
+        /* the last vector moves back to end at column d: some columns are done twice, none is masked */
+        if (j + VW > d) j = d - VW;
+        int U = j + 2 * VW <= d ? 2 : 1;
+        const double *xj = x + j;
+        switch (loss->kind) {
+#define X(name, n_parameters, kernel, higher)                                                      \
+        case KIND_##name:                                                                          \
+            COLUMNS_##kernel(name, higher);                                                        \
+            break;
+            EPF_LOSSES(X)
+#undef X
+        }
+        j += U * VW;
+    }
+    return 0;
+}
+
+/* ---- the table ---- */
+
+const epf_kernels NAMED(epf_kernels) = {
+    STRING(EPF_ISA) + 1, VW,
+    array_exp, array_expm1, array_log, array_log1p, array_erfcx, array_log_ndtr,
+    loss_at_margins, margins, weighted_sums, pairs};
+
+#ifdef EPF_COMMON       /* what does not depend on the instruction set: compiled once */
+size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d)
+{
+    size_t row = VALUES_ROW;
+    if (loss->kind == EPF_CALLBACK) return (size_t)(s + 4 * callback_rows(s, d) * d);
+    if (loss->kind == KIND_piecewise_linear)
+        row = 1 + PIECEWISE_ROW((size_t)PIECEWISE_KNOTS(loss->parameters));
+    return (size_t)s * (row + 8);               /* 8: the widest vector, for padded columns */
+}
+
+#define X(name, n_parameters, kernel, higher) #name,
+static const char *const loss_names[] = {EPF_LOSSES(X)};
+#undef X
+#define X(name, n_parameters, kernel, higher) n_parameters,
+static const int loss_parameters[] = {EPF_LOSSES(X)};
+#undef X
+
+int epf_loss_count(void) { return (int)(sizeof loss_names / sizeof *loss_names); }
+const char *epf_loss_name(int kind) { return loss_names[kind]; }
+int epf_loss_parameters(int kind) { return loss_parameters[kind]; }
+#endif

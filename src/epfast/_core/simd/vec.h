@@ -1,0 +1,351 @@
+/* Vectors of doubles and the elementary functions on them, written once.
+ *
+ * kern.c includes this file and is compiled once per instruction set; the width follows from the
+ * compiler's target macros. GCC and clang get their generic vector extensions (any CPU), any other
+ * compiler gets vectors of one lane: the same code, scalar.
+ *
+ *   vd  doubles      vi  64-bit lanes: integers, bit patterns, and masks (all ones / all zeros)
+ *
+ * Nothing here may be compiled with -ffast-math: v_round relies on (x + M) - M.
+ */
+#ifndef EPF_VEC_H
+#define EPF_VEC_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__GNUC__) || defined(__clang__)
+#  define EPF_INLINE static inline __attribute__((always_inline, unused))
+#  if defined(__AVX512F__) && defined(__AVX512DQ__)
+#    define VW 8
+#  elif defined(__AVX2__)
+#    define VW 4
+#  else
+#    define VW 2
+#  endif
+typedef double vd __attribute__((vector_size(8 * VW)));
+typedef int64_t vi __attribute__((vector_size(8 * VW)));
+typedef double vd_unaligned __attribute__((vector_size(8 * VW), aligned(8), may_alias));
+#  define V_BITS(a) ((vi)(a))
+#  define V_FROM_BITS(a) ((vd)(a))
+#  define V_MASK(comparison) ((vi)(comparison))
+#else
+#  define EPF_INLINE static __inline
+#  define VW 1
+typedef double vd;
+typedef int64_t vi;
+typedef double vd_unaligned;
+EPF_INLINE vi epf_bits(double a) { vi b; memcpy(&b, &a, 8); return b; }
+EPF_INLINE vd epf_from_bits(vi b) { vd a; memcpy(&a, &b, 8); return a; }
+#  define V_BITS(a) epf_bits(a)
+#  define V_FROM_BITS(a) epf_from_bits(a)
+#  define V_MASK(comparison) (-(vi)(comparison))
+#endif
+
+#if VW > 1 && (defined(__x86_64__) || defined(__i386__))
+#  include <immintrin.h>
+#endif
+
+/* ---- loads, stores, constants ---- */
+
+EPF_INLINE vd v_load(const double *p) { return *(const vd_unaligned *)p; }
+EPF_INLINE void v_store(double *p, vd a) { *(vd_unaligned *)p = a; }
+
+EPF_INLINE vd v_set(double a)
+{
+#if VW > 1
+    return a - (vd){0};                         /* a - 0.0 keeps -0.0, unlike a + 0.0 */
+#else
+    return a;
+#endif
+}
+
+EPF_INLINE vi v_seti(int64_t a)
+{
+#if VW > 1
+    return a - (vi){0};
+#else
+    return a;
+#endif
+}
+
+/* The first n < VW lanes from memory, the others 0. */
+EPF_INLINE vd v_load_part(const double *p, ptrdiff_t n)
+{
+    double buf[VW] = {0};
+    memcpy(buf, p, (size_t)n * sizeof(double));
+    return v_load(buf);
+}
+
+EPF_INLINE void v_store_part(double *p, vd a, ptrdiff_t n)
+{
+    double buf[VW];
+    v_store(buf, a);
+    memcpy(p, buf, (size_t)n * sizeof(double));
+}
+
+/* ---- masks, selection, min and max ---- */
+
+EPF_INLINE vd v_select(vi mask, vd a, vd b)
+{
+    return V_FROM_BITS((V_BITS(a) & mask) | (V_BITS(b) & ~mask));
+}
+
+EPF_INLINE vd v_abs(vd a) { return V_FROM_BITS(V_BITS(a) & v_seti(INT64_MAX)); }
+
+/* |a| with the sign of b; a must be >= 0 */
+EPF_INLINE vd v_sign_of(vd a, vd b) { return V_FROM_BITS(V_BITS(a) | (V_BITS(b) & v_seti(INT64_MIN))); }
+
+EPF_INLINE vd v_max(vd a, vd b)                 /* b where either is NaN, as maxpd */
+{
+#if VW == 8 && defined(__AVX512F__)
+    return (vd)_mm512_max_pd((__m512d)a, (__m512d)b);
+#elif VW == 4 && defined(__AVX2__)
+    return (vd)_mm256_max_pd((__m256d)a, (__m256d)b);
+#elif VW == 2 && defined(__SSE2__)
+    return (vd)_mm_max_pd((__m128d)a, (__m128d)b);
+#else
+    return v_select(V_MASK(a > b), a, b);
+#endif
+}
+
+EPF_INLINE vd v_min(vd a, vd b)
+{
+#if VW == 8 && defined(__AVX512F__)
+    return (vd)_mm512_min_pd((__m512d)a, (__m512d)b);
+#elif VW == 4 && defined(__AVX2__)
+    return (vd)_mm256_min_pd((__m256d)a, (__m256d)b);
+#elif VW == 2 && defined(__SSE2__)
+    return (vd)_mm_min_pd((__m128d)a, (__m128d)b);
+#else
+    return v_select(V_MASK(a < b), a, b);
+#endif
+}
+
+EPF_INLINE int v_any(vi mask)
+{
+#if VW == 8 && defined(__AVX512DQ__)
+    return _mm512_movepi64_mask((__m512i)mask) != 0;
+#elif VW == 4 && defined(__AVX2__)
+    return _mm256_movemask_pd((__m256d)mask) != 0;
+#elif VW == 2 && defined(__SSE2__)
+    return _mm_movemask_pd((__m128d)mask) != 0;
+#elif VW > 1
+    int64_t any = 0;
+    for (int i = 0; i < VW; i++) any |= mask[i];
+    return any != 0;
+#else
+    return mask != 0;
+#endif
+}
+
+EPF_INLINE double v_sum(vd a)
+{
+#if VW == 8
+    return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
+#elif VW == 4
+    return (a[0] + a[2]) + (a[1] + a[3]);
+#elif VW == 2
+    return a[0] + a[1];
+#else
+    return a;
+#endif
+}
+
+/* ---- exponents ---- */
+
+#define V_ROUND_MAGIC 6755399441055744.0        /* 1.5 * 2^52: adding it rounds to an integer */
+
+/* 2^n for the integer that sits in the low bits of t = n + V_ROUND_MAGIC, -1022 <= n <= 1023. */
+EPF_INLINE vd v_pow2_of_magic(vd t) { return V_FROM_BITS((V_BITS(t) << 52) + v_seti(0x3ff0000000000000LL)); }
+
+/* exp(r) - 1 on |r| <= log(2)/2: r + r^2 Q(r), Q interpolated at Chebyshev nodes in 60 digits;
+ * relative error 4e-17 before rounding. */
+EPF_INLINE vd v_expm1_reduced(vd r)
+{
+    vd q = v_set(0x1.af38d53857513p-26);
+    q = q * r + 0x1.2891a8c1d838dp-22;
+    q = q * r + 0x1.71de0d9c145d0p-19;
+    q = q * r + 0x1.a019b8ef67c6cp-16;
+    q = q * r + 0x1.a01a01a7c8d47p-13;
+    q = q * r + 0x1.6c16c17893833p-10;
+    q = q * r + 0x1.11111111109adp-7;
+    q = q * r + 0x1.5555555553d4fp-5;
+    q = q * r + 0x1.5555555555556p-3;
+    q = q * r + 0.5;
+    return r + (r * r) * q;
+}
+
+#define V_LOG2E 0x1.71547652b82fep+0
+#define V_LN2 0x1.62e42fefa39efp-1
+#define V_LN2_HI 0x1.62e42fefa3800p-1           /* 11 trailing zeros: n * HI is exact for |n| < 2^11 */
+#define V_LN2_LO 0x1.ef35793c76730p-45
+
+/* 2^n * a for an integer-valued |n| <= 2000: two factors, so that a result that overflows or is
+ * subnormal is rounded once, at the end. */
+EPF_INLINE vd v_scale2(vd a, vd n)
+{
+    vd n1 = v_min(v_max(n, v_set(-1000.0)), v_set(1000.0));
+    vd n2 = n - n1;
+    return (a * v_pow2_of_magic(n1 + V_ROUND_MAGIC)) * v_pow2_of_magic(n2 + V_ROUND_MAGIC);
+}
+
+EPF_INLINE vd v_exp(vd x)
+{
+    vd c = v_min(v_max(x, v_set(-760.0)), v_set(720.0));        /* NaN becomes -760, restored below */
+    vd t = c * V_LOG2E + V_ROUND_MAGIC;
+    vd n = t - V_ROUND_MAGIC;
+    vd r = (c - n * V_LN2_HI) - n * V_LN2_LO;
+    vd y = v_scale2(1.0 + v_expm1_reduced(r), n);
+    return v_select(V_MASK(x != x), x, y);
+}
+
+EPF_INLINE vd v_expm1(vd x)
+{
+    vd c = v_min(v_max(x, v_set(-45.0)), v_set(709.9));         /* -1 below, inf above */
+    vd t = c * V_LOG2E + V_ROUND_MAGIC;
+    vd n = t - V_ROUND_MAGIC;
+    vd r = (c - n * V_LN2_HI) - n * V_LN2_LO;
+    vd p = v_expm1_reduced(r);
+    /* 2^n (1 + p) - 1; halved so that n = 1024 does not overflow before its time */
+    vd s = v_pow2_of_magic(t - 1.0);
+    vd y = 2.0 * (s * p + (s - 0.5));
+    y = v_select(V_MASK(n == 0.0), p, y);
+    y = v_select(V_MASK(x == 0.0), x, y);                        /* keeps -0 */
+    return v_select(V_MASK(x != x), x, y);
+}
+
+/* exp(x) and exp(x) - 1 on |x| <= 64, finite, for the pair kernels: one multiply-add of reduction is
+ * enough there, its error acts like a relative error of 1 ulp in x. */
+EPF_INLINE vd v_exp_and_expm1_bounded(vd x, vd *expm1)
+{
+    vd t = x * V_LOG2E + V_ROUND_MAGIC;
+    vd n = t - V_ROUND_MAGIC;
+    vd r = x - n * V_LN2;
+    vd s = v_pow2_of_magic(t), p = v_expm1_reduced(r);
+    *expm1 = s * p + (s - 1.0);
+    return s * p + s;
+}
+
+/* ---- logarithms ---- */
+
+/* log(2^k (1 + f)) + c with 1 + f in [sqrt(1/2), sqrt(2)): s = f / (2 + f),
+ * log(1 + f) = f - f^2/2 + s (f^2/2 + R(s^2)), the odd series of atanh (Tang, 1990). */
+EPF_INLINE vd v_log_assemble(vd k, vd f, vd c)
+{
+    vd s = f / (2.0 + f);
+    vd z = s * s;
+    vd p = v_set(0x1.2b5f68a50d903p-3);
+    p = p * z + 0x1.39fdcceb4bb45p-3;
+    p = p * z + 0x1.7462b91b8df65p-3;
+    p = p * z + 0x1.c71c62d5e53e0p-3;
+    p = p * z + 0x1.2492492dfd86cp-2;
+    p = p * z + 0x1.9999999995273p-2;
+    p = p * z + 0x1.5555555555558p-1;
+    p = p * z;
+    vd half_square = 0.5 * f * f;
+    return k * V_LN2_HI - ((half_square - (s * (half_square + p) + (k * V_LN2_LO + c))) - f);
+}
+
+/* Splits w > 0 (normal) as 2^k (1 + f). */
+EPF_INLINE void v_log_split(vd w, vd *k, vd *f)
+{
+    /* offset so that mantissas above sqrt(2) carry into the exponent */
+    const int64_t sqrt_half = 0x3fe6a09e667f3bcdLL;
+    vi b = V_BITS(w) - sqrt_half;
+    vi e = b >> 52;
+    *f = V_FROM_BITS((b & 0x000fffffffffffffLL) + sqrt_half) - 1.0;
+    /* small integer to double without a conversion instruction: put it in the mantissa of MAGIC */
+    *k = V_FROM_BITS(V_BITS(v_set(V_ROUND_MAGIC)) + e) - V_ROUND_MAGIC;
+}
+
+EPF_INLINE vd v_log(vd x)
+{
+    vi tiny = V_MASK(x < 0x1p-1022);
+    vd w = v_select(tiny, x * 0x1p54, x);
+    vd k, f;
+    v_log_split(w, &k, &f);
+    k = k - v_select(tiny, v_set(54.0), v_set(0.0));
+    vd y = v_log_assemble(k, f, v_set(0.0));
+    y = v_select(V_MASK(x == INFINITY), x, y);
+    y = v_select(V_MASK(x == 0.0), v_set(-INFINITY), y);
+    return v_select(~V_MASK(x >= 0.0), v_set(NAN), y);
+}
+
+EPF_INLINE vd v_log1p(vd x)
+{
+    vd w = 1.0 + x;
+    vd k, f;
+    v_log_split(w, &k, &f);
+    /* what the rounding of 1 + x lost */
+    vd lost = v_select(V_MASK(x < 1.0), x - (w - 1.0), 1.0 - (w - x)) / w;
+    vd y = v_log_assemble(k, f, lost);
+    y = v_select(V_MASK(v_abs(x) < 0x1p-54), x, y);              /* keeps -0 and subnormals */
+    y = v_select(V_MASK(x == INFINITY), x, y);
+    y = v_select(V_MASK(x == -1.0), v_set(-INFINITY), y);
+    return v_select(~V_MASK(x >= -1.0), v_set(NAN), y);
+}
+
+/* ---- normal tail ---- */
+
+/* exp(t^2) erfc(t) for t >= 0: (1 + 2t) erfcx(t) is a polynomial in (t - 4)/(t + 4)
+ * (Shepherd & Laframboise, 1981), refitted at Chebyshev nodes in 60 digits, error 7e-17. */
+EPF_INLINE vd v_erfcx_positive(vd t)
+{
+    static const double c[25] = {
+        1.2329951186255526, -0.13962111684056228, 0.015379652102619974, 0.06809705425466839,
+        -0.10103906603631811, 0.09373283499911264, -0.06633036581186058, 0.037167515526338006,
+        -0.01619773406293477, 0.005031970069102256, -0.0007577732435942576,
+        -0.0001992571524726518, 0.00015062142608651945, -2.4397731143023292e-05,
+        -1.1221135665965907e-05, 5.70657829924074e-06, 2.9173425573089733e-07,
+        -8.210647933297337e-07, 7.771943241086912e-08, 1.0631817593818149e-07,
+        -2.0725802488181963e-08, -1.2338731403798444e-08, 3.2323973445082033e-09,
+        9.297625263709659e-10, -2.764120233734578e-10};
+    vd y = 1.0 - 8.0 / (t + 4.0);                                /* also right at t = inf */
+    vd p = v_set(c[24]);
+    for (int i = 23; i >= 0; i--) p = p * y + c[i];
+    return p / (1.0 + 2.0 * t);
+}
+
+#define V_SQRT_HALF 0x1.6a09e667f3bcdp-1
+#define V_SQRT_2_OVER_PI 0x1.9884533d43651p-1
+
+/* exp(-x^2 / 2); x^2 in two parts, since exp turns its absolute error into a relative one */
+EPF_INLINE vd v_gauss(vd x)
+{
+    vd c = v_min(v_abs(x), v_set(40.0));                         /* exp(-800) = 0 */
+    vd hi = V_FROM_BITS(V_BITS(c) & v_seti(-(1LL << 27)));
+    vd y = v_exp(-0.5 * (hi * hi));
+    vd rest = 0.5 * (c - hi) * (c + hi);                         /* < 2e-5 */
+    return y - y * (rest - 0.5 * rest * rest);
+}
+
+/* log Phi(x), the log of the standard normal distribution function: with e = erfcx(|x| / sqrt 2)
+ * it is log(e/2) - x^2/2 below 0, and log(1 - h), h = e/2 exp(-x^2/2), above: one logarithm. */
+EPF_INLINE vd v_log_ndtr(vd x)
+{
+    vi below = V_MASK(x < 0.0);
+    vd half_e = 0.5 * v_erfcx_positive(v_min(v_abs(x), v_set(0x1p1000)) * V_SQRT_HALF);
+    vd h = half_e * v_gauss(x);
+    vd w = v_select(below, half_e, 1.0 - h);
+    vd lost = v_select(below, v_set(0.0), ((1.0 - w) - h) / w);  /* what the rounding of 1 - h lost */
+    vd k, f;
+    v_log_split(w, &k, &f);
+    vd y = v_log_assemble(k, f, lost) - v_select(below, 0.5 * x * x, v_set(0.0));
+    y = v_select(V_MASK(h < 0x1p-54) & ~below, -h, y);
+    return v_select(V_MASK(x != x), x, y);
+}
+
+/* phi(x) / Phi(x), the inverse Mills ratio of the lower tail. */
+EPF_INLINE vd v_inverse_mills(vd x)
+{
+    vd e = v_erfcx_positive(v_abs(x) * V_SQRT_HALF);
+    vd g = v_gauss(x);
+    vd lower = V_SQRT_2_OVER_PI / e;
+    vd upper = 0.5 * V_SQRT_2_OVER_PI * g / (1.0 - 0.5 * e * g);
+    return v_select(V_MASK(x < 0.0), lower, upper);
+}
+
+#endif

@@ -1,0 +1,247 @@
+"""Array-in, array-out primitives for other people's EP code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from epfast import _checks, losses, schemes
+from epfast._checks import Array
+from epfast._core import loss as _loss
+from epfast._core.minibatch import Factors, fit_rule, monomials
+from epfast.schemes import Scheme
+
+__all__ = [
+    "build_config",
+    "erfcx",
+    "exp",
+    "expm1",
+    "fit_minibatch",
+    "log",
+    "log1p",
+    "log_ndtr",
+    "loss_values",
+    "sigma_points",
+    "variational_fit",
+]
+
+
+def fit_minibatch(
+    loss: Any,
+    yX: ArrayLike,
+    mean: ArrayLike,
+    variance: ArrayLike,
+    scheme: str | Scheme = "variational",
+    *,
+    beta: float = 1.0,
+    gamma: float | None = None,
+    curvature: str = "exact",
+) -> tuple[Array, Array, float]:
+    """Fit an unnormalised Gaussian with diagonal precision to one minibatch factor.
+
+    The factor is t(theta) = exp(-beta Σ_k loss(z_k.theta)), z_k the rows of ``yX``; the fit is
+    g(theta) = exp(log_scale + shift.theta - Σ_j precision_j theta_j^2 / 2), near the cavity
+    N(mean, diag(variance)). The raw fit: no site rule is applied.
+
+    Parameters
+    ----------
+    loss, scheme, beta, gamma, curvature
+        As in :func:`epfast.fit_linear`.
+    yX : array_like of shape (s, d)
+        Rows of features times their labels.
+    mean, variance : array_like of shape (d,)
+        The cavity; variances positive.
+
+    Returns
+    -------
+    precision, shift : ndarray of shape (d,)
+        About the origin. NaN in a coordinate where Gauss quadrature finds no variance.
+    log_scale : float
+
+    Raises
+    ------
+    FloatingPointError
+        If the scheme fails: a factor that vanishes at the points, Newton that does not converge.
+    """
+    found_loss = losses.resolve(loss)
+    found_scheme = schemes.resolve(scheme, gamma, curvature)
+    found_scheme.check_loss(found_loss)
+    rows = _checks.array("yX", yX, shape=(None, None))
+    if 0 in rows.shape:
+        raise ValueError(f"yX has shape {rows.shape}; allowed: at least one row and column")
+    d = rows.shape[1]
+    factors = Factors(
+        found_loss._core(),
+        d=d,
+        max_rows=len(rows),
+        beta=_checks.number("beta", beta, above=0.0),
+        **found_scheme.core_arguments(d),
+    )
+    fit = factors.fit_one(
+        rows,
+        _checks.array("mean", mean, shape=(d,)),
+        _checks.array("variance", variance, shape=(d,), positive=True),
+    )
+    if fit is None:
+        raise FloatingPointError(f"scheme {found_scheme!r} found no fit of this factor")
+    return fit
+
+
+def sigma_points(
+    mean: ArrayLike, variance: ArrayLike, gamma: float | None = None
+) -> tuple[Array, Array]:
+    """The precision-3 rule of Roche (2016), eq. 7, for N(mean, diag(variance)).
+
+    Parameters
+    ----------
+    mean, variance : array_like of shape (d,)
+    gamma : float, optional
+        Distance of the points in standard deviations, sqrt(d + 1/2) by default.
+
+    Returns
+    -------
+    points : ndarray of shape (2 d + 1, d)
+        The mean; mean + gamma sigma_j e_j; mean - gamma sigma_j e_j.
+    weights : ndarray of shape (2 d + 1,)
+        Sum 1; equal for the default gamma, the first negative if gamma < sqrt(d).
+    """
+    center = _checks.array("mean", mean, shape=(None,))
+    spread = _checks.array("variance", variance, shape=center.shape, positive=True)
+    if center.size == 0:
+        raise ValueError("mean has shape (0,); allowed: at least one dimension")
+    if gamma is not None:
+        _checks.number("gamma", gamma, above=0.0)
+    points, weights = schemes.sigma_rule(
+        center.size, schemes._default_gamma(gamma, center.size)
+    )
+    return center + points * np.sqrt(spread), weights
+
+
+def variational_fit(
+    points: ArrayLike,
+    weights: ArrayLike,
+    log_values: ArrayLike,
+    basis: str = "diagonal",
+    *,
+    start: str = "least_squares",
+) -> tuple[Array, Array, float]:
+    """The Gaussian nearest to a function known at the points of a rule, by Newton with Cholesky.
+
+    Minimises Σ_i w_i [g(x_i) - f(x_i) log g(x_i)] over g(x) = exp(log_scale + shift.x - x'Px / 2)
+    (Roche 2016, eq. 10-11), with f scaled by its maximum and the step safeguarded.
+
+    Parameters
+    ----------
+    points : array_like of shape (z, d)
+        At least as many different points as unknowns: 2 d + 1, or (d + 1)(d + 2) / 2 for "full".
+    weights : array_like of shape (z,)
+        Positive.
+    log_values : array_like of shape (z,)
+        log f at the points, finite.
+    basis : {"diagonal", "full"}
+        Diagonal or full precision matrix P.
+    start : {"least_squares", "flat"}
+        Newton starts from the weighted least-squares fit of log f, or from a constant.
+
+    Returns
+    -------
+    precision : ndarray of shape (d,) or (d, d)
+    shift : ndarray of shape (d,)
+    log_scale : float
+        About the origin.
+
+    Raises
+    ------
+    FloatingPointError
+        If Newton does not converge, as where f spans many orders of magnitude and too few points
+        carry all of its mass.
+    """
+    _checks.choice("basis", basis, ("diagonal", "full"))
+    _checks.choice("start", start, ("least_squares", "flat"))
+    x = _checks.array("points", points, shape=(None, None))
+    z, d = x.shape
+    unknowns = 2 * d + 1 if basis == "diagonal" else (d + 1) * (d + 2) // 2
+    w = _checks.array("weights", weights, shape=(z,), positive=True)
+    f = _checks.array("log_values", log_values, shape=(z,))
+    if d == 0 or len(np.unique(x, axis=0)) < unknowns:
+        raise ValueError(
+            f"points has shape {x.shape}; allowed: at least {unknowns} different points for this basis"
+        )
+    # standardised, so that the monomials are of one size whatever the scale of the points
+    center = w @ x / w.sum()
+    scale = np.sqrt(w @ (x - center) ** 2 / w.sum())
+    if not (scale > 0.0).all():
+        raise ValueError("points do not vary in some coordinate; allowed: at least 3 values in each")
+    alpha = fit_rule(monomials((x - center) / scale, basis == "full"), w, f, start == "flat")
+    if alpha is None:
+        raise FloatingPointError("Newton-Cholesky did not converge on these log_values")
+    slope, square = alpha[1 : d + 1] / scale, alpha[d + 1 : 2 * d + 1] / np.sqrt(2.0)
+    matrix = np.diag(-2.0 * square / scale**2)
+    if basis == "full":
+        i, j = np.triu_indices(d, 1)
+        matrix[i, j] = matrix[j, i] = -alpha[2 * d + 1 :] / (scale[i] * scale[j])
+    shift = slope + matrix @ center
+    log_scale = alpha[0] - square.sum() - slope @ center - 0.5 * center @ matrix @ center
+    return (matrix if basis == "full" else np.diag(matrix).copy()), shift, float(log_scale)
+
+
+def loss_values(loss: Any, margins: ArrayLike) -> tuple[Array, Array, Array]:
+    """Value, slope and curvature of a loss at margins of any shape; see ``Loss.evaluate``."""
+    value, slope, curvature = losses.resolve(loss).evaluate(margins)
+    return value, slope, curvature
+
+
+def build_config() -> dict[str, Any]:
+    """Which BLAS, which instruction set, which compiler: what this build is and what it uses.
+
+    Returns
+    -------
+    dict
+        version; lapack ("scipy" or "openblas") and its version where linked; simd (in use),
+        simd_available (on this CPU), simd_width (doubles); compiler, cython, buildtype, bounds_checks,
+        sanitizer; numpy and scipy. The environment variable EPFAST_SIMD, read at import, forces a
+        lower instruction set.
+    """
+    import scipy
+
+    return _loss.build_facts() | {"numpy": np.__version__, "scipy": scipy.__version__}
+
+
+def _elementwise(name: str, x: ArrayLike) -> Array:
+    given = _checks.real_array("x", x)
+    flat = np.ascontiguousarray(given, dtype=np.float64).ravel()
+    out = np.empty_like(flat)
+    _loss.elementwise(name, flat, out)
+    return out.reshape(given.shape)
+
+
+def exp(x: ArrayLike) -> Array:
+    """exp by the vector kernels, any shape; within 2 ulp, subnormal results included."""
+    return _elementwise("exp", x)
+
+
+def expm1(x: ArrayLike) -> Array:
+    """exp(x) - 1 by the vector kernels, any shape; within 2 ulp."""
+    return _elementwise("expm1", x)
+
+
+def log(x: ArrayLike) -> Array:
+    """Natural logarithm by the vector kernels, any shape; within 4 ulp, NaN below 0."""
+    return _elementwise("log", x)
+
+
+def log1p(x: ArrayLike) -> Array:
+    """log(1 + x) by the vector kernels, any shape; within 4 ulp, NaN below -1."""
+    return _elementwise("log1p", x)
+
+
+def erfcx(x: ArrayLike) -> Array:
+    """exp(x^2) erfc(x) by the vector kernels, any shape; within 8 ulp for x >= 0."""
+    return _elementwise("erfcx", x)
+
+
+def log_ndtr(x: ArrayLike) -> Array:
+    """log of the standard normal distribution function, any shape; within 8 ulp."""
+    return _elementwise("log_ndtr", x)

@@ -1,0 +1,520 @@
+"""fit_linear: a weight vector and the rows of X."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from epfast import _checks, losses, schemes
+from epfast._checks import Array
+from epfast._core.minibatch import SITE_RULES, Factors
+from epfast.losses import Loss
+from epfast.posterior import (
+    FactorizedPosterior,
+    Sites,
+    State,
+    SweepInfo,
+    log_evidence,
+    row_chunks,
+)
+from epfast.schedules import ADF, EP, Schedule
+from epfast.schemes import Scheme
+
+__all__ = ["ConvergenceWarning", "Interrupted", "fit_linear"]
+
+Callback = Callable[[SweepInfo, State], Any]
+
+#: the core is left at least this often, so that Ctrl-C and progress act
+SECONDS_PER_CALL = 0.1
+
+
+class ConvergenceWarning(UserWarning):
+    """Numerical trouble that the result counts: fits that failed, sites that were kept."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during a fit; ``posterior`` is the last complete one, from which to resume."""
+
+    def __init__(self, posterior: FactorizedPosterior) -> None:
+        super().__init__("interrupted; .posterior holds the last complete state")
+        self.posterior = posterior
+
+
+class _Model(NamedTuple):
+    """What stays fixed during a fit."""
+
+    prior_precision: Array
+    loss: Loss
+    scheme: Scheme
+    beta: float
+    batch_size: int
+    site_rule: str
+    schedule: EP | ADF
+
+    def factors(self, d: int, rows: int) -> Factors:
+        damping = self.schedule.damping if isinstance(self.schedule, EP) else 1.0
+        return Factors(
+            self.loss._core(),
+            d=d,
+            max_rows=min(self.batch_size, rows),
+            beta=self.beta,
+            power=self.schedule.power,
+            damping=damping,
+            site_rule=self.site_rule,
+            **self.scheme.core_arguments(d),
+        )
+
+    def posterior(
+        self, state: State, converged: bool, history: list[SweepInfo]
+    ) -> FactorizedPosterior:
+        return FactorizedPosterior(
+            state, self.prior_precision, self.loss, self.beta, self.batch_size, converged, history
+        )
+
+
+def fit_linear(
+    X: ArrayLike | Iterable[tuple[ArrayLike, ArrayLike]],
+    y: ArrayLike | None = None,
+    *,
+    loss: Any = "logistic",
+    scheme: str | Scheme = "variational",
+    posterior: str = "factorized",
+    batch_size: int | None = 10,
+    prior_variance: float | ArrayLike = 25.0,
+    prior_precision: ArrayLike | None = None,
+    schedule: Schedule | None = None,
+    beta: float = 1.0,
+    gamma: float | None = None,
+    curvature: str = "exact",
+    site_rule: str = "nonnegative",
+    start: FactorizedPosterior | None = None,
+    record: str | None = None,
+    callback: Callback | None = None,
+    progress: bool = False,
+) -> FactorizedPosterior:
+    """Fit a linear classifier by expectation propagation on minibatch factors (Roche 2016).
+
+    The posterior over weights theta is p(theta) ∝ N(theta; 0, prior) Π_i t_i(theta), one factor per
+    minibatch, t_i(theta) = exp(-beta Σ_k loss(y_k x_k.theta)). Each factor is replaced by a Gaussian
+    site with diagonal precision, found by ``scheme`` where the other sites put their mass.
+
+    Parameters
+    ----------
+    X : array_like of shape (n, d), or iterable of (X, y) chunks
+        Rows of features; append a constant column for an intercept. C-contiguous float64 is used
+        in place, float32 and other layouts minibatch by minibatch, other types are converted once.
+        A memory map is read as it is visited. With ``schedule=ADF()`` X may be an iterable of
+        chunks, and ``y`` None; the result does not depend on where the chunks are cut.
+    y : array_like of shape (n,)
+        Labels -1 and +1.
+    loss : str, Loss, scipy.LowLevelCallable or callable
+        "logistic", "hinge", "quasi01", "probit" or "noisy_step"; a Loss; or your own, see
+        :class:`epfast.CustomLoss`.
+    scheme : str or Scheme
+        "laplace", "quick_laplace", "quadrature" or "variational"; or an object of
+        :mod:`epfast.schemes`.
+    posterior : {"factorized"}
+        Diagonal covariance.
+    batch_size : int
+        Rows per factor, in the order of X; the last may have fewer.
+    prior_variance : float or array_like of shape (d,)
+        Variance of the independent normal prior with mean 0.
+    prior_precision : array_like of shape (d, d), optional
+        Instead of ``prior_variance``; diagonal, since the posterior is.
+    schedule : EP or ADF, optional
+        ``EP()`` by default: see :mod:`epfast.schedules`.
+    beta : float
+        Inverse temperature.
+    gamma : float, optional
+        Distance of the quadrature points, for "quadrature" and "variational".
+    curvature : {"exact", "slope"}
+        For "laplace" and "quick_laplace"; "slope" for losses with kinks.
+    site_rule : {"nonnegative", "keep", "floor"}
+        What becomes of a coordinate whose new site would do harm: a negative precision is set to 0
+        and the slope kept (the default, and the best on the five data sets of the paper); a site
+        that makes the posterior improper keeps its old value; the precision is floored at -0.9
+        times the cavity's. Each use counts in ``n_refused``.
+    start : FactorizedPosterior, optional
+        Warm start or resume. EP takes its sites (same X, ``batch_size`` and d); ADF goes on
+        from its posterior with new rows, and its prior.
+    record : {None, "cost", "factor"}
+        Put into ``history`` the regularised cost beta Σ loss + Σ theta_j^2 / (2 prior_variance_j) at
+        the posterior mean after each sweep ("cost"), and after every factor too ("factor").
+    callback : callable, optional
+        Called after each sweep as ``callback(info, state)``; a true answer ends the fit.
+    progress : bool
+        Show a tqdm bar.
+
+    Returns
+    -------
+    FactorizedPosterior
+
+    Raises
+    ------
+    ValueError, TypeError
+        With the name of the argument, what was given, and what is allowed.
+    Interrupted
+        On Ctrl-C, within about a second; carries the last complete posterior.
+
+    Warns
+    -----
+    ConvergenceWarning
+        If fits failed altogether and their factors kept their old sites.
+
+    Examples
+    --------
+    >>> import epfast, numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(200, 3))
+    >>> y = np.where(X @ [1.0, -2.0, 0.0] + rng.normal(size=200) > 0, 1, -1)
+    >>> post = epfast.fit_linear(X, y, loss="probit", prior_variance=10.0)
+    >>> post.mean.round(1)
+    array([ 0.8, -1.9,  0. ])
+    """
+    schedule = EP() if schedule is None else schedule
+    if not isinstance(schedule, EP | ADF):
+        raise TypeError(f"schedule is {_checks.describe(schedule)}; allowed: epfast.EP or epfast.ADF")
+    _checks.choice("posterior", posterior, ("factorized",))
+    if batch_size is None:
+        raise ValueError("batch_size is None; allowed: an integer >= 1")
+    if record is not None:
+        _checks.choice("record", record, ("cost", "factor"))
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback is {_checks.describe(callback)}; allowed: a callable or None")
+    if start is not None and not isinstance(start, FactorizedPosterior):
+        raise TypeError(f"start is {_checks.describe(start)}; allowed: a posterior or None")
+    found_loss = losses.resolve(loss)
+    found_scheme = schemes.resolve(scheme, gamma, curvature)
+    found_scheme.check_loss(found_loss)
+    if isinstance(X, Iterator) or (y is None and isinstance(X, Iterable) and not _is_array(X)):
+        if y is not None or not isinstance(schedule, ADF) or schedule.order != "sequential":
+            raise ValueError(
+                "X is an iterable of chunks; allowed: with y=None and schedule=ADF() in sequential "
+                "order"
+            )
+        if record is not None:
+            raise ValueError("record needs all the rows; allowed with an iterable of chunks: None")
+        chunks = iter(X)
+        first = next(chunks, None)
+        if first is None:
+            raise ValueError("X is an empty iterable; allowed: at least one (X, y) chunk")
+        rows, labels = _chunk(first, None)
+    else:
+        chunks = None
+        if y is None:
+            raise ValueError("y is None; allowed: labels -1 and +1, (n,)")
+        rows = _checks.design("X", X)
+        labels = _checks.labels("y", y, len(rows))
+
+    model = _Model(
+        prior_precision=_prior(prior_variance, prior_precision, rows.shape[1]),
+        loss=found_loss,
+        scheme=found_scheme,
+        beta=_checks.number("beta", beta, above=0.0),
+        batch_size=_checks.integer("batch_size", batch_size, least=1),
+        site_rule=_checks.choice("site_rule", site_rule, tuple(SITE_RULES)),
+        schedule=schedule,
+    )
+    bar = _progress_bar(progress)
+    try:
+        if isinstance(schedule, EP):
+            result = _fit_ep(model, schedule, rows, labels, start, record, callback, bar)
+        else:
+            if start is not None:
+                if start.precision.size != rows.shape[1]:
+                    raise ValueError(
+                        f"start has {start.precision.size} dimensions; allowed: {rows.shape[1]}"
+                    )
+                model = model._replace(prior_precision=start.prior_precision)
+            pieces = iter([(rows, labels)]) if chunks is None else _pieces(rows, labels, chunks, model)
+            result = _fit_adf(model, schedule, pieces, start, record, callback, bar)
+    finally:
+        if bar is not None:
+            bar.close()
+    failed = sum(info.n_failed for info in result.history)
+    if failed:
+        warnings.warn(
+            f"{failed} fits of a factor failed and kept the old site (see history[i].n_failed)",
+            ConvergenceWarning,
+            stacklevel=2,
+        )
+    return result
+
+
+# ---- the schedules ----
+
+
+def _fit_ep(
+    model: _Model,
+    schedule: EP,
+    X: NDArray[Any],
+    y: Array,
+    start: FactorizedPosterior | None,
+    record: str | None,
+    callback: Callback | None,
+    bar: Any,
+) -> FactorizedPosterior:
+    """Sweeps with stored sites."""
+    d, n_factors = X.shape[1], -(-len(X) // model.batch_size)
+    state = _start_state(model, n_factors, d, start)
+    core = model.factors(d, len(X))
+    history: list[SweepInfo] = []
+    converged = False
+    try:
+        for _ in range(schedule.sweeps):
+            before = time.perf_counter()
+            assert state.sites is not None
+            sites = Sites(*(part.copy() for part in state.sites))
+            # summed afresh from the sites each sweep, so that rounding does not pile up
+            precision = model.prior_precision + sites.precision.sum(axis=0)
+            shift = sites.shift.sum(axis=0)
+            order = schedule.visits(n_factors, state.sweeps)
+            n_refused, n_failed = core.n_refused, core.n_failed
+            targets: dict[str, Any] = {
+                "site_tau": sites.precision,
+                "site_nu": sites.shift,
+                "site_scale": sites.log_scale,
+            }
+            if schedule.order == "parallel":
+                targets |= {"next_tau": precision.copy(), "next_nu": shift.copy()}
+            trace = np.empty((n_factors, d)) if record == "factor" else None
+            _run(core, X, y, model.batch_size, order, precision, shift, trace, targets, bar)
+            refused = core.n_refused - n_refused
+            if schedule.order == "parallel":
+                precision, shift = targets["next_tau"], targets["next_nu"]
+                refused += _undo_improper(precision, shift, sites, state)
+            new = State(precision, shift, sites, float(sites.log_scale.sum()), state.sweeps + 1)
+            _check_finite(new)
+            change = _change(state, new) / schedule.damping
+            info = SweepInfo(
+                new.sweeps,
+                change,
+                refused,
+                core.n_failed - n_failed,
+                log_evidence(new, model.prior_precision),
+                time.perf_counter() - before,
+                *_costs(model, X, y, new, trace, record),
+            )
+            state = new
+            history.append(info)
+            stop = callback is not None and callback(info, state)
+            converged = change <= schedule.tol and schedule.tol > 0.0
+            if stop or converged:
+                break
+    except KeyboardInterrupt:
+        raise Interrupted(model.posterior(state, False, history)) from None
+    return model.posterior(state, converged, history)
+
+
+def _fit_adf(
+    model: _Model,
+    schedule: ADF,
+    pieces: Iterator[tuple[NDArray[Any], Array]],
+    start: FactorizedPosterior | None,
+    record: str | None,
+    callback: Callback | None,
+    bar: Any,
+) -> FactorizedPosterior:
+    """One pass, no site stored: the posterior itself is the cavity."""
+    state = (
+        State(model.prior_precision.copy(), np.zeros(model.prior_precision.size), None, 0.0, 0)
+        if start is None
+        else start.state._replace(sites=None)
+    )
+    history: list[SweepInfo] = []
+    precision, shift = state.precision.copy(), state.shift.copy()
+    core = model.factors(precision.size, model.batch_size)
+    before = time.perf_counter()
+    rows: tuple[NDArray[Any], Array] | None = None
+    trace = None
+    try:
+        for X, y in pieces:
+            n_factors = -(-len(X) // model.batch_size)
+            if record == "factor":
+                trace = np.empty((n_factors, precision.size))
+            order = schedule.visits(n_factors, state.sweeps)
+            _run(core, X, y, model.batch_size, order, precision, shift, trace, {}, bar)
+            rows = X, y
+    except KeyboardInterrupt:
+        raise Interrupted(model.posterior(state, False, history)) from None
+    new = State(precision, shift, None, state.log_scale + core.log_scale_total, state.sweeps + 1)
+    _check_finite(new)
+    assert rows is not None
+    info = SweepInfo(
+        new.sweeps,
+        _change(state, new),
+        core.n_refused,
+        core.n_failed,
+        log_evidence(new, model.prior_precision),
+        time.perf_counter() - before,
+        *_costs(model, *rows, new, trace, record),
+    )
+    history.append(info)
+    if callback is not None:
+        callback(info, new)
+    return model.posterior(new, False, history)
+
+
+def _run(
+    core: Factors,
+    X: NDArray[Any],
+    y: Array,
+    batch_size: int,
+    order: NDArray[np.intp],
+    precision: Array,
+    shift: Array,
+    trace: Array | None,
+    targets: dict[str, Any],
+    bar: Any,
+) -> None:
+    """One sweep, in calls of about SECONDS_PER_CALL: between them Python handles signals."""
+    done, count = 0, 16
+    while done < len(order):
+        part = slice(done, done + count)
+        before = time.perf_counter()
+        core.sweep(
+            X,
+            y,
+            batch_size,
+            order[part],
+            precision,
+            shift,
+            trace=None if trace is None else trace[part],
+            **targets,
+        )
+        seconds = time.perf_counter() - before
+        done += count
+        if bar is not None:
+            bar.update(min(count, len(order) - part.start))
+        grow = SECONDS_PER_CALL / max(seconds, 1e-9)
+        count = max(1, int(count * min(16.0, grow)))
+
+
+# ---- what the schedules share ----
+
+
+def _start_state(
+    model: _Model, n_factors: int, d: int, start: FactorizedPosterior | None
+) -> State:
+    if start is None:
+        flat = Sites(np.zeros((n_factors, d)), np.zeros((n_factors, d)), np.zeros(n_factors))
+        return State(model.prior_precision.copy(), np.zeros(d), flat, 0.0, 0)
+    sites = start.sites
+    if sites is None:
+        raise ValueError("start has no sites (it comes from ADF); allowed with EP: a result of EP")
+    if sites.precision.shape != (n_factors, d):
+        raise ValueError(
+            f"start has sites of shape {sites.precision.shape}; allowed: {(n_factors, d)}, the same "
+            "rows and batch_size"
+        )
+    precision = model.prior_precision + sites.precision.sum(axis=0)
+    if not (precision > 0.0).all():
+        raise ValueError("start makes the posterior improper with this prior; allowed: another prior")
+    return State(precision, sites.shift.sum(axis=0), sites, start.state.log_scale, start.n_sweeps)
+
+
+def _undo_improper(precision: Array, shift: Array, sites: Sites, before: State) -> int:
+    """Parallel order: coordinates in which all the changes together are too much stay as they were."""
+    bad = ~(precision > 0.0)
+    if bad.any():
+        assert before.sites is not None
+        sites.precision[:, bad] = before.sites.precision[:, bad]
+        sites.shift[:, bad] = before.sites.shift[:, bad]
+        precision[bad], shift[bad] = before.precision[bad], before.shift[bad]
+    return int(bad.sum()) * len(sites.precision)
+
+
+def _check_finite(state: State) -> None:
+    if not (np.isfinite(state.precision).all() and np.isfinite(state.shift).all()):
+        raise FloatingPointError("the posterior overflowed; scale the columns of X")
+
+
+def _change(old: State, new: State) -> float:
+    """Largest change of a mean, in standard deviations, or of a precision, relative."""
+    moved = np.abs(new.shift / new.precision - old.shift / old.precision) * np.sqrt(new.precision)
+    return float(max(moved.max(), np.abs(1.0 - old.precision / new.precision).max()))
+
+
+def _costs(
+    model: _Model, X: NDArray[Any], y: Array, state: State, trace: Array | None, record: str | None
+) -> tuple[float | None, Array | None]:
+    if record is None:
+        return None, None
+    cost = regularized_cost(model, X, y, (state.shift / state.precision)[None])
+    return float(cost[0]), None if trace is None else regularized_cost(model, X, y, trace)
+
+
+def regularized_cost(model: _Model, X: NDArray[Any], y: Array, thetas: Array) -> Array:
+    """beta Σ_k loss(y_k x_k.theta) + Σ_j prior_precision_j theta_j^2 / 2 for each theta, (k,)."""
+    total = 0.5 * (thetas**2) @ model.prior_precision
+    for part in row_chunks(X, max(X.shape[1], (X.shape[1] << 20) // len(thetas))):
+        margins = (np.asarray(X[part], dtype=np.float64) @ thetas.T) * y[part, None]
+        total += model.beta * model.loss.evaluate(margins, derivatives=False)[0].sum(axis=0)
+    return total
+
+
+def _prior(variance: Any, precision: Any, d: int) -> Array:
+    """The diagonal of the prior precision, (d,)."""
+    if precision is not None:
+        if np.ndim(variance) != 0 or variance != 25.0:
+            raise ValueError("prior_precision and prior_variance are both given; allowed: one of them")
+        matrix = _checks.array("prior_precision", precision, shape=(d, d))
+        diagonal = np.diag(matrix).copy()
+        if (matrix != np.diag(diagonal)).any():
+            raise ValueError(
+                "prior_precision is not diagonal; allowed with posterior='factorized': a diagonal matrix"
+            )
+        return _checks.array("prior_precision's diagonal", diagonal, shape=(d,), positive=True)
+    if np.ndim(variance) == 0 and not isinstance(variance, np.ndarray):
+        return np.full(d, 1.0 / _checks.number("prior_variance", variance, above=0.0))
+    spread = np.asarray(variance)
+    spread = np.broadcast_to(spread, (d,)) if spread.ndim == 0 else spread
+    return 1.0 / _checks.array("prior_variance", spread, shape=(d,), positive=True)
+
+
+def _is_array(X: Any) -> bool:
+    return hasattr(X, "__array__") or hasattr(X, "tocsr")
+
+
+def _chunk(chunk: Any, d: int | None) -> tuple[NDArray[Any], Array]:
+    if not isinstance(chunk, tuple | list) or len(chunk) != 2:
+        raise TypeError(f"a chunk of X is {_checks.describe(chunk)}; allowed: a pair (X, y)")
+    rows = _checks.design("a chunk's X", chunk[0], d)
+    return rows, _checks.labels("a chunk's y", chunk[1], len(rows))
+
+
+def _pieces(
+    X: NDArray[Any], y: Array, chunks: Iterator[Any], model: _Model
+) -> Iterator[tuple[NDArray[Any], Array]]:
+    """Whole minibatches; rows left over at the end of a chunk wait for the next."""
+    left_X: NDArray[Any] = X[:0]
+    left_y = y[:0]
+    while True:
+        if len(left_X):
+            X, y = np.concatenate([left_X, X]), np.concatenate([left_y, y])
+        whole = len(X) - len(X) % model.batch_size
+        if whole:
+            yield X[:whole], y[:whole]
+        # copies: a reader may reuse its buffer for the next chunk
+        left_X, left_y = X[whole:].copy(), y[whole:].copy()
+        chunk = next(chunks, None)
+        if chunk is None:
+            break
+        X, y = _chunk(chunk, left_X.shape[1])
+    if len(left_X):
+        yield left_X, left_y
+
+
+def _progress_bar(progress: bool) -> Any:
+    if not progress:
+        return None
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        raise ImportError("progress=True needs tqdm: pip install 'epfast[plot]' or tqdm") from None
+    return tqdm(unit="factor")

@@ -1,0 +1,307 @@
+"""Losses: what a factor is. A site is t(h) = exp(-beta l(y h)) with l the loss at the margin y h.
+
+The smooth losses live in ``_core/losses.h``, one row each; every row is usable by its name.
+Piecewise linear losses are rows of numbers, built here. A user's own loss is a :class:`CustomLoss`,
+a ``scipy.LowLevelCallable``, or just a vectorised function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import LowLevelCallable
+
+from epfast import _checks
+from epfast._checks import Array
+from epfast._core.loss import LOSS_PARAMETERS, CoreLoss
+
+__all__ = [
+    "CustomLoss",
+    "Hinge",
+    "Logistic",
+    "Loss",
+    "NoisyStep",
+    "PiecewiseLinear",
+    "Probit",
+    "Quasi01",
+]
+
+VectorFunction = Callable[[NDArray[np.float64]], ArrayLike]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss of the core's table, by name.
+
+    Parameters
+    ----------
+    name : str
+        A row of ``_core/losses.h``: ``"logistic"``, ``"probit"``, ``"piecewise_linear"``, ...
+    parameters : tuple of float
+        The numbers that the row takes.
+    """
+
+    name: str
+    parameters: tuple[float, ...] = ()
+    #: slope and curvature are known; the Laplace schemes need them
+    has_derivatives: bool = field(default=True, init=False, repr=False)
+    #: no jumps; the Laplace schemes need that too
+    is_continuous: bool = field(default=True, init=False, repr=False)
+    #: margins where the loss has a kink or a jump, for integration piece by piece
+    kinks: tuple[float, ...] = field(default=(), init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _checks.choice("loss", self.name, tuple(LOSS_PARAMETERS))
+        count = LOSS_PARAMETERS[self.name]
+        if count not in (-1, len(self.parameters)):
+            raise ValueError(
+                f"parameters has {len(self.parameters)} numbers; the loss {self.name!r} takes {count}"
+            )
+
+    def _core(self) -> CoreLoss:
+        return CoreLoss.table(self.name, self.parameters)
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def evaluate(self, margins: ArrayLike, *, derivatives: bool = True) -> tuple[Array, ...]:
+        """Value, slope and curvature at each margin.
+
+        Parameters
+        ----------
+        margins : array_like
+            Any shape.
+        derivatives : bool
+            Whether slope and curvature are wanted.
+
+        Returns
+        -------
+        value, slope, curvature : ndarray
+            Of the shape of ``margins``; only ``(value,)`` without derivatives. At a kink or a jump
+            value and slope are half sums of the one-sided limits (Roche 2016, section 3.2).
+        """
+        given = _checks.real_array("margins", margins)
+        flat = np.ascontiguousarray(given, dtype=np.float64).ravel()
+        outputs = [np.empty_like(flat) for _ in range(3 if derivatives else 1)]
+        if derivatives and not self.has_derivatives:
+            raise ValueError(f"the loss {self!r} has no slope and curvature")
+        self._core().at(flat, *outputs)
+        return tuple(out.reshape(given.shape) for out in outputs)
+
+
+@dataclass(frozen=True)
+class Logistic(Loss):
+    """l(m) = log(1 + exp(-m)): t is the logistic function."""
+
+    name: str = field(default="logistic", init=False, repr=False)
+    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Probit(Loss):
+    """l(m) = -log Phi(m): t is the standard normal distribution function."""
+
+    name: str = field(default="probit", init=False, repr=False)
+    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
+
+
+@dataclass(frozen=True)
+class PiecewiseLinear(Loss):
+    """Any piecewise linear loss, continuous or not.
+
+    Parameters
+    ----------
+    knots : sequence of float
+        Margins where the slope or the value changes, increasing, at least one.
+    slopes : sequence of float
+        One more than knots: left of the first knot, between knots, right of the last.
+    value : float
+        The loss just left of the first knot.
+    jumps : sequence of float, optional
+        What is added at each knot; all 0 by default.
+
+    Examples
+    --------
+    The ramp loss, a hinge cut off at 2:
+
+    >>> import epfast
+    >>> ramp = epfast.PiecewiseLinear(knots=(-1.0, 1.0), slopes=(0.0, -1.0, 0.0), value=2.0)
+    >>> ramp.evaluate([-3.0, 0.0, 2.0])[0]
+    array([2., 1., 0.])
+    """
+
+    name: str = field(default="piecewise_linear", init=False, repr=False)
+    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
+    knots: tuple[float, ...] = ()
+    slopes: tuple[float, ...] = ()
+    value: float = 0.0
+    jumps: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        knots = _checks.array("knots", self.knots, shape=(None,))
+        if knots.size == 0 or not (np.diff(knots) > 0).all():
+            raise ValueError(f"knots is {self.knots}; allowed: at least one, increasing")
+        slopes = _checks.array("slopes", self.slopes, shape=(knots.size + 1,))
+        jumps = np.zeros(knots.size)
+        if self.jumps is not None:
+            jumps = _checks.array("jumps", self.jumps, shape=(knots.size,))
+        level = _checks.number("value", self.value)
+        parameters = [float(knots.size), slopes[0]]
+        for i, knot in enumerate(knots):
+            if i:
+                level += slopes[i] * (knot - knots[i - 1])
+            parameters += [knot, level, level + jumps[i], slopes[i + 1]]
+            level += jumps[i]
+        self._set(
+            parameters=tuple(map(float, parameters)),
+            knots=tuple(map(float, knots)),
+            slopes=tuple(map(float, slopes)),
+            jumps=tuple(map(float, jumps)),
+            is_continuous=not jumps.any(),
+            kinks=tuple(map(float, knots)),
+        )
+
+
+@dataclass(frozen=True)
+class Hinge(PiecewiseLinear):
+    """l(m) = max(0, 1 - m), the loss of support vector machines."""
+
+    knots: tuple[float, ...] = field(default=(1.0,), init=False, repr=False)
+    slopes: tuple[float, ...] = field(default=(-1.0, 0.0), init=False, repr=False)
+    value: float = field(default=0.0, init=False, repr=False)
+    jumps: tuple[float, ...] | None = field(default=None, init=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Quasi01(PiecewiseLinear):
+    """The quasi 0-1 loss (Roche 2016, section 3.2), a continuous stand-in for the error count.
+
+    1 - epsilon m below 0, 1 - m / epsilon up to epsilon, then 0.
+
+    Parameters
+    ----------
+    epsilon : float
+        > 0; at 1 it is the hinge.
+    """
+
+    epsilon: float = 0.1
+    knots: tuple[float, ...] = field(default=(), init=False, repr=False)
+    slopes: tuple[float, ...] = field(default=(), init=False, repr=False)
+    value: float = field(default=1.0, init=False, repr=False)
+    jumps: tuple[float, ...] | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        epsilon = _checks.number("epsilon", self.epsilon, above=0.0)
+        # the values at the second knot come out as exact zeros: slope * width = -1
+        self._set(
+            epsilon=epsilon, knots=(0.0, epsilon), slopes=(-epsilon, -1.0 / epsilon, 0.0)
+        )
+        super().__post_init__()
+        exact = list(self.parameters)
+        exact[7] = exact[8] = 0.0
+        self._set(parameters=tuple(exact))
+
+
+@dataclass(frozen=True)
+class NoisyStep(PiecewiseLinear):
+    """The likelihood with flipped labels, t(h) = epsilon + (1 - 2 epsilon) step(h), as a loss.
+
+    l is -log(epsilon) below 0 and -log(1 - epsilon) above (Qi & Guo 2012).
+
+    Parameters
+    ----------
+    epsilon : float
+        Probability that a label is flipped, in (0, 0.5).
+    """
+
+    epsilon: float = 0.1
+    knots: tuple[float, ...] = field(default=(0.0,), init=False, repr=False)
+    slopes: tuple[float, ...] = field(default=(0.0, 0.0), init=False, repr=False)
+    value: float = field(default=0.0, init=False, repr=False)
+    jumps: tuple[float, ...] | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        epsilon = _checks.number("epsilon", self.epsilon, above=0.0, most=0.5)
+        if epsilon == 0.5:
+            raise ValueError("epsilon is 0.5; allowed: less than 0.5 (labels would say nothing)")
+        value = float(-np.log(epsilon))
+        self._set(epsilon=epsilon, value=value, jumps=(float(-np.log1p(-epsilon)) - value,))
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class CustomLoss(Loss):
+    """A loss from your own functions.
+
+    Parameters
+    ----------
+    value : callable or scipy.LowLevelCallable
+        Vectorised: an array of margins (n,) in, an array of losses (n,) out. A LowLevelCallable
+        has one of the signatures ``double (double)``, ``double (double, void *)`` (values) or
+        ``int (int n, double *m, double *out, void *user)``, out being n rows of (value, slope,
+        curvature), which returns non-zero on failure. It is called without the GIL.
+    slope, curvature : callable, optional
+        First and second derivative, vectorised likewise; the Laplace schemes need both.
+    """
+
+    name: str = field(default="custom", init=False, repr=False)
+    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
+    value: VectorFunction | LowLevelCallable = None  # type: ignore[assignment]
+    slope: VectorFunction | None = None
+    curvature: VectorFunction | None = None
+
+    def __post_init__(self) -> None:
+        functions = {"slope": self.slope, "curvature": self.curvature}
+        if isinstance(self.value, LowLevelCallable):
+            for name, function in functions.items():
+                if function is not None:
+                    raise ValueError(
+                        f"{name} is given beside a LowLevelCallable; allowed: None, use the "
+                        "signature that returns all three"
+                    )
+            _, has_derivatives = CoreLoss.low_level(self.value)
+            self._set(has_derivatives=has_derivatives)
+            return
+        if not callable(self.value):
+            raise TypeError(f"value is {_checks.describe(self.value)}; allowed: a callable")
+        for name, function in functions.items():
+            if function is not None and not callable(function):
+                raise TypeError(f"{name} is {_checks.describe(function)}; allowed: a callable")
+        self._set(has_derivatives=self.slope is not None and self.curvature is not None)
+
+    def _core(self) -> CoreLoss:
+        if isinstance(self.value, LowLevelCallable):
+            return CoreLoss.low_level(self.value)[0]
+        return CoreLoss.python(self.value, self.slope, self.curvature)
+
+
+NAMED: dict[str, type[Loss]] = {
+    "logistic": Logistic,
+    "probit": Probit,
+    "hinge": Hinge,
+    "quasi01": Quasi01,
+    "noisy_step": NoisyStep,
+}
+
+
+def resolve(loss: Any) -> Loss:
+    """The loss meant by a name, a Loss, a LowLevelCallable or a vectorised callable."""
+    if isinstance(loss, Loss):
+        return loss
+    if isinstance(loss, str):
+        if loss in NAMED:
+            return NAMED[loss]()
+        # a row of the core's table that needs no numbers
+        known = [name for name, count in LOSS_PARAMETERS.items() if count == 0]
+        return Loss(_checks.choice("loss", loss, tuple(dict.fromkeys([*NAMED, *known]))))
+    if isinstance(loss, LowLevelCallable) or (callable(loss) and not isinstance(loss, type)):
+        return CustomLoss(loss)
+    raise TypeError(
+        f"loss is {_checks.describe(loss)}; allowed: one of {', '.join(map(repr, NAMED))}, a Loss, a "
+        "scipy.LowLevelCallable, or a vectorised callable"
+    )

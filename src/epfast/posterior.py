@@ -1,0 +1,381 @@
+"""What a fit returns: natural parameters, moments, evidence, prediction, save and load."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from epfast import _checks, losses
+from epfast._checks import Array
+from epfast.losses import CustomLoss, Loss, Probit
+
+__all__ = ["FactorizedPosterior", "Sites", "State", "SweepInfo", "load"]
+
+FORMAT = 1
+
+
+class Sites(NamedTuple):
+    """The Gaussian sites g_i(theta) = exp(log_scale_i + shift_i.theta - precision_i.theta^2 / 2)."""
+
+    #: (n_factors, d), precision of each factor's site
+    precision: Array
+    #: (n_factors, d), precision times mean, about the origin
+    shift: Array
+    #: (n_factors,), log of the site at the origin
+    log_scale: Array
+
+
+class State(NamedTuple):
+    """All that a schedule carries from sweep to sweep: plain arrays, picklable."""
+
+    #: (d,), precision of the posterior
+    precision: Array
+    #: (d,), precision times mean of the posterior
+    shift: Array
+    #: the stored sites, or None (ADF)
+    sites: Sites | None
+    #: the sum of the log scales of all sites
+    log_scale: float
+    #: sweeps done so far
+    sweeps: int
+
+
+class SweepInfo(NamedTuple):
+    """The record of one sweep."""
+
+    #: number of the sweep, from 1
+    sweep: int
+    #: largest change of a mean (in posterior sd) or precision (relative), over the damping
+    change: float
+    #: times that a coordinate of a site was not taken as fitted
+    n_refused: int
+    #: factors whose fit failed as a whole (counted in n_refused d times each)
+    n_failed: int
+    #: log evidence after the sweep
+    log_evidence: float
+    #: wall-clock time
+    seconds: float
+    #: regularised cost at the posterior mean, where recorded
+    cost: float | None = None
+    #: (updates,), the same after every factor, where recorded
+    factor_cost: Array | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class FactorizedPosterior:
+    """A Gaussian posterior with diagonal covariance over the weights of a linear model.
+
+    A factorised posterior keeps the means well but understates the standard deviations where
+    columns of X are correlated, by up to 2 or 3 times.
+
+    Attributes
+    ----------
+    precision, shift : ndarray of shape (d,)
+        Natural parameters; shift is precision times mean.
+    sites : Sites or None
+        The stored sites; None after ADF.
+    prior_precision : ndarray of shape (d,)
+        The prior is N(0, 1 / prior_precision).
+    loss : Loss or None
+        None in a posterior that was loaded and whose loss cannot be saved.
+    beta : float
+        Inverse temperature of the factors exp(-beta loss).
+    batch_size : int
+        Rows per factor.
+    converged : bool
+        Whether the last sweep changed the posterior by less than the tolerance.
+    history : list of SweepInfo
+        One record per sweep of this fit.
+    n_refused : int
+        Times that a coordinate of a site was not taken as fitted: the site rule acted, its cavity
+        was improper, or its fit was not finite.
+    """
+
+    state: State = field(repr=False)
+    prior_precision: Array = field(repr=False)
+    loss: Loss | None
+    beta: float
+    batch_size: int
+    converged: bool
+    history: list[SweepInfo] = field(repr=False)
+
+    # -- natural parameters and moments --
+
+    @property
+    def precision(self) -> Array:
+        return self.state.precision
+
+    @property
+    def shift(self) -> Array:
+        return self.state.shift
+
+    @property
+    def sites(self) -> Sites | None:
+        return self.state.sites
+
+    @property
+    def mean(self) -> Array:
+        """(d,), posterior mean of the weights."""
+        return self.shift / self.precision
+
+    @property
+    def variance(self) -> Array:
+        """(d,), posterior variance of the weights."""
+        return 1.0 / self.precision
+
+    @property
+    def covariance(self) -> Array:
+        """(d, d), diagonal; O(d^2) memory."""
+        return np.diag(self.variance)
+
+    @property
+    def n_sweeps(self) -> int:
+        """Sweeps behind this posterior, those of warm starts included."""
+        return self.state.sweeps
+
+    @property
+    def n_refused(self) -> int:
+        return sum(info.n_refused for info in self.history)
+
+    @property
+    def log_evidence(self) -> float:
+        """log of the integral of prior times sites, the EP estimate of log p(y); all constants kept."""
+        return log_evidence(self.state, self.prior_precision)
+
+    # -- prediction --
+
+    def predict_latent(self, X: ArrayLike) -> tuple[Array, Array]:
+        """Mean and variance of X theta.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+
+        Returns
+        -------
+        mean, variance : ndarray of shape (n,)
+        """
+        rows = _checks.design("X", X, self.precision.size)
+        mean, variance = np.empty(len(rows)), np.empty(len(rows))
+        for part in row_chunks(rows):
+            block = np.asarray(rows[part], dtype=np.float64)
+            mean[part] = block @ self.mean
+            variance[part] = (block * block) @ self.variance
+        if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
+            raise ValueError("X holds NaN or infinity, or overflows; allowed: finite numbers")
+        return mean, variance
+
+    def predict_proba(self, X: ArrayLike) -> Array:
+        """Probability of the label +1.
+
+        E[t(h)] / (E[t(h)] + E[t(-h)]) with t = exp(-beta loss) and h = x.theta under the posterior.
+        For logistic, probit and noisy step at beta = 1 this is the predictive probability; for the
+        other losses, which are not log likelihoods, the two classes are normalised to sum to 1.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            Closed form for probit with beta = 1, else quadrature to about 1e-8.
+        """
+        if self.loss is None:
+            raise ValueError(
+                "the loss of this posterior was not saved with it; use predict_latent, or load "
+                "with the loss given"
+            )
+        mean, variance = self.predict_latent(X)
+        if isinstance(self.loss, Probit) and self.beta == 1.0:
+            return np.asarray(_normal_cdf(mean / np.sqrt(1.0 + variance)))
+        return np.concatenate(
+            [np.empty(0)]
+            + [
+                class_probability(self.loss, self.beta, mean[part], np.sqrt(variance[part]))
+                for part in row_chunks(mean[:, None], 1 << 11)
+            ]
+        )
+
+    def sample(self, size: int, rng: np.random.Generator | int) -> Array:
+        """Draw weights from the posterior.
+
+        Parameters
+        ----------
+        size : int
+            Number of draws.
+        rng : numpy.random.Generator or int
+            A generator, or a seed for one.
+
+        Returns
+        -------
+        ndarray of shape (size, d)
+        """
+        size = _checks.integer("size", size, least=0)
+        if not isinstance(rng, np.random.Generator):
+            rng = np.random.default_rng(_checks.integer("rng", rng, least=0))
+        draws = rng.standard_normal((size, self.precision.size))
+        return self.mean + draws * np.sqrt(self.variance)
+
+    # -- save --
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to an ``.npz`` file, which :func:`load` reads; nothing is pickled.
+
+        A CustomLoss or LowLevelCallable cannot be written: give it to ``load`` again. The records of
+        cost after every factor are not written.
+        """
+        arrays: dict[str, Any] = {
+            "precision": self.precision,
+            "shift": self.shift,
+            "prior_precision": self.prior_precision,
+        }
+        if self.sites is not None:
+            arrays |= {f"sites_{name}": value for name, value in self.sites._asdict().items()}
+        header = {
+            "format": FORMAT,
+            "posterior": "factorized",
+            "loss": None if self.loss is None else _describe_loss(self.loss),
+            "beta": self.beta,
+            "batch_size": self.batch_size,
+            "converged": self.converged,
+            "log_scale": self.state.log_scale,
+            "sweeps": self.state.sweeps,
+            "history": [info._replace(factor_cost=None)._asdict() for info in self.history],
+        }
+        with open(path, "wb") as file:
+            np.savez(file, header=np.array(json.dumps(header)), **arrays)
+
+
+def load(path: str | os.PathLike[str], loss: Any = None) -> FactorizedPosterior:
+    """Read a posterior that was written by ``save``.
+
+    Parameters
+    ----------
+    path : path-like
+        The ``.npz`` file. Nothing in it is unpickled or run.
+    loss : optional
+        The loss, where it could not be saved (or to replace the saved one); as in ``fit_linear``.
+
+    Returns
+    -------
+    FactorizedPosterior
+
+    Raises
+    ------
+    ValueError
+        If the file is not such a file.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        header = json.loads(str(arrays.pop("header")))
+        if header["format"] != FORMAT or header["posterior"] != "factorized":
+            raise ValueError(f"format {header['format']}, posterior {header['posterior']}")
+        d = arrays["precision"].size
+        checked = {
+            name: _checks.array(name, arrays[name], shape=(d,), positive=name != "shift")
+            for name in ("precision", "shift", "prior_precision")
+        }
+        sites = None
+        if "sites_precision" in arrays:
+            count = len(arrays["sites_precision"])
+            sites = Sites(
+                _checks.array("sites", arrays["sites_precision"], shape=(count, d)),
+                _checks.array("sites", arrays["sites_shift"], shape=(count, d)),
+                _checks.array("sites", arrays["sites_log_scale"], shape=(count,)),
+            )
+        saved = header["loss"]
+        return FactorizedPosterior(
+            state=State(
+                checked["precision"],
+                checked["shift"],
+                sites,
+                float(header["log_scale"]),
+                int(header["sweeps"]),
+            ),
+            prior_precision=checked["prior_precision"],
+            loss=losses.resolve(loss) if loss is not None else saved and _restore_loss(saved),
+            beta=float(header["beta"]),
+            batch_size=int(header["batch_size"]),
+            converged=bool(header["converged"]),
+            history=[SweepInfo(**record) for record in header["history"]],
+        )
+    except (KeyError, TypeError, ValueError, EOFError) as error:
+        raise ValueError(f"path {str(path)!r} is not a posterior saved by epfast: {error}") from error
+
+
+def _describe_loss(loss: Loss) -> dict[str, Any] | None:
+    if isinstance(loss, CustomLoss):
+        return None
+    names = {cls: name for name, cls in losses.NAMED.items()}
+    described: dict[str, Any] = {"name": names.get(type(loss), loss.name)}
+    if isinstance(loss, losses.Quasi01 | losses.NoisyStep):
+        described["epsilon"] = loss.epsilon
+    elif type(loss) is losses.PiecewiseLinear:
+        described |= {"knots": loss.knots, "slopes": loss.slopes}
+        described |= {"value": loss.value, "jumps": loss.jumps}
+    elif type(loss) is Loss:
+        described["parameters"] = loss.parameters
+    return described
+
+
+def _restore_loss(described: dict[str, Any]) -> Loss:
+    arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in described.items()}
+    name = arguments.pop("name")
+    if name in losses.NAMED:
+        return losses.NAMED[name](**arguments)
+    if name == "piecewise_linear" and "knots" in arguments:
+        return losses.PiecewiseLinear(**arguments)
+    return Loss(name, **arguments)
+
+
+def log_evidence(state: State, prior_precision: Array) -> float:
+    """log of the integral of N(theta; 0, 1 / prior) times the product of the sites."""
+    log_ratio = np.log(prior_precision / state.precision).sum()
+    return float(
+        state.log_scale + 0.5 * log_ratio + 0.5 * (state.shift**2 / state.precision).sum()
+    )
+
+
+def row_chunks(rows: NDArray[Any], entries: int = 1 << 20) -> list[slice]:
+    """Slices of rows that hold about that many entries, so that work on them stays small."""
+    step = max(1, entries // max(1, rows.shape[1]))
+    return [slice(i, min(i + step, len(rows))) for i in range(0, len(rows), step)]
+
+
+def _normal_cdf(x: Array) -> Array:
+    from scipy.special import ndtr
+
+    return np.asarray(ndtr(x))
+
+
+def class_probability(loss: Loss, beta: float, mean: Array, sd: Array) -> Array:
+    """E[t(h)] / (E[t(h)] + E[t(-h)]), h ~ N(mean, sd^2), by panels of Gauss-Legendre quadrature.
+
+    The panels break at the kinks of the loss and close in on h = 0, where t changes over a width
+    that does not depend on sd.
+    """
+    nodes, node_weights = np.polynomial.legendre.leggauss(12)
+    kinks = np.array(loss.kinks) if loss.kinks else np.array([0.25, 1.0, 3.0, 9.0, 30.0])
+    inner = np.concatenate([-kinks, [0.0], kinks])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        breaks = (inner[None, :] - mean[:, None]) / sd[:, None]
+    reach = 9.0
+    regular = np.broadcast_to(np.linspace(-reach, reach, 13), (len(mean), 13))
+    edges = np.sort(np.concatenate([regular, np.clip(np.nan_to_num(breaks), -reach, reach)], 1), 1)
+    half = 0.5 * np.diff(edges, axis=1)
+    z = (0.5 * (edges[:, 1:] + edges[:, :-1]))[:, :, None] + half[:, :, None] * nodes
+    h = mean[:, None, None] + sd[:, None, None] * z
+    weights = half[:, :, None] * node_weights * np.exp(-0.5 * z * z)
+    up = -beta * loss.evaluate(h, derivatives=False)[0]
+    down = -beta * loss.evaluate(-h, derivatives=False)[0]
+    top = np.maximum(up.max(axis=(1, 2)), down.max(axis=(1, 2)))[:, None, None]
+    mass_up = (weights * np.exp(up - top)).sum(axis=(1, 2))
+    mass_down = (weights * np.exp(down - top)).sum(axis=(1, 2))
+    return mass_up / (mass_up + mass_down)

@@ -1,0 +1,273 @@
+"""Approximation schemes: how the Gaussian fit of a factor is found (Roche 2016, section 2)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from epfast import _checks
+from epfast._checks import Array
+from epfast.losses import Loss
+
+__all__ = ["Laplace", "Quadrature", "QuickLaplace", "Scheme", "Variational", "fifth_degree_rule"]
+
+CURVATURES = ("exact", "slope")
+
+
+class Scheme:
+    """Base of the schemes."""
+
+    needs_derivatives = False
+
+    def check_loss(self, loss: Loss) -> None:
+        """Refuse a loss that the scheme cannot work with.
+
+        Raises
+        ------
+        ValueError
+            With the reason.
+        """
+        name = type(self).__name__
+        if self.needs_derivatives and not loss.has_derivatives:
+            raise ValueError(
+                f"scheme {name} needs the slope and curvature of the loss, and {loss!r} has none; "
+                "allowed: quadrature or variational, or a CustomLoss with both"
+            )
+        if self.needs_derivatives and not loss.is_continuous:
+            raise ValueError(
+                f"scheme {name} expands the loss in a Taylor series, and {loss!r} has a jump; "
+                "allowed: quadrature or variational"
+            )
+
+    def core_arguments(self, d: int) -> dict[str, Any]:
+        """Keyword arguments of ``_core.minibatch.Factors`` in d dimensions."""
+        raise NotImplementedError
+
+
+def _check_gamma(gamma: float | None) -> None:
+    if gamma is not None:
+        _checks.number("gamma", gamma, above=0.0)
+
+
+def _default_gamma(gamma: float | None, d: int) -> float:
+    """gamma, by default sqrt(d + 1/2), which makes the 2d + 1 weights equal (section 2.2)."""
+    return math.sqrt(d + 0.5) if gamma is None else float(gamma)
+
+
+@dataclass(frozen=True)
+class QuickLaplace(Scheme):
+    """Second-order expansion of the log factor at the cavity mean (section 2.1). O(s d).
+
+    Parameters
+    ----------
+    curvature : {"exact", "slope"}
+        "slope" puts the absolute slope of the loss in place of its curvature: the curvature of a
+        kinked loss is 0 almost everywhere, so that its sites would carry no precision.
+    """
+
+    curvature: str = "exact"
+    needs_derivatives = True
+
+    def __post_init__(self) -> None:
+        _checks.choice("curvature", self.curvature, CURVATURES)
+
+    def core_arguments(self, d: int) -> dict[str, Any]:
+        return {"scheme": "quick_laplace", "slope_curvature": self.curvature == "slope"}
+
+
+@dataclass(frozen=True)
+class Laplace(Scheme):
+    """Expansion at the mode of cavity times factor, found by Newton (section 2.1).
+
+    O(s d min(s, d)) and a Cholesky factorisation of order min(s, d) per iteration.
+
+    Parameters
+    ----------
+    curvature : {"exact", "slope"}
+        As in :class:`QuickLaplace`, in the Newton steps too.
+    tol : float
+        Newton stops when the step is below tol times the norm of the parameters.
+    max_iter : int
+        Newton iterations at most.
+    """
+
+    curvature: str = "exact"
+    tol: float = 1e-5
+    max_iter: int = 50
+    needs_derivatives = True
+
+    def __post_init__(self) -> None:
+        _checks.choice("curvature", self.curvature, CURVATURES)
+        _checks.number("tol", self.tol, least=0.0)
+        _checks.integer("max_iter", self.max_iter, least=1)
+
+    def core_arguments(self, d: int) -> dict[str, Any]:
+        return {
+            "scheme": "laplace",
+            "slope_curvature": self.curvature == "slope",
+            "tolerance": self.tol,
+            "max_iterations": self.max_iter,
+        }
+
+
+@dataclass(frozen=True)
+class Quadrature(Scheme):
+    """Moments by the precision-3 rule of 2d + 1 points (section 2.2). O(s d).
+
+    Parameters
+    ----------
+    gamma : float, optional
+        Distance of the points from the cavity mean, in cavity standard deviations;
+        ``sqrt(d + 1/2)`` by default, which makes the weights equal.
+    """
+
+    gamma: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_gamma(self.gamma)
+
+    def core_arguments(self, d: int) -> dict[str, Any]:
+        return {"scheme": "quadrature", "gamma": _default_gamma(self.gamma, d)}
+
+
+@dataclass(frozen=True)
+class Variational(Scheme):
+    """Variational quadrature: the Gaussian nearest the factor in Kullback-Leibler divergence over a
+    quadrature rule (section 2.3).
+
+    Parameters
+    ----------
+    gamma : float, optional
+        As in :class:`Quadrature`; for ``rule="sigma"`` only.
+    rule : {"sigma", "fifth"} or (points, weights)
+        "sigma" is the rule of 2d + 1 points: as many as unknowns, so that the fit interpolates the
+        log factor and has a closed form, O(s d). "fifth" is the fifth-degree rule of 2 d^2 + 1
+        points (McNamee & Stenger 1967). Your own rule is points (z, d) and positive weights (z,)
+        for a standard normal. These are fitted by Newton with Cholesky, O(s d z + z d^2) a step.
+    solver : {"auto", "newton"}
+        "newton" uses Newton with Cholesky for the 2d + 1 rule too, from a constant: the algorithm of
+        the paper, as a check of the closed form. It fails where the factor spans more than about 30
+        nats over the points.
+    """
+
+    gamma: float | None = None
+    rule: str | tuple[ArrayLike, ArrayLike] = "sigma"
+    solver: str = "auto"
+
+    def __post_init__(self) -> None:
+        _check_gamma(self.gamma)
+        _checks.choice("solver", self.solver, ("auto", "newton"))
+        if isinstance(self.rule, str):
+            _checks.choice("rule", self.rule, ("sigma", "fifth"))
+        elif not (isinstance(self.rule, tuple) and len(self.rule) == 2):
+            raise TypeError(
+                f"rule is {_checks.describe(self.rule)}; allowed: 'sigma', 'fifth' or a pair "
+                "(points, weights)"
+            )
+        if self.gamma is not None and self.rule != "sigma":
+            raise ValueError("gamma is given beside a rule of its own points; allowed: None")
+
+    def core_arguments(self, d: int) -> dict[str, Any]:
+        gamma = _default_gamma(self.gamma, d)
+        if self.rule == "sigma" and self.solver == "auto":
+            return {"scheme": "variational", "gamma": gamma}
+        if isinstance(self.rule, tuple):
+            points = _checks.array("rule's points", self.rule[0], shape=(None, d))
+            weights = _checks.array(
+                "rule's weights", self.rule[1], shape=(points.shape[0],), positive=True
+            )
+            if len(np.unique(points, axis=0)) < 2 * d + 1:
+                raise ValueError(
+                    f"rule has {len(points)} points; allowed: at least {2 * d + 1} different ones"
+                )
+        elif self.rule == "fifth":
+            points, weights = fifth_degree_rule(d)
+        else:
+            points, weights = sigma_rule(d, gamma)
+        return {
+            "scheme": "variational_rule",
+            "points": points,
+            "weights": weights,
+            "flat_start": self.solver == "newton",
+        }
+
+
+def sigma_rule(d: int, gamma: float) -> tuple[Array, Array]:
+    """Points 0, +gamma e_j, -gamma e_j and weights of the precision-3 rule (eq. 7)."""
+    eye = gamma * np.eye(d)
+    weights = np.full(2 * d + 1, 0.5 / gamma**2)
+    weights[0] = 1.0 - d / gamma**2
+    return np.vstack([np.zeros((1, d)), eye, -eye]), weights
+
+
+def fifth_degree_rule(d: int) -> tuple[Array, Array]:
+    """The fifth-degree rule for a standard normal: 0, +-sqrt(3) e_j, +-sqrt(3) e_i +-sqrt(3) e_j.
+
+    Parameters
+    ----------
+    d : int
+        Dimension.
+
+    Returns
+    -------
+    points : ndarray of shape (2 d^2 + 1, d)
+    weights : ndarray of shape (2 d^2 + 1,)
+        1 + (d^2 - 7d) / 18, (4 - d) / 18 and 1 / 36 (McNamee & Stenger 1967). At d = 4 the points of
+        weight 0 are left out.
+
+    Raises
+    ------
+    ValueError
+        If d > 4: weights turn negative, and the variational fit would not be convex.
+    """
+    if d > 4:
+        raise ValueError(
+            f"rule is 'fifth' in {d} dimensions, where weights are negative; allowed: d <= 4, or a "
+            "rule of your own with positive weights"
+        )
+    radius = math.sqrt(3.0)
+    eye = radius * np.eye(d)
+    i, j = np.triu_indices(d, 1)
+    pairs = [a * eye[i] + b * eye[j] for a in (1, -1) for b in (1, -1)]
+    points = np.vstack([np.zeros((1, d)), eye, -eye, *pairs])
+    weights = np.concatenate(
+        [
+            [1.0 + (d * d - 7.0 * d) / 18.0],
+            np.full(2 * d, (4.0 - d) / 18.0),
+            np.full(2 * d * (d - 1), 1.0 / 36.0),
+        ]
+    )
+    used = weights > 0.0
+    return points[used], weights[used]
+
+
+NAMES = ("laplace", "quick_laplace", "quadrature", "variational")
+
+
+def resolve(scheme: Any, gamma: float | None, curvature: str) -> Scheme:
+    """The scheme meant by a name (with gamma and curvature) or a Scheme."""
+    _checks.choice("curvature", curvature, CURVATURES)
+    _check_gamma(gamma)
+    if isinstance(scheme, Scheme):
+        if gamma is not None or curvature != "exact":
+            raise ValueError(
+                "gamma or curvature is given beside a Scheme object; allowed: set it in the object"
+            )
+        return scheme
+    if scheme == "exact":
+        raise ValueError(
+            "scheme is 'exact', which is for scalar sites; a minibatch factor allows: "
+            + ", ".join(map(repr, NAMES))
+        )
+    _checks.choice("scheme", scheme, NAMES)
+    if scheme == "laplace":
+        return Laplace(curvature)
+    if scheme == "quick_laplace":
+        return QuickLaplace(curvature)
+    if scheme == "quadrature":
+        return Quadrature(gamma)
+    return Variational(gamma)

