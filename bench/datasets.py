@@ -16,7 +16,7 @@ from __future__ import annotations
 import csv
 import gzip
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -102,6 +102,24 @@ class Dataset:
     columns: tuple[str, ...]
     batch_size: int
     sweeps: int
+
+    def head(self, batches: int) -> Dataset:
+        """Return the same with only the first minibatches, for quick runs."""
+        keep = batches * self.batch_size
+        return replace(self, X=self.X[:keep], y=self.y[:keep])
+
+    def as_scripts(self, seed: int = 0) -> Dataset:
+        """Return the data as the author's public scripts prepare them, unlike the paper's text.
+
+        There the constant column has unit norm too (value 1/sqrt(n)), and the large sets are
+        shuffled.  Both matter: bench/README.md says where.
+        """
+        X, y = self.X.copy(), self.y
+        X[:, -1] /= np.sqrt(len(X))
+        if self.name in LARGE:
+            order = np.random.default_rng(seed).permutation(len(y))
+            X, y = X[order], y[order]
+        return replace(self, X=X, y=y)
 
 
 def _read(source: _Source) -> tuple[list[str], list[tuple[str, ...]]]:

@@ -196,9 +196,21 @@ def spread(timing: Timing) -> str:
     return f"{figure(timing.q1)}-{figure(timing.q3)}"
 
 
-def verdicts(rows: Sequence[tuple[str, str, bool | None, str]], title: str) -> None:
+def verdicts(
+    rows: Sequence[tuple[str, str, bool | None, str]],
+    title: str,
+    words: tuple[str, str, str] = ("reproduces", "does not reproduce", "reproduces in part"),
+) -> None:
     """Print (where, claim, holds or None for 'in part', evidence and reason), one block each."""
     print(f"\n{title}")
-    word = {True: "reproduces", False: "does not reproduce", None: "reproduces in part"}
     for where, claim, holds, why in rows:
-        print(f"  [{word[holds]}] {where}: {claim}\n      {why}")
+        word = words[2] if holds is None else words[0] if holds else words[1]
+        print(f"  [{word}] {where}: {claim}\n      {why}")
+
+
+def in_part(parts: Sequence[bool]) -> bool | None:
+    """All true, all false, or None for a mixture."""
+    return all(parts) if all(parts) or not any(parts) else None
+
+
+MET = ("met", "not met", "met in part")

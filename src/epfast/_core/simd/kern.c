@@ -156,8 +156,8 @@ static void weighted_sums(ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t l
 
 /* Logistic. With p = sigma(-m), q = 1 - p, w = p q and e = exp(delta):
  *     l(m - delta) - l(m)                    = log(q + p e)
- *     l(m + delta) + l(m - delta) - 2 l(m)   = log(1 + w (e + 1/e - 2)) = log(1 + w t^2 / e),  t = e - 1
- * one exponential and one division for both sides. The logs of many rows are one log of a product:
+ *     l(m + delta) + l(m - delta) - 2 l(m)   = log(1 + w (e + 1/e - 2))
+ * one exponential for both sides. The logs of many rows are one log of a product:
  * P of the first kind, and 1 + u of the second, where u is the product less 1, updated as
  * u <- u + c + u c so that nothing is lost when every factor is near 1.
  * Each factor lies within exp(+-|delta|), so with |delta| <= 64 eight rows stay within 2^739 and the
@@ -165,7 +165,7 @@ static void weighted_sums(ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t l
 #define LOGISTIC_MAX_DELTA 64.0
 #define LOGISTIC_GROUP 8
 
-/* One row of four numbers: y, p, q, w. */
+/* One row of four numbers: y (as -0 or +0, to flip signs by exclusive or), p, q, w. */
 static void logistic_rows(ptrdiff_t s, const double *y, const double *m, double *rows)
 {
     for (ptrdiff_t k = 0; k < s; k += VW) {
@@ -179,7 +179,7 @@ static void logistic_rows(ptrdiff_t s, const double *y, const double *m, double 
         v_store(w, e * r * r);
         for (ptrdiff_t i = 0; i < n; i++) {
             double *row = rows + 4 * (k + i);
-            row[0] = y ? y[k + i] : 1.0;
+            row[0] = y && y[k + i] < 0.0 ? -0.0 : 0.0;
             row[1] = p[i];
             row[2] = q[i];
             row[3] = w[i];
@@ -195,7 +195,7 @@ EPF_INLINE void logistic_any_step(ptrdiff_t s, const double *x, ptrdiff_t ld, vd
     *D = *S = zero;
     for (ptrdiff_t k = 0; k < s; k++) {
         vd mk = v_set(m[k]);
-        vd delta = (v_load(x + k * ld) * rows[4 * k]) * step;
+        vd delta = v_flip(v_load(x + k * ld), v_set(rows[4 * k])) * step;
         vd size = v_abs(delta), up, down, one_side;
         epf_logistic(mk + delta, NULL, &up, &unused, &unused);
         epf_logistic(mk - delta, NULL, &down, &unused, &unused);
@@ -220,7 +220,7 @@ EPF_INLINE vd logistic_small_step(ptrdiff_t s, const double *x, ptrdiff_t ld, vd
     vd sum = v_set(0.0);
     for (ptrdiff_t k = 0; k < s; k++) {
         const double *row = rows + 4 * k;
-        vd delta = (v_load(x + k * ld) * row[0]) * step;
+        vd delta = v_flip(v_load(x + k * ld), v_set(row[0])) * step;
         double third = row[3] * (row[1] - row[2]) / 6.0;
         sum += delta * (row[1] - delta * delta * third);
     }
@@ -231,7 +231,7 @@ EPF_INLINE void logistic_columns(const int U, ptrdiff_t s, const double *x, ptrd
                                  const double *step, const double *rows, const double *m, double *D,
                                  double *S)
 {
-    vd g[4], P[4], u[4], log_P[4], log_u[4], largest[4];
+    vd g[3], P[3], u[3], log_P[3], log_u[3], largest[3];
     for (int i = 0; i < U; i++) {
         g[i] = v_load(step + i * VW);
         P[i] = v_set(1.0);
@@ -242,12 +242,15 @@ EPF_INLINE void logistic_columns(const int U, ptrdiff_t s, const double *x, ptrd
         for (ptrdiff_t k = first; k < end; k++) {
             const double *row = rows + 4 * k;
             vd y = v_set(row[0]), p = v_set(row[1]), q = v_set(row[2]), w = v_set(row[3]);
+            vd delta[3], e[3], r[3];
             for (int i = 0; i < U; i++) {
-                vd delta = (v_load(x + k * ld + i * VW) * y) * g[i];
-                largest[i] = v_max(v_abs(delta), largest[i]);
-                vd t, e = v_exp_and_expm1_bounded(delta, &t);
-                P[i] *= p * e + q;
-                vd c = w * (t * t) / e;
+                delta[i] = v_flip(v_load(x + k * ld + i * VW), y) * g[i];
+                largest[i] = v_max(v_abs(delta[i]), largest[i]);
+            }
+            v_exp_bounded(U, delta, e, r);
+            for (int i = 0; i < U; i++) {
+                P[i] *= p * e[i] + q;
+                vd c = w * r[i];
                 u[i] = u[i] * c + (u[i] + c);
             }
         }
@@ -311,7 +314,7 @@ EPF_INLINE void piecewise_columns(const int U, const int K, const int jumps, ptr
                                   const double *x, ptrdiff_t ld, const double *step,
                                   const double *rows, double *D, double *S)
 {
-    vd g[4], linear[4], odd[4], even[4];
+    vd g[3], linear[3], odd[3], even[3];
     for (int i = 0; i < U; i++) {
         g[i] = v_load(step + i * VW);
         linear[i] = odd[i] = even[i] = v_set(0.0);
@@ -342,14 +345,21 @@ EPF_INLINE void piecewise_columns(const int U, const int K, const int jumps, ptr
     }
 }
 
+/* A constant number of vectors for the compiler to unroll. */
+#define UNROLLED(f, ...)                                                                           \
+    do {                                                                                           \
+        if (U == 3) f(3, __VA_ARGS__);                                                             \
+        else if (U == 2) f(2, __VA_ARGS__);                                                        \
+        else f(1, __VA_ARGS__);                                                                    \
+    } while (0)
+
 static void piecewise_pairs(int U, const double *parameters, int jumps, ptrdiff_t s, const double *x,
                             ptrdiff_t ld, const double *step, const double *rows, double *D, double *S)
 {
     int K = PIECEWISE_KNOTS(parameters);
     if (jumps) piecewise_columns(U, K, 1, s, x, ld, step, rows, D, S);
-    else if (K == 1 && U == 2) piecewise_columns(2, 1, 0, s, x, ld, step, rows, D, S);
-    else if (K == 1) piecewise_columns(1, 1, 0, s, x, ld, step, rows, D, S);
-    else if (K == 2 && U == 2) piecewise_columns(2, 2, 0, s, x, ld, step, rows, D, S);
+    else if (K == 1) UNROLLED(piecewise_columns, 1, 0, s, x, ld, step, rows, D, S);
+    else if (K == 2) UNROLLED(piecewise_columns, 2, 0, s, x, ld, step, rows, D, S);
     else piecewise_columns(U, K, 0, s, x, ld, step, rows, D, S);
 }
 
@@ -441,16 +451,16 @@ static int callback_pairs(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const 
     return failed;
 }
 
-/* ---- pairs: rows first, then the columns two vectors at a time ---- */
+/* ---- pairs: rows first, then the columns, up to three vectors at a time ---- */
 
 #define ROWS_LOGISTIC(name, higher) logistic_rows(s, y, m, rows)
 #define ROWS_VALUES(name, higher) values_rows(epf_##name, higher, p, s, y, m, rows)
 #define ROWS_PIECEWISE(name, higher) jumps = piecewise_rows(p, s, y, m, rows)
 
 #define COLUMNS_LOGISTIC(name, higher)                                                             \
-    if (U == 2) logistic_columns(2, s, xj, ld, step + j, rows, m, D + j, S + j);                   \
-    else logistic_columns(1, s, xj, ld, step + j, rows, m, D + j, S + j)
-#define COLUMNS_PIECEWISE(name, higher) piecewise_pairs(U, p, jumps, s, xj, ld, step + j, rows, D + j, S + j)
+    UNROLLED(logistic_columns, s, xj, ld, step + j, rows, m, D + j, S + j)
+#define COLUMNS_PIECEWISE(name, higher)                                                            \
+    piecewise_pairs(U, p, jumps, s, xj, ld, step + j, rows, D + j, S + j)
 #define COLUMNS_VALUES(name, higher)                                                               \
     for (int i = 0; i < U; i++)                                                                    \
         values_columns(epf_##name, higher != NULL, p, s, xj + i * VW, ld, step + j + i * VW, rows, \
@@ -485,9 +495,12 @@ static int pairs(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const double *x
 #undef X
     }
     for (ptrdiff_t j = 0; j < d;) {
-        /* the last vector moves back to end at column d: some columns are done twice, none is masked */
-        if (j + VW > d) j = d - VW;
-        int U = j + 2 * VW <= d ? 2 : 1;
+        /* vectors left, taken by threes (four left: two and two); the last group moves back to end at
+         * column d, so that some columns are done twice and none needs a mask */
+        ptrdiff_t left = (d - j + VW - 1) / VW;
+        int U = left > 4 ? 3 : left == 4 ? 2 : (int)left;
+        if (U > d / VW) U = (int)(d / VW);
+        if (U == left) j = d - U * VW;
         const double *xj = x + j;
         switch (loss->kind) {
 #define X(name, n_parameters, kernel, higher)                                                      \

@@ -98,6 +98,9 @@ EPF_INLINE vd v_abs(vd a) { return V_FROM_BITS(V_BITS(a) & v_seti(INT64_MAX)); }
 /* |a| with the sign of b; a must be >= 0 */
 EPF_INLINE vd v_sign_of(vd a, vd b) { return V_FROM_BITS(V_BITS(a) | (V_BITS(b) & v_seti(INT64_MIN))); }
 
+/* a, negated where b is negative (or -0) */
+EPF_INLINE vd v_flip(vd a, vd b) { return V_FROM_BITS(V_BITS(a) ^ (V_BITS(b) & v_seti(INT64_MIN))); }
+
 EPF_INLINE vd v_max(vd a, vd b)                 /* b where either is NaN, as maxpd */
 {
 #if VW == 8 && defined(__AVX512F__)
@@ -217,16 +220,38 @@ EPF_INLINE vd v_expm1(vd x)
     return v_select(V_MASK(x != x), x, y);
 }
 
-/* exp(x) and exp(x) - 1 on |x| <= 64, finite, for the pair kernels: one multiply-add of reduction is
- * enough there, its error acts like a relative error of 1 ulp in x. */
-EPF_INLINE vd v_exp_and_expm1_bounded(vd x, vd *expm1)
+/* exp(x), and exp(x) + exp(-x) - 2 without cancellation, on |x| <= 64, for the pair kernels:
+ * x = n log 2 + r, with the even part C = cosh(r) - 1 and the odd part S = sinh(r) as polynomials in
+ * r^2 (Chebyshev nodes, 1e-16), so that both signs cost one evaluation and no division. One
+ * multiply-add of reduction is enough: its error acts like a relative error of 1 ulp in x.
+ * U <= 3 vectors side by side, operation by operation: the chain is long, and a CPU that meets one vector
+ * after the other cannot look far enough ahead to overlap them. */
+EPF_INLINE void v_exp_bounded(const int U, const vd *x, vd *e, vd *second_difference)
 {
-    vd t = x * V_LOG2E + V_ROUND_MAGIC;
-    vd n = t - V_ROUND_MAGIC;
-    vd r = x - n * V_LN2;
-    vd s = v_pow2_of_magic(t), p = v_expm1_reduced(r);
-    *expm1 = s * p + (s - 1.0);
-    return s * p + s;
+#define EACH for (int i = 0; i < U; i++)
+    vd t[3], n[3], r[3], z[3], c[3], s[3];
+    EACH t[i] = x[i] * V_LOG2E + V_ROUND_MAGIC;
+    EACH n[i] = t[i] - V_ROUND_MAGIC;
+    EACH r[i] = x[i] - n[i] * V_LN2;
+    EACH z[i] = r[i] * r[i];
+    EACH c[i] = z[i] * 0x1.2891a8c1d838dp-22 + 0x1.a019b8ef67c6cp-16;
+    EACH s[i] = z[i] * 0x1.af38d53857513p-26 + 0x1.71de0d9c145d0p-19;
+    EACH c[i] = c[i] * z[i] + 0x1.6c16c17893833p-10;
+    EACH s[i] = s[i] * z[i] + 0x1.a01a01a7c8d47p-13;
+    EACH c[i] = c[i] * z[i] + 0x1.5555555553d4fp-5;
+    EACH s[i] = s[i] * z[i] + 0x1.11111111109adp-7;
+    EACH c[i] = c[i] * z[i] + 0.5;
+    EACH s[i] = s[i] * z[i] + 0x1.5555555555556p-3;
+    EACH c[i] = c[i] * z[i];
+    EACH s[i] = (r[i] * z[i]) * s[i] + r[i];
+    EACH {
+        vi up_bits = (V_BITS(t[i]) << 52) + v_seti(0x3ff0000000000000LL);
+        vd up = V_FROM_BITS(up_bits), down = V_FROM_BITS(v_seti(0x7fe0000000000000LL) - up_bits);
+        vd sum = up + down;                                      /* 2^n + 2^-n */
+        second_difference[i] = sum * c[i] + ((up - down) * s[i] + (sum - 2.0));
+        e[i] = up * (c[i] + s[i]) + up;
+    }
+#undef EACH
 }
 
 /* ---- logarithms ---- */

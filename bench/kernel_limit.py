@@ -1,0 +1,286 @@
+"""Nanoseconds per (row, coordinate) pair: scheme x loss, scalar C, NumPy, and the machine's limit.
+
+    python bench/kernel_limit.py [--quick]          (needs a C compiler: $CC or gcc)
+
+*fit* is one cache-resident minibatch (s = 100, d = 101) through ``backend.fit_minibatch``, call
+overhead included; *pass* is a whole pass over 32,500 x 101 numbers (26 MB, the size of Census)
+with ``fit_linear``, per pair.  The scalar loops of ``scalar_loops.c`` do the same pass.
+
+The limit of a kernel is the larger of two times: its count of vector instructions at the rate of
+an FMA loop, and 8 bytes at the rate of a plain sum over the same memory.  The counts are a model
+(below), not a bound that can be proved; the distance to it is meant to be read as "no more than
+this factor is left".
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shlex
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import harness  # first: fixes the number of BLAS threads
+import numpy as np
+import numpy_reference
+from harness import SHORT, Timing
+from scaling import synthetic
+
+SOURCE = Path(__file__).with_name("scalar_loops.c")
+ROWS, DIMENSION, BATCH = 32_500, 101, 100
+LOSSES = ("logistic", "hinge", "quasi01")
+
+# Vector instructions per pair, both sides together.
+#   hinge     2 fma (1 - m -+ x r), 2 max, 2 add
+#   quasi01   2 fma, 2 add (second kink), 4 max, 4 fma
+#   logistic  x r: 1; exp: 2 round, 2 reduce, 11 polynomial, 2 scale; times e^-m: 1;
+#             reciprocal: 1 estimate, 4 Newton, 1 product; two products P (1 + u): 2 fma
+MODEL = {"hinge": 6, "quasi01": 12, "logistic": 27}
+
+BUILDS = {
+    "scalar -O2": ["-O2", "-fno-tree-vectorize", "-fno-tree-slp-vectorize"],
+    "-O3 native": ["-O3", "-march=native"],
+}
+
+
+def compile_loops(folder: Path, flags: list[str], name: str) -> ctypes.CDLL:
+    """Compile scalar_loops.c into a shared library and declare its functions."""
+    path = folder / f"{name}.so"
+    compiler = shlex.split(os.environ.get("CC", "gcc"))
+    subprocess.run(
+        [*compiler, "-std=gnu11", *flags, "-fPIC", "-shared", str(SOURCE), "-o", str(path), "-lm"],
+        check=True,
+    )
+    library = ctypes.CDLL(str(path))
+    pointer = ctypes.POINTER(ctypes.c_double)
+    for loop in ("logistic_naive", "logistic_product", "hinge_loop", "quasi01_loop"):
+        function = getattr(library, loop)
+        function.argtypes = [ctypes.c_size_t] * 3 + [pointer] * 5
+        function.restype = ctypes.c_double
+    library.peak.argtypes, library.peak.restype = [ctypes.c_size_t], ctypes.c_double
+    library.stream.argtypes = [ctypes.c_size_t, pointer]
+    library.stream.restype = ctypes.c_double
+    library.lanes.restype = ctypes.c_size_t
+    return library
+
+
+def address(array: np.ndarray):
+    """Pointer to the data of a float64 array."""
+    return array.ctypes.data_as(ctypes.POINTER(ctypes.c_double))
+
+
+def limits(library: ctypes.CDLL, quick: bool) -> dict[str, float]:
+    """Peak rate of vector FMAs and read bandwidth from cache, from 26 MB and from main memory."""
+    count = 1_000_000 if quick else 10_000_000
+    sizes = {"minibatch": BATCH * DIMENSION, "pass": ROWS * DIMENSION, "memory": 1 << 25}
+    arrays = {name: np.ones(size) for name, size in sizes.items()}
+    best = {"fma": np.inf} | dict.fromkeys(sizes, np.inf)
+    for _ in range(3 if quick else 7):  # limits are minima, not medians
+        start = time.perf_counter()
+        library.peak(count)
+        best["fma"] = min(best["fma"], (time.perf_counter() - start) / (16 * count))
+        for name, array in arrays.items():
+            repeats = max(1, 4_000_000 // array.size)
+            start = time.perf_counter()
+            for _ in range(repeats):
+                library.stream(array.size, address(array))
+            best[name] = min(best[name], (time.perf_counter() - start) / (repeats * array.size))
+    lanes = int(library.lanes())
+    return {
+        "lanes": lanes,
+        "fma_ns": best["fma"] * 1e9,
+        "gflops": 2e-9 * lanes / best["fma"],
+        **{f"{name}_ns_per_number": best[name] * 1e9 for name in sizes},
+        **{f"{name}_gb_per_s": 8e-9 / best[name] for name in sizes},
+    }
+
+
+def main() -> None:
+    options = harness.start(__doc__.splitlines()[0])
+    import epfast
+
+    rounds, least = (3, 0.005) if options.quick else (9, 0.02)
+    X, y = synthetic(ROWS, DIMENSION)
+    yX = X * y[:, None]
+    batch = np.ascontiguousarray(yX[:BATCH])
+    mean, variance = np.zeros(DIMENSION), np.full(DIMENSION, 0.5)
+    mean[::3] = 0.3
+    reach = np.sqrt((DIMENSION + 0.5) * variance)
+    plus, minus = np.empty(DIMENSION), np.empty(DIMENSION)
+    with tempfile.TemporaryDirectory() as folder:
+        libraries = {
+            name: compile_loops(Path(folder), flags, f"loops{i}")
+            for i, (name, flags) in enumerate(BUILDS.items())
+        }
+        limit = limits(libraries["-O3 native"], options.quick)
+    print(
+        f"limits: {limit['gflops']:.1f} GFLOP/s ({limit['lanes']} lanes); reads "
+        f"{limit['minibatch_gb_per_s']:.0f} GB/s (one minibatch), {limit['pass_gb_per_s']:.0f} "
+        f"(26 MB), {limit['memory_gb_per_s']:.0f} (256 MB)"
+    )
+
+    # C loops, and the check that they compute what the reference computes.
+    loops = {
+        "logistic, two log1p(exp)": ("logistic_naive", "logistic"),
+        "logistic, product form": ("logistic_product", "logistic"),
+        "hinge": ("hinge_loop", "hinge"),
+        "quasi01": ("quasi01_loop", "quasi01"),
+    }
+    tasks, c_loops = {}, {}
+    for build, library in libraries.items():
+        for label, (function, loss) in loops.items():
+            loop = getattr(library, function)
+
+            def call(n: int, loop=loop) -> float:
+                arrays = (address(a) for a in (yX, mean, reach, plus, minus))
+                return loop(n, BATCH, DIMENSION, *arrays)
+
+            m, delta = batch @ mean, batch * reach
+            value = numpy_reference.LOSSES[loss].value
+            expected = value(m).sum() + sum(
+                value(m[:, None] + sign * delta).sum() for sign in (1.0, -1.0)
+            )
+            if not np.isclose(call(BATCH), expected, rtol=1e-9):
+                raise RuntimeError(f"{function} ({build}) computes something else")
+            tasks["C", build, label] = lambda call=call: call(ROWS)
+    schedule = epfast.ADF()
+    for loss in LOSSES:
+        for scheme in SHORT:
+            curvature = "slope" if loss != "logistic" else "exact"
+            tasks["fit", scheme, loss] = lambda scheme=scheme, loss=loss, curvature=curvature: (
+                epfast.backend.fit_minibatch(
+                    loss, batch, mean, variance, scheme, curvature=curvature
+                )
+            )
+            tasks["pass", scheme, loss] = lambda scheme=scheme, loss=loss, curvature=curvature: (
+                epfast.fit_linear(
+                    X,
+                    y,
+                    loss=loss,
+                    scheme=scheme,
+                    curvature=curvature,
+                    batch_size=BATCH,
+                    schedule=schedule,
+                )
+            )
+        tasks["numpy", "variational", loss] = lambda loss=loss: numpy_reference.fit_minibatch(
+            loss, batch, mean, variance, "variational"
+        )
+    one = np.ones((1, 1)), np.zeros(1), np.ones(1)
+    tasks["call", "", ""] = lambda: epfast.backend.fit_minibatch("hinge", *one, "variational")
+    timed = harness.interleave(tasks, rounds, least, 2.0)
+    per_pass, per_fit = 1e9 / (ROWS * DIMENSION), 1e9 / (BATCH * DIMENSION)
+    for (kind, *rest), timing in timed.items():
+        unit = 1e9 if kind == "call" else per_pass if kind in ("C", "pass") else per_fit
+        c_loops[kind, *rest] = timing.scaled(unit)
+
+    def bound(loss: str, where: str) -> float:
+        operations = MODEL[loss] * limit["fma_ns"] / limit["lanes"]
+        return max(operations, limit[f"{where}_ns_per_number"])
+
+    rows, cells = [], []
+    for loss in LOSSES:
+        for scheme in SHORT:
+            fit, whole = c_loops["fit", scheme, loss], c_loops["pass", scheme, loss]
+            pairwise = scheme in ("quadrature", "variational")
+            numpy_ns = c_loops.get(("numpy", scheme, loss))
+            cells.append(
+                {
+                    "loss": loss,
+                    "scheme": scheme,
+                    "fit_ns": fit._asdict(),
+                    "pass_ns": whole._asdict(),
+                    "numpy_fit_ns": numpy_ns and numpy_ns._asdict(),
+                    "limit_fit_ns": bound(loss, "minibatch") if pairwise else None,
+                    "limit_pass_ns": bound(loss, "pass")
+                    if pairwise
+                    else limit["pass_ns_per_number"]
+                    if scheme == "quick_laplace"
+                    else None,
+                }
+            )
+            cell = cells[-1]
+            rows.append(
+                (
+                    loss,
+                    SHORT[scheme],
+                    fit.median,
+                    harness.spread(fit),
+                    whole.median,
+                    harness.spread(whole),
+                    numpy_ns and numpy_ns.median,
+                    cell["limit_pass_ns"],
+                    cell["limit_pass_ns"] and whole.median / cell["limit_pass_ns"],
+                )
+            )
+    harness.table(
+        [
+            *("loss", "scheme", "fit ns", "quartiles", "pass ns", "quartiles", "best NumPy fit ns"),
+            *("limit ns", "pass/limit"),
+        ],
+        rows,
+        f"epfast, ns per pair (a call of fit_minibatch with s = d = 1 takes "
+        f"{c_loops['call', '', ''].median:.0f} ns)",
+    )
+    harness.table(
+        ["loop", *(h for build in BUILDS for h in (f"gcc {build}", "quartiles", "/ VQ pass"))],
+        [
+            (
+                label,
+                *(
+                    value
+                    for build in BUILDS
+                    for t in (c_loops["C", build, label],)
+                    for value in (
+                        t.median,
+                        harness.spread(t),
+                        t.median / c_loops["pass", "variational", loss].median,
+                    )
+                ),
+            )
+            for label, (_, loss) in loops.items()
+        ],
+        "C loops over the same pass, ns per pair, and how many times slower than epfast's VQ pass",
+    )
+    goals = judge(c_loops)
+    harness.verdicts(goals, "Goals", harness.MET)
+    harness.write(
+        options.output,
+        "kernel_limit",
+        options,
+        limits=limit,
+        model=MODEL,
+        cells=cells,
+        c_loops=[
+            {"build": key[1], "loop": key[2], "ns": t._asdict()}
+            for key, t in c_loops.items()
+            if key[0] == "C"
+        ],
+        goals=goals,
+    )
+
+
+def judge(ns: dict[tuple[str, ...], Timing]) -> list[tuple]:
+    """Compare with the project's goals: absolute on a 2.6 GHz AVX2 core, or relative to C."""
+    goals = []
+    for loss, loop, most, factor in (
+        ("logistic", "logistic, product form", 4.5, 2.3),
+        ("hinge", "hinge", 0.9, 3.0),
+    ):
+        ours = ns["pass", "variational", loss].median
+        scalar = ns["C", "scalar -O2", loop].median
+        goals.append(
+            (
+                f"VQ {loss}, s = 100, d = 101",
+                f"at most {most} ns per pair, or {factor} x faster than the scalar C loop",
+                ours <= most or scalar / ours >= factor,
+                f"{ours:.2f} ns; the same loop in scalar C {scalar:.2f} ns, {scalar / ours:.1f} x",
+            )
+        )
+    return goals
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+/* Plain scalar loops for kernel_limit.py, as a C programmer would write the 2d+1 factor values of
+ * a minibatch (margins, then both sides of every (row, coordinate) pair), and two loops that find
+ * the machine's own limits.  Compiled with gcc -O2 without vectoriser, and again with
+ * -O3 -march=native.
+ *
+ * yX is (n, d), taken s rows at a time; reach_j = gamma sigma_j; plus and minus are (d) scratch.
+ * Every function returns the sum of what it computed, so that nothing can be left out.
+ */
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+#define EPSILON 0.1
+
+#define ARGS                                                                                      \
+    size_t n, size_t s, size_t d, const double *restrict yX, const double *restrict mu,           \
+        const double *restrict reach, double *restrict plus, double *restrict minus
+
+static double margin(size_t d, const double *restrict x, const double *restrict mu) {
+    double m = 0.0;
+    for (size_t j = 0; j < d; j++) m += x[j] * mu[j];
+    return m;
+}
+
+static double softplus(double t) { return log1p(exp(t)); }
+
+static double hinge(double m) { return m < 1.0 ? 1.0 - m : 0.0; }
+
+static double quasi01(double m) {
+    return m < 0.0 ? 1.0 - EPSILON * m : m < EPSILON ? 1.0 - m / EPSILON : 0.0;
+}
+
+/* One loss on both sides of every pair, summed over the rows of each minibatch. */
+#define TWO_SIDED(name, loss)                                                                     \
+    double name(ARGS) {                                                                           \
+        double total = 0.0;                                                                       \
+        for (size_t lo = 0; lo < n; lo += s) {                                                    \
+            size_t hi = lo + s < n ? lo + s : n;                                                  \
+            memset(plus, 0, d * sizeof *plus);                                                    \
+            memset(minus, 0, d * sizeof *minus);                                                  \
+            for (size_t k = lo; k < hi; k++) {                                                    \
+                const double *x = yX + k * d;                                                     \
+                double m = margin(d, x, mu);                                                      \
+                total += loss(m);                                                                 \
+                for (size_t j = 0; j < d; j++) {                                                  \
+                    double delta = x[j] * reach[j];                                               \
+                    plus[j] += loss(m + delta);                                                   \
+                    minus[j] += loss(m - delta);                                                  \
+                }                                                                                 \
+            }                                                                                     \
+            for (size_t j = 0; j < d; j++) total += plus[j] + minus[j];                           \
+        }                                                                                         \
+        return total;                                                                             \
+    }
+
+#define LOGISTIC(m) softplus(-(m))
+TWO_SIDED(logistic_naive, LOGISTIC)
+TWO_SIDED(hinge_loop, hinge)
+TWO_SIDED(quasi01_loop, quasi01)
+
+/* exp(-(m +- delta)) = exp(-m) exp(-+delta): one exp and one division per pair; the sum of logs
+ * is the log of a product, taken every eight rows (margins below 80 cannot overflow). */
+double logistic_product(ARGS) {
+    double total = 0.0;
+    for (size_t lo = 0; lo < n; lo += s) {
+        size_t hi = lo + s < n ? lo + s : n;
+        for (size_t j = 0; j < d; j++) plus[j] = minus[j] = 1.0;
+        for (size_t k = lo; k < hi; k++) {
+            const double *x = yX + k * d;
+            double m = margin(d, x, mu), e = exp(-m);
+            total += log1p(e);
+            for (size_t j = 0; j < d; j++) {
+                double g = exp(x[j] * reach[j]);
+                plus[j] *= 1.0 + e / g;
+                minus[j] *= 1.0 + e * g;
+            }
+            if ((k - lo) % 8 == 7 || k + 1 == hi)
+                for (size_t j = 0; j < d; j++) {
+                    total += log(plus[j]) + log(minus[j]);
+                    plus[j] = minus[j] = 1.0;
+                }
+        }
+    }
+    return total;
+}
+
+#if defined(__AVX512F__)
+#define LANES 8
+#elif defined(__AVX__)
+#define LANES 4
+#else
+#define LANES 2
+#endif
+typedef double vec __attribute__((vector_size(8 * LANES)));
+
+size_t lanes(void) { return LANES; }
+
+/* 16 independent chains of `count` multiply-adds each: the peak rate of vector instructions. */
+double peak(size_t count) {
+    vec a[16], x, y;
+    for (int l = 0; l < LANES; l++) x[l] = 0.999999 + 1e-9 * l, y[l] = 1e-6;
+    for (int i = 0; i < 16; i++)
+        for (int l = 0; l < LANES; l++) a[i][l] = i + l;
+    for (size_t k = 0; k < count; k++)
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) {
+            a[i] = a[i] * x + y;
+            __asm__("" : "+x"(a[i])); /* keep the chains apart and in registers */
+        }
+    double total = 0.0;
+    for (int i = 0; i < 16; i++)
+        for (int l = 0; l < LANES; l++) total += a[i][l];
+    return total;
+}
+
+/* Sum of n doubles: the rate at which data can be read. */
+double stream(size_t n, const double *restrict x) {
+    vec a[8] = {{0.0}};
+    size_t k = 0;
+    for (; k + 8 * LANES <= n; k += 8 * LANES)
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++) {
+            vec v;
+            memcpy(&v, x + k + i * LANES, sizeof v);
+            a[i] += v;
+        }
+    double total = 0.0;
+    for (int i = 0; i < 8; i++)
+        for (int l = 0; l < LANES; l++) total += a[i][l];
+    return total;
+}

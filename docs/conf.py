@@ -1,0 +1,33 @@
+"""Sphinx configuration."""
+
+import sys
+from pathlib import Path
+
+import epfast
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+project = "epfast"
+author = "the epfast developers"
+copyright = "2026, the epfast developers"
+version = release = epfast.__version__
+
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
+    "results",  # results.py beside this file
+]
+exclude_patterns = ["_build"]
+templates_path = ["_templates"]
+
+autosummary_generate = True
+autodoc_typehints = "none"  # the docstrings give the types, shorter
+autodoc_member_order = "bysource"
+napoleon_google_docstring = False
+napoleon_use_rtype = False
+default_role = "code"
+
+html_theme = "furo"
+html_title = f"epfast {release}"

@@ -1,0 +1,108 @@
+"""The directive ``bench``: the stored results of one script of bench/ as tables and pictures.
+
+``.. bench:: table1`` shows bench/results/table1.json (every list of records in it is a table, its
+columns the scalar fields and the medians of timings) and the pictures bench/results/table1*.png.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any, ClassVar
+
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx.util.docutils import SphinxDirective
+
+RESULTS = Path(__file__).parents[1] / "bench" / "results"
+
+
+def cell(value: Any) -> str:
+    """One cell; a number with four digits."""
+    if isinstance(value, dict):
+        value = value["median"]
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else str(value).replace("\n", " ")
+
+
+def is_cell(value: Any) -> bool:
+    """Whether a field is a column: long curves are for the pictures."""
+    return value is None or isinstance(value, str | int | float) or "median" in value
+
+
+def records(value: Any) -> list[dict[str, Any]]:
+    """The rows of a table, or nothing if the value is something else."""
+    if not (isinstance(value, list) and value):
+        return []
+    if all(isinstance(row, dict) for row in value):
+        return value
+    if all(isinstance(row, list) and len(row) == 4 for row in value):  # verdicts of the harness
+        words = {True: "yes", False: "no", None: "in part"}
+        return [
+            {"where": where, "claim": claim, "holds": words[holds], "evidence": evidence}
+            for where, claim, holds, evidence in value
+        ]
+    return []
+
+
+class Bench(SphinxDirective):
+    """See the module."""
+
+    required_arguments = 1
+    option_spec: ClassVar[dict] = {}
+
+    def run(self) -> list[nodes.Node]:
+        """Build the nodes."""
+        name = self.arguments[0]
+        path = RESULTS / f"{name}.json"
+        self.env.note_dependency(str(path))
+        if not path.exists():
+            text = f"Not run here: ``python bench/{name}.py`` writes this section's tables."
+            return self.parse([text])
+        document = json.loads(path.read_text(encoding="utf-8"))
+        machine = document["machine"]
+        text = f"Machine: {machine['cpu']}, one thread; NumPy {machine['numpy']}"
+        if machine.get("epfast"):
+            text += f"; epfast {machine['epfast']['version']} with {machine['epfast']['simd']}"
+        lines = [text + (". A quick run, not for quoting." if document.get("quick") else "."), ""]
+        for picture in sorted(RESULTS.glob(f"{name}*.png")):
+            relative = os.path.relpath(picture, Path(self.env.doc2path(self.env.docname)).parent)
+            lines += [f".. image:: {relative}", f"   :alt: {picture.stem}", ""]
+        found = self.parse(lines)
+        for key, value in document.items():
+            if rows := records(value):
+                found += [nodes.rubric(text=key.replace("_", " ")), self.table(rows)]
+        return found
+
+    def parse(self, lines: list[str]) -> list[nodes.Node]:
+        """Nodes of reStructuredText."""
+        container = nodes.Element()
+        self.state.nested_parse(StringList(lines, source=__file__), self.content_offset, container)
+        return container.children
+
+    @staticmethod
+    def table(rows: list[dict[str, Any]]) -> nodes.table:
+        """Nodes of a table; its columns are the fields that are cells wherever they occur."""
+        keys = [
+            key
+            for key in dict.fromkeys(key for row in rows for key in row)
+            if all(is_cell(row.get(key)) for row in rows)
+        ]
+        group = nodes.tgroup(cols=len(keys))
+        group += [nodes.colspec(colwidth=1) for _ in keys]
+        head, body = nodes.thead(), nodes.tbody()
+        lines = [[key.replace("_", " ") for key in keys]]
+        lines += [[cell(row.get(key)) for key in keys] for row in rows]
+        for i, line in enumerate(lines):
+            entries = [nodes.entry("", nodes.paragraph(text=text)) for text in line]
+            (body if i else head).append(nodes.row("", *entries))
+        group += [head, body]
+        return nodes.table("", group, classes=["bench"])
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Register the directive."""
+    app.add_directive("bench", Bench)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
