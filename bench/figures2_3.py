@@ -229,13 +229,20 @@ def judge(panels: dict[tuple[str, str], Panel]) -> list[tuple[str, str, bool | N
                 [not good(panels[k][variant]) for k in quasi],
                 say(quasi, variant),
             )
-    gq = [k for k in small if k != ("haberman", "logistic")]
+    easy = [k for k in small if k == ("haberman", "logistic")]
+    hard = [k for k in small if k not in easy]
     add(
         "3.3",
-        "GQ oscillates or stops at a local solution, save on Haberman with logistic loss",
-        [not good(panels[k]["GQ"]) for k in gq]
-        + [good(panels[k]["GQ"]) for k in small if k == ("haberman", "logistic")],
-        f"{say(small, 'GQ')}; a site variance collapses as soon as one point holds all the weight",
+        "GQ oscillates or stops at a local solution in all cases but Haberman with logistic loss",
+        [not good(panels[k]["GQ"]) for k in hard],
+        f"{say(hard, 'GQ')}; a variance collapses as soon as one point holds all the weight",
+    )
+    add(
+        "3.3",
+        "GQ converges to some extent on Haberman with logistic loss",
+        [good(panels[k]["GQ"]) for k in easy],
+        f"{say(easy, 'GQ')}; the first cavity puts the points gamma sd = 10.6 away in the weight "
+        "of the constant column, where ten rows of constant 1 differ by e^50 and more",
     )
     same = [k for k in small if k[1] != "quasi01"]
     add(
@@ -300,7 +307,7 @@ def judge(panels: dict[tuple[str, str], Panel]) -> list[tuple[str, str, bool | N
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %" if abs(share) < 10 else f"{share:.0f} times"
+    return f"{100 * share:.1f} %" if abs(share) < 2 else f"{share:.0f} times"
 
 
 def _geometric(ratio: NDArray[np.float64]) -> float:

@@ -29,16 +29,21 @@ SHORT = {"laplace": "LA", "quick_laplace": "QLA", "quadrature": "GQ", "variation
 
 
 class Timing(NamedTuple):
-    """Median and quartiles in seconds over ``n`` rounds."""
+    """Median and quartiles, and the values themselves in the order of the rounds."""
 
     median: float
     q1: float
     q3: float
-    n: int
+    values: tuple[float, ...]
 
     def scaled(self, factor: float) -> Timing:
         """Return the same timing in another unit."""
-        return Timing(self.median * factor, self.q1 * factor, self.q3 * factor, self.n)
+        return summarize([factor * value for value in self.values])
+
+    def over(self, other: Timing) -> Timing:
+        """Return the quotients, round by round: what disturbs both sides of a round cancels."""
+        pairs = zip(self.values, other.values, strict=False)  # a slow task runs in fewer rounds
+        return summarize([mine / theirs for mine, theirs in pairs])
 
 
 def interleave(
@@ -85,9 +90,9 @@ def interleave(
 def summarize(values: Sequence[float]) -> Timing:
     """Median and quartiles of a sample."""
     if len(values) < 2:
-        return Timing(values[0], values[0], values[0], 1)
+        return Timing(values[0], values[0], values[0], tuple(values))
     q1, q2, q3 = statistics.quantiles(values, n=4, method="inclusive")
-    return Timing(q2, q1, q3, len(values))
+    return Timing(q2, q1, q3, tuple(values))
 
 
 def machine() -> dict[str, Any]:

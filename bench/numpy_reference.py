@@ -55,8 +55,6 @@ Sums = tuple[float, Array]
 
 _TINY = 500  # s x d up to which the number of NumPy calls matters more than the work in them
 
-# ruff: noqa: D102  (value, slope, curvature and three_sums are documented in Loss)
-
 # --------------------------------------------------------------------------------------- losses
 
 

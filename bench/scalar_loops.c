@@ -1,6 +1,6 @@
 /* Plain scalar loops for kernel_limit.py, as a C programmer would write the 2d+1 factor values of
- * a minibatch (margins, then both sides of every (row, coordinate) pair), and two loops that find
- * the machine's own limits.  Compiled with gcc -O2 without vectoriser, and again with
+ * a minibatch (margins, then both sides of every (row, coordinate) pair), and loops that find the
+ * machine's own limits.  Compiled with gcc -O2 without vectoriser, and again with
  * -O3 -march=native.
  *
  * yX is (n, d), taken s rows at a time; reach_j = gamma sigma_j; plus and minus are (d) scratch.
@@ -95,37 +95,49 @@ typedef double vec __attribute__((vector_size(8 * LANES)));
 
 size_t lanes(void) { return LANES; }
 
-/* 16 independent chains of `count` multiply-adds each: the peak rate of vector instructions. */
-double peak(size_t count) {
-    vec a[16], x, y;
-    for (int l = 0; l < LANES; l++) x[l] = 0.999999 + 1e-9 * l, y[l] = 1e-6;
-    for (int i = 0; i < 16; i++)
-        for (int l = 0; l < LANES; l++) a[i][l] = i + l;
-    for (size_t k = 0; k < count; k++)
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; i++) {
-            a[i] = a[i] * x + y;
-            __asm__("" : "+x"(a[i])); /* keep the chains apart and in registers */
-        }
-    double total = 0.0;
-    for (int i = 0; i < 16; i++)
-        for (int l = 0; l < LANES; l++) total += a[i][l];
+/* Twelve independent chains, each value held in a register by the empty asm. */
+#define CHAINS(op)                                                                                \
+    op(a0) op(a1) op(a2) op(a3) op(a4) op(a5) op(b0) op(b1) op(b2) op(b3) op(b4) op(b5)
+#define DECLARE(v) vec v = zero + #v[1] * 1e-3;
+#define FMA(v) v = v * x + y; __asm__("" : "+x"(v));
+#define ADD(v) v = v + y; __asm__("" : "+x"(v));
+#define ADD_UP(v) x += v;
+#define SETUP                                                                                     \
+    vec zero = {0.0}, x = zero + 0.999999, y = zero + 1e-6;                                       \
+    CHAINS(DECLARE)
+#define TOTAL                                                                                     \
+    CHAINS(ADD_UP)                                                                                \
+    double total = 0.0;                                                                           \
+    for (int l = 0; l < LANES; l++) total += x[l];                                                \
     return total;
+
+/* Peak rate of multiply-adds: 12 vector instructions per round. */
+double peak_fma(size_t rounds) {
+    SETUP
+    for (size_t k = 0; k < rounds; k++) { CHAINS(FMA) }
+    TOTAL
 }
 
-/* Sum of n doubles: the rate at which data can be read. */
-double stream(size_t n, const double *restrict x) {
-    vec a[8] = {{0.0}};
-    size_t k = 0;
-    for (; k + 8 * LANES <= n; k += 8 * LANES)
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; i++) {
-            vec v;
-            memcpy(&v, x + k + i * LANES, sizeof v);
-            a[i] += v;
-        }
-    double total = 0.0;
-    for (int i = 0; i < 8; i++)
-        for (int l = 0; l < LANES; l++) total += a[i][l];
-    return total;
+/* Peak rate of a mixture: 6 multiply-adds and 6 additions per round. */
+double peak_mixed(size_t rounds) {
+    SETUP
+    for (size_t k = 0; k < rounds; k++) {
+        FMA(a0) ADD(b0) FMA(a1) ADD(b1) FMA(a2) ADD(b2)
+        FMA(a3) ADD(b3) FMA(a4) ADD(b4) FMA(a5) ADD(b5)
+    }
+    TOTAL
+}
+
+/* Sum of n doubles, `repeats` times over: the rate at which data can be read. */
+double stream(size_t n, size_t repeats, const double *restrict data) {
+    vec zero = {0.0}, x = zero;
+    CHAINS(DECLARE)
+    vec v;
+#define READ(a) memcpy(&v, p, sizeof v); a += v; p += LANES;
+    for (size_t r = 0; r < repeats; r++) {
+        const double *p = data;
+        for (size_t k = 0; k + 12 * LANES <= n; k += 12 * LANES) { CHAINS(READ) }
+        __asm__ volatile("" ::: "memory");
+    }
+    TOTAL
 }

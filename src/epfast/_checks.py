@@ -31,7 +31,10 @@ def number(
     """A finite real number with ``value > above``, ``least <= value <= most``."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} is {describe(value)}; allowed: a real number")
-    result = float(value)
+    try:
+        result = float(value)
+    except OverflowError:
+        result = math.inf
     if not (math.isfinite(result) and result > above and least <= result <= most):
         limits = [f"> {above:g}"] if above > -math.inf else []
         limits += [f">= {least:g}"] if least > -math.inf else []
@@ -40,12 +43,13 @@ def number(
     return result
 
 
-def integer(name: str, value: Any, *, least: int) -> int:
-    """An integer of at least ``least``."""
+def integer(name: str, value: Any, *, least: int, most: int = 2**62) -> int:
+    """An integer with ``least <= value <= most``."""
+    allowed = f"an integer >= {least}" + (f" and <= {most}" if most < 2**62 else "")
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name} is {describe(value)}; allowed: an integer >= {least}")
-    if value < least:
-        raise ValueError(f"{name} is {value}; allowed: an integer >= {least}")
+        raise TypeError(f"{name} is {describe(value)}; allowed: {allowed}")
+    if not least <= value <= most:
+        raise ValueError(f"{name} is {describe(value)}; allowed: {allowed}")
     return int(value)
 
 
@@ -74,7 +78,7 @@ def array(
         k is not None and k != got for k, got in zip(shape, given.shape, strict=True)
     ):
         raise ValueError(f"{name} has shape {given.shape}; allowed: {wanted}")
-    result = np.ascontiguousarray(given, dtype=np.float64)
+    result = to_float64(given)
     if finite and not np.isfinite(result).all():
         raise ValueError(f"{name} holds NaN or infinity; allowed: finite numbers")
     if positive and not (result > 0).all():
@@ -82,19 +86,31 @@ def array(
     return result
 
 
+def to_float64(given: NDArray[Any]) -> Array:
+    """C-contiguous float64; a long double beyond its range becomes infinity, without a warning."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.ascontiguousarray(given, dtype=np.float64).reshape(given.shape)
+
+
 def real_array(name: str, value: Any) -> NDArray[Any]:
     """``value`` as an array of integers, booleans or real numbers, without a copy where possible."""
     if hasattr(value, "tocsr"):
         raise TypeError(f"{name} is a sparse matrix; allowed: a dense array (use .toarray())")
+    if np.ma.is_masked(value):
+        raise TypeError(f"{name} is an array with masked entries; allowed: fill or drop them first")
     try:
         result = np.asarray(value)
     except ValueError as error:
         raise ValueError(f"{name} is not a rectangular array of numbers: {error}") from None
     if result.dtype == object:
         try:
+            if any(item is None for item in result.flat):
+                raise TypeError
             result = result.astype(np.float64)
         except (TypeError, ValueError):
             raise TypeError(f"{name} holds objects; allowed: real numbers") from None
+        except OverflowError:
+            raise ValueError(f"{name} holds integers beyond the range of a double") from None
     if result.dtype.kind not in "fiub":
         raise TypeError(f"{name} has dtype {result.dtype}; allowed: real numbers")
     return result
@@ -114,18 +130,18 @@ def design(name: str, value: Any, d: int | None = None) -> NDArray[Any]:
     if d is None and 0 in result.shape:
         raise ValueError(f"{name} has shape {result.shape}; allowed: at least one row and column")
     if result.dtype not in (np.float64, np.float32) or not result.dtype.isnative:
-        result = result.astype(np.float64)
+        result = to_float64(result)
     return result
 
 
 def labels(name: str, value: Any, n: int) -> Array:
     """Labels -1 and +1, (n,), as float64."""
-    given = np.asarray(value)
+    given = real_array(name, value)
     if given.shape != (n,):
         raise ValueError(f"{name} has shape {given.shape}; allowed: ({n},), a label per row of X")
-    if given.dtype.kind not in "fiu":
+    if given.dtype.kind == "b":
         raise TypeError(f"{name} has dtype {given.dtype}; allowed: the numbers -1 and +1")
-    result = np.ascontiguousarray(given, dtype=np.float64)
+    result = to_float64(given)
     if not (np.abs(result) == 1.0).all():
         found = np.unique(result)
         shown = ", ".join(f"{v:g}" for v in found[:4]) + (", ..." if found.size > 4 else "")

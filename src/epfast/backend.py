@@ -57,13 +57,14 @@ def fit_minibatch(
     Returns
     -------
     precision, shift : ndarray of shape (d,)
-        About the origin. NaN in a coordinate where Gauss quadrature finds no variance.
+        About the origin.
     log_scale : float
 
     Raises
     ------
     FloatingPointError
-        If the scheme fails: a factor that vanishes at the points, Newton that does not converge.
+        If the scheme fails, if only in one coordinate: a factor that vanishes at the points, a
+        quadrature that finds no variance, Newton that does not converge.
     """
     found_loss = losses.resolve(loss)
     found_scheme = schemes.resolve(scheme, gamma, curvature)
@@ -111,8 +112,7 @@ def sigma_points(
     spread = _checks.array("variance", variance, shape=center.shape, positive=True)
     if center.size == 0:
         raise ValueError("mean has shape (0,); allowed: at least one dimension")
-    if gamma is not None:
-        _checks.number("gamma", gamma, above=0.0)
+    schemes._check_gamma(gamma)
     points, weights = schemes.sigma_rule(
         center.size, schemes._default_gamma(gamma, center.size)
     )
@@ -135,7 +135,7 @@ def variational_fit(
     Parameters
     ----------
     points : array_like of shape (z, d)
-        At least as many different points as unknowns: 2 d + 1, or (d + 1)(d + 2) / 2 for "full".
+        Points that determine all the unknowns: 2 d + 1, or (d + 1)(d + 2) / 2 for "full".
     weights : array_like of shape (z,)
         Positive.
     log_values : array_like of shape (z,)
@@ -163,18 +163,22 @@ def variational_fit(
     x = _checks.array("points", points, shape=(None, None))
     z, d = x.shape
     unknowns = 2 * d + 1 if basis == "diagonal" else (d + 1) * (d + 2) // 2
+    if 0 in x.shape:
+        raise ValueError(f"points has shape {x.shape}; allowed: at least one point and coordinate")
     w = _checks.array("weights", weights, shape=(z,), positive=True)
     f = _checks.array("log_values", log_values, shape=(z,))
-    if d == 0 or len(np.unique(x, axis=0)) < unknowns:
-        raise ValueError(
-            f"points has shape {x.shape}; allowed: at least {unknowns} different points for this basis"
-        )
     # standardised, so that the monomials are of one size whatever the scale of the points
-    center = w @ x / w.sum()
-    scale = np.sqrt(w @ (x - center) ** 2 / w.sum())
-    if not (scale > 0.0).all():
-        raise ValueError("points do not vary in some coordinate; allowed: at least 3 values in each")
-    alpha = fit_rule(monomials((x - center) / scale, basis == "full"), w, f, start == "flat")
+    with np.errstate(all="ignore"):
+        share = w / w.max()
+        center = share @ x / share.sum()
+        scale = np.sqrt(share @ (x - center) ** 2 / share.sum())
+        terms = monomials((x - center) / scale, basis == "full")
+    if not np.isfinite(terms).all() or np.linalg.matrix_rank(terms) < unknowns:
+        raise ValueError(
+            f"points of shape {x.shape} do not determine the {unknowns} unknowns of this basis; allowed: "
+            "at least so many, with three values in each coordinate, of moderate size"
+        )
+    alpha = fit_rule(terms, share, f, start == "flat")
     if alpha is None:
         raise FloatingPointError("Newton-Cholesky did not converge on these log_values")
     slope, square = alpha[1 : d + 1] / scale, alpha[d + 1 : 2 * d + 1] / np.sqrt(2.0)
@@ -211,7 +215,7 @@ def build_config() -> dict[str, Any]:
 
 def _elementwise(name: str, x: ArrayLike) -> Array:
     given = _checks.real_array("x", x)
-    flat = np.ascontiguousarray(given, dtype=np.float64).ravel()
+    flat = _checks.to_float64(given).ravel()
     out = np.empty_like(flat)
     _loss.elementwise(name, flat, out)
     return out.reshape(given.shape)
@@ -243,5 +247,5 @@ def erfcx(x: ArrayLike) -> Array:
 
 
 def log_ndtr(x: ArrayLike) -> Array:
-    """log of the standard normal distribution function, any shape; within 8 ulp."""
+    """log of the standard normal distribution function, any shape; within 12 ulp."""
     return _elementwise("log_ndtr", x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +29,8 @@ from epfast.schemes import Scheme
 __all__ = ["ConvergenceWarning", "Interrupted", "fit_linear"]
 
 Callback = Callable[[SweepInfo, State], Any]
+
+_END = object()
 
 #: the core is left at least this often, so that Ctrl-C and progress act
 SECONDS_PER_CALL = 0.1
@@ -158,6 +161,10 @@ def fit_linear(
     ------
     ValueError, TypeError
         With the name of the argument, what was given, and what is allowed.
+    FloatingPointError
+        If the posterior or the evidence overflows.
+    RuntimeError
+        If a loss in C returns an error code; an exception of a Python loss is passed on.
     Interrupted
         On Ctrl-C, within about a second; carries the last complete posterior.
 
@@ -192,16 +199,18 @@ def fit_linear(
     found_scheme = schemes.resolve(scheme, gamma, curvature)
     found_scheme.check_loss(found_loss)
     if isinstance(X, Iterator) or (y is None and isinstance(X, Iterable) and not _is_array(X)):
-        if y is not None or not isinstance(schedule, ADF) or schedule.order != "sequential":
+        if y is not None:
+            raise ValueError("X is an iterator of chunks and y is given; allowed: y=None")
+        if not isinstance(schedule, ADF) or schedule.order != "sequential":
             raise ValueError(
-                "X is an iterable of chunks; allowed: with y=None and schedule=ADF() in sequential "
-                "order"
+                "y is None, so X is taken for an iterable of (X, y) chunks; allowed: with schedule=ADF() "
+                "in sequential order, else give y"
             )
         if record is not None:
             raise ValueError("record needs all the rows; allowed with an iterable of chunks: None")
         chunks = iter(X)
-        first = next(chunks, None)
-        if first is None:
+        first = next(chunks, _END)
+        if first is _END:
             raise ValueError("X is an empty iterable; allowed: at least one (X, y) chunk")
         rows, labels = _chunk(first, None)
     else:
@@ -328,12 +337,14 @@ def _fit_adf(
     )
     history: list[SweepInfo] = []
     precision, shift = state.precision.copy(), state.shift.copy()
-    core = model.factors(precision.size, model.batch_size)
+    core: Factors | None = None
     before = time.perf_counter()
     rows: tuple[NDArray[Any], Array] | None = None
     trace = None
     try:
         for X, y in pieces:
+            if core is None:  # the first piece holds a whole minibatch, or all there is
+                core = model.factors(precision.size, len(X))
             n_factors = -(-len(X) // model.batch_size)
             if record == "factor":
                 trace = np.empty((n_factors, precision.size))
@@ -342,9 +353,10 @@ def _fit_adf(
             rows = X, y
     except KeyboardInterrupt:
         raise Interrupted(model.posterior(state, False, history)) from None
+    assert core is not None
+    assert rows is not None
     new = State(precision, shift, None, state.log_scale + core.log_scale_total, state.sweeps + 1)
     _check_finite(new)
-    assert rows is not None
     info = SweepInfo(
         new.sweeps,
         _change(state, new),
@@ -430,8 +442,10 @@ def _undo_improper(precision: Array, shift: Array, sites: Sites, before: State) 
 
 
 def _check_finite(state: State) -> None:
-    if not (np.isfinite(state.precision).all() and np.isfinite(state.shift).all()):
-        raise FloatingPointError("the posterior overflowed; scale the columns of X")
+    with np.errstate(over="ignore", invalid="ignore"):
+        numbers = (state.precision, state.shift, log_evidence(state, np.ones(1)))
+    if not all(np.isfinite(part).all() for part in numbers):
+        raise FloatingPointError("the posterior or its evidence overflowed; scale the columns of X")
 
 
 def _change(old: State, new: State) -> float:
@@ -461,7 +475,7 @@ def regularized_cost(model: _Model, X: NDArray[Any], y: Array, thetas: Array) ->
 def _prior(variance: Any, precision: Any, d: int) -> Array:
     """The diagonal of the prior precision, (d,)."""
     if precision is not None:
-        if np.ndim(variance) != 0 or variance != 25.0:
+        if not isinstance(variance, numbers.Number) or variance != 25.0:
             raise ValueError("prior_precision and prior_variance are both given; allowed: one of them")
         matrix = _checks.array("prior_precision", precision, shape=(d, d))
         diagonal = np.diag(matrix).copy()
@@ -469,12 +483,20 @@ def _prior(variance: Any, precision: Any, d: int) -> Array:
             raise ValueError(
                 "prior_precision is not diagonal; allowed with posterior='factorized': a diagonal matrix"
             )
-        return _checks.array("prior_precision's diagonal", diagonal, shape=(d,), positive=True)
-    if np.ndim(variance) == 0 and not isinstance(variance, np.ndarray):
-        return np.full(d, 1.0 / _checks.number("prior_variance", variance, above=0.0))
-    spread = np.asarray(variance)
+        return _moderate("prior_precision's diagonal", diagonal, d)
+    if not isinstance(variance, np.ndarray) and isinstance(variance, numbers.Number):
+        # within these limits the precision is a normal number
+        return np.full(d, 1.0 / _checks.number("prior_variance", variance, least=1e-300, most=1e300))
+    spread = _checks.real_array("prior_variance", variance)
     spread = np.broadcast_to(spread, (d,)) if spread.ndim == 0 else spread
-    return 1.0 / _checks.array("prior_variance", spread, shape=(d,), positive=True)
+    return 1.0 / _moderate("prior_variance", spread, d)
+
+
+def _moderate(name: str, value: Any, d: int) -> Array:
+    result = _checks.array(name, value, shape=(d,), positive=True)
+    if not ((result >= 1e-300) & (result <= 1e300)).all():
+        raise ValueError(f"{name} holds {result.min():g}; allowed: from 1e-300 to 1e300")
+    return result
 
 
 def _is_array(X: Any) -> bool:
@@ -502,8 +524,8 @@ def _pieces(
             yield X[:whole], y[:whole]
         # copies: a reader may reuse its buffer for the next chunk
         left_X, left_y = X[whole:].copy(), y[whole:].copy()
-        chunk = next(chunks, None)
-        if chunk is None:
+        chunk = next(chunks, _END)
+        if chunk is _END:
             break
         X, y = _chunk(chunk, left_X.shape[1])
     if len(left_X):

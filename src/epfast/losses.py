@@ -55,12 +55,15 @@ class Loss:
     kinks: tuple[float, ...] = field(default=(), init=False, repr=False)
 
     def __post_init__(self) -> None:
-        _checks.choice("loss", self.name, tuple(LOSS_PARAMETERS))
-        count = LOSS_PARAMETERS[self.name]
-        if count not in (-1, len(self.parameters)):
+        by_name = tuple(name for name, count in LOSS_PARAMETERS.items() if count >= 0)
+        _checks.choice("name", self.name, by_name)
+        parameters = _checks.array("parameters", self.parameters, shape=(None,))
+        if parameters.size != LOSS_PARAMETERS[self.name]:
             raise ValueError(
-                f"parameters has {len(self.parameters)} numbers; the loss {self.name!r} takes {count}"
+                f"parameters has {parameters.size} numbers; the loss {self.name!r} takes "
+                f"{LOSS_PARAMETERS[self.name]}"
             )
+        self._set(parameters=tuple(map(float, parameters)))
 
     def _core(self) -> CoreLoss:
         return CoreLoss.table(self.name, self.parameters)
@@ -86,7 +89,7 @@ class Loss:
             value and slope are half sums of the one-sided limits (Roche 2016, section 3.2).
         """
         given = _checks.real_array("margins", margins)
-        flat = np.ascontiguousarray(given, dtype=np.float64).ravel()
+        flat = _checks.to_float64(given).ravel()
         outputs = [np.empty_like(flat) for _ in range(3 if derivatives else 1)]
         if derivatives and not self.has_derivatives:
             raise ValueError(f"the loss {self!r} has no slope and curvature")
@@ -150,15 +153,19 @@ class PiecewiseLinear(Loss):
         jumps = np.zeros(knots.size)
         if self.jumps is not None:
             jumps = _checks.array("jumps", self.jumps, shape=(knots.size,))
-        level = _checks.number("value", self.value)
+        value = level = _checks.number("value", self.value)
         parameters = [float(knots.size), slopes[0]]
-        for i, knot in enumerate(knots):
-            if i:
-                level += slopes[i] * (knot - knots[i - 1])
-            parameters += [knot, level, level + jumps[i], slopes[i + 1]]
-            level += jumps[i]
+        with np.errstate(over="ignore", invalid="ignore"):
+            for i, knot in enumerate(knots):
+                if i:
+                    level += slopes[i] * (knot - knots[i - 1])
+                parameters += [knot, level, level + jumps[i], slopes[i + 1]]
+                level += jumps[i]
+        if not np.isfinite(parameters).all():
+            raise ValueError("knots and slopes overflow: the loss is infinite at a knot")
         self._set(
             parameters=tuple(map(float, parameters)),
+            value=value,
             knots=tuple(map(float, knots)),
             slopes=tuple(map(float, slopes)),
             jumps=tuple(map(float, jumps)),
@@ -186,7 +193,7 @@ class Quasi01(PiecewiseLinear):
     Parameters
     ----------
     epsilon : float
-        > 0; at 1 it is the hinge.
+        In [1e-100, 1e100]; at 1 it is the hinge.
     """
 
     epsilon: float = 0.1
@@ -196,7 +203,7 @@ class Quasi01(PiecewiseLinear):
     jumps: tuple[float, ...] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        epsilon = _checks.number("epsilon", self.epsilon, above=0.0)
+        epsilon = _checks.number("epsilon", self.epsilon, least=1e-100, most=1e100)
         # the values at the second knot come out as exact zeros: slope * width = -1
         self._set(
             epsilon=epsilon, knots=(0.0, epsilon), slopes=(-epsilon, -1.0 / epsilon, 0.0)
@@ -226,7 +233,7 @@ class NoisyStep(PiecewiseLinear):
     jumps: tuple[float, ...] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        epsilon = _checks.number("epsilon", self.epsilon, above=0.0, most=0.5)
+        epsilon = _checks.number("epsilon", self.epsilon, least=1e-300, most=0.5)
         if epsilon == 0.5:
             raise ValueError("epsilon is 0.5; allowed: less than 0.5 (labels would say nothing)")
         value = float(-np.log(epsilon))

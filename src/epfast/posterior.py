@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -162,10 +163,11 @@ class FactorizedPosterior:
         """
         rows = _checks.design("X", X, self.precision.size)
         mean, variance = np.empty(len(rows)), np.empty(len(rows))
-        for part in row_chunks(rows):
-            block = np.asarray(rows[part], dtype=np.float64)
-            mean[part] = block @ self.mean
-            variance[part] = (block * block) @ self.variance
+        with np.errstate(over="ignore", invalid="ignore"):
+            for part in row_chunks(rows):
+                block = np.asarray(rows[part], dtype=np.float64)
+                mean[part] = block @ self.mean
+                variance[part] = (block * block) @ self.variance
         if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
             raise ValueError("X holds NaN or infinity, or overflows; allowed: finite numbers")
         return mean, variance
@@ -194,13 +196,13 @@ class FactorizedPosterior:
         mean, variance = self.predict_latent(X)
         if isinstance(self.loss, Probit) and self.beta == 1.0:
             return np.asarray(_normal_cdf(mean / np.sqrt(1.0 + variance)))
-        return np.concatenate(
-            [np.empty(0)]
-            + [
-                class_probability(self.loss, self.beta, mean[part], np.sqrt(variance[part]))
-                for part in row_chunks(mean[:, None], 1 << 11)
-            ]
-        )
+        result = np.empty(len(mean))
+        numbers_per_row = 12 * (24 + 2 * len(self.loss.kinks))
+        for part in row_chunks(mean[:, None], (1 << 21) // numbers_per_row):
+            result[part] = class_probability(
+                self.loss, self.beta, mean[part], np.sqrt(variance[part])
+            )
+        return result
 
     def sample(self, size: int, rng: np.random.Generator | int) -> Array:
         """Draw weights from the posterior.
@@ -248,7 +250,7 @@ class FactorizedPosterior:
             "sweeps": self.state.sweeps,
             "history": [info._replace(factor_cost=None)._asdict() for info in self.history],
         }
-        with open(path, "wb") as file:
+        with open(os.fspath(path), "wb") as file:
             np.savez(file, header=np.array(json.dumps(header)), **arrays)
 
 
@@ -271,8 +273,9 @@ def load(path: str | os.PathLike[str], loss: Any = None) -> FactorizedPosterior:
     ValueError
         If the file is not such a file.
     """
+    given = None if loss is None else losses.resolve(loss)
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(os.fspath(path), "rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         header = json.loads(str(arrays.pop("header")))
         if header["format"] != FORMAT or header["posterior"] != "factorized":
@@ -300,13 +303,13 @@ def load(path: str | os.PathLike[str], loss: Any = None) -> FactorizedPosterior:
                 int(header["sweeps"]),
             ),
             prior_precision=checked["prior_precision"],
-            loss=losses.resolve(loss) if loss is not None else saved and _restore_loss(saved),
+            loss=given if given is not None or saved is None else _restore_loss(saved),
             beta=float(header["beta"]),
             batch_size=int(header["batch_size"]),
             converged=bool(header["converged"]),
             history=[SweepInfo(**record) for record in header["history"]],
         )
-    except (KeyError, TypeError, ValueError, EOFError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, EOFError, BadZipFile) as error:
         raise ValueError(f"path {str(path)!r} is not a posterior saved by epfast: {error}") from error
 
 
@@ -338,9 +341,8 @@ def _restore_loss(described: dict[str, Any]) -> Loss:
 def log_evidence(state: State, prior_precision: Array) -> float:
     """log of the integral of N(theta; 0, 1 / prior) times the product of the sites."""
     log_ratio = np.log(prior_precision / state.precision).sum()
-    return float(
-        state.log_scale + 0.5 * log_ratio + 0.5 * (state.shift**2 / state.precision).sum()
-    )
+    quadratic = (state.shift * (state.shift / state.precision)).sum()
+    return float(state.log_scale + 0.5 * log_ratio + 0.5 * quadratic)
 
 
 def row_chunks(rows: NDArray[Any], entries: int = 1 << 20) -> list[slice]:

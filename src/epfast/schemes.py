@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks
 from epfast._checks import Array
+from epfast._core.minibatch import monomials
 from epfast.losses import Loss
 
 __all__ = ["Laplace", "Quadrature", "QuickLaplace", "Scheme", "Variational", "fifth_degree_rule"]
@@ -50,7 +51,7 @@ class Scheme:
 
 def _check_gamma(gamma: float | None) -> None:
     if gamma is not None:
-        _checks.number("gamma", gamma, above=0.0)
+        _checks.number("gamma", gamma, least=1e-8, most=1e8)
 
 
 def _default_gamma(gamma: float | None, d: int) -> float:
@@ -103,7 +104,7 @@ class Laplace(Scheme):
     def __post_init__(self) -> None:
         _checks.choice("curvature", self.curvature, CURVATURES)
         _checks.number("tol", self.tol, least=0.0)
-        _checks.integer("max_iter", self.max_iter, least=1)
+        _checks.integer("max_iter", self.max_iter, least=1, most=10**6)
 
     def core_arguments(self, d: int) -> dict[str, Any]:
         return {
@@ -180,14 +181,20 @@ class Variational(Scheme):
             weights = _checks.array(
                 "rule's weights", self.rule[1], shape=(points.shape[0],), positive=True
             )
-            if len(np.unique(points, axis=0)) < 2 * d + 1:
+            if np.linalg.matrix_rank(monomials(points, False)) < 2 * d + 1:
                 raise ValueError(
-                    f"rule has {len(points)} points; allowed: at least {2 * d + 1} different ones"
+                    f"rule has {len(points)} points that do not determine the {2 * d + 1} unknowns of a "
+                    "fit; allowed: at least so many, with three values in each coordinate"
                 )
         elif self.rule == "fifth":
             points, weights = fifth_degree_rule(d)
         else:
             points, weights = sigma_rule(d, gamma)
+            if not weights[0] > 0.0:
+                raise ValueError(
+                    f"gamma is {gamma:g}, which makes a weight of the rule negative; allowed with "
+                    f"solver='newton' in {d} dimensions: more than {math.sqrt(d):g}"
+                )
         return {
             "scheme": "variational_rule",
             "points": points,

@@ -4,6 +4,8 @@ import os
 
 import numpy as np
 
+from libc.math cimport NAN
+
 from cpython.pycapsule cimport PyCapsule_GetContext, PyCapsule_GetName, PyCapsule_GetPointer
 
 
@@ -140,6 +142,8 @@ cdef int call_batch(
         count = <int> min(n - first, <ptrdiff_t> BATCH)
         for i in range(count):
             margins[i] = m[first + i]
+        for i in range(3 * count):
+            out[i] = NAN                    # what the function leaves out is not a number
         if (<batch_of_margins> c.function)(count, margins, out, c.user) != 0:
             return 1
         for i in range(count):
@@ -159,31 +163,42 @@ cdef int call_python(
     with gil:
         loss = <CoreLoss> user
         try:
-            # a copy: the callable may keep what it is given
-            margins = np.array(<double[:n]> (<double *> m))
             if value != NULL:
-                fill(loss.value, "value", margins, n, value)
+                fill(loss.value, "value", m, n, value)
             if slope != NULL:
-                fill(loss.slope, "slope", margins, n, slope)
+                fill(loss.slope, "slope", m, n, slope)
             if curvature != NULL:
-                fill(loss.curvature, "curvature", margins, n, curvature)
+                fill(loss.curvature, "curvature", m, n, curvature)
             return 0
         except BaseException as error:      # C cannot carry it: kept for reraise()
             loss.error = error
             return 1
 
 
-cdef int fill(function, str name, margins, ptrdiff_t n, double *out) except -1:
+cdef int fill(function, str name, const double *m, ptrdiff_t n, double *out) except -1:
+    """out = function(m), checked: an array of n real numbers, none of them NaN."""
     if function is None:
         raise ValueError(f"this scheme needs the {name} of the loss, and the loss has none")
-    result = np.asarray(function(margins), dtype=np.float64)
+    # a fresh copy: the function may keep it, or write to it
+    result = np.asarray(function(np.array(<double[:n]> (<double *> m))))
+    if result.dtype.kind not in "fiub":
+        raise TypeError(
+            f"the loss's {name} function returned dtype {result.dtype}; allowed: real numbers"
+        )
     if result.shape != (n,):
         raise ValueError(
             f"the loss's {name} function returned shape {result.shape} for {n} margins; "
             f"allowed: ({n},)"
         )
-    cdef double[:] target = <double[:n]> out
-    target[:] = result
+    cdef const double[:] source = result.astype(np.float64)
+    cdef ptrdiff_t i, count = 0
+    for i in range(n):
+        out[i] = source[i]
+        count += source[i] != source[i]
+    if count:
+        raise ValueError(
+            f"the loss's {name} function returned NaN for {count} of {n} margins; allowed: numbers"
+        )
     return 0
 
 
@@ -197,8 +212,11 @@ cdef class CoreLoss:
     def table(str name, parameters=()):
         """The loss of that name in losses.h."""
         cdef CoreLoss loss = CoreLoss.__new__(CoreLoss)
-        if LOSS_PARAMETERS[name] not in (-1, len(parameters)):
-            raise ValueError(f"the loss {name!r} takes {LOSS_PARAMETERS[name]} parameters")
+        count = LOSS_PARAMETERS[name]
+        if count == -1:                     # piecewise linear: the first number counts the knots
+            count = 2 + 4 * int(parameters[0])
+        if len(parameters) != count or count < 0:
+            raise ValueError(f"the loss {name!r} takes {count} parameters")
         loss.c.kind = _KINDS[name]
         loss.parameters = np.array(tuple(parameters) or (0.0,), dtype=np.float64)
         loss.c.parameters = &loss.parameters[0]

@@ -49,6 +49,7 @@ SITE_RULES = {"nonnegative": NONNEGATIVE, "keep": KEEP, "floor": FLOOR}
 cdef double FLOOR_SHARE = -0.9
 cdef int MAX_HALVINGS = 40
 cdef int MAX_NEWTON = 200
+cdef double UNDETERMINED = 1e-9         # relative error of a fit that counts as none
 
 cdef enum:
     POINT_BLOCK = 64
@@ -183,7 +184,9 @@ cdef int newton_cholesky(
                 break
             t *= 0.5
         else:
-            return 0 if descent <= 1e-10 * fabs(loss) else 1
+            if descent > 1e-10 * fabs(loss):
+                return 1
+            break
         for j in range(p):
             alpha[j] += t * step[j]
         for i in range(z):
@@ -193,7 +196,16 @@ cdef int newton_cholesky(
         if descent <= 1e-26 * total:
             break
     else:
-        return 0 if descent <= 1e-16 * total else 1
+        if descent > 1e-16 * total:
+            return 1
+    if flat:
+        # the factor of the Hessian tells whether the rounding of the gradient, eps times its mass,
+        # moves the solution: values of f far below the largest do not pin it down
+        root = hessian[0]
+        for j in range(p):
+            root = min(root, hessian[j * p + j])
+        if 1e-16 * mass > UNDETERMINED * root * root:
+            return 1
     alpha[0] += top
     return 0
 
@@ -378,8 +390,8 @@ cdef class Factors:
         cdef Outcome outcome = self.two_sided(s, x, ld, y, beta, c)
         cdef double side = 0.5 / (self.gamma * self.gamma)
         cdef double middle = 1.0 - self.d / (self.gamma * self.gamma)
-        cdef double top = 0.0, mass, up, down, shift, second, variance
-        cdef ptrdiff_t j
+        cdef double top = 0.0, mass, up, down, shift, rest, second, variance
+        cdef ptrdiff_t j, i
         if outcome != FITTED:
             return outcome
         for j in range(self.d):
@@ -401,7 +413,14 @@ cdef class Factors:
             up = side * self.column_a[j] / mass
             down = side * self.column_b[j] / mass
             shift = up - down                           # mean - mu, in steps
-            second = (up + down) - shift * shift        # variance, in steps^2
+            rest = 1.0 - (up + down)
+            if rest < 0.5:                              # at most one j: no cancellation either
+                rest = middle * exp(-top)
+                for i in range(self.d):
+                    if i != j:
+                        rest += side * (self.column_a[i] + self.column_b[i])
+                rest /= mass
+            second = (up + down) * rest + 4.0 * up * down       # variance, in steps^2
             variance = second * self.step[j] * self.step[j]
             self.tau[j] = 1.0 / variance - 1.0 / self.v[j]
             self.b[j] = shift * self.step[j] / variance
@@ -618,7 +637,7 @@ cdef class Factors:
     def fit_one(self, const double[:, ::1] z, const double[::1] mean, const double[::1] variance):
         """The raw fit of one factor, z = y X (s, d): (precision, shift about the origin, log_scale).
 
-        None where the scheme fails, with NaN in the coordinates that fail alone."""
+        None where the scheme fails, if only in one coordinate."""
         cdef ptrdiff_t j
         cdef double c = 0.0
         cdef Outcome outcome
@@ -627,7 +646,7 @@ cdef class Factors:
             self.v[j] = variance[j]
         with nogil:
             outcome = self.fit(z.shape[0], &z[0, 0], self.d, NULL, &c)
-        self.raise_for(outcome, 0)
+        self.raise_for(outcome, 0, "yX")
         if outcome == NOT_FITTED:
             return None
         precision, shift = np.empty(self.d), np.empty(self.d)
@@ -637,14 +656,17 @@ cdef class Factors:
             p[j] = self.tau[j]
             h[j] = self.b[j] + self.tau[j] * self.mu[j]
             c -= self.mu[j] * (self.b[j] + 0.5 * self.tau[j] * self.mu[j])
+            if not (isfinite(p[j]) and isfinite(h[j]) and isfinite(c)):
+                return None
         return precision, shift, c
 
-    cdef int raise_for(self, Outcome outcome, ptrdiff_t first_row) except -1:
+    cdef int raise_for(self, Outcome outcome, ptrdiff_t first_row, str name) except -1:
         if outcome == CALLBACK_FAILED:
             self.loss.reraise()
         if outcome == NOT_FINITE:
             raise ValueError(
-                f"X is not finite: NaN, infinity or overflow in row {first_row + self.bad_row}"
+                f"{name} gives a margin that is not finite in row {first_row + self.bad_row}: it "
+                "holds NaN or infinity, or numbers too large; allowed: finite numbers"
             )
         return 0
 
@@ -661,6 +683,7 @@ cdef class Factors:
         cdef ptrdiff_t j
         cdef double old_tau, old_nu, cavity, t, h, c = 0.0, origin = 0.0
         cdef bint acted, kept
+        cdef ptrdiff_t lost = 0
         cdef Outcome outcome
         for j in range(self.d):
             cavity, h = tau[j], nu[j]
@@ -672,7 +695,10 @@ cdef class Factors:
             self.v[j] = 1.0 / cavity
             self.mu[j] = h / cavity
         outcome = self.fit(s, x, ld, y, &c)
-        if outcome == NOT_FITTED or (outcome == FITTED and not isfinite(c)):
+        if outcome == FITTED:
+            for j in range(self.d):
+                lost += not (isfinite(self.tau[j]) and isfinite(self.b[j]))
+        if outcome == NOT_FITTED or lost == self.d or (outcome == FITTED and not isfinite(c)):
             self.n_failed += 1
             self.n_refused += self.d
             return NOT_FITTED
@@ -761,4 +787,4 @@ cdef class Factors:
                 if traced:
                     for j in range(d):
                         trace[u, j] = new_nu[j] / new_tau[j]
-        self.raise_for(outcome, first)
+        self.raise_for(outcome, first, "X")

@@ -43,12 +43,12 @@ ELEMENTWISE(log_ndtr)
 /* ---- value, slope, curvature at margins ---- */
 
 enum {
-#define X(name, n_parameters, kernel, higher) KIND_##name,
+#define X(name, n_parameters, kernel) KIND_##name,
     EPF_LOSSES(X)
 #undef X
 };
 
-#define X(name, n_parameters, kernel, higher)                                                               \
+#define X(name, n_parameters, kernel)                                                               \
     static void loss_##name(const double *p, ptrdiff_t n, const double *m, double *value,          \
                             double *slope, double *curvature)                                      \
     {                                                                                              \
@@ -74,7 +74,7 @@ static int loss_at_margins(const epf_loss *loss, ptrdiff_t n, const double *m, d
                            double *slope, double *curvature)
 {
     switch (loss->kind) {
-#define X(name, n_parameters, kernel, higher)                                                               \
+#define X(name, n_parameters, kernel)                                                               \
     case KIND_##name:                                                                              \
         loss_##name(loss->parameters, n, m, value, slope, curvature);                              \
         return 0;
@@ -268,8 +268,13 @@ EPF_INLINE void logistic_columns(const int U, ptrdiff_t s, const double *x, ptrd
         vi small = V_MASK(largest[i] < LOGISTIC_SMALL_DELTA);
         if (v_any(small))
             difference = v_select(small, logistic_small_step(s, x + i * VW, ld, g[i], rows), difference);
-        if (v_any(V_MASK(largest[i] > LOGISTIC_MAX_DELTA)))
-            logistic_any_step(s, x + i * VW, ld, g[i], rows, m, &difference, &second);
+        vi big = V_MASK(largest[i] > LOGISTIC_MAX_DELTA);
+        if (v_any(big)) {
+            vd D_any, S_any;
+            logistic_any_step(s, x + i * VW, ld, g[i], rows, m, &D_any, &S_any);
+            difference = v_select(big, D_any, difference);
+            second = v_select(big, S_any, second);
+        }
         v_store(D + i * VW, difference);
         v_store(S + i * VW, second);
     }
@@ -363,53 +368,80 @@ static void piecewise_pairs(int U, const double *parameters, int jumps, ptrdiff_
     else piecewise_columns(U, K, 0, s, x, ld, step, rows, D, S);
 }
 
-/* Any smooth loss of the table, from its values. Where third and fourth derivatives at m are at
- * hand a step below 2^-8 takes Taylor's series, since the second difference of the values cancels:
- *     D = -2 delta (l' + delta^2 l''' / 6),   S = delta^2 (l'' + delta^2 l'''' / 12).
- * A row is y, m, l(m), l', l'', l''', l''''. */
-typedef void (*loss_function)(vd m, const double *p, vd *value, vd *slope, vd *curvature);
-typedef void (*higher_function)(vd m, vd slope, vd curvature, vd *third, vd *fourth);
-#define VALUES_ROW 7
-#define TAYLOR_MAX_DELTA 0x1p-8
+/* Probit. Far below 0 the loss is m^2/2 and a slow remainder B(m) = -log(erfcx(-m / sqrt 2) / 2), so
+ * where m and m +- delta are all negative the differences of the square are taken exactly,
+ *     D = -2 m delta + B(m - delta) - B(m + delta),   S = delta^2 + B(m + delta) + B(m - delta) - 2 B(m);
+ * else the loss itself is differenced. A step small against the scale of the loss takes Taylor's
+ * series, since the second difference of rounded values cancels:
+ *     D = -2 delta (l' + delta^2 l''' / 6),   S = delta^2 (l'' + delta^2 l'''' / 12). */
+typedef struct {
+    double y, m, loss, remainder, slope, curvature, third, fourth, reach;
+} probit_row;
 
-EPF_INLINE void values_rows(loss_function f, higher_function higher, const double *parameters,
-                            ptrdiff_t s, const double *y, const double *m, double *rows)
+static void probit_rows(ptrdiff_t s, const double *y, const double *m, probit_row *rows)
 {
     for (ptrdiff_t k = 0; k < s; k += VW) {
         ptrdiff_t n = s - k < VW ? s - k : VW;
-        vd at[VALUES_ROW];
-        double lanes[VW];
-        at[0] = y ? v_load_part(y + k, n) : v_set(1.0);
-        at[1] = v_load_part(m + k, n);
-        f(at[1], parameters, &at[2], &at[3], &at[4]);
-        at[5] = at[6] = v_set(0.0);
-        if (higher) higher(at[1], at[3], at[4], &at[5], &at[6]);
-        for (int c = 0; c < VALUES_ROW; c++) {
-            v_store(lanes, at[c]);
-            for (ptrdiff_t i = 0; i < n; i++) rows[VALUES_ROW * (k + i) + c] = lanes[i];
+        vd mk = v_load_part(m + k, n), loss, slope, curvature;
+        epf_probit(mk, NULL, &loss, &slope, &curvature);
+        /* from h' = -l'': l''' = h - l'' (m + 2h); below -40 the derivatives of the series of l'' */
+        vd far = v_min(mk, v_set(-40.0)), u = 1.0 / (far * far), twice = mk - 2.0 * slope;
+        vd third = -slope - curvature * twice;
+        vd fourth = -third * twice - 2.0 * curvature * (1.0 - curvature);
+        vi below = V_MASK(mk < -40.0);
+        third = v_select(below, u / far * (2.0 - u * (24.0 - u * (300.0 - u * 4144.0))), third);
+        fourth = v_select(below, -u * u * (6.0 - u * (120.0 - u * (2100.0 - u * 37296.0))), fourth);
+        vd columns[] = {y ? v_load_part(y + k, n) : v_set(1.0), mk, loss, v_probit_remainder(mk), slope,
+                        curvature, third, fourth, 0x1p-8 / v_max(mk, v_set(1.0))};
+        for (int c = 0; c < 9; c++) {
+            double lanes[VW];
+            v_store(lanes, columns[c]);
+            for (ptrdiff_t i = 0; i < n; i++) ((double *)&rows[k + i])[c] = lanes[i];
         }
     }
 }
 
-EPF_INLINE void values_columns(loss_function f, const int series, const double *parameters,
-                               ptrdiff_t s, const double *x, ptrdiff_t ld, const double *step,
-                               const double *rows, double *D, double *S)
+EPF_INLINE void probit_columns(ptrdiff_t s, const double *x, ptrdiff_t ld, const double *step,
+                               const probit_row *rows, double *D, double *S)
 {
-    vd g = v_load(step), odd = v_set(0.0), even = odd, up, down, unused;
+    vd g = v_load(step), odd = v_set(0.0), even = odd;
     for (ptrdiff_t k = 0; k < s; k++) {
-        const double *row = rows + VALUES_ROW * k;
-        vd delta = (v_load(x + k * ld) * row[0]) * g, square = delta * delta;
-        vd odd_k = -2.0 * delta * (row[3] + square * (row[5] / 6.0));
-        vd even_k = square * (row[4] + square * (row[6] / 12.0));
-        vi direct = series ? ~V_MASK(v_abs(delta) < TAYLOR_MAX_DELTA) : v_seti(-1);
+        probit_row row = rows[k];
+        vd delta = (v_load(x + k * ld) * row.y) * g, square = delta * delta;
+        vd odd_k = -2.0 * delta * (row.slope + square * (row.third / 6.0));
+        vd even_k = square * (row.curvature + square * (row.fourth / 12.0));
+        vi direct = ~V_MASK(v_abs(delta) < row.reach);
         if (v_any(direct)) {
-            f(row[1] + delta, parameters, &up, &unused, &unused);
-            f(row[1] - delta, parameters, &down, &unused, &unused);
-            odd_k = v_select(direct, down - up, odd_k);
-            even_k = v_select(direct, (up - row[2]) + (down - row[2]), even_k);
+            vd up = row.m + delta, down = row.m - delta, up_B, down_B;
+            vd up_loss = v_probit_loss(up, &up_B), down_loss = v_probit_loss(down, &down_B);
+            vi low = V_MASK(v_max(up, down) < 0.0);
+            vd o = v_select(low, (down_B - up_B) - (2.0 * row.m) * delta, down_loss - up_loss);
+            vd e = v_select(low, square + ((up_B - row.remainder) + (down_B - row.remainder)),
+                            (up_loss - row.loss) + (down_loss - row.loss));
+            odd_k = v_select(direct, o, odd_k);
+            even_k = v_select(direct, e, even_k);
         }
         odd += odd_k;
         even += even_k;
+    }
+    v_store(D, odd);
+    v_store(S, even);
+}
+
+/* Any loss of the table, from its values. */
+typedef void (*loss_function)(vd m, const double *p, vd *value, vd *slope, vd *curvature);
+
+EPF_INLINE void values_columns(loss_function f, const double *parameters, ptrdiff_t s,
+                               const double *x, ptrdiff_t ld, const double *y, const double *m,
+                               const double *step, const double *center, double *D, double *S)
+{
+    vd g = v_load(step), odd = v_set(0.0), even = odd, up, down, unused;
+    for (ptrdiff_t k = 0; k < s; k++) {
+        vd delta = (v_load(x + k * ld) * (y ? y[k] : 1.0)) * g;
+        f(m[k] + delta, parameters, &up, &unused, &unused);
+        f(m[k] - delta, parameters, &down, &unused, &unused);
+        odd += down - up;
+        even += (up - center[k]) + (down - center[k]);
     }
     v_store(D, odd);
     v_store(S, even);
@@ -453,18 +485,21 @@ static int callback_pairs(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const 
 
 /* ---- pairs: rows first, then the columns, up to three vectors at a time ---- */
 
-#define ROWS_LOGISTIC(name, higher) logistic_rows(s, y, m, rows)
-#define ROWS_VALUES(name, higher) values_rows(epf_##name, higher, p, s, y, m, rows)
-#define ROWS_PIECEWISE(name, higher) jumps = piecewise_rows(p, s, y, m, rows)
+#define ROWS_LOGISTIC(name) logistic_rows(s, y, m, rows)
+#define ROWS_PROBIT(name) probit_rows(s, y, m, (probit_row *)rows)
+#define ROWS_VALUES(name) loss_##name(p, s, m, rows, NULL, NULL)
+#define ROWS_PIECEWISE(name) jumps = piecewise_rows(p, s, y, m, rows)
 
-#define COLUMNS_LOGISTIC(name, higher)                                                             \
+#define COLUMNS_LOGISTIC(name)                                                                     \
     UNROLLED(logistic_columns, s, xj, ld, step + j, rows, m, D + j, S + j)
-#define COLUMNS_PIECEWISE(name, higher)                                                            \
+#define COLUMNS_PIECEWISE(name)                                                                    \
     piecewise_pairs(U, p, jumps, s, xj, ld, step + j, rows, D + j, S + j)
-#define COLUMNS_VALUES(name, higher)                                                               \
-    for (int i = 0; i < U; i++)                                                                    \
-        values_columns(epf_##name, higher != NULL, p, s, xj + i * VW, ld, step + j + i * VW, rows, \
-                       D + j + i * VW, S + j + i * VW)
+#define COLUMNS_PROBIT(name)                                                                       \
+    for (ptrdiff_t c = 0; c < U * VW; c += VW)                                                     \
+        probit_columns(s, xj + c, ld, step + j + c, (const probit_row *)rows, D + j + c, S + j + c)
+#define COLUMNS_VALUES(name)                                                                       \
+    for (ptrdiff_t c = 0; c < U * VW; c += VW)                                                     \
+        values_columns(epf_##name, p, s, xj + c, ld, y, m, step + j + c, rows, D + j + c, S + j + c)
 
 static int pairs(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld,
                  const double *y, const double *m, const double *step, double *D, double *S,
@@ -487,9 +522,9 @@ static int pairs(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const double *x
     double *rows = work;
     int jumps = 0;
     switch (loss->kind) {
-#define X(name, n_parameters, kernel, higher)                                                      \
+#define X(name, n_parameters, kernel)                                                      \
     case KIND_##name:                                                                              \
-        ROWS_##kernel(name, higher);                                                               \
+        ROWS_##kernel(name);                                                               \
         break;
         EPF_LOSSES(X)
 #undef X
@@ -503,9 +538,9 @@ static int pairs(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const double *x
         if (U == left) j = d - U * VW;
         const double *xj = x + j;
         switch (loss->kind) {
-#define X(name, n_parameters, kernel, higher)                                                      \
+#define X(name, n_parameters, kernel)                                                      \
         case KIND_##name:                                                                          \
-            COLUMNS_##kernel(name, higher);                                                        \
+            COLUMNS_##kernel(name);                                                        \
             break;
             EPF_LOSSES(X)
 #undef X
@@ -525,17 +560,17 @@ const epf_kernels NAMED(epf_kernels) = {
 #ifdef EPF_COMMON       /* what does not depend on the instruction set: compiled once */
 size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d)
 {
-    size_t row = VALUES_ROW;
+    size_t row = sizeof(probit_row) / sizeof(double);            /* the largest but PIECEWISE */
     if (loss->kind == EPF_CALLBACK) return (size_t)(s + 4 * callback_rows(s, d) * d);
     if (loss->kind == KIND_piecewise_linear)
         row = 1 + PIECEWISE_ROW((size_t)PIECEWISE_KNOTS(loss->parameters));
     return (size_t)s * (row + 8);               /* 8: the widest vector, for padded columns */
 }
 
-#define X(name, n_parameters, kernel, higher) #name,
+#define X(name, n_parameters, kernel) #name,
 static const char *const loss_names[] = {EPF_LOSSES(X)};
 #undef X
-#define X(name, n_parameters, kernel, higher) n_parameters,
+#define X(name, n_parameters, kernel) n_parameters,
 static const int loss_parameters[] = {EPF_LOSSES(X)};
 #undef X
 

@@ -4,7 +4,8 @@
  * compiler's target macros. GCC and clang get their generic vector extensions (any CPU), any other
  * compiler gets vectors of one lane: the same code, scalar.
  *
- *   vd  doubles      vi  64-bit lanes: integers, bit patterns, and masks (all ones / all zeros)
+ *   vd  doubles      vi  64-bit lanes: bit patterns and masks (all ones / all zeros)
+ *   vu  the same, unsigned, for arithmetic that may wrap
  *
  * Nothing here may be compiled with -ffast-math: v_round relies on (x + M) - M.
  */
@@ -27,6 +28,7 @@
 #  endif
 typedef double vd __attribute__((vector_size(8 * VW)));
 typedef int64_t vi __attribute__((vector_size(8 * VW)));
+typedef uint64_t vu __attribute__((vector_size(8 * VW)));
 typedef double vd_unaligned __attribute__((vector_size(8 * VW), aligned(8), may_alias));
 #  define V_BITS(a) ((vi)(a))
 #  define V_FROM_BITS(a) ((vd)(a))
@@ -36,6 +38,7 @@ typedef double vd_unaligned __attribute__((vector_size(8 * VW), aligned(8), may_
 #  define VW 1
 typedef double vd;
 typedef int64_t vi;
+typedef uint64_t vu;
 typedef double vd_unaligned;
 EPF_INLINE vi epf_bits(double a) { vi b; memcpy(&b, &a, 8); return b; }
 EPF_INLINE vd epf_from_bits(vi b) { vd a; memcpy(&a, &b, 8); return a; }
@@ -162,7 +165,8 @@ EPF_INLINE double v_sum(vd a)
 #define V_ROUND_MAGIC 6755399441055744.0        /* 1.5 * 2^52: adding it rounds to an integer */
 
 /* 2^n for the integer that sits in the low bits of t = n + V_ROUND_MAGIC, -1022 <= n <= 1023. */
-EPF_INLINE vd v_pow2_of_magic(vd t) { return V_FROM_BITS((V_BITS(t) << 52) + v_seti(0x3ff0000000000000LL)); }
+EPF_INLINE vu v_pow2_bits_of_magic(vd t) { return ((vu)V_BITS(t) << 52) + (vu)v_seti(0x3ff0000000000000LL); }
+EPF_INLINE vd v_pow2_of_magic(vd t) { return V_FROM_BITS((vi)v_pow2_bits_of_magic(t)); }
 
 /* exp(r) - 1 on |r| <= log(2)/2: r + r^2 Q(r), Q interpolated at Chebyshev nodes in 60 digits;
  * relative error 4e-17 before rounding. */
@@ -245,8 +249,9 @@ EPF_INLINE void v_exp_bounded(const int U, const vd *x, vd *e, vd *second_differ
     EACH c[i] = c[i] * z[i];
     EACH s[i] = (r[i] * z[i]) * s[i] + r[i];
     EACH {
-        vi up_bits = (V_BITS(t[i]) << 52) + v_seti(0x3ff0000000000000LL);
-        vd up = V_FROM_BITS(up_bits), down = V_FROM_BITS(v_seti(0x7fe0000000000000LL) - up_bits);
+        vu up_bits = v_pow2_bits_of_magic(t[i]);
+        vd up = V_FROM_BITS((vi)up_bits);
+        vd down = V_FROM_BITS((vi)((vu)v_seti(0x7fe0000000000000LL) - up_bits));
         vd sum = up + down;                                      /* 2^n + 2^-n */
         second_difference[i] = sum * c[i] + ((up - down) * s[i] + (sum - 2.0));
         e[i] = up * (c[i] + s[i]) + up;
@@ -278,12 +283,12 @@ EPF_INLINE vd v_log_assemble(vd k, vd f, vd c)
 EPF_INLINE void v_log_split(vd w, vd *k, vd *f)
 {
     /* offset so that mantissas above sqrt(2) carry into the exponent */
-    const int64_t sqrt_half = 0x3fe6a09e667f3bcdLL;
-    vi b = V_BITS(w) - sqrt_half;
+    const vu sqrt_half = (vu)v_seti(0x3fe6a09e667f3bcdLL);
+    vi b = (vi)((vu)V_BITS(w) - sqrt_half);
     vi e = b >> 52;
-    *f = V_FROM_BITS((b & 0x000fffffffffffffLL) + sqrt_half) - 1.0;
+    *f = V_FROM_BITS((vi)((vu)(b & v_seti(0x000fffffffffffffLL)) + sqrt_half)) - 1.0;
     /* small integer to double without a conversion instruction: put it in the mantissa of MAGIC */
-    *k = V_FROM_BITS(V_BITS(v_set(V_ROUND_MAGIC)) + e) - V_ROUND_MAGIC;
+    *k = V_FROM_BITS((vi)((vu)V_BITS(v_set(V_ROUND_MAGIC)) + (vu)e)) - V_ROUND_MAGIC;
 }
 
 EPF_INLINE vd v_log(vd x)
@@ -344,12 +349,12 @@ EPF_INLINE vd v_gauss(vd x)
     vd hi = V_FROM_BITS(V_BITS(c) & v_seti(-(1LL << 27)));
     vd y = v_exp(-0.5 * (hi * hi));
     vd rest = 0.5 * (c - hi) * (c + hi);                         /* < 2e-5 */
-    return y - y * (rest - 0.5 * rest * rest);
+    return y - y * (rest * (1.0 - rest * (0.5 - rest * (1.0 / 6.0))));
 }
 
-/* log Phi(x), the log of the standard normal distribution function: with e = erfcx(|x| / sqrt 2)
- * it is log(e/2) - x^2/2 below 0, and log(1 - h), h = e/2 exp(-x^2/2), above: one logarithm. */
-EPF_INLINE vd v_log_ndtr(vd x)
+/* -log Phi(x), the probit loss. With e = erfcx(|x| / sqrt 2) it is x^2/2 + B, B = -log(e/2), below 0,
+ * and -log(1 - h), h = e/2 exp(-x^2/2), above: one logarithm. *remainder is B, of use below 0 only. */
+EPF_INLINE vd v_probit_loss(vd x, vd *remainder)
 {
     vi below = V_MASK(x < 0.0);
     vd half_e = 0.5 * v_erfcx_positive(v_min(v_abs(x), v_set(0x1p1000)) * V_SQRT_HALF);
@@ -358,9 +363,23 @@ EPF_INLINE vd v_log_ndtr(vd x)
     vd lost = v_select(below, v_set(0.0), ((1.0 - w) - h) / w);  /* what the rounding of 1 - h lost */
     vd k, f;
     v_log_split(w, &k, &f);
-    vd y = v_log_assemble(k, f, lost) - v_select(below, 0.5 * x * x, v_set(0.0));
-    y = v_select(V_MASK(h < 0x1p-54) & ~below, -h, y);
+    *remainder = -v_log_assemble(k, f, lost);
+    vd y = *remainder + v_select(below, 0.5 * x * x, v_set(0.0));
+    y = v_select(V_MASK(h < 0x1p-54) & ~below, h, y);
     return v_select(V_MASK(x != x), x, y);
+}
+
+EPF_INLINE vd v_probit_remainder(vd x)
+{
+    vd remainder;
+    v_probit_loss(x, &remainder);
+    return remainder;
+}
+
+EPF_INLINE vd v_log_ndtr(vd x)
+{
+    vd unused;
+    return -v_probit_loss(x, &unused);
 }
 
 /* phi(x) / Phi(x), the inverse Mills ratio of the lower tail. */
