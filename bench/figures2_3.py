@@ -242,7 +242,7 @@ def judge(panels: dict[tuple[str, str], Panel]) -> list[tuple[str, str, bool | N
         "GQ converges to some extent on Haberman with logistic loss",
         [good(panels[k]["GQ"]) for k in easy],
         f"{say(easy, 'GQ')}; the first cavity puts the points gamma sd = 10.6 away in the weight "
-        "of the constant column, where ten rows of constant 1 differ by e^50 and more",
+        "of the constant column, where ten rows of constant 1 move log f by tens of units",
     )
     same = [k for k in small if k[1] != "quasi01"]
     add(

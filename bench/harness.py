@@ -123,19 +123,21 @@ def machine() -> dict[str, Any]:
 
 
 def start(description: str, add: Callable[[argparse.ArgumentParser], None] | None = None):
-    """Parse the command line, pin the process to one core and print what the machine is.
+    """Parse the command line, pin the process to one core, and print what the machine is.
 
     ``add`` may add options to the common ones (--quick, --output, --core).
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
     parser.add_argument(
-        "--output", type=Path, default=RESULTS, help="folder for the JSON (and PNG) files"
+        "--output", type=Path, help="folder for the JSON (and PNG) files (default: results/)"
     )
     parser.add_argument("--core", type=int, default=None, help="core to run on (default: last)")
     if add is not None:
         add(parser)
     options = parser.parse_args()
+    if options.output is None:  # a quick run does not overwrite a full one
+        options.output = RESULTS / "quick" if options.quick else RESULTS
     if hasattr(os, "sched_setaffinity"):
         cores = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {max(cores) if options.core is None else options.core})

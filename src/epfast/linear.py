@@ -279,9 +279,7 @@ def _fit_ep(
             before = time.perf_counter()
             assert state.sites is not None
             sites = Sites(*(part.copy() for part in state.sites))
-            # summed afresh from the sites each sweep, so that rounding does not pile up
-            precision = model.prior_precision + sites.precision.sum(axis=0)
-            shift = sites.shift.sum(axis=0)
+            precision, shift = state.precision.copy(), state.shift.copy()
             order = schedule.visits(n_factors, state.sweeps)
             n_refused, n_failed = core.n_refused, core.n_failed
             targets: dict[str, Any] = {
@@ -295,10 +293,12 @@ def _fit_ep(
             _run(core, X, y, model.batch_size, order, precision, shift, trace, targets, bar)
             refused = core.n_refused - n_refused
             if schedule.order == "parallel":
-                precision, shift = targets["next_tau"], targets["next_nu"]
-                refused += _undo_improper(precision, shift, sites, state)
+                refused += _undo_improper(targets["next_tau"], sites, state)
+            # summed afresh from the sites, so that rounding does not pile up
+            precision = model.prior_precision + sites.precision.sum(axis=0)
+            shift = sites.shift.sum(axis=0)
             new = State(precision, shift, sites, float(sites.log_scale.sum()), state.sweeps + 1)
-            _check_finite(new)
+            _check(new)
             change = _change(state, new) / schedule.damping
             info = SweepInfo(
                 new.sweeps,
@@ -356,7 +356,7 @@ def _fit_adf(
     assert core is not None
     assert rows is not None
     new = State(precision, shift, None, state.log_scale + core.log_scale_total, state.sweeps + 1)
-    _check_finite(new)
+    _check(new)
     info = SweepInfo(
         new.sweeps,
         _change(state, new),
@@ -430,21 +430,21 @@ def _start_state(
     return State(precision, sites.shift.sum(axis=0), sites, start.state.log_scale, start.n_sweeps)
 
 
-def _undo_improper(precision: Array, shift: Array, sites: Sites, before: State) -> int:
+def _undo_improper(precision: Array, sites: Sites, before: State) -> int:
     """Parallel order: coordinates in which all the changes together are too much stay as they were."""
     bad = ~(precision > 0.0)
     if bad.any():
         assert before.sites is not None
         sites.precision[:, bad] = before.sites.precision[:, bad]
         sites.shift[:, bad] = before.sites.shift[:, bad]
-        precision[bad], shift[bad] = before.precision[bad], before.shift[bad]
     return int(bad.sum()) * len(sites.precision)
 
 
-def _check_finite(state: State) -> None:
-    with np.errstate(over="ignore", invalid="ignore"):
+def _check(state: State) -> None:
+    """Whether the posterior is proper and finite, and its evidence too."""
+    with np.errstate(all="ignore"):
         numbers = (state.precision, state.shift, log_evidence(state, np.ones(1)))
-    if not all(np.isfinite(part).all() for part in numbers):
+    if not all(np.isfinite(part).all() for part in numbers) or not (state.precision > 0.0).all():
         raise FloatingPointError("the posterior or its evidence overflowed; scale the columns of X")
 
 

@@ -197,8 +197,8 @@ class FactorizedPosterior:
         if isinstance(self.loss, Probit) and self.beta == 1.0:
             return np.asarray(_normal_cdf(mean / np.sqrt(1.0 + variance)))
         result = np.empty(len(mean))
-        numbers_per_row = 12 * (24 + 2 * len(self.loss.kinks))
-        for part in row_chunks(mean[:, None], (1 << 21) // numbers_per_row):
+        numbers_per_row = 12 * (12 + 2 * len(_break_points(self.loss, self.beta)))
+        for part in row_chunks(mean[:, None], max(1, (1 << 21) // numbers_per_row)):
             result[part] = class_probability(
                 self.loss, self.beta, mean[part], np.sqrt(variance[part])
             )
@@ -357,15 +357,25 @@ def _normal_cdf(x: Array) -> Array:
     return np.asarray(ndtr(x))
 
 
-def class_probability(loss: Loss, beta: float, mean: Array, sd: Array) -> Array:
-    """E[t(h)] / (E[t(h)] + E[t(-h)]), h ~ N(mean, sd^2), by panels of Gauss-Legendre quadrature.
+def _break_points(loss: Loss, beta: float) -> Array:
+    """Where panels of quadrature should end, beside their mirror images: the kinks of the loss, and
+    closing in on where t changes, over a width that does not depend on the spread of h."""
+    near = np.array([0.25, 1.0, 3.0, 9.0, 30.0])
+    if not isinstance(loss, losses.PiecewiseLinear):
+        return np.concatenate([near, near / beta])
+    points = [np.array(loss.kinks)]
+    if len(loss.kinks) <= 16:
+        for knot, *slopes in zip(loss.knots, loss.slopes[:-1], loss.slopes[1:], strict=True):
+            for rate in {abs(slope) * beta for slope in slopes if slope}:
+                points += [knot - near / rate, knot + near / rate]
+    return np.concatenate(points)
 
-    The panels break at the kinks of the loss and close in on h = 0, where t changes over a width
-    that does not depend on sd.
-    """
+
+def class_probability(loss: Loss, beta: float, mean: Array, sd: Array) -> Array:
+    """E[t(h)] / (E[t(h)] + E[t(-h)]), h ~ N(mean, sd^2), by panels of Gauss-Legendre quadrature."""
     nodes, node_weights = np.polynomial.legendre.leggauss(12)
-    kinks = np.array(loss.kinks) if loss.kinks else np.array([0.25, 1.0, 3.0, 9.0, 30.0])
-    inner = np.concatenate([-kinks, [0.0], kinks])
+    points = _break_points(loss, beta)
+    inner = np.concatenate([-points, [0.0], points])
     with np.errstate(divide="ignore", invalid="ignore"):
         breaks = (inner[None, :] - mean[:, None]) / sd[:, None]
     reach = 9.0

@@ -560,7 +560,8 @@ cdef class Factors:
                 new = self.tilted_at(s, beta, self.trial, &failed)
                 if failed:
                     return CALLBACK_FAILED
-                if new >= objective:
+                # near the mode rounding must not look like a fall
+                if new >= objective - 1e-15 * fabs(objective):
                     break
                 for j in range(d):
                     self.theta[j] = self.step[j]
