@@ -73,10 +73,10 @@ def array(
     Copies only where dtype or order ask for it; never modifies ``value``.
     """
     given = real_array(name, value)
-    wanted = "(" + ", ".join("any" if k is None else str(k) for k in shape) + ")"
     if given.ndim != len(shape) or any(
         k is not None and k != got for k, got in zip(shape, given.shape, strict=True)
     ):
+        wanted = "(" + ", ".join("any" if k is None else str(k) for k in shape) + ")"
         raise ValueError(f"{name} has shape {given.shape}; allowed: {wanted}")
     result = to_float64(given)
     if finite and not np.isfinite(result).all():
@@ -88,6 +88,8 @@ def array(
 
 def to_float64(given: NDArray[Any]) -> Array:
     """C-contiguous float64; a long double beyond its range becomes infinity, without a warning."""
+    if given.dtype == np.float64 and given.flags.c_contiguous:
+        return given
     with np.errstate(over="ignore", invalid="ignore"):
         return np.ascontiguousarray(given, dtype=np.float64).reshape(given.shape)
 

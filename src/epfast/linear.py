@@ -298,14 +298,14 @@ def _fit_ep(
             precision = model.prior_precision + sites.precision.sum(axis=0)
             shift = sites.shift.sum(axis=0)
             new = State(precision, shift, sites, float(sites.log_scale.sum()), state.sweeps + 1)
-            _check(new)
+            evidence = _checked_evidence(new, model)
             change = _change(state, new) / schedule.damping
             info = SweepInfo(
                 new.sweeps,
                 change,
                 refused,
                 core.n_failed - n_failed,
-                log_evidence(new, model.prior_precision),
+                evidence,
                 time.perf_counter() - before,
                 *_costs(model, X, y, new, trace, record),
             )
@@ -356,13 +356,13 @@ def _fit_adf(
     assert core is not None
     assert rows is not None
     new = State(precision, shift, None, state.log_scale + core.log_scale_total, state.sweeps + 1)
-    _check(new)
+    evidence = _checked_evidence(new, model)
     info = SweepInfo(
         new.sweeps,
         _change(state, new),
         core.n_refused,
         core.n_failed,
-        log_evidence(new, model.prior_precision),
+        evidence,
         time.perf_counter() - before,
         *_costs(model, *rows, new, trace, record),
     )
@@ -440,12 +440,15 @@ def _undo_improper(precision: Array, sites: Sites, before: State) -> int:
     return int(bad.sum()) * len(sites.precision)
 
 
-def _check(state: State) -> None:
-    """Whether the posterior is proper and finite, and its evidence too."""
+def _checked_evidence(state: State, model: _Model) -> float:
+    """The log evidence, after a look at whether the posterior is proper and all is finite."""
     with np.errstate(all="ignore"):
-        numbers = (state.precision, state.shift, log_evidence(state, np.ones(1)))
-    if not all(np.isfinite(part).all() for part in numbers) or not (state.precision > 0.0).all():
+        evidence = log_evidence(state, model.prior_precision)
+        # the evidence is finite only if every shift and log precision is
+        proper = np.isfinite(evidence) and state.precision.min() > 0.0
+    if not proper:
         raise FloatingPointError("the posterior or its evidence overflowed; scale the columns of X")
+    return evidence
 
 
 def _change(old: State, new: State) -> float:

@@ -296,13 +296,16 @@ NAMED: dict[str, type[Loss]] = {
 }
 
 
+_BY_NAME = {name: kind() for name, kind in NAMED.items()}
+
+
 def resolve(loss: Any) -> Loss:
     """The loss meant by a name, a Loss, a LowLevelCallable or a vectorised callable."""
     if isinstance(loss, Loss):
         return loss
     if isinstance(loss, str):
-        if loss in NAMED:
-            return NAMED[loss]()
+        if loss in _BY_NAME:
+            return _BY_NAME[loss]
         # a row of the core's table that needs no numbers
         known = [name for name, count in LOSS_PARAMETERS.items() if count == 0]
         return Loss(_checks.choice("loss", loss, tuple(dict.fromkeys([*NAMED, *known]))))

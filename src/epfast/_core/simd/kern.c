@@ -87,72 +87,93 @@ static int loss_at_margins(const epf_loss *loss, ptrdiff_t n, const double *m, d
 
 /* ---- margins and weighted sums ---- */
 
+/* Rows in the order of memory, one at a time, so that data seen for the first time streams in. */
 static void margins(ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld, const double *y,
                     const double *mu, double *m)
 {
-    ptrdiff_t whole = d - d % VW, rest = d - whole;
-    for (ptrdiff_t k = 0; k < s; k += 4) {
-        /* four rows at a time; a short last group repeats its last row */
-        const double *row[4];
-        for (int i = 0; i < 4; i++) row[i] = x + (k + i < s ? k + i : s - 1) * ld;
-        vd a0 = v_set(0.0), a1 = a0, a2 = a0, a3 = a0;
-        for (ptrdiff_t j = 0; j < whole; j += VW) {
-            vd u = v_load(mu + j);
-            a0 += v_load(row[0] + j) * u;
-            a1 += v_load(row[1] + j) * u;
-            a2 += v_load(row[2] + j) * u;
-            a3 += v_load(row[3] + j) * u;
+    if (d < VW) {
+        for (ptrdiff_t k = 0; k < s; k++) {
+            double sum = 0.0;
+            for (ptrdiff_t j = 0; j < d; j++) sum += x[k * ld + j] * mu[j];
+            m[k] = y ? y[k] * sum : sum;
         }
-        double sum[4] = {v_sum(a0), v_sum(a1), v_sum(a2), v_sum(a3)};
-        for (int i = 0; i < 4 && k + i < s; i++) {
-            for (ptrdiff_t j = 0; j < rest; j++) sum[i] += row[i][whole + j] * mu[whole + j];
-            m[k + i] = y ? y[k + i] * sum[i] : sum[i];
+        return;
+    }
+    /* the last vector of a row ends at column d; what it shares with the one before counts there */
+    ptrdiff_t whole = d - d % VW;
+    double last_mu[VW];
+    for (ptrdiff_t i = 0; i < VW; i++) last_mu[i] = d - VW + i < whole ? 0.0 : mu[d - VW + i];
+    vd last = v_load(last_mu);
+    for (ptrdiff_t k = 0; k < s; k++) {
+        const double *row = x + k * ld;
+        vd a = v_load(row + d - VW) * last, b = v_set(0.0), c = b, e = b;
+        ptrdiff_t j = 0;
+        for (; j + 4 * VW <= whole; j += 4 * VW) {
+            a += v_load(row + j) * v_load(mu + j);
+            b += v_load(row + j + VW) * v_load(mu + j + VW);
+            c += v_load(row + j + 2 * VW) * v_load(mu + j + 2 * VW);
+            e += v_load(row + j + 3 * VW) * v_load(mu + j + 3 * VW);
         }
+        for (; j < whole; j += VW) b += v_load(row + j) * v_load(mu + j);
+        double sum = v_sum((a + b) + (c + e));
+        m[k] = y ? y[k] * sum : sum;
     }
 }
 
 EPF_INLINE void weighted_column(ptrdiff_t s, const double *x, ptrdiff_t ld, const double *c,
-                                const double *w, vd *g, vd *h)
+                                const double *w, double *g, double *h)
 {
-    vd g0 = v_set(0.0), h0 = g0, g1 = g0, h1 = g0;
-    ptrdiff_t k = 0;
-    for (; k + 2 <= s; k += 2) {
-        vd a = v_load(x + k * ld), b = v_load(x + (k + 1) * ld);
-        g0 += v_set(c[k]) * a;
-        h0 += v_set(w[k]) * (a * a);
-        g1 += v_set(c[k + 1]) * b;
-        h1 += v_set(w[k + 1]) * (b * b);
-    }
-    if (k < s) {
+    vd g0 = v_set(0.0), h0 = g0;
+    for (ptrdiff_t k = 0; k < s; k++) {
         vd a = v_load(x + k * ld);
-        g0 += v_set(c[k]) * a;
-        h0 += v_set(w[k]) * (a * a);
+        g0 += c[k] * a;
+        h0 += w[k] * (a * a);
     }
-    *g = g0 + g1;
-    *h = h0 + h1;
+    v_store(g, g0);
+    v_store(h, h0);
 }
 
+/* Four rows at a time along the columns: a walk down a column would meet the same few cache sets
+ * again and again where the row length is a power of two. */
 static void weighted_sums(ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld, const double *c,
                           const double *w, double *g, double *h)
 {
-    vd a, b;
-    ptrdiff_t j = 0;
-    for (; j + VW <= d; j += VW) {
-        weighted_column(s, x + j, ld, c, w, &a, &b);
-        v_store(g + j, a);
-        v_store(h + j, b);
+    ptrdiff_t whole = d - d % VW, k = 0;
+    for (ptrdiff_t j = 0; j < d; j++) g[j] = h[j] = 0.0;
+    for (; k + 4 <= s; k += 4) {
+        const double *row = x + k * ld;
+        for (ptrdiff_t j = 0; j < whole; j += VW) {
+            vd a0 = v_load(row + j), a1 = v_load(row + ld + j);
+            vd a2 = v_load(row + 2 * ld + j), a3 = v_load(row + 3 * ld + j);
+            v_store(g + j, (v_load(g + j) + c[k] * a0 + c[k + 1] * a1) + (c[k + 2] * a2 + c[k + 3] * a3));
+            v_store(h + j, (v_load(h + j) + w[k] * (a0 * a0) + w[k + 1] * (a1 * a1))
+                               + (w[k + 2] * (a2 * a2) + w[k + 3] * (a3 * a3)));
+        }
     }
-    for (; j < d; j++) {
-        g[j] = h[j] = 0.0;
-        for (ptrdiff_t k = 0; k < s; k++) {
+    for (; k < s; k++) {
+        const double *row = x + k * ld;
+        for (ptrdiff_t j = 0; j < whole; j += VW) {
+            vd a = v_load(row + j);
+            v_store(g + j, v_load(g + j) + c[k] * a);
+            v_store(h + j, v_load(h + j) + w[k] * (a * a));
+        }
+    }
+    if (whole < d && d >= VW) {
+        weighted_column(s, x + d - VW, ld, c, w, g + d - VW, h + d - VW);
+        return;
+    }
+    for (ptrdiff_t j = whole; j < d; j++)
+        for (k = 0; k < s; k++) {
             double v = x[k * ld + j];
             g[j] += c[k] * v;
             h[j] += w[k] * v * v;
         }
-    }
 }
 
-/* ---- pair kernels: U vectors of columns at a time, x and step at the first of them ---- */
+/* ---- pair kernels: U vectors of columns at a time, x and step at the first of them ----
+ *
+ * They prefetch the same place s rows on: in file order the next minibatch, fetched while this one
+ * computes (logistic, 26 MB of data: 3.28 -> 2.88 ms a pass). */
 
 /* Logistic. With p = sigma(-m), q = 1 - p, w = p q and e = exp(delta):
  *     l(m - delta) - l(m)                    = log(q + p e)
@@ -244,6 +265,7 @@ EPF_INLINE void logistic_columns(const int U, ptrdiff_t s, const double *x, ptrd
             vd y = v_set(row[0]), p = v_set(row[1]), q = v_set(row[2]), w = v_set(row[3]);
             vd delta[3], e[3], r[3];
             for (int i = 0; i < U; i++) {
+                V_PREFETCH(x + (k + s) * ld + i * VW);
                 delta[i] = v_flip(v_load(x + k * ld + i * VW), y) * g[i];
                 largest[i] = v_max(v_abs(delta[i]), largest[i]);
             }
@@ -327,6 +349,7 @@ EPF_INLINE void piecewise_columns(const int U, const int K, const int jumps, ptr
     for (ptrdiff_t k = 0; k < s; k++) {
         const double *row = rows + PIECEWISE_ROW(K) * k;
         for (int i = 0; i < U; i++) {
+            V_PREFETCH(x + (k + s) * ld + i * VW);
             vd delta = v_load(x + k * ld + i * VW) * g[i], size = v_abs(delta);
             linear[i] += row[0] * delta;
             for (int j = 0; j < K; j++) {

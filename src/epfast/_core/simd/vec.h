@@ -47,6 +47,12 @@ EPF_INLINE vd epf_from_bits(vi b) { vd a; memcpy(&a, &b, 8); return a; }
 #  define V_MASK(comparison) (-(vi)(comparison))
 #endif
 
+#if defined(__GNUC__) || defined(__clang__)
+#  define V_PREFETCH(p) __builtin_prefetch((p), 0, 2)            /* to be read, into the second cache */
+#else
+#  define V_PREFETCH(p) ((void)0)
+#endif
+
 #if VW > 1 && (defined(__x86_64__) || defined(__i386__))
 #  include <immintrin.h>
 #endif
@@ -149,8 +155,8 @@ EPF_INLINE int v_any(vi mask)
 
 EPF_INLINE double v_sum(vd a)
 {
-#if VW == 8
-    return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
+#if VW == 8 && defined(__AVX512F__)
+    return _mm512_reduce_add_pd((__m512d)a);
 #elif VW == 4
     return (a[0] + a[2]) + (a[1] + a[3]);
 #elif VW == 2
