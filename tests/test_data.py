@@ -25,10 +25,8 @@ def dataset(request, data_folder):
 
 
 def fit(dataset, loss, scheme="variational", **given):
-    if dataset.name in datasets.SMALL:
-        schedule = epfast.EP(sweeps=5, tol=0)
-    else:
-        schedule = epfast.ADF()
+    small = dataset.name in datasets.SMALL
+    schedule = epfast.EP(sweeps=5, tol=0) if small else epfast.ADF()
     given |= {"batch_size": dataset.batch_size, "schedule": schedule, "record": "factor"}
     return epfast.fit_linear(dataset.X, dataset.y, loss=loss, scheme=scheme, **given)
 
@@ -62,7 +60,7 @@ def test_variational_quadrature_ends_near_the_logistic_optimum_and_steady(datase
 
 
 def test_curvature_of_kinked_losses(data_folder):
-    """On WDBC with hinge, quick Laplace diverges with the exact curvature and converges with slopes."""
+    """On WDBC with hinge, quick Laplace diverges with exact curvature, converges with slopes."""
     dataset = datasets.load("wdbc")
     assert fit(dataset, "hinge", "quick_laplace").history[-1].cost > 5000
     slopes = fit(dataset, "hinge", "quick_laplace", curvature="slope")

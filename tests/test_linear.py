@@ -74,9 +74,7 @@ def test_sweeps_equal_plain_numpy(loss, scheme, rule):
         np.testing.assert_allclose(post.precision, plain.precision, rtol=rtol)
         np.testing.assert_allclose(post.mean, plain.mean, rtol=rtol, atol=rtol)
         np.testing.assert_allclose(post.log_evidence, plain.log_evidence, rtol=rtol)
-        np.testing.assert_allclose(
-            post.sites.precision, plain.site_precision, rtol=rtol, atol=rtol
-        )
+        np.testing.assert_allclose(post.sites.precision, plain.site_precision, rtol=rtol, atol=rtol)
         np.testing.assert_allclose(post.sites.shift, plain.site_shift, rtol=rtol, atol=rtol)
         np.testing.assert_allclose(post.sites.log_scale, plain.site_log_scale, rtol=rtol, atol=rtol)
         if scheme != "variational":  # whose exact zeros plain NumPy rounds to either side
@@ -202,7 +200,10 @@ def test_fixed_point(scheme):
     assert post.n_sweeps < 500
     assert post.history[-1].change <= 1e-11
     orders = [epfast.EP(sweeps=1, tol=0, order="shuffled", seed=1)]
-    orders += [epfast.EP(sweeps=1, tol=0, damping=0.5), epfast.EP(sweeps=1, tol=0, order="parallel")]
+    orders += [
+        epfast.EP(sweeps=1, tol=0, damping=0.5),
+        epfast.EP(sweeps=1, tol=0, order="parallel"),
+    ]
     for schedule in orders:
         assert_same(epfast.fit_linear(X, y, schedule=schedule, start=post, **given), post, 1e-8)
     other = epfast.EP(sweeps=500, tol=1e-11, order="parallel", damping=0.4)
@@ -210,7 +211,7 @@ def test_fixed_point(scheme):
 
 
 def test_laplace_fixed_point_is_the_map_estimate():
-    """Laplace propagation: fixed points are stationary points of the posterior (Smola et al. 2003)."""
+    """Laplace propagation: fixed points are stationary points of the posterior (Smola 2003)."""
     X, y = data(n=80, d=5)
     schedule = epfast.EP(sweeps=500, tol=1e-11)
     post = epfast.fit_linear(X, y, scheme="laplace", schedule=schedule, prior_variance=2.0)
@@ -232,9 +233,7 @@ def test_gaussian_factors_are_fitted_exactly(schedule):
         schedule = epfast.EP(
             sweeps=150, tol=0, damping=schedule.damping, order=schedule.order, seed=schedule.seed
         )
-    post = epfast.fit_linear(
-        X, y, loss=loss, batch_size=6, prior_variance=3.0, schedule=schedule
-    )
+    post = epfast.fit_linear(X, y, loss=loss, batch_size=6, prior_variance=3.0, schedule=schedule)
     precision = 1 / 3 + (X**2).sum(axis=0)
     np.testing.assert_allclose(post.precision, precision, rtol=1e-9)
     np.testing.assert_allclose(post.mean, X.T @ y / precision, rtol=1e-9)
@@ -253,11 +252,18 @@ def test_log_evidence_is_near_brute_force(loss, scheme):
     y = np.where(X[:, 0] + rng.normal(size=30) > 0, 1.0, -1.0)
     found = epfast.losses.resolve(loss)
     post = epfast.fit_linear(
-        X, y, loss=loss, scheme=scheme, prior_variance=2.0, schedule=epfast.EP(sweeps=100, tol=1e-10)
+        X,
+        y,
+        loss=loss,
+        scheme=scheme,
+        prior_variance=2.0,
+        schedule=epfast.EP(sweeps=100, tol=1e-10),
     )
 
     def joint(theta):
-        return np.exp(-found.evaluate(y * X[:, 0] * theta)[0].sum() - theta**2 / 4) / np.sqrt(4 * np.pi)
+        return np.exp(-found.evaluate(y * X[:, 0] * theta)[0].sum() - theta**2 / 4) / np.sqrt(
+            4 * np.pi
+        )
 
     mass = integrate.quad(joint, -10, 10, epsabs=0, limit=200)[0]
     mean = integrate.quad(lambda t: t * joint(t), -10, 10, epsabs=0, limit=200)[0] / mass

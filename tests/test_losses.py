@@ -67,7 +67,7 @@ def test_values_and_derivatives(loss):
         at = exact(loss, m)
         d1 = (exact(loss, m + h) - exact(loss, m - h)) / (2 * h)
         d2 = (exact(loss, m + h) - 2 * at + exact(loss, m - h)) / h**2
-        # the pieces of a kinked loss meet: there the error is relative to the loss around, not to l(m)
+        # where the pieces of a kinked loss meet the error is relative to the loss around it
         floor = mp.mpf("4e-16") if loss.kinks else mp.mpf("1e-323")
         assert abs(v - at) <= 1e-14 * abs(at) + floor
         assert abs(t - d1) <= 1e-13 * abs(d1) + mp.mpf("1e-300")

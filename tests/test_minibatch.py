@@ -78,9 +78,7 @@ def test_quadrature_equals_plain_numpy(loss):
     compared = 0
     for (s, d), scale in itertools.product(SHAPES, [1e-3, 0.3, 3.0]):
         z, mean, variance = problem(s, d, scale)
-        plain = reference.fit_minibatch(
-            loss, z, mean, variance, "quadrature", strength="faithful"
-        )
+        plain = reference.fit_minibatch(loss, z, mean, variance, "quadrature", strength="faithful")
         other = plain[0] + 1 / variance
         if not (other * variance < 1e90).all():
             continue

@@ -78,7 +78,9 @@ def test_predict_proba_of_many_rows_and_many_knots():
 def test_sample():
     _, _, post = fit()
     draws = post.sample(40_000, np.random.default_rng(1))
-    np.testing.assert_allclose(draws.mean(axis=0), post.mean, atol=5 * np.sqrt(post.variance / 4e4).max())
+    np.testing.assert_allclose(
+        draws.mean(axis=0), post.mean, atol=5 * np.sqrt(post.variance / 4e4).max()
+    )
     np.testing.assert_allclose(draws.var(axis=0), post.variance, rtol=0.05)
     np.testing.assert_array_equal(post.sample(3, 5), post.sample(3, np.random.default_rng(5)))
     assert post.sample(0, 1).shape == (0, 3)
@@ -92,7 +94,15 @@ def test_save_and_load(loss, schedule, tmp_path):
     back = epfast.load(tmp_path / "post.npz")
     for name in ("mean", "variance", "precision", "shift", "prior_precision"):
         np.testing.assert_array_equal(getattr(back, name), getattr(post, name))
-    for name in ("loss", "beta", "batch_size", "converged", "n_sweeps", "n_refused", "log_evidence"):
+    for name in (
+        "loss",
+        "beta",
+        "batch_size",
+        "converged",
+        "n_sweeps",
+        "n_refused",
+        "log_evidence",
+    ):
         assert getattr(back, name) == getattr(post, name)
     np.testing.assert_array_equal(back.predict_proba(X), post.predict_proba(X))
     assert [info._replace(factor_cost=None) for info in post.history] == back.history

@@ -1,11 +1,13 @@
 """Prepare this Python environment for a build with -Dlapack=openblas.
 
-Installs scipy-openblas32 and writes scipy-openblas.pc into a directory. The file points into the
-environment, with a run path, so that auditwheel and delocate find the library and vendor it.
+Installs scipy-openblas32 and writes scipy-openblas.pc into a directory, and beside it the licences
+that a wheel has to carry. The file points into the environment, with a run path, so that auditwheel
+and delocate find the library and vendor it.
 
     python tools/openblas_pc.py DIRECTORY          # then PKG_CONFIG_PATH=DIRECTORY
 """
 
+import importlib.metadata
 import shutil
 import subprocess
 import sys
@@ -21,6 +23,9 @@ import scipy_openblas32  # noqa: E402
 directory = Path(sys.argv[1])
 directory.mkdir(parents=True, exist_ok=True)
 (directory / "scipy-openblas.pc").write_text(scipy_openblas32.get_pkg_config())
+for file in importlib.metadata.files("scipy-openblas32") or ():
+    if file.name == "LICENSE.txt":
+        shutil.copy(file.locate(), directory / "LICENSE-openblas.txt")
 # Windows has no run path: delvewheel is given the directory that holds the library.
 for library in Path(scipy_openblas32.get_lib_dir()).glob("*.dll"):
     shutil.copy(library, directory)

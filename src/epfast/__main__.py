@@ -10,7 +10,9 @@ from epfast import backend
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m epfast", description="Expectation propagation.")
+    parser = argparse.ArgumentParser(
+        prog="python -m epfast", description="Expectation propagation."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser(
         "demo",

@@ -48,7 +48,7 @@ def integer(name: str, value: Any, *, least: int, most: int = 2**62) -> int:
     allowed = f"an integer >= {least}" + (f" and <= {most}" if most < 2**62 else "")
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name} is {describe(value)}; allowed: {allowed}")
-    if not least <= value <= most:
+    if not least <= int(value) <= most:
         raise ValueError(f"{name} is {describe(value)}; allowed: {allowed}")
     return int(value)
 
@@ -95,7 +95,7 @@ def to_float64(given: NDArray[Any]) -> Array:
 
 
 def real_array(name: str, value: Any) -> NDArray[Any]:
-    """``value`` as an array of integers, booleans or real numbers, without a copy where possible."""
+    """``value`` as an array of integers, booleans or reals, without a copy where possible."""
     if hasattr(value, "tocsr"):
         raise TypeError(f"{name} is a sparse matrix; allowed: a dense array (use .toarray())")
     if np.ma.is_masked(value):

@@ -45,7 +45,10 @@ def run(sweeps: int, picture: str) -> int:
         f"{PRIOR_VARIANCE:g},\nminibatches of 10 rows, {sweeps} sweeps; SIMD: "
         f"{epfast.backend.build_config()['simd']}\n"
     )
-    print(f"{'loss':10} {'scheme':23} {'cost':>9} {'optimum':>9} {'errors':>7} {'refused':>8} {'ms':>7}")
+    print(
+        f"{'loss':10} {'scheme':23} {'cost':>9} {'optimum':>9} {'errors':>7} {'refused':>8} "
+        f"{'ms':>7}"
+    )
     curves: dict[str, dict[str, Array]] = {}
     optima = {}
     start = np.zeros(X.shape[1])
@@ -78,7 +81,8 @@ def run(sweeps: int, picture: str) -> int:
         print()
     print(
         "cost: regularised cost at the posterior mean; optimum: by direct minimisation (quasi 0-1: "
-        "the\nbest local minimum found); refused: coordinates of sites not taken as fitted; ms: the "
+        "the\nbest local minimum found); refused: coordinates of sites not taken as fitted; ms: "
+        "the "
         "whole fit."
     )
     return _draw(curves, optima, len(X) // 10 + 1, picture) if picture else 0
@@ -93,8 +97,10 @@ def _cost(loss: Loss, X: Array, y: Array) -> Callable[[Array], float]:
 
 
 def _optimum(loss: Loss, X: Array, y: Array, start: Array) -> Array:
-    """The minimum of the regularised cost: Newton-like for logistic, the dual for hinge, Powell from
-    the minimum of the previous loss for quasi 0-1."""
+    """Minimise the regularised cost.
+
+    BFGS for logistic, the dual for hinge, Powell from the minimum of the hinge for quasi 0-1.
+    """
     Z = X * y[:, None]
     if isinstance(loss, epfast.Logistic):
 

@@ -113,9 +113,7 @@ def sigma_points(
     if center.size == 0:
         raise ValueError("mean has shape (0,); allowed: at least one dimension")
     schemes._check_gamma(gamma)
-    points, weights = schemes.sigma_rule(
-        center.size, schemes._default_gamma(gamma, center.size)
-    )
+    points, weights = schemes.sigma_rule(center.size, schemes._default_gamma(gamma, center.size))
     return center + points * np.sqrt(spread), weights
 
 
@@ -175,8 +173,8 @@ def variational_fit(
         terms = monomials((x - center) / scale, basis == "full")
     if not np.isfinite(terms).all() or np.linalg.matrix_rank(terms) < unknowns:
         raise ValueError(
-            f"points of shape {x.shape} do not determine the {unknowns} unknowns of this basis; allowed: "
-            "at least so many, with three values in each coordinate, of moderate size"
+            f"points of shape {x.shape} do not determine the {unknowns} unknowns of this basis; "
+            "allowed: at least so many, with three values in each coordinate, of moderate size"
         )
     alpha = fit_rule(terms, share, f, start == "flat")
     if alpha is None:
@@ -204,9 +202,9 @@ def build_config() -> dict[str, Any]:
     -------
     dict
         version; lapack ("scipy" or "openblas") and its version where linked; simd (in use),
-        simd_available (on this CPU), simd_width (doubles); compiler, cython, buildtype, bounds_checks,
-        sanitizer; numpy and scipy. The environment variable EPFAST_SIMD, read at import, forces a
-        lower instruction set.
+        simd_available (on this CPU), simd_width (doubles); compiler, cython, buildtype,
+        bounds_checks, sanitizer; numpy and scipy. The environment variable EPFAST_SIMD, read at
+        import, forces a lower instruction set.
     """
     import scipy
 

@@ -103,8 +103,8 @@ def fit_linear(
     """Fit a linear classifier by expectation propagation on minibatch factors (Roche 2016).
 
     The posterior over weights theta is p(theta) ∝ N(theta; 0, prior) Π_i t_i(theta), one factor per
-    minibatch, t_i(theta) = exp(-beta Σ_k loss(y_k x_k.theta)). Each factor is replaced by a Gaussian
-    site with diagonal precision, found by ``scheme`` where the other sites put their mass.
+    minibatch, t_i(theta) = exp(-beta Σ_k loss(y_k x_k.theta)). Each factor is replaced by a
+    Gaussian site with diagonal precision, found by ``scheme`` where the other sites put their mass.
 
     Parameters
     ----------
@@ -146,8 +146,8 @@ def fit_linear(
         Warm start or resume. EP takes its sites (same X, ``batch_size`` and d); ADF goes on
         from its posterior with new rows, and its prior.
     record : {None, "cost", "factor"}
-        Put into ``history`` the regularised cost beta Σ loss + Σ theta_j^2 / (2 prior_variance_j) at
-        the posterior mean after each sweep ("cost"), and after every factor too ("factor").
+        Put into ``history`` the regularised cost beta Σ loss + Σ theta_j^2 / (2 prior_variance_j)
+        at the posterior mean after each sweep ("cost"), and after every factor too ("factor").
     callback : callable, optional
         Called after each sweep as ``callback(info, state)``; a true answer ends the fit.
     progress : bool
@@ -185,7 +185,9 @@ def fit_linear(
     """
     schedule = EP() if schedule is None else schedule
     if not isinstance(schedule, EP | ADF):
-        raise TypeError(f"schedule is {_checks.describe(schedule)}; allowed: epfast.EP or epfast.ADF")
+        raise TypeError(
+            f"schedule is {_checks.describe(schedule)}; allowed: epfast.EP or epfast.ADF"
+        )
     _checks.choice("posterior", posterior, ("factorized",))
     if batch_size is None:
         raise ValueError("batch_size is None; allowed: an integer >= 1")
@@ -203,8 +205,8 @@ def fit_linear(
             raise ValueError("X is an iterator of chunks and y is given; allowed: y=None")
         if not isinstance(schedule, ADF) or schedule.order != "sequential":
             raise ValueError(
-                "y is None, so X is taken for an iterable of (X, y) chunks; allowed: with schedule=ADF() "
-                "in sequential order, else give y"
+                "y is None, so X is taken for an iterable of (X, y) chunks; allowed: with "
+                "schedule=ADF() in sequential order, else give y"
             )
         if record is not None:
             raise ValueError("record needs all the rows; allowed with an iterable of chunks: None")
@@ -240,7 +242,9 @@ def fit_linear(
                         f"start has {start.precision.size} dimensions; allowed: {rows.shape[1]}"
                     )
                 model = model._replace(prior_precision=start.prior_precision)
-            pieces = iter([(rows, labels)]) if chunks is None else _pieces(rows, labels, chunks, model)
+            pieces = (
+                iter([(rows, labels)]) if chunks is None else _pieces(rows, labels, chunks, model)
+            )
             result = _fit_adf(model, schedule, pieces, start, record, callback, bar)
     finally:
         if bar is not None:
@@ -410,9 +414,7 @@ def _run(
 # ---- what the schedules share ----
 
 
-def _start_state(
-    model: _Model, n_factors: int, d: int, start: FactorizedPosterior | None
-) -> State:
+def _start_state(model: _Model, n_factors: int, d: int, start: FactorizedPosterior | None) -> State:
     if start is None:
         flat = Sites(np.zeros((n_factors, d)), np.zeros((n_factors, d)), np.zeros(n_factors))
         return State(model.prior_precision.copy(), np.zeros(d), flat, 0.0, 0)
@@ -421,17 +423,19 @@ def _start_state(
         raise ValueError("start has no sites (it comes from ADF); allowed with EP: a result of EP")
     if sites.precision.shape != (n_factors, d):
         raise ValueError(
-            f"start has sites of shape {sites.precision.shape}; allowed: {(n_factors, d)}, the same "
-            "rows and batch_size"
+            f"start has sites of shape {sites.precision.shape}; allowed: {(n_factors, d)}, the "
+            "same rows and batch_size"
         )
     precision = model.prior_precision + sites.precision.sum(axis=0)
     if not (precision > 0.0).all():
-        raise ValueError("start makes the posterior improper with this prior; allowed: another prior")
+        raise ValueError(
+            "start makes the posterior improper with this prior; allowed: another prior"
+        )
     return State(precision, sites.shift.sum(axis=0), sites, start.state.log_scale, start.n_sweeps)
 
 
 def _undo_improper(precision: Array, sites: Sites, before: State) -> int:
-    """Parallel order: coordinates in which all the changes together are too much stay as they were."""
+    """Parallel order: coordinates where all changes together are too much stay as they were."""
     bad = ~(precision > 0.0)
     if bad.any():
         assert before.sites is not None
@@ -478,18 +482,23 @@ def regularized_cost(model: _Model, X: NDArray[Any], y: Array, thetas: Array) ->
 def _prior(variance: Any, precision: Any, d: int) -> Array:
     """The diagonal of the prior precision, (d,)."""
     if precision is not None:
-        if not isinstance(variance, numbers.Number) or variance != 25.0:
-            raise ValueError("prior_precision and prior_variance are both given; allowed: one of them")
+        if not isinstance(variance, float) or variance != 25.0:
+            raise ValueError(
+                "prior_precision and prior_variance are both given; allowed: one of them"
+            )
         matrix = _checks.array("prior_precision", precision, shape=(d, d))
         diagonal = np.diag(matrix).copy()
         if (matrix != np.diag(diagonal)).any():
             raise ValueError(
-                "prior_precision is not diagonal; allowed with posterior='factorized': a diagonal matrix"
+                "prior_precision is not diagonal; allowed with posterior='factorized': a diagonal "
+                "matrix"
             )
         return _moderate("prior_precision's diagonal", diagonal, d)
     if not isinstance(variance, np.ndarray) and isinstance(variance, numbers.Number):
         # within these limits the precision is a normal number
-        return np.full(d, 1.0 / _checks.number("prior_variance", variance, least=1e-300, most=1e300))
+        return np.full(
+            d, 1.0 / _checks.number("prior_variance", variance, least=1e-300, most=1e300)
+        )
     spread = _checks.real_array("prior_variance", variance)
     spread = np.broadcast_to(spread, (d,)) if spread.ndim == 0 else spread
     return 1.0 / _moderate("prior_variance", spread, d)

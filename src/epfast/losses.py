@@ -205,9 +205,7 @@ class Quasi01(PiecewiseLinear):
     def __post_init__(self) -> None:
         epsilon = _checks.number("epsilon", self.epsilon, least=1e-100, most=1e100)
         # the values at the second knot come out as exact zeros: slope * width = -1
-        self._set(
-            epsilon=epsilon, knots=(0.0, epsilon), slopes=(-epsilon, -1.0 / epsilon, 0.0)
-        )
+        self._set(epsilon=epsilon, knots=(0.0, epsilon), slopes=(-epsilon, -1.0 / epsilon, 0.0))
         super().__post_init__()
         exact = list(self.parameters)
         exact[7] = exact[8] = 0.0
@@ -258,7 +256,7 @@ class CustomLoss(Loss):
 
     name: str = field(default="custom", init=False, repr=False)
     parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
-    value: VectorFunction | LowLevelCallable = None  # type: ignore[assignment]
+    value: VectorFunction | LowLevelCallable = None
     slope: VectorFunction | None = None
     curvature: VectorFunction | None = None
 
@@ -287,7 +285,7 @@ class CustomLoss(Loss):
         return CoreLoss.python(self.value, self.slope, self.curvature)
 
 
-NAMED: dict[str, type[Loss]] = {
+NAMED: dict[str, Callable[..., Loss]] = {
     "logistic": Logistic,
     "probit": Probit,
     "hinge": Hinge,
@@ -312,6 +310,6 @@ def resolve(loss: Any) -> Loss:
     if isinstance(loss, LowLevelCallable) or (callable(loss) and not isinstance(loss, type)):
         return CustomLoss(loss)
     raise TypeError(
-        f"loss is {_checks.describe(loss)}; allowed: one of {', '.join(map(repr, NAMED))}, a Loss, a "
-        "scipy.LowLevelCallable, or a vectorised callable"
+        f"loss is {_checks.describe(loss)}; allowed: one of {', '.join(map(repr, NAMED))}, a Loss, "
+        "a scipy.LowLevelCallable, or a vectorised callable"
     )

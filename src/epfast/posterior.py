@@ -21,7 +21,7 @@ FORMAT = 1
 
 
 class Sites(NamedTuple):
-    """The Gaussian sites g_i(theta) = exp(log_scale_i + shift_i.theta - precision_i.theta^2 / 2)."""
+    """Gaussian sites g_i(theta) = exp(log_scale_i + shift_i.theta - precision_i.theta^2 / 2)."""
 
     #: (n_factors, d), precision of each factor's site
     precision: Array
@@ -145,7 +145,7 @@ class FactorizedPosterior:
 
     @property
     def log_evidence(self) -> float:
-        """log of the integral of prior times sites, the EP estimate of log p(y); all constants kept."""
+        """log of the integral of prior times sites, EP's log p(y); all constants kept."""
         return log_evidence(self.state, self.prior_precision)
 
     # -- prediction --
@@ -229,8 +229,8 @@ class FactorizedPosterior:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to an ``.npz`` file, which :func:`load` reads; nothing is pickled.
 
-        A CustomLoss or LowLevelCallable cannot be written: give it to ``load`` again. The records of
-        cost after every factor are not written.
+        A CustomLoss or LowLevelCallable cannot be written: give it to ``load`` again. The records
+        of cost after every factor are not written.
         """
         arrays: dict[str, Any] = {
             "precision": self.precision,
@@ -310,7 +310,9 @@ def load(path: str | os.PathLike[str], loss: Any = None) -> FactorizedPosterior:
             history=[SweepInfo(**record) for record in header["history"]],
         )
     except (AttributeError, KeyError, TypeError, ValueError, EOFError, BadZipFile) as error:
-        raise ValueError(f"path {str(path)!r} is not a posterior saved by epfast: {error}") from error
+        raise ValueError(
+            f"path {str(path)!r} is not a posterior saved by epfast: {error}"
+        ) from error
 
 
 def _describe_loss(loss: Loss) -> dict[str, Any] | None:
@@ -329,7 +331,9 @@ def _describe_loss(loss: Loss) -> dict[str, Any] | None:
 
 
 def _restore_loss(described: dict[str, Any]) -> Loss:
-    arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in described.items()}
+    arguments: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in described.items()
+    }
     name = arguments.pop("name")
     if name in losses.NAMED:
         return losses.NAMED[name](**arguments)
@@ -358,8 +362,11 @@ def _normal_cdf(x: Array) -> Array:
 
 
 def _break_points(loss: Loss, beta: float) -> Array:
-    """Where panels of quadrature should end, beside their mirror images: the kinks of the loss, and
-    closing in on where t changes, over a width that does not depend on the spread of h."""
+    """Where panels of quadrature should end, beside the mirror images of these points.
+
+    The kinks of the loss, and closing in on where t changes, over a width that does not depend on
+    the spread of h.
+    """
     near = np.array([0.25, 1.0, 3.0, 9.0, 30.0])
     if not isinstance(loss, losses.PiecewiseLinear):
         return np.concatenate([near, near / beta])
@@ -390,4 +397,4 @@ def class_probability(loss: Loss, beta: float, mean: Array, sd: Array) -> Array:
     top = np.maximum(up.max(axis=(1, 2)), down.max(axis=(1, 2)))[:, None, None]
     mass_up = (weights * np.exp(up - top)).sum(axis=(1, 2))
     mass_down = (weights * np.exp(down - top)).sum(axis=(1, 2))
-    return mass_up / (mass_up + mass_down)
+    return np.asarray(mass_up / (mass_up + mass_down))

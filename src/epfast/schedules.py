@@ -23,8 +23,8 @@ class Schedule:
     def visits(self, n_factors: int, sweep: int) -> NDArray[np.intp]:
         """The factors in the order of the given sweep.
 
-        A shuffled order depends on the seed and the number of the sweep alone, so that a resumed run
-        goes on as if it had not stopped.
+        A shuffled order depends on the seed and the number of the sweep alone, so that a resumed
+        run goes on as if it had not stopped.
         """
         if self.order == "shuffled":
             rng = np.random.default_rng([int(self.seed or 0), sweep])

@@ -137,8 +137,9 @@ class Quadrature(Scheme):
 
 @dataclass(frozen=True)
 class Variational(Scheme):
-    """Variational quadrature: the Gaussian nearest the factor in Kullback-Leibler divergence over a
-    quadrature rule (section 2.3).
+    """Variational quadrature (section 2.3).
+
+    The Gaussian nearest to the factor in Kullback-Leibler divergence over a quadrature rule.
 
     Parameters
     ----------
@@ -150,9 +151,9 @@ class Variational(Scheme):
         points (McNamee & Stenger 1967). Your own rule is points (z, d) and positive weights (z,)
         for a standard normal. These are fitted by Newton with Cholesky, O(s d z + z d^2) a step.
     solver : {"auto", "newton"}
-        "newton" uses Newton with Cholesky for the 2d + 1 rule too, from a constant: the algorithm of
-        the paper, as a check of the closed form. It fails where the factor spans more than about 30
-        nats over the points.
+        "newton" uses Newton with Cholesky for the 2d + 1 rule too, from a constant: the algorithm
+        of the paper, as a check of the closed form. It fails where the factor spans more than about
+        30 nats over the points.
     """
 
     gamma: float | None = None
@@ -183,8 +184,8 @@ class Variational(Scheme):
             )
             if np.linalg.matrix_rank(monomials(points, False)) < 2 * d + 1:
                 raise ValueError(
-                    f"rule has {len(points)} points that do not determine the {2 * d + 1} unknowns of a "
-                    "fit; allowed: at least so many, with three values in each coordinate"
+                    f"rule has {len(points)} points that do not determine the {2 * d + 1} unknowns "
+                    "of a fit; allowed: at least so many, with three values in each coordinate"
                 )
         elif self.rule == "fifth":
             points, weights = fifth_degree_rule(d)
@@ -223,8 +224,8 @@ def fifth_degree_rule(d: int) -> tuple[Array, Array]:
     -------
     points : ndarray of shape (2 d^2 + 1, d)
     weights : ndarray of shape (2 d^2 + 1,)
-        1 + (d^2 - 7d) / 18, (4 - d) / 18 and 1 / 36 (McNamee & Stenger 1967). At d = 4 the points of
-        weight 0 are left out.
+        1 + (d^2 - 7d) / 18, (4 - d) / 18 and 1 / 36 (McNamee & Stenger 1967). At d = 4 the points
+        of weight 0 are left out.
 
     Raises
     ------

@@ -238,7 +238,8 @@ cdef class CoreLoss:
         cdef CoreLoss loss = CoreLoss.__new__(CoreLoss)
         capsule = tuple.__getitem__(callable, 0)
         cdef const char *name = PyCapsule_GetName(capsule)
-        signature = (name.decode() if name != NULL else "").replace("const ", "").replace(" const", "")
+        signature = name.decode() if name != NULL else ""
+        signature = signature.replace("const ", "").replace(" const", "")
         cdef LowLevel target
         target.function = PyCapsule_GetPointer(capsule, name)
         target.user = PyCapsule_GetContext(capsule)

@@ -123,7 +123,7 @@ cdef int newton_cholesky(
     cdef double one = 1.0, zero = 0.0, top = log_f[0], root, total, mass, loss, new, t, descent
     cdef blas_int inc = 1
     cdef ptrdiff_t i, j
-    cdef int iteration, halvings
+    cdef int _iteration, _halving
 
     for i in range(z):
         top = max(top, log_f[i])
@@ -159,7 +159,7 @@ cdef int newton_cholesky(
             u[i] = alpha[0]
         loss = rule_loss(z, weight, f, u)
 
-    for iteration in range(MAX_NEWTON):
+    for _iteration in range(MAX_NEWTON):
         for i in range(z):
             residual[i] = weight[i] * (f[i] - exp(u[i]))
             root = sqrt(weight[i] * exp(u[i]))
@@ -176,7 +176,7 @@ cdef int newton_cholesky(
             return 1
         dgemv(b"T", &p, &z, &one, <double *> basis, &p, step, &inc, &zero, direction, &inc)
         t = 1.0
-        for halvings in range(MAX_HALVINGS):
+        for _halving in range(MAX_HALVINGS):
             for i in range(z):
                 trial[i] = u[i] + t * direction[i]
             new = rule_loss(z, weight, f, trial)
@@ -454,7 +454,9 @@ cdef class Factors:
             self.tau[j] *= beta
         return FITTED
 
-    cdef double tilted_at(self, ptrdiff_t s, double beta, const double *m, bint *failed) noexcept nogil:
+    cdef double tilted_at(
+        self, ptrdiff_t s, double beta, const double *m, bint *failed
+    ) noexcept nogil:
         """-beta sum_k l(m_k) - sum_j (theta_j - mu_j)^2 / (2 v_j) for the theta in self.theta."""
         cdef double total = 0.0, away
         cdef ptrdiff_t k, j
@@ -480,23 +482,24 @@ cdef class Factors:
         """
         cdef ptrdiff_t d = self.d, k, j, i
         cdef bint by_rows = s < d, failed = False
-        cdef blas_int n = <blas_int> (s if by_rows else d), columns = <blas_int> d, one = 1, info = 0
-        cdef blas_int rows = <blas_int> s
+        cdef blas_int n = <blas_int> (s if by_rows else d), one = 1, info = 0
+        cdef blas_int rows = <blas_int> s, columns = <blas_int> d
         cdef double *scaled = &self.hessian[0]
         cdef double *gram = scaled + s * d              # Z V Z', where by_rows
         cdef double *h = gram + n * n
-        cdef double unit = 1.0, zero = 0.0, root, objective, new, t, size, change
+        cdef double unit = 1.0, zero = 0.0, sign, root, objective, new, t, size, change
         cdef double *gradient = self.column_a
         cdef double *direction = self.column_b
-        cdef int iteration, halvings
+        cdef int _iteration, _halving
         cdef Outcome outcome
 
         for j in range(d):
             self.theta[j] = self.mu[j]
         if by_rows:
             for k in range(s):
+                sign = y[k] if y != NULL else 1.0
                 for j in range(d):
-                    scaled[k * d + j] = (y[k] if y != NULL else 1.0) * x[k * ld + j] * sqrt(self.v[j])
+                    scaled[k * d + j] = sign * x[k * ld + j] * sqrt(self.v[j])
             dsyrk(b"L", b"T", &rows, &columns, &unit, scaled, &columns, &zero, gram, &rows)
 
         objective = self.tilted_at(s, beta, self.m, &failed)
@@ -504,7 +507,7 @@ cdef class Factors:
             return CALLBACK_FAILED
         if not isfinite(objective):
             return NOT_FITTED
-        for iteration in range(self.max_iterations):
+        for _iteration in range(self.max_iterations):
             # b and tau are free until the end: minus the slope and the curvature of log t
             outcome = self.expand(s, x, ld, y, beta, c)
             if outcome != FITTED:
@@ -551,7 +554,7 @@ cdef class Factors:
             # halve the step until the objective does not fall; the margins are linear in it
             kernels.margins(s, d, x, ld, y, direction, self.row_a)
             t = 1.0
-            for halvings in range(MAX_HALVINGS):
+            for _halving in range(MAX_HALVINGS):
                 for j in range(d):
                     self.step[j] = self.theta[j]
                     self.theta[j] += t * direction[j]
@@ -598,10 +601,11 @@ cdef class Factors:
         cdef double *at_points = scaled + s * d
         cdef double *values = at_points + s * POINT_BLOCK
         cdef blas_int columns = <blas_int> d, rows = <blas_int> s, block
-        cdef double unit = 1.0, root2 = sqrt(2.0), total
+        cdef double unit = 1.0, root2 = sqrt(2.0), sign, total
         for k in range(s):
+            sign = y[k] if y != NULL else 1.0
             for j in range(d):
-                scaled[k * d + j] = (y[k] if y != NULL else 1.0) * x[k * ld + j] * sqrt(self.v[j])
+                scaled[k * d + j] = sign * x[k * ld + j] * sqrt(self.v[j])
         while first < z:
             count = min(z - first, <ptrdiff_t> POINT_BLOCK)
             block = <blas_int> count
@@ -636,7 +640,7 @@ cdef class Factors:
         return FITTED
 
     def fit_one(self, const double[:, ::1] z, const double[::1] mean, const double[::1] variance):
-        """The raw fit of one factor, z = y X (s, d): (precision, shift about the origin, log_scale).
+        """The raw fit of one factor, z = y X (s, d): (precision, shift, log_scale), about 0.
 
         None where the scheme fails, if only in one coordinate."""
         cdef ptrdiff_t j
@@ -745,7 +749,7 @@ cdef class Factors:
         """Update the factors numbered in order, each the rows [i, i + 1) * batch_size of X.
 
         tau, nu (d,) hold the posterior, in place; sites, where stored, (factors, d) and (factors,).
-        next_tau, next_nu: parallel order, the posterior is read only and the changes are added here.
+        next_tau, next_nu: parallel order, the posterior is read only, the changes are added here.
         trace (updates, d) takes the posterior mean after each update. n_refused, n_failed and
         log_scale_total of the object are added to.
         """
