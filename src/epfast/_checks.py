@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import math
 import numbers
+import os
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+
+
+def path(name: str, value: Any) -> str:
+    """A path to a file; not a file descriptor."""
+    try:
+        return os.fsdecode(value)
+    except TypeError:
+        raise TypeError(f"{name} is {describe(value)}; allowed: a str or a path") from None
 
 
 def describe(value: Any) -> str:
@@ -102,8 +111,10 @@ def real_array(name: str, value: Any) -> NDArray[Any]:
         raise TypeError(f"{name} is an array with masked entries; allowed: fill or drop them first")
     try:
         result = np.asarray(value)
-    except ValueError as error:
-        raise ValueError(f"{name} is not a rectangular array of numbers: {error}") from None
+    except ValueError:
+        raise ValueError(
+            f"{name} is not a rectangular array; allowed: an array of real numbers"
+        ) from None
     if result.dtype == object:
         try:
             if any(item is None for item in result.flat):
@@ -112,7 +123,7 @@ def real_array(name: str, value: Any) -> NDArray[Any]:
         except (TypeError, ValueError):
             raise TypeError(f"{name} holds objects; allowed: real numbers") from None
         except OverflowError:
-            raise ValueError(f"{name} holds integers beyond the range of a double") from None
+            raise ValueError(f"{name} holds numbers out of range; allowed: doubles") from None
     if result.dtype.kind not in "fiub":
         raise TypeError(f"{name} has dtype {result.dtype}; allowed: real numbers")
     return result

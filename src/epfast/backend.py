@@ -179,6 +179,18 @@ def variational_fit(
     alpha = fit_rule(terms, share, f, start == "flat")
     if alpha is None:
         raise FloatingPointError("Newton-Cholesky did not converge on these log_values")
+    with np.errstate(all="ignore"):
+        fit = _about_origin(alpha, center, scale, basis)
+    if not all(np.isfinite(part).all() for part in fit):
+        raise FloatingPointError("the fit overflows at the scale of these points")
+    return fit
+
+
+def _about_origin(
+    alpha: Array, center: Array, scale: Array, basis: str
+) -> tuple[Array, Array, float]:
+    """From coefficients of the standardised monomials to precision, shift and log scale."""
+    d = len(center)
     slope, square = alpha[1 : d + 1] / scale, alpha[d + 1 : 2 * d + 1] / np.sqrt(2.0)
     matrix = np.diag(-2.0 * square / scale**2)
     if basis == "full":

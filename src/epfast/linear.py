@@ -472,11 +472,12 @@ def _costs(
 
 def regularized_cost(model: _Model, X: NDArray[Any], y: Array, thetas: Array) -> Array:
     """beta Σ_k loss(y_k x_k.theta) + Σ_j prior_precision_j theta_j^2 / 2 for each theta, (k,)."""
-    total = 0.5 * (thetas**2) @ model.prior_precision
-    for part in row_chunks(X, max(X.shape[1], (X.shape[1] << 20) // len(thetas))):
-        margins = (np.asarray(X[part], dtype=np.float64) @ thetas.T) * y[part, None]
-        total += model.beta * model.loss.evaluate(margins, derivatives=False)[0].sum(axis=0)
-    return total
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = 0.5 * (thetas**2) @ model.prior_precision
+        for part in row_chunks(X, max(X.shape[1], (X.shape[1] << 20) // len(thetas))):
+            margins = (np.asarray(X[part], dtype=np.float64) @ thetas.T) * y[part, None]
+            total += model.beta * model.loss.evaluate(margins, derivatives=False)[0].sum(axis=0)
+    return np.asarray(total)
 
 
 def _prior(variance: Any, precision: Any, d: int) -> Array:

@@ -60,7 +60,7 @@ class Loss:
         parameters = _checks.array("parameters", self.parameters, shape=(None,))
         if parameters.size != LOSS_PARAMETERS[self.name]:
             raise ValueError(
-                f"parameters has {parameters.size} numbers; the loss {self.name!r} takes "
+                f"parameters has {parameters.size} numbers; allowed for the loss {self.name!r}: "
                 f"{LOSS_PARAMETERS[self.name]}"
             )
         self._set(parameters=tuple(map(float, parameters)))
@@ -147,7 +147,7 @@ class PiecewiseLinear(Loss):
 
     def __post_init__(self) -> None:
         knots = _checks.array("knots", self.knots, shape=(None,))
-        if knots.size == 0 or not (np.diff(knots) > 0).all():
+        if knots.size == 0 or not (knots[1:] > knots[:-1]).all():
             raise ValueError(f"knots is {self.knots}; allowed: at least one, increasing")
         slopes = _checks.array("slopes", self.slopes, shape=(knots.size + 1,))
         jumps = np.zeros(knots.size)
@@ -162,7 +162,7 @@ class PiecewiseLinear(Loss):
                 parameters += [knot, level, level + jumps[i], slopes[i + 1]]
                 level += jumps[i]
         if not np.isfinite(parameters).all():
-            raise ValueError("knots and slopes overflow: the loss is infinite at a knot")
+            raise ValueError("knots and slopes give an infinite loss at a knot; allowed: finite")
         self._set(
             parameters=tuple(map(float, parameters)),
             value=value,

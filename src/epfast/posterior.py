@@ -250,7 +250,7 @@ class FactorizedPosterior:
             "sweeps": self.state.sweeps,
             "history": [info._replace(factor_cost=None)._asdict() for info in self.history],
         }
-        with open(os.fspath(path), "wb") as file:
+        with open(_checks.path("path", path), "wb") as file:
             np.savez(file, header=np.array(json.dumps(header)), **arrays)
 
 
@@ -274,10 +274,14 @@ def load(path: str | os.PathLike[str], loss: Any = None) -> FactorizedPosterior:
         If the file is not such a file.
     """
     given = None if loss is None else losses.resolve(loss)
+    name = _checks.path("path", path)
     try:
-        with open(os.fspath(path), "rb") as raw, np.load(raw, allow_pickle=False) as file:
+        with open(name, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         header = json.loads(str(arrays.pop("header")))
+        beta = _checks.number("beta", header["beta"], above=0.0)
+        batch_size = _checks.integer("batch_size", header["batch_size"], least=1)
+        log_scale = _checks.number("log_scale", header["log_scale"])
         if header["format"] != FORMAT or header["posterior"] != "factorized":
             raise ValueError(f"format {header['format']}, posterior {header['posterior']}")
         d = arrays["precision"].size
@@ -299,19 +303,20 @@ def load(path: str | os.PathLike[str], loss: Any = None) -> FactorizedPosterior:
                 checked["precision"],
                 checked["shift"],
                 sites,
-                float(header["log_scale"]),
-                int(header["sweeps"]),
+                log_scale,
+                _checks.integer("sweeps", header["sweeps"], least=0),
             ),
             prior_precision=checked["prior_precision"],
             loss=given if given is not None or saved is None else _restore_loss(saved),
-            beta=float(header["beta"]),
-            batch_size=int(header["batch_size"]),
+            beta=beta,
+            batch_size=batch_size,
             converged=bool(header["converged"]),
             history=[SweepInfo(**record) for record in header["history"]],
         )
     except (AttributeError, KeyError, TypeError, ValueError, EOFError, BadZipFile) as error:
         raise ValueError(
-            f"path {str(path)!r} is not a posterior saved by epfast: {error}"
+            f"path is {name!r}, which is not a posterior saved by epfast ({error}); allowed: a "
+            "file written by save"
         ) from error
 
 
@@ -383,18 +388,21 @@ def class_probability(loss: Loss, beta: float, mean: Array, sd: Array) -> Array:
     nodes, node_weights = np.polynomial.legendre.leggauss(12)
     points = _break_points(loss, beta)
     inner = np.concatenate([-points, [0.0], points])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        breaks = (inner[None, :] - mean[:, None]) / sd[:, None]
     reach = 9.0
-    regular = np.broadcast_to(np.linspace(-reach, reach, 13), (len(mean), 13))
-    edges = np.sort(np.concatenate([regular, np.clip(np.nan_to_num(breaks), -reach, reach)], 1), 1)
-    half = 0.5 * np.diff(edges, axis=1)
-    z = (0.5 * (edges[:, 1:] + edges[:, :-1]))[:, :, None] + half[:, :, None] * nodes
-    h = mean[:, None, None] + sd[:, None, None] * z
-    weights = half[:, :, None] * node_weights * np.exp(-0.5 * z * z)
-    up = -beta * loss.evaluate(h, derivatives=False)[0]
-    down = -beta * loss.evaluate(-h, derivatives=False)[0]
-    top = np.maximum(up.max(axis=(1, 2)), down.max(axis=(1, 2)))[:, None, None]
-    mass_up = (weights * np.exp(up - top)).sum(axis=(1, 2))
-    mass_down = (weights * np.exp(down - top)).sum(axis=(1, 2))
-    return np.asarray(mass_up / (mass_up + mass_down))
+    with np.errstate(all="ignore"):
+        breaks = np.nan_to_num((inner[None, :] - mean[:, None]) / sd[:, None])
+        regular = np.broadcast_to(np.linspace(-reach, reach, 13), (len(mean), 13))
+        edges = np.sort(np.concatenate([regular, np.clip(breaks, -reach, reach)], 1), 1)
+        half = 0.5 * np.diff(edges, axis=1)
+        z = (0.5 * (edges[:, 1:] + edges[:, :-1]))[:, :, None] + half[:, :, None] * nodes
+        h = mean[:, None, None] + sd[:, None, None] * z
+        log_weight = np.log(half[:, :, None] * node_weights) - 0.5 * z * z
+        up = log_weight - beta * loss.evaluate(h, derivatives=False)[0]
+        down = log_weight - beta * loss.evaluate(-h, derivatives=False)[0]
+        top = np.maximum(up.max(axis=(1, 2)), down.max(axis=(1, 2)))[:, None, None]
+        mass_up = np.exp(up - top).sum(axis=(1, 2))
+        mass_down = np.exp(down - top).sum(axis=(1, 2))
+        result = np.asarray(mass_up / (mass_up + mass_down))
+    if not np.isfinite(result).all():
+        raise FloatingPointError("the loss leaves both labels without probability at some row of X")
+    return result

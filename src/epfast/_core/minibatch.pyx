@@ -360,12 +360,14 @@ cdef class Factors:
     ) noexcept nogil:
         """step_j = gamma sqrt(v_j); b_j <- D_j, tau_j <- S_j (kern.h); c at the center."""
         cdef ptrdiff_t j
+        cdef int failed
         for j in range(self.d):
             self.step[j] = self.gamma * sqrt(self.v[j])
-        if kernels.pairs(
+        failed = kernels.pairs(
             &self.loss.c, s, self.d, x, ld, y, self.m, self.step, self.b, self.tau, &self.scratch[0]
-        ) != 0:
-            return CALLBACK_FAILED
+        )
+        if failed != 0:
+            return CALLBACK_FAILED if failed > 0 else NOT_FITTED
         return self.center(s, beta, c)
 
     cdef Outcome variational(
@@ -616,6 +618,9 @@ cdef class Factors:
                 b"T", b"N", &rows, &block, &columns, &unit, scaled, &columns,
                 &self.points[first, 0], &columns, &unit, at_points, &rows
             )
+            for i in range(s * count):
+                if not isfinite(at_points[i]):
+                    return NOT_FITTED
             if kernels.loss(&self.loss.c, s * count, at_points, values, NULL, NULL) != 0:
                 return CALLBACK_FAILED
             for i in range(count):

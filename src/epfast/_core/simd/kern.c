@@ -485,7 +485,7 @@ static int callback_pairs(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const 
 {
     ptrdiff_t block = callback_rows(s, d);
     double *center = work, *points = center + s, *values = points + 2 * block * d;
-    int failed = loss->callback(s, m, center, NULL, NULL, loss->user);
+    int failed = loss->callback(s, m, center, NULL, NULL, loss->user) != 0;
     for (ptrdiff_t j = 0; j < d; j++) D[j] = S[j] = 0.0;
     for (ptrdiff_t first = 0; first < s && !failed; first += block) {
         ptrdiff_t end = first + block < s ? first + block : s, n = (end - first) * d;
@@ -495,7 +495,9 @@ static int callback_pairs(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const 
                 points[(k - first) * d + j] = m[k] + delta;
                 points[n + (k - first) * d + j] = m[k] - delta;
             }
-        failed = loss->callback(2 * n, points, values, NULL, NULL, loss->user);
+        for (ptrdiff_t i = 0; i < 2 * n; i++)
+            if (!isfinite(points[i])) return -1;
+        failed = loss->callback(2 * n, points, values, NULL, NULL, loss->user) != 0;
         for (ptrdiff_t k = first; k < end && !failed; k++)
             for (ptrdiff_t j = 0; j < d; j++) {
                 double up = values[(k - first) * d + j], down = values[n + (k - first) * d + j];

@@ -42,7 +42,8 @@ typedef struct {
     /* With delta_kj = step_j y_k x_kj, over the s rows of the minibatch:
      *     D_j = sum_k l(m_k - delta_kj) - l(m_k + delta_kj)
      *     S_j = sum_k l(m_k + delta_kj) + l(m_k - delta_kj) - 2 l(m_k)
-     * work holds epf_pairs_work(loss, s, d) doubles. Non-zero: a callback failed. */
+     * work holds epf_pairs_work(loss, s, d) doubles. Positive: the callback failed; negative: it
+     * was not called, since a margin overflowed. */
     int (*pairs)(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld,
                  const double *y, const double *m, const double *step, double *D, double *S,
                  double *work);
