@@ -346,7 +346,7 @@ def draw(panels: dict[tuple[str, str], Panel], optima, names, path, title: str) 
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=7, fontsize=9)
     figure.suptitle(title, fontsize=11)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=80)
     plt.close(figure)
     print(f"wrote {path}")
 

@@ -1,11 +1,12 @@
 """Bad input gets its error, odd good input the plain result, and nothing gives NaN silently."""
 
+import contextlib
 import copy
 import ctypes
+import io
 import json
 import re
 import tracemalloc
-import zipfile
 from functools import partial
 
 import numpy as np
@@ -67,8 +68,10 @@ def put(array, value):
 
 
 NAN, INF, HUGE_INT = float("nan"), float("inf"), 10**400
+with np.errstate(over="ignore"):
+    BEYOND = 100.0 * np.longdouble(1e308)  # of a double's range; infinite where it is a double
 NOT_NUMBERS = ["1", b"1", 1j, True, [1.0], {}, np.ones(2), np.datetime64("2016-01-01")]
-NOT_FINITE = [NAN, INF, -INF, np.float32("nan"), np.longdouble("1e4000"), HUGE_INT]
+NOT_FINITE = [NAN, INF, -INF, np.float32("nan"), BEYOND, HUGE_INT]
 NOT_POSITIVE = [0.0, -0.0, -1, -1e-300]
 BAD_GAMMA = NOT_NUMBERS + NOT_FINITE + NOT_POSITIVE
 BAD_POSITIVE = [*BAD_GAMMA, None]
@@ -85,7 +88,7 @@ def bad_contents(good):
     return [
         *[good.astype(complex), good.astype("M8[s]"), good.astype(str), things * 1j],
         *[put(good, NAN), put(good, INF), put(good, -INF), put(single, np.float32("nan"))],
-        *[put(things, None), put(things, HUGE_INT), put(long, np.longdouble("1e4000"))],
+        *[put(things, None), put(things, HUGE_INT), put(long, BEYOND)],
     ]
 
 
@@ -116,7 +119,10 @@ BAD_PRIOR_PRECISION = [
     *[5.0, VAR, np.eye(D + 1), EYE[None], RAGGED, "text", EYE + 1e-9, -EYE, 0 * EYE, 1e-320 * EYE],
     *[sparse.csr_array(EYE), *bad_contents(EYE)],
 ]
-BAD_LOSS = [*BAD_NAME, None, epfast.Hinge, 1.0, LowLevelCallable]
+REAL, INT = ctypes.c_double, ctypes.c_int
+SIGNATURES = ((REAL,), (REAL,) * 3, (INT, REAL), (ctypes.c_float,) * 2, (INT, INT, REAL))
+IN_C = [LowLevelCallable(ctypes.CFUNCTYPE(*types)(len)) for types in SIGNATURES]
+BAD_LOSS = [*BAD_NAME, None, epfast.Hinge, 1.0, LowLevelCallable, *IN_C]
 BAD_SCHEME = [*BAD_NAME, None, "exact", Variational, len]
 BAD_START = [5, [1], POST.state, POST.mean]
 BAD_NAMES, BAD_COUNTS = [*BAD_NAME, None], [*BAD_COUNT, None]
@@ -159,7 +165,7 @@ KEYWORDS = [
     ("epsilon", [epfast.Quasi01, epfast.NoisyStep], [*BAD_POSITIVE, 1e-320]),
     ("epsilon", [epfast.NoisyStep], [0.5, 0.7]),
     ("knots", [partial(PiecewiseLinear, slopes=(0, 0, 0))], [(), (1, 0), (1, 1), (-1e308, 1e308)]),
-    ("knots", [partial(PiecewiseLinear, slopes=(0, 0, 0))], bad_arrays([0.0, 1.0])),
+    ("knots", [partial(PiecewiseLinear, slopes=(0, 0, 0))], [*NOT_REAL, *bad_contents([0.0, 1.0])]),
     ("slopes", [partial(PiecewiseLinear, (0.0, 1.0))], bad_arrays([-1.0, 0.0, 1.0])),
     ("value", [partial(PiecewiseLinear, (0.0,), (0.0, 1.0))], [*NOT_NUMBERS, *NOT_FINITE, None]),
     ("jumps", [partial(PiecewiseLinear, (0, 1), (0, 0, 0))], bad_arrays([1.0, 2.0])[1:]),
@@ -246,14 +252,6 @@ def test_error_names_the_argument(name, call, value):
 # ---- odd but good input: the same result as the plain array ----
 
 
-def spread(array):
-    """The array as every second entry, along each axis, of a larger one."""
-    out = np.full([2 * k for k in array.shape], 1, array.dtype)
-    view = out[tuple(slice(None, None, 2) for _ in array.shape)]
-    view[...] = array
-    return view
-
-
 def unaligned(array):
     out = np.zeros(array.nbytes + 1, dtype=np.uint8)[1:].view(array.dtype).reshape(array.shape)
     out[...] = array
@@ -268,7 +266,9 @@ def frozen(array):
 
 LAYOUTS = {
     "fortran": np.asfortranarray,
-    "strided": spread,
+    "strided": lambda a: np.kron(a, np.ones((2,) * a.ndim, a.dtype))[
+        (slice(None, None, 2),) * a.ndim
+    ],
     "rows_strided": lambda a: np.repeat(a, 2, axis=0)[::2],
     "rows_reversed": lambda a: a[::-1].copy()[::-1],
     "all_reversed": lambda a: np.flip(np.flip(a).copy()),
@@ -277,7 +277,6 @@ LAYOUTS = {
     "unaligned": unaligned,
     "list": lambda a: a.tolist(),
     "objects": lambda a: a.astype(object),
-    "subclass": lambda a: a.view(type("Sub", (np.ndarray,), {})),
     "longdouble": lambda a: a.astype(np.longdouble),
 }
 
@@ -301,8 +300,8 @@ def test_layouts_and_types(layout, dtype):
         same(one, fit(plain, Y, schedule=schedule, **arguments))
     np.testing.assert_allclose(one.predict_proba(given), one.predict_proba(plain), rtol=1e-12)
     got = minibatch(yX=given, mean=convert(X[0]), variance=convert(VAR + 1))
-    for a, b in zip(got, minibatch(yX=plain, mean=X[0], variance=VAR + 1), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-12)
+    want = minibatch(yX=plain, mean=X[0], variance=VAR + 1)
+    np.testing.assert_allclose(np.hstack(got), np.hstack(want), rtol=1e-12)
     values = backend.loss_values("logistic", given)
     np.testing.assert_array_equal(values, epfast.Logistic().evaluate(plain))
     np.testing.assert_array_equal(backend.exp(given), backend.exp(plain))
@@ -350,50 +349,7 @@ def test_input_stays_and_results_are_not_views_of_it():
     np.testing.assert_array_equal(labels, Y)
     rows[:], labels[:] = NAN, 0.0
     np.testing.assert_array_equal(post.mean, mean)
-    for part, before in zip(post.sites, sites, strict=True):
-        np.testing.assert_array_equal(part, before)
-
-
-# ---- the ends of the number line ----
-
-ZEROS = (0.0, 0.0, 0.0)
-ENDS = {
-    "logistic": ((INF, -1.0, 0.0), ZEROS),
-    "probit": ((INF, -INF, 1.0), ZEROS),
-    "hinge": ((INF, -1.0, 0.0), ZEROS),
-    "quasi01": ((INF, -0.1, 0.0), ZEROS),
-    "noisy_step": ((-np.log(0.1), 0.0, 0.0), (-np.log(0.9), 0.0, 0.0)),
-}
-
-
-@pytest.mark.parametrize("loss", ENDS)
-def test_losses_at_the_ends(loss):
-    for count in (1, 9):  # a lone lane and whole vectors
-        for margin, wanted in zip((-INF, INF, NAN), (*ENDS[loss], (NAN,) * 3), strict=True):
-            got = backend.loss_values(loss, np.full(count, margin))
-            np.testing.assert_allclose(got, np.repeat([wanted], count, 0).T, rtol=1e-15)
-    assert not np.isnan(backend.loss_values(loss, [1e308, -1e308, 1e-308, 5e-324, -0.0])).any()
-
-
-@pytest.mark.parametrize("mean", [-50.0, -1e6, -1e9, -1e12, -1e100, -1e150])
-@pytest.mark.parametrize("variance", [1e-12, 1e-6, 1e-5, 1e-4, 1.0])
-def test_probit_far_in_the_tail(mean, variance):
-    """There -log Phi(m) is m^2 / 2 + log|m| + ..., of curvature 1 - 1/m^2 + ..."""
-    precision, shift, _ = minibatch("probit", [[1.0]], [mean], [variance])
-    np.testing.assert_allclose(precision, 1.0 - 1.0 / mean**2, rtol=1e-5)
-    np.testing.assert_allclose(shift, -2.0 / mean, rtol=1e-2, atol=1e-10 * abs(mean))
-
-
-@pytest.mark.parametrize("d", [2, 4, 8, 9, 17])
-@pytest.mark.parametrize("loss", LOSSES)
-def test_columns_do_not_disturb_each_other(loss, d):
-    """A column whose steps are beyond the fast range shares a vector with tiny ones."""
-    rows = np.full((5, d), 1e-13)
-    alone = minibatch(loss, rows, np.zeros(d), np.ones(d))
-    rows[:, 0] = 1e6
-    beside = minibatch(loss, rows, np.zeros(d), np.ones(d))
-    for one, other in zip(alone[:2], beside[:2], strict=True):
-        np.testing.assert_allclose(other[1:], one[1:], rtol=1e-9)
+    assert all(np.array_equal(*pair) for pair in zip(post.sites, sites, strict=True))
 
 
 # ---- a user's own loss ----
@@ -460,45 +416,20 @@ def test_odd_callables():
     np.testing.assert_allclose(spoiling, [softplus(np.array([0.5, 2.0]))] * 3)
 
 
-DOUBLE, POINTER = ctypes.c_double, ctypes.POINTER(ctypes.c_double)
-BATCH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, POINTER, POINTER, ctypes.c_void_p)
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_bad_low_level_callables(scheme):
-    one = LowLevelCallable(ctypes.CFUNCTYPE(DOUBLE, DOUBLE)(softplus))
-    for types in ((DOUBLE,), (DOUBLE,) * 3, (ctypes.c_int, DOUBLE), (ctypes.c_float,) * 2):
-        with pytest.raises(ValueError, match=r"signature.*allowed"):
-            fit(loss=LowLevelCallable(ctypes.CFUNCTYPE(*types)(len)), scheme=scheme)
-    for code in (1, -1, 0):  # error codes; outputs that are not written
-        loss = LowLevelCallable(BATCH(lambda n, m, out, user, code=code: code))
-        for call in (fit, minibatch):
-            with pytest.raises((*CLEAN, RuntimeError, epfast.ConvergenceWarning)):
-                call(loss=loss, scheme=scheme)
-    if "laplace" in scheme:
-        with pytest.raises(ValueError, match="scheme"):
-            fit(loss=one, scheme=scheme)
-    with pytest.raises(ValueError, match="slope"):
-        CustomLoss(one, np.square)
-
-
 def test_memory_does_not_grow():
     def work(times):
         for _ in range(times):
-            fit(loss=lambda m: softplus(m))
-            with pytest.raises(ZeroDivisionError):
-                fit(loss=fail)
-            with pytest.raises(ValueError, match="X"):
-                fit(put(X, NAN))
+            for arguments in ({"loss": lambda m: softplus(m)}, {"loss": fail}, {"X": put(X, NAN)}):
+                with contextlib.suppress(ZeroDivisionError, ValueError):
+                    fit(**arguments)
 
     tracemalloc.start()
-    try:
-        work(5)
-        before = tracemalloc.get_traced_memory()[0]
-        work(30)
-        assert tracemalloc.get_traced_memory()[0] - before < 30_000
-    finally:
-        tracemalloc.stop()
+    work(5)
+    before = tracemalloc.get_traced_memory()[0]
+    work(30)
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert grown < 30_000
 
 
 # ---- files ----
@@ -515,17 +446,14 @@ def header(key, value):
 
 DAMAGE = [
     *[lambda a, k=k: a.pop(k) for k in ("header", "precision", "shift", "sites_shift")],
-    lambda a: a.update(precision=-a["precision"]),
-    lambda a: a.update(shift=put(a["shift"], NAN)),
-    lambda a: a.update(shift=a["shift"][:2]),
-    lambda a: a.update(precision=a["precision"].astype(str)),
+    *[lambda a, v=v: a.update(precision=v) for v in (-VAR, put(VAR, NAN), VAR.astype(str))],
+    *[lambda a, v=v: a.update(shift=v) for v in (put(MU, INF), MU[:2], EYE, MU.astype(complex))],
     lambda a: a.update(sites_shift=a["sites_shift"][:, :1]),
     *[lambda a, v=v: a.update(header=np.array(v)) for v in ("{", "[1]", "3", {"format": 1})],
     *[header("format", v) for v in (0, "1", None)],
     *[header("beta", v) for v in (NAN, INF, -1, 0, "x", None, [1])],
     *[header("batch_size", v) for v in (NAN, -3, 0, "x", None, 1.5)],
-    *[header("log_scale", v) for v in (NAN, INF, "x", None)],
-    *[header("sweeps", v) for v in (NAN, -3, "x", None)],
+    *[header(k, v) for k in ("log_scale", "sweeps") for v in (NAN, INF, "x", None)],
     *[header("history", v) for v in (3, [3], [{"sweep": 1}], None)],
     *[header("loss", {"name": "piecewise_linear", "parameters": v}) for v in ([], [1e8])],
     *[header("loss", v) for v in ("logistic", {}, {"name": "nope"}, {"name": ["hinge"]}, 3)],
@@ -545,21 +473,15 @@ def test_load_of_damaged_files(tmp_path, change):
         load(path)
 
 
-@pytest.mark.parametrize("content", ["", "text", "PK\x03\x04", "half", "flipped", "array", "zip"])
+@pytest.mark.parametrize("content", ["", "text", "PK\x03\x04", "half", "renamed", "array"])
 def test_load_of_other_files(tmp_path, content):
     path = tmp_path / "other.npz"
     POST.save(path)
+    np.save(array := io.BytesIO(), X)
     whole = path.read_bytes()
-    if content == "array":
-        with path.open("wb") as file:
-            np.save(file, X)
-    elif content == "zip":
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("readme", "text")
-    else:
-        middle = len(whole) // 2
-        spoiled = {"half": whole[:middle], "flipped": whole.replace(b"precision", b"precisiom")}
-        path.write_bytes(spoiled.get(content, content.encode()))
+    other = {"half": whole[: len(whole) // 2], "renamed": whole.replace(b"shift", b"shirt")}
+    other["array"] = array.getvalue()
+    path.write_bytes(other.get(content, content.encode()))
     with pytest.raises(ValueError, match=r"other\.npz"):
         load(path)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Build a Linux wheel that carries its own OpenBLAS, and run the tests on it in an empty environment.
+# Build a Linux wheel that carries its own OpenBLAS, and test it in an empty environment.
 #
 #   bash tools/build_wheel.sh [directory for the wheel, default dist]
 #

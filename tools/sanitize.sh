@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Build epfast so that it checks itself, and run the tests on that build in a temporary environment.
 #
-#   bash tools/sanitize.sh           AddressSanitizer and UndefinedBehaviorSanitizer, any report is fatal
+#   bash tools/sanitize.sh           AddressSanitizer and UndefinedBehaviorSanitizer, fatal
 #   bash tools/sanitize.sh --bounds  Cython's index checks and C asserts on, warnings are errors
 #
 # Further arguments go to pytest. PYTHON names the interpreter (default python3).

@@ -1,8 +1,9 @@
-"""Anything at all: the answer is finite or a clean refusal, never NaN, a crash or a warning."""
+"""Extreme numbers: the right answer, or a finite one, or a clean refusal; never NaN or a crash."""
 
 import warnings
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +25,52 @@ def sigmoid(m):
     with np.errstate(all="ignore"):
         return 1.0 / (1.0 + np.exp(-m))
 
+
+# ---- the ends of the number line ----
+
+ZEROS = (0.0, 0.0, 0.0)
+ENDS = {
+    "logistic": ((np.inf, -1.0, 0.0), ZEROS),
+    "probit": ((np.inf, -np.inf, 1.0), ZEROS),
+    "hinge": ((np.inf, -1.0, 0.0), ZEROS),
+    "quasi01": ((np.inf, -0.1, 0.0), ZEROS),
+    "noisy_step": ((-np.log(0.1), 0.0, 0.0), (-np.log(0.9), 0.0, 0.0)),
+}
+
+
+@pytest.mark.parametrize("loss", ENDS)
+def test_losses_at_the_ends(loss):
+    for count in (1, 9):  # a lone lane and whole vectors
+        for margin, wanted in zip(
+            (-np.inf, np.inf, np.nan), (*ENDS[loss], (np.nan,) * 3), strict=True
+        ):
+            got = backend.loss_values(loss, np.full(count, margin))
+            np.testing.assert_allclose(got, np.repeat([wanted], count, 0).T, rtol=1e-15)
+    assert not np.isnan(backend.loss_values(loss, [1e308, -1e308, 1e-308, 5e-324, -0.0])).any()
+
+
+@pytest.mark.parametrize("mean", [-50.0, -1e6, -1e9, -1e12, -1e100, -1e150])
+@pytest.mark.parametrize("variance", [1e-12, 1e-6, 1e-5, 1e-4, 1.0])
+def test_probit_far_in_the_tail(mean, variance):
+    """There -log Phi(m) is m^2 / 2 + log|m| + ..., of curvature 1 - 1/m^2 + ..."""
+    precision, shift, _ = backend.fit_minibatch("probit", [[1.0]], [mean], [variance])
+    np.testing.assert_allclose(precision, 1.0 - 1.0 / mean**2, rtol=1e-5)
+    np.testing.assert_allclose(shift, -2.0 / mean, rtol=1e-2, atol=1e-10 * abs(mean))
+
+
+@pytest.mark.parametrize("d", [2, 4, 8, 9, 17])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_columns_do_not_disturb_each_other(loss, d):
+    """A column whose steps are beyond the fast range shares a vector with tiny ones."""
+    rows = np.full((5, d), 1e-13)
+    alone = backend.fit_minibatch(loss, rows, np.zeros(d), np.ones(d))
+    rows[:, 0] = 1e6
+    beside = backend.fit_minibatch(loss, rows, np.zeros(d), np.ones(d))
+    for one, other in zip(alone[:2], beside[:2], strict=True):
+        np.testing.assert_allclose(other[1:], one[1:], rtol=1e-9)
+
+
+# ---- anything at all ----
 
 SIZES = (1e-300, 1e-160, 1e-30, 1e-8, 1e-3, 0.1, 1.0, 2.0, 30.0, 1e8, 1e30, 1e160, 1e300)
 POWERS, SHARES = st.sampled_from(SIZES), st.sampled_from([1.0, 0.5, 1e-3, 1e-300])
