@@ -344,6 +344,26 @@ def test_failed_fits_are_counted_and_said():
     np.testing.assert_array_equal(post.mean, 0.0)
 
 
+def test_a_run_that_does_not_settle_is_said():
+    """Twenty rows of noise in two minibatches: the sites chase each other."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(20, 3))
+    y = np.where(rng.normal(size=20) > 0, 1.0, -1.0)
+    with pytest.warns(epfast.ConvergenceWarning, match="still moves"):
+        post = epfast.fit_linear(X, y)
+    assert not post.converged
+    epfast.fit_linear(X, y, schedule=epfast.EP(tol=0))  # asked for so many sweeps: not a word
+
+
+def test_the_row_of_bad_data_is_named_on_a_stream():
+    X, y = data(n=60, d=3)
+    X[43, 1] = np.nan
+    chunks = [(X[:7], y[:7]), (X[7:41], y[7:41]), (X[41:], y[41:])]
+    for given in ((chunks,), (X, y)):
+        with pytest.raises(ValueError, match="row 43"):
+            epfast.fit_linear(*given, schedule=epfast.ADF(), batch_size=4)
+
+
 def test_progress_bar(capsys):
     pytest.importorskip("tqdm")
     X, y = data()

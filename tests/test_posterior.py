@@ -25,6 +25,7 @@ def fit(loss="logistic", beta=1.0, n=60, d=3, **given):
     rng = np.random.default_rng(0)
     X = rng.normal(size=(n, d))
     y = np.where(X @ rng.normal(size=d) + rng.normal(size=n) > 0, 1.0, -1.0)
+    given = {"schedule": epfast.EP(sweeps=3, tol=0)} | given
     return X, y, epfast.fit_linear(X, y, loss=loss, beta=beta, **given)
 
 

@@ -54,10 +54,11 @@ def number(
 
 def integer(name: str, value: Any, *, least: int, most: int = 2**62) -> int:
     """An integer with ``least <= value <= most``."""
-    allowed = f"an integer >= {least}" + (f" and <= {most}" if most < 2**62 else "")
+    allowed = f"an integer from {least} to {most}" if most < 2**62 else f"an integer >= {least}"
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name} is {describe(value)}; allowed: {allowed}")
     if not least <= int(value) <= most:
+        allowed = allowed if int(value) < least else f"an integer from {least} to {most}"
         raise ValueError(f"{name} is {describe(value)}; allowed: {allowed}")
     return int(value)
 
@@ -97,10 +98,10 @@ def array(
 
 def to_float64(given: NDArray[Any]) -> Array:
     """C-contiguous float64; a long double beyond its range becomes infinity, without a warning."""
-    if given.dtype == np.float64 and given.flags.c_contiguous:
+    if given.dtype == np.float64 and given.flags.c_contiguous and given.flags.aligned:
         return given
     with np.errstate(over="ignore", invalid="ignore"):
-        return np.ascontiguousarray(given, dtype=np.float64).reshape(given.shape)
+        return np.array(given, dtype=np.float64, order="C")
 
 
 def real_array(name: str, value: Any) -> NDArray[Any]:
@@ -142,7 +143,8 @@ def design(name: str, value: Any, d: int | None = None) -> NDArray[Any]:
         )
     if d is None and 0 in result.shape:
         raise ValueError(f"{name} has shape {result.shape}; allowed: at least one row and column")
-    if result.dtype not in (np.float64, np.float32) or not result.dtype.isnative:
+    usable = result.dtype.isnative and result.flags.aligned
+    if result.dtype not in (np.float64, np.float32) or not usable:
         result = to_float64(result)
     return result
 

@@ -34,6 +34,8 @@ _END = object()
 
 #: the core is left at least this often, so that Ctrl-C and progress act
 SECONDS_PER_CALL = 0.1
+#: a run of at least this many sweeps that still moves by its own scale is warned of
+SWEEPS_TO_SETTLE = 5
 
 
 class ConvergenceWarning(UserWarning):
@@ -171,7 +173,8 @@ def fit_linear(
     Warns
     -----
     ConvergenceWarning
-        If fits failed altogether and their factors kept their old sites.
+        If fits failed altogether and their factors kept their old sites; if after five sweeps or
+        more, with a tolerance, the posterior still moves by its own standard deviation per sweep.
 
     Examples
     --------
@@ -195,6 +198,8 @@ def fit_linear(
         _checks.choice("record", record, ("cost", "factor"))
     if callback is not None and not callable(callback):
         raise TypeError(f"callback is {_checks.describe(callback)}; allowed: a callable or None")
+    if not isinstance(progress, bool | np.bool_):
+        raise TypeError(f"progress is {_checks.describe(progress)}; allowed: True or False")
     if start is not None and not isinstance(start, FactorizedPosterior):
         raise TypeError(f"start is {_checks.describe(start)}; allowed: a posterior or None")
     found_loss = losses.resolve(loss)
@@ -256,6 +261,15 @@ def fit_linear(
             ConvergenceWarning,
             stacklevel=2,
         )
+    if not result.converged and len(result.history) >= SWEEPS_TO_SETTLE:
+        change = result.history[-1].change
+        if change > 1.0 and isinstance(schedule, EP) and schedule.tol > 0.0:
+            warnings.warn(
+                f"after {len(result.history)} sweeps the posterior still moves by {change:.2g} of "
+                "its own scale per sweep; try damping, larger minibatches or another scheme",
+                ConvergenceWarning,
+                stacklevel=2,
+            )
     return result
 
 
@@ -344,7 +358,7 @@ def _fit_adf(
     core: Factors | None = None
     before = time.perf_counter()
     rows: tuple[NDArray[Any], Array] | None = None
-    trace = None
+    trace, seen = None, 0
     try:
         for X, y in pieces:
             if core is None:  # the first piece holds a whole minibatch, or all there is
@@ -353,8 +367,9 @@ def _fit_adf(
             if record == "factor":
                 trace = np.empty((n_factors, precision.size))
             order = schedule.visits(n_factors, state.sweeps)
-            _run(core, X, y, model.batch_size, order, precision, shift, trace, {}, bar)
-            rows = X, y
+            targets = {"row_offset": seen}
+            _run(core, X, y, model.batch_size, order, precision, shift, trace, targets, bar)
+            rows, seen = (X, y), seen + len(X)
     except KeyboardInterrupt:
         raise Interrupted(model.posterior(state, False, history)) from None
     assert core is not None

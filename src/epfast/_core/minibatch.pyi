@@ -54,4 +54,5 @@ class Factors:
         next_tau: Array | None = ...,
         next_nu: Array | None = ...,
         trace: Array | None = ...,
+        row_offset: int = ...,
     ) -> None: ...

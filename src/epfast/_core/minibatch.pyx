@@ -750,12 +750,13 @@ cdef class Factors:
         const ptrdiff_t[::1] order, double[::1] tau, double[::1] nu, *,
         double[:, ::1] site_tau=None, double[:, ::1] site_nu=None, double[::1] site_scale=None,
         double[::1] next_tau=None, double[::1] next_nu=None, double[:, ::1] trace=None,
+        ptrdiff_t row_offset=0,
     ):
         """Update the factors numbered in order, each the rows [i, i + 1) * batch_size of X.
 
         tau, nu (d,) hold the posterior, in place; sites, where stored, (factors, d) and (factors,).
         next_tau, next_nu: parallel order, the posterior is read only, the changes are added here.
-        trace (updates, d) takes the posterior mean after each update. n_refused, n_failed and
+        row_offset is added to the number of a bad row. trace (updates, d) takes the posterior mean after each update. n_refused, n_failed and
         log_scale_total of the object are added to.
         """
         cdef ptrdiff_t n = X.shape[0], d = self.d, u, f, first, s, k, j, ld
@@ -797,4 +798,4 @@ cdef class Factors:
                 if traced:
                     for j in range(d):
                         trace[u, j] = new_nu[j] / new_tau[j]
-        self.raise_for(outcome, first, "X")
+        self.raise_for(outcome, row_offset + first, "X")
