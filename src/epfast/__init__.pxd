@@ -1,7 +1,7 @@
 """Types for Cython code that plugs into epfast.
 
 A function of one of these types, wrapped by ``scipy.LowLevelCallable.from_cython``, is a loss:
-``epfast.fit_linear(X, y, loss=LowLevelCallable.from_cython(module, "name"))``. It runs without the GIL.
+``fit_linear(X, y, loss=LowLevelCallable.from_cython(module, "name"))``. It runs without the GIL.
 """
 
 # the loss at a margin

@@ -156,7 +156,7 @@ def _draw(
         axis.set_title(f"{loss_name} loss")
         axis.set_xlabel("sweeps")
     axes[0].set_ylabel("regularised cost")
-    axes[1].legend(fontsize=8, loc="upper right")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     figure.savefig(picture, dpi=130)
     plt.close(figure)
     print(f"\nCost after every update: {picture}")

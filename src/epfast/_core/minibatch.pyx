@@ -756,8 +756,8 @@ cdef class Factors:
 
         tau, nu (d,) hold the posterior, in place; sites, where stored, (factors, d) and (factors,).
         next_tau, next_nu: parallel order, the posterior is read only, the changes are added here.
-        row_offset is added to the number of a bad row. trace (updates, d) takes the posterior mean after each update. n_refused, n_failed and
-        log_scale_total of the object are added to.
+        trace (updates, d) takes the posterior mean after each update. row_offset is added to the
+        number of a bad row. n_refused, n_failed and log_scale_total of the object are added to.
         """
         cdef ptrdiff_t n = X.shape[0], d = self.d, u, f, first, s, k, j, ld
         cdef const double *x
