@@ -338,9 +338,10 @@ def test_failed_fits_are_counted_and_said():
     X, y = data(n=20, d=2)
     wall = epfast.CustomLoss(lambda m: np.where(m < 100, np.inf, 0.0))
     with pytest.warns(epfast.ConvergenceWarning, match="failed"):
-        post = epfast.fit_linear(X, y, loss=wall, schedule=epfast.EP(sweeps=1))
-    assert post.history[0].n_failed == 2
-    assert post.n_refused == 4
+        post = epfast.fit_linear(X, y, loss=wall, schedule=epfast.EP(sweeps=3))
+    assert [info.n_failed for info in post.history] == [2, 2, 2]
+    assert post.n_refused == 12
+    assert not post.converged  # though nothing moved
     np.testing.assert_array_equal(post.mean, 0.0)
 
 

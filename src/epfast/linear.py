@@ -330,7 +330,8 @@ def _fit_ep(
             state = new
             history.append(info)
             stop = callback is not None and callback(info, state)
-            converged = change <= schedule.tol and schedule.tol > 0.0
+            settled = change <= schedule.tol and info.n_failed == 0
+            converged = settled and schedule.tol > 0.0
             if stop or converged:
                 break
     except KeyboardInterrupt:

@@ -578,7 +578,7 @@ static int pairs(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const double *x
 /* ---- the table ---- */
 
 const epf_kernels NAMED(epf_kernels) = {
-    STRING(EPF_ISA) + 1, VW,
+    &STRING(EPF_ISA)[1], VW,                    /* without the underscore */
     array_exp, array_expm1, array_log, array_log1p, array_erfcx, array_log_ndtr,
     loss_at_margins, margins, weighted_sums, pairs};
 
