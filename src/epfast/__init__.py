@@ -18,7 +18,7 @@ from epfast.losses import (
     Probit,
     Quasi01,
 )
-from epfast.posterior import FactorizedPosterior, Sites, State, SweepInfo, load
+from epfast.posterior import FactorizedPosterior, FullPosterior, Sites, State, SweepInfo, load
 from epfast.schedules import ADF, EP
 
 __version__: str = _build_facts()["version"]
@@ -29,6 +29,7 @@ __all__ = [
     "ConvergenceWarning",
     "CustomLoss",
     "FactorizedPosterior",
+    "FullPosterior",
     "Hinge",
     "Interrupted",
     "Logistic",

@@ -11,6 +11,7 @@ from epfast import _checks, losses, schemes
 from epfast._checks import Array
 from epfast._core import loss as _loss
 from epfast._core.minibatch import Factors, fit_rule, monomials
+from epfast.scalar import moments
 from epfast.schemes import Scheme
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "log_ndtr",
     "loss_values",
     "sigma_points",
+    "tilted_moments",
     "variational_fit",
 ]
 
@@ -205,6 +207,52 @@ def loss_values(loss: Any, margins: ArrayLike) -> tuple[Array, Array, Array]:
     """Value, slope and curvature of a loss at margins of any shape; see ``Loss.evaluate``."""
     value, slope, curvature = losses.resolve(loss).evaluate(margins)
     return value, slope, curvature
+
+
+def tilted_moments(
+    loss: Any,
+    y: ArrayLike,
+    mean: ArrayLike,
+    variance: ArrayLike,
+    power: float = 1.0,
+    *,
+    beta: float = 1.0,
+) -> tuple[Array, Array, Array]:
+    """Tilted moments of scalar sites t(h) = exp(-beta loss(y h)) under cavities N(mean, variance).
+
+    Probit with ``beta * power = 1`` in closed form, the others by adaptive quadrature.
+
+    Parameters
+    ----------
+    loss, beta
+        As in :func:`epfast.fit_linear`.
+    y : array_like of shape (n,)
+        Labels -1 and +1.
+    mean, variance : array_like of shape (n,)
+        The cavities of h; variances positive.
+    power : float
+        The site enters as t(h)^power.
+
+    Returns
+    -------
+    lZ, dlZ, d2lZ : ndarray of shape (n,)
+        log of the integral of t^power times the cavity, and its first two derivatives in ``mean``
+        (Rasmussen & Williams 2006, section 3.6).
+
+    Raises
+    ------
+    FloatingPointError
+        If an integral vanishes or is not finite.
+    """
+    center = _checks.array("mean", mean, shape=(None,))
+    spread = _checks.array("variance", variance, shape=center.shape, positive=True)
+    labels = _checks.labels("y", y, center.size)
+    triple = moments(losses.resolve(loss), _checks.number("beta", beta, above=0.0))
+    result = np.empty_like(center), np.empty_like(center), np.empty_like(center)
+    lost = triple.many(labels, center, spread, _checks.number("power", power, above=0.0), *result)
+    if lost:
+        raise FloatingPointError(f"{lost} of {center.size} tilted moments could not be integrated")
+    return result
 
 
 def build_config() -> dict[str, Any]:

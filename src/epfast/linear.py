@@ -17,12 +17,14 @@ from epfast._core.minibatch import SITE_RULES, Factors
 from epfast.losses import Loss
 from epfast.posterior import (
     FactorizedPosterior,
+    FullPosterior,
     Sites,
     State,
     SweepInfo,
     log_evidence,
     row_chunks,
 )
+from epfast.scalar import Problem, fit_scalar, prior_matrix
 from epfast.schedules import ADF, EP, Schedule
 from epfast.schemes import Scheme
 
@@ -45,7 +47,7 @@ class ConvergenceWarning(UserWarning):
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C during a fit; ``posterior`` is the last complete one, from which to resume."""
 
-    def __init__(self, posterior: FactorizedPosterior) -> None:
+    def __init__(self, posterior: FactorizedPosterior | FullPosterior) -> None:
         super().__init__("interrupted; .posterior holds the last complete state")
         self.posterior = posterior
 
@@ -97,11 +99,11 @@ def fit_linear(
     gamma: float | None = None,
     curvature: str = "exact",
     site_rule: str = "nonnegative",
-    start: FactorizedPosterior | None = None,
+    start: FactorizedPosterior | FullPosterior | None = None,
     record: str | None = None,
     callback: Callback | None = None,
     progress: bool = False,
-) -> FactorizedPosterior:
+) -> FactorizedPosterior | FullPosterior:
     """Fit a linear classifier by expectation propagation on minibatch factors (Roche 2016).
 
     The posterior over weights theta is p(theta) ∝ N(theta; 0, prior) Π_i t_i(theta), one factor per
@@ -121,16 +123,18 @@ def fit_linear(
         "logistic", "hinge", "quasi01", "probit" or "noisy_step"; a Loss; or your own, see
         :class:`epfast.CustomLoss`.
     scheme : str or Scheme
-        "laplace", "quick_laplace", "quadrature" or "variational"; or an object of
-        :mod:`epfast.schemes`.
-    posterior : {"factorized"}
-        Diagonal covariance.
-    batch_size : int
-        Rows per factor, in the order of X; the last may have fewer.
+        "laplace", "quick_laplace", "quadrature" or "variational", or an object of
+        :mod:`epfast.schemes`, for minibatch factors; "exact" for scalar sites: tilted moments in
+        closed form or by quadrature.
+    posterior : {"factorized", "full"}
+        Diagonal or full covariance. "full" is for scalar sites so far.
+    batch_size : int or None
+        Rows per factor, in the order of X; the last may have fewer. None: scalar sites, a factor
+        per row that acts on x_i.theta alone, with ``posterior="full"``.
     prior_variance : float or array_like of shape (d,)
         Variance of the independent normal prior with mean 0.
     prior_precision : array_like of shape (d, d), optional
-        Instead of ``prior_variance``; diagonal, since the posterior is.
+        Instead of ``prior_variance``; diagonal where the posterior is.
     schedule : EP or ADF, optional
         ``EP()`` by default: see :mod:`epfast.schedules`.
     beta : float
@@ -157,7 +161,7 @@ def fit_linear(
 
     Returns
     -------
-    FactorizedPosterior
+    FactorizedPosterior or FullPosterior
 
     Raises
     ------
@@ -191,18 +195,39 @@ def fit_linear(
         raise TypeError(
             f"schedule is {_checks.describe(schedule)}; allowed: epfast.EP or epfast.ADF"
         )
-    _checks.choice("posterior", posterior, ("factorized",))
-    if batch_size is None:
-        raise ValueError("batch_size is None; allowed: an integer >= 1")
+    scalar = _checks.choice("posterior", posterior, ("factorized", "full")) == "full"
+    if scalar != (batch_size is None):
+        allowed = "None (scalar sites)" if scalar else "an integer >= 1"
+        raise ValueError(
+            f"batch_size is {_checks.describe(batch_size)}; allowed with posterior={posterior!r}: "
+            + allowed
+        )
     if record is not None:
         _checks.choice("record", record, ("cost", "factor"))
     if callback is not None and not callable(callback):
         raise TypeError(f"callback is {_checks.describe(callback)}; allowed: a callable or None")
     if not isinstance(progress, bool | np.bool_):
         raise TypeError(f"progress is {_checks.describe(progress)}; allowed: True or False")
-    if start is not None and not isinstance(start, FactorizedPosterior):
-        raise TypeError(f"start is {_checks.describe(start)}; allowed: a posterior or None")
+    kind = FullPosterior if scalar else FactorizedPosterior
+    if start is not None and not isinstance(start, kind):
+        raise TypeError(f"start is {_checks.describe(start)}; allowed: a {kind.__name__} or None")
+    before: Any = start  # of the right kind from here on
     found_loss = losses.resolve(loss)
+    if scalar:
+        _checks.choice("scheme", scheme, ("exact",))
+        return _fit_full(
+            X,
+            y,
+            found_loss,
+            prior_variance,
+            prior_precision,
+            schedule,
+            beta,
+            before,
+            record,
+            callback,
+            progress,
+        )
     found_scheme = schemes.resolve(scheme, gamma, curvature)
     found_scheme.check_loss(found_loss)
     if isinstance(X, Iterator) or (y is None and isinstance(X, Iterable) and not _is_array(X)):
@@ -239,27 +264,33 @@ def fit_linear(
     bar = _progress_bar(progress)
     try:
         if isinstance(schedule, EP):
-            result = _fit_ep(model, schedule, rows, labels, start, record, callback, bar)
+            result = _fit_ep(model, schedule, rows, labels, before, record, callback, bar)
         else:
-            if start is not None:
-                if start.precision.size != rows.shape[1]:
+            if before is not None:
+                if before.precision.size != rows.shape[1]:
                     raise ValueError(
-                        f"start has {start.precision.size} dimensions; allowed: {rows.shape[1]}"
+                        f"start has {before.precision.size} dimensions; allowed: {rows.shape[1]}"
                     )
-                model = model._replace(prior_precision=start.prior_precision)
+                model = model._replace(prior_precision=before.prior_precision)
             pieces = (
                 iter([(rows, labels)]) if chunks is None else _pieces(rows, labels, chunks, model)
             )
-            result = _fit_adf(model, schedule, pieces, start, record, callback, bar)
+            result = _fit_adf(model, schedule, pieces, before, record, callback, bar)
     finally:
         if bar is not None:
             bar.close()
+    _warn(result, schedule)
+    return result
+
+
+def _warn(result: FactorizedPosterior | FullPosterior, schedule: Schedule) -> None:
+    """Say what the user should know of a fit that went badly."""
     failed = sum(info.n_failed for info in result.history)
     if failed:
         warnings.warn(
             f"{failed} fits of a factor failed and kept the old site (see history[i].n_failed)",
             ConvergenceWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     if not result.converged and len(result.history) >= SWEEPS_TO_SETTLE:
         change = result.history[-1].change
@@ -268,8 +299,59 @@ def fit_linear(
                 f"after {len(result.history)} sweeps the posterior still moves by {change:.2g} of "
                 "its own scale per sweep; try damping, larger minibatches or another scheme",
                 ConvergenceWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
+
+
+def _fit_full(
+    X: Any,
+    y: Any,
+    loss: Loss,
+    prior_variance: Any,
+    prior_precision: Any,
+    schedule: EP | ADF,
+    beta: float,
+    start: FullPosterior | None,
+    record: str | None,
+    callback: Callback | None,
+    progress: bool,
+) -> FullPosterior:
+    """Scalar sites, full covariance: check the rest and run."""
+    if y is None:
+        raise ValueError("y is None; allowed: labels -1 and +1, (n,)")
+    if record == "factor":
+        raise ValueError("record is 'factor'; allowed with scalar sites: None or 'cost'")
+    rows = _checks.design("X", X)
+    d = rows.shape[1]
+    for part in row_chunks(rows):
+        if not np.isfinite(rows[part]).all():
+            raise ValueError("X holds NaN or infinity; allowed: finite numbers")
+    variance = None if prior_precision is not None else 1.0 / _prior(prior_variance, None, d)
+    problem = Problem(
+        rows,
+        _checks.labels("y", y, len(rows)),
+        prior_matrix(variance, prior_precision, d),
+        loss,
+        _checks.number("beta", beta, above=0.0),
+        schedule,
+    )
+    if start is not None and isinstance(schedule, ADF):
+        problem = problem._replace(prior_precision=start.prior_precision)
+
+    def cost(state: State) -> float:
+        theta = np.linalg.solve(state.precision, state.shift)
+        value = loss.evaluate(problem.y * (rows @ theta), derivatives=False)[0].sum()
+        return float(problem.beta * value + 0.5 * theta @ problem.prior_precision @ theta)
+
+    bar = _progress_bar(progress)
+    try:
+        result = fit_scalar(
+            problem, start, cost if record == "cost" else None, callback, bar, Interrupted
+        )
+    finally:
+        if bar is not None:
+            bar.close()
+    _warn(result, schedule)
     return result
 
 

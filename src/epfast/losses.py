@@ -313,3 +313,20 @@ def resolve(loss: Any) -> Loss:
         f"loss is {_checks.describe(loss)}; allowed: one of {', '.join(map(repr, NAMED))}, a Loss, "
         "a scipy.LowLevelCallable, or a vectorised callable"
     )
+
+
+def break_points(loss: Loss, beta: float) -> Array:
+    """Where panels of quadrature should end, beside the mirror images of these points.
+
+    The kinks of the loss, and closing in on where t changes, over a width that does not depend on
+    the spread of h.
+    """
+    near = np.array([0.25, 1.0, 3.0, 9.0, 30.0])
+    if not isinstance(loss, PiecewiseLinear):
+        return np.concatenate([near, near / beta])
+    points = [np.array(loss.kinks)]
+    if len(loss.kinks) <= 16:
+        for knot, *slopes in zip(loss.knots, loss.slopes[:-1], loss.slopes[1:], strict=True):
+            for rate in {abs(slope) * beta for slope in slopes if slope}:
+                points += [knot - near / rate, knot + near / rate]
+    return np.concatenate(points)

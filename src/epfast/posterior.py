@@ -5,17 +5,27 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import linalg
 
 from epfast import _checks, losses
 from epfast._checks import Array
 from epfast.losses import CustomLoss, Loss, Probit
 
-__all__ = ["FactorizedPosterior", "Sites", "State", "SweepInfo", "load"]
+__all__ = [
+    "FactorizedPosterior",
+    "FullPosterior",
+    "LinearPosterior",
+    "Sites",
+    "State",
+    "SweepInfo",
+    "load",
+]
 
 FORMAT = 1
 
@@ -23,9 +33,9 @@ FORMAT = 1
 class Sites(NamedTuple):
     """Gaussian sites g_i(theta) = exp(log_scale_i + shift_i.theta - precision_i.theta^2 / 2)."""
 
-    #: (n_factors, d), precision of each factor's site
+    #: (n_factors, d), or (n,) for scalar sites: precision of each factor's site
     precision: Array
-    #: (n_factors, d), precision times mean, about the origin
+    #: of the same shape: precision times mean, about the origin
     shift: Array
     #: (n_factors,), log of the site at the origin
     log_scale: Array
@@ -34,7 +44,7 @@ class Sites(NamedTuple):
 class State(NamedTuple):
     """All that a schedule carries from sweep to sweep: plain arrays, picklable."""
 
-    #: (d,), precision of the posterior
+    #: (d,) or (d, d), precision of the posterior
     precision: Array
     #: (d,), precision times mean of the posterior
     shift: Array
@@ -68,26 +78,23 @@ class SweepInfo(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class FactorizedPosterior:
-    """A Gaussian posterior with diagonal covariance over the weights of a linear model.
-
-    A factorised posterior keeps the means well but understates the standard deviations where
-    columns of X are correlated, by up to 2 or 3 times.
+class LinearPosterior:
+    """A Gaussian posterior over the weights of a linear model; what both kinds share.
 
     Attributes
     ----------
-    precision, shift : ndarray of shape (d,)
-        Natural parameters; shift is precision times mean.
+    precision : ndarray of shape (d,) or (d, d)
+        Of the posterior; shift (d,) is precision times mean.
     sites : Sites or None
         The stored sites; None after ADF.
-    prior_precision : ndarray of shape (d,)
+    prior_precision : ndarray of shape (d,) or (d, d)
         The prior is N(0, 1 / prior_precision).
     loss : Loss or None
         None in a posterior that was loaded and whose loss cannot be saved.
     beta : float
         Inverse temperature of the factors exp(-beta loss).
-    batch_size : int
-        Rows per factor.
+    batch_size : int or None
+        Rows per factor; None for scalar sites.
     converged : bool
         Whether the last sweep changed the posterior by less than the tolerance.
     history : list of SweepInfo
@@ -101,9 +108,11 @@ class FactorizedPosterior:
     prior_precision: Array = field(repr=False)
     loss: Loss | None
     beta: float
-    batch_size: int
+    batch_size: int | None
     converged: bool
     history: list[SweepInfo] = field(repr=False)
+
+    kind: ClassVar[str]
 
     # -- natural parameters and moments --
 
@@ -122,17 +131,24 @@ class FactorizedPosterior:
     @property
     def mean(self) -> Array:
         """(d,), posterior mean of the weights."""
-        return self.shift / self.precision
+        raise NotImplementedError
 
     @property
     def variance(self) -> Array:
         """(d,), posterior variance of the weights."""
-        return 1.0 / self.precision
+        raise NotImplementedError
 
     @property
     def covariance(self) -> Array:
-        """(d, d), diagonal; O(d^2) memory."""
-        return np.diag(self.variance)
+        """(d, d), posterior covariance of the weights."""
+        raise NotImplementedError
+
+    def _latent_variance(self, rows: Array) -> Array:
+        raise NotImplementedError
+
+    def _color(self, noise: Array) -> Array:
+        """Standard normal draws, (n, d), to draws with the posterior covariance."""
+        raise NotImplementedError
 
     @property
     def n_sweeps(self) -> int:
@@ -161,13 +177,13 @@ class FactorizedPosterior:
         -------
         mean, variance : ndarray of shape (n,)
         """
-        rows = _checks.design("X", X, self.precision.size)
+        rows = _checks.design("X", X, self.shift.size)
         mean, variance = np.empty(len(rows)), np.empty(len(rows))
         with np.errstate(over="ignore", invalid="ignore"):
             for part in row_chunks(rows):
                 block = np.asarray(rows[part], dtype=np.float64)
                 mean[part] = block @ self.mean
-                variance[part] = (block * block) @ self.variance
+                variance[part] = self._latent_variance(block)
         if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
             raise ValueError("X holds NaN or infinity, or overflows; allowed: finite numbers")
         return mean, variance
@@ -197,7 +213,7 @@ class FactorizedPosterior:
         if isinstance(self.loss, Probit) and self.beta == 1.0:
             return np.asarray(_normal_cdf(mean / np.sqrt(1.0 + variance)))
         result = np.empty(len(mean))
-        numbers_per_row = 12 * (12 + 2 * len(_break_points(self.loss, self.beta)))
+        numbers_per_row = 12 * (12 + 2 * len(losses.break_points(self.loss, self.beta)))
         for part in row_chunks(mean[:, None], max(1, (1 << 21) // numbers_per_row)):
             result[part] = class_probability(
                 self.loss, self.beta, mean[part], np.sqrt(variance[part])
@@ -221,8 +237,7 @@ class FactorizedPosterior:
         size = _checks.integer("size", size, least=0)
         if not isinstance(rng, np.random.Generator):
             rng = np.random.default_rng(_checks.integer("rng", rng, least=0))
-        draws = rng.standard_normal((size, self.precision.size))
-        return self.mean + draws * np.sqrt(self.variance)
+        return self.mean + self._color(rng.standard_normal((size, self.shift.size)))
 
     # -- save --
 
@@ -241,7 +256,7 @@ class FactorizedPosterior:
             arrays |= {f"sites_{name}": value for name, value in self.sites._asdict().items()}
         header = {
             "format": FORMAT,
-            "posterior": "factorized",
+            "posterior": self.kind,
             "loss": None if self.loss is None else _describe_loss(self.loss),
             "beta": self.beta,
             "batch_size": self.batch_size,
@@ -254,7 +269,75 @@ class FactorizedPosterior:
             np.savez(file, header=np.array(json.dumps(header)), **arrays)
 
 
-def load(path: str | os.PathLike[str], loss: Any = None) -> FactorizedPosterior:
+@dataclass(frozen=True, eq=False)
+class FactorizedPosterior(LinearPosterior):
+    """A Gaussian posterior with diagonal covariance over the weights of a linear model.
+
+    A factorised posterior keeps the means well but understates the standard deviations where
+    columns of X are correlated, by up to 2 or 3 times. ``precision`` and ``prior_precision`` are
+    (d,), ``sites`` holds (n_factors, d) arrays; see :class:`LinearPosterior`.
+    """
+
+    kind: ClassVar[str] = "factorized"
+
+    @property
+    def mean(self) -> Array:
+        return self.shift / self.precision
+
+    @property
+    def variance(self) -> Array:
+        return 1.0 / self.precision
+
+    @property
+    def covariance(self) -> Array:
+        return np.diag(self.variance)
+
+    def _latent_variance(self, rows: Array) -> Array:
+        return np.asarray((rows * rows) @ self.variance)
+
+    def _color(self, noise: Array) -> Array:
+        return np.asarray(noise * np.sqrt(self.variance))
+
+
+@dataclass(frozen=True, eq=False)
+class FullPosterior(LinearPosterior):
+    """A Gaussian posterior with full covariance over the weights of a linear model.
+
+    ``precision`` and ``prior_precision`` are (d, d), ``sites`` holds a number per row of X; see
+    :class:`LinearPosterior`.
+    """
+
+    kind: ClassVar[str] = "full"
+
+    @cached_property
+    def _factor(self) -> Array:
+        """Lower Cholesky factor of the precision. O(d^3), once."""
+        return np.asarray(linalg.cholesky(self.precision, lower=True))
+
+    @cached_property
+    def mean(self) -> Array:
+        return np.asarray(linalg.cho_solve((self._factor, True), self.shift))
+
+    @property
+    def variance(self) -> Array:
+        return np.diag(self.covariance).copy()
+
+    @cached_property
+    def covariance(self) -> Array:
+        return np.asarray(linalg.cho_solve((self._factor, True), np.eye(self.shift.size)))
+
+    def _latent_variance(self, rows: Array) -> Array:
+        half = linalg.solve_triangular(self._factor, rows.T, lower=True, check_finite=False)
+        return np.asarray((half * half).sum(axis=0))
+
+    def _color(self, noise: Array) -> Array:
+        return np.asarray(linalg.solve_triangular(self._factor, noise.T, lower=True, trans="T").T)
+
+
+KINDS = {kind.kind: kind for kind in (FactorizedPosterior, FullPosterior)}
+
+
+def load(path: str | os.PathLike[str], loss: Any = None) -> FactorizedPosterior | FullPosterior:
     """Read a posterior that was written by ``save``.
 
     Parameters
@@ -266,7 +349,7 @@ def load(path: str | os.PathLike[str], loss: Any = None) -> FactorizedPosterior:
 
     Returns
     -------
-    FactorizedPosterior
+    FactorizedPosterior or FullPosterior
 
     Raises
     ------
@@ -280,33 +363,38 @@ def load(path: str | os.PathLike[str], loss: Any = None) -> FactorizedPosterior:
             arrays = {name: file[name] for name in file.files}
         header = json.loads(str(arrays.pop("header")))
         beta = _checks.number("beta", header["beta"], above=0.0)
-        batch_size = _checks.integer("batch_size", header["batch_size"], least=1)
+        batch_size, full = header["batch_size"], header["posterior"] == "full"
+        if batch_size is not None or not full:
+            _checks.integer("batch_size", batch_size, least=1)
         log_scale = _checks.number("log_scale", header["log_scale"])
-        if header["format"] != FORMAT or header["posterior"] != "factorized":
+        if header["format"] != FORMAT or header["posterior"] not in KINDS:
             raise ValueError(f"format {header['format']}, posterior {header['posterior']}")
-        d = arrays["precision"].size
-        checked = {
-            name: _checks.array(name, arrays[name], shape=(d,), positive=name != "shift")
-            for name in ("precision", "shift", "prior_precision")
-        }
+        d = arrays["shift"].size
+        shape = (d, d) if full else (d,)
+        shift = _checks.array("shift", arrays["shift"], shape=(d,))
+        precision, prior_precision = (
+            _checks.array(name, arrays[name], shape=shape, positive=not full)
+            for name in ("precision", "prior_precision")
+        )
         sites = None
         if "sites_precision" in arrays:
             count = len(arrays["sites_precision"])
+            shape = (count,) if full else (count, d)
             sites = Sites(
-                _checks.array("sites", arrays["sites_precision"], shape=(count, d)),
-                _checks.array("sites", arrays["sites_shift"], shape=(count, d)),
+                _checks.array("sites", arrays["sites_precision"], shape=shape),
+                _checks.array("sites", arrays["sites_shift"], shape=shape),
                 _checks.array("sites", arrays["sites_log_scale"], shape=(count,)),
             )
         saved = header["loss"]
-        return FactorizedPosterior(
+        return KINDS[header["posterior"]](
             state=State(
-                checked["precision"],
-                checked["shift"],
+                precision,
+                shift,
                 sites,
                 log_scale,
                 _checks.integer("sweeps", header["sweeps"], least=0),
             ),
-            prior_precision=checked["prior_precision"],
+            prior_precision=prior_precision,
             loss=given if given is not None or saved is None else _restore_loss(saved),
             beta=beta,
             batch_size=batch_size,
@@ -349,8 +437,15 @@ def _restore_loss(described: dict[str, Any]) -> Loss:
 
 def log_evidence(state: State, prior_precision: Array) -> float:
     """log of the integral of N(theta; 0, 1 / prior) times the product of the sites."""
-    log_ratio = np.log(prior_precision / state.precision).sum()
-    quadratic = (state.shift * (state.shift / state.precision)).sum()
+    if state.precision.ndim == 1:
+        log_ratio = np.log(prior_precision / state.precision).sum()
+        quadratic = (state.shift * (state.shift / state.precision)).sum()
+    else:
+        factor = linalg.cholesky(state.precision, lower=True)
+        prior_factor = linalg.cholesky(prior_precision, lower=True)
+        log_ratio = 2.0 * (np.log(np.diag(prior_factor)) - np.log(np.diag(factor))).sum()
+        half = linalg.solve_triangular(factor, state.shift, lower=True)
+        quadratic = half @ half
     return float(state.log_scale + 0.5 * log_ratio + 0.5 * quadratic)
 
 
@@ -366,27 +461,10 @@ def _normal_cdf(x: Array) -> Array:
     return np.asarray(ndtr(x))
 
 
-def _break_points(loss: Loss, beta: float) -> Array:
-    """Where panels of quadrature should end, beside the mirror images of these points.
-
-    The kinks of the loss, and closing in on where t changes, over a width that does not depend on
-    the spread of h.
-    """
-    near = np.array([0.25, 1.0, 3.0, 9.0, 30.0])
-    if not isinstance(loss, losses.PiecewiseLinear):
-        return np.concatenate([near, near / beta])
-    points = [np.array(loss.kinks)]
-    if len(loss.kinks) <= 16:
-        for knot, *slopes in zip(loss.knots, loss.slopes[:-1], loss.slopes[1:], strict=True):
-            for rate in {abs(slope) * beta for slope in slopes if slope}:
-                points += [knot - near / rate, knot + near / rate]
-    return np.concatenate(points)
-
-
 def class_probability(loss: Loss, beta: float, mean: Array, sd: Array) -> Array:
     """E[t(h)] / (E[t(h)] + E[t(-h)]), h ~ N(mean, sd^2), by panels of Gauss-Legendre quadrature."""
     nodes, node_weights = np.polynomial.legendre.leggauss(12)
-    points = _break_points(loss, beta)
+    points = losses.break_points(loss, beta)
     inner = np.concatenate([-points, [0.0], points])
     reach = 9.0
     with np.errstate(all="ignore"):

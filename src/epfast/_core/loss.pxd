@@ -42,6 +42,9 @@ cdef extern from "simd/kern.h" nogil:
             const double *y, const double *m, const double *step, double *D, double *S,
             double *work
         ) noexcept nogil
+        void (*probit_moments)(
+            ptrdiff_t n, const double *m, const double *v, double *lZ, double *dlZ, double *d2lZ
+        ) noexcept nogil
 
     size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d)
     int epf_kernels_count()

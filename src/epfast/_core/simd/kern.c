@@ -575,12 +575,36 @@ static int pairs(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const double *x
     return 0;
 }
 
+/* ---- tilted moments of a scalar site ---- */
+
+EPF_INLINE void v_probit_moments(vd m, vd v, vd *lZ, vd *dlZ, vd *d2lZ)
+{
+    vd scale = 1.0 / v_sqrt(1.0 + v), loss, slope, curvature;
+    epf_probit(m * scale, NULL, &loss, &slope, &curvature);
+    *lZ = -loss;
+    *dlZ = -slope * scale;
+    *d2lZ = -curvature * scale * scale;
+}
+
+static void probit_moments(ptrdiff_t n, const double *m, const double *v, double *lZ, double *dlZ,
+                           double *d2lZ)
+{
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        ptrdiff_t count = n - i < VW ? n - i : VW;
+        vd a, b, c;
+        v_probit_moments(v_load_part(m + i, count), v_load_part(v + i, count), &a, &b, &c);
+        v_store_part(lZ + i, a, count);
+        v_store_part(dlZ + i, b, count);
+        v_store_part(d2lZ + i, c, count);
+    }
+}
+
 /* ---- the table ---- */
 
 const epf_kernels NAMED(epf_kernels) = {
     &STRING(EPF_ISA)[1], VW,                    /* without the underscore */
     array_exp, array_expm1, array_log, array_log1p, array_erfcx, array_log_ndtr,
-    loss_at_margins, margins, weighted_sums, pairs};
+    loss_at_margins, margins, weighted_sums, pairs, probit_moments};
 
 #ifdef EPF_COMMON       /* what does not depend on the instruction set: compiled once */
 size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d)

@@ -47,6 +47,10 @@ typedef struct {
     int (*pairs)(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld,
                  const double *y, const double *m, const double *step, double *D, double *S,
                  double *work);
+
+    /* lZ = log int Phi(h) N(h; m, v) dh and its first two derivatives in m, closed form */
+    void (*probit_moments)(ptrdiff_t n, const double *m, const double *v, double *lZ, double *dlZ,
+                           double *d2lZ);
 } epf_kernels;
 
 size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d);

@@ -136,6 +136,22 @@ EPF_INLINE vd v_min(vd a, vd b)
 #endif
 }
 
+EPF_INLINE vd v_sqrt(vd a)
+{
+#if VW == 8 && defined(__AVX512F__)
+    return (vd)_mm512_sqrt_pd((__m512d)a);
+#elif VW == 4 && defined(__AVX2__)
+    return (vd)_mm256_sqrt_pd((__m256d)a);
+#elif VW == 2 && defined(__SSE2__)
+    return (vd)_mm_sqrt_pd((__m128d)a);
+#elif VW > 1
+    for (int i = 0; i < VW; i++) a[i] = sqrt(a[i]);
+    return a;
+#else
+    return sqrt(a);
+#endif
+}
+
 EPF_INLINE int v_any(vi mask)
 {
 #if VW == 8 && defined(__AVX512DQ__)

@@ -1,0 +1,12 @@
+from collections.abc import Iterable
+
+from epfast._checks import Array
+from epfast._core.loss import CoreLoss
+
+class Moments:
+    def __init__(
+        self, loss: CoreLoss, beta: float, name: str, breaks: Iterable[float], by_slopes: bool
+    ) -> None: ...
+    def many(
+        self, y: Array, m: Array, v: Array, power: float, lZ: Array, dlZ: Array, d2lZ: Array
+    ) -> int: ...
