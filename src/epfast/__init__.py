@@ -19,13 +19,17 @@ from epfast.losses import (
     Quasi01,
 )
 from epfast.posterior import FactorizedPosterior, FullPosterior, Sites, State, SweepInfo, load
-from epfast.schedules import ADF, EP
+from epfast.schedules import ADF, AEP, DAEP, DSEP, EP, SEP
 
 __version__: str = _build_facts()["version"]
 
 __all__ = [
     "ADF",
+    "AEP",
+    "DAEP",
+    "DSEP",
     "EP",
+    "SEP",
     "ConvergenceWarning",
     "CustomLoss",
     "FactorizedPosterior",

@@ -25,7 +25,7 @@ from epfast.posterior import (
     row_chunks,
 )
 from epfast.scalar import Problem, fit_scalar, prior_matrix
-from epfast.schedules import ADF, EP, Schedule
+from epfast.schedules import ADF, EP, Schedule, SharedSites
 from epfast.schemes import Scheme
 
 __all__ = ["ConvergenceWarning", "Interrupted", "fit_linear"]
@@ -135,8 +135,9 @@ def fit_linear(
         Variance of the independent normal prior with mean 0.
     prior_precision : array_like of shape (d, d), optional
         Instead of ``prior_variance``; diagonal where the posterior is.
-    schedule : EP or ADF, optional
-        ``EP()`` by default: see :mod:`epfast.schedules`.
+    schedule : EP, ADF, SEP, AEP, DSEP or DAEP, optional
+        ``EP()`` by default: see :mod:`epfast.schedules`. Shared sites (the last four) go with
+        ``posterior="full"``.
     beta : float
         Inverse temperature.
     gamma : float, optional
@@ -149,8 +150,8 @@ def fit_linear(
         that makes the posterior improper keeps its old value; the precision is floored at -0.9
         times the cavity's. Each use counts in ``n_refused``.
     start : FactorizedPosterior, optional
-        Warm start or resume. EP takes its sites (same X, ``batch_size`` and d); ADF goes on
-        from its posterior with new rows, and its prior.
+        Warm start or resume. EP and its relatives take its sites (same X, ``batch_size``, d and
+        number of groups); ADF goes on from its posterior with new rows, and its prior.
     record : {None, "cost", "factor"}
         Put into ``history`` the regularised cost beta Σ loss + Σ theta_j^2 / (2 prior_variance_j)
         at the posterior mean after each sweep ("cost"), and after every factor too ("factor").
@@ -191,9 +192,10 @@ def fit_linear(
     array([ 0.8, -1.9,  0. ])
     """
     schedule = EP() if schedule is None else schedule
-    if not isinstance(schedule, EP | ADF):
+    if not isinstance(schedule, EP | ADF | SharedSites):
         raise TypeError(
-            f"schedule is {_checks.describe(schedule)}; allowed: epfast.EP or epfast.ADF"
+            f"schedule is {_checks.describe(schedule)}; allowed: epfast.EP, ADF, SEP, AEP, DSEP or "
+            "DAEP"
         )
     scalar = _checks.choice("posterior", posterior, ("factorized", "full")) == "full"
     if scalar != (batch_size is None):
@@ -227,6 +229,11 @@ def fit_linear(
             record,
             callback,
             progress,
+        )
+    if isinstance(schedule, SharedSites):
+        raise ValueError(
+            f"schedule is {_checks.describe(schedule)}; allowed with posterior='factorized': "
+            "epfast.EP or epfast.ADF"
         )
     found_scheme = schemes.resolve(scheme, gamma, curvature)
     found_scheme.check_loss(found_loss)
@@ -294,7 +301,7 @@ def _warn(result: FactorizedPosterior | FullPosterior, schedule: Schedule) -> No
         )
     if not result.converged and len(result.history) >= SWEEPS_TO_SETTLE:
         change = result.history[-1].change
-        if change > 1.0 and isinstance(schedule, EP) and schedule.tol > 0.0:
+        if change > 1.0 and isinstance(schedule, EP | SharedSites) and schedule.tol > 0.0:
             warnings.warn(
                 f"after {len(result.history)} sweeps the posterior still moves by {change:.2g} of "
                 "its own scale per sweep; try damping, larger minibatches or another scheme",
@@ -309,7 +316,7 @@ def _fit_full(
     loss: Loss,
     prior_variance: Any,
     prior_precision: Any,
-    schedule: EP | ADF,
+    schedule: EP | ADF | SharedSites,
     beta: float,
     start: FullPosterior | None,
     record: str | None,

@@ -33,11 +33,12 @@ FORMAT = 1
 class Sites(NamedTuple):
     """Gaussian sites g_i(theta) = exp(log_scale_i + shift_i.theta - precision_i.theta^2 / 2)."""
 
-    #: (n_factors, d), or (n,) for scalar sites: precision of each factor's site
+    #: (n_factors, d), or (n,) for scalar sites: precision of each factor's site; (K, d, d) for sites
+    #: shared by the N_k factors of K groups, each of which counts N_k times in the posterior
     precision: Array
-    #: of the same shape: precision times mean, about the origin
+    #: of the same shape, or (K, d): precision times mean, about the origin
     shift: Array
-    #: (n_factors,), log of the site at the origin
+    #: (n_factors,) or (K,), log of the site at the origin
     log_scale: Array
 
 
@@ -50,7 +51,7 @@ class State(NamedTuple):
     shift: Array
     #: the stored sites, or None (ADF)
     sites: Sites | None
-    #: the sum of the log scales of all sites
+    #: the sum of the log scales of all sites, one shared by N_k factors N_k times
     log_scale: float
     #: sweeps done so far
     sweeps: int
@@ -303,8 +304,8 @@ class FactorizedPosterior(LinearPosterior):
 class FullPosterior(LinearPosterior):
     """A Gaussian posterior with full covariance over the weights of a linear model.
 
-    ``precision`` and ``prior_precision`` are (d, d), ``sites`` holds a number per row of X; see
-    :class:`LinearPosterior`.
+    ``precision`` and ``prior_precision`` are (d, d), ``sites`` holds a number per row of X, or (d, d)
+    matrices where groups of rows share a site; see :class:`LinearPosterior`.
     """
 
     kind: ClassVar[str] = "full"
@@ -379,10 +380,13 @@ def load(path: str | os.PathLike[str], loss: Any = None) -> FactorizedPosterior 
         sites = None
         if "sites_precision" in arrays:
             count = len(arrays["sites_precision"])
-            shape = (count,) if full else (count, d)
+            if full and arrays["sites_precision"].ndim == 1:
+                shapes: tuple[tuple[int, ...], ...] = (count,), (count,)
+            else:
+                shapes = ((count, d, d) if full else (count, d)), (count, d)
             sites = Sites(
-                _checks.array("sites", arrays["sites_precision"], shape=shape),
-                _checks.array("sites", arrays["sites_shift"], shape=shape),
+                _checks.array("sites", arrays["sites_precision"], shape=shapes[0]),
+                _checks.array("sites", arrays["sites_shift"], shape=shapes[1]),
                 _checks.array("sites", arrays["sites_log_scale"], shape=(count,)),
             )
         saved = header["loss"]

@@ -1,14 +1,16 @@
 """Scalar sites: one factor per row of X, acting on h = x.theta, with a full covariance.
 
 EP by the exact blocked sweep (``_core/sweep.pyx``) in sequential or shuffled order, and in parallel
-order by Gram matrix and Cholesky; ADF, one pass that stores no site.
+order by Gram matrix and Cholesky; ADF, one pass that stores no site. Sites shared by groups of rows
+(SEP and its relatives) by ``_core/shared.pyx``. A schedule's engine knows how to start and how to do
+one sweep; the loop around it, :func:`fit_scalar`, is the same for all.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +18,12 @@ from scipy import linalg
 
 from epfast import _checks
 from epfast._checks import Array
+from epfast._core.shared import Groups
 from epfast._core.sweep import Blocks, update_parallel
 from epfast._core.tilted import Moments
 from epfast.losses import Loss, break_points
 from epfast.posterior import FullPosterior, Sites, State, SweepInfo, log_evidence
-from epfast.schedules import ADF, EP
+from epfast.schedules import ADF, EP, SharedSites
 
 __all__ = ["fit_scalar", "moments"]
 
@@ -44,7 +47,7 @@ class Problem(NamedTuple):
     prior_precision: Array
     loss: Loss
     beta: float
-    schedule: EP | ADF
+    schedule: EP | ADF | SharedSites
 
     def posterior(self, state: State, converged: bool, history: list[SweepInfo]) -> FullPosterior:
         return FullPosterior(
@@ -55,8 +58,8 @@ class Problem(NamedTuple):
         """Some rows of X, (q, d): C-contiguous float64."""
         return np.ascontiguousarray(self.X[which], dtype=np.float64)
 
-    def chunks(self, order: NDArray[np.intp]) -> list[NDArray[np.intp]]:
-        step = max(1, CHUNK // self.X.shape[1])
+    def chunks(self, order: NDArray[np.intp], work_per_number: int = 1) -> list[NDArray[np.intp]]:
+        step = max(1, CHUNK // (self.X.shape[1] * work_per_number))
         return [order[i : i + step] for i in range(0, len(order), step)]
 
 
@@ -78,6 +81,20 @@ def prior_matrix(variance: Array | None, precision: Any, d: int) -> Array:
     return matrix
 
 
+class _Engine(Protocol):
+    """How a kind of site is started and swept."""
+
+    def start(self, start: FullPosterior | None) -> State:
+        """The state before the first sweep; the engine goes on from it."""
+
+    def sweep(self, state: State, bar: Any) -> tuple[State, int]:
+        """One sweep: the new state, and how many sites were refused."""
+
+    #: moments of the posterior; of the covariance the upper triangle holds
+    covariance: Array
+    mean: Array
+
+
 def fit_scalar(
     problem: Problem,
     start: FullPosterior | None,
@@ -87,51 +104,27 @@ def fit_scalar(
     interrupted: Callable[[FullPosterior], KeyboardInterrupt],
 ) -> FullPosterior:
     """Run the schedule; ``record`` gives the cost of a state, where it is wanted."""
-    schedule, (n, d) = problem.schedule, problem.X.shape
-    state = _start(problem, start)
+    schedule = problem.schedule
+    sweeps, tol, damping = (
+        (1, 0.0, 1.0)
+        if isinstance(schedule, ADF)
+        else (schedule.sweeps, schedule.tol, schedule.damping)
+    )
+    engine: _Engine = (
+        _GroupSites(problem, schedule)
+        if isinstance(schedule, SharedSites)
+        else _RowSites(problem, schedule)
+    )
+    state = engine.start(start)
     history: list[SweepInfo] = []
     converged = False
-    power = schedule.power
-    damping = schedule.damping if isinstance(schedule, EP) else 1.0
-    sweeps = schedule.sweeps if isinstance(schedule, EP) else 1
-    tol = schedule.tol if isinstance(schedule, EP) else 0.0
-    triple = moments(problem.loss, problem.beta)
-    block = (schedule.block if isinstance(schedule, EP) else None) or max(8, min(64, d // 2))
-    core = Blocks(triple, d, min(block, n), power, damping)
-    covariance, mean = _moments_of(state)
     try:
-        for number in range(sweeps):
+        for _ in range(sweeps):
             before = time.perf_counter()
-            old_mean, old_variance = mean, np.diag(covariance).copy()
-            sites = state.sites and Sites(*(part.copy() for part in state.sites))
-            order = schedule.visits(n, state.sweeps)
-            if schedule.order == "parallel":
-                assert sites is not None
-                refused = _parallel(problem, state, mean, sites, triple, power, damping, bar)
-            else:
-                covariance, mean = covariance.copy(), mean.copy()
-                refused = _sequential(problem, core, order, covariance, mean, sites, bar)
-            if sites is None:
-                precision = linalg.cho_solve(linalg.cho_factor(_whole(covariance)), np.eye(d))
-                new = State(
-                    0.5 * (precision + precision.T),
-                    precision @ mean,
-                    None,
-                    state.log_scale + core.log_scale_total,
-                    state.sweeps + 1,
-                )
-            else:
-                proper = _from_sites(problem, sites, state.sweeps + 1)
-                if proper is None:  # parallel changes can be too much together: none is taken
-                    proper, refused = state._replace(sweeps=state.sweeps + 1), n
-                new = proper
-            refreshed = (
-                schedule.order == "parallel" or number % REFRESH == REFRESH - 1 or refused == n
-            )
-            if refreshed:
-                covariance, mean = _moments_of(new)
-            variance = np.diag(covariance)
-            moved = np.abs(mean - old_mean) / np.sqrt(variance)
+            old_mean, old_variance = engine.mean, np.diag(engine.covariance).copy()
+            new, refused = engine.sweep(state, bar)
+            variance = np.diag(engine.covariance)
+            moved = np.abs(engine.mean - old_mean) / np.sqrt(variance)
             change = max(moved.max(), np.abs(1.0 - old_variance / variance).max()) / damping
             evidence = log_evidence(new, problem.prior_precision)
             if not (np.isfinite(evidence) and np.isfinite(change)):
@@ -158,57 +151,172 @@ def fit_scalar(
     return problem.posterior(state, converged, history)
 
 
-def _sequential(
-    problem: Problem,
-    core: Blocks,
-    order: NDArray[np.intp],
-    covariance: Array,
-    mean: Array,
-    sites: Sites | None,
-    bar: Any,
-) -> int:
-    refused = core.n_refused
-    targets = () if sites is None else sites
-    for part in problem.chunks(order):
-        rows = problem.rows(part)
-        core.sweep(rows, problem.y[part], part, covariance, mean, *targets)
-        if bar is not None:
-            bar.update(len(part))
-    return core.n_refused - refused
+class _RowSites:
+    """EP and ADF: two numbers per row, or none."""
+
+    covariance: Array
+    mean: Array
+
+    def __init__(self, problem: Problem, schedule: EP | ADF) -> None:
+        n, d = problem.X.shape
+        ep = schedule if isinstance(schedule, EP) else EP(power=schedule.power)
+        self.problem, self.schedule = problem, schedule
+        self.power, self.damping = ep.power, ep.damping
+        self.triple = moments(problem.loss, problem.beta)
+        block = ep.block or max(8, min(64, d // 2))
+        self.core = Blocks(self.triple, d, min(block, n), ep.power, ep.damping)
+        self.until_refresh = REFRESH
+
+    def start(self, start: FullPosterior | None) -> State:
+        state = _start(self.problem, start)
+        self.covariance, self.mean = _moments_of(state)
+        return state
+
+    def sweep(self, state: State, bar: Any) -> tuple[State, int]:
+        problem, parallel = self.problem, self.schedule.order == "parallel"
+        n, d = problem.X.shape
+        sites = state.sites and Sites(*(part.copy() for part in state.sites))
+        if parallel:
+            assert sites is not None
+            refused = self._parallel(state, sites, bar)
+        else:
+            self.covariance, self.mean = self.covariance.copy(), self.mean.copy()
+            refused = self._sequential(self.schedule.visits(n, state.sweeps), sites, bar)
+        if sites is None:
+            precision = linalg.cho_solve(linalg.cho_factor(_whole(self.covariance)), np.eye(d))
+            new = State(
+                0.5 * (precision + precision.T),
+                precision @ self.mean,
+                None,
+                state.log_scale + self.core.log_scale_total,
+                state.sweeps + 1,
+            )
+        else:
+            proper = _from_sites(problem, sites, state.sweeps + 1)
+            if proper is None:  # parallel changes can be too much together: none is taken
+                proper, refused = state._replace(sweeps=state.sweeps + 1), n
+            new = proper
+        self.until_refresh -= 1
+        if parallel or self.until_refresh == 0 or refused == n:
+            self.covariance, self.mean = _moments_of(new)
+            self.until_refresh = REFRESH
+        return new, refused
+
+    def _sequential(self, order: NDArray[np.intp], sites: Sites | None, bar: Any) -> int:
+        problem, core, refused = self.problem, self.core, self.core.n_refused
+        targets = () if sites is None else sites
+        for part in problem.chunks(order):
+            rows = problem.rows(part)
+            core.sweep(rows, problem.y[part], part, self.covariance, self.mean, *targets)
+            if bar is not None:
+                bar.update(len(part))
+        return core.n_refused - refused
+
+    def _parallel(self, state: State, sites: Sites, bar: Any) -> int:
+        """All sites from one posterior: their variances are |L^-1 x|^2, L L' the precision."""
+        problem = self.problem
+        factor = linalg.cholesky(state.precision, lower=True)
+        refused = 0
+        for part in problem.chunks(np.arange(len(problem.X))):
+            which = slice(part[0], part[-1] + 1)
+            rows = problem.rows(which)
+            half = linalg.solve_triangular(factor, rows.T, lower=True, check_finite=False)
+            refused += update_parallel(
+                self.triple,
+                problem.y[which],
+                rows @ self.mean,
+                np.einsum("ij,ij->j", half, half),
+                sites.precision[which],
+                sites.shift[which],
+                sites.log_scale[which],
+                self.power,
+                self.damping,
+            )
+            if bar is not None:
+                bar.update(len(part))
+        return refused
 
 
-def _parallel(
-    problem: Problem,
-    state: State,
-    mean: Array,
-    sites: Sites,
-    triple: Moments,
-    power: float,
-    damping: float,
-    bar: Any,
-) -> int:
-    """All sites from one posterior: their variances are |L^-1 x|^2, L L' the precision."""
-    factor = linalg.cholesky(state.precision, lower=True)
-    refused = 0
-    for part in problem.chunks(np.arange(len(problem.X))):
-        which = slice(part[0], part[-1] + 1)
-        rows = problem.rows(which)
-        half = linalg.solve_triangular(factor, rows.T, lower=True, check_finite=False)
-        variance = np.einsum("ij,ij->j", half, half)
-        refused += update_parallel(
-            triple,
-            problem.y[which],
-            rows @ mean,
-            variance,
-            sites.precision[which],
-            sites.shift[which],
-            sites.log_scale[which],
-            power,
-            damping,
+class _GroupSites:
+    """SEP, AEP, DSEP, DAEP: a d x d site per group of rows."""
+
+    covariance: Array
+    mean: Array
+
+    def __init__(self, problem: Problem, schedule: SharedSites) -> None:
+        self.problem, self.schedule = problem, schedule
+        n, _ = problem.X.shape
+        #: (K,), rows per group
+        self.sizes = np.bincount(schedule.labels(n)).astype(np.float64)
+        schedule.batches(n, 0)  # refuses a batch that is too large before the first sweep
+
+    def start(self, start: FullPosterior | None) -> State:
+        problem, schedule = self.problem, self.schedule
+        count, d = len(self.sizes), problem.X.shape[1]
+        shape = (count, d, d)
+        if start is None:
+            sites = Sites(np.zeros(shape), np.zeros((count, d)), np.zeros(count))
+        elif start.sites is None or start.sites.precision.shape != shape:
+            found = None if start.sites is None else start.sites.precision.shape
+            raise ValueError(
+                f"start has sites of shape {found}; allowed with this schedule: {shape}, a result "
+                "with shared sites and as many groups"
+            )
+        else:
+            sites = start.sites
+        state = self._from_sites(sites, 0 if start is None else start.n_sweeps)
+        if state is None:
+            raise ValueError(
+                "start makes the posterior improper with this prior; allowed: another prior"
+            )
+        self.core = Groups(
+            moments(problem.loss, problem.beta),
+            d,
+            min(64, len(problem.X)),
+            schedule.power,
+            schedule.damping,
+            start is not None,
         )
-        if bar is not None:
-            bar.update(len(part))
-    return refused
+        self.covariance, self.mean = _moments_of(state)
+        return state
+
+    def sweep(self, state: State, bar: Any) -> tuple[State, int]:
+        problem, before = self.problem, self.core.n_refused
+        n, d = problem.X.shape
+        assert state.sites is not None
+        sites = Sites(*(part.copy() for part in state.sites))
+        precision, shift = state.precision.copy(), state.shift.copy()
+        batches = self.schedule.batches(n, state.sweeps)
+        # a batch costs about d rows
+        rows_of_work = 1 + d * int(batches.last.sum()) // n
+        for part in problem.chunks(np.arange(n), rows_of_work):
+            which = batches.rows[part]
+            self.core.sweep(
+                problem.rows(which),
+                problem.y[which],
+                batches.group[part],
+                batches.last[part],
+                *sites,
+                self.sizes,
+                precision,
+                shift,
+            )
+            if bar is not None:
+                bar.update(len(part))
+        refused = self.core.n_refused - before
+        new = self._from_sites(sites, state.sweeps + 1)
+        if new is None:  # rounding at the edge of what is proper: nothing is taken
+            return state._replace(sweeps=state.sweeps + 1), n
+        self.covariance, self.mean = _moments_of(new)
+        return new, refused
+
+    def _from_sites(self, sites: Sites, sweeps: int) -> State | None:
+        """Prior times powers of the sites; None where that is not a proper Gaussian."""
+        precision = self.problem.prior_precision + np.tensordot(self.sizes, sites.precision, 1)
+        if not _is_proper(precision):
+            return None
+        total = float(self.sizes @ sites.log_scale)
+        return State(precision, self.sizes @ sites.shift, sites, total, sweeps)
 
 
 def _from_sites(problem: Problem, sites: Sites, sweeps: int) -> State | None:
@@ -221,11 +329,17 @@ def _from_sites(problem: Problem, sites: Sites, sweeps: int) -> State | None:
         precision += (rows * sites.precision[which, None]).T @ rows
         shift += rows.T @ sites.shift[which]
     precision = 0.5 * (precision + precision.T)
+    if not _is_proper(precision):
+        return None
+    return State(precision, shift, sites, float(sites.log_scale.sum()), sweeps)
+
+
+def _is_proper(precision: Array) -> bool:
     try:
         linalg.cholesky(precision)
     except (linalg.LinAlgError, ValueError):
-        return None
-    return State(precision, shift, sites, float(sites.log_scale.sum()), sweeps)
+        return False
+    return True
 
 
 def _moments_of(state: State) -> tuple[Array, Array]:
@@ -254,8 +368,8 @@ def _start(problem: Problem, start: FullPosterior | None) -> State:
         raise ValueError("start has no sites (it comes from ADF); allowed with EP: a result of EP")
     if start.sites.precision.shape != (n,) or start.shift.size != d:
         raise ValueError(
-            f"start has {start.sites.precision.size} sites in {start.shift.size} dimensions; "
-            f"allowed: {n} in {d}, the same rows"
+            f"start has sites of shape {start.sites.precision.shape} in {start.shift.size} "
+            f"dimensions; allowed: ({n},) in {d}, the same rows"
         )
     state = _from_sites(problem, start.sites, start.n_sweeps)
     if state is None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
 
-__all__ = ["ADF", "EP", "Schedule"]
+__all__ = ["ADF", "AEP", "DAEP", "DSEP", "EP", "SEP", "Batches", "Schedule", "SharedSites"]
 
 ORDERS = ("sequential", "shuffled", "parallel")
 
@@ -104,3 +105,235 @@ class ADF(Schedule):
     def __post_init__(self) -> None:
         _checks.number("power", self.power, above=0.0)
         self._check_order(("sequential", "shuffled"))
+
+
+class Batches(NamedTuple):
+    """One sweep over shared sites: an entry per row, in the order of the visits."""
+
+    #: rows of X
+    rows: NDArray[np.intp]
+    #: group of each
+    group: NDArray[np.intp]
+    #: whether the row is the last of its batch; a batch lies within a group
+    last: NDArray[np.uint8]
+
+
+class SharedSites(Schedule):
+    """Base of the schedules that store a site per group of factors: q = p0 Π_k g_k^N_k.
+
+    A batch of M of the N_k factors of group k is fitted against one cavity, q / g_k^a, and then
+
+        g_k <- g_k^(1 - rho M / N_k) Π_m (g*_m)^(rho / N_k)
+
+    with power a and damping rho. A site that is refused is replaced in the product by g_k. The
+    posterior of a sweep lags behind: a sweep of batches of one moves g_k by the share 1 - 1/e of
+    the way, so that ``change`` shows less than the distance to the fixed point. With sequential
+    order the sweeps repeat themselves and ``change`` goes to 0; with shuffled order it stays at the
+    size of the last steps, 1 / N_k, unless a batch is a whole group.
+    """
+
+    sweeps: int
+    tol: float
+    damping: float
+    power: float
+
+    def labels(self, n: int) -> NDArray[np.intp]:
+        """The group of each factor, 0 to K - 1."""
+        return np.zeros(n, dtype=np.intp)
+
+    def _size(self, n: int) -> int:
+        """Factors per batch; n or more for whole groups."""
+        return n
+
+    def batches(self, n: int, sweep: int) -> Batches:
+        """The batches of the given sweep.
+
+        Sequential: group after group, the rows of each in the order of X. Shuffled: all rows are
+        permuted (as in EP); each group is cut into batches in that order, and the batches go in the
+        order of their first rows, so that those of different groups mix.
+        """
+        order, labels, size = self.visits(n, sweep), self.labels(n), self._size(n)
+        by_group = np.argsort(labels[order], kind="stable")
+        group = labels[order][by_group]
+        rank = np.arange(n) - np.searchsorted(group, group)
+        first = rank % size == 0
+        if self.order == "shuffled":
+            turn = np.argsort(by_group[first][np.cumsum(first) - 1], kind="stable")
+            by_group, group, first = by_group[turn], group[turn], first[turn]
+        return Batches(order[by_group], group, np.append(first[1:], True).astype(np.uint8))
+
+    def _check_shared(self) -> None:
+        _checks.integer("sweeps", self.sweeps, least=1)
+        _checks.number("tol", self.tol, least=0.0)
+        _checks.number("damping", self.damping, above=0.0, most=1.0)
+        _checks.number("power", self.power, above=0.0)
+        self._check_order(("sequential", "shuffled"))
+
+
+@dataclass(frozen=True)
+class SEP(SharedSites):
+    """Stochastic EP (Li, Hernández-Lobato, Turner 2015): one site shared by all factors.
+
+    q = p0 g^N. Memory does not depend on the number of rows, where EP stores two numbers per row;
+    but each batch costs a Cholesky factorisation, O(d^3). For scalar sites.
+
+    Parameters
+    ----------
+    sweeps : int
+        Sweeps at most.
+    tol : float
+        Stop when a sweep changes the posterior by less, as in :class:`EP`.
+    damping : float
+        In (0, 1]; scales the step 1 / N of each factor.
+    power : float
+        > 0; as in :class:`EP`. Other than 1: stochastic power EP.
+    order : {"sequential", "shuffled"}
+        "shuffled" visits the rows in a new random order each sweep.
+    seed : int, optional
+        Needed by "shuffled".
+    batch : int
+        Factors fitted against the same cavity before the site moves: 1 is SEP, n is :class:`AEP`.
+        The last batch of a sweep may have fewer.
+    """
+
+    sweeps: int = 20
+    tol: float = 1e-5
+    damping: float = 1.0
+    power: float = 1.0
+    order: str = "sequential"
+    seed: int | None = None
+    batch: int = 1
+
+    def __post_init__(self) -> None:
+        _checks.integer("batch", self.batch, least=1)
+        self._check_shared()
+
+    def _size(self, n: int) -> int:
+        return _checks.integer("batch", self.batch, least=1, most=n)
+
+
+@dataclass(frozen=True)
+class AEP(SharedSites):
+    """Averaged EP: one site shared by all factors, all of them fitted against one cavity a sweep.
+
+    ``SEP(batch=n)``: a sweep costs one Cholesky factorisation and O(n d^2).
+
+    Parameters
+    ----------
+    sweeps, tol, damping, power
+        As in :class:`SEP`.
+    """
+
+    sweeps: int = 20
+    tol: float = 1e-5
+    damping: float = 1.0
+    power: float = 1.0
+    order: str = field(default="sequential", init=False, repr=False)
+    seed: None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._check_shared()
+
+
+class _Grouped(SharedSites):
+    groups: int | ArrayLike
+
+    def labels(self, n: int) -> NDArray[np.intp]:
+        if isinstance(self.groups, int):
+            count = _checks.integer("groups", self.groups, least=1, most=n)
+            return np.repeat(np.arange(count), np.diff(np.arange(count + 1) * n // count))
+        labels = np.asarray(self.groups)
+        if labels.shape != (n,):
+            raise ValueError(
+                f"groups has shape {labels.shape}; allowed: an integer, or ({n},), a label per row"
+            )
+        return labels
+
+    def _check_groups(self) -> None:
+        given = self.groups
+        if np.ndim(_checks.real_array("groups", given)) == 0:
+            object.__setattr__(self, "groups", _checks.integer("groups", given, least=1))
+            return
+        labels = _checks.real_array("groups", given)
+        if labels.ndim != 1 or labels.dtype.kind not in "iu" or labels.size == 0:
+            raise ValueError(
+                f"groups is {_checks.describe(labels)}; allowed: an integer >= 1, or labels 0 to "
+                "K - 1 of integer dtype, one per row"
+            )
+        if labels.min() < 0 or labels.max() >= labels.size or not np.bincount(labels).all():
+            raise ValueError(
+                f"groups holds labels from {labels.min()} to {labels.max()}; allowed: 0 to K - 1, "
+                "each for one row at least"
+            )
+        labels = labels.astype(np.intp)
+        labels.flags.writeable = False
+        object.__setattr__(self, "groups", labels)
+
+
+@dataclass(frozen=True, eq=False)
+class DSEP(_Grouped):
+    """Distributed SEP: a site shared within each group of factors, q = p0 Π_k g_k^N_k.
+
+    Between :class:`SEP` (one group) and :class:`EP` (a group per factor). It stores d^2 numbers per
+    group.
+
+    Parameters
+    ----------
+    groups : int or array_like of shape (n,)
+        How many groups, cut from the rows in their order with nearly equal sizes; or the label of
+        each row's group, 0 to K - 1.
+    sweeps, tol, damping, power
+        As in :class:`SEP`.
+    order : {"sequential", "shuffled"}
+        "sequential" goes group after group, each in the order of its rows. "shuffled" permutes all
+        rows each sweep, cuts each group into batches in that order, and visits the batches in the
+        order of their first rows.
+    seed : int, optional
+        Needed by "shuffled".
+    batch : int
+        As in :class:`SEP`, within a group; a smaller group goes as a whole.
+    """
+
+    groups: int | ArrayLike
+    sweeps: int = 20
+    tol: float = 1e-5
+    damping: float = 1.0
+    power: float = 1.0
+    order: str = "sequential"
+    seed: int | None = None
+    batch: int = 1
+
+    def __post_init__(self) -> None:
+        self._check_groups()
+        _checks.integer("batch", self.batch, least=1)
+        self._check_shared()
+
+    def _size(self, n: int) -> int:
+        return _checks.integer("batch", self.batch, least=1, most=n)
+
+
+@dataclass(frozen=True, eq=False)
+class DAEP(_Grouped):
+    """Distributed averaged EP: :class:`DSEP` whose batches are whole groups.
+
+    Parameters
+    ----------
+    groups, sweeps, tol, damping, power
+        As in :class:`DSEP`.
+    order : {"sequential", "shuffled"}
+        Of the groups.
+    seed : int, optional
+        Needed by "shuffled".
+    """
+
+    groups: int | ArrayLike
+    sweeps: int = 20
+    tol: float = 1e-5
+    damping: float = 1.0
+    power: float = 1.0
+    order: str = "sequential"
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        self._check_groups()
+        self._check_shared()

@@ -7,6 +7,7 @@ cdef extern from "simd/kern.h" nogil:
     ) noexcept nogil
 
     const int EPF_CALLBACK
+    const double EPF_LOGISTIC_MAX_V
 
     ctypedef struct epf_loss:
         int kind
@@ -43,6 +44,9 @@ cdef extern from "simd/kern.h" nogil:
             double *work
         ) noexcept nogil
         void (*probit_moments)(
+            ptrdiff_t n, const double *m, const double *v, double *lZ, double *dlZ, double *d2lZ
+        ) noexcept nogil
+        void (*logistic_moments)(
             ptrdiff_t n, const double *m, const double *v, double *lZ, double *dlZ, double *d2lZ
         ) noexcept nogil
 

@@ -17,7 +17,7 @@ ctypedef struct Panel:          # a stretch of quadrature and its integrals
 cdef class Moments:
     cdef CoreLoss loss
     cdef double beta
-    cdef bint closed_probit, by_slopes
+    cdef bint probit, logistic, by_slopes
     cdef double[::1] breaks         # where panels of quadrature end, as margins, increasing
     cdef double[::1] panels         # scratch: edges, then integrals and errors
     cdef Trouble at(

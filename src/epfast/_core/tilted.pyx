@@ -2,14 +2,15 @@
 
     lZ = log int t(h)^a N(h; m, v) dh,   dlZ = dlZ/dm,   d2lZ = d^2 lZ/dm^2
 
-Probit with beta a = 1 in closed form; everything else by adaptive Gauss-Kronrod quadrature.
+For beta a = 1 probit in closed form and logistic, while v is moderate, by the trapezoidal rule;
+everything else by adaptive Gauss-Kronrod quadrature.
 """
 
 import numpy as np
 
 from libc.math cimport exp, fabs, fmax, isfinite, log, sqrt
 
-from epfast._core.loss cimport CoreLoss, kernels
+from epfast._core.loss cimport EPF_LOGISTIC_MAX_V, CoreLoss, kernels
 
 cdef enum:
     NODES = 15
@@ -44,7 +45,7 @@ cdef class Moments:
     def __init__(self, CoreLoss loss not None, double beta, str name, breaks, bint by_slopes):
         self.loss = loss
         self.beta = beta
-        self.closed_probit = name == "probit"
+        self.probit, self.logistic = name == "probit", name == "logistic"
         self.by_slopes = by_slopes
         self.breaks = np.sort(np.asarray(breaks, dtype=np.float64))
         self.panels = np.empty(MAX_PANELS * (sizeof(Panel) // sizeof(double)))
@@ -54,8 +55,10 @@ cdef class Moments:
     ) noexcept nogil:
         cdef Trouble trouble = NONE
         m *= y
-        if self.closed_probit and self.beta * power == 1.0:
+        if self.probit and self.beta * power == 1.0:
             kernels.probit_moments(1, &m, &v, lZ, dlZ, d2lZ)
+        elif self.logistic and self.beta * power == 1.0 and v <= EPF_LOGISTIC_MAX_V:
+            kernels.logistic_moments(1, &m, &v, lZ, dlZ, d2lZ)
         else:
             trouble = self.integrate(m, v, self.beta * power, lZ, dlZ, d2lZ)
         dlZ[0] *= y

@@ -11,6 +11,7 @@ typedef int (*epf_callback)(ptrdiff_t n, const double *m, double *value, double 
                             double *curvature, void *user);
 
 #define EPF_CALLBACK (-1)
+#define EPF_LOGISTIC_MAX_V 9.0
 
 typedef struct {
     int kind;                   /* row of EPF_LOSSES, or EPF_CALLBACK */
@@ -51,6 +52,9 @@ typedef struct {
     /* lZ = log int Phi(h) N(h; m, v) dh and its first two derivatives in m, closed form */
     void (*probit_moments)(ptrdiff_t n, const double *m, const double *v, double *lZ, double *dlZ,
                            double *d2lZ);
+    /* the same for the logistic function, by the trapezoidal rule, for v <= EPF_LOGISTIC_MAX_V */
+    void (*logistic_moments)(ptrdiff_t n, const double *m, const double *v, double *lZ, double *dlZ,
+                             double *d2lZ);
 } epf_kernels;
 
 size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d);

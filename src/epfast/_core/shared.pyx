@@ -1,0 +1,173 @@
+"""Shared sites (SEP, AEP, DSEP, DAEP): a site per group of rows, q = p0 prod_k g_k^N_k.
+
+The M rows of a batch, all of group k, are fitted against one cavity q / g_k^a; its precision
+P - a G_k differs from the posterior's by a matrix of full rank. So a batch costs a Cholesky
+factorisation, O(d^3), and a row of it O(d^2), in matrix products. Each fit is a rank-one site
+(tau* x x', nu* x, scale*), and the group's site is moved to their average,
+
+    g_k <- g_k + (rho / N_k) sum_m (g*_m - g_k)        natural parameters and log scale
+
+where a refused row has no term.
+"""
+
+import numpy as np
+
+from epfast._core.lapack cimport blas_int, daxpy, ddot, dgemm, dpotrf, dtrsm
+from epfast._core.sweep cimport new_site
+from epfast._core.tilted cimport LOSS_FAILED, NONE, Moments, Trouble
+
+
+cdef class Groups:
+    """The running batch in d dimensions, its rows taken q at a time.
+
+    checked: whether a batch is undone that would make the posterior improper, for a Cholesky
+    factorisation more. Without it this begins with the first site of negative precision, before
+    which all sites are positive semidefinite and the posterior cannot be improper.
+    """
+
+    cdef Moments moments
+    cdef ptrdiff_t d, q
+    cdef double power, damping
+    cdef bint checked, running, improper
+    cdef double[:, ::1] factor, fitted          # (d, d): cavity; sum of tau* x x', its C lower half
+    cdef double[:, ::1] V                       # (q, d)
+    cdef double[::1] half, fitted_shift         # (d,): L^-1 shift of the cavity; sum of nu* x
+    cdef double fitted_scale
+    cdef ptrdiff_t taken
+    cdef readonly ptrdiff_t n_refused
+
+    def __init__(
+        self, Moments moments not None, ptrdiff_t d, ptrdiff_t q, double power, double damping,
+        bint checked
+    ):
+        self.moments = moments
+        self.d, self.q = d, q
+        self.power, self.damping, self.checked = power, damping, checked
+        self.factor, self.fitted, self.V = np.empty((d, d)), np.empty((d, d)), np.empty((q, d))
+        self.half, self.fitted_shift = np.empty(d), np.empty(d)
+
+    cdef void open(
+        self, const double[:, ::1] G, const double[::1] g, const double[:, ::1] P,
+        const double[::1] p
+    ) noexcept nogil:
+        """A new batch: its cavity, posterior (P, p) over site (G, g) to the power. O(d^3 / 3)."""
+        cdef blas_int d = <blas_int> self.d, one = 1, info = 0
+        cdef double unit = 1.0
+        cdef ptrdiff_t i, j
+        for i in range(self.d):
+            for j in range(self.d):
+                self.factor[i, j] = P[i, j] - self.power * G[i, j]
+            self.half[i] = p[i] - self.power * g[i]
+        dpotrf(b"L", &d, &self.factor[0, 0], &d, &info)
+        self.improper = info != 0
+        if not self.improper:
+            dtrsm(
+                b"L", b"L", b"N", b"N", &d, &one, &unit, &self.factor[0, 0], &d, &self.half[0], &d
+            )
+        self.fitted[:, :] = 0.0
+        self.fitted_shift[:] = 0.0
+        self.fitted_scale = 0.0
+        self.taken = 0
+        self.running = True
+
+    cdef Trouble add(
+        self, blas_int q, const double[:, ::1] A, const double[::1] y
+    ) noexcept nogil:
+        """Fit q rows to the cavity of the batch. With V = L^-1 A', variances are |v|^2. O(d^2 q)"""
+        cdef blas_int d = <blas_int> self.d, one = 1
+        cdef double unit = 1.0, mean, variance, t = 0.0, b = 0.0, c = 0.0
+        cdef bint refused = False
+        cdef ptrdiff_t i, j
+        cdef Trouble trouble
+        if self.improper:
+            self.n_refused += q
+            return NONE
+        self.V[:q, :] = A[:q, :]
+        dtrsm(
+            b"L", b"L", b"N", b"N", &d, &q, &unit, &self.factor[0, 0], &d, &self.V[0, 0], &d
+        )
+        for j in range(q):
+            variance = ddot(&d, &self.V[j, 0], &one, &self.V[j, 0], &one)
+            mean = ddot(&d, &self.V[j, 0], &one, &self.half[0], &one)
+            # the marginal is the cavity's already, so there is no site to take out
+            trouble = new_site(
+                self.moments, y[j], mean, variance, self.power, 0.0, 0.0, &t, &b, &c, &refused
+            )
+            if trouble == LOSS_FAILED:
+                return trouble
+            if refused:
+                self.n_refused += 1
+                self.V[j, :] = 0.0
+                continue
+            if t < 0.0:
+                self.checked = True
+            for i in range(self.d):
+                self.V[j, i] = t * A[j, i]
+            daxpy(&d, &b, <double *> &A[j, 0], &one, &self.fitted_shift[0], &one)
+            self.fitted_scale += c
+            self.taken += 1
+        dgemm(
+            b"N", b"T", &d, &d, &q, &unit, &self.V[0, 0], &d, <double *> &A[0, 0], &d, &unit,
+            &self.fitted[0, 0], &d
+        )
+        return NONE
+
+    cdef void close(
+        self, double[:, ::1] G, double[::1] g, double *scale, double size, double[:, ::1] P,
+        double[::1] p
+    ) noexcept nogil:
+        """Move the group's site to the fitted ones, the posterior with it. O(d^2)"""
+        cdef blas_int d = <blas_int> self.d, info = 0
+        cdef double taken = <double> self.taken, rate = self.damping / size, change
+        cdef ptrdiff_t i, j
+        self.running = False
+        if self.taken == 0:
+            return
+        if self.checked:
+            for i in range(self.d):
+                for j in range(i + 1):
+                    change = P[i, j] + self.damping * (self.fitted[i, j] - taken * G[i, j])
+                    self.factor[i, j] = self.factor[j, i] = change
+            dpotrf(b"L", &d, &self.factor[0, 0], &d, &info)
+            if info != 0:
+                self.n_refused += self.taken
+                return
+        for i in range(self.d):
+            for j in range(i + 1):
+                change = self.fitted[i, j] - taken * G[i, j]
+                G[i, j] += rate * change
+                P[i, j] += self.damping * change
+                G[j, i], P[j, i] = G[i, j], P[i, j]
+            change = self.fitted_shift[i] - taken * g[i]
+            g[i] += rate * change
+            p[i] += self.damping * change
+        scale[0] += rate * (self.fitted_scale - taken * scale[0])
+
+    def sweep(
+        self, const double[:, ::1] A, const double[::1] y, const ptrdiff_t[::1] group,
+        const unsigned char[::1] last, double[:, :, ::1] G, double[:, ::1] g, double[::1] scale,
+        const double[::1] sizes, double[:, ::1] P, double[::1] p,
+    ):
+        """Take the rows of A in order, each of a group; last marks the last row of a batch.
+
+        A batch may go on in the next call. Sites (G, g, scale) and posterior (P, p) are updated in
+        place.
+        """
+        cdef ptrdiff_t first = 0, stop, k, n = A.shape[0]
+        cdef Trouble trouble = NONE
+        with nogil:
+            while first < n:
+                k = group[first]
+                if not self.running:
+                    self.open(G[k], g[k], P, p)
+                stop = first + 1
+                while stop < n and stop - first < self.q and not last[stop - 1]:
+                    stop += 1
+                trouble = self.add(<blas_int> (stop - first), A[first:], y[first:])
+                if trouble == LOSS_FAILED:
+                    break
+                if last[stop - 1]:
+                    self.close(G[k], g[k], &scale[k], sizes[k], P, p)
+                first = stop
+        if trouble == LOSS_FAILED:
+            self.moments.loss.reraise()
