@@ -333,7 +333,11 @@ def _fit_full(
     for part in row_chunks(rows):
         if not np.isfinite(rows[part]).all():
             raise ValueError("X holds NaN or infinity; allowed: finite numbers")
-    variance = None if prior_precision is not None else 1.0 / _prior(prior_variance, None, d)
+    if prior_precision is None:
+        variance = 1.0 / _prior(prior_variance, None, d)
+    else:
+        variance = None
+        _only_one_prior(prior_variance)
     problem = Problem(
         rows,
         _checks.labels("y", y, len(rows)),
@@ -588,10 +592,7 @@ def regularized_cost(model: _Model, X: NDArray[Any], y: Array, thetas: Array) ->
 def _prior(variance: Any, precision: Any, d: int) -> Array:
     """The diagonal of the prior precision, (d,)."""
     if precision is not None:
-        if not isinstance(variance, float) or variance != 25.0:
-            raise ValueError(
-                "prior_precision and prior_variance are both given; allowed: one of them"
-            )
+        _only_one_prior(variance)
         matrix = _checks.array("prior_precision", precision, shape=(d, d))
         diagonal = np.diag(matrix).copy()
         if (matrix != np.diag(diagonal)).any():
@@ -608,6 +609,12 @@ def _prior(variance: Any, precision: Any, d: int) -> Array:
     spread = _checks.real_array("prior_variance", variance)
     spread = np.broadcast_to(spread, (d,)) if spread.ndim == 0 else spread
     return 1.0 / _moderate("prior_variance", spread, d)
+
+
+def _only_one_prior(variance: Any) -> None:
+    """Whether prior_variance was left at its default, beside a prior_precision."""
+    if not isinstance(variance, float) or variance != 25.0:
+        raise ValueError("prior_precision and prior_variance are both given; allowed: one of them")
 
 
 def _moderate(name: str, value: Any, d: int) -> Array:

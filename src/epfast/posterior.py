@@ -33,8 +33,8 @@ FORMAT = 1
 class Sites(NamedTuple):
     """Gaussian sites g_i(theta) = exp(log_scale_i + shift_i.theta - precision_i.theta^2 / 2)."""
 
-    #: (n_factors, d), or (n,) for scalar sites: precision of each factor's site; (K, d, d) for sites
-    #: shared by the N_k factors of K groups, each of which counts N_k times in the posterior
+    #: (n_factors, d), or (n,) for scalar sites: precision of each factor's site; or (K, d, d):
+    #: sites that the N_k factors of a group share, so that each counts N_k times in the posterior
     precision: Array
     #: of the same shape, or (K, d): precision times mean, about the origin
     shift: Array
@@ -304,8 +304,8 @@ class FactorizedPosterior(LinearPosterior):
 class FullPosterior(LinearPosterior):
     """A Gaussian posterior with full covariance over the weights of a linear model.
 
-    ``precision`` and ``prior_precision`` are (d, d), ``sites`` holds a number per row of X, or (d, d)
-    matrices where groups of rows share a site; see :class:`LinearPosterior`.
+    ``precision`` and ``prior_precision`` are (d, d), ``sites`` holds a number per row of X, or a
+    (d, d) matrix per group of rows that share a site; see :class:`LinearPosterior`.
     """
 
     kind: ClassVar[str] = "full"

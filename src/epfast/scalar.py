@@ -1,9 +1,9 @@
 """Scalar sites: one factor per row of X, acting on h = x.theta, with a full covariance.
 
 EP by the exact blocked sweep (``_core/sweep.pyx``) in sequential or shuffled order, and in parallel
-order by Gram matrix and Cholesky; ADF, one pass that stores no site. Sites shared by groups of rows
-(SEP and its relatives) by ``_core/shared.pyx``. A schedule's engine knows how to start and how to do
-one sweep; the loop around it, :func:`fit_scalar`, is the same for all.
+order by Gram matrix and Cholesky; ADF, one pass that stores no site. SEP and its relatives, whose
+sites are shared by groups of rows, by ``_core/shared.pyx``. The loop over sweeps is one,
+:func:`fit_scalar`; an engine for each kind of site knows how to start and how to do one sweep.
 """
 
 from __future__ import annotations
@@ -143,7 +143,8 @@ def fit_scalar(
             state = new
             history.append(info)
             stop = callback is not None and callback(info, state)
-            converged = bool(tol > 0.0 and change <= tol)
+            # where every site was refused nothing moves, which is no convergence
+            converged = bool(tol > 0.0 and change <= tol and refused < len(problem.X))
             if stop or converged:
                 break
     except KeyboardInterrupt:

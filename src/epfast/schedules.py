@@ -125,11 +125,14 @@ class SharedSites(Schedule):
 
         g_k <- g_k^(1 - rho M / N_k) Π_m (g*_m)^(rho / N_k)
 
-    with power a and damping rho. A site that is refused is replaced in the product by g_k. The
-    posterior of a sweep lags behind: a sweep of batches of one moves g_k by the share 1 - 1/e of
-    the way, so that ``change`` shows less than the distance to the fixed point. With sequential
-    order the sweeps repeat themselves and ``change`` goes to 0; with shuffled order it stays at the
-    size of the last steps, 1 / N_k, unless a batch is a whole group.
+    with power a and damping rho. A site that is refused is replaced in the product by g_k.
+
+    A sweep of batches of one covers the share 1 - 1/e of the way to the fixed point, and ``change``
+    shows what it covered. The last rows of a group weigh up to e times as much as the first, which
+    puts the mean off by about a third of a posterior standard deviation, whatever n. With
+    sequential order the sweeps settle to a cycle, ``change`` goes to 0 and that bias remains; with
+    shuffled order it becomes noise, at which ``change`` stays. Both shrink in proportion to the
+    damping; batches that are whole groups have neither.
     """
 
     sweeps: int
@@ -174,8 +177,8 @@ class SharedSites(Schedule):
 class SEP(SharedSites):
     """Stochastic EP (Li, Hernández-Lobato, Turner 2015): one site shared by all factors.
 
-    q = p0 g^N. Memory does not depend on the number of rows, where EP stores two numbers per row;
-    but each batch costs a Cholesky factorisation, O(d^3). For scalar sites.
+    q = p0 g^N. What is stored does not depend on the number of rows, where EP stores two numbers
+    per row; but each batch costs a Cholesky factorisation, O(d^3). For scalar sites.
 
     Parameters
     ----------
@@ -260,12 +263,13 @@ class _Grouped(SharedSites):
                 f"groups is {_checks.describe(labels)}; allowed: an integer >= 1, or labels 0 to "
                 "K - 1 of integer dtype, one per row"
             )
-        if labels.min() < 0 or labels.max() >= labels.size or not np.bincount(labels).all():
-            raise ValueError(
-                f"groups holds labels from {labels.min()} to {labels.max()}; allowed: 0 to K - 1, "
-                "each for one row at least"
-            )
+        least, most = labels.min(), labels.max()
         labels = labels.astype(np.intp)
+        if least < 0 or most >= labels.size or not np.bincount(labels).all():
+            raise ValueError(
+                f"groups holds labels from {least} to {most}; allowed: 0 to K - 1, each for one "
+                "row at least"
+            )
         labels.flags.writeable = False
         object.__setattr__(self, "groups", labels)
 

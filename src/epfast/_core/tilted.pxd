@@ -10,14 +10,15 @@ cdef enum Trouble:
 
 
 ctypedef struct Panel:          # a stretch of quadrature and its integrals
-    double lo, hi, error
+    double lo, hi
     double[3] integral
+    double[3] error
 
 
 cdef class Moments:
     cdef CoreLoss loss
     cdef double beta
-    cdef bint probit, logistic, by_slopes
+    cdef bint probit, logistic, piecewise, by_slopes
     cdef double[::1] breaks         # where panels of quadrature end, as margins, increasing
     cdef double[::1] panels         # scratch: edges, then integrals and errors
     cdef Trouble at(
@@ -25,6 +26,12 @@ cdef class Moments:
     ) noexcept nogil
     cdef Trouble panel(
         self, Panel *p, double m, double sd, double beta, double *top, bint look
+    ) noexcept nogil
+    cdef Trouble pieces(
+        self, double m, double v, double beta, double *lZ, double *dlZ, double *d2lZ
+    ) noexcept nogil
+    cdef Trouble narrow(
+        self, double m, double sd, double beta, double *lo, double *hi
     ) noexcept nogil
     cdef Trouble integrate(
         self, double m, double v, double beta, double *lZ, double *dlZ, double *d2lZ

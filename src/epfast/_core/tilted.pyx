@@ -2,18 +2,20 @@
 
     lZ = log int t(h)^a N(h; m, v) dh,   dlZ = dlZ/dm,   d2lZ = d^2 lZ/dm^2
 
-For beta a = 1 probit in closed form and logistic, while v is moderate, by the trapezoidal rule;
-everything else by adaptive Gauss-Kronrod quadrature.
+Piecewise linear losses in closed form with any power; for beta a = 1 probit in closed form and
+logistic, while v is moderate, by the trapezoidal rule; the rest by adaptive Gauss-Kronrod.
 """
 
 import numpy as np
 
-from libc.math cimport exp, fabs, fmax, isfinite, log, sqrt
+from libc.math cimport INFINITY, erf, exp, fabs, fmax, isfinite, log, log1p, sqrt
 
 from epfast._core.loss cimport EPF_LOGISTIC_MAX_V, CoreLoss, kernels
 
 cdef enum:
+    MAX_KNOTS = 16
     NODES = 15
+    GRID = 48
     MAX_PANELS = 400
 
 # Gauss-Kronrod 7-15 on [-1, 1]: nodes from the outside to 0, weights of both rules
@@ -34,10 +36,42 @@ cdef double[8] GAUSS_WEIGHTS = [
     0.0, 0.381830050505118944950369775488975, 0.0, 0.417959183673469387755102040816327,
 ]
 
+cdef double SQRT_HALF = 0.707106781186547524400844362104849
+cdef double SQRT_HALF_PI = 1.253314137315500251207882642405522
 cdef double LOG_SQRT_2PI = 0.918938533204672741780329736405618
 # e^-NEGLIGIBLE of the mass does not matter
 cdef double NEGLIGIBLE = 42.0
 cdef double RELATIVE_ERROR = 1e-13
+
+cdef double mills(double x) noexcept nogil:
+    """(1 - Phi(x)) / phi(x) for x >= 0."""
+    cdef double t = x * SQRT_HALF, e
+    kernels.erfcx(1, &t, &e)
+    return SQRT_HALF_PI * e
+
+
+cdef double log_piece(double lo, double hi, double at_lo, double at_hi) noexcept nogil:
+    """log of the integral of exp(line) N(h; m, v) over a piece.
+
+    lo, hi: its ends in standard deviations from the center of exp(line) N (infinite at most one
+    way); at_lo, at_hi: log of exp(line) phi there, phi the standard normal density of (h - m) / sd.
+    A tail is its value at the near end times a Mills ratio; a piece that holds the center is a
+    share of the whole line's integral, that is the value at an end over its normal density.
+    """
+    cdef double inner, whole
+    if lo >= 0.0:
+        inner = mills(lo)
+        if hi < INFINITY:
+            inner -= exp(at_hi - at_lo) * mills(hi)
+        return at_lo + log(inner)
+    if hi <= 0.0:
+        inner = mills(-hi)
+        if lo > -INFINITY:
+            inner -= exp(at_lo - at_hi) * mills(-lo)
+        return at_hi + log(inner)
+    whole = at_hi + 0.5 * hi * hi if hi < -lo else at_lo + 0.5 * lo * lo
+    return whole + LOG_SQRT_2PI + log(0.5 * (erf(hi * SQRT_HALF) - erf(lo * SQRT_HALF)))
+
 
 cdef class Moments:
     """The triple for one loss; scratch of its own, so one object per thread."""
@@ -46,6 +80,8 @@ cdef class Moments:
         self.loss = loss
         self.beta = beta
         self.probit, self.logistic = name == "probit", name == "logistic"
+        # a handful of pieces; beyond, quadrature costs no more
+        self.piecewise = name == "piecewise_linear" and loss.c.parameters[0] < MAX_KNOTS
         self.by_slopes = by_slopes
         self.breaks = np.sort(np.asarray(breaks, dtype=np.float64))
         self.panels = np.empty(MAX_PANELS * (sizeof(Panel) // sizeof(double)))
@@ -59,12 +95,93 @@ cdef class Moments:
             kernels.probit_moments(1, &m, &v, lZ, dlZ, d2lZ)
         elif self.logistic and self.beta * power == 1.0 and v <= EPF_LOGISTIC_MAX_V:
             kernels.logistic_moments(1, &m, &v, lZ, dlZ, d2lZ)
+        elif self.piecewise:
+            trouble = self.pieces(m, v, self.beta * power, lZ, dlZ, d2lZ)
         else:
             trouble = self.integrate(m, v, self.beta * power, lZ, dlZ, d2lZ)
         dlZ[0] *= y
         if trouble == NONE and not (isfinite(lZ[0]) and isfinite(dlZ[0]) and isfinite(d2lZ[0])):
             return NOT_INTEGRATED
         return trouble
+
+    cdef Trouble pieces(
+        self, double m, double v, double beta, double *lZ, double *dlZ, double *d2lZ
+    ) noexcept nogil:
+        """A sum of truncated Gaussians. With p_i the tilted mass of piece i, of slope s_i, and q+-
+        the tilted density at a knot c from either side (they differ where the loss jumps),
+
+            dlZ  = g + D,   g = -beta sum p_i s_i,   D = sum_c (q+ - q-)
+            d2lZ = beta^2 Var_p(s) - beta sum_c (s+ q+ - s- q-) + sum_c (q+ - q-) (c - m) / v
+                   - D (2 g + D)
+        """
+        cdef const double *p = self.loss.c.parameters
+        cdef int K = <int> p[0], i, zero = -1, near = 0, center = -1
+        cdef double sd = sqrt(v), shift, lo, hi, at_lo, at_hi, slope, at_center = 0.0, base
+        cdef double top = -INFINITY, total = 0.0, mean = 0.0, spread = 0.0, rest = 0.0
+        cdef double jump = 0.0, edges = 0.0, left, right
+        cdef double[MAX_KNOTS + 1] mass         # log of the mass of each piece, over phi(x[near])
+        cdef double[MAX_KNOTS + 1] s
+        cdef double[MAX_KNOTS] x
+        cdef double[MAX_KNOTS] phi              # log of phi(x) / phi(x[near])
+        for i in range(K):
+            x[i] = (p[2 + 4 * i] - m) / sd
+            if fabs(x[i]) < fabs(x[near]):
+                near = i
+        for i in range(K):
+            phi[i] = -0.5 * ((p[2 + 4 * i] - p[2 + 4 * near]) / sd) * (x[i] + x[near])
+        base = -0.5 * x[near] * x[near] - LOG_SQRT_2PI
+        for i in range(K + 1):
+            s[i] = slope = p[1] if i == 0 else p[1 + 4 * i]
+            shift = beta * slope * sd
+            lo = -INFINITY if i == 0 else x[i - 1] + shift
+            hi = INFINITY if i == K else x[i] + shift
+            at_lo = 0.0 if i == 0 else phi[i - 1] - beta * p[4 * i]
+            at_hi = 0.0 if i == K else phi[i] - beta * p[3 + 4 * i]
+            mass[i] = log_piece(lo, hi, at_lo, at_hi)
+            if mass[i] > top:
+                top = mass[i]
+                center = -1
+                if lo < 0.0 < hi:
+                    # the same without the large numbers of a far knot, for lZ alone
+                    center = i
+                    at_center = log(0.5 * (erf(hi * SQRT_HALF) - erf(lo * SQRT_HALF)))
+                    at_center += 0.5 * shift * shift
+                    if i == 0:
+                        at_center += shift * x[0] - beta * p[3]
+                    else:
+                        at_center += shift * x[i - 1] - beta * p[4 * i]
+            if slope == 0.0 and (p[3] if i == 0 else p[4 * i]) == 0.0:
+                zero = i
+        if not isfinite(top):
+            return NOT_INTEGRATED
+        for i in range(K + 1):
+            total += exp(mass[i] - top)
+        lZ[0] = (base + top if center < 0 else at_center) + log(total)
+        if zero >= 0 and lZ[0] > -0.5:
+            # t = 1 on one piece: Z - 1 from the others, so that lZ keeps its digits near 0
+            for i in range(K + 1):
+                if i != zero:
+                    lo = -INFINITY if i == 0 else x[i - 1]
+                    hi = INFINITY if i == K else x[i]
+                    at_lo = 0.0 if i == 0 else phi[i - 1]
+                    at_hi = 0.0 if i == K else phi[i]
+                    rest += exp(base + mass[i]) - exp(base + log_piece(lo, hi, at_lo, at_hi))
+            lZ[0] = log1p(rest)
+        for i in range(K + 1):
+            mass[i] = exp(mass[i] - top) / total
+            mean -= beta * s[i] * mass[i]
+        for i in range(K + 1):
+            spread += mass[i] * (beta * s[i] + mean) * (beta * s[i] + mean)
+        for i in range(K):
+            left = exp(phi[i] - beta * p[3 + 4 * i] - top) / (total * sd)
+            right = exp(phi[i] - beta * p[4 + 4 * i] - top) / (total * sd)
+            edges += beta * (s[i] * left - s[i + 1] * right)
+            if p[3 + 4 * i] != p[4 + 4 * i]:
+                jump += right - left
+                edges += (right - left) * (p[2 + 4 * i] - m) / v
+        dlZ[0] = mean + jump
+        d2lZ[0] = spread + edges - jump * (2.0 * mean + jump)
+        return NONE
 
     cdef Trouble panel(
         self, Panel *p, double m, double sd, double beta, double *top, bint look
@@ -80,7 +197,8 @@ cdef class Moments:
         cdef double[NODES] slope
         cdef double[NODES] curvature
         cdef double center = 0.5 * (p.lo + p.hi), half = 0.5 * (p.hi - p.lo)
-        cdef double f, g, first, second, gauss = 0.0
+        cdef double f, g, first, second
+        cdef double[3] gauss
         cdef int i, j
         for i in range(NODES):
             j = i if i < 8 else NODES - 1 - i
@@ -91,7 +209,8 @@ cdef class Moments:
             slope if self.by_slopes else NULL, curvature if self.by_slopes else NULL
         ) != 0:
             return LOSS_FAILED
-        p.integral[0] = p.integral[1] = p.integral[2] = 0.0
+        for i in range(3):
+            p.integral[i] = gauss[i] = 0.0
         for i in range(NODES):
             j = i if i < 8 else NODES - 1 - i
             g = -beta * value[i] - 0.5 * z[i] * z[i] - LOG_SQRT_2PI
@@ -108,17 +227,56 @@ cdef class Moments:
             p.integral[0] += KRONROD_WEIGHTS[j] * f
             p.integral[1] += KRONROD_WEIGHTS[j] * f * first
             p.integral[2] += KRONROD_WEIGHTS[j] * f * second
-            gauss += GAUSS_WEIGHTS[j] * f
-        p.error = fabs(p.integral[0] - gauss)
+            gauss[0] += GAUSS_WEIGHTS[j] * f
+            gauss[1] += GAUSS_WEIGHTS[j] * f * first
+            gauss[2] += GAUSS_WEIGHTS[j] * f * second
+        for i in range(3):
+            p.error[i] = fabs(p.integral[i] - gauss[i])
         return NONE
+
+    cdef Trouble narrow(
+        self, double m, double sd, double beta, double *lo, double *hi
+    ) noexcept nogil:
+        """Shrink [lo, hi], in cavity standard deviations, to where the tilted density lives.
+
+        A grid is laid over it, the points within e^-60 of the largest are kept with one more on
+        each side, and again while that helps: far from its mean a cavity may be cut to a sliver.
+        """
+        cdef double[GRID] h
+        cdef double[GRID] g
+        cdef double step, top, first
+        cdef int i, low, high
+        while True:
+            first, step = lo[0], (hi[0] - lo[0]) / (GRID - 1)
+            for i in range(GRID):
+                h[i] = m + sd * (first + i * step)
+            if kernels.loss(&self.loss.c, GRID, h, g, NULL, NULL) != 0:
+                return LOSS_FAILED
+            top = -INFINITY
+            for i in range(GRID):
+                g[i] = -beta * g[i] - 0.5 * (first + i * step) * (first + i * step)
+                top = fmax(top, g[i])
+            if not isfinite(top):
+                return NOT_INTEGRATED
+            low, high = GRID, 0
+            for i in range(GRID):
+                if g[i] > top - 60.0:
+                    low = min(low, i)
+                    high = max(high, i)
+            low, high = max(low - 1, 0), min(high + 1, GRID - 1)
+            lo[0], hi[0] = first + low * step, first + high * step
+            if 2 * (high - low) > GRID - 1 or not step > 1e-13 * (fabs(first) + 1.0):
+                return NONE
 
     cdef Trouble integrate(
         self, double m, double v, double beta, double *lZ, double *dlZ, double *d2lZ
     ) noexcept nogil:
         """Adaptive: panels between the kinks and closing in on them, halved where the error is."""
         cdef Panel *panels = <Panel *> &self.panels[0]
-        cdef double sd = sqrt(v), at_mean, reach, edge, top = -1e300, total, error, worst
+        cdef double sd = sqrt(v), at_mean, reach, last, edge, top = -1e300, worst
         cdef double[3] sums
+        cdef double[3] size
+        cdef double[3] error
         cdef int count = 0, i, j, k
         cdef Trouble trouble
         if kernels.loss(&self.loss.c, 1, &m, &at_mean, NULL, NULL) != 0:
@@ -127,21 +285,26 @@ cdef class Moments:
         reach = sqrt(2.0 * (fmax(beta * at_mean, 0.0) + NEGLIGIBLE))
         if not isfinite(reach):
             return NOT_INTEGRATED
-        panels[0].lo = -reach
+        panels[0].lo, panels[0].hi = -reach, reach
+        trouble = self.narrow(m, sd, beta, &panels[0].lo, &panels[0].hi)
+        if trouble != NONE:
+            return trouble
+        last = panels[0].hi
+        reach = last - panels[0].lo
         for i in range(self.breaks.shape[0]):
             edge = (self.breaks[i] - m) / sd
-            if panels[count].lo + 1e-9 * reach < edge < reach * (1.0 - 1e-9):
+            if panels[count].lo + 1e-9 * reach < edge < last - 1e-9 * reach:
                 if count + 1 >= MAX_PANELS // 2:
                     break
                 panels[count].hi = edge
                 count += 1
                 panels[count].lo = edge
-        panels[count].hi = reach
+        panels[count].hi = last
         count += 1
         # none wider than a couple of standard deviations of the cavity
         i = 0
         while i < count and count < MAX_PANELS // 2:
-            if panels[i].hi - panels[i].lo > 2.5:
+            if panels[i].hi - panels[i].lo > 1.5:
                 panels[count].hi = panels[i].hi
                 panels[i].hi = 0.5 * (panels[i].lo + panels[i].hi)
                 panels[count].lo = panels[i].hi
@@ -157,16 +320,21 @@ cdef class Moments:
             if trouble != NONE:
                 return trouble
         while True:
-            total = error = worst = 0.0
-            k = 0
-            for i in range(count):
-                total += panels[i].integral[0]
-                error += panels[i].error
-                if panels[i].error > worst:
-                    worst, k = panels[i].error, i
-            if not total > 0.0:
+            # each integral against its own size: the slopes may live where little of the mass does
+            for j in range(3):
+                size[j] = error[j] = 0.0
+                for i in range(count):
+                    size[j] += fabs(panels[i].integral[j])
+                    error[j] += panels[i].error[j]
+            if not size[0] > 0.0:
                 return NOT_INTEGRATED
-            if error <= RELATIVE_ERROR * total or count == MAX_PANELS or worst == 0.0:
+            worst, k = 0.0, -1
+            for j in range(3):
+                if error[j] > RELATIVE_ERROR * size[j]:
+                    for i in range(count):
+                        if panels[i].error[j] > worst * size[j]:
+                            worst, k = panels[i].error[j] / size[j], i
+            if k < 0 or count == MAX_PANELS:
                 break
             edge = 0.5 * (panels[k].lo + panels[k].hi)
             if not panels[k].lo < edge < panels[k].hi:

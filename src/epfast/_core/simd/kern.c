@@ -603,7 +603,8 @@ static void probit_moments(ptrdiff_t n, const double *m, const double *v, double
  * sigma(h) N(h; m, v), poles at h = +-i pi, its error with step D in z = (h - m) / sd is about
  *     exp(a^2/2 - 2 pi a / D),   a = min(pi / sd, 2 pi / D),
  * so D below makes it exp(-33). With the mean reflected to m <= 0 the weights sigma(h) phi(z) / e^m
- * never overflow, their mass lies in -8 < z < 8 + sd, and with q the tilted density
+ * never overflow, their mass lies in -8 < z < 8 + sd (that of sigma^2 phi sd higher), and with q the
+ * tilted density
  *     Z = int sigma phi,   e1 = E_q sigma,   e2 = E_q sigma^2
  * give derivatives without cancellation: dlZ = 1 - e1, d2lZ = 2 e2 - e1 - e1^2, and for the
  * reflected side, Z+ = 1 - Z: dlZ = Z (1 - e1) / Z+, d2lZ = -Z (1 - 3 e1 + 2 e2) / Z+ - dlZ^2. */
@@ -616,7 +617,7 @@ static void logistic_moments(ptrdiff_t n, const double *mean, const double *v, d
         double step = 2.0 * M_PI * strip / (33.0 + 0.5 * strip * strip);
         if (step > 0.77 || 2.0 * sd < 0.77) step = 0.77;
         vd S0 = v_set(0.0), S1 = S0, S2 = S0;
-        for (double first = -8.0; first < 8.0 + sd; first += VW * step) {
+        for (double first = -8.0; first < 8.0 + 2.0 * sd; first += VW * step) {
             vd z = first + step * v_load(lane), shift = sd * z;
             vd odds = v_exp(m + shift), p = 1.0 / (1.0 + odds);
             vd w = v_exp(shift - 0.5 * z * z) * p, s = odds * p;
