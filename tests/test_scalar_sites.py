@@ -14,6 +14,12 @@ from epfast.backend import tilted_moments
 
 # a loss, written again: what the package gets; value, kinks; slope and curvature where smooth
 Plain = namedtuple("Plain", "given value kinks derivatives pieces", defaults=(None, ()))
+Result = namedtuple("Result", "precision shift mean covariance sites log_evidence refused")
+NODES, WEIGHTS = np.polynomial.legendre.leggauss(16)
+GRADED = 2.0 ** np.arange(-7, 16)
+V = np.repeat([1e-12, 1e-8, 1e-4, 1e-2, 1.0, 1e2, 1e4], 11)
+M = np.tile([-1, -0.7, -0.3, -0.1, -0.01, 0, 0.013, 0.1, 0.3, 0.7, 1], 7) * (10 * np.sqrt(V) + 5)
+Y = np.where(np.arange(77) % 3 == 0, -1.0, 1.0)
 
 
 def piecewise(given, *pieces):
@@ -28,20 +34,17 @@ def piecewise(given, *pieces):
     return Plain(given or epfast.PiecewiseLinear(*pieces), loss, knots, None, pieces)
 
 
-def softplus(m):
-    return np.logaddexp(0.0, -m)
-
-
 def hazard(m):
     return np.sqrt(2 / np.pi) / special.erfcx(-m / np.sqrt(2))
 
 
 # fmt: off
-LOGISTIC = softplus, (0.0,), lambda m: (-special.expit(-m), special.expit(m) * special.expit(-m))
+SOFTPLUS = [lambda m: np.logaddexp(0.0, -m), (0.0,),
+            lambda m: (-special.expit(-m), special.expit(m) * special.expit(-m))]
 LOSSES = {
     "probit": Plain("probit", lambda m: -special.log_ndtr(m), (0.0,),
                     lambda m: (-hazard(m), hazard(m) * (hazard(m) + m))),
-    "logistic": Plain("logistic", *LOGISTIC), "callable": Plain(softplus, *LOGISTIC),
+    "logistic": Plain("logistic", *SOFTPLUS), "callable": Plain(SOFTPLUS[0], *SOFTPLUS),
     "squared_hinge": Plain("squared_hinge", lambda m: np.maximum(1 - m, 0.0) ** 2, (1.0,),
                            lambda m: (-2 * np.maximum(1 - m, 0.0), 2.0 * (m < 1))),
     "hinge": piecewise("hinge", (1.0,), (-1.0, 0.0), 0.0, (0.0,)),
@@ -93,18 +96,14 @@ def exactly(name, y, m, v, tilt):
     return np.array(rows).T * [np.ones_like(y), y, np.ones_like(y)]
 
 
-NODES, WEIGHTS = np.polynomial.legendre.leggauss(16)
-GRADED = 2.0 ** np.arange(-7, 16)
-
-
 def brute(loss, y, m, v, tilt):
     """Gauss-Legendre on panels that close in on the kinks; y, m, v are (n,)."""
     m, sd = y * m, np.sqrt(v)
     reach = 12 + np.sqrt(2 * tilt * np.maximum(loss.value(m), 0.0))[:, None]
     near = np.add.outer(loss.kinks, np.concatenate([-GRADED, [0.0], GRADED])).ravel()
     near = np.clip((near - m[:, None]) / sd[:, None], -reach, reach)
-    regular = reach * np.linspace(-1, 1, 2 + 2 * int(reach.max()))
-    edges = np.sort(np.concatenate([regular, near], axis=1))[:, :, None]
+    near = np.concatenate([near, reach * np.linspace(-1, 1, 2 + 2 * int(reach.max()))], axis=1)
+    edges = np.sort(near)[:, :, None]
     half = 0.5 * np.diff(edges, axis=1)
     z = edges[:, :-1] + half + half * NODES
     h = m[:, None, None] + sd[:, None, None] * z
@@ -119,9 +118,6 @@ def brute(loss, y, m, v, tilt):
     first = (f * score / total).sum(axis=(1, 2), keepdims=True)
     second = (f * ((score - first) ** 2 + extra) / total).sum(axis=(1, 2))
     return np.ravel(top + np.log(total)), y * first.ravel(), second
-
-
-Result = namedtuple("Result", "precision shift mean covariance sites log_evidence refused")
 
 
 def new_sites(name, y, h, s, tau, nu, power, beta):
@@ -178,8 +174,7 @@ def residual(post, X, y, name, prior, power):
     old = np.array(post.sites)
     q = np.linalg.inv(prior + (X.T * old[0]) @ X)
     s = np.einsum("ij,jk,ik->i", X, q, X)
-    new, proper = new_sites(name, y, X @ q @ X.T @ old[1], s, *old[:2], power, 1.0)
-    assert proper.all()
+    new = new_sites(name, y, X @ q @ X.T @ old[1], s, *old[:2], power, 1.0)[0]
     return np.abs((new - old) * [s, np.sqrt(s), np.ones_like(s)]).max()
 
 
@@ -198,9 +193,9 @@ def fit(X, y, loss="probit", **given):
 def assert_near(post, other, tol):
     """Mean and covariance on the scale of the posterior, the rest on that of its largest entry."""
     sd = np.sqrt(np.diag(other.covariance))
-    pairs = [(post.mean / sd, other.mean / sd), (post.precision, other.precision)]
-    pairs += [(part.covariance / np.outer(sd, sd) for part in (post, other))]
-    pairs += [(post.shift, other.shift), (post.log_evidence, other.log_evidence)]
+    scale = np.outer(sd, sd)
+    pairs = [(post.mean / sd, other.mean / sd), (post.covariance / scale, other.covariance / scale)]
+    pairs += [(getattr(post, k), getattr(other, k)) for k in ("precision", "shift", "log_evidence")]
     assert (post.sites is None) == (other.sites is None)
     pairs += zip(post.sites or (), () if other.sites is None else other.sites, strict=True)
     for ours, theirs in pairs:
@@ -224,14 +219,9 @@ def test_probit_moments_to_fifty_digits():
             tilted_moments("probit", *given)
 
 
-V = np.repeat([1e-4, 1e-2, 1.0, 1e2, 1e4], 11)
-M = np.tile([-1, -0.7, -0.3, -0.1, -0.01, 0, 0.013, 0.1, 0.3, 0.7, 1], 5) * (10 * np.sqrt(V) + 5)
-Y = np.where(np.arange(55) % 3 == 0, -1.0, 1.0)
-
-
 def assert_moments(got, want, floor=1e-13):
     """Relative, above a floor on the natural scales 1, 1 / sd and 1 / v: rounding in E[h - m]."""
-    for a, b, unit in zip(got, want, (np.ones(55), np.sqrt(V), V), strict=True):
+    for a, b, unit in zip(got, want, (np.ones(77), np.sqrt(V), V), strict=True):
         np.testing.assert_allclose(a * unit, b * unit, rtol=1e-9, atol=floor)
 
 
@@ -239,13 +229,10 @@ def assert_moments(got, want, floor=1e-13):
 @every_loss
 def test_moments(name, power):
     want = exactly(name, Y, M, V, power)
+    if name != "falling":
+        assert_moments(brute(LOSSES[name], Y, M, V, power), want, 1e-11)
     assert_moments(tilted_moments(LOSSES[name].given, Y, M, V, power), want)
     assert_moments(tilted_moments(LOSSES[name].given, Y, M, V, power / 2, beta=2.0), want)
-
-
-def test_the_oracles_agree():
-    for name in LOSSES.keys() - {"falling"}:
-        assert_moments(brute(LOSSES[name], Y, M, V, 1.0), exactly(name, Y, M, V, 1.0), 1e-11)
 
 
 # fmt: off
@@ -275,7 +262,7 @@ def test_equals_plain_ep_and_is_saved(name, schedule, tmp_path):
         if name in ("quasi01", "noisy_step", "ramp") and plain.sites is not None:
             assert (post.sites.precision < 0).any()  # a surprising label flattens the posterior
     post.save(tmp_path / "post.npz")
-    back = epfast.load(tmp_path / "post.npz", **({"loss": softplus} if name == "callable" else {}))
+    back = epfast.load(tmp_path / "post.npz", SOFTPLUS[0] if name == "callable" else None)
     parts = "mean covariance precision shift prior_precision sites beta batch_size converged"
     for part in [*parts.split(), "n_sweeps", "n_refused", "log_evidence", "history"]:
         np.testing.assert_array_equal(getattr(back, part), getattr(post, part), err_msg=part)
@@ -286,13 +273,17 @@ def test_equals_plain_ep_and_is_saved(name, schedule, tmp_path):
 def test_any_shape_and_block(n, d):
     X, y = data(n, d)
     variance = np.linspace(0.5, 5.0, d)
-    shuffled = {"sweeps": 2, "tol": 0, "damping": 0.8, "order": "shuffled", "seed": 1}
-    for loss, schedule in (("probit", {"sweeps": 4, "tol": 0}), ("quasi01", shuffled)):
-        first = fit(X, y, loss, schedule=EP(**schedule), prior_variance=variance)
-        plain = plain_ep(X, y, loss, np.diag(1 / variance), EP(**schedule))
+    cases = [("probit", {"sweeps": 4}), ("quasi01", {"order": "shuffled", "seed": 1})]
+    for loss, given in [*cases, ("logistic", {"power": 2.0, "damping": 1.0})]:
+        given = {"sweeps": 2, "tol": 0, "damping": 0.8} | given
+        first = fit(X, y, loss, schedule=EP(**given), prior_variance=variance)
+        plain = plain_ep(X, y, loss, np.diag(1 / variance), EP(**given))
         assert_near(first, plain, 1e-9 if loss == "probit" else 1e-7)
+        assert first.n_refused == plain.refused
+        # with a power of 2 the cavity lacks twice a site that holds most of the precision
+        assert first.n_refused > 0 or loss != "logistic" or n != 7
         for q in (1, 3, 7, 32, n, n + 9):
-            post = fit(X, y, loss, schedule=EP(**schedule, block=q), prior_variance=variance)
+            post = fit(X, y, loss, schedule=EP(**given, block=q), prior_variance=variance)
             assert_near(post, first, 1e-10)
 
 
@@ -314,16 +305,6 @@ def test_fixed_point(name, power):
         assert_near(posts[-1], posts[0], 1e-7)
     again = fit(X, y, schedule=EP(tol=1e-9, power=power), start=posts[0], **given)
     assert (again.converged, len(again.history)) == (True, 1)
-
-
-def test_refused_sites_are_counted_and_kept():
-    """A power of 2 takes a site that holds more than half of the precision away twice."""
-    X, y = data(4, 6, scale=5.0)
-    schedule = EP(sweeps=4, tol=0, power=2.0)
-    plain = plain_ep(X, y, "logistic", np.eye(6), schedule)
-    post = fit(X, y, "logistic", prior_variance=1.0, schedule=schedule)
-    assert post.n_refused == plain.refused > post.history[0].n_refused == 0
-    assert_near(post, plain, 1e-7)
 
 
 @pytest.mark.parametrize("schedule", [EP(), EP(order="parallel"), ADF()], ids=str)

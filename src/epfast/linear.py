@@ -24,7 +24,7 @@ from epfast.posterior import (
     log_evidence,
     row_chunks,
 )
-from epfast.scalar import Problem, fit_scalar, prior_matrix
+from epfast.scalar import Problem, fit_scalar, one_blas_thread, prior_matrix
 from epfast.schedules import ADF, EP, Schedule, SharedSites
 from epfast.schemes import Scheme
 
@@ -217,6 +217,14 @@ def fit_linear(
     found_loss = losses.resolve(loss)
     if scalar:
         _checks.choice("scheme", scheme, ("exact",))
+        unused = {"gamma": (gamma, None), "curvature": (curvature, "exact")}
+        unused["site_rule"] = (site_rule, "nonnegative")
+        for name, (value, default) in unused.items():
+            if value != default:
+                raise ValueError(
+                    f"{name} is {_checks.describe(value)}; allowed with posterior='full': "
+                    f"{default!r}"
+                )
         return _fit_full(
             X,
             y,
@@ -356,9 +364,10 @@ def _fit_full(
 
     bar = _progress_bar(progress)
     try:
-        result = fit_scalar(
-            problem, start, cost if record == "cost" else None, callback, bar, Interrupted
-        )
+        with one_blas_thread(d):
+            result = fit_scalar(
+                problem, start, cost if record == "cost" else None, callback, bar, Interrupted
+            )
     finally:
         if bar is not None:
             bar.close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -31,6 +32,23 @@ __all__ = ["fit_scalar", "moments"]
 CHUNK = 1 << 17
 #: sweeps between two refreshes of the covariance from the sites
 REFRESH = 5
+#: from here on BLAS may use all its threads
+MANY_DIMENSIONS = 512
+
+
+def one_blas_thread(d: int) -> AbstractContextManager[Any]:
+    """Hold BLAS to one thread for matrices too small to share, where threadpoolctl is installed.
+
+    On two busy cores a second thread makes products of this size ten times slower.
+    """
+    if d >= MANY_DIMENSIONS:
+        return nullcontext()
+    try:
+        from threadpoolctl import ThreadpoolController
+    except ImportError:
+        return nullcontext()
+    limit: AbstractContextManager[Any] = ThreadpoolController().limit(limits=1, user_api="blas")
+    return limit
 
 
 def moments(loss: Loss, beta: float) -> Moments:

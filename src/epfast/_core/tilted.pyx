@@ -157,8 +157,9 @@ cdef class Moments:
         for i in range(K + 1):
             total += exp(mass[i] - top)
         lZ[0] = (base + top if center < 0 else at_center) + log(total)
-        if zero >= 0 and lZ[0] > -0.5:
-            # t = 1 on one piece: Z - 1 from the others, so that lZ keeps its digits near 0
+        if zero >= 0 and mass[zero] == top and lZ[0] > -0.5:
+            # t = 1 where most of the mass is: Z - 1 from the other pieces, so that lZ keeps its
+            # digits near 0
             for i in range(K + 1):
                 if i != zero:
                     lo = -INFINITY if i == 0 else x[i - 1]
