@@ -381,9 +381,6 @@ def test_interrupt_leaves_the_last_complete_state(schedule):
     before = X[::1000].copy()
     started, raised = threading.Event(), []
 
-    class Slow(epfast.CustomLoss):
-        pass
-
     def value(m):
         started.set()
         time.sleep(2e-3)

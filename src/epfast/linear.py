@@ -342,14 +342,14 @@ def _fit_full(
         if not np.isfinite(rows[part]).all():
             raise ValueError("X holds NaN or infinity; allowed: finite numbers")
     if prior_precision is None:
-        variance = 1.0 / _prior(prior_variance, None, d)
+        prior = np.diag(_prior(prior_variance, None, d))
     else:
-        variance = None
         _only_one_prior(prior_variance)
+        prior = prior_matrix(prior_precision, d)
     problem = Problem(
         rows,
         _checks.labels("y", y, len(rows)),
-        prior_matrix(variance, prior_precision, d),
+        prior,
         loss,
         _checks.number("beta", beta, above=0.0),
         schedule,

@@ -11,7 +11,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import linalg
+from scipy import linalg, special
 
 from epfast import _checks, losses
 from epfast._checks import Array
@@ -212,7 +212,7 @@ class LinearPosterior:
             )
         mean, variance = self.predict_latent(X)
         if isinstance(self.loss, Probit) and self.beta == 1.0:
-            return np.asarray(_normal_cdf(mean / np.sqrt(1.0 + variance)))
+            return np.asarray(special.ndtr(mean / np.sqrt(1.0 + variance)))
         result = np.empty(len(mean))
         numbers_per_row = 12 * (12 + 2 * len(losses.break_points(self.loss, self.beta)))
         for part in row_chunks(mean[:, None], max(1, (1 << 21) // numbers_per_row)):
@@ -457,12 +457,6 @@ def row_chunks(rows: NDArray[Any], entries: int = 1 << 20) -> list[slice]:
     """Slices of rows that hold about that many entries, so that work on them stays small."""
     step = max(1, entries // max(1, rows.shape[1]))
     return [slice(i, min(i + step, len(rows))) for i in range(0, len(rows), step)]
-
-
-def _normal_cdf(x: Array) -> Array:
-    from scipy.special import ndtr
-
-    return np.asarray(ndtr(x))
 
 
 def class_probability(loss: Loss, beta: float, mean: Array, sd: Array) -> Array:

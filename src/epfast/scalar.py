@@ -81,11 +81,8 @@ class Problem(NamedTuple):
         return [order[i : i + step] for i in range(0, len(order), step)]
 
 
-def prior_matrix(variance: Array | None, precision: Any, d: int) -> Array:
-    """The prior precision, (d, d), from variances (d,) or a matrix given by the user."""
-    if precision is None:
-        assert variance is not None
-        return np.diag(1.0 / variance)
+def prior_matrix(precision: Any, d: int) -> Array:
+    """A prior precision given by the user, (d, d), checked."""
     matrix = _checks.array("prior_precision", precision, shape=(d, d))
     if not np.allclose(matrix, matrix.T, rtol=1e-10, atol=0.0):
         raise ValueError("prior_precision is not symmetric; allowed: a positive definite matrix")

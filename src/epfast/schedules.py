@@ -15,6 +15,14 @@ __all__ = ["ADF", "AEP", "DAEP", "DSEP", "EP", "SEP", "Batches", "Schedule", "Sh
 ORDERS = ("sequential", "shuffled", "parallel")
 
 
+def _check_sweeps(sweeps: int, tol: float, damping: float, power: float) -> None:
+    """What every schedule of several sweeps asks of its numbers."""
+    _checks.integer("sweeps", sweeps, least=1)
+    _checks.number("tol", tol, least=0.0)
+    _checks.number("damping", damping, above=0.0, most=1.0)
+    _checks.number("power", power, above=0.0)
+
+
 class Schedule:
     """Base of the schedules."""
 
@@ -73,10 +81,7 @@ class EP(Schedule):
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        _checks.integer("sweeps", self.sweeps, least=1)
-        _checks.number("tol", self.tol, least=0.0)
-        _checks.number("damping", self.damping, above=0.0, most=1.0)
-        _checks.number("power", self.power, above=0.0)
+        _check_sweeps(self.sweeps, self.tol, self.damping, self.power)
         if self.block is not None:
             _checks.integer("block", self.block, least=1)
         self._check_order(ORDERS)
@@ -166,10 +171,7 @@ class SharedSites(Schedule):
         return Batches(order[by_group], group, np.append(first[1:], True).astype(np.uint8))
 
     def _check_shared(self) -> None:
-        _checks.integer("sweeps", self.sweeps, least=1)
-        _checks.number("tol", self.tol, least=0.0)
-        _checks.number("damping", self.damping, above=0.0, most=1.0)
-        _checks.number("power", self.power, above=0.0)
+        _check_sweeps(self.sweeps, self.tol, self.damping, self.power)
         self._check_order(("sequential", "shuffled"))
 
 
