@@ -107,7 +107,8 @@ BAD_LABELS = [
     *[np.where(Y > 0, "a", "b"), sparse.csr_array(Y[None]), *bad_contents(Y)],
 ]
 ROWS_TO_PREDICT = [
-    *[X[:, :2], X[0], X[None], 5.0, None, "text", RAGGED, X[:, :, None], sparse.csr_array(X)],
+    *[X[:, :2], X[0], X[None], 5.0, None, "text", RAGGED, X[:, :, None]],
+    *[sparse.csr_array(X[:, 1:]), sparse.csr_array(X * INF)],
     *[X * 1e200, [[1e308] * D], *bad_contents(X)],
 ]
 BAD_PRIOR = [
@@ -135,7 +136,7 @@ WIDE = RNG.normal(size=(N, 5))
 KEYWORDS = [
     ("loss", [fit, minibatch], BAD_LOSS),
     ("scheme", [fit, minibatch], BAD_SCHEME),
-    ("posterior", [fit], [*BAD_NAMES, "full"]),
+    ("posterior", [fit], BAD_NAMES),
     ("batch_size", [fit], [*BAD_COUNTS, 10**30]),
     ("prior_variance", [fit], BAD_PRIOR),
     ("prior_precision", [fit], BAD_PRIOR_PRECISION),

@@ -202,6 +202,7 @@ def test_large_batches_cross_calls(monkeypatch):
     same(fit(X, y, SEP(2, 0.0, batch=25)), whole, 1e-13)
 
 
+@pytest.mark.filterwarnings("ignore:.*refused:epfast.ConvergenceWarning")
 @pytest.mark.parametrize("schedule", [SEP(3, batch=20), DSEP(4, 3, batch=5), DAEP(4, 3), AEP(3)])
 def test_improper_posterior_is_refused(schedule):
     """Sites of negative precision, each proper with the prior alone, not all of them together."""

@@ -19,7 +19,7 @@ from epfast.losses import (
     Quasi01,
 )
 from epfast.posterior import FactorizedPosterior, FullPosterior, Sites, State, SweepInfo, load
-from epfast.schedules import ADF, AEP, DAEP, DSEP, EP, SEP
+from epfast.schedules import ADF, AEP, DAEP, DEP, DSEP, EP, SEP
 
 __version__: str = _build_facts()["version"]
 
@@ -27,6 +27,7 @@ __all__ = [
     "ADF",
     "AEP",
     "DAEP",
+    "DEP",
     "DSEP",
     "EP",
     "SEP",

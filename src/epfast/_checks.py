@@ -149,6 +149,28 @@ def design(name: str, value: Any, d: int | None = None) -> NDArray[Any]:
     return result
 
 
+def sparse_design(name: str, value: Any, d: int | None = None) -> Any:
+    """A sparse matrix of rows, (n, d), as CSR of float64; not copied where it is that."""
+    if len(value.shape) != 2 or (d is not None and value.shape[1] != d):
+        raise ValueError(f"{name} has shape {value.shape}; allowed: (n, {'d' if d is None else d})")
+    if value.dtype.kind not in "fiub":
+        raise TypeError(f"{name} has dtype {value.dtype}; allowed: real numbers")
+    result = value.tocsr()
+    if 0 in result.shape:
+        raise ValueError(f"{name} has shape {result.shape}; allowed: at least one row and column")
+    if result.dtype != np.float64:
+        result = result.astype(np.float64)
+    if not result.has_canonical_format:  # entries given twice count as their sum
+        result = result.copy()
+        result.sum_duplicates()
+    start, column = result.indptr, result.indices
+    if start[0] != 0 or (np.diff(start) < 0).any() or start[-1] > len(column):
+        raise ValueError(f"{name} is not a valid CSR matrix; allowed: increasing row pointers")
+    if len(column) and not (column.min() >= 0 and column.max() < result.shape[1]):
+        raise ValueError(f"{name} is not a valid CSR matrix; allowed: columns 0 to d - 1")
+    return result
+
+
 def labels(name: str, value: Any, n: int) -> Array:
     """Labels -1 and +1, (n,), as float64."""
     given = real_array(name, value)

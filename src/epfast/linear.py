@@ -16,6 +16,7 @@ from epfast._checks import Array
 from epfast._core.minibatch import SITE_RULES, Factors
 from epfast.losses import Loss
 from epfast.posterior import (
+    Data,
     FactorizedPosterior,
     FullPosterior,
     Sites,
@@ -25,7 +26,7 @@ from epfast.posterior import (
     row_chunks,
 )
 from epfast.scalar import Problem, fit_scalar, one_blas_thread, prior_matrix
-from epfast.schedules import ADF, EP, Schedule, SharedSites
+from epfast.schedules import ADF, DEP, EP, Schedule, SharedSites
 from epfast.schemes import Scheme
 
 __all__ = ["ConvergenceWarning", "Interrupted", "fit_linear"]
@@ -36,6 +37,8 @@ _END = object()
 
 #: the core is left at least this often, so that Ctrl-C and progress act
 SECONDS_PER_CALL = 0.1
+#: share of the rows whose sites may be refused in the last sweep without a warning
+REFUSED_SHARE = 0.1
 #: a run of at least this many sweeps that still moves by its own scale is warned of
 SWEEPS_TO_SETTLE = 5
 
@@ -88,6 +91,7 @@ def fit_linear(
     X: ArrayLike | Iterable[tuple[ArrayLike, ArrayLike]],
     y: ArrayLike | None = None,
     *,
+    weights: ArrayLike | None = None,
     loss: Any = "logistic",
     scheme: str | Scheme = "variational",
     posterior: str = "factorized",
@@ -115,10 +119,16 @@ def fit_linear(
     X : array_like of shape (n, d), or iterable of (X, y) chunks
         Rows of features; append a constant column for an intercept. C-contiguous float64 is used
         in place, float32 and other layouts minibatch by minibatch, other types are converted once.
-        A memory map is read as it is visited. With ``schedule=ADF()`` X may be an iterable of
+        A memory map is read as it is visited. With ``posterior="full"`` X may be sparse: a
+        scipy.sparse CSR matrix is used in place. With ``schedule=ADF()`` X may be an iterable of
         chunks, and ``y`` None; the result does not depend on where the chunks are cut.
     y : array_like of shape (n,)
         Labels -1 and +1.
+    weights : array_like of shape (n,), optional
+        >= 0, for ``posterior="full"``: a row of weight w counts as w copies of itself if w >= 1,
+        and with its factor to the power w below; all 1 by default. Row by row EP treats copies
+        alike, so that whole weights give the fixed point of repeated rows. (ADF, which has no fixed
+        point, takes a row once, with its factor to the power w.)
     loss : str, Loss, scipy.LowLevelCallable or callable
         "logistic", "hinge", "quasi01", "probit" or "noisy_step"; a Loss; or your own, see
         :class:`epfast.CustomLoss`.
@@ -192,32 +202,35 @@ def fit_linear(
     array([ 0.8, -1.9,  0. ])
     """
     schedule = EP() if schedule is None else schedule
-    if not isinstance(schedule, EP | ADF | SharedSites):
+    if not isinstance(schedule, EP | ADF | DEP | SharedSites):
         raise TypeError(
-            f"schedule is {_checks.describe(schedule)}; allowed: epfast.EP, ADF, SEP, AEP, DSEP or "
-            "DAEP"
+            f"schedule is {_checks.describe(schedule)}; allowed: epfast.EP, ADF, SEP, AEP, DSEP, "
+            "DAEP or DEP"
         )
-    scalar = _checks.choice("posterior", posterior, ("factorized", "full")) == "full"
-    if scalar != (batch_size is None):
-        allowed = "None (scalar sites)" if scalar else "an integer >= 1"
-        raise ValueError(
-            f"batch_size is {_checks.describe(batch_size)}; allowed with posterior={posterior!r}: "
-            + allowed
-        )
+    full = _checks.choice("posterior", posterior, ("factorized", "full")) == "full"
+    if batch_size is not None:
+        _checks.integer("batch_size", batch_size, least=1)
+    elif not full:
+        raise ValueError("batch_size is None; allowed with posterior='factorized': an integer >= 1")
     if record is not None:
         _checks.choice("record", record, ("cost", "factor"))
     if callback is not None and not callable(callback):
         raise TypeError(f"callback is {_checks.describe(callback)}; allowed: a callable or None")
     if not isinstance(progress, bool | np.bool_):
         raise TypeError(f"progress is {_checks.describe(progress)}; allowed: True or False")
-    kind = FullPosterior if scalar else FactorizedPosterior
+    kind = FullPosterior if full else FactorizedPosterior
     if start is not None and not isinstance(start, kind):
         raise TypeError(f"start is {_checks.describe(start)}; allowed: a {kind.__name__} or None")
     before: Any = start  # of the right kind from here on
     found_loss = losses.resolve(loss)
-    if scalar:
-        _checks.choice("scheme", scheme, ("exact",))
-        unused = {"gamma": (gamma, None), "curvature": (curvature, "exact")}
+    if full:
+        found_scheme = None
+        if batch_size is None:
+            _checks.choice("scheme", scheme, ("exact",))
+            unused = {"gamma": (gamma, None), "curvature": (curvature, "exact")}
+        else:
+            found_scheme = _expansion(scheme, gamma, curvature, found_loss, schedule)
+            unused = {}
         unused["site_rule"] = (site_rule, "nonnegative")
         for name, (value, default) in unused.items():
             if value != default:
@@ -228,17 +241,22 @@ def fit_linear(
         return _fit_full(
             X,
             y,
+            weights,
             found_loss,
             prior_variance,
             prior_precision,
             schedule,
+            found_scheme,
+            batch_size,
             beta,
             before,
             record,
             callback,
             progress,
         )
-    if isinstance(schedule, SharedSites):
+    if weights is not None:
+        raise ValueError("weights are given; allowed with posterior='factorized': None")
+    if isinstance(schedule, SharedSites | DEP):
         raise ValueError(
             f"schedule is {_checks.describe(schedule)}; allowed with posterior='factorized': "
             "epfast.EP or epfast.ADF"
@@ -300,6 +318,15 @@ def fit_linear(
 
 def _warn(result: FactorizedPosterior | FullPosterior, schedule: Schedule) -> None:
     """Say what the user should know of a fit that went badly."""
+    if isinstance(result, FullPosterior) and result.history and result.data is not None:
+        refused, rows = result.history[-1].n_refused, len(result.data.y)
+        if refused > REFUSED_SHARE * rows:
+            warnings.warn(
+                f"{refused} of {rows} sites were refused in the last sweep (an improper cavity or "
+                "fit); try damping, a power below 1 or another loss",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
     failed = sum(info.n_failed for info in result.history)
     if failed:
         warnings.warn(
@@ -309,7 +336,7 @@ def _warn(result: FactorizedPosterior | FullPosterior, schedule: Schedule) -> No
         )
     if not result.converged and len(result.history) >= SWEEPS_TO_SETTLE:
         change = result.history[-1].change
-        if change > 1.0 and isinstance(schedule, EP | SharedSites) and schedule.tol > 0.0:
+        if change > 1.0 and isinstance(schedule, EP | DEP | SharedSites) and schedule.tol > 0.0:
             warnings.warn(
                 f"after {len(result.history)} sweeps the posterior still moves by {change:.2g} of "
                 "its own scale per sweep; try damping, larger minibatches or another scheme",
@@ -321,58 +348,115 @@ def _warn(result: FactorizedPosterior | FullPosterior, schedule: Schedule) -> No
 def _fit_full(
     X: Any,
     y: Any,
+    weights: Any,
     loss: Loss,
     prior_variance: Any,
     prior_precision: Any,
-    schedule: EP | ADF | SharedSites,
+    schedule: EP | ADF | DEP | SharedSites,
+    scheme: Scheme | None,
+    batch_size: int | None,
     beta: float,
     start: FullPosterior | None,
     record: str | None,
     callback: Callback | None,
     progress: bool,
 ) -> FullPosterior:
-    """Scalar sites, full covariance: check the rest and run."""
-    if y is None:
-        raise ValueError("y is None; allowed: labels -1 and +1, (n,)")
+    """Full covariance: check the rest and run."""
     if record == "factor":
-        raise ValueError("record is 'factor'; allowed with scalar sites: None or 'cost'")
-    rows = _checks.design("X", X)
-    d = rows.shape[1]
-    for part in row_chunks(rows):
-        if not np.isfinite(rows[part]).all():
-            raise ValueError("X holds NaN or infinity; allowed: finite numbers")
+        raise ValueError("record is 'factor'; allowed with posterior='full': None or 'cost'")
+    power = 1.0 if isinstance(schedule, ADF) else schedule.power
+    data = design_of(X, y, weights, power)
+    n, d = data.X.shape
+    data = data._replace(scheme=scheme)
+    if isinstance(schedule, SharedSites):
+        data = data._replace(groups=schedule.labels(n))
     if prior_precision is None:
         prior = np.diag(_prior(prior_variance, None, d))
     else:
         _only_one_prior(prior_variance)
         prior = prior_matrix(prior_precision, d)
-    problem = Problem(
-        rows,
-        _checks.labels("y", y, len(rows)),
-        prior,
-        loss,
-        _checks.number("beta", beta, above=0.0),
-        schedule,
-    )
     if start is not None and isinstance(schedule, ADF):
-        problem = problem._replace(prior_precision=start.prior_precision)
+        prior = start.prior_precision
+    base = State(prior, np.zeros(d), None, 0.0, 0)
+    beta = _checks.number("beta", beta, above=0.0)
+    problem = Problem(data, base, prior, loss, beta, schedule, scheme, batch_size)
 
     def cost(state: State) -> float:
         theta = np.linalg.solve(state.precision, state.shift)
-        value = loss.evaluate(problem.y * (rows @ theta), derivatives=False)[0].sum()
-        return float(problem.beta * value + 0.5 * theta @ problem.prior_precision @ theta)
+        value = loss.evaluate(data.y * (data.X @ theta), derivatives=False)[0]
+        total = value.sum() if data.weights is None else data.weights @ value
+        return float(problem.beta * total + 0.5 * theta @ prior @ theta)
 
+    return fit_rows(problem, start, cost if record == "cost" else None, callback, progress)
+
+
+def design_of(X: Any, y: Any, weights: Any, power: float, d: int | None = None) -> Data:
+    """Rows of X, dense or sparse, with their labels and weights, checked."""
+    if y is None:
+        raise ValueError("y is None; allowed: labels -1 and +1, (n,)")
+    if hasattr(X, "tocsr"):
+        rows = _checks.sparse_design("X", X, d)
+        finite = bool(np.isfinite(rows.data).all())
+    else:
+        rows = _checks.design("X", X, d)
+        finite = all(np.isfinite(rows[part]).all() for part in row_chunks(rows))
+    if not finite:
+        raise ValueError("X holds NaN or infinity; allowed: finite numbers")
+    n = rows.shape[0]
+    return Data(rows, _checks.labels("y", y, n), _weights(weights, n), power)
+
+
+def fit_rows(
+    problem: Problem,
+    start: FullPosterior | None = None,
+    record: Callable[[State], float] | None = None,
+    callback: Callback | None = None,
+    progress: bool = False,
+) -> FullPosterior:
+    """Run a problem with full covariance, with what belongs around it."""
     bar = _progress_bar(progress)
     try:
-        with one_blas_thread(d):
-            result = fit_scalar(
-                problem, start, cost if record == "cost" else None, callback, bar, Interrupted
-            )
+        with one_blas_thread(problem.shape[1]):
+            result = fit_scalar(problem, start, record, callback, bar, Interrupted)
     finally:
         if bar is not None:
             bar.close()
-    _warn(result, schedule)
+    _warn(result, problem.schedule)
     return result
+
+
+def _expansion(
+    scheme: Any, gamma: float | None, curvature: str, loss: Loss, schedule: Schedule
+) -> Scheme:
+    """The scheme of minibatch factors with a full covariance."""
+    found = schemes.resolve(scheme, gamma, curvature)
+    if not isinstance(found, schemes.Laplace | schemes.QuickLaplace):
+        raise ValueError(
+            f"scheme is {_checks.describe(scheme)}; allowed with posterior='full' and a "
+            "batch_size: 'laplace' or 'quick_laplace', whose sites the rows of a factor share out "
+            "(batch_size=None is for scalar sites)"
+        )
+    if not isinstance(schedule, EP | ADF):
+        raise ValueError(
+            f"schedule is {_checks.describe(schedule)}; allowed with posterior='full' and a "
+            "batch_size: epfast.EP or epfast.ADF"
+        )
+    found.check_loss(loss)
+    return found
+
+
+def _weights(weights: Any, n: int) -> Array | None:
+    if weights is None:
+        return None
+    result = _checks.array("weights", weights, shape=(n,))
+    if not ((result >= 0.0) & (result <= 1e15)).all():
+        raise ValueError(
+            f"weights holds numbers from {result.min():g} to {result.max():g}; allowed: from 0 to "
+            "1e15"
+        )
+    if not result.any():
+        raise ValueError("weights are all 0; allowed: one row at least that counts")
+    return None if (result == 1.0).all() else result
 
 
 # ---- the schedules ----

@@ -76,6 +76,26 @@ class SweepInfo(NamedTuple):
     cost: float | None = None
     #: (updates,), the same after every factor, where recorded
     factor_cost: Array | None = None
+    #: largest error of the covariance and mean that sweeps had left, in standard deviations, where
+    #: they were computed anew from the sites (scalar sites in sequential order)
+    drift: float | None = None
+
+
+class Data(NamedTuple):
+    """The rows that a posterior was fitted to; by reference, so they cost no memory."""
+
+    #: (n, d), an array or a CSR matrix
+    X: Any
+    #: (n,), -1 and +1
+    y: Array
+    #: (n,) or None for ones
+    weights: Array | None
+    #: the power of power EP
+    power: float
+    #: (n,) or None, the group of each row where rows share sites
+    groups: NDArray[np.intp] | None = None
+    #: the scheme of minibatch factors
+    scheme: Any = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,17 +192,20 @@ class LinearPosterior:
 
         Parameters
         ----------
-        X : array_like of shape (n, d)
+        X : array_like or sparse matrix of shape (n, d)
 
         Returns
         -------
         mean, variance : ndarray of shape (n,)
         """
-        rows = _checks.design("X", X, self.shift.size)
-        mean, variance = np.empty(len(rows)), np.empty(len(rows))
+        d = self.shift.size
+        is_sparse = hasattr(X, "tocsr")
+        rows: Any = _checks.sparse_design("X", X, d) if is_sparse else _checks.design("X", X, d)
+        mean, variance = np.empty(rows.shape[0]), np.empty(rows.shape[0])
         with np.errstate(over="ignore", invalid="ignore"):
             for part in row_chunks(rows):
-                block = np.asarray(rows[part], dtype=np.float64)
+                some = rows[part].toarray() if is_sparse else rows[part]
+                block = np.asarray(some, dtype=np.float64)
                 mean[part] = block @ self.mean
                 variance[part] = self._latent_variance(block)
         if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
@@ -198,7 +221,7 @@ class LinearPosterior:
 
         Parameters
         ----------
-        X : array_like of shape (n, d)
+        X : array_like or sparse matrix of shape (n, d)
 
         Returns
         -------
@@ -305,10 +328,16 @@ class FullPosterior(LinearPosterior):
     """A Gaussian posterior with full covariance over the weights of a linear model.
 
     ``precision`` and ``prior_precision`` are (d, d), ``sites`` holds a number per row of X, or a
-    (d, d) matrix per group of rows that share a site; see :class:`LinearPosterior`.
+    (d, d) matrix per group of rows that share a site; see :class:`LinearPosterior`. ``data`` refers
+    to the rows that were fitted; it is left out where a posterior is pickled or saved.
     """
 
+    data: Data | None = field(default=None, repr=False)
+
     kind: ClassVar[str] = "full"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"data": None}
 
     @cached_property
     def _factor(self) -> Array:
@@ -326,6 +355,95 @@ class FullPosterior(LinearPosterior):
     @cached_property
     def covariance(self) -> Array:
         return np.asarray(linalg.cho_solve((self._factor, True), np.eye(self.shift.size)))
+
+    @cached_property
+    def residual(self) -> float:
+        """How far this is from a fixed point of EP; NaN where no sites are stored. O(n d^2), once.
+
+        For scalar sites the largest mismatch, over the rows, of the tilted mean (in standard
+        deviations) and variance (relative) of x.theta with those of the posterior. For shared sites
+        and for minibatch factors the largest change of a posterior mean (in standard deviations) or
+        variance (relative) that one more undamped sweep, all factors at once, would make.
+        """
+        return float(self._engine.residual(self))
+
+    def loo_log_predictive(self, X: Any = None, y: ArrayLike | None = None) -> Array:
+        """Leave-one-out log probability of each label, from the cavities. O(n d^2).
+
+        log p(y_i | x_i, all other rows), as EP has it: the predictive probability of label y_i
+        (:meth:`predict_proba`) under the posterior without the site of row i (for shared sites,
+        without one copy of its group's; for a row of weight above 1, without one of its copies).
+
+        Parameters
+        ----------
+        X, y : optional
+            The rows that were fitted; needed where the posterior was loaded or unpickled.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+
+        Raises
+        ------
+        FloatingPointError
+            If a cavity is improper.
+        """
+        return np.asarray(self._engine.leave_one_out(self, X, y))
+
+    def partial_fit(
+        self,
+        X: Any,
+        y: ArrayLike,
+        *,
+        weights: ArrayLike | None = None,
+        schedule: Any = None,
+    ) -> FullPosterior:
+        """Take in new rows: EP on their sites alone, the others as they are.
+
+        Parameters
+        ----------
+        X, y, weights
+            New rows, as in :func:`epfast.fit_linear`.
+        schedule : EP or ADF, optional
+            ``EP()`` by default; ADF for a posterior without sites (of ADF).
+
+        Returns
+        -------
+        FullPosterior
+            Its sites are the old ones, then the new ones. To sweep over all of them again give it
+            as ``start`` to :func:`epfast.fit_linear` with all the rows.
+        """
+        result: FullPosterior = self._engine.add_rows(self, X, y, weights, schedule)
+        return result
+
+    def remove(self, rows: ArrayLike, X: Any = None, y: ArrayLike | None = None) -> FullPosterior:
+        """Take the sites of some rows out of the posterior, exactly; the others stay as they are.
+
+        Parameters
+        ----------
+        rows : int or array_like of int
+            Numbers of rows, from 0.
+        X, y : optional
+            As in :meth:`loo_log_predictive`.
+
+        Returns
+        -------
+        FullPosterior
+            With the sites of the rows that are left, in their order.
+
+        Raises
+        ------
+        ValueError
+            If the posterior without these sites is improper.
+        """
+        result: FullPosterior = self._engine.remove_rows(self, rows, X, y)
+        return result
+
+    @property
+    def _engine(self) -> Any:
+        from epfast import sites  # which needs this module
+
+        return sites
 
     def _latent_variance(self, rows: Array) -> Array:
         half = linalg.solve_triangular(self._factor, rows.T, lower=True, check_finite=False)
@@ -453,10 +571,11 @@ def log_evidence(state: State, prior_precision: Array) -> float:
     return float(state.log_scale + 0.5 * log_ratio + 0.5 * quadratic)
 
 
-def row_chunks(rows: NDArray[Any], entries: int = 1 << 20) -> list[slice]:
+def row_chunks(rows: Any, entries: int = 1 << 20) -> list[slice]:
     """Slices of rows that hold about that many entries, so that work on them stays small."""
-    step = max(1, entries // max(1, rows.shape[1]))
-    return [slice(i, min(i + step, len(rows))) for i in range(0, len(rows), step)]
+    n, d = rows.shape
+    step = max(1, entries // max(1, d))
+    return [slice(i, min(i + step, n)) for i in range(0, n, step)]
 
 
 def class_probability(loss: Loss, beta: float, mean: Array, sd: Array) -> Array:

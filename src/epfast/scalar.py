@@ -2,7 +2,8 @@
 
 EP by the exact blocked sweep (``_core/sweep.pyx``) in sequential or shuffled order, and in parallel
 order by Gram matrix and Cholesky; ADF, one pass that stores no site. SEP and its relatives, whose
-sites are shared by groups of rows, by ``_core/shared.pyx``. The loop over sweeps is one,
+sites are shared by groups of rows, by ``_core/shared.pyx``; Laplace fits of many rows at once by
+``_core/expansion.pyx``; DEP, which runs EP within shards. The loop over sweeps is one,
 :func:`fit_scalar`; an engine for each kind of site knows how to start and how to do one sweep.
 """
 
@@ -19,21 +20,32 @@ from scipy import linalg
 
 from epfast import _checks
 from epfast._checks import Array
+from epfast._core.expansion import Expansions
+from epfast._core.rows import Rows
 from epfast._core.shared import Groups
-from epfast._core.sweep import Blocks, update_parallel
+from epfast._core.sweep import Blocks, Parallel, add_sites
 from epfast._core.tilted import Moments
 from epfast.losses import Loss, break_points
-from epfast.posterior import FullPosterior, Sites, State, SweepInfo, log_evidence
-from epfast.schedules import ADF, EP, SharedSites
+from epfast.posterior import Data, FullPosterior, Sites, State, SweepInfo, log_evidence
+from epfast.schedules import ADF, DEP, EP, SharedSites
+from epfast.schemes import Scheme
 
-__all__ = ["fit_scalar", "moments"]
+__all__ = ["Problem", "fit_scalar", "moments"]
 
 #: numbers of X that are gathered at a time
 CHUNK = 1 << 17
-#: sweeps between two refreshes of the covariance from the sites
-REFRESH = 5
+#: rows whose marginals are found at a time in parallel order
+PARALLEL_ROWS = 128
 #: from here on BLAS may use all its threads
 MANY_DIMENSIONS = 512
+#: a variance that falls to less of what it was is computed anew from the sites, with all digits
+SHRUNK = 1e-4
+#: automatic order: shares of the rows in the first sweep, each of these parallel
+SHARES = (16, 16, 16, 4)
+#: and the least rows per dimension that make a share worth while
+ROWS_PER_DIMENSION = 4
+#: and how much less each parallel sweep must change, twice in a row, else the order is sequential
+CONTRACTION = 0.7
 
 
 def one_blas_thread(d: int) -> AbstractContextManager[Any]:
@@ -60,25 +72,63 @@ def moments(loss: Loss, beta: float) -> Moments:
 class Problem(NamedTuple):
     """What stays fixed during a fit."""
 
-    X: NDArray[Any]
-    y: Array
+    data: Data
+    #: what the sites multiply: the prior, or more
+    base: State
     prior_precision: Array
     loss: Loss
     beta: float
-    schedule: EP | ADF | SharedSites
+    schedule: EP | ADF | DEP | SharedSites
+    #: for Laplace fits of factors of several rows
+    scheme: Scheme | None = None
+    batch_size: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        n, d = self.data.X.shape
+        return n, d
+
+    def moments(self) -> Moments:
+        return moments(self.loss, self.beta)
 
     def posterior(self, state: State, converged: bool, history: list[SweepInfo]) -> FullPosterior:
         return FullPosterior(
-            state, self.prior_precision, self.loss, self.beta, None, converged, history
+            state,
+            self.prior_precision,
+            self.loss,
+            self.beta,
+            self.batch_size,
+            converged,
+            history,
+            self.data,
         )
 
-    def rows(self, which: Any) -> Array:
-        """Some rows of X, (q, d): C-contiguous float64."""
-        return np.ascontiguousarray(self.X[which], dtype=np.float64)
+    def rows(self, which: Any) -> Rows:
+        """Some rows of X."""
+        part = self.data.X[which]
+        return Rows(part if self.sparse else np.ascontiguousarray(part, dtype=np.float64))
+
+    @property
+    def sparse(self) -> bool:
+        return hasattr(self.data.X, "indptr")
+
+    def weights(self, which: Any) -> Array | None:
+        return None if self.data.weights is None else self.data.weights[which]
 
     def chunks(self, order: NDArray[np.intp], work_per_number: int = 1) -> list[NDArray[np.intp]]:
-        step = max(1, CHUNK // (self.X.shape[1] * work_per_number))
+        step = max(1, CHUNK // (self.shape[1] * work_per_number))
         return [order[i : i + step] for i in range(0, len(order), step)]
+
+    def slices(self) -> list[slice]:
+        """All rows in their order, as :meth:`chunks`."""
+        n, d = self.shape
+        step = max(1, CHUNK // d)
+        return [slice(i, min(i + step, n)) for i in range(0, n, step)]
+
+    def copies(self) -> Array | None:
+        """(n,), how many copies of itself a row of that weight is; None: one each."""
+        w = self.data.weights
+        return None if w is None else np.where(w > 0.0, np.maximum(w, 1.0), 0.0)
 
 
 def prior_matrix(precision: Any, d: int) -> Array:
@@ -96,6 +146,9 @@ def prior_matrix(precision: Any, d: int) -> Array:
     return matrix
 
 
+# ---- the loop over sweeps ----
+
+
 class _Engine(Protocol):
     """How a kind of site is started and swept."""
 
@@ -105,9 +158,14 @@ class _Engine(Protocol):
     def sweep(self, state: State, bar: Any) -> tuple[State, int]:
         """One sweep: the new state, and how many sites were refused."""
 
+    def finish(self, state: State) -> State:
+        """The state as its sites have it, without what sweeps may have left in its digits."""
+
     #: moments of the posterior; of the covariance the upper triangle holds
     covariance: Array
     mean: Array
+    #: what the last sweep found wrong with the covariance, where it was computed anew
+    drift: float | None
 
 
 def fit_scalar(
@@ -125,11 +183,7 @@ def fit_scalar(
         if isinstance(schedule, ADF)
         else (schedule.sweeps, schedule.tol, schedule.damping)
     )
-    engine: _Engine = (
-        _GroupSites(problem, schedule)
-        if isinstance(schedule, SharedSites)
-        else _RowSites(problem, schedule)
-    )
+    engine = _engine(problem)
     state = engine.start(start)
     history: list[SweepInfo] = []
     converged = False
@@ -138,9 +192,7 @@ def fit_scalar(
             before = time.perf_counter()
             old_mean, old_variance = engine.mean, np.diag(engine.covariance).copy()
             new, refused = engine.sweep(state, bar)
-            variance = np.diag(engine.covariance)
-            moved = np.abs(engine.mean - old_mean) / np.sqrt(variance)
-            change = max(moved.max(), np.abs(1.0 - old_variance / variance).max()) / damping
+            change = _change(old_mean, old_variance, engine) / damping
             evidence = log_evidence(new, problem.prior_precision)
             if not (np.isfinite(evidence) and np.isfinite(change)):
                 raise FloatingPointError(
@@ -148,23 +200,45 @@ def fit_scalar(
                 )
             info = SweepInfo(
                 new.sweeps,
-                float(change),
+                change,
                 refused,
                 0,
                 evidence,
                 time.perf_counter() - before,
                 None if record is None else record(new),
+                drift=engine.drift,
             )
             state = new
             history.append(info)
             stop = callback is not None and callback(info, state)
             # where every site was refused nothing moves, which is no convergence
-            converged = bool(tol > 0.0 and change <= tol and refused < len(problem.X))
+            converged = bool(tol > 0.0 and change <= tol and refused < problem.shape[0])
             if stop or converged:
                 break
     except KeyboardInterrupt:
-        raise interrupted(problem.posterior(state, False, history)) from None
-    return problem.posterior(state, converged, history)
+        raise interrupted(problem.posterior(engine.finish(state), False, history)) from None
+    return problem.posterior(engine.finish(state), converged, history)
+
+
+def _engine(problem: Problem) -> _Engine:
+    schedule = problem.schedule
+    if isinstance(schedule, SharedSites):
+        return _GroupSites(problem, schedule)
+    if isinstance(schedule, DEP):
+        return _ShardSites(problem, schedule)
+    if problem.batch_size is not None:
+        return _FactorSites(problem, schedule)
+    return _RowSites(problem, schedule)
+
+
+def _change(old_mean: Array, old_variance: Array, engine: _Engine) -> float:
+    """Largest change of a mean, in standard deviations, or of a variance, relative."""
+    variance = np.diag(engine.covariance)
+    moved = np.abs(engine.mean - old_mean) / np.sqrt(variance)
+    return float(max(moved.max(), np.abs(1.0 - old_variance / variance).max()))
+
+
+# ---- a site per row ----
 
 
 class _RowSites:
@@ -172,85 +246,169 @@ class _RowSites:
 
     covariance: Array
     mean: Array
+    drift: float | None = None
 
     def __init__(self, problem: Problem, schedule: EP | ADF) -> None:
-        n, d = problem.X.shape
+        n, d = problem.shape
         ep = schedule if isinstance(schedule, EP) else EP(power=schedule.power)
-        self.problem, self.schedule = problem, schedule
-        self.power, self.damping = ep.power, ep.damping
-        self.triple = moments(problem.loss, problem.beta)
-        block = ep.block or max(8, min(64, d // 2))
-        self.core = Blocks(self.triple, d, min(block, n), ep.power, ep.damping)
-        self.until_refresh = REFRESH
+        self.problem, self.schedule, self.ep = problem, schedule, ep
+        self.order = schedule.order
+        if self.order == "auto":
+            self.order = "parallel" if ep.tol > 0.0 and ep.damping == 1.0 else "sequential"
+        #: whether a parallel order may give way to a sequential one
+        self.may_change = schedule.order == "auto"
+        self.changes: list[float] = []
+        self.triple = problem.moments()
+        block = ep.block or max(8, min(64, d // 3))
+        self.core = Blocks(self.triple, d, min(block, n), ep.power, ep.damping, problem.sparse)
+        self.parallel = Parallel(self.triple, d, min(n, PARALLEL_ROWS), ep.power, ep.damping)
+        self.since_refresh = 0
 
     def start(self, start: FullPosterior | None) -> State:
-        state = _start(self.problem, start)
+        return self._begin(_start(self.problem, start))
+
+    def start_from(self, sites: Sites, sweeps: int) -> State:
+        """As :meth:`start`, from sites that with the base are proper."""
+        state = _from_sites(self.problem, sites, sweeps)
+        assert state is not None
+        return self._begin(state)
+
+    def _begin(self, state: State) -> State:
+        self.flat = state.sites is not None and not state.sites.precision.any()
         self.covariance, self.mean = _moments_of(state)
         return state
 
     def sweep(self, state: State, bar: Any) -> tuple[State, int]:
-        problem, parallel = self.problem, self.schedule.order == "parallel"
-        n, d = problem.X.shape
+        self.drift = None
+        if self.order == "parallel":
+            assert state.sites is not None
+            if self.may_change and self.flat:
+                state = self._shares(state)
+            self.flat = False
+            new, refused = self._parallel(state, slice(None), bar)
+            if self.may_change:
+                self._judge(state, new, refused)
+            return new._replace(sweeps=state.sweeps + 1), refused
+        return self._sequential(state, bar)
+
+    def finish(self, state: State) -> State:
+        if state.sites is None or self.since_refresh == 0:
+            return state
+        return _from_sites(self.problem, state.sites, state.sweeps) or state
+
+    # -- one after the other --
+
+    def _sequential(self, state: State, bar: Any) -> tuple[State, int]:
+        problem, core = self.problem, self.core
+        n, d = problem.shape
         sites = state.sites and Sites(*(part.copy() for part in state.sites))
-        if parallel:
-            assert sites is not None
-            refused = self._parallel(state, sites, bar)
-        else:
-            self.covariance, self.mean = self.covariance.copy(), self.mean.copy()
-            refused = self._sequential(self.schedule.visits(n, state.sweeps), sites, bar)
-        if sites is None:
-            precision = linalg.cho_solve(linalg.cho_factor(_whole(self.covariance)), np.eye(d))
-            new = State(
-                0.5 * (precision + precision.T),
-                precision @ self.mean,
-                None,
-                state.log_scale + self.core.log_scale_total,
-                state.sweeps + 1,
-            )
-        else:
-            proper = _from_sites(problem, sites, state.sweeps + 1)
-            if proper is None:  # parallel changes can be too much together: none is taken
-                proper, refused = state._replace(sweeps=state.sweeps + 1), n
-            new = proper
-        self.until_refresh -= 1
-        if parallel or self.until_refresh == 0 or refused == n:
-            self.covariance, self.mean = _moments_of(new)
-            self.until_refresh = REFRESH
-        return new, refused
-
-    def _sequential(self, order: NDArray[np.intp], sites: Sites | None, bar: Any) -> int:
-        problem, core, refused = self.problem, self.core, self.core.n_refused
+        before, core_scale = core.n_refused, core.log_scale_total
+        old_variance = np.diag(self.covariance)
+        self.covariance, self.mean = self.covariance.copy(), self.mean.copy()
         targets = () if sites is None else sites
-        for part in problem.chunks(order):
-            rows = problem.rows(part)
-            core.sweep(rows, problem.y[part], part, self.covariance, self.mean, *targets)
+        for part in problem.chunks(self.schedule.visits(n, state.sweeps)):
+            rows, weights = problem.rows(part), problem.weights(part)
+            labels = problem.data.y[part]
+            core.sweep(rows, labels, weights, part, self.covariance, self.mean, *targets)
             if bar is not None:
                 bar.update(len(part))
-        return core.n_refused - refused
+        refused = core.n_refused - before
+        self.since_refresh += 1
+        variance = np.diag(self.covariance)
+        if sites is not None and (
+            self.since_refresh == self.ep.refresh
+            or refused == n
+            or not (variance > SHRUNK * old_variance).all()
+        ):
+            refreshed = _from_sites(problem, sites, state.sweeps + 1)
+            if refreshed is not None:
+                self._refresh(refreshed)
+                return refreshed, refused
+        if not self.core.full:
+            self.covariance = _whole(self.covariance)
+        precision = linalg.cho_solve(linalg.cho_factor(self.covariance), np.eye(d))
+        log_scale = (
+            state.log_scale + core.log_scale_total - core_scale
+            if sites is None
+            else problem.base.log_scale + float(sites.log_scale.sum())
+        )
+        precision = 0.5 * (precision + precision.T)
+        shift = precision @ self.mean
+        return State(precision, shift, sites, log_scale, state.sweeps + 1), refused
 
-    def _parallel(self, state: State, sites: Sites, bar: Any) -> int:
-        """All sites from one posterior: their variances are |L^-1 x|^2, L L' the precision."""
-        problem = self.problem
-        factor = linalg.cholesky(state.precision, lower=True)
-        refused = 0
-        for part in problem.chunks(np.arange(len(problem.X))):
-            which = slice(part[0], part[-1] + 1)
-            rows = problem.rows(which)
-            half = linalg.solve_triangular(factor, rows.T, lower=True, check_finite=False)
-            refused += update_parallel(
-                self.triple,
-                problem.y[which],
-                rows @ self.mean,
-                np.einsum("ij,ij->j", half, half),
-                sites.precision[which],
-                sites.shift[which],
-                sites.log_scale[which],
-                self.power,
-                self.damping,
+    def _refresh(self, state: State) -> None:
+        """Moments from the sites, and how far those of the sweeps were from them."""
+        covariance, mean = _moments_of(state)
+        sd = np.sqrt(np.diag(covariance))
+        gap = np.triu(self.covariance - covariance) / np.outer(sd, sd)
+        self.drift = float(max(np.abs(gap).max(), np.abs((self.mean - mean) / sd).max()))
+        self.covariance, self.mean = covariance, mean
+        self.since_refresh = 0
+
+    # -- all from one posterior --
+
+    def _parallel(self, state: State, which: slice, bar: Any) -> tuple[State, int]:
+        """New sites of a slice of the rows; the other rows are to have flat sites."""
+        problem, core = self.problem, self.parallel
+        assert state.sites is not None
+        root = _inverse_root(state.precision)
+        before = core.n_refused
+        precision, shift = problem.base.precision.copy(), problem.base.shift.copy()
+        sites = Sites(*(part.copy() for part in state.sites))
+        n = problem.shape[0]
+        rows = np.arange(n)[which]
+        for part in problem.chunks(rows):
+            take = slice(part[0], part[-1] + 1, which.step)
+            target = Sites(*(np.ascontiguousarray(values[take]) for values in sites))
+            core.sweep(
+                problem.rows(take),
+                np.ascontiguousarray(problem.data.y[take]),
+                None if (w := problem.weights(take)) is None else np.ascontiguousarray(w),
+                self.covariance,
+                root,
+                self.mean,
+                *target,
+                precision,
+                shift,
             )
+            for values, new in zip(sites, target, strict=True):
+                values[take] = new
             if bar is not None:
                 bar.update(len(part))
-        return refused
+        refused = core.n_refused - before
+        precision = _whole(precision)
+        if not _is_proper(precision):  # changes can be too much together: none is taken
+            return state, n
+        total = problem.base.log_scale + float(sites.log_scale.sum())
+        new_state = State(precision, shift, sites, total, state.sweeps)
+        self.covariance, self.mean = _moments_of(new_state)
+        return new_state, refused
+
+    def _shares(self, state: State) -> State:
+        """From flat sites: sweeps over every 16th row, then every 4th, before the first over all.
+
+        As the posterior moves by less than its own width between two of them, they save two or
+        three sweeps over all rows, at the price of half a one.
+        """
+        n, d = self.problem.shape
+        for share in SHARES:
+            if n >= share * ROWS_PER_DIMENSION * d:
+                state, _ = self._parallel(state, slice(None, None, share), None)
+        return state
+
+    def _judge(self, old: State, new: State, refused: int) -> None:
+        """Parallel sweeps that do not contract give way to sequential ones."""
+        change = np.abs(np.diag(new.precision) / np.diag(old.precision) - 1.0).max()
+        self.changes.append(float(change) if refused < len(self.problem.data.y) else np.inf)
+        last = self.changes[-3:]
+        if not np.isfinite(last[-1]) or (
+            len(last) == 3 and last[1] > CONTRACTION * last[0] and last[2] > CONTRACTION * last[1]
+        ):
+            self.order = "sequential"
+            self.since_refresh = 0
+
+
+# ---- sites shared by groups of rows ----
 
 
 class _GroupSites:
@@ -258,17 +416,20 @@ class _GroupSites:
 
     covariance: Array
     mean: Array
+    drift: float | None = None
 
     def __init__(self, problem: Problem, schedule: SharedSites) -> None:
         self.problem, self.schedule = problem, schedule
-        n, _ = problem.X.shape
-        #: (K,), rows per group
-        self.sizes = np.bincount(schedule.labels(n)).astype(np.float64)
+        n, _ = problem.shape
+        #: (K,), rows per group, copies counted
+        self.sizes = np.bincount(schedule.labels(n), problem.copies()).astype(np.float64)
+        if not self.sizes.all():
+            raise ValueError("weights are all 0 in a group; allowed: a row that counts in each")
         schedule.batches(n, 0)  # refuses a batch that is too large before the first sweep
 
     def start(self, start: FullPosterior | None) -> State:
         problem, schedule = self.problem, self.schedule
-        count, d = len(self.sizes), problem.X.shape[1]
+        count, (n, d) = len(self.sizes), problem.shape
         shape = (count, d, d)
         if start is None:
             sites = Sites(np.zeros(shape), np.zeros((count, d)), np.zeros(count))
@@ -286,19 +447,14 @@ class _GroupSites:
                 "start makes the posterior improper with this prior; allowed: another prior"
             )
         self.core = Groups(
-            moments(problem.loss, problem.beta),
-            d,
-            min(64, len(problem.X)),
-            schedule.power,
-            schedule.damping,
-            start is not None,
+            problem.moments(), d, min(64, n), schedule.power, schedule.damping, start is not None
         )
         self.covariance, self.mean = _moments_of(state)
         return state
 
     def sweep(self, state: State, bar: Any) -> tuple[State, int]:
         problem, before = self.problem, self.core.n_refused
-        n, d = problem.X.shape
+        n, d = problem.shape
         assert state.sites is not None
         sites = Sites(*(part.copy() for part in state.sites))
         precision, shift = state.precision.copy(), state.shift.copy()
@@ -307,9 +463,12 @@ class _GroupSites:
         rows_of_work = 1 + d * int(batches.last.sum()) // n
         for part in problem.chunks(np.arange(n), rows_of_work):
             which = batches.rows[part]
+            rows = problem.data.X[which]
+            dense = rows.toarray() if problem.sparse else rows
             self.core.sweep(
-                problem.rows(which),
-                problem.y[which],
+                np.ascontiguousarray(dense, dtype=np.float64),
+                problem.data.y[which],
+                problem.weights(which),
                 batches.group[part],
                 batches.last[part],
                 *sites,
@@ -326,28 +485,206 @@ class _GroupSites:
         self.covariance, self.mean = _moments_of(new)
         return new, refused
 
+    def finish(self, state: State) -> State:
+        return state
+
     def _from_sites(self, sites: Sites, sweeps: int) -> State | None:
-        """Prior times powers of the sites; None where that is not a proper Gaussian."""
-        precision = self.problem.prior_precision + np.tensordot(self.sizes, sites.precision, 1)
+        """Base times powers of the sites; None where that is not a proper Gaussian."""
+        base = self.problem.base
+        precision = base.precision + np.tensordot(self.sizes, sites.precision, 1)
         if not _is_proper(precision):
             return None
-        total = float(self.sizes @ sites.log_scale)
-        return State(precision, self.sizes @ sites.shift, sites, total, sweeps)
+        total = base.log_scale + float(self.sizes @ sites.log_scale)
+        return State(precision, base.shift + self.sizes @ sites.shift, sites, total, sweeps)
+
+
+# ---- Laplace fits of many rows at once ----
+
+
+class _FactorSites:
+    """EP and ADF on factors of ``batch_size`` rows, with the full Hessian of each: tau per row."""
+
+    covariance: Array
+    mean: Array
+    drift: float | None = None
+
+    def __init__(self, problem: Problem, schedule: EP | ADF) -> None:
+        n, d = problem.shape
+        self.problem, self.schedule = problem, schedule
+        assert problem.batch_size is not None
+        assert problem.scheme is not None
+        self.size = min(problem.batch_size, n)
+        damping = schedule.damping if isinstance(schedule, EP) else 1.0
+        given = problem.scheme.core_arguments(d)
+        self.core = Expansions(
+            problem.loss._core(),
+            d,
+            self.size,
+            problem.beta,
+            schedule.power,
+            damping,
+            given["scheme"] == "laplace",
+            given["slope_curvature"],
+            given.get("tolerance", 0.0),
+            given.get("max_iterations", 0),
+        )
+
+    def start(self, start: FullPosterior | None) -> State:
+        state = _start(self.problem, start)
+        self.covariance, self.mean = _moments_of(state)
+        return state
+
+    def sweep(self, state: State, bar: Any) -> tuple[State, int]:
+        problem = self.problem
+        n = problem.shape[0]
+        before = self.core.n_refused
+        precision, shift = state.precision.copy(), state.shift.copy()
+        parallel = self.schedule.order == "parallel"
+        seen = (state.precision, state.shift) if parallel else (precision, shift)
+        sites = Sites(*(part.copy() for part in state.sites or _flat(n)))
+        factors = self.schedule.visits(-(-n // self.size), state.sweeps)
+        for some in problem.chunks(factors, self.size):
+            rows = (some[:, None] * self.size + np.arange(self.size)).ravel()
+            rows = rows[rows < n]
+            sizes = np.minimum(self.size, n - some * self.size)
+            target = Sites(*(part[rows] for part in sites))
+            self.core.sweep(
+                problem.rows(rows),
+                problem.data.y[rows],
+                problem.weights(rows),
+                sizes,
+                *seen,
+                *target,
+                precision,
+                shift,
+            )
+            for part, new in zip(sites, target, strict=True):
+                part[rows] = new
+            if bar is not None:
+                bar.update(len(rows))
+        refused = self.core.n_refused - before
+        if state.sites is None:
+            total = state.log_scale + float(sites.log_scale.sum())
+            new = State(_whole(precision), shift, None, total, state.sweeps + 1)
+        else:
+            proper = _from_sites(problem, sites, state.sweeps + 1)
+            if proper is None:  # parallel changes can be too much together: none is taken
+                return state._replace(sweeps=state.sweeps + 1), n
+            new = proper
+        self.covariance, self.mean = _moments_of(new)
+        return new, refused
+
+    def finish(self, state: State) -> State:
+        return state
+
+
+# ---- EP within shards ----
+
+
+class _ShardSites:
+    """DEP: the rows of a shard are fitted by an EP of their own, the cavity as its prior."""
+
+    covariance: Array
+    mean: Array
+    drift: float | None = None
+
+    def __init__(self, problem: Problem, schedule: DEP) -> None:
+        n, _ = problem.shape
+        self.problem, self.schedule = problem, schedule
+        labels = schedule.labels(n)
+        order = np.argsort(labels, kind="stable")
+        cuts = np.searchsorted(labels[order], np.arange(1, labels.max() + 1))
+        #: the rows of each shard; slices where they are neighbours, so that nothing is copied
+        self.shards = [
+            slice(int(rows[0]), int(rows[-1]) + 1) if rows[-1] - rows[0] + 1 == len(rows) else rows
+            for rows in np.split(order, cuts)
+        ]
+
+    def start(self, start: FullPosterior | None) -> State:
+        state = _start(self.problem, start)
+        self.covariance, self.mean = _moments_of(state)
+        return state
+
+    def sweep(self, state: State, bar: Any) -> tuple[State, int]:
+        problem, schedule, refused = self.problem, self.schedule, 0
+        assert state.sites is not None
+        sites = Sites(*(part.copy() for part in state.sites))
+        precision, shift = state.precision, state.shift
+        for k in schedule.visits(len(self.shards), state.sweeps):
+            rows = self.shards[k]
+            data = problem.data
+            shard = problem._replace(
+                data=data._replace(X=data.X[rows], y=data.y[rows], weights=problem.weights(rows))
+            )
+            old = Sites(*(values[rows] for values in sites))
+            all_precision, all_shift = _sum_of_sites(shard, old)
+            cavity = State(precision - all_precision, shift - all_shift, None, 0.0, 0)
+            if not _is_proper(cavity.precision):
+                refused += len(old.shift)
+                continue
+            fitted, refused_here = self._fit(shard._replace(base=cavity), old)
+            refused += refused_here
+            new = Sites(*(a + schedule.damping * (b - a) for a, b in zip(old, fitted, strict=True)))
+            for values, changed in zip(sites, new, strict=True):
+                values[rows] = changed
+            if schedule.order != "parallel":
+                all_precision, all_shift = _sum_of_sites(shard, new)
+                precision, shift = cavity.precision + all_precision, cavity.shift + all_shift
+            if bar is not None:
+                bar.update(len(old.shift))
+        proper = _from_sites(problem, sites, state.sweeps + 1)
+        if proper is None:  # parallel changes can be too much together: none is taken
+            return state._replace(sweeps=state.sweeps + 1), problem.shape[0]
+        self.covariance, self.mean = _moments_of(proper)
+        return proper, refused
+
+    def _fit(self, shard: Problem, sites: Sites) -> tuple[Sites, int]:
+        """EP within a shard, from its sites: the new ones, and how many were refused at last."""
+        inner = self.schedule.inner
+        assert inner is not None
+        engine = _RowSites(shard._replace(schedule=inner), inner)
+        state, refused = engine.start_from(sites, 0), 0
+        for _ in range(inner.sweeps):
+            old_mean, old_variance = engine.mean, np.diag(engine.covariance).copy()
+            state, refused = engine.sweep(state, None)
+            if _change(old_mean, old_variance, engine) <= inner.tol * inner.damping:
+                break
+        assert state.sites is not None
+        return state.sites, refused
+
+    def finish(self, state: State) -> State:
+        return state
+
+
+# ---- what the engines share ----
+
+
+def _sum_of_sites(problem: Problem, sites: Sites) -> tuple[Array, Array]:
+    """Precision and shift of the product of all sites, O(n d^2)."""
+    d = problem.shape[1]
+    precision, shift = np.zeros((d, d)), np.zeros(d)
+    for part in problem.slices():
+        add_sites(problem.rows(part), sites.precision[part], sites.shift[part], precision, shift)
+    return _whole(precision), shift
 
 
 def _from_sites(problem: Problem, sites: Sites, sweeps: int) -> State | None:
-    """Prior times sites, O(n d^2); None where that is not a proper Gaussian."""
-    precision = problem.prior_precision.copy()
-    shift = np.zeros(len(precision))
-    for part in problem.chunks(np.arange(len(problem.X))):
-        which = slice(part[0], part[-1] + 1)
-        rows = problem.rows(which)
-        precision += (rows * sites.precision[which, None]).T @ rows
-        shift += rows.T @ sites.shift[which]
-    precision = 0.5 * (precision + precision.T)
+    """Base times sites, O(n d^2); None where that is not a proper Gaussian."""
+    base, (precision, shift) = problem.base, _sum_of_sites(problem, sites)
+    precision += base.precision
     if not _is_proper(precision):
         return None
-    return State(precision, shift, sites, float(sites.log_scale.sum()), sweeps)
+    total = base.log_scale + float(sites.log_scale.sum())
+    return State(precision, base.shift + shift, sites, total, sweeps)
+
+
+def _whole(upper: Array) -> Array:
+    """The symmetric matrix of which the core keeps the upper triangle."""
+    return np.asarray(np.triu(upper) + np.triu(upper, 1).T)
+
+
+def _flat(n: int) -> Sites:
+    return Sites(np.zeros(n), np.zeros(n), np.zeros(n))
 
 
 def _is_proper(precision: Array) -> bool:
@@ -358,28 +695,31 @@ def _is_proper(precision: Array) -> bool:
     return True
 
 
+def _inverse_root(precision: Array) -> Array:
+    """C rows of the upper triangle, by columns the lower one L^-1, of precision = L L'."""
+    factor = linalg.cholesky(precision, lower=True)
+    inverse = linalg.solve_triangular(factor, np.eye(len(factor)), lower=True)
+    return np.ascontiguousarray(inverse.T)
+
+
 def _moments_of(state: State) -> tuple[Array, Array]:
     factor = linalg.cho_factor(state.precision, lower=True)
     covariance = linalg.cho_solve(factor, np.eye(len(state.shift)))
+    covariance = 0.5 * (covariance + covariance.T)
     return np.ascontiguousarray(covariance), linalg.cho_solve(factor, state.shift)
 
 
-def _whole(upper: Array) -> Array:
-    """The symmetric matrix of which the core keeps the upper triangle."""
-    return np.triu(upper) + np.triu(upper, 1).T
-
-
 def _start(problem: Problem, start: FullPosterior | None) -> State:
-    n, d = problem.X.shape
+    n, d = problem.shape
+    base = problem.base
     if isinstance(problem.schedule, ADF):
         if start is None:
-            return State(problem.prior_precision.copy(), np.zeros(d), None, 0.0, 0)
+            return base
         if start.shift.size != d:
             raise ValueError(f"start has {start.shift.size} dimensions; allowed: {d}")
         return start.state._replace(sites=None)
     if start is None:
-        flat = Sites(np.zeros(n), np.zeros(n), np.zeros(n))
-        return State(problem.prior_precision.copy(), np.zeros(d), flat, 0.0, 0)
+        return base._replace(sites=_flat(n))
     if start.sites is None:
         raise ValueError("start has no sites (it comes from ADF); allowed with EP: a result of EP")
     if start.sites.precision.shape != (n,) or start.shift.size != d:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
 
-__all__ = ["ADF", "AEP", "DAEP", "DSEP", "EP", "SEP", "Batches", "Schedule", "SharedSites"]
+__all__ = ["ADF", "AEP", "DAEP", "DEP", "DSEP", "EP", "SEP", "Batches", "Schedule", "SharedSites"]
 
-ORDERS = ("sequential", "shuffled", "parallel")
+ORDERS = ("auto", "sequential", "shuffled", "parallel")
 
 
 def _check_sweeps(sweeps: int, tol: float, damping: float, power: float) -> None:
@@ -63,25 +63,35 @@ class EP(Schedule):
         In (0, 1]; the share of the new site: g <- g^(1 - damping) g_new^damping. 1 is undamped.
     power : float
         > 0; the power a of power EP: cavity q / g^a, fit of t^a, site = fit^(1/a). 1 is EP.
-    order : {"sequential", "shuffled", "parallel"}
+    order : {"auto", "sequential", "shuffled", "parallel"}
         "shuffled" visits the factors in a new random order each sweep (the rows of a factor stay
-        together); "parallel" fits all from the same posterior, then updates once.
+        together); "parallel" fits all from the same posterior, then updates once. "auto" is
+        "sequential" for minibatches, and where a fixed number of sweeps (``tol=0``) or damping is
+        asked for. Else, for scalar sites with a full covariance, it is the order that converges
+        soonest: parallel, where the first sweep visits growing shares of the rows before all of
+        them; sequential from where two sweeps in a row did not contract.
     block : int, optional
         Sites per block of the exact blocked sweep; for scalar sites.
     seed : int, optional
         Needed by "shuffled".
+    refresh : int
+        Sweeps after which the covariance of a sequential sweep is computed anew from the sites
+        (before that if a variance has shrunk to 1e-4 of what it was), to stop the drift of
+        rounding; ``history`` has the drift that was found. For scalar sites.
     """
 
     sweeps: int = 20
     tol: float = 1e-5
     damping: float = 1.0
     power: float = 1.0
-    order: str = "sequential"
+    order: str = "auto"
     block: int | None = None
     seed: int | None = None
+    refresh: int = 5
 
     def __post_init__(self) -> None:
         _check_sweeps(self.sweeps, self.tol, self.damping, self.power)
+        _checks.integer("refresh", self.refresh, least=1)
         if self.block is not None:
             _checks.integer("block", self.block, least=1)
         self._check_order(ORDERS)
@@ -240,44 +250,50 @@ class AEP(SharedSites):
         self._check_shared()
 
 
-class _Grouped(SharedSites):
-    groups: int | ArrayLike
+class _Grouped:
+    """Mix-in of the schedules that part the factors into groups."""
 
-    def labels(self, n: int) -> NDArray[np.intp]:
-        if isinstance(self.groups, int):
-            count = _checks.integer("groups", self.groups, least=1, most=n)
+    def _labels(self, name: str, given: Any, n: int) -> NDArray[np.intp]:
+        if isinstance(given, int):
+            count = _checks.integer(name, given, least=1, most=n)
             return np.repeat(np.arange(count), np.diff(np.arange(count + 1) * n // count))
-        labels = np.asarray(self.groups)
+        labels = np.asarray(given)
         if labels.shape != (n,):
             raise ValueError(
-                f"groups has shape {labels.shape}; allowed: an integer, or ({n},), a label per row"
+                f"{name} has shape {labels.shape}; allowed: an integer, or ({n},), a label per row"
             )
         return labels
 
-    def _check_groups(self) -> None:
-        given = self.groups
-        if np.ndim(_checks.real_array("groups", given)) == 0:
-            object.__setattr__(self, "groups", _checks.integer("groups", given, least=1))
+    def _check_groups(self, name: str, given: Any) -> None:
+        if np.ndim(_checks.real_array(name, given)) == 0:
+            object.__setattr__(self, name, _checks.integer(name, given, least=1))
             return
-        labels = _checks.real_array("groups", given)
+        labels = _checks.real_array(name, given)
         if labels.ndim != 1 or labels.dtype.kind not in "iu" or labels.size == 0:
             raise ValueError(
-                f"groups is {_checks.describe(labels)}; allowed: an integer >= 1, or labels 0 to "
+                f"{name} is {_checks.describe(labels)}; allowed: an integer >= 1, or labels 0 to "
                 "K - 1 of integer dtype, one per row"
             )
         least, most = labels.min(), labels.max()
         labels = labels.astype(np.intp)
         if least < 0 or most >= labels.size or not np.bincount(labels).all():
             raise ValueError(
-                f"groups holds labels from {least} to {most}; allowed: 0 to K - 1, each for one "
+                f"{name} holds labels from {least} to {most}; allowed: 0 to K - 1, each for one "
                 "row at least"
             )
         labels.flags.writeable = False
-        object.__setattr__(self, "groups", labels)
+        object.__setattr__(self, name, labels)
+
+
+class _SharedInGroups(_Grouped, SharedSites):
+    groups: int | ArrayLike
+
+    def labels(self, n: int) -> NDArray[np.intp]:
+        return self._labels("groups", self.groups, n)
 
 
 @dataclass(frozen=True, eq=False)
-class DSEP(_Grouped):
+class DSEP(_SharedInGroups):
     """Distributed SEP: a site shared within each group of factors, q = p0 Π_k g_k^N_k.
 
     Between :class:`SEP` (one group) and :class:`EP` (a group per factor). It stores d^2 numbers per
@@ -310,7 +326,7 @@ class DSEP(_Grouped):
     batch: int = 1
 
     def __post_init__(self) -> None:
-        self._check_groups()
+        self._check_groups("groups", self.groups)
         _checks.integer("batch", self.batch, least=1)
         self._check_shared()
 
@@ -319,7 +335,7 @@ class DSEP(_Grouped):
 
 
 @dataclass(frozen=True, eq=False)
-class DAEP(_Grouped):
+class DAEP(_SharedInGroups):
     """Distributed averaged EP: :class:`DSEP` whose batches are whole groups.
 
     Parameters
@@ -341,5 +357,60 @@ class DAEP(_Grouped):
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        self._check_groups()
+        self._check_groups("groups", self.groups)
         self._check_shared()
+
+
+@dataclass(frozen=True, eq=False)
+class DEP(_Grouped, Schedule):
+    """Distributed EP (Xu et al. 2014, Gelman et al. 2014): a site per shard of the rows.
+
+    The site of shard k is fitted to the whole likelihood of the shard by EP within it, with the
+    cavity q / g_k in the place of the prior; q = p0 Π_k g_k. g_k is the product of the sites of the
+    shard's rows, which is how it is stored; what a worker would send is a precision and a shift,
+    d^2 + d numbers. The fixed points are those of :class:`EP`. For scalar sites.
+
+    Parameters
+    ----------
+    shards : int or array_like of shape (n,)
+        How many shards, cut from the rows in their order with nearly equal sizes; or the label of
+        each row's shard, 0 to K - 1.
+    sweeps, tol, damping
+        As in :class:`EP`; a sweep visits each shard once.
+    order : {"sequential", "shuffled", "parallel"}
+        Of the shards; "parallel" fits all of them to the same posterior, then updates once.
+    seed : int, optional
+        Needed by "shuffled".
+    inner : EP, optional
+        The EP within a shard, from the sites that its rows have; its power is that of the whole.
+        ``EP(sweeps=20, tol=tol / 10)`` by default.
+    """
+
+    shards: int | ArrayLike
+    sweeps: int = 20
+    tol: float = 1e-5
+    damping: float = 1.0
+    order: str = "sequential"
+    seed: int | None = None
+    inner: EP | None = None
+
+    def __post_init__(self) -> None:
+        self._check_groups("shards", self.shards)
+        _check_sweeps(self.sweeps, self.tol, self.damping, 1.0)
+        self._check_order(("sequential", "shuffled", "parallel"))
+        if self.inner is None:
+            object.__setattr__(self, "inner", EP(tol=self.tol / 10 or 1e-10))
+        elif not isinstance(self.inner, EP):
+            raise TypeError(
+                f"inner is {_checks.describe(self.inner)}; allowed: an epfast.EP or None"
+            )
+
+    @property
+    def power(self) -> float:
+        """The power of the EP within the shards."""
+        assert self.inner is not None
+        return self.inner.power
+
+    def labels(self, n: int) -> NDArray[np.intp]:
+        """The shard of each row, 0 to K - 1."""
+        return self._labels("shards", self.shards, n)

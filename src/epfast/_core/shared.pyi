@@ -13,6 +13,7 @@ class Groups:
         self,
         A: Array,
         y: Array,
+        weight: Array | None,
         group: NDArray[np.intp],
         last: NDArray[np.uint8],
         G: Array,

@@ -7,10 +7,13 @@ factorisation, O(d^3), and a row of it O(d^2), in matrix products. Each fit is a
 
     g_k <- g_k + (rho / N_k) sum_m (g*_m - g_k)        natural parameters and log scale
 
-where a refused row has no term.
+where a refused row has no term. A row of weight w counts as w copies of itself where w >= 1, each
+with its factor t, and as one copy with the factor t^w below.
 """
 
 import numpy as np
+
+from libc.math cimport fmax, fmin
 
 from epfast._core.lapack cimport blas_int, daxpy, ddot, dgemm, dpotrf, dtrsm
 from epfast._core.sweep cimport new_site
@@ -32,8 +35,7 @@ cdef class Groups:
     cdef double[:, ::1] factor, fitted          # (d, d): cavity; sum of tau* x x', its C lower half
     cdef double[:, ::1] V                       # (q, d)
     cdef double[::1] half, fitted_shift         # (d,): L^-1 shift of the cavity; sum of nu* x
-    cdef double fitted_scale
-    cdef ptrdiff_t taken
+    cdef double fitted_scale, taken             # sum of scale*; copies of rows that were fitted
     cdef readonly ptrdiff_t n_refused
 
     def __init__(
@@ -67,15 +69,15 @@ cdef class Groups:
         self.fitted[:, :] = 0.0
         self.fitted_shift[:] = 0.0
         self.fitted_scale = 0.0
-        self.taken = 0
+        self.taken = 0.0
         self.running = True
 
     cdef Trouble add(
-        self, blas_int q, const double[:, ::1] A, const double[::1] y
+        self, blas_int q, const double[:, ::1] A, const double[::1] y, const double *weight
     ) noexcept nogil:
         """Fit q rows to the cavity of the batch. With V = L^-1 A', variances are |v|^2. O(d^2 q)"""
         cdef blas_int d = <blas_int> self.d, one = 1
-        cdef double unit = 1.0, mean, variance, t = 0.0, b = 0.0, c = 0.0
+        cdef double unit = 1.0, mean, variance, t = 0.0, b = 0.0, c = 0.0, copies = 1.0, w = 1.0
         cdef bint refused = False
         cdef ptrdiff_t i, j
         cdef Trouble trouble
@@ -87,11 +89,17 @@ cdef class Groups:
             b"L", b"L", b"N", b"N", &d, &q, &unit, &self.factor[0, 0], &d, &self.V[0, 0], &d
         )
         for j in range(q):
+            if weight != NULL and weight[j] == 0.0:
+                self.V[j, :] = 0.0
+                continue
             variance = ddot(&d, &self.V[j, 0], &one, &self.V[j, 0], &one)
             mean = ddot(&d, &self.V[j, 0], &one, &self.half[0], &one)
+            if weight != NULL:
+                copies, w = fmax(1.0, weight[j]), fmin(1.0, weight[j])
             # the marginal is the cavity's already, so there is no site to take out
             trouble = new_site(
-                self.moments, y[j], mean, variance, self.power, 0.0, 0.0, &t, &b, &c, &refused
+                self.moments, y[j], mean, variance, self.power, copies, w, 0.0, 0.0, &t, &b, &c,
+                &refused
             )
             if trouble == LOSS_FAILED:
                 return trouble
@@ -105,7 +113,7 @@ cdef class Groups:
                 self.V[j, i] = t * A[j, i]
             daxpy(&d, &b, <double *> &A[j, 0], &one, &self.fitted_shift[0], &one)
             self.fitted_scale += c
-            self.taken += 1
+            self.taken += copies
         dgemm(
             b"N", b"T", &d, &d, &q, &unit, &self.V[0, 0], &d, <double *> &A[0, 0], &d, &unit,
             &self.fitted[0, 0], &d
@@ -118,10 +126,10 @@ cdef class Groups:
     ) noexcept nogil:
         """Move the group's site to the fitted ones, the posterior with it. O(d^2)"""
         cdef blas_int d = <blas_int> self.d, info = 0
-        cdef double taken = <double> self.taken, rate = self.damping / size, change
+        cdef double taken = self.taken, rate = self.damping / size, change
         cdef ptrdiff_t i, j
         self.running = False
-        if self.taken == 0:
+        if taken == 0.0:
             return
         if self.checked:
             for i in range(self.d):
@@ -130,7 +138,7 @@ cdef class Groups:
                     self.factor[i, j] = self.factor[j, i] = change
             dpotrf(b"L", &d, &self.factor[0, 0], &d, &info)
             if info != 0:
-                self.n_refused += self.taken
+                self.n_refused += <ptrdiff_t> taken
                 return
         for i in range(self.d):
             for j in range(i + 1):
@@ -144,16 +152,18 @@ cdef class Groups:
         scale[0] += rate * (self.fitted_scale - taken * scale[0])
 
     def sweep(
-        self, const double[:, ::1] A, const double[::1] y, const ptrdiff_t[::1] group,
-        const unsigned char[::1] last, double[:, :, ::1] G, double[:, ::1] g, double[::1] scale,
-        const double[::1] sizes, double[:, ::1] P, double[::1] p,
+        self, const double[:, ::1] A, const double[::1] y, const double[::1] weight,
+        const ptrdiff_t[::1] group, const unsigned char[::1] last,
+        double[:, :, ::1] G, double[:, ::1] g, double[::1] scale, const double[::1] sizes,
+        double[:, ::1] P, double[::1] p,
     ):
         """Take the rows of A in order, each of a group; last marks the last row of a batch.
 
-        A batch may go on in the next call. Sites (G, g, scale) and posterior (P, p) are updated in
-        place.
+        A batch may go on in the next call; weight may be None: all 1. sizes: copies of rows per
+        group. Sites (G, g, scale) and posterior (P, p) are updated in place.
         """
         cdef ptrdiff_t first = 0, stop, k, n = A.shape[0]
+        cdef bint weighted = weight is not None
         cdef Trouble trouble = NONE
         with nogil:
             while first < n:
@@ -163,7 +173,10 @@ cdef class Groups:
                 stop = first + 1
                 while stop < n and stop - first < self.q and not last[stop - 1]:
                     stop += 1
-                trouble = self.add(<blas_int> (stop - first), A[first:], y[first:])
+                trouble = self.add(
+                    <blas_int> (stop - first), A[first:], y[first:],
+                    &weight[first] if weighted else NULL
+                )
                 if trouble == LOSS_FAILED:
                     break
                 if last[stop - 1]:

@@ -2,28 +2,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epfast._checks import Array
+from epfast._core.rows import Rows
 from epfast._core.tilted import Moments
 
-def update_parallel(
-    moments: Moments,
-    y: Array,
-    h: Array,
-    s: Array,
-    tau: Array,
-    nu: Array,
-    scale: Array,
-    power: float,
-    damping: float,
-) -> int: ...
-
 class Blocks:
+    full: bool
     n_refused: int
     log_scale_total: float
-    def __init__(self, moments: Moments, d: int, q: int, power: float, damping: float) -> None: ...
+    def __init__(
+        self, moments: Moments, d: int, q: int, power: float, damping: float, sparse: bool
+    ) -> None: ...
     def sweep(
         self,
-        A: Array,
+        A: Rows,
         y: Array,
+        weight: Array | None,
         sites: NDArray[np.intp],
         Sigma: Array,
         mu: Array,
@@ -31,3 +24,25 @@ class Blocks:
         nu: Array | None = ...,
         scale: Array | None = ...,
     ) -> None: ...
+
+class Parallel:
+    n_refused: int
+    residual: float
+    def __init__(self, moments: Moments, d: int, q: int, power: float, damping: float) -> None: ...
+    def sweep(
+        self,
+        A: Rows,
+        y: Array,
+        weight: Array | None,
+        Sigma: Array,
+        root: Array,
+        mu: Array,
+        tau: Array,
+        nu: Array,
+        scale: Array,
+        P: Array | None = ...,
+        p: Array | None = ...,
+    ) -> None: ...
+
+def add_sites(A: Rows, tau: Array, nu: Array, P: Array, p: Array) -> None: ...
+def marginals(A: Rows, Sigma: Array, root: Array, mu: Array, h: Array, s: Array) -> None: ...

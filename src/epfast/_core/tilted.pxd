@@ -24,6 +24,10 @@ cdef class Moments:
     cdef Trouble at(
         self, double y, double m, double v, double power, double *lZ, double *dlZ, double *d2lZ
     ) noexcept nogil
+    cdef Trouble batch(
+        self, ptrdiff_t n, const double *y, const double *m, const double *v, const double *power,
+        double *lZ, double *dlZ, double *d2lZ, unsigned char *lost
+    ) noexcept nogil
     cdef Trouble panel(
         self, Panel *p, double m, double sd, double beta, double *top, bint look
     ) noexcept nogil

@@ -104,6 +104,20 @@ cdef class Moments:
             return NOT_INTEGRATED
         return trouble
 
+    cdef Trouble batch(
+        self, ptrdiff_t n, const double *y, const double *m, const double *v, const double *power,
+        double *lZ, double *dlZ, double *d2lZ, unsigned char *lost
+    ) noexcept nogil:
+        """The triple at n sites; lost marks those that could not be integrated."""
+        cdef ptrdiff_t i
+        cdef Trouble trouble
+        for i in range(n):
+            trouble = self.at(y[i], m[i], v[i], power[i], &lZ[i], &dlZ[i], &d2lZ[i])
+            if trouble == LOSS_FAILED:
+                return trouble
+            lost[i] = trouble == NOT_INTEGRATED
+        return NONE
+
     cdef Trouble pieces(
         self, double m, double v, double beta, double *lZ, double *dlZ, double *d2lZ
     ) noexcept nogil:

@@ -1,0 +1,35 @@
+"""Rows of X at hand, dense or compressed sparse (CSR), and their products."""
+
+from epfast._core.lapack cimport blas_int
+
+
+cdef class Rows:
+    cdef readonly ptrdiff_t n, d
+    cdef readonly bint sparse
+    cdef const double[:, ::1] dense
+    cdef const int[::1] start, column       # CSR: where each row starts; the columns of its entries
+    cdef const double[::1] value
+    cdef void times_symmetric(
+        self, ptrdiff_t first, blas_int q, double *M, bint full, double *V
+    ) noexcept nogil
+    cdef void times_vector(
+        self, ptrdiff_t first, blas_int q, const double *x, double *out
+    ) noexcept nogil
+    cdef void times_rows(
+        self, ptrdiff_t first, blas_int q, double *V, double *S
+    ) noexcept nogil
+    cdef void quadratic(
+        self, ptrdiff_t first, blas_int q, const double *M, const double *root, double *V,
+        double *out
+    ) noexcept nogil
+    cdef void add_gram(
+        self, ptrdiff_t first, blas_int q, const double *weight, double *V, double *C
+    ) noexcept nogil
+    cdef void add_combination(
+        self, ptrdiff_t first, blas_int q, const double *weight, double *x
+    ) noexcept nogil
+
+
+cdef void add_lower(
+    blas_int d, blas_int q, double scale, double *W, double *V, double *C
+) noexcept nogil

@@ -1,0 +1,177 @@
+"""Rows of X at hand, dense or compressed sparse (CSR), and their products.
+
+Matrices are square, symmetric and by columns; "lower" is their lower triangle by columns, the upper
+one by C rows. A batch of rows a_j, first <= j < first + q, is the columns of a d x q matrix A.
+"""
+
+import numpy as np
+
+from epfast._core.lapack cimport blas_int, daxpy, ddot, dgemm, dgemv, dsymm
+
+cdef enum:
+    PANEL = 64
+
+
+cdef void add_lower(
+    blas_int d, blas_int q, double scale, double *W, double *V, double *C
+) noexcept nogil:
+    """C <- C + scale W V', lower triangle only, where W V' is symmetric; W and V are d x q.
+
+    By panels of dgemm, which knows no sign, where dsyrk would need a root of each weight.
+    """
+    cdef blas_int p = 0, height, width
+    cdef double unit = 1.0
+    while p < d:
+        height, width = d - p, min(<blas_int> PANEL, d - p)
+        dgemm(
+            b"N", b"T", &height, &width, &q, &scale, W + p, &d, V + p, &d, &unit,
+            C + <ptrdiff_t> p * d + p, &d
+        )
+        p += width
+
+
+cdef class Rows:
+    """A chunk of X: Rows(dense array) or Rows(CSR matrix)."""
+
+    def __init__(self, X):
+        self.n, self.d = X.shape
+        self.sparse = hasattr(X, "indptr")
+        if self.sparse:
+            self.start = X.indptr.astype(np.intc, copy=False)
+            self.column = X.indices.astype(np.intc, copy=False)
+            self.value = X.data
+        else:
+            self.dense = X
+
+    cdef void times_symmetric(
+        self, ptrdiff_t first, blas_int q, double *M, bint full, double *V
+    ) noexcept nogil:
+        """V = M A. full: both triangles of M hold (needed if sparse), else the lower. O(d^2 q)"""
+        cdef blas_int d = <blas_int> self.d, one = 1
+        cdef double unit = 1.0, zero = 0.0, a
+        cdef ptrdiff_t i, j, k
+        if self.sparse:
+            for j in range(q):
+                for i in range(self.d):
+                    V[j * self.d + i] = 0.0
+                for k in range(self.start[first + j], self.start[first + j + 1]):
+                    a = self.value[k]
+                    daxpy(&d, &a, M + self.column[k] * self.d, &one, V + j * self.d, &one)
+        elif full:
+            dgemm(
+                b"N", b"N", &d, &q, &d, &unit, M, &d, <double *> &self.dense[first, 0], &d, &zero,
+                V, &d
+            )
+        else:
+            dsymm(
+                b"L", b"L", &d, &q, &unit, M, &d, <double *> &self.dense[first, 0], &d, &zero, V,
+                &d
+            )
+
+    cdef void times_vector(
+        self, ptrdiff_t first, blas_int q, const double *x, double *out
+    ) noexcept nogil:
+        """out_j = a_j.x"""
+        cdef blas_int d = <blas_int> self.d, one = 1
+        cdef double unit = 1.0, zero = 0.0
+        cdef ptrdiff_t j, k
+        if self.sparse:
+            for j in range(q):
+                out[j] = 0.0
+                for k in range(self.start[first + j], self.start[first + j + 1]):
+                    out[j] += self.value[k] * x[self.column[k]]
+        else:
+            dgemv(
+                b"T", &d, &q, &unit, <double *> &self.dense[first, 0], &d, <double *> x, &one,
+                &zero, out, &one
+            )
+
+    cdef void times_rows(
+        self, ptrdiff_t first, blas_int q, double *V, double *S
+    ) noexcept nogil:
+        """S = A' V, q x q, for V = M A with a symmetric M. O(d q^2)"""
+        cdef blas_int d = <blas_int> self.d
+        cdef double unit = 1.0, zero = 0.0, total
+        cdef ptrdiff_t i, j, k
+        if self.sparse:
+            for j in range(q):
+                for i in range(j + 1):
+                    total = 0.0
+                    for k in range(self.start[first + i], self.start[first + i + 1]):
+                        total += self.value[k] * V[j * self.d + self.column[k]]
+                    S[j * q + i] = S[i * q + j] = total
+        else:
+            dgemm(
+                b"T", b"N", &q, &q, &d, &unit, <double *> &self.dense[first, 0], &d, V, &d, &zero,
+                S, &q
+            )
+
+    cdef void quadratic(
+        self, ptrdiff_t first, blas_int q, const double *M, const double *root, double *V,
+        double *out
+    ) noexcept nogil:
+        """out_j = a_j' M a_j, M = root' root with root lower triangular. O(d^2 q), sparse O(nnz^2)
+
+        Dense rows use root, sparse ones M. V: scratch, d x q.
+        """
+        cdef blas_int d = <blas_int> self.d, one = 1, p = 0, height, width
+        cdef double unit = 1.0, zero = 0.0, total
+        cdef const double *column
+        cdef ptrdiff_t i, j, k
+        if self.sparse:
+            for j in range(q):
+                total = 0.0
+                for k in range(self.start[first + j], self.start[first + j + 1]):
+                    column = M + self.column[k] * self.d
+                    for i in range(self.start[first + j], self.start[first + j + 1]):
+                        total += self.value[k] * self.value[i] * column[self.column[i]]
+                out[j] = total
+            return
+        while p < d:
+            # rows p to p + width of root have p + width columns
+            width = min(<blas_int> PANEL, d - p)
+            height = p + width
+            dgemm(
+                b"N", b"N", &width, &q, &height, &unit, <double *> root + p, &d,
+                <double *> &self.dense[first, 0], &d, &zero, V + p, &d
+            )
+            p += width
+        for j in range(q):
+            out[j] = ddot(&d, V + j * self.d, &one, V + j * self.d, &one)
+
+    cdef void add_gram(
+        self, ptrdiff_t first, blas_int q, const double *weight, double *V, double *C
+    ) noexcept nogil:
+        """C <- C + sum_j weight_j a_j a_j', lower triangle. O(d^2 q), sparse O(nnz^2). V: d x q."""
+        cdef ptrdiff_t i, j, k, d = self.d
+        cdef double a
+        if self.sparse:
+            # entries of a row need not be in the order of the columns
+            for j in range(q):
+                for k in range(self.start[first + j], self.start[first + j + 1]):
+                    a = weight[j] * self.value[k]
+                    for i in range(self.start[first + j], self.start[first + j + 1]):
+                        if self.column[i] >= self.column[k]:
+                            C[self.column[k] * d + self.column[i]] += a * self.value[i]
+            return
+        for j in range(q):
+            for i in range(d):
+                V[j * d + i] = weight[j] * self.dense[first + j, i]
+        add_lower(<blas_int> d, q, 1.0, V, <double *> &self.dense[first, 0], C)
+
+    cdef void add_combination(
+        self, ptrdiff_t first, blas_int q, const double *weight, double *x
+    ) noexcept nogil:
+        """x <- x + sum_j weight_j a_j"""
+        cdef blas_int d = <blas_int> self.d, one = 1
+        cdef double unit = 1.0
+        cdef ptrdiff_t j, k
+        if self.sparse:
+            for j in range(q):
+                for k in range(self.start[first + j], self.start[first + j + 1]):
+                    x[self.column[k]] += weight[j] * self.value[k]
+        else:
+            dgemv(
+                b"N", &d, &q, &unit, <double *> &self.dense[first, 0], &d, <double *> weight,
+                &one, &unit, x, &one
+            )
