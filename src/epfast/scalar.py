@@ -558,8 +558,8 @@ class _FactorSites:
                 precision,
                 shift,
             )
-            for part, new in zip(sites, target, strict=True):
-                part[rows] = new
+            for part, changed in zip(sites, target, strict=True):
+                part[rows] = changed
             if bar is not None:
                 bar.update(len(rows))
         refused = self.core.n_refused - before
