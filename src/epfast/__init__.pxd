@@ -10,3 +10,6 @@ ctypedef double (*loss_value_with_data)(double m, void *user) noexcept nogil
 
 # out: n rows of value, slope and curvature at the n margins m; non-zero on failure
 ctypedef int (*loss_triple)(int n, double *m, double *out, void *user) noexcept nogil
+
+# a scalar site of its own: out holds n rows of lZ, dlZ and d2lZ at n cavities of the margin
+ctypedef int (*site_moments)(int n, double *m, double *v, double *out, void *user) noexcept nogil

@@ -10,6 +10,7 @@ from epfast._core.loss import build_facts as _build_facts
 from epfast.linear import ConvergenceWarning, Interrupted, fit_linear
 from epfast.losses import (
     CustomLoss,
+    CustomSite,
     Hinge,
     Logistic,
     Loss,
@@ -20,6 +21,7 @@ from epfast.losses import (
 )
 from epfast.posterior import FactorizedPosterior, FullPosterior, Sites, State, SweepInfo, load
 from epfast.schedules import ADF, AEP, DAEP, DEP, DSEP, EP, SEP
+from epfast.schemes import ImportanceSampling
 
 __version__: str = _build_facts()["version"]
 
@@ -33,9 +35,11 @@ __all__ = [
     "SEP",
     "ConvergenceWarning",
     "CustomLoss",
+    "CustomSite",
     "FactorizedPosterior",
     "FullPosterior",
     "Hinge",
+    "ImportanceSampling",
     "Interrupted",
     "Logistic",
     "Loss",

@@ -215,16 +215,19 @@ def tilted_moments(
     mean: ArrayLike,
     variance: ArrayLike,
     power: float = 1.0,
+    scheme: str | Scheme = "exact",
     *,
     beta: float = 1.0,
+    gamma: float | None = None,
+    curvature: str = "exact",
 ) -> tuple[Array, Array, Array]:
     """Tilted moments of scalar sites t(h) = exp(-beta loss(y h)) under cavities N(mean, variance).
 
-    Closed forms for piecewise linear losses, and for probit with ``beta * power = 1``; logistic
-    by the trapezoidal rule to 1e-10 where ``beta * power = 1`` and the variance is at most 9; the
-    others by adaptive quadrature. A loss of your own with kinks or jumps is better given as a
-    :class:`epfast.PiecewiseLinear`, whose knots are known. At variances beyond 1e4 d2lZ of
-    piecewise linear losses is a difference of larger terms: 8 digits are left at 1e6, 2 at 1e12.
+    Scheme "exact" has closed forms for piecewise linear losses, and for probit with ``beta * power
+    = 1``; logistic by the trapezoidal rule to 1e-10 where ``beta * power = 1`` and the variance is
+    at most 9; the others by adaptive quadrature. A loss of your own with kinks or jumps is better
+    given as a :class:`epfast.PiecewiseLinear`, whose knots are known. At variances beyond 1e4 d2lZ
+    of piecewise linear losses is a difference of larger terms: 8 digits are left at 1e6, 2 at 1e12.
 
     Parameters
     ----------
@@ -236,24 +239,32 @@ def tilted_moments(
         The cavities of h; variances positive.
     power : float
         The site enters as t(h)^power.
+    scheme, gamma, curvature
+        As in :func:`epfast.fit_linear` with scalar sites. The schemes other than "exact" fit a
+        Gaussian g to t^power near the cavity, or weigh draws.
 
     Returns
     -------
     lZ, dlZ, d2lZ : ndarray of shape (n,)
         log of the integral of t^power times the cavity, and its first two derivatives in ``mean``
-        (Rasmussen & Williams 2006, section 3.6).
+        (Rasmussen & Williams 2006, section 3.6); in general log Z, (tilted mean - mean) / variance
+        and (tilted variance - variance) / variance^2 as the scheme has them.
 
     Raises
     ------
     FloatingPointError
-        If an integral vanishes or is not finite.
+        If an integral vanishes or is not finite, or the scheme finds no fit.
     """
     center = _checks.array("mean", mean, shape=(None,))
     spread = _checks.array("variance", variance, shape=center.shape, positive=True)
     labels = _checks.labels("y", y, center.size)
-    triple = moments(losses.resolve(loss), _checks.number("beta", beta, above=0.0))
+    found_loss, tilt = losses.resolve(loss), _checks.number("beta", beta, above=0.0)
+    found_scheme = schemes.resolve(scheme, gamma, curvature, scalar=True)
+    found_scheme.check_loss(found_loss)
+    found_loss.check_tilt(tilt, _checks.number("power", power, above=0.0))
+    triple = moments(found_loss, tilt, found_scheme)
     result = np.empty_like(center), np.empty_like(center), np.empty_like(center)
-    lost = triple.many(labels, center, spread, _checks.number("power", power, above=0.0), *result)
+    lost = triple.many(labels, center, spread, float(power), *result)
     if lost:
         raise FloatingPointError(f"{lost} of {center.size} tilted moments could not be integrated")
     return result

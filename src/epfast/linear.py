@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from epfast import _checks, losses, schemes
 from epfast._checks import Array
 from epfast._core.minibatch import SITE_RULES, Factors
-from epfast.losses import Loss
+from epfast.losses import CustomSite, Loss
 from epfast.posterior import (
     Data,
     FactorizedPosterior,
@@ -131,11 +131,11 @@ def fit_linear(
         point, takes a row once, with its factor to the power w.)
     loss : str, Loss, scipy.LowLevelCallable or callable
         "logistic", "hinge", "quasi01", "probit" or "noisy_step"; a Loss; or your own, see
-        :class:`epfast.CustomLoss`.
+        :class:`epfast.CustomLoss` and, for scalar sites, :class:`epfast.CustomSite`.
     scheme : str or Scheme
         "laplace", "quick_laplace", "quadrature" or "variational", or an object of
-        :mod:`epfast.schemes`, for minibatch factors; "exact" for scalar sites: tilted moments in
-        closed form or by quadrature.
+        :mod:`epfast.schemes`. For scalar sites also "exact", tilted moments in closed form or by
+        quadrature, and "importance", by sampling.
     posterior : {"factorized", "full"}
         Diagonal or full covariance. "full" is for scalar sites so far.
     batch_size : int or None
@@ -224,20 +224,16 @@ def fit_linear(
     before: Any = start  # of the right kind from here on
     found_loss = losses.resolve(loss)
     if full:
-        found_scheme = None
+        if site_rule != "nonnegative":
+            raise ValueError(
+                f"site_rule is {_checks.describe(site_rule)}; allowed with posterior='full': "
+                "'nonnegative'"
+            )
         if batch_size is None:
-            _checks.choice("scheme", scheme, ("exact",))
-            unused = {"gamma": (gamma, None), "curvature": (curvature, "exact")}
+            found_scheme = schemes.resolve(scheme, gamma, curvature, scalar=True)
+            found_scheme.check_loss(found_loss)
         else:
             found_scheme = _expansion(scheme, gamma, curvature, found_loss, schedule)
-            unused = {}
-        unused["site_rule"] = (site_rule, "nonnegative")
-        for name, (value, default) in unused.items():
-            if value != default:
-                raise ValueError(
-                    f"{name} is {_checks.describe(value)}; allowed with posterior='full': "
-                    f"{default!r}"
-                )
         return _fit_full(
             X,
             y,
@@ -353,7 +349,7 @@ def _fit_full(
     prior_variance: Any,
     prior_precision: Any,
     schedule: EP | ADF | DEP | SharedSites,
-    scheme: Scheme | None,
+    scheme: Scheme,
     batch_size: int | None,
     beta: float,
     start: FullPosterior | None,
@@ -364,9 +360,16 @@ def _fit_full(
     """Full covariance: check the rest and run."""
     if record == "factor":
         raise ValueError("record is 'factor'; allowed with posterior='full': None or 'cost'")
+    if record == "cost" and isinstance(loss, CustomSite):
+        raise ValueError("record is 'cost'; allowed with a CustomSite: None, it has no values")
+    loss.check_tilt(_checks.number("beta", beta, above=0.0), schedule.power)
     power = 1.0 if isinstance(schedule, ADF) else schedule.power
     data = design_of(X, y, weights, power)
     n, d = data.X.shape
+    if data.weights is not None:
+        exponents = data.weights if isinstance(schedule, ADF) else np.minimum(data.weights, 1.0)
+        for exponent in np.unique(exponents[exponents > 0.0])[[0, -1]]:
+            loss.check_tilt(beta, schedule.power * exponent)
     data = data._replace(scheme=scheme)
     if isinstance(schedule, SharedSites):
         data = data._replace(groups=schedule.labels(n))
@@ -378,8 +381,7 @@ def _fit_full(
     if start is not None and isinstance(schedule, ADF):
         prior = start.prior_precision
     base = State(prior, np.zeros(d), None, 0.0, 0)
-    beta = _checks.number("beta", beta, above=0.0)
-    problem = Problem(data, base, prior, loss, beta, schedule, scheme, batch_size)
+    problem = Problem(data, base, prior, loss, float(beta), schedule, scheme, batch_size)
 
     def cost(state: State) -> float:
         theta = np.linalg.solve(state.precision, state.shift)

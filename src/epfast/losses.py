@@ -2,7 +2,8 @@
 
 The smooth losses live in ``_core/losses.h``, one row each; every row is usable by its name.
 Piecewise linear losses are rows of numbers, built here. A user's own loss is a :class:`CustomLoss`,
-a ``scipy.LowLevelCallable``, or just a vectorised function.
+a ``scipy.LowLevelCallable``, or just a vectorised function; a :class:`CustomSite` gives the tilted
+moments of a site in place of a loss.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import LowLevelCallable
+from scipy import LowLevelCallable, special
 
 from epfast import _checks
 from epfast._checks import Array
 from epfast._core.loss import LOSS_PARAMETERS, CoreLoss
+from epfast._core.site_schemes import SITE_SIGNATURE, UserSite
+from epfast._core.tilted import SiteScheme
 
 __all__ = [
     "CustomLoss",
+    "CustomSite",
     "Hinge",
     "Logistic",
     "Loss",
@@ -31,6 +35,9 @@ __all__ = [
 ]
 
 VectorFunction = Callable[[NDArray[np.float64]], ArrayLike]
+MomentsFunction = Callable[
+    [NDArray[np.float64], NDArray[np.float64]], tuple[ArrayLike, ArrayLike, ArrayLike]
+]
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,19 @@ class Loss:
 
     def _core(self) -> CoreLoss:
         return CoreLoss.table(self.name, self.parameters)
+
+    def _site_scheme(self, core: CoreLoss) -> SiteScheme | None:
+        """What stands in for integration in scheme "exact"; None: nothing."""
+        return None
+
+    def check_tilt(self, beta: float, power: float) -> None:
+        """Refuse a power of t that the scalar site does not know, as its reason; here none.
+
+        Raises
+        ------
+        ValueError
+            With the reason.
+        """
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
@@ -285,6 +305,90 @@ class CustomLoss(Loss):
         return CoreLoss.python(self.value, self.slope, self.curvature)
 
 
+@dataclass(frozen=True)
+class CustomSite(Loss):
+    """A scalar site t(y h) whose tilted moments are your own, for ``scheme="exact"``.
+
+    t itself is never asked for, so that minibatches, ``record="cost"``, ``beta`` and powers other
+    than 1 are refused. A site where a moment is NaN or infinite is refused and counted.
+
+    Parameters
+    ----------
+    moments : callable or scipy.LowLevelCallable
+        ``f(m, v) -> (lZ, dlZ, d2lZ)``, arrays (n,) in and out: log of the integral of t(u) under
+        u ~ N(m, v), and its first two derivatives in m. u = y h is the margin, so that labels do
+        not appear. A LowLevelCallable has the signature ``int (int n, double *m, double *v,
+        double *out, void *user)``, out being n rows of (lZ, dlZ, d2lZ), and returns non-zero on
+        failure; it is called without the GIL.
+
+    Examples
+    --------
+    Probit with noise of a variance of its own:
+
+    >>> import epfast, numpy as np
+    >>> from scipy.special import log_ndtr
+    >>> def moments(m, v, noise=0.25):
+    ...     scale = np.sqrt(noise + v)
+    ...     z = m / scale
+    ...     ratio = np.exp(-0.5 * z * z - 0.5 * np.log(2 * np.pi) - log_ndtr(z))
+    ...     return log_ndtr(z), ratio / scale, -ratio * (z + ratio) / scale**2
+    >>> X, y = np.array([[1.0], [2.0], [-1.0]]), np.array([1, 1, -1])
+    >>> post = epfast.fit_linear(X, y, loss=epfast.CustomSite(moments), scheme="exact",
+    ...                          posterior="full", batch_size=None)
+    >>> post.predict_proba([[0.0], [1.0]]).round(2)
+    array([0.5 , 0.95])
+    """
+
+    name: str = field(default="custom_site", init=False, repr=False)
+    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
+    moments: MomentsFunction | LowLevelCallable = None
+
+    def __post_init__(self) -> None:
+        self._set(has_derivatives=False)
+        if isinstance(self.moments, LowLevelCallable):
+            found = _signature(self.moments)
+            if found != SITE_SIGNATURE:
+                raise ValueError(
+                    f"moments is a LowLevelCallable of signature {found!r}; allowed: "
+                    f"{SITE_SIGNATURE!r}"
+                )
+        elif not callable(self.moments):
+            raise TypeError(f"moments is {_checks.describe(self.moments)}; allowed: a callable")
+
+    def _core(self) -> CoreLoss:
+        return CoreLoss.python(self._has_no_values)
+
+    def _has_no_values(self, margins: Any) -> Any:
+        raise ValueError(
+            "loss is a CustomSite, which gives tilted moments and no values; allowed here: a Loss "
+            "or CustomLoss"
+        )
+
+    def evaluate(self, margins: ArrayLike, *, derivatives: bool = True) -> tuple[Array, ...]:
+        """Refused: a site of this kind has no values."""
+        self._has_no_values(margins)
+        return ()
+
+    def _site_scheme(self, core: CoreLoss) -> UserSite:
+        return UserSite(core, self.moments, isinstance(self.moments, LowLevelCallable))
+
+    def check_tilt(self, beta: float, power: float) -> None:
+        for name, value in (("beta", beta), ("power", power)):
+            if value != 1.0:
+                raise ValueError(
+                    f"{name} is {value:g}; allowed with a CustomSite: 1, since its moments are "
+                    "those of t itself"
+                )
+
+    def class_probability(self, mean: Array, variance: Array) -> Array:
+        """Z(+) / (Z(+) + Z(-)) for h ~ N(mean, variance), Z(-) at the mirrored mean."""
+        scheme = self._site_scheme(self._core())
+        up, down = ([np.empty_like(mean) for _ in range(3)] for _ in range(2))
+        scheme.many(mean, variance, 1.0, *up)
+        scheme.many(-mean, variance, 1.0, *down)
+        return np.asarray(special.expit(up[0] - down[0]))
+
+
 NAMED: dict[str, Callable[..., Loss]] = {
     "logistic": Logistic,
     "probit": Probit,
@@ -297,6 +401,11 @@ NAMED: dict[str, Callable[..., Loss]] = {
 _BY_NAME = {name: kind() for name, kind in NAMED.items()}
 
 
+def _signature(function: LowLevelCallable) -> str:
+    """As SciPy spells it, but for const."""
+    return str(function.signature).replace("const ", "").replace(" const", "")
+
+
 def resolve(loss: Any) -> Loss:
     """The loss meant by a name, a Loss, a LowLevelCallable or a vectorised callable."""
     if isinstance(loss, Loss):
@@ -307,6 +416,8 @@ def resolve(loss: Any) -> Loss:
         # a row of the core's table that needs no numbers
         known = [name for name, count in LOSS_PARAMETERS.items() if count == 0]
         return Loss(_checks.choice("loss", loss, tuple(dict.fromkeys([*NAMED, *known]))))
+    if isinstance(loss, LowLevelCallable) and _signature(loss) == SITE_SIGNATURE:
+        return CustomSite(loss)
     if isinstance(loss, LowLevelCallable) or (callable(loss) and not isinstance(loss, type)):
         return CustomLoss(loss)
     raise TypeError(

@@ -15,7 +15,7 @@ from scipy import linalg, special
 
 from epfast import _checks, losses
 from epfast._checks import Array
-from epfast.losses import CustomLoss, Loss, Probit
+from epfast.losses import CustomLoss, CustomSite, Loss, Probit
 
 __all__ = [
     "FactorizedPosterior",
@@ -218,6 +218,7 @@ class LinearPosterior:
         E[t(h)] / (E[t(h)] + E[t(-h)]) with t = exp(-beta loss) and h = x.theta under the posterior.
         For logistic, probit and noisy step at beta = 1 this is the predictive probability; for the
         other losses, which are not log likelihoods, the two classes are normalised to sum to 1.
+        With a CustomSite the two expectations are its own.
 
         Parameters
         ----------
@@ -268,8 +269,8 @@ class LinearPosterior:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to an ``.npz`` file, which :func:`load` reads; nothing is pickled.
 
-        A CustomLoss or LowLevelCallable cannot be written: give it to ``load`` again. The records
-        of cost after every factor are not written.
+        A CustomLoss, CustomSite or LowLevelCallable cannot be written: give it to ``load`` again.
+        The records of cost after every factor are not written.
         """
         arrays: dict[str, Any] = {
             "precision": self.precision,
@@ -531,7 +532,7 @@ def load(path: str | os.PathLike[str], loss: Any = None) -> FactorizedPosterior 
 
 
 def _describe_loss(loss: Loss) -> dict[str, Any] | None:
-    if isinstance(loss, CustomLoss):
+    if isinstance(loss, CustomLoss | CustomSite):
         return None
     names = {cls: name for name, cls in losses.NAMED.items()}
     described: dict[str, Any] = {"name": names.get(type(loss), loss.name)}
@@ -580,6 +581,8 @@ def row_chunks(rows: Any, entries: int = 1 << 20) -> list[slice]:
 
 def class_probability(loss: Loss, beta: float, mean: Array, sd: Array) -> Array:
     """E[t(h)] / (E[t(h)] + E[t(-h)]), h ~ N(mean, sd^2), by panels of Gauss-Legendre quadrature."""
+    if isinstance(loss, CustomSite):
+        return _finite_probability(loss.class_probability(mean, sd * sd))
     nodes, node_weights = np.polynomial.legendre.leggauss(12)
     points = losses.break_points(loss, beta)
     inner = np.concatenate([-points, [0.0], points])
@@ -598,6 +601,10 @@ def class_probability(loss: Loss, beta: float, mean: Array, sd: Array) -> Array:
         mass_up = np.exp(up - top).sum(axis=(1, 2))
         mass_down = np.exp(down - top).sum(axis=(1, 2))
         result = np.asarray(mass_up / (mass_up + mass_down))
-    if not np.isfinite(result).all():
+    return _finite_probability(result)
+
+
+def _finite_probability(p: Array) -> Array:
+    if not np.isfinite(p).all():
         raise FloatingPointError("the loss leaves both labels without probability at some row of X")
-    return result
+    return p

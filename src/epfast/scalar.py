@@ -28,10 +28,11 @@ from epfast._core.tilted import Moments
 from epfast.losses import Loss, break_points
 from epfast.posterior import Data, FullPosterior, Sites, State, SweepInfo, log_evidence
 from epfast.schedules import ADF, DEP, EP, SharedSites
-from epfast.schemes import Scheme
+from epfast.schemes import Exact, Scheme
 
 __all__ = ["Problem", "fit_scalar", "moments"]
 
+EXACT = Exact()
 #: numbers of X that are gathered at a time
 CHUNK = 1 << 17
 #: rows whose marginals are found at a time in parallel order
@@ -63,10 +64,12 @@ def one_blas_thread(d: int) -> AbstractContextManager[Any]:
     return limit
 
 
-def moments(loss: Loss, beta: float) -> Moments:
-    """The tilted moments of a loss, for the core."""
+def moments(loss: Loss, beta: float, scheme: Scheme = EXACT) -> Moments:
+    """The tilted moments of a loss by a scheme, for the core."""
     smooth = loss.has_derivatives and loss.is_continuous and not loss.kinks
-    return Moments(loss._core(), beta, loss.name, break_points(loss, beta), smooth)
+    core = loss._core()
+    replaced = scheme._site_scheme(loss, core, beta)
+    return Moments(core, beta, loss.name, break_points(loss, beta), smooth, replaced)
 
 
 class Problem(NamedTuple):
@@ -79,8 +82,8 @@ class Problem(NamedTuple):
     loss: Loss
     beta: float
     schedule: EP | ADF | DEP | SharedSites
-    #: for Laplace fits of factors of several rows
-    scheme: Scheme | None = None
+    scheme: Scheme = EXACT
+    #: rows per factor, for Laplace fits of several at once
     batch_size: int | None = None
 
     @property
@@ -89,7 +92,7 @@ class Problem(NamedTuple):
         return n, d
 
     def moments(self) -> Moments:
-        return moments(self.loss, self.beta)
+        return moments(self.loss, self.beta, self.scheme)
 
     def posterior(self, state: State, converged: bool, history: list[SweepInfo]) -> FullPosterior:
         return FullPosterior(
@@ -280,6 +283,7 @@ class _RowSites:
 
     def sweep(self, state: State, bar: Any) -> tuple[State, int]:
         self.drift = None
+        self.triple.begin_sweep(state.sweeps)
         if self.order == "parallel":
             assert state.sites is not None
             if self.may_change and self.flat:
@@ -420,6 +424,7 @@ class _GroupSites:
 
     def __init__(self, problem: Problem, schedule: SharedSites) -> None:
         self.problem, self.schedule = problem, schedule
+        self.triple = problem.moments()
         n, _ = problem.shape
         #: (K,), rows per group, copies counted
         self.sizes = np.bincount(schedule.labels(n), problem.copies()).astype(np.float64)
@@ -447,13 +452,14 @@ class _GroupSites:
                 "start makes the posterior improper with this prior; allowed: another prior"
             )
         self.core = Groups(
-            problem.moments(), d, min(64, n), schedule.power, schedule.damping, start is not None
+            self.triple, d, min(64, n), schedule.power, schedule.damping, start is not None
         )
         self.covariance, self.mean = _moments_of(state)
         return state
 
     def sweep(self, state: State, bar: Any) -> tuple[State, int]:
         problem, before = self.problem, self.core.n_refused
+        self.triple.begin_sweep(state.sweeps)
         n, d = problem.shape
         assert state.sites is not None
         sites = Sites(*(part.copy() for part in state.sites))

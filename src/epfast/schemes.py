@@ -1,4 +1,7 @@
-"""Approximation schemes: how the Gaussian fit of a factor is found (Roche 2016, section 2)."""
+"""Approximation schemes: how the Gaussian fit of a factor is found (Roche 2016, section 2).
+
+Most serve minibatch factors and scalar sites, which are factors of one row and one coordinate.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,36 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks
 from epfast._checks import Array
+from epfast._core.loss import CoreLoss
 from epfast._core.minibatch import monomials
-from epfast.losses import Loss
+from epfast._core.site_schemes import FactorScheme, Sampling
+from epfast._core.tilted import SiteScheme
+from epfast.losses import CustomSite, Loss
 
-__all__ = ["Laplace", "Quadrature", "QuickLaplace", "Scheme", "Variational", "fifth_degree_rule"]
+__all__ = [
+    "Exact",
+    "ImportanceSampling",
+    "Laplace",
+    "Quadrature",
+    "QuickLaplace",
+    "Scheme",
+    "Variational",
+    "fifth_degree_rule",
+]
 
 CURVATURES = ("exact", "slope")
 
 
 class Scheme:
-    """Base of the schemes."""
+    """Base of the schemes.
+
+    A scheme of your own overrides :meth:`core_arguments`, to call a scheme of the core with other
+    numbers; it then serves minibatch factors and scalar sites.
+    """
 
     needs_derivatives = False
+    #: why minibatch factors refuse it, if they do
+    scalar_only = ""
 
     def check_loss(self, loss: Loss) -> None:
         """Refuse a loss that the scheme cannot work with.
@@ -33,6 +54,11 @@ class Scheme:
             With the reason.
         """
         name = type(self).__name__
+        if isinstance(loss, CustomSite):
+            raise ValueError(
+                f"loss is a CustomSite, whose moments are its own, and scheme is {name}; allowed: "
+                "scheme='exact' with scalar sites (batch_size=None, posterior='full')"
+            )
         if self.needs_derivatives and not loss.has_derivatives:
             raise ValueError(
                 f"scheme {name} needs the slope and curvature of the loss, and {loss!r} has none; "
@@ -47,6 +73,52 @@ class Scheme:
     def core_arguments(self, d: int) -> dict[str, Any]:
         """Keyword arguments of ``_core.minibatch.Factors`` in d dimensions."""
         raise NotImplementedError
+
+    def _site_scheme(self, loss: Loss, core: CoreLoss, beta: float) -> SiteScheme | None:
+        """The scheme on a scalar site, for the core; None: integration."""
+        return FactorScheme(core, beta, **self.core_arguments(1))
+
+
+@dataclass(frozen=True)
+class Exact(Scheme):
+    """Tilted moments in closed form or by one-dimensional quadrature, for scalar sites."""
+
+    scalar_only = "it integrates over one dimension"
+
+    def check_loss(self, loss: Loss) -> None:
+        """Any loss will do, a :class:`~epfast.CustomSite` too."""
+
+    def _site_scheme(self, loss: Loss, core: CoreLoss, beta: float) -> SiteScheme | None:
+        return loss._site_scheme(core)
+
+
+@dataclass(frozen=True)
+class ImportanceSampling(Scheme):
+    """Moments of draws from the cavity, weighted by the site to its power, for scalar sites.
+
+    Draws come in antithetic pairs, mean +- z standard deviations. Those of sweep k (from 0) are
+    seeded by [seed, k]: the same data, schedule and seed give the same result, and a resumed run
+    goes on as if it had not stopped. Every sweep draws afresh, so that the posterior keeps moving
+    by the noise, which falls as 1 / sqrt(samples); ``tol`` is rarely met.
+
+    Parameters
+    ----------
+    samples : int
+        Draws per site and visit; an odd last one has no mirror image.
+    seed : int
+        Of the random numbers.
+    """
+
+    samples: int = 1000
+    seed: int = 0
+    scalar_only = "in d dimensions a cavity is too wide a proposal for a minibatch"
+
+    def __post_init__(self) -> None:
+        _checks.integer("samples", self.samples, least=2, most=10**9)
+        _checks.integer("seed", self.seed, least=0)
+
+    def _site_scheme(self, loss: Loss, core: CoreLoss, beta: float) -> SiteScheme | None:
+        return Sampling(core, beta, int(self.samples), int(self.seed))
 
 
 def _check_gamma(gamma: float | None) -> None:
@@ -91,7 +163,8 @@ class Laplace(Scheme):
     curvature : {"exact", "slope"}
         As in :class:`QuickLaplace`, in the Newton steps too.
     tol : float
-        Newton stops when the step is below tol times the norm of the parameters.
+        Newton stops when the step is below tol times the norm of the parameters; on scalar sites
+        tol is at most 1e-12.
     max_iter : int
         Newton iterations at most.
     """
@@ -113,6 +186,11 @@ class Laplace(Scheme):
             "tolerance": self.tol,
             "max_iterations": self.max_iter,
         }
+
+    def _site_scheme(self, loss: Loss, core: CoreLoss, beta: float) -> SiteScheme | None:
+        # a step costs little here, and EP's fixed point is no better than its fits
+        arguments = self.core_arguments(1)
+        return FactorScheme(core, beta, **arguments | {"tolerance": min(self.tol, 1e-12)})
 
 
 @dataclass(frozen=True)
@@ -254,28 +332,40 @@ def fifth_degree_rule(d: int) -> tuple[Array, Array]:
 
 
 NAMES = ("laplace", "quick_laplace", "quadrature", "variational")
+SCALAR_NAMES = ("exact", *NAMES, "importance")
 
 
-def resolve(scheme: Any, gamma: float | None, curvature: str) -> Scheme:
+def resolve(scheme: Any, gamma: float | None, curvature: str, *, scalar: bool = False) -> Scheme:
     """The scheme meant by a name (with gamma and curvature) or a Scheme."""
     _checks.choice("curvature", curvature, CURVATURES)
     _check_gamma(gamma)
+    found: Scheme
     if isinstance(scheme, Scheme):
         if gamma is not None or curvature != "exact":
             raise ValueError(
                 "gamma or curvature is given beside a Scheme object; allowed: set it in the object"
             )
-        return scheme
-    if scheme == "exact":
+        found = scheme
+    elif scheme == "exact":
+        found = Exact()
+    elif scheme == "importance":
+        found = ImportanceSampling()
+    elif _checks.choice("scheme", scheme, SCALAR_NAMES if scalar else NAMES) == "laplace":
+        found = Laplace(curvature)
+    elif scheme == "quick_laplace":
+        found = QuickLaplace(curvature)
+    else:
+        found = Quadrature(gamma) if scheme == "quadrature" else Variational(gamma)
+    if found.scalar_only and not scalar:
         raise ValueError(
-            "scheme is 'exact', which is for scalar sites; a minibatch factor allows: "
-            + ", ".join(map(repr, NAMES))
+            f"scheme is {_checks.describe(scheme)}, which is for scalar sites: "
+            f"{found.scalar_only}; a minibatch factor allows: " + ", ".join(map(repr, NAMES))
         )
-    _checks.choice("scheme", scheme, NAMES)
-    if scheme == "laplace":
-        return Laplace(curvature)
-    if scheme == "quick_laplace":
-        return QuickLaplace(curvature)
-    if scheme == "quadrature":
-        return Quadrature(gamma)
-    return Variational(gamma)
+    if scalar and isinstance(scheme, str):
+        for name, unused in (
+            ("gamma", gamma is not None and scheme not in ("quadrature", "variational")),
+            ("curvature", curvature != "exact" and scheme not in ("laplace", "quick_laplace")),
+        ):
+            if unused:
+                raise ValueError(f"{name} is given; scheme {scheme!r} has no use for it")
+    return found

@@ -22,6 +22,7 @@ from epfast.scalar import (
     _inverse_root,
     _is_proper,
     _sum_of_sites,
+    moments,
     one_blas_thread,
 )
 from epfast.schedules import ADF, DAEP, EP
@@ -95,7 +96,7 @@ def leave_one_out(post: FullPosterior, X: Any, y: Any) -> Array:
     loss, labels = problem.loss, problem.data.y
     if problem.beta == 1.0 and isinstance(loss, Logistic | NoisyStep | Probit):
         log_z, slope, curvature = np.empty((3, n))
-        problem.moments().many(labels, mean, variance, 1.0, log_z, slope, curvature)
+        moments(loss, problem.beta).many(labels, mean, variance, 1.0, log_z, slope, curvature)
         return log_z
     with np.errstate(divide="ignore"):
         sd = np.sqrt(variance)

@@ -19,24 +19,6 @@ from epfast._core.lapack cimport (
 )
 from epfast._core.loss cimport CoreLoss, epf_pairs_work, kernels
 
-cdef enum Scheme:
-    LAPLACE
-    QUICK_LAPLACE
-    QUADRATURE
-    VARIATIONAL             # the closed form of the 2d + 1 rule
-    VARIATIONAL_RULE        # Newton-Cholesky on any rule
-
-cdef enum SiteRule:
-    NONNEGATIVE             # a negative site precision becomes 0, the slope b_j stays
-    KEEP                    # a site that makes the posterior improper keeps its old value
-    FLOOR                   # a site precision is at least FLOOR_SHARE times the cavity's
-
-cdef enum Outcome:
-    FITTED
-    NOT_FITTED              # numerical trouble: the factor keeps its old site
-    CALLBACK_FAILED         # stop: an exception is waiting
-    NOT_FINITE              # stop: X holds NaN or infinity, or the margins overflow
-
 SCHEMES = {
     "laplace": LAPLACE,
     "quick_laplace": QUICK_LAPLACE,
@@ -233,35 +215,6 @@ cdef class Factors:
 
     The arguments are checked by the callers (linear.py, backend.py).
     """
-
-    cdef CoreLoss loss
-    cdef Scheme scheme
-    cdef SiteRule site_rule
-    cdef ptrdiff_t d, max_rows
-    cdef double beta, gamma, power, damping, tolerance
-    cdef int max_iterations
-    cdef bint slope_curvature, flat_start
-    cdef double[:, ::1] points              # a general rule, standardised, (z, d)
-    cdef double[::1] weights, point_values, newton_work, alpha
-    cdef double[:, ::1] basis
-    cdef double[::1] scratch, packed, row_scratch, column_scratch, hessian
-    # per row: margins and the loss's value, slope, curvature; per column: mean, variance and fit
-    cdef double *m
-    cdef double *value
-    cdef double *slope
-    cdef double *curvature
-    cdef double *trial
-    cdef double *row_a
-    cdef double *mu
-    cdef double *v
-    cdef double *b
-    cdef double *tau
-    cdef double *step
-    cdef double *column_a
-    cdef double *column_b
-    cdef double *theta
-    cdef readonly double log_scale_total
-    cdef readonly ptrdiff_t n_refused, n_failed, bad_row
 
     def __init__(
         self, CoreLoss loss not None, str scheme, ptrdiff_t d, ptrdiff_t max_rows, *,

@@ -15,8 +15,20 @@ ctypedef struct Panel:          # a stretch of quadrature and its integrals
     double[3] error
 
 
+cdef class SiteScheme:          # another way to the triple, at a cavity of the margin y h
+    cdef CoreLoss loss
+    cdef Trouble at(
+        self, double m, double v, double power, double *lZ, double *dlZ, double *d2lZ
+    ) noexcept nogil
+    cdef Trouble batch(
+        self, ptrdiff_t n, const double *m, const double *v, double power, double *lZ, double *dlZ,
+        double *d2lZ
+    ) noexcept nogil
+
+
 cdef class Moments:
     cdef CoreLoss loss
+    cdef SiteScheme scheme          # None: by integration, here
     cdef double beta
     cdef bint probit, logistic, piecewise, by_slopes
     cdef double[::1] breaks         # where panels of quadrature end, as margins, increasing

@@ -8,7 +8,7 @@ logistic, while v is moderate, by the trapezoidal rule; the rest by adaptive Gau
 
 import numpy as np
 
-from libc.math cimport INFINITY, erf, exp, fabs, fmax, isfinite, log, log1p, sqrt
+from libc.math cimport INFINITY, NAN, erf, exp, fabs, fmax, isfinite, log, log1p, sqrt
 
 from epfast._core.loss cimport EPF_LOGISTIC_MAX_V, CoreLoss, kernels
 
@@ -73,11 +73,62 @@ cdef double log_piece(double lo, double hi, double at_lo, double at_hi) noexcept
     return whole + LOG_SQRT_2PI + log(0.5 * (erf(hi * SQRT_HALF) - erf(lo * SQRT_HALF)))
 
 
+cdef class SiteScheme:
+    """A scheme that replaces the integration in :class:`Moments`; see site_schemes.pyx."""
+
+    def begin_sweep(self, int sweep):
+        """Called before each sweep, with its number from 0."""
+
+    cdef Trouble at(
+        self, double m, double v, double power, double *lZ, double *dlZ, double *d2lZ
+    ) noexcept nogil:
+        """The triple of t(h)^power at the cavity N(m, v) of the margin."""
+        return NOT_INTEGRATED
+
+    cdef Trouble batch(
+        self, ptrdiff_t n, const double *m, const double *v, double power, double *lZ, double *dlZ,
+        double *d2lZ
+    ) noexcept nogil:
+        """n of them, in order; lZ is NaN where it is not integrated. LOSS_FAILED or NONE."""
+        cdef Trouble trouble
+        cdef ptrdiff_t i
+        for i in range(n):
+            trouble = self.at(m[i], v[i], power, &lZ[i], &dlZ[i], &d2lZ[i])
+            if trouble == LOSS_FAILED:
+                return trouble
+            if trouble != NONE:
+                lZ[i] = NAN
+        return NONE
+
+    def many(
+        self, const double[::1] m, const double[::1] v, double power, double[::1] lZ,
+        double[::1] dlZ, double[::1] d2lZ,
+    ):
+        """The triple at n margins; returns how many have none, NaN there."""
+        cdef ptrdiff_t i, n = m.shape[0], lost = 0
+        cdef Trouble trouble
+        if n == 0:
+            return 0
+        with nogil:
+            trouble = self.batch(n, &m[0], &v[0], power, &lZ[0], &dlZ[0], &d2lZ[0])
+            for i in range(n):
+                if not (isfinite(lZ[i]) and isfinite(dlZ[i]) and isfinite(d2lZ[i])):
+                    lZ[i] = dlZ[i] = d2lZ[i] = NAN
+                    lost += 1
+        if trouble == LOSS_FAILED:
+            self.loss.reraise()
+        return lost
+
+
 cdef class Moments:
     """The triple for one loss; scratch of its own, so one object per thread."""
 
-    def __init__(self, CoreLoss loss not None, double beta, str name, breaks, bint by_slopes):
+    def __init__(
+        self, CoreLoss loss not None, double beta, str name, breaks, bint by_slopes,
+        SiteScheme scheme=None,
+    ):
         self.loss = loss
+        self.scheme = scheme
         self.beta = beta
         self.probit, self.logistic = name == "probit", name == "logistic"
         # a handful of pieces; beyond, quadrature costs no more
@@ -86,12 +137,19 @@ cdef class Moments:
         self.breaks = np.sort(np.asarray(breaks, dtype=np.float64))
         self.panels = np.empty(MAX_PANELS * (sizeof(Panel) // sizeof(double)))
 
+    def begin_sweep(self, int sweep):
+        """To be called before each sweep with its number, from 0: sampling begins from it."""
+        if self.scheme is not None:
+            self.scheme.begin_sweep(sweep)
+
     cdef Trouble at(
         self, double y, double m, double v, double power, double *lZ, double *dlZ, double *d2lZ
     ) noexcept nogil:
         cdef Trouble trouble = NONE
         m *= y
-        if self.probit and self.beta * power == 1.0:
+        if self.scheme is not None:
+            trouble = self.scheme.at(m, v, power, lZ, dlZ, d2lZ)
+        elif self.probit and self.beta * power == 1.0:
             kernels.probit_moments(1, &m, &v, lZ, dlZ, d2lZ)
         elif self.logistic and self.beta * power == 1.0 and v <= EPF_LOGISTIC_MAX_V:
             kernels.logistic_moments(1, &m, &v, lZ, dlZ, d2lZ)
@@ -379,6 +437,10 @@ cdef class Moments:
         double[::1] lZ, double[::1] dlZ, double[::1] d2lZ,
     ):
         """The triple at n sites; returns how many could not be integrated (NaN there)."""
+        if self.scheme is not None:
+            lost_of_scheme = self.scheme.many(np.multiply(y, m), v, power, lZ, dlZ, d2lZ)
+            np.multiply(dlZ, y, out=np.asarray(dlZ))
+            return lost_of_scheme
         cdef ptrdiff_t i, n = m.shape[0], lost = 0
         cdef Trouble trouble = NONE
         with nogil:

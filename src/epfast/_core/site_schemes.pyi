@@ -1,0 +1,15 @@
+from typing import Any
+
+from epfast._core.loss import CoreLoss
+from epfast._core.tilted import SiteScheme
+
+SITE_SIGNATURE: str
+
+class FactorScheme(SiteScheme):
+    def __init__(self, loss: CoreLoss, beta: float, **arguments: Any) -> None: ...
+
+class Sampling(SiteScheme):
+    def __init__(self, loss: CoreLoss, beta: float, samples: int, seed: int) -> None: ...
+
+class UserSite(SiteScheme):
+    def __init__(self, loss: CoreLoss, function: Any, low_level: bool) -> None: ...

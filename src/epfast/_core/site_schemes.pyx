@@ -1,0 +1,244 @@
+"""Schemes for a scalar site that replace integration: each gives the triple of ``tilted.pyx``.
+
+The schemes of minibatches with one row and one coordinate, importance sampling, and a user's own
+tilted moments. All see the site at a cavity N(m, v) of its margin y h.
+"""
+
+import numpy as np
+
+from libc.math cimport INFINITY, NAN, exp, fmax, isfinite, log, sqrt
+from libc.stdint cimport uint32_t, uint64_t
+
+from cpython.pycapsule cimport PyCapsule_GetContext, PyCapsule_GetName, PyCapsule_GetPointer
+
+from epfast._core.loss cimport CoreLoss, kernels
+from epfast._core.minibatch cimport CALLBACK_FAILED, FITTED, Factors, Outcome
+from epfast._core.tilted cimport LOSS_FAILED, NONE, NOT_INTEGRATED, SiteScheme, Trouble
+
+
+cdef class FactorScheme(SiteScheme):
+    """A scheme of ``minibatch.pyx``; arguments are those of ``Factors`` beside loss, d and rows.
+
+    Its fit log g(h) = c + b (h - m) - tau (h - m)^2 / 2 is integrated over the cavity.
+    """
+
+    cdef Factors factors
+    cdef double beta
+
+    def __init__(self, CoreLoss loss not None, double beta, **arguments):
+        self.loss = loss
+        self.beta = beta
+        self.factors = Factors(loss, d=1, max_rows=1, **arguments)
+
+    cdef Trouble at(
+        self, double m, double v, double power, double *lZ, double *dlZ, double *d2lZ
+    ) noexcept nogil:
+        cdef double one = 1.0, c = 0.0, b, tau, ratio
+        cdef Outcome outcome
+        self.factors.beta = self.beta * power
+        self.factors.mu[0], self.factors.v[0] = m, v
+        outcome = self.factors.fit(1, &one, 1, NULL, &c)
+        if outcome == CALLBACK_FAILED:
+            return LOSS_FAILED
+        b, tau = self.factors.b[0], self.factors.tau[0]
+        ratio = 1.0 + tau * v                   # cavity over tilted variance
+        if outcome != FITTED or not (ratio > 0.0 and isfinite(b)):
+            return NOT_INTEGRATED
+        lZ[0] = c - 0.5 * log(ratio) + 0.5 * b * b * v / ratio
+        dlZ[0] = b / ratio
+        d2lZ[0] = -tau / ratio
+        return NONE
+
+
+# NumPy's generators as C sees them: numpy/random/bitgen.h, a layout that NumPy guarantees
+ctypedef struct bitgen_t:
+    void *state
+    uint64_t (*next_uint64)(void *state) noexcept nogil
+    uint32_t (*next_uint32)(void *state) noexcept nogil
+    double (*next_double)(void *state) noexcept nogil
+    uint64_t (*next_raw)(void *state) noexcept nogil
+
+
+cdef class Sampling(SiteScheme):
+    """Importance sampling from the cavity, in antithetic pairs m +- sd z; O(samples)."""
+
+    cdef double beta
+    cdef ptrdiff_t samples
+    cdef object seed, generator
+    cdef bitgen_t *bits
+    cdef double[::1] z, h, value
+
+    def __init__(self, CoreLoss loss not None, double beta, ptrdiff_t samples, seed):
+        self.loss = loss
+        self.beta = beta
+        self.samples, self.seed = samples, seed
+        self.z, self.h, self.value = np.empty(samples), np.empty(samples), np.empty(samples)
+        self.begin_sweep(0)
+
+    def begin_sweep(self, int sweep):
+        self.generator = np.random.PCG64([self.seed, sweep])
+        self.bits = <bitgen_t *> PyCapsule_GetPointer(self.generator.capsule, "BitGenerator")
+
+    cdef void draw(self) noexcept nogil:
+        """z <- standard normal numbers by the polar method, then their negatives."""
+        cdef bitgen_t *bits = self.bits
+        cdef ptrdiff_t half = (self.samples + 1) // 2, i = 0
+        cdef double a, b, r
+        while i < half:
+            while True:
+                a = 2.0 * bits.next_double(bits.state) - 1.0
+                b = 2.0 * bits.next_double(bits.state) - 1.0
+                r = a * a + b * b
+                if 0.0 < r < 1.0:
+                    break
+            r = sqrt(-2.0 * log(r) / r)
+            self.z[i] = a * r
+            if i + 1 < half:
+                self.z[i + 1] = b * r
+            i += 2
+        for i in range(half, self.samples):
+            self.z[i] = -self.z[i - half]
+
+    cdef Trouble at(
+        self, double m, double v, double power, double *lZ, double *dlZ, double *d2lZ
+    ) noexcept nogil:
+        cdef double sd = sqrt(v), tilt = self.beta * power, top = -INFINITY
+        cdef double total = 0.0, mean = 0.0, spread = 0.0, away
+        cdef ptrdiff_t i
+        self.draw()
+        for i in range(self.samples):
+            self.h[i] = m + sd * self.z[i]
+        if kernels.loss(
+            &self.loss.c, self.samples, &self.h[0], &self.value[0], NULL, NULL
+        ) != 0:
+            return LOSS_FAILED
+        for i in range(self.samples):
+            self.value[i] *= -tilt
+            top = fmax(top, self.value[i])
+        if not isfinite(top):
+            return NOT_INTEGRATED
+        for i in range(self.samples):
+            self.value[i] = exp(self.value[i] - top)
+            total += self.value[i]
+            mean += self.value[i] * self.z[i]
+        mean /= total
+        for i in range(self.samples):
+            away = self.z[i] - mean
+            spread += self.value[i] * away * away
+        spread /= total
+        if not spread > 0.0:                    # a single draw has all the weight
+            return NOT_INTEGRATED
+        lZ[0] = top + log(total / self.samples)
+        dlZ[0] = mean / sd
+        d2lZ[0] = (spread - 1.0) / v
+        return NONE
+
+
+# ---- a user's own tilted moments ----
+
+# as scipy.LowLevelCallable spells it (without const)
+SITE_SIGNATURE = "int (int, double *, double *, double *, void *)"
+
+ctypedef int (*moments_of_sites)(
+    int n, double *m, double *v, double *out, void *user
+) noexcept nogil
+
+cdef enum:
+    BATCH = 128
+
+
+cdef class UserSite(SiteScheme):
+    """Tilted moments by a vectorised Python function or a ``scipy.LowLevelCallable``.
+
+    A failure is left in the loss, as that of a loss function would be.
+    """
+
+    cdef object function                        # kept alive where it is in C, too
+    cdef moments_of_sites compiled
+    cdef void *user
+
+    def __init__(self, CoreLoss loss not None, function, bint low_level):
+        cdef const char *name
+        self.loss = loss
+        self.function = function
+        if low_level:
+            capsule = tuple.__getitem__(function, 0)
+            name = PyCapsule_GetName(capsule)
+            self.compiled = <moments_of_sites> PyCapsule_GetPointer(capsule, name)
+            self.user = PyCapsule_GetContext(capsule)
+
+    cdef Trouble at(
+        self, double m, double v, double power, double *lZ, double *dlZ, double *d2lZ
+    ) noexcept nogil:
+        return self.batch(1, &m, &v, power, lZ, dlZ, d2lZ)
+
+    cdef Trouble batch(
+        self, ptrdiff_t n, const double *m, const double *v, double power, double *lZ, double *dlZ,
+        double *d2lZ
+    ) noexcept nogil:
+        """What is not finite is no triple; Moments looks at that."""
+        cdef double[BATCH] means
+        cdef double[BATCH] variances
+        cdef double[3 * BATCH] out
+        cdef ptrdiff_t first = 0, i
+        cdef int count
+        if self.compiled == NULL:
+            return self.call(n, m, v, lZ, dlZ, d2lZ)
+        while first < n:
+            count = <int> min(n - first, <ptrdiff_t> BATCH)
+            for i in range(count):
+                means[i], variances[i] = m[first + i], v[first + i]
+            for i in range(3 * count):
+                out[i] = NAN                    # what the function leaves out is not a number
+            if self.compiled(count, means, variances, out, self.user) != 0:
+                return LOSS_FAILED
+            for i in range(count):
+                lZ[first + i] = out[3 * i]
+                dlZ[first + i] = out[3 * i + 1]
+                d2lZ[first + i] = out[3 * i + 2]
+            first += count
+        return NONE
+
+    cdef Trouble call(
+        self, ptrdiff_t n, const double *m, const double *v, double *lZ, double *dlZ, double *d2lZ
+    ) noexcept with gil:
+        try:
+            # fresh copies: the function may keep them, or write to them
+            triple = self.function(
+                np.array(<double[:n]> <double *> m), np.array(<double[:n]> <double *> v)
+            )
+            take(triple, n, lZ, dlZ, d2lZ)
+            return NONE
+        except BaseException as error:          # C cannot carry it: kept for reraise()
+            self.loss.error = error
+            return LOSS_FAILED
+
+
+cdef int take(triple, ptrdiff_t n, double *lZ, double *dlZ, double *d2lZ) except -1:
+    """The triple that a Python function returned, checked but for NaN."""
+    cdef double *out
+    cdef const double[:] source
+    cdef ptrdiff_t i
+    cdef int k
+    if not isinstance(triple, (tuple, list, np.ndarray)) or len(triple) != 3:
+        raise ValueError(
+            f"the site's moments function returned {type(triple).__name__}; allowed: a tuple of "
+            "three arrays, (lZ, dlZ, d2lZ)"
+        )
+    for k, name in enumerate(("lZ", "dlZ", "d2lZ")):
+        part = np.asarray(triple[k])
+        if part.dtype.kind not in "fiub":
+            raise TypeError(
+                f"the site's moments function returned {name} of dtype {part.dtype}; allowed: "
+                "real numbers"
+            )
+        if part.shape != (n,):
+            raise ValueError(
+                f"the site's moments function returned {name} of shape {part.shape} for {n} "
+                f"sites; allowed: ({n},)"
+            )
+        source = part.astype(np.float64)
+        out = lZ if k == 0 else dlZ if k == 1 else d2lZ
+        for i in range(n):
+            out[i] = source[i]
+    return 0
