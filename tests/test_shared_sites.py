@@ -40,7 +40,7 @@ def assert_close(a, b, tolerance):
 def fitted(loss, y, m, v, power):
     """The sites (tau, nu, scale) of tilted fits, from the moments (math: guide)."""
     lZ, dlZ, d2lZ = np.empty((3, len(m)))
-    moments(resolve(loss), 1.0).many(y, m, v, power, lZ, dlZ, d2lZ)
+    moments(resolve(loss), 1.0).many(y, m, v, np.full(len(m), power), lZ, dlZ, d2lZ)
     mean, variance = m + v * dlZ, v + v * v * d2lZ
     tau, nu = 1.0 / variance - 1.0 / v, mean / variance - m / v
     # log of the integral of cavity times exp(nu h - tau h^2 / 2)

@@ -20,7 +20,7 @@ from epfast import _checks
 from epfast._checks import Array
 from epfast._core.loss import LOSS_PARAMETERS, CoreLoss
 from epfast._core.site_schemes import SITE_SIGNATURE, UserSite
-from epfast._core.tilted import SiteScheme
+from epfast._core.tilted import Moments, SiteScheme
 
 __all__ = [
     "CustomLoss",
@@ -382,10 +382,12 @@ class CustomSite(Loss):
 
     def class_probability(self, mean: Array, variance: Array) -> Array:
         """Z(+) / (Z(+) + Z(-)) for h ~ N(mean, variance), Z(-) at the mirrored mean."""
-        scheme = self._site_scheme(self._core())
+        core = self._core()
+        triple = Moments(core, 1.0, self.name, (), False, self._site_scheme(core))
+        ones = np.ones_like(mean)
         up, down = ([np.empty_like(mean) for _ in range(3)] for _ in range(2))
-        scheme.many(mean, variance, 1.0, *up)
-        scheme.many(-mean, variance, 1.0, *down)
+        triple.many(ones, mean, variance, ones, *up)
+        triple.many(ones, -mean, variance, ones, *down)
         return np.asarray(special.expit(up[0] - down[0]))
 
 

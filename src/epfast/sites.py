@@ -96,7 +96,7 @@ def leave_one_out(post: FullPosterior, X: Any, y: Any) -> Array:
     loss, labels = problem.loss, problem.data.y
     if problem.beta == 1.0 and isinstance(loss, Logistic | NoisyStep | Probit):
         log_z, slope, curvature = np.empty((3, n))
-        moments(loss, problem.beta).many(labels, mean, variance, 1.0, log_z, slope, curvature)
+        moments(loss, problem.beta).many(labels, mean, variance, np.ones(n), log_z, slope, curvature)
         return log_z
     with np.errstate(divide="ignore"):
         sd = np.sqrt(variance)

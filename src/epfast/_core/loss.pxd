@@ -7,7 +7,7 @@ cdef extern from "simd/kern.h" nogil:
     ) noexcept nogil
 
     const int EPF_CALLBACK
-    const double EPF_LOGISTIC_MAX_V
+    const int EPF_PIECEWISE_KNOTS
 
     ctypedef struct epf_loss:
         int kind
@@ -48,6 +48,10 @@ cdef extern from "simd/kern.h" nogil:
         ) noexcept nogil
         void (*logistic_moments)(
             ptrdiff_t n, const double *m, const double *v, double *lZ, double *dlZ, double *d2lZ
+        ) noexcept nogil
+        void (*piecewise_moments)(
+            const double *parameters, ptrdiff_t n, const double *m, const double *v,
+            const double *power, double *lZ, double *dlZ, double *d2lZ
         ) noexcept nogil
 
     size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d)

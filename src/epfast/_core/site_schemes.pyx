@@ -170,11 +170,11 @@ cdef class UserSite(SiteScheme):
     cdef Trouble at(
         self, double m, double v, double power, double *lZ, double *dlZ, double *d2lZ
     ) noexcept nogil:
-        return self.batch(1, &m, &v, power, lZ, dlZ, d2lZ)
+        return self.batch(1, &m, &v, &power, lZ, dlZ, d2lZ)
 
     cdef Trouble batch(
-        self, ptrdiff_t n, const double *m, const double *v, double power, double *lZ, double *dlZ,
-        double *d2lZ
+        self, ptrdiff_t n, const double *m, const double *v, const double *power, double *lZ,
+        double *dlZ, double *d2lZ
     ) noexcept nogil:
         """What is not finite is no triple; Moments looks at that."""
         cdef double[BATCH] means

@@ -21,8 +21,8 @@ cdef class SiteScheme:          # another way to the triple, at a cavity of the 
         self, double m, double v, double power, double *lZ, double *dlZ, double *d2lZ
     ) noexcept nogil
     cdef Trouble batch(
-        self, ptrdiff_t n, const double *m, const double *v, double power, double *lZ, double *dlZ,
-        double *d2lZ
+        self, ptrdiff_t n, const double *m, const double *v, const double *power, double *lZ,
+        double *dlZ, double *d2lZ
     ) noexcept nogil
 
 
@@ -40,11 +40,15 @@ cdef class Moments:
         self, ptrdiff_t n, const double *y, const double *m, const double *v, const double *power,
         double *lZ, double *dlZ, double *d2lZ, unsigned char *lost
     ) noexcept nogil
+    cdef Trouble chunk(
+        self, ptrdiff_t n, const double *y, const double *m, const double *v, const double *power,
+        double *lZ, double *dlZ, double *d2lZ, unsigned char *lost
+    ) noexcept nogil
     cdef Trouble panel(
         self, Panel *p, double m, double sd, double beta, double *top, bint look
     ) noexcept nogil
-    cdef Trouble pieces(
-        self, double m, double v, double beta, double *lZ, double *dlZ, double *d2lZ
+    cdef Trouble reach(
+        self, double m, double sd, double beta, double *lo, double *hi
     ) noexcept nogil
     cdef Trouble narrow(
         self, double m, double sd, double beta, double *lo, double *hi

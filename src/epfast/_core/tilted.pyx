@@ -2,18 +2,18 @@
 
     lZ = log int t(h)^a N(h; m, v) dh,   dlZ = dlZ/dm,   d2lZ = d^2 lZ/dm^2
 
-Piecewise linear losses in closed form with any power; for beta a = 1 probit in closed form and
-logistic, while v is moderate, by the trapezoidal rule; the rest by adaptive Gauss-Kronrod.
+By the vector kernels (simd/tilted.h), many sites at a time: piecewise linear losses at any power,
+probit and logistic where beta a = 1. The rest by adaptive Gauss-Kronrod, one by one.
 """
 
 import numpy as np
 
-from libc.math cimport INFINITY, NAN, erf, exp, fabs, fmax, isfinite, log, log1p, sqrt
+from libc.math cimport INFINITY, NAN, exp, fabs, fmax, isfinite, log, sqrt
 
-from epfast._core.loss cimport EPF_LOGISTIC_MAX_V, CoreLoss, kernels
+from epfast._core.loss cimport EPF_PIECEWISE_KNOTS, CoreLoss, kernels
 
 cdef enum:
-    MAX_KNOTS = 16
+    CHUNK = 256             # sites that go to the kernels at once
     NODES = 15
     GRID = 48
     MAX_PANELS = 400
@@ -36,41 +36,12 @@ cdef double[8] GAUSS_WEIGHTS = [
     0.0, 0.381830050505118944950369775488975, 0.0, 0.417959183673469387755102040816327,
 ]
 
-cdef double SQRT_HALF = 0.707106781186547524400844362104849
-cdef double SQRT_HALF_PI = 1.253314137315500251207882642405522
 cdef double LOG_SQRT_2PI = 0.918938533204672741780329736405618
 # e^-NEGLIGIBLE of the mass does not matter
 cdef double NEGLIGIBLE = 42.0
 cdef double RELATIVE_ERROR = 1e-13
-
-cdef double mills(double x) noexcept nogil:
-    """(1 - Phi(x)) / phi(x) for x >= 0."""
-    cdef double t = x * SQRT_HALF, e
-    kernels.erfcx(1, &t, &e)
-    return SQRT_HALF_PI * e
-
-
-cdef double log_piece(double lo, double hi, double at_lo, double at_hi) noexcept nogil:
-    """log of the integral of exp(line) N(h; m, v) over a piece.
-
-    lo, hi: its ends in standard deviations from the center of exp(line) N (infinite at most one
-    way); at_lo, at_hi: log of exp(line) phi there, phi the standard normal density of (h - m) / sd.
-    A tail is its value at the near end times a Mills ratio; a piece that holds the center is a
-    share of the whole line's integral, that is the value at an end over its normal density.
-    """
-    cdef double inner, whole
-    if lo >= 0.0:
-        inner = mills(lo)
-        if hi < INFINITY:
-            inner -= exp(at_hi - at_lo) * mills(hi)
-        return at_lo + log(inner)
-    if hi <= 0.0:
-        inner = mills(-hi)
-        if lo > -INFINITY:
-            inner -= exp(at_lo - at_hi) * mills(-lo)
-        return at_hi + log(inner)
-    whole = at_hi + 0.5 * hi * hi if hi < -lo else at_lo + 0.5 * lo * lo
-    return whole + LOG_SQRT_2PI + log(0.5 * (erf(hi * SQRT_HALF) - erf(lo * SQRT_HALF)))
+# in standard deviations of the cavity: where t is looked for if it is 0 at the mean; too far
+cdef double FIRST_REACH = 40.0, LAST_REACH = 1e8
 
 
 cdef class SiteScheme:
@@ -86,38 +57,19 @@ cdef class SiteScheme:
         return NOT_INTEGRATED
 
     cdef Trouble batch(
-        self, ptrdiff_t n, const double *m, const double *v, double power, double *lZ, double *dlZ,
-        double *d2lZ
+        self, ptrdiff_t n, const double *m, const double *v, const double *power, double *lZ,
+        double *dlZ, double *d2lZ
     ) noexcept nogil:
         """n of them, in order; lZ is NaN where it is not integrated. LOSS_FAILED or NONE."""
         cdef Trouble trouble
         cdef ptrdiff_t i
         for i in range(n):
-            trouble = self.at(m[i], v[i], power, &lZ[i], &dlZ[i], &d2lZ[i])
+            trouble = self.at(m[i], v[i], power[i], &lZ[i], &dlZ[i], &d2lZ[i])
             if trouble == LOSS_FAILED:
                 return trouble
             if trouble != NONE:
                 lZ[i] = NAN
         return NONE
-
-    def many(
-        self, const double[::1] m, const double[::1] v, double power, double[::1] lZ,
-        double[::1] dlZ, double[::1] d2lZ,
-    ):
-        """The triple at n margins; returns how many have none, NaN there."""
-        cdef ptrdiff_t i, n = m.shape[0], lost = 0
-        cdef Trouble trouble
-        if n == 0:
-            return 0
-        with nogil:
-            trouble = self.batch(n, &m[0], &v[0], power, &lZ[0], &dlZ[0], &d2lZ[0])
-            for i in range(n):
-                if not (isfinite(lZ[i]) and isfinite(dlZ[i]) and isfinite(d2lZ[i])):
-                    lZ[i] = dlZ[i] = d2lZ[i] = NAN
-                    lost += 1
-        if trouble == LOSS_FAILED:
-            self.loss.reraise()
-        return lost
 
 
 cdef class Moments:
@@ -132,7 +84,9 @@ cdef class Moments:
         self.beta = beta
         self.probit, self.logistic = name == "probit", name == "logistic"
         # a handful of pieces; beyond, quadrature costs no more
-        self.piecewise = name == "piecewise_linear" and loss.c.parameters[0] < MAX_KNOTS
+        self.piecewise = (
+            name == "piecewise_linear" and loss.c.parameters[0] <= EPF_PIECEWISE_KNOTS
+        )
         self.by_slopes = by_slopes
         self.breaks = np.sort(np.asarray(breaks, dtype=np.float64))
         self.panels = np.empty(MAX_PANELS * (sizeof(Panel) // sizeof(double)))
@@ -145,115 +99,94 @@ cdef class Moments:
     cdef Trouble at(
         self, double y, double m, double v, double power, double *lZ, double *dlZ, double *d2lZ
     ) noexcept nogil:
-        cdef Trouble trouble = NONE
-        m *= y
-        if self.scheme is not None:
-            trouble = self.scheme.at(m, v, power, lZ, dlZ, d2lZ)
-        elif self.probit and self.beta * power == 1.0:
-            kernels.probit_moments(1, &m, &v, lZ, dlZ, d2lZ)
-        elif self.logistic and self.beta * power == 1.0 and v <= EPF_LOGISTIC_MAX_V:
-            kernels.logistic_moments(1, &m, &v, lZ, dlZ, d2lZ)
-        elif self.piecewise:
-            trouble = self.pieces(m, v, self.beta * power, lZ, dlZ, d2lZ)
-        else:
-            trouble = self.integrate(m, v, self.beta * power, lZ, dlZ, d2lZ)
-        dlZ[0] *= y
-        if trouble == NONE and not (isfinite(lZ[0]) and isfinite(dlZ[0]) and isfinite(d2lZ[0])):
-            return NOT_INTEGRATED
-        return trouble
+        cdef unsigned char lost = 0
+        cdef Trouble trouble = self.batch(1, &y, &m, &v, &power, lZ, dlZ, d2lZ, &lost)
+        return NOT_INTEGRATED if trouble == NONE and lost else trouble
 
     cdef Trouble batch(
         self, ptrdiff_t n, const double *y, const double *m, const double *v, const double *power,
         double *lZ, double *dlZ, double *d2lZ, unsigned char *lost
     ) noexcept nogil:
-        """The triple at n sites; lost marks those that could not be integrated."""
-        cdef ptrdiff_t i
+        """n sites, each with a power of its own; lost: not integrated, NaN. NONE or LOSS_FAILED."""
+        cdef ptrdiff_t first = 0, count
         cdef Trouble trouble
-        for i in range(n):
-            trouble = self.at(y[i], m[i], v[i], power[i], &lZ[i], &dlZ[i], &d2lZ[i])
-            if trouble == LOSS_FAILED:
+        while first < n:
+            count = min(n - first, <ptrdiff_t> CHUNK)
+            trouble = self.chunk(
+                count, y + first, m + first, v + first, power + first, lZ + first, dlZ + first,
+                d2lZ + first, lost + first
+            )
+            if trouble != NONE:
                 return trouble
-            lost[i] = trouble == NOT_INTEGRATED
+            first += count
         return NONE
 
-    cdef Trouble pieces(
-        self, double m, double v, double beta, double *lZ, double *dlZ, double *d2lZ
+    cdef Trouble chunk(
+        self, ptrdiff_t n, const double *y, const double *m, const double *v, const double *power,
+        double *lZ, double *dlZ, double *d2lZ, unsigned char *lost
     ) noexcept nogil:
-        """A sum of truncated Gaussians. With p_i the tilted mass of piece i, of slope s_i, and q+-
-        the tilted density at a knot c from either side (they differ where the loss jumps),
-
-            dlZ  = g + D,   g = -beta sum p_i s_i,   D = sum_c (q+ - q-)
-            d2lZ = beta^2 Var_p(s) - beta sum_c (s+ q+ - s- q-) + sum_c (q+ - q-) (c - m) / v
-                   - D (2 g + D)
-        """
-        cdef const double *p = self.loss.c.parameters
-        cdef int K = <int> p[0], i, zero = -1, near = 0, center = -1
-        cdef double sd = sqrt(v), shift, lo, hi, at_lo, at_hi, slope, at_center = 0.0, base
-        cdef double top = -INFINITY, total = 0.0, mean = 0.0, spread = 0.0, rest = 0.0
-        cdef double jump = 0.0, edges = 0.0, left, right
-        cdef double[MAX_KNOTS + 1] mass         # log of the mass of each piece, over phi(x[near])
-        cdef double[MAX_KNOTS + 1] s
-        cdef double[MAX_KNOTS] x
-        cdef double[MAX_KNOTS] phi              # log of phi(x) / phi(x[near])
-        for i in range(K):
-            x[i] = (p[2 + 4 * i] - m) / sd
-            if fabs(x[i]) < fabs(x[near]):
-                near = i
-        for i in range(K):
-            phi[i] = -0.5 * ((p[2 + 4 * i] - p[2 + 4 * near]) / sd) * (x[i] + x[near])
-        base = -0.5 * x[near] * x[near] - LOG_SQRT_2PI
-        for i in range(K + 1):
-            s[i] = slope = p[1] if i == 0 else p[1 + 4 * i]
-            shift = beta * slope * sd
-            lo = -INFINITY if i == 0 else x[i - 1] + shift
-            hi = INFINITY if i == K else x[i] + shift
-            at_lo = 0.0 if i == 0 else phi[i - 1] - beta * p[4 * i]
-            at_hi = 0.0 if i == K else phi[i] - beta * p[3 + 4 * i]
-            mass[i] = log_piece(lo, hi, at_lo, at_hi)
-            if mass[i] > top:
-                top = mass[i]
-                center = -1
-                if lo < 0.0 < hi:
-                    # the same without the large numbers of a far knot, for lZ alone
-                    center = i
-                    at_center = log(0.5 * (erf(hi * SQRT_HALF) - erf(lo * SQRT_HALF)))
-                    at_center += 0.5 * shift * shift
-                    if i == 0:
-                        at_center += shift * x[0] - beta * p[3]
-                    else:
-                        at_center += shift * x[i - 1] - beta * p[4 * i]
-            if slope == 0.0 and (p[3] if i == 0 else p[4 * i]) == 0.0:
-                zero = i
-        if not isfinite(top):
-            return NOT_INTEGRATED
-        for i in range(K + 1):
-            total += exp(mass[i] - top)
-        lZ[0] = (base + top if center < 0 else at_center) + log(total)
-        if zero >= 0 and mass[zero] == top and lZ[0] > -0.5:
-            # t = 1 where most of the mass is: Z - 1 from the other pieces, so that lZ keeps its
-            # digits near 0
-            for i in range(K + 1):
-                if i != zero:
-                    lo = -INFINITY if i == 0 else x[i - 1]
-                    hi = INFINITY if i == K else x[i]
-                    at_lo = 0.0 if i == 0 else phi[i - 1]
-                    at_hi = 0.0 if i == K else phi[i]
-                    rest += exp(base + mass[i]) - exp(base + log_piece(lo, hi, at_lo, at_hi))
-            lZ[0] = log1p(rest)
-        for i in range(K + 1):
-            mass[i] = exp(mass[i] - top) / total
-            mean -= beta * s[i] * mass[i]
-        for i in range(K + 1):
-            spread += mass[i] * (beta * s[i] + mean) * (beta * s[i] + mean)
-        for i in range(K):
-            left = exp(phi[i] - beta * p[3 + 4 * i] - top) / (total * sd)
-            right = exp(phi[i] - beta * p[4 + 4 * i] - top) / (total * sd)
-            edges += beta * (s[i] * left - s[i + 1] * right)
-            if p[3 + 4 * i] != p[4 + 4 * i]:
-                jump += right - left
-                edges += (right - left) * (p[2 + 4 * i] - m) / v
-        dlZ[0] = mean + jump
-        d2lZ[0] = spread + edges - jump * (2.0 * mean + jump)
+        cdef double[CHUNK] margin
+        cdef double[CHUNK] variance
+        cdef double[CHUNK] exponent
+        cdef double[3 * CHUNK] out
+        cdef ptrdiff_t[CHUNK] site
+        cdef ptrdiff_t i, k, plain = 0
+        cdef Trouble trouble
+        for i in range(n):
+            margin[i] = y[i] * m[i]
+            exponent[i] = self.beta * power[i]
+        if self.scheme is not None:
+            trouble = self.scheme.batch(n, margin, v, power, lZ, dlZ, d2lZ)
+            if trouble != NONE:
+                return trouble
+        elif self.piecewise:
+            kernels.piecewise_moments(
+                self.loss.c.parameters, n, margin, v, exponent, lZ, dlZ, d2lZ
+            )
+        else:
+            # those of exponent 1 to the front
+            if self.probit or self.logistic:
+                for i in range(n):
+                    plain += exponent[i] == 1.0
+            if plain == n:
+                # as they stand
+                if self.probit:
+                    kernels.probit_moments(n, margin, v, lZ, dlZ, d2lZ)
+                else:
+                    kernels.logistic_moments(n, margin, v, lZ, dlZ, d2lZ)
+            elif plain:
+                plain = 0
+                for i in range(n):
+                    if exponent[i] == 1.0:
+                        margin[plain], variance[plain], site[plain] = margin[i], v[i], i
+                        plain += 1
+                if self.probit:
+                    kernels.probit_moments(
+                        plain, margin, variance, out, out + CHUNK, out + 2 * CHUNK
+                    )
+                else:
+                    kernels.logistic_moments(
+                        plain, margin, variance, out, out + CHUNK, out + 2 * CHUNK
+                    )
+                for k in range(plain):
+                    i = site[k]
+                    lZ[i], dlZ[i], d2lZ[i] = out[k], out[CHUNK + k], out[2 * CHUNK + k]
+            if plain < n:
+                for i in range(n):
+                    if plain and exponent[i] == 1.0:
+                        continue
+                    trouble = self.integrate(
+                        y[i] * m[i], v[i], exponent[i], &lZ[i], &dlZ[i], &d2lZ[i]
+                    )
+                    if trouble == LOSS_FAILED:
+                        return trouble
+                    if trouble != NONE:
+                        lZ[i] = NAN
+        for i in range(n):
+            dlZ[i] *= y[i]
+            lost[i] = not (isfinite(lZ[i]) and isfinite(dlZ[i]) and isfinite(d2lZ[i]))
+            if lost[i]:
+                lZ[i] = dlZ[i] = d2lZ[i] = NAN
         return NONE
 
     cdef Trouble panel(
@@ -307,6 +240,45 @@ cdef class Moments:
             p.error[i] = fabs(p.integral[i] - gauss[i])
         return NONE
 
+    cdef Trouble reach(
+        self, double m, double sd, double beta, double *lo, double *hi
+    ) noexcept nogil:
+        """An interval, in cavity standard deviations, outside which the tilted density is nothing.
+
+        t <= 1 can lift a far h over the cavity mean by no more than the loss there; where t is 0
+        there, FIRST_REACH is looked at. On a grid; doubled on a side whose edge holds more than
+        e^-42 of the largest value (t may grow), or where t is 0 everywhere so far.
+        """
+        cdef double[GRID] h
+        cdef double[GRID] g
+        cdef double left, right, top, z
+        cdef int i
+        if kernels.loss(&self.loss.c, 1, &m, &z, NULL, NULL) != 0:
+            return LOSS_FAILED
+        right = sqrt(2.0 * (fmax(beta * z, 0.0) + NEGLIGIBLE))
+        if not isfinite(right):
+            right = FIRST_REACH
+        left = -right
+        while True:
+            for i in range(GRID):
+                h[i] = m + sd * (left + i * (right - left) / (GRID - 1))
+            if kernels.loss(&self.loss.c, GRID, h, g, NULL, NULL) != 0:
+                return LOSS_FAILED
+            top = -INFINITY
+            for i in range(GRID):
+                z = left + i * (right - left) / (GRID - 1)
+                g[i] = -beta * g[i] - 0.5 * z * z
+                top = fmax(top, g[i])
+            if top == INFINITY or right - left > LAST_REACH:
+                return NOT_INTEGRATED
+            if g[0] < top - NEGLIGIBLE + 1e-6 and g[GRID - 1] < top - NEGLIGIBLE + 1e-6:
+                lo[0], hi[0] = left, right
+                return NONE
+            if not g[0] < top - NEGLIGIBLE + 1e-6:
+                left *= 2.0
+            if not g[GRID - 1] < top - NEGLIGIBLE + 1e-6:
+                right *= 2.0
+
     cdef Trouble narrow(
         self, double m, double sd, double beta, double *lo, double *hi
     ) noexcept nogil:
@@ -346,19 +318,15 @@ cdef class Moments:
     ) noexcept nogil:
         """Adaptive: panels between the kinks and closing in on them, halved where the error is."""
         cdef Panel *panels = <Panel *> &self.panels[0]
-        cdef double sd = sqrt(v), at_mean, reach, last, edge, top = -1e300, worst
+        cdef double sd = sqrt(v), reach, last, edge, top = -1e300, worst
         cdef double[3] sums
         cdef double[3] size
         cdef double[3] error
         cdef int count = 0, i, j, k
         cdef Trouble trouble
-        if kernels.loss(&self.loss.c, 1, &m, &at_mean, NULL, NULL) != 0:
-            return LOSS_FAILED
-        # t <= 1 can lift a far h over the cavity mean by no more than the loss there
-        reach = sqrt(2.0 * (fmax(beta * at_mean, 0.0) + NEGLIGIBLE))
-        if not isfinite(reach):
-            return NOT_INTEGRATED
-        panels[0].lo, panels[0].hi = -reach, reach
+        trouble = self.reach(m, sd, beta, &panels[0].lo, &panels[0].hi)
+        if trouble != NONE:
+            return trouble
         trouble = self.narrow(m, sd, beta, &panels[0].lo, &panels[0].hi)
         if trouble != NONE:
             return trouble
@@ -433,23 +401,19 @@ cdef class Moments:
         return NONE
 
     def many(
-        self, const double[::1] y, const double[::1] m, const double[::1] v, double power,
-        double[::1] lZ, double[::1] dlZ, double[::1] d2lZ,
+        self, const double[::1] y, const double[::1] m, const double[::1] v,
+        const double[::1] power, double[::1] lZ, double[::1] dlZ, double[::1] d2lZ,
     ):
         """The triple at n sites; returns how many could not be integrated (NaN there)."""
-        if self.scheme is not None:
-            lost_of_scheme = self.scheme.many(np.multiply(y, m), v, power, lZ, dlZ, d2lZ)
-            np.multiply(dlZ, y, out=np.asarray(dlZ))
-            return lost_of_scheme
-        cdef ptrdiff_t i, n = m.shape[0], lost = 0
+        cdef ptrdiff_t n = m.shape[0]
+        cdef unsigned char[::1] lost = np.zeros(n, dtype=np.uint8)
         cdef Trouble trouble = NONE
+        if n == 0:
+            return 0
         with nogil:
-            for i in range(n):
-                trouble = self.at(y[i], m[i], v[i], power, &lZ[i], &dlZ[i], &d2lZ[i])
-                if trouble == LOSS_FAILED:
-                    break
-                if trouble == NOT_INTEGRATED:
-                    lost += 1
+            trouble = self.batch(
+                n, &y[0], &m[0], &v[0], &power[0], &lZ[0], &dlZ[0], &d2lZ[0], &lost[0]
+            )
         if trouble == LOSS_FAILED:
             self.loss.reraise()
-        return lost
+        return int(np.count_nonzero(lost))

@@ -575,68 +575,86 @@ static int pairs(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const double *x
     return 0;
 }
 
-/* ---- tilted moments of a scalar site ---- */
+/* ---- tilted moments of scalar sites, a vector of sites at a time ---- */
 
-EPF_INLINE void v_probit_moments(vd m, vd v, vd *lZ, vd *dlZ, vd *d2lZ)
+#include "tilted.h"
+
+/* Some sites; lanes past the last repeat it. */
+EPF_INLINE vd load_sites(const double *p, ptrdiff_t count)
 {
-    vd scale = 1.0 / v_sqrt(1.0 + v), loss, slope, curvature;
-    epf_probit(m * scale, NULL, &loss, &slope, &curvature);
-    *lZ = -loss;
-    *dlZ = -slope * scale;
-    *d2lZ = -curvature * scale * scale;
+    double buf[VW];
+    for (ptrdiff_t i = 0; i < VW; i++) buf[i] = p[i < count ? i : count - 1];
+    return v_load(buf);
 }
+
+EPF_INLINE void store_sites(ptrdiff_t count, vd a, vd b, vd c, double *lZ, double *dlZ, double *d2lZ)
+{
+    if (count >= VW) {
+        v_store(lZ, a);
+        v_store(dlZ, b);
+        v_store(d2lZ, c);
+    } else {
+        v_store_part(lZ, a, count);
+        v_store_part(dlZ, b, count);
+        v_store_part(d2lZ, c, count);
+    }
+}
+
+#define LOAD_SITES(p) (n - i >= VW ? v_load((p) + i) : load_sites((p) + i, n - i))
 
 static void probit_moments(ptrdiff_t n, const double *m, const double *v, double *lZ, double *dlZ,
                            double *d2lZ)
 {
     for (ptrdiff_t i = 0; i < n; i += VW) {
-        ptrdiff_t count = n - i < VW ? n - i : VW;
         vd a, b, c;
-        v_probit_moments(v_load_part(m + i, count), v_load_part(v + i, count), &a, &b, &c);
-        v_store_part(lZ + i, a, count);
-        v_store_part(dlZ + i, b, count);
-        v_store_part(d2lZ + i, c, count);
+        v_probit_moments(LOAD_SITES(m), LOAD_SITES(v), &a, &b, &c);
+        store_sites(n - i, a, b, c, lZ + i, dlZ + i, d2lZ + i);
     }
 }
 
-/* Logistic. The trapezoidal rule converges geometrically for an analytic integrand on the line; of
- * sigma(h) N(h; m, v), poles at h = +-i pi, its error with step D in z = (h - m) / sd is about
- *     exp(a^2/2 - 2 pi a / D),   a = min(pi / sd, 2 pi / D),
- * so D below makes it exp(-33). With the mean reflected to m <= 0 the weights sigma(h) phi(z) / e^m
- * never overflow, their mass lies in -8 < z < 8 + sd (that of sigma^2 phi sd higher), and with q the
- * tilted density
- *     Z = int sigma phi,   e1 = E_q sigma,   e2 = E_q sigma^2
- * give derivatives without cancellation: dlZ = 1 - e1, d2lZ = 2 e2 - e1 - e1^2, and for the
- * reflected side, Z+ = 1 - Z: dlZ = Z (1 - e1) / Z+, d2lZ = -Z (1 - 3 e1 + 2 e2) / Z+ - dlZ^2. */
-static void logistic_moments(ptrdiff_t n, const double *mean, const double *v, double *lZ,
-                             double *dlZ, double *d2lZ)
+/* The sites of large v, rare as a rule, are put aside until they fill a vector. */
+static void logistic_moments(ptrdiff_t n, const double *m, const double *v, double *lZ, double *dlZ,
+                             double *d2lZ)
 {
-    static const double lane[8] = {0, 1, 2, 3, 4, 5, 6, 7};
-    for (ptrdiff_t i = 0; i < n; i++) {
-        double sd = sqrt(v[i]), m = -fabs(mean[i]), strip = M_PI / sd;
-        double step = 2.0 * M_PI * strip / (33.0 + 0.5 * strip * strip);
-        if (step > 0.77 || 2.0 * sd < 0.77) step = 0.77;
-        vd S0 = v_set(0.0), S1 = S0, S2 = S0;
-        for (double first = -8.0; first < 8.0 + 2.0 * sd; first += VW * step) {
-            vd z = first + step * v_load(lane), shift = sd * z;
-            vd odds = v_exp(m + shift), p = 1.0 / (1.0 + odds);
-            vd w = v_exp(shift - 0.5 * z * z) * p, s = odds * p;
-            S0 += w;
-            S1 += w * s;
-            S2 += w * s * s;
+    ptrdiff_t aside[2 * VW], waiting = 0;
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        ptrdiff_t count = n - i < VW ? n - i : VW;
+        vd a, b, c, variance = LOAD_SITES(v);
+        vi wide = V_MASK(variance > LOGISTIC_NARROW);
+        if (v_any(~wide)) {
+            v_logistic_narrow(LOAD_SITES(m), v_min(variance, v_set(LOGISTIC_NARROW)), &a, &b, &c);
+            store_sites(count, a, b, c, lZ + i, dlZ + i, d2lZ + i);
         }
-        double mass = v_sum(S0), e1 = v_sum(S1) / mass, e2 = v_sum(S2) / mass;
-        double log_Z = m + log(mass * step) - 0.91893853320467274178;
-        if (mean[i] <= 0.0) {
-            lZ[i] = log_Z;
-            dlZ[i] = 1.0 - e1;
-            d2lZ[i] = 2.0 * e2 - e1 - e1 * e1;
-        } else {
-            double Z = exp(log_Z), slope = Z * (1.0 - e1) / (1.0 - Z);
-            lZ[i] = log1p(-Z);
-            dlZ[i] = slope;
-            d2lZ[i] = -Z * (1.0 - 3.0 * e1 + 2.0 * e2) / (1.0 - Z) - slope * slope;
+        if (v_any(wide))
+            for (ptrdiff_t j = i; j < i + count; j++)
+                if (v[j] > LOGISTIC_NARROW) aside[waiting++] = j;
+        while (waiting >= VW || (waiting > 0 && i + VW >= n)) {
+            ptrdiff_t some = waiting < VW ? waiting : VW;
+            double wide_m[VW], wide_v[VW], x[VW], y[VW], z[VW];
+            for (ptrdiff_t j = 0; j < VW; j++) {
+                ptrdiff_t site = aside[waiting - 1 - (j < some ? j : 0)];
+                wide_m[j] = m[site];
+                wide_v[j] = v[site];
+            }
+            v_logistic_wide(v_load(wide_m), v_load(wide_v), &a, &b, &c);
+            store_sites(VW, a, b, c, x, y, z);
+            for (ptrdiff_t j = 0; j < some; j++) {
+                ptrdiff_t site = aside[--waiting];
+                lZ[site] = x[j];
+                dlZ[site] = y[j];
+                d2lZ[site] = z[j];
+            }
         }
+    }
+}
+
+static void piecewise_moments(const double *p, ptrdiff_t n, const double *m, const double *v,
+                              const double *power, double *lZ, double *dlZ, double *d2lZ)
+{
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        vd a, b, c;
+        v_piecewise_moments(p, LOAD_SITES(m), LOAD_SITES(v), LOAD_SITES(power), &a, &b, &c);
+        store_sites(n - i, a, b, c, lZ + i, dlZ + i, d2lZ + i);
     }
 }
 
@@ -646,7 +664,7 @@ const epf_kernels NAMED(epf_kernels) = {
     &STRING(EPF_ISA)[1], VW,                    /* without the underscore */
     array_exp, array_expm1, array_log, array_log1p, array_erfcx, array_log_ndtr,
     loss_at_margins, margins, weighted_sums, pairs, probit_moments,
-    logistic_moments};
+    logistic_moments, piecewise_moments};
 
 #ifdef EPF_COMMON       /* what does not depend on the instruction set: compiled once */
 size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d)

@@ -11,7 +11,7 @@ typedef int (*epf_callback)(ptrdiff_t n, const double *m, double *value, double 
                             double *curvature, void *user);
 
 #define EPF_CALLBACK (-1)
-#define EPF_LOGISTIC_MAX_V 9.0
+#define EPF_PIECEWISE_KNOTS 16
 
 typedef struct {
     int kind;                   /* row of EPF_LOSSES, or EPF_CALLBACK */
@@ -49,12 +49,17 @@ typedef struct {
                  const double *y, const double *m, const double *step, double *D, double *S,
                  double *work);
 
-    /* lZ = log int Phi(h) N(h; m, v) dh and its first two derivatives in m, closed form */
+    /* lZ = log int t(h) N(h; m, v) dh and its first two derivatives in m, at n sites, for t = Phi,
+     * for t the logistic function, and for t = exp(-power_i l), l piecewise linear with the
+     * parameters of losses.h and no more than EPF_PIECEWISE_KNOTS knots. The outputs overlap no
+     * input. */
     void (*probit_moments)(ptrdiff_t n, const double *m, const double *v, double *lZ, double *dlZ,
                            double *d2lZ);
-    /* the same for the logistic function, by the trapezoidal rule, for v <= EPF_LOGISTIC_MAX_V */
     void (*logistic_moments)(ptrdiff_t n, const double *m, const double *v, double *lZ, double *dlZ,
                              double *d2lZ);
+    void (*piecewise_moments)(const double *parameters, ptrdiff_t n, const double *m,
+                              const double *v, const double *power, double *lZ, double *dlZ,
+                              double *d2lZ);
 } epf_kernels;
 
 size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d);

@@ -1,0 +1,410 @@
+/* Tilted moments of a scalar site, GPML's triple, one site per lane:
+ *     lZ = log int t(h) N(h; m, v) dh,   dlZ = dlZ/dm,   d2lZ = d^2 lZ/dm^2
+ * Part of kern.c. z = (h - m) / sd throughout; phi is the standard normal density. */
+
+#define V_PI 3.14159265358979323846
+#define V_SQRT_2PI 2.50662827463100050242
+#define V_LOG_SQRT_2PI 0.918938533204672741780
+
+/* ---- integrals of a tail ----
+ *
+ *     I_n(y) = int_0^inf t^n exp(-y t - t^2/2) dt,   R, Q, P = I_0, I_1, I_2;   R is Mills' ratio
+ *
+ * By parts Q = 1 - y R and P = R - y Q; the other way round R and Q follow from P without
+ * cancellation for y >= 0: R = (P + y) / (1 + y^2), Q = (1 - y P) / (1 + y^2). (1 + y^2) (y + 4) P
+ * is a polynomial in (y - 4) / (y + 4), interpolated at Chebyshev nodes, error 2e-16. */
+EPF_INLINE void v_tail(vd y, vd *R, vd *Q, vd *P)
+{
+    static const double c[28] = {
+        3.1403092961522705, -0.7251114677109196, -1.3624937574658844, 1.1103770021376842,
+        0.5954547903805699, -1.6255297269301423, 1.2435547002148633, -0.35111869293758163,
+        -0.11496018676182074, 0.10301986779981613, 0.004457224583130784, -0.022271921544891615,
+        0.0002569824817897981, 0.004928566033061689, 0.0001639322950824344,
+        -0.001127885494510199, -0.0001800080249443975, 0.0002443668272236772,
+        9.08416475850768e-05, -4.2117808379115976e-05, -3.298460898225573e-05,
+        2.914801166104358e-06, 8.931036975374627e-06, 1.2549595323973715e-06,
+        -1.6395274191170286e-06, -5.003079402161074e-07, 1.5222778439041116e-07,
+        6.554488018569283e-08};
+    y = v_min(y, v_set(1e90));
+    vd a = y + 4.0, b = 1.0 + y * y, inverse = 1.0 / (a * b), by_b = inverse * a;
+    vd u = 1.0 - 8.0 * (inverse * b), p = v_set(c[27]);
+    for (int i = 26; i >= 0; i--) p = p * u + c[i];
+    *P = p * inverse;
+    *R = (*P + y) * by_b;
+    *Q = (1.0 - y * *P) * by_b;
+}
+
+/* The same for any y, all times exp(-min(y, 0)^2/2), which is *scale. */
+EPF_INLINE void v_tail_scaled(vd y, vd *scale, vd *R, vd *Q, vd *P)
+{
+    vi below = V_MASK(y < 0.0);
+    v_tail(v_abs(y), R, Q, P);
+    *scale = v_set(1.0);
+    if (!v_any(below)) return;
+    vd e = v_gauss(y);
+    *scale = v_select(below, e, *scale);
+    *R = v_select(below, V_SQRT_2PI - e * *R, *R);
+    *Q = v_select(below, e - y * *R, *Q);
+    *P = v_select(below, *R - y * *Q, *P);
+}
+
+/* ---- probit ---- */
+
+EPF_INLINE void v_probit_moments(vd m, vd v, vd *lZ, vd *dlZ, vd *d2lZ)
+{
+    vd scale = 1.0 / v_sqrt(1.0 + v), loss, slope, curvature;
+    epf_probit(m * scale, NULL, &loss, &slope, &curvature);
+    *lZ = -loss;
+    *dlZ = -slope * scale;
+    *d2lZ = -curvature * scale * scale;
+}
+
+/* ---- logistic ---- */
+
+/* The triple at m > 0 from Z, Z', Z'' at -m: Z(m) = 1 - Z(-m), and the terms of d2lZ agree in sign. */
+EPF_INLINE void v_reflected(vd Z, vd first, vd second, vd *lZ, vd *dlZ, vd *d2lZ)
+{
+    vd rest = 1.0 / (1.0 - Z);
+    *lZ = v_log1p(-Z);
+    *dlZ = first * rest;
+    *d2lZ = -second * rest - *dlZ * *dlZ;
+}
+
+#define LOGISTIC_NARROW 9.0             /* largest v of the trapezoidal rule */
+
+/* v <= 9. The trapezoidal rule converges geometrically for an analytic integrand on the line; of
+ * sigma(h) N(h; m, v), poles at h = +-i pi, its error with step D in z is about
+ *     exp(a^2/2 - 2 pi a / D),   a = min(pi / sd, 2 pi / D),
+ * so D below makes it exp(-34); pi / sd = sqrt(68) is where the a meet. With the mean reflected to
+ * m <= 0 and the nodes z = sd + k D, sigma(h) phi(z) = exp(m + v/2) phi(k D) p, where
+ * p = 1 / (1 + odds), odds = exp(m + v) r^k, r = exp(sd D): no exponential in the loop, and one
+ * division for both nodes +-k. The mass lies in |k D| < 8 + sd. With q the tilted density
+ *     Z = int sigma phi,   e1 = E_q sigma,   e2 = E_q sigma^2
+ * give derivatives without cancellation: dlZ = 1 - e1, d2lZ = 2 e2 - e1 - e1^2, and for the other
+ * side Z' = Z (1 - e1), Z'' = Z (1 - 3 e1 + 2 e2). */
+EPF_INLINE void v_logistic_narrow(vd mean, vd v, vd *lZ, vd *dlZ, vd *d2lZ)
+{
+    vd m = -v_abs(mean), sd = v_sqrt(v), strip = v_min(V_PI / sd, v_set(8.246211251235321)), reach = 8.0 + sd;
+    /* nodes on a side: own to a site, so that it does not depend on its neighbours; w is 0 beyond */
+    vd own = reach * (34.0 + 0.5 * strip * strip) / (2.0 * V_PI * strip);
+    own = ((own + 0.5) + V_ROUND_MAGIC) - V_ROUND_MAGIC;
+    double nodes[VW], most = 1.0;
+    v_store(nodes, own);
+    for (int i = 0; i < VW; i++) most = nodes[i] > most ? nodes[i] : most;
+    int K = (int)most;
+    vd step = reach / own, r = v_exp(sd * step), odds = v_exp(m + v);
+    vd up = odds, down = odds, back = 1.0 / r, p = 1.0 / (1.0 + odds), s = odds * p;
+    vd w = v_exp(-0.5 * step * step), q = w * w, g = q * w;         /* w_k+1 = w_k g_k, g_k+1 = g_k q */
+    vd S0 = p, S1 = p * s, S2 = S1 * s;
+    for (int k = 1; k <= K; k++) {
+        up *= r;
+        down *= back;
+        vd a = 1.0 + up, b = 1.0 + down, inverse = 1.0 / (a * b);
+        vd p_up = b * inverse, p_down = a * inverse, s_up = up * p_up, s_down = down * p_down;
+        vd t_up = p_up * s_up, t_down = p_down * s_down;
+        S0 += w * (p_up + p_down);
+        S1 += w * (t_up + t_down);
+        S2 += w * (t_up * s_up + t_down * s_down);
+        w *= g;
+        g *= q;
+    }
+    vd mass = 1.0 / S0, e1 = S1 * mass, e2 = S2 * mass;
+    *lZ = (m + 0.5 * v) + v_log(S0 * step * (1.0 / V_SQRT_2PI));
+    *dlZ = 1.0 - e1;
+    *d2lZ = 2.0 * e2 - e1 - e1 * e1;
+    vi reflect = V_MASK(mean > 0.0);
+    if (v_any(reflect)) {
+        vd Z = v_exp(*lZ), a, b, c;
+        v_reflected(Z, Z * *dlZ, Z * (1.0 - 3.0 * e1 + 2.0 * e2), &a, &b, &c);
+        *lZ = v_select(reflect, a, *lZ);
+        *dlZ = v_select(reflect, b, *dlZ);
+        *d2lZ = v_select(reflect, c, *d2lZ);
+    }
+}
+
+/* v > 9, -v <= m <= 0. sigma(h) is sum (-1)^k exp(-k h) above 0 and sum (-1)^k exp((k + 1) h) below,
+ * so with x = -m / sd and h = sd z
+ *     int z^n sigma N / phi(x) = sum_k (-1)^k (I_n(x + k sd) + (-1)^n I_n((k + 1) sd - x)),
+ * moments of positive measures on exp(-sd |z|): alternating sums of these accelerate by the weights
+ * of Cohen, Rodriguez Villegas & Zagier (2000, algorithm 1), error 5.8^-18 = 2e-14.
+ * Returns the sum for n = 0, and E_q z, E_q z^2. edge = m + v, so that nothing is lost there. */
+EPF_INLINE void v_logistic_series(vd m, vd edge, vd sd, vd *sum, vd *first, vd *second)
+{
+    static const double weight[18] = {
+        0.9999999999999668, -0.9999999999784548, 0.9999999976623319, -0.999999898841089,
+        0.9999976753631233, -0.9999672384203038, 0.9996914612717265, -0.9979458828367758,
+        0.9899453150099184, -0.9627538426572009, 0.8932009186391967, -0.7583103993315524,
+        0.5598844904949453, -0.34008963762978045, 0.15983459956575632, -0.05375347371658353,
+        0.011406572671954064, -0.0011406572671954064};
+    vd above = -m / sd, below = v_max(edge / sd, v_set(0.0));
+    vd S0 = v_set(0.0), S1 = S0, S2 = S0;
+    for (int k = 0; k < 18; k++) {
+        vd R, Q, P, R_below, Q_below, P_below;
+        v_tail(above + k * sd, &R, &Q, &P);
+        v_tail(below + k * sd, &R_below, &Q_below, &P_below);
+        S0 += weight[k] * (R + R_below);
+        S1 += weight[k] * (Q - Q_below);
+        S2 += weight[k] * (P + P_below);
+    }
+    *sum = S0;
+    *first = S1 / S0;
+    *second = S2 / S0;
+}
+
+/* v > 9. Since sigma(h) = exp(h) sigma(-h), Z(m) = exp(m + v/2) (1 - Z(m + v)). In three parts:
+ *     -v <= m < 0: d2lZ = -(1 - Var_q(z)) / v, dlZ = E_q(h - m) / v, neither cancels there;
+ *     m >= 0: Z(m) = 1 - Z(mu), mu = -m;
+ *     m < -v: lZ = m + v/2 + log(1 - Z(mu)), mu = m + v.
+ * Z(mu) and its derivatives, in turn, by the series for mu >= -v, and from Z(mu + v) below; three
+ * times at most, for every time adds a factor less than exp(-v/2). */
+EPF_INLINE void v_logistic_wide(vd m, vd v, vd *lZ, vd *dlZ, vd *d2lZ)
+{
+    vd sd = v_sqrt(v), zero = v_set(0.0), start[3], mu, edge, sum, first, second;
+    vi positive = V_MASK(m >= 0.0), steep = V_MASK(m < -v), outside = positive | steep, more[3];
+    mu = v_select(positive, -m, v_select(steep, m + v, m));
+    edge = mu + v;
+    for (int i = 0; i < 3; i++) {
+        more[i] = outside & V_MASK(edge < 0.0);
+        start[i] = mu;
+        mu = v_select(more[i], edge, mu);
+        edge = mu + v;
+    }
+    v_logistic_series(mu, edge, sd, &sum, &first, &second);
+    vd x = -mu / sd, offset = x + first;
+    *lZ = v_log(sum) - (0.5 * x * x + V_LOG_SQRT_2PI);
+    *dlZ = offset / sd;
+    *d2lZ = ((second - first * first) - 1.0) / v;
+    if (!v_any(outside)) return;
+    vd Z = v_select(V_MASK(edge < 0.0), zero, v_gauss(x) * sum * (1.0 / V_SQRT_2PI));
+    vd Z1 = Z * offset / sd, Z2 = Z * (x * x + 2.0 * x * first + (second - 1.0)) / v;
+    for (int i = 2; i >= 0; i--) {
+        vd c = v_exp(start[i] + 0.5 * v), rest = 1.0 - Z;
+        Z2 = v_select(more[i], c * (rest - 2.0 * Z1 - Z2), Z2);
+        Z1 = v_select(more[i], c * (rest - Z1), Z1);
+        Z = v_select(more[i], c * rest, Z);
+    }
+    vd value, slope, curvature;
+    v_reflected(Z, Z1, Z2, &value, &slope, &curvature);
+    *lZ = v_select(outside, value + v_select(steep, m + 0.5 * v, zero), *lZ);
+    *dlZ = v_select(outside, v_select(steep, 1.0 - slope, slope), *dlZ);
+    *d2lZ = v_select(outside, curvature, *d2lZ);
+}
+
+/* ---- piecewise linear ----
+ *
+ * t = exp(-b l): a sum of truncated Gaussians. Piece i, of slope s_i, is the Gaussian of center
+ * m - b s_i v; from its end nearer to that center, at distance y inside (y < 0: the center is in it),
+ *     J_n = int_0^w t^n exp(-y t - t^2/2) dt,   w its width in sd,
+ * hold its mass, mean and variance: differences of tail integrals, or Gauss-Legendre where those
+ * would cancel. Seen from m_r = m - b s_r v, r the piece of the largest mass, t is exp(line) times
+ * what is 1 on piece r, so with p_i the tilted masses, x_e the knots as seen from m_r, q+- the
+ * tilted densities beside a knot and z_r = (h - m_r) / sd
+ *     dlZ  = -b s_r + W1,                W1 = sum_i -b (s_i - s_r) p_i + sum_e (q+ - q-)
+ *     d2lZ = W2 / v - W1^2,              W2 = sum_i -b (s_i - s_r) sd E_i(z_r) p_i
+ *                                             + sd sum_e (q+ - q-) x_e                         (A)
+ * which is exact where the site hardly changes the cavity, while
+ *     dlZ = E_q(h - m) / v,              d2lZ = -(1 - Var_q(z)) / v                            (B)
+ * are exact where it changes it much. The one is taken whose terms are smaller. */
+
+/* The part of a knot in log Z less the log of the whole line of piece r, from the tilted density
+ * there (its log), and the distances y at which the pieces beside it see it: the one towards r,
+ * whose tail beyond the knot is *in, and the one beyond. step = y_out - y_in. */
+EPF_INLINE vd v_beyond_knot(vd log_in, vd y_in, vd y_out, vd step, vd b, double jump, vd *in)
+{
+    vd R, Q, P, e, zero = v_set(0.0), low_in = v_min(y_in, zero), low_out = v_min(y_out, zero);
+    v_tail_scaled(y_in, &e, &R, &Q, &P);
+    *in = v_exp(log_in + 0.5 * low_in * low_in) * R;
+    v_tail_scaled(y_out, &e, &R, &Q, &P);
+    vd out = v_exp(log_in + 0.5 * low_out * low_out) * R, change = out - *in;
+    /* R' = -Q: a Taylor series about the middle while the slopes hardly differ */
+    vd square = step * step;
+    vi close = V_MASK(v_abs(step) < 0.02);
+    if (v_any(close)) {
+        vd y = 0.5 * (y_in + y_out), low = v_min(y, zero);
+        v_tail_scaled(y, &e, &R, &Q, &P);
+        vd third = 2.0 * Q - y * P, fourth = 3.0 * P - y * third, fifth = 4.0 * third - y * fourth;
+        vd series = Q + square * (third * (1.0 / 24.0) + square * fifth * (1.0 / 1920.0));
+        change = v_select(close, -v_exp(log_in + 0.5 * low * low) * (step * series), change);
+    }
+    return jump == 0.0 ? change : change + v_expm1(-b * jump) * out;
+}
+
+EPF_INLINE void v_piecewise_moments(const double *p, vd m, vd v, vd b, vd *lZ, vd *dlZ, vd *d2lZ)
+{
+    static const double node[8] = {
+        0.019855071751231884, 0.10166676129318664, 0.2372337950418355, 0.4082826787521751,
+        0.591717321247825, 0.7627662049581645, 0.8983332387068134, 0.9801449282487681};
+    static const double gauss[8] = {
+        0.05061426814518813, 0.11119051722668724, 0.15685332293894363, 0.181341891689181,
+        0.181341891689181, 0.15685332293894363, 0.11119051722668724, 0.05061426814518813};
+    int K = PIECEWISE_KNOTS(p);
+    vd x[EPF_PIECEWISE_KNOTS], phi[EPF_PIECEWISE_KNOTS];            /* log of phi(x) / phi(x_near) */
+    vd size[EPF_PIECEWISE_KNOTS + 1], mean[EPF_PIECEWISE_KNOTS + 1], square[EPF_PIECEWISE_KNOTS + 1];
+    vd sign[EPF_PIECEWISE_KNOTS + 1], place[EPF_PIECEWISE_KNOTS + 1];
+    vd zero = v_set(0.0), one = v_set(1.0);
+    vd sd = v_sqrt(v), per_sd = 1.0 / sd, b_sd = b * sd, top = v_set(-INFINITY);
+    vd c_near = v_set(PIECEWISE_KNOT(p, 0)[0]), x_near = (c_near - m) * per_sd;
+    x[0] = x_near;
+    for (int i = 1; i < K; i++) {
+        vd c = v_set(PIECEWISE_KNOT(p, i)[0]);
+        x[i] = (c - m) * per_sd;
+        vi nearer = V_MASK(v_abs(x[i]) < v_abs(x_near));
+        x_near = v_select(nearer, x[i], x_near);
+        c_near = v_select(nearer, c, c_near);
+    }
+    for (int i = 0; i < K; i++)
+        phi[i] = -0.5 * ((PIECEWISE_KNOT(p, i)[0] - c_near) * per_sd) * (x[i] + x_near);
+    vd base = -0.5 * x_near * x_near - V_LOG_SQRT_2PI;
+
+    /* the pieces: size J_0, its log scale; mean J_1 / J_0 and square J_2 / J_0 from the near end at
+     * place, inwards in the direction of sign */
+    vd log_scale[EPF_PIECEWISE_KNOTS + 1], inside[EPF_PIECEWISE_KNOTS + 1];
+    for (int i = 0; i <= K; i++) {
+        const double *left = PIECEWISE_KNOT(p, i ? i - 1 : 0), *right = PIECEWISE_KNOT(p, i);
+        vd shift = b_sd * (i ? left[3] : p[1]), y, near_value, e, R, Q, P, J0, J1, J2;
+        if (i == 0) {
+            sign[i] = -one;
+            place[i] = x[0];
+            y = -(x[0] + shift);
+            near_value = phi[0] - b * right[1];
+        } else if (i == K) {
+            sign[i] = one;
+            place[i] = x[K - 1];
+            y = x[K - 1] + shift;
+            near_value = phi[K - 1] - b * left[2];
+        } else {
+            vi rightwards = V_MASK((x[i - 1] + shift) + (x[i] + shift) >= 0.0);
+            sign[i] = v_select(rightwards, one, -one);
+            place[i] = v_select(rightwards, x[i - 1], x[i]);
+            y = sign[i] * (place[i] + shift);
+            near_value = v_select(rightwards, phi[i - 1] - b * left[2], phi[i] - b * right[1]);
+        }
+        v_tail_scaled(y, &e, &R, &Q, &P);
+        J0 = R;
+        J1 = Q;
+        J2 = P;
+        if (i > 0 && i < K) {
+            vd w = (right[0] - left[0]) * per_sd, far = y + w;
+            vi narrow = V_MASK(w * (v_abs(y) + w) < 3.0);
+            if (v_any(~narrow)) {
+                vd rho = e * v_exp(-0.5 * w * (y + far));
+                v_tail(v_max(far, zero), &R, &Q, &P);
+                J0 -= rho * R;
+                J1 -= rho * (Q + w * R);
+                J2 -= rho * (P + w * (2.0 * Q + w * R));
+            }
+            if (v_any(narrow)) {
+                vd G0 = zero, G1 = zero, G2 = zero;
+                for (int j = 0; j < 8; j++) {
+                    vd t = w * node[j], f = gauss[j] * v_exp(-t * (y + 0.5 * t));
+                    G0 += f;
+                    G1 += f * t;
+                    G2 += f * t * t;
+                }
+                J0 = v_select(narrow, e * w * G0, J0);
+                J1 = v_select(narrow, e * w * G1, J1);
+                J2 = v_select(narrow, e * w * G2, J2);
+            }
+        }
+        size[i] = J0;
+        mean[i] = J1 / J0;
+        square[i] = J2 / J0;
+        inside[i] = v_min(y, zero);
+        log_scale[i] = near_value + 0.5 * inside[i] * inside[i];
+        top = v_max(log_scale[i], top);
+    }
+
+    /* r, and its line at m_r, the log of its integral were it the whole line */
+    vd total = zero, largest = v_set(-1.0), r = zero, slope_r = zero, whole = zero, share = one;
+    vd inside_r = zero;
+    for (int i = 0; i <= K; i++) {
+        double slope = i ? PIECEWISE_KNOT(p, i - 1)[3] : p[1];
+        vd full = size[i];
+        size[i] = v_exp(log_scale[i] - top) * full;
+        total += size[i];
+        vi more = V_MASK(size[i] > largest);
+        if (!v_any(more)) continue;
+        vd shift = b_sd * slope, value;
+        if (i == 0) value = v_set(PIECEWISE_KNOT(p, 0)[1]);
+        else if (i == K) value = v_set(PIECEWISE_KNOT(p, K - 1)[2]);
+        else
+            value = v_select(V_MASK(sign[i] > 0.0), v_set(PIECEWISE_KNOT(p, i - 1)[2]),
+                             v_set(PIECEWISE_KNOT(p, i)[1]));
+        largest = v_select(more, size[i], largest);
+        r = v_select(more, v_set(i), r);
+        slope_r = v_select(more, v_set(slope), slope_r);
+        whole = v_select(more, (0.5 * shift * shift + shift * place[i]) - b * value, whole);
+        share = v_select(more, full, share);
+        inside_r = v_select(more, inside[i], inside_r);
+    }
+
+    vi center_in_r = V_MASK(inside_r < 0.0);
+    vd by_total = 1.0 / total, shift_r = b_sd * slope_r;
+    vd log_total = v_log(v_select(center_in_r, share * total / (largest * V_SQRT_2PI), total));
+    *lZ = v_select(center_in_r, whole + log_total, (base + top) + log_total);
+    /* Where piece r is almost the whole line, 1 + the rest: by knots, each the change from one piece
+     * to the next, so that pieces alike cancel; by pieces, less the tails of r, where a piece has its
+     * center far beyond an end, so that whole lines would cancel. */
+    vi refine = V_MASK(v_abs(*lZ - whole) < 0.3);
+    if (v_any(refine)) {
+        vd by_knots = zero, tails = zero, others = zero, lowest = zero;
+        for (int i = 0; i < K; i++) {
+            const double *knot = PIECEWISE_KNOT(p, i);
+            double before = i ? PIECEWISE_KNOT(p, i - 1)[3] : p[1];
+            vi rightwards = V_MASK(r <= (double)i), next = V_MASK(v_abs(r - (i + 0.5)) < 1.0);
+            vd left = x[i] + b_sd * before, right = x[i] + b_sd * knot[3], in;
+            vd ahead = v_select(rightwards, left, -right), beyond = v_select(rightwards, right, -left);
+            vd value = v_select(rightwards, v_set(knot[1]), v_set(knot[2]));
+            by_knots += v_beyond_knot((base + phi[i] - whole) - b * value, ahead, beyond,
+                                      b_sd * (knot[3] - before), v_select(rightwards, b, -b),
+                                      knot[2] - knot[1], &in);
+            tails += v_select(next, in, zero);
+            lowest = v_min(v_min(ahead, beyond), lowest);
+        }
+        for (int i = 0; i <= K; i++) others += v_select(V_MASK(r == (double)i), zero, size[i]);
+        vd by_pieces = others * v_exp(base + top - whole) - tails;
+        vd rest = v_select(V_MASK(lowest < -2.0), by_pieces, by_knots);
+        *lZ = v_select(refine, whole + v_log1p(rest), *lZ);
+    }
+
+    vd W1 = zero, W2 = zero, size1 = b * v_abs(slope_r), size2 = zero, center = zero;
+    vd size_center = v_abs(x_near), from_near[EPF_PIECEWISE_KNOTS + 1];
+    for (int i = 0; i <= K; i++) {
+        vd share_i = size[i] * by_total, bend = b * ((i ? PIECEWISE_KNOT(p, i - 1)[3] : p[1]) - slope_r);
+        int near_left = i > 0 ? i - 1 : 0, near_right = i < K ? i : K - 1;
+        vd inwards = sign[i] * mean[i], term = -bend * share_i;
+        vd end = v_select(V_MASK(sign[i] > 0.0), v_set(PIECEWISE_KNOT(p, near_left)[0]),
+                          v_set(PIECEWISE_KNOT(p, near_right)[0]));
+        W1 += term;
+        size1 += v_abs(term);
+        term *= sd * ((place[i] + shift_r) + inwards);
+        W2 += term;
+        size2 += v_abs(term);
+        size[i] = share_i;
+        from_near[i] = (end - c_near) * per_sd + inwards;
+        center += share_i * from_near[i];
+        size_center += share_i * v_abs(from_near[i]);
+    }
+    for (int i = 0; i < K; i++) {
+        const double *knot = PIECEWISE_KNOT(p, i);
+        if (knot[1] == knot[2]) continue;
+        /* q+ - q-, times sd */
+        vd below = v_exp(phi[i] - b * knot[1] - top) * by_total;
+        vd above = v_exp(phi[i] - b * knot[2] - top) * by_total;
+        vd term = (above - below) * (x[i] + shift_r);
+        W1 += (above - below) * per_sd;
+        size1 += v_abs(above - below) * per_sd;
+        W2 += term;
+        size2 += v_abs(term);
+    }
+    vd variance = zero, size_variance = one;
+    for (int i = 0; i <= K; i++) {
+        vd off = from_near[i] - center;
+        variance += size[i] * ((square[i] - mean[i] * mean[i]) + off * off);
+        size_variance += size[i] * (square[i] + from_near[i] * from_near[i]);
+    }
+    vd per_v = 1.0 / v;
+    *dlZ = v_select(V_MASK(size1 < size_center * per_sd), W1 - b * slope_r, (center + x_near) * per_sd);
+    *d2lZ = v_select(V_MASK(size2 * per_v + W1 * W1 < size_variance * per_v), W2 * per_v - W1 * W1,
+                     (variance - 1.0) * per_v);
+}
