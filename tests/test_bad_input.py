@@ -137,7 +137,7 @@ KEYWORDS = [
     ("loss", [fit, minibatch], BAD_LOSS),
     ("scheme", [fit, minibatch], BAD_SCHEME),
     ("posterior", [fit], BAD_NAMES),
-    ("batch_size", [fit], [*BAD_COUNTS, 10**30]),
+    ("batch_size", [fit], [*[v for v in BAD_COUNTS if v is not None], 10**30]),
     ("prior_variance", [fit], BAD_PRIOR),
     ("prior_precision", [fit], BAD_PRIOR_PRECISION),
     ("schedule", [fit], [EP, "EP", 5, [EP()]]),

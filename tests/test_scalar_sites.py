@@ -434,7 +434,7 @@ WRONG = [  # the argument that is named comes first
     {"X": X12[:0], "y": Y12[:0]}, {"prior_variance": [1, 2]}, {"prior_variance": -1.0},
     {"prior_precision": np.eye(3), "prior_variance": 2.0}, {"prior_precision": np.eye(2)},
     {"prior_precision": -np.eye(3)}, {"prior_precision": np.eye(3) + np.eye(3, k=1)},
-    {"scheme": "exakt"}, {"loss": "probbit"}, {"batch_size": None, "posterior": "factorized"},
+    {"scheme": "exakt"}, {"loss": "probbit"},
     {"scheme": "exact", "batch_size": 2}, {"posterior": "dense"}, {"beta": 0.0},
     {"record": "factor"}, {"weights": np.ones(11)}, {"weights": -Y12}, {"weights": 0 * Y12},
     {"start": lambda: fit(X12[1:], Y12[1:])}, {"start": lambda: fit(X12[:, 1:], Y12)},

@@ -5,6 +5,10 @@ fitted (:mod:`epfast.schemes`), which sites are stored and who goes when
 (:mod:`epfast.schedules`).
 """
 
+from importlib.util import find_spec as _find_spec
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
 from epfast import backend
 from epfast._core.loss import build_facts as _build_facts
 from epfast.linear import ConvergenceWarning, Interrupted, fit_linear
@@ -54,3 +58,25 @@ __all__ = [
     "fit_linear",
     "load",
 ]
+
+# These need an extra and are imported when they are asked for. Where scikit-learn is missing they
+# are not listed, so that "from epfast import *" works, and asking for one says what to install.
+_LAZY = {"LinearClassifier": "epfast.estimators"}
+
+if _TYPE_CHECKING:
+    from epfast.estimators import LinearClassifier
+
+if _find_spec("sklearn") is not None:
+    __all__ += ["LinearClassifier"]
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

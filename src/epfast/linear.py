@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from epfast import _checks, losses, schemes
 from epfast._checks import Array
 from epfast._core.minibatch import SITE_RULES, Factors
+from epfast._core.tilted import Moments
 from epfast.losses import CustomSite, Loss
 from epfast.posterior import (
     Data,
@@ -25,7 +26,7 @@ from epfast.posterior import (
     log_evidence,
     row_chunks,
 )
-from epfast.scalar import Problem, fit_scalar, one_blas_thread, prior_matrix
+from epfast.scalar import Problem, fit_scalar, moments, one_blas_thread, prior_matrix
 from epfast.schedules import ADF, DEP, EP, Schedule, SharedSites
 from epfast.schemes import Scheme
 
@@ -66,18 +67,24 @@ class _Model(NamedTuple):
     site_rule: str
     schedule: EP | ADF
 
-    def factors(self, d: int, rows: int) -> Factors:
+    def factors(self, d: int, rows: int) -> tuple[Factors, Moments | None]:
+        """What fits the factors, and its tilted moments where they are of one row each."""
         damping = self.schedule.damping if isinstance(self.schedule, EP) else 1.0
-        return Factors(
-            self.loss._core(),
+        core, triple = self.loss._core(), None
+        if self.scheme.scalar_only:
+            triple = moments(self.loss, self.beta, self.scheme, core)
+        factors = Factors(
+            core,
             d=d,
             max_rows=min(self.batch_size, rows),
             beta=self.beta,
             power=self.schedule.power,
             damping=damping,
             site_rule=self.site_rule,
+            moments=triple,
             **self.scheme.core_arguments(d),
         )
+        return factors, triple
 
     def posterior(
         self, state: State, converged: bool, history: list[SweepInfo]
@@ -137,10 +144,12 @@ def fit_linear(
         :mod:`epfast.schemes`. For scalar sites also "exact", tilted moments in closed form or by
         quadrature, and "importance", by sampling.
     posterior : {"factorized", "full"}
-        Diagonal or full covariance. "full" is for scalar sites so far.
+        Diagonal or full covariance. With "full" factors are scalar sites, or minibatches under
+        "laplace" or "quick_laplace" (Laplace propagation, Smola et al. 2003; from flat sites one
+        parallel sweep is the Bayes committee machine).
     batch_size : int or None
         Rows per factor, in the order of X; the last may have fewer. None: scalar sites, a factor
-        per row that acts on x_i.theta alone, with ``posterior="full"``.
+        per row that acts on x_i.theta alone.
     prior_variance : float or array_like of shape (d,)
         Variance of the independent normal prior with mean 0.
     prior_precision : array_like of shape (d, d), optional
@@ -210,8 +219,6 @@ def fit_linear(
     full = _checks.choice("posterior", posterior, ("factorized", "full")) == "full"
     if batch_size is not None:
         _checks.integer("batch_size", batch_size, least=1)
-    elif not full:
-        raise ValueError("batch_size is None; allowed with posterior='factorized': an integer >= 1")
     if record is not None:
         _checks.choice("record", record, ("cost", "factor"))
     if callback is not None and not callable(callback):
@@ -257,8 +264,11 @@ def fit_linear(
             f"schedule is {_checks.describe(schedule)}; allowed with posterior='factorized': "
             "epfast.EP or epfast.ADF"
         )
-    found_scheme = schemes.resolve(scheme, gamma, curvature)
+    found_scheme = schemes.resolve(scheme, gamma, curvature, scalar=batch_size is None)
     found_scheme.check_loss(found_loss)
+    found_loss.check_tilt(_checks.number("beta", beta, above=0.0), schedule.power)
+    if record is not None and isinstance(found_loss, CustomSite):
+        raise ValueError(f"record is {record!r}; allowed with a CustomSite: None, it has no values")
     if isinstance(X, Iterator) or (y is None and isinstance(X, Iterable) and not _is_array(X)):
         if y is not None:
             raise ValueError("X is an iterator of chunks and y is given; allowed: y=None")
@@ -285,8 +295,8 @@ def fit_linear(
         prior_precision=_prior(prior_variance, prior_precision, rows.shape[1]),
         loss=found_loss,
         scheme=found_scheme,
-        beta=_checks.number("beta", beta, above=0.0),
-        batch_size=_checks.integer("batch_size", batch_size, least=1),
+        beta=float(beta),
+        batch_size=1 if batch_size is None else int(batch_size),
         site_rule=_checks.choice("site_rule", site_rule, tuple(SITE_RULES)),
         schedule=schedule,
     )
@@ -477,7 +487,7 @@ def _fit_ep(
     """Sweeps with stored sites."""
     d, n_factors = X.shape[1], -(-len(X) // model.batch_size)
     state = _start_state(model, n_factors, d, start)
-    core = model.factors(d, len(X))
+    core, triple = model.factors(d, len(X))
     history: list[SweepInfo] = []
     converged = False
     try:
@@ -487,6 +497,8 @@ def _fit_ep(
             sites = Sites(*(part.copy() for part in state.sites))
             precision, shift = state.precision.copy(), state.shift.copy()
             order = schedule.visits(n_factors, state.sweeps)
+            if triple is not None:
+                triple.begin_sweep(state.sweeps)
             n_refused, n_failed = core.n_refused, core.n_failed
             targets: dict[str, Any] = {
                 "site_tau": sites.precision,
@@ -551,7 +563,9 @@ def _fit_adf(
     try:
         for X, y in pieces:
             if core is None:  # the first piece holds a whole minibatch, or all there is
-                core = model.factors(precision.size, len(X))
+                core, triple = model.factors(precision.size, len(X))
+                if triple is not None:
+                    triple.begin_sweep(state.sweeps)
             n_factors = -(-len(X) // model.batch_size)
             if record == "factor":
                 trace = np.empty((n_factors, precision.size))

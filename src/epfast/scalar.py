@@ -21,6 +21,7 @@ from scipy import linalg
 from epfast import _checks
 from epfast._checks import Array
 from epfast._core.expansion import Expansions
+from epfast._core.loss import CoreLoss
 from epfast._core.rows import Rows
 from epfast._core.shared import Groups
 from epfast._core.sweep import Blocks, Parallel, add_sites
@@ -45,7 +46,8 @@ SHRUNK = 1e-4
 SHARES = (16, 16, 16, 4)
 #: and the least rows per dimension that make a share worth while
 ROWS_PER_DIMENSION = 4
-#: and how much less each parallel sweep must change, twice in a row, else the order is sequential
+#: and what share of the least change so far one of three parallel sweeps must stay below, else the
+#: order is sequential
 CONTRACTION = 0.7
 
 
@@ -64,10 +66,12 @@ def one_blas_thread(d: int) -> AbstractContextManager[Any]:
     return limit
 
 
-def moments(loss: Loss, beta: float, scheme: Scheme = EXACT) -> Moments:
+def moments(
+    loss: Loss, beta: float, scheme: Scheme = EXACT, core: CoreLoss | None = None
+) -> Moments:
     """The tilted moments of a loss by a scheme, for the core."""
     smooth = loss.has_derivatives and loss.is_continuous and not loss.kinks
-    core = loss._core()
+    core = loss._core() if core is None else core
     replaced = scheme._site_scheme(loss, core, beta)
     return Moments(core, beta, loss.name, break_points(loss, beta), smooth, replaced)
 
@@ -260,7 +264,8 @@ class _RowSites:
             self.order = "parallel" if ep.tol > 0.0 and ep.damping == 1.0 else "sequential"
         #: whether a parallel order may give way to a sequential one
         self.may_change = schedule.order == "auto"
-        self.changes: list[float] = []
+        #: of the automatic order: the least change of a parallel sweep, and the sweeps since
+        self.least, self.stalled = np.inf, 0
         self.triple = problem.moments()
         block = ep.block or max(8, min(64, d // 3))
         self.core = Blocks(self.triple, d, min(block, n), ep.power, ep.damping, problem.sparse)
@@ -279,6 +284,7 @@ class _RowSites:
     def _begin(self, state: State) -> State:
         self.flat = state.sites is not None and not state.sites.precision.any()
         self.covariance, self.mean = _moments_of(state)
+        self.first = state
         return state
 
     def sweep(self, state: State, bar: Any) -> tuple[State, int]:
@@ -289,9 +295,12 @@ class _RowSites:
             if self.may_change and self.flat:
                 state = self._shares(state)
             self.flat = False
+            before = self.covariance, self.mean
             new, refused = self._parallel(state, slice(None), bar)
-            if self.may_change:
-                self._judge(state, new, refused)
+            if self.may_change and not self._contracts(*before, refused):
+                # from the start again: where parallel sweeps end there may be no way back
+                self.order, new = "sequential", self.first
+                self.covariance, self.mean = _moments_of(new)
             return new._replace(sweeps=state.sweeps + 1), refused
         return self._sequential(state, bar)
 
@@ -400,16 +409,18 @@ class _RowSites:
                 state, _ = self._parallel(state, slice(None, None, share), None)
         return state
 
-    def _judge(self, old: State, new: State, refused: int) -> None:
-        """Parallel sweeps that do not contract give way to sequential ones."""
-        change = np.abs(np.diag(new.precision) / np.diag(old.precision) - 1.0).max()
-        self.changes.append(float(change) if refused < len(self.problem.data.y) else np.inf)
-        last = self.changes[-3:]
-        if not np.isfinite(last[-1]) or (
-            len(last) == 3 and last[1] > CONTRACTION * last[0] and last[2] > CONTRACTION * last[1]
-        ):
-            self.order = "sequential"
-            self.since_refresh = 0
+    def _contracts(self, covariance: Array, mean: Array, refused: int) -> bool:
+        """Whether the last parallel sweep, or one of the two before it, changed less than all."""
+        old, new = np.diag(covariance), np.diag(self.covariance)
+        moved = np.abs(self.mean - mean) / np.sqrt(np.maximum(old, new))
+        change = float(max(moved.max(), np.abs(np.log(new / old)).max()))
+        if refused == self.problem.shape[0]:
+            return False
+        if change < CONTRACTION * self.least:
+            self.least, self.stalled = change, 0
+        else:
+            self.stalled += 1
+        return self.stalled < 3 or change <= self.ep.tol
 
 
 # ---- sites shared by groups of rows ----

@@ -72,6 +72,8 @@ class Scheme:
 
     def core_arguments(self, d: int) -> dict[str, Any]:
         """Keyword arguments of ``_core.minibatch.Factors`` in d dimensions."""
+        if self.scalar_only:
+            return {"scheme": "scalar"}  # by tilted moments, which the caller adds
         raise NotImplementedError
 
     def _site_scheme(self, loss: Loss, core: CoreLoss, beta: float) -> SiteScheme | None:

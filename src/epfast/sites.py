@@ -95,8 +95,8 @@ def leave_one_out(post: FullPosterior, X: Any, y: Any) -> Array:
         raise FloatingPointError(f"{n - int(proper.sum())} of {n} cavities are improper")
     loss, labels = problem.loss, problem.data.y
     if problem.beta == 1.0 and isinstance(loss, Logistic | NoisyStep | Probit):
-        log_z, slope, curvature = np.empty((3, n))
-        moments(loss, problem.beta).many(labels, mean, variance, np.ones(n), log_z, slope, curvature)
+        log_z, *others = np.empty((3, n))
+        moments(loss, problem.beta).many(labels, mean, variance, np.ones(n), log_z, *others)
         return log_z
     with np.errstate(divide="ignore"):
         sd = np.sqrt(variance)

@@ -1,6 +1,7 @@
 """Gaussian fits of minibatch factors with a diagonal cavity: for other modules of the core."""
 
 from epfast._core.loss cimport CoreLoss
+from epfast._core.tilted cimport Moments
 
 
 cdef enum Scheme:
@@ -9,6 +10,7 @@ cdef enum Scheme:
     QUADRATURE
     VARIATIONAL             # the closed form of the 2d + 1 rule
     VARIATIONAL_RULE        # Newton-Cholesky on any rule
+    SCALAR                  # tilted moments of a factor of one row, a function of x.theta
 
 
 cdef enum SiteRule:
@@ -28,6 +30,7 @@ cdef class Factors:
     cdef CoreLoss loss
     cdef Scheme scheme
     cdef SiteRule site_rule
+    cdef Moments moments                    # for SCALAR
     cdef ptrdiff_t d, max_rows
     cdef double beta, gamma, power, damping, tolerance
     cdef int max_iterations
@@ -56,6 +59,7 @@ cdef class Factors:
     cdef Outcome fit(
         self, ptrdiff_t s, const double *x, ptrdiff_t ld, const double *y, double *c
     ) noexcept nogil
+    cdef Outcome scalar(self, const double *x, double y, double *c) noexcept nogil
     cdef Outcome center(self, ptrdiff_t s, double beta, double *c) noexcept nogil
     cdef Outcome two_sided(
         self, ptrdiff_t s, const double *x, ptrdiff_t ld, const double *y, double beta, double *c

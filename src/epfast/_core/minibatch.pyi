@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 from epfast._checks import Array
 from epfast._core.loss import CoreLoss
+from epfast._core.tilted import Moments
 
 SCHEMES: dict[str, int]
 SITE_RULES: dict[str, int]
@@ -35,6 +36,7 @@ class Factors:
         points: Array | None = ...,
         weights: Array | None = ...,
         flat_start: bool = ...,
+        moments: Moments | None = ...,
     ) -> None: ...
     def fit_one(
         self, z: Array, mean: Array, variance: Array

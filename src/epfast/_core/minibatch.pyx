@@ -18,6 +18,8 @@ from epfast._core.lapack cimport (
     blas_int, ddot, dgemm, dgemv, dpotrf, dpotrs, dsyrk,
 )
 from epfast._core.loss cimport CoreLoss, epf_pairs_work, kernels
+from epfast._core.tilted cimport LOSS_FAILED, Moments, Trouble
+from epfast._core.tilted cimport NONE as INTEGRATED
 
 SCHEMES = {
     "laplace": LAPLACE,
@@ -25,6 +27,7 @@ SCHEMES = {
     "quadrature": QUADRATURE,
     "variational": VARIATIONAL,
     "variational_rule": VARIATIONAL_RULE,
+    "scalar": SCALAR,
 }
 SITE_RULES = {"nonnegative": NONNEGATIVE, "keep": KEEP, "floor": FLOOR}
 
@@ -221,9 +224,11 @@ cdef class Factors:
         double beta=1.0, double gamma=0.0, double power=1.0, double damping=1.0,
         double tolerance=1e-5, int max_iterations=50, bint slope_curvature=False,
         str site_rule="nonnegative", points=None, weights=None, bint flat_start=False,
+        Moments moments=None,
     ):
         cdef ptrdiff_t z, p
         self.loss = loss
+        self.moments = moments
         self.scheme = SCHEMES[scheme]
         self.site_rule = SITE_RULES[site_rule]
         self.d, self.max_rows = d, max_rows
@@ -288,6 +293,8 @@ cdef class Factors:
             outcome = self.expand(s, x, ld, y, beta, c)
         elif self.scheme == LAPLACE:
             outcome = self.laplace(s, x, ld, y, beta, c)
+        elif self.scheme == SCALAR:
+            outcome = self.scalar(x, 1.0 if y == NULL else y[0], c)
         else:
             outcome = self.variational_rule(s, x, ld, y, beta, c)
         if outcome == FITTED and self.power != 1.0:
@@ -296,6 +303,35 @@ cdef class Factors:
                 self.b[j] /= self.power
                 self.tau[j] /= self.power
         return outcome
+
+    cdef Outcome scalar(self, const double *x, double y, double *c) noexcept nogil:
+        """One row: from the triple at the cavity of y x.theta, the moments of each theta_j.
+
+        mean_j = mu_j + v_j a_j dlZ, variance_j = v_j (1 + v_j a_j^2 d2lZ), a = y x. c makes the
+        integral of the fit over the cavity Z.
+        """
+        cdef double spread = 0.0, a, rest, lZ = 0.0, dlZ = 0.0, d2lZ = 0.0
+        cdef Trouble trouble
+        cdef ptrdiff_t j
+        for j in range(self.d):
+            spread += x[j] * x[j] * self.v[j]
+        if spread == 0.0:                   # a row of zeros: its factor is the number t(0)
+            spread = 1e-300
+        trouble = self.moments.at(1.0, self.m[0], spread, self.power, &lZ, &dlZ, &d2lZ)
+        if trouble == LOSS_FAILED:
+            return CALLBACK_FAILED
+        if trouble != INTEGRATED or not isfinite(spread):
+            return NOT_FITTED
+        c[0] = lZ
+        for j in range(self.d):
+            a = y * x[j]
+            rest = 1.0 + self.v[j] * a * a * d2lZ
+            if not rest > 0.0:
+                return NOT_FITTED
+            self.tau[j] = -a * a * d2lZ / rest
+            self.b[j] = a * dlZ / rest
+            c[0] -= 0.5 * (log(rest) + self.b[j] * self.b[j] * self.v[j] * rest)
+        return FITTED
 
     cdef Outcome center(self, ptrdiff_t s, double beta, double *c) noexcept nogil:
         """c = -beta sum_k l(m_k)."""

@@ -1,0 +1,148 @@
+"""backend.sweep on the caller's arrays; scalar sites with a factorised posterior."""
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+import epfast
+from epfast import ADF, EP
+from epfast.backend import sweep, tilted_moments
+
+
+def data(n=50, d=6, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, d))
+    y = np.where(X @ rng.normal(size=d) + rng.normal(size=n) > 0, 1.0, -1.0)
+    return X, y
+
+
+def fresh(n, d, variance=3.0):
+    return np.eye(d) * variance, np.zeros(d), np.zeros(n), np.zeros(n), np.zeros(n)
+
+
+@pytest.mark.parametrize("form", [np.array, sparse.csr_matrix, sparse.csc_array])
+@pytest.mark.parametrize(("d", "block"), [(6, None), (6, 1), (6, 50), (300, 17)])
+@pytest.mark.parametrize("loss", ["probit", "logistic"])
+def test_sweeps_are_those_of_fit_linear(loss, d, block, form):
+    X, y = data(50, d)
+    Sigma, mu, tau, nu, scale = fresh(50, d)
+    for _ in range(3):
+        given = {"damping": 0.8, "power": 0.9, "block": block, "log_scale": scale}
+        assert sweep(Sigma, mu, form(X), y, tau, nu, loss, **given) == 0
+    schedule = EP(3, 0.0, damping=0.8, power=0.9, order="sequential")
+    options = {"scheme": "exact", "posterior": "full", "batch_size": None}
+    post = epfast.fit_linear(X, y, loss=loss, prior_variance=3.0, schedule=schedule, **options)
+    np.testing.assert_allclose(mu, post.mean, atol=1e-10)
+    np.testing.assert_allclose(Sigma, post.covariance, atol=1e-10)
+    np.testing.assert_allclose([tau, nu, scale], post.sites, atol=1e-10)
+
+
+def test_order_visits_some_rows():
+    X, y = data()
+    a, b = fresh(50, 6), fresh(50, 6)
+    rows = np.array([7, 3, 3, 40])
+    sweep(*a[:2], X, y, *a[2:4], order=rows)
+    for i in rows:
+        sweep(*b[:2], X, y, *b[2:4], order=[i])
+    for one, other in zip(a, b, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-12)
+    assert np.flatnonzero(a[2]).tolist() == [3, 7, 40]
+    assert sweep(*a[:2], X, y, *a[2:4], order=np.zeros(0, dtype=int)) == 0
+
+
+X0, Y0 = data()
+S0, M0, T0, N0, C0 = fresh(50, 6)
+READ_ONLY = np.zeros(50)
+READ_ONLY.flags.writeable = False
+WRONG = {
+    "Sigma": [S0[:5], S0[0], None, S0.tolist(), S0.astype(int), np.asfortranarray(S0 + np.tri(6))],
+    "mu": [M0[:5], M0[:, None], M0 * np.nan, np.float32(M0), M0.tolist()],
+    "A": [X0[:, :5], X0 * np.inf, "text", sparse.csr_matrix(X0 * np.nan), X0[0]],
+    "y": [Y0[:-1], Y0 * 2, None],
+    "tau": [T0[:-1], READ_ONLY, np.zeros(100)[::2], T0 * np.nan],
+    "nu": [N0[:-1], READ_ONLY],
+    "log_scale": [C0[:-1], READ_ONLY],
+    "order": [[50], [-1], [0.5], [[0]]],
+    "block": [0, -1, 1.5],
+    "power": [0.0, -1.0, np.nan],
+    "damping": [0.0, 1.5],
+    "beta": [0.0, np.inf],
+    "loss": ["probbit", None],
+    "scheme": ["exakt", None],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(k, v) for k in WRONG for v in WRONG[k]])
+def test_bad_arguments_are_named(name, value):
+    Sigma, mu, tau, nu, _ = fresh(50, 6)
+    given = {"Sigma": Sigma, "mu": mu, "A": X0, "y": Y0, "tau": tau, "nu": nu} | {name: value}
+    with pytest.raises((ValueError, TypeError), match=rf"^(rows of )?{name}\b"):
+        sweep(**given)
+    assert not tau.any()
+
+
+# ---- factorised ----
+
+
+def plain_factorized(X, y, loss, sweeps, power=1.0, damping=1.0, variance=3.0):
+    """EP with a diagonal posterior and a site per row, coordinate by coordinate."""
+    n, d = X.shape
+    tau, nu = np.zeros((n, d)), np.zeros((n, d))
+    P, p = np.full(d, 1 / variance), np.zeros(d)
+    for _ in range(sweeps):
+        for i in range(n):
+            precision, shift = P - power * tau[i], p - power * nu[i]
+            v, mu = 1 / precision, shift / precision
+            m, s = X[i] @ mu, X[i] ** 2 @ v
+            _, d1, d2 = (part[0] for part in tilted_moments(loss, y[i : i + 1], [m], [s], power))
+            mean, spread = mu + v * X[i] * d1, v + (v * X[i]) ** 2 * d2
+            new_tau = np.maximum((1 / spread - precision) / power, 0.0)
+            new_nu = (mean / spread - shift) / power
+            if loss == "quasi01":  # the rule keeps the slope where it clips the precision
+                slope = (mean - mu) / spread / power
+                new_nu = slope + new_tau * mu
+            change = damping * (new_tau - tau[i]), damping * (new_nu - nu[i])
+            tau[i] += change[0]
+            nu[i] += change[1]
+            P, p = P + change[0], p + change[1]
+    return P, p
+
+
+@pytest.mark.parametrize("loss", ["probit", "logistic", "hinge", "quasi01"])
+@pytest.mark.parametrize(
+    "schedule", [EP(4, 0.0), EP(3, 0.0, power=0.7, damping=0.6), ADF()], ids=["EP", "PEP", "ADF"]
+)
+def test_factorized_scalar_sites(loss, schedule):
+    X, y = data(30, 5)
+    given = {"loss": loss, "scheme": "exact", "batch_size": None, "prior_variance": 3.0}
+    post = epfast.fit_linear(X, y, schedule=schedule, **given)
+    sweeps, damping = getattr(schedule, "sweeps", 1), getattr(schedule, "damping", 1.0)
+    P, p = plain_factorized(X, y, loss, sweeps, schedule.power, damping)
+    np.testing.assert_allclose(post.precision, P, rtol=1e-8)
+    np.testing.assert_allclose(post.shift, p, rtol=1e-8, atol=1e-8)
+
+
+def test_factorized_evidence_is_exact_for_rows_of_one_entry():
+    """There the posterior factorises, and each coordinate is EP in one dimension."""
+    rng = np.random.default_rng(1)
+    X = np.zeros((12, 3))
+    X[np.arange(12), np.arange(12) % 3] = rng.normal(size=12)
+    y = rng.choice([-1.0, 1.0], 12)
+    for loss in ("probit", "logistic"):
+        given = {"loss": loss, "scheme": "exact", "batch_size": None, "prior_variance": 3.0}
+        schedule = EP(200, 1e-12, order="sequential")
+        a = epfast.fit_linear(X, y, schedule=schedule, **given)
+        b = epfast.fit_linear(X, y, schedule=schedule, posterior="full", **given)
+        np.testing.assert_allclose(a.mean, b.mean, atol=1e-9)
+        np.testing.assert_allclose(a.variance, b.variance, atol=1e-9)
+        assert a.log_evidence == pytest.approx(b.log_evidence, abs=1e-8)
+        assert a.sites.precision.shape == (12, 3)
+
+
+def test_other_schemes_on_factorized_rows():
+    X, y = data(30, 5)
+    for scheme in ("laplace", "variational", epfast.ImportanceSampling(500, 1)):
+        post = epfast.fit_linear(X, y, scheme=scheme, batch_size=None, schedule=EP(3, 0.0))
+        assert np.isfinite(post.log_evidence)
+    again = epfast.fit_linear(X, y, scheme=scheme, batch_size=None, schedule=EP(3, 0.0))
+    np.testing.assert_array_equal(post.mean, again.mean)
