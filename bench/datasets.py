@@ -1,11 +1,14 @@
-"""The five public data sets of Roche (2016), encoded as in the paper.
+"""The public data sets of the reproduced papers.
 
 The files are read from the folder named by the environment variable ``EPFAST_DATA``; the table in
 ``bench/README.md`` says where each comes from.  Only NumPy and the standard library are used.
 
-Encoding, in this order: a categorical feature becomes one 0/1 column per level, its first level
-(in sorted order) dropped; every column is centred, then scaled to unit Euclidean norm over the
-examples; a constant 1 is appended.  ``?`` in the census data is a level like any other, not a
+``load`` gives the five sets of Roche (2016), encoded as in that paper; ``load_raw`` the six of
+Table 1 of Li et al. (2015), with the numbers as published; ``load_mnist`` MNIST.
+
+Roche's encoding, in this order: a categorical feature becomes one 0/1 column per level, its first
+level (in sorted order) dropped; every column is centred, then scaled to unit Euclidean norm over
+the examples; a constant 1 is appended.  ``?`` in the census data is a level like any other, not a
 missing row: only so does the dimension come out as the paper's 101 (its three columns with ``?``
 would otherwise lose one level each, d = 98, and 2,399 rows would go).  As ``?`` sorts before the
 letters, it is the level that is dropped there.
@@ -23,7 +26,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LARGE", "NAMES", "SMALL", "Dataset", "encode", "load"]
+__all__ = [
+    "LARGE",
+    "NAMES",
+    "RAW",
+    "SMALL",
+    "Dataset",
+    "Raw",
+    "encode",
+    "load",
+    "load_mnist",
+    "load_raw",
+]
 
 VARIABLE = "EPFAST_DATA"
 
@@ -122,8 +136,8 @@ class Dataset:
         return replace(self, X=X, y=y)
 
 
-def _read(source: _Source) -> tuple[list[str], list[tuple[str, ...]]]:
-    """Header and columns (as strings) of the file ``stem``.csv.gz or ``stem``.csv."""
+def _find(stem: str, endings: tuple[str, ...], what: str) -> Path:
+    """The data file ``stem`` with one of the endings."""
     where = os.environ.get(VARIABLE)
     if not where:
         raise RuntimeError(
@@ -132,14 +146,18 @@ def _read(source: _Source) -> tuple[list[str], list[tuple[str, ...]]]:
             f"bench/README.md says where each public file comes from"
         )
     folder = Path(where).expanduser()
-    path = next(
-        (p for e in (".csv.gz", ".csv") if (p := folder / (source.stem + e)).is_file()), None
-    )
+    path = next((p for e in endings if (p := folder / (stem + e)).is_file()), None)
     if path is None:
         raise FileNotFoundError(
-            f"no {source.stem}.csv.gz (or .csv) in {VARIABLE}={where}: it is UCI's "
-            f"{source.uci}; bench/README.md says how the file is laid out"
+            f"no {' or '.join(stem + e for e in endings)} in {VARIABLE}={where}: it is "
+            f"{what}; bench/README.md says how the file is laid out"
         )
+    return path
+
+
+def _read(stem: str, what: str) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Header and columns (as strings) of the file ``stem``.csv.gz or ``stem``.csv."""
+    path = _find(stem, (".csv.gz", ".csv"), what)
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8", newline="") as stream:
         rows = csv.reader(stream)
@@ -192,7 +210,7 @@ def load(name: str) -> Dataset:
     if name not in _SOURCES:
         raise ValueError(f"name must be one of {', '.join(NAMES)}; got {name!r}")
     source = _SOURCES[name]
-    header, columns = _read(source)
+    header, columns = _read(source.stem, f"UCI's {source.uci}")
     labels = columns[-1]
     y = np.where(np.array(labels) == source.positive, 1.0, -1.0)
     keep = slice(source.first, -1)
@@ -204,3 +222,107 @@ def load(name: str) -> Dataset:
             f"is it UCI's {source.uci}?"
         )
     return Dataset(name, source.title, X, y, names, source.batch_size, source.sweeps)
+
+
+# ------------------------------------------------------------------- Li et al. (2015), Table 1
+
+
+class _RawSource(NamedTuple):
+    """A file of numbers: its shape after the cleaning, and the label counted as y = +1."""
+
+    title: str
+    files: tuple[str, ...]  # the rows of several files are put together
+    what: str
+    n: int
+    d: int
+    positive: str
+    drop: tuple[str, ...] = ()  # columns that are not features
+
+
+_RAW = {
+    "australian": _RawSource(
+        *("Australian", ("australian",), "UCI's Statlog Australian Credit, id 143"),
+        *(690, 14, "1"),
+    ),
+    "breast": _RawSource(
+        *("Breast", ("breast_cancer_wisconsin",), "UCI's Breast Cancer Wisconsin (Original)"),
+        *(683, 9, "4"),
+    ),
+    "crabs": _RawSource(
+        *("Crabs", ("crabs",), "crabs of the R package MASS", 200, 6, "M", ("index",)),
+    ),
+    "ionosphere": _RawSource(
+        *("Ionos", ("ionosphere",), "UCI's Ionosphere, id 52", 351, 34, "g"),
+    ),
+    "pima": _RawSource("Pima", ("pima",), "the Pima Indians diabetes data", 768, 8, "1"),
+    "pima_ripley": _RawSource(
+        *("Pima (Ripley)", ("pima_tr", "pima_te"), "Pima.tr and Pima.te of the R package MASS"),
+        *(532, 7, "Yes"),
+    ),
+    "sonar": _RawSource("Sonar", ("sonar",), "UCI's Sonar, id 151", 208, 60, "M"),
+}
+
+RAW = tuple(_RAW)
+
+
+class Raw(NamedTuple):
+    """Features as published, (n, d), and labels in {-1, +1}; no constant column."""
+
+    name: str
+    title: str
+    X: NDArray[np.float64]
+    y: NDArray[np.float64]
+    columns: tuple[str, ...]
+
+
+def load_raw(name: str) -> Raw:
+    """Load one of ``RAW`` without any scaling.
+
+    Rows with an empty cell are left out (16 of ``breast``), and so is the column ``index`` of
+    ``crabs``, which counts within the groups.  Its species becomes 0 and 1.
+
+    Raises
+    ------
+    RuntimeError
+        If ``EPFAST_DATA`` is not set, or the file has not the expected shape.
+    FileNotFoundError
+        If the folder lacks the file.
+    """
+    if name not in _RAW:
+        raise ValueError(f"name must be one of {', '.join(RAW)}; got {name!r}")
+    source = _RAW[name]
+    header: list[str] = []
+    rows: list[tuple[str, ...]] = []
+    for stem in source.files:
+        header, columns = _read(stem, source.what)
+        rows += [row for row in zip(*columns, strict=True) if all(row)]
+    kept = [i for i, column in enumerate(header[:-1]) if column not in source.drop]
+    two = {"B": 0.0, "O": 1.0}  # the species of crabs
+    X = np.array([[two[row[i]] if row[i] in two else float(row[i]) for i in kept] for row in rows])
+    labels = {row[-1] for row in rows}
+    y = np.array([1.0 if row[-1] == source.positive else -1.0 for row in rows])
+    if X.shape != (source.n, source.d) or len(labels) != 2 or source.positive not in labels:
+        raise RuntimeError(
+            f"{name}: got shape {X.shape} and labels {sorted(labels)[:4]}, expected "
+            f"{(source.n, source.d)} with {source.positive!r} as one of two labels; "
+            f"is it {source.what}?"
+        )
+    return Raw(name, source.title, X, y, tuple(header[i] for i in kept))
+
+
+class Mnist(NamedTuple):
+    """Pixels (n, 784), uint8, and digits (n,), of the training and the test set."""
+
+    X: NDArray[np.uint8]
+    digit: NDArray[np.uint8]
+    X_test: NDArray[np.uint8]
+    digit_test: NDArray[np.uint8]
+
+
+def load_mnist() -> Mnist:
+    """Load ``mnist.npz`` (arrays ``x_train``, ``y_train``, ``x_test``, ``y_test``)."""
+    with np.load(_find("mnist", (".npz",), "MNIST as one .npz"), allow_pickle=False) as file:
+        parts = [file[key] for key in ("x_train", "y_train", "x_test", "y_test")]
+    if [len(part) for part in parts] != [60000, 60000, 10000, 10000]:
+        raise RuntimeError(f"mnist.npz: got {[part.shape for part in parts]}")
+    return Mnist(parts[0].reshape(-1, 784), parts[1], parts[2].reshape(-1, 784), parts[3])

@@ -1,4 +1,4 @@
-"""The five data sets of Roche (2016): what the paper and math of the project say of them."""
+"""The public data sets: what the papers and the mathematics of the project say of them."""
 
 import datasets
 import numpy as np
@@ -19,6 +19,18 @@ SHAPES = {
 QUASI01 = {"haberman": 86.1, "ionosphere": 58.5, "wdbc": 27.17, "bank": 5511, "census": 6197}
 
 
+# rows, features, rows with y = +1
+RAW = {
+    "australian": (690, 14, 307),
+    "breast": (683, 9, 239),
+    "crabs": (200, 6, 100),
+    "ionosphere": (351, 34, 225),
+    "pima": (768, 8, 268),
+    "pima_ripley": (532, 7, 177),
+    "sonar": (208, 60, 111),
+}
+
+
 @pytest.fixture(params=SHAPES)
 def dataset(request, data_folder):
     return datasets.load(request.param)
@@ -37,6 +49,24 @@ def test_encoding(dataset):
     np.testing.assert_allclose(np.linalg.norm(dataset.X[:, :-1], axis=0), 1.0)
     np.testing.assert_allclose(dataset.X[:, :-1].sum(axis=0), 0.0, atol=1e-10)
     assert set(np.unique(dataset.y)) == {-1.0, 1.0}
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_raw_tables(data_folder, name):
+    raw = datasets.load_raw(name)
+    assert (*raw.X.shape, int((raw.y > 0).sum())) == RAW[name]
+    assert set(np.unique(raw.y)) == {-1.0, 1.0}
+    assert len(raw.columns) == raw.X.shape[1]
+    assert np.isfinite(raw.X).all()
+
+
+def test_mnist(data_folder):
+    mnist = datasets.load_mnist()
+    assert mnist.X.shape == (60000, 784)
+    assert mnist.X_test.shape == (10000, 784)
+    assert mnist.X.max() == 255
+    assert np.bincount(mnist.digit)[:3].tolist() == [5923, 6742, 5958]
+    assert np.bincount(mnist.digit_test)[:3].tolist() == [980, 1135, 1032]
 
 
 def test_variational_quadrature_on_quasi01(dataset):

@@ -512,7 +512,7 @@ class _Search:
         quick = schedule
         if isinstance(schedule, EP | SharedSites):
             sweeps, tol = min(schedule.sweeps, 20), max(schedule.tol, 1e-3)
-            quick = replace(schedule, sweeps=sweeps, tol=tol)
+            quick = replace(cast(Any, schedule), sweeps=sweeps, tol=tol)
         grid = np.linspace(math.log(least), math.log(most), GRID).tolist()
         values = [self.value(u, quick) for u in grid]
         top = int(np.argmax(values))
