@@ -37,7 +37,6 @@ for shared in (X, Y):
 CHECKED = [
     LinearClassifier(),
     LinearClassifier(loss="probit", prior_variance=1.0),
-    LinearClassifier(prior_variance="evidence"),
 ]
 
 

@@ -42,9 +42,9 @@ PARALLEL_ROWS = 128
 MANY_DIMENSIONS = 512
 #: a variance that falls to less of what it was is computed anew from the sites, with all digits
 SHRUNK = 1e-4
-#: automatic order: shares of the rows in the first sweep, each of these parallel
-SHARES = (16, 16, 16, 4)
-#: and the least rows per dimension that make a share worth while
+#: automatic order: the first sweep begins with every 16th row, one after the other and twice, then
+#: takes every 4th and all in parallel; with fewer rows per dimension than this in a share, none
+FIRST_SHARE, NEXT_SHARE = 16, 4
 ROWS_PER_DIMENSION = 4
 #: and what share of the least change so far one of three parallel sweeps must stay below, else the
 #: order is sequential
@@ -293,8 +293,11 @@ class _RowSites:
         if self.order == "parallel":
             assert state.sites is not None
             if self.may_change and self.flat:
+                self.flat = False
+                if self.problem.shape[0] < FIRST_SHARE * ROWS_PER_DIMENSION * len(self.mean):
+                    # the first step of parallel EP from a wide prior goes too far
+                    return self._sequential(state, slice(None), bar)
                 state = self._shares(state)
-            self.flat = False
             before = self.covariance, self.mean
             new, refused = self._parallel(state, slice(None), bar)
             if self.may_change and not self._contracts(*before, refused):
@@ -302,7 +305,7 @@ class _RowSites:
                 self.order, new = "sequential", self.first
                 self.covariance, self.mean = _moments_of(new)
             return new._replace(sweeps=state.sweeps + 1), refused
-        return self._sequential(state, bar)
+        return self._sequential(state, slice(None), bar)
 
     def finish(self, state: State) -> State:
         if state.sites is None or self.since_refresh == 0:
@@ -311,7 +314,8 @@ class _RowSites:
 
     # -- one after the other --
 
-    def _sequential(self, state: State, bar: Any) -> tuple[State, int]:
+    def _sequential(self, state: State, which: slice, bar: Any) -> tuple[State, int]:
+        """Sites of a slice of the rows; the other rows are to have flat sites, or which is all."""
         problem, core = self.problem, self.core
         n, d = problem.shape
         sites = state.sites and Sites(*(part.copy() for part in state.sites))
@@ -319,9 +323,14 @@ class _RowSites:
         old_variance = np.diag(self.covariance)
         self.covariance, self.mean = self.covariance.copy(), self.mean.copy()
         targets = () if sites is None else sites
-        for part in problem.chunks(self.schedule.visits(n, state.sweeps)):
-            rows, weights = problem.rows(part), problem.weights(part)
-            labels = problem.data.y[part]
+        visits = np.ascontiguousarray(self.schedule.visits(n, state.sweeps)[which])
+        for part in problem.chunks(visits):
+            # neighbours by a slice, which copies nothing
+            take: Any = part if self.order == "shuffled" else slice(part[0], part[-1] + 1)
+            if which.step is not None:
+                take = part
+            rows, weights = problem.rows(take), problem.weights(take)
+            labels = problem.data.y[take]
             core.sweep(rows, labels, weights, part, self.covariance, self.mean, *targets)
             if bar is not None:
                 bar.update(len(part))
@@ -398,16 +407,17 @@ class _RowSites:
         return new_state, refused
 
     def _shares(self, state: State) -> State:
-        """From flat sites: sweeps over every 16th row, then every 4th, before the first over all.
+        """From flat sites: sweeps over growing shares of the rows, before the first over all.
 
-        As the posterior moves by less than its own width between two of them, they save two or
-        three sweeps over all rows, at the price of half a one.
+        They end within a few standard deviations of where all rows will, for the price of half a
+        sweep, so that parallel sweeps neither go too far nor need to be many.
         """
-        n, d = self.problem.shape
-        for share in SHARES:
-            if n >= share * ROWS_PER_DIMENSION * d:
-                state, _ = self._parallel(state, slice(None, None, share), None)
-        return state
+        sweeps = state.sweeps
+        for _ in range(2):
+            state, _ = self._sequential(state, slice(None, None, FIRST_SHARE), None)
+        state, _ = self._parallel(state, slice(None, None, NEXT_SHARE), None)
+        self.since_refresh = 0
+        return state._replace(sweeps=sweeps)
 
     def _contracts(self, covariance: Array, mean: Array, refused: int) -> bool:
         """Whether the last parallel sweep, or one of the two before it, changed less than all."""

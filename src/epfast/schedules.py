@@ -68,8 +68,8 @@ class EP(Schedule):
         together); "parallel" fits all from the same posterior, then updates once. "auto" is
         "sequential" for minibatches, and where a fixed number of sweeps (``tol=0``) or damping is
         asked for. Else, for scalar sites with a full covariance, it is the order that converges
-        soonest: parallel, where the first sweep visits growing shares of the rows before all of
-        them; sequential from where two sweeps in a row did not contract.
+        soonest: one sweep in sequential order (of every 16th row, twice, where rows are many), then
+        parallel sweeps; all sequential, from the start, once three of these did not contract.
     block : int, optional
         Sites per block of the exact blocked sweep; for scalar sites.
     seed : int, optional
