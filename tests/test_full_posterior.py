@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
-from scipy import sparse
+from scipy import sparse, special
 
 import epfast
 from epfast import ADF, AEP, DAEP, DEP, DSEP, EP, SEP
@@ -411,3 +411,66 @@ def test_residual_of_shared_sites():
         )
         assert early.residual > 1e-4
     assert fit(X, y, schedule=SEP(**TIGHT)).residual > 1e-4  # the bias of sequential SEP
+
+
+# ---- an independent oracle ----
+
+
+def numpy_ep(X, y, loss, variance, sweeps=400, damping=0.7):
+    """Parallel damped EP in plain NumPy to its fixed point: mean, covariance and log evidence."""
+    n, d = X.shape
+    tau, nu = np.zeros(n), np.zeros(n)
+    z = np.linspace(-9.0, 9.0, 145)  # the trapezoidal rule: exponentially accurate here
+    weight = np.exp(-0.5 * z**2) * (z[1] - z[0]) / np.sqrt(2 * np.pi)
+    for _ in range(sweeps):
+        P = np.eye(d) / variance + (X.T * tau) @ X
+        covariance = np.linalg.inv(P)
+        mean = covariance @ (X.T @ nu)
+        h, s = X @ mean, np.einsum("ij,jk,ik->i", X, covariance, X)
+        v = 1 / (1 / s - tau)
+        m = v * (h / s - nu)
+        margin = y[:, None] * (m[:, None] + np.sqrt(v)[:, None] * z)
+        if loss == "probit":
+            u = y * m / np.sqrt(1 + v)
+            log_z, g = special.log_ndtr(u), np.exp(-0.5 * u**2 - special.log_ndtr(u))
+            g /= np.sqrt(2 * np.pi)
+            tilted_mean = m + y * v * g / np.sqrt(1 + v)
+            tilted_variance = v - v**2 * g * (u + g) / (1 + v)
+        else:
+            f = weight * special.expit(margin)
+            Z = f.sum(axis=1)
+            first, second = f @ z / Z, f @ z**2 / Z
+            log_z, tilted_mean = np.log(Z), m + np.sqrt(v) * first
+            tilted_variance = v * (second - first**2)
+        new_tau = 1 / tilted_variance - 1 / v
+        new_nu = tilted_mean / tilted_variance - m / v
+        change = max(abs(new_tau - tau).max(), abs(new_nu - nu).max())
+        if change < 1e-12:
+            break
+        tau, nu = tau + damping * (new_tau - tau), nu + damping * (new_nu - nu)
+    assert change < 1e-10
+    # Rasmussen & Williams (2006), eq. 3.65, in natural parameters: log of the integral of
+    # prior times sites that integrate to Z_i over their cavities
+    scale = log_z - 0.5 * np.log(tilted_variance / v)
+    scale -= 0.5 * (tilted_mean**2 / tilted_variance - m**2 / v)
+    evidence = scale.sum() + 0.5 * mean @ P @ mean
+    evidence -= 0.5 * (np.linalg.slogdet(P)[1] + d * np.log(variance))
+    return mean, covariance, evidence
+
+
+@pytest.mark.parametrize("loss", ["probit", "logistic"])
+@pytest.mark.parametrize(("n", "d"), [(5000, 4), (351, 33)])
+def test_the_fixed_point_is_that_of_numpy(n, d, loss):
+    rng = np.random.default_rng(4)
+    X = rng.normal(size=(n, d))
+    noise = rng.normal(size=n) if loss == "probit" else rng.logistic(size=n)
+    y = np.where(X @ rng.normal(size=d) + noise > 0, 1.0, -1.0)
+    mean, covariance, evidence = numpy_ep(X, y, loss, 1.0)
+    for order in ("auto", "sequential"):
+        schedule = EP(**TIGHT, order=order)
+        post = fit(X, y, loss, prior_variance=1.0, schedule=schedule)
+        np.testing.assert_allclose(post.mean, mean, rtol=0, atol=1e-8 * abs(mean).max())
+        scale = abs(covariance).max()
+        np.testing.assert_allclose(post.covariance, covariance, rtol=0, atol=1e-8 * scale)
+        assert post.log_evidence == pytest.approx(evidence, rel=1e-8)
+        assert post.residual < 1e-8
