@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import epfast
-from epfast import ADF, EP, SEP, ConvergenceWarning, fit_linear
+from epfast import ADF, EP, SEP, fit_linear
 
 pytest.importorskip("sklearn")
 
@@ -430,12 +430,6 @@ def test_bad_data():
         model.fit(X, X[:, 0])
     with pytest.raises(ValueError, match="features"):
         model.fit(X, Y).predict(X[:, :2])
-
-
-def test_convergence_warning_passes_through():
-    model = LinearClassifier(schedule=EP(sweeps=6, order="parallel"))
-    with pytest.warns(ConvergenceWarning):
-        model.fit(X, Y, sample_weight=np.where(Y > 0, 1000.0, 1e-4))
 
 
 # ---- without scikit-learn ----

@@ -532,7 +532,7 @@ class _Search:
 
         def loss(u: float) -> float:
             tried[u] = self.value(u, schedule)
-            return -tried[u]
+            return -max(tried[u], -1e50)  # a fit that failed, as a finite number
 
         optimize.minimize_scalar(
             loss, bounds=(low, high), method="bounded", options={"xatol": ACCURACY}

@@ -98,9 +98,10 @@ cdef class Groups:
                 copies, w = fmax(1.0, weight[j]), fmin(1.0, weight[j])
             # the marginal is the cavity's already, so there is no site to take out
             trouble = new_site(
-                self.moments, y[j], mean, variance, self.power, copies, w, 0.0, 0.0, &t, &b, &c,
+                self.moments, y[j], mean, variance, self.power, 1.0, w, 0.0, 0.0, &t, &b, &c,
                 &refused
             )
+            t, b, c = copies * t, copies * b, copies * c
             if trouble == LOSS_FAILED:
                 return trouble
             if refused:
