@@ -366,6 +366,7 @@ def test_evidence_at_a_maximum_is_flat():
     assert abs((high - low) / (2 * step)) < 1e-4
 
 
+@pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
 def test_evidence_at_the_ends():
     """Where there is no maximum inside the range the result is an end of it, and finite."""
     rows, _ = small(n=40)
