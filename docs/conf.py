@@ -31,3 +31,6 @@ default_role = "code"
 
 html_theme = "furo"
 html_title = f"epfast {release}"
+
+# docstrings that scikit-learn writes into its estimators refer to its own glossary
+suppress_warnings = ["ref.term", "ref.ref"]
