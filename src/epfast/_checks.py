@@ -171,6 +171,11 @@ def sparse_design(name: str, value: Any, d: int | None = None) -> Any:
     return result
 
 
+def rows(name: str, value: Any, d: int | None = None) -> Any:
+    """A matrix of rows, dense (:func:`design`) or sparse (:func:`sparse_design`)."""
+    return (sparse_design if hasattr(value, "tocsr") else design)(name, value, d)
+
+
 def labels(name: str, value: Any, n: int) -> Array:
     """Labels -1 and +1, (n,), as float64."""
     given = real_array(name, value)

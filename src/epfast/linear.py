@@ -241,6 +241,7 @@ def fit_linear(
             found_scheme.check_loss(found_loss)
         else:
             found_scheme = _expansion(scheme, gamma, curvature, found_loss, schedule)
+        _check_site(found_loss, beta, schedule, record)
         return _fit_full(
             X,
             y,
@@ -266,9 +267,7 @@ def fit_linear(
         )
     found_scheme = schemes.resolve(scheme, gamma, curvature, scalar=batch_size is None)
     found_scheme.check_loss(found_loss)
-    found_loss.check_tilt(_checks.number("beta", beta, above=0.0), schedule.power)
-    if record is not None and isinstance(found_loss, CustomSite):
-        raise ValueError(f"record is {record!r}; allowed with a CustomSite: None, it has no values")
+    _check_site(found_loss, beta, schedule, record)
     if isinstance(X, Iterator) or (y is None and isinstance(X, Iterable) and not _is_array(X)):
         if y is not None:
             raise ValueError("X is an iterator of chunks and y is given; allowed: y=None")
@@ -351,6 +350,15 @@ def _warn(result: FactorizedPosterior | FullPosterior, schedule: Schedule) -> No
             )
 
 
+def _check_site(
+    loss: Loss, beta: Any, schedule: EP | ADF | DEP | SharedSites, record: str | None
+) -> None:
+    """What a site whose moments are the user's own cannot give; and beta, for any."""
+    loss.check_tilt(_checks.number("beta", beta, above=0.0), schedule.power)
+    if record is not None and isinstance(loss, CustomSite):
+        raise ValueError(f"record is {record!r}; allowed with a CustomSite: None, it has no values")
+
+
 def _fit_full(
     X: Any,
     y: Any,
@@ -370,11 +378,7 @@ def _fit_full(
     """Full covariance: check the rest and run."""
     if record == "factor":
         raise ValueError("record is 'factor'; allowed with posterior='full': None or 'cost'")
-    if record == "cost" and isinstance(loss, CustomSite):
-        raise ValueError("record is 'cost'; allowed with a CustomSite: None, it has no values")
-    loss.check_tilt(_checks.number("beta", beta, above=0.0), schedule.power)
-    power = 1.0 if isinstance(schedule, ADF) else schedule.power
-    data = design_of(X, y, weights, power)
+    data = design_of(X, y, weights, schedule.power)
     n, d = data.X.shape
     if data.weights is not None:
         exponents = data.weights if isinstance(schedule, ADF) else np.minimum(data.weights, 1.0)
@@ -406,11 +410,10 @@ def design_of(X: Any, y: Any, weights: Any, power: float, d: int | None = None) 
     """Rows of X, dense or sparse, with their labels and weights, checked."""
     if y is None:
         raise ValueError("y is None; allowed: labels -1 and +1, (n,)")
-    if hasattr(X, "tocsr"):
-        rows = _checks.sparse_design("X", X, d)
+    rows = _checks.rows("X", X, d)
+    if hasattr(rows, "indptr"):
         finite = bool(np.isfinite(rows.data).all())
     else:
-        rows = _checks.design("X", X, d)
         finite = all(np.isfinite(rows[part]).all() for part in row_chunks(rows))
     if not finite:
         raise ValueError("X holds NaN or infinity; allowed: finite numbers")

@@ -198,9 +198,8 @@ class LinearPosterior:
         -------
         mean, variance : ndarray of shape (n,)
         """
-        d = self.shift.size
-        is_sparse = hasattr(X, "tocsr")
-        rows: Any = _checks.sparse_design("X", X, d) if is_sparse else _checks.design("X", X, d)
+        rows = _checks.rows("X", X, self.shift.size)
+        is_sparse = hasattr(rows, "indptr")
         mean, variance = np.empty(rows.shape[0]), np.empty(rows.shape[0])
         with np.errstate(over="ignore", invalid="ignore"):
             for part in row_chunks(rows):

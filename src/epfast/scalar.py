@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,23 +156,38 @@ def prior_matrix(precision: Any, d: int) -> Array:
 # ---- the loop over sweeps ----
 
 
-class _Engine(Protocol):
-    """How a kind of site is started and swept."""
+class _Engine:
+    """How a kind of site is started and swept; what is said here suits a site per row."""
 
-    def start(self, start: FullPosterior | None) -> State:
-        """The state before the first sweep; the engine goes on from it."""
-
-    def sweep(self, state: State, bar: Any) -> tuple[State, int]:
-        """One sweep: the new state, and how many sites were refused."""
-
-    def finish(self, state: State) -> State:
-        """The state as its sites have it, without what sweeps may have left in its digits."""
-
+    problem: Problem
     #: moments of the posterior; of the covariance the upper triangle holds
     covariance: Array
     mean: Array
     #: what the last sweep found wrong with the covariance, where it was computed anew
-    drift: float | None
+    drift: float | None = None
+
+    def start(self, start: FullPosterior | None) -> State:
+        """The state before the first sweep; the engine goes on from it."""
+        return self._at(_start(self.problem, start))
+
+    def sweep(self, state: State, bar: Any) -> tuple[State, int]:
+        """One sweep: the new state, and how many sites were refused."""
+        raise NotImplementedError
+
+    def finish(self, state: State) -> State:
+        """The state as its sites have it, without what sweeps may have left in its digits."""
+        return state
+
+    def _at(self, state: State) -> State:
+        """Go on from a state: its moments."""
+        self.covariance, self.mean = _moments_of(state)
+        return state
+
+    def _taken(self, old: State, new: State | None, refused: int) -> tuple[State, int]:
+        """What a sweep returns; where all changes together are improper (None) none is taken."""
+        if new is None:
+            return old._replace(sweeps=old.sweeps + 1), self.problem.shape[0]
+        return self._at(new), refused
 
 
 def fit_scalar(
@@ -248,12 +263,8 @@ def _change(old_mean: Array, old_variance: Array, engine: _Engine) -> float:
 # ---- a site per row ----
 
 
-class _RowSites:
+class _RowSites(_Engine):
     """EP and ADF: two numbers per row, or none."""
-
-    covariance: Array
-    mean: Array
-    drift: float | None = None
 
     def __init__(self, problem: Problem, schedule: EP | ADF) -> None:
         n, d = problem.shape
@@ -283,9 +294,8 @@ class _RowSites:
 
     def _begin(self, state: State) -> State:
         self.flat = state.sites is not None and not state.sites.precision.any()
-        self.covariance, self.mean = _moments_of(state)
         self.first = state
-        return state
+        return self._at(state)
 
     def sweep(self, state: State, bar: Any) -> tuple[State, int]:
         self.drift = None
@@ -302,8 +312,7 @@ class _RowSites:
             new, refused = self._parallel(state, slice(None), bar)
             if self.may_change and not self._contracts(*before, refused):
                 # from the start again: where parallel sweeps end there may be no way back
-                self.order, new = "sequential", self.first
-                self.covariance, self.mean = _moments_of(new)
+                self.order, new = "sequential", self._at(self.first)
             return new._replace(sweeps=state.sweeps + 1), refused
         return self._sequential(state, slice(None), bar)
 
@@ -326,9 +335,8 @@ class _RowSites:
         visits = np.ascontiguousarray(self.schedule.visits(n, state.sweeps)[which])
         for part in problem.chunks(visits):
             # neighbours by a slice, which copies nothing
-            take: Any = part if self.order == "shuffled" else slice(part[0], part[-1] + 1)
-            if which.step is not None:
-                take = part
+            scattered = self.order == "shuffled" or which.step is not None
+            take: Any = part if scattered else slice(part[0], part[-1] + 1)
             rows, weights = problem.rows(take), problem.weights(take)
             labels = problem.data.y[take]
             core.sweep(rows, labels, weights, part, self.covariance, self.mean, *targets)
@@ -402,9 +410,7 @@ class _RowSites:
         if not _is_proper(precision):  # changes can be too much together: none is taken
             return state, n
         total = problem.base.log_scale + float(sites.log_scale.sum())
-        new_state = State(precision, shift, sites, total, state.sweeps)
-        self.covariance, self.mean = _moments_of(new_state)
-        return new_state, refused
+        return self._at(State(precision, shift, sites, total, state.sweeps)), refused
 
     def _shares(self, state: State) -> State:
         """From flat sites: sweeps over growing shares of the rows, before the first over all.
@@ -436,12 +442,8 @@ class _RowSites:
 # ---- sites shared by groups of rows ----
 
 
-class _GroupSites:
+class _GroupSites(_Engine):
     """SEP, AEP, DSEP, DAEP: a d x d site per group of rows."""
-
-    covariance: Array
-    mean: Array
-    drift: float | None = None
 
     def __init__(self, problem: Problem, schedule: SharedSites) -> None:
         self.problem, self.schedule = problem, schedule
@@ -475,8 +477,7 @@ class _GroupSites:
         self.core = Groups(
             self.triple, d, min(64, n), schedule.power, schedule.damping, start is not None
         )
-        self.covariance, self.mean = _moments_of(state)
-        return state
+        return self._at(state)
 
     def sweep(self, state: State, bar: Any) -> tuple[State, int]:
         problem, before = self.problem, self.core.n_refused
@@ -506,14 +507,7 @@ class _GroupSites:
             if bar is not None:
                 bar.update(len(part))
         refused = self.core.n_refused - before
-        new = self._from_sites(sites, state.sweeps + 1)
-        if new is None:  # rounding at the edge of what is proper: nothing is taken
-            return state._replace(sweeps=state.sweeps + 1), n
-        self.covariance, self.mean = _moments_of(new)
-        return new, refused
-
-    def finish(self, state: State) -> State:
-        return state
+        return self._taken(state, self._from_sites(sites, state.sweeps + 1), refused)
 
     def _from_sites(self, sites: Sites, sweeps: int) -> State | None:
         """Base times powers of the sites; None where that is not a proper Gaussian."""
@@ -528,12 +522,8 @@ class _GroupSites:
 # ---- Laplace fits of many rows at once ----
 
 
-class _FactorSites:
+class _FactorSites(_Engine):
     """EP and ADF on factors of ``batch_size`` rows, with the full Hessian of each: tau per row."""
-
-    covariance: Array
-    mean: Array
-    drift: float | None = None
 
     def __init__(self, problem: Problem, schedule: EP | ADF) -> None:
         n, d = problem.shape
@@ -555,11 +545,6 @@ class _FactorSites:
             given.get("tolerance", 0.0),
             given.get("max_iterations", 0),
         )
-
-    def start(self, start: FullPosterior | None) -> State:
-        state = _start(self.problem, start)
-        self.covariance, self.mean = _moments_of(state)
-        return state
 
     def sweep(self, state: State, bar: Any) -> tuple[State, int]:
         problem = self.problem
@@ -593,27 +578,15 @@ class _FactorSites:
         if state.sites is None:
             total = state.log_scale + float(sites.log_scale.sum())
             new = State(_whole(precision), shift, None, total, state.sweeps + 1)
-        else:
-            proper = _from_sites(problem, sites, state.sweeps + 1)
-            if proper is None:  # parallel changes can be too much together: none is taken
-                return state._replace(sweeps=state.sweeps + 1), n
-            new = proper
-        self.covariance, self.mean = _moments_of(new)
-        return new, refused
-
-    def finish(self, state: State) -> State:
-        return state
+            return self._taken(state, new, refused)
+        return self._taken(state, _from_sites(problem, sites, state.sweeps + 1), refused)
 
 
 # ---- EP within shards ----
 
 
-class _ShardSites:
+class _ShardSites(_Engine):
     """DEP: the rows of a shard are fitted by an EP of their own, the cavity as its prior."""
-
-    covariance: Array
-    mean: Array
-    drift: float | None = None
 
     def __init__(self, problem: Problem, schedule: DEP) -> None:
         n, _ = problem.shape
@@ -626,11 +599,6 @@ class _ShardSites:
             slice(int(rows[0]), int(rows[-1]) + 1) if rows[-1] - rows[0] + 1 == len(rows) else rows
             for rows in np.split(order, cuts)
         ]
-
-    def start(self, start: FullPosterior | None) -> State:
-        state = _start(self.problem, start)
-        self.covariance, self.mean = _moments_of(state)
-        return state
 
     def sweep(self, state: State, bar: Any) -> tuple[State, int]:
         problem, schedule, refused = self.problem, self.schedule, 0
@@ -659,11 +627,7 @@ class _ShardSites:
                 precision, shift = cavity.precision + all_precision, cavity.shift + all_shift
             if bar is not None:
                 bar.update(len(old.shift))
-        proper = _from_sites(problem, sites, state.sweeps + 1)
-        if proper is None:  # parallel changes can be too much together: none is taken
-            return state._replace(sweeps=state.sweeps + 1), problem.shape[0]
-        self.covariance, self.mean = _moments_of(proper)
-        return proper, refused
+        return self._taken(state, _from_sites(problem, sites, state.sweeps + 1), refused)
 
     def _fit(self, shard: Problem, sites: Sites) -> tuple[Sites, int]:
         """EP within a shard, from its sites: the new ones, and how many were refused at last."""
@@ -678,9 +642,6 @@ class _ShardSites:
                 break
         assert state.sites is not None
         return state.sites, refused
-
-    def finish(self, state: State) -> State:
-        return state
 
 
 # ---- what the engines share ----

@@ -12,7 +12,7 @@ from scipy import sparse
 from epfast import _checks
 from epfast._checks import Array
 from epfast._core.sweep import Parallel, marginals
-from epfast.losses import Logistic, NoisyStep, Probit
+from epfast.losses import Logistic, Loss, NoisyStep, Probit
 from epfast.posterior import Data, FullPosterior, Sites, State, class_probability
 from epfast.scalar import (
     PARALLEL_ROWS,
@@ -47,12 +47,13 @@ def residual(post: FullPosterior) -> float:
             problem.moments(), d, min(n, PARALLEL_ROWS), problem.data.power, damping=0.0
         )
         root, sites = _inverse_root(post.precision), Sites(*(part.copy() for part in post.sites))
+        covariance = np.ascontiguousarray(root @ root.T)
         for part in problem.slices():
             core.sweep(
                 problem.rows(part),
                 problem.data.y[part],
                 problem.weights(part),
-                np.ascontiguousarray(root @ root.T),
+                covariance,
                 root,
                 post.mean,
                 *(values[part] for values in sites),
@@ -62,8 +63,7 @@ def residual(post: FullPosterior) -> float:
 
 def leave_one_out(post: FullPosterior, X: Any, y: Any) -> Array:
     """See :meth:`FullPosterior.loo_log_predictive`."""
-    if post.sites is None:
-        raise ValueError("the posterior has no sites (it comes from ADF); allowed: a result of EP")
+    stored = _stored(post)
     problem = _problem(post, X, y)
     n, d = problem.shape
     mean, variance = np.empty(n), np.empty(n)
@@ -72,17 +72,17 @@ def leave_one_out(post: FullPosterior, X: Any, y: Any) -> Array:
             _marginals(problem, post.state, slice(None), mean, variance)
             copies = problem.copies()
             share = 1.0 if copies is None else 1.0 / np.maximum(copies, 1.0)
-            rest = 1.0 - share * post.sites.precision * variance
-            mean, variance = mean - share * post.sites.shift * variance, variance
+            rest = 1.0 - share * stored.precision * variance
+            mean, variance = mean - share * stored.shift * variance, variance
             proper = rest > 0.0
             mean, variance = (part / np.where(proper, rest, 1.0) for part in (mean, variance))
         else:
             proper = np.ones(n, dtype=bool)
-            for k in range(len(post.sites.shift)):
+            for k in range(len(stored.shift)):
                 rows = np.flatnonzero(problem.data.groups == k)
                 cavity = State(
-                    post.precision - post.sites.precision[k],
-                    post.shift - post.sites.shift[k],
+                    post.precision - stored.precision[k],
+                    post.shift - stored.shift[k],
                     None,
                     0.0,
                     0,
@@ -107,9 +107,7 @@ def add_rows(post: FullPosterior, X: Any, y: Any, weights: Any, schedule: Any) -
     """See :meth:`FullPosterior.partial_fit`."""
     from epfast.linear import design_of, fit_rows  # which needs this module's users
 
-    if post.loss is None:
-        raise ValueError("the loss of this posterior was not saved with it; load with the loss")
-    stored = post.sites is not None
+    loss, stored = _loss(post), post.sites is not None
     if post.sites is not None and (post.sites.shift.ndim != 1 or post.batch_size is not None):
         raise ValueError(
             "the posterior has sites that rows share; allowed: a result of EP on scalar sites, or "
@@ -123,7 +121,7 @@ def add_rows(post: FullPosterior, X: Any, y: Any, weights: Any, schedule: Any) -
         )
     data = design_of(X, y, weights, schedule.power, post.shift.size)
     base = post.state._replace(sites=None)
-    problem = Problem(data, base, post.prior_precision, post.loss, post.beta, schedule)
+    problem = Problem(data, base, post.prior_precision, loss, post.beta, schedule)
     new = fit_rows(problem)
     old = post.data
     joined = old and Data(
@@ -149,8 +147,7 @@ def add_rows(post: FullPosterior, X: Any, y: Any, weights: Any, schedule: Any) -
 
 def remove_rows(post: FullPosterior, rows: ArrayLike, X: Any, y: Any) -> FullPosterior:
     """See :meth:`FullPosterior.remove`."""
-    if post.sites is None:
-        raise ValueError("the posterior has no sites (it comes from ADF); allowed: a result of EP")
+    stored = _stored(post)
     if post.batch_size is not None:
         raise ValueError("the posterior has minibatch factors; allowed: scalar or shared sites")
     problem = _problem(post, X, y)
@@ -167,13 +164,13 @@ def remove_rows(post: FullPosterior, rows: ArrayLike, X: Any, y: Any) -> FullPos
         raise ValueError("rows are all there are; allowed: leave one at least")
     part = problem._replace(data=_some(data, gone))
     if data.groups is None:
-        out = Sites(*(values[gone] for values in post.sites))
-        sites = Sites(*(values[left] for values in post.sites))
+        out = Sites(*(values[gone] for values in stored))
+        sites = Sites(*(values[left] for values in stored))
         precision, shift = _sum_of_sites(part, out)
         scale = float(out.log_scale.sum())
     else:
         copies = part.copies()
-        sites = post.sites
+        sites = stored
         assert part.data.groups is not None
         times = np.bincount(part.data.groups, copies, minlength=len(sites.shift))
         precision, shift = np.tensordot(times, sites.precision, 1), times @ sites.shift
@@ -194,13 +191,23 @@ def remove_rows(post: FullPosterior, rows: ArrayLike, X: Any, y: Any) -> FullPos
 # ---- shared ----
 
 
+def _stored(post: FullPosterior) -> Sites:
+    if post.sites is None:
+        raise ValueError("the posterior has no sites (it comes from ADF); allowed: a result of EP")
+    return post.sites
+
+
+def _loss(post: FullPosterior) -> Loss:
+    if post.loss is None:
+        raise ValueError("the loss of this posterior was not saved with it; load with the loss")
+    return post.loss
+
+
 def _problem(post: FullPosterior, X: Any, y: Any) -> Problem:
     """The fit that the posterior came from, with its rows at hand or given."""
     from epfast.linear import design_of
 
-    if post.loss is None:
-        raise ValueError("the loss of this posterior was not saved with it; load with the loss")
-    data = post.data
+    loss, data = _loss(post), post.data
     if data is None:
         if X is None or y is None:
             raise ValueError(
@@ -225,7 +232,7 @@ def _problem(post: FullPosterior, X: Any, y: Any) -> Problem:
         data,
         base,
         post.prior_precision,
-        post.loss,
+        loss,
         post.beta,
         schedule,
         data.scheme,
