@@ -508,8 +508,7 @@ class _Search:
 
     def maximum(self, least: float, most: float) -> tuple[float, list[Posterior] | None]:
         """The prior variance in [least, most], and fits to start from."""
-        schedule: Any = self.problem.schedule
-        quick = schedule
+        schedule = quick = self.problem.schedule
         if isinstance(schedule, EP | SharedSites):
             sweeps, tol = min(schedule.sweeps, 20), max(schedule.tol, 1e-3)
             quick = replace(cast(Any, schedule), sweeps=sweeps, tol=tol)
@@ -544,15 +543,18 @@ def _variance_range(rows: Any, weights: Array | None, centred: bool) -> tuple[fl
     """The range of LATENT_VARIANCES over the total variance of the columns (about 0 if told)."""
     share = np.ones(rows.shape[0]) if weights is None else weights
     share = share / share.sum()
+    rounding = rows.shape[0] * np.finfo(float).eps
     with np.errstate(all="ignore"):
         mean = rows.T @ share
         if sparse.issparse(rows):
             square = rows.multiply(rows).T @ share
-            spread = square - mean**2 if centred else square
+            spread, lost = square - mean**2, rounding
         else:
             square = (rows**2).T @ share
-            spread = ((rows - mean) ** 2).T @ share if centred else square
-        for scale in (spread, square):
+            spread, lost = ((rows - mean) ** 2).T @ share, rounding**2
+        # what is left of a constant column is the rounding of its mean
+        spread = np.where(spread > lost * square, spread, 0.0)
+        for scale in (spread if centred else square, square):
             total = float(np.sum(scale))
             if math.isfinite(total) and 1e-200 < total < 1e200:
                 return LATENT_VARIANCES[0] / total, LATENT_VARIANCES[1] / total
