@@ -47,11 +47,12 @@ class Timing(NamedTuple):
 
 
 def interleave(
-    tasks: Mapping[str, Callable[[], object]],
+    tasks: Mapping[Any, Callable[[], object]],
     rounds: int = 9,
     least: float = 0.02,
     budget: float = 5.0,
-) -> dict[str, Timing]:
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[Any, Timing]:
     """Time callables against each other: every round runs each of them once, in turn.
 
     A short task is repeated within its turn until it lasts ``least`` seconds; a task that takes
@@ -62,9 +63,9 @@ def interleave(
     for name, task in tasks.items():
         once = np.inf
         for _ in range(2):  # the first call warms caches and pages up; long tasks skip the second
-            start = time.perf_counter()
+            start = clock()
             task()
-            once = min(once, time.perf_counter() - start)
+            once = min(once, clock() - start)
             if once > 0.5:
                 break
         repeats[name] = max(1, round(least / max(once, 1e-9)))
@@ -77,10 +78,10 @@ def interleave(
             for name, task in tasks.items():
                 if turn >= turns[name]:
                     continue
-                start = time.perf_counter()
+                start = clock()
                 for _ in range(repeats[name]):
                     task()
-                seconds[name].append((time.perf_counter() - start) / repeats[name])
+                seconds[name].append((clock() - start) / repeats[name])
     finally:
         if collected:
             gc.enable()

@@ -9,7 +9,8 @@ nor the preparation of the features nor the prior.  So several are tried: featur
 no constant, or half of the rows for training.  For each of these protocols the table says how far
 its numbers are from the published ones, and on how many data sets the claims hold; the protocol
 that fits best is then shown in full beside the paper, and the claims are judged on it, data set by
-data set, by paired differences over the splits.
+data set, by paired differences over the splits.  Being chosen by the published numbers, its
+closeness to them says little; that the claims hold under the other protocols too says more.
 
 The splits of one data set overlap, so that the standard errors (the paper's as well as ours) are
 too small as statements on new data; as statements on the difference of methods on these data they
@@ -189,19 +190,26 @@ def paired(results: dict[str, Array], adf: str, sep: str = "SEP") -> Paired:
     return Paired(summary(ll["EP"] - ll[adf]), summary(ll["EP"] - ll[sep]))
 
 
-def distance(results: dict[str, dict[str, Array]], adf: str) -> tuple[float, float]:
-    """Root mean square of (ours - published) in published standard errors: error, likelihood."""
-    z = np.array(
-        [
+def distance(results: dict[str, dict[str, Array]]) -> tuple[float, float]:
+    """Median size of (ours - published) in published standard errors: error, likelihood.
+
+    A median, so that a data set that fits no protocol (Australian) does not decide. The paper does
+    not say how often its ADF runs over the data: what is closer of the two counts.
+    """
+    found = []
+    for adf in METHODS[:2]:
+        z = np.array(
             [
-                (summary(values[method][:, 0])[0] - row[0]) / row[1],
-                (summary(values[method][:, 1])[0] - row[2]) / row[3],
+                [
+                    (summary(values[method][:, 0])[0] - row[0]) / row[1],
+                    (summary(values[method][:, 1])[0] - row[2]) / row[3],
+                ]
+                for name, values in results.items()
+                for method, row in zip((adf, "SEP", "EP"), PUBLISHED[name].values(), strict=True)
             ]
-            for name, values in results.items()
-            for method, row in zip((adf, "SEP", "EP"), PUBLISHED[name].values(), strict=True)
-        ]
-    )
-    error, likelihood = np.sqrt((z**2).mean(axis=0))
+        )
+        found.append(np.median(np.abs(z), axis=0))
+    error, likelihood = min(found, key=sum)
     return float(error), float(likelihood)
 
 
@@ -325,7 +333,7 @@ def main() -> None:
     sensitivity = []
     for protocol, results in tried.items():
         pairs = {adf: [paired(v, adf) for v in results.values()] for adf in METHODS[:2]}
-        away = min(distance(results, adf) for adf in METHODS[:2])
+        away = distance(results)
         sensitivity.append(
             {
                 "protocol": str(protocol),
@@ -346,9 +354,9 @@ def main() -> None:
     )
     best = min(
         (p for p, row in zip(grid, sensitivity, strict=True) if np.isfinite(row["loglik_away"])),
-        key=lambda p: sum(distance(tried[p], "ADF")),
+        key=lambda p: sum(distance(tried[p])),
     )
-    print(f"\nclosest to the paper: {best}")
+    print(f"\nclosest to the published numbers, by which it is chosen: {best}")
     results = {name: run(raw, best, splits, full=True) for name, raw in data.items()}
     rows = published_rows(results)
     harness.table(

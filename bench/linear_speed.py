@@ -39,7 +39,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +99,9 @@ def ours(
 
 
 def rounds(options: argparse.Namespace) -> dict[str, Any]:
-    """How often things are timed."""
-    return {"rounds": 5, "budget": 1.0} if options.quick else {"rounds": 15, "budget": 6.0}
+    """How often things are timed, and in the time of the processor."""
+    often = {"rounds": 5, "budget": 1.0} if options.quick else {"rounds": 15, "budget": 3.0}
+    return often | {"clock": time.process_time}
 
 
 def cpu_of_sweeps(*arguments: Any, **schedule: Any) -> tuple[Any, list[float]]:
@@ -110,29 +111,6 @@ def cpu_of_sweeps(*arguments: Any, **schedule: Any) -> tuple[Any, list[float]]:
         *arguments, callback=lambda info, state: stamps.append(time.process_time()), **schedule
     )
     return fit, np.diff(stamps).tolist()
-
-
-def interleave(
-    tasks: Mapping[Any, Callable[[], object]], rounds: int, budget: float, least: float = 0.02
-) -> dict[Any, Timing]:
-    """``harness.interleave`` in the time of the processor: see there."""
-    repeats, seconds = {}, {name: [] for name in tasks}
-    turn = 0.0  # seconds of a round
-    for name, task in tasks.items():
-        task()
-        start = time.process_time()
-        task()
-        once = max(time.process_time() - start, 1e-9)
-        repeats[name] = max(1, round(least / once))
-        turn += once * repeats[name]
-    rounds = max(min(3, rounds), min(rounds, int(budget / turn)))
-    for _ in range(rounds):
-        for name, task in tasks.items():
-            start = time.process_time()
-            for _ in range(repeats[name]):
-                task()
-            seconds[name].append((time.process_time() - start) / repeats[name])
-    return {name: harness.summarize(values) for name, values in seconds.items()}
 
 
 def ratio(timing: Timing) -> str:
@@ -159,7 +137,7 @@ def orders(options: argparse.Namespace, n: int) -> tuple[dict, list[tuple]]:
                 tasks[loss, order] = lambda X=X, y=y, loss=loss, order=order: ours(
                     X, y, loss, order=order
                 )
-    timed = interleave(tasks, **rounds(options))
+    timed = harness.interleave(tasks, **rounds(options))
     cells = []
     for loss, order in fits:
         total = sum(fits[loss, order][1])
@@ -286,7 +264,7 @@ def site_by_site(options: argparse.Namespace, n: int) -> tuple[dict, list[tuple]
         fixed = {"order": "sequential", "tol": 0.0, "sweeps": sweeps}
         mean, covariance, refused = rank_one(library, X, y, sweeps)
         apart = distance(ours(X, y, "probit", **fixed), mean, covariance)
-        timed = interleave(
+        timed = harness.interleave(
             {
                 "ours": lambda: ours(X, y, "probit", **fixed),
                 "rank one": lambda: rank_one(library, X, y, sweeps),
@@ -448,13 +426,13 @@ def against_numpy(options: argparse.Namespace, n: int) -> tuple[dict, list[tuple
             for way in ("product", "triangular")
             for chunk in (512, n)
         }
-        trial = interleave(
+        trial = harness.interleave(
             {
                 name: lambda v=v, X=X, y=y: numpy_parallel(X, y, *v, sweeps=2)
                 for name, v in variants.items()
             },
-            3,
-            3.0,
+            rounds=3,
+            clock=time.process_time,
         )
         name = min(variants, key=lambda name: trial[name].median)
         # the damping that converges soonest
@@ -465,7 +443,7 @@ def against_numpy(options: argparse.Namespace, n: int) -> tuple[dict, list[tuple
         damping = min(runs, key=lambda damping: runs[damping][2])
         chosen = *variants[name], damping
         mean, covariance, sweeps = runs[damping]
-        timed = interleave(
+        timed = harness.interleave(
             {
                 "ours": lambda X=X, y=y, loss=loss: ours(X, y, loss),
                 "numpy": lambda X=X, y=y, chosen=chosen: numpy_parallel(X, y, *chosen),
@@ -537,7 +515,7 @@ def against_sklearn(options: argparse.Namespace, n: int) -> tuple[dict, list[tup
         model = LogisticRegression(C=variance, fit_intercept=False, max_iter=1000)
         fit = ours(X, y, "logistic", variance)
         model.fit(X, y)
-        timed = interleave(
+        timed = harness.interleave(
             {
                 "ours": lambda X=X, y=y, v=variance: ours(X, y, "logistic", v),
                 "ours, 1e-5": lambda X=X, y=y, v=variance: ours(X, y, "logistic", v, tol=1e-5),
@@ -605,7 +583,7 @@ def matrix_work(options: argparse.Namespace, n: int) -> tuple[dict, list[tuple]]
                     cpu_of_sweeps(X, y, loss, order="sequential", tol=0.0, sweeps=4)[1][1:]
                 )
 
-            timed = interleave(
+            timed = harness.interleave(
                 {
                     "gemm": lambda: library.gemm_rate(
                         repeats, d, columns, A.ctypes.data, B.ctypes.data, C.ctypes.data, dgemm
@@ -766,7 +744,7 @@ def tilted(options: argparse.Namespace, n: int) -> tuple[dict, list[tuple]]:
         core = moments(epfast.losses.resolve(loss), 1.0)
         tasks[loss, "call"] = lambda loss=loss: epfast.backend.tilted_moments(loss, y, m, v)
         tasks[loss, "core"] = lambda core=core: core.many(y, m, v, ones, *out)
-    timed = interleave(tasks, **rounds(options))
+    timed = harness.interleave(tasks, **rounds(options))
     ns = {key: t.scaled(1e9 / size) for key, t in timed.items()}
     harness.table(
         ["loss", "ns per site", "quartiles", "core alone", "quartiles", "aim"],

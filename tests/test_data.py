@@ -8,6 +8,8 @@ from scipy import optimize
 
 import epfast
 
+pytestmark = pytest.mark.slow
+
 SHAPES = {
     "haberman": (306, 4),
     "ionosphere": (351, 33),

@@ -40,6 +40,7 @@ CHECKED = [
 ]
 
 
+@pytest.mark.slow
 @parametrize_with_checks(CHECKED)
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
@@ -198,6 +199,7 @@ def test_pipeline_and_grid_search(cancer):
     assert cross_val_score(pipe, rows, names, scoring="roc_auc", cv=3).min() > 0.98
 
 
+@pytest.mark.slow
 def test_calibration_display():
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
@@ -251,6 +253,7 @@ def test_weights_are_copies(loss):
     assert one.log_evidence_ == pytest.approx(other.log_evidence_, rel=1e-8)
 
 
+@pytest.mark.slow
 def test_weights_between_the_integers():
     post = fit_linear(
         X,
@@ -269,6 +272,7 @@ def test_weights_between_the_integers():
     assert np.trace(lighter.coef_covariance_) > 10 * np.trace(heavier.coef_covariance_)
 
 
+@pytest.mark.slow
 def test_class_weights():
     y = np.where(X @ THETA > 2.0, "rare", "often")
     counts = {name: (y == name).sum() for name in ("rare", "often")}
@@ -325,6 +329,7 @@ def small(n=80, d=3, seed=5, scale=1.0):
     return rows, np.where(rows @ theta + rng.logistic(size=n) > 0, 1, -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -385,6 +390,7 @@ def test_evidence_at_the_ends():
     assert 0.01 < one_pass.prior_variance_ < 100.0
 
 
+@pytest.mark.slow
 def test_evidence_of_several_classes():
     iris = load_iris()
     rows = StandardScaler().fit_transform(iris.data)
@@ -438,6 +444,7 @@ def test_bad_data():
 # ---- without scikit-learn ----
 
 
+@pytest.mark.slow
 def test_lazy_import(run_python):
     run_python(
         "import sys, epfast\n"
@@ -452,6 +459,7 @@ def test_lazy_import(run_python):
         _ = epfast.nope
 
 
+@pytest.mark.slow
 def test_missing_scikit_learn(run_python):
     result = run_python(
         "import sys\n"

@@ -405,6 +405,7 @@ def test_interrupt_leaves_the_last_complete_state(schedule):
     np.testing.assert_array_equal(X[::1000], before)
 
 
+@pytest.mark.slow
 def test_memory_map_and_memory_of_one_pass(tmp_path, run_python):
     """ADF on a memory map much larger than what it may allocate: O(d), and pages come and go."""
     path = tmp_path / "X.npy"

@@ -128,11 +128,11 @@ def test_a_scalar_site_is_a_minibatch_of_one_row():
 @pytest.mark.parametrize("name", ["logistic", "quasi01", "noisy_step"])
 def test_importance_sampling_converges(name, power, beta):
     exact = tilted_moments(name, Y, M, V, power, beta=beta)
-    for samples in (2_001, 128_000):
+    for samples in (2_001, 32_000):
         scheme = ImportanceSampling(samples, seed=3)
         got = tilted_moments(name, Y, M, V, power, scheme, beta=beta)
         # standard errors of the self-normalised means, by quadrature; pairs at most double variance
-        z, w = np.polynomial.legendre.leggauss(2000)
+        z, w = np.polynomial.legendre.leggauss(300)
         z, w = (9 * z)[:, None], (9 * w)[:, None] * np.exp(-0.5 * (9 * z[:, None]) ** 2)
         w = w / w.sum()
         t = np.exp(-power * beta * loss_at(name, Y * (M + np.sqrt(V) * z))[0])

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,14 +57,21 @@ def one_blas_thread(d: int) -> AbstractContextManager[Any]:
 
     On two busy cores a second thread makes products of this size ten times slower.
     """
-    if d >= MANY_DIMENSIONS:
-        return nullcontext()
+    controller = None if d >= MANY_DIMENSIONS else _blas()
+    limit: AbstractContextManager[Any] = (
+        nullcontext() if controller is None else controller.limit(limits=1, user_api="blas")
+    )
+    return limit
+
+
+@cache
+def _blas() -> Any:
+    """The BLAS libraries of the process, looked up once: that takes longer than a small fit."""
     try:
         from threadpoolctl import ThreadpoolController
     except ImportError:
-        return nullcontext()
-    limit: AbstractContextManager[Any] = ThreadpoolController().limit(limits=1, user_api="blas")
-    return limit
+        return None
+    return ThreadpoolController().select(user_api="blas")
 
 
 def moments(
