@@ -11,7 +11,9 @@ from typing import Any as _Any
 
 from epfast import backend
 from epfast._core.loss import build_facts as _build_facts
-from epfast.linear import ConvergenceWarning, Interrupted, fit_linear
+from epfast.gp import GPPosterior, GPState, fit_gp
+from epfast.linear import fit_linear
+from epfast.loop import ConvergenceWarning, Interrupted
 from epfast.losses import (
     CustomLoss,
     CustomSite,
@@ -42,6 +44,8 @@ __all__ = [
     "CustomSite",
     "FactorizedPosterior",
     "FullPosterior",
+    "GPPosterior",
+    "GPState",
     "Hinge",
     "ImportanceSampling",
     "Interrupted",
@@ -55,6 +59,7 @@ __all__ = [
     "State",
     "SweepInfo",
     "backend",
+    "fit_gp",
     "fit_linear",
     "load",
 ]

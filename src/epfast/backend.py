@@ -13,7 +13,7 @@ from epfast._core import loss as _loss
 from epfast._core.minibatch import Factors, fit_rule, monomials
 from epfast._core.rows import Rows
 from epfast._core.sweep import Blocks
-from epfast.scalar import moments
+from epfast.scalar import HALF_FROM, moments
 from epfast.schemes import Scheme
 
 __all__ = [
@@ -367,7 +367,7 @@ def sweep(
         min(size, len(visits)),
         power,
         damping,
-        hasattr(rows, "indptr"),
+        hasattr(rows, "indptr") or d < HALF_FROM,
     )
     visits = visits.astype(np.intp)
     part = Rows(rows if order is None else rows[visits])

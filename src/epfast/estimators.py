@@ -13,7 +13,8 @@ from scipy import optimize, sparse, special
 
 from epfast import _checks, backend
 from epfast._checks import Array
-from epfast.linear import ConvergenceWarning, fit_linear
+from epfast.linear import fit_linear
+from epfast.loop import ConvergenceWarning
 from epfast.posterior import FactorizedPosterior, FullPosterior
 from epfast.schedules import ADF, EP, Schedule, SharedSites
 

@@ -15,6 +15,7 @@ from epfast import _checks, losses, schemes
 from epfast._checks import Array
 from epfast._core.minibatch import SITE_RULES, Factors
 from epfast._core.tilted import Moments
+from epfast.loop import ConvergenceWarning, Interrupted, progress_bar, run
 from epfast.losses import CustomSite, Loss
 from epfast.posterior import (
     Data,
@@ -26,7 +27,7 @@ from epfast.posterior import (
     log_evidence,
     row_chunks,
 )
-from epfast.scalar import Problem, fit_scalar, moments, one_blas_thread, prior_matrix
+from epfast.scalar import Problem, engine_of, moments, prior_matrix
 from epfast.schedules import ADF, DEP, EP, Schedule, SharedSites
 from epfast.schemes import Scheme
 
@@ -42,18 +43,6 @@ SECONDS_PER_CALL = 0.1
 REFUSED_SHARE = 0.1
 #: a run of at least this many sweeps that still moves by its own scale is warned of
 SWEEPS_TO_SETTLE = 5
-
-
-class ConvergenceWarning(UserWarning):
-    """Numerical trouble that the result counts: fits that failed, sites that were kept."""
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during a fit; ``posterior`` is the last complete one, from which to resume."""
-
-    def __init__(self, posterior: FactorizedPosterior | FullPosterior) -> None:
-        super().__init__("interrupted; .posterior holds the last complete state")
-        self.posterior = posterior
 
 
 class _Model(NamedTuple):
@@ -299,7 +288,7 @@ def fit_linear(
         site_rule=_checks.choice("site_rule", site_rule, tuple(SITE_RULES)),
         schedule=schedule,
     )
-    bar = _progress_bar(progress)
+    bar = progress_bar(progress)
     try:
         if isinstance(schedule, EP):
             result = _fit_ep(model, schedule, rows, labels, before, record, callback, bar)
@@ -429,13 +418,16 @@ def fit_rows(
     progress: bool = False,
 ) -> FullPosterior:
     """Run a problem with full covariance, with what belongs around it."""
-    bar = _progress_bar(progress)
-    try:
-        with one_blas_thread(problem.shape[1]):
-            result = fit_scalar(problem, start, record, callback, bar, Interrupted)
-    finally:
-        if bar is not None:
-            bar.close()
+    result = run(
+        engine_of(problem),
+        problem.schedule,
+        problem.posterior,
+        problem.shape[1],
+        start,
+        record,
+        callback,
+        progress,
+    )
     _warn(result, problem.schedule)
     return result
 
@@ -767,13 +759,3 @@ def _pieces(
         X, y = _chunk(chunk, left_X.shape[1])
     if len(left_X):
         yield left_X, left_y
-
-
-def _progress_bar(progress: bool) -> Any:
-    if not progress:
-        return None
-    try:
-        from tqdm.auto import tqdm
-    except ImportError:
-        raise ImportError("progress=True needs tqdm: pip install 'epfast[plot]' or tqdm") from None
-    return tqdm(unit="factor")

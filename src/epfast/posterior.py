@@ -15,7 +15,7 @@ from scipy import linalg, special
 
 from epfast import _checks, losses
 from epfast._checks import Array
-from epfast.losses import CustomLoss, CustomSite, Loss, Probit
+from epfast.losses import CustomLoss, CustomSite, Loss, NoisyStep, Probit
 
 __all__ = [
     "FactorizedPosterior",
@@ -233,16 +233,7 @@ class LinearPosterior:
                 "the loss of this posterior was not saved with it; use predict_latent, or load "
                 "with the loss given"
             )
-        mean, variance = self.predict_latent(X)
-        if isinstance(self.loss, Probit) and self.beta == 1.0:
-            return np.asarray(special.ndtr(mean / np.sqrt(1.0 + variance)))
-        result = np.empty(len(mean))
-        numbers_per_row = 12 * (12 + 2 * len(losses.break_points(self.loss, self.beta)))
-        for part in row_chunks(mean[:, None], max(1, (1 << 21) // numbers_per_row)):
-            result[part] = class_probability(
-                self.loss, self.beta, mean[part], np.sqrt(variance[part])
-            )
-        return result
+        return label_probability(self.loss, self.beta, *self.predict_latent(X))
 
     def sample(self, size: int, rng: np.random.Generator | int) -> Array:
         """Draw weights from the posterior.
@@ -576,6 +567,21 @@ def row_chunks(rows: Any, entries: int = 1 << 20) -> list[slice]:
     n, d = rows.shape
     step = max(1, entries // max(1, d))
     return [slice(i, min(i + step, n)) for i in range(0, n, step)]
+
+
+def label_probability(loss: Loss, beta: float, mean: Array, variance: Array) -> Array:
+    """Probability of the label +1 of h ~ N(mean, variance), see :func:`class_probability`."""
+    if isinstance(loss, Probit) and beta == 1.0:
+        return np.asarray(special.ndtr(mean / np.sqrt(1.0 + variance)))
+    if isinstance(loss, NoisyStep) and beta == 1.0:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            above = special.ndtr(np.where(mean == 0.0, 0.0, mean / np.sqrt(variance)))
+        return np.asarray(loss.epsilon + (1.0 - 2.0 * loss.epsilon) * above)
+    result = np.empty(len(mean))
+    numbers_per_row = 12 * (12 + 2 * len(losses.break_points(loss, beta)))
+    for part in row_chunks(mean[:, None], max(1, (1 << 21) // numbers_per_row)):
+        result[part] = class_probability(loss, beta, mean[part], np.sqrt(variance[part]))
+    return result
 
 
 def class_probability(loss: Loss, beta: float, mean: Array, sd: Array) -> Array:

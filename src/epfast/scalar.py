@@ -3,16 +3,12 @@
 EP by the exact blocked sweep (``_core/sweep.pyx``) in sequential or shuffled order, and in parallel
 order by Gram matrix and Cholesky; ADF, one pass that stores no site. SEP and its relatives, whose
 sites are shared by groups of rows, by ``_core/shared.pyx``; Laplace fits of many rows at once by
-``_core/expansion.pyx``; DEP, which runs EP within shards. The loop over sweeps is one,
-:func:`fit_scalar`; an engine for each kind of site knows how to start and how to do one sweep.
+``_core/expansion.pyx``; DEP, which runs EP within shards. An engine for each kind of site knows how
+to start and how to do one sweep, for the loop over sweeps (``loop.py``).
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,20 +23,21 @@ from epfast._core.rows import Rows
 from epfast._core.shared import Groups
 from epfast._core.sweep import Blocks, Parallel, add_sites
 from epfast._core.tilted import Moments
+from epfast.loop import Engine, change
 from epfast.losses import Loss, break_points
 from epfast.posterior import Data, FullPosterior, Sites, State, SweepInfo, log_evidence
 from epfast.schedules import ADF, DEP, EP, SharedSites
 from epfast.schemes import Exact, Scheme
 
-__all__ = ["Problem", "fit_scalar", "moments"]
+__all__ = ["Problem", "engine_of", "moments"]
 
 EXACT = Exact()
 #: numbers of X that are gathered at a time
 CHUNK = 1 << 17
 #: rows whose marginals are found at a time in parallel order
 PARALLEL_ROWS = 128
-#: from here on BLAS may use all its threads
-MANY_DIMENSIONS = 512
+#: dimensions from which half of the covariance is kept in sequential sweeps
+HALF_FROM = 256
 #: a variance that falls to less of what it was is computed anew from the sites, with all digits
 SHRUNK = 1e-4
 #: automatic order: the first sweep begins with every 16th row, one after the other and twice, then
@@ -50,28 +47,6 @@ ROWS_PER_DIMENSION = 4
 #: and what share of the least change so far one of three parallel sweeps must stay below, else the
 #: order is sequential
 CONTRACTION = 0.7
-
-
-def one_blas_thread(d: int) -> AbstractContextManager[Any]:
-    """Hold BLAS to one thread for matrices too small to share, where threadpoolctl is installed.
-
-    On two busy cores a second thread makes products of this size ten times slower.
-    """
-    controller = None if d >= MANY_DIMENSIONS else _blas()
-    limit: AbstractContextManager[Any] = (
-        nullcontext() if controller is None else controller.limit(limits=1, user_api="blas")
-    )
-    return limit
-
-
-@cache
-def _blas() -> Any:
-    """The BLAS libraries of the process, looked up once: that takes longer than a small fit."""
-    try:
-        from threadpoolctl import ThreadpoolController
-    except ImportError:
-        return None
-    return ThreadpoolController().select(user_api="blas")
 
 
 def moments(
@@ -161,29 +136,30 @@ def prior_matrix(precision: Any, d: int) -> Array:
     return matrix
 
 
-# ---- the loop over sweeps ----
+# ---- the engines ----
 
 
-class _Engine:
-    """How a kind of site is started and swept; what is said here suits a site per row."""
+class _Engine(Engine[State, FullPosterior]):
+    """What is said here suits a site per row."""
 
     problem: Problem
     #: moments of the posterior; of the covariance the upper triangle holds
     covariance: Array
     mean: Array
-    #: what the last sweep found wrong with the covariance, where it was computed anew
-    drift: float | None = None
 
     def start(self, start: FullPosterior | None) -> State:
-        """The state before the first sweep; the engine goes on from it."""
         return self._at(_start(self.problem, start))
 
-    def sweep(self, state: State, bar: Any) -> tuple[State, int]:
-        """One sweep: the new state, and how many sites were refused."""
-        raise NotImplementedError
+    def sites(self) -> int:
+        return self.problem.shape[0]
+
+    def moments(self) -> tuple[Array, Array]:
+        return self.mean, np.diag(self.covariance).copy()
+
+    def log_evidence(self, state: State) -> float:
+        return log_evidence(state, self.problem.prior_precision)
 
     def finish(self, state: State) -> State:
-        """The state as its sites have it, without what sweeps may have left in its digits."""
         return state
 
     def _at(self, state: State) -> State:
@@ -198,59 +174,8 @@ class _Engine:
         return self._at(new), refused
 
 
-def fit_scalar(
-    problem: Problem,
-    start: FullPosterior | None,
-    record: Callable[[State], float] | None,
-    callback: Callable[[SweepInfo, State], Any] | None,
-    bar: Any,
-    interrupted: Callable[[FullPosterior], KeyboardInterrupt],
-) -> FullPosterior:
-    """Run the schedule; ``record`` gives the cost of a state, where it is wanted."""
-    schedule = problem.schedule
-    sweeps, tol, damping = (
-        (1, 0.0, 1.0)
-        if isinstance(schedule, ADF)
-        else (schedule.sweeps, schedule.tol, schedule.damping)
-    )
-    engine = _engine(problem)
-    state = engine.start(start)
-    history: list[SweepInfo] = []
-    converged = False
-    try:
-        for _ in range(sweeps):
-            before = time.perf_counter()
-            old_mean, old_variance = engine.mean, np.diag(engine.covariance).copy()
-            new, refused = engine.sweep(state, bar)
-            change = _change(old_mean, old_variance, engine) / damping
-            evidence = log_evidence(new, problem.prior_precision)
-            if not (np.isfinite(evidence) and np.isfinite(change)):
-                raise FloatingPointError(
-                    "the posterior or its evidence overflowed; scale the columns of X"
-                )
-            info = SweepInfo(
-                new.sweeps,
-                change,
-                refused,
-                0,
-                evidence,
-                time.perf_counter() - before,
-                None if record is None else record(new),
-                drift=engine.drift,
-            )
-            state = new
-            history.append(info)
-            stop = callback is not None and callback(info, state)
-            # where every site was refused nothing moves, which is no convergence
-            converged = bool(tol > 0.0 and change <= tol and refused < problem.shape[0])
-            if stop or converged:
-                break
-    except KeyboardInterrupt:
-        raise interrupted(problem.posterior(engine.finish(state), False, history)) from None
-    return problem.posterior(engine.finish(state), converged, history)
-
-
-def _engine(problem: Problem) -> _Engine:
+def engine_of(problem: Problem) -> _Engine:
+    """The engine for the sites of a problem."""
     schedule = problem.schedule
     if isinstance(schedule, SharedSites):
         return _GroupSites(problem, schedule)
@@ -259,13 +184,6 @@ def _engine(problem: Problem) -> _Engine:
     if problem.batch_size is not None:
         return _FactorSites(problem, schedule)
     return _RowSites(problem, schedule)
-
-
-def _change(old_mean: Array, old_variance: Array, engine: _Engine) -> float:
-    """Largest change of a mean, in standard deviations, or of a variance, relative."""
-    variance = np.diag(engine.covariance)
-    moved = np.abs(engine.mean - old_mean) / np.sqrt(variance)
-    return float(max(moved.max(), np.abs(1.0 - old_variance / variance).max()))
 
 
 # ---- a site per row ----
@@ -287,7 +205,8 @@ class _RowSites(_Engine):
         self.least, self.stalled = np.inf, 0
         self.triple = problem.moments()
         block = ep.block or max(8, min(64, d // 3))
-        self.core = Blocks(self.triple, d, min(block, n), ep.power, ep.damping, problem.sparse)
+        full = problem.sparse or d < HALF_FROM
+        self.core = Blocks(self.triple, d, min(block, n), ep.power, ep.damping, full)
         self.parallel = Parallel(self.triple, d, min(n, PARALLEL_ROWS), ep.power, ep.damping)
         self.since_refresh = 0
 
@@ -389,7 +308,7 @@ class _RowSites(_Engine):
         """New sites of a slice of the rows; the other rows are to have flat sites."""
         problem, core = self.problem, self.parallel
         assert state.sites is not None
-        root = _inverse_root(state.precision)
+        root = inverse_root(state.precision)
         before = core.n_refused
         precision, shift = problem.base.precision.copy(), problem.base.shift.copy()
         sites = Sites(*(part.copy() for part in state.sites))
@@ -415,7 +334,7 @@ class _RowSites(_Engine):
                 bar.update(len(part))
         refused = core.n_refused - before
         precision = _whole(precision)
-        if not _is_proper(precision):  # changes can be too much together: none is taken
+        if not is_proper(precision):  # changes can be too much together: none is taken
             return state, n
         total = problem.base.log_scale + float(sites.log_scale.sum())
         return self._at(State(precision, shift, sites, total, state.sweeps)), refused
@@ -521,7 +440,7 @@ class _GroupSites(_Engine):
         """Base times powers of the sites; None where that is not a proper Gaussian."""
         base = self.problem.base
         precision = base.precision + np.tensordot(self.sizes, sites.precision, 1)
-        if not _is_proper(precision):
+        if not is_proper(precision):
             return None
         total = base.log_scale + float(self.sizes @ sites.log_scale)
         return State(precision, base.shift + self.sizes @ sites.shift, sites, total, sweeps)
@@ -620,9 +539,9 @@ class _ShardSites(_Engine):
                 data=data._replace(X=data.X[rows], y=data.y[rows], weights=problem.weights(rows))
             )
             old = Sites(*(values[rows] for values in sites))
-            all_precision, all_shift = _sum_of_sites(shard, old)
+            all_precision, all_shift = sum_of_sites(shard, old)
             cavity = State(precision - all_precision, shift - all_shift, None, 0.0, 0)
-            if not _is_proper(cavity.precision):
+            if not is_proper(cavity.precision):
                 refused += len(old.shift)
                 continue
             fitted, refused_here = self._fit(shard._replace(base=cavity), old)
@@ -631,7 +550,7 @@ class _ShardSites(_Engine):
             for values, changed in zip(sites, new, strict=True):
                 values[rows] = changed
             if schedule.order != "parallel":
-                all_precision, all_shift = _sum_of_sites(shard, new)
+                all_precision, all_shift = sum_of_sites(shard, new)
                 precision, shift = cavity.precision + all_precision, cavity.shift + all_shift
             if bar is not None:
                 bar.update(len(old.shift))
@@ -644,9 +563,9 @@ class _ShardSites(_Engine):
         engine = _RowSites(shard._replace(schedule=inner), inner)
         state, refused = engine.start_from(sites, 0), 0
         for _ in range(inner.sweeps):
-            old_mean, old_variance = engine.mean, np.diag(engine.covariance).copy()
+            before = engine.moments()
             state, refused = engine.sweep(state, None)
-            if _change(old_mean, old_variance, engine) <= inner.tol * inner.damping:
+            if change(before, engine.moments()) <= inner.tol * inner.damping:
                 break
         assert state.sites is not None
         return state.sites, refused
@@ -655,7 +574,7 @@ class _ShardSites(_Engine):
 # ---- what the engines share ----
 
 
-def _sum_of_sites(problem: Problem, sites: Sites) -> tuple[Array, Array]:
+def sum_of_sites(problem: Problem, sites: Sites) -> tuple[Array, Array]:
     """Precision and shift of the product of all sites, O(n d^2)."""
     d = problem.shape[1]
     precision, shift = np.zeros((d, d)), np.zeros(d)
@@ -666,9 +585,9 @@ def _sum_of_sites(problem: Problem, sites: Sites) -> tuple[Array, Array]:
 
 def _from_sites(problem: Problem, sites: Sites, sweeps: int) -> State | None:
     """Base times sites, O(n d^2); None where that is not a proper Gaussian."""
-    base, (precision, shift) = problem.base, _sum_of_sites(problem, sites)
+    base, (precision, shift) = problem.base, sum_of_sites(problem, sites)
     precision += base.precision
-    if not _is_proper(precision):
+    if not is_proper(precision):
         return None
     total = base.log_scale + float(sites.log_scale.sum())
     return State(precision, base.shift + shift, sites, total, sweeps)
@@ -683,7 +602,7 @@ def _flat(n: int) -> Sites:
     return Sites(np.zeros(n), np.zeros(n), np.zeros(n))
 
 
-def _is_proper(precision: Array) -> bool:
+def is_proper(precision: Array) -> bool:
     try:
         linalg.cholesky(precision)
     except (linalg.LinAlgError, ValueError):
@@ -691,7 +610,7 @@ def _is_proper(precision: Array) -> bool:
     return True
 
 
-def _inverse_root(precision: Array) -> Array:
+def inverse_root(precision: Array) -> Array:
     """C rows of the upper triangle, by columns the lower one L^-1, of precision = L L'."""
     factor = linalg.cholesky(precision, lower=True)
     inverse = linalg.solve_triangular(factor, np.eye(len(factor)), lower=True)

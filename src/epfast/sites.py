@@ -12,18 +12,17 @@ from scipy import sparse
 from epfast import _checks
 from epfast._checks import Array
 from epfast._core.sweep import Parallel, marginals
+from epfast.loop import change, one_blas_thread
 from epfast.losses import Logistic, Loss, NoisyStep, Probit
-from epfast.posterior import Data, FullPosterior, Sites, State, class_probability
+from epfast.posterior import Data, FullPosterior, Sites, State, label_probability
 from epfast.scalar import (
     PARALLEL_ROWS,
     Problem,
-    _change,
-    _engine,
-    _inverse_root,
-    _is_proper,
-    _sum_of_sites,
+    engine_of,
+    inverse_root,
+    is_proper,
     moments,
-    one_blas_thread,
+    sum_of_sites,
 )
 from epfast.schedules import ADF, DAEP, EP
 
@@ -38,15 +37,15 @@ def residual(post: FullPosterior) -> float:
     n, d = problem.shape
     with one_blas_thread(d):
         if problem.data.groups is not None or post.batch_size is not None:
-            engine = _engine(problem)
+            engine = engine_of(problem)
             state = engine.start(post)
-            before = engine.mean, np.diag(engine.covariance).copy()
+            before = engine.moments()
             engine.sweep(state, None)
-            return _change(*before, engine)
+            return change(before, engine.moments())
         core = Parallel(
             problem.moments(), d, min(n, PARALLEL_ROWS), problem.data.power, damping=0.0
         )
-        root, sites = _inverse_root(post.precision), Sites(*(part.copy() for part in post.sites))
+        root, sites = inverse_root(post.precision), Sites(*(part.copy() for part in post.sites))
         covariance = np.ascontiguousarray(root @ root.T)
         for part in problem.slices():
             core.sweep(
@@ -87,20 +86,23 @@ def leave_one_out(post: FullPosterior, X: Any, y: Any) -> Array:
                     0.0,
                     0,
                 )
-                if _is_proper(cavity.precision):
+                if is_proper(cavity.precision):
                     _marginals(problem, cavity, rows, mean, variance)
                 else:
                     proper[rows] = False
     if not proper.all():
         raise FloatingPointError(f"{n - int(proper.sum())} of {n} cavities are improper")
-    loss, labels = problem.loss, problem.data.y
-    if problem.beta == 1.0 and isinstance(loss, Logistic | NoisyStep | Probit):
-        log_z, *others = np.empty((3, n))
-        moments(loss, problem.beta).many(labels, mean, variance, np.ones(n), log_z, *others)
+    return log_predictive(problem.loss, problem.beta, problem.data.y, mean, variance)
+
+
+def log_predictive(loss: Loss, beta: float, labels: Array, mean: Array, variance: Array) -> Array:
+    """Log probability of the labels of h ~ N(mean, variance), accurate where that underflows."""
+    if beta == 1.0 and isinstance(loss, Logistic | NoisyStep | Probit) and (variance > 0.0).all():
+        log_z, *others = np.empty((3, len(mean)))
+        moments(loss, beta).many(labels, mean, variance, np.ones(len(mean)), log_z, *others)
         return log_z
     with np.errstate(divide="ignore"):
-        sd = np.sqrt(variance)
-        return np.asarray(np.log(class_probability(loss, problem.beta, labels * mean, sd)))
+        return np.asarray(np.log(label_probability(loss, beta, labels * mean, variance)))
 
 
 def add_rows(post: FullPosterior, X: Any, y: Any, weights: Any, schedule: Any) -> FullPosterior:
@@ -166,7 +168,7 @@ def remove_rows(post: FullPosterior, rows: ArrayLike, X: Any, y: Any) -> FullPos
     if data.groups is None:
         out = Sites(*(values[gone] for values in stored))
         sites = Sites(*(values[left] for values in stored))
-        precision, shift = _sum_of_sites(part, out)
+        precision, shift = sum_of_sites(part, out)
         scale = float(out.log_scale.sum())
     else:
         copies = part.copies()
@@ -182,7 +184,7 @@ def remove_rows(post: FullPosterior, rows: ArrayLike, X: Any, y: Any) -> FullPos
         post.state.log_scale - scale,
         post.n_sweeps,
     )
-    if not _is_proper(state.precision):
+    if not is_proper(state.precision):
         raise ValueError("rows leave an improper posterior behind; allowed: other rows")
     kept = None if post.data is None else _some(data, left)
     return replace(post, state=state, converged=False, data=kept)
@@ -242,7 +244,7 @@ def _problem(post: FullPosterior, X: Any, y: Any) -> Problem:
 
 def _marginals(problem: Problem, state: State, which: Any, mean: Array, variance: Array) -> None:
     """Mean and variance of x.theta for some rows, into these entries of the arrays."""
-    root = _inverse_root(state.precision)
+    root = inverse_root(state.precision)
     covariance = np.ascontiguousarray(root @ root.T)
     center = covariance @ state.shift
     for part in problem.chunks(np.arange(problem.shape[0])[which]):

@@ -30,6 +30,15 @@ cdef class Rows:
     ) noexcept nogil
 
 
+cdef class Units(Rows):
+    cdef const ptrdiff_t[::1] index
+
+
+cdef void subtract_weighted(
+    blas_int d, blas_int q, const double *weight, const double *V, double *W, double *C
+) noexcept nogil
+
+
 cdef void add_lower(
     blas_int d, blas_int q, double scale, double *W, double *V, double *C
 ) noexcept nogil

@@ -1,7 +1,13 @@
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 class Rows:
     n: int
     d: int
     sparse: bool
     def __init__(self, X: Any) -> None: ...
+
+class Units(Rows):
+    def __init__(self, index: NDArray[np.intp], d: int) -> None: ...

@@ -6,7 +6,9 @@ one by C rows. A batch of rows a_j, first <= j < first + q, is the columns of a 
 
 import numpy as np
 
-from epfast._core.lapack cimport blas_int, daxpy, ddot, dgemm, dgemv, dsymm
+from libc.math cimport fabs, sqrt
+
+from epfast._core.lapack cimport blas_int, daxpy, ddot, dgemm, dgemv, dsymm, dsyrk
 
 cdef enum:
     PANEL = 64
@@ -28,6 +30,29 @@ cdef void add_lower(
             C + <ptrdiff_t> p * d + p, &d
         )
         p += width
+
+
+cdef void subtract_weighted(
+    blas_int d, blas_int q, const double *weight, const double *V, double *W, double *C
+) noexcept nogil:
+    """C <- C - V diag(weight) V', lower triangle only; V and the scratch W are d x q.
+
+    By dsyrk, which touches nothing of the upper triangle: once for each sign of the weights.
+    """
+    cdef double unit = 1.0, minus = -1.0, root
+    cdef blas_int taken
+    cdef ptrdiff_t i, j
+    cdef bint negative
+    for negative in range(2):
+        taken = 0
+        for j in range(q):
+            if weight[j] < 0.0 if negative else weight[j] > 0.0:
+                root = sqrt(fabs(weight[j]))
+                for i in range(d):
+                    W[taken * <ptrdiff_t> d + i] = root * V[j * d + i]
+                taken += 1
+        if taken > 0:
+            dsyrk(b"L", b"N", &d, &taken, &unit if negative else &minus, W, &d, &unit, C, &d)
 
 
 cdef class Rows:
@@ -175,3 +200,43 @@ cdef class Rows:
                 b"N", &d, &q, &unit, <double *> &self.dense[first, 0], &d, <double *> weight,
                 &one, &unit, x, &one
             )
+
+
+cdef class Units(Rows):
+    """Rows of the identity of order d, by their numbers: sites on the values of a process."""
+
+    def __init__(self, index, ptrdiff_t d):
+        self.index = index
+        self.n, self.d = len(index), d
+        self.sparse = False
+
+    cdef void times_symmetric(
+        self, ptrdiff_t first, blas_int q, double *M, bint full, double *V
+    ) noexcept nogil:
+        """Columns of M, of which only the lower triangle is read. O(d q)"""
+        cdef ptrdiff_t i, j, k, d = self.d
+        cdef const ptrdiff_t *index = &self.index[first]
+        for j in range(q):
+            for i in range(index[j], d):
+                V[j * d + i] = M[index[j] * d + i]
+        # rows of M above the diagonal, neighbours in index side by side
+        for i in range(d):
+            for j in range(q):
+                k = index[j]
+                if i < k:
+                    V[j * d + i] = M[i * d + k]
+
+    cdef void times_vector(
+        self, ptrdiff_t first, blas_int q, const double *x, double *out
+    ) noexcept nogil:
+        cdef ptrdiff_t j
+        for j in range(q):
+            out[j] = x[self.index[first + j]]
+
+    cdef void times_rows(
+        self, ptrdiff_t first, blas_int q, double *V, double *S
+    ) noexcept nogil:
+        cdef ptrdiff_t i, j
+        for j in range(q):
+            for i in range(q):
+                S[j * q + i] = V[j * self.d + self.index[first + i]]

@@ -9,8 +9,9 @@ class Blocks:
     full: bool
     n_refused: int
     log_scale_total: float
+    log_determinant: float
     def __init__(
-        self, moments: Moments, d: int, q: int, power: float, damping: float, sparse: bool
+        self, moments: Moments, d: int, q: int, power: float, damping: float, full: bool
     ) -> None: ...
     def sweep(
         self,
@@ -43,6 +44,7 @@ class Parallel:
         P: Array | None = ...,
         p: Array | None = ...,
     ) -> None: ...
+    def fit(self, h: Array, s: Array, y: Array, tau: Array, nu: Array, scale: Array) -> None: ...
 
 def add_sites(A: Rows, tau: Array, nu: Array, P: Array, p: Array) -> None: ...
 def marginals(A: Rows, Sigma: Array, root: Array, mu: Array, h: Array, s: Array) -> None: ...

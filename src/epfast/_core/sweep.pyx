@@ -20,7 +20,7 @@ import numpy as np
 from libc.math cimport fabs, fmax, fmin, isfinite, log, sqrt
 
 from epfast._core.lapack cimport blas_int, dgemm, dgemv, dtrsm
-from epfast._core.rows cimport Rows, add_lower
+from epfast._core.rows cimport Rows, subtract_weighted
 from epfast._core.tilted cimport LOSS_FAILED, NONE, Moments, Trouble
 
 cdef double SMALLEST = 1e-10            # least 1 + dtau s: below, the posterior would be improper
@@ -28,10 +28,6 @@ cdef double POINT = 1e-300              # stands in for the variance of a row of
 
 cdef int MAX_INNER = 60                 # iterations in which the copies of a row settle
 cdef double SETTLED = 1e-10             # by this much of the posterior of h
-
-cdef enum:
-    FULL_BELOW = 256                    # d from which half of the covariance is kept
-
 
 # ---- one site ----
 
@@ -140,7 +136,9 @@ cdef Trouble new_site(
 cdef class Blocks:
     """Scratch for sequential sweeps in d dimensions with blocks of q sites.
 
-    full: both triangles of the covariance are kept; else its lower by columns, the upper by C rows.
+    full: both triangles of the covariance are kept; else its lower by columns, the upper by C rows,
+    and the other triangle is not touched. log_determinant adds up the log of how much each update
+    shrinks the determinant of the covariance.
     """
 
     cdef Moments moments
@@ -151,16 +149,16 @@ cdef class Blocks:
     cdef double[::1] h, c, k
     cdef readonly bint full
     cdef readonly ptrdiff_t n_refused
-    cdef readonly double log_scale_total
+    cdef readonly double log_scale_total, log_determinant
 
     def __init__(
         self, Moments moments not None, ptrdiff_t d, ptrdiff_t q, double power, double damping,
-        bint sparse
+        bint full
     ):
         self.moments = moments
         self.d, self.q = d, q
         self.power, self.damping = power, damping
-        self.full = sparse or d < FULL_BELOW
+        self.full = full
         self.V, self.W = np.empty((q, d)), np.empty((q, d))
         self.S = np.empty((q, q))
         self.h, self.c, self.k = np.empty(q), np.empty(q), np.empty(q)
@@ -208,6 +206,7 @@ cdef class Blocks:
                 scale[sites[j]] += self.damping * (g - scale[sites[j]])
             else:
                 self.log_scale_total += g
+            self.log_determinant += log(denominator)
             self.c[j] = t / denominator
             self.k[j] = (b - t * self.h[j]) / denominator
             for i in range(j + 1, q):
@@ -222,13 +221,13 @@ cdef class Blocks:
         # V <- V T^-1; what S holds by columns is T', so T is its transpose
         dtrsm(b"R", b"L", b"T", b"U", &d, &q, &unit, S, &q, V, &d)
         dgemv(b"N", &d, &q, &unit, V, &d, &self.k[0], &one, &unit, mu, &one)
-        for j in range(q):
-            for i in range(self.d):
-                W[j * self.d + i] = self.c[j] * V[j * self.d + i]
         if self.full:
+            for j in range(q):
+                for i in range(self.d):
+                    W[j * self.d + i] = self.c[j] * V[j * self.d + i]
             dgemm(b"N", b"T", &d, &d, &q, &minus, W, &d, V, &d, &unit, Sigma, &d)
         else:
-            add_lower(d, q, minus, W, V, Sigma)
+            subtract_weighted(d, q, &self.c[0], V, W, Sigma)
         return NONE
 
     def sweep(
@@ -363,6 +362,28 @@ cdef class Parallel:
                 if summed:
                     A.add_gram(first, q, &tau[first], &self.V[0, 0], &P[0, 0])
                     A.add_combination(first, q, &nu[first], &p[0])
+                first += q
+        if trouble == LOSS_FAILED:
+            self.moments.loss.reraise()
+
+    def fit(
+        self, const double[::1] h, const double[::1] s, const double[::1] y, double[::1] tau,
+        double[::1] nu, double[::1] scale,
+    ):
+        """New sites from the posterior marginals N(h, s) of their values."""
+        cdef ptrdiff_t first = 0, j
+        cdef blas_int q
+        cdef Trouble trouble = NONE
+        with nogil:
+            while first < h.shape[0]:
+                q = <blas_int> min(self.q, h.shape[0] - first)
+                for j in range(q):
+                    self.work[0, j], self.work[1, j] = h[first + j], s[first + j]
+                trouble = self.batch(
+                    q, &y[first], NULL, &tau[first], &nu[first], &scale[first]
+                )
+                if trouble == LOSS_FAILED:
+                    break
                 first += q
         if trouble == LOSS_FAILED:
             self.moments.loss.reraise()

@@ -1,0 +1,345 @@
+"""A kernel matrix and the posterior of its process given Gaussian sites, in one n x n array.
+
+The lower triangle of C rows holds the kernel matrix K; its diagonal stands apart. The rest, by
+columns the lower triangle with the diagonal, is work space for B = I + S K S with S = diag(tau)^1/2
+(Rasmussen & Williams 2006, eq. 3.26), its Cholesky factor and inverse, and in the end holds the
+lower triangle of one of
+
+    R = (K + diag(tau)^-1)^-1,      Sigma = (K^-1 + diag(tau))^-1 = K - K R K.
+
+Sites of negative precision come after the others, whose posterior is Sigma_+ with R_+: with
+D = |tau|^1/2 on them, N, and C = I - D Sigma_+ D = L L' there,
+
+    Sigma = Sigma_+ + U U',     U = Sigma_+[:, N] D L^-T,
+
+which exists iff C is positive definite. R = diag(tau) - diag(tau) Sigma diag(tau) throughout.
+"""
+
+import numpy as np
+
+from libc.math cimport log, sqrt
+
+from epfast._core.lapack cimport (
+    blas_int, ddot, dpotrf, dpotri, dpotrs, dsymm, dsymv, dsyrk, dtrsm, dtrtri,
+)
+
+cdef double SMALL = 1e-3        # tau K_ii below which Sigma is not taken from (1 - R / tau) / tau
+
+cdef enum:
+    COLUMNS = 64                # of K at hand at a time
+    TILE = 32
+
+
+cdef class Kernel:
+    """K, taken from the lower triangle of C rows of ``array``; the rest is lost.
+
+    The diagonal of K is that of the array, or stands apart as the result of an earlier one.
+
+    Every method but ``times`` overwrites what the others left in the other triangle.
+    """
+
+    cdef readonly ptrdiff_t n
+    cdef double[:, ::1] W
+    cdef readonly object array, diagonal
+    cdef double[::1] diag
+    cdef double[::1] root, scratch
+
+    def __init__(self, double[:, ::1] array not None, diagonal=None):
+        self.W, self.array, self.n = array, np.asarray(array), array.shape[0]
+        self.diagonal = np.array(np.diag(self.array) if diagonal is None else diagonal)
+        self.diag = self.diagonal
+        self.root, self.scratch = np.empty(self.n), np.empty(self.n)
+
+    # ---- parts ----
+
+    cdef void fill(self, const double *scale) noexcept nogil:
+        """The other triangle but for the diagonal: scale_i K_ij scale_j. In tiles for the cache."""
+        cdef ptrdiff_t i, j, a = 0, b, n = self.n
+        cdef double *W = &self.W[0, 0]
+        while a < n:
+            b = 0
+            while b <= a:
+                for j in range(b, min(b + TILE, n)):
+                    for i in range(max(a, j + 1), min(a + TILE, n)):
+                        W[j * n + i] = scale[i] * scale[j] * W[i * n + j]
+                b += TILE
+            a += TILE
+
+    def load(self, double jitter=0.0):
+        """The other triangle: K + jitter I."""
+        cdef ptrdiff_t i
+        self.root[:] = 1.0
+        with nogil:
+            self.fill(&self.root[0])
+            for i in range(self.n):
+                self.W[i, i] = self.diag[i] + jitter
+
+    def is_positive(self, double jitter):
+        """Whether K + jitter I is positive definite. O(n^3 / 3)"""
+        cdef blas_int info = 0, n = <blas_int> self.n
+        self.load(jitter)
+        with nogil:
+            dpotrf(b"L", &n, &self.W[0, 0], &n, &info)
+        return info == 0
+
+    cdef void times_vector(self, double *x, double *out) noexcept nogil:
+        """K x, whatever the diagonal of the array holds."""
+        cdef blas_int n = <blas_int> self.n, one = 1
+        cdef double unit = 1.0, zero = 0.0
+        cdef double *W = &self.W[0, 0]
+        self.swap_diagonal()
+        dsymv(b"U", &n, &unit, W, &n, x, &one, &zero, out, &one)
+        self.swap_diagonal()
+
+    cdef void times_columns(self, blas_int m, double *X, double *out) noexcept nogil:
+        """K X, n x m by columns."""
+        cdef blas_int n = <blas_int> self.n
+        cdef double unit = 1.0, zero = 0.0
+        self.swap_diagonal()
+        dsymm(b"L", b"U", &n, &m, &unit, &self.W[0, 0], &n, X, &n, &zero, out, &n)
+        self.swap_diagonal()
+
+    cdef void swap_diagonal(self) noexcept nogil:
+        cdef ptrdiff_t i
+        cdef double value
+        for i in range(self.n):
+            value = self.W[i, i]
+            self.W[i, i] = self.diag[i]
+            self.diag[i] = value
+
+    cdef void column(self, ptrdiff_t k, double *out) noexcept nogil:
+        """Column k of K."""
+        cdef ptrdiff_t i
+        for i in range(k):
+            out[i] = self.W[k, i]
+        out[k] = self.diag[k]
+        for i in range(k + 1, self.n):
+            out[i] = self.W[i, k]
+
+    def times(self, double[::1] x not None):
+        """K x, (n,)"""
+        out = np.empty(self.n)
+        cdef double[::1] view = out
+        with nogil:
+            self.times_vector(&x[0], &view[0])
+        return out
+
+    cdef bint factorize(self, const double *tau) noexcept nogil:
+        """root = max(tau, 0)^1/2 and the Cholesky factor of B. False: B is not positive."""
+        cdef ptrdiff_t i, n = self.n
+        cdef double *W = &self.W[0, 0]
+        cdef blas_int order = <blas_int> n, info = 0
+        for i in range(n):
+            self.root[i] = sqrt(tau[i]) if tau[i] > 0.0 else 0.0
+        self.fill(&self.root[0])
+        for i in range(n):
+            W[i * n + i] = 1.0 + self.root[i] * self.root[i] * self.diag[i]
+        dpotrf(b"L", &order, W, &order, &info)
+        return info == 0
+
+    cdef void alpha_of(self, const double *nu, double *alpha) noexcept nogil:
+        """alpha = nu - S B^-1 S K nu, from the factor of B: K^-1 times the posterior mean."""
+        cdef ptrdiff_t i
+        cdef blas_int n = <blas_int> self.n, one = 1, info = 0
+        self.times_vector(<double *> nu, alpha)
+        for i in range(self.n):
+            alpha[i] *= self.root[i]
+        dpotrs(b"L", &n, &one, &self.W[0, 0], &n, alpha, &n, &info)
+        for i in range(self.n):
+            alpha[i] = nu[i] - self.root[i] * alpha[i]
+
+    # ---- moments ----
+
+    def marginals(
+        self, const double[::1] tau not None, const double[::1] nu not None,
+        double[::1] alpha not None, double[::1] mean not None, double[::1] variance not None,
+    ):
+        """Posterior marginals where no tau is negative; alpha = K^-1 mean. O(2 n^3 / 3)
+
+        Returns log |I + K diag(tau)|, or NaN where B is not positive definite.
+        """
+        cdef ptrdiff_t i, j, n = self.n, first
+        cdef blas_int order = <blas_int> n, info = 0, m, one = 1
+        cdef double *W = &self.W[0, 0]
+        cdef double unit = 1.0, total = 0.0
+        cdef double[:, ::1] columns
+        cdef bint proper
+        small = np.flatnonzero(np.asarray(tau) * self.diagonal < SMALL)
+        columns = np.empty((min(COLUMNS, len(small)), n))
+        cdef const ptrdiff_t[::1] few = small.astype(np.intp)
+        with nogil:
+            proper = self.factorize(&tau[0])
+        if not proper:
+            return np.nan
+        with nogil:
+            for i in range(n):
+                total += 2.0 * log(W[i * n + i])
+            self.alpha_of(&nu[0], &alpha[0])
+            self.times_vector(&alpha[0], &mean[0])
+            first = 0
+            while first < few.shape[0]:
+                m = <blas_int> min(<ptrdiff_t> COLUMNS, few.shape[0] - first)
+                for j in range(m):
+                    self.column(few[first + j], &columns[j, 0])
+                    for i in range(n):
+                        columns[j, i] *= self.root[i]
+                dtrsm(b"L", b"L", b"N", b"N", &order, &m, &unit, W, &order, &columns[0, 0], &order)
+                for j in range(m):
+                    self.scratch[few[first + j]] = self.diag[few[first + j]] - ddot(
+                        &order, &columns[j, 0], &one, &columns[j, 0], &one
+                    )
+                first += COLUMNS
+            dtrtri(b"L", b"N", &order, W, &order, &info)
+            for j in range(n):
+                if tau[j] * self.diag[j] < SMALL:
+                    variance[j] = self.scratch[j]
+                    continue
+                m = <blas_int> (n - j)
+                variance[j] = (
+                    1.0 - ddot(&m, W + j * n + j, &one, W + j * n + j, &one)
+                ) / tau[j]
+        return total
+
+    def precision(
+        self, const double[::1] tau not None, const double[::1] nu not None,
+        double[::1] alpha not None, double[::1] mean not None, double[::1] variance not None,
+    ):
+        """As :meth:`marginals` for any tau, and R in the other triangle. O(n^3)
+
+        NaN also where negative tau make the posterior improper.
+        """
+        cdef ptrdiff_t i, j, k, n = self.n, count
+        cdef blas_int order = <blas_int> n, info = 0, m, one = 1
+        cdef double *W = &self.W[0, 0]
+        cdef double unit = 1.0, minus = -1.0, total = 0.0, value
+        cdef bint proper
+        cdef const ptrdiff_t[::1] N = np.flatnonzero(np.asarray(tau) < 0.0).astype(np.intp)
+        cdef double[:, ::1] V, U, C             # by columns: n x m, n x m, m x m
+        cdef double[::1] D, x
+        count = N.shape[0]
+        V, U, C = np.empty((count, n)), np.empty((count, n)), np.empty((count, count))
+        D, x = np.sqrt(-np.asarray(tau)[np.asarray(N)]), np.empty(count)
+        m = <blas_int> count
+        with nogil:
+            proper = self.factorize(&tau[0])
+        if not proper:
+            return np.nan
+        with nogil:
+            for i in range(n):
+                total += 2.0 * log(W[i * n + i])
+            self.alpha_of(&nu[0], &alpha[0])
+            self.times_vector(&alpha[0], &mean[0])
+            if m > 0:
+                # V = Sigma_+[:, N] = K (I - S B^-1 S K)[:, N]
+                for k in range(count):
+                    self.column(N[k], &U[k, 0])
+                    for i in range(n):
+                        U[k, i] *= self.root[i]
+                dpotrs(b"L", &order, &m, W, &order, &U[0, 0], &order, &info)
+                for k in range(count):
+                    for i in range(n):
+                        U[k, i] = (1.0 if i == N[k] else 0.0) - self.root[i] * U[k, i]
+                self.times_columns(m, &U[0, 0], &V[0, 0])
+                for k in range(count):
+                    for j in range(count):
+                        C[k, j] = (1.0 if j == k else 0.0) - D[k] * D[j] * V[k, N[j]]
+                dpotrf(b"L", &m, &C[0, 0], &m, &info)
+        if info != 0:
+            return np.nan
+        with nogil:
+            if m > 0:
+                for k in range(count):
+                    total += 2.0 * log(C[k, k])
+                    x[k] = D[k] * mean[N[k]]
+                    for i in range(n):
+                        U[k, i] = D[k] * V[k, i]
+                dpotrs(b"L", &m, &one, &C[0, 0], &m, &x[0], &m, &info)
+                for k in range(count):
+                    for i in range(n):
+                        mean[i] += x[k] * U[k, i]
+                for i in range(n):
+                    alpha[i] = nu[i] - tau[i] * mean[i]
+                dtrsm(b"R", b"L", b"T", b"N", &order, &m, &unit, &C[0, 0], &m, &U[0, 0], &order)
+            self.variances(&tau[0], &variance[0])
+            dpotri(b"L", &order, W, &order, &info)
+            for j in range(n):
+                if tau[j] * self.diag[j] >= SMALL:
+                    variance[j] = (1.0 - W[j * n + j]) / tau[j]
+                for i in range(j, n):
+                    W[j * n + i] *= self.root[i] * self.root[j]
+            for k in range(count):
+                for i in range(n):
+                    variance[i] += U[k, i] * U[k, i]
+                    U[k, i] *= tau[i]
+            if m > 0:
+                # R_+ where no site is negative, else diag(tau) - tau Sigma_+ tau; less tau U U' tau
+                for k in range(count):
+                    j = N[k]
+                    for i in range(n):
+                        value = tau[i] * (1.0 if i == j else 0.0) - tau[i] * V[k, i] * tau[j]
+                        if i >= j:
+                            W[j * n + i] = value
+                        else:
+                            W[i * n + j] = value
+                dsyrk(b"L", b"N", &order, &m, &minus, &U[0, 0], &order, &unit, W, &order)
+        return total
+
+    cdef void variances(self, const double *tau, double *variance) noexcept nogil:
+        """Variances of Sigma_+ where tau is small, from the factor of B. O(n^2) each"""
+        cdef ptrdiff_t i, k
+        cdef blas_int n = <blas_int> self.n, one = 1
+        cdef double unit = 1.0
+        for k in range(self.n):
+            if tau[k] * self.diag[k] >= SMALL:
+                continue
+            self.column(k, &self.scratch[0])
+            for i in range(self.n):
+                self.scratch[i] *= self.root[i]
+            dtrsm(
+                b"L", b"L", b"N", b"N", &n, &one, &unit, &self.W[0, 0], &n, &self.scratch[0], &n
+            )
+            variance[k] = self.diag[k] - ddot(&n, &self.scratch[0], &one, &self.scratch[0], &one)
+
+    def covariance(self, const double[::1] tau not None):
+        """Sigma in the place of R, which :meth:`precision` left. O(n^2), for small tau n^2 each"""
+        cdef ptrdiff_t i, j, k, n = self.n, count
+        cdef blas_int order = <blas_int> n, m
+        cdef double *W = &self.W[0, 0]
+        cdef double unit = 1.0, zero = 0.0
+        cdef double[:, ::1] X, Y
+        small = np.flatnonzero(np.abs(np.asarray(tau)) * self.diagonal < SMALL)
+        cdef const ptrdiff_t[::1] few = small.astype(np.intp)
+        count = few.shape[0]
+        X, Y = np.empty((count, n)), np.empty((count, n))
+        cdef unsigned char[::1] is_small = np.zeros(n, dtype=np.uint8)
+        m = <blas_int> count
+        with nogil:
+            if m > 0:
+                # K - K R K, some columns
+                for k in range(count):
+                    is_small[few[k]] = True
+                    self.column(few[k], &X[k, 0])
+                dsymm(
+                    b"L", b"L", &order, &m, &unit, W, &order, &X[0, 0], &order, &zero, &Y[0, 0],
+                    &order
+                )
+                self.times_columns(m, &Y[0, 0], &X[0, 0])
+                for k in range(count):
+                    self.column(few[k], &Y[k, 0])
+                    for i in range(n):
+                        X[k, i] = Y[k, i] - X[k, i]
+            for j in range(n):
+                if is_small[j]:
+                    continue
+                for i in range(j, n):
+                    if not is_small[i]:
+                        W[j * n + i] = (
+                            (1.0 if i == j else 0.0) - W[j * n + i] / tau[i]
+                        ) / tau[j]
+            for k in range(count):
+                j = few[k]
+                for i in range(n):
+                    if i >= j:
+                        W[j * n + i] = X[k, i]
+                    else:
+                        W[i * n + j] = X[k, i]

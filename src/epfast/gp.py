@@ -1,0 +1,653 @@
+"""Gaussian process classification: a latent value per observation, and their kernel matrix.
+
+The site of observation i acts on f_i alone, f ~ N(0, K). EP by the exact blocked sweep
+(``_core/sweep.pyx``) in sequential or shuffled order, or in parallel order by the Cholesky factor
+of B = I + S K S (``_core/kernel.pyx``); the loop over sweeps is that of ``loop.py``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import linalg
+
+from epfast import _checks, losses, schemes
+from epfast._checks import Array
+from epfast._core.kernel import Kernel
+from epfast._core.rows import Units
+from epfast._core.sweep import Blocks, Parallel
+from epfast.loop import ConvergenceWarning, Engine, run
+from epfast.losses import Loss, NoisyStep
+from epfast.posterior import Sites, SweepInfo, label_probability
+from epfast.scalar import PARALLEL_ROWS, SHRUNK, moments
+from epfast.schedules import EP
+from epfast.schemes import Scheme
+from epfast.sites import log_predictive
+
+__all__ = ["GPPosterior", "GPState", "fit_gp"]
+
+#: eigenvalues of K down to minus this times its largest diagonal entry pass for rounding
+ROUNDING = 1e-10
+#: numbers that a part of a sweep may touch, so that Ctrl-C and progress act within about a second
+CHUNK = 1 << 34
+#: rows of K that Python looks at in one go
+ROWS = 256
+#: share of the sites which, refused in the last sweep, is worth a warning
+REFUSED_SHARE = 0.1
+
+
+class GPState(NamedTuple):
+    """All that a schedule carries from sweep to sweep: plain arrays, picklable."""
+
+    #: two numbers and a scale per observation
+    sites: Sites
+    #: sweeps done so far
+    sweeps: int
+
+
+class _Moments(NamedTuple):
+    """The posterior N(mean, .) of the latent values, given sites."""
+
+    #: (n,), K^-1 mean
+    alpha: Array
+    mean: Array
+    variance: Array
+    #: log |I + K diag(tau)|
+    log_determinant: float
+
+
+# ---- what comes back ----
+
+
+@dataclass(frozen=True, eq=False)
+class GPPosterior:
+    """The Gaussian posterior over the latent values of a Gaussian process.
+
+    Attributes
+    ----------
+    mean, variance : ndarray of shape (n,)
+        Of the latent values f_i.
+    alpha : ndarray of shape (n,)
+        K^-1 mean: the mean at new inputs is K_star alpha.
+    sites : Sites
+        precision, shift and log_scale, (n,) each.
+    y : ndarray of shape (n,)
+        The labels.
+    loss : Loss
+        None in a posterior that was loaded and whose loss cannot be saved.
+    beta, power : float
+        Inverse temperature; the power of power EP.
+    converged : bool
+        Whether the last sweep changed the posterior by less than the tolerance.
+    history : list of SweepInfo
+        One record per sweep of this fit.
+    """
+
+    state: GPState = field(repr=False)
+    alpha: Array = field(repr=False)
+    mean: Array = field(repr=False)
+    variance: Array = field(repr=False)
+    log_determinant: float = field(repr=False)
+    y: Array = field(repr=False)
+    loss: Loss | None
+    beta: float
+    power: float
+    converged: bool
+    history: list[SweepInfo] = field(repr=False)
+    #: (n, n): below the diagonal K, the rest R = (K + 1 / precision)^-1
+    _packed: Array = field(repr=False)
+    #: (n,), of K
+    _diagonal: Array = field(repr=False)
+
+    @property
+    def sites(self) -> Sites:
+        return self.state.sites
+
+    @property
+    def n_sweeps(self) -> int:
+        """Sweeps behind this posterior, those of warm starts included."""
+        return self.state.sweeps
+
+    @property
+    def n_refused(self) -> int:
+        """Times that a site was not taken, since its cavity, fit or posterior was improper."""
+        return sum(info.n_refused for info in self.history)
+
+    @property
+    def log_evidence(self) -> float:
+        """EP's log p(y), log of the integral of N(f; 0, K) times the sites; all constants kept."""
+        return _log_evidence(self.sites, self.mean, self.log_determinant)
+
+    @cached_property
+    def covariance(self) -> Array:
+        """(n, n), of the latent values. O(n^2), once; more where sites are flat."""
+        kernel = Kernel(self._packed.copy(), self._diagonal)
+        kernel.covariance(self.sites.precision)
+        result: Array = kernel.array
+        for part in _slices(len(result)):
+            result[part, : part.stop] = result[: part.stop, part].T
+            corner = result[part, part]
+            corner[...] = np.tril(corner) + np.tril(corner, -1).T
+        return result
+
+    @cached_property
+    def residual(self) -> float:
+        """How far this is from a fixed point of EP.
+
+        The largest mismatch over the sites of the tilted mean (in standard deviations) and variance
+        (relative) of f_i with those of the posterior; infinite where a cavity is improper.
+        """
+        core = Parallel(
+            moments(self._known_loss(), self.beta),
+            1,
+            min(len(self.y), PARALLEL_ROWS),
+            self.power,
+            0.0,
+        )
+        core.fit(self.mean, self.variance, self.y, *(part.copy() for part in self.sites))
+        return float("inf") if core.n_refused else core.residual
+
+    # -- evidence --
+
+    def log_evidence_gradient(self, dK: ArrayLike | Iterable[ArrayLike]) -> Array:
+        """Derivative of the log evidence by parameters of the kernel.
+
+        At a fixed point the sites do not contribute (Rasmussen & Williams 2006, section 5.5.2):
+        d log Z = alpha' dK alpha / 2 - tr(R dK) / 2 with R = (K + 1 / precision)^-1.
+
+        Parameters
+        ----------
+        dK : array_like of shape (p, n, n) or (n, n), or iterable of such matrices
+            dK / d theta_k, symmetric. A generator keeps one of them in memory at a time.
+
+        Returns
+        -------
+        ndarray of shape (p,)
+            For a single matrix (1,).
+
+        Warns
+        -----
+        ConvergenceWarning
+            If the posterior is not at a fixed point (``residual`` above 1e-3).
+        """
+        if not self.residual <= 1e-3:
+            warnings.warn(
+                f"the gradient is taken at a residual of {self.residual:.2g}, where it is not that "
+                "of the log evidence; fit with more sweeps or a smaller tolerance",
+                ConvergenceWarning,
+                stacklevel=2,
+            )
+        if isinstance(dK, np.ndarray) or not isinstance(dK, Iterable):
+            given = _checks.real_array("dK", dK)
+            matrices: Iterable[Any] = given[None] if given.ndim == 2 else given
+        else:
+            matrices = dK
+        return np.array([self._contract(matrix) for matrix in matrices])
+
+    def _contract(self, matrix: Any) -> float:
+        n = len(self.y)
+        given = _checks.array("dK", matrix, shape=(n, n))
+        total = 0.0
+        for part in _slices(n):
+            weight = np.multiply.outer(self.alpha[part], self.alpha[part.start :])
+            weight -= self._packed[part, part.start :]
+            size = len(weight)
+            # twice what is above the diagonal
+            weight[:, size:] *= 2.0
+            weight[:, :size] = np.triu(2.0 * weight[:, :size], 1) + np.diag(np.diag(weight))
+            total += float(np.vdot(weight, given[part, part.start :]))
+        return 0.5 * total
+
+    def log_evidence_gradient_epsilon(self) -> float:
+        """Derivative of the log evidence by the epsilon of a noisy step.
+
+        Returns
+        -------
+        float
+            sum over the sites of d log Z_i / d epsilon with the cavities as they are.
+        """
+        loss = self._known_loss()
+        if not isinstance(loss, NoisyStep):
+            raise ValueError(f"loss is {loss!r}; allowed: a NoisyStep")
+        mean, variance = self._cavities(self.power)
+        labels, exponent = self.y, self.beta * self.power
+        above, below = (
+            np.exp(log_predictive(NoisyStep(1e-300), 1.0, sign * labels, mean, variance))
+            for sign in (1.0, -1.0)
+        )
+        epsilon = loss.epsilon
+        total = (1.0 - epsilon) ** exponent * above + epsilon**exponent * below
+        slope = epsilon ** (exponent - 1.0) * below - (1.0 - epsilon) ** (exponent - 1.0) * above
+        return float((self.beta * slope / total).sum())
+
+    def _cavities(self, share: float) -> tuple[Array, Array]:
+        """Mean and variance of f_i without a share of its site."""
+        rest = 1.0 - share * self.sites.precision * self.variance
+        if not (rest > 0.0).all():
+            raise FloatingPointError(
+                f"{int((rest <= 0.0).sum())} of {len(rest)} cavities are improper"
+            )
+        mean = (self.mean - share * self.sites.shift * self.variance) / rest
+        return mean, self.variance / rest
+
+    def loo_log_predictive(self) -> Array:
+        """Leave-one-out log probability of each label, from the cavities: O(n).
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            log p(y_i | all other labels), as EP has it.
+
+        Raises
+        ------
+        FloatingPointError
+            If a cavity is improper.
+        """
+        return log_predictive(self._known_loss(), self.beta, self.y, *self._cavities(1.0))
+
+    # -- prediction --
+
+    def predict_latent(self, K_star: ArrayLike, k_star_diag: ArrayLike) -> tuple[Array, Array]:
+        """Mean and variance of the process at new inputs.
+
+        Parameters
+        ----------
+        K_star : array_like of shape (m, n)
+            Kernel between the new inputs and those of the fit.
+        k_star_diag : array_like of shape (m,) or float
+            Kernel of each new input with itself.
+
+        Returns
+        -------
+        mean, variance : ndarray of shape (m,)
+            K_star alpha, and k_star_diag - diag(K_star R K_star').
+        """
+        rows = _checks.array("K_star", K_star, shape=(None, len(self.y)))
+        prior = np.asarray(_checks.real_array("k_star_diag", k_star_diag), dtype=np.float64)
+        if prior.shape not in ((), (len(rows),)):
+            raise ValueError(
+                f"k_star_diag has shape {prior.shape}; allowed: ({len(rows)},), a number per row "
+                "of K_star"
+            )
+        if not (np.isfinite(prior).all() and (prior >= 0.0).all()):
+            raise ValueError("k_star_diag holds NaN, infinity or a negative number")
+        variance = np.empty(len(rows))
+        for part in _slices(len(rows)):
+            block = rows[part]
+            product = linalg.blas.dsymm(1.0, self._packed.T, block.T, lower=1)
+            variance[part] = np.einsum("ij,ji->i", block, product)
+        # what rounding leaves of it is not below 0
+        return rows @ self.alpha, np.maximum(prior - variance, 0.0)
+
+    def predict_proba(self, K_star: ArrayLike, k_star_diag: ArrayLike) -> Array:
+        """Probability of the label +1 at new inputs.
+
+        Parameters
+        ----------
+        K_star, k_star_diag
+            As in :meth:`predict_latent`.
+
+        Returns
+        -------
+        ndarray of shape (m,)
+            Closed form for probit and noisy step with beta = 1, else quadrature to about 1e-8.
+        """
+        loss = self._known_loss()
+        return label_probability(loss, self.beta, *self.predict_latent(K_star, k_star_diag))
+
+    def sample(self, size: int, rng: np.random.Generator | int) -> Array:
+        """Draw the latent values of the fit from the posterior.
+
+        Parameters
+        ----------
+        size : int
+            Number of draws.
+        rng : numpy.random.Generator or int
+            A generator, or a seed for one.
+
+        Returns
+        -------
+        ndarray of shape (size, n)
+        """
+        size = _checks.integer("size", size, least=0)
+        if not isinstance(rng, np.random.Generator):
+            rng = np.random.default_rng(_checks.integer("rng", rng, least=0))
+        values, vectors = linalg.eigh(self.covariance)
+        root = vectors * np.sqrt(np.maximum(values, 0.0))
+        return np.asarray(self.mean + rng.standard_normal((size, len(root))) @ root.T)
+
+    def _known_loss(self) -> Loss:
+        if self.loss is None:
+            raise ValueError("the loss of this posterior was not saved with it; load with the loss")
+        return self.loss
+
+
+def _log_evidence(sites: Sites, mean: Array, log_determinant: float) -> float:
+    return float(sites.log_scale.sum() + 0.5 * (sites.shift @ mean) - 0.5 * log_determinant)
+
+
+def _slices(n: int) -> list[slice]:
+    return [slice(i, min(i + ROWS, n)) for i in range(0, n, ROWS)]
+
+
+# ---- the fit ----
+
+
+class _Problem(NamedTuple):
+    """What stays fixed during a fit."""
+
+    kernel: Kernel
+    y: Array
+    loss: Loss
+    scheme: Scheme
+    beta: float
+    schedule: EP
+
+
+class _ProcessSites(Engine[GPState, GPPosterior]):
+    """EP on the values of a process: the array of the kernel holds what the order needs."""
+
+    remedy = "scale the kernel"
+
+    def __init__(self, problem: _Problem) -> None:
+        n, schedule = len(problem.y), problem.schedule
+        self.problem, self.kernel, self.order = problem, problem.kernel, schedule.order
+        if self.order == "auto":
+            self.order = "sequential"
+        self.triple = moments(problem.loss, problem.beta, problem.scheme)
+        block = schedule.block or max(8, min(64, n // 3))
+        power, damping = schedule.power, schedule.damping
+        self.core = Blocks(self.triple, n, min(block, n), power, damping, False)
+        self.parallel = Parallel(self.triple, 1, min(n, PARALLEL_ROWS), power, damping)
+        self.since_refresh = 0
+        self.now: _Moments
+
+    def sites(self) -> int:
+        return len(self.problem.y)
+
+    def moments(self) -> tuple[Array, Array]:
+        return self.now.mean, self.now.variance
+
+    def log_evidence(self, state: GPState) -> float:
+        return _log_evidence(state.sites, self.now.mean, self.now.log_determinant)
+
+    def start(self, start: GPPosterior | None) -> GPState:
+        n = self.sites()
+        if start is None:
+            self._flat()
+            return GPState(Sites(np.zeros(n), np.zeros(n), np.zeros(n)), 0)
+        if len(start.y) != n:
+            raise ValueError(f"start has {len(start.y)} sites; allowed: {n}, the same observations")
+        found = self._moments(start.sites, covariance=self.order != "parallel")
+        if found is None:
+            raise ValueError(
+                "start makes the posterior improper with this kernel; allowed: another start"
+            )
+        self.now = found
+        return start.state
+
+    def sweep(self, state: GPState, bar: Any) -> tuple[GPState, int]:
+        self.drift = None
+        self.triple.begin_sweep(state.sweeps)
+        sites = Sites(*(part.copy() for part in state.sites))
+        sweep = self._parallel if self.order == "parallel" else self._sequential
+        return sweep(GPState(sites, state.sweeps + 1), state, bar)
+
+    def finish(self, state: GPState) -> GPState:
+        """R takes the place of what the sweeps worked with."""
+        found = self._moments(state.sites, covariance=False, marginals=False)
+        if found is None:
+            raise FloatingPointError("the posterior is improper to rounding; add jitter to K")
+        self.now = found
+        return state
+
+    def posterior(self, state: GPState, converged: bool, history: list[SweepInfo]) -> GPPosterior:
+        problem, now = self.problem, self.now
+        return GPPosterior(
+            state,
+            *now,
+            problem.y,
+            problem.loss,
+            problem.beta,
+            problem.schedule.power,
+            converged,
+            history,
+            self.kernel.array,
+            self.kernel.diagonal,
+        )
+
+    def _flat(self) -> None:
+        """The moments of the prior."""
+        n = self.sites()
+        self.kernel.load()
+        self.now = _Moments(np.zeros(n), np.zeros(n), self.kernel.diagonal.copy(), 0.0)
+
+    def _moments(self, sites: Sites, covariance: bool, marginals: bool = True) -> _Moments | None:
+        """From the sites; None where they leave an improper posterior.
+
+        In the array R is left, or the covariance, or, where marginals are enough, nothing.
+        """
+        alpha, mean, variance = np.empty((3, self.sites()))
+        cheap = marginals and not covariance and (sites.precision >= 0.0).all()
+        fit = self.kernel.marginals if cheap else self.kernel.precision
+        log_determinant = fit(sites.precision, sites.shift, alpha, mean, variance)
+        if not (np.isfinite(log_determinant) and (variance >= 0.0).all()):
+            return None
+        if covariance:
+            self.kernel.covariance(sites.precision)
+        return _Moments(alpha, mean, variance, log_determinant)
+
+    def _sequential(self, new: GPState, old: GPState, bar: Any) -> tuple[GPState, int]:
+        problem, core, now = self.problem, self.core, self.now
+        n, array = self.sites(), self.kernel.array
+        refused, shrunk = core.n_refused, core.log_determinant
+        mean = now.mean.copy()
+        visits = problem.schedule.visits(n, old.sweeps)
+        step = max(64, CHUNK // (n * n))
+        for part in (visits[i : i + step] for i in range(0, n, step)):
+            core.sweep(Units(part, n), problem.y[part], None, part, array, mean, *new.sites)
+            if bar is not None:
+                bar.update(len(part))
+        refused = core.n_refused - refused
+        self.since_refresh += 1
+        variance = np.diag(array).copy()
+        self.now = _Moments(
+            now.alpha, mean, variance, now.log_determinant + core.log_determinant - shrunk
+        )
+        healthy = (variance >= SHRUNK * now.variance).all()
+        if self.since_refresh == problem.schedule.refresh or refused == n or not healthy:
+            self._refresh(new.sites)
+        return new, refused
+
+    def _refresh(self, sites: Sites) -> None:
+        """Moments anew from the sites, and how far those of the sweeps were from them."""
+        found = self._moments(sites, covariance=True)
+        if found is None:
+            raise FloatingPointError("the posterior is improper to rounding; add jitter to K")
+        unit = np.where(found.variance > 0.0, found.variance, 1.0)
+        mean_gap = np.abs(found.mean - self.now.mean) / np.sqrt(unit)
+        gap = np.abs(found.variance - self.now.variance) / unit
+        self.drift = float(max(mean_gap.max(), gap.max()))
+        self.now, self.since_refresh = found, 0
+
+    def _parallel(self, new: GPState, old: GPState, bar: Any) -> tuple[GPState, int]:
+        core, before = self.parallel, self.parallel.n_refused
+        core.fit(self.now.mean, self.now.variance, self.problem.y, *new.sites)
+        if bar is not None:
+            bar.update(self.sites())
+        found = self._moments(new.sites, covariance=False)
+        if found is None:  # changes can be too much together: none is taken
+            return old._replace(sweeps=new.sweeps), self.sites()
+        self.now = found
+        return new, core.n_refused - before
+
+
+def fit_gp(
+    K: ArrayLike,
+    y: ArrayLike,
+    *,
+    loss: Any = "probit",
+    scheme: str | Scheme = "exact",
+    schedule: EP | None = None,
+    beta: float = 1.0,
+    jitter: float = 0.0,
+    start: GPPosterior | None = None,
+    overwrite_K: bool = False,
+    callback: Callable[[SweepInfo, GPState], Any] | None = None,
+    progress: bool = False,
+) -> GPPosterior:
+    """Fit a Gaussian process classifier by expectation propagation.
+
+    The posterior over latent values f is p(f) ∝ N(f; 0, K) Π_i t_i(f_i), t_i(f) =
+    exp(-beta loss(y_i f)); each factor is replaced by a Gaussian site. O(n^3) per sweep, and n^2
+    numbers of memory beside K.
+
+    Parameters
+    ----------
+    K : array_like of shape (n, n)
+        Kernel matrix: symmetric, positive semi-definite to rounding.
+    y : array_like of shape (n,)
+        Labels -1 and +1.
+    loss : str, Loss, scipy.LowLevelCallable or callable
+        "probit", "logistic", "hinge", "quasi01" or "noisy_step"; a Loss; or your own, see
+        :class:`epfast.CustomLoss` and :class:`epfast.CustomSite`. Sites of likelihoods that are not
+        log-concave may have negative precision.
+    scheme : str or Scheme
+        As in :func:`epfast.fit_linear` for scalar sites: "exact", "laplace", "quick_laplace",
+        "quadrature", "variational", "importance".
+    schedule : EP, optional
+        ``EP()`` by default.
+    beta : float
+        Inverse temperature.
+    jitter : float
+        Added to the diagonal of K; K is not changed otherwise.
+    start : GPPosterior, optional
+        Warm start or resume: its sites are taken, for the same observations.
+    overwrite_K : bool
+        Work in the memory of K, which must be a C-contiguous float64 array: it is lost, and no
+        other matrix of its size is kept.
+    callback : callable, optional
+        Called after each sweep as ``callback(info, state)``; a true answer ends the fit.
+    progress : bool
+        Show a tqdm bar.
+
+    Returns
+    -------
+    GPPosterior
+
+    Raises
+    ------
+    ValueError, TypeError
+        With the name of the argument, what was given, and what is allowed.
+    FloatingPointError
+        If the posterior or the evidence overflows.
+    Interrupted
+        On Ctrl-C, within about a second; carries the last complete posterior.
+
+    Warns
+    -----
+    ConvergenceWarning
+        If the tolerance was not reached; if many sites were refused.
+
+    Examples
+    --------
+    >>> import epfast, numpy as np
+    >>> x = np.linspace(-3, 3, 30)
+    >>> K = 4.0 * np.exp(-0.5 * np.subtract.outer(x, x) ** 2)
+    >>> gp = epfast.fit_gp(K, np.where(np.sin(2 * x) > 0, 1, -1))
+    >>> gp.converged, round(gp.log_evidence, 2)
+    (True, -13.02)
+    """
+    schedule = EP() if schedule is None else schedule
+    if not isinstance(schedule, EP):
+        raise TypeError(
+            f"schedule is {_checks.describe(schedule)}; allowed: epfast.EP (a process has a site "
+            "per value; shared sites and one pass are for linear models)"
+        )
+    found_loss = losses.resolve(loss)
+    found_scheme = schemes.resolve(scheme, None, "exact", scalar=True)
+    found_scheme.check_loss(found_loss)
+    found_loss.check_tilt(_checks.number("beta", beta, above=0.0), schedule.power)
+    if start is not None and not isinstance(start, GPPosterior):
+        raise TypeError(f"start is {_checks.describe(start)}; allowed: a GPPosterior or None")
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback is {_checks.describe(callback)}; allowed: a callable or None")
+    for name, value in (("progress", progress), ("overwrite_K", overwrite_K)):
+        if not isinstance(value, bool | np.bool_):
+            raise TypeError(f"{name} is {_checks.describe(value)}; allowed: True or False")
+    array = _kernel_matrix(K, overwrite_K)
+    labels = _checks.labels("y", y, len(array))
+    array[np.diag_indices(len(array))] += _checks.number("jitter", jitter, least=0.0)
+    kernel = Kernel(array)
+    if not kernel.is_positive(ROUNDING * float(kernel.diagonal.max()) + 1e-300):
+        raise ValueError(
+            "K is not positive semi-definite; allowed: a covariance matrix (where rounding made it "
+            "so, give jitter)"
+        )
+    problem = _Problem(kernel, labels, found_loss, found_scheme, beta, schedule)
+    engine = _ProcessSites(problem)
+    result = run(
+        engine, schedule, engine.posterior, len(labels), start, None, callback, bool(progress)
+    )
+    _warn(result, schedule)
+    return result
+
+
+def _kernel_matrix(K: Any, overwrite: bool) -> Array:
+    """K, checked: a copy, or itself."""
+    if overwrite:
+        if not (
+            isinstance(K, np.ndarray)
+            and K.dtype == np.float64
+            and K.flags.c_contiguous
+            and K.flags.writeable
+        ):
+            raise ValueError(
+                f"K is {_checks.describe(K)}; allowed with overwrite_K: a writeable C-contiguous "
+                "float64 array"
+            )
+        array = K
+    else:
+        array = np.array(_checks.real_array("K", K), dtype=np.float64, order="C")
+    if array.ndim != 2 or array.shape[0] != array.shape[1] or array.size == 0:
+        raise ValueError(f"K has shape {array.shape}; allowed: (n, n), n >= 1")
+    size = 0.0
+    for part in _slices(len(array)):
+        if not np.isfinite(array[part]).all():
+            raise ValueError("K holds NaN or infinity; allowed: finite numbers")
+        size = max(size, float(np.abs(array[part]).max()))
+    for part in _slices(len(array)):
+        gap = np.abs(array[part, : part.stop] - array[: part.stop, part].T).max()
+        if gap > 1e-8 * size:
+            raise ValueError(
+                f"K is not symmetric (entries differ by {gap:.2g}); allowed: a covariance matrix"
+            )
+    if not (np.diag(array) >= 0.0).all():
+        raise ValueError("K has a negative diagonal entry; allowed: a covariance matrix")
+    return array
+
+
+def _warn(result: GPPosterior, schedule: EP) -> None:
+    """Say what the user should know of a fit that went badly."""
+    last = result.history[-1]
+    if last.n_refused > REFUSED_SHARE * len(result.y):
+        warnings.warn(
+            f"{last.n_refused} of {len(result.y)} sites were refused in the last sweep (an "
+            "improper cavity, fit or posterior); try damping, a power below 1 or another loss",
+            ConvergenceWarning,
+            stacklevel=3,
+        )
+    if not result.converged and schedule.tol > 0.0 and schedule.sweeps == len(result.history):
+        warnings.warn(
+            f"EP did not settle: after {len(result.history)} sweeps the posterior still moves by "
+            f"{last.change:.2g} of its own scale per sweep; try damping, a power below 1 or more "
+            "sweeps",
+            ConvergenceWarning,
+            stacklevel=3,
+        )
