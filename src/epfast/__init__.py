@@ -66,13 +66,17 @@ __all__ = [
 
 # These need an extra and are imported when they are asked for. Where scikit-learn is missing they
 # are not listed, so that "from epfast import *" works, and asking for one says what to install.
-_LAZY = {"LinearClassifier": "epfast.estimators"}
+_LAZY = {
+    "GPClassifier": "epfast.gp_classifier",
+    "LinearClassifier": "epfast.estimators",
+}
 
 if _TYPE_CHECKING:
     from epfast.estimators import LinearClassifier
+    from epfast.gp_classifier import GPClassifier
 
 if _find_spec("sklearn") is not None:
-    __all__ += ["LinearClassifier"]
+    __all__ += ["GPClassifier", "LinearClassifier"]
 
 
 def __getattr__(name: str) -> _Any:

@@ -1,4 +1,4 @@
-"""The scikit-learn face of fit_linear. Needs the extra ``epfast[sklearn]``."""
+"""The scikit-learn face of fit_linear, and what all of them share: extra ``epfast[sklearn]``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ try:
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 except ImportError as error:
     raise ImportError(
-        "epfast.LinearClassifier needs scikit-learn >= 1.4: pip install 'epfast[sklearn]'"
+        "epfast's classifiers need scikit-learn >= 1.4: pip install 'epfast[sklearn]'"
     ) from error
 
 try:
@@ -37,7 +37,7 @@ except ImportError:  # scikit-learn 1.4 and 1.5
         return estimator._validate_data(*args, **arguments)
 
 
-__all__ = ["LinearClassifier"]
+__all__ = ["LatentClassifier", "LinearClassifier", "check_is_fitted", "validate_data"]
 
 Posterior = FullPosterior | FactorizedPosterior
 
@@ -60,7 +60,111 @@ ACCURACY = 1e-4
 FAILURES = (FloatingPointError, np.linalg.LinAlgError, ValueError)
 
 
-class LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class LatentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """What a classifier does with latent values: one per row, or one per row and class."""
+
+    #: the labels, sorted
+    classes_: NDArray[Any]
+    #: one, or one for each class against the rest
+    posteriors_: list[Any]
+
+    def predict_latent(self, X: ArrayLike) -> tuple[Array, Array]:
+        """Mean and variance of the latent values, (n,) or (n, n_classes)."""
+        raise NotImplementedError
+
+    def decision_function(self, X: ArrayLike) -> Array:
+        """Predictive log odds log p(+) / p(-), integrated over the posterior.
+
+        They order the rows as ``predict_proba`` does and have the sign of the latent mean, but lie
+        nearer to 0 where the latent is uncertain. For the latent mean itself see
+        :meth:`predict_latent`.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+            Rows of features.
+
+        Returns
+        -------
+        ndarray of shape (n,) or (n, n_classes)
+            Of ``classes_[1]``; or of each class against the rest, where there are more than two.
+        """
+        mean, variance = self.predict_latent(X)
+        m, v = mean.ravel(), np.maximum(variance.ravel(), np.finfo(np.float64).tiny)
+        post, plus = self.posteriors_[0], np.ones(m.size)
+        up, down = (
+            backend.tilted_moments(post.loss, y, m, v, beta=post.beta)[0] for y in (plus, -plus)
+        )
+        return np.asarray((up - down).reshape(mean.shape))
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """The most probable class.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+            Rows of features.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            Labels out of ``classes_``.
+        """
+        scores = self.decision_function(X)
+        index = (scores > 0.0).astype(np.intp) if scores.ndim == 1 else scores.argmax(axis=1)
+        return np.asarray(self.classes_[index])
+
+    def predict_proba(self, X: ArrayLike) -> Array:
+        """Posterior predictive probability of each class.
+
+        The factors are integrated over the posterior, and normalised over the two labels (see
+        :meth:`epfast.FullPosterior.predict_proba`), with more than two classes over these.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+            Rows of features.
+
+        Returns
+        -------
+        ndarray of shape (n, n_classes)
+            Columns in the order of ``classes_``.
+        """
+        return np.exp(self.predict_log_proba(X))
+
+    def predict_log_proba(self, X: ArrayLike) -> Array:
+        """Logarithm of ``predict_proba``, accurate where that underflows.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+            Rows of features.
+
+        Returns
+        -------
+        ndarray of shape (n, n_classes)
+            Columns in the order of ``classes_``.
+        """
+        scores = self.decision_function(X)
+        if scores.ndim == 1:
+            return np.asarray(special.log_expit(np.stack([-scores, scores], axis=1)))
+        logs = special.log_expit(scores)
+        return np.asarray(logs - special.logsumexp(logs, axis=1, keepdims=True))
+
+    def _class_targets(self, labels: NDArray[Any]) -> list[Array]:
+        """Set ``classes_``; one (n,) array of -1 and +1 per binary problem."""
+        check_classification_targets(labels)
+        self.classes_, index = np.unique(labels, return_inverse=True)
+        n_classes = len(self.classes_)
+        if n_classes < 2:
+            raise ValueError(
+                f"y has {n_classes} class, {self.classes_.tolist()}; allowed: two classes or more"
+            )
+        positive = [1] if n_classes == 2 else range(n_classes)
+        return [np.where(index == k, 1.0, -1.0) for k in positive]
+
+
+class LinearClassifier(LatentClassifier):
     """Bayesian linear classifier by expectation propagation, for scikit-learn.
 
     The posterior over the weights comes from :func:`epfast.fit_linear`; predictions integrate over
@@ -199,16 +303,9 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rows, labels = validate_data(
             self, X, y, dtype=np.float64, accept_sparse=self._accept_sparse()
         )
-        check_classification_targets(labels)
-        self.classes_, index = np.unique(labels, return_inverse=True)
+        targets = self._class_targets(labels)
         n_classes = len(self.classes_)
-        if n_classes < 2:
-            raise ValueError(
-                f"y has {n_classes} class, {self.classes_.tolist()}; allowed: two classes or more"
-            )
-        weights = self._weights(rows, index, sample_weight)
-        positive = [1] if n_classes == 2 else range(n_classes)
-        targets = [np.where(index == k, 1.0, -1.0) for k in positive]
+        weights = self._weights(rows, np.searchsorted(self.classes_, labels), sample_weight)
         problem = self._problem(rows, targets, weights)
 
         self.prior_variance_: Any
@@ -341,89 +438,10 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         if self.posteriors_[0].shift.size > self.n_features_in_:
             rows = _with_ones(rows)
-        parts = [post.predict_latent(rows) for post in self.posteriors_]
+        parts: list[tuple[Array, Array]] = [post.predict_latent(rows) for post in self.posteriors_]
         if len(parts) == 1:
             return parts[0]
         return np.stack([m for m, _ in parts], axis=1), np.stack([v for _, v in parts], axis=1)
-
-    def decision_function(self, X: ArrayLike) -> Array:
-        """Predictive log odds log p(+) / p(-), integrated over the weights.
-
-        They order the rows as ``predict_proba`` does and have the sign of the latent mean, but lie
-        nearer to 0 where the latent is uncertain. For the latent mean itself see
-        :meth:`predict_latent`.
-
-        Parameters
-        ----------
-        X : array_like of shape (n, d)
-            Rows of features.
-
-        Returns
-        -------
-        ndarray of shape (n,) or (n, n_classes)
-            Of ``classes_[1]``; or of each class against the rest, where there are more than two.
-        """
-        mean, variance = self.predict_latent(X)
-        m, v = mean.ravel(), np.maximum(variance.ravel(), np.finfo(np.float64).tiny)
-        post, plus = self.posteriors_[0], np.ones(m.size)
-        up, down = (
-            backend.tilted_moments(post.loss, y, m, v, beta=post.beta)[0] for y in (plus, -plus)
-        )
-        return np.asarray((up - down).reshape(mean.shape))
-
-    def predict(self, X: ArrayLike) -> NDArray[Any]:
-        """The most probable class.
-
-        Parameters
-        ----------
-        X : array_like of shape (n, d)
-            Rows of features.
-
-        Returns
-        -------
-        ndarray of shape (n,)
-            Labels out of ``classes_``.
-        """
-        scores = self.decision_function(X)
-        index = (scores > 0.0).astype(np.intp) if scores.ndim == 1 else scores.argmax(axis=1)
-        return np.asarray(self.classes_[index])
-
-    def predict_proba(self, X: ArrayLike) -> Array:
-        """Posterior predictive probability of each class.
-
-        The factors are integrated over the posterior of the weights, and normalised over the two
-        labels (see :meth:`FullPosterior.predict_proba`), with more than two classes over these.
-
-        Parameters
-        ----------
-        X : array_like of shape (n, d)
-            Rows of features.
-
-        Returns
-        -------
-        ndarray of shape (n, n_classes)
-            Columns in the order of ``classes_``.
-        """
-        return np.exp(self.predict_log_proba(X))
-
-    def predict_log_proba(self, X: ArrayLike) -> Array:
-        """Logarithm of ``predict_proba``, accurate where that underflows.
-
-        Parameters
-        ----------
-        X : array_like of shape (n, d)
-            Rows of features.
-
-        Returns
-        -------
-        ndarray of shape (n, n_classes)
-            Columns in the order of ``classes_``.
-        """
-        scores = self.decision_function(X)
-        if scores.ndim == 1:
-            return np.asarray(special.log_expit(np.stack([-scores, scores], axis=1)))
-        logs = special.log_expit(scores)
-        return np.asarray(logs - special.logsumexp(logs, axis=1, keepdims=True))
 
     def __sklearn_tags__(self) -> Any:
         """Tags of scikit-learn."""

@@ -1,0 +1,338 @@
+"""The scikit-learn face of fit_gp. Needs the extra ``epfast[sklearn]``."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import optimize
+
+from epfast import _checks
+from epfast._checks import Array
+from epfast.estimators import LatentClassifier, check_is_fitted, validate_data
+from epfast.gp import GPPosterior, fit_gp
+from epfast.loop import ConvergenceWarning
+from epfast.schedules import EP
+
+# scikit-learn is there, or epfast.estimators would have said so
+from sklearn.base import clone  # isort: skip
+from sklearn.gaussian_process.kernels import RBF, CompoundKernel, ConstantKernel  # isort: skip
+from sklearn.utils import check_random_state  # isort: skip
+
+__all__ = ["GPClassifier"]
+
+#: errors in the evidence are of second order in those of the sites
+SCHEDULE = EP(sweeps=200, tol=1e-6)
+#: what a fit at extreme hyper-parameters may fail with; ValueError: a start that is improper there
+FAILURES = (FloatingPointError, np.linalg.LinAlgError, ValueError)
+
+
+class GPClassifier(LatentClassifier):
+    """Gaussian process classifier by expectation propagation, for scikit-learn.
+
+    The kernel's hyper-parameters maximise EP's log evidence, by L-BFGS with its gradient; where
+    scikit-learn's ``GaussianProcessClassifier`` (Laplace's approximation) stands, this one can. For
+    more than two classes one process per class, that class against the rest, each with a kernel of
+    its own.
+
+    Parameters
+    ----------
+    kernel : sklearn.gaussian_process.kernels.Kernel, optional
+        The covariance function; None is ``1.0 * RBF(1.0)``, with both numbers fixed.
+    optimizer : {"fmin_l_bfgs_b"}, None or callable
+        None keeps the hyper-parameters of ``kernel``. A callable is called as
+        ``optimizer(objective, theta, bounds)``, objective(theta, eval_gradient=True) to be
+        minimised, and returns the best theta and its value.
+    n_restarts_optimizer : int
+        Further runs of the optimizer, from log-uniform draws within the bounds.
+    loss : str, Loss or callable
+        The likelihood, as in :func:`epfast.fit_gp`.
+    scheme : str or Scheme
+        How sites are fitted, as in :func:`epfast.fit_gp`.
+    schedule : EP, optional
+        None is ``EP(sweeps=200, tol=1e-6)``.
+    jitter : float
+        Added to the diagonal of the kernel matrix.
+    random_state : int, RandomState or None
+        Draws the restarts.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+        The labels, sorted.
+    n_classes_ : int
+        How many.
+    kernel_ : Kernel
+        With the hyper-parameters found; for more than two classes a ``CompoundKernel`` of one per
+        class.
+    posterior_ : GPPosterior
+        With two classes: the posterior over the latent values of the fit.
+    posteriors_ : list of GPPosterior
+        One, or one for each class.
+    log_marginal_likelihood_value_ : float
+        Log evidence at the hyper-parameters found; with more than two classes the mean over them.
+    converged_ : bool
+        Whether EP settled in all fits.
+    n_iter_ : int
+        Sweeps of the last fit, the most over the classes.
+    X_train_ : ndarray of shape (n, d)
+        The inputs of the fit.
+    n_features_in_, feature_names_in_
+        As in scikit-learn.
+
+    Examples
+    --------
+    >>> import epfast, numpy as np
+    >>> from sklearn.gaussian_process.kernels import RBF
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(100, 2))
+    >>> y = np.where(np.hypot(*X.T) < 1.1, "in", "out")
+    >>> model = epfast.GPClassifier(1.0 * RBF(1.0)).fit(X, y)
+    >>> model.predict([[0.0, 0.0], [2.0, 2.0]])
+    array(['in', 'out'], dtype='<U3')
+    """
+
+    def __init__(
+        self,
+        kernel: Any = None,
+        *,
+        optimizer: Any = "fmin_l_bfgs_b",
+        n_restarts_optimizer: int = 0,
+        loss: Any = "probit",
+        scheme: Any = "exact",
+        schedule: EP | None = None,
+        jitter: float = 0.0,
+        random_state: Any = None,
+    ) -> None:
+        self.kernel = kernel
+        self.optimizer = optimizer
+        self.n_restarts_optimizer = n_restarts_optimizer
+        self.loss = loss
+        self.scheme = scheme
+        self.schedule = schedule
+        self.jitter = jitter
+        self.random_state = random_state
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> GPClassifier:
+        """Find the hyper-parameters and fit the posterior.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+            Rows of features.
+        y : array_like of shape (n,)
+            Labels of any kind, two or more different ones.
+
+        Returns
+        -------
+        GPClassifier
+            Itself.
+        """
+        rows, labels = validate_data(self, X, y, dtype=np.float64)
+        targets = self._class_targets(labels)
+        restarts = _checks.integer("n_restarts_optimizer", self.n_restarts_optimizer, least=0)
+        if not (
+            self.optimizer is None
+            or callable(self.optimizer)
+            or (isinstance(self.optimizer, str) and self.optimizer == "fmin_l_bfgs_b")
+        ):
+            raise ValueError(
+                f"optimizer is {_checks.describe(self.optimizer)}; allowed: 'fmin_l_bfgs_b', None "
+                "or a callable"
+            )
+        arguments = {
+            "loss": self.loss,
+            "scheme": self.scheme,
+            "schedule": SCHEDULE if self.schedule is None else self.schedule,
+            "jitter": self.jitter,
+        }
+        if self.kernel is None:
+            kernel = ConstantKernel(1.0, "fixed") * RBF(1.0, "fixed")
+        else:
+            kernel = clone(self.kernel)
+        rng = check_random_state(self.random_state)
+        self.X_train_ = rows.copy()
+        self.n_classes_ = len(self.classes_)
+        problems = [_Problem(self.X_train_, target, kernel, arguments) for target in targets]
+        thetas = [
+            kernel.theta
+            if self.optimizer is None or kernel.n_dims == 0
+            else _Search(problem, self.optimizer).maximum(restarts, rng)
+            for problem in problems
+        ]
+        self._kernels = [kernel.clone_with_theta(theta) for theta in thetas]
+        self.posteriors_ = [
+            problem.fit(theta) for problem, theta in zip(problems, thetas, strict=True)
+        ]
+        self._problems = problems
+        if self.n_classes_ == 2:
+            self.kernel_, self.posterior_ = self._kernels[0], self.posteriors_[0]
+        else:
+            self.kernel_ = CompoundKernel(self._kernels)
+            if hasattr(self, "posterior_"):
+                del self.posterior_
+        self.log_marginal_likelihood_value_ = float(
+            np.mean([post.log_evidence for post in self.posteriors_])
+        )
+        self.converged_ = all(post.converged for post in self.posteriors_)
+        self.n_iter_ = max(len(post.history) for post in self.posteriors_)
+        return self
+
+    def log_marginal_likelihood(
+        self,
+        theta: ArrayLike | None = None,
+        eval_gradient: bool = False,
+        clone_kernel: bool = True,
+    ) -> Any:
+        """EP's log evidence of the training data at given hyper-parameters.
+
+        Parameters
+        ----------
+        theta : array_like of shape (p,), optional
+            Logarithms of the kernel's hyper-parameters; with more than two classes those of one
+            kernel for all classes, or of all kernels in turn. None: those that were found.
+        eval_gradient : bool
+            Whether to return the gradient with respect to theta too.
+        clone_kernel : bool
+            Of scikit-learn's signature; the kernel is never changed.
+
+        Returns
+        -------
+        value : float
+            The mean over the classes, where there are more than two.
+        gradient : ndarray of shape (p,), only if ``eval_gradient``
+        """
+        del clone_kernel
+        check_is_fitted(self)
+        if theta is None:
+            if not eval_gradient:
+                return self.log_marginal_likelihood_value_
+            parts = [kernel.theta for kernel in self._kernels]
+        else:
+            size, count = self._kernels[0].n_dims, len(self._kernels)
+            given = _checks.array("theta", theta, shape=(None,))
+            if given.size not in (size, size * count):
+                raise ValueError(
+                    f"theta has {given.size} numbers; allowed: {size}"
+                    + (f" or {size * count}" if count > 1 else "")
+                )
+            parts = np.split(given, count) if given.size != size else [given] * count
+        found = [
+            problem.evidence(part, eval_gradient)
+            for problem, part in zip(self._problems, parts, strict=True)
+        ]
+        value = float(np.mean([value for value, _ in found]))
+        if not eval_gradient:
+            return value
+        gradients = [gradient for _, gradient in found]
+        shared = theta is not None and len(gradients) > 1 and given.size == size
+        if shared:
+            return value, np.mean(gradients, axis=0)
+        return value, np.concatenate(gradients) / len(gradients)
+
+    def predict_latent(self, X: ArrayLike) -> tuple[Array, Array]:
+        """Posterior mean and variance of the latent function.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+            Rows of features.
+
+        Returns
+        -------
+        mean, variance : ndarray of shape (n,) or (n, n_classes)
+            One column per class where there are more than two.
+        """
+        check_is_fitted(self)
+        rows = validate_data(self, X, dtype=np.float64, reset=False)
+        parts: list[tuple[Array, Array]] = [
+            post.predict_latent(kernel(rows, self.X_train_), kernel.diag(rows))
+            for post, kernel in zip(self.posteriors_, self._kernels, strict=True)
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        return np.stack([m for m, _ in parts], axis=1), np.stack([v for _, v in parts], axis=1)
+
+
+class _Problem(NamedTuple):
+    """One binary problem, all but the hyper-parameters."""
+
+    X: Array
+    y: Array
+    kernel: Any
+    #: the other arguments of fit_gp
+    arguments: dict[str, Any]
+
+    def fit(self, theta: Any, start: GPPosterior | None = None) -> GPPosterior:
+        K = self.kernel.clone_with_theta(theta)(self.X)
+        return fit_gp(K, self.y, start=start, **self.arguments)
+
+    def evidence(
+        self, theta: Any, eval_gradient: bool, start: GPPosterior | None = None
+    ) -> tuple[float, Array]:
+        """Log evidence and gradient (empty if not wanted)."""
+        return self.fit_and_evidence(theta, eval_gradient, start)[1:]
+
+    def fit_and_evidence(
+        self, theta: Any, eval_gradient: bool, start: GPPosterior | None
+    ) -> tuple[GPPosterior, float, Array]:
+        if not eval_gradient:
+            post = self.fit(theta, start)
+            return post, post.log_evidence, np.empty(0)
+        K, dK = self.kernel.clone_with_theta(theta)(self.X, eval_gradient=True)
+        post = fit_gp(K, self.y, start=start, **self.arguments)
+        gradient = post.log_evidence_gradient(dK[:, :, k] for k in range(dK.shape[2]))
+        return post, post.log_evidence, gradient
+
+
+class _Search:
+    """The maximum of the log evidence over the hyper-parameters."""
+
+    def __init__(self, problem: _Problem, optimizer: Any) -> None:
+        self.problem, self.optimizer = problem, optimizer
+        #: from which the next fit starts
+        self.last: GPPosterior | None = None
+
+    def objective(self, theta: Array, eval_gradient: bool = True) -> Any:
+        """Minus the log evidence; infinite where no fit succeeds."""
+        for start in [None] if self.last is None else [self.last, None]:
+            try:
+                self.last, value, gradient = self.problem.fit_and_evidence(
+                    theta, eval_gradient, start
+                )
+            except FAILURES:
+                continue
+            return (-value, -gradient) if eval_gradient else -value
+        return (np.inf, np.zeros(len(theta))) if eval_gradient else np.inf
+
+    def maximum(self, restarts: int, rng: Any) -> Array:
+        """The best theta."""
+        kernel = self.problem.kernel
+        bounds = kernel.bounds
+        starts = [kernel.theta]
+        if restarts > 0:
+            if not np.isfinite(bounds).all():
+                raise ValueError(
+                    "n_restarts_optimizer is above 0 and the kernel has infinite bounds; allowed: "
+                    "finite bounds on all hyper-parameters"
+                )
+            starts += [rng.uniform(bounds[:, 0], bounds[:, 1]) for _ in range(restarts)]
+        with warnings.catch_warnings():
+            # of the fits on the way; the last one, at the maximum, speaks for itself
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            found = [self._descend(theta, bounds) for theta in starts]
+        theta, value = min(found, key=lambda pair: pair[1])
+        if not np.isfinite(value):
+            raise FloatingPointError("EP failed at all hyper-parameters that were tried")
+        return theta
+
+    def _descend(self, theta: Array, bounds: Array) -> tuple[Array, float]:
+        if callable(self.optimizer):
+            best, value = self.optimizer(self.objective, theta, bounds=bounds)
+            return np.asarray(best), float(value)
+        result = optimize.minimize(
+            self.objective, theta, method="L-BFGS-B", jac=True, bounds=bounds
+        )
+        return result.x, float(result.fun)
