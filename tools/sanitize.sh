@@ -31,7 +31,7 @@ run=(
 
 "$python" -m venv "$work/env"
 export PATH=$work/env/bin:$PATH
-python -m pip install -q 'pip>=23.1' meson-python meson ninja 'cython>=3.1' numpy scipy
+python -m pip install -q 'pip>=23.1' meson-python meson ninja 'cython>=3.2' numpy scipy
 python -m pip install -q "$root[test]" --no-build-isolation "${setup[@]}"
 
 # Outside the source tree; the benches' NumPy reference is a test oracle.
