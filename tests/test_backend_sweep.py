@@ -146,3 +146,21 @@ def test_other_schemes_on_factorized_rows():
         assert np.isfinite(post.log_evidence)
     again = epfast.fit_linear(X, y, scheme=scheme, batch_size=None, schedule=EP(3, 0.0))
     np.testing.assert_array_equal(post.mean, again.mean)
+
+
+def test_sites_on_the_values_of_a_process():
+    rng = np.random.default_rng(7)
+    X = rng.normal(size=(40, 2))
+    K = 3.0 * np.exp(-0.5 * ((X[:, None] - X[None]) ** 2).sum(-1))
+    y = np.where(X[:, 0] > 0, 1.0, -1.0)
+    tau, nu, scale = np.zeros((3, 40))
+    Sigma, mu = K.copy(), np.zeros(40)
+    for _ in range(3):
+        assert sweep(Sigma, mu, None, y, tau, nu, log_scale=scale) == 0
+    gp = epfast.fit_gp(K, y, schedule=epfast.EP(3, 0.0))
+    np.testing.assert_allclose(tau, gp.sites.precision, rtol=1e-9)
+    np.testing.assert_allclose(mu, gp.mean, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(Sigma, gp.covariance, rtol=0, atol=1e-10)
+    order = rng.permutation(40)
+    sweep(Sigma, mu, None, y, tau, nu, order=order[:10])
+    np.testing.assert_array_equal(Sigma, Sigma.T)

@@ -11,7 +11,7 @@ from epfast import _checks, losses, schemes
 from epfast._checks import Array
 from epfast._core import loss as _loss
 from epfast._core.minibatch import Factors, fit_rule, monomials
-from epfast._core.rows import Rows
+from epfast._core.rows import Rows, Units
 from epfast._core.sweep import Blocks
 from epfast.scalar import HALF_FROM, moments
 from epfast.schemes import Scheme
@@ -309,7 +309,9 @@ def sweep(
         Covariance, C-contiguous float64, symmetric; changed in place.
     mu : ndarray of shape (d,)
         Mean; changed in place.
-    A : array_like or sparse matrix of shape (n, d)
+    A : array_like or sparse matrix of shape (n, d), or None
+        None is the identity: sites on the values of a Gaussian process, n = d, Sigma its kernel
+        matrix before the first sweep. O(n^3)
     y : array_like of shape (n,)
         Labels -1 and +1.
     tau, nu : ndarray of shape (n,)
@@ -338,12 +340,13 @@ def sweep(
         raise ValueError("Sigma is not symmetric; allowed: a covariance matrix")
     if not (np.diag(Sigma) > 0.0).all():
         raise ValueError("Sigma has a diagonal entry <= 0; allowed: a covariance matrix")
+    rows: Any = A
     if hasattr(A, "tocsr"):
-        rows: Any = _checks.sparse_design("A", A, d)
+        rows = _checks.sparse_design("A", A, d)
         _checks.array("A", rows.data, shape=(None,))
-    else:
+    elif A is not None:
         rows = _checks.array("A", A, shape=(None, d))
-    n = rows.shape[0]
+    n = d if A is None else rows.shape[0]
     labels = _checks.labels("y", y, n)
     sites = [_in_place("tau", tau, (n,)), _in_place("nu", nu, (n,))]
     sites.append(np.zeros(n) if log_scale is None else _in_place("log_scale", log_scale, (n,)))
@@ -367,10 +370,13 @@ def sweep(
         min(size, len(visits)),
         power,
         damping,
-        hasattr(rows, "indptr") or d < HALF_FROM,
+        A is not None and (hasattr(rows, "indptr") or d < HALF_FROM),
     )
     visits = visits.astype(np.intp)
-    part = Rows(rows if order is None else rows[visits])
+    if A is None:
+        part: Rows = Units(visits, d)
+    else:
+        part = Rows(rows if order is None else rows[visits])
     core.sweep(part, labels[visits], None, visits, Sigma, mu, *sites)
     if not core.full:
         i, j = np.tril_indices(d, -1)

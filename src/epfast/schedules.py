@@ -69,7 +69,8 @@ class EP(Schedule):
         "sequential" for minibatches, and where a fixed number of sweeps (``tol=0``) or damping is
         asked for. Else, for scalar sites with a full covariance, it is the order that converges
         soonest: one sweep in sequential order (of every 16th row, twice, where rows are many), then
-        parallel sweeps; all sequential, from the start, once three of these did not contract.
+        parallel sweeps; all sequential, from the start, once three of these did not contract. For
+        Gaussian processes it is sequential.
     block : int, optional
         Sites per block of the exact blocked sweep; for scalar sites.
     seed : int, optional
