@@ -285,6 +285,33 @@ def test_samples_have_the_moments():
     np.testing.assert_array_equal(gp.sample(3, 5), gp.sample(3, np.random.default_rng(5)))
 
 
+@pytest.mark.parametrize("loss", ["probit", NoisyStep(0.2)])
+def test_save_and_load(loss, tmp_path):
+    _, K, y = problem(30)
+    gp = fit_gp(K, y, loss=loss, schedule=EP(100, 1e-8, damping=0.7))
+    gp.save(tmp_path / "gp.npz")
+    again = epfast.load(tmp_path / "gp.npz")
+    assert type(again) is type(gp)
+    assert again.loss == gp.loss
+    assert again.log_evidence == gp.log_evidence
+    assert again.history == gp.history
+    for name in ("mean", "variance", "alpha", "covariance", "y"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(gp, name))
+    np.testing.assert_array_equal(again.predict_proba(K, 4.0), gp.predict_proba(K, 4.0))
+    assert fit_gp(K, y, loss=loss, start=again, schedule=EP(1, 0.0)).history[0].change < 1e-7
+    own = fit_gp(K, y, loss=lambda m: np.logaddexp(0.0, -m), schedule=EP(2, 0.0))
+    own.save(tmp_path / "own.npz")
+    with pytest.raises(ValueError, match="loss"):
+        epfast.load(tmp_path / "own.npz").predict_proba(K, 4.0)
+    logistic = epfast.load(tmp_path / "own.npz", loss="logistic").predict_proba(K, 4.0)
+    np.testing.assert_allclose(logistic, own.predict_proba(K, 4.0), rtol=1e-8)
+    arrays = dict(np.load(tmp_path / "gp.npz"))
+    arrays["mean"] = arrays["mean"][:-1]
+    np.savez(tmp_path / "bad.npz", **arrays)
+    with pytest.raises(ValueError, match="not a posterior"):
+        epfast.load(tmp_path / "bad.npz")
+
+
 # ---- schedules ----
 
 

@@ -7,6 +7,8 @@ of B = I + S K S (``_core/kernel.pyx``); the loop over sweeps is that of ``loop.
 
 from __future__ import annotations
 
+import json
+import os
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -24,7 +26,14 @@ from epfast._core.rows import Units
 from epfast._core.sweep import Blocks, Parallel
 from epfast.loop import ConvergenceWarning, Engine, run
 from epfast.losses import Loss, NoisyStep
-from epfast.posterior import Sites, SweepInfo, label_probability
+from epfast.posterior import (
+    FORMAT,
+    PROCESS,
+    Sites,
+    SweepInfo,
+    describe_loss,
+    label_probability,
+)
 from epfast.scalar import PARALLEL_ROWS, SHRUNK, moments
 from epfast.schedules import EP
 from epfast.schemes import Scheme
@@ -40,6 +49,10 @@ CHUNK = 1 << 34
 ROWS = 256
 #: share of the sites which, refused in the last sweep, is worth a warning
 REFUSED_SHARE = 0.1
+
+
+#: what a file holds beside the sites and matrices, (n,) each
+VECTORS = ("alpha", "mean", "variance", "y")
 
 
 class GPState(NamedTuple):
@@ -322,10 +335,61 @@ class GPPosterior:
         root = vectors * np.sqrt(np.maximum(values, 0.0))
         return np.asarray(self.mean + rng.standard_normal((size, len(root))) @ root.T)
 
+    # -- save --
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to an ``.npz`` file, n^2 numbers, which :func:`load` reads; nothing is pickled.
+
+        A CustomLoss, CustomSite or LowLevelCallable cannot be written: give it to ``load`` again.
+        """
+        arrays = {f"sites_{name}": value for name, value in self.sites._asdict().items()}
+        arrays |= {name: getattr(self, name) for name in VECTORS}
+        header = {
+            "format": FORMAT,
+            "posterior": PROCESS,
+            "loss": None if self.loss is None else describe_loss(self.loss),
+            "beta": self.beta,
+            "power": self.power,
+            "log_determinant": self.log_determinant,
+            "converged": self.converged,
+            "sweeps": self.n_sweeps,
+            "history": [info._asdict() for info in self.history],
+        }
+        with open(_checks.path("path", path), "wb") as file:
+            np.savez(
+                file,
+                header=np.array(json.dumps(header)),
+                packed=self._packed,
+                diagonal=self._diagonal,
+                **arrays,
+            )
+
     def _known_loss(self) -> Loss:
         if self.loss is None:
             raise ValueError("the loss of this posterior was not saved with it; load with the loss")
         return self.loss
+
+
+def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None) -> GPPosterior:
+    """Check and put together what ``save`` wrote."""
+    n = arrays["y"].size
+    parts = {name: _checks.array(name, arrays[name], shape=(n,)) for name in VECTORS}
+    sites = Sites(
+        *(_checks.array("sites", arrays[f"sites_{k}"], shape=(n,)) for k in Sites._fields)
+    )
+    packed = np.ascontiguousarray(_checks.array("packed", arrays["packed"], shape=(n, n)))
+    return GPPosterior(
+        state=GPState(sites, _checks.integer("sweeps", header["sweeps"], least=0)),
+        log_determinant=_checks.number("log_determinant", header["log_determinant"]),
+        loss=loss,
+        beta=_checks.number("beta", header["beta"], above=0.0),
+        power=_checks.number("power", header["power"], above=0.0),
+        converged=bool(header["converged"]),
+        history=[SweepInfo(**record) for record in header["history"]],
+        _packed=packed,
+        _diagonal=_checks.array("diagonal", arrays["diagonal"], shape=(n,)),
+        **parts,
+    )
 
 
 def _log_evidence(sites: Sites, mean: Array, log_determinant: float) -> float:

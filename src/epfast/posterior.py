@@ -28,6 +28,8 @@ __all__ = [
 ]
 
 FORMAT = 1
+#: what a file calls a GPPosterior
+PROCESS = "process"
 
 
 class Sites(NamedTuple):
@@ -272,7 +274,7 @@ class LinearPosterior:
         header = {
             "format": FORMAT,
             "posterior": self.kind,
-            "loss": None if self.loss is None else _describe_loss(self.loss),
+            "loss": None if self.loss is None else describe_loss(self.loss),
             "beta": self.beta,
             "batch_size": self.batch_size,
             "converged": self.converged,
@@ -447,7 +449,7 @@ class FullPosterior(LinearPosterior):
 KINDS = {kind.kind: kind for kind in (FactorizedPosterior, FullPosterior)}
 
 
-def load(path: str | os.PathLike[str], loss: Any = None) -> FactorizedPosterior | FullPosterior:
+def load(path: str | os.PathLike[str], loss: Any = None) -> Any:
     """Read a posterior that was written by ``save``.
 
     Parameters
@@ -459,7 +461,7 @@ def load(path: str | os.PathLike[str], loss: Any = None) -> FactorizedPosterior 
 
     Returns
     -------
-    FactorizedPosterior or FullPosterior
+    FactorizedPosterior, FullPosterior or GPPosterior
 
     Raises
     ------
@@ -472,6 +474,13 @@ def load(path: str | os.PathLike[str], loss: Any = None) -> FactorizedPosterior 
         with open(name, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         header = json.loads(str(arrays.pop("header")))
+        if header["format"] == FORMAT and header["posterior"] == PROCESS:
+            from epfast.gp import restore  # which needs this module
+
+            saved = header["loss"]
+            return restore(
+                arrays, header, given if given is not None or saved is None else restore_loss(saved)
+            )
         beta = _checks.number("beta", header["beta"], above=0.0)
         batch_size, full = header["batch_size"], header["posterior"] == "full"
         if batch_size is not None or not full:
@@ -508,7 +517,7 @@ def load(path: str | os.PathLike[str], loss: Any = None) -> FactorizedPosterior 
                 _checks.integer("sweeps", header["sweeps"], least=0),
             ),
             prior_precision=prior_precision,
-            loss=given if given is not None or saved is None else _restore_loss(saved),
+            loss=given if given is not None or saved is None else restore_loss(saved),
             beta=beta,
             batch_size=batch_size,
             converged=bool(header["converged"]),
@@ -521,7 +530,7 @@ def load(path: str | os.PathLike[str], loss: Any = None) -> FactorizedPosterior 
         ) from error
 
 
-def _describe_loss(loss: Loss) -> dict[str, Any] | None:
+def describe_loss(loss: Loss) -> dict[str, Any] | None:
     if isinstance(loss, CustomLoss | CustomSite):
         return None
     names = {cls: name for name, cls in losses.NAMED.items()}
@@ -536,7 +545,7 @@ def _describe_loss(loss: Loss) -> dict[str, Any] | None:
     return described
 
 
-def _restore_loss(described: dict[str, Any]) -> Loss:
+def restore_loss(described: dict[str, Any]) -> Loss:
     arguments: dict[str, Any] = {
         k: tuple(v) if isinstance(v, list) else v for k, v in described.items()
     }
