@@ -232,6 +232,23 @@ def test_gradient_by_epsilon(power):
         fit_gp(K, y).log_evidence_gradient_epsilon()
 
 
+def test_laplace_propagation_ends_at_the_mode():
+    """Its fixed point is Laplace's approximation (Rasmussen & Williams 2006, section 3.4)."""
+    _, K, y = problem(50)
+    gp = fit_gp(K, y, loss="logistic", scheme="laplace", schedule=EP(200, 1e-12))
+    f = np.zeros(50)
+    for _ in range(50):
+        p = special.expit(f)
+        W = p * (1 - p)
+        f = linalg.solve(np.eye(50) + K * W, K @ (W * f + (y + 1) / 2 - p))
+    np.testing.assert_allclose(gp.mean, f, atol=1e-9)
+    np.testing.assert_allclose(gp.sites.precision, W, rtol=1e-8)
+    evidence = special.log_expit(y * f).sum() - 0.5 * f @ gp.alpha
+    evidence -= 0.5 * np.linalg.slogdet(np.eye(50) + K * W)[1]
+    assert gp.log_evidence == pytest.approx(evidence, rel=1e-9)
+    assert gp.residual < 1e-8
+
+
 def test_gradient_away_from_a_fixed_point_warns():
     _, K, y = problem(50)
     gp = fit_gp(K, y, schedule=EP(1, 0.0))
@@ -294,6 +311,7 @@ def test_save_and_load(loss, tmp_path):
     assert type(again) is type(gp)
     assert again.loss == gp.loss
     assert again.log_evidence == gp.log_evidence
+    assert again.residual == gp.residual
     assert again.history == gp.history
     for name in ("mean", "variance", "alpha", "covariance", "y"):
         np.testing.assert_array_equal(getattr(again, name), getattr(gp, name))
@@ -305,6 +323,8 @@ def test_save_and_load(loss, tmp_path):
         epfast.load(tmp_path / "own.npz").predict_proba(K, 4.0)
     logistic = epfast.load(tmp_path / "own.npz", loss="logistic").predict_proba(K, 4.0)
     np.testing.assert_allclose(logistic, own.predict_proba(K, 4.0), rtol=1e-8)
+    fit_gp(K, y, scheme="laplace", loss="logistic").save(tmp_path / "laplace.npz")
+    assert np.isnan(epfast.load(tmp_path / "laplace.npz").residual)
     arrays = dict(np.load(tmp_path / "gp.npz"))
     arrays["mean"] = arrays["mean"][:-1]
     np.savez(tmp_path / "bad.npz", **arrays)

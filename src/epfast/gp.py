@@ -36,7 +36,7 @@ from epfast.posterior import (
 )
 from epfast.scalar import PARALLEL_ROWS, SHRUNK, moments
 from epfast.schedules import EP
-from epfast.schemes import Scheme
+from epfast.schemes import Exact, Scheme
 from epfast.sites import log_predictive
 
 __all__ = ["GPPosterior", "GPState", "fit_gp"]
@@ -94,6 +94,8 @@ class GPPosterior:
         The labels.
     loss : Loss
         None in a posterior that was loaded and whose loss cannot be saved.
+    scheme : Scheme
+        How sites were fitted.
     beta, power : float
         Inverse temperature; the power of power EP.
     converged : bool
@@ -109,6 +111,8 @@ class GPPosterior:
     log_determinant: float = field(repr=False)
     y: Array = field(repr=False)
     loss: Loss | None
+    #: None in a posterior that was loaded, if it was another than "exact"
+    scheme: Scheme | None
     beta: float
     power: float
     converged: bool
@@ -154,15 +158,14 @@ class GPPosterior:
         """How far this is from a fixed point of EP.
 
         The largest mismatch over the sites of the tilted mean (in standard deviations) and variance
-        (relative) of f_i with those of the posterior; infinite where a cavity is improper.
+        (relative) of f_i with those of the posterior; infinite where a cavity is improper, NaN
+        where the scheme is not known.
         """
-        core = Parallel(
-            moments(self._known_loss(), self.beta),
-            1,
-            min(len(self.y), PARALLEL_ROWS),
-            self.power,
-            0.0,
-        )
+        if self.scheme is None:
+            return float("nan")
+        triple = moments(self._known_loss(), self.beta, self.scheme)
+        triple.begin_sweep(self.n_sweeps)
+        core = Parallel(triple, 1, min(len(self.y), PARALLEL_ROWS), self.power, 0.0)
         core.fit(self.mean, self.variance, self.y, *(part.copy() for part in self.sites))
         return float("inf") if core.n_refused else core.residual
 
@@ -348,6 +351,7 @@ class GPPosterior:
             "format": FORMAT,
             "posterior": PROCESS,
             "loss": None if self.loss is None else describe_loss(self.loss),
+            "exact": isinstance(self.scheme, Exact),
             "beta": self.beta,
             "power": self.power,
             "log_determinant": self.log_determinant,
@@ -382,6 +386,7 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
         state=GPState(sites, _checks.integer("sweeps", header["sweeps"], least=0)),
         log_determinant=_checks.number("log_determinant", header["log_determinant"]),
         loss=loss,
+        scheme=Exact() if header["exact"] else None,
         beta=_checks.number("beta", header["beta"], above=0.0),
         power=_checks.number("power", header["power"], above=0.0),
         converged=bool(header["converged"]),
@@ -478,6 +483,7 @@ class _ProcessSites(Engine[GPState, GPPosterior]):
             *now,
             problem.y,
             problem.loss,
+            problem.scheme,
             problem.beta,
             problem.schedule.power,
             converged,
