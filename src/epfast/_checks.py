@@ -189,3 +189,10 @@ def labels(name: str, value: Any, n: int) -> Array:
         shown = ", ".join(f"{v:g}" for v in found[:4]) + (", ..." if found.size > 4 else "")
         raise ValueError(f"{name} has the labels {shown}; allowed: -1 and +1")
     return result
+
+
+def generator(name: str, value: Any) -> np.random.Generator:
+    """A generator, or one of a seed."""
+    if isinstance(value, np.random.Generator):
+        return value
+    return np.random.default_rng(integer(name, value, least=0))

@@ -69,8 +69,35 @@ class LatentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     posteriors_: list[Any]
 
     def predict_latent(self, X: ArrayLike) -> tuple[Array, Array]:
-        """Mean and variance of the latent values, (n,) or (n, n_classes)."""
+        """Posterior mean and variance of the latent values: of x.theta, or of the process.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+            Rows of features.
+
+        Returns
+        -------
+        mean, variance : ndarray of shape (n,) or (n, n_classes)
+            One column per class where there are more than two. In a linear model the intercept is
+            included: the mean is ``X @ coef_.T + intercept_``.
+        """
+        check_is_fitted(self)
+        rows = validate_data(
+            self, X, dtype=np.float64, accept_sparse=self._accept_sparse(), reset=False
+        )
+        parts = self._latents(rows)
+        if len(parts) == 1:
+            return parts[0]
+        return np.stack([m for m, _ in parts], axis=1), np.stack([v for _, v in parts], axis=1)
+
+    def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
+        """Mean and variance, (n,) each, for every posterior."""
         raise NotImplementedError
+
+    def _accept_sparse(self) -> str | bool:
+        """What scikit-learn is to let through."""
+        return False
 
     def decision_function(self, X: ArrayLike) -> Array:
         """Predictive log odds log p(+) / p(-), integrated over the posterior.
@@ -418,30 +445,10 @@ class LinearClassifier(LatentClassifier):
 
     # ---- predict ----
 
-    def predict_latent(self, X: ArrayLike) -> tuple[Array, Array]:
-        """Posterior mean and variance of the latent x.theta, the intercept included.
-
-        Parameters
-        ----------
-        X : array_like of shape (n, d)
-            Rows of features.
-
-        Returns
-        -------
-        mean, variance : ndarray of shape (n,) or (n, n_classes)
-            One column per class where there are more than two; the mean is
-            ``X @ coef_.T + intercept_``.
-        """
-        check_is_fitted(self)
-        rows = validate_data(
-            self, X, dtype=np.float64, accept_sparse=self._accept_sparse(), reset=False
-        )
+    def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
         if self.posteriors_[0].shift.size > self.n_features_in_:
             rows = _with_ones(rows)
-        parts: list[tuple[Array, Array]] = [post.predict_latent(rows) for post in self.posteriors_]
-        if len(parts) == 1:
-            return parts[0]
-        return np.stack([m for m, _ in parts], axis=1), np.stack([v for _, v in parts], axis=1)
+        return [post.predict_latent(rows) for post in self.posteriors_]
 
     def __sklearn_tags__(self) -> Any:
         """Tags of scikit-learn."""

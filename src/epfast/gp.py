@@ -332,11 +332,10 @@ class GPPosterior:
         ndarray of shape (size, n)
         """
         size = _checks.integer("size", size, least=0)
-        if not isinstance(rng, np.random.Generator):
-            rng = np.random.default_rng(_checks.integer("rng", rng, least=0))
+        draws = _checks.generator("rng", rng)
         values, vectors = linalg.eigh(self.covariance)
         root = vectors * np.sqrt(np.maximum(values, 0.0))
-        return np.asarray(self.mean + rng.standard_normal((size, len(root))) @ root.T)
+        return np.asarray(self.mean + draws.standard_normal((size, len(root))) @ root.T)
 
     # -- save --
 

@@ -232,28 +232,11 @@ class GPClassifier(LatentClassifier):
             return value, np.mean(gradients, axis=0)
         return value, np.concatenate(gradients) / len(gradients)
 
-    def predict_latent(self, X: ArrayLike) -> tuple[Array, Array]:
-        """Posterior mean and variance of the latent function.
-
-        Parameters
-        ----------
-        X : array_like of shape (n, d)
-            Rows of features.
-
-        Returns
-        -------
-        mean, variance : ndarray of shape (n,) or (n, n_classes)
-            One column per class where there are more than two.
-        """
-        check_is_fitted(self)
-        rows = validate_data(self, X, dtype=np.float64, reset=False)
-        parts: list[tuple[Array, Array]] = [
+    def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
+        return [
             post.predict_latent(kernel(rows, self.X_train_), kernel.diag(rows))
             for post, kernel in zip(self.posteriors_, self._kernels, strict=True)
         ]
-        if len(parts) == 1:
-            return parts[0]
-        return np.stack([m for m, _ in parts], axis=1), np.stack([v for _, v in parts], axis=1)
 
 
 class _Problem(NamedTuple):

@@ -252,9 +252,8 @@ class LinearPosterior:
         ndarray of shape (size, d)
         """
         size = _checks.integer("size", size, least=0)
-        if not isinstance(rng, np.random.Generator):
-            rng = np.random.default_rng(_checks.integer("rng", rng, least=0))
-        return self.mean + self._color(rng.standard_normal((size, self.shift.size)))
+        draws = _checks.generator("rng", rng)
+        return self.mean + self._color(draws.standard_normal((size, self.shift.size)))
 
     # -- save --
 

@@ -17,7 +17,7 @@ which exists iff C is positive definite. R = diag(tau) - diag(tau) Sigma diag(ta
 
 import numpy as np
 
-from libc.math cimport log, sqrt
+from libc.math cimport NAN, isnan, log, sqrt
 
 from epfast._core.lapack cimport (
     blas_int, ddot, dpotrf, dpotri, dpotrs, dsymm, dsymv, dsyrk, dtrsm, dtrtri,
@@ -148,6 +148,23 @@ cdef class Kernel:
         for i in range(self.n):
             alpha[i] = nu[i] - self.root[i] * alpha[i]
 
+    cdef double positive_part(
+        self, const double[::1] tau, const double[::1] nu, double[::1] alpha, double[::1] mean
+    ) noexcept nogil:
+        """The factor of B, alpha and mean given the sites with tau > 0 and all shifts.
+
+        Returns log |I + K diag(max(tau, 0))|, or NaN where B is not positive definite.
+        """
+        cdef double total = 0.0
+        cdef ptrdiff_t i
+        if not self.factorize(&tau[0]):
+            return NAN
+        for i in range(self.n):
+            total += 2.0 * log(self.W[i, i])
+        self.alpha_of(&nu[0], &alpha[0])
+        self.times_vector(&alpha[0], &mean[0])
+        return total
+
     # ---- moments ----
 
     def marginals(
@@ -161,21 +178,16 @@ cdef class Kernel:
         cdef ptrdiff_t i, j, n = self.n, first
         cdef blas_int order = <blas_int> n, info = 0, m, one = 1
         cdef double *W = &self.W[0, 0]
-        cdef double unit = 1.0, total = 0.0
+        cdef double unit = 1.0, total
         cdef double[:, ::1] columns
-        cdef bint proper
         small = np.flatnonzero(np.asarray(tau) * self.diagonal < SMALL)
         columns = np.empty((min(COLUMNS, len(small)), n))
         cdef const ptrdiff_t[::1] few = small.astype(np.intp)
         with nogil:
-            proper = self.factorize(&tau[0])
-        if not proper:
-            return np.nan
+            total = self.positive_part(tau, nu, alpha, mean)
+        if isnan(total):
+            return total
         with nogil:
-            for i in range(n):
-                total += 2.0 * log(W[i * n + i])
-            self.alpha_of(&nu[0], &alpha[0])
-            self.times_vector(&alpha[0], &mean[0])
             first = 0
             while first < few.shape[0]:
                 m = <blas_int> min(<ptrdiff_t> COLUMNS, few.shape[0] - first)
@@ -211,8 +223,7 @@ cdef class Kernel:
         cdef ptrdiff_t i, j, k, n = self.n, count
         cdef blas_int order = <blas_int> n, info = 0, m, one = 1
         cdef double *W = &self.W[0, 0]
-        cdef double unit = 1.0, minus = -1.0, total = 0.0, value
-        cdef bint proper
+        cdef double unit = 1.0, minus = -1.0, total, value
         cdef const ptrdiff_t[::1] N = np.flatnonzero(np.asarray(tau) < 0.0).astype(np.intp)
         cdef double[:, ::1] V, U, C             # by columns: n x m, n x m, m x m
         cdef double[::1] D, x
@@ -221,14 +232,10 @@ cdef class Kernel:
         D, x = np.sqrt(-np.asarray(tau)[np.asarray(N)]), np.empty(count)
         m = <blas_int> count
         with nogil:
-            proper = self.factorize(&tau[0])
-        if not proper:
-            return np.nan
+            total = self.positive_part(tau, nu, alpha, mean)
+        if isnan(total):
+            return total
         with nogil:
-            for i in range(n):
-                total += 2.0 * log(W[i * n + i])
-            self.alpha_of(&nu[0], &alpha[0])
-            self.times_vector(&alpha[0], &mean[0])
             if m > 0:
                 # V = Sigma_+[:, N] = K (I - S B^-1 S K)[:, N]
                 for k in range(count):
