@@ -94,8 +94,8 @@ class GPPosterior:
         The labels.
     loss : Loss
         None in a posterior that was loaded and whose loss cannot be saved.
-    scheme : Scheme
-        How sites were fitted.
+    scheme : Scheme or None
+        How sites were fitted; None in a posterior that was loaded, unless it was "exact".
     beta, power : float
         Inverse temperature; the power of power EP.
     converged : bool
@@ -111,7 +111,6 @@ class GPPosterior:
     log_determinant: float = field(repr=False)
     y: Array = field(repr=False)
     loss: Loss | None
-    #: None in a posterior that was loaded, if it was another than "exact"
     scheme: Scheme | None
     beta: float
     power: float
