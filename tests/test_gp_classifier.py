@@ -27,7 +27,7 @@ pytestmark = [
 
 
 @pytest.mark.slow
-@parametrize_with_checks([GPClassifier(), GPClassifier(1.0 * RBF(1.0), loss="logistic")])
+@parametrize_with_checks([GPClassifier()])
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
 
