@@ -374,30 +374,33 @@ def test_progress_bar(capsys):
 
 @pytest.mark.parametrize("schedule", [epfast.EP(sweeps=10**6, tol=0), epfast.ADF()], ids=str)
 def test_interrupt_leaves_the_last_complete_state(schedule):
-    """Ctrl-C acts within about a second, also in the middle of a long sweep."""
+    """Ctrl-C acts after a small part of a sweep, not at its end."""
     rng = np.random.default_rng(0)
-    X = rng.normal(size=(200_000, 30))
+    n, size = 200_000, 50
+    X = rng.normal(size=(n, 30))
     y = np.where(X[:, 0] > 0, 1.0, -1.0)
     before = X[::1000].copy()
-    started, raised = threading.Event(), []
+    started, raised, later = threading.Event(), threading.Event(), []
 
     def value(m):
         started.set()
+        if raised.is_set():
+            later.append(1)
         time.sleep(2e-3)
         return np.logaddexp(0, -m)
 
     def interrupt():
         started.wait(20)
         time.sleep(0.4)
-        raised.append(time.perf_counter())
+        raised.set()
         signal.raise_signal(signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt) as caught:
-        epfast.fit_linear(X, y, loss=epfast.CustomLoss(value), schedule=schedule, batch_size=50)
-    assert time.perf_counter() - raised[0] < 1.5
+        epfast.fit_linear(X, y, loss=epfast.CustomLoss(value), schedule=schedule, batch_size=size)
     thread.join()
+    assert len(later) < 0.2 * n / size
     assert isinstance(caught.value, epfast.Interrupted)
     post = caught.value.posterior
     assert np.isfinite(post.mean).all()

@@ -191,6 +191,19 @@ def labels(name: str, value: Any, n: int) -> Array:
     return result
 
 
+def flag(name: str, value: Any) -> bool:
+    """True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} is {describe(value)}; allowed: True or False")
+    return bool(value)
+
+
+def callback(value: Any) -> None:
+    """A callable, or None."""
+    if value is not None and not callable(value):
+        raise TypeError(f"callback is {describe(value)}; allowed: a callable or None")
+
+
 def generator(name: str, value: Any) -> np.random.Generator:
     """A generator, or one of a seed."""
     if isinstance(value, np.random.Generator):

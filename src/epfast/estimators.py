@@ -178,8 +178,8 @@ class LatentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         logs = special.log_expit(scores)
         return np.asarray(logs - special.logsumexp(logs, axis=1, keepdims=True))
 
-    def _class_targets(self, labels: NDArray[Any]) -> list[Array]:
-        """Set ``classes_``; one (n,) array of -1 and +1 per binary problem."""
+    def _encode(self, labels: NDArray[Any]) -> tuple[NDArray[np.intp], list[Array]]:
+        """Set ``classes_``; their numbers, and an array of -1 and +1 per binary problem."""
         check_classification_targets(labels)
         self.classes_, index = np.unique(labels, return_inverse=True)
         n_classes = len(self.classes_)
@@ -188,7 +188,7 @@ class LatentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"y has {n_classes} class, {self.classes_.tolist()}; allowed: two classes or more"
             )
         positive = [1] if n_classes == 2 else range(n_classes)
-        return [np.where(index == k, 1.0, -1.0) for k in positive]
+        return index, [np.where(index == k, 1.0, -1.0) for k in positive]
 
 
 class LinearClassifier(LatentClassifier):
@@ -330,9 +330,9 @@ class LinearClassifier(LatentClassifier):
         rows, labels = validate_data(
             self, X, y, dtype=np.float64, accept_sparse=self._accept_sparse()
         )
-        targets = self._class_targets(labels)
+        index, targets = self._encode(labels)
         n_classes = len(self.classes_)
-        weights = self._weights(rows, np.searchsorted(self.classes_, labels), sample_weight)
+        weights = self._weights(rows, index, sample_weight)
         problem = self._problem(rows, targets, weights)
 
         self.prior_variance_: Any
@@ -378,10 +378,7 @@ class LinearClassifier(LatentClassifier):
         factorized = (
             _checks.choice("posterior", self.posterior, ("full", "factorized")) == "factorized"
         )
-        if not isinstance(self.fit_intercept, bool | np.bool_):
-            raise TypeError(
-                f"fit_intercept is {_checks.describe(self.fit_intercept)}; allowed: True or False"
-            )
+        _checks.flag("fit_intercept", self.fit_intercept)
         batch_size = self.batch_size
         if batch_size is None and factorized:
             batch_size = BATCH_SIZE

@@ -24,7 +24,7 @@ from epfast._checks import Array
 from epfast._core.kernel import Kernel
 from epfast._core.rows import Units
 from epfast._core.sweep import Blocks, Parallel
-from epfast.loop import ConvergenceWarning, Engine, run
+from epfast.loop import ConvergenceWarning, Engine, change, run, warn_of_refusals
 from epfast.losses import Loss, NoisyStep
 from epfast.posterior import (
     FORMAT,
@@ -34,10 +34,10 @@ from epfast.posterior import (
     describe_loss,
     label_probability,
 )
-from epfast.scalar import PARALLEL_ROWS, SHRUNK, moments
+from epfast.scalar import PARALLEL_ROWS, SHRUNK, moments, whole
 from epfast.schedules import EP
 from epfast.schemes import Exact, Scheme
-from epfast.sites import log_predictive
+from epfast.sites import known_loss, log_predictive
 
 __all__ = ["GPPosterior", "GPState", "fit_gp"]
 
@@ -47,8 +47,6 @@ ROUNDING = 1e-10
 CHUNK = 1 << 34
 #: rows of K that Python looks at in one go
 ROWS = 256
-#: share of the sites which, refused in the last sweep, is worth a warning
-REFUSED_SHARE = 0.1
 
 
 #: what a file holds beside the sites and matrices, (n,) each
@@ -145,12 +143,7 @@ class GPPosterior:
         """(n, n), of the latent values. O(n^2), once; more where sites are flat."""
         kernel = Kernel(self._packed.copy(), self._diagonal)
         kernel.covariance(self.sites.precision)
-        result: Array = kernel.array
-        for part in _slices(len(result)):
-            result[part, : part.stop] = result[: part.stop, part].T
-            corner = result[part, part]
-            corner[...] = np.tril(corner) + np.tril(corner, -1).T
-        return result
+        return whole(kernel.array)
 
     @cached_property
     def residual(self) -> float:
@@ -162,7 +155,7 @@ class GPPosterior:
         """
         if self.scheme is None:
             return float("nan")
-        triple = moments(self._known_loss(), self.beta, self.scheme)
+        triple = moments(known_loss(self), self.beta, self.scheme)
         triple.begin_sweep(self.n_sweeps)
         core = Parallel(triple, 1, min(len(self.y), PARALLEL_ROWS), self.power, 0.0)
         core.fit(self.mean, self.variance, self.y, *(part.copy() for part in self.sites))
@@ -227,7 +220,7 @@ class GPPosterior:
         float
             sum over the sites of d log Z_i / d epsilon with the cavities as they are.
         """
-        loss = self._known_loss()
+        loss = known_loss(self)
         if not isinstance(loss, NoisyStep):
             raise ValueError(f"loss is {loss!r}; allowed: a NoisyStep")
         mean, variance = self._cavities(self.power)
@@ -264,7 +257,7 @@ class GPPosterior:
         FloatingPointError
             If a cavity is improper.
         """
-        return log_predictive(self._known_loss(), self.beta, self.y, *self._cavities(1.0))
+        return log_predictive(known_loss(self), self.beta, self.y, *self._cavities(1.0))
 
     # -- prediction --
 
@@ -313,7 +306,7 @@ class GPPosterior:
         ndarray of shape (m,)
             Closed form for probit and noisy step with beta = 1, else quadrature to about 1e-8.
         """
-        loss = self._known_loss()
+        loss = known_loss(self)
         return label_probability(loss, self.beta, *self.predict_latent(K_star, k_star_diag))
 
     def sample(self, size: int, rng: np.random.Generator | int) -> Array:
@@ -365,11 +358,6 @@ class GPPosterior:
                 diagonal=self._diagonal,
                 **arrays,
             )
-
-    def _known_loss(self) -> Loss:
-        if self.loss is None:
-            raise ValueError("the loss of this posterior was not saved with it; load with the loss")
-        return self.loss
 
 
 def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None) -> GPPosterior:
@@ -538,10 +526,7 @@ class _ProcessSites(Engine[GPState, GPPosterior]):
         found = self._moments(sites, covariance=True)
         if found is None:
             raise FloatingPointError("the posterior is improper to rounding; add jitter to K")
-        unit = np.where(found.variance > 0.0, found.variance, 1.0)
-        mean_gap = np.abs(found.mean - self.now.mean) / np.sqrt(unit)
-        gap = np.abs(found.variance - self.now.variance) / unit
-        self.drift = float(max(mean_gap.max(), gap.max()))
+        self.drift = change(self.moments(), (found.mean, found.variance))
         self.now, self.since_refresh = found, 0
 
     def _parallel(self, new: GPState, old: GPState, bar: Any) -> tuple[GPState, int]:
@@ -644,11 +629,9 @@ def fit_gp(
     found_loss.check_tilt(_checks.number("beta", beta, above=0.0), schedule.power)
     if start is not None and not isinstance(start, GPPosterior):
         raise TypeError(f"start is {_checks.describe(start)}; allowed: a GPPosterior or None")
-    if callback is not None and not callable(callback):
-        raise TypeError(f"callback is {_checks.describe(callback)}; allowed: a callable or None")
-    for name, value in (("progress", progress), ("overwrite_K", overwrite_K)):
-        if not isinstance(value, bool | np.bool_):
-            raise TypeError(f"{name} is {_checks.describe(value)}; allowed: True or False")
+    _checks.callback(callback)
+    _checks.flag("progress", progress)
+    _checks.flag("overwrite_K", overwrite_K)
     array = _kernel_matrix(K, overwrite_K)
     labels = _checks.labels("y", y, len(array))
     array[np.diag_indices(len(array))] += _checks.number("jitter", jitter, least=0.0)
@@ -704,13 +687,7 @@ def _kernel_matrix(K: Any, overwrite: bool) -> Array:
 def _warn(result: GPPosterior, schedule: EP) -> None:
     """Say what the user should know of a fit that went badly."""
     last = result.history[-1]
-    if last.n_refused > REFUSED_SHARE * len(result.y):
-        warnings.warn(
-            f"{last.n_refused} of {len(result.y)} sites were refused in the last sweep (an "
-            "improper cavity, fit or posterior); try damping, a power below 1 or another loss",
-            ConvergenceWarning,
-            stacklevel=3,
-        )
+    warn_of_refusals(last.n_refused, len(result.y))
     if not result.converged and schedule.tol > 0.0 and schedule.sweeps == len(result.history):
         warnings.warn(
             f"EP did not settle: after {len(result.history)} sweeps the posterior still moves by "

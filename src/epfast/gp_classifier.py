@@ -131,7 +131,7 @@ class GPClassifier(LatentClassifier):
             Itself.
         """
         rows, labels = validate_data(self, X, y, dtype=np.float64)
-        targets = self._class_targets(labels)
+        _, targets = self._encode(labels)
         restarts = _checks.integer("n_restarts_optimizer", self.n_restarts_optimizer, least=0)
         if not (
             self.optimizer is None
@@ -206,31 +206,30 @@ class GPClassifier(LatentClassifier):
         """
         del clone_kernel
         check_is_fitted(self)
+        size, count = self._kernels[0].n_dims, len(self._kernels)
+        shared = False
         if theta is None:
             if not eval_gradient:
                 return self.log_marginal_likelihood_value_
             parts = [kernel.theta for kernel in self._kernels]
         else:
-            size, count = self._kernels[0].n_dims, len(self._kernels)
             given = _checks.array("theta", theta, shape=(None,))
             if given.size not in (size, size * count):
                 raise ValueError(
                     f"theta has {given.size} numbers; allowed: {size}"
                     + (f" or {size * count}" if count > 1 else "")
                 )
-            parts = np.split(given, count) if given.size != size else [given] * count
+            shared = given.size == size
+            parts = [given] * count if shared else np.split(given, count)
         found = [
             problem.evidence(part, eval_gradient)
             for problem, part in zip(self._problems, parts, strict=True)
         ]
-        value = float(np.mean([value for value, _ in found]))
+        value = float(np.mean([value for _, value, _ in found]))
         if not eval_gradient:
             return value
-        gradients = [gradient for _, gradient in found]
-        shared = theta is not None and len(gradients) > 1 and given.size == size
-        if shared:
-            return value, np.mean(gradients, axis=0)
-        return value, np.concatenate(gradients) / len(gradients)
+        gradients = [gradient for *_, gradient in found]
+        return value, np.mean(gradients, axis=0) if shared else np.concatenate(gradients) / count
 
     def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
         return [
@@ -254,13 +253,8 @@ class _Problem(NamedTuple):
 
     def evidence(
         self, theta: Any, eval_gradient: bool, start: GPPosterior | None = None
-    ) -> tuple[float, Array]:
-        """Log evidence and gradient (empty if not wanted)."""
-        return self.fit_and_evidence(theta, eval_gradient, start)[1:]
-
-    def fit_and_evidence(
-        self, theta: Any, eval_gradient: bool, start: GPPosterior | None
     ) -> tuple[GPPosterior, float, Array]:
+        """The fit, its log evidence, and the gradient (empty if not wanted)."""
         if not eval_gradient:
             post = self.fit(theta, start)
             return post, post.log_evidence, np.empty(0)
@@ -282,9 +276,7 @@ class _Search:
         """Minus the log evidence; infinite where no fit succeeds."""
         for start in [None] if self.last is None else [self.last, None]:
             try:
-                self.last, value, gradient = self.problem.fit_and_evidence(
-                    theta, eval_gradient, start
-                )
+                self.last, value, gradient = self.problem.evidence(theta, eval_gradient, start)
             except FAILURES:
                 continue
             return (-value, -gradient) if eval_gradient else -value

@@ -15,7 +15,7 @@ from epfast import _checks, losses, schemes
 from epfast._checks import Array
 from epfast._core.minibatch import SITE_RULES, Factors
 from epfast._core.tilted import Moments
-from epfast.loop import ConvergenceWarning, Interrupted, progress_bar, run
+from epfast.loop import ConvergenceWarning, Interrupted, progress_bar, run, warn_of_refusals
 from epfast.losses import CustomSite, Loss
 from epfast.posterior import (
     Data,
@@ -31,7 +31,7 @@ from epfast.scalar import Problem, engine_of, moments, prior_matrix
 from epfast.schedules import ADF, DEP, EP, Schedule, SharedSites
 from epfast.schemes import Scheme
 
-__all__ = ["ConvergenceWarning", "Interrupted", "fit_linear"]
+__all__ = ["fit_linear"]
 
 Callback = Callable[[SweepInfo, State], Any]
 
@@ -39,8 +39,6 @@ _END = object()
 
 #: the core is left at least this often, so that Ctrl-C and progress act
 SECONDS_PER_CALL = 0.1
-#: share of the rows whose sites may be refused in the last sweep without a warning
-REFUSED_SHARE = 0.1
 #: a run of at least this many sweeps that still moves by its own scale is warned of
 SWEEPS_TO_SETTLE = 5
 
@@ -210,10 +208,8 @@ def fit_linear(
         _checks.integer("batch_size", batch_size, least=1)
     if record is not None:
         _checks.choice("record", record, ("cost", "factor"))
-    if callback is not None and not callable(callback):
-        raise TypeError(f"callback is {_checks.describe(callback)}; allowed: a callable or None")
-    if not isinstance(progress, bool | np.bool_):
-        raise TypeError(f"progress is {_checks.describe(progress)}; allowed: True or False")
+    _checks.callback(callback)
+    _checks.flag("progress", progress)
     kind = FullPosterior if full else FactorizedPosterior
     if start is not None and not isinstance(start, kind):
         raise TypeError(f"start is {_checks.describe(start)}; allowed: a {kind.__name__} or None")
@@ -314,13 +310,7 @@ def _warn(result: FactorizedPosterior | FullPosterior, schedule: Schedule) -> No
     """Say what the user should know of a fit that went badly."""
     if isinstance(result, FullPosterior) and result.history and result.data is not None:
         refused, rows = result.history[-1].n_refused, len(result.data.y)
-        if refused > REFUSED_SHARE * rows:
-            warnings.warn(
-                f"{refused} of {rows} sites were refused in the last sweep (an improper cavity or "
-                "fit); try damping, a power below 1 or another loss",
-                ConvergenceWarning,
-                stacklevel=3,
-            )
+        warn_of_refusals(refused, rows)
     failed = sum(info.n_failed for info in result.history)
     if failed:
         warnings.warn(

@@ -6,6 +6,7 @@ What is swept, and how, is the matter of an :class:`Engine`.
 from __future__ import annotations
 
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -20,6 +21,8 @@ from epfast.schedules import ADF, DEP, EP, SharedSites
 
 #: from here on BLAS may use all its threads
 MANY_DIMENSIONS = 512
+#: share of the rows whose sites may be refused in the last sweep without a warning
+REFUSED_SHARE = 0.1
 
 
 def one_blas_thread(d: int) -> AbstractContextManager[Any]:
@@ -46,6 +49,17 @@ def _blas() -> Any:
 
 class ConvergenceWarning(UserWarning):
     """Numerical trouble that the result counts: fits that failed, sites that were kept."""
+
+
+def warn_of_refusals(refused: int, sites: int) -> None:
+    """Say it where many sites were refused in the last sweep; for the warnings of a fit."""
+    if refused > REFUSED_SHARE * sites:
+        warnings.warn(
+            f"{refused} of {sites} sites were refused in the last sweep (an improper cavity or "
+            "fit); try damping, a power below 1 or another loss",
+            ConvergenceWarning,
+            stacklevel=4,
+        )
 
 
 class Interrupted(KeyboardInterrupt):

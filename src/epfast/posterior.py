@@ -473,13 +473,12 @@ def load(path: str | os.PathLike[str], loss: Any = None) -> Any:
         with open(name, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         header = json.loads(str(arrays.pop("header")))
+        saved = header["loss"]
+        found = given if given is not None or saved is None else restore_loss(saved)
         if header["format"] == FORMAT and header["posterior"] == PROCESS:
             from epfast.gp import restore  # which needs this module
 
-            saved = header["loss"]
-            return restore(
-                arrays, header, given if given is not None or saved is None else restore_loss(saved)
-            )
+            return restore(arrays, header, found)
         beta = _checks.number("beta", header["beta"], above=0.0)
         batch_size, full = header["batch_size"], header["posterior"] == "full"
         if batch_size is not None or not full:
@@ -506,7 +505,6 @@ def load(path: str | os.PathLike[str], loss: Any = None) -> Any:
                 _checks.array("sites", arrays["sites_shift"], shape=shapes[1]),
                 _checks.array("sites", arrays["sites_log_scale"], shape=(count,)),
             )
-        saved = header["loss"]
         return KINDS[header["posterior"]](
             state=State(
                 precision,
@@ -516,7 +514,7 @@ def load(path: str | os.PathLike[str], loss: Any = None) -> Any:
                 _checks.integer("sweeps", header["sweeps"], least=0),
             ),
             prior_precision=prior_precision,
-            loss=given if given is not None or saved is None else restore_loss(saved),
+            loss=found,
             beta=beta,
             batch_size=batch_size,
             converged=bool(header["converged"]),

@@ -282,7 +282,7 @@ class _RowSites(_Engine):
                 self._refresh(refreshed)
                 return refreshed, refused
         if not self.core.full:
-            self.covariance = _whole(self.covariance)
+            self.covariance = whole(self.covariance)
         precision = linalg.cho_solve(linalg.cho_factor(self.covariance), np.eye(d))
         log_scale = (
             state.log_scale + core.log_scale_total - core_scale
@@ -333,7 +333,7 @@ class _RowSites(_Engine):
             if bar is not None:
                 bar.update(len(part))
         refused = core.n_refused - before
-        precision = _whole(precision)
+        precision = whole(precision)
         if not is_proper(precision):  # changes can be too much together: none is taken
             return state, n
         total = problem.base.log_scale + float(sites.log_scale.sum())
@@ -504,7 +504,7 @@ class _FactorSites(_Engine):
         refused = self.core.n_refused - before
         if state.sites is None:
             total = state.log_scale + float(sites.log_scale.sum())
-            new = State(_whole(precision), shift, None, total, state.sweeps + 1)
+            new = State(whole(precision), shift, None, total, state.sweeps + 1)
             return self._taken(state, new, refused)
         return self._taken(state, _from_sites(problem, sites, state.sweeps + 1), refused)
 
@@ -580,7 +580,7 @@ def sum_of_sites(problem: Problem, sites: Sites) -> tuple[Array, Array]:
     precision, shift = np.zeros((d, d)), np.zeros(d)
     for part in problem.slices():
         add_sites(problem.rows(part), sites.precision[part], sites.shift[part], precision, shift)
-    return _whole(precision), shift
+    return whole(precision), shift
 
 
 def _from_sites(problem: Problem, sites: Sites, sweeps: int) -> State | None:
@@ -593,7 +593,7 @@ def _from_sites(problem: Problem, sites: Sites, sweeps: int) -> State | None:
     return State(precision, base.shift + shift, sites, total, sweeps)
 
 
-def _whole(upper: Array) -> Array:
+def whole(upper: Array) -> Array:
     """The symmetric matrix of which the core keeps the upper triangle."""
     return np.asarray(np.triu(upper) + np.triu(upper, 1).T)
 

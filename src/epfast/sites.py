@@ -109,7 +109,7 @@ def add_rows(post: FullPosterior, X: Any, y: Any, weights: Any, schedule: Any) -
     """See :meth:`FullPosterior.partial_fit`."""
     from epfast.linear import design_of, fit_rows  # which needs this module's users
 
-    loss, stored = _loss(post), post.sites is not None
+    loss, stored = known_loss(post), post.sites is not None
     if post.sites is not None and (post.sites.shift.ndim != 1 or post.batch_size is not None):
         raise ValueError(
             "the posterior has sites that rows share; allowed: a result of EP on scalar sites, or "
@@ -199,17 +199,19 @@ def _stored(post: FullPosterior) -> Sites:
     return post.sites
 
 
-def _loss(post: FullPosterior) -> Loss:
+def known_loss(post: Any) -> Loss:
+    """The loss of a posterior that was not loaded without it."""
     if post.loss is None:
         raise ValueError("the loss of this posterior was not saved with it; load with the loss")
-    return post.loss
+    loss: Loss = post.loss
+    return loss
 
 
 def _problem(post: FullPosterior, X: Any, y: Any) -> Problem:
     """The fit that the posterior came from, with its rows at hand or given."""
     from epfast.linear import design_of
 
-    loss, data = _loss(post), post.data
+    loss, data = known_loss(post), post.data
     if data is None:
         if X is None or y is None:
             raise ValueError(

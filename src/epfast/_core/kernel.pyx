@@ -35,20 +35,24 @@ cdef class Kernel:
 
     The diagonal of K is that of the array, or stands apart as the result of an earlier one.
 
-    Every method but ``times`` overwrites what the others left in the other triangle.
+    Every method overwrites what the others left in the other triangle.
     """
 
     cdef readonly ptrdiff_t n
     cdef double[:, ::1] W
     cdef readonly object array, diagonal
     cdef double[::1] diag
-    cdef double[::1] root, scratch
+    cdef double[::1] root
+    cdef double[:, ::1] columns             # scratch, n x COLUMNS by columns
+    cdef ptrdiff_t[::1] few                 # which of K they are
 
     def __init__(self, double[:, ::1] array not None, diagonal=None):
         self.W, self.array, self.n = array, np.asarray(array), array.shape[0]
         self.diagonal = np.array(np.diag(self.array) if diagonal is None else diagonal)
         self.diag = self.diagonal
-        self.root, self.scratch = np.empty(self.n), np.empty(self.n)
+        self.root = np.empty(self.n)
+        self.columns = np.empty((min(COLUMNS, self.n), self.n))
+        self.few = np.empty(len(self.columns), dtype=np.intp)
 
     # ---- parts ----
 
@@ -116,13 +120,13 @@ cdef class Kernel:
         for i in range(k + 1, self.n):
             out[i] = self.W[i, k]
 
-    def times(self, double[::1] x not None):
-        """K x, (n,)"""
-        out = np.empty(self.n)
-        cdef double[::1] view = out
-        with nogil:
-            self.times_vector(&x[0], &view[0])
-        return out
+    cdef void store_column(self, ptrdiff_t k, const double *column) noexcept nogil:
+        """Row and column k of the other triangle."""
+        cdef ptrdiff_t i
+        for i in range(k):
+            self.W[i, k] = column[i]
+        for i in range(k, self.n):
+            self.W[k, i] = column[i]
 
     cdef bint factorize(self, const double *tau) noexcept nogil:
         """root = max(tau, 0)^1/2 and the Cholesky factor of B. False: B is not positive."""
@@ -175,41 +179,23 @@ cdef class Kernel:
 
         Returns log |I + K diag(tau)|, or NaN where B is not positive definite.
         """
-        cdef ptrdiff_t i, j, n = self.n, first
+        cdef ptrdiff_t j, n = self.n
         cdef blas_int order = <blas_int> n, info = 0, m, one = 1
         cdef double *W = &self.W[0, 0]
-        cdef double unit = 1.0, total
-        cdef double[:, ::1] columns
-        small = np.flatnonzero(np.asarray(tau) * self.diagonal < SMALL)
-        columns = np.empty((min(COLUMNS, len(small)), n))
-        cdef const ptrdiff_t[::1] few = small.astype(np.intp)
+        cdef double total
         with nogil:
             total = self.positive_part(tau, nu, alpha, mean)
         if isnan(total):
             return total
         with nogil:
-            first = 0
-            while first < few.shape[0]:
-                m = <blas_int> min(<ptrdiff_t> COLUMNS, few.shape[0] - first)
-                for j in range(m):
-                    self.column(few[first + j], &columns[j, 0])
-                    for i in range(n):
-                        columns[j, i] *= self.root[i]
-                dtrsm(b"L", b"L", b"N", b"N", &order, &m, &unit, W, &order, &columns[0, 0], &order)
-                for j in range(m):
-                    self.scratch[few[first + j]] = self.diag[few[first + j]] - ddot(
-                        &order, &columns[j, 0], &one, &columns[j, 0], &one
-                    )
-                first += COLUMNS
+            self.small_variances(&tau[0], &variance[0])
             dtrtri(b"L", b"N", &order, W, &order, &info)
             for j in range(n):
-                if tau[j] * self.diag[j] < SMALL:
-                    variance[j] = self.scratch[j]
-                    continue
-                m = <blas_int> (n - j)
-                variance[j] = (
-                    1.0 - ddot(&m, W + j * n + j, &one, W + j * n + j, &one)
-                ) / tau[j]
+                if tau[j] * self.diag[j] >= SMALL:
+                    m = <blas_int> (n - j)
+                    variance[j] = (
+                        1.0 - ddot(&m, W + j * n + j, &one, W + j * n + j, &one)
+                    ) / tau[j]
         return total
 
     def precision(
@@ -223,7 +209,7 @@ cdef class Kernel:
         cdef ptrdiff_t i, j, k, n = self.n, count
         cdef blas_int order = <blas_int> n, info = 0, m, one = 1
         cdef double *W = &self.W[0, 0]
-        cdef double unit = 1.0, minus = -1.0, total, value
+        cdef double unit = 1.0, minus = -1.0, total
         cdef const ptrdiff_t[::1] N = np.flatnonzero(np.asarray(tau) < 0.0).astype(np.intp)
         cdef double[:, ::1] V, U, C             # by columns: n x m, n x m, m x m
         cdef double[::1] D, x
@@ -267,7 +253,7 @@ cdef class Kernel:
                 for i in range(n):
                     alpha[i] = nu[i] - tau[i] * mean[i]
                 dtrsm(b"R", b"L", b"T", b"N", &order, &m, &unit, &C[0, 0], &m, &U[0, 0], &order)
-            self.variances(&tau[0], &variance[0])
+            self.small_variances(&tau[0], &variance[0])
             dpotri(b"L", &order, W, &order, &info)
             for j in range(n):
                 if tau[j] * self.diag[j] >= SMALL:
@@ -281,31 +267,36 @@ cdef class Kernel:
             if m > 0:
                 # R_+ where no site is negative, else diag(tau) - tau Sigma_+ tau; less tau U U' tau
                 for k in range(count):
-                    j = N[k]
                     for i in range(n):
-                        value = tau[i] * (1.0 if i == j else 0.0) - tau[i] * V[k, i] * tau[j]
-                        if i >= j:
-                            W[j * n + i] = value
-                        else:
-                            W[i * n + j] = value
+                        V[k, i] = tau[i] * ((1.0 if i == N[k] else 0.0) - V[k, i] * tau[N[k]])
+                    self.store_column(N[k], &V[k, 0])
                 dsyrk(b"L", b"N", &order, &m, &minus, &U[0, 0], &order, &unit, W, &order)
         return total
 
-    cdef void variances(self, const double *tau, double *variance) noexcept nogil:
+    cdef void small_variances(self, const double *tau, double *variance) noexcept nogil:
         """Variances of Sigma_+ where tau is small, from the factor of B. O(n^2) each"""
-        cdef ptrdiff_t i, k
-        cdef blas_int n = <blas_int> self.n, one = 1
+        cdef ptrdiff_t i, j, k = 0
+        cdef blas_int n = <blas_int> self.n, one = 1, m
         cdef double unit = 1.0
-        for k in range(self.n):
-            if tau[k] * self.diag[k] >= SMALL:
-                continue
-            self.column(k, &self.scratch[0])
-            for i in range(self.n):
-                self.scratch[i] *= self.root[i]
+        while k < self.n:
+            m = 0
+            while k < self.n and m < self.columns.shape[0]:
+                if tau[k] * self.diag[k] < SMALL:
+                    self.few[m] = k
+                    self.column(k, &self.columns[m, 0])
+                    for i in range(self.n):
+                        self.columns[m, i] *= self.root[i]
+                    m += 1
+                k += 1
+            if m == 0:
+                return
             dtrsm(
-                b"L", b"L", b"N", b"N", &n, &one, &unit, &self.W[0, 0], &n, &self.scratch[0], &n
+                b"L", b"L", b"N", b"N", &n, &m, &unit, &self.W[0, 0], &n, &self.columns[0, 0], &n
             )
-            variance[k] = self.diag[k] - ddot(&n, &self.scratch[0], &one, &self.scratch[0], &one)
+            for j in range(m):
+                variance[self.few[j]] = self.diag[self.few[j]] - ddot(
+                    &n, &self.columns[j, 0], &one, &self.columns[j, 0], &one
+                )
 
     def covariance(self, const double[::1] tau not None):
         """Sigma in the place of R, which :meth:`precision` left. O(n^2), for small tau n^2 each"""
@@ -344,9 +335,4 @@ cdef class Kernel:
                             (1.0 if i == j else 0.0) - W[j * n + i] / tau[i]
                         ) / tau[j]
             for k in range(count):
-                j = few[k]
-                for i in range(n):
-                    if i >= j:
-                        W[j * n + i] = X[k, i]
-                    else:
-                        W[i * n + j] = X[k, i]
+                self.store_column(few[k], &X[k, 0])
