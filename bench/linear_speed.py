@@ -396,6 +396,8 @@ def numpy_parallel(
             np.multiply(A, np.sqrt(t)[:, None], out=work)
             precision += work.T @ work  # NumPy takes syrk for this
             shift += b @ A
+        if not np.isfinite(precision).all():  # undamped steps can run away
+            return mean, Sigma, sweeps + 1
         factor = linalg.cho_factor(precision, lower=True)
         Sigma = linalg.cho_solve(factor, np.eye(d))
         if way != "product":  # root' root = Sigma

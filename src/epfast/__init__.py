@@ -27,7 +27,7 @@ from epfast.losses import (
 )
 from epfast.posterior import FactorizedPosterior, FullPosterior, Sites, State, SweepInfo, load
 from epfast.schedules import ADF, AEP, DAEP, DEP, DSEP, EP, SEP
-from epfast.schemes import ImportanceSampling
+from epfast.schemes import ImportanceSampling, Relaxation
 
 __version__: str = _build_facts()["version"]
 
@@ -55,6 +55,7 @@ __all__ = [
     "PiecewiseLinear",
     "Probit",
     "Quasi01",
+    "Relaxation",
     "Sites",
     "State",
     "SweepInfo",

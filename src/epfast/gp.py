@@ -11,7 +11,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -21,9 +21,11 @@ from scipy import linalg
 
 from epfast import _checks, losses, schemes
 from epfast._checks import Array
+from epfast._core import relaxed
 from epfast._core.kernel import Kernel
 from epfast._core.rows import Units
 from epfast._core.sweep import Blocks, Parallel
+from epfast.double_loop import Descent
 from epfast.loop import ConvergenceWarning, Engine, change, run, warn_of_refusals
 from epfast.losses import Loss, NoisyStep
 from epfast.posterior import (
@@ -36,10 +38,10 @@ from epfast.posterior import (
 )
 from epfast.scalar import PARALLEL_ROWS, SHRUNK, moments, whole
 from epfast.schedules import EP
-from epfast.schemes import Exact, Scheme
+from epfast.schemes import RELAXATIONS, Exact, Relaxation, Scheme
 from epfast.sites import known_loss, log_predictive
 
-__all__ = ["GPPosterior", "GPState", "fit_gp"]
+__all__ = ["GPPosterior", "GPState", "Relaxed", "fit_gp"]
 
 #: eigenvalues of K down to minus this times its largest diagonal entry pass for rounding
 ROUNDING = 1e-10
@@ -47,10 +49,20 @@ ROUNDING = 1e-10
 CHUNK = 1 << 34
 #: rows of K that Python looks at in one go
 ROWS = 256
+#: steps of the double loop at most, and the mismatch of the moments with which it ends
+DESCENTS, MATCHED = 200, 1e-8
 
 
 #: what a file holds beside the sites and matrices, (n,) each
 VECTORS = ("alpha", "mean", "variance", "y")
+
+
+class Relaxed(NamedTuple):
+    """The relaxation factors of relaxed EP: natural parameters of r_i when site i was fitted."""
+
+    #: (n,), b_i of the paper; 0 where the factor was not relaxed
+    precision: Array
+    shift: Array
 
 
 class GPState(NamedTuple):
@@ -60,6 +72,8 @@ class GPState(NamedTuple):
     sites: Sites
     #: sweeps done so far
     sweeps: int
+    #: None but in relaxed EP
+    relaxed: Relaxed | None = None
 
 
 class _Moments(NamedTuple):
@@ -96,6 +110,8 @@ class GPPosterior:
         How sites were fitted; None in a posterior that was loaded, unless it was "exact".
     beta, power : float
         Inverse temperature; the power of power EP.
+    relaxation : Relaxation or None
+        That of relaxed EP; ``relaxed`` has the relaxation factors.
     converged : bool
         Whether the last sweep changed the posterior by less than the tolerance.
     history : list of SweepInfo
@@ -118,6 +134,12 @@ class GPPosterior:
     _packed: Array = field(repr=False)
     #: (n,), of K
     _diagonal: Array = field(repr=False)
+    relaxation: Relaxation | None = None
+
+    @property
+    def relaxed(self) -> Relaxed | None:
+        """Precision b_i and shift of each relaxation factor; None but in relaxed EP."""
+        return self.state.relaxed
 
     @property
     def sites(self) -> Sites:
@@ -135,7 +157,11 @@ class GPPosterior:
 
     @property
     def log_evidence(self) -> float:
-        """EP's log p(y), log of the integral of N(f; 0, K) times the sites; all constants kept."""
+        """EP's log p(y), log of the integral of N(f; 0, K) times the sites; all constants kept.
+
+        In relaxed EP site i is scaled so that r_i, the cavity and the site have the integral of
+        r_i, the cavity and t_i; the result is no bound and no stationary value.
+        """
         return _log_evidence(self.sites, self.mean, self.log_determinant)
 
     @cached_property
@@ -150,15 +176,24 @@ class GPPosterior:
         """How far this is from a fixed point of EP.
 
         The largest mismatch over the sites of the tilted mean (in standard deviations) and variance
-        (relative) of f_i with those of the posterior; infinite where a cavity is improper, NaN
-        where the scheme is not known.
+        (relative) of f_i with those of the posterior; in relaxed EP both times r_i. Infinite where
+        a cavity is improper, NaN where the scheme is not known or the objective is "printed",
+        whose fixed points do not match moments.
         """
-        if self.scheme is None:
+        printed = self.relaxation is not None and self.relaxation.objective == "printed"
+        if self.scheme is None or printed:
             return float("nan")
+        mean, variance = self.mean, self.variance
+        if self.relaxed is not None:
+            # r_i q without its site is r_i times the cavity
+            rest = 1.0 + self.relaxed.precision * variance
+            if not (rest > 0.0).all():
+                return float("inf")
+            mean, variance = (mean + variance * self.relaxed.shift) / rest, variance / rest
         triple = moments(known_loss(self), self.beta, self.scheme)
         triple.begin_sweep(self.n_sweeps)
         core = Parallel(triple, 1, min(len(self.y), PARALLEL_ROWS), self.power, 0.0)
-        core.fit(self.mean, self.variance, self.y, *(part.copy() for part in self.sites))
+        core.fit(mean, variance, self.y, *(part.copy() for part in self.sites))
         return float("inf") if core.n_refused else core.residual
 
     # -- evidence --
@@ -179,11 +214,21 @@ class GPPosterior:
         ndarray of shape (p,)
             For a single matrix (1,).
 
+        Raises
+        ------
+        ValueError
+            After relaxed EP, whose evidence is not stationary in the sites.
+
         Warns
         -----
         ConvergenceWarning
             If the posterior is not at a fixed point (``residual`` above 1e-3).
         """
+        if self.relaxation is not None:
+            raise ValueError(
+                "the posterior is that of relaxed EP, whose log evidence is not stationary in the "
+                "sites; allowed: a fit without relaxation"
+            )
         if not self.residual <= 1e-3:
             warnings.warn(
                 f"the gradient is taken at a residual of {self.residual:.2g}, where it is not that "
@@ -338,6 +383,8 @@ class GPPosterior:
         """
         arrays = {f"sites_{name}": value for name, value in self.sites._asdict().items()}
         arrays |= {name: getattr(self, name) for name in VECTORS}
+        if self.relaxed is not None:
+            arrays |= {f"relaxed_{name}": value for name, value in self.relaxed._asdict().items()}
         header = {
             "format": FORMAT,
             "posterior": PROCESS,
@@ -345,6 +392,7 @@ class GPPosterior:
             "exact": isinstance(self.scheme, Exact),
             "beta": self.beta,
             "power": self.power,
+            "relaxation": None if self.relaxation is None else asdict(self.relaxation),
             "log_determinant": self.log_determinant,
             "converged": self.converged,
             "sweeps": self.n_sweeps,
@@ -367,9 +415,13 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
     sites = Sites(
         *(_checks.array("sites", arrays[f"sites_{k}"], shape=(n,)) for k in Sites._fields)
     )
+    settings = header["relaxation"]
+    found = settings and Relaxed(
+        *(_checks.array("relaxed", arrays[f"relaxed_{k}"], shape=(n,)) for k in Relaxed._fields)
+    )
     packed = np.ascontiguousarray(_checks.array("packed", arrays["packed"], shape=(n, n)))
     return GPPosterior(
-        state=GPState(sites, _checks.integer("sweeps", header["sweeps"], least=0)),
+        state=GPState(sites, _checks.integer("sweeps", header["sweeps"], least=0), found),
         log_determinant=_checks.number("log_determinant", header["log_determinant"]),
         loss=loss,
         scheme=Exact() if header["exact"] else None,
@@ -379,6 +431,7 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
         history=[SweepInfo(**record) for record in header["history"]],
         _packed=packed,
         _diagonal=_checks.array("diagonal", arrays["diagonal"], shape=(n,)),
+        relaxation=settings and Relaxation(**settings),
         **parts,
     )
 
@@ -403,6 +456,7 @@ class _Problem(NamedTuple):
     scheme: Scheme
     beta: float
     schedule: EP
+    relaxation: Relaxation | None
 
 
 class _ProcessSites(Engine[GPState, GPPosterior]):
@@ -418,10 +472,19 @@ class _ProcessSites(Engine[GPState, GPPosterior]):
         self.triple = moments(problem.loss, problem.beta, problem.scheme)
         block = schedule.block or max(8, min(64, n // 3))
         power, damping = schedule.power, schedule.damping
-        self.core = Blocks(self.triple, n, min(block, n), power, damping, False)
+        self.relaxation = self._relaxation()
+        self.core = Blocks(self.triple, n, min(block, n), power, damping, False, self.relaxation)
         self.parallel = Parallel(self.triple, 1, min(n, PARALLEL_ROWS), power, damping)
         self.since_refresh = 0
         self.now: _Moments
+
+    def _relaxation(self) -> relaxed.Relaxation | None:
+        settings = self.problem.relaxation
+        if settings is None:
+            return None
+        return relaxed.Relaxation(
+            self.triple, settings.weight, RELAXATIONS.index(settings.objective)
+        )
 
     def sites(self) -> int:
         return len(self.problem.y)
@@ -434,9 +497,13 @@ class _ProcessSites(Engine[GPState, GPPosterior]):
 
     def start(self, start: GPPosterior | None) -> GPState:
         n = self.sites()
+        factors = None
+        if self.problem.relaxation is not None:
+            factors = start.relaxed if start is not None else None
+            factors = factors or Relaxed(np.zeros(n), np.zeros(n))
         if start is None:
             self._flat()
-            return GPState(Sites(np.zeros(n), np.zeros(n), np.zeros(n)), 0)
+            return GPState(Sites(np.zeros(n), np.zeros(n), np.zeros(n)), 0, factors)
         if len(start.y) != n:
             raise ValueError(f"start has {len(start.y)} sites; allowed: {n}, the same observations")
         found = self._moments(start.sites, covariance=self.order != "parallel")
@@ -445,14 +512,22 @@ class _ProcessSites(Engine[GPState, GPPosterior]):
                 "start makes the posterior improper with this kernel; allowed: another start"
             )
         self.now = found
-        return start.state
+        return start.state._replace(relaxed=factors)
 
     def sweep(self, state: GPState, bar: Any) -> tuple[GPState, int]:
         self.drift = None
         self.triple.begin_sweep(state.sweeps)
         sites = Sites(*(part.copy() for part in state.sites))
+        factors = state.relaxed and Relaxed(*(part.copy() for part in state.relaxed))
+        if self.relaxation is not None:
+            settings = self.problem.relaxation
+            assert settings is not None
+            assert factors is not None
+            freeze = settings.freeze
+            frozen = freeze is not None and state.sweeps >= freeze
+            self.relaxation.begin_sweep(*factors, frozen)
         sweep = self._parallel if self.order == "parallel" else self._sequential
-        return sweep(GPState(sites, state.sweeps + 1), state, bar)
+        return sweep(GPState(sites, state.sweeps + 1, factors), state, bar)
 
     def finish(self, state: GPState) -> GPState:
         """R takes the place of what the sweeps worked with."""
@@ -476,6 +551,7 @@ class _ProcessSites(Engine[GPState, GPPosterior]):
             history,
             self.kernel.array,
             self.kernel.diagonal,
+            problem.relaxation,
         )
 
     def _flat(self) -> None:
@@ -541,6 +617,43 @@ class _ProcessSites(Engine[GPState, GPPosterior]):
         return new, core.n_refused - before
 
 
+class _Descending(_ProcessSites):
+    """The double loop: a step of its outer loop counts as a sweep."""
+
+    #: whether the last step found no way down
+    stuck = False
+
+    def __init__(self, problem: _Problem) -> None:
+        super().__init__(problem)
+        self.descent = Descent(problem.kernel, problem.y, self.triple, problem.schedule.power)
+
+    def start(self, start: GPPosterior | None) -> GPState:
+        n = self.sites()
+        sites, sweeps = (np.zeros(n), np.zeros(n)), 0
+        if start is not None:
+            sites, sweeps = start.sites[:2], start.n_sweeps
+        if not self.descent.start(*sites):
+            raise FloatingPointError("the tilted moments at the prior cannot be integrated")
+        return self._reached(sweeps)
+
+    def sweep(self, state: GPState, bar: Any) -> tuple[GPState, int]:
+        self.stuck = not self.descent.step()
+        return self._reached(state.sweeps + 1), self.sites() if self.stuck else 0
+
+    def moved(self, before: tuple[Array, Array]) -> float:
+        """How far the moments are from matching: a short step is no sign of an end."""
+        return self.descent.mismatch
+
+    def _reached(self, sweeps: int) -> GPState:
+        descent, point = self.descent, self.descent.point
+        process = point.process
+        self.now = _Moments(
+            process.alpha, process.mean, np.diag(process.covariance).copy(), process.log_determinant
+        )
+        shift, precision = point.r.copy()
+        return GPState(Sites(precision, shift, descent.log_scale()), sweeps)
+
+
 def fit_gp(
     K: ArrayLike,
     y: ArrayLike,
@@ -550,6 +663,7 @@ def fit_gp(
     schedule: EP | None = None,
     beta: float = 1.0,
     jitter: float = 0.0,
+    relaxation: float | Relaxation | None = None,
     start: GPPosterior | None = None,
     overwrite_K: bool = False,
     callback: Callable[[SweepInfo, GPState], Any] | None = None,
@@ -575,11 +689,17 @@ def fit_gp(
         As in :func:`epfast.fit_linear` for scalar sites: "exact", "laplace", "quick_laplace",
         "quadrature", "variational", "importance".
     schedule : EP, optional
-        ``EP()`` by default.
+        ``EP()`` by default. With ``EP(fallback="double_loop")`` a fit that its sweeps did not
+        settle goes on by descent (Opper & Winther 2005) to a fixed point of EP; each step is a
+        further record in ``history``, with the mismatch of the moments as its ``change``.
     beta : float
         Inverse temperature.
     jitter : float
         Added to the diagonal of K; K is not changed otherwise.
+    relaxation : float or Relaxation, optional
+        Relaxed EP (Qi & Guo 2012), for likelihoods with outliers: the weight c of the penalty, or
+        an :class:`epfast.Relaxation`. 0.03 is a good weight. Its fixed points are not those of EP.
+        In sequential or shuffled order, at power 1.
     start : GPPosterior, optional
         Warm start or resume: its sites are taken, for the same observations.
     overwrite_K : bool
@@ -606,7 +726,8 @@ def fit_gp(
     Warns
     -----
     ConvergenceWarning
-        If the tolerance was not reached; if many sites were refused.
+        If the tolerance was not reached, with a fallback: if no fixed point was found; if many
+        sites were refused.
 
     Examples
     --------
@@ -632,6 +753,7 @@ def fit_gp(
     _checks.callback(callback)
     _checks.flag("progress", progress)
     _checks.flag("overwrite_K", overwrite_K)
+    found_relaxation = _relaxation(relaxation, schedule, found_loss, beta)
     array = _kernel_matrix(K, overwrite_K)
     labels = _checks.labels("y", y, len(array))
     array[np.diag_indices(len(array))] += _checks.number("jitter", jitter, least=0.0)
@@ -641,13 +763,56 @@ def fit_gp(
             "K is not positive semi-definite; allowed: a covariance matrix (where rounding made it "
             "so, give jitter)"
         )
-    problem = _Problem(kernel, labels, found_loss, found_scheme, beta, schedule)
-    engine = _ProcessSites(problem)
-    result = run(
-        engine, schedule, engine.posterior, len(labels), start, None, callback, bool(progress)
-    )
+    problem = _Problem(kernel, labels, found_loss, found_scheme, beta, schedule, found_relaxation)
+    result = _run(problem, start, callback, bool(progress))
     _warn(result, schedule)
     return result
+
+
+def _run(
+    problem: _Problem, start: GPPosterior | None, callback: Any, progress: bool
+) -> GPPosterior:
+    """Sweeps, and where these do not settle the double loop, if it is wanted."""
+    schedule, n = problem.schedule, len(problem.y)
+    engine = _ProcessSites(problem)
+    result, history = start, []
+    try:
+        result = run(engine, schedule, engine.posterior, n, start, None, callback, progress)
+        history = result.history
+        if schedule.fallback is None or result.converged or len(history) < schedule.sweeps:
+            return result
+    except FloatingPointError:
+        if schedule.fallback is None:
+            raise
+    descending = _Descending(problem)
+    result = run(
+        descending,
+        replace(schedule, sweeps=DESCENTS, tol=MATCHED, damping=1.0),
+        descending.posterior,
+        n,
+        result,
+        None,
+        lambda info, state: (callback is not None and callback(info, state)) or descending.stuck,
+        progress,
+    )
+    return replace(result, history=history + result.history)
+
+
+def _relaxation(
+    given: float | Relaxation | None, schedule: EP, loss: Loss, beta: float
+) -> Relaxation | None:
+    """The relaxation, if any, checked against what it goes with."""
+    if given is None:
+        return None
+    if not isinstance(given, Relaxation):
+        given = Relaxation(_checks.number("relaxation", given, above=0.0))
+    if schedule.order == "parallel" or schedule.power != 1.0 or schedule.fallback is not None:
+        raise ValueError(
+            f"schedule is {schedule!r}; allowed with a relaxation: sequential or shuffled order, "
+            "power 1 and no fallback, which finds fixed points of EP"
+        )
+    loss.check_tilt(beta, 0.999)  # the mean of log t is a difference of powers
+    return given
 
 
 def _kernel_matrix(K: Any, overwrite: bool) -> Array:
@@ -688,7 +853,15 @@ def _warn(result: GPPosterior, schedule: EP) -> None:
     """Say what the user should know of a fit that went badly."""
     last = result.history[-1]
     warn_of_refusals(last.n_refused, len(result.y))
-    if not result.converged and schedule.tol > 0.0 and schedule.sweeps == len(result.history):
+    if not result.converged and schedule.fallback and schedule.sweeps < len(result.history):
+        warnings.warn(
+            "no fixed point of EP was found: after "
+            f"{len(result.history) - schedule.sweeps} steps of the double loop the tilted moments "
+            f"still differ from those of the posterior by {last.change:.2g} of its own scale",
+            ConvergenceWarning,
+            stacklevel=3,
+        )
+    elif not result.converged and schedule.tol > 0.0 and schedule.sweeps == len(result.history):
         warnings.warn(
             f"EP did not settle: after {len(result.history)} sweeps the posterior still moves by "
             f"{last.change:.2g} of its own scale per sweep; try damping, a power below 1 or more "

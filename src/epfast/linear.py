@@ -203,6 +203,11 @@ def fit_linear(
             f"schedule is {_checks.describe(schedule)}; allowed: epfast.EP, ADF, SEP, AEP, DSEP, "
             "DAEP or DEP"
         )
+    if isinstance(schedule, EP) and schedule.fallback is not None:
+        raise ValueError(
+            f"schedule has fallback={schedule.fallback!r}; allowed: None, the double loop is for "
+            "processes (epfast.fit_gp)"
+        )
     full = _checks.choice("posterior", posterior, ("factorized", "full")) == "full"
     if batch_size is not None:
         _checks.integer("batch_size", batch_size, least=1)

@@ -116,6 +116,10 @@ class Engine(ABC, Generic[S, P]):
     def moments(self) -> tuple[Array, Array]:
         """Means and variances of the posterior now, which no later sweep changes."""
 
+    def moved(self, before: tuple[Array, Array]) -> float:
+        """How far the last sweep moved the posterior, from the moments before it."""
+        return change(before, self.moments())
+
     @abstractmethod
     def log_evidence(self, state: S) -> float:
         """EP's log p(y) after a sweep."""
@@ -155,7 +159,7 @@ def run(
                 began = time.perf_counter()
                 before = engine.moments()
                 new, refused = engine.sweep(state, bar)
-                moved = change(before, engine.moments()) / damping
+                moved = engine.moved(before) / damping
                 evidence = engine.log_evidence(new)
                 if not (np.isfinite(evidence) and np.isfinite(moved)):
                     raise FloatingPointError(

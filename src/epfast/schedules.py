@@ -79,6 +79,9 @@ class EP(Schedule):
         Sweeps after which the covariance of a sequential sweep is computed anew from the sites
         (before that if a variance has shrunk to 1e-4 of what it was), to stop the drift of
         rounding; ``history`` has the drift that was found. For scalar sites.
+    fallback : {"double_loop"}, optional
+        What to do, in :func:`epfast.fit_gp`, when the sweeps have not reached the tolerance:
+        descend to a fixed point by a double loop, at the price of some 50 sweeps a step.
     """
 
     sweeps: int = 20
@@ -89,12 +92,19 @@ class EP(Schedule):
     block: int | None = None
     seed: int | None = None
     refresh: int = 5
+    fallback: str | None = None
 
     def __post_init__(self) -> None:
         _check_sweeps(self.sweeps, self.tol, self.damping, self.power)
         _checks.integer("refresh", self.refresh, least=1)
         if self.block is not None:
             _checks.integer("block", self.block, least=1)
+        if self.fallback is not None:
+            _checks.choice("fallback", self.fallback, ("double_loop",))
+            if self.tol == 0.0:
+                raise ValueError(
+                    "fallback is given and tol is 0, which no sweep reaches; allowed: tol > 0"
+                )
         self._check_order(ORDERS)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from libc.math cimport fmax, fmin
 
 from epfast._core.lapack cimport blas_int, daxpy, ddot, dgemm, dpotrf, dtrsm
-from epfast._core.sweep cimport new_site
+from epfast._core.site cimport new_site
 from epfast._core.tilted cimport LOSS_FAILED, NONE, Moments, Trouble
 
 

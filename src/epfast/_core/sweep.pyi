@@ -2,6 +2,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epfast._checks import Array
+from epfast._core.relaxed import Relaxation
 from epfast._core.rows import Rows
 from epfast._core.tilted import Moments
 
@@ -11,7 +12,14 @@ class Blocks:
     log_scale_total: float
     log_determinant: float
     def __init__(
-        self, moments: Moments, d: int, q: int, power: float, damping: float, full: bool
+        self,
+        moments: Moments,
+        d: int,
+        q: int,
+        power: float,
+        damping: float,
+        full: bool,
+        relaxation: Relaxation | None = ...,
     ) -> None: ...
     def sweep(
         self,

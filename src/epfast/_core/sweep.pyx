@@ -17,119 +17,13 @@ c and power a, the cavity lacks the share a / c of them.
 
 import numpy as np
 
-from libc.math cimport fabs, fmax, fmin, isfinite, log, sqrt
+from libc.math cimport fabs, fmax, fmin, log, sqrt
 
 from epfast._core.lapack cimport blas_int, dgemm, dgemv, dtrsm
+from epfast._core.relaxed cimport Relaxation
 from epfast._core.rows cimport Rows, subtract_weighted
+from epfast._core.site cimport SMALLEST, cavity, new_site, site
 from epfast._core.tilted cimport LOSS_FAILED, NONE, Moments, Trouble
-
-cdef double SMALLEST = 1e-10            # least 1 + dtau s: below, the posterior would be improper
-cdef double POINT = 1e-300              # stands in for the variance of a row of zeros
-
-cdef int MAX_INNER = 60                 # iterations in which the copies of a row settle
-cdef double SETTLED = 1e-10             # by this much of the posterior of h
-
-# ---- one site ----
-
-cdef inline bint cavity(
-    double h, double s, double share, double tau, double nu, double *m, double *v
-) noexcept nogil:
-    """N(m, v): the posterior N(h, s) without a share of the site. False where it is improper."""
-    cdef double rest = 1.0 - share * tau * s
-    if s == 0.0:                            # a row of zeros: its factor is the number t(0)
-        m[0], v[0] = 0.0, POINT
-        return True
-    if not rest > SMALLEST:
-        return False
-    v[0] = s / rest
-    m[0] = (h - share * nu * s) / rest
-    return True
-
-
-cdef inline bint site(
-    double m, double v, double lZ, double dlZ, double d2lZ, double times,
-    double *tau, double *nu, double *scale
-) noexcept nogil:
-    """The Gaussian that turns the cavity into the tilted moments, to a power. False: there is none.
-
-    Its scale makes the integral over the cavity Z.
-    """
-    cdef double shrink = 1.0 + v * d2lZ     # tilted over cavity variance
-    cdef double t, b
-    if v == POINT:
-        tau[0], nu[0], scale[0] = 0.0, 0.0, times * lZ
-        return isfinite(lZ)
-    if not shrink > SMALLEST:
-        return False
-    t = -d2lZ / shrink
-    b = (dlZ - m * d2lZ) / shrink
-    if not (isfinite(t) and isfinite(b)):
-        return False
-    lZ += 0.5 * log(1.0 / shrink) - 0.5 * (m + v * b) * (m + v * b) * shrink / v + 0.5 * m * m / v
-    tau[0], nu[0], scale[0] = times * t, times * b, times * lZ
-    return True
-
-
-cdef Trouble new_site(
-    Moments moments, double y, double h, double s, double power, double copies, double exponent,
-    double tau, double nu, double *new_tau, double *new_nu, double *new_scale, bint *refused
-) noexcept nogil:
-    """The undamped new site of one factor, from the posterior N(h, s) of its a.theta.
-
-    refused: the cavity or the fit is improper, and nothing is returned. Copies all change at once;
-    so that many do not overshoot, they settle first with all other sites as they are.
-    """
-    cdef double m = 0.0, v = 0.0, lZ = 0.0, dlZ = 0.0, d2lZ = 0.0, rest, alone = 0.0, without = 0.0
-    cdef double share = 0.5, away_tau, away_nu, change_tau, change_nu, size
-    cdef double last_tau = 0.0, last_nu = 0.0
-    cdef Trouble trouble
-    cdef int _iteration
-    refused[0] = True
-    if exponent == 0.0:                     # a row of weight 0: t^0 = 1
-        new_tau[0] = new_nu[0] = new_scale[0] = 0.0
-        refused[0] = False
-        return NONE
-    if not cavity(h, s, power / copies, tau, nu, &m, &v):
-        return NONE
-    trouble = moments.at(y, m, v, power * exponent, &lZ, &dlZ, &d2lZ)
-    if trouble == NONE:
-        refused[0] = not site(
-            m, v, lZ, dlZ, d2lZ, copies / power, new_tau, new_nu, new_scale
-        )
-    if copies == 1.0 or refused[0] or not cavity(h, s, 1.0, tau, nu, &without, &alone):
-        return trouble
-    for _iteration in range(MAX_INNER):
-        # a step from (tau, nu) towards the sites found from there, in the units of the posterior
-        rest = 1.0 + tau * alone
-        away_tau = (new_tau[0] - tau) * alone / rest
-        away_nu = (new_nu[0] - nu) * sqrt(alone / rest)
-        if fabs(away_tau) <= SETTLED and fabs(away_nu) <= SETTLED:
-            return NONE
-        if _iteration > 0:
-            # Aitken's relaxation: where the last step went too far the next is shorter
-            change_tau, change_nu = away_tau - last_tau, away_nu - last_nu
-            size = change_tau * change_tau + change_nu * change_nu
-            if size > 0.0:
-                share *= -(last_tau * change_tau + last_nu * change_nu) / size
-            share = fmin(1.0, fmax(0.01, fabs(share)))
-        last_tau, last_nu = away_tau, away_nu
-        tau += share * (new_tau[0] - tau)
-        nu += share * (new_nu[0] - nu)
-        rest = 1.0 + tau * alone
-        if not (rest > SMALLEST and cavity(
-            (without + nu * alone) / rest, alone / rest, power / copies, tau, nu, &m, &v
-        )):
-            return NONE
-        trouble = moments.at(y, m, v, power * exponent, &lZ, &dlZ, &d2lZ)
-        if trouble != NONE or not site(
-            m, v, lZ, dlZ, d2lZ, copies / power, new_tau, new_nu, new_scale
-        ):
-            refused[0] = True
-            return trouble
-    # not settled: what was reached, which the next visit goes on from
-    new_tau[0], new_nu[0] = tau, nu
-    return NONE
-
 
 # ---- one after the other ----
 
@@ -138,10 +32,11 @@ cdef class Blocks:
 
     full: both triangles of the covariance are kept; else its lower by columns, the upper by C rows,
     and the other triangle is not touched. log_determinant adds up the log of how much each update
-    shrinks the determinant of the covariance.
+    shrinks the determinant of the covariance. Given a relaxation, it fits the sites.
     """
 
     cdef Moments moments
+    cdef Relaxation relaxation
     cdef ptrdiff_t d, q
     cdef double power, damping
     cdef double[:, ::1] V, W
@@ -153,9 +48,9 @@ cdef class Blocks:
 
     def __init__(
         self, Moments moments not None, ptrdiff_t d, ptrdiff_t q, double power, double damping,
-        bint full
+        bint full, Relaxation relaxation=None,
     ):
-        self.moments = moments
+        self.moments, self.relaxation = moments, relaxation
         self.d, self.q = d, q
         self.power, self.damping = power, damping
         self.full = full
@@ -175,7 +70,7 @@ cdef class Blocks:
         cdef double *V = &self.V[0, 0]
         cdef double *W = &self.W[0, 0]
         cdef ptrdiff_t i, j, r
-        cdef bint refused = False
+        cdef bint refused = False, relaxed = self.relaxation is not None
         cdef Trouble trouble
         A.times_symmetric(first, q, Sigma, self.full, V)
         A.times_rows(first, q, V, S)
@@ -188,10 +83,15 @@ cdef class Blocks:
                 exponent = weight[j] / copies
             if tau != NULL:
                 old_tau, old_nu = tau[sites[j]], nu[sites[j]]
-            trouble = new_site(
-                self.moments, y[j], self.h[j], s, self.power, copies, exponent, old_tau, old_nu,
-                &t, &b, &g, &refused
-            )
+            if relaxed:
+                trouble = self.relaxation.new_site(
+                    sites[j], y[j], self.h[j], s, old_tau, old_nu, &t, &b, &g, &refused
+                )
+            else:
+                trouble = new_site(
+                    self.moments, y[j], self.h[j], s, self.power, copies, exponent, old_tau,
+                    old_nu, &t, &b, &g, &refused
+                )
             if trouble == LOSS_FAILED:
                 return trouble
             t = self.damping * (t - old_tau)

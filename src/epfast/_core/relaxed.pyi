@@ -1,0 +1,6 @@
+from epfast._checks import Array
+from epfast._core.tilted import Moments
+
+class Relaxation:
+    def __init__(self, moments: Moments, weight: float, reading: int) -> None: ...
+    def begin_sweep(self, precision: Array, shift: Array, frozen: bool) -> None: ...

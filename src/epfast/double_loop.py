@@ -1,0 +1,323 @@
+"""EP's fixed points by descent: the double loop, for processes on which sweeps do not settle.
+
+EP's log evidence at power a is stationary in three sets of natural parameters, those of the sites
+(r), of the cavities (q) and of the marginals (s), with s = q + a r (Opper & Winther 2005; Heskes et
+al. 2005):
+
+    -log Z = log Z_s(s) / a - log Z_q(s - a r) / a - log Z_r(r)
+
+Z_r normalises the prior times the sites, Z_q the cavities times t^a, Z_s the marginals. Given s
+this is concave in r: the inner loop is Newton's method, and ends where the tilted moments are those
+of the process. What is left, F(s), falls in the outer loop, and is stationary at EP's fixed points.
+The classical outer step, s from those moments, contracts too slowly to be of use; here it is a
+Levenberg-Marquardt step with the exact Hessian
+
+    F'' = (H_s - H_q) / a + H_q (a H_q + H_r)^-1 H_q
+
+by the implicit function theorem, where H are covariances of (f, -f^2 / 2). Newton's step where F''
+is positive definite and F falls as predicted; towards the classical one elsewhere. Matrices are of
+order 2 n: a step costs some 30 n^3 and 16 n^2 numbers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg
+
+from epfast._checks import Array
+from epfast._core.kernel import Kernel
+from epfast._core.tilted import Moments
+from epfast.scalar import whole
+
+__all__ = ["Descent", "Point"]
+
+#: of the cavity's sd: step of the differences that give third and fourth moments
+STEP = 3e-3
+#: Newton steps of the inner loop, and steps that a line search may halve
+INNER, HALVINGS = 60, 40
+#: share of the decrease that the quadratic model predicts with which a step is taken
+ARMIJO = 1e-4
+#: least precision of a marginal after a step, in terms of that before
+SHRINK = 0.01
+#: from here on the outer step has no length
+LONGEST_RIDGE = 1e10
+
+
+class _Process(NamedTuple):
+    """The posterior of the process given sites."""
+
+    log_norm: float
+    mean: Array
+    covariance: Array
+    alpha: Array
+    log_determinant: float
+
+
+class _Tilted(NamedTuple):
+    """Cavities times t^a, (n,) each."""
+
+    log_norm: Array
+    mean: Array
+    variance: Array
+    #: cumulants
+    third: Array
+    fourth: Array
+
+
+class Point(NamedTuple):
+    """Marginals s and the sites r that are best for them, (2, n) each: nu, tau."""
+
+    s: Array
+    r: Array
+    process: _Process
+    tilted: _Tilted
+    #: what the inner loop makes most
+    inner: float
+    #: (3, n), the 2 x 2 blocks of H_q: entries 11, 12, 22
+    blocks: Array
+    #: (2 n, 2 n), lower Cholesky factor of a H_q + H_r
+    factor: Array
+
+
+class Descent:
+    """The outer loop: each :meth:`step` lowers F."""
+
+    def __init__(self, kernel: Kernel, y: Array, triple: Moments, power: float) -> None:
+        self.kernel, self.y, self.triple, self.power = kernel, y, triple, power
+        self.ridge = 0.0
+        self.point: Point
+
+    def start(self, precision: Array, shift: Array) -> bool:
+        """Go on from sites; where their cavities are improper, without some. False: no point.
+
+        Without the sites of negative precision all cavities are proper.
+        """
+        keep = precision > 0.0
+        for r in (
+            np.array([shift, precision]),
+            np.array([shift * keep, precision * keep]),
+            np.zeros((2, len(self.y))),
+        ):
+            process = self._process(r)
+            if process is None:
+                continue
+            variance = np.diag(process.covariance)
+            s = np.array([process.mean / variance, 1.0 / variance])
+            found = self._inner(s, r, 1e-8)
+            if found is not None:
+                self.point = found
+                return True
+        return False
+
+    @property
+    def mismatch(self) -> float:
+        """Largest difference of marginals and tilted moments: means in sd, variances relative."""
+        (nu, tau), process = self.point.s, self.point.process
+        variance = np.diag(process.covariance)
+        mean_gap = np.abs(nu / tau - process.mean) / np.sqrt(variance)
+        return float(max(mean_gap.max(), np.abs(1.0 / (tau * variance) - 1.0).max()))
+
+    def log_scale(self) -> Array:
+        """(n,), of the sites, so that the log evidence is -F."""
+        return (self.point.tilted.log_norm - _log_norm(self.point.s)) / self.power
+
+    def step(self) -> bool:
+        """One outer step. False: none was found that lowers F."""
+        point, n, a = self.point, len(self.y), self.power
+        value = self._value(point)
+        offset, variance = _centered(point)
+        # what is least at moments that match; in coordinates where a marginal is N(0, 1)
+        gradient = np.concatenate([-offset, 0.5 * (offset**2 + variance - 1.0)]) / a
+        inverse = linalg.lapack.dpotri(point.factor, lower=1)[0]
+        inverse = np.tril(inverse) + np.tril(inverse, -1).T
+        hessian = _times_blocks(point.blocks, _times_blocks(point.blocks, inverse).T)
+        diagonal, other = np.arange(n), np.arange(n, 2 * n)
+        b11, b12, b22 = point.blocks
+        hessian[diagonal, diagonal] += (1.0 - b11) / a
+        hessian[other, other] += (0.5 - b22) / a
+        hessian[diagonal, other] -= b12 / a
+        hessian[other, diagonal] -= b12 / a
+        accuracy = max(1e-20, min(1e-8, 1e-3 * self.mismatch**2))
+        while self.ridge < LONGEST_RIDGE:
+            matrix = hessian.copy()
+            matrix[diagonal, diagonal] += self.ridge / a
+            matrix[other, other] += 0.5 * self.ridge / a
+            try:
+                factor = linalg.cho_factor(matrix, lower=True, check_finite=False)
+            except linalg.LinAlgError:
+                self._shorten()
+                continue
+            move = -linalg.cho_solve(factor, gradient, check_finite=False)
+            predicted = float(gradient @ move + 0.5 * move @ hessian @ move)
+            # where the inner maximum goes, to first order
+            follow = inverse @ _times_blocks(point.blocks, move[:, None])[:, 0]
+            s = point.s + _natural(move, point.s)
+            if (s[1] > SHRINK * point.s[1]).all():
+                found = self._inner(s, point.r + _natural(follow, point.s), accuracy)
+                if found is not None:
+                    change = self._value(found) - value
+                    rounding = 1e-12 * (1.0 + abs(value))
+                    if change <= ARMIJO * predicted or (
+                        abs(predicted) <= rounding and change <= rounding
+                    ):
+                        self.point = found
+                        if change <= 0.75 * predicted:
+                            self.ridge = 0.0 if self.ridge < 1e-4 else self.ridge / 6.0
+                        elif change > 0.25 * predicted:
+                            self._shorten()
+                        return True
+            self._shorten()
+        self.ridge = 0.0
+        return False
+
+    def _shorten(self) -> None:
+        self.ridge = max(4.0 * self.ridge, 0.01)
+
+    def _value(self, point: Point) -> float:
+        """Return F."""
+        return float(_log_norm(point.s).sum() / self.power + point.inner)
+
+    def _inner(self, s: Array, r: Array, accuracy: float) -> Point | None:
+        """Newton's method on the sites r; None where it has no way to go."""
+        n, a = len(self.y), self.power
+        here = self._evaluate(s, r)
+        for _ in range(INNER):
+            if here is None:
+                return None
+            inner, process, tilted = here
+            blocks = _blocks(s, tilted)
+            factor = _covariance_of_moments(s, process)
+            diagonal, other = np.arange(n), np.arange(n, 2 * n)
+            factor[diagonal, diagonal] += a * blocks[0]
+            factor[other, diagonal] += a * blocks[1]
+            factor[other, other] += a * blocks[2]
+            try:
+                factor = linalg.cholesky(factor, lower=True, overwrite_a=True, check_finite=False)
+            except linalg.LinAlgError:
+                return None
+            gradient = _moments(s, tilted.mean, tilted.variance) - _moments(
+                s, process.mean, np.diag(process.covariance)
+            )
+            move = linalg.cho_solve((factor, True), gradient, check_finite=False)
+            rise = float(gradient @ move)
+            if rise <= accuracy:
+                return Point(s, r, process, tilted, inner, blocks, factor)
+            direction, length = _natural(move, s), 1.0
+            for _ in range(HALVINGS):
+                here = self._evaluate(s, r + length * direction)
+                rounding = 1e-13 * (1.0 + abs(inner))
+                if here is not None and here[0] >= inner + ARMIJO * length * rise - rounding:
+                    break
+                length *= 0.5
+            else:
+                return None
+            r = r + length * direction
+        return None
+
+    def _evaluate(self, s: Array, r: Array) -> tuple[float, _Process, _Tilted] | None:
+        """What the inner loop makes most, and its parts; None outside its domain."""
+        cavity = s - self.power * r
+        if not (cavity[1] > 0.0).all():
+            return None
+        tilted = self._tilted(cavity)
+        process = None if tilted is None else self._process(r)
+        if tilted is None or process is None:
+            return None
+        return -float(tilted.log_norm.sum()) / self.power - process.log_norm, process, tilted
+
+    def _process(self, r: Array) -> _Process | None:
+        nu, tau = np.ascontiguousarray(r[0]), np.ascontiguousarray(r[1])
+        alpha, mean, variance = np.empty((3, len(nu)))
+        log_determinant = self.kernel.precision(tau, nu, alpha, mean, variance)
+        if not (np.isfinite(log_determinant) and (variance > 0.0).all()):
+            return None
+        self.kernel.covariance(tau)
+        covariance = whole(self.kernel.array)
+        if not (np.diag(covariance) > 0.0).all():
+            return None
+        log_norm = 0.5 * float(nu @ mean) - 0.5 * log_determinant
+        return _Process(log_norm, mean, covariance, alpha, log_determinant)
+
+    def _tilted(self, cavity: Array) -> _Tilted | None:
+        n = len(self.y)
+        v = 1.0 / cavity[1]
+        m, step = cavity[0] * v, STEP * np.sqrt(v)
+        triples = np.empty((3, 3 * n))
+        lost = self.triple.many(
+            np.tile(self.y, 3),
+            np.concatenate([m - step, m, m + step]),
+            np.tile(v, 3),
+            np.full(3 * n, self.power),
+            *triples,
+        )
+        if lost:
+            return None
+        (_, log_z, _), (_, slope, _), (left, second, right) = triples.reshape(3, 3, n)
+        variance = v + v * v * second
+        if not (variance > 0.0).all():
+            return None
+        third = v**3 * (right - left) / (2.0 * step)
+        fourth = v**4 * (right - 2.0 * second + left) / step**2
+        return _Tilted(log_z + _log_norm(cavity), m + v * slope, variance, third, fourth)
+
+
+def _log_norm(parameters: Array) -> Array:
+    """log of the integral of exp(nu f - tau f^2 / 2), but for log(2 pi) / 2."""
+    nu, tau = parameters
+    return np.asarray(0.5 * nu * nu / tau - 0.5 * np.log(tau))
+
+
+# ---- coordinates x = (f - c) / u in which the marginals s are standard normal ----
+
+
+def _natural(move: Array, s: Array) -> Array:
+    """Natural parameters of x to those of f."""
+    first, second = np.split(move, 2)
+    tau = second * s[1]
+    return np.array([first * np.sqrt(s[1]) + tau * s[0] / s[1], tau])
+
+
+def _moments(s: Array, mean: Array, variance: Array) -> Array:
+    """Means of (x, -x^2 / 2)."""
+    offset = (mean - s[0] / s[1]) * np.sqrt(s[1])
+    return np.concatenate([offset, -0.5 * (offset**2 + variance * s[1])])
+
+
+def _centered(point: Point) -> tuple[Array, Array]:
+    """Mean and variance of x under the tilted distributions."""
+    (nu, tau), tilted = point.s, point.tilted
+    return (tilted.mean - nu / tau) * np.sqrt(tau), tilted.variance * tau
+
+
+def _blocks(s: Array, tilted: _Tilted) -> Array:
+    """Covariances of (x, -x^2 / 2) under the tilted distributions."""
+    unit = np.sqrt(s[1])
+    offset, variance = (tilted.mean - s[0] / s[1]) * unit, tilted.variance * s[1]
+    third, fourth = tilted.third * unit**3, tilted.fourth * s[1] ** 2
+    cross = -(offset * variance + 0.5 * third)
+    square = offset**2 * variance + offset * third + 0.25 * (fourth + 2.0 * variance**2)
+    # what differences leave of it is positive definite
+    least = cross**2 / variance * (1.0 + 1e-6) + 1e-8 * variance**2
+    return np.array([variance, cross, np.maximum(square, least)])
+
+
+def _covariance_of_moments(s: Array, process: _Process) -> Array:
+    """(2 n, 2 n), H_r: covariances of all (x, -x^2 / 2), its lower triangle."""
+    n = len(process.mean)
+    unit = np.sqrt(s[1])
+    offset = (process.mean - s[0] / s[1]) * unit
+    result = np.empty((2 * n, 2 * n), order="F")
+    covariance = np.multiply(process.covariance, np.outer(unit, unit), out=result[:n, :n])
+    np.multiply(covariance, -offset[:, None], out=result[n:, :n])
+    result[n:, n:] = np.outer(offset, offset) * covariance + 0.5 * covariance**2
+    return result
+
+
+def _times_blocks(blocks: Array, X: NDArray[np.float64]) -> Array:
+    """Return H_q X."""
+    n = blocks.shape[1]
+    b11, b12, b22 = blocks[:, :, None]
+    return np.concatenate([b11 * X[:n] + b12 * X[n:], b12 * X[:n] + b22 * X[n:]])
