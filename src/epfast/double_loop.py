@@ -140,7 +140,7 @@ class Descent:
         hessian[other, other] += (0.5 - b22) / a
         hessian[diagonal, other] -= b12 / a
         hessian[other, diagonal] -= b12 / a
-        accuracy = max(1e-20, min(1e-8, 1e-3 * self.mismatch**2))
+        accuracy = max(1e-20, min(1e-5, 1e-3 * self.mismatch**2))
         while self.ridge < LONGEST_RIDGE:
             matrix = hessian.copy()
             matrix[diagonal, diagonal] += self.ridge / a

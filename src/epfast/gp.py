@@ -36,6 +36,7 @@ from epfast.posterior import (
     describe_loss,
     label_probability,
 )
+from epfast.relaxed import RelaxedEnergies, relaxed_energies
 from epfast.scalar import PARALLEL_ROWS, SHRUNK, moments, whole
 from epfast.schedules import EP
 from epfast.schemes import RELAXATIONS, Exact, Relaxation, Scheme
@@ -288,6 +289,20 @@ class GPPosterior:
             )
         mean = (self.mean - share * self.sites.shift * self.variance) / rest
         return mean, self.variance / rest
+
+    def relaxed_energies(self) -> RelaxedEnergies:
+        """Primal and dual energy of relaxed EP, equations 25 and 32 of the paper; O(n^2).
+
+        Where these leave open which relaxation factor goes with q, the mean over all of them is
+        taken. Both are minus the log evidence where no factor is relaxed. They differ where
+        factors are relaxed differently: the constraint of equation 26 does not make them equal.
+
+        Returns
+        -------
+        RelaxedEnergies
+            primal, dual.
+        """
+        return relaxed_energies(self)
 
     def loo_log_predictive(self) -> Array:
         """Leave-one-out log probability of each label, from the cavities: O(n).
@@ -638,7 +653,7 @@ class _Descending(_ProcessSites):
 
     def sweep(self, state: GPState, bar: Any) -> tuple[GPState, int]:
         self.stuck = not self.descent.step()
-        return self._reached(state.sweeps + 1), self.sites() if self.stuck else 0
+        return self._reached(state.sweeps + 1), 0
 
     def moved(self, before: tuple[Array, Array]) -> float:
         """How far the moments are from matching: a short step is no sign of an end."""
@@ -795,6 +810,15 @@ def _run(
         lambda info, state: (callback is not None and callback(info, state)) or descending.stuck,
         progress,
     )
+    steps = len(result.history)
+    if not result.converged and (descending.stuck or steps == DESCENTS):
+        warnings.warn(
+            f"no fixed point of EP was found: after {steps} steps of the double loop the tilted "
+            "moments still differ from those of the posterior by "
+            f"{result.history[-1].change:.2g} of its own scale",
+            ConvergenceWarning,
+            stacklevel=3,
+        )
     return replace(result, history=history + result.history)
 
 
@@ -853,15 +877,7 @@ def _warn(result: GPPosterior, schedule: EP) -> None:
     """Say what the user should know of a fit that went badly."""
     last = result.history[-1]
     warn_of_refusals(last.n_refused, len(result.y))
-    if not result.converged and schedule.fallback and schedule.sweeps < len(result.history):
-        warnings.warn(
-            "no fixed point of EP was found: after "
-            f"{len(result.history) - schedule.sweeps} steps of the double loop the tilted moments "
-            f"still differ from those of the posterior by {last.change:.2g} of its own scale",
-            ConvergenceWarning,
-            stacklevel=3,
-        )
-    elif not result.converged and schedule.tol > 0.0 and schedule.sweeps == len(result.history):
+    if not result.converged and schedule.tol > 0.0 and schedule.sweeps == len(result.history):
         warnings.warn(
             f"EP did not settle: after {len(result.history)} sweeps the posterior still moves by "
             f"{last.change:.2g} of its own scale per sweep; try damping, a power below 1 or more "

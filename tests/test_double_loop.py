@@ -1,0 +1,195 @@
+"""EP(fallback="double_loop"): descent to EP's fixed points."""
+
+import signal
+
+import numpy as np
+import pytest
+from scipy import special
+
+import epfast
+from epfast import EP, ConvergenceWarning, CustomSite, NoisyStep, fit_gp, gp
+from epfast._core.kernel import Kernel
+from epfast.double_loop import Descent
+from epfast.scalar import moments
+
+FALLBACK = "double_loop"
+
+
+def rbf(X, width=1.0, variance=1.0):
+    return variance * np.exp(-0.5 * ((X[:, None] - X[None]) ** 2).sum(-1) / width**2)
+
+
+def clusters(n, flips, seed):
+    """Two classes, one of two clusters, and flipped labels: EP's sweeps often do not settle."""
+    rng = np.random.default_rng(seed)
+    y = np.where(rng.permutation(n) < n // 2, 1.0, -1.0)
+    centre = np.where(y > 0, 0.0, rng.choice([-2.0, 2.0], n))
+    X = rng.normal(size=(n, 2)) + centre[:, None]
+    return rbf(X) + 1e-6 * np.eye(n), np.where(rng.random(n) < flips, -y, y)
+
+
+def mismatch(K, y, epsilon, sites, power=1.0):
+    """Of tilted moments and marginals, in plain NumPy; sites are a fixed point where it is 0."""
+    tau, nu = sites[:2]
+    covariance = np.linalg.solve(np.eye(len(y)) + K * tau, K)
+    mean, s = covariance @ nu, np.diag(covariance)
+    v = 1 / (1 / s - power * tau)
+    m = v * (mean / s - power * nu)
+    z = y * m / np.sqrt(v)
+    high, low = (1 - epsilon) ** power, epsilon**power
+    g = y * (high - low) * np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi * v)
+    g /= low + (high - low) * special.ndtr(z)
+    h = -g * (y * z / np.sqrt(v) + g)
+    return max(abs((m + v * g - mean) / np.sqrt(s)).max(), abs((v + v**2 * h) / s - 1).max())
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("flips", [0.1, 0.2])
+def test_ends_at_a_fixed_point_where_sweeps_do_not(flips, seed):
+    K, y = clusters(120, flips, seed)
+    fit = fit_gp(K, y, loss=NoisyStep(flips), schedule=EP(3, 1e-7, fallback=FALLBACK))
+    assert fit.converged
+    assert len(fit.history) > 3
+    assert fit.n_sweeps == len(fit.history)
+    assert fit.residual < 1e-6
+    assert mismatch(K, y, flips, fit.sites) < 1e-6
+    # every step is one up the log evidence
+    evidence = [info.log_evidence for info in fit.history[3:]]
+    assert (np.diff(evidence) > -1e-9).all()
+    assert fit.log_evidence == pytest.approx(evidence[-1], rel=1e-10)
+    np.testing.assert_allclose(K @ fit.alpha, fit.mean, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("power", [1.0, 0.6])
+@pytest.mark.parametrize("loss", ["probit", "logistic", "hinge", NoisyStep(0.3)])
+def test_is_the_fixed_point_of_the_sweeps(loss, power):
+    """Where these settle: a likelihood that is log-concave has one fixed point."""
+    K, y = clusters(40, 0.0, 1)
+    K *= 3.0
+    sweeps = fit_gp(K, y, loss=loss, schedule=EP(2000, 1e-12, power=power, damping=0.7))
+    descent = fit_gp(K, y, loss=loss, schedule=EP(1, 1e-12, power=power, fallback=FALLBACK))
+    assert sweeps.converged
+    assert descent.converged
+    sd = np.sqrt(sweeps.variance)
+    np.testing.assert_allclose(descent.mean / sd, sweeps.mean / sd, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(descent.variance, sweeps.variance, rtol=1e-6)
+    assert descent.log_evidence == pytest.approx(sweeps.log_evidence, rel=1e-9)
+    new = (K[:5] * 0.5, np.diag(K)[:5])
+    np.testing.assert_allclose(
+        descent.predict_proba(*new), sweeps.predict_proba(*new), rtol=0, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("power", [1.0, 0.7])
+def test_slope_and_curvature_of_what_descends(power):
+    """F's gradient and Hessian, which only show in the number of steps, by differences of F."""
+    K, y = clusters(6, 0.3, 5)
+    loss = NoisyStep(0.2)
+    descent = Descent(Kernel(K.copy()), y, moments(loss, 1.0), power)
+    assert descent.start(np.full(6, 0.1), 0.2 * y)
+    while descent.mismatch > 1e-6:
+        assert descent.step()
+    # near to where the tilted moments match the marginals
+    s = descent.point.s * np.random.default_rng(0).uniform(0.97, 1.03, size=(2, 6))
+    point = descent._inner(s, descent.point.r, 1e-26)
+    assert point is not None
+
+    def at(move):
+        found = descent._inner(s + move, point.r, 1e-26)
+        return descent._value(found)
+
+    size = 1e-3 * np.abs(s)
+    first, second = np.empty(12), np.empty((12, 12))
+    units = np.eye(12) * size.ravel()
+    for i in range(12):
+        up, down = (at((sign * units[i]).reshape(2, 6)) for sign in (1, -1))
+        first[i] = (up - down) / (2 * size.ravel()[i])
+        for j in range(12):
+            corners = [
+                at((a * units[i] + b * units[j]).reshape(2, 6)) * a * b
+                for a in (1, -1)
+                for b in (1, -1)
+            ]
+            second[i, j] = sum(corners) / (4 * size.ravel()[i] * size.ravel()[j])
+    # Newton's step from these is the one that is taken with no ridge, to the error of differences
+    eigenvalues = np.linalg.eigvalsh(second)
+    assert eigenvalues.min() > 0
+    expected = s + np.reshape(-np.linalg.solve(second, first), (2, 6))
+    descent.point, descent.ridge = point, 0.0
+    assert descent.step()
+    assert descent.ridge == 0.0
+    moved = (descent.point.s - s) / np.abs(s)
+    np.testing.assert_allclose(moved, (expected - s) / np.abs(s), rtol=0, atol=1e-4)
+    assert np.abs(moved).max() > 0.01
+
+
+def test_is_not_used_where_sweeps_settle():
+    K, y = clusters(30, 0.0, 2)
+    plain = fit_gp(K, y, schedule=EP(30))
+    other = fit_gp(K, y, schedule=EP(30, fallback=FALLBACK))
+    np.testing.assert_array_equal(plain.mean, other.mean)
+    assert len(plain.history) == len(other.history)
+
+
+def test_sites_of_ones_own():
+    """Moments by a callable; third and fourth ones are differences."""
+    K, y = clusters(25, 0.2, 3)
+
+    def probit(mean, variance):
+        z = mean / np.sqrt(1 + variance)
+        ratio = np.exp(-0.5 * z**2 - special.log_ndtr(z)) / np.sqrt(2 * np.pi * (1 + variance))
+        return special.log_ndtr(z), ratio, -ratio * (z / np.sqrt(1 + variance) + ratio)
+
+    schedule = EP(1, 1e-9, fallback=FALLBACK)
+    own = fit_gp(K, y, loss=CustomSite(probit), schedule=schedule)
+    known = fit_gp(K, y, loss="probit", schedule=schedule)
+    assert own.converged
+    np.testing.assert_allclose(own.mean, known.mean, rtol=0, atol=1e-7)
+
+
+def test_resumes_and_stops_when_asked():
+    K, y = clusters(60, 0.2, 0)
+    schedule = EP(2, 1e-8, fallback=FALLBACK)
+    seen = []
+    part = fit_gp(
+        K, y, loss=NoisyStep(0.2), schedule=schedule, callback=lambda i, s: seen.append(i) or
+        len(seen) == 5,
+    )  # fmt: skip
+    assert len(part.history) == 5
+    assert not part.converged
+    # asked to stop during the sweeps, it does not begin
+    short = fit_gp(K, y, loss=NoisyStep(0.2), schedule=schedule, callback=lambda i, s: True)
+    assert len(short.history) == 1
+    with pytest.warns(ConvergenceWarning, match="no fixed point of EP was found"):
+        gp_descents(K, y, schedule)
+
+
+def gp_descents(K, y, schedule):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gp, "DESCENTS", 1)
+        fit_gp(K, y, loss=NoisyStep(0.2), schedule=schedule)
+
+
+def test_interrupt_keeps_the_last_step():
+    K, y = clusters(60, 0.2, 0)
+
+    def interrupt(info, state):
+        if info.sweep == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(epfast.Interrupted) as caught:
+        fit_gp(
+            K, y, loss=NoisyStep(0.2), schedule=EP(2, fallback=FALLBACK), callback=interrupt
+        )  # fmt: skip
+    post = caught.value.posterior
+    np.testing.assert_allclose(K @ post.alpha, post.mean, rtol=0, atol=1e-8)
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match=r"tol is 0.*allowed: tol > 0"):
+        EP(tol=0.0, fallback=FALLBACK)
+    with pytest.raises(ValueError, match="fallback"):
+        EP(fallback="triple_loop")
+    X = np.eye(3)
+    with pytest.raises(ValueError, match="allowed: None, the double loop is for processes"):
+        epfast.fit_linear(X, [1, -1, 1], schedule=EP(fallback=FALLBACK))
