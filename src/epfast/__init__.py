@@ -11,7 +11,7 @@ from typing import Any as _Any
 
 from epfast import backend
 from epfast._core.loss import build_facts as _build_facts
-from epfast.gp import GPPosterior, GPState, fit_gp
+from epfast.gp import GPPosterior, GPState, Relaxed, fit_gp
 from epfast.linear import fit_linear
 from epfast.loop import ConvergenceWarning, Interrupted
 from epfast.losses import (
@@ -26,6 +26,7 @@ from epfast.losses import (
     Quasi01,
 )
 from epfast.posterior import FactorizedPosterior, FullPosterior, Sites, State, SweepInfo, load
+from epfast.relaxed import RelaxedEnergies
 from epfast.schedules import ADF, AEP, DAEP, DEP, DSEP, EP, SEP
 from epfast.schemes import ImportanceSampling, Relaxation
 
@@ -56,6 +57,8 @@ __all__ = [
     "Probit",
     "Quasi01",
     "Relaxation",
+    "Relaxed",
+    "RelaxedEnergies",
     "Sites",
     "State",
     "SweepInfo",
