@@ -29,6 +29,7 @@ from epfast.posterior import FactorizedPosterior, FullPosterior, Sites, State, S
 from epfast.relaxed import RelaxedEnergies
 from epfast.schedules import ADF, AEP, DAEP, DEP, DSEP, EP, SEP
 from epfast.schemes import ImportanceSampling, Relaxation
+from epfast.svm import SVM, SVMInfo, fit_svm
 
 __version__: str = _build_facts()["version"]
 
@@ -40,6 +41,7 @@ __all__ = [
     "DSEP",
     "EP",
     "SEP",
+    "SVM",
     "ConvergenceWarning",
     "CustomLoss",
     "CustomSite",
@@ -59,12 +61,14 @@ __all__ = [
     "Relaxation",
     "Relaxed",
     "RelaxedEnergies",
+    "SVMInfo",
     "Sites",
     "State",
     "SweepInfo",
     "backend",
     "fit_gp",
     "fit_linear",
+    "fit_svm",
     "load",
 ]
 

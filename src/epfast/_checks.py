@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
+#: rows of a matrix that are looked at in one go
+SLICE = 256
+
 
 def path(name: str, value: Any) -> str:
     """A path to a file; not a file descriptor."""
@@ -94,6 +97,25 @@ def array(
     if positive and not (result > 0).all():
         raise ValueError(f"{name} has a minimum of {result.min():g}; allowed: numbers > 0")
     return result
+
+
+def symmetric(name: str, matrix: Array) -> None:
+    """A finite kernel matrix, symmetric to 1e-8 of its largest entry; by slices, without a copy."""
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.size == 0:
+        raise ValueError(f"{name} has shape {matrix.shape}; allowed: (n, n), n >= 1")
+    slices = [slice(i, i + SLICE) for i in range(0, len(matrix), SLICE)]
+    size = 0.0
+    for part in slices:
+        if not np.isfinite(matrix[part]).all():
+            raise ValueError(f"{name} holds NaN or infinity; allowed: finite numbers")
+        size = max(size, float(np.abs(matrix[part]).max()))
+    for part in slices:
+        gap = np.abs(matrix[part, : part.stop] - matrix[: part.stop, part].T).max()
+        if gap > 1e-8 * size:
+            raise ValueError(
+                f"{name} is not symmetric (entries differ by {gap:.2g}); allowed: a covariance "
+                "matrix"
+            )
 
 
 def to_float64(given: NDArray[Any]) -> Array:

@@ -855,19 +855,7 @@ def _kernel_matrix(K: Any, overwrite: bool) -> Array:
         array = K
     else:
         array = np.array(_checks.real_array("K", K), dtype=np.float64, order="C")
-    if array.ndim != 2 or array.shape[0] != array.shape[1] or array.size == 0:
-        raise ValueError(f"K has shape {array.shape}; allowed: (n, n), n >= 1")
-    size = 0.0
-    for part in _slices(len(array)):
-        if not np.isfinite(array[part]).all():
-            raise ValueError("K holds NaN or infinity; allowed: finite numbers")
-        size = max(size, float(np.abs(array[part]).max()))
-    for part in _slices(len(array)):
-        gap = np.abs(array[part, : part.stop] - array[: part.stop, part].T).max()
-        if gap > 1e-8 * size:
-            raise ValueError(
-                f"K is not symmetric (entries differ by {gap:.2g}); allowed: a covariance matrix"
-            )
+    _checks.symmetric("K", array)
     if not (np.diag(array) >= 0.0).all():
         raise ValueError("K has a negative diagonal entry; allowed: a covariance matrix")
     return array

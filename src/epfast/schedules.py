@@ -261,46 +261,45 @@ class AEP(SharedSites):
         self._check_shared()
 
 
-class _Grouped:
-    """Mix-in of the schedules that part the factors into groups."""
-
-    def _labels(self, name: str, given: Any, n: int) -> NDArray[np.intp]:
-        if isinstance(given, int):
-            count = _checks.integer(name, given, least=1, most=n)
-            return np.repeat(np.arange(count), np.diff(np.arange(count + 1) * n // count))
-        labels = np.asarray(given)
-        if labels.shape != (n,):
-            raise ValueError(
-                f"{name} has shape {labels.shape}; allowed: an integer, or ({n},), a label per row"
-            )
-        return labels
-
-    def _check_groups(self, name: str, given: Any) -> None:
-        if np.ndim(_checks.real_array(name, given)) == 0:
-            object.__setattr__(self, name, _checks.integer(name, given, least=1))
-            return
-        labels = _checks.real_array(name, given)
-        if labels.ndim != 1 or labels.dtype.kind not in "iu" or labels.size == 0:
-            raise ValueError(
-                f"{name} is {_checks.describe(labels)}; allowed: an integer >= 1, or labels 0 to "
-                "K - 1 of integer dtype, one per row"
-            )
-        least, most = labels.min(), labels.max()
-        labels = labels.astype(np.intp)
-        if least < 0 or most >= labels.size or not np.bincount(labels).all():
-            raise ValueError(
-                f"{name} holds labels from {least} to {most}; allowed: 0 to K - 1, each for one "
-                "row at least"
-            )
-        labels.flags.writeable = False
-        object.__setattr__(self, name, labels)
+def check_groups(name: str, given: Any) -> int | NDArray[np.intp]:
+    """How many groups, or the label of each row's group, checked as far as it can be without n."""
+    if np.ndim(_checks.real_array(name, given)) == 0:
+        return _checks.integer(name, given, least=1)
+    labels = _checks.real_array(name, given)
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or labels.size == 0:
+        raise ValueError(
+            f"{name} is {_checks.describe(labels)}; allowed: an integer >= 1, or labels 0 to "
+            "K - 1 of integer dtype, one per row"
+        )
+    least, most = labels.min(), labels.max()
+    labels = labels.astype(np.intp)
+    if least < 0 or most >= labels.size or not np.bincount(labels).all():
+        raise ValueError(
+            f"{name} holds labels from {least} to {most}; allowed: 0 to K - 1, each for one "
+            "row at least"
+        )
+    labels.flags.writeable = False
+    return labels
 
 
-class _SharedInGroups(_Grouped, SharedSites):
+def group_labels(name: str, given: Any, n: int) -> NDArray[np.intp]:
+    """The group of each of n rows, from what :func:`check_groups` returned."""
+    if isinstance(given, int):
+        count = _checks.integer(name, given, least=1, most=n)
+        return np.repeat(np.arange(count), np.diff(np.arange(count + 1) * n // count))
+    labels = np.asarray(given)
+    if labels.shape != (n,):
+        raise ValueError(
+            f"{name} has shape {labels.shape}; allowed: an integer, or ({n},), a label per row"
+        )
+    return labels
+
+
+class _SharedInGroups(SharedSites):
     groups: int | ArrayLike
 
     def labels(self, n: int) -> NDArray[np.intp]:
-        return self._labels("groups", self.groups, n)
+        return group_labels("groups", self.groups, n)
 
 
 @dataclass(frozen=True, eq=False)
@@ -337,7 +336,7 @@ class DSEP(_SharedInGroups):
     batch: int = 1
 
     def __post_init__(self) -> None:
-        self._check_groups("groups", self.groups)
+        object.__setattr__(self, "groups", check_groups("groups", self.groups))
         _checks.integer("batch", self.batch, least=1)
         self._check_shared()
 
@@ -368,12 +367,12 @@ class DAEP(_SharedInGroups):
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        self._check_groups("groups", self.groups)
+        object.__setattr__(self, "groups", check_groups("groups", self.groups))
         self._check_shared()
 
 
 @dataclass(frozen=True, eq=False)
-class DEP(_Grouped, Schedule):
+class DEP(Schedule):
     """Distributed EP (Xu et al. 2014, Gelman et al. 2014): a site per shard of the rows.
 
     The site of shard k is fitted to the whole likelihood of the shard by EP within it, with the
@@ -406,7 +405,7 @@ class DEP(_Grouped, Schedule):
     inner: EP | None = None
 
     def __post_init__(self) -> None:
-        self._check_groups("shards", self.shards)
+        object.__setattr__(self, "shards", check_groups("shards", self.shards))
         _check_sweeps(self.sweeps, self.tol, self.damping, 1.0)
         self._check_order(("sequential", "shuffled", "parallel"))
         if self.inner is None:
@@ -424,4 +423,4 @@ class DEP(_Grouped, Schedule):
 
     def labels(self, n: int) -> NDArray[np.intp]:
         """The shard of each row, 0 to K - 1."""
-        return self._labels("shards", self.shards, n)
+        return group_labels("shards", self.shards, n)

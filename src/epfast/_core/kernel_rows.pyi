@@ -1,0 +1,9 @@
+from typing import Any
+
+from epfast._checks import Array
+
+class KernelRows:
+    n: int
+    def __init__(
+        self, X: Any = ..., norm: Array | None = ..., gamma: float = ..., K: Array | None = ...
+    ) -> None: ...

@@ -1,0 +1,489 @@
+"""Support vector machines: the dual by SMO, seeded by Laplace propagation over chunks of the rows.
+
+With b_i = y_i alpha_i the dual is the program of ``_core/smo.pyx``, q = -y. What the chunks tell
+each other is in its gradient, K b - y: see :func:`fit_svm`.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from epfast import _checks
+from epfast._checks import Array
+from epfast._core.kernel_rows import KernelRows
+from epfast._core.smo import Smo
+from epfast.loop import ConvergenceWarning
+from epfast.schedules import check_groups, group_labels
+
+__all__ = ["SVM", "SVMInfo", "fit_svm"]
+
+KERNELS = ("rbf", "linear", "precomputed")
+MEGABYTE = 1 << 20
+#: the core is left at least this often, unless one step takes longer, so that Ctrl-C acts
+SECONDS_PER_CALL = 0.1
+#: y'alpha of a start, relative to the sum of alpha, above which it is refused, or mended
+UNBALANCED, ROUNDING = 1e-6, 1e-12
+#: kernel entries that prediction has at hand
+ENTRIES = 1 << 21
+
+
+class SVMInfo(NamedTuple):
+    """What one stage of a fit did, and where it left the dual."""
+
+    #: "start": the gradient of the given alpha; "chunks": one sweep of Laplace propagation;
+    #: "whole": SMO on all rows
+    stage: str
+    #: pairs of dual variables updated
+    iterations: int
+    #: entries of the kernel matrix computed
+    kernel_evaluations: int
+    #: of the optimality conditions of the whole problem, after this stage
+    violation: float
+    #: alpha'Q alpha / 2 - sum(alpha), after this stage
+    dual_objective: float
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class SVM:
+    """A C-support vector machine: f(x) = sum_i y_i alpha_i k(x_i, x) + bias.
+
+    Attributes
+    ----------
+    alpha : ndarray of shape (n,)
+        Dual variables, 0 to C. The ``alpha`` of another fit may start from them.
+    bias : float
+        From the rows with 0 < alpha < C; where there are none, the middle of what is optimal.
+    dual_objective : float
+        alpha'Q alpha / 2 - sum(alpha) with Q_ij = y_i y_j k(x_i, x_j): what the fit minimises.
+    violation : float
+        The largest by which a pair of rows misses the optimality conditions.
+    converged : bool
+        Whether the violation is within the tolerance.
+    support : ndarray of shape (n_support,)
+        The rows with alpha > 0.
+    support_vectors : ndarray or CSR matrix of shape (n_support, d), or None
+        These rows of X; None for a precomputed kernel.
+    dual_coef : ndarray of shape (n_support,)
+        y_i alpha_i of these rows.
+    C, kernel, gamma
+        As fitted; gamma is a number, 0 for kernels that have none.
+    history : list of SVMInfo
+        A record for each stage of the fit.
+    """
+
+    alpha: Array = field(repr=False)
+    bias: float
+    dual_objective: float
+    violation: float
+    converged: bool
+    support: NDArray[np.intp] = field(repr=False)
+    support_vectors: Any = field(repr=False)
+    dual_coef: Array = field(repr=False)
+    C: float
+    kernel: str
+    gamma: float
+    history: list[SVMInfo] = field(repr=False)
+
+    @property
+    def n_support(self) -> int:
+        """How many rows have alpha > 0."""
+        return len(self.support)
+
+    @property
+    def n_iter(self) -> int:
+        """Pairs of dual variables updated, in chunks and as a whole."""
+        return sum(info.iterations for info in self.history)
+
+    @property
+    def n_kernel_evaluations(self) -> int:
+        """Entries of the kernel matrix computed."""
+        return sum(info.kernel_evaluations for info in self.history)
+
+    def decision_function(self, X: ArrayLike) -> Array:
+        """f at new inputs, O(m n_support d).
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix of shape (m, d)
+            New rows; for a precomputed kernel (m, n), their kernel with the rows of the fit.
+
+        Returns
+        -------
+        ndarray of shape (m,)
+        """
+        if self.kernel == "precomputed":
+            K = _checks.array("X", X, shape=(None, len(self.alpha)))
+            return np.asarray(K[:, self.support] @ self.dual_coef + self.bias)
+        rows = _rows(X, self.support_vectors.shape[1])
+        out = np.empty(rows.shape[0])
+        step = max(1, ENTRIES // max(1, self.n_support))
+        norms = _squares(self.support_vectors)
+        for first in range(0, len(out), step):
+            part = rows[first : first + step]
+            values = part @ self.support_vectors.T
+            values = values.toarray() if hasattr(values, "toarray") else values
+            if self.kernel == "rbf":
+                values = np.add.outer(_squares(part), norms) - 2.0 * values
+                values = np.exp(-self.gamma * np.maximum(values, 0.0))
+            out[first : first + step] = values @ self.dual_coef
+        return out + self.bias
+
+    def predict(self, X: ArrayLike) -> Array:
+        """The labels -1 and +1 of new inputs.
+
+        Parameters
+        ----------
+        X
+            As in :meth:`decision_function`.
+
+        Returns
+        -------
+        ndarray of shape (m,)
+        """
+        return np.where(self.decision_function(X) >= 0.0, 1.0, -1.0)
+
+
+def fit_svm(
+    X: ArrayLike,
+    y: ArrayLike,
+    *,
+    C: float = 1.0,
+    kernel: str = "rbf",
+    gamma: float | str = "scale",
+    tol: float = 1e-3,
+    alpha: ArrayLike | None = None,
+    chunks: int | ArrayLike | None = None,
+    order: str = "serial",
+    sweeps: int = 1,
+    finish: bool = True,
+    cache_size: float = 200.0,
+    max_iter: int = 10_000_000,
+) -> SVM:
+    """Fit a C-support vector machine by SMO, from zero, from given dual variables or from chunks.
+
+    The mode of a posterior with the process prior N(0, K) and factors exp(-C max(0, 1 - y_i f_i)),
+    and its bias. Minimised is alpha'Q alpha / 2 - sum(alpha) over 0 <= alpha <= C, y'alpha = 0,
+    with Q_ij = y_i y_j k(x_i, x_j), two variables at a time (Platt 1998; Fan, Chen & Lin 2005).
+
+    *Laplace propagation* (Smola, Vishwanathan & Eskin 2003, section 4.2). A factor is a chunk of
+    rows. Expanded at a mode, its log is linear, as the hinge is piecewise linear: its message is
+    the function sum_j alpha_j y_j k(x_j, .) of its rows, and the number sum_j alpha_j y_j for the
+    bias. A chunk under the prior and the messages of the others is the SVM of its rows with that
+    function as an offset, which is the dual with the other chunks' alpha held fixed, or "chunking".
+    In serial order each sees the latest messages: a sweep never increases the dual objective. In
+    parallel order all see those from before the sweep, and what they find is put together, which
+    may be far from the optimum but is a start. The rows' sum y_j alpha_j of a chunk stays what it
+    was, 0 from flat messages, since the message for the bias has no curvature; so the sweeps alone
+    do not reach the optimum, and SMO on all rows follows, with the gradient and the kernel rows
+    that the messages left.
+
+    Parameters
+    ----------
+    X : array_like or sparse matrix of shape (n, d)
+        Inputs; for a precomputed kernel the symmetric kernel matrix, (n, n).
+    y : array_like of shape (n,)
+        Labels -1 and +1, both present.
+    C : float
+        > 0; the weight of the hinge losses.
+    kernel : {"rbf", "linear", "precomputed"}
+        "rbf" is exp(-gamma |x - x'|^2).
+    gamma : float or "scale"
+        > 0; "scale" is 1 / (d times the variance of the entries of X).
+    tol : float
+        > 0; stop when no pair of rows violates the optimality conditions by more. For chunks too.
+    alpha : array_like of shape (n,), optional
+        Dual variables to start from: 0 to C, and y'alpha = 0.
+    chunks : int or array_like of shape (n,), optional
+        Laplace propagation before SMO: how many chunks, cut from the rows in their order with
+        nearly equal sizes; or the label of each row's chunk, 0 to K - 1. Chunks should hold both
+        classes: one of a single class finds nothing.
+    order : {"serial", "parallel"}
+        Of the chunks.
+    sweeps : int
+        Over the chunks.
+    finish : bool
+        Whether SMO on all rows follows the chunks.
+    cache_size : float
+        > 0; megabytes of kernel rows that are kept. A chunk, while it is solved, may take as much
+        again.
+    max_iter : int
+        Pairs of variables updated at most, in chunks and as a whole.
+
+    Returns
+    -------
+    SVM
+
+    Raises
+    ------
+    ValueError, TypeError
+        With the name of the argument, what was given, and what is allowed.
+    FloatingPointError
+        If the kernel overflows.
+
+    Warns
+    -----
+    ConvergenceWarning
+        If the tolerance was not reached: by ``max_iter``, or since it is below what rounding
+        allows.
+
+    Examples
+    --------
+    >>> import epfast, numpy as np
+    >>> x = np.linspace(-3, 3, 40)[:, None]
+    >>> y = np.where(np.abs(x[:, 0]) < 1.5, 1, -1)
+    >>> svm = epfast.fit_svm(x, y, C=10.0, chunks=np.arange(40) % 4)
+    >>> svm.predict([[0.0], [2.5]])
+    array([ 1., -1.])
+    >>> [info.stage for info in svm.history]
+    ['chunks', 'whole']
+    """
+    _checks.choice("kernel", kernel, KERNELS)
+    _checks.choice("order", order, ("serial", "parallel"))
+    _checks.flag("finish", finish)
+    C = _checks.number("C", C, above=0.0)
+    tol = _checks.number("tol", tol, above=0.0)
+    size = MEGABYTE * _checks.number("cache_size", cache_size, above=0.0)
+    sweeps = _checks.integer("sweeps", sweeps, least=1)
+    most = _checks.integer("max_iter", max_iter, least=1)
+    if not finish and chunks is None:
+        raise ValueError("finish is False and chunks is None; allowed: chunks, or finish=True")
+    if kernel == "precomputed":
+        rows = _checks.array("X", X, shape=(None, None))
+        _checks.symmetric("X", rows)
+        width = 0.0
+    else:
+        rows = _rows(X, None)
+        width = _gamma(gamma, rows) if kernel == "rbf" else 0.0
+    n = rows.shape[0]
+    labels = _checks.labels("y", y, n)
+    if abs(labels.sum()) == n:
+        raise ValueError(f"y holds the label {labels[0]:g} alone; allowed: both -1 and +1")
+    start = None if alpha is None else _start(alpha, labels, C)
+    groups = None if chunks is None else group_labels("chunks", check_groups("chunks", chunks), n)
+
+    # the rows of a chunk side by side
+    visit: Any = slice(None)
+    ordered = rows
+    if groups is not None and (np.diff(groups) < 0).any():
+        visit = np.argsort(groups, kind="stable")
+        ordered = rows[np.ix_(visit, visit)] if kernel == "precomputed" else rows[visit]
+    if kernel == "precomputed":
+        core = KernelRows(K=ordered)
+    else:
+        core = KernelRows(ordered, _squares(ordered), width)
+    dual = _Dual(core, np.ascontiguousarray(labels[visit]), C, tol, size, most)
+    if start is not None:
+        dual.start(start[visit])
+    if groups is not None:
+        ends = np.cumsum(np.bincount(groups))
+        for _ in range(sweeps):
+            dual.sweep(ends, order == "parallel")
+    if finish:
+        dual.finish()
+    last = dual.history[-1]
+    if not np.isfinite([last.violation, last.dual_objective]).all():
+        raise FloatingPointError("the kernel overflowed; scale the columns of X")
+    if finish and last.violation > tol:
+        warnings.warn(
+            f"SMO did not reach tol={tol:g}: after {dual.iterations} iterations the optimality "
+            f"conditions are violated by {last.violation:.2g}; try a larger max_iter or tol, or "
+            "scale the columns of X",
+            ConvergenceWarning,
+            stacklevel=2,
+        )
+    beta = np.empty(n)
+    beta[visit] = dual.beta
+    support = np.flatnonzero(beta)
+    return SVM(
+        alpha=labels * beta,
+        bias=dual.bias(),
+        dual_objective=last.dual_objective,
+        violation=last.violation,
+        converged=last.violation <= tol,
+        support=support,
+        support_vectors=None if kernel == "precomputed" else rows[support],
+        dual_coef=beta[support],
+        C=C,
+        kernel=kernel,
+        gamma=width,
+        history=dual.history,
+    )
+
+
+# ---- the door ----
+
+
+def _rows(X: Any, d: int | None) -> Any:
+    """Rows of X as the core takes them: C-contiguous float64 or CSR, finite."""
+    if hasattr(X, "tocsr"):
+        result = _checks.sparse_design("X", X, d)
+        if not np.isfinite(result.data).all():
+            raise ValueError("X holds NaN or infinity; allowed: finite numbers")
+        return result
+    return _checks.array("X", _checks.design("X", X, d), shape=(None, d))
+
+
+def _gamma(gamma: Any, rows: Any) -> float:
+    if isinstance(gamma, str):
+        _checks.choice("gamma", gamma, ("scale",))
+        mean = rows.mean()
+        variance = float(_squares(rows).mean() / rows.shape[1] - mean * mean)
+        # rows that are all alike have no scale
+        return 1.0 / (rows.shape[1] * variance) if variance > 0.0 else 1.0
+    return _checks.number("gamma", gamma, above=0.0)
+
+
+def _squares(rows: Any) -> Array:
+    """|x|^2 of each row, dense or sparse."""
+    with np.errstate(over="ignore"):
+        if hasattr(rows, "tocsr"):
+            found = np.asarray(rows.multiply(rows).sum(axis=1), dtype=np.float64).ravel()
+        else:
+            found = np.asarray(np.einsum("ij,ij->i", rows, rows))
+    if not np.isfinite(4.0 * found.max(initial=0.0)):
+        raise FloatingPointError("squares of the rows of X overflow; scale its columns")
+    return found
+
+
+def _start(alpha: Any, labels: Array, C: float) -> Array:
+    """y alpha of a feasible start, its sum made 0 where single precision left something."""
+    given = _checks.array("alpha", alpha, shape=labels.shape)
+    if not (given.min() >= 0.0 and given.max() <= C):
+        raise ValueError(
+            f"alpha has entries from {given.min():g} to {given.max():g}; allowed: 0 to C = {C:g}"
+        )
+    above, below = given[labels > 0].sum(), given[labels < 0].sum()
+    if abs(above - below) > UNBALANCED * (above + below):
+        raise ValueError(
+            f"alpha has y'alpha = {above - below:g}; allowed: 0 (to {UNBALANCED:g} of its sum)"
+        )
+    beta = labels * given
+    # not for the rounding of a sum, since it would take alpha = C off its bound
+    if abs(above - below) > ROUNDING * (above + below):
+        beta[labels > 0] *= min(1.0, below / above)
+        beta[labels < 0] *= min(1.0, above / below)
+    return beta
+
+
+# ---- the fit ----
+
+
+def _paced(work: Callable[[int], bool]) -> None:
+    """Call ``work(count)`` while it says that there is more: between calls Python sees signals."""
+    count = 16
+    while True:
+        before = time.perf_counter()
+        if not work(count):
+            return
+        grow = SECONDS_PER_CALL / max(time.perf_counter() - before, 1e-9)
+        count = max(1, int(count * min(16.0, grow)))
+
+
+class _Dual:
+    """The dual of all rows, the chunks being runs of them."""
+
+    def __init__(
+        self, rows: KernelRows, y: Array, C: float, tol: float, size: float, most: int
+    ) -> None:
+        self.rows, self.y, self.tol, self.size, self.most = rows, y, tol, size, most
+        self.lower, self.upper = np.minimum(0.0, C * y), np.maximum(0.0, C * y)
+        self.beta, self.gradient = np.zeros(len(y)), -y
+        self.whole = self._smo(slice(0, len(y)), self.beta, self.gradient)
+        self.history: list[SVMInfo] = []
+        self.iterations = 0
+
+    def start(self, beta: Array) -> None:
+        """Go on from feasible variables: a kernel row for each that is not 0."""
+        before = self._now()
+        self._move(beta, slice(0, len(beta)))
+        self._record("start", 0, 0, before)
+
+    def sweep(self, ends: NDArray[Any], parallel: bool) -> None:
+        """Laplace propagation once over the chunks, which end before the given rows."""
+        before, done, evaluations = self._now(), self.iterations, 0
+        found = self.beta.copy()
+        first = 0
+        for end in map(int, ends):
+            chunk = slice(first, end)
+            # a copy: the messages change the gradient everywhere, here too
+            smo = self._smo(chunk, found[chunk], self.gradient[chunk].copy())
+            self._solve(smo)
+            evaluations += smo.evaluations
+            if not parallel:
+                self._move(found, chunk)
+            first = end
+        if parallel:
+            self._move(found, slice(0, first))
+        self._record("chunks", self.iterations - done, evaluations, before)
+
+    def finish(self) -> None:
+        """SMO on all rows."""
+        before, done = self._now(), self.iterations
+        self._solve(self.whole)
+        self._record("whole", self.iterations - done, 0, before)
+
+    def bias(self) -> float:
+        free = (self.beta > self.lower) & (self.beta < self.upper)
+        if free.any():
+            return float(-self.gradient[free].mean())
+        least = self.gradient[self.beta < self.upper].min()
+        most = self.gradient[self.beta > self.lower].max()
+        return float(-0.5 * (least + most))
+
+    def _smo(self, part: slice, beta: Array, gradient: Array) -> Smo:
+        bounds = self.lower[part], self.upper[part]
+        return Smo(self.rows, part.start, self.size, beta, gradient, *bounds)
+
+    def _solve(self, smo: Smo) -> None:
+        def steps(count: int) -> bool:
+            before = smo.iterations
+            more = smo.run(self.tol, min(count, self.most - self.iterations))
+            self.iterations += smo.iterations - before
+            return more and self.iterations < self.most
+
+        _paced(steps)
+
+    def _move(self, found: Array, part: slice) -> None:
+        """Take new variables, and send the messages of those that changed to all rows."""
+        changes = found[part] - self.beta[part]
+        index = part.start + np.flatnonzero(changes)
+        changes = changes[index - part.start]
+        done = 0
+
+        def messages(count: int) -> bool:
+            nonlocal done
+            self.whole.add(index[done : done + count], changes[done : done + count])
+            done += count
+            return done < len(index)
+
+        _paced(messages)
+        self.beta[part] = found[part]
+
+    def _now(self) -> tuple[float, int]:
+        return time.perf_counter(), self.whole.evaluations
+
+    def _record(
+        self, stage: str, iterations: int, evaluations: int, before: tuple[float, int]
+    ) -> None:
+        """evaluations: those that the whole did not make."""
+        self.whole.measure()
+        seconds, already = before
+        self.history.append(
+            SVMInfo(
+                stage,
+                iterations,
+                evaluations + self.whole.evaluations - already,
+                # -infinity where nothing is left to move
+                max(0.0, self.whole.violation),
+                float(0.5 * (self.beta @ (self.gradient - self.y))),
+                time.perf_counter() - seconds,
+            )
+        )
