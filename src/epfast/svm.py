@@ -194,7 +194,8 @@ def fit_svm(
     C : float
         > 0; the weight of the hinge losses.
     kernel : {"rbf", "linear", "precomputed"}
-        "rbf" is exp(-gamma |x - x'|^2).
+        "rbf" is exp(-gamma |x - x'|^2). Distances come from inner products: centre columns whose
+        mean is many times their spread.
     gamma : float or "scale"
         > 0; "scale" is 1 / (d times the variance of the entries of X).
     tol : float
