@@ -16,6 +16,7 @@ import gc
 import json
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -94,6 +95,20 @@ def summarize(values: Sequence[float]) -> Timing:
         return Timing(values[0], values[0], values[0], tuple(values))
     q1, q2, q3 = statistics.quantiles(values, n=4, method="inclusive")
     return Timing(q2, q1, q3, tuple(values))
+
+
+def peak_memory(reset: bool = False) -> int:
+    """Most bytes that were resident at a time in this process, since the last reset on Linux."""
+    try:
+        if reset:
+            Path("/proc/self/clear_refs").write_text("5")
+        with open("/proc/self/status") as file:
+            return next(1024 * int(line.split()[1]) for line in file if line.startswith("VmHWM"))
+    except OSError:  # not Linux
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def machine() -> dict[str, Any]:

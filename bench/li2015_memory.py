@@ -72,21 +72,9 @@ def formulas(shape: Shape) -> dict[str, float]:
 
 CHILD = """
 import sys
-import harness
+from harness import peak_memory
 import numpy as np
 import epfast
-
-def peak(reset=False):
-    try:
-        if reset:
-            with open("/proc/self/clear_refs", "w") as file:
-                file.write("5")
-        with open("/proc/self/status") as file:
-            return next(1024 * int(line.split()[1]) for line in file if line.startswith("VmHWM"))
-    except OSError:  # not Linux
-        import resource
-        unit = 1 if sys.platform == "darwin" else 1024
-        return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 def fit(X, y, kind):
     sep = epfast.SEP(sweeps=1, tol=0, batch=min(1000, len(X)))
@@ -105,9 +93,9 @@ for i in range(0, n, 1000):
     rng.standard_normal(out=X[i : i + 1000])
 y = np.where(X[:, 0] + rng.standard_normal(n) > 0, 1.0, -1.0)
 for kind in ("EP", "SEP"):
-    before = peak(reset=True)
+    before = peak_memory(reset=True)
     post = fit(X, y, kind)
-    rise = peak() - before
+    rise = peak_memory() - before
     print(sum(part.nbytes for part in post.sites), rise, post.history[0].seconds)
     del post
 """

@@ -33,7 +33,6 @@ import argparse
 import ctypes
 import json
 import os
-import resource
 import shlex
 import subprocess
 import sys
@@ -642,30 +641,15 @@ def matrix_work(options: argparse.Namespace, n: int) -> tuple[dict, list[tuple]]
 # ---- 6. many rows ----
 
 
-def peak_memory() -> float:
-    """Largest resident size so far, MB.
-
-    VmHWM where there is one: ru_maxrss of a child starts at the size of its parent.
-    """
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM"):
-                return int(line.split()[1]) / 1024.0
-    except OSError:
-        pass
-    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return size / (1 << 20 if sys.platform == "darwin" else 1 << 10)
-
-
 def child(n: int) -> None:
     """In a process of its own: fits at N/4, N/2 and N, the memory of the last."""
     X, y = synthetic(n, FEWER_DIMENSIONS, "probit")
     ours(X[:5000], y[:5000], "probit")
     ours(X[:5000], y[:5000], "probit", order="sequential", sweeps=2, tol=0.0)
     out: dict[str, Any] = {"sizes": [], "sweeps": []}
-    before = peak_memory()
+    before = harness.peak_memory()
     fit = ours(X, y, "probit")
-    out["memory_mb"] = peak_memory() - before
+    out["memory_mb"] = (harness.peak_memory() - before) / 2**20
     out["data_mb"] = (X.nbytes + y.nbytes) / 2**20
     del fit
     for _ in range(2):

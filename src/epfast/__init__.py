@@ -25,6 +25,8 @@ from epfast.losses import (
     Probit,
     Quasi01,
 )
+from epfast.low_rank import KernelColumns, LowRankFactor, incomplete_cholesky
+from epfast.low_rank_gp import LowRankGPPosterior
 from epfast.posterior import FactorizedPosterior, FullPosterior, Sites, State, SweepInfo, load
 from epfast.relaxed import RelaxedEnergies
 from epfast.schedules import ADF, AEP, DAEP, DEP, DSEP, EP, SEP
@@ -52,8 +54,11 @@ __all__ = [
     "Hinge",
     "ImportanceSampling",
     "Interrupted",
+    "KernelColumns",
     "Logistic",
     "Loss",
+    "LowRankFactor",
+    "LowRankGPPosterior",
     "NoisyStep",
     "PiecewiseLinear",
     "Probit",
@@ -69,6 +74,7 @@ __all__ = [
     "fit_gp",
     "fit_linear",
     "fit_svm",
+    "incomplete_cholesky",
     "load",
 ]
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-#: rows of a matrix that are looked at in one go
-SLICE = 256
+#: rows of a square matrix that are looked at in one go
+ROWS = 256
 
 
 def path(name: str, value: Any) -> str:
@@ -99,23 +99,29 @@ def array(
     return result
 
 
-def symmetric(name: str, matrix: Array) -> None:
-    """A finite kernel matrix, symmetric to 1e-8 of its largest entry; by slices, without a copy."""
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.size == 0:
-        raise ValueError(f"{name} has shape {matrix.shape}; allowed: (n, n), n >= 1")
-    slices = [slice(i, i + SLICE) for i in range(0, len(matrix), SLICE)]
-    size = 0.0
-    for part in slices:
-        if not np.isfinite(matrix[part]).all():
+def symmetric(name: str, given: NDArray[Any]) -> float:
+    """Look whether a real array is finite and symmetric to 1e-8 of its largest entry, (n, n).
+
+    Goes by blocks of rows, O(n) memory; returns the largest absolute value.
+    """
+    if given.ndim != 2 or given.shape[0] != given.shape[1] or given.size == 0:
+        raise ValueError(f"{name} has shape {given.shape}; allowed: (n, n), n >= 1")
+    size, n = 0.0, len(given)
+    parts = [slice(i, min(i + ROWS, n)) for i in range(0, n, ROWS)]
+    for part in parts:
+        block = to_float64(given[part])
+        if not np.isfinite(block).all():
             raise ValueError(f"{name} holds NaN or infinity; allowed: finite numbers")
-        size = max(size, float(np.abs(matrix[part]).max()))
-    for part in slices:
-        gap = np.abs(matrix[part, : part.stop] - matrix[: part.stop, part].T).max()
+        size = max(size, float(np.abs(block).max()))
+    for part in parts:
+        above = to_float64(given[: part.stop, part])
+        gap = np.abs(to_float64(given[part, : part.stop]) - above.T).max()
         if gap > 1e-8 * size:
             raise ValueError(
                 f"{name} is not symmetric (entries differ by {gap:.2g}); allowed: a covariance "
                 "matrix"
             )
+    return size
 
 
 def to_float64(given: NDArray[Any]) -> Array:
@@ -196,6 +202,29 @@ def sparse_design(name: str, value: Any, d: int | None = None) -> Any:
 def rows(name: str, value: Any, d: int | None = None) -> Any:
     """A matrix of rows, dense (:func:`design`) or sparse (:func:`sparse_design`)."""
     return (sparse_design if hasattr(value, "tocsr") else design)(name, value, d)
+
+
+def covariance(name: str, given: NDArray[Any]) -> float:
+    """Look whether a real array is a covariance matrix, (n, n): all but positive definiteness.
+
+    As :func:`symmetric`.
+    """
+    size = symmetric(name, given)
+    if not (np.diag(given) >= 0.0).all():
+        raise ValueError(f"{name} has a negative diagonal entry; allowed: a covariance matrix")
+    return size
+
+
+def prior_variances(name: str, value: Any, m: int) -> Array:
+    """Numbers >= 0, (m,): one for each of m new inputs, or one for all."""
+    result = np.asarray(real_array(name, value), dtype=np.float64)
+    if result.shape not in ((), (m,)):
+        raise ValueError(
+            f"{name} has shape {result.shape}; allowed: ({m},), a number per row of K_star"
+        )
+    if not (np.isfinite(result).all() and (result >= 0.0).all()):
+        raise ValueError(f"{name} holds NaN, infinity or a negative number")
+    return np.broadcast_to(result, (m,))
 
 
 def labels(name: str, value: Any, n: int) -> Array:

@@ -7,7 +7,6 @@ of B = I + S K S (``_core/kernel.pyx``); the loop over sweeps is that of ``loop.
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Callable, Iterable
@@ -28,6 +27,8 @@ from epfast._core.sweep import Blocks, Parallel
 from epfast.double_loop import Descent
 from epfast.loop import ConvergenceWarning, Engine, change, run, warn_of_refusals
 from epfast.losses import Loss, NoisyStep
+from epfast.low_rank import KernelColumns
+from epfast.low_rank_gp import LowRankGPPosterior, fit_low_rank
 from epfast.posterior import (
     FORMAT,
     PROCESS,
@@ -35,10 +36,11 @@ from epfast.posterior import (
     SweepInfo,
     describe_loss,
     label_probability,
+    write,
 )
 from epfast.relaxed import RelaxedEnergies, relaxed_energies
 from epfast.scalar import PARALLEL_ROWS, SHRUNK, moments, whole
-from epfast.schedules import EP
+from epfast.schedules import EP, Schedule
 from epfast.schemes import RELAXATIONS, Exact, Relaxation, Scheme
 from epfast.sites import known_loss, log_predictive
 
@@ -337,14 +339,7 @@ class GPPosterior:
             K_star alpha, and k_star_diag - diag(K_star R K_star').
         """
         rows = _checks.array("K_star", K_star, shape=(None, len(self.y)))
-        prior = np.asarray(_checks.real_array("k_star_diag", k_star_diag), dtype=np.float64)
-        if prior.shape not in ((), (len(rows),)):
-            raise ValueError(
-                f"k_star_diag has shape {prior.shape}; allowed: ({len(rows)},), a number per row "
-                "of K_star"
-            )
-        if not (np.isfinite(prior).all() and (prior >= 0.0).all()):
-            raise ValueError("k_star_diag holds NaN, infinity or a negative number")
+        prior = _checks.prior_variances("k_star_diag", k_star_diag, len(rows))
         variance = np.empty(len(rows))
         for part in _slices(len(rows)):
             block = rows[part]
@@ -413,14 +408,7 @@ class GPPosterior:
             "sweeps": self.n_sweeps,
             "history": [info._asdict() for info in self.history],
         }
-        with open(_checks.path("path", path), "wb") as file:
-            np.savez(
-                file,
-                header=np.array(json.dumps(header)),
-                packed=self._packed,
-                diagonal=self._diagonal,
-                **arrays,
-            )
+        write(path, arrays | {"packed": self._packed, "diagonal": self._diagonal}, header)
 
 
 def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None) -> GPPosterior:
@@ -670,30 +658,35 @@ class _Descending(_ProcessSites):
 
 
 def fit_gp(
-    K: ArrayLike,
+    K: ArrayLike | KernelColumns,
     y: ArrayLike,
     *,
     loss: Any = "probit",
     scheme: str | Scheme = "exact",
-    schedule: EP | None = None,
+    schedule: Schedule | None = None,
     beta: float = 1.0,
     jitter: float = 0.0,
     relaxation: float | Relaxation | None = None,
-    start: GPPosterior | None = None,
+    rank: int | None = None,
+    rank_tol: float = 0.0,
+    batch_size: int | None = None,
+    start: GPPosterior | LowRankGPPosterior | None = None,
     overwrite_K: bool = False,
-    callback: Callable[[SweepInfo, GPState], Any] | None = None,
+    callback: Callable[[SweepInfo, Any], Any] | None = None,
     progress: bool = False,
-) -> GPPosterior:
+) -> GPPosterior | LowRankGPPosterior:
     """Fit a Gaussian process classifier by expectation propagation.
 
     The posterior over latent values f is p(f) ∝ N(f; 0, K) Π_i t_i(f_i), t_i(f) =
     exp(-beta loss(y_i f)); each factor is replaced by a Gaussian site. O(n^3) per sweep, and n^2
-    numbers of memory beside K.
+    numbers of memory beside K. With ``rank`` the prior is N(0, G G'), G the pivoted incomplete
+    Cholesky factor of K, and f = G w a linear model: O(n r^2) per sweep, n r numbers of memory.
 
     Parameters
     ----------
-    K : array_like of shape (n, n)
-        Kernel matrix: symmetric, positive semi-definite to rounding.
+    K : array_like of shape (n, n), or KernelColumns
+        Kernel matrix: symmetric, positive semi-definite to rounding. With ``rank`` also one that is
+        never formed.
     y : array_like of shape (n,)
         Labels -1 and +1.
     loss : str, Loss, scipy.LowLevelCallable or callable
@@ -706,17 +699,26 @@ def fit_gp(
     schedule : EP, optional
         ``EP()`` by default. With ``EP(fallback="double_loop")`` a fit that its sweeps did not
         settle goes on by descent (Opper & Winther 2005) to a fixed point of EP; each step is a
-        further record in ``history``, with the mismatch of the moments as its ``change``.
+        further record in ``history``, with the mismatch of the moments as its ``change``. With
+        ``rank`` any schedule of :func:`epfast.fit_linear`.
     beta : float
         Inverse temperature.
     jitter : float
-        Added to the diagonal of K; K is not changed otherwise.
+        Added to the diagonal of K; K is not changed otherwise. 0 with ``rank``.
     relaxation : float or Relaxation, optional
         Relaxed EP (Qi & Guo 2012), for likelihoods with outliers: the weight c of the penalty, or
-        an :class:`epfast.Relaxation`. 0.03 is a good weight. Its fixed points are not those of EP.
-        In sequential or shuffled order, at power 1.
-    start : GPPosterior, optional
-        Warm start or resume: its sites are taken, for the same observations.
+        an :class:`epfast.schemes.Relaxation`. 0.03 is a good weight. Its fixed points are not those
+        of EP. In sequential or shuffled order, at power 1, without ``rank``.
+    rank : int, optional
+        Columns of the factor at most, see :func:`epfast.incomplete_cholesky`.
+    rank_tol : float
+        With ``rank``: fewer columns where they leave at most this share of the trace of K.
+    batch_size : int, optional
+        With ``rank``: rows per factor of Laplace propagation (Smola et al. 2003), ``scheme`` being
+        "laplace" or "quick_laplace". None: a site per observation.
+    start : GPPosterior or LowRankGPPosterior, optional
+        Warm start or resume: its sites are taken, for the same observations. With ``rank`` a
+        LowRankGPPosterior, of any rank unless its sites are shared; else a GPPosterior.
     overwrite_K : bool
         Work in the memory of K, which must be a C-contiguous float64 array: it is lost, and no
         other matrix of its size is kept.
@@ -727,7 +729,7 @@ def fit_gp(
 
     Returns
     -------
-    GPPosterior
+    GPPosterior, or LowRankGPPosterior with rank
 
     Raises
     ------
@@ -753,6 +755,38 @@ def fit_gp(
     >>> gp.converged, round(gp.log_evidence, 2)
     (True, -13.02)
     """
+    if rank is not None:
+        if jitter != 0.0 or overwrite_K is not False:
+            raise ValueError(
+                f"jitter is {_checks.describe(jitter)} and overwrite_K "
+                f"{_checks.describe(overwrite_K)}; allowed with rank: 0 and False"
+            )
+        if relaxation is not None or getattr(schedule, "fallback", None) is not None:
+            raise ValueError(
+                f"relaxation is {_checks.describe(relaxation)} and schedule {schedule!r}; allowed "
+                "with rank: no relaxation and no fallback"
+            )
+        return fit_low_rank(
+            K,
+            y,
+            rank=rank,
+            rank_tol=rank_tol,
+            batch_size=batch_size,
+            loss=loss,
+            scheme=scheme,
+            schedule=schedule,
+            beta=beta,
+            start=start,
+            callback=callback,
+            progress=progress,
+        )
+    if isinstance(K, KernelColumns):
+        raise TypeError("K is a KernelColumns; allowed without rank: a matrix")
+    if rank_tol != 0.0 or batch_size is not None:
+        raise ValueError(
+            f"rank_tol is {_checks.describe(rank_tol)} and batch_size "
+            f"{_checks.describe(batch_size)}; allowed without rank: 0 and None"
+        )
     schedule = EP() if schedule is None else schedule
     if not isinstance(schedule, EP):
         raise TypeError(
@@ -855,9 +889,7 @@ def _kernel_matrix(K: Any, overwrite: bool) -> Array:
         array = K
     else:
         array = np.array(_checks.real_array("K", K), dtype=np.float64, order="C")
-    _checks.symmetric("K", array)
-    if not (np.diag(array) >= 0.0).all():
-        raise ValueError("K has a negative diagonal entry; allowed: a covariance matrix")
+    _checks.covariance("K", array)
     return array
 
 

@@ -14,6 +14,8 @@ from epfast._checks import Array
 from epfast.estimators import LatentClassifier, check_is_fitted, validate_data
 from epfast.gp import GPPosterior, fit_gp
 from epfast.loop import ConvergenceWarning
+from epfast.low_rank import KernelColumns
+from epfast.low_rank_gp import LowRankGPPosterior
 from epfast.schedules import EP
 
 # scikit-learn is there, or epfast.estimators would have said so
@@ -25,6 +27,8 @@ __all__ = ["GPClassifier"]
 
 #: errors in the evidence are of second order in those of the sites
 SCHEDULE = EP(sweeps=200, tol=1e-6)
+Posterior = GPPosterior | LowRankGPPosterior
+
 #: what a fit at extreme hyper-parameters may fail with; ValueError: a start that is improper there
 FAILURES = (FloatingPointError, np.linalg.LinAlgError, ValueError)
 
@@ -54,7 +58,11 @@ class GPClassifier(LatentClassifier):
     schedule : EP, optional
         None is ``EP(sweeps=200, tol=1e-6)``.
     jitter : float
-        Added to the diagonal of the kernel matrix.
+        Added to the diagonal of the kernel matrix. 0 with ``rank``.
+    rank : int, optional
+        Fit the process of that rank instead, as :func:`epfast.fit_gp` does: O(n rank) memory. It
+        needs ``optimizer=None`` or a kernel without free parameters: the pivots change with the
+        hyper-parameters, and the evidence jumps where they do.
     random_state : int, RandomState or None
         Draws the restarts.
 
@@ -67,9 +75,9 @@ class GPClassifier(LatentClassifier):
     kernel_ : Kernel
         With the hyper-parameters found; for more than two classes a ``CompoundKernel`` of one per
         class.
-    posterior_ : GPPosterior
+    posterior_ : GPPosterior or LowRankGPPosterior
         With two classes: the posterior over the latent values of the fit.
-    posteriors_ : list of GPPosterior
+    posteriors_ : list of GPPosterior or LowRankGPPosterior
         One, or one for each class.
     log_marginal_likelihood_value_ : float
         Log evidence at the hyper-parameters found; with more than two classes the mean over them.
@@ -104,6 +112,7 @@ class GPClassifier(LatentClassifier):
         scheme: Any = "exact",
         schedule: EP | None = None,
         jitter: float = 0.0,
+        rank: int | None = None,
         random_state: Any = None,
     ) -> None:
         self.kernel = kernel
@@ -113,6 +122,7 @@ class GPClassifier(LatentClassifier):
         self.scheme = scheme
         self.schedule = schedule
         self.jitter = jitter
+        self.rank = rank
         self.random_state = random_state
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> GPClassifier:
@@ -147,11 +157,17 @@ class GPClassifier(LatentClassifier):
             "scheme": self.scheme,
             "schedule": SCHEDULE if self.schedule is None else self.schedule,
             "jitter": self.jitter,
+            "rank": self.rank,
         }
         if self.kernel is None:
             kernel = ConstantKernel(1.0, "fixed") * RBF(1.0, "fixed")
         else:
             kernel = clone(self.kernel)
+        if self.rank is not None and self.optimizer is not None and kernel.n_dims > 0:
+            raise ValueError(
+                f"rank is {_checks.describe(self.rank)}; allowed with an optimizer and free "
+                "hyper-parameters: None"
+            )
         rng = check_random_state(self.random_state)
         self.X_train_ = rows.copy()
         self.n_classes_ = len(self.classes_)
@@ -203,9 +219,12 @@ class GPClassifier(LatentClassifier):
         value : float
             The mean over the classes, where there are more than two.
         gradient : ndarray of shape (p,), only if ``eval_gradient``
+            Not with ``rank``.
         """
         del clone_kernel
         check_is_fitted(self)
+        if eval_gradient and self._problems[0].arguments["rank"] is not None:
+            raise ValueError("eval_gradient is True; allowed with rank: False")
         size, count = self._kernels[0].n_dims, len(self._kernels)
         shared = False
         if theta is None:
@@ -233,9 +252,14 @@ class GPClassifier(LatentClassifier):
 
     def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
         return [
-            post.predict_latent(kernel(rows, self.X_train_), kernel.diag(rows))
+            post.predict_latent(kernel(rows, self._basis(post)), kernel.diag(rows))
             for post, kernel in zip(self.posteriors_, self._kernels, strict=True)
         ]
+
+    def _basis(self, post: Posterior) -> Array:
+        """The inputs whose kernel with new ones prediction needs."""
+        inputs: Array = self.X_train_
+        return inputs[post.pivots] if isinstance(post, LowRankGPPosterior) else inputs
 
 
 class _Problem(NamedTuple):
@@ -247,19 +271,22 @@ class _Problem(NamedTuple):
     #: the other arguments of fit_gp
     arguments: dict[str, Any]
 
-    def fit(self, theta: Any, start: GPPosterior | None = None) -> GPPosterior:
-        K = self.kernel.clone_with_theta(theta)(self.X)
+    def fit(self, theta: Any, start: GPPosterior | None = None) -> Posterior:
+        kernel = self.kernel.clone_with_theta(theta)
+        low_rank = self.arguments["rank"] is not None
+        K = KernelColumns.from_sklearn(kernel, self.X) if low_rank else kernel(self.X)
         return fit_gp(K, self.y, start=start, **self.arguments)
 
     def evidence(
         self, theta: Any, eval_gradient: bool, start: GPPosterior | None = None
-    ) -> tuple[GPPosterior, float, Array]:
+    ) -> tuple[Posterior, float, Array]:
         """The fit, its log evidence, and the gradient (empty if not wanted)."""
         if not eval_gradient:
             post = self.fit(theta, start)
             return post, post.log_evidence, np.empty(0)
         K, dK = self.kernel.clone_with_theta(theta)(self.X, eval_gradient=True)
         post = fit_gp(K, self.y, start=start, **self.arguments)
+        assert isinstance(post, GPPosterior)
         gradient = post.log_evidence_gradient(dK[:, :, k] for k in range(dK.shape[2]))
         return post, post.log_evidence, gradient
 
@@ -270,7 +297,7 @@ class _Search:
     def __init__(self, problem: _Problem, optimizer: Any) -> None:
         self.problem, self.optimizer = problem, optimizer
         #: from which the next fit starts
-        self.last: GPPosterior | None = None
+        self.last: Any = None
 
     def objective(self, theta: Array, eval_gradient: bool = True) -> Any:
         """Minus the log evidence; infinite where no fit succeeds."""

@@ -30,6 +30,8 @@ __all__ = [
 FORMAT = 1
 #: what a file calls a GPPosterior
 PROCESS = "process"
+#: and a LowRankGPPosterior
+LOW_RANK_PROCESS = "low_rank_process"
 
 
 class Sites(NamedTuple):
@@ -263,6 +265,10 @@ class LinearPosterior:
         A CustomLoss, CustomSite or LowLevelCallable cannot be written: give it to ``load`` again.
         The records of cost after every factor are not written.
         """
+        write(path, *self._contents())
+
+    def _contents(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What a file holds: arrays, and the header."""
         arrays: dict[str, Any] = {
             "precision": self.precision,
             "shift": self.shift,
@@ -281,8 +287,7 @@ class LinearPosterior:
             "sweeps": self.state.sweeps,
             "history": [info._replace(factor_cost=None)._asdict() for info in self.history],
         }
-        with open(_checks.path("path", path), "wb") as file:
-            np.savez(file, header=np.array(json.dumps(header)), **arrays)
+        return arrays, header
 
 
 @dataclass(frozen=True, eq=False)
@@ -445,6 +450,12 @@ class FullPosterior(LinearPosterior):
         return np.asarray(linalg.solve_triangular(self._factor, noise.T, lower=True, trans="T").T)
 
 
+def write(path: str | os.PathLike[str], arrays: dict[str, Any], header: dict[str, Any]) -> None:
+    """Write the file that :func:`load` reads."""
+    with open(_checks.path("path", path), "wb") as file:
+        np.savez(file, header=np.array(json.dumps(header)), **arrays)
+
+
 KINDS = {kind.kind: kind for kind in (FactorizedPosterior, FullPosterior)}
 
 
@@ -460,7 +471,7 @@ def load(path: str | os.PathLike[str], loss: Any = None) -> Any:
 
     Returns
     -------
-    FactorizedPosterior, FullPosterior or GPPosterior
+    FactorizedPosterior, FullPosterior, GPPosterior or LowRankGPPosterior
 
     Raises
     ------
@@ -475,56 +486,67 @@ def load(path: str | os.PathLike[str], loss: Any = None) -> Any:
         header = json.loads(str(arrays.pop("header")))
         saved = header["loss"]
         found = given if given is not None or saved is None else restore_loss(saved)
-        if header["format"] == FORMAT and header["posterior"] == PROCESS:
+        if header["format"] != FORMAT:
+            raise ValueError(f"format {header['format']}")
+        if header["posterior"] == PROCESS:
             from epfast.gp import restore  # which needs this module
 
             return restore(arrays, header, found)
-        beta = _checks.number("beta", header["beta"], above=0.0)
-        batch_size, full = header["batch_size"], header["posterior"] == "full"
-        if batch_size is not None or not full:
-            _checks.integer("batch_size", batch_size, least=1)
-        log_scale = _checks.number("log_scale", header["log_scale"])
-        if header["format"] != FORMAT or header["posterior"] not in KINDS:
-            raise ValueError(f"format {header['format']}, posterior {header['posterior']}")
-        d = arrays["shift"].size
-        shape = (d, d) if full else (d,)
-        shift = _checks.array("shift", arrays["shift"], shape=(d,))
-        precision, prior_precision = (
-            _checks.array(name, arrays[name], shape=shape, positive=not full)
-            for name in ("precision", "prior_precision")
-        )
-        sites = None
-        if "sites_precision" in arrays:
-            count = len(arrays["sites_precision"])
-            if full and arrays["sites_precision"].ndim == 1:
-                shapes: tuple[tuple[int, ...], ...] = (count,), (count,)
-            else:
-                shapes = ((count, d, d) if full else (count, d)), (count, d)
-            sites = Sites(
-                _checks.array("sites", arrays["sites_precision"], shape=shapes[0]),
-                _checks.array("sites", arrays["sites_shift"], shape=shapes[1]),
-                _checks.array("sites", arrays["sites_log_scale"], shape=(count,)),
-            )
-        return KINDS[header["posterior"]](
-            state=State(
-                precision,
-                shift,
-                sites,
-                log_scale,
-                _checks.integer("sweeps", header["sweeps"], least=0),
-            ),
-            prior_precision=prior_precision,
-            loss=found,
-            beta=beta,
-            batch_size=batch_size,
-            converged=bool(header["converged"]),
-            history=[SweepInfo(**record) for record in header["history"]],
-        )
+        if header["posterior"] == LOW_RANK_PROCESS:
+            from epfast import low_rank_gp  # which needs this module
+
+            return low_rank_gp.restore(arrays, header, found)
+        return restore_linear(arrays, header, found)
     except (AttributeError, KeyError, TypeError, ValueError, EOFError, BadZipFile) as error:
         raise ValueError(
             f"path is {name!r}, which is not a posterior saved by epfast ({error}); allowed: a "
             "file written by save"
         ) from error
+
+
+def restore_linear(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None) -> Any:
+    """Check and put together what ``save`` of a linear model wrote."""
+    if header["posterior"] not in KINDS:
+        raise ValueError(f"posterior {header['posterior']}")
+    beta = _checks.number("beta", header["beta"], above=0.0)
+    batch_size, full = header["batch_size"], header["posterior"] == "full"
+    if batch_size is not None or not full:
+        _checks.integer("batch_size", batch_size, least=1)
+    log_scale = _checks.number("log_scale", header["log_scale"])
+    d = arrays["shift"].size
+    shape = (d, d) if full else (d,)
+    shift = _checks.array("shift", arrays["shift"], shape=(d,))
+    precision, prior_precision = (
+        _checks.array(name, arrays[name], shape=shape, positive=not full)
+        for name in ("precision", "prior_precision")
+    )
+    sites = None
+    if "sites_precision" in arrays:
+        count = len(arrays["sites_precision"])
+        if full and arrays["sites_precision"].ndim == 1:
+            shapes: tuple[tuple[int, ...], ...] = (count,), (count,)
+        else:
+            shapes = ((count, d, d) if full else (count, d)), (count, d)
+        sites = Sites(
+            _checks.array("sites", arrays["sites_precision"], shape=shapes[0]),
+            _checks.array("sites", arrays["sites_shift"], shape=shapes[1]),
+            _checks.array("sites", arrays["sites_log_scale"], shape=(count,)),
+        )
+    return KINDS[header["posterior"]](
+        state=State(
+            precision,
+            shift,
+            sites,
+            log_scale,
+            _checks.integer("sweeps", header["sweeps"], least=0),
+        ),
+        prior_precision=prior_precision,
+        loss=loss,
+        beta=beta,
+        batch_size=batch_size,
+        converged=bool(header["converged"]),
+        history=[SweepInfo(**record) for record in header["history"]],
+    )
 
 
 def describe_loss(loss: Loss) -> dict[str, Any] | None:
