@@ -23,6 +23,7 @@ exclude_patterns = ["_build"]
 templates_path = ["_templates"]
 
 autosummary_generate = True
+autodoc_mock_imports = ["GPy"]  # epfast.gpy is documented where GPy is not installed
 autodoc_typehints = "none"  # the docstrings give the types, shorter
 autodoc_member_order = "bysource"
 napoleon_google_docstring = False

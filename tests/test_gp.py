@@ -138,6 +138,9 @@ def test_sites_of_negative_precision(epsilon, power):
         latent_mean, latent_variance = gp.predict_latent(K, np.diag(K))
         np.testing.assert_allclose(latent_mean, mean, rtol=0, atol=1e-7)
         np.testing.assert_allclose(latent_variance, sd**2, rtol=0, atol=1e-7)
+        # and itself: R = tau - tau Sigma tau
+        R = np.diag(tau) - np.multiply.outer(tau, tau) * covariance
+        np.testing.assert_allclose(gp.marginal_precision, R, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("loss", ["probit", "logistic", "hinge", "quasi01", NoisyStep(0.05)])

@@ -174,6 +174,15 @@ class GPPosterior:
         kernel.covariance(self.sites.precision)
         return whole(kernel.array)
 
+    @property
+    def marginal_precision(self) -> Array:
+        """(n, n), R = (K + 1 / precision)^-1, of the pseudo-observations shift / precision.
+
+        With it the covariance of the process between any inputs a and b is
+        K_ab - K_af R K_fb, and d log Z / dK = (alpha alpha' - R) / 2. O(n^2) each time.
+        """
+        return whole(self._packed)
+
     @cached_property
     def residual(self) -> float:
         """How far this is from a fixed point of EP.

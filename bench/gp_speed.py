@@ -1,0 +1,486 @@
+"""Gaussian process classification on one thread: against rank-one code, GPy and scikit-learn.
+
+    python bench/gp_speed.py [--quick] [--only 1 2 ...]
+                (needs a C compiler: $CC or gcc; part 3 needs GPy, part 4 scikit-learn; 10 minutes)
+
+Both sides of a comparison run in this process, on one core, turn by turn; a ratio is the median of
+the quotients of the rounds, with its quartiles, and the quotient of the fastest rounds stands
+beside it. Time is that of the processor, so that processes of others on the core do not count; what
+they take from caches and memory does.
+
+Five inputs, standard normal; a unit RBF kernel of signal variance 1 unless said otherwise; noisy
+labels of a smooth function; probit sites. The kernel matrix is given, but for part 4.
+
+1. A sequential sweep against one site at a time (``rank_one_gp.c``: column, scalar update, rank-one
+   update of one triangle, by dsyr of SciPy's BLAS, which epfast uses as well, or by a loop,
+   whichever is faster), and its n^3 flops against the rate of dpotrf.
+2. Fits to 1e-6 by order: sweeps, seconds, and the error of the log evidence against a fit to 1e-12.
+   Signal variance 1, and for n = 1000 also 1e2 and 1e4.
+3. GPy's EP, parallel and (n = 1000, once) sequential, each by its own stopping rule, against
+   ``epfast.gpy.EP``: posterior, evidence and its gradient by the kernel matrix. Errors as in 2.
+4. scikit-learn's GaussianProcessClassifier (Laplace's approximation of logistic sites) against
+   ``GPClassifier`` at fixed hyper-parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import shlex
+import subprocess
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import harness  # first: fixes the number of BLAS threads
+import numpy as np
+from harness import Timing
+from linear_speed import Array, blas, fastest, ratio
+from scipy import linalg
+
+SOURCE = Path(__file__).with_name("rank_one_gp.c")
+INPUTS = 5
+TOLERANCE = 1e-6
+VARIANCES = (1.0, 1e2, 1e4)
+ORDERS = ("sequential", "shuffled", "parallel", "auto")
+
+
+def problem(n: int) -> tuple[Array, Array]:
+    """Inputs and labels."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((n, INPUTS))
+    latent = np.sin(2.0 * X[:, 0]) + X[:, 1] + 0.5 * rng.standard_normal(n)
+    return X, np.where(latent > 0.0, 1.0, -1.0)
+
+
+def rbf(X: Array, variance: float = 1.0) -> Array:
+    """Kernel matrix with unit length scale."""
+    squares = (X * X).sum(axis=1)
+    distances = squares[:, None] + squares - 2.0 * X @ X.T
+    np.fill_diagonal(distances, 0.0)
+    K = variance * np.exp(-0.5 * distances)
+    return 0.5 * (K + K.T)
+
+
+def ours(K: Array, y: Array, callback: Callable | None = None, **schedule: Any) -> Any:
+    """One fit, to the tolerance unless something else is asked for."""
+    import epfast
+
+    settings = {"tol": TOLERANCE, "sweeps": 200} | schedule
+    if settings.get("order") == "shuffled":
+        settings["seed"] = 0
+    return epfast.fit_gp(K, y, schedule=epfast.EP(**settings), callback=callback)
+
+
+def rounds(options: argparse.Namespace) -> dict[str, Any]:
+    """How often things are timed, and in the time of the processor."""
+    often = {"rounds": 3, "budget": 1.0} if options.quick else {"rounds": 15, "budget": 5.0}
+    return often | {"clock": time.process_time, "least": 0.0}
+
+
+def sizes(options: argparse.Namespace) -> tuple[int, ...]:
+    return (200, 400) if options.quick else (1000, 2000)
+
+
+def variances(options: argparse.Namespace, n: int) -> tuple[float, ...]:
+    """Signal variances: more of them take minutes at the larger size."""
+    return VARIANCES if n == min(sizes(options)) else VARIANCES[:1]
+
+
+def quotient(over: Timing, under: Timing) -> dict[str, Any]:
+    """Round by round, and of the fastest rounds."""
+    return over.over(under)._asdict() | {"fastest": fastest(over, under)}
+
+
+def words(gain: dict[str, Any]) -> str:
+    """A quotient in a sentence."""
+    return f"{ratio(Timing(*(gain[k] for k in Timing._fields)))} x, fastest {gain['fastest']:.2f} x"
+
+
+# ---- 1. one site at a time, in C ----
+
+
+def compile_rank_one(folder: str) -> ctypes.CDLL:
+    """Compile rank_one_gp.c into a shared library and declare its function."""
+    path = Path(folder) / "rank_one_gp.so"
+    compiler = shlex.split(os.environ.get("CC", "gcc"))
+    flags = ["-std=gnu11", "-O3", "-march=native", "-fPIC", "-shared"]
+    subprocess.run([*compiler, *flags, str(SOURCE), "-o", str(path), "-lm"], check=True)
+    library = ctypes.CDLL(str(path))
+    library.rank_one_gp_sweep.argtypes = [ctypes.c_int] + [ctypes.c_void_p] * 9
+    library.rank_one_gp_sweep.restype = ctypes.c_size_t
+    return library
+
+
+class RankOne:
+    """Site-by-site EP with its state, from flat sites; dsyr or a loop."""
+
+    def __init__(self, library: ctypes.CDLL, K: Array, y: Array, dsyr: bool) -> None:
+        self.library, self.y = library, y
+        self.Sigma, self.mu = K.copy(), np.zeros(len(y))
+        self.tau, self.nu, self.scratch = np.zeros((3, len(y)))
+        self.functions = [blas("dcopy"), blas("daxpy"), blas("dsyr") if dsyr else None]
+
+    def sweep(self) -> None:
+        arrays = (self.y, self.Sigma, self.mu, self.tau, self.nu, self.scratch)
+        refused = self.library.rank_one_gp_sweep(
+            len(self.y), *(a.ctypes.data for a in arrays), *self.functions
+        )
+        if refused:
+            raise RuntimeError(f"rank-one code refused {refused} sites")
+
+
+def of_sweeps(K: Array, y: Array, sweeps: int) -> list[float]:
+    """Seconds of the sequential sweeps of a fit but the first, which includes the checks of K."""
+    stamps: list[float] = []
+    ours(
+        K,
+        y,
+        order="sequential",
+        tol=0.0,
+        sweeps=sweeps,
+        callback=lambda info, state: stamps.append(time.process_time()),
+    )
+    return np.diff(stamps).tolist()
+
+
+def site_by_site(options: argparse.Namespace) -> tuple[list[dict], list[tuple]]:
+    """Sequential sweeps against rank_one_gp.c, and against dpotrf."""
+    sweeps = 4  # before the first refresh
+    cells = []
+    for n in sizes(options):
+        X, y = problem(n)
+        K = rbf(X)
+        B = K + np.eye(n)
+        with tempfile.TemporaryDirectory() as folder:
+            library = compile_rank_one(folder)
+            alone = RankOne(library, K, y, dsyr=True)
+            for _ in range(sweeps):
+                alone.sweep()
+            fit = ours(K, y, order="sequential", tol=0.0, sweeps=sweeps)
+            apart = float(np.abs((fit.mean - alone.mu) / np.sqrt(fit.variance)).max())
+            found: list[list[float]] = []
+            states = {
+                "dsyr": RankOne(library, K, y, dsyr=True),
+                "loop": RankOne(library, K, y, dsyr=False),
+            }
+            timed = harness.interleave(
+                {
+                    "ours": lambda K=K, y=y, found=found: found.append(of_sweeps(K, y, sweeps)),
+                    "dsyr": states["dsyr"].sweep,
+                    "loop": states["loop"].sweep,
+                    "dpotrf": lambda B=B: linalg.lapack.dpotrf(B, lower=1, clean=0),
+                },
+                **rounds(options),
+            )
+        turns = len(timed["ours"].values)
+        sweep = harness.summarize([float(np.median(s)) for s in found[-turns:]])
+        rival = min(("dsyr", "loop"), key=lambda name: timed[name].median)
+        cells.append(
+            {
+                "n": n,
+                "ms_per_sweep": sweep.scaled(1e3)._asdict(),
+                "ms_dsyr": timed["dsyr"].scaled(1e3)._asdict(),
+                "ms_loop": timed["loop"].scaled(1e3)._asdict(),
+                "rival": rival,
+                "ratio": quotient(timed[rival], sweep),
+                "ms_dpotrf": timed["dpotrf"].scaled(1e3)._asdict(),
+                "gflops_sweep": 1e-9 * n**3 / sweep.median,
+                "gflops_dpotrf": 1e-9 * n**3 / 3.0 / timed["dpotrf"].median,
+                # n^3 flops over n^3 / 3
+                "share_of_dpotrf": quotient(timed["dpotrf"].scaled(3.0), sweep),
+                "sd_apart": apart,
+            }
+        )
+    harness.table(
+        [
+            *("n", "ms per sweep", "quartiles", "dsyr", "loop", "rank one / ours", "quartiles"),
+            *("dpotrf", "share of its rate", "sd apart"),
+        ],
+        [
+            (
+                *(c["n"], c["ms_per_sweep"]["median"]),
+                f"{c['ms_per_sweep']['q1']:.1f}-{c['ms_per_sweep']['q3']:.1f}",
+                *(c["ms_dsyr"]["median"], c["ms_loop"]["median"], c["ratio"]["median"]),
+                f"{c['ratio']['q1']:.2f}-{c['ratio']['q3']:.2f}",
+                *(c["ms_dpotrf"]["median"], c["share_of_dpotrf"]["median"], c["sd_apart"]),
+            )
+            for c in cells
+        ],
+        f"1. Sequential sweeps ({sweeps - 1} of a fit but the first) against rank-one updates in C",
+    )
+    goals = []
+    for c, least in zip(cells, (4.0, 10.0), strict=True):
+        goals += [
+            (
+                f"1. site by site, n = {c['n']}",
+                f"a sweep at least {least:g} times faster than rank-one updates in C",
+                c["ratio"]["median"] >= least,
+                f"{words(c['ratio'])} ({c['rival']})",
+            ),
+            (
+                f"1. matrix work, n = {c['n']}",
+                "n^3 flops per sweep at 70 % of the rate of dpotrf",
+                c["share_of_dpotrf"]["median"] >= 0.7,
+                f"{words(c['share_of_dpotrf'])}",
+            ),
+        ]
+    return cells, goals
+
+
+# ---- 2. orders ----
+
+
+def orders(options: argparse.Namespace) -> tuple[list[dict], list[tuple]]:
+    """Sweeps, seconds and errors of a fit, by order and signal variance."""
+    cells, goals = [], []
+    for n in sizes(options):
+        X, y = problem(n)
+        for variance in variances(options, n):
+            K = rbf(X, variance)
+            tight = ours(K, y, tol=1e-12, sweeps=1000, order="sequential")
+            fits = {order: ours(K, y, order=order) for order in ORDERS}
+            timed = harness.interleave(
+                {
+                    order: partial(ours, K, y, order=order)
+                    for order in ORDERS
+                    if fits[order].converged
+                },
+                **rounds(options),
+            )
+            best = min(timed, key=lambda order: timed[order].median)
+            for order, fit in fits.items():
+                timing = timed.get(order)
+                sd = np.sqrt(tight.variance)
+                cells.append(
+                    {
+                        "n": n,
+                        "signal_variance": variance,
+                        "order": order,
+                        "converged": fit.converged,
+                        "sweeps": len(fit.history),
+                        "seconds": None if timing is None else timing._asdict(),
+                        "error_of_evidence": abs(fit.log_evidence - tight.log_evidence),
+                        "error_of_mean_sd": float(np.abs((fit.mean - tight.mean) / sd).max()),
+                    }
+                )
+            slower = quotient(timed["auto"], timed[best])
+            goals.append(
+                (
+                    f"2. orders, n = {n}, signal variance {variance:g}",
+                    "the default is the fastest order, to 10 %",
+                    slower["median"] <= 1.1,
+                    f"default / {best} {words(slower)}",
+                )
+            )
+    harness.table(
+        [
+            "n",
+            "variance",
+            "order",
+            "converged",
+            "sweeps",
+            "seconds",
+            "quartiles",
+            "error",
+            "of mean",
+        ],
+        [
+            (
+                *(c["n"], c["signal_variance"], c["order"], c["converged"], c["sweeps"]),
+                None if c["seconds"] is None else c["seconds"]["median"],
+                "-" if c["seconds"] is None else harness.spread(Timing(**c["seconds"])),
+                *(c["error_of_evidence"], c["error_of_mean_sd"]),
+            )
+            for c in cells
+        ],
+        f"2. Fits to {TOLERANCE:g}; errors of log evidence and mean (in sd) against a fit to 1e-12",
+    )
+    return cells, goals
+
+
+# ---- 3. GPy ----
+
+
+def against_gpy(options: argparse.Namespace) -> tuple[list[dict], list[tuple]]:
+    """Posterior, evidence and gradient against GPy's own EP."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # GPy's own, on import
+            import GPy
+    except ImportError:
+        print("\nGPy is not installed: part 3 skipped")
+        return [], []
+    from epfast.gpy import EP
+
+    likelihood = GPy.likelihoods.Bernoulli()
+    cells, goals = [], []
+    for n in sizes(options):
+        X, y = problem(n)
+        labels = GPy.core.gp.ObsAr((y[:, None] + 1.0) / 2.0)
+        for variance in variances(options, n):
+            K = rbf(X, variance)
+            tight = ours(K, y, tol=1e-12, sweeps=1000, order="sequential")
+            methods: dict[str, Callable] = {
+                "epfast": EP,
+                "GPy parallel": partial(
+                    GPy.inference.latent_function_inference.EP,
+                    ep_mode="nested",
+                    parallel_updates=True,
+                    max_iters=200,
+                ),
+            }
+            if n == min(sizes(options)) and variance == 1.0:
+                methods["GPy sequential"] = partial(
+                    GPy.inference.latent_function_inference.EP, ep_mode="nested"
+                )
+
+            def run(name: str, methods=methods, K=K, X=X, labels=labels) -> Any:
+                method = methods[name]()
+                np.random.seed(0)  # noqa: NPY002  (GPy draws its order from it)
+                return method.inference(None, X, likelihood, labels, K=K)
+
+            evidence = {name: float(run(name)[1]) for name in methods if "seq" not in name}
+            timed = harness.interleave(
+                {name: partial(run, name) for name in evidence}, **rounds(options)
+            )
+            if "GPy sequential" in methods:  # long: once
+                began = time.process_time()
+                evidence["GPy sequential"] = float(run("GPy sequential")[1])
+                timed["GPy sequential"] = harness.summarize([time.process_time() - began])
+            for name, value in evidence.items():
+                gain = quotient(timed[name], timed["epfast"])
+                cells.append(
+                    {
+                        "n": n,
+                        "signal_variance": variance,
+                        "method": name,
+                        "seconds": timed[name]._asdict(),
+                        "ratio": gain,
+                        "error_of_evidence": abs(value - tight.log_evidence),
+                    }
+                )
+                if name == "epfast":
+                    continue
+                least = 2.0 if name == "GPy parallel" else 25.0
+                goals.append(
+                    (
+                        f"3. {name}, n = {n}, signal variance {variance:g}",
+                        f"evidence and gradient at least {least:g} times faster, no less accurate",
+                        harness.in_part(
+                            [
+                                gain["median"] >= least,
+                                abs(evidence["epfast"] - tight.log_evidence)
+                                <= max(abs(value - tight.log_evidence), 1e-9),
+                            ]
+                        ),
+                        f"{words(gain)}; errors of log evidence "
+                        f"{abs(evidence['epfast'] - tight.log_evidence):.1e} and "
+                        f"{abs(value - tight.log_evidence):.1e}",
+                    )
+                )
+    harness.table(
+        ["n", "variance", "method", "seconds", "quartiles", "x ours", "quartiles", "error"],
+        [
+            (
+                *(c["n"], c["signal_variance"], c["method"], c["seconds"]["median"]),
+                *(harness.spread(Timing(**c["seconds"])), c["ratio"]["median"]),
+                f"{c['ratio']['q1']:.2f}-{c['ratio']['q3']:.2f}",
+                c["error_of_evidence"],
+            )
+            for c in cells
+        ],
+        "3. Posterior, evidence and gradient by the kernel matrix, each by its own stopping rule",
+    )
+    return cells, goals
+
+
+# ---- 4. scikit-learn ----
+
+
+def against_sklearn(options: argparse.Namespace) -> tuple[list[dict], list[tuple]]:
+    """GPClassifier against Laplace's approximation, hyper-parameters fixed."""
+    from sklearn.gaussian_process import GaussianProcessClassifier
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+
+    import epfast
+
+    cells, goals = [], []
+    for n in sizes(options):
+        X, y = problem(n)
+        kernel = ConstantKernel(1.0) * RBF(1.0)
+        models = {
+            "epfast": epfast.GPClassifier(kernel, optimizer=None),
+            "scikit-learn": GaussianProcessClassifier(kernel, optimizer=None),
+        }
+        timed = harness.interleave(
+            {name: partial(found.fit, X, y) for name, found in models.items()}, **rounds(options)
+        )
+        over = quotient(timed["epfast"], timed["scikit-learn"])
+        cells.append(
+            {
+                "n": n,
+                "sweeps": models["epfast"].n_iter_,
+                "seconds": timed["epfast"]._asdict(),
+                "seconds_sklearn": timed["scikit-learn"]._asdict(),
+                "ratio": over,
+            }
+        )
+        goals.append(
+            (
+                f"4. scikit-learn, n = {n}",
+                "a fit takes no longer than that of Laplace's approximation",
+                over["median"] <= 1.0,
+                f"ours / theirs {words(over)}",
+            )
+        )
+    harness.table(
+        ["n", "sweeps", "seconds", "quartiles", "scikit-learn", "quartiles", "ours / theirs"],
+        [
+            (
+                *(c["n"], c["sweeps"], c["seconds"]["median"]),
+                *(harness.spread(Timing(**c["seconds"])), c["seconds_sklearn"]["median"]),
+                *(harness.spread(Timing(**c["seconds_sklearn"])), c["ratio"]["median"]),
+            )
+            for c in cells
+        ],
+        "4. fit(X, y) at fixed hyper-parameters, kernel matrix included",
+    )
+    return cells, goals
+
+
+PARTS: dict[int, tuple[str, Callable]] = {
+    1: ("site_by_site", site_by_site),
+    2: ("orders", orders),
+    3: ("gpy", against_gpy),
+    4: ("sklearn", against_sklearn),
+}
+
+
+def main() -> None:
+    options = harness.start(
+        __doc__.splitlines()[0],
+        lambda parser: parser.add_argument(
+            "--only", type=int, nargs="+", choices=PARTS, default=list(PARTS), help="which parts"
+        ),
+    )
+    found: dict[str, list] = {}
+    goals: list[tuple] = []
+    for number in options.only:
+        name, part = PARTS[number]
+        found[name], judged = part(options)
+        goals += judged
+    harness.verdicts(goals, "Goals", harness.MET)
+    name = "gp_speed"
+    if len(options.only) < len(PARTS):  # some parts do not overwrite all
+        name += "_" + "".join(map(str, sorted(options.only)))
+    harness.write(options.output, name, options, load=os.getloadavg(), **found, goals=goals)
+
+
+if __name__ == "__main__":
+    main()

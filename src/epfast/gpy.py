@@ -1,0 +1,196 @@
+"""EP for models of GPy, in place of GPy's own: an inference method. Needs GPy: ``pip install GPy``.
+
+GPy keeps its models, kernels and optimizers and gets from here the posterior, the log evidence and
+its gradient by the kernel matrix.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+import numpy as np
+
+from epfast import _checks, losses, schedules
+from epfast._checks import Array
+from epfast.gp import GPPosterior, fit_gp
+from epfast.losses import Loss
+
+try:
+    from GPy.inference.latent_function_inference import LatentFunctionInference
+    from GPy.inference.latent_function_inference.posterior import PosteriorEP
+    from GPy.likelihoods import Bernoulli
+    from GPy.likelihoods.link_functions import Heaviside, Probit
+except ImportError as error:
+    raise ImportError(
+        "epfast.gpy is for models of GPy, which is missing: pip install GPy"
+    ) from error
+
+__all__ = ["EP"]
+
+#: by the link, which must be of that very type: GPy's ScaledProbit is a Probit to isinstance
+BERNOULLI_LOSSES: dict[type, Loss] = {
+    Probit: losses.Probit(),
+    Heaviside: losses.NoisyStep(1e-300),  # as good as without noise, and a loss has finite values
+}
+
+
+class EP(LatentFunctionInference):  # type: ignore[misc]
+    """Expectation propagation for a model of GPy, where GPy's own ``EP`` stands.
+
+    ``GPy.core.GP(X, Y, kernel, likelihood, inference_method=epfast.gpy.EP())``, and the same with
+    ``GPy.models.GPClassification``. Arguments have the names that GPy gives them.
+
+    Each evaluation of the model runs EP to convergence, from the sites of the one before (GPy's
+    ``ep_mode="nested"``), so that the gradient is that of the log evidence. GPy's default keeps the
+    sites that it found at the first hyper-parameters of an optimization.
+
+    Parameters
+    ----------
+    epsilon : float
+        Stop when a sweep changes the posterior by less, see ``tol`` of :class:`epfast.EP`; GPy
+        looks at the mean square change of the sites.
+    eta : float
+        Power of power EP; the tilted distribution has that power of the likelihood, too, which GPy
+        leaves at 1.
+    delta : float
+        Damping, in (0, 1]; 1 is undamped.
+    always_reset : bool
+        Start each evaluation from flat sites.
+    max_iters : int or infinity
+        Sweeps at most.
+    parallel_updates : bool
+        Update all sites at once, instead of in the order that :class:`epfast.EP` takes by default.
+
+    Attributes
+    ----------
+    last : GPPosterior or None
+        Of the latest evaluation: its history, residual, leave-one-out probabilities.
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1e-6,
+        eta: float = 1.0,
+        delta: float = 1.0,
+        always_reset: bool = False,
+        max_iters: float = 200,
+        *,
+        parallel_updates: bool = False,
+    ) -> None:
+        super().__init__()
+        if max_iters == math.inf:
+            max_iters = 2**62
+        self._schedule = schedules.EP(
+            sweeps=_checks.integer("max_iters", max_iters, least=1),
+            tol=_checks.number("epsilon", epsilon, least=0.0),
+            damping=_checks.number("delta", delta, above=0.0, most=1.0),
+            power=_checks.number("eta", eta, above=0.0),
+            order="parallel" if _checks.flag("parallel_updates", parallel_updates) else "auto",
+        )
+        self.always_reset = _checks.flag("always_reset", always_reset)
+        self.last: GPPosterior | None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the sites from which the next evaluation would start."""
+        self.last = None
+
+    def inference(
+        self,
+        kern: Any,
+        X: Any,
+        likelihood: Any,
+        Y: Any,
+        mean_function: Any = None,
+        Y_metadata: Any = None,
+        precision: Any = None,
+        K: Any = None,
+    ) -> tuple[Any, float, dict[str, Array]]:
+        """Posterior, log evidence and its gradient: what GPy asks of an inference method.
+
+        O(n^3) per sweep.
+
+        Parameters
+        ----------
+        kern : GPy.kern.Kern
+            Not asked where ``K`` is given.
+        X : array_like of shape (n, d)
+            Inputs.
+        likelihood : GPy.likelihoods.Bernoulli
+            With link Probit or Heaviside.
+        Y : array_like of shape (n, 1)
+            Labels 1 and, for the other class, 0 or -1.
+        mean_function : None
+            Others are refused.
+        Y_metadata, precision
+            Of GPy's signature; not used.
+        K : array_like of shape (n, n), optional
+            Kernel matrix of ``X``.
+
+        Returns
+        -------
+        posterior : GPy.inference.latent_function_inference.posterior.PosteriorEP
+        log_evidence : float
+        gradients : dict
+            ``"dL_dK"`` (n, n); ``"dL_dm"`` (n, 1), by the prior mean; ``"dL_dthetaL"``, by the
+            parameters of the likelihood, which has none.
+
+        Raises
+        ------
+        ValueError, TypeError
+            For a model that is not supported, or labels of another kind.
+        numpy.linalg.LinAlgError
+            If the posterior or the evidence overflows; GPy's optimizers step back from it.
+        """
+        del Y_metadata, precision
+        if mean_function is not None:
+            raise ValueError(
+                "the model has a mean function; allowed: None (a GPy.kern.Bias or Linear added to "
+                "the kernel is a constant or linear mean with a prior of its own)"
+            )
+        loss, signs = _loss(likelihood), _signs(Y)
+        if K is None:
+            K = kern.K(X)
+        self.last = post = self._fit(K, signs, loss)
+        alpha, R = post.alpha[:, None], post.marginal_precision
+        gradient = np.multiply(alpha, 0.5 * post.alpha)
+        gradient -= 0.5 * R
+        return (
+            PosteriorEP(woodbury_inv=R, woodbury_vector=alpha, K=K),
+            post.log_evidence,
+            {"dL_dK": gradient, "dL_dthetaL": np.zeros(likelihood.size), "dL_dm": alpha},
+        )
+
+    def _fit(self, K: Any, signs: Array, loss: Loss) -> GPPosterior:
+        start = None if self.always_reset else self.last
+        if start is not None and len(start.y) == len(signs):
+            # the sites of one kernel may be improper with another
+            with contextlib.suppress(FloatingPointError, ValueError):
+                return fit_gp(K, signs, loss=loss, schedule=self._schedule, start=start)
+        try:
+            return fit_gp(K, signs, loss=loss, schedule=self._schedule)
+        except FloatingPointError as error:
+            raise np.linalg.LinAlgError(str(error)) from error
+
+
+def _loss(likelihood: Any) -> Loss:
+    found = None
+    if isinstance(likelihood, Bernoulli):
+        found = BERNOULLI_LOSSES.get(type(likelihood.gp_link))
+    if found is None:
+        link = type(getattr(likelihood, "gp_link", None)).__name__
+        raise ValueError(
+            f"likelihood is {type(likelihood).__name__} with link {link}; allowed: Bernoulli with "
+            "link Probit or Heaviside (others: GPy's own EP or Laplace)"
+        )
+    return found
+
+
+def _signs(Y: Any) -> Array:
+    """Labels -1 and +1, (n,)."""
+    given = _checks.array("Y", Y, shape=(None, 1))[:, 0]
+    if not np.isin(given, (-1.0, 0.0, 1.0)).all():
+        raise ValueError(f"Y has the labels {np.unique(given)[:4]}; allowed: 0 (or -1) and 1")
+    return np.where(given == 1.0, 1.0, -1.0)
