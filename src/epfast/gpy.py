@@ -168,11 +168,16 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         if start is not None and len(start.y) == len(signs):
             # the sites of one kernel may be improper with another
             with contextlib.suppress(FloatingPointError, ValueError):
-                return fit_gp(K, signs, loss=loss, schedule=self._schedule, start=start)
+                return self._settled(K, signs, loss, start)
         try:
-            return fit_gp(K, signs, loss=loss, schedule=self._schedule)
+            return self._settled(K, signs, loss, None)
         except FloatingPointError as error:
             raise np.linalg.LinAlgError(str(error)) from error
+
+    def _settled(self, K: Any, signs: Array, loss: Loss, start: GPPosterior | None) -> GPPosterior:
+        post = fit_gp(K, signs, loss=loss, schedule=self._schedule, start=start)
+        assert isinstance(post, GPPosterior)  # without a rank
+        return post
 
 
 def _loss(likelihood: Any) -> Loss:
