@@ -1,6 +1,6 @@
 """Smola, Vishwanathan & Eskin (2003), tables 2 and 3: SMO seeded by Laplace propagation.
 
-    EPFAST_DATA=folder python bench/smola2003_tables2_3.py [--quick]   # about 10 min
+    EPFAST_DATA=folder python bench/smola2003_tables2_3.py [--quick]   # about 15 min
 
 C-SVM, RBF kernel, one sweep of Laplace propagation over 5 chunks (Adult1, Web1) or 10 (Adult4,
 Web4), serial or parallel, then SMO on all rows from the dual variables that it found. What the
