@@ -65,7 +65,7 @@ class KernelColumns:
 
     @classmethod
     def rbf(cls, X: Any, length_scale: float, variance: float = 1.0) -> KernelColumns:
-        """The kernel variance exp(-|x - z|^2 / (2 length_scale^2)).
+        """The kernel ``variance exp(-|x - z|^2 / (2 length_scale^2))``.
 
         Parameters
         ----------

@@ -194,8 +194,8 @@ def fit_svm(
     C : float
         > 0; the weight of the hinge losses.
     kernel : {"rbf", "linear", "precomputed"}
-        "rbf" is exp(-gamma |x - x'|^2). Distances come from inner products: centre columns whose
-        mean is many times their spread.
+        "rbf" is ``exp(-gamma |x - x'|^2)``. Distances come from inner products: centre columns
+        whose mean is many times their spread.
     gamma : float or "scale"
         > 0; "scale" is 1 / (d times the variance of the entries of X).
     tol : float
@@ -343,7 +343,7 @@ def _gamma(gamma: Any, rows: Any) -> float:
 
 
 def _squares(rows: Any) -> Array:
-    """|x|^2 of each row, dense or sparse."""
+    """Squared norm of each row, dense or sparse."""
     with np.errstate(over="ignore"):
         if hasattr(rows, "tocsr"):
             found = np.asarray(rows.multiply(rows).sum(axis=1), dtype=np.float64).ravel()
