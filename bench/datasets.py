@@ -251,6 +251,12 @@ _RAW = {
     "crabs": _RawSource(
         *("Crabs", ("crabs",), "crabs of the R package MASS", 200, 6, "M", ("index",)),
     ),
+    "haberman": _RawSource(
+        *("Haberman", ("haberman",), "UCI's Haberman's Survival, id 43", 306, 3, "2"),
+    ),
+    "heart": _RawSource(
+        *("Heart", ("heart_statlog",), "UCI's Statlog Heart, id 145", 270, 13, "2"),
+    ),
     "ionosphere": _RawSource(
         *("Ionos", ("ionosphere",), "UCI's Ionosphere, id 52", 351, 34, "g"),
     ),
@@ -260,6 +266,7 @@ _RAW = {
         *(532, 7, "Yes"),
     ),
     "sonar": _RawSource("Sonar", ("sonar",), "UCI's Sonar, id 151", 208, 60, "M"),
+    "spam": _RawSource("Spam", ("spambase",), "UCI's Spambase, id 94", 4601, 57, "spam"),
 }
 
 RAW = tuple(_RAW)
