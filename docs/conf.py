@@ -33,5 +33,6 @@ default_role = "code"
 html_theme = "furo"
 html_title = f"epfast {release}"
 
-# docstrings that scikit-learn writes into its estimators refer to its own glossary
-suppress_warnings = ["ref.term", "ref.ref"]
+# docstrings that scikit-learn writes into its estimators refer to its own glossary; the name of a
+# parameter, such as y, may be that of several attributes
+suppress_warnings = ["ref.term", "ref.ref", "ref.python"]
