@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import harness  # first: fixes the number of BLAS threads
@@ -88,17 +88,19 @@ def fit(
     return post, moves.moves
 
 
-def choose_width(X: np.ndarray, y: np.ndarray, rate: float) -> float:
+def choose_width(
+    X: np.ndarray, y: np.ndarray, rate: float, widths: Sequence[float] = WIDTHS, sweeps: int = 30
+) -> float:
     """The width with the fewest errors on the two halves; by power EP .5, which mostly settles."""
     halves = np.arange(len(y)) % 2 == 0
     errors = []
-    for width in WIDTHS:
+    for width in widths:
         wrong = 0
         for train in (halves, ~halves):
-            post, _ = fit(kernel(X[train], width), y[train], rate, 30, power=0.5)
+            post, _ = fit(kernel(X[train], width), y[train], rate, sweeps, power=0.5)
             wrong += int((rbf(X[~train], X[train], width) @ post.alpha * y[~train] <= 0).sum())
         errors.append(wrong)
-    return WIDTHS[int(np.argmin(errors))]
+    return widths[int(np.argmin(errors))]
 
 
 def test_error(post: epfast.GPPosterior, X: np.ndarray, width: float, test: tuple) -> float:
@@ -113,13 +115,18 @@ def cpu(task: Callable[[], Any]) -> tuple[float, Any]:
     return time.process_time() - start, result
 
 
-def run(seed: int, rate: float) -> dict[str, Any]:
-    """All methods on one data set."""
+def noisy_set(seed: int, rate: float) -> tuple[np.random.Generator, np.ndarray, np.ndarray, float]:
+    """A generator for the test points, the points, their flipped labels, and the kernel's width."""
     rng = np.random.default_rng([2012, seed])
     X, classes = draw(rng, N)
     y = np.where(rng.random(N) < rate, -classes, classes)
+    return rng, X, y, choose_width(X, y, rate)
+
+
+def run(seed: int, rate: float) -> dict[str, Any]:
+    """All methods on one data set."""
+    rng, X, y, width = noisy_set(seed, rate)
     test = draw(rng, TESTS)
-    width = choose_width(X, y, rate)
     K = kernel(X, width)
     found: dict[str, Any] = {"seed": seed, "rate": rate, "width": width}
     for name, method in METHODS.items():
@@ -156,10 +163,7 @@ def boundaries(options: Any, seed: int = 3, rate: float = 0.2) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    rng = np.random.default_rng([2012, seed])
-    X, classes = draw(rng, N)
-    y = np.where(rng.random(N) < rate, -classes, classes)
-    width = choose_width(X, y, rate)
+    _, X, y, width = noisy_set(seed, rate)
     K = kernel(X, width)
     side = np.linspace(-6, 6, 121)
     grid = np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)

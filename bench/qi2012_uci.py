@@ -19,7 +19,7 @@ import warnings
 import harness  # first: fixes the number of BLAS threads
 import numpy as np
 from datasets import load_raw
-from qi2012_synthetic import fit, kernel, rbf
+from qi2012_synthetic import SETTLED, WIDTHS, choose_width, fit, kernel, rbf
 
 import epfast
 
@@ -34,22 +34,7 @@ SETS = {
     "Spam, 10 % flipped": ("spam", 276, 100, 0.1),
     "Spam, 20 % flipped": ("spam", 276, 100, 0.2),
 }
-WIDTHS = (0.5, 1.0, 2.0, 4.0)
 EPSILON = 0.1
-SETTLED = 1e-3
-
-
-def choose_width(X: np.ndarray, y: np.ndarray, epsilon: float) -> float:
-    """The width with the fewest errors on the two halves, by power EP .5."""
-    halves = np.arange(len(y)) % 2 == 0
-    errors = []
-    for width in np.sqrt(X.shape[1]) * np.array(WIDTHS):
-        wrong = 0
-        for train in (halves, ~halves):
-            post, _ = fit(kernel(X[train], width), y[train], epsilon, 20, power=0.5)
-            wrong += int((rbf(X[~train], X[train], width) @ post.alpha * y[~train] <= 0).sum())
-        errors.append(wrong)
-    return float(np.sqrt(X.shape[1]) * WIDTHS[int(np.argmin(errors))])
 
 
 def split(name: str, seed: int) -> dict[str, tuple[float, bool]]:
@@ -63,7 +48,8 @@ def split(name: str, seed: int) -> dict[str, tuple[float, bool]]:
     mean, sd = raw.X[train].mean(0), raw.X[train].std(0)
     X = (raw.X - mean) / np.where(sd > 0, sd, 1.0)
     epsilon = max(EPSILON, rate)
-    width = choose_width(X[train], y[train], epsilon)
+    widths = [float(np.sqrt(X.shape[1]) * width) for width in WIDTHS]
+    width = choose_width(X[train], y[train], epsilon, widths, sweeps=20)
     K, K_star = kernel(X[train], width), rbf(X[test], X[train], width)
     found = {}
     for method, settings in METHODS.items():

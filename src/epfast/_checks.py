@@ -99,6 +99,11 @@ def array(
     return result
 
 
+def slices(n: int) -> list[slice]:
+    """The rows of a square matrix, in their order, as many as are looked at in one go."""
+    return [slice(i, min(i + ROWS, n)) for i in range(0, n, ROWS)]
+
+
 def symmetric(name: str, given: NDArray[Any]) -> float:
     """Look whether a real array is finite and symmetric to 1e-8 of its largest entry, (n, n).
 
@@ -106,8 +111,7 @@ def symmetric(name: str, given: NDArray[Any]) -> float:
     """
     if given.ndim != 2 or given.shape[0] != given.shape[1] or given.size == 0:
         raise ValueError(f"{name} has shape {given.shape}; allowed: (n, n), n >= 1")
-    size, n = 0.0, len(given)
-    parts = [slice(i, min(i + ROWS, n)) for i in range(0, n, ROWS)]
+    size, parts = 0.0, slices(len(given))
     for part in parts:
         block = to_float64(given[part])
         if not np.isfinite(block).all():

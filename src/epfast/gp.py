@@ -50,8 +50,6 @@ __all__ = ["GPPosterior", "GPState", "Relaxed", "fit_gp"]
 ROUNDING = 1e-10
 #: numbers that a part of a sweep may touch, so that Ctrl-C and progress act within about a second
 CHUNK = 1 << 34
-#: rows of K that Python looks at in one go
-ROWS = 256
 #: steps of the double loop at most, and the mismatch of the moments with which it ends
 DESCENTS, MATCHED = 200, 1e-8
 
@@ -259,7 +257,7 @@ class GPPosterior:
         n = len(self.y)
         given = _checks.array("dK", matrix, shape=(n, n))
         total = 0.0
-        for part in _slices(n):
+        for part in _checks.slices(n):
             weight = np.multiply.outer(self.alpha[part], self.alpha[part.start :])
             weight -= self._packed[part, part.start :]
             size = len(weight)
@@ -350,7 +348,7 @@ class GPPosterior:
         rows = _checks.array("K_star", K_star, shape=(None, len(self.y)))
         prior = _checks.prior_variances("k_star_diag", k_star_diag, len(rows))
         variance = np.empty(len(rows))
-        for part in _slices(len(rows)):
+        for part in _checks.slices(len(rows)):
             block = rows[part]
             product = linalg.blas.dsymm(1.0, self._packed.T, block.T, lower=1)
             variance[part] = np.einsum("ij,ji->i", block, product)
@@ -450,10 +448,6 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
 
 def _log_evidence(sites: Sites, mean: Array, log_determinant: float) -> float:
     return float(sites.log_scale.sum() + 0.5 * (sites.shift @ mean) - 0.5 * log_determinant)
-
-
-def _slices(n: int) -> list[slice]:
-    return [slice(i, min(i + ROWS, n)) for i in range(0, n, ROWS)]
 
 
 # ---- the fit ----
