@@ -3,7 +3,7 @@
     python bench/low_rank_scaling.py [--quick]           # 5 min; needs no data
 
 RBF kernel on random inputs, of which the columns are computed on demand. For each n, in a process
-of its own: the seconds (of the processor) of the factorisation, of one EP sweep with exact moments
+of its own: the seconds of the factorisation, of one EP sweep with exact moments
 in parallel order and of one serial sweep of Laplace propagation in chunks of 500 rows, and the peak
 of the resident memory beyond X and y over all of it.
 """
@@ -23,11 +23,12 @@ RANK = 500
 MOST_MB = 200.0  # at n = 20,000
 
 CHILD = """
-import sys, time
-from harness import peak_memory
+import sys
+from harness import now, peak_memory, watch_stalls
 import numpy as np
 import epfast
 
+watch_stalls()
 n, rank = map(int, sys.argv[1:])
 rng = np.random.default_rng(0)
 
@@ -37,13 +38,13 @@ def problem(n):
 
 def measure(X, y, rank):
     kernel = epfast.KernelColumns.rbf(X, 3.0)
-    start = time.process_time()
+    start = now()
     factor = epfast.incomplete_cholesky(kernel, rank)
-    seconds = [time.process_time() - start]
+    seconds = [now() - start]
     marks = []  # at the end of each sweep
 
     def mark(info, state):
-        marks.append(time.process_time())
+        marks.append(now())
 
     epfast.fit_linear(
         factor.G, y, loss="logistic", scheme="laplace", posterior="full", batch_size=500,

@@ -6,15 +6,13 @@ RBF kernel with sigma^2 = 10, read as exp(-|x - z|^2 / (2 sigma^2)); logistic lo
 columns in the factor (no tolerance: the paper names none); Laplace propagation in chunks of 500
 rows, serial and parallel, until a sweep changes the posterior by less than 0.1 of its standard
 deviations (the measure of ``smola2003_iterations.py``; the paper does not say when it stops). The
-seconds are those of the processor, which other work on the machine disturbs least; the published
-ones are of 2003, MATLAB on a Xeon of 2.4 GHz. Where a set is not at hand, as many rows of a larger
-one stand in, drawn at random and left in order: their times and sweeps are comparable.
+published seconds are of 2003, MATLAB on a Xeon of 2.4 GHz. Where a set is not at hand, as many rows
+of a larger one stand in, drawn at random and left in order: their times and sweeps are comparable.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -72,9 +70,9 @@ def rows_of(published: Published) -> tuple[sparse.csr_matrix, np.ndarray, bool]:
 
 
 def timed(task: Callable[[], Any]) -> tuple[Any, float]:
-    start = time.process_time()
+    start = harness.now()
     result = task()
-    return result, time.process_time() - start
+    return result, harness.now() - start
 
 
 def train(G: np.ndarray, y: np.ndarray, order: str) -> epfast.FullPosterior:

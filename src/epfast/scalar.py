@@ -9,7 +9,7 @@ to start and how to do one sweep, for the loop over sweeps (``loop.py``).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,8 @@ from epfast.schedules import ADF, DEP, EP, SharedSites
 from epfast.schemes import Exact, Scheme
 
 __all__ = ["Problem", "engine_of", "moments"]
+
+Numbers = TypeVar("Numbers", NDArray[np.intp], range)
 
 EXACT = Exact()
 #: numbers of X that are gathered at a time
@@ -105,7 +107,7 @@ class Problem(NamedTuple):
     def weights(self, which: Any) -> Array | None:
         return None if self.data.weights is None else self.data.weights[which]
 
-    def chunks(self, order: NDArray[np.intp], work_per_number: int = 1) -> list[NDArray[np.intp]]:
+    def chunks(self, order: Numbers, work_per_number: int = 1) -> list[Numbers]:
         step = max(1, CHUNK // (self.shape[1] * work_per_number))
         return [order[i : i + step] for i in range(0, len(order), step)]
 
@@ -313,8 +315,7 @@ class _RowSites(_Engine):
         precision, shift = problem.base.precision.copy(), problem.base.shift.copy()
         sites = Sites(*(part.copy() for part in state.sites))
         n = problem.shape[0]
-        rows = np.arange(n)[which]
-        for part in problem.chunks(rows):
+        for part in problem.chunks(range(n)[which]):
             take = slice(part[0], part[-1] + 1, which.step)
             target = Sites(*(np.ascontiguousarray(values[take]) for values in sites))
             core.sweep(
