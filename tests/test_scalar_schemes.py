@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy import LowLevelCallable, optimize, special
+from scipy import LowLevelCallable, optimize, sparse, special
 
 import epfast
 from epfast import ADF, AEP, DAEP, DSEP, EP, SEP, CustomSite, ImportanceSampling
@@ -465,3 +465,54 @@ def test_other_doors_refuse_too():
     for given in ({"samples": 1}, {"samples": 2.5}, {"seed": -1}, {"seed": None}):
         with pytest.raises((TypeError, ValueError), match=next(iter(given))):
             ImportanceSampling(**given)
+
+
+class Backwards(EP):
+    """An outsider's schedule: from the last row to the first."""
+
+    def visits(self, n_factors, sweep):
+        return np.arange(n_factors)[::-1]
+
+
+def test_an_outsiders_schedule_works_everywhere():
+    """As the rows turned round do, in order."""
+    X, y = data()
+    X, y = X[:40], y[:40]
+    K = np.exp(-0.5 * ((X[:, None] - X) ** 2).sum(-1))
+    settings = {"sweeps": 2, "tol": 0.0, "order": "sequential"}
+    scalar = {"scheme": "exact", "posterior": "full", "batch_size": None}
+    for rows, kwargs in (
+        (X, {"batch_size": 1}),
+        (X, scalar),
+        (sparse.csr_array(X), scalar),
+        (X, {"scheme": "laplace", "posterior": "full", "batch_size": 1}),
+    ):
+        own = epfast.fit_linear(rows, y, schedule=Backwards(**settings), **kwargs)
+        turned = epfast.fit_linear(rows[::-1], y[::-1], schedule=EP(**settings), **kwargs)
+        np.testing.assert_allclose(own.mean, turned.mean, rtol=1e-10)
+        np.testing.assert_allclose(own.log_evidence, turned.log_evidence, rtol=1e-10)
+        forwards = epfast.fit_linear(rows, y, schedule=EP(**settings), **kwargs)
+        assert np.abs(own.mean - forwards.mean).max() > 1e-6
+    own = epfast.fit_gp(K, y, schedule=Backwards(**settings))
+    turned = epfast.fit_gp(K[::-1, ::-1], y[::-1], schedule=EP(**settings))
+    np.testing.assert_allclose(own.mean, turned.mean[::-1], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [range(39), np.zeros(40, int), np.arange(40) - 1, np.arange(40) + 1, np.arange(40.0), None],
+    ids=str,
+)
+def test_visits_that_miss_a_factor_are_refused(order):
+    class Wrong(EP):
+        def visits(self, n_factors, sweep):
+            return order
+
+    X, y = data()
+    X, y, wrong = X[:40], y[:40], Wrong(2, 0.0, order="sequential")
+    with pytest.raises(ValueError, match=r"Wrong.visits gave .* allowed: each of 0 to 39 once"):
+        fit(X, y, "probit", "exact", schedule=wrong)
+    with pytest.raises(ValueError, match=r"Wrong.visits gave"):
+        epfast.fit_linear(X, y, batch_size=1, schedule=wrong)
+    with pytest.raises(ValueError, match=r"Wrong.visits gave"):
+        epfast.fit_gp(X @ X.T, y, schedule=wrong)

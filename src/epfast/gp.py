@@ -40,7 +40,7 @@ from epfast.posterior import (
 )
 from epfast.relaxed import RelaxedEnergies, relaxed_energies
 from epfast.scalar import PARALLEL_ROWS, SHRUNK, moments, whole
-from epfast.schedules import EP, Schedule
+from epfast.schedules import EP, Schedule, as_array
 from epfast.schemes import RELAXATIONS, Exact, Relaxation, Scheme
 from epfast.sites import known_loss, log_predictive
 
@@ -586,7 +586,7 @@ class _ProcessSites(Engine[GPState, GPPosterior]):
         n, array = self.sites(), self.kernel.array
         refused, shrunk = core.n_refused, core.log_determinant
         mean = now.mean.copy()
-        visits = problem.schedule.visits(n, old.sweeps)
+        visits = as_array(problem.schedule.checked_visits(n, old.sweeps))
         step = max(64, CHUNK // (n * n))
         for part in (visits[i : i + step] for i in range(0, n, step)):
             core.sweep(Units(part, n), problem.y[part], None, part, array, mean, *new.sites)

@@ -28,7 +28,7 @@ from epfast.posterior import (
     row_chunks,
 )
 from epfast.scalar import Problem, engine_of, moments, prior_matrix
-from epfast.schedules import ADF, DEP, EP, Schedule, SharedSites
+from epfast.schedules import ADF, DEP, EP, Schedule, SharedSites, as_array
 from epfast.schemes import Scheme
 
 __all__ = ["fit_linear"]
@@ -486,7 +486,7 @@ def _fit_ep(
             assert state.sites is not None
             sites = Sites(*(part.copy() for part in state.sites))
             precision, shift = state.precision.copy(), state.shift.copy()
-            order = schedule.visits(n_factors, state.sweeps)
+            order = as_array(schedule.checked_visits(n_factors, state.sweeps))
             if triple is not None:
                 triple.begin_sweep(state.sweeps)
             n_refused, n_failed = core.n_refused, core.n_failed
@@ -559,7 +559,7 @@ def _fit_adf(
             n_factors = -(-len(X) // model.batch_size)
             if record == "factor":
                 trace = np.empty((n_factors, precision.size))
-            order = schedule.visits(n_factors, state.sweeps)
+            order = as_array(schedule.checked_visits(n_factors, state.sweeps))
             targets = {"row_offset": seen}
             _run(core, X, y, model.batch_size, order, precision, shift, trace, targets, bar)
             rows, seen = (X, y), seen + len(X)

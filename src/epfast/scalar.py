@@ -9,7 +9,7 @@ to start and how to do one sweep, for the loop over sweeps (``loop.py``).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,12 +26,10 @@ from epfast._core.tilted import Moments
 from epfast.loop import Engine, change
 from epfast.losses import Loss, break_points
 from epfast.posterior import Data, FullPosterior, Sites, State, SweepInfo, log_evidence
-from epfast.schedules import ADF, DEP, EP, SharedSites
+from epfast.schedules import ADF, DEP, EP, SharedSites, as_array
 from epfast.schemes import Exact, Scheme
 
 __all__ = ["Problem", "engine_of", "moments"]
-
-Numbers = TypeVar("Numbers", NDArray[np.intp], range)
 
 EXACT = Exact()
 #: numbers of X that are gathered at a time
@@ -107,7 +105,9 @@ class Problem(NamedTuple):
     def weights(self, which: Any) -> Array | None:
         return None if self.data.weights is None else self.data.weights[which]
 
-    def chunks(self, order: Numbers, work_per_number: int = 1) -> list[Numbers]:
+    def chunks(
+        self, order: NDArray[np.intp] | range, work_per_number: int = 1
+    ) -> list[NDArray[np.intp] | range]:
         step = max(1, CHUNK // (self.shape[1] * work_per_number))
         return [order[i : i + step] for i in range(0, len(order), step)]
 
@@ -261,14 +261,14 @@ class _RowSites(_Engine):
         old_variance = np.diag(self.covariance)
         self.covariance, self.mean = self.covariance.copy(), self.mean.copy()
         targets = () if sites is None else sites
-        visits = np.ascontiguousarray(self.schedule.visits(n, state.sweeps)[which])
-        for part in problem.chunks(visits):
+        for part in problem.chunks(self.schedule.checked_visits(n, state.sweeps)[which]):
+            sites_of = as_array(part)
             # neighbours by a slice, which copies nothing
-            scattered = self.order == "shuffled" or which.step is not None
-            take: Any = part if scattered else slice(part[0], part[-1] + 1)
+            neighbours = isinstance(part, range) and part.step == 1
+            take: Any = slice(part[0], part[-1] + 1) if neighbours else sites_of
             rows, weights = problem.rows(take), problem.weights(take)
             labels = problem.data.y[take]
-            core.sweep(rows, labels, weights, part, self.covariance, self.mean, *targets)
+            core.sweep(rows, labels, weights, sites_of, self.covariance, self.mean, *targets)
             if bar is not None:
                 bar.update(len(part))
         refused = core.n_refused - before
@@ -482,8 +482,8 @@ class _FactorSites(_Engine):
         parallel = self.schedule.order == "parallel"
         seen = (state.precision, state.shift) if parallel else (precision, shift)
         sites = Sites(*(part.copy() for part in state.sites or _flat(n)))
-        factors = self.schedule.visits(-(-n // self.size), state.sweeps)
-        for some in problem.chunks(factors, self.size):
+        factors = self.schedule.checked_visits(-(-n // self.size), state.sweeps)
+        for some in map(as_array, problem.chunks(factors, self.size)):
             rows = (some[:, None] * self.size + np.arange(self.size)).ravel()
             rows = rows[rows < n]
             sizes = np.minimum(self.size, n - some * self.size)
@@ -533,7 +533,7 @@ class _ShardSites(_Engine):
         assert state.sites is not None
         sites = Sites(*(part.copy() for part in state.sites))
         precision, shift = state.precision, state.shift
-        for k in schedule.visits(len(self.shards), state.sweeps):
+        for k in schedule.checked_visits(len(self.shards), state.sweeps):
             rows = self.shards[k]
             data = problem.data
             shard = problem._replace(

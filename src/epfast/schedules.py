@@ -15,6 +15,13 @@ __all__ = ["ADF", "AEP", "DAEP", "DEP", "DSEP", "EP", "SEP", "Batches", "Schedul
 ORDERS = ("auto", "sequential", "shuffled", "parallel")
 
 
+def as_array(visits: NDArray[np.intp] | range) -> NDArray[np.intp]:
+    """Visits as an array."""
+    if isinstance(visits, range):
+        return np.arange(visits.start, visits.stop, visits.step, dtype=np.intp)
+    return visits
+
+
 def _check_sweeps(sweeps: int, tol: float, damping: float, power: float) -> None:
     """What every schedule of several sweeps asks of its numbers."""
     _checks.integer("sweeps", sweeps, least=1)
@@ -29,16 +36,35 @@ class Schedule:
     order: str
     seed: int | None
 
-    def visits(self, n_factors: int, sweep: int) -> NDArray[np.intp]:
-        """The factors in the order of the given sweep.
+    def visits(self, n_factors: int, sweep: int) -> NDArray[np.intp] | range:
+        """The factors in the order of the given sweep, each once; a subclass may have its own.
 
         A shuffled order depends on the seed and the number of the sweep alone, so that a resumed
-        run goes on as if it had not stopped.
+        run goes on as if it had not stopped. Parallel sweeps ask for no order.
         """
         if self.order == "shuffled":
             rng = np.random.default_rng([int(self.seed or 0), sweep])
             return rng.permutation(n_factors).astype(np.intp)
-        return np.arange(n_factors, dtype=np.intp)
+        return range(n_factors)
+
+    def checked_visits(self, n_factors: int, sweep: int) -> NDArray[np.intp] | range:
+        """What :meth:`visits` gives, which the core is to rely on."""
+        given = self.visits(n_factors, sweep)
+        if isinstance(given, range) and given == range(n_factors):
+            return given
+        order = np.asarray(given)
+        if (
+            order.shape != (n_factors,)
+            or order.dtype.kind not in "iu"
+            or order.min(initial=0) < 0
+            or order.max(initial=0) >= n_factors
+            or not (np.bincount(order, minlength=n_factors) == 1).all()
+        ):
+            raise ValueError(
+                f"{type(self).__name__}.visits gave {_checks.describe(order)}; allowed: each of "
+                f"0 to {n_factors - 1} once, in any order"
+            )
+        return np.ascontiguousarray(order, dtype=np.intp)
 
     def _check_order(self, allowed: tuple[str, ...]) -> None:
         _checks.choice("order", self.order, allowed)
@@ -181,7 +207,8 @@ class SharedSites(Schedule):
         permuted (as in EP); each group is cut into batches in that order, and the batches go in the
         order of their first rows, so that those of different groups mix.
         """
-        order, labels, size = self.visits(n, sweep), self.labels(n), self._size(n)
+        order, labels = as_array(self.checked_visits(n, sweep)), self.labels(n)
+        size = self._size(n)
         by_group = np.argsort(labels[order], kind="stable")
         group = labels[order][by_group]
         rank = np.arange(n) - np.searchsorted(group, group)
