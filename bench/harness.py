@@ -61,6 +61,13 @@ def now() -> Instant:
     return Instant(time.process_time(), time.perf_counter() - lost)
 
 
+def timed(task: Callable[[], Any]) -> tuple[Any, float]:
+    """Return what a task returns, and its seconds: for one that is too long to repeat."""
+    start = now()
+    result = task()
+    return result, now() - start
+
+
 def watch_stalls() -> bool:
     """Add up, in a process before all others on this core, by how much it wakes too late.
 

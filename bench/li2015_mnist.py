@@ -130,9 +130,10 @@ def adf_curve(data: Split, passes: int, prior: float, at: Iterable[int]) -> list
     """ADF that goes on over the same rows."""
     points, post, seconds = [], None, 0.0
     for i in range(1, passes + 1):
-        begin = harness.now()
-        post = fit(data, epfast.ADF(), prior, start=post)
-        seconds += harness.now() - begin
+        post, taken = harness.timed(
+            lambda post=post: fit(data, epfast.ADF(), prior, start=post)  # of the pass before
+        )
+        seconds += taken
         if i in at:
             points.append(Point(i, *score(data, post.state), seconds))
     return points

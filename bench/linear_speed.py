@@ -102,7 +102,7 @@ def rounds(options: argparse.Namespace) -> dict[str, Any]:
     return {"rounds": 5, "budget": 1.0} if options.quick else {"rounds": 31, "budget": 12.0}
 
 
-def cpu_of_sweeps(*arguments: Any, **schedule: Any) -> tuple[Any, list[float]]:
+def timed_sweeps(*arguments: Any, **schedule: Any) -> tuple[Any, list[float]]:
     """One fit, and the time of each sweep; the first includes what comes before it."""
     stamps = [harness.now()]
     fit = ours(*arguments, callback=lambda info, state: stamps.append(harness.now()), **schedule)
@@ -128,7 +128,7 @@ def orders(options: argparse.Namespace, n: int) -> tuple[dict, list[tuple]]:
     for loss in LOSSES:
         X, y = synthetic(n, DIMENSION, loss)
         for order in ORDERS:
-            fits[loss, order] = cpu_of_sweeps(X, y, loss, order=order)
+            fits[loss, order] = timed_sweeps(X, y, loss, order=order)
             if fits[loss, order][0].converged:
                 tasks[loss, order] = lambda X=X, y=y, loss=loss, order=order: ours(
                     X, y, loss, order=order
@@ -582,7 +582,7 @@ def matrix_work(options: argparse.Namespace, n: int) -> tuple[dict, list[tuple]]
 
             def sweep(X=X, y=y, loss=loss, sweeps=sweeps):
                 sweeps.append(
-                    cpu_of_sweeps(X, y, loss, order="sequential", tol=0.0, sweeps=4)[1][1:]
+                    timed_sweeps(X, y, loss, order="sequential", tol=0.0, sweeps=4)[1][1:]
                 )
 
             timed = harness.interleave(
@@ -657,7 +657,7 @@ def child(n: int) -> None:
     for _ in range(2):
         for size in (n // 4, n // 2, n):
             out["sizes"].append(size)
-            out["sweeps"].append(cpu_of_sweeps(X[:size], y[:size], "probit")[1])
+            out["sweeps"].append(timed_sweeps(X[:size], y[:size], "probit")[1])
     print(json.dumps(out))
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import harness  # first: fixes the number of BLAS threads
@@ -69,12 +68,6 @@ def rows_of(published: Published) -> tuple[sparse.csr_matrix, np.ndarray, bool]:
     return X[which], y[which], True
 
 
-def timed(task: Callable[[], Any]) -> tuple[Any, float]:
-    start = harness.now()
-    result = task()
-    return result, harness.now() - start
-
-
 def train(G: np.ndarray, y: np.ndarray, order: str) -> epfast.FullPosterior:
     """What ``fit_gp(K, y, rank=...)`` does after the factorisation."""
     schedule = epfast.EP(MOST, SETTLED, order=order)
@@ -88,7 +81,7 @@ def measure(published: Published, rank: int) -> dict[str, Any]:
     """One row of the table."""
     X, y, stand_in = rows_of(published)
     kernel = epfast.KernelColumns.rbf(X, np.sqrt(SIGMA_SQUARED))
-    factor, seconds = timed(lambda: epfast.incomplete_cholesky(kernel, rank))
+    factor, seconds = harness.timed(lambda: epfast.incomplete_cholesky(kernel, rank))
     row = {
         "set": published.name,
         "n": len(y),
@@ -104,7 +97,7 @@ def measure(published: Published, rank: int) -> dict[str, Any]:
     ):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", epfast.ConvergenceWarning)
-            post, seconds = timed(lambda order=order: train(factor.G, y, order))
+            post, seconds = harness.timed(lambda order=order: train(factor.G, y, order))
         changes = [info.change for info in post.history]
         row |= {
             f"{label}_published": paper,
