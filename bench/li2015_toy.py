@@ -507,7 +507,7 @@ def draw(study: Study, n: int, path: Any) -> None:
         axis.set_title(f"({letter}) x from a {inputs}", fontsize=10)
         axis.set_xlabel("N")
     axes[0].set_ylabel("KL(p || q)")
-    axes[1].legend(fontsize=8)
+    methods = axes[1].get_legend_handles_labels()[0]
     rows = study.rows("groups")
     for how, colour in (("component", "tab:purple"), ("random", "tab:brown")):
         mine = [r for r in rows if r["method"].endswith(how) or r["method"] == "K = 1"]
@@ -518,7 +518,8 @@ def draw(study: Study, n: int, path: Any) -> None:
     )
     axes[2].set_title(f"mixture, N = {n}: groups", fontsize=10)
     axes[2].set_xlabel("K")
-    axes[2].legend(fontsize=8)
+    # the one panel with room for the legend of all
+    axes[2].legend(handles=[*methods, *axes[2].get_legend_handles_labels()[0]], fontsize=8)
     figure.savefig(path, dpi=80)
     plt.close(figure)
     print(f"wrote {path}")
