@@ -390,6 +390,63 @@ def test_resume_goes_on_as_if_it_had_not_stopped(order, tmp_path):
     assert pickle.dumps(half.state) == kept
 
 
+@pytest.mark.parametrize("order", ["auto", "sequential", "shuffled", "parallel"])
+def test_states_that_a_callback_keeps_stay_as_they_were(order):
+    """Sites are updated in place where nobody looks at the old ones, to the same end."""
+    X, y = data(400, 5)
+    schedule, states, copies = EP(5, 0.0, order=order, seed=3), [], []
+    if order == "auto":
+        schedule = EP(5, 1e-300)
+
+    def keep(info, state):
+        states.append(state)
+        copies.append(pickle.dumps(state))
+
+    watched = fit(X, y, schedule=schedule, callback=keep)
+    assert [pickle.dumps(state) for state in states] == copies
+    assert pickle.dumps(watched.state) == pickle.dumps(fit(X, y, schedule=schedule).state)
+
+
+@pytest.mark.parametrize("order", ["auto", "sequential", "shuffled", "parallel"])
+def test_an_interrupted_sweep_leaves_a_posterior_of_its_sites(order, monkeypatch):
+    class Bar:
+        """Ctrl-C after that many chunks of 20 rows."""
+
+        left = np.inf
+
+        def update(self, rows):
+            self.left -= 1
+            if self.left < 0:
+                raise KeyboardInterrupt
+
+        def close(self):
+            pass
+
+    bar = Bar()
+    monkeypatch.setattr("epfast.scalar.CHUNK", 5 * 20)
+    monkeypatch.setattr("epfast.loop.progress_bar", lambda progress: bar)
+    X, y = data(400, 5)
+    schedule = EP(50, 1e-10, order=order, seed=3)
+    whole, first = fit(X, y, schedule=schedule), fit(X, y, schedule=EP(1, 0.0))
+    two = fit(X, y, schedule=EP(2, 1e-300, order=order, seed=3))
+    kept = pickle.dumps(first.state)
+    for start, chunks in ((None, 0), (None, 7), (None, 30), (None, 50), (first, 7), (first, 44)):
+        bar.left = chunks
+        with pytest.raises(epfast.Interrupted) as caught:
+            fit(X, y, schedule=schedule, start=start)
+        post, bar.left = caught.value.posterior, np.inf
+        assert len(post.history) == post.n_sweeps - (start is not None) == chunks // 20
+        assert not post.converged
+        tau, nu, _ = post.sites
+        precision = post.prior_precision + X.T * tau @ X
+        np.testing.assert_allclose(post.precision, precision, rtol=1e-11, atol=1e-11)
+        np.testing.assert_allclose(post.shift, X.T @ nu, rtol=1e-10, atol=1e-10)
+        if chunks == 50:  # in the midst of the third sweep; old sites are kept in parallel order
+            assert np.array_equal(tau, two.sites.precision) == (order == "parallel")
+        assert_near(fit(X, y, schedule=schedule, start=post), whole, 1e-7)
+    assert pickle.dumps(first.state) == kept
+
+
 def test_prediction_and_samples():
     X, y = data(30, 4)
     rows = np.random.default_rng(5).normal(size=(11, 4)) * np.linspace(1, 100, 11)[:, None]

@@ -741,7 +741,7 @@ def fit_gp(
     FloatingPointError
         If the posterior or the evidence overflows.
     Interrupted
-        On Ctrl-C, within about a second; carries the last complete posterior.
+        On Ctrl-C, within about a second; its ``posterior`` is what was found so far.
 
     Warns
     -----

@@ -179,7 +179,7 @@ def fit_linear(
     RuntimeError
         If a loss in C returns an error code; an exception of a Python loss is passed on.
     Interrupted
-        On Ctrl-C, within about a second; carries the last complete posterior.
+        On Ctrl-C, within about a second; its ``posterior`` is what was found so far.
 
     Warns
     -----

@@ -63,10 +63,10 @@ def warn_of_refusals(refused: int, sites: int) -> None:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during a fit; ``posterior`` is the last complete one, from which to resume."""
+    """Ctrl-C during a fit; ``posterior`` is the one of that moment, from which to resume."""
 
     def __init__(self, posterior: Any) -> None:
-        super().__init__("interrupted; .posterior holds the last complete state")
+        super().__init__("interrupted; .posterior holds what was found so far")
         self.posterior = posterior
 
 
@@ -97,6 +97,8 @@ class Engine(ABC, Generic[S, P]):
 
     #: what the last sweep found wrong with the covariance, where it was computed anew
     drift: float | None = None
+    #: whether states that were swept already may still be looked at
+    states_kept: bool = False
     #: what to tell of numbers that overflow
     remedy: str = "scale the columns of X"
 
@@ -111,6 +113,10 @@ class Engine(ABC, Generic[S, P]):
     @abstractmethod
     def finish(self, state: S) -> S:
         """The state as its sites have it, without what sweeps may have left in its digits."""
+
+    def interrupted(self, state: S) -> S:
+        """As :meth:`finish`, after a sweep from the state that did not end."""
+        return self.finish(state)
 
     @abstractmethod
     def moments(self) -> tuple[Array, Array]:
@@ -151,6 +157,7 @@ def run(
     )
     history: list[SweepInfo] = []
     converged = False
+    engine.states_kept = callback is not None
     with one_blas_thread(d):
         state = engine.start(start)
         bar = progress_bar(progress)
@@ -183,7 +190,7 @@ def run(
                 if stop or converged:
                     break
         except KeyboardInterrupt:
-            raise Interrupted(posterior(engine.finish(state), False, history)) from None
+            raise Interrupted(posterior(engine.interrupted(state), False, history)) from None
         finally:
             if bar is not None:
                 bar.close()

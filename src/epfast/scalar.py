@@ -224,7 +224,23 @@ class _RowSites(_Engine):
     def _begin(self, state: State) -> State:
         self.flat = state.sites is not None and not state.sites.precision.any()
         self.first = state
-        return self._at(state)
+        return self._anew()
+
+    def _anew(self) -> State:
+        """Go on from where it began; whose sites belong to somebody else, perhaps."""
+        self.owned = False
+        return self._at(self.first)
+
+    def _targets(self, sites: Sites) -> Sites:
+        """Where the new sites go: into the old ones, but for those that are needed still.
+
+        A callback may keep what it was given, and parallel order may take no change at all; the
+        automatic one then begins anew.
+        """
+        if self.owned and not self.states_kept and self.schedule.order != "parallel":
+            return sites
+        self.owned = True
+        return Sites(*(part.copy() for part in sites))
 
     def sweep(self, state: State, bar: Any) -> tuple[State, int]:
         self.drift = None
@@ -241,7 +257,7 @@ class _RowSites(_Engine):
             new, refused = self._parallel(state, slice(None), bar)
             if self.may_change and not self._contracts(*before, refused):
                 # from the start again: where parallel sweeps end there may be no way back
-                self.order, new = "sequential", self._at(self.first)
+                self.order, new = "sequential", self._anew()
             return new._replace(sweeps=state.sweeps + 1), refused
         return self._sequential(state, slice(None), bar)
 
@@ -250,13 +266,19 @@ class _RowSites(_Engine):
             return state
         return _from_sites(self.problem, state.sites, state.sweeps) or state
 
+    def interrupted(self, state: State) -> State:
+        if state.sites is None:
+            return state
+        # a sweep may have changed some of them
+        return _from_sites(self.problem, state.sites, state.sweeps) or self.first
+
     # -- one after the other --
 
     def _sequential(self, state: State, which: slice, bar: Any) -> tuple[State, int]:
         """Sites of a slice of the rows; the other rows are to have flat sites, or which is all."""
         problem, core = self.problem, self.core
         n, d = problem.shape
-        sites = state.sites and Sites(*(part.copy() for part in state.sites))
+        sites = state.sites and self._targets(state.sites)
         before, core_scale = core.n_refused, core.log_scale_total
         old_variance = np.diag(self.covariance)
         self.covariance, self.mean = self.covariance.copy(), self.mean.copy()
@@ -313,7 +335,7 @@ class _RowSites(_Engine):
         root = inverse_root(state.precision)
         before = core.n_refused
         precision, shift = problem.base.precision.copy(), problem.base.shift.copy()
-        sites = Sites(*(part.copy() for part in state.sites))
+        sites = self._targets(state.sites)
         n = problem.shape[0]
         for part in problem.chunks(range(n)[which]):
             take = slice(part[0], part[-1] + 1, which.step)
@@ -349,7 +371,9 @@ class _RowSites(_Engine):
         sweeps = state.sweeps
         for _ in range(2):
             state, _ = self._sequential(state, slice(None, None, FIRST_SHARE), None)
-        state, _ = self._parallel(state, slice(None, None, NEXT_SHARE), None)
+        state, refused = self._parallel(state, slice(None, None, NEXT_SHARE), None)
+        if refused == self.problem.shape[0]:
+            state = self._anew()
         self.since_refresh = 0
         return state._replace(sweeps=sweeps)
 
