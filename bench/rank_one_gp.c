@@ -22,14 +22,14 @@ static void rank_one(int n, double c, const double *restrict v, double *restrict
     }
 }
 
-/* One sweep over all sites, in order; v is (n) scratch.  Returns how many sites were refused. */
+/* Sites first to last - 1, in order; v is (n) scratch.  Returns how many sites were refused. */
 size_t rank_one_gp_sweep(
-    int n, const double *y, double *Sigma, double *mu, double *tau, double *nu, double *v,
+    int n, int first, int last, const double *y, double *Sigma, double *mu, double *tau, double *nu, double *v,
     copy_t dcopy, axpy_t daxpy, syr_t dsyr) {
     char lower = 'L';
     int one = 1;
     size_t refused = 0;
-    for (int i = 0; i < n; i++) {
+    for (int i = first; i < last; i++) {
         int rest_of_column = n - i;
         dcopy(&i, Sigma + i, &n, v, &one);
         dcopy(&rest_of_column, Sigma + (size_t)i * n + i, &one, v + i, &one);
