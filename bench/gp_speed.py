@@ -3,19 +3,17 @@
     python bench/gp_speed.py [--quick] [--only 1 2 ...]
                 (needs a C compiler: $CC or gcc; part 3 needs GPy, part 4 scikit-learn; 10 minutes)
 
-Both sides of a comparison run in this process, on one core, turn by turn; a ratio is the median of
-the quotients of the rounds, with its quartiles, and the quotient of the fastest rounds stands
-beside it. What other processes and the host of a virtual machine take is left out as far as can be
-(``harness.Instant``); what they do to caches and memory is not.
+Both sides of a comparison run in this process, on one core, turn by turn, five times after a first.
+What is compared is the fastest of five, step by step (``harness.Fastest``): steps end where a
+function is called or returns, in part 1 after some sites; sequential sweeps of ours go block by
+block. Beside a ratio stand the least and the largest without one of the runs.
 
 Five inputs, standard normal; a unit RBF kernel of signal variance 1 unless said otherwise; noisy
 labels of a smooth function; probit sites. The kernel matrix is given, but for part 4.
 
 1. A sequential sweep against one site at a time (``rank_one_gp.c``: column, scalar update, rank-one
    update of one triangle, by dsyr of SciPy's BLAS, which epfast uses as well, or by a loop,
-   whichever is faster), and its n^3 flops against the rate of dpotrf. A sweep is timed step by
-   step, some sites at a time, and each step is the fastest of five runs: no whole sweep is left
-   undisturbed by the host of a virtual machine.
+   whichever is faster), and its n^3 flops against the rate of dpotrf.
 2. Fits to 1e-6 by order: sweeps, seconds, and the error of the log evidence against a fit to 1e-12.
    Signal variance 1, and for n = 1000 also 1e2 and 1e4.
 3. GPy's EP, parallel and (n = 1000, once) sequential, each by its own stopping rule, against
@@ -33,7 +31,7 @@ import shlex
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,8 +40,8 @@ from unittest import mock
 
 import harness  # first: fixes the number of BLAS threads
 import numpy as np
-from harness import Timing
-from linear_speed import Array, blas, fastest, ratio
+from harness import Fastest
+from linear_speed import Array, blas
 from scipy import linalg
 
 SOURCE = Path(__file__).with_name("rank_one_gp.c")
@@ -82,10 +80,10 @@ def ours(K: Array, y: Array, callback: Callable | None = None, **schedule: Any) 
     return epfast.fit_gp(K, y, schedule=epfast.EP(**settings), callback=callback)
 
 
-def rounds(options: argparse.Namespace) -> dict[str, Any]:
-    """How often things are timed."""
-    often = {"rounds": 3, "budget": 1.0} if options.quick else {"rounds": 15, "budget": 8.0}
-    return often | {"least": 0.0}
+def timed(options: argparse.Namespace, tasks: Mapping[str, Callable], **how: Any) -> dict:
+    """Turn by turn; a step of our sequential sweeps is a block."""
+    with mock.patch("epfast.gp.CHUNK", 0):
+        return harness.fastest(tasks, 2 if options.quick else REPEATS, **how)
 
 
 def sizes(options: argparse.Namespace) -> tuple[int, ...]:
@@ -97,14 +95,9 @@ def variances(options: argparse.Namespace, n: int) -> tuple[float, ...]:
     return VARIANCES if n == min(sizes(options)) else VARIANCES[:1]
 
 
-def quotient(over: Timing, under: Timing) -> dict[str, Any]:
-    """Round by round, and of the fastest rounds."""
-    return over.over(under)._asdict() | {"fastest": fastest(over, under)}
-
-
-def words(gain: dict[str, Any]) -> str:
+def words(gain: dict[str, float]) -> str:
     """A quotient in a sentence."""
-    return f"{ratio(Timing(*(gain[k] for k in Timing._fields)))} x, fastest {gain['fastest']:.2f} x"
+    return f"{gain['ratio']:.2f} ({gain['least']:.2f}-{gain['largest']:.2f}) x"
 
 
 # ---- 1. one site at a time, in C ----
@@ -146,15 +139,14 @@ class RankOne:
             step()
 
 
-def fastest_sweep(task: Callable[[Callable[..., None]], object], repeats: int) -> float:
-    """Seconds of the second of two sweeps: the sum over its steps of the least of some runs."""
-    steps = harness.fastest_steps(task, repeats)
-    return float(steps[len(steps) // 2 :].sum())
+def second_half(found: Fastest) -> Fastest:
+    """The second of two sweeps."""
+    return Fastest(found.runs[:, found.runs.shape[1] // 2 :])
 
 
 def site_by_site(options: argparse.Namespace) -> tuple[list[dict], list[tuple]]:
     """Sequential sweeps against rank_one_gp.c, and against dpotrf."""
-    repeats, cells = 2 if options.quick else REPEATS, []
+    cells = []
     for n in sizes(options):
         X, y = problem(n)
         K = rbf(X)
@@ -170,10 +162,7 @@ def site_by_site(options: argparse.Namespace) -> tuple[list[dict], list[tuple]]:
 
             def blocked(step: Callable, K=K, y=y) -> Any:
                 bar = SimpleNamespace(update=step, close=lambda: None)
-                with (
-                    mock.patch("epfast.loop.progress_bar", return_value=bar),
-                    mock.patch("epfast.gp.CHUNK", 0),  # a step is a block
-                ):
+                with mock.patch("epfast.loop.progress_bar", return_value=bar):
                     return ours(K, y, order="sequential", tol=0.0, sweeps=2)
 
             work = np.empty_like(B, order="F")
@@ -185,21 +174,26 @@ def site_by_site(options: argparse.Namespace) -> tuple[list[dict], list[tuple]]:
 
             alone, fit = rank_one(lambda: None, dsyr=True), blocked(lambda *_: None)
             apart = float(np.abs((fit.mean - alone.mu) / np.sqrt(fit.variance)).max())
-            sweep = fastest_sweep(blocked, repeats)
-            rivals = {
-                "dsyr": fastest_sweep(partial(rank_one, dsyr=True), repeats),
-                "loop": fastest_sweep(partial(rank_one, dsyr=False), repeats),
+            tasks = {
+                "ours": blocked,
+                "dsyr": partial(rank_one, dsyr=True),
+                "loop": partial(rank_one, dsyr=False),
             }
-            dpotrf = min(factor() for _ in range(10 * repeats))
-        rival = min(rivals, key=lambda name: rivals[name])
+            found = {
+                name: second_half(runs)
+                for name, runs in timed(options, tasks, split=harness.steps).items()
+            }
+            dpotrf = min(factor() for _ in range(10 * REPEATS))
+        sweep = found["ours"].seconds
+        rival = min(("dsyr", "loop"), key=lambda name: found[name].seconds)
         cells.append(
             {
                 "n": n,
                 "ms_per_sweep": 1e3 * sweep,
-                "ms_dsyr": 1e3 * rivals["dsyr"],
-                "ms_loop": 1e3 * rivals["loop"],
+                "ms_dsyr": 1e3 * found["dsyr"].seconds,
+                "ms_loop": 1e3 * found["loop"].seconds,
                 "rival": rival,
-                "ratio": rivals[rival] / sweep,
+                **found[rival].over(found["ours"]),
                 "ms_dpotrf": 1e3 * dpotrf,
                 "gflops_sweep": 1e-9 * n**3 / sweep,
                 "gflops_dpotrf": 1e-9 * n**3 / 3.0 / dpotrf,
@@ -220,8 +214,7 @@ def site_by_site(options: argparse.Namespace) -> tuple[list[dict], list[tuple]]:
             )
             for c in cells
         ],
-        "1. Second sequential sweeps against rank-one updates in C; the fastest of "
-        f"{repeats} runs, step by step",
+        "1. Second sequential sweeps against rank-one updates in C",
     )
     goals = []
     for c, least in zip(cells, (4.0, 10.0), strict=True):
@@ -230,7 +223,7 @@ def site_by_site(options: argparse.Namespace) -> tuple[list[dict], list[tuple]]:
                 f"1. site by site, n = {c['n']}",
                 f"a sweep at least {least:g} times faster than rank-one updates in C",
                 c["ratio"] >= least,
-                f"{c['ratio']:.2f} x ({c['rival']})",
+                f"{words(c)} ({c['rival']})",
             ),
             (
                 f"1. matrix work, n = {c['n']}",
@@ -255,17 +248,16 @@ def orders(options: argparse.Namespace) -> tuple[list[dict], list[tuple]]:
             K = rbf(X, variance)
             tight = ours(K, y, tol=1e-12, sweeps=1000, order="sequential")
             fits = {order: ours(K, y, order=order) for order in ORDERS}
-            timed = harness.interleave(
+            found = timed(
+                options,
                 {
                     order: partial(ours, K, y, order=order)
                     for order in ORDERS
                     if fits[order].converged
                 },
-                **rounds(options),
             )
-            best = min(timed, key=lambda order: timed[order].median)
+            best = min(found, key=lambda order: found[order].seconds)
             for order, fit in fits.items():
-                timing = timed.get(order)
                 sd = np.sqrt(tight.variance)
                 cells.append(
                     {
@@ -274,41 +266,23 @@ def orders(options: argparse.Namespace) -> tuple[list[dict], list[tuple]]:
                         "order": order,
                         "converged": fit.converged,
                         "sweeps": len(fit.history),
-                        "seconds": None if timing is None else timing._asdict(),
+                        "seconds": found[order].seconds if fit.converged else None,
                         "error_of_evidence": abs(fit.log_evidence - tight.log_evidence),
                         "error_of_mean_sd": float(np.abs((fit.mean - tight.mean) / sd).max()),
                     }
                 )
-            slower = quotient(timed["auto"], timed[best])
+            slower = found["auto"].over(found[best])
             goals.append(
                 (
                     f"2. orders, n = {n}, signal variance {variance:g}",
                     "the default is the fastest order, to 10 %",
-                    slower["median"] <= 1.1,
+                    slower["ratio"] <= 1.1,
                     f"default / {best} {words(slower)}",
                 )
             )
     harness.table(
-        [
-            "n",
-            "variance",
-            "order",
-            "converged",
-            "sweeps",
-            "seconds",
-            "quartiles",
-            "error",
-            "of mean",
-        ],
-        [
-            (
-                *(c["n"], c["signal_variance"], c["order"], c["converged"], c["sweeps"]),
-                None if c["seconds"] is None else c["seconds"]["median"],
-                "-" if c["seconds"] is None else harness.spread(Timing(**c["seconds"])),
-                *(c["error_of_evidence"], c["error_of_mean_sd"]),
-            )
-            for c in cells
-        ],
+        ["n", "variance", "order", "converged", "sweeps", "seconds", "error", "of mean"],
+        [tuple(c.values()) for c in cells],
         f"2. Fits to {TOLERANCE:g}; errors of log evidence and mean (in sd) against a fit to 1e-12",
     )
     return cells, goals
@@ -356,22 +330,20 @@ def against_gpy(options: argparse.Namespace) -> tuple[list[dict], list[tuple]]:
                 return method.inference(None, X, likelihood, labels, K=K)
 
             evidence = {name: float(run(name)[1]) for name in methods if "seq" not in name}
-            timed = harness.interleave(
-                {name: partial(run, name) for name in evidence}, **rounds(options)
-            )
+            found = timed(options, {name: partial(run, name) for name in evidence})
             if "GPy sequential" in methods:  # long: once
-                found, seconds = harness.timed(partial(run, "GPy sequential"))
-                evidence["GPy sequential"] = float(found[1])
-                timed["GPy sequential"] = harness.summarize([seconds])
+                result, seconds = harness.timed(partial(run, "GPy sequential"))
+                evidence["GPy sequential"] = float(result[1])
+                found["GPy sequential"] = Fastest([[seconds]] * REPEATS)
             for name, value in evidence.items():
-                gain = quotient(timed[name], timed["epfast"])
+                gain = found[name].over(found["epfast"])
                 cells.append(
                     {
                         "n": n,
                         "signal_variance": variance,
                         "method": name,
-                        "seconds": timed[name]._asdict(),
-                        "ratio": gain,
+                        "seconds": found[name].seconds,
+                        **gain,
                         "error_of_evidence": abs(value - tight.log_evidence),
                     }
                 )
@@ -384,7 +356,7 @@ def against_gpy(options: argparse.Namespace) -> tuple[list[dict], list[tuple]]:
                         f"evidence and gradient at least {least:g} times faster, no less accurate",
                         harness.in_part(
                             [
-                                gain["median"] >= least,
+                                gain["ratio"] >= least,
                                 abs(evidence["epfast"] - tight.log_evidence)
                                 <= max(abs(value - tight.log_evidence), 1e-9),
                             ]
@@ -395,16 +367,8 @@ def against_gpy(options: argparse.Namespace) -> tuple[list[dict], list[tuple]]:
                     )
                 )
     harness.table(
-        ["n", "variance", "method", "seconds", "quartiles", "x ours", "quartiles", "error"],
-        [
-            (
-                *(c["n"], c["signal_variance"], c["method"], c["seconds"]["median"]),
-                *(harness.spread(Timing(**c["seconds"])), c["ratio"]["median"]),
-                f"{c['ratio']['q1']:.2f}-{c['ratio']['q3']:.2f}",
-                c["error_of_evidence"],
-            )
-            for c in cells
-        ],
+        ["n", "variance", "method", "seconds", "x ours", "least", "largest", "error"],
+        [tuple(c.values()) for c in cells],
         "3. Posterior, evidence and gradient by the kernel matrix, each by its own stopping rule",
     )
     return cells, goals
@@ -428,37 +392,28 @@ def against_sklearn(options: argparse.Namespace) -> tuple[list[dict], list[tuple
             "epfast": epfast.GPClassifier(kernel, optimizer=None),
             "scikit-learn": GaussianProcessClassifier(kernel, optimizer=None),
         }
-        timed = harness.interleave(
-            {name: partial(found.fit, X, y) for name, found in models.items()}, **rounds(options)
-        )
-        over = quotient(timed["epfast"], timed["scikit-learn"])
+        found = timed(options, {name: partial(model.fit, X, y) for name, model in models.items()})
+        over = found["epfast"].over(found["scikit-learn"])
         cells.append(
             {
                 "n": n,
                 "sweeps": models["epfast"].n_iter_,
-                "seconds": timed["epfast"]._asdict(),
-                "seconds_sklearn": timed["scikit-learn"]._asdict(),
-                "ratio": over,
+                "seconds": found["epfast"].seconds,
+                "seconds_sklearn": found["scikit-learn"].seconds,
+                **over,
             }
         )
         goals.append(
             (
                 f"4. scikit-learn, n = {n}",
                 "a fit takes no longer than that of Laplace's approximation",
-                over["median"] <= 1.0,
+                over["ratio"] <= 1.0,
                 f"ours / theirs {words(over)}",
             )
         )
     harness.table(
-        ["n", "sweeps", "seconds", "quartiles", "scikit-learn", "quartiles", "ours / theirs"],
-        [
-            (
-                *(c["n"], c["sweeps"], c["seconds"]["median"]),
-                *(harness.spread(Timing(**c["seconds"])), c["seconds_sklearn"]["median"]),
-                *(harness.spread(Timing(**c["seconds_sklearn"])), c["ratio"]["median"]),
-            )
-            for c in cells
-        ],
+        ["n", "sweeps", "seconds", "scikit-learn", "ours / theirs", "least", "largest"],
+        [tuple(c.values()) for c in cells],
         "4. fit(X, y) at fixed hyper-parameters, kernel matrix included",
     )
     return cells, goals

@@ -13,6 +13,7 @@ for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 # ruff: noqa: E402  (the lines above must come first)
 import argparse
 import gc
+import itertools
 import json
 import mmap
 import platform
@@ -95,17 +96,68 @@ def watch_stalls() -> bool:
     return True
 
 
-def fastest_steps(task: Callable[[Callable[..., None]], object], repeats: int = 5) -> np.ndarray:
-    """Seconds of each step of a task that does the same steps each time: the least of some runs.
+def steps(task: Callable[[Callable[..., None]], object]) -> list[float]:
+    """Seconds between the calls that a task makes of what it is given."""
+    stamps = [now()]
+    task(lambda *_: stamps.append(now()))
+    return [b - a for a, b in itertools.pairwise(stamps)]
 
-    For a task so long that no run of it is undisturbed. It is given what to call after each step.
+
+def calls(task: Callable[[], object]) -> list[float]:
+    """Seconds between the events at which functions are called or return."""
+
+    def watched(step: Callable[..., None]) -> None:
+        sys.setprofile(step)
+        try:
+            task()
+        finally:
+            sys.setprofile(None)
+
+    return steps(watched)
+
+
+class Fastest:
+    """Runs of a task that does the same steps each time, as rows of seconds per step.
+
+    The time of the task is the sum over its steps of the least of the runs: on a shared machine no
+    run as a whole is undisturbed, if it is longer than some milliseconds.
     """
-    runs = []
-    for _ in range(repeats):
-        stamps = [time.perf_counter()]
-        task(lambda *_, stamps=stamps: stamps.append(time.perf_counter()))
-        runs.append(np.diff(stamps))
-    return np.min(runs, axis=0)
+
+    def __init__(self, runs: Sequence[Sequence[float]]) -> None:
+        self.runs = np.array(runs)
+
+    @property
+    def seconds(self) -> float:
+        return float(self.runs.min(axis=0).sum())
+
+    def over(self, other: Fastest) -> dict[str, float]:
+        """Return the quotient, and the least and the largest without one of the runs."""
+        others = [
+            mine / theirs
+            for mine, theirs in zip(self._without_one(), other._without_one(), strict=True)
+        ]
+        return {
+            "ratio": self.seconds / other.seconds, "least": min(others), "largest": max(others)
+        }  # fmt: skip
+
+    def _without_one(self) -> list[float]:
+        count = len(self.runs)
+        return [
+            float(np.delete(self.runs, i, axis=0).min(axis=0).sum()) for i in range(count)
+        ]  # fmt: skip
+
+
+def fastest(
+    tasks: Mapping[Any, Callable[..., object]],
+    repeats: int = 5,
+    split: Callable[[Callable[..., object]], list[float]] = calls,
+) -> dict[Any, Fastest]:
+    """Run tasks in turn, each once for warming up and then some times."""
+    runs: dict[Any, list[list[float]]] = {name: [] for name in tasks}
+    for _ in range(repeats + 1):
+        for name, task in tasks.items():
+            runs[name].append(split(task))
+    return {name: Fastest(found[1:]) for name, found in runs.items()}
 
 
 class Timing(NamedTuple):
