@@ -10,9 +10,9 @@ here N(0, I) against N(+-(2, 2), I), best error near 0.1. 10 data sets for each 
 twice. Beside the paper's methods EP with the double loop as its fallback, whose end is verified to
 be a fixed point of EP, and what it costs in terms of 50 plain sweeps.
 
-The cost is that of the fastest of two runs, from one call of a function to the next: whole runs
-are never undisturbed on a shared machine. Each data set is noted in a file of its own (.jsonl) when
-it is done; --resume goes on from there.
+The cost is taken on the data sets with the most steps, and is that of the fastest of two runs, from
+one call of a function to the next: whole runs are never undisturbed on a shared machine. What was
+found on a data set is noted in a file of its own (.jsonl); --resume goes on from there.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ N, TESTS, SWEEPS, SETTLED = 400, 39_600, 50, 1e-3
 WIDTHS = (0.5, 1.0, 2.0, 4.0)
 RATES = (0.1, 0.2)
 JITTER = 1e-6
+#: data sets, those with the most steps, on which the double loop is timed: that takes long
+TIMED = 4
 #: sweeps of EP before the double loop, and the residual that counts as a fixed point
 BEFORE, FIXED = 20, 1e-6
 
@@ -164,7 +166,6 @@ def run(seed: int, rate: float) -> dict[str, Any]:
         "converged": bool(post.converged and post.residual <= FIXED),
         "steps": max(0, len(post.history) - BEFORE),
         "residual": post.residual,
-        "cost": cost(K, y, rate),
         "log_evidence": post.log_evidence,
     }
     alphas.append(post.alpha)
@@ -245,7 +246,11 @@ def main() -> None:
     harness.table(headers, rows, f"{len(runs)} runs, n = {N}, {TESTS} test points")
     count = {row[0]: row[1] for row in rows}
     error = {row[0]: np.array(row[3:]) for row in rows}
-    relaxed, cost = "relaxed EP, c = .03", [r["double loop"]["cost"] for r in runs]
+    relaxed = "relaxed EP, c = .03"
+    costs = []
+    for r in sorted(runs, key=lambda r: r["double loop"]["steps"])[-TIMED:]:
+        _, X, y, width = noisy_set(r["seed"], r["rate"])
+        costs.append((r["double loop"]["steps"], cost(kernel(X, width), y, r["rate"])))
     medians = {
         name: float(
             np.median([r[name]["sweeps"] for r in runs if r[name]["converged"]] or [np.nan])
@@ -274,8 +279,9 @@ def main() -> None:
         ("double loop", f"every run ends at a fixed point of EP, residual <= {FIXED:g}", all(fixed),
          f"{sum(fixed)} of {len(fixed)}; largest residual "
          f"{max(r['double loop']['residual'] for r in runs):.1e}"),
-        ("double loop", f"within 20 times the time of {SWEEPS} plain sweeps", max(cost) <= 20.0,
-         f"median {np.median(cost):.1f}, largest {max(cost):.1f}"),
+        ("double loop", f"within 20 times the time of {SWEEPS} plain sweeps",
+         max(c for _, c in costs) <= 20.0,
+         "the runs with the most steps: " + ", ".join(f"{c:.1f} ({k} steps)" for k, c in costs)),
     ]  # fmt: skip
     harness.verdicts(goals, "Aims", harness.MET)
     records = [dict(zip(headers, row, strict=True)) for row in rows]

@@ -123,6 +123,29 @@ def test_slope_and_curvature_of_what_descends(power):
     assert np.abs(moved).max() > 0.01
 
 
+def test_systems_are_solved_by_blocks():
+    """a H_q + H_r in matrices of order n, against matrices of order 2 n."""
+    n, power = 7, 0.7
+    K, y = clusters(n, 0.3, 5)
+    descent = Descent(Kernel(K.copy()), y, moments(NoisyStep(0.2), 1.0), power)
+    rng = np.random.default_rng(0)
+    assert descent.start(rng.uniform(0.1, 0.5, n), rng.normal(size=n))
+    s = descent.point.s * rng.uniform(0.9, 1.1, size=(2, n))
+    point = descent._inner(s, descent.point.r, 1e-10)
+    unit = np.sqrt(s[1])
+    S = point.process.covariance * np.outer(unit, unit)
+    T = np.eye(2 * n)
+    T[n:, :n] = -np.diag((point.process.mean - s[0] / s[1]) * unit)
+    Hr = T @ np.block([[S, np.zeros((n, n))], [np.zeros((n, n)), 0.5 * S**2]]) @ T.T
+    b11, b12, b22 = map(np.diag, point.blocks)
+    Hq = np.block([[b11, b12], [b12, b22]])
+    right = rng.normal(size=2 * n)
+    M = power * Hq + Hr
+    np.testing.assert_allclose(point.factor.solve(right), np.linalg.solve(M, right), rtol=1e-9)
+    want = np.tril(Hq @ np.linalg.solve(M, Hq))
+    np.testing.assert_allclose(np.tril(point.factor.between(point.blocks)), want, atol=1e-10)
+
+
 def test_is_not_used_where_sweeps_settle():
     K, y = clusters(30, 0.0, 2)
     plain = fit_gp(K, y, schedule=EP(30))

@@ -15,8 +15,11 @@ Levenberg-Marquardt step with the exact Hessian
     F'' = (H_s - H_q) / a + H_q (a H_q + H_r)^-1 H_q
 
 by the implicit function theorem, where H are covariances of (f, -f^2 / 2). Newton's step where F''
-is positive definite and F falls as predicted; towards the classical one elsewhere. Matrices are of
-order 2 n: a step costs some 30 n^3 and 16 n^2 numbers.
+is positive definite and F falls as predicted; towards the classical one elsewhere.
+
+H_s and H_q have one 2 x 2 block per site. About the posterior means H_r is block diagonal as well,
+S and S o S / 2 of the covariance S of f, so that a H_q + H_r is factored in matrices of order n:
+a step costs some 16 n^3 and 16 n^2 numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +27,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import linalg
 
 from epfast._checks import Array
@@ -67,6 +69,55 @@ class _Tilted(NamedTuple):
     fourth: Array
 
 
+class _Factor(NamedTuple):
+    """What solves systems with a H_q + H_r = T [[A, C], [C, B]] T', C diagonal.
+
+    T = [[I, 0], [-O, I]], O = diag(offset), takes moments about the posterior means to those about
+    the means of the marginals.
+    """
+
+    #: (n,)
+    offset: Array
+    #: (n,), C
+    cross: Array
+    #: (n, n), lower triangle of A^-1
+    inverse: Array
+    #: (n, n), lower Cholesky factor of B - C A^-1 C
+    schur: Array
+
+    def solve(self, right: Array) -> Array:
+        """(a H_q + H_r)^-1 times a vector."""
+        first, second = np.split(right, 2)
+        reduced = linalg.blas.dsymv(1.0, self.inverse, first, lower=1)
+        second = linalg.cho_solve(
+            (self.schur, True),
+            second + self.offset * first - self.cross * reduced,
+            check_finite=False,
+        )
+        first = linalg.blas.dsymv(1.0, self.inverse, first - self.cross * second, lower=1)
+        return np.concatenate([first + self.offset * second, second])
+
+    def between(self, blocks: Array) -> Array:
+        """(2 n, 2 n), lower triangle of H_q (a H_q + H_r)^-1 H_q, from the blocks of H_q."""
+        n = len(self.cross)
+        corner = _symmetric(linalg.lapack.dpotri(self.schur, lower=1)[0])
+        # [[A, C], [C, B]]^-1 = [[first, -cross], [-cross', corner]]
+        cross = linalg.blas.dsymm(1.0, self.inverse, self.cross[:, None] * corner, lower=1)
+        first = linalg.blas.dsymm(1.0, self.inverse, cross * self.cross, side=1, lower=1)
+        first += _symmetric(self.inverse)
+        b11, b12, b22 = blocks
+        # H_q T'^-1
+        left = ((b11, b11 * self.offset + b12), (b12, b12 * self.offset + b22))
+        result = np.empty((2 * n, 2 * n), order="F")
+        for i, j in ((0, 0), (1, 0), (1, 1)):
+            (x, z), (u, w) = left[i], left[j]
+            block = np.multiply(first, _outer(x, u), out=result[i * n :, j * n :][:n, :n])
+            block -= cross * _outer(x, w)
+            block -= cross.T * _outer(z, u)
+            block += corner * _outer(z, w)
+        return result
+
+
 class Point(NamedTuple):
     """Marginals s and the sites r that are best for them, (2, n) each: nu, tau."""
 
@@ -78,8 +129,8 @@ class Point(NamedTuple):
     inner: float
     #: (3, n), the 2 x 2 blocks of H_q: entries 11, 12, 22
     blocks: Array
-    #: (2 n, 2 n), lower Cholesky factor of a H_q + H_r
-    factor: Array
+    #: of a H_q + H_r
+    factor: _Factor
 
 
 class Descent:
@@ -131,29 +182,27 @@ class Descent:
         offset, variance = _centered(point)
         # what is least at moments that match; in coordinates where a marginal is N(0, 1)
         gradient = np.concatenate([-offset, 0.5 * (offset**2 + variance - 1.0)]) / a
-        inverse = linalg.lapack.dpotri(point.factor, lower=1)[0]
-        inverse = np.tril(inverse) + np.tril(inverse, -1).T
-        hessian = _times_blocks(point.blocks, _times_blocks(point.blocks, inverse).T)
+        hessian = point.factor.between(point.blocks)  # its lower triangle
         diagonal, other = np.arange(n), np.arange(n, 2 * n)
         b11, b12, b22 = point.blocks
         hessian[diagonal, diagonal] += (1.0 - b11) / a
         hessian[other, other] += (0.5 - b22) / a
-        hessian[diagonal, other] -= b12 / a
         hessian[other, diagonal] -= b12 / a
         accuracy = max(1e-20, min(1e-5, 1e-3 * self.mismatch**2))
         while self.ridge < LONGEST_RIDGE:
-            matrix = hessian.copy()
+            matrix = hessian.copy(order="F")
             matrix[diagonal, diagonal] += self.ridge / a
             matrix[other, other] += 0.5 * self.ridge / a
             try:
-                factor = linalg.cho_factor(matrix, lower=True, check_finite=False)
+                factor = linalg.cho_factor(matrix, lower=True, overwrite_a=True, check_finite=False)
             except linalg.LinAlgError:
                 self._shorten()
                 continue
             move = -linalg.cho_solve(factor, gradient, check_finite=False)
-            predicted = float(gradient @ move + 0.5 * move @ hessian @ move)
+            curved = linalg.blas.dsymv(1.0, hessian, move, lower=1)
+            predicted = float(gradient @ move + 0.5 * move @ curved)
             # where the inner maximum goes, to first order
-            follow = inverse @ _times_blocks(point.blocks, move[:, None])[:, 0]
+            follow = point.factor.solve(_times_blocks(point.blocks, move))
             s = point.s + _natural(move, point.s)
             if (s[1] > SHRINK * point.s[1]).all():
                 found = self._inner(s, point.r + _natural(follow, point.s), accuracy)
@@ -182,26 +231,20 @@ class Descent:
 
     def _inner(self, s: Array, r: Array, accuracy: float) -> Point | None:
         """Newton's method on the sites r; None where it has no way to go."""
-        n, a = len(self.y), self.power
+        a = self.power
         here = self._evaluate(s, r)
         for _ in range(INNER):
             if here is None:
                 return None
             inner, process, tilted = here
             blocks = _blocks(s, tilted)
-            factor = _covariance_of_moments(s, process)
-            diagonal, other = np.arange(n), np.arange(n, 2 * n)
-            factor[diagonal, diagonal] += a * blocks[0]
-            factor[other, diagonal] += a * blocks[1]
-            factor[other, other] += a * blocks[2]
-            try:
-                factor = linalg.cholesky(factor, lower=True, overwrite_a=True, check_finite=False)
-            except linalg.LinAlgError:
+            factor = _factor(s, process, a * blocks)
+            if factor is None:
                 return None
             gradient = _moments(s, tilted.mean, tilted.variance) - _moments(
                 s, process.mean, np.diag(process.covariance)
             )
-            move = linalg.cho_solve((factor, True), gradient, check_finite=False)
+            move = factor.solve(gradient)
             rise = float(gradient @ move)
             if rise <= accuracy:
                 return Point(s, r, process, tilted, inner, blocks, factor)
@@ -304,20 +347,43 @@ def _blocks(s: Array, tilted: _Tilted) -> Array:
     return np.array([variance, cross, np.maximum(square, least)])
 
 
-def _covariance_of_moments(s: Array, process: _Process) -> Array:
-    """(2 n, 2 n), H_r: covariances of all (x, -x^2 / 2), its lower triangle."""
-    n = len(process.mean)
+def _factor(s: Array, process: _Process, blocks: Array) -> _Factor | None:
+    """For H_r and these blocks; None where they are not positive definite to rounding."""
     unit = np.sqrt(s[1])
     offset = (process.mean - s[0] / s[1]) * unit
-    result = np.empty((2 * n, 2 * n), order="F")
-    covariance = np.multiply(process.covariance, np.outer(unit, unit), out=result[:n, :n])
-    np.multiply(covariance, -offset[:, None], out=result[n:, :n])
-    result[n:, n:] = np.outer(offset, offset) * covariance + 0.5 * covariance**2
+    b11, b12, b22 = blocks
+    cross = b12 + offset * b11
+    covariance = process.covariance * np.outer(unit, unit)
+    square = 0.5 * covariance**2
+    np.fill_diagonal(covariance, covariance.diagonal() + b11)
+    factor, trouble = linalg.lapack.dpotrf(covariance.T, lower=1, clean=0, overwrite_a=1)
+    if trouble:
+        return None
+    inverse, trouble = linalg.lapack.dpotri(factor, lower=1, overwrite_c=1)
+    if trouble:
+        return None
+    # both of them by columns
+    square = square.T
+    square -= inverse * _outer(cross, cross)
+    np.fill_diagonal(square, square.diagonal() + b22 + offset * (2.0 * b12 + offset * b11))
+    schur, trouble = linalg.lapack.dpotrf(square, lower=1, clean=0, overwrite_a=1)
+    return None if trouble else _Factor(offset, cross, inverse, schur)
+
+
+def _outer(x: Array, y: Array) -> Array:
+    """Return x y', by columns."""
+    return np.outer(y, x).T
+
+
+def _symmetric(lower: Array) -> Array:
+    """The matrix of which this is the lower triangle."""
+    result = np.tril(lower)
+    result += np.tril(lower, -1).T
     return result
 
 
-def _times_blocks(blocks: Array, X: NDArray[np.float64]) -> Array:
-    """Return H_q X."""
-    n = blocks.shape[1]
-    b11, b12, b22 = blocks[:, :, None]
-    return np.concatenate([b11 * X[:n] + b12 * X[n:], b12 * X[:n] + b22 * X[n:]])
+def _times_blocks(blocks: Array, x: Array) -> Array:
+    """Return H_q x."""
+    first, second = np.split(x, 2)
+    b11, b12, b22 = blocks
+    return np.concatenate([b11 * first + b12 * second, b12 * first + b22 * second])
