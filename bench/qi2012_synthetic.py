@@ -33,7 +33,7 @@ WIDTHS = (0.5, 1.0, 2.0, 4.0)
 RATES = (0.1, 0.2)
 JITTER = 1e-6
 #: data sets, those with the most steps, on which the double loop is timed: that takes long
-TIMED = 4
+TIMED = 2
 #: sweeps of EP before the double loop, and the residual that counts as a fixed point
 BEFORE, FIXED = 20, 1e-6
 

@@ -146,6 +146,28 @@ def test_systems_are_solved_by_blocks():
     np.testing.assert_allclose(np.tril(point.factor.between(point.blocks)), want, atol=1e-10)
 
 
+@pytest.mark.parametrize("off", [1e-2, 1e-3, 1e-4, 1e-5, 1e-6])
+def test_goes_on_from_near_a_fixed_point(off):
+    """Where F falls by less than what a coarse inner loop would leave of it."""
+    K, y = clusters(40, 0.1, 1)
+    loss = NoisyStep(0.3)
+    fit = fit_gp(K, y, loss=loss, schedule=EP(200, 1e-13, damping=0.7))
+    assert fit.converged
+    descent = Descent(Kernel(K.copy()), y, moments(loss, 1.0), 1.0)
+    tau, nu, _ = fit.sites
+    rng = np.random.default_rng(0)
+    assert descent.start(tau + off * rng.normal(size=40), nu + off * rng.normal(size=40))
+    for _ in range(4):
+        if descent.mismatch > 1e-8:
+            assert descent.step()
+    point = descent.point
+    sd = np.sqrt(fit.variance)
+    for found in (point.process.mean, point.tilted.mean, point.s[0] / point.s[1]):
+        np.testing.assert_allclose(found / sd, fit.mean / sd, rtol=0, atol=1e-6)
+    for found in (np.diag(point.process.covariance), point.tilted.variance, 1 / point.s[1]):
+        np.testing.assert_allclose(found, fit.variance, rtol=1e-6)
+
+
 def test_is_not_used_where_sweeps_settle():
     K, y = clusters(30, 0.0, 2)
     plain = fit_gp(K, y, schedule=EP(30))

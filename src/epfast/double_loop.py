@@ -125,8 +125,9 @@ class Point(NamedTuple):
     r: Array
     process: _Process
     tilted: _Tilted
-    #: what the inner loop makes most
+    #: what the inner loop makes most, and twice what another step of it would add
     inner: float
+    rise: float
     #: (3, n), the 2 x 2 blocks of H_q: entries 11, 12, 22
     blocks: Array
     #: of a H_q + H_r
@@ -165,10 +166,14 @@ class Descent:
 
     @property
     def mismatch(self) -> float:
-        """Largest difference of marginals and tilted moments: means in sd, variances relative."""
-        (nu, tau), process = self.point.s, self.point.process
-        variance = np.diag(process.covariance)
-        mean_gap = np.abs(nu / tau - process.mean) / np.sqrt(variance)
+        """Largest difference of marginals from process or tilted moments: sd, or relative.
+
+        The inner loop ends with a difference of the latter two.
+        """
+        (nu, tau), process, tilted = self.point.s, self.point.process, self.point.tilted
+        mean = np.array([process.mean, tilted.mean])
+        variance = np.array([np.diag(process.covariance), tilted.variance])
+        mean_gap = np.abs(nu / tau - mean) / np.sqrt(variance)
         return float(max(mean_gap.max(), np.abs(1.0 / (tau * variance) - 1.0).max()))
 
     def log_scale(self) -> Array:
@@ -177,6 +182,9 @@ class Descent:
 
     def step(self) -> bool:
         """One outer step. False: none was found that lowers F."""
+        accuracy = max(1e-20, min(1e-5, 1e-3 * self.mismatch**2))
+        if self.point.rise > accuracy:  # F is to be known better than by what it will fall
+            self.point = self._inner(self.point.s, self.point.r, accuracy) or self.point
         point, n, a = self.point, len(self.y), self.power
         value = self._value(point)
         offset, variance = _centered(point)
@@ -188,7 +196,6 @@ class Descent:
         hessian[diagonal, diagonal] += (1.0 - b11) / a
         hessian[other, other] += (0.5 - b22) / a
         hessian[other, diagonal] -= b12 / a
-        accuracy = max(1e-20, min(1e-5, 1e-3 * self.mismatch**2))
         while self.ridge < LONGEST_RIDGE:
             matrix = hessian.copy(order="F")
             matrix[diagonal, diagonal] += self.ridge / a
@@ -247,7 +254,7 @@ class Descent:
             move = factor.solve(gradient)
             rise = float(gradient @ move)
             if rise <= accuracy:
-                return Point(s, r, process, tilted, inner, blocks, factor)
+                return Point(s, r, process, tilted, inner, rise, blocks, factor)
             direction, length = _natural(move, s), 1.0
             for _ in range(HALVINGS):
                 here = self._evaluate(s, r + length * direction)
