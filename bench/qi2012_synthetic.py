@@ -287,7 +287,7 @@ def main() -> None:
     records = [dict(zip(headers, row, strict=True)) for row in rows]
     harness.write(
         options.output, "qi2012_synthetic", options, table=records, claims=claims, goals=goals,
-        runs=runs,
+        runs={f"{r['rate']:g}, seed {r['seed']}": r for r in runs},
     )  # fmt: skip
     noted.unlink()
     boundaries(options)
