@@ -34,7 +34,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -49,7 +48,7 @@ INPUTS = 5
 TOLERANCE = 1e-6
 VARIANCES = (1.0, 1e2, 1e4)
 ORDERS = ("sequential", "shuffled", "parallel", "auto")
-#: runs of part 1, and sites of rank-one code in a step
+#: runs after the first, and sites of rank-one code in a step
 REPEATS, SITES = 5, 10
 
 
@@ -70,14 +69,14 @@ def rbf(X: Array, variance: float = 1.0) -> Array:
     return 0.5 * (K + K.T)
 
 
-def ours(K: Array, y: Array, callback: Callable | None = None, **schedule: Any) -> Any:
+def ours(K: Array, y: Array, **schedule: Any) -> Any:
     """One fit, to the tolerance unless something else is asked for."""
     import epfast
 
     settings = {"tol": TOLERANCE, "sweeps": 200} | schedule
     if settings.get("order") == "shuffled":
         settings["seed"] = 0
-    return epfast.fit_gp(K, y, schedule=epfast.EP(**settings), callback=callback)
+    return epfast.fit_gp(K, y, schedule=epfast.EP(**settings))
 
 
 def timed(options: argparse.Namespace, tasks: Mapping[str, Callable], **how: Any) -> dict:
@@ -139,11 +138,6 @@ class RankOne:
             step()
 
 
-def second_half(found: Fastest) -> Fastest:
-    """The second of two sweeps."""
-    return Fastest(found.runs[:, found.runs.shape[1] // 2 :])
-
-
 def site_by_site(options: argparse.Namespace) -> tuple[list[dict], list[tuple]]:
     """Sequential sweeps against rank_one_gp.c, and against dpotrf."""
     cells = []
@@ -161,8 +155,7 @@ def site_by_site(options: argparse.Namespace) -> tuple[list[dict], list[tuple]]:
                 return state
 
             def blocked(step: Callable, K=K, y=y) -> Any:
-                bar = SimpleNamespace(update=step, close=lambda: None)
-                with mock.patch("epfast.loop.progress_bar", return_value=bar):
+                with harness.each_chunk(step):
                     return ours(K, y, order="sequential", tol=0.0, sweeps=2)
 
             work = np.empty_like(B, order="F")
@@ -180,7 +173,7 @@ def site_by_site(options: argparse.Namespace) -> tuple[list[dict], list[tuple]]:
                 "loop": partial(rank_one, dsyr=False),
             }
             found = {
-                name: second_half(runs)
+                name: runs.second_half()
                 for name, runs in timed(options, tasks, split=harness.steps).items()
             }
             dpotrf = min(factor() for _ in range(10 * REPEATS))

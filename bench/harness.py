@@ -22,8 +22,11 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 
@@ -116,6 +119,12 @@ def calls(task: Callable[[], object]) -> list[float]:
     return steps(watched)
 
 
+def each_chunk(step: Callable[..., None]) -> AbstractContextManager[Any]:
+    """Have epfast call ``step``, in place of a progress bar, with the rows of every chunk."""
+    bar = SimpleNamespace(update=step, close=lambda: None)
+    return mock.patch("epfast.loop.progress_bar", return_value=bar)
+
+
 class Fastest:
     """Runs of a task that does the same steps each time, as rows of seconds per step.
 
@@ -130,6 +139,10 @@ class Fastest:
     def seconds(self) -> float:
         return float(self.runs.min(axis=0).sum())
 
+    def second_half(self) -> Fastest:
+        """Return the second of two sweeps."""
+        return Fastest(self.runs[:, self.runs.shape[1] // 2 :])
+
     def over(self, other: Fastest) -> dict[str, float]:
         """Return the quotient, and the least and the largest without one of the runs."""
         others = [
@@ -137,14 +150,13 @@ class Fastest:
             for mine, theirs in zip(self._without_one(), other._without_one(), strict=True)
         ]
         return {
-            "ratio": self.seconds / other.seconds, "least": min(others), "largest": max(others)
-        }  # fmt: skip
+            "ratio": self.seconds / other.seconds,
+            "least": min(others),
+            "largest": max(others),
+        }
 
     def _without_one(self) -> list[float]:
-        count = len(self.runs)
-        return [
-            float(np.delete(self.runs, i, axis=0).min(axis=0).sum()) for i in range(count)
-        ]  # fmt: skip
+        return [Fastest(np.delete(self.runs, i, axis=0)).seconds for i in range(len(self.runs))]
 
 
 def fastest(

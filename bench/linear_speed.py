@@ -105,9 +105,9 @@ def rounds(options: argparse.Namespace) -> dict[str, Any]:
 
 def timed_sweeps(*arguments: Any, **schedule: Any) -> tuple[Any, list[float]]:
     """One fit, and the time of each sweep; the first includes what comes before it."""
-    stamps = [harness.now()]
-    fit = ours(*arguments, callback=lambda info, state: stamps.append(harness.now()), **schedule)
-    return fit, [b - a for a, b in itertools.pairwise(stamps)]
+    fits: list[Any] = []
+    seconds = harness.steps(lambda step: fits.append(ours(*arguments, callback=step, **schedule)))
+    return fits[0], seconds
 
 
 def ratio(timing: Timing) -> str:
@@ -643,29 +643,12 @@ def matrix_work(options: argparse.Namespace, n: int) -> tuple[dict, list[tuple]]
 # ---- 6. many rows ----
 
 
-class Chunks:
-    """In place of a progress bar: microseconds per row of each chunk of rows.
-
-    A chunk takes a millisecond, so that most of them meet no stall of the host; a sweep takes a
-    second, and all of them do.
-    """
-
-    def __init__(self) -> None:
-        self.last, self.times = time.perf_counter(), []
-
-    def update(self, rows: int) -> None:
-        stamp = time.perf_counter()
-        self.times.append(1e6 * (stamp - self.last) / rows)
-        self.last = stamp
-
-    def close(self) -> None:
-        pass
-
-
 def child(n: int) -> None:
-    """In a process of its own: the memory of a fit, and fits at N/4, N/2 and N, twice."""
-    import epfast.loop
+    """In a process of its own: the memory of a fit, and fits at N/4, N/2 and N, twice.
 
+    A chunk of rows takes a millisecond, so that most of them meet no stall of the host; a sweep
+    takes a second, and all of them do.
+    """
     X, y = synthetic(n, FEWER_DIMENSIONS, "probit")
     ours(X[:5000], y[:5000], "probit")
     ours(X[:5000], y[:5000], "probit", order="sequential", sweeps=2, tol=0.0)
@@ -676,16 +659,19 @@ def child(n: int) -> None:
     del fit
     cells = []
     for size in (n // 4, n // 2, n, n // 4, n // 2, n):
-        chunks = Chunks()
-        epfast.loop.progress_bar = lambda progress, chunks=chunks: chunks
-        start = time.perf_counter()
-        fit = ours(X[:size], y[:size], "probit")
+        chunks = [(time.perf_counter(), 0)]  # when they ended, and their rows
+        with harness.each_chunk(
+            lambda rows, chunks=chunks: chunks.append((time.perf_counter(), rows))
+        ):
+            fit = ours(X[:size], y[:size], "probit")
+        seconds = time.perf_counter() - chunks[0][0]
+        us = [1e6 * (t - s) / rows for (s, _), (t, rows) in itertools.pairwise(chunks)]
         cells.append(
             {
                 "N": size,
                 "sweeps": fit.n_sweeps,
-                "us_per_row": np.quantile(chunks.times, [0.05, 0.25, 0.5, 0.75, 0.95]).tolist(),
-                "seconds": time.perf_counter() - start,
+                "us_per_row": np.quantile(us, [0.05, 0.25, 0.5, 0.75, 0.95]).tolist(),
+                "seconds": seconds,
             }
         )
     print(

@@ -26,10 +26,9 @@ MOST_MB = 200.0  # at n = 20,000
 
 CHILD = """
 import sys
-from types import SimpleNamespace
-from harness import fastest, peak_memory, steps, watch_stalls
+from harness import each_chunk, fastest, peak_memory, steps, watch_stalls
 import numpy as np
-import epfast, epfast.loop
+import epfast
 
 watch_stalls()
 n, rank = map(int, sys.argv[1:])
@@ -46,13 +45,12 @@ def fit(X, y, rank):
 
 def second_sweep(G, y, order, **given):
     def sweeps(step):
-        epfast.loop.progress_bar = lambda _: SimpleNamespace(update=step, close=lambda: None)
-        epfast.fit_linear(
-            G, y, posterior="full", prior_variance=1.0, schedule=epfast.EP(2, 0.0, order=order),
-            **given,
-        )
-    runs = fastest({0: sweeps}, split=steps)[0].runs
-    return runs[:, runs.shape[1] // 2:].min(axis=0).sum()
+        with each_chunk(step):
+            epfast.fit_linear(
+                G, y, posterior="full", prior_variance=1.0,
+                schedule=epfast.EP(2, 0.0, order=order), **given,
+            )
+    return fastest({0: sweeps}, split=steps)[0].second_half().seconds
 
 fit(*problem(600), 20)[1].mean  # code and buffers that stay
 X, y = problem(n)

@@ -100,11 +100,11 @@ class _Factor(NamedTuple):
     def between(self, blocks: Array) -> Array:
         """(2 n, 2 n), lower triangle of H_q (a H_q + H_r)^-1 H_q, from the blocks of H_q."""
         n = len(self.cross)
-        corner = _symmetric(linalg.lapack.dpotri(self.schur, lower=1)[0])
+        corner = whole(linalg.lapack.dpotri(self.schur, lower=1)[0].T)
         # [[A, C], [C, B]]^-1 = [[first, -cross], [-cross', corner]]
         cross = linalg.blas.dsymm(1.0, self.inverse, self.cross[:, None] * corner, lower=1)
         first = linalg.blas.dsymm(1.0, self.inverse, cross * self.cross, side=1, lower=1)
-        first += _symmetric(self.inverse)
+        first += whole(self.inverse.T)
         b11, b12, b22 = blocks
         # H_q T'^-1
         left = ((b11, b11 * self.offset + b12), (b12, b12 * self.offset + b22))
@@ -380,13 +380,6 @@ def _factor(s: Array, process: _Process, blocks: Array) -> _Factor | None:
 def _outer(x: Array, y: Array) -> Array:
     """Return x y', by columns."""
     return np.outer(y, x).T
-
-
-def _symmetric(lower: Array) -> Array:
-    """The matrix of which this is the lower triangle."""
-    result = np.tril(lower)
-    result += np.tril(lower, -1).T
-    return result
 
 
 def _times_blocks(blocks: Array, x: Array) -> Array:

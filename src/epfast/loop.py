@@ -63,7 +63,7 @@ def warn_of_refusals(refused: int, sites: int) -> None:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during a fit; ``posterior`` is the one of that moment, from which to resume."""
+    """Ctrl-C during a fit; ``posterior`` is what was found so far, from which to resume."""
 
     def __init__(self, posterior: Any) -> None:
         super().__init__("interrupted; .posterior holds what was found so far")
