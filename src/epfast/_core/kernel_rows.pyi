@@ -1,6 +1,6 @@
 from typing import Any
 
-from epfast._checks import Array
+from epfast._core._types import Array
 
 class KernelRows:
     n: int

@@ -9,7 +9,7 @@ import numpy as np
 from libc.math cimport fmax
 from libc.string cimport memcpy
 
-from epfast._core.loss cimport kernels
+from epfast._core.vector cimport kernels
 from epfast._core.lapack cimport blas_int
 
 

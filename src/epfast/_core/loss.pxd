@@ -1,74 +1,14 @@
-"""Losses as the C core sees them, and the vector kernels in use in this process."""
+"""Losses as the C core sees them."""
 
-
-cdef extern from "simd/kern.h" nogil:
-    ctypedef int (*epf_callback)(
-        ptrdiff_t n, const double *m, double *value, double *slope, double *curvature, void *user
-    ) noexcept nogil
-
-    const int EPF_CALLBACK
-    const int EPF_PIECEWISE_KNOTS
-
-    ctypedef struct epf_loss:
-        int kind
-        const double *parameters
-        epf_callback callback
-        void *user
-
-    ctypedef void (*epf_elementwise)(ptrdiff_t n, const double *x, double *out) noexcept nogil
-
-    ctypedef struct epf_kernels:
-        const char *name
-        int width
-        epf_elementwise exp
-        epf_elementwise expm1
-        epf_elementwise log
-        epf_elementwise log1p
-        epf_elementwise erfcx
-        epf_elementwise log_ndtr
-        int (*loss)(
-            const epf_loss *loss, ptrdiff_t n, const double *m,
-            double *value, double *slope, double *curvature
-        ) noexcept nogil
-        void (*margins)(
-            ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld, const double *y,
-            const double *mu, double *m
-        ) noexcept nogil
-        void (*weighted_sums)(
-            ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld, const double *c,
-            const double *w, double *g, double *h
-        ) noexcept nogil
-        int (*pairs)(
-            const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld,
-            const double *y, const double *m, const double *step, double *D, double *S,
-            double *work
-        ) noexcept nogil
-        void (*probit_moments)(
-            ptrdiff_t n, const double *m, const double *v, double *lZ, double *dlZ, double *d2lZ
-        ) noexcept nogil
-        void (*logistic_moments)(
-            ptrdiff_t n, const double *m, const double *v, double *lZ, double *dlZ, double *d2lZ
-        ) noexcept nogil
-        void (*piecewise_moments)(
-            const double *parameters, ptrdiff_t n, const double *m, const double *v,
-            const double *power, double *lZ, double *dlZ, double *d2lZ
-        ) noexcept nogil
-
-    size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d)
-    int epf_kernels_count()
-    const epf_kernels *epf_kernels_get(int i)
-    int epf_loss_count()
-    const char *epf_loss_name(int kind)
-    int epf_loss_parameters(int kind)
-
-
-cdef const epf_kernels *kernels
+from epfast._core.vector cimport epf_loss
 
 
 cdef class CoreLoss:
     cdef epf_loss c
+    cdef ptrdiff_t stride           # numbers of a row of y: its responses, or its label
     cdef object alive               # what c points into
     cdef double[::1] parameters
     cdef object value, slope, curvature
     cdef object error               # the exception of a Python callable
     cdef int reraise(self) except -1
+    cdef int check_responses(self, const double[:, ::1] y, ptrdiff_t n) except -1

@@ -1,29 +1,35 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from numpy.typing import ArrayLike
+from epfast._core._types import Array
 
-from epfast._checks import Array
-
-SIMD_AVAILABLE: tuple[str, ...]
 LOSS_PARAMETERS: dict[str, int]
+LOSS_WIDTHS: dict[str, int]
 VALUE_SIGNATURES: tuple[str, ...]
 BATCH_SIGNATURE: str
 
-def build_facts() -> dict[str, Any]: ...
-def elementwise(name: str, x: Array, out: Array) -> None: ...
-
 class CoreLoss:
+    @property
+    def width(self) -> int: ...
+    @property
+    def beta(self) -> float: ...
     @staticmethod
-    def table(name: str, parameters: Iterable[float] = ...) -> CoreLoss: ...
+    def table(name: str, parameters: Iterable[float] = ..., beta: float = ...) -> CoreLoss: ...
     @staticmethod
     def python(
-        value: Callable[[Array], ArrayLike],
-        slope: Callable[[Array], ArrayLike] | None = ...,
-        curvature: Callable[[Array], ArrayLike] | None = ...,
+        value: Callable[..., Any],
+        slope: Callable[..., Any] | None = ...,
+        curvature: Callable[..., Any] | None = ...,
+        beta: float = ...,
+        width: int = ...,
     ) -> CoreLoss: ...
     @staticmethod
-    def low_level(callable: Any) -> tuple[CoreLoss, bool]: ...
+    def low_level(callable: Any, beta: float = ...) -> tuple[CoreLoss, bool]: ...
     def at(
-        self, m: Array, value: Array, slope: Array | None = ..., curvature: Array | None = ...
+        self,
+        h: Array,
+        value: Array,
+        slope: Array | None = ...,
+        curvature: Array | None = ...,
+        y: Array | None = ...,
     ) -> None: ...

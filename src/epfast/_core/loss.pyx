@@ -1,6 +1,4 @@
-"""The losses of losses.h, a user's own function, and the choice of vector kernels."""
-
-import os
+"""The losses of losses.h, and a user's own function."""
 
 import numpy as np
 
@@ -8,87 +6,17 @@ from libc.math cimport NAN
 
 from cpython.pycapsule cimport PyCapsule_GetContext, PyCapsule_GetName, PyCapsule_GetPointer
 
-
-cdef extern from "build_config.h" nogil:
-    const char *EPF_VERSION
-    const char *EPF_COMPILER
-    const char *EPF_CYTHON
-    const char *EPF_LAPACK
-    const char *EPF_LAPACK_VERSION
-    const char *EPF_SANITIZE
-    const char *EPF_BUILDTYPE
-    bint EPF_BOUNDS_CHECKS
-
-
-# ---- the instruction set ----
-
-SIMD_AVAILABLE = tuple(epf_kernels_get(i).name.decode() for i in range(epf_kernels_count()))
-
-
-cdef int select_kernels() except -1:
-    global kernels
-    wanted = os.environ.get("EPFAST_SIMD") or SIMD_AVAILABLE[len(SIMD_AVAILABLE) - 1]
-    if wanted not in SIMD_AVAILABLE:
-        raise ImportError(
-            f"the environment variable EPFAST_SIMD is {wanted!r}; this build on this CPU allows "
-            f"{', '.join(SIMD_AVAILABLE)}"
-        )
-    kernels = epf_kernels_get(SIMD_AVAILABLE.index(wanted))
-    return 0
-
-
-select_kernels()
-
-
-def build_facts():
-    """What this build is and what it uses: the raw material of ``backend.build_config``."""
-    return {
-        "version": EPF_VERSION.decode(),
-        "lapack": EPF_LAPACK.decode(),
-        "lapack_version": EPF_LAPACK_VERSION.decode(),
-        "simd": kernels.name.decode(),
-        "simd_available": list(SIMD_AVAILABLE),
-        "simd_width": kernels.width,
-        "compiler": EPF_COMPILER.decode(),
-        "cython": EPF_CYTHON.decode(),
-        "buildtype": EPF_BUILDTYPE.decode(),
-        "bounds_checks": bool(EPF_BOUNDS_CHECKS),
-        "sanitizer": EPF_SANITIZE.decode(),
-    }
-
-
-def elementwise(str name, const double[::1] x, double[::1] out):
-    """out = f(x) by the vector kernels; name is exp, expm1, log, log1p, erfcx or log_ndtr."""
-    cdef epf_elementwise f
-    cdef ptrdiff_t n = x.shape[0]
-    if name == "exp":
-        f = kernels.exp
-    elif name == "expm1":
-        f = kernels.expm1
-    elif name == "log":
-        f = kernels.log
-    elif name == "log1p":
-        f = kernels.log1p
-    elif name == "erfcx":
-        f = kernels.erfcx
-    elif name == "log_ndtr":
-        f = kernels.log_ndtr
-    else:
-        raise ValueError(f"no vector kernel is named {name!r}")
-    if n == 0:
-        return
-    with nogil:
-        f(n, &x[0], &out[0])
-
-
-# ---- losses ----
+from epfast._core.vector cimport (
+    EPF_CALLBACK, epf_loss_count, epf_loss_name, epf_loss_parameters, epf_loss_width, kernels,
+)
 
 LOSS_PARAMETERS = {
     epf_loss_name(kind).decode(): epf_loss_parameters(kind) for kind in range(epf_loss_count())
 }
+LOSS_WIDTHS = {name: epf_loss_width(kind) for kind, name in enumerate(LOSS_PARAMETERS)}
 _KINDS = {name: kind for kind, name in enumerate(LOSS_PARAMETERS)}
 
-# The C signatures of a user's loss, as scipy.LowLevelCallable spells them (without const).
+# C signatures of a loss of the margin, as scipy.LowLevelCallable spells them (without const).
 VALUE_SIGNATURES = ("double (double)", "double (double, void *)")
 BATCH_SIGNATURE = "int (int, double *, double *, void *)"
 
@@ -102,26 +30,28 @@ ctypedef struct LowLevel:
 
 
 cdef int call_value(
-    ptrdiff_t n, const double *m, double *value, double *slope, double *curvature, void *user
+    ptrdiff_t n, const double *h, const double *y, ptrdiff_t stride, double *value, double *slope,
+    double *curvature, void *user
 ) noexcept nogil:
     cdef LowLevel *c = <LowLevel *> user
     cdef ptrdiff_t i
     if slope != NULL or curvature != NULL:
         return 1
     for i in range(n):
-        value[i] = (<value_of_margin> c.function)(m[i])
+        value[i] = (<value_of_margin> c.function)(h[i])
     return 0
 
 
 cdef int call_value_with_data(
-    ptrdiff_t n, const double *m, double *value, double *slope, double *curvature, void *user
+    ptrdiff_t n, const double *h, const double *y, ptrdiff_t stride, double *value, double *slope,
+    double *curvature, void *user
 ) noexcept nogil:
     cdef LowLevel *c = <LowLevel *> user
     cdef ptrdiff_t i
     if slope != NULL or curvature != NULL:
         return 1
     for i in range(n):
-        value[i] = (<value_of_margin_and_data> c.function)(m[i], c.user)
+        value[i] = (<value_of_margin_and_data> c.function)(h[i], c.user)
     return 0
 
 
@@ -130,7 +60,8 @@ cdef enum:
 
 
 cdef int call_batch(
-    ptrdiff_t n, const double *m, double *value, double *slope, double *curvature, void *user
+    ptrdiff_t n, const double *h, const double *y, ptrdiff_t stride, double *value, double *slope,
+    double *curvature, void *user
 ) noexcept nogil:
     """A user's batched triple, a block at a time through the stack."""
     cdef LowLevel *c = <LowLevel *> user
@@ -141,7 +72,7 @@ cdef int call_batch(
     while first < n:
         count = <int> min(n - first, <ptrdiff_t> BATCH)
         for i in range(count):
-            margins[i] = m[first + i]
+            margins[i] = h[first + i]
         for i in range(3 * count):
             out[i] = NAN                    # what the function leaves out is not a number
         if (<batch_of_margins> c.function)(count, margins, out, c.user) != 0:
@@ -158,46 +89,56 @@ cdef int call_batch(
 
 
 cdef int call_python(
-    ptrdiff_t n, const double *m, double *value, double *slope, double *curvature, void *user
+    ptrdiff_t n, const double *h, const double *y, ptrdiff_t stride, double *value, double *slope,
+    double *curvature, void *user
 ) noexcept nogil:
     with gil:
         loss = <CoreLoss> user
         try:
             if value != NULL:
-                fill(loss.value, "value", m, n, value)
+                fill(loss, loss.value, "value", n, h, y, stride, value)
             if slope != NULL:
-                fill(loss.slope, "slope", m, n, slope)
+                fill(loss, loss.slope, "slope", n, h, y, stride, slope)
             if curvature != NULL:
-                fill(loss.curvature, "curvature", m, n, curvature)
+                fill(loss, loss.curvature, "curvature", n, h, y, stride, curvature)
             return 0
         except BaseException as error:      # C cannot carry it: kept for reraise()
             loss.error = error
             return 1
 
 
-cdef int fill(function, str name, const double *m, ptrdiff_t n, double *out) except -1:
-    """out = function(m), checked: an array of n real numbers, none of them NaN."""
+cdef int fill(
+    CoreLoss loss, function, str name, ptrdiff_t n, const double *h, const double *y,
+    ptrdiff_t stride, double *out
+) except -1:
+    """out = function(h), or function(h, y), checked: n real numbers, none of them NaN."""
+    cdef ptrdiff_t width = loss.c.width, i, count = 0
     if function is None:
         raise ValueError(f"this scheme needs the {name} of the loss, and the loss has none")
-    # a fresh copy: the function may keep it, or write to it
-    result = np.asarray(function(np.array(<double[:n]> (<double *> m))))
+    # fresh copies: the function may keep them, or write to them
+    points = np.array(<double[:n]> (<double *> h))
+    if width == 0:
+        what, result = "margins", np.asarray(function(points))
+    else:
+        what = "rows"
+        responses = np.array(<double[:n if stride else 1, :width]> (<double *> y))
+        result = np.asarray(function(points, responses if stride else responses.repeat(n, 0)))
     if result.dtype.kind not in "fiub":
         raise TypeError(
             f"the loss's {name} function returned dtype {result.dtype}; allowed: real numbers"
         )
     if result.shape != (n,):
         raise ValueError(
-            f"the loss's {name} function returned shape {result.shape} for {n} margins; "
+            f"the loss's {name} function returned shape {result.shape} for {n} {what}; "
             f"allowed: ({n},)"
         )
     cdef const double[:] source = result.astype(np.float64)
-    cdef ptrdiff_t i, count = 0
     for i in range(n):
         out[i] = source[i]
         count += source[i] != source[i]
     if count:
         raise ValueError(
-            f"the loss's {name} function returned NaN for {count} of {n} margins; allowed: numbers"
+            f"the loss's {name} function returned NaN for {count} of {n} {what}; allowed: numbers"
         )
     return 0
 
@@ -205,37 +146,55 @@ cdef int fill(function, str name, const double *m, ptrdiff_t n, double *out) exc
 cdef class CoreLoss:
     """A loss for the C core: a row of losses.h with its parameters, or a user's function.
 
-    Validation is the business of losses.py; here only what would break C is checked.
+    The factor of a row is exp(-beta l). width: numbers in a response; 0: l is a function of the
+    margin, and a row of y holds its label. Validation is the business of losses.py; here only what
+    would break C is checked.
     """
 
+    def __cinit__(self):
+        self.c.beta, self.stride = 1.0, 1
+
+    @property
+    def width(self):
+        return self.c.width
+
+    @property
+    def beta(self):
+        return self.c.beta
+
     @staticmethod
-    def table(str name, parameters=()):
+    def table(str name, parameters=(), double beta=1.0):
         """The loss of that name in losses.h."""
-        cdef CoreLoss loss = CoreLoss.__new__(CoreLoss)
+        cdef CoreLoss loss = CoreLoss()
         count = LOSS_PARAMETERS[name]
         if count == -1:                     # piecewise linear: the first number counts the knots
             count = 2 + 4 * int(parameters[0])
         if len(parameters) != count or count < 0:
             raise ValueError(f"the loss {name!r} takes {count} parameters")
         loss.c.kind = _KINDS[name]
+        loss.c.width, loss.c.beta = LOSS_WIDTHS[name], beta
+        loss.stride = max(1, loss.c.width)
         loss.parameters = np.array(tuple(parameters) or (0.0,), dtype=np.float64)
         loss.c.parameters = &loss.parameters[0]
         return loss
 
     @staticmethod
-    def python(value, slope=None, curvature=None):
-        """A user's vectorised Python functions of an array of margins."""
-        cdef CoreLoss loss = CoreLoss.__new__(CoreLoss)
+    def python(value, slope=None, curvature=None, double beta=1.0, int width=0):
+        """A user's vectorised Python functions of n margins, or of h (n,) and y (n, width)."""
+        cdef CoreLoss loss = CoreLoss()
         loss.value, loss.slope, loss.curvature = value, slope, curvature
         loss.c.kind = EPF_CALLBACK
+        loss.c.width, loss.c.beta = width, beta
+        loss.stride = max(1, width)
         loss.c.callback = call_python
         loss.c.user = <void *> loss
         return loss
 
     @staticmethod
-    def low_level(callable):
-        """A ``scipy.LowLevelCallable``; returns the loss and whether it has derivatives."""
-        cdef CoreLoss loss = CoreLoss.__new__(CoreLoss)
+    def low_level(callable, double beta=1.0):
+        """A ``scipy.LowLevelCallable`` of margins; returns the loss, whether it has derivatives."""
+        cdef CoreLoss loss = CoreLoss()
+        loss.c.beta = beta
         capsule = tuple.__getitem__(callable, 0)
         cdef const char *name = PyCapsule_GetName(capsule)
         signature = name.decode() if name != NULL else ""
@@ -267,12 +226,26 @@ cdef class CoreLoss:
             raise error
         raise RuntimeError("the loss's C function reported an error")
 
-    def at(self, const double[::1] m, double[::1] value, slope=None, curvature=None):
-        """Fill value, and slope and curvature where arrays are given, at the margins m."""
+    cdef int check_responses(self, const double[:, ::1] y, ptrdiff_t n) except -1:
+        """Raise unless y has a row of responses, or a label, for each of n rows."""
+        shape = None if y is None else (y.shape[0], y.shape[1])
+        if shape != (n, self.stride):
+            raise ValueError(f"y has shape {shape}; allowed: {(n, self.stride)}")
+        return 0
+
+    def at(
+        self, const double[::1] h, double[::1] value, slope=None, curvature=None,
+        const double[:, ::1] y=None,
+    ):
+        """Fill value, and slope and curvature where arrays are given, at h.
+
+        h are margins where the width is 0. Else y (n, width) holds their responses.
+        """
         cdef double[::1] s, c
         cdef double *slope_out = NULL
         cdef double *curvature_out = NULL
-        cdef ptrdiff_t n = m.shape[0]
+        cdef const double *responses = NULL
+        cdef ptrdiff_t n = h.shape[0]
         cdef int failed
         if n == 0:
             return
@@ -282,7 +255,12 @@ cdef class CoreLoss:
         if curvature is not None:
             c = curvature
             curvature_out = &c[0]
+        if self.c.width > 0:
+            self.check_responses(y, n)
+            responses = &y[0, 0]
         with nogil:
-            failed = kernels.loss(&self.c, n, &m[0], &value[0], slope_out, curvature_out)
+            failed = kernels.loss(
+                &self.c, n, &h[0], responses, self.c.width, &value[0], slope_out, curvature_out
+            )
         if failed:
             self.reraise()

@@ -1,7 +1,8 @@
 """Gaussian fits of minibatch factors with a diagonal cavity: for other modules of the core."""
 
 from epfast._core.loss cimport CoreLoss
-from epfast._core.tilted cimport Moments
+from epfast._core.status cimport Status
+from epfast._core.tilted cimport TiltedMoments
 
 
 cdef enum Scheme:
@@ -19,72 +20,74 @@ cdef enum SiteRule:
     FLOOR                   # a site precision is at least FLOOR_SHARE times the cavity's
 
 
-cdef enum Outcome:
-    FITTED
-    NOT_FITTED              # numerical trouble: the factor keeps its old site
-    CALLBACK_FAILED         # stop: an exception is waiting
-    NOT_FINITE              # stop: X holds NaN or infinity, or the margins overflow
+ctypedef struct Minibatch:      # the rows of one factor
+    ptrdiff_t s, ld             # ld: numbers from one row of x to the next
+    const double *x
+    const double *sign          # labels, which turn h into margins; NULL: none to fold in
+    const double *responses     # NULL: a loss of the margin
 
 
-cdef class Factors:
+ctypedef struct RowScratch:     # a number per row
+    double *m                   # h, or the margin
+    double *value
+    double *slope
+    double *curvature
+    double *trial
+    double *work
+
+
+ctypedef struct ColumnScratch:  # a number per column: the cavity, the fit, and more
+    double *mu
+    double *v
+    double *b
+    double *tau
+    double *step
+    double *theta
+    double *up                  # of two sides, or a gradient
+    double *down                # the other, or a direction
+
+
+cdef class MinibatchSweep:
     cdef CoreLoss loss
     cdef Scheme scheme
     cdef SiteRule site_rule
-    cdef Moments moments                    # for SCALAR
+    cdef TiltedMoments moments              # for SCALAR
     cdef ptrdiff_t d, max_rows
-    cdef double beta, gamma, power, damping, tolerance
+    cdef double gamma, power, damping, tolerance
     cdef int max_iterations
     cdef bint slope_curvature, flat_start
     cdef double[:, ::1] points              # a general rule, standardised, (z, d)
     cdef double[::1] weights, point_values, newton_work, alpha
     cdef double[:, ::1] basis
-    cdef double[::1] scratch, packed, row_scratch, column_scratch, hessian
-    # per row: margins and the loss's value, slope, curvature; per column: mean, variance and fit
-    cdef double *m
-    cdef double *value
-    cdef double *slope
-    cdef double *curvature
-    cdef double *trial
-    cdef double *row_a
-    cdef double *mu
-    cdef double *v
-    cdef double *b
-    cdef double *tau
-    cdef double *step
-    cdef double *column_a
-    cdef double *column_b
-    cdef double *theta
-    cdef readonly double log_scale_total
-    cdef readonly ptrdiff_t n_refused, n_failed, bad_row
-    cdef Outcome fit(
-        self, ptrdiff_t s, const double *x, ptrdiff_t ld, const double *y, double *c
+    cdef double[::1] scratch, packed, memory, hessian
+    cdef RowScratch row
+    cdef ColumnScratch column
+    cdef public double log_scale_total
+    cdef readonly ptrdiff_t n_refused, n_clipped, n_failed, bad_row
+    cdef void take_rows(
+        self, Minibatch *rows, ptrdiff_t s, const double *x, ptrdiff_t ld, const double *y
     ) noexcept nogil
-    cdef Outcome scalar(self, const double *x, double y, double *c) noexcept nogil
-    cdef Outcome center(self, ptrdiff_t s, double beta, double *c) noexcept nogil
-    cdef Outcome two_sided(
-        self, ptrdiff_t s, const double *x, ptrdiff_t ld, const double *y, double beta, double *c
+    cdef Status fit(self, const Minibatch *rows, double beta, double *c) noexcept nogil
+    cdef Status scalar(self, const Minibatch *rows, double *c) noexcept nogil
+    cdef Status center(self, const Minibatch *rows, double beta, double *c) noexcept nogil
+    cdef Status two_sided(self, const Minibatch *rows, double beta, double *c) noexcept nogil
+    cdef Status variational(self, const Minibatch *rows, double beta, double *c) noexcept nogil
+    cdef Status quadrature(self, const Minibatch *rows, double beta, double *c) noexcept nogil
+    cdef Status expand(self, const Minibatch *rows, double beta, double *c) noexcept nogil
+    cdef Status tilted_at(
+        self, const Minibatch *rows, double beta, const double *m, double *value
     ) noexcept nogil
-    cdef Outcome variational(
-        self, ptrdiff_t s, const double *x, ptrdiff_t ld, const double *y, double beta, double *c
+    cdef Status laplace(self, const Minibatch *rows, double beta, double *c) noexcept nogil
+    cdef void scaled_rows(self, const Minibatch *rows, double *scaled) noexcept nogil
+    cdef Status variational_rule(
+        self, const Minibatch *rows, double beta, double *c
     ) noexcept nogil
-    cdef Outcome quadrature(
-        self, ptrdiff_t s, const double *x, ptrdiff_t ld, const double *y, double beta, double *c
+    cdef Status checked_fit(
+        self, const Minibatch *rows, const double *mean, const double *variance,
+        double *precision, double *shift, double *log_scale
     ) noexcept nogil
-    cdef Outcome expand(
-        self, ptrdiff_t s, const double *x, ptrdiff_t ld, const double *y, double beta, double *c
-    ) noexcept nogil
-    cdef double tilted_at(
-        self, ptrdiff_t s, double beta, const double *m, bint *failed
-    ) noexcept nogil
-    cdef Outcome laplace(
-        self, ptrdiff_t s, const double *x, ptrdiff_t ld, const double *y, double beta, double *c
-    ) noexcept nogil
-    cdef Outcome variational_rule(
-        self, ptrdiff_t s, const double *x, ptrdiff_t ld, const double *y, double beta, double *c
-    ) noexcept nogil
-    cdef int raise_for(self, Outcome outcome, ptrdiff_t first_row, str name) except -1
-    cdef Outcome update(
-        self, ptrdiff_t s, const double *x, ptrdiff_t ld, const double *y,
-        const double *tau, const double *nu, double *new_tau, double *new_nu,
-        double *site_tau, double *site_nu, double *site_scale
+    cdef int raise_for(self, Status status, ptrdiff_t first_row, str name) except -1
+    cdef Status update(
+        self, const Minibatch *rows, const double *tau, const double *nu, double *new_tau,
+        double *new_nu, double *site_tau, double *site_nu, double *site_scale
     ) noexcept nogil

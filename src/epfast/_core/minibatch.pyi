@@ -3,19 +3,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from epfast._checks import Array
+from epfast._core._types import Array
 from epfast._core.loss import CoreLoss
-from epfast._core.tilted import Moments
+from epfast._core.tilted import TiltedMoments
 
 SCHEMES: dict[str, int]
 SITE_RULES: dict[str, int]
 
-def monomials(points: Array, full: bool) -> Array: ...
-def fit_rule(basis: Array, weights: Array, log_values: Array, flat: bool) -> Array | None: ...
-
-class Factors:
+class MinibatchSweep:
     log_scale_total: float
     n_refused: int
+    n_clipped: int
     n_failed: int
     bad_row: int
     def __init__(
@@ -25,7 +23,6 @@ class Factors:
         d: int,
         max_rows: int,
         *,
-        beta: float = ...,
         gamma: float = ...,
         power: float = ...,
         damping: float = ...,
@@ -36,11 +33,22 @@ class Factors:
         points: Array | None = ...,
         weights: Array | None = ...,
         flat_start: bool = ...,
-        moments: Moments | None = ...,
+        moments: TiltedMoments | None = ...,
     ) -> None: ...
     def fit_one(
-        self, z: Array, mean: Array, variance: Array
+        self, X: Array, mean: Array, variance: Array, y: Array | None = ..., name: str = ...
     ) -> tuple[Array, Array, float] | None: ...
+    def fit_into(
+        self,
+        X: Array,
+        mean: Array,
+        variance: Array,
+        y: Array | None,
+        precision: Array,
+        shift: Array,
+        name: str = ...,
+    ) -> float: ...
+    def begin_sweep(self, sweep: int) -> None: ...
     def sweep(
         self,
         X: NDArray[Any],

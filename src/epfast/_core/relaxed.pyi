@@ -1,6 +1,6 @@
-from epfast._checks import Array
-from epfast._core.tilted import Moments
+from epfast._core._types import Array
+from epfast._core.tilted import TiltedMoments
 
 class Relaxation:
-    def __init__(self, moments: Moments, weight: float, reading: int) -> None: ...
+    def __init__(self, moments: TiltedMoments, weight: float, reading: int) -> None: ...
     def begin_sweep(self, precision: Array, shift: Array, frozen: bool) -> None: ...

@@ -18,7 +18,8 @@ The mean of log t, which all of them have, is d log Z / d power, by central diff
 from libc.math cimport INFINITY, exp, fmin, log
 
 from epfast._core.site cimport SMALLEST, cavity, site
-from epfast._core.tilted cimport LOSS_FAILED, NONE, Moments, Trouble
+from epfast._core.status cimport CALLBACK_FAILED, OK, Status
+from epfast._core.tilted cimport TiltedMoments
 
 cdef double STEP = 1e-3             # in the power
 cdef double LEAST = 1e-4            # b below which r_i is taken for 1
@@ -34,7 +35,7 @@ cdef class Relaxation:
     reading: 0 sequential, 1 joint, 2 printed. weight: c > 0.
     """
 
-    def __init__(self, Moments moments not None, double weight, int reading):
+    def __init__(self, TiltedMoments moments not None, double weight, int reading):
         self.moments, self.weight = moments, weight
         self.reading = <Reading> reading
 
@@ -42,34 +43,34 @@ cdef class Relaxation:
         """The relaxation factors go into these arrays; frozen, they are taken from there."""
         self.precision, self.shift, self.frozen = precision, shift, frozen
 
-    cdef Trouble new_site(
-        self, ptrdiff_t i, double y, double h, double s, double tau, double nu, double *new_tau,
-        double *new_nu, double *new_scale, bint *refused
+    cdef Status new_site(
+        self, ptrdiff_t i, const double *y, double h, double s, double tau, double nu,
+        double *new_tau, double *new_nu, double *new_scale, bint *refused
     ) noexcept nogil:
         """As new_site of site.pyx; r_i is stored."""
         cdef double m = 0.0, v = 0.0, lZ = 0.0, dlZ = 0.0, d2lZ = 0.0, b
-        cdef Trouble trouble
+        cdef Status status
         refused[0] = True
         self.y, self.h, self.s, self.tau, self.nu = y, h, s, tau, nu
         if not self.frozen:
-            self.failed = NONE
+            self.failed = OK
             b = self.search()
-            if self.failed == LOSS_FAILED:
-                return LOSS_FAILED
+            if self.failed == CALLBACK_FAILED:
+                return CALLBACK_FAILED
             self.precision[i] = b if self.reading == PRINTED else b * tau
             self.shift[i] = b * self.slope()
         if not (
             1.0 + self.precision[i] * s > SMALLEST
             and cavity(h, s, 1.0, tau - self.precision[i], nu - self.shift[i], &m, &v)
         ):
-            return NONE
-        trouble = self.moments.at(y, m, v, 1.0, &lZ, &dlZ, &d2lZ)
-        if trouble == NONE:
+            return OK
+        status = self.moments.at(y, m, v, 1.0, &lZ, &dlZ, &d2lZ)
+        if status == OK:
             refused[0] = not site(m, v, lZ, dlZ, d2lZ, 1.0, new_tau, new_nu, new_scale)
         if self.reading == PRINTED and not refused[0]:
             new_tau[0] += self.precision[i]
             new_nu[0] += self.shift[i]
-        return trouble
+        return status
 
     cdef double slope(self) noexcept nogil:
         """Shift of r_i per b."""
@@ -83,18 +84,18 @@ cdef class Relaxation:
         cdef double m = 0.0, v = 0.0, lZ = 0.0, dlZ = 0.0, d2lZ = 0.0, up = 0.0, down = 0.0
         cdef double other = 0.0, another = 0.0, M, V, center, spread, log_t, h, s
         cdef double t = 0.0, n = 0.0, g = 0.0
-        cdef Trouble worst
+        cdef Status worst
         if not (
             1.0 + bt * self.s > SMALLEST
             and cavity(self.h, self.s, 1.0, self.tau - bt, self.nu - bn, &m, &v)
         ):
             return INFINITY
         worst = self.moments.at(self.y, m, v, 1.0 + STEP, &up, &other, &another)
-        if worst == NONE:
+        if worst == OK:
             worst = self.moments.at(self.y, m, v, 1.0 - STEP, &down, &other, &another)
-        if worst == NONE:
+        if worst == OK:
             worst = self.moments.at(self.y, m, v, 1.0, &lZ, &dlZ, &d2lZ)
-        if worst != NONE:
+        if worst != OK:
             self.failed = worst
             return INFINITY
         log_t = (up - down) / (2.0 * STEP)

@@ -2,7 +2,8 @@
 
 from libc.math cimport isfinite, log
 
-from epfast._core.tilted cimport Moments, Trouble
+from epfast._core.status cimport Status
+from epfast._core.tilted cimport TiltedMoments
 
 cdef extern from *:
     """
@@ -51,7 +52,8 @@ cdef inline bint site(
     return True
 
 
-cdef Trouble new_site(
-    Moments moments, double y, double h, double s, double power, double copies, double exponent,
-    double tau, double nu, double *new_tau, double *new_nu, double *new_scale, bint *refused
+cdef Status new_site(
+    TiltedMoments moments, const double *y, double h, double s, double power, double copies,
+    double exponent, double tau, double nu, double *new_tau, double *new_nu, double *new_scale,
+    bint *refused
 ) noexcept nogil

@@ -1,7 +1,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from epfast._checks import Array
+from epfast._core._types import Array
 from epfast._core.kernel_rows import KernelRows
 
 class Smo:

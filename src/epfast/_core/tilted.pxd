@@ -1,58 +1,75 @@
-"""Tilted moments of a scalar site t(h) = exp(-beta l(y h)) under a cavity N(h; m, v)."""
+"""Tilted moments of a scalar site t(h) = exp(-beta l(h; y)) under a cavity N(h; m, v)."""
 
 from epfast._core.loss cimport CoreLoss
+from epfast._core.status cimport Status
 
 
-cdef enum Trouble:
-    NONE
-    NOT_INTEGRATED          # the moments are not finite
-    LOSS_FAILED             # stop: an exception is waiting in the loss
+cdef enum:
+    MOST_INTEGRALS = 5
 
 
 ctypedef struct Panel:          # a stretch of quadrature and its integrals
     double lo, hi
-    double[3] integral
-    double[3] error
+    double[MOST_INTEGRALS] integral
+    double[MOST_INTEGRALS] error
 
 
-cdef class SiteScheme:          # another way to the triple, at a cavity of the margin y h
+ctypedef struct Site:           # the one that is integrated
+    double m, sd, beta          # cavity; t^power = exp(-beta l)
+    const double *y             # its responses; NULL: m is the mean of the margin
+    double h, z, value, slope   # where the tilted density is large: h, (h - m) / sd, l, dl/dh
+
+
+cdef class SiteScheme:          # another way to the triple
     cdef CoreLoss loss
-    cdef Trouble at(
-        self, double m, double v, double power, double *lZ, double *dlZ, double *d2lZ
+    cdef bint folds             # for a loss of the margin: m is that of y h, and y NULL
+    cdef Status at(
+        self, const double *y, double m, double v, double power, double *lZ, double *dlZ,
+        double *d2lZ
     ) noexcept nogil
-    cdef Trouble batch(
-        self, ptrdiff_t n, const double *m, const double *v, const double *power, double *lZ,
-        double *dlZ, double *d2lZ
+    cdef Status batch(
+        self, ptrdiff_t n, const double *y, const double *m, const double *v, const double *power,
+        double *lZ, double *dlZ, double *d2lZ
     ) noexcept nogil
 
 
-cdef class Moments:
+cdef class TiltedMoments:
     cdef CoreLoss loss
     cdef SiteScheme scheme          # None: by integration, here
-    cdef double beta
-    cdef bint probit, logistic, piecewise, by_slopes
+    cdef int kernel                 # of moments, EPF_MOMENTS_...
+    cdef bint by_slopes
     cdef double[::1] breaks         # where panels of quadrature end, as margins, increasing
     cdef double[::1] panels         # scratch: edges, then integrals and errors
-    cdef Trouble at(
-        self, double y, double m, double v, double power, double *lZ, double *dlZ, double *d2lZ
+    cdef Status at(
+        self, const double *y, double m, double v, double power, double *lZ, double *dlZ,
+        double *d2lZ
     ) noexcept nogil
-    cdef Trouble batch(
+    cdef Status batch(
         self, ptrdiff_t n, const double *y, const double *m, const double *v, const double *power,
-        double *lZ, double *dlZ, double *d2lZ, unsigned char *lost
+        double *lZ, double *dlZ, double *d2lZ, unsigned char *failed
     ) noexcept nogil
-    cdef Trouble chunk(
+    cdef Status chunk(
         self, ptrdiff_t n, const double *y, const double *m, const double *v, const double *power,
-        double *lZ, double *dlZ, double *d2lZ, unsigned char *lost
+        double *lZ, double *dlZ, double *d2lZ, unsigned char *failed
     ) noexcept nogil
-    cdef Trouble panel(
-        self, Panel *p, double m, double sd, double beta, double *top, bint look
+    cdef void plain(
+        self, ptrdiff_t n, const double *m, const double *v, double *lZ, double *dlZ, double *d2lZ
     ) noexcept nogil
-    cdef Trouble reach(
-        self, double m, double sd, double beta, double *lo, double *hi
+    cdef Status panel(self, Site *site, Panel *p, double *top, bint look) noexcept nogil
+    cdef Status panel_of_responses(self, Site *site, Panel *p) noexcept nogil
+    cdef Status reach(self, Site *site, double *lo, double *hi) noexcept nogil
+    cdef Status narrow(self, Site *site, double *lo, double *hi) noexcept nogil
+    cdef Status integrate(
+        self, const double *y, double m, double v, double beta, double *lZ, double *dlZ,
+        double *d2lZ
     ) noexcept nogil
-    cdef Trouble narrow(
-        self, double m, double sd, double beta, double *lo, double *hi
+    cdef Status fill(self, Site *site, Panel *p, double *top) noexcept nogil
+    cdef void combine(
+        self, Site *site, const double *sums, const double *size, double *lZ,
+        double *dlZ, double *d2lZ
     ) noexcept nogil
-    cdef Trouble integrate(
-        self, double m, double v, double beta, double *lZ, double *dlZ, double *d2lZ
+    cdef Status checked(
+        self, ptrdiff_t n, const double *y, const double *m, const double *v, const double *powers,
+        double one_power, double *lZ, double *dlZ, double *d2lZ, ptrdiff_t *n_failed
     ) noexcept nogil
+    cdef int refuse(self, y, m, v, power) except -1

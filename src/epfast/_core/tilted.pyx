@@ -2,21 +2,29 @@
 
     lZ = log int t(h)^a N(h; m, v) dh,   dlZ = dlZ/dm,   d2lZ = d^2 lZ/dm^2
 
-By the vector kernels (simd/tilted.h), many sites at a time: piecewise linear losses at any power,
-probit and logistic where beta a = 1. The rest by adaptive Gauss-Kronrod, one by one.
+By the vector kernels (simd/tilted.h), many sites at a time, where the row of the loss in losses.h
+names a kernel: of t itself, beta a = 1, or of any power. The rest by adaptive Gauss-Kronrod, one by
+one.
 """
 
 import numpy as np
 
-from libc.math cimport INFINITY, NAN, exp, fabs, fmax, isfinite, log, sqrt
+from libc.math cimport INFINITY, NAN, exp, fabs, fmax, fmin, isfinite, log, sqrt
 
-from epfast._core.loss cimport EPF_PIECEWISE_KNOTS, CoreLoss, kernels
+from epfast._core.arrays cimport MOST_VIEWS, Views, is_shaped, numbers, release, take
+from epfast._core.loss cimport CoreLoss
+from epfast._core.status cimport CALLBACK_FAILED, NO_FIT, NOT_FINITE, OK, Status
+from epfast._core.vector cimport (
+    EPF_MOMENTS_NONE, EPF_MOMENTS_PIECEWISE, EPF_MOMENTS_PROBIT, EPF_MOMENTS_SMOOTH,
+    epf_loss_differences, epf_loss_moments, kernels,
+)
 
 cdef enum:
     CHUNK = 256             # sites that go to the kernels at once
     NODES = 15
     GRID = 48
     MAX_PANELS = 400
+    FIRST_PANELS = 16       # where a response is given
 
 # Gauss-Kronrod 7-15 on [-1, 1]: nodes from the outside to 0, weights of both rules
 cdef double[8] KRONROD_NODES = [
@@ -36,59 +44,71 @@ cdef double[8] GAUSS_WEIGHTS = [
     0.0, 0.381830050505118944950369775488975, 0.0, 0.417959183673469387755102040816327,
 ]
 
+cdef type ndarray = np.ndarray
+cdef object empty = np.empty
+
 cdef double LOG_SQRT_2PI = 0.918938533204672741780329736405618
+cdef double ROUNDING = 2.2e-16
 # e^-NEGLIGIBLE of the mass does not matter
 cdef double NEGLIGIBLE = 42.0
-cdef double RELATIVE_ERROR = 1e-13
+# of the difference of the two rules; with responses panels are smooth, and theirs are far apart
+cdef double RELATIVE_ERROR = 1e-13, RELATIVE_ERROR_OF_RESPONSES = 1e-11
 # in standard deviations of the cavity: where t is looked for if it is 0 at the mean; too far
 cdef double FIRST_REACH = 40.0, LAST_REACH = 1e8
+# the same where a response is given: most to begin with, too far
+cdef double WIDEST_REACH = 1e3, LAST_REACH_OF_RESPONSES = 1e10
 
 
 cdef class SiteScheme:
-    """A scheme that replaces the integration in :class:`Moments`; see site_schemes.pyx."""
+    """A scheme that replaces the integration in :class:`TiltedMoments`; see scalar_schemes.pyx."""
+
+    def __cinit__(self):
+        self.folds = True
 
     def begin_sweep(self, int sweep):
         """Called before each sweep, with its number from 0."""
 
-    cdef Trouble at(
-        self, double m, double v, double power, double *lZ, double *dlZ, double *d2lZ
+    cdef Status at(
+        self, const double *y, double m, double v, double power, double *lZ, double *dlZ,
+        double *d2lZ
     ) noexcept nogil:
-        """The triple of t(h)^power at the cavity N(m, v) of the margin."""
-        return NOT_INTEGRATED
+        """The triple of t(h)^power at the cavity N(m, v), for the responses y of a row."""
+        return NO_FIT
 
-    cdef Trouble batch(
-        self, ptrdiff_t n, const double *m, const double *v, const double *power, double *lZ,
-        double *dlZ, double *d2lZ
+    cdef Status batch(
+        self, ptrdiff_t n, const double *y, const double *m, const double *v, const double *power,
+        double *lZ, double *dlZ, double *d2lZ
     ) noexcept nogil:
-        """n of them, in order; lZ is NaN where it is not integrated. LOSS_FAILED or NONE."""
-        cdef Trouble trouble
+        """n of them, in order; lZ is NaN where there are no moments. CALLBACK_FAILED or OK."""
+        cdef Status status
         cdef ptrdiff_t i
         for i in range(n):
-            trouble = self.at(m[i], v[i], power[i], &lZ[i], &dlZ[i], &d2lZ[i])
-            if trouble == LOSS_FAILED:
-                return trouble
-            if trouble != NONE:
+            status = self.at(
+                y + i * self.loss.stride if y != NULL else NULL, m[i], v[i], power[i], &lZ[i],
+                &dlZ[i], &d2lZ[i]
+            )
+            if status == CALLBACK_FAILED:
+                return status
+            if status != OK:
                 lZ[i] = NAN
-        return NONE
+        return OK
 
 
-cdef class Moments:
-    """The triple for one loss; scratch of its own, so one object per thread."""
+cdef class TiltedMoments:
+    """The triple for one loss; scratch of its own, so one object per thread.
+
+    breaks: points of h, or of the margin, where panels of quadrature end. by_slopes: the loss is
+    smooth, and its slope and curvature are known.
+    """
 
     def __init__(
-        self, CoreLoss loss not None, double beta, str name, breaks, bint by_slopes,
-        SiteScheme scheme=None,
+        self, CoreLoss loss not None, breaks=(), bint by_slopes=False, SiteScheme scheme=None,
     ):
         self.loss = loss
         self.scheme = scheme
-        self.beta = beta
-        self.probit, self.logistic = name == "probit", name == "logistic"
-        # a handful of pieces; beyond, quadrature costs no more
-        self.piecewise = (
-            name == "piecewise_linear" and loss.c.parameters[0] <= EPF_PIECEWISE_KNOTS
-        )
+        self.kernel = epf_loss_moments(&loss.c)
         self.by_slopes = by_slopes
-        self.breaks = np.sort(np.asarray(breaks, dtype=np.float64))
+        self.breaks = np.ascontiguousarray(breaks, dtype=np.float64)
         self.panels = np.empty(MAX_PANELS * (sizeof(Panel) // sizeof(double)))
 
     def begin_sweep(self, int sweep):
@@ -96,78 +116,92 @@ cdef class Moments:
         if self.scheme is not None:
             self.scheme.begin_sweep(sweep)
 
-    cdef Trouble at(
-        self, double y, double m, double v, double power, double *lZ, double *dlZ, double *d2lZ
+    cdef Status at(
+        self, const double *y, double m, double v, double power, double *lZ, double *dlZ,
+        double *d2lZ
     ) noexcept nogil:
-        cdef unsigned char lost = 0
-        cdef Trouble trouble = self.batch(1, &y, &m, &v, &power, lZ, dlZ, d2lZ, &lost)
-        return NOT_INTEGRATED if trouble == NONE and lost else trouble
+        """One site; y is its label or its responses, or NULL where m is the mean of the margin."""
+        cdef unsigned char failed = 0
+        cdef Status status = self.batch(1, y, &m, &v, &power, lZ, dlZ, d2lZ, &failed)
+        return NO_FIT if status == OK and failed else status
 
-    cdef Trouble batch(
+    cdef Status batch(
         self, ptrdiff_t n, const double *y, const double *m, const double *v, const double *power,
-        double *lZ, double *dlZ, double *d2lZ, unsigned char *lost
+        double *lZ, double *dlZ, double *d2lZ, unsigned char *failed
     ) noexcept nogil:
-        """n sites, each with a power of its own; lost: not integrated, NaN. NONE or LOSS_FAILED."""
+        """n sites, each with a power of its own; failed: no moments, NaN. OK or CALLBACK_FAILED."""
         cdef ptrdiff_t first = 0, count
-        cdef Trouble trouble
+        cdef Status status
         while first < n:
             count = min(n - first, <ptrdiff_t> CHUNK)
-            trouble = self.chunk(
-                count, y + first, m + first, v + first, power + first, lZ + first, dlZ + first,
-                d2lZ + first, lost + first
+            status = self.chunk(
+                count, y + first * self.loss.stride if y != NULL else NULL, m + first, v + first,
+                power + first, lZ + first, dlZ + first, d2lZ + first, failed + first
             )
-            if trouble != NONE:
-                return trouble
+            if status != OK:
+                return status
             first += count
-        return NONE
+        return OK
 
-    cdef Trouble chunk(
+    cdef Status chunk(
         self, ptrdiff_t n, const double *y, const double *m, const double *v, const double *power,
-        double *lZ, double *dlZ, double *d2lZ, unsigned char *lost
+        double *lZ, double *dlZ, double *d2lZ, unsigned char *failed
     ) noexcept nogil:
         cdef double[CHUNK] margin
         cdef double[CHUNK] variance
         cdef double[CHUNK] exponent
         cdef double[3 * CHUNK] out
         cdef ptrdiff_t[CHUNK] site
-        cdef ptrdiff_t i, k, plain = 0
-        cdef Trouble trouble
+        cdef ptrdiff_t i, k, stride = self.loss.stride, plain = 0
+        cdef const double *center = m
+        cdef const double *responses = y
+        cdef bint folded = False
+        cdef Status status
+        if self.loss.c.width == 0 and (self.scheme is None or self.scheme.folds):
+            responses = NULL
+            folded = y != NULL
+        if folded:
+            center = margin
         for i in range(n):
-            margin[i] = y[i] * m[i]
-            exponent[i] = self.beta * power[i]
+            if folded:
+                margin[i] = y[i] * m[i]
+            exponent[i] = self.loss.c.beta * power[i]
         if self.scheme is not None:
-            trouble = self.scheme.batch(n, margin, v, power, lZ, dlZ, d2lZ)
-            if trouble != NONE:
-                return trouble
-        elif self.piecewise:
+            status = self.scheme.batch(n, responses, center, v, power, lZ, dlZ, d2lZ)
+            if status != OK:
+                return status
+        elif self.kernel == EPF_MOMENTS_PIECEWISE:
             kernels.piecewise_moments(
-                self.loss.c.parameters, n, margin, v, exponent, lZ, dlZ, d2lZ
+                self.loss.c.parameters, n, center, v, exponent, lZ, dlZ, d2lZ
             )
+        elif self.kernel == EPF_MOMENTS_SMOOTH:
+            kernels.smooth_moments(
+                &self.loss.c, n, responses, center, v, exponent, lZ, dlZ, d2lZ
+            )
+            for i in range(n):
+                if lZ[i] != lZ[i]:
+                    status = self.integrate(
+                        responses + i * stride, m[i], v[i], exponent[i], &lZ[i], &dlZ[i], &d2lZ[i]
+                    )
+                    if status == CALLBACK_FAILED:
+                        return status
+                    if status != OK:
+                        lZ[i] = NAN
         else:
             # those of exponent 1 to the front
-            if self.probit or self.logistic:
+            if self.kernel != EPF_MOMENTS_NONE:
                 for i in range(n):
                     plain += exponent[i] == 1.0
             if plain == n:
                 # as they stand
-                if self.probit:
-                    kernels.probit_moments(n, margin, v, lZ, dlZ, d2lZ)
-                else:
-                    kernels.logistic_moments(n, margin, v, lZ, dlZ, d2lZ)
+                self.plain(n, center, v, lZ, dlZ, d2lZ)
             elif plain:
                 plain = 0
                 for i in range(n):
                     if exponent[i] == 1.0:
-                        margin[plain], variance[plain], site[plain] = margin[i], v[i], i
+                        margin[plain], variance[plain], site[plain] = center[i], v[i], i
                         plain += 1
-                if self.probit:
-                    kernels.probit_moments(
-                        plain, margin, variance, out, out + CHUNK, out + 2 * CHUNK
-                    )
-                else:
-                    kernels.logistic_moments(
-                        plain, margin, variance, out, out + CHUNK, out + 2 * CHUNK
-                    )
+                self.plain(plain, margin, variance, out, out + CHUNK, out + 2 * CHUNK)
                 for k in range(plain):
                     i = site[k]
                     lZ[i], dlZ[i], d2lZ[i] = out[k], out[CHUNK + k], out[2 * CHUNK + k]
@@ -175,24 +209,36 @@ cdef class Moments:
                 for i in range(n):
                     if plain and exponent[i] == 1.0:
                         continue
-                    trouble = self.integrate(
-                        y[i] * m[i], v[i], exponent[i], &lZ[i], &dlZ[i], &d2lZ[i]
+                    status = self.integrate(
+                        responses + i * stride if responses != NULL else NULL,
+                        y[i] * m[i] if folded else m[i], v[i], exponent[i], &lZ[i], &dlZ[i],
+                        &d2lZ[i]
                     )
-                    if trouble == LOSS_FAILED:
-                        return trouble
-                    if trouble != NONE:
+                    if status == CALLBACK_FAILED:
+                        return status
+                    if status != OK:
                         lZ[i] = NAN
         for i in range(n):
-            dlZ[i] *= y[i]
-            lost[i] = not (isfinite(lZ[i]) and isfinite(dlZ[i]) and isfinite(d2lZ[i]))
-            if lost[i]:
+            if folded:
+                dlZ[i] *= y[i]
+            failed[i] = not (isfinite(lZ[i]) and isfinite(dlZ[i]) and isfinite(d2lZ[i]))
+            if failed[i]:
                 lZ[i] = dlZ[i] = d2lZ[i] = NAN
-        return NONE
+        return OK
 
-    cdef Trouble panel(
-        self, Panel *p, double m, double sd, double beta, double *top, bint look
+    cdef inline void plain(
+        self, ptrdiff_t n, const double *m, const double *v, double *lZ, double *dlZ, double *d2lZ
     ) noexcept nogil:
-        """Integrals over [lo, hi] of z = (h - m) / sd, relative to exp(top).
+        """Sites of exponent 1 by the closed form of the loss."""
+        if self.kernel == EPF_MOMENTS_PROBIT:
+            kernels.probit_moments(n, m, v, lZ, dlZ, d2lZ)
+        else:
+            kernels.logistic_moments(n, m, v, lZ, dlZ, d2lZ)
+
+    # ---- adaptive quadrature of one site; lengths in standard deviations of the cavity ----
+
+    cdef Status panel(self, Site *site, Panel *p, double *top, bint look) noexcept nogil:
+        """Integrals over [lo, hi] of z = (h - m) / sd, relative to exp(top); a loss of the margin.
 
         Of t phi times (1, s, s^2 - l''), s = -l', where slopes are used, else (1, z, z^2 - 1). With
         look only top is raised to the largest value met.
@@ -203,7 +249,7 @@ cdef class Moments:
         cdef double[NODES] slope
         cdef double[NODES] curvature
         cdef double center = 0.5 * (p.lo + p.hi), half = 0.5 * (p.hi - p.lo)
-        cdef double f, g, first, second
+        cdef double f, g, first, second, m = site.m, sd = site.sd, beta = site.beta
         cdef double[3] gauss
         cdef int i, j
         for i in range(NODES):
@@ -211,10 +257,10 @@ cdef class Moments:
             z[i] = center + (half if i >= 8 else -half) * KRONROD_NODES[j]
             h[i] = m + sd * z[i]
         if kernels.loss(
-            &self.loss.c, NODES, h, value,
+            &self.loss.c, NODES, h, NULL, 0, value,
             slope if self.by_slopes else NULL, curvature if self.by_slopes else NULL
         ) != 0:
-            return LOSS_FAILED
+            return CALLBACK_FAILED
         for i in range(3):
             p.integral[i] = gauss[i] = 0.0
         for i in range(NODES):
@@ -238,11 +284,58 @@ cdef class Moments:
             gauss[2] += GAUSS_WEIGHTS[j] * f * second
         for i in range(3):
             p.error[i] = fabs(p.integral[i] - gauss[i])
-        return NONE
+        return OK
 
-    cdef Trouble reach(
-        self, double m, double sd, double beta, double *lo, double *hi
-    ) noexcept nogil:
+    cdef Status panel_of_responses(self, Site *site, Panel *p) noexcept nogil:
+        """Integrals over [lo, hi] of u = (h - site.h) / sd, relative to the integrand at site.h.
+
+        Of t phi times (1, u, u^2), and where slopes are used times (s, s^2 - l''), s = -l' less
+        that of site.h: both ways to the moments, neither of which cancels where the other does.
+        """
+        cdef double[NODES] u
+        cdef double[NODES] h
+        cdef double[NODES] f
+        cdef double[NODES] slope
+        cdef double[NODES] curvature
+        cdef double[MOST_INTEGRALS] term
+        cdef double[MOST_INTEGRALS] gauss
+        cdef double center = 0.5 * (p.lo + p.hi), half = 0.5 * (p.hi - p.lo)
+        cdef int i, j, k, count = 5 if self.by_slopes else 3
+        for i in range(NODES):
+            j = i if i < 8 else NODES - 1 - i
+            u[i] = center + (half if i >= 8 else -half) * KRONROD_NODES[j]
+            h[i] = site.sd * u[i]
+        if kernels.rise(&self.loss.c, NODES, site.h, site.value, h, site.y, f) != 0:
+            return CALLBACK_FAILED
+        if self.by_slopes:
+            for i in range(NODES):
+                h[i] += site.h
+            if kernels.loss(&self.loss.c, NODES, h, site.y, 0, NULL, slope, curvature) != 0:
+                return CALLBACK_FAILED
+        for i in range(NODES):
+            f[i] = -site.beta * f[i] - u[i] * (site.z + 0.5 * u[i])
+        kernels.exp(NODES, f, f)
+        for k in range(count):
+            p.integral[k] = gauss[k] = 0.0
+        for i in range(NODES):
+            j = i if i < 8 else NODES - 1 - i
+            term[0] = half * f[i]
+            term[1] = term[0] * u[i]
+            term[2] = term[1] * u[i]
+            if self.by_slopes:
+                term[3] = site.beta * (site.slope - slope[i])
+                term[4] = term[0] * (term[3] * term[3] - site.beta * curvature[i])
+                term[3] *= term[0]
+                if term[0] == 0.0:          # not 0 times infinity
+                    term[3] = term[4] = 0.0
+            for k in range(count):
+                p.integral[k] += KRONROD_WEIGHTS[j] * term[k]
+                gauss[k] += GAUSS_WEIGHTS[j] * term[k]
+        for k in range(count):
+            p.error[k] = fabs(p.integral[k] - gauss[k])
+        return OK
+
+    cdef Status reach(self, Site *site, double *lo, double *hi) noexcept nogil:
         """An interval, in cavity standard deviations, outside which the tilted density is nothing.
 
         t <= 1 can lift a far h over the cavity mean by no more than the loss there; where t is 0
@@ -251,58 +344,60 @@ cdef class Moments:
         """
         cdef double[GRID] h
         cdef double[GRID] g
-        cdef double left, right, top, z
+        cdef double left, right, top, z, last = LAST_REACH
+        cdef double m = site.m, sd = site.sd, beta = site.beta
         cdef int i
-        if kernels.loss(&self.loss.c, 1, &m, &z, NULL, NULL) != 0:
-            return LOSS_FAILED
+        if kernels.loss(&self.loss.c, 1, &site.m, site.y, 0, &z, NULL, NULL) != 0:
+            return CALLBACK_FAILED
         right = sqrt(2.0 * (fmax(beta * z, 0.0) + NEGLIGIBLE))
         if not isfinite(right):
             right = FIRST_REACH
+        if site.y != NULL:
+            right, last = fmin(right, WIDEST_REACH), LAST_REACH_OF_RESPONSES
         left = -right
         while True:
             for i in range(GRID):
                 h[i] = m + sd * (left + i * (right - left) / (GRID - 1))
-            if kernels.loss(&self.loss.c, GRID, h, g, NULL, NULL) != 0:
-                return LOSS_FAILED
+            if kernels.loss(&self.loss.c, GRID, h, site.y, 0, g, NULL, NULL) != 0:
+                return CALLBACK_FAILED
             top = -INFINITY
             for i in range(GRID):
                 z = left + i * (right - left) / (GRID - 1)
                 g[i] = -beta * g[i] - 0.5 * z * z
                 top = fmax(top, g[i])
-            if top == INFINITY or right - left > LAST_REACH:
-                return NOT_INTEGRATED
+            if top == INFINITY or right - left > last:
+                return NO_FIT
             if g[0] < top - NEGLIGIBLE + 1e-6 and g[GRID - 1] < top - NEGLIGIBLE + 1e-6:
                 lo[0], hi[0] = left, right
-                return NONE
+                return OK
             if not g[0] < top - NEGLIGIBLE + 1e-6:
                 left *= 2.0
             if not g[GRID - 1] < top - NEGLIGIBLE + 1e-6:
                 right *= 2.0
 
-    cdef Trouble narrow(
-        self, double m, double sd, double beta, double *lo, double *hi
-    ) noexcept nogil:
+    cdef Status narrow(self, Site *site, double *lo, double *hi) noexcept nogil:
         """Shrink [lo, hi], in cavity standard deviations, to where the tilted density lives.
 
         A grid is laid over it, the points within e^-60 of the largest are kept with one more on
         each side, and again while that helps: far from its mean a cavity may be cut to a sliver.
+        The largest is left in site.h and site.z.
         """
         cdef double[GRID] h
         cdef double[GRID] g
-        cdef double step, top, first
+        cdef double step, top, first, m = site.m, sd = site.sd, beta = site.beta
         cdef int i, low, high
         while True:
             first, step = lo[0], (hi[0] - lo[0]) / (GRID - 1)
             for i in range(GRID):
                 h[i] = m + sd * (first + i * step)
-            if kernels.loss(&self.loss.c, GRID, h, g, NULL, NULL) != 0:
-                return LOSS_FAILED
+            if kernels.loss(&self.loss.c, GRID, h, site.y, 0, g, NULL, NULL) != 0:
+                return CALLBACK_FAILED
             top = -INFINITY
             for i in range(GRID):
                 g[i] = -beta * g[i] - 0.5 * (first + i * step) * (first + i * step)
                 top = fmax(top, g[i])
             if not isfinite(top):
-                return NOT_INTEGRATED
+                return NO_FIT
             low, high = GRID, 0
             for i in range(GRID):
                 if g[i] > top - 60.0:
@@ -311,29 +406,53 @@ cdef class Moments:
             low, high = max(low - 1, 0), min(high + 1, GRID - 1)
             lo[0], hi[0] = first + low * step, first + high * step
             if 2 * (high - low) > GRID - 1 or not step > 1e-13 * (fabs(first) + 1.0):
-                return NONE
+                for i in range(GRID):
+                    if g[i] == top:
+                        site.h = h[i]
+                site.z = (site.h - m) / sd
+                return OK
 
-    cdef Trouble integrate(
-        self, double m, double v, double beta, double *lZ, double *dlZ, double *d2lZ
+    cdef Status integrate(
+        self, const double *y, double m, double v, double beta, double *lZ, double *dlZ,
+        double *d2lZ
     ) noexcept nogil:
         """Adaptive: panels between the kinks and closing in on them, halved where the error is."""
         cdef Panel *panels = <Panel *> &self.panels[0]
-        cdef double sd = sqrt(v), reach, last, edge, top = -1e300, worst
-        cdef double[3] sums
-        cdef double[3] size
-        cdef double[3] error
-        cdef int count = 0, i, j, k
-        cdef Trouble trouble
-        trouble = self.reach(m, sd, beta, &panels[0].lo, &panels[0].hi)
-        if trouble != NONE:
-            return trouble
-        trouble = self.narrow(m, sd, beta, &panels[0].lo, &panels[0].hi)
-        if trouble != NONE:
-            return trouble
+        cdef Site site
+        cdef double reach, last, edge, top = -1e300, worst, origin = m
+        cdef double tolerance = RELATIVE_ERROR
+        cdef double[MOST_INTEGRALS] sums
+        cdef double[MOST_INTEGRALS] size
+        cdef double[MOST_INTEGRALS] error
+        cdef int count = 0, terms = 3, i, j, k
+        cdef Status status
+        site.m, site.sd, site.beta, site.y = m, sqrt(v), beta, y
+        site.slope = 0.0
+        status = self.reach(&site, &panels[0].lo, &panels[0].hi)
+        if status != OK:
+            return status
+        status = self.narrow(&site, &panels[0].lo, &panels[0].hi)
+        if status != OK:
+            return status
+        if y != NULL:
+            if kernels.loss(
+                &self.loss.c, 1, &site.h, y, 0, &site.value,
+                &site.slope if self.by_slopes else NULL, NULL
+            ) != 0:
+                return CALLBACK_FAILED
+            terms = 5 if self.by_slopes else 3
+            tolerance = RELATIVE_ERROR_OF_RESPONSES
+            if not epf_loss_differences(&self.loss.c):
+                tolerance = fmax(
+                    tolerance, ROUNDING * beta * (fabs(site.value) + fabs(site.h * site.slope))
+                )
+            origin = site.h
+            panels[0].lo -= site.z
+            panels[0].hi -= site.z
         last = panels[0].hi
         reach = last - panels[0].lo
         for i in range(self.breaks.shape[0]):
-            edge = (self.breaks[i] - m) / sd
+            edge = (self.breaks[i] - origin) / site.sd
             if panels[count].lo + 1e-9 * reach < edge < last - 1e-9 * reach:
                 if count + 1 >= MAX_PANELS // 2:
                     break
@@ -342,36 +461,38 @@ cdef class Moments:
                 panels[count].lo = edge
         panels[count].hi = last
         count += 1
-        # none wider than a couple of standard deviations of the cavity
+        # none wider than a couple of standard deviations of the cavity, or of the tilted density
+        edge = 1.5 if y == NULL else reach / FIRST_PANELS
         i = 0
         while i < count and count < MAX_PANELS // 2:
-            if panels[i].hi - panels[i].lo > 1.5:
+            if panels[i].hi - panels[i].lo > edge:
                 panels[count].hi = panels[i].hi
                 panels[i].hi = 0.5 * (panels[i].lo + panels[i].hi)
                 panels[count].lo = panels[i].hi
                 count += 1
             else:
                 i += 1
+        if y == NULL:
+            for i in range(count):
+                status = self.panel(&site, &panels[i], &top, True)
+                if status != OK:
+                    return status
         for i in range(count):
-            trouble = self.panel(&panels[i], m, sd, beta, &top, True)
-            if trouble != NONE:
-                return trouble
-        for i in range(count):
-            trouble = self.panel(&panels[i], m, sd, beta, &top, False)
-            if trouble != NONE:
-                return trouble
+            status = self.fill(&site, &panels[i], &top)
+            if status != OK:
+                return status
         while True:
             # each integral against its own size: the slopes may live where little of the mass does
-            for j in range(3):
+            for j in range(terms):
                 size[j] = error[j] = 0.0
                 for i in range(count):
                     size[j] += fabs(panels[i].integral[j])
                     error[j] += panels[i].error[j]
             if not size[0] > 0.0:
-                return NOT_INTEGRATED
+                return NO_FIT
             worst, k = 0.0, -1
-            for j in range(3):
-                if error[j] > RELATIVE_ERROR * size[j]:
+            for j in range(terms):
+                if error[j] > tolerance * size[j]:
                     for i in range(count):
                         if panels[i].error[j] > worst * size[j]:
                             worst, k = panels[i].error[j] / size[j], i
@@ -382,38 +503,224 @@ cdef class Moments:
                 break
             panels[count].lo, panels[count].hi = edge, panels[k].hi
             panels[k].hi = edge
-            trouble = self.panel(&panels[k], m, sd, beta, &top, False)
-            if trouble == NONE:
-                trouble = self.panel(&panels[count], m, sd, beta, &top, False)
-            if trouble != NONE:
-                return trouble
+            status = self.fill(&site, &panels[k], &top)
+            if status == OK:
+                status = self.fill(&site, &panels[count], &top)
+            if status != OK:
+                return status
             count += 1
-        for j in range(3):
+        for j in range(terms):
             sums[j] = 0.0
             for i in range(count):
                 sums[j] += panels[i].integral[j]
+        if y != NULL:
+            self.combine(&site, sums, size, lZ, dlZ, d2lZ)
+            return OK
         lZ[0] = top + log(sums[0])
         dlZ[0] = sums[1] / sums[0]
         d2lZ[0] = sums[2] / sums[0] - dlZ[0] * dlZ[0]
         if not self.by_slopes:
-            dlZ[0] /= sd
+            dlZ[0] /= site.sd
             d2lZ[0] /= v
-        return NONE
+        return OK
+
+    cdef inline Status fill(self, Site *site, Panel *p, double *top) noexcept nogil:
+        if site.y == NULL:
+            return self.panel(site, p, top, False)
+        return self.panel_of_responses(site, p)
+
+    cdef void combine(
+        self, Site *site, const double *sums, const double *size, double *lZ,
+        double *dlZ, double *d2lZ
+    ) noexcept nogil:
+        """The triple from the integrals of panel_of_responses and their absolute sizes.
+
+        From moments of h, dlZ = E(h - m) / v and d2lZ = (Var h - v) / v^2, or from the slope of
+        log t, dlZ = E s and d2lZ = Var s - E l'': each by the one whose terms are smaller.
+        """
+        cdef double mean = sums[1] / sums[0], square = sums[2] / sums[0], v = site.sd * site.sd
+        cdef double first, second
+        lZ[0] = log(sums[0]) - LOG_SQRT_2PI - 0.5 * site.z * site.z - site.beta * site.value
+        dlZ[0] = (site.z + mean) / site.sd
+        d2lZ[0] = ((square - mean * mean) - 1.0) / v
+        if not self.by_slopes:
+            return
+        first, second = sums[3] / sums[0], sums[4] / sums[0]
+        if (
+            fabs(site.beta * site.slope) + size[3] / sums[0]
+            < (fabs(site.z) + size[1] / sums[0]) / site.sd
+        ):
+            dlZ[0] = first - site.beta * site.slope
+        if size[4] / sums[0] + first * first < (1.0 + square + mean * mean) / v:
+            d2lZ[0] = second - first * first
+
+    def call(self, y, m, v, power=1.0, out=None):
+        """The triple at sites of any shape, (lZ, dlZ, d2lZ); checked, and quick for a few.
+
+        y: the labels for a loss of the margin, of the shape of m; else the responses, with one
+        axis more for a width beyond 1. m, v and power are broadcast. out: three arrays, or one
+        (3, n), of float64. Quickest are C-contiguous arrays (n,) of float64 and one power.
+
+        Raises ValueError for a mean that is not finite, a variance or power that is not positive
+        and finite, or another label than -1 and +1; FloatingPointError where there are no moments.
+        """
+        cdef Views views
+        cdef ptrdiff_t n, failed = 0
+        cdef const double *powers = NULL
+        cdef double one_power = 1.0
+        cdef double *lZ
+        cdef double *dlZ
+        cdef double *d2lZ
+        cdef bint plain, single = isinstance(power, (float, int))
+        cdef Status status
+        result = out
+        views.count = 0
+        try:
+            plain = (
+                take(m, ndarray, False, &views) and views.view[0].ndim == 1
+                and take(v, ndarray, False, &views) and take(y, ndarray, False, &views)
+            )
+            if plain:
+                n = views.view[0].shape[0]
+                plain = (
+                    n > 0 and is_shaped(&views, 1, n, 1)
+                    and is_shaped(&views, 2, n, self.loss.stride)
+                )
+            if plain and not single:
+                plain = take(power, ndarray, False, &views) and is_shaped(&views, 3, n, 1)
+                if plain:
+                    powers = numbers(&views, 3)
+            if plain:
+                if out is None:
+                    result = empty((3, n))
+                if type(result) is ndarray:
+                    plain = take(result, ndarray, True, &views)
+                    if plain:
+                        lZ = numbers(&views, views.count - 1)
+                        dlZ, d2lZ = lZ + n, lZ + 2 * n
+                        plain = is_shaped(&views, views.count - 1, 3, n)
+                else:
+                    for part in result:
+                        plain = plain and views.count < MOST_VIEWS and (
+                            take(part, ndarray, True, &views)
+                            and is_shaped(&views, views.count - 1, n, 1)
+                        )
+                    plain = plain and len(result) == 3
+                    if plain:
+                        lZ = numbers(&views, views.count - 3)
+                        dlZ = numbers(&views, views.count - 2)
+                        d2lZ = numbers(&views, views.count - 1)
+            if not plain:
+                return self.broadcast(y, m, v, power, out)
+            if single:
+                one_power = power
+            with nogil:
+                status = self.checked(
+                    n, numbers(&views, 2), numbers(&views, 0), numbers(&views, 1), powers,
+                    one_power, lZ, dlZ, d2lZ, &failed
+                )
+        finally:
+            release(&views)
+        if status == CALLBACK_FAILED:
+            self.loss.reraise()
+        if status == NOT_FINITE:
+            self.refuse(y, m, v, power)
+        if failed:
+            raise FloatingPointError(f"{failed} of {n} tilted moments could not be integrated")
+        return tuple(result) if out is None else out
+
+    cdef Status checked(
+        self, ptrdiff_t n, const double *y, const double *m, const double *v, const double *powers,
+        double one_power, double *lZ, double *dlZ, double *d2lZ, ptrdiff_t *n_failed
+    ) noexcept nogil:
+        """NOT_FINITE: an input is not allowed, and nothing was done. powers NULL: one for all."""
+        cdef double[CHUNK] exponents
+        cdef unsigned char[CHUNK] failed
+        cdef ptrdiff_t i, first = 0, count
+        cdef bint good = one_power > 0.0 and isfinite(one_power)
+        cdef Status status
+        for i in range(n):
+            good = good and isfinite(m[i]) and v[i] > 0.0 and isfinite(v[i])
+            if powers != NULL:
+                good = good and powers[i] > 0.0 and isfinite(powers[i])
+        if self.loss.c.width == 0:
+            for i in range(n):
+                good = good and fabs(y[i]) == 1.0
+        if not good:
+            return NOT_FINITE
+        while first < n:
+            count = min(n - first, <ptrdiff_t> CHUNK)
+            if powers == NULL:
+                for i in range(count):
+                    exponents[i] = one_power
+            status = self.chunk(
+                count, y + first * self.loss.stride, m + first, v + first,
+                powers + first if powers != NULL else &exponents[0], lZ + first, dlZ + first,
+                d2lZ + first, failed
+            )
+            if status != OK:
+                return status
+            for i in range(count):
+                n_failed[0] += failed[i]
+            first += count
+        return OK
+
+    def broadcast(self, y, m, v, power, out):
+        """The general case of call: arrays of another shape, order or type."""
+        m, v, power = np.broadcast_arrays(m, v, power)
+        shape, width = m.shape, self.loss.stride
+        y = np.asarray(y)
+        if width == 1 and y.shape[:len(shape)] != shape:
+            y = np.broadcast_to(y, shape)
+        if y.size != m.size * width or y.shape[:len(shape)] != shape:
+            needed = shape if width == 1 else (*shape, width)
+            raise ValueError(f"y has shape {y.shape}; allowed: {needed}")
+        flat = [np.ascontiguousarray(x, dtype=np.float64).ravel() for x in (m, v, power)]
+        responses = np.ascontiguousarray(y, dtype=np.float64).reshape(m.size, width)
+        if m.size == 0:
+            triple = np.empty((3, 0))
+        else:
+            triple = self.call(responses, flat[0], flat[1], flat[2])
+        triple = [part.reshape(shape) for part in triple]
+        if out is None:
+            return tuple(triple)
+        if len(out) != 3:
+            raise ValueError(f"out holds {len(out)} arrays; allowed: 3, of shape {shape}")
+        for target, part in zip(out, triple, strict=True):
+            if np.shape(target) != shape:
+                raise ValueError(f"out has shape {np.shape(target)}; allowed: {shape}, three times")
+            target[...] = part
+        return out
+
+    cdef int refuse(self, y, m, v, power) except -1:
+        """Raise for the first argument of call that is not allowed."""
+        if not np.isfinite(m).all():
+            raise ValueError("mean holds NaN or infinity; allowed: finite numbers")
+        for name, value in (("variance", v), ("power", power)):
+            if not (np.isfinite(value).all() and np.min(value) > 0.0):
+                raise ValueError(
+                    f"{name} holds {np.min(value)} to {np.max(value)}; allowed: positive and finite"
+                )
+        raise ValueError("y holds other numbers than -1 and +1; allowed: -1 and +1")
 
     def many(
-        self, const double[::1] y, const double[::1] m, const double[::1] v,
+        self, const double[:, ::1] y not None, const double[::1] m, const double[::1] v,
         const double[::1] power, double[::1] lZ, double[::1] dlZ, double[::1] d2lZ,
     ):
-        """The triple at n sites; returns how many could not be integrated (NaN there)."""
+        """The triple at n sites; returns how many have none (NaN there).
+
+        y (n, width) holds their responses, (n, 1) the labels for a loss of the margin.
+        """
         cdef ptrdiff_t n = m.shape[0]
-        cdef unsigned char[::1] lost = np.zeros(n, dtype=np.uint8)
-        cdef Trouble trouble = NONE
+        cdef unsigned char[::1] failed = np.zeros(n, dtype=np.uint8)
+        cdef Status status = OK
+        self.loss.check_responses(y, n)
         if n == 0:
             return 0
         with nogil:
-            trouble = self.batch(
-                n, &y[0], &m[0], &v[0], &power[0], &lZ[0], &dlZ[0], &d2lZ[0], &lost[0]
+            status = self.batch(
+                n, &y[0, 0], &m[0], &v[0], &power[0], &lZ[0], &dlZ[0], &d2lZ[0], &failed[0]
             )
-        if trouble == LOSS_FAILED:
+        if status == CALLBACK_FAILED:
             self.loss.reraise()
-        return int(np.count_nonzero(lost))
+        return int(np.count_nonzero(failed))

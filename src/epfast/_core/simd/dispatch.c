@@ -1,5 +1,5 @@
 /* Which of the compiled kernel tables this CPU can run. */
-#include "kern.h"
+#include "vector.h"
 
 extern const epf_kernels epf_kernels_baseline;
 #ifdef EPF_HAVE_AVX2

@@ -1,6 +1,6 @@
 /* Tilted moments of a scalar site, GPML's triple, one site per lane:
  *     lZ = log int t(h) N(h; m, v) dh,   dlZ = dlZ/dm,   d2lZ = d^2 lZ/dm^2
- * Part of kern.c. z = (h - m) / sd throughout; phi is the standard normal density. */
+ * Part of vector.c. z = (h - m) / sd throughout; phi is the standard normal density. */
 
 #define V_PI 3.14159265358979323846
 #define V_SQRT_2PI 2.50662827463100050242
@@ -53,7 +53,7 @@ EPF_INLINE void v_tail_scaled(vd y, vd *scale, vd *R, vd *Q, vd *P)
 EPF_INLINE void v_probit_moments(vd m, vd v, vd *lZ, vd *dlZ, vd *d2lZ)
 {
     vd scale = 1.0 / v_sqrt(1.0 + v), loss, slope, curvature;
-    epf_probit(m * scale, NULL, &loss, &slope, &curvature);
+    epf_probit(m * scale, NULL, NULL, &loss, &slope, &curvature);
     *lZ = -loss;
     *dlZ = -slope * scale;
     *d2lZ = -curvature * scale * scale;
@@ -407,4 +407,137 @@ EPF_INLINE void v_piecewise_moments(const double *p, vd m, vd v, vd b, vd *lZ, v
     *dlZ = v_select(V_MASK(size1 < size_center * per_sd), W1 - b * slope_r, (center + x_near) * per_sd);
     *d2lZ = v_select(V_MASK(size2 * per_v + W1 * W1 < size_variance * per_v), W2 * per_v - W1 * W1,
                      (variance - 1.0) * per_v);
+}
+
+/* ---- smooth: t^b log-concave and analytic in h, from value, slope and curvature ----
+ *
+ * Trapezoidal rule about the mode of g(h) = -b l(h) - (h - m)^2 / (2 v), where it converges
+ * geometrically: intervals are halved until two rules agree to SMOOTH_AGREEMENT, whose square is
+ * the error of the better one. The mode by Newton, kept within a bracket: l is convex, so that its
+ * slope at m bounds how far away it is. The window ends where exp(g), and that times l'', are below
+ * e^-31 of what they are at the mode. With u = h - h0, s = -b l' and s0 at h0 near the mode,
+ *     dlZ = s0 + E(s - s0),             d2lZ = Var s - b E l''                                 (A)
+ *     dlZ = (h0 - m + E u) / v,         d2lZ = (Var u / v - 1) / v                             (B)
+ * (A) where b E l'' < 1 / v: each where its terms are smaller. A lane stops when it is done, so that
+ * a site does not depend on its neighbours. lZ is NaN where that is not reached, or where rounding
+ * of l would be felt. */
+#define SMOOTH_STEPS 60
+#define SMOOTH_WIDENINGS 24
+#define SMOOTH_SHRINKINGS 6
+#define SMOOTH_INTERVALS 16
+#define SMOOTH_HALVINGS 6
+#define SMOOTH_AGREEMENT 1e-6
+#define SMOOTH_LARGEST 2e4              /* of b times the terms of l: their rounding goes into lZ */
+
+/* Sites of which all but the place of integration is known. */
+typedef struct {
+    const vd *y;
+    const double *p;
+    vd b, h, value, slope, curvature, tilt, per_v;      /* at h; tilt = (h - m) / v */
+} smooth_sites;
+
+/* log of the integrand at the mode less that at h + u, and s - s0 and b l'' there */
+EPF_INLINE vd v_smooth_fall(loss_function f, const smooth_sites *a, vd u, vd *s, vd *bend)
+{
+    vd value, slope, curvature;
+    f(a->h + u, a->y, a->p, &value, &slope, &curvature);
+    *s = a->b * (a->slope - slope);
+    *bend = a->b * curvature;
+    return a->b * (value - a->value) + u * (a->tilt + 0.5 * u * a->per_v);
+}
+
+/* How far from h on that side the window ends; sound loses the lanes where no end was found. */
+EPF_INLINE vd v_smooth_side(loss_function f, const smooth_sites *a, vd width, double sign, vi *sound)
+{
+    vi todo = *sound;
+    for (int i = 0; i < SMOOTH_WIDENINGS && v_any(todo); i++) {
+        vd s, bend, fall = v_smooth_fall(f, a, sign * width, &s, &bend);
+        fall -= v_log(v_max(bend / (a->b * a->curvature), v_set(1.0)));
+        fall = v_select(V_MASK(fall == fall), fall, v_set(1e6));        /* inf - inf: far out */
+        vi near = V_MASK(fall < 31.0), wrong = near;
+        if (i < SMOOTH_SHRINKINGS) wrong |= V_MASK(fall > 50.0);
+        vd scale = v_sqrt(33.0 / v_max(fall, v_set(1.0)));
+        scale = v_select(near, v_max(v_min(scale, v_set(2.0)), v_set(1.05)), v_max(scale, v_set(0.5)));
+        todo &= wrong;
+        width = v_select(todo, scale * width, width);
+    }
+    *sound &= ~todo;
+    return width;
+}
+
+EPF_INLINE void v_smooth_moments(loss_function f, const vd *y, const double *p, vd m, vd v, vd b,
+                                 vd *lZ, vd *dlZ, vd *d2lZ)
+{
+    vd zero = v_set(0.0), one = v_set(1.0);
+    smooth_sites a = {y, p, b, m, zero, zero, zero, zero, 1.0 / v};
+
+    /* the mode */
+    f(m, y, p, &a.value, &a.slope, &a.curvature);
+    vd end = m - v * (b * a.slope), low = v_min(m, end), high = v_max(m, end), last = 3.0 * (high - low);
+    vd steep = b * a.curvature + a.per_v;
+    vi todo = V_MASK(high - low < INFINITY), sound = todo;
+    for (int i = 0; i < SMOOTH_STEPS && v_any(todo); i++) {
+        vd uphill = b * a.slope + a.tilt;
+        vi beyond = V_MASK(uphill >= 0.0);
+        high = v_select(todo & beyond, a.h, high);
+        low = v_select(todo & ~beyond, a.h, low);
+        vd next = a.h - uphill / steep, step = v_abs(next - a.h);
+        vi good = V_MASK(2.0 * step <= last) & V_MASK(next >= low) & V_MASK(next <= high);
+        next = v_select(good, next, 0.5 * (low + high));
+        last = v_select(good, step, v_abs(next - a.h));
+        a.h = v_select(todo, next, a.h);
+        todo &= ~(good & V_MASK(step * step * steep < 1e-4));
+        f(a.h, y, p, &a.value, &a.slope, &a.curvature);
+        a.tilt = (a.h - m) * a.per_v;
+        steep = b * a.curvature + a.per_v;
+    }
+    sound &= ~todo & V_MASK(a.curvature > 0.0)
+             & V_MASK(b * (v_abs(a.value) + (1.0 + v_abs(a.h)) * a.curvature) < SMOOTH_LARGEST);
+
+    /* the rule: at first inside the window, whose ends hold nothing, then halfway between */
+    vd sigma = 1.0 / v_sqrt(v_select(sound, steep, one));
+    vd left = v_smooth_side(f, &a, 8.0 * sigma, -1.0, &sound);
+    vd right = v_smooth_side(f, &a, 8.0 * sigma, 1.0, &sound);
+    vd spacing = (left + right) * (1.0 / SMOOTH_INTERVALS), first = spacing - left, mass = one;
+    vd sum[6] = {zero, zero, zero, zero, zero, zero}, found[6] = {one, one, one, one, one, one}, before[3];
+    int count = SMOOTH_INTERVALS - 1;
+    todo = sound;
+    for (int halving = 0; halving <= SMOOTH_HALVINGS && v_any(todo); halving++) {
+        for (int k = 0; k < count; k++) {
+            vd u = first + (double)k * spacing, s, bend;
+            vd w = v_exp(-v_smooth_fall(f, &a, u, &s, &bend));
+            vi some = V_MASK(w > 0.0);          /* not 0 times infinity */
+            s = v_select(some, s, zero);
+            bend = v_select(some, bend, zero);
+            vd wu = w * u, ws = w * s;
+            sum[0] += w;
+            sum[1] += wu;
+            sum[2] += wu * u;
+            sum[3] += ws;
+            sum[4] += ws * s;
+            sum[5] += w * bend;
+        }
+        vd now[3] = {sum[0] * (halving ? 0.5 * spacing : spacing), sum[2] / sum[0], sum[5] / sum[0]};
+        if (halving) {
+            vi agree = todo;
+            for (int j = 0; j < 3; j++)
+                agree &= V_MASK(v_abs(now[j] - before[j]) < SMOOTH_AGREEMENT * now[j]);
+            for (int j = 0; j < 6; j++) found[j] = v_select(agree, sum[j], found[j]);
+            mass = v_select(agree, now[0], mass);
+            todo &= ~agree;
+            spacing *= 0.5;
+        }
+        for (int j = 0; j < 3; j++) before[j] = now[j];
+        count = halving ? 2 * count : count + 1;
+        first = 0.5 * spacing - left;
+    }
+    sound &= ~todo;
+
+    vd share = 1.0 / found[0], mean = found[1] * share, s = found[3] * share, bend = found[5] * share;
+    vi by_slopes = V_MASK(bend < a.per_v);
+    *lZ = v_log(mass * v_sqrt(a.per_v * (0.5 / V_PI))) - (b * a.value + 0.5 * (a.h - m) * a.tilt);
+    *lZ = v_select(sound, *lZ, v_set(NAN));
+    *dlZ = v_select(by_slopes, s - b * a.slope, a.tilt + mean * a.per_v);
+    *d2lZ = v_select(by_slopes, found[4] * share - s * s - bend,
+                     ((found[2] * share - mean * mean) * a.per_v - 1.0) * a.per_v);
 }

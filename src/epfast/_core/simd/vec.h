@@ -1,6 +1,6 @@
 /* Vectors of doubles and the elementary functions on them, written once.
  *
- * kern.c includes this file and is compiled once per instruction set; the width follows from the
+ * vector.c includes this file and is compiled once per instruction set; the width follows from the
  * compiler's target macros. GCC and clang get their generic vector extensions (any CPU), any other
  * compiler gets vectors of one lane: the same code, scalar.
  *
@@ -279,6 +279,30 @@ EPF_INLINE void v_exp_bounded(const int U, const vd *x, vd *e, vd *second_differ
         e[i] = up * (c[i] + s[i]) + up;
     }
 #undef EACH
+}
+
+/* cosh(x) - 1 and sinh(x) - x for |x| <= 1, without cancellation: Taylor */
+EPF_INLINE void v_hyperbolic_rest(vd x, vd *c, vd *s)
+{
+    vd z = x * x, a = v_set(1.0 / 6402373705728000.0), b = v_set(1.0 / 121645100408832000.0);
+    a = a * z + 1.0 / 20922789888000.0;
+    b = b * z + 1.0 / 355687428096000.0;
+    a = a * z + 1.0 / 87178291200.0;
+    b = b * z + 1.0 / 1307674368000.0;
+    a = a * z + 1.0 / 479001600.0;
+    b = b * z + 1.0 / 6227020800.0;
+    a = a * z + 1.0 / 3628800.0;
+    b = b * z + 1.0 / 39916800.0;
+    a = a * z + 1.0 / 40320.0;
+    b = b * z + 1.0 / 362880.0;
+    a = a * z + 1.0 / 720.0;
+    b = b * z + 1.0 / 5040.0;
+    a = a * z + 1.0 / 24.0;
+    b = b * z + 1.0 / 120.0;
+    a = a * z + 1.0 / 2.0;
+    b = b * z + 1.0 / 6.0;
+    *c = a * z;
+    *s = b * z * x;
 }
 
 /* ---- logarithms ---- */

@@ -1,19 +1,19 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from epfast._checks import Array
+from epfast._core._types import Array
 from epfast._core.relaxed import Relaxation
 from epfast._core.rows import Rows
-from epfast._core.tilted import Moments
+from epfast._core.tilted import TiltedMoments
 
-class Blocks:
+class BlockedSweep:
     full: bool
     n_refused: int
     log_scale_total: float
     log_determinant: float
     def __init__(
         self,
-        moments: Moments,
+        moments: TiltedMoments,
         d: int,
         q: int,
         power: float,
@@ -34,10 +34,12 @@ class Blocks:
         scale: Array | None = ...,
     ) -> None: ...
 
-class Parallel:
+class ParallelSweep:
     n_refused: int
     residual: float
-    def __init__(self, moments: Moments, d: int, q: int, power: float, damping: float) -> None: ...
+    def __init__(
+        self, moments: TiltedMoments, d: int, q: int, power: float, damping: float
+    ) -> None: ...
     def sweep(
         self,
         A: Rows,

@@ -1,13 +1,14 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from epfast._checks import Array
-from epfast._core.tilted import Moments
+from epfast._core._types import Array
+from epfast._core.tilted import TiltedMoments
 
-class Groups:
+class SharedSweep:
+    checked: bool
     n_refused: int
     def __init__(
-        self, moments: Moments, d: int, q: int, power: float, damping: float, checked: bool
+        self, moments: TiltedMoments, d: int, q: int, power: float, damping: float, checked: bool
     ) -> None: ...
     def sweep(
         self,

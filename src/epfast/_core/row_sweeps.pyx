@@ -23,19 +23,21 @@ from epfast._core.lapack cimport blas_int, dgemm, dgemv, dtrsm
 from epfast._core.relaxed cimport Relaxation
 from epfast._core.rows cimport Rows, subtract_weighted
 from epfast._core.site cimport SMALLEST, cavity, new_site, site
-from epfast._core.tilted cimport LOSS_FAILED, NONE, Moments, Trouble
+from epfast._core.status cimport CALLBACK_FAILED, OK, Status
+from epfast._core.tilted cimport TiltedMoments
 
 # ---- one after the other ----
 
-cdef class Blocks:
+cdef class BlockedSweep:
     """Scratch for sequential sweeps in d dimensions with blocks of q sites.
 
     full: both triangles of the covariance are kept; else its lower by columns, the upper by C rows,
     and the other triangle is not touched. log_determinant adds up the log of how much each update
-    shrinks the determinant of the covariance. Given a relaxation, it fits the sites.
+    shrinks the determinant of the covariance, log_scale_total the log scales of sites that are not
+    stored; both are the caller's to set back. Given a relaxation, it fits the sites.
     """
 
-    cdef Moments moments
+    cdef TiltedMoments moments
     cdef Relaxation relaxation
     cdef ptrdiff_t d, q
     cdef double power, damping
@@ -44,11 +46,11 @@ cdef class Blocks:
     cdef double[::1] h, c, k
     cdef readonly bint full
     cdef readonly ptrdiff_t n_refused
-    cdef readonly double log_scale_total, log_determinant
+    cdef public double log_scale_total, log_determinant
 
     def __init__(
-        self, Moments moments not None, ptrdiff_t d, ptrdiff_t q, double power, double damping,
-        bint full, Relaxation relaxation=None,
+        self, TiltedMoments moments not None, ptrdiff_t d, ptrdiff_t q, double power,
+        double damping, bint full, Relaxation relaxation=None,
     ):
         self.moments, self.relaxation = moments, relaxation
         self.d, self.q = d, q
@@ -58,7 +60,7 @@ cdef class Blocks:
         self.S = np.empty((q, q))
         self.h, self.c, self.k = np.empty(q), np.empty(q), np.empty(q)
 
-    cdef Trouble block(
+    cdef Status block(
         self, blas_int q, Rows A, ptrdiff_t first, const double *y, const double *weight,
         const ptrdiff_t *sites, double *Sigma, double *mu, double *tau, double *nu, double *scale
     ) noexcept nogil:
@@ -69,9 +71,9 @@ cdef class Blocks:
         cdef double *S = &self.S[0, 0]
         cdef double *V = &self.V[0, 0]
         cdef double *W = &self.W[0, 0]
-        cdef ptrdiff_t i, j, r
+        cdef ptrdiff_t i, j, r, stride = self.moments.loss.stride
         cdef bint refused = False, relaxed = self.relaxation is not None
-        cdef Trouble trouble
+        cdef Status status
         A.times_symmetric(first, q, Sigma, self.full, V)
         A.times_rows(first, q, V, S)
         A.times_vector(first, q, mu, &self.h[0])
@@ -84,16 +86,16 @@ cdef class Blocks:
             if tau != NULL:
                 old_tau, old_nu = tau[sites[j]], nu[sites[j]]
             if relaxed:
-                trouble = self.relaxation.new_site(
-                    sites[j], y[j], self.h[j], s, old_tau, old_nu, &t, &b, &g, &refused
+                status = self.relaxation.new_site(
+                    sites[j], y + j * stride, self.h[j], s, old_tau, old_nu, &t, &b, &g, &refused
                 )
             else:
-                trouble = new_site(
-                    self.moments, y[j], self.h[j], s, self.power, copies, exponent, old_tau,
-                    old_nu, &t, &b, &g, &refused
+                status = new_site(
+                    self.moments, y + j * stride, self.h[j], s, self.power, copies, exponent,
+                    old_tau, old_nu, &t, &b, &g, &refused
                 )
-            if trouble == LOSS_FAILED:
-                return trouble
+            if status == CALLBACK_FAILED:
+                return status
             t = self.damping * (t - old_tau)
             b = self.damping * (b - old_nu)
             denominator = 1.0 + t * s
@@ -128,39 +130,41 @@ cdef class Blocks:
             dgemm(b"N", b"T", &d, &d, &q, &minus, W, &d, V, &d, &unit, Sigma, &d)
         else:
             subtract_weighted(d, q, &self.c[0], V, W, Sigma)
-        return NONE
+        return OK
 
     def sweep(
-        self, Rows A not None, const double[::1] y, const double[::1] weight,
+        self, Rows A not None, const double[:, ::1] y not None, const double[::1] weight,
         const ptrdiff_t[::1] sites, double[:, ::1] Sigma, double[::1] mu, double[::1] tau=None,
         double[::1] nu=None, double[::1] scale=None,
     ):
         """Update the sites of the rows of A, in order, q at a time.
 
+        y (n, width) holds the responses of the rows, (n, 1) their labels for a loss of the margin.
         weight may be None: all 1. sites numbers the entries of tau, nu and scale that belong to the
         rows; without them no site is stored (ADF). Sigma and mu are updated in place.
         """
         cdef ptrdiff_t first = 0
         cdef bint weighted = weight is not None, stored = tau is not None
-        cdef Trouble trouble = NONE
+        cdef Status status = OK
+        self.moments.loss.check_responses(y, A.n)
         with nogil:
             while first < A.n:
-                trouble = self.block(
-                    <blas_int> min(self.q, A.n - first), A, first, &y[first],
+                status = self.block(
+                    <blas_int> min(self.q, A.n - first), A, first, &y[first, 0],
                     &weight[first] if weighted else NULL, &sites[first], &Sigma[0, 0], &mu[0],
                     &tau[0] if stored else NULL, &nu[0] if stored else NULL,
                     &scale[0] if stored else NULL,
                 )
-                if trouble == LOSS_FAILED:
+                if status == CALLBACK_FAILED:
                     break
                 first += self.q
-        if trouble == LOSS_FAILED:
+        if status == CALLBACK_FAILED:
             self.moments.loss.reraise()
 
 
 # ---- all from one posterior ----
 
-cdef class Parallel:
+cdef class ParallelSweep:
     """Scratch for parallel sweeps in d dimensions, q rows at a time.
 
     residual: the largest distance of a site from its fixed point met so far, as the mismatch of the
@@ -168,24 +172,24 @@ cdef class Parallel:
     relative.
     """
 
-    cdef Moments moments
+    cdef TiltedMoments moments
     cdef ptrdiff_t d, q
     cdef double power, damping
     cdef double[:, ::1] V
     cdef double[:, ::1] work                # rows: see sweep
-    cdef unsigned char[::1] lost
+    cdef unsigned char[::1] failed
     cdef readonly ptrdiff_t n_refused
     cdef readonly double residual
 
     def __init__(
-        self, Moments moments not None, ptrdiff_t d, ptrdiff_t q, double power, double damping
+        self, TiltedMoments moments not None, ptrdiff_t d, ptrdiff_t q, double power, double damping
     ):
         self.moments = moments
         self.d, self.q = d, q
         self.power, self.damping = power, damping
-        self.V, self.work, self.lost = np.empty((q, d)), np.empty((9, q)), np.empty(q, np.uint8)
+        self.V, self.work, self.failed = np.empty((q, d)), np.empty((9, q)), np.empty(q, np.uint8)
 
-    cdef Trouble batch(
+    cdef Status batch(
         self, blas_int q, const double *y, const double *weight, double *tau, double *nu,
         double *scale
     ) noexcept nogil:
@@ -201,7 +205,7 @@ cdef class Parallel:
         cdef double *copies = &self.work[8, 0]
         cdef double t = 0.0, b = 0.0, g = 0.0
         cdef ptrdiff_t j
-        cdef Trouble trouble
+        cdef Status status
         for j in range(q):
             copies[j] = 1.0 if weight == NULL else fmax(1.0, weight[j])
             power[j] = self.power * (1.0 if weight == NULL else fmin(1.0, weight[j]))
@@ -210,11 +214,11 @@ cdef class Parallel:
             ):
                 copies[j] = 0.0                 # refused, or a row of weight 0
                 m[j], v[j] = 0.0, 1.0
-        trouble = self.moments.batch(q, y, m, v, power, lZ, dlZ, d2lZ, &self.lost[0])
-        if trouble == LOSS_FAILED:
-            return trouble
+        status = self.moments.batch(q, y, m, v, power, lZ, dlZ, d2lZ, &self.failed[0])
+        if status == CALLBACK_FAILED:
+            return status
         for j in range(q):
-            if copies[j] == 0.0 or self.lost[j] or not site(
+            if copies[j] == 0.0 or self.failed[j] or not site(
                 m[j], v[j], lZ[j], dlZ[j], d2lZ[j], copies[j] / self.power, &t, &b, &g
             ):
                 self.n_refused += power[j] != 0.0
@@ -229,10 +233,10 @@ cdef class Parallel:
             tau[j] += self.damping * (t - tau[j])
             nu[j] += self.damping * (b - nu[j])
             scale[j] += self.damping * (g - scale[j])
-        return NONE
+        return OK
 
     def sweep(
-        self, Rows A not None, const double[::1] y, const double[::1] weight,
+        self, Rows A not None, const double[:, ::1] y not None, const double[::1] weight,
         const double[:, ::1] Sigma, const double[:, ::1] root, const double[::1] mu,
         double[::1] tau, double[::1] nu, double[::1] scale, double[:, ::1] P=None,
         double[::1] p=None,
@@ -245,7 +249,8 @@ cdef class Parallel:
         cdef ptrdiff_t first = 0
         cdef blas_int q
         cdef bint weighted = weight is not None, summed = P is not None
-        cdef Trouble trouble = NONE
+        cdef Status status = OK
+        self.moments.loss.check_responses(y, A.n)
         with nogil:
             while first < A.n:
                 q = <blas_int> min(self.q, A.n - first)
@@ -253,39 +258,40 @@ cdef class Parallel:
                 A.quadratic(
                     first, q, &Sigma[0, 0], &root[0, 0], &self.V[0, 0], &self.work[1, 0]
                 )
-                trouble = self.batch(
-                    q, &y[first], &weight[first] if weighted else NULL, &tau[first], &nu[first],
-                    &scale[first]
+                status = self.batch(
+                    q, &y[first, 0], &weight[first] if weighted else NULL, &tau[first],
+                    &nu[first], &scale[first]
                 )
-                if trouble == LOSS_FAILED:
+                if status == CALLBACK_FAILED:
                     break
                 if summed:
                     A.add_gram(first, q, &tau[first], &self.V[0, 0], &P[0, 0])
                     A.add_combination(first, q, &nu[first], &p[0])
                 first += q
-        if trouble == LOSS_FAILED:
+        if status == CALLBACK_FAILED:
             self.moments.loss.reraise()
 
     def fit(
-        self, const double[::1] h, const double[::1] s, const double[::1] y, double[::1] tau,
-        double[::1] nu, double[::1] scale,
+        self, const double[::1] h, const double[::1] s, const double[:, ::1] y not None,
+        double[::1] tau, double[::1] nu, double[::1] scale,
     ):
         """New sites from the posterior marginals N(h, s) of their values."""
         cdef ptrdiff_t first = 0, j
         cdef blas_int q
-        cdef Trouble trouble = NONE
+        cdef Status status = OK
+        self.moments.loss.check_responses(y, h.shape[0])
         with nogil:
             while first < h.shape[0]:
                 q = <blas_int> min(self.q, h.shape[0] - first)
                 for j in range(q):
                     self.work[0, j], self.work[1, j] = h[first + j], s[first + j]
-                trouble = self.batch(
-                    q, &y[first], NULL, &tau[first], &nu[first], &scale[first]
+                status = self.batch(
+                    q, &y[first, 0], NULL, &tau[first], &nu[first], &scale[first]
                 )
-                if trouble == LOSS_FAILED:
+                if status == CALLBACK_FAILED:
                     break
                 first += q
-        if trouble == LOSS_FAILED:
+        if status == CALLBACK_FAILED:
             self.moments.loss.reraise()
 
 
@@ -308,7 +314,7 @@ def marginals(
     Rows A not None, const double[:, ::1] Sigma, const double[:, ::1] root, const double[::1] mu,
     double[::1] h, double[::1] s
 ):
-    """h_i = a_i.mu and s_i = a_i' Sigma a_i, with root as in Parallel.sweep."""
+    """h_i = a_i.mu and s_i = a_i' Sigma a_i, with root as in ParallelSweep.sweep."""
     cdef ptrdiff_t first = 0
     cdef blas_int q
     cdef double[:, ::1] V = np.empty((64, A.d))

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 from epfast._core.loss import CoreLoss
@@ -6,10 +7,13 @@ from epfast._core.tilted import SiteScheme
 SITE_SIGNATURE: str
 
 class FactorScheme(SiteScheme):
-    def __init__(self, loss: CoreLoss, beta: float, **arguments: Any) -> None: ...
+    def __init__(self, loss: CoreLoss, **arguments: Any) -> None: ...
 
 class Sampling(SiteScheme):
-    def __init__(self, loss: CoreLoss, beta: float, samples: int, seed: int) -> None: ...
+    def __init__(self, loss: CoreLoss, samples: int, seed: int) -> None: ...
 
 class UserSite(SiteScheme):
     def __init__(self, loss: CoreLoss, function: Any, low_level: bool) -> None: ...
+
+class PythonScheme(SiteScheme):
+    def __init__(self, loss: CoreLoss, function: Callable[..., Any]) -> None: ...

@@ -17,30 +17,33 @@ from libc.math cimport fmax, fmin
 
 from epfast._core.lapack cimport blas_int, daxpy, ddot, dgemm, dpotrf, dtrsm
 from epfast._core.site cimport new_site
-from epfast._core.tilted cimport LOSS_FAILED, NONE, Moments, Trouble
+from epfast._core.status cimport CALLBACK_FAILED, OK, Status
+from epfast._core.tilted cimport TiltedMoments
 
 
-cdef class Groups:
+cdef class SharedSweep:
     """The running batch in d dimensions, its rows taken q at a time.
 
     checked: whether a batch is undone that would make the posterior improper, for a Cholesky
     factorisation more. Without it this begins with the first site of negative precision, before
-    which all sites are positive semidefinite and the posterior cannot be improper.
+    which all sites are positive semidefinite and the posterior cannot be improper. n_refused: rows.
     """
 
-    cdef Moments moments
+    cdef TiltedMoments moments
     cdef ptrdiff_t d, q
     cdef double power, damping
-    cdef bint checked, running, improper
+    cdef readonly bint checked
+    cdef bint running, improper
     cdef double[:, ::1] factor, fitted          # (d, d): cavity; sum of tau* x x', its C lower half
     cdef double[:, ::1] V                       # (q, d)
     cdef double[::1] half, fitted_shift         # (d,): L^-1 shift of the cavity; sum of nu* x
-    cdef double fitted_scale, taken             # sum of scale*; copies of rows that were fitted
+    cdef double fitted_scale, fitted_copies     # sum of scale*; copies of rows that were fitted
+    cdef ptrdiff_t fitted_rows
     cdef readonly ptrdiff_t n_refused
 
     def __init__(
-        self, Moments moments not None, ptrdiff_t d, ptrdiff_t q, double power, double damping,
-        bint checked
+        self, TiltedMoments moments not None, ptrdiff_t d, ptrdiff_t q, double power,
+        double damping, bint checked
     ):
         self.moments = moments
         self.d, self.q = d, q
@@ -68,22 +71,23 @@ cdef class Groups:
             )
         self.fitted[:, :] = 0.0
         self.fitted_shift[:] = 0.0
-        self.fitted_scale = 0.0
-        self.taken = 0.0
+        self.fitted_scale = self.fitted_copies = 0.0
+        self.fitted_rows = 0
         self.running = True
 
-    cdef Trouble add(
-        self, blas_int q, const double[:, ::1] A, const double[::1] y, const double *weight
+    cdef Status add(
+        self, blas_int q, const double[:, ::1] A, const double *y, const double *weight
     ) noexcept nogil:
         """Fit q rows to the cavity of the batch. With V = L^-1 A', variances are |v|^2. O(d^2 q)"""
         cdef blas_int d = <blas_int> self.d, one = 1
         cdef double unit = 1.0, mean, variance, t = 0.0, b = 0.0, c = 0.0, copies = 1.0, w = 1.0
         cdef bint refused = False
-        cdef ptrdiff_t i, j
-        cdef Trouble trouble
+        cdef ptrdiff_t i, j, stride = self.moments.loss.stride
+        cdef Status status
         if self.improper:
-            self.n_refused += q
-            return NONE
+            for j in range(q):
+                self.n_refused += weight == NULL or weight[j] > 0.0
+            return OK
         self.V[:q, :] = A[:q, :]
         dtrsm(
             b"L", b"L", b"N", b"N", &d, &q, &unit, &self.factor[0, 0], &d, &self.V[0, 0], &d
@@ -97,13 +101,13 @@ cdef class Groups:
             if weight != NULL:
                 copies, w = fmax(1.0, weight[j]), fmin(1.0, weight[j])
             # the marginal is the cavity's already, so there is no site to take out
-            trouble = new_site(
-                self.moments, y[j], mean, variance, self.power, 1.0, w, 0.0, 0.0, &t, &b, &c,
-                &refused
+            status = new_site(
+                self.moments, y + j * stride, mean, variance, self.power, 1.0, w, 0.0, 0.0, &t, &b,
+                &c, &refused
             )
             t, b, c = copies * t, copies * b, copies * c
-            if trouble == LOSS_FAILED:
-                return trouble
+            if status == CALLBACK_FAILED:
+                return status
             if refused:
                 self.n_refused += 1
                 self.V[j, :] = 0.0
@@ -114,12 +118,13 @@ cdef class Groups:
                 self.V[j, i] = t * A[j, i]
             daxpy(&d, &b, <double *> &A[j, 0], &one, &self.fitted_shift[0], &one)
             self.fitted_scale += c
-            self.taken += copies
+            self.fitted_copies += copies
+            self.fitted_rows += 1
         dgemm(
             b"N", b"T", &d, &d, &q, &unit, &self.V[0, 0], &d, <double *> &A[0, 0], &d, &unit,
             &self.fitted[0, 0], &d
         )
-        return NONE
+        return OK
 
     cdef void close(
         self, double[:, ::1] G, double[::1] g, double *scale, double size, double[:, ::1] P,
@@ -127,45 +132,47 @@ cdef class Groups:
     ) noexcept nogil:
         """Move the group's site to the fitted ones, the posterior with it. O(d^2)"""
         cdef blas_int d = <blas_int> self.d, info = 0
-        cdef double taken = self.taken, rate = self.damping / size, change
+        cdef double copies = self.fitted_copies, rate = self.damping / size, change
         cdef ptrdiff_t i, j
         self.running = False
-        if taken == 0.0:
+        if copies == 0.0:
             return
         if self.checked:
             for i in range(self.d):
                 for j in range(i + 1):
-                    change = P[i, j] + self.damping * (self.fitted[i, j] - taken * G[i, j])
+                    change = P[i, j] + self.damping * (self.fitted[i, j] - copies * G[i, j])
                     self.factor[i, j] = self.factor[j, i] = change
             dpotrf(b"L", &d, &self.factor[0, 0], &d, &info)
             if info != 0:
-                self.n_refused += <ptrdiff_t> taken
+                self.n_refused += self.fitted_rows
                 return
         for i in range(self.d):
             for j in range(i + 1):
-                change = self.fitted[i, j] - taken * G[i, j]
+                change = self.fitted[i, j] - copies * G[i, j]
                 G[i, j] += rate * change
                 P[i, j] += self.damping * change
                 G[j, i], P[j, i] = G[i, j], P[i, j]
-            change = self.fitted_shift[i] - taken * g[i]
+            change = self.fitted_shift[i] - copies * g[i]
             g[i] += rate * change
             p[i] += self.damping * change
-        scale[0] += rate * (self.fitted_scale - taken * scale[0])
+        scale[0] += rate * (self.fitted_scale - copies * scale[0])
 
     def sweep(
-        self, const double[:, ::1] A, const double[::1] y, const double[::1] weight,
+        self, const double[:, ::1] A, const double[:, ::1] y not None, const double[::1] weight,
         const ptrdiff_t[::1] group, const unsigned char[::1] last,
         double[:, :, ::1] G, double[:, ::1] g, double[::1] scale, const double[::1] sizes,
         double[:, ::1] P, double[::1] p,
     ):
         """Take the rows of A in order, each of a group; last marks the last row of a batch.
 
+        y (n, width) holds the responses of the rows, (n, 1) their labels for a loss of the margin.
         A batch may go on in the next call; weight may be None: all 1. sizes: copies of rows per
         group. Sites (G, g, scale) and posterior (P, p) are updated in place.
         """
         cdef ptrdiff_t first = 0, stop, k, n = A.shape[0]
         cdef bint weighted = weight is not None
-        cdef Trouble trouble = NONE
+        cdef Status status = OK
+        self.moments.loss.check_responses(y, n)
         with nogil:
             while first < n:
                 k = group[first]
@@ -174,14 +181,14 @@ cdef class Groups:
                 stop = first + 1
                 while stop < n and stop - first < self.q and not last[stop - 1]:
                     stop += 1
-                trouble = self.add(
-                    <blas_int> (stop - first), A[first:], y[first:],
+                status = self.add(
+                    <blas_int> (stop - first), A[first:], &y[first, 0],
                     &weight[first] if weighted else NULL
                 )
-                if trouble == LOSS_FAILED:
+                if status == CALLBACK_FAILED:
                     break
                 if last[stop - 1]:
                     self.close(G[k], g[k], &scale[k], sizes[k], P, p)
                 first = stop
-        if trouble == LOSS_FAILED:
+        if status == CALLBACK_FAILED:
             self.moments.loss.reraise()

@@ -30,7 +30,7 @@ cdef enum:
     TILE = 32
 
 
-cdef class Kernel:
+cdef class KernelMatrix:
     """K, taken from the lower triangle of C rows of ``array``; the rest is lost.
 
     The diagonal of K is that of the array, or stands apart as the result of an earlier one.

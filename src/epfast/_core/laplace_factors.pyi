@@ -1,11 +1,11 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from epfast._checks import Array
+from epfast._core._types import Array
 from epfast._core.loss import CoreLoss
 from epfast._core.rows import Rows
 
-class Expansions:
+class LaplaceSweep:
     n_refused: int
     n_failed: int
     def __init__(
@@ -13,7 +13,6 @@ class Expansions:
         loss: CoreLoss,
         d: int,
         s: int,
-        beta: float,
         power: float,
         damping: float,
         newton: bool,

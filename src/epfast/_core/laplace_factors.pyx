@@ -1,6 +1,6 @@
 """Laplace and quick Laplace fits of minibatch factors with a full covariance (Smola et al. 2003).
 
-A factor t(theta) = prod_k exp(-beta w_k l(y_k h_k)), h_k = a_k.theta over its rows, is expanded to
+A factor t(theta) = prod_k exp(-beta w_k l(h_k; y_k)), h_k = a_k.theta over its rows, is expanded to
 second order in each h_k: at the mode of cavity times t^a (Laplace), found by Newton, or at the mean
 of the cavity (quick Laplace). The site is a product of one Gaussian per row,
 
@@ -14,23 +14,20 @@ import numpy as np
 from libc.math cimport fabs, isfinite
 
 from epfast._core.lapack cimport blas_int, ddot, dpotrf, dpotrs, dsymv
-from epfast._core.loss cimport CoreLoss, kernels
+from epfast._core.loss cimport CoreLoss
 from epfast._core.rows cimport Rows
+from epfast._core.status cimport CALLBACK_FAILED, NO_FIT, OK, Status
+from epfast._core.vector cimport kernels
 
 cdef int MAX_HALVINGS = 40
 
-cdef enum Outcome:
-    FITTED
-    NOT_FITTED              # numerical trouble: the factor keeps its old site
-    CALLBACK_FAILED         # stop: an exception is waiting
 
-
-cdef class Expansions:
+cdef class LaplaceSweep:
     """Scratch for factors of up to s rows in d dimensions."""
 
     cdef CoreLoss loss
     cdef ptrdiff_t d
-    cdef double beta, power, damping, tolerance
+    cdef double power, damping, tolerance
     cdef int max_iterations
     cdef bint newton, slope_curvature
     cdef double[:, ::1] cavity, hessian, V      # V: (64, d), scratch of products
@@ -40,12 +37,12 @@ cdef class Expansions:
     cdef readonly ptrdiff_t n_refused, n_failed
 
     def __init__(
-        self, CoreLoss loss not None, ptrdiff_t d, ptrdiff_t s, double beta, double power,
-        double damping, bint newton, bint slope_curvature, double tolerance, int max_iterations
+        self, CoreLoss loss not None, ptrdiff_t d, ptrdiff_t s, double power, double damping,
+        bint newton, bint slope_curvature, double tolerance, int max_iterations
     ):
         self.loss = loss
         self.d = d
-        self.beta, self.power, self.damping = beta, power, damping
+        self.power, self.damping = power, damping
         self.newton, self.slope_curvature = newton, slope_curvature
         self.tolerance, self.max_iterations = tolerance, max_iterations
         self.cavity, self.hessian = np.empty((d, d)), np.empty((d, d))
@@ -66,21 +63,23 @@ cdef class Expansions:
             A.add_gram(self.first + done, <blas_int> q, part, &self.V[0, 0], &C[0, 0])
             done += q
 
-    cdef Outcome derivatives(
+    cdef Status derivatives(
         self, Rows A, const double *y, const double *weight, double *theta, double *value
     ) noexcept nogil:
         """At theta: value[0] = sum_k w_k l_k; rows 0 to 3: h, w l, w dl/dh, w d2l/dh2."""
         cdef double *h = &self.rows[0, 0]
-        cdef double *margin = &self.rows[4, 0]
+        cdef double *points = &self.rows[4, 0]
+        cdef bint by_margin = self.loss.c.width == 0
         cdef double w
         cdef ptrdiff_t k
         A.times_vector(self.first, <blas_int> self.s, theta, h)
         for k in range(self.s):
-            margin[k] = y[k] * h[k]
-            if not isfinite(margin[k]):
-                return NOT_FITTED
+            points[k] = y[k] * h[k] if by_margin else h[k]
+            if not isfinite(points[k]):
+                return NO_FIT
         if kernels.loss(
-            &self.loss.c, self.s, margin, &self.rows[1, 0], &self.rows[2, 0], &self.rows[3, 0]
+            &self.loss.c, self.s, points, y if not by_margin else NULL, self.loss.c.width,
+            &self.rows[1, 0], &self.rows[2, 0], &self.rows[3, 0]
         ) != 0:
             return CALLBACK_FAILED
         value[0] = 0.0
@@ -91,12 +90,12 @@ cdef class Expansions:
             if w == 0.0:                    # not 0 times infinity
                 self.rows[1, k] = self.rows[2, k] = self.rows[3, k] = 0.0
             self.rows[1, k] *= w
-            self.rows[2, k] *= w * y[k]
+            self.rows[2, k] *= w * y[k] if by_margin else w
             self.rows[3, k] *= w
             value[0] += self.rows[1, k]
-        return FITTED if isfinite(value[0]) else NOT_FITTED
+        return OK if isfinite(value[0]) else NO_FIT
 
-    cdef Outcome newton_step(self, Rows A, double beta, double *decrement) noexcept nogil:
+    cdef Status newton_step(self, Rows A, double beta, double *decrement) noexcept nogil:
         """step = -H^-1 gradient of the negative log of cavity times factor; O(s d^2 + d^3)."""
         cdef blas_int d = <blas_int> self.d, one = 1, info = 0
         cdef double unit = 1.0, minus = -1.0, zero = 0.0
@@ -114,12 +113,12 @@ cdef class Expansions:
         self.gram(A, beta, &self.rows[3, 0], self.hessian)
         dpotrf(b"L", &d, &self.hessian[0, 0], &d, &info)
         if info != 0:
-            return NOT_FITTED
+            return NO_FIT
         for i in range(self.d):
             self.step[i] = minus * self.gradient[i]
         dpotrs(b"L", &d, &one, &self.hessian[0, 0], &d, &self.step[0], &d, &info)
         decrement[0] = -ddot(&d, &self.gradient[0], &one, &self.step[0], &one)
-        return FITTED if isfinite(decrement[0]) else NOT_FITTED
+        return OK if isfinite(decrement[0]) else NO_FIT
 
     cdef double distance(self, double *theta) noexcept nogil:
         """(theta - center)' cavity (theta - center) / 2"""
@@ -135,31 +134,32 @@ cdef class Expansions:
         )
         return 0.5 * ddot(&d, &self.step[0], &one, &self.gradient[0], &one)
 
-    cdef Outcome mode(self, Rows A, const double *y, const double *weight) noexcept nogil:
+    cdef Status mode(self, Rows A, const double *y, const double *weight) noexcept nogil:
         """theta <- argmax of cavity times t^power by Newton with step halving, from the center."""
-        cdef double beta = self.beta * self.power, value = 0.0, objective, new, decrement = 0.0, t
-        cdef Outcome outcome
+        cdef double beta = self.loss.c.beta * self.power
+        cdef double value = 0.0, objective, new, decrement = 0.0, t
+        cdef Status status
         cdef ptrdiff_t i
         cdef int _iteration, _halving
         cdef double[::1] move = self.trial
-        outcome = self.derivatives(A, y, weight, &self.theta[0], &value)
-        if outcome != FITTED:
-            return outcome
+        status = self.derivatives(A, y, weight, &self.theta[0], &value)
+        if status != OK:
+            return status
         objective = beta * value + self.distance(&self.theta[0])
         for _iteration in range(self.max_iterations):
-            outcome = self.newton_step(A, beta, &decrement)
-            if outcome != FITTED:
-                return outcome
+            status = self.newton_step(A, beta, &decrement)
+            if status != OK:
+                return status
             move[:] = self.step
             t = 1.0
             for _halving in range(MAX_HALVINGS):
                 for i in range(self.d):
                     self.theta[i] += t * move[i]
-                outcome = self.derivatives(A, y, weight, &self.theta[0], &value)
-                if outcome == CALLBACK_FAILED:
-                    return outcome
+                status = self.derivatives(A, y, weight, &self.theta[0], &value)
+                if status == CALLBACK_FAILED:
+                    return status
                 new = beta * value + self.distance(&self.theta[0])
-                if outcome == FITTED and (
+                if status == OK and (
                     new <= objective - 1e-4 * t * decrement
                     or decrement <= 1e-14 * fabs(objective)
                 ):
@@ -173,17 +173,17 @@ cdef class Expansions:
             objective = new
             # the decrement is the squared step in standard deviations; convergence is quadratic
             if t == 1.0 and decrement <= self.tolerance * self.tolerance:
-                return FITTED
-        return NOT_FITTED
+                return OK
+        return NO_FIT
 
-    cdef Outcome fit(
+    cdef Status fit(
         self, Rows A, const double *y, const double *weight, const double[:, ::1] P,
         const double[::1] p, const double *tau, const double *nu
     ) noexcept nogil:
         """New sites in rows 6 (tau), 7 (nu) and 8 (scale), from posterior (P, p) and old sites."""
         cdef blas_int d = <blas_int> self.d, one = 1, info = 0
-        cdef double value = 0.0, h, slope
-        cdef Outcome outcome
+        cdef double value = 0.0, beta = self.loss.c.beta, h, slope
+        cdef Status status
         cdef ptrdiff_t k
         self.cavity[:, :] = P
         self.gram(A, -self.power, tau, self.cavity)
@@ -194,56 +194,58 @@ cdef class Expansions:
         self.hessian[:, :] = self.cavity
         dpotrf(b"L", &d, &self.hessian[0, 0], &d, &info)
         if info != 0:
-            return NOT_FITTED
+            return NO_FIT
         dpotrs(b"L", &d, &one, &self.hessian[0, 0], &d, &self.center[0], &d, &info)
         self.theta[:] = self.center
         if self.newton:
-            outcome = self.mode(A, y, weight)
+            status = self.mode(A, y, weight)
         else:
-            outcome = self.derivatives(A, y, weight, &self.theta[0], &value)
-        if outcome != FITTED:
-            return outcome
+            status = self.derivatives(A, y, weight, &self.theta[0], &value)
+        if status != OK:
+            return status
         for k in range(self.s):
-            h, slope = self.rows[0, k], -self.beta * self.rows[2, k]
-            self.rows[6, k] = self.beta * self.rows[3, k]
+            h, slope = self.rows[0, k], -beta * self.rows[2, k]
+            self.rows[6, k] = beta * self.rows[3, k]
             self.rows[7, k] = slope + self.rows[6, k] * h
-            self.rows[8, k] = -self.beta * self.rows[1, k] - h * (slope + 0.5 * self.rows[6, k] * h)
+            self.rows[8, k] = -beta * self.rows[1, k] - h * (slope + 0.5 * self.rows[6, k] * h)
             if not (isfinite(self.rows[6, k]) and isfinite(self.rows[7, k])):
-                return NOT_FITTED
-        return FITTED
+                return NO_FIT
+        return OK
 
     def sweep(
-        self, Rows A not None, const double[::1] y, const double[::1] weight,
+        self, Rows A not None, const double[:, ::1] y not None, const double[::1] weight,
         const ptrdiff_t[::1] sizes, const double[:, ::1] P, const double[::1] p, double[::1] tau,
         double[::1] nu, double[::1] scale, double[:, ::1] new_P, double[::1] new_p,
     ):
         """Refit factor after factor, each against (P, p) without its sites.
 
-        The rows of A belong to factors of the given sizes, in order. The sites are updated in
+        The rows of A belong to factors of the given sizes, in order; y (n, width) holds their
+        responses, (n, 1) their labels for a loss of the margin. The sites are updated in
         place, and what they changed is added to (new_P, new_p), which may be (P, p) themselves
         (sequential order). Only the lower triangles by columns hold. A change that would make new_P
         improper is refused.
         """
         cdef ptrdiff_t i, at = 0
         cdef bint weighted = weight is not None
-        cdef Outcome outcome = FITTED
+        cdef Status status = OK
+        self.loss.check_responses(y, A.n)
         with nogil:
             for i in range(sizes.shape[0]):
                 self.first, self.s = at, sizes[i]
-                outcome = self.update(
-                    A, &y[at], &weight[at] if weighted else NULL, P, p, &tau[at], &nu[at],
+                status = self.update(
+                    A, &y[at, 0], &weight[at] if weighted else NULL, P, p, &tau[at], &nu[at],
                     &scale[at], new_P, new_p
                 )
-                if outcome == CALLBACK_FAILED:
+                if status == CALLBACK_FAILED:
                     break
-                if outcome == NOT_FITTED:
+                if status == NO_FIT:
                     self.n_failed += 1
                     self.n_refused += self.s
                 at += self.s
-        if outcome == CALLBACK_FAILED:
+        if status == CALLBACK_FAILED:
             self.loss.reraise()
 
-    cdef Outcome update(
+    cdef Status update(
         self, Rows A, const double *y, const double *weight, const double[:, ::1] P,
         const double[::1] p, double *tau, double *nu, double *scale, double[:, ::1] new_P,
         double[::1] new_p
@@ -251,10 +253,10 @@ cdef class Expansions:
         """One factor of sweep."""
         cdef blas_int d = <blas_int> self.d, info = 0
         cdef bint negative = False
-        cdef Outcome outcome = self.fit(A, y, weight, P, p, tau, nu)
+        cdef Status status = self.fit(A, y, weight, P, p, tau, nu)
         cdef ptrdiff_t k
-        if outcome != FITTED:
-            return outcome
+        if status != OK:
+            return status
         for k in range(self.s):
             self.rows[6, k] = self.damping * (self.rows[6, k] - tau[k])
             self.rows[7, k] = self.damping * (self.rows[7, k] - nu[k])
@@ -265,11 +267,11 @@ cdef class Expansions:
             self.cavity[:, :] = self.hessian
             dpotrf(b"L", &d, &self.cavity[0, 0], &d, &info)
             if info != 0:
-                return NOT_FITTED
+                return NO_FIT
         new_P[:, :] = self.hessian
         A.add_combination(self.first, <blas_int> self.s, &self.rows[7, 0], &new_p[0])
         for k in range(self.s):
             tau[k] += self.rows[6, k]
             nu[k] += self.rows[7, k]
             scale[k] += self.damping * (self.rows[8, k] - scale[k])
-        return FITTED
+        return OK

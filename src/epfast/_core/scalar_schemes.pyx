@@ -1,7 +1,7 @@
 """Schemes for a scalar site that replace integration: each gives the triple of ``tilted.pyx``.
 
 The schemes of minibatches with one row and one coordinate, importance sampling, and a user's own
-tilted moments. All see the site at a cavity N(m, v) of its margin y h.
+tilted moments. They see the site at a cavity N(m, v) of h, or of its margin y h.
 """
 
 import numpy as np
@@ -11,43 +11,45 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from cpython.pycapsule cimport PyCapsule_GetContext, PyCapsule_GetName, PyCapsule_GetPointer
 
-from epfast._core.loss cimport CoreLoss, kernels
-from epfast._core.minibatch cimport CALLBACK_FAILED, FITTED, Factors, Outcome
-from epfast._core.tilted cimport LOSS_FAILED, NONE, NOT_INTEGRATED, SiteScheme, Trouble
+from epfast._core.loss cimport CoreLoss
+from epfast._core.minibatch cimport Minibatch, MinibatchSweep
+from epfast._core.status cimport CALLBACK_FAILED, NO_FIT, OK, Status
+from epfast._core.tilted cimport SiteScheme
+from epfast._core.vector cimport kernels
 
 
 cdef class FactorScheme(SiteScheme):
-    """A scheme of ``minibatch.pyx``; arguments are those of ``Factors`` beside loss, d and rows.
+    """A scheme of ``minibatch.pyx``; arguments of ``MinibatchSweep`` but loss, d and rows.
 
     Its fit log g(h) = c + b (h - m) - tau (h - m)^2 / 2 is integrated over the cavity.
     """
 
-    cdef Factors factors
-    cdef double beta
+    cdef MinibatchSweep factors
 
-    def __init__(self, CoreLoss loss not None, double beta, **arguments):
+    def __init__(self, CoreLoss loss not None, **arguments):
         self.loss = loss
-        self.beta = beta
-        self.factors = Factors(loss, d=1, max_rows=1, **arguments)
+        self.factors = MinibatchSweep(loss, d=1, max_rows=1, **arguments)
 
-    cdef Trouble at(
-        self, double m, double v, double power, double *lZ, double *dlZ, double *d2lZ
+    cdef Status at(
+        self, const double *y, double m, double v, double power, double *lZ, double *dlZ,
+        double *d2lZ
     ) noexcept nogil:
         cdef double one = 1.0, c = 0.0, b, tau, ratio
-        cdef Outcome outcome
-        self.factors.beta = self.beta * power
-        self.factors.mu[0], self.factors.v[0] = m, v
-        outcome = self.factors.fit(1, &one, 1, NULL, &c)
-        if outcome == CALLBACK_FAILED:
-            return LOSS_FAILED
-        b, tau = self.factors.b[0], self.factors.tau[0]
+        cdef Minibatch rows
+        cdef Status status
+        rows.s, rows.ld, rows.x, rows.sign, rows.responses = 1, 1, &one, NULL, y
+        self.factors.column.mu[0], self.factors.column.v[0] = m, v
+        status = self.factors.fit(&rows, self.loss.c.beta * power, &c)
+        if status == CALLBACK_FAILED:
+            return CALLBACK_FAILED
+        b, tau = self.factors.column.b[0], self.factors.column.tau[0]
         ratio = 1.0 + tau * v                   # cavity over tilted variance
-        if outcome != FITTED or not (ratio > 0.0 and isfinite(b)):
-            return NOT_INTEGRATED
+        if status != OK or not (ratio > 0.0 and isfinite(b)):
+            return NO_FIT
         lZ[0] = c - 0.5 * log(ratio) + 0.5 * b * b * v / ratio
         dlZ[0] = b / ratio
         d2lZ[0] = -tau / ratio
-        return NONE
+        return OK
 
 
 # NumPy's generators as C sees them: numpy/random/bitgen.h, a layout that NumPy guarantees
@@ -62,15 +64,13 @@ ctypedef struct bitgen_t:
 cdef class Sampling(SiteScheme):
     """Importance sampling from the cavity, in antithetic pairs m +- sd z; O(samples)."""
 
-    cdef double beta
     cdef ptrdiff_t samples
     cdef object seed, generator
     cdef bitgen_t *bits
     cdef double[::1] z, h, value
 
-    def __init__(self, CoreLoss loss not None, double beta, ptrdiff_t samples, seed):
+    def __init__(self, CoreLoss loss not None, ptrdiff_t samples, seed):
         self.loss = loss
-        self.beta = beta
         self.samples, self.seed = samples, seed
         self.z, self.h, self.value = np.empty(samples), np.empty(samples), np.empty(samples)
         self.begin_sweep(0)
@@ -99,24 +99,25 @@ cdef class Sampling(SiteScheme):
         for i in range(half, self.samples):
             self.z[i] = -self.z[i - half]
 
-    cdef Trouble at(
-        self, double m, double v, double power, double *lZ, double *dlZ, double *d2lZ
+    cdef Status at(
+        self, const double *y, double m, double v, double power, double *lZ, double *dlZ,
+        double *d2lZ
     ) noexcept nogil:
-        cdef double sd = sqrt(v), tilt = self.beta * power, top = -INFINITY
+        cdef double sd = sqrt(v), tilt = self.loss.c.beta * power, top = -INFINITY
         cdef double total = 0.0, mean = 0.0, spread = 0.0, away
         cdef ptrdiff_t i
         self.draw()
         for i in range(self.samples):
             self.h[i] = m + sd * self.z[i]
         if kernels.loss(
-            &self.loss.c, self.samples, &self.h[0], &self.value[0], NULL, NULL
+            &self.loss.c, self.samples, &self.h[0], y, 0, &self.value[0], NULL, NULL
         ) != 0:
-            return LOSS_FAILED
+            return CALLBACK_FAILED
         for i in range(self.samples):
             self.value[i] *= -tilt
             top = fmax(top, self.value[i])
         if not isfinite(top):
-            return NOT_INTEGRATED
+            return NO_FIT
         for i in range(self.samples):
             self.value[i] = exp(self.value[i] - top)
             total += self.value[i]
@@ -127,11 +128,11 @@ cdef class Sampling(SiteScheme):
             spread += self.value[i] * away * away
         spread /= total
         if not spread > 0.0:                    # a single draw has all the weight
-            return NOT_INTEGRATED
+            return NO_FIT
         lZ[0] = top + log(total / self.samples)
         dlZ[0] = mean / sd
         d2lZ[0] = (spread - 1.0) / v
-        return NONE
+        return OK
 
 
 # ---- a user's own tilted moments ----
@@ -167,16 +168,17 @@ cdef class UserSite(SiteScheme):
             self.compiled = <moments_of_sites> PyCapsule_GetPointer(capsule, name)
             self.user = PyCapsule_GetContext(capsule)
 
-    cdef Trouble at(
-        self, double m, double v, double power, double *lZ, double *dlZ, double *d2lZ
+    cdef Status at(
+        self, const double *y, double m, double v, double power, double *lZ, double *dlZ,
+        double *d2lZ
     ) noexcept nogil:
-        return self.batch(1, &m, &v, &power, lZ, dlZ, d2lZ)
+        return self.batch(1, y, &m, &v, &power, lZ, dlZ, d2lZ)
 
-    cdef Trouble batch(
-        self, ptrdiff_t n, const double *m, const double *v, const double *power, double *lZ,
-        double *dlZ, double *d2lZ
+    cdef Status batch(
+        self, ptrdiff_t n, const double *y, const double *m, const double *v, const double *power,
+        double *lZ, double *dlZ, double *d2lZ
     ) noexcept nogil:
-        """What is not finite is no triple; Moments looks at that."""
+        """What is not finite is no triple; TiltedMoments looks at that."""
         cdef double[BATCH] means
         cdef double[BATCH] variances
         cdef double[3 * BATCH] out
@@ -191,15 +193,15 @@ cdef class UserSite(SiteScheme):
             for i in range(3 * count):
                 out[i] = NAN                    # what the function leaves out is not a number
             if self.compiled(count, means, variances, out, self.user) != 0:
-                return LOSS_FAILED
+                return CALLBACK_FAILED
             for i in range(count):
                 lZ[first + i] = out[3 * i]
                 dlZ[first + i] = out[3 * i + 1]
                 d2lZ[first + i] = out[3 * i + 2]
             first += count
-        return NONE
+        return OK
 
-    cdef Trouble call(
+    cdef Status call(
         self, ptrdiff_t n, const double *m, const double *v, double *lZ, double *dlZ, double *d2lZ
     ) noexcept with gil:
         try:
@@ -207,14 +209,59 @@ cdef class UserSite(SiteScheme):
             triple = self.function(
                 np.array(<double[:n]> <double *> m), np.array(<double[:n]> <double *> v)
             )
-            take(triple, n, lZ, dlZ, d2lZ)
-            return NONE
+            take(triple, "site's moments", n, lZ, dlZ, d2lZ)
+            return OK
         except BaseException as error:          # C cannot carry it: kept for reraise()
             self.loss.error = error
-            return LOSS_FAILED
+            return CALLBACK_FAILED
 
 
-cdef int take(triple, ptrdiff_t n, double *lZ, double *dlZ, double *d2lZ) except -1:
+cdef class PythonScheme(SiteScheme):
+    """A scheme of the user's: f(y, m, v, power) -> (lZ, dlZ, d2lZ), the triple of t(h)^power.
+
+    All of n sites: m, v and power (n,); y (n, width) their responses, or (n,) their labels, -1 and
+    +1, for a loss of the margin. The triple is that of h, not of the margin. A site where a number
+    is not finite has no moments. An error is left in the loss, as that of a loss function would be.
+    """
+
+    cdef object function
+
+    def __init__(self, CoreLoss loss not None, function):
+        self.loss, self.function, self.folds = loss, function, False
+
+    cdef Status at(
+        self, const double *y, double m, double v, double power, double *lZ, double *dlZ,
+        double *d2lZ
+    ) noexcept nogil:
+        return self.batch(1, y, &m, &v, &power, lZ, dlZ, d2lZ)
+
+    cdef Status batch(
+        self, ptrdiff_t n, const double *y, const double *m, const double *v, const double *power,
+        double *lZ, double *dlZ, double *d2lZ
+    ) noexcept with gil:
+        cdef ptrdiff_t width = self.loss.c.width
+        try:
+            # fresh copies: the function may keep them, or write to them
+            if y == NULL:                   # the labels are in the rows
+                responses = np.ones(n)
+            elif width == 0:
+                responses = np.array(<double[:n]> <double *> y)
+            else:
+                responses = np.array(<double[:n, :width]> <double *> y)
+            triple = self.function(
+                responses, np.array(<double[:n]> <double *> m),
+                np.array(<double[:n]> <double *> v), np.array(<double[:n]> <double *> power)
+            )
+            take(triple, "scheme's", n, lZ, dlZ, d2lZ)
+            return OK
+        except BaseException as error:      # C cannot carry it: kept for reraise()
+            self.loss.error = error
+            return CALLBACK_FAILED
+
+
+cdef int take(
+    triple, str whose, ptrdiff_t n, double *lZ, double *dlZ, double *d2lZ
+) except -1:
     """The triple that a Python function returned, checked but for NaN."""
     cdef double *out
     cdef const double[:] source
@@ -222,20 +269,20 @@ cdef int take(triple, ptrdiff_t n, double *lZ, double *dlZ, double *d2lZ) except
     cdef int k
     if not isinstance(triple, (tuple, list, np.ndarray)) or len(triple) != 3:
         raise ValueError(
-            f"the site's moments function returned {type(triple).__name__}; allowed: a tuple of "
+            f"the {whose} function returned {type(triple).__name__}; allowed: a tuple of "
             "three arrays, (lZ, dlZ, d2lZ)"
         )
     for k, name in enumerate(("lZ", "dlZ", "d2lZ")):
         part = np.asarray(triple[k])
         if part.dtype.kind not in "fiub":
             raise TypeError(
-                f"the site's moments function returned {name} of dtype {part.dtype}; allowed: "
+                f"the {whose} function returned {name} of dtype {part.dtype}; allowed: "
                 "real numbers"
             )
         if part.shape != (n,):
             raise ValueError(
-                f"the site's moments function returned {name} of shape {part.shape} for {n} "
-                f"sites; allowed: ({n},)"
+                f"the {whose} function returned {name} of shape {part.shape} for {n} sites; "
+                f"allowed: ({n},)"
             )
         source = part.astype(np.float64)
         out = lZ if k == 0 else dlZ if k == 1 else d2lZ

@@ -1,11 +1,11 @@
-/* The vector kernels of kern.h. Compiled once per instruction set, with EPF_ISA naming the set.
+/* The vector kernels of vector.h. Compiled once per instruction set, with EPF_ISA naming the set.
  *
  * The pair kernels are the heart of the library: every point of the 2d + 1 rule moves ONE
  * coordinate, so a minibatch needs only l(m_k +- delta_kj) for every row k and column j, and of
  * these only their difference D_j and second difference S_j (math: docs/guide). Both are
  * accumulated without cancellation, so that the precision S_j / step_j^2 is right however small the
  * step. */
-#include "kern.h"
+#include "vector.h"
 #include "../losses.h"
 
 #define CAT_(a, b) a##b
@@ -43,25 +43,43 @@ ELEMENTWISE(log_ndtr)
 /* ---- value, slope, curvature at margins ---- */
 
 enum {
-#define X(name, n_parameters, kernel) KIND_##name,
+#define X(name, n_parameters, width, pair_kernel, moments_kernel) KIND_##name,
     EPF_LOSSES(X)
 #undef X
 };
 
-#define X(name, n_parameters, kernel)                                                               \
-    static void loss_##name(const double *p, ptrdiff_t n, const double *m, double *value,          \
-                            double *slope, double *curvature)                                      \
+/* The responses of some lanes, width numbers each. */
+EPF_INLINE void load_responses(const int width, const double *y, ptrdiff_t stride, ptrdiff_t count, vd *r)
+{
+    for (int j = 0; j < width; j++) {
+        double lanes[VW] = {0};
+        for (ptrdiff_t i = 0; i < count; i++) lanes[i] = y[i * stride + j];
+        r[j] = v_load(lanes);
+    }
+}
+
+/* The numbers of responses that lanes take, and none for a loss of the margin. */
+#define RESPONSES(width) vd responses_of_lanes[(width) ? (width) : 1], *r = (width) ? responses_of_lanes : NULL
+
+#define X(name, n_parameters, width, pair_kernel, moments_kernel)                                  \
+    static void loss_##name(const double *p, ptrdiff_t n, const double *h, const double *y,        \
+                            ptrdiff_t stride, double *value, double *slope, double *curvature)     \
     {                                                                                              \
+        RESPONSES(width);                                                                          \
         vd v, t, c;                                                                                \
         ptrdiff_t i = 0;                                                                           \
+        (void)y;                                                                                   \
+        (void)stride;                                                                              \
         for (; i + VW <= n; i += VW) {                                                             \
-            epf_##name(v_load(m + i), p, &v, &t, &c);                                              \
+            if (width) load_responses(width, y + i * stride, stride, VW, r);                       \
+            epf_##name(v_load(h + i), r, p, &v, &t, &c);                                           \
             if (value) v_store(value + i, v);                                                      \
             if (slope) v_store(slope + i, t);                                                      \
             if (curvature) v_store(curvature + i, c);                                              \
         }                                                                                          \
         if (i < n) {                                                                               \
-            epf_##name(v_load_part(m + i, n - i), p, &v, &t, &c);                                  \
+            if (width) load_responses(width, y + i * stride, stride, n - i, r);                    \
+            epf_##name(v_load_part(h + i, n - i), r, p, &v, &t, &c);                               \
             if (value) v_store_part(value + i, v, n - i);                                          \
             if (slope) v_store_part(slope + i, t, n - i);                                          \
             if (curvature) v_store_part(curvature + i, c, n - i);                                  \
@@ -70,32 +88,85 @@ enum {
 EPF_LOSSES(X)
 #undef X
 
-static int loss_at_margins(const epf_loss *loss, ptrdiff_t n, const double *m, double *value,
-                           double *slope, double *curvature)
+static int loss_at_points(const epf_loss *loss, ptrdiff_t n, const double *h, const double *y,
+                          ptrdiff_t stride, double *value, double *slope, double *curvature)
 {
     switch (loss->kind) {
-#define X(name, n_parameters, kernel)                                                               \
+#define X(name, n_parameters, width, pair_kernel, moments_kernel)                                  \
     case KIND_##name:                                                                              \
-        loss_##name(loss->parameters, n, m, value, slope, curvature);                              \
+        loss_##name(loss->parameters, n, h, y, stride, value, slope, curvature);                   \
         return 0;
         EPF_LOSSES(X)
 #undef X
     default:
-        return loss->callback(n, m, value, slope, curvature, loss->user);
+        return loss->callback(n, h, y, stride, value, slope, curvature, loss->user);
     }
+}
+
+/* ---- l(h + delta) - l(h) ---- */
+
+typedef void (*loss_function)(vd h, const vd *y, const double *p, vd *value, vd *slope, vd *curvature);
+
+typedef void (*differences_function)(vd h, vd delta, const vd *y, const double *p, vd *odd, vd *even);
+
+/* A far step by the values: the other side of it may overflow. */
+EPF_INLINE void rise_by_differences(differences_function f, loss_function l, const int width,
+                                    const double *p, ptrdiff_t n, double h, double value,
+                                    const double *delta, const double *y, double *out)
+{
+    RESPONSES(width);
+    vd odd, even, at, unused;
+    if (width) load_responses(width, y, 0, VW, r);
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        ptrdiff_t count = n - i < VW ? n - i : VW;
+        vd step = v_load_part(delta + i, count);
+        vi far = V_MASK(v_abs(step) > 1.0);
+        f(v_set(h), v_select(far, v_set(0.0), step), r, p, &odd, &even);
+        vd up = 0.5 * (odd + even);
+        if (v_any(far)) {
+            l(h + step, r, p, &at, &unused, &unused);
+            up = v_select(far, at - value, up);
+        }
+        v_store_part(out + i, up, count);
+    }
+}
+
+#define RISE_DIFFERENCES(name, width)                                                              \
+    rise_by_differences(epf_##name##_differences, epf_##name, width, loss->parameters, n, h,       \
+                        value, delta, y, out);                                                     \
+    return 0
+#define RISE_VALUES(name, width) break
+#define RISE_LOGISTIC RISE_VALUES
+#define RISE_PROBIT RISE_VALUES
+#define RISE_PIECEWISE RISE_VALUES
+
+static int rise(const epf_loss *loss, ptrdiff_t n, double h, double value, const double *delta,
+                const double *y, double *out)
+{
+    switch (loss->kind) {
+#define X(name, n_parameters, width, pair_kernel, moments_kernel)                                  \
+    case KIND_##name:                                                                              \
+        RISE_##pair_kernel(name, width);
+        EPF_LOSSES(X)
+#undef X
+    }
+    for (ptrdiff_t i = 0; i < n; i++) out[i] = h + delta[i];
+    if (loss_at_points(loss, n, out, y, 0, out, NULL, NULL)) return 1;
+    for (ptrdiff_t i = 0; i < n; i++) out[i] -= value;
+    return 0;
 }
 
 /* ---- margins and weighted sums ---- */
 
 /* Rows in the order of memory, one at a time, so that data seen for the first time streams in. */
-static void margins(ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld, const double *y,
+static void margins(ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld, const double *sign,
                     const double *mu, double *m)
 {
     if (d < VW) {
         for (ptrdiff_t k = 0; k < s; k++) {
             double sum = 0.0;
             for (ptrdiff_t j = 0; j < d; j++) sum += x[k * ld + j] * mu[j];
-            m[k] = y ? y[k] * sum : sum;
+            m[k] = sign ? sign[k] * sum : sum;
         }
         return;
     }
@@ -116,7 +187,7 @@ static void margins(ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld, con
         }
         for (; j < whole; j += VW) b += v_load(row + j) * v_load(mu + j);
         double sum = v_sum((a + b) + (c + e));
-        m[k] = y ? y[k] * sum : sum;
+        m[k] = sign ? sign[k] * sum : sum;
     }
 }
 
@@ -186,8 +257,8 @@ static void weighted_sums(ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t l
 #define LOGISTIC_MAX_DELTA 64.0
 #define LOGISTIC_GROUP 8
 
-/* One row of four numbers: y (as -0 or +0, to flip signs by exclusive or), p, q, w. */
-static void logistic_rows(ptrdiff_t s, const double *y, const double *m, double *rows)
+/* One row of four numbers: its sign (as -0 or +0, to flip by exclusive or), p, q, w. */
+static void logistic_rows(ptrdiff_t s, const double *sign, const double *m, double *rows)
 {
     for (ptrdiff_t k = 0; k < s; k += VW) {
         ptrdiff_t n = s - k < VW ? s - k : VW;
@@ -200,7 +271,7 @@ static void logistic_rows(ptrdiff_t s, const double *y, const double *m, double 
         v_store(w, e * r * r);
         for (ptrdiff_t i = 0; i < n; i++) {
             double *row = rows + 4 * (k + i);
-            row[0] = y && y[k + i] < 0.0 ? -0.0 : 0.0;
+            row[0] = sign && sign[k + i] < 0.0 ? -0.0 : 0.0;
             row[1] = p[i];
             row[2] = q[i];
             row[3] = w[i];
@@ -218,14 +289,14 @@ EPF_INLINE void logistic_any_step(ptrdiff_t s, const double *x, ptrdiff_t ld, vd
         vd mk = v_set(m[k]);
         vd delta = v_flip(v_load(x + k * ld), v_set(rows[4 * k])) * step;
         vd size = v_abs(delta), up, down, one_side;
-        epf_logistic(mk + delta, NULL, &up, &unused, &unused);
-        epf_logistic(mk - delta, NULL, &down, &unused, &unused);
+        epf_logistic(mk + delta, NULL, NULL, &up, &unused, &unused);
+        epf_logistic(mk - delta, NULL, NULL, &down, &unused, &unused);
         vd t = v_expm1(v_min(size, v_set(LOGISTIC_MAX_DELTA)));
         vd small = v_log1p(rows[4 * k + 3] * (t * t) / (1.0 + t));
-        epf_logistic(v_abs(mk), NULL, &one_side, &unused, &unused);
+        epf_logistic(v_abs(mk), NULL, NULL, &one_side, &unused, &unused);
         vd exponent = size - v_abs(mk) - 2.0 * one_side;           /* |delta| + log w */
         vd large;
-        epf_logistic(-exponent, NULL, &large, &unused, &unused);
+        epf_logistic(-exponent, NULL, NULL, &large, &unused, &unused);
         *D += down - up;
         *S += v_select(V_MASK(size > LOGISTIC_MAX_DELTA), large, small);
     }
@@ -262,11 +333,11 @@ EPF_INLINE void logistic_columns(const int U, ptrdiff_t s, const double *x, ptrd
         ptrdiff_t end = s - first < LOGISTIC_GROUP ? s : first + LOGISTIC_GROUP;
         for (ptrdiff_t k = first; k < end; k++) {
             const double *row = rows + 4 * k;
-            vd y = v_set(row[0]), p = v_set(row[1]), q = v_set(row[2]), w = v_set(row[3]);
+            vd flip = v_set(row[0]), p = v_set(row[1]), q = v_set(row[2]), w = v_set(row[3]);
             vd delta[3], e[3], r[3];
             for (int i = 0; i < U; i++) {
                 V_PREFETCH(x + (k + s) * ld + i * VW);
-                delta[i] = v_flip(v_load(x + k * ld + i * VW), y) * g[i];
+                delta[i] = v_flip(v_load(x + k * ld + i * VW), flip) * g[i];
                 largest[i] = v_max(v_abs(delta[i]), largest[i]);
             }
             v_exp_bounded(U, delta, e, r);
@@ -307,29 +378,29 @@ EPF_INLINE void logistic_columns(const int U, ptrdiff_t s, const double *x, ptrd
  *     S gains kappa e,   D gains -sign(c - m) sign(delta) kappa e,
  * beside D's -2 l'(m) delta; exact, no cancellation. A jump J at the knot, once crossed, gives
  *     S: sign(c - m) J,  D: -sign(delta) J          (half of it when the point lands on the knot).
- * A row is: -2 y l'(m), then per knot: a, kappa, D's factor of e, S's of the jump, D's of the jump. */
+ * A row is: -2 sign l'(m), then per knot: a, kappa, D's factor of e, S's of the jump, D's of the jump. */
 #define KNOT_NUMBERS 5
 #define PIECEWISE_ROW(K) (1 + KNOT_NUMBERS * (K))
 
-static int piecewise_rows(const double *parameters, ptrdiff_t s, const double *y, const double *m,
+static int piecewise_rows(const double *parameters, ptrdiff_t s, const double *sign, const double *m,
                           double *rows)
 {
     int K = PIECEWISE_KNOTS(parameters), jumps = 0;
     double *slope = rows + PIECEWISE_ROW(K) * s;
-    loss_piecewise_linear(parameters, s, m, NULL, slope, NULL);
+    loss_piecewise_linear(parameters, s, m, NULL, 0, NULL, slope, NULL);
     for (ptrdiff_t k = 0; k < s; k++) {
-        double yk = y ? y[k] : 1.0, left = parameters[1];
+        double flip = sign ? sign[k] : 1.0, left = parameters[1];
         double *row = rows + PIECEWISE_ROW(K) * k;
-        *row++ = -2.0 * yk * slope[k];
+        *row++ = -2.0 * flip * slope[k];
         for (int i = 0; i < K; i++, row += KNOT_NUMBERS) {
             const double *knot = PIECEWISE_KNOT(parameters, i);
             double kappa = knot[3] - left, jump = knot[2] - knot[1], away = knot[0] - m[k];
             double side = (away > 0.0) - (away < 0.0);
             row[0] = fabs(away);
             row[1] = kappa;
-            row[2] = -side * yk * kappa;
+            row[2] = -side * flip * kappa;
             row[3] = side * jump;
-            row[4] = -yk * jump;
+            row[4] = -flip * jump;
             jumps |= jump != 0.0;
             left = knot[3];
         }
@@ -398,15 +469,15 @@ static void piecewise_pairs(int U, const double *parameters, int jumps, ptrdiff_
  * series, since the second difference of rounded values cancels:
  *     D = -2 delta (l' + delta^2 l''' / 6),   S = delta^2 (l'' + delta^2 l'''' / 12). */
 typedef struct {
-    double y, m, loss, remainder, slope, curvature, third, fourth, reach;
+    double sign, m, loss, remainder, slope, curvature, third, fourth, reach;
 } probit_row;
 
-static void probit_rows(ptrdiff_t s, const double *y, const double *m, probit_row *rows)
+static void probit_rows(ptrdiff_t s, const double *sign, const double *m, probit_row *rows)
 {
     for (ptrdiff_t k = 0; k < s; k += VW) {
         ptrdiff_t n = s - k < VW ? s - k : VW;
         vd mk = v_load_part(m + k, n), loss, slope, curvature;
-        epf_probit(mk, NULL, &loss, &slope, &curvature);
+        epf_probit(mk, NULL, NULL, &loss, &slope, &curvature);
         /* from h' = -l'': l''' = h - l'' (m + 2h); below -40 the derivatives of the series of l'' */
         vd far = v_min(mk, v_set(-40.0)), u = 1.0 / (far * far), twice = mk - 2.0 * slope;
         vd third = -slope - curvature * twice;
@@ -414,7 +485,7 @@ static void probit_rows(ptrdiff_t s, const double *y, const double *m, probit_ro
         vi below = V_MASK(mk < -40.0);
         third = v_select(below, u / far * (2.0 - u * (24.0 - u * (300.0 - u * 4144.0))), third);
         fourth = v_select(below, -u * u * (6.0 - u * (120.0 - u * (2100.0 - u * 37296.0))), fourth);
-        vd columns[] = {y ? v_load_part(y + k, n) : v_set(1.0), mk, loss, v_probit_remainder(mk), slope,
+        vd columns[] = {sign ? v_load_part(sign + k, n) : v_set(1.0), mk, loss, v_probit_remainder(mk), slope,
                         curvature, third, fourth, 0x1p-8 / v_max(mk, v_set(1.0))};
         for (int c = 0; c < 9; c++) {
             double lanes[VW];
@@ -430,7 +501,7 @@ EPF_INLINE void probit_columns(ptrdiff_t s, const double *x, ptrdiff_t ld, const
     vd g = v_load(step), odd = v_set(0.0), even = odd;
     for (ptrdiff_t k = 0; k < s; k++) {
         probit_row row = rows[k];
-        vd delta = (v_load(x + k * ld) * row.y) * g, square = delta * delta;
+        vd delta = (v_load(x + k * ld) * row.sign) * g, square = delta * delta;
         vd odd_k = -2.0 * delta * (row.slope + square * (row.third / 6.0));
         vd even_k = square * (row.curvature + square * (row.fourth / 12.0));
         vi direct = ~V_MASK(v_abs(delta) < row.reach);
@@ -452,19 +523,41 @@ EPF_INLINE void probit_columns(ptrdiff_t s, const double *x, ptrdiff_t ld, const
 }
 
 /* Any loss of the table, from its values. */
-typedef void (*loss_function)(vd m, const double *p, vd *value, vd *slope, vd *curvature);
-
-EPF_INLINE void values_columns(loss_function f, const double *parameters, ptrdiff_t s,
-                               const double *x, ptrdiff_t ld, const double *y, const double *m,
-                               const double *step, const double *center, double *D, double *S)
+EPF_INLINE void values_columns(loss_function f, const int width, const double *parameters, ptrdiff_t s,
+                               const double *x, ptrdiff_t ld, const double *sign,
+                               const double *responses, const double *m, const double *step,
+                               const double *center, double *D, double *S)
 {
+    RESPONSES(width);
     vd g = v_load(step), odd = v_set(0.0), even = odd, up, down, unused;
+    (void)responses;
     for (ptrdiff_t k = 0; k < s; k++) {
-        vd delta = (v_load(x + k * ld) * (y ? y[k] : 1.0)) * g;
-        f(m[k] + delta, parameters, &up, &unused, &unused);
-        f(m[k] - delta, parameters, &down, &unused, &unused);
+        vd delta = (v_load(x + k * ld) * (sign ? sign[k] : 1.0)) * g;
+        for (int j = 0; j < width; j++) r[j] = v_set(responses[k * width + j]);
+        f(m[k] + delta, r, parameters, &up, &unused, &unused);
+        f(m[k] - delta, r, parameters, &down, &unused, &unused);
         odd += down - up;
         even += (up - center[k]) + (down - center[k]);
+    }
+    v_store(D, odd);
+    v_store(S, even);
+}
+
+/* Any loss of the table that has its differences. */
+EPF_INLINE void differences_columns(differences_function f, const int width, const double *parameters,
+                                    ptrdiff_t s, const double *x, ptrdiff_t ld, const double *sign,
+                                    const double *responses, const double *m, const double *step,
+                                    double *D, double *S)
+{
+    RESPONSES(width);
+    vd g = v_load(step), odd = v_set(0.0), even = odd, odd_k, even_k;
+    (void)responses;
+    for (ptrdiff_t k = 0; k < s; k++) {
+        vd delta = (v_load(x + k * ld) * (sign ? sign[k] : 1.0)) * g;
+        for (int j = 0; j < width; j++) r[j] = v_set(responses[k * width + j]);
+        f(v_set(m[k]), delta, r, parameters, &odd_k, &even_k);
+        odd -= odd_k;
+        even += even_k;
     }
     v_store(D, odd);
     v_store(S, even);
@@ -480,24 +573,28 @@ EPF_INLINE ptrdiff_t callback_rows(ptrdiff_t s, ptrdiff_t d)
 }
 
 static int callback_pairs(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const double *x,
-                          ptrdiff_t ld, const double *y, const double *m, const double *step,
-                          double *D, double *S, double *work)
+                          ptrdiff_t ld, const double *sign, const double *responses, const double *m,
+                          const double *step, double *D, double *S, double *work)
 {
-    ptrdiff_t block = callback_rows(s, d);
+    ptrdiff_t block = callback_rows(s, d), width = loss->width;
     double *center = work, *points = center + s, *values = points + 2 * block * d;
-    int failed = loss->callback(s, m, center, NULL, NULL, loss->user) != 0;
+    double *y = width ? values + 2 * block * d : NULL;          /* the responses of each point */
+    int failed = loss->callback(s, m, responses, width, center, NULL, NULL, loss->user) != 0;
     for (ptrdiff_t j = 0; j < d; j++) D[j] = S[j] = 0.0;
     for (ptrdiff_t first = 0; first < s && !failed; first += block) {
         ptrdiff_t end = first + block < s ? first + block : s, n = (end - first) * d;
         for (ptrdiff_t k = first; k < end; k++)
             for (ptrdiff_t j = 0; j < d; j++) {
-                double delta = (y ? y[k] : 1.0) * x[k * ld + j] * step[j];
+                double delta = (sign ? sign[k] : 1.0) * x[k * ld + j] * step[j];
                 points[(k - first) * d + j] = m[k] + delta;
                 points[n + (k - first) * d + j] = m[k] - delta;
+                for (ptrdiff_t i = 0; i < width; i++)
+                    y[((k - first) * d + j) * width + i] = responses[k * width + i];
             }
         for (ptrdiff_t i = 0; i < 2 * n; i++)
             if (!isfinite(points[i])) return -1;
-        failed = loss->callback(2 * n, points, values, NULL, NULL, loss->user) != 0;
+        if (width) memcpy(y + n * width, y, (size_t)(n * width) * sizeof(double));
+        failed = loss->callback(2 * n, points, y, width, values, NULL, NULL, loss->user) != 0;
         for (ptrdiff_t k = first; k < end && !failed; k++)
             for (ptrdiff_t j = 0; j < d; j++) {
                 double up = values[(k - first) * d + j], down = values[n + (k - first) * d + j];
@@ -510,34 +607,41 @@ static int callback_pairs(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const 
 
 /* ---- pairs: rows first, then the columns, up to three vectors at a time ---- */
 
-#define ROWS_LOGISTIC(name) logistic_rows(s, y, m, rows)
-#define ROWS_PROBIT(name) probit_rows(s, y, m, (probit_row *)rows)
-#define ROWS_VALUES(name) loss_##name(p, s, m, rows, NULL, NULL)
-#define ROWS_PIECEWISE(name) jumps = piecewise_rows(p, s, y, m, rows)
+#define ROWS_LOGISTIC(name) logistic_rows(s, sign, m, rows)
+#define ROWS_PROBIT(name) probit_rows(s, sign, m, (probit_row *)rows)
+#define ROWS_VALUES(name) loss_##name(p, s, m, responses, loss->width, rows, NULL, NULL)
+#define ROWS_DIFFERENCES(name)
+#define ROWS_PIECEWISE(name) jumps = piecewise_rows(p, s, sign, m, rows)
 
-#define COLUMNS_LOGISTIC(name)                                                                     \
+#define COLUMNS_LOGISTIC(name, width)                                                              \
     UNROLLED(logistic_columns, s, xj, ld, step + j, rows, m, D + j, S + j)
-#define COLUMNS_PIECEWISE(name)                                                                    \
+#define COLUMNS_PIECEWISE(name, width)                                                             \
     piecewise_pairs(U, p, jumps, s, xj, ld, step + j, rows, D + j, S + j)
-#define COLUMNS_PROBIT(name)                                                                       \
+#define COLUMNS_PROBIT(name, width)                                                                \
     for (ptrdiff_t c = 0; c < U * VW; c += VW)                                                     \
         probit_columns(s, xj + c, ld, step + j + c, (const probit_row *)rows, D + j + c, S + j + c)
-#define COLUMNS_VALUES(name)                                                                       \
+#define COLUMNS_VALUES(name, width)                                                                \
     for (ptrdiff_t c = 0; c < U * VW; c += VW)                                                     \
-        values_columns(epf_##name, p, s, xj + c, ld, y, m, step + j + c, rows, D + j + c, S + j + c)
+        values_columns(epf_##name, width, p, s, xj + c, ld, sign, responses, m, step + j + c,      \
+                       rows, D + j + c, S + j + c)
+#define COLUMNS_DIFFERENCES(name, width)                                                           \
+    for (ptrdiff_t c = 0; c < U * VW; c += VW)                                                     \
+        differences_columns(epf_##name##_differences, width, p, s, xj + c, ld, sign, responses, m, \
+                            step + j + c, D + j + c, S + j + c)
 
 static int pairs(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld,
-                 const double *y, const double *m, const double *step, double *D, double *S,
-                 double *work)
+                 const double *sign, const double *responses, const double *m, const double *step,
+                 double *D, double *S, double *work)
 {
-    if (loss->kind == EPF_CALLBACK) return callback_pairs(loss, s, d, x, ld, y, m, step, D, S, work);
+    if (loss->kind == EPF_CALLBACK)
+        return callback_pairs(loss, s, d, x, ld, sign, responses, m, step, D, S, work);
 
     if (d < VW) {                               /* pad the columns to one vector */
         double wide_step[VW] = {0}, wide_D[VW], wide_S[VW];
         for (ptrdiff_t k = 0; k < s; k++)
             for (ptrdiff_t j = 0; j < VW; j++) work[k * VW + j] = j < d ? x[k * ld + j] : 0.0;
         memcpy(wide_step, step, (size_t)d * sizeof(double));
-        pairs(loss, s, VW, work, VW, y, m, wide_step, wide_D, wide_S, work + s * VW);
+        pairs(loss, s, VW, work, VW, sign, responses, m, wide_step, wide_D, wide_S, work + s * VW);
         memcpy(D, wide_D, (size_t)d * sizeof(double));
         memcpy(S, wide_S, (size_t)d * sizeof(double));
         return 0;
@@ -547,9 +651,9 @@ static int pairs(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const double *x
     double *rows = work;
     int jumps = 0;
     switch (loss->kind) {
-#define X(name, n_parameters, kernel)                                                      \
+#define X(name, n_parameters, width, pair_kernel, moments_kernel)                                  \
     case KIND_##name:                                                                              \
-        ROWS_##kernel(name);                                                               \
+        ROWS_##pair_kernel(name);                                                                  \
         break;
         EPF_LOSSES(X)
 #undef X
@@ -563,9 +667,9 @@ static int pairs(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const double *x
         if (U == left) j = d - U * VW;
         const double *xj = x + j;
         switch (loss->kind) {
-#define X(name, n_parameters, kernel)                                                      \
+#define X(name, n_parameters, width, pair_kernel, moments_kernel)                                  \
         case KIND_##name:                                                                          \
-            COLUMNS_##kernel(name);                                                        \
+            COLUMNS_##pair_kernel(name, width);                                                    \
             break;
             EPF_LOSSES(X)
 #undef X
@@ -658,32 +762,96 @@ static void piecewise_moments(const double *p, ptrdiff_t n, const double *m, con
     }
 }
 
+EPF_INLINE void smooth_sites_of(loss_function f, const int width, const double *p, ptrdiff_t n,
+                                const double *y, const double *m, const double *v,
+                                const double *power, double *lZ, double *dlZ, double *d2lZ)
+{
+    RESPONSES(width);
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        ptrdiff_t count = n - i < VW ? n - i : VW;
+        vd a, b, c;
+        if (width) load_responses(width, y + i * width, width, count, r);
+        v_smooth_moments(f, r, p, LOAD_SITES(m), LOAD_SITES(v), LOAD_SITES(power), &a, &b, &c);
+        store_sites(count, a, b, c, lZ + i, dlZ + i, d2lZ + i);
+    }
+}
+
+#define SITES_SMOOTH(name, width)                                                                  \
+    smooth_sites_of(epf_##name, width, loss->parameters, n, y, m, v, power, lZ, dlZ, d2lZ);        \
+    break
+#define SITES_NONE(name, width) break
+#define SITES_PROBIT SITES_NONE
+#define SITES_LOGISTIC SITES_NONE
+#define SITES_PIECEWISE SITES_NONE
+
+static void smooth_moments(const epf_loss *loss, ptrdiff_t n, const double *y, const double *m,
+                           const double *v, const double *power, double *lZ, double *dlZ,
+                           double *d2lZ)
+{
+    switch (loss->kind) {
+#define X(name, n_parameters, width, pair_kernel, moments_kernel)                                  \
+    case KIND_##name:                                                                              \
+        SITES_##moments_kernel(name, width);
+        EPF_LOSSES(X)
+#undef X
+    }
+}
+
 /* ---- the table ---- */
 
 const epf_kernels NAMED(epf_kernels) = {
     &STRING(EPF_ISA)[1], VW,                    /* without the underscore */
     array_exp, array_expm1, array_log, array_log1p, array_erfcx, array_log_ndtr,
-    loss_at_margins, margins, weighted_sums, pairs, probit_moments,
-    logistic_moments, piecewise_moments};
+    loss_at_points, rise, margins, weighted_sums, pairs, probit_moments, logistic_moments,
+    piecewise_moments, smooth_moments};
 
 #ifdef EPF_COMMON       /* what does not depend on the instruction set: compiled once */
 size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d)
 {
     size_t row = sizeof(probit_row) / sizeof(double);            /* the largest but PIECEWISE */
-    if (loss->kind == EPF_CALLBACK) return (size_t)(s + 4 * callback_rows(s, d) * d);
+    if (loss->kind == EPF_CALLBACK)
+        return (size_t)(s + (4 + 2 * loss->width) * callback_rows(s, d) * d);
     if (loss->kind == KIND_piecewise_linear)
         row = 1 + PIECEWISE_ROW((size_t)PIECEWISE_KNOTS(loss->parameters));
     return (size_t)s * (row + 8);               /* 8: the widest vector, for padded columns */
 }
 
-#define X(name, n_parameters, kernel) #name,
+#define X(name, n_parameters, width, pair_kernel, moments_kernel) #name,
 static const char *const loss_names[] = {EPF_LOSSES(X)};
 #undef X
-#define X(name, n_parameters, kernel) n_parameters,
+#define X(name, n_parameters, width, pair_kernel, moments_kernel) n_parameters,
 static const int loss_parameters[] = {EPF_LOSSES(X)};
+#undef X
+#define X(name, n_parameters, width, pair_kernel, moments_kernel) width,
+static const int loss_width[] = {EPF_LOSSES(X)};
+#undef X
+#define X(name, n_parameters, width, pair_kernel, moments_kernel) EPF_MOMENTS_##moments_kernel,
+static const int loss_moments[] = {EPF_LOSSES(X)};
+#undef X
+#define STEPS_LOGISTIC 0
+#define STEPS_PROBIT 0
+#define STEPS_PIECEWISE 0
+#define STEPS_VALUES 0
+#define STEPS_DIFFERENCES 1
+#define X(name, n_parameters, width, pair_kernel, moments_kernel) STEPS_##pair_kernel,
+static const int loss_differences[] = {EPF_LOSSES(X)};
 #undef X
 
 int epf_loss_count(void) { return (int)(sizeof loss_names / sizeof *loss_names); }
 const char *epf_loss_name(int kind) { return loss_names[kind]; }
 int epf_loss_parameters(int kind) { return loss_parameters[kind]; }
+int epf_loss_width(int kind) { return loss_width[kind]; }
+
+int epf_loss_moments(const epf_loss *loss)
+{
+    int form = loss->kind == EPF_CALLBACK ? EPF_MOMENTS_NONE : loss_moments[loss->kind];
+    /* a handful of pieces; beyond, quadrature costs no more */
+    return form == EPF_MOMENTS_PIECEWISE && PIECEWISE_KNOTS(loss->parameters) > EPF_PIECEWISE_KNOTS
+               ? EPF_MOMENTS_NONE : form;
+}
+
+int epf_loss_differences(const epf_loss *loss)
+{
+    return loss->kind != EPF_CALLBACK && loss_differences[loss->kind];
+}
 #endif

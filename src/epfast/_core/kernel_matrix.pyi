@@ -1,6 +1,6 @@
-from epfast._checks import Array
+from epfast._core._types import Array
 
-class Kernel:
+class KernelMatrix:
     n: int
     array: Array
     diagonal: Array

@@ -1,20 +1,36 @@
 /* The vector kernels, as a table of function pointers: one table per instruction set, one choice
  * per process (dispatch.c). All arrays are contiguous doubles unless a stride is given; nothing is
  * allocated here, nothing is checked. */
-#ifndef EPF_KERN_H
-#define EPF_KERN_H
+#ifndef EPF_VECTOR_H
+#define EPF_VECTOR_H
 
 #include <stddef.h>
 
+/* Points of a loss: n numbers h, and the responses that they belong to. A loss of the margin has a
+ * response of width 0: h is the margin then and y NULL. Else point i has the responses y[i * stride]
+ * and on; stride 0: all points belong to one row. */
+
 /* A user's loss: fills the arrays that are not NULL; non-zero means failure, and stops the caller. */
-typedef int (*epf_callback)(ptrdiff_t n, const double *m, double *value, double *slope,
-                            double *curvature, void *user);
+typedef int (*epf_callback)(ptrdiff_t n, const double *h, const double *y, ptrdiff_t stride,
+                            double *value, double *slope, double *curvature, void *user);
 
 #define EPF_CALLBACK (-1)
 #define EPF_PIECEWISE_KNOTS 16
 
+/* Vector kernels of tilted moments: of exp(-l), PIECEWISE and SMOOTH of any power; PIECEWISE with no
+ * more than EPF_PIECEWISE_KNOTS knots. */
+enum {
+    EPF_MOMENTS_NONE,
+    EPF_MOMENTS_PROBIT,
+    EPF_MOMENTS_LOGISTIC,
+    EPF_MOMENTS_PIECEWISE,
+    EPF_MOMENTS_SMOOTH
+};
+
 typedef struct {
     int kind;                   /* row of EPF_LOSSES, or EPF_CALLBACK */
+    int width;                  /* numbers in a response; 0: a loss of the margin */
+    double beta;                /* the factor is exp(-beta l) */
     const double *parameters;
     epf_callback callback;      /* for EPF_CALLBACK */
     void *user;
@@ -28,26 +44,32 @@ typedef struct {
 
     epf_elementwise exp, expm1, log, log1p, erfcx, log_ndtr;
 
-    /* value, slope, curvature at n margins (any of the three outputs may be NULL) */
-    int (*loss)(const epf_loss *loss, ptrdiff_t n, const double *m, double *value, double *slope,
-                double *curvature);
+    /* value, slope, curvature at n points (any of the three outputs may be NULL) */
+    int (*loss)(const epf_loss *loss, ptrdiff_t n, const double *h, const double *y,
+                ptrdiff_t stride, double *value, double *slope, double *curvature);
 
-    /* m_k = y_k x_k . mu for the s rows of x (row stride ld; y NULL means all +1) */
-    void (*margins)(ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld, const double *y,
+    /* l(h + delta_i) - l(h) for one row, value = l(h); where the loss has DIFFERENCES, without
+     * cancellation for |delta_i| <= 1 */
+    int (*rise)(const epf_loss *loss, ptrdiff_t n, double h, double value, const double *delta,
+                const double *y, double *out);
+
+    /* m_k = sign_k x_k . mu for the s rows of x (row stride ld; sign NULL means all +1) */
+    void (*margins)(ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld, const double *sign,
                     const double *mu, double *m);
 
     /* g_j = sum_k c_k x_kj and h_j = sum_k w_k x_kj^2 */
     void (*weighted_sums)(ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld, const double *c,
                           const double *w, double *g, double *h);
 
-    /* With delta_kj = step_j y_k x_kj, over the s rows of the minibatch:
+    /* With delta_kj = step_j sign_k x_kj, over the s rows of the minibatch:
      *     D_j = sum_k l(m_k - delta_kj) - l(m_k + delta_kj)
      *     S_j = sum_k l(m_k + delta_kj) + l(m_k - delta_kj) - 2 l(m_k)
+     * sign NULL means all +1; responses: rows of loss->width, NULL for a loss of the margin.
      * work holds epf_pairs_work(loss, s, d) doubles. Positive: the callback failed; negative: it
      * was not called, since a margin overflowed. */
     int (*pairs)(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld,
-                 const double *y, const double *m, const double *step, double *D, double *S,
-                 double *work);
+                 const double *sign, const double *responses, const double *m,
+                 const double *step, double *D, double *S, double *work);
 
     /* lZ = log int t(h) N(h; m, v) dh and its first two derivatives in m, at n sites, for t = Phi,
      * for t the logistic function, and for t = exp(-power_i l), l piecewise linear with the
@@ -60,6 +82,12 @@ typedef struct {
     void (*piecewise_moments)(const double *parameters, ptrdiff_t n, const double *m,
                               const double *v, const double *power, double *lZ, double *dlZ,
                               double *d2lZ);
+
+    /* The same for exp(-power_i l) where the loss is SMOOTH, y rows of responses; lZ is NaN at the
+     * sites that are left to adaptive quadrature. */
+    void (*smooth_moments)(const epf_loss *loss, ptrdiff_t n, const double *y, const double *m,
+                           const double *v, const double *power, double *lZ, double *dlZ,
+                           double *d2lZ);
 } epf_kernels;
 
 size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d);
@@ -72,5 +100,8 @@ const epf_kernels *epf_kernels_get(int i);      /* from baseline up; only what t
 int epf_loss_count(void);
 const char *epf_loss_name(int kind);
 int epf_loss_parameters(int kind);
+int epf_loss_width(int kind);
+int epf_loss_moments(const epf_loss *loss);     /* EPF_MOMENTS_... */
+int epf_loss_differences(const epf_loss *loss); /* whether rise is without cancellation */
 
 #endif

@@ -1,0 +1,50 @@
+"""Numbers of NumPy arrays at the price of a buffer, for calls where a typed memoryview is dear."""
+
+from cpython.buffer cimport (
+    PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer,
+)
+
+
+cdef enum:
+    MOST_VIEWS = 8
+
+
+ctypedef struct Views:          # arrays at hand, to be released
+    Py_buffer[MOST_VIEWS] view
+    int count
+
+
+cdef inline bint take(object x, type ndarray, bint writable, Views *views) except -1:
+    """Whether x is a C-contiguous array of float64; its view is the last then."""
+    cdef Py_buffer *view = &views.view[views.count]
+    if type(x) is not ndarray:
+        return False
+    try:
+        PyObject_GetBuffer(
+            x, view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (PyBUF_WRITABLE if writable else 0)
+        )
+    except (BufferError, ValueError):
+        return False
+    if view.format[0] == c"d" and view.format[1] == 0:
+        views.count += 1
+        return True
+    PyBuffer_Release(view)
+    return False
+
+
+cdef inline double *numbers(Views *views, int i) noexcept nogil:
+    return <double *> views.view[i].buf
+
+
+cdef inline bint is_shaped(Views *views, int i, ptrdiff_t rows, ptrdiff_t columns) noexcept nogil:
+    """Whether array i is (rows, columns), or (rows,) where there is one column."""
+    cdef Py_buffer *view = &views.view[i]
+    if view.ndim == 1:
+        return columns == 1 and view.shape[0] == rows
+    return view.ndim == 2 and view.shape[0] == rows and view.shape[1] == columns
+
+
+cdef inline void release(Views *views) noexcept:
+    cdef int i
+    for i in range(views.count):
+        PyBuffer_Release(&views.view[i])

@@ -1,0 +1,83 @@
+"""The vector kernels in use in this process (simd/vector.h)."""
+
+
+cdef extern from "simd/vector.h" nogil:
+    ctypedef int (*epf_callback)(
+        ptrdiff_t n, const double *h, const double *y, ptrdiff_t stride, double *value,
+        double *slope, double *curvature, void *user
+    ) noexcept nogil
+
+    const int EPF_CALLBACK
+    const int EPF_MOMENTS_NONE
+    const int EPF_MOMENTS_PROBIT
+    const int EPF_MOMENTS_LOGISTIC
+    const int EPF_MOMENTS_PIECEWISE
+    const int EPF_MOMENTS_SMOOTH
+
+    ctypedef struct epf_loss:
+        int kind
+        int width
+        double beta
+        const double *parameters
+        epf_callback callback
+        void *user
+
+    ctypedef void (*epf_elementwise)(ptrdiff_t n, const double *x, double *out) noexcept nogil
+
+    ctypedef struct epf_kernels:
+        const char *name
+        int width
+        epf_elementwise exp
+        epf_elementwise expm1
+        epf_elementwise log
+        epf_elementwise log1p
+        epf_elementwise erfcx
+        epf_elementwise log_ndtr
+        int (*loss)(
+            const epf_loss *loss, ptrdiff_t n, const double *h, const double *y,
+            ptrdiff_t stride, double *value, double *slope, double *curvature
+        ) noexcept nogil
+        int (*rise)(
+            const epf_loss *loss, ptrdiff_t n, double h, double value, const double *delta,
+            const double *y, double *out
+        ) noexcept nogil
+        void (*margins)(
+            ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld, const double *sign,
+            const double *mu, double *m
+        ) noexcept nogil
+        void (*weighted_sums)(
+            ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld, const double *c,
+            const double *w, double *g, double *h
+        ) noexcept nogil
+        int (*pairs)(
+            const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld,
+            const double *sign, const double *responses, const double *m, const double *step,
+            double *D, double *S, double *work
+        ) noexcept nogil
+        void (*probit_moments)(
+            ptrdiff_t n, const double *m, const double *v, double *lZ, double *dlZ, double *d2lZ
+        ) noexcept nogil
+        void (*logistic_moments)(
+            ptrdiff_t n, const double *m, const double *v, double *lZ, double *dlZ, double *d2lZ
+        ) noexcept nogil
+        void (*piecewise_moments)(
+            const double *parameters, ptrdiff_t n, const double *m, const double *v,
+            const double *power, double *lZ, double *dlZ, double *d2lZ
+        ) noexcept nogil
+        void (*smooth_moments)(
+            const epf_loss *loss, ptrdiff_t n, const double *y, const double *m, const double *v,
+            const double *power, double *lZ, double *dlZ, double *d2lZ
+        ) noexcept nogil
+
+    size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d)
+    int epf_kernels_count()
+    const epf_kernels *epf_kernels_get(int i)
+    int epf_loss_count()
+    const char *epf_loss_name(int kind)
+    int epf_loss_parameters(int kind)
+    int epf_loss_width(int kind)
+    int epf_loss_moments(const epf_loss *loss)
+    int epf_loss_differences(const epf_loss *loss)
+
+
+cdef const epf_kernels *kernels

@@ -1,0 +1,8 @@
+from typing import Any
+
+from epfast._core._types import Array
+
+SIMD_AVAILABLE: tuple[str, ...]
+
+def build_facts() -> dict[str, Any]: ...
+def elementwise(name: str, x: Array, out: Array) -> None: ...

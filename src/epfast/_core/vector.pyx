@@ -1,0 +1,73 @@
+"""The vector kernels in use: their choice, what this build is, elementary functions on arrays."""
+
+import os
+
+
+cdef extern from "build_config.h" nogil:
+    const char *EPF_VERSION
+    const char *EPF_COMPILER
+    const char *EPF_CYTHON
+    const char *EPF_LAPACK
+    const char *EPF_LAPACK_VERSION
+    const char *EPF_SANITIZE
+    const char *EPF_BUILDTYPE
+    bint EPF_BOUNDS_CHECKS
+
+
+SIMD_AVAILABLE = tuple(epf_kernels_get(i).name.decode() for i in range(epf_kernels_count()))
+
+
+cdef int select_kernels() except -1:
+    global kernels
+    wanted = os.environ.get("EPFAST_SIMD") or SIMD_AVAILABLE[len(SIMD_AVAILABLE) - 1]
+    if wanted not in SIMD_AVAILABLE:
+        raise ImportError(
+            f"the environment variable EPFAST_SIMD is {wanted!r}; this build on this CPU allows "
+            f"{', '.join(SIMD_AVAILABLE)}"
+        )
+    kernels = epf_kernels_get(SIMD_AVAILABLE.index(wanted))
+    return 0
+
+
+select_kernels()
+
+
+def build_facts():
+    """What this build is and what it uses: the raw material of ``backend.build_config``."""
+    return {
+        "version": EPF_VERSION.decode(),
+        "lapack": EPF_LAPACK.decode(),
+        "lapack_version": EPF_LAPACK_VERSION.decode(),
+        "simd": kernels.name.decode(),
+        "simd_available": list(SIMD_AVAILABLE),
+        "simd_width": kernels.width,
+        "compiler": EPF_COMPILER.decode(),
+        "cython": EPF_CYTHON.decode(),
+        "buildtype": EPF_BUILDTYPE.decode(),
+        "bounds_checks": bool(EPF_BOUNDS_CHECKS),
+        "sanitizer": EPF_SANITIZE.decode(),
+    }
+
+
+def elementwise(str name, const double[::1] x, double[::1] out):
+    """out = f(x) by the vector kernels; name is exp, expm1, log, log1p, erfcx or log_ndtr."""
+    cdef epf_elementwise f
+    cdef ptrdiff_t n = x.shape[0]
+    if name == "exp":
+        f = kernels.exp
+    elif name == "expm1":
+        f = kernels.expm1
+    elif name == "log":
+        f = kernels.log
+    elif name == "log1p":
+        f = kernels.log1p
+    elif name == "erfcx":
+        f = kernels.erfcx
+    elif name == "log_ndtr":
+        f = kernels.log_ndtr
+    else:
+        raise ValueError(f"no vector kernel is named {name!r}")
+    if n == 0:
+        return
+    with nogil:
+        f(n, &x[0], &out[0])
