@@ -1,19 +1,53 @@
 """Fast expectation propagation.
 
-EP is one loop and four independent choices: what a factor is (:mod:`epfast.losses`), how it is
-fitted (:mod:`epfast.schemes`), which sites are stored and who goes when
-(:mod:`epfast.schedules`).
+EP is one loop and four independent choices; each choice is an argument of the fits:
+
+1. what a factor is: :mod:`epfast.losses`, and ``batch_size``;
+2. how its tilted moments are found: :mod:`epfast.schemes`;
+3. which sites are stored, and
+4. who goes when: :mod:`epfast.schedules`.
+
+The rooms, from the ground up. A room imports those below it, never a neighbour::
+
+    _core               sweeps, tilted moments, vector functions: Cython and C, without policy
+    _arrays             arrays: their type, row chunks, triangles
+    _checks             the checks at the door
+    losses              choice 1
+    schedules           choices 3 and 4, data only
+    families            exponential families by natural parameters
+    schemes             choice 2
+    inference           THE ONE LOOP, its records, and the table of legal combinations
+    linear              WING: a weight vector and the rows of X
+    gp                  WING: a latent function and its kernel
+    storage             posteriors from files
+    backend             arrays in, arrays out
+    svm                 support vector machines
+    estimators          the face for scikit-learn
+    gpy                 the face for GPy
+
+Neighbours are losses, schedules and families; schemes and inference; storage and backend. A wing
+has problem, engines, online, posterior and fit, in this order.
 """
 
 from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from epfast import backend
-from epfast._core.loss import build_facts as _build_facts
-from epfast.gp import GPPosterior, GPState, Relaxed, fit_gp
-from epfast.linear import fit_linear
-from epfast.loop import ConvergenceWarning, Interrupted
+from epfast import backend, schemes
+from epfast._core.vector import build_facts as _build_facts
+from epfast.gp import (
+    GPPosterior,
+    GPState,
+    KernelColumns,
+    LowRankFactor,
+    LowRankGPPosterior,
+    Relaxed,
+    RelaxedEnergies,
+    fit_gp,
+    incomplete_cholesky,
+)
+from epfast.inference import ConvergenceWarning, Interrupted, Sites, SweepInfo
+from epfast.linear import FactorizedPosterior, FullPosterior, State, fit_linear
 from epfast.losses import (
     CustomLoss,
     CustomSite,
@@ -24,13 +58,11 @@ from epfast.losses import (
     PiecewiseLinear,
     Probit,
     Quasi01,
+    SquaredHinge,
 )
-from epfast.low_rank import KernelColumns, LowRankFactor, incomplete_cholesky
-from epfast.low_rank_gp import LowRankGPPosterior
-from epfast.posterior import FactorizedPosterior, FullPosterior, Sites, State, SweepInfo, load
-from epfast.relaxed import RelaxedEnergies
-from epfast.schedules import ADF, AEP, DAEP, DEP, DSEP, EP, SEP
-from epfast.schemes import ImportanceSampling, Relaxation
+from epfast.schedules import ADF, AEP, DAEP, DEP, DSEP, EP, SEP, DoubleLoop
+from epfast.schemes import ImportanceSampling
+from epfast.storage import load
 from epfast.svm import SVM, SVMInfo, fit_svm
 
 __version__: str = _build_facts()["version"]
@@ -47,6 +79,7 @@ __all__ = [
     "ConvergenceWarning",
     "CustomLoss",
     "CustomSite",
+    "DoubleLoop",
     "FactorizedPosterior",
     "FullPosterior",
     "GPPosterior",
@@ -63,11 +96,11 @@ __all__ = [
     "PiecewiseLinear",
     "Probit",
     "Quasi01",
-    "Relaxation",
     "Relaxed",
     "RelaxedEnergies",
     "SVMInfo",
     "Sites",
+    "SquaredHinge",
     "State",
     "SweepInfo",
     "backend",
@@ -76,18 +109,18 @@ __all__ = [
     "fit_svm",
     "incomplete_cholesky",
     "load",
+    "schemes",
 ]
 
 # These need an extra and are imported when they are asked for. Where scikit-learn is missing they
 # are not listed, so that "from epfast import *" works, and asking for one says what to install.
 _LAZY = {
-    "GPClassifier": "epfast.gp_classifier",
+    "GPClassifier": "epfast.estimators",
     "LinearClassifier": "epfast.estimators",
 }
 
 if _TYPE_CHECKING:
-    from epfast.estimators import LinearClassifier
-    from epfast.gp_classifier import GPClassifier
+    from epfast.estimators import GPClassifier, LinearClassifier
 
 if _find_spec("sklearn") is not None:
     __all__ += ["GPClassifier", "LinearClassifier"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from epfast import backend
+from epfast import _demo, backend
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -32,8 +32,6 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if options.sweeps < 1:
         parser.error(f"--sweeps is {options.sweeps}; allowed: an integer >= 1")
-    from epfast import _demo
-
     return _demo.run(options.sweeps, options.picture)
 
 

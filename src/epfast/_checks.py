@@ -10,10 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
-
-#: rows of a square matrix that are looked at in one go
-ROWS = 256
+from epfast._arrays import Array, slices, to_float64
 
 
 def path(name: str, value: Any) -> str:
@@ -41,6 +38,8 @@ def number(
     most: float = math.inf,
 ) -> float:
     """A finite real number with ``value > above``, ``least <= value <= most``."""
+    if type(value) is float and above < value < math.inf and least <= value <= most:
+        return value
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} is {describe(value)}; allowed: a real number")
     try:
@@ -57,6 +56,8 @@ def number(
 
 def integer(name: str, value: Any, *, least: int, most: int = 2**62) -> int:
     """An integer with ``least <= value <= most``."""
+    if type(value) is int and least <= value <= most:
+        return value
     allowed = f"an integer from {least} to {most}" if most < 2**62 else f"an integer >= {least}"
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name} is {describe(value)}; allowed: {allowed}")
@@ -99,15 +100,10 @@ def array(
     return result
 
 
-def slices(n: int) -> list[slice]:
-    """The rows of a square matrix, in their order, as many as are looked at in one go."""
-    return [slice(i, min(i + ROWS, n)) for i in range(0, n, ROWS)]
-
-
 def symmetric(name: str, given: NDArray[Any]) -> float:
-    """Look whether a real array is finite and symmetric to 1e-8 of its largest entry, (n, n).
+    """Check that a real array (n, n) is finite and symmetric to 1e-8 of its largest entry.
 
-    Goes by blocks of rows, O(n) memory; returns the largest absolute value.
+    Works by blocks of rows, O(n) memory; returns the largest absolute value.
     """
     if given.ndim != 2 or given.shape[0] != given.shape[1] or given.size == 0:
         raise ValueError(f"{name} has shape {given.shape}; allowed: (n, n), n >= 1")
@@ -126,14 +122,6 @@ def symmetric(name: str, given: NDArray[Any]) -> float:
                 "matrix"
             )
     return size
-
-
-def to_float64(given: NDArray[Any]) -> Array:
-    """C-contiguous float64; a long double beyond its range becomes infinity, without a warning."""
-    if given.dtype == np.float64 and given.flags.c_contiguous and given.flags.aligned:
-        return given
-    with np.errstate(over="ignore", invalid="ignore"):
-        return np.array(given, dtype=np.float64, order="C")
 
 
 def real_array(name: str, value: Any) -> NDArray[Any]:
@@ -192,7 +180,7 @@ def sparse_design(name: str, value: Any, d: int | None = None) -> Any:
         raise ValueError(f"{name} has shape {result.shape}; allowed: at least one row and column")
     if result.dtype != np.float64:
         result = result.astype(np.float64)
-    if not result.has_canonical_format:  # entries given twice count as their sum
+    if not result.has_canonical_format:  # duplicate entries are summed
         result = result.copy()
         result.sum_duplicates()
     start, column = result.indptr, result.indices
@@ -209,7 +197,7 @@ def rows(name: str, value: Any, d: int | None = None) -> Any:
 
 
 def covariance(name: str, given: NDArray[Any]) -> float:
-    """Look whether a real array is a covariance matrix, (n, n): all but positive definiteness.
+    """Check that a real array (n, n) is a covariance matrix, except for positive definiteness.
 
     As :func:`symmetric`.
     """
@@ -227,7 +215,9 @@ def prior_variances(name: str, value: Any, m: int) -> Array:
             f"{name} has shape {result.shape}; allowed: ({m},), a number per row of K_star"
         )
     if not (np.isfinite(result).all() and (result >= 0.0).all()):
-        raise ValueError(f"{name} holds NaN, infinity or a negative number")
+        raise ValueError(
+            f"{name} holds NaN, infinity or a negative number; allowed: finite numbers >= 0"
+        )
     return np.broadcast_to(result, (m,))
 
 
@@ -246,6 +236,40 @@ def labels(name: str, value: Any, n: int) -> Array:
     return result
 
 
+def groups(name: str, given: Any) -> int | NDArray[np.intp]:
+    """The number of groups, or the group of each row; checked as far as possible without n."""
+    if np.ndim(real_array(name, given)) == 0:
+        return integer(name, given, least=1)
+    labels = real_array(name, given)
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or labels.size == 0:
+        raise ValueError(
+            f"{name} is {describe(labels)}; allowed: an integer >= 1, or labels 0 to "
+            "K - 1 of integer dtype, one per row"
+        )
+    least, most = labels.min(), labels.max()
+    labels = labels.astype(np.intp)
+    if least < 0 or most >= labels.size or not np.bincount(labels).all():
+        raise ValueError(
+            f"{name} holds labels from {least} to {most}; allowed: 0 to K - 1, each for one "
+            "row at least"
+        )
+    labels.flags.writeable = False
+    return labels
+
+
+def group_labels(name: str, given: Any, n: int) -> NDArray[np.intp]:
+    """The group of each of n rows, from the result of :func:`groups`."""
+    if isinstance(given, int):
+        count = integer(name, given, least=1, most=n)
+        return np.repeat(np.arange(count), np.diff(np.arange(count + 1) * n // count))
+    labels = np.asarray(given)
+    if labels.shape != (n,):
+        raise ValueError(
+            f"{name} has shape {labels.shape}; allowed: an integer, or ({n},), a label per row"
+        )
+    return labels
+
+
 def flag(name: str, value: Any) -> bool:
     """True or False."""
     if not isinstance(value, bool | np.bool_):
@@ -259,8 +283,24 @@ def callback(value: Any) -> None:
         raise TypeError(f"callback is {describe(value)}; allowed: a callable or None")
 
 
+def progress(value: Any) -> None:
+    """True, False, or a callable."""
+    if not callable(value):
+        flag("progress", value)
+
+
+def moved(function: str, given: dict[str, Any], places: dict[str, str]) -> None:
+    """Refuse unknown arguments; for those of 0.1.0 that moved, give the new spelling."""
+    for name in given:
+        if name in places:
+            raise TypeError(f"{name} is no argument of {function} any more; write {places[name]}")
+        raise TypeError(f"{function} got an unexpected keyword argument {name!r}")
+
+
 def generator(name: str, value: Any) -> np.random.Generator:
-    """A generator, or one of a seed."""
+    """A random generator: as given, made from a seed, or (None) freshly seeded."""
+    if value is None:
+        return np.random.default_rng()
     if isinstance(value, np.random.Generator):
         return value
     return np.random.default_rng(integer(name, value, least=0))

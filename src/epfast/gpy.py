@@ -1,4 +1,4 @@
-"""EP for models of GPy, in place of GPy's own: an inference method. Needs GPy: ``pip install GPy``.
+"""EP for models of GPy: an inference method in place of GPy's own. Needs GPy: ``pip install GPy``.
 
 GPy keeps its models, kernels and optimizers and gets from here the posterior, the log evidence and
 its gradient by the kernel matrix.
@@ -6,15 +6,18 @@ its gradient by the kernel matrix.
 
 from __future__ import annotations
 
-import contextlib
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from epfast import _checks, losses, schedules
-from epfast._checks import Array
-from epfast.gp import GPPosterior, fit_gp
+from epfast._arrays import Array
+from epfast.gp import GPPosterior, fit_problem
+from epfast.gp.fit import choose
+from epfast.gp.problem import kernel_at_door
+from epfast.inference import fit_from
 from epfast.losses import Loss
 
 try:
@@ -29,15 +32,15 @@ except ImportError as error:
 
 __all__ = ["EP"]
 
-#: by the link, which must be of that very type: GPy's ScaledProbit is a Probit to isinstance
+#: loss of each type of link; a subclass is refused: GPy's ScaledProbit is a Probit to isinstance
 BERNOULLI_LOSSES: dict[type, Loss] = {
     Probit: losses.Probit(),
-    Heaviside: losses.NoisyStep(1e-300),  # as good as without noise, and a loss has finite values
+    Heaviside: losses.NoisyStep(1e-300),  # a loss is finite; this changes no number
 }
 
 
 class EP(LatentFunctionInference):  # type: ignore[misc]
-    """Expectation propagation for a model of GPy, where GPy's own ``EP`` stands.
+    """Expectation propagation for a model of GPy, in place of GPy's own ``EP``.
 
     ``GPy.core.GP(X, Y, kernel, likelihood, inference_method=epfast.gpy.EP())``, and the same with
     ``GPy.models.GPClassification``. Arguments have the names that GPy gives them.
@@ -108,7 +111,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         precision: Any = None,
         K: Any = None,
     ) -> tuple[Any, float, dict[str, Array]]:
-        """Posterior, log evidence and its gradient: what GPy asks of an inference method.
+        """Return posterior, log evidence and its gradient, as GPy asks.
 
         O(n^3) per sweep.
 
@@ -164,20 +167,19 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         )
 
     def _fit(self, K: Any, signs: Array, loss: Loss) -> GPPosterior:
-        start = None if self.always_reset else self.last
-        if start is not None and len(start.y) == len(signs):
-            # the sites of one kernel may be improper with another
-            with contextlib.suppress(FloatingPointError, ValueError):
-                return self._settled(K, signs, loss, start)
+        last, start = self.last, None
+        if last is None or last.loss != loss or not np.array_equal(last.y, signs):
+            kernel = kernel_at_door(K, False, 0.0)
+            problem = choose(loss, None, self._schedule).problem(signs, kernel.n)
+            problem = problem._replace(kernel=kernel)
+        else:  # GPy's kernel with other parameters is a kernel as well; GPy may keep its matrix
+            problem = last.problem.with_kernel(np.array(K, dtype=np.float64, order="C"))
+        if last is not None and len(last.y) == len(signs) and not self.always_reset:
+            start = last
         try:
-            return self._settled(K, signs, loss, None)
+            return fit_from(partial(fit_problem, problem), start)
         except FloatingPointError as error:
             raise np.linalg.LinAlgError(str(error)) from error
-
-    def _settled(self, K: Any, signs: Array, loss: Loss, start: GPPosterior | None) -> GPPosterior:
-        post = fit_gp(K, signs, loss=loss, schedule=self._schedule, start=start)
-        assert isinstance(post, GPPosterior)  # without a rank
-        return post
 
 
 def _loss(likelihood: Any) -> Loss:

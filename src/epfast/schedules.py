@@ -1,43 +1,72 @@
-"""Schedules: which sites are stored and who goes when. A schedule is data; the fits run it."""
+"""CHOICES 3 and 4, which sites are stored and who goes when. A schedule is data; the fits run it.
+
+Arguments that only some combinations use default to None, and None means what suits the
+combination. A number that is given and not used is refused, but for ``damping=1`` and ``power=1``.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
+from epfast._arrays import as_array
 
-__all__ = ["ADF", "AEP", "DAEP", "DEP", "DSEP", "EP", "SEP", "Batches", "Schedule", "SharedSites"]
+__all__ = [
+    "ADF",
+    "AEP",
+    "DAEP",
+    "DEP",
+    "DSEP",
+    "EP",
+    "SEP",
+    "DoubleLoop",
+    "Schedule",
+    "SharedSites",
+]
 
 ORDERS = ("auto", "sequential", "shuffled", "parallel")
+SITE_RULES = ("nonnegative", "keep", "floor")
 
 
-def as_array(visits: NDArray[np.intp] | range) -> NDArray[np.intp]:
-    """Visits as an array."""
-    if isinstance(visits, range):
-        return np.arange(visits.start, visits.stop, visits.step, dtype=np.intp)
-    return visits
-
-
-def _check_sweeps(sweeps: int, tol: float, damping: float, power: float) -> None:
-    """What every schedule of several sweeps asks of its numbers."""
-    _checks.integer("sweeps", sweeps, least=1)
-    _checks.number("tol", tol, least=0.0)
-    _checks.number("damping", damping, above=0.0, most=1.0)
-    _checks.number("power", power, above=0.0)
+def _check_numbers(schedule: Any) -> None:
+    """Check the numbers of a schedule of several sweeps."""
+    _checks.integer("sweeps", schedule.sweeps, least=1)
+    _checks.number("tol", schedule.tol, least=0.0)
+    if schedule.damping is not None:
+        _checks.number("damping", schedule.damping, above=0.0, most=1.0)
+    if schedule.power is not None:
+        _checks.number("power", schedule.power, above=0.0)
 
 
 class Schedule:
     """Base of the schedules."""
 
+    #: sites: one per "factor" or "shard", "none", "shared" by many, or "descent" (double loop)
+    stores: ClassVar[str] = "factor"
+
+    #: most sweeps; with ``tol=0`` exactly so many
+    sweeps: int
+    tol: float
+    damping: float | None
+    power: float | None
     order: str
     seed: int | None
 
+    def filled(self, **defaults: Any) -> Self:
+        """A copy in which the given values replace None."""
+        result = object.__new__(type(self))
+        result.__dict__.update(self.__dict__)
+        for name, value in defaults.items():
+            if getattr(self, name) is None:
+                object.__setattr__(result, name, value)
+        return result
+
     def visits(self, n_factors: int, sweep: int) -> NDArray[np.intp] | range:
-        """The factors in the order of the given sweep, each once; a subclass may have its own.
+        """The order of the factors in the given sweep, each once; a subclass may override it.
 
         A shuffled order depends on the seed and the number of the sweep alone, so that a resumed
         run goes on as if it had not stopped. Parallel sweeps ask for no order.
@@ -48,7 +77,7 @@ class Schedule:
         return range(n_factors)
 
     def checked_visits(self, n_factors: int, sweep: int) -> NDArray[np.intp] | range:
-        """What :meth:`visits` gives, which the core is to rely on."""
+        """The result of :meth:`visits`, checked, since the core indexes with it."""
         given = self.visits(n_factors, sweep)
         if isinstance(given, range) and given == range(n_factors):
             return given
@@ -70,8 +99,10 @@ class Schedule:
         _checks.choice("order", self.order, allowed)
         if self.seed is not None:
             _checks.integer("seed", self.seed, least=0)
-        if self.order == "shuffled" and self.seed is None:
-            raise ValueError("order is 'shuffled' and seed is None; allowed: an integer seed >= 0")
+        if self.seed is not None and self.order != "shuffled":
+            raise ValueError(
+                f"seed is {self.seed} and order {self.order!r}; allowed: None, or order='shuffled'"
+            )
 
 
 @dataclass(frozen=True)
@@ -81,82 +112,154 @@ class EP(Schedule):
     Parameters
     ----------
     sweeps : int
-        Sweeps at most.
+        Most sweeps.
     tol : float
-        Stop when a sweep changes the posterior by less: the largest change of a mean in posterior
-        standard deviations or of a precision relative to itself, over the damping. 0 never stops.
-    damping : float
-        In (0, 1]; the share of the new site: g <- g^(1 - damping) g_new^damping. 1 is undamped.
-    power : float
-        > 0; the power a of power EP: cavity q / g^a, fit of t^a, site = fit^(1/a). 1 is EP.
+        Stop when the ``change`` of a sweep, see :class:`epfast.SweepInfo`, is at most this. 0 never
+        stops early.
+    damping : float, optional
+        In (0, 1]; the share of the new site: g <- g^(1 - damping) g_new^damping. None: 1, undamped.
+    power : float, optional
+        > 0; the power a of power EP: cavity q / g^a, fit of t^a, site = fit^(1/a). None: 1.
     order : {"auto", "sequential", "shuffled", "parallel"}
         "shuffled" visits the factors in a new random order each sweep (the rows of a factor stay
         together); "parallel" fits all from the same posterior, then updates once. "auto" is
         "sequential" for minibatches, and where a fixed number of sweeps (``tol=0``) or damping is
         asked for. Else, for scalar sites with a full covariance, it is the order that converges
-        soonest: one sweep in sequential order (of every 16th row, twice, where rows are many), then
-        parallel sweeps; all sequential, from the start, once three of these did not contract. For
-        Gaussian processes it is sequential.
+        soonest: a sequential sweep (of every 16th row, twice, where rows are many), then parallel
+        ones; all sequential, from the start, once three did not contract. For processes it is
+        sequential.
+    site_rule : {"nonnegative", "keep", "floor"}, optional
+        For minibatch factors of a factorised posterior: what becomes of a coordinate whose new site
+        would do harm. "nonnegative": a negative precision is set to 0 and the slope kept, the best
+        on the five data sets of Roche (2016); "keep": a site that makes the posterior improper
+        keeps its old value; "floor": the precision is at least -0.9 times the cavity's. None: the
+        first; for scalar sites the second. ``history[i].n_clipped`` counts coordinates changed.
     block : int, optional
-        Sites per block of the exact blocked sweep; for scalar sites.
+        Sites per block of the exact blocked sweep; for scalar sites in sequential order.
     seed : int, optional
-        Needed by "shuffled".
-    refresh : int
-        Sweeps after which the covariance of a sequential sweep is computed anew from the sites
-        (before that if a variance has shrunk to 1e-4 of what it was), to stop the drift of
-        rounding; ``history`` has the drift that was found. For scalar sites.
-    fallback : {"double_loop"}, optional
-        What to do, in :func:`epfast.fit_gp`, when the sweeps have not reached the tolerance:
-        descend to a fixed point by a double loop, at the price of some 50 sweeps a step.
+        Of "shuffled"; None is 0.
+    refresh : int, optional
+        Sweeps between two refreshes of the covariance from the sites, which remove rounding drift
+        in sequential order; a variance that shrank to 1e-4 of its value brings one sooner.
+        ``history`` has the drift removed. For scalar sites; None: 5.
     """
 
-    sweeps: int = 20
+    sweeps: int = 100
     tol: float = 1e-5
-    damping: float = 1.0
-    power: float = 1.0
+    damping: float | None = None
+    power: float | None = None
     order: str = "auto"
+    site_rule: str | None = None
     block: int | None = None
     seed: int | None = None
-    refresh: int = 5
-    fallback: str | None = None
+    refresh: int | None = None
 
     def __post_init__(self) -> None:
-        _check_sweeps(self.sweeps, self.tol, self.damping, self.power)
-        _checks.integer("refresh", self.refresh, least=1)
+        _check_numbers(self)
+        if self.refresh is not None:
+            _checks.integer("refresh", self.refresh, least=1)
         if self.block is not None:
             _checks.integer("block", self.block, least=1)
-        if self.fallback is not None:
-            _checks.choice("fallback", self.fallback, ("double_loop",))
-            if self.tol == 0.0:
-                raise ValueError(
-                    "fallback is given and tol is 0, which no sweep reaches; allowed: tol > 0"
-                )
+        if self.site_rule is not None:
+            _checks.choice("site_rule", self.site_rule, SITE_RULES)
         self._check_order(ORDERS)
 
 
 @dataclass(frozen=True)
 class ADF(Schedule):
-    """Assumed density filtering: one pass, no site stored, O(d) memory beside the data.
+    """Assumed density filtering: no site is stored, O(d) memory beside the data.
 
-    From flat sites this is the first sweep of EP. X may be a memory map or an iterator of chunks.
+    From flat sites one pass is the first sweep of EP. X may be a memory map or an iterator of
+    chunks.
 
     Parameters
     ----------
-    power : float
+    passes : int
+        Passes over the data; each counts every row once more.
+    power : float, optional
         As in :class:`EP`.
-    order : {"sequential", "shuffled"}
+    order, seed, site_rule
         As in :class:`EP`; an iterator of chunks allows "sequential" only.
-    seed : int, optional
-        Needed by "shuffled".
     """
 
-    power: float = 1.0
+    stores: ClassVar[str] = "none"
+
+    passes: int = 1
+    power: float | None = None
     order: str = "sequential"
     seed: int | None = None
+    site_rule: str | None = None
+    tol: float = field(default=0.0, init=False, repr=False)
+    damping: float = field(default=1.0, init=False, repr=False)
+
+    @property
+    def sweeps(self) -> int:  # type: ignore[override]
+        """Passes, under the name that all schedules use."""
+        return self.passes
 
     def __post_init__(self) -> None:
-        _checks.number("power", self.power, above=0.0)
+        _checks.integer("passes", self.passes, least=1)
+        if self.power is not None:
+            _checks.number("power", self.power, above=0.0)
+        if self.site_rule is not None:
+            _checks.choice("site_rule", self.site_rule, SITE_RULES)
         self._check_order(("sequential", "shuffled"))
+
+
+@dataclass(frozen=True)
+class DoubleLoop(Schedule):
+    """Sweeps of EP, and if they do not settle, descent to a fixed point of EP.
+
+    For Gaussian processes. The outer loop lowers a function whose minima are fixed points of EP
+    (Opper & Winther 2005), at the price of some 50 sweeps a step; each step is a record in
+    ``history``.
+
+    Parameters
+    ----------
+    start : EP
+        The sweeps that are tried first.
+    steps : int
+        Most steps of the outer loop.
+    match : float
+        The descent ends when the means of process and tilted distributions differ by at most this
+        many standard deviations, and their variances by at most this share.
+    """
+
+    stores: ClassVar[str] = "descent"
+
+    start: EP = field(default_factory=lambda: EP())
+    steps: int = 200
+    match: float = 1e-8
+    tol: float = field(default=0.0, init=False, repr=False)
+    damping: float = field(default=1.0, init=False, repr=False)
+    order: str = field(default="auto", init=False, repr=False)
+    seed: None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.start, EP):
+            raise TypeError(f"start is {_checks.describe(self.start)}; allowed: an epfast.EP")
+        if self.start.tol == 0.0:
+            raise ValueError(
+                "start has tol=0, which no sweep reaches; allowed with DoubleLoop: tol > 0"
+            )
+        _checks.integer("steps", self.steps, least=1)
+        _checks.number("match", self.match, above=0.0)
+
+    @property
+    def sweeps(self) -> int:  # type: ignore[override]
+        """Most steps; the sweeps of ``start`` come on top."""
+        return self.steps
+
+    @property
+    def power(self) -> float | None:  # type: ignore[override]
+        """The power of ``start``."""
+        return self.start.power
+
+    def filled(self, **defaults: Any) -> Self:
+        result = object.__new__(type(self))
+        result.__dict__.update(self.__dict__)
+        object.__setattr__(result, "start", self.start.filled(**defaults))
+        return result
 
 
 class Batches(NamedTuple):
@@ -179,26 +282,24 @@ class SharedSites(Schedule):
 
     with power a and damping rho. A site that is refused is replaced in the product by g_k.
 
-    A sweep of batches of one covers the share 1 - 1/e of the way to the fixed point, and ``change``
-    shows what it covered. The last rows of a group weigh up to e times as much as the first, which
-    puts the mean off by about a third of a posterior standard deviation, whatever n. With
-    sequential order the sweeps settle to a cycle, ``change`` goes to 0 and that bias remains; with
-    shuffled order it becomes noise, at which ``change`` stays. Both shrink in proportion to the
-    damping; batches that are whole groups have neither.
+    A sweep of batches of one covers the share 1 - 1/e of the way to the fixed point. The last rows
+    of a group weigh up to e times as much as the first: the mean is off by about a third of a
+    posterior standard deviation, whatever n. In sequential order that bias remains while ``change``
+    goes to 0; in shuffled order it is noise, at which ``change`` stays. Both shrink in proportion
+    to the damping; batches that are whole groups have neither.
     """
 
-    sweeps: int
-    tol: float
-    damping: float
-    power: float
+    stores: ClassVar[str] = "shared"
 
     def labels(self, n: int) -> NDArray[np.intp]:
         """The group of each factor, 0 to K - 1."""
         return np.zeros(n, dtype=np.intp)
 
+    #: factors per batch; None: whole groups
+    batch: int | None = None
+
     def _size(self, n: int) -> int:
-        """Factors per batch; n or more for whole groups."""
-        return n
+        return n if self.batch is None else _checks.integer("batch", self.batch, least=1, most=n)
 
     def batches(self, n: int, sweep: int) -> Batches:
         """The batches of the given sweep.
@@ -218,8 +319,10 @@ class SharedSites(Schedule):
             by_group, group, first = by_group[turn], group[turn], first[turn]
         return Batches(order[by_group], group, np.append(first[1:], True).astype(np.uint8))
 
-    def _check_shared(self) -> None:
-        _check_sweeps(self.sweeps, self.tol, self.damping, self.power)
+    def __post_init__(self) -> None:
+        if self.batch is not None:
+            _checks.integer("batch", self.batch, least=1)
+        _check_numbers(self)
         self._check_order(("sequential", "shuffled"))
 
 
@@ -232,37 +335,23 @@ class SEP(SharedSites):
 
     Parameters
     ----------
-    sweeps : int
-        Sweeps at most.
-    tol : float
-        Stop when a sweep changes the posterior by less, as in :class:`EP`.
-    damping : float
-        In (0, 1]; scales the step 1 / N of each factor.
-    power : float
-        > 0; as in :class:`EP`. Other than 1: stochastic power EP.
-    order : {"sequential", "shuffled"}
-        "shuffled" visits the rows in a new random order each sweep.
-    seed : int, optional
-        Needed by "shuffled".
+    sweeps, tol, damping, power
+        As in :class:`EP`; damping scales the step 1 / N of each factor, and a power other than 1
+        makes it stochastic power EP.
+    order, seed
+        As in :class:`EP`, "sequential" or "shuffled".
     batch : int
         Factors fitted against the same cavity before the site moves: 1 is SEP, n is :class:`AEP`.
         The last batch of a sweep may have fewer.
     """
 
-    sweeps: int = 20
+    sweeps: int = 100
     tol: float = 1e-5
-    damping: float = 1.0
-    power: float = 1.0
+    damping: float | None = None
+    power: float | None = None
     order: str = "sequential"
     seed: int | None = None
     batch: int = 1
-
-    def __post_init__(self) -> None:
-        _checks.integer("batch", self.batch, least=1)
-        self._check_shared()
-
-    def _size(self, n: int) -> int:
-        return _checks.integer("batch", self.batch, least=1, most=n)
 
 
 @dataclass(frozen=True)
@@ -277,56 +366,23 @@ class AEP(SharedSites):
         As in :class:`SEP`.
     """
 
-    sweeps: int = 20
+    sweeps: int = 100
     tol: float = 1e-5
-    damping: float = 1.0
-    power: float = 1.0
+    damping: float | None = None
+    power: float | None = None
     order: str = field(default="sequential", init=False, repr=False)
     seed: None = field(default=None, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self._check_shared()
-
-
-def check_groups(name: str, given: Any) -> int | NDArray[np.intp]:
-    """How many groups, or the label of each row's group, checked as far as it can be without n."""
-    if np.ndim(_checks.real_array(name, given)) == 0:
-        return _checks.integer(name, given, least=1)
-    labels = _checks.real_array(name, given)
-    if labels.ndim != 1 or labels.dtype.kind not in "iu" or labels.size == 0:
-        raise ValueError(
-            f"{name} is {_checks.describe(labels)}; allowed: an integer >= 1, or labels 0 to "
-            "K - 1 of integer dtype, one per row"
-        )
-    least, most = labels.min(), labels.max()
-    labels = labels.astype(np.intp)
-    if least < 0 or most >= labels.size or not np.bincount(labels).all():
-        raise ValueError(
-            f"{name} holds labels from {least} to {most}; allowed: 0 to K - 1, each for one "
-            "row at least"
-        )
-    labels.flags.writeable = False
-    return labels
-
-
-def group_labels(name: str, given: Any, n: int) -> NDArray[np.intp]:
-    """The group of each of n rows, from what :func:`check_groups` returned."""
-    if isinstance(given, int):
-        count = _checks.integer(name, given, least=1, most=n)
-        return np.repeat(np.arange(count), np.diff(np.arange(count + 1) * n // count))
-    labels = np.asarray(given)
-    if labels.shape != (n,):
-        raise ValueError(
-            f"{name} has shape {labels.shape}; allowed: an integer, or ({n},), a label per row"
-        )
-    return labels
 
 
 class _SharedInGroups(SharedSites):
     groups: int | ArrayLike
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "groups", _checks.groups("groups", self.groups))
+        super().__post_init__()
+
     def labels(self, n: int) -> NDArray[np.intp]:
-        return group_labels("groups", self.groups, n)
+        return _checks.group_labels("groups", self.groups, n)
 
 
 @dataclass(frozen=True, eq=False)
@@ -343,32 +399,20 @@ class DSEP(_SharedInGroups):
         each row's group, 0 to K - 1.
     sweeps, tol, damping, power
         As in :class:`SEP`.
-    order : {"sequential", "shuffled"}
-        "sequential" goes group after group, each in the order of its rows. "shuffled" permutes all
-        rows each sweep, cuts each group into batches in that order, and visits the batches in the
-        order of their first rows.
-    seed : int, optional
-        Needed by "shuffled".
+    order, seed
+        As in :class:`EP`; see :meth:`SharedSites.batches`.
     batch : int
         As in :class:`SEP`, within a group; a smaller group goes as a whole.
     """
 
     groups: int | ArrayLike
-    sweeps: int = 20
+    sweeps: int = 100
     tol: float = 1e-5
-    damping: float = 1.0
-    power: float = 1.0
+    damping: float | None = None
+    power: float | None = None
     order: str = "sequential"
     seed: int | None = None
     batch: int = 1
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "groups", check_groups("groups", self.groups))
-        _checks.integer("batch", self.batch, least=1)
-        self._check_shared()
-
-    def _size(self, n: int) -> int:
-        return _checks.integer("batch", self.batch, least=1, most=n)
 
 
 @dataclass(frozen=True, eq=False)
@@ -379,23 +423,17 @@ class DAEP(_SharedInGroups):
     ----------
     groups, sweeps, tol, damping, power
         As in :class:`DSEP`.
-    order : {"sequential", "shuffled"}
-        Of the groups.
-    seed : int, optional
-        Needed by "shuffled".
+    order, seed
+        As in :class:`EP`, of the groups.
     """
 
     groups: int | ArrayLike
-    sweeps: int = 20
+    sweeps: int = 100
     tol: float = 1e-5
-    damping: float = 1.0
-    power: float = 1.0
+    damping: float | None = None
+    power: float | None = None
     order: str = "sequential"
     seed: int | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "groups", check_groups("groups", self.groups))
-        self._check_shared()
 
 
 @dataclass(frozen=True, eq=False)
@@ -414,40 +452,47 @@ class DEP(Schedule):
         each row's shard, 0 to K - 1.
     sweeps, tol, damping
         As in :class:`EP`; a sweep visits each shard once.
-    order : {"sequential", "shuffled", "parallel"}
-        Of the shards; "parallel" fits all of them to the same posterior, then updates once.
-    seed : int, optional
-        Needed by "shuffled".
+    order, seed
+        As in :class:`EP`, of the shards.
     inner : EP, optional
         The EP within a shard, from the sites that its rows have; its power is that of the whole.
         ``EP(sweeps=20, tol=tol / 10)`` by default.
     """
 
+    stores: ClassVar[str] = "shard"
+
     shards: int | ArrayLike
-    sweeps: int = 20
+    sweeps: int = 100
     tol: float = 1e-5
-    damping: float = 1.0
+    damping: float | None = None
     order: str = "sequential"
     seed: int | None = None
     inner: EP | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shards", check_groups("shards", self.shards))
-        _check_sweeps(self.sweeps, self.tol, self.damping, 1.0)
-        self._check_order(("sequential", "shuffled", "parallel"))
+        object.__setattr__(self, "shards", _checks.groups("shards", self.shards))
         if self.inner is None:
-            object.__setattr__(self, "inner", EP(tol=self.tol / 10 or 1e-10))
+            tol = _checks.number("tol", self.tol, least=0.0)
+            object.__setattr__(self, "inner", EP(sweeps=20, tol=tol / 10 or 1e-10))
         elif not isinstance(self.inner, EP):
             raise TypeError(
                 f"inner is {_checks.describe(self.inner)}; allowed: an epfast.EP or None"
             )
+        _check_numbers(self)
+        self._check_order(("sequential", "shuffled", "parallel"))
+
+    def filled(self, **defaults: Any) -> Self:
+        assert self.inner is not None
+        result = super().filled(damping=defaults["damping"])
+        object.__setattr__(result, "inner", self.inner.filled(**defaults))
+        return result
 
     @property
-    def power(self) -> float:
-        """The power of the EP within the shards."""
+    def power(self) -> float | None:  # type: ignore[override]
+        """The power of ``inner``, the EP within a shard."""
         assert self.inner is not None
         return self.inner.power
 
     def labels(self, n: int) -> NDArray[np.intp]:
         """The shard of each row, 0 to K - 1."""
-        return group_labels("shards", self.shards, n)
+        return _checks.group_labels("shards", self.shards, n)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,26 +15,25 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
-from epfast._checks import Array
+from epfast._arrays import Array
 from epfast._core.kernel_rows import KernelRows
 from epfast._core.smo import Smo
-from epfast.loop import ConvergenceWarning
-from epfast.schedules import check_groups, group_labels
+from epfast.inference import ConvergenceWarning
+from epfast.inference.runtime import paced
 
 __all__ = ["SVM", "SVMInfo", "fit_svm"]
 
 KERNELS = ("rbf", "linear", "precomputed")
 MEGABYTE = 1 << 20
-#: the core is left at least this often, unless one step takes longer, so that Ctrl-C acts
-SECONDS_PER_CALL = 0.1
-#: y'alpha of a start, relative to the sum of alpha, above which it is refused, or mended
+#: largest |y'alpha| of a start, relative to the sum of alpha: refused above the first, mended above
+#: the second
 UNBALANCED, ROUNDING = 1e-6, 1e-12
-#: kernel entries that prediction has at hand
+#: kernel entries that prediction computes at a time
 ENTRIES = 1 << 21
 
 
 class SVMInfo(NamedTuple):
-    """What one stage of a fit did, and where it left the dual."""
+    """The record of one stage of a fit."""
 
     #: "start": the gradient of the given alpha; "chunks": one sweep of Laplace propagation;
     #: "whole": SMO on all rows
@@ -44,9 +42,9 @@ class SVMInfo(NamedTuple):
     iterations: int
     #: entries of the kernel matrix computed
     kernel_evaluations: int
-    #: of the optimality conditions of the whole problem, after this stage
+    #: largest violation of the optimality conditions of the whole problem, after this stage
     violation: float
-    #: alpha'Q alpha / 2 - sum(alpha), after this stage
+    #: alpha'Q alpha / 2 - sum(alpha) after this stage
     dual_objective: float
     seconds: float
 
@@ -94,7 +92,7 @@ class SVM:
 
     @property
     def n_support(self) -> int:
-        """How many rows have alpha > 0."""
+        """Number of rows with alpha > 0."""
         return len(self.support)
 
     @property
@@ -268,9 +266,13 @@ def fit_svm(
     if abs(labels.sum()) == n:
         raise ValueError(f"y holds the label {labels[0]:g} alone; allowed: both -1 and +1")
     start = None if alpha is None else _start(alpha, labels, C)
-    groups = None if chunks is None else group_labels("chunks", check_groups("chunks", chunks), n)
+    groups = (
+        None
+        if chunks is None
+        else _checks.group_labels("chunks", _checks.groups("chunks", chunks), n)
+    )
 
-    # the rows of a chunk side by side
+    # sort the rows by chunk
     visit: Any = slice(None)
     ordered = rows
     if groups is not None and (np.diff(groups) < 0).any():
@@ -337,7 +339,7 @@ def _gamma(gamma: Any, rows: Any) -> float:
         _checks.choice("gamma", gamma, ("scale",))
         mean = rows.mean()
         variance = float(_squares(rows).mean() / rows.shape[1] - mean * mean)
-        # rows that are all alike have no scale
+        # identical rows have no scale
         return 1.0 / (rows.shape[1] * variance) if variance > 0.0 else 1.0
     return _checks.number("gamma", gamma, above=0.0)
 
@@ -355,7 +357,7 @@ def _squares(rows: Any) -> Array:
 
 
 def _start(alpha: Any, labels: Array, C: float) -> Array:
-    """y alpha of a feasible start, its sum made 0 where single precision left something."""
+    """y alpha of a feasible start; a sum left by single precision is made 0."""
     given = _checks.array("alpha", alpha, shape=labels.shape)
     if not (given.min() >= 0.0 and given.max() <= C):
         raise ValueError(
@@ -367,7 +369,7 @@ def _start(alpha: Any, labels: Array, C: float) -> Array:
             f"alpha has y'alpha = {above - below:g}; allowed: 0 (to {UNBALANCED:g} of its sum)"
         )
     beta = labels * given
-    # not for the rounding of a sum, since it would take alpha = C off its bound
+    # not for rounding alone: scaling takes alpha = C off its bound
     if abs(above - below) > ROUNDING * (above + below):
         beta[labels > 0] *= min(1.0, below / above)
         beta[labels < 0] *= min(1.0, above / below)
@@ -377,19 +379,8 @@ def _start(alpha: Any, labels: Array, C: float) -> Array:
 # ---- the fit ----
 
 
-def _paced(work: Callable[[int], bool]) -> None:
-    """Call ``work(count)`` while it says that there is more: between calls Python sees signals."""
-    count = 16
-    while True:
-        before = time.perf_counter()
-        if not work(count):
-            return
-        grow = SECONDS_PER_CALL / max(time.perf_counter() - before, 1e-9)
-        count = max(1, int(count * min(16.0, grow)))
-
-
 class _Dual:
-    """The dual of all rows, the chunks being runs of them."""
+    """The dual of all rows, which are sorted by chunk."""
 
     def __init__(
         self, rows: KernelRows, y: Array, C: float, tol: float, size: float, most: int
@@ -402,19 +393,19 @@ class _Dual:
         self.iterations = 0
 
     def start(self, beta: Array) -> None:
-        """Go on from feasible variables: a kernel row for each that is not 0."""
+        """Start from feasible variables; each that is not 0 costs a kernel row."""
         before = self._now()
         self._move(beta, slice(0, len(beta)))
         self._record("start", 0, 0, before)
 
     def sweep(self, ends: NDArray[Any], parallel: bool) -> None:
-        """Laplace propagation once over the chunks, which end before the given rows."""
+        """One sweep of Laplace propagation; ``ends`` are the rows after each chunk."""
         before, done, evaluations = self._now(), self.iterations, 0
         found = self.beta.copy()
         first = 0
         for end in map(int, ends):
             chunk = slice(first, end)
-            # a copy: the messages change the gradient everywhere, here too
+            # a copy, since messages change the gradient of this chunk too
             smo = self._smo(chunk, found[chunk], self.gradient[chunk].copy())
             self._solve(smo)
             evaluations += smo.evaluations
@@ -426,7 +417,7 @@ class _Dual:
         self._record("chunks", self.iterations - done, evaluations, before)
 
     def finish(self) -> None:
-        """SMO on all rows."""
+        """Run SMO on all rows."""
         before, done = self._now(), self.iterations
         self._solve(self.whole)
         self._record("whole", self.iterations - done, 0, before)
@@ -450,10 +441,10 @@ class _Dual:
             self.iterations += smo.iterations - before
             return more and self.iterations < self.most
 
-        _paced(steps)
+        paced(steps)
 
     def _move(self, found: Array, part: slice) -> None:
-        """Take new variables, and send the messages of those that changed to all rows."""
+        """Take new variables; the change of each goes to the gradient of all rows."""
         changes = found[part] - self.beta[part]
         index = part.start + np.flatnonzero(changes)
         changes = changes[index - part.start]
@@ -465,7 +456,7 @@ class _Dual:
             done += count
             return done < len(index)
 
-        _paced(messages)
+        paced(messages)
         self.beta[part] = found[part]
 
     def _now(self) -> tuple[float, int]:
@@ -474,7 +465,7 @@ class _Dual:
     def _record(
         self, stage: str, iterations: int, evaluations: int, before: tuple[float, int]
     ) -> None:
-        """evaluations: those that the whole did not make."""
+        """Append the record of a stage; evaluations: kernel entries not computed by the whole."""
         self.whole.measure()
         seconds, already = before
         self.history.append(
@@ -482,7 +473,7 @@ class _Dual:
                 stage,
                 iterations,
                 evaluations + self.whole.evaluations - already,
-                # -infinity where nothing is left to move
+                # -infinity if no variable can move
                 max(0.0, self.whole.violation),
                 float(0.5 * (self.beta @ (self.gradient - self.y))),
                 time.perf_counter() - seconds,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,27 +11,31 @@ from numpy.typing import ArrayLike
 from scipy import optimize
 
 from epfast import _checks
-from epfast._checks import Array
-from epfast.estimators import LatentClassifier, check_is_fitted, validate_data
-from epfast.gp import GPPosterior, fit_gp
-from epfast.loop import ConvergenceWarning
-from epfast.low_rank import KernelColumns
-from epfast.low_rank_gp import LowRankGPPosterior
-from epfast.schedules import EP
+from epfast._arrays import Array
+from epfast.estimators.base import LatentClassifier, check_is_fitted, validate_data
+from epfast.gp import (
+    GPPosterior,
+    GPProblem,
+    KernelColumns,
+    LowRankGPPosterior,
+    fit_gp,
+    fit_problem,
+)
+from epfast.gp.fit import choose
+from epfast.gp.problem import kernel_at_door
+from epfast.inference import FAILURES, ConvergenceWarning, fit_from
+from epfast.schedules import EP, Schedule
 
-# scikit-learn is there, or epfast.estimators would have said so
+# scikit-learn is there, or epfast.estimators.base would have said so
 from sklearn.base import clone  # isort: skip
 from sklearn.gaussian_process.kernels import RBF, CompoundKernel, ConstantKernel  # isort: skip
 from sklearn.utils import check_random_state  # isort: skip
 
 __all__ = ["GPClassifier"]
 
-#: errors in the evidence are of second order in those of the sites
+#: an error of the sites changes the evidence to second order only
 SCHEDULE = EP(sweeps=200, tol=1e-6)
 Posterior = GPPosterior | LowRankGPPosterior
-
-#: what a fit at extreme hyper-parameters may fail with; ValueError: a start that is improper there
-FAILURES = (FloatingPointError, np.linalg.LinAlgError, ValueError)
 
 
 class GPClassifier(LatentClassifier):
@@ -110,7 +115,7 @@ class GPClassifier(LatentClassifier):
         n_restarts_optimizer: int = 0,
         loss: Any = "probit",
         scheme: Any = "exact",
-        schedule: EP | None = None,
+        schedule: Schedule | None = None,
         jitter: float = 0.0,
         rank: int | None = None,
         random_state: Any = None,
@@ -152,13 +157,10 @@ class GPClassifier(LatentClassifier):
                 f"optimizer is {_checks.describe(self.optimizer)}; allowed: 'fmin_l_bfgs_b', None "
                 "or a callable"
             )
-        arguments = {
-            "loss": self.loss,
-            "scheme": self.scheme,
-            "schedule": SCHEDULE if self.schedule is None else self.schedule,
-            "jitter": self.jitter,
-            "rank": self.rank,
-        }
+        jitter = 0.0 if self.jitter is None else self.jitter
+        _checks.number("jitter", jitter, least=0.0)
+        if self.rank is not None and jitter != 0.0:
+            raise ValueError(f"jitter is {_checks.describe(self.jitter)}; allowed with rank: 0")
         if self.kernel is None:
             kernel = ConstantKernel(1.0, "fixed") * RBF(1.0, "fixed")
         else:
@@ -171,7 +173,22 @@ class GPClassifier(LatentClassifier):
         rng = check_random_state(self.random_state)
         self.X_train_ = rows.copy()
         self.n_classes_ = len(self.classes_)
-        problems = [_Problem(self.X_train_, target, kernel, arguments) for target in targets]
+        choices = {
+            "loss": self.loss,
+            "scheme": self.scheme,
+            "schedule": SCHEDULE if self.schedule is None else self.schedule,
+        }
+        inputs, n = self.X_train_, len(rows)
+        if self.rank is None:
+            chosen = choose(**choices)
+            problems = [
+                _Problem(inputs, kernel, chosen.problem(target, n), jitter) for target in targets
+            ]
+        else:
+            choices["rank"] = self.rank
+            problems = [
+                _Problem(inputs, kernel, None, 0.0, choices | {"y": target}) for target in targets
+            ]
         thetas = [
             kernel.theta
             if self.optimizer is None or kernel.n_dims == 0
@@ -179,9 +196,7 @@ class GPClassifier(LatentClassifier):
             for problem in problems
         ]
         self._kernels = [kernel.clone_with_theta(theta) for theta in thetas]
-        self.posteriors_ = [
-            problem.fit(theta) for problem, theta in zip(problems, thetas, strict=True)
-        ]
+        self.posteriors_ = list(map(_Problem.fit, problems, thetas))
         self._problems = problems
         if self.n_classes_ == 2:
             self.kernel_, self.posterior_ = self._kernels[0], self.posteriors_[0]
@@ -223,7 +238,7 @@ class GPClassifier(LatentClassifier):
         """
         del clone_kernel
         check_is_fitted(self)
-        if eval_gradient and self._problems[0].arguments["rank"] is not None:
+        if eval_gradient and self._problems[0].process is None:
             raise ValueError("eval_gradient is True; allowed with rank: False")
         size, count = self._kernels[0].n_dims, len(self._kernels)
         shared = False
@@ -257,38 +272,66 @@ class GPClassifier(LatentClassifier):
         ]
 
     def _basis(self, post: Posterior) -> Array:
-        """The inputs whose kernel with new ones prediction needs."""
+        """The inputs whose kernel with new inputs prediction needs."""
         inputs: Array = self.X_train_
         return inputs[post.pivots] if isinstance(post, LowRankGPPosterior) else inputs
 
 
 class _Problem(NamedTuple):
-    """One binary problem, all but the hyper-parameters."""
+    """One binary problem, without its hyper-parameters."""
 
     X: Array
-    y: Array
     kernel: Any
-    #: the other arguments of fit_gp
-    arguments: dict[str, Any]
+    #: the fit of a process, without its kernel; None with a rank
+    process: GPProblem | None
+    jitter: float
+    #: arguments of fit_gp, with a rank
+    low_rank: dict[str, Any] | None = None
 
-    def fit(self, theta: Any, start: GPPosterior | None = None) -> Posterior:
+    def fit(self, theta: Any) -> Posterior:
+        """The posterior; the kernel matrix is checked, O(n^3 / 3)."""
         kernel = self.kernel.clone_with_theta(theta)
-        low_rank = self.arguments["rank"] is not None
-        K = KernelColumns.from_sklearn(kernel, self.X) if low_rank else kernel(self.X)
-        return fit_gp(K, self.y, start=start, **self.arguments)
+        if self.process is None:
+            assert self.low_rank is not None
+            return fit_gp(KernelColumns.from_sklearn(kernel, self.X), **self.low_rank)
+        K = kernel_at_door(_owned(kernel(self.X), self.X), True, self.jitter)
+        # a warning is for who called the estimator that called this
+        return fit_problem(self.process._replace(kernel=K), stacklevel=4)
 
     def evidence(
         self, theta: Any, eval_gradient: bool, start: GPPosterior | None = None
     ) -> tuple[Posterior, float, Array]:
-        """The fit, its log evidence, and the gradient (empty if not wanted)."""
-        if not eval_gradient:
-            post = self.fit(theta, start)
+        """The fit, its log evidence, and the gradient (empty if not asked for).
+
+        For a search: the kernel matrix is not checked.
+        """
+        if self.process is None:
+            post = self.fit(theta)
             return post, post.log_evidence, np.empty(0)
-        K, dK = self.kernel.clone_with_theta(theta)(self.X, eval_gradient=True)
-        post = fit_gp(K, self.y, start=start, **self.arguments)
-        assert isinstance(post, GPPosterior)
-        gradient = post.log_evidence_gradient(dK[:, :, k] for k in range(dK.shape[2]))
-        return post, post.log_evidence, gradient
+        kernel, dK = self.kernel.clone_with_theta(theta), np.empty((0, 0, 0))
+        if eval_gradient:
+            K, dK = kernel(self.X, eval_gradient=True)
+        else:
+            K = kernel(self.X)
+        K = _owned(K, self.X, dK)
+        K[np.diag_indices(len(K))] += self.jitter
+        found = fit_from(partial(fit_problem, self.process.with_kernel(K)), start)
+        gradient = np.empty(0)
+        if eval_gradient:
+            gradient = found.log_evidence_gradient(dK[:, :, k] for k in range(dK.shape[2]))
+        return found, found.log_evidence, gradient
+
+
+def _owned(K: Any, *others: Array) -> Array:
+    """K in an array to overwrite: itself, or a copy if other arrays share its memory."""
+    fresh = (
+        isinstance(K, np.ndarray)
+        and K.dtype == np.float64
+        and K.flags.carray
+        and K.flags.owndata
+        and not any(np.may_share_memory(K, other) for other in others)
+    )
+    return K if fresh else np.array(_checks.real_array("K", K), dtype=np.float64, order="C")
 
 
 class _Search:
@@ -296,18 +339,16 @@ class _Search:
 
     def __init__(self, problem: _Problem, optimizer: Any) -> None:
         self.problem, self.optimizer = problem, optimizer
-        #: from which the next fit starts
+        #: start of the next fit
         self.last: Any = None
 
     def objective(self, theta: Array, eval_gradient: bool = True) -> Any:
-        """Minus the log evidence; infinite where no fit succeeds."""
-        for start in [None] if self.last is None else [self.last, None]:
-            try:
-                self.last, value, gradient = self.problem.evidence(theta, eval_gradient, start)
-            except FAILURES:
-                continue
-            return (-value, -gradient) if eval_gradient else -value
-        return (np.inf, np.zeros(len(theta))) if eval_gradient else np.inf
+        """Minus the log evidence; infinite if no fit succeeds."""
+        try:
+            self.last, value, gradient = self.problem.evidence(theta, eval_gradient, self.last)
+        except FAILURES:
+            return (np.inf, np.zeros(len(theta))) if eval_gradient else np.inf
+        return (-value, -gradient) if eval_gradient else -value
 
     def maximum(self, restarts: int, rng: Any) -> Array:
         """The best theta."""
@@ -322,7 +363,7 @@ class _Search:
                 )
             starts += [rng.uniform(bounds[:, 0], bounds[:, 1]) for _ in range(restarts)]
         with warnings.catch_warnings():
-            # of the fits on the way; the last one, at the maximum, speaks for itself
+            # warnings of the search only: the last fit, at the maximum, gives its own
             warnings.simplefilter("ignore", ConvergenceWarning)
             found = [self._descend(theta, bounds) for theta in starts]
         theta, value = min(found, key=lambda pair: pair[1])

@@ -1,4 +1,4 @@
-"""EP's fixed points by descent: the double loop, for processes on which sweeps do not settle.
+"""The double loop: descent to a fixed point of EP, for processes on which sweeps do not settle.
 
 EP's log evidence at power a is stationary in three sets of natural parameters, those of the sites
 (r), of the cavities (q) and of the marginals (s), with s = q + a r (Opper & Winther 2005; Heskes et
@@ -24,27 +24,28 @@ a step costs some 16 n^3 and 16 n^2 numbers.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import linalg
 
-from epfast._checks import Array
-from epfast._core.kernel import Kernel
-from epfast._core.tilted import Moments
-from epfast.scalar import whole
+from epfast._arrays import Array, symmetric_from_upper
+from epfast._core.kernel_matrix import KernelMatrix
+from epfast._core.tilted import TiltedMoments
+from epfast.gp.engines.sweeps import improper
+from epfast.gp.problem import GPProblem, GPState, Moments, Relaxed, log_evidence, moments_of
+from epfast.inference import Counts, Sites, Summary
+from epfast.inference.runtime import Tick
 
-__all__ = ["Descent", "Point"]
-
-#: of the cavity's sd: step of the differences that give third and fourth moments
+#: step of the differences for third and fourth moments, in cavity sd
 STEP = 3e-3
-#: Newton steps of the inner loop, and steps that a line search may halve
+#: most Newton steps of the inner loop, and most halvings of a line search
 INNER, HALVINGS = 60, 40
-#: share of the decrease that the quadratic model predicts with which a step is taken
+#: a step is taken if F falls by at least this share of what the quadratic model predicts
 ARMIJO = 1e-4
-#: least precision of a marginal after a step, in terms of that before
+#: least precision of a marginal after a step, relative to the one before
 SHRINK = 0.01
-#: from here on the outer step has no length
+#: with a ridge above this the outer step is too short to count
 LONGEST_RIDGE = 1e10
 
 
@@ -70,7 +71,7 @@ class _Tilted(NamedTuple):
 
 
 class _Factor(NamedTuple):
-    """What solves systems with a H_q + H_r = T [[A, C], [C, B]] T', C diagonal.
+    """A solver for a H_q + H_r = T [[A, C], [C, B]] T', C diagonal.
 
     T = [[I, 0], [-O, I]], O = diag(offset), takes moments about the posterior means to those about
     the means of the marginals.
@@ -100,11 +101,11 @@ class _Factor(NamedTuple):
     def between(self, blocks: Array) -> Array:
         """(2 n, 2 n), lower triangle of H_q (a H_q + H_r)^-1 H_q, from the blocks of H_q."""
         n = len(self.cross)
-        corner = whole(linalg.lapack.dpotri(self.schur, lower=1)[0].T)
+        corner = symmetric_from_upper(linalg.lapack.dpotri(self.schur, lower=1)[0].T)
         # [[A, C], [C, B]]^-1 = [[first, -cross], [-cross', corner]]
         cross = linalg.blas.dsymm(1.0, self.inverse, self.cross[:, None] * corner, lower=1)
         first = linalg.blas.dsymm(1.0, self.inverse, cross * self.cross, side=1, lower=1)
-        first += whole(self.inverse.T)
+        first += symmetric_from_upper(self.inverse.T)
         b11, b12, b22 = blocks
         # H_q T'^-1
         left = ((b11, b11 * self.offset + b12), (b12, b12 * self.offset + b22))
@@ -119,39 +120,74 @@ class _Factor(NamedTuple):
 
 
 class Point(NamedTuple):
-    """Marginals s and the sites r that are best for them, (2, n) each: nu, tau."""
+    """Marginals s and their best sites r, (2, n) each: nu, tau."""
 
     s: Array
     r: Array
     process: _Process
     tilted: _Tilted
-    #: what the inner loop makes most, and twice what another step of it would add
+    #: value that the inner loop maximises, and twice the gain of another Newton step
     inner: float
     rise: float
     #: (3, n), the 2 x 2 blocks of H_q: entries 11, 12, 22
     blocks: Array
-    #: of a H_q + H_r
+    #: factor of a H_q + H_r
     factor: _Factor
 
+    @property
+    def mismatch(self) -> float:
+        """Largest difference between marginals and moments of process or tilted distributions.
 
-class Descent:
-    """The outer loop: each :meth:`step` lowers F."""
-
-    def __init__(self, kernel: Kernel, y: Array, triple: Moments, power: float) -> None:
-        self.kernel, self.y, self.triple, self.power = kernel, y, triple, power
-        self.ridge = 0.0
-        self.point: Point
-
-    def start(self, precision: Array, shift: Array) -> bool:
-        """Go on from sites; where their cavities are improper, without some. False: no point.
-
-        Without the sites of negative precision all cavities are proper.
+        Means in standard deviations, variances relative. The inner loop ends with a small
+        difference between process and tilted moments.
         """
+        (nu, tau), process, tilted = self.s, self.process, self.tilted
+        mean = np.array([process.mean, tilted.mean])
+        variance = np.array([np.diag(process.covariance), tilted.variance])
+        mean_gap = np.abs(nu / tau - mean) / np.sqrt(variance)
+        return float(max(mean_gap.max(), np.abs(1.0 / (tau * variance) - 1.0).max()))
+
+
+class DescentState(NamedTuple):
+    """A :class:`GPState`, its moments and the point of the outer loop that it belongs to."""
+
+    sites: Sites
+    sweeps: int
+    relaxed: Relaxed | None
+    now: Moments
+    point: Point
+    #: ridge of the outer step; a large one gives a short classical step
+    ridge: float
+
+
+class DescentEngine:
+    """The outer loop: each sweep is one step that lowers F."""
+
+    remedy = "scale the kernel"
+
+    def __init__(self, problem: GPProblem) -> None:
+        schedule = problem.schedule
+        assert problem.kernel is not None
+        self.kernel: KernelMatrix = problem.kernel
+        self.tilted: TiltedMoments = problem.tilted()
+        self.power, self.match = schedule.start.power, schedule.match
+        self.problem, self.y = problem, problem.responses()
+        self.n_sites = self.order_of_matrices = problem.n
+
+    def init(self, start: Any) -> DescentState:
+        """Make the initial state from the sites of the start.
+
+        If a cavity is improper the sites of negative precision are dropped: then all are proper.
+        """
+        n = self.n_sites
+        precision, shift, sweeps = np.zeros(n), np.zeros(n), 0
+        if start is not None:
+            (precision, shift), sweeps = start.sites[:2], start.n_sweeps
         keep = precision > 0.0
         for r in (
             np.array([shift, precision]),
             np.array([shift * keep, precision * keep]),
-            np.zeros((2, len(self.y))),
+            np.zeros((2, n)),
         ):
             process = self._process(r)
             if process is None:
@@ -160,55 +196,65 @@ class Descent:
             s = np.array([process.mean / variance, 1.0 / variance])
             found = self._inner(s, r, 1e-8)
             if found is not None:
-                self.point = found
-                return True
-        return False
+                return self._state(found, sweeps, 0.0)
+        raise FloatingPointError("the tilted moments at the prior cannot be integrated")
 
-    @property
-    def mismatch(self) -> float:
-        """Largest difference of marginals from process or tilted moments: sd, or relative.
+    def summary(self, state: DescentState) -> Summary:
+        return Summary(state.now.mean, state.now.variance, log_evidence(state.sites, state.now))
 
-        The inner loop ends with a difference of the latter two.
-        """
-        (nu, tau), process, tilted = self.point.s, self.point.process, self.point.tilted
-        mean = np.array([process.mean, tilted.mean])
-        variance = np.array([np.diag(process.covariance), tilted.variance])
-        mean_gap = np.abs(nu / tau - mean) / np.sqrt(variance)
-        return float(max(mean_gap.max(), np.abs(1.0 / (tau * variance) - 1.0).max()))
+    def sweep(self, state: DescentState, keep: bool, tick: Tick) -> tuple[DescentState, Counts]:
+        point, ridge, moved = self._step(state.point, state.ridge)
+        tick(self.n_sites)
+        new = self._state(point, state.sweeps + 1, ridge)
+        mismatch = point.mismatch
+        # a short step does not show a fixed point; matching moments do
+        matched = mismatch <= self.match
+        return new, Counts(mismatch=mismatch, settled=matched, stuck=not moved)
 
-    def log_scale(self) -> Array:
-        """(n,), of the sites, so that the log evidence is -F."""
-        return (self.point.tilted.log_norm - _log_norm(self.point.s)) / self.power
+    def settle(self, state: DescentState, torn: bool = False) -> tuple[GPState, Moments]:
+        found = moments_of(self.kernel, state.sites, covariance=False, marginals=False)
+        if found is None:
+            raise improper()
+        return GPState(*state[:3]), found
 
-    def step(self) -> bool:
-        """One outer step. False: none was found that lowers F."""
-        accuracy = max(1e-20, min(1e-5, 1e-3 * self.mismatch**2))
-        if self.point.rise > accuracy:  # F is to be known better than by what it will fall
-            self.point = self._inner(self.point.s, self.point.r, accuracy) or self.point
-        point, n, a = self.point, len(self.y), self.power
+    def _state(self, point: Point, sweeps: int, ridge: float) -> DescentState:
+        process, (shift, precision) = point.process, point.r.copy()
+        now = Moments(
+            process.alpha, process.mean, np.diag(process.covariance).copy(), process.log_determinant
+        )
+        # with this scale the log evidence is -F
+        scale = (point.tilted.log_norm - _log_norm(point.s)) / self.power
+        return DescentState(Sites(precision, shift, scale), sweeps, None, now, point, ridge)
+
+    def _step(self, point: Point, ridge: float) -> tuple[Point, float, bool]:
+        """One outer step: the new point and ridge, and whether F fell."""
+        accuracy = max(1e-20, min(1e-5, 1e-3 * point.mismatch**2))
+        if point.rise > accuracy:  # know F more precisely than its next decrease
+            point = self._inner(point.s, point.r, accuracy) or point
+        n, a = self.n_sites, self.power
         value = self._value(point)
         offset, variance = _centered(point)
-        # what is least at moments that match; in coordinates where a marginal is N(0, 1)
+        # gradient of F, zero at matching moments, in coordinates where a marginal is N(0, 1)
         gradient = np.concatenate([-offset, 0.5 * (offset**2 + variance - 1.0)]) / a
-        hessian = point.factor.between(point.blocks)  # its lower triangle
+        hessian = point.factor.between(point.blocks)  # lower triangle
         diagonal, other = np.arange(n), np.arange(n, 2 * n)
         b11, b12, b22 = point.blocks
         hessian[diagonal, diagonal] += (1.0 - b11) / a
         hessian[other, other] += (0.5 - b22) / a
         hessian[other, diagonal] -= b12 / a
-        while self.ridge < LONGEST_RIDGE:
+        while ridge < LONGEST_RIDGE:
             matrix = hessian.copy(order="F")
-            matrix[diagonal, diagonal] += self.ridge / a
-            matrix[other, other] += 0.5 * self.ridge / a
+            matrix[diagonal, diagonal] += ridge / a
+            matrix[other, other] += 0.5 * ridge / a
             try:
                 factor = linalg.cho_factor(matrix, lower=True, overwrite_a=True, check_finite=False)
             except linalg.LinAlgError:
-                self._shorten()
+                ridge = _longer(ridge)
                 continue
             move = -linalg.cho_solve(factor, gradient, check_finite=False)
             curved = linalg.blas.dsymv(1.0, hessian, move, lower=1)
             predicted = float(gradient @ move + 0.5 * move @ curved)
-            # where the inner maximum goes, to first order
+            # the inner maximum moves by this, to first order
             follow = point.factor.solve(_times_blocks(point.blocks, move))
             s = point.s + _natural(move, point.s)
             if (s[1] > SHRINK * point.s[1]).all():
@@ -219,25 +265,20 @@ class Descent:
                     if change <= ARMIJO * predicted or (
                         abs(predicted) <= rounding and change <= rounding
                     ):
-                        self.point = found
                         if change <= 0.75 * predicted:
-                            self.ridge = 0.0 if self.ridge < 1e-4 else self.ridge / 6.0
+                            ridge = 0.0 if ridge < 1e-4 else ridge / 6.0
                         elif change > 0.25 * predicted:
-                            self._shorten()
-                        return True
-            self._shorten()
-        self.ridge = 0.0
-        return False
-
-    def _shorten(self) -> None:
-        self.ridge = max(4.0 * self.ridge, 0.01)
+                            ridge = _longer(ridge)
+                        return found, ridge, True
+            ridge = _longer(ridge)
+        return point, 0.0, False
 
     def _value(self, point: Point) -> float:
         """Return F."""
         return float(_log_norm(point.s).sum() / self.power + point.inner)
 
     def _inner(self, s: Array, r: Array, accuracy: float) -> Point | None:
-        """Newton's method on the sites r; None where it has no way to go."""
+        """Newton's method on the sites r; None if it finds no step."""
         a = self.power
         here = self._evaluate(s, r)
         for _ in range(INNER):
@@ -268,7 +309,7 @@ class Descent:
         return None
 
     def _evaluate(self, s: Array, r: Array) -> tuple[float, _Process, _Tilted] | None:
-        """What the inner loop makes most, and its parts; None outside its domain."""
+        """The value that the inner loop maximises, and its parts; None outside its domain."""
         cavity = s - self.power * r
         if not (cavity[1] > 0.0).all():
             return None
@@ -285,7 +326,7 @@ class Descent:
         if not (np.isfinite(log_determinant) and (variance > 0.0).all()):
             return None
         self.kernel.covariance(tau)
-        covariance = whole(self.kernel.array)
+        covariance = symmetric_from_upper(self.kernel.array)
         if not (np.diag(covariance) > 0.0).all():
             return None
         log_norm = 0.5 * float(nu @ mean) - 0.5 * log_determinant
@@ -296,8 +337,8 @@ class Descent:
         v = 1.0 / cavity[1]
         m, step = cavity[0] * v, STEP * np.sqrt(v)
         triples = np.empty((3, 3 * n))
-        lost = self.triple.many(
-            np.tile(self.y, 3),
+        lost = self.tilted.many(
+            np.tile(self.y, (3, 1)),
             np.concatenate([m - step, m, m + step]),
             np.tile(v, 3),
             np.full(3 * n, self.power),
@@ -314,8 +355,13 @@ class Descent:
         return _Tilted(log_z + _log_norm(cavity), m + v * slope, variance, third, fourth)
 
 
+def _longer(ridge: float) -> float:
+    """The ridge of a shorter step."""
+    return max(4.0 * ridge, 0.01)
+
+
 def _log_norm(parameters: Array) -> Array:
-    """log of the integral of exp(nu f - tau f^2 / 2), but for log(2 pi) / 2."""
+    """log of the integral of exp(nu f - tau f^2 / 2), up to log(2 pi) / 2."""
     nu, tau = parameters
     return np.asarray(0.5 * nu * nu / tau - 0.5 * np.log(tau))
 
@@ -349,13 +395,13 @@ def _blocks(s: Array, tilted: _Tilted) -> Array:
     third, fourth = tilted.third * unit**3, tilted.fourth * s[1] ** 2
     cross = -(offset * variance + 0.5 * third)
     square = offset**2 * variance + offset * third + 0.25 * (fourth + 2.0 * variance**2)
-    # what differences leave of it is positive definite
+    # keep the block positive definite against errors of the differences
     least = cross**2 / variance * (1.0 + 1e-6) + 1e-8 * variance**2
     return np.array([variance, cross, np.maximum(square, least)])
 
 
 def _factor(s: Array, process: _Process, blocks: Array) -> _Factor | None:
-    """For H_r and these blocks; None where they are not positive definite to rounding."""
+    """Factor H_r plus these blocks; None if the sum is not positive definite to rounding."""
     unit = np.sqrt(s[1])
     offset = (process.mean - s[0] / s[1]) * unit
     b11, b12, b22 = blocks
@@ -369,7 +415,7 @@ def _factor(s: Array, process: _Process, blocks: Array) -> _Factor | None:
     inverse, trouble = linalg.lapack.dpotri(factor, lower=1, overwrite_c=1)
     if trouble:
         return None
-    # both of them by columns
+    # both in column order
     square = square.T
     square -= inverse * _outer(cross, cross)
     np.fill_diagonal(square, square.diagonal() + b22 + offset * (2.0 * b12 + offset * b11))
@@ -378,7 +424,7 @@ def _factor(s: Array, process: _Process, blocks: Array) -> _Factor | None:
 
 
 def _outer(x: Array, y: Array) -> Array:
-    """Return x y', by columns."""
+    """Return x y' in column order."""
     return np.outer(y, x).T
 
 

@@ -1,4 +1,4 @@
-"""Pivoted incomplete Cholesky factors of a kernel matrix of which columns come on demand."""
+"""Pivoted incomplete Cholesky factors of a kernel matrix, from its columns on demand."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
-from epfast._checks import Array
-from epfast.loop import one_blas_thread
+from epfast._arrays import Array
+from epfast.inference.runtime import one_blas_thread
 
 __all__ = ["KernelColumns", "LowRankFactor", "incomplete_cholesky"]
 
-#: residuals down to minus this times the largest diagonal entry pass for rounding
+#: a residual above minus this times the largest diagonal entry counts as rounding
 ROUNDING = 1e-10
-#: how far, relative to the largest diagonal entry, two values of the same number may differ
+#: largest difference between two values of one entry, relative to the largest diagonal entry
 AGREEMENT = 1e-8
-#: pivots that are prepared for at a time: those with the largest residuals now are likely to come
-#: next, and a product of G with a few vectors takes little longer than one with a single vector
+#: columns prepared at a time: those of the largest residuals are likely to be the next pivots, and
+#: a product of G with a few vectors takes little longer than with one
 AHEAD = 32
-#: numbers of X that a kernel object is given at a time
+#: entries of X per call of a kernel object
 CHUNK = 1 << 18
 
 
@@ -42,7 +42,7 @@ class KernelColumns:
     >>> import epfast, numpy as np
     >>> x = np.linspace(0.0, 1.0, 1000)
     >>> K = epfast.KernelColumns(np.ones(1000), lambda i: np.exp(-np.abs(x - x[i])))
-    >>> epfast.incomplete_cholesky(K, 50).residual.max() < 0.02
+    >>> bool(epfast.incomplete_cholesky(K, 50).residual.max() < 0.02)
     True
     """
 
@@ -97,7 +97,7 @@ class KernelColumns:
             distance *= -2.0
             distance += squares
             distance += squares[i]
-            # of an input with itself, and not below 0 by rounding
+            # the distance of an input to itself is 0; rounding must not make any negative
             distance[i] = 0.0
             np.maximum(distance, 0.0, out=distance)
             distance *= -0.5 / scale**2
@@ -132,7 +132,7 @@ class KernelColumns:
         step = max(1, CHUNK // max(1, d))
 
         def column(i: int) -> Array:
-            # by chunks, since kernels copy what they are given
+            # by chunks, since kernels copy their arguments
             parts = [kernel(rows[k : k + step], rows[i : i + 1]).ravel() for k in range(0, n, step)]
             return np.concatenate(parts)
 
@@ -200,7 +200,7 @@ def incomplete_cholesky(K: Any, rank: int, *, tol: float = 0.0) -> LowRankFactor
     >>> x = np.linspace(-3, 3, 200)
     >>> K = np.exp(-0.5 * np.subtract.outer(x, x) ** 2)
     >>> factor = epfast.incomplete_cholesky(K, 100, tol=1e-8)
-    >>> factor.rank, bool(np.abs(K - factor.G @ factor.G.T).max() < 1e-7)
+    >>> factor.rank, bool(np.abs(K - factor.G @ factor.G.T).max() < 1e-6)
     (15, True)
     """
     kernel = kernel_columns("K", K)
@@ -210,14 +210,14 @@ def incomplete_cholesky(K: Any, rank: int, *, tol: float = 0.0) -> LowRankFactor
     residual = kernel.diagonal.copy()
     scale, eps = float(residual.max()), float(np.finfo(float).eps)
     G, pivots, traces = np.empty((n, most)), np.empty(most, dtype=np.intp), [float(residual.sum())]
-    # columns since the last products: G is C-contiguous, and writes them some at a time
+    # columns since the last products; G is C-contiguous, so they are written some at a time
     recent = np.empty((min(AHEAD, most), n))
     products: dict[int, Array] = {}
     k = began = 0
     with one_blas_thread(most):
         while k < most and traces[-1] > tol * traces[0]:
             pivot = int(residual.argmax())
-            # what rounding leaves of a residual that is zero
+            # rounding error of a residual that is zero
             least = 10.0 * np.sqrt(n) * eps * scale
             if residual[pivot] <= least:
                 break
@@ -229,7 +229,7 @@ def incomplete_cholesky(K: Any, rank: int, *, tol: float = 0.0) -> LowRankFactor
                 products = dict(zip(likely.tolist(), block, strict=True))
             name, taken, since = f"column({pivot}) of K", pivots[:k], recent[: k - began]
             given = _checks.real_array(name, kernel.column(pivot))
-            if given.dtype.kind == "f":  # a kernel in single precision has larger rounding errors
+            if given.dtype.kind == "f":  # single precision: larger rounding errors
                 eps = max(eps, float(np.finfo(given.dtype).eps))
             column = _checks.array(name, given, shape=(n,)) - products[pivot]
             column -= since[:, pivot] @ since
@@ -257,9 +257,9 @@ def incomplete_cholesky(K: Any, rank: int, *, tol: float = 0.0) -> LowRankFactor
 def _check_column(
     pivot: int, taken: NDArray[np.intp], column: Array, residual: Array, most: float
 ) -> None:
-    """Look whether a column, less what earlier ones give of it, agrees with them and the diagonal.
+    """Check that a column, minus its part from earlier ones, agrees with them and the diagonal.
 
-    It is 0 at earlier pivots where K is symmetric.
+    It is 0 at earlier pivots if K is symmetric.
     """
     gap = column[pivot] - residual[pivot]
     if abs(gap) > most:
@@ -276,7 +276,7 @@ def _check_column(
 
 
 def _first_columns(G: Array, k: int) -> Array:
-    """The first k columns, C-contiguous, in the memory of G: rows move forward, a few at a time."""
+    """The first k columns as a C-contiguous array in the memory of G; rows move forward."""
     n, most = G.shape
     if k == most:
         return G

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from epfast._checks import Array
-from epfast.scalar import moments
-from epfast.sites import known_loss
-
-if TYPE_CHECKING:
-    from epfast.gp import GPPosterior
+from epfast._arrays import Array
 
 __all__ = ["RelaxedEnergies", "relaxed_energies"]
 
@@ -23,29 +18,30 @@ class RelaxedEnergies(NamedTuple):
     dual: float
 
 
-def relaxed_energies(post: GPPosterior) -> RelaxedEnergies:
-    """See :meth:`GPPosterior.relaxed_energies`; O(n^2)."""
-    if post.relaxed is None or post.relaxation is None or post.scheme is None:
+def relaxed_energies(post: Any) -> RelaxedEnergies:
+    """See :meth:`epfast.GPPosterior.relaxed_energies`; post is a GPPosterior. O(n^2)."""
+    if post.relaxed is None or post.scheme is None:
         raise ValueError(
             "the posterior is not one of relaxed EP with a known scheme; allowed: a result of "
-            "fit_gp(relaxation=...)"
+            "fit_gp(scheme=schemes.Relaxed())"
         )
     n, (tau, nu) = len(post.y), post.sites[:2]
     b, rho = post.relaxed
     mean, variance = post.mean, post.variance
-    # q r_i, and q r_i over site i with its normaliser: (n,) each, of f_i
+    # of f_i, (n,) each: q r_i, and q r_i divided by site i with its normaliser
     log_z, eased_mean, eased_variance = _times(mean, variance, b, rho)
     log_c, m, v = _times(mean, variance, b - tau, rho - nu)
-    triple = moments(known_loss(post), post.beta, post.scheme)
+    post.known_loss()
+    tilted_moments = post.problem.tilted()
     lZ, slope, curvature = np.empty((3, n))
-    if triple.many(post.y, m, v, np.ones(n), lZ, slope, curvature):
+    if tilted_moments.many(post.problem.responses(), m, v, np.ones(n), lZ, slope, curvature):
         raise FloatingPointError("a tilted distribution cannot be integrated")
-    log_g = 0.5 * float(nu @ mean) - 0.5 * post.log_determinant
+    log_g = 0.5 * float(nu @ mean) - 0.5 * post.moments.log_determinant
     share = (n - 1) / n
-    exponents = b if post.relaxation.objective == "printed" else b / np.where(b == 0.0, 1.0, tau)
-    penalty = post.relaxation.weight * float(np.abs(exponents).sum())
+    exponents = b if post.scheme.objective == "printed" else b / np.where(b == 0.0, 1.0, tau)
+    penalty = post.scheme.weight * float(np.abs(exponents).sum())
     dual = share * float((log_g + log_z).sum()) - float((log_g + log_c + lZ).sum()) + penalty
-    # means of the logarithms of the sites (up to constants), under either
+    # means of the log sites, up to constants, under both
     tilted = _mean_logs(post, m + v * slope, v + v * v * curvature)
     eased = _mean_logs(post, eased_mean, eased_variance)
     rest = float(tilted.sum() - np.trace(tilted)) - share * float(eased.sum())
@@ -65,7 +61,7 @@ def _times(
     return log_integral, new_mean, new_variance
 
 
-def _mean_logs(post: GPPosterior, mean: Array, variance: Array) -> Array:
+def _mean_logs(post: Any, mean: Array, variance: Array) -> Array:
     """(n, n): row i, mean of log site k when f_i has this mean and variance, given f_i q."""
     slope = post.covariance / post.variance[:, None]
     means = post.mean + slope * (mean - post.mean)[:, None]

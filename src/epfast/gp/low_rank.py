@@ -3,41 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import linalg
 
-from epfast import _checks, losses, schemes
-from epfast._checks import Array
-from epfast.linear import fit_linear
-from epfast.loop import Interrupted
+from epfast import _checks
+from epfast._arrays import Array, row_chunks
+from epfast.gp.factor import LowRankFactor, incomplete_cholesky, kernel_columns
+from epfast.inference import Callback, Interrupted, SweepInfo
+from epfast.inference.posterior import Posterior, write
+from epfast.inference.runtime import Tick
+from epfast.linear.files import restore as restore_linear
+from epfast.linear.fit import choose
+from epfast.linear.fit import fit_problem as fit_linear_problem
+from epfast.linear.posterior import FullPosterior
+from epfast.linear.problem import Data, prior_of
 from epfast.losses import Loss
-from epfast.low_rank import LowRankFactor, incomplete_cholesky, kernel_columns
-from epfast.posterior import (
-    LOW_RANK_PROCESS,
-    Data,
-    FullPosterior,
-    Sites,
-    SweepInfo,
-    label_probability,
-    restore_linear,
-    row_chunks,
-    write,
-)
-from epfast.schedules import ADF, EP, Schedule
-from epfast.schemes import Exact, Scheme
-from epfast.sites import known_loss
-
-__all__ = ["LowRankGPPosterior", "fit_low_rank"]
+from epfast.schemes import Scheme
 
 
 @dataclass(frozen=True, eq=False)
-class LowRankGPPosterior:
+class LowRankGPPosterior(Posterior):
     """The Gaussian posterior over the latent values of a Gaussian process of low rank.
 
     The prior is that of f = G w, w ~ N(0, I), whose covariance G G' stands for the kernel matrix.
@@ -54,8 +44,8 @@ class LowRankGPPosterior:
     sites : Sites or None
         A number per observation, or what the schedule shares; None after ADF.
     y : ndarray of shape (n,)
-        The labels.
-    loss, scheme, beta, converged, history
+        The responses of the fit.
+    loss, scheme, schedule, beta, power, converged, history
         As in :class:`GPPosterior`.
     batch_size : int or None
         Rows per factor of Laplace propagation; None for scalar sites.
@@ -63,6 +53,8 @@ class LowRankGPPosterior:
 
     weights: FullPosterior = field(repr=False)
     factor: LowRankFactor = field(repr=False)
+
+    kind: ClassVar[str] = "low_rank_process"
 
     @property
     def pivots(self) -> NDArray[np.intp]:
@@ -73,54 +65,37 @@ class LowRankGPPosterior:
     def rank(self) -> int:
         return self.factor.rank
 
-    @property
-    def y(self) -> Array:
-        assert self.weights.data is not None
-        return self.weights.data.y
+    # delegated to the weights
 
     @property
-    def sites(self) -> Sites | None:
-        return self.weights.sites
+    def state(self) -> Any:
+        return self.weights.state
 
     @property
-    def loss(self) -> Loss | None:
-        return self.weights.loss
+    def problem(self) -> Any:
+        return self.weights.problem
 
     @property
-    def scheme(self) -> Scheme | None:
-        assert self.weights.data is not None
-        scheme: Scheme | None = self.weights.data.scheme
-        return scheme
+    def converged(self) -> bool:  # type: ignore[override]
+        return self.weights.converged
 
     @property
-    def beta(self) -> float:
-        return self.weights.beta
+    def history(self) -> list[SweepInfo]:  # type: ignore[override]
+        return self.weights.history
 
     @property
     def batch_size(self) -> int | None:
         return self.weights.batch_size
 
     @property
-    def converged(self) -> bool:
-        return self.weights.converged
-
-    @property
-    def history(self) -> list[SweepInfo]:
-        return self.weights.history
-
-    @property
-    def n_sweeps(self) -> int:
-        """Sweeps behind this posterior, those of warm starts included."""
-        return self.weights.n_sweeps
-
-    @property
-    def n_refused(self) -> int:
-        """Times that a site was not taken, since its cavity, fit or posterior was improper."""
-        return self.weights.n_refused
+    def y(self) -> Array:
+        """(n,) or (n, width), the responses of the fit."""
+        y: Array = self.problem.data.y
+        return y[:, 0] if y.shape[1] == 1 else y
 
     @property
     def log_evidence(self) -> float:
-        """EP's log p(y) under the prior N(0, G G'); all constants kept."""
+        """EP's log p(y) under the prior N(0, G G'), with all constants."""
         return self.weights.log_evidence
 
     @cached_property
@@ -137,16 +112,16 @@ class LowRankGPPosterior:
 
     @property
     def residual(self) -> float:
-        """As :attr:`FullPosterior.residual` has it; NaN where the scheme is not known."""
-        return float("nan") if self.scheme is None else self.weights.residual
+        """As :attr:`FullPosterior.residual`; NaN if the scheme is unknown."""
+        return self.weights.residual
 
     def loo_log_predictive(self) -> Array:
-        """Leave-one-out log probability of each label, from the cavities: O(n r^2).
+        """Leave-one-out log probability of each response, from the cavities. O(n r^2).
 
         Returns
         -------
         ndarray of shape (n,)
-            log p(y_i | all other labels), as EP has it.
+            log p(y_i | all other responses) according to EP.
 
         Raises
         ------
@@ -191,7 +166,7 @@ class LowRankGPPosterior:
             some = self._rows_of_factor(triangle, rows[part])
             mean[part], variance[part] = self.weights.predict_latent(some)
             if prior is not None:
-                # what rounding leaves of it is not below 0
+                # clip rounding errors at 0
                 variance[part] += np.maximum(prior[part] - np.einsum("ij,ij->i", some, some), 0.0)
         return mean, variance
 
@@ -215,18 +190,31 @@ class LowRankGPPosterior:
         ndarray of shape (m,)
             Closed form for probit and noisy step with beta = 1, else quadrature to about 1e-8.
         """
-        loss = known_loss(self)
-        return label_probability(loss, self.beta, *self.predict_latent(K_star, k_star_diag))
+        return self.known_loss().predict_proba(*self.predict_latent(K_star, k_star_diag))
 
-    def sample(self, size: int, rng: np.random.Generator | int) -> Array:
+    def predict(self, K_star: ArrayLike, k_star_diag: ArrayLike | None) -> Array:
+        """Predict y at new inputs: the label for classes, else the mean of y.
+
+        Parameters
+        ----------
+        K_star, k_star_diag
+            As in :meth:`predict_latent`.
+
+        Returns
+        -------
+        ndarray of shape (m,)
+        """
+        return self.known_loss().predict(*self.predict_latent(K_star, k_star_diag))
+
+    def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Array:
         """Draw the latent values of the fit from the posterior.
 
         Parameters
         ----------
         size : int
             Number of draws.
-        rng : numpy.random.Generator or int
-            A generator, or a seed for one.
+        rng : numpy.random.Generator or int, optional
+            A generator, or a seed for one; None draws afresh.
 
         Returns
         -------
@@ -241,33 +229,36 @@ class LowRankGPPosterior:
 
         A CustomLoss, CustomSite or LowLevelCallable cannot be written: give it to ``load`` again.
         """
-        arrays, header = self.weights._contents()
-        data = self.weights.data
-        assert data is not None
+        arrays, header = self.weights.contents()
         arrays |= {f"factor_{name}": value for name, value in vars(self.factor).items()}
-        arrays["y"] = data.y
-        if data.groups is not None:
-            arrays["groups"] = data.groups
-        header |= {
-            "posterior": LOW_RANK_PROCESS,
-            "exact": isinstance(data.scheme, Exact),
-            "power": data.power,
-        }
-        write(path, arrays, header)
+        arrays["y"] = self.problem.data.y
+        write(path, arrays, header | {"posterior": self.kind})
 
     def __getstate__(self) -> dict[str, Any]:
-        # the weights leave their rows out
-        return self.__dict__ | {"data": self.weights.data}
+        # the weights leave out their rows, the rows of the factor
+        return self.__dict__ | {"responses": self.problem.data.y}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        data = state.pop("data")
-        self.__dict__.update(state | {"weights": replace(state["weights"], data=data)})
+        y = state.pop("responses")
+        weights = _knowing(state["weights"], state["factor"].G, y)
+        self.__dict__.update(state | {"weights": weights})
+
+
+def _knowing(weights: FullPosterior, G: Array, y: Array) -> FullPosterior:
+    """Weights that refer to the rows of the factor."""
+    data = Data(_design(G), y, weights.problem.data.weights)
+    return replace(weights, problem=weights.problem._replace(data=data))
 
 
 def restore(
     arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None
 ) -> LowRankGPPosterior:
-    """Check and put together what ``save`` wrote."""
+    """Check what ``save`` wrote, also in 0.1.0, and build the posterior."""
+    if "power" in header:
+        header = header | {
+            "scheme": {"name": "exact"} if header["exact"] else None,
+            "schedule": {"name": "EP", "power": header["power"], "damping": 1.0},
+        }
     weights = restore_linear(arrays, header | {"posterior": FullPosterior.kind}, loss)
     n, r = arrays["factor_G"].shape
     G = _checks.array("G", arrays["factor_G"], shape=(n, r))
@@ -276,20 +267,10 @@ def restore(
         raise ValueError("pivots are not rows")
     residual = _checks.array("residual", arrays["factor_residual"], shape=(n,))
     traces = _checks.array("traces", arrays["factor_traces"], shape=(r + 1,))
-    groups = arrays.get("groups")
-    data = Data(
-        _design(G),
-        _checks.labels("y", arrays["y"], n),
-        None,
-        _checks.number("power", header["power"], above=0.0),
-        None if groups is None else np.asarray(groups, dtype=np.intp),
-        Exact() if header["exact"] else None,
-    )
-    if weights.shift.size != data.X.shape[1]:
+    y = arrays["y"] if arrays["y"].ndim == 2 else arrays["y"][:, None]
+    if len(y) != n or weights.shift.size != max(1, r):
         raise ValueError("the weights are not of the rank of the factor")
-    return LowRankGPPosterior(
-        replace(weights, data=data), LowRankFactor(G, pivots, residual, traces)
-    )
+    return LowRankGPPosterior(_knowing(weights, G, y), LowRankFactor(G, pivots, residual, traces))
 
 
 # ---- the fit ----
@@ -299,73 +280,62 @@ def fit_low_rank(
     K: Any,
     y: ArrayLike,
     *,
-    rank: int,
-    rank_tol: float,
+    rank: int | None,
+    rank_tol: float | None,
     batch_size: int | None,
-    loss: Any,
-    scheme: str | Scheme,
-    schedule: Schedule | None,
-    beta: float,
+    loss: Loss,
+    scheme: str | Scheme | None,
+    schedule: Any,
     start: Any,
-    callback: Callable[[SweepInfo, Any], Any] | None,
-    progress: bool,
+    callback: Callback | None,
+    progress: bool | Tick,
 ) -> LowRankGPPosterior:
     """See :func:`epfast.fit_gp`. O(n r^2) for the factor and per sweep, n r numbers of memory."""
-    schedule = EP() if schedule is None else schedule
-    # what can be wrong is said before the factor takes its time
     if start is not None and not isinstance(start, LowRankGPPosterior):
         raise TypeError(
             f"start is {_checks.describe(start)}; allowed with rank: a LowRankGPPosterior or None"
         )
-    if start is not None and isinstance(schedule, ADF):
+    if start is not None and schedule.stores == "none":
         raise ValueError(
             "start is given; allowed with epfast.ADF: None, since its one pass counts every label"
         )
-    if batch_size is not None:
-        _checks.integer("batch_size", batch_size, least=1)
-    found_loss = losses.resolve(loss)
-    found_scheme = schemes.resolve(scheme, None, "exact", scalar=batch_size is None)
-    found_scheme.check_loss(found_loss)
-    _checks.number("beta", beta, above=0.0)
-    _checks.number("rank_tol", rank_tol, least=0.0)
-    _checks.integer("rank", rank, least=1)
-    _checks.callback(callback)
-    _checks.flag("progress", progress)
-    kernel = kernel_columns("K", K)
-    labels = _checks.labels("y", y, len(kernel.diagonal))
-    factor = incomplete_cholesky(kernel, rank, tol=rank_tol)
+    # validate before the O(n r^2) factorisation
+    chosen = choose(loss, scheme, "full", batch_size, schedule)
+    if isinstance(K, LowRankFactor):
+        if rank is not None or rank_tol is not None:
+            raise ValueError("K is a LowRankFactor; allowed beside it: rank=None, rank_tol=None")
+        factor = K
+        responses = loss.responses("y", y, len(factor.G))
+    else:
+        tol = 0.0 if rank_tol is None else _checks.number("rank_tol", rank_tol, least=0.0)
+        most = _checks.integer("rank", rank, least=1)
+        kernel = kernel_columns("K", K)
+        responses = loss.responses("y", y, len(kernel.diagonal))
+        factor = incomplete_cholesky(kernel, most, tol=tol)
     design = _design(factor.G)
+    d = design.shape[1]
+    prior = prior_of(np.ones(d), np.zeros(d), True)
+    problem = chosen.problem(Data(design, responses), prior)
+    before = None if start is None else _weights_in(start, d)
     try:
-        weights = fit_linear(
-            design,
-            labels,
-            loss=found_loss,
-            scheme=found_scheme,
-            posterior="full",
-            batch_size=batch_size,
-            prior_variance=1.0,
-            schedule=schedule,
-            beta=beta,
-            start=None if start is None else _weights_in(start, design.shape[1]),
-            callback=callback,
-            progress=progress,
+        weights = fit_linear_problem(
+            problem, before, callback=callback, progress=progress, stacklevel=4
         )
     except Interrupted as stopped:
         raise Interrupted(LowRankGPPosterior(stopped.posterior, factor)) from None
-    assert isinstance(weights, FullPosterior)
     return LowRankGPPosterior(weights, factor)
 
 
 def _design(G: Array) -> Array:
-    """The rows of the linear model: a column of zeros where a kernel of zeros has rank 0."""
+    """The rows of the linear model; rank 0 (a kernel of zeros) gives a column of zeros."""
     return G if G.shape[1] else np.zeros((len(G), 1))
 
 
 def _weights_in(start: LowRankGPPosterior, d: int) -> FullPosterior:
-    """The start with its sites, for another factor; those that rows share are of the old one."""
+    """The start for another factor; shared sites remain tied to the old one."""
     weights = start.weights
     if weights.sites is None or weights.sites.shift.ndim != 1:
         return weights
-    # sums of sites are formed anew
+    # the engine sums the sites again
     state = weights.state._replace(precision=np.eye(d), shift=np.zeros(d))
     return replace(weights, state=state)

@@ -1,0 +1,45 @@
+"""Arrays: their type, slices of their rows, and triangles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+#: rows of a square matrix per slice
+ROWS = 256
+
+
+def slices(n: int) -> list[slice]:
+    """Slices of the rows of a square matrix of order n, ROWS rows each."""
+    return [slice(i, min(i + ROWS, n)) for i in range(0, n, ROWS)]
+
+
+def row_chunks(rows: Any, entries: int = 1 << 20) -> list[slice]:
+    """Slices of rows with about ``entries`` numbers each, so that temporary arrays stay small."""
+    n, d = rows.shape
+    step = max(1, entries // max(1, d))
+    return [slice(i, min(i + step, n)) for i in range(0, n, step)]
+
+
+def to_float64(given: NDArray[Any]) -> Array:
+    """As C-contiguous float64; a long double out of range becomes infinity without a warning."""
+    if given.dtype == np.float64 and given.flags.c_contiguous and given.flags.aligned:
+        return given
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.array(given, dtype=np.float64, order="C")
+
+
+def symmetric_from_upper(upper: Array) -> Array:
+    """The symmetric matrix with this upper triangle; the core keeps upper triangles only."""
+    return np.asarray(np.triu(upper) + np.triu(upper, 1).T)
+
+
+def as_array(visits: NDArray[np.intp] | range) -> NDArray[np.intp]:
+    """An order of visits as an array."""
+    if isinstance(visits, range):
+        return np.arange(visits.start, visits.stop, visits.step, dtype=np.intp)
+    return visits

@@ -1,0 +1,267 @@
+"""Factors of several rows, and rules of quadrature."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from epfast import _checks, losses
+from epfast._arrays import Array
+from epfast._core.rule_fit import fit_rule, monomials
+from epfast.backend.sites import FLOAT64, MOVED, scheme_of
+from epfast.schemes import Scheme
+from epfast.schemes.quadrature import check_gamma, distance, sigma_rule
+
+
+class Minibatch:
+    """Fits of minibatch factors with diagonal precision, bound once and called often.
+
+    Parameters
+    ----------
+    loss, scheme
+        As in :func:`fit_minibatch`.
+    d : int
+        Dimensions.
+
+    Examples
+    --------
+    >>> import epfast, numpy as np
+    >>> factor = epfast.backend.Minibatch("logistic", "variational", 2)
+    >>> precision, shift, log_scale = factor.fit(np.eye(2), np.zeros(2), np.ones(2))
+    >>> precision.round(3)
+    array([0.228, 0.228])
+    """
+
+    __slots__ = ("_core", "_rows", "d", "loss", "scheme")
+
+    def __init__(
+        self, loss: Any, scheme: str | Scheme, d: int, *, beta: float | None = None
+    ) -> None:
+        self.loss = losses.resolve(loss).tempered(beta)
+        self.scheme = scheme_of(scheme, self.loss, "minibatch")
+        self.d = _checks.integer("d", d, least=1)
+        self._rows = 0
+        self._core: Any = None
+
+    def fit(
+        self,
+        X: ArrayLike,
+        mean: ArrayLike,
+        variance: ArrayLike,
+        y: ArrayLike | None = None,
+        out: tuple[Array, Array] | None = None,
+    ) -> tuple[Array, Array, float]:
+        """Fit one factor near a cavity.
+
+        Parameters
+        ----------
+        X : array_like of shape (s, d)
+            Rows of features; times their labels where y is None.
+        mean, variance : array_like of shape (d,)
+            The cavity; variances positive. Quickest are C-contiguous arrays of float64.
+        y : array_like of shape (s,) or (s, k), optional
+            Labels, or what the loss takes.
+        out : pair of ndarray of shape (d,), optional
+            Where precision and shift go.
+
+        Returns
+        -------
+        precision, shift : ndarray of shape (d,)
+            About the origin.
+        log_scale : float
+
+        Raises
+        ------
+        ValueError, TypeError
+            With the name of the argument, what was given, and what is allowed.
+        FloatingPointError
+            If the scheme fails, if only in one coordinate.
+        """
+        return self._fit("X", X, mean, variance, y, out)
+
+    def _fit(
+        self, name: str, X: Any, mean: Any, variance: Any, y: Any, out: Any
+    ) -> tuple[Array, Array, float]:
+        """As :meth:`fit`; name is that of X in errors."""
+        if getattr(X, "ndim", 0) != 2:
+            X = _checks.array(name, X, shape=(None, self.d))
+        rows = len(X)
+        if rows > self._rows:
+            self._core = self.scheme.minibatch(self.loss, self.d, rows)
+            self._rows = rows
+        precision, shift = (np.empty(self.d), np.empty(self.d)) if out is None else out
+        if not self.loss.by_margin:
+            y = self.loss.responses("y", y, rows)
+        try:
+            scale = self._core.fit_into(X, mean, variance, y, precision, shift, name)
+        except (TypeError, ValueError):
+            # arrays of another kind are converted; what is wrong is said by its name
+            arrays = (
+                _checks.array(name, X, shape=(None, self.d)),
+                _checks.array("mean", mean, shape=(self.d,)),
+                _checks.array("variance", variance, shape=(self.d,), positive=True),
+            )
+            if y is not None and self.loss.by_margin:
+                y = self.loss.responses("y", y, rows)
+            scale = self._core.fit_into(*arrays, y, precision, shift, name)
+        return precision, shift, scale
+
+
+def fit_minibatch(
+    loss: Any,
+    yX: ArrayLike,
+    mean: ArrayLike,
+    variance: ArrayLike,
+    scheme: str | Scheme = "variational",
+    *,
+    beta: float | None = None,
+    **moved: Any,
+) -> tuple[Array, Array, float]:
+    """Fit an unnormalised Gaussian with diagonal precision to one minibatch factor.
+
+    The factor is t(theta) = exp(-beta Σ_k loss(z_k.theta)), z_k the rows of ``yX``; the fit is
+    g(theta) = exp(log_scale + shift.theta - Σ_j precision_j theta_j^2 / 2), near the cavity
+    N(mean, diag(variance)). The raw fit: no site rule is applied.
+
+    Parameters
+    ----------
+    loss, scheme, beta
+        As in :func:`epfast.fit_linear`.
+    yX : array_like of shape (s, d)
+        Rows of features times their labels.
+    mean, variance : array_like of shape (d,)
+        The cavity; variances positive.
+
+    Returns
+    -------
+    precision, shift : ndarray of shape (d,)
+        About the origin.
+    log_scale : float
+
+    Raises
+    ------
+    FloatingPointError
+        If the scheme fails, if only in one coordinate: a factor that vanishes at the points, a
+        quadrature that finds no variance, Newton that does not converge.
+    """
+    _checks.moved("fit_minibatch", moved, MOVED)
+    rows = yX
+    if not (type(yX) is np.ndarray and yX.ndim == 2 and yX.dtype is FLOAT64):
+        rows = _checks.array("yX", yX, shape=(None, None))
+    if rows.size == 0:  # type: ignore[union-attr]
+        raise ValueError(f"yX has shape {np.shape(rows)}; allowed: at least one row and column")
+    d = rows.shape[1]  # type: ignore[union-attr]
+    return Minibatch(loss, scheme, d, beta=beta)._fit("yX", rows, mean, variance, None, None)
+
+
+def sigma_points(
+    mean: ArrayLike, variance: ArrayLike, gamma: float | None = None
+) -> tuple[Array, Array]:
+    """The precision-3 rule of Roche (2016), eq. 7, for N(mean, diag(variance)).
+
+    Parameters
+    ----------
+    mean, variance : array_like of shape (d,)
+    gamma : float, optional
+        Distance of the points in standard deviations, sqrt(d + 1/2) by default.
+
+    Returns
+    -------
+    points : ndarray of shape (2 d + 1, d)
+        The mean; mean + gamma sigma_j e_j; mean - gamma sigma_j e_j.
+    weights : ndarray of shape (2 d + 1,)
+        Sum 1; equal for the default gamma, the first negative if gamma < sqrt(d).
+    """
+    center = _checks.array("mean", mean, shape=(None,))
+    spread = _checks.array("variance", variance, shape=center.shape, positive=True)
+    if center.size == 0:
+        raise ValueError("mean has shape (0,); allowed: at least one dimension")
+    check_gamma(gamma)
+    points, weights = sigma_rule(center.size, distance(gamma, center.size))
+    return center + points * np.sqrt(spread), weights
+
+
+def variational_fit(
+    points: ArrayLike,
+    weights: ArrayLike,
+    log_values: ArrayLike,
+    basis: str = "diagonal",
+    *,
+    start: str = "least_squares",
+) -> tuple[Array, Array, float]:
+    """The Gaussian nearest to a function known at the points of a rule, by Newton with Cholesky.
+
+    Minimises Σ_i w_i [g(x_i) - f(x_i) log g(x_i)] over g(x) = exp(log_scale + shift.x - x'Px / 2)
+    (Roche 2016, eq. 10-11), with f scaled by its maximum and the step safeguarded.
+
+    Parameters
+    ----------
+    points : array_like of shape (z, d)
+        Points that determine all the unknowns: 2 d + 1, or (d + 1)(d + 2) / 2 for "full".
+    weights : array_like of shape (z,)
+        Positive.
+    log_values : array_like of shape (z,)
+        log f at the points, finite.
+    basis : {"diagonal", "full"}
+        Diagonal or full precision matrix P.
+    start : {"least_squares", "flat"}
+        Newton starts from the weighted least-squares fit of log f, or from a constant.
+
+    Returns
+    -------
+    precision : ndarray of shape (d,) or (d, d)
+    shift : ndarray of shape (d,)
+    log_scale : float
+        About the origin.
+
+    Raises
+    ------
+    FloatingPointError
+        If Newton does not converge, as where f spans many orders of magnitude and too few points
+        carry all of its mass.
+    """
+    _checks.choice("basis", basis, ("diagonal", "full"))
+    _checks.choice("start", start, ("least_squares", "flat"))
+    x = _checks.array("points", points, shape=(None, None))
+    z, d = x.shape
+    unknowns = 2 * d + 1 if basis == "diagonal" else (d + 1) * (d + 2) // 2
+    if 0 in x.shape:
+        raise ValueError(f"points has shape {x.shape}; allowed: at least one point and coordinate")
+    w = _checks.array("weights", weights, shape=(z,), positive=True)
+    f = _checks.array("log_values", log_values, shape=(z,))
+    # standardise: monomials of one size, whatever the scale of the points
+    with np.errstate(all="ignore"):
+        share = w / w.max()
+        center = share @ x / share.sum()
+        scale = np.sqrt(share @ (x - center) ** 2 / share.sum())
+        terms = monomials((x - center) / scale, basis == "full")
+    if not np.isfinite(terms).all() or np.linalg.matrix_rank(terms) < unknowns:
+        raise ValueError(
+            f"points of shape {x.shape} do not determine the {unknowns} unknowns of this basis; "
+            "allowed: at least so many, with three values in each coordinate, of moderate size"
+        )
+    alpha = fit_rule(terms, share, f, start == "flat")
+    if alpha is None:
+        raise FloatingPointError("Newton-Cholesky did not converge on these log_values")
+    with np.errstate(all="ignore"):
+        fit = _about_origin(alpha, center, scale, basis)
+    if not all(np.isfinite(part).all() for part in fit):
+        raise FloatingPointError("the fit overflows at the scale of these points")
+    return fit
+
+
+def _about_origin(
+    alpha: Array, center: Array, scale: Array, basis: str
+) -> tuple[Array, Array, float]:
+    """From coefficients of the standardised monomials to precision, shift and log scale."""
+    d = len(center)
+    slope, square = alpha[1 : d + 1] / scale, alpha[d + 1 : 2 * d + 1] / np.sqrt(2.0)
+    matrix = np.diag(-2.0 * square / scale**2)
+    if basis == "full":
+        i, j = np.triu_indices(d, 1)
+        matrix[i, j] = matrix[j, i] = -alpha[2 * d + 1 :] / (scale[i] * scale[j])
+    shift = slope + matrix @ center
+    log_scale = alpha[0] - square.sum() - slope @ center - 0.5 * center @ matrix @ center
+    return (matrix if basis == "full" else np.diag(matrix).copy()), shift, float(log_scale)

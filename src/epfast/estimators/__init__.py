@@ -1,0 +1,6 @@
+"""Faces for scikit-learn. They need the extra ``epfast[sklearn]``."""
+
+from epfast.estimators.gp import GPClassifier
+from epfast.estimators.linear import LinearClassifier
+
+__all__ = ["GPClassifier", "LinearClassifier"]

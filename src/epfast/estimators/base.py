@@ -1,0 +1,161 @@
+"""What all classifiers share. Needs the extra ``epfast[sklearn]``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+
+from epfast import backend
+from epfast._arrays import Array
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted
+except ImportError as error:
+    raise ImportError(
+        "epfast's classifiers need scikit-learn >= 1.4: pip install 'epfast[sklearn]'"
+    ) from error
+
+try:
+    from sklearn.utils.validation import validate_data
+except ImportError:  # scikit-learn 1.4 and 1.5
+
+    def validate_data(estimator: Any, *args: Any, **arguments: Any) -> Any:
+        """Call the method, which older versions have in place of the function."""
+        return estimator._validate_data(*args, **arguments)
+
+
+__all__ = ["LatentClassifier", "check_is_fitted", "validate_data"]
+
+
+class LatentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Base of the classifiers: predictions from latent values, one per row (and class)."""
+
+    #: the labels, sorted
+    classes_: NDArray[Any]
+    #: one posterior, or one for each class against the rest
+    posteriors_: list[Any]
+
+    def predict_latent(self, X: ArrayLike) -> tuple[Array, Array]:
+        """Posterior mean and variance of the latent values: of x.theta, or of the process.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+            Rows of features.
+
+        Returns
+        -------
+        mean, variance : ndarray of shape (n,) or (n, n_classes)
+            One column per class where there are more than two. In a linear model the intercept is
+            included: the mean is ``X @ coef_.T + intercept_``.
+        """
+        check_is_fitted(self)
+        rows = validate_data(
+            self, X, dtype=np.float64, accept_sparse=self._accept_sparse(), reset=False
+        )
+        parts = self._latents(rows)
+        if len(parts) == 1:
+            return parts[0]
+        return np.stack([m for m, _ in parts], axis=1), np.stack([v for _, v in parts], axis=1)
+
+    def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
+        """Mean and variance, (n,) each, for every posterior."""
+        raise NotImplementedError
+
+    def _accept_sparse(self) -> str | bool:
+        """The sparse formats that scikit-learn shall accept."""
+        return False
+
+    def decision_function(self, X: ArrayLike) -> Array:
+        """Predictive log odds log p(+) / p(-), integrated over the posterior.
+
+        They order the rows as ``predict_proba`` does and have the sign of the latent mean, but lie
+        nearer to 0 where the latent is uncertain. For the latent mean itself see
+        :meth:`predict_latent`.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+            Rows of features.
+
+        Returns
+        -------
+        ndarray of shape (n,) or (n, n_classes)
+            Of ``classes_[1]``; or of each class against the rest, where there are more than two.
+        """
+        mean, variance = self.predict_latent(X)
+        m, v = mean.ravel(), np.maximum(variance.ravel(), np.finfo(np.float64).tiny)
+        loss, plus = self.posteriors_[0].known_loss(), np.ones(m.size)
+        up, down = (backend.tilted_moments(loss, y, m, v)[0] for y in (plus, -plus))
+        return np.asarray((up - down).reshape(mean.shape))
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """The most probable class.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+            Rows of features.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            Labels out of ``classes_``.
+        """
+        scores = self.decision_function(X)
+        index = (scores > 0.0).astype(np.intp) if scores.ndim == 1 else scores.argmax(axis=1)
+        return np.asarray(self.classes_[index])
+
+    def predict_proba(self, X: ArrayLike) -> Array:
+        """Posterior predictive probability of each class.
+
+        The factors are integrated over the posterior, and normalised over the two labels (see
+        :meth:`epfast.FullPosterior.predict_proba`), with more than two classes over these.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+            Rows of features.
+
+        Returns
+        -------
+        ndarray of shape (n, n_classes)
+            Columns in the order of ``classes_``.
+        """
+        return np.exp(self.predict_log_proba(X))
+
+    def predict_log_proba(self, X: ArrayLike) -> Array:
+        """Logarithm of ``predict_proba``, accurate where that underflows.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+            Rows of features.
+
+        Returns
+        -------
+        ndarray of shape (n, n_classes)
+            Columns in the order of ``classes_``.
+        """
+        scores = self.decision_function(X)
+        if scores.ndim == 1:
+            return np.asarray(special.log_expit(np.stack([-scores, scores], axis=1)))
+        logs = special.log_expit(scores)
+        return np.asarray(logs - special.logsumexp(logs, axis=1, keepdims=True))
+
+    def _encode(self, labels: NDArray[Any]) -> tuple[NDArray[np.intp], list[Array]]:
+        """Set ``classes_``; return class numbers, and labels -1 and +1 for each binary problem."""
+        check_classification_targets(labels)
+        self.classes_, index = np.unique(labels, return_inverse=True)
+        n_classes = len(self.classes_)
+        if n_classes < 2:
+            raise ValueError(
+                f"y has {n_classes} class, {self.classes_.tolist()}; allowed: two classes or more"
+            )
+        positive = [1] if n_classes == 2 else range(n_classes)
+        return index, [np.where(index == k, 1.0, -1.0) for k in positive]

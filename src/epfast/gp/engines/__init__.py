@@ -1,0 +1,29 @@
+"""Engines of Gaussian processes, and the table of legal combinations."""
+
+from __future__ import annotations
+
+from epfast.gp.engines.double_loop import DescentEngine
+from epfast.gp.engines.sweeps import ProcessEngine
+from epfast.inference.combinations import Combination, Table
+
+__all__ = ["ENGINES", "DescentEngine", "ProcessEngine"]
+
+ENGINES: Table = {
+    ("process", "row", "factor"): Combination(
+        ProcessEngine,
+        frozenset(
+            {
+                "damping",
+                "power",
+                "block",
+                "refresh",
+                "order='shuffled'",
+                "order='parallel'",
+                "scheme='relaxed'",
+            }
+        ),
+    ),
+    ("process", "row", "descent"): Combination(
+        DescentEngine, frozenset({"power"}), by_integrals=True
+    ),
+}

@@ -1,0 +1,174 @@
+"""EP on the values of a process: sweeps in sequential, shuffled or parallel order.
+
+By the exact blocked sweep (``_core/row_sweeps.pyx``), or by the Cholesky factor of B = I + S K S
+(``_core/kernel_matrix.pyx``).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from epfast import families
+from epfast._arrays import Array, as_array
+from epfast._core.row_sweeps import BlockedSweep, ParallelSweep
+from epfast._core.rows import Units
+from epfast.gp.problem import GPProblem, GPState, Moments, Relaxed, log_evidence, moments_of
+from epfast.inference import Counts, Sites, Summary
+from epfast.inference.loop import change
+from epfast.inference.runtime import Tick
+from epfast.linear.engines.rows import PARALLEL_ROWS, REFRESH, SHRUNK, block_size
+
+#: most numbers that one call of the core touches, so that Ctrl-C acts within about a second
+CHUNK = 1 << 34
+
+
+class ProcessState(NamedTuple):
+    """A :class:`GPState` and its moments, between two sweeps."""
+
+    sites: Sites
+    sweeps: int
+    relaxed: Relaxed | None
+    now: Moments
+    #: sweeps since the last refresh
+    since_refresh: int
+
+
+def improper() -> FloatingPointError:
+    """The error for a posterior that rounding made improper."""
+    return FloatingPointError("the posterior is improper to rounding; add jitter to K")
+
+
+class ProcessEngine:
+    """EP with a site per value, in n^2 numbers: the array of the kernel.
+
+    That array holds the covariance of the state swept last. Another state has its covariance
+    computed from its sites, O(n^3).
+    """
+
+    remedy = "scale the kernel"
+
+    def __init__(self, problem: GPProblem, chunk: int = CHUNK) -> None:
+        n, schedule = problem.n, problem.schedule
+        assert problem.kernel is not None
+        self.problem, self.schedule, self.kernel, self.chunk = (
+            problem,
+            schedule,
+            problem.kernel,
+            chunk,
+        )
+        self.n_sites = self.order_of_matrices = n
+        self.is_parallel = schedule.order == "parallel"
+        self.tilted = problem.tilted()
+        scheme: Any = problem.scheme
+        self.relaxation = scheme.relaxation(self.tilted) if scheme.relaxes else None
+        numbers = schedule.power, schedule.damping
+        self.sequential = BlockedSweep(
+            self.tilted, n, min(block_size(schedule.block, n), n), *numbers, False, self.relaxation
+        )
+        self.parallel = ParallelSweep(self.tilted, 1, min(n, PARALLEL_ROWS), *numbers)
+        self.refresh = schedule.refresh or REFRESH
+        #: moments of the state whose covariance is in the array
+        self._in_array: Moments | None = None
+
+    def init(self, start: Any) -> ProcessState:
+        n, factors = self.n_sites, None
+        if self.relaxation is not None:
+            factors = start.relaxed if start is not None else None
+            factors = factors or Relaxed(np.zeros(n), np.zeros(n))
+        if start is None:
+            self.kernel.load()
+            now = Moments(np.zeros(n), np.zeros(n), self.kernel.diagonal.copy(), 0.0)
+            self._in_array = now
+            return ProcessState(Sites(*np.zeros((3, n))), 0, factors, now, 0)
+        if [len(part) for part in start.sites] != [n] * 3:
+            raise ValueError(
+                f"start has {len(start.sites.shift)} sites; allowed: {n}, the same observations"
+            )
+        found = self._moments(start.sites, covariance=not self.is_parallel)
+        if found is None:
+            raise ValueError(
+                "start makes the posterior improper with this kernel; allowed: another start"
+            )
+        return ProcessState(start.sites, start.n_sweeps, factors, found, 0)
+
+    def summary(self, state: ProcessState) -> Summary:
+        return Summary(state.now.mean, state.now.variance, log_evidence(state.sites, state.now))
+
+    def sweep(self, state: ProcessState, keep: bool, tick: Tick) -> tuple[ProcessState, Counts]:
+        self.tilted.begin_sweep(state.sweeps)
+        new = state._replace(sites=families.copied(state.sites), sweeps=state.sweeps + 1)
+        if self.relaxation is not None:
+            assert state.relaxed is not None
+            factors = families.copied(state.relaxed)
+            freeze = self.problem.scheme.freeze  # type: ignore[attr-defined]
+            frozen = freeze is not None and state.sweeps >= freeze
+            self.relaxation.begin_sweep(*factors, frozen)
+            new = new._replace(relaxed=factors)
+        return (self._parallel if self.is_parallel else self._sequential)(new, state, tick)
+
+    def settle(self, state: ProcessState, torn: bool = False) -> tuple[GPState, Moments]:
+        """The array holds R from here on."""
+        found = self._moments(state.sites, covariance=False, marginals=False)
+        if found is None:
+            raise improper()
+        return GPState(*state[:3]), found
+
+    def _moments(self, sites: Sites, covariance: bool, marginals: bool = True) -> Moments | None:
+        found = moments_of(self.kernel, sites, covariance, marginals)
+        self._in_array = found if covariance else None
+        return found
+
+    def _sequential(
+        self, new: ProcessState, old: ProcessState, tick: Tick
+    ) -> tuple[ProcessState, Counts]:
+        core, n, array = self.sequential, self.n_sites, self.kernel.array
+        if self._in_array is not old.now and self._moments(old.sites, covariance=True) is None:
+            raise improper()
+        self._in_array = None
+        refused, core.log_determinant = core.n_refused, 0.0
+        mean = old.now.mean.copy()
+        visits = as_array(self.schedule.checked_visits(n, old.sweeps))
+        step = max(64, self.chunk // (n * n))
+        for part in (visits[i : i + step] for i in range(0, n, step)):
+            y = self.problem.responses(part)
+            core.sweep(Units(part, n), y, None, part, array, mean, *new.sites)
+            tick(len(part))
+        refused = core.n_refused - refused
+        variance = np.diag(array).copy()
+        log_determinant = old.now.log_determinant + core.log_determinant
+        now = Moments(old.now.alpha, mean, variance, log_determinant)
+        self._in_array = now
+        new = new._replace(now=now, since_refresh=old.since_refresh + 1)
+        healthy = (variance >= SHRUNK * old.now.variance).all()
+        if new.since_refresh == self.refresh or refused == n or not healthy:
+            anew = self._moments(new.sites, covariance=True)
+            if anew is None:
+                raise improper()
+            refreshed = new._replace(now=anew, since_refresh=0)
+            drift = change(self.summary(new), self.summary(refreshed))
+            return refreshed, Counts(refused, drift=drift)
+        return new, Counts(refused)
+
+    def _parallel(
+        self, new: ProcessState, old: ProcessState, tick: Tick
+    ) -> tuple[ProcessState, Counts]:
+        core, before = self.parallel, self.parallel.n_refused
+        core.fit(old.now.mean, old.now.variance, self.problem.responses(), *new.sites)
+        tick(self.n_sites)
+        found = self._moments(new.sites, covariance=False)
+        if found is None:  # all changes together are improper: take none
+            return old._replace(sweeps=new.sweeps), Counts(self.n_sites)
+        return new._replace(now=found), Counts(core.n_refused - before)
+
+
+def marginal_residual(
+    problem: GPProblem, sweep: int, sites: Sites, mean: Array, variance: Array
+) -> float:
+    """Largest gap between tilted moments and marginals: means in sd, variances relative. O(n)."""
+    tilted = problem.tilted()
+    tilted.begin_sweep(sweep)
+    core = ParallelSweep(tilted, 1, min(problem.n, PARALLEL_ROWS), problem.schedule.power, 0.0)
+    core.fit(mean, variance, problem.responses(), *families.copied(sites))
+    return float("inf") if core.n_refused else core.residual

@@ -1,0 +1,261 @@
+"""fit_gp: a latent value per observation, and their kernel matrix."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, NamedTuple
+
+from numpy.typing import ArrayLike
+
+from epfast import _checks, losses, schemes
+from epfast.gp.engines import ENGINES, DescentEngine, ProcessEngine
+from epfast.gp.factor import KernelColumns, LowRankFactor
+from epfast.gp.low_rank import LowRankGPPosterior, fit_low_rank
+from epfast.gp.posterior import GPPosterior
+from epfast.gp.problem import GPProblem, kernel_at_door
+from epfast.inference import (
+    Callback,
+    ConvergenceWarning,
+    Fit,
+    Interrupted,
+    SweepInfo,
+    run,
+    warn_of,
+)
+from epfast.inference.combinations import legal
+from epfast.inference.runtime import Tick
+from epfast.losses import Loss
+from epfast.schedules import EP, DoubleLoop, Schedule
+from epfast.schemes import Scheme
+
+#: arguments of 0.1.0 that moved, with their new spelling
+MOVED = {"relaxation": "scheme=epfast.schemes.Relaxed(weight=...)"}
+
+
+def fit_gp(
+    K: ArrayLike | KernelColumns | LowRankFactor,
+    y: ArrayLike,
+    *,
+    loss: Any = "probit",
+    scheme: str | Scheme | None = None,
+    schedule: Schedule | None = None,
+    beta: float | None = None,
+    jitter: float | None = None,
+    rank: int | None = None,
+    rank_tol: float | None = None,
+    batch_size: int | None = None,
+    start: GPPosterior | LowRankGPPosterior | None = None,
+    overwrite_K: bool = False,
+    callback: Callback | None = None,
+    progress: bool | Tick = False,
+    **moved: Any,
+) -> GPPosterior | LowRankGPPosterior:
+    """Fit a Gaussian process by expectation propagation.
+
+    The posterior over latent values f is p(f) ∝ N(f; 0, K) Π_i t_i(f_i), t_i(f) =
+    exp(-beta loss(f; y_i)); a Gaussian site replaces each factor. O(n^3) per sweep, and n^2
+    numbers of memory beside K. With ``rank`` the prior is N(0, G G'), G the pivoted incomplete
+    Cholesky factor of K, and f = G w a linear model: O(n r^2) per sweep, n r numbers of memory.
+
+    Parameters
+    ----------
+    K : array_like of shape (n, n), KernelColumns or LowRankFactor
+        Kernel matrix, symmetric and positive semi-definite to rounding. A KernelColumns, with
+        ``rank``, is never formed. A LowRankFactor stands for G G'; ``rank`` makes one of K.
+    y : array_like of shape (n,) or (n, k)
+        What the loss takes, as in :func:`epfast.fit_linear`.
+    loss : str, Loss, scipy.LowLevelCallable or callable
+        As in :func:`epfast.fit_linear`. Sites of likelihoods that are not log-concave may have
+        negative precision.
+    scheme : str or Scheme, optional
+        As in :func:`epfast.fit_linear` for a site per row. None: "exact".
+        ``schemes.Relaxed(weight=0.03)`` is relaxed EP (Qi & Guo 2012), for likelihoods with
+        outliers: in sequential or shuffled order, at power 1, without ``rank``.
+    schedule : EP or DoubleLoop, optional
+        None: ``EP()``. ``DoubleLoop(start=EP(...))`` descends to a fixed point of EP (Opper &
+        Winther 2005) where the sweeps of its start do not settle. With ``rank`` any schedule of
+        :func:`epfast.fit_linear`.
+    beta : float, optional
+        Inverse temperature. None: 1.
+    jitter : float, optional
+        Added to the diagonal of K; K is not changed otherwise. Not with ``rank``.
+    rank : int, optional
+        Columns of the factor at most, see :func:`epfast.incomplete_cholesky`.
+    rank_tol : float, optional
+        With ``rank``: fewer columns where they leave at most this share of the trace of K.
+    batch_size : int, optional
+        With ``rank``: rows per factor of Laplace propagation (Smola et al. 2003). None: a site per
+        observation.
+    start : GPPosterior or LowRankGPPosterior, optional
+        Warm start or resume: its sites are taken, for the same observations. With ``rank`` a
+        LowRankGPPosterior, of any rank unless its sites are shared; else a GPPosterior.
+    overwrite_K : bool
+        Work in the memory of K, a C-contiguous float64 array, and destroy it; no other matrix of
+        its size is allocated.
+    callback, progress
+        As in :func:`epfast.fit_linear`.
+
+    Returns
+    -------
+    GPPosterior, or LowRankGPPosterior with rank
+
+    Raises
+    ------
+    ValueError, TypeError
+        With the name of the argument, what was given, and what is allowed.
+    FloatingPointError
+        If the posterior or the evidence overflows.
+    Interrupted
+        On Ctrl-C, within about a second; its ``posterior`` is what was found so far.
+
+    Warns
+    -----
+    ConvergenceWarning
+        If the tolerance was not reached; with a double loop, if no fixed point was found; if many
+        sites were refused.
+
+    Examples
+    --------
+    >>> import epfast, numpy as np
+    >>> x = np.linspace(-3, 3, 30)
+    >>> K = 4.0 * np.exp(-0.5 * np.subtract.outer(x, x) ** 2)
+    >>> gp = epfast.fit_gp(K, np.where(np.sin(2 * x) > 0, 1, -1))
+    >>> gp.converged, round(gp.log_evidence, 2)
+    (True, -12.21)
+    """
+    _checks.moved("fit_gp", moved, MOVED)
+    schedule = EP() if schedule is None else schedule
+    low_rank = rank is not None or isinstance(K, LowRankFactor)
+    unused = (
+        {"jitter": jitter, "overwrite_K": overwrite_K or None}
+        if low_rank
+        else {"rank_tol": rank_tol, "batch_size": batch_size}
+    )
+    for name, value in unused.items():
+        if value is not None:
+            raise ValueError(
+                f"{name} is {_checks.describe(value)}; not allowed with"
+                + (" a process of low rank" if low_rank else "out a rank")
+            )
+    _checks.callback(callback)
+    _checks.progress(progress)
+    found_loss = losses.resolve(loss).tempered(beta)
+    if low_rank:
+        return fit_low_rank(
+            K,
+            y,
+            rank=rank,
+            rank_tol=rank_tol,
+            batch_size=batch_size,
+            loss=found_loss,
+            scheme=scheme,
+            schedule=schedule,
+            start=start,
+            callback=callback,
+            progress=progress,
+        )
+    if isinstance(K, KernelColumns):
+        raise TypeError("K is a KernelColumns; allowed without rank: a matrix")
+    chosen = choose(found_loss, scheme, schedule)
+    if start is not None and not isinstance(start, GPPosterior):
+        raise TypeError(f"start is {_checks.describe(start)}; allowed: a GPPosterior or None")
+    _checks.flag("overwrite_K", overwrite_K)
+    shift = 0.0 if jitter is None else _checks.number("jitter", jitter, least=0.0)
+    kernel = kernel_at_door(K, overwrite_K, shift)
+    problem = chosen.problem(y, kernel.n)._replace(kernel=kernel)
+    return fit_problem(problem, start, callback=callback, progress=progress)
+
+
+class Choices(NamedTuple):
+    """The choices of a fit, legal together, with numbers in place of None."""
+
+    loss: Loss
+    scheme: Scheme
+    schedule: Any
+
+    def problem(self, y: Any, n: int) -> GPProblem:
+        """The fit of n observations, all but their kernel."""
+        return GPProblem(None, self.loss.responses("y", y, n), *self)
+
+
+def choose(loss: Any, scheme: str | Scheme | None, schedule: Any) -> Choices:
+    """The choices that arguments of :func:`epfast.fit_gp` mean, or why they do not go together."""
+    schedule = EP() if schedule is None else schedule
+    if not isinstance(schedule, Schedule):
+        raise TypeError(
+            f"schedule is {_checks.describe(schedule)}; allowed: epfast.EP or epfast.DoubleLoop"
+        )
+    found_loss = losses.resolve(loss)
+    found = schemes.resolve("exact" if scheme is None else scheme)
+    legal(ENGINES, "process", "row", schedule, found, found_loss, {})
+    if isinstance(schedule, DoubleLoop):
+        legal(ENGINES, "process", "row", schedule.start, found, found_loss, {})
+    return Choices(found_loss, found, schedule.filled(power=1.0, damping=1.0))
+
+
+class _Stage(NamedTuple):
+    """The schedule of a descent, as the loop reads it."""
+
+    sweeps: int
+    tol: float = 0.0
+    damping: float = 1.0
+
+
+def fit_problem(
+    problem: GPProblem,
+    start: Any = None,
+    *,
+    callback: Callback | None = None,
+    progress: bool | Tick = False,
+    stacklevel: int = 3,
+) -> GPPosterior:
+    """Run a problem whose parts are legal and checked; see :func:`epfast.fit_gp`."""
+    schedule = problem.schedule
+    arguments: dict[str, Any] = {"callback": callback, "progress": progress}
+
+    def result(fit: Fit) -> GPPosterior:
+        state, moments = fit.state
+        kernel = problem.kernel
+        assert kernel is not None
+        return GPPosterior(
+            state, problem, fit.converged, fit.history, moments, kernel.array, kernel.diagonal
+        )
+
+    history: list[SweepInfo] = []
+    try:
+        if not isinstance(schedule, DoubleLoop):
+            fit = run(ProcessEngine(problem), schedule, start, **arguments)
+            warn_of(fit, problem.n, schedule, stacklevel)
+            return result(fit)
+        first = _first_sweeps(problem, start, arguments)
+        if first is not None and (first.converged or len(first.history) < schedule.start.sweeps):
+            return result(first)
+        history = [] if first is None else first.history
+        before = start if first is None else result(first)
+        fit = run(DescentEngine(problem), _Stage(schedule.steps), before, **arguments)
+    except Interrupted as stopped:
+        fit = stopped.posterior
+        raise Interrupted(result(fit._replace(history=history + fit.history))) from None
+    _warn_of_descent(fit, stacklevel)
+    return result(fit._replace(history=history + fit.history))
+
+
+def _first_sweeps(problem: GPProblem, start: Any, arguments: dict[str, Any]) -> Fit | None:
+    """The sweeps before a descent; None if overflow or rounding ended them."""
+    schedule = problem.schedule.start
+    try:
+        return run(ProcessEngine(problem._replace(schedule=schedule)), schedule, start, **arguments)
+    except FloatingPointError:
+        return None
+
+
+def _warn_of_descent(fit: Fit, stacklevel: int) -> None:
+    if fit.converged or fit.stopped:
+        return
+    warnings.warn(
+        f"no fixed point of EP was found: after {len(fit.history)} steps of the double loop the "
+        "tilted moments still differ from those of the posterior by "
+        f"{fit.history[-1].mismatch:.2g} of its own scale",
+        ConvergenceWarning,
+        stacklevel=stacklevel + 1,
+    )

@@ -1,0 +1,434 @@
+"""What a fit of a process returns: latent moments, evidence and its gradients, prediction."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import linalg
+
+from epfast import _checks, schemes
+from epfast._arrays import Array, slices, symmetric_from_upper
+from epfast._core.kernel_matrix import KernelMatrix
+from epfast.gp.engines.sweeps import marginal_residual
+from epfast.gp.problem import GPProblem, GPState, Moments, Relaxed, log_evidence
+from epfast.gp.relaxed import RelaxedEnergies, relaxed_energies
+from epfast.inference import ConvergenceWarning, SweepInfo
+from epfast.inference.posterior import (
+    Posterior,
+    contents,
+    restore_history,
+    restore_schedule,
+    restore_sites,
+    write,
+)
+from epfast.losses import Loss, NoisyStep
+from epfast.schedules import EP
+
+#: vectors in a file, (n,) each
+VECTORS = ("alpha", "mean", "variance")
+
+
+@dataclass(frozen=True, eq=False)
+class GPPosterior(Posterior):
+    """The Gaussian posterior over the latent values of a Gaussian process.
+
+    Attributes
+    ----------
+    mean, variance : ndarray of shape (n,)
+        Of the latent values f_i.
+    alpha : ndarray of shape (n,)
+        K^-1 mean: the mean at new inputs is K_star alpha.
+    sites : Sites
+        precision, shift and log_scale, (n,) each.
+    y : ndarray of shape (n,)
+        The responses of the fit.
+    loss, scheme, schedule, beta, power
+        As fitted, with numbers in place of None; see :func:`epfast.fit_gp`.
+    problem : GPProblem
+        The fit; pickled and saved without its kernel.
+    converged : bool
+        Whether the last sweep changed the posterior by less than the tolerance and refused no site.
+    history : list of SweepInfo
+        One record per sweep of this fit.
+    """
+
+    state: GPState = field(repr=False)
+    problem: GPProblem = field(repr=False)
+    converged: bool
+    history: list[SweepInfo] = field(repr=False)
+    #: alpha, mean, variance and log det(I + K precision)
+    moments: Moments = field(repr=False)
+    #: (n, n): below the diagonal K, the rest R = (K + 1 / precision)^-1
+    packed: Array = field(repr=False)
+    #: (n,), the diagonal of K
+    diagonal: Array = field(repr=False)
+
+    kind: ClassVar[str] = "process"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"problem": self.problem._replace(kernel=None)}
+
+    @property
+    def y(self) -> Array:
+        """(n,) or (n, width), the responses of the fit."""
+        y = self.problem.y
+        return y[:, 0] if y.shape[1] == 1 else y
+
+    @property
+    def alpha(self) -> Array:
+        return self.moments.alpha
+
+    @property
+    def mean(self) -> Array:
+        return self.moments.mean
+
+    @property
+    def variance(self) -> Array:
+        return self.moments.variance
+
+    @property
+    def relaxed(self) -> Relaxed | None:
+        """Precision b_i and shift of each relaxation factor, in relaxed EP; else None."""
+        return self.state.relaxed
+
+    @property
+    def log_evidence(self) -> float:
+        """EP's log p(y): log of the integral of N(f; 0, K) times the sites, with all constants.
+
+        In relaxed EP site i is scaled so that r_i times cavity times site integrates to the same as
+        r_i times cavity times t_i; the result is no bound and no stationary value.
+        """
+        return log_evidence(self.state.sites, self.moments)
+
+    @cached_property
+    def covariance(self) -> Array:
+        """(n, n), covariance of the latent values. O(n^2), once; more if sites are flat."""
+        kernel = KernelMatrix(self.packed.copy(), self.diagonal)
+        kernel.covariance(self.state.sites.precision)
+        return symmetric_from_upper(kernel.array)
+
+    @property
+    def marginal_precision(self) -> Array:
+        """(n, n), R = (K + 1 / precision)^-1, of the pseudo-observations shift / precision.
+
+        With it the covariance of the process between any inputs a and b is
+        K_ab - K_af R K_fb, and d log Z / dK = (alpha alpha' - R) / 2. O(n^2) each time.
+        """
+        return symmetric_from_upper(self.packed)
+
+    @cached_property
+    def residual(self) -> float:
+        """Distance from a fixed point of EP.
+
+        The largest difference, over the sites, between tilted and posterior moments of f_i: means
+        in standard deviations, variances relative. In relaxed EP tilted distribution and posterior
+        are both multiplied by r_i first. Infinite if a cavity is improper; NaN if the scheme is
+        unknown, or if the objective is "printed", whose fixed points do not match moments.
+        """
+        objective = getattr(self.scheme, "objective", None)
+        if self.scheme is None or objective == "printed":
+            return float("nan")
+        mean, variance = self.mean, self.variance
+        if self.relaxed is not None:
+            # r_i q divided by site i is r_i times the cavity
+            rest = 1.0 + self.relaxed.precision * variance
+            if not (rest > 0.0).all():
+                return float("inf")
+            mean, variance = (mean + variance * self.relaxed.shift) / rest, variance / rest
+        self.known_loss()
+        return marginal_residual(self.problem, self.n_sweeps, self.state.sites, mean, variance)
+
+    # -- evidence --
+
+    def log_evidence_gradient(self, dK: ArrayLike | Iterable[ArrayLike]) -> Array:
+        """Derivative of the log evidence by parameters of the kernel.
+
+        At a fixed point the sites do not contribute (Rasmussen & Williams 2006, section 5.5.2):
+        d log Z = alpha' dK alpha / 2 - tr(R dK) / 2 with R = (K + 1 / precision)^-1.
+
+        Parameters
+        ----------
+        dK : array_like of shape (p, n, n) or (n, n), or iterable of such matrices
+            dK / d theta_k, symmetric. A generator keeps one of them in memory at a time.
+
+        Returns
+        -------
+        ndarray of shape (p,)
+            For a single matrix (1,).
+
+        Raises
+        ------
+        ValueError
+            After relaxed EP, whose evidence is not stationary in the sites.
+
+        Warns
+        -----
+        ConvergenceWarning
+            If the posterior is not at a fixed point (``residual`` above 1e-3).
+        """
+        if self.relaxed is not None:
+            raise ValueError(
+                "the posterior is that of relaxed EP, whose log evidence is not stationary in the "
+                "sites; allowed: a fit without relaxation"
+            )
+        if not self.residual <= 1e-3:
+            warnings.warn(
+                f"the gradient is taken at a residual of {self.residual:.2g}, where it is not that "
+                "of the log evidence; fit with more sweeps or a smaller tolerance",
+                ConvergenceWarning,
+                stacklevel=2,
+            )
+        if isinstance(dK, np.ndarray) or not isinstance(dK, Iterable):
+            given = _checks.real_array("dK", dK)
+            matrices: Iterable[Any] = given[None] if given.ndim == 2 else given
+        else:
+            matrices = dK
+        return np.array([self._contract(matrix) for matrix in matrices])
+
+    def _contract(self, matrix: Any) -> float:
+        n = len(self.y)
+        given = _checks.array("dK", matrix, shape=(n, n))
+        total = 0.0
+        for part in slices(n):
+            weight = np.multiply.outer(self.alpha[part], self.alpha[part.start :])
+            weight -= self.packed[part, part.start :]
+            size = len(weight)
+            # entries above the diagonal count twice
+            weight[:, size:] *= 2.0
+            weight[:, :size] = np.triu(2.0 * weight[:, :size], 1) + np.diag(np.diag(weight))
+            total += float(np.vdot(weight, given[part, part.start :]))
+        return 0.5 * total
+
+    def log_evidence_gradient_epsilon(self) -> float:
+        """Derivative of the log evidence by the epsilon of a noisy step.
+
+        Returns
+        -------
+        float
+            Sum over the sites of d log Z_i / d epsilon, with the cavities held fixed.
+        """
+        loss = self.known_loss()
+        if not isinstance(loss, NoisyStep):
+            raise ValueError(f"loss is {loss!r}; allowed: a NoisyStep")
+        mean, variance = self._cavities(self.power)
+        labels, exponent = self.problem.y, self.beta * self.power
+        step = NoisyStep(1e-300)
+        above, below = (
+            np.exp(step.log_predictive(sign * labels, mean, variance)) for sign in (1.0, -1.0)
+        )
+        epsilon = loss.epsilon
+        total = (1.0 - epsilon) ** exponent * above + epsilon**exponent * below
+        slope = epsilon ** (exponent - 1.0) * below - (1.0 - epsilon) ** (exponent - 1.0) * above
+        return float((self.beta * slope / total).sum())
+
+    def _cavities(self, share: float) -> tuple[Array, Array]:
+        """Mean and variance of f_i, (n,) each, with a share of its site taken out."""
+        rest = 1.0 - share * self.state.sites.precision * self.variance
+        if not (rest > 0.0).all():
+            raise FloatingPointError(
+                f"{int((rest <= 0.0).sum())} of {len(rest)} cavities are improper"
+            )
+        mean = (self.mean - share * self.state.sites.shift * self.variance) / rest
+        return mean, self.variance / rest
+
+    def relaxed_energies(self) -> RelaxedEnergies:
+        """Primal and dual energy of relaxed EP, equations 25 and 32 of the paper; O(n^2).
+
+        The equations leave open which relaxation factor goes with q: the mean over all of them is
+        taken. If no factor is relaxed both energies are minus the log evidence. If factors are
+        relaxed differently the two differ: the constraint of equation 26 does not make them equal.
+
+        Returns
+        -------
+        RelaxedEnergies
+            primal, dual.
+        """
+        return relaxed_energies(self)
+
+    def loo_log_predictive(self) -> Array:
+        """Leave-one-out log probability of each response, from the cavities. O(n).
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            log p(y_i | all other labels), as EP has it.
+
+        Raises
+        ------
+        FloatingPointError
+            If a cavity is improper.
+        """
+        return self.known_loss().log_predictive(self.problem.y, *self._cavities(1.0))
+
+    # -- prediction --
+
+    def predict_latent(self, K_star: ArrayLike, k_star_diag: ArrayLike) -> tuple[Array, Array]:
+        """Mean and variance of the process at new inputs.
+
+        Parameters
+        ----------
+        K_star : array_like of shape (m, n)
+            Kernel between the new inputs and those of the fit.
+        k_star_diag : array_like of shape (m,) or float
+            Kernel of each new input with itself.
+
+        Returns
+        -------
+        mean, variance : ndarray of shape (m,)
+            K_star alpha, and k_star_diag - diag(K_star R K_star').
+        """
+        rows = _checks.array("K_star", K_star, shape=(None, len(self.y)))
+        prior = _checks.prior_variances("k_star_diag", k_star_diag, len(rows))
+        variance = np.empty(len(rows))
+        for part in slices(len(rows)):
+            block = rows[part]
+            product = linalg.blas.dsymm(1.0, self.packed.T, block.T, lower=1)
+            variance[part] = np.einsum("ij,ji->i", block, product)
+        # clip rounding errors at 0
+        return rows @ self.alpha, np.maximum(prior - variance, 0.0)
+
+    def predict_proba(self, K_star: ArrayLike, k_star_diag: ArrayLike) -> Array:
+        """Probability of the label +1 at new inputs.
+
+        Parameters
+        ----------
+        K_star, k_star_diag
+            As in :meth:`predict_latent`.
+
+        Returns
+        -------
+        ndarray of shape (m,)
+            Closed form for probit and noisy step with beta = 1, else quadrature to about 1e-8.
+        """
+        return self.known_loss().predict_proba(*self.predict_latent(K_star, k_star_diag))
+
+    def predict(self, K_star: ArrayLike, k_star_diag: ArrayLike) -> Array:
+        """Predict y at new inputs: the label for classes, else the mean of y.
+
+        Parameters
+        ----------
+        K_star, k_star_diag
+            As in :meth:`predict_latent`.
+
+        Returns
+        -------
+        ndarray of shape (m,)
+        """
+        return self.known_loss().predict(*self.predict_latent(K_star, k_star_diag))
+
+    def predict_variance(self, K_star: ArrayLike, k_star_diag: ArrayLike) -> Array:
+        """Predictive variance of y at new inputs.
+
+        Parameters
+        ----------
+        K_star, k_star_diag
+            As in :meth:`predict_latent`.
+
+        Returns
+        -------
+        ndarray of shape (m,)
+        """
+        return self.known_loss().predict_variance(*self.predict_latent(K_star, k_star_diag))
+
+    def log_predictive(self, K_star: ArrayLike, k_star_diag: ArrayLike, y: ArrayLike) -> Array:
+        """Log probability of responses at new inputs.
+
+        Parameters
+        ----------
+        K_star, k_star_diag
+            As in :meth:`predict_latent`.
+        y : array_like
+            As in :func:`epfast.fit_gp`.
+
+        Returns
+        -------
+        ndarray of shape (m,)
+        """
+        latent = self.predict_latent(K_star, k_star_diag)
+        loss = self.known_loss()
+        return loss.log_predictive(loss.responses("y", y, len(latent[0])), *latent)
+
+    def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Array:
+        """Draw the latent values of the fit from the posterior.
+
+        Parameters
+        ----------
+        size : int
+            Number of draws.
+        rng : numpy.random.Generator or int, optional
+            A generator, or a seed for one; None draws afresh.
+
+        Returns
+        -------
+        ndarray of shape (size, n)
+        """
+        size = _checks.integer("size", size, least=0)
+        draws = _checks.generator("rng", rng)
+        values, vectors = linalg.eigh(self.covariance)
+        root = vectors * np.sqrt(np.maximum(values, 0.0))
+        return np.asarray(self.mean + draws.standard_normal((size, len(root))) @ root.T)
+
+    # -- save --
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to an ``.npz`` file, n^2 numbers, which :func:`load` reads; nothing is pickled.
+
+        A CustomLoss, CustomSite or LowLevelCallable cannot be written: give it to ``load`` again.
+        """
+        arrays, header = contents(self)
+        arrays |= {name: getattr(self.moments, name) for name in VECTORS}
+        arrays |= {"y": self.problem.y, "packed": self.packed, "diagonal": self.diagonal}
+        if self.relaxed is not None:
+            arrays |= {f"relaxed_{name}": value for name, value in self.relaxed._asdict().items()}
+        header |= {
+            "posterior": self.kind,
+            "scheme": schemes.describe(self.scheme),
+            "log_determinant": float(self.moments.log_determinant),
+        }
+        write(path, arrays, header)
+
+
+def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None) -> GPPosterior:
+    """Check what ``save`` wrote, also in 0.1.0, and build the posterior."""
+    n = len(arrays["y"])
+    alpha, mean, variance = (_checks.array(name, arrays[name], shape=(n,)) for name in VECTORS)
+    sites = restore_sites(arrays, ((n,),) * 3)
+    if sites is None:
+        raise ValueError("no sites")
+    y = arrays["y"] if arrays["y"].ndim == 2 else arrays["y"][:, None]
+    scheme, schedule = _choices(header)
+    relaxed = None
+    if "relaxed_precision" in arrays:
+        relaxed = Relaxed(
+            *(_checks.array("relaxed", arrays[f"relaxed_{k}"], shape=(n,)) for k in Relaxed._fields)
+        )
+    return GPPosterior(
+        GPState(sites, _checks.integer("sweeps", header["sweeps"], least=0), relaxed),
+        GPProblem(None, y, loss, scheme, schedule),  # type: ignore[arg-type]
+        bool(header["converged"]),
+        restore_history(header["history"]),
+        Moments(
+            alpha, mean, variance, _checks.number("log_determinant", header["log_determinant"])
+        ),
+        np.ascontiguousarray(_checks.array("packed", arrays["packed"], shape=(n, n))),
+        _checks.array("diagonal", arrays["diagonal"], shape=(n,)),
+    )
+
+
+def _choices(header: dict[str, Any]) -> tuple[schemes.Scheme | None, Any]:
+    """Scheme and schedule; files of 0.1.0 hold power, relaxation, and if the scheme is exact."""
+    if "schedule" in header:
+        scheme = schemes.restore(header["scheme"])
+        return scheme, restore_schedule(header["schedule"], None)
+    scheme = schemes.Exact() if header["exact"] else None
+    if header["relaxation"] and scheme is not None:
+        scheme = schemes.Relaxed(**header["relaxation"])
+    power = _checks.number("power", header["power"], above=0.0)
+    return scheme, EP(power=power, damping=1.0)

@@ -1,0 +1,139 @@
+"""What stays fixed during a fit of a process: kernel, responses, loss, scheme, schedule."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from epfast import _checks
+from epfast._arrays import Array
+from epfast._core.kernel_matrix import KernelMatrix
+from epfast._core.tilted import TiltedMoments
+from epfast.inference import Sites
+from epfast.losses import Loss
+from epfast.schemes import Scheme
+
+#: an eigenvalue of K above minus this times the largest diagonal entry counts as rounding
+ROUNDING = 1e-10
+
+
+class Relaxed(NamedTuple):
+    """The relaxation factors of relaxed EP: natural parameters of r_i at the fit of site i."""
+
+    #: (n,), b_i of the paper; 0 if factor i was not relaxed
+    precision: Array
+    shift: Array
+
+
+class GPState(NamedTuple):
+    """The sites of a process and their sweeps: plain arrays, picklable."""
+
+    #: precision, shift and log scale per observation, (n,) each
+    sites: Sites
+    #: sweeps done so far
+    sweeps: int
+    #: None except in relaxed EP
+    relaxed: Relaxed | None = None
+
+
+class Moments(NamedTuple):
+    """Moments of the posterior of the latent values, given sites."""
+
+    #: (n,), K^-1 mean
+    alpha: Array
+    mean: Array
+    variance: Array
+    #: log det(I + K diag(precision))
+    log_determinant: float
+
+
+class GPProblem(NamedTuple):
+    """A fit of a process, checked: see :func:`epfast.fit_gp`."""
+
+    #: K in one triangle of an array, whose other triangle the sweeps use; None after loading
+    kernel: KernelMatrix | None
+    #: (n, response_width)
+    y: Array
+    loss: Loss
+    scheme: Scheme
+    schedule: Any
+
+    @property
+    def n(self) -> int:
+        return len(self.y)
+
+    @property
+    def beta(self) -> float:
+        return 1.0 if self.loss is None else self.loss.beta
+
+    def tilted(self) -> TiltedMoments:
+        return self.scheme.tilted(self.loss)
+
+    def responses(self, which: Any = slice(None)) -> Array:
+        """Responses of some observations, for the core."""
+        return np.ascontiguousarray(self.y[which])
+
+    def with_kernel(self, K: Array) -> GPProblem:
+        """The same fit with another kernel, whose array is overwritten.
+
+        Only its shape is checked, on which the core relies.
+        """
+        if K.shape != (self.n, self.n):
+            raise ValueError(f"K has shape {K.shape}; allowed: ({self.n}, {self.n})")
+        return self._replace(kernel=KernelMatrix(K))
+
+
+def log_evidence(sites: Sites, moments: Moments) -> float:
+    """EP's log p(y), with all constants."""
+    return float(
+        sites.log_scale.sum() + 0.5 * (sites.shift @ moments.mean) - 0.5 * moments.log_determinant
+    )
+
+
+def moments_of(
+    kernel: KernelMatrix, sites: Sites, covariance: bool, marginals: bool = True
+) -> Moments | None:
+    """Moments from the sites; None if the posterior is improper. O(n^3).
+
+    The other triangle of the array then holds the covariance if it is asked for; else R, or nothing
+    if marginals are enough.
+    """
+    alpha, mean, variance = np.empty((3, len(sites.shift)))
+    cheap = marginals and not covariance and (sites.precision >= 0.0).all()
+    fit = kernel.marginals if cheap else kernel.precision
+    log_determinant = fit(sites.precision, sites.shift, alpha, mean, variance)
+    if not (np.isfinite(log_determinant) and (variance >= 0.0).all()):
+        return None
+    if covariance:
+        kernel.covariance(sites.precision)
+    return Moments(alpha, mean, variance, log_determinant)
+
+
+def kernel_at_door(K: Any, overwrite: bool, jitter: float) -> KernelMatrix:
+    """Check K, and hold it in a copy or in its own memory. O(n^3 / 3)."""
+    if overwrite:
+        if not (
+            isinstance(K, np.ndarray)
+            and K.dtype == np.float64
+            and K.flags.c_contiguous
+            and K.flags.writeable
+        ):
+            raise ValueError(
+                f"K is {_checks.describe(K)}; allowed with overwrite_K: a writeable C-contiguous "
+                "float64 array"
+            )
+        array = K
+    else:
+        given = _checks.real_array("K", K)
+        with np.errstate(over="ignore"):  # beyond the range of a double: found below
+            array = np.array(given, dtype=np.float64, order="C")
+    _checks.covariance("K", array)
+    array[np.diag_indices(len(array))] += jitter
+    kernel = KernelMatrix(array)
+    if not kernel.is_positive(ROUNDING * float(kernel.diagonal.max()) + 1e-300):
+        raise ValueError(
+            "K is not positive semi-definite; allowed: a covariance matrix (where rounding made it "
+            "so, give jitter)"
+        )
+    return kernel

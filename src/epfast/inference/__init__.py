@@ -1,0 +1,34 @@
+"""THE ONE LOOP: engines start and sweep, :func:`run` repeats them until they settle.
+
+``loop.py`` has the loop and what it asks of an engine; ``records.py`` what a sweep leaves behind;
+``runtime.py`` BLAS threads, progress and pacing; ``posterior.py`` what all results share.
+"""
+
+from epfast.inference.loop import (
+    FAILURES,
+    Callback,
+    Counts,
+    Engine,
+    Fit,
+    Summary,
+    fit_from,
+    run,
+    warn_of,
+)
+from epfast.inference.records import ConvergenceWarning, Interrupted, Sites, SweepInfo
+
+__all__ = [
+    "FAILURES",
+    "Callback",
+    "ConvergenceWarning",
+    "Counts",
+    "Engine",
+    "Fit",
+    "Interrupted",
+    "Sites",
+    "Summary",
+    "SweepInfo",
+    "fit_from",
+    "run",
+    "warn_of",
+]

@@ -1,0 +1,257 @@
+"""The loop over sweeps: repeat the sweep of an :class:`Engine` until the state settles."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import warnings
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from epfast._arrays import Array
+from epfast.inference.records import ConvergenceWarning, Interrupted, SweepInfo
+from epfast.inference.runtime import Tick, one_blas_thread, ticks
+
+logger = logging.getLogger("epfast")
+
+#: largest share of sites refused in the last sweep that brings no warning
+REFUSED_SHARE = 0.1
+
+TOLD = attrgetter("sweep", "change", "log_evidence", "n_refused")
+
+#: what a fit far from the usual may fail with: no posterior, or a start that is improper there
+FAILURES = (FloatingPointError, ValueError)
+
+#: called after each sweep; a true answer ends the fit
+Callback = Callable[[SweepInfo, Any], Any]
+
+
+class Summary(NamedTuple):
+    """What the loop reads of a state."""
+
+    #: (m,), posterior mean
+    mean: Array
+    variance: Array
+    #: EP's log p(y)
+    log_evidence: float
+
+
+class Counts(NamedTuple):
+    """What a sweep returns beside its new state; see :class:`SweepInfo`."""
+
+    refused: int = 0
+    failed: int = 0
+    clipped: int = 0
+    drift: float | None = None
+    mismatch: float | None = None
+    #: True or False if the engine tests for a fixed point itself; None: the loop tests the change
+    settled: bool | None = None
+    #: True if no further sweep would move the posterior
+    stuck: bool = False
+    #: (updates, d), posterior mean after every factor; None if it is not recorded
+    trace: Array | None = None
+
+
+class HasSweeps(Protocol):
+    """A state that counts its sweeps."""
+
+    @property
+    def sweeps(self) -> int: ...
+
+
+R = TypeVar("R")
+S = TypeVar("S", bound=HasSweeps)
+
+
+class Engine(Protocol[S]):
+    """An inference engine: makes the initial state and performs one sweep.
+
+    It owns scratch only; everything that a sweep changes is in the state.
+    """
+
+    #: number of sites
+    n_sites: int
+    #: order of the largest matrix that a sweep factorises; 0 without BLAS
+    order_of_matrices: int
+    #: advice appended to overflow errors
+    remedy: str
+
+    def init(self, start: Any) -> S:
+        """Make the initial state, from a posterior or None."""
+
+    def sweep(self, state: S, keep: bool, tick: Tick) -> tuple[S, Counts]:
+        """Perform one sweep. keep: the old state is still in use, so leave its arrays unchanged."""
+
+    def summary(self, state: S) -> Summary:
+        """Moments and evidence of the posterior, in arrays that no later sweep changes."""
+
+    def settle(self, state: S, torn: bool = False) -> Any:
+        """Make the state of the result, free of rounding drift.
+
+        torn: Ctrl-C broke off a sweep from this state, which may have changed some of its sites.
+        """
+
+
+class Fit(NamedTuple):
+    """The result of a run."""
+
+    state: Any
+    converged: bool
+    history: list[SweepInfo]
+    #: whether the callback ended it
+    stopped: bool = False
+
+
+def run(
+    engine: Engine[S],
+    schedule: Any,
+    start: Any = None,
+    *,
+    record: Callable[[S, Counts], tuple[float | None, Array | None]] | None = None,
+    callback: Callback | None = None,
+    progress: bool | Tick = False,
+) -> Fit:
+    """Run a schedule on an engine: the only loop over sweeps.
+
+    ``change`` of a sweep is the largest move of a posterior mean, in its standard deviations, or of
+    the log of a standard deviation, divided by the damping. A run has ``converged`` if ``tol`` is
+    above 0, the last change is at most ``tol`` (or the engine found a fixed point by the mismatch
+    of moments), and the last sweep refused no site.
+
+    Parameters
+    ----------
+    engine : Engine
+    schedule : Schedule
+        The loop uses ``sweeps``, ``tol`` and ``damping``, the engine the rest.
+    start : posterior, optional
+        A posterior to continue.
+    record : callable, optional
+        ``record(state, counts)`` gives the costs after a sweep, (cost, factor costs).
+    callback : callable, optional
+        Called after each sweep as ``callback(info, state)``; a true answer ends the run.
+    progress : bool or callable
+        True shows a bar; a callable is called with the number of factors done, after each piece of
+        work.
+
+    Raises
+    ------
+    FloatingPointError
+        If the posterior or the evidence overflows.
+    Interrupted
+        On Ctrl-C; its ``posterior`` is the :class:`Fit` of the last state.
+    """
+    history: list[SweepInfo] = []
+    converged, stopped, told = False, False, logger.isEnabledFor(logging.INFO)
+    with one_blas_thread(engine.order_of_matrices):
+        state = engine.init(start)
+        now = engine.summary(state)
+        with ticks(progress) as tick:
+            try:
+                for _ in range(schedule.sweeps):
+                    began = time.perf_counter()
+                    new, counts = engine.sweep(state, callback is not None, tick)
+                    with np.errstate(all="ignore"):  # what overflowed is found below
+                        before, now = now, engine.summary(new)
+                        moved = _change(before, now) / schedule.damping
+                    if not (np.isfinite(now.log_evidence) and np.isfinite(moved)):
+                        raise FloatingPointError(
+                            f"the posterior or its evidence overflowed; {engine.remedy}"
+                        )
+                    costs = (None, None) if record is None else record(new, counts)
+                    info = SweepInfo(
+                        new.sweeps,
+                        moved,
+                        counts.refused,
+                        counts.failed,
+                        now.log_evidence,
+                        time.perf_counter() - began,
+                        *costs,
+                        counts.drift,
+                        counts.clipped,
+                        counts.mismatch,
+                    )
+                    state = new
+                    history.append(info)
+                    if told:
+                        logger.info(
+                            "sweep %d: change %.3g, log evidence %.10g, %d refused", *TOLD(info)
+                        )
+                    stopped = callback is not None and bool(callback(info, state))
+                    settled = counts.settled
+                    if settled is None:
+                        settled = schedule.tol > 0.0 and moved <= schedule.tol
+                    converged = bool(settled and counts.refused == 0)
+                    if stopped or converged or counts.stuck:
+                        break
+            except KeyboardInterrupt:
+                fit = Fit(engine.settle(state, torn=True), False, history)
+                raise Interrupted(fit) from None
+        return Fit(engine.settle(state), converged, history, stopped)
+
+
+def change(old: Summary, new: Summary) -> float:
+    """Largest move of a mean, in standard deviations, or of the log of a standard deviation."""
+    with np.errstate(all="ignore"):
+        return _change(old, new)
+
+
+def _change(old: Summary, new: Summary) -> float:
+    moved = _largest_move(old.mean, old.variance, new.mean, new.variance)
+    if moved == moved:
+        return moved
+    certain = new.variance == 0.0  # what is certain does not move
+    old_variance, variance = (np.where(certain, 1.0, v) for v in (old.variance, new.variance))
+    return _largest_move(old.mean, old_variance, new.mean, variance)
+
+
+def _largest_move(old_mean: Array, old: Array, mean: Array, new: Array) -> float:
+    """NaN where a variance is 0 or negative."""
+    moved = np.abs((mean - old_mean) / np.sqrt(new)).max()
+    spread = np.abs(np.log(old / new)).max()
+    return float(max(moved, 0.5 * spread)) if moved == moved else float("nan")
+
+
+def fit_from(fit: Callable[[Any], R], start: Any) -> R:
+    """``fit(start)``, or ``fit(None)`` where that fails: a start may be improper where it goes."""
+    if start is not None:
+        with contextlib.suppress(*FAILURES):
+            return fit(start)
+    return fit(None)
+
+
+def warn_of(fit: Any, sites: int, schedule: Any, stacklevel: int = 3) -> None:
+    """Warn if sites were refused, fits failed, or the sweeps were used up above the tolerance.
+
+    fit: anything with ``history`` and ``converged``; sites: how many there are.
+    """
+    history = fit.history
+    if not history:
+        return
+    last, failed = history[-1], sum(info.n_failed for info in history)
+    if last.n_refused > REFUSED_SHARE * sites:
+        warnings.warn(
+            f"{last.n_refused} of {sites} sites were refused in the last sweep (an improper cavity "
+            "or fit); try damping, a power below 1 or another loss",
+            ConvergenceWarning,
+            stacklevel=stacklevel + 1,
+        )
+    if failed:
+        warnings.warn(
+            f"{failed} fits of a factor failed and kept the old site (see history[i].n_failed)",
+            ConvergenceWarning,
+            stacklevel=stacklevel + 1,
+        )
+    if not fit.converged and schedule.tol > 0.0 and len(history) == schedule.sweeps:
+        why = f"the posterior still moves by {last.change:.2g} of its own scale per sweep"
+        if last.change <= schedule.tol:
+            why = f"{last.n_refused} of {sites} sites are still refused"
+        warnings.warn(
+            f"EP did not settle: after {len(history)} sweeps {why} (tol={schedule.tol:g}); try "
+            "more sweeps, damping, a power below 1, or another scheme",
+            ConvergenceWarning,
+            stacklevel=stacklevel + 1,
+        )

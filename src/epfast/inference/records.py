@@ -1,0 +1,62 @@
+"""What sweeps leave behind: sites, records, warnings."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from epfast._arrays import Array
+
+
+class Sites(NamedTuple):
+    """Gaussian sites g_i(theta) = exp(log_scale_i + shift_i.theta - precision_i.theta^2 / 2)."""
+
+    #: precision of each site: (n_factors, d), or (n,) for scalar sites, or (K, d, d) for sites that
+    #: the N_k factors of a group share; a shared site counts N_k times in the posterior
+    precision: Array
+    #: precision times mean, about the origin: of the same shape, or (K, d)
+    shift: Array
+    #: log of the site at the origin: (n_factors,) or (K,)
+    log_scale: Array
+
+
+class SweepInfo(NamedTuple):
+    """The record of one sweep."""
+
+    #: number of the sweep, from 1
+    sweep: int
+    #: largest move of a mean, in posterior standard deviations, or of the log of a standard
+    #: deviation, over the damping
+    change: float
+    #: sites that kept their old value, since cavity, fit or posterior would have been improper; a
+    #: site with several coordinates counts once, if one coordinate was kept
+    n_refused: int
+    #: factors whose fit failed as a whole; they count in ``n_refused`` too
+    n_failed: int
+    #: log evidence after the sweep
+    log_evidence: float
+    #: wall-clock time of the sweep of the sweep
+    seconds: float
+    #: regularised cost at the posterior mean; None if it is not recorded
+    cost: float | None = None
+    #: (updates,), the same after every factor; None if it is not recorded
+    factor_cost: Array | None = None
+    #: rounding drift removed by the last refresh, in posterior standard deviations; None if there
+    #: was none
+    drift: float | None = None
+    #: coordinates whose precision the site rule changed
+    n_clipped: int = 0
+    #: of a double loop: largest difference between tilted and posterior moments, in standard
+    #: deviations (means) or relative (variances); None elsewhere
+    mismatch: float | None = None
+
+
+class ConvergenceWarning(UserWarning):
+    """Numerical trouble, with counts in the result: sites refused, fits failed, sweeps used up."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during a fit. ``posterior`` holds what was found so far; resume from it."""
+
+    def __init__(self, posterior: Any) -> None:
+        super().__init__("interrupted; .posterior holds what was found so far")
+        self.posterior = posterior

@@ -1,0 +1,69 @@
+"""Engines of linear models, and the table of legal combinations.
+
+The table maps (covariance, factor, sites stored) to an engine and its extra arguments, beyond those
+of all engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from epfast.inference import Engine
+from epfast.inference.combinations import Combination, Table
+from epfast.linear.engines.laplace import LaplaceEngine
+from epfast.linear.engines.minibatch import MinibatchEngine
+from epfast.linear.engines.rows import RowEngine
+from epfast.linear.engines.shards import ShardEngine
+from epfast.linear.engines.shared import SharedEngine
+from epfast.linear.problem import LinearProblem
+
+__all__ = ["ENGINES", "engine_of"]
+
+SHUFFLED, PARALLEL = "order='shuffled'", "order='parallel'"
+
+
+def _row(engine: Callable[[Any], Any], *takes: str, by_expansion: bool = False) -> Combination:
+    return Combination(engine, frozenset(takes), by_expansion)
+
+
+ENGINES: Table = {
+    ("full", "row", "factor"): _row(
+        RowEngine,
+        *("weights", "sparse X", "damping", "power", "block", "refresh", SHUFFLED, PARALLEL),
+    ),
+    ("full", "row", "none"): _row(RowEngine, "weights", "sparse X", "power", SHUFFLED),
+    ("full", "row", "shared"): _row(
+        SharedEngine, "weights", "sparse X", "damping", "power", SHUFFLED
+    ),
+    ("full", "row", "shard"): _row(
+        ShardEngine, "weights", "sparse X", "damping", "power", SHUFFLED, PARALLEL
+    ),
+    ("full", "minibatch", "factor"): _row(
+        LaplaceEngine,
+        *("weights", "sparse X", "damping", "power", SHUFFLED, PARALLEL),
+        by_expansion=True,
+    ),
+    ("full", "minibatch", "none"): _row(
+        LaplaceEngine, "weights", "sparse X", "power", SHUFFLED, by_expansion=True
+    ),
+    **{
+        ("factorized", factor, stored): _row(
+            MinibatchEngine, "power", "site_rule", "record='factor'", SHUFFLED, *more
+        )
+        for factor in ("minibatch", "row")
+        for stored, more in (
+            ("factor", ("damping", PARALLEL)),
+            ("none", ("chunks of X",)),
+        )
+    },
+}
+
+
+def engine_of(problem: LinearProblem, **settings: Any) -> Engine[Any]:
+    """The engine of a legal problem."""
+    factor = "row" if problem.batch_size is None else "minibatch"
+    engine: Engine[Any] = ENGINES[problem.covariance, factor, problem.schedule.stores].engine(
+        problem, **settings
+    )
+    return engine

@@ -1,0 +1,99 @@
+"""What the engines with a full covariance share."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from epfast._arrays import Array
+from epfast.inference import Counts, Sites, Summary
+from epfast.linear.problem import (
+    LinearProblem,
+    State,
+    from_sites,
+    log_determinant,
+    log_evidence,
+    moments_of,
+)
+
+
+class Swept(NamedTuple):
+    """A :class:`State` and its moments, between two sweeps."""
+
+    precision: Array
+    shift: Array
+    sites: Sites | None
+    log_scale: float
+    sweeps: int
+    #: (d, d) and (d,); only the upper triangle of the covariance is valid
+    covariance: Array
+    mean: Array
+
+
+def with_moments(state: State) -> Swept:
+    """A state with its moments. O(d^3)."""
+    return Swept(*state, *moments_of(state))
+
+
+def improper_start() -> ValueError:
+    """The error for a start whose sites make the posterior improper."""
+    return ValueError("start makes the posterior improper with this prior; allowed: another prior")
+
+
+class FullEngine:
+    """Base of the engines with a full covariance; adds O(d^3) to the cost of a sweep."""
+
+    remedy = "scale the columns of X"
+
+    def __init__(self, problem: LinearProblem) -> None:
+        self.problem, self.schedule = problem, problem.schedule
+        self.n_sites, self.order_of_matrices = problem.shape
+        self.prior_log_determinant = log_determinant(problem.prior.precision)
+
+    def init(self, start: Any) -> Any:
+        return with_moments(start_of(self.problem, start))
+
+    def summary(self, state: Any) -> Summary:
+        evidence = log_evidence(state, self.prior_log_determinant)
+        return Summary(state.mean, np.diag(state.covariance).copy(), evidence)
+
+    def settle(self, state: Any, torn: bool = False) -> State:
+        return State(*state[:5])
+
+    def accepted(self, old: Any, new: State | None, counts: Counts) -> tuple[Any, Counts]:
+        """The result of a sweep: the new state, or the old one if new is None (improper)."""
+        if new is None:
+            return old._replace(sweeps=old.sweeps + 1), counts._replace(refused=self.n_sites)
+        return with_moments(new), counts
+
+
+def flat(n: int) -> Sites:
+    """Flat scalar sites, g = 1."""
+    return Sites(np.zeros(n), np.zeros(n), np.zeros(n))
+
+
+def start_of(problem: LinearProblem, start: Any) -> State:
+    """The initial state of scalar sites; it borrows the arrays of the start."""
+    n, d = problem.shape
+    if problem.schedule.stores == "none":
+        if start is None:
+            return problem.base
+        if start.shift.size != d:
+            raise ValueError(f"start has {start.shift.size} dimensions; allowed: {d}")
+        state: State = start.state._replace(sites=None)
+        return state
+    if start is None:
+        return problem.base._replace(sites=flat(n))
+    if start.sites is None:
+        raise ValueError("start has no sites (it comes from ADF); allowed with EP: a result of EP")
+    shapes = [part.shape for part in start.sites]
+    if shapes != [(n,)] * 3 or start.shift.size != d:
+        raise ValueError(
+            f"start has sites of shape {shapes[0]} in {start.shift.size} dimensions; allowed: "
+            f"({n},) in {d}, the same rows"
+        )
+    found = from_sites(problem, start.sites, start.n_sweeps)
+    if found is None:
+        raise improper_start()
+    return found

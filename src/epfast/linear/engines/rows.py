@@ -1,0 +1,295 @@
+"""Scalar sites: one factor per row of X, acting on h = x.theta, with a full covariance.
+
+EP by the exact blocked sweep (``_core/row_sweeps.pyx``) in sequential or shuffled order, and in
+parallel order by Gram matrix and Cholesky; ADF, which stores no site.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import linalg
+
+from epfast import families
+from epfast._arrays import Array, as_array, symmetric_from_upper
+from epfast._core.row_sweeps import BlockedSweep, ParallelSweep
+from epfast.inference import Counts, Sites
+from epfast.inference.runtime import Tick, no_tick
+from epfast.linear.engines.base import FullEngine, start_of
+from epfast.linear.problem import (
+    LinearProblem,
+    State,
+    factorising,
+    from_sites,
+    inverse_root,
+    is_proper,
+    moments_of,
+)
+
+#: rows per block of marginals in parallel order
+PARALLEL_ROWS = 128
+#: dimensions from which sequential sweeps keep one triangle of the covariance only
+HALF_FROM = 256
+#: refresh the covariance when a variance shrank below this fraction (cancellation)
+SHRUNK = 1e-4
+#: sweeps between two refreshes
+REFRESH = 5
+#: automatic order, first sweep: every 16th row twice in sequential order, every 4th row in
+#: parallel, then all rows in parallel; with fewer rows per dimension in the first share, all rows
+#: in sequential order
+FIRST_SHARE, NEXT_SHARE = 16, 4
+ROWS_PER_DIMENSION = 4
+#: automatic order: one of three parallel sweeps must have a change below this share of the least
+#: change so far, else the order becomes sequential
+CONTRACTION = 0.7
+
+
+def block_size(block: int | None, d: int) -> int:
+    """Sites per block of the exact blocked sweep, by default a third of d between 8 and 64."""
+    return block or max(8, min(64, d // 3))
+
+
+class AutoOrder(NamedTuple):
+    """The order of the next sweep, and what the automatic order has seen."""
+
+    order: str
+    #: True for order="auto": parallel sweeps may give way to sequential ones
+    may_change: bool = False
+    #: True until the first site is fitted
+    flat: bool = False
+    #: least change of a parallel sweep, and the number of sweeps since
+    least: float = np.inf
+    stalled: int = 0
+
+    @classmethod
+    def of(cls, schedule: Any, sites: Sites | None) -> AutoOrder:
+        """The order of the first sweep."""
+        flat = sites is not None and not sites.precision.any()
+        if schedule.order != "auto":
+            return cls(schedule.order, flat=flat)
+        parallel = schedule.tol > 0.0 and schedule.damping == 1.0
+        return cls("parallel" if parallel else "sequential", True, flat)
+
+    def next(self, change: float, all_refused: bool, tol: float) -> AutoOrder:
+        """The order after a parallel sweep: sequential once three of them did not contract."""
+        least, stalled = self.least, self.stalled + 1
+        if change < CONTRACTION * self.least:
+            least, stalled = change, 0
+        contracts = not all_refused and (stalled < 3 or change <= tol)
+        order = self.order if contracts else "sequential"
+        return self._replace(order=order, least=least, stalled=stalled)
+
+
+class RowState(NamedTuple):
+    """A :class:`State`, its moments, and the progress of the sweeps."""
+
+    precision: Array
+    shift: Array
+    sites: Sites | None
+    log_scale: float
+    sweeps: int
+    #: (d, d) and (d,); only the upper triangle of the covariance is valid
+    covariance: Array
+    mean: Array
+    order: AutoOrder
+    #: sweeps since the last refresh
+    since_refresh: int
+    #: initial state of a warm start, borrowed: copy before writing; None: flat sites
+    origin: State | None
+
+    def at(self, state: State) -> RowState:
+        """Replace the state and its moments. O(d^3)."""
+        covariance, mean = moments_of(state)
+        return self._replace(covariance=covariance, mean=mean, **state._asdict())
+
+
+class RowEngine(FullEngine):
+    """EP stores two numbers per row, ADF none."""
+
+    def __init__(self, problem: LinearProblem) -> None:
+        super().__init__(problem)
+        schedule, (n, d) = self.schedule, problem.shape
+        self.tilted = problem.tilted()
+        block = block_size(getattr(schedule, "block", None), d)
+        full = problem.sparse or d < HALF_FROM
+        numbers = schedule.power, schedule.damping
+        self.sequential = BlockedSweep(self.tilted, d, min(block, n), *numbers, full)
+        self.parallel = ParallelSweep(self.tilted, d, min(n, PARALLEL_ROWS), *numbers)
+        self.refresh = getattr(schedule, "refresh", None) or REFRESH
+
+    def init(self, start: Any) -> RowState:
+        return self.begun(start_of(self.problem, start), None if start is None else start.sites)
+
+    def begun(self, state: State, theirs: Sites | None) -> RowState:
+        """The initial state; ``theirs`` are the sites of a start, which are copied."""
+        origin = None
+        if theirs is not None and state.sites is not None:
+            origin, state = state, state._replace(sites=families.copied(state.sites))
+        order = AutoOrder.of(self.schedule, state.sites)
+        return RowState(*state, *moments_of(state), order, 0, origin)
+
+    def _restarted(self, state: RowState) -> RowState:
+        """Restart from the initial state: a diverged parallel run is a bad start."""
+        origin = state.origin
+        if origin is None:
+            first = start_of(self.problem, None)
+        else:
+            assert origin.sites is not None
+            first = origin._replace(sites=families.copied(origin.sites))
+        return state.at(first)
+
+    def sweep(self, state: RowState, keep: bool, tick: Tick) -> tuple[RowState, Counts]:
+        self.tilted.begin_sweep(state.sweeps)
+        if state.order.order != "parallel":
+            return self._sequential(state, slice(None), keep, tick)
+        n, d = self.problem.shape
+        auto = state.order
+        # a parallel sweep may be undone as a whole; the automatic order then restarts
+        keep = keep or not auto.may_change
+        if auto.may_change and auto.flat:
+            state = state._replace(order=auto._replace(flat=False))
+            if n < FIRST_SHARE * ROWS_PER_DIMENSION * d:
+                # the first step of parallel EP from a wide prior goes too far
+                return self._sequential(state, slice(None), keep, tick)
+            state, keep = self._shares(state, keep), False
+        new, refused = self._parallel(state, slice(None), keep, tick)
+        if auto.may_change:
+            moved = _largest_move(state, new)
+            new = new._replace(order=state.order.next(moved, refused == n, self.schedule.tol))
+            if new.order.order == "sequential":
+                new = self._restarted(new)
+        return new._replace(sweeps=state.sweeps + 1), Counts(refused)
+
+    def settle(self, state: RowState, torn: bool = False) -> State:
+        plain = State(*state[:5])
+        if state.sites is None or (state.since_refresh == 0 and not torn):
+            return plain
+        anew = from_sites(self.problem, state.sites, state.sweeps)
+        if anew is None:
+            return State(*self._restarted(state)[:5]) if torn else plain
+        return anew
+
+    # -- sequential --
+
+    def _sequential(
+        self, state: RowState, which: slice, keep: bool, tick: Tick
+    ) -> tuple[RowState, Counts]:
+        """Fit the sites of a slice of the rows; outside the slice sites must be flat."""
+        problem, core = self.problem, self.sequential
+        n, d = problem.shape
+        sites = state.sites
+        if sites is not None and keep:
+            sites = families.copied(sites)
+        before, core.log_scale_total = core.n_refused, 0.0
+        old_variance = np.diag(state.covariance)
+        covariance, mean = state.covariance.copy(), state.mean.copy()
+        targets = () if sites is None else sites
+        for part in problem.pieces(self.schedule.checked_visits(n, state.sweeps)[which]):
+            # a slice takes neighbours without a copy
+            neighbours = isinstance(part, range) and part.step == 1
+            take: Any = slice(part[0], part[-1] + 1) if neighbours else as_array(part)
+            core.sweep(
+                problem.rows(take),
+                problem.responses(take),
+                problem.weights(take),
+                as_array(part),
+                covariance,
+                mean,
+                *targets,
+            )
+            tick(len(part))
+        refused = core.n_refused - before
+        new = state._replace(
+            sites=sites,
+            sweeps=state.sweeps + 1,
+            covariance=covariance,
+            mean=mean,
+            since_refresh=state.since_refresh + 1,
+        )
+        if sites is not None and (
+            new.since_refresh == self.refresh
+            or refused == n
+            or not (np.diag(covariance) > SHRUNK * old_variance).all()
+        ):
+            anew = from_sites(problem, sites, new.sweeps)
+            if anew is not None:
+                refreshed = new.at(anew)._replace(since_refresh=0)
+                return refreshed, Counts(refused, drift=_drift(new, refreshed))
+        if not core.full:
+            new = new._replace(covariance=symmetric_from_upper(covariance))
+        with factorising():
+            precision = linalg.cho_solve(linalg.cho_factor(new.covariance), np.eye(d))
+        log_scale = (
+            state.log_scale + core.log_scale_total
+            if sites is None
+            else problem.base.log_scale + float(sites.log_scale.sum())
+        )
+        with np.errstate(over="ignore", invalid="ignore"):  # the loop looks at what came out
+            precision = 0.5 * (precision + precision.T)
+            new = new._replace(precision=precision, shift=precision @ mean, log_scale=log_scale)
+        return new, Counts(refused)
+
+    # -- parallel --
+
+    def _parallel(
+        self, state: RowState, which: slice, keep: bool, tick: Tick
+    ) -> tuple[RowState, int]:
+        """Fit the sites of a slice from one posterior; outside the slice sites must be flat."""
+        problem, core = self.problem, self.parallel
+        assert state.sites is not None
+        root = inverse_root(state.precision)
+        before = core.n_refused
+        precision, shift = problem.base.precision.copy(), problem.base.shift.copy()
+        sites = families.copied(state.sites) if keep else state.sites
+        n = problem.shape[0]
+        for part in problem.pieces(range(n)[which]):
+            take = slice(part[0], part[-1] + 1, which.step)
+            target = Sites(*map(np.ascontiguousarray, families.taken(sites, take)))
+            core.sweep(
+                problem.rows(take),
+                problem.responses(take),
+                problem.weights(take),
+                state.covariance,
+                root,
+                state.mean,
+                *target,
+                precision,
+                shift,
+            )
+            families.put(sites, take, target)
+            tick(len(part))
+        refused = core.n_refused - before
+        precision = symmetric_from_upper(precision)
+        if not is_proper(precision):  # all changes together are improper: take none
+            return state, n
+        total = problem.base.log_scale + float(sites.log_scale.sum())
+        return state.at(State(precision, shift, sites, total, state.sweeps)), refused
+
+    def _shares(self, state: RowState, keep: bool) -> RowState:
+        """Sweep over growing shares of the rows, from flat sites, before the first sweep over all.
+
+        For the price of half a sweep the mean comes within a few standard deviations of the end, so
+        that parallel sweeps do not overshoot and few are needed.
+        """
+        sweeps = state.sweeps
+        new, _ = self._sequential(state, slice(None, None, FIRST_SHARE), keep, no_tick)
+        new, _ = self._sequential(new, slice(None, None, FIRST_SHARE), False, no_tick)
+        new, refused = self._parallel(new, slice(None, None, NEXT_SHARE), False, no_tick)
+        if refused == self.problem.shape[0]:
+            new = self._restarted(new)
+        return new._replace(sweeps=sweeps, since_refresh=0)
+
+
+def _drift(swept: RowState, refreshed: RowState) -> float:
+    """Rounding drift that a refresh removed, in posterior standard deviations."""
+    sd = np.sqrt(np.diag(refreshed.covariance))
+    gap = np.triu(swept.covariance - refreshed.covariance) / np.outer(sd, sd)
+    return float(max(np.abs(gap).max(), np.abs((swept.mean - refreshed.mean) / sd).max()))
+
+
+def _largest_move(before: RowState, after: RowState) -> float:
+    """Largest move of a mean, in the larger of its two sd, or of the log of a variance."""
+    old, new = np.diag(before.covariance), np.diag(after.covariance)
+    moved = np.abs(after.mean - before.mean) / np.sqrt(np.maximum(old, new))
+    return float(max(moved.max(), np.abs(np.log(new / old)).max()))

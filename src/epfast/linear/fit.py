@@ -1,0 +1,344 @@
+"""fit_linear: a weight vector and the rows of X."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from numpy.typing import ArrayLike
+
+from epfast import _checks, losses, schemes
+from epfast._arrays import Array
+from epfast.inference import Callback, Counts, Fit, Interrupted, run, warn_of
+from epfast.inference.combinations import legal
+from epfast.inference.runtime import Tick
+from epfast.linear.engines import ENGINES, engine_of
+from epfast.linear.posterior import FactorizedPosterior, FullPosterior
+from epfast.linear.problem import (
+    Data,
+    LinearProblem,
+    State,
+    data_of,
+    prior_at_door,
+)
+from epfast.linear.sources import Stream, is_stream
+from epfast.schedules import DEP, EP, Schedule
+from epfast.schemes import Scheme
+
+#: largest min(n, d) with a full covariance by default
+FULL_UP_TO = 5000
+KINDS = {"full": FullPosterior, "factorized": FactorizedPosterior}
+#: arguments of 0.1.0 that moved, with their new spelling
+MOVED = {
+    "gamma": "scheme=epfast.schemes.Quadrature(gamma=...) or Variational(gamma=...)",
+    "curvature": "scheme=epfast.schemes.Laplace(curvature=...) or QuickLaplace(curvature=...)",
+    "site_rule": "schedule=epfast.EP(site_rule=...)",
+}
+
+
+def fit_linear(
+    X: ArrayLike | Iterable[tuple[ArrayLike, ArrayLike]],
+    y: ArrayLike | None = None,
+    *,
+    loss: Any = "logistic",
+    scheme: str | Scheme | None = None,
+    posterior: str | None = None,
+    batch_size: int | None = None,
+    prior_variance: float | ArrayLike | None = None,
+    prior_precision: ArrayLike | None = None,
+    prior_mean: ArrayLike | None = None,
+    weights: ArrayLike | None = None,
+    schedule: Schedule | None = None,
+    beta: float | None = None,
+    start: FactorizedPosterior | FullPosterior | None = None,
+    record: str | None = None,
+    callback: Callback | None = None,
+    progress: bool | Tick = False,
+    **moved: Any,
+) -> FactorizedPosterior | FullPosterior:
+    """Fit a linear model by expectation propagation.
+
+    The posterior over weights theta is p(theta) ∝ N(theta; prior) Π_i t_i(theta), one factor per
+    row or per minibatch, t_i(theta) = exp(-beta Σ_k loss(x_k.theta; y_k)). A Gaussian site replaces
+    each factor; ``scheme`` fits it near the cavity, which is the posterior without that site.
+
+    Parameters
+    ----------
+    X : array_like or sparse matrix of shape (n, d), or iterable of (X, y) chunks
+        Rows of features; append a constant column for an intercept. C-contiguous float64 and CSR
+        matrices are used in place; float32 and other layouts piece by piece; a memory map is read
+        as it is visited. With ``posterior="factorized", schedule=ADF()`` X may be an iterable of
+        chunks, and ``y`` None; the result does not depend on where the chunks are cut.
+    y : array_like of shape (n,) or (n, k)
+        What the loss takes: labels -1 and +1; counts for "poisson"; (count, trials) for "binomial".
+    loss : str, Loss, scipy.LowLevelCallable or callable
+        A name of :data:`epfast.losses.NAMED`, as "logistic", "probit", "hinge", "squared_hinge",
+        "quasi01", "noisy_step", "poisson", "binomial"; a Loss; or your own, see
+        :class:`epfast.CustomLoss` and, for scalar sites, :class:`epfast.CustomSite`.
+    scheme : str or Scheme, optional
+        How the tilted moments of a factor are found: "exact", "laplace", "quick_laplace",
+        "quadrature", "variational", "importance", or an object of :mod:`epfast.schemes` with
+        numbers of its own. None: "exact" for a site per row, "variational" for minibatches, and
+        "laplace" for minibatches with a full covariance (Laplace propagation, Smola et al. 2003;
+        from flat sites one parallel sweep is the Bayes committee machine).
+    posterior : {"full", "factorized"}, optional
+        Full or diagonal covariance. None: "full" for min(n, d) up to 5,000, else "factorized",
+        as for chunks.
+    batch_size : int, optional
+        Rows per factor, in the order of X; the last may have fewer. None: a site per row, which
+        acts on x_i.theta alone.
+    prior_variance : float or array_like of shape (d,), optional
+        Variance of independent normal priors. None: 1, which suits columns of unit variance.
+    prior_precision : array_like of shape (d, d), optional
+        Precision matrix of the prior, instead of ``prior_variance``; a diagonal matrix for a
+        factorised posterior.
+    prior_mean : array_like of shape (d,), optional
+        Mean of the prior. None: 0.
+    weights : array_like of shape (n,), optional
+        Numbers >= 0; with a full covariance only. A row of weight w >= 1 counts as w copies of
+        itself, so that whole weights give the fixed point of repeated rows. The factor of a row of
+        weight w < 1 enters to the power w. ADF takes every row once, its factor to the power w.
+    schedule : EP, ADF, SEP, AEP, DSEP, DAEP or DEP, optional
+        Which sites are stored and who goes when, see :mod:`epfast.schedules`. None: ``EP()``.
+    beta : float, optional
+        Inverse temperature. None: 1.
+    start : FactorizedPosterior or FullPosterior, optional
+        Warm start or resume. EP and its relatives take its sites (same X, ``batch_size``, d and
+        number of groups); ADF goes on from its posterior with new rows, and its prior.
+    record : {"cost", "factor"}, optional
+        "cost": ``history`` has the regularised cost at the posterior mean after each sweep, beta
+        Σ loss minus the log prior density up to a constant. "factor", for factorised posteriors:
+        after every factor too.
+    callback : callable, optional
+        Called after each sweep as ``callback(info, state)``; a true answer ends the fit.
+    progress : bool or callable
+        True shows a tqdm bar; a callable is called with the number of factors done, after each
+        piece of work.
+
+    Returns
+    -------
+    FullPosterior or FactorizedPosterior
+
+    Raises
+    ------
+    ValueError, TypeError
+        With the name of the argument, what was given, and what is allowed: for a combination that
+        makes no sense, or a number that the combination does not use.
+    FloatingPointError
+        If the posterior or the evidence overflows.
+    RuntimeError
+        If a loss in C returns an error code; an exception of a Python loss is passed on.
+    Interrupted
+        On Ctrl-C, within about a second; its ``posterior`` holds what was found so far.
+
+    Warns
+    -----
+    ConvergenceWarning
+        If the sweeps were used up above the tolerance; if the last sweep refused more than a tenth
+        of the sites; if the fit of a factor failed as a whole, so that its site stayed.
+
+    Examples
+    --------
+    >>> import epfast, numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(200, 3))
+    >>> y = np.where(X @ [1.0, -2.0, 0.0] + rng.normal(size=200) > 0, 1, -1)
+    >>> post = epfast.fit_linear(X, y, loss="probit", prior_variance=10.0)
+    >>> post.mean.round(1), post.converged
+    (array([ 1.3, -2.6, -0. ]), True)
+    """
+    _checks.moved("fit_linear", moved, MOVED)
+    stream = is_stream(X, y)
+    if stream and not isinstance(X, Iterator) and getattr(schedule, "stores", "") != "none":
+        raise ValueError(
+            "y is None, so X is taken for an iterable of (X, y) chunks, which takes ADF; allowed "
+            "with another schedule: a response per row of X, (n,)"
+        )
+    if not stream and not hasattr(X, "shape"):
+        X = _checks.real_array("X", X)
+    if posterior is None:
+        small = not stream and min(X.shape, default=0) <= FULL_UP_TO  # type: ignore[union-attr]
+        posterior = "full" if small else "factorized"
+    asked = {
+        "weights": weights,
+        "sparse X": X if hasattr(X, "tocsr") else None,
+        "chunks of X": X if stream else None,
+        "record='factor'": record if record == "factor" else None,
+    }
+    chosen = choose(
+        loss,
+        scheme,
+        posterior,
+        batch_size,
+        schedule,
+        beta,
+        {name: value for name, value in asked.items() if value is not None},
+    )
+    _checks.callback(callback)
+    _checks.progress(progress)
+    if record is not None:
+        _checks.choice("record", record, ("cost", "factor"))
+        if "values" not in chosen.loss.gives:
+            raise ValueError(
+                f"record is {record!r}; allowed with {type(chosen.loss).__name__}: None, it has no "
+                "values"
+            )
+    kind = KINDS[posterior]
+    if start is not None and not isinstance(start, kind):
+        raise TypeError(f"start is {_checks.describe(start)}; allowed: a {kind.__name__} or None")
+    if stream:
+        data = _stream(X, y, chosen, record)
+        d = data.X.d
+    else:
+        if y is None:
+            raise ValueError("y is None; allowed: a response per row of X, (n,)")
+        full = posterior == "full"
+        data = data_of(X, y, weights, chosen.loss) if full else _unread(X, y, chosen.loss)
+        d = data.X.shape[1]
+    prior = (prior_variance, prior_precision, prior_mean)
+    problem = chosen.problem(data, _prior(prior, start, chosen, d))
+    found: FactorizedPosterior | FullPosterior = fit_problem(
+        problem, start, record=record, callback=callback, progress=progress
+    )
+    return found
+
+
+class Choices(NamedTuple):
+    """The four choices of a fit: a legal combination, with numbers in place of None."""
+
+    loss: losses.Loss
+    scheme: Scheme
+    schedule: Any
+    covariance: str
+    batch_size: int | None
+
+    def problem(self, data: Data, prior: State) -> LinearProblem:
+        """The problem of these rows with this prior."""
+        shared = self.schedule.stores == "shared"
+        groups = self.schedule.labels(data.X.shape[0]) if shared else None
+        problem = LinearProblem(
+            data,
+            self.loss,
+            self.scheme,
+            self.schedule,
+            self.covariance,
+            self.batch_size,
+            prior,
+            prior,
+            groups,
+        )
+        problem.check_weights()
+        return problem
+
+
+def choose(
+    loss: Any,
+    scheme: Any,
+    posterior: str,
+    batch_size: int | None,
+    schedule: Any,
+    beta: float | None = None,
+    given: dict[str, Any] | None = None,
+) -> Choices:
+    """The choices that arguments of :func:`epfast.fit_linear` mean; raises if they do not combine.
+
+    given: arguments that only some combinations take, those that were given.
+    """
+    schedule = EP() if schedule is None else schedule
+    if not isinstance(schedule, Schedule):
+        raise TypeError(
+            f"schedule is {_checks.describe(schedule)}; allowed: epfast.EP, ADF, SEP, AEP, DSEP, "
+            "DAEP or DEP"
+        )
+    full = _checks.choice("posterior", posterior, tuple(KINDS)) == "full"
+    factor = "row"
+    if batch_size is not None:
+        _checks.integer("batch_size", batch_size, least=1)
+        factor = "minibatch"
+    found_loss = losses.resolve(loss).tempered(beta)
+    if scheme is None:
+        scheme = "exact" if factor == "row" else "laplace" if full else "variational"
+    found = schemes.resolve(scheme)
+    legal(ENGINES, posterior, factor, schedule, found, found_loss, given or {})
+    if isinstance(schedule, DEP) and schedule.inner is not None:
+        legal(ENGINES, posterior, factor, schedule.inner, found, found_loss, {})
+    numbers: dict[str, Any] = {"power": 1.0, "damping": 1.0}
+    if not full:
+        # scalar sites are never clipped: a negative precision is right where t is not log-concave
+        clips = factor == "minibatch" or not found.one_dimension
+        numbers["site_rule"] = "nonnegative" if clips else "keep"
+    schedule = schedule.filled(**numbers)
+    return Choices(found_loss, found, schedule, posterior, batch_size)
+
+
+def _prior(given: tuple[Any, Any, Any], start: Any, chosen: Choices, d: int) -> State:
+    """The prior that the arguments give; ADF with a start keeps the prior of the start."""
+    if start is None or chosen.schedule.stores != "none":
+        return prior_at_door(*given, d, chosen.covariance == "full")
+    for name, value in zip(("prior_variance", "prior_precision", "prior_mean"), given, strict=True):
+        if value is not None:
+            raise ValueError(
+                f"{name} is {_checks.describe(value)} beside a start; allowed with ADF: None, the "
+                "prior is that of the start"
+            )
+    prior: State = start.problem.prior
+    if prior.shift.size != d:
+        raise ValueError(f"start has {prior.shift.size} dimensions; allowed: {d}")
+    return prior
+
+
+def _stream(X: Any, y: Any, chosen: Choices, record: str | None) -> Data:
+    """Chunks of rows."""
+    schedule = chosen.schedule
+    if y is not None:
+        raise ValueError("X is an iterator of chunks and y is given; allowed: y=None")
+    if schedule.order != "sequential" or schedule.sweeps > 1:
+        raise ValueError(
+            f"schedule is {schedule!r}; allowed with chunks of X: one pass in sequential order"
+        )
+    if record is not None:
+        raise ValueError("record needs all the rows; allowed with an iterable of chunks: None")
+    return Data(Stream(X, chosen.loss), None)
+
+
+def _unread(X: Any, y: Any, loss: losses.Loss) -> Data:
+    """Rows with unchecked entries: the core checks them as it visits them."""
+    rows = _checks.design("X", X)
+    return Data(rows, loss.responses("y", y, len(rows)))
+
+
+def fit_problem(
+    problem: LinearProblem,
+    start: Any = None,
+    *,
+    record: str | None = None,
+    callback: Callback | None = None,
+    progress: bool | Tick = False,
+    stacklevel: int = 3,
+) -> Any:
+    """Run a problem whose parts are legal and checked; see :func:`epfast.fit_linear`."""
+    engine = engine_of(problem, **({"traced": True} if record == "factor" else {}))
+    kind = KINDS[problem.covariance]
+
+    def result(fit: Fit) -> Any:
+        kept = problem.without_rows() if isinstance(problem.data.X, Stream) else problem
+        return kind(fit.state, kept, fit.converged, fit.history)
+
+    def costs(state: State, counts: Counts) -> tuple[float | None, Array | None]:
+        mean = engine.summary(state).mean
+        traced = None if counts.trace is None else problem.cost(counts.trace)
+        return float(problem.cost(mean[None])[0]), traced
+
+    try:
+        fit = run(
+            engine,
+            problem.schedule,
+            start,
+            record=None if record is None else costs,
+            callback=callback,
+            progress=progress,
+        )
+    except Interrupted as stopped:
+        raise Interrupted(result(stopped.posterior)) from None
+    warn_of(fit, engine.n_sites, problem.schedule, stacklevel)
+    return result(fit)

@@ -1,0 +1,218 @@
+"""Diagnostics and online updates: residual, leave-one-out, adding and removing rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import linalg, sparse
+
+from epfast import _checks, families
+from epfast._arrays import Array
+from epfast._core.row_sweeps import ParallelSweep, marginals
+from epfast.inference import Fit, Sites, run, warn_of
+from epfast.inference.loop import change
+from epfast.inference.runtime import no_tick, one_blas_thread
+from epfast.linear.engines import engine_of
+from epfast.linear.engines.rows import PARALLEL_ROWS, RowEngine
+from epfast.linear.problem import (
+    Data,
+    LinearProblem,
+    State,
+    data_of,
+    inverse_root,
+    is_proper,
+    sum_of_sites,
+)
+from epfast.schedules import ADF, DAEP, EP
+
+
+def residual(problem: LinearProblem, state: State) -> float:
+    """See :attr:`epfast.FullPosterior.residual`. O(n d^2)."""
+    assert state.sites is not None
+    problem = problem._replace(base=problem.prior)
+    n, d = problem.shape
+    with one_blas_thread(d):
+        if problem.groups is not None or problem.batch_size is not None:
+            return _by_a_sweep(problem, state)
+        core = ParallelSweep(
+            problem.tilted(), d, min(n, PARALLEL_ROWS), problem.schedule.power, damping=0.0
+        )
+        root, sites = inverse_root(state.precision), families.copied(state.sites)
+        covariance = np.ascontiguousarray(root @ root.T)
+        mean = linalg.cho_solve((linalg.cholesky(state.precision, lower=True), True), state.shift)
+        for part in problem.slices():
+            core.sweep(
+                problem.rows(part),
+                problem.responses(part),
+                problem.weights(part),
+                covariance,
+                root,
+                mean,
+                *families.taken(sites, part),
+            )
+    return float("inf") if core.n_refused else core.residual
+
+
+class _Start:
+    """A state in the role of a start."""
+
+    def __init__(self, state: State) -> None:
+        self.sites, self.shift, self.n_sweeps = state.sites, state.shift, state.sweeps
+
+
+def _by_a_sweep(problem: LinearProblem, state: State) -> float:
+    """The change of one undamped sweep, all factors at once."""
+    power = problem.schedule.power
+    schedule: Any = EP(tol=0.0, power=power, damping=1.0, order="parallel")
+    if problem.groups is not None:
+        schedule = DAEP(problem.groups, power=power, damping=1.0)
+    engine = engine_of(problem._replace(schedule=schedule))
+    before = engine.init(_Start(state))
+    after, _ = engine.sweep(before, True, no_tick)
+    return change(engine.summary(before), engine.summary(after))
+
+
+def leave_one_out(problem: LinearProblem, state: State) -> Array:
+    """See :meth:`epfast.FullPosterior.loo_log_predictive`. O(n d^2)."""
+    stored = state.sites
+    assert stored is not None
+    n, d = problem.shape
+    mean, variance = np.empty(n), np.empty(n)
+    with one_blas_thread(d):
+        if problem.groups is None:
+            _marginals(problem, state, slice(None), mean, variance)
+            copies = problem.copies()
+            share = 1.0 if copies is None else 1.0 / np.maximum(copies, 1.0)
+            rest = 1.0 - share * stored.precision * variance
+            mean = mean - share * stored.shift * variance
+            proper = rest > 0.0
+            mean, variance = (part / np.where(proper, rest, 1.0) for part in (mean, variance))
+        else:
+            proper = np.ones(n, dtype=bool)
+            for k in range(len(stored.shift)):
+                rows = np.flatnonzero(problem.groups == k)
+                cavity = state._replace(
+                    precision=state.precision - stored.precision[k],
+                    shift=state.shift - stored.shift[k],
+                )
+                if is_proper(cavity.precision):
+                    _marginals(problem, cavity, rows, mean, variance)
+                else:
+                    proper[rows] = False
+    if not proper.all():
+        raise FloatingPointError(f"{n - int(proper.sum())} of {n} cavities are improper")
+    assert problem.data.y is not None
+    return problem.loss.log_predictive(problem.data.y, mean, variance)
+
+
+def add_rows(
+    problem: LinearProblem, state: State, X: Any, y: Any, weights: Any, schedule: Any
+) -> tuple[Fit, LinearProblem]:
+    """See :meth:`epfast.FullPosterior.partial_fit`: the fit, and the problem of all rows."""
+    stored = state.sites
+    if stored is not None and (stored.shift.ndim != 1 or problem.batch_size is not None):
+        raise ValueError(
+            "the posterior has sites that rows share; allowed: a result of EP on scalar sites, or "
+            "of ADF"
+        )
+    if schedule is None:
+        schedule = (EP if stored is not None else ADF)(power=problem.schedule.power)
+    if not isinstance(schedule, EP if stored is not None else ADF):
+        raise ValueError(
+            f"schedule is {_checks.describe(schedule)}; allowed for this posterior: "
+            + ("epfast.EP" if stored is not None else "epfast.ADF, since it has no sites")
+        )
+    schedule = schedule.filled(power=1.0, damping=1.0)
+    data = data_of(X, y, weights, problem.loss, state.shift.size)
+    new = problem.continued(data, schedule, state._replace(sites=None))
+    new.check_weights()
+    fit = run(RowEngine(new), schedule)
+    warn_of(fit, len(data.y), schedule, stacklevel=3)  # type: ignore[arg-type]
+    joined = problem._replace(data=_joined(problem.data, data), schedule=schedule)
+    if stored is not None and fit.state.sites is not None:
+        sites = Sites(*map(np.concatenate, zip(stored, fit.state.sites, strict=True)))
+        fit = fit._replace(state=fit.state._replace(sites=sites))
+    return fit, joined
+
+
+def _joined(old: Data, new: Data) -> Data:
+    """Old rows, then new ones; no rows if the old ones are unknown."""
+    weights = None
+    if old.weights is not None or new.weights is not None:
+        if old.y is None and old.weights is None:
+            return Data(None, None)
+        weights = np.concatenate([_ones(old), _ones(new)])
+    if old.y is None or new.y is None:
+        return Data(None, None, weights)
+    if hasattr(old.X, "indptr") or hasattr(new.X, "indptr"):
+        X: Any = sparse.csr_matrix(sparse.vstack([old.X, new.X], format="csr"))
+    else:
+        X = np.concatenate([old.X, new.X])
+    return Data(X, np.concatenate([old.y, new.y]), weights)
+
+
+def _ones(data: Data) -> Array:
+    if data.weights is not None:
+        return data.weights
+    assert data.y is not None
+    return np.ones(len(data.y))
+
+
+def remove_rows(
+    problem: LinearProblem, state: State, rows: ArrayLike
+) -> tuple[State, LinearProblem]:
+    """See :meth:`epfast.FullPosterior.remove`."""
+    if problem.batch_size is not None:
+        raise ValueError("the posterior has minibatch factors; allowed: scalar or shared sites")
+    stored, n = state.sites, problem.shape[0]
+    assert stored is not None
+    taken = np.atleast_1d(np.asarray(rows))
+    if taken.dtype.kind not in "iu" or taken.ndim != 1:
+        raise TypeError(f"rows is {_checks.describe(rows)}; allowed: an integer or a list of them")
+    if taken.size and not (taken.min() >= 0 and taken.max() < n):
+        raise ValueError(f"rows holds {taken.min()} to {taken.max()}; allowed: 0 to {n - 1}")
+    gone = np.zeros(n, dtype=bool)
+    gone[taken] = True
+    if gone.all():
+        raise ValueError("rows are all there are; allowed: leave one at least")
+    out = _some(problem, gone)
+    if problem.groups is None:
+        left, removed = families.taken(stored, ~gone), families.taken(stored, gone)
+        precision, shift = sum_of_sites(out, removed)
+        scale = float(removed.log_scale.sum())
+    else:
+        left, groups = stored, out.groups
+        assert groups is not None
+        times = np.bincount(groups, out.copies(), minlength=len(stored.shift))
+        precision, shift = np.tensordot(times, stored.precision, 1), times @ stored.shift
+        scale = float(times @ stored.log_scale)
+    new = State(
+        state.precision - precision,
+        state.shift - shift,
+        left,
+        state.log_scale - scale,
+        state.sweeps,
+    )
+    if not is_proper(new.precision):
+        raise ValueError("rows leave an improper posterior behind; allowed: other rows")
+    return new, _some(problem, ~gone)
+
+
+def _some(problem: LinearProblem, which: Any) -> LinearProblem:
+    groups = None if problem.groups is None else problem.groups[which]
+    return problem._replace(data=problem.data.taken(which), groups=groups)
+
+
+def _marginals(
+    problem: LinearProblem, state: State, which: Any, mean: Array, variance: Array
+) -> None:
+    """Write mean and variance of x.theta, for some rows, into these entries of the arrays."""
+    root = inverse_root(state.precision)
+    covariance = np.ascontiguousarray(root @ root.T)
+    center = covariance @ state.shift
+    for part in problem.pieces(np.arange(problem.shape[0])[which]):
+        h, s = np.empty(len(part)), np.empty(len(part))
+        marginals(problem.rows(part), covariance, root, center, h, s)
+        mean[part], variance[part] = h, s

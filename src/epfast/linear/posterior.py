@@ -1,0 +1,455 @@
+"""What a fit of a linear model returns: moments, evidence, prediction, diagnostics."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import linalg
+
+from epfast import _checks, schemes
+from epfast._arrays import Array, row_chunks
+from epfast.inference import Sites, SweepInfo
+from epfast.inference.posterior import (
+    Posterior,
+    contents,
+    write,
+)
+from epfast.linear import online
+from epfast.linear.problem import LinearProblem, State, log_determinant, log_evidence
+
+
+@dataclass(frozen=True, eq=False)
+class LinearPosterior(Posterior):
+    """A Gaussian posterior over the weights of a linear model; what both kinds share.
+
+    Attributes
+    ----------
+    precision : ndarray of shape (d,) or (d, d)
+        Of the posterior; shift (d,) is precision times mean.
+    sites : Sites or None
+        The stored sites; None after ADF.
+    prior_precision : ndarray of shape (d,) or (d, d)
+        Of the prior.
+    loss, scheme, schedule, beta, power, batch_size
+        As fitted, with numbers in place of None; see :func:`epfast.fit_linear`.
+    problem : LinearProblem
+        The fit. It refers to the rows; pickles and files leave them out, see :meth:`with_rows`.
+    converged : bool
+        Whether the last sweep changed the posterior by less than the tolerance and refused no site.
+    history : list of SweepInfo
+        One record per sweep of this fit.
+    n_refused : int
+        Sites that kept their old value, summed over the sweeps: the cavity, the fit or the
+        posterior would have been improper.
+    """
+
+    state: State = field(repr=False)
+    problem: LinearProblem = field(repr=False)
+    converged: bool
+    history: list[SweepInfo] = field(repr=False)
+
+    kind: ClassVar[str]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"problem": self.problem.without_rows()}
+
+    def with_rows(self, X: ArrayLike, y: ArrayLike, weights: ArrayLike | None = None) -> Self:
+        """The same posterior, with the rows that were fitted.
+
+        Parameters
+        ----------
+        X, y : array_like
+            The rows that were fitted, in their order.
+        weights : array_like of shape (n,), optional
+            Their weights; None: the weights of the fit, which the posterior keeps.
+
+        Returns
+        -------
+        FactorizedPosterior or FullPosterior
+        """
+        problem = self.problem.with_rows(X, y, weights)
+        if problem.groups is None and self.sites is not None and self.sites.precision.ndim == 3:
+            if len(self.sites.precision) > 1:
+                raise ValueError(
+                    "the posterior has sites that groups of rows share, and its file (of 0.1.0) "
+                    "does not say which rows; allowed: fit again"
+                )
+            problem = problem._replace(groups=np.zeros(problem.shape[0], dtype=np.intp))
+        assert problem.data.y is not None
+        stored = problem.groups if problem.groups is not None else self._site_per_row()
+        if stored is not None and len(stored) != len(problem.data.y):
+            raise ValueError(
+                f"X has {len(problem.data.y)} rows and the posterior sites of {len(stored)}; "
+                "allowed: the rows that were fitted"
+            )
+        return replace(self, problem=problem)
+
+    def _site_per_row(self) -> Array | None:
+        """Shifts of scalar sites, or None."""
+        scalar = self.sites is not None and self.sites.shift.ndim == 1
+        return self.sites.shift if scalar and self.sites is not None else None
+
+    @property
+    def prior_precision(self) -> Array:
+        return self.problem.prior_precision
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows per factor; None: a site per row."""
+        return self.problem.batch_size
+
+    # -- natural parameters and moments --
+
+    @property
+    def precision(self) -> Array:
+        return self.state.precision
+
+    @property
+    def shift(self) -> Array:
+        return self.state.shift
+
+    @property
+    def mean(self) -> Array:
+        """(d,), posterior mean of the weights."""
+        raise NotImplementedError
+
+    @property
+    def variance(self) -> Array:
+        """(d,), posterior variance of the weights."""
+        raise NotImplementedError
+
+    @property
+    def covariance(self) -> Array:
+        """(d, d), posterior covariance of the weights."""
+        raise NotImplementedError
+
+    def _latent_variance(self, rows: Array) -> Array:
+        raise NotImplementedError
+
+    def _color(self, noise: Array) -> Array:
+        """Turn standard normal draws (n, d) into draws with the posterior covariance."""
+        raise NotImplementedError
+
+    @property
+    def log_evidence(self) -> float:
+        """EP's log p(y): log of the integral of prior times sites, with all constants."""
+        return log_evidence(self.state, log_determinant(self.prior_precision))
+
+    # -- prediction --
+
+    def predict_latent(self, X: ArrayLike) -> tuple[Array, Array]:
+        """Mean and variance of X theta.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix of shape (n, d)
+
+        Returns
+        -------
+        mean, variance : ndarray of shape (n,)
+        """
+        rows = _checks.rows("X", X, self.shift.size)
+        is_sparse = hasattr(rows, "indptr")
+        mean, variance = np.empty(rows.shape[0]), np.empty(rows.shape[0])
+        with np.errstate(over="ignore", invalid="ignore"):
+            for part in row_chunks(rows):
+                some = rows[part].toarray() if is_sparse else rows[part]
+                block = np.asarray(some, dtype=np.float64)
+                mean[part] = block @ self.mean
+                variance[part] = self._latent_variance(block)
+        if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
+            raise ValueError("X holds NaN or infinity, or overflows; allowed: finite numbers")
+        return mean, variance
+
+    def predict_proba(self, X: ArrayLike) -> Array:
+        """Probability of the label +1.
+
+        E[t(h)] / (E[t(h)] + E[t(-h)]) with t = exp(-beta loss) and h = x.theta under the posterior.
+        For logistic, probit and noisy step at beta = 1 this is the predictive probability; for the
+        other losses, which are not log likelihoods, the two classes are normalised to sum to 1.
+        With a CustomSite the two expectations are its own.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix of shape (n, d)
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            Closed form for probit with beta = 1, else quadrature to about 1e-8.
+        """
+        return self.known_loss().predict_proba(*self.predict_latent(X))
+
+    def predict(self, X: ArrayLike) -> Array:
+        """Predict y.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix of shape (n, d)
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            The label for classes, -1 or +1; else the predictive mean of y.
+        """
+        return self.known_loss().predict(*self.predict_latent(X))
+
+    def predict_variance(self, X: ArrayLike) -> Array:
+        """Predictive variance of y.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix of shape (n, d)
+
+        Returns
+        -------
+        ndarray of shape (n,)
+        """
+        return self.known_loss().predict_variance(*self.predict_latent(X))
+
+    def log_predictive(self, X: ArrayLike, y: ArrayLike) -> Array:
+        """Log probability of responses to new rows.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix of shape (n, d)
+        y : array_like
+            As in :func:`epfast.fit_linear`.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+        """
+        latent = self.predict_latent(X)
+        loss = self.known_loss()
+        return loss.log_predictive(loss.responses("y", y, len(latent[0])), *latent)
+
+    def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Array:
+        """Draw weights from the posterior.
+
+        Parameters
+        ----------
+        size : int
+            Number of draws.
+        rng : numpy.random.Generator or int, optional
+            A generator, or a seed for one; None draws afresh.
+
+        Returns
+        -------
+        ndarray of shape (size, d)
+        """
+        size = _checks.integer("size", size, least=0)
+        draws = _checks.generator("rng", rng)
+        return self.mean + self._color(draws.standard_normal((size, self.shift.size)))
+
+    # -- save --
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to an ``.npz`` file, which :func:`load` reads; nothing is pickled.
+
+        A CustomLoss, CustomSite or LowLevelCallable cannot be written; pass it to ``load``.
+        Costs recorded after every factor are not written.
+        """
+        write(path, *self.contents())
+
+    def contents(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The arrays and the header of a file."""
+        arrays, header = contents(self)
+        prior, problem = self.problem.prior, self.problem
+        arrays |= {
+            "precision": self.precision,
+            "shift": self.shift,
+            "prior_precision": prior.precision,
+            "prior_shift": prior.shift,
+        }
+        if problem.data.weights is not None:
+            arrays["weights"] = problem.data.weights
+        if problem.groups is not None:
+            arrays["groups"] = problem.groups
+        return arrays, header | {
+            "posterior": self.kind,
+            "scheme": schemes.describe(self.scheme),
+            "batch_size": None if self.batch_size is None else int(self.batch_size),
+            "log_scale": float(self.state.log_scale),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class FactorizedPosterior(LinearPosterior):
+    """A Gaussian posterior with diagonal covariance over the weights of a linear model.
+
+    A factorised posterior keeps the means well but understates the standard deviations where
+    columns of X are correlated, by up to 2 or 3 times. ``precision`` and ``prior_precision`` are
+    (d,), ``sites`` holds (n_factors, d) arrays; see :class:`LinearPosterior`.
+    """
+
+    kind: ClassVar[str] = "factorized"
+
+    @property
+    def mean(self) -> Array:
+        return self.shift / self.precision
+
+    @property
+    def variance(self) -> Array:
+        return 1.0 / self.precision
+
+    @property
+    def covariance(self) -> Array:
+        return np.diag(self.variance)
+
+    def _latent_variance(self, rows: Array) -> Array:
+        return np.asarray((rows * rows) @ self.variance)
+
+    def _color(self, noise: Array) -> Array:
+        return np.asarray(noise * np.sqrt(self.variance))
+
+
+@dataclass(frozen=True, eq=False)
+class FullPosterior(LinearPosterior):
+    """A Gaussian posterior with full covariance over the weights of a linear model.
+
+    ``precision`` and ``prior_precision`` are (d, d), ``sites`` holds a number per row of X, or a
+    (d, d) matrix per group of rows that share a site; see :class:`LinearPosterior`.
+    """
+
+    kind: ClassVar[str] = "full"
+
+    @cached_property
+    def _factor(self) -> Array:
+        """Lower Cholesky factor of the precision. O(d^3), once."""
+        return np.asarray(linalg.cholesky(self.precision, lower=True))
+
+    @cached_property
+    def mean(self) -> Array:
+        return np.asarray(linalg.cho_solve((self._factor, True), self.shift))
+
+    @property
+    def variance(self) -> Array:
+        return np.diag(self.covariance).copy()
+
+    @cached_property
+    def covariance(self) -> Array:
+        return np.asarray(linalg.cho_solve((self._factor, True), np.eye(self.shift.size)))
+
+    @cached_property
+    def residual(self) -> float:
+        """Distance from a fixed point of EP; NaN if no sites are stored. O(n d^2), once.
+
+        For scalar sites: the largest difference, over the rows, between tilted and posterior
+        moments of x.theta, means in standard deviations, variances relative. For shared sites and
+        minibatch factors: the ``change`` of one more undamped sweep, all factors at once.
+        """
+        if self.sites is None or self.scheme is None:
+            return float("nan")
+        return online.residual(self._with_rows().problem, self.state)
+
+    def loo_log_predictive(self, X: Any = None, y: ArrayLike | None = None) -> Array:
+        """Leave-one-out log probability of each response, from the cavities. O(n d^2).
+
+        log p(y_i | x_i, all other rows) according to EP: :meth:`log_predictive` of row i under the
+        posterior without the site of row i. Of a shared site, and of a row of weight above 1, one
+        copy is taken out.
+
+        Parameters
+        ----------
+        X, y : optional
+            The rows that were fitted; needed where the posterior was loaded or unpickled.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+
+        Raises
+        ------
+        FloatingPointError
+            If a cavity is improper.
+        """
+        self._stored()
+        return online.leave_one_out(self._with_rows(X, y).problem, self.state)
+
+    def partial_fit(
+        self,
+        X: Any,
+        y: ArrayLike,
+        *,
+        weights: ArrayLike | None = None,
+        schedule: Any = None,
+    ) -> FullPosterior:
+        """Add new rows: EP fits their sites; the other sites stay.
+
+        Parameters
+        ----------
+        X, y, weights
+            New rows, as in :func:`epfast.fit_linear`.
+        schedule : EP or ADF, optional
+            None: EP with the power of the fit; ADF if the posterior comes from ADF.
+
+        Returns
+        -------
+        FullPosterior
+            Its sites are the old ones, then the new ones. To sweep over all of them, pass it as
+            ``start`` to :func:`epfast.fit_linear` with all the rows.
+        """
+        self.known_loss()
+        fit, problem = online.add_rows(self.problem, self.state, X, y, weights, schedule)
+        history = self.history + fit.history
+        return FullPosterior(fit.state, problem, fit.converged, history)
+
+    def remove(self, rows: ArrayLike, X: Any = None, y: ArrayLike | None = None) -> FullPosterior:
+        """Remove the sites of some rows from the posterior, exactly; the other sites stay.
+
+        Parameters
+        ----------
+        rows : int or array_like of int
+            Numbers of rows, from 0.
+        X, y : optional
+            As in :meth:`loo_log_predictive`.
+
+        Returns
+        -------
+        FullPosterior
+            With the sites of the rows that are left, in their order.
+
+        Raises
+        ------
+        ValueError
+            If the posterior without these sites is improper.
+        """
+        self._stored()
+        whole = self._with_rows(X, y).problem
+        state, problem = online.remove_rows(whole, self.state, rows)
+        kept = problem if self.problem.has_rows else problem.without_rows()
+        return FullPosterior(state, kept, False, self.history)
+
+    def _stored(self) -> Sites:
+        if self.sites is None:
+            raise ValueError(
+                "the posterior has no sites (it comes from ADF); allowed: a result of EP"
+            )
+        return self.sites
+
+    def _with_rows(self, X: Any = None, y: Any = None) -> FullPosterior:
+        """The posterior with its rows, known or given."""
+        self.known_loss()
+        if self.problem.has_rows:
+            if X is not None or y is not None:
+                raise ValueError("X or y is given, and the posterior knows its rows; allowed: None")
+            return self
+        if X is None or y is None:
+            raise ValueError(
+                "X and y are needed, since the posterior was loaded or unpickled; allowed: the "
+                "rows that were fitted"
+            )
+        return self.with_rows(X, y)
+
+    def _latent_variance(self, rows: Array) -> Array:
+        half = linalg.solve_triangular(self._factor, rows.T, lower=True, check_finite=False)
+        return np.asarray((half * half).sum(axis=0))
+
+    def _color(self, noise: Array) -> Array:
+        return np.asarray(linalg.solve_triangular(self._factor, noise.T, lower=True, trans="T").T)

@@ -1,0 +1,362 @@
+"""What stays fixed during a fit of a linear model: rows, prior, loss, scheme, schedule."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg
+
+from epfast import _checks
+from epfast._arrays import Array, row_chunks, symmetric_from_upper
+from epfast._core.row_sweeps import add_sites
+from epfast._core.rows import Rows
+from epfast._core.tilted import TiltedMoments
+from epfast.inference import Sites
+from epfast.losses import Loss
+from epfast.schedules import ADF
+from epfast.schemes import Scheme
+
+#: entries of X gathered at a time
+CHUNK = 1 << 17
+
+
+class State(NamedTuple):
+    """A Gaussian over the weights, and its sites: plain arrays, picklable."""
+
+    #: posterior precision, (d,) or (d, d)
+    precision: Array
+    #: posterior precision times mean, (d,)
+    shift: Array
+    #: stored sites; None for ADF
+    sites: Sites | None
+    #: sum of the log scales of all sites; one shared by N_k factors counts N_k times
+    log_scale: float
+    #: sweeps done so far
+    sweeps: int
+
+
+class Data(NamedTuple):
+    """The rows of a fit, by reference: they cost no memory."""
+
+    #: (n, d), an array or a CSR matrix; or a Stream; None after loading or unpickling
+    X: Any
+    #: (n, response_width); None with a stream, or if X is None
+    y: Array | None
+    #: (n,); None: all 1
+    weights: Array | None = None
+
+    def taken(self, which: Any) -> Data:
+        """Select rows."""
+        assert self.y is not None
+        weights = None if self.weights is None else self.weights[which]
+        return Data(self.X[which], self.y[which], weights)
+
+
+class LinearProblem(NamedTuple):
+    """A fit of a linear model, checked: see :func:`epfast.fit_linear`."""
+
+    data: Data
+    loss: Loss
+    scheme: Scheme
+    schedule: Any
+    #: "full" or "factorized"
+    covariance: str
+    #: rows per factor; None: a site per row
+    batch_size: int | None
+    #: N(mean, 1 / precision); its log scale is -shift.mean / 2
+    prior: State
+    #: what the sites multiply: the prior, or prior and sites held fixed
+    base: State
+    #: (n,), the group of each row; None unless rows share sites
+    groups: NDArray[np.intp] | None = None
+    #: entries of X gathered at a time
+    chunk: int = CHUNK
+
+    # ---- rows ----
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        n, d = self.data.X.shape
+        return n, d
+
+    @property
+    def has_rows(self) -> bool:
+        return self.data.y is not None
+
+    @property
+    def sparse(self) -> bool:
+        return hasattr(self.data.X, "indptr")
+
+    def rows(self, which: Any) -> Rows:
+        """Select rows of X, for the core."""
+        part = self.data.X[which]
+        return Rows(part if self.sparse else np.ascontiguousarray(part, dtype=np.float64))
+
+    def responses(self, which: Any) -> Array:
+        """Select responses, for the core."""
+        assert self.data.y is not None
+        return np.ascontiguousarray(self.data.y[which])
+
+    def weights(self, which: Any) -> Array | None:
+        weights = self.data.weights
+        return None if weights is None else np.ascontiguousarray(weights[which])
+
+    def copies(self) -> Array | None:
+        """(n,), the number of copies that each row counts as; None: one each."""
+        w = self.data.weights
+        return None if w is None else np.where(w > 0.0, np.maximum(w, 1.0), 0.0)
+
+    def pieces(
+        self, order: NDArray[np.intp] | range, work_per_number: int = 1
+    ) -> list[NDArray[np.intp] | range]:
+        """Cut an order of visits into pieces that gather ``chunk`` entries of X each."""
+        step = max(1, self.chunk // (self.shape[1] * work_per_number))
+        return [order[i : i + step] for i in range(0, len(order), step)]
+
+    def slices(self) -> list[slice]:
+        """Slices of all rows, in their order, of the size of :meth:`pieces`."""
+        return row_chunks(self.data.X, self.chunk)
+
+    # ---- the four choices ----
+
+    def tilted(self) -> TiltedMoments:
+        return self.scheme.tilted(self.loss)
+
+    @property
+    def prior_precision(self) -> Array:
+        return self.prior.precision
+
+    @property
+    def beta(self) -> float:
+        return 1.0 if self.loss is None else self.loss.beta
+
+    def with_prior(self, variance: Any) -> LinearProblem:
+        """The same fit with another diagonal prior of mean 0, (d,) or a number; not checked."""
+        d = len(self.prior.shift)
+        precision = np.broadcast_to(1.0 / np.asarray(variance, dtype=np.float64), (d,))
+        prior = prior_of(precision.copy(), np.zeros(d), self.covariance == "full")
+        return self._replace(prior=prior, base=prior)
+
+    def with_rows(self, X: Any, y: Any, weights: Any = None) -> LinearProblem:
+        """The same fit on these rows; weights None: those of the fit."""
+        given = self.data.weights if weights is None else weights
+        data = data_of(X, y, given, self.loss, len(self.prior.shift))
+        return self._replace(data=data)
+
+    def without_rows(self) -> LinearProblem:
+        """The problem without X and y, as it is pickled."""
+        return self._replace(data=Data(None, None, self.data.weights))
+
+    def continued(self, data: Data, schedule: Any, base: State) -> LinearProblem:
+        """The problem of new rows, by the same loss and scheme; ``base`` holds all other sites."""
+        return self._replace(data=data, schedule=schedule, base=base)
+
+    def check_weights(self) -> None:
+        """Refuse weights that ask for powers of t if the loss gives none."""
+        w = self.data.weights
+        if w is not None and "powers" not in self.loss.gives:
+            exponents = w if isinstance(self.schedule, ADF) else np.minimum(w, 1.0)
+            for exponent in np.unique(exponents[exponents > 0.0])[[0, -1]]:
+                self.loss.check_power(exponent, "a weight")
+
+    def cost(self, theta: Array) -> Array:
+        """Regularised cost of weights (k, d): Σ beta l + (theta - m)' P (theta - m) / 2, (k,)."""
+        prior, data = self.prior, self.data
+        away = theta - self.prior_mean
+        with np.errstate(over="ignore", invalid="ignore"):
+            if prior.precision.ndim == 1:
+                total = 0.5 * (away**2) @ prior.precision
+            else:
+                total = 0.5 * np.einsum("ki,ij,kj->k", away, prior.precision, away)
+            for part in row_chunks(data.X, max(1, (1 << 20) // len(theta)) * data.X.shape[1]):
+                rows = data.X[part]
+                latent = np.asarray(
+                    rows @ theta.T if self.sparse else np.asarray(rows, np.float64) @ theta.T
+                )
+                assert data.y is not None
+                value = self.loss.values(latent, data.y[part])
+                w = None if data.weights is None else data.weights[part]
+                total += value.sum(axis=0) if w is None else w @ value
+        return np.asarray(total)
+
+    @property
+    def prior_mean(self) -> Array:
+        """(d,), prior mean of the weights."""
+        precision, shift = self.prior.precision, self.prior.shift
+        if not shift.any():
+            return shift
+        return shift / precision if precision.ndim == 1 else linalg.solve(precision, shift)
+
+
+# ---- Gaussians ----
+
+
+def prior_of(precision: Array, mean: Array, full: bool) -> State:
+    """N(mean, 1 / precision) as a state without sites; precision (d,) or (d, d)."""
+    if full and precision.ndim == 1:
+        precision = np.diag(precision)
+    shift = precision * mean if precision.ndim == 1 else precision @ mean
+    return State(precision, shift, None, -0.5 * float(shift @ mean), 0)
+
+
+def log_determinant(precision: Array) -> float:
+    """log of the determinant of a precision, (d,) or (d, d). O(d^3)."""
+    if precision.ndim == 1:
+        return float(np.log(precision).sum())
+    return 2.0 * float(np.log(np.diag(linalg.cholesky(precision, lower=True))).sum())
+
+
+def log_evidence(state: State, prior_log_determinant: float) -> float:
+    """log of the integral of the prior times the product of the sites. O(d^3)."""
+    if state.precision.ndim == 1:
+        log_det = log_determinant(state.precision)
+        quadratic = (state.shift * (state.shift / state.precision)).sum()
+    else:
+        with factorising(), np.errstate(over="ignore", invalid="ignore"):
+            factor = linalg.cholesky(state.precision, lower=True)
+            half = linalg.solve_triangular(factor, state.shift, lower=True)
+            log_det = 2.0 * np.log(np.diag(factor)).sum()
+            quadratic = half @ half
+    return float(state.log_scale + 0.5 * (prior_log_determinant - log_det) + 0.5 * quadratic)
+
+
+def sum_of_sites(problem: LinearProblem, sites: Sites) -> tuple[Array, Array]:
+    """Precision and shift of the product of all scalar sites. O(n d^2)."""
+    d = problem.shape[1]
+    precision, shift = np.zeros((d, d)), np.zeros(d)
+    for part in problem.slices():
+        add_sites(problem.rows(part), sites.precision[part], sites.shift[part], precision, shift)
+    return symmetric_from_upper(precision), shift
+
+
+def from_sites(problem: LinearProblem, sites: Sites, sweeps: int) -> State | None:
+    """Base times scalar sites; None if that is no proper Gaussian. O(n d^2)."""
+    base, (precision, shift) = problem.base, sum_of_sites(problem, sites)
+    precision += base.precision
+    if not is_proper(precision):
+        return None
+    total = base.log_scale + float(sites.log_scale.sum())
+    return State(precision, base.shift + shift, sites, total, sweeps)
+
+
+@contextmanager
+def factorising() -> Iterator[None]:
+    """Say what it means where the matrix of a posterior has no Cholesky factor."""
+    try:
+        yield
+    except (linalg.LinAlgError, ValueError):
+        raise FloatingPointError(
+            "the posterior overflowed, or is not positive definite to rounding; scale the columns "
+            "of X"
+        ) from None
+
+
+def is_proper(precision: Array) -> bool:
+    """Whether a matrix is positive definite. O(d^3)."""
+    try:
+        linalg.cholesky(precision)
+    except (linalg.LinAlgError, ValueError):
+        return False
+    return True
+
+
+def inverse_root(precision: Array) -> Array:
+    """Inverse Cholesky factor L^-1 of precision = L L', transposed: an upper triangle. O(d^3)."""
+    factor = linalg.cholesky(precision, lower=True)
+    inverse = linalg.solve_triangular(factor, np.eye(len(factor)), lower=True)
+    return np.ascontiguousarray(inverse.T)
+
+
+def moments_of(state: State) -> tuple[Array, Array]:
+    """Covariance and mean. O(d^3)."""
+    with factorising():
+        factor = linalg.cho_factor(state.precision, lower=True)
+        covariance = linalg.cho_solve(factor, np.eye(len(state.shift)))
+        mean = linalg.cho_solve(factor, state.shift)
+    return np.ascontiguousarray(0.5 * (covariance + covariance.T)), mean
+
+
+# ---- the door ----
+
+
+def data_of(X: Any, y: Any, weights: Any, loss: Loss, d: int | None = None) -> Data:
+    """Rows of X, dense or sparse, with their responses and weights, checked. O(n d)."""
+    if y is None:
+        raise ValueError("y is None; allowed: a response per row of X, (n,)")
+    rows = _checks.rows("X", X, d)
+    if hasattr(rows, "indptr"):
+        finite = bool(np.isfinite(rows.data).all())
+    else:
+        finite = all(np.isfinite(rows[part]).all() for part in row_chunks(rows))
+    if not finite:
+        raise ValueError("X holds NaN or infinity; allowed: finite numbers")
+    n = rows.shape[0]
+    return Data(rows, loss.responses("y", y, n), _weights(weights, n))
+
+
+def _weights(weights: Any, n: int) -> Array | None:
+    if weights is None:
+        return None
+    result = _checks.array("weights", weights, shape=(n,))
+    if not ((result >= 0.0) & (result <= 1e15)).all():
+        raise ValueError(
+            f"weights holds numbers from {result.min():g} to {result.max():g}; allowed: from 0 to "
+            "1e15"
+        )
+    if not result.any():
+        raise ValueError("weights are all 0; allowed: one row at least that counts")
+    return None if (result == 1.0).all() else result
+
+
+def prior_at_door(variance: Any, precision: Any, mean: Any, d: int, full: bool) -> State:
+    """The prior of the user's arguments, each of which may be None."""
+    center = np.zeros(d) if mean is None else _checks.array("prior_mean", mean, shape=(d,))
+    if precision is not None:
+        if variance is not None:
+            raise ValueError(
+                "prior_precision and prior_variance are both given; allowed: one of them"
+            )
+        matrix = _prior_matrix(precision, d)
+        _moderate("prior_precision's diagonal", np.diag(matrix), d)
+        if full:
+            return prior_of(matrix, center, True)
+        diagonal = np.diag(matrix).copy()
+        if (matrix != np.diag(diagonal)).any():
+            raise ValueError(
+                "prior_precision is not diagonal; allowed with posterior='factorized': a diagonal "
+                "matrix"
+            )
+        return prior_of(diagonal, center, False)
+    if variance is None:
+        variance = 1.0
+    if not isinstance(variance, np.ndarray) and isinstance(variance, numbers.Number):
+        # within these limits the precision is a normal number
+        number = _checks.number("prior_variance", variance, least=1e-300, most=1e300)
+        return prior_of(np.full(d, 1.0 / number), center, full)
+    spread = _checks.real_array("prior_variance", variance)
+    spread = np.broadcast_to(spread, (d,)) if spread.ndim == 0 else spread
+    return prior_of(1.0 / _moderate("prior_variance", spread, d), center, full)
+
+
+def _prior_matrix(precision: Any, d: int) -> Array:
+    matrix = _checks.array("prior_precision", precision, shape=(d, d))
+    if not np.allclose(matrix, matrix.T, rtol=1e-10, atol=0.0):
+        raise ValueError("prior_precision is not symmetric; allowed: a positive definite matrix")
+    matrix = 0.5 * (matrix + matrix.T)
+    if not is_proper(matrix):
+        raise ValueError(
+            "prior_precision is not positive definite; allowed: a positive definite matrix"
+        )
+    return matrix
+
+
+def _moderate(name: str, value: Any, d: int) -> Array:
+    result = _checks.array(name, value, shape=(d,), positive=True)
+    if not ((result >= 1e-300) & (result <= 1e300)).all():
+        raise ValueError(f"{name} holds {result.min():g}; allowed: from 1e-300 to 1e300")
+    return result

@@ -1,0 +1,42 @@
+"""CHOICE 1, what a factor is: t(h) = exp(-beta l(h; y)), with l a loss and y the response of a row.
+
+The smooth losses live in ``_core/losses.h``, one row each; every row is usable by its name.
+Piecewise linear losses are rows of numbers, built here. A user's own loss is a :class:`CustomLoss`,
+a ``scipy.LowLevelCallable``, or just a vectorised function; a :class:`CustomSite` gives the tilted
+moments of a site in place of a loss. A subclass of :class:`Loss` with a ``core`` of its own is a
+loss like any other.
+"""
+
+from epfast.losses.base import Loss
+from epfast.losses.classification import (
+    Hinge,
+    Logistic,
+    NoisyStep,
+    PiecewiseLinear,
+    Probit,
+    Quasi01,
+    SquaredHinge,
+)
+from epfast.losses.counts import Binomial, CountLoss, Poisson
+from epfast.losses.custom import CustomLoss, CustomSite
+from epfast.losses.names import NAMED, describe, resolve, restore
+
+__all__ = [
+    "NAMED",
+    "Binomial",
+    "CountLoss",
+    "CustomLoss",
+    "CustomSite",
+    "Hinge",
+    "Logistic",
+    "Loss",
+    "NoisyStep",
+    "PiecewiseLinear",
+    "Poisson",
+    "Probit",
+    "Quasi01",
+    "SquaredHinge",
+    "describe",
+    "resolve",
+    "restore",
+]

@@ -1,0 +1,212 @@
+"""What a loss is: values, responses, predictions."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from epfast import _checks
+from epfast._arrays import Array, to_float64
+from epfast._core.loss import LOSS_PARAMETERS, CoreLoss
+from epfast._core.tilted import SiteScheme, TiltedMoments
+from epfast.losses import prediction
+
+#: what a smooth loss gives: see :attr:`Loss.gives`
+SMOOTH = frozenset({"values", "derivatives", "continuous", "powers"})
+
+#: distances at which panels of quadrature end
+NEAR = np.array([0.25, 1.0, 3.0, 9.0, 30.0])
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss l(h; y) of a row: its factor is t(h) = exp(-beta l(h; y)), h = x.theta.
+
+    By its name it is a row of the core's table. A subclass from outside overrides :meth:`core`,
+    and where y is more than a sign ``by_margin``, ``response_width``, :meth:`responses` and the
+    predictions.
+
+    Parameters
+    ----------
+    name : str
+        A row of ``_core/losses.h``: ``"logistic"``, ``"probit"``, ``"piecewise_linear"``, ...
+    parameters : tuple of float
+        The numbers that the row takes.
+    beta : float
+        Inverse temperature of the factor, > 0.
+    """
+
+    name: str = ""
+    parameters: tuple[float, ...] = ()
+    beta: float = field(default=1.0, kw_only=True, repr=False)
+    #: some of "values"; "derivatives", slope and curvature; "continuous", without jumps; "powers",
+    #: any power of t; "moments", tilted moments of its own
+    gives: frozenset[str] = field(default=SMOOTH, init=False, repr=False, compare=False)
+    #: margins of kinks and jumps; integration is piece by piece between them
+    kinks: tuple[float, ...] = field(default=(), init=False, repr=False)
+
+    #: number of latent values per row
+    latents: ClassVar[int] = 1
+    #: True if l depends on the margin y h alone, y = -1 or +1
+    by_margin: ClassVar[bool] = True
+    #: numbers per row in the result of :meth:`responses`
+    response_width: ClassVar[int] = 1
+    #: True if exp(-l) is normalised over y: then log evidences of such losses can be compared
+    is_likelihood: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        self._set(beta=_checks.number("beta", self.beta, above=0.0))
+        if type(self).core is not Loss.core:
+            return
+        by_name = tuple(name for name, count in LOSS_PARAMETERS.items() if count >= 0)
+        _checks.choice("name", self.name, by_name)
+        parameters = _checks.array("parameters", self.parameters, shape=(None,))
+        if parameters.size != LOSS_PARAMETERS[self.name]:
+            raise ValueError(
+                f"parameters has {parameters.size} numbers; allowed for the loss {self.name!r}: "
+                f"{LOSS_PARAMETERS[self.name]}"
+            )
+        self._set(parameters=tuple(map(float, parameters)))
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def tempered(self, beta: float | None) -> Self:
+        """The loss of the factor t^beta; None: itself.
+
+        Raises
+        ------
+        ValueError
+            If the loss gives no powers of t.
+        """
+        if beta is None or _checks.number("beta", beta, above=0.0) == 1.0:
+            return self
+        self.check_power(beta, "beta")
+        result = copy.copy(self)
+        result._set(beta=self.beta * float(beta))
+        return result
+
+    def check_power(self, power: float, name: str = "power") -> None:
+        """Raise if the loss does not give this power of t.
+
+        Raises
+        ------
+        ValueError
+            With the reason.
+        """
+        if power != 1.0 and "powers" not in self.gives:
+            raise ValueError(
+                f"{name} is {power:g}; allowed with {type(self).__name__}: 1, since its moments "
+                "are those of t itself"
+            )
+
+    # ---- for the core ----
+
+    def core(self) -> CoreLoss:
+        """The loss for the C core: a row of its table, or a callback."""
+        return CoreLoss.table(self.name, self.parameters, self.beta)
+
+    def own_moments(self, core: CoreLoss) -> SiteScheme | None:
+        """Own tilted moments, which replace integration in scheme "exact"; None: none."""
+        return None
+
+    def tilted(
+        self, core: CoreLoss | None = None, scheme: SiteScheme | None = None
+    ) -> TiltedMoments:
+        """Tilted moments for the core: exact ones, or those of a scheme."""
+        core = self.core() if core is None else core
+        smooth = {"derivatives", "continuous"} <= self.gives and not self.kinks
+        scheme = self.own_moments(core) if scheme is None else scheme
+        breaks = self.break_points()
+        if breaks is not NEAR:
+            breaks = np.sort(breaks)
+        return TiltedMoments(core, breaks, smooth, scheme)
+
+    def break_points(self) -> Array:
+        """Ends of quadrature panels: close to 0, where t changes, and wider away from it."""
+        return NEAR if self.beta == 1.0 else np.concatenate([NEAR, NEAR / self.beta])
+
+    def responses(self, name: str, y: Any, n: int) -> Array:
+        """Check y, and make the numbers that the core reads.
+
+        Parameters
+        ----------
+        name : str
+            Of the argument, for errors.
+        y : array_like
+            As the user gave it.
+        n : int
+            Number of rows.
+
+        Returns
+        -------
+        ndarray of shape (n, response_width)
+            C-contiguous; here labels -1 and +1.
+        """
+        return _checks.labels(name, y, n)[:, None]
+
+    def evaluate(
+        self, margins: ArrayLike, y: Any = None, *, derivatives: bool = True
+    ) -> tuple[Array, ...]:
+        """Value, slope and curvature of l at beta = 1.
+
+        Parameters
+        ----------
+        margins : array_like
+            Margins y h, of any shape.
+        y : None
+            For losses that are not of the margin, see there.
+        derivatives : bool
+            Whether slope and curvature are wanted.
+
+        Returns
+        -------
+        value, slope, curvature : ndarray
+            Of the shape of ``margins``; only ``(value,)`` without derivatives. At a kink or a jump
+            value and slope are half sums of the one-sided limits (Roche 2016, section 3.2).
+        """
+        given = _checks.real_array("margins", margins)
+        flat = to_float64(given).ravel()
+        outputs = [np.empty_like(flat) for _ in range(3 if derivatives else 1)]
+        if derivatives and "derivatives" not in self.gives:
+            raise ValueError(f"the loss {self!r} has no slope and curvature")
+        self.core().at(flat, *outputs)
+        return tuple(out.reshape(given.shape) for out in outputs)
+
+    def values(self, latent: Array, responses: Array) -> Array:
+        """beta l(h; y) for latent values (n,) or (n, k) and responses (n, width)."""
+        labels = responses if latent.ndim == 2 else responses[:, 0]
+        return np.asarray(self.beta * self.evaluate(latent * labels, derivatives=False)[0])
+
+    # ---- prediction, h ~ N(mean, variance) ----
+
+    def predict_proba(self, mean: Array, variance: Array) -> Array:
+        """Probability of the label +1, (n,): E[t(h)] / (E[t(h)] + E[t(-h)])."""
+        return prediction.label_probability(self, mean, variance)
+
+    def predict(self, mean: Array, variance: Array) -> Array:
+        """The most probable label, (n,)."""
+        return np.where(self.predict_proba(mean, variance) >= 0.5, 1.0, -1.0)
+
+    def predict_variance(self, mean: Array, variance: Array) -> Array:
+        """Variance of the label, (n,)."""
+        p = self.predict_proba(mean, variance)
+        return 4.0 * p * (1.0 - p)
+
+    def log_predictive(self, responses: Array, mean: Array, variance: Array) -> Array:
+        """Log probability of the responses, (n,); accurate even if the probability underflows."""
+        if self.is_likelihood and self.beta == 1.0 and (variance > 0.0).all():
+            return prediction.log_integral(self, responses, mean, variance)
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(self.predict_proba(responses[:, 0] * mean, variance)))
+
+    # ---- files ----
+
+    def describe(self) -> dict[str, Any]:
+        """The arguments for a file, except name and beta."""
+        return {"parameters": self.parameters} if type(self) is Loss else {}

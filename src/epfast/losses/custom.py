@@ -1,0 +1,154 @@
+"""A user's own loss, or the tilted moments of a user's own site."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import LowLevelCallable, special
+
+from epfast import _checks
+from epfast._arrays import Array
+from epfast._core.loss import CoreLoss
+from epfast._core.scalar_schemes import SITE_SIGNATURE, UserSite
+from epfast.losses.base import SMOOTH, Loss
+from epfast.losses.prediction import finite_probability
+
+VectorFunction = Callable[[NDArray[np.float64]], ArrayLike]
+MomentsFunction = Callable[
+    [NDArray[np.float64], NDArray[np.float64]], tuple[ArrayLike, ArrayLike, ArrayLike]
+]
+
+
+def signature(function: LowLevelCallable) -> str:
+    """The signature as SciPy spells it, without const."""
+    return str(function.signature).replace("const ", "").replace(" const", "")
+
+
+@dataclass(frozen=True)
+class CustomLoss(Loss):
+    """A loss from your own functions.
+
+    Parameters
+    ----------
+    value : callable or scipy.LowLevelCallable
+        Vectorised: an array of margins (n,) in, an array of losses (n,) out. A LowLevelCallable
+        has one of the signatures ``double (double)``, ``double (double, void *)`` (values) or
+        ``int (int n, double *m, double *out, void *user)``, out being n rows of (value, slope,
+        curvature), which returns non-zero on failure. It is called without the GIL.
+    slope, curvature : callable, optional
+        First and second derivative, vectorised likewise; the Laplace schemes need both.
+    """
+
+    name: str = field(default="custom", init=False, repr=False)
+    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
+    value: VectorFunction | LowLevelCallable = None
+    slope: VectorFunction | None = None
+    curvature: VectorFunction | None = None
+
+    def __post_init__(self) -> None:
+        self._set(beta=_checks.number("beta", self.beta, above=0.0))
+        functions = {"slope": self.slope, "curvature": self.curvature}
+        if isinstance(self.value, LowLevelCallable):
+            for name, function in functions.items():
+                if function is not None:
+                    raise ValueError(
+                        f"{name} is given beside a LowLevelCallable; allowed: None, use the "
+                        "signature that returns all three"
+                    )
+            _, has_derivatives = CoreLoss.low_level(self.value)
+            self._set(gives=SMOOTH if has_derivatives else SMOOTH - {"derivatives"})
+            return
+        if not callable(self.value):
+            raise TypeError(f"value is {_checks.describe(self.value)}; allowed: a callable")
+        for name, function in functions.items():
+            if function is not None and not callable(function):
+                raise TypeError(f"{name} is {_checks.describe(function)}; allowed: a callable")
+        if self.slope is None or self.curvature is None:
+            self._set(gives=SMOOTH - {"derivatives"})
+
+    def core(self) -> CoreLoss:
+        if isinstance(self.value, LowLevelCallable):
+            return CoreLoss.low_level(self.value, self.beta)[0]
+        return CoreLoss.python(self.value, self.slope, self.curvature, self.beta)
+
+
+@dataclass(frozen=True)
+class CustomSite(Loss):
+    """A scalar site t(y h) whose tilted moments are your own, for ``scheme="exact"``.
+
+    t itself is never asked for, so that minibatches, ``record="cost"``, ``beta`` and powers other
+    than 1 are refused. A site where a moment is NaN or infinite is refused and counted.
+
+    Parameters
+    ----------
+    moments : callable or scipy.LowLevelCallable
+        ``f(m, v) -> (lZ, dlZ, d2lZ)``, arrays (n,) in and out: log of the integral of t(u) under
+        u ~ N(m, v), and its first two derivatives in m. u = y h is the margin, so that labels do
+        not appear. A LowLevelCallable has the signature ``int (int n, double *m, double *v,
+        double *out, void *user)``, out being n rows of (lZ, dlZ, d2lZ), and returns non-zero on
+        failure; it is called without the GIL.
+
+    Examples
+    --------
+    Probit with noise of a variance of its own:
+
+    >>> import epfast, numpy as np
+    >>> from scipy.special import log_ndtr
+    >>> def moments(m, v, noise=0.25):
+    ...     scale = np.sqrt(noise + v)
+    ...     z = m / scale
+    ...     ratio = np.exp(-0.5 * z * z - 0.5 * np.log(2 * np.pi) - log_ndtr(z))
+    ...     return log_ndtr(z), ratio / scale, -ratio * (z + ratio) / scale**2
+    >>> X, y = np.array([[1.0], [2.0], [-1.0]]), np.array([1, 1, -1])
+    >>> post = epfast.fit_linear(X, y, loss=epfast.CustomSite(moments))
+    >>> post.predict_proba([[0.0], [1.0]]).round(2)
+    array([0.5, 0.9])
+    """
+
+    name: str = field(default="custom_site", init=False, repr=False)
+    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
+    moments: MomentsFunction | LowLevelCallable = None
+
+    def __post_init__(self) -> None:
+        self._set(beta=_checks.number("beta", self.beta, above=0.0), gives=frozenset({"moments"}))
+        self.check_power(self.beta, "beta")
+        if isinstance(self.moments, LowLevelCallable):
+            found = signature(self.moments)
+            if found != SITE_SIGNATURE:
+                raise ValueError(
+                    f"moments is a LowLevelCallable of signature {found!r}; allowed: "
+                    f"{SITE_SIGNATURE!r}"
+                )
+        elif not callable(self.moments):
+            raise TypeError(f"moments is {_checks.describe(self.moments)}; allowed: a callable")
+
+    def core(self) -> CoreLoss:
+        return CoreLoss.python(self._has_no_values)
+
+    def _has_no_values(self, margins: Any) -> Any:
+        raise ValueError(
+            "loss is a CustomSite, which gives tilted moments and no values; allowed here: a Loss "
+            "or CustomLoss"
+        )
+
+    def evaluate(
+        self, margins: ArrayLike, y: Any = None, *, derivatives: bool = True
+    ) -> tuple[Array, ...]:
+        """Refused: a site of this kind has no values."""
+        self._has_no_values(margins)
+        return ()
+
+    def own_moments(self, core: CoreLoss) -> UserSite:
+        return UserSite(core, self.moments, isinstance(self.moments, LowLevelCallable))
+
+    def predict_proba(self, mean: Array, variance: Array) -> Array:
+        """Z(+) / (Z(+) + Z(-)) for h ~ N(mean, variance), Z(-) at the mirrored mean."""
+        triple, ones = self.tilted(), np.ones((len(mean), 1))
+        up, down = np.empty((2, 3, len(mean)))
+        triple.many(ones, mean, variance, ones[:, 0], *up)
+        triple.many(ones, -mean, variance, ones[:, 0], *down)
+        return finite_probability(np.asarray(special.expit(up[0] - down[0])))

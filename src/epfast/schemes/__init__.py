@@ -1,0 +1,29 @@
+"""CHOICE 2, how the tilted moments of a factor are found (Roche 2016, section 2).
+
+Most schemes serve minibatch factors and scalar sites, which are factors of one row and one
+coordinate. A scheme holds its own numbers.
+"""
+
+from epfast.schemes.base import RowScheme, Scheme
+from epfast.schemes.exact import Exact, ImportanceSampling
+from epfast.schemes.laplace import Laplace, QuickLaplace
+from epfast.schemes.names import NAMED, describe, resolve, restore
+from epfast.schemes.quadrature import Quadrature, Variational, fifth_degree_rule
+from epfast.schemes.relaxed import Relaxed
+
+__all__ = [
+    "NAMED",
+    "Exact",
+    "ImportanceSampling",
+    "Laplace",
+    "Quadrature",
+    "QuickLaplace",
+    "Relaxed",
+    "RowScheme",
+    "Scheme",
+    "Variational",
+    "describe",
+    "fifth_degree_rule",
+    "resolve",
+    "restore",
+]

@@ -1,0 +1,138 @@
+"""What a scheme is: the losses that it refuses, and its numbers for the core."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, ClassVar
+
+from epfast._arrays import Array
+from epfast._core.loss import CoreLoss
+from epfast._core.minibatch import MinibatchSweep
+from epfast._core.scalar_schemes import FactorScheme, PythonScheme
+from epfast._core.tilted import TiltedMoments
+from epfast.losses import Loss
+
+
+class Scheme:
+    """Base of the schemes.
+
+    A scheme of your own overrides :meth:`core_arguments`, to call a scheme of the core with other
+    numbers; it then serves minibatch factors and scalar sites. For new mathematics on scalar sites
+    subclass :class:`RowScheme`.
+    """
+
+    #: what a loss must give beside values, see :attr:`epfast.Loss.gives`
+    needs: ClassVar[frozenset[str]] = frozenset()
+    #: True if a fit is an expansion, with a precision and a shift per row of a factor
+    expands: ClassVar[bool] = False
+    #: True if moments are derivatives of log Z, to rounding
+    integrates: ClassVar[bool] = False
+    #: True if sites are fitted beside relaxation factors
+    relaxes: ClassVar[bool] = False
+    #: why it serves no minibatches but scalar sites alone; "" where it does
+    one_dimension: ClassVar[str] = ""
+
+    def refuses(self, loss: Loss, factor: str) -> str | None:
+        """The reason why the scheme cannot fit such factors, or None.
+
+        Parameters
+        ----------
+        loss : Loss
+        factor : {"row", "minibatch"}
+            A site that acts on h = x.theta alone, or a factor of several rows.
+
+        Returns
+        -------
+        str or None
+            What is wrong and what is allowed.
+        """
+        name = type(self).__name__
+        if "values" not in loss.gives:
+            return (
+                f"loss is a {type(loss).__name__}, whose moments are its own, and scheme is "
+                f"{name}; allowed: scheme='exact' with scalar sites (batch_size=None)"
+            )
+        if "derivatives" in self.needs - loss.gives:
+            return (
+                f"scheme {name} needs the slope and curvature of the loss, and {loss!r} has none; "
+                "allowed: quadrature or variational, or a CustomLoss with both"
+            )
+        if "continuous" in self.needs - loss.gives:
+            return (
+                f"scheme {name} expands the loss in a Taylor series, and {loss!r} has a jump; "
+                "allowed: quadrature or variational"
+            )
+        return None
+
+    def core_arguments(self, d: int) -> dict[str, Any]:
+        """Name and numbers of the scheme in the core, for factors in d dimensions."""
+        raise NotImplementedError
+
+    def tilted(self, loss: Loss, core: CoreLoss | None = None) -> TiltedMoments:
+        """Tilted moments of a row, for the core: (y, m, v, power) to (lZ, dlZ, d2lZ)."""
+        core = loss.core() if core is None else core
+        return loss.tilted(core, FactorScheme(core, **self.core_arguments(1)))
+
+    def minibatch(self, loss: Loss, d: int, rows: int, **settings: Any) -> MinibatchSweep:
+        """Fits of factors with a diagonal cavity and at most ``rows`` rows, for the core.
+
+        settings: power, damping and site_rule of the sweeps.
+        """
+        return MinibatchSweep(loss.core(), d=d, max_rows=rows, **settings, **self.core_arguments(d))
+
+    def describe(self) -> dict[str, Any] | None:
+        """The numbers for a file; None if they cannot be saved."""
+        return None
+
+
+class RowScheme(Scheme):
+    """Base of the schemes of scalar sites; one of your own overrides :meth:`moments`."""
+
+    #: the reason why it serves no minibatches
+    one_dimension = "it finds moments over one dimension"
+
+    def moments(
+        self, loss: Loss, y: Array, mean: Array, variance: Array, power: Array
+    ) -> tuple[Array, Array, Array]:
+        """GPML's triple of t(h)^power at cavities N(mean, variance) of h.
+
+        Parameters
+        ----------
+        loss : Loss
+            Of the factors t.
+        y : ndarray of shape (n,) or (n, response_width)
+            Labels, for a loss of the margin; else what ``loss.responses`` made of y.
+        mean, variance, power : ndarray of shape (n,)
+
+        Returns
+        -------
+        lZ, dlZ, d2lZ : ndarray of shape (n,)
+            log of the integral, and its first two derivatives in ``mean``. A site where one is not
+            finite is refused, and counted.
+        """
+        raise NotImplementedError
+
+    def tilted(self, loss: Loss, core: CoreLoss | None = None) -> TiltedMoments:
+        core = loss.core() if core is None else core
+        return loss.tilted(core, PythonScheme(core, partial(self.moments, loss)))
+
+    def refuses(self, loss: Loss, factor: str) -> str | None:
+        if factor == "minibatch":
+            return (
+                f"scheme is {self!r}, which is for scalar sites: {self.one_dimension}; a minibatch "
+                "factor allows: 'laplace', 'quick_laplace', 'quadrature', 'variational' "
+                "(batch_size=None is for scalar sites)"
+            )
+        return super().refuses(loss, factor)
+
+    def minibatch(self, loss: Loss, d: int, rows: int, **settings: Any) -> MinibatchSweep:
+        """Factors of one row: the moments of x.theta give those of each coordinate."""
+        core = loss.core()
+        return MinibatchSweep(
+            core,
+            d=d,
+            max_rows=1,
+            scheme="scalar",
+            moments=self.tilted(loss, core),
+            **settings,
+        )
