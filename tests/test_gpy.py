@@ -12,6 +12,7 @@ pytest.importorskip("GPy", reason="GPy is not installed: pip install GPy")
 import GPy
 
 import epfast
+import epfast.gpy as face
 from epfast import ConvergenceWarning
 from epfast.gpy import EP
 
@@ -149,6 +150,24 @@ def test_it_starts_from_the_last_sites():
     assert warm.last.log_evidence == pytest.approx(cold.last.log_evidence, rel=1e-8)
     found.inference_method.reset()
     assert found.inference_method.last is None
+
+
+def test_the_kernel_is_checked_once_for_the_same_data(monkeypatch):
+    checked, plain = [], face.kernel_at_door
+    monkeypatch.setattr(face, "kernel_at_door", lambda *given: checked.append(1) or plain(*given))
+    method = EP()
+    found = model(method)
+    for variance in (1.0, 2.0):
+        found.kern.variance = variance
+        fresh = model(EP(always_reset=True), kern=kernel(variance))
+        assert found.log_likelihood() == pytest.approx(fresh.log_likelihood(), rel=1e-8)
+    assert len(checked) == 1 + 2
+    found.set_XY(X, 1 - Y)
+    assert len(checked) == 4
+    with pytest.raises(ValueError, match="not positive semi-definite"):
+        EP().inference(None, X[:2], GPy.likelihoods.Bernoulli(), Y[:2], K=np.eye(2)[::-1])
+    with pytest.raises(ValueError, match="K has shape"):
+        method.inference(None, X, GPy.likelihoods.Bernoulli(), 1 - Y, K=np.eye(2))
 
 
 def test_new_data():

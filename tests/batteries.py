@@ -1,0 +1,168 @@
+"""Batteries: all losses, schemes and schedules with all engines, from the registries.
+
+What is legal is asked of :func:`epfast.inference.combinations.legal`, so that a new loss, scheme,
+schedule or row of a table is tested where it goes, and skipped where it is refused.
+"""
+
+from dataclasses import MISSING, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from epfast import gp, linear, losses, schedules, schemes
+from epfast.gp.problem import GPProblem, kernel_at_door
+from epfast.inference.combinations import legal
+from epfast.linear.problem import data_of, prior_at_door
+from tests.oracles.data import rbf
+
+LOSSES = {name: kind() for name, kind in losses.NAMED.items()}
+#: losses of the margin y h, y = -1 or +1
+MARGINS = {name: loss for name, loss in LOSSES.items() if loss.by_margin}
+SCHEMES = {name: kind() for name, kind in schemes.NAMED.items()}
+TABLES = {"linear": linear.engines.ENGINES, "gp": gp.engines.ENGINES}
+#: of the schedules of a battery, so few that what does not settle ends soon
+SWEEPS = 3
+
+
+def variants(kind):
+    """A schedule class in each of its orders: as it is; with a damping and a power."""
+    names = {field.name: field for field in fields(kind) if field.init}
+    given: dict[str, Any] = {
+        name: 3
+        for name, field in names.items()
+        if field.default is MISSING and field.default_factory is MISSING
+    }
+    given |= {name: SWEEPS for name in ("sweeps", "steps") if name in names}
+    given |= {"tol": 0.0} if "tol" in names else {}
+    numbers = {"damping": 0.6, "power": 0.8}
+    for order in schedules.ORDERS if "order" in names else (None,):
+        for more in ({}, {name: value for name, value in numbers.items() if name in names}):
+            try:
+                yield kind(**given | more | ({} if order is None else {"order": order}))
+            except ValueError:  # an order that is not one of this schedule
+                break
+            if not more and not any(name in names for name in numbers):
+                break
+
+
+#: every schedule, by the sites that it stores
+SCHEDULES: dict[str, list[Any]] = {}
+for _name in schedules.__all__:
+    _kind = getattr(schedules, _name)
+    if isinstance(_kind, type) and hasattr(_kind, "__dataclass_fields__"):
+        SCHEDULES.setdefault(_kind.stores, []).extend(variants(_kind))
+
+
+class Case(NamedTuple):
+    """A row of a table with a schedule, a scheme and a loss, which are legal together."""
+
+    wing: str
+    covariance: str
+    factor: str
+    schedule: Any
+    scheme: str
+    loss: str
+
+    def __str__(self):
+        numbers = [self.schedule.order, self.schedule.damping or "", self.schedule.power or ""]
+        schedule = "-".join(map(str, [type(self.schedule).__name__, *numbers]))
+        row = [self.wing, self.covariance, self.factor]
+        return "-".join([*row, schedule, self.scheme, self.loss]).replace("--", "-")
+
+    @property
+    def sweeps_of(self):
+        """What is swept in which order: of these one at least always runs."""
+        return str(self._replace(scheme="", loss=""))
+
+
+def is_legal(wing, covariance, factor, schedule, scheme, loss):
+    """Whether the door lets it in."""
+    try:
+        legal(TABLES[wing], covariance, factor, schedule, SCHEMES[scheme], LOSSES[loss], {})
+    except ValueError:
+        return False
+    return True
+
+
+def cases():
+    """All that is legal."""
+    for wing, table in TABLES.items():
+        for covariance, factor, stores in table:
+            for schedule in SCHEDULES[stores]:
+                for scheme in SCHEMES:
+                    for loss in LOSSES:
+                        case = Case(wing, covariance, factor, schedule, scheme, loss)
+                        if is_legal(*case):
+                            yield case
+
+
+def sampled(items, *groupings, rest=True, seed=0):
+    """Parameters for pytest: one of each group, drawn by the seed, runs always; the rest is long.
+
+    groupings: functions of an item that name its group; rest: whether the rest is there at all.
+    """
+    items, rng = list(items), np.random.default_rng(seed)
+    always = set()
+    for grouping in groupings:
+        groups: dict[Any, list[int]] = {}
+        for k, item in enumerate(items):
+            groups.setdefault(grouping(item), []).append(k)
+        always |= {int(rng.choice(members)) for members in groups.values()}
+    return [
+        pytest.param(item, id=str(item), marks=() if k in always else pytest.mark.long)
+        for k, item in enumerate(items)
+        if rest or k in always
+    ]
+
+
+def rows(loss, n=24, d=3, seed=0):
+    """X and responses that the loss takes."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, d))
+    h = X @ np.linspace(1.0, -0.5, d) + 0.5 * rng.normal(size=n)
+    trials = rng.integers(1, 6, size=n)
+    for y in (
+        np.where(h > 0, 1.0, -1.0),
+        np.minimum(rng.poisson(np.exp(h)), 20),
+        np.column_stack([rng.binomial(trials, 1.0 / (1.0 + np.exp(-h))), trials]),
+        h,
+    ):
+        try:
+            loss.responses("y", y, n)
+        except (ValueError, TypeError):
+            continue
+        return X, y
+    raise AssertionError(f"no responses for {loss!r}: add a kind above")
+
+
+def arguments(case):
+    """What the case is for a door, beside rows."""
+    given = {"loss": LOSSES[case.loss], "scheme": SCHEMES[case.scheme], "schedule": case.schedule}
+    if case.wing == "linear":
+        size = 5 if case.factor == "minibatch" else None
+        given |= {"posterior": case.covariance, "batch_size": size}
+    return given
+
+
+def fit(case, **given):
+    """Fit a case through its door."""
+    X, y = rows(LOSSES[case.loss])
+    if case.wing == "gp":
+        return gp.fit_gp(rbf(X), y, **arguments(case), **given)
+    return linear.fit_linear(X, y, **arguments(case), **given)
+
+
+def engine(case):
+    """The engine of a case."""
+    X, y = rows(LOSSES[case.loss])
+    if case.wing == "linear":
+        chosen = linear.fit.choose(**arguments(case))
+        full = case.covariance == "full"
+        prior = prior_at_door(None, None, None, X.shape[1], full)
+        return linear.engines.engine_of(chosen.problem(data_of(X, y, None, chosen.loss), prior))
+    loss, scheme = LOSSES[case.loss], SCHEMES[case.scheme]
+    schedule = case.schedule.filled(power=1.0, damping=1.0)
+    kernel = kernel_at_door(rbf(X), False, 0.0)
+    problem = GPProblem(kernel, loss.responses("y", y, len(y)), loss, scheme, schedule)
+    return TABLES["gp"][case.covariance, case.factor, schedule.stores].engine(problem)

@@ -1,0 +1,55 @@
+"""The scripts of bench/: how they are named and found; one of them, run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import bench
+
+FOLDER = Path(bench.__file__).parent
+
+
+def test_every_script_is_listed():
+    found = {
+        ".".join(path.relative_to(FOLDER).with_suffix("").parts)
+        for path in FOLDER.glob("*/*.py")
+        if path.parent.name != "lib" and "\ndef run(options" in path.read_text(encoding="utf-8")
+    }
+    assert found == set(bench.SCRIPTS)
+
+
+@pytest.mark.parametrize("name", bench.SCRIPTS)
+def test_full_names(name):
+    assert bench.full_name(name) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "full"),
+    [("table1", "roche2016.table1"), ("figures2_3", "roche2016.figures2_3"), ("gp", "speed.gp")],
+)
+def test_short_names(name, full):
+    assert bench.full_name(name) == full
+
+
+@pytest.mark.parametrize("name", ["", "table", "li2015", "lib.harness"])
+def test_unknown_names(name):
+    with pytest.raises(ValueError, match=f"no script '{name}'; those there are: roche2016.table1,"):
+        bench.full_name(name)
+
+
+def test_listing(run_python):
+    code = "import runpy; runpy.run_module('bench', run_name='__main__', alter_sys=True)"
+    lines = run_python(code, PYTHONPATH=str(FOLDER.parent)).stdout.splitlines()
+    assert [line.split()[0] for line in lines[2:]] == list(bench.SCRIPTS)
+
+
+@pytest.mark.slow
+def test_run(run_python, tmp_path):
+    code = "from bench.__main__ import main; main(['sampling', '--quick', '--output', 'results'])"
+    printed = run_python(code, PYTHONPATH=str(FOLDER.parent)).stdout
+    stored = json.loads((tmp_path / "results" / "li2015_sampling.json").read_text())
+    assert stored["quick"]
+    assert stored["table"]
+    for _, claim, _, _ in stored["claims"]:
+        assert claim in printed

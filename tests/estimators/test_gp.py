@@ -1,0 +1,305 @@
+"""GPClassifier against scikit-learn's conventions, fit_gp, and GaussianProcessClassifier."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn")
+
+from sklearn.base import clone
+from sklearn.datasets import load_iris
+from sklearn.gaussian_process import GaussianProcessClassifier
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    ConstantKernel,
+    Hyperparameter,
+    Kernel,
+    PairwiseKernel,
+    WhiteKernel,
+)
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import epfast
+from epfast import EP, GPClassifier
+from epfast.estimators import gp as estimator
+from tests.oracles.data import process
+
+# of epfast about extreme data of a check, and of scikit-learn about its own
+pytestmark = [
+    pytest.mark.filterwarnings("default::sklearn.exceptions.SkipTestWarning"),
+    pytest.mark.filterwarnings("default::sklearn.exceptions.ConvergenceWarning"),
+]
+
+
+@pytest.mark.slow
+@parametrize_with_checks([GPClassifier()])
+def test_scikit_learn_checks(estimator, check):
+    check(estimator)
+
+
+def rings(n=80, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, 2))
+    radius = np.hypot(*X.T) + 0.15 * rng.normal(size=n)
+    return X, np.where(radius < 1.1, "in", "out")
+
+
+X, Y = rings()
+SIGNS = np.where(Y == "out", 1.0, -1.0)
+KERNEL = ConstantKernel(4.0) * RBF(1.0)
+
+
+def test_is_fit_gp():
+    model = GPClassifier(KERNEL, optimizer=None).fit(X, Y)
+    gp = epfast.fit_gp(KERNEL(X), SIGNS, schedule=EP(200, 1e-6))
+    np.testing.assert_array_equal(model.posterior_.mean, gp.mean)
+    assert model.log_marginal_likelihood_value_ == gp.log_evidence
+    assert model.log_marginal_likelihood() == gp.log_evidence
+    Z, _ = rings(30, 1)
+    p = gp.predict_proba(KERNEL(Z, X), KERNEL.diag(Z))
+    np.testing.assert_allclose(model.predict_proba(Z)[:, 1], p, rtol=1e-10)
+    np.testing.assert_array_equal(model.predict(Z), np.where(p > 0.5, "out", "in"))
+    assert model.converged_
+    assert model.n_iter_ == gp.n_sweeps
+
+
+def test_the_optimum_is_flat_and_above_its_neighbours():
+    model = GPClassifier(KERNEL).fit(X, Y)
+    theta = model.kernel_.theta
+    value, gradient = model.log_marginal_likelihood(theta, eval_gradient=True)
+    assert value == pytest.approx(model.log_marginal_likelihood_value_, abs=1e-6)
+    assert abs(gradient).max() < 1e-2
+    for step in (0.3 * np.eye(2)).tolist() + (-0.3 * np.eye(2)).tolist():
+        assert model.log_marginal_likelihood(theta + step) < value
+    assert value > GPClassifier(KERNEL, optimizer=None).fit(X, Y).log_marginal_likelihood()
+    assert KERNEL.theta.tolist() == [np.log(4.0), 0.0]
+
+
+@pytest.mark.parametrize("loss", ["probit", "logistic", epfast.NoisyStep(0.1)])
+def test_gradient(loss):
+    kernel = KERNEL + WhiteKernel(0.1)
+    model = GPClassifier(kernel, optimizer=None, loss=loss, schedule=EP(1000, 1e-10, damping=0.8))
+    model.fit(X, Y)
+    theta = kernel.theta + np.array([0.1, 0.2, -0.1])
+    _, gradient = model.log_marginal_likelihood(theta, eval_gradient=True)
+    for k in range(3):
+        step = 1e-4 * np.eye(3)[k]
+        up, down = (model.log_marginal_likelihood(theta + s) for s in (step, -step))
+        assert gradient[k] == pytest.approx((up - down) / 2e-4, rel=1e-5, abs=1e-7)
+
+
+def test_drops_in_for_scikit_learn():
+    """The same calls; Laplace's approximation and EP agree in what they say, not in digits."""
+    ours = GPClassifier(KERNEL, loss="logistic").fit(X, Y)
+    theirs = GaussianProcessClassifier(KERNEL).fit(X, Y)
+    Z, labels = rings(300, 2)
+    assert abs(ours.score(Z, labels) - theirs.score(Z, labels)) < 0.05
+    assert (ours.predict(Z) == theirs.predict(Z)).mean() > 0.95
+    assert ours.kernel_.get_params().keys() == theirs.kernel_.get_params().keys()
+    theta = KERNEL.theta
+    for model in (ours, theirs):
+        value, gradient = model.log_marginal_likelihood(theta, eval_gradient=True)
+        assert np.isfinite(value)
+        assert gradient.shape == (2,)
+        assert isinstance(model.log_marginal_likelihood(), float)
+        assert model.log_marginal_likelihood(theta, clone_kernel=False) == pytest.approx(value)
+
+
+def test_several_classes():
+    iris = load_iris()
+    rows = StandardScaler().fit_transform(iris.data)[::2]
+    names = iris.target_names[iris.target][::2]
+    model = GPClassifier(1.0 * RBF(1.0)).fit(rows, names)
+    assert model.score(rows, names) > 0.95
+    p = model.predict_proba(rows)
+    assert p.shape == (75, 3)
+    np.testing.assert_allclose(p.sum(axis=1), 1.0)
+    assert len(model.posteriors_) == model.n_classes_ == 3
+    assert not hasattr(model, "posterior_")
+    theta = model.kernel_.theta
+    assert theta.size == 6
+    value, gradient = model.log_marginal_likelihood(theta, eval_gradient=True)
+    assert value == pytest.approx(model.log_marginal_likelihood_value_, abs=1e-6)
+    assert gradient.shape == (6,)
+    _, shared = model.log_marginal_likelihood(theta[:2], eval_gradient=True)
+    step = np.array([1e-4, 0.0])
+    up, down = (model.log_marginal_likelihood(theta[:2] + s) for s in (step, -step))
+    assert shared[0] == pytest.approx((up - down) / 2e-4, rel=1e-3, abs=1e-5)
+    assert model.predict_latent(rows)[0].shape == (75, 3)
+
+
+def test_restarts_find_the_better_optimum():
+    kernel = ConstantKernel(1.0, (1e-3, 1e3)) * RBF(1e-3, (1e-3, 1e2))
+    one = GPClassifier(kernel).fit(X, Y)
+    more = GPClassifier(kernel, n_restarts_optimizer=4, random_state=0).fit(X, Y)
+    again = GPClassifier(kernel, n_restarts_optimizer=4, random_state=0).fit(X, Y)
+    assert more.log_marginal_likelihood_value_ >= one.log_marginal_likelihood_value_ - 1e-6
+    np.testing.assert_array_equal(more.kernel_.theta, again.kernel_.theta)
+    unbounded = GPClassifier(RBF(1.0, (1e-3, np.inf)), n_restarts_optimizer=1)
+    with pytest.raises(ValueError, match="infinite bounds"):
+        unbounded.fit(X, Y)
+
+
+def test_own_optimizer():
+    seen = []
+
+    def optimizer(objective, theta, bounds):
+        value, gradient = objective(theta)
+        seen.append((value, gradient.shape, bounds.shape))
+        best = theta + 0.1
+        return best, objective(best, eval_gradient=False)
+
+    model = GPClassifier(KERNEL, optimizer=optimizer).fit(X, Y)
+    np.testing.assert_allclose(model.kernel_.theta, KERNEL.theta + 0.1)
+    assert seen[0][1:] == ((2,), (2, 2))
+
+
+def test_pipeline_clone_and_pickle():
+    pipe = make_pipeline(StandardScaler(), GPClassifier(1.0 * RBF(1.0)))
+    assert cross_val_score(pipe, X, Y, cv=3).mean() > 0.75
+    model = clone(GPClassifier(KERNEL, loss="logistic")).fit(X, Y)
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.predict_proba(X), model.predict_proba(X))
+    assert again.log_marginal_likelihood(KERNEL.theta) == model.log_marginal_likelihood(
+        KERNEL.theta
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"optimizer": "newton"}, "optimizer"),
+        ({"n_restarts_optimizer": -1}, "n_restarts_optimizer"),
+        ({"loss": "nope"}, "loss"),
+        ({"schedule": epfast.SEP()}, "schedule"),
+        ({"jitter": -1.0}, "jitter"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    given = {"optimizer": None} | arguments
+    with pytest.raises((ValueError, TypeError), match=message):
+        GPClassifier(KERNEL, **given).fit(X, Y)
+
+
+def test_bad_theta():
+    model = GPClassifier(KERNEL, optimizer=None).fit(X, Y)
+    for theta in ([0.0], [0.0, np.nan], "ab"):
+        with pytest.raises((ValueError, TypeError), match="theta"):
+            model.log_marginal_likelihood(theta)
+    with pytest.raises(ValueError, match="1 class"):
+        GPClassifier().fit(X, np.zeros(len(X)))
+
+
+def test_processes_of_low_rank():
+    rows, _, y = process(80)
+    labels = np.where(y > 0, "a", "b")
+    exact = GPClassifier(KERNEL, optimizer=None).fit(rows, labels)
+    whole = GPClassifier(KERNEL, optimizer=None, rank=80).fit(rows, labels)
+    few = GPClassifier(KERNEL, optimizer=None, rank=40).fit(rows, labels)
+    np.testing.assert_allclose(whole.predict_proba(rows), exact.predict_proba(rows), atol=1e-5)
+    np.testing.assert_allclose(few.predict_proba(rows), exact.predict_proba(rows), atol=0.05)
+    assert few.posterior_.rank == 40
+    assert few.log_marginal_likelihood(KERNEL.theta) == pytest.approx(few.posterior_.log_evidence)
+    with pytest.raises(ValueError, match="eval_gradient"):
+        few.log_marginal_likelihood(KERNEL.theta, eval_gradient=True)
+    with pytest.raises(ValueError, match="rank"):
+        GPClassifier(KERNEL, rank=15).fit(rows, labels)
+    with pytest.raises(ValueError, match=r"jitter is 0\.1; allowed with rank: 0"):
+        GPClassifier(KERNEL, optimizer=None, rank=15, jitter=0.1).fit(rows, labels)
+    three = GPClassifier(rank=15).fit(rows, np.arange(80) % 3)
+    assert three.predict_proba(rows).shape == (80, 3)
+
+
+# ---- the search, and the matrices that it works in ----
+
+
+class Variance(Kernel):
+    """A variance times a matrix of its own, which it hands out as it pleases."""
+
+    def __init__(self, rows, variance=1.0, spoiled=lambda K: K):
+        self.rows, self.variance, self.spoiled = rows, variance, spoiled
+
+    @property
+    def hyperparameter_variance(self):
+        return Hyperparameter("variance", "numeric", (1e-3, 1e3))
+
+    def __call__(self, X, Y=None, eval_gradient=False):
+        K = self.variance * RBF(1.0)(X, Y)
+        K = K if Y is not None else self.spoiled(K)
+        # d K / d log variance is K: a view of it
+        return (K, K[:, :, None]) if eval_gradient else K
+
+    def diag(self, X):
+        return np.full(len(X), self.variance)
+
+    def is_stationary(self):
+        return True
+
+
+def test_the_kernel_is_checked_once(monkeypatch):
+    """At the hyper-parameters that are found; the search does not factorise K to check it."""
+    checked = []
+    plain = estimator.kernel_at_door
+    monkeypatch.setattr(
+        estimator, "kernel_at_door", lambda *given: checked.append(1) or plain(*given)
+    )
+    GPClassifier(KERNEL).fit(X, Y)
+    assert len(checked) == 1
+    GPClassifier(1.0 * RBF(1.0), optimizer=None).fit(X, np.arange(len(X)) % 3)
+    assert len(checked) == 4
+
+
+def test_a_gradient_that_is_a_view_of_the_kernel():
+    found = GPClassifier(Variance(X)).fit(X, Y)
+    plain = GPClassifier(ConstantKernel(1.0, (1e-3, 1e3)) * RBF(1.0, "fixed")).fit(X, Y)
+    np.testing.assert_allclose(found.kernel_.theta, plain.kernel_.theta, rtol=1e-8)
+    np.testing.assert_allclose(found.predict_proba(X), plain.predict_proba(X), rtol=1e-8)
+
+
+def test_kernels_that_are_the_rows_themselves():
+    """Of scikit-learn's a precomputed one returns what it was given, which is not to be lost."""
+    K = KERNEL(X)
+    K.flags.writeable = False
+    for kernel in (
+        PairwiseKernel(metric="precomputed"),
+        2.0 * PairwiseKernel(metric="precomputed"),
+    ):
+        model = GPClassifier(kernel, jitter=0.1).fit(K, Y)
+        np.testing.assert_array_equal(model.X_train_, K)
+    model = GPClassifier(PairwiseKernel(metric="precomputed"), optimizer=None).fit(K, Y)
+    plain = GPClassifier(KERNEL, optimizer=None).fit(X, Y)
+    np.testing.assert_allclose(model.posterior_.mean, plain.posterior_.mean, rtol=0, atol=1e-10)
+
+
+def test_kernels_that_fail():
+    def search(objective, theta, bounds):
+        tried = [(t, objective(t)) for t in (theta, theta + 3.0, theta + 0.1)]
+        assert np.isinf(tried[1][1][0])
+        assert not tried[1][1][1].any()
+        return tried[2][0], tried[2][1][0]
+
+    def spoiled(K):
+        return np.where(K > 5.0, np.nan, K)
+
+    model = GPClassifier(Variance(X, spoiled=spoiled), optimizer=search).fit(X, Y)
+    assert model.kernel_.theta == pytest.approx(0.1)
+    with pytest.raises(FloatingPointError, match="all hyper-parameters that were tried"):
+        GPClassifier(Variance(X, spoiled=lambda K: K * np.nan)).fit(X, Y)
+    for bad, message in (
+        (lambda K: K - 2.0 * np.eye(len(K)), "negative diagonal"),
+        (lambda K: K + 0.1 * np.eye(len(K))[:, ::-1] - 0.1, "not positive semi-definite"),
+        (lambda K: K * np.nan, "NaN"),
+        (lambda K: K[:, :-1], "K has shape"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            GPClassifier(Variance(X, spoiled=bad), optimizer=None).fit(X, Y)
+
+
+def test_a_warning_names_the_line_of_the_user():
+    with pytest.warns(epfast.ConvergenceWarning, match="did not settle") as caught:
+        GPClassifier(KERNEL, optimizer=None, schedule=EP(1, 1e-8)).fit(X, Y)
+    assert caught[0].filename == __file__

@@ -1,0 +1,322 @@
+"""Relaxed EP (Qi & Guo 2012): fit_gp(scheme=schemes.Relaxed())."""
+
+import itertools
+
+import numpy as np
+import pytest
+from scipy import optimize, stats
+
+import epfast
+from epfast import EP, DoubleLoop, NoisyStep, fit_gp, losses, schemes
+from epfast.schemes import Relaxed
+from tests.oracles.data import rbf
+from tests.oracles.responses import example
+
+EPSILON = 0.15
+
+
+def flipped(n, seed=0, variance=2.0, every=6):
+    """A smooth boundary, and every so manieth label on the wrong side of it."""
+    X = np.random.default_rng(seed).normal(size=(n, 2))
+    y = np.where(X[:, 0] + np.sin(2 * X[:, 1]) > 0, 1.0, -1.0)
+    y[::every] *= -1
+    return rbf(X, width=1.5, variance=variance) + 1e-6 * np.eye(n), y
+
+
+# ---- relaxed EP in plain NumPy, one site after the other, divergences by quadrature ----
+
+
+NODES, WEIGHTS = np.polynomial.legendre.leggauss(150)
+
+
+def normal(f, mean, variance):
+    """Log density."""
+    return -0.5 * ((f - mean) ** 2 / variance + np.log(2 * np.pi * variance))
+
+
+def tilted(y, m, v):
+    """A noisy step times N(m, v), on nodes: values f, weights that sum to 1, log t, and log Z."""
+    ends = m - 12 * np.sqrt(v), m, m + 12 * np.sqrt(v)
+    ends = sorted({*ends, min(max(0.0, ends[0]), ends[2])})
+    f = np.concatenate([(a + b) / 2 + (b - a) / 2 * NODES for a, b in itertools.pairwise(ends)])
+    w = np.concatenate([(b - a) / 2 * WEIGHTS for a, b in itertools.pairwise(ends)])
+    log_t = np.where(y * f > 0, np.log(1 - EPSILON), np.log(EPSILON))
+    w = w * np.exp(log_t + normal(f, m, v))
+    return f, w / w.sum(), log_t, np.log(w.sum())
+
+
+def objective(reading, b, y, h, s, tau, nu, weight):
+    """As the docstring of Relaxed has it."""
+    printed = reading == "printed"
+    precision, shift = (b, b * nu / tau) if printed else (b * tau, b * nu)
+    inverse = 1 / s - tau + precision
+    if inverse <= 0 or 1 / s + precision <= 0:
+        return np.inf
+    v = 1 / inverse
+    m = v * (h / s - nu + shift)
+    f, w, log_t, log_z = tilted(y, m, v)
+    mean = w @ f
+    variance = w @ (f - mean) ** 2
+    if printed:
+        cavity = 1 / (1 / s - tau)
+        centre = cavity * (h / s - nu)
+        site = 1 / variance - 1 / v
+        site_shift = mean / variance - m / v
+        a = 1 / (1 / s + site - tau)  # eqs 43-44
+        F = a * (1 - a / (a + 1 / b)) + mean**2 if b > 0 else a + mean**2  # eqs 45-46
+        quotient = (nu / tau - centre) ** 2 / (cavity + 1 / b) if b > 0 else 0.0
+        return (
+            w @ log_t + 0.5 * (site * F - mean * site_shift)
+            - 0.5 * np.log(1 + (b + site) * cavity) + 0.5 * np.log(b * cavity + 1)
+            - 0.5 * b * ((nu / tau) ** 2 - 2 * nu / tau * mean + F) + 0.5 * quotient
+            - log_z + weight * b
+        )  # fmt: skip
+    target = mean, variance
+    if reading == "sequential":
+        wide = 1 / (1 / s + precision)
+        target = wide * (h / s + shift), wide
+    return w @ (log_t + normal(f, m, v) - log_z - normal(f, *target)) + weight * b
+
+
+def numpy_relaxed(K, y, reading, weight, sweeps, freeze=np.inf):
+    n = len(y)
+    tau, nu, b, shift = np.zeros((4, n))
+    for sweep in range(sweeps):
+        for i in range(n):
+            covariance = np.linalg.solve(np.eye(n) + K * tau, K)
+            h, s = (covariance @ nu)[i], covariance[i, i]
+            if sweep < freeze:
+                best = 0.0
+                if tau[i] != 0:
+
+                    def value(log_b, i=i, h=h, s=s):
+                        b = np.exp(log_b)
+                        return objective(reading, b, y[i], h, s, tau[i], nu[i], weight)
+
+                    least = objective(reading, 0.0, y[i], h, s, tau[i], nu[i], weight)
+                    top = np.log(1e3 / s if reading == "printed" else max(least / weight, 1e-4))
+                    grid = np.linspace(top - np.log(1e5), top, 40)
+                    values = [value(x) for x in grid]
+                    k = int(np.argmin(values))
+                    found = optimize.minimize_scalar(
+                        value,
+                        bounds=(grid[max(k - 1, 0)], grid[min(k + 1, 39)]),
+                        method="bounded",
+                        options={"xatol": 1e-9},
+                    )
+                    if min(found.fun, values[k]) < least:
+                        best = np.exp(found.x if found.fun < values[k] else grid[k])
+                b[i] = best if reading == "printed" else best * tau[i]
+                shift[i] = best * (0.0 if tau[i] == 0 else nu[i] / tau[i])
+                if reading != "printed":
+                    shift[i] = best * nu[i]
+            v = 1 / (1 / s - tau[i] + b[i])
+            m = v * (h / s - nu[i] + shift[i])
+            f, w, _, _ = tilted(y[i], m, v)
+            mean = w @ f
+            variance = w @ (f - mean) ** 2
+            tau[i], nu[i] = 1 / variance - 1 / v, mean / variance - m / v
+            if reading == "printed":
+                tau[i] += b[i]
+                nu[i] += shift[i]
+    covariance = np.linalg.solve(np.eye(n) + K * tau, K)
+    return covariance @ nu, np.diag(covariance), b
+
+
+@pytest.mark.parametrize(
+    ("reading", "weight", "freeze"),
+    [("sequential", 0.03, None), ("joint", 0.01, 2), ("printed", 0.5, None)],
+)
+def test_is_that_of_numpy(reading, weight, freeze):
+    K, y = flipped(12)
+    schedule = EP(3, 0.0, order="sequential")
+    fit = fit_gp(
+        K, y, loss=NoisyStep(EPSILON), schedule=schedule,
+        scheme=Relaxed(weight, reading, freeze),
+    )  # fmt: skip
+    mean, variance, b = numpy_relaxed(K, y, reading, weight, 3, freeze or np.inf)
+    assert (b != 0).any()
+    assert (b == 0).any()
+    np.testing.assert_allclose(fit.relaxed.precision, b, rtol=0, atol=2e-4 * np.abs(b).max())
+    np.testing.assert_allclose(fit.mean, mean, rtol=0, atol=2e-4)
+    np.testing.assert_allclose(fit.variance, variance, rtol=2e-4)
+
+
+@pytest.mark.parametrize("objective", ["sequential", "joint", "printed"])
+@pytest.mark.parametrize("loss", losses.NAMED)
+def test_is_ep_where_the_weight_is_large(loss, objective):
+    K, y = flipped(30)
+    loss = losses.resolve(loss)
+    y = y if loss.by_margin else example(loss, 30)
+    schedule = EP(6, 0.0, order="sequential", damping=0.8)
+    plain = fit_gp(K, y, loss=loss, schedule=schedule)
+    fit = fit_gp(K, y, loss=loss, schedule=schedule, scheme=Relaxed(1e6, objective))
+    assert not fit.relaxed.precision.any()
+    np.testing.assert_allclose(fit.mean, plain.mean, rtol=0, atol=1e-10)
+    assert fit.log_evidence == pytest.approx(plain.log_evidence, rel=1e-10)
+
+
+@pytest.mark.parametrize("scheme", schemes.NAMED)
+def test_relaxes_the_moments_of_any_scheme(scheme):
+    K, y = flipped(30)
+    inner = schemes.resolve(scheme)
+    if inner.relaxes:
+        with pytest.raises(TypeError, match="allowed: a Scheme that is not relaxed"):
+            Relaxed(scheme=inner)
+        return
+    schedule = EP(4, 0.0, order="sequential")
+    plain = fit_gp(K, y, loss="logistic", scheme=inner, schedule=schedule)
+    fit = fit_gp(K, y, loss="logistic", scheme=Relaxed(1e6, scheme=inner), schedule=schedule)
+    if not isinstance(inner, schemes.ImportanceSampling):  # which draws anew for each divergence
+        np.testing.assert_allclose(fit.mean, plain.mean, rtol=0, atol=1e-10)
+    eased = fit_gp(K, y, loss="logistic", scheme=Relaxed(1e-4, scheme=inner), schedule=schedule)
+    assert eased.relaxed.precision.any()
+    assert np.abs(eased.mean - plain.mean).max() > 1e-3
+    assert fit.scheme.scheme is inner
+
+
+@pytest.mark.parametrize("loss", ["quasi01", NoisyStep(0.1)])
+@pytest.mark.parametrize("order", ["sequential", "shuffled"])
+def test_settles_where_moments_times_the_factors_match(loss, order):
+    K, y = flipped(60, every=9)
+    fit = fit_gp(
+        K, y, loss=loss, scheme=Relaxed(0.001, freeze=15),
+        schedule=EP(400, 1e-10, order=order, seed=1 if order == "shuffled" else None, damping=0.7),
+    )  # fmt: skip
+    assert fit.converged
+    assert fit.relaxed.precision.any()
+    assert fit.residual < 1e-7
+
+
+def test_outliers_are_relaxed_and_more_with_less_weight():
+    K, y = flipped(80, every=10)
+    schedule = EP(60, 1e-6)
+    sums = []
+    for weight in (0.3, 0.1, 0.03):
+        fit = fit_gp(K, y, loss=NoisyStep(0.1), schedule=schedule, scheme=Relaxed(weight))
+        exponents = fit.relaxed.precision / np.where(
+            fit.sites.precision == 0, 1, fit.sites.precision
+        )
+        sums.append(exponents.sum())
+    assert 0 == sums[0] < sums[1] < sums[2]
+
+
+def test_goes_on_as_if_it_had_not_stopped(tmp_path):
+    K, y = flipped(40)
+    options = {"loss": NoisyStep(0.1), "scheme": Relaxed(0.02, freeze=3)}
+    whole = fit_gp(K, y, schedule=EP(6, 0.0), **options)
+    part = fit_gp(K, y, schedule=EP(2, 0.0), **options)
+    part.save(tmp_path / "part.npz")
+    loaded = epfast.load(tmp_path / "part.npz")
+    assert loaded.scheme == options["scheme"]
+    np.testing.assert_array_equal(loaded.relaxed.precision, part.relaxed.precision)
+    for start in (part, loaded):
+        rest = fit_gp(K, y, schedule=EP(4, 0.0), start=start, **options)
+        # the search for b ends with an error of 1e-6, which the last bits decide
+        np.testing.assert_allclose(rest.mean, whole.mean, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(
+            rest.relaxed.precision, whole.relaxed.precision, rtol=0, atol=1e-5
+        )
+    # EP goes on from sites of relaxed EP, and back
+    plain = fit_gp(K, y, loss=NoisyStep(0.1), schedule=EP(3, 0.0), start=part)
+    assert plain.relaxed is None
+    assert fit_gp(K, y, schedule=EP(3, 0.0), start=plain, **options).relaxed is not None
+
+
+# ---- energies ----
+
+
+def test_energies_without_relaxation_are_the_log_evidence():
+    K, y = flipped(25)
+    fit = fit_gp(
+        K, y, loss=NoisyStep(0.3), schedule=EP(3000, 1e-12, damping=0.5), scheme=Relaxed(1e6)
+    )  # fmt: skip
+    assert fit.converged
+    energies = fit.relaxed_energies()
+    np.testing.assert_allclose(energies, -fit.log_evidence, rtol=1e-9)
+
+
+def test_energies_are_the_integrals_of_the_paper():
+    """Two observations; every integral of equations 25 and 32 on a grid in the plane."""
+    K = np.array([[1.0, 0.3], [0.3, 1.5]])
+    y = np.array([1.0, -1.0])
+    loss, weight = NoisyStep(EPSILON), 0.004
+    fit = fit_gp(
+        K, y, loss=loss, scheme=Relaxed(weight, freeze=3), schedule=EP(500, 1e-12)
+    )  # fmt: skip
+    assert fit.converged
+    b, shift = fit.relaxed
+    assert (b > 0).all()
+    # by Gauss's rule in each quadrant, where all is smooth
+    x = np.concatenate([5 * NODES - 5, 5 * NODES + 5])
+    f = np.stack(np.meshgrid(x, x, indexing="ij"))
+    w = np.outer(*2 * [np.tile(5 * WEIGHTS, 2)])
+    prior = np.exp(stats.multivariate_normal([0, 0], K).logpdf(np.moveaxis(f, 0, -1)))
+    t = [np.where(y[i] * f[i] > 0, 1 - EPSILON, EPSILON) for i in range(2)]
+    log_g = [fit.sites.shift[i] * f[i] - 0.5 * fit.sites.precision[i] * f[i] ** 2 for i in range(2)]
+    r = [np.exp(shift[i] * f[i] - 0.5 * b[i] * f[i] ** 2) for i in range(2)]
+
+    def integral(values):
+        return (w * values).sum()
+
+    penalty = weight * (b / fit.sites.precision).sum()
+    primal = dual = penalty
+    for i in range(2):
+        other = log_g[1 - i]
+        hat = t[i] * prior * np.exp(other)
+        hat /= integral(hat)  # eq. 27
+        Z = integral(hat * r[i])  # eq. 29
+        primal += integral(hat * r[i] / Z * np.log(hat / (Z * t[i] * prior)))
+        dual -= np.log(integral(t[i] * prior * np.exp(other) * r[i]))
+        q = prior * np.exp(log_g[0] + log_g[1])
+        q /= integral(q)
+        Zq = integral(q * r[i])
+        primal -= 0.5 * integral(q * r[i] / Zq * np.log(q / (Zq * prior)))
+        dual += 0.5 * np.log(integral(prior * np.exp(log_g[0] + log_g[1]) * r[i]))
+    energies = fit.relaxed_energies()
+    assert energies.primal == pytest.approx(primal, rel=1e-8)
+    assert energies.dual == pytest.approx(dual, rel=1e-8)
+    assert abs(primal - dual) > 1e-3
+
+
+# ---- refusals ----
+
+
+def test_refusals():
+    K, y = flipped(10)
+    for value in (0.0, -1.0, np.nan, np.inf):
+        with pytest.raises(ValueError, match="weight is"):
+            Relaxed(value)
+    with pytest.raises(TypeError, match="weight is"):
+        Relaxed("much")
+    with pytest.raises(TypeError, match=r"write scheme=epfast\.schemes\.Relaxed"):
+        fit_gp(K, y, relaxation=0.03)
+    with pytest.raises(ValueError, match="objective is 'best'"):
+        Relaxed(objective="best")
+    with pytest.raises(ValueError, match="freeze is 0"):
+        Relaxed(freeze=0)
+    for inner in ("exact", Relaxed()):
+        with pytest.raises(TypeError, match=r"scheme is .*; allowed: a Scheme that is not relaxed"):
+            Relaxed(scheme=inner)
+    for given, message in (
+        (
+            {"schedule": EP(order="parallel")},
+            "order is 'parallel' beside scheme='relaxed'; .*another",
+        ),
+        ({"schedule": EP(power=0.5)}, "power is 0.5 beside scheme='relaxed'; .*allowed: None"),
+        ({"schedule": DoubleLoop()}, "scheme is .* not allowed with .*DoubleLoop; it is for .*EP"),
+        ({"rank": 3}, "scheme is .* not allowed with"),
+        ({"loss": epfast.CustomSite(lambda m, v: (m * 0, m * 0, m * 0))}, "gives no powers of t"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fit_gp(K, y, scheme=Relaxed(), **given)
+    fit = fit_gp(K, y, loss=NoisyStep(0.1), scheme=Relaxed(), schedule=EP(2, 0.0))
+    with pytest.raises(ValueError, match="not stationary in the sites"):
+        fit.log_evidence_gradient(K)
+    plain = fit_gp(K, y, loss=NoisyStep(0.1), schedule=EP(2, 0.0))
+    with pytest.raises(ValueError, match="not one of relaxed EP"):
+        plain.relaxed_energies()
+    printed = fit_gp(
+        K, y, loss=NoisyStep(0.1), scheme=Relaxed(1.0, "printed"), schedule=EP(2, 0.0)
+    )  # fmt: skip
+    assert np.isnan(printed.residual)

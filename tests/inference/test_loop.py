@@ -1,0 +1,281 @@
+"""The loop over sweeps, run with a small engine of its own."""
+
+import logging
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from epfast import ConvergenceWarning, Interrupted
+from epfast.inference import Counts, Fit, Summary, run, warn_of
+from epfast.inference.loop import change
+
+
+class State(NamedTuple):
+    mean: float
+    variance: float
+    sweeps: int = 0
+
+
+class Schedule(NamedTuple):
+    sweeps: int = 50
+    tol: float = 1e-6
+    damping: float = 1.0
+
+
+class Halving:
+    """Each sweep halves the mean; ``counts`` says what sweep k met, ``new`` what else it made."""
+
+    n_sites, order_of_matrices, remedy = 10, 1, "do as the engine says"
+
+    def __init__(self, counts=lambda k: Counts(), new=lambda k, state: state):
+        self.counts, self.new, self.settled, self.kept = counts, new, [], []
+
+    def init(self, start: Any) -> State:
+        return State(1.0, 1.0) if start is None else start
+
+    def sweep(self, state, keep, tick):
+        self.kept.append(keep)
+        tick(4)
+        tick(6)
+        new = State(0.5 * state.mean, state.variance, state.sweeps + 1)
+        return self.new(state.sweeps + 1, new), self.counts(state.sweeps + 1)
+
+    def summary(self, state) -> Summary:
+        return Summary(np.array([state.mean]), np.array([state.variance]), -state.mean)
+
+    def settle(self, state, torn=False):
+        self.settled.append(torn)
+        return state
+
+
+def moments(mean, variance):
+    return Summary(np.array(mean), np.array(variance), 0.0)
+
+
+def test_change_is_the_largest_move_of_a_mean_or_of_the_log_of_a_standard_deviation():
+    old = moments([0.0, 1.0], [4.0, 1.0])
+    assert change(old, old) == 0.0
+    assert change(old, moments([3.0, 1.0], [4.0, 1.0])) == pytest.approx(1.5)
+    # in the standard deviations of after
+    assert change(old, moments([3.0, 1.0], [9.0, 1.0])) == pytest.approx(1.0)
+    assert change(old, moments([0.0, 1.0], [4.0, 9.0])) == pytest.approx(np.log(3.0))
+    assert change(old, moments([0.0, 1.0], [4.0, 1 / 9])) == pytest.approx(np.log(3.0))
+    # what is certain does not move; what is not a number is
+    certain = moments([0.0, 1.0], [0.0, 1.0])
+    assert change(certain, certain) == 0.0
+    for wrong in (moments([np.nan, 1.0], [4.0, 1.0]), moments([0.0, 1.0], [np.nan, 1.0])):
+        assert np.isnan(change(old, wrong))
+    assert change(old, moments([0.0, 1.0], [np.inf, 1.0])) == np.inf
+
+
+@pytest.mark.parametrize("damping", [1.0, 0.25])
+def test_it_ends_at_the_first_change_within_the_tolerance(damping):
+    """The mean moves by 2^-k in sweep k."""
+    engine = Halving()
+    fit = run(engine, Schedule(tol=1e-3, damping=damping))
+    assert fit.converged
+    sweeps = 10 if damping == 1.0 else 12
+    assert [info.sweep for info in fit.history] == list(range(1, sweeps + 1))
+    moved = [2.0**-k / damping for k in range(1, sweeps + 1)]
+    np.testing.assert_allclose([info.change for info in fit.history], moved, rtol=1e-15)
+    evidence = [-(2.0**-k) for k in range(1, sweeps + 1)]
+    np.testing.assert_array_equal([info.log_evidence for info in fit.history], evidence)
+    assert fit.state == State(2.0**-sweeps, 1.0, sweeps)
+    assert engine.settled == [False]
+    assert not any(engine.kept)  # nobody looks at old states
+    assert all(info.seconds >= 0.0 for info in fit.history)
+
+
+def test_without_a_tolerance_all_sweeps_are_run():
+    fit = run(Halving(new=lambda k, new: State(1.0, 1.0, k)), Schedule(7, 0.0))
+    assert (len(fit.history), fit.converged) == (7, False)
+    assert fit.history[-1].change == 0.0  # which is within a tolerance of 0, and no matter
+    fit = run(Halving(), Schedule(3, 1e-6))
+    assert (len(fit.history), fit.converged) == (3, False)
+
+
+def test_a_start_goes_on():
+    whole, half = run(Halving(), Schedule(5, 0.0)), run(Halving(), Schedule(2, 0.0))
+    rest = run(Halving(), Schedule(3, 0.0), half.state)
+    assert rest.state == whole.state
+    assert [info[:3] for info in rest.history] == [info[:3] for info in whole.history[2:]]
+
+
+def test_a_refused_site_in_the_last_sweep_is_no_convergence():
+    """The sweeps go on until none is refused."""
+    engine = Halving(lambda k: Counts(refused=1 if k < 14 else 0, clipped=k, drift=0.5 * k))
+    fit = run(engine, Schedule(tol=1e-3))
+    assert (len(fit.history), fit.converged) == (14, True)
+    assert [info.n_refused for info in fit.history] == 13 * [1] + [0]
+    assert [info.n_clipped for info in fit.history] == list(range(1, 15))
+    assert [info.drift for info in fit.history] == [0.5 * k for k in range(1, 15)]
+    fit = run(Halving(lambda k: Counts(refused=1)), Schedule(20, 1e-3))
+    assert (len(fit.history), fit.converged) == (20, False)
+
+
+def test_an_engine_that_is_stuck_ends_the_run():
+    fit = run(Halving(lambda k: Counts(stuck=k == 4)), Schedule())
+    assert (len(fit.history), fit.converged) == (4, False)
+
+
+def test_an_engine_may_know_by_itself_whether_it_has_settled():
+    """A short step is no sign of an end then, nor a long one a sign that there is none."""
+    engine = Halving(lambda k: Counts(mismatch=1.0 / k, settled=k == 3))
+    fit = run(engine, Schedule(tol=0.0))
+    assert (len(fit.history), fit.converged) == (3, True)
+    assert [info.mismatch for info in fit.history] == [1.0, 0.5, 1 / 3]
+    fit = run(Halving(lambda k: Counts(settled=False)), Schedule(40, 1e-3))
+    assert (len(fit.history), fit.converged) == (40, False)
+    fit = run(Halving(lambda k: Counts(settled=True, refused=k < 3)), Schedule())
+    assert (len(fit.history), fit.converged) == (3, True)
+
+
+def test_a_callback_sees_every_sweep_and_a_true_answer_ends_the_run():
+    engine, seen = Halving(), []
+
+    def callback(info, state):
+        seen.append((info, state))
+        return "enough" if info.sweep == 4 else None
+
+    fit = run(engine, Schedule(), callback=callback)
+    assert [info for info, _ in seen] == fit.history
+    assert [state for _, state in seen] == [State(2.0**-k, 1.0, k) for k in range(1, 5)]
+    assert (len(fit.history), fit.converged) == (4, False)
+    assert all(engine.kept)
+    # in the sweep that converges it is asked too
+    fit = run(Halving(), Schedule(tol=0.5), callback=lambda info, state: True)
+    assert (len(fit.history), fit.converged) == (1, True)
+
+
+def test_an_error_of_a_callback_passes_through():
+    def fails(info, state):
+        raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        run(Halving(), Schedule(), callback=fails)
+
+
+def test_costs_are_recorded():
+    def costs(state, counts):
+        return state.mean, np.full(2, counts.refused)
+
+    fit = run(Halving(lambda k: Counts(refused=k)), Schedule(2, 0.0), record=costs)
+    assert [info.cost for info in fit.history] == [0.5, 0.25]
+    np.testing.assert_array_equal([info.factor_cost for info in fit.history], [[1, 1], [2, 2]])
+    assert run(Halving(), Schedule(1, 0.0)).history[0].cost is None
+
+
+def test_progress_takes_a_function_that_is_told_of_every_piece_of_work():
+    done = []
+    run(Halving(), Schedule(3, 0.0), progress=done.append)
+    assert done == [4, 6, 4, 6, 4, 6]
+
+
+def test_a_bar_counts_factors(capsys):
+    pytest.importorskip("tqdm")
+    run(Halving(), Schedule(3, 0.0), progress=True)
+    assert "30factor" in capsys.readouterr().err
+    run(Halving(), Schedule(3, 0.0))
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("ticks", [0, 1, 2, 5])
+def test_ctrl_c_leaves_the_fit_so_far(ticks):
+    """In a sweep: its engine tidies up after the state from before it."""
+    left, engine = iter(range(ticks)), Halving()
+
+    def tick(count):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted, match="posterior") as caught:
+        run(engine, Schedule(), progress=tick)
+    fit = caught.value.posterior
+    assert isinstance(fit, Fit)
+    assert not fit.converged
+    assert len(fit.history) == fit.state.sweeps == ticks // 2
+    assert fit.state == State(2.0 ** -(ticks // 2), 1.0, ticks // 2)
+    assert engine.settled == [True]
+    assert isinstance(caught.value, KeyboardInterrupt)
+
+
+def test_ctrl_c_in_a_callback_keeps_the_sweep_that_it_saw():
+    def callback(info, state):
+        if info.sweep == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted) as caught:
+        run(Halving(), Schedule(), callback=callback)
+    assert caught.value.posterior.state.sweeps == len(caught.value.posterior.history) == 3
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        State(np.nan, 1.0, 3),
+        State(np.inf, 1.0, 3),
+        State(0.0, np.nan, 3),
+        State(0.0, np.inf, 3),
+        State(0.0, -1.0, 3),
+    ],
+    ids=str,
+)
+def test_overflow_is_an_error_with_advice(wrong):
+    engine = Halving(new=lambda k, new: wrong if k == 3 else new)
+    with pytest.raises(FloatingPointError, match="overflowed; do as the engine says"):
+        run(engine, Schedule())
+
+
+def test_sweeps_are_logged(caplog):
+    with caplog.at_level(logging.INFO, logger="epfast"):
+        run(Halving(lambda k: Counts(refused=2)), Schedule(2, 0.0))
+    assert [record.getMessage() for record in caplog.records] == [
+        "sweep 1: change 0.5, log evidence -0.5, 2 refused",
+        "sweep 2: change 0.25, log evidence -0.25, 2 refused",
+    ]
+
+
+def messages(fit, schedule):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_of(fit, 10, schedule)
+    assert all(warning.category is ConvergenceWarning for warning in caught)
+    return [str(warning.message).split(";")[0] for warning in caught]
+
+
+@pytest.mark.parametrize(
+    ("counts", "schedule", "says"),
+    [
+        (Counts(), Schedule(tol=1e-3), []),
+        (Counts(), Schedule(3, 0.0), []),
+        (Counts(), Schedule(3, 1e-6), ["EP did not settle: after 3 sweeps"]),
+        (Counts(refused=1), Schedule(3, 0.0), []),  # a tenth may be
+        (Counts(refused=2), Schedule(3, 0.0), ["2 of 10 sites were refused in the last sweep"]),
+        (Counts(failed=1), Schedule(3, 0.0), ["3 fits of a factor failed"]),
+        (Counts(refused=9), Schedule(3, 1e-6), ["9 of 10 sites", "EP did not settle"]),
+        # the posterior is at rest
+        (
+            Counts(refused=9),
+            Schedule(3, 1.0),
+            ["9 of 10 sites", "EP did not settle: after 3 sweeps 9 of 10"],
+        ),
+        (
+            Counts(refused=1),
+            Schedule(3, 1.0),
+            ["EP did not settle: after 3 sweeps 1 of 10 sites are still refused"],
+        ),
+    ],
+)
+def test_what_the_user_is_told(counts, schedule, says):
+    found = messages(run(Halving(lambda k: counts), schedule), schedule)
+    assert len(found) == len(says)
+    assert all(text.startswith(start) for text, start in zip(found, says, strict=True))
+
+
+def test_who_stops_a_run_is_not_told_that_it_did_not_settle():
+    schedule = Schedule()
+    fit = run(Halving(), schedule, callback=lambda info, state: info.sweep == 2)
+    assert messages(fit, schedule) == []
+    assert messages(Fit(None, False, []), schedule) == []

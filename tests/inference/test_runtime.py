@@ -1,0 +1,121 @@
+"""BLAS threads, progress, and the pace at which the core is left."""
+
+import sys
+import time
+
+import pytest
+
+import epfast
+from epfast.inference import runtime
+from epfast.inference.runtime import (
+    MANY_DIMENSIONS,
+    SECONDS_PER_CALL,
+    one_blas_thread,
+    paced,
+    ticks,
+)
+from tests.oracles.data import classes
+
+
+def blas_threads():
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    pools = threadpoolctl.threadpool_info()
+    return [pool["num_threads"] for pool in pools if pool["user_api"] == "blas"]
+
+
+def test_small_matrices_get_one_thread_and_large_ones_all():
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        before = blas_threads()
+        with one_blas_thread(MANY_DIMENSIONS - 1):
+            assert set(blas_threads()) <= {1}
+        assert blas_threads() == before
+        with one_blas_thread(MANY_DIMENSIONS):
+            assert blas_threads() == before
+
+
+def test_threads_come_back_after_an_error():
+    before = blas_threads()
+    with pytest.raises(ZeroDivisionError), one_blas_thread(3):
+        raise ZeroDivisionError
+    assert blas_threads() == before
+
+
+def test_without_threadpoolctl_nothing_is_held(monkeypatch):
+    monkeypatch.setitem(sys.modules, "threadpoolctl", None)
+    runtime._blas.cache_clear()
+    try:
+        with one_blas_thread(3):
+            pass
+    finally:
+        runtime._blas.cache_clear()
+
+
+# ---- progress ----
+
+
+def test_ticks_of_nobody_and_of_a_callable():
+    done = []
+    with ticks(False) as tick:
+        tick(3)
+    with ticks(done.append) as tick:
+        tick(3)
+        tick(4)
+    assert done == [3, 4]
+
+
+def test_a_bar_counts_factors(capsys):
+    pytest.importorskip("tqdm")
+    with ticks(True) as tick:
+        tick(3)
+        tick(4)
+    assert "7factor" in capsys.readouterr().err.replace(" ", "")
+
+
+def test_a_bar_needs_tqdm(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    with pytest.raises(ImportError, match="progress=True needs tqdm: pip install"), ticks(True):
+        pass
+
+
+def test_progress_of_a_fit_that_a_callback_ends():
+    X, y = classes(30, 2)
+    done = []
+    epfast.fit_linear(X, y, progress=done.append, callback=lambda info, state: info.sweep == 2)
+    assert sum(done) == 2 * 30
+
+
+# ---- pace ----
+
+
+def test_calls_grow_until_they_take_as_long_as_they_may():
+    counts = []
+
+    def work(count):
+        counts.append(count)
+        time.sleep(count * SECONDS_PER_CALL / 1000)
+        return len(counts) < 6
+
+    paced(work)
+    assert counts[0] == 16
+    assert max(counts) <= 2000  # a call of twice the time, if the clock is rough
+    assert min(counts[2:]) > 16
+
+
+def test_slow_work_goes_one_by_one():
+    counts = []
+
+    def work(count):
+        counts.append(count)
+        time.sleep(SECONDS_PER_CALL * (1.1 if count > 1 else 0.3) + 0.02 * count)
+        return len(counts) < 5
+
+    paced(work)
+    assert counts[0] == 16
+    assert all(1 <= count < 16 for count in counts[1:])
+
+
+def test_work_that_is_done_is_not_called_again():
+    counts = []
+    paced(counts.append)
+    assert counts == [16]

@@ -1,0 +1,124 @@
+"""fit_linear: every combination that is legal, resuming, recorded costs."""
+
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+
+import epfast
+from bench.lib import numpy_reference as reference
+from tests import batteries
+from tests.oracles.data import classes
+
+#: what is refused, failed or clipped is counted, and no matter here
+pytestmark = pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
+
+MINIBATCHES = {"posterior": "factorized", "batch_size": 10, "prior_variance": 25.0}
+LEGAL = [case for case in batteries.cases() if case.wing == "linear"]
+
+
+def data(n=137, d=6, seed=0):
+    return classes(n, d, seed=[seed, n, d], scale=0.4, noise=0.5, intercept=True)
+
+
+def assert_same(a, b, rtol=1e-12):
+    np.testing.assert_allclose(a.precision, b.precision, rtol=rtol)
+    np.testing.assert_allclose(a.mean, b.mean, rtol=rtol, atol=rtol)
+    np.testing.assert_allclose(a.log_evidence, b.log_evidence, rtol=rtol, atol=rtol)
+
+
+@pytest.mark.parametrize(
+    "case",
+    batteries.sampled(
+        LEGAL, lambda case: case.sweeps_of, lambda case: (case.covariance, case.loss, case.scheme)
+    ),
+)
+def test_every_combination_is_sound(case):
+    """The posterior is prior times sites, finite and proper; the same again, digit for digit."""
+    post, again = batteries.fit(case), batteries.fit(case)
+    np.testing.assert_array_equal(post.mean, again.mean)
+    check_sound(post, post.problem.data.X)
+
+
+def check_sound(post, X):
+    assert np.isfinite(post.mean).all()
+    assert (post.variance > 0).all()
+    assert np.isfinite(post.log_evidence)
+    assert post.n_refused == sum(info.n_refused for info in post.history)
+    assert len(post.history) == post.n_sweeps
+    assert not post.converged
+    full, sites = post.precision.ndim == 2, post.sites
+    given = post.precision @ post.mean if full else post.precision * post.mean
+    np.testing.assert_allclose(given, post.shift, rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(np.diag(post.covariance), post.variance)
+    assert (sites is None) == (post.schedule.stores == "none")
+    if sites is None:
+        return
+    if post.schedule.stores == "shared":
+        count = np.bincount(post.problem.groups)
+        precision, shift = np.tensordot(count, sites.precision, 1), count @ sites.shift
+    elif full:
+        count = 1.0
+        precision, shift = (X.T * sites.precision) @ X, X.T @ sites.shift
+    else:
+        count = 1.0
+        assert sites.precision.shape == (-(-len(X) // (post.batch_size or 1)), X.shape[1])
+        precision, shift = sites.precision.sum(axis=0), sites.shift.sum(axis=0)
+    np.testing.assert_allclose(
+        post.prior_precision + precision, post.precision, rtol=1e-8, atol=1e-9
+    )
+    np.testing.assert_allclose(shift, post.shift, rtol=1e-8, atol=1e-8)
+    assert post.state.log_scale == pytest.approx(
+        (count * sites.log_scale).sum(), rel=1e-8, abs=1e-8
+    )
+
+
+@pytest.mark.parametrize("order", ["sequential", "shuffled", "parallel"])
+def test_resume_goes_on_as_if_it_had_not_stopped(order, tmp_path):
+    X, y = data()
+
+    def schedule(sweeps):
+        seed = 7 if order == "shuffled" else None
+        return epfast.EP(sweeps=sweeps, tol=0, order=order, seed=seed, damping=0.5)
+
+    whole = epfast.fit_linear(X, y, schedule=schedule(6), **MINIBATCHES)
+    half = epfast.fit_linear(X, y, schedule=schedule(2), **MINIBATCHES)
+    half.save(tmp_path / "half.npz")
+    for start in (half, epfast.load(tmp_path / "half.npz"), pickle.loads(pickle.dumps(half))):
+        rest = epfast.fit_linear(X, y, schedule=schedule(4), start=start, **MINIBATCHES)
+        assert_same(rest, whole, 1e-11)
+        assert rest.n_sweeps == 6
+        assert [info.sweep for info in rest.history] == [3, 4, 5, 6]
+
+
+def test_recorded_costs():
+    X, y = data(n=37, d=4)
+    variance = np.array([1.0, 2.0, 3.0, 4.0])
+    given = MINIBATCHES | {"batch_size": 5, "prior_variance": variance}
+    for loss, beta in itertools.product(reference.LOSSES, [1.0, 2.5]):
+        means = []
+        post = epfast.fit_linear(
+            X,
+            y,
+            loss=loss,
+            beta=beta,
+            **given,
+            schedule=epfast.EP(sweeps=2, tol=0),
+            record="factor",
+            callback=lambda info, state, keep=means: keep.append(state.shift / state.precision),
+        )
+        found = epfast.losses.resolve(loss)
+        for info, theta in zip(post.history, means, strict=True):
+            cost = beta * found.evaluate(y * (X @ theta))[0].sum() + (theta**2 / variance).sum() / 2
+            np.testing.assert_allclose(info.cost, cost, rtol=1e-12)
+            assert info.factor_cost.shape == (8,)
+            np.testing.assert_allclose(info.factor_cost[-1], cost, rtol=1e-9)
+        plain = reference.fit_linear(
+            X, y, loss, batch_size=5, prior_variance=variance, sweeps=1, beta=beta, trace=True
+        )
+        costs = reference.regularized_cost(plain.trace, X * y[:, None], loss, beta, variance)
+        np.testing.assert_allclose(post.history[0].factor_cost, costs, rtol=1e-8)
+    given = MINIBATCHES | {"schedule": epfast.EP(sweeps=2, tol=0)}
+    assert epfast.fit_linear(X, y, record="cost", **given).history[0].factor_cost is None
+    assert epfast.fit_linear(X, y, **given).history[0].cost is None

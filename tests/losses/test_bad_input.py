@@ -1,0 +1,72 @@
+"""Losses: bad arguments get their error."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+import epfast
+from epfast import CustomLoss, CustomSite, Loss, PiecewiseLinear, losses
+from tests.oracles.bad_values import (
+    BAD_LOSS,
+    BAD_NAMES,
+    BAD_POSITIVE,
+    BAD_X,
+    NOT_FINITE,
+    NOT_NUMBERS,
+    NOT_REAL,
+    bad_arrays,
+    bad_contents,
+    check_error,
+    every_bad_value,
+)
+
+EVERY = [partial(kind) for kind in losses.NAMED.values()]
+RESPONSES = {name: partial(kind().responses, "y", n=4) for name, kind in losses.NAMED.items()}
+SIGNS, COUNTS = np.array([1.0, -1.0, 1.0, 1.0]), np.array([0.0, 3.0, 1.0, 2.0])
+TRIALS = np.column_stack([COUNTS, COUNTS + 1])
+
+KEYWORDS = [
+    ("loss", [losses.resolve], BAD_LOSS),
+    ("beta", [*EVERY, Loss("logistic").tempered], [v for v in BAD_POSITIVE if v is not None]),
+    ("beta", EVERY, [None]),
+    ("beta", [CustomSite(len).tempered], [0.5, 2.0]),
+    ("epsilon", [epfast.Quasi01, epfast.NoisyStep], [*BAD_POSITIVE, 1e-320]),
+    ("epsilon", [epfast.NoisyStep], [0.5, 0.7]),
+    ("knots", [partial(PiecewiseLinear, slopes=(0, 0, 0))], [(), (1, 0), (1, 1), (-1e308, 1e308)]),
+    ("knots", [partial(PiecewiseLinear, slopes=(0, 0, 0))], [*NOT_REAL, *bad_contents([0.0, 1.0])]),
+    ("slopes", [partial(PiecewiseLinear, (0.0, 1.0))], bad_arrays([-1.0, 0.0, 1.0])),
+    ("value", [partial(PiecewiseLinear, (0.0,), (0.0, 1.0))], [*NOT_NUMBERS, *NOT_FINITE, None]),
+    ("jumps", [partial(PiecewiseLinear, (0, 1), (0, 0, 0))], bad_arrays([1.0, 2.0])[1:]),
+    ("value", [CustomLoss], [None, 5, "logistic", np.ones(3)]),
+    ("slope", [partial(CustomLoss, np.square)], [5, "x", np.ones(3)]),
+    ("curvature", [partial(CustomLoss, np.square, np.square)], [5, "x", np.ones(3)]),
+    ("moments", [CustomSite], [None, 5, "logistic", np.ones(3)]),
+    ("name", [Loss], [*BAD_NAMES, "piecewise_linear"]),
+    ("parameters", [partial(Loss, "logistic")], [(1.0,), None, 5]),
+    ("margins", [epfast.Logistic().evaluate], BAD_X),
+]
+POSITIONS = [
+    *[
+        ("y", RESPONSES[name], [*bad_arrays(SIGNS), 0 * SIGNS, 2 * SIGNS, SIGNS > 0])
+        for name, kind in losses.NAMED.items()
+        if kind.by_margin
+    ],
+    ("y", RESPONSES["poisson"], [*bad_arrays(COUNTS), -COUNTS, COUNTS + 0.5, 2.0**60 * COUNTS]),
+    ("y", RESPONSES["binomial"], [*bad_arrays(TRIALS), TRIALS[:, ::-1], -TRIALS, TRIALS + 0.5]),
+]
+
+
+@every_bad_value(KEYWORDS, POSITIONS)
+def test_error_names_the_argument(name, call, value):
+    check_error(name, call, value)
+
+
+@pytest.mark.parametrize("name", losses.NAMED)
+def test_a_loss_does_not_change(name):
+    loss = losses.NAMED[name]()
+    warm = loss.tempered(0.5)
+    assert (loss.beta, warm.beta, warm.tempered(3.0).beta) == (1.0, 0.5, 1.5)
+    assert loss.tempered(None) is loss
+    with pytest.raises(AttributeError):
+        loss.beta = 2.0

@@ -1,0 +1,96 @@
+"""backend.sweep on the caller's arrays."""
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+import epfast
+from epfast import EP
+from epfast.backend import sweep
+from tests.oracles.data import classes, rbf
+
+
+def data(n=50, d=6):
+    return classes(n, d)
+
+
+def fresh(n, d, variance=3.0):
+    return np.eye(d) * variance, np.zeros(d), np.zeros(n), np.zeros(n), np.zeros(n)
+
+
+@pytest.mark.parametrize("form", [np.array, sparse.csr_matrix, sparse.csc_array])
+@pytest.mark.parametrize(("d", "block"), [(6, None), (6, 1), (6, 50), (300, 17)])
+@pytest.mark.parametrize("loss", ["probit", "logistic"])
+def test_sweeps_are_those_of_fit_linear(loss, d, block, form):
+    X, y = data(50, d)
+    Sigma, mu, tau, nu, scale = fresh(50, d)
+    for _ in range(3):
+        given = {"damping": 0.8, "power": 0.9, "block": block, "log_scale": scale}
+        assert sweep(Sigma, mu, form(X), y, tau, nu, loss, **given) == 0
+    schedule = EP(3, 0.0, damping=0.8, power=0.9, order="sequential")
+    post = epfast.fit_linear(X, y, loss=loss, prior_variance=3.0, schedule=schedule)
+    np.testing.assert_allclose(mu, post.mean, atol=1e-10)
+    np.testing.assert_allclose(Sigma, post.covariance, atol=1e-10)
+    np.testing.assert_allclose([tau, nu, scale], post.sites, atol=1e-10)
+
+
+def test_order_visits_some_rows():
+    X, y = data()
+    a, b = fresh(50, 6), fresh(50, 6)
+    rows = np.array([7, 3, 3, 40])
+    sweep(*a[:2], X, y, *a[2:4], order=rows)
+    for i in rows:
+        sweep(*b[:2], X, y, *b[2:4], order=[i])
+    for one, other in zip(a, b, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-12)
+    assert np.flatnonzero(a[2]).tolist() == [3, 7, 40]
+    assert sweep(*a[:2], X, y, *a[2:4], order=np.zeros(0, dtype=int)) == 0
+
+
+X0, Y0 = data()
+S0, M0, T0, N0, C0 = fresh(50, 6)
+READ_ONLY = np.zeros(50)
+READ_ONLY.flags.writeable = False
+WRONG = {
+    "Sigma": [S0[:5], S0[0], None, S0.tolist(), S0.astype(int), np.asfortranarray(S0 + np.tri(6))],
+    "mu": [M0[:5], M0[:, None], M0 * np.nan, np.float32(M0), M0.tolist()],
+    "A": [X0[:, :5], X0 * np.inf, "text", sparse.csr_matrix(X0 * np.nan), X0[0]],
+    "y": [Y0[:-1], Y0 * 2, None],
+    "tau": [T0[:-1], READ_ONLY, np.zeros(100)[::2], T0 * np.nan],
+    "nu": [N0[:-1], READ_ONLY],
+    "log_scale": [C0[:-1], READ_ONLY],
+    "order": [[50], [-1], [0.5], [[0]]],
+    "block": [0, -1, 1.5],
+    "power": [0.0, -1.0, np.nan],
+    "damping": [0.0, 1.5],
+    "beta": [0.0, np.inf],
+    "loss": ["probbit", None],
+    "scheme": ["exakt", None],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(k, v) for k in WRONG for v in WRONG[k]])
+def test_bad_arguments_are_named(name, value):
+    Sigma, mu, tau, nu, _ = fresh(50, 6)
+    given = {"Sigma": Sigma, "mu": mu, "A": X0, "y": Y0, "tau": tau, "nu": nu} | {name: value}
+    with pytest.raises((ValueError, TypeError), match=rf"^(rows of )?{name}\b"):
+        sweep(**given)
+    assert not tau.any()
+
+
+def test_sites_on_the_values_of_a_process():
+    rng = np.random.default_rng(7)
+    X = rng.normal(size=(40, 2))
+    K = rbf(X, variance=3.0)
+    y = np.where(X[:, 0] > 0, 1.0, -1.0)
+    tau, nu, scale = np.zeros((3, 40))
+    Sigma, mu = K.copy(), np.zeros(40)
+    for _ in range(3):
+        assert sweep(Sigma, mu, None, y, tau, nu, log_scale=scale) == 0
+    gp = epfast.fit_gp(K, y, schedule=epfast.EP(3, 0.0))
+    np.testing.assert_allclose(tau, gp.sites.precision, rtol=1e-9)
+    np.testing.assert_allclose(mu, gp.mean, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(Sigma, gp.covariance, rtol=0, atol=1e-10)
+    order = rng.permutation(40)
+    sweep(Sigma, mu, None, y, tau, nu, order=order[:10])
+    np.testing.assert_array_equal(Sigma, Sigma.T)

@@ -1,0 +1,111 @@
+"""Functions of epfast.backend: bad input gets its error, odd good input the plain result."""
+
+import copy
+from functools import partial
+
+import numpy as np
+import pytest
+
+import epfast
+from epfast import backend
+from epfast.schemes import Laplace, Quadrature, QuickLaplace, Variational
+from tests.oracles.bad_values import (
+    BAD_LOSS,
+    BAD_NAME,
+    BAD_NAMES,
+    BAD_OPTIONAL,
+    BAD_ROWS,
+    BAD_X,
+    LAYOUTS,
+    MU,
+    NOT_REAL,
+    VAR,
+    X,
+    bad_arrays,
+    bad_contents,
+    check_error,
+    every_bad_value,
+    odd_rows,
+    put,
+)
+
+POINTS, WEIGHTS = backend.sigma_points(MU, VAR)
+LOGS = -0.5 * (POINTS**2).sum(axis=1)
+CUBE = np.array([[i, j, k] for i in (-1, 1) for j in (-1, 1) for k in (-1, 1)], dtype=float)
+ONES = np.ones(4)
+
+
+def minibatch(loss="logistic", yX=X, mean=MU, variance=VAR, scheme="variational", **arguments):
+    return backend.fit_minibatch(loss, yX, mean, variance, scheme, **arguments)
+
+
+def rule_fit(points=POINTS, weights=WEIGHTS, log_values=LOGS, **arguments):
+    return backend.variational_fit(points, weights, log_values, **arguments)
+
+
+def tilted(loss="logistic", y=ONES, mean=ONES, variance=ONES, **arguments):
+    return backend.tilted_moments(loss, y, mean, variance, **arguments)
+
+
+KEYWORDS = [
+    ("loss", [minibatch, tilted], BAD_LOSS),
+    ("scheme", [minibatch], [*BAD_NAMES, "exact", "relaxed", Variational, len]),
+    ("scheme", [tilted], [*BAD_NAMES, Variational, len]),
+    ("beta", [minibatch, tilted], BAD_OPTIONAL),
+    ("power", [tilted], [*BAD_OPTIONAL, None]),
+    ("gamma", [minibatch, tilted], [*BAD_OPTIONAL, None, 2.0]),
+    ("gamma", [partial(backend.sigma_points, MU, VAR)], BAD_OPTIONAL),
+    ("curvature", [minibatch, tilted], [*BAD_NAME, None, "slope"]),
+    ("margins", [partial(backend.loss_values, "hinge")], BAD_X),
+    ("y", [tilted], [v for v in bad_arrays(ONES) if v is not ONES[0]]),
+    ("mean", [tilted], [*bad_contents(ONES), *NOT_REAL, ONES[:, None], 5.0]),
+    ("variance", [tilted], [*bad_arrays(ONES), -ONES, 0 * ONES]),
+    ("yX", [minibatch], [v for v in BAD_ROWS if not hasattr(v, "send")]),
+    ("yX", [partial(minibatch, mean=1e200 * VAR)], [X * 1e200]),
+    ("mean", [minibatch], bad_arrays(MU)),
+    ("mean", [partial(backend.sigma_points, variance=VAR)], [*bad_contents(MU), 5.0, *NOT_REAL]),
+    ("variance", [minibatch], [*bad_arrays(VAR), 0 * VAR, put(VAR, -1.0)]),
+    ("variance", [partial(backend.sigma_points, MU)], [*bad_arrays(VAR), 0 * VAR, -VAR]),
+    ("points", [rule_fit], [*bad_contents(POINTS), *NOT_REAL, POINTS[0], 5.0, None]),
+    ("points", [rule_fit], [0 * POINTS, put(0 * POINTS, 1.0), POINTS[:, :0]]),
+    ("points", [partial(rule_fit, basis="full")], [POINTS]),
+    ("points", [partial(rule_fit, weights=np.ones(8), log_values=np.arange(8.0))], [CUBE]),
+    ("weights", [rule_fit], [*bad_arrays(WEIGHTS), 0 * WEIGHTS, -WEIGHTS]),
+    ("log_values", [rule_fit], bad_arrays(LOGS)),
+    ("basis", [rule_fit], BAD_NAMES),
+    ("start", [rule_fit], BAD_NAMES),
+    ("x", [backend.exp, backend.expm1, backend.log], BAD_X),
+    ("x", [backend.log1p, backend.erfcx, backend.log_ndtr], BAD_X),
+]
+POSITIONS = [
+    ("loss", lambda v: backend.loss_values(v, [1.0]), BAD_LOSS),
+    ("scheme", lambda v: minibatch(loss="noisy_step", scheme=v), ["laplace", QuickLaplace()]),
+    ("gamma", lambda v: minibatch(gamma=v, scheme=Quadrature()), [1.0]),
+    ("curvature", lambda v: minibatch(curvature=v, scheme=Laplace()), ["slope"]),
+    ("rule", lambda v: minibatch(scheme=Variational(rule=(v, WEIGHTS))), bad_arrays(POINTS)),
+    ("rule", lambda v: minibatch(scheme=Variational(rule=(POINTS, v))), bad_arrays(WEIGHTS)),
+    ("rule", lambda v: minibatch(scheme=Variational(rule=(POINTS, v))), [-WEIGHTS, 0 * WEIGHTS]),
+    ("rule", lambda v: minibatch(scheme=Variational(rule=(POINTS, v))), [put(WEIGHTS, 0.0)]),
+    ("rule", lambda v: minibatch(scheme=Variational(rule=(v, np.ones(8)))), [CUBE, 0 * CUBE]),
+    ("mean", lambda v: backend.sigma_points(v, v), [[]]),
+]
+
+
+@every_bad_value(KEYWORDS, POSITIONS)
+def test_error_names_the_argument(name, call, value):
+    check_error(name, call, value)
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4", "f2", "i8", "i1", "u2", "?"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_and_types(layout, dtype):
+    convert = LAYOUTS[layout]
+    given, plain = odd_rows(layout, dtype)
+    before = copy.deepcopy(given)
+    got = minibatch(yX=given, mean=convert(X[0]), variance=convert(VAR + 1))
+    want = minibatch(yX=plain, mean=X[0], variance=VAR + 1)
+    np.testing.assert_allclose(np.hstack(got), np.hstack(want), rtol=1e-12)
+    values = backend.loss_values("logistic", given)
+    np.testing.assert_array_equal(values, epfast.Logistic().evaluate(plain))
+    np.testing.assert_array_equal(backend.exp(given), backend.exp(plain))
+    np.testing.assert_array_equal(given, before)

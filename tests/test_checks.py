@@ -1,0 +1,182 @@
+"""The door's checks, one by one: what they let through, and as what."""
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from epfast import _checks
+from tests.oracles.bad_values import LAYOUTS, N, X, Y, frozen
+
+
+@pytest.mark.parametrize("value", [1, 2.5, np.float32(0.5), np.int8(3), np.float64(1e300)])
+def test_numbers(value):
+    found = _checks.number("x", value, above=0.0)
+    assert type(found) is float
+    assert found == value
+
+
+@pytest.mark.parametrize(
+    ("limits", "good", "bad", "words"),
+    [
+        ({"above": 0.0}, 1e-300, 0.0, "> 0"),
+        ({"least": 0.0}, 0.0, -1e-300, ">= 0"),
+        ({"above": 0.0, "most": 1.0}, 1.0, 1.0 + 1e-15, "> 0 and <= 1"),
+        ({"least": 2.0, "most": 2.0}, 2.0, 3.0, ">= 2 and <= 2"),
+    ],
+)
+def test_limits_of_numbers_are_said(limits, good, bad, words):
+    assert _checks.number("x", good, **limits) == good
+    with pytest.raises(ValueError, match=rf"^x is .*; allowed: a finite number {words}$"):
+        _checks.number("x", bad, **limits)
+
+
+def test_integers():
+    for value in (3, np.int64(3), np.uint8(3)):
+        found = _checks.integer("n", value, least=1)
+        assert type(found) is int
+        assert found == 3
+    for value, words in ((0, "an integer >= 1"), (2**62 + 1, "an integer from 1 to 46")):
+        with pytest.raises(ValueError, match=f"^n is {value}; allowed: {words}"):
+            _checks.integer("n", value, least=1)
+    with pytest.raises(ValueError, match=r"^n is 9; allowed: an integer from 1 to 8$"):
+        _checks.integer("n", 9, least=1, most=8)
+    for value in (True, 3.0, "3", None):
+        with pytest.raises(TypeError, match=r"^n is .*; allowed: an integer >= 1$"):
+            _checks.integer("n", value, least=1)
+
+
+def test_choices_and_flags():
+    assert _checks.choice("name", "a", ("a", "b")) == "a"
+    with pytest.raises(ValueError, match=r"^name is 'c'; allowed: 'a', 'b'$"):
+        _checks.choice("name", "c", ("a", "b"))
+    for value in (True, np.bool_(True)):
+        assert _checks.flag("x", value) is True
+    for value in (1, "yes", None):
+        with pytest.raises(TypeError, match=r"^x is .*; allowed: True or False$"):
+            _checks.flag("x", value)
+
+
+def test_values_are_described_in_a_line():
+    assert _checks.describe(3) == "3"
+    assert _checks.describe(np.zeros((4, 2))) == "an array of shape (4, 2) and dtype float64"
+    assert len(_checks.describe("x" * 1000)) == 60
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_arrays_of_any_layout_become_plain(layout):
+    found = _checks.array("x", LAYOUTS[layout](np.array(X)), shape=(None, 3))
+    assert found.dtype == np.float64
+    assert found.flags.c_contiguous
+    assert found.flags.aligned
+    np.testing.assert_array_equal(found, X)
+
+
+def test_arrays_that_are_plain_are_not_copied():
+    for check in (
+        lambda a: _checks.array("x", a, shape=(None, None)),
+        lambda a: _checks.design("X", a),
+        lambda a: _checks.rows("X", a),
+        lambda a: _checks.real_array("x", a),
+    ):
+        for array in (np.array(X), frozen(np.array(X))):
+            assert np.shares_memory(check(array), array)
+    single = np.array(X, dtype=np.float32)
+    assert _checks.design("X", single) is single  # read piece by piece
+    rows = sparse.csr_matrix(X)
+    assert np.shares_memory(_checks.rows("X", rows).data, rows.data)
+
+
+def test_arrays_that_may_be_infinite():
+    given = np.array([np.inf, 1.0])
+    assert _checks.array("x", given, shape=(2,), finite=False) is given
+    with pytest.raises(ValueError, match=r"^x holds NaN or infinity; allowed: finite numbers$"):
+        _checks.array("x", given, shape=(2,))
+    with pytest.raises(ValueError, match=r"^x has shape \(2,\); allowed: \(any, 3\)$"):
+        _checks.array("x", given, shape=(None, 3))
+
+
+def test_sparse_rows_are_put_in_order():
+    """Entries that are given twice count as their sum, and the user's matrix stays."""
+    twice = sparse.coo_array(([1.0, 2.0, 4.0], ([0, 0, 1], [1, 1, 0])), shape=(2, 2)).tocsr()
+    twice.has_canonical_format = False
+    before = twice.copy()
+    np.testing.assert_array_equal(_checks.rows("X", twice).toarray(), [[0, 3], [4, 0]])
+    assert twice.nnz == before.nnz
+    for kind in (sparse.csc_array, sparse.coo_array, sparse.lil_array, sparse.csr_matrix):
+        found = _checks.rows("X", kind(X.astype(np.float32)))
+        assert found.format == "csr"
+        assert found.dtype == np.float64
+        np.testing.assert_array_equal(found.toarray(), X.astype(np.float32))
+
+
+@pytest.mark.parametrize("part", ["indices", "indptr"])
+def test_sparse_rows_that_lie_are_found(part):
+    bad = sparse.csr_array(np.array(X))
+    getattr(bad, part)[-1] = 10**6
+    bad.has_canonical_format = True
+    with pytest.raises(ValueError, match=r"^X is not a valid CSR matrix; allowed"):
+        _checks.rows("X", bad)
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4", "i8", "i1", "O"])
+def test_labels(dtype):
+    found = _checks.labels("y", Y.astype(dtype), N)
+    assert found.dtype == np.float64
+    np.testing.assert_array_equal(found, Y)
+
+
+def test_wrong_labels_are_shown():
+    with pytest.raises(ValueError, match=r"^y has the labels 0, 1; allowed: -1 and \+1$"):
+        _checks.labels("y", np.array([0, 1, 1]), 3)
+    with pytest.raises(ValueError, match=r"^y has the labels 0, 1, 2, 3, \.\.\.; allowed"):
+        _checks.labels("y", np.arange(9), 9)
+
+
+def test_groups():
+    assert _checks.groups("groups", 3) == 3
+    labels = _checks.groups("groups", [1, 0, 1])
+    assert labels.dtype == np.intp
+    np.testing.assert_array_equal(_checks.group_labels("groups", labels, 3), [1, 0, 1])
+    np.testing.assert_array_equal(_checks.group_labels("groups", 2, 5), [0, 0, 1, 1, 1])
+    with pytest.raises(ValueError, match=r"^groups holds labels from 0 to 2; allowed: 0 to K - 1"):
+        _checks.groups("groups", [0, 2, 2])
+
+
+def test_covariances():
+    """Large ones by blocks: a gap anywhere is found."""
+    K = np.eye(600)
+    assert _checks.covariance("K", K) == 1.0
+    for i, j in ((0, 599), (300, 299), (599, 1)):
+        K[i, j] = 1e-6
+        with pytest.raises(ValueError, match=r"^K is not symmetric \(entries differ by 1e-06\)"):
+            _checks.covariance("K", K)
+        K[i, j] = np.nan
+        with pytest.raises(ValueError, match=r"^K holds NaN or infinity"):
+            _checks.covariance("K", K)
+        K[i, j] = 0.0
+    K[5, 5] = -1.0
+    with pytest.raises(ValueError, match=r"^K has a negative diagonal entry"):
+        _checks.covariance("K", K)
+
+
+def test_generators():
+    rng = np.random.default_rng(0)
+    assert _checks.generator("rng", rng) is rng
+    same = [_checks.generator("rng", 7).random() for _ in range(2)]
+    assert same[0] == same[1]
+    fresh = [_checks.generator("rng", None).random() for _ in range(2)]
+    assert fresh[0] != fresh[1]
+
+
+def test_arguments_that_moved():
+    _checks.moved("fit", {}, {})
+    with pytest.raises(TypeError, match=r"^gamma is no argument of fit any more; write there$"):
+        _checks.moved("fit", {"gamma": None}, {"gamma": "there"})
+    with pytest.raises(TypeError, match=r"^fit got an unexpected keyword argument 'gama'$"):
+        _checks.moved("fit", {"gama": None}, {"gamma": "there"})
+
+
+def test_paths(tmp_path):
+    assert _checks.path("path", tmp_path / "x") == _checks.path("path", str(tmp_path / "x"))
+    with pytest.raises(TypeError, match=r"^path is 3; allowed: a str or a path$"):
+        _checks.path("path", 3)

@@ -1,0 +1,135 @@
+"""The house of the source, read with ast: who may import whom, and what stays in its file."""
+
+import ast
+import re
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import epfast
+
+TREE = Path(__file__).parents[1] / "src" / "epfast"
+ROOT = TREE if TREE.is_dir() else Path(epfast.__file__).parent
+FILES = [path for path in sorted(ROOT.rglob("*.py*")) if path.suffix in (".py", ".pyi")]
+OPTIONAL = {"threadpoolctl", "tqdm", "sklearn", "matplotlib", "GPy", "dask"}
+#: underscores of others: named tuples, older scikit-learn
+PUBLIC = {"_replace", "_asdict", "_fields", "_make", "_validate_data"}
+
+#: from the ground up; a room may import those below it, not its neighbours
+FLOORS = """_core / _arrays / _checks / losses schedules families / schemes inference / operators
+    / linear / gp graph parametric / storage backend / svm / estimators / gpy dask rating plots
+    / __init__ / _demo / __main__"""
+FLOOR = {room: k for k, floor in enumerate(FLOORS.split("/")) for room in floor.split()}
+#: what the other wings may import of linear; a process of low rank is a linear fit
+OF_LINEAR = {wing: {"problem", "engines"} for wing in ("gp", "graph", "parametric")}
+OF_LINEAR["gp"] |= {"posterior", "files", "fit"}
+#: within a wing, from the ground up
+RISE = {name: k for k, name in enumerate(("problem", "engines", "online", "posterior", "fit"))}
+
+
+def module_of(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return parts if parts == ("__init__",) or parts[-1] != "__init__" else parts[:-1]
+
+
+MODULES = {module_of(path): path for path in FILES}
+TREES = {module: ast.parse(path.read_text()) for module, path in MODULES.items()}
+
+
+def targets(node):
+    """Modules of ours that an import statement names, as tuples."""
+    if isinstance(node, ast.Import):
+        names = [alias.name.split(".") for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "imports are absolute"
+        whole = node.module.split(".")
+        names = [[*whole, alias.name] for alias in node.names]
+        names = [n if tuple(n[1:]) in MODULES or whole == ["epfast"] else whole for n in names]
+    else:
+        return []
+    names = [tuple(name[1:]) for name in names if name[0] == "epfast"]
+    return [name if name in MODULES else ("__init__",) for name in names]
+
+
+def only_for_types(tree):
+    """What stands under ``if TYPE_CHECKING``."""
+    blocks = (node for node in ast.walk(tree) if isinstance(node, ast.If))
+    blocks = (node for node in blocks if "TYPE_CHECKING" in ast.unparse(node.test))
+    return {id(inner) for block in blocks for inner in ast.walk(block)}
+
+
+ARROWS = sorted(
+    {(a, b) for a, tree in TREES.items() for node in ast.walk(tree) for b in targets(node)}
+)
+
+
+@pytest.mark.parametrize("module", TREES, ids="/".join)
+def test_imports_go_down(module):
+    room = module[0]
+    for target in [b for a, b in ARROWS if a == module]:
+        if target[0] != room:
+            assert FLOOR[target[0]] < FLOOR[room], f"{room} imports {target[0]}"
+            if target[0] == "linear" and room in OF_LINEAR:
+                assert set(target[1:2]) & OF_LINEAR[room], f"{room} imports {target}"
+        elif len(module) > 1 and len(target) > 1:
+            below, above = RISE.get(target[1]), RISE.get(module[1])
+            assert None in (below, above) or below <= above, f"{module} imports {target}"
+
+
+def test_no_circles():
+    graph = {}
+    for module, tree in TREES.items():
+        types = only_for_types(tree)
+        found = (b for node in ast.walk(tree) if id(node) not in types for b in targets(node))
+        graph[module] = {target for target in found if target != module}
+    list(TopologicalSorter(graph).static_order())
+
+
+def test_the_core_imports_nothing_of_ours():
+    for path in (ROOT / "_core").rglob("*.p*"):
+        if path.suffix in (".pyx", ".pxd", ".pyi", ".py"):
+            found = re.findall(r"^\s*(?:from|c?import) +(epfast\S*)", path.read_text(), re.M)
+            assert all(name.startswith("epfast._core") for name in found), path
+
+
+@pytest.mark.parametrize("module", TREES, ids="/".join)
+def test_imports_stand_at_the_top(module):
+    for function in ast.walk(TREES[module]):
+        if not isinstance(function, ast.FunctionDef) or (module, function.name) == (
+            ("__init__",),
+            "__getattr__",  # epfast's names that need an extra
+        ):
+            continue
+        for node in ast.walk(function):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            assert {name.split(".")[0] for name in names} <= OPTIONAL, (function.name, names)
+
+
+@pytest.mark.parametrize("module", TREES, ids="/".join)
+def test_private_names_stay_in_their_file(module):
+    tree = TREES[module]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "epfast":
+            private = {alias.name for alias in node.names if is_private(alias.name)}
+            assert private <= set(FLOOR), f"{node.module}: {private}"
+    named = (ast.FunctionDef, ast.ClassDef)
+    own = {node.name for node in ast.walk(tree) if isinstance(node, named)}
+    own |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    stored = (node for node in ast.walk(tree) if isinstance(getattr(node, "ctx", None), ast.Store))
+    own |= {getattr(node, "attr", getattr(node, "id", "")) for node in stored}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
+            inherited = ast.unparse(node.value) in ("self", "cls", "super()")
+            allowed = node.attr in own | PUBLIC | set(FLOOR)
+            assert inherited or allowed, ast.unparse(node)
+
+
+def is_private(name):
+    return name.startswith("_") and not name.endswith("__")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_are_short(path):
+    assert len(path.read_text().splitlines()) <= 500
