@@ -1,0 +1,37 @@
+"""One script per table or figure of the papers and per claim about speed: ``python -m bench``."""
+
+#: scripts, in the order in which they are listed, and the name under which each stores its results
+SCRIPTS = {
+    "roche2016.table1": "table1",
+    "roche2016.figures2_3": "figures2_3",
+    "li2015.table1": "li2015_table1",
+    "li2015.toy": "li2015_toy",
+    "li2015.mnist": "li2015_mnist",
+    "li2015.memory": "li2015_memory",
+    "li2015.sampling": "li2015_sampling",
+    "smola2003.table1": "smola2003_table1",
+    "smola2003.tables2_3": "smola2003_tables2_3",
+    "smola2003.iterations": "smola2003_iterations",
+    "qi2012.synthetic": "qi2012_synthetic",
+    "qi2012.five_points": "qi2012_five_points",
+    "qi2012.uci": "qi2012_uci",
+    "speed.minibatch_scaling": "scaling",
+    "speed.minibatch_limit": "kernel_limit",
+    "speed.linear": "linear_speed",
+    "speed.gp": "gp_speed",
+    "speed.low_rank": "low_rank_scaling",
+}
+
+
+def full_name(name: str) -> str:
+    """Return the script that a name means; one without its folder is the first of that name.
+
+    Raises
+    ------
+    ValueError
+        There is no such script.
+    """
+    for script in SCRIPTS:
+        if name in (script, script.partition(".")[2]):
+            return script
+    raise ValueError(f"no script {name!r}; those there are: {', '.join(SCRIPTS)}")

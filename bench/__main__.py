@@ -1,0 +1,39 @@
+"""List the scripts, or run one: ``python -m bench [table1 [--quick] ...]``."""
+
+from bench.lib import harness  # first: fixes the number of BLAS threads
+
+# ruff: isort: split
+import ast
+import importlib
+import sys
+from pathlib import Path
+
+import bench
+
+
+def listing() -> str:
+    """Return the names of the scripts and the first line of each, without importing them."""
+    width = max(map(len, bench.SCRIPTS))
+    lines = ["python -m bench NAME [--help] [--quick] ...", ""]
+    for name in bench.SCRIPTS:
+        source = Path(__file__).parent.joinpath(*name.split(".")).with_suffix(".py")
+        about = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8")))
+        lines.append(f"{name:{width}}  {(about or '').splitlines()[0]}")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> None:
+    """Run the script that the first argument names."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(listing())
+        return
+    try:
+        name = bench.full_name(arguments[0])
+    except ValueError as error:
+        sys.exit(f"python -m bench: {error}")
+    script = importlib.import_module(f"bench.{name}")
+    harness.run(script, name, bench.SCRIPTS[name], arguments[1:])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""Li, Hernández-Lobato and Turner (2015), *Stochastic expectation propagation*."""

@@ -1,0 +1,447 @@
+"""Li et al. (2015), section 5.1: ADF, SEP, EP and DSEP on simulated probit regression.
+
+    python -m bench toy [--quick]              # about 5 min; needs no data
+
+N = 5000 rows in D = 4 dimensions, x from one Gaussian, N(0, I), or from a mixture of J = 5
+Gaussians; theta and the labels from the model, prior N(0, I).  The paper does not give the
+mixture; here the component means are N(0, 4 I) and the spread within is 0.5.  The truth is a long
+importance-sampling run: the proposal is a Student t about EP's posterior, drawn by scrambled Sobol
+points, in two independent halves whose difference tells its error; the effective sample size (ESS)
+of the weights is reported.  The paper takes NUTS, and measures KL(p || q), p the Gaussian with the
+mean and covariance of the samples; so is it here, beside the error of the mean (in posterior
+standard deviations) and of the covariance (Frobenius norm, relative).
+
+Printed: every method at N = 5000, over the repetitions; EP, SEP's fixed point (AEP) and ADF over
+N; SEP over the minibatch M; DSEP and DAEP over the number of groups, by component and at random.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import epfast
+from bench.li2015.simulated import (
+    INPUTS,
+    Error,
+    J,
+    Toy,
+    Truth,
+    compare,
+    importance,
+    mean_error,
+    simulate,
+)
+from bench.lib import harness
+from bench.lib.harness import Claim
+
+ADF_PASSES = 50  # the paper iterates ADF; it does not say how often
+SETTLED = 40  # sweeps of SEP; in its figure the paper runs 50
+
+
+def fit(data: Toy, schedule: Any, start: Any = None) -> Any:
+    return epfast.fit_linear(
+        data.X,
+        data.y,
+        loss="probit",
+        scheme="exact",
+        posterior="full",
+        batch_size=None,
+        prior_variance=1.0,
+        schedule=schedule,
+        start=start,
+    )
+
+
+def adf(data: Toy, passes: int, seed: int) -> Any:
+    """ADF that goes on over the same rows: after k passes it has counted each of them k times."""
+    post = None
+    for i in range(passes):
+        post = fit(data, epfast.ADF(order="shuffled", seed=1000 * seed + i), post)
+    return post
+
+
+# ------------------------------------------------------------------------------------- methods
+
+
+def methods(n: int, seed: int) -> dict[str, Callable[[Toy], Any]]:
+    """Everything that is run at N = 5000."""
+    sep = epfast.SEP(sweeps=SETTLED, tol=0.0)
+
+    def shuffled(**given: Any) -> Any:
+        return dataclasses.replace(sep, order="shuffled", seed=seed, **given)
+
+    named = {
+        "EP": epfast.EP(sweeps=50, tol=1e-8),
+        "SEP, in order": sep,
+        "SEP, shuffled": shuffled(),
+        "SEP, shuffled, damping 0.1": shuffled(damping=0.1, sweeps=4 * SETTLED),
+        "AEP (fixed point of SEP)": epfast.AEP(sweeps=200, tol=1e-8),
+    }
+    runs: dict[str, Callable[[Toy], Any]] = {
+        "ADF, 1 pass": lambda data: adf(data, 1, seed),
+        f"ADF, {ADF_PASSES} passes": lambda data: adf(data, ADF_PASSES, seed),
+    }
+    runs |= {name: lambda data, s=schedule: fit(data, s) for name, schedule in named.items()}
+    return runs
+
+
+def batches(n: int, seed: int) -> dict[str, Callable[[Toy], Any]]:
+    """SEP over the minibatch."""
+    return {
+        f"M = {m}": lambda data, m=m: fit(
+            data, epfast.SEP(sweeps=SETTLED, tol=0.0, order="shuffled", seed=seed, batch=m)
+        )
+        for m in (1, 10, 100, 1000, n)
+        if m <= n
+    }
+
+
+def groups(data: Toy, k: int, how: str, seed: int) -> NDArray[np.intp]:
+    """Labels of k groups: by component (k = J or a multiple of it: cut further), or at random."""
+    rng = np.random.default_rng(seed)
+    if how == "random":
+        return rng.permutation(np.arange(len(data.y)) % k)
+    per = k // J
+    rank = np.empty(len(data.y), dtype=np.intp)
+    for j in range(J):
+        rows = np.flatnonzero(data.component == j)
+        rank[rows] = rng.permutation(len(rows)) % per
+    return per * data.component + rank
+
+
+# --------------------------------------------------------------------------------------- tables
+
+
+class Study:
+    """Runs and their errors, by (inputs, table, N, method)."""
+
+    def __init__(self) -> None:
+        self.errors: dict[tuple[str, str, int, str], list[Error]] = {}
+
+    def add(self, inputs: str, table: str, n: int, method: str, error: Error) -> None:
+        self.errors.setdefault((inputs, table, n, method), []).append(error)
+
+    def get(self, inputs: str, table: str, n: int, method: str) -> Error:
+        return mean_error(self.errors[inputs, table, n, method])
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        return [
+            {
+                "inputs": inputs,
+                "n": n,
+                "method": method,
+                "KL": (mean := mean_error(errors)).kl,
+                "mean_error_sd": mean.mean,
+                "covariance_error": mean.covariance,
+                "sd_ratio": mean.sd_ratio,
+                "repetitions": len(errors),
+            }
+            for (inputs, which, n, method), errors in self.errors.items()
+            if which == table
+        ]
+
+    def show(self, table: str, title: str) -> None:
+        rows = self.rows(table)
+        harness.table(
+            ["x", "N", "method", "KL(p||q)", "mean, sd", "cov, rel", "sd/true"],
+            [tuple(row.values())[:7] for row in rows],
+            title,
+        )
+
+
+TABLES = {
+    "methods": "Every method at the largest N",
+    "rows": "Over N",
+    "batch": "SEP over the minibatch, shuffled",
+    "groups": "DAEP over the groups (K = 1 is AEP): the fixed points of DSEP",
+    "dsep": "DSEP, shuffled, damping 0.1: what its noise leaves of it",
+}
+
+
+def errors(options: argparse.Namespace) -> tuple[Study, list[dict[str, Any]], list[float]]:
+    largest, repetitions, draws = (500, 1, 2**13) if options.quick else (5000, 2, 2**16)
+    study = Study()
+    truths: list[dict[str, Any]] = []
+    acceptance = []
+    sizes = [n for n in (50, 150, 500, 1500) if n < largest] + [largest]
+    for inputs in INPUTS:
+        for repetition in range(repetitions):
+            whole = simulate(inputs, largest, repetition)
+            for n in sizes:
+                data = whole.head(n)
+                ep = fit(data, epfast.EP(sweeps=50, tol=1e-8))
+                truth = importance(data, ep, draws if n == largest else draws // 4, repetition)
+                truths.append(
+                    {
+                        "inputs": inputs,
+                        "repetition": repetition,
+                        "n": n,
+                        "ess": truth.ess,
+                        "mean_error_sd": truth.mean_error,
+                        "covariance_error": truth.covariance_error,
+                    }
+                )
+                for name, post in (
+                    ("EP", ep),
+                    ("AEP (fixed point of SEP)", fit(data, epfast.AEP(sweeps=500, tol=1e-8))),
+                    (f"ADF, {ADF_PASSES} passes", adf(data, ADF_PASSES, repetition)),
+                    ("ADF, 1 pass", adf(data, 1, repetition)),
+                ):
+                    study.add(inputs, "rows", n, name, compare(post, truth))
+                if n < largest:
+                    continue
+                acceptance.append(compare(ep, truth).mean)
+                for table, runs in (
+                    ("methods", methods(n, repetition)),
+                    ("batch", batches(n, repetition)),
+                ):
+                    for name, method in runs.items():
+                        study.add(inputs, table, n, name, compare(method(data), truth))
+                if inputs == "mixture":
+                    grouped(study, data, truth, repetition)
+    return study, truths, acceptance
+
+
+def grouped(study: Study, data: Toy, truth: Truth, seed: int) -> None:
+    """The mixture case: groups by component and at random."""
+    n = len(data.y)
+    post = fit(data, epfast.AEP(sweeps=500, tol=1e-8))
+    study.add("mixture", "groups", n, "K = 1", compare(post, truth))
+    for how, counts in (("component", (J, 2 * J, 10 * J)), ("random", (J, 10 * J))):
+        for k in counts:
+            labels = groups(data, k, how, seed)
+            post = fit(data, epfast.DAEP(labels, sweeps=500, tol=1e-8))
+            study.add("mixture", "groups", n, f"K = {k}, by {how}", compare(post, truth))
+            if k == J:
+                schedule = epfast.DSEP(
+                    labels,
+                    sweeps=4 * SETTLED,
+                    tol=0.0,
+                    damping=0.1,
+                    order="shuffled",
+                    seed=seed,
+                )
+                name = f"DSEP, K = {k}, by {how}"
+                study.add("mixture", "dsep", n, name, compare(fit(data, schedule), truth))
+
+
+# ------------------------------------------------------------------------------------- verdicts
+
+
+def judge(study: Study, n: int, acceptance: list[float]) -> list[Claim]:
+    """Section 5.1, claim by claim."""
+    sizes = sorted({key[2] for key in study.errors if key[1] == "rows"})
+    iterated, once, fixed = f"ADF, {ADF_PASSES} passes", "ADF, 1 pass", "AEP (fixed point of SEP)"
+    sep = "SEP, shuffled"
+
+    def at(inputs: str, method: str, table: str = "methods", rows: int = n) -> Error:
+        return study.get(inputs, table, rows, method)
+
+    def say(values: list[float]) -> str:
+        return ", ".join(harness.figure(value) for value in values)
+
+    both = [(inputs, letter) for inputs, letter in zip(INPUTS, "ab", strict=True)]
+    claims: list[Claim] = [
+        (
+            "ours",
+            f"EP's mean is within 0.02 posterior sd of the truth at N = {n}",
+            max(acceptance) <= 0.02,
+            f"largest error of a mean, sd, per repetition: {say(acceptance)}",
+        ),
+        (
+            "5.1",
+            "EP is the best performing method",
+            harness.in_part(
+                [
+                    at(i, "EP").kl <= min(at(i, m).kl for m in (sep, fixed, once, iterated))
+                    for i in INPUTS
+                ]
+            ),
+            "; ".join(
+                f"({letter}) KL: EP {at(i, 'EP').kl:.1e}, AEP {at(i, fixed).kl:.1e}, SEP "
+                f"{at(i, sep).kl:.1e}, ADF {at(i, once).kl:.1e} after one pass, "
+                f"{at(i, iterated).kl:.1e} after {ADF_PASSES}"
+                for i, letter in both
+            ),
+        ),
+        (
+            "5.1",
+            "ADF collapses towards a delta function at the posterior mean: iterated",
+            harness.in_part([at(i, iterated).sd_ratio < 0.5 for i in INPUTS]),
+            "; ".join(
+                f"({letter}) sd / true sd {at(i, iterated).sd_ratio:.3f}, 1 / sqrt({ADF_PASSES}) = "
+                f"{ADF_PASSES**-0.5:.3f}: each pass counts the data once more"
+                for i, letter in both
+            ),
+        ),
+        (
+            "5.1",
+            "ADF collapses towards a delta function at the posterior mean: one pass",
+            harness.in_part([at(i, once).sd_ratio < 0.5 for i in INPUTS]),
+            "; ".join(
+                f"({letter}) sd / true sd {at(i, once).sd_ratio:.3f}, mean off by "
+                f"{at(i, once).mean:.2f} sd, covariance by {100 * at(i, once).covariance:.1f} %"
+                for i, letter in both
+            )
+            + ": ADF as the slides define it, each datum once, keeps its variance",
+        ),
+    ]
+    for kind in (sep, "SEP, shuffled, damping 0.1", fixed):
+        claims.append(
+            (
+                "5.1",
+                f"SEP is of similar quality to EP and much better than iterated ADF: {kind}",
+                harness.in_part(
+                    [
+                        flag
+                        for i in INPUTS
+                        for flag in (
+                            at(i, kind).mean < 0.1 and abs(at(i, kind).sd_ratio - 1.0) < 0.05,
+                            at(i, kind).kl < 0.1 * at(i, iterated).kl,
+                        )
+                    ]
+                ),
+                "; ".join(
+                    f"({letter}) mean off by {at(i, kind).mean:.3f} sd (EP {at(i, 'EP').mean:.4f}),"
+                    f" sd ratio {at(i, kind).sd_ratio:.3f}, KL {at(i, kind).kl:.1e}"
+                    for i, letter in both
+                )
+                + ". Similar: mean within 0.1 sd and sd within 5 %",
+            )
+        )
+    claims += [
+        (
+            "5.1",
+            "SEP is better than ADF after one pass",
+            harness.in_part([at(i, sep).kl < at(i, once).kl for i in INPUTS]),
+            "; ".join(
+                f"({letter}) KL SEP {at(i, sep).kl:.1e}, damped "
+                f"{at(i, 'SEP, shuffled, damping 0.1').kl:.1e}, ADF {at(i, once).kl:.1e}"
+                for i, letter in both
+            ),
+        ),
+        (
+            "5.1",
+            "SEP is slightly worse for the mixture than for the Gaussian: fixed points",
+            at("mixture", fixed).kl > at("Gaussian", fixed).kl,
+            f"KL (a) {at('Gaussian', fixed).kl:.1e}, (b) {at('mixture', fixed).kl:.1e}",
+        ),
+        (
+            "slides",
+            "SEP comes to EP in the large data limit: fixed points",
+            harness.in_part(
+                [
+                    at(i, fixed, "rows", sizes[-1]).kl < 0.2 * at(i, fixed, "rows", sizes[0]).kl
+                    for i in INPUTS
+                ]
+            ),
+            "; ".join(
+                f"({letter}) KL at N = {', '.join(map(str, sizes))}: "
+                + ", ".join(f"{at(i, fixed, 'rows', m).kl:.1e}" for m in sizes)
+                for i, letter in both
+            ),
+        ),
+    ]
+    sizes_m = [key[3] for key in study.errors if key[:2] == ("Gaussian", "batch")]
+    claims.append(
+        (
+            "5.1",
+            "larger minibatches fluctuate less",
+            harness.in_part(
+                [at(i, sizes_m[-1], "batch").kl < at(i, sizes_m[0], "batch").kl / 3 for i in INPUTS]
+            ),
+            "; ".join(
+                f"({letter}) KL at {', '.join(sizes_m)}: "
+                + ", ".join(f"{at(i, m, 'batch').kl:.1e}" for m in sizes_m)
+                for i, letter in both
+            )
+            + ". But not before M is a good part of N: a sweep's weights 1/N (1 - M/N)^j are the "
+            "same for M << N",
+        )
+    )
+    one = at("mixture", "K = 1", "groups").kl
+    for how, better in (("component", True), ("random", False)):
+        value = at("mixture", f"K = {J}, by {how}", "groups").kl
+        claims.append(
+            (
+                "5.1",
+                f"mixture: K = {J} groups by {how} "
+                + ("are advantageous" if better else "are of no use"),
+                (value < 0.7 * one) is better,
+                f"KL {value:.1e} against {one:.1e} with K = 1, EP {at('mixture', 'EP').kl:.1e}",
+            )
+        )
+    fine = [at("mixture", f"K = {k}, by component", "groups").kl for k in (J, 2 * J, 10 * J)]
+    claims.append(
+        (
+            "5.1",
+            "mixture: no advantage in more factors than clusters",
+            min(fine[1:]) > 0.7 * fine[0],
+            f"KL at K = {J}, {2 * J}, {10 * J} by component: "
+            + ", ".join(f"{value:.1e}" for value in fine),
+        )
+    )
+    return claims
+
+
+def draw(study: Study, n: int, path: Any) -> None:
+    """KL over N, and over the groups."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained", sharey=True)
+    colours = ["tab:red", "tab:green", "tab:blue", "tab:gray"]
+    for axis, inputs, letter in zip(axes, INPUTS, "ab", strict=False):
+        rows = [row for row in study.rows("rows") if row["inputs"] == inputs]
+        for colour, method in zip(colours, dict.fromkeys(r["method"] for r in rows), strict=True):
+            mine = [row for row in rows if row["method"] == method]
+            axis.loglog(
+                [r["n"] for r in mine], [r["KL"] for r in mine], "o-", color=colour, label=method
+            )
+        for name, look in (("SEP, shuffled", "^"), ("SEP, shuffled, damping 0.1", "v")):
+            kl = study.get(inputs, "methods", n, name).kl
+            axis.plot(n, kl, look, color="tab:green", mfc="white", ms=9, label=name)
+        axis.set_title(f"({letter}) x from a {inputs}", fontsize=10)
+        axis.set_xlabel("N")
+    axes[0].set_ylabel("KL(p || q)")
+    methods = axes[1].get_legend_handles_labels()[0]
+    rows = study.rows("groups")
+    for how, colour in (("component", "tab:purple"), ("random", "tab:brown")):
+        mine = [r for r in rows if r["method"].endswith(how) or r["method"] == "K = 1"]
+        k = [int(r["method"].split()[2].rstrip(",")) for r in mine]
+        axes[2].loglog(k, [r["KL"] for r in mine], "o-", color=colour, label=f"DAEP, by {how}")
+    axes[2].axhline(
+        study.get("mixture", "methods", n, "EP").kl, color="tab:red", ls=":", label="EP (K = N)"
+    )
+    axes[2].set_title(f"mixture, N = {n}: groups", fontsize=10)
+    axes[2].set_xlabel("K")
+    # the one panel with room for the legend of all
+    axes[2].legend(handles=[*methods, *axes[2].get_legend_handles_labels()[0]], fontsize=8)
+    figure.savefig(path, dpi=80)
+    plt.close(figure)
+    print(f"wrote {path}")
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    study, truths, acceptance = errors(options)
+    n = max(key[2] for key in study.errors)
+    ess = min(t["ess"] for t in truths if t["n"] == n)
+    print(
+        f"truth at N = {n}: ESS at least {ess:.0f}, error of a mean at most "
+        f"{max(t['mean_error_sd'] for t in truths if t['n'] == n):.1e} sd, of the covariance "
+        f"{max(t['covariance_error'] for t in truths if t['n'] == n):.1e}"
+    )
+    for table, title in TABLES.items():
+        study.show(table, title)
+    claims = judge(study, n, acceptance)
+    draw(study, n, options.output / "li2015_toy.png")
+    tables = {table: study.rows(table) for table in TABLES}
+    return {"claims": claims, **tables, "truth": truths}

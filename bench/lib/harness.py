@@ -1,0 +1,444 @@
+"""What the scripts share: the runner, one thread, one core, interleaved timing, tables and JSON.
+
+A script is a module with ``run(options)``, which prints its tables and returns what is stored:
+lists of records, and under ``claims`` and ``goals`` the verdicts. It may have
+``arguments(parser)``, which adds options to the common ones.
+
+``bench.__main__`` imports this before NumPy: it fixes the number of BLAS threads of the process.
+Functions that replace private names of epfast are in the section on hooks, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+
+for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_variable] = "1"
+
+# ruff: noqa: E402  (the lines above must come first)
+import argparse
+import gc
+import itertools
+import json
+import mmap
+import platform
+import statistics
+import struct
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager
+from multiprocessing import get_context
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple, TypeVar
+from unittest import mock
+
+import numpy as np
+
+import epfast
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+SHORT = {"laplace": "LA", "quick_laplace": "QLA", "quadrature": "GQ", "variational": "VQ"}
+
+#: seconds between two looks at whether the host took the processor away
+TICK = 0.005
+
+#: where, the claim, whether it holds (None: in part), evidence and reason
+Claim = tuple[str, str, bool | None, str]
+
+T = TypeVar("T")
+
+#: the sum of the stalls so far, where they are watched
+_stalls: mmap.mmap | None = None
+
+
+class Instant(NamedTuple):
+    """A time; the difference of two is the seconds that this process worked between them.
+
+    A host may take the processor from a virtual machine for longer than a task lasts, and only
+    part of that, if any, is left out of the time of the process. So that is one bound of the work;
+    the time that passed, without the stalls seen by ``watch_stalls``, is another.
+    """
+
+    process: float
+    undisturbed: float
+
+    def __sub__(self, earlier: Instant) -> float:
+        """Return the seconds of work since then: the lesser bound."""
+        process = self.process - earlier.process
+        undisturbed = self.undisturbed - earlier.undisturbed
+        return min(process, undisturbed) if undisturbed > 0.0 else process
+
+
+def now() -> Instant:
+    """Return the present instant."""
+    lost = 0.0 if _stalls is None else struct.unpack_from("d", _stalls)[0]
+    return Instant(time.process_time(), time.perf_counter() - lost)
+
+
+def timed(task: Callable[[], Any]) -> tuple[Any, float]:
+    """Return what a task returns, and its seconds: for one that is too long to repeat."""
+    start = now()
+    result = task()
+    return result, now() - start
+
+
+def watch_stalls() -> bool:
+    """Add up, in a process before all others on this core, by how much it wakes too late.
+
+    Returns False where that is not permitted: Linux lets root do it.
+    """
+    global _stalls
+    shared, parent = mmap.mmap(-1, mmap.PAGESIZE), os.getpid()
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    except (AttributeError, OSError):
+        return False
+    if os.fork() == 0:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+        total = 0.0
+        while os.getppid() == parent:
+            before = time.perf_counter()
+            time.sleep(TICK)
+            late = time.perf_counter() - before - TICK
+            if late > TICK / 10:
+                total += late
+                struct.pack_into("d", shared, 0, total)
+        os._exit(0)
+    _stalls = shared
+    return True
+
+
+def steps(task: Callable[[Callable[..., None]], object]) -> list[float]:
+    """Seconds between the calls that a task makes of what it is given."""
+    stamps = [now()]
+    task(lambda *_: stamps.append(now()))
+    return [b - a for a, b in itertools.pairwise(stamps)]
+
+
+def calls(task: Callable[[], object]) -> list[float]:
+    """Seconds between the events at which functions are called or return."""
+
+    def watched(step: Callable[..., None]) -> None:
+        sys.setprofile(step)
+        try:
+            task()
+        finally:
+            sys.setprofile(None)
+
+    return steps(watched)
+
+
+# ---- hooks: private names of epfast, to be replaced by a public ``tick`` of the fits ----
+
+
+def each_chunk(step: Callable[..., None]) -> AbstractContextManager[Any]:
+    """Have epfast call ``step``, in place of a progress bar, with the rows of every chunk."""
+    bar = SimpleNamespace(update=step, close=lambda: None)
+    return mock.patch("epfast.loop.progress_bar", return_value=bar)
+
+
+def single_blocks() -> AbstractContextManager[Any]:
+    """Have the sequential sweeps of ``fit_gp`` return to Python after every block."""
+    return mock.patch("epfast.gp.CHUNK", 0)
+
+
+def core_moments(loss: str) -> Callable[..., Any]:
+    """Return what ``backend.tilted_moments`` calls: (y, m, v, weights, *three arrays to fill)."""
+    from epfast.scalar import moments  # a module that will move
+
+    return moments(epfast.losses.resolve(loss), 1.0).many
+
+
+# ---- times ----
+
+
+class Fastest:
+    """Runs of a task that does the same steps each time, as rows of seconds per step.
+
+    The time of the task is the sum over its steps of the least of the runs: on a shared machine no
+    run as a whole is undisturbed, if it is longer than some milliseconds.
+    """
+
+    def __init__(self, runs: Sequence[Sequence[float]]) -> None:
+        self.runs = np.array(runs)
+
+    @property
+    def seconds(self) -> float:
+        return float(self.runs.min(axis=0).sum())
+
+    def second_half(self) -> Fastest:
+        """Return the second of two sweeps."""
+        return Fastest(self.runs[:, self.runs.shape[1] // 2 :])
+
+    def over(self, other: Fastest) -> dict[str, float]:
+        """Return the quotient, and the least and the largest without one of the runs."""
+        others = [
+            mine / theirs
+            for mine, theirs in zip(self._without_one(), other._without_one(), strict=True)
+        ]
+        return {
+            "ratio": self.seconds / other.seconds,
+            "least": min(others),
+            "largest": max(others),
+        }
+
+    def _without_one(self) -> list[float]:
+        return [Fastest(np.delete(self.runs, i, axis=0)).seconds for i in range(len(self.runs))]
+
+
+def fastest(
+    tasks: Mapping[Any, Callable[..., object]],
+    repeats: int = 5,
+    split: Callable[[Callable[..., object]], list[float]] = calls,
+) -> dict[Any, Fastest]:
+    """Run tasks in turn, each once for warming up and then some times."""
+    runs: dict[Any, list[list[float]]] = {name: [] for name in tasks}
+    for _ in range(repeats + 1):
+        for name, task in tasks.items():
+            runs[name].append(split(task))
+    return {name: Fastest(found[1:]) for name, found in runs.items()}
+
+
+class Timing(NamedTuple):
+    """Median and quartiles, and the values themselves in the order of the rounds."""
+
+    median: float
+    q1: float
+    q3: float
+    values: tuple[float, ...]
+
+    def scaled(self, factor: float) -> Timing:
+        """Return the same timing in another unit."""
+        return summarize([factor * value for value in self.values])
+
+    def over(self, other: Timing) -> Timing:
+        """Return the quotients, round by round: what disturbs both sides of a round cancels."""
+        pairs = zip(self.values, other.values, strict=False)  # a slow task runs in fewer rounds
+        return summarize([mine / theirs for mine, theirs in pairs])
+
+
+def interleave(
+    tasks: Mapping[Any, Callable[[], object]],
+    rounds: int = 9,
+    least: float = 0.02,
+    budget: float = 5.0,
+) -> dict[Any, Timing]:
+    """Time callables against each other: every round runs each of them once, in turn.
+
+    A short task is repeated within its turn until it lasts ``least`` seconds; a task that takes
+    long runs in fewer rounds (at least three), so as not to use more than ``budget`` seconds.
+    The garbage collector is off meanwhile.
+    """
+    repeats, turns = {}, {}
+    for name, task in tasks.items():
+        once = np.inf
+        for _ in range(2):  # the first call warms caches and pages up; long tasks skip the second
+            start = now()
+            task()
+            once = min(once, now() - start)
+            if once > 0.5:
+                break
+        repeats[name] = max(1, round(least / max(once, 1e-9)))
+        turns[name] = max(min(3, rounds), min(rounds, int(budget / (once * repeats[name]))))
+    seconds: dict[str, list[float]] = {name: [] for name in tasks}
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        for turn in range(rounds):
+            for name, task in tasks.items():
+                if turn >= turns[name]:
+                    continue
+                start = now()
+                for _ in range(repeats[name]):
+                    task()
+                seconds[name].append((now() - start) / repeats[name])
+    finally:
+        if collected:
+            gc.enable()
+    return {name: summarize(values) for name, values in seconds.items()}
+
+
+def summarize(values: Sequence[float]) -> Timing:
+    """Median and quartiles of a sample."""
+    if len(values) < 2:
+        return Timing(values[0], values[0], values[0], tuple(values))
+    q1, q2, q3 = statistics.quantiles(values, n=4, method="inclusive")
+    return Timing(q2, q1, q3, tuple(values))
+
+
+def peak_memory(reset: bool = False) -> int:
+    """Most bytes that were resident at a time in this process, since the last reset on Linux."""
+    try:
+        if reset:
+            Path("/proc/self/clear_refs").write_text("5")
+        with open("/proc/self/status") as file:
+            return next(1024 * int(line.split()[1]) for line in file if line.startswith("VmHWM"))
+    except OSError:  # not Linux
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def in_child(function: Callable[..., T], *arguments: Any) -> T:
+    """Return what a function of a module returns in a fresh process, with memory of its own."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+# ---- the runner ----
+
+
+def machine() -> dict[str, Any]:
+    """Return what the numbers depend on: processor, libraries, instruction sets in use."""
+    model = platform.processor()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.split(":", 1)[1].strip()
+                break
+    except OSError:
+        pass
+    found = np.show_config(mode="dicts").get("SIMD Extensions", {}).get("found", [])
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "numpy_simd": found[-1] if found else "baseline",
+        "epfast": epfast.backend.build_config(),
+    }
+
+
+def run(script: ModuleType, name: str, result: str, arguments: Sequence[str]) -> None:
+    """Run a script pinned to one core, judge its claims, and store what it returns as JSON."""
+    about = (script.__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(prog=f"python -m bench {name}", description=about)
+    parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
+    parser.add_argument(
+        "--output", type=Path, help="folder for the JSON (and PNG) files (default: results/)"
+    )
+    parser.add_argument("--core", type=int, default=None, help="core to run on (default: last)")
+    if hasattr(script, "arguments"):
+        script.arguments(parser)
+    options = parser.parse_args(arguments, argparse.Namespace(result=result))
+    if options.output is None:  # a quick run does not overwrite a full one
+        options.output = RESULTS / "quick" if options.quick else RESULTS
+    options.output.mkdir(parents=True, exist_ok=True)
+    start(options.core)
+    found = script.run(options)
+    if "claims" in found:
+        verdicts(found["claims"], "Claims")
+    if "goals" in found:
+        verdicts(found["goals"], "Goals", ("met", "not met", "met in part"))
+    path = options.output / f"{options.result}.json"
+    document = {"machine": machine(), "quick": options.quick, **found}
+    path.write_text(json.dumps(document, indent=1, default=_plain) + "\n", encoding="utf-8")
+    print(f"wrote {path}")
+
+
+def start(core: int | None) -> None:
+    """Pin the process to a core, and print what the machine is."""
+    watched = False
+    if hasattr(os, "sched_setaffinity"):
+        cores = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {max(cores) if core is None else core})
+        watched = watch_stalls()
+    about = machine()
+    ours = about["epfast"]
+    print(
+        f"machine: {about['cpu']}, one thread; Python {about['python']}, NumPy {about['numpy']} "
+        f"({about['numpy_simd']}); epfast {ours['version']} (SIMD {ours['simd']})"
+        + ("; stalls of the host left out" if watched else "")
+    )
+
+
+def choose_parts(parser: argparse.ArgumentParser, parts: Mapping[int, Any]) -> None:
+    """Add the option by which some of a script's parts are run."""
+    parser.add_argument(
+        "--only", type=int, nargs="+", choices=parts, default=list(parts), help="which parts"
+    )
+
+
+def run_parts(
+    options: argparse.Namespace,
+    parts: Mapping[int, tuple[str, Callable[[argparse.Namespace], tuple[Any, list[Claim]]]]],
+) -> dict[str, Any]:
+    """Run the parts asked for; some of them do not overwrite the results of all."""
+    found: dict[str, Any] = {"load": os.getloadavg()}
+    goals: list[Claim] = []
+    for number in options.only:
+        name, part = parts[number]
+        found[name], judged = part(options)
+        goals += judged
+    if len(options.only) < len(parts):
+        options.result += "_" + "".join(map(str, sorted(options.only)))
+    return {**found, "goals": goals}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    return str(value)
+
+
+# ---- tables and verdicts ----
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "") -> None:
+    """Print an aligned table; text to the left, everything else to the right."""
+    cells = [[value if isinstance(value, str) else figure(value) for value in row] for row in rows]
+    widths = [max(len(c) for c in column) for column in zip(headers, *cells, strict=True)]
+    left = [all(isinstance(row[i], str) for row in rows) for i in range(len(headers))]
+    if title:
+        print(f"\n{title}")
+    for row in [list(headers), ["-" * w for w in widths], *cells]:
+        print(
+            "  ".join(
+                c.ljust(w) if is_left else c.rjust(w)
+                for c, w, is_left in zip(row, widths, left, strict=True)
+            ).rstrip()
+        )
+
+
+def figure(value: Any) -> str:
+    """Show a number with three or four digits, whatever its size; None as '-'."""
+    if value is None or (isinstance(value, float) and np.isnan(value)):
+        return "-"
+    if isinstance(value, (bool, np.bool_)):
+        return "yes" if value else "no"
+    if isinstance(value, (int, np.integer)):
+        return str(value)
+    size = abs(value)
+    if size >= 1e6 or 0 < size < 1e-3:
+        return f"{value:.2e}"
+    return f"{value:.{0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 10 else 3}f}"
+
+
+def spread(timing: Timing) -> str:
+    """Show the quartiles."""
+    return f"{figure(timing.q1)}-{figure(timing.q3)}"
+
+
+def verdicts(
+    rows: Sequence[Claim],
+    title: str,
+    words: tuple[str, str, str] = ("reproduces", "does not reproduce", "reproduces in part"),
+) -> None:
+    """Print claims, one block each."""
+    print(f"\n{title}")
+    for where, claim, holds, why in rows:
+        word = words[2] if holds is None else words[0] if holds else words[1]
+        print(f"  [{word}] {where}: {claim}\n      {why}")
+
+
+def in_part(parts: Sequence[bool]) -> bool | None:
+    """All true, all false, or None for a mixture."""
+    return all(parts) if all(parts) or not any(parts) else None

@@ -1,0 +1,1 @@
+"""Roche (2016), *On numerical approximation schemes for expectation propagation*."""

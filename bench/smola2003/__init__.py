@@ -1,0 +1,1 @@
+"""Smola, Vishwanathan and Eskin (2003), *Laplace propagation*."""
