@@ -27,6 +27,7 @@ autodoc_mock_imports = ["GPy"]  # epfast.gpy is documented where GPy is not inst
 autodoc_typehints = "none"  # the docstrings give the types, shorter
 autodoc_member_order = "bysource"
 napoleon_google_docstring = False
+napoleon_use_ivar = True  # attributes of a class that are documented in place as well
 napoleon_use_rtype = False
 default_role = "code"
 

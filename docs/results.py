@@ -7,6 +7,7 @@ bench/results to show with it; one that is not there is left out.
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +16,12 @@ from docutils.parsers.rst import directives
 from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
 
-RESULTS = Path(__file__).parents[1] / "bench" / "results"
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import bench
+
+RESULTS = Path(bench.__file__).parent / "results"
+#: the script that stores each
+SCRIPTS = {result: script for script, result in bench.SCRIPTS.items()}
 
 
 def cell(value: Any) -> str:
@@ -61,7 +67,9 @@ class Bench(SphinxDirective):
         path = RESULTS / f"{name}.json"
         self.env.note_dependency(str(path))
         if not path.exists():
-            text = f"Not run here: ``python bench/{name}.py`` writes this section's tables."
+            text = (
+                f"Not run here: ``python -m bench {SCRIPTS[name]}`` writes this section's tables."
+            )
             return self.parse([text])
         document = json.loads(path.read_text(encoding="utf-8"))
         machine = document["machine"]
