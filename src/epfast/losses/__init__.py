@@ -7,6 +7,7 @@ moments of a site in place of a loss. A subclass of :class:`Loss` with a ``core`
 loss like any other.
 """
 
+from epfast._core.loss import CoreLoss
 from epfast.losses.base import Loss
 from epfast.losses.classification import (
     Hinge,
@@ -17,14 +18,14 @@ from epfast.losses.classification import (
     Quasi01,
     SquaredHinge,
 )
-from epfast.losses.counts import Binomial, CountLoss, Poisson
+from epfast.losses.counts import Binomial, Poisson
 from epfast.losses.custom import CustomLoss, CustomSite
 from epfast.losses.names import NAMED, describe, resolve, restore
 
 __all__ = [
     "NAMED",
     "Binomial",
-    "CountLoss",
+    "CoreLoss",
     "CustomLoss",
     "CustomSite",
     "Hinge",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
 from epfast._arrays import Array, to_float64
@@ -18,6 +18,8 @@ from epfast.losses import prediction
 #: what a smooth loss gives: see :attr:`Loss.gives`
 SMOOTH = frozenset({"values", "derivatives", "continuous", "powers"})
 
+#: no ends of panels: where t changes depends on y
+NOWHERE = np.empty(0)
 #: distances at which panels of quadrature end
 NEAR = np.array([0.25, 1.0, 3.0, 9.0, 30.0])
 
@@ -123,12 +125,14 @@ class Loss:
         smooth = {"derivatives", "continuous"} <= self.gives and not self.kinks
         scheme = self.own_moments(core) if scheme is None else scheme
         breaks = self.break_points()
-        if breaks is not NEAR:
+        if not (breaks is NEAR or breaks is NOWHERE):
             breaks = np.sort(breaks)
         return TiltedMoments(core, breaks, smooth, scheme)
 
     def break_points(self) -> Array:
         """Ends of quadrature panels: close to 0, where t changes, and wider away from it."""
+        if not self.by_margin:
+            return NOWHERE
         return NEAR if self.beta == 1.0 else np.concatenate([NEAR, NEAR / self.beta])
 
     def responses(self, name: str, y: Any, n: int) -> Array:
@@ -158,9 +162,9 @@ class Loss:
         Parameters
         ----------
         margins : array_like
-            Margins y h, of any shape.
-        y : None
-            For losses that are not of the margin, see there.
+            Margins y h, of any shape; latent values h, (n,), if l is no function of the margin.
+        y : array_like, optional
+            The responses to these h, if l is no function of the margin.
         derivatives : bool
             Whether slope and curvature are wanted.
 
@@ -170,23 +174,41 @@ class Loss:
             Of the shape of ``margins``; only ``(value,)`` without derivatives. At a kink or a jump
             value and slope are half sums of the one-sided limits (Roche 2016, section 3.2).
         """
-        given = _checks.real_array("margins", margins)
-        flat = to_float64(given).ravel()
-        outputs = [np.empty_like(flat) for _ in range(3 if derivatives else 1)]
         if derivatives and "derivatives" not in self.gives:
             raise ValueError(f"the loss {self!r} has no slope and curvature")
-        self.core().at(flat, *outputs)
-        return tuple(out.reshape(given.shape) for out in outputs)
+        given = _checks.real_array("margins", margins)
+        responses = None
+        if not self.by_margin:
+            given = _checks.array("margins", given, shape=(None,), finite=False)
+            responses = self.responses("y", y, len(given))
+        return self._at(given, responses, derivatives)
+
+    def _at(
+        self, given: NDArray[Any], responses: Array | None, derivatives: bool
+    ) -> tuple[Array, ...]:
+        """As :meth:`evaluate`, with the result of :meth:`responses`."""
+        outputs = np.empty((3 if derivatives else 1, given.size))
+        value, slope, curvature = (*outputs, None, None)[:3]
+        self.core().at(to_float64(given).ravel(), value, slope, curvature, responses)
+        return tuple(output.reshape(given.shape) for output in outputs)
 
     def values(self, latent: Array, responses: Array) -> Array:
         """beta l(h; y) for latent values (n,) or (n, k) and responses (n, width)."""
-        labels = responses if latent.ndim == 2 else responses[:, 0]
-        return np.asarray(self.beta * self.evaluate(latent * labels, derivatives=False)[0])
+        if self.by_margin:
+            labels = responses if latent.ndim == 2 else responses[:, 0]
+            return np.asarray(self.beta * self.evaluate(latent * labels, derivatives=False)[0])
+        columns = latent.reshape(len(latent), -1)
+        found = [self._at(column, responses, False)[0] for column in columns.T]
+        return np.asarray(self.beta * np.stack(found, axis=1).reshape(latent.shape))
 
     # ---- prediction, h ~ N(mean, variance) ----
 
     def predict_proba(self, mean: Array, variance: Array) -> Array:
         """Probability of the label +1, (n,): E[t(h)] / (E[t(h)] + E[t(-h)])."""
+        if not self.by_margin:
+            raise ValueError(
+                f"loss is {self!r}, whose y are no labels; allowed for it: predict, log_predictive"
+            )
         return prediction.label_probability(self, mean, variance)
 
     def predict(self, mean: Array, variance: Array) -> Array:
@@ -200,6 +222,14 @@ class Loss:
 
     def log_predictive(self, responses: Array, mean: Array, variance: Array) -> Array:
         """Log probability of the responses, (n,); accurate even if the probability underflows."""
+        if not self.by_margin:
+            result = -self.values(mean, responses)  # where h is certain
+            uncertain = variance > 0.0
+            if uncertain.any():
+                result[uncertain] = prediction.log_integral(
+                    self, responses[uncertain], mean[uncertain], variance[uncertain]
+                )
+            return result
         if self.is_likelihood and self.beta == 1.0 and (variance > 0.0).all():
             return prediction.log_integral(self, responses, mean, variance)
         with np.errstate(divide="ignore"):

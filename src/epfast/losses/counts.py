@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 from scipy import special
 
 from epfast import _checks
@@ -27,77 +26,21 @@ def _counts(name: str, given: Array) -> Array:
     return given
 
 
-class CountLoss(Loss):
-    """Base of the losses that are not of the margin: minus the log probability of y."""
-
-    by_margin = False
-    is_likelihood = True
-
-    def evaluate(
-        self, margins: ArrayLike, y: Any = None, *, derivatives: bool = True
-    ) -> tuple[Array, ...]:
-        """Value, slope and curvature of -log p(y | h) in h.
-
-        Parameters
-        ----------
-        margins : array_like of shape (n,)
-            Latent values h.
-        y : array_like of shape (n,) or (n, 2)
-            Responses, one per latent value.
-        derivatives : bool
-            Whether slope and curvature are wanted.
-
-        Returns
-        -------
-        value, slope, curvature : ndarray of shape (n,)
-            Only ``(value,)`` without derivatives.
-        """
-        h = _checks.array("margins", margins, shape=(None,), finite=False)
-        return self.at(h, self.responses("y", y, len(h)), derivatives)
-
-    def at(self, h: Array, responses: Array, derivatives: bool = True) -> tuple[Array, ...]:
-        """As :meth:`evaluate`, with the result of :meth:`responses`."""
-        outputs = np.empty((3 if derivatives else 1, len(h)))
-        value, slope, curvature = (*outputs, None, None)[:3]
-        self.core().at(np.ascontiguousarray(h), value, slope, curvature, responses)
-        return tuple(outputs)
-
-    def values(self, latent: Array, responses: Array) -> Array:
-        columns = latent if latent.ndim == 2 else latent[:, None]
-        found = [self.at(column, responses, False)[0] for column in columns.T]
-        return np.asarray(self.beta * np.stack(found, axis=1).reshape(latent.shape))
-
-    def break_points(self) -> Array:
-        return np.empty(0)
-
-    def log_predictive(self, responses: Array, mean: Array, variance: Array) -> Array:
-        """log E[p(y | h)^beta], (n,); at variance 0 the log probability at the mean."""
-        result = -self.values(mean, responses)
-        uncertain = variance > 0.0
-        if uncertain.any():
-            result[uncertain] = prediction.log_integral(
-                self, responses[uncertain], mean[uncertain], variance[uncertain]
-            )
-        return result
-
-
 @dataclass(frozen=True)
-class Poisson(CountLoss):
+class Poisson(Loss):
     """Counts with mean exp(h): l(h; y) = exp(h) - y h + log y!."""
 
     name: str = field(default="poisson", init=False, repr=False)
     parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
 
+    by_margin = False
+    is_likelihood = True
     response_width = 2
 
     def responses(self, name: str, y: Any, n: int) -> Array:
         """Check counts (n,); the core reads the count and log count!, (n, 2)."""
         count = _counts(name, _checks.array(name, y, shape=(n,)))
         return np.stack([count, special.gammaln(count + 1.0)], axis=1)
-
-    def predict_proba(self, mean: Array, variance: Array) -> Array:
-        """Refused: a count has no label."""
-        raise ValueError("loss is Poisson, whose y are counts; allowed for it: predict")
 
     def predict(self, mean: Array, variance: Array) -> Array:
         """Mean of y, E[exp(h)]."""
@@ -112,7 +55,7 @@ class Poisson(CountLoss):
 
 
 @dataclass(frozen=True)
-class Binomial(CountLoss):
+class Binomial(Loss):
     """Successes among trials with probability 1 / (1 + exp(-h)).
 
     l(h; y, n) = n log(1 + exp(h)) - y h - log binom(n, y). y has two columns: count and trials.
@@ -121,6 +64,8 @@ class Binomial(CountLoss):
     name: str = field(default="binomial", init=False, repr=False)
     parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
 
+    by_margin = False
+    is_likelihood = True
     response_width = 3
 
     def responses(self, name: str, y: Any, n: int) -> Array:

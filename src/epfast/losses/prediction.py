@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from epfast._arrays import Array, row_chunks
 
-if TYPE_CHECKING:
-    from epfast.losses.base import Loss
-
 #: nodes per panel, and reach of the panels in standard deviations
 NODES, REACH = 12, 9.0
 
 
-def label_probability(loss: Loss, mean: Array, variance: Array) -> Array:
+def label_probability(loss: Any, mean: Array, variance: Array) -> Array:
     """Probability of the label +1 for h ~ N(mean, variance), (n,), some rows at a time."""
     result = np.empty(len(mean))
     points = loss.break_points()
@@ -25,7 +22,7 @@ def label_probability(loss: Loss, mean: Array, variance: Array) -> Array:
     return finite_probability(result)
 
 
-def _by_panels(loss: Loss, points: Array, mean: Array, sd: Array) -> Array:
+def _by_panels(loss: Any, points: Array, mean: Array, sd: Array) -> Array:
     """E[t(h)] / (E[t(h)] + E[t(-h)]), h ~ N(mean, sd^2); panels end where the loss bends."""
     nodes, node_weights = np.polynomial.legendre.leggauss(NODES)
     inner = np.concatenate([-points, [0.0], points])
@@ -52,7 +49,7 @@ def finite_probability(p: Array) -> Array:
     return p
 
 
-def log_integral(loss: Loss, responses: Array, mean: Array, variance: Array) -> Array:
+def log_integral(loss: Any, responses: Array, mean: Array, variance: Array) -> Array:
     """log E[t(h)], (n,), by the exact tilted moments; NaN if the integral fails."""
     log_z, *others = np.empty((3, len(mean)))
     loss.tilted().many(responses, mean, variance, np.ones(len(mean)), log_z, *others)
