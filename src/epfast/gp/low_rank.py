@@ -14,8 +14,9 @@ from scipy import linalg
 from epfast import _checks
 from epfast._arrays import Array, row_chunks
 from epfast.gp.factor import LowRankFactor, incomplete_cholesky, kernel_columns
+from epfast.gp.prediction import ProcessPosterior
 from epfast.inference import Callback, Interrupted, SweepInfo
-from epfast.inference.posterior import Posterior, write
+from epfast.inference.posterior import write
 from epfast.inference.runtime import Tick
 from epfast.linear.files import restore as restore_linear
 from epfast.linear.fit import choose
@@ -27,7 +28,7 @@ from epfast.schemes import Scheme
 
 
 @dataclass(frozen=True, eq=False)
-class LowRankGPPosterior(Posterior):
+class LowRankGPPosterior(ProcessPosterior):
     """The Gaussian posterior over the latent values of a Gaussian process of low rank.
 
     The prior is that of f = G w, w ~ N(0, I), whose covariance G G' stands for the kernel matrix.
@@ -87,11 +88,9 @@ class LowRankGPPosterior(Posterior):
     def batch_size(self) -> int | None:
         return self.weights.batch_size
 
-    @property
-    def y(self) -> Array:
-        """(n,) or (n, width), the responses of the fit."""
+    def _responses(self) -> Array:
         y: Array = self.problem.data.y
-        return y[:, 0] if y.shape[1] == 1 else y
+        return y
 
     @property
     def log_evidence(self) -> float:
@@ -176,35 +175,6 @@ class LowRankGPPosterior(Posterior):
         if len(triangle) == 0:
             return _design(kernel)
         return np.asarray(linalg.solve_triangular(triangle, kernel.T, lower=True).T)
-
-    def predict_proba(self, K_star: ArrayLike, k_star_diag: ArrayLike | None) -> Array:
-        """Probability of the label +1 at new inputs.
-
-        Parameters
-        ----------
-        K_star, k_star_diag
-            As in :meth:`predict_latent`.
-
-        Returns
-        -------
-        ndarray of shape (m,)
-            Closed form for probit and noisy step with beta = 1, else quadrature to about 1e-8.
-        """
-        return self.known_loss().predict_proba(*self.predict_latent(K_star, k_star_diag))
-
-    def predict(self, K_star: ArrayLike, k_star_diag: ArrayLike | None) -> Array:
-        """Predict y at new inputs: the label for classes, else the mean of y.
-
-        Parameters
-        ----------
-        K_star, k_star_diag
-            As in :meth:`predict_latent`.
-
-        Returns
-        -------
-        ndarray of shape (m,)
-        """
-        return self.known_loss().predict(*self.predict_latent(K_star, k_star_diag))
 
     def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Array:
         """Draw the latent values of the fit from the posterior.

@@ -17,11 +17,11 @@ from epfast import _checks, schemes
 from epfast._arrays import Array, slices, symmetric_from_upper
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gp.engines.sweeps import marginal_residual
+from epfast.gp.prediction import ProcessPosterior
 from epfast.gp.problem import GPProblem, GPState, Moments, Relaxed, log_evidence
 from epfast.gp.relaxed import RelaxedEnergies, relaxed_energies
 from epfast.inference import ConvergenceWarning, SweepInfo
 from epfast.inference.posterior import (
-    Posterior,
     contents,
     restore_history,
     restore_schedule,
@@ -36,7 +36,7 @@ VECTORS = ("alpha", "mean", "variance")
 
 
 @dataclass(frozen=True, eq=False)
-class GPPosterior(Posterior):
+class GPPosterior(ProcessPosterior):
     """The Gaussian posterior over the latent values of a Gaussian process.
 
     Attributes
@@ -74,12 +74,6 @@ class GPPosterior(Posterior):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"problem": self.problem._replace(kernel=None)}
-
-    @property
-    def y(self) -> Array:
-        """(n,) or (n, width), the responses of the fit."""
-        y = self.problem.y
-        return y[:, 0] if y.shape[1] == 1 else y
 
     @property
     def alpha(self) -> Array:
@@ -293,67 +287,6 @@ class GPPosterior(Posterior):
             variance[part] = np.einsum("ij,ji->i", block, product)
         # clip rounding errors at 0
         return rows @ self.alpha, np.maximum(prior - variance, 0.0)
-
-    def predict_proba(self, K_star: ArrayLike, k_star_diag: ArrayLike) -> Array:
-        """Probability of the label +1 at new inputs.
-
-        Parameters
-        ----------
-        K_star, k_star_diag
-            As in :meth:`predict_latent`.
-
-        Returns
-        -------
-        ndarray of shape (m,)
-            Closed form for probit and noisy step with beta = 1, else quadrature to about 1e-8.
-        """
-        return self.known_loss().predict_proba(*self.predict_latent(K_star, k_star_diag))
-
-    def predict(self, K_star: ArrayLike, k_star_diag: ArrayLike) -> Array:
-        """Predict y at new inputs: the label for classes, else the mean of y.
-
-        Parameters
-        ----------
-        K_star, k_star_diag
-            As in :meth:`predict_latent`.
-
-        Returns
-        -------
-        ndarray of shape (m,)
-        """
-        return self.known_loss().predict(*self.predict_latent(K_star, k_star_diag))
-
-    def predict_variance(self, K_star: ArrayLike, k_star_diag: ArrayLike) -> Array:
-        """Predictive variance of y at new inputs.
-
-        Parameters
-        ----------
-        K_star, k_star_diag
-            As in :meth:`predict_latent`.
-
-        Returns
-        -------
-        ndarray of shape (m,)
-        """
-        return self.known_loss().predict_variance(*self.predict_latent(K_star, k_star_diag))
-
-    def log_predictive(self, K_star: ArrayLike, k_star_diag: ArrayLike, y: ArrayLike) -> Array:
-        """Log probability of responses at new inputs.
-
-        Parameters
-        ----------
-        K_star, k_star_diag
-            As in :meth:`predict_latent`.
-        y : array_like
-            As in :func:`epfast.fit_gp`.
-
-        Returns
-        -------
-        ndarray of shape (m,)
-        """
-        latent = self.predict_latent(K_star, k_star_diag)
-        loss = self.known_loss()
-        return loss.log_predictive(loss.responses("y", y, len(latent[0])), *latent)
 
     def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Array:
         """Draw the latent values of the fit from the posterior.
