@@ -154,12 +154,14 @@ class RowEngine(FullEngine):
                 return self._sequential(state, slice(None), keep, tick)
             state, keep = self._shares(state, keep), False
         new, refused = self._parallel(state, slice(None), keep, tick)
+        counts = Counts(refused)
         if auto.may_change:
             moved = _largest_move(state, new)
             new = new._replace(order=state.order.next(moved, refused == n, self.schedule.tol))
             if new.order.order == "sequential":
-                new = self._restarted(new)
-        return new._replace(sweeps=state.sweeps + 1), Counts(refused)
+                # back at the start, which is nothing to stop at
+                new, counts = self._restarted(new), counts._replace(settled=False)
+        return new._replace(sweeps=state.sweeps + 1), counts
 
     def settle(self, state: RowState, torn: bool = False) -> State:
         plain = State(*state[:5])
