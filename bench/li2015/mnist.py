@@ -99,7 +99,7 @@ def score(data: Split, state: Any) -> tuple[float, float]:
     return float(special.log_ndtr(z).mean()), float(100 * (z <= 0).mean())
 
 
-def fit(data: Split, schedule: Any, prior: float, **given: Any) -> Any:
+def fit(data: Split, schedule: Any, prior: float | None, **given: Any) -> Any:
     return epfast.fit_linear(
         data.X,
         data.y,
@@ -133,7 +133,9 @@ def adf_curve(data: Split, passes: int, prior: float, at: Iterable[int]) -> list
     points, post, seconds = [], None, 0.0
     for i in range(1, passes + 1):
         post, taken = harness.timed(
-            lambda post=post: fit(data, epfast.ADF(), prior, start=post)  # of the pass before
+            lambda post=post: fit(  # from the pass before, with its prior
+                data, epfast.ADF(), prior if post is None else None, start=post
+            )
         )
         seconds += taken
         if i in at:

@@ -162,7 +162,8 @@ def scores(raw: Raw, protocol: Protocol, splits: int, full: bool) -> dict[str, A
                 scheme="exact",
                 posterior="full",
                 batch_size=None,
-                prior_variance=protocol.prior,
+                # a start of ADF brings its own
+                prior_variance=protocol.prior if start is None else None,
                 schedule=schedule,
                 start=start,
             )
@@ -178,8 +179,8 @@ def scores(raw: Raw, protocol: Protocol, splits: int, full: bool) -> dict[str, A
             "ADF": lambda: adf(1),
             "ADF, 10 passes": lambda: adf(10),
             "SEP": lambda: fit(sep),  # noqa: B023  (called within the turn)
-            "AEP": lambda: fit(epfast.AEP(sweeps=300 if full else 100)),
-            "EP": lambda: fit(epfast.EP(sweeps=100)),
+            "AEP": lambda: fit(epfast.AEP(sweeps=300 if full else 100, tol=1e-5)),
+            "EP": lambda: fit(epfast.EP(sweeps=100, tol=1e-5)),
         }
         for method, task in runs.items():
             try:

@@ -52,7 +52,7 @@ def fit(data: Toy, schedule: Any, start: Any = None) -> Any:
         scheme="exact",
         posterior="full",
         batch_size=None,
-        prior_variance=1.0,
+        prior_variance=1.0 if start is None else None,  # a start of ADF brings its own
         schedule=schedule,
         start=start,
     )

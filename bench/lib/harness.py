@@ -5,7 +5,7 @@ lists of records, and under ``claims`` and ``goals`` the verdicts. It may have
 ``arguments(parser)``, which adds options to the common ones.
 
 ``bench.__main__`` imports this before NumPy: it fixes the number of BLAS threads of the process.
-Functions that replace private names of epfast are in the section on hooks, and nowhere else.
+Nothing here or in the scripts takes a private name of epfast, or patches one.
 """
 
 from __future__ import annotations
@@ -28,12 +28,10 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager
 from multiprocessing import get_context
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
-from unittest import mock
 
 import numpy as np
 
@@ -133,25 +131,10 @@ def calls(task: Callable[[], object]) -> list[float]:
     return steps(watched)
 
 
-# ---- hooks: private names of epfast, to be replaced by a public ``tick`` of the fits ----
-
-
-def each_chunk(step: Callable[..., None]) -> AbstractContextManager[Any]:
-    """Have epfast call ``step``, in place of a progress bar, with the rows of every chunk."""
-    bar = SimpleNamespace(update=step, close=lambda: None)
-    return mock.patch("epfast.loop.progress_bar", return_value=bar)
-
-
-def single_blocks() -> AbstractContextManager[Any]:
-    """Have the sequential sweeps of ``fit_gp`` return to Python after every block."""
-    return mock.patch("epfast.gp.CHUNK", 0)
-
-
-def core_moments(loss: str) -> Callable[..., Any]:
-    """Return what ``backend.tilted_moments`` calls: (y, m, v, weights, *three arrays to fill)."""
-    from epfast.scalar import moments  # a module that will move
-
-    return moments(epfast.losses.resolve(loss), 1.0).many
+def scheme(name: str, curvature: str = "exact") -> epfast.schemes.Scheme:
+    """Return the scheme of that name; the curvature is a choice of the two Laplaces."""
+    numbers = {"curvature": curvature} if name in ("laplace", "quick_laplace") else {}
+    return epfast.schemes.NAMED[name](**numbers)
 
 
 # ---- times ----

@@ -215,7 +215,7 @@ def numpy_parallel(
         mean, variance = Sigma @ shift, np.diag(Sigma).copy()
         change = max(
             np.abs((mean - old_mean) / np.sqrt(variance)).max(),
-            np.abs(1.0 - old_variance / variance).max(),
+            0.5 * np.abs(np.log(old_variance / variance)).max(),
         )
         if change <= damping * TOLERANCE:
             return mean, Sigma, sweep

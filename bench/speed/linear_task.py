@@ -36,6 +36,7 @@ def ours(
     loss: str,
     prior_variance: float = 1.0,
     callback: Callable | None = None,
+    progress: bool | Callable = False,
     **schedule: Any,
 ) -> Any:
     """One fit of epfast, to the tolerance unless something else is asked for."""
@@ -50,6 +51,7 @@ def ours(
         prior_variance=prior_variance,
         schedule=epfast.EP(**settings),
         callback=callback,
+        progress=progress,
     )
 
 

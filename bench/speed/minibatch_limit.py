@@ -130,25 +130,22 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             if not np.isclose(call(BATCH), expected, rtol=1e-9):
                 raise RuntimeError(f"{function} ({build}) computes something else")
             tasks["C", build, label] = lambda call=call: call(ROWS)
-    schedule = epfast.ADF()
+    schedule = epfast.ADF(site_rule="nonnegative")
     for loss in LOSSES:
-        for scheme in SHORT:
-            curvature = "slope" if loss != "logistic" else "exact"
-            tasks["fit", scheme, loss] = lambda scheme=scheme, loss=loss, curvature=curvature: (
-                epfast.backend.fit_minibatch(
-                    loss, batch, mean, variance, scheme, curvature=curvature
-                )
+        for name in SHORT:
+            scheme = harness.scheme(name, "slope" if loss != "logistic" else "exact")
+            tasks["fit", name, loss] = lambda scheme=scheme, loss=loss: (
+                epfast.backend.fit_minibatch(loss, batch, mean, variance, scheme)
             )
-            tasks["pass", scheme, loss] = lambda scheme=scheme, loss=loss, curvature=curvature: (
-                epfast.fit_linear(
-                    X,
-                    y,
-                    loss=loss,
-                    scheme=scheme,
-                    curvature=curvature,
-                    batch_size=BATCH,
-                    schedule=schedule,
-                )
+            tasks["pass", name, loss] = lambda scheme=scheme, loss=loss: epfast.fit_linear(
+                X,
+                y,
+                loss=loss,
+                scheme=scheme,
+                posterior="factorized",
+                batch_size=BATCH,
+                prior_variance=25.0,
+                schedule=schedule,
             )
         tasks["numpy", "variational", loss] = lambda loss=loss: numpy_reference.fit_minibatch(
             loss, batch, mean, variance, "variational"
