@@ -20,6 +20,7 @@ import numpy as np
 
 import epfast
 from bench.lib import harness
+from epfast.schemes import Relaxed
 
 EPSILON, SWEEPS, TOL = 0.2, 300, 1e-8
 POWERS = (0.9, 0.8, 0.6, 0.4)
@@ -56,10 +57,10 @@ def exact(X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def errors(X: np.ndarray, y: np.ndarray, truth: tuple, **method: Any) -> tuple[float, float, bool]:
     """Mean square errors of mean and covariance, and whether the fit settled."""
-    relaxation, power = method.get("relaxation"), method.get("power", 1.0)
+    scheme, power = method.get("scheme", "exact"), method.get("power", 1.0)
     try:
         post = epfast.fit_gp(
-            X @ X.T, y, loss=epfast.NoisyStep(EPSILON), relaxation=relaxation,
+            X @ X.T, y, loss=epfast.NoisyStep(EPSILON), scheme=scheme,
             schedule=epfast.EP(SWEEPS, TOL, order="sequential", power=power),
         )  # fmt: skip
     except FloatingPointError:  # a relaxation too cheap lets the posterior shrink to a point
@@ -77,10 +78,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     warnings.simplefilter("ignore", epfast.ConvergenceWarning)
     methods: dict[str, dict[str, Any]] = {"EP": {}}
     methods |= {f"power {power:g}": {"power": power} for power in POWERS}
-    methods |= {f"relaxed, c = {c:g}": {"relaxation": c} for c in WEIGHTS}
-    methods |= {
-        f"printed, c = {c:g}": {"relaxation": epfast.Relaxation(c, "printed")} for c in PRINTED
-    }
+    methods |= {f"relaxed, c = {c:g}": {"scheme": Relaxed(c)} for c in WEIGHTS}
+    methods |= {f"printed, c = {c:g}": {"scheme": Relaxed(c, "printed")} for c in PRINTED}
     count = 20 if options.quick else 300
     found: dict[str, list] = {name: [] for name in methods}
     for seed in range(count):

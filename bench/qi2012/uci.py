@@ -24,8 +24,9 @@ from bench.lib import harness
 from bench.lib.datasets import load_raw
 from bench.lib.numpy_reference import rbf
 from bench.qi2012.synthetic import SETTLED, WIDTHS, choose_width, fit, kernel
+from epfast.schemes import Relaxed
 
-METHODS = {"EP": {}, "power EP .8": {"power": 0.8}, "relaxed EP": {"relaxation": 0.03}}
+METHODS = {"EP": {}, "power EP .8": {"power": 0.8}, "relaxed EP": {"scheme": Relaxed(0.03)}}
 #: file, rows to train on, splits, share of flipped labels
 SETS = {
     "Heart": ("heart", 81, 20, 0.0),

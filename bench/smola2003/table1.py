@@ -70,11 +70,11 @@ def rows_of(published: Published) -> tuple[sparse.csr_matrix, np.ndarray, bool]:
 
 
 def train(G: np.ndarray, y: np.ndarray, order: str) -> epfast.FullPosterior:
-    """What ``fit_gp(K, y, rank=...)`` does after the factorisation."""
+    """What ``fit_gp`` does with a low-rank factor and a ``batch_size``."""
     schedule = epfast.EP(MOST, SETTLED, order=order)
     return epfast.fit_linear(
-        G, y, scheme="laplace", posterior="full", batch_size=CHUNK, prior_variance=1.0,
-        schedule=schedule,
+        G, y, loss="logistic", scheme="laplace", posterior="full", batch_size=CHUNK,
+        prior_variance=1.0, schedule=schedule,
     )  # fmt: skip
 
 
