@@ -42,7 +42,7 @@ class Halving:
         new = State(0.5 * state.mean, state.variance, state.sweeps + 1)
         return self.new(state.sweeps + 1, new), self.counts(state.sweeps + 1)
 
-    def summary(self, state) -> Summary:
+    def summary(self, state, evidence=True) -> Summary:
         return Summary(np.array([state.mean]), np.array([state.variance]), -state.mean)
 
     def settle(self, state, torn=False):

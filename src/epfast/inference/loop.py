@@ -36,8 +36,8 @@ class Summary(NamedTuple):
     #: (m,), posterior mean
     mean: Array
     variance: Array
-    #: EP's log p(y)
-    log_evidence: float
+    #: EP's log p(y); 0 if not asked for
+    log_evidence: float = 0.0
 
 
 class Counts(NamedTuple):
@@ -86,8 +86,8 @@ class Engine(Protocol[S]):
     def sweep(self, state: S, keep: bool, tick: Tick) -> tuple[S, Counts]:
         """Perform one sweep. keep: the old state is still in use, so leave its arrays unchanged."""
 
-    def summary(self, state: S) -> Summary:
-        """Moments and evidence of the posterior, in arrays that no later sweep changes."""
+    def summary(self, state: S, evidence: bool = True) -> Summary:
+        """Moments of the posterior, in arrays that no later sweep changes, and its evidence."""
 
     def settle(self, state: S, torn: bool = False) -> Any:
         """Make the state of the result, free of rounding drift.
@@ -148,7 +148,7 @@ def run(
     converged, stopped, told = False, False, logger.isEnabledFor(logging.INFO)
     with one_blas_thread(engine.order_of_matrices):
         state = engine.init(start)
-        now = engine.summary(state)
+        now = engine.summary(state, evidence=False)
         with ticks(progress) as tick:
             try:
                 for _ in range(schedule.sweeps):

@@ -200,6 +200,8 @@ def prior_of(precision: Array, mean: Array, full: bool) -> State:
     """N(mean, 1 / precision) as a state without sites; precision (d,) or (d, d)."""
     if full and precision.ndim == 1:
         precision = np.diag(precision)
+    if not mean.any():
+        return State(precision, np.zeros(len(mean)), None, 0.0, 0)
     shift = precision * mean if precision.ndim == 1 else precision @ mean
     return State(precision, shift, None, -0.5 * float(shift @ mean), 0)
 

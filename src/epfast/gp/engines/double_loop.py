@@ -199,7 +199,7 @@ class DescentEngine:
                 return self._state(found, sweeps, 0.0)
         raise FloatingPointError("the tilted moments at the prior cannot be integrated")
 
-    def summary(self, state: DescentState) -> Summary:
+    def summary(self, state: DescentState, evidence: bool = True) -> Summary:
         return Summary(state.now.mean, state.now.variance, log_evidence(state.sites, state.now))
 
     def sweep(self, state: DescentState, keep: bool, tick: Tick) -> tuple[DescentState, Counts]:

@@ -93,7 +93,7 @@ class ProcessEngine:
             )
         return ProcessState(start.sites, start.n_sweeps, factors, found, 0)
 
-    def summary(self, state: ProcessState) -> Summary:
+    def summary(self, state: ProcessState, evidence: bool = True) -> Summary:
         return Summary(state.now.mean, state.now.variance, log_evidence(state.sites, state.now))
 
     def sweep(self, state: ProcessState, keep: bool, tick: Tick) -> tuple[ProcessState, Counts]:

@@ -54,9 +54,11 @@ class FullEngine:
     def init(self, start: Any) -> Any:
         return with_moments(start_of(self.problem, start))
 
-    def summary(self, state: Any) -> Summary:
-        evidence = log_evidence(state, self.prior_log_determinant)
-        return Summary(state.mean, np.diag(state.covariance).copy(), evidence)
+    def summary(self, state: Any, evidence: bool = True) -> Summary:
+        variance = state.covariance.diagonal().copy()
+        if not evidence:
+            return Summary(state.mean, variance)
+        return Summary(state.mean, variance, log_evidence(state, self.prior_log_determinant))
 
     def settle(self, state: Any, torn: bool = False) -> State:
         return State(*state[:5])

@@ -60,13 +60,15 @@ class MinibatchEngine:
             )
         return state
 
-    def summary(self, state: State) -> Summary:
+    def summary(self, state: State, evidence: bool = True) -> Summary:
         variance = 1.0 / state.precision
         mean = state.shift * variance
+        if not evidence:
+            return Summary(mean, variance)
         # the evidence is finite only if every shift and log precision is
         log_ratio = np.log(self.problem.prior.precision * variance).sum()
-        evidence = state.log_scale + 0.5 * float(log_ratio + state.shift @ mean)
-        return Summary(mean, variance, evidence)
+        total = state.log_scale + 0.5 * float(log_ratio + state.shift @ mean)
+        return Summary(mean, variance, total)
 
     def settle(self, state: State, torn: bool = False) -> State:
         return state
