@@ -74,6 +74,7 @@ cdef class MinibatchSweep:
         self.tolerance, self.max_iterations = tolerance, max_iterations
         self.slope_curvature = slope_curvature
         self.flat_start = flat_start
+        self.packed = None
 
         self.memory = np.zeros(6 * max_rows + 8 * d)
         self.row.m = &self.memory[0]
