@@ -8,7 +8,6 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from epfast import _checks, schedules
 from epfast._arrays import Array
@@ -83,11 +82,6 @@ class Posterior:
                 "with the loss given"
             )
         return self.loss
-
-
-def responses_of(post: Posterior, y: ArrayLike, n: int) -> Array:
-    """Check responses to n new rows."""
-    return post.known_loss().responses("y", y, n)
 
 
 # ---- files ----
