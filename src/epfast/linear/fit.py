@@ -325,7 +325,7 @@ def fit_problem(
         return kind(fit.state, kept, fit.converged, fit.history)
 
     def costs(state: State, counts: Counts) -> tuple[float | None, Array | None]:
-        mean = engine.summary(state).mean
+        mean = engine.summary(state, evidence=False).mean
         traced = None if counts.trace is None else problem.cost(counts.trace)
         return float(problem.cost(mean[None])[0]), traced
 

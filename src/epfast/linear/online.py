@@ -71,7 +71,7 @@ def _by_a_sweep(problem: LinearProblem, state: State) -> float:
     engine = engine_of(problem._replace(schedule=schedule))
     before = engine.init(_Start(state))
     after, _ = engine.sweep(before, True, no_tick)
-    return change(engine.summary(before), engine.summary(after))
+    return change(engine.summary(before, evidence=False), engine.summary(after, evidence=False))
 
 
 def leave_one_out(problem: LinearProblem, state: State) -> Array:

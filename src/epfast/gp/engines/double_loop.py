@@ -200,7 +200,10 @@ class DescentEngine:
         raise FloatingPointError("the tilted moments at the prior cannot be integrated")
 
     def summary(self, state: DescentState, evidence: bool = True) -> Summary:
-        return Summary(state.now.mean, state.now.variance, log_evidence(state.sites, state.now))
+        now = state.now
+        if not evidence:
+            return Summary(now.mean, now.variance)
+        return Summary(now.mean, now.variance, log_evidence(state.sites, now))
 
     def sweep(self, state: DescentState, keep: bool, tick: Tick) -> tuple[DescentState, Counts]:
         point, ridge, moved = self._step(state.point, state.ridge)

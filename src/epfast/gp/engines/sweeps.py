@@ -94,7 +94,10 @@ class ProcessEngine:
         return ProcessState(start.sites, start.n_sweeps, factors, found, 0)
 
     def summary(self, state: ProcessState, evidence: bool = True) -> Summary:
-        return Summary(state.now.mean, state.now.variance, log_evidence(state.sites, state.now))
+        now = state.now
+        if not evidence:
+            return Summary(now.mean, now.variance)
+        return Summary(now.mean, now.variance, log_evidence(state.sites, now))
 
     def sweep(self, state: ProcessState, keep: bool, tick: Tick) -> tuple[ProcessState, Counts]:
         self.tilted.begin_sweep(state.sweeps)
@@ -147,7 +150,9 @@ class ProcessEngine:
             if anew is None:
                 raise improper()
             refreshed = new._replace(now=anew, since_refresh=0)
-            drift = change(self.summary(new), self.summary(refreshed))
+            drift = change(
+                self.summary(new, evidence=False), self.summary(refreshed, evidence=False)
+            )
             return refreshed, Counts(refused, drift=drift)
         return new, Counts(refused)
 
