@@ -38,6 +38,9 @@ from tests.oracles.bad_values import (
     put,
 )
 
+#: the paper's minibatches give an impossible evidence, which is said
+pytestmark = pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
+
 LOGISTIC = epfast.Logistic()
 SCHEMES = [name for name, kind in NAMED.items() if kind().refuses(LOGISTIC, "minibatch") is None]
 MINIBATCHES = {"posterior": "factorized", "batch_size": 10, "prior_variance": 25.0}
@@ -208,7 +211,6 @@ def test_data_frame():
             fit(frame.assign(b=column), series)
 
 
-@pytest.mark.filterwarnings("ignore:.*sites were refused:epfast.ConvergenceWarning")
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("shape", [(1, 1), (1, 3), (2, 1), (7, 1), (5, 9)])
 def test_small_shapes(shape, scheme):

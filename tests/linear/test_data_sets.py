@@ -11,7 +11,7 @@ from bench.lib import numpy_reference as reference
 pytestmark = [
     pytest.mark.slow,
     #: losses that are not convex have sites that are refused
-    pytest.mark.filterwarnings("ignore:.*were refused in the last sweep"),
+    pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning"),
 ]
 
 MINIBATCHES = {"posterior": "factorized", "prior_variance": 25.0}

@@ -224,11 +224,12 @@ def fit_problem(
     history: list[SweepInfo] = []
     try:
         if not isinstance(schedule, DoubleLoop):
-            fit = run(ProcessEngine(problem), schedule, start, **arguments)
-            warn_of(fit, problem.n, schedule, stacklevel)
+            engine = ProcessEngine(problem)
+            fit = run(engine, schedule, start, **arguments)
+            warn_of(fit, engine, schedule, stacklevel)
             return result(fit)
         first = _first_sweeps(problem, start, arguments)
-        if first is not None and (first.converged or len(first.history) < schedule.start.sweeps):
+        if first is not None and (first.converged or first.stopped):
             return result(first)
         history = [] if first is None else first.history
         before = start if first is None else result(first)
@@ -236,7 +237,15 @@ def fit_problem(
     except Interrupted as stopped:
         fit = stopped.posterior
         raise Interrupted(result(fit._replace(history=history + fit.history))) from None
-    _warn_of_descent(fit, stacklevel)
+    if not (fit.converged or fit.stopped):
+        warnings.warn(
+            f"no fixed point of EP was found: after {len(fit.history)} steps of the double loop "
+            "the tilted moments still differ from those of the posterior by "
+            f"{fit.history[-1].mismatch:.2g} of its own scale; scale the kernel, or use a loss "
+            "with a log-concave factor",
+            ConvergenceWarning,
+            stacklevel=stacklevel,
+        )
     return result(fit._replace(history=history + fit.history))
 
 
@@ -247,15 +256,3 @@ def _first_sweeps(problem: GPProblem, start: Any, arguments: dict[str, Any]) -> 
         return run(ProcessEngine(problem._replace(schedule=schedule)), schedule, start, **arguments)
     except FloatingPointError:
         return None
-
-
-def _warn_of_descent(fit: Fit, stacklevel: int) -> None:
-    if fit.converged or fit.stopped:
-        return
-    warnings.warn(
-        f"no fixed point of EP was found: after {len(fit.history)} steps of the double loop the "
-        "tilted moments still differ from those of the posterior by "
-        f"{fit.history[-1].mismatch:.2g} of its own scale",
-        ConvergenceWarning,
-        stacklevel=stacklevel + 1,
-    )

@@ -340,5 +340,5 @@ def fit_problem(
         )
     except Interrupted as stopped:
         raise Interrupted(result(stopped.posterior)) from None
-    warn_of(fit, engine.n_sites, problem.schedule, stacklevel)
+    warn_of(fit, engine, problem.schedule, stacklevel)
     return result(fit)

@@ -128,8 +128,9 @@ def add_rows(
     data = data_of(X, y, weights, problem.loss, state.shift.size)
     new = problem.continued(data, schedule, state._replace(sites=None))
     new.check_weights()
-    fit = run(RowEngine(new), schedule)
-    warn_of(fit, len(data.y), schedule, stacklevel=3)  # type: ignore[arg-type]
+    engine = RowEngine(new)
+    fit = run(engine, schedule)
+    warn_of(fit, engine, schedule)
     joined = problem._replace(data=_joined(problem.data, data), schedule=schedule)
     if stored is not None and fit.state.sites is not None:
         sites = Sites(*map(np.concatenate, zip(stored, fit.state.sites, strict=True)))

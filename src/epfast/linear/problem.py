@@ -16,10 +16,10 @@ from epfast._arrays import Array, row_chunks, symmetric_from_upper
 from epfast._core.row_sweeps import add_sites
 from epfast._core.rows import Rows
 from epfast._core.tilted import TiltedMoments
-from epfast.inference import Sites
+from epfast.inference import Sites, evidence_bound
 from epfast.losses import Loss
 from epfast.schedules import ADF
-from epfast.schemes import Scheme
+from epfast.schemes import Laplace, Scheme
 
 #: entries of X gathered at a time
 CHUNK = 1 << 17
@@ -130,6 +130,28 @@ class LinearProblem(NamedTuple):
     @property
     def prior_precision(self) -> Array:
         return self.prior.precision
+
+    @property
+    def remedy(self) -> str:
+        """What to do about a fit that fails."""
+        first = ""
+        if not self.scheme.integrates:
+            first = "use scheme='exact' with batch_size=None; or "
+            if self.batch_size is not None and not isinstance(self.scheme, Laplace):
+                first = "use scheme='laplace', or 'exact' with batch_size=None; or "
+        return (
+            f"{first}standardise the columns of X, narrow the prior (prior_variance), damp the "
+            "sweeps (EP(damping=0.5)) or allow more of them"
+        )
+
+    @property
+    def evidence_bound(self) -> float:
+        """See :func:`epfast.inference.evidence_bound`."""
+        if self.data.y is None:  # a stream
+            return evidence_bound(self.loss, 1)
+        weights = self.data.weights
+        count = len(self.data.y)
+        return evidence_bound(self.loss, count if weights is None else max(count, weights.sum()))
 
     @property
     def beta(self) -> float:

@@ -23,6 +23,9 @@ NOWHERE = np.empty(0)
 #: distances at which panels of quadrature end
 NEAR = np.array([0.25, 1.0, 3.0, 9.0, 30.0])
 
+#: rows of the core's table whose loss is never negative
+NEVER_NEGATIVE = ("logistic", "probit", "squared_hinge", "poisson", "binomial")
+
 
 @dataclass(frozen=True)
 class Loss:
@@ -106,6 +109,11 @@ class Loss:
                 f"{name} is {power:g}; allowed with {type(self).__name__}: 1, since its moments "
                 "are those of t itself"
             )
+
+    @property
+    def bounded(self) -> bool:
+        """True if the loss is never negative, so that t <= 1 and no log evidence is above 0."""
+        return self.name in NEVER_NEGATIVE
 
     # ---- for the core ----
 

@@ -112,6 +112,12 @@ class PiecewiseLinear(Loss):
             kinks=tuple(map(float, knots)),
         )
 
+    @property
+    def bounded(self) -> bool:
+        """True if the loss is never negative: not at a knot, and it does not fall outward."""
+        at_knots = np.reshape(self.parameters[2:], (-1, 4))[:, 1:3]
+        return bool(at_knots.min() >= 0.0 and self.slopes[0] <= 0.0 <= self.slopes[-1])
+
     def break_points(self) -> Array:
         """Ends of quadrature panels: the knots, and points near them where t changes."""
         points = [np.array(self.kinks)]

@@ -72,6 +72,7 @@ def test_any_shape_and_block(n, d):
             assert_near(post, first, 1e-10)
 
 
+@pytest.mark.filterwarnings("ignore:.*refused:epfast.ConvergenceWarning")
 @pytest.mark.parametrize("power", [1.0, 0.7])
 @pytest.mark.parametrize("name", ["probit", "logistic", "hinge", "squared_hinge", "noisy_step"])
 def test_fixed_point(name, power):

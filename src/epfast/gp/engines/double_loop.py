@@ -163,8 +163,6 @@ class DescentState(NamedTuple):
 class DescentEngine:
     """The outer loop: each sweep is one step that lowers F."""
 
-    remedy = "scale the kernel"
-
     def __init__(self, problem: GPProblem) -> None:
         schedule = problem.schedule
         assert problem.kernel is not None
@@ -173,6 +171,7 @@ class DescentEngine:
         self.power, self.match = schedule.start.power, schedule.match
         self.problem, self.y = problem, problem.responses()
         self.n_sites = self.order_of_matrices = problem.n
+        self.remedy, self.evidence_bound = problem.remedy, problem.evidence_bound
 
     def init(self, start: Any) -> DescentState:
         """Make the initial state from the sites of the start.

@@ -47,8 +47,6 @@ class ProcessEngine:
     computed from its sites, O(n^3).
     """
 
-    remedy = "scale the kernel"
-
     def __init__(self, problem: GPProblem, chunk: int = CHUNK) -> None:
         n, schedule = problem.n, problem.schedule
         assert problem.kernel is not None
@@ -59,6 +57,7 @@ class ProcessEngine:
             chunk,
         )
         self.n_sites = self.order_of_matrices = n
+        self.remedy, self.evidence_bound = problem.remedy, problem.evidence_bound
         self.is_parallel = schedule.order == "parallel"
         self.tilted = problem.tilted()
         scheme: Any = problem.scheme

@@ -44,10 +44,9 @@ def improper_start() -> ValueError:
 class FullEngine:
     """Base of the engines with a full covariance; adds O(d^3) to the cost of a sweep."""
 
-    remedy = "scale the columns of X"
-
     def __init__(self, problem: LinearProblem) -> None:
         self.problem, self.schedule = problem, problem.schedule
+        self.remedy, self.evidence_bound = problem.remedy, problem.evidence_bound
         self.n_sites, self.order_of_matrices = problem.shape
         self.prior_log_determinant = log_determinant(problem.prior.precision)
 

@@ -18,11 +18,11 @@ from epfast.linear.sources import Stream
 class MinibatchEngine:
     """EP stores sites of (factors, d) numbers, ADF stores none. O(s d) per factor."""
 
-    remedy = "scale the columns of X"
     order_of_matrices = 0
 
     def __init__(self, problem: LinearProblem, traced: bool = False) -> None:
         self.problem, self.schedule = problem, problem.schedule
+        self.remedy, self.evidence_bound = problem.remedy, problem.evidence_bound
         #: True if the posterior mean is recorded after every factor
         self.traced = traced
         self.size = problem.batch_size or 1

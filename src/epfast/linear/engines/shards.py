@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,9 +52,9 @@ class ShardEngine(FullEngine):
             if not is_proper(cavity.precision):
                 refused += len(old.shift)
                 continue
-            fit = run(
-                RowEngine(shard._replace(base=cavity)), schedule.inner, _Start(old, cavity.shift)
-            )
+            inner = RowEngine(shard._replace(base=cavity))
+            inner.evidence_bound = math.inf  # a cavity has no evidence
+            fit = run(inner, schedule.inner, _Start(old, cavity.shift))
             refused += fit.history[-1].n_refused
             moved = max(moved, fit.history[-1].change)
             new = families.damped(old, fit.state.sites, schedule.damping)
