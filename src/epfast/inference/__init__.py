@@ -16,13 +16,14 @@ from epfast.inference.loop import (
     run,
     warn_of,
 )
-from epfast.inference.records import ConvergenceWarning, Interrupted, Sites, SweepInfo
+from epfast.inference.records import ConvergenceWarning, DataWarning, Interrupted, Sites, SweepInfo
 
 __all__ = [
     "FAILURES",
     "Callback",
     "ConvergenceWarning",
     "Counts",
+    "DataWarning",
     "Engine",
     "Fit",
     "Interrupted",

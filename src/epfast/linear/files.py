@@ -61,6 +61,7 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
         prior,
         prior,
         None if groups is None else np.asarray(groups, dtype=np.intp),
+        intercept=_checks.flag("intercept", header.get("intercept", False)),
     )
     sweeps = _checks.integer("sweeps", header["sweeps"], least=0)
     return KINDS[header["posterior"]](

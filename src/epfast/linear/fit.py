@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from epfast import _checks, losses, schemes
@@ -12,6 +13,7 @@ from epfast._arrays import Array
 from epfast.inference import Callback, Counts, Fit, Interrupted, run, warn_of
 from epfast.inference.combinations import legal
 from epfast.inference.runtime import Tick
+from epfast.linear import notes
 from epfast.linear.engines import ENGINES, engine_of
 from epfast.linear.posterior import FactorizedPosterior, FullPosterior
 from epfast.linear.problem import (
@@ -20,6 +22,7 @@ from epfast.linear.problem import (
     State,
     data_of,
     prior_at_door,
+    with_ones,
 )
 from epfast.linear.sources import Stream, is_stream
 from epfast.schedules import DEP, EP, Schedule
@@ -27,6 +30,8 @@ from epfast.schemes import Scheme
 
 #: largest min(n, d) with a full covariance by default
 FULL_UP_TO = 5000
+#: prior variance of an intercept: broad, a standard deviation of 10 in units of log odds
+INTERCEPT_VARIANCE = 100.0
 KINDS = {"full": FullPosterior, "factorized": FactorizedPosterior}
 #: arguments of 0.1.0 that moved, with their new spelling
 MOVED = {
@@ -47,6 +52,7 @@ def fit_linear(
     prior_variance: float | ArrayLike | None = None,
     prior_precision: ArrayLike | None = None,
     prior_mean: ArrayLike | None = None,
+    intercept: bool | float = False,
     weights: ArrayLike | None = None,
     schedule: Schedule | None = None,
     beta: float | None = None,
@@ -65,7 +71,7 @@ def fit_linear(
     Parameters
     ----------
     X : array_like or sparse matrix of shape (n, d), or iterable of (X, y) chunks
-        Rows of features; append a constant column for an intercept. C-contiguous float64 and CSR
+        Rows of features; see ``intercept`` for a constant one. C-contiguous float64 and CSR
         matrices are used in place; float32 and other layouts piece by piece; a memory map is read
         as it is visited. With ``posterior="factorized", schedule=ADF()`` X may be an iterable of
         chunks, and ``y`` None; the result does not depend on where the chunks are cut.
@@ -94,6 +100,10 @@ def fit_linear(
         factorised posterior.
     prior_mean : array_like of shape (d,), optional
         Mean of the prior. None: 0.
+    intercept : bool or float
+        True: one more weight, the last one, of a column of ones, with prior variance 100; a number:
+        with that prior variance. The posterior adds the ones to new rows by itself; priors and X
+        are given without it. X is copied.
     weights : array_like of shape (n,), optional
         Numbers >= 0; with a full covariance only. A row of weight w >= 1 counts as w copies of
         itself, so that whole weights give the fixed point of repeated rows. The factor of a row of
@@ -134,8 +144,13 @@ def fit_linear(
     Warns
     -----
     ConvergenceWarning
-        If the sweeps were used up above the tolerance; if the last sweep refused more than a tenth
-        of the sites; if the fit of a factor failed as a whole, so that its site stayed.
+        If the sweeps were used up above the tolerance; if the last sweep refused a site; if the fit
+        of a factor failed as a whole, so that its site stayed; if the log evidence is above 0 where
+        no factor is above 1. ``converged`` is False then.
+    DataWarning
+        If columns differ in scale by more than 1e3 under one prior variance; if there is no
+        constant column and less than 40 % of the labels are of one kind; if a plane separates the
+        labels and the prior is flat.
 
     Examples
     --------
@@ -159,6 +174,8 @@ def fit_linear(
     if posterior is None:
         small = not stream and min(X.shape, default=0) <= FULL_UP_TO  # type: ignore[union-attr]
         posterior = "full" if small else "factorized"
+        if not small and not stream:
+            notes.note_factorized(X.shape)  # type: ignore[union-attr]
     asked = {
         "weights": weights,
         "sparse X": X if hasattr(X, "tocsr") else None,
@@ -183,24 +200,47 @@ def fit_linear(
                 f"record is {record!r}; allowed with {type(chosen.loss).__name__}: None, it has no "
                 "values"
             )
+    wide = _intercept(intercept)
     kind = KINDS[posterior]
     if start is not None and not isinstance(start, kind):
         raise TypeError(f"start is {_checks.describe(start)}; allowed: a {kind.__name__} or None")
     if stream:
-        data = _stream(X, y, chosen, record)
+        data = _stream(X if wide is None else _chunks_with_ones(X), y, chosen, record)
         d = data.X.d
     else:
         if y is None:
             raise ValueError("y is None; allowed: a response per row of X, (n,)")
+        X = X if wide is None else with_ones(_checks.rows("X", X))
         full = posterior == "full"
         data = data_of(X, y, weights, chosen.loss) if full else _unread(X, y, chosen.loss)
         d = data.X.shape[1]
     prior = (prior_variance, prior_precision, prior_mean)
-    problem = chosen.problem(data, _prior(prior, start, chosen, d))
+    problem = chosen.problem(data, _prior(prior, start, chosen, d, wide))
+    problem = problem._replace(intercept=wide is not None)
+    scale = None if stream else _notes(problem, prior_variance, prior_precision)
     found: FactorizedPosterior | FullPosterior = fit_problem(
         problem, start, record=record, callback=callback, progress=progress
     )
+    if scale is not None:
+        notes.note_separable(problem, found.mean, scale)
     return found
+
+
+def _notes(problem: LinearProblem, variance: Any, precision: Any) -> float | None:
+    """Note what is odd about the data; return the scale of a flat prior, None of another."""
+    data = problem.data
+    if precision is None and np.ndim(variance) == 0:
+        notes.note_scales(data.X, stacklevel=3)
+    if not problem.loss.by_margin:
+        return None
+    assert data.y is not None
+    notes.note_intercept(data.X, data.y, stacklevel=3)
+    if precision is not None:
+        return None
+    spread = np.zeros(problem.shape[1])  # without the intercept
+    spread[: problem.n_columns] = 1.0 if variance is None else variance
+    scale = notes.prior_scale(data.X, spread)
+    return scale if scale > notes.FLAT else None
 
 
 class Choices(NamedTuple):
@@ -271,10 +311,32 @@ def choose(
     return Choices(found_loss, found, schedule, posterior, batch_size)
 
 
-def _prior(given: tuple[Any, Any, Any], start: Any, chosen: Choices, d: int) -> State:
-    """The prior that the arguments give; ADF with a start keeps the prior of the start."""
+def _intercept(given: Any) -> float | None:
+    """Prior variance of the intercept; None: there is none."""
+    if isinstance(given, bool | np.bool_):
+        return INTERCEPT_VARIANCE if given else None
+    return _checks.number("intercept", given, least=1e-300, most=1e300)
+
+
+def _chunks_with_ones(chunks: Any) -> Iterator[Any]:
+    """Chunks of a stream, with a column of ones; who reads them refuses what is no pair."""
+    for chunk in chunks:
+        if isinstance(chunk, tuple | list) and len(chunk) == 2:
+            yield with_ones(_checks.rows("a chunk's X", chunk[0])), chunk[1]
+        else:
+            yield chunk
+
+
+def _prior(
+    given: tuple[Any, Any, Any], start: Any, chosen: Choices, d: int, intercept: float | None
+) -> State:
+    """The prior that the arguments give; ADF with a start keeps the prior of the start.
+
+    d: the number of weights, with that of the intercept.
+    """
     if start is None or chosen.schedule.stores != "none":
-        return prior_at_door(*given, d, chosen.covariance == "full")
+        features = d if intercept is None else d - 1
+        return prior_at_door(*given, features, chosen.covariance == "full", intercept)
     for name, value in zip(("prior_variance", "prior_precision", "prior_mean"), given, strict=True):
         if value is not None:
             raise ValueError(

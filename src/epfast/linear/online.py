@@ -125,7 +125,7 @@ def add_rows(
             + ("epfast.EP" if stored is not None else "epfast.ADF, since it has no sites")
         )
     schedule = schedule.filled(power=1.0, damping=1.0)
-    data = data_of(X, y, weights, problem.loss, state.shift.size)
+    data = data_of(problem.given(X), y, weights, problem.loss)
     new = problem.continued(data, schedule, state._replace(sites=None))
     new.check_weights()
     engine = RowEngine(new)

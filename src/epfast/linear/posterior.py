@@ -20,7 +20,13 @@ from epfast.inference.posterior import (
     write,
 )
 from epfast.linear import online
-from epfast.linear.problem import LinearProblem, State, log_determinant, log_evidence
+from epfast.linear.problem import (
+    LinearProblem,
+    State,
+    log_determinant,
+    log_evidence,
+    with_ones,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,13 +159,14 @@ class LinearPosterior(Posterior):
         -------
         mean, variance : ndarray of shape (n,)
         """
-        rows = _checks.rows("X", X, self.shift.size)
+        rows = _checks.rows("X", X, self.problem.n_columns)
         is_sparse = hasattr(rows, "indptr")
         mean, variance = np.empty(rows.shape[0]), np.empty(rows.shape[0])
         with np.errstate(over="ignore", invalid="ignore"):
             for part in row_chunks(rows):
                 some = rows[part].toarray() if is_sparse else rows[part]
                 block = np.asarray(some, dtype=np.float64)
+                block = with_ones(block) if self.problem.intercept else block
                 mean[part] = block @ self.mean
                 variance[part] = self._latent_variance(block)
         if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
@@ -275,6 +282,7 @@ class LinearPosterior(Posterior):
             "posterior": self.kind,
             "scheme": schemes.describe(self.scheme),
             "batch_size": None if self.batch_size is None else int(self.batch_size),
+            "intercept": problem.intercept,
             "log_scale": float(self.state.log_scale),
         }
 

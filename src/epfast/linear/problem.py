@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import linalg
+from scipy import linalg, sparse
 
 from epfast import _checks
 from epfast._arrays import Array, row_chunks, symmetric_from_upper
@@ -76,6 +76,8 @@ class LinearProblem(NamedTuple):
     groups: NDArray[np.intp] | None = None
     #: entries of X gathered at a time
     chunk: int = CHUNK
+    #: whether the last column of X is the ones of an intercept, which the user does not give
+    intercept: bool = False
 
     # ---- rows ----
 
@@ -167,8 +169,17 @@ class LinearProblem(NamedTuple):
     def with_rows(self, X: Any, y: Any, weights: Any = None) -> LinearProblem:
         """The same fit on these rows; weights None: those of the fit."""
         given = self.data.weights if weights is None else weights
-        data = data_of(X, y, given, self.loss, len(self.prior.shift))
-        return self._replace(data=data)
+        return self._replace(data=data_of(self.given(X), y, given, self.loss))
+
+    @property
+    def n_columns(self) -> int:
+        """Columns of the user's X: without the ones of an intercept."""
+        return len(self.prior.shift) - self.intercept
+
+    def given(self, X: Any) -> Any:
+        """The user's X, checked, with the ones of the intercept."""
+        rows = _checks.rows("X", X, self.n_columns)
+        return with_ones(rows) if self.intercept else rows
 
     def without_rows(self) -> LinearProblem:
         """The problem without X and y, as it is pickled."""
@@ -308,11 +319,22 @@ def moments_of(state: State) -> tuple[Array, Array]:
 # ---- the door ----
 
 
-def data_of(X: Any, y: Any, weights: Any, loss: Loss, d: int | None = None) -> Data:
+def with_ones(rows: Any) -> Any:
+    """A copy of rows, dense or CSR, with a column of ones at the end."""
+    n, d = rows.shape
+    if hasattr(rows, "indptr"):
+        return sparse.hstack([rows, np.ones((n, 1))], format="csr")
+    result = np.empty((n, d + 1), dtype=rows.dtype)
+    result[:, :d] = rows
+    result[:, d] = 1.0
+    return result
+
+
+def data_of(X: Any, y: Any, weights: Any, loss: Loss) -> Data:
     """Rows of X, dense or sparse, with their responses and weights, checked. O(n d)."""
     if y is None:
         raise ValueError("y is None; allowed: a response per row of X, (n,)")
-    rows = _checks.rows("X", X, d)
+    rows = _checks.rows("X", X)
     if hasattr(rows, "indptr"):
         finite = bool(np.isfinite(rows.data).all())
     else:
@@ -337,8 +359,30 @@ def _weights(weights: Any, n: int) -> Array | None:
     return None if (result == 1.0).all() else result
 
 
-def prior_at_door(variance: Any, precision: Any, mean: Any, d: int, full: bool) -> State:
-    """The prior of the user's arguments, each of which may be None."""
+def prior_at_door(
+    variance: Any,
+    precision: Any,
+    mean: Any,
+    d: int,
+    full: bool,
+    intercept: float | None = None,
+) -> State:
+    """The prior of the user's arguments, each of which may be None.
+
+    intercept: the prior variance of one more weight, of mean 0.
+    """
+    found, center = _prior(variance, precision, mean, d, full)
+    if intercept is not None:
+        center = np.append(center, 0.0)
+        if found.ndim == 1:
+            found = np.append(found, 1.0 / intercept)
+        else:
+            found = linalg.block_diag(found, 1.0 / intercept)
+    return prior_of(found, center, full)
+
+
+def _prior(variance: Any, precision: Any, mean: Any, d: int, full: bool) -> tuple[Array, Array]:
+    """Precision, (d,) or (d, d), and mean of the prior."""
     center = np.zeros(d) if mean is None else _checks.array("prior_mean", mean, shape=(d,))
     if precision is not None:
         if variance is not None:
@@ -348,23 +392,23 @@ def prior_at_door(variance: Any, precision: Any, mean: Any, d: int, full: bool) 
         matrix = _prior_matrix(precision, d)
         _moderate("prior_precision's diagonal", np.diag(matrix), d)
         if full:
-            return prior_of(matrix, center, True)
+            return matrix, center
         diagonal = np.diag(matrix).copy()
         if (matrix != np.diag(diagonal)).any():
             raise ValueError(
                 "prior_precision is not diagonal; allowed with posterior='factorized': a diagonal "
                 "matrix"
             )
-        return prior_of(diagonal, center, False)
+        return diagonal, center
     if variance is None:
         variance = 1.0
     if not isinstance(variance, np.ndarray) and isinstance(variance, numbers.Number):
         # within these limits the precision is a normal number
         number = _checks.number("prior_variance", variance, least=1e-300, most=1e300)
-        return prior_of(np.full(d, 1.0 / number), center, full)
+        return np.full(d, 1.0 / number), center
     spread = _checks.real_array("prior_variance", variance)
     spread = np.broadcast_to(spread, (d,)) if spread.ndim == 0 else spread
-    return prior_of(1.0 / _moderate("prior_variance", spread, d), center, full)
+    return 1.0 / _moderate("prior_variance", spread, d), center
 
 
 def _prior_matrix(precision: Any, d: int) -> Array:
