@@ -8,11 +8,10 @@ from epfast import _demo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-def test_the_quasi01_optimum_is_one_whatever_the_rounding(seed):
+def test_the_quasi01_optimum_is_one_whatever_the_rounding():
     data = pytest.importorskip("sklearn.datasets")
     features, target = data.load_breast_cancer(return_X_y=True)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     X = features - features.mean(axis=0)
     X /= np.linalg.norm(X, axis=0)
     X = np.hstack([X, np.ones((len(X), 1))]) * (1.0 + 1e-12 * rng.normal(size=(len(X), 31)))

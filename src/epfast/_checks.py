@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import numbers
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -67,11 +69,56 @@ def integer(name: str, value: Any, *, least: int, most: int = 2**62) -> int:
     return int(value)
 
 
+#: other names of choices, as papers and other packages have them
+ALIASES = {
+    "bernoulli": "logistic",
+    "diagonal": "factorized",
+    "ep": "exact",
+    "gq": "quadrature",
+    "la": "laplace",
+    "lbfgs": "fmin_l_bfgs_b",
+    "logit": "logistic",
+    "mean_field": "factorized",
+    "normal_cdf": "probit",
+    "qla": "quick_laplace",
+    "random": "shuffled",
+    "serial": "sequential",
+    "step": "noisy_step",
+    "svm": "hinge",
+    "vq": "variational",
+}
+
+
+def did_you_mean(value: Any, allowed: Iterable[str]) -> str:
+    """A question for the end of an error message; "" if nothing comes near."""
+    if not isinstance(value, str):
+        return ""
+    wanted = value.lower().replace("-", "_").replace(" ", "_")
+    names = list(allowed)
+    near = [ALIASES[wanted]] if ALIASES.get(wanted) in names else []
+    near += difflib.get_close_matches(wanted, names, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
 def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     """One of the given strings."""
     if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name} is {describe(value)}; allowed: {', '.join(map(repr, allowed))}")
+        raise ValueError(
+            f"{name} is {describe(value)}; allowed: {', '.join(map(repr, allowed))}"
+            + did_you_mean(value, allowed)
+        )
     return value
+
+
+def schedule(value: Any, kind: type, names: str) -> None:
+    """An instance of a class of schedules; a class itself is a mistake that is often made."""
+    if isinstance(value, kind):
+        return
+    if isinstance(value, type) and issubclass(value, kind):
+        raise TypeError(
+            f"schedule is the class {value.__name__}; allowed: an instance, {value.__name__}()"
+        )
+    raise TypeError(f"schedule is {describe(value)}; allowed: {names}")
 
 
 def array(
@@ -90,7 +137,8 @@ def array(
     if given.ndim != len(shape) or any(
         k is not None and k != got for k, got in zip(shape, given.shape, strict=True)
     ):
-        wanted = "(" + ", ".join("any" if k is None else str(k) for k in shape) + ")"
+        wanted = "(" + ", ".join("any" if k is None else str(k) for k in shape)
+        wanted += ",)" if len(shape) == 1 else ")"
         raise ValueError(f"{name} has shape {given.shape}; allowed: {wanted}")
     result = to_float64(given)
     if finite and not np.isfinite(result).all():
@@ -223,16 +271,30 @@ def prior_variances(name: str, value: Any, m: int) -> Array:
 
 def labels(name: str, value: Any, n: int) -> Array:
     """Labels -1 and +1, (n,), as float64."""
+    relabel = "use np.where({}, 1, -1), or LinearClassifier or GPClassifier, which take any labels"
+    words = value if isinstance(value, np.ndarray) or hasattr(value, "dtype") else None
+    if words is None and isinstance(value, list | tuple) and value:
+        words = np.asarray(value) if isinstance(value[0], str | bool | np.bool_) else None
+    if words is not None and not hasattr(value, "tocsr") and np.asarray(words).dtype.kind in "bUSO":
+        found = np.asarray(words).ravel()
+        one = next((v for v in found if isinstance(v, str | bool | np.bool_)), None)
+        if one is not None:
+            test = f"y == {str(one)!r}" if isinstance(one, str) else "y"
+            raise TypeError(
+                f"{name} has dtype {found.dtype}; allowed: the numbers -1 and +1; "
+                + relabel.format(test)
+            )
     given = real_array(name, value)
     if given.shape != (n,):
         raise ValueError(f"{name} has shape {given.shape}; allowed: ({n},), a label per row of X")
-    if given.dtype.kind == "b":
-        raise TypeError(f"{name} has dtype {given.dtype}; allowed: the numbers -1 and +1")
     result = to_float64(given)
     if not (np.abs(result) == 1.0).all():
-        found = np.unique(result)
-        shown = ", ".join(f"{v:g}" for v in found[:4]) + (", ..." if found.size > 4 else "")
-        raise ValueError(f"{name} has the labels {shown}; allowed: -1 and +1")
+        distinct = np.unique(result)
+        shown = ", ".join(f"{v:g}" for v in distinct[:4]) + (", ..." if distinct.size > 4 else "")
+        raise ValueError(
+            f"{name} has the labels {shown}; allowed: -1 and +1; "
+            + relabel.format(f"y == {distinct[-1]:g}")
+        )
     return result
 
 

@@ -87,7 +87,9 @@ def test_the_columns_are_counted_without_it():
     post = fit_linear(X, Y, intercept=True)
     with pytest.raises(ValueError, match=r"X has shape \(80, 4\); allowed: \(n, 3\)"):
         post.predict_latent(ONES)
-    with pytest.raises(ValueError, match=r"prior_variance has shape \(4,\); allowed: \(3"):
+    with pytest.raises(
+        ValueError, match=r"prior_variance has shape \(4,\); allowed: a number, or shape \(3,\)"
+    ):
         fit_linear(X, Y, intercept=True, prior_variance=np.ones(4))
     with pytest.raises(TypeError, match="a pair"):
         fit_linear(iter([1]), intercept=True, schedule=ADF())

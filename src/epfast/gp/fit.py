@@ -181,10 +181,7 @@ class Choices(NamedTuple):
 def choose(loss: Any, scheme: str | Scheme | None, schedule: Any) -> Choices:
     """The choices that arguments of :func:`epfast.fit_gp` mean, or why they do not go together."""
     schedule = EP() if schedule is None else schedule
-    if not isinstance(schedule, Schedule):
-        raise TypeError(
-            f"schedule is {_checks.describe(schedule)}; allowed: epfast.EP or epfast.DoubleLoop"
-        )
+    _checks.schedule(schedule, Schedule, "epfast.EP or epfast.DoubleLoop")
     found_loss = losses.resolve(loss)
     found = schemes.resolve("exact" if scheme is None else scheme)
     legal(ENGINES, "process", "row", schedule, found, found_loss, {})

@@ -285,11 +285,7 @@ def choose(
     given: arguments that only some combinations take, those that were given.
     """
     schedule = EP() if schedule is None else schedule
-    if not isinstance(schedule, Schedule):
-        raise TypeError(
-            f"schedule is {_checks.describe(schedule)}; allowed: epfast.EP, ADF, SEP, AEP, DSEP, "
-            "DAEP or DEP"
-        )
+    _checks.schedule(schedule, Schedule, "epfast.EP, ADF, SEP, AEP, DSEP, DAEP or DEP")
     full = _checks.choice("posterior", posterior, tuple(KINDS)) == "full"
     factor = "row"
     if batch_size is not None:

@@ -335,12 +335,15 @@ def data_of(X: Any, y: Any, weights: Any, loss: Loss) -> Data:
     if y is None:
         raise ValueError("y is None; allowed: a response per row of X, (n,)")
     rows = _checks.rows("X", X)
-    if hasattr(rows, "indptr"):
-        finite = bool(np.isfinite(rows.data).all())
-    else:
-        finite = all(np.isfinite(rows[part]).all() for part in row_chunks(rows))
-    if not finite:
-        raise ValueError("X holds NaN or infinity; allowed: finite numbers")
+    for part in row_chunks(rows):
+        some = rows[part]
+        finite = np.isfinite(some.data if hasattr(rows, "indptr") else some)
+        if not finite.all():
+            at = np.argmin(finite.ravel() if finite.ndim == 1 else finite.all(axis=1))
+            row = np.searchsorted(some.indptr, at, "right") - 1 if finite.ndim == 1 else at
+            raise ValueError(
+                f"X holds NaN or infinity, first in row {part.start + row}; allowed: finite numbers"
+            )
     n = rows.shape[0]
     return Data(rows, loss.responses("y", y, n), _weights(weights, n))
 
@@ -402,12 +405,21 @@ def _prior(variance: Any, precision: Any, mean: Any, d: int, full: bool) -> tupl
         return diagonal, center
     if variance is None:
         variance = 1.0
+    if isinstance(variance, str):
+        raise TypeError(
+            f"prior_variance is {variance!r}; allowed: a number or an array of shape ({d},); "
+            "LinearClassifier(prior_variance='evidence') finds one"
+        )
     if not isinstance(variance, np.ndarray) and isinstance(variance, numbers.Number):
         # within these limits the precision is a normal number
         number = _checks.number("prior_variance", variance, least=1e-300, most=1e300)
         return np.full(d, 1.0 / number), center
     spread = _checks.real_array("prior_variance", variance)
     spread = np.broadcast_to(spread, (d,)) if spread.ndim == 0 else spread
+    if spread.shape != (d,):
+        raise ValueError(
+            f"prior_variance has shape {spread.shape}; allowed: a number, or shape ({d},)"
+        )
     return 1.0 / _moderate("prior_variance", spread, d), center
 
 

@@ -52,6 +52,10 @@ def resolve(loss: Any) -> Loss:
         return CustomSite(loss)
     if isinstance(loss, LowLevelCallable) or (callable(loss) and not isinstance(loss, type)):
         return CustomLoss(loss)
+    if isinstance(loss, type) and issubclass(loss, Loss):
+        raise TypeError(
+            f"loss is the class {loss.__name__}; allowed: an instance, {loss.__name__}()"
+        )
     raise TypeError(
         f"loss is {_checks.describe(loss)}; allowed: one of {', '.join(map(repr, NAMED))}, a Loss, "
         "a scipy.LowLevelCallable, or a vectorised callable"
