@@ -96,6 +96,6 @@ def test_what_to_write(call, error, says):
 
 
 def test_a_guess_is_made_only_where_a_name_is_near():
-    with pytest.raises(ValueError, match="^scheme is 'q'; allowed: ") as caught:
+    with pytest.raises(ValueError, match=r"^scheme is 'q'; allowed: ") as caught:
         fit_linear(X, Y, scheme="q")
     assert "did you mean" not in str(caught.value)

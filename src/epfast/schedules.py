@@ -1,7 +1,6 @@
 """CHOICES 3 and 4, which sites are stored and who goes when. A schedule is data; the fits run it.
 
-Arguments that only some combinations use default to None, and None means what suits the
-combination. A number that is given and not used is refused, but for ``damping=1`` and ``power=1``.
+None means what suits the combination. A number that is not used is refused, but damping and power 1.
 """
 
 from __future__ import annotations
@@ -29,7 +28,14 @@ __all__ = [
 ]
 
 ORDERS = ("auto", "sequential", "shuffled", "parallel")
+#: groups and shards by default
+GROUPS = 8
 SITE_RULES = ("nonnegative", "keep", "floor")
+
+
+def _or_few(groups: Any, n: int) -> Any:
+    """Groups of n rows as given, or how many None means."""
+    return min(GROUPS, n) if groups is None else groups
 
 
 def _check_numbers(schedule: Any) -> None:
@@ -68,8 +74,7 @@ class Schedule:
     def visits(self, n_factors: int, sweep: int) -> NDArray[np.intp] | range:
         """The order of the factors in the given sweep, each once; a subclass may override it.
 
-        A shuffled order depends on the seed and the number of the sweep alone, so that a resumed
-        run goes on as if it had not stopped. Parallel sweeps ask for no order.
+        A shuffled order depends on the seed and the number of the sweep alone.
         """
         if self.order == "shuffled":
             rng = np.random.default_rng([int(self.seed or 0), sweep])
@@ -95,6 +100,15 @@ class Schedule:
             )
         return np.ascontiguousarray(order, dtype=np.intp)
 
+    def usual_damping(self, factor: str) -> float:
+        """The damping that None means, for factors of a "row" or a "minibatch".
+
+        Rows that are fitted from the same posterior overshoot together, and diverge on ordinary
+        data unless they are damped. A fixed number of sweeps (``tol=0``) is undamped.
+        """
+        together = self.order == "parallel" or getattr(self, "batch", 1) is None
+        return 0.5 if factor == "row" and self.tol > 0.0 and together else 1.0
+
     def _check_order(self, allowed: tuple[str, ...]) -> None:
         _checks.choice("order", self.order, allowed)
         if self.seed is not None:
@@ -117,31 +131,29 @@ class EP(Schedule):
         Stop when the ``change`` of a sweep, see :class:`epfast.SweepInfo`, is at most this. 0 never
         stops early.
     damping : float, optional
-        In (0, 1]; the share of the new site: g <- g^(1 - damping) g_new^damping. None: 1, undamped.
+        In (0, 1]; the share of the new site: g <- g^(1 - damping) g_new^damping. None: 1, undamped,
+        but 0.5 for scalar sites in parallel order with ``tol`` > 0.
     power : float, optional
         > 0; the power a of power EP: cavity q / g^a, fit of t^a, site = fit^(1/a). None: 1.
     order : {"auto", "sequential", "shuffled", "parallel"}
         "shuffled" visits the factors in a new random order each sweep (the rows of a factor stay
-        together); "parallel" fits all from the same posterior, then updates once. "auto" is
-        "sequential" for minibatches, and where a fixed number of sweeps (``tol=0``) or damping is
-        asked for. Else, for scalar sites with a full covariance, it is the order that converges
-        soonest: a sequential sweep (of every 16th row, twice, where rows are many), then parallel
-        ones; all sequential, from the start, once three did not contract. For processes it is
-        sequential.
+        together); "parallel" fits all from the same posterior, then updates once. "auto" is the
+        order that converges soonest for scalar sites with a full covariance: a sequential sweep (of
+        a share of the rows, where they are many), then parallel ones; all sequential, from the
+        start, once three did not contract. Elsewhere, and with ``tol=0`` or damping, it is
+        "sequential".
     site_rule : {"nonnegative", "keep", "floor"}, optional
-        For minibatch factors of a factorised posterior: what becomes of a coordinate whose new site
-        would do harm. "nonnegative": a negative precision is set to 0 and the slope kept, the best
-        on the five data sets of Roche (2016); "keep": a site that makes the posterior improper
-        keeps its old value; "floor": the precision is at least -0.9 times the cavity's. None: the
-        first; for scalar sites the second. ``history[i].n_clipped`` counts coordinates changed.
+        For factorised posteriors: what becomes of a coordinate whose new site would do harm.
+        "nonnegative": a negative precision is set to 0 and the slope kept; "keep": a site that
+        makes the posterior improper keeps its old value; "floor": the precision is at least -0.9
+        times the cavity's. None: the first; for scalar sites the second.
     block : int, optional
         Sites per block of the exact blocked sweep; for scalar sites in sequential order.
     seed : int, optional
         Of "shuffled"; None is 0.
     refresh : int, optional
         Sweeps between two refreshes of the covariance from the sites, which remove rounding drift
-        in sequential order; a variance that shrank to 1e-4 of its value brings one sooner.
-        ``history`` has the drift removed. For scalar sites; None: 5.
+        in sequential order. For scalar sites; None: 5.
     """
 
     sweeps: int = 100
@@ -169,8 +181,7 @@ class EP(Schedule):
 class ADF(Schedule):
     """Assumed density filtering: no site is stored, O(d) memory beside the data.
 
-    From flat sites one pass is the first sweep of EP. X may be a memory map or an iterator of
-    chunks.
+    From flat sites one pass is the first sweep of EP. X may be an iterator of chunks.
 
     Parameters
     ----------
@@ -283,10 +294,10 @@ class SharedSites(Schedule):
     with power a and damping rho. A site that is refused is replaced in the product by g_k.
 
     A sweep of batches of one covers the share 1 - 1/e of the way to the fixed point. The last rows
-    of a group weigh up to e times as much as the first: the mean is off by about a third of a
-    posterior standard deviation, whatever n. In sequential order that bias remains while ``change``
-    goes to 0; in shuffled order it is noise, at which ``change`` stays. Both shrink in proportion
-    to the damping; batches that are whole groups have neither.
+    of a group weigh up to e times as much as the first, which puts the mean off by a third of a
+    posterior standard deviation, or by two: a bias in sequential order, noise in shuffled order.
+    Batches that are whole groups have neither. So a run with ``tol`` > 0 ends with sweeps of whole
+    groups, damped by 0.5, at the fixed point of :class:`AEP` (:class:`DAEP`).
     """
 
     stores: ClassVar[str] = "shared"
@@ -305,8 +316,7 @@ class SharedSites(Schedule):
         """The batches of the given sweep.
 
         Sequential: group after group, the rows of each in the order of X. Shuffled: all rows are
-        permuted (as in EP); each group is cut into batches in that order, and the batches go in the
-        order of their first rows, so that those of different groups mix.
+        permuted, and batches, in the order of their first rows, mix those of different groups.
         """
         order, labels = as_array(self.checked_visits(n, sweep)), self.labels(n)
         size = self._size(n)
@@ -330,8 +340,8 @@ class SharedSites(Schedule):
 class SEP(SharedSites):
     """Stochastic EP (Li, Hernández-Lobato, Turner 2015): one site shared by all factors.
 
-    q = p0 g^N. What is stored does not depend on the number of rows, where EP stores two numbers
-    per row; but each batch costs a Cholesky factorisation, O(d^3). For scalar sites.
+    q = p0 g^N: O(d^2) numbers whatever the number of rows, where EP stores two per row; but each
+    batch costs a Cholesky factorisation, O(d^3). For scalar sites.
 
     Parameters
     ----------
@@ -342,7 +352,6 @@ class SEP(SharedSites):
         As in :class:`EP`, "sequential" or "shuffled".
     batch : int
         Factors fitted against the same cavity before the site moves: 1 is SEP, n is :class:`AEP`.
-        The last batch of a sweep may have fewer.
     """
 
     sweeps: int = 100
@@ -363,7 +372,7 @@ class AEP(SharedSites):
     Parameters
     ----------
     sweeps, tol, damping, power
-        As in :class:`SEP`.
+        As in :class:`SEP`; damping None is 0.5 with ``tol`` > 0.
     """
 
     sweeps: int = 100
@@ -375,37 +384,33 @@ class AEP(SharedSites):
 
 
 class _SharedInGroups(SharedSites):
-    groups: int | ArrayLike
+    groups: int | ArrayLike | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "groups", _checks.groups("groups", self.groups))
+        if self.groups is not None:
+            object.__setattr__(self, "groups", _checks.groups("groups", self.groups))
         super().__post_init__()
 
     def labels(self, n: int) -> NDArray[np.intp]:
-        return _checks.group_labels("groups", self.groups, n)
+        return _checks.group_labels("groups", _or_few(self.groups, n), n)
 
 
 @dataclass(frozen=True, eq=False)
 class DSEP(_SharedInGroups):
     """Distributed SEP: a site shared within each group of factors, q = p0 Π_k g_k^N_k.
 
-    Between :class:`SEP` (one group) and :class:`EP` (a group per factor). It stores d^2 numbers per
-    group.
+    Between :class:`SEP` (one group) and :class:`EP` (a group per factor).
 
     Parameters
     ----------
-    groups : int or array_like of shape (n,)
+    groups : int or array_like of shape (n,), optional
         How many groups, cut from the rows in their order with nearly equal sizes; or the label of
-        each row's group, 0 to K - 1.
-    sweeps, tol, damping, power
-        As in :class:`SEP`.
-    order, seed
-        As in :class:`EP`; see :meth:`SharedSites.batches`.
-    batch : int
-        As in :class:`SEP`, within a group; a smaller group goes as a whole.
+        each row's group, 0 to K - 1. None: 8, or one per row where these are fewer.
+    sweeps, tol, damping, power, order, seed, batch
+        As in :class:`SEP`; a batch lies within a group.
     """
 
-    groups: int | ArrayLike
+    groups: int | ArrayLike | None = None
     sweeps: int = 100
     tol: float = 1e-5
     damping: float | None = None
@@ -421,13 +426,11 @@ class DAEP(_SharedInGroups):
 
     Parameters
     ----------
-    groups, sweeps, tol, damping, power
-        As in :class:`DSEP`.
-    order, seed
-        As in :class:`EP`, of the groups.
+    groups, sweeps, tol, damping, power, order, seed
+        As in :class:`DSEP`; damping None is 0.5 with ``tol`` > 0.
     """
 
-    groups: int | ArrayLike
+    groups: int | ArrayLike | None = None
     sweeps: int = 100
     tol: float = 1e-5
     damping: float | None = None
@@ -441,15 +444,13 @@ class DEP(Schedule):
     """Distributed EP (Xu et al. 2014, Gelman et al. 2014): a site per shard of the rows.
 
     The site of shard k is fitted to the whole likelihood of the shard by EP within it, with the
-    cavity q / g_k in the place of the prior; q = p0 Π_k g_k. g_k is the product of the sites of the
-    shard's rows, which is how it is stored; what a worker would send is a precision and a shift,
-    d^2 + d numbers. The fixed points are those of :class:`EP`. For scalar sites.
+    cavity q / g_k as its prior; q = p0 Π_k g_k. g_k is stored as the sites of the shard's rows;
+    what a worker would send is d^2 + d numbers. The fixed points are those of :class:`EP`.
 
     Parameters
     ----------
-    shards : int or array_like of shape (n,)
-        How many shards, cut from the rows in their order with nearly equal sizes; or the label of
-        each row's shard, 0 to K - 1.
+    shards : int or array_like of shape (n,), optional
+        How many shards, or the label of each row's shard, as ``groups`` of :class:`DSEP`.
     sweeps, tol, damping
         As in :class:`EP`; a sweep visits each shard once.
     order, seed
@@ -461,7 +462,7 @@ class DEP(Schedule):
 
     stores: ClassVar[str] = "shard"
 
-    shards: int | ArrayLike
+    shards: int | ArrayLike | None = None
     sweeps: int = 100
     tol: float = 1e-5
     damping: float | None = None
@@ -470,7 +471,8 @@ class DEP(Schedule):
     inner: EP | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shards", _checks.groups("shards", self.shards))
+        if self.shards is not None:
+            object.__setattr__(self, "shards", _checks.groups("shards", self.shards))
         if self.inner is None:
             tol = _checks.number("tol", self.tol, least=0.0)
             object.__setattr__(self, "inner", EP(sweeps=20, tol=tol / 10 or 1e-10))
@@ -495,4 +497,4 @@ class DEP(Schedule):
 
     def labels(self, n: int) -> NDArray[np.intp]:
         """The shard of each row, 0 to K - 1."""
-        return _checks.group_labels("shards", self.shards, n)
+        return _checks.group_labels("shards", _or_few(self.shards, n), n)

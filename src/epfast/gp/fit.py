@@ -187,7 +187,8 @@ def choose(loss: Any, scheme: str | Scheme | None, schedule: Any) -> Choices:
     legal(ENGINES, "process", "row", schedule, found, found_loss, {})
     if isinstance(schedule, DoubleLoop):
         legal(ENGINES, "process", "row", schedule.start, found, found_loss, {})
-    return Choices(found_loss, found, schedule.filled(power=1.0, damping=1.0))
+    numbers = {"power": 1.0, "damping": schedule.usual_damping("row")}
+    return Choices(found_loss, found, schedule.filled(**numbers))
 
 
 class _Stage(NamedTuple):

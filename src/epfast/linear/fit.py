@@ -298,7 +298,7 @@ def choose(
     legal(ENGINES, posterior, factor, schedule, found, found_loss, given or {})
     if isinstance(schedule, DEP) and schedule.inner is not None:
         legal(ENGINES, posterior, factor, schedule.inner, found, found_loss, {})
-    numbers: dict[str, Any] = {"power": 1.0, "damping": 1.0}
+    numbers: dict[str, Any] = {"power": 1.0, "damping": schedule.usual_damping(factor)}
     if not full:
         # scalar sites are never clipped: a negative precision is right where t is not log-concave
         clips = factor == "minibatch" or not found.one_dimension

@@ -10,12 +10,42 @@ from epfast import families
 from epfast._arrays import Array
 from epfast._core.shared_sites import SharedSweep
 from epfast.inference import Counts, Sites
+from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
 from epfast.linear.engines.base import FullEngine, improper_start
 from epfast.linear.problem import LinearProblem, State, is_proper, moments_of
+from epfast.schedules import SharedSites
 
 #: rows fitted to a cavity per call
 ROWS_AT_ONCE = 64
+#: batches give way to whole groups at the first change below this, ...
+NEAR = 0.1
+#: ... or once this many sweeps had no change below the given share of the least so far
+STALLED, CONTRACTION = 3, 0.7
+#: damping of the sweeps over whole groups that follow; halved down to the least where they diverge
+DAMPING, LEAST_DAMPING = 0.5, 0.05
+
+
+class Ending(NamedTuple):
+    """How far a run is from its end: batches first, whole groups then."""
+
+    #: damping of sweeps over whole groups; None before they begin
+    damping: float | None = None
+    #: least change so far, and the number of sweeps since
+    least: float = np.inf
+    stalled: int = 0
+
+    def next(self, moved: float) -> Ending:
+        """After a sweep with this change."""
+        least, stalled = self.least, self.stalled + 1
+        if moved < CONTRACTION * self.least:
+            least, stalled = moved, 0
+        if self.damping is None:
+            near = moved <= NEAR or stalled >= STALLED
+            return Ending(DAMPING) if near else Ending(None, least, stalled)
+        if stalled < STALLED:
+            return Ending(self.damping, least, stalled)
+        return Ending(max(LEAST_DAMPING, 0.5 * self.damping))
 
 
 class SharedState(NamedTuple):
@@ -31,10 +61,15 @@ class SharedState(NamedTuple):
     #: True once a site had a negative precision; then every batch is tested, and undone if it makes
     #: the posterior improper
     checked: bool
+    ending: Ending
 
 
 class SharedEngine(FullEngine):
-    """q = p0 Π_k g_k^N_k. Each batch costs a Cholesky factorisation, O(d^3)."""
+    """q = p0 Π_k g_k^N_k. Each batch costs a Cholesky factorisation, O(d^3).
+
+    A run that ends at a tolerance ends with sweeps over whole groups: those over batches have
+    another fixed point, which depends on the order of the rows, or none.
+    """
 
     def __init__(self, problem: LinearProblem) -> None:
         super().__init__(problem)
@@ -44,7 +79,14 @@ class SharedEngine(FullEngine):
         self.sizes = np.bincount(self.schedule.labels(n), problem.copies()).astype(np.float64)
         if not self.sizes.all():
             raise ValueError("weights are all 0 in a group; allowed: a row that counts in each")
-        self.schedule.batches(n, 0)  # refuses a batch that is too large before the first sweep
+        first = self.schedule.batches(n, 0)  # refuses a batch that is too large
+        schedule = self.schedule
+        #: the schedule of the last sweeps; None if all sweeps are alike
+        self.whole: Any = None
+        own_batches = type(schedule).batches is not SharedSites.batches
+        if schedule.tol > 0.0 and not own_batches and first.last.sum() > len(self.sizes):
+            self.whole = schedule.filled()
+            object.__setattr__(self.whole, "batch", None)
 
     def init(self, start: Any) -> SharedState:
         count, (_, d) = len(self.sizes), self.problem.shape
@@ -62,9 +104,30 @@ class SharedEngine(FullEngine):
         state = self._from_sites(sites, 0 if start is None else start.n_sweeps)
         if state is None:
             raise improper_start()
-        return self._at(state, start is not None)
+        # a start may be a fixed point, which batches would leave
+        ending = Ending() if start is None or self.whole is None else Ending(DAMPING)
+        return self._at(state, start is not None, ending)
 
     def sweep(self, state: SharedState, keep: bool, tick: Tick) -> tuple[SharedState, Counts]:
+        if self.whole is None:
+            return self._sweep(state, self.schedule, self.schedule.damping, tick)
+        if state.ending.damping is None:
+            new, counts = self._sweep(state, self.schedule, self.schedule.damping, tick)
+            moved, settled = self._change(state, new), False
+        else:
+            damping = min(state.ending.damping, self.schedule.damping)
+            new, counts = self._sweep(state, self.whole, damping, tick)
+            moved = self._change(state, new) / damping
+            settled = moved <= self.schedule.tol
+        return new._replace(ending=state.ending.next(moved)), counts._replace(settled=settled)
+
+    def _change(self, old: SharedState, new: SharedState) -> float:
+        return change(self.summary(old, evidence=False), self.summary(new, evidence=False))
+
+    def _sweep(
+        self, state: SharedState, schedule: Any, damping: float, tick: Tick
+    ) -> tuple[SharedState, Counts]:
+        """One sweep over the batches of a schedule."""
         problem = self.problem
         self.tilted.begin_sweep(state.sweeps)
         n, d = problem.shape
@@ -72,13 +135,13 @@ class SharedEngine(FullEngine):
             self.tilted,
             d,
             min(ROWS_AT_ONCE, n),
-            self.schedule.power,
-            self.schedule.damping,
+            schedule.power,
+            damping,
             state.checked,
         )
         sites = families.copied(state.sites)
         precision, shift = state.precision.copy(), state.shift.copy()
-        batches = self.schedule.batches(n, state.sweeps)
+        batches = schedule.batches(n, state.sweeps)
         # a batch costs as much as about d rows
         rows_of_work = 1 + d * int(batches.last.sum()) // n
         for part in problem.pieces(np.arange(n), rows_of_work):
@@ -100,15 +163,15 @@ class SharedEngine(FullEngine):
         new = self._from_sites(sites, state.sweeps + 1)
         if new is None:  # all changes together are improper: take none
             return state._replace(sweeps=state.sweeps + 1), Counts(self.n_sites)
-        return self._at(new, core.checked), Counts(core.n_refused)
+        return self._at(new, core.checked, state.ending), Counts(core.n_refused)
 
     @staticmethod
-    def _at(state: State, checked: bool) -> SharedState:
+    def _at(state: State, checked: bool, ending: Ending) -> SharedState:
         """A state with its moments. O(d^3)."""
         precision, shift, sites, log_scale, sweeps = state
         assert sites is not None
         moments = moments_of(state)
-        return SharedState(precision, shift, sites, log_scale, sweeps, *moments, checked)
+        return SharedState(precision, shift, sites, log_scale, sweeps, *moments, checked, ending)
 
     def _from_sites(self, sites: Sites, sweeps: int) -> State | None:
         """Base times powers of the sites; None if that is no proper Gaussian."""
