@@ -1,6 +1,6 @@
 """CHOICES 3 and 4, which sites are stored and who goes when. A schedule is data; the fits run it.
 
-None means what suits the combination. A number that is not used is refused, but damping and power 1.
+None means what suits the combination; a number that is not used is refused, but for a 1.
 """
 
 from __future__ import annotations
