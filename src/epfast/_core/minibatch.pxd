@@ -55,7 +55,7 @@ ctypedef struct ColumnScratch:  # a number per column: the cavity, the fit, and 
 
 cdef class Design:
     cdef readonly ptrdiff_t n, d
-    cdef readonly bint sparse, in_place
+    cdef readonly bint sparse, single, in_place
     cdef const double[:, :] double_rows
     cdef const float[:, :] float_rows
     cdef const ptrdiff_t[::1] start, column     # CSR: where rows start; the columns of entries
@@ -69,7 +69,8 @@ cdef class MinibatchSweep:
     cdef Scheme scheme
     cdef SiteRule site_rule
     cdef TiltedMoments moments              # for SCALAR
-    cdef ptrdiff_t d, max_rows
+    cdef ptrdiff_t d
+    cdef readonly ptrdiff_t max_rows
     cdef double gamma, power, damping, tolerance
     cdef int max_iterations
     cdef bint slope_curvature, flat_start

@@ -14,11 +14,13 @@ class Design:
     n: int
     d: int
     sparse: bool
+    single: bool
     in_place: bool
     def __init__(self, X: Any, max_rows: int) -> None: ...
 
 class MinibatchSweep:
     log_scale_total: float
+    max_rows: int
     n_refused: int
     n_clipped: int
     n_failed: int

@@ -70,7 +70,7 @@ cdef class Design:
                 and self.double_rows.strides[0] % <ptrdiff_t> sizeof(double) == 0
             )
         else:
-            self.float_rows = X
+            self.single, self.float_rows = True, X
         if not self.in_place:
             self.packed = np.empty(min(max_rows, self.n) * self.d)
 
@@ -87,7 +87,7 @@ cdef class Design:
             for k in range(s):
                 for j in range(self.start[first + k], self.start[first + k + 1]):
                     packed[k * d + self.column[j]] += self.value[j]
-        elif self.float_rows is not None:
+        elif self.single:
             for k in range(s):
                 for j in range(d):
                     packed[k * d + j] = self.float_rows[first + k, j]

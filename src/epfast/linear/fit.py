@@ -20,6 +20,7 @@ from epfast.linear.problem import (
     State,
     data_of,
     prior_at_door,
+    weights_of,
 )
 from epfast.linear.sources import Stream, is_stream
 from epfast.schedules import DEP, EP, Schedule
@@ -67,8 +68,8 @@ def fit_linear(
     X : array_like or sparse matrix of shape (n, d), or iterable of (X, y) chunks
         Rows of features; append a constant column for an intercept. C-contiguous float64 and CSR
         matrices are used in place; float32 and other layouts piece by piece; a memory map is read
-        as it is visited. With ``posterior="factorized", schedule=ADF()`` X may be an iterable of
-        chunks, and ``y`` None; the result does not depend on where the chunks are cut.
+        as it is visited. With ``schedule=ADF()`` X may be an iterable of chunks, dense or CSR, and
+        ``y`` None; the result does not depend on where the chunks are cut.
     y : array_like of shape (n,) or (n, k)
         What the loss takes: labels -1 and +1; counts for "poisson"; (count, trials) for "binomial".
     loss : str, Loss, scipy.LowLevelCallable or callable
@@ -78,12 +79,15 @@ def fit_linear(
     scheme : str or Scheme, optional
         How the tilted moments of a factor are found: "exact", "laplace", "quick_laplace",
         "quadrature", "variational", "importance", or an object of :mod:`epfast.schemes` with
-        numbers of its own. None: "exact" for a site per row, "variational" for minibatches, and
-        "laplace" for minibatches with a full covariance (Laplace propagation, Smola et al. 2003;
-        from flat sites one parallel sweep is the Bayes committee machine).
+        numbers of its own. None: "exact" for a site per row, "laplace" for minibatches (Laplace
+        propagation, Smola et al. 2003; with a full covariance one parallel sweep from flat sites is
+        the Bayes committee machine), with the slope in place of the curvature for piecewise linear
+        losses. Roche (2016) favours "variational", which suits columns of unit norm: on columns of
+        unit variance its fixed points may be wrong.
     posterior : {"full", "factorized"}, optional
-        Full or diagonal covariance. None: "full" for min(n, d) up to 5,000, else "factorized",
-        as for chunks.
+        Full or diagonal covariance. None: "full" for min(n, d) up to 5,000 (for chunks: d), else
+        "factorized". A diagonal covariance understates the standard deviations of correlated
+        columns, and so does one pass of ADF those along the mean, however independent the columns.
     batch_size : int, optional
         Rows per factor, in the order of X; the last may have fewer. None: a site per row, which
         acts on x_i.theta alone.
@@ -95,9 +99,10 @@ def fit_linear(
     prior_mean : array_like of shape (d,), optional
         Mean of the prior. None: 0.
     weights : array_like of shape (n,), optional
-        Numbers >= 0; with a full covariance only. A row of weight w >= 1 counts as w copies of
-        itself, so that whole weights give the fixed point of repeated rows. The factor of a row of
-        weight w < 1 enters to the power w. ADF takes every row once, its factor to the power w.
+        Numbers >= 0. A row of weight w >= 1 counts as w copies of itself, so that whole weights
+        give the fixed point of repeated rows. The factor of a row of weight w < 1 enters to the
+        power w, and so does every row in a minibatch, exp(-beta Σ_k w_k loss_k), and with ADF, which
+        takes a row once. A row of weight 0 does not count.
     schedule : EP, ADF, SEP, AEP, DSEP, DAEP or DEP, optional
         Which sites are stored and who goes when, see :mod:`epfast.schedules`. None: ``EP()``.
     beta : float, optional
@@ -157,8 +162,12 @@ def fit_linear(
     if not stream and not hasattr(X, "shape"):
         X = _checks.real_array("X", X)
     if posterior is None:
-        small = not stream and min(X.shape, default=0) <= FULL_UP_TO  # type: ignore[union-attr]
-        posterior = "full" if small else "factorized"
+        if stream:
+            # before the first chunk is read: what is refused leaves the chunks as they are
+            choose(loss, scheme, "full", batch_size, schedule, beta)
+            X = Stream(X)  # type: ignore[arg-type]
+        least = X.d if isinstance(X, Stream) else min(X.shape, default=0)  # type: ignore[union-attr]
+        posterior = "full" if least <= FULL_UP_TO else "factorized"
     asked = {
         "weights": weights,
         "sparse X": X if hasattr(X, "tocsr") else None,
@@ -193,7 +202,7 @@ def fit_linear(
         if y is None:
             raise ValueError("y is None; allowed: a response per row of X, (n,)")
         full = posterior == "full"
-        data = data_of(X, y, weights, chosen.loss) if full else _unread(X, y, chosen.loss)
+        data = (data_of if full else _unread)(X, y, weights, chosen.loss)
         d = data.X.shape[1]
     prior = (prior_variance, prior_precision, prior_mean)
     problem = chosen.problem(data, _prior(prior, start, chosen, d))
@@ -256,9 +265,7 @@ def choose(
         _checks.integer("batch_size", batch_size, least=1)
         factor = "minibatch"
     found_loss = losses.resolve(loss).tempered(beta)
-    if scheme is None:
-        scheme = "exact" if factor == "row" else "laplace" if full else "variational"
-    found = schemes.resolve(scheme)
+    found = _default_scheme(found_loss, factor) if scheme is None else schemes.resolve(scheme)
     legal(ENGINES, posterior, factor, schedule, found, found_loss, given or {})
     if isinstance(schedule, DEP) and schedule.inner is not None:
         legal(ENGINES, posterior, factor, schedule.inner, found, found_loss, {})
@@ -269,6 +276,22 @@ def choose(
         numbers["site_rule"] = "nonnegative" if clips else "keep"
     schedule = schedule.filled(**numbers)
     return Choices(found_loss, found, schedule, posterior, batch_size)
+
+
+def _default_scheme(loss: losses.Loss, factor: str) -> Scheme:
+    """The scheme where none is named: one that holds on columns of unit variance."""
+    if factor == "row":
+        return schemes.Exact()
+    # the curvature of a piecewise linear loss is 0, so that its sites would carry no precision
+    scheme = schemes.Laplace(curvature="slope" if loss.kinks else "exact")
+    reason = scheme.refuses(loss, factor)
+    if reason is not None and "values" in loss.gives:
+        raise ValueError(
+            f"loss is {loss!r} with a batch_size: {reason.split('; allowed')[0]}; allowed: "
+            "batch_size=None, a site per row, whose moments are exact, or a scheme that is named: "
+            "scheme='variational' (which may fail on columns of unit variance)"
+        )
+    return scheme
 
 
 def _prior(given: tuple[Any, Any, Any], start: Any, chosen: Choices, d: int) -> State:
@@ -298,13 +321,15 @@ def _stream(X: Any, y: Any, chosen: Choices, record: str | None) -> Data:
         )
     if record is not None:
         raise ValueError("record needs all the rows; allowed with an iterable of chunks: None")
-    return Data(Stream(X, chosen.loss), None)
+    rows = X if isinstance(X, Stream) else Stream(X)
+    return Data(rows.read_by(chosen.loss), None)
 
 
-def _unread(X: Any, y: Any, loss: losses.Loss) -> Data:
+def _unread(X: Any, y: Any, weights: Any, loss: losses.Loss) -> Data:
     """Rows with unchecked entries: the core checks them as it visits them."""
-    rows = _checks.design("X", X)
-    return Data(rows, loss.responses("y", y, len(rows)))
+    rows = _checks.rows("X", X)
+    n = rows.shape[0]
+    return Data(rows, loss.responses("y", y, n), weights_of(weights, n))
 
 
 def fit_problem(
