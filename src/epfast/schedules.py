@@ -169,9 +169,8 @@ class EP(Schedule):
 class ADF(Schedule):
     """Assumed density filtering: no site is stored, O(d) memory beside the data.
 
-    From flat sites one pass is the first sweep of EP; with a factorised posterior once the first
-    rows have settled. X may be a memory map or an iterator of chunks. One pass takes the rows as
-    they come: sorted ones want order="shuffled".
+    From flat sites one pass is the first sweep of EP; with a factorised posterior after ``settle``.
+    X may be a memory map or an iterator of chunks. Sorted rows want order="shuffled".
 
     Parameters
     ----------
@@ -182,11 +181,9 @@ class ADF(Schedule):
     order, seed, site_rule
         As in :class:`EP`; an iterator of chunks allows "sequential" only.
     settle : int, optional
-        For a factorised posterior: the number of rows that EP fits together first, in up to 20
-        sweeps, before the pass goes on without sites. A diagonal posterior of a few rows is too
-        sure of itself, and one pass does not mend what it gets wrong then. Not done where a start
-        is given. 0: none, the algorithm of the papers. None: 1000, or 50 d if that is more, as far
-        as the sites of these rows have no more than 2^23 numbers.
+        For a factorised posterior without a start: the first rows, so many, are fitted by up to 20
+        sweeps of EP, and the pass goes on from there; else means may be hundreds of sd off. None:
+        max(1000, 50 d), while the sites have up to 2^23 numbers. 0: ADF of the papers.
     """
 
     stores: ClassVar[str] = "none"
@@ -202,7 +199,7 @@ class ADF(Schedule):
 
     @property
     def sweeps(self) -> int:  # type: ignore[override]
-        """Passes, under the name that all schedules use."""
+        """Passes."""
         return self.passes
 
     def __post_init__(self) -> None:
@@ -262,7 +259,7 @@ class DoubleLoop(Schedule):
 
     @property
     def power(self) -> float | None:  # type: ignore[override]
-        """The power of ``start``."""
+        """Of ``start``."""
         return self.start.power
 
     def filled(self, **defaults: Any) -> Self:

@@ -196,7 +196,7 @@ def fit_linear(
     if start is not None and not isinstance(start, kind):
         raise TypeError(f"start is {_checks.describe(start)}; allowed: a {kind.__name__} or None")
     if stream:
-        data = _stream(X, y, chosen, record)
+        data = _stream(X, y, weights, chosen, record)
         d = data.X.d
     else:
         if y is None:
@@ -310,11 +310,15 @@ def _prior(given: tuple[Any, Any, Any], start: Any, chosen: Choices, d: int) -> 
     return prior
 
 
-def _stream(X: Any, y: Any, chosen: Choices, record: str | None) -> Data:
+def _stream(X: Any, y: Any, weights: Any, chosen: Choices, record: str | None) -> Data:
     """Chunks of rows."""
     schedule = chosen.schedule
     if y is not None:
         raise ValueError("X is an iterator of chunks and y is given; allowed: y=None")
+    if weights is not None:
+        raise ValueError(
+            "weights is given beside chunks of X; allowed: None, or rows and weights all at once"
+        )
     if schedule.order != "sequential" or schedule.sweeps > 1:
         raise ValueError(
             f"schedule is {schedule!r}; allowed with chunks of X: one pass in sequential order"

@@ -37,7 +37,7 @@ class Piece(NamedTuple):
     def of(self, factors: NDArray[np.intp], size: int) -> Data:
         """The rows of some factors, in the order of X."""
         n = self.X.shape[0]
-        rows = (np.sort(factors)[:, None] * size + np.arange(size)).ravel()
+        rows = (np.sort(factors)[:, None] * size + np.arange(min(size, n))).ravel()
         return Data(self.X, self.y, self.weights).taken(rows[rows < n])
 
 
@@ -65,7 +65,7 @@ class MinibatchEngine:
         self.problem, self.schedule = problem, problem.schedule
         #: True if the posterior mean is recorded after every factor
         self.traced = traced
-        self.size = problem.batch_size or 1
+        self.size = int(problem.batch_size or 1)
         data, self.d = problem.data, len(problem.prior.shift)
         self.stream = isinstance(data.X, Stream)
         n = 1 if self.stream else data.X.shape[0]
