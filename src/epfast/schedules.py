@@ -15,18 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from epfast import _checks
 from epfast._arrays import as_array
 
-__all__ = [
-    "ADF",
-    "AEP",
-    "DAEP",
-    "DEP",
-    "DSEP",
-    "EP",
-    "SEP",
-    "DoubleLoop",
-    "Schedule",
-    "SharedSites",
-]
+__all__ = ["ADF", "AEP", "DAEP", "DEP", "DSEP", "EP", "SEP", "DoubleLoop", "Schedule"]
+__all__ += ["SharedSites"]
 
 ORDERS = ("auto", "sequential", "shuffled", "parallel")
 SITE_RULES = ("nonnegative", "keep", "floor")
@@ -259,7 +249,7 @@ class DoubleLoop(Schedule):
 
     @property
     def power(self) -> float | None:  # type: ignore[override]
-        """Of ``start``."""
+        """The power of ``start``."""
         return self.start.power
 
     def filled(self, **defaults: Any) -> Self:

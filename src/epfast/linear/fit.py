@@ -101,7 +101,7 @@ def fit_linear(
     weights : array_like of shape (n,), optional
         Numbers >= 0. A row of weight w >= 1 counts as w copies of itself, so that whole weights
         give the fixed point of repeated rows. The factor of a row of weight w < 1 enters to the
-        power w, and so does every row in a minibatch, exp(-beta Σ_k w_k loss_k), and with ADF, which
+        power w; so does every row in a minibatch, exp(-beta Σ_k w_k loss_k), and with ADF, which
         takes a row once. A row of weight 0 does not count.
     schedule : EP, ADF, SEP, AEP, DSEP, DAEP or DEP, optional
         Which sites are stored and who goes when, see :mod:`epfast.schedules`. None: ``EP()``.
@@ -165,9 +165,11 @@ def fit_linear(
         if stream:
             # before the first chunk is read: what is refused leaves the chunks as they are
             choose(loss, scheme, "full", batch_size, schedule, beta)
-            X = Stream(X)  # type: ignore[arg-type]
-        least = X.d if isinstance(X, Stream) else min(X.shape, default=0)  # type: ignore[union-attr]
-        posterior = "full" if least <= FULL_UP_TO else "factorized"
+            rows = Stream(X)  # type: ignore[arg-type]
+            X, shape = rows, (rows.d,)  # type: ignore[assignment]
+        else:
+            shape = X.shape  # type: ignore[union-attr]
+        posterior = "full" if min(shape, default=0) <= FULL_UP_TO else "factorized"
     asked = {
         "weights": weights,
         "sparse X": X if hasattr(X, "tocsr") else None,

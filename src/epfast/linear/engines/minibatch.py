@@ -81,8 +81,11 @@ class MinibatchEngine:
         # the rows of a factor and what Laplace makes of them; only sparse rows are fewer bytes
         factor = 16 * min(self.size, n) * d if self.problem.sparse else 0
         for needed, what, cheaper in (
-            (sites, f"EP stores sites of ({self.n_sites}, {d})", "schedule=ADF(), which stores "
-             "none, or a larger batch_size"),
+            (
+                sites,
+                f"EP stores sites of ({self.n_sites}, {d})",
+                "schedule=ADF(), which stores none, or a larger batch_size",
+            ),
             (factor, f"a factor has ({min(self.size, n)}, {d})", "a smaller batch_size"),
         ):
             if 0 < memory < needed:
