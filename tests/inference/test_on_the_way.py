@@ -36,7 +36,6 @@ def test_tolerance_is_over_the_damping():
         epfast.fit_linear(
             X,
             y,
-            scheme="laplace",
             schedule=epfast.EP(sweeps=400, tol=1e-6, damping=damping),
             **MINIBATCHES | {"prior_variance": 1.0, "scheme": "laplace"},
         )

@@ -44,6 +44,7 @@ cdef double FLOOR_SHARE = -0.9
 cdef int MAX_HALVINGS = 40
 cdef int MAX_INNER = 60                 # iterations in which the copies of a row settle
 cdef double SETTLED = 1e-10             # by this much of the posterior
+cdef double MOST_MOVE = 2.0             # of x.theta at a time, beside as many sd
 
 cdef enum:
     POINT_BLOCK = 64
@@ -743,6 +744,7 @@ cdef class MinibatchSweep:
         """Copies of a row all change at once; so that many do not overshoot, they settle first with
         all other sites as they are. From the first fit, to the last one and its cavity."""
         cdef double share = self.power / rows.copies, step = 0.5, t = 0.0, h = 0.0, rest, size
+        cdef double move, spread, post
         cdef double largest, away, change, along
         cdef double *site_tau = self.column.site_tau
         cdef double *site_nu = self.column.site_nu
@@ -757,7 +759,7 @@ cdef class MinibatchSweep:
             site_tau[j], site_nu[j] = old_tau[j], old_nu[j]
         for iteration in range(MAX_INNER):
             # a step towards the sites found from here, in the units of the posterior
-            size = largest = along = 0.0
+            size = largest = along = move = spread = 0.0
             for j in range(self.d):
                 self.ruled(j, rows.copies, &t, &h)
                 rest = tau[j] - old_tau[j] + site_tau[j]
@@ -766,18 +768,26 @@ cdef class MinibatchSweep:
                 along += away_tau[j] * change
                 size += change * change
                 largest, away_tau[j] = fmax(largest, fabs(away)), away
+                post = nu[j] - old_nu[j]
+                move += rows.x[j] * (
+                    (post + h) / (tau[j] - old_tau[j] + t) - (post + site_nu[j]) / rest
+                )
+                spread += rows.x[j] * rows.x[j] / rest
                 away = (h - site_nu[j] - (t - site_tau[j]) * self.column.mu[j]) / sqrt(rest)
                 change = away - away_nu[j]
                 along += away_nu[j] * change
                 size += change * change
                 largest, away_nu[j] = fmax(largest, fabs(away)), away
-            if largest <= SETTLED:
+            # moments are good to some 1e-14, which so many copies add up
+            if largest <= fmax(SETTLED, 1e-14 * rows.copies):
                 return OK
             if iteration > 0:
                 # Aitken's relaxation: where the last step went too far the next is shorter
                 if size > 0.0:
                     step *= -along / size
                 step = fmin(1.0, fmax(0.01, fabs(step)))
+            # far from the mode a factor has a slope and no curvature: its copies go too far
+            step = fmin(step, MOST_MOVE * (1.0 + sqrt(spread)) / fabs(move)) if move != 0.0 else step
             for j in range(self.d):
                 self.ruled(j, rows.copies, &t, &h)
                 site_tau[j] += step * (t - site_tau[j])
