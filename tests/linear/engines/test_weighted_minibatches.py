@@ -19,7 +19,9 @@ OBJECTS = {
     "slope": schemes.QuickLaplace(curvature="slope"),
     "newton": schemes.Variational(solver="newton"),
 }
-SCHEMES = [name for name, kind in OBJECTS.items() if not kind.refuses(losses.Logistic(), "minibatch")]
+SCHEMES = [
+    name for name, kind in OBJECTS.items() if not kind.refuses(losses.Logistic(), "minibatch")
+]
 PAIRS = [
     (loss, scheme)
     for loss, scheme in itertools.product(losses.NAMED, SCHEMES)
