@@ -182,7 +182,7 @@ def with_number(stores, name, read):
         needed = {"shards": 2} if kind is DEP else {}
         with contextlib.suppress(TypeError):
             return spy(kind, read, **({} if kind is ADF else ends) | needed | number)
-    if kind is DEP:
+    if kind is DEP and name in {field.name for field in dataclasses.fields(EP)}:
         return DEP(2, **ends, inner=spy(EP, read, sweeps=2, tol=1e-9, **number))
     return None
 

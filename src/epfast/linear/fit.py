@@ -81,8 +81,9 @@ def fit_linear(
         "quadrature", "variational", "importance", or an object of :mod:`epfast.schemes` with
         numbers of its own. None: "exact" for a site per row, "laplace" for minibatches (Laplace
         propagation, Smola et al. 2003; with a full covariance one parallel sweep from flat sites is
-        the Bayes committee machine), with the slope in place of the curvature for piecewise linear
-        losses. Roche (2016) favours "variational", which suits columns of unit norm: on columns of
+        the Bayes committee machine), with a factorised posterior and the hinge the slope in place
+        of the curvature. Where Laplace does not hold, as for losses with a jump, a scheme must be
+        named. Roche (2016) favours "variational", which suits columns of unit norm: on columns of
         unit variance its fixed points may be wrong.
     posterior : {"full", "factorized"}, optional
         Full or diagonal covariance. None: "full" for min(n, d) up to 5,000 (for chunks: d), else
@@ -164,7 +165,7 @@ def fit_linear(
     if posterior is None:
         if stream:
             # before the first chunk is read: what is refused leaves the chunks as they are
-            choose(loss, scheme, "full", batch_size, schedule, beta)
+            choose(loss, scheme, "full", batch_size, schedule, beta, {"chunks of X": X})
             rows = Stream(X)  # type: ignore[arg-type]
             X, shape = rows, (rows.d,)  # type: ignore[assignment]
         else:
@@ -267,7 +268,9 @@ def choose(
         _checks.integer("batch_size", batch_size, least=1)
         factor = "minibatch"
     found_loss = losses.resolve(loss).tempered(beta)
-    found = _default_scheme(found_loss, factor) if scheme is None else schemes.resolve(scheme)
+    if scheme is None:
+        scheme = _default_scheme(found_loss, factor, full)
+    found = schemes.resolve(scheme)
     legal(ENGINES, posterior, factor, schedule, found, found_loss, given or {})
     if isinstance(schedule, DEP) and schedule.inner is not None:
         legal(ENGINES, posterior, factor, schedule.inner, found, found_loss, {})
@@ -280,20 +283,26 @@ def choose(
     return Choices(found_loss, found, schedule, posterior, batch_size)
 
 
-def _default_scheme(loss: losses.Loss, factor: str) -> Scheme:
+def _default_scheme(loss: losses.Loss, factor: str, full: bool) -> Scheme:
     """The scheme where none is named: one that holds on columns of unit variance."""
     if factor == "row":
         return schemes.Exact()
-    # the curvature of a piecewise linear loss is 0, so that its sites would carry no precision
-    scheme = schemes.Laplace(curvature="slope" if loss.kinks else "exact")
-    reason = scheme.refuses(loss, factor)
-    if reason is not None and "values" in loss.gives:
-        raise ValueError(
-            f"loss is {loss!r} with a batch_size: {reason.split('; allowed')[0]}; allowed: "
-            "batch_size=None, a site per row, whose moments are exact, or a scheme that is named: "
-            "scheme='variational' (which may fail on columns of unit variance)"
-        )
-    return scheme
+    scheme, reason = schemes.Laplace(), schemes.Laplace().refuses(loss, factor)
+    if reason is not None and "values" not in loss.gives:
+        return scheme  # it says what is wrong
+    if reason is None and loss.kinks:
+        slopes = list(getattr(loss, "slopes", ()))
+        if slopes == sorted(slopes) and not full:
+            return schemes.Laplace(curvature="slope")
+        reason = f"the curvature of {loss!r} is 0, so that its sites would carry no precision"
+    if reason is None:
+        return scheme
+    raise ValueError(
+        f"scheme is None, for {loss!r} with a batch_size: {reason.split('; allowed')[0]}; allowed: "
+        "batch_size=None, a site per row, whose moments are exact, or a scheme that is named, as "
+        "schemes.Laplace(curvature='slope') or, with posterior='factorized', 'variational'; they "
+        "may fail on columns of unit variance"
+    )
 
 
 def _prior(given: tuple[Any, Any, Any], start: Any, chosen: Choices, d: int) -> State:
