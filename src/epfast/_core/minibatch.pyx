@@ -396,8 +396,7 @@ cdef class MinibatchSweep:
     cdef Status tilted_at(
         self, const Minibatch *rows, double beta, const double *m, double *value
     ) noexcept nogil:
-        """value = -beta sum_k w_k l_k - sum_j (theta_j - mu_j)^2 / (2 v_j), l at m, theta in column.
-        """
+        """value = -beta sum_k w_k l_k - sum_j (theta_j - mu_j)^2 / (2 v_j), l at m."""
         cdef double total, away
         cdef ptrdiff_t j
         if kernels.loss(
@@ -727,7 +726,7 @@ cdef class MinibatchSweep:
             self.moments.begin_sweep(sweep)
 
     cdef bint ruled(self, ptrdiff_t j, double copies, double *t, double *h) noexcept nogil:
-        """Precision and shift of so many copies of the fit, after the site rule; True if clipped."""
+        """Precision and shift of so many copies of the fit, by the site rule; True if clipped."""
         cdef bint clipped = False
         t[0] = copies * self.column.tau[j]
         if self.site_rule == NONNEGATIVE and t[0] < 0.0:
@@ -787,7 +786,8 @@ cdef class MinibatchSweep:
                     step *= -along / size
                 step = fmin(1.0, fmax(0.01, fabs(step)))
             # far from the mode a factor has a slope and no curvature: its copies go too far
-            step = fmin(step, MOST_MOVE * (1.0 + sqrt(spread)) / fabs(move)) if move != 0.0 else step
+            if move != 0.0:
+                step = fmin(step, MOST_MOVE * (1.0 + sqrt(spread)) / fabs(move))
             for j in range(self.d):
                 self.ruled(j, rows.copies, &t, &h)
                 site_tau[j] += step * (t - site_tau[j])
