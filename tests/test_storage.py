@@ -101,6 +101,7 @@ def fit(loss="logistic", n=60, d=3, **given):
     if not found.by_margin:
         y = example(found, n)
     given = {"posterior": "factorized", "batch_size": 10, "prior_variance": 25.0} | given
+    given = ({} if given["batch_size"] is None else {"scheme": "variational"}) | given
     given = {"schedule": epfast.EP(sweeps=3, tol=0)} | given
     return X, y, epfast.fit_linear(X, y, loss=loss, **given)
 

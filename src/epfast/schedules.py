@@ -14,18 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from epfast import _checks
 from epfast._arrays import as_array
 
-__all__ = [
-    "ADF",
-    "AEP",
-    "DAEP",
-    "DEP",
-    "DSEP",
-    "EP",
-    "SEP",
-    "DoubleLoop",
-    "Schedule",
-    "SharedSites",
-]
+__all__ = ["ADF", "AEP", "DAEP", "DEP", "DSEP", "EP", "SEP", "DoubleLoop", "Schedule"]
+__all__ += ["SharedSites"]
 
 ORDERS = ("auto", "sequential", "shuffled", "parallel")
 #: groups and shards by default
@@ -181,7 +171,7 @@ class EP(Schedule):
 class ADF(Schedule):
     """Assumed density filtering: no site is stored, O(d) memory beside the data.
 
-    From flat sites one pass is the first sweep of EP. X may be an iterator of chunks.
+    From flat sites one pass is the first sweep of EP; with a factorised posterior after ``settle``.
 
     Parameters
     ----------
@@ -189,32 +179,45 @@ class ADF(Schedule):
         Passes over the data; each counts every row once more.
     power : float, optional
         As in :class:`EP`.
-    order, seed, site_rule
-        As in :class:`EP`; an iterator of chunks allows "sequential" only.
+    order : {"sequential", "shuffled"}, optional
+        None: "sequential", but "shuffled" for an array whose rows come sorted by their responses,
+        which one pass would forget. An iterator of chunks is read as it comes.
+    seed, site_rule
+        As in :class:`EP`.
+    settle : int, optional
+        For a factorised posterior without a start: the first rows, so many, are fitted by up to 20
+        sweeps of EP, and the pass goes on from there; else means may be hundreds of sd off. None:
+        max(1000, 50 d), while the sites have up to 2^23 numbers. 0: ADF of the papers.
     """
 
     stores: ClassVar[str] = "none"
 
     passes: int = 1
     power: float | None = None
-    order: str = "sequential"
+    order: str | None = None  # type: ignore[assignment]
     seed: int | None = None
     site_rule: str | None = None
+    settle: int | None = None
     tol: float = field(default=0.0, init=False, repr=False)
     damping: float = field(default=1.0, init=False, repr=False)
 
     @property
     def sweeps(self) -> int:  # type: ignore[override]
-        """Passes, under the name that all schedules use."""
+        """Passes."""
         return self.passes
 
     def __post_init__(self) -> None:
         _checks.integer("passes", self.passes, least=1)
         if self.power is not None:
             _checks.number("power", self.power, above=0.0)
+        if self.settle is not None:
+            _checks.integer("settle", self.settle, least=0)
         if self.site_rule is not None:
             _checks.choice("site_rule", self.site_rule, SITE_RULES)
-        self._check_order(("sequential", "shuffled"))
+        if self.order is not None:
+            self._check_order(("sequential", "shuffled"))
+        elif self.seed is not None:
+            _checks.integer("seed", self.seed, least=0)
 
 
 @dataclass(frozen=True)

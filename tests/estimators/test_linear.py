@@ -73,7 +73,7 @@ def test_agrees_with_fit_linear(arguments):
     full = arguments.get("posterior", "full") == "full"
     schedule = EP(sweeps=200, tol=1e-10) if full else EP(sweeps=50, tol=1e-6)
     defaults = {
-        "scheme": "exact" if full else "variational",
+        "scheme": "exact" if full else "laplace",
         "posterior": "full",
         "batch_size": None if full else 10,
         "schedule": schedule,

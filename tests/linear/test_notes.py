@@ -74,6 +74,27 @@ def test_a_posterior_that_is_factorised_by_default(monkeypatch):
     assert notes(posterior="factorized") == []
 
 
+def test_one_pass_over_sorted_rows(tmp_path):
+    """ADF shuffles an array whose rows come sorted by label; of a memory map it says so."""
+    order = np.argsort(Y, kind="stable")
+    rows, labels = X[order], Y[order]
+    post = fit_linear(rows, labels, schedule=epfast.ADF())
+    assert post.schedule.order == "shuffled"
+    same = fit_linear(rows, labels, schedule=epfast.ADF(order="shuffled"))
+    np.testing.assert_array_equal(post.mean, same.mean)
+    assert fit_linear(X, Y, schedule=epfast.ADF()).schedule.order == "sequential"
+    assert epfast.ADF(order="sequential").order == "sequential"
+    assert notes(rows, labels, schedule=epfast.ADF(order="sequential")) == []
+    mapped = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", shape=rows.shape)
+    mapped[:] = rows
+    [text] = notes(mapped, labels, schedule=epfast.ADF())
+    assert text.startswith("the rows of the memory map come sorted by response")
+    counts = np.sort(np.random.default_rng(0).poisson(3.0, 60))
+    assert fit_linear(X, counts, loss="poisson", schedule=epfast.ADF()).schedule.order == "shuffled"
+    alike = np.ones(60)
+    assert fit_linear(X, alike, schedule=epfast.ADF()).schedule.order == "sequential"
+
+
 def test_they_are_warnings_of_one_class():
     assert issubclass(DataWarning, UserWarning)
     assert not issubclass(DataWarning, epfast.ConvergenceWarning)

@@ -23,7 +23,8 @@ NODES, WEIGHTS = np.polynomial.legendre.leggauss(60)
 
 def fit(loss="logistic", beta=1.0, n=60, d=3):
     X, y = classes(n, d)
-    given = {"posterior": "factorized", "batch_size": 10, "prior_variance": 25.0}
+    given = {"posterior": "factorized", "batch_size": 10, "scheme": "variational"}
+    given |= {"prior_variance": 25.0}
     schedule = epfast.EP(sweeps=3, tol=0)
     return X, y, epfast.fit_linear(X, y, loss=loss, beta=beta, schedule=schedule, **given)
 

@@ -22,6 +22,7 @@ from epfast.linear.problem import (
     State,
     data_of,
     prior_at_door,
+    weights_of,
     with_ones,
 )
 from epfast.linear.sources import Stream, is_stream
@@ -73,8 +74,8 @@ def fit_linear(
     X : array_like or sparse matrix of shape (n, d), or iterable of (X, y) chunks
         Rows of features; see ``intercept`` for a constant one. C-contiguous float64 and CSR
         matrices are used in place; float32 and other layouts piece by piece; a memory map is read
-        as it is visited. With ``posterior="factorized", schedule=ADF()`` X may be an iterable of
-        chunks, and ``y`` None; the result does not depend on where the chunks are cut.
+        as it is visited. With ``schedule=ADF()`` X may be an iterable of chunks, dense or CSR, and
+        ``y`` None; the result does not depend on where the chunks are cut.
     y : array_like of shape (n,) or (n, k)
         What the loss takes: labels -1 and +1; counts for "poisson"; (count, trials) for "binomial".
     loss : str, Loss, scipy.LowLevelCallable or callable
@@ -84,12 +85,16 @@ def fit_linear(
     scheme : str or Scheme, optional
         How the tilted moments of a factor are found: "exact", "laplace", "quick_laplace",
         "quadrature", "variational", "importance", or an object of :mod:`epfast.schemes` with
-        numbers of its own. None: "exact" for a site per row, "variational" for minibatches, and
-        "laplace" for minibatches with a full covariance (Laplace propagation, Smola et al. 2003;
-        from flat sites one parallel sweep is the Bayes committee machine).
+        numbers of its own. None: "exact" for a site per row, "laplace" for minibatches (Laplace
+        propagation, Smola et al. 2003; with a full covariance one parallel sweep from flat sites is
+        the Bayes committee machine), with a factorised posterior and the hinge the slope in place
+        of the curvature. Where Laplace does not hold, as for losses with a jump, a scheme must be
+        named. Roche (2016) favours "variational", which suits columns of unit norm: on columns of
+        unit variance its fixed points may be wrong.
     posterior : {"full", "factorized"}, optional
-        Full or diagonal covariance. None: "full" for min(n, d) up to 5,000, else "factorized",
-        as for chunks.
+        Full or diagonal covariance. None: "full" for min(n, d) up to 5,000 (for chunks: d), else
+        "factorized". A diagonal covariance understates the standard deviations of correlated
+        columns, and so does one pass of ADF those along the mean, however independent the columns.
     batch_size : int, optional
         Rows per factor, in the order of X; the last may have fewer. None: a site per row, which
         acts on x_i.theta alone.
@@ -105,9 +110,10 @@ def fit_linear(
         with that prior variance. The posterior adds the ones to new rows by itself; priors and X
         are given without it. X is copied.
     weights : array_like of shape (n,), optional
-        Numbers >= 0; with a full covariance only. A row of weight w >= 1 counts as w copies of
-        itself, so that whole weights give the fixed point of repeated rows. The factor of a row of
-        weight w < 1 enters to the power w. ADF takes every row once, its factor to the power w.
+        Numbers >= 0. A row of weight w >= 1 counts as w copies of itself, so that whole weights
+        give the fixed point of repeated rows. The factor of a row of weight w < 1 enters to the
+        power w; so does every row in a minibatch, exp(-beta Σ_k w_k loss_k), and with ADF, which
+        takes a row once. A row of weight 0 does not count.
     schedule : EP, ADF, SEP, AEP, DSEP, DAEP or DEP, optional
         Which sites are stored and who goes when, see :mod:`epfast.schedules`. None: ``EP()``.
     beta : float, optional
@@ -171,11 +177,21 @@ def fit_linear(
         )
     if not stream and not hasattr(X, "shape"):
         X = _checks.real_array("X", X)
+    wide = _intercept(intercept)
+    if stream and wide is not None:
+        X = _chunks_with_ones(X)
     if posterior is None:
-        small = not stream and min(X.shape, default=0) <= FULL_UP_TO  # type: ignore[union-attr]
+        if stream:
+            # before the first chunk is read: what is refused leaves the chunks as they are
+            choose(loss, scheme, "full", batch_size, schedule, beta, {"chunks of X": X})
+            rows = Stream(X)  # type: ignore[arg-type]
+            X, shape = rows, (rows.d,)  # type: ignore[assignment]
+        else:
+            shape = X.shape  # type: ignore[union-attr]
+        small = min(shape, default=0) <= FULL_UP_TO
         posterior = "full" if small else "factorized"
-        if not small and not stream:
-            notes.note_factorized(X.shape)  # type: ignore[union-attr]
+        if not small:
+            notes.note_factorized(shape)
     asked = {
         "weights": weights,
         "sparse X": X if hasattr(X, "tocsr") else None,
@@ -200,19 +216,18 @@ def fit_linear(
                 f"record is {record!r}; allowed with {type(chosen.loss).__name__}: None, it has no "
                 "values"
             )
-    wide = _intercept(intercept)
     kind = KINDS[posterior]
     if start is not None and not isinstance(start, kind):
         raise TypeError(f"start is {_checks.describe(start)}; allowed: a {kind.__name__} or None")
     if stream:
-        data = _stream(X if wide is None else _chunks_with_ones(X), y, chosen, record)
+        data = _stream(X, y, weights, chosen, record)
         d = data.X.d
     else:
         if y is None:
             raise ValueError("y is None; allowed: a response per row of X, (n,)")
         X = X if wide is None else with_ones(_checks.rows("X", X))
         full = posterior == "full"
-        data = data_of(X, y, weights, chosen.loss) if full else _unread(X, y, chosen.loss)
+        data = (data_of if full else _unread)(X, y, weights, chosen.loss)
         d = data.X.shape[1]
     prior = (prior_variance, prior_precision, prior_mean)
     problem = chosen.problem(data, _prior(prior, start, chosen, d, wide))
@@ -254,13 +269,15 @@ class Choices(NamedTuple):
 
     def problem(self, data: Data, prior: State) -> LinearProblem:
         """The problem of these rows with this prior."""
-        shared = self.schedule.stores == "shared"
-        groups = self.schedule.labels(data.X.shape[0]) if shared else None
+        schedule = self.schedule
+        if schedule.stores == "none":
+            schedule = schedule.filled(order=notes.order_of_one_pass(data))
+        groups = schedule.labels(data.X.shape[0]) if schedule.stores == "shared" else None
         problem = LinearProblem(
             data,
             self.loss,
             self.scheme,
-            self.schedule,
+            schedule,
             self.covariance,
             self.batch_size,
             prior,
@@ -293,7 +310,7 @@ def choose(
         factor = "minibatch"
     found_loss = losses.resolve(loss).tempered(beta)
     if scheme is None:
-        scheme = "exact" if factor == "row" else "laplace" if full else "variational"
+        scheme = _default_scheme(found_loss, factor, full)
     found = schemes.resolve(scheme)
     legal(ENGINES, posterior, factor, schedule, found, found_loss, given or {})
     if isinstance(schedule, DEP) and schedule.inner is not None:
@@ -323,6 +340,28 @@ def _chunks_with_ones(chunks: Any) -> Iterator[Any]:
             yield chunk
 
 
+def _default_scheme(loss: losses.Loss, factor: str, full: bool) -> Scheme:
+    """The scheme where none is named: one that holds on columns of unit variance."""
+    if factor == "row":
+        return schemes.Exact()
+    scheme, reason = schemes.Laplace(), schemes.Laplace().refuses(loss, factor)
+    if reason is not None and "values" not in loss.gives:
+        return scheme  # it says what is wrong
+    if reason is None and loss.kinks:
+        slopes = list(getattr(loss, "slopes", ()))
+        if slopes == sorted(slopes) and not full:
+            return schemes.Laplace(curvature="slope")
+        reason = f"the curvature of {loss!r} is 0, so that its sites would carry no precision"
+    if reason is None:
+        return scheme
+    raise ValueError(
+        f"scheme is None, for {loss!r} with a batch_size: {reason.split('; allowed')[0]}; allowed: "
+        "batch_size=None, a site per row, whose moments are exact, or a scheme that is named, as "
+        "schemes.Laplace(curvature='slope') or, with posterior='factorized', 'variational'; they "
+        "may fail on columns of unit variance"
+    )
+
+
 def _prior(
     given: tuple[Any, Any, Any], start: Any, chosen: Choices, d: int, intercept: float | None
 ) -> State:
@@ -345,24 +384,30 @@ def _prior(
     return prior
 
 
-def _stream(X: Any, y: Any, chosen: Choices, record: str | None) -> Data:
+def _stream(X: Any, y: Any, weights: Any, chosen: Choices, record: str | None) -> Data:
     """Chunks of rows."""
     schedule = chosen.schedule
     if y is not None:
         raise ValueError("X is an iterator of chunks and y is given; allowed: y=None")
-    if schedule.order != "sequential" or schedule.sweeps > 1:
+    if weights is not None:
+        raise ValueError(
+            "weights is given beside chunks of X; allowed: None, or rows and weights all at once"
+        )
+    if schedule.order == "shuffled" or schedule.sweeps > 1:
         raise ValueError(
             f"schedule is {schedule!r}; allowed with chunks of X: one pass in sequential order"
         )
     if record is not None:
         raise ValueError("record needs all the rows; allowed with an iterable of chunks: None")
-    return Data(Stream(X, chosen.loss), None)
+    rows = X if isinstance(X, Stream) else Stream(X)
+    return Data(rows.read_by(chosen.loss), None)
 
 
-def _unread(X: Any, y: Any, loss: losses.Loss) -> Data:
+def _unread(X: Any, y: Any, weights: Any, loss: losses.Loss) -> Data:
     """Rows with unchecked entries: the core checks them as it visits them."""
-    rows = _checks.design("X", X)
-    return Data(rows, loss.responses("y", y, len(rows)))
+    rows = _checks.rows("X", X)
+    n = rows.shape[0]
+    return Data(rows, loss.responses("y", y, n), weights_of(weights, n))
 
 
 def fit_problem(

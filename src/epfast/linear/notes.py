@@ -10,7 +10,7 @@ from scipy import linalg
 
 from epfast._arrays import Array
 from epfast.inference.records import DataWarning
-from epfast.linear.problem import LinearProblem
+from epfast.linear.problem import Data, LinearProblem
 
 #: rows that are looked at, evenly spaced
 LOOKED_AT = 10_000
@@ -20,6 +20,9 @@ SCALES = 1e3
 BALANCED, ENOUGH_ROWS = 0.4, 20
 #: rows and columns in which combinations of columns are sought that are constant
 SPAN_ROWS, SPAN_COLUMNS = 500, 200
+#: rows are sorted if responses change sides in this share of the times that a random order gives,
+#: and that is often enough to tell
+SELDOM, ENOUGH_CHANGES = 0.2, 8.0
 #: prior standard deviation of x.theta from which a prior is flat: it calls all labels certain
 FLAT = 100.0
 
@@ -86,6 +89,35 @@ def _has_constant(rows: Any) -> bool:
     scaled = dense / np.where(size > 0.0, size, 1.0)
     weights = linalg.lstsq(scaled, np.ones(n), lapack_driver="gelsy")[0]
     return bool(np.abs(scaled @ weights - 1.0).max() < 1e-8)
+
+
+def order_of_one_pass(data: Data, stacklevel: int = 4) -> str:
+    """The order in which ADF takes rows in: their own, unless they come sorted by response."""
+    if data.y is None or not _sorted(data.y[:, 0]):
+        return "sequential"
+    if not _is_mapped(data.X):
+        return "shuffled"
+    _say(
+        "the rows of the memory map come sorted by response, and one pass forgets the first ones: "
+        "write them in a random order, or use ADF(order='shuffled'), which reads here and there",
+        stacklevel,
+    )
+    return "sequential"
+
+
+def _is_mapped(X: Any) -> bool:
+    """Whether an array lies in a file."""
+    while X is not None and not isinstance(X, np.memmap):
+        X = getattr(X, "base", None)
+    return X is not None
+
+
+def _sorted(y: Array) -> bool:
+    """Whether responses change sides far more seldom than in a random order."""
+    high = y > np.median(y) if len(np.unique(y[:100])) > 2 else y > 0.5 * (y.min() + y.max())
+    share = float(high.mean())
+    expected = 2.0 * share * (1.0 - share) * (len(y) - 1)
+    return expected >= ENOUGH_CHANGES and (high[1:] != high[:-1]).sum() < SELDOM * expected
 
 
 def prior_scale(X: Any, variance: Array) -> float:

@@ -345,10 +345,11 @@ def data_of(X: Any, y: Any, weights: Any, loss: Loss) -> Data:
                 f"X holds NaN or infinity, first in row {part.start + row}; allowed: finite numbers"
             )
     n = rows.shape[0]
-    return Data(rows, loss.responses("y", y, n), _weights(weights, n))
+    return Data(rows, loss.responses("y", y, n), weights_of(weights, n))
 
 
-def _weights(weights: Any, n: int) -> Array | None:
+def weights_of(weights: Any, n: int) -> Array | None:
+    """Weights of n rows, checked, (n,); None: all 1."""
     if weights is None:
         return None
     result = _checks.array("weights", weights, shape=(n,))

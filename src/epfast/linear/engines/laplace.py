@@ -13,6 +13,22 @@ from epfast.linear.engines.base import FullEngine, Swept, flat
 from epfast.linear.problem import LinearProblem, State, from_sites
 
 
+def laplace_core(problem: LinearProblem, d: int, size: int) -> LaplaceSweep:
+    """Sweeps over factors of at most so many rows, for the core."""
+    given = problem.scheme.core_arguments(d)
+    return LaplaceSweep(
+        problem.loss.core(),
+        d,
+        size,
+        problem.schedule.power,
+        problem.schedule.damping,
+        given["scheme"] == "laplace",
+        given["slope_curvature"],
+        given.get("tolerance", 0.0),
+        given.get("max_iterations", 0),
+    )
+
+
 class LaplaceEngine(FullEngine):
     """Sites of a precision and a shift per row (Smola et al. 2003). O(s d^2 + d^3) per factor."""
 
@@ -21,18 +37,7 @@ class LaplaceEngine(FullEngine):
         n, d = problem.shape
         assert problem.batch_size is not None
         self.size = min(problem.batch_size, n)
-        given = problem.scheme.core_arguments(d)
-        self.core = LaplaceSweep(
-            problem.loss.core(),
-            d,
-            self.size,
-            self.schedule.power,
-            self.schedule.damping,
-            given["scheme"] == "laplace",
-            given["slope_curvature"],
-            given.get("tolerance", 0.0),
-            given.get("max_iterations", 0),
-        )
+        self.core = laplace_core(problem, d, self.size)
 
     def sweep(self, state: Swept, keep: bool, tick: Tick) -> tuple[Swept, Counts]:
         problem, core = self.problem, self.core
