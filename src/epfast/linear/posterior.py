@@ -14,11 +14,8 @@ from scipy import linalg
 from epfast import _checks, schemes
 from epfast._arrays import Array, row_chunks
 from epfast.inference import Sites, SweepInfo
-from epfast.inference.posterior import (
-    Posterior,
-    contents,
-    write,
-)
+from epfast.inference.files import contents, write
+from epfast.inference.posterior import Posterior
 from epfast.linear import online
 from epfast.linear.problem import LinearProblem, State, log_determinant, log_evidence
 
