@@ -34,12 +34,19 @@ SITE_RULES = ("nonnegative", "keep", "floor")
 
 def _check_numbers(schedule: Any) -> None:
     """Check the numbers of a schedule of several sweeps."""
-    _checks.integer("sweeps", schedule.sweeps, least=1)
-    _checks.number("tol", schedule.tol, least=0.0)
-    if schedule.damping is not None:
-        _checks.number("damping", schedule.damping, above=0.0, most=1.0)
-    if schedule.power is not None:
-        _checks.number("power", schedule.power, above=0.0)
+    sweeps = _checks.integer("sweeps", schedule.sweeps, least=1)
+    _checks.settle(schedule, sweeps=sweeps, tol=_checks.number("tol", schedule.tol, least=0.0))
+    _check_given(schedule, _checks.number, "damping", above=0.0, most=1.0)
+    if "power" in vars(schedule):  # that of DEP is the power of another schedule
+        _check_given(schedule, _checks.number, "power", above=0.0)
+
+
+def _check_given(schedule: Any, check: Any, *names: str, **limits: Any) -> None:
+    """Check numbers that may be None; they become plain ones."""
+    for name in names:
+        value = getattr(schedule, name)
+        if value is not None:
+            _checks.settle(schedule, **{name: check(name, value, **limits)})
 
 
 class Schedule:
@@ -97,8 +104,7 @@ class Schedule:
 
     def _check_order(self, allowed: tuple[str, ...]) -> None:
         _checks.choice("order", self.order, allowed)
-        if self.seed is not None:
-            _checks.integer("seed", self.seed, least=0)
+        _check_given(self, _checks.integer, "seed", least=0)
         if self.seed is not None and self.order != "shuffled":
             raise ValueError(
                 f"seed is {self.seed} and order {self.order!r}; allowed: None, or order='shuffled'"
@@ -156,10 +162,7 @@ class EP(Schedule):
 
     def __post_init__(self) -> None:
         _check_numbers(self)
-        if self.refresh is not None:
-            _checks.integer("refresh", self.refresh, least=1)
-        if self.block is not None:
-            _checks.integer("block", self.block, least=1)
+        _check_given(self, _checks.integer, "refresh", "block", least=1)
         if self.site_rule is not None:
             _checks.choice("site_rule", self.site_rule, SITE_RULES)
         self._check_order(ORDERS)
@@ -198,9 +201,8 @@ class ADF(Schedule):
         return self.passes
 
     def __post_init__(self) -> None:
-        _checks.integer("passes", self.passes, least=1)
-        if self.power is not None:
-            _checks.number("power", self.power, above=0.0)
+        _checks.settle(self, passes=_checks.integer("passes", self.passes, least=1))
+        _check_given(self, _checks.number, "power", above=0.0)
         if self.site_rule is not None:
             _checks.choice("site_rule", self.site_rule, SITE_RULES)
         self._check_order(("sequential", "shuffled"))
@@ -242,8 +244,8 @@ class DoubleLoop(Schedule):
             raise ValueError(
                 "start has tol=0, which no sweep reaches; allowed with DoubleLoop: tol > 0"
             )
-        _checks.integer("steps", self.steps, least=1)
-        _checks.number("match", self.match, above=0.0)
+        steps = _checks.integer("steps", self.steps, least=1)
+        _checks.settle(self, steps=steps, match=_checks.number("match", self.match, above=0.0))
 
     @property
     def sweeps(self) -> int:  # type: ignore[override]
@@ -320,8 +322,7 @@ class SharedSites(Schedule):
         return Batches(order[by_group], group, np.append(first[1:], True).astype(np.uint8))
 
     def __post_init__(self) -> None:
-        if self.batch is not None:
-            _checks.integer("batch", self.batch, least=1)
+        _check_given(self, _checks.integer, "batch", least=1)
         _check_numbers(self)
         self._check_order(("sequential", "shuffled"))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg
@@ -13,6 +15,9 @@ from epfast.gp.problem import Moments
 from epfast.inference import Sites
 from epfast.inference.files import ROUNDING, agree
 from epfast.losses import Loss, describe
+
+#: arrays of a factor of low rank
+FACTOR = ("G", "pivots", "residual", "traces")
 
 
 def responses(given: Array, loss: Loss | None) -> Array:
@@ -94,10 +99,12 @@ def _row_norms(upper: Array) -> Array:
     return np.sqrt(squares)
 
 
-def factor(G: Array, pivots: NDArray[np.intp], residual: Array, traces: Array) -> LowRankFactor:
+def factor(arrays: dict[str, Array]) -> LowRankFactor:
     """A factor of low rank, from the arrays of a file. O(n r)."""
+    G, given, residual, traces = (arrays[name] for name in FACTOR)
+    pivots: NDArray[Any] = given
+    G = _checks.array("G", G, shape=(None, None))
     n, r = G.shape
-    G = _checks.array("G", G, shape=(n, r))
     if pivots.shape != (r,) or pivots.dtype.kind not in "iu" or len(np.unique(pivots)) != r:
         raise ValueError(f"pivots is {_checks.describe(pivots)}; allowed: ({r},), each row once")
     if r and not (pivots.min() >= 0 and pivots.max() < n):

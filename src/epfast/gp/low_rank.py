@@ -231,8 +231,7 @@ def restore(
             "schedule": {"name": "EP", "power": header["power"], "damping": 1.0},
         }
     weights = restore_linear(arrays, header | {"posterior": FullPosterior.kind}, loss)
-    parts = ("G", "pivots", "residual", "traces")
-    factor = files.factor(*(arrays[f"factor_{name}"] for name in parts))
+    factor = files.factor({name: arrays[f"factor_{name}"] for name in files.FACTOR})
     y = files.responses(arrays["y"], loss)
     n, d = _design(factor.G).shape
     if len(y) != n or weights.shift.size != d:

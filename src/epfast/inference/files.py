@@ -43,7 +43,7 @@ DESCRIPTION = re.compile(
 #: what saving to a device or a full file system says, for fsync: nothing to sync there
 UNSYNCED = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
 #: schedules by the names that files know
-SCHEDULES = {
+SCHEDULES: dict[str, Any] = {
     name: kind
     for name, kind in ((name, getattr(schedules, name)) for name in schedules.__all__)
     if is_dataclass(kind)
@@ -254,10 +254,10 @@ def _array(archive: zipfile.ZipFile, name: str) -> Array:
 
 def _fill(result: Array, file: Any) -> None:
     """Read all bytes of an array, and the end, at which the checksum is compared."""
-    target = memoryview(result.view(np.uint8)) if result.size else memoryview(b"")
+    target = result.view(np.uint8) if result.size else np.empty(0, np.uint8)
     for start in range(0, len(target), PIECE):
         some = target[start : start + PIECE]
-        some[:] = file.read(len(some))
+        some[:] = np.frombuffer(file.read(len(some)), np.uint8)
     if file.read(1):
         raise ValueError("an array is longer than it says")
 
