@@ -77,7 +77,7 @@ def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     """One of the given strings."""
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name} is {describe(value)}; allowed: {', '.join(map(repr, allowed))}")
-    return value
+    return str(value)
 
 
 def array(

@@ -103,7 +103,7 @@ class Schedule:
         return np.ascontiguousarray(order, dtype=np.intp)
 
     def _check_order(self, allowed: tuple[str, ...]) -> None:
-        _checks.choice("order", self.order, allowed)
+        _checks.settle(self, order=_checks.choice("order", self.order, allowed))
         _check_given(self, _checks.integer, "seed", least=0)
         if self.seed is not None and self.order != "shuffled":
             raise ValueError(
@@ -164,7 +164,7 @@ class EP(Schedule):
         _check_numbers(self)
         _check_given(self, _checks.integer, "refresh", "block", least=1)
         if self.site_rule is not None:
-            _checks.choice("site_rule", self.site_rule, SITE_RULES)
+            _checks.settle(self, site_rule=_checks.choice("site_rule", self.site_rule, SITE_RULES))
         self._check_order(ORDERS)
 
 
@@ -204,7 +204,7 @@ class ADF(Schedule):
         _checks.settle(self, passes=_checks.integer("passes", self.passes, least=1))
         _check_given(self, _checks.number, "power", above=0.0)
         if self.site_rule is not None:
-            _checks.choice("site_rule", self.site_rule, SITE_RULES)
+            _checks.settle(self, site_rule=_checks.choice("site_rule", self.site_rule, SITE_RULES))
         self._check_order(("sequential", "shuffled"))
 
 

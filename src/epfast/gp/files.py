@@ -11,7 +11,7 @@ from scipy import linalg
 from epfast import _checks
 from epfast._arrays import Array, slices
 from epfast.gp.factor import LowRankFactor
-from epfast.gp.problem import Moments
+from epfast.gp.problem import Moments, log_evidence
 from epfast.inference import Sites
 from epfast.inference.files import ROUNDING, agree
 from epfast.losses import Loss, describe
@@ -54,13 +54,15 @@ def kernel_of(packed: Array, diagonal: Array) -> None:
 
 
 def moments(found: Moments, sites: Sites, packed: Array, diagonal: Array) -> None:
-    """Refuse moments that contradict sites and kernel. O(n^2).
+    """Refuse moments that contradict sites and kernel, or overflow. O(n^2).
 
     mean = K alpha, alpha = shift - precision mean, R = S - S Sigma S on the diagonal, and
     R (I + K S) = S times a random vector, with S the precision of the sites.
     """
     alpha, mean, variance, log_determinant = found
     tau, nu = sites.precision, sites.shift
+    if not np.isfinite(log_evidence(sites, found)):
+        raise ValueError("the log evidence overflows")
     if not (variance >= 0.0).all():
         raise ValueError(f"variance has a minimum of {variance.min():g}; allowed: >= 0")
     size = np.abs(nu) + np.abs(tau * mean) + np.abs(alpha)
@@ -118,4 +120,7 @@ def factor(arrays: dict[str, Array]) -> LowRankFactor:
     traces = _checks.array("traces", traces, shape=(r + 1,))
     if (residual < 0.0).any() or (traces < 0.0).any():
         raise ValueError("residual or traces have negative numbers; allowed: variances")
+    # the trace of K loses what each column has, down to that of the residual
+    left = np.append((G * G).sum(axis=0), residual.sum())[::-1].cumsum()[::-1]
+    agree("traces", traces, left, left[0])
     return LowRankFactor(G, pivots, residual, traces)

@@ -34,7 +34,7 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
     d = arrays["shift"].size
     prior = _prior(arrays, d, full)
     shift = _checks.array("shift", arrays["shift"], shape=(d,))
-    precision = _precision("precision", arrays["precision"], d, full)
+    precision = _matrix("precision", arrays["precision"], d, full)
     state = State(
         precision,
         shift,
@@ -55,25 +55,31 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
         groups,
     )
     _check_sum(state, problem)
-    return KINDS[header["posterior"]](
-        state, problem, restore_flag(header, "converged"), restore_history(header["history"])
-    )
+    history = restore_history(header["history"])
+    post = KINDS[header["posterior"]](state, problem, restore_flag(header, "converged"), history)
+    try:
+        evidence = shift @ post.mean  # its factor is kept, and needed sooner or later
+    except np.linalg.LinAlgError:
+        raise ValueError("precision is not positive definite") from None
+    if not np.isfinite(evidence):
+        raise ValueError("the log evidence overflows")
+    return post
 
 
-def _precision(name: str, given: Array, d: int, full: bool) -> Array:
-    """A precision: positive, or a symmetric positive definite matrix. O(d^3)."""
+def _matrix(name: str, given: Array, d: int, full: bool) -> Array:
+    """A precision: positive numbers, or a symmetric matrix."""
     if not full:
         return _checks.array(name, given, shape=(d,), positive=True)
     matrix = _checks.array(name, given, shape=(d, d))
     _checks.symmetric(name, matrix)
-    if not is_proper(matrix):
-        raise ValueError(f"{name} is not positive definite")
     return matrix
 
 
 def _prior(arrays: dict[str, Array], d: int, full: bool) -> State:
     """The prior; files of 0.1.0 have no shift."""
-    precision = _precision("prior_precision", arrays["prior_precision"], d, full)
+    precision = _matrix("prior_precision", arrays["prior_precision"], d, full)
+    if full and not is_proper(precision):
+        raise ValueError("prior_precision is not positive definite")
     shift = np.zeros(d)
     if "prior_shift" in arrays:
         shift = _checks.array("prior_shift", arrays["prior_shift"], shape=(d,))
