@@ -198,7 +198,9 @@ class LowRankGPPosterior(ProcessPosterior):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to an ``.npz`` file, n r numbers, which :func:`load` reads; nothing is pickled.
 
-        A CustomLoss, CustomSite or LowLevelCallable cannot be written: give it to ``load`` again.
+        An old file stays as it was until the new one is complete and on the disk; an OSError says
+        why it is not. Your own functions (CustomLoss, CustomSite, LowLevelCallable) and losses with
+        methods of their own cannot be written: give them to ``load`` again.
         """
         arrays, header = self.weights.contents()
         arrays |= {f"factor_{name}": value for name, value in vars(self.factor).items()}
