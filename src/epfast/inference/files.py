@@ -375,5 +375,5 @@ def restore_sites(arrays: dict[str, Array], shapes: Any) -> Sites | None:
 def agree(name: str, given: Any, wanted: Any, size: Any) -> None:
     """Refuse numbers that differ from what they follow from, by more than rounding of ``size``."""
     gap = np.abs(np.asarray(given) - wanted)
-    if not (gap <= ROUNDING * np.asarray(size) + 1e-300).all():
+    if not (np.isfinite(gap) & (gap <= ROUNDING * np.asarray(size) + 1e-300)).all():
         raise ValueError(f"{name} contradicts the rest of the file, by {gap.max():.2g}")
