@@ -69,6 +69,12 @@ def integer(name: str, value: Any, *, least: int, most: int = 2**62) -> int:
     return int(value)
 
 
+def settle(target: Any, **values: Any) -> None:
+    """Put checked values, which are plain numbers, in place of those that a frozen class got."""
+    for name, value in values.items():
+        object.__setattr__(target, name, value)
+
+
 #: other names of choices, as papers and other packages have them
 ALIASES = {
     "bernoulli": "logistic",
@@ -107,7 +113,7 @@ def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
             f"{name} is {describe(value)}; allowed: {', '.join(map(repr, allowed))}"
             + did_you_mean(value, allowed)
         )
-    return value
+    return str(value)
 
 
 def schedule(value: Any, kind: type, names: str) -> None:

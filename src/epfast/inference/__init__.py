@@ -1,7 +1,8 @@
 """THE ONE LOOP: engines start and sweep, :func:`run` repeats them until they settle.
 
 ``loop.py`` has the loop and what it asks of an engine; ``records.py`` what a sweep leaves behind;
-``runtime.py`` BLAS threads, progress and pacing; ``posterior.py`` what all results share.
+``runtime.py`` BLAS threads, progress and pacing; ``posterior.py`` what all results share;
+``files.py`` how they are written and read.
 """
 
 from epfast.inference.loop import (

@@ -306,7 +306,7 @@ def choose(
     full = _checks.choice("posterior", posterior, tuple(KINDS)) == "full"
     factor = "row"
     if batch_size is not None:
-        _checks.integer("batch_size", batch_size, least=1)
+        batch_size = _checks.integer("batch_size", batch_size, least=1)
         factor = "minibatch"
     found_loss = losses.resolve(loss).tempered(beta)
     if scheme is None:

@@ -131,20 +131,21 @@ def add_rows(
     engine = RowEngine(new)
     fit = run(engine, schedule)
     warn_of(fit, engine, schedule)
-    joined = problem._replace(data=_joined(problem.data, data), schedule=schedule)
+    old = len(stored.shift) if stored is not None else None
+    joined = problem._replace(data=_joined(problem.data, data, old), schedule=schedule)
     if stored is not None and fit.state.sites is not None:
         sites = Sites(*map(np.concatenate, zip(stored, fit.state.sites, strict=True)))
         fit = fit._replace(state=fit.state._replace(sites=sites))
     return fit, joined
 
 
-def _joined(old: Data, new: Data) -> Data:
-    """Old rows, then new ones; no rows if the old ones are unknown."""
+def _joined(old: Data, new: Data, n_old: int | None) -> Data:
+    """Old rows, then new ones; no rows if the old ones are unknown, but the weights of all."""
     weights = None
     if old.weights is not None or new.weights is not None:
-        if old.y is None and old.weights is None:
+        if old.y is None and old.weights is None and n_old is None:
             return Data(None, None)
-        weights = np.concatenate([_ones(old), _ones(new)])
+        weights = np.concatenate([_weights(old, n_old), _weights(new, None)])
     if old.y is None or new.y is None:
         return Data(None, None, weights)
     if hasattr(old.X, "indptr") or hasattr(new.X, "indptr"):
@@ -154,11 +155,14 @@ def _joined(old: Data, new: Data) -> Data:
     return Data(X, np.concatenate([old.y, new.y]), weights)
 
 
-def _ones(data: Data) -> Array:
+def _weights(data: Data, n: int | None) -> Array:
+    """The weights of n rows, or as many as are known."""
     if data.weights is not None:
         return data.weights
-    assert data.y is not None
-    return np.ones(len(data.y))
+    if data.y is not None:
+        n = len(data.y)
+    assert n is not None
+    return np.ones(n)
 
 
 def remove_rows(

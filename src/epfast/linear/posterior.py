@@ -14,11 +14,8 @@ from scipy import linalg
 from epfast import _checks, schemes
 from epfast._arrays import Array, row_chunks
 from epfast.inference import Sites, SweepInfo
-from epfast.inference.posterior import (
-    Posterior,
-    contents,
-    write,
-)
+from epfast.inference.files import contents, write
+from epfast.inference.posterior import Posterior
 from epfast.linear import online
 from epfast.linear.problem import (
     LinearProblem,
@@ -259,7 +256,9 @@ class LinearPosterior(Posterior):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to an ``.npz`` file, which :func:`load` reads; nothing is pickled.
 
-        A CustomLoss, CustomSite or LowLevelCallable cannot be written; pass it to ``load``.
+        An old file stays as it was until the new one is complete and on the disk; an OSError says
+        why it is not. Your own functions (CustomLoss, CustomSite, LowLevelCallable) and losses with
+        methods of their own cannot be written: give them to ``load`` again.
         Costs recorded after every factor are not written.
         """
         write(path, *self.contents())
@@ -282,7 +281,7 @@ class LinearPosterior(Posterior):
             "posterior": self.kind,
             "scheme": schemes.describe(self.scheme),
             "batch_size": None if self.batch_size is None else int(self.batch_size),
-            "intercept": problem.intercept,
+            "columns": problem.n_columns,
             "log_scale": float(self.state.log_scale),
         }
 
