@@ -22,7 +22,7 @@ from libc.math cimport fabs, fmax, fmin, log, sqrt
 from epfast._core.lapack cimport blas_int, dgemm, dgemv, dtrsm
 from epfast._core.relaxed cimport Relaxation
 from epfast._core.rows cimport Rows, subtract_weighted
-from epfast._core.site cimport SMALLEST, cavity, new_site, site
+from epfast._core.site cimport HEAVY, POINT, SMALLEST, cavity, new_site, settle, site
 from epfast._core.status cimport CALLBACK_FAILED, OK, Status
 from epfast._core.tilted cimport TiltedMoments
 
@@ -204,7 +204,8 @@ cdef class ParallelSweep:
         cdef double *d2lZ = &self.work[7, 0]
         cdef double *copies = &self.work[8, 0]
         cdef double t = 0.0, b = 0.0, g = 0.0
-        cdef ptrdiff_t j
+        cdef ptrdiff_t j, stride = self.moments.loss.stride
+        cdef bint refused = False
         cdef Status status
         for j in range(q):
             copies[j] = 1.0 if weight == NULL else fmax(1.0, weight[j])
@@ -230,6 +231,16 @@ cdef class ParallelSweep:
                 self.residual = fmax(
                     self.residual, fabs(v[j] * (1.0 + v[j] * d2lZ[j]) / s[j] - 1.0)
                 )
+            if copies[j] > HEAVY and v[j] != POINT and self.damping > 0.0:
+                status = settle(
+                    self.moments, y + j * stride, h[j], s[j], self.power, copies[j], tau[j], nu[j],
+                    &t, &b, &g, &refused
+                )
+                if status == CALLBACK_FAILED:
+                    return status
+                if refused:
+                    self.n_refused += 1
+                    continue
             tau[j] += self.damping * (t - tau[j])
             nu[j] += self.damping * (b - nu[j])
             scale[j] += self.damping * (g - scale[j])
