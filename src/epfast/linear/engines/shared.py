@@ -11,7 +11,7 @@ from epfast._arrays import Array
 from epfast._core.shared_sites import SharedSweep
 from epfast.inference import Counts, Sites
 from epfast.inference.runtime import Tick
-from epfast.linear.engines.base import FullEngine, improper_start
+from epfast.linear.engines.base import FullEngine, improper_start, most_of
 from epfast.linear.problem import LinearProblem, State, is_proper, moments_of
 
 #: rows fitted to a cavity per call
@@ -97,10 +97,12 @@ class SharedEngine(FullEngine):
                 shift,
             )
             tick(len(part))
-        new = self._from_sites(sites, state.sweeps + 1)
-        if new is None:  # all changes together are improper: take none
-            return state._replace(sweeps=state.sweeps + 1), Counts(self.n_sites)
-        return self._at(new, core.checked), Counts(core.n_refused)
+        sweeps = state.sweeps + 1
+        _, new, share = most_of(state.sites, sites, lambda s: self._from_sites(s, sweeps))
+        if new is None:
+            return state._replace(sweeps=sweeps), Counts(self.n_sites)
+        settled = None if share == 1.0 else False
+        return self._at(new, core.checked), Counts(core.n_refused, settled=settled)
 
     @staticmethod
     def _at(state: State, checked: bool) -> SharedState:
