@@ -16,6 +16,7 @@ import numpy as np
 from libc.math cimport fmax, fmin
 
 from epfast._core.lapack cimport blas_int, daxpy, ddot, dgemm, dpotrf, dtrsm
+from epfast._core.rows cimport in_range, long_enough, square
 from epfast._core.site cimport new_site
 from epfast._core.status cimport CALLBACK_FAILED, OK, Status
 from epfast._core.tilted cimport TiltedMoments
@@ -173,6 +174,12 @@ cdef class SharedSweep:
         cdef bint weighted = weight is not None
         cdef Status status = OK
         self.moments.loss.check_responses(y, n)
+        square("P", P, self.d)
+        long_enough("p", min(A.shape[1], G.shape[1], G.shape[2], g.shape[1], p.shape[0]), self.d)
+        long_enough("rows", min(group.shape[0], last.shape[0]), n)
+        if weighted:
+            long_enough("weight", weight.shape[0], n)
+        in_range("group", group, min(G.shape[0], g.shape[0], scale.shape[0], sizes.shape[0]))
         with nogil:
             while first < n:
                 k = group[first]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from numpy.typing import ArrayLike
 
 from epfast import _checks, losses, schemes
-from epfast._arrays import Array
+from epfast._arrays import Array, Held
 from epfast.inference import Callback, Counts, Fit, Interrupted, run, warn_of
 from epfast.inference.combinations import legal
 from epfast.inference.runtime import Tick
@@ -307,6 +307,17 @@ def _unread(X: Any, y: Any, loss: losses.Loss) -> Data:
     return Data(rows, loss.responses("y", y, len(rows)))
 
 
+def _kept(problem: LinearProblem, callback: Any, progress: Any) -> Data:
+    """The rows, as copies where functions of the user could change what the core relies on."""
+    data, loss = problem.data, problem.loss
+    if isinstance(data.X, Stream):
+        return data
+    called = callback is not None or callable(progress)
+    if isinstance(loss, losses.CustomLoss | losses.CustomSite):
+        return Data(*(None if part is None else part.copy() for part in data))
+    return data._replace(X=data.X.copy()) if called and problem.sparse else data
+
+
 def fit_problem(
     problem: LinearProblem,
     start: Any = None,
@@ -317,7 +328,9 @@ def fit_problem(
     stacklevel: int = 3,
 ) -> Any:
     """Run a problem whose parts are legal and checked; see :func:`epfast.fit_linear`."""
-    engine = engine_of(problem, **({"traced": True} if record == "factor" else {}))
+    fitted = problem._replace(data=_kept(problem, callback, progress))
+    held = Held("X, y or weights", *fitted.data)
+    engine = engine_of(fitted, **({"traced": True} if record == "factor" else {}))
     kind = KINDS[problem.covariance]
 
     def result(fit: Fit) -> Any:
@@ -335,8 +348,8 @@ def fit_problem(
             problem.schedule,
             start,
             record=None if record is None else costs,
-            callback=callback,
-            progress=progress,
+            callback=held.after(callback),
+            progress=held.after(progress),
         )
     except Interrupted as stopped:
         raise Interrupted(result(stopped.posterior)) from None

@@ -92,6 +92,11 @@ class ProcessEngine:
         if self.relaxation is not None:
             factors = start.relaxed if start is not None else None
             factors = factors or Relaxed(np.zeros(n), np.zeros(n))
+            if [len(part) for part in factors] != [n] * 2:
+                raise ValueError(
+                    f"start has {len(factors.shift)} relaxation factors; allowed: {n}, the same "
+                    "observations"
+                )
         if start is None:
             self.kernel.load()
             now = Moments(np.zeros(n), np.zeros(n), self.kernel.diagonal.copy(), 0.0)

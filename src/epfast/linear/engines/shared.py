@@ -6,13 +6,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from epfast import families
+from epfast import _checks, families
 from epfast._arrays import Array
 from epfast._core.shared_sites import SharedSweep
 from epfast.inference import Counts, Sites
 from epfast.inference.runtime import Tick
 from epfast.linear.engines.base import FullEngine, improper_start, most_of
 from epfast.linear.problem import LinearProblem, State, is_proper, moments_of
+from epfast.schedules import Batches
 
 #: rows fitted to a cavity per call
 ROWS_AT_ONCE = 64
@@ -44,18 +45,22 @@ class SharedEngine(FullEngine):
         self.sizes = np.bincount(self.schedule.labels(n), problem.copies()).astype(np.float64)
         if not self.sizes.all():
             raise ValueError("weights are all 0 in a group; allowed: a row that counts in each")
-        self.schedule.batches(n, 0)  # refuses a batch that is too large before the first sweep
+        self._batches(0)  # refuses a batch that is too large before the first sweep
 
     def init(self, start: Any) -> SharedState:
         count, (_, d) = len(self.sizes), self.problem.shape
         shape = (count, d, d)
         if start is None:
             sites = Sites(np.zeros(shape), np.zeros((count, d)), np.zeros(count))
-        elif start.sites is None or start.sites.precision.shape != shape:
+        elif start.sites is None or [part.shape for part in start.sites] != [
+            shape,
+            shape[:2],
+            shape[:1],
+        ]:
             found = None if start.sites is None else start.sites.precision.shape
             raise ValueError(
                 f"start has sites of shape {found}; allowed with this schedule: {shape}, a result "
-                "with shared sites and as many groups"
+                "with shared sites and as many groups, and shifts and scales to match"
             )
         else:
             sites = start.sites
@@ -78,7 +83,7 @@ class SharedEngine(FullEngine):
         )
         sites = families.copied(state.sites)
         precision, shift = state.precision.copy(), state.shift.copy()
-        batches = self.schedule.batches(n, state.sweeps)
+        batches = self._batches(state.sweeps)
         # a batch costs as much as about d rows
         rows_of_work = 1 + d * int(batches.last.sum()) // n
         for part in problem.pieces(np.arange(n), rows_of_work):
@@ -103,6 +108,22 @@ class SharedEngine(FullEngine):
             return state._replace(sweeps=sweeps), Counts(self.n_sites)
         settled = None if share == 1.0 else False
         return self._at(new, core.checked), Counts(core.n_refused, settled=settled)
+
+    def _batches(self, sweep: int) -> Batches:
+        """The batches of the schedule, which may be the user's own: the core indexes with them."""
+        n, count = self.problem.shape[0], len(self.sizes)
+        rows, group, last = map(np.asarray, self.schedule.batches(n, sweep))
+        good = rows.shape == group.shape == last.shape == (n,)
+        good = good and rows.dtype.kind in "iu" and group.dtype.kind in "iu"
+        good = good and rows.min() >= 0 and rows.max() < n
+        good = good and group.min() >= 0 and group.max() < count and bool(last[-1])
+        if not good:
+            raise ValueError(
+                f"{type(self.schedule).__name__}.batches gave rows {_checks.describe(rows)} of "
+                f"groups {_checks.describe(group)}; allowed: each of 0 to {n - 1} once, with its "
+                f"group, 0 to {count - 1}, and whether it ends a batch"
+            )
+        return Batches(rows.astype(np.intp), group.astype(np.intp), last.astype(np.uint8))
 
     @staticmethod
     def _at(state: State, checked: bool) -> SharedState:
