@@ -166,7 +166,8 @@ cdef class BlockedSweep:
             self.moments.loss.reraise()
         if status == NOT_FINITE:
             raise FloatingPointError(
-                "a mean or variance of x.theta overflowed; scale the columns of X"
+                "a mean or variance of a site overflowed; scale the columns of X or the kernel, or "
+                "try damping or a power below 1"
             )
 
     cdef int check(
