@@ -1,5 +1,7 @@
 """Tilted moments by adaptive quadrature, for cavities from a sliver to a million wide."""
 
+import itertools
+
 import mpmath as mp
 import numpy as np
 import pytest
@@ -31,7 +33,7 @@ RULE = gauss()
 
 @mp.workdps(DIGITS)
 def truth(loss, m, v, exponent, center):
-    """log Z and its derivatives: Gauss-Legendre on panels that close in on center and on the mode."""
+    """log Z and its derivatives, on panels that close in on the center and on the mode."""
     m, v, exponent = mp.mpf(m), mp.mpf(v), mp.mpf(exponent)
     sd, center = mp.sqrt(v), mp.mpf(center)
 
@@ -51,7 +53,7 @@ def truth(loss, m, v, exponent, center):
     ends |= {low + sign * sd * mp.mpf(2) ** k for k in range(-70, 8) for sign in (1, -1)}
     ends = sorted(e for e in ends if g(e) > top - 80)
     sums = [mp.mpf(0)] * 3
-    for left, right in zip(ends[:-1], ends[1:], strict=True):
+    for left, right in itertools.pairwise(ends):
         middle, half = (left + right) / 2, (right - left) / 2
         for x, weight in RULE:
             h = middle + half * x

@@ -88,7 +88,9 @@ def test_weights_are_repeated_rows(name, order):
     assert again.converged
     sd = np.sqrt(again.variance)
     np.testing.assert_allclose((post.mean - again.mean) / sd, 0.0, atol=1e-8)
-    np.testing.assert_allclose(post.covariance / np.outer(sd, sd), again.covariance / np.outer(sd, sd), atol=1e-8)
+    np.testing.assert_allclose(
+        post.covariance / np.outer(sd, sd), again.covariance / np.outer(sd, sd), atol=1e-8
+    )
     assert post.log_evidence == pytest.approx(again.log_evidence, abs=1e-7)
 
 
@@ -97,7 +99,11 @@ def test_schedules_with_other_sites(schedule):
     X, y = rows()
     weights = np.array([1, 4, 1, 1, 3, 1, 1, 2, 1, 2, 1, 1])
     repeated = np.repeat(np.arange(len(y)), weights)
-    groups = {AEP: {}, DAEP: {"groups": np.arange(len(y)) // 4}, DEP: {"shards": np.arange(len(y)) // 4}}
+    groups = {
+        AEP: {},
+        DAEP: {"groups": np.arange(len(y)) // 4},
+        DEP: {"shards": np.arange(len(y)) // 4},
+    }
     numbers = {"sweeps": 2000, "tol": 1e-11}
     first = groups[schedule]
     second = {name: labels[repeated] for name, labels in first.items()}

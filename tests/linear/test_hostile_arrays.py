@@ -1,5 +1,6 @@
 """Arrays that lie about themselves, or that change while a fit runs: an error, never a crash."""
 
+import contextlib
 import dataclasses
 import warnings
 
@@ -48,7 +49,9 @@ def sweep(X):
     return backend.sweep(np.eye(20), np.zeros(20), X, Y, zeros, zeros.copy())
 
 
-@pytest.mark.parametrize("call", [lambda X: fit_linear(X, Y, **ROWS), sweep, lambda X: fit_svm(X, Y)])
+@pytest.mark.parametrize(
+    "call", [lambda X: fit_linear(X, Y, **ROWS), sweep, lambda X: fit_svm(X, Y)]
+)
 @pytest.mark.parametrize("how", BROKEN)
 def test_a_structure_that_is_none_is_refused(how, call):
     X = csr()
@@ -165,7 +168,7 @@ def test_batches_of_ones_own_are_looked_at(part):
             wrong = {"rows": given.rows + 10**9, "group": given.group - 1, "last": given.last * 0}
             return given._replace(**{part: wrong[part]})
 
-    with pytest.raises(ValueError, match="Own.batches gave"):
+    with pytest.raises(ValueError, match=r"Own\.batches gave"):
         fit_linear(dense(), Y, schedule=Own(), **ROWS)
 
 
@@ -183,9 +186,9 @@ def test_parts_that_are_no_neighbours():
 def test_no_nan_from_a_sweep_that_overflows(exponent, form):
     X = np.random.default_rng(exponent).normal(size=(8, 3)) * 10.0**exponent
     arrays = [np.eye(3), np.zeros(3), np.zeros(8), np.zeros(8)]
-    try:
+    overflows = contextlib.nullcontext()
+    if exponent > 154:
+        overflows = pytest.raises(FloatingPointError, match="overflowed")
+    with overflows:
         backend.sweep(arrays[0], arrays[1], form(X), np.ones(8), *arrays[2:])
-    except FloatingPointError as error:
-        assert "overflowed" in str(error)
-        assert exponent > 150
     assert all(np.isfinite(array).all() for array in arrays)

@@ -193,7 +193,9 @@ class LinearProblem(NamedTuple):
         if precision.ndim == 1:
             return shift / precision
         with factorising():
-            return np.asarray(linalg.cho_solve((linalg.cholesky(precision, lower=True), True), shift))
+            return np.asarray(
+                linalg.cho_solve((linalg.cholesky(precision, lower=True), True), shift)
+            )
 
 
 # ---- Gaussians ----

@@ -12,8 +12,8 @@ import numpy as np
 
 from epfast import families
 from epfast._arrays import Array, as_array
-from epfast._core.row_sweeps import BlockedSweep, ParallelSweep
 from epfast._core.kernel_matrix import KernelMatrix
+from epfast._core.row_sweeps import BlockedSweep, ParallelSweep
 from epfast._core.rows import Units
 from epfast.gp.problem import (
     ROUNDING,

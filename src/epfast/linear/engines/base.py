@@ -19,7 +19,6 @@ from epfast.linear.problem import (
     moments_of,
 )
 
-
 #: least share of a sweep's change that is tried, where the whole makes the posterior improper
 LEAST_SHARE = 1.0 / 1024.0
 
