@@ -43,6 +43,7 @@ def truth(loss, m, v, exponent, center):
     steps = [mp.mpf(2) ** k for k in range(-6, 48)]
     ends = {center + sign * step for sign in (1, -1) for step in steps} | {center}
     ends |= {m + sd * k / 2 for k in range(-24, 25)}
+    ends |= {center + k for k in range(-12, 24)}
     grid = sorted(ends)
     best = max(range(len(grid)), key=lambda i: g(grid[i]))
     low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
