@@ -116,6 +116,26 @@ def test_schedules_with_other_sites(schedule):
     np.testing.assert_allclose(post.covariance, again.covariance, atol=1e-8)
 
 
+@pytest.mark.parametrize("name", ["probit", "logistic", "hinge", "squared_hinge"])
+def test_a_shared_site_of_one_heavy_row(name):
+    """SEP of one row: its site is that of all copies, and so is the fixed point."""
+    for weight in (7.0, 1e3, 1e6):
+        schedule = epfast.SEP(sweeps=100, tol=1e-10)
+        given = {"loss": name, "weights": [weight], "prior_variance": 4.0, **ROWS}
+        post = fit_linear([[1.0]], [1], schedule=schedule, **given)
+        assert post.converged
+        assert max(gaps(post, name, weight, 0.0, 4.0)) < 1e-7
+
+
+@pytest.mark.parametrize("weight", [30.0, 1e4, 1e6])
+def test_shared_sites_with_heavy_rows_settle(weight):
+    X, y = rows()
+    weights = np.where(np.arange(len(y)) == 4, weight, 1.0)
+    for schedule in (epfast.SEP(sweeps=100), epfast.DSEP(groups=3, sweeps=100)):
+        post = fit_linear(X, y, loss="probit", weights=weights, schedule=schedule, **ROWS)
+        assert post.converged
+
+
 @pytest.mark.parametrize("name", ["probit", "logistic", "hinge"])
 @pytest.mark.parametrize("heavy", [1e4, 1e6])
 def test_heavy_rows_among_light_ones(name, heavy):

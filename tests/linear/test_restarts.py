@@ -70,6 +70,22 @@ def test_the_case_of_the_report():
         assert not is_prior(post)
 
 
+@pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
+def test_a_sweep_that_goes_too_far_for_any_row_to_matter():
+    """A small power overshoots; beyond the kink of a hinge all its sites are exactly flat."""
+    flat = 0
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        X, y = problem(rng, "hinge")
+        for order in ("auto", "parallel"):
+            schedule = EP(sweeps=4, power=0.03, order=order)
+            post = fit_linear(X, y, loss="hinge", prior_variance=2e3, schedule=schedule, **ROWS)
+            flat += is_prior(post) and order == "parallel"
+            assert order == "parallel" or not is_prior(post)
+            assert not (is_prior(post) and post.converged)
+    assert flat > 0  # in parallel order, where it is warned of
+
+
 def test_a_restart_is_one_sweep():
     """The sweep that gives up parallel order is the first sequential one, from the start."""
     X, y = data(60, 5, noise=2.0)

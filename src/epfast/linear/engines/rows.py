@@ -71,12 +71,15 @@ class AutoOrder(NamedTuple):
         parallel = schedule.tol > 0.0 and schedule.damping == 1.0
         return cls("parallel" if parallel else "sequential", True, flat)
 
-    def next(self, change: float, all_refused: bool, tol: float) -> AutoOrder:
-        """The order after a parallel sweep: sequential once three of them did not contract."""
+    def next(self, change: float, lost: bool, tol: float) -> AutoOrder:
+        """The order after a parallel sweep: sequential once three of them did not contract.
+
+        lost: the sweep was of no use.
+        """
         least, stalled = self.least, self.stalled + 1
         if change < CONTRACTION * self.least:
             least, stalled = change, 0
-        contracts = not all_refused and (stalled < 3 or change <= tol)
+        contracts = not lost and (stalled < 3 or change <= tol)
         order = self.order if contracts else "sequential"
         return self._replace(order=order, least=least, stalled=stalled)
 
@@ -156,7 +159,9 @@ class RowEngine(FullEngine):
         new, counts = self._parallel(state, slice(None), keep, tick)
         if auto.may_change:
             moved = _largest_move(state, new)
-            order = state.order.next(moved, counts.refused == n, self.schedule.tol)
+            # sites that are flat again: the sweep before went too far for any row to matter
+            lost = counts.refused == n or _is_flat(new.sites)
+            order = state.order.next(moved, lost, self.schedule.tol)
             if order.order == "sequential":
                 # the start is no result: the sweep goes on from there, and is nothing to stop at
                 start = self._restarted(state)._replace(order=order)
@@ -296,6 +301,10 @@ class RowEngine(FullEngine):
         if counts.refused == self.problem.shape[0]:
             new = self._restarted(new)
         return new._replace(sweeps=sweeps, since_refresh=0)
+
+
+def _is_flat(sites: Sites | None) -> bool:
+    return sites is not None and not (sites.precision.any() or sites.shift.any())
 
 
 def _drift(swept: RowState, refreshed: RowState) -> float:
