@@ -199,7 +199,7 @@ def sparse_design(name: str, value: Any, d: int | None = None) -> Any:
 
 def _check_structure(name: str, value: Any) -> None:
     """Raise ValueError where an index of a CSR, CSC or COO matrix leads out of it. O(nnz)."""
-    kind = value.format
+    kind = getattr(value, "format", "")
     if kind not in ("csr", "csc", "coo"):
         return
     n, d = value.shape

@@ -96,7 +96,8 @@ def fit_linear(
         Mean of the prior. None: 0.
     weights : array_like of shape (n,), optional
         Numbers >= 0; with a full covariance only. A row of weight w >= 1 counts as w copies of
-        itself, so that whole weights give the fixed point of repeated rows. The factor of a row of
+        itself, so that whole weights give the fixed point of repeated rows. Many copies settle
+        before the next row is visited; those that do not count as refused. The factor of a row of
         weight w < 1 enters to the power w. ADF takes every row once, its factor to the power w.
     schedule : EP, ADF, SEP, AEP, DSEP, DAEP or DEP, optional
         Which sites are stored and who goes when, see :mod:`epfast.schedules`. None: ``EP()``.
