@@ -220,29 +220,62 @@ def design(name: str, value: Any, d: int | None = None) -> NDArray[Any]:
     usable = result.dtype.isnative and result.flags.aligned
     if result.dtype not in (np.float64, np.float32) or not usable:
         result = to_float64(result)
-    return result
+    return result.view()  # of a shape of its own
 
 
 def sparse_design(name: str, value: Any, d: int | None = None) -> Any:
-    """A sparse matrix of rows, (n, d), as CSR of float64; not copied where it is that."""
+    """A sparse matrix of rows, (n, d), as canonical CSR of float64; copied where it is not that.
+
+    It is an object of its own, with row pointers of its own, whatever becomes of ``value``.
+    """
     if len(value.shape) != 2 or (d is not None and value.shape[1] != d):
         raise ValueError(f"{name} has shape {value.shape}; allowed: (n, {'d' if d is None else d})")
     if value.dtype.kind not in "fiub":
         raise TypeError(f"{name} has dtype {value.dtype}; allowed: real numbers")
-    result = value.tocsr()
-    if 0 in result.shape:
-        raise ValueError(f"{name} has shape {result.shape}; allowed: at least one row and column")
-    if result.dtype != np.float64:
-        result = result.astype(np.float64)
+    if 0 in value.shape:
+        raise ValueError(f"{name} has shape {value.shape}; allowed: at least one row and column")
+    _check_structure(name, value)
+    given = value.tocsr()
+    used = given.indptr[-1]
+    result = type(given)(
+        (
+            np.ascontiguousarray(given.data[:used], dtype=np.float64),
+            np.ascontiguousarray(given.indices[:used]),
+            given.indptr.copy(),
+        ),
+        shape=given.shape,
+    )
     if not result.has_canonical_format:  # duplicate entries are summed
         result = result.copy()
         result.sum_duplicates()
-    start, column = result.indptr, result.indices
-    if start[0] != 0 or (np.diff(start) < 0).any() or start[-1] > len(column):
-        raise ValueError(f"{name} is not a valid CSR matrix; allowed: increasing row pointers")
-    if len(column) and not (column.min() >= 0 and column.max() < result.shape[1]):
-        raise ValueError(f"{name} is not a valid CSR matrix; allowed: columns 0 to d - 1")
     return result
+
+
+def _check_structure(name: str, value: Any) -> None:
+    """Raise ValueError where an index of a CSR, CSC or COO matrix leads out of it. O(nnz)."""
+    kind = getattr(value, "format", "")
+    if kind not in ("csr", "csc", "coo"):
+        return
+    n, d = value.shape
+    if kind == "coo":
+        places = [(value.row, n), (value.col, d)]
+        fits = len(value.row) == len(value.col) == len(value.data)
+    else:
+        major, minor = (n, d) if kind == "csr" else (d, n)
+        start, places = value.indptr, [(value.indices, minor)]
+        fits = len(start) == major + 1 and start[0] == 0 and bool((np.diff(start) >= 0).all())
+        fits = fits and start[-1] <= min(len(value.indices), len(value.data))
+    if not fits:
+        raise ValueError(
+            f"{name} is not a valid {kind.upper()} matrix; allowed: increasing row pointers, one "
+            "more than rows, and as many indices as entries"
+        )
+    for index, stop in places:
+        if len(index) and not (index.min() >= 0 and index.max() < stop):
+            raise ValueError(
+                f"{name} is not a valid {kind.upper()} matrix; allowed: rows 0 to n - 1 and "
+                "columns 0 to d - 1"
+            )
 
 
 def rows(name: str, value: Any, d: int | None = None) -> Any:

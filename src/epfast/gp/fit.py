@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from numpy.typing import ArrayLike
 
 from epfast import _checks, losses, schemes
+from epfast._arrays import Held
 from epfast.gp.engines import ENGINES, DescentEngine, ProcessEngine
 from epfast.gp.factor import KernelColumns, LowRankFactor
 from epfast.gp.low_rank import LowRankGPPosterior, fit_low_rank
@@ -209,7 +210,12 @@ def fit_problem(
 ) -> GPPosterior:
     """Run a problem whose parts are legal and checked; see :func:`epfast.fit_gp`."""
     schedule = problem.schedule
-    arguments: dict[str, Any] = {"callback": callback, "progress": progress}
+    assert problem.kernel is not None
+    held = Held("K or y", problem.kernel.array, problem.y)
+    arguments: dict[str, Any] = {
+        "callback": held.after(callback),
+        "progress": held.after(progress),
+    }
 
     def result(fit: Fit) -> GPPosterior:
         state, moments = fit.state

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from epfast import _checks, losses, schemes
-from epfast._arrays import Array
+from epfast._arrays import Array, Held
 from epfast.inference import Callback, Counts, Fit, Interrupted, run, warn_of
 from epfast.inference.combinations import legal
 from epfast.inference.runtime import Tick
@@ -111,9 +111,10 @@ def fit_linear(
         are given without it. X is copied.
     weights : array_like of shape (n,), optional
         Numbers >= 0. A row of weight w >= 1 counts as w copies of itself, so that whole weights
-        give the fixed point of repeated rows. The factor of a row of weight w < 1 enters to the
-        power w; so does every row in a minibatch, exp(-beta Σ_k w_k loss_k), and with ADF, which
-        takes a row once. A row of weight 0 does not count.
+        give the fixed point of repeated rows; copies settle before the next row is visited, and
+        those that do not count as refused. The factor of a row of weight w < 1 enters to the power
+        w; so does every row in a minibatch, exp(-beta Σ_k w_k loss_k), and with ADF, which takes a
+        row once. A row of weight 0 does not count.
     schedule : EP, ADF, SEP, AEP, DSEP, DAEP or DEP, optional
         Which sites are stored and who goes when, see :mod:`epfast.schedules`. None: ``EP()``.
     beta : float, optional
@@ -410,6 +411,17 @@ def _unread(X: Any, y: Any, weights: Any, loss: losses.Loss) -> Data:
     return Data(rows, loss.responses("y", y, n), weights_of(weights, n))
 
 
+def _kept(problem: LinearProblem, callback: Any, progress: Any) -> Data:
+    """The rows, as copies where functions of the user could change what the core relies on."""
+    data, loss = problem.data, problem.loss
+    if isinstance(data.X, Stream):
+        return data
+    called = callback is not None or callable(progress)
+    if isinstance(loss, losses.CustomLoss | losses.CustomSite):
+        return Data(*(None if part is None else part.copy() for part in data))
+    return data._replace(X=data.X.copy()) if called and problem.sparse else data
+
+
 def fit_problem(
     problem: LinearProblem,
     start: Any = None,
@@ -420,7 +432,9 @@ def fit_problem(
     stacklevel: int = 3,
 ) -> Any:
     """Run a problem whose parts are legal and checked; see :func:`epfast.fit_linear`."""
-    engine = engine_of(problem, **({"traced": True} if record == "factor" else {}))
+    fitted = problem._replace(data=_kept(problem, callback, progress))
+    held = Held("X, y or weights", *fitted.data)
+    engine = engine_of(fitted, **({"traced": True} if record == "factor" else {}))
     kind = KINDS[problem.covariance]
 
     def result(fit: Fit) -> Any:
@@ -438,8 +452,8 @@ def fit_problem(
             problem.schedule,
             start,
             record=None if record is None else costs,
-            callback=callback,
-            progress=progress,
+            callback=held.after(callback),
+            progress=held.after(progress),
         )
     except Interrupted as stopped:
         raise Interrupted(result(stopped.posterior)) from None

@@ -223,7 +223,12 @@ class LinearProblem(NamedTuple):
         precision, shift = self.prior.precision, self.prior.shift
         if not shift.any():
             return shift
-        return shift / precision if precision.ndim == 1 else linalg.solve(precision, shift)
+        if precision.ndim == 1:
+            return shift / precision
+        with factorising():
+            return np.asarray(
+                linalg.cho_solve((linalg.cholesky(precision, lower=True), True), shift)
+            )
 
 
 # ---- Gaussians ----
@@ -243,7 +248,8 @@ def log_determinant(precision: Array) -> float:
     """log of the determinant of a precision, (d,) or (d, d). O(d^3)."""
     if precision.ndim == 1:
         return float(np.log(precision).sum())
-    return 2.0 * float(np.log(np.diag(linalg.cholesky(precision, lower=True))).sum())
+    with factorising():
+        return 2.0 * float(np.log(np.diag(linalg.cholesky(precision, lower=True))).sum())
 
 
 def log_evidence(state: State, prior_log_determinant: float) -> float:
@@ -287,7 +293,7 @@ def factorising() -> Iterator[None]:
     except (linalg.LinAlgError, ValueError):
         raise FloatingPointError(
             "the posterior overflowed, or is not positive definite to rounding; scale the columns "
-            "of X"
+            "of X, or try damping or a power below 1"
         ) from None
 
 
@@ -302,8 +308,9 @@ def is_proper(precision: Array) -> bool:
 
 def inverse_root(precision: Array) -> Array:
     """Inverse Cholesky factor L^-1 of precision = L L', transposed: an upper triangle. O(d^3)."""
-    factor = linalg.cholesky(precision, lower=True)
-    inverse = linalg.solve_triangular(factor, np.eye(len(factor)), lower=True)
+    with factorising():
+        factor = linalg.cholesky(precision, lower=True)
+        inverse = linalg.solve_triangular(factor, np.eye(len(factor)), lower=True)
     return np.ascontiguousarray(inverse.T)
 
 

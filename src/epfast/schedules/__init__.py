@@ -6,6 +6,7 @@ combination. A number that is given and not used is refused, but for ``damping=1
 
 from epfast.schedules.base import ADF, EP, DoubleLoop, Schedule
 from epfast.schedules.base import ORDERS as ORDERS
+from epfast.schedules.base import SITE_RULES as SITE_RULES
 from epfast.schedules.shared import AEP, DAEP, DEP, DSEP, SEP, SharedSites
 from epfast.schedules.shared import Batches as Batches
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from epfast import families
 from epfast._arrays import Array
 from epfast.inference import Counts, Sites, Summary
 from epfast.linear.problem import (
@@ -16,6 +18,11 @@ from epfast.linear.problem import (
     log_evidence,
     moments_of,
 )
+
+#: least share of a sweep's change that is tried, where the whole makes the posterior improper
+LEAST_SHARE = 1.0 / 1024.0
+
+T = TypeVar("T")
 
 
 class Swept(NamedTuple):
@@ -34,6 +41,26 @@ class Swept(NamedTuple):
 def with_moments(state: State) -> Swept:
     """A state with its moments. O(d^3)."""
     return Swept(*state, *moments_of(state))
+
+
+def most_of(
+    old: Sites, new: Sites, build: Callable[[Sites], T | None]
+) -> tuple[Sites, T | None, float]:
+    """Build from new sites; where that is improper from half of their change, or half of that.
+
+    Returns
+    -------
+    sites, built, share
+        The share of the change that was taken; 0 and None if no share was proper.
+    """
+    sites, built, share = new, build(new), 1.0
+    while built is None:
+        share *= 0.5
+        if share < LEAST_SHARE:
+            return old, None, 0.0
+        sites = families.damped(old, new, share)
+        built = build(sites)
+    return sites, built, share
 
 
 def improper_start() -> ValueError:
@@ -62,11 +89,13 @@ class FullEngine:
     def settle(self, state: Any, torn: bool = False) -> State:
         return State(*state[:5])
 
-    def accepted(self, old: Any, new: State | None, counts: Counts) -> tuple[Any, Counts]:
-        """The result of a sweep: the new state, or the old one if new is None (improper)."""
+    def accepted(self, old: Any, sites: Sites, counts: Counts) -> tuple[Any, Counts]:
+        """The result of a sweep that found these sites, or most of them. O(n d^2)."""
+        sweeps = old.sweeps + 1
+        _, new, share = most_of(old.sites, sites, lambda s: from_sites(self.problem, s, sweeps))
         if new is None:
-            return old._replace(sweeps=old.sweeps + 1), counts._replace(refused=self.n_sites)
-        return with_moments(new), counts
+            return old._replace(sweeps=sweeps), counts._replace(refused=self.n_sites)
+        return with_moments(new), counts if share == 1.0 else counts._replace(settled=False)
 
 
 def flat(n: int) -> Sites:

@@ -9,8 +9,8 @@ from epfast._arrays import as_array, symmetric_from_upper
 from epfast._core.laplace_factors import LaplaceSweep
 from epfast.inference import Counts, Sites
 from epfast.inference.runtime import Tick
-from epfast.linear.engines.base import FullEngine, Swept, flat
-from epfast.linear.problem import LinearProblem, State, from_sites
+from epfast.linear.engines.base import FullEngine, Swept, flat, with_moments
+from epfast.linear.problem import LinearProblem, State
 
 
 def laplace_core(problem: LinearProblem, d: int, size: int) -> LaplaceSweep:
@@ -70,5 +70,5 @@ class LaplaceEngine(FullEngine):
             total = state.log_scale + float(sites.log_scale.sum())
             symmetric = symmetric_from_upper(precision)
             new = State(symmetric, shift, None, total, state.sweeps + 1)
-            return self.accepted(state, new, counts)
-        return self.accepted(state, from_sites(problem, sites, state.sweeps + 1), counts)
+            return with_moments(new), counts
+        return self.accepted(state, sites, counts)

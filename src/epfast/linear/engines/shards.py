@@ -13,7 +13,7 @@ from epfast.inference import Counts, Sites, run
 from epfast.inference.runtime import Tick
 from epfast.linear.engines.base import FullEngine, Swept
 from epfast.linear.engines.rows import RowEngine
-from epfast.linear.problem import LinearProblem, State, from_sites, is_proper, sum_of_sites
+from epfast.linear.problem import LinearProblem, State, is_proper, sum_of_sites
 
 
 class _Start(NamedTuple):
@@ -65,4 +65,4 @@ class ShardEngine(FullEngine):
             tick(len(old.shift))
         # sweeps of a shard may go around and end where they began
         counts = Counts(refused, settled=False if moved > schedule.tol else None)
-        return self.accepted(state, from_sites(problem, sites, state.sweeps + 1), counts)
+        return self.accepted(state, sites, counts)

@@ -6,15 +6,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from epfast import families
+from epfast import _checks, families
 from epfast._arrays import Array
 from epfast._core.shared_sites import SharedSweep
 from epfast.inference import Counts, Sites
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
-from epfast.linear.engines.base import FullEngine, improper_start
+from epfast.linear.engines.base import FullEngine, improper_start, most_of
 from epfast.linear.problem import LinearProblem, State, is_proper, moments_of
-from epfast.schedules import SharedSites
+from epfast.schedules import Batches, SharedSites
 
 #: rows fitted to a cavity per call
 ROWS_AT_ONCE = 64
@@ -79,7 +79,7 @@ class SharedEngine(FullEngine):
         self.sizes = np.bincount(self.schedule.labels(n), problem.copies()).astype(np.float64)
         if not self.sizes.all():
             raise ValueError("weights are all 0 in a group; allowed: a row that counts in each")
-        first = self.schedule.batches(n, 0)  # refuses a batch that is too large
+        first = self._batches(self.schedule, 0)  # refuses a batch that is too large
         schedule = self.schedule
         #: the schedule of the last sweeps; None if all sweeps are alike
         self.whole: Any = None
@@ -93,11 +93,15 @@ class SharedEngine(FullEngine):
         shape = (count, d, d)
         if start is None:
             sites = Sites(np.zeros(shape), np.zeros((count, d)), np.zeros(count))
-        elif start.sites is None or start.sites.precision.shape != shape:
+        elif start.sites is None or [part.shape for part in start.sites] != [
+            shape,
+            shape[:2],
+            shape[:1],
+        ]:
             found = None if start.sites is None else start.sites.precision.shape
             raise ValueError(
                 f"start has sites of shape {found}; allowed with this schedule: {shape}, a result "
-                "with shared sites and as many groups"
+                "with shared sites and as many groups, and shifts and scales to match"
             )
         else:
             sites = start.sites
@@ -118,7 +122,7 @@ class SharedEngine(FullEngine):
             damping = min(state.ending.damping, self.schedule.damping)
             new, counts = self._sweep(state, self.whole, damping, tick)
             moved = self._change(state, new) / damping
-            settled = moved <= self.schedule.tol
+            settled = moved <= self.schedule.tol and counts.settled is None
         return new._replace(ending=state.ending.next(moved)), counts._replace(settled=settled)
 
     def _change(self, old: SharedState, new: SharedState) -> float:
@@ -141,7 +145,7 @@ class SharedEngine(FullEngine):
         )
         sites = families.copied(state.sites)
         precision, shift = state.precision.copy(), state.shift.copy()
-        batches = schedule.batches(n, state.sweeps)
+        batches = self._batches(schedule, state.sweeps)
         # a batch costs as much as about d rows
         rows_of_work = 1 + d * int(batches.last.sum()) // n
         for part in problem.pieces(np.arange(n), rows_of_work):
@@ -160,10 +164,29 @@ class SharedEngine(FullEngine):
                 shift,
             )
             tick(len(part))
-        new = self._from_sites(sites, state.sweeps + 1)
-        if new is None:  # all changes together are improper: take none
-            return state._replace(sweeps=state.sweeps + 1), Counts(self.n_sites)
-        return self._at(new, core.checked, state.ending), Counts(core.n_refused)
+        sweeps = state.sweeps + 1
+        _, new, share = most_of(state.sites, sites, lambda s: self._from_sites(s, sweeps))
+        if new is None:
+            return state._replace(sweeps=sweeps), Counts(self.n_sites)
+        settled = None if share == 1.0 else False
+        counts = Counts(core.n_refused, settled=settled)
+        return self._at(new, core.checked, state.ending), counts
+
+    def _batches(self, schedule: Any, sweep: int) -> Batches:
+        """The batches of a schedule, which may be the user's own: the core indexes with them."""
+        n, count = self.problem.shape[0], len(self.sizes)
+        rows, group, last = map(np.asarray, schedule.batches(n, sweep))
+        good = rows.shape == group.shape == last.shape == (n,)
+        good = good and rows.dtype.kind in "iu" and group.dtype.kind in "iu"
+        good = good and rows.min() >= 0 and rows.max() < n
+        good = good and group.min() >= 0 and group.max() < count and bool(last[-1])
+        if not good:
+            raise ValueError(
+                f"{type(schedule).__name__}.batches gave rows {_checks.describe(rows)} of "
+                f"groups {_checks.describe(group)}; allowed: each of 0 to {n - 1} once, with its "
+                f"group, 0 to {count - 1}, and whether it ends a batch"
+            )
+        return Batches(rows.astype(np.intp), group.astype(np.intp), last.astype(np.uint8))
 
     @staticmethod
     def _at(state: State, checked: bool, ending: Ending) -> SharedState:

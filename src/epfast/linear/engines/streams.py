@@ -114,4 +114,4 @@ class StreamEngine(FullEngine):
         assert core is not None
         self.n_sites = factors
         new = State(symmetric_from_upper(precision), shift, None, scale, state.sweeps + 1)
-        return self.accepted(state, new, Counts(core.n_refused, core.n_failed))
+        return with_moments(new), Counts(core.n_refused, core.n_failed)
