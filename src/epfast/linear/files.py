@@ -61,6 +61,7 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
         prior,
         prior,
         None if groups is None else np.asarray(groups, dtype=np.intp),
+        names=_names(header.get("names"), d),
     )
     sweeps = _checks.integer("sweeps", header["sweeps"], least=0)
     return KINDS[header["posterior"]](
@@ -69,3 +70,14 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
         bool(header["converged"]),
         restore_history(header["history"]),
     )
+
+
+def _names(given: Any, d: int) -> tuple[str, ...] | None:
+    """Names of columns: as many as weights, or one less beside an intercept."""
+    if given is None:
+        return None
+    if not (isinstance(given, list) and all(isinstance(name, str) for name in given)):
+        raise ValueError("names are no strings")
+    if len(given) not in (d, d - 1):
+        raise ValueError(f"{len(given)} names for {d} weights")
+    return tuple(given)

@@ -76,6 +76,8 @@ class LinearProblem(NamedTuple):
     groups: NDArray[np.intp] | None = None
     #: entries of X gathered at a time
     chunk: int = CHUNK
+    #: names of the columns of the user's X; None: it was no frame
+    names: tuple[str, ...] | None = None
 
     # ---- rows ----
 
@@ -183,6 +185,17 @@ class LinearProblem(NamedTuple):
                 w = None if data.weights is None else data.weights[part]
                 total += value.sum(axis=0) if w is None else w @ value
         return np.asarray(total)
+
+    def losses(self, theta: Array) -> Array:
+        """Beta times the weighted loss of each row at weights (k, d), (n, k)."""
+        data, n = self.data, self.shape[0]
+        assert data.y is not None
+        result = np.empty((n, len(theta)))
+        for part in self.slices():
+            rows = data.X[part]
+            latent = rows @ theta.T if self.sparse else np.asarray(rows, np.float64) @ theta.T
+            result[part] = self.loss.values(np.asarray(latent), data.y[part])
+        return result if data.weights is None else data.weights[:, None] * result
 
     @property
     def prior_mean(self) -> Array:
