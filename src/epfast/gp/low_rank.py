@@ -16,8 +16,10 @@ from epfast._arrays import Array, row_chunks
 from epfast.gp.factor import LowRankFactor, incomplete_cholesky, kernel_columns
 from epfast.gp.prediction import ProcessPosterior
 from epfast.inference import Callback, Interrupted, SweepInfo
+from epfast.inference.certificates import Case
 from epfast.inference.posterior import write
 from epfast.inference.runtime import Tick
+from epfast.linear.checking import LinearProposal, root_of
 from epfast.linear.files import restore as restore_linear
 from epfast.linear.fit import choose
 from epfast.linear.fit import fit_problem as fit_linear_problem
@@ -128,6 +130,16 @@ class LowRankGPPosterior(ProcessPosterior):
             If a cavity is improper.
         """
         return self.weights.loo_log_predictive()
+
+    def _case(self) -> Case:
+        """See :meth:`check`: the prior is that of low rank. O(r^3) once, O(n r) per draw."""
+        weights = self.weights
+        proposal = LinearProposal(
+            weights.problem, weights.mean, root_of(weights.precision), _design(self.factor.G)
+        )
+        return Case(
+            proposal, self.mean, np.sqrt(self.variance), self.log_evidence, self.evidence_bound
+        )
 
     # -- prediction --
 

@@ -8,6 +8,7 @@ code with EP, so that a fit that went wrong does not take its check along.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,12 +23,24 @@ Marginals = Callable[[Array, Array], tuple[Array, Array, float] | None]
 STEPS = 60
 #: the bound has settled where a step adds less, in nats
 SETTLED = 1e-3
+#: of curvatures by quadrature, in units of the largest
+ROUNDING = 1e-6
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(48)
 WEIGHTS = WEIGHTS / WEIGHTS.sum()
 
 
-def best_sites(values: Values, marginals: Marginals, n: int) -> tuple[Array, Array] | None:
-    """Precision and shift of a site per row, (n,) each, from none on; None if nothing is found.
+class Best(NamedTuple):
+    """What :func:`best_sites` found."""
+
+    #: (n,) each, of a site per row
+    precision: Array
+    shift: Array
+    #: whether no curvature was negative: with log-concave factors there is one maximum
+    is_unique: bool
+
+
+def best_sites(values: Values, marginals: Marginals, n: int) -> Best | None:
+    """Sites of the best Gaussian, from no sites on; None if nothing is found.
 
     Takes values of the loss alone: slopes and curvatures under a Gaussian are moments of values.
     Negative curvatures count as 0.
@@ -56,7 +69,9 @@ def best_sites(values: Values, marginals: Marginals, n: int) -> tuple[Array, Arr
         (precision, shift), found, (value, slope, curvature) = trial, there, moments
         if gain < SETTLED:
             break
-    return (precision, shift) if np.isfinite(bound) else None
+    if not np.isfinite(bound):
+        return None
+    return Best(precision, shift, bool((curvature > -ROUNDING * np.abs(curvature).max()).all()))
 
 
 def _bound(

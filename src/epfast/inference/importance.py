@@ -23,6 +23,10 @@ class Proposal(Protocol):
     """A Gaussian to draw from, and the exact posterior beside it."""
 
     @property
+    def is_best(self) -> bool:
+        """Whether it is the closest Gaussian there is, and the only one."""
+
+    @property
     def size(self) -> int:
         """Number of standard normal numbers in a draw."""
 

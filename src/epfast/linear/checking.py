@@ -33,6 +33,8 @@ class LinearProposal(NamedTuple):
     root: Array
     #: (n, d): X theta is reported in place of the weights; None: the weights
     rows: Array | None = None
+    #: see :class:`epfast.inference.importance.Proposal`
+    is_best: bool = False
 
     @property
     def size(self) -> int:
@@ -57,9 +59,9 @@ class LinearProposal(NamedTuple):
         return theta if self.rows is None else theta @ self.rows.T
 
     def moments(self) -> tuple[Array, Array]:
-        root = self.root if self.rows is None else self.rows * self.root
-        if self.rows is not None and self.root.ndim == 2:
-            root = self.rows @ self.root
+        root = self.root
+        if self.rows is not None:
+            root = self.rows * root if root.ndim == 1 else self.rows @ root
         sd = root if root.ndim == 1 else np.sqrt(np.einsum("ij,ij->i", root, root))
         return self.reported(self.mean), np.asarray(sd)
 
@@ -68,12 +70,13 @@ class LinearProposal(NamedTuple):
         if self.size > BETTER_UP_TO:
             return None
         found = _BestGaussian(self.problem)
-        sites = best_sites(found.values, found.marginals, self.problem.shape[0])
-        state = None if sites is None else found.state(*sites)
-        if state is None:
+        best = best_sites(found.values, found.marginals, self.problem.shape[0])
+        state = None if best is None else found.state(best.precision, best.shift)
+        if best is None or state is None:
             return None
         root = inverse_root(state.precision)
-        return self._replace(mean=root @ (root.T @ state.shift), root=root)
+        mean = root @ (root.T @ state.shift)
+        return self._replace(mean=mean, root=root, is_best=best.is_unique)
 
 
 def root_of(precision: Array) -> Array:
