@@ -41,7 +41,7 @@ class SiteProposal(NamedTuple):
 
     @property
     def size(self) -> int:
-        return self.root.shape[1]
+        return int(self.root.shape[1])
 
     @property
     def width(self) -> int:

@@ -74,8 +74,12 @@ class Check:
     shift, shift_se : float
         Largest distance of a mean from the approximation's, in standard deviations of the latter,
         and the standard error of that one.
+    shifts, shift_ses : ndarray of shape (d,)
+        The same of every mean, with signs: exact minus approximate.
     sd_factor, sd_factor_se : float
         Standard deviation over that of the approximation, where that is furthest from 1.
+    sd_factors : ndarray of shape (d,)
+        The same of every standard deviation.
     repaired : bool
         Whether the draws of the approximation said too little, and ``mean``, ``sd``, ``shift``,
         ``sd_factor`` and ``log_evidence`` come from draws of a better Gaussian.
@@ -96,8 +100,11 @@ class Check:
     sd: Array = field(repr=False)
     shift: float
     shift_se: float
+    shifts: Array = field(repr=False)
+    shift_ses: Array = field(repr=False)
     sd_factor: float
     sd_factor_se: float
+    sd_factors: Array = field(repr=False)
     repaired: bool = False
     effective_draws_repaired: float | None = None
 
@@ -129,11 +136,16 @@ def check(case: Case, draws: int, seed: int) -> Check:
     seed = _checks.integer("seed", seed, least=0)
     sampler = Sampler(draws + draws % 2, seed, max(LEAST_DF, float(case.proposal.size)))
     own = sampler.weigh(case.proposal)
-    proposal, used, better = case.proposal, own, None
+    proposal, used = case.proposal, own
+    better: Proposal | None = None
     if not _believed(own, sampler.draws) or own.effective < 0.5 * sampler.draws:  # type: ignore[union-attr]
         better = case.proposal.better()
         found = None if better is None else sampler.weigh(better)
-        if found is not None and (own is None or found.effective > own.effective):
+        if (
+            better is not None
+            and found is not None
+            and (own is None or found.effective > own.effective)
+        ):
             proposal, used = better, found
     q, sd = len(case.mean), np.where(case.sd > 0.0, case.sd, 1.0)
     nan = np.full(q, np.nan)
@@ -160,8 +172,11 @@ def check(case: Case, draws: int, seed: int) -> Check:
         case.sd * np.exp(seen.log_sd),
         float(abs(seen.shift[worst])),
         float(seen.shift_se[worst]),
+        seen.shift,
+        seen.shift_se,
         factor,
         float(factor * seen.log_sd_se[widest]),
+        np.exp(seen.log_sd),
         proposal is not case.proposal,
         None if proposal is case.proposal or used is None else used.effective,
     )
@@ -209,12 +224,15 @@ def _verdict(
     if abs(seen.log_sd[wide]) > np.log(GOOD_FACTOR):
         return "usable", f"{near}, but {_widths(seen, wide)}"
     if gap - 3.0 * seen.log_mean_se > GOOD_EVIDENCE:
-        return "usable", f"{near}, but its log evidence is off by {short(gap)}: do not compare by it"
+        return (
+            "usable",
+            f"{near}, but its log evidence is off by {short(gap)}: do not compare by it",
+        )
     return "good", near
 
 
 def _beside(case: Case, better: Proposal | None) -> tuple[str, str]:
-    """The verdict where no draws are to be believed: does a Gaussian far away fit best?"""
+    """The verdict where no draws are to be believed: is the closest Gaussian far away."""
     cannot = "the check cannot tell, too few draws are effective"
     if better is None or not better.is_best:
         return "uncertain", cannot

@@ -161,8 +161,8 @@ class Posterior:
         """
         if "values" not in self.known_loss().gives:
             raise ValueError(
-                f"loss is a {type(self.loss).__name__}, which gives no values; allowed: a loss that "
-                "gives them"
+                f"loss is a {type(self.loss).__name__}, which gives no values; allowed: a loss "
+                "that gives them"
             )
         return certificates.check(self._case(), draws, seed)
 
@@ -211,8 +211,9 @@ class Posterior:
         Returns
         -------
         arviz.InferenceData, or xarray.DataTree with ArviZ 1.0 or later, or without ArviZ
-            Groups ``posterior``; where the rows are known ``log_likelihood``, ``observed_data`` and,
-            where sites give it, ``loo``: exact leave-one-out log probabilities, with their sum.
+            Groups ``posterior``; where the rows are known ``log_likelihood`` and
+            ``observed_data``; where sites give it ``loo``, exact leave-one-out log probabilities,
+            with their sum.
 
         Raises
         ------

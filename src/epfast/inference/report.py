@@ -69,7 +69,7 @@ def level_at_door(level: Any) -> float:
     level = _checks.number("level", level, above=0.0)
     if level >= 1.0:
         raise ValueError(f"level is {level:g}; allowed: a number > 0 and < 1")
-    return level
+    return float(level)
 
 
 def interval(mean: Array, variance: Array, level: float) -> Array:
@@ -130,9 +130,7 @@ def to_arviz(post: Any, draws: int, chains: int, seed: int) -> Any:
     try:
         from xarray import Dataset, DataTree
     except ImportError:
-        raise ImportError(
-            "to_arviz needs xarray and ArviZ: pip install 'epfast[arviz]'"
-        ) from None
+        raise ImportError("to_arviz needs xarray and ArviZ: pip install 'epfast[arviz]'") from None
     name, dim = post.quantity
     labels = list(post.labels)
     values = post.sample(chains * draws, seed)
@@ -161,9 +159,7 @@ def to_arviz(post: Any, draws: int, chains: int, seed: int) -> Any:
         loo = leave_one_out(post)
         if loo is not None:
             total = {"elpd_loo": loo.sum(), "se": np.sqrt(len(loo) * loo.var())}
-            groups["loo"] = Dataset(
-                {"log_predictive": (("row",), loo)}, rows, {**about, **total}
-            )
+            groups["loo"] = Dataset({"log_predictive": (("row",), loo)}, rows, {**about, **total})
     container = _inference_data()
     if container is None:
         return DataTree.from_dict(groups)

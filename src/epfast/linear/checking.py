@@ -51,9 +51,7 @@ class LinearProposal(NamedTuple):
         diagonal = self.root if self.root.ndim == 1 else np.diag(self.root)
         volume = np.log(np.abs(diagonal)).sum()
         volume += 0.5 * log_determinant(self.problem.prior_precision)
-        return np.asarray(
-            volume + 0.5 * np.einsum("ij,ij->i", z, z) - self.problem.cost(theta)
-        )
+        return np.asarray(volume + 0.5 * np.einsum("ij,ij->i", z, z) - self.problem.cost(theta))
 
     def reported(self, theta: Array) -> Array:
         return theta if self.rows is None else theta @ self.rows.T

@@ -224,8 +224,8 @@ class LinearPosterior(LinearPredictions):
 
     def _latent_draws(self, X: ArrayLike, draws: Array) -> Array:
         check_columns(self.problem.names, X)
-        rows = self.problem.given(X) if hasattr(self.problem, "given") else X
-        rows = _checks.rows("X", rows, self.shift.size)
+        # with the ones of an intercept, where the problem has one
+        rows = getattr(self.problem, "given", lambda X: _checks.rows("X", X, self.shift.size))(X)
         return np.asarray((rows @ draws.T).T)
 
     def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Array:

@@ -99,7 +99,7 @@ class Binomial(Loss):
 
     def sample(self, latent: Array, rng: np.random.Generator) -> Array:
         """Draw outcomes of one trial, 0 or 1."""
-        return (rng.random(latent.shape) < special.expit(latent)).astype(np.float64)
+        return np.asarray(rng.random(latent.shape) < special.expit(latent), dtype=np.float64)
 
 
 _BERNOULLI = Loss("logistic")
