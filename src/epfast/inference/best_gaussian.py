@@ -21,6 +21,8 @@ Values = Callable[[Array, slice], Array]
 Marginals = Callable[[Array, Array], tuple[Array, Array, float] | None]
 
 STEPS = 60
+#: smallest sd of a latent value, in units of its mean or 1, under which expectations are taken
+NARROWEST = 1e-3
 #: the bound has settled where a step adds less, in nats
 SETTLED = 1e-3
 #: of curvatures by quadrature, in units of the largest
@@ -84,12 +86,13 @@ def _bound(
 
 def _expectations(values: Values, mean: Array, variance: Array) -> tuple[Array, Array, Array]:
     """E[l], E[l'] and E[l''] for h ~ N(mean, variance), (n,) each."""
-    sd = np.sqrt(np.maximum(variance, 1e-300))
+    # no narrower than what differences of values resolve
+    sd = np.maximum(np.sqrt(np.maximum(variance, 0.0)), NARROWEST * np.maximum(1.0, np.abs(mean)))
     value, slope, curvature = np.empty((3, len(mean)))
     for part in row_chunks(mean[:, None], (1 << 20) // len(NODES)):
         with np.errstate(over="ignore", invalid="ignore"):
             at = values(mean[part, None] + sd[part, None] * NODES, part)
             value[part] = at @ WEIGHTS
             slope[part] = at @ (WEIGHTS * NODES) / sd[part]
-            curvature[part] = at @ (WEIGHTS * (NODES**2 - 1.0)) / variance[part]
+            curvature[part] = at @ (WEIGHTS * (NODES**2 - 1.0)) / sd[part] ** 2
     return value, slope, curvature

@@ -15,7 +15,8 @@ from epfast.inference.importance import Moments, Proposal, Sampler, Weights, mom
 #: of fewer miss the shell where a Gaussian of many dimensions has its mass; the tails are heavy
 #: enough all the same (``bench/certificates/check.py`` compares)
 LEAST_DF = 7.0
-#: effective draws below which the draws say nothing, and above which they say enough
+#: effective draws below which the draws say nothing, and from which, or from half of them all, they
+#: say enough
 NOTHING, ENOUGH = 20.0, 100.0
 #: k-hat above which draws are believed only if half of them are effective, and k-hat of none
 HEAVY, HOPELESS = 0.7, 1.0
@@ -188,7 +189,7 @@ def _largest(values: Array) -> int:
 
 def _believed(found: Weights | None, draws: int) -> bool:
     """Whether weights say enough. k-hat alone decides nothing: it is high for weights all alike."""
-    if found is None or found.effective < ENOUGH:
+    if found is None or found.effective < min(ENOUGH, 0.5 * draws):
         return False
     return found.khat is None or found.khat < HEAVY or found.effective > 0.5 * draws
 
