@@ -107,7 +107,9 @@ class LinearPredictions(Posterior):
     ) -> Array:
         """Draw responses to new rows from the posterior predictive distribution.
 
-        A draw of the weights serves all rows, so that rows of one draw belong together.
+        A draw of the weights serves all rows, so that rows of one draw belong together. Given the
+        weights, labels are drawn in the ratio t(h) : t(-h); of a loss that is no likelihood their
+        shares differ from ``predict_proba``, which integrates both over the weights first.
 
         Parameters
         ----------
