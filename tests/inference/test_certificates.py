@@ -283,6 +283,43 @@ def test_unknown_rows(tmp_path):
     assert loaded.with_rows(X, y).check().mean == pytest.approx(post.check().mean)
 
 
+def test_an_impossible_log_evidence_is_enough():
+    X, y = classes(60, 3)
+    case = epfast.fit_linear(X, y)._case()
+    assert certificates.check(case._replace(evidence_bound=0.0), 200, 0).verdict == "good"
+    check = certificates.check(case._replace(log_evidence=3.0, evidence_bound=1e-6), 200, 0)
+    assert check.verdict == "do not use"
+    assert "cannot be above 0" in check.reason
+
+
+def test_adf_that_was_given_more_rows():
+    X, y = classes(3000, 3)
+    first = epfast.fit_linear(X[:2000], y[:2000], schedule=epfast.ADF())
+    assert first.check().verdict == "good"
+    assert first.partial_fit(X[2000:], y[2000:]).check().verdict in ("good", "usable")
+    # one pass over few rows is far from EP, and from the truth
+    assert epfast.fit_linear(X[:60], y[:60], schedule=epfast.ADF()).check().shift > 0.3
+
+
+def test_interrupts_come_through():
+    calls = []
+
+    def value(m):
+        calls.append(len(m))
+        if len(calls) > 3 and checking:
+            raise KeyboardInterrupt
+        return np.logaddexp(0.0, -m)
+
+    checking = False
+    X, y = classes(60, 3)
+    post = epfast.fit_linear(X, y, loss=value)
+    calls.clear()
+    checking = True
+    with pytest.raises(KeyboardInterrupt):
+        post.check(100_000)
+    assert len(calls) < 10
+
+
 def test_refusals():
     X, y = classes(60, 3)
     post = epfast.fit_linear(X, y)

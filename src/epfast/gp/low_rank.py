@@ -19,7 +19,7 @@ from epfast.inference import Callback, Interrupted, SweepInfo
 from epfast.inference.certificates import Case
 from epfast.inference.posterior import write
 from epfast.inference.runtime import Tick
-from epfast.linear.checking import LinearProposal, root_of
+from epfast.linear.checking import proposal, root_of
 from epfast.linear.files import restore as restore_linear
 from epfast.linear.fit import choose
 from epfast.linear.fit import fit_problem as fit_linear_problem
@@ -134,11 +134,10 @@ class LowRankGPPosterior(ProcessPosterior):
     def _case(self) -> Case:
         """See :meth:`check`: the prior is that of low rank. O(r^3) once, O(n r) per draw."""
         weights = self.weights
-        proposal = LinearProposal(
-            weights.problem, weights.mean, root_of(weights.precision), _design(self.factor.G)
-        )
+        root, rows = root_of(weights.precision), _design(self.factor.G)
+        drawn = proposal(weights.problem, weights.mean, root, rows)
         return Case(
-            proposal, self.mean, np.sqrt(self.variance), self.log_evidence, self.evidence_bound
+            drawn, self.mean, np.sqrt(self.variance), self.log_evidence, self.evidence_bound
         )
 
     # -- prediction --

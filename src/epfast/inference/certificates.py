@@ -164,7 +164,7 @@ def check(case: Case, draws: int, seed: int) -> Check:
         reason,
         sampler.draws,
         0.0 if own is None else own.effective,
-        None if own is None else own.khat,
+        np.inf if own is None else own.khat,
         float("nan") if used is None or used.effective < NOTHING else used.log_mean,
         seen.log_mean_se,
         case.log_evidence,

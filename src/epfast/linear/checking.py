@@ -31,6 +31,8 @@ class LinearProposal(NamedTuple):
     mean: Array
     #: (d,) or (d, d)
     root: Array
+    #: log of the normaliser of the prior over that of the Gaussian
+    log_volume: float
     #: (n, d): X theta is reported in place of the weights; None: the weights
     rows: Array | None = None
     #: see :class:`epfast.inference.importance.Proposal`
@@ -48,10 +50,8 @@ class LinearProposal(NamedTuple):
         return self.mean + (z * self.root if self.root.ndim == 1 else z @ self.root.T)
 
     def log_ratio(self, z: Array, theta: Array) -> Array:
-        diagonal = self.root if self.root.ndim == 1 else np.diag(self.root)
-        volume = np.log(np.abs(diagonal)).sum()
-        volume += 0.5 * log_determinant(self.problem.prior_precision)
-        return np.asarray(volume + 0.5 * np.einsum("ij,ij->i", z, z) - self.problem.cost(theta))
+        square = np.einsum("ij,ij->i", z, z)
+        return np.asarray(self.log_volume + 0.5 * square - self.problem.cost(theta))
 
     def reported(self, theta: Array) -> Array:
         return theta if self.rows is None else theta @ self.rows.T
@@ -74,7 +74,16 @@ class LinearProposal(NamedTuple):
             return None
         root = inverse_root(state.precision)
         mean = root @ (root.T @ state.shift)
-        return self._replace(mean=mean, root=root, is_best=best.is_unique)
+        return proposal(self.problem, mean, root, self.rows)._replace(is_best=best.is_unique)
+
+
+def proposal(
+    problem: LinearProblem, mean: Array, root: Array, rows: Array | None = None
+) -> LinearProposal:
+    """The Gaussian of this mean and root, see :func:`root_of`. O(d^3) with a full prior."""
+    diagonal = root if root.ndim == 1 else np.diag(root)
+    volume = np.log(np.abs(diagonal)).sum() + 0.5 * log_determinant(problem.prior_precision)
+    return LinearProposal(problem, mean, root, float(volume), rows)
 
 
 def root_of(precision: Array) -> Array:

@@ -17,7 +17,7 @@ from epfast.inference import Sites, SweepInfo
 from epfast.inference.certificates import Case
 from epfast.inference.posterior import contents, write
 from epfast.linear import online
-from epfast.linear.checking import LinearProposal, root_of
+from epfast.linear.checking import proposal, root_of
 from epfast.linear.prediction import LinearPredictions
 from epfast.linear.problem import LinearProblem, State, log_determinant, log_evidence
 from epfast.linear.sources import check_columns
@@ -130,9 +130,9 @@ class LinearPosterior(LinearPredictions):
                 "the posterior went on from another one, whose rows it does not know; allowed: a "
                 "fit of all the rows"
             )
-        proposal = LinearProposal(self.problem, self.mean, root_of(self.precision))
+        drawn = proposal(self.problem, self.mean, root_of(self.precision))
         sd = np.sqrt(self.variance)
-        return Case(proposal, self.mean, sd, self.log_evidence, self.evidence_bound)
+        return Case(drawn, self.mean, sd, self.log_evidence, self.evidence_bound)
 
     @property
     def prior_precision(self) -> Array:

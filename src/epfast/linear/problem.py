@@ -174,7 +174,7 @@ class LinearProblem(NamedTuple):
             if prior.precision.ndim == 1:
                 total = 0.5 * (away**2) @ prior.precision
             else:
-                total = 0.5 * np.einsum("ki,ij,kj->k", away, prior.precision, away)
+                total = 0.5 * np.einsum("ki,ki->k", away @ prior.precision, away)
             for part in row_chunks(data.X, max(1, (1 << 20) // len(theta)) * data.X.shape[1]):
                 rows = data.X[part]
                 latent = np.asarray(
