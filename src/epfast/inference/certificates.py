@@ -238,15 +238,17 @@ def _beside(case: Case, better: Proposal | None) -> tuple[str, str]:
     if better is None or not better.is_best:
         return "uncertain", cannot
     mean, sd = better.moments()
-    scale = np.where(case.sd > 0.0, case.sd, 1.0)
-    known = np.zeros(len(mean))
+    uncertain, known = (case.sd > 0.0) & (sd > 0.0), np.zeros(len(mean))
+    scale, sd = np.where(uncertain, case.sd, 1.0), np.where(uncertain, sd, 1.0)
     seen = Moments((mean - case.mean) / scale, known, np.log(sd / scale), known, 0.0)
     off, wide = _largest(seen.shift), _largest(seen.log_sd)
     if abs(seen.shift[off]) > FAR[0]:
         return "do not use", f"{_distance(seen, off)}, judging by the closest Gaussian"
     if abs(seen.log_sd[wide]) > np.log(FAR[1]):
         return "do not use", f"{_widths(seen, wide)}, judging by the closest Gaussian"
-    return "uncertain", cannot
+    return "uncertain", (
+        f"{cannot}; the mean of the closest Gaussian is {short(abs(seen.shift[off]))} sd away"
+    )
 
 
 def _distance(seen: Moments, k: int) -> str:
