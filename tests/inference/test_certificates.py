@@ -170,10 +170,12 @@ def test_whatever_is_legal_is_checked(case):
 
 
 def moved(post, shift=0.0, factor=1.0):
-    """The same posterior with its mean and sds changed on purpose."""
+    """The same posterior with its mean and sds changed on purpose, but not its log evidence."""
     precision = post.precision / factor**2
     mean = post.mean + shift * np.sqrt(post.variance)
     state = post.state._replace(precision=precision, shift=precision @ mean)
+    spoilt = epfast.FullPosterior(state, post.problem, True, post.history)
+    state = state._replace(log_scale=state.log_scale + post.log_evidence - spoilt.log_evidence)
     return epfast.FullPosterior(state, post.problem, True, post.history)
 
 
@@ -208,6 +210,17 @@ def test_log_evidence_off_is_said():
     check = epfast.FullPosterior(state, post.problem, True, post.history).check(1000)
     assert check.verdict == "usable"
     assert "log evidence is off by 5" in check.reason
+
+
+def test_mean_and_log_evidence_together():
+    X, y = classes(150, 4, seed=1)
+    spoilt = moved(epfast.fit_linear(X, y), 0.4)
+    assert spoilt.check(2000).verdict == "usable"
+    state = spoilt.state
+    for change, verdict in ((-3.0, "usable"), (3.0, "do not use")):
+        state = spoilt.state._replace(log_scale=spoilt.state.log_scale + change)
+        post = epfast.FullPosterior(state, spoilt.problem, True, spoilt.history)
+        assert post.check(2000).verdict == verdict
 
 
 def test_mean_field_of_correlated_columns():

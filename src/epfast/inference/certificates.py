@@ -51,8 +51,9 @@ class Check:
     verdict : {"good", "usable", "uncertain", "do not use"}
         "good": the mean is within a quarter of a standard deviation of the exact one, the standard
         deviations within 25 %, the log evidence within 1. "do not use": the mean is off by half a
-        standard deviation or a standard deviation by half, beyond doubt. "usable": between the
-        two. "uncertain": the draws cannot tell.
+        standard deviation or a standard deviation by half, beyond doubt, or by a quarter beside a
+        log evidence that is too high. "usable": between the two. "uncertain": the draws cannot
+        tell.
     reason : str
         Why, in words.
     draws : int
@@ -220,6 +221,10 @@ def _verdict(
     off, wide = _largest(seen.shift), _largest(seen.log_sd)
     near = f"EP's mean is within {short(abs(seen.shift[off]))} sd of the exact one"
     gap = abs(used.log_mean - case.log_evidence)
+    too_high = case.log_evidence - used.log_mean - 3.0 * seen.log_mean_se > GOOD_EVIDENCE
+    if too_high and (np.abs(seen.shift) - 3.0 * seen.shift_se).max() > GOOD_SHIFT:
+        # neither would do alone: one pass over many rows misses its log evidence, from below
+        return "do not use", f"{_distance(seen, off)}, its log evidence too high by {short(gap)}"
     if abs(seen.shift[off]) > GOOD_SHIFT:
         return "usable", _distance(seen, off)
     if abs(seen.log_sd[wide]) > np.log(GOOD_FACTOR):
