@@ -15,6 +15,7 @@ SCRIPTS = {
     "qi2012.synthetic": "qi2012_synthetic",
     "qi2012.five_points": "qi2012_five_points",
     "qi2012.uci": "qi2012_uci",
+    "certificates.check": "certificates_check",
     "speed.minibatch_scaling": "scaling",
     "speed.minibatch_limit": "kernel_limit",
     "speed.linear": "linear_speed",

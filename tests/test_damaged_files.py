@@ -287,7 +287,7 @@ def test_what_is_unknown_is_left_alone(name, save, parts, tmp_path):
     arrays, header = parts(name)
     put(tmp_path / "plain", dict(arrays), dict(header))
     arrays = {"later": np.arange(3), **dict(reversed(arrays.items()))}
-    header |= {"names": ["a", "b", "c"], "later": {"x": [1]}}
+    header |= {"later": {"x": [1]}}
     header["history"] = [{"later": 1} | record for record in header["history"]]
     one = epfast.load(put(tmp_path / "later", arrays, header, save))
     other = epfast.load(tmp_path / "plain")

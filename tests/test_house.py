@@ -13,6 +13,7 @@ TREE = Path(__file__).parents[1] / "src" / "epfast"
 ROOT = TREE if TREE.is_dir() else Path(epfast.__file__).parent
 FILES = [path for path in sorted(ROOT.rglob("*.py*")) if path.suffix in (".py", ".pyi")]
 OPTIONAL = {"threadpoolctl", "tqdm", "sklearn", "matplotlib", "GPy", "dask"}
+OPTIONAL |= {"pandas", "xarray", "arviz", "arviz_stats"}
 #: underscores of others: named tuples, older scikit-learn
 PUBLIC = {"_replace", "_asdict", "_fields", "_make", "_validate_data"}
 
@@ -23,7 +24,7 @@ FLOORS = """_core / _arrays / _checks / losses schedules families / schemes infe
 FLOOR = {room: k for k, floor in enumerate(FLOORS.split("/")) for room in floor.split()}
 #: what the other wings may import of linear; a process of low rank is a linear fit
 OF_LINEAR = {wing: {"problem", "engines"} for wing in ("gp", "graph", "parametric")}
-OF_LINEAR["gp"] |= {"posterior", "files", "fit"}
+OF_LINEAR["gp"] |= {"posterior", "files", "fit", "checking"}
 #: within a wing, from the ground up
 RISE = {name: k for k, name in enumerate(("problem", "engines", "online", "posterior", "fit"))}
 

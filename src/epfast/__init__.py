@@ -24,6 +24,7 @@ The rooms, from the ground up. A room imports those below it, never a neighbour:
     svm                 support vector machines
     estimators          the face for scikit-learn
     gpy                 the face for GPy
+    plots               pictures of posteriors
 
 Neighbours are losses, schedules and families; schemes and inference; storage and backend. A wing
 has problem, engines, online, posterior and fit, in this order.
@@ -47,7 +48,9 @@ from epfast.gp import (
     incomplete_cholesky,
 )
 from epfast.inference import ConvergenceWarning, DataWarning, Interrupted, Sites, SweepInfo
-from epfast.linear import FactorizedPosterior, FullPosterior, State, fit_linear
+from epfast.inference.certificates import Check
+from epfast.inference.comparison import compare
+from epfast.linear import FactorizedPosterior, FullPosterior, State, combine, fit_linear
 from epfast.losses import (
     CustomLoss,
     CustomSite,
@@ -76,6 +79,7 @@ __all__ = [
     "EP",
     "SEP",
     "SVM",
+    "Check",
     "ConvergenceWarning",
     "CustomLoss",
     "CustomSite",
@@ -105,6 +109,8 @@ __all__ = [
     "State",
     "SweepInfo",
     "backend",
+    "combine",
+    "compare",
     "fit_gp",
     "fit_linear",
     "fit_svm",

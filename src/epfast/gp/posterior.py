@@ -17,11 +17,13 @@ from epfast import _checks, schemes
 from epfast._arrays import Array, slices, symmetric_from_upper
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gp import files
+from epfast.gp.checking import SiteProposal, root_of
 from epfast.gp.engines.sweeps import marginal_residual
 from epfast.gp.prediction import ProcessPosterior
 from epfast.gp.problem import GPProblem, GPState, Moments, Relaxed, log_evidence
 from epfast.gp.relaxed import RelaxedEnergies, relaxed_energies
 from epfast.inference import ConvergenceWarning, SweepInfo
+from epfast.inference.certificates import Case
 from epfast.inference.files import (
     contents,
     restore_flag,
@@ -233,6 +235,22 @@ class GPPosterior(ProcessPosterior):
             )
         mean = (self.mean - share * self.state.sites.shift * self.variance) / rest
         return mean, self.variance / rest
+
+    def _case(self) -> Case:
+        """See :meth:`check`. O(n^3) once, and O(n r) per draw, r the rank of the covariance."""
+        proposal = SiteProposal(
+            self.known_loss(),
+            self.problem.y,
+            self.mean,
+            root_of(self.covariance),
+            self.state.sites,
+            self.log_evidence,
+            self.packed,
+            self.diagonal,
+        )
+        return Case(
+            proposal, self.mean, np.sqrt(self.variance), self.log_evidence, self.evidence_bound
+        )
 
     def relaxed_energies(self) -> RelaxedEnergies:
         """Primal and dual energy of relaxed EP, equations 25 and 32 of the paper; O(n^2).

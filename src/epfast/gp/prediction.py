@@ -22,6 +22,12 @@ class ProcessPosterior(Posterior):
         y: Array = self.problem.y
         return y
 
+    def observed(self) -> Array | None:
+        return self._responses()
+
+    def log_likelihood(self, draws: Array) -> Array:
+        return -self.known_loss().values(draws.T, self._responses()).T
+
     @property
     def y(self) -> Array:
         """(n,) or (n, width), the responses of the fit."""

@@ -1,9 +1,13 @@
-"""What all results share: record and choices."""
+"""What all results share: record, choices, and what they say of themselves."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, ClassVar
 
+from epfast._arrays import Array
+from epfast.inference import certificates, report
+from epfast.inference.certificates import Case, Check
 from epfast.inference.records import Sites, SweepInfo
 from epfast.losses import Loss
 
@@ -71,3 +75,141 @@ class Posterior:
                 "with the loss given"
             )
         return self.loss
+
+    # -- what a subclass gives to the methods below --
+
+    #: what the mean is a mean of, and what its members are called
+    quantity: ClassVar[tuple[str, str]] = ("latent", "row")
+
+    @property
+    def mean(self) -> Array:
+        raise NotImplementedError
+
+    @property
+    def variance(self) -> Array:
+        raise NotImplementedError
+
+    @property
+    def log_evidence(self) -> float:
+        raise NotImplementedError
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """A name for each member of ``mean``."""
+        return tuple(f"f{i}" for i in range(len(self.mean)))
+
+    def observed(self) -> Array | None:
+        """Responses of the fit as the loss made them, (n, width); None if rows are unknown."""
+        raise NotImplementedError
+
+    def log_likelihood(self, draws: Array) -> Array:
+        """Minus beta times the loss of each row at draws (k, p) of :meth:`sample`, (k, n)."""
+        raise NotImplementedError
+
+    def _case(self) -> Case:
+        raise NotImplementedError
+
+    @property
+    def evidence_bound(self) -> float:
+        """The largest log evidence that is possible, up to rounding; inf: no bound is known."""
+        if self.loss is None or self.observed() is None:
+            return math.inf
+        bound: float = self.problem.evidence_bound
+        return bound
+
+    # -- what all results say --
+
+    def check(self, draws: int = 1000, seed: int = 0) -> Check:
+        """Compare with the exact posterior, by importance sampling; ``str(check)`` is in words.
+
+        Draws from the posterior (antithetic pairs of a multivariate t of max(7, d) degrees of
+        freedom, with its mean and scale) are weighted by prior times likelihood, the weights
+        Pareto-smoothed (Vehtari et al. 2024; Yao et al. 2018), where ArviZ is there: the extra
+        ``arviz``. Where few draws count, draws of the Gaussian that maximises the evidence bound,
+        which is found without EP, tell whether the fit failed or the check. The verdict takes
+        effective draws, k-hat, the shifts of means over their standard errors, standard deviations
+        and log evidence together. For a loss that is no likelihood the exact posterior is
+        the pseudo-posterior, prior times exp(-beta loss).
+
+        Costs one look at all rows per draw, O(draws n d), and O(draws d^2); the loss is asked for
+        values alone.
+
+        Parameters
+        ----------
+        draws : int
+            At least 100; the standard errors fall as its root.
+        seed : int
+            Of the draws.
+
+        Returns
+        -------
+        Check
+
+        Raises
+        ------
+        ValueError
+            If the rows are unknown (``post.with_rows(X, y)`` gives them back), or the loss has no
+            values.
+        """
+        if "values" not in self.known_loss().gives:
+            raise ValueError(
+                f"loss is a {type(self.loss).__name__}, which gives no values; allowed: a loss "
+                "that gives them"
+            )
+        return certificates.check(self._case(), draws, seed)
+
+    def credible_interval(self, level: float = 0.95) -> Array:
+        """Central credible intervals, (d, 2).
+
+        Parameters
+        ----------
+        level : float
+            Posterior probability of each interval, between 0 and 1.
+
+        Returns
+        -------
+        ndarray of shape (d, 2)
+            Lower and upper ends.
+        """
+        return report.interval(self.mean, self.variance, report.level_at_door(level))
+
+    def summary(self, level: float = 0.95) -> Any:
+        """A table of the posterior: mean, sd, credible interval and probability to be positive.
+
+        Parameters
+        ----------
+        level : float
+            Posterior probability of the intervals, between 0 and 1.
+
+        Returns
+        -------
+        pandas.DataFrame, or a table that prints aligned where pandas is missing
+            A row per coefficient or latent value. Its ``attrs`` hold ``log_evidence``,
+            ``converged``, ``is_likelihood``, and ``notes``: lines of text, which say among others
+            that the log evidence of a loss that is no likelihood is not a log probability.
+        """
+        return report.summary(self, level)
+
+    def to_arviz(self, draws: int = 1000, chains: int = 4, seed: int = 0) -> Any:
+        """Draws for ArviZ, with the log likelihood of each row and exact leave-one-out.
+
+        Parameters
+        ----------
+        draws, chains : int
+            All draws are independent; chains serve the functions of ArviZ.
+        seed : int
+            Of the draws.
+
+        Returns
+        -------
+        arviz.InferenceData, or xarray.DataTree with ArviZ 1.0 or later, or without ArviZ
+            Groups ``posterior``; where the rows are known ``log_likelihood`` and
+            ``observed_data``; where sites give it ``loo``, exact leave-one-out log probabilities,
+            with their sum.
+
+        Raises
+        ------
+        ImportError
+            Without xarray, which the extra ``arviz`` brings.
+        """
+        return report.to_arviz(self, draws, chains, seed)

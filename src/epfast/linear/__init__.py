@@ -1,5 +1,6 @@
 """WING: a weight vector and the rows of X."""
 
+from epfast.linear.combining import combine
 from epfast.linear.fit import fit_linear, fit_problem
 from epfast.linear.posterior import FactorizedPosterior, FullPosterior, LinearPosterior
 from epfast.linear.problem import LinearProblem, State
@@ -10,6 +11,7 @@ __all__ = [
     "LinearPosterior",
     "LinearProblem",
     "State",
+    "combine",
     "fit_linear",
     "fit_problem",
 ]

@@ -43,6 +43,8 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
         _checks.integer("sweeps", header["sweeps"], least=0),
     )
     weights, groups = _of_rows(arrays, state.sites)
+    # one less than weights beside an intercept; files of 0.1.0 do not say it
+    columns = _checks.integer("columns", header.get("columns", d), least=d - 1, most=d)
     problem = LinearProblem(
         Data(None, None, weights),
         loss,  # type: ignore[arg-type]
@@ -53,7 +55,8 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
         prior,
         prior,
         groups,
-        intercept=_has_intercept(header, d),
+        intercept=columns < d,
+        names=_names(header.get("names"), columns),
     )
     _check_sum(state, problem)
     history = restore_history(header["history"])
@@ -65,12 +68,6 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
     if not np.isfinite(evidence):
         raise ValueError("the log evidence overflows")
     return post
-
-
-def _has_intercept(header: dict[str, Any], d: int) -> bool:
-    """Whether X has one column less than there are weights; files of 0.1.0 do not say it."""
-    columns = _checks.integer("columns", header.get("columns", d), least=d - 1, most=d)
-    return columns < d
 
 
 def _matrix(name: str, given: Array, d: int, full: bool) -> Array:
@@ -183,3 +180,14 @@ def _check_bounds(precision: Array, prior: Array, sites: Array) -> None:
         raise ValueError("precision contradicts the sites: it is less than the prior's")
     if (sites <= 0.0).all() and not is_proper(slack - gain):
         raise ValueError("precision contradicts the sites: it is more than the prior's")
+
+
+def _names(given: Any, columns: int) -> tuple[str, ...] | None:
+    """Names of the columns of X."""
+    if given is None:
+        return None
+    if not (isinstance(given, list) and all(isinstance(name, str) for name in given)):
+        raise ValueError("names are no strings")
+    if len(given) != columns:
+        raise ValueError(f"{len(given)} names for {columns} columns")
+    return tuple(given)

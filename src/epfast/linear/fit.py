@@ -25,7 +25,7 @@ from epfast.linear.problem import (
     weights_of,
     with_ones,
 )
-from epfast.linear.sources import Stream, is_stream
+from epfast.linear.sources import Stream, column_names, is_stream
 from epfast.schedules import DEP, EP, Schedule
 from epfast.schemes import Scheme
 
@@ -170,7 +170,7 @@ def fit_linear(
     (array([ 1.3, -2.6, -0. ]), True)
     """
     _checks.moved("fit_linear", moved, MOVED)
-    stream = is_stream(X, y)
+    stream, names = is_stream(X, y), column_names(X)
     if stream and not isinstance(X, Iterator) and getattr(schedule, "stores", "") != "none":
         raise ValueError(
             "y is None, so X is taken for an iterable of (X, y) chunks, which takes ADF; allowed "
@@ -232,7 +232,7 @@ def fit_linear(
         d = data.X.shape[1]
     prior = (prior_variance, prior_precision, prior_mean)
     problem = chosen.problem(data, _prior(prior, start, chosen, d, wide))
-    problem = problem._replace(intercept=wide is not None)
+    problem = problem._replace(intercept=wide is not None, names=names)
     scale = None if stream else _notes(problem, prior_variance, prior_precision)
     found: FactorizedPosterior | FullPosterior = fit_problem(
         problem, start, record=record, callback=callback, progress=progress

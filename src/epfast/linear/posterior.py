@@ -14,9 +14,11 @@ from scipy import linalg
 from epfast import _checks, schemes
 from epfast._arrays import Array, row_chunks
 from epfast.inference import Sites, SweepInfo
+from epfast.inference.certificates import Case
 from epfast.inference.files import contents, write
-from epfast.inference.posterior import Posterior
 from epfast.linear import online
+from epfast.linear.checking import proposal, root_of
+from epfast.linear.prediction import LinearPredictions
 from epfast.linear.problem import (
     LinearProblem,
     State,
@@ -24,10 +26,11 @@ from epfast.linear.problem import (
     log_evidence,
     with_ones,
 )
+from epfast.linear.sources import check_columns
 
 
 @dataclass(frozen=True, eq=False)
-class LinearPosterior(Posterior):
+class LinearPosterior(LinearPredictions):
     """A Gaussian posterior over the weights of a linear model; what both kinds share.
 
     Attributes
@@ -40,6 +43,8 @@ class LinearPosterior(Posterior):
         Of the prior.
     loss, scheme, schedule, beta, power, batch_size
         As fitted, with numbers in place of None; see :func:`epfast.fit_linear`.
+    names : tuple of str or None
+        Names of the columns of X, where it was a frame; see :meth:`summary`.
     problem : LinearProblem
         The fit. It refers to the rows; pickles and files leave them out, see :meth:`with_rows`.
     converged : bool
@@ -57,6 +62,7 @@ class LinearPosterior(Posterior):
     history: list[SweepInfo] = field(repr=False)
 
     kind: ClassVar[str]
+    quantity: ClassVar[tuple[str, str]] = ("coefficient", "term")
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"problem": self.problem.without_rows()}
@@ -75,6 +81,7 @@ class LinearPosterior(Posterior):
         -------
         FactorizedPosterior or FullPosterior
         """
+        check_columns(self.problem.names, X)
         problem = self.problem.with_rows(X, y, weights)
         if problem.groups is None and self.sites is not None and self.sites.precision.ndim == 3:
             if len(self.sites.precision) > 1:
@@ -96,6 +103,42 @@ class LinearPosterior(Posterior):
         """Shifts of scalar sites, or None."""
         scalar = self.sites is not None and self.sites.shift.ndim == 1
         return self.sites.shift if scalar and self.sites is not None else None
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """Names of the columns of the frame that was fitted, and "intercept"; None without."""
+        names = self.problem.names
+        if names is None or not self.problem.intercept:
+            return names
+        return (*names, "intercept")
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """``names``, or x0, x1, ... without."""
+        if self.names is not None:
+            return self.names
+        labels = [f"x{i}" for i in range(self.problem.n_columns)]
+        return tuple([*labels, "intercept"] if self.problem.intercept else labels)
+
+    def observed(self) -> Array | None:
+        return self.problem.data.y
+
+    def log_likelihood(self, draws: Array) -> Array:
+        return -self.problem.losses(draws).T
+
+    def _case(self) -> Case:
+        if not self.problem.has_rows:
+            raise ValueError(
+                "the posterior does not know its rows; allowed: post.with_rows(X, y).check()"
+            )
+        if self.sites is None and self.n_sweeps > len(self.history):
+            raise ValueError(
+                "the posterior went on from another one, whose rows it does not know; allowed: a "
+                "fit of all the rows"
+            )
+        drawn = proposal(self.problem, self.mean, root_of(self.precision))
+        sd = np.sqrt(self.variance)
+        return Case(drawn, self.mean, sd, self.log_evidence, self.evidence_bound)
 
     @property
     def prior_precision(self) -> Array:
@@ -131,8 +174,13 @@ class LinearPosterior(Posterior):
         """(d, d), posterior covariance of the weights."""
         raise NotImplementedError
 
-    def _latent_variance(self, rows: Array) -> Array:
+    def _whiten(self, rows: Array) -> Array:
+        """W, (d, n), with W' W the covariance of rows theta."""
         raise NotImplementedError
+
+    def _latent_variance(self, rows: Array) -> Array:
+        half = self._whiten(rows)
+        return np.asarray((half * half).sum(axis=0))
 
     def _color(self, noise: Array) -> Array:
         """Turn standard normal draws (n, d) into draws with the posterior covariance."""
@@ -145,93 +193,45 @@ class LinearPosterior(Posterior):
 
     # -- prediction --
 
-    def predict_latent(self, X: ArrayLike) -> tuple[Array, Array]:
+    def predict_latent(self, X: ArrayLike, joint: bool = False) -> tuple[Array, Array]:
         """Mean and variance of X theta.
 
         Parameters
         ----------
         X : array_like or sparse matrix of shape (n, d)
+        joint : bool
+            True: the covariance of the rows in place of their variances, n^2 numbers.
 
         Returns
         -------
-        mean, variance : ndarray of shape (n,)
+        mean : ndarray of shape (n,)
+        variance : ndarray of shape (n,), or (n, n) if joint
         """
+        check_columns(self.problem.names, X)
         rows = _checks.rows("X", X, self.problem.n_columns)
         is_sparse = hasattr(rows, "indptr")
-        mean, variance = np.empty(rows.shape[0]), np.empty(rows.shape[0])
+        n = rows.shape[0]
+        mean, variance = np.empty(n), np.empty((n, n) if joint else n)
+        colored = np.empty((self.shift.size, n if joint else 0))
         with np.errstate(over="ignore", invalid="ignore"):
             for part in row_chunks(rows):
                 some = rows[part].toarray() if is_sparse else rows[part]
                 block = np.asarray(some, dtype=np.float64)
                 block = with_ones(block) if self.problem.intercept else block
                 mean[part] = block @ self.mean
-                variance[part] = self._latent_variance(block)
+                if joint:
+                    colored[:, part] = self._whiten(block)
+                else:
+                    variance[part] = self._latent_variance(block)
+            if joint:
+                np.matmul(colored.T, colored, out=variance)
         if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
             raise ValueError("X holds NaN or infinity, or overflows; allowed: finite numbers")
         return mean, variance
 
-    def predict_proba(self, X: ArrayLike) -> Array:
-        """Probability of the label +1.
-
-        E[t(h)] / (E[t(h)] + E[t(-h)]) with t = exp(-beta loss) and h = x.theta under the posterior.
-        For logistic, probit and noisy step at beta = 1 this is the predictive probability; for the
-        other losses, which are not log likelihoods, the two classes are normalised to sum to 1.
-        With a CustomSite the two expectations are its own.
-
-        Parameters
-        ----------
-        X : array_like or sparse matrix of shape (n, d)
-
-        Returns
-        -------
-        ndarray of shape (n,)
-            Closed form for probit with beta = 1, else quadrature to about 1e-8.
-        """
-        return self.known_loss().predict_proba(*self.predict_latent(X))
-
-    def predict(self, X: ArrayLike) -> Array:
-        """Predict y.
-
-        Parameters
-        ----------
-        X : array_like or sparse matrix of shape (n, d)
-
-        Returns
-        -------
-        ndarray of shape (n,)
-            The label for classes, -1 or +1; else the predictive mean of y.
-        """
-        return self.known_loss().predict(*self.predict_latent(X))
-
-    def predict_variance(self, X: ArrayLike) -> Array:
-        """Predictive variance of y.
-
-        Parameters
-        ----------
-        X : array_like or sparse matrix of shape (n, d)
-
-        Returns
-        -------
-        ndarray of shape (n,)
-        """
-        return self.known_loss().predict_variance(*self.predict_latent(X))
-
-    def log_predictive(self, X: ArrayLike, y: ArrayLike) -> Array:
-        """Log probability of responses to new rows.
-
-        Parameters
-        ----------
-        X : array_like or sparse matrix of shape (n, d)
-        y : array_like
-            As in :func:`epfast.fit_linear`.
-
-        Returns
-        -------
-        ndarray of shape (n,)
-        """
-        latent = self.predict_latent(X)
-        loss = self.known_loss()
-        return loss.log_predictive(loss.responses("y", y, len(latent[0])), *latent)
+    def _latent_draws(self, X: ArrayLike, draws: Array) -> Array:
+        check_columns(self.problem.names, X)
+        return np.asarray((self.problem.given(X) @ draws.T).T)
 
     def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Array:
         """Draw weights from the posterior.
@@ -283,6 +283,7 @@ class LinearPosterior(Posterior):
             "batch_size": None if self.batch_size is None else int(self.batch_size),
             "columns": problem.n_columns,
             "log_scale": float(self.state.log_scale),
+            "names": None if problem.names is None else list(problem.names),
         }
 
 
@@ -308,6 +309,9 @@ class FactorizedPosterior(LinearPosterior):
     @property
     def covariance(self) -> Array:
         return np.diag(self.variance)
+
+    def _whiten(self, rows: Array) -> Array:
+        return np.asarray((rows * np.sqrt(self.variance)).T)
 
     def _latent_variance(self, rows: Array) -> Array:
         return np.asarray((rows * rows) @ self.variance)
@@ -403,6 +407,7 @@ class FullPosterior(LinearPosterior):
             ``start`` to :func:`epfast.fit_linear` with all the rows.
         """
         self.known_loss()
+        check_columns(self.problem.names, X)
         fit, problem = online.add_rows(self.problem, self.state, X, y, weights, schedule)
         history = self.history + fit.history
         return FullPosterior(fit.state, problem, fit.converged, history)
@@ -454,9 +459,10 @@ class FullPosterior(LinearPosterior):
             )
         return self.with_rows(X, y)
 
-    def _latent_variance(self, rows: Array) -> Array:
-        half = linalg.solve_triangular(self._factor, rows.T, lower=True, check_finite=False)
-        return np.asarray((half * half).sum(axis=0))
+    def _whiten(self, rows: Array) -> Array:
+        return np.asarray(
+            linalg.solve_triangular(self._factor, rows.T, lower=True, check_finite=False)
+        )
 
     def _color(self, noise: Array) -> Array:
         return np.asarray(linalg.solve_triangular(self._factor, noise.T, lower=True, trans="T").T)

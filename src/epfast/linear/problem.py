@@ -78,6 +78,8 @@ class LinearProblem(NamedTuple):
     chunk: int = CHUNK
     #: whether the last column of X is the ones of an intercept, which the user does not give
     intercept: bool = False
+    #: names of the columns of the user's X; None: it was no frame
+    names: tuple[str, ...] | None = None
 
     # ---- rows ----
 
@@ -205,7 +207,7 @@ class LinearProblem(NamedTuple):
             if prior.precision.ndim == 1:
                 total = 0.5 * (away**2) @ prior.precision
             else:
-                total = 0.5 * np.einsum("ki,ij,kj->k", away, prior.precision, away)
+                total = 0.5 * np.einsum("ki,ki->k", away @ prior.precision, away)
             for part in row_chunks(data.X, max(1, (1 << 20) // len(theta)) * data.X.shape[1]):
                 rows = data.X[part]
                 latent = np.asarray(
@@ -216,6 +218,17 @@ class LinearProblem(NamedTuple):
                 w = None if data.weights is None else data.weights[part]
                 total += value.sum(axis=0) if w is None else w @ value
         return np.asarray(total)
+
+    def losses(self, theta: Array) -> Array:
+        """Beta times the weighted loss of each row at weights (k, d), (n, k)."""
+        data, n = self.data, self.shape[0]
+        assert data.y is not None
+        result = np.empty((n, len(theta)))
+        for part in self.slices():
+            rows = data.X[part]
+            latent = rows @ theta.T if self.sparse else np.asarray(rows, np.float64) @ theta.T
+            result[part] = self.loss.values(np.asarray(latent), data.y[part])
+        return result if data.weights is None else data.weights[:, None] * result
 
     @property
     def prior_mean(self) -> Array:

@@ -94,3 +94,23 @@ class Stream:
                 parts = [(rows[whole:].copy(), responses[whole:].copy())]
         if count:
             yield self._joined(parts)
+
+
+def column_names(X: Any) -> tuple[str, ...] | None:
+    """Names of the columns of a frame, if all are strings; None without."""
+    names = getattr(X, "columns", None)
+    if names is None or hasattr(X, "tocsr"):
+        return None
+    names = tuple(names)
+    return names if names and all(isinstance(name, str) for name in names) else None
+
+
+def check_columns(names: tuple[str, ...] | None, X: Any) -> None:
+    """Refuse a frame whose columns are not those that were fitted, in their order."""
+    given = None if names is None else column_names(X)
+    if given is None or given == names:
+        return
+    raise ValueError(
+        f"X has the columns {_checks.describe(given)}; allowed: those that were fitted, in their "
+        f"order, {_checks.describe(names)}"
+    )

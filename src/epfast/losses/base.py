@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array, to_float64
@@ -264,6 +265,21 @@ class Loss:
             return prediction.log_integral(self, responses, mean, variance)
         with np.errstate(divide="ignore"):
             return np.asarray(np.log(self.predict_proba(responses[:, 0] * mean, variance)))
+
+    def sample(self, latent: Array, rng: np.random.Generator) -> Array:
+        """Draw a response for each latent value, of the shape of ``latent``: here labels.
+
+        The two labels have probabilities in the ratio t(h) : t(-h).
+        """
+        if not self.by_margin:
+            raise ValueError(f"loss is {self!r}; allowed: a loss whose responses can be drawn")
+        flat = latent.ravel()
+        if "values" in self.gives:
+            value = self.evaluate(np.stack([flat, -flat]), derivatives=False)[0]
+            p = special.expit(self.beta * (value[1] - value[0]))
+        else:  # moments of its own: those of a narrow Gaussian
+            p = self.predict_proba(flat, 1e-12 * (1.0 + flat**2))
+        return np.where(rng.random(latent.shape) < p.reshape(latent.shape), 1.0, -1.0)
 
     # ---- files ----
 

@@ -53,6 +53,11 @@ class Poisson(Loss):
             expected = np.exp(mean + 0.5 * variance)
             return np.asarray(expected + expected**2 * np.expm1(variance))
 
+    def sample(self, latent: Array, rng: np.random.Generator) -> Array:
+        """Draw counts; a mean above 1e15 counts as 1e15."""
+        with np.errstate(over="ignore"):
+            return rng.poisson(np.minimum(np.exp(latent), 1e15)).astype(np.float64)
+
 
 @dataclass(frozen=True)
 class Binomial(Loss):
@@ -91,6 +96,10 @@ class Binomial(Loss):
         """Variance of the outcome of one trial."""
         p = self.predict_proba(mean, variance)
         return p * (1.0 - p)
+
+    def sample(self, latent: Array, rng: np.random.Generator) -> Array:
+        """Draw outcomes of one trial, 0 or 1."""
+        return np.asarray(rng.random(latent.shape) < special.expit(latent), dtype=np.float64)
 
 
 _BERNOULLI = Loss("logistic")

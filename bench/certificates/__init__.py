@@ -1,0 +1,1 @@
+"""Whether certificates certify: checks of posteriors against long runs and known failures."""

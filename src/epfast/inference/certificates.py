@@ -1,0 +1,266 @@
+"""How far a posterior is from the exact one: a check by importance sampling, in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from epfast import _checks
+from epfast._arrays import Array
+from epfast.inference.importance import Moments, Proposal, Sampler, Weights, moments
+
+#: degrees of freedom of the draws: this, or the number of dimensions where that is larger. Draws
+#: of fewer miss the shell where a Gaussian of many dimensions has its mass; the tails are heavy
+#: enough all the same (``bench/certificates/check.py`` compares)
+LEAST_DF = 7.0
+#: effective draws below which the draws say nothing, and from which, or from half of them all, they
+#: say enough
+NOTHING, ENOUGH = 20.0, 100.0
+#: k-hat above which draws are believed only if half of them are effective, and k-hat of none
+HEAVY, HOPELESS = 0.7, 1.0
+#: "good": the mean within so many sd, sds within so large a factor, the log evidence within so many
+#: nats
+GOOD_SHIFT, GOOD_FACTOR, GOOD_EVIDENCE = 0.25, 1.25, 1.0
+#: "do not use": a mean further than so many sd, an sd by more than that factor, three standard
+#: errors taken off; the second pair, and so many standard errors, where few draws are effective
+BAD, GROSS, FEW = (0.5, 1.5), (1.0, 2.0), 4.0
+#: the same without draws, from the Gaussian that maximises the evidence bound. Of a posterior that
+#: is not Gaussian it differs from EP by up to about 1 sd and a factor of 2, though EP be right
+FAR = (3.0, 3.0)
+
+
+class Case(NamedTuple):
+    """What is checked: an approximation, its moments as reported, and its log evidence."""
+
+    proposal: Proposal
+    mean: Array
+    sd: Array
+    log_evidence: float
+    #: no right log evidence is above this
+    evidence_bound: float
+
+
+@dataclass(frozen=True, eq=False)
+class Check:
+    """What importance sampling says of a posterior; ``str(check)`` says it in words.
+
+    Attributes
+    ----------
+    verdict : {"good", "usable", "uncertain", "do not use"}
+        "good": the mean is within a quarter of a standard deviation of the exact one, the standard
+        deviations within 25 %, the log evidence within 1. "do not use": the mean is off by half a
+        standard deviation or a standard deviation by half, beyond doubt, or by a quarter beside a
+        log evidence that is too high. "usable": between the two. "uncertain": the draws cannot
+        tell.
+    reason : str
+        Why, in words.
+    draws : int
+        Draws from the approximation: antithetic pairs of a multivariate t with its mean and scale,
+        of max(7, d) degrees of freedom.
+    effective_draws : float
+        How many of them count, 1 / Σ w^2.
+    khat : float or None
+        Shape of the Pareto tail of the weights (Vehtari et al. 2024); None without ArviZ, whose
+        smoothing is then missing too.
+    log_evidence, log_evidence_se : float
+        Of the exact posterior, with its standard error.
+    log_evidence_ep : float
+        Of the approximation.
+    mean, mean_se : ndarray of shape (d,)
+        Of the exact posterior, with standard errors; of the latent values for processes. NaN where
+        fewer than 20 draws are effective.
+    sd : ndarray of shape (d,)
+        Standard deviations of the exact posterior.
+    shift, shift_se : float
+        Largest distance of a mean from the approximation's, in standard deviations of the latter,
+        and the standard error of that one.
+    shifts, shift_ses : ndarray of shape (d,)
+        The same of every mean, with signs: exact minus approximate.
+    sd_factor, sd_factor_se : float
+        Standard deviation over that of the approximation, where that is furthest from 1.
+    sd_factors : ndarray of shape (d,)
+        The same of every standard deviation.
+    repaired : bool
+        Whether the draws of the approximation said too little, and ``mean``, ``sd``, ``shift``,
+        ``sd_factor`` and ``log_evidence`` come from draws of a better Gaussian.
+    effective_draws_repaired : float or None
+        How many of these count.
+    """
+
+    verdict: str
+    reason: str
+    draws: int
+    effective_draws: float
+    khat: float | None
+    log_evidence: float
+    log_evidence_se: float
+    log_evidence_ep: float
+    mean: Array = field(repr=False)
+    mean_se: Array = field(repr=False)
+    sd: Array = field(repr=False)
+    shift: float
+    shift_se: float
+    shifts: Array = field(repr=False)
+    shift_ses: Array = field(repr=False)
+    sd_factor: float
+    sd_factor_se: float
+    sd_factors: Array = field(repr=False)
+    repaired: bool = False
+    effective_draws_repaired: float | None = None
+
+    def __str__(self) -> str:
+        tail = "no k-hat, which needs arviz" if self.khat is None else f"k-hat {short(self.khat)}"
+        draws = f"{tail}, {self.effective_draws:,.0f} effective draws of {self.draws:,}"
+        if self.effective_draws_repaired is not None and self.repaired:
+            draws += f"; of a better Gaussian {self.effective_draws_repaired:,.0f}"
+        sampled = "sampled none"
+        if np.isfinite(self.log_evidence):
+            sampled = f"sampled {self.log_evidence:.2f} ± {short(self.log_evidence_se)}"
+        return (
+            f"{self.verdict}: {self.reason} ({draws}); log evidence {self.log_evidence_ep:.2f}, "
+            f"{sampled}"
+        )
+
+
+def short(value: float) -> str:
+    """A number with two digits, without the 0 before the point."""
+    if not np.isfinite(value):
+        return str(value)
+    text = f"{value:.2g}" if abs(value) < 100 else f"{value:,.0f}"
+    return text.replace("0.", ".", 1) if abs(value) < 1.0 and "e" not in text else text
+
+
+def check(case: Case, draws: int, seed: int) -> Check:
+    """Check an approximation; see :meth:`epfast.FullPosterior.check`."""
+    draws = _checks.integer("draws", draws, least=100)
+    seed = _checks.integer("seed", seed, least=0)
+    sampler = Sampler(draws + draws % 2, seed, max(LEAST_DF, float(case.proposal.size)))
+    own = sampler.weigh(case.proposal)
+    proposal, used = case.proposal, own
+    better: Proposal | None = None
+    if not _believed(own, sampler.draws) or own.effective < 0.5 * sampler.draws:  # type: ignore[union-attr]
+        better = case.proposal.better()
+        found = None if better is None else sampler.weigh(better)
+        if (
+            better is not None
+            and found is not None
+            and (own is None or found.effective > own.effective)
+        ):
+            proposal, used = better, found
+    q, sd = len(case.mean), np.where(case.sd > 0.0, case.sd, 1.0)
+    nan = np.full(q, np.nan)
+    seen = Moments(nan, nan, nan, nan, float("nan"))
+    if used is not None and used.effective >= NOTHING:
+        seen = moments(sampler, proposal, used)
+        if proposal is not case.proposal:
+            at = proposal.moments()
+            seen = seen.beside(at[0], np.where(at[1] > 0.0, at[1], 1.0), case.mean, sd)
+    verdict, reason = _verdict(case, seen, used, better, sampler.draws)
+    worst, widest = _largest(seen.shift), _largest(seen.log_sd)
+    factor = float(np.exp(seen.log_sd[widest]))
+    return Check(
+        verdict,
+        reason,
+        sampler.draws,
+        0.0 if own is None else own.effective,
+        np.inf if own is None else own.khat,
+        float("nan") if used is None or used.effective < NOTHING else used.log_mean,
+        seen.log_mean_se,
+        case.log_evidence,
+        case.mean + sd * seen.shift,
+        sd * seen.shift_se,
+        case.sd * np.exp(seen.log_sd),
+        float(abs(seen.shift[worst])),
+        float(seen.shift_se[worst]),
+        seen.shift,
+        seen.shift_se,
+        factor,
+        float(factor * seen.log_sd_se[widest]),
+        np.exp(seen.log_sd),
+        proposal is not case.proposal,
+        None if proposal is case.proposal or used is None else used.effective,
+    )
+
+
+def _largest(values: Array) -> int:
+    return int(np.abs(values).argmax())
+
+
+def _believed(found: Weights | None, draws: int) -> bool:
+    """Whether weights say enough. k-hat alone decides nothing: it is high for weights all alike."""
+    if found is None or found.effective < min(ENOUGH, 0.5 * draws):
+        return False
+    return found.khat is None or found.khat < HEAVY or found.effective > 0.5 * draws
+
+
+def _verdict(
+    case: Case, seen: Moments, used: Weights | None, better: Proposal | None, draws: int
+) -> tuple[str, str]:
+    """The verdict and its reason, from all the evidence together."""
+    if case.log_evidence > case.evidence_bound:
+        return "do not use", (
+            f"the log evidence is {case.log_evidence:.4g}, and cannot be above 0, since no factor "
+            "is above 1"
+        )
+    believed = _believed(used, draws)
+    heard = used is not None and used.effective >= NOTHING
+    if heard and (used.khat is None or used.khat < HOPELESS or believed):  # type: ignore[union-attr]
+        errors = 3.0 if believed else FEW
+        most, most_factor = BAD if believed else GROSS
+        least = np.abs(seen.shift) - errors * seen.shift_se
+        if least.max() > most:
+            return "do not use", _distance(seen, int(least.argmax()))
+        least = np.abs(seen.log_sd) - errors * seen.log_sd_se
+        if least.max() > np.log(most_factor):
+            return "do not use", _widths(seen, int(least.argmax()))
+    if not believed:
+        return _beside(case, better)
+    assert used is not None
+    off, wide = _largest(seen.shift), _largest(seen.log_sd)
+    near = f"EP's mean is within {short(abs(seen.shift[off]))} sd of the exact one"
+    gap = abs(used.log_mean - case.log_evidence)
+    too_high = case.log_evidence - used.log_mean - 3.0 * seen.log_mean_se > GOOD_EVIDENCE
+    if too_high and (np.abs(seen.shift) - 3.0 * seen.shift_se).max() > GOOD_SHIFT:
+        # neither would do alone: one pass over many rows misses its log evidence, from below
+        return "do not use", f"{_distance(seen, off)}, its log evidence too high by {short(gap)}"
+    if abs(seen.shift[off]) > GOOD_SHIFT:
+        return "usable", _distance(seen, off)
+    if abs(seen.log_sd[wide]) > np.log(GOOD_FACTOR):
+        return "usable", f"{near}, but {_widths(seen, wide)}"
+    if gap - 3.0 * seen.log_mean_se > GOOD_EVIDENCE:
+        return (
+            "usable",
+            f"{near}, but its log evidence is off by {short(gap)}: do not compare by it",
+        )
+    return "good", near
+
+
+def _beside(case: Case, better: Proposal | None) -> tuple[str, str]:
+    """The verdict where no draws are to be believed: is the closest Gaussian far away."""
+    cannot = "the check cannot tell, too few draws are effective"
+    if better is None or not better.is_best:
+        return "uncertain", cannot
+    mean, sd = better.moments()
+    uncertain, known = (case.sd > 0.0) & (sd > 0.0), np.zeros(len(mean))
+    scale, sd = np.where(uncertain, case.sd, 1.0), np.where(uncertain, sd, 1.0)
+    seen = Moments((mean - case.mean) / scale, known, np.log(sd / scale), known, 0.0)
+    off, wide = _largest(seen.shift), _largest(seen.log_sd)
+    if abs(seen.shift[off]) > FAR[0]:
+        return "do not use", f"{_distance(seen, off)}, judging by the closest Gaussian"
+    if abs(seen.log_sd[wide]) > np.log(FAR[1]):
+        return "do not use", f"{_widths(seen, wide)}, judging by the closest Gaussian"
+    return "uncertain", (
+        f"{cannot}; the mean of the closest Gaussian is {short(abs(seen.shift[off]))} sd away"
+    )
+
+
+def _distance(seen: Moments, k: int) -> str:
+    error = f" (± {short(seen.shift_se[k])})" if seen.shift_se[k] else ""
+    return f"EP's mean is {short(abs(seen.shift[k]))} sd{error} from the exact one"
+
+
+def _widths(seen: Moments, k: int) -> str:
+    factor = np.exp(abs(seen.log_sd[k]))
+    return f"EP's sd is {short(factor)} times too {'small' if seen.log_sd[k] > 0 else 'large'}"

@@ -1,0 +1,190 @@
+"""What posteriors say of themselves: tables, notes, and draws for ArviZ."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from epfast import _checks
+from epfast._arrays import Array
+
+
+class Table:
+    """A table of numbers with a name per row; what is returned where pandas is missing.
+
+    Attributes
+    ----------
+    index : tuple of str
+    columns : dict of str to ndarray
+    attrs : dict
+        What is said beside the table, as in a frame of pandas.
+    """
+
+    def __init__(
+        self, index: Sequence[str], columns: Mapping[str, Any], attrs: dict[str, Any]
+    ) -> None:
+        self.index, self.columns, self.attrs = tuple(index), dict(columns), attrs
+
+    def __getitem__(self, name: str) -> Any:
+        """The column of that name."""
+        return self.columns[name]
+
+    def __str__(self) -> str:
+        cells = [list(self.index), *([_text(v) for v in c] for c in self.columns.values())]
+        heads = ["", *self.columns]
+        widths = [max(map(len, [head, *column])) for head, column in zip(heads, cells, strict=True)]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if k == 0 else cell.rjust(width)
+                for k, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in [heads, *zip(*cells, strict=True)]
+        ]
+        return "\n".join([*lines, *self.attrs.get("notes", ())])
+
+    __repr__ = __str__
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:.4g}"
+
+
+def table(index: Sequence[str], columns: Mapping[str, Any], attrs: dict[str, Any]) -> Any:
+    """A frame of pandas where pandas is there, with ``attrs``; else a :class:`Table`."""
+    try:
+        from pandas import DataFrame
+    except ImportError:
+        return Table(index, columns, attrs)
+    frame = DataFrame(dict(columns), index=list(index))
+    frame.attrs.update(attrs)
+    return frame
+
+
+def level_at_door(level: Any) -> float:
+    """A probability strictly between 0 and 1."""
+    level = _checks.number("level", level, above=0.0)
+    if level >= 1.0:
+        raise ValueError(f"level is {level:g}; allowed: a number > 0 and < 1")
+    return float(level)
+
+
+def interval(mean: Array, variance: Array, level: float) -> Array:
+    """Central intervals of normal distributions, (d, 2)."""
+    reach = special.ndtri(0.5 * (1.0 + level)) * np.sqrt(variance)
+    return np.stack([mean - reach, mean + reach], axis=1)
+
+
+def summary(post: Any, level: float) -> Any:
+    """See :meth:`epfast.FullPosterior.summary`."""
+    level = level_at_door(level)
+    mean, sd = post.mean, np.sqrt(post.variance)
+    low, high = interval(mean, post.variance, level).T
+    percent = [f"{100 * share:g}%" for share in (0.5 * (1.0 - level), 0.5 * (1.0 + level))]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        above = special.ndtr(np.where(sd > 0.0, mean / sd, np.inf * np.sign(mean)))
+    columns = {"mean": mean, "sd": sd, percent[0]: low, percent[1]: high, "P(>0)": above}
+    attrs = {
+        "log_evidence": post.log_evidence,
+        "converged": post.converged,
+        "is_likelihood": bool(post.loss is not None and post.loss.is_likelihood),
+        "notes": notes(post),
+    }
+    return table(post.labels, columns, attrs)
+
+
+def notes(post: Any) -> list[str]:
+    """Lines below a summary: log evidence, convergence, what not to trust."""
+    log_evidence = f"log evidence: {post.log_evidence:.4f}"
+    if post.loss is not None and not post.loss.is_likelihood:
+        log_evidence += ", which is not a log probability: the loss is no likelihood"
+    lines = [log_evidence]
+    if post.log_evidence > post.evidence_bound:
+        lines.append(
+            "the log evidence is above 0, and no factor is above 1: the fit failed, do not use it"
+        )
+    count = f"{post.n_sweeps} sweep{'s' if post.n_sweeps != 1 else ''}"
+    last = f", last change {post.history[-1].change:.2g}" if post.history else ""
+    if post.sites is None:
+        lines.append(f"one pass without stored sites ({count}): no fixed point to converge to")
+    else:
+        lines.append(f"{'converged' if post.converged else 'not converged'}: {count}{last}")
+    if post.history and post.history[-1].n_refused:
+        lines.append(f"{post.history[-1].n_refused} sites were refused in the last sweep")
+    if getattr(post, "kind", "") == "factorized":
+        lines.append("factorised: standard deviations are too small where columns are correlated")
+    return lines
+
+
+# ---- ArviZ ----
+
+
+def to_arviz(post: Any, draws: int, chains: int, seed: int) -> Any:
+    """See :meth:`epfast.FullPosterior.to_arviz`."""
+    draws = _checks.integer("draws", draws, least=1)
+    chains = _checks.integer("chains", chains, least=1)
+    seed = _checks.integer("seed", seed, least=0)
+    try:
+        from xarray import Dataset, DataTree
+    except ImportError:
+        raise ImportError("to_arviz needs xarray and ArviZ: pip install 'epfast[arviz]'") from None
+    name, dim = post.quantity
+    labels = list(post.labels)
+    values = post.sample(chains * draws, seed)
+    both = {"chain": np.arange(chains), "draw": np.arange(draws)}
+    about = {"inference_library": "epfast"}
+
+    def shaped(array: Array) -> Array:
+        return array.reshape(chains, draws, -1)
+
+    groups = {
+        "posterior": Dataset(
+            {name: (("chain", "draw", dim), shaped(values))}, {**both, dim: labels}, about
+        )
+    }
+    y = post.observed()
+    if y is not None:
+        rows = {"row": np.arange(len(y))}
+        if "values" in post.known_loss().gives:
+            found = shaped(post.log_likelihood(values))
+            likelihood = {**about, "is_likelihood": int(post.loss.is_likelihood)}
+            groups["log_likelihood"] = Dataset(
+                {"y": (("chain", "draw", "row"), found)}, {**both, **rows}, likelihood
+            )
+        seen = (("row",), y[:, 0]) if y.shape[1] == 1 else (("row", "response"), y)
+        groups["observed_data"] = Dataset({"y": seen}, rows, about)
+        loo = leave_one_out(post)
+        if loo is not None:
+            total = {"elpd_loo": loo.sum(), "se": np.sqrt(len(loo) * loo.var())}
+            groups["loo"] = Dataset({"log_predictive": (("row",), loo)}, rows, {**about, **total})
+    container = _inference_data()
+    if container is None:
+        return DataTree.from_dict(groups)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "loo" is a group of our own
+        return container(**groups)
+
+
+def leave_one_out(post: Any) -> Array | None:
+    """Exact leave-one-out log probabilities; None where the sites do not give them."""
+    if post.sites is None or not hasattr(post, "loo_log_predictive"):
+        return None
+    try:
+        loo: Array = post.loo_log_predictive()
+    except (FloatingPointError, ValueError):
+        return None
+    return loo
+
+
+def _inference_data() -> Any:
+    """ArviZ's InferenceData; None with versions whose container is xarray's DataTree."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the next version of arviz
+            import arviz
+    except ImportError:
+        return None
+    return getattr(arviz, "InferenceData", None)

@@ -1,0 +1,129 @@
+"""What a linear posterior says of new rows, from mean and variance of their latent values."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from epfast import _checks
+from epfast._arrays import Array
+from epfast.inference.posterior import Posterior
+
+
+class LinearPredictions(Posterior):
+    """Base of linear posteriors; a subclass has ``predict_latent`` and ``sample``."""
+
+    def predict_latent(self, X: ArrayLike, joint: bool = False) -> tuple[Array, Array]:
+        """Mean and variance of X theta."""
+        raise NotImplementedError
+
+    def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Array:
+        """Draw weights from the posterior."""
+        raise NotImplementedError
+
+    def _latent_draws(self, X: ArrayLike, draws: Array) -> Array:
+        """X theta, (k, n), for draws of theta (k, d)."""
+        raise NotImplementedError
+
+    def predict_proba(self, X: ArrayLike) -> Array:
+        """Probability of the label +1.
+
+        E[t(h)] / (E[t(h)] + E[t(-h)]) with t = exp(-beta loss) and h = x.theta under the posterior.
+        For logistic, probit and noisy step at beta = 1 this is the predictive probability; for the
+        other losses, which are not log likelihoods, the two classes are normalised to sum to 1.
+        With a CustomSite the two expectations are its own.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix of shape (n, d)
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            Closed form for probit with beta = 1, else quadrature to about 1e-8.
+        """
+        return self.known_loss().predict_proba(*self.predict_latent(X))
+
+    def predict(self, X: ArrayLike) -> Array:
+        """Predict y.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix of shape (n, d)
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            The label for classes, -1 or +1; else the predictive mean of y.
+        """
+        return self.known_loss().predict(*self.predict_latent(X))
+
+    def predict_variance(self, X: ArrayLike) -> Array:
+        """Predictive variance of y.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix of shape (n, d)
+
+        Returns
+        -------
+        ndarray of shape (n,)
+        """
+        return self.known_loss().predict_variance(*self.predict_latent(X))
+
+    def log_predictive(self, X: ArrayLike, y: ArrayLike) -> Array:
+        """Log probability of responses to new rows.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix of shape (n, d)
+        y : array_like
+            As in :func:`epfast.fit_linear`.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+        """
+        latent = self.predict_latent(X)
+        loss = self.known_loss()
+        return loss.log_predictive(loss.responses("y", y, len(latent[0])), *latent)
+
+    def score(self, X: ArrayLike, y: ArrayLike) -> float:
+        """Mean log probability of responses to new rows; higher is better, also for classes.
+
+        Parameters
+        ----------
+        X, y
+            As in :meth:`log_predictive`.
+
+        Returns
+        -------
+        float
+        """
+        return float(self.log_predictive(X, y).mean())
+
+    def sample_y(
+        self, X: ArrayLike, size: int, rng: np.random.Generator | int | None = None
+    ) -> Array:
+        """Draw responses to new rows from the posterior predictive distribution.
+
+        A draw of the weights serves all rows, so that rows of one draw belong together. Given the
+        weights, labels are drawn in the ratio t(h) : t(-h); of a loss that is no likelihood their
+        shares differ from ``predict_proba``, which integrates both over the weights first.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix of shape (n, d)
+        size : int
+            Number of draws.
+        rng : numpy.random.Generator or int, optional
+            A generator, or a seed for one; None draws afresh.
+
+        Returns
+        -------
+        ndarray of shape (size, n)
+            Labels -1 and +1, or counts; for "binomial" the outcome of one trial, 0 or 1.
+        """
+        loss, draws = self.known_loss(), _checks.generator("rng", rng)
+        latent = self._latent_draws(X, self.sample(size, draws))
+        return loss.sample(latent, draws)

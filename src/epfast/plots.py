@@ -1,0 +1,318 @@
+"""Pictures of posteriors: axes in, axes out. Needs matplotlib, the extra ``plot``.
+
+Each function draws on the axes that it is given, or on a new figure, and returns the axes; nothing
+is shown or saved, and the state of ``matplotlib.pyplot`` stays as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from epfast import _checks
+
+__all__ = ["calibration", "check", "coefficients", "decision_boundary", "sweeps"]
+
+#: two classes, a neutral and an accent, told apart by colour-blind eyes and in grey
+BLUE, ORANGE, GREY, INK = "#2166ac", "#d6604d", "#9a9a9a", "#333333"
+#: points per side of the grid of a decision boundary
+GRID = 150
+#: distance from the exact mean, in posterior sd, and factor of an sd, that a check calls good
+GOOD, GOOD_FACTOR = 0.25, 1.25
+#: factors of standard deviations that are written beside their points
+WRITTEN = 12
+
+
+def _axes(ax: Any, width: float = 5.6, height: float = 4.0) -> Any:
+    """The axes given, or those of a new figure, which pyplot does not know."""
+    if ax is not None:
+        if not hasattr(ax, "plot"):
+            raise TypeError(f"ax is {_checks.describe(ax)}; allowed: axes of matplotlib, or None")
+        return ax
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("epfast.plots needs matplotlib: pip install 'epfast[plot]'") from None
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure.add_subplot()
+
+
+def _tidy(ax: Any) -> Any:
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+    return ax
+
+
+def coefficients(
+    post: Any, level: float = 0.95, names: Any = None, sort: bool = False, ax: Any = None
+) -> Any:
+    """Means of the coefficients with credible intervals, one line each.
+
+    Parameters
+    ----------
+    post : FullPosterior or FactorizedPosterior
+        Of at most a few dozen coefficients; pick some with ``names``.
+    level : float
+        Posterior probability of the intervals; thicker lines hold half of the probability.
+    names : sequence of str, optional
+        Which coefficients, of ``post.labels``, from top to bottom. None: all of them.
+    sort : bool
+        Whether the largest mean comes first.
+    ax : matplotlib.axes.Axes, optional
+        None: those of a new figure, as high as the names need.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        Intervals that hold 0 are grey.
+    """
+    labels = list(post.labels)
+    chosen = labels if names is None else list(names)
+    unknown = [name for name in chosen if name not in labels]
+    if unknown:
+        raise ValueError(f"names holds {unknown[0]!r}; allowed: {', '.join(labels)}")
+    rows = np.array([labels.index(name) for name in chosen], dtype=np.intp)
+    outer = post.credible_interval(level)[rows]
+    inner, mean = post.credible_interval(0.5)[rows], post.mean[rows]
+    if sort:
+        order = np.argsort(-mean, kind="stable")
+        rows, outer, inner, mean = rows[order], outer[order], inner[order], mean[order]
+    ax = _axes(ax, 5.6, max(1.6, 0.8 + 0.26 * len(rows)))
+    at = np.arange(len(rows))
+    sure = (outer[:, 0] > 0.0) | (outer[:, 1] < 0.0)
+    colors = np.where(sure, BLUE, GREY)
+    ax.axvline(0.0, color=INK, linewidth=0.8, zorder=0)
+    ax.hlines(at, *outer.T, colors=colors, linewidth=1.3)
+    ax.hlines(at, *inner.T, colors=colors, linewidth=4.0)
+    ax.scatter(mean, at, s=22, color="white", edgecolors=colors, linewidths=1.4, zorder=3)
+    ax.set_yticks(at, [labels[k] for k in rows])
+    ax.set_ylim(len(rows) - 0.5, -0.5)
+    ax.tick_params(axis="y", length=0)
+    ax.set_xlabel(f"coefficient, with intervals of 50 and {100 * level:g} %")
+    ax.spines["left"].set_visible(False)
+    return _tidy(ax)
+
+
+def calibration(y: ArrayLike, p: ArrayLike, bins: int = 10, ax: Any = None) -> Any:
+    """Observed shares of the label +1 against predicted probabilities.
+
+    Parameters
+    ----------
+    y : array_like of shape (n,)
+        Labels, -1 and +1 or 0 and 1; True counts as +1.
+    p : array_like of shape (n,)
+        Probabilities of the label +1, as from ``predict_proba``.
+    bins : int
+        Bins with equal numbers of rows.
+    ax : matplotlib.axes.Axes, optional
+        None: those of a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        With intervals of 95 % for the shares (Wilson 1927), and the rows' probabilities below.
+    """
+    given = np.asarray(y)
+    share = _checks.array("p", p, shape=(None,))
+    bins = _checks.integer("bins", bins, least=1)
+    if given.shape != share.shape or not np.isin(given, (-1, 0, 1)).all():
+        raise ValueError(
+            f"y has shape {given.shape} and p {share.shape}; allowed: a label, -1 and +1 or 0 and "
+            "1, for each probability"
+        )
+    if share.size == 0 or not ((share >= 0.0) & (share <= 1.0)).all():
+        raise ValueError("p is empty or holds numbers outside 0 to 1; allowed: probabilities")
+    hits = given > 0
+    parts = [part for part in np.array_split(np.argsort(share, kind="stable"), bins) if len(part)]
+    center = np.array([share[part].mean() for part in parts])
+    observed = np.array([hits[part].mean() for part in parts])
+    count = np.array([len(part) for part in parts])
+    z = 1.959963984540054
+    middle = (observed + 0.5 * z**2 / count) / (1.0 + z**2 / count)
+    half = np.sqrt(observed * (1.0 - observed) / count + 0.25 * (z / count) ** 2)
+    half *= z / (1.0 + z**2 / count)
+    ax = _axes(ax, 4.6, 4.4)
+    ax.plot([0, 1], [0, 1], color=GREY, linewidth=1.0, linestyle=(0, (4, 3)), zorder=0)
+    ax.vlines(center, middle - half, middle + half, colors=BLUE, linewidth=1.3)
+    ax.plot(center, observed, color=BLUE, marker="o", markersize=5, linewidth=1.0)
+    # probabilities of the rows: +1 from the top, -1 from the bottom
+    for label, base, color in ((True, 1.06, ORANGE), (False, -0.06, GREY)):
+        ax.vlines(
+            share[hits == label], base - 0.02, base + 0.02, colors=color, linewidth=0.6, alpha=0.4
+        )
+    ax.set(xlim=(-0.02, 1.02), ylim=(-0.1, 1.1), aspect="equal")
+    ax.set_xlabel("predicted probability")
+    ax.set_ylabel(f"observed share of +1, {len(parts)} bins")
+    return _tidy(ax)
+
+
+def decision_boundary(
+    model: Any, X: Any, y: ArrayLike, intercept: bool = False, ax: Any = None
+) -> Any:
+    """Probability over two features, with the boundary and the sd of the latent value.
+
+    Parameters
+    ----------
+    model : FullPosterior, FactorizedPosterior, LinearClassifier, GPClassifier, ...
+        Anything with ``predict_proba(X)`` and ``predict_latent(X)`` of rows of two features.
+    X : array_like of shape (n, 2)
+        The two features.
+    y : array_like of shape (n,)
+        Their labels, two kinds.
+    intercept : bool
+        Whether a column of ones is appended to the grid for the model.
+    ax : matplotlib.axes.Axes, optional
+        None: those of a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        Colours for the probability of the second label, a solid line where it is one half, dashed
+        lines of equal standard deviation of the latent value.
+    """
+    rows = _checks.array("X", getattr(X, "to_numpy", lambda: X)(), shape=(None, 2))
+    labels = np.asarray(y)
+    kinds = np.unique(labels)
+    if labels.shape != (len(rows),) or len(kinds) > 2:
+        raise ValueError(
+            f"y has shape {labels.shape} and {len(kinds)} kinds of labels; allowed: "
+            f"({len(rows)},), two kinds"
+        )
+    low, high = rows.min(axis=0), rows.max(axis=0)
+    room = 0.08 * np.where(high > low, high - low, 1.0)
+    sides = [np.linspace(a, b, GRID) for a, b in zip(low - room, high + room, strict=True)]
+    first, second = np.meshgrid(*sides)
+    grid: Any = np.column_stack([first.ravel(), second.ravel()])
+    if intercept:
+        grid = np.column_stack([grid, np.ones(len(grid))])
+    elif hasattr(X, "columns"):
+        grid = type(X)(grid, columns=list(X.columns))
+    p = np.asarray(model.predict_proba(grid))
+    p = (p[:, 1] if p.ndim == 2 else p).reshape(first.shape)
+    sd = np.sqrt(np.asarray(model.predict_latent(grid)[1])).reshape(first.shape)
+    ax = _axes(ax, 5.8, 4.4)
+    filled = ax.contourf(first, second, p, levels=np.linspace(0, 1, 21), cmap="RdBu", alpha=0.75)
+    bar = ax.figure.colorbar(filled, ax=ax, ticks=[0, 0.25, 0.5, 0.75, 1], pad=0.02)
+    bar.set_label(f"probability of {kinds[-1]}")
+    bar.outline.set_visible(False)
+    if p.min() < 0.5 < p.max():
+        ax.contour(first, second, p, levels=[0.5], colors=INK, linewidths=1.6)
+    lines = ax.contour(first, second, sd, levels=5, colors=INK, linewidths=0.8, linestyles="dashed")
+    texts = ax.clabel(lines, fmt=lambda v: f"sd {v:.2g}", fontsize=7)
+    for text in texts:
+        text.set_bbox({"facecolor": "white", "alpha": 0.6, "edgecolor": "none", "pad": 0.6})
+    for kind, color, marker in zip(kinds, (ORANGE, BLUE)[-len(kinds) :], "os", strict=False):
+        some = rows[labels == kind]
+        ax.scatter(
+            *some.T, s=18, color=color, edgecolors="white", linewidths=0.6, marker=marker,
+            label=str(kind), zorder=3,
+        )  # fmt: skip
+    names = getattr(X, "columns", ("first feature", "second feature"))
+    ax.set_xlabel(str(names[0]))
+    ax.set_ylabel(str(names[1]))
+    ax.legend(loc="upper right", fontsize=8, framealpha=0.9)
+    return _tidy(ax)
+
+
+def sweeps(post: Any, ax: Any = None) -> Any:
+    """Change of the posterior, and its log evidence, after each sweep.
+
+    Parameters
+    ----------
+    post : posterior
+        With a history; or a list of :class:`epfast.SweepInfo`.
+    ax : matplotlib.axes.Axes, optional
+        None: those of a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        Those of the change; the log evidence is on a second axis, at the right. Crosses mark sweeps
+        that refused sites.
+    """
+    history = list(getattr(post, "history", post))
+    if not history:
+        raise ValueError("post has no history of sweeps; allowed: the result of a fit")
+    number = np.array([info.sweep for info in history])
+    change = np.array([info.change for info in history], dtype=np.float64)
+    evidence = np.array([info.log_evidence for info in history], dtype=np.float64)
+    refused = np.array([info.n_refused > 0 for info in history])
+    ax = _axes(ax, 5.8, 3.6)
+    # a log scale has no 0: a sweep that changed nothing
+    shown = np.where(change > 0.0, change, np.nan)
+    ax.plot(number, shown, color=BLUE, marker="o", markersize=4, linewidth=1.2)
+    ax.plot(number[refused], shown[refused], "x", color=BLUE, markersize=9)
+    if np.isfinite(shown).any():
+        ax.set_yscale("log")
+    tol = getattr(getattr(post, "schedule", None), "tol", 0.0)
+    if tol:
+        ax.axhline(tol, color=BLUE, linewidth=0.8, linestyle=(0, (4, 3)))
+        ax.annotate(
+            "tolerance", (1.0, tol), xycoords=("axes fraction", "data"), xytext=(-3, 3),
+            textcoords="offset points", ha="right", fontsize=7, color=BLUE,
+        )  # fmt: skip
+    ax.set_xlabel("sweep")
+    ax.set_ylabel("change, posterior sd", color=BLUE)
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    right = ax.twinx()
+    right.plot(number, evidence, color=ORANGE, marker="s", markersize=3.5, linewidth=1.2)
+    right.set_ylabel("log evidence", color=ORANGE)
+    right.ticklabel_format(useOffset=False)
+    right.spines["top"].set_visible(False)
+    ax.spines["top"].set_visible(False)
+    return ax
+
+
+def check(result: Any, ax: Any = None) -> Any:
+    """What a check found: distance of each mean from the exact one, with its standard error.
+
+    Parameters
+    ----------
+    result : Check
+        Of :meth:`epfast.FullPosterior.check`.
+    ax : matplotlib.axes.Axes, optional
+        None: those of a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        Distances in posterior sd, two standard errors either side; the band is what "good" allows.
+        Where the sd is off by more than "good" allows, its factor is written. The title has
+        verdict, reason, k-hat and effective draws.
+    """
+    shift, error = np.asarray(result.shifts), np.asarray(result.shift_ses)
+    ax = _axes(ax, 5.8, 3.6)
+    at = np.arange(len(shift))
+    ax.axhspan(-GOOD, GOOD, color=GREY, alpha=0.18, linewidth=0)
+    ax.axhline(0.0, color=INK, linewidth=0.8)
+    seen = np.isfinite(shift)
+    log_factor = np.log(np.asarray(result.sd_factors))
+    wide = seen & (np.abs(log_factor) > np.log(GOOD_FACTOR))
+    far = wide | (seen & (np.abs(shift) > GOOD))
+    for some, color in ((seen & ~far, BLUE), (far, ORANGE)):
+        low, high = shift[some] - 2.0 * error[some], shift[some] + 2.0 * error[some]
+        ax.vlines(at[some], low, high, colors=color, linewidth=1.2)
+        ax.plot(at[some], shift[some], "o", color=color, markersize=4)
+    # those furthest off, as long as they can be read
+    for k in np.flatnonzero(wide)[np.argsort(-np.abs(log_factor[wide]))][:WRITTEN]:
+        ax.annotate(
+            f"sd × {np.exp(log_factor[k]):.2g}", (at[k], shift[k]), xytext=(5, 0),
+            textcoords="offset points", fontsize=7, va="center", color=ORANGE,
+        )  # fmt: skip
+    if not seen.any():
+        ax.text(0.5, 0.5, "too few draws are effective", transform=ax.transAxes, ha="center")
+    reach = np.nanmax(np.abs(np.where(seen, np.abs(shift) + 2.0 * error, 0.0)), initial=0.3)
+    ax.set_ylim(-1.1 * reach, 1.1 * reach)
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.set_xlabel("coefficient" if len(shift) > 1 else "")
+    ax.set_ylabel("exact mean minus EP's, sd")
+    khat = "no k-hat" if result.khat is None else f"k-hat {result.khat:.2f}"
+    ax.set_title(
+        f"{result.verdict}: {result.reason}\n{khat}, {result.effective_draws:,.0f} effective "
+        f"draws of {result.draws:,}",
+        fontsize=9,
+        loc="left",
+    )
+    return _tidy(ax)

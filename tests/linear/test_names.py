@@ -1,0 +1,70 @@
+"""Names of columns: from frames, through everything a posterior does."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+import epfast
+from tests.oracles.data import classes
+
+pandas = pytest.importorskip("pandas")
+
+NAMES = ("age", "dose", "sex")
+
+
+def frame(n=60, seed=0):
+    X, y = classes(n, 3, seed=seed)
+    return pandas.DataFrame(X, columns=list(NAMES)), y
+
+
+@pytest.mark.parametrize("covariance", ["full", "factorized"])
+def test_names_survive(tmp_path, covariance):
+    X, y = frame()
+    post = epfast.fit_linear(X, y, posterior=covariance)
+    post.save(tmp_path / "post.npz")
+    others = [epfast.load(tmp_path / "post.npz"), pickle.loads(pickle.dumps(post))]
+    others.append(others[0].with_rows(X, y))
+    if covariance == "full":
+        others += [post.partial_fit(*frame(20, seed=1)), post.remove([0, 3])]
+    others.append(epfast.combine([post, epfast.fit_linear(*frame(seed=2), posterior=covariance)]))
+    for other in [post, *others]:
+        assert other.names == NAMES
+        assert list(other.summary().index) == list(NAMES)
+
+
+def test_without_a_frame_there_are_none(tmp_path):
+    X, y = frame()
+    for given in (X.to_numpy(), X.set_axis([0, 1, 2], axis=1), X.to_numpy().tolist()):
+        post = epfast.fit_linear(given, y)
+        assert post.names is None
+        assert post.labels == ("x0", "x1", "x2")
+        post.save(tmp_path / "post.npz")
+        assert epfast.load(tmp_path / "post.npz").names is None
+
+
+def test_columns_in_another_order_are_refused():
+    X, y = frame()
+    post = epfast.fit_linear(X, y)
+    wrong = X[["dose", "age", "sex"]]
+    calls = [post.predict, post.predict_latent, lambda Z: post.sample_y(Z, 1), post.remove]
+    for call in calls[:3]:
+        with pytest.raises(ValueError, match=r"X has the columns \('dose', 'age', 'sex'\)"):
+            call(wrong)
+    for call in (post.with_rows, post.partial_fit):
+        with pytest.raises(ValueError, match="allowed: those that were fitted, in their order"):
+            call(wrong, y)
+    np.testing.assert_array_equal(post.predict(X), post.predict(X.to_numpy()))
+
+
+def test_a_file_with_the_wrong_number_of_names_is_refused(tmp_path):
+    import json
+
+    X, y = frame()
+    post = epfast.fit_linear(X, y)
+    arrays, header = post.contents()
+    for names in (["a"], ["a", "b", 3], "abc"):
+        with pytest.raises(ValueError, match="names"):
+            epfast.linear.files.restore(
+                arrays, json.loads(json.dumps({**header, "names": names})), post.loss
+            )
