@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from numpy.typing import ArrayLike
 
 from epfast import _checks, losses, schemes
+from epfast.gp.certificate import broken
 from epfast.gp.engines import ENGINES, DescentEngine, ProcessEngine
 from epfast.gp.factor import KernelColumns, LowRankFactor
 from epfast.gp.low_rank import LowRankGPPosterior, fit_low_rank
@@ -207,9 +209,12 @@ def fit_problem(
     *,
     callback: Callback | None = None,
     progress: bool | Tick = False,
-    stacklevel: int = 3,
+    stacklevel: int | None = 3,
 ) -> GPPosterior:
-    """Run a problem whose parts are legal and checked; see :func:`epfast.fit_gp`."""
+    """Run a problem whose parts are legal and checked; see :func:`epfast.fit_gp`.
+
+    stacklevel: of warnings; None: none (:func:`warn_of_process` gives them later).
+    """
     schedule = problem.schedule
     arguments: dict[str, Any] = {"callback": callback, "progress": progress}
 
@@ -217,27 +222,50 @@ def fit_problem(
         state, moments = fit.state
         kernel = problem.kernel
         assert kernel is not None
-        return GPPosterior(
+        post = GPPosterior(
             state, problem, fit.converged, fit.history, moments, kernel.array, kernel.diagonal
         )
+        return replace(post, converged=False) if post.converged and broken(post) else post
+
+    def told(fit: Fit) -> GPPosterior:
+        post = result(fit)
+        # who stops a descent knows that it has not ended
+        if stacklevel is not None and not (fit.stopped and isinstance(schedule, DoubleLoop)):
+            warn_of_process(post, stacklevel + 1)
+        return post
 
     history: list[SweepInfo] = []
     try:
         if not isinstance(schedule, DoubleLoop):
-            fit = run(ProcessEngine(problem), schedule, start, **arguments)
-            warn_of(fit, problem.n, schedule, stacklevel)
-            return result(fit)
+            return told(run(ProcessEngine(problem), schedule, start, **arguments))
         first = _first_sweeps(problem, start, arguments)
         if first is not None and (first.converged or len(first.history) < schedule.start.sweeps):
-            return result(first)
+            return told(first)
         history = [] if first is None else first.history
         before = start if first is None else result(first)
         fit = run(DescentEngine(problem), _Stage(schedule.steps), before, **arguments)
     except Interrupted as stopped:
         fit = stopped.posterior
         raise Interrupted(result(fit._replace(history=history + fit.history))) from None
-    _warn_of_descent(fit, stacklevel)
-    return result(fit._replace(history=history + fit.history))
+    return told(fit._replace(history=history + fit.history))
+
+
+def warn_of_process(post: GPPosterior, stacklevel: int = 2) -> None:
+    """Warn of what is wrong with a fit."""
+    reason = broken(post)
+    steps = sum(info.mismatch is not None for info in post.history)
+    if reason is not None:
+        warnings.warn(reason, ConvergenceWarning, stacklevel=stacklevel + 1)
+    elif not isinstance(post.schedule, DoubleLoop):
+        warn_of(post, len(post.y), post.schedule, stacklevel + 1)
+    elif steps and not post.converged:
+        warnings.warn(
+            f"no fixed point of EP was found: after {steps} steps of the double loop the tilted "
+            "moments still differ from those of the posterior by "
+            f"{post.history[-1].mismatch:.2g} of its own scale",
+            ConvergenceWarning,
+            stacklevel=stacklevel + 1,
+        )
 
 
 def _first_sweeps(problem: GPProblem, start: Any, arguments: dict[str, Any]) -> Fit | None:
@@ -247,15 +275,3 @@ def _first_sweeps(problem: GPProblem, start: Any, arguments: dict[str, Any]) -> 
         return run(ProcessEngine(problem._replace(schedule=schedule)), schedule, start, **arguments)
     except FloatingPointError:
         return None
-
-
-def _warn_of_descent(fit: Fit, stacklevel: int) -> None:
-    if fit.converged or fit.stopped:
-        return
-    warnings.warn(
-        f"no fixed point of EP was found: after {len(fit.history)} steps of the double loop the "
-        "tilted moments still differ from those of the posterior by "
-        f"{fit.history[-1].mismatch:.2g} of its own scale",
-        ConvergenceWarning,
-        stacklevel=stacklevel + 1,
-    )

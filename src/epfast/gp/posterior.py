@@ -16,8 +16,9 @@ from scipy import linalg
 from epfast import _checks, schemes
 from epfast._arrays import Array, slices, symmetric_from_upper
 from epfast._core.kernel_matrix import KernelMatrix
+from epfast.gp.certificate import rounding_gap
 from epfast.gp.engines.sweeps import marginal_residual
-from epfast.gp.prediction import ProcessPosterior
+from epfast.gp.prediction import MOVED, ProcessPosterior, missing, prior_at
 from epfast.gp.problem import GPProblem, GPState, Moments, Relaxed, log_evidence
 from epfast.gp.relaxed import RelaxedEnergies, relaxed_energies
 from epfast.inference import ConvergenceWarning, SweepInfo
@@ -138,6 +139,17 @@ class GPPosterior(ProcessPosterior):
             mean, variance = (mean + variance * self.relaxed.shift) / rest, variance / rest
         self.known_loss()
         return marginal_residual(self.problem, self.n_sweeps, self.state.sites, mean, variance)
+
+    @cached_property
+    def rounding(self) -> float:
+        """Largest gap between K alpha, of which predictions are made, and ``mean``.
+
+        In posterior standard deviations. It is large where sites are so sharp, beside a kernel
+        matrix so close to singular, that the digits of K do not hold the posterior. O(n^2), once.
+        """
+        return rounding_gap(
+            self.packed, self.diagonal, self.alpha, self.mean, np.sqrt(self.variance)
+        )
 
     # -- evidence --
 
@@ -263,23 +275,41 @@ class GPPosterior(ProcessPosterior):
 
     # -- prediction --
 
-    def predict_latent(self, K_star: ArrayLike, k_star_diag: ArrayLike) -> tuple[Array, Array]:
-        """Mean and variance of the process at new inputs.
+    def predict_latent(
+        self,
+        K_star: ArrayLike,
+        K_star_star: ArrayLike | None = None,
+        joint: bool = False,
+        **moved: Any,
+    ) -> tuple[Array, Array]:
+        """Mean and variance, or covariance, of the process at new inputs.
 
         Parameters
         ----------
         K_star : array_like of shape (m, n)
             Kernel between the new inputs and those of the fit.
-        k_star_diag : array_like of shape (m,) or float
-            Kernel of each new input with itself.
+        K_star_star : array_like of shape (m,) or (m, m), or float
+            Kernel of each new input with itself, or between all of them, which ``joint`` needs.
+        joint : bool
+            Whether to return the covariance; O(m n^2 + m^2 n).
 
         Returns
         -------
-        mean, variance : ndarray of shape (m,)
-            K_star alpha, and k_star_diag - diag(K_star R K_star').
+        mean : ndarray of shape (m,)
+            K_star alpha.
+        variance : ndarray of shape (m,), or (m, m) if ``joint``
+            K_star_star - K_star R K_star', with R the :attr:`marginal_precision`, or its diagonal.
         """
+        _checks.moved("predict_latent", moved, MOVED)
+        if K_star_star is None:
+            raise missing()
         rows = _checks.array("K_star", K_star, shape=(None, len(self.y)))
-        prior = _checks.prior_variances("k_star_diag", k_star_diag, len(rows))
+        joint = _checks.flag("joint", joint)
+        prior = prior_at("K_star_star", K_star_star, len(rows), joint)
+        if joint:
+            product = linalg.blas.dsymm(1.0, self.packed.T, rows.T, lower=1)
+            covariance = prior - rows @ product
+            return rows @ self.alpha, 0.5 * (covariance + covariance.T)
         variance = np.empty(len(rows))
         for part in slices(len(rows)):
             block = rows[part]

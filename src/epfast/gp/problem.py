@@ -110,6 +110,15 @@ def moments_of(
     return Moments(alpha, mean, variance, log_determinant)
 
 
+def square(name: str, shape: tuple[int, ...]) -> None:
+    """Refuse rows of features in the place of a kernel matrix."""
+    if len(shape) != 2 or shape[0] != shape[1]:
+        raise ValueError(
+            f"{name} has shape {shape}; allowed: (n, n), a kernel matrix (for rows of features "
+            "use epfast.GPClassifier, or give the kernel between them)"
+        )
+
+
 def kernel_at_door(K: Any, overwrite: bool, jitter: float) -> KernelMatrix:
     """Check K, and hold it in a copy or in its own memory. O(n^3 / 3)."""
     if overwrite:
@@ -128,6 +137,7 @@ def kernel_at_door(K: Any, overwrite: bool, jitter: float) -> KernelMatrix:
         given = _checks.real_array("K", K)
         with np.errstate(over="ignore"):  # beyond the range of a double: found below
             array = np.array(given, dtype=np.float64, order="C")
+    square("K", array.shape)
     _checks.covariance("K", array)
     array[np.diag_indices(len(array))] += jitter
     kernel = KernelMatrix(array)

@@ -22,6 +22,8 @@ from epfast.linear.engines.rows import PARALLEL_ROWS, REFRESH, SHRUNK, block_siz
 
 #: most numbers that one call of the core touches, so that Ctrl-C acts within about a second
 CHUNK = 1 << 34
+#: precision of a site, over that of the prior, from which it is the site that spoils the posterior
+SHARP = 1e10
 
 
 class ProcessState(NamedTuple):
@@ -35,9 +37,17 @@ class ProcessState(NamedTuple):
     since_refresh: int
 
 
-def improper() -> FloatingPointError:
-    """The error for a posterior that rounding made improper."""
-    return FloatingPointError("the posterior is improper to rounding; add jitter to K")
+def improper(precision: Array, diagonal: Array) -> FloatingPointError:
+    """The error for a posterior that is improper: EP diverged, or K is singular to rounding."""
+    with np.errstate(over="ignore"):
+        sharpest = float(np.abs(precision * diagonal).max())
+    if sharpest < SHARP and (precision >= 0.0).all():
+        return FloatingPointError("the posterior is improper to rounding; add jitter to K")
+    return FloatingPointError(
+        f"EP diverged: {int((precision < 0.0).sum())} of {len(precision)} sites have a negative "
+        f"precision, and the sharpest is {sharpest:.2g} times that of the prior; try "
+        "schedule=epfast.DoubleLoop(), EP(damping=0.5), or a loss with lighter consequences"
+    )
 
 
 class ProcessEngine:
@@ -115,7 +125,7 @@ class ProcessEngine:
         """The array holds R from here on."""
         found = self._moments(state.sites, covariance=False, marginals=False)
         if found is None:
-            raise improper()
+            raise improper(state.sites.precision, self.kernel.diagonal)
         return GPState(*state[:3]), found
 
     def _moments(self, sites: Sites, covariance: bool, marginals: bool = True) -> Moments | None:
@@ -128,7 +138,7 @@ class ProcessEngine:
     ) -> tuple[ProcessState, Counts]:
         core, n, array = self.sequential, self.n_sites, self.kernel.array
         if self._in_array is not old.now and self._moments(old.sites, covariance=True) is None:
-            raise improper()
+            raise improper(old.sites.precision, self.kernel.diagonal)
         self._in_array = None
         refused, core.log_determinant = core.n_refused, 0.0
         mean = old.now.mean.copy()
@@ -148,7 +158,7 @@ class ProcessEngine:
         if new.since_refresh == self.refresh or refused == n or not healthy:
             anew = self._moments(new.sites, covariance=True)
             if anew is None:
-                raise improper()
+                raise improper(new.sites.precision, self.kernel.diagonal)
             refreshed = new._replace(now=anew, since_refresh=0)
             drift = change(
                 self.summary(new, evidence=False), self.summary(refreshed, evidence=False)
