@@ -52,7 +52,7 @@ class GPClassifier(LatentClassifier):
     ----------
     kernel : sklearn.gaussian_process.kernels.Kernel, optional
         The covariance function. None is a variance times an ``RBF`` of one length scale, with
-        bounds from the rows: the variance in [0.01, 1e4], the length scale from a tenth of the
+        bounds from the rows: the variance in [0.01, 1e5], the length scale from a tenth of the
         distance that a tenth of the pairs of rows fall below to ten times the largest distance.
         One scale serves all columns, so standardise them. Its search starts at a quarter of, at,
         and at four times the median distance, on 250 rows, and goes on from the best with all.
@@ -419,7 +419,7 @@ class GPClassifier(LatentClassifier):
         return self.predict_latent(X)
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> NDArray[Any]:
-        """Draw labels of new inputs, jointly: those of one column come from one draw of the process.
+        """Draw labels of new inputs: those of one column come from one draw of the process.
 
         Parameters
         ----------

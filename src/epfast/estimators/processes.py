@@ -34,7 +34,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel  # isort: skip
 from sklearn.utils.parallel import Parallel, delayed  # isort: skip
 
 #: bounds of the default kernel's variance, and where its search starts
-VARIANCES, VARIANCE = (1e-2, 1e4), 4.0
+VARIANCES, VARIANCE = (1e-2, 1e5), 4.0
 #: length scales at which searches with the default kernel start, over the median distance
 LADDER = (0.25, 1.0, 4.0)
 #: rows on which searches are tried first, where that is worth it
