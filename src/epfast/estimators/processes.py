@@ -155,7 +155,9 @@ class LowRankProcess(NamedTuple):
     #: those of a search, in which the evidence is smooth; None: those of the hyper-parameters
     pivots: NDArray[np.intp] | None = None
 
-    can_descend = False
+    @property
+    def can_descend(self) -> bool:
+        return False
 
     def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> Point:
         """The problem at some hyper-parameters."""
