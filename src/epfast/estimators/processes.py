@@ -70,7 +70,7 @@ def default_kernel(X: Array) -> Any:
     """
     rows = X if len(X) <= ROWS else X[np.linspace(0, len(X) - 1, ROWS).astype(np.intp)]
     distances = pdist(rows)
-    distances = distances[distances > 0.0]
+    distances = distances[(distances > 0.0) & np.isfinite(distances)]
     low, middle, high = 0.1, 1.0, 10.0
     if distances.size:
         low, middle = np.quantile(distances, [0.1, 0.5]) * (0.1, 1.0)
