@@ -32,6 +32,7 @@ from sklearn.base import clone  # isort: skip
 from sklearn.gaussian_process.kernels import CompoundKernel  # isort: skip
 from sklearn.utils import check_random_state  # isort: skip
 from sklearn.utils.parallel import Parallel, delayed  # isort: skip
+from sklearn.utils.validation import _check_sample_weight  # isort: skip
 
 __all__ = ["GPClassifier"]
 
@@ -150,7 +151,7 @@ class GPClassifier(LatentClassifier):
         self.warm_start = warm_start
         self.n_jobs = n_jobs
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> GPClassifier:
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: Any = None) -> GPClassifier:
         """Find the hyper-parameters and fit the posterior.
 
         Parameters
@@ -159,6 +160,9 @@ class GPClassifier(LatentClassifier):
             Rows of features.
         y : array_like of shape (n,)
             Labels of any kind, two or more different ones.
+        sample_weight : array_like of shape (n,), optional
+            A row of weight w >= 1 counts as w rows, the likelihood of one below 1 enters to that
+            power; rows of weight 0 are left out.
 
         Returns
         -------
@@ -167,18 +171,29 @@ class GPClassifier(LatentClassifier):
         """
         rows, labels = validate_data(self, X, y, dtype=np.float64)
         before = getattr(self, "_kernels", None) if self.warm_start else None
+        weights = None
+        if sample_weight is not None:
+            weights = _check_sample_weight(sample_weight, rows, dtype=np.float64)
+            weights = _checks.array("sample_weight", weights, shape=(len(rows),))
+            if not (weights >= 0.0).all() or not weights.any():
+                raise ValueError(
+                    f"sample_weight holds numbers from {weights.min():g} to {weights.max():g}; "
+                    "allowed: numbers >= 0, one above 0 at least"
+                )
+            counts = weights > 0.0
+            rows, labels, weights = rows[counts], labels[counts], weights[counts]
         _, targets = self._encode(labels)
-        self._check(len(rows))
+        self._check()
         self.X_train_ = rows.copy()
         self.n_classes_ = len(self.classes_)
         kernel = default_kernel(rows) if self.kernel is None else clone(self.kernel)
-        problems = self._binary(kernel, targets)
+        problems = self._binary(kernel, targets, weights)
         if before is not None and [k.n_dims for k in before] != [kernel.n_dims] * len(targets):
             before = None
         thetas = [kernel.theta if before is None else before[k].theta for k in range(len(targets))]
         self.n_failed_points_ = 0
         if self.optimizer is not None and kernel.n_dims > 0:
-            thetas = self._search(problems, targets, thetas, before is not None)
+            thetas = self._search(problems, targets, weights, thetas, before is not None)
         starts: list[Any] = [None] * len(problems)
         if before is not None and all(len(post.y) == len(rows) for post in self.posteriors_):
             starts = self.posteriors_
@@ -198,7 +213,7 @@ class GPClassifier(LatentClassifier):
         self.n_iter_ = max(len(post.history) for post in self.posteriors_)
         return self
 
-    def _check(self, n: int) -> None:
+    def _check(self) -> None:
         """Check the parameters."""
         _checks.integer("n_restarts_optimizer", self.n_restarts_optimizer, least=0)
         if not (
@@ -230,25 +245,36 @@ class GPClassifier(LatentClassifier):
     def _schedule(self) -> Schedule:
         return SCHEDULE if self.schedule is None else self.schedule
 
-    def _binary(self, kernel: Any, targets: list[Array]) -> list[Problem]:
+    def _binary(self, kernel: Any, targets: list[Array], weights: Array | None) -> list[Problem]:
         """A problem for each class against the rest, or one."""
         choices: dict[str, Any] = {"loss": self.loss, "scheme": self.scheme}
         n = len(self.X_train_)
         if self.rank is None:
             chosen = choose(**choices, schedule=self._schedule)
             return [
-                BinaryProcess(self.X_train_, kernel, chosen.problem(target, n), self._jitter)
+                BinaryProcess(
+                    self.X_train_, kernel, chosen.problem(target, n, weights), self._jitter
+                )
                 for target in targets
             ]
         return [
             LowRankProcess(
-                self.X_train_, kernel, choices | {"y": target}, self._schedule, self.rank
+                self.X_train_,
+                kernel,
+                choices | {"y": target, "weights": weights},
+                self._schedule,
+                self.rank,
             )
             for target in targets
         ]
 
     def _search(
-        self, problems: list[Problem], targets: list[Array], thetas: list[Array], warm: bool
+        self,
+        problems: list[Problem],
+        targets: list[Array],
+        weights: Array | None,
+        thetas: list[Array],
+        warm: bool,
     ) -> list[Array]:
         """The hyper-parameters that maximise the evidence."""
         # None is a seed as well: a fit depends on its arguments only
@@ -271,9 +297,10 @@ class GPClassifier(LatentClassifier):
         if self.kernel is None or self.rank is not None:
             rows = np.sort(np.random.default_rng(0).permutation(n)[:PILOT])
             chosen = choose(self.loss, self.scheme, self._schedule)
+            some = None if weights is None else weights[rows]
             pilots = [
                 BinaryProcess(
-                    self.X_train_[rows], kernel, chosen.problem(target[rows], len(rows)), 0.0
+                    self.X_train_[rows], kernel, chosen.problem(target[rows], len(rows), some), 0.0
                 )
                 for target in targets
             ]

@@ -114,7 +114,8 @@ class BinaryProcess(NamedTuple):
     def can_descend(self) -> bool:
         """Whether a double loop may repair a failed fit."""
         scheme = self.process.scheme
-        return len(self.X) <= DESCENT_SIZE and scheme.integrates and not scheme.relaxes
+        plain = scheme.integrates and not scheme.relaxes and self.process.weights is None
+        return len(self.X) <= DESCENT_SIZE and plain
 
     def some(self, rows: Any) -> BinaryProcess:
         """The problem of some of the rows."""

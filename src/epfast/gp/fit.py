@@ -26,6 +26,7 @@ from epfast.inference import (
 )
 from epfast.inference.combinations import legal
 from epfast.inference.runtime import Tick
+from epfast.linear.problem import weights_at_door
 from epfast.losses import Loss
 from epfast.schedules import EP, DoubleLoop, Schedule
 from epfast.schemes import Scheme
@@ -42,6 +43,7 @@ def fit_gp(
     scheme: str | Scheme | None = None,
     schedule: Schedule | None = None,
     beta: float | None = None,
+    weights: ArrayLike | None = None,
     jitter: float | None = None,
     rank: int | None = None,
     rank_tol: float | None = None,
@@ -79,6 +81,10 @@ def fit_gp(
         :func:`epfast.fit_linear`.
     beta : float, optional
         Inverse temperature. None: 1.
+    weights : array_like of shape (n,), optional
+        As in :func:`epfast.fit_linear`: an observation of weight w >= 1 counts as w copies, the
+        factor of one below 1 enters to the power w. Without ``rank`` for sequential and shuffled
+        sweeps of :class:`epfast.EP`.
     jitter : float, optional
         Added to the diagonal of K; K is not changed otherwise. Not with ``rank``.
     rank : int, optional
@@ -149,6 +155,7 @@ def fit_gp(
             rank=rank,
             rank_tol=rank_tol,
             batch_size=batch_size,
+            weights=weights,
             loss=found_loss,
             scheme=scheme,
             schedule=schedule,
@@ -164,7 +171,7 @@ def fit_gp(
     _checks.flag("overwrite_K", overwrite_K)
     shift = 0.0 if jitter is None else _checks.number("jitter", jitter, least=0.0)
     kernel = kernel_at_door(K, overwrite_K, shift)
-    problem = chosen.problem(y, kernel.n)._replace(kernel=kernel)
+    problem = chosen.problem(y, kernel.n, weights)._replace(kernel=kernel)
     return fit_problem(problem, start, callback=callback, progress=progress)
 
 
@@ -175,9 +182,21 @@ class Choices(NamedTuple):
     scheme: Scheme
     schedule: Any
 
-    def problem(self, y: Any, n: int) -> GPProblem:
+    def problem(self, y: Any, n: int, weights: Any = None) -> GPProblem:
         """The fit of n observations, all but their kernel."""
-        return GPProblem(None, self.loss.responses("y", y, n), *self)
+        found = weights_at_door(weights, n)
+        if found is not None:
+            if self.schedule.stores != "factor" or self.schedule.order == "parallel":
+                raise ValueError(
+                    f"weights are given; allowed with {_checks.describe(self.schedule)}: None "
+                    "(weights are for epfast.EP in sequential or shuffled order)"
+                )
+            if self.scheme.relaxes:
+                raise ValueError("weights are given; allowed with relaxed EP: None")
+            least = float(found[found > 0.0].min())
+            if least < 1.0:
+                self.loss.check_power(least, "a weight")
+        return GPProblem(None, self.loss.responses("y", y, n), *self, found)
 
 
 def choose(loss: Any, scheme: str | Scheme | None, schedule: Any) -> Choices:

@@ -23,7 +23,7 @@ from epfast.linear.files import restore as restore_linear
 from epfast.linear.fit import choose
 from epfast.linear.fit import fit_problem as fit_linear_problem
 from epfast.linear.posterior import FullPosterior
-from epfast.linear.problem import Data, prior_of
+from epfast.linear.problem import Data, prior_of, weights_at_door
 from epfast.losses import Loss
 from epfast.schemes import Scheme
 
@@ -320,6 +320,7 @@ def fit_low_rank(
     rank: int | None,
     rank_tol: float | None,
     batch_size: int | None,
+    weights: Any,
     loss: Loss,
     scheme: str | Scheme | None,
     schedule: Any,
@@ -337,7 +338,8 @@ def fit_low_rank(
             "start is given; allowed with epfast.ADF: None, since its one pass counts every label"
         )
     # validate before the O(n r^2) factorisation
-    chosen = choose(loss, scheme, "full", batch_size, schedule)
+    given = {} if weights is None else {"weights": weights}
+    chosen = choose(loss, scheme, "full", batch_size, schedule, given=given)
     if isinstance(K, LowRankFactor):
         if rank is not None or rank_tol is not None:
             raise ValueError("K is a LowRankFactor; allowed beside it: rank=None, rank_tol=None")
@@ -352,7 +354,8 @@ def fit_low_rank(
     design = _design(factor.G)
     d = design.shape[1]
     prior = prior_of(np.ones(d), np.zeros(d), True)
-    problem = chosen.problem(Data(design, responses), prior)
+    data = Data(design, responses, weights_at_door(weights, len(design)))
+    problem = chosen.problem(data, prior)
     before = None if start is None else _weights_in(start, d)
     try:
         weights = fit_linear_problem(

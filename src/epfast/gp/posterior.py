@@ -29,6 +29,7 @@ from epfast.inference.posterior import (
     restore_sites,
     write,
 )
+from epfast.linear.problem import weights_at_door
 from epfast.losses import Loss, NoisyStep
 from epfast.schedules import EP
 
@@ -223,6 +224,8 @@ class GPPosterior(ProcessPosterior):
         loss = self.known_loss()
         if not isinstance(loss, NoisyStep):
             raise ValueError(f"loss is {loss!r}; allowed: a NoisyStep")
+        if self.problem.weights is not None:
+            raise ValueError("the fit has weights; allowed for this derivative: none")
         mean, variance = self._cavities(self.power)
         labels, exponent = self.problem.y, self.beta * self.power
         step = NoisyStep(1e-300)
@@ -236,12 +239,13 @@ class GPPosterior(ProcessPosterior):
 
     def _cavities(self, share: float) -> tuple[Array, Array]:
         """Mean and variance of f_i, (n,) each, with a share of its site taken out."""
-        rest = 1.0 - share * self.state.sites.precision * self.variance
+        taken = share / self.problem.copies()
+        rest = 1.0 - taken * self.state.sites.precision * self.variance
         if not (rest > 0.0).all():
             raise FloatingPointError(
                 f"{int((rest <= 0.0).sum())} of {len(rest)} cavities are improper"
             )
-        mean = (self.mean - share * self.state.sites.shift * self.variance) / rest
+        mean = (self.mean - taken * self.state.sites.shift * self.variance) / rest
         return mean, self.variance / rest
 
     def relaxed_energies(self) -> RelaxedEnergies:
@@ -260,6 +264,8 @@ class GPPosterior(ProcessPosterior):
 
     def loo_log_predictive(self) -> Array:
         """Leave-one-out log probability of each response, from the cavities. O(n).
+
+        Of an observation of weight above 1 one copy is left out.
 
         Returns
         -------
@@ -348,6 +354,8 @@ class GPPosterior(ProcessPosterior):
         arrays, header = contents(self)
         arrays |= {name: getattr(self.moments, name) for name in VECTORS}
         arrays |= {"y": self.problem.y, "packed": self.packed, "diagonal": self.diagonal}
+        if self.problem.weights is not None:
+            arrays["weights"] = self.problem.weights
         if self.relaxed is not None:
             arrays |= {f"relaxed_{name}": value for name, value in self.relaxed._asdict().items()}
         header |= {
@@ -367,6 +375,7 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
         raise ValueError("no sites")
     y = arrays["y"] if arrays["y"].ndim == 2 else arrays["y"][:, None]
     scheme, schedule = _choices(header)
+    weights = weights_at_door(arrays.get("weights"), n)
     relaxed = None
     if "relaxed_precision" in arrays:
         relaxed = Relaxed(
@@ -374,7 +383,7 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
         )
     return GPPosterior(
         GPState(sites, _checks.integer("sweeps", header["sweeps"], least=0), relaxed),
-        GPProblem(None, y, loss, scheme, schedule),  # type: ignore[arg-type]
+        GPProblem(None, y, loss, scheme, schedule, weights),  # type: ignore[arg-type]
         bool(header["converged"]),
         restore_history(header["history"]),
         Moments(

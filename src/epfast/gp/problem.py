@@ -58,6 +58,8 @@ class GPProblem(NamedTuple):
     loss: Loss
     scheme: Scheme
     schedule: Any
+    #: (n,), None: all 1; an observation of weight w counts as w copies, below 1 as t^w
+    weights: Array | None = None
 
     @property
     def n(self) -> int:
@@ -73,6 +75,14 @@ class GPProblem(NamedTuple):
     def responses(self, which: Any = slice(None)) -> Array:
         """Responses of some observations, for the core."""
         return np.ascontiguousarray(self.y[which])
+
+    def weights_of(self, which: Any) -> Array | None:
+        """Weights of some observations, for the core."""
+        return None if self.weights is None else np.ascontiguousarray(self.weights[which])
+
+    def copies(self) -> Array | float:
+        """(n,), how often the factor of each observation counts."""
+        return 1.0 if self.weights is None else np.maximum(self.weights, 1.0)
 
     def with_kernel(self, K: Array) -> GPProblem:
         """The same fit with another kernel, whose array is overwritten.

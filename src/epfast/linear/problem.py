@@ -298,10 +298,11 @@ def data_of(X: Any, y: Any, weights: Any, loss: Loss, d: int | None = None) -> D
     if not finite:
         raise ValueError("X holds NaN or infinity; allowed: finite numbers")
     n = rows.shape[0]
-    return Data(rows, loss.responses("y", y, n), _weights(weights, n))
+    return Data(rows, loss.responses("y", y, n), weights_at_door(weights, n))
 
 
-def _weights(weights: Any, n: int) -> Array | None:
+def weights_at_door(weights: Any, n: int) -> Array | None:
+    """Weights of n rows, checked; None if all are 1."""
     if weights is None:
         return None
     result = _checks.array("weights", weights, shape=(n,))

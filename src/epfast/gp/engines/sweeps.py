@@ -14,6 +14,7 @@ from epfast import families
 from epfast._arrays import Array, as_array
 from epfast._core.row_sweeps import BlockedSweep, ParallelSweep
 from epfast._core.rows import Units
+from epfast._core.tilted import TiltedMoments
 from epfast.gp.problem import GPProblem, GPState, Moments, Relaxed, log_evidence, moments_of
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
@@ -146,7 +147,8 @@ class ProcessEngine:
         step = max(64, self.chunk // (n * n))
         for part in (visits[i : i + step] for i in range(0, n, step)):
             y = self.problem.responses(part)
-            core.sweep(Units(part, n), y, None, part, array, mean, *new.sites)
+            weights = self.problem.weights_of(part)
+            core.sweep(Units(part, n), y, weights, part, array, mean, *new.sites)
             tick(len(part))
         refused = core.n_refused - refused
         variance = np.diag(array).copy()
@@ -184,6 +186,33 @@ def marginal_residual(
     """Largest gap between tilted moments and marginals: means in sd, variances relative. O(n)."""
     tilted = problem.tilted()
     tilted.begin_sweep(sweep)
+    if problem.weights is not None:
+        return _weighted_residual(problem, tilted, sites, mean, variance)
     core = ParallelSweep(tilted, 1, min(problem.n, PARALLEL_ROWS), problem.schedule.power, 0.0)
     core.fit(mean, variance, problem.responses(), *families.copied(sites))
     return float("inf") if core.n_refused else core.residual
+
+
+def _weighted_residual(
+    problem: GPProblem, tilted: TiltedMoments, sites: Sites, mean: Array, variance: Array
+) -> float:
+    """The same with weights: of one copy of each factor, to what is left of its weight."""
+    assert problem.weights is not None
+    counts, copies = problem.weights > 0.0, np.asarray(problem.copies())
+    share, power = (
+        problem.schedule.power / copies,
+        problem.schedule.power * problem.weights / copies,
+    )
+    rest = 1.0 - share * sites.precision * variance
+    if not (rest > 0.0).all():
+        return float("inf")
+    m, v = (mean - share * sites.shift * variance) / rest, variance / rest
+    triple = np.empty((3, problem.n))
+    given = (np.ascontiguousarray(part[counts]) for part in (problem.responses(), m, v, power))
+    some = np.ascontiguousarray(triple[:, counts])
+    if tilted.many(*given, *some):
+        return float("inf")
+    m, v, mean, variance = (part[counts] for part in (m, v, mean, variance))
+    gap = np.abs(m + v * some[1] - mean) / np.sqrt(variance)
+    spread = np.abs((v + v * v * some[2]) / variance - 1.0)
+    return float(max(gap.max(), spread.max()))
