@@ -38,6 +38,9 @@ pytestmark = [
 @pytest.mark.slow
 @parametrize_with_checks([GPClassifier()])
 def test_scikit_learn_checks(estimator, check):
+    if "sample_weight_equivalence" in getattr(check, "func", check).__name__:
+        # to 1e-7, which a search is not
+        estimator.set_params(kernel=1.0 * RBF(1.0), optimizer=None, schedule=EP(1000, 1e-12))
     check(estimator)
 
 

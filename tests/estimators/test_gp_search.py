@@ -348,3 +348,22 @@ def test_the_covariance_of_rbf_by_hand():
     mean, covariance = model.predict_latent(Z, joint=True)
     np.testing.assert_allclose(mean, cross @ inverse @ (sites.shift / sites.precision), rtol=1e-7)
     np.testing.assert_allclose(covariance, prior - cross @ inverse @ cross.T, atol=1e-9)
+
+
+# ---- Ctrl-C ----
+
+
+def test_ctrl_c_in_a_search_leaves_a_posterior():
+    calls = []
+
+    class Slow(RBF):
+        def __call__(self, rows, columns=None, eval_gradient=False):
+            calls.append(1)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return super().__call__(rows, columns, eval_gradient)
+
+    with pytest.raises(epfast.Interrupted) as caught:
+        GPClassifier(Slow(1.0)).fit(X, Y)
+    assert len(caught.value.posterior.mean) == len(X)
+    assert np.isfinite(caught.value.posterior.log_evidence)

@@ -12,14 +12,13 @@ from numpy.typing import ArrayLike, NDArray
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.estimators.base import LatentClassifier, check_is_fitted, validate_data
+from epfast.estimators.kernels import default_kernel, ladder
 from epfast.estimators.processes import (
     PILOT,
     BinaryProcess,
     LowRankProcess,
     Problem,
-    default_kernel,
     fitted,
-    ladder,
     search,
 )
 from epfast.gp import GPPosterior, LowRankGPPosterior
@@ -28,10 +27,10 @@ from epfast.inference import ConvergenceWarning
 from epfast.schedules import EP, Schedule
 
 # scikit-learn is there, or epfast.estimators.base would have said so
+from joblib import Parallel, delayed  # isort: skip
 from sklearn.base import clone  # isort: skip
 from sklearn.gaussian_process.kernels import CompoundKernel  # isort: skip
 from sklearn.utils import check_random_state  # isort: skip
-from sklearn.utils.parallel import Parallel, delayed  # isort: skip
 from sklearn.utils.validation import _check_sample_weight  # isort: skip
 
 __all__ = ["GPClassifier"]
@@ -168,6 +167,18 @@ class GPClassifier(LatentClassifier):
         -------
         GPClassifier
             Itself.
+
+        Raises
+        ------
+        Interrupted
+            On Ctrl-C, with the posterior of the hyper-parameters that were tried last.
+        FloatingPointError
+            If EP fails at all hyper-parameters.
+
+        Warns
+        -----
+        ConvergenceWarning
+            If hyper-parameters were lost (``n_failed_points_``), or the last fit did not settle.
         """
         rows, labels = validate_data(self, X, y, dtype=np.float64)
         before = getattr(self, "_kernels", None) if self.warm_start else None
@@ -193,7 +204,7 @@ class GPClassifier(LatentClassifier):
         thetas = [kernel.theta if before is None else before[k].theta for k in range(len(targets))]
         self.n_failed_points_ = 0
         if self.optimizer is not None and kernel.n_dims > 0:
-            thetas = self._search(problems, targets, weights, thetas, before is not None)
+            thetas = self._search(problems, thetas, before is not None)
         starts: list[Any] = [None] * len(problems)
         if before is not None and all(len(post.y) == len(rows) for post in self.posteriors_):
             starts = self.posteriors_
@@ -268,14 +279,7 @@ class GPClassifier(LatentClassifier):
             for target in targets
         ]
 
-    def _search(
-        self,
-        problems: list[Problem],
-        targets: list[Array],
-        weights: Array | None,
-        thetas: list[Array],
-        warm: bool,
-    ) -> list[Array]:
+    def _search(self, problems: list[Problem], thetas: list[Array], warm: bool) -> list[Array]:
         """The hyper-parameters that maximise the evidence."""
         # None is a seed as well: a fit depends on its arguments only
         rng = check_random_state(0 if self.random_state is None else self.random_state)
@@ -296,14 +300,7 @@ class GPClassifier(LatentClassifier):
         pilots: list[Problem] | None = None
         if self.kernel is None or self.rank is not None:
             rows = np.sort(np.random.default_rng(0).permutation(n)[:PILOT])
-            chosen = choose(self.loss, self.scheme, self._schedule)
-            some = None if weights is None else weights[rows]
-            pilots = [
-                BinaryProcess(
-                    self.X_train_[rows], kernel, chosen.problem(target[rows], len(rows), some), 0.0
-                )
-                for target in targets
-            ]
+            pilots = [problem.pilot(rows) for problem in problems]
         found = search(problems, pilots, starts, self.optimizer, self.n_jobs)
         self.n_failed_points_ = sum(one.lost for one in found)
         if self.n_failed_points_:

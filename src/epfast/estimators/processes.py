@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
-from scipy.spatial.distance import pdist
 
 from epfast import _checks
 from epfast._arrays import Array
@@ -25,23 +24,16 @@ from epfast.gp import (
 )
 from epfast.gp.certificate import ROUNDING, trusted
 from epfast.gp.factor import factor_at
+from epfast.gp.fit import choose
 from epfast.gp.problem import kernel_at_door
-from epfast.inference import FAILURES, ConvergenceWarning
+from epfast.inference import FAILURES, ConvergenceWarning, Interrupted
 from epfast.schedules import EP, DoubleLoop
 
-# scikit-learn is there, or epfast.estimators.base would have said so
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel  # isort: skip
-from sklearn.utils.parallel import Parallel, delayed  # isort: skip
+# of scikit-learn, which is there, or epfast.estimators.base would have said so
+from joblib import Parallel, delayed  # isort: skip
 
-#: bounds of the default kernel's variance, and where its search starts
-VARIANCES, VARIANCE = (1e-2, 1e5), 4.0
-#: length scales at which searches with the default kernel start, over the median distance
-LADDER = (0.25, 1.0, 4.0)
 #: rows on which searches are tried first, where that is worth it
 PILOT = 250
-#: rows from which the default kernel's bounds are taken
-ROWS = 1000
-
 #: tolerance of EP within a search: an error of the sites changes the evidence to second order
 TOL = 1e-4
 #: where L-BFGS stops: relative change of the evidence, largest slope; the same for a pilot
@@ -57,32 +49,6 @@ DESCENT_SIZE, BEFORE = 600, 20
 STEP = 1e-5
 #: searches with pivots of their own, and the gain in evidence below which no other follows
 ROUNDS, GAIN = 3, 0.05
-
-
-# ---- the default kernel ----
-
-
-def default_kernel(X: Array) -> Any:
-    """A variance times an RBF of one length scale, with bounds from the rows.
-
-    The length scale lies between a tenth of the distance that a tenth of the pairs fall below and
-    ten times the largest distance; the search starts at the median distance.
-    """
-    rows = X if len(X) <= ROWS else X[np.linspace(0, len(X) - 1, ROWS).astype(np.intp)]
-    distances = pdist(rows)
-    distances = distances[(distances > 0.0) & np.isfinite(distances)]
-    low, middle, high = 0.1, 1.0, 10.0
-    if distances.size:
-        low, middle = np.quantile(distances, [0.1, 0.5]) * (0.1, 1.0)
-        high = 10.0 * distances.max()
-    return ConstantKernel(VARIANCE, VARIANCES) * RBF(float(middle), (float(low), float(high)))
-
-
-def ladder(kernel: Any) -> list[Array]:
-    """Where searches with the default kernel start."""
-    variance, scale = kernel.theta
-    low, high = kernel.bounds[1]
-    return [np.array([variance, np.clip(scale + np.log(step), low, high)]) for step in LADDER]
 
 
 # ---- problems ----
@@ -117,9 +83,11 @@ class BinaryProcess(NamedTuple):
         plain = scheme.integrates and not scheme.relaxes and self.process.weights is None
         return len(self.X) <= DESCENT_SIZE and plain
 
-    def some(self, rows: Any) -> BinaryProcess:
+    def pilot(self, rows: NDArray[np.intp]) -> BinaryProcess:
         """The problem of some of the rows."""
-        return self._replace(X=self.X[rows], process=self.process._replace(y=self.process.y[rows]))
+        process = self.process
+        some = process._replace(y=process.y[rows], weights=process.weights_of(rows))
+        return self._replace(X=self.X[rows], process=some)
 
     def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> Point:
         """The problem at some hyper-parameters; a check of the kernel matrix is O(n^3 / 3)."""
@@ -149,7 +117,7 @@ class LowRankProcess(NamedTuple):
 
     X: Array
     kernel: Any
-    #: arguments of fit_gp: y, loss, scheme
+    #: arguments of fit_gp: y, weights, loss, scheme
     choices: dict[str, Any]
     schedule: Any
     rank: int
@@ -186,6 +154,14 @@ class LowRankProcess(NamedTuple):
             )
 
         return Point(fit, slope)
+
+    def pilot(self, rows: NDArray[np.intp]) -> BinaryProcess:
+        """The exact process of some of the rows."""
+        y, weights = (self.choices[name] for name in ("y", "weights"))
+        chosen = choose(self.choices["loss"], self.choices["scheme"], self.schedule)
+        some = None if weights is None else weights[rows]
+        process = chosen.problem(y[rows], len(rows), some)
+        return BinaryProcess(self.X[rows], self.kernel, process, 0.0)
 
     def _columns(self, theta: Array, pivots: NDArray[np.intp]) -> Array:
         """(n, r), the kernel of all inputs with the pivots."""
@@ -325,7 +301,23 @@ class Descent:
         return value, slope
 
     def run(self, optimizer: Any, theta: Array) -> Maximum:
-        """Descend from theta."""
+        """Descend from theta.
+
+        Raises
+        ------
+        Interrupted
+            On Ctrl-C, with the posterior of the fit that it broke off, or of the one before.
+        """
+        try:
+            return self._run(optimizer, theta)
+        except Interrupted:
+            raise
+        except KeyboardInterrupt:
+            if self.last is None:
+                raise
+            raise Interrupted(self.last) from None
+
+    def _run(self, optimizer: Any, theta: Array) -> Maximum:
         bounds = self.problem.kernel.bounds
         if callable(optimizer):
             best, value = optimizer(self.objective, theta, bounds=bounds)
