@@ -172,6 +172,13 @@ def test_evidence_of_what_is_scored_is_possible(loss):
     assert (np.array(found) >= 0.0).all()
 
 
+def test_relaxed_ep_has_no_search():
+    relaxed = epfast.schemes.Relaxed(weight=0.1)
+    with pytest.raises(ValueError, match=r"scheme is .*allowed with an optimizer and free"):
+        GPClassifier(scheme=relaxed).fit(X, Y)
+    assert GPClassifier(RBF(1.0), scheme=relaxed, optimizer=None).fit(X, Y).score(X, Y) > 0.8
+
+
 def test_a_start_that_fails_leaves_the_others():
     class Fragile(RBF):
         def __call__(self, rows, columns=None, eval_gradient=False):

@@ -284,6 +284,11 @@ class GPClassifier(LatentClassifier):
         # None is a seed as well: a fit depends on its arguments only
         rng = check_random_state(0 if self.random_state is None else self.random_state)
         kernel, n = problems[0].kernel, len(self.X_train_)
+        if isinstance(problems[0], BinaryProcess) and problems[0].process.scheme.relaxes:
+            raise ValueError(
+                f"scheme is {_checks.describe(self.scheme)}; allowed with an optimizer and free "
+                "hyper-parameters: a scheme without relaxation, whose evidence has a gradient"
+            )
         bounds = kernel.bounds
         if self.n_restarts_optimizer > 0 and not np.isfinite(bounds).all():
             raise ValueError(
