@@ -360,17 +360,19 @@ def test_the_covariance_of_rbf_by_hand():
 # ---- Ctrl-C ----
 
 
-def test_ctrl_c_in_a_search_leaves_a_posterior():
+@pytest.mark.parametrize("n_jobs", [None, 2])
+def test_ctrl_c_in_a_search_leaves_a_posterior(n_jobs):
     calls = []
 
     class Slow(RBF):
         def __call__(self, rows, columns=None, eval_gradient=False):
             calls.append(1)
-            if len(calls) == 3:
+            if len(calls) == 5:
                 raise KeyboardInterrupt
             return super().__call__(rows, columns, eval_gradient)
 
+    model = GPClassifier(Slow(1.0), n_restarts_optimizer=1, n_jobs=n_jobs)
     with pytest.raises(epfast.Interrupted) as caught:
-        GPClassifier(Slow(1.0)).fit(X, Y)
+        model.fit(X, Y)
     assert len(caught.value.posterior.mean) == len(X)
     assert np.isfinite(caught.value.posterior.log_evidence)

@@ -171,7 +171,8 @@ class GPClassifier(LatentClassifier):
         Raises
         ------
         Interrupted
-            On Ctrl-C, with the posterior of the hyper-parameters that were tried last.
+            On Ctrl-C, with the posterior of the hyper-parameters that were tried last (in the first
+            tries with the default kernel or a rank: of 250 rows).
         FloatingPointError
             If EP fails at all hyper-parameters.
 

@@ -301,21 +301,11 @@ class Descent:
         return value, slope
 
     def run(self, optimizer: Any, theta: Array) -> Maximum:
-        """Descend from theta.
-
-        Raises
-        ------
-        Interrupted
-            On Ctrl-C, with the posterior of the fit that it broke off, or of the one before.
-        """
-        try:
-            return self._run(optimizer, theta)
-        except Interrupted:
-            raise
-        except KeyboardInterrupt:
-            if self.last is None:
-                raise
-            raise Interrupted(self.last) from None
+        """Descend from theta."""
+        found = self._run(optimizer, theta)
+        # n^2 numbers, which only a run that is broken off needs
+        self.last = None
+        return found
 
     def _run(self, optimizer: Any, theta: Array) -> Maximum:
         bounds = self.problem.kernel.bounds
@@ -345,11 +335,25 @@ def maxima(
     """The best theta of each problem over descents from each of its starts, in threads.
 
     The results do not depend on ``n_jobs``: each descent has its own warm starts.
+
+    Raises
+    ------
+    Interrupted
+        On Ctrl-C, with the posterior of a fit that it broke off, or of one before.
     """
     jobs = [(k, theta) for k, mine in enumerate(starts) for theta in mine]
-    found = Parallel(n_jobs=n_jobs, prefer="threads")(
-        delayed(Descent(problems[k], pilot=pilot).run)(optimizer, theta) for k, theta in jobs
-    )
+    runs = [Descent(problems[k], pilot=pilot) for k, _ in jobs]
+    try:
+        found = Parallel(n_jobs=n_jobs, prefer="threads")(
+            delayed(run.run)(optimizer, theta) for run, (_, theta) in zip(runs, jobs, strict=True)
+        )
+    except Interrupted:
+        raise
+    except KeyboardInterrupt:
+        for run in runs:
+            if run.last is not None:
+                raise Interrupted(run.last) from None
+        raise
     best = []
     for k in range(len(problems)):
         mine = [one for (which, _), one in zip(jobs, found, strict=True) if which == k]
