@@ -1,5 +1,6 @@
 """epfast.gpy.EP in models of GPy, against GPy's own EP run to the same fixed point."""
 
+import json
 import pickle
 import warnings
 
@@ -15,6 +16,7 @@ import epfast
 import epfast.gpy as face
 from epfast import ConvergenceWarning
 from epfast.gpy import EP
+from tests.oracles.data import classes
 
 #: mean square change of the sites
 GPY_TIGHT = {"epsilon": 1e-26, "ep_mode": "nested", "max_iters": 500}
@@ -201,7 +203,81 @@ def test_pickle_and_copy():
         assert other.log_likelihood() != found.log_likelihood()
 
 
+# ---- leave one out, files ----
+
+
+def test_leave_one_out():
+    found = model(EP(**TIGHT))
+    method = found.inference_method
+    loo = method.LOO(found.kern, found.X, found.Y, found.likelihood, found.posterior)
+    assert loo.shape == (60, 1)
+    gp = epfast.fit_gp(kernel().K(X), 2 * Y[:, 0] - 1, schedule=epfast.EP(500, 1e-11))
+    np.testing.assert_allclose(loo[:, 0], gp.loo_log_predictive(), atol=1e-8)
+    np.testing.assert_array_equal(
+        method.LOO(None, X, Y, found.likelihood, K=kernel().K(X)).shape, loo.shape
+    )
+    # the fit without a row says nearly the same of it
+    for i in range(0, 60, 12):
+        rest = np.arange(60) != i
+        without = GPy.core.GP(
+            X[rest], Y[rest], kernel(), GPy.likelihoods.Bernoulli(), inference_method=EP(**TIGHT)
+        )
+        p = without.predict(X[i : i + 1])[0][0, 0]
+        assert loo[i, 0] == pytest.approx(np.log(p if Y[i, 0] else 1.0 - p), abs=0.02)
+
+
+@pytest.mark.parametrize("compress", [True, False])
+@pytest.mark.parametrize("kind", ["GP", "GPClassification"])
+def test_files(tmp_path, compress, kind):
+    method = EP(epsilon=1e-8, eta=0.9, delta=0.8, max_iters=np.inf)
+    if kind == "GP":
+        found = model(method)
+    else:
+        found = GPy.models.GPClassification(X, Y, kernel(), inference_method=method)
+    found.optimize(max_iters=3)
+    path = str(tmp_path / "model")
+    found.save_model(path, compress=compress)
+    loaded = GPy.core.GP.load_model(path + (".zip" if compress else ".json"))
+    again = loaded.inference_method
+    assert type(again) is EP
+    assert again._schedule == method._schedule
+    assert loaded.log_likelihood() == pytest.approx(found.log_likelihood(), rel=1e-9)
+    np.testing.assert_allclose(loaded.predict(X_NEW)[0], found.predict(X_NEW)[0], rtol=1e-6)
+    # from the sites of the file
+    assert len(again.last.history) <= 3 < len(model(EP()).inference_method.last.history)
+    loaded.optimize(max_iters=3)
+    assert loaded.log_likelihood() >= found.log_likelihood() - 1e-9
+
+
+def test_dictionaries():
+    base = GPy.inference.latent_function_inference.LatentFunctionInference
+    for method in (
+        EP(),
+        EP(parallel_updates=True, always_reset=True),
+        model(EP()).inference_method,
+    ):
+        state = json.loads(json.dumps(method.to_dict()))
+        again = base.from_dict(state)
+        assert type(again) is EP
+        assert again.to_dict() == method.to_dict()
+        again.reset()
+        assert "sites" not in again.to_dict()
+    state["sites"]["precision"] = [np.nan]
+    with pytest.raises(ValueError, match="sites"):
+        base.from_dict(state)
+
+
 # ---- refusals ----
+
+
+def test_a_posterior_that_rounding_spoils_is_refused():
+    """GPy's optimizers step back from it; a step without noise at a huge length scale."""
+    rows, labels = classes(150, 8, seed=0, noise=0.0)
+    link = GPy.likelihoods.link_functions.Heaviside()
+    with pytest.raises(np.linalg.LinAlgError, match="rounding spoils"):
+        EP().inference(
+            GPy.kern.RBF(8, lengthscale=1e5), rows, GPy.likelihoods.Bernoulli(link), labels[:, None]
+        )
 
 
 def test_an_overflow_is_what_gpys_optimizers_step_back_from():

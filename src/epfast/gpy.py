@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from epfast import _checks, losses, schedules
 from epfast._arrays import Array
 from epfast.gp import GPPosterior, fit_problem
-from epfast.gp.fit import choose
+from epfast.gp.certificate import broken
+from epfast.gp.fit import choose, warn_of_process
 from epfast.gp.problem import kernel_at_door
-from epfast.inference import fit_from
+from epfast.inference import Sites, fit_from
 from epfast.losses import Loss
 
 try:
@@ -48,6 +49,11 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
     Each evaluation of the model runs EP to convergence, from the sites of the one before (GPy's
     ``ep_mode="nested"``), so that the gradient is that of the log evidence. GPy's default keeps the
     sites that it found at the first hyper-parameters of an optimization.
+
+    Not supported: mean functions, several outputs, sparse models, and likelihoods other than
+    ``Bernoulli`` with link ``Probit`` or ``Heaviside``. An evaluation that does not settle warns
+    and is handed to GPy all the same; one that overflows, or whose result contradicts itself,
+    raises the error at which GPy's optimizers step back.
 
     Parameters
     ----------
@@ -99,6 +105,8 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
     def reset(self) -> None:
         """Forget the sites from which the next evaluation would start."""
         self.last = None
+        #: sites out of a file
+        self._loaded: _Start | None = None
 
     def inference(
         self,
@@ -145,7 +153,8 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         ValueError, TypeError
             For a model that is not supported, or labels of another kind.
         numpy.linalg.LinAlgError
-            If the posterior or the evidence overflows; GPy's optimizers step back from it.
+            If the posterior or the evidence overflows, if the evidence is impossible (above 0), or
+            if rounding spoils the posterior at new inputs; GPy's optimizers step back from it.
         """
         del Y_metadata, precision
         if mean_function is not None:
@@ -166,20 +175,103 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
             {"dL_dK": gradient, "dL_dthetaL": np.zeros(likelihood.size), "dL_dm": alpha},
         )
 
+    def LOO(  # noqa: N802
+        self,
+        kern: Any,
+        X: Any,
+        Y: Any,
+        likelihood: Any,
+        posterior: Any = None,
+        Y_metadata: Any = None,
+        K: Any = None,
+    ) -> Array:
+        """Leave-one-out log predictive probability of each label, from the cavities.
+
+        ``model.inference_method.LOO(model.kern, model.X, model.Y, model.likelihood)``; GPy's own
+        ``EP`` has the formula for Gaussian noise. O(n^3) per sweep, from the sites found last.
+
+        Parameters
+        ----------
+        kern, X, Y, likelihood, K
+            As in :meth:`inference`.
+        posterior, Y_metadata
+            Of GPy's signature; not used.
+
+        Returns
+        -------
+        ndarray of shape (n, 1)
+        """
+        del posterior, Y_metadata
+        post = self._fit(kern.K(X) if K is None else K, _signs(Y), _loss(likelihood))
+        return post.loo_log_predictive()[:, None]
+
+    # -- files --
+
+    def to_dict(self) -> dict[str, Any]:
+        """Settings and sites for JSON, as GPy's ``save_model`` and ``to_dict`` of models ask.
+
+        A model that is loaded runs EP again, from these sites. GPy makes objects by evaluating the
+        entry "class", in which it knows its own name alone: this one imports epfast.
+
+        Returns
+        -------
+        dict
+        """
+        schedule = self._schedule
+        state: dict[str, Any] = {
+            "class": f"__import__('importlib').import_module({__name__!r}).{type(self).__name__}",
+            "epsilon": float(schedule.tol),
+            "eta": float(schedule.power or 1.0),
+            "delta": float(schedule.damping or 1.0),
+            "always_reset": self.always_reset,
+            "max_iters": int(schedule.sweeps),
+            "parallel_updates": schedule.order == "parallel",
+        }
+        found = self.last or self._loaded
+        if found is not None:
+            assert found.sites is not None
+            state["sites"] = {name: part.tolist() for name, part in found.sites._asdict().items()}
+            state["sweeps"] = int(found.n_sweeps)
+        return state
+
+    @staticmethod
+    def _build_from_input_dict(inference_class: Any, input_dict: dict[str, Any]) -> EP:
+        """What GPy calls with what :meth:`to_dict` gave."""
+        given = dict(input_dict)
+        sites, sweeps = given.pop("sites", None), given.pop("sweeps", 0)
+        found: EP = inference_class(**given)
+        if sites is not None:
+            parts = (_checks.array("sites", sites[name], shape=(None,)) for name in Sites._fields)
+            found._loaded = _Start(Sites(*parts), _checks.integer("sweeps", sweeps, least=0))
+        return found
+
     def _fit(self, K: Any, signs: Array, loss: Loss) -> GPPosterior:
-        last, start = self.last, None
+        last, start = self.last, None  # type: Any, Any
         if last is None or last.loss != loss or not np.array_equal(last.y, signs):
             kernel = kernel_at_door(K, False, 0.0)
             problem = choose(loss, None, self._schedule).problem(signs, kernel.n)
             problem = problem._replace(kernel=kernel)
         else:  # GPy's kernel with other parameters is a kernel as well; GPy may keep its matrix
             problem = last.problem.with_kernel(np.array(K, dtype=np.float64, order="C"))
-        if last is not None and len(last.y) == len(signs) and not self.always_reset:
-            start = last
+        before = last or self._loaded
+        if not self.always_reset and before is not None and before.sites is not None:
+            start = before if len(before.sites.shift) == len(signs) else None
         try:
-            return fit_from(partial(fit_problem, problem), start)
+            post = fit_from(partial(fit_problem, problem, stacklevel=None), start)
         except FloatingPointError as error:
             raise np.linalg.LinAlgError(str(error)) from error
+        reason = broken(post)
+        if reason is not None:
+            raise np.linalg.LinAlgError(reason)
+        warn_of_process(post, stacklevel=3)
+        return post
+
+
+class _Start(NamedTuple):
+    """What a warm start reads of a posterior."""
+
+    sites: Sites
+    n_sweeps: int
 
 
 def _loss(likelihood: Any) -> Loss:

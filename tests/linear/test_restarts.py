@@ -7,8 +7,6 @@ import pytest
 
 import epfast
 from epfast import EP, fit_gp, fit_linear, losses
-from epfast._core.kernel_matrix import KernelMatrix
-from epfast.gp.engines.sweeps import improper
 from tests.oracles.full_fits import data
 
 ROWS = {"scheme": "exact", "posterior": "full", "batch_size": None}
@@ -131,10 +129,3 @@ def test_rows_that_overflow(schedule):
     X = np.random.default_rng(0).normal(size=(20, 3)) * 1e200
     with pytest.raises(FloatingPointError, match="scale the columns of X"):
         fit_linear(X, np.ones(20), schedule=schedule, **ROWS)
-
-
-def test_jitter_is_advised_where_the_kernel_is_singular_alone():
-    x = np.linspace(0.0, 1.0, 30)
-    smooth = np.exp(-(np.subtract.outer(x, x) ** 2))
-    assert "jitter" in str(improper(KernelMatrix(smooth)))
-    assert "jitter" not in str(improper(KernelMatrix(smooth + np.eye(30))))

@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import warnings
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
-from scipy import optimize
+from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.estimators.base import LatentClassifier, check_is_fitted, validate_data
-from epfast.gp import (
-    GPPosterior,
-    GPProblem,
-    KernelColumns,
-    LowRankGPPosterior,
-    fit_gp,
-    fit_problem,
+from epfast.estimators.kernels import default_kernel, ladder
+from epfast.estimators.processes import (
+    PILOT,
+    BinaryProcess,
+    LowRankProcess,
+    Problem,
+    fitted,
+    search,
 )
-from epfast.gp.fit import choose
-from epfast.gp.problem import kernel_at_door
-from epfast.inference import FAILURES, ConvergenceWarning, fit_from
+from epfast.gp import GPPosterior, LowRankGPPosterior
+from epfast.gp.fit import choose, warn_of_process
+from epfast.inference import ConvergenceWarning
 from epfast.schedules import EP, Schedule
 
 # scikit-learn is there, or epfast.estimators.base would have said so
+from joblib import Parallel, delayed  # isort: skip
 from sklearn.base import clone  # isort: skip
-from sklearn.gaussian_process.kernels import RBF, CompoundKernel, ConstantKernel  # isort: skip
+from sklearn.gaussian_process.kernels import CompoundKernel  # isort: skip
 from sklearn.utils import check_random_state  # isort: skip
+from sklearn.utils.validation import _check_sample_weight  # isort: skip
 
 __all__ = ["GPClassifier"]
 
@@ -49,7 +51,11 @@ class GPClassifier(LatentClassifier):
     Parameters
     ----------
     kernel : sklearn.gaussian_process.kernels.Kernel, optional
-        The covariance function; None is ``1.0 * RBF(1.0)``, with both numbers fixed.
+        The covariance function. None is a variance times an ``RBF`` of one length scale, with
+        bounds from the rows: the variance in [0.01, 1e5], the length scale from a tenth of the
+        distance that a tenth of the pairs of rows fall below to ten times the largest distance.
+        One scale serves all columns, so standardise them. Its search starts at a quarter of, at,
+        and at four times the median distance, on 250 rows, and goes on from the best with all.
     optimizer : {"fmin_l_bfgs_b"}, None or callable
         None keeps the hyper-parameters of ``kernel``. A callable is called as
         ``optimizer(objective, theta, bounds)``, objective(theta, eval_gradient=True) to be
@@ -65,11 +71,17 @@ class GPClassifier(LatentClassifier):
     jitter : float
         Added to the diagonal of the kernel matrix. 0 with ``rank``.
     rank : int, optional
-        Fit the process of that rank instead, as :func:`epfast.fit_gp` does: O(n rank) memory. It
-        needs ``optimizer=None`` or a kernel without free parameters: the pivots change with the
-        hyper-parameters, and the evidence jumps where they do.
+        Fit the process of that rank instead, as :func:`epfast.fit_gp` does: O(n rank) memory. A
+        search begins with an exact process of 250 rows, and holds the pivots fixed, since the
+        evidence jumps where they change; up to three runs of the optimizer follow each other, each
+        with the pivots of the hyper-parameters before it.
     random_state : int, RandomState or None
-        Draws the restarts.
+        Draws the restarts; None is 0.
+    warm_start : bool
+        Whether to start from the hyper-parameters of the fit before, if there was one with as many
+        classes, and from its sites, if it had as many rows.
+    n_jobs : int, optional
+        Threads over classes and starts; None is 1, -1 all cores. The result is the same.
 
     Attributes
     ----------
@@ -88,6 +100,10 @@ class GPClassifier(LatentClassifier):
         Log evidence at the hyper-parameters found; with more than two classes the mean over them.
     converged_ : bool
         Whether EP settled in all fits.
+    n_failed_points_ : int
+        Hyper-parameters of the search at which no fit held: not converged, with sites refused, an
+        impossible evidence, or predictions lost to rounding; damping and a double loop were tried.
+        They are not scored, and a warning says so.
     n_iter_ : int
         Sweeps of the last fit, the most over the classes.
     X_train_ : ndarray of shape (n, d)
@@ -119,6 +135,8 @@ class GPClassifier(LatentClassifier):
         jitter: float = 0.0,
         rank: int | None = None,
         random_state: Any = None,
+        warm_start: bool = False,
+        n_jobs: int | None = None,
     ) -> None:
         self.kernel = kernel
         self.optimizer = optimizer
@@ -129,8 +147,10 @@ class GPClassifier(LatentClassifier):
         self.jitter = jitter
         self.rank = rank
         self.random_state = random_state
+        self.warm_start = warm_start
+        self.n_jobs = n_jobs
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> GPClassifier:
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: Any = None) -> GPClassifier:
         """Find the hyper-parameters and fit the posterior.
 
         Parameters
@@ -139,65 +159,59 @@ class GPClassifier(LatentClassifier):
             Rows of features.
         y : array_like of shape (n,)
             Labels of any kind, two or more different ones.
+        sample_weight : array_like of shape (n,), optional
+            A row of weight w >= 1 counts as w rows, the likelihood of one below 1 enters to that
+            power; rows of weight 0 are left out.
 
         Returns
         -------
         GPClassifier
             Itself.
+
+        Raises
+        ------
+        Interrupted
+            On Ctrl-C, with the posterior of the hyper-parameters that were tried last (in the first
+            tries with the default kernel or a rank: of 250 rows).
+        FloatingPointError
+            If EP fails at all hyper-parameters.
+
+        Warns
+        -----
+        ConvergenceWarning
+            If hyper-parameters were lost (``n_failed_points_``), or the last fit did not settle.
         """
         rows, labels = validate_data(self, X, y, dtype=np.float64)
+        before = getattr(self, "_kernels", None) if self.warm_start else None
+        weights = None
+        if sample_weight is not None:
+            weights = _check_sample_weight(sample_weight, rows, dtype=np.float64)
+            weights = _checks.array("sample_weight", weights, shape=(len(rows),))
+            if not (weights >= 0.0).all() or not weights.any():
+                raise ValueError(
+                    f"sample_weight holds numbers from {weights.min():g} to {weights.max():g}; "
+                    "allowed: numbers >= 0, one above 0 at least"
+                )
+            counts = weights > 0.0
+            rows, labels, weights = rows[counts], labels[counts], weights[counts]
         _, targets = self._encode(labels)
-        restarts = _checks.integer("n_restarts_optimizer", self.n_restarts_optimizer, least=0)
-        if not (
-            self.optimizer is None
-            or callable(self.optimizer)
-            or (isinstance(self.optimizer, str) and self.optimizer == "fmin_l_bfgs_b")
-        ):
-            raise ValueError(
-                f"optimizer is {_checks.describe(self.optimizer)}; allowed: 'fmin_l_bfgs_b', None "
-                "or a callable"
-            )
-        jitter = 0.0 if self.jitter is None else self.jitter
-        _checks.number("jitter", jitter, least=0.0)
-        if self.rank is not None and jitter != 0.0:
-            raise ValueError(f"jitter is {_checks.describe(self.jitter)}; allowed with rank: 0")
-        if self.kernel is None:
-            kernel = ConstantKernel(1.0, "fixed") * RBF(1.0, "fixed")
-        else:
-            kernel = clone(self.kernel)
-        if self.rank is not None and self.optimizer is not None and kernel.n_dims > 0:
-            raise ValueError(
-                f"rank is {_checks.describe(self.rank)}; allowed with an optimizer and free "
-                "hyper-parameters: None"
-            )
-        rng = check_random_state(self.random_state)
+        self._check()
         self.X_train_ = rows.copy()
         self.n_classes_ = len(self.classes_)
-        choices = {
-            "loss": self.loss,
-            "scheme": self.scheme,
-            "schedule": SCHEDULE if self.schedule is None else self.schedule,
-        }
-        inputs, n = self.X_train_, len(rows)
-        if self.rank is None:
-            chosen = choose(**choices)
-            problems = [
-                _Problem(inputs, kernel, chosen.problem(target, n), jitter) for target in targets
-            ]
-        else:
-            choices["rank"] = self.rank
-            problems = [
-                _Problem(inputs, kernel, None, 0.0, choices | {"y": target}) for target in targets
-            ]
-        thetas = [
-            kernel.theta
-            if self.optimizer is None or kernel.n_dims == 0
-            else _Search(problem, self.optimizer).maximum(restarts, rng)
-            for problem in problems
-        ]
+        kernel = default_kernel(rows) if self.kernel is None else clone(self.kernel)
+        problems = self._binary(kernel, targets, weights)
+        if before is not None and [k.n_dims for k in before] != [kernel.n_dims] * len(targets):
+            before = None
+        thetas = [kernel.theta if before is None else before[k].theta for k in range(len(targets))]
+        self.n_failed_points_ = 0
+        if self.optimizer is not None and kernel.n_dims > 0:
+            thetas = self._search(problems, thetas, before is not None)
+        starts: list[Any] = [None] * len(problems)
+        if before is not None and all(len(post.y) == len(rows) for post in self.posteriors_):
+            starts = self.posteriors_
         self._kernels = [kernel.clone_with_theta(theta) for theta in thetas]
-        self.posteriors_ = list(map(_Problem.fit, problems, thetas))
         self._problems = problems
+        self.posteriors_ = self._posteriors(problems, thetas, starts)
         if self.n_classes_ == 2:
             self.kernel_, self.posterior_ = self._kernels[0], self.posteriors_[0]
         else:
@@ -210,6 +224,131 @@ class GPClassifier(LatentClassifier):
         self.converged_ = all(post.converged for post in self.posteriors_)
         self.n_iter_ = max(len(post.history) for post in self.posteriors_)
         return self
+
+    def _check(self) -> None:
+        """Check the parameters."""
+        _checks.integer("n_restarts_optimizer", self.n_restarts_optimizer, least=0)
+        if not (
+            self.optimizer is None
+            or callable(self.optimizer)
+            or (isinstance(self.optimizer, str) and self.optimizer == "fmin_l_bfgs_b")
+        ):
+            raise ValueError(
+                f"optimizer is {_checks.describe(self.optimizer)}; allowed: 'fmin_l_bfgs_b', None "
+                "or a callable"
+            )
+        _checks.number("jitter", self._jitter, least=0.0)
+        if self.rank is not None:
+            _checks.integer("rank", self.rank, least=1)
+            if self._jitter != 0.0:
+                raise ValueError(f"jitter is {_checks.describe(self.jitter)}; allowed with rank: 0")
+        schedule = self._schedule
+        if self.rank is not None and self.optimizer is not None and not isinstance(schedule, EP):
+            raise ValueError(
+                f"schedule is {_checks.describe(schedule)}; allowed with rank and an optimizer: "
+                "epfast.EP, whose evidence has a gradient"
+            )
+
+    @property
+    def _jitter(self) -> float:
+        return 0.0 if self.jitter is None else self.jitter
+
+    @property
+    def _schedule(self) -> Schedule:
+        return SCHEDULE if self.schedule is None else self.schedule
+
+    def _binary(self, kernel: Any, targets: list[Array], weights: Array | None) -> list[Problem]:
+        """A problem for each class against the rest, or one."""
+        choices: dict[str, Any] = {"loss": self.loss, "scheme": self.scheme}
+        n = len(self.X_train_)
+        if self.rank is None:
+            chosen = choose(**choices, schedule=self._schedule)
+            return [
+                BinaryProcess(
+                    self.X_train_, kernel, chosen.problem(target, n, weights), self._jitter
+                )
+                for target in targets
+            ]
+        return [
+            LowRankProcess(
+                self.X_train_,
+                kernel,
+                choices | {"y": target, "weights": weights},
+                self._schedule,
+                self.rank,
+            )
+            for target in targets
+        ]
+
+    def _search(self, problems: list[Problem], thetas: list[Array], warm: bool) -> list[Array]:
+        """The hyper-parameters that maximise the evidence."""
+        # None is a seed as well: a fit depends on its arguments only
+        rng = check_random_state(0 if self.random_state is None else self.random_state)
+        kernel, n = problems[0].kernel, len(self.X_train_)
+        if isinstance(problems[0], BinaryProcess) and problems[0].process.scheme.relaxes:
+            raise ValueError(
+                f"scheme is {_checks.describe(self.scheme)}; allowed with an optimizer and free "
+                "hyper-parameters: a scheme without relaxation, whose evidence has a gradient"
+            )
+        bounds = kernel.bounds
+        if self.n_restarts_optimizer > 0 and not np.isfinite(bounds).all():
+            raise ValueError(
+                "n_restarts_optimizer is above 0 and the kernel has infinite bounds; allowed: "
+                "finite bounds on all hyper-parameters"
+            )
+        first = ladder(kernel) if self.kernel is None else []
+        starts = [
+            first
+            + ([theta] if warm or not first else [])
+            + [rng.uniform(*bounds.T) for _ in range(self.n_restarts_optimizer)]
+            for theta in thetas
+        ]
+        pilots: list[Problem] | None = None
+        if self.kernel is None or self.rank is not None:
+            rows = np.sort(np.random.default_rng(0).permutation(n)[:PILOT])
+            pilots = [problem.pilot(rows) for problem in problems]
+        found = search(problems, pilots, starts, self.optimizer, self.n_jobs)
+        self.n_failed_points_ = sum(one.lost for one in found)
+        if self.n_failed_points_:
+            warnings.warn(
+                f"EP failed at {self.n_failed_points_} of {sum(one.tried for one in found)} "
+                "hyper-parameters that were tried; they were not scored (n_failed_points_), and "
+                "the maximum may be among them; try schedule=epfast.DoubleLoop(), narrower bounds "
+                "of the kernel, or another loss",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+        return [one.theta for one in found]
+
+    def _posteriors(
+        self, problems: list[Problem], thetas: list[Array], starts: list[Any]
+    ) -> list[Any]:
+        """The fits at the hyper-parameters found; repaired, unless they were to be as asked."""
+        searched = self.optimizer is not None and problems[0].kernel.n_dims > 0
+
+        def fit(problem: Problem, theta: Array, start: Any) -> tuple[Any, bool]:
+            return fitted(
+                problem.at(theta, checked=True),
+                problem.schedule,
+                start,
+                repair=searched or self.schedule is None,
+                can_descend=problem.can_descend,
+            )
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", ConvergenceWarning)
+            found = Parallel(n_jobs=self.n_jobs, prefer="threads")(
+                delayed(fit)(*each) for each in zip(problems, thetas, starts, strict=True)
+            )
+        held = all(holds for _, holds in found)
+        for one in caught:
+            # those of a fit that was repaired are void
+            if not (held and issubclass(one.category, ConvergenceWarning)):
+                warnings.warn(one.message, stacklevel=3)
+        for post, holds in found:
+            if isinstance(post, GPPosterior) and not holds:
+                warn_of_process(post, stacklevel=3)
+        return [post for post, _ in found]
 
     def log_marginal_likelihood(
         self,
@@ -234,12 +373,10 @@ class GPClassifier(LatentClassifier):
         value : float
             The mean over the classes, where there are more than two.
         gradient : ndarray of shape (p,), only if ``eval_gradient``
-            Not with ``rank``.
+            With ``rank``: with the pivots held fixed.
         """
         del clone_kernel
         check_is_fitted(self)
-        if eval_gradient and self._problems[0].process is None:
-            raise ValueError("eval_gradient is True; allowed with rank: False")
         size, count = self._kernels[0].n_dims, len(self._kernels)
         shared = False
         if theta is None:
@@ -256,126 +393,104 @@ class GPClassifier(LatentClassifier):
             shared = given.size == size
             parts = [given] * count if shared else np.split(given, count)
         found = [
-            problem.evidence(part, eval_gradient)
+            (point, point.fit(problem.schedule, None))
             for problem, part in zip(self._problems, parts, strict=True)
+            for point in [problem.at(part, gradient=eval_gradient)]
         ]
-        value = float(np.mean([value for _, value, _ in found]))
+        value = float(np.mean([post.log_evidence for _, post in found]))
         if not eval_gradient:
             return value
-        gradients = [gradient for *_, gradient in found]
+        gradients = [point.gradient(post) for point, post in found]
         return value, np.mean(gradients, axis=0) if shared else np.concatenate(gradients) / count
+
+    # -- prediction --
+
+    def predict_latent(self, X: ArrayLike, joint: bool = False) -> tuple[Array, Array]:
+        """Posterior mean and variance, or covariance, of the process at new inputs.
+
+        Parameters
+        ----------
+        X : array_like of shape (m, d)
+            Rows of features.
+        joint : bool
+            Whether to return the covariance between the inputs in place of the variances.
+
+        Returns
+        -------
+        mean : ndarray of shape (m,) or (m, n_classes)
+            One column per class where there are more than two.
+        variance : ndarray of shape (m,) or (m, n_classes); if ``joint`` (m, m) or (n_classes, m, m)
+        """
+        if not _checks.flag("joint", joint):
+            return super().predict_latent(X)
+        check_is_fitted(self)
+        rows = validate_data(self, X, dtype=np.float64, reset=False)
+        parts = [
+            post.predict_latent(K_star, kernel(rows), joint=True)
+            for post, kernel, K_star in self._cross(rows)
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        return np.stack([m for m, _ in parts], axis=1), np.stack([c for _, c in parts])
+
+    def latent_mean_and_variance(self, X: ArrayLike) -> tuple[Array, Array]:
+        """Posterior mean and variance of the process, under scikit-learn's name.
+
+        Parameters
+        ----------
+        X : array_like of shape (m, d)
+            Rows of features.
+
+        Returns
+        -------
+        latent_mean, latent_var : ndarray of shape (m,) or (m, n_classes)
+            As :meth:`predict_latent`.
+        """
+        return self.predict_latent(X)
+
+    def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> NDArray[Any]:
+        """Draw labels of new inputs: those of one column come from one draw of the process.
+
+        Parameters
+        ----------
+        X : array_like of shape (m, d)
+            Rows of features.
+        n_samples : int
+            Draws per row.
+        random_state : int, RandomState or None
+            As in scikit-learn, a seed or a generator; None draws afresh.
+
+        Returns
+        -------
+        ndarray of shape (m, n_samples)
+            Labels out of ``classes_``.
+        """
+        size = _checks.integer("n_samples", n_samples, least=0)
+        # scikit-learn's generators and seeds, for one of NumPy's new ones
+        seed = check_random_state(random_state).randint(np.iinfo(np.int32).max)
+        rng = np.random.default_rng(seed)
+        check_is_fitted(self)
+        rows = validate_data(self, X, dtype=np.float64, reset=False)
+        scores = []
+        for post, kernel, K_star in self._cross(rows):
+            latent = post.sample_latent(K_star, kernel(rows), size, rng).T
+            p = post.known_loss().predict_proba(latent.ravel(), np.zeros(latent.size))
+            scores.append(p.reshape(latent.shape))
+        if len(scores) == 1:
+            return np.asarray(self.classes_[(rng.random(scores[0].shape) < scores[0]).astype(int)])
+        ladder_of = np.cumsum(scores, axis=0)
+        drawn = rng.random(ladder_of.shape[1:]) * ladder_of[-1]
+        return np.asarray(self.classes_[(ladder_of[:-1] <= drawn).sum(axis=0)])
 
     def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
         return [
-            post.predict_latent(kernel(rows, self._basis(post)), kernel.diag(rows))
-            for post, kernel in zip(self.posteriors_, self._kernels, strict=True)
+            post.predict_latent(K_star, kernel.diag(rows))
+            for post, kernel, K_star in self._cross(rows)
         ]
 
-    def _basis(self, post: Posterior) -> Array:
-        """The inputs whose kernel with new inputs prediction needs."""
-        inputs: Array = self.X_train_
-        return inputs[post.pivots] if isinstance(post, LowRankGPPosterior) else inputs
-
-
-class _Problem(NamedTuple):
-    """One binary problem, without its hyper-parameters."""
-
-    X: Array
-    kernel: Any
-    #: the fit of a process, without its kernel; None with a rank
-    process: GPProblem | None
-    jitter: float
-    #: arguments of fit_gp, with a rank
-    low_rank: dict[str, Any] | None = None
-
-    def fit(self, theta: Any) -> Posterior:
-        """The posterior; the kernel matrix is checked, O(n^3 / 3)."""
-        kernel = self.kernel.clone_with_theta(theta)
-        if self.process is None:
-            assert self.low_rank is not None
-            return fit_gp(KernelColumns.from_sklearn(kernel, self.X), **self.low_rank)
-        K = kernel_at_door(_owned(kernel(self.X), self.X), True, self.jitter)
-        # a warning is for who called the estimator that called this
-        return fit_problem(self.process._replace(kernel=K), stacklevel=4)
-
-    def evidence(
-        self, theta: Any, eval_gradient: bool, start: GPPosterior | None = None
-    ) -> tuple[Posterior, float, Array]:
-        """The fit, its log evidence, and the gradient (empty if not asked for).
-
-        For a search: the kernel matrix is not checked.
-        """
-        if self.process is None:
-            post = self.fit(theta)
-            return post, post.log_evidence, np.empty(0)
-        kernel, dK = self.kernel.clone_with_theta(theta), np.empty((0, 0, 0))
-        if eval_gradient:
-            K, dK = kernel(self.X, eval_gradient=True)
-        else:
-            K = kernel(self.X)
-        K = _owned(K, self.X, dK)
-        K[np.diag_indices(len(K))] += self.jitter
-        found = fit_from(partial(fit_problem, self.process.with_kernel(K)), start)
-        gradient = np.empty(0)
-        if eval_gradient:
-            gradient = found.log_evidence_gradient(dK[:, :, k] for k in range(dK.shape[2]))
-        return found, found.log_evidence, gradient
-
-
-def _owned(K: Any, *others: Array) -> Array:
-    """K in an array to overwrite: itself, or a copy if other arrays share its memory."""
-    fresh = (
-        isinstance(K, np.ndarray)
-        and K.dtype == np.float64
-        and K.flags.carray
-        and K.flags.owndata
-        and not any(np.may_share_memory(K, other) for other in others)
-    )
-    return K if fresh else np.array(_checks.real_array("K", K), dtype=np.float64, order="C")
-
-
-class _Search:
-    """The maximum of the log evidence over the hyper-parameters."""
-
-    def __init__(self, problem: _Problem, optimizer: Any) -> None:
-        self.problem, self.optimizer = problem, optimizer
-        #: start of the next fit
-        self.last: Any = None
-
-    def objective(self, theta: Array, eval_gradient: bool = True) -> Any:
-        """Minus the log evidence; infinite if no fit succeeds."""
-        try:
-            self.last, value, gradient = self.problem.evidence(theta, eval_gradient, self.last)
-        except FAILURES:
-            return (np.inf, np.zeros(len(theta))) if eval_gradient else np.inf
-        return (-value, -gradient) if eval_gradient else -value
-
-    def maximum(self, restarts: int, rng: Any) -> Array:
-        """The best theta."""
-        kernel = self.problem.kernel
-        bounds = kernel.bounds
-        starts = [kernel.theta]
-        if restarts > 0:
-            if not np.isfinite(bounds).all():
-                raise ValueError(
-                    "n_restarts_optimizer is above 0 and the kernel has infinite bounds; allowed: "
-                    "finite bounds on all hyper-parameters"
-                )
-            starts += [rng.uniform(bounds[:, 0], bounds[:, 1]) for _ in range(restarts)]
-        with warnings.catch_warnings():
-            # warnings of the search only: the last fit, at the maximum, gives its own
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            found = [self._descend(theta, bounds) for theta in starts]
-        theta, value = min(found, key=lambda pair: pair[1])
-        if not np.isfinite(value):
-            raise FloatingPointError("EP failed at all hyper-parameters that were tried")
-        return theta
-
-    def _descend(self, theta: Array, bounds: Array) -> tuple[Array, float]:
-        if callable(self.optimizer):
-            best, value = self.optimizer(self.objective, theta, bounds=bounds)
-            return np.asarray(best), float(value)
-        result = optimize.minimize(
-            self.objective, theta, method="L-BFGS-B", jac=True, bounds=bounds
-        )
-        return result.x, float(result.fun)
+    def _cross(self, rows: Array) -> Iterator[tuple[Posterior, Any, Array]]:
+        """Each posterior, its kernel, and the kernel of new inputs with those it needs."""
+        for post, kernel in zip(self.posteriors_, self._kernels, strict=True):
+            inputs: Array = self.X_train_
+            basis = inputs[post.pivots] if isinstance(post, LowRankGPPosterior) else inputs
+            yield post, kernel, kernel(rows, basis)

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import linalg
 
 from epfast import _checks
 from epfast._arrays import Array
+from epfast.gp.problem import square
 from epfast.inference.runtime import one_blas_thread
 
 __all__ = ["KernelColumns", "LowRankFactor", "incomplete_cholesky"]
@@ -254,6 +256,35 @@ def incomplete_cholesky(K: Any, rank: int, *, tol: float = 0.0) -> LowRankFactor
     return LowRankFactor(_first_columns(G, k), pivots[:k].copy(), residual, np.array(traces))
 
 
+def factor_at(columns: Array, pivots: NDArray[np.intp], diagonal: Array) -> LowRankFactor:
+    """The factor of a kernel matrix from its columns at given pivots: a smooth function of these.
+
+    Pivots that the others reproduce to rounding are left out, and the order may change. O(n r^2).
+
+    Parameters
+    ----------
+    columns : ndarray of shape (n, r)
+        K[:, pivots].
+    pivots : ndarray of int of shape (r,)
+    diagonal : ndarray of shape (n,)
+        Of K.
+
+    Returns
+    -------
+    LowRankFactor
+    """
+    among = incomplete_cholesky(np.ascontiguousarray(columns[pivots]), max(1, len(pivots)))
+    order = among.pivots
+    triangle = among.G[order]
+    G = linalg.solve_triangular(triangle, columns[:, order].T, lower=True).T
+    G = np.ascontiguousarray(G)
+    # what the triangle holds exactly
+    G[pivots[order]] = np.tril(triangle)
+    left = np.maximum(diagonal - np.einsum("ij,ij->i", G, G), 0.0)
+    traces = np.append(0.0, np.cumsum(np.einsum("ij,ij->j", G, G)))
+    return LowRankFactor(G, pivots[order], left, np.maximum(diagonal.sum() - traces, 0.0))
+
+
 def _check_column(
     pivot: int, taken: NDArray[np.intp], column: Array, residual: Array, most: float
 ) -> None:
@@ -295,6 +326,7 @@ def kernel_columns(name: str, K: Any) -> KernelColumns:
     if isinstance(K, KernelColumns):
         return K
     given = _checks.real_array(name, K)
+    square(name, given.shape)
     largest = _checks.covariance(name, given)
     if largest > (1.0 + AGREEMENT) * np.diag(given).max():
         raise ValueError(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from numpy.typing import ArrayLike
 
 from epfast import _checks, losses, schemes
 from epfast._arrays import Held
+from epfast.gp.certificate import broken
 from epfast.gp.engines import ENGINES, DescentEngine, ProcessEngine
 from epfast.gp.factor import KernelColumns, LowRankFactor
 from epfast.gp.low_rank import LowRankGPPosterior, fit_low_rank
@@ -25,6 +27,7 @@ from epfast.inference import (
 )
 from epfast.inference.combinations import legal
 from epfast.inference.runtime import Tick
+from epfast.linear.problem import weights_of
 from epfast.losses import Loss
 from epfast.schedules import EP, DoubleLoop, Schedule
 from epfast.schemes import Scheme
@@ -41,6 +44,7 @@ def fit_gp(
     scheme: str | Scheme | None = None,
     schedule: Schedule | None = None,
     beta: float | None = None,
+    weights: ArrayLike | None = None,
     jitter: float | None = None,
     rank: int | None = None,
     rank_tol: float | None = None,
@@ -78,6 +82,10 @@ def fit_gp(
         :func:`epfast.fit_linear`.
     beta : float, optional
         Inverse temperature. None: 1.
+    weights : array_like of shape (n,), optional
+        As in :func:`epfast.fit_linear`: an observation of weight w >= 1 counts as w copies, the
+        factor of one below 1 enters to the power w. Without ``rank`` for sequential and shuffled
+        sweeps of :class:`epfast.EP`.
     jitter : float, optional
         Added to the diagonal of K; K is not changed otherwise. Not with ``rank``.
     rank : int, optional
@@ -148,6 +156,7 @@ def fit_gp(
             rank=rank,
             rank_tol=rank_tol,
             batch_size=batch_size,
+            weights=weights,
             loss=found_loss,
             scheme=scheme,
             schedule=schedule,
@@ -163,7 +172,7 @@ def fit_gp(
     _checks.flag("overwrite_K", overwrite_K)
     shift = 0.0 if jitter is None else _checks.number("jitter", jitter, least=0.0)
     kernel = kernel_at_door(K, overwrite_K, shift)
-    problem = chosen.problem(y, kernel.n)._replace(kernel=kernel)
+    problem = chosen.problem(y, kernel.n, weights)._replace(kernel=kernel)
     return fit_problem(problem, start, callback=callback, progress=progress)
 
 
@@ -174,9 +183,21 @@ class Choices(NamedTuple):
     scheme: Scheme
     schedule: Any
 
-    def problem(self, y: Any, n: int) -> GPProblem:
+    def problem(self, y: Any, n: int, weights: Any = None) -> GPProblem:
         """The fit of n observations, all but their kernel."""
-        return GPProblem(None, self.loss.responses("y", y, n), *self)
+        found = weights_of(weights, n)
+        if found is not None:
+            if self.schedule.stores != "factor" or self.schedule.order == "parallel":
+                raise ValueError(
+                    f"weights are given; allowed with {_checks.describe(self.schedule)}: None "
+                    "(weights are for epfast.EP in sequential or shuffled order)"
+                )
+            if self.scheme.relaxes:
+                raise ValueError("weights are given; allowed with relaxed EP: None")
+            least = float(found[found > 0.0].min())
+            if least < 1.0:
+                self.loss.check_power(least, "a weight")
+        return GPProblem(None, self.loss.responses("y", y, n), *self, found)
 
 
 def choose(loss: Any, scheme: str | Scheme | None, schedule: Any) -> Choices:
@@ -206,9 +227,12 @@ def fit_problem(
     *,
     callback: Callback | None = None,
     progress: bool | Tick = False,
-    stacklevel: int = 3,
+    stacklevel: int | None = 3,
 ) -> GPPosterior:
-    """Run a problem whose parts are legal and checked; see :func:`epfast.fit_gp`."""
+    """Run a problem whose parts are legal and checked; see :func:`epfast.fit_gp`.
+
+    stacklevel: of warnings; None: none (:func:`warn_of_process` gives them later).
+    """
     schedule = problem.schedule
     assert problem.kernel is not None
     held = Held("K or y", problem.kernel.array, problem.y)
@@ -221,36 +245,51 @@ def fit_problem(
         state, moments = fit.state
         kernel = problem.kernel
         assert kernel is not None
-        return GPPosterior(
+        post = GPPosterior(
             state, problem, fit.converged, fit.history, moments, kernel.array, kernel.diagonal
         )
+        return replace(post, converged=False) if post.converged and broken(post) else post
+
+    def told(fit: Fit) -> GPPosterior:
+        post = result(fit)
+        # who stops a descent knows that it has not ended
+        if stacklevel is not None and not (fit.stopped and isinstance(schedule, DoubleLoop)):
+            warn_of_process(post, stacklevel + 1)
+        return post
 
     history: list[SweepInfo] = []
     try:
         if not isinstance(schedule, DoubleLoop):
-            engine = ProcessEngine(problem)
-            fit = run(engine, schedule, start, **arguments)
-            warn_of(fit, engine, schedule, stacklevel)
-            return result(fit)
+            return told(run(ProcessEngine(problem), schedule, start, **arguments))
         first = _first_sweeps(problem, start, arguments)
         if first is not None and (first.converged or first.stopped):
-            return result(first)
+            return told(first)
         history = [] if first is None else first.history
         before = start if first is None else result(first)
         fit = run(DescentEngine(problem), _Stage(schedule.steps), before, **arguments)
     except Interrupted as stopped:
         fit = stopped.posterior
         raise Interrupted(result(fit._replace(history=history + fit.history))) from None
-    if not (fit.converged or fit.stopped):
+    return told(fit._replace(history=history + fit.history))
+
+
+def warn_of_process(post: GPPosterior, stacklevel: int = 2) -> None:
+    """Warn of what is wrong with a fit."""
+    reason = broken(post)
+    steps = sum(info.mismatch is not None for info in post.history)
+    if reason is not None:
+        warnings.warn(reason, ConvergenceWarning, stacklevel=stacklevel + 1)
+    elif not isinstance(post.schedule, DoubleLoop):
+        warn_of(post, post.problem, post.schedule, stacklevel + 1)
+    elif steps and not post.converged:
         warnings.warn(
-            f"no fixed point of EP was found: after {len(fit.history)} steps of the double loop "
-            "the tilted moments still differ from those of the posterior by "
-            f"{fit.history[-1].mismatch:.2g} of its own scale; scale the kernel, or use a loss "
+            f"no fixed point of EP was found: after {steps} steps of the double loop the tilted "
+            "moments still differ from those of the posterior by "
+            f"{post.history[-1].mismatch:.2g} of its own scale; scale the kernel, or use a loss "
             "with a log-concave factor",
             ConvergenceWarning,
-            stacklevel=stacklevel,
+            stacklevel=stacklevel + 1,
         )
-    return result(fit._replace(history=history + fit.history))
 
 
 def _first_sweeps(problem: GPProblem, start: Any, arguments: dict[str, Any]) -> Fit | None:

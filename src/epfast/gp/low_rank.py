@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -15,7 +16,7 @@ from epfast import _checks
 from epfast._arrays import Array, row_chunks
 from epfast.gp import files
 from epfast.gp.factor import LowRankFactor, incomplete_cholesky, kernel_columns
-from epfast.gp.prediction import ProcessPosterior
+from epfast.gp.prediction import MOVED, ProcessPosterior, prior_at
 from epfast.inference import Callback, Interrupted, Sites, SweepInfo
 from epfast.inference.certificates import Case
 from epfast.inference.files import agree, write
@@ -25,7 +26,7 @@ from epfast.linear.files import restore as restore_linear
 from epfast.linear.fit import choose
 from epfast.linear.fit import fit_problem as fit_linear_problem
 from epfast.linear.posterior import FullPosterior
-from epfast.linear.problem import Data, prior_of, sum_of_sites
+from epfast.linear.problem import Data, prior_of, sum_of_sites, weights_of
 from epfast.losses import Loss
 from epfast.schemes import Scheme
 
@@ -141,18 +142,72 @@ class LowRankGPPosterior(ProcessPosterior):
             drawn, self.mean, np.sqrt(self.variance), self.log_evidence, self.evidence_bound
         )
 
+    # -- evidence --
+
+    def log_evidence_gradient(self, dK: ArrayLike | Iterable[ArrayLike]) -> Array:
+        """Derivative of the log evidence by parameters of the kernel, the pivots held fixed.
+
+        The prior covariance is C A^-1 C' with C = K[:, pivots] and A = K[pivots, pivots]; for each
+        parameter tr(B' dC) - tr(L^-T G' B dA) / 2 with A = L L', B = (alpha alpha' - R) G L^-1,
+        and alpha, R as in :meth:`GPPosterior.log_evidence_gradient`. O(n r^2), and O(n r) each.
+
+        Parameters
+        ----------
+        dK : array_like of shape (p, n, r) or (n, r), or iterable of such matrices
+            Derivatives of K[:, pivots].
+
+        Returns
+        -------
+        ndarray of shape (p,)
+            For a single matrix (1,).
+
+        Raises
+        ------
+        ValueError
+            If sites are not stored one per observation.
+        """
+        sites = self.sites
+        if sites is None or self.batch_size is not None or sites.shift.shape != self.mean.shape:
+            raise ValueError(
+                f"schedule is {_checks.describe(self.schedule)}; allowed for the gradient: "
+                "epfast.EP with batch_size=None, a site per observation"
+            )
+        G, triangle = self.factor.G, self.factor.G[self.pivots]
+        if isinstance(dK, np.ndarray) or not isinstance(dK, Iterable):
+            given = _checks.real_array("dK", dK)
+            matrices: Iterable[Any] = given[None] if given.ndim == 2 else given
+        else:
+            matrices = dK
+        alpha = sites.shift - sites.precision * self.mean
+        # R = T - T G S G' T, with T = diag(precision) and S the covariance of the weights, so that
+        # R G = T G S
+        B = np.multiply.outer(alpha, alpha @ G)
+        B -= sites.precision[:, None] * (G @ self.weights.covariance[: self.rank, : self.rank])
+        B = linalg.solve_triangular(triangle, B.T, lower=True, trans=1).T
+        inner = linalg.solve_triangular(triangle, G.T @ B, lower=True, trans=1)
+        inner = 0.5 * (inner + inner.T)
+        result = []
+        for matrix in matrices:
+            dC = _checks.array("dK", matrix, shape=G.shape)
+            result.append(float(np.vdot(B, dC) - 0.5 * np.vdot(inner, dC[self.pivots])))
+        return np.array(result)
+
     # -- prediction --
 
     def predict_latent(
-        self, K_star: ArrayLike, k_star_diag: ArrayLike | None
+        self,
+        K_star: ArrayLike,
+        K_star_star: ArrayLike | None = None,
+        joint: bool = False,
+        **moved: Any,
     ) -> tuple[Array, Array]:
-        """Mean and variance of the process at new inputs.
+        """Mean and variance, or covariance, of the process at new inputs.
 
         The row of G at a new input is g = L^-1 k with L = G[pivots], and the process of low rank
         has variance g' S g there, S the posterior covariance of w. Far from the pivots that goes to
         0: certainty where nothing is known (the "subset of regressors" of Quiñonero-Candela &
-        Rasmussen 2005, section 4). Given ``k_star_diag``, what the factor leaves of the prior
-        variance, k_star_diag - g' g, is added (their "deterministic training conditional",
+        Rasmussen 2005, section 4). Given ``K_star_star``, what the factor leaves of the prior
+        variance, K_star_star - g' g, is added (their "deterministic training conditional",
         section 5).
 
         Parameters
@@ -160,19 +215,31 @@ class LowRankGPPosterior(ProcessPosterior):
         K_star : array_like of shape (m, r)
             Kernel between the new inputs and the pivots: of the kernel with all inputs of the fit
             the columns ``pivots``, in that order.
-        k_star_diag : array_like of shape (m,), float, or None
-            Kernel of each new input with itself. None: the variance of the process of low rank.
+        K_star_star : array_like of shape (m,) or (m, m), float, or None
+            Kernel of each new input with itself, or between all of them, if ``joint``. None: that
+            of the process of low rank.
+        joint : bool
+            Whether to return the covariance; O(m r^2 + m^2 r).
 
         Returns
         -------
-        mean, variance : ndarray of shape (m,)
+        mean : ndarray of shape (m,)
+        variance : ndarray of shape (m,), or (m, m) if ``joint``
         """
+        _checks.moved("predict_latent", moved, MOVED)
         rows = _checks.array("K_star", K_star, shape=(None, self.rank))
+        joint = _checks.flag("joint", joint)
         prior = None
-        if k_star_diag is not None:
-            prior = _checks.prior_variances("k_star_diag", k_star_diag, len(rows))
-        mean, variance = np.empty((2, len(rows)))
+        if K_star_star is not None:
+            prior = prior_at("K_star_star", K_star_star, len(rows), joint)
         triangle = self.factor.G[self.pivots]
+        if joint:
+            some = self._rows_of_factor(triangle, rows)
+            covariance = some @ self.weights.covariance @ some.T
+            if prior is not None:
+                covariance += prior - some @ some.T
+            return some @ self.weights.mean, 0.5 * (covariance + covariance.T)
+        mean, variance = np.empty((2, len(rows)))
         for part in row_chunks(rows):
             some = self._rows_of_factor(triangle, rows[part])
             mean[part], variance[part] = self.weights.predict_latent(some)
@@ -287,6 +354,7 @@ def fit_low_rank(
     rank: int | None,
     rank_tol: float | None,
     batch_size: int | None,
+    weights: Any,
     loss: Loss,
     scheme: str | Scheme | None,
     schedule: Any,
@@ -304,7 +372,8 @@ def fit_low_rank(
             "start is given; allowed with epfast.ADF: None, since its one pass counts every label"
         )
     # validate before the O(n r^2) factorisation
-    chosen = choose(loss, scheme, "full", batch_size, schedule)
+    given = {} if weights is None else {"weights": weights}
+    chosen = choose(loss, scheme, "full", batch_size, schedule, given=given)
     if isinstance(K, LowRankFactor):
         if rank is not None or rank_tol is not None:
             raise ValueError("K is a LowRankFactor; allowed beside it: rank=None, rank_tol=None")
@@ -319,7 +388,8 @@ def fit_low_rank(
     design = _design(factor.G)
     d = design.shape[1]
     prior = prior_of(np.ones(d), np.zeros(d), True)
-    problem = chosen.problem(Data(design, responses), prior)
+    data = Data(design, responses, weights_of(weights, len(design)))
+    problem = chosen.problem(data, prior)
     before = None if start is None else _weights_in(start, d)
     try:
         weights = fit_linear_problem(

@@ -17,9 +17,10 @@ from epfast import _checks, schemes
 from epfast._arrays import Array, slices, symmetric_from_upper
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gp import files
+from epfast.gp.certificate import rounding_gap
 from epfast.gp.checking import SiteProposal, root_of
 from epfast.gp.engines.sweeps import marginal_residual
-from epfast.gp.prediction import ProcessPosterior
+from epfast.gp.prediction import MOVED, ProcessPosterior, missing, prior_at
 from epfast.gp.problem import GPProblem, GPState, Moments, Relaxed, log_evidence
 from epfast.gp.relaxed import RelaxedEnergies, relaxed_energies
 from epfast.inference import ConvergenceWarning, SweepInfo
@@ -32,6 +33,7 @@ from epfast.inference.files import (
     restore_sites,
     write,
 )
+from epfast.linear.problem import weights_of
 from epfast.losses import Loss, NoisyStep
 from epfast.schedules import EP
 
@@ -143,6 +145,17 @@ class GPPosterior(ProcessPosterior):
         self.known_loss()
         return marginal_residual(self.problem, self.n_sweeps, self.state.sites, mean, variance)
 
+    @cached_property
+    def rounding(self) -> float:
+        """Largest gap between K alpha, of which predictions are made, and ``mean``.
+
+        In posterior standard deviations. It is large where sites are so sharp, beside a kernel
+        matrix so close to singular, that the digits of K do not hold the posterior. O(n^2), once.
+        """
+        return rounding_gap(
+            self.packed, self.diagonal, self.alpha, self.mean, np.sqrt(self.variance)
+        )
+
     # -- evidence --
 
     def log_evidence_gradient(self, dK: ArrayLike | Iterable[ArrayLike]) -> Array:
@@ -215,6 +228,8 @@ class GPPosterior(ProcessPosterior):
         loss = self.known_loss()
         if not isinstance(loss, NoisyStep):
             raise ValueError(f"loss is {loss!r}; allowed: a NoisyStep")
+        if self.problem.weights is not None:
+            raise ValueError("the fit has weights; allowed for this derivative: none")
         mean, variance = self._cavities(self.power)
         labels, exponent = self.problem.y, self.beta * self.power
         step = NoisyStep(1e-300)
@@ -228,12 +243,13 @@ class GPPosterior(ProcessPosterior):
 
     def _cavities(self, share: float) -> tuple[Array, Array]:
         """Mean and variance of f_i, (n,) each, with a share of its site taken out."""
-        rest = 1.0 - share * self.state.sites.precision * self.variance
+        taken = share / self.problem.copies()
+        rest = 1.0 - taken * self.state.sites.precision * self.variance
         if not (rest > 0.0).all():
             raise FloatingPointError(
                 f"{int((rest <= 0.0).sum())} of {len(rest)} cavities are improper"
             )
-        mean = (self.mean - share * self.state.sites.shift * self.variance) / rest
+        mean = (self.mean - taken * self.state.sites.shift * self.variance) / rest
         return mean, self.variance / rest
 
     def _case(self) -> Case:
@@ -269,6 +285,8 @@ class GPPosterior(ProcessPosterior):
     def loo_log_predictive(self) -> Array:
         """Leave-one-out log probability of each response, from the cavities. O(n).
 
+        Of an observation of weight above 1 one copy is left out.
+
         Returns
         -------
         ndarray of shape (n,)
@@ -283,23 +301,41 @@ class GPPosterior(ProcessPosterior):
 
     # -- prediction --
 
-    def predict_latent(self, K_star: ArrayLike, k_star_diag: ArrayLike) -> tuple[Array, Array]:
-        """Mean and variance of the process at new inputs.
+    def predict_latent(
+        self,
+        K_star: ArrayLike,
+        K_star_star: ArrayLike | None = None,
+        joint: bool = False,
+        **moved: Any,
+    ) -> tuple[Array, Array]:
+        """Mean and variance, or covariance, of the process at new inputs.
 
         Parameters
         ----------
         K_star : array_like of shape (m, n)
             Kernel between the new inputs and those of the fit.
-        k_star_diag : array_like of shape (m,) or float
-            Kernel of each new input with itself.
+        K_star_star : array_like of shape (m,) or (m, m), or float
+            Kernel of each new input with itself, or between all of them, which ``joint`` needs.
+        joint : bool
+            Whether to return the covariance; O(m n^2 + m^2 n).
 
         Returns
         -------
-        mean, variance : ndarray of shape (m,)
-            K_star alpha, and k_star_diag - diag(K_star R K_star').
+        mean : ndarray of shape (m,)
+            K_star alpha.
+        variance : ndarray of shape (m,), or (m, m) if ``joint``
+            K_star_star - K_star R K_star', with R the :attr:`marginal_precision`, or its diagonal.
         """
+        _checks.moved("predict_latent", moved, MOVED)
+        if K_star_star is None:
+            raise missing()
         rows = _checks.array("K_star", K_star, shape=(None, len(self.y)))
-        prior = _checks.prior_variances("k_star_diag", k_star_diag, len(rows))
+        joint = _checks.flag("joint", joint)
+        prior = prior_at("K_star_star", K_star_star, len(rows), joint)
+        if joint:
+            product = linalg.blas.dsymm(1.0, self.packed.T, rows.T, lower=1)
+            covariance = prior - rows @ product
+            return rows @ self.alpha, 0.5 * (covariance + covariance.T)
         variance = np.empty(len(rows))
         for part in slices(len(rows)):
             block = rows[part]
@@ -340,6 +376,8 @@ class GPPosterior(ProcessPosterior):
         arrays, header = contents(self)
         arrays |= {name: getattr(self.moments, name) for name in VECTORS}
         arrays |= {"y": self.problem.y, "packed": self.packed, "diagonal": self.diagonal}
+        if self.problem.weights is not None:
+            arrays["weights"] = self.problem.weights
         if self.relaxed is not None:
             arrays |= {f"relaxed_{name}": value for name, value in self.relaxed._asdict().items()}
         header |= {
@@ -365,6 +403,7 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
     files.kernel_of(packed, diagonal)
     files.moments(moments, sites, packed, diagonal)
     scheme, schedule = _choices(header)
+    weights = weights_of(arrays.get("weights"), n)
     relaxed = None
     if "relaxed_precision" in arrays:
         relaxed = Relaxed(
@@ -372,7 +411,7 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
         )
     return GPPosterior(
         GPState(sites, _checks.integer("sweeps", header["sweeps"], least=0), relaxed),
-        GPProblem(None, y, loss, scheme, schedule),  # type: ignore[arg-type]
+        GPProblem(None, y, loss, scheme, schedule, weights),  # type: ignore[arg-type]
         restore_flag(header, "converged"),
         restore_history(header["history"]),
         moments,

@@ -4,18 +4,75 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numpy.typing import ArrayLike
+from scipy import linalg
 
+from epfast import _checks
 from epfast._arrays import Array
 from epfast.inference.posterior import Posterior
+
+#: arguments that moved, with their new spelling
+MOVED = {"k_star_diag": "K_star_star=..., the same numbers or the whole matrix"}
+
+
+def prior_at(name: str, given: Any, m: int, joint: bool) -> Array:
+    """Prior variances (m,), or for a joint prediction the prior covariance (m, m)."""
+    if joint or np.ndim(given) == 2:
+        matrix = _checks.array(name, given, shape=(m, m))
+        if m > 0:
+            _checks.covariance(name, matrix)
+        return matrix if joint else np.diag(matrix)
+    return _checks.prior_variances(name, given, m)
+
+
+def missing() -> TypeError:
+    """The error for rows of features in the place of kernels."""
+    return TypeError(
+        "k_star_diag (K_star_star) is missing; allowed: K_star, the kernel between new inputs and "
+        "those of the fit, and after it the kernel of each new input with itself (for rows of "
+        "features use epfast.GPClassifier)"
+    )
 
 
 class ProcessPosterior(Posterior):
     """Base of the posteriors of processes; a subclass has ``predict_latent``."""
 
-    def predict_latent(self, K_star: ArrayLike, k_star_diag: Any) -> tuple[Array, Array]:
-        """Mean and variance of the process at new inputs, (m,) each."""
+    def predict_latent(
+        self, K_star: ArrayLike, K_star_star: Any = None, joint: bool = False
+    ) -> tuple[Array, Array]:
+        """Mean and variance of the process at new inputs."""
         raise NotImplementedError
+
+    def sample_latent(
+        self,
+        K_star: ArrayLike,
+        K_star_star: ArrayLike | None,
+        size: int,
+        rng: np.random.Generator | int | None = None,
+    ) -> Array:
+        """Draw the process at new inputs from the posterior, all inputs jointly. O(m^3).
+
+        Parameters
+        ----------
+        K_star, K_star_star
+            As in :meth:`predict_latent` with ``joint=True``.
+        size : int
+            Number of draws.
+        rng : numpy.random.Generator or int, optional
+            A generator, or a seed for one; None draws afresh.
+
+        Returns
+        -------
+        ndarray of shape (size, m)
+        """
+        size = _checks.integer("size", size, least=0)
+        draws = _checks.generator("rng", rng)
+        mean, covariance = self.predict_latent(K_star, K_star_star, joint=True)
+        # by eigenvalues, since the covariance may be singular
+        values, vectors = linalg.eigh(covariance)
+        root = vectors * np.sqrt(np.maximum(values, 0.0))
+        return np.asarray(mean + draws.standard_normal((size, len(mean))) @ root.T)
 
     def _responses(self) -> Array:
         """(n, width), as the loss made them."""
@@ -34,13 +91,13 @@ class ProcessPosterior(Posterior):
         y = self._responses()
         return y[:, 0] if y.shape[1] == 1 else y
 
-    def predict_proba(self, K_star: ArrayLike, k_star_diag: ArrayLike | None) -> Array:
+    def predict_proba(self, K_star: ArrayLike, k_star_diag: ArrayLike | None = None) -> Array:
         """Probability of the label +1 at new inputs.
 
         Parameters
         ----------
         K_star, k_star_diag
-            As in :meth:`predict_latent`.
+            ``K_star`` and ``K_star_star`` of :meth:`predict_latent`.
 
         Returns
         -------
@@ -49,13 +106,13 @@ class ProcessPosterior(Posterior):
         """
         return self.known_loss().predict_proba(*self.predict_latent(K_star, k_star_diag))
 
-    def predict(self, K_star: ArrayLike, k_star_diag: ArrayLike | None) -> Array:
+    def predict(self, K_star: ArrayLike, k_star_diag: ArrayLike | None = None) -> Array:
         """Predict y at new inputs: the label for classes, else the mean of y.
 
         Parameters
         ----------
         K_star, k_star_diag
-            As in :meth:`predict_latent`.
+            ``K_star`` and ``K_star_star`` of :meth:`predict_latent`.
 
         Returns
         -------
@@ -63,13 +120,13 @@ class ProcessPosterior(Posterior):
         """
         return self.known_loss().predict(*self.predict_latent(K_star, k_star_diag))
 
-    def predict_variance(self, K_star: ArrayLike, k_star_diag: ArrayLike | None) -> Array:
+    def predict_variance(self, K_star: ArrayLike, k_star_diag: ArrayLike | None = None) -> Array:
         """Predictive variance of y at new inputs.
 
         Parameters
         ----------
         K_star, k_star_diag
-            As in :meth:`predict_latent`.
+            ``K_star`` and ``K_star_star`` of :meth:`predict_latent`.
 
         Returns
         -------
@@ -85,7 +142,7 @@ class ProcessPosterior(Posterior):
         Parameters
         ----------
         K_star, k_star_diag
-            As in :meth:`predict_latent`.
+            ``K_star`` and ``K_star_star`` of :meth:`predict_latent`.
         y : array_like
             As in :func:`epfast.fit_gp`.
 

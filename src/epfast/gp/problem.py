@@ -58,10 +58,17 @@ class GPProblem(NamedTuple):
     loss: Loss
     scheme: Scheme
     schedule: Any
+    #: (n,), None: all 1; an observation of weight w counts as w copies, below 1 as t^w
+    weights: Array | None = None
 
     @property
     def n(self) -> int:
         return len(self.y)
+
+    @property
+    def n_sites(self) -> int:
+        """As engines have it, for warnings."""
+        return self.n
 
     @property
     def remedy(self) -> str:
@@ -87,6 +94,14 @@ class GPProblem(NamedTuple):
     def responses(self, which: Any = slice(None)) -> Array:
         """Responses of some observations, for the core."""
         return np.ascontiguousarray(self.y[which])
+
+    def weights_of(self, which: Any) -> Array | None:
+        """Weights of some observations, for the core."""
+        return None if self.weights is None else np.ascontiguousarray(self.weights[which])
+
+    def copies(self) -> Array | float:
+        """(n,), how often the factor of each observation counts."""
+        return 1.0 if self.weights is None else np.maximum(self.weights, 1.0)
 
     def with_kernel(self, K: Array) -> GPProblem:
         """The same fit with another kernel, whose array is overwritten.
@@ -124,6 +139,15 @@ def moments_of(
     return Moments(alpha, mean, variance, log_determinant)
 
 
+def square(name: str, shape: tuple[int, ...]) -> None:
+    """Refuse rows of features in the place of a kernel matrix."""
+    if len(shape) != 2 or shape[0] != shape[1]:
+        raise ValueError(
+            f"{name} has shape {shape}; allowed: (n, n), a kernel matrix (for rows of features "
+            "use epfast.GPClassifier, or give the kernel between them)"
+        )
+
+
 def kernel_at_door(K: Any, overwrite: bool, jitter: float) -> KernelMatrix:
     """Check K, and hold it in a copy or in its own memory. O(n^3 / 3)."""
     if overwrite:
@@ -142,6 +166,7 @@ def kernel_at_door(K: Any, overwrite: bool, jitter: float) -> KernelMatrix:
         given = _checks.real_array("K", K)
         with np.errstate(over="ignore"):  # beyond the range of a double: found below
             array = np.array(given, dtype=np.float64, order="C")
+    square("K", array.shape)
     _checks.covariance("K", array)
     array[np.diag_indices(len(array))] += jitter
     kernel = KernelMatrix(array)

@@ -216,7 +216,7 @@ class DescentEngine:
     def settle(self, state: DescentState, torn: bool = False) -> tuple[GPState, Moments]:
         found = moments_of(self.kernel, state.sites, covariance=False, marginals=False)
         if found is None:
-            raise improper(self.kernel)
+            raise improper(state.sites.precision, self.kernel.diagonal)
         return GPState(*state[:3]), found
 
     def _state(self, point: Point, sweeps: int, ridge: float) -> DescentState:

@@ -12,18 +12,10 @@ import numpy as np
 
 from epfast import families
 from epfast._arrays import Array, as_array
-from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.row_sweeps import BlockedSweep, ParallelSweep
 from epfast._core.rows import Units
-from epfast.gp.problem import (
-    ROUNDING,
-    GPProblem,
-    GPState,
-    Moments,
-    Relaxed,
-    log_evidence,
-    moments_of,
-)
+from epfast._core.tilted import TiltedMoments
+from epfast.gp.problem import GPProblem, GPState, Moments, Relaxed, log_evidence, moments_of
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
@@ -32,6 +24,8 @@ from epfast.linear.engines.rows import PARALLEL_ROWS, REFRESH, SHRUNK, block_siz
 
 #: most numbers that one call of the core touches, so that Ctrl-C acts within about a second
 CHUNK = 1 << 34
+#: precision of a site, over that of the prior, from which it is the site that spoils the posterior
+SHARP = 1e10
 
 
 class ProcessState(NamedTuple):
@@ -45,14 +39,17 @@ class ProcessState(NamedTuple):
     since_refresh: int
 
 
-def improper(kernel: KernelMatrix) -> FloatingPointError:
-    """The error for a posterior that rounding made improper; the kernel's work is lost. O(n^3)."""
-    if kernel.is_positive(-ROUNDING * float(kernel.diagonal.max())):
-        return FloatingPointError(
-            "the sites make the posterior improper to rounding, EP diverged; try damping, a power "
-            "below 1, schemes.Relaxed, or epfast.DoubleLoop"
-        )
-    return FloatingPointError("the posterior is improper to rounding; add jitter to K")
+def improper(precision: Array, diagonal: Array) -> FloatingPointError:
+    """The error for a posterior that is improper: EP diverged, or K is singular to rounding."""
+    with np.errstate(over="ignore"):
+        sharpest = float(np.abs(precision * diagonal).max())
+    if sharpest < SHARP and (precision >= 0.0).all():
+        return FloatingPointError("the posterior is improper to rounding; add jitter to K")
+    return FloatingPointError(
+        f"EP diverged: {int((precision < 0.0).sum())} of {len(precision)} sites have a negative "
+        f"precision, and the sharpest is {sharpest:.2g} times that of the prior; try "
+        "schedule=epfast.DoubleLoop(), EP(damping=0.5), or a loss with lighter consequences"
+    )
 
 
 class ProcessEngine:
@@ -134,7 +131,7 @@ class ProcessEngine:
         """The array holds R from here on."""
         found = self._moments(state.sites, covariance=False, marginals=False)
         if found is None:
-            raise improper(self.kernel)
+            raise improper(state.sites.precision, self.kernel.diagonal)
         return GPState(*state[:3]), found
 
     def _moments(self, sites: Sites, covariance: bool, marginals: bool = True) -> Moments | None:
@@ -147,7 +144,7 @@ class ProcessEngine:
     ) -> tuple[ProcessState, Counts]:
         core, n, array = self.sequential, self.n_sites, self.kernel.array
         if self._in_array is not old.now and self._moments(old.sites, covariance=True) is None:
-            raise improper(self.kernel)
+            raise improper(old.sites.precision, self.kernel.diagonal)
         self._in_array = None
         refused, core.log_determinant = core.n_refused, 0.0
         mean = old.now.mean.copy()
@@ -155,7 +152,8 @@ class ProcessEngine:
         step = max(64, self.chunk // (n * n))
         for part in (visits[i : i + step] for i in range(0, n, step)):
             y = self.problem.responses(part)
-            core.sweep(Units(part, n), y, None, part, array, mean, *new.sites)
+            weights = self.problem.weights_of(part)
+            core.sweep(Units(part, n), y, weights, part, array, mean, *new.sites)
             tick(len(part))
         refused = core.n_refused - refused
         variance = np.diag(array).copy()
@@ -169,7 +167,7 @@ class ProcessEngine:
                 old.sites, new.sites, lambda s: self._moments(s, covariance=True)
             )
             if anew is None:
-                raise improper(self.kernel)
+                raise improper(new.sites.precision, self.kernel.diagonal)
             refreshed = new._replace(sites=sites, now=anew, since_refresh=0)
             if share < 1.0:
                 return refreshed, Counts(refused, settled=False)
@@ -202,6 +200,33 @@ def marginal_residual(
     """Largest gap between tilted moments and marginals: means in sd, variances relative. O(n)."""
     tilted = problem.tilted()
     tilted.begin_sweep(sweep)
+    if problem.weights is not None:
+        return _weighted_residual(problem, tilted, sites, mean, variance)
     core = ParallelSweep(tilted, 1, min(problem.n, PARALLEL_ROWS), problem.schedule.power, 0.0)
     core.fit(mean, variance, problem.responses(), *families.copied(sites))
     return float("inf") if core.n_refused else core.residual
+
+
+def _weighted_residual(
+    problem: GPProblem, tilted: TiltedMoments, sites: Sites, mean: Array, variance: Array
+) -> float:
+    """The same with weights: of one copy of each factor, to what is left of its weight."""
+    assert problem.weights is not None
+    counts, copies = problem.weights > 0.0, np.asarray(problem.copies())
+    share, power = (
+        problem.schedule.power / copies,
+        problem.schedule.power * problem.weights / copies,
+    )
+    rest = 1.0 - share * sites.precision * variance
+    if not (rest > 0.0).all():
+        return float("inf")
+    m, v = (mean - share * sites.shift * variance) / rest, variance / rest
+    triple = np.empty((3, problem.n))
+    given = (np.ascontiguousarray(part[counts]) for part in (problem.responses(), m, v, power))
+    some = np.ascontiguousarray(triple[:, counts])
+    if tilted.many(*given, *some):
+        return float("inf")
+    m, v, mean, variance = (part[counts] for part in (m, v, mean, variance))
+    gap = np.abs(m + v * some[1] - mean) / np.sqrt(variance)
+    spread = np.abs((v + v * v * some[2]) / variance - 1.0)
+    return float(max(gap.max(), spread.max()))

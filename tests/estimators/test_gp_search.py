@@ -1,0 +1,378 @@
+"""The hyper-parameters of GPClassifier: the default kernel, failed fits, low rank, threads."""
+
+import contextlib
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn")
+
+from sklearn.datasets import load_breast_cancer
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
+from sklearn.metrics import log_loss
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import epfast
+from epfast import EP, ConvergenceWarning, GPClassifier
+from epfast.estimators import processes
+from tests.oracles.data import classes, rbf
+
+# scikit-learn's penalties of old and new names
+pytestmark = pytest.mark.filterwarnings("default::FutureWarning")
+
+
+def rings(n=120, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, 2))
+    radius = np.hypot(*X.T) + 0.15 * rng.normal(size=n)
+    return X, np.where(radius < 1.1, "in", "out")
+
+
+X, Y = rings()
+
+
+# ---- the default kernel ----
+
+
+def lines(n=150, d=6, seed=0):
+    """Labels that a line tells apart, but for noise."""
+    return classes(n, d, seed=seed, noise=1.0)
+
+
+def cancer():
+    rows, labels = load_breast_cancer(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(rows))[:300]
+    return rows[order], labels[order]
+
+
+@pytest.mark.parametrize("data", [rings, lines, cancer])
+def test_the_default_is_as_good_as_a_line(data):
+    rows, labels = data()
+    half = len(rows) // 2
+    losses = [
+        log_loss(labels[half:], model.fit(rows[:half], labels[:half]).predict_proba(rows[half:]))
+        for model in (
+            make_pipeline(StandardScaler(), kind)
+            for kind in (GPClassifier(), LogisticRegression(), LogisticRegressionCV(max_iter=500))
+        )
+    ]
+    assert losses[0] <= 1.3 * min(losses[1:]) + 0.02
+    coin = -np.mean([np.log(np.mean(labels[:half] == label)) for label in labels[half:]])
+    assert losses[0] < coin
+
+
+def test_the_default_follows_the_scale_of_the_rows():
+    plain, wide = GPClassifier().fit(X, Y), GPClassifier().fit(1e3 * X, Y)
+    np.testing.assert_allclose(
+        wide.kernel_.theta - plain.kernel_.theta, [0.0, np.log(1e3)], atol=1e-6
+    )
+    np.testing.assert_allclose(wide.predict_proba(1e3 * X), plain.predict_proba(X), rtol=1e-6)
+
+
+def test_the_default_is_the_best_of_its_box():
+    model = GPClassifier().fit(X, Y)
+    best, bounds = model.log_marginal_likelihood_value_, model.kernel_.bounds
+    draws = np.random.default_rng(0).uniform(*bounds.T, size=(60, 2))
+    assert max(model.log_marginal_likelihood(theta) for theta in draws) < best
+    _, slope = model.log_marginal_likelihood(model.kernel_.theta, eval_gradient=True)
+    inside = (model.kernel_.theta > bounds[:, 0]) & (model.kernel_.theta < bounds[:, 1])
+    assert abs(slope[inside]).max() < 0.05
+
+
+def test_the_default_with_more_rows_than_a_pilot(monkeypatch):
+    rows, labels = rings(400)
+    whole = GPClassifier().fit(rows, labels)
+    sizes = []
+    plain = processes.Descent.objective
+
+    def objective(self, *given):
+        sizes.append(len(self.problem.X))
+        return plain(self, *given)
+
+    monkeypatch.setattr(processes.Descent, "objective", objective)
+    again = GPClassifier().fit(rows, labels)
+    np.testing.assert_array_equal(whole.kernel_.theta, again.kernel_.theta)
+    assert set(sizes) == {processes.PILOT, 400}
+    # few fits see all rows
+    assert sizes.count(400) < 0.5 * len(sizes)
+
+
+@pytest.mark.parametrize("rows", [np.ones((20, 2)), np.eye(20), 1e100 * X[:20], 1e-100 * X[:20]])
+def test_the_default_on_odd_rows(rows):
+    labels = np.arange(20) % 2
+    model = GPClassifier().fit(rows, labels)
+    assert np.isfinite(model.predict_proba(rows)).all()
+    # nothing tells these classes apart
+    assert abs(model.predict_proba(rows) - 0.5).max() < 0.5
+
+
+# ---- fits that failed ----
+
+LINE = classes(150, 8, seed=0, noise=0.7)
+
+
+def test_a_search_is_not_drawn_to_a_failed_fit():
+    """The evidence of a noisy step at a huge length scale, where rounding spoils predictions."""
+    rows, labels = LINE
+    with pytest.warns(ConvergenceWarning, match=r"failed at \d+ of \d+ hyper-parameters"):
+        model = GPClassifier(1.0 * RBF(1.0), loss="noisy_step").fit(rows, labels)
+    assert model.n_failed_points_ > 0
+    assert model.converged_
+    assert model.score(rows, labels) > 0.9
+    assert model.posterior_.rounding < 1e-3
+    # all that predictions are made of is that of the fit
+    mean, variance = model.predict_latent(rows)
+    np.testing.assert_allclose(mean, model.posterior_.mean, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(variance, model.posterior_.variance, rtol=1e-3)
+
+
+def test_the_failed_fit_is_infinite_in_the_search():
+    rows, labels = LINE
+    model = GPClassifier(1.0 * RBF(1.0), loss="noisy_step", optimizer=None).fit(rows, labels)
+    run = processes.Descent(model._problems[0])
+    value, slope = run.objective(np.log([1.0, 1e5]))
+    assert value == np.inf
+    assert not slope.any()
+    assert (run.tried, run.lost) == (1, 1)
+    value, slope = run.objective(np.log([1.0, 4.0]))
+    assert 0.0 < value < 150 * np.log(2.0)
+    assert (run.tried, run.lost) == (2, 1)
+
+
+@pytest.mark.parametrize("variance", [1.0, 25.0])
+def test_a_constant_latent_is_repaired(variance):
+    """Sweeps diverge there; the truth: f is one number, of either sign."""
+    labels = np.where(np.random.default_rng(0).permutation(60) < 36, 1.0, -1.0)
+    rows = np.arange(60.0)[:, None]
+    kernel = ConstantKernel(variance, (0.5, 50.0))
+    model = GPClassifier(kernel, loss="noisy_step").fit(rows, labels)
+    assert isinstance(model.posterior_.schedule, epfast.DoubleLoop)
+    terms = 0.9**36 * 0.1**24, 0.9**24 * 0.1**36
+    # EP replaces two half lines by a Gaussian
+    assert model.log_marginal_likelihood_value_ == pytest.approx(np.log(sum(terms) / 2), abs=3.0)
+    assert model.converged_
+    assert model.predict_proba(rows[:1])[0, 1] > 0.5
+
+
+@pytest.mark.parametrize("loss", ["probit", "logistic", "noisy_step", "hinge"])
+def test_evidence_of_what_is_scored_is_possible(loss):
+    rows, labels = lines()
+    found = []
+
+    def optimizer(objective, theta, bounds):
+        for scale in np.linspace(*bounds[1], 5):
+            found.append(objective(np.array([theta[0], scale]))[0])
+        return np.array([theta[0], 1.0]), min(found)
+
+    kernel = ConstantKernel(1.0) * RBF(1.0, (1e-2, 1e5))
+    with contextlib.suppress(ConvergenceWarning):
+        GPClassifier(kernel, optimizer=optimizer, loss=loss).fit(rows, labels)
+    assert (np.array(found) >= 0.0).all()
+
+
+def test_relaxed_ep_has_no_search():
+    relaxed = epfast.schemes.Relaxed(weight=0.1)
+    with pytest.raises(ValueError, match=r"scheme is .*allowed with an optimizer and free"):
+        GPClassifier(scheme=relaxed).fit(X, Y)
+    assert GPClassifier(RBF(1.0), scheme=relaxed, optimizer=None).fit(X, Y).score(X, Y) > 0.8
+
+
+def test_a_start_that_fails_leaves_the_others():
+    class Fragile(RBF):
+        def __call__(self, rows, columns=None, eval_gradient=False):
+            if self.length_scale < 0.5:
+                raise FloatingPointError
+            return super().__call__(rows, columns, eval_gradient)
+
+    kernel = Fragile(0.1, (0.05, 50.0))
+    with pytest.warns(ConvergenceWarning, match="hyper-parameters"):
+        model = GPClassifier(kernel, n_restarts_optimizer=4).fit(X, Y)
+    assert model.kernel_.length_scale >= 0.5
+    with pytest.raises(FloatingPointError, match="all hyper-parameters that were tried"):
+        GPClassifier(kernel).fit(X, Y)
+
+
+def test_a_schedule_that_was_asked_for_is_kept_without_a_search():
+    rows, labels = LINE
+    with pytest.warns(ConvergenceWarning):
+        model = GPClassifier(
+            RBF(1e5), loss="noisy_step", optimizer=None, schedule=EP(20, 1e-8)
+        ).fit(rows, labels)
+    assert model.posterior_.schedule.sweeps == 20
+    assert not model.converged_
+
+
+# ---- threads, seeds, warm starts ----
+
+
+@pytest.mark.parametrize("labels", [Y, np.arange(len(X)) % 3], ids=["two", "three"])
+def test_threads_change_nothing(labels):
+    kernel = ConstantKernel(1.0) * RBF(1.0)
+    for settings in ({}, {"kernel": kernel, "n_restarts_optimizer": 3}):
+        one, two = (GPClassifier(**settings, n_jobs=k).fit(X, labels) for k in (None, 2))
+        np.testing.assert_array_equal(one.kernel_.theta, two.kernel_.theta)
+        np.testing.assert_array_equal(one.predict_proba(X), two.predict_proba(X))
+
+
+def test_no_seed_is_a_seed():
+    kernel = ConstantKernel(1.0) * RBF(1.0)
+    one, two, three = (
+        GPClassifier(kernel, n_restarts_optimizer=2, random_state=seed).fit(X, Y).kernel_.theta
+        for seed in (None, None, 0)
+    )
+    np.testing.assert_array_equal(one, two)
+    np.testing.assert_array_equal(one, three)
+
+
+def test_warm_start(monkeypatch):
+    tried = []
+    plain = processes.Descent.objective
+    monkeypatch.setattr(
+        processes.Descent, "objective", lambda self, *g: tried.append(1) or plain(self, *g)
+    )
+    model = GPClassifier(ConstantKernel(1.0) * RBF(20.0), warm_start=True).fit(X, Y)
+    first, cold = model.kernel_.theta, len(tried)
+    model.fit(X, Y)
+    np.testing.assert_allclose(model.kernel_.theta, first, atol=0.02)
+    assert len(tried) - cold < 0.5 * cold
+    assert model.n_iter_ <= 2
+    # other classes: from the start
+    model.fit(X, np.arange(len(X)) % 3)
+    assert model.kernel_.theta.size == 6
+    model.fit(X[:50], Y[:50])
+    assert len(model.posterior_.mean) == 50
+
+
+# ---- low rank ----
+
+
+@pytest.mark.parametrize("kernel", [None, ConstantKernel(4.0) * RBF(3.0)])
+def test_low_rank_with_learnt_parameters(kernel):
+    rows, labels = rings(300)
+    exact = GPClassifier(kernel).fit(rows, labels)
+    few = GPClassifier(kernel, rank=60).fit(rows, labels)
+    assert few.posterior_.rank <= 60
+    # the process of low rank is a smaller model; at the exact optimum it is nearly the same
+    at = few.log_marginal_likelihood(exact.kernel_.theta)
+    assert few.log_marginal_likelihood_value_ > at - 0.05
+    assert few.log_marginal_likelihood_value_ == pytest.approx(
+        exact.log_marginal_likelihood_value_, abs=0.1
+    )
+    np.testing.assert_allclose(few.predict_proba(rows), exact.predict_proba(rows), atol=0.05)
+    assert few.kernel_.theta == pytest.approx(few._kernels[0].theta)
+
+
+def test_the_gradient_of_low_rank_is_that_of_fixed_pivots():
+    kernel = ConstantKernel(4.0) * RBF(1.0)
+    tight = EP(500, 1e-11)
+    model = GPClassifier(kernel, rank=12, optimizer=None, schedule=tight).fit(X, Y)
+    theta = kernel.theta + np.array([0.1, -0.2])
+    _, slope = model.log_marginal_likelihood(theta, eval_gradient=True)
+    pivots = epfast.incomplete_cholesky(kernel.clone_with_theta(theta)(X), 12).pivots
+    signs = np.where(Y == "out", 1.0, -1.0)
+
+    def evidence(at):
+        kernel_at = kernel.clone_with_theta(at)
+        some = kernel_at(X, X[pivots])
+        K = some @ np.linalg.solve(some[pivots], some.T)
+        return epfast.fit_gp(0.5 * (K + K.T), signs, jitter=1e-10, schedule=tight).log_evidence
+
+    for k in range(2):
+        step = 1e-4 * np.eye(2)[k]
+        expected = (evidence(theta + step) - evidence(theta - step)) / 2e-4
+        assert slope[k] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_low_rank_of_several_classes():
+    model = GPClassifier(rank=20).fit(X, np.arange(len(X)) % 3)
+    assert model.kernel_.theta.size == 6
+    assert model.predict_proba(X).shape == (len(X), 3)
+
+
+# ---- new inputs ----
+
+
+def test_latents_under_the_name_of_scikit_learn():
+    model = GPClassifier().fit(X, Y)
+    for found, expected in zip(
+        model.latent_mean_and_variance(X), model.predict_latent(X), strict=True
+    ):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("rank", [None, 40])
+@pytest.mark.parametrize("labels", [Y, np.arange(len(X)) % 3], ids=["two", "three"])
+def test_joint_latents(labels, rank):
+    kernel = ConstantKernel(4.0) * RBF(1.0)
+    model = GPClassifier(kernel, optimizer=None, rank=rank).fit(X, labels)
+    Z = rings(30, 1)[0]
+    mean, variance = model.predict_latent(Z)
+    joint_mean, covariance = model.predict_latent(Z, joint=True)
+    np.testing.assert_allclose(joint_mean, mean, rtol=1e-10, atol=1e-12)
+    blocks = covariance[None] if covariance.ndim == 2 else covariance
+    assert blocks.shape == (1 if labels is Y else 3, 30, 30)
+    for k, block in enumerate(blocks):
+        marginal = variance if variance.ndim == 1 else variance[:, k]
+        np.testing.assert_allclose(np.diag(block), marginal, rtol=1e-8, atol=1e-10)
+        np.testing.assert_array_equal(block, block.T)
+        assert np.linalg.eigvalsh(block).min() > -1e-9
+
+
+def test_draws_of_labels():
+    model = GPClassifier(ConstantKernel(4.0) * RBF(1.0), optimizer=None).fit(X, Y)
+    Z = rings(5, 1)[0]
+    draws = model.sample_y(Z, 4000, random_state=1)
+    assert draws.shape == (5, 4000)
+    assert set(np.unique(draws)) <= {"in", "out"}
+    share = (draws == "out").mean(axis=1)
+    p = model.predict_proba(Z)[:, 1]
+    assert (abs(share - p) < 4.0 * np.sqrt(p * (1.0 - p) / 4000) + 1e-9).all()
+    np.testing.assert_array_equal(draws, model.sample_y(Z, 4000, random_state=1))
+    assert model.sample_y(Z).shape == (5, 1)
+    three = GPClassifier().fit(X, np.arange(len(X)) % 3).sample_y(Z, 3000, random_state=2)
+    assert set(np.unique(three)) <= {0, 1, 2}
+
+
+def test_draws_of_neighbours_go_together():
+    """Two inputs at one place have one latent value."""
+    kernel = ConstantKernel(100.0) * RBF(1.0)
+    model = GPClassifier(kernel, optimizer=None).fit(X, Y)
+    far = np.array([[8.0, 8.0], [8.0, 8.0 + 1e-6], [-8.0, 8.0]])
+    draws = model.sample_y(far, 2000, random_state=0) == "out"
+    assert (draws[0] == draws[1]).mean() > 0.85
+    assert (draws[0] == draws[2]).mean() < 0.6
+
+
+def test_the_covariance_of_rbf_by_hand():
+    """K_zz - K_zx (K + 1 / precision)^-1 K_xz, with the sites of the fit."""
+    model = GPClassifier(ConstantKernel(4.0) * RBF(1.0), optimizer=None).fit(X, Y)
+    Z = rings(10, 1)[0]
+    K, cross, prior = (4.0 * rbf(a, b) for a, b in ((X, X), (Z, X), (Z, Z)))
+    sites = model.posterior_.sites
+    inverse = np.linalg.inv(K + np.diag(1.0 / sites.precision))
+    mean, covariance = model.predict_latent(Z, joint=True)
+    np.testing.assert_allclose(mean, cross @ inverse @ (sites.shift / sites.precision), rtol=1e-7)
+    np.testing.assert_allclose(covariance, prior - cross @ inverse @ cross.T, atol=1e-9)
+
+
+# ---- Ctrl-C ----
+
+
+@pytest.mark.parametrize("n_jobs", [None, 2])
+def test_ctrl_c_in_a_search_leaves_a_posterior(n_jobs):
+    calls = []
+
+    class Slow(RBF):
+        def __call__(self, rows, columns=None, eval_gradient=False):
+            calls.append(1)
+            if len(calls) == 5:
+                raise KeyboardInterrupt
+            return super().__call__(rows, columns, eval_gradient)
+
+    model = GPClassifier(Slow(1.0), n_restarts_optimizer=1, n_jobs=n_jobs)
+    with pytest.raises(epfast.Interrupted) as caught:
+        model.fit(X, Y)
+    assert len(caught.value.posterior.mean) == len(X)
+    assert np.isfinite(caught.value.posterior.log_evidence)

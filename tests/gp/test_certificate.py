@@ -1,0 +1,110 @@
+"""What a fit of a process is trusted for, and what it says where it failed."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+import epfast
+from epfast import EP, ConvergenceWarning, DoubleLoop, fit_gp
+from epfast.gp.certificate import broken, trusted
+from tests.oracles.data import classes, process, rbf
+
+X, K, Y = process(60)
+LINE, LABELS = classes(150, 8, seed=0, noise=0.7)
+
+
+def gap(post, kernel):
+    return float((np.abs(kernel @ post.alpha - post.mean) / np.sqrt(post.variance)).max())
+
+
+@pytest.mark.parametrize("loss", ["probit", "noisy_step"])
+def test_rounding_is_the_gap_between_the_mean_and_its_formula(loss):
+    for width in (1.0, 30.0):
+        kernel = rbf(LINE, width=width)
+        post = fit_gp(kernel, LABELS, loss=loss, schedule=EP(300, 1e-6))
+        # both are rounding errors, of the same size
+        assert post.rounding < 30.0 * gap(post, kernel) + 1e-12
+        assert post.rounding < 1e-5
+        assert post.converged
+        assert trusted(post)
+
+
+def test_predictions_that_rounding_spoils():
+    """The fit knows the labels; K alpha does not."""
+    kernel = rbf(LINE, width=1e5)
+    with pytest.warns(ConvergenceWarning, match="rounding spoils the posterior at new inputs"):
+        post = fit_gp(kernel, LABELS, loss="noisy_step", schedule=EP(200, 1e-3))
+    accuracy = (
+        (np.sign(post.mean) == LABELS).mean(),
+        (np.sign(kernel @ post.alpha) == LABELS).mean(),
+    )
+    assert accuracy[0] > 0.9
+    assert accuracy[1] < 0.7
+    assert post.history[-1].change <= 1e-3
+    assert not post.converged
+    assert not trusted(post)
+    assert post.rounding == pytest.approx(gap(post, kernel), rel=0.5)
+
+
+def test_an_evidence_above_0_is_a_proof_of_failure():
+    post = fit_gp(K, Y)
+    scale = post.sites.log_scale + 1.0
+    spoiled = epfast.GPPosterior(
+        post.state._replace(sites=post.sites._replace(log_scale=scale)),
+        post.problem,
+        True,
+        post.history,
+        post.moments,
+        post.packed,
+        post.diagonal,
+    )
+    assert spoiled.log_evidence > 0.0
+    assert "above 0" in broken(spoiled)
+    assert not trusted(spoiled)
+    assert broken(post) is None
+
+
+def test_a_fixed_number_of_sweeps_is_trusted_by_its_residual():
+    enough = fit_gp(K, Y, schedule=EP(30, 0.0))
+    assert not enough.converged
+    assert trusted(enough)
+    assert not trusted(fit_gp(K, Y, schedule=EP(1, 0.0)))
+
+
+def test_divergence_names_its_remedy():
+    """A constant latent value, and labels that contradict each other."""
+    labels = np.where(np.random.default_rng(0).permutation(60) < 36, 1.0, -1.0)
+    ones = np.ones((60, 60))
+    with pytest.raises(FloatingPointError, match=r"EP diverged.*DoubleLoop") as caught:
+        fit_gp(ones, labels, loss="noisy_step", schedule=EP(200, 1e-6))
+    assert "jitter" not in str(caught.value)
+    post = fit_gp(ones, labels, loss="noisy_step", schedule=DoubleLoop())
+    assert trusted(post)
+
+
+# ---- rows of features in the place of kernels ----
+
+
+def test_rows_are_no_kernel():
+    for arguments in ({}, {"rank": 5}):
+        with pytest.raises(ValueError, match=r"K has shape \(60, 2\); .*epfast.GPClassifier"):
+            fit_gp(X, Y, **arguments)
+    for method in ("predict_proba", "predict", "predict_variance", "predict_latent"):
+        with pytest.raises(TypeError, match=r"k_star_diag .*missing.*epfast.GPClassifier"):
+            getattr(fit_gp(K, Y), method)(X)
+
+
+def test_an_argument_that_moved():
+    post = fit_gp(K, Y)
+    with pytest.raises(TypeError, match="write K_star_star="):
+        post.predict_latent(K, k_star_diag=np.diag(K))
+    with pytest.raises(TypeError, match="unexpected"):
+        post.predict_latent(K, 1.0, covariance=True)
+
+
+def test_good_fits_say_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for loss in ("probit", "logistic", "hinge", "quasi01"):
+            assert fit_gp(K, Y, loss=loss).converged
