@@ -223,7 +223,13 @@ def fit_from(fit: Callable[[Any], R], start: Any) -> R:
     return fit(None)
 
 
-def warn_of(fit: Any, sites: int, schedule: Any, stacklevel: int = 3) -> None:
+def warn_of(
+    fit: Any,
+    sites: int,
+    schedule: Any,
+    stacklevel: int = 3,
+    category: type[Warning] = ConvergenceWarning,
+) -> None:
     """Warn if sites were refused, fits failed, or the sweeps were used up above the tolerance.
 
     fit: anything with ``history`` and ``converged``; sites: how many there are.
@@ -236,13 +242,13 @@ def warn_of(fit: Any, sites: int, schedule: Any, stacklevel: int = 3) -> None:
         warnings.warn(
             f"{last.n_refused} of {sites} sites were refused in the last sweep (an improper cavity "
             "or fit); try damping, a power below 1 or another loss",
-            ConvergenceWarning,
+            category,
             stacklevel=stacklevel + 1,
         )
     if failed:
         warnings.warn(
             f"{failed} fits of a factor failed and kept the old site (see history[i].n_failed)",
-            ConvergenceWarning,
+            category,
             stacklevel=stacklevel + 1,
         )
     if not fit.converged and schedule.tol > 0.0 and len(history) == schedule.sweeps:
@@ -252,6 +258,6 @@ def warn_of(fit: Any, sites: int, schedule: Any, stacklevel: int = 3) -> None:
         warnings.warn(
             f"EP did not settle: after {len(history)} sweeps {why} (tol={schedule.tol:g}); try "
             "more sweeps, damping, a power below 1, or another scheme",
-            ConvergenceWarning,
+            category,
             stacklevel=stacklevel + 1,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from numpy.typing import ArrayLike
@@ -315,8 +315,12 @@ def fit_problem(
     callback: Callback | None = None,
     progress: bool | Tick = False,
     stacklevel: int = 3,
+    warn: Callable[..., Any] = warn_of,
 ) -> Any:
-    """Run a problem whose parts are legal and checked; see :func:`epfast.fit_linear`."""
+    """Run a problem whose parts are legal and checked; see :func:`epfast.fit_linear`.
+
+    warn: told of the result, in place of :func:`epfast.inference.warn_of`.
+    """
     engine = engine_of(problem, **({"traced": True} if record == "factor" else {}))
     kind = KINDS[problem.covariance]
 
@@ -340,5 +344,5 @@ def fit_problem(
         )
     except Interrupted as stopped:
         raise Interrupted(result(stopped.posterior)) from None
-    warn_of(fit, engine.n_sites, problem.schedule, stacklevel)
+    warn(fit, engine.n_sites, problem.schedule, stacklevel)
     return result(fit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -108,7 +109,13 @@ def leave_one_out(problem: LinearProblem, state: State) -> Array:
 
 
 def add_rows(
-    problem: LinearProblem, state: State, X: Any, y: Any, weights: Any, schedule: Any
+    problem: LinearProblem,
+    state: State,
+    X: Any,
+    y: Any,
+    weights: Any,
+    schedule: Any,
+    warn: Callable[..., Any] = warn_of,
 ) -> tuple[Fit, LinearProblem]:
     """See :meth:`epfast.FullPosterior.partial_fit`: the fit, and the problem of all rows."""
     stored = state.sites
@@ -129,7 +136,7 @@ def add_rows(
     new = problem.continued(data, schedule, state._replace(sites=None))
     new.check_weights()
     fit = run(RowEngine(new), schedule)
-    warn_of(fit, len(data.y), schedule, stacklevel=3)  # type: ignore[arg-type]
+    warn(fit, len(data.y), schedule, stacklevel=3)  # type: ignore[arg-type]
     joined = problem._replace(data=_joined(problem.data, data), schedule=schedule)
     if stored is not None and fit.state.sites is not None:
         sites = Sites(*map(np.concatenate, zip(stored, fit.state.sites, strict=True)))
