@@ -44,7 +44,7 @@ __all__ = ["LinearClassifier"]
 FULL_SCHEDULE = EP(sweeps=200, tol=1e-10)
 #: a factorised posterior settles slowly where columns are correlated: sweeps that read about so
 #: many numbers of X, within limits, and the tolerance
-READ, FEWEST, MOST, FACTORIZED_TOL = 1e9, 200, 10_000, 1e-4
+READ, FEWEST, MOST, FACTORIZED_TOL = 1e9, 200, 3_000, 1e-4
 SEARCHES = ("evidence", "ard")
 
 
@@ -85,7 +85,7 @@ class LinearClassifier(LatentClassifier):
         standard deviation of 10, in units of log odds.
     schedule : Schedule, optional
         None runs EP to its fixed point: ``EP(sweeps=200, tol=1e-10)`` for "full"; for "factorized"
-        ``EP(tol=1e-4)`` with 200 to 10,000 sweeps, the fewer the larger X, or ``EP()`` with
+        ``EP(tol=1e-4)`` with 200 to 3,000 sweeps, the fewer the larger X, or ``EP()`` with
         minibatches. A default fit that fails its certificate (see Notes) is tried again, damped.
     beta : float
         Inverse temperature of the factors exp(-beta loss).

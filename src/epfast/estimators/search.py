@@ -39,6 +39,10 @@ SWEEPS, QUICK_TOL, TOL = 100, 1e-3, 1e-6
 ROOT_ACCURACY = 1e-10
 #: ... or of the largest value, which cannot be located more precisely
 ACCURACY = 1e-4
+#: nats below the best value at which the walk along the grid ends
+FAR = 10.0
+#: how often an end of the bracket of the root is moved halfway in, where its fit is lost
+HALVINGS = 3
 #: damping of the repairs, and how many times the sweeps it needs
 REPAIRS = ((0.5, 2), (0.2, 5))
 #: the change of a fit that settles slowly shrinks by this factor over the second half of its sweeps
@@ -66,6 +70,8 @@ class Search:
         self.last = start
         #: points that gave no fit with a certificate, and all points
         self.n_lost = self.n_tried = 0
+        #: slope of the evidence at the points that were tried
+        self.known: dict[float, float] = {}
         self.fine, self.quick = schedules_of(problem.schedule)
 
     def fits(self, variance: float | Array, schedule: Schedule) -> Fits | None:
@@ -101,7 +107,8 @@ class Search:
         if schedule.stores == "none":
             return
         if first is not None and all(map(settles_slowly, first.posteriors)):
-            yield self._attempt(variance, schedule, first.posteriors)
+            if schedule is not self.quick:
+                yield self._attempt(variance, schedule, first.posteriors)
             return
         for damping, times in REPAIRS:
             damping *= schedule.damping
@@ -119,12 +126,17 @@ class Search:
     def value(self, u: float, schedule: Schedule) -> float:
         """Log evidence at u; -inf without a certificate."""
         found = self.fits(math.exp(u), schedule)
-        return -math.inf if found is None else found.log_evidence
+        self.known[u] = math.nan
+        if found is None:
+            return -math.inf
+        self.known[u] = float(self._slopes(found, math.exp(-u)).sum())
+        return found.log_evidence
 
     def slope(self, u: float) -> float:
-        """d log Z / du at a fixed point; NaN without one."""
-        found = self.fits(math.exp(u), self.fine)
-        return math.nan if found is None else float(self._slopes(found, math.exp(-u)).sum())
+        """d log Z / du at a fixed point, kept; NaN without one."""
+        if u not in self.known:
+            self.value(u, self.fine)
+        return self.known[u]
 
     def _slopes(self, found: Fits, precision: Any) -> Array:
         """d log Z / d log v_j = (E w_j^2 / v_j - 1) / 2, (d,), summed over the problems.
@@ -138,7 +150,18 @@ class Search:
     def maximum(self, least: float, most: float) -> Found | None:
         """The best prior variance in [least, most]; None if no fit passed its certificate."""
         grid = np.linspace(math.log(least), math.log(most), GRID).tolist()
-        values = [self.value(u, self.quick) for u in grid]
+        values: list[float] = []
+        poor = 0
+        for u in grid:
+            values.append(self.value(u, self.quick))
+            if values[-1] > max(values) - FAR:
+                poor = 0
+            elif (
+                max(values) > -math.inf
+            ):  # two lost points, or one far below the best: all there is
+                poor += 1 if values[-1] == -math.inf else 2
+            if poor >= 2:
+                break
         top = int(np.argmax(values))
         if values[top] == -math.inf:
             return None
@@ -150,16 +173,20 @@ class Search:
 
     def _root(self, grid: list[float], top: int) -> float | None:
         """Where the slope is 0, or an end of the grid beyond which the evidence rises."""
+        here, slope = grid[top], self.slope(grid[top])
         low, high = around(grid, top)
-        first, last = self.slope(low), self.slope(high)
-        if low == grid[0] and first <= 0.0 and last <= 0.0:
-            return low
-        if high == grid[-1] and first >= 0.0 and last >= 0.0:
-            return high
+        there = high if slope > 0.0 else low
+        if slope == 0.0 or there == here:
+            return here
+        for _ in range(HALVINGS):
+            across = self.slope(there)
+            if math.isfinite(across):
+                break
+            there = 0.5 * (here + there)
         try:
-            if first > 0.0 > last:
-                accuracy = max(ROOT_ACCURACY, self.fine.tol)
-                return float(optimize.brentq(self.slope, low, high, xtol=accuracy))
+            if slope * across < 0.0:
+                accuracy = max(ROOT_ACCURACY, 10.0 * self.fine.tol)
+                return float(optimize.brentq(self.slope, *sorted((here, there)), xtol=accuracy))
         except ValueError:  # brentq refuses a NaN on its way
             pass
         return None
