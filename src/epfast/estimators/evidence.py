@@ -150,7 +150,8 @@ def with_chunk(posteriors: list[Posterior], problem: BinaryProblems, n_jobs: int
             return fit_problem(new._replace(prior=prior, base=prior), post, warn=warn), told
         schedule = None if post.sites is None else post.schedule
         X, y, weights = new.data
-        fit, joined = online.add_rows(post.problem, post.state, X, y, weights, schedule, warn)
+        labels = None if y is None else y[:, 0]
+        fit, joined = online.add_rows(post.problem, post.state, X, labels, weights, schedule, warn)
         if post.sites is None:
             joined = joined._replace(data=Data(None, None))
         return FullPosterior(fit.state, joined, fit.converged, post.history + fit.history), told

@@ -264,7 +264,8 @@ class LinearClassifier(LatentClassifier):
         With a full covariance EP fits the sites of the new rows, and the sites that are there stay
         as they are (:meth:`epfast.FullPosterior.partial_fit`): all rows are kept. With
         ``schedule=ADF()``, and always with a factorised posterior, the new rows go by in one pass
-        and no row is kept. The prior is that of the first call: ``prior_variance``, or 1 where the
+        and no row is kept. Both want rows in a random order: a stream that is sorted by class ends
+        far from the fit of all rows. The prior is that of the first call: ``prior_variance``, or 1 where the
         evidence would choose it; or what ``fit`` has found.
 
         Parameters
@@ -308,7 +309,7 @@ class LinearClassifier(LatentClassifier):
         if first:
             variance = self._prior(binary)
             variance = 1.0 if isinstance(variance, str) else variance
-            fits, self.n_lost_ = binary.fit(variance, schedule), 0
+            fits, self.n_lost_ = binary.fit(variance, binary.schedule), 0
         else:
             variance = self.prior_variance_
             fits = with_chunk(self.posteriors_, binary, self.n_jobs)

@@ -70,6 +70,8 @@ class Search:
         self.last = start
         #: points that gave no fit with a certificate, and all points
         self.n_lost = self.n_tried = 0
+        #: whether the last lost fit only lacked sweeps
+        self.slow = False
         #: slope of the evidence at the points that were tried
         self.known: dict[float, float] = {}
         self.fine, self.quick = schedules_of(problem.schedule)
@@ -106,7 +108,8 @@ class Search:
         """Twice the sweeps if the first fit settles slowly, else damping."""
         if schedule.stores == "none":
             return
-        if first is not None and all(map(settles_slowly, first.posteriors)):
+        self.slow = first is not None and all(map(settles_slowly, first.posteriors))
+        if first is not None and self.slow:
             if schedule is not self.quick:
                 yield self._attempt(variance, schedule, first.posteriors)
             return
