@@ -125,8 +125,9 @@ def test_partial_fit_goes_on_from_fit():
 
 
 def test_chunks_of_several_classes():
-    order = np.append(np.flatnonzero(THREE != 1), np.flatnonzero(THREE == 1)[::-1])
-    order[:200] = RNG.permutation(order[:200])  # the last chunk has one class
+    middle = np.flatnonzero(THREE == 1)
+    order = RNG.permutation(np.setdiff1d(np.arange(N), middle[:48]))
+    order = np.append(order, middle[:48])  # the last chunk has one class
     assert len(set(THREE[order[192:]])) == 1
     names = np.array(["low", "mid", "high"])[THREE]
     model = LinearClassifier(prior_variance=1.0)
@@ -315,3 +316,17 @@ def test_covariance_is_made_when_it_is_read():
         model.set_params(posterior="factorized", schedule=EP(2, 0.0)).fit(rows, Y[:60])
     assert "coef_covariance_" not in vars(model)
     assert model.fit(X, Y).coef_covariance_.shape == (4, 4)
+
+
+@pytest.mark.skipif(not hasattr(epfast.FullPosterior, "summary"), reason="no summary of posteriors")
+def test_summary_has_names():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(X, columns=list("abcd"))
+    model = LinearClassifier(prior_variance=1.0).fit(frame, Y)
+    assert list(model.summary().index) == [*"abcd", "intercept"]
+    np.testing.assert_allclose(model.summary()["mean"][:4], model.coef_[0])
+    model = LinearClassifier(prior_variance=1.0, fit_intercept=False).fit(X, THREE)
+    tables = model.summary(level=0.5)
+    assert list(tables) == [0, 1, 2]
+    assert list(tables[1].index) == ["x0", "x1", "x2", "x3"]
+    np.testing.assert_allclose(tables[2]["mean"], model.coef_[2])

@@ -17,6 +17,7 @@ from epfast._arrays import Array
 from epfast.estimators.base import (
     EvidenceWarning,
     LatentClassifier,
+    check_is_fitted,
     row_weights,
     tell,
     users_level,
@@ -31,12 +32,15 @@ from epfast.estimators.evidence import (
 )
 from epfast.estimators.search import Search, find
 from epfast.inference import fit_from
+from epfast.linear import FullPosterior, LinearProblem
 from epfast.linear.fit import FULL_UP_TO, choose
 from epfast.linear.problem import data_of, prior_of
 from epfast.schedules import ADF, EP, Schedule
 
 # scikit-learn is there, or epfast.estimators.base would have said so
 from sklearn.utils import check_random_state  # isort: skip
+from sklearn.utils.metaestimators import available_if  # isort: skip
+from sklearn.utils.validation import _check_feature_names_in  # isort: skip
 
 __all__ = ["LinearClassifier"]
 
@@ -265,8 +269,8 @@ class LinearClassifier(LatentClassifier):
         as they are (:meth:`epfast.FullPosterior.partial_fit`): all rows are kept. With
         ``schedule=ADF()``, and always with a factorised posterior, the new rows go by in one pass
         and no row is kept. Both want rows in a random order: a stream that is sorted by class ends
-        far from the fit of all rows. The prior is that of the first call: ``prior_variance``, or 1 where the
-        evidence would choose it; or what ``fit`` has found.
+        far from the fit of all rows. The prior is that of the first call: ``prior_variance``, or 1
+        where the evidence would choose it; or what ``fit`` has found.
 
         Parameters
         ----------
@@ -363,6 +367,9 @@ class LinearClassifier(LatentClassifier):
                 chosen.problem(data_of(X, target, weights, chosen.loss), prior)
                 for target in targets
             ]
+        if "names" in LinearProblem._fields:
+            names = [*_check_feature_names_in(self), *["intercept"] * self.fit_intercept]
+            problems = [cast(Any, problem)._replace(names=tuple(names)) for problem in problems]
         variance = intercept if self.fit_intercept else None
         return BinaryProblems(problems, rows.shape[1], variance, self.n_jobs)
 
@@ -427,7 +434,29 @@ class LinearClassifier(LatentClassifier):
         parts = [post.covariance[:d, :d] for post in self.posteriors_]
         return parts[0].copy() if len(parts) == 1 else np.array(parts)
 
-    # ---- predict ----
+    # ---- results ----
+
+    @available_if(  # type: ignore[untyped-decorator]
+        lambda self: hasattr(FullPosterior, "summary")
+    )
+    def summary(self, level: float = 0.95) -> Any:
+        """A table of coefficients and intercept, as :meth:`epfast.FullPosterior.summary` gives it.
+
+        Parameters
+        ----------
+        level : float
+            Posterior probability of the intervals, between 0 and 1.
+
+        Returns
+        -------
+        table, or dict of tables
+            With more than two classes a table for each label against the rest.
+        """
+        check_is_fitted(self)
+        tables: list[Any] = [cast(Any, post).summary(level) for post in self.posteriors_]
+        if len(tables) == 1:
+            return tables[0]
+        return dict(zip(self.classes_.tolist(), tables, strict=True))
 
     def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
         if self.posteriors_[0].shift.size > self.n_features_in_:
