@@ -210,6 +210,7 @@ def test_threads_change_nothing(variance):
     np.testing.assert_array_equal(one.coef_, two.coef_)
 
 
+@pytest.mark.filterwarnings("ignore:.*sites were refused:epfast.ConvergenceWarning")
 @pytest.mark.parametrize(
     "arguments",
     [
