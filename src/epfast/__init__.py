@@ -31,6 +31,7 @@ has problem, engines, online, posterior and fit, in this order.
 """
 
 from importlib.util import find_spec as _find_spec
+from sys import _getframe
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
@@ -138,7 +139,14 @@ def __getattr__(name: str) -> _Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_LAZY[name]), name)
+    try:
+        return getattr(import_module(_LAZY[name]), name)
+    except ImportError as error:
+        # hasattr and getattr with a default expect an AttributeError; "from epfast import" would
+        # turn that into an ImportError without a reason
+        if _getframe(1).f_code.co_name == "_handle_fromlist":
+            raise
+        raise AttributeError(f"epfast.{name}: {error}", name=name) from error
 
 
 def __dir__() -> list[str]:

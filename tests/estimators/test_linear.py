@@ -23,7 +23,10 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from epfast import LinearClassifier
 
 # of epfast about extreme data of a check, and of scikit-learn about its own
-pytestmark = pytest.mark.filterwarnings("default::sklearn.exceptions.SkipTestWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("default::sklearn.exceptions.SkipTestWarning"),
+    pytest.mark.filterwarnings("default::epfast.estimators.EvidenceWarning"),
+]
 
 RNG = np.random.default_rng(1764)
 N, D = 300, 4
@@ -53,30 +56,36 @@ def test_scikit_learn_checks(estimator, check):
 @pytest.mark.parametrize(
     "arguments",
     [
-        {},
+        {"prior_variance": 25.0},
         {"loss": "probit", "beta": 0.7, "prior_variance": 3.0},
         {"loss": epfast.Hinge(), "schedule": EP(sweeps=30, damping=0.9)},
         {"prior_variance": [1.0, 2.0, 3.0, 4.0], "intercept_variance": 9.0},
-        {"fit_intercept": False},
-        {"posterior": "factorized", "batch_size": 7, "scheme": "quadrature"},
-        {"posterior": "factorized", "schedule": ADF()},
-        {"schedule": SEP(sweeps=30, damping=0.5)},
+        {"fit_intercept": False, "prior_variance": 4.0},
+        {"posterior": "factorized", "prior_variance": 4.0},
+        {
+            "posterior": "factorized",
+            "batch_size": 7,
+            "scheme": "quadrature",
+            "prior_variance": 4.0,
+            "schedule": EP(),
+        },
+        {"posterior": "factorized", "schedule": ADF(), "prior_variance": 4.0},
+        {"schedule": SEP(sweeps=30, damping=0.5), "prior_variance": 4.0},
     ],
-    ids=["plain", "probit", "hinge", "variances", "no_intercept", "minibatch", "adf", "sep"],
+    ids=lambda arguments: "-".join(arguments),
 )
 @pytest.mark.filterwarnings("ignore:.*refused:epfast.ConvergenceWarning")
 def test_agrees_with_fit_linear(arguments):
     model = LinearClassifier(**arguments).fit(X, Y)
     wide = arguments.pop("fit_intercept", True)
-    variance = np.full(D, 25.0) * 0 + arguments.pop("prior_variance", 25.0)
+    variance = np.full(D, 0.0) + arguments.pop("prior_variance", model.prior_variance_)
     intercept = arguments.pop("intercept_variance", 100.0)
     full = arguments.get("posterior", "full") == "full"
-    schedule = EP(sweeps=200, tol=1e-10) if full else EP(sweeps=50, tol=1e-6)
     defaults = {
-        "scheme": "exact" if full else "laplace",
+        "scheme": "exact",
         "posterior": "full",
-        "batch_size": None if full else 10,
-        "schedule": schedule,
+        "batch_size": None,
+        "schedule": EP(sweeps=200, tol=1e-10) if full else EP(sweeps=3000, tol=1e-4),
     }
     rows = ONES if wide else X
     prior = np.append(variance, intercept) if wide else variance
@@ -118,7 +127,8 @@ def test_near_logistic_regression():
 def test_predictions_agree_with_each_other(loss):
     far = np.vstack([X, 1e3 * X, 1e6 * X, 0 * X[:1]])
     # near a fixed point or not: EP settles for log-concave likelihoods alone
-    model = LinearClassifier(loss=loss, fit_intercept=False, schedule=EP(20, 0.0)).fit(X, Y)
+    model = LinearClassifier(loss=loss, fit_intercept=False, schedule=EP(20, 0.0))
+    model.set_params(prior_variance=25.0).fit(X, Y)
     scores, proba = model.decision_function(far), model.predict_proba(far)
     assert scores.shape == (len(far),)
     assert np.isfinite(scores).all()
@@ -148,14 +158,14 @@ def test_one_versus_rest():
     iris = load_iris()
     names = iris.target_names[iris.target]
     rows = StandardScaler().fit_transform(iris.data)
-    model = LinearClassifier().fit(rows, names)
+    model = LinearClassifier(prior_variance=25.0).fit(rows, names)
     assert list(model.classes_) == list(iris.target_names)
     assert model.coef_.shape == (3, 4)
     assert model.intercept_.shape == (3,)
     assert model.coef_covariance_.shape == (3, 4, 4)
     assert len(model.posteriors_) == 3
     assert not hasattr(model, "posterior_")
-    binary = [LinearClassifier().fit(rows, names == name) for name in model.classes_]
+    binary = [clone(model).fit(rows, names == name) for name in model.classes_]
     for k, one in enumerate(binary):
         np.testing.assert_array_equal(model.coef_[k], one.coef_[0])
         np.testing.assert_array_equal(model.coef_covariance_[k], one.coef_covariance_)
@@ -269,10 +279,11 @@ def test_weights_between_the_integers():
         scheme="exact",
         schedule=EP(sweeps=200, tol=1e-10),
     )
-    model = LinearClassifier(fit_intercept=False).fit(X, Y, sample_weight=np.full(N, 0.3))
+    model = LinearClassifier(fit_intercept=False, prior_variance=25.0)
+    model.fit(X, Y, sample_weight=np.full(N, 0.3))
     np.testing.assert_array_equal(model.coef_[0], post.mean)
-    lighter = LinearClassifier().fit(X, Y, sample_weight=np.full(N, 0.01))
-    heavier = LinearClassifier().fit(X, Y, sample_weight=np.full(N, 10.0))
+    lighter = clone(model).fit(X, Y, sample_weight=np.full(N, 0.01))
+    heavier = clone(model).fit(X, Y, sample_weight=np.full(N, 10.0))
     assert np.trace(lighter.coef_covariance_) > 10 * np.trace(heavier.coef_covariance_)
 
 
@@ -410,15 +421,14 @@ def test_evidence_of_several_classes():
 
 
 @pytest.mark.parametrize("labels", [Y, RNG.integers(0, 3, N)], ids=["binary", "one_vs_rest"])
-@pytest.mark.parametrize("variance", [1.0, "evidence"])
-def test_a_warning_names_the_line_of_the_user(variance, labels):
-    model = LinearClassifier(prior_variance=variance, schedule=EP(2, 1e-12))
+def test_a_warning_names_the_line_of_the_user(labels):
+    model = LinearClassifier(prior_variance=1.0, schedule=EP(2, 1e-12))
     with pytest.warns(epfast.ConvergenceWarning, match="did not settle") as caught:
         model.fit(X, labels)
-    # of the fits at the maximum alone
     assert [warning.filename for warning in caught] == [__file__] * len(model.posteriors_)
 
 
+@pytest.mark.filterwarnings("ignore:.*points of the search:epfast.ConvergenceWarning")
 def test_a_start_that_is_improper_is_left():
     """At a prior far off, the sites of the fit before make no posterior: then from flat ones."""
     rows, y = small()
@@ -438,7 +448,6 @@ def test_a_start_that_is_improper_is_left():
         ({"prior_variance": "nope"}, "prior_variance is 'nope'"),
         ({"prior_variance": -1.0}, "prior_variance is -1.0"),
         ({"prior_variance": [1.0, 2.0]}, "prior_variance has shape"),
-        ({"prior_variance": None}, "prior_variance is None"),
         ({"intercept_variance": 0.0}, "intercept_variance is 0.0"),
         ({"fit_intercept": "no"}, "fit_intercept is 'no'"),
         ({"schedule": 5}, "schedule is 5"),
@@ -462,37 +471,3 @@ def test_bad_data():
         model.fit(X, X[:, 0])
     with pytest.raises(ValueError, match="features"):
         model.fit(X, Y).predict(X[:, :2])
-
-
-# ---- without scikit-learn ----
-
-
-@pytest.mark.slow
-def test_lazy_import(run_python):
-    run_python(
-        "import sys, epfast\n"
-        "assert 'sklearn' not in sys.modules\n"
-        "assert 'LinearClassifier' in epfast.__all__ and 'LinearClassifier' in dir(epfast)\n"
-        "assert 'sklearn' not in sys.modules\n"
-        "from epfast import *\n"
-        "assert LinearClassifier is epfast.LinearClassifier\n"
-        "assert 'sklearn' in sys.modules\n"
-    )
-    with pytest.raises(AttributeError, match="nope"):
-        _ = epfast.nope
-
-
-@pytest.mark.slow
-def test_missing_scikit_learn(run_python):
-    result = run_python(
-        "import sys\n"
-        "sys.modules['sklearn'] = None\n"
-        "import epfast\n"
-        "from epfast import *\n"
-        "fit_linear([[1.0], [-1.0]], [1, -1], batch_size=1)\n"
-        "try:\n"
-        "    epfast.LinearClassifier\n"
-        "except ImportError as error:\n"
-        "    print(error)\n"
-    )
-    assert "epfast[sklearn]" in result.stdout

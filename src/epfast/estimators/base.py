@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from epfast import backend
+from epfast import _checks, backend, inference
 from epfast._arrays import Array
 
 try:
+    from sklearn import exceptions
     from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.utils.class_weight import compute_class_weight
     from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import check_is_fitted
+    from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 except ImportError as error:
     raise ImportError(
         "epfast's classifiers need scikit-learn >= 1.4: pip install 'epfast[sklearn]'"
@@ -29,7 +33,45 @@ except ImportError:  # scikit-learn 1.4 and 1.5
         return estimator._validate_data(*args, **arguments)
 
 
-__all__ = ["LatentClassifier", "check_is_fitted", "validate_data"]
+__all__ = [
+    "ConvergenceWarning",
+    "EvidenceWarning",
+    "LatentClassifier",
+    "check_is_fitted",
+    "row_weights",
+    "tell",
+    "users_level",
+    "validate_data",
+]
+
+#: whose lines are not the user's
+PACKAGES = frozenset({"epfast", "sklearn", "joblib", "threading", "concurrent"})
+
+
+class ConvergenceWarning(inference.ConvergenceWarning, exceptions.ConvergenceWarning):  # type: ignore[misc]
+    """epfast's ConvergenceWarning and scikit-learn's, so that filters of either act."""
+
+
+class EvidenceWarning(UserWarning):
+    """A search maximised a log evidence that says less than its name."""
+
+
+def users_level() -> int:
+    """The stacklevel, for who calls this, of the nearest line outside the libraries."""
+    level, here = 0, inspect.currentframe()
+    frame = None if here is None else here.f_back
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in PACKAGES:
+        level, frame = level + 1, frame.f_back
+    return level + 1
+
+
+def tell(told: Iterable[tuple[Any, ...]]) -> None:
+    """Warn of fits, as :func:`epfast.inference.warn_of` does, at the user's line.
+
+    told: the arguments of ``warn_of``, but for the stacklevel, of each fit.
+    """
+    for fit, sites, schedule in told:
+        inference.warn_of(fit, sites, schedule, users_level(), ConvergenceWarning)
 
 
 class LatentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -157,5 +199,79 @@ class LatentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(
                 f"y has {n_classes} class, {self.classes_.tolist()}; allowed: two classes or more"
             )
+        return index, self._targets(index)
+
+    def _class_numbers(
+        self, labels: NDArray[Any], classes: ArrayLike | None, first: bool
+    ) -> NDArray[np.intp]:
+        """Class numbers of the labels of one chunk; the first call sets ``classes_``."""
+        check_classification_targets(labels)
+        if classes is not None:
+            given = np.unique(np.asarray(classes))
+            if first and len(given) < 2:
+                raise ValueError(f"classes is {given.tolist()}; allowed: two classes or more")
+            if not first and not np.array_equal(given, self.classes_):
+                raise ValueError(
+                    f"classes is {given.tolist()}; allowed after the first call: None, or "
+                    f"{self.classes_.tolist()}"
+                )
+        elif first:
+            raise ValueError(
+                "classes is None; allowed in the first call of partial_fit: all labels there are"
+            )
+        known = given if first else self.classes_
+        new = np.setdiff1d(labels, known)
+        if new.size:
+            raise ValueError(
+                f"y has the labels {new.tolist()}; allowed: those of classes, {known.tolist()}"
+            )
+        self.classes_ = known
+        return np.searchsorted(known, labels)
+
+    def _targets(self, index: NDArray[np.intp]) -> list[Array]:
+        """Labels -1 and +1 for each binary problem, from class numbers."""
+        n_classes = len(self.classes_)
         positive = [1] if n_classes == 2 else range(n_classes)
-        return index, [np.where(index == k, 1.0, -1.0) for k in positive]
+        return [np.where(index == k, 1.0, -1.0) for k in positive]
+
+
+def row_weights(
+    rows: Any,
+    labels: NDArray[Any],
+    sample_weight: ArrayLike | None,
+    class_weight: dict[Any, float] | str | None,
+    several: bool = True,
+) -> Array | None:
+    """Sample weight times class weight, (n,); None if all are 1.
+
+    several: whether rows of two classes at least must count.
+    """
+    classes, index = np.unique(labels, return_inverse=True)
+    weights = np.ones(rows.shape[0])
+    if sample_weight is not None:
+        weights = np.array(_check_sample_weight(sample_weight, rows, dtype=np.float64))
+        if not (weights >= 0.0).all():
+            raise ValueError(
+                f"sample_weight has a minimum of {weights.min():g}; allowed: numbers >= 0"
+            )
+        if not weights.any():
+            raise ValueError("sample_weight is zero in every row; allowed: some number > 0")
+    if isinstance(class_weight, str):
+        _checks.choice("class_weight", class_weight, ("balanced",))
+        mass = np.bincount(index, weights)
+        seen = mass > 0.0
+        by_class = np.zeros(len(mass))
+        by_class[seen] = mass.sum() / (seen.sum() * mass[seen])
+        weights *= by_class[index]
+    elif class_weight is not None:
+        by_class = compute_class_weight(class_weight, classes=classes, y=labels)
+        if not (np.isfinite(by_class).all() and (by_class >= 0.0).all() and by_class.any()):
+            raise ValueError(
+                f"class_weight is {_checks.describe(class_weight)}; allowed: numbers >= 0"
+            )
+        weights *= by_class[index]
+    if several and np.count_nonzero(np.bincount(index, weights)) < 2:
+        raise ValueError(
+            "the rows of positive weight are all of 1 class; allowed: two classes or more"
+        )
+    return None if (weights == 1.0).all() else weights

@@ -1,30 +1,67 @@
-"""The search of the prior variance that maximises the log evidence of linear classifiers."""
+"""The binary problems of linear classifiers, and when the evidence of a fit may be believed."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from functools import partial
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import optimize, sparse
+from numpy.typing import NDArray
+from scipy import sparse
 
 from epfast._arrays import Array
-from epfast.inference import FAILURES, fit_from
-from epfast.linear import FactorizedPosterior, FullPosterior, LinearProblem, fit_problem
-from epfast.schedules import ADF, EP, Schedule, SharedSites
+from epfast.inference.runtime import one_blas_thread
+from epfast.linear import (
+    FactorizedPosterior,
+    FullPosterior,
+    LinearProblem,
+    fit_problem,
+    online,
+)
+from epfast.linear.problem import Data
+from epfast.losses import Loss
+from epfast.schedules import DEP, EP, Schedule
+
+# scikit-learn is there, or epfast.estimators.base would have said so
+from sklearn.utils.parallel import Parallel, delayed  # isort: skip
 
 Posterior = FullPosterior | FactorizedPosterior
 
 #: range of the search: prior variance of x.theta, x about its mean
 LATENT_VARIANCES = (1e-6, 1e6)
-#: points of the first pass, evenly spaced in the logarithm
-GRID = 9
-#: accuracy of log(prior variance): of the root of the slope, at fixed points of EP, ...
-ROOT_ACCURACY = 1e-10
-#: ... or of the largest value, which cannot be located more precisely
-ACCURACY = 1e-4
+
+
+def normalised(loss: Loss) -> bool:
+    """Whether the log evidence is a log probability of the labels."""
+    return loss.is_likelihood and loss.beta == 1.0
+
+
+def certified(post: Posterior) -> bool:
+    """Whether the evidence of a fit may be believed, as far as can be told without a sweep.
+
+    It has settled, where its schedule has a tolerance; its last sweep refused no site; and its log
+    evidence is at most 0, where no factor exceeds 1.
+    """
+    value = post.log_evidence
+    return (
+        math.isfinite(value)
+        and (post.converged or post.schedule.tol == 0.0)
+        and post.history[-1].n_refused == 0
+        and value <= post.problem.evidence_bound
+    )
+
+
+class Fits(NamedTuple):
+    """The fits of all binary problems with one prior."""
+
+    posteriors: list[Posterior]
+    #: what there is to warn of: arguments of :func:`epfast.estimators.base.tell`
+    told: list[tuple[Any, ...]]
+
+    @property
+    def log_evidence(self) -> float:
+        return float(sum(post.log_evidence for post in self.posteriors))
 
 
 class BinaryProblems(NamedTuple):
@@ -35,98 +72,84 @@ class BinaryProblems(NamedTuple):
     #: number of coefficients, before the intercept
     d: int
     intercept_variance: float | None
+    #: threads over the problems, as joblib counts them
+    n_jobs: int | None = None
 
     @property
     def schedule(self) -> Any:
         return self.problems[0].schedule
 
     @property
-    def full(self) -> bool:
-        return self.problems[0].covariance == "full"
+    def n(self) -> int:
+        return self.problems[0].shape[0]
+
+    @property
+    def flat(self) -> bool:
+        """Whether the evidence of a fixed point does not change with its sites, to first order."""
+        first = self.problems[0]
+        exact = first.scheme.integrates or "moments" in first.loss.gives
+        return isinstance(first.schedule, EP | DEP) and first.batch_size is None and exact
 
     def fit(
         self, variance: float | Array, schedule: Schedule, starts: list[Posterior] | None = None
-    ) -> list[Posterior]:
+    ) -> Fits:
         """Fit each problem with this prior variance."""
         prior = np.broadcast_to(np.asarray(variance, dtype=np.float64), (self.d,))
         if self.intercept_variance is not None:
             prior = np.append(prior, self.intercept_variance)
-        found: list[Posterior] = []
-        for k, problem in enumerate(self.problems):
-            problem = problem.with_prior(prior)._replace(schedule=schedule)
+
+        def one(k: int) -> tuple[Posterior, list[tuple[Any, ...]]]:
+            problem = self.problems[k].with_prior(prior)._replace(schedule=schedule)
+            told: list[tuple[Any, ...]] = []
             start = None if starts is None else starts[k]
-            # a warning is for who called the estimator that called fit_from that called this
-            found.append(fit_problem(problem, start, stacklevel=5))
-        return found
+            post = fit_problem(problem, start, warn=lambda *what: told.append(what[:3]))
+            return post, told
+
+        return Fits(*gathered(one, len(self.problems), self.n_jobs, self.d))
+
+    def certified(self, found: Fits) -> bool:
+        return all(certified(post) for post in found.posteriors)
 
 
-class Search:
-    """The maximum of the log evidence over u, the log of the prior variance."""
+def gathered(
+    one: Callable[[int], tuple[Any, list[Any]]], count: int, n_jobs: int | None, d: int
+) -> tuple[list[Any], list[Any]]:
+    """Results of ``one(k)`` in the order of k, whatever the number of threads, and its lists."""
+    if count == 1:
+        results = [one(0)]
+    else:
+        # threads that each set and restore the number of BLAS threads would leave a wrong one
+        with one_blas_thread(d):
+            results = Parallel(n_jobs=n_jobs, prefer="threads", require="sharedmem")(
+                delayed(one)(k) for k in range(count)
+            )
+    return [post for post, _ in results], [what for _, told in results for what in told]
 
-    def __init__(self, problem: BinaryProblems) -> None:
-        self.problem = problem
-        #: start of the next fit
-        self.last: list[Posterior] | None = None
-        self.failure: Exception | None = None
 
-    def fits(self, u: float, schedule: Schedule) -> list[Posterior] | None:
-        """Fits at u; None if none succeeds."""
-        try:
-            found = fit_from(partial(self.problem.fit, math.exp(u), schedule), self.last)
-        except FAILURES as error:
-            self.failure = error
-            return None
-        if not isinstance(schedule, ADF):  # ADF would count the rows again
-            self.last = found
-        return found
+def with_chunk(posteriors: list[Posterior], problem: BinaryProblems, n_jobs: int | None) -> Fits:
+    """Posteriors that have gone on with new rows, the data of the binary problems.
 
-    def value(self, u: float, schedule: Schedule) -> float:
-        found = self.fits(u, schedule)
-        return -math.inf if found is None else total_evidence(found)
+    With stored scalar sites EP fits those of the new rows; else ADF takes them in, and no row is
+    kept.
+    """
 
-    def slope(self, u: float) -> float:
-        """d log Z / du at a fixed point: (E|w|^2 / variance - d) / 2 for the coefficients w.
+    def one(k: int) -> tuple[Posterior, list[tuple[Any, ...]]]:
+        post, new = posteriors[k], problem.problems[k]
+        told: list[tuple[Any, ...]] = []
 
-        There log Z does not change with the sites, to first order. NaN without a fixed point.
-        """
-        found = self.fits(u, self.problem.schedule)
-        if found is None or not all(post.converged for post in found):
-            return math.nan
-        d = self.problem.d
-        squares = sum((post.mean[:d] ** 2 + post.variance[:d]).sum() for post in found)
-        return 0.5 * float(squares * math.exp(-u) - d * len(found))
+        def warn(*what: Any, stacklevel: int = 0) -> None:
+            told.append(what[:3])
 
-    def maximum(self, least: float, most: float) -> tuple[float, list[Posterior] | None]:
-        """The best prior variance in [least, most], and fits to start from."""
-        schedule = quick = self.problem.schedule
-        if isinstance(schedule, EP | SharedSites):
-            sweeps, tol = min(schedule.sweeps, 20), max(schedule.tol, 1e-3)
-            quick = replace(cast(Any, schedule), sweeps=sweeps, tol=tol)
-        grid = np.linspace(math.log(least), math.log(most), GRID).tolist()
-        values = [self.value(u, quick) for u in grid]
-        top = int(np.argmax(values))
-        if values[top] == -math.inf:
-            assert self.failure is not None
-            raise self.failure
-        low, high = grid[max(0, top - 1)], grid[min(GRID - 1, top + 1)]
-        if isinstance(schedule, EP) and self.problem.full:
-            try:
-                if self.slope(low) > 0.0 > self.slope(high):
-                    root = optimize.brentq(self.slope, low, high, xtol=ROOT_ACCURACY)
-                    return math.exp(root), self.last
-            except ValueError:  # brentq refuses a NaN on its way
-                pass
-        # the search visits the inside of the bracket only: add its ends
-        tried = {u: self.value(u, schedule) for u in (low, high)}
+        if isinstance(post, FactorizedPosterior):
+            prior = post.problem.prior
+            return fit_problem(new._replace(prior=prior, base=prior), post, warn=warn), told
+        schedule = None if post.sites is None else post.schedule
+        fit, joined = online.add_rows(post.problem, post.state, new.data, schedule, warn)
+        if post.sites is None:
+            joined = joined._replace(data=Data(None, None))
+        return FullPosterior(fit.state, joined, fit.converged, post.history + fit.history), told
 
-        def loss(u: float) -> float:
-            tried[u] = self.value(u, schedule)
-            return -max(tried[u], -1e50)  # a finite number for a failed fit
-
-        optimize.minimize_scalar(
-            loss, bounds=(low, high), method="bounded", options={"xatol": ACCURACY}
-        )
-        return math.exp(max(tried, key=lambda u: tried[u])), self.last
+    return Fits(*gathered(one, len(posteriors), n_jobs, problem.d))
 
 
 def variance_range(rows: Any, weights: Array | None, centred: bool) -> tuple[float, float]:
@@ -151,17 +174,14 @@ def variance_range(rows: Any, weights: Array | None, centred: bool) -> tuple[flo
     return LATENT_VARIANCES
 
 
-def total_evidence(posteriors: list[Posterior]) -> float:
-    """The sum of the log evidences of all binary problems."""
-    return float(sum(post.log_evidence for post in posteriors))
-
-
-def with_ones(rows: Any) -> Any:
-    """A C-contiguous copy of X with a column of ones at the end."""
-    n, d = rows.shape
-    if sparse.issparse(rows):
-        return sparse.hstack([rows, np.ones((n, 1))], format="csr")
-    result = np.empty((n, d + 1))
-    result[:, :d] = rows
-    result[:, d] = 1.0
-    return result
+def ranges_by_group(
+    rows: Any, weights: Array | None, centred: bool, groups: NDArray[np.intp]
+) -> Array:
+    """:func:`variance_range` of the columns of each group, (k, 2)."""
+    columns = rows.tocsc() if sparse.issparse(rows) else rows
+    return np.array(
+        [
+            variance_range(columns[:, np.flatnonzero(groups == k)], weights, centred)
+            for k in range(groups.max() + 1)
+        ]
+    )

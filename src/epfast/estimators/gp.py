@@ -9,9 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from epfast import _checks
+from epfast import _checks, inference
 from epfast._arrays import Array
-from epfast.estimators.base import LatentClassifier, check_is_fitted, validate_data
+from epfast.estimators.base import (
+    ConvergenceWarning,
+    LatentClassifier,
+    check_is_fitted,
+    users_level,
+    validate_data,
+)
 from epfast.estimators.kernels import default_kernel, ladder
 from epfast.estimators.processes import (
     PILOT,
@@ -23,7 +29,6 @@ from epfast.estimators.processes import (
 )
 from epfast.gp import GPPosterior, LowRankGPPosterior
 from epfast.gp.fit import choose, warn_of_process
-from epfast.inference import ConvergenceWarning
 from epfast.schedules import EP, Schedule
 
 # scikit-learn is there, or epfast.estimators.base would have said so
@@ -72,9 +77,8 @@ class GPClassifier(LatentClassifier):
         Added to the diagonal of the kernel matrix. 0 with ``rank``.
     rank : int, optional
         Fit the process of that rank instead, as :func:`epfast.fit_gp` does: O(n rank) memory. A
-        search begins with an exact process of 250 rows, and holds the pivots fixed, since the
-        evidence jumps where they change; up to three runs of the optimizer follow each other, each
-        with the pivots of the hyper-parameters before it.
+        search begins with an exact process of 250 rows; up to three runs of the optimizer follow,
+        each with the pivots of the hyper-parameters before it, held fixed.
     random_state : int, RandomState or None
         Draws the restarts; None is 0.
     warm_start : bool
@@ -85,13 +89,10 @@ class GPClassifier(LatentClassifier):
 
     Attributes
     ----------
-    classes_ : ndarray of shape (n_classes,)
-        The labels, sorted.
-    n_classes_ : int
-        How many.
+    classes_, n_classes_ : ndarray of shape (n_classes,), int
+        The labels, sorted, and how many.
     kernel_ : Kernel
-        With the hyper-parameters found; for more than two classes a ``CompoundKernel`` of one per
-        class.
+        With the hyper-parameters found; of more than two classes a ``CompoundKernel``.
     posterior_ : GPPosterior or LowRankGPPosterior
         With two classes: the posterior over the latent values of the fit.
     posteriors_ : list of GPPosterior or LowRankGPPosterior
@@ -316,7 +317,7 @@ class GPClassifier(LatentClassifier):
                 "the maximum may be among them; try schedule=epfast.DoubleLoop(), narrower bounds "
                 "of the kernel, or another loss",
                 ConvergenceWarning,
-                stacklevel=3,
+                stacklevel=users_level(),
             )
         return [one.theta for one in found]
 
@@ -336,18 +337,20 @@ class GPClassifier(LatentClassifier):
             )
 
         with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", ConvergenceWarning)
+            warnings.simplefilter("always", inference.ConvergenceWarning)
             found = Parallel(n_jobs=self.n_jobs, prefer="threads")(
                 delayed(fit)(*each) for each in zip(problems, thetas, starts, strict=True)
             )
         held = all(holds for _, holds in found)
         for one in caught:
             # those of a fit that was repaired are void
-            if not (held and issubclass(one.category, ConvergenceWarning)):
-                warnings.warn(one.message, stacklevel=3)
+            if not issubclass(one.category, inference.ConvergenceWarning):
+                warnings.warn(one.message, stacklevel=users_level())
+            elif not held:
+                warnings.warn(str(one.message), ConvergenceWarning, stacklevel=users_level())
         for post, holds in found:
             if isinstance(post, GPPosterior) and not holds:
-                warn_of_process(post, stacklevel=3)
+                warn_of_process(post, users_level(), ConvergenceWarning)
         return [post for post, _ in found]
 
     def log_marginal_likelihood(

@@ -3,40 +3,52 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import sparse
 
-from epfast import _checks
+from epfast import _checks, schemes
 from epfast._arrays import Array
-from epfast.estimators.base import LatentClassifier, validate_data
+from epfast.estimators.base import (
+    EvidenceWarning,
+    LatentClassifier,
+    check_is_fitted,
+    row_weights,
+    tell,
+    users_level,
+    validate_data,
+)
 from epfast.estimators.evidence import (
     BinaryProblems,
-    Search,
-    total_evidence,
-    variance_range,
-    with_ones,
+    Fits,
+    normalised,
+    with_chunk,
 )
-from epfast.inference import ConvergenceWarning, fit_from
-from epfast.linear.fit import choose
-from epfast.linear.problem import data_of, prior_of
-from epfast.schedules import EP, Schedule
+from epfast.estimators.search import Search, find
+from epfast.inference import fit_from
+from epfast.linear import FullPosterior, notes
+from epfast.linear.fit import FULL_UP_TO, choose
+from epfast.linear.problem import data_of, prior_of, with_ones
+from epfast.schedules import ADF, EP, Schedule
 
 # scikit-learn is there, or epfast.estimators.base would have said so
-from sklearn.utils.class_weight import compute_class_weight  # isort: skip
-from sklearn.utils.validation import _check_sample_weight  # isort: skip
+from sklearn.utils import check_random_state  # isort: skip
+from sklearn.utils.metaestimators import available_if  # isort: skip
+from sklearn.utils.validation import _check_feature_names_in  # isort: skip
 
 __all__ = ["LinearClassifier"]
 
-#: rows per factor of a factorised posterior by default
-BATCH_SIZE = 10
 #: tight enough that repeated and weighted rows agree to 1e-8
 FULL_SCHEDULE = EP(sweeps=200, tol=1e-10)
-#: factors of several rows may settle to a cycle, which a tight tolerance never passes
-FACTORIZED_SCHEDULE = EP(sweeps=50, tol=1e-6)
+#: a factorised posterior settles slowly where columns are correlated: sweeps that read about so
+#: many numbers of X, within limits, and the tolerance
+READ, FEWEST, MOST, FACTORIZED_TOL = 1e9, 200, 3_000, 1e-4
+SEARCHES = ("evidence", "ard")
 
 
 class LinearClassifier(LatentClassifier):
@@ -52,30 +64,46 @@ class LinearClassifier(LatentClassifier):
         "logistic", "probit", "hinge", "quasi01", "noisy_step" or another loss, as in
         :func:`epfast.fit_linear`.
     scheme : str or Scheme, optional
-        How factors are fitted. None: "exact" for scalar sites, "variational" for minibatches.
-    posterior : {"full", "factorized"}
-        "full": scalar sites, one per row, and all correlations; O(n d^2) per sweep. "factorized":
-        minibatch factors and a diagonal covariance, which understates the uncertainty of
-        correlated columns; O(n d) per sweep.
+        How factors are fitted. None: "exact" for scalar sites, as in :func:`epfast.fit_linear`.
+    posterior : {"full", "factorized"}, optional
+        "full": all correlations; O(n d^2) per sweep. "factorized": a diagonal covariance, which
+        understates the uncertainty of correlated columns; O(n d) per sweep, and more sweeps. None:
+        "full" for min(n, d) up to 5,000, else "factorized".
     batch_size : int, optional
-        Rows per factor. None: scalar sites with "full", 10 rows with "factorized".
-    prior_variance : float, "evidence" or array_like of shape (d,)
-        Variance of the independent normal prior of the coefficients, with mean 0. "evidence": the
-        common variance that maximises the log evidence. The prior is on the coefficients as they
-        are, so scale the columns (StandardScaler).
+        Rows per factor. None: a site per row.
+    prior_variance : float, array_like of shape (d,), "evidence" or "ard", optional
+        Variance of the independent normal priors of the coefficients, with mean 0. "evidence": the
+        common variance that maximises the log evidence, or one per group of ``prior_groups``.
+        "ard": one per column that maximise it (automatic relevance determination). None:
+        "evidence" for a likelihood ("logistic", "probit", "noisy_step"), 1 for other losses and at
+        another ``beta``, where the evidence is no log probability of the labels. The prior is on
+        the coefficients as they are, so scale the columns (StandardScaler).
+    prior_groups : array_like of shape (d,), optional
+        A label per column, of any kind: columns of one label share a prior variance, which the
+        evidence chooses.
     fit_intercept : bool
         Whether to add a constant column of ones.
     intercept_variance : float
         Prior variance of the intercept, never chosen by the evidence. The default is broad: a
         standard deviation of 10, in units of log odds.
     schedule : Schedule, optional
-        None runs EP to its fixed point: ``EP(sweeps=200, tol=1e-10)`` for "full",
-        ``EP(sweeps=50, tol=1e-6)`` for "factorized".
+        None runs EP to its fixed point: ``EP(sweeps=200, tol=1e-10)`` for "full"; for "factorized"
+        ``EP(tol=1e-4)`` with 200 to 3,000 sweeps, the fewer the larger X, or ``EP()`` with
+        minibatches. A default fit that fails its certificate (see Notes) is tried again, damped.
     beta : float
         Inverse temperature of the factors exp(-beta loss).
     class_weight : dict, "balanced" or None
         Weights of the classes, which multiply ``sample_weight``. "balanced": inverse to the total
         sample weight of each class, with mean 1 over the data.
+    warm_start : bool
+        Whether :meth:`fit` starts from the sites of the last fit. They change how soon it settles,
+        not where; they are left where X has another shape, and by ADF, which stores none.
+    n_jobs : int, optional
+        Threads over the classes, where there are more than two, as joblib counts them. The result
+        does not depend on it.
+    random_state : int, RandomState or None
+        Seeds what draws: a shuffled order without a seed, and the scheme "importance". Without
+        those it is not used; None: they have their own seeds, and fits repeat themselves.
 
     Attributes
     ----------
@@ -87,17 +115,21 @@ class LinearClassifier(LatentClassifier):
     intercept_ : ndarray of shape (1,) or (n_classes,)
         Posterior mean of the intercept; 0 without one.
     coef_covariance_ : ndarray of shape (d, d) or (n_classes, d, d)
-        Posterior covariance of the coefficients, without the intercept.
+        Posterior covariance of the coefficients, without the intercept. Made when it is read.
     posterior_ : FullPosterior or FactorizedPosterior
         With two classes: the posterior over coefficients and, as the last weight, the intercept.
     posteriors_ : list of FullPosterior or FactorizedPosterior
         One, or one for each class.
     log_evidence_ : float
-        EP's log p(y); with more than two classes the sum over the classes, each against the rest.
+        EP's log p(y) for losses that are likelihoods, at ``beta=1``; with more than two classes
+        the sum over the classes, each against the rest. For other losses, as "hinge", it is the log
+        integral of prior times factors, no log probability: not to be compared over losses.
     prior_variance_ : float or ndarray of shape (d,)
-        The prior variance in use; with "evidence" the one that was found, which may be an end of
-        the searched range where the evidence has no maximum inside it: classes that a plane
-        separates favour large variances, data without any signal small ones.
+        The prior variance in use, given or found. It may be an end of the searched range, where
+        the evidence has no maximum inside it: classes that a plane separates favour large
+        variances (an EvidenceWarning says so), data without any signal small ones.
+    n_lost_ : int
+        Points of the search that gave no fit with a certificate; see Notes.
     n_iter_ : int
         Sweeps of the fit, the most over the classes.
     converged_ : bool
@@ -115,7 +147,24 @@ class LinearClassifier(LatentClassifier):
     For "evidence" the posterior is fitted at 9 variances, such that the prior variance of x.theta,
     with x about its mean, runs from 1e-6 to 1e6, and the best of them is refined with warm starts:
     by the root of the slope of the log evidence where EP reaches fixed points, else by Brent's
-    minimisation. With more than two classes the sum of their log evidences is maximised.
+    minimisation. Variances per group or column start from the best common one and follow the
+    gradient (L-BFGS) to a local maximum. With more than two classes the sum of their log evidences
+    is maximised.
+
+    The search counts a fit only if it passes its certificate: it has settled, its last sweep
+    refused no site, and its log evidence is at most 0 where no factor exceeds 1. A fit that fails
+    is repeated with more sweeps or damping; if that fails too, the point is lost, which ``n_lost_``
+    counts and a ConvergenceWarning tells. If all are lost, the prior variance is 1. Each fit of the
+    search may take 100 sweeps, even if ``schedule`` has fewer.
+
+    Warnings of fits are :class:`epfast.estimators.ConvergenceWarning`, which is both epfast's and
+    scikit-learn's. :class:`epfast.estimators.EvidenceWarning` tells where "evidence" is asked for
+    with a loss that is no likelihood, or rises to the end of the range.
+
+    References
+    ----------
+    MacKay, D. J. C. (1992). The evidence framework applied to classification networks. Neural
+    Computation 4(5), 720-736.
 
     Examples
     --------
@@ -123,7 +172,7 @@ class LinearClassifier(LatentClassifier):
     >>> rng = np.random.default_rng(0)
     >>> X = rng.normal(size=(200, 3))
     >>> y = np.where(X @ [1.0, -2.0, 0.0] + rng.logistic(size=200) > 0, "yes", "no")
-    >>> model = epfast.LinearClassifier(prior_variance="evidence").fit(X, y)
+    >>> model = epfast.LinearClassifier().fit(X, y)
     >>> model.predict(X[:3])
     array(['yes', 'yes', 'no'], dtype='<U3')
     """
@@ -133,25 +182,33 @@ class LinearClassifier(LatentClassifier):
         *,
         loss: Any = "logistic",
         scheme: Any = None,
-        posterior: str = "full",
+        posterior: str | None = None,
         batch_size: int | None = None,
-        prior_variance: float | str | ArrayLike = 25.0,
+        prior_variance: float | str | ArrayLike | None = None,
+        prior_groups: ArrayLike | None = None,
         fit_intercept: bool = True,
         intercept_variance: float = 100.0,
         schedule: Schedule | None = None,
         beta: float = 1.0,
         class_weight: dict[Any, float] | str | None = None,
+        warm_start: bool = False,
+        n_jobs: int | None = None,
+        random_state: Any = None,
     ) -> None:
         self.loss = loss
         self.scheme = scheme
         self.posterior = posterior
         self.batch_size = batch_size
         self.prior_variance = prior_variance
+        self.prior_groups = prior_groups
         self.fit_intercept = fit_intercept
         self.intercept_variance = intercept_variance
         self.schedule = schedule
         self.beta = beta
         self.class_weight = class_weight
+        self.warm_start = warm_start
+        self.n_jobs = n_jobs
+        self.random_state = random_state
 
     # ---- fit ----
 
@@ -163,128 +220,272 @@ class LinearClassifier(LatentClassifier):
         Parameters
         ----------
         X : array_like or sparse matrix of shape (n, d)
-            Rows of features; sparse with ``posterior="full"``.
+            Rows of features.
         y : array_like of shape (n,)
             Labels of any kind, two or more different ones.
         sample_weight : array_like of shape (n,), optional
             Numbers >= 0: each row counts as so many copies of itself (below 1 with its factor to
-            that power), as ``weights`` of :func:`epfast.fit_linear`; with ``posterior="full"``.
+            that power), as ``weights`` of :func:`epfast.fit_linear`.
 
         Returns
         -------
         LinearClassifier
             Itself.
         """
-        rows, labels = validate_data(
-            self, X, y, dtype=np.float64, accept_sparse=self._accept_sparse()
-        )
+        rows, labels = validate_data(self, X, y, dtype=np.float64, accept_sparse="csr")
+        if np.ndim(cast(Any, self.prior_variance)) == 0 and self.prior_groups is None:
+            notes.note_scales(rows, users_level())
         index, targets = self._encode(labels)
-        n_classes = len(self.classes_)
-        weights = self._weights(rows, index, sample_weight)
-        binary = self._problems(rows, targets, weights)
-
-        self.prior_variance_: Any
-        if isinstance(self.prior_variance, str):
-            _checks.choice("prior_variance", self.prior_variance, ("evidence",))
-            limits = variance_range(rows, weights, self.fit_intercept)
-            with warnings.catch_warnings():
-                # warnings of the search only: the last fit, at the maximum, gives its own
-                warnings.simplefilter("ignore", ConvergenceWarning)
-                self.prior_variance_, starts = Search(binary).maximum(*limits)
-        elif np.ndim(self.prior_variance) == 0:
-            self.prior_variance_ = _checks.number("prior_variance", self.prior_variance, above=0.0)
+        weights = row_weights(rows, self.classes_[index], sample_weight, self.class_weight)
+        binary = self._problems(rows, targets, weights, self._schedule(rows))
+        starts = None
+        if _checks.flag("warm_start", self.warm_start) and binary.schedule.stores != "none":
+            starts = getattr(self, "posteriors_", None)
+        if starts is not None and len(starts) != len(targets):
             starts = None
+        search = Search(binary, starts)
+        self.n_lost_ = 0
+        variance = self._prior(binary)
+        if isinstance(variance, str):
+            groups = self._groups(variance, rows.shape[1])
+            variance, starts, _ = find(search, rows, weights, self.fit_intercept, groups)
+            self.n_lost_ = search.n_lost
+        fits = fit_from(partial(binary.fit, variance, binary.schedule), starts)
+        if self.schedule is None:
+            fits = search.repaired(variance, binary.schedule, fits) or fits
+        tell(fits.told)
+        self._publish(fits, variance)
+        return self
+
+    def partial_fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        classes: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+    ) -> LinearClassifier:
+        """Go on with new rows, after ``fit`` or ``partial_fit``; or start with them.
+
+        With a full covariance EP fits the sites of the new rows, and the sites that are there stay
+        as they are (:meth:`epfast.FullPosterior.partial_fit`): all rows are kept. With
+        ``schedule=ADF()``, and always with a factorised posterior, the new rows go by in one pass
+        and no row is kept. Both want rows in a random order: a stream that is sorted by class ends
+        far from the fit of all rows. The prior is that of the first call: ``prior_variance``, or 1
+        where the evidence would choose it; or what ``fit`` has found.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix of shape (n, d)
+            New rows.
+        y : array_like of shape (n,)
+            Their labels; here one class may be alone.
+        classes : array_like of shape (n_classes,), optional
+            All labels there are, needed in a first call.
+        sample_weight : array_like of shape (n,), optional
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        LinearClassifier
+            Itself.
+        """
+        first = not hasattr(self, "posteriors_")
+        rows, labels = validate_data(self, X, y, dtype=np.float64, accept_sparse="csr", reset=first)
+        index = self._class_numbers(labels, classes, first)
+        if isinstance(self.class_weight, str):
+            raise ValueError(
+                f"class_weight is {self.class_weight!r}; allowed in partial_fit: None, or a dict "
+                "of numbers, since the classes of later rows are unknown"
+            )
+        weights = row_weights(
+            rows, self.classes_[index], sample_weight, self.class_weight, several=False
+        )
+        schedule, kind = self._schedule(rows), self._covariance(rows)
+        if not first:
+            kind = self.posteriors_[0].kind
+        if kind == "factorized" and not isinstance(schedule, ADF):
+            if self.schedule is not None:
+                raise ValueError(
+                    f"schedule is {_checks.describe(schedule)}; allowed in partial_fit with "
+                    "posterior='factorized': None or ADF()"
+                )
+            schedule = ADF()
+        binary = self._problems(rows, self._targets(index), weights, schedule)
+        if first:
+            variance = self._prior(binary)
+            variance = 1.0 if isinstance(variance, str) else variance
+            fits, self.n_lost_ = binary.fit(variance, binary.schedule), 0
         else:
-            self.prior_variance_ = _checks.array(
-                "prior_variance", self.prior_variance, shape=(rows.shape[1],), positive=True
-            ).copy()
-            starts = None
-        fit = partial(binary.fit, self.prior_variance_, binary.schedule)
-        self.posteriors_ = fit_from(fit, starts)
+            variance = self.prior_variance_
+            fits = with_chunk(self.posteriors_, binary, self.n_jobs)
+        tell(fits.told)
+        self._publish(fits, variance)
+        return self
 
-        d = rows.shape[1]
-        if n_classes == 2:
+    # ---- parts of a fit ----
+
+    def _schedule(self, rows: Any) -> Any:
+        """The schedule that is asked for, or the default."""
+        schedule = self.schedule
+        if schedule is None:
+            if self._covariance(rows) == "full":
+                return FULL_SCHEDULE
+            if self.batch_size is not None:
+                return EP()
+            sweeps = int(np.clip(READ / np.prod(rows.shape, dtype=float), FEWEST, MOST))
+            return EP(sweeps=sweeps, tol=FACTORIZED_TOL)
+        if self.random_state is not None and getattr(schedule, "order", "") == "shuffled":
+            return schedule.filled(seed=_seed(self.random_state))
+        return schedule
+
+    def _covariance(self, rows: Any) -> str:
+        if self.posterior is None:
+            return "full" if min(rows.shape) <= FULL_UP_TO else "factorized"
+        return self.posterior
+
+    def _problems(
+        self, rows: Any, targets: list[Array], weights: Array | None, schedule: Any
+    ) -> BinaryProblems:
+        """The part of the fit that stays fixed while the prior variance is sought."""
+        _checks.flag("fit_intercept", self.fit_intercept)
+        covariance = self._covariance(rows)
+        given = {} if weights is None else {"weights": weights}
+        if hasattr(rows, "indptr"):
+            given["sparse X"] = rows
+        scheme = self.scheme
+        if self.random_state is not None and scheme is not None:
+            scheme = schemes.resolve(scheme)
+            if hasattr(scheme, "seed"):
+                scheme = replace(cast(Any, scheme), seed=_seed(self.random_state))
+        intercept = _checks.number("intercept_variance", self.intercept_variance, above=0.0)
+        with _own_words(self.class_weight):
+            chosen = choose(
+                self.loss, scheme, covariance, self.batch_size, schedule, self.beta, given
+            )
+            X = with_ones(rows) if self.fit_intercept else rows
+            prior = prior_of(np.ones(X.shape[1]), np.zeros(X.shape[1]), covariance == "full")
+            problems = [
+                chosen.problem(data_of(X, target, weights, chosen.loss), prior)
+                for target in targets
+            ]
+        names = tuple(_check_feature_names_in(self))
+        problems = [
+            problem._replace(names=names, intercept=bool(self.fit_intercept))
+            for problem in problems
+        ]
+        variance = intercept if self.fit_intercept else None
+        return BinaryProblems(problems, rows.shape[1], variance, self.n_jobs)
+
+    def _prior(self, binary: BinaryProblems) -> Any:
+        """The prior variance, or which of SEARCHES finds it."""
+        given, loss = self.prior_variance, binary.problems[0].loss
+        if given is None:
+            given = "evidence" if normalised(loss) else 1.0
+        elif isinstance(given, str):
+            _checks.choice("prior_variance", given, SEARCHES)
+            if not normalised(loss):
+                warnings.warn(
+                    f"prior_variance={given!r} maximises the log integral of prior times factors "
+                    f"exp(-beta loss), which for {loss!r} at beta={loss.beta:g} is no log "
+                    "probability of the labels; a number, or cross-validation, is safer",
+                    EvidenceWarning,
+                    stacklevel=users_level(),
+                )
+        if self.prior_groups is not None and given != "evidence":
+            raise ValueError(
+                "prior_groups is given; allowed with prior_variance="
+                f"{_checks.describe(self.prior_variance)}: None; write prior_variance='evidence'"
+            )
+        if isinstance(given, str):
+            return given
+        if np.ndim(given) == 0:
+            return _checks.number("prior_variance", given, above=0.0)
+        return _checks.array("prior_variance", given, shape=(binary.d,), positive=True).copy()
+
+    def _groups(self, how: str, d: int) -> NDArray[np.intp] | None:
+        """The group of each column, 0 to k - 1; None: one variance for all."""
+        if how == "ard":
+            return np.arange(d)
+        if self.prior_groups is None:
+            return None
+        labels = np.asarray(self.prior_groups)
+        if labels.shape != (d,):
+            raise ValueError(
+                f"prior_groups has shape {labels.shape}; allowed: ({d},), a label per column of X"
+            )
+        return np.asarray(np.unique(labels, return_inverse=True)[1])
+
+    def _publish(self, fits: Fits, variance: Any) -> None:
+        """Set the attributes of a fit."""
+        d = self.n_features_in_
+        self.prior_variance_, self.posteriors_ = variance, fits.posteriors
+        if len(self.posteriors_) == 1:
             self.posterior_ = self.posteriors_[0]
         elif hasattr(self, "posterior_"):
             del self.posterior_
-        covariances = [post.covariance[:d, :d] for post in self.posteriors_]
-        self.coef_covariance_ = covariances[0].copy() if n_classes == 2 else np.array(covariances)
         means = np.array([post.mean for post in self.posteriors_])
         self.coef_ = means[:, :d].copy()
-        self.intercept_ = means[:, d].copy() if self.fit_intercept else np.zeros(len(means))
-        self.log_evidence_ = total_evidence(self.posteriors_)
+        self.intercept_ = means[:, d].copy() if means.shape[1] > d else np.zeros(len(means))
+        self.log_evidence_ = fits.log_evidence
         self.n_iter_ = max(len(post.history) for post in self.posteriors_)
         self.converged_ = all(post.converged for post in self.posteriors_)
-        return self
 
-    def _problems(self, rows: Any, targets: list[Array], weights: Array | None) -> BinaryProblems:
-        """The part of the fit that stays fixed while the prior variance is sought."""
-        _checks.flag("fit_intercept", self.fit_intercept)
-        factorized = self.posterior == "factorized"
-        schedule = self.schedule
-        if schedule is None:
-            schedule = FACTORIZED_SCHEDULE if factorized else FULL_SCHEDULE
-        given = {} if weights is None else {"weights": weights}
-        if sparse.issparse(rows):
-            given["sparse X"] = rows
-        batch_size = BATCH_SIZE if self.batch_size is None and factorized else self.batch_size
-        chosen = choose(
-            self.loss, self.scheme, self.posterior, batch_size, schedule, self.beta, given
-        )
-        intercept = _checks.number("intercept_variance", self.intercept_variance, above=0.0)
-        X = with_ones(rows) if self.fit_intercept else rows
-        prior = prior_of(np.ones(X.shape[1]), np.zeros(X.shape[1]), not factorized)
-        problems = [
-            chosen.problem(data_of(X, target, weights, chosen.loss), prior) for target in targets
-        ]
-        return BinaryProblems(problems, rows.shape[1], intercept if self.fit_intercept else None)
+    @property
+    def coef_covariance_(self) -> Array:
+        """Posterior covariance of the coefficients, (d, d) or (n_classes, d, d). O(d^3)."""
+        d = self.n_features_in_
+        parts = [post.covariance[:d, :d] for post in self.posteriors_]
+        return parts[0].copy() if len(parts) == 1 else np.array(parts)
 
-    def _weights(self, rows: Any, index: NDArray[np.intp], sample_weight: Any) -> Array | None:
-        """Sample weight times class weight, (n,); None if all are 1."""
-        weights = np.ones(rows.shape[0])
-        if sample_weight is not None:
-            weights = np.array(_check_sample_weight(sample_weight, rows, dtype=np.float64))
-            if not (weights >= 0.0).all():
-                raise ValueError(
-                    f"sample_weight has a minimum of {weights.min():g}; allowed: numbers >= 0"
-                )
-            if not weights.any():
-                raise ValueError("sample_weight is zero in every row; allowed: some number > 0")
-        if isinstance(self.class_weight, str):
-            _checks.choice("class_weight", self.class_weight, ("balanced",))
-            mass = np.bincount(index, weights)
-            seen = mass > 0.0
-            by_class = np.zeros(len(mass))
-            by_class[seen] = mass.sum() / (seen.sum() * mass[seen])
-            weights *= by_class[index]
-        elif self.class_weight is not None:
-            by_class = compute_class_weight(
-                self.class_weight, classes=self.classes_, y=self.classes_[index]
-            )
-            if not (np.isfinite(by_class).all() and (by_class >= 0.0).all() and by_class.any()):
-                raise ValueError(
-                    f"class_weight is {_checks.describe(self.class_weight)}; allowed: numbers >= 0"
-                )
-            weights *= by_class[index]
-        if np.count_nonzero(np.bincount(index, weights)) < 2:
-            raise ValueError(
-                "the rows of positive weight are all of 1 class; allowed: two classes or more"
-            )
-        return None if (weights == 1.0).all() else weights
+    # ---- results ----
 
-    # ---- predict ----
+    @available_if(  # type: ignore[untyped-decorator]
+        lambda self: hasattr(FullPosterior, "summary")
+    )
+    def summary(self, level: float = 0.95) -> Any:
+        """A table of coefficients and intercept, as :meth:`epfast.FullPosterior.summary` gives it.
+
+        Parameters
+        ----------
+        level : float
+            Posterior probability of the intervals, between 0 and 1.
+
+        Returns
+        -------
+        table, or dict of tables
+            With more than two classes a table for each label against the rest.
+        """
+        check_is_fitted(self)
+        tables: list[Any] = [cast(Any, post).summary(level) for post in self.posteriors_]
+        if len(tables) == 1:
+            return tables[0]
+        return dict(zip(self.classes_.tolist(), tables, strict=True))
 
     def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
-        if self.posteriors_[0].shift.size > self.n_features_in_:
-            rows = with_ones(rows)
         return [post.predict_latent(rows) for post in self.posteriors_]
 
     def __sklearn_tags__(self) -> Any:
         """Tags of scikit-learn."""
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = bool(self._accept_sparse())
+        tags.input_tags.sparse = True
         return tags
 
     def _accept_sparse(self) -> str | bool:
-        """Sparse formats that scikit-learn shall accept; factorised fits take dense rows only."""
-        return False if self.posterior == "factorized" else "csr"
+        return "csr"
+
+
+def _seed(random_state: Any) -> int:
+    return int(check_random_state(random_state).randint(2**31 - 1))
+
+
+@contextmanager
+def _own_words(class_weight: Any) -> Iterator[None]:
+    """Errors of fit_linear about weights, in the words of scikit-learn."""
+    name = "sample_weight" if class_weight is None else "sample_weight or class_weight"
+    try:
+        yield
+    except ValueError as error:
+        for theirs in ("weights ", "a weight "):
+            if str(error).startswith(theirs):
+                raise ValueError(f"{name} {str(error).removeprefix(theirs)}") from None
+        raise

@@ -273,21 +273,23 @@ def fit_problem(
     return told(fit._replace(history=history + fit.history))
 
 
-def warn_of_process(post: GPPosterior, stacklevel: int = 2) -> None:
+def warn_of_process(
+    post: GPPosterior, stacklevel: int = 2, category: type[Warning] = ConvergenceWarning
+) -> None:
     """Warn of what is wrong with a fit."""
     reason = broken(post)
     steps = sum(info.mismatch is not None for info in post.history)
     if reason is not None:
-        warnings.warn(reason, ConvergenceWarning, stacklevel=stacklevel + 1)
+        warnings.warn(reason, category, stacklevel=stacklevel + 1)
     elif not isinstance(post.schedule, DoubleLoop):
-        warn_of(post, post.problem, post.schedule, stacklevel + 1)
+        warn_of(post, post.problem, post.schedule, stacklevel + 1, category)
     elif steps and not post.converged:
         warnings.warn(
             f"no fixed point of EP was found: after {steps} steps of the double loop the tilted "
             "moments still differ from those of the posterior by "
             f"{post.history[-1].mismatch:.2g} of its own scale; scale the kernel, or use a loss "
             "with a log-concave factor",
-            ConvergenceWarning,
+            category,
             stacklevel=stacklevel + 1,
         )
 

@@ -238,7 +238,13 @@ def evidence_bound(loss: Loss, n: float) -> float:
     return ROUNDING * n if loss.bounded else math.inf
 
 
-def warn_of(fit: Any, engine: Any, schedule: Any, stacklevel: int = 3) -> None:
+def warn_of(
+    fit: Any,
+    engine: Any,
+    schedule: Any,
+    stacklevel: int = 3,
+    category: type[Warning] = ConvergenceWarning,
+) -> None:
     """Warn of a result that is not a fixed point of EP, and say what to do.
 
     That is: an impossible log evidence, sites refused in the last sweep, fits that failed, a
@@ -251,7 +257,7 @@ def warn_of(fit: Any, engine: Any, schedule: Any, stacklevel: int = 3) -> None:
         return
 
     def say(text: str) -> None:
-        warnings.warn(f"{text}; {engine.remedy}", ConvergenceWarning, stacklevel=stacklevel + 2)
+        warnings.warn(f"{text}; {engine.remedy}", category, stacklevel=stacklevel + 2)
 
     last, failed = history[-1], sum(info.n_failed for info in history)
     if last.log_evidence > engine.evidence_bound:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -430,8 +430,12 @@ def fit_problem(
     callback: Callback | None = None,
     progress: bool | Tick = False,
     stacklevel: int = 3,
+    warn: Callable[..., Any] = warn_of,
 ) -> Any:
-    """Run a problem whose parts are legal and checked; see :func:`epfast.fit_linear`."""
+    """Run a problem whose parts are legal and checked; see :func:`epfast.fit_linear`.
+
+    warn: told of the result, in place of :func:`epfast.inference.warn_of`.
+    """
     fitted = problem._replace(data=_kept(problem, callback, progress))
     held = Held("X, y or weights", *fitted.data)
     engine = engine_of(fitted, **({"traced": True} if record == "factor" else {}))
@@ -457,5 +461,5 @@ def fit_problem(
         )
     except Interrupted as stopped:
         raise Interrupted(result(stopped.posterior)) from None
-    warn_of(fit, engine, problem.schedule, stacklevel)
+    warn(fit, engine, problem.schedule, stacklevel)
     return result(fit)

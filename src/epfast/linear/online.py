@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,6 @@ from epfast.linear.problem import (
     Data,
     LinearProblem,
     State,
-    data_of,
     inverse_root,
     is_proper,
     sum_of_sites,
@@ -108,9 +108,16 @@ def leave_one_out(problem: LinearProblem, state: State) -> Array:
 
 
 def add_rows(
-    problem: LinearProblem, state: State, X: Any, y: Any, weights: Any, schedule: Any
+    problem: LinearProblem,
+    state: State,
+    data: Data,
+    schedule: Any,
+    warn: Callable[..., Any] = warn_of,
 ) -> tuple[Fit, LinearProblem]:
-    """See :meth:`epfast.FullPosterior.partial_fit`: the fit, and the problem of all rows."""
+    """See :meth:`epfast.FullPosterior.partial_fit`: the fit, and the problem of all rows.
+
+    data: the new rows, checked.
+    """
     stored = state.sites
     if stored is not None and (stored.shift.ndim != 1 or problem.batch_size is not None):
         raise ValueError(
@@ -125,12 +132,11 @@ def add_rows(
             + ("epfast.EP" if stored is not None else "epfast.ADF, since it has no sites")
         )
     schedule = schedule.filled(power=1.0, damping=1.0)
-    data = data_of(problem.given(X), y, weights, problem.loss)
     new = problem.continued(data, schedule, state._replace(sites=None))
     new.check_weights()
     engine = RowEngine(new)
     fit = run(engine, schedule)
-    warn_of(fit, engine, schedule)
+    warn(fit, engine, schedule)
     old = len(stored.shift) if stored is not None else None
     joined = problem._replace(data=_joined(problem.data, data, old), schedule=schedule)
     if stored is not None and fit.state.sites is not None:

@@ -22,6 +22,7 @@ from epfast.linear.prediction import LinearPredictions
 from epfast.linear.problem import (
     LinearProblem,
     State,
+    data_of,
     log_determinant,
     log_evidence,
     with_ones,
@@ -406,9 +407,9 @@ class FullPosterior(LinearPosterior):
             Its sites are the old ones, then the new ones. To sweep over all of them, pass it as
             ``start`` to :func:`epfast.fit_linear` with all the rows.
         """
-        self.known_loss()
         check_columns(self.problem.names, X)
-        fit, problem = online.add_rows(self.problem, self.state, X, y, weights, schedule)
+        data = data_of(self.problem.given(X), y, weights, self.known_loss())
+        fit, problem = online.add_rows(self.problem, self.state, data, schedule)
         history = self.history + fit.history
         return FullPosterior(fit.state, problem, fit.converged, history)
 

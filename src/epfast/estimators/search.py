@@ -1,0 +1,313 @@
+"""The search of the prior variances that maximise the log evidence of linear classifiers.
+
+A fit counts only if it passes its certificate: see :func:`epfast.estimators.evidence.certified`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize
+
+from epfast._arrays import Array
+from epfast.estimators.base import ConvergenceWarning, EvidenceWarning, users_level
+from epfast.estimators.evidence import (
+    BinaryProblems,
+    Fits,
+    Posterior,
+    ranges_by_group,
+    variance_range,
+)
+from epfast.inference import FAILURES, fit_from
+from epfast.schedules import DEP, EP, Schedule, SharedSites
+
+logger = logging.getLogger("epfast")
+
+#: points of the first pass, evenly spaced in the logarithm
+GRID = 9
+#: least number of sweeps that a fit of the search may take, and its loosest and default tolerance
+SWEEPS, QUICK_TOL, TOL = 100, 1e-3, 1e-6
+#: accuracy of log(prior variance): of the root of the slope, at fixed points of EP, ...
+ROOT_ACCURACY = 1e-10
+#: ... or of the largest value, which cannot be located more precisely
+ACCURACY = 1e-4
+#: nats below the best value at which the walk along the grid ends
+FAR = 10.0
+#: how often an end of the bracket of the root is moved halfway in, where its fit is lost
+HALVINGS = 3
+#: damping of the repairs, and how many times the sweeps it needs
+REPAIRS = ((0.5, 2), (0.2, 5))
+#: the change of a fit that settles slowly shrinks by this factor over the second half of its sweeps
+SLOW = 0.7
+#: several variances: most steps, and the slope in nats at which a variance has settled
+STEPS, SLOPE = 200, 1e-4
+
+
+class Found(NamedTuple):
+    """What a search found."""
+
+    variance: float | Array
+    #: fits to start from
+    starts: list[Posterior] | None
+    #: "upper" or "lower" if the evidence has its maximum at an end of the range, else ""
+    end: str = ""
+
+
+class Search:
+    """The maximum of the log evidence over u, the log of the prior variance."""
+
+    def __init__(self, problem: BinaryProblems, start: list[Posterior] | None = None) -> None:
+        self.problem = problem
+        #: start of the next fit: the last one with a certificate
+        self.last = start
+        #: points that gave no fit with a certificate, and all points
+        self.n_lost = self.n_tried = 0
+        #: whether the last lost fit only lacked sweeps
+        self.slow = False
+        #: slope of the evidence at the points that were tried
+        self.known: dict[float, float] = {}
+        self.fine, self.quick = schedules_of(problem.schedule)
+
+    def fits(self, variance: float | Array, schedule: Schedule) -> Fits | None:
+        """Fits with certificates; None if there are none, even after repairs."""
+        self.n_tried += 1
+        for attempt in self._attempts(variance, schedule):
+            if attempt is not None and self.problem.certified(attempt):
+                if schedule.stores != "none":  # ADF would count the rows again
+                    self.last = attempt.posteriors
+                return attempt
+        self.n_lost += 1
+        told = f"{variance:g}" if np.ndim(variance) == 0 else np.array2string(np.asarray(variance))
+        logger.info("prior variance %s: no fit passed its certificate", told)
+        return None
+
+    def _attempts(self, variance: float | Array, schedule: Any) -> Iterator[Fits | None]:
+        """The fit as it is, then repaired."""
+        first = self._attempt(variance, schedule, self.last)
+        yield first
+        yield from self._repairs(variance, schedule, first)
+
+    def repaired(self, variance: float | Array, schedule: Any, first: Fits) -> Fits | None:
+        """The fit that is given or, where it has no certificate, a repair that has one, or None."""
+        if self.problem.certified(first):
+            return first
+        repairs = self._repairs(variance, schedule, first)
+        return next((r for r in repairs if r is not None and self.problem.certified(r)), None)
+
+    def _repairs(
+        self, variance: float | Array, schedule: Any, first: Fits | None
+    ) -> Iterator[Fits | None]:
+        """Twice the sweeps if the first fit settles slowly, else damping."""
+        if schedule.stores == "none":
+            return
+        self.slow = first is not None and all(map(settles_slowly, first.posteriors))
+        if first is not None and self.slow:
+            if schedule is not self.quick:
+                yield self._attempt(variance, schedule, first.posteriors)
+            return
+        for damping, times in REPAIRS:
+            damping *= schedule.damping
+            damped = replace(schedule, damping=damping, sweeps=times * schedule.sweeps)
+            yield self._attempt(variance, damped, self.last)
+
+    def _attempt(
+        self, variance: float | Array, schedule: Schedule, starts: list[Posterior] | None
+    ) -> Fits | None:
+        try:
+            return fit_from(partial(self.problem.fit, variance, schedule), starts)
+        except FAILURES:
+            return None
+
+    def value(self, u: float, schedule: Schedule) -> float:
+        """Log evidence at u; -inf without a certificate."""
+        found = self.fits(math.exp(u), schedule)
+        self.known[u] = math.nan
+        if found is None:
+            return -math.inf
+        self.known[u] = float(self._slopes(found, math.exp(-u)).sum())
+        return found.log_evidence
+
+    def slope(self, u: float) -> float:
+        """d log Z / du at a fixed point, kept; NaN without one."""
+        if u not in self.known:
+            self.value(u, self.fine)
+        return self.known[u]
+
+    def _slopes(self, found: Fits, precision: Any) -> Array:
+        """d log Z / d log v_j = (E w_j^2 / v_j - 1) / 2, (d,), summed over the problems.
+
+        At a fixed point log Z does not change with the sites, to first order.
+        """
+        d = self.problem.d
+        squares = sum(post.mean[:d] ** 2 + post.variance[:d] for post in found.posteriors)
+        return np.asarray(0.5 * (squares * precision - len(found.posteriors)))
+
+    def maximum(self, least: float, most: float) -> Found | None:
+        """The best prior variance in [least, most]; None if no fit passed its certificate."""
+        grid = np.linspace(math.log(least), math.log(most), GRID).tolist()
+        values: list[float] = []
+        poor = 0
+        for u in grid:
+            values.append(self.value(u, self.quick))
+            if values[-1] > max(values) - FAR:
+                poor = 0
+            elif (
+                max(values) > -math.inf
+            ):  # two lost points, or one far below the best: all there is
+                poor += 1 if values[-1] == -math.inf else 2
+            if poor >= 2:
+                break
+        top = int(np.argmax(values))
+        if values[top] == -math.inf:
+            return None
+        u = self._root(grid, top) if self.problem.flat else None
+        if u is None:
+            u = self._best(grid, top)
+        end = "upper" if u > grid[-1] - ACCURACY else "lower" if u < grid[0] + ACCURACY else ""
+        return Found(math.exp(u), self.last, end)
+
+    def _root(self, grid: list[float], top: int) -> float | None:
+        """Where the slope is 0, or an end of the grid beyond which the evidence rises."""
+        here, slope = grid[top], self.slope(grid[top])
+        low, high = around(grid, top)
+        there = high if slope > 0.0 else low
+        if slope == 0.0 or there == here:
+            return here
+        for _ in range(HALVINGS):
+            across = self.slope(there)
+            if math.isfinite(across):
+                break
+            there = 0.5 * (here + there)
+        try:
+            if slope * across < 0.0:
+                accuracy = max(ROOT_ACCURACY, 10.0 * self.fine.tol)
+                return float(optimize.brentq(self.slope, *sorted((here, there)), xtol=accuracy))
+        except ValueError:  # brentq refuses a NaN on its way
+            pass
+        return None
+
+    def _best(self, grid: list[float], top: int) -> float:
+        """The largest value, by Brent's minimisation."""
+        low, high = around(grid, top)
+        # the search visits the inside of the bracket only: add its ends
+        tried = {u: self.value(u, self.fine) for u in (low, grid[top], high)}
+
+        def loss(u: float) -> float:
+            tried[u] = self.value(u, self.fine)
+            return -max(tried[u], -1e50)  # a finite number for a lost fit
+
+        optimize.minimize_scalar(
+            loss, bounds=(low, high), method="bounded", options={"xatol": ACCURACY}
+        )
+        best = max(tried, key=lambda u: tried[u])
+        return best if tried[best] > -math.inf else grid[top]
+
+    def by_group(
+        self, groups: NDArray[np.intp], ranges: Array, common: float, accuracy: float = SLOPE
+    ) -> Found | None:
+        """A variance per group of columns: a local maximum, by L-BFGS from a common one.
+
+        groups: (d,), of each column, 0 to k - 1; ranges: (k, 2), of the variances.
+        """
+        limits, best = np.log(ranges), (-math.inf, np.empty(0), self.last)
+
+        def loss(u: Array) -> tuple[float, Array]:
+            nonlocal best
+            found = self.fits(np.exp(u)[groups], self.fine)
+            if found is None:  # worse than all others: the line search comes back
+                return abs(best[0]) + 1e3, np.zeros(len(u))
+            value = found.log_evidence
+            if value > best[0]:
+                best = value, u.copy(), found.posteriors
+            slopes = self._slopes(found, np.exp(-u)[groups])
+            return -value, -np.asarray(np.bincount(groups, slopes), dtype=np.float64)
+
+        start = np.clip(np.full(len(limits), math.log(common)), *limits.T)
+        optimize.minimize(
+            loss,
+            start,
+            jac=True,
+            method="L-BFGS-B",
+            bounds=limits,
+            options={"maxiter": STEPS, "gtol": accuracy, "ftol": 1e-13},
+        )
+        value, u, starts = best
+        if value == -math.inf:
+            return None
+        return Found(np.exp(u)[groups], starts)
+
+
+def around(grid: list[float], k: int) -> tuple[float, float]:
+    """The neighbours of a point of the grid."""
+    return grid[max(0, k - 1)], grid[min(len(grid) - 1, k + 1)]
+
+
+def schedules_of(schedule: Any) -> tuple[Any, Any]:
+    """The schedule of the search: to its accuracy, and to find the region of the maximum.
+
+    A fixed number of sweeps (``tol=0``) has no certificate, few sweeps have none either.
+    """
+    if not isinstance(schedule, EP | SharedSites | DEP):
+        return schedule, schedule
+    sweeps = max(schedule.sweeps, SWEEPS)
+    fine = replace(cast(Any, schedule), sweeps=sweeps, tol=schedule.tol or TOL)
+    return fine, replace(fine, tol=max(fine.tol, QUICK_TOL))
+
+
+def settles_slowly(post: Posterior) -> bool:
+    """Whether a fit only lacks sweeps: it refuses nothing and its change goes on shrinking."""
+    history = post.history
+    half = history[len(history) // 2].change
+    return history[-1].n_refused == 0 and (post.converged or history[-1].change < SLOW * half)
+
+
+def find(
+    search: Search,
+    rows: Any,
+    weights: Array | None,
+    centred: bool,
+    groups: NDArray[np.intp] | None = None,
+) -> Found:
+    """The prior variance, or one per group, that the evidence favours; it warns of what went wrong.
+
+    It is 1 if all points of the search are lost.
+    """
+    if groups is not None and not search.problem.flat:
+        raise ValueError(
+            "prior_variance is 'ard' or prior_groups is given; allowed with EP on scalar sites by "
+            "scheme 'exact' (batch_size=None), whose evidence has a known slope"
+        )
+    common = search.maximum(*variance_range(rows, weights, centred))
+    found: Found | None = common
+    if common is not None and groups is not None:
+        ranges = ranges_by_group(rows, weights, centred, groups)
+        found = search.by_group(groups, ranges, float(common.variance))
+    if search.n_lost:
+        kept = "1" if found is None else "the best of the others"
+        warnings.warn(
+            f"{search.n_lost} of {search.n_tried} points of the search of the prior variance gave "
+            "no fit that settled with all its sites and a log evidence of at most 0; "
+            f"prior_variance_ is {kept}; try scheme='exact', a schedule with damping, or a number "
+            "as prior_variance",
+            ConvergenceWarning,
+            stacklevel=users_level(),
+        )
+    if found is None:
+        return Found(1.0, None)
+    if found.end == "upper":
+        warnings.warn(
+            f"the log evidence rises up to prior_variance={found.variance:.3g}, the end of the "
+            "searched range: a plane separates the classes, or nearly, and does not bound the "
+            "coefficients; a number as prior_variance bounds them",
+            EvidenceWarning,
+            stacklevel=users_level(),
+        )
+    return found
