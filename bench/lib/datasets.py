@@ -4,7 +4,8 @@ The files are read from the folder named by the environment variable ``EPFAST_DA
 ``bench/README.md`` says where each comes from.
 
 ``load`` gives the five sets of Roche (2016), encoded as in that paper; ``load_raw`` the six of
-Table 1 of Li et al. (2015) and others, with the numbers as published; ``load_mnist`` MNIST;
+Table 1 of Li et al. (2015) and others, with the numbers as published; ``load_mixed`` the fourteen
+on which the defaults are tried, numbers and categories apart; ``load_mnist`` MNIST;
 ``load_libsvm`` the Adult and Web sets of Smola et al. (2003).
 
 Roche's encoding, in this order: a categorical feature becomes one 0/1 column per level, its first
@@ -31,14 +32,17 @@ from scipy import sparse
 __all__ = [
     "LARGE",
     "LIBSVM",
+    "MIXED",
     "NAMES",
     "RAW",
     "SMALL",
     "Dataset",
+    "Mixed",
     "Raw",
     "encode",
     "load",
     "load_libsvm",
+    "load_mixed",
     "load_mnist",
     "load_raw",
 ]
@@ -319,6 +323,98 @@ def load_raw(name: str) -> Raw:
             f"is it {source.what}?"
         )
     return Raw(name, source.title, X, y, tuple(header[i] for i in kept))
+
+
+# ------------------------------------------------------------------- the defaults, tried as a user
+
+
+class _MixedSource(NamedTuple):
+    """A file: its shape after the cleaning, numbers and 0/1 columns together."""
+
+    stem: str
+    positive: str
+    n: int
+    d: int
+    categorical: frozenset[str] = frozenset()
+    drop: tuple[str, ...] = ()
+    sample: int | None = None  # so many rows, drawn with seed 0
+
+
+_MIXED = {
+    "ionosphere": _MixedSource("ionosphere", "g", 351, 34),
+    "sonar": _MixedSource("sonar", "M", 208, 60),
+    "wdbc": _MixedSource("wdbc", "M", 569, 30),
+    "breast": _MixedSource("breast_cancer_wisconsin", "4", 683, 9),
+    "pima": _MixedSource("pima", "1", 768, 8),
+    "heart": _MixedSource("heart_statlog", "2", 270, 13),
+    "haberman": _MixedSource("haberman", "2", 306, 3),
+    "australian": _MixedSource("australian", "1", 690, 14),
+    "blood": _MixedSource("blood_transfusion", "1", 748, 4),
+    "fertility": _MixedSource("fertility", "O", 100, 9),
+    "crabs": _MixedSource("crabs", "M", 200, 6, frozenset({"sp"}), ("index",)),
+    "banknote": _MixedSource("banknote", "1", 1372, 4),
+    "spambase": _MixedSource("spambase", "spam", 4601, 57),
+    "adult2000": _MixedSource(
+        *("adult_train", ">50K", 2000, 100, frozenset(_CENSUS.split())), sample=2000
+    ),
+}
+
+MIXED = tuple(_MIXED)
+
+
+class Mixed(NamedTuple):
+    """Numbers as published, (n, p), 0/1 columns of the categories, (n, q), labels in {-1, +1}."""
+
+    name: str
+    numbers: NDArray[np.float64]
+    levels: NDArray[np.float64]
+    y: NDArray[np.float64]
+
+
+def load_mixed(name: str) -> Mixed:
+    """Load one of ``MIXED`` without any scaling.
+
+    Rows with an empty cell are left out (16 of ``breast``), and so is the column ``index`` of
+    ``crabs``. A category becomes one 0/1 column per level, the first (in sorted order) dropped.
+    ``adult2000`` is a sample of the census data, with the levels of all its rows.
+
+    Raises
+    ------
+    RuntimeError
+        If ``EPFAST_DATA`` is not set, or the file has not the expected shape.
+    FileNotFoundError
+        If the folder lacks the file.
+    """
+    if name not in _MIXED:
+        raise ValueError(f"name must be one of {', '.join(MIXED)}; got {name!r}")
+    source = _MIXED[name]
+    header, columns = _read(source.stem, f"the table {source.stem}")
+    rows = [row for row in zip(*columns, strict=True) if all(row)]
+    all_levels = [sorted(set(column))[1:] for column in zip(*rows, strict=True)]
+    if source.sample is not None:
+        order = np.random.default_rng(0).permutation(len(rows))[: source.sample]
+        rows = [rows[i] for i in order]
+    numbers: list[NDArray[np.float64]] = []
+    levels: list[NDArray[np.float64]] = []
+    columns = list(zip(*rows, strict=True))
+    for title, column, known in zip(header[:-1], columns[:-1], all_levels[:-1], strict=True):
+        if title in source.categorical:
+            found = np.array(column)
+            levels += [(found == level).astype(np.float64) for level in known]
+        elif title not in source.drop:
+            numbers.append(np.array(column, dtype=np.float64))
+    labels = {row[-1] for row in rows}
+    y = np.array([1.0 if row[-1] == source.positive else -1.0 for row in rows])
+    shape = (len(rows), len(numbers) + len(levels))
+    if shape != (source.n, source.d) or len(labels) != 2 or source.positive not in labels:
+        raise RuntimeError(
+            f"{name}: got shape {shape} and labels {sorted(labels)[:4]}, expected "
+            f"{(source.n, source.d)} with {source.positive!r} as one of two labels"
+        )
+    empty = np.empty((len(rows), 0))
+    return Mixed(
+        *(name, np.stack(numbers, axis=1), np.stack(levels, axis=1) if levels else empty, y)
+    )
 
 
 class Mnist(NamedTuple):

@@ -27,6 +27,23 @@ RAW = {
     "sonar": (208, 60, 111),
     "spam": (4601, 57, 1813),
 }
+# rows, numbers, 0/1 columns, rows with y = +1
+MIXED = {
+    "ionosphere": (351, 34, 0, 225),
+    "sonar": (208, 60, 0, 111),
+    "wdbc": (569, 30, 0, 212),
+    "breast": (683, 9, 0, 239),
+    "pima": (768, 8, 0, 268),
+    "heart": (270, 13, 0, 120),
+    "haberman": (306, 3, 0, 81),
+    "australian": (690, 14, 0, 307),
+    "blood": (748, 4, 0, 178),
+    "fertility": (100, 9, 0, 12),
+    "crabs": (200, 5, 1, 100),
+    "banknote": (1372, 4, 0, 610),
+    "spambase": (4601, 57, 0, 1813),
+    "adult2000": (2000, 6, 94, 491),
+}
 
 
 @pytest.fixture(params=SHAPES)
@@ -49,6 +66,22 @@ def test_raw_tables(data_folder, name):
     assert set(np.unique(raw.y)) == {-1.0, 1.0}
     assert len(raw.columns) == raw.X.shape[1]
     assert np.isfinite(raw.X).all()
+
+
+@pytest.mark.parametrize("name", datasets.MIXED)
+def test_numbers_and_categories(data_folder, name):
+    mixed = datasets.load_mixed(name)
+    counts = (*mixed.numbers.shape, mixed.levels.shape[1], int((mixed.y > 0).sum()))
+    assert counts == MIXED[name]
+    assert len(mixed.levels) == len(mixed.y)
+    assert np.isin(mixed.levels, [0.0, 1.0]).all()
+    assert set(np.unique(mixed.y)) == {-1.0, 1.0}
+
+
+def test_the_sample_of_the_census_is_of_its_rows(data_folder):
+    sample, whole = datasets.load_mixed("adult2000"), datasets.load("census")
+    assert sample.levels.shape[1] + sample.numbers.shape[1] == whole.X.shape[1] - 1
+    assert (sample.levels.sum(1) <= 8).all()
 
 
 def test_mnist(data_folder):

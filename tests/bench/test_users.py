@@ -1,0 +1,87 @@
+"""How the calls without arguments are judged."""
+
+import importlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn")
+
+from bench import SCRIPTS
+from bench.lib.datasets import MIXED
+from bench.users import defaults, one_pass
+
+
+def rows(**changed):
+    """A table in which all is well, but for what is changed of the first set."""
+    good = dict.fromkeys(defaults.OURS, 0.4) | {"LinearClassifier": 0.39}
+    good |= {"LogisticRegression": 0.4, "LogisticRegressionCV": 0.41}
+    table = [{"set": name, **good} for name in MIXED]
+    table[0] |= changed
+    return table
+
+
+def verdicts(table, silent=0, whole=True):
+    return [holds for _, _, holds, _ in defaults.judge(table, silent, whole)]
+
+
+def test_all_is_well():
+    assert all(verdicts(rows()))
+
+
+@pytest.mark.parametrize("call", defaults.OURS)
+def test_a_call_that_fails_on_one_set(call):
+    """0.4 times 1.3 and .02 more is .54."""
+    assert all(verdicts(rows(**{call: 0.539})))
+    claims = defaults.judge(rows(**{call: 0.541}), 0, True)
+    assert [where for where, _, holds, _ in claims if not holds] == [call]
+    assert "ionosphere" in next(evidence for where, _, _, evidence in claims if where == call)
+
+
+def test_the_rival_is_the_better_of_two_but_for_fit_linear():
+    table = rows(LogisticRegressionCV=0.2, **dict.fromkeys(defaults.OURS, 0.4))
+    failed = {where for where, claim, holds, _ in defaults.judge(table, 0, True) if not holds}
+    assert failed == set(defaults.OURS) - {"fit_linear"}
+
+
+@pytest.mark.parametrize(("count", "holds"), [(10, False), (11, True)])
+def test_sets_on_which_the_estimator_is_better(count, holds):
+    table = rows()
+    for row in table[count:]:
+        row["LinearClassifier"] = 0.403
+    assert verdicts(table)[4] is holds
+    for row in table[count:]:
+        row["LinearClassifier"] = 0.4015  # within .002
+    assert verdicts(table)[4]
+
+
+def test_counts_are_not_judged_on_some_sets():
+    assert verdicts(rows()[:3], whole=False)[4:6] == [None, None]
+
+
+def test_silent_evidence():
+    assert not verdicts(rows(), silent=1)[-1]
+
+
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name.startswith("users.")])
+def test_scripts_have_what_the_runner_needs(name):
+    script = importlib.import_module(f"bench.{name}")
+    assert callable(script.run)
+    assert len(script.__doc__.splitlines()[0]) <= 100
+
+
+def test_the_data_are_of_the_model():
+    X, y, theta = one_pass.data(20000)
+    assert np.linalg.norm(theta) == pytest.approx(one_pass.LENGTH)
+    gradient = X.T @ (0.5 * (1 + y) - 1 / (1 + np.exp(-X @ theta))) / len(y)
+    assert np.abs(gradient).max() < 0.02
+
+
+@pytest.mark.slow
+def test_one_set(data_folder):
+    options = SimpleNamespace(only=["fertility"], quick=True, splits=1, seed=3, rivals=True)
+    found = defaults.run(options)
+    (row,) = found["log_loss"]
+    assert set(defaults.OURS) | set(defaults.LOGISTIC) | set(defaults.PROCESSES) < set(row)
+    assert row["LogisticRegression"] < 0.6
