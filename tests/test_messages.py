@@ -95,6 +95,14 @@ def test_what_to_write(call, error, says):
     assert says in str(caught.value)
 
 
+def test_names_that_are_deeper():
+    with pytest.raises(AttributeError, match=r"it is epfast\.schemes\.Laplace$"):
+        epfast.Laplace  # noqa: B018
+    with pytest.raises(AttributeError, match=r"it is epfast\.losses\.Poisson$"):
+        epfast.Poisson  # noqa: B018
+    assert not hasattr(epfast, "Laplace")
+
+
 def test_a_guess_is_made_only_where_a_name_is_near():
     with pytest.raises(ValueError, match=r"^scheme is 'q'; allowed: ") as caught:
         fit_linear(X, Y, scheme="q")

@@ -35,7 +35,7 @@ from sys import _getframe
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from epfast import backend, schemes
+from epfast import backend, losses, schemes
 from epfast._core.vector import build_facts as _build_facts
 from epfast.gp import (
     GPPosterior,
@@ -136,7 +136,9 @@ if _find_spec("sklearn") is not None:
 
 def __getattr__(name: str) -> _Any:
     if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        rooms = (room for room in (schemes, losses) if name in room.__all__)
+        place = "".join(f"; it is {room.__name__}.{name}" for room in rooms)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{place}", name=name)
     from importlib import import_module
 
     try:
