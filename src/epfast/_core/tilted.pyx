@@ -141,6 +141,11 @@ cdef class TiltedMoments:
             if status != OK:
                 return status
             first += count
+            self.since += count
+            if self.since >= CHUNK:         # the clock is not free beside one site
+                self.since = 0
+                if self.loss.heed() != OK:
+                    return CALLBACK_FAILED
         return OK
 
     cdef Status chunk(

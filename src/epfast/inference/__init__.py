@@ -12,10 +12,17 @@ from epfast.inference.loop import (
     Fit,
     Summary,
     fit_from,
+    reached,
     run,
     warn_of,
 )
-from epfast.inference.records import ConvergenceWarning, Interrupted, Sites, SweepInfo
+from epfast.inference.records import (
+    ConvergenceWarning,
+    Interrupted,
+    PartOfSweep,
+    Sites,
+    SweepInfo,
+)
 
 __all__ = [
     "FAILURES",
@@ -25,10 +32,12 @@ __all__ = [
     "Engine",
     "Fit",
     "Interrupted",
+    "PartOfSweep",
     "Sites",
     "Summary",
     "SweepInfo",
     "fit_from",
+    "reached",
     "run",
     "warn_of",
 ]

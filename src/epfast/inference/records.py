@@ -54,8 +54,22 @@ class ConvergenceWarning(UserWarning):
     """Numerical trouble, with counts in the result: sites refused, fits failed, sweeps used up."""
 
 
+class PartOfSweep(KeyboardInterrupt):
+    """Ctrl-C in a sweep whose parts count: ``state`` is that after the last of them."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+
+
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during a fit. ``posterior`` holds what was found so far; resume from it."""
+    """Ctrl-C during a fit. ``posterior`` holds what was found so far; resume from it.
+
+    It is that of the last complete sweep, or the start (the prior, if there was none) before the
+    first. After ADF it holds the first ``posterior.rows_seen`` rows of the pass; go on with the
+    others by ``fit_linear(rest, schedule=ADF(), start=posterior)``. It may hold the rounding drift
+    of a few sweeps, and what costs long to compute is computed when it is asked for.
+    """
 
     def __init__(self, posterior: Any) -> None:
         super().__init__("interrupted; .posterior holds what was found so far")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -17,16 +18,52 @@ SECONDS_PER_CALL = 0.1
 Tick = Callable[[int], Any]
 
 
-def one_blas_thread(d: int) -> AbstractContextManager[Any]:
+@contextmanager
+def one_blas_thread(d: int) -> Iterator[None]:
     """Hold BLAS to one thread for small matrices, if threadpoolctl is installed.
 
-    On two busy cores a second thread makes products of this size ten times slower.
+    On two busy cores a second thread makes products of this size ten times slower. The number of
+    threads belongs to the process: of fits that overlap the first sets it, the last sets it back.
     """
-    controller = _blas() if 0 < d < MANY_DIMENSIONS else None
-    limit: AbstractContextManager[Any] = (
-        nullcontext() if controller is None else controller.limit(limits=1, user_api="blas")
-    )
-    return limit
+    if not 0 < d < MANY_DIMENSIONS:
+        yield
+        return
+    _ONE_THREAD.acquire()
+    try:
+        yield
+    finally:
+        _ONE_THREAD.release()
+
+
+class _OneThread:
+    """Who holds BLAS to one thread: a count of what is the state of the process anyway."""
+
+    def __init__(self) -> None:
+        self.lock, self.holders = threading.Lock(), 0
+        self.limiter: Any = None
+
+    def acquire(self) -> None:
+        controller = _blas()
+        with self.lock:
+            self.holders += 1
+            if self.holders == 1:
+                self.restore()  # what Ctrl-C kept an earlier fit from
+                if controller is not None:
+                    self.limiter = controller.limit(limits=1, user_api="blas")
+
+    def release(self) -> None:
+        with self.lock:
+            self.holders -= 1
+            if self.holders == 0:
+                self.restore()
+
+    def restore(self) -> None:
+        if self.limiter is not None:
+            self.limiter.restore_original_limits()
+            self.limiter = None
+
+
+_ONE_THREAD = _OneThread()
 
 
 @cache
@@ -65,10 +102,25 @@ def paced(work: Callable[[int], bool]) -> None:
 
     The count grows until a call takes SECONDS_PER_CALL.
     """
-    count = 16
-    while True:
-        before = time.perf_counter()
+    for count in _counts():
         if not work(count):
             return
+
+
+def paced_parts(n: int) -> Iterator[slice]:
+    """Slices of n pieces of work, of a size as in :func:`paced`; do the work between them."""
+    first = 0
+    for count in _counts():
+        if first >= n:
+            return
+        yield slice(first, min(first + count, n))
+        first += count
+
+
+def _counts() -> Iterator[int]:
+    count = 1
+    while True:
+        before = time.perf_counter()
+        yield count
         grow = SECONDS_PER_CALL / max(time.perf_counter() - before, 1e-9)
         count = max(1, int(count * min(16.0, grow)))

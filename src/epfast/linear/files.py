@@ -63,8 +63,11 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
         None if groups is None else np.asarray(groups, dtype=np.intp),
     )
     sweeps = _checks.integer("sweeps", header["sweeps"], least=0)
+    seen = header.get("rows_seen")
+    if seen is not None:
+        seen = _checks.integer("rows_seen", seen, least=0)
     return KINDS[header["posterior"]](
-        State(precision, shift, sites, log_scale, sweeps),
+        State(precision, shift, sites, log_scale, sweeps, seen),
         problem,
         bool(header["converged"]),
         restore_history(header["history"]),

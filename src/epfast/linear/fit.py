@@ -9,10 +9,10 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks, losses, schemes
 from epfast._arrays import Array
-from epfast.inference import Callback, Counts, Fit, Interrupted, run, warn_of
+from epfast.inference import Callback, Counts, Fit, Interrupted, reached, run, warn_of
 from epfast.inference.combinations import legal
 from epfast.inference.runtime import Tick
-from epfast.linear.engines import ENGINES, engine_of
+from epfast.linear.engines import ENGINES, at_start, engine_of
 from epfast.linear.posterior import FactorizedPosterior, FullPosterior
 from epfast.linear.problem import (
     Data,
@@ -129,7 +129,8 @@ def fit_linear(
     RuntimeError
         If a loss in C returns an error code; an exception of a Python loss is passed on.
     Interrupted
-        On Ctrl-C, within about a second; its ``posterior`` holds what was found so far.
+        On Ctrl-C, within about a second; its ``posterior`` holds what was found so far, see
+        :class:`epfast.Interrupted`.
 
     Warns
     -----
@@ -317,8 +318,7 @@ def fit_problem(
     stacklevel: int = 3,
 ) -> Any:
     """Run a problem whose parts are legal and checked; see :func:`epfast.fit_linear`."""
-    engine = engine_of(problem, **({"traced": True} if record == "factor" else {}))
-    kind = KINDS[problem.covariance]
+    kind, fit = KINDS[problem.covariance], None
 
     def result(fit: Fit) -> Any:
         kept = problem.without_rows() if isinstance(problem.data.X, Stream) else problem
@@ -330,6 +330,7 @@ def fit_problem(
         return float(problem.cost(mean[None])[0]), traced
 
     try:
+        engine = engine_of(problem, **({"traced": True} if record == "factor" else {}))
         fit = run(
             engine,
             problem.schedule,
@@ -338,7 +339,12 @@ def fit_problem(
             callback=callback,
             progress=progress,
         )
-    except Interrupted as stopped:
-        raise Interrupted(result(stopped.posterior)) from None
-    warn_of(fit, engine.n_sites, problem.schedule, stacklevel)
-    return result(fit)
+        warn_of(fit, engine.n_sites, problem.schedule, stacklevel)
+        return result(fit)
+    except KeyboardInterrupt as pressed:
+        fit = reached(pressed) or fit
+        if fit is not None:
+            raise Interrupted(result(fit)) from None
+        if start is not None:
+            raise Interrupted(start) from None
+        raise Interrupted(result(Fit(at_start(problem), False, []))) from None

@@ -103,6 +103,11 @@ class LinearPosterior(Posterior):
         """Rows per factor; None: a site per row."""
         return self.problem.batch_size
 
+    @property
+    def rows_seen(self) -> int | None:
+        """Rows that ADF has taken in, in all, those of an interrupted pass too; None: EP."""
+        return self.state.rows_seen
+
     # -- natural parameters and moments --
 
     @property
@@ -276,6 +281,7 @@ class LinearPosterior(Posterior):
             "scheme": schemes.describe(self.scheme),
             "batch_size": None if self.batch_size is None else int(self.batch_size),
             "log_scale": float(self.state.log_scale),
+            "rows_seen": self.rows_seen,
         }
 
 

@@ -38,6 +38,8 @@ class State(NamedTuple):
     log_scale: float
     #: sweeps done so far
     sweeps: int
+    #: rows taken in by ADF, of an unfinished pass too; None: EP
+    rows_seen: int | None = None
 
 
 class Data(NamedTuple):

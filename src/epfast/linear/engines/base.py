@@ -26,6 +26,7 @@ class Swept(NamedTuple):
     sites: Sites | None
     log_scale: float
     sweeps: int
+    rows_seen: int | None
     #: (d, d) and (d,); only the upper triangle of the covariance is valid
     covariance: Array
     mean: Array
@@ -60,8 +61,8 @@ class FullEngine:
             return Summary(state.mean, variance)
         return Summary(state.mean, variance, log_evidence(state, self.prior_log_determinant))
 
-    def settle(self, state: Any, torn: bool = False) -> State:
-        return State(*state[:5])
+    def settle(self, state: Any, hurry: bool = False) -> State:
+        return plain(state)
 
     def accepted(self, old: Any, new: State | None, counts: Counts) -> tuple[Any, Counts]:
         """The result of a sweep: the new state, or the old one if new is None (improper)."""
@@ -70,9 +71,19 @@ class FullEngine:
         return with_moments(new), counts
 
 
+def plain(state: Any) -> State:
+    """The state without what an engine adds to it."""
+    return State(*state[: len(State._fields)])
+
+
 def flat(n: int) -> Sites:
     """Flat scalar sites, g = 1."""
     return Sites(np.zeros(n), np.zeros(n), np.zeros(n))
+
+
+def adf_start(state: State) -> State:
+    """A state that ADF goes on from."""
+    return state._replace(sites=None, rows_seen=state.rows_seen or 0)
 
 
 def start_of(problem: LinearProblem, start: Any) -> State:
@@ -80,11 +91,10 @@ def start_of(problem: LinearProblem, start: Any) -> State:
     n, d = problem.shape
     if problem.schedule.stores == "none":
         if start is None:
-            return problem.base
+            return adf_start(problem.base)
         if start.shift.size != d:
             raise ValueError(f"start has {start.shift.size} dimensions; allowed: {d}")
-        state: State = start.state._replace(sites=None)
-        return state
+        return adf_start(start.state)
     if start is None:
         return problem.base._replace(sites=flat(n))
     if start.sites is None:

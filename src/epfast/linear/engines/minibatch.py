@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,9 @@ import numpy as np
 from epfast import families
 from epfast._arrays import Array, as_array
 from epfast._core.minibatch import MinibatchSweep
-from epfast.inference import Counts, Sites, Summary
-from epfast.inference.runtime import Tick, paced
+from epfast.inference import Counts, PartOfSweep, Sites, Summary
+from epfast.inference.runtime import Tick, paced_parts
+from epfast.linear.engines.base import adf_start
 from epfast.linear.problem import LinearProblem, State
 from epfast.linear.sources import Stream
 
@@ -36,11 +38,12 @@ class MinibatchEngine:
         base, shape = self.problem.base, (self.n_sites, self.d)
         if self.schedule.stores == "none":
             if start is None:
-                return base._replace(precision=base.precision.copy(), shift=base.shift.copy())
+                return adf_start(
+                    base._replace(precision=base.precision.copy(), shift=base.shift.copy())
+                )
             if start.shift.size != self.d:
                 raise ValueError(f"start has {start.shift.size} dimensions; allowed: {self.d}")
-            state: State = start.state._replace(sites=None)
-            return state
+            return adf_start(start.state)
         if start is None:
             sites = Sites(np.zeros(shape), np.zeros(shape), np.zeros(self.n_sites))
             return base._replace(sites=sites)
@@ -70,7 +73,7 @@ class MinibatchEngine:
         total = state.log_scale + 0.5 * float(log_ratio + state.shift @ mean)
         return Summary(mean, variance, total)
 
-    def settle(self, state: State, torn: bool = False) -> State:
+    def settle(self, state: State, hurry: bool = False) -> State:
         return state
 
     def sweep(self, state: State, keep: bool, tick: Tick) -> tuple[State, Counts]:
@@ -107,68 +110,10 @@ class MinibatchEngine:
         if parallel:
             targets |= {"next_tau": precision.copy(), "next_nu": shift.copy()}
         trace = np.empty((self.n_sites, self.d)) if self.traced else None
-        self._visit(core, data.X, data.y, order, precision, shift, trace, targets, tick)
-        refused = core.n_refused - before[0]
-        if parallel:
-            refused += self._undo_improper(targets["next_tau"], sites, state.sites)
-        new = self._from_sites(sites, state.sweeps + 1)
-        failed, clipped = core.n_failed - before[1], core.n_clipped - before[2]
-        return new, Counts(refused, failed, clipped, trace=trace)
-
-    def _pass(self, state: State, tick: Tick) -> tuple[State, Counts]:
-        """A pass of ADF: the posterior itself is the cavity."""
-        data, core = self.problem.data, self.core
-        precision, shift = state.precision.copy(), state.shift.copy()
-        pieces = data.X.pieces(self.size) if self.stream else iter([(data.X, data.y)])
-        trace, seen = None, 0
-        before = (0, 0, 0) if core is None else self._counters(core)
-        for X, y in pieces:
-            if core is None:  # the first piece holds a whole minibatch, or all there is
-                core = self._core(len(X))
-            if seen == 0:
-                core.begin_sweep(state.sweeps)
-                core.log_scale_total = 0.0
-            n_factors = -(-len(X) // self.size)
-            if self.traced:
-                trace = np.empty((n_factors, self.d))
-            order = as_array(self.schedule.checked_visits(n_factors, state.sweeps))
-            targets = {"row_offset": seen}
-            self._visit(core, X, y, order, precision, shift, trace, targets, tick)
-            seen += len(X)
-        assert core is not None
-        self.n_sites = -(-seen // self.size)
-        refused, failed, clipped = (
-            now - old for now, old in zip(self._counters(core), before, strict=True)
-        )
-        log_scale = state.log_scale + core.log_scale_total
-        new = State(precision, shift, None, log_scale, state.sweeps + 1)
-        return new, Counts(refused, failed, clipped, trace=trace)
-
-    @staticmethod
-    def _counters(core: MinibatchSweep) -> tuple[int, int, int]:
-        return core.n_refused, core.n_failed, core.n_clipped
-
-    def _visit(
-        self,
-        core: MinibatchSweep,
-        X: Any,
-        y: Array,
-        order: Any,
-        precision: Array,
-        shift: Array,
-        trace: Array | None,
-        targets: dict[str, Any],
-        tick: Tick,
-    ) -> None:
-        """Visit factors, some per call: between calls Python handles signals."""
-        done = 0
-
-        def some(count: int) -> bool:
-            nonlocal done
-            part = slice(done, done + count)
+        for part in paced_parts(self.n_sites):
             core.sweep(
-                X,
-                y,
+                data.X,
+                data.y,
                 self.size,
                 order[part],
                 precision,
@@ -177,10 +122,68 @@ class MinibatchEngine:
                 **targets,
             )
             tick(len(order[part]))
-            done += count
-            return done < len(order)
+        refused = core.n_refused - before[0]
+        if parallel:
+            refused += self._undo_improper(targets["next_tau"], sites, state.sites)
+        new = self._from_sites(sites, state.sweeps + 1)
+        failed, clipped = core.n_failed - before[1], core.n_clipped - before[2]
+        return new, Counts(refused, failed, clipped, trace=trace)
 
-        paced(some)
+    def _pass(self, state: State, tick: Tick) -> tuple[State, Counts]:
+        """A pass of ADF: the posterior itself is the cavity.
+
+        Ctrl-C leaves the posterior of the factors before the call of the core that it falls in.
+        """
+        core, seen, trace, reached = self.core, 0, None, state
+        before = (0, 0, 0) if core is None else self._counters(core)
+        try:
+            for X, y in self._chunks():
+                if core is None:  # the first chunk holds a whole minibatch, or all there is
+                    core = self._core(len(X))
+                if seen == 0:
+                    core.begin_sweep(state.sweeps)
+                    core.log_scale_total = 0.0
+                n_factors = -(-len(X) // self.size)
+                if self.traced:
+                    trace = np.empty((n_factors, self.d))
+                order = as_array(self.schedule.checked_visits(n_factors, state.sweeps))
+
+                for part in paced_parts(n_factors):
+                    precision, shift = reached.precision.copy(), reached.shift.copy()
+                    traced = None if trace is None else trace[part]
+                    some = order[part]
+                    core.sweep(
+                        X, y, self.size, some, precision, shift, trace=traced, row_offset=seen
+                    )
+                    rows = int(np.minimum(self.size, len(X) - some * self.size).sum())
+                    assert reached.rows_seen is not None
+                    # one assignment, which Ctrl-C cannot divide
+                    reached = reached._replace(
+                        precision=precision,
+                        shift=shift,
+                        log_scale=state.log_scale + core.log_scale_total,
+                        rows_seen=reached.rows_seen + rows,
+                    )
+                    tick(len(some))
+                seen += len(X)
+        except KeyboardInterrupt:
+            raise PartOfSweep(reached) from None
+        assert core is not None
+        self.n_sites = -(-seen // self.size)
+        refused, failed, clipped = (
+            now - old for now, old in zip(self._counters(core), before, strict=True)
+        )
+        new = reached._replace(sweeps=state.sweeps + 1)
+        return new, Counts(refused, failed, clipped, trace=trace)
+
+    def _chunks(self) -> Iterator[tuple[Any, Any]]:
+        """Rows and their responses, some at a time if they come from a stream."""
+        data = self.problem.data
+        return data.X.pieces(self.size) if self.stream else iter([(data.X, data.y)])
+
+    @staticmethod
+    def _counters(core: MinibatchSweep) -> tuple[int, int, int]:
+        return core.n_refused, core.n_failed, core.n_clipped
 
     def _from_sites(self, sites: Sites, sweeps: int) -> State:
         """Base times sites, summed afresh, so that rounding does not accumulate."""
