@@ -25,7 +25,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import epfast
 from epfast import EP, GPClassifier
-from epfast.estimators import gp as estimator
+from epfast.gp import fit as gp_fit
 from tests.oracles.data import process
 
 # of epfast about extreme data of a check, and of scikit-learn about its own
@@ -243,10 +243,8 @@ class Variance(Kernel):
 def test_the_kernel_is_checked_once(monkeypatch):
     """At the hyper-parameters that are found; the search does not factorise K to check it."""
     checked = []
-    plain = estimator.kernel_at_door
-    monkeypatch.setattr(
-        estimator, "kernel_at_door", lambda *given: checked.append(1) or plain(*given)
-    )
+    plain = gp_fit.check_positive
+    monkeypatch.setattr(gp_fit, "check_positive", lambda kernel: checked.append(1) or plain(kernel))
     GPClassifier(KERNEL).fit(X, Y)
     assert len(checked) == 1
     GPClassifier(1.0 * RBF(1.0), optimizer=None).fit(X, np.arange(len(X)) % 3)

@@ -11,8 +11,9 @@ import numpy as np
 from scipy import optimize, sparse
 
 from epfast._arrays import Array
-from epfast.inference import FAILURES, fit_from
+from epfast.inference import FAILURES, Interrupted, fit_from
 from epfast.linear import FactorizedPosterior, FullPosterior, LinearProblem, fit_problem
+from epfast.linear.fit import unfitted
 from epfast.schedules import ADF, EP, Schedule, SharedSites
 
 Posterior = FullPosterior | FactorizedPosterior
@@ -40,6 +41,10 @@ class BinaryProblems(NamedTuple):
     def schedule(self) -> Any:
         return self.problems[0].schedule
 
+    def unfitted(self) -> Posterior:
+        """The prior, as a posterior of the first problem."""
+        return unfitted(self.problems[0])
+
     @property
     def full(self) -> bool:
         return self.problems[0].covariance == "full"
@@ -55,8 +60,9 @@ class BinaryProblems(NamedTuple):
         for k, problem in enumerate(self.problems):
             problem = problem.with_prior(prior)._replace(schedule=schedule)
             start = None if starts is None else starts[k]
-            # a warning is for who called the estimator that called fit_from that called this
-            found.append(fit_problem(problem, start, stacklevel=5))
+            # a warning is for who called the estimator, two calls, that called fit_from that
+            # called this
+            found.append(fit_problem(problem, start, stacklevel=6))
         return found
 
 
@@ -98,6 +104,14 @@ class Search:
 
     def maximum(self, least: float, most: float) -> tuple[float, list[Posterior] | None]:
         """The best prior variance in [least, most], and fits to start from."""
+        try:
+            return self._maximum(least, most)
+        except KeyboardInterrupt as pressed:
+            if isinstance(pressed, Interrupted) or self.last is None:
+                raise
+            raise Interrupted(self.last[-1]) from None
+
+    def _maximum(self, least: float, most: float) -> tuple[float, list[Posterior] | None]:
         schedule = quick = self.problem.schedule
         if isinstance(schedule, EP | SharedSites):
             sweeps, tol = min(schedule.sweeps, 20), max(schedule.tol, 1e-3)

@@ -13,6 +13,7 @@ from scipy import optimize
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.estimators.base import LatentClassifier, check_is_fitted, validate_data
+from epfast.estimators.interrupts import all_or_nothing
 from epfast.gp import (
     GPPosterior,
     GPProblem,
@@ -21,9 +22,9 @@ from epfast.gp import (
     fit_gp,
     fit_problem,
 )
-from epfast.gp.fit import choose
-from epfast.gp.problem import kernel_at_door
-from epfast.inference import FAILURES, ConvergenceWarning, fit_from
+from epfast.gp.fit import choose, unfitted
+from epfast.gp.problem import kernel_in_memory
+from epfast.inference import FAILURES, ConvergenceWarning, Interrupted, fit_from
 from epfast.schedules import EP, Schedule
 
 # scikit-learn is there, or epfast.estimators.base would have said so
@@ -130,8 +131,12 @@ class GPClassifier(LatentClassifier):
         self.rank = rank
         self.random_state = random_state
 
+    @all_or_nothing
     def fit(self, X: ArrayLike, y: ArrayLike) -> GPClassifier:
         """Find the hyper-parameters and fit the posterior.
+
+        Ctrl-C raises :class:`epfast.Interrupted` with the posterior of the binary problem last at
+        hand, and leaves the estimator as it was before.
 
         Parameters
         ----------
@@ -189,6 +194,8 @@ class GPClassifier(LatentClassifier):
             problems = [
                 _Problem(inputs, kernel, None, 0.0, choices | {"y": target}) for target in targets
             ]
+        if self.rank is None:
+            self._left = problems[0].unfitted
         thetas = [
             kernel.theta
             if self.optimizer is None or kernel.n_dims == 0
@@ -294,9 +301,14 @@ class _Problem(NamedTuple):
         if self.process is None:
             assert self.low_rank is not None
             return fit_gp(KernelColumns.from_sklearn(kernel, self.X), **self.low_rank)
-        K = kernel_at_door(_owned(kernel(self.X), self.X), True, self.jitter)
-        # a warning is for who called the estimator that called this
-        return fit_problem(self.process._replace(kernel=K), stacklevel=4)
+        K = kernel_in_memory(_owned(kernel(self.X), self.X), True, self.jitter)
+        # a warning is for who called the estimator, two calls, that called this
+        return fit_problem(self.process._replace(kernel=K), stacklevel=5, check=True)
+
+    def unfitted(self) -> Posterior:
+        """The prior with the hyper-parameters of the start, as a posterior."""
+        assert self.process is not None
+        return unfitted(self.process.with_kernel(_owned(self.kernel(self.X), self.X)))
 
     def evidence(
         self, theta: Any, eval_gradient: bool, start: GPPosterior | None = None
@@ -352,6 +364,14 @@ class _Search:
 
     def maximum(self, restarts: int, rng: Any) -> Array:
         """The best theta."""
+        try:
+            return self._maximum(restarts, rng)
+        except KeyboardInterrupt as pressed:
+            if isinstance(pressed, Interrupted) or self.last is None:
+                raise
+            raise Interrupted(self.last) from None
+
+    def _maximum(self, restarts: int, rng: Any) -> Array:
         kernel = self.problem.kernel
         bounds = kernel.bounds
         starts = [kernel.theta]

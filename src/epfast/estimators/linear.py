@@ -20,6 +20,7 @@ from epfast.estimators.evidence import (
     variance_range,
     with_ones,
 )
+from epfast.estimators.interrupts import all_or_nothing
 from epfast.inference import ConvergenceWarning, fit_from
 from epfast.linear.fit import choose
 from epfast.linear.problem import data_of, prior_of
@@ -155,10 +156,14 @@ class LinearClassifier(LatentClassifier):
 
     # ---- fit ----
 
+    @all_or_nothing
     def fit(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
     ) -> LinearClassifier:
         """Fit the posterior.
+
+        Ctrl-C raises :class:`epfast.Interrupted` with the posterior of the binary problem last at
+        hand, and leaves the estimator as it was before.
 
         Parameters
         ----------
@@ -182,6 +187,7 @@ class LinearClassifier(LatentClassifier):
         n_classes = len(self.classes_)
         weights = self._weights(rows, index, sample_weight)
         binary = self._problems(rows, targets, weights)
+        self._left = binary.unfitted
 
         self.prior_variance_: Any
         if isinstance(self.prior_variance, str):

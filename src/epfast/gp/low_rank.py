@@ -13,16 +13,22 @@ from scipy import linalg
 
 from epfast import _checks
 from epfast._arrays import Array, row_chunks
-from epfast.gp.factor import LowRankFactor, incomplete_cholesky, kernel_columns
+from epfast.gp.factor import (
+    KernelColumns,
+    LowRankFactor,
+    incomplete_cholesky,
+    kernel_columns,
+)
 from epfast.gp.prediction import ProcessPosterior
 from epfast.inference import Callback, Interrupted, SweepInfo
 from epfast.inference.posterior import write
 from epfast.inference.runtime import Tick
+from epfast.linear.engines import at_start
 from epfast.linear.files import restore as restore_linear
-from epfast.linear.fit import choose
+from epfast.linear.fit import Choices, choose
 from epfast.linear.fit import fit_problem as fit_linear_problem
 from epfast.linear.posterior import FullPosterior
-from epfast.linear.problem import Data, prior_of
+from epfast.linear.problem import Data, LinearProblem, prior_of
 from epfast.losses import Loss
 from epfast.schemes import Scheme
 
@@ -271,29 +277,49 @@ def fit_low_rank(
         )
     # validate before the O(n r^2) factorisation
     chosen = choose(loss, scheme, "full", batch_size, schedule)
-    if isinstance(K, LowRankFactor):
+    given = K if isinstance(K, LowRankFactor) else None
+    if given is not None:
         if rank is not None or rank_tol is not None:
             raise ValueError("K is a LowRankFactor; allowed beside it: rank=None, rank_tol=None")
-        factor = K
-        responses = loss.responses("y", y, len(factor.G))
+        responses = loss.responses("y", y, len(given.G))
     else:
         tol = 0.0 if rank_tol is None else _checks.number("rank_tol", rank_tol, least=0.0)
         most = _checks.integer("rank", rank, least=1)
         kernel = kernel_columns("K", K)
         responses = loss.responses("y", y, len(kernel.diagonal))
-        factor = incomplete_cholesky(kernel, most, tol=tol)
-    design = _design(factor.G)
-    d = design.shape[1]
-    prior = prior_of(np.ones(d), np.zeros(d), True)
-    problem = chosen.problem(Data(design, responses), prior)
-    before = None if start is None else _weights_in(start, d)
+    factor = given
     try:
+        if factor is None:
+            factor = incomplete_cholesky(kernel, most, tol=tol)
+        problem = _problem(chosen, factor, responses)
+        before = None if start is None else _weights_in(start, problem.shape[1])
         weights = fit_linear_problem(
             problem, before, callback=callback, progress=progress, stacklevel=4
         )
-    except Interrupted as stopped:
-        raise Interrupted(LowRankGPPosterior(stopped.posterior, factor)) from None
-    return LowRankGPPosterior(weights, factor)
+        return LowRankGPPosterior(weights, factor)
+    except KeyboardInterrupt as pressed:
+        left = pressed.posterior if isinstance(pressed, Interrupted) else None
+        if isinstance(left, FullPosterior) and factor is not None and left is not before:
+            raise Interrupted(LowRankGPPosterior(left, factor)) from None
+        if start is not None:
+            raise Interrupted(start) from None
+        factor = factor or _no_columns(kernel)
+        problem = _problem(chosen, factor, responses)
+        left = FullPosterior(at_start(problem), problem, False, [])
+        raise Interrupted(LowRankGPPosterior(left, factor)) from None
+
+
+def _problem(chosen: Choices, factor: LowRankFactor, responses: Array) -> LinearProblem:
+    design = _design(factor.G)
+    d = design.shape[1]
+    return chosen.problem(Data(design, responses), prior_of(np.ones(d), np.zeros(d), True))
+
+
+def _no_columns(kernel: KernelColumns) -> LowRankFactor:
+    """The factor before its first column."""
+    n, residual = len(kernel.diagonal), kernel.diagonal.copy()
+    pivots = np.empty(0, dtype=np.intp)
+    return LowRankFactor(np.empty((n, 0)), pivots, residual, np.array([residual.sum()]))
 
 
 def _design(G: Array) -> Array:

@@ -16,9 +16,16 @@ from scipy import linalg
 from epfast import _checks, schemes
 from epfast._arrays import Array, slices, symmetric_from_upper
 from epfast._core.kernel_matrix import KernelMatrix
-from epfast.gp.engines.sweeps import marginal_residual
+from epfast.gp.engines.sweeps import improper, marginal_residual
 from epfast.gp.prediction import ProcessPosterior
-from epfast.gp.problem import GPProblem, GPState, Moments, Relaxed, log_evidence
+from epfast.gp.problem import (
+    GPProblem,
+    GPState,
+    Moments,
+    Relaxed,
+    log_evidence,
+    moments_of,
+)
 from epfast.gp.relaxed import RelaxedEnergies, relaxed_energies
 from epfast.inference import ConvergenceWarning, SweepInfo
 from epfast.inference.posterior import (
@@ -73,7 +80,19 @@ class GPPosterior(ProcessPosterior):
     kind: ClassVar[str] = "process"
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"problem": self.problem._replace(kernel=None)}
+        whole = {"packed": self.packed, "problem": self.problem._replace(kernel=None)}
+        return self.__dict__ | whole
+
+    def __getattr__(self, name: str) -> Any:
+        """The matrix that an interrupted fit had no time for. O(n^3), once."""
+        kernel = self.__dict__["problem"].kernel if name == "packed" and self.__dict__ else None
+        if kernel is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        moments = moments_of(kernel, self.state.sites, covariance=False, marginals=False)
+        if moments is None:
+            raise improper()
+        self.__dict__["packed"] = kernel.array
+        return kernel.array
 
     @property
     def alpha(self) -> Array:

@@ -347,4 +347,10 @@ def fit_problem(
             raise Interrupted(result(fit)) from None
         if start is not None:
             raise Interrupted(start) from None
-        raise Interrupted(result(Fit(at_start(problem), False, []))) from None
+        raise Interrupted(unfitted(problem)) from None
+
+
+def unfitted(problem: LinearProblem) -> Any:
+    """The prior as a posterior: before the first sweep, without a start."""
+    kept = problem.without_rows() if isinstance(problem.data.X, Stream) else problem
+    return KINDS[problem.covariance](at_start(problem), kept, False, [])

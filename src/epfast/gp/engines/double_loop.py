@@ -30,6 +30,7 @@ import numpy as np
 from scipy import linalg
 
 from epfast._arrays import Array, symmetric_from_upper
+from epfast._core.cholesky import cholesky, inverse_from_factor
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.tilted import TiltedMoments
 from epfast.gp.engines.sweeps import improper
@@ -37,6 +38,8 @@ from epfast.gp.problem import GPProblem, GPState, Moments, Relaxed, log_evidence
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.runtime import Tick
 
+#: most numbers that a call of BLAS multiplies, so that Ctrl-C acts within about a second
+COLUMNS = 1 << 29
 #: step of the differences for third and fourth moments, in cavity sd
 STEP = 3e-3
 #: most Newton steps of the inner loop, and most halvings of a line search
@@ -101,10 +104,12 @@ class _Factor(NamedTuple):
     def between(self, blocks: Array) -> Array:
         """(2 n, 2 n), lower triangle of H_q (a H_q + H_r)^-1 H_q, from the blocks of H_q."""
         n = len(self.cross)
-        corner = symmetric_from_upper(linalg.lapack.dpotri(self.schur, lower=1)[0].T)
+        corner = self.schur.copy(order="F")
+        inverse_from_factor(corner)
+        corner = symmetric_from_upper(corner.T)
         # [[A, C], [C, B]]^-1 = [[first, -cross], [-cross', corner]]
-        cross = linalg.blas.dsymm(1.0, self.inverse, self.cross[:, None] * corner, lower=1)
-        first = linalg.blas.dsymm(1.0, self.inverse, cross * self.cross, side=1, lower=1)
+        cross = _symmetric_times(self.inverse, self.cross[:, None] * corner)
+        first = _symmetric_times(self.inverse, (cross * self.cross).T).T
         first += symmetric_from_upper(self.inverse.T)
         b11, b12, b22 = blocks
         # H_q T'^-1
@@ -214,7 +219,9 @@ class DescentEngine:
         matched = mismatch <= self.match
         return new, Counts(mismatch=mismatch, settled=matched, stuck=not moved)
 
-    def settle(self, state: DescentState, torn: bool = False) -> tuple[GPState, Moments]:
+    def settle(self, state: DescentState, hurry: bool = False) -> tuple[GPState, Moments]:
+        if hurry:
+            return GPState(*state[:3]), state.now
         found = moments_of(self.kernel, state.sites, covariance=False, marginals=False)
         if found is None:
             raise improper()
@@ -249,12 +256,10 @@ class DescentEngine:
             matrix = hessian.copy(order="F")
             matrix[diagonal, diagonal] += ridge / a
             matrix[other, other] += 0.5 * ridge / a
-            try:
-                factor = linalg.cho_factor(matrix, lower=True, overwrite_a=True, check_finite=False)
-            except linalg.LinAlgError:
+            if not cholesky(matrix):
                 ridge = _longer(ridge)
                 continue
-            move = -linalg.cho_solve(factor, gradient, check_finite=False)
+            move = -linalg.cho_solve((matrix, True), gradient, check_finite=False)
             curved = linalg.blas.dsymv(1.0, hessian, move, lower=1)
             predicted = float(gradient @ move + 0.5 * move @ curved)
             # the inner maximum moves by this, to first order
@@ -412,18 +417,24 @@ def _factor(s: Array, process: _Process, blocks: Array) -> _Factor | None:
     covariance = process.covariance * np.outer(unit, unit)
     square = 0.5 * covariance**2
     np.fill_diagonal(covariance, covariance.diagonal() + b11)
-    factor, trouble = linalg.lapack.dpotrf(covariance.T, lower=1, clean=0, overwrite_a=1)
-    if trouble:
+    # all in column order, and in place
+    inverse, square = covariance.T, square.T
+    if not cholesky(inverse):
         return None
-    inverse, trouble = linalg.lapack.dpotri(factor, lower=1, overwrite_c=1)
-    if trouble:
-        return None
-    # both in column order
-    square = square.T
+    inverse_from_factor(inverse)
     square -= inverse * _outer(cross, cross)
     np.fill_diagonal(square, square.diagonal() + b22 + offset * (2.0 * b12 + offset * b11))
-    schur, trouble = linalg.lapack.dpotrf(square, lower=1, clean=0, overwrite_a=1)
-    return None if trouble else _Factor(offset, cross, inverse, schur)
+    return _Factor(offset, cross, inverse, square) if cholesky(square) else None
+
+
+def _symmetric_times(lower: Array, other: Array) -> Array:
+    """A symmetric matrix, given its lower triangle, times another, some columns per call."""
+    n = len(lower)
+    result, step = np.empty((n, n), order="F"), max(16, COLUMNS // n**2)
+    for i in range(0, n, step):
+        part = slice(i, i + step)
+        result[:, part] = linalg.blas.dsymm(1.0, lower, other[:, part], lower=1)
+    return result
 
 
 def _outer(x: Array, y: Array) -> Array:
