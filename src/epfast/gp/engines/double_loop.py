@@ -43,7 +43,15 @@ COLUMNS = 1 << 29
 #: step of the differences for third and fourth moments, in cavity sd
 STEP = 3e-3
 #: most Newton steps of the inner loop, and most halvings of a line search
-INNER, HALVINGS = 60, 40
+INNER, HALVINGS = 60, 20
+#: most evaluations of an inner loop, and about half of those of an outer step: far more than it
+#: takes where values are exact
+WORK = 40
+#: steps without a smaller mismatch after which the outer loop gives up: of any size, and where
+#: Newton's method should converge
+STALLED, STALLED_NEAR, NEAR = 30, 5, 1e-4
+#: a rise of the inner loop below this that shrinks no more is the rounding of the loss
+NOISE = 1e-6
 #: a step is taken if F falls by at least this share of what the quadratic model predicts
 ARMIJO = 1e-4
 #: least precision of a marginal after a step, relative to the one before
@@ -163,6 +171,9 @@ class DescentState(NamedTuple):
     point: Point
     #: ridge of the outer step; a large one gives a short classical step
     ridge: float
+    #: least mismatch so far, and the number of steps since
+    least: float = np.inf
+    since: int = 0
 
 
 class DescentEngine:
@@ -177,6 +188,8 @@ class DescentEngine:
         self.tilted: TiltedMoments = problem.tilted()
         self.power, self.match = schedule.start.power, schedule.match
         self.problem, self.y = problem, problem.responses()
+        #: evaluations of the inner loop so far
+        self._evaluations = 0
         self.n_sites = self.order_of_matrices = problem.n
 
     def init(self, start: Any) -> DescentState:
@@ -213,8 +226,13 @@ class DescentEngine:
     def sweep(self, state: DescentState, keep: bool, tick: Tick) -> tuple[DescentState, Counts]:
         point, ridge, moved = self._step(state.point, state.ridge)
         tick(self.n_sites)
-        new = self._state(point, state.sweeps + 1, ridge)
         mismatch = point.mismatch
+        new = self._state(point, state.sweeps + 1, ridge)
+        if mismatch < state.least:
+            new = new._replace(least=mismatch)
+        else:
+            new = new._replace(least=state.least, since=state.since + 1)
+        moved = moved and new.since < (STALLED_NEAR if new.least < NEAR else STALLED)
         # a short step does not show a fixed point; matching moments do
         matched = mismatch <= self.match
         return new, Counts(mismatch=mismatch, settled=matched, stuck=not moved)
@@ -252,7 +270,8 @@ class DescentEngine:
         hessian[diagonal, diagonal] += (1.0 - b11) / a
         hessian[other, other] += (0.5 - b22) / a
         hessian[other, diagonal] -= b12 / a
-        while ridge < LONGEST_RIDGE:
+        most = self._evaluations + 2 * WORK
+        while ridge < LONGEST_RIDGE and self._evaluations < most:
             matrix = hessian.copy(order="F")
             matrix[diagonal, diagonal] += ridge / a
             matrix[other, other] += 0.5 * ridge / a
@@ -287,10 +306,10 @@ class DescentEngine:
 
     def _inner(self, s: Array, r: Array, accuracy: float) -> Point | None:
         """Newton's method on the sites r; None if it finds no step."""
-        a = self.power
+        a, last, most = self.power, np.inf, self._evaluations + WORK
         here = self._evaluate(s, r)
         for _ in range(INNER):
-            if here is None:
+            if here is None or self._evaluations > most:
                 return None
             inner, process, tilted = here
             blocks = _blocks(s, tilted)
@@ -302,8 +321,11 @@ class DescentEngine:
             )
             move = factor.solve(gradient)
             rise = float(gradient @ move)
-            if rise <= accuracy:
-                return Point(s, r, process, tilted, inner, rise, blocks, factor)
+            point = Point(s, r, process, tilted, inner, rise, blocks, factor)
+            noisy = rise <= NOISE * (1.0 + abs(inner))
+            if rise <= accuracy or (noisy and rise > 0.5 * last):
+                return point
+            last = rise
             direction, length = _natural(move, s), 1.0
             for _ in range(HALVINGS):
                 here = self._evaluate(s, r + length * direction)
@@ -312,12 +334,13 @@ class DescentEngine:
                     break
                 length *= 0.5
             else:
-                return None
+                return point if noisy else None
             r = r + length * direction
         return None
 
     def _evaluate(self, s: Array, r: Array) -> tuple[float, _Process, _Tilted] | None:
         """The value that the inner loop maximises, and its parts; None outside its domain."""
+        self._evaluations += 1
         cavity = s - self.power * r
         if not (cavity[1] > 0.0).all():
             return None
