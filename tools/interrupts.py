@@ -173,7 +173,7 @@ def is_whole(post: Any) -> bool:
         return False
     if hasattr(post, "alpha") and hasattr(post, "support"):
         return bool(np.isfinite(post.alpha).all())
-    return bool(np.isfinite(post.mean).all() and (post.variance > 0.0).all())
+    return bool(np.isfinite(post.mean).all() and (post.variance >= 0.0).all())
 
 
 def trial(fit: Callable[[], Any], delay: float) -> tuple[str, float, str]:

@@ -19,7 +19,7 @@ from epfast._arrays import Array
 from epfast._core.kernel_rows import KernelRows
 from epfast._core.smo import Smo
 from epfast.inference import ConvergenceWarning, Interrupted
-from epfast.inference.runtime import paced, paced_parts
+from epfast.inference.runtime import PacedParts, paced
 
 __all__ = ["SVM", "SVMInfo", "fit_svm"]
 
@@ -472,7 +472,7 @@ class _Dual:
         changes = changes[index - part.start]
         before = self.gradient.copy()
         try:
-            for some in paced_parts(len(index)):
+            for some in PacedParts(len(index)):
                 self.whole.add(index[some], changes[some])
             self.beta[part] = found[part]
         except KeyboardInterrupt:

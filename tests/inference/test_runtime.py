@@ -2,6 +2,7 @@
 
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -10,9 +11,9 @@ from epfast.inference import runtime
 from epfast.inference.runtime import (
     MANY_DIMENSIONS,
     SECONDS_PER_CALL,
+    PacedParts,
     one_blas_thread,
     paced,
-    paced_parts,
     ticks,
 )
 from tests.oracles.data import classes
@@ -123,7 +124,34 @@ def test_work_that_is_done_is_not_called_again():
 
 
 def test_parts_cover_all_work():
-    parts = list(paced_parts(1000))
+    parts = list(PacedParts(1000))
     assert parts[:2] == [slice(0, 1), slice(1, 17)]
     assert [i for part in parts for i in range(1000)[part]] == list(range(1000))
-    assert list(paced_parts(0)) == []
+    assert list(PacedParts(0)) == []
+
+
+# ---- fits in threads ----
+
+
+def test_fits_that_overlap_leave_the_threads_of_blas_as_they_were():
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    X, y = classes(300, 5)
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        before = blas_threads()
+        for _ in range(2):
+            with ThreadPoolExecutor(8) as pool:
+                fits = [pool.submit(epfast.fit_linear, X, y) for _ in range(16)]
+            assert all(fit.result().converged for fit in fits)
+            assert blas_threads() == before
+
+
+def test_holds_that_end_in_the_order_they_began():
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        before = blas_threads()
+        first, second = one_blas_thread(3), one_blas_thread(3)
+        with first:
+            second.__enter__()
+        assert set(blas_threads()) <= {1}
+        second.__exit__(None, None, None)
+        assert blas_threads() == before

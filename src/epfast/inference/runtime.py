@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 #: order of matrices from which BLAS may use all its threads
 MANY_DIMENSIONS = 512
@@ -28,42 +28,47 @@ def one_blas_thread(d: int) -> Iterator[None]:
     if not 0 < d < MANY_DIMENSIONS:
         yield
         return
-    _ONE_THREAD.acquire()
+    hold = _Hold()
     try:
         yield
     finally:
-        _ONE_THREAD.release()
+        hold.release()
 
 
-class _OneThread:
-    """Who holds BLAS to one thread: a count of what is the state of the process anyway."""
+class _Hold:
+    """A hold of BLAS to one thread, until its release, or its death if Ctrl-C falls in that.
+
+    What all share is no more than a note of the state of the process.
+    """
+
+    lock = threading.RLock()
+    #: who holds it, by identity
+    held: ClassVar[set[int]] = set()
+    limiter: ClassVar[Any] = None
 
     def __init__(self) -> None:
-        self.lock, self.holders = threading.Lock(), 0
-        self.limiter: Any = None
-
-    def acquire(self) -> None:
         controller = _blas()
         with self.lock:
-            self.holders += 1
-            if self.holders == 1:
-                self.restore()  # what Ctrl-C kept an earlier fit from
-                if controller is not None:
-                    self.limiter = controller.limit(limits=1, user_api="blas")
+            if not self.held:
+                self._restore()  # what Ctrl-C kept an earlier fit from
+            self.held.add(id(self))
+            if controller is not None and self.limiter is None:
+                _Hold.limiter = controller.limit(limits=1, user_api="blas")
 
     def release(self) -> None:
+        """Let go; the last one sets the number of threads back."""
         with self.lock:
-            self.holders -= 1
-            if self.holders == 0:
-                self.restore()
+            self.held.discard(id(self))
+            if not self.held:
+                self._restore()
 
-    def restore(self) -> None:
-        if self.limiter is not None:
-            self.limiter.restore_original_limits()
-            self.limiter = None
+    __del__ = release
 
-
-_ONE_THREAD = _OneThread()
+    @staticmethod
+    def _restore() -> None:
+        if _Hold.limiter is not None:
+            _Hold.limiter.restore_original_limits()
+            _Hold.limiter = None
 
 
 @cache
@@ -102,25 +107,36 @@ def paced(work: Callable[[int], bool]) -> None:
 
     The count grows until a call takes SECONDS_PER_CALL.
     """
-    for count in _counts():
-        if not work(count):
-            return
-
-
-def paced_parts(n: int) -> Iterator[slice]:
-    """Slices of n pieces of work, of a size as in :func:`paced`; do the work between them."""
-    first = 0
-    for count in _counts():
-        if first >= n:
-            return
-        yield slice(first, min(first + count, n))
-        first += count
-
-
-def _counts() -> Iterator[int]:
     count = 1
     while True:
         before = time.perf_counter()
-        yield count
-        grow = SECONDS_PER_CALL / max(time.perf_counter() - before, 1e-9)
-        count = max(1, int(count * min(16.0, grow)))
+        if not work(count):
+            return
+        count = _next(count, before)
+
+
+class PacedParts:
+    """Slices of n pieces of work, of a size as in :func:`paced`; do the work between them.
+
+    No generator: one that is left unfinished is closed, and Ctrl-C in its end would be lost.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.n, self.first, self.count, self.before = n, 0, 0, 0.0
+
+    def __iter__(self) -> PacedParts:
+        return self
+
+    def __next__(self) -> slice:
+        if self.first >= self.n:
+            raise StopIteration
+        self.count = _next(self.count, self.before) if self.count else 1
+        part = slice(self.first, min(self.first + self.count, self.n))
+        self.first, self.before = part.stop, time.perf_counter()
+        return part
+
+
+def _next(count: int, before: float) -> int:
+    """The count of the next call, after one that began then."""
+    grow = SECONDS_PER_CALL / max(time.perf_counter() - before, 1e-9)
+    return max(1, int(count * min(16.0, grow)))

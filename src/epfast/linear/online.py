@@ -11,7 +11,7 @@ from scipy import linalg, sparse
 from epfast import _checks, families
 from epfast._arrays import Array
 from epfast._core.row_sweeps import ParallelSweep, marginals
-from epfast.inference import Fit, Sites, run, warn_of
+from epfast.inference import Fit, Interrupted, Sites, reached, run, warn_of
 from epfast.inference.loop import change
 from epfast.inference.runtime import no_tick, one_blas_thread
 from epfast.linear.engines import engine_of
@@ -128,13 +128,24 @@ def add_rows(
     data = data_of(X, y, weights, problem.loss, state.shift.size)
     new = problem.continued(data, schedule, state._replace(sites=None))
     new.check_weights()
-    fit = run(RowEngine(new), schedule)
-    warn_of(fit, len(data.y), schedule, stacklevel=3)  # type: ignore[arg-type]
-    joined = problem._replace(data=_joined(problem.data, data), schedule=schedule)
-    if stored is not None and fit.state.sites is not None:
+
+    def joined(fit: Fit) -> tuple[Fit, LinearProblem]:
+        if stored is None:  # ADF may have stopped on its way
+            some = data.taken(slice(fit.state.rows_seen - (state.rows_seen or 0)))
+            whole = problem._replace(data=_joined(problem.data, some), schedule=schedule)
+            return fit, whole
         sites = Sites(*map(np.concatenate, zip(stored, fit.state.sites, strict=True)))
         fit = fit._replace(state=fit.state._replace(sites=sites))
-    return fit, joined
+        return fit, problem._replace(data=_joined(problem.data, data), schedule=schedule)
+
+    fit = None
+    try:
+        fit = run(RowEngine(new), schedule)
+        warn_of(fit, len(data.y), schedule, stacklevel=3)  # type: ignore[arg-type]
+        return joined(fit)
+    except KeyboardInterrupt as pressed:
+        left = reached(pressed) or fit
+        raise Interrupted(None if left is None else joined(left)) from None
 
 
 def _joined(old: Data, new: Data) -> Data:

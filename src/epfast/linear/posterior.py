@@ -13,7 +13,7 @@ from scipy import linalg
 
 from epfast import _checks, schemes
 from epfast._arrays import Array, row_chunks
-from epfast.inference import Sites, SweepInfo
+from epfast.inference import Fit, Interrupted, Sites, SweepInfo
 from epfast.inference.posterior import (
     Posterior,
     contents,
@@ -400,11 +400,25 @@ class FullPosterior(LinearPosterior):
         FullPosterior
             Its sites are the old ones, then the new ones. To sweep over all of them, pass it as
             ``start`` to :func:`epfast.fit_linear` with all the rows.
+
+        Raises
+        ------
+        Interrupted
+            On Ctrl-C; its ``posterior`` holds all new sites as they are, or with ADF the first of
+            the new rows (see ``rows_seen``).
         """
         self.known_loss()
-        fit, problem = online.add_rows(self.problem, self.state, X, y, weights, schedule)
-        history = self.history + fit.history
-        return FullPosterior(fit.state, problem, fit.converged, history)
+
+        def result(found: tuple[Fit, LinearProblem] | None) -> FullPosterior:
+            if found is None:
+                return self
+            fit, problem = found
+            return FullPosterior(fit.state, problem, fit.converged, self.history + fit.history)
+
+        try:
+            return result(online.add_rows(self.problem, self.state, X, y, weights, schedule))
+        except Interrupted as stopped:
+            raise Interrupted(result(stopped.posterior)) from None
 
     def remove(self, rows: ArrayLike, X: Any = None, y: ArrayLike | None = None) -> FullPosterior:
         """Remove the sites of some rows from the posterior, exactly; the other sites stay.

@@ -11,7 +11,7 @@ from epfast import families
 from epfast._arrays import Array, as_array
 from epfast._core.minibatch import MinibatchSweep
 from epfast.inference import Counts, PartOfSweep, Sites, Summary
-from epfast.inference.runtime import Tick, paced_parts
+from epfast.inference.runtime import PacedParts, Tick
 from epfast.linear.engines.base import adf_start
 from epfast.linear.problem import LinearProblem, State
 from epfast.linear.sources import Stream
@@ -110,7 +110,7 @@ class MinibatchEngine:
         if parallel:
             targets |= {"next_tau": precision.copy(), "next_nu": shift.copy()}
         trace = np.empty((self.n_sites, self.d)) if self.traced else None
-        for part in paced_parts(self.n_sites):
+        for part in PacedParts(self.n_sites):
             core.sweep(
                 data.X,
                 data.y,
@@ -148,7 +148,7 @@ class MinibatchEngine:
                     trace = np.empty((n_factors, self.d))
                 order = as_array(self.schedule.checked_visits(n_factors, state.sweeps))
 
-                for part in paced_parts(n_factors):
+                for part in PacedParts(n_factors):
                     precision, shift = reached.precision.copy(), reached.shift.copy()
                     traced = None if trace is None else trace[part]
                     some = order[part]
