@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -36,39 +37,36 @@ def one_blas_thread(d: int) -> Iterator[None]:
 
 
 class _Hold:
-    """A hold of BLAS to one thread, until its release, or its death if Ctrl-C falls in that.
+    """A hold of BLAS to one thread, until its release; if Ctrl-C falls in that, until the next fit.
 
     What all share is no more than a note of the state of the process.
     """
 
-    lock = threading.RLock()
-    #: who holds it, by identity
-    held: ClassVar[set[int]] = set()
+    lock = threading.Lock()
+    #: who holds it; one that died without a release does not
+    held: ClassVar[list[weakref.ref[_Hold]]] = []
     limiter: ClassVar[Any] = None
 
     def __init__(self) -> None:
         controller = _blas()
         with self.lock:
-            if not self.held:
-                self._restore()  # what Ctrl-C kept an earlier fit from
-            self.held.add(id(self))
+            self._keep(self)
+            self.held.append(weakref.ref(self))
             if controller is not None and self.limiter is None:
                 _Hold.limiter = controller.limit(limits=1, user_api="blas")
 
     def release(self) -> None:
         """Let go; the last one sets the number of threads back."""
         with self.lock:
-            self.held.discard(id(self))
-            if not self.held:
-                self._restore()
+            self._keep(self)
 
-    __del__ = release
-
-    @staticmethod
-    def _restore() -> None:
-        if _Hold.limiter is not None:
-            _Hold.limiter.restore_original_limits()
-            _Hold.limiter = None
+    @classmethod
+    def _keep(cls, but: _Hold) -> None:
+        """Keep those who are alive, but one; without any, set the number of threads back."""
+        cls.held = [ref for ref in cls.held if ref() is not None and ref() is not but]
+        if not cls.held and cls.limiter is not None:
+            cls.limiter.restore_original_limits()
+            cls.limiter = None
 
 
 @cache
