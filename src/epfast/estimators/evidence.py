@@ -43,7 +43,8 @@ class BinaryProblems(NamedTuple):
 
     def unfitted(self) -> Posterior:
         """The prior, as a posterior of the first problem."""
-        return unfitted(self.problems[0])
+        prior: Posterior = unfitted(self.problems[0])
+        return prior
 
     @property
     def full(self) -> bool:

@@ -78,7 +78,8 @@ def at_start(problem: LinearProblem) -> State:
     if stores == "none":
         return adf_start(base)
     n, d = problem.shape
-    count, shape = -(-n // (problem.batch_size or 1)), (d,)
+    count = -(-n // (problem.batch_size or 1))
+    shape: tuple[int, ...] = (d,)
     if stores == "shared":
         assert problem.groups is not None
         count, shape = int(problem.groups.max()) + 1, (d, d)

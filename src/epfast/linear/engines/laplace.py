@@ -72,8 +72,16 @@ class LaplaceEngine(FullEngine):
         self, rows: Any, sizes: Any, seen: Any, sites: Sites, precision: Array, shift: Array
     ) -> None:
         problem = self.problem
-        parts = problem.rows(rows), problem.responses(rows), problem.weights(rows)
-        self.core.sweep(*parts, sizes, *seen, *sites, precision, shift)
+        self.core.sweep(
+            problem.rows(rows),
+            problem.responses(rows),
+            problem.weights(rows),
+            sizes,
+            *seen,
+            *sites,
+            precision,
+            shift,
+        )
 
     def _pass(self, state: Swept, tick: Tick) -> tuple[Swept, Counts]:
         """A pass of ADF. Ctrl-C leaves the posterior of the rows before the piece it falls in."""
