@@ -69,7 +69,13 @@ class LaplaceEngine(FullEngine):
         return rows[rows < n], np.minimum(self.size, n - some * self.size)
 
     def _visit(
-        self, rows: Any, sizes: Any, seen: Any, sites: Sites, precision: Array, shift: Array
+        self,
+        rows: Any,
+        sizes: Any,
+        seen: tuple[Array, Array],
+        sites: Sites,
+        precision: Array,
+        shift: Array,
     ) -> None:
         problem = self.problem
         self.core.sweep(
