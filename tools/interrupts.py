@@ -206,7 +206,7 @@ def trial(fit: Callable[[], Any], delay: float) -> tuple[str, float, str]:
             frames = traceback.extract_tb(pressed.__traceback__)
             inside = [f for f in frames if "epfast" in f.filename and "tools" not in f.filename]
             # before the arguments are checked, and between the fit and the test, it may be plain
-            if inside and "_checks" not in inside[-1].filename:
+            if inside and not any("_checks" in f.filename for f in inside):
                 outcome = "plain"
                 where = " < ".join(f"{f.name}:{f.lineno}" for f in reversed(frames[-4:]))
         over.set()
