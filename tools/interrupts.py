@@ -238,6 +238,9 @@ def run(
             seconds[name] = time.perf_counter() - began
             told(f"{name}: {seconds[name]:.2f} s")
         outcome, late, place = trial(fits[name], float(rng.uniform(0.0, seconds[name])))
+        if outcome == "done":  # faster than when it was measured: sooner, and once more
+            seconds[name] *= 0.8
+            outcome, late, place = trial(fits[name], float(rng.uniform(0.0, seconds[name])))
         counts[outcome] += 1
         if outcome in ("interrupted", "plain", "empty"):
             latencies.append((late, name))
