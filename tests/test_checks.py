@@ -126,7 +126,7 @@ def test_labels(dtype):
 
 
 def test_wrong_labels_are_shown():
-    with pytest.raises(ValueError, match=r"^y has the labels 0, 1; allowed: -1 and \+1$"):
+    with pytest.raises(ValueError, match=r"^y has the labels 0, 1; allowed: -1 and \+1; use "):
         _checks.labels("y", np.array([0, 1, 1]), 3)
     with pytest.raises(ValueError, match=r"^y has the labels 0, 1, 2, 3, \.\.\.; allowed"):
         _checks.labels("y", np.arange(9), 9)

@@ -38,17 +38,19 @@ KEYWORDS = [
     ("tol", SWEPT, BAD_TOL),
     ("damping", SWEPT, [*BAD_OPTIONAL, 1.1]),
     ("power", POWERED, BAD_OPTIONAL),
-    ("order", ORDERED, [*BAD_NAMES, "chunked"]),
+    ("order", ORDERED, [bad for bad in [*BAD_NAMES, "chunked"] if bad is not None]),
+    ("order", [kind for kind in ORDERED if kind is not ADF], [None]),
     ("order", [ADF, SEP, *KINDS[KINDS.index(SEP) + 1 :]], ["auto"]),
     ("order", [ADF, SEP], ["parallel"]),
     ("block", [EP], BAD_COUNT),
     ("refresh", [EP], BAD_COUNT),
     ("site_rule", [EP, ADF], BAD_NAME),
     ("batch", [SEP], BAD_COUNT),
-    ("seed", ORDERED, [*BAD_SEED, 0, 3]),
+    ("seed", ORDERED, BAD_SEED),
+    ("seed", [kind for kind in ORDERED if kind is not ADF], [0, 3]),
     ("seed", SHUFFLED, BAD_SEED),
-    ("groups", [DSEP, DAEP], [0, -1, 1.5, "3", None, True, [0.0, 1.0], [0, 2], [-1, 0], [], [[0]]]),
-    ("shards", [DEP], [0, -1, 1.5, "3", None, True, [0.0, 1.0], [0, 2], [-1, 0], [], [[0]]]),
+    ("groups", [DSEP, DAEP], [0, -1, 1.5, "3", True, [0.0, 1.0], [0, 2], [-1, 0], [], [[0]]]),
+    ("shards", [DEP], [0, -1, 1.5, "3", True, [0.0, 1.0], [0, 2], [-1, 0], [], [[0]]]),
     ("inner", [partial(DEP, 2)], [5, "EP", EP, ADF()]),
     ("start", [DoubleLoop], [5, "EP", EP, None, ADF(), EP(tol=0.0)]),
     ("steps", [DoubleLoop], BAD_COUNTS),
@@ -117,6 +119,18 @@ def test_visits_of_ones_own_are_checked(visits):
 
     with pytest.raises(ValueError, match=r"Own.visits .*allowed: each of 0 to 2 once"):
         Own().checked_visits(3, 0)
+
+
+# ---- damping ----
+
+
+def test_the_usual_damping():
+    """Rows that are fitted from one posterior are damped, unless so many sweeps are asked for."""
+    together = [EP(order="parallel"), AEP(), DAEP(), DEP(order="parallel")]
+    assert [schedule.usual_damping("row") for schedule in together] == [0.5] * 4
+    assert [schedule.usual_damping("minibatch") for schedule in together] == [1.0] * 4
+    assert {kind(tol=0.0).usual_damping("row") for kind in (AEP, DAEP)} == {1.0}
+    assert {kind().usual_damping("row") for kind in (EP, SEP, DSEP, DEP, ADF)} == {1.0}
 
 
 # ---- groups ----

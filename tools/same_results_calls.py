@@ -195,6 +195,8 @@ def schedule_of(spec: tuple[str, Spec], site_rule: str | None = None) -> Any:
         if site_rule is not None:
             numbers["site_rule"] = site_rule
         taken = {field.name for field in dataclasses.fields(kind)}
+        if kind is epfast.ADF and site_rule is not None and "settle" in taken:
+            numbers["settle"] = 0  # as before there was a choice
         for name in {"refresh", "site_rule"} & set(numbers) - taken:
             raise AbsentError(f"{kind.__name__} has no {name}")
         return epfast.DoubleLoop(start=kind(**numbers)) if fallback else kind(**numbers)

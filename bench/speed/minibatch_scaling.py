@@ -43,7 +43,7 @@ def exponent(sizes: list[int], times: list[float]) -> float:
 
 def fit(X, y, loss: str, scheme: str, batch_size: int, schedule=None) -> Callable[[], object]:
     """Make a run of epfast: by default one pass without stored sites."""
-    schedule = epfast.ADF(site_rule="nonnegative") if schedule is None else schedule
+    schedule = epfast.ADF(site_rule="nonnegative", settle=0) if schedule is None else schedule
     return lambda: epfast.fit_linear(
         X, y, loss=loss, scheme=scheme, posterior="factorized", batch_size=batch_size,
         prior_variance=25.0, schedule=schedule,

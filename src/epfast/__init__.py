@@ -46,7 +46,7 @@ from epfast.gp import (
     fit_gp,
     incomplete_cholesky,
 )
-from epfast.inference import ConvergenceWarning, Interrupted, Sites, SweepInfo
+from epfast.inference import ConvergenceWarning, DataWarning, Interrupted, Sites, SweepInfo
 from epfast.linear import FactorizedPosterior, FullPosterior, State, fit_linear
 from epfast.losses import (
     CustomLoss,
@@ -79,6 +79,7 @@ __all__ = [
     "ConvergenceWarning",
     "CustomLoss",
     "CustomSite",
+    "DataWarning",
     "DoubleLoop",
     "FactorizedPosterior",
     "FullPosterior",

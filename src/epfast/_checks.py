@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import numbers
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -67,11 +69,62 @@ def integer(name: str, value: Any, *, least: int, most: int = 2**62) -> int:
     return int(value)
 
 
+def settle(target: Any, **values: Any) -> None:
+    """Put checked values, which are plain numbers, in place of those that a frozen class got."""
+    for name, value in values.items():
+        object.__setattr__(target, name, value)
+
+
+#: other names of choices, as papers and other packages have them
+ALIASES = {
+    "bernoulli": "logistic",
+    "diagonal": "factorized",
+    "ep": "exact",
+    "gq": "quadrature",
+    "la": "laplace",
+    "lbfgs": "fmin_l_bfgs_b",
+    "logit": "logistic",
+    "mean_field": "factorized",
+    "normal_cdf": "probit",
+    "qla": "quick_laplace",
+    "random": "shuffled",
+    "serial": "sequential",
+    "step": "noisy_step",
+    "svm": "hinge",
+    "vq": "variational",
+}
+
+
+def did_you_mean(value: Any, allowed: Iterable[str]) -> str:
+    """A question for the end of an error message; "" if nothing comes near."""
+    if not isinstance(value, str):
+        return ""
+    wanted = value.lower().replace("-", "_").replace(" ", "_")
+    names = list(allowed)
+    near = [ALIASES[wanted]] if ALIASES.get(wanted) in names else []
+    near += difflib.get_close_matches(wanted, names, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
 def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     """One of the given strings."""
     if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name} is {describe(value)}; allowed: {', '.join(map(repr, allowed))}")
-    return value
+        raise ValueError(
+            f"{name} is {describe(value)}; allowed: {', '.join(map(repr, allowed))}"
+            + did_you_mean(value, allowed)
+        )
+    return str(value)
+
+
+def schedule(value: Any, kind: type, names: str) -> None:
+    """An instance of a class of schedules; a class itself is a mistake that is often made."""
+    if isinstance(value, kind):
+        return
+    if isinstance(value, type) and issubclass(value, kind):
+        raise TypeError(
+            f"schedule is the class {value.__name__}; allowed: an instance, {value.__name__}()"
+        )
+    raise TypeError(f"schedule is {describe(value)}; allowed: {names}")
 
 
 def array(
@@ -90,7 +143,8 @@ def array(
     if given.ndim != len(shape) or any(
         k is not None and k != got for k, got in zip(shape, given.shape, strict=True)
     ):
-        wanted = "(" + ", ".join("any" if k is None else str(k) for k in shape) + ")"
+        wanted = "(" + ", ".join("any" if k is None else str(k) for k in shape)
+        wanted += ",)" if len(shape) == 1 else ")"
         raise ValueError(f"{name} has shape {given.shape}; allowed: {wanted}")
     result = to_float64(given)
     if finite and not np.isfinite(result).all():
@@ -166,29 +220,62 @@ def design(name: str, value: Any, d: int | None = None) -> NDArray[Any]:
     usable = result.dtype.isnative and result.flags.aligned
     if result.dtype not in (np.float64, np.float32) or not usable:
         result = to_float64(result)
-    return result
+    return result.view()  # of a shape of its own
 
 
 def sparse_design(name: str, value: Any, d: int | None = None) -> Any:
-    """A sparse matrix of rows, (n, d), as CSR of float64; not copied where it is that."""
+    """A sparse matrix of rows, (n, d), as canonical CSR of float64; copied where it is not that.
+
+    It is an object of its own, with row pointers of its own, whatever becomes of ``value``.
+    """
     if len(value.shape) != 2 or (d is not None and value.shape[1] != d):
         raise ValueError(f"{name} has shape {value.shape}; allowed: (n, {'d' if d is None else d})")
     if value.dtype.kind not in "fiub":
         raise TypeError(f"{name} has dtype {value.dtype}; allowed: real numbers")
-    result = value.tocsr()
-    if 0 in result.shape:
-        raise ValueError(f"{name} has shape {result.shape}; allowed: at least one row and column")
-    if result.dtype != np.float64:
-        result = result.astype(np.float64)
+    if 0 in value.shape:
+        raise ValueError(f"{name} has shape {value.shape}; allowed: at least one row and column")
+    _check_structure(name, value)
+    given = value.tocsr()
+    used = given.indptr[-1]
+    result = type(given)(
+        (
+            np.ascontiguousarray(given.data[:used], dtype=np.float64),
+            np.ascontiguousarray(given.indices[:used]),
+            given.indptr.copy(),
+        ),
+        shape=given.shape,
+    )
     if not result.has_canonical_format:  # duplicate entries are summed
         result = result.copy()
         result.sum_duplicates()
-    start, column = result.indptr, result.indices
-    if start[0] != 0 or (np.diff(start) < 0).any() or start[-1] > len(column):
-        raise ValueError(f"{name} is not a valid CSR matrix; allowed: increasing row pointers")
-    if len(column) and not (column.min() >= 0 and column.max() < result.shape[1]):
-        raise ValueError(f"{name} is not a valid CSR matrix; allowed: columns 0 to d - 1")
     return result
+
+
+def _check_structure(name: str, value: Any) -> None:
+    """Raise ValueError where an index of a CSR, CSC or COO matrix leads out of it. O(nnz)."""
+    kind = getattr(value, "format", "")
+    if kind not in ("csr", "csc", "coo"):
+        return
+    n, d = value.shape
+    if kind == "coo":
+        places = [(value.row, n), (value.col, d)]
+        fits = len(value.row) == len(value.col) == len(value.data)
+    else:
+        major, minor = (n, d) if kind == "csr" else (d, n)
+        start, places = value.indptr, [(value.indices, minor)]
+        fits = len(start) == major + 1 and start[0] == 0 and bool((np.diff(start) >= 0).all())
+        fits = fits and start[-1] <= min(len(value.indices), len(value.data))
+    if not fits:
+        raise ValueError(
+            f"{name} is not a valid {kind.upper()} matrix; allowed: increasing row pointers, one "
+            "more than rows, and as many indices as entries"
+        )
+    for index, stop in places:
+        if len(index) and not (index.min() >= 0 and index.max() < stop):
+            raise ValueError(
+                f"{name} is not a valid {kind.upper()} matrix; allowed: rows 0 to n - 1 and "
+                "columns 0 to d - 1"
+            )
 
 
 def rows(name: str, value: Any, d: int | None = None) -> Any:
@@ -223,16 +310,30 @@ def prior_variances(name: str, value: Any, m: int) -> Array:
 
 def labels(name: str, value: Any, n: int) -> Array:
     """Labels -1 and +1, (n,), as float64."""
+    relabel = "use np.where({}, 1, -1), or LinearClassifier or GPClassifier, which take any labels"
+    words = value if isinstance(value, np.ndarray) or hasattr(value, "dtype") else None
+    if words is None and isinstance(value, list | tuple) and value:
+        words = np.asarray(value) if isinstance(value[0], str | bool | np.bool_) else None
+    if words is not None and not hasattr(value, "tocsr") and np.asarray(words).dtype.kind in "bUSO":
+        found = np.asarray(words).ravel()
+        one = next((v for v in found if isinstance(v, str | bool | np.bool_)), None)
+        if one is not None:
+            test = f"y == {str(one)!r}" if isinstance(one, str) else "y"
+            raise TypeError(
+                f"{name} has dtype {found.dtype}; allowed: the numbers -1 and +1; "
+                + relabel.format(test)
+            )
     given = real_array(name, value)
     if given.shape != (n,):
         raise ValueError(f"{name} has shape {given.shape}; allowed: ({n},), a label per row of X")
-    if given.dtype.kind == "b":
-        raise TypeError(f"{name} has dtype {given.dtype}; allowed: the numbers -1 and +1")
     result = to_float64(given)
     if not (np.abs(result) == 1.0).all():
-        found = np.unique(result)
-        shown = ", ".join(f"{v:g}" for v in found[:4]) + (", ..." if found.size > 4 else "")
-        raise ValueError(f"{name} has the labels {shown}; allowed: -1 and +1")
+        distinct = np.unique(result)
+        shown = ", ".join(f"{v:g}" for v in distinct[:4]) + (", ..." if distinct.size > 4 else "")
+        raise ValueError(
+            f"{name} has the labels {shown}; allowed: -1 and +1; "
+            + relabel.format(f"y == {distinct[-1]:g}")
+        )
     return result
 
 

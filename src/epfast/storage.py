@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import errno
 import os
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
 from epfast import _checks, losses
 from epfast.gp import low_rank as gp_low_rank
 from epfast.gp import posterior as gp_posterior
+from epfast.inference import files
 from epfast.linear import files as linear_files
 
-#: file formats that ``load`` reads; 0.1.0 wrote format 1
-FORMATS = (1, 2)
 #: reader of each kind of posterior
 RESTORE = {
     "factorized": linear_files.restore,
@@ -23,6 +21,8 @@ RESTORE = {
     "process": gp_posterior.restore,
     "low_rank_process": gp_low_rank.restore,
 }
+#: what says that a file cannot be opened, or that the disk fails
+UNREADABLE = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
 def load(path: str | os.PathLike[str], loss: Any = None) -> Any:
@@ -42,25 +42,31 @@ def load(path: str | os.PathLike[str], loss: Any = None) -> Any:
     Raises
     ------
     ValueError
-        If the file is not such a file.
+        If the file is not such a file, was damaged, or contradicts itself: sites that do not add
+        up, matrices that are not positive definite, labels that are none.
+    OSError
+        If the file cannot be opened.
     """
     given = None if loss is None else losses.resolve(loss)
     name = _checks.path("path", path)
     try:
-        with open(name, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        header = json.loads(str(arrays.pop("header")))
-        if header["format"] not in FORMATS:
-            raise ValueError(f"format {header['format']}")
+        arrays, header = files.read(name)
         beta = _checks.number("beta", header["beta"], above=0.0)
         found = given
         if given is None and header["loss"] is not None:
             found = losses.restore(header["loss"], beta)
         elif given is not None and given.beta == 1.0:
             found = given.tempered(beta)
-        return RESTORE[header["posterior"]](arrays, header, found)
-    except (AttributeError, KeyError, TypeError, ValueError, EOFError, BadZipFile) as error:
+        kind = _checks.choice("posterior", header["posterior"], tuple(RESTORE))
+        with np.errstate(all="ignore"):
+            return RESTORE[kind](arrays, header, found)
+    except (MemoryError, *UNREADABLE):
+        raise
+    except Exception as error:  # a damaged file can lead to any of them
+        if isinstance(error, OSError) and error.errno == errno.EIO:
+            raise
+        said = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise ValueError(
-            f"path is {name!r}, which is not a posterior saved by epfast ({error}); allowed: a "
-            "file written by save"
+            f"path is {name!r}, which is not a posterior saved by epfast, or was damaged ({said}); "
+            "allowed: a file written by save"
         ) from error

@@ -64,9 +64,19 @@ CASES = {
         [logspace(-320, 308, 800), RNG.uniform(-1, 1, 500), -logspace(-300, -1e-3, 300)],
         4,
     ),
-    "erfcx": (mp_erfcx, [RNG.uniform(0, 30, 500), logspace(-3, 10, 300), [0.0]], 8),
+    "erfcx": (
+        mp_erfcx,
+        [RNG.uniform(0, 30, 500), logspace(-3, 10, 300), logspace(10, 307.7, 100), [0.0]],
+        8,
+    ),
     "log_ndtr": (mp_log_ndtr, [RNG.uniform(-40, 37, 1000), -logspace(-3, 8, 300)], 12),
 }
+
+
+def test_erfcx_up_to_the_largest_number():
+    x = np.array([1e307, 1e308, 1.7e308, HUGE])
+    np.testing.assert_allclose(backend.erfcx(x) * x, 1 / np.sqrt(np.pi), rtol=1e-14)
+    assert backend.erfcx(np.array([np.inf]))[0] == 0.0
 
 
 @pytest.mark.parametrize("name", CASES)

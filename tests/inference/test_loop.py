@@ -28,6 +28,7 @@ class Halving:
     """Each sweep halves the mean; ``counts`` says what sweep k met, ``new`` what else it made."""
 
     n_sites, order_of_matrices, remedy = 10, 1, "do as the engine says"
+    evidence_bound = 0.0
 
     def __init__(self, counts=lambda k: Counts(), new=lambda k, state: state):
         self.counts, self.new, self.settled, self.kept = counts, new, [], []
@@ -240,8 +241,9 @@ def test_sweeps_are_logged(caplog):
 def messages(fit, schedule):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        warn_of(fit, 10, schedule)
+        warn_of(fit, Halving(), schedule)
     assert all(warning.category is ConvergenceWarning for warning in caught)
+    assert all(str(warning.message).endswith("; do as the engine says") for warning in caught)
     return [str(warning.message).split(";")[0] for warning in caught]
 
 
@@ -251,27 +253,41 @@ def messages(fit, schedule):
         (Counts(), Schedule(tol=1e-3), []),
         (Counts(), Schedule(3, 0.0), []),
         (Counts(), Schedule(3, 1e-6), ["EP did not settle: after 3 sweeps"]),
-        (Counts(refused=1), Schedule(3, 0.0), []),  # a tenth may be
+        (Counts(refused=1), Schedule(3, 0.0), ["1 of 10 sites were refused in the last sweep"]),
         (Counts(refused=2), Schedule(3, 0.0), ["2 of 10 sites were refused in the last sweep"]),
         (Counts(failed=1), Schedule(3, 0.0), ["3 fits of a factor failed"]),
         (Counts(refused=9), Schedule(3, 1e-6), ["9 of 10 sites", "EP did not settle"]),
         # the posterior is at rest
-        (
-            Counts(refused=9),
-            Schedule(3, 1.0),
-            ["9 of 10 sites", "EP did not settle: after 3 sweeps 9 of 10"],
-        ),
-        (
-            Counts(refused=1),
-            Schedule(3, 1.0),
-            ["EP did not settle: after 3 sweeps 1 of 10 sites are still refused"],
-        ),
+        (Counts(refused=9), Schedule(3, 1.0), ["9 of 10 sites"]),
     ],
 )
 def test_what_the_user_is_told(counts, schedule, says):
     found = messages(run(Halving(lambda k: counts), schedule), schedule)
     assert len(found) == len(says)
     assert all(text.startswith(start) for text, start in zip(found, says, strict=True))
+
+
+@pytest.mark.parametrize(("tol", "sweeps"), [(0.0, 5), (0.3, 2)])
+def test_an_impossible_evidence_is_no_result(tol, sweeps):
+    """Which the loop sees once the posterior is at rest, and which more sweeps do not mend."""
+
+    class TooGood(Halving):
+        def summary(self, state, evidence=True):
+            return super().summary(state)._replace(log_evidence=0.5)
+
+    fit = run(TooGood(), Schedule(5, tol))
+    assert not fit.converged
+    assert len(fit.history) == sweeps
+    [text] = messages(fit, Schedule(5, tol))
+    assert text.startswith("the log evidence is +0.5, and cannot be above 0")
+
+
+@pytest.mark.parametrize(("change", "word"), [(0.05, "approximate"), (0.5, "unusable")])
+def test_a_missed_tolerance_says_what_the_result_is_worth(change, word):
+    engine = Halving(new=lambda k, new: new._replace(mean=1.0 + change * k))
+    schedule = Schedule(4)
+    [text] = messages(run(engine, schedule), schedule)
+    assert text.endswith(f"so that the result is {word}")
 
 
 def test_who_stops_a_run_is_not_told_that_it_did_not_settle():

@@ -14,7 +14,8 @@ from tests.oracles.data import classes
 #: what is refused, failed or clipped is counted, and no matter here
 pytestmark = pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
 
-MINIBATCHES = {"posterior": "factorized", "batch_size": 10, "prior_variance": 25.0}
+MINIBATCHES = {"posterior": "factorized", "scheme": "variational", "batch_size": 10}
+MINIBATCHES |= {"prior_variance": 25.0}
 LEGAL = [case for case in batteries.cases() if case.wing == "linear"]
 
 

@@ -5,6 +5,7 @@ import pytest
 
 import epfast
 from epfast import ADF, fit_linear
+from epfast.inference import runtime
 from epfast.linear import LinearProblem
 from tests.oracles.data import classes
 from tests.oracles.interrupts import calls_of, interrupted
@@ -14,13 +15,24 @@ KINDS = {
     "full": {},
     "full, weights": {"weights": np.linspace(0.5, 3.0, 500)},
     "Laplace": {"batch_size": 7},
-    "factorized": {"posterior": "factorized"},
-    "minibatches": {"posterior": "factorized", "batch_size": 7},
+    "factorized": {"posterior": "factorized", "schedule": ADF(settle=0)},
+    "factorized, weights": {
+        "posterior": "factorized",
+        "weights": np.linspace(0.5, 3.0, 500),
+        "schedule": ADF(settle=120),
+    },
+    "factorized, settled": {"posterior": "factorized", "schedule": ADF(settle=120)},
+    "minibatches": {"posterior": "factorized", "batch_size": 7, "schedule": ADF(settle=0)},
+    "minibatches, settled": {
+        "posterior": "factorized",
+        "batch_size": 7,
+        "schedule": ADF(settle=120),
+    },
 }
 
 
 def part(arguments, rows):
-    given = dict(arguments)
+    given = {"schedule": ADF(), **arguments}
     if "weights" in given:
         given["weights"] = given["weights"][rows]
     return given
@@ -29,11 +41,12 @@ def part(arguments, rows):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pass_resumed_from_any_point_is_the_pass(kind, monkeypatch):
     arguments = KINDS[kind]
-    # pieces of a few rows, as with many columns
-    monkeypatch.setattr(LinearProblem.__new__, "__defaults__", (None, 120))
+    # pieces of a few rows, as with many columns or on a slow machine
+    monkeypatch.setattr(runtime, "SECONDS_PER_CALL", 1e-9)
+    monkeypatch.setattr(LinearProblem.__new__, "__defaults__", (None, 120, False))
 
     def fit():
-        return fit_linear(X, Y, schedule=ADF(), **arguments)
+        return fit_linear(X, Y, **part(arguments, slice(None)))
 
     whole = fit()
     assert whole.rows_seen == 500
@@ -48,9 +61,9 @@ def test_a_pass_resumed_from_any_point_is_the_pass(kind, monkeypatch):
         rest = slice(post.rows_seen, None)
         if post.rows_seen < 500:
             given = part(arguments, rest)
-            post = fit_linear(X[rest], Y[rest], schedule=ADF(), start=post, **given)
+            post = fit_linear(X[rest], Y[rest], start=post, **given)
         assert post.rows_seen == 500
-        if kind in ("factorized", "minibatches"):
+        if arguments.get("posterior"):
             np.testing.assert_array_equal(post.mean, whole.mean)
             np.testing.assert_array_equal(post.variance, whole.variance)
         np.testing.assert_allclose(post.mean, whole.mean, rtol=1e-9, atol=1e-12)
@@ -77,6 +90,42 @@ def test_a_memory_map(posterior, tmp_path):
     first = slice(post.rows_seen)
     plain = fit_linear(X[first], Y[first], posterior=posterior, schedule=ADF())
     np.testing.assert_allclose(post.mean, plain.mean, rtol=1e-10)
+
+
+def chunks(first, size=90):
+    for i in range(first, 500, size):
+        yield X[i : min(i + size, 500)], Y[i : i + size]
+
+
+@pytest.mark.parametrize("settle", [None, 0, 120], ids=["full", "factorized", "settled"])
+@pytest.mark.parametrize("size", [None, 7], ids=["rows", "minibatches"])
+def test_a_pass_over_chunks_resumed_from_any_point_is_the_pass(size, settle, monkeypatch):
+    monkeypatch.setattr(runtime, "SECONDS_PER_CALL", 1e-9)
+    monkeypatch.setattr(LinearProblem.__new__, "__defaults__", (None, 120, False))
+    given = {"batch_size": size, "schedule": ADF()}
+    if settle is not None:
+        given |= {"posterior": "factorized", "schedule": ADF(settle=settle)}
+
+    def fit():
+        return fit_linear(chunks(0), **given)
+
+    whole = fit()
+    assert whole.rows_seen == 500
+    calls, seen = calls_of(fit), set()
+    rng = np.random.default_rng(0)
+    for at in rng.integers(calls.first["fit_problem"] + 1, calls.count - 2, size=30):
+        pressed = interrupted(fit, int(at))
+        if pressed is None:
+            continue
+        post = pressed.posterior
+        seen.add(post.rows_seen)
+        if post.rows_seen < 500:
+            post = fit_linear(chunks(post.rows_seen), start=post, **given)
+        assert post.rows_seen == 500
+        np.testing.assert_allclose(post.mean, whole.mean, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(post.variance, whole.variance, rtol=1e-9)
+        assert post.log_evidence == pytest.approx(whole.log_evidence, rel=1e-9)
+    assert len(seen) > 2
 
 
 @pytest.mark.parametrize("size", [1, 7])

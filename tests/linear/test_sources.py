@@ -6,7 +6,8 @@ import pytest
 import epfast
 from tests.oracles.data import classes
 
-MINIBATCHES = {"posterior": "factorized", "batch_size": 10, "prior_variance": 25.0}
+MINIBATCHES = {"posterior": "factorized", "scheme": "variational", "batch_size": 10}
+MINIBATCHES |= {"prior_variance": 25.0}
 
 
 def data(n, d):
@@ -46,10 +47,11 @@ def test_chunks_may_reuse_their_buffer():
 def test_streaming_goes_on_from_a_posterior():
     X, y = data(n=90, d=5)
     given = MINIBATCHES | {"prior_variance": 4.0}
-    whole = epfast.fit_linear(X, y, schedule=epfast.ADF(), **given)
-    half = epfast.fit_linear(X[:50], y[:50], schedule=epfast.ADF(), **given)
+    given["schedule"] = epfast.ADF(settle=50)
+    whole = epfast.fit_linear(X, y, **given)
+    half = epfast.fit_linear(X[:50], y[:50], **given)
     del given["prior_variance"]  # it goes on with the prior of its start
-    rest = epfast.fit_linear(X[50:], y[50:], schedule=epfast.ADF(), start=half, **given)
+    rest = epfast.fit_linear(X[50:], y[50:], start=half, **given)
     assert_same(rest, whole)
     assert rest.n_sweeps == 2
 

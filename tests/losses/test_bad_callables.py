@@ -10,7 +10,8 @@ from tests.oracles.bad_values import MU, VAR, X, Y
 CLEAN = (ValueError, TypeError, FloatingPointError)
 LOGISTIC = epfast.Logistic()
 SCHEMES = [name for name, kind in NAMED.items() if kind().refuses(LOGISTIC, "minibatch") is None]
-MINIBATCHES = {"posterior": "factorized", "batch_size": 10, "prior_variance": 25.0}
+MINIBATCHES = {"posterior": "factorized", "scheme": "variational", "batch_size": 10}
+MINIBATCHES |= {"prior_variance": 25.0}
 
 
 def fit(X=X, y=Y, **arguments):

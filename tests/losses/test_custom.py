@@ -46,6 +46,7 @@ def data(n=37, d=5):
 def fit(X, y, **given):
     """Minibatches of a factorised posterior, five sweeps."""
     given = {"batch_size": 10, "schedule": epfast.EP(sweeps=5, tol=0)} | given
+    given = ({} if given["batch_size"] is None else {"scheme": "variational"}) | given
     return epfast.fit_linear(X, y, posterior="factorized", prior_variance=25.0, **given)
 
 

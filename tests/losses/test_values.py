@@ -117,3 +117,24 @@ def test_equality_and_repr():
     assert epfast.Quasi01(0.1) != epfast.Quasi01(0.2)
     assert repr(epfast.Quasi01(0.2)) == "Quasi01(epsilon=0.2)"
     assert backend.loss_values("hinge", [0.0])[0] == 1.0
+
+
+def test_a_bounded_loss_is_never_negative():
+    """On a wide grid of margins; then the factor is at most 1."""
+    margins = np.r_[-np.logspace(8, -8, 200), 0.0, np.logspace(-8, 8, 200)]
+    own = [
+        epfast.PiecewiseLinear((0.0,), (-1.0, 0.0)),
+        epfast.PiecewiseLinear((0.0,), (1.0, 0.0)),
+        epfast.PiecewiseLinear((0.0,), (-1.0, -1e-3)),
+        epfast.PiecewiseLinear((-1.0, 1.0), (0.0, -1.0, 0.0), 2.0),
+        epfast.PiecewiseLinear((-1.0, 1.0), (0.0, -1.0, 0.0), 1.5),
+        epfast.PiecewiseLinear((0.0,), (0.0, 0.0), 0.5, (-0.6,)),
+    ]
+    named = [kind() for kind in losses.NAMED.values()]
+    for loss in [*own, *(loss for loss in named if loss.by_margin)]:
+        lowest = loss.evaluate(margins, derivatives=False)[0].min()
+        assert loss.bounded == (lowest >= 0.0)
+    assert all(loss.bounded for loss in named)
+    # what is not known to be so has no bound
+    assert not epfast.CustomLoss(np.square).bounded
+    assert epfast.CustomLoss(lambda m: np.logaddexp(0.0, -m), is_likelihood=True).bounded

@@ -136,6 +136,13 @@ def cholesky(double[::1, :] A not None):
     return info == 0
 
 
+def inverse_triangle(double[::1, :] L not None):
+    """L <- L^-1, of a lower triangle without zeros on its diagonal."""
+    square(L)
+    with nogil:
+        invert_triangle(&L[0, 0], L.shape[0])
+
+
 def inverse_from_factor(double[::1, :] L not None):
     """L <- the lower triangle of (L L')^-1."""
     square(L)

@@ -15,7 +15,7 @@ from libc.math cimport fabs, isfinite
 
 from epfast._core.lapack cimport blas_int, ddot, dpotrf, dpotrs, dsymv
 from epfast._core.loss cimport CoreLoss
-from epfast._core.rows cimport Rows
+from epfast._core.rows cimport Rows, in_range, long_enough, square
 from epfast._core.status cimport CALLBACK_FAILED, NO_FIT, OK, Status
 from epfast._core.vector cimport kernels
 
@@ -231,6 +231,14 @@ cdef class LaplaceSweep:
         cdef bint weighted = weight is not None
         cdef Status status = OK
         self.loss.check_responses(y, A.n)
+        square("P", P, self.d)
+        square("new_P", new_P, self.d)
+        long_enough("p", min(p.shape[0], new_p.shape[0], A.d), self.d)
+        long_enough("sites", min(tau.shape[0], nu.shape[0], scale.shape[0]), A.n)
+        in_range("sizes", sizes, self.rows.shape[1] + 1)
+        long_enough("rows of A", A.n, np.sum(sizes))
+        if weighted:
+            long_enough("weight", weight.shape[0], A.n)
         with nogil:
             for i in range(sizes.shape[0]):
                 if self.loss.heed() != OK:

@@ -25,6 +25,8 @@ ctypedef struct Minibatch:      # the rows of one factor
     const double *x
     const double *sign          # labels, which turn h into margins; NULL: none to fold in
     const double *responses     # NULL: a loss of the margin
+    const double *weight        # NULL: all 1
+    double copies               # of a factor of one row, which share the site; else 1
 
 
 ctypedef struct RowScratch:     # a number per row
@@ -45,6 +47,21 @@ ctypedef struct ColumnScratch:  # a number per column: the cavity, the fit, and 
     double *theta
     double *up                  # of two sides, or a gradient
     double *down                # the other, or a direction
+    double *site_tau            # of copies that settle: the site, and how far the next is
+    double *site_nu
+    double *away_tau
+    double *away_nu
+
+
+cdef class Design:
+    cdef readonly ptrdiff_t n, d
+    cdef readonly bint sparse, single, in_place
+    cdef const double[:, :] double_rows
+    cdef const float[:, :] float_rows
+    cdef const ptrdiff_t[::1] start, column     # CSR: where rows start; the columns of entries
+    cdef const double[::1] value
+    cdef double[::1] packed
+    cdef const double *rows(self, ptrdiff_t first, ptrdiff_t s, ptrdiff_t *ld) noexcept nogil
 
 
 cdef class MinibatchSweep:
@@ -52,14 +69,15 @@ cdef class MinibatchSweep:
     cdef Scheme scheme
     cdef SiteRule site_rule
     cdef TiltedMoments moments              # for SCALAR
-    cdef ptrdiff_t d, max_rows
+    cdef ptrdiff_t d
+    cdef readonly ptrdiff_t max_rows
     cdef double gamma, power, damping, tolerance
     cdef int max_iterations
     cdef bint slope_curvature, flat_start
     cdef double[:, ::1] points              # a general rule, standardised, (z, d)
     cdef double[::1] weights, point_values, newton_work, alpha
     cdef double[:, ::1] basis
-    cdef double[::1] scratch, packed, memory, hessian
+    cdef double[::1] scratch, memory, hessian
     cdef RowScratch row
     cdef ColumnScratch column
     cdef public double log_scale_total
@@ -68,7 +86,11 @@ cdef class MinibatchSweep:
         self, Minibatch *rows, ptrdiff_t s, const double *x, ptrdiff_t ld, const double *y
     ) noexcept nogil
     cdef Status fit(self, const Minibatch *rows, double beta, double *c) noexcept nogil
-    cdef Status scalar(self, const Minibatch *rows, double *c) noexcept nogil
+    cdef Status scalar(self, const Minibatch *rows, double power, double *c) noexcept nogil
+    cdef double total(self, const Minibatch *rows, const double *value) noexcept nogil
+    cdef int pairs(
+        self, const Minibatch *rows, ptrdiff_t first, ptrdiff_t after, double *D, double *S
+    ) noexcept nogil
     cdef Status center(self, const Minibatch *rows, double beta, double *c) noexcept nogil
     cdef Status two_sided(self, const Minibatch *rows, double beta, double *c) noexcept nogil
     cdef Status variational(self, const Minibatch *rows, double beta, double *c) noexcept nogil
@@ -87,6 +109,11 @@ cdef class MinibatchSweep:
         double *precision, double *shift, double *log_scale
     ) noexcept nogil
     cdef int raise_for(self, Status status, ptrdiff_t first_row, str name) except -1
+    cdef bint ruled(self, ptrdiff_t j, double copies, double *t, double *h) noexcept nogil
+    cdef Status settle_copies(
+        self, const Minibatch *rows, const double *tau, const double *nu, const double *old_tau,
+        const double *old_nu, double *c
+    ) noexcept nogil
     cdef Status update(
         self, const Minibatch *rows, const double *tau, const double *nu, double *new_tau,
         double *new_nu, double *site_tau, double *site_nu, double *site_scale

@@ -10,8 +10,17 @@ from epfast._core.tilted import TiltedMoments
 SCHEMES: dict[str, int]
 SITE_RULES: dict[str, int]
 
+class Design:
+    n: int
+    d: int
+    sparse: bool
+    single: bool
+    in_place: bool
+    def __init__(self, X: Any, max_rows: int) -> None: ...
+
 class MinibatchSweep:
     log_scale_total: float
+    max_rows: int
     n_refused: int
     n_clipped: int
     n_failed: int
@@ -51,13 +60,14 @@ class MinibatchSweep:
     def begin_sweep(self, sweep: int) -> None: ...
     def sweep(
         self,
-        X: NDArray[Any],
+        X: NDArray[Any] | Design,
         y: Array,
         batch_size: int,
         order: NDArray[np.intp],
         tau: Array,
         nu: Array,
         *,
+        weight: Array | None = ...,
         site_tau: Array | None = ...,
         site_nu: Array | None = ...,
         site_scale: Array | None = ...,

@@ -2,7 +2,9 @@
 
 A factor is t(theta) = exp(-beta sum_k l(h_k; y_k)), h_k = x_k.theta, over the rows of a minibatch,
 and l is a function of the margin y_k h_k or of h_k and a response; m_k stands for the one or the
-other. The cavity is N(mu, diag v). Every scheme fits
+other. A row of weight w_k counts w_k l; a row of weight 0 is absent. A factor of one row with
+tilted moments takes weights as scalar sites do: w >= 1 are w copies that share the site, and below
+the factor is t^w. The cavity is N(mu, diag v). Every scheme fits
 
     log g(theta) = c + sum_j [ b_j (theta_j - mu_j) - tau_j (theta_j - mu_j)^2 / 2 ]
 
@@ -13,8 +15,8 @@ and the sweep turns it into a site about the origin (precision tau, shift nu = b
 
 import numpy as np
 
-from libc.math cimport NAN, exp, fabs, isfinite, log, sqrt
-from libc.string cimport memcpy
+from libc.math cimport NAN, exp, fabs, fmax, fmin, isfinite, log, sqrt
+from libc.string cimport memcpy, memset
 
 from epfast._core.arrays cimport Views, is_shaped, numbers, release, take
 from epfast._core.lapack cimport blas_int, dgemm, dpotrf, dpotrs, dsyrk
@@ -40,14 +42,62 @@ cdef type ndarray = np.ndarray
 
 cdef double FLOOR_SHARE = -0.9
 cdef int MAX_HALVINGS = 40
+cdef int MAX_INNER = 60                 # iterations in which the copies of a row settle
+cdef double SETTLED = 1e-10             # by this much of the posterior
+cdef double MOST_MOVE = 2.0             # of x.theta at a time, beside as many sd
 
 cdef enum:
     POINT_BLOCK = 64
     LARGE = 4096                # numbers of a factor; one with more looks for signals
 
-ctypedef fused real:
-    float
-    double
+
+cdef class Design:
+    """Rows of X, (n, d): an array of float64 or float32 with any strides, or a CSR matrix.
+
+    float64 rows that lie in memory as doubles side by side are used there; others are unpacked, so
+    many at a time as one asks for: at most max_rows.
+    """
+
+    def __init__(self, X, ptrdiff_t max_rows):
+        self.n, self.d = X.shape
+        self.sparse = hasattr(X, "indptr")
+        if self.sparse:
+            self.start = X.indptr.astype(np.intp, copy=False)
+            self.column = X.indices.astype(np.intp, copy=False)
+            self.value = X.data
+        elif X.dtype == np.float64:
+            self.double_rows = X
+            self.in_place = (
+                self.double_rows.strides[1] == sizeof(double)
+                and self.double_rows.strides[0] % <ptrdiff_t> sizeof(double) == 0
+            )
+        else:
+            self.single, self.float_rows = True, X
+        if not self.in_place:
+            self.packed = np.empty(min(max_rows, self.n) * self.d)
+
+    cdef const double *rows(self, ptrdiff_t first, ptrdiff_t s, ptrdiff_t *ld) noexcept nogil:
+        """s rows from the first; ld[0]: numbers from one to the next. O(s d) to unpack."""
+        cdef ptrdiff_t k, j, d = self.d
+        cdef double *packed
+        if self.in_place:
+            ld[0] = self.double_rows.strides[0] // <ptrdiff_t> sizeof(double)
+            return <const double *> &self.double_rows[first, 0]
+        packed, ld[0] = &self.packed[0], d
+        if self.sparse:
+            memset(packed, 0, s * d * sizeof(double))
+            for k in range(s):
+                for j in range(self.start[first + k], self.start[first + k + 1]):
+                    packed[k * d + self.column[j]] += self.value[j]
+        elif self.single:
+            for k in range(s):
+                for j in range(d):
+                    packed[k * d + j] = self.float_rows[first + k, j]
+        else:
+            for k in range(s):
+                for j in range(d):
+                    packed[k * d + j] = self.double_rows[first + k, j]
+        return packed
 
 
 cdef class MinibatchSweep:
@@ -75,9 +125,8 @@ cdef class MinibatchSweep:
         self.tolerance, self.max_iterations = tolerance, max_iterations
         self.slope_curvature = slope_curvature
         self.flat_start = flat_start
-        self.packed = None
 
-        self.memory = np.zeros(6 * max_rows + 8 * d)
+        self.memory = np.zeros(6 * max_rows + 12 * d)
         self.row.m = &self.memory[0]
         self.row.value = self.row.m + max_rows
         self.row.slope = self.row.value + max_rows
@@ -92,6 +141,10 @@ cdef class MinibatchSweep:
         self.column.theta = self.column.step + d
         self.column.up = self.column.theta + d
         self.column.down = self.column.up + d
+        self.column.site_tau = self.column.down + d
+        self.column.site_nu = self.column.site_tau + d
+        self.column.away_tau = self.column.site_nu + d
+        self.column.away_nu = self.column.away_tau + d
         if self.scheme == LAPLACE:
             p = min(d, max_rows)
             # scaled rows, Hessian in the smaller of the two spaces and its factor
@@ -118,6 +171,8 @@ cdef class MinibatchSweep:
         rows.s, rows.x, rows.ld = s, x, ld
         rows.sign = y if self.loss.c.width == 0 else NULL
         rows.responses = y if self.loss.c.width > 0 else NULL
+        rows.weight = NULL
+        rows.copies = 1.0
 
     cdef Status fit(self, const Minibatch *rows, double beta, double *c) noexcept nogil:
         """From mu and v: b and tau, and c = log g(mu). Of t^power, divided by the power again."""
@@ -139,7 +194,7 @@ cdef class MinibatchSweep:
         elif self.scheme == LAPLACE:
             status = self.laplace(rows, beta, c)
         elif self.scheme == SCALAR:
-            status = self.scalar(rows, c)
+            status = self.scalar(rows, self.power, c)
         else:
             status = self.variational_rule(rows, beta, c)
         if status == OK and self.power != 1.0:
@@ -149,8 +204,9 @@ cdef class MinibatchSweep:
                 self.column.tau[j] /= self.power
         return status
 
-    cdef Status scalar(self, const Minibatch *rows, double *c) noexcept nogil:
+    cdef Status scalar(self, const Minibatch *rows, double power, double *c) noexcept nogil:
         """One row: from the triple at the cavity of h = x.theta, the moments of each theta_j.
+        Of t^power; of a row of weight below 1, or without a site, of t^(power weight).
 
         mean_j = mu_j + v_j x_j dlZ, variance_j = v_j (1 + v_j x_j^2 d2lZ). c makes the integral of
         the fit over the cavity Z.
@@ -160,6 +216,13 @@ cdef class MinibatchSweep:
         cdef double spread = 0.0, h = self.row.m[0], rest, lZ = 0.0, dlZ = 0.0, d2lZ = 0.0
         cdef Status status
         cdef ptrdiff_t j
+        if rows.weight != NULL:
+            power *= rows.weight[0] / rows.copies
+        if power == 0.0:                    # t^0 = 1
+            for j in range(self.d):
+                self.column.tau[j] = self.column.b[j] = 0.0
+            c[0] = 0.0
+            return OK
         if rows.sign != NULL:               # from the margin back to h
             y = rows.sign
             h *= y[0]
@@ -167,7 +230,7 @@ cdef class MinibatchSweep:
             spread += x[j] * x[j] * self.column.v[j]
         if spread == 0.0:                   # a row of zeros: its factor is the number t(0)
             spread = 1e-300
-        status = self.moments.at(y, h, spread, self.power, &lZ, &dlZ, &d2lZ)
+        status = self.moments.at(y, h, spread, power, &lZ, &dlZ, &d2lZ)
         if status == CALLBACK_FAILED:
             return CALLBACK_FAILED
         if status != OK or not isfinite(spread):
@@ -184,33 +247,65 @@ cdef class MinibatchSweep:
             )
         return OK
 
-    cdef Status center(self, const Minibatch *rows, double beta, double *c) noexcept nogil:
-        """c = -beta sum_k l_k."""
-        cdef double total = 0.0
+    cdef double total(self, const Minibatch *rows, const double *value) noexcept nogil:
+        """sum_k w_k value_k; a row of weight 0 is absent, whatever its value."""
+        cdef double sum_of = 0.0
         cdef ptrdiff_t k
+        for k in range(rows.s):
+            if rows.weight == NULL:
+                sum_of += value[k]
+            elif rows.weight[k] > 0.0:
+                sum_of += rows.weight[k] * value[k]
+        return sum_of
+
+    cdef Status center(self, const Minibatch *rows, double beta, double *c) noexcept nogil:
+        """c = -beta sum_k w_k l_k."""
         if kernels.loss(
             &self.loss.c, rows.s, self.row.m, rows.responses, self.loss.c.width, self.row.value,
             NULL, NULL
         ) != 0:
             return CALLBACK_FAILED
-        for k in range(rows.s):
-            total += self.row.value[k]
-        c[0] = -beta * total
+        c[0] = -beta * self.total(rows, self.row.value)
         return OK
 
     cdef Status two_sided(self, const Minibatch *rows, double beta, double *c) noexcept nogil:
         """step_j = gamma sqrt(v_j); b_j <- D_j, tau_j <- S_j (vector.h); c at the center."""
-        cdef ptrdiff_t j
+        cdef ptrdiff_t j, first = 0, after
         cdef int failed
+        cdef double w
         for j in range(self.d):
             self.column.step[j] = self.gamma * sqrt(self.column.v[j])
-        failed = kernels.pairs(
-            &self.loss.c, rows.s, self.d, rows.x, rows.ld, rows.sign, rows.responses, self.row.m,
-            self.column.step, self.column.b, self.column.tau, &self.scratch[0]
-        )
-        if failed != 0:
-            return CALLBACK_FAILED if failed > 0 else NO_FIT
+        if rows.weight == NULL:
+            failed = self.pairs(rows, 0, rows.s, self.column.b, self.column.tau)
+            if failed != 0:
+                return CALLBACK_FAILED if failed > 0 else NO_FIT
+            return self.center(rows, beta, c)
+        for j in range(self.d):
+            self.column.b[j] = self.column.tau[j] = 0.0
+        while first < rows.s:                           # neighbours of one weight go together
+            w, after = rows.weight[first], first + 1
+            while after < rows.s and rows.weight[after] == w:
+                after += 1
+            if w > 0.0:
+                failed = self.pairs(rows, first, after, self.column.up, self.column.down)
+                if failed != 0:
+                    return CALLBACK_FAILED if failed > 0 else NO_FIT
+                for j in range(self.d):
+                    self.column.b[j] += w * self.column.up[j]
+                    self.column.tau[j] += w * self.column.down[j]
+            first = after
         return self.center(rows, beta, c)
+
+    cdef int pairs(
+        self, const Minibatch *rows, ptrdiff_t first, ptrdiff_t after, double *D, double *S
+    ) noexcept nogil:
+        """D and S (vector.h) of the rows first to after - 1."""
+        return kernels.pairs(
+            &self.loss.c, after - first, self.d, rows.x + first * rows.ld, rows.ld,
+            rows.sign + first if rows.sign != NULL else NULL,
+            rows.responses + first * self.loss.c.width if rows.responses != NULL else NULL,
+            self.row.m + first, self.column.step, D, S, &self.scratch[0]
+        )
 
     cdef Status variational(self, const Minibatch *rows, double beta, double *c) noexcept nogil:
         """Variational quadrature on the 2d + 1 rule: as many points as monomials, so the minimum of
@@ -272,7 +367,6 @@ cdef class MinibatchSweep:
 
     cdef Status expand(self, const Minibatch *rows, double beta, double *c) noexcept nogil:
         """Second-order Taylor expansion of log t where m was taken (eq. 6)."""
-        cdef double total = 0.0
         cdef ptrdiff_t k, j
         if kernels.loss(
             &self.loss.c, rows.s, self.row.m, rows.responses, self.loss.c.width, self.row.value,
@@ -280,16 +374,21 @@ cdef class MinibatchSweep:
         ) != 0:
             return CALLBACK_FAILED
         for k in range(rows.s):
-            total += self.row.value[k]
             if self.slope_curvature:
                 self.row.curvature[k] = fabs(self.row.slope[k])
             if rows.sign != NULL:
                 self.row.slope[k] *= rows.sign[k]
+            if rows.weight != NULL:
+                if rows.weight[k] == 0.0:
+                    self.row.slope[k] = self.row.curvature[k] = 0.0
+                else:
+                    self.row.slope[k] *= rows.weight[k]
+                    self.row.curvature[k] *= rows.weight[k]
         kernels.weighted_sums(
             rows.s, self.d, rows.x, rows.ld, self.row.slope, self.row.curvature, self.column.b,
             self.column.tau
         )
-        c[0] = -beta * total
+        c[0] = -beta * self.total(rows, self.row.value)
         for j in range(self.d):
             self.column.b[j] *= -beta
             self.column.tau[j] *= beta
@@ -298,15 +397,14 @@ cdef class MinibatchSweep:
     cdef Status tilted_at(
         self, const Minibatch *rows, double beta, const double *m, double *value
     ) noexcept nogil:
-        """value = -beta sum_k l_k - sum_j (theta_j - mu_j)^2 / (2 v_j), l at m, theta in column."""
-        cdef double total = 0.0, away
-        cdef ptrdiff_t k, j
+        """value = -beta sum_k w_k l_k - sum_j (theta_j - mu_j)^2 / (2 v_j), l at m."""
+        cdef double total, away
+        cdef ptrdiff_t j
         if kernels.loss(
             &self.loss.c, rows.s, m, rows.responses, self.loss.c.width, self.row.value, NULL, NULL
         ) != 0:
             return CALLBACK_FAILED
-        for k in range(rows.s):
-            total -= beta * self.row.value[k]
+        total = -beta * self.total(rows, self.row.value)
         for j in range(self.d):
             away = self.column.theta[j] - self.column.mu[j]
             total -= 0.5 * away * away / self.column.v[j]
@@ -484,9 +582,7 @@ cdef class MinibatchSweep:
             ) != 0:
                 return CALLBACK_FAILED
             for i in range(count):
-                total = 0.0
-                for k in range(s):
-                    total += values[i * s + k]
+                total = self.total(rows, values + i * s)
                 self.point_values[first + i] = -beta * total
                 if not isfinite(total):
                     return NO_FIT
@@ -634,6 +730,89 @@ cdef class MinibatchSweep:
         if self.moments is not None:
             self.moments.begin_sweep(sweep)
 
+    cdef bint ruled(self, ptrdiff_t j, double copies, double *t, double *h) noexcept nogil:
+        """Precision and shift of so many copies of the fit, by the site rule; True if clipped."""
+        cdef bint clipped = False
+        t[0] = copies * self.column.tau[j]
+        if self.site_rule == NONNEGATIVE and t[0] < 0.0:
+            t[0], clipped = 0.0, True
+        elif self.site_rule == FLOOR and t[0] < FLOOR_SHARE / self.column.v[j]:
+            t[0], clipped = FLOOR_SHARE / self.column.v[j], True
+        h[0] = copies * self.column.b[j] + t[0] * self.column.mu[j]
+        return clipped
+
+    cdef Status settle_copies(
+        self, const Minibatch *rows, const double *tau, const double *nu, const double *old_tau,
+        const double *old_nu, double *c
+    ) noexcept nogil:
+        """Copies of a row all change at once; so that many do not overshoot, they settle first with
+        all other sites as they are. From the first fit, to the last one and its cavity."""
+        cdef double share = self.power / rows.copies, step = 0.5, t = 0.0, h = 0.0, rest, size
+        cdef double move, spread, post
+        cdef double largest, away, change, along
+        cdef double *site_tau = self.column.site_tau
+        cdef double *site_nu = self.column.site_nu
+        cdef double *away_tau = self.column.away_tau
+        cdef double *away_nu = self.column.away_nu
+        cdef ptrdiff_t j
+        cdef int iteration
+        cdef Status status
+        for j in range(self.d):
+            if not tau[j] - old_tau[j] > 0.0:
+                return OK
+            site_tau[j], site_nu[j] = old_tau[j], old_nu[j]
+        for iteration in range(MAX_INNER):
+            # a step towards the sites found from here, in the units of the posterior
+            size = largest = along = move = spread = 0.0
+            for j in range(self.d):
+                self.ruled(j, rows.copies, &t, &h)
+                rest = tau[j] - old_tau[j] + site_tau[j]
+                away = (t - site_tau[j]) / rest
+                change = away - away_tau[j]
+                along += away_tau[j] * change
+                size += change * change
+                largest, away_tau[j] = fmax(largest, fabs(away)), away
+                post = nu[j] - old_nu[j]
+                move += rows.x[j] * (
+                    (post + h) / (tau[j] - old_tau[j] + t) - (post + site_nu[j]) / rest
+                )
+                spread += rows.x[j] * rows.x[j] / rest
+                away = (h - site_nu[j] - (t - site_tau[j]) * self.column.mu[j]) / sqrt(rest)
+                change = away - away_nu[j]
+                along += away_nu[j] * change
+                size += change * change
+                largest, away_nu[j] = fmax(largest, fabs(away)), away
+            # moments are good to some 1e-14, which so many copies add up
+            if largest <= fmax(SETTLED, 1e-14 * rows.copies):
+                return OK
+            if iteration > 0:
+                # Aitken's relaxation: where the last step went too far the next is shorter
+                if size > 0.0:
+                    step *= -along / size
+                step = fmin(1.0, fmax(0.01, fabs(step)))
+            # far from the mode a factor has a slope and no curvature: its copies go too far
+            if move != 0.0:
+                step = fmin(step, MOST_MOVE * (1.0 + sqrt(spread)) / fabs(move))
+            for j in range(self.d):
+                self.ruled(j, rows.copies, &t, &h)
+                site_tau[j] += step * (t - site_tau[j])
+                site_nu[j] += step * (h - site_nu[j])
+            for j in range(self.d):
+                rest = tau[j] - old_tau[j] + (1.0 - share) * site_tau[j]
+                if not rest > 0.0:
+                    return OK
+                self.column.v[j] = 1.0 / rest
+                self.column.mu[j] = (nu[j] - old_nu[j] + (1.0 - share) * site_nu[j]) / rest
+            status = self.fit(rows, self.loss.c.beta * self.power, c)
+            if status != OK:
+                return status
+        # not settled: what was reached, which the next visit goes on from
+        self.n_refused += 1
+        for j in range(self.d):
+            self.column.tau[j] = site_tau[j] / rows.copies
+            self.column.b[j] = (site_nu[j] - site_tau[j] * self.column.mu[j]) / rows.copies
+        return OK
+
     cdef Status update(
         self, const Minibatch *rows, const double *tau, const double *nu, double *new_tau,
         double *new_nu, double *site_tau, double *site_nu, double *site_scale
@@ -642,20 +821,24 @@ cdef class MinibatchSweep:
         site's change to (new_tau, new_nu), the same arrays where the order is not parallel.
         site_tau NULL: no site is stored, the cavity is the posterior (ADF)."""
         cdef ptrdiff_t j
-        cdef double old_tau, old_nu, cavity, t, h, c = 0.0, origin = 0.0
-        cdef bint clipped, kept
+        cdef double old_tau, old_nu, cavity, t = 0.0, h = 0.0, c = 0.0, origin = 0.0
+        cdef double share = self.power / rows.copies
+        cdef bint clipped, kept, proper = True
         cdef ptrdiff_t undetermined = 0, n_kept = 0, n_clipped = 0
         cdef Status status
         for j in range(self.d):
             cavity, h = tau[j], nu[j]
             if site_tau != NULL:
-                t = cavity - self.power * site_tau[j]
+                t = cavity - share * site_tau[j]
                 if t > 0.0:
-                    cavity, h = t, h - self.power * site_nu[j]
-                # else: the posterior stands in for an improper cavity; the site is kept, below
+                    cavity, h = t, h - share * site_nu[j]
+                else:                       # the posterior stands in; the site is kept, below
+                    proper = False
             self.column.v[j] = 1.0 / cavity
             self.column.mu[j] = h / cavity
         status = self.fit(rows, self.loss.c.beta * self.power, &c)
+        if status == OK and rows.copies > 1.0 and proper:
+            status = self.settle_copies(rows, tau, nu, site_tau, site_nu, &c)
         if status == OK:
             for j in range(self.d):
                 undetermined += not (isfinite(self.column.tau[j]) and isfinite(self.column.b[j]))
@@ -665,19 +848,14 @@ cdef class MinibatchSweep:
             return NO_FIT
         if status != OK:
             return status
+        c *= rows.copies
         for j in range(self.d):
             old_tau = site_tau[j] if site_tau != NULL else 0.0
             old_nu = site_nu[j] if site_tau != NULL else 0.0
-            t = self.column.tau[j]
-            clipped = False
-            kept = not (isfinite(t) and isfinite(self.column.b[j])) or (
-                site_tau != NULL and not tau[j] - self.power * old_tau > 0.0
+            kept = not (isfinite(self.column.tau[j]) and isfinite(self.column.b[j])) or (
+                site_tau != NULL and not tau[j] - share * old_tau > 0.0
             )
-            if self.site_rule == NONNEGATIVE and t < 0.0:
-                t, clipped = 0.0, True
-            elif self.site_rule == FLOOR and t < FLOOR_SHARE / self.column.v[j]:
-                t, clipped = FLOOR_SHARE / self.column.v[j], True
-            h = self.column.b[j] + t * self.column.mu[j]
+            clipped = self.ruled(j, rows.copies, &t, &h)
             if kept or not tau[j] + self.damping * (t - old_tau) > 0.0:
                 t, h = old_tau, old_nu
                 n_kept += 1
@@ -701,52 +879,45 @@ cdef class MinibatchSweep:
         return OK
 
     def sweep(
-        self, const real[:, :] X, const double[:, ::1] y not None, ptrdiff_t batch_size,
+        self, X, const double[:, ::1] y not None, ptrdiff_t batch_size,
         const ptrdiff_t[::1] order, double[::1] tau, double[::1] nu, *,
-        double[:, ::1] site_tau=None, double[:, ::1] site_nu=None, double[::1] site_scale=None,
-        double[::1] next_tau=None, double[::1] next_nu=None, double[:, ::1] trace=None,
-        ptrdiff_t row_offset=0,
+        const double[::1] weight=None, double[:, ::1] site_tau=None, double[:, ::1] site_nu=None,
+        double[::1] site_scale=None, double[::1] next_tau=None, double[::1] next_nu=None,
+        double[:, ::1] trace=None, ptrdiff_t row_offset=0,
     ):
         """Update the factors numbered in order, each the rows [i, i + 1) * batch_size of X.
 
-        y (n, width) holds their responses, (n, 1) their labels for a loss of the margin.
+        X: a Design, or what makes one. y (n, width) holds the responses, (n, 1) their labels for a
+        loss of the margin; weight (n,) their weights, None: all 1.
         tau, nu (d,) hold the posterior, in place; sites, where stored, (factors, d) and (factors,).
         next_tau, next_nu: parallel order, the posterior is read only, the changes are added here.
         trace (updates, d) takes the posterior mean after each update. row_offset is added to the
         number of a bad row. The counts and log_scale_total of the object are added to.
         """
-        cdef ptrdiff_t n = X.shape[0], d = self.d, u, f, first, s, k, j, ld
+        cdef Design design = X if isinstance(X, Design) else Design(X, self.max_rows)
+        cdef ptrdiff_t n = design.n, d = self.d, u, f, first, s, j, ld = 0
         cdef const double *x
         cdef Minibatch rows
         cdef double *new_tau = &tau[0]
         cdef double *new_nu = &nu[0]
-        cdef bint stored = site_tau is not None, traced = trace is not None, in_place = False
+        cdef bint stored = site_tau is not None, traced = trace is not None
+        cdef bint weighted = weight is not None, copied = stored and self.scheme == SCALAR
         cdef Status status = OK
         self.loss.check_responses(y, n)
         if next_tau is not None:
             new_tau, new_nu = &next_tau[0], &next_nu[0]
-        if real is double:
-            in_place = X.strides[1] == sizeof(double) and X.strides[0] % sizeof(double) == 0
-        if in_place:
-            ld = X.strides[0] // <ptrdiff_t> sizeof(double)
-        else:
-            ld = d
-            if self.packed is None or self.packed.shape[0] < self.max_rows * d:
-                self.packed = np.empty(self.max_rows * d)
         first = 0
         with nogil:
             for u in range(order.shape[0]):
                 f = order[u]
                 first = f * batch_size
                 s = min(batch_size, n - first)
-                if in_place:
-                    x = <const double *> &X[first, 0]
-                else:
-                    for k in range(s):
-                        for j in range(d):
-                            self.packed[k * d + j] = X[first + k, j]
-                    x = &self.packed[0]
+                x = design.rows(first, s, &ld)
                 self.take_rows(&rows, s, x, ld, &y[first, 0])
+                if weighted:
+                    rows.weight = &weight[first]
+                    if copied:
+                        rows.copies = fmax(1.0, weight[first])
                 if s * d > LARGE and self.loss.heed() != OK:
                     status = CALLBACK_FAILED
                     break

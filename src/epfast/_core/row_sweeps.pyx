@@ -17,13 +17,13 @@ c and power a, the cavity lacks the share a / c of them.
 
 import numpy as np
 
-from libc.math cimport fabs, fmax, fmin, log, sqrt
+from libc.math cimport INFINITY, fabs, fmax, fmin, isfinite, log, sqrt
 
 from epfast._core.lapack cimport blas_int, dgemm, dgemv, dtrsm
 from epfast._core.relaxed cimport Relaxation
-from epfast._core.rows cimport Rows, subtract_weighted
-from epfast._core.site cimport SMALLEST, cavity, new_site, site
-from epfast._core.status cimport CALLBACK_FAILED, OK, Status
+from epfast._core.rows cimport Rows, in_range, long_enough, square, subtract_weighted
+from epfast._core.site cimport HEAVY, POINT, SMALLEST, cavity, new_site, settle, site
+from epfast._core.status cimport CALLBACK_FAILED, NOT_FINITE, OK, Status
 from epfast._core.tilted cimport TiltedMoments
 
 # ---- one after the other ----
@@ -78,6 +78,9 @@ cdef class BlockedSweep:
         A.times_rows(first, q, V, S)
         A.times_vector(first, q, mu, &self.h[0])
         for j in range(q):
+            if not (isfinite(S[j * q + j]) and isfinite(self.h[j])):
+                return NOT_FINITE
+        for j in range(q):
             s = S[j * q + j]
             if weight != NULL:
                 # without sites there are no copies to be alike
@@ -99,7 +102,7 @@ cdef class BlockedSweep:
             t = self.damping * (t - old_tau)
             b = self.damping * (b - old_nu)
             denominator = 1.0 + t * s
-            if refused or not denominator > SMALLEST:
+            if refused or not SMALLEST < denominator < INFINITY:
                 self.n_refused += 1
                 t, b, denominator = 0.0, 0.0, 1.0
             elif tau != NULL:
@@ -147,6 +150,7 @@ cdef class BlockedSweep:
         cdef bint weighted = weight is not None, stored = tau is not None
         cdef Status status = OK
         self.moments.loss.check_responses(y, A.n)
+        self.check(A, weight, sites, Sigma, mu, tau, nu, scale)
         with nogil:
             while first < A.n:
                 status = self.block(
@@ -155,11 +159,38 @@ cdef class BlockedSweep:
                     &tau[0] if stored else NULL, &nu[0] if stored else NULL,
                     &scale[0] if stored else NULL,
                 )
-                if status == CALLBACK_FAILED:
+                if status != OK:
                     break
                 first += self.q
         if status == CALLBACK_FAILED:
             self.moments.loss.reraise()
+        if status == NOT_FINITE:
+            raise FloatingPointError(
+                "a mean or variance of a site overflowed; scale the columns of X or the kernel, or "
+                "try damping or a power below 1"
+            )
+
+    cdef int check(
+        self, Rows A, const double[::1] weight, const ptrdiff_t[::1] sites,
+        const double[:, ::1] Sigma, const double[::1] mu, const double[::1] tau,
+        const double[::1] nu, const double[::1] scale,
+    ) except -1:
+        """Raise ValueError for arrays that do not fit together, so that no loop leaves one."""
+        cdef ptrdiff_t stop
+        square("Sigma", Sigma, self.d)
+        long_enough("mu", mu.shape[0], A.d)
+        long_enough("the posterior", self.d, A.d)
+        long_enough("sites", sites.shape[0], A.n)
+        if weight is not None:
+            long_enough("weight", weight.shape[0], A.n)
+        if tau is None and self.relaxation is None:
+            return 0
+        stop = self.relaxation.precision.shape[0] if tau is None else tau.shape[0]
+        if self.relaxation is not None:
+            stop = min(stop, self.relaxation.precision.shape[0], self.relaxation.shift.shape[0])
+        if tau is not None:
+            stop = min(stop, nu.shape[0], scale.shape[0])
+        in_range("sites", sites, stop)
 
 
 # ---- all from one posterior ----
@@ -204,7 +235,8 @@ cdef class ParallelSweep:
         cdef double *d2lZ = &self.work[7, 0]
         cdef double *copies = &self.work[8, 0]
         cdef double t = 0.0, b = 0.0, g = 0.0
-        cdef ptrdiff_t j
+        cdef ptrdiff_t j, stride = self.moments.loss.stride
+        cdef bint refused = False
         cdef Status status
         for j in range(q):
             copies[j] = 1.0 if weight == NULL else fmax(1.0, weight[j])
@@ -230,6 +262,16 @@ cdef class ParallelSweep:
                 self.residual = fmax(
                     self.residual, fabs(v[j] * (1.0 + v[j] * d2lZ[j]) / s[j] - 1.0)
                 )
+            if copies[j] > HEAVY and v[j] != POINT and self.damping > 0.0:
+                status = settle(
+                    self.moments, y + j * stride, h[j], s[j], self.power, copies[j], tau[j], nu[j],
+                    &t, &b, &g, &refused
+                )
+                if status == CALLBACK_FAILED:
+                    return status
+                if refused:
+                    self.n_refused += 1
+                    continue
             tau[j] += self.damping * (t - tau[j])
             nu[j] += self.damping * (b - nu[j])
             scale[j] += self.damping * (g - scale[j])
@@ -251,6 +293,15 @@ cdef class ParallelSweep:
         cdef bint weighted = weight is not None, summed = P is not None
         cdef Status status = OK
         self.moments.loss.check_responses(y, A.n)
+        square("Sigma", Sigma, self.d)
+        square("root", root, self.d)
+        long_enough("mu", min(self.d, mu.shape[0]), A.d)
+        long_enough("sites", min(tau.shape[0], nu.shape[0], scale.shape[0]), A.n)
+        if weighted:
+            long_enough("weight", weight.shape[0], A.n)
+        if summed:
+            square("P", P, self.d)
+            long_enough("p", p.shape[0], A.d)
         with nogil:
             while first < A.n:
                 q = <blas_int> min(self.q, A.n - first)
@@ -280,6 +331,9 @@ cdef class ParallelSweep:
         cdef blas_int q
         cdef Status status = OK
         self.moments.loss.check_responses(y, h.shape[0])
+        long_enough(
+            "sites", min(s.shape[0], tau.shape[0], nu.shape[0], scale.shape[0]), h.shape[0]
+        )
         with nogil:
             while first < h.shape[0]:
                 q = <blas_int> min(self.q, h.shape[0] - first)
@@ -302,6 +356,9 @@ def add_sites(
     cdef ptrdiff_t first = 0
     cdef blas_int q
     cdef double[:, ::1] V = np.empty((64, A.d))
+    long_enough("sites", min(tau.shape[0], nu.shape[0]), A.n)
+    square("P", P, A.d)
+    long_enough("p", p.shape[0], A.d)
     with nogil:
         while first < A.n:
             q = <blas_int> min(64, A.n - first)
@@ -318,6 +375,10 @@ def marginals(
     cdef ptrdiff_t first = 0
     cdef blas_int q
     cdef double[:, ::1] V = np.empty((64, A.d))
+    square("Sigma", Sigma, A.d)
+    square("root", root, A.d)
+    long_enough("mu", mu.shape[0], A.d)
+    long_enough("marginals", min(h.shape[0], s.shape[0]), A.n)
     with nogil:
         while first < A.n:
             q = <blas_int> min(64, A.n - first)

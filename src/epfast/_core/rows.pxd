@@ -9,6 +9,7 @@ cdef class Rows:
     cdef const double[:, ::1] dense
     cdef const int[::1] start, column       # CSR: where each row starts; the columns of its entries
     cdef const double[::1] value
+    cdef bint is_valid(self) noexcept nogil
     cdef void times_symmetric(
         self, ptrdiff_t first, blas_int q, double *M, bint full, double *V
     ) noexcept nogil
@@ -42,3 +43,12 @@ cdef void subtract_weighted(
 cdef void add_lower(
     blas_int d, blas_int q, double scale, double *W, double *V, double *C
 ) noexcept nogil
+
+
+cdef int long_enough(str name, ptrdiff_t length, ptrdiff_t least) except -1
+
+
+cdef int in_range(str name, const ptrdiff_t[::1] index, ptrdiff_t stop) except -1
+
+
+cdef int square(str name, const double[:, ::1] matrix, ptrdiff_t d) except -1

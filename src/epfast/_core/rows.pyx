@@ -55,18 +55,63 @@ cdef void subtract_weighted(
             dsyrk(b"L", b"N", &d, &taken, &unit if negative else &minus, W, &d, &unit, C, &d)
 
 
+cdef int long_enough(str name, ptrdiff_t length, ptrdiff_t least) except -1:
+    """Raise ValueError for an array that is too short: the loops go by its partners' lengths."""
+    if length < least:
+        raise ValueError(f"{name} has length {length}; needed: {least}")
+
+
+cdef int in_range(str name, const ptrdiff_t[::1] index, ptrdiff_t stop) except -1:
+    """Raise ValueError for a number that is not from 0 to stop - 1."""
+    cdef ptrdiff_t i
+    cdef bint good = True
+    for i in range(index.shape[0]):
+        good = good and 0 <= index[i] < stop
+    if not good:
+        raise ValueError(f"{name} holds numbers outside 0 to {stop - 1}")
+
+
+cdef int square(str name, const double[:, ::1] matrix, ptrdiff_t d) except -1:
+    """Raise ValueError for a matrix that is not (d, d)."""
+    if matrix.shape[0] != d or matrix.shape[1] != d:
+        raise ValueError(f"{name} has shape ({matrix.shape[0]}, {matrix.shape[1]}); needed: {d, d}")
+
+
 cdef class Rows:
-    """A chunk of X: Rows(dense array) or Rows(CSR matrix)."""
+    """A chunk of X: Rows(dense array) or Rows(CSR matrix).
+
+    What a CSR matrix refers to is looked at here, O(nnz): nobody can change its own copies later.
+    """
 
     def __init__(self, X):
         self.n, self.d = X.shape
         self.sparse = hasattr(X, "indptr")
-        if self.sparse:
-            self.start = X.indptr.astype(np.intc, copy=False)
-            self.column = X.indices.astype(np.intc, copy=False)
-            self.value = X.data
-        else:
+        if not self.sparse:
             self.dense = X
+            return
+        self.start = np.array(X.indptr, dtype=np.intc)
+        self.column = np.array(X.indices, dtype=np.intc)
+        self.value = np.array(X.data, dtype=np.float64)
+        if not self.is_valid():
+            raise ValueError(
+                "X is not a valid CSR matrix, or was changed during the fit; allowed: increasing "
+                "row pointers, n + 1 of them, and columns 0 to d - 1"
+            )
+
+    cdef bint is_valid(self) noexcept nogil:
+        """Whether no index leads out of an array."""
+        cdef ptrdiff_t i, size = min(self.column.shape[0], self.value.shape[0])
+        cdef bint good = self.start.shape[0] == self.n + 1
+        if not good:
+            return False
+        good = self.start[0] >= 0 and self.start[self.n] <= size
+        for i in range(self.n):
+            good = good and self.start[i] <= self.start[i + 1]
+        if not good:
+            return False
+        for i in range(self.start[0], self.start[self.n]):
+            good &= 0 <= self.column[i] < self.d
+        return good
 
     cdef void times_symmetric(
         self, ptrdiff_t first, blas_int q, double *M, bint full, double *V
@@ -207,6 +252,7 @@ cdef class Units(Rows):
 
     def __init__(self, index, ptrdiff_t d):
         self.index = index
+        in_range("index", self.index, d)
         self.n, self.d = len(index), d
         self.sparse = False
 

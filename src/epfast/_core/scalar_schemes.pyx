@@ -38,6 +38,7 @@ cdef class FactorScheme(SiteScheme):
         cdef Minibatch rows
         cdef Status status
         rows.s, rows.ld, rows.x, rows.sign, rows.responses = 1, 1, &one, NULL, y
+        rows.weight, rows.copies = NULL, 1.0
         self.factors.column.mu[0], self.factors.column.v[0] = m, v
         status = self.factors.fit(&rows, self.loss.c.beta * power, &c)
         if status == CALLBACK_FAILED:

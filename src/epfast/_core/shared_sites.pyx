@@ -8,15 +8,20 @@ factorisation, O(d^3), and a row of it O(d^2), in matrix products. Each fit is a
     g_k <- g_k + (rho / N_k) sum_m (g*_m - g_k)        natural parameters and log scale
 
 where a refused row has no term. A row of weight w counts as w copies of itself where w >= 1, each
-with its factor t, and as one copy with the factor t^w below.
+with its factor t, and as one copy with the factor t^w below. Many copies that all move the site at
+once go too far; those of a heavy row that is a batch of its own settle first: (tau*, nu*) is the
+fit to the cavity that it leaves behind, whose precision is that of
+
+    B = P - (w + a (1 - w / N_k)) G_k    and    w (1 - a / N_k) tau* x x'
 """
 
 import numpy as np
 
-from libc.math cimport fmax, fmin
+from libc.math cimport fmax, fmin, isfinite
 
 from epfast._core.lapack cimport blas_int, daxpy, ddot, dgemm, dpotrf, dtrsm
-from epfast._core.site cimport new_site
+from epfast._core.rows cimport in_range, long_enough, square
+from epfast._core.site cimport HEAVY, fixed_site, new_site
 from epfast._core.status cimport CALLBACK_FAILED, OK, Status
 from epfast._core.tilted cimport TiltedMoments
 
@@ -75,10 +80,50 @@ cdef class SharedSweep:
         self.fitted_rows = 0
         self.running = True
 
-    cdef Status add(
-        self, blas_int q, const double[:, ::1] A, const double *y, const double *weight
+    cdef Status settled(
+        self, const double *x, const double *y, double w, double size, double mean,
+        double variance, const double[:, ::1] G, const double[::1] g, const double[:, ::1] P,
+        const double[::1] p, double *t, double *b, double *c, bint *refused
     ) noexcept nogil:
-        """Fit q rows to the cavity of the batch. With V = L^-1 A', variances are |v|^2. O(d^2 q)"""
+        """The site per copy of a heavy row, x, from the explicit one in (t, b, c). O(d^3 / 3)
+
+        The cavity of the batch is lost. Where B is improper the site stays as it is.
+        """
+        cdef blas_int d = <blas_int> self.d, one = 1, info = 0
+        cdef double a = self.power, k = 1.0 + w * (1.0 - a / size) / a, unit = 1.0
+        cdef double share = w + a * (1.0 - w / size), spread, center
+        cdef ptrdiff_t i, j
+        cdef Status status
+        for i in range(self.d):
+            for j in range(self.d):
+                self.factor[i, j] = P[i, j] - share * G[i, j]
+            self.half[i] = p[i] - share * g[i]
+            self.V[0, i] = x[i]
+        dpotrf(b"L", &d, &self.factor[0, 0], &d, &info)
+        if info != 0:
+            return OK
+        dtrsm(b"L", b"L", b"N", b"N", &d, &one, &unit, &self.factor[0, 0], &d, &self.half[0], &d)
+        dtrsm(b"L", b"L", b"N", b"N", &d, &one, &unit, &self.factor[0, 0], &d, &self.V[0, 0], &d)
+        spread = ddot(&d, &self.V[0, 0], &one, &self.V[0, 0], &one)
+        center = ddot(&d, &self.V[0, 0], &one, &self.half[0], &one)
+        if not (spread > 0.0 and isfinite(spread) and isfinite(center)):
+            return OK
+        status = fixed_site(
+            self.moments, y, 1.0 / spread, center / spread, k, a, mean, 1.0 / variance, t, b, c,
+            refused
+        )
+        t[0], b[0], c[0] = t[0] / (k * a), b[0] / (k * a), c[0] / (k * a)
+        return status
+
+    cdef Status add(
+        self, blas_int q, const double[:, ::1] A, const double *y, const double *weight,
+        bint alone, double size, const double[:, ::1] G, const double[::1] g,
+        const double[:, ::1] P, const double[::1] p
+    ) noexcept nogil:
+        """Fit q rows to the cavity of the batch. With V = L^-1 A', variances are |v|^2. O(d^2 q)
+
+        alone: the row is the batch.
+        """
         cdef blas_int d = <blas_int> self.d, one = 1
         cdef double unit = 1.0, mean, variance, t = 0.0, b = 0.0, c = 0.0, copies = 1.0, w = 1.0
         cdef bint refused = False
@@ -105,6 +150,10 @@ cdef class SharedSweep:
                 self.moments, y + j * stride, mean, variance, self.power, 1.0, w, 0.0, 0.0, &t, &b,
                 &c, &refused
             )
+            if alone and copies > HEAVY and variance > 0.0 and status == OK and not refused:
+                status = self.settled(
+                    &A[0, 0], y, copies, size, mean, variance, G, g, P, p, &t, &b, &c, &refused
+                )
             t, b, c = copies * t, copies * b, copies * c
             if status == CALLBACK_FAILED:
                 return status
@@ -170,12 +219,19 @@ cdef class SharedSweep:
         group. Sites (G, g, scale) and posterior (P, p) are updated in place.
         """
         cdef ptrdiff_t first = 0, stop, k, n = A.shape[0]
-        cdef bint weighted = weight is not None
+        cdef bint alone, weighted = weight is not None
         cdef Status status = OK
         self.moments.loss.check_responses(y, n)
+        square("P", P, self.d)
+        long_enough("p", min(A.shape[1], G.shape[1], G.shape[2], g.shape[1], p.shape[0]), self.d)
+        long_enough("rows", min(group.shape[0], last.shape[0]), n)
+        if weighted:
+            long_enough("weight", weight.shape[0], n)
+        in_range("group", group, min(G.shape[0], g.shape[0], scale.shape[0], sizes.shape[0]))
         with nogil:
             while first < n:
                 k = group[first]
+                alone = not self.running and last[first]
                 if not self.running:
                     self.open(G[k], g[k], P, p)
                 stop = first + 1
@@ -183,7 +239,7 @@ cdef class SharedSweep:
                     stop += 1
                 status = self.add(
                     <blas_int> (stop - first), A[first:], &y[first, 0],
-                    &weight[first] if weighted else NULL
+                    &weight[first] if weighted else NULL, alone, sizes[k], G[k], g[k], P, p
                 )
                 if status == CALLBACK_FAILED:
                     break

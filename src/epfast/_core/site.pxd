@@ -9,8 +9,9 @@ cdef extern from *:
     """
     #define SMALLEST 1e-10      /* least 1 + dtau s: below, the posterior would be improper */
     #define POINT 1e-300        /* stands in for the variance of a row of zeros */
+    #define HEAVY 4.0           /* copies of a row from which they settle in parallel sweeps too */
     """
-    const double SMALLEST, POINT
+    const double SMALLEST, POINT, HEAVY
 
 
 cdef inline bint cavity(
@@ -56,4 +57,16 @@ cdef Status new_site(
     TiltedMoments moments, const double *y, double h, double s, double power, double copies,
     double exponent, double tau, double nu, double *new_tau, double *new_nu, double *new_scale,
     bint *refused
+) noexcept nogil
+
+
+cdef Status settle(
+    TiltedMoments moments, const double *y, double h, double s, double power, double copies,
+    double tau, double nu, double *new_tau, double *new_nu, double *new_scale, bint *refused
+) noexcept nogil
+
+
+cdef Status fixed_site(
+    TiltedMoments moments, const double *y, double p0, double b0, double k, double exponent,
+    double h, double P, double *new_tau, double *new_nu, double *new_scale, bint *refused
 ) noexcept nogil

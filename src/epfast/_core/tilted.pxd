@@ -18,6 +18,7 @@ ctypedef struct Site:           # the one that is integrated
     double m, sd, beta          # cavity; t^power = exp(-beta l)
     const double *y             # its responses; NULL: m is the mean of the margin
     double h, z, value, slope   # where the tilted density is large: h, (h - m) / sd, l, dl/dh
+    bint differences            # the loss knows its differences
 
 
 cdef class SiteScheme:          # another way to the triple
@@ -56,15 +57,13 @@ cdef class TiltedMoments:
     cdef void plain(
         self, ptrdiff_t n, const double *m, const double *v, double *lZ, double *dlZ, double *d2lZ
     ) noexcept nogil
-    cdef Status panel(self, Site *site, Panel *p, double *top, bint look) noexcept nogil
-    cdef Status panel_of_responses(self, Site *site, Panel *p) noexcept nogil
+    cdef Status panel(self, Site *site, Panel *p) noexcept nogil
     cdef Status reach(self, Site *site, double *lo, double *hi) noexcept nogil
     cdef Status narrow(self, Site *site, double *lo, double *hi) noexcept nogil
     cdef Status integrate(
         self, const double *y, double m, double v, double beta, double *lZ, double *dlZ,
         double *d2lZ
     ) noexcept nogil
-    cdef Status fill(self, Site *site, Panel *p, double *top) noexcept nogil
     cdef void combine(
         self, Site *site, const double *sums, const double *size, double *lZ,
         double *dlZ, double *d2lZ

@@ -9,7 +9,7 @@ one.
 
 import numpy as np
 
-from libc.math cimport INFINITY, NAN, exp, fabs, fmax, fmin, isfinite, log, sqrt
+from libc.math cimport INFINITY, NAN, fabs, fmax, fmin, isfinite, log, sqrt
 
 from epfast._core.arrays cimport MOST_VIEWS, Views, is_shaped, numbers, release, take
 from epfast._core.loss cimport CoreLoss
@@ -24,8 +24,8 @@ cdef enum:
     NODES = 15
     GRID = 48
     MAX_PANELS = 400
-    FIRST_PANELS = 16       # where a response is given
-    IN_VAIN = 12            # halvings of a panel that gain nothing: the rest is rounding of the loss
+    FIRST_PANELS = 16
+    IN_VAIN = 12        # halvings of a panel that gain nothing: the rest is rounding of the loss
 
 # Gauss-Kronrod 7-15 on [-1, 1]: nodes from the outside to 0, weights of both rules
 cdef double[8] KRONROD_NODES = [
@@ -52,12 +52,11 @@ cdef double LOG_SQRT_2PI = 0.918938533204672741780329736405618
 cdef double ROUNDING = 2.2e-16
 # e^-NEGLIGIBLE of the mass does not matter
 cdef double NEGLIGIBLE = 42.0
-# of the difference of the two rules; with responses panels are smooth, and theirs are far apart
-cdef double RELATIVE_ERROR = 1e-13, RELATIVE_ERROR_OF_RESPONSES = 1e-11
-# in standard deviations of the cavity: where t is looked for if it is 0 at the mean; too far
-cdef double FIRST_REACH = 40.0, LAST_REACH = 1e8
-# the same where a response is given: most to begin with, too far
-cdef double WIDEST_REACH = 1e3, LAST_REACH_OF_RESPONSES = 1e10
+# of the difference of the two rules, of which the better is far more precise than that
+cdef double RELATIVE_ERROR = 1e-11
+# in standard deviations of the cavity: where t is looked for if it is 0 at the mean; at most to
+# begin with; too far
+cdef double FIRST_REACH = 40.0, WIDEST_REACH = 1e3, LAST_REACH = 1e10
 
 
 cdef class SiteScheme:
@@ -243,56 +242,7 @@ cdef class TiltedMoments:
 
     # ---- adaptive quadrature of one site; lengths in standard deviations of the cavity ----
 
-    cdef Status panel(self, Site *site, Panel *p, double *top, bint look) noexcept nogil:
-        """Integrals over [lo, hi] of z = (h - m) / sd, relative to exp(top); a loss of the margin.
-
-        Of t phi times (1, s, s^2 - l''), s = -l', where slopes are used, else (1, z, z^2 - 1). With
-        look only top is raised to the largest value met.
-        """
-        cdef double[NODES] z
-        cdef double[NODES] h
-        cdef double[NODES] value
-        cdef double[NODES] slope
-        cdef double[NODES] curvature
-        cdef double center = 0.5 * (p.lo + p.hi), half = 0.5 * (p.hi - p.lo)
-        cdef double f, g, first, second, m = site.m, sd = site.sd, beta = site.beta
-        cdef double[3] gauss
-        cdef int i, j
-        for i in range(NODES):
-            j = i if i < 8 else NODES - 1 - i
-            z[i] = center + (half if i >= 8 else -half) * KRONROD_NODES[j]
-            h[i] = m + sd * z[i]
-        if kernels.loss(
-            &self.loss.c, NODES, h, NULL, 0, value,
-            slope if self.by_slopes else NULL, curvature if self.by_slopes else NULL
-        ) != 0:
-            return CALLBACK_FAILED
-        for i in range(3):
-            p.integral[i] = gauss[i] = 0.0
-        for i in range(NODES):
-            j = i if i < 8 else NODES - 1 - i
-            g = -beta * value[i] - 0.5 * z[i] * z[i] - LOG_SQRT_2PI
-            if look:
-                top[0] = fmax(top[0], g)
-                continue
-            f = half * exp(g - top[0])
-            if self.by_slopes:
-                first = -beta * slope[i]
-                second = first * first - beta * curvature[i]
-            else:
-                first = z[i]
-                second = z[i] * z[i] - 1.0
-            p.integral[0] += KRONROD_WEIGHTS[j] * f
-            p.integral[1] += KRONROD_WEIGHTS[j] * f * first
-            p.integral[2] += KRONROD_WEIGHTS[j] * f * second
-            gauss[0] += GAUSS_WEIGHTS[j] * f
-            gauss[1] += GAUSS_WEIGHTS[j] * f * first
-            gauss[2] += GAUSS_WEIGHTS[j] * f * second
-        for i in range(3):
-            p.error[i] = fabs(p.integral[i] - gauss[i])
-        return OK
-
-    cdef Status panel_of_responses(self, Site *site, Panel *p) noexcept nogil:
+    cdef Status panel(self, Site *site, Panel *p) noexcept nogil:
         """Integrals over [lo, hi] of u = (h - site.h) / sd, relative to the integrand at site.h.
 
         Of t phi times (1, u, u^2), and where slopes are used times (s, s^2 - l''), s = -l' less
@@ -306,18 +256,27 @@ cdef class TiltedMoments:
         cdef double[MOST_INTEGRALS] term
         cdef double[MOST_INTEGRALS] gauss
         cdef double center = 0.5 * (p.lo + p.hi), half = 0.5 * (p.hi - p.lo)
+        cdef double *slopes = slope if self.by_slopes else NULL
+        cdef double *curvatures = curvature if self.by_slopes else NULL
         cdef int i, j, k, count = 5 if self.by_slopes else 3
         for i in range(NODES):
             j = i if i < 8 else NODES - 1 - i
             u[i] = center + (half if i >= 8 else -half) * KRONROD_NODES[j]
             h[i] = site.sd * u[i]
-        if kernels.rise(&self.loss.c, NODES, site.h, site.value, h, site.y, f) != 0:
-            return CALLBACK_FAILED
-        if self.by_slopes:
-            for i in range(NODES):
-                h[i] += site.h
-            if kernels.loss(&self.loss.c, NODES, h, site.y, 0, NULL, slope, curvature) != 0:
+        if site.differences:
+            if kernels.rise(&self.loss.c, NODES, site.h, site.value, h, site.y, f) != 0:
                 return CALLBACK_FAILED
+        for i in range(NODES):
+            h[i] += site.h
+        if not site.differences or self.by_slopes:
+            if kernels.loss(
+                &self.loss.c, NODES, h, site.y, 0, NULL if site.differences else f, slopes,
+                curvatures
+            ) != 0:
+                return CALLBACK_FAILED
+        if not site.differences:
+            for i in range(NODES):
+                f[i] -= site.value
         for i in range(NODES):
             f[i] = -site.beta * f[i] - u[i] * (site.z + 0.5 * u[i])
         kernels.exp(NODES, f, f)
@@ -350,7 +309,7 @@ cdef class TiltedMoments:
         """
         cdef double[GRID] h
         cdef double[GRID] g
-        cdef double left, right, top, z, last = LAST_REACH
+        cdef double left, right, top, z
         cdef double m = site.m, sd = site.sd, beta = site.beta
         cdef int i
         if kernels.loss(&self.loss.c, 1, &site.m, site.y, 0, &z, NULL, NULL) != 0:
@@ -358,8 +317,7 @@ cdef class TiltedMoments:
         right = sqrt(2.0 * (fmax(beta * z, 0.0) + NEGLIGIBLE))
         if not isfinite(right):
             right = FIRST_REACH
-        if site.y != NULL:
-            right, last = fmin(right, WIDEST_REACH), LAST_REACH_OF_RESPONSES
+        right = fmin(right, WIDEST_REACH)
         left = -right
         while True:
             for i in range(GRID):
@@ -371,7 +329,7 @@ cdef class TiltedMoments:
                 z = left + i * (right - left) / (GRID - 1)
                 g[i] = -beta * g[i] - 0.5 * z * z
                 top = fmax(top, g[i])
-            if top == INFINITY or right - left > last:
+            if top == INFINITY or right - left > LAST_REACH:
                 return NO_FIT
             if g[0] < top - NEGLIGIBLE + 1e-6 and g[GRID - 1] < top - NEGLIGIBLE + 1e-6:
                 lo[0], hi[0] = left, right
@@ -425,41 +383,36 @@ cdef class TiltedMoments:
         """Adaptive: panels between the kinks and closing in on them, halved where the error is."""
         cdef Panel *panels = <Panel *> &self.panels[0]
         cdef Site site
-        cdef double reach, last, edge, top = -1e300, worst, origin = m
-        cdef double tolerance = RELATIVE_ERROR
+        cdef double reach, last, edge, worst, tolerance = RELATIVE_ERROR
         cdef double[MOST_INTEGRALS] sums
         cdef double[MOST_INTEGRALS] size
         cdef double[MOST_INTEGRALS] error
-        cdef int count = 0, terms = 3, i, j, k, term = 0, in_vain = 0
+        cdef int count = 0, terms = 5 if self.by_slopes else 3, i, j, k, term = 0, in_vain = 0
         cdef double before
         cdef Status status
         site.m, site.sd, site.beta, site.y = m, sqrt(v), beta, y
-        site.slope = 0.0
+        site.slope, site.differences = 0.0, epf_loss_differences(&self.loss.c)
         status = self.reach(&site, &panels[0].lo, &panels[0].hi)
         if status != OK:
             return status
         status = self.narrow(&site, &panels[0].lo, &panels[0].hi)
         if status != OK:
             return status
-        if y != NULL:
-            if kernels.loss(
-                &self.loss.c, 1, &site.h, y, 0, &site.value,
-                &site.slope if self.by_slopes else NULL, NULL
-            ) != 0:
-                return CALLBACK_FAILED
-            terms = 5 if self.by_slopes else 3
-            tolerance = RELATIVE_ERROR_OF_RESPONSES
-            if not epf_loss_differences(&self.loss.c):
-                tolerance = fmax(
-                    tolerance, ROUNDING * beta * (fabs(site.value) + fabs(site.h * site.slope))
-                )
-            origin = site.h
-            panels[0].lo -= site.z
-            panels[0].hi -= site.z
+        if kernels.loss(
+            &self.loss.c, 1, &site.h, y, 0, &site.value,
+            &site.slope if self.by_slopes else NULL, &edge if self.by_slopes else NULL
+        ) != 0:
+            return CALLBACK_FAILED
+        if not site.differences:
+            tolerance = fmax(
+                tolerance, ROUNDING * beta * (fabs(site.value) + fabs(site.h * site.slope))
+            )
+        panels[0].lo -= site.z
+        panels[0].hi -= site.z
         last = panels[0].hi
         reach = last - panels[0].lo
         for i in range(self.breaks.shape[0]):
-            edge = (self.breaks[i] - origin) / site.sd
+            edge = (self.breaks[i] - site.h) / site.sd
             if panels[count].lo + 1e-9 * reach < edge < last - 1e-9 * reach:
                 if count + 1 >= MAX_PANELS // 2:
                     break
@@ -468,24 +421,18 @@ cdef class TiltedMoments:
                 panels[count].lo = edge
         panels[count].hi = last
         count += 1
-        # none wider than a couple of standard deviations of the cavity, or of the tilted density
-        edge = 1.5 if y == NULL else reach / FIRST_PANELS
+        # none wider than a share of where the tilted density lives
         i = 0
         while i < count and count < MAX_PANELS // 2:
-            if panels[i].hi - panels[i].lo > edge:
+            if panels[i].hi - panels[i].lo > reach / FIRST_PANELS:
                 panels[count].hi = panels[i].hi
                 panels[i].hi = 0.5 * (panels[i].lo + panels[i].hi)
                 panels[count].lo = panels[i].hi
                 count += 1
             else:
                 i += 1
-        if y == NULL:
-            for i in range(count):
-                status = self.panel(&site, &panels[i], &top, True)
-                if status != OK:
-                    return status
         for i in range(count):
-            status = self.fill(&site, &panels[i], &top)
+            status = self.panel(&site, &panels[i])
             if status != OK:
                 return status
         while True:
@@ -511,9 +458,9 @@ cdef class TiltedMoments:
                 break
             panels[count].lo, panels[count].hi = edge, panels[k].hi
             panels[k].hi = edge
-            status = self.fill(&site, &panels[k], &top)
+            status = self.panel(&site, &panels[k])
             if status == OK:
-                status = self.fill(&site, &panels[count], &top)
+                status = self.panel(&site, &panels[count])
             if status != OK:
                 return status
             in_vain += panels[k].error[term] + panels[count].error[term] > 0.9 * before
@@ -522,27 +469,14 @@ cdef class TiltedMoments:
             sums[j] = 0.0
             for i in range(count):
                 sums[j] += panels[i].integral[j]
-        if y != NULL:
-            self.combine(&site, sums, size, lZ, dlZ, d2lZ)
-            return OK
-        lZ[0] = top + log(sums[0])
-        dlZ[0] = sums[1] / sums[0]
-        d2lZ[0] = sums[2] / sums[0] - dlZ[0] * dlZ[0]
-        if not self.by_slopes:
-            dlZ[0] /= site.sd
-            d2lZ[0] /= v
+        self.combine(&site, sums, size, lZ, dlZ, d2lZ)
         return OK
-
-    cdef inline Status fill(self, Site *site, Panel *p, double *top) noexcept nogil:
-        if site.y == NULL:
-            return self.panel(site, p, top, False)
-        return self.panel_of_responses(site, p)
 
     cdef void combine(
         self, Site *site, const double *sums, const double *size, double *lZ,
         double *dlZ, double *d2lZ
     ) noexcept nogil:
-        """The triple from the integrals of panel_of_responses and their absolute sizes.
+        """The triple from the integrals of panels and their absolute sizes.
 
         From moments of h, dlZ = E(h - m) / v and d2lZ = (Var h - v) / v^2, or from the slope of
         log t, dlZ = E s and d2lZ = Var s - E l'': each by the one whose terms are smaller.

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from epfast import _checks, losses, schemes
+from epfast._arrays import Held
 from epfast.gp.engines import ENGINES, DescentEngine, ProcessEngine
 from epfast.gp.factor import KernelColumns, LowRankFactor
 from epfast.gp.low_rank import LowRankGPPosterior, fit_low_rank
@@ -185,16 +186,14 @@ class Choices(NamedTuple):
 def choose(loss: Any, scheme: str | Scheme | None, schedule: Any) -> Choices:
     """The choices that arguments of :func:`epfast.fit_gp` mean, or why they do not go together."""
     schedule = EP() if schedule is None else schedule
-    if not isinstance(schedule, Schedule):
-        raise TypeError(
-            f"schedule is {_checks.describe(schedule)}; allowed: epfast.EP or epfast.DoubleLoop"
-        )
+    _checks.schedule(schedule, Schedule, "epfast.EP or epfast.DoubleLoop")
     found_loss = losses.resolve(loss)
     found = schemes.resolve("exact" if scheme is None else scheme)
     legal(ENGINES, "process", "row", schedule, found, found_loss, {})
     if isinstance(schedule, DoubleLoop):
         legal(ENGINES, "process", "row", schedule.start, found, found_loss, {})
-    return Choices(found_loss, found, schedule.filled(power=1.0, damping=1.0))
+    numbers = {"power": 1.0, "damping": schedule.usual_damping("row")}
+    return Choices(found_loss, found, schedule.filled(**numbers))
 
 
 class _Stage(NamedTuple):
@@ -219,7 +218,6 @@ def fit_problem(
     check: its kernel is yet to be tested for positive eigenvalues, O(n^3 / 3).
     """
     schedule = problem.schedule
-    arguments: dict[str, Any] = {"callback": callback, "progress": progress}
 
     def result(fit: Fit) -> GPPosterior:
         state, moments = fit.state
@@ -233,23 +231,37 @@ def fit_problem(
     history: list[SweepInfo] = []
     before, post = start, None
     try:
+        assert problem.kernel is not None
+        held = Held("K or y", problem.kernel.array, problem.y)
+        arguments: dict[str, Any] = {
+            "callback": held.after(callback),
+            "progress": held.after(progress),
+        }
         if check:
-            assert problem.kernel is not None
             check_positive(problem.kernel)
         if not isinstance(schedule, DoubleLoop):
-            fit = run(ProcessEngine(problem), schedule, start, **arguments)
+            engine = ProcessEngine(problem)
+            fit = run(engine, schedule, start, **arguments)
             post = result(fit)
-            warn_of(fit, problem.n, schedule, stacklevel)
+            warn_of(fit, engine, schedule, stacklevel)
             return post
         first = _first_sweeps(problem, start, arguments)
         if first is not None:
             post = result(first)
-            if first.converged or len(first.history) < schedule.start.sweeps:
+            if first.converged or first.stopped:
                 return post
             history, before, post = first.history, post, None
         fit = run(DescentEngine(problem), _Stage(schedule.steps), before, **arguments)
         post = result(fit._replace(history=history + fit.history))
-        _warn_of_descent(fit, stacklevel)
+        if not (fit.converged or fit.stopped):
+            warnings.warn(
+                f"no fixed point of EP was found: after {len(fit.history)} steps of the double "
+                "loop the tilted moments still differ from those of the posterior by "
+                f"{fit.history[-1].mismatch:.2g} of its own scale; scale the kernel, or use a loss "
+                "with a log-concave factor",
+                ConvergenceWarning,
+                stacklevel=stacklevel,
+            )
         return post
     except KeyboardInterrupt as pressed:
         if post is None:
@@ -301,15 +313,3 @@ def _first_sweeps(problem: GPProblem, start: Any, arguments: dict[str, Any]) -> 
         return run(ProcessEngine(problem._replace(schedule=schedule)), schedule, start, **arguments)
     except FloatingPointError:
         return None
-
-
-def _warn_of_descent(fit: Fit, stacklevel: int) -> None:
-    if fit.converged or fit.stopped:
-        return
-    warnings.warn(
-        f"no fixed point of EP was found: after {len(fit.history)} steps of the double loop the "
-        "tilted moments still differ from those of the posterior by "
-        f"{fit.history[-1].mismatch:.2g} of its own scale",
-        ConvergenceWarning,
-        stacklevel=stacklevel + 1,
-    )

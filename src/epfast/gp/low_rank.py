@@ -13,6 +13,7 @@ from scipy import linalg
 
 from epfast import _checks
 from epfast._arrays import Array, row_chunks
+from epfast.gp import files
 from epfast.gp.factor import (
     KernelColumns,
     LowRankFactor,
@@ -20,15 +21,15 @@ from epfast.gp.factor import (
     kernel_columns,
 )
 from epfast.gp.prediction import ProcessPosterior
-from epfast.inference import Callback, Interrupted, SweepInfo
-from epfast.inference.posterior import write
+from epfast.inference import Callback, Interrupted, Sites, SweepInfo
+from epfast.inference.files import agree, write
 from epfast.inference.runtime import Tick
 from epfast.linear.engines import at_start
 from epfast.linear.files import restore as restore_linear
 from epfast.linear.fit import Choices, choose
 from epfast.linear.fit import fit_problem as fit_linear_problem
 from epfast.linear.posterior import FullPosterior
-from epfast.linear.problem import Data, LinearProblem, prior_of
+from epfast.linear.problem import Data, LinearProblem, prior_of, sum_of_sites
 from epfast.losses import Loss
 from epfast.schemes import Scheme
 
@@ -203,7 +204,9 @@ class LowRankGPPosterior(ProcessPosterior):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to an ``.npz`` file, n r numbers, which :func:`load` reads; nothing is pickled.
 
-        A CustomLoss, CustomSite or LowLevelCallable cannot be written: give it to ``load`` again.
+        An old file stays as it was until the new one is complete and on the disk; an OSError says
+        why it is not. Your own functions (CustomLoss, CustomSite, LowLevelCallable) and losses with
+        methods of their own cannot be written: give them to ``load`` again.
         """
         arrays, header = self.weights.contents()
         arrays |= {f"factor_{name}": value for name, value in vars(self.factor).items()}
@@ -236,17 +239,37 @@ def restore(
             "schedule": {"name": "EP", "power": header["power"], "damping": 1.0},
         }
     weights = restore_linear(arrays, header | {"posterior": FullPosterior.kind}, loss)
-    n, r = arrays["factor_G"].shape
-    G = _checks.array("G", arrays["factor_G"], shape=(n, r))
-    pivots = np.asarray(arrays["factor_pivots"], dtype=np.intp)
-    if pivots.shape != (r,) or not ((pivots >= 0) & (pivots < n)).all():
-        raise ValueError("pivots are not rows")
-    residual = _checks.array("residual", arrays["factor_residual"], shape=(n,))
-    traces = _checks.array("traces", arrays["factor_traces"], shape=(r + 1,))
-    y = arrays["y"] if arrays["y"].ndim == 2 else arrays["y"][:, None]
-    if len(y) != n or weights.shift.size != max(1, r):
+    factor = files.factor({name: arrays[f"factor_{name}"] for name in files.FACTOR})
+    y = files.responses(arrays["y"], loss)
+    n, d = _design(factor.G).shape
+    if len(y) != n or weights.shift.size != d:
         raise ValueError("the weights are not of the rank of the factor")
-    return LowRankGPPosterior(_knowing(weights, G, y), LowRankFactor(G, pivots, residual, traces))
+    prior = weights.problem.prior
+    if prior.shift.any() or (prior.precision != np.eye(d)).any():
+        raise ValueError("the prior of the weights is not N(0, I)")
+    weights = _knowing(weights, factor.G, y)
+    _check_sum(weights, n)
+    return LowRankGPPosterior(weights, factor)
+
+
+def _check_sum(weights: FullPosterior, n: int) -> None:
+    """Refuse weights that are not their prior times their sites. O(n r^2)."""
+    sites, problem = weights.sites, weights.problem
+    if sites is None or sites.precision.ndim != 1:
+        return
+    if len(sites.precision) != n:
+        raise ValueError(f"there are {len(sites.precision)} sites of {n} observations")
+    precision, shift = sum_of_sites(problem, sites)
+    sizes = sum_of_sites(problem._replace(data=_sized(problem.data)), Sites(*map(np.abs, sites)))
+    root = np.sqrt(1.0 + np.diag(sizes[0]))
+    precision += problem.prior.precision
+    agree("precision", weights.precision, precision, np.multiply.outer(root, root))
+    agree("shift", weights.shift, shift, sizes[1])
+
+
+def _sized(data: Data) -> Data:
+    """The rows with their absolute values."""
+    return data._replace(X=np.abs(data.X))
 
 
 # ---- the fit ----

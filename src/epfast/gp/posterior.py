@@ -16,6 +16,7 @@ from scipy import linalg
 from epfast import _checks, schemes
 from epfast._arrays import Array, slices, symmetric_from_upper
 from epfast._core.kernel_matrix import KernelMatrix
+from epfast.gp import files
 from epfast.gp.engines.sweeps import improper, marginal_residual
 from epfast.gp.prediction import ProcessPosterior
 from epfast.gp.problem import (
@@ -28,8 +29,9 @@ from epfast.gp.problem import (
 )
 from epfast.gp.relaxed import RelaxedEnergies, relaxed_energies
 from epfast.inference import ConvergenceWarning, SweepInfo
-from epfast.inference.posterior import (
+from epfast.inference.files import (
     contents,
+    restore_flag,
     restore_history,
     restore_schedule,
     restore_sites,
@@ -90,7 +92,7 @@ class GPPosterior(ProcessPosterior):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         moments = moments_of(kernel, self.state.sites, covariance=False, marginals=False)
         if moments is None:
-            raise improper()
+            raise improper(kernel)
         self.__dict__["packed"] = kernel.array
         return kernel.array
 
@@ -332,7 +334,9 @@ class GPPosterior(ProcessPosterior):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to an ``.npz`` file, n^2 numbers, which :func:`load` reads; nothing is pickled.
 
-        A CustomLoss, CustomSite or LowLevelCallable cannot be written: give it to ``load`` again.
+        An old file stays as it was until the new one is complete and on the disk; an OSError says
+        why it is not. Your own functions (CustomLoss, CustomSite, LowLevelCallable) and losses with
+        methods of their own cannot be written: give them to ``load`` again.
         """
         arrays, header = contents(self)
         arrays |= {name: getattr(self.moments, name) for name in VECTORS}
@@ -349,12 +353,18 @@ class GPPosterior(ProcessPosterior):
 
 def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None) -> GPPosterior:
     """Check what ``save`` wrote, also in 0.1.0, and build the posterior."""
-    n = len(arrays["y"])
+    y = files.responses(arrays["y"], loss)
+    n = len(y)
     alpha, mean, variance = (_checks.array(name, arrays[name], shape=(n,)) for name in VECTORS)
+    log_determinant = _checks.number("log_determinant", header["log_determinant"])
+    moments = Moments(alpha, mean, variance, log_determinant)
     sites = restore_sites(arrays, ((n,),) * 3)
     if sites is None:
         raise ValueError("no sites")
-    y = arrays["y"] if arrays["y"].ndim == 2 else arrays["y"][:, None]
+    packed = _checks.array("packed", arrays["packed"], shape=(n, n))
+    diagonal = _checks.array("diagonal", arrays["diagonal"], shape=(n,))
+    files.kernel_of(packed, diagonal)
+    files.moments(moments, sites, packed, diagonal)
     scheme, schedule = _choices(header)
     relaxed = None
     if "relaxed_precision" in arrays:
@@ -364,13 +374,11 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
     return GPPosterior(
         GPState(sites, _checks.integer("sweeps", header["sweeps"], least=0), relaxed),
         GPProblem(None, y, loss, scheme, schedule),  # type: ignore[arg-type]
-        bool(header["converged"]),
+        restore_flag(header, "converged"),
         restore_history(header["history"]),
-        Moments(
-            alpha, mean, variance, _checks.number("log_determinant", header["log_determinant"])
-        ),
-        np.ascontiguousarray(_checks.array("packed", arrays["packed"], shape=(n, n))),
-        _checks.array("diagonal", arrays["diagonal"], shape=(n,)),
+        moments,
+        packed,
+        diagonal,
     )
 
 

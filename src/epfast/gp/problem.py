@@ -10,7 +10,7 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.tilted import TiltedMoments
-from epfast.inference import Sites
+from epfast.inference import Sites, evidence_bound
 from epfast.losses import Loss
 from epfast.schemes import Scheme
 
@@ -62,6 +62,20 @@ class GPProblem(NamedTuple):
     @property
     def n(self) -> int:
         return len(self.y)
+
+    @property
+    def remedy(self) -> str:
+        """What to do about a fit that fails."""
+        first = "" if self.scheme.integrates else "use scheme='exact', "
+        return (
+            f"{first}damp the sweeps (EP(damping=0.5)), allow more of them, descend to a fixed "
+            "point (schedule=DoubleLoop()), or scale the kernel"
+        )
+
+    @property
+    def evidence_bound(self) -> float:
+        """See :func:`epfast.inference.evidence_bound`."""
+        return evidence_bound(self.loss, self.n)
 
     @property
     def beta(self) -> float:

@@ -1,7 +1,8 @@
 """THE ONE LOOP: engines start and sweep, :func:`run` repeats them until they settle.
 
 ``loop.py`` has the loop and what it asks of an engine; ``records.py`` what a sweep leaves behind;
-``runtime.py`` BLAS threads, progress and pacing; ``posterior.py`` what all results share.
+``runtime.py`` BLAS threads, progress and pacing; ``posterior.py`` what all results share;
+``files.py`` how they are written and read.
 """
 
 from epfast.inference.loop import (
@@ -11,6 +12,7 @@ from epfast.inference.loop import (
     Engine,
     Fit,
     Summary,
+    evidence_bound,
     fit_from,
     reached,
     run,
@@ -18,6 +20,7 @@ from epfast.inference.loop import (
 )
 from epfast.inference.records import (
     ConvergenceWarning,
+    DataWarning,
     Interrupted,
     PartOfSweep,
     Sites,
@@ -29,6 +32,7 @@ __all__ = [
     "Callback",
     "ConvergenceWarning",
     "Counts",
+    "DataWarning",
     "Engine",
     "Fit",
     "Interrupted",
@@ -36,6 +40,7 @@ __all__ = [
     "Sites",
     "Summary",
     "SweepInfo",
+    "evidence_bound",
     "fit_from",
     "reached",
     "run",

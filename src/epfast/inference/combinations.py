@@ -22,7 +22,7 @@ SCHEDULES = {
     "descent": "DoubleLoop",
 }
 #: numbers of a schedule that only some engines use
-NUMBERS = ("damping", "power", "site_rule", "block", "refresh")
+NUMBERS = ("damping", "power", "site_rule", "block", "refresh", "settle")
 
 
 class Combination(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 import warnings
 from collections.abc import Callable
@@ -15,11 +16,14 @@ import numpy as np
 from epfast._arrays import Array
 from epfast.inference.records import ConvergenceWarning, Interrupted, PartOfSweep, SweepInfo
 from epfast.inference.runtime import Tick, one_blas_thread, ticks
+from epfast.losses import Loss
 
 logger = logging.getLogger("epfast")
 
-#: largest share of sites refused in the last sweep that brings no warning
-REFUSED_SHARE = 0.1
+#: rounding of a log evidence, per factor
+ROUNDING = 1e-8
+#: a change per sweep up to which the result is called approximate, else unusable
+APPROXIMATE = 0.1
 
 TOLD = attrgetter("sweep", "change", "log_evidence", "n_refused")
 
@@ -77,8 +81,10 @@ class Engine(Protocol[S]):
     n_sites: int
     #: order of the largest matrix that a sweep factorises; 0 without BLAS
     order_of_matrices: int
-    #: advice appended to overflow errors
+    #: what to do about a run that fails; appended to errors and warnings
     remedy: str
+    #: no right log evidence is above this; see :func:`evidence_bound`
+    evidence_bound: float
 
     def init(self, start: Any) -> S:
         """Make the initial state, from a posterior or None."""
@@ -123,7 +129,7 @@ def run(
     ``change`` of a sweep is the largest move of a posterior mean, in its standard deviations, or of
     the log of a standard deviation, divided by the damping. A run has ``converged`` if ``tol`` is
     above 0, the last change is at most ``tol`` (or the engine found a fixed point by the mismatch
-    of moments), and the last sweep refused no site.
+    of moments), the last sweep refused no site, and the log evidence is not above its bound.
 
     Parameters
     ----------
@@ -191,8 +197,9 @@ def run(
                     settled = counts.settled
                     if settled is None:
                         settled = schedule.tol > 0.0 and moved <= schedule.tol
-                    converged = bool(settled and counts.refused == 0)
-                    if stopped or converged or counts.stuck:
+                    impossible = now.log_evidence > engine.evidence_bound
+                    converged = bool(settled and counts.refused == 0 and not impossible)
+                    if stopped or converged or counts.stuck or (settled and impossible):
                         break
             return Fit(engine.settle(state), converged, history, stopped)
     except KeyboardInterrupt as pressed:
@@ -242,35 +249,46 @@ def fit_from(fit: Callable[[Any], R], start: Any) -> R:
     return fit(None)
 
 
-def warn_of(fit: Any, sites: int, schedule: Any, stacklevel: int = 3) -> None:
-    """Warn if sites were refused, fits failed, or the sweeps were used up above the tolerance.
+def evidence_bound(loss: Loss, n: float) -> float:
+    """The largest log evidence of n factors that is possible, up to rounding.
 
-    fit: anything with ``history`` and ``converged``; sites: how many there are.
+    Where t <= 1 their integral under the prior is at most 1.
     """
-    history = fit.history
+    return ROUNDING * n if loss.bounded else math.inf
+
+
+def warn_of(fit: Any, engine: Any, schedule: Any, stacklevel: int = 3) -> None:
+    """Warn of a result that is not a fixed point of EP, and say what to do.
+
+    That is: an impossible log evidence, sites refused in the last sweep, fits that failed, a
+    tolerance that was missed.
+
+    fit: anything with ``history`` and ``converged``; engine: what was run.
+    """
+    history, sites = fit.history, engine.n_sites
     if not history:
         return
+
+    def say(text: str) -> None:
+        warnings.warn(f"{text}; {engine.remedy}", ConvergenceWarning, stacklevel=stacklevel + 2)
+
     last, failed = history[-1], sum(info.n_failed for info in history)
-    if last.n_refused > REFUSED_SHARE * sites:
-        warnings.warn(
+    if last.log_evidence > engine.evidence_bound:
+        say(
+            f"the log evidence is {last.log_evidence:+.4g}, and cannot be above 0 as no factor is "
+            "above 1: EP did not converge to anything, and the result is unusable"
+        )
+    if last.n_refused:
+        say(
             f"{last.n_refused} of {sites} sites were refused in the last sweep (an improper cavity "
-            "or fit); try damping, a power below 1 or another loss",
-            ConvergenceWarning,
-            stacklevel=stacklevel + 1,
+            "or fit): their factors count as they were fitted before, or not at all"
         )
     if failed:
-        warnings.warn(
-            f"{failed} fits of a factor failed and kept the old site (see history[i].n_failed)",
-            ConvergenceWarning,
-            stacklevel=stacklevel + 1,
-        )
-    if not fit.converged and schedule.tol > 0.0 and len(history) == schedule.sweeps:
-        why = f"the posterior still moves by {last.change:.2g} of its own scale per sweep"
-        if last.change <= schedule.tol:
-            why = f"{last.n_refused} of {sites} sites are still refused"
-        warnings.warn(
-            f"EP did not settle: after {len(history)} sweeps {why} (tol={schedule.tol:g}); try "
-            "more sweeps, damping, a power below 1, or another scheme",
-            ConvergenceWarning,
-            stacklevel=stacklevel + 1,
+        say(f"{failed} fits of a factor failed and kept the old site (see history[i].n_failed)")
+    if schedule.tol > 0.0 and len(history) == schedule.sweeps and last.change > schedule.tol:
+        state = "approximate" if last.change <= APPROXIMATE else "unusable"
+        say(
+            f"EP did not settle: after {len(history)} sweeps the posterior still moves by "
+            f"{last.change:.2g} of its own scale per sweep (tol={schedule.tol:g}), so that the "
+            f"result is {state}"
         )

@@ -1,22 +1,11 @@
-"""What all results share: record, choices, files."""
+"""What all results share: record and choices."""
 
 from __future__ import annotations
 
-import json
-import os
-from dataclasses import fields
 from typing import Any
 
-import numpy as np
-
-from epfast import _checks, schedules
-from epfast._arrays import Array
 from epfast.inference.records import Sites, SweepInfo
 from epfast.losses import Loss
-from epfast.losses import describe as describe_loss
-
-#: format of the files that ``write`` makes
-FORMAT = 2
 
 
 class Posterior:
@@ -82,87 +71,3 @@ class Posterior:
                 "with the loss given"
             )
         return self.loss
-
-
-# ---- files ----
-
-
-def write(path: str | os.PathLike[str], arrays: dict[str, Any], header: dict[str, Any]) -> None:
-    """Write the file that :func:`epfast.load` reads; the header is built before it is opened."""
-    text = np.array(json.dumps({"format": FORMAT, **header}))
-    with open(_checks.path("path", path), "wb") as file:
-        np.savez(file, header=text, **arrays)
-
-
-def contents(post: Posterior) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arrays and the header that every kind of posterior writes."""
-    arrays: dict[str, Any] = {}
-    if post.sites is not None:
-        arrays |= {f"sites_{name}": value for name, value in post.sites._asdict().items()}
-    schedule, groups = describe_schedule(post.schedule)
-    if groups is not None:
-        arrays["schedule_groups"] = groups
-    history = [info._replace(factor_cost=None)._asdict() for info in post.history]
-    return arrays, {
-        "loss": describe_loss(post.loss),
-        "beta": float(post.beta),
-        "schedule": schedule,
-        "converged": bool(post.converged),
-        "sweeps": int(post.n_sweeps),
-        "history": [{name: _plain(value) for name, value in record.items()} for record in history],
-    }
-
-
-def _plain(value: Any) -> Any:
-    """A NumPy number as a Python number."""
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def describe_schedule(schedule: Any) -> tuple[dict[str, Any] | None, Array | None]:
-    """A schedule as JSON, and the labels of its groups; None if it cannot be saved."""
-    name = type(schedule).__name__
-    if getattr(schedules, name, None) is not type(schedule):
-        return None, None
-    described: dict[str, Any] = {"name": name}
-    groups = None
-    for field in fields(schedule):
-        if not field.init:
-            continue
-        value = getattr(schedule, field.name)
-        if isinstance(value, schedules.Schedule):
-            value = describe_schedule(value)[0]
-        elif isinstance(value, np.ndarray):
-            groups, value = value, None
-        described[field.name] = _plain(value)
-    return described, groups
-
-
-def restore_schedule(described: dict[str, Any] | None, groups: Any) -> Any:
-    """The schedule that :func:`describe_schedule` wrote; plain EP if it wrote None."""
-    if described is None:
-        return schedules.EP(power=1.0, damping=1.0)
-    numbers = dict(described)
-    kind = getattr(schedules, numbers.pop("name"))
-    for name, value in numbers.items():
-        if isinstance(value, dict):
-            numbers[name] = restore_schedule(value, None)
-        elif name in ("groups", "shards") and value is None:
-            numbers[name] = groups
-    return kind(**numbers)
-
-
-def restore_history(records: list[dict[str, Any]]) -> list[SweepInfo]:
-    """The records that a file holds, of any version."""
-    return [SweepInfo(**record) for record in records]
-
-
-def restore_sites(arrays: dict[str, Array], shapes: Any) -> Sites | None:
-    """The sites that a file holds, of the given three shapes."""
-    if "sites_precision" not in arrays:
-        return None
-    return Sites(
-        *(
-            _checks.array("sites", arrays[f"sites_{name}"], shape=shape)
-            for name, shape in zip(Sites._fields, shapes, strict=True)
-        )
-    )

@@ -51,7 +51,14 @@ class SweepInfo(NamedTuple):
 
 
 class ConvergenceWarning(UserWarning):
-    """Numerical trouble, with counts in the result: sites refused, fits failed, sweeps used up."""
+    """The result is no fixed point of EP: what is wrong with it, and what to do.
+
+    Sites refused, fits failed, a tolerance missed, an impossible log evidence.
+    """
+
+
+class DataWarning(UserWarning):
+    """A note on the data of a fit: the result is right, and hardly what was meant."""
 
 
 class PartOfSweep(KeyboardInterrupt):

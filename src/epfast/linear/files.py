@@ -5,12 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from epfast import _checks, schemes
 from epfast._arrays import Array
-from epfast.inference.posterior import restore_history, restore_schedule, restore_sites
+from epfast.inference import Sites
+from epfast.inference.files import (
+    ROUNDING,
+    agree,
+    restore_flag,
+    restore_history,
+    restore_schedule,
+    restore_sites,
+)
 from epfast.linear.posterior import FactorizedPosterior, FullPosterior
-from epfast.linear.problem import Data, LinearProblem, State, moments_of, prior_of
+from epfast.linear.problem import Data, LinearProblem, State, is_proper
 from epfast.losses import Loss
 
 KINDS = {kind.kind: kind for kind in (FactorizedPosterior, FullPosterior)}
@@ -18,39 +27,23 @@ KINDS = {kind.kind: kind for kind in (FactorizedPosterior, FullPosterior)}
 
 def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None) -> Any:
     """Check what ``save`` of a linear model wrote, and build the posterior."""
-    if header["posterior"] not in KINDS:
-        raise ValueError(f"posterior {header['posterior']}")
-    batch_size, full = header["batch_size"], header["posterior"] == "full"
-    if batch_size is not None or not full:
-        _checks.integer("batch_size", batch_size if batch_size is not None else 1, least=1)
-    log_scale = _checks.number("log_scale", header["log_scale"])
+    full = header["posterior"] == FullPosterior.kind
+    batch_size = header["batch_size"]
+    if batch_size is not None:
+        _checks.integer("batch_size", batch_size, least=1)
     d = arrays["shift"].size
-    shape = (d, d) if full else (d,)
+    prior = _prior(arrays, d, full)
     shift = _checks.array("shift", arrays["shift"], shape=(d,))
-    precision, prior_precision = (
-        _checks.array(name, arrays[name], shape=shape, positive=not full)
-        for name in ("precision", "prior_precision")
+    precision = _matrix("precision", arrays["precision"], d, full)
+    state = State(
+        precision,
+        shift,
+        _sites(arrays, d, full),
+        _checks.number("log_scale", header["log_scale"]),
+        _checks.integer("sweeps", header["sweeps"], least=0),
+        _rows_seen(header, stored="sites_precision" in arrays),
     )
-    prior_shift = np.zeros(d)
-    if "prior_shift" in arrays:
-        prior_shift = _checks.array("prior_shift", arrays["prior_shift"], shape=(d,))
-    prior = prior_of(prior_precision, np.zeros(d), full)
-    if prior_shift.any():
-        mean = (
-            moments_of(prior._replace(shift=prior_shift))[1]
-            if full
-            else prior_shift / prior_precision
-        )
-        prior = prior_of(prior_precision, mean, full)
-    sites = None
-    if "sites_precision" in arrays:
-        count = len(arrays["sites_precision"])
-        if full and arrays["sites_precision"].ndim == 1:
-            shapes: Any = (count,), (count,), (count,)
-        else:
-            shapes = ((count, d, d) if full else (count, d)), (count, d), (count,)
-        sites = restore_sites(arrays, shapes)
-    weights, groups = arrays.get("weights"), arrays.get("groups")
+    weights, groups = _of_rows(arrays, state.sites)
     problem = LinearProblem(
         Data(None, None, weights),
         loss,  # type: ignore[arg-type]
@@ -60,15 +53,144 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
         batch_size,
         prior,
         prior,
-        None if groups is None else np.asarray(groups, dtype=np.intp),
+        groups,
+        intercept=_has_intercept(header, d),
     )
-    sweeps = _checks.integer("sweeps", header["sweeps"], least=0)
+    _check_sum(state, problem)
+    history = restore_history(header["history"])
+    post = KINDS[header["posterior"]](state, problem, restore_flag(header, "converged"), history)
+    try:
+        evidence = shift @ post.mean  # its factor is kept, and needed sooner or later
+    except np.linalg.LinAlgError:
+        raise ValueError("precision is not positive definite") from None
+    if not np.isfinite(evidence):
+        raise ValueError("the log evidence overflows")
+    return post
+
+
+def _rows_seen(header: dict[str, Any], stored: bool) -> int | None:
+    """Rows that ADF took in; files of 0.1.0 do not say it."""
     seen = header.get("rows_seen")
-    if seen is not None:
-        seen = _checks.integer("rows_seen", seen, least=0)
-    return KINDS[header["posterior"]](
-        State(precision, shift, sites, log_scale, sweeps, seen),
-        problem,
-        bool(header["converged"]),
-        restore_history(header["history"]),
+    if seen is None:
+        return None
+    if stored:
+        raise ValueError(f"rows_seen is {seen!r} beside sites; allowed: null, ADF stores none")
+    return _checks.integer("rows_seen", seen, least=0)
+
+
+def _has_intercept(header: dict[str, Any], d: int) -> bool:
+    """Whether X has one column less than there are weights; files of 0.1.0 do not say it."""
+    columns = _checks.integer("columns", header.get("columns", d), least=d - 1, most=d)
+    return columns < d
+
+
+def _matrix(name: str, given: Array, d: int, full: bool) -> Array:
+    """A precision: positive numbers, or a symmetric matrix."""
+    if not full:
+        return _checks.array(name, given, shape=(d,), positive=True)
+    matrix = _checks.array(name, given, shape=(d, d))
+    _checks.symmetric(name, matrix)
+    return matrix
+
+
+def _prior(arrays: dict[str, Array], d: int, full: bool) -> State:
+    """The prior; files of 0.1.0 have no shift."""
+    precision = _matrix("prior_precision", arrays["prior_precision"], d, full)
+    if full and not is_proper(precision):
+        raise ValueError("prior_precision is not positive definite")
+    shift = np.zeros(d)
+    if "prior_shift" in arrays:
+        shift = _checks.array("prior_shift", arrays["prior_shift"], shape=(d,))
+    if not shift.any():
+        return State(precision, shift, None, 0.0, 0)
+    mean = np.linalg.solve(precision, shift) if full else shift / precision
+    return State(precision, shift, None, -0.5 * float(shift @ mean), 0)
+
+
+def _sites(arrays: dict[str, Array], d: int, full: bool) -> Sites | None:
+    """The sites: (n, d) each, or with a full covariance a number per row, or (K, d, d)."""
+    if "sites_precision" not in arrays:
+        return None
+    given = arrays["sites_precision"]
+    count = len(given)
+    if not full:
+        shapes: Any = (count, d), (count, d), (count,)
+    elif given.ndim == 1:
+        shapes = (count,), (count,), (count,)
+    else:
+        shapes = (count, d, d), (count, d), (count,)
+    return restore_sites(arrays, shapes)
+
+
+def _of_rows(
+    arrays: dict[str, Array], sites: Sites | None
+) -> tuple[Array | None, NDArray[np.intp] | None]:
+    """Weights and groups of the rows, as many as there are."""
+    weights, groups = arrays.get("weights"), arrays.get("groups")
+    lengths = set()
+    if sites is not None and sites.precision.ndim == 1:
+        lengths.add(len(sites.precision))
+    if weights is not None:
+        weights = _checks.array("weights", weights, shape=(None,))
+        if not ((weights >= 0.0) & (weights <= 1e15)).all() or not weights.any():
+            raise ValueError("weights holds numbers below 0 or above 1e15, or zeros alone")
+        lengths.add(len(weights))
+    labels = None
+    if groups is not None:
+        if groups.ndim != 1 or groups.dtype.kind not in "iu" or groups.size == 0:
+            raise ValueError(f"groups is {_checks.describe(groups)}; allowed: integers, (n,)")
+        if sites is None or groups.min() < 0 or groups.max() >= len(sites.precision):
+            raise ValueError("groups names sites that there are not")
+        labels = groups.astype(np.intp)
+        lengths.add(len(labels))
+    if len(lengths) > 1:
+        raise ValueError(f"sites, weights and groups are of {sorted(lengths)} rows")
+    return weights, labels
+
+
+def _check_sum(state: State, problem: LinearProblem) -> None:
+    """Refuse a posterior that is not its prior times its sites, as far as no rows are needed."""
+    sites, prior = state.sites, problem.prior
+    if sites is None:
+        return
+    if sites.precision.ndim == 1:
+        times: Any = np.ones(len(sites.log_scale))
+        _check_bounds(state.precision, prior.precision, sites.precision)
+    else:
+        found = _times(problem, sites)
+        if found is None:
+            return
+        times, count = found, np.abs(found)
+        for name, first, all_of in (
+            ("precision", prior.precision, sites.precision),
+            ("shift", prior.shift, sites.shift),
+        ):
+            size = np.abs(first) + np.tensordot(count, np.abs(all_of), 1)
+            if size.ndim == 2:
+                root = np.sqrt(np.diag(size))
+                size = np.maximum(size, np.multiply.outer(root, root))
+            agree(name, getattr(state, name), first + np.tensordot(times, all_of, 1), size)
+    # the prior's is the product of a solution of its matrix, which has more rounding
+    size = 1.0 + 1e3 * abs(prior.log_scale) + times @ np.abs(sites.log_scale)
+    agree("log_scale", state.log_scale, prior.log_scale + times @ sites.log_scale, size)
+
+
+def _times(problem: LinearProblem, sites: Sites) -> Array | None:
+    """How often each site counts; None where a file of 0.1.0 does not say it."""
+    if problem.covariance == FactorizedPosterior.kind:
+        return np.ones(len(sites.log_scale))
+    if problem.groups is None:
+        return None
+    return np.bincount(problem.groups, problem.copies(), minlength=len(sites.log_scale)).astype(
+        np.float64
     )
+
+
+def _check_bounds(precision: Array, prior: Array, sites: Array) -> None:
+    """Scalar sites of one sign raise or lower the precision of the prior. O(d^3)."""
+    slack = np.diag(ROUNDING * np.diag(precision))
+    gain = precision - prior
+    if (sites >= 0.0).all() and not is_proper(gain + slack):
+        raise ValueError("precision contradicts the sites: it is less than the prior's")
+    if (sites <= 0.0).all() and not is_proper(slack - gain):
+        raise ValueError("precision contradicts the sites: it is more than the prior's")

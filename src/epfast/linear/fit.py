@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from epfast import _checks, losses, schemes
-from epfast._arrays import Array
+from epfast._arrays import Array, Held
 from epfast.inference import Callback, Counts, Fit, Interrupted, reached, run, warn_of
 from epfast.inference.combinations import legal
 from epfast.inference.runtime import Tick
+from epfast.linear import notes
 from epfast.linear.engines import ENGINES, at_start, engine_of
 from epfast.linear.posterior import FactorizedPosterior, FullPosterior
 from epfast.linear.problem import (
@@ -20,6 +22,8 @@ from epfast.linear.problem import (
     State,
     data_of,
     prior_at_door,
+    weights_of,
+    with_ones,
 )
 from epfast.linear.sources import Stream, is_stream
 from epfast.schedules import DEP, EP, Schedule
@@ -27,6 +31,8 @@ from epfast.schemes import Scheme
 
 #: largest min(n, d) with a full covariance by default
 FULL_UP_TO = 5000
+#: prior variance of an intercept: broad, a standard deviation of 10 in units of log odds
+INTERCEPT_VARIANCE = 100.0
 KINDS = {"full": FullPosterior, "factorized": FactorizedPosterior}
 #: arguments of 0.1.0 that moved, with their new spelling
 MOVED = {
@@ -47,6 +53,7 @@ def fit_linear(
     prior_variance: float | ArrayLike | None = None,
     prior_precision: ArrayLike | None = None,
     prior_mean: ArrayLike | None = None,
+    intercept: bool | float = False,
     weights: ArrayLike | None = None,
     schedule: Schedule | None = None,
     beta: float | None = None,
@@ -65,10 +72,10 @@ def fit_linear(
     Parameters
     ----------
     X : array_like or sparse matrix of shape (n, d), or iterable of (X, y) chunks
-        Rows of features; append a constant column for an intercept. C-contiguous float64 and CSR
+        Rows of features; see ``intercept`` for a constant one. C-contiguous float64 and CSR
         matrices are used in place; float32 and other layouts piece by piece; a memory map is read
-        as it is visited. With ``posterior="factorized", schedule=ADF()`` X may be an iterable of
-        chunks, and ``y`` None; the result does not depend on where the chunks are cut.
+        as it is visited. With ``schedule=ADF()`` X may be an iterable of chunks, dense or CSR, and
+        ``y`` None; the result does not depend on where the chunks are cut.
     y : array_like of shape (n,) or (n, k)
         What the loss takes: labels -1 and +1; counts for "poisson"; (count, trials) for "binomial".
     loss : str, Loss, scipy.LowLevelCallable or callable
@@ -78,12 +85,16 @@ def fit_linear(
     scheme : str or Scheme, optional
         How the tilted moments of a factor are found: "exact", "laplace", "quick_laplace",
         "quadrature", "variational", "importance", or an object of :mod:`epfast.schemes` with
-        numbers of its own. None: "exact" for a site per row, "variational" for minibatches, and
-        "laplace" for minibatches with a full covariance (Laplace propagation, Smola et al. 2003;
-        from flat sites one parallel sweep is the Bayes committee machine).
+        numbers of its own. None: "exact" for a site per row, "laplace" for minibatches (Laplace
+        propagation, Smola et al. 2003; with a full covariance one parallel sweep from flat sites is
+        the Bayes committee machine), with a factorised posterior and the hinge the slope in place
+        of the curvature. Where Laplace does not hold, as for losses with a jump, a scheme must be
+        named. Roche (2016) favours "variational", which suits columns of unit norm: on columns of
+        unit variance its fixed points may be wrong.
     posterior : {"full", "factorized"}, optional
-        Full or diagonal covariance. None: "full" for min(n, d) up to 5,000, else "factorized",
-        as for chunks.
+        Full or diagonal covariance. None: "full" for min(n, d) up to 5,000 (for chunks: d), else
+        "factorized". A diagonal covariance understates the standard deviations of correlated
+        columns, and so does one pass of ADF those along the mean, however independent the columns.
     batch_size : int, optional
         Rows per factor, in the order of X; the last may have fewer. None: a site per row, which
         acts on x_i.theta alone.
@@ -94,10 +105,16 @@ def fit_linear(
         factorised posterior.
     prior_mean : array_like of shape (d,), optional
         Mean of the prior. None: 0.
+    intercept : bool or float
+        True: one more weight, the last one, of a column of ones, with prior variance 100; a number:
+        with that prior variance. The posterior adds the ones to new rows by itself; priors and X
+        are given without it. X is copied.
     weights : array_like of shape (n,), optional
-        Numbers >= 0; with a full covariance only. A row of weight w >= 1 counts as w copies of
-        itself, so that whole weights give the fixed point of repeated rows. The factor of a row of
-        weight w < 1 enters to the power w. ADF takes every row once, its factor to the power w.
+        Numbers >= 0. A row of weight w >= 1 counts as w copies of itself, so that whole weights
+        give the fixed point of repeated rows; copies settle before the next row is visited, and
+        those that do not count as refused. The factor of a row of weight w < 1 enters to the power
+        w; so does every row in a minibatch, exp(-beta Σ_k w_k loss_k), and with ADF, which takes a
+        row once. A row of weight 0 does not count.
     schedule : EP, ADF, SEP, AEP, DSEP, DAEP or DEP, optional
         Which sites are stored and who goes when, see :mod:`epfast.schedules`. None: ``EP()``.
     beta : float, optional
@@ -135,8 +152,13 @@ def fit_linear(
     Warns
     -----
     ConvergenceWarning
-        If the sweeps were used up above the tolerance; if the last sweep refused more than a tenth
-        of the sites; if the fit of a factor failed as a whole, so that its site stayed.
+        If the sweeps were used up above the tolerance; if the last sweep refused a site; if the fit
+        of a factor failed as a whole, so that its site stayed; if the log evidence is above 0 where
+        no factor is above 1. ``converged`` is False then.
+    DataWarning
+        If columns differ in scale by more than 1e3 under one prior variance; if there is no
+        constant column and less than 40 % of the labels are of one kind; if a plane separates the
+        labels and the prior is flat.
 
     Examples
     --------
@@ -157,9 +179,21 @@ def fit_linear(
         )
     if not stream and not hasattr(X, "shape"):
         X = _checks.real_array("X", X)
+    wide = _intercept(intercept)
+    if stream and wide is not None:
+        X = _chunks_with_ones(X)
     if posterior is None:
-        small = not stream and min(X.shape, default=0) <= FULL_UP_TO  # type: ignore[union-attr]
+        if stream:
+            # before the first chunk is read: what is refused leaves the chunks as they are
+            choose(loss, scheme, "full", batch_size, schedule, beta, {"chunks of X": X})
+            rows = Stream(X)  # type: ignore[arg-type]
+            X, shape = rows, (rows.d,)  # type: ignore[assignment]
+        else:
+            shape = X.shape  # type: ignore[union-attr]
+        small = min(shape, default=0) <= FULL_UP_TO
         posterior = "full" if small else "factorized"
+        if not small:
+            notes.note_factorized(shape)
     asked = {
         "weights": weights,
         "sparse X": X if hasattr(X, "tocsr") else None,
@@ -188,20 +222,45 @@ def fit_linear(
     if start is not None and not isinstance(start, kind):
         raise TypeError(f"start is {_checks.describe(start)}; allowed: a {kind.__name__} or None")
     if stream:
-        data = _stream(X, y, chosen, record)
+        data = _stream(X, y, weights, chosen, record)
         d = data.X.d
     else:
         if y is None:
             raise ValueError("y is None; allowed: a response per row of X, (n,)")
+        X = X if wide is None else with_ones(_checks.rows("X", X))
         full = posterior == "full"
-        data = data_of(X, y, weights, chosen.loss) if full else _unread(X, y, chosen.loss)
+        data = (data_of if full else _unread)(X, y, weights, chosen.loss)
         d = data.X.shape[1]
     prior = (prior_variance, prior_precision, prior_mean)
-    problem = chosen.problem(data, _prior(prior, start, chosen, d))
+    problem = chosen.problem(data, _prior(prior, start, chosen, d, wide))
+    problem = problem._replace(intercept=wide is not None)
+    scale = None if stream else _notes(problem, prior_variance, prior_precision)
     found: FactorizedPosterior | FullPosterior = fit_problem(
         problem, start, record=record, callback=callback, progress=progress
     )
-    return found
+    try:
+        if scale is not None:
+            notes.note_separable(problem, found.mean, scale)
+        return found
+    except KeyboardInterrupt:
+        raise Interrupted(found) from None
+
+
+def _notes(problem: LinearProblem, variance: Any, precision: Any) -> float | None:
+    """Note what is odd about the data; return the scale of a flat prior, None of another."""
+    data = problem.data
+    if precision is None and np.ndim(variance) == 0:
+        notes.note_scales(data.X, stacklevel=3)
+    if not problem.loss.by_margin:
+        return None
+    assert data.y is not None
+    notes.note_intercept(data.X, data.y, stacklevel=3)
+    if precision is not None:
+        return None
+    spread = np.zeros(problem.shape[1])  # without the intercept
+    spread[: problem.n_columns] = 1.0 if variance is None else variance
+    scale = notes.prior_scale(data.X, spread)
+    return scale if scale > notes.FLAT else None
 
 
 class Choices(NamedTuple):
@@ -215,13 +274,15 @@ class Choices(NamedTuple):
 
     def problem(self, data: Data, prior: State) -> LinearProblem:
         """The problem of these rows with this prior."""
-        shared = self.schedule.stores == "shared"
-        groups = self.schedule.labels(data.X.shape[0]) if shared else None
+        schedule = self.schedule
+        if schedule.stores == "none":
+            schedule = schedule.filled(order=notes.order_of_one_pass(data))
+        groups = schedule.labels(data.X.shape[0]) if schedule.stores == "shared" else None
         problem = LinearProblem(
             data,
             self.loss,
             self.scheme,
-            self.schedule,
+            schedule,
             self.covariance,
             self.batch_size,
             prior,
@@ -246,24 +307,20 @@ def choose(
     given: arguments that only some combinations take, those that were given.
     """
     schedule = EP() if schedule is None else schedule
-    if not isinstance(schedule, Schedule):
-        raise TypeError(
-            f"schedule is {_checks.describe(schedule)}; allowed: epfast.EP, ADF, SEP, AEP, DSEP, "
-            "DAEP or DEP"
-        )
+    _checks.schedule(schedule, Schedule, "epfast.EP, ADF, SEP, AEP, DSEP, DAEP or DEP")
     full = _checks.choice("posterior", posterior, tuple(KINDS)) == "full"
     factor = "row"
     if batch_size is not None:
-        _checks.integer("batch_size", batch_size, least=1)
+        batch_size = _checks.integer("batch_size", batch_size, least=1)
         factor = "minibatch"
     found_loss = losses.resolve(loss).tempered(beta)
     if scheme is None:
-        scheme = "exact" if factor == "row" else "laplace" if full else "variational"
+        scheme = _default_scheme(found_loss, factor, full)
     found = schemes.resolve(scheme)
     legal(ENGINES, posterior, factor, schedule, found, found_loss, given or {})
     if isinstance(schedule, DEP) and schedule.inner is not None:
         legal(ENGINES, posterior, factor, schedule.inner, found, found_loss, {})
-    numbers: dict[str, Any] = {"power": 1.0, "damping": 1.0}
+    numbers: dict[str, Any] = {"power": 1.0, "damping": schedule.usual_damping(factor)}
     if not full:
         # scalar sites are never clipped: a negative precision is right where t is not log-concave
         clips = factor == "minibatch" or not found.one_dimension
@@ -272,10 +329,54 @@ def choose(
     return Choices(found_loss, found, schedule, posterior, batch_size)
 
 
-def _prior(given: tuple[Any, Any, Any], start: Any, chosen: Choices, d: int) -> State:
-    """The prior that the arguments give; ADF with a start keeps the prior of the start."""
+def _intercept(given: Any) -> float | None:
+    """Prior variance of the intercept; None: there is none."""
+    if isinstance(given, bool | np.bool_):
+        return INTERCEPT_VARIANCE if given else None
+    return _checks.number("intercept", given, least=1e-300, most=1e300)
+
+
+def _chunks_with_ones(chunks: Any) -> Iterator[Any]:
+    """Chunks of a stream, with a column of ones; who reads them refuses what is no pair."""
+    for chunk in chunks:
+        if isinstance(chunk, tuple | list) and len(chunk) == 2:
+            yield with_ones(_checks.rows("a chunk's X", chunk[0])), chunk[1]
+        else:
+            yield chunk
+
+
+def _default_scheme(loss: losses.Loss, factor: str, full: bool) -> Scheme:
+    """The scheme where none is named: one that holds on columns of unit variance."""
+    if factor == "row":
+        return schemes.Exact()
+    scheme, reason = schemes.Laplace(), schemes.Laplace().refuses(loss, factor)
+    if reason is not None and "values" not in loss.gives:
+        return scheme  # it says what is wrong
+    if reason is None and loss.kinks:
+        slopes = list(getattr(loss, "slopes", ()))
+        if slopes == sorted(slopes) and not full:
+            return schemes.Laplace(curvature="slope")
+        reason = f"the curvature of {loss!r} is 0, so that its sites would carry no precision"
+    if reason is None:
+        return scheme
+    raise ValueError(
+        f"scheme is None, for {loss!r} with a batch_size: {reason.split('; allowed')[0]}; allowed: "
+        "batch_size=None, a site per row, whose moments are exact, or a scheme that is named, as "
+        "schemes.Laplace(curvature='slope') or, with posterior='factorized', 'variational'; they "
+        "may fail on columns of unit variance"
+    )
+
+
+def _prior(
+    given: tuple[Any, Any, Any], start: Any, chosen: Choices, d: int, intercept: float | None
+) -> State:
+    """The prior that the arguments give; ADF with a start keeps the prior of the start.
+
+    d: the number of weights, with that of the intercept.
+    """
     if start is None or chosen.schedule.stores != "none":
-        return prior_at_door(*given, d, chosen.covariance == "full")
+        features = d if intercept is None else d - 1
+        return prior_at_door(*given, features, chosen.covariance == "full", intercept)
     for name, value in zip(("prior_variance", "prior_precision", "prior_mean"), given, strict=True):
         if value is not None:
             raise ValueError(
@@ -288,24 +389,41 @@ def _prior(given: tuple[Any, Any, Any], start: Any, chosen: Choices, d: int) -> 
     return prior
 
 
-def _stream(X: Any, y: Any, chosen: Choices, record: str | None) -> Data:
+def _stream(X: Any, y: Any, weights: Any, chosen: Choices, record: str | None) -> Data:
     """Chunks of rows."""
     schedule = chosen.schedule
     if y is not None:
         raise ValueError("X is an iterator of chunks and y is given; allowed: y=None")
-    if schedule.order != "sequential" or schedule.sweeps > 1:
+    if weights is not None:
+        raise ValueError(
+            "weights is given beside chunks of X; allowed: None, or rows and weights all at once"
+        )
+    if schedule.order == "shuffled" or schedule.sweeps > 1:
         raise ValueError(
             f"schedule is {schedule!r}; allowed with chunks of X: one pass in sequential order"
         )
     if record is not None:
         raise ValueError("record needs all the rows; allowed with an iterable of chunks: None")
-    return Data(Stream(X, chosen.loss), None)
+    rows = X if isinstance(X, Stream) else Stream(X)
+    return Data(rows.read_by(chosen.loss), None)
 
 
-def _unread(X: Any, y: Any, loss: losses.Loss) -> Data:
+def _unread(X: Any, y: Any, weights: Any, loss: losses.Loss) -> Data:
     """Rows with unchecked entries: the core checks them as it visits them."""
-    rows = _checks.design("X", X)
-    return Data(rows, loss.responses("y", y, len(rows)))
+    rows = _checks.rows("X", X)
+    n = rows.shape[0]
+    return Data(rows, loss.responses("y", y, n), weights_of(weights, n))
+
+
+def _kept(problem: LinearProblem, callback: Any, progress: Any) -> Data:
+    """The rows, as copies where functions of the user could change what the core relies on."""
+    data, loss = problem.data, problem.loss
+    if isinstance(data.X, Stream):
+        return data
+    called = callback is not None or callable(progress)
+    if isinstance(loss, losses.CustomLoss | losses.CustomSite):
+        return Data(*(None if part is None else part.copy() for part in data))
+    return data._replace(X=data.X.copy()) if called and problem.sparse else data
 
 
 def fit_problem(
@@ -330,16 +448,18 @@ def fit_problem(
         return float(problem.cost(mean[None])[0]), traced
 
     try:
-        engine = engine_of(problem, **({"traced": True} if record == "factor" else {}))
+        fitted = problem._replace(data=_kept(problem, callback, progress))
+        held = Held("X, y or weights", *fitted.data)
+        engine = engine_of(fitted, **({"traced": True} if record == "factor" else {}))
         fit = run(
             engine,
             problem.schedule,
             start,
             record=None if record is None else costs,
-            callback=callback,
-            progress=progress,
+            callback=held.after(callback),
+            progress=held.after(progress),
         )
-        warn_of(fit, engine.n_sites, problem.schedule, stacklevel)
+        warn_of(fit, engine, problem.schedule, stacklevel)
         return result(fit)
     except KeyboardInterrupt as pressed:
         fit = reached(pressed) or fit

@@ -125,36 +125,38 @@ def add_rows(
             + ("epfast.EP" if stored is not None else "epfast.ADF, since it has no sites")
         )
     schedule = schedule.filled(power=1.0, damping=1.0)
-    data = data_of(X, y, weights, problem.loss, state.shift.size)
+    data = data_of(problem.given(X), y, weights, problem.loss)
     new = problem.continued(data, schedule, state._replace(sites=None))
     new.check_weights()
 
     def joined(fit: Fit) -> tuple[Fit, LinearProblem]:
         if stored is None:  # ADF may have stopped on its way
             some = data.taken(slice(fit.state.rows_seen - (state.rows_seen or 0)))
-            whole = problem._replace(data=_joined(problem.data, some), schedule=schedule)
-            return fit, whole
+            rows = _joined(problem.data, some, None)
+            return fit, problem._replace(data=rows, schedule=schedule)
         sites = Sites(*map(np.concatenate, zip(stored, fit.state.sites, strict=True)))
         fit = fit._replace(state=fit.state._replace(sites=sites))
-        return fit, problem._replace(data=_joined(problem.data, data), schedule=schedule)
+        rows = _joined(problem.data, data, len(stored.shift))
+        return fit, problem._replace(data=rows, schedule=schedule)
 
     fit = None
     try:
-        fit = run(RowEngine(new), schedule)
-        warn_of(fit, len(data.y), schedule, stacklevel=3)  # type: ignore[arg-type]
+        engine = RowEngine(new)
+        fit = run(engine, schedule)
+        warn_of(fit, engine, schedule)
         return joined(fit)
     except KeyboardInterrupt as pressed:
         left = reached(pressed) or fit
         raise Interrupted(None if left is None else joined(left)) from None
 
 
-def _joined(old: Data, new: Data) -> Data:
-    """Old rows, then new ones; no rows if the old ones are unknown."""
+def _joined(old: Data, new: Data, n_old: int | None) -> Data:
+    """Old rows, then new ones; no rows if the old ones are unknown, but the weights of all."""
     weights = None
     if old.weights is not None or new.weights is not None:
-        if old.y is None and old.weights is None:
+        if old.y is None and old.weights is None and n_old is None:
             return Data(None, None)
-        weights = np.concatenate([_ones(old), _ones(new)])
+        weights = np.concatenate([_weights(old, n_old), _weights(new, None)])
     if old.y is None or new.y is None:
         return Data(None, None, weights)
     if hasattr(old.X, "indptr") or hasattr(new.X, "indptr"):
@@ -164,11 +166,14 @@ def _joined(old: Data, new: Data) -> Data:
     return Data(X, np.concatenate([old.y, new.y]), weights)
 
 
-def _ones(data: Data) -> Array:
+def _weights(data: Data, n: int | None) -> Array:
+    """The weights of n rows, or as many as are known."""
     if data.weights is not None:
         return data.weights
-    assert data.y is not None
-    return np.ones(len(data.y))
+    if data.y is not None:
+        n = len(data.y)
+    assert n is not None
+    return np.ones(n)
 
 
 def remove_rows(

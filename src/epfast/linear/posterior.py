@@ -14,13 +14,16 @@ from scipy import linalg
 from epfast import _checks, schemes
 from epfast._arrays import Array, row_chunks
 from epfast.inference import Fit, Interrupted, Sites, SweepInfo
-from epfast.inference.posterior import (
-    Posterior,
-    contents,
-    write,
-)
+from epfast.inference.files import contents, write
+from epfast.inference.posterior import Posterior
 from epfast.linear import online
-from epfast.linear.problem import LinearProblem, State, log_determinant, log_evidence
+from epfast.linear.problem import (
+    LinearProblem,
+    State,
+    log_determinant,
+    log_evidence,
+    with_ones,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,13 +161,14 @@ class LinearPosterior(Posterior):
         -------
         mean, variance : ndarray of shape (n,)
         """
-        rows = _checks.rows("X", X, self.shift.size)
+        rows = _checks.rows("X", X, self.problem.n_columns)
         is_sparse = hasattr(rows, "indptr")
         mean, variance = np.empty(rows.shape[0]), np.empty(rows.shape[0])
         with np.errstate(over="ignore", invalid="ignore"):
             for part in row_chunks(rows):
                 some = rows[part].toarray() if is_sparse else rows[part]
                 block = np.asarray(some, dtype=np.float64)
+                block = with_ones(block) if self.problem.intercept else block
                 mean[part] = block @ self.mean
                 variance[part] = self._latent_variance(block)
         if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
@@ -257,7 +261,9 @@ class LinearPosterior(Posterior):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to an ``.npz`` file, which :func:`load` reads; nothing is pickled.
 
-        A CustomLoss, CustomSite or LowLevelCallable cannot be written; pass it to ``load``.
+        An old file stays as it was until the new one is complete and on the disk; an OSError says
+        why it is not. Your own functions (CustomLoss, CustomSite, LowLevelCallable) and losses with
+        methods of their own cannot be written: give them to ``load`` again.
         Costs recorded after every factor are not written.
         """
         write(path, *self.contents())
@@ -280,6 +286,7 @@ class LinearPosterior(Posterior):
             "posterior": self.kind,
             "scheme": schemes.describe(self.scheme),
             "batch_size": None if self.batch_size is None else int(self.batch_size),
+            "columns": problem.n_columns,
             "log_scale": float(self.state.log_scale),
             "rows_seen": self.rows_seen,
         }

@@ -9,17 +9,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import linalg
+from scipy import linalg, sparse
 
 from epfast import _checks
 from epfast._arrays import Array, row_chunks, symmetric_from_upper
+from epfast._core.cholesky import cholesky, inverse_from_factor, inverse_triangle
 from epfast._core.row_sweeps import add_sites
 from epfast._core.rows import Rows
 from epfast._core.tilted import TiltedMoments
-from epfast.inference import Sites
+from epfast.inference import Sites, evidence_bound
 from epfast.losses import Loss
 from epfast.schedules import ADF
-from epfast.schemes import Scheme
+from epfast.schemes import Laplace, Scheme
 
 #: entries of X gathered at a time
 CHUNK = 1 << 17
@@ -78,6 +79,8 @@ class LinearProblem(NamedTuple):
     groups: NDArray[np.intp] | None = None
     #: entries of X gathered at a time
     chunk: int = CHUNK
+    #: whether the last column of X is the ones of an intercept, which the user does not give
+    intercept: bool = False
 
     # ---- rows ----
 
@@ -134,6 +137,28 @@ class LinearProblem(NamedTuple):
         return self.prior.precision
 
     @property
+    def remedy(self) -> str:
+        """What to do about a fit that fails."""
+        first = ""
+        if not self.scheme.integrates:
+            first = "use scheme='exact' with batch_size=None; or "
+            if self.batch_size is not None and not isinstance(self.scheme, Laplace):
+                first = "use scheme='laplace', or 'exact' with batch_size=None; or "
+        return (
+            f"{first}standardise the columns of X, narrow the prior (prior_variance), damp the "
+            "sweeps (EP(damping=0.5)) or allow more of them"
+        )
+
+    @property
+    def evidence_bound(self) -> float:
+        """See :func:`epfast.inference.evidence_bound`."""
+        if self.data.y is None:  # a stream
+            return evidence_bound(self.loss, 1)
+        weights = self.data.weights
+        count = len(self.data.y)
+        return evidence_bound(self.loss, count if weights is None else max(count, weights.sum()))
+
+    @property
     def beta(self) -> float:
         return 1.0 if self.loss is None else self.loss.beta
 
@@ -147,8 +172,17 @@ class LinearProblem(NamedTuple):
     def with_rows(self, X: Any, y: Any, weights: Any = None) -> LinearProblem:
         """The same fit on these rows; weights None: those of the fit."""
         given = self.data.weights if weights is None else weights
-        data = data_of(X, y, given, self.loss, len(self.prior.shift))
-        return self._replace(data=data)
+        return self._replace(data=data_of(self.given(X), y, given, self.loss))
+
+    @property
+    def n_columns(self) -> int:
+        """Columns of the user's X: without the ones of an intercept."""
+        return len(self.prior.shift) - self.intercept
+
+    def given(self, X: Any) -> Any:
+        """The user's X, checked, with the ones of the intercept."""
+        rows = _checks.rows("X", X, self.n_columns)
+        return with_ones(rows) if self.intercept else rows
 
     def without_rows(self) -> LinearProblem:
         """The problem without X and y, as it is pickled."""
@@ -192,7 +226,12 @@ class LinearProblem(NamedTuple):
         precision, shift = self.prior.precision, self.prior.shift
         if not shift.any():
             return shift
-        return shift / precision if precision.ndim == 1 else linalg.solve(precision, shift)
+        if precision.ndim == 1:
+            return shift / precision
+        with factorising():
+            return np.asarray(
+                linalg.cho_solve((linalg.cholesky(precision, lower=True), True), shift)
+            )
 
 
 # ---- Gaussians ----
@@ -212,7 +251,7 @@ def log_determinant(precision: Array) -> float:
     """log of the determinant of a precision, (d,) or (d, d). O(d^3)."""
     if precision.ndim == 1:
         return float(np.log(precision).sum())
-    return 2.0 * float(np.log(np.diag(linalg.cholesky(precision, lower=True))).sum())
+    return 2.0 * float(np.log(np.diag(factor_of(precision))).sum())
 
 
 def log_evidence(state: State, prior_log_determinant: float) -> float:
@@ -221,8 +260,8 @@ def log_evidence(state: State, prior_log_determinant: float) -> float:
         log_det = log_determinant(state.precision)
         quadratic = (state.shift * (state.shift / state.precision)).sum()
     else:
+        factor = factor_of(state.precision)
         with factorising(), np.errstate(over="ignore", invalid="ignore"):
-            factor = linalg.cholesky(state.precision, lower=True)
             half = linalg.solve_triangular(factor, state.shift, lower=True)
             log_det = 2.0 * np.log(np.diag(factor)).sum()
             quadratic = half @ half
@@ -248,62 +287,102 @@ def from_sites(problem: LinearProblem, sites: Sites, sweeps: int) -> State | Non
     return State(precision, base.shift + shift, sites, total, sweeps)
 
 
+def not_proper() -> FloatingPointError:
+    """The error where the matrix of a posterior has no Cholesky factor."""
+    return FloatingPointError(
+        "the posterior overflowed, or is not positive definite to rounding; scale the columns of "
+        "X, or try damping or a power below 1"
+    )
+
+
 @contextmanager
 def factorising() -> Iterator[None]:
     """Say what it means where the matrix of a posterior has no Cholesky factor."""
     try:
         yield
     except (linalg.LinAlgError, ValueError):
-        raise FloatingPointError(
-            "the posterior overflowed, or is not positive definite to rounding; scale the columns "
-            "of X"
-        ) from None
+        raise not_proper() from None
+
+
+def _factor(matrix: Array) -> Array | None:
+    """See :func:`factor_of`; None if the matrix is not positive definite."""
+    factor = np.array(matrix, dtype=np.float64, order="F")
+    return factor if np.isfinite(factor).all() and cholesky(factor) else None
+
+
+def factor_of(matrix: Array) -> Array:
+    """Cholesky factor of a symmetric matrix, in the lower triangle; above is anything. O(d^3).
+
+    Here and below LAPACK works in pieces: Ctrl-C acts within about a second.
+    """
+    factor = _factor(matrix)
+    if factor is None:
+        raise not_proper()
+    return factor
 
 
 def is_proper(precision: Array) -> bool:
     """Whether a matrix is positive definite. O(d^3)."""
-    try:
-        linalg.cholesky(precision)
-    except (linalg.LinAlgError, ValueError):
-        return False
-    return True
+    return _factor(precision) is not None
+
+
+def inverse_of(matrix: Array) -> Array:
+    """Inverse of a positive definite matrix, symmetric. O(d^3)."""
+    factor = factor_of(matrix)
+    inverse_from_factor(factor)
+    return symmetric_from_upper(factor.T)
 
 
 def inverse_root(precision: Array) -> Array:
     """Inverse Cholesky factor L^-1 of precision = L L', transposed: an upper triangle. O(d^3)."""
-    factor = linalg.cholesky(precision, lower=True)
-    inverse = linalg.solve_triangular(factor, np.eye(len(factor)), lower=True)
-    return np.ascontiguousarray(inverse.T)
+    factor = factor_of(precision)
+    inverse_triangle(factor)
+    return np.triu(factor.T)
 
 
 def moments_of(state: State) -> tuple[Array, Array]:
     """Covariance and mean. O(d^3)."""
+    factor = factor_of(state.precision)
     with factorising():
-        factor = linalg.cho_factor(state.precision, lower=True)
-        covariance = linalg.cho_solve(factor, np.eye(len(state.shift)))
-        mean = linalg.cho_solve(factor, state.shift)
-    return np.ascontiguousarray(0.5 * (covariance + covariance.T)), mean
+        mean = linalg.cho_solve((factor, True), state.shift)
+    inverse_from_factor(factor)
+    return symmetric_from_upper(factor.T), mean
 
 
 # ---- the door ----
 
 
-def data_of(X: Any, y: Any, weights: Any, loss: Loss, d: int | None = None) -> Data:
+def with_ones(rows: Any) -> Any:
+    """A copy of rows, dense or CSR, with a column of ones at the end."""
+    n, d = rows.shape
+    if hasattr(rows, "indptr"):
+        return sparse.hstack([rows, np.ones((n, 1))], format="csr")
+    result = np.empty((n, d + 1), dtype=rows.dtype)
+    result[:, :d] = rows
+    result[:, d] = 1.0
+    return result
+
+
+def data_of(X: Any, y: Any, weights: Any, loss: Loss) -> Data:
     """Rows of X, dense or sparse, with their responses and weights, checked. O(n d)."""
     if y is None:
         raise ValueError("y is None; allowed: a response per row of X, (n,)")
-    rows = _checks.rows("X", X, d)
-    if hasattr(rows, "indptr"):
-        finite = bool(np.isfinite(rows.data).all())
-    else:
-        finite = all(np.isfinite(rows[part]).all() for part in row_chunks(rows))
-    if not finite:
-        raise ValueError("X holds NaN or infinity; allowed: finite numbers")
+    rows = _checks.rows("X", X)
+    for part in row_chunks(rows):
+        some = rows[part]
+        finite = np.isfinite(some.data if hasattr(rows, "indptr") else some)
+        if not finite.all():
+            at = np.argmin(finite.ravel() if finite.ndim == 1 else finite.all(axis=1))
+            row = np.searchsorted(some.indptr, at, "right") - 1 if finite.ndim == 1 else at
+            raise ValueError(
+                f"X holds NaN or infinity, first in row {part.start + row}; allowed: finite numbers"
+            )
     n = rows.shape[0]
-    return Data(rows, loss.responses("y", y, n), _weights(weights, n))
+    return Data(rows, loss.responses("y", y, n), weights_of(weights, n))
 
 
-def _weights(weights: Any, n: int) -> Array | None:
+def weights_of(weights: Any, n: int) -> Array | None:
+    """Weights of n rows, checked, (n,); None: all 1."""
     if weights is None:
         return None
     result = _checks.array("weights", weights, shape=(n,))
@@ -317,8 +396,30 @@ def _weights(weights: Any, n: int) -> Array | None:
     return None if (result == 1.0).all() else result
 
 
-def prior_at_door(variance: Any, precision: Any, mean: Any, d: int, full: bool) -> State:
-    """The prior of the user's arguments, each of which may be None."""
+def prior_at_door(
+    variance: Any,
+    precision: Any,
+    mean: Any,
+    d: int,
+    full: bool,
+    intercept: float | None = None,
+) -> State:
+    """The prior of the user's arguments, each of which may be None.
+
+    intercept: the prior variance of one more weight, of mean 0.
+    """
+    found, center = _prior(variance, precision, mean, d, full)
+    if intercept is not None:
+        center = np.append(center, 0.0)
+        if found.ndim == 1:
+            found = np.append(found, 1.0 / intercept)
+        else:
+            found = linalg.block_diag(found, 1.0 / intercept)
+    return prior_of(found, center, full)
+
+
+def _prior(variance: Any, precision: Any, mean: Any, d: int, full: bool) -> tuple[Array, Array]:
+    """Precision, (d,) or (d, d), and mean of the prior."""
     center = np.zeros(d) if mean is None else _checks.array("prior_mean", mean, shape=(d,))
     if precision is not None:
         if variance is not None:
@@ -328,23 +429,32 @@ def prior_at_door(variance: Any, precision: Any, mean: Any, d: int, full: bool) 
         matrix = _prior_matrix(precision, d)
         _moderate("prior_precision's diagonal", np.diag(matrix), d)
         if full:
-            return prior_of(matrix, center, True)
+            return matrix, center
         diagonal = np.diag(matrix).copy()
         if (matrix != np.diag(diagonal)).any():
             raise ValueError(
                 "prior_precision is not diagonal; allowed with posterior='factorized': a diagonal "
                 "matrix"
             )
-        return prior_of(diagonal, center, False)
+        return diagonal, center
     if variance is None:
         variance = 1.0
+    if isinstance(variance, str):
+        raise TypeError(
+            f"prior_variance is {variance!r}; allowed: a number or an array of shape ({d},); "
+            "LinearClassifier(prior_variance='evidence') finds one"
+        )
     if not isinstance(variance, np.ndarray) and isinstance(variance, numbers.Number):
         # within these limits the precision is a normal number
         number = _checks.number("prior_variance", variance, least=1e-300, most=1e300)
-        return prior_of(np.full(d, 1.0 / number), center, full)
+        return np.full(d, 1.0 / number), center
     spread = _checks.real_array("prior_variance", variance)
     spread = np.broadcast_to(spread, (d,)) if spread.ndim == 0 else spread
-    return prior_of(1.0 / _moderate("prior_variance", spread, d), center, full)
+    if spread.shape != (d,):
+        raise ValueError(
+            f"prior_variance has shape {spread.shape}; allowed: a number, or shape ({d},)"
+        )
+    return 1.0 / _moderate("prior_variance", spread, d), center
 
 
 def _prior_matrix(precision: Any, d: int) -> Array:

@@ -1,4 +1,4 @@
-"""Rows from an iterable of (X, y) chunks, cut into whole minibatches."""
+"""Rows from an iterable of (X, y) chunks, dense or sparse, cut into whole minibatches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from scipy import sparse
 
 from epfast import _checks
 from epfast._arrays import Array
@@ -23,40 +23,74 @@ def is_stream(X: Any, y: Any) -> bool:
 
 
 class Stream:
-    """Chunks of rows with their responses, checked as they come; they can be read once."""
+    """Chunks of rows with their responses, checked as they come; they can be read once.
 
-    def __init__(self, chunks: Iterable[Any], loss: Loss) -> None:
-        self.loss = loss
+    All are dense, or all are sparse, as the first is.
+    """
+
+    def __init__(self, chunks: Iterable[Any]) -> None:
         self.chunks = iter(chunks)
+        self.loss: Loss | None = None
         first = next(self.chunks, _END)
         if first is _END:
             raise ValueError("X is an empty iterable; allowed: at least one (X, y) chunk")
-        self.first = self._checked(first, None)
+        X, self.first_y = self._pair(first)
+        self.first_X = _checks.rows("a chunk's X", X)
+        self.sparse = hasattr(self.first_X, "indptr")
         #: number of columns
-        self.d = int(self.first[0].shape[1])
+        self.d = int(self.first_X.shape[1])
 
-    def _checked(self, chunk: Any, d: int | None) -> tuple[NDArray[Any], Array]:
+    @staticmethod
+    def _pair(chunk: Any) -> tuple[Any, Any]:
         if not isinstance(chunk, tuple | list) or len(chunk) != 2:
             raise TypeError(f"a chunk of X is {_checks.describe(chunk)}; allowed: a pair (X, y)")
-        rows = _checks.design("a chunk's X", chunk[0], d)
-        return rows, self.loss.responses("a chunk's y", chunk[1], len(rows))
+        return chunk[0], chunk[1]
 
-    def pieces(self, batch_size: int) -> Iterator[tuple[NDArray[Any], Array]]:
-        """Yield whole minibatches; rows left at the end of a chunk join the next chunk."""
-        X, y = self.first
-        left_X: NDArray[Any] = X[:0]
-        left_y = y[:0]
-        while True:
-            if len(left_X):
-                X, y = np.concatenate([left_X, X]), np.concatenate([left_y, y])
-            whole = len(X) - len(X) % batch_size
-            if whole:
-                yield X[:whole], y[:whole]
-            # copies: a reader may reuse its buffer for the next chunk
-            left_X, left_y = X[whole:].copy(), y[whole:].copy()
-            chunk = next(self.chunks, _END)
-            if chunk is _END:
-                break
-            X, y = self._checked(chunk, self.d)
-        if len(left_X):
-            yield left_X, left_y
+    def read_by(self, loss: Loss) -> Stream:
+        """Itself, with the loss that checks responses; checks the first ones."""
+        self.loss = loss
+        self.first_y = loss.responses("a chunk's y", self.first_y, self.first_X.shape[0])
+        return self
+
+    def _checked(self) -> Iterator[tuple[Any, Array]]:
+        """The chunks, from the first."""
+        assert self.loss is not None
+        yield self.first_X, self.first_y
+        for chunk in self.chunks:
+            X, y = self._pair(chunk)
+            rows = _checks.rows("a chunk's X", X, self.d)
+            if self.sparse and not hasattr(rows, "indptr"):
+                rows = sparse.csr_matrix(rows)
+            elif not self.sparse and hasattr(rows, "indptr"):
+                rows = rows.toarray()
+            yield rows, self.loss.responses("a chunk's y", y, rows.shape[0])
+
+    def _joined(self, parts: list[tuple[Any, Array]]) -> tuple[Any, Array]:
+        if len(parts) == 1:
+            return parts[0]
+        X, y = zip(*parts, strict=True)
+        whole = sparse.vstack(X, format="csr") if self.sparse else np.concatenate(X)
+        return whole, np.concatenate(y)
+
+    def pieces(self, batch_size: int, first: int = 0) -> Iterator[tuple[Any, Array]]:
+        """Yield whole minibatches; rows left at the end of a chunk join the next chunk.
+
+        The first piece has at least ``first`` rows, the last what is left.
+        """
+        parts: list[tuple[Any, Array]] = []
+        count, needed = 0, max(first, batch_size)
+        for X, y in self._checked():
+            parts.append((X, y))
+            count += X.shape[0]
+            if count < needed:
+                # copies: a reader may reuse its buffer for the next chunk
+                parts[-1] = X.copy(), y.copy()
+                continue
+            rows, responses = self._joined(parts)
+            whole = count - count % batch_size
+            yield rows[:whole], responses[:whole]
+            parts, count, needed = [], count - whole, batch_size
+            if count:
+                parts = [(rows[whole:].copy(), responses[whole:].copy())]
+        if count:
+            yield self._joined(parts)

@@ -20,8 +20,30 @@ SMOOTH = frozenset({"values", "derivatives", "continuous", "powers"})
 
 #: no ends of panels: where t changes depends on y
 NOWHERE = np.empty(0)
-#: distances at which panels of quadrature end
+#: distances at which panels of prediction end
 NEAR = np.array([0.25, 1.0, 3.0, 9.0, 30.0])
+#: distances at which panels of tilted moments end: whatever the width of a cavity, and wherever its
+#: mean is, panels close in on the few units of h where t changes
+SPREAD = 0.25 * 4.0 ** np.arange(26)
+
+
+def closing_in(center: float, scale: float = 1.0) -> Array:
+    """Ends of panels that close in on a margin from both sides, sorted.
+
+    scale: the least length over which t changes there; 1, or less.
+    """
+    distances = SPREAD
+    if scale < 1.0:
+        finer = scale * SPREAD
+        distances = np.concatenate([finer[finer < SPREAD[0]], SPREAD])
+    return np.concatenate([center - distances[::-1], [center], center + distances])
+
+
+#: ends of panels about margin 0
+ABOUT_0 = closing_in(0.0)
+
+#: rows of the core's table whose loss is never negative
+NEVER_NEGATIVE = ("logistic", "probit", "squared_hinge", "poisson", "binomial")
 
 
 @dataclass(frozen=True)
@@ -107,6 +129,11 @@ class Loss:
                 "are those of t itself"
             )
 
+    @property
+    def bounded(self) -> bool:
+        """True if the loss is never negative, so that t <= 1 and no log evidence is above 0."""
+        return self.name in NEVER_NEGATIVE
+
     # ---- for the core ----
 
     def core(self) -> CoreLoss:
@@ -124,13 +151,16 @@ class Loss:
         core = self.core() if core is None else core
         smooth = {"derivatives", "continuous"} <= self.gives and not self.kinks
         scheme = self.own_moments(core) if scheme is None else scheme
-        breaks = self.break_points()
-        if not (breaks is NEAR or breaks is NOWHERE):
-            breaks = np.sort(breaks)
-        return TiltedMoments(core, breaks, smooth, scheme)
+        return TiltedMoments(core, self.panel_ends(), smooth, scheme)
+
+    def panel_ends(self) -> Array:
+        """Ends of the panels over which tilted moments are integrated, sorted."""
+        if not self.by_margin:
+            return NOWHERE
+        return ABOUT_0 if self.beta <= 1.0 else closing_in(0.0, 1.0 / self.beta)
 
     def break_points(self) -> Array:
-        """Ends of quadrature panels: close to 0, where t changes, and wider away from it."""
+        """Ends of the panels of prediction, beside their mirror images: close to 0 and wider."""
         if not self.by_margin:
             return NOWHERE
         return NEAR if self.beta == 1.0 else np.concatenate([NEAR, NEAR / self.beta])

@@ -10,7 +10,7 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.losses.base import NEAR, SMOOTH, Loss
+from epfast.losses.base import NEAR, SMOOTH, SPREAD, Loss, closing_in
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,9 @@ class SquaredHinge(Loss):
 
     name: str = field(default="squared_hinge", init=False, repr=False)
     parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
+
+    def panel_ends(self) -> Array:
+        return closing_in(1.0, min(1.0, 1.0 / np.sqrt(self.beta)))
 
     def break_points(self) -> Array:
         """The margin where the slope changes, and closing in on it where t falls."""
@@ -112,8 +115,18 @@ class PiecewiseLinear(Loss):
             kinks=tuple(map(float, knots)),
         )
 
+    @property
+    def bounded(self) -> bool:
+        """True if the loss is never negative: not at a knot, and it does not fall outward."""
+        at_knots = np.reshape(self.parameters[2:], (-1, 4))[:, 1:3]
+        return bool(at_knots.min() >= 0.0 and self.slopes[0] <= 0.0 <= self.slopes[-1])
+
+    def panel_ends(self) -> Array:
+        kinks = np.array(self.kinks)
+        return np.concatenate([kinks[0] - SPREAD[::-1], kinks, kinks[-1] + SPREAD])
+
     def break_points(self) -> Array:
-        """Ends of quadrature panels: the knots, and points near them where t changes."""
+        """Ends of the panels of prediction: the knots, and points near them where t changes."""
         points = [np.array(self.kinks)]
         if len(self.kinks) <= 16:
             for knot, *slopes in zip(self.knots, self.slopes[:-1], self.slopes[1:], strict=True):

@@ -41,6 +41,9 @@ class CustomLoss(Loss):
         curvature), which returns non-zero on failure. It is called without the GIL.
     slope, curvature : callable, optional
         First and second derivative, vectorised likewise; the Laplace schemes need both.
+    is_likelihood : bool
+        Whether exp(-l(h)) + exp(-l(-h)) = 1 for every h, so that the factor is the probability of
+        a label, at most 1. Log evidences of such losses can be compared, and are checked.
     """
 
     name: str = field(default="custom", init=False, repr=False)
@@ -48,8 +51,15 @@ class CustomLoss(Loss):
     value: VectorFunction | LowLevelCallable = None
     slope: VectorFunction | None = None
     curvature: VectorFunction | None = None
+    is_likelihood: bool = field(default=False, kw_only=True)  # type: ignore[misc]
+
+    @property
+    def bounded(self) -> bool:
+        """True for a likelihood: a probability is at most 1."""
+        return self.is_likelihood
 
     def __post_init__(self) -> None:
+        _checks.flag("is_likelihood", self.is_likelihood)
         self._set(beta=_checks.number("beta", self.beta, above=0.0))
         functions = {"slope": self.slope, "curvature": self.curvature}
         if isinstance(self.value, LowLevelCallable):
@@ -91,6 +101,8 @@ class CustomSite(Loss):
         not appear. A LowLevelCallable has the signature ``int (int n, double *m, double *v,
         double *out, void *user)``, out being n rows of (lZ, dlZ, d2lZ), and returns non-zero on
         failure; it is called without the GIL.
+    is_likelihood : bool
+        Whether t(h) + t(-h) = 1 for every h, as in :class:`CustomLoss`.
 
     Examples
     --------
@@ -112,8 +124,15 @@ class CustomSite(Loss):
     name: str = field(default="custom_site", init=False, repr=False)
     parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
     moments: MomentsFunction | LowLevelCallable = None
+    is_likelihood: bool = field(default=False, kw_only=True)  # type: ignore[misc]
+
+    @property
+    def bounded(self) -> bool:
+        """True for a likelihood: a probability is at most 1."""
+        return self.is_likelihood
 
     def __post_init__(self) -> None:
+        _checks.flag("is_likelihood", self.is_likelihood)
         self._set(beta=_checks.number("beta", self.beta, above=0.0), gives=frozenset({"moments"}))
         self.check_power(self.beta, "beta")
         if isinstance(self.moments, LowLevelCallable):

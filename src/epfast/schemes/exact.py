@@ -54,12 +54,12 @@ class ImportanceSampling(RowScheme):
     one_dimension = "in d dimensions a cavity is too wide a proposal for a minibatch"
 
     def __post_init__(self) -> None:
-        _checks.integer("samples", self.samples, least=2, most=10**9)
-        _checks.integer("seed", self.seed, least=0)
+        samples = _checks.integer("samples", self.samples, least=2, most=10**9)
+        _checks.settle(self, samples=samples, seed=_checks.integer("seed", self.seed, least=0))
 
     def tilted(self, loss: Loss, core: CoreLoss | None = None) -> TiltedMoments:
         core = loss.core() if core is None else core
-        return loss.tilted(core, Sampling(core, int(self.samples), int(self.seed)))
+        return loss.tilted(core, Sampling(core, self.samples, self.seed))
 
     def describe(self) -> dict[str, Any] | None:
-        return {"samples": int(self.samples), "seed": int(self.seed)}
+        return {"samples": self.samples, "seed": self.seed}

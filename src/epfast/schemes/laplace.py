@@ -68,8 +68,8 @@ class Laplace(Scheme):
 
     def __post_init__(self) -> None:
         _checks.choice("curvature", self.curvature, CURVATURES)
-        _checks.number("tol", self.tol, least=0.0)
-        _checks.integer("max_iter", self.max_iter, least=1, most=10**6)
+        max_iter = _checks.integer("max_iter", self.max_iter, least=1, most=10**6)
+        _checks.settle(self, tol=_checks.number("tol", self.tol, least=0.0), max_iter=max_iter)
 
     def core_arguments(self, d: int) -> dict[str, Any]:
         return {
@@ -87,8 +87,4 @@ class Laplace(Scheme):
         return loss.tilted(core, FactorScheme(core, **fine))
 
     def describe(self) -> dict[str, Any] | None:
-        return {
-            "curvature": self.curvature,
-            "tol": float(self.tol),
-            "max_iter": int(self.max_iter),
-        }
+        return {"curvature": self.curvature, "tol": self.tol, "max_iter": self.max_iter}

@@ -39,7 +39,10 @@ def describe(scheme: Scheme | None) -> dict[str, Any] | None:
     if scheme is None or type(scheme) not in names:
         return None
     numbers = scheme.describe()
-    return None if numbers is None else {"name": names[type(scheme)], **numbers}
+    if numbers is None:
+        return None
+    inner = {name: describe(part) for name, part in numbers.items() if isinstance(part, Scheme)}
+    return None if None in inner.values() else {"name": names[type(scheme)], **numbers, **inner}
 
 
 def restore(described: dict[str, Any] | None) -> Scheme | None:
@@ -47,4 +50,9 @@ def restore(described: dict[str, Any] | None) -> Scheme | None:
     if described is None:
         return None
     numbers = dict(described)
+    for name, value in numbers.items():
+        if isinstance(value, dict):
+            numbers[name] = restore(value)
+        elif isinstance(value, list):
+            numbers[name] = tuple(value)
     return NAMED[numbers.pop("name")](**numbers)

@@ -15,15 +15,14 @@ from epfast._core.rule_fit import monomials
 from epfast.schemes.base import Scheme
 
 
-def check_gamma(gamma: float | None) -> None:
+def check_gamma(gamma: float | None) -> float | None:
     """Check gamma, the distance of the quadrature points."""
-    if gamma is not None:
-        _checks.number("gamma", gamma, least=1e-8, most=1e8)
+    return None if gamma is None else _checks.number("gamma", gamma, least=1e-8, most=1e8)
 
 
 def distance(gamma: float | None, d: int) -> float:
     """gamma, by default sqrt(d + 1/2), which makes the 2d + 1 weights equal (section 2.2)."""
-    return math.sqrt(d + 0.5) if gamma is None else float(gamma)
+    return math.sqrt(d + 0.5) if gamma is None else gamma
 
 
 @dataclass(frozen=True)
@@ -40,13 +39,13 @@ class Quadrature(Scheme):
     gamma: float | None = None
 
     def __post_init__(self) -> None:
-        check_gamma(self.gamma)
+        _checks.settle(self, gamma=check_gamma(self.gamma))
 
     def core_arguments(self, d: int) -> dict[str, Any]:
         return {"scheme": "quadrature", "gamma": distance(self.gamma, d)}
 
     def describe(self) -> dict[str, Any] | None:
-        return {"gamma": None if self.gamma is None else float(self.gamma)}
+        return {"gamma": self.gamma}
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class Variational(Scheme):
     solver: str = "auto"
 
     def __post_init__(self) -> None:
-        check_gamma(self.gamma)
+        _checks.settle(self, gamma=check_gamma(self.gamma))
         _checks.choice("solver", self.solver, ("auto", "newton"))
         if isinstance(self.rule, str):
             _checks.choice("rule", self.rule, ("sigma", "fifth"))
@@ -118,10 +117,10 @@ class Variational(Scheme):
         }
 
     def describe(self) -> dict[str, Any] | None:
-        if not isinstance(self.rule, str):
-            return None
-        gamma = None if self.gamma is None else float(self.gamma)
-        return {"gamma": gamma, "rule": self.rule, "solver": self.solver}
+        rule: Any = self.rule
+        if not isinstance(rule, str):
+            rule = tuple(_checks.real_array("rule", part).tolist() for part in rule)
+        return {"gamma": self.gamma, "rule": rule, "solver": self.solver}
 
 
 def sigma_rule(d: int, gamma: float) -> tuple[Array, Array]:

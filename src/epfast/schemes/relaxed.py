@@ -54,10 +54,10 @@ class Relaxed(RowScheme):
     one_dimension = "a relaxation factor is chosen for one dimension"
 
     def __post_init__(self) -> None:
-        _checks.number("weight", self.weight, above=0.0)
+        _checks.settle(self, weight=_checks.number("weight", self.weight, above=0.0))
         _checks.choice("objective", self.objective, OBJECTIVES)
         if self.freeze is not None:
-            _checks.integer("freeze", self.freeze, least=1)
+            _checks.settle(self, freeze=_checks.integer("freeze", self.freeze, least=1))
         if not isinstance(self.scheme, Scheme) or isinstance(self.scheme, Relaxed):
             raise TypeError(
                 f"scheme is {_checks.describe(self.scheme)}; allowed: a Scheme that is not relaxed"
@@ -82,7 +82,5 @@ class Relaxed(RowScheme):
         return relaxed.Relaxation(tilted, self.weight, OBJECTIVES.index(self.objective))
 
     def describe(self) -> dict[str, Any] | None:
-        if not isinstance(self.scheme, Exact):
-            return None
-        freeze = None if self.freeze is None else int(self.freeze)
-        return {"weight": float(self.weight), "objective": self.objective, "freeze": freeze}
+        given = {"weight": self.weight, "objective": self.objective, "freeze": self.freeze}
+        return given if isinstance(self.scheme, Exact) else given | {"scheme": self.scheme}

@@ -29,10 +29,10 @@ def test_one_inner_sweep_in_one_shard_is_ep():
 @pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
 @pytest.mark.parametrize("sweeps", [1, 2, 3, 4, 20])
 def test_what_has_converged_is_a_fixed_point(sweeps):
-    """Three sweeps of the automatic order may end where they began: it starts anew."""
+    """Sweeps of the automatic order may begin anew, but never end where they began."""
     X, y = batteries.rows(batteries.LOSSES["hinge"])
     inner = EP(sweeps=sweeps, tol=1e-9)
     given = {"loss": "hinge", "scheme": "laplace", "posterior": "full"}
     post = fit_linear(X, y, **given, schedule=DEP(3, 50, 1e-7, order="shuffled", inner=inner))
-    assert post.converged == (sweeps != 3)
-    assert (post.residual < 1e-6) == post.converged
+    assert post.converged
+    assert post.residual < 1e-6

@@ -179,8 +179,6 @@ class DescentState(NamedTuple):
 class DescentEngine:
     """The outer loop: each sweep is one step that lowers F."""
 
-    remedy = "scale the kernel"
-
     def __init__(self, problem: GPProblem) -> None:
         schedule = problem.schedule
         assert problem.kernel is not None
@@ -191,6 +189,7 @@ class DescentEngine:
         #: evaluations of the inner loop so far
         self._evaluations = 0
         self.n_sites = self.order_of_matrices = problem.n
+        self.remedy, self.evidence_bound = problem.remedy, problem.evidence_bound
 
     def init(self, start: Any) -> DescentState:
         """Make the initial state from the sites of the start.
@@ -242,7 +241,7 @@ class DescentEngine:
             return GPState(*state[:3]), state.now
         found = moments_of(self.kernel, state.sites, covariance=False, marginals=False)
         if found is None:
-            raise improper()
+            raise improper(self.kernel)
         return GPState(*state[:3]), found
 
     def _state(self, point: Point, sweeps: int, ridge: float) -> DescentState:

@@ -12,9 +12,11 @@ import numpy as np
 
 from epfast import families
 from epfast._arrays import Array, as_array
+from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.row_sweeps import BlockedSweep, ParallelSweep
 from epfast._core.rows import Units
 from epfast.gp.problem import (
+    ROUNDING,
     GPProblem,
     GPState,
     Moments,
@@ -26,6 +28,7 @@ from epfast.gp.problem import (
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
+from epfast.linear.engines.base import most_of
 from epfast.linear.engines.rows import PARALLEL_ROWS, REFRESH, SHRUNK, block_size
 
 #: most numbers that one call of the core touches, so that Ctrl-C acts within about a second
@@ -43,8 +46,13 @@ class ProcessState(NamedTuple):
     since_refresh: int
 
 
-def improper() -> FloatingPointError:
-    """The error for a posterior that rounding made improper."""
+def improper(kernel: KernelMatrix) -> FloatingPointError:
+    """The error for a posterior that rounding made improper; the kernel's work is lost. O(n^3)."""
+    if kernel.is_positive(-ROUNDING * float(kernel.diagonal.max())):
+        return FloatingPointError(
+            "the sites make the posterior improper to rounding, EP diverged; try damping, a power "
+            "below 1, schemes.Relaxed, or epfast.DoubleLoop"
+        )
     return FloatingPointError("the posterior is improper to rounding; add jitter to K")
 
 
@@ -54,8 +62,6 @@ class ProcessEngine:
     That array holds the covariance of the state swept last. Another state has its covariance
     computed from its sites, O(n^3).
     """
-
-    remedy = "scale the kernel"
 
     def __init__(self, problem: GPProblem, chunk: int = CHUNK) -> None:
         n, schedule = problem.n, problem.schedule
@@ -67,6 +73,7 @@ class ProcessEngine:
             chunk,
         )
         self.n_sites = self.order_of_matrices = n
+        self.remedy, self.evidence_bound = problem.remedy, problem.evidence_bound
         self.is_parallel = schedule.order == "parallel"
         self.tilted = problem.tilted()
         scheme: Any = problem.scheme
@@ -84,6 +91,11 @@ class ProcessEngine:
         if self.relaxation is not None:
             factors = start.relaxed if start is not None else None
             factors = factors or Relaxed(np.zeros(n), np.zeros(n))
+            if [len(part) for part in factors] != [n] * 2:
+                raise ValueError(
+                    f"start has {len(factors.shift)} relaxation factors; allowed: {n}, the same "
+                    "observations"
+                )
         if start is None:
             self.kernel.load()
             now = Moments(np.zeros(n), np.zeros(n), self.kernel.diagonal.copy(), 0.0)
@@ -124,7 +136,7 @@ class ProcessEngine:
             return GPState(*state[:3]), with_alpha(state.sites, state.now)
         found = self._moments(state.sites, covariance=False, marginals=False)
         if found is None:
-            raise improper()
+            raise improper(self.kernel)
         return GPState(*state[:3]), found
 
     def _moments(self, sites: Sites, covariance: bool, marginals: bool = True) -> Moments | None:
@@ -137,7 +149,7 @@ class ProcessEngine:
     ) -> tuple[ProcessState, Counts]:
         core, n, array = self.sequential, self.n_sites, self.kernel.array
         if self._in_array is not old.now and self._moments(old.sites, covariance=True) is None:
-            raise improper()
+            raise improper(self.kernel)
         self._in_array = None
         refused, core.log_determinant = core.n_refused, 0.0
         mean = old.now.mean.copy()
@@ -156,10 +168,14 @@ class ProcessEngine:
         new = new._replace(now=now, since_refresh=old.since_refresh + 1)
         healthy = (variance >= SHRUNK * old.now.variance).all()
         if new.since_refresh == self.refresh or refused == n or not healthy:
-            anew = self._moments(new.sites, covariance=True)
+            sites, anew, share = most_of(
+                old.sites, new.sites, lambda s: self._moments(s, covariance=True)
+            )
             if anew is None:
-                raise improper()
-            refreshed = new._replace(now=anew, since_refresh=0)
+                raise improper(self.kernel)
+            refreshed = new._replace(sites=sites, now=anew, since_refresh=0)
+            if share < 1.0:
+                return refreshed, Counts(refused, settled=False)
             drift = change(
                 self.summary(new, evidence=False), self.summary(refreshed, evidence=False)
             )
@@ -172,10 +188,15 @@ class ProcessEngine:
         core, before = self.parallel, self.parallel.n_refused
         core.fit(old.now.mean, old.now.variance, self.problem.responses(), *new.sites)
         tick(self.n_sites)
-        found = self._moments(new.sites, covariance=False)
-        if found is None:  # all changes together are improper: take none
+        sites, found, share = most_of(
+            old.sites, new.sites, lambda s: self._moments(s, covariance=False)
+        )
+        if found is None:
             return old._replace(sweeps=new.sweeps), Counts(self.n_sites)
-        return new._replace(now=found), Counts(core.n_refused - before)
+        settled = None if share == 1.0 else False
+        return new._replace(sites=sites, now=found), Counts(
+            core.n_refused - before, settled=settled
+        )
 
 
 def marginal_residual(

@@ -19,6 +19,7 @@ from epfast.linear.engines.minibatch import MinibatchEngine
 from epfast.linear.engines.rows import RowEngine
 from epfast.linear.engines.shards import ShardEngine
 from epfast.linear.engines.shared import SharedEngine
+from epfast.linear.engines.streams import of_stream
 from epfast.linear.problem import LinearProblem, State
 
 __all__ = ["ENGINES", "at_start", "engine_of"]
@@ -35,7 +36,9 @@ ENGINES: Table = {
         RowEngine,
         *("weights", "sparse X", "damping", "power", "block", "refresh", SHUFFLED, PARALLEL),
     ),
-    ("full", "row", "none"): _row(RowEngine, "weights", "sparse X", "power", SHUFFLED),
+    ("full", "row", "none"): _row(
+        of_stream(RowEngine), "weights", "sparse X", "chunks of X", "power", SHUFFLED
+    ),
     ("full", "row", "shared"): _row(
         SharedEngine, "weights", "sparse X", "damping", "power", SHUFFLED
     ),
@@ -48,16 +51,20 @@ ENGINES: Table = {
         by_expansion=True,
     ),
     ("full", "minibatch", "none"): _row(
-        LaplaceEngine, "weights", "sparse X", "power", SHUFFLED, by_expansion=True
+        of_stream(LaplaceEngine),
+        *("weights", "sparse X", "chunks of X", "power", SHUFFLED),
+        by_expansion=True,
     ),
     **{
         ("factorized", factor, stored): _row(
-            MinibatchEngine, "power", "site_rule", "record='factor'", SHUFFLED, *more
+            MinibatchEngine,
+            *("weights", "sparse X", "power", "site_rule", "record='factor'", SHUFFLED),
+            *more,
         )
         for factor in ("minibatch", "row")
         for stored, more in (
             ("factor", ("damping", PARALLEL)),
-            ("none", ("chunks of X",)),
+            ("none", ("chunks of X", "settle")),
         )
     },
 }

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from epfast._arrays import Array
+from epfast import families
+from epfast._arrays import Array, symmetric_from_upper
 from epfast.inference import Counts, Sites, Summary
 from epfast.linear.problem import (
     LinearProblem,
     State,
     from_sites,
+    inverse_of,
     log_determinant,
     log_evidence,
     moments_of,
 )
+
+#: least share of a sweep's change that is tried, where the whole makes the posterior improper
+LEAST_SHARE = 1.0 / 1024.0
+
+S = TypeVar("S", bound=Any)
+T = TypeVar("T")
 
 
 class Swept(NamedTuple):
@@ -37,6 +46,26 @@ def with_moments(state: State) -> Swept:
     return Swept(*state, *moments_of(state))
 
 
+def most_of(
+    old: Sites, new: Sites, build: Callable[[Sites], T | None]
+) -> tuple[Sites, T | None, float]:
+    """Build from new sites; where that is improper from half of their change, or half of that.
+
+    Returns
+    -------
+    sites, built, share
+        The share of the change that was taken; 0 and None if no share was proper.
+    """
+    sites, built, share = new, build(new), 1.0
+    while built is None:
+        share *= 0.5
+        if share < LEAST_SHARE:
+            return old, None, 0.0
+        sites = families.damped(old, new, share)
+        built = build(sites)
+    return sites, built, share
+
+
 def improper_start() -> ValueError:
     """The error for a start whose sites make the posterior improper."""
     return ValueError("start makes the posterior improper with this prior; allowed: another prior")
@@ -45,10 +74,9 @@ def improper_start() -> ValueError:
 class FullEngine:
     """Base of the engines with a full covariance; adds O(d^3) to the cost of a sweep."""
 
-    remedy = "scale the columns of X"
-
     def __init__(self, problem: LinearProblem) -> None:
         self.problem, self.schedule = problem, problem.schedule
+        self.remedy, self.evidence_bound = problem.remedy, problem.evidence_bound
         self.n_sites, self.order_of_matrices = problem.shape
         self.prior_log_determinant = log_determinant(problem.prior.precision)
 
@@ -64,16 +92,31 @@ class FullEngine:
     def settle(self, state: Any, hurry: bool = False) -> State:
         return plain(state)
 
-    def accepted(self, old: Any, new: State | None, counts: Counts) -> tuple[Any, Counts]:
-        """The result of a sweep: the new state, or the old one if new is None (improper)."""
+    def accepted(self, old: Any, sites: Sites, counts: Counts) -> tuple[Any, Counts]:
+        """The result of a sweep that found these sites, or most of them. O(n d^2)."""
+        sweeps = old.sweeps + 1
+        _, new, share = most_of(old.sites, sites, lambda s: from_sites(self.problem, s, sweeps))
         if new is None:
-            return old._replace(sweeps=old.sweeps + 1), counts._replace(refused=self.n_sites)
-        return with_moments(new), counts
+            return old._replace(sweeps=sweeps), counts._replace(refused=self.n_sites)
+        return with_moments(new), counts if share == 1.0 else counts._replace(settled=False)
 
 
 def plain(state: Any) -> State:
     """The state without what an engine adds to it."""
     return State(*state[: len(State._fields)])
+
+
+def with_precision(state: S, full: bool) -> S:
+    """A state with precision and shift from its moments. O(d^3).
+
+    full: not only the upper triangle of the covariance is valid.
+    """
+    if not full:
+        state = state._replace(covariance=symmetric_from_upper(state.covariance))
+    with np.errstate(over="ignore", invalid="ignore"):  # the loop looks at what came out
+        precision = inverse_of(state.covariance)
+        new: S = state._replace(precision=precision, shift=precision @ state.mean)
+    return new
 
 
 def flat(n: int) -> Sites:

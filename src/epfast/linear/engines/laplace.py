@@ -13,8 +13,24 @@ from epfast._arrays import Array, as_array, symmetric_from_upper
 from epfast._core.laplace_factors import LaplaceSweep
 from epfast.inference import Counts, PartOfSweep, Sites
 from epfast.inference.runtime import Tick
-from epfast.linear.engines.base import FullEngine, Swept, flat, plain
-from epfast.linear.problem import LinearProblem, State, from_sites
+from epfast.linear.engines.base import FullEngine, Swept, flat, plain, with_moments
+from epfast.linear.problem import LinearProblem, State
+
+
+def laplace_core(problem: LinearProblem, d: int, size: int) -> LaplaceSweep:
+    """Sweeps over factors of at most so many rows, for the core."""
+    given = problem.scheme.core_arguments(d)
+    return LaplaceSweep(
+        problem.loss.core(),
+        d,
+        size,
+        problem.schedule.power,
+        problem.schedule.damping,
+        given["scheme"] == "laplace",
+        given["slope_curvature"],
+        given.get("tolerance", 0.0),
+        given.get("max_iterations", 0),
+    )
 
 
 class LaplaceEngine(FullEngine):
@@ -25,23 +41,12 @@ class LaplaceEngine(FullEngine):
         n, d = problem.shape
         assert problem.batch_size is not None
         self.size = min(problem.batch_size, n)
-        given = problem.scheme.core_arguments(d)
-        self.core = LaplaceSweep(
-            problem.loss.core(),
-            d,
-            self.size,
-            self.schedule.power,
-            self.schedule.damping,
-            given["scheme"] == "laplace",
-            given["slope_curvature"],
-            given.get("tolerance", 0.0),
-            given.get("max_iterations", 0),
-        )
+        self.core = laplace_core(problem, d, self.size)
 
     def sweep(self, state: Swept, keep: bool, tick: Tick) -> tuple[Swept, Counts]:
         if state.sites is None:
             return self._pass(state, tick)
-        problem, core = self.problem, self.core
+        core = self.core
         before = core.n_refused, core.n_failed
         precision, shift = state.precision.copy(), state.shift.copy()
         parallel = self.schedule.order == "parallel"
@@ -54,7 +59,7 @@ class LaplaceEngine(FullEngine):
             families.put(sites, rows, target)
             tick(len(some))
         counts = Counts(core.n_refused - before[0], core.n_failed - before[1])
-        return self.accepted(state, from_sites(problem, sites, state.sweeps + 1), counts)
+        return self.accepted(state, sites, counts)
 
     def _pieces(self, sweeps: int) -> Iterator[NDArray[np.intp]]:
         """Factors in the order of their visits, some at a time."""
@@ -108,6 +113,6 @@ class LaplaceEngine(FullEngine):
                 )
                 tick(len(some))
             counts = Counts(core.n_refused - before[0], core.n_failed - before[1])
-            return self.accepted(state, reached._replace(sweeps=state.sweeps + 1), counts)
+            return with_moments(reached._replace(sweeps=state.sweeps + 1)), counts
         except KeyboardInterrupt:
             raise PartOfSweep(reached) from None

@@ -2,37 +2,102 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from epfast import families
 from epfast._arrays import Array, as_array
-from epfast._core.minibatch import MinibatchSweep
-from epfast.inference import Counts, PartOfSweep, Sites, Summary
+from epfast._core.minibatch import Design, MinibatchSweep
+from epfast.inference import Counts, PartOfSweep, Sites, Summary, run
 from epfast.inference.runtime import PacedParts, Tick
 from epfast.linear.engines.base import adf_start
-from epfast.linear.problem import LinearProblem, State
+from epfast.linear.problem import Data, LinearProblem, State
 from epfast.linear.sources import Stream
+from epfast.schedules import EP
+
+#: rows that settle by EP before a pass of ADF goes on from a flat start: so many and so many per
+#: dimension, as far as their sites have no more numbers than this
+SETTLE_ROWS, SETTLE_PER_DIMENSION, SETTLE_NUMBERS = 1000, 50, 1 << 23
+#: EP on these rows
+SETTLE_SWEEPS, SETTLE_TOL = 20, 1e-2
+
+
+class Piece(NamedTuple):
+    """Rows at hand, of which a pass visits factors."""
+
+    X: Any
+    y: Array
+    weights: Array | None
+    #: numbers of the factors to visit, in order
+    order: NDArray[np.intp]
+
+    def of(self, factors: NDArray[np.intp], size: int) -> Data:
+        """The rows of some factors, in the order of X."""
+        n = self.X.shape[0]
+        rows = (np.sort(factors)[:, None] * size + np.arange(min(size, n))).ravel()
+        return Data(self.X, self.y, self.weights).taken(rows[rows < n])
+
+    def rows_of(self, factors: NDArray[np.intp], size: int) -> int:
+        """How many rows some factors have."""
+        return int(np.minimum(size, self.X.shape[0] - factors * size).sum())
+
+
+def physical_memory() -> int:
+    """Bytes of memory of this machine; 0 where the system does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return 0
 
 
 class MinibatchEngine:
-    """EP stores sites of (factors, d) numbers, ADF stores none. O(s d) per factor."""
+    """EP stores sites of (factors, d) numbers, ADF stores none. O(s d) per factor.
 
-    remedy = "scale the columns of X"
+    Early in a pass of ADF the diagonal posterior is surer than the few rows allow. What it gets
+    wrong then, it unlearns along directions of little curvature only as n^-r, r the curvature there
+    over that of the columns: the means stay hundreds of standard deviations off. So the first rows
+    settle by EP, and the pass goes on from there.
+    """
+
     order_of_matrices = 0
 
     def __init__(self, problem: LinearProblem, traced: bool = False) -> None:
         self.problem, self.schedule = problem, problem.schedule
+        self.remedy, self.evidence_bound = problem.remedy, problem.evidence_bound
         #: True if the posterior mean is recorded after every factor
         self.traced = traced
-        self.size = problem.batch_size or 1
+        self.size = int(problem.batch_size or 1)
         data, self.d = problem.data, len(problem.prior.shift)
         self.stream = isinstance(data.X, Stream)
+        n = 1 if self.stream else data.X.shape[0]
         #: of a stream: known after the pass
-        self.n_sites = 1 if self.stream else -(-len(data.X) // self.size)
-        self.core = None if self.stream else self._core(len(data.X))
+        self.n_sites = -(-n // self.size)
+        self._check_memory(n)
+        self.core = None if self.stream else self._core(n)
+
+    def _check_memory(self, n: int) -> None:
+        """Refuse what cannot fit: sites, as they were and as they will be, and rows of a factor."""
+        memory, d = physical_memory(), self.d
+        sites = 32 * self.n_sites * d if self.schedule.stores == "factor" else 0
+        # the rows of a factor and what Laplace makes of them; only sparse rows are fewer bytes
+        factor = 16 * min(self.size, n) * d if self.problem.sparse else 0
+        for needed, what, cheaper in (
+            (
+                sites,
+                f"EP stores sites of ({self.n_sites}, {d})",
+                "schedule=ADF(), which stores none, or a larger batch_size",
+            ),
+            (factor, f"a factor has ({min(self.size, n)}, {d})", "a smaller batch_size"),
+        ):
+            if 0 < memory < needed:
+                raise ValueError(
+                    f"X has shape ({n}, {d}), for which {what} numbers: {needed / 2**30:.3g} GB in "
+                    f"all, and this machine has {memory / 2**30:.3g} GB; allowed: {cheaper}"
+                )
 
     def init(self, start: Any) -> State:
         base, shape = self.problem.base, (self.n_sites, self.d)
@@ -97,10 +162,9 @@ class MinibatchEngine:
         assert data.y is not None
         assert state.sites is not None
         core.begin_sweep(state.sweeps)
-        before = core.n_refused, core.n_failed, core.n_clipped
+        before = self._counters(core)
         sites: Sites = families.copied(state.sites)
         precision, shift = state.precision.copy(), state.shift.copy()
-        order = as_array(self.schedule.checked_visits(self.n_sites, state.sweeps))
         targets: dict[str, Any] = {
             "site_tau": sites.precision,
             "site_nu": sites.shift,
@@ -110,80 +174,142 @@ class MinibatchEngine:
         if parallel:
             targets |= {"next_tau": precision.copy(), "next_nu": shift.copy()}
         trace = np.empty((self.n_sites, self.d)) if self.traced else None
-        for part in PacedParts(self.n_sites):
-            core.sweep(
-                data.X,
-                data.y,
-                self.size,
-                order[part],
-                precision,
-                shift,
-                trace=None if trace is None else trace[part],
-                **targets,
-            )
+        piece = self._piece(data.X, data.y, state.sweeps)
+        order = piece.order
+        design = Design(piece.X, core.max_rows)
+        for part in PacedParts(len(order)):
+            self._visit(core, design, piece, part, (precision, shift), trace, targets)
             tick(len(order[part]))
-        refused = core.n_refused - before[0]
+        refused, failed, clipped = self._counted(core, before)
         if parallel:
             refused += self._undo_improper(targets["next_tau"], sites, state.sites)
         new = self._from_sites(sites, state.sweeps + 1)
-        failed, clipped = core.n_failed - before[1], core.n_clipped - before[2]
         return new, Counts(refused, failed, clipped, trace=trace)
 
     def _pass(self, state: State, tick: Tick) -> tuple[State, Counts]:
         """A pass of ADF: the posterior itself is the cavity.
 
-        Ctrl-C leaves the posterior of the factors before the call of the core that it falls in.
+        Ctrl-C leaves the posterior of the factors before the call of the core that it falls in;
+        while the first rows settle, that before the pass.
         """
-        core, seen, trace, reached = self.core, 0, None, state
-        before = (0, 0, 0) if core is None else self._counters(core)
+        sweeps, core, before = state.sweeps, self.core, (0, 0, 0)
+        if core is not None:
+            before = self._counters(core)
+        # a start goes on from where it is, that of an unfinished pass too
+        first = self._rows_to_settle() if sweeps == 0 and state.rows_seen == 0 else 0
+        counts, trace, seen = np.zeros(3, dtype=int), None, 0
+        reached = state
         try:
-            for X, y in self._chunks():
-                if core is None:  # the first chunk holds a whole minibatch, or all there is
-                    core = self._core(len(X))
-                if seen == 0:
-                    core.begin_sweep(state.sweeps)
-                    core.log_scale_total = 0.0
-                n_factors = -(-len(X) // self.size)
+            for X, y in self._chunks(first):
+                piece, rows = self._piece(X, y, sweeps), X.shape[0]
+                if core is None:  # the first piece holds a whole minibatch, or all there is
+                    core = self._core(rows)
                 if self.traced:
-                    trace = np.empty((n_factors, self.d))
-                order = as_array(self.schedule.checked_visits(n_factors, state.sweeps))
-
-                for part in PacedParts(n_factors):
-                    precision, shift = reached.precision.copy(), reached.shift.copy()
-                    traced = None if trace is None else trace[part]
-                    some = order[part]
-                    core.sweep(
-                        X, y, self.size, some, precision, shift, trace=traced, row_offset=seen
-                    )
-                    rows = int(np.minimum(self.size, len(X) - some * self.size).sum())
+                    trace = np.empty((len(piece.order), self.d))
+                done = 0
+                if seen == 0:
+                    settled = self._settled(piece, first) if first else None
+                    if settled is not None:
+                        state, counts, done = settled
+                        reached = state
+                        tick(done)
+                        if trace is not None:
+                            trace[:done] = state.shift / state.precision
+                    core.begin_sweep(sweeps)
+                    core.log_scale_total = 0.0
+                design = Design(piece.X, core.max_rows)
+                rest = piece._replace(order=piece.order[done:])
+                later = None if trace is None else trace[done:]
+                for part in PacedParts(len(rest.order)):
+                    moments = reached.precision.copy(), reached.shift.copy()
+                    self._visit(core, design, rest, part, moments, later, {"row_offset": seen})
+                    visited = rest.order[part]
                     assert reached.rows_seen is not None
                     # one assignment, which Ctrl-C cannot divide
-                    reached = reached._replace(
-                        precision=precision,
-                        shift=shift,
-                        log_scale=state.log_scale + core.log_scale_total,
-                        rows_seen=reached.rows_seen + rows,
+                    reached = State(
+                        *moments,
+                        None,
+                        state.log_scale + core.log_scale_total,
+                        sweeps,
+                        reached.rows_seen + piece.rows_of(visited, self.size),
                     )
-                    tick(len(some))
-                seen += len(X)
+                    tick(len(visited))
+                seen += rows
         except KeyboardInterrupt:
             raise PartOfSweep(reached) from None
         assert core is not None
         self.n_sites = -(-seen // self.size)
-        refused, failed, clipped = (
-            now - old for now, old in zip(self._counters(core), before, strict=True)
-        )
-        new = reached._replace(sweeps=state.sweeps + 1)
+        refused, failed, clipped = map(int, counts + self._counted(core, before))
+        new = reached._replace(sweeps=sweeps + 1)
         return new, Counts(refused, failed, clipped, trace=trace)
 
-    def _chunks(self) -> Iterator[tuple[Any, Any]]:
-        """Rows and their responses, some at a time if they come from a stream."""
+    def _chunks(self, first: int) -> Iterator[tuple[Any, Any]]:
+        """The rows of a pass: all at once, or as they come, at first so many."""
         data = self.problem.data
-        return data.X.pieces(self.size) if self.stream else iter([(data.X, data.y)])
+        return data.X.pieces(self.size, first) if self.stream else iter([(data.X, data.y)])
+
+    def _piece(self, X: Any, y: Array, sweeps: int) -> Piece:
+        """These rows, in the order of a pass."""
+        order = as_array(self.schedule.checked_visits(-(-X.shape[0] // self.size), sweeps))
+        return Piece(X, y, self.problem.data.weights, order)
+
+    def _rows_to_settle(self) -> int:
+        """Of whole minibatches."""
+        rows: int | None = self.schedule.settle
+        if rows is None:
+            most = max(1, SETTLE_NUMBERS // self.d) * self.size
+            rows = min(max(SETTLE_ROWS, SETTLE_PER_DIMENSION * self.d), most)
+        return -(-rows // self.size) * self.size
+
+    def _settled(self, piece: Piece, rows: int) -> tuple[State, Array, int] | None:
+        """EP on the factors that the pass visits first: posterior, counts, number of factors.
+
+        None where it overflowed: the pass then begins at the prior.
+        """
+        some = piece.order[: rows // self.size]
+        schedule: Any = EP(SETTLE_SWEEPS, SETTLE_TOL, order="sequential")
+        numbers = {"power": self.schedule.power, "site_rule": self.schedule.site_rule}
+        schedule = schedule.filled(damping=1.0, **numbers)
+        problem = self.problem._replace(data=piece.of(some, self.size), schedule=schedule)
+        try:
+            fit = run(MinibatchEngine(problem), schedule)
+        except FloatingPointError:
+            return None
+        last = fit.history[-1]
+        counts = np.array([last.n_refused, last.n_failed, last.n_clipped])
+        seen = piece.rows_of(some, self.size)
+        state: State = fit.state._replace(sites=None, sweeps=0, rows_seen=seen)
+        return state, counts, len(some)
 
     @staticmethod
     def _counters(core: MinibatchSweep) -> tuple[int, int, int]:
         return core.n_refused, core.n_failed, core.n_clipped
+
+    def _counted(self, core: MinibatchSweep, before: tuple[int, int, int]) -> tuple[int, ...]:
+        """Refused, failed and clipped since then."""
+        return tuple(now - old for now, old in zip(self._counters(core), before, strict=True))
+
+    def _visit(
+        self,
+        core: MinibatchSweep,
+        design: Design,
+        piece: Piece,
+        part: slice,
+        moments: tuple[Array, Array],
+        trace: Array | None,
+        targets: dict[str, Any],
+    ) -> None:
+        """Visit some factors of a piece, in one call: Python handles signals after it."""
+        core.sweep(
+            design,
+            piece.y,
+            self.size,
+            piece.order[part],
+            *moments,
+            weight=piece.weights,
+            trace=None if trace is None else trace[part],
+            **targets,
+        )
 
     def _from_sites(self, sites: Sites, sweeps: int) -> State:
         """Base times sites, summed afresh, so that rounding does not accumulate."""

@@ -9,18 +9,16 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import linalg
 
 from epfast import families
 from epfast._arrays import Array, as_array, symmetric_from_upper
 from epfast._core.row_sweeps import BlockedSweep, ParallelSweep
 from epfast.inference import Counts, PartOfSweep, Sites
 from epfast.inference.runtime import Tick, no_tick
-from epfast.linear.engines.base import FullEngine, plain, start_of
+from epfast.linear.engines.base import LEAST_SHARE, FullEngine, plain, start_of, with_precision
 from epfast.linear.problem import (
     LinearProblem,
     State,
-    factorising,
     from_sites,
     inverse_root,
     is_proper,
@@ -71,12 +69,15 @@ class AutoOrder(NamedTuple):
         parallel = schedule.tol > 0.0 and schedule.damping == 1.0
         return cls("parallel" if parallel else "sequential", True, flat)
 
-    def next(self, change: float, all_refused: bool, tol: float) -> AutoOrder:
-        """The order after a parallel sweep: sequential once three of them did not contract."""
+    def next(self, change: float, lost: bool, tol: float) -> AutoOrder:
+        """The order after a parallel sweep: sequential once three of them did not contract.
+
+        lost: the sweep was of no use.
+        """
         least, stalled = self.least, self.stalled + 1
         if change < CONTRACTION * self.least:
             least, stalled = change, 0
-        contracts = not all_refused and (stalled < 3 or change <= tol)
+        contracts = not lost and (stalled < 3 or change <= tol)
         order = self.order if contracts else "sequential"
         return self._replace(order=order, least=least, stalled=stalled)
 
@@ -138,7 +139,7 @@ class RowEngine(FullEngine):
         else:
             assert origin.sites is not None
             first = origin._replace(sites=families.copied(origin.sites))
-        return state.at(first)
+        return state.at(first)._replace(sweeps=state.sweeps, since_refresh=0)
 
     def sweep(self, state: RowState, keep: bool, tick: Tick) -> tuple[RowState, Counts]:
         self.tilted.begin_sweep(state.sweeps)
@@ -156,14 +157,18 @@ class RowEngine(FullEngine):
                 # the first step of parallel EP from a wide prior goes too far
                 return self._sequential(state, slice(None), keep, tick)
             state, keep = self._shares(state, keep), False
-        new, refused = self._parallel(state, slice(None), keep, tick)
-        counts = Counts(refused)
+        new, counts = self._parallel(state, slice(None), keep, tick)
         if auto.may_change:
             moved = _largest_move(state, new)
-            new = new._replace(order=state.order.next(moved, refused == n, self.schedule.tol))
-            if new.order.order == "sequential":
-                # back at the start, which is nothing to stop at
-                new, counts = self._restarted(new), counts._replace(settled=False)
+            # sites that are flat again: the sweep before went too far for any row to matter
+            lost = counts.refused == n or _is_flat(new.sites)
+            order = state.order.next(moved, lost, self.schedule.tol)
+            if order.order == "sequential":
+                # the start is no result: the sweep goes on from there, and is nothing to stop at
+                start = self._restarted(state)._replace(order=order)
+                new, counts = self._sequential(start, slice(None), False, tick)
+                return new, counts._replace(settled=False)
+            new = new._replace(order=order)
         return new._replace(sweeps=state.sweeps + 1), counts
 
     def settle(self, state: RowState, hurry: bool = False) -> State:
@@ -205,7 +210,8 @@ class RowEngine(FullEngine):
                 refreshed = new.at(anew)._replace(since_refresh=0)
                 return refreshed, Counts(refused, drift=_drift(new, refreshed))
         total = problem.base.log_scale + float(sites.log_scale.sum())
-        return self._with_precision(new._replace(log_scale=total)), Counts(refused)
+        new = with_precision(new._replace(log_scale=total), core.full)
+        return new, Counts(refused)
 
     def _visit(self, part: Any, covariance: Array, mean: Array, *sites: Array) -> None:
         """Fit the sites of some rows, numbered, one after the other."""
@@ -222,17 +228,6 @@ class RowEngine(FullEngine):
             mean,
             *sites,
         )
-
-    def _with_precision(self, state: RowState) -> RowState:
-        """Precision and shift from the moments. O(d^3)."""
-        if not self.sequential.full:
-            state = state._replace(covariance=symmetric_from_upper(state.covariance))
-        with factorising():
-            identity = np.eye(len(state.mean))
-            precision = linalg.cho_solve(linalg.cho_factor(state.covariance), identity)
-        with np.errstate(over="ignore", invalid="ignore"):  # the loop looks at what came out
-            precision = 0.5 * (precision + precision.T)
-            return state._replace(precision=precision, shift=precision @ state.mean)
 
     def _pass(self, state: RowState, tick: Tick) -> tuple[RowState, Counts]:
         """A pass of ADF. Ctrl-C leaves the posterior of the rows before the piece it falls in."""
@@ -252,9 +247,9 @@ class RowEngine(FullEngine):
                     rows_seen=reached.rows_seen + len(part),
                 )
                 tick(len(part))
-            new = self._with_precision(reached)._replace(sweeps=state.sweeps + 1)
+            new = with_precision(reached, core.full)._replace(sweeps=state.sweeps + 1)
         except KeyboardInterrupt:
-            some = state if reached is state else self._with_precision(reached)
+            some = state if reached is state else with_precision(reached, core.full)
             raise PartOfSweep(some) from None
         return new, Counts(core.n_refused - before)
 
@@ -262,8 +257,12 @@ class RowEngine(FullEngine):
 
     def _parallel(
         self, state: RowState, which: slice, keep: bool, tick: Tick
-    ) -> tuple[RowState, int]:
-        """Fit the sites of a slice from one posterior; outside the slice sites must be flat."""
+    ) -> tuple[RowState, Counts]:
+        """Fit the sites of a slice from one posterior; outside the slice sites must be flat.
+
+        Where all changes together are improper: as much of them is taken as is proper, or, where
+        the order may change, none.
+        """
         problem, core = self.problem, self.parallel
         assert state.sites is not None
         root = inverse_root(state.precision)
@@ -289,10 +288,19 @@ class RowEngine(FullEngine):
             tick(len(part))
         refused = core.n_refused - before
         precision = symmetric_from_upper(precision)
-        if not is_proper(precision):  # all changes together are improper: take none
-            return state, n
+        share, new = 1.0, precision
+        while not is_proper(precision):
+            share *= 0.5
+            if state.order.may_change or share < LEAST_SHARE:
+                return state, Counts(n)
+            precision = state.precision + share * (new - state.precision)
+        settled = None
+        if share < 1.0:
+            shift = state.shift + share * (shift - state.shift)
+            sites, settled = families.damped(state.sites, sites, share), False
         total = problem.base.log_scale + float(sites.log_scale.sum())
-        return state.at(State(precision, shift, sites, total, state.sweeps)), refused
+        found = state.at(State(precision, shift, sites, total, state.sweeps))
+        return found, Counts(refused, settled=settled)
 
     def _shares(self, state: RowState, keep: bool) -> RowState:
         """Sweep over growing shares of the rows, from flat sites, before the first sweep over all.
@@ -303,10 +311,14 @@ class RowEngine(FullEngine):
         sweeps = state.sweeps
         new, _ = self._sequential(state, slice(None, None, FIRST_SHARE), keep, no_tick)
         new, _ = self._sequential(new, slice(None, None, FIRST_SHARE), False, no_tick)
-        new, refused = self._parallel(new, slice(None, None, NEXT_SHARE), False, no_tick)
-        if refused == self.problem.shape[0]:
+        new, counts = self._parallel(new, slice(None, None, NEXT_SHARE), False, no_tick)
+        if counts.refused == self.problem.shape[0]:
             new = self._restarted(new)
         return new._replace(sweeps=sweeps, since_refresh=0)
+
+
+def _is_flat(sites: Sites | None) -> bool:
+    return sites is not None and not (sites.precision.any() or sites.shift.any())
 
 
 def _drift(swept: RowState, refreshed: RowState) -> float:
@@ -319,5 +331,6 @@ def _drift(swept: RowState, refreshed: RowState) -> float:
 def _largest_move(before: RowState, after: RowState) -> float:
     """Largest move of a mean, in the larger of its two sd, or of the log of a variance."""
     old, new = np.diag(before.covariance), np.diag(after.covariance)
-    moved = np.abs(after.mean - before.mean) / np.sqrt(np.maximum(old, new))
-    return float(max(moved.max(), np.abs(np.log(new / old)).max()))
+    with np.errstate(all="ignore"):  # NaN contracts no less than a large number
+        moved = np.abs(after.mean - before.mean) / np.sqrt(np.maximum(old, new))
+        return float(max(moved.max(), np.abs(np.log(new / old)).max()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from epfast.inference import Counts, Sites, run
 from epfast.inference.runtime import Tick
 from epfast.linear.engines.base import FullEngine, Swept
 from epfast.linear.engines.rows import RowEngine
-from epfast.linear.problem import LinearProblem, State, from_sites, is_proper, sum_of_sites
+from epfast.linear.problem import LinearProblem, State, is_proper, sum_of_sites
 
 
 class _Start(NamedTuple):
@@ -51,9 +52,9 @@ class ShardEngine(FullEngine):
             if not is_proper(cavity.precision):
                 refused += len(old.shift)
                 continue
-            fit = run(
-                RowEngine(shard._replace(base=cavity)), schedule.inner, _Start(old, cavity.shift)
-            )
+            inner = RowEngine(shard._replace(base=cavity))
+            inner.evidence_bound = math.inf  # a cavity has no evidence
+            fit = run(inner, schedule.inner, _Start(old, cavity.shift))
             refused += fit.history[-1].n_refused
             moved = max(moved, fit.history[-1].change)
             new = families.damped(old, fit.state.sites, schedule.damping)
@@ -64,4 +65,4 @@ class ShardEngine(FullEngine):
             tick(len(old.shift))
         # sweeps of a shard may go around and end where they began
         counts = Counts(refused, settled=False if moved > schedule.tol else None)
-        return self.accepted(state, from_sites(problem, sites, state.sweeps + 1), counts)
+        return self.accepted(state, sites, counts)

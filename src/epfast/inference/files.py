@@ -1,0 +1,379 @@
+"""Files: an ``.npz`` archive of plain arrays and a header in JSON; nothing in it is ever run."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import numbers
+import os
+import re
+import secrets
+import stat
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import fields, is_dataclass
+from typing import Any, BinaryIO, get_args, get_type_hints
+
+import numpy as np
+
+from epfast import _checks, schedules
+from epfast._arrays import Array
+from epfast.inference.posterior import Posterior
+from epfast.inference.records import Sites, SweepInfo
+from epfast.losses import describe as describe_loss
+
+#: format of the files that ``write`` makes
+FORMAT = 2
+#: file formats that ``read`` knows; 0.1.0 wrote format 1
+FORMATS = (1, 2)
+#: how far the parts of a file may differ, relative to what they are sums of
+ROUNDING = 1e-6
+#: bytes read at a time
+PIECE = 1 << 20
+#: how much deflate packs into a byte at most
+DEFLATED = 1032
+#: the first bytes of an array as NumPy writes them: magic, version, length, description
+MAGIC = b"\x93NUMPY"
+DESCRIPTION = re.compile(
+    r"\{'descr': '([<>|=][fiubU]\d{1,9})', 'fortran_order': (True|False), "
+    r"'shape': \(([\d, ]*)\),? *\}\s*"
+)
+#: what saving to a device or a full file system says, for fsync: nothing to sync there
+UNSYNCED = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
+#: schedules by the names that files know
+SCHEDULES: dict[str, Any] = {
+    name: kind
+    for name, kind in ((name, getattr(schedules, name)) for name in schedules.__all__)
+    if is_dataclass(kind)
+}
+#: what a record of a sweep is made of
+RECORD = get_type_hints(SweepInfo)
+
+
+# ---- write ----
+
+
+def write(path: str | os.PathLike[str], arrays: dict[str, Any], header: dict[str, Any]) -> None:
+    """Write the file that :func:`epfast.load` reads.
+
+    What cannot be written is found before any file is touched. The file is complete under another
+    name, and on the disk, before it takes the place of an old one: a full disk or the end of the
+    process leaves the old file as it was.
+
+    Raises
+    ------
+    TypeError
+        If a setting or an array cannot be written; no file is touched.
+    OSError
+        As the operating system says; the old file is as it was.
+    """
+    name = _checks.path("path", path)
+    members = {"header": np.array(json.dumps(plain("header", {"format": FORMAT, **header})))}
+    for key, value in arrays.items():
+        members[key] = np.asarray(value)
+        if members[key].dtype.kind not in "fiub":
+            raise TypeError(f"{key} is {_checks.describe(members[key])}; allowed: real numbers")
+    with _replacing(name) as file:
+        np.savez(file, **members)  # type: ignore[arg-type]
+
+
+def plain(name: str, value: Any) -> Any:
+    """A setting as JSON has it: numbers of NumPy and fractions become Python's."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, np.bool_):
+        return bool(value)
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(str(key), item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return plain(name, value.tolist())
+    if isinstance(value, list | tuple):
+        return [plain(name, item) for item in value]
+    raise TypeError(
+        f"{name} is {_checks.describe(value)}, which no file can hold; allowed: numbers and strings"
+    )
+
+
+@contextmanager
+def _replacing(name: str) -> Iterator[BinaryIO]:
+    """A new file that takes the place of ``name`` once it is complete; removed on any error."""
+    before = _regular(name)
+    # the target of a link is replaced, not the link
+    target = os.path.realpath(name)
+    folder = os.path.dirname(target)
+    new = os.path.join(folder, f".epfast-{secrets.token_hex(8)}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    try:
+        # closed to others until it has the permissions of the file that it replaces
+        number = os.open(new, flags, 0o666 if before is None else 0o600)
+    except OSError as error:
+        said = f"no file can be made in the folder of {name!r}: {error.strerror}"
+        raise OSError(error.errno, said, folder) from error
+    try:
+        with os.fdopen(number, "wb") as file:
+            yield file
+            file.flush()
+            _sync(file.fileno())
+        if before is not None:
+            _permit(new, before)
+        os.replace(new, target)
+    except BaseException as error:
+        with suppress(OSError):
+            os.unlink(new)
+        if isinstance(error, OSError) and error.errno is not None:
+            raise OSError(error.errno, error.strerror, name) from error
+        raise
+    # where folders cannot be opened the rename is as safe as the system makes it
+    with suppress(OSError):
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
+def _regular(name: str) -> os.stat_result | None:
+    """What is there, a file that may be written; None if nothing is."""
+    if os.path.basename(name) in ("", os.curdir, os.pardir):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+    try:
+        found = os.stat(name)
+    except FileNotFoundError:  # a link that leads nowhere, too: what it names is made
+        return None
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file; allowed: a file or a new name", name)
+    if not os.access(name, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+    return found
+
+
+def _permit(new: str, before: os.stat_result) -> None:
+    """Give a new file the owner, where that is allowed, and the permissions of an old one."""
+    if hasattr(os, "chown"):
+        with suppress(OSError):
+            os.chown(new, before.st_uid, before.st_gid)
+    os.chmod(new, stat.S_IMODE(before.st_mode))
+
+
+def _sync(number: int) -> None:
+    """Wait until a file is on the disk."""
+    try:
+        os.fsync(number)
+    except OSError as error:
+        if error.errno not in UNSYNCED:
+            raise
+
+
+# ---- read ----
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, Any]]:
+    """The arrays and the header of a file that :func:`write` made.
+
+    Only arrays of numbers and one text are read, by their description in NumPy's format, which is
+    compared with the size of the file before memory is taken.
+
+    Raises
+    ------
+    ValueError
+        If it is no such file.
+    OSError
+        If it cannot be opened, or the disk fails.
+    """
+    with open(_openable(path), "rb") as raw:
+        size = os.fstat(raw.fileno()).st_size
+        with zipfile.ZipFile(raw) as archive:
+            members = archive.infolist()
+            names = [member.filename for member in members]
+            if len(set(names)) < len(names):
+                raise ValueError("a name occurs twice")
+            if sum(member.compress_size for member in members) > size:
+                raise ValueError("the parts are larger than the file")
+            arrays = {name.removesuffix(".npy"): _array(archive, name) for name in names}
+    text = arrays.pop("header")
+    if text.dtype.kind != "U" or text.ndim:
+        raise ValueError("the header is no text")
+    for name, value in arrays.items():
+        if value.dtype.kind == "U":
+            raise ValueError(f"{name} is a text")
+    header = json.loads(str(text))
+    if not isinstance(header, dict):
+        raise ValueError("the header holds no names")
+    if header.get("format") not in FORMATS:
+        raise ValueError(f"its format is {header.get('format')!r}")
+    return arrays, header
+
+
+def _openable(path: str | os.PathLike[str]) -> str:
+    """The name of a file, not of a pipe, at which reading would wait."""
+    name = _checks.path("path", path)
+    mode = os.stat(name).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise ValueError("it is no regular file")
+    return name
+
+
+def _array(archive: zipfile.ZipFile, name: str) -> Array:
+    """One array of an archive."""
+    member = archive.getinfo(name)
+    if member.flag_bits & 1:
+        raise ValueError(f"{name} is encrypted")
+    packing = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: DEFLATED}.get(member.compress_type)
+    if packing is None or member.file_size > packing * member.compress_size:
+        raise ValueError(f"{name} is packed in another way than NumPy does")
+    with archive.open(member) as file:
+        start = file.read(len(MAGIC) + 2)
+        if start[:-2] != MAGIC or start[-2] not in (1, 2, 3):
+            raise ValueError(f"{name} is no array")
+        width = 2 if start[-2] == 1 else 4
+        length = int.from_bytes(file.read(width), "little")
+        if length > 10_000:
+            raise ValueError(f"{name} has a description of {length} bytes")
+        found = DESCRIPTION.fullmatch(file.read(length).decode("utf-8"))
+        if found is None:
+            raise ValueError(f"{name} is no array of numbers")
+        kind, is_fortran = np.dtype(found[1]), found[2] == "True"
+        shape = tuple(int(part) for part in found[3].replace(",", " ").split())
+        count = math.prod(shape)
+        if count * kind.itemsize + len(start) + width + length != member.file_size:
+            raise ValueError(f"{name} says shape {shape}, and holds {member.file_size} bytes")
+        result = np.empty(count, dtype=kind)
+        _fill(result, file)
+    return result.reshape(shape, order="F" if is_fortran else "C")
+
+
+def _fill(result: Array, file: Any) -> None:
+    """Read all bytes of an array, and the end, at which the checksum is compared."""
+    target = result.view(np.uint8) if result.size else np.empty(0, np.uint8)
+    for start in range(0, len(target), PIECE):
+        some = target[start : start + PIECE]
+        some[:] = np.frombuffer(file.read(len(some)), np.uint8)
+    if file.read(1):
+        raise ValueError("an array is longer than it says")
+
+
+# ---- what every posterior writes ----
+
+
+def contents(post: Posterior) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arrays and the header that every kind of posterior writes."""
+    arrays: dict[str, Any] = {}
+    if post.sites is not None:
+        arrays |= {f"sites_{name}": value for name, value in post.sites._asdict().items()}
+    schedule, groups = describe_schedule(post.schedule)
+    if groups is not None:
+        arrays["schedule_groups"] = groups
+    return arrays, {
+        "loss": describe_loss(post.loss),
+        "beta": float(post.beta),
+        "schedule": schedule,
+        "converged": bool(post.converged),
+        "sweeps": int(post.n_sweeps),
+        "history": [info._replace(factor_cost=None)._asdict() for info in post.history],
+    }
+
+
+def describe_schedule(schedule: Any) -> tuple[dict[str, Any], Array | None]:
+    """A schedule as JSON, and the labels of its groups.
+
+    One of a user's class is written as the nearest class of ours, which has its numbers; if there
+    is none, as an EP of its power.
+    """
+    for kind in type(schedule).__mro__:
+        if SCHEDULES.get(kind.__name__) is kind:
+            described, groups = _numbers_of(schedule, kind)
+            if kind is type(schedule) or _is_legal(described, groups):
+                return described, groups
+    return {"name": "EP", "power": float(schedule.power), "damping": 1.0}, None
+
+
+def _numbers_of(schedule: Any, kind: Any) -> tuple[dict[str, Any], Array | None]:
+    described: dict[str, Any] = {"name": kind.__name__}
+    groups = None
+    for field in fields(kind):
+        if not field.init:
+            continue
+        value = getattr(schedule, field.name)
+        if isinstance(value, schedules.Schedule):
+            value = describe_schedule(value)[0]
+        elif isinstance(value, np.ndarray):
+            groups, value = value, None
+        described[field.name] = value
+    return described, groups
+
+
+def _is_legal(described: dict[str, Any], groups: Array | None) -> bool:
+    try:
+        restore_schedule(described, groups)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def restore_schedule(described: dict[str, Any] | None, groups: Any) -> Any:
+    """The schedule that :func:`describe_schedule` wrote; plain EP where 0.1.0 wrote None."""
+    if described is None:
+        return schedules.EP(power=1.0, damping=1.0)
+    numbers_of = dict(described)
+    kind = SCHEDULES[_checks.choice("schedule", numbers_of.pop("name"), tuple(SCHEDULES))]
+    for name, value in numbers_of.items():
+        if isinstance(value, dict):
+            numbers_of[name] = restore_schedule(value, None)
+        elif name in ("groups", "shards") and value is None:
+            numbers_of[name] = groups
+    return kind(**numbers_of)
+
+
+def restore_history(records: Any) -> list[SweepInfo]:
+    """The records that a file holds, of any version: what is unknown is left out."""
+    if not isinstance(records, list):
+        raise ValueError("history is no list")
+    return [_record(record) for record in records]
+
+
+def _record(record: Any) -> SweepInfo:
+    known = {}
+    for name, kind in RECORD.items():
+        if name not in record:
+            continue
+        value = known[name] = record[name]
+        allowed = get_args(kind) or (kind,)
+        if not (type(value) in allowed or (type(value) is int and float in allowed)):
+            raise ValueError(f"history has {name} = {value!r}; allowed: {kind}")
+        if isinstance(value, int) and value < 0:
+            raise ValueError(f"history has {name} = {value!r}; allowed: >= 0")
+    return SweepInfo(**known)
+
+
+def restore_flag(header: dict[str, Any], name: str) -> bool:
+    """True or False."""
+    return _checks.flag(name, header[name])
+
+
+def restore_sites(arrays: dict[str, Array], shapes: Any) -> Sites | None:
+    """The sites that a file holds, of the given three shapes."""
+    if "sites_precision" not in arrays:
+        return None
+    return Sites(
+        *(
+            _checks.array(f"sites_{name}", arrays[f"sites_{name}"], shape=shape)
+            for name, shape in zip(Sites._fields, shapes, strict=True)
+        )
+    )
+
+
+def agree(name: str, given: Any, wanted: Any, size: Any) -> None:
+    """Refuse numbers that differ from what they follow from, by more than rounding of ``size``."""
+    gap = np.abs(np.asarray(given) - wanted)
+    if not (np.isfinite(gap) & (gap <= ROUNDING * np.asarray(size) + 1e-300)).all():
+        raise ValueError(f"{name} contradicts the rest of the file, by {gap.max():.2g}")

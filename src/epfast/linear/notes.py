@@ -1,0 +1,146 @@
+"""Notes on data that a fit takes, and that are hardly what the user means."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+from scipy import linalg
+
+from epfast._arrays import Array
+from epfast.inference.records import DataWarning
+from epfast.linear.problem import Data, LinearProblem
+
+#: rows that are looked at, evenly spaced
+LOOKED_AT = 10_000
+#: ratio of the scales of two columns that is worth a note
+SCALES = 1e3
+#: share of the rarer label, and number of rows, where a missing intercept is worth a note
+BALANCED, ENOUGH_ROWS = 0.4, 20
+#: rows and columns in which combinations of columns are sought that are constant
+SPAN_ROWS, SPAN_COLUMNS = 500, 200
+#: rows are sorted if responses change sides in this share of the times that a random order gives,
+#: and that is often enough to tell
+SELDOM, ENOUGH_CHANGES = 0.2, 8.0
+#: prior standard deviation of x.theta from which a prior is flat: it calls all labels certain
+FLAT = 100.0
+
+
+def _say(text: str, stacklevel: int) -> None:
+    warnings.warn(text, DataWarning, stacklevel=stacklevel + 2)
+
+
+def some_rows(X: Any, count: int = LOOKED_AT) -> Any:
+    """Evenly spaced rows, dense or sparse."""
+    return X[:: max(1, X.shape[0] // count)]
+
+
+def note_factorized(shape: tuple[int, ...], stacklevel: int = 2) -> None:
+    """Note that the default is a diagonal covariance, for rows of this shape."""
+    _say(
+        f"X has shape {shape}: the posterior is factorised, a diagonal covariance, which "
+        "understates the uncertainty of correlated columns; posterior='full' takes O(d^2) memory, "
+        "posterior='factorized' says that this is meant",
+        stacklevel,
+    )
+
+
+def note_scales(X: Any, stacklevel: int = 2) -> None:
+    """Note that columns differ in scale by more than SCALES under one prior variance."""
+    rows = some_rows(X)
+    if hasattr(rows, "indptr"):
+        size = np.asarray(abs(rows).max(axis=0).todense()).ravel()
+    else:
+        size = np.maximum(rows.max(axis=0), -rows.min(axis=0))
+    size = size[(size > 0.0) & np.isfinite(size)]  # the core refuses what is not finite
+    if size.size and size.max() > SCALES * size.min():
+        _say(
+            f"the columns of X differ in scale (largest entries from {size.min():.2g} to "
+            f"{size.max():.2g}), and one prior variance for all holds the small ones down: "
+            "standardise them (StandardScaler), or give a prior_variance per column",
+            stacklevel,
+        )
+
+
+def note_intercept(X: Any, y: Array, stacklevel: int = 2) -> None:
+    """Note that the labels are unbalanced, and that no combination of columns is constant."""
+    if len(y) < ENOUGH_ROWS:
+        return
+    positive = float((y > 0.0).mean())
+    if min(positive, 1.0 - positive) >= BALANCED or _has_constant(some_rows(X, SPAN_ROWS)):
+        return
+    _say(
+        f"{100 * positive:.0f} % of the labels are +1, and X has no constant column, so that a row "
+        "of zeros has probability 1/2: write intercept=True",
+        stacklevel,
+    )
+
+
+def _has_constant(rows: Any) -> bool:
+    """Whether some combination of the columns is 1 in all rows."""
+    dense = np.asarray(rows.todense() if hasattr(rows, "indptr") else rows, dtype=np.float64)
+    if ((dense == dense[0]).all(axis=0) & (dense[0] != 0.0)).any():
+        return True
+    n, d = dense.shape
+    if d > SPAN_COLUMNS or d >= n:
+        return bool(d >= n)  # then some combination is
+    size = np.abs(dense).max(axis=0)
+    scaled = dense / np.where(size > 0.0, size, 1.0)
+    weights = linalg.lstsq(scaled, np.ones(n), lapack_driver="gelsy")[0]
+    return bool(np.abs(scaled @ weights - 1.0).max() < 1e-8)
+
+
+def order_of_one_pass(data: Data, stacklevel: int = 4) -> str:
+    """The order in which ADF takes rows in: their own, unless they come sorted by response."""
+    if data.y is None or not _sorted(data.y[:, 0]):
+        return "sequential"
+    if not _is_mapped(data.X):
+        return "shuffled"
+    _say(
+        "the rows of the memory map come sorted by response, and one pass forgets the first ones: "
+        "write them in a random order, or use ADF(order='shuffled'), which reads here and there",
+        stacklevel,
+    )
+    return "sequential"
+
+
+def _is_mapped(X: Any) -> bool:
+    """Whether an array lies in a file."""
+    while X is not None and not isinstance(X, np.memmap):
+        X = getattr(X, "base", None)
+    return X is not None
+
+
+def _sorted(y: Array) -> bool:
+    """Whether responses change sides far more seldom than in a random order."""
+    high = y > np.median(y) if len(np.unique(y[:100])) > 2 else y > 0.5 * (y.min() + y.max())
+    share = float(high.mean())
+    expected = 2.0 * share * (1.0 - share) * (len(y) - 1)
+    return expected >= ENOUGH_CHANGES and (high[1:] != high[:-1]).sum() < SELDOM * expected
+
+
+def prior_scale(X: Any, variance: Array) -> float:
+    """Prior standard deviation of x.theta, root mean square over the rows."""
+    rows = some_rows(X)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if hasattr(rows, "indptr"):
+            squares = rows.multiply(rows)
+        else:
+            squares = np.square(rows, dtype=np.float64)
+        return float(np.sqrt((squares @ variance).mean()))
+
+
+def note_separable(problem: LinearProblem, mean: Array, scale: float, stacklevel: int = 2) -> None:
+    """Note that a plane separates the labels, where the prior is flat: of this scale."""
+    data = problem.data
+    assert data.y is not None
+    for part in problem.slices():
+        if not (np.asarray(data.X[part] @ mean) * data.y[part, 0] > 0.0).all():
+            return
+    _say(
+        f"a plane separates the labels, and the prior is flat (standard deviation of x.theta: "
+        f"{scale:.2g}): the data do not bound the weights, whose size is that of the prior; give a "
+        "prior_variance that you believe in, such as 1 for standardised columns",
+        stacklevel,
+    )

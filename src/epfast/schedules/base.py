@@ -1,0 +1,263 @@
+"""Schedules with a site per factor, or none; and what all schedules share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from epfast import _checks
+
+ORDERS = ("auto", "sequential", "shuffled", "parallel")
+SITE_RULES = ("nonnegative", "keep", "floor")
+
+
+def check_numbers(schedule: Any) -> None:
+    """Check the numbers of a schedule of several sweeps."""
+    sweeps = _checks.integer("sweeps", schedule.sweeps, least=1)
+    _checks.settle(schedule, sweeps=sweeps, tol=_checks.number("tol", schedule.tol, least=0.0))
+    check_given(schedule, _checks.number, "damping", above=0.0, most=1.0)
+    if "power" in vars(schedule):  # that of DEP is the power of another schedule
+        check_given(schedule, _checks.number, "power", above=0.0)
+
+
+def check_given(schedule: Any, check: Any, *names: str, **limits: Any) -> None:
+    """Check numbers that may be None; they become plain ones."""
+    for name in names:
+        value = getattr(schedule, name)
+        if value is not None:
+            _checks.settle(schedule, **{name: check(name, value, **limits)})
+
+
+class Schedule:
+    """Base of the schedules."""
+
+    #: sites: one per "factor" or "shard", "none", "shared" by many, or "descent" (double loop)
+    stores: ClassVar[str] = "factor"
+
+    #: most sweeps; with ``tol=0`` exactly so many
+    sweeps: int
+    tol: float
+    damping: float | None
+    power: float | None
+    order: str
+    seed: int | None
+
+    def filled(self, **defaults: Any) -> Self:
+        """A copy in which the given values replace None."""
+        result = object.__new__(type(self))
+        result.__dict__.update(self.__dict__)
+        for name, value in defaults.items():
+            if getattr(self, name) is None:
+                object.__setattr__(result, name, value)
+        return result
+
+    def visits(self, n_factors: int, sweep: int) -> NDArray[np.intp] | range:
+        """The order of the factors in the given sweep, each once; a subclass may override it.
+
+        A shuffled order depends on the seed and the number of the sweep alone.
+        """
+        if self.order == "shuffled":
+            rng = np.random.default_rng([int(self.seed or 0), sweep])
+            return rng.permutation(n_factors).astype(np.intp)
+        return range(n_factors)
+
+    def checked_visits(self, n_factors: int, sweep: int) -> NDArray[np.intp] | range:
+        """The result of :meth:`visits`, checked, since the core indexes with it."""
+        given = self.visits(n_factors, sweep)
+        if isinstance(given, range) and given == range(n_factors):
+            return given
+        order = np.asarray(given)
+        if (
+            order.shape != (n_factors,)
+            or order.dtype.kind not in "iu"
+            or order.min(initial=0) < 0
+            or order.max(initial=0) >= n_factors
+            or not (np.bincount(order, minlength=n_factors) == 1).all()
+        ):
+            raise ValueError(
+                f"{type(self).__name__}.visits gave {_checks.describe(order)}; allowed: each of "
+                f"0 to {n_factors - 1} once, in any order"
+            )
+        return np.ascontiguousarray(order, dtype=np.intp)
+
+    def usual_damping(self, factor: str) -> float:
+        """The damping that None means, for factors of a "row" or a "minibatch".
+
+        Rows that are fitted from the same posterior overshoot together, and diverge on ordinary
+        data unless they are damped. A fixed number of sweeps (``tol=0``) is undamped.
+        """
+        together = self.order == "parallel" or getattr(self, "batch", 1) is None
+        return 0.5 if factor == "row" and self.tol > 0.0 and together else 1.0
+
+    def check_order(self, allowed: tuple[str, ...]) -> None:
+        _checks.settle(self, order=_checks.choice("order", self.order, allowed))
+        check_given(self, _checks.integer, "seed", least=0)
+        if self.seed is not None and self.order != "shuffled":
+            raise ValueError(
+                f"seed is {self.seed} and order {self.order!r}; allowed: None, or order='shuffled'"
+            )
+
+
+@dataclass(frozen=True)
+class EP(Schedule):
+    """Expectation propagation: a site per factor, several sweeps.
+
+    Parameters
+    ----------
+    sweeps : int
+        Most sweeps.
+    tol : float
+        Stop when the ``change`` of a sweep, see :class:`epfast.SweepInfo`, is at most this. 0 never
+        stops early.
+    damping : float, optional
+        In (0, 1]; the share of the new site: g <- g^(1 - damping) g_new^damping. None: 1, undamped,
+        but 0.5 for scalar sites in parallel order with ``tol`` > 0.
+    power : float, optional
+        > 0; the power a of power EP: cavity q / g^a, fit of t^a, site = fit^(1/a). None: 1.
+    order : {"auto", "sequential", "shuffled", "parallel"}
+        "shuffled" visits the factors in a new random order each sweep (the rows of a factor stay
+        together); "parallel" fits all from the same posterior, then updates once. "auto" is the
+        order that converges soonest for scalar sites with a full covariance: a sequential sweep (of
+        a share of the rows, where they are many), then parallel ones; all sequential, from the
+        start, once three did not contract. Elsewhere, and with ``tol=0`` or damping, it is
+        "sequential".
+    site_rule : {"nonnegative", "keep", "floor"}, optional
+        For factorised posteriors: what becomes of a coordinate whose new site would do harm.
+        "nonnegative": a negative precision is set to 0 and the slope kept; "keep": a site that
+        makes the posterior improper keeps its old value; "floor": the precision is at least -0.9
+        times the cavity's. None: the first; for scalar sites the second.
+    block : int, optional
+        Sites per block of the exact blocked sweep; for scalar sites in sequential order.
+    seed : int, optional
+        Of "shuffled"; None is 0.
+    refresh : int, optional
+        Sweeps between two refreshes of the covariance from the sites, which remove rounding drift
+        in sequential order. For scalar sites; None: 5.
+    """
+
+    sweeps: int = 100
+    tol: float = 1e-5
+    damping: float | None = None
+    power: float | None = None
+    order: str = "auto"
+    site_rule: str | None = None
+    block: int | None = None
+    seed: int | None = None
+    refresh: int | None = None
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        check_given(self, _checks.integer, "refresh", "block", least=1)
+        if self.site_rule is not None:
+            _checks.settle(self, site_rule=_checks.choice("site_rule", self.site_rule, SITE_RULES))
+        self.check_order(ORDERS)
+
+
+@dataclass(frozen=True)
+class ADF(Schedule):
+    """Assumed density filtering: no site is stored, O(d) memory beside the data.
+
+    From flat sites one pass is the first sweep of EP; with a factorised posterior after ``settle``.
+
+    Parameters
+    ----------
+    passes : int
+        Passes over the data; each counts every row once more.
+    power : float, optional
+        As in :class:`EP`.
+    order : {"sequential", "shuffled"}, optional
+        None: "sequential", but "shuffled" for an array whose rows come sorted by their responses,
+        which one pass would forget. An iterator of chunks is read as it comes.
+    seed, site_rule
+        As in :class:`EP`.
+    settle : int, optional
+        For a factorised posterior without a start: the first rows, so many, are fitted by up to 20
+        sweeps of EP, and the pass goes on from there; else means may be hundreds of sd off. None:
+        max(1000, 50 d), while the sites have up to 2^23 numbers. 0: ADF of the papers.
+    """
+
+    stores: ClassVar[str] = "none"
+
+    passes: int = 1
+    power: float | None = None
+    order: str | None = None  # type: ignore[assignment]
+    seed: int | None = None
+    site_rule: str | None = None
+    settle: int | None = None
+    tol: float = field(default=0.0, init=False, repr=False)
+    damping: float = field(default=1.0, init=False, repr=False)
+
+    @property
+    def sweeps(self) -> int:  # type: ignore[override]
+        """Passes."""
+        return self.passes
+
+    def __post_init__(self) -> None:
+        _checks.settle(self, passes=_checks.integer("passes", self.passes, least=1))
+        check_given(self, _checks.number, "power", above=0.0)
+        check_given(self, _checks.integer, "settle", least=0)
+        if self.site_rule is not None:
+            _checks.settle(self, site_rule=_checks.choice("site_rule", self.site_rule, SITE_RULES))
+        if self.order is not None:
+            self.check_order(("sequential", "shuffled"))
+        else:
+            check_given(self, _checks.integer, "seed", least=0)
+
+
+@dataclass(frozen=True)
+class DoubleLoop(Schedule):
+    """Sweeps of EP, and if they do not settle, descent to a fixed point of EP.
+
+    For Gaussian processes. The outer loop lowers a function whose minima are fixed points of EP
+    (Opper & Winther 2005), at the price of some 50 sweeps a step; each step is a record in
+    ``history``.
+
+    Parameters
+    ----------
+    start : EP
+        The sweeps that are tried first.
+    steps : int
+        Most steps of the outer loop.
+    match : float
+        The descent ends when the means of process and tilted distributions differ by at most this
+        many standard deviations, and their variances by at most this share.
+    """
+
+    stores: ClassVar[str] = "descent"
+
+    start: EP = field(default_factory=lambda: EP())
+    steps: int = 200
+    match: float = 1e-8
+    tol: float = field(default=0.0, init=False, repr=False)
+    damping: float = field(default=1.0, init=False, repr=False)
+    order: str = field(default="auto", init=False, repr=False)
+    seed: None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.start, EP):
+            raise TypeError(f"start is {_checks.describe(self.start)}; allowed: an epfast.EP")
+        if self.start.tol == 0.0:
+            raise ValueError(
+                "start has tol=0, which no sweep reaches; allowed with DoubleLoop: tol > 0"
+            )
+        steps = _checks.integer("steps", self.steps, least=1)
+        _checks.settle(self, steps=steps, match=_checks.number("match", self.match, above=0.0))
+
+    @property
+    def sweeps(self) -> int:  # type: ignore[override]
+        """Most steps; the sweeps of ``start`` come on top."""
+        return self.steps
+
+    @property
+    def power(self) -> float | None:  # type: ignore[override]
+        """The power of ``start``."""
+        return self.start.power
+
+    def filled(self, **defaults: Any) -> Self:
+        result = object.__new__(type(self))
+        result.__dict__.update(self.__dict__)
+        object.__setattr__(result, "start", self.start.filled(**defaults))
+        return result

@@ -1,0 +1,161 @@
+"""A sweep always returns what it swept: the start is no result, and passes for no fixed point."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+import epfast
+from epfast import EP, fit_gp, fit_linear, losses
+from epfast._core.kernel_matrix import KernelMatrix
+from epfast.gp.engines.sweeps import improper
+from epfast.linear.engines import rows
+from epfast.linear.problem import is_proper
+from tests.oracles.full_fits import data
+
+ROWS = {"scheme": "exact", "posterior": "full", "batch_size": None}
+SWEEPS = [1, 2, 3, 4, 5, 6, 7, 20]
+
+
+def problem(rng, name):
+    n, d = int(rng.integers(1, 30)), int(rng.integers(1, 4))
+    X = rng.normal(size=(n, d))
+    h = X @ rng.normal(size=d) * 2.0
+    if name == "poisson":
+        return X, rng.poisson(np.exp(np.clip(h, -5.0, 3.0)))
+    if name == "binomial":
+        return X, np.stack([rng.integers(0, 5, n), np.full(n, 4)], axis=1)
+    return X, np.where(h + rng.normal(size=n) * rng.choice([0.1, 1.0, 5.0]) > 0, 1, -1)
+
+
+def is_prior(post):
+    return not post.sites.precision.any() and not post.sites.shift.any()
+
+
+@pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
+@pytest.mark.parametrize("name", losses.NAMED)
+def test_no_fit_returns_the_prior_or_converges_elsewhere(name):
+    rng = np.random.default_rng(sum(map(ord, name)))
+    for _ in range(60):
+        X, y = problem(rng, name)
+        schedule = EP(sweeps=int(rng.choice(SWEEPS)), power=float(rng.choice([0.5, 0.8, 1.0, 1.0])))
+        prior = 10 ** rng.uniform(-1, 4)
+        try:
+            post = fit_linear(X, y, loss=name, prior_variance=prior, schedule=schedule, **ROWS)
+        except FloatingPointError:
+            continue
+        assert not is_prior(post)
+        assert not post.converged or post.residual <= 1e-3
+
+
+@pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
+@pytest.mark.parametrize("order", ["sequential", "parallel", "shuffled"])
+def test_nor_of_a_process(order):
+    rng = np.random.default_rng(len(order))
+    for name in ("probit", "noisy_step", "quasi01", "poisson"):
+        for _ in range(15):
+            X, y = problem(rng, name)
+            K = 10 ** rng.uniform(-1, 3) * (X @ X.T) + 1e-3 * np.eye(len(y))
+            post = fit_gp(K, y, loss=name, schedule=EP(sweeps=int(rng.choice(SWEEPS)), order=order))
+            assert not is_prior(post)
+            assert not post.converged or post.residual <= 1e-3
+
+
+def test_the_case_of_the_report():
+    x = [[-1.2], [0.6], [0.7], [0.4], [1.1], [-0.3]]
+    y = [1, 1, -1, 1, -1, -1]
+    loss = losses.NoisyStep(0.01)
+    for sweeps in range(1, 12):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", epfast.ConvergenceWarning)
+            post = fit_linear(x, y, loss=loss, schedule=EP(sweeps=sweeps), **ROWS)
+        assert not is_prior(post)
+
+
+@pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
+def test_a_sweep_that_goes_too_far_for_any_row_to_matter():
+    """A small power overshoots; beyond the kink of a hinge all its sites are exactly flat."""
+    flat = 0
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        X, y = problem(rng, "hinge")
+        for order in ("auto", "parallel"):
+            schedule = EP(sweeps=4, power=0.03, order=order, damping=1.0)
+            post = fit_linear(X, y, loss="hinge", prior_variance=2e3, schedule=schedule, **ROWS)
+            flat += is_prior(post) and order == "parallel"
+            assert order == "parallel" or not is_prior(post)
+            assert not (is_prior(post) and post.converged)
+    assert flat > 0  # in parallel order, where it is warned of
+
+
+def test_a_restart_is_one_sweep():
+    """The sweep that gives up parallel order is the first sequential one, from the start."""
+    X, y = data(60, 5, noise=2.0)
+    given = {"loss": "probit", "prior_variance": 1e3, **ROWS}
+    orders = []
+    fit_linear(
+        X, y, schedule=EP(tol=1e-11), callback=lambda i, s: orders.append(s.order.order), **given
+    )
+    first = orders.index("sequential") + 1
+    with pytest.warns(epfast.ConvergenceWarning):
+        post = fit_linear(X, y, schedule=EP(sweeps=first, tol=1e-11), **given)
+    with pytest.warns(epfast.ConvergenceWarning):
+        other = fit_linear(X, y, schedule=EP(sweeps=1, order="sequential"), **given)
+    np.testing.assert_array_equal(post.mean, other.mean)
+    assert not post.converged
+
+
+def test_an_improper_parallel_sweep_gives_way_at_once(monkeypatch):
+    """The automatic order takes no part of it, whether or not somebody looks on."""
+    rng = np.random.default_rng(0)
+    X = 3.0 * rng.normal(size=(400, 5))
+    y = np.where(X @ rng.normal(size=5) + rng.standard_cauchy(400) > 0, 1, -1)
+    log = []
+
+    def watched(precision):
+        log.append(is_proper(precision))
+        return log[-1]
+
+    monkeypatch.setattr(rows, "is_proper", watched)
+    given = {"loss": "quasi01", "prior_variance": 100.0, **ROWS}
+    seen = fit_linear(X, y, callback=lambda i, s: log.append(s.order.order), **given)
+    assert log.count(False) == 1
+    assert log[log.index(False) + 1] == "sequential"
+    np.testing.assert_array_equal(seen.mean, fit_linear(X, y, **given).mean)
+
+
+@pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
+@pytest.mark.parametrize("order", ["auto", "parallel", "sequential"])
+def test_divergence_ends_as_documented(order):
+    """Never an error of SciPy or NumPy, and never silently."""
+    ended = set()
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(3, 12))
+        X, y = rng.normal(size=(n, 1)), rng.choice([-1, 1], n)
+        loss = losses.NoisyStep(float(rng.choice([1e-3, 0.01, 0.1])))
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            try:
+                post = fit_linear(X, y, loss=loss, schedule=EP(sweeps=200, order=order), **ROWS)
+            except FloatingPointError:
+                ended.add("overflow")
+                continue
+        assert all(issubclass(w.category, epfast.ConvergenceWarning) for w in told)
+        assert post.converged or told
+        ended.add("converged" if post.converged else "warned")
+    assert {"converged", "warned"} <= ended
+
+
+@pytest.mark.parametrize("schedule", [EP(), epfast.ADF(), epfast.DEP(shards=2)])
+def test_rows_that_overflow(schedule):
+    X = np.random.default_rng(0).normal(size=(20, 3)) * 1e200
+    with pytest.raises(FloatingPointError, match="scale the columns of X"):
+        fit_linear(X, np.ones(20), schedule=schedule, **ROWS)
+
+
+def test_jitter_is_advised_where_the_kernel_is_singular_alone():
+    x = np.linspace(0.0, 1.0, 30)
+    smooth = np.exp(-(np.subtract.outer(x, x) ** 2))
+    assert "jitter" in str(improper(KernelMatrix(smooth)))
+    assert "jitter" not in str(improper(KernelMatrix(smooth + np.eye(30))))
