@@ -36,7 +36,7 @@ warnings.simplefilter("ignore")
 #: seconds within which 99 % of the signals must act
 LATE = 1.0
 #: functions that look at the arguments of a fit
-DOOR = ("data_of", "order_of_one_pass", "_notes")
+DOOR = ("data_of", "kernel_in_memory", "order_of_one_pass", "prior_at_door", "_notes")
 
 
 def rows(n: int, d: int, seed: int = 0) -> tuple[Any, Any]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import linalg
 
-from epfast._core.cholesky import cholesky, inverse_from_factor
+from epfast._core.cholesky import cholesky, inverse_from_factor, inverse_triangle
 from epfast._core.kernel_matrix import KernelMatrix
 
 SIZES = [1, 2, 300, 1024, 1025, 1290, 1537]
@@ -26,6 +26,16 @@ def test_factor_and_inverse(n):
     inverse_from_factor(L)
     np.testing.assert_array_equal(np.triu(L, 1), np.triu(A, 1))
     np.testing.assert_allclose(np.tril(L), np.tril(linalg.inv(A)), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_inverse_of_a_triangle(n):
+    L = positive(n)
+    expected = linalg.solve_triangular(L, np.eye(n), lower=True)
+    above = np.triu(L, 1)
+    inverse_triangle(L)
+    np.testing.assert_array_equal(np.triu(L, 1), above)
+    np.testing.assert_allclose(np.tril(L), expected, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("n", [5, 1500])

@@ -92,6 +92,33 @@ def test_a_memory_map(posterior, tmp_path):
     np.testing.assert_allclose(post.mean, plain.mean, rtol=1e-10)
 
 
+@pytest.mark.parametrize("posterior", ["full", "factorized"])
+def test_rows_in_an_order_of_their_own(posterior, monkeypatch):
+    """Rows sorted by their labels are shuffled; the posterior knows which it took in."""
+    monkeypatch.setattr(runtime, "SECONDS_PER_CALL", 1e-9)
+    monkeypatch.setattr(LinearProblem.__new__, "__defaults__", (None, 120, False))
+    order = np.argsort(Y, kind="stable")
+    rows, y, settle = X[order], Y[order], 100 if posterior == "factorized" else None
+    given = {"posterior": posterior, "schedule": ADF(settle=settle)}
+    whole, taken = fit_linear(rows, y, **given), []
+
+    def tick(count):
+        taken.append(count)
+        if sum(taken) >= 200:
+            raise KeyboardInterrupt
+
+    with pytest.raises(epfast.Interrupted) as caught:
+        fit_linear(rows, y, progress=tick, **given)
+    post = caught.value.posterior
+    assert post.schedule.order == "shuffled"
+    assert post.rows_seen == sum(taken) < 500
+    rest = post.schedule.visits(500, 0)[post.rows_seen :]
+    schedule = ADF(order="sequential")
+    post = fit_linear(rows[rest], y[rest], posterior=posterior, schedule=schedule, start=post)
+    np.testing.assert_allclose(post.mean, whole.mean, rtol=1e-9, atol=1e-12)
+    assert post.rows_seen == 500
+
+
 def chunks(first, size=90):
     for i in range(first, 500, size):
         yield X[i : min(i + size, 500)], Y[i : i + size]

@@ -306,7 +306,7 @@ def factorising() -> Iterator[None]:
 
 def _factor(matrix: Array) -> Array | None:
     """See :func:`factor_of`; None if the matrix is not positive definite."""
-    factor = np.array(matrix, dtype=np.float64, order="F")
+    factor = np.array(matrix.T, dtype=np.float64, order="F")
     return factor if np.isfinite(factor).all() and cholesky(factor) else None
 
 
