@@ -18,8 +18,8 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.kernel_rows import KernelRows
 from epfast._core.smo import Smo
-from epfast.inference import ConvergenceWarning
-from epfast.inference.runtime import paced
+from epfast.inference import ConvergenceWarning, Interrupted
+from epfast.inference.runtime import PacedParts, paced
 
 __all__ = ["SVM", "SVMInfo", "fit_svm"]
 
@@ -226,6 +226,10 @@ def fit_svm(
         With the name of the argument, what was given, and what is allowed.
     FloatingPointError
         If the kernel overflows.
+    Interrupted
+        On Ctrl-C, within about a second; its ``posterior`` is the SVM so far: go on with
+        ``alpha=interrupted.posterior.alpha``. Before the gradient of a given ``alpha`` is known,
+        its bias is NaN and its violation infinite.
 
     Warns
     -----
@@ -266,59 +270,68 @@ def fit_svm(
     if abs(labels.sum()) == n:
         raise ValueError(f"y holds the label {labels[0]:g} alone; allowed: both -1 and +1")
     start = None if alpha is None else _start(alpha, labels, C)
-    groups = (
-        None
-        if chunks is None
-        else _checks.group_labels("chunks", _checks.groups("chunks", chunks), n)
-    )
+    groups = None
+    if chunks is not None:
+        groups = _checks.group_labels("chunks", _checks.groups("chunks", chunks), n)
 
-    # sort the rows by chunk
     visit: Any = slice(None)
-    ordered = rows
-    if groups is not None and (np.diff(groups) < 0).any():
-        visit = np.argsort(groups, kind="stable")
-        ordered = rows[np.ix_(visit, visit)] if kernel == "precomputed" else rows[visit]
-    if kernel == "precomputed":
-        core = KernelRows(K=ordered)
-    else:
-        core = KernelRows(ordered, _squares(ordered), width)
-    dual = _Dual(core, np.ascontiguousarray(labels[visit]), C, tol, size, most)
-    if start is not None:
-        dual.start(start[visit])
-    if groups is not None:
-        ends = np.cumsum(np.bincount(groups))
-        for _ in range(sweeps):
-            dual.sweep(ends, order == "parallel")
-    if finish:
-        dual.finish()
-    last = dual.history[-1]
-    if not np.isfinite([last.violation, last.dual_objective]).all():
-        raise FloatingPointError("the kernel overflowed; scale the columns of X")
-    if finish and last.violation > tol:
-        warnings.warn(
-            f"SMO did not reach tol={tol:g}: after {dual.iterations} iterations the optimality "
-            f"conditions are violated by {last.violation:.2g}; try a larger max_iter or tol, or "
-            "scale the columns of X",
-            ConvergenceWarning,
-            stacklevel=2,
+    dual: _Dual | None = None
+
+    def result() -> SVM:
+        beta = np.zeros(n) if start is None else start
+        bias, objective, violation = np.nan, np.nan, np.inf
+        if dual is not None and dual.history:  # else the gradient of the start is unknown
+            beta, bias = np.empty(n), dual.bias()
+            beta[visit] = dual.beta
+            violation, objective = dual.history[-1][3:5]
+        support = np.flatnonzero(beta)
+        return SVM(
+            alpha=labels * beta,
+            bias=bias,
+            dual_objective=objective,
+            violation=violation,
+            converged=violation <= tol,
+            support=support,
+            support_vectors=None if kernel == "precomputed" else rows[support],
+            dual_coef=beta[support],
+            C=C,
+            kernel=kernel,
+            gamma=width,
+            history=[] if dual is None else dual.history,
         )
-    beta = np.empty(n)
-    beta[visit] = dual.beta
-    support = np.flatnonzero(beta)
-    return SVM(
-        alpha=labels * beta,
-        bias=dual.bias(),
-        dual_objective=last.dual_objective,
-        violation=last.violation,
-        converged=last.violation <= tol,
-        support=support,
-        support_vectors=None if kernel == "precomputed" else rows[support],
-        dual_coef=beta[support],
-        C=C,
-        kernel=kernel,
-        gamma=width,
-        history=dual.history,
-    )
+
+    try:
+        # sort the rows by chunk
+        ordered = rows
+        if groups is not None and (np.diff(groups) < 0).any():
+            visit = np.argsort(groups, kind="stable")
+            ordered = rows[np.ix_(visit, visit)] if kernel == "precomputed" else rows[visit]
+        given = kernel == "precomputed"
+        core = KernelRows(K=ordered) if given else KernelRows(ordered, _squares(ordered), width)
+        dual = _Dual(core, np.ascontiguousarray(labels[visit]), C, tol, size, most)
+        if start is not None:
+            dual.start(start[visit])
+        if groups is not None:
+            for _ in range(sweeps):
+                dual.sweep(np.cumsum(np.bincount(groups)), order == "parallel")
+        if finish:
+            dual.finish()
+        last = dual.history[-1]
+        if not np.isfinite(last[3:5]).all():
+            raise FloatingPointError("the kernel overflowed; scale the columns of X")
+        if finish and last.violation > tol:
+            warnings.warn(
+                f"SMO did not reach tol={tol:g}: after {dual.iterations} iterations the optimality "
+                f"conditions are violated by {last.violation:.2g}; try a larger max_iter or tol, "
+                "or scale the columns of X",
+                ConvergenceWarning,
+                stacklevel=2,
+            )
+        return result()
+    except KeyboardInterrupt:
+        if dual is not None and (start is None or dual.history):
+            dual.stop()
+        raise Interrupted(result()) from None
 
 
 # ---- the door ----
@@ -391,18 +404,20 @@ class _Dual:
         self.whole = self._smo(slice(0, len(y)), self.beta, self.gradient)
         self.history: list[SVMInfo] = []
         self.iterations = 0
+        #: the stage that is going on: its name, when it began, and iterations before it
+        self.stage: tuple[str, tuple[float, int], int] | None = None
 
     def start(self, beta: Array) -> None:
         """Start from feasible variables; each that is not 0 costs a kernel row."""
-        before = self._now()
+        self._begin("start")
         self._move(beta, slice(0, len(beta)))
-        self._record("start", 0, 0, before)
+        self._record()
 
     def sweep(self, ends: NDArray[Any], parallel: bool) -> None:
         """One sweep of Laplace propagation; ``ends`` are the rows after each chunk."""
-        before, done, evaluations = self._now(), self.iterations, 0
+        self._begin("chunks")
         found = self.beta.copy()
-        first = 0
+        first = evaluations = 0
         for end in map(int, ends):
             chunk = slice(first, end)
             # a copy, since messages change the gradient of this chunk too
@@ -414,13 +429,20 @@ class _Dual:
             first = end
         if parallel:
             self._move(found, slice(0, first))
-        self._record("chunks", self.iterations - done, evaluations, before)
+        self._record(evaluations)
 
     def finish(self) -> None:
         """Run SMO on all rows."""
-        before, done = self._now(), self.iterations
+        self._begin("whole")
         self._solve(self.whole)
-        self._record("whole", self.iterations - done, 0, before)
+        self._record()
+
+    def stop(self) -> None:
+        """Record the stage that Ctrl-C ended."""
+        if self.stage is None and not self.history:
+            self._begin("whole")
+        if self.stage is not None:
+            self._record()
 
     def bias(self) -> float:
         free = (self.beta > self.lower) & (self.beta < self.upper)
@@ -448,34 +470,31 @@ class _Dual:
         changes = found[part] - self.beta[part]
         index = part.start + np.flatnonzero(changes)
         changes = changes[index - part.start]
-        done = 0
+        before = self.gradient.copy()
+        try:
+            for some in PacedParts(len(index)):
+                self.whole.add(index[some], changes[some])
+            self.beta[part] = found[part]
+        except KeyboardInterrupt:
+            self.gradient[:] = before
+            raise
 
-        def messages(count: int) -> bool:
-            nonlocal done
-            self.whole.add(index[done : done + count], changes[done : done + count])
-            done += count
-            return done < len(index)
+    def _begin(self, stage: str) -> None:
+        self.stage = stage, (time.perf_counter(), self.whole.evaluations), self.iterations
 
-        paced(messages)
-        self.beta[part] = found[part]
-
-    def _now(self) -> tuple[float, int]:
-        return time.perf_counter(), self.whole.evaluations
-
-    def _record(
-        self, stage: str, iterations: int, evaluations: int, before: tuple[float, int]
-    ) -> None:
-        """Append the record of a stage; evaluations: kernel entries not computed by the whole."""
+    def _record(self, evaluations: int = 0) -> None:
+        """Append the record of the stage; evaluations: kernel entries not computed by the whole."""
+        assert self.stage is not None
+        stage, (seconds, already), done = self.stage
         self.whole.measure()
-        seconds, already = before
-        self.history.append(
-            SVMInfo(
-                stage,
-                iterations,
-                evaluations + self.whole.evaluations - already,
-                # -infinity if no variable can move
-                max(0.0, self.whole.violation),
-                float(0.5 * (self.beta @ (self.gradient - self.y))),
-                time.perf_counter() - seconds,
-            )
+        info = SVMInfo(
+            stage,
+            self.iterations - done,
+            evaluations + self.whole.evaluations - already,
+            # -infinity if no variable can move
+            max(0.0, self.whole.violation),
+            float(0.5 * (self.beta @ (self.gradient - self.y))),
+            time.perf_counter() - seconds,
         )
+        self.stage = None
+        self.history.append(info)

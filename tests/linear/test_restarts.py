@@ -7,6 +7,8 @@ import pytest
 
 import epfast
 from epfast import EP, fit_gp, fit_linear, losses
+from epfast.linear.engines import rows
+from epfast.linear.problem import is_proper
 from tests.oracles.full_fits import data
 
 ROWS = {"scheme": "exact", "posterior": "full", "batch_size": None}
@@ -99,6 +101,25 @@ def test_a_restart_is_one_sweep():
         other = fit_linear(X, y, schedule=EP(sweeps=1, order="sequential"), **given)
     np.testing.assert_array_equal(post.mean, other.mean)
     assert not post.converged
+
+
+def test_an_improper_parallel_sweep_gives_way_at_once(monkeypatch):
+    """The automatic order takes no part of it, whether or not somebody looks on."""
+    rng = np.random.default_rng(0)
+    X = 3.0 * rng.normal(size=(400, 5))
+    y = np.where(X @ rng.normal(size=5) + rng.standard_cauchy(400) > 0, 1, -1)
+    log = []
+
+    def watched(precision):
+        log.append(is_proper(precision))
+        return log[-1]
+
+    monkeypatch.setattr(rows, "is_proper", watched)
+    given = {"loss": "quasi01", "prior_variance": 100.0, **ROWS}
+    seen = fit_linear(X, y, callback=lambda i, s: log.append(s.order.order), **given)
+    assert log.count(False) == 1
+    assert log[log.index(False) + 1] == "sequential"
+    np.testing.assert_array_equal(seen.mean, fit_linear(X, y, **given).mean)
 
 
 @pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")

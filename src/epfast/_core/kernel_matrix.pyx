@@ -19,9 +19,10 @@ import numpy as np
 
 from libc.math cimport NAN, isnan, log, sqrt
 
-from epfast._core.lapack cimport (
-    blas_int, ddot, dpotrf, dpotri, dpotrs, dsymm, dsymv, dsyrk, dtrsm, dtrtri,
+from epfast._core.cholesky cimport (
+    columns_at_once, factorize, heed_signals, invert_factored, invert_triangle,
 )
+from epfast._core.lapack cimport blas_int, ddot, dpotrs, dsymm, dsymv, dsyrk, dtrsm
 
 cdef double SMALL = 1e-3        # tau K_ii below which Sigma is not taken from (1 - R / tau) / tau
 
@@ -35,7 +36,8 @@ cdef class KernelMatrix:
 
     The diagonal of K is that of the array, or stands apart as the result of an earlier one.
 
-    Every method overwrites what the others left in the other triangle.
+    Every method overwrites what the others left in the other triangle. Where it takes long, signals
+    are handled on the way: an exception of theirs (Ctrl-C) leaves K as it was, the rest undefined.
     """
 
     cdef readonly ptrdiff_t n
@@ -80,10 +82,10 @@ cdef class KernelMatrix:
 
     def is_positive(self, double jitter):
         """Whether K + jitter I is positive definite. O(n^3 / 3)"""
-        cdef blas_int info = 0, n = <blas_int> self.n
+        cdef int info
         self.load(jitter)
         with nogil:
-            dpotrf(b"L", &n, &self.W[0, 0], &n, &info)
+            info = factorize(&self.W[0, 0], self.n)
         return info == 0
 
     cdef void times_vector(self, double *x, double *out) noexcept nogil:
@@ -95,13 +97,23 @@ cdef class KernelMatrix:
         dsymv(b"U", &n, &unit, W, &n, x, &one, &zero, out, &one)
         self.swap_diagonal()
 
-    cdef void times_columns(self, blas_int m, double *X, double *out) noexcept nogil:
+    cdef int times_columns(self, ptrdiff_t m, double *X, double *out) except -1 nogil:
         """K X, n x m by columns."""
-        cdef blas_int n = <blas_int> self.n
+        cdef ptrdiff_t first, step = columns_at_once(self.n)
+        cdef blas_int n = <blas_int> self.n, some
         cdef double unit = 1.0, zero = 0.0
-        self.swap_diagonal()
-        dsymm(b"L", b"U", &n, &m, &unit, &self.W[0, 0], &n, X, &n, &zero, out, &n)
-        self.swap_diagonal()
+        first = 0
+        while first < m:
+            some = <blas_int> min(step, m - first)
+            self.swap_diagonal()
+            dsymm(
+                b"L", b"U", &n, &some, &unit, &self.W[0, 0], &n, X + first * n, &n, &zero,
+                out + first * n, &n
+            )
+            self.swap_diagonal()
+            heed_signals()
+            first += step
+        return 0
 
     cdef void swap_diagonal(self) noexcept nogil:
         cdef ptrdiff_t i
@@ -128,18 +140,16 @@ cdef class KernelMatrix:
         for i in range(k, self.n):
             self.W[k, i] = column[i]
 
-    cdef bint factorize(self, const double *tau) noexcept nogil:
-        """root = max(tau, 0)^1/2 and the Cholesky factor of B. False: B is not positive."""
+    cdef int factor_of_b(self, const double *tau) except -1 nogil:
+        """root = max(tau, 0)^1/2 and the Cholesky factor of B. Not 0: B is not positive."""
         cdef ptrdiff_t i, n = self.n
         cdef double *W = &self.W[0, 0]
-        cdef blas_int order = <blas_int> n, info = 0
         for i in range(n):
             self.root[i] = sqrt(tau[i]) if tau[i] > 0.0 else 0.0
         self.fill(&self.root[0])
         for i in range(n):
             W[i * n + i] = 1.0 + self.root[i] * self.root[i] * self.diag[i]
-        dpotrf(b"L", &order, W, &order, &info)
-        return info == 0
+        return factorize(W, n)
 
     cdef void alpha_of(self, const double *nu, double *alpha) noexcept nogil:
         """alpha = nu - S B^-1 S K nu, from the factor of B: K^-1 times the posterior mean."""
@@ -154,14 +164,14 @@ cdef class KernelMatrix:
 
     cdef double positive_part(
         self, const double[::1] tau, const double[::1] nu, double[::1] alpha, double[::1] mean
-    ) noexcept nogil:
+    ) except? -1.0 nogil:
         """The factor of B, alpha and mean given the sites with tau > 0 and all shifts.
 
         Returns log |I + K diag(max(tau, 0))|, or NaN where B is not positive definite.
         """
         cdef double total = 0.0
         cdef ptrdiff_t i
-        if not self.factorize(&tau[0]):
+        if self.factor_of_b(&tau[0]) != 0:
             return NAN
         for i in range(self.n):
             total += 2.0 * log(self.W[i, i])
@@ -180,7 +190,7 @@ cdef class KernelMatrix:
         Returns log |I + K diag(tau)|, or NaN where B is not positive definite.
         """
         cdef ptrdiff_t j, n = self.n
-        cdef blas_int order = <blas_int> n, info = 0, m, one = 1
+        cdef blas_int m, one = 1
         cdef double *W = &self.W[0, 0]
         cdef double total
         with nogil:
@@ -189,7 +199,7 @@ cdef class KernelMatrix:
             return total
         with nogil:
             self.small_variances(&tau[0], &variance[0])
-            dtrtri(b"L", b"N", &order, W, &order, &info)
+            invert_triangle(W, n)
             for j in range(n):
                 if tau[j] * self.diag[j] >= SMALL:
                     m = <blas_int> (n - j)
@@ -206,8 +216,8 @@ cdef class KernelMatrix:
 
         NaN also where negative tau make the posterior improper.
         """
-        cdef ptrdiff_t i, j, k, n = self.n, count
-        cdef blas_int order = <blas_int> n, info = 0, m, one = 1
+        cdef ptrdiff_t i, j, k, n = self.n, count, first, step = columns_at_once(self.n)
+        cdef blas_int order = <blas_int> n, info = 0, m, one = 1, some
         cdef double *W = &self.W[0, 0]
         cdef double unit = 1.0, minus = -1.0, total
         cdef const ptrdiff_t[::1] N = np.flatnonzero(np.asarray(tau) < 0.0).astype(np.intp)
@@ -228,7 +238,12 @@ cdef class KernelMatrix:
                     self.column(N[k], &U[k, 0])
                     for i in range(n):
                         U[k, i] *= self.root[i]
-                dpotrs(b"L", &order, &m, W, &order, &U[0, 0], &order, &info)
+                first = 0
+                while first < count:
+                    some = <blas_int> min(step, count - first)
+                    dpotrs(b"L", &order, &some, W, &order, &U[first, 0], &order, &info)
+                    heed_signals()
+                    first += step
                 for k in range(count):
                     for i in range(n):
                         U[k, i] = (1.0 if i == N[k] else 0.0) - self.root[i] * U[k, i]
@@ -236,7 +251,7 @@ cdef class KernelMatrix:
                 for k in range(count):
                     for j in range(count):
                         C[k, j] = (1.0 if j == k else 0.0) - D[k] * D[j] * V[k, N[j]]
-                dpotrf(b"L", &m, &C[0, 0], &m, &info)
+                info = factorize(&C[0, 0], count)
         if info != 0:
             return np.nan
         with nogil:
@@ -252,9 +267,18 @@ cdef class KernelMatrix:
                         mean[i] += x[k] * U[k, i]
                 for i in range(n):
                     alpha[i] = nu[i] - tau[i] * mean[i]
-                dtrsm(b"R", b"L", b"T", b"N", &order, &m, &unit, &C[0, 0], &m, &U[0, 0], &order)
+                step = columns_at_once(count)
+                first = 0
+                while first < n:
+                    some = <blas_int> min(step, n - first)
+                    dtrsm(
+                        b"R", b"L", b"T", b"N", &some, &m, &unit, &C[0, 0], &m, &U[0, first],
+                        &order
+                    )
+                    heed_signals()
+                    first += step
             self.small_variances(&tau[0], &variance[0])
-            dpotri(b"L", &order, W, &order, &info)
+            invert_factored(W, n)
             for j in range(n):
                 if tau[j] * self.diag[j] >= SMALL:
                     variance[j] = (1.0 - W[j * n + j]) / tau[j]
@@ -270,10 +294,18 @@ cdef class KernelMatrix:
                     for i in range(n):
                         V[k, i] = tau[i] * ((1.0 if i == N[k] else 0.0) - V[k, i] * tau[N[k]])
                     self.store_column(N[k], &V[k, 0])
-                dsyrk(b"L", b"N", &order, &m, &minus, &U[0, 0], &order, &unit, W, &order)
+                step = columns_at_once(n)
+                first = 0
+                while first < count:
+                    some = <blas_int> min(step, count - first)
+                    dsyrk(
+                        b"L", b"N", &order, &some, &minus, &U[first, 0], &order, &unit, W, &order
+                    )
+                    heed_signals()
+                    first += step
         return total
 
-    cdef void small_variances(self, const double *tau, double *variance) noexcept nogil:
+    cdef int small_variances(self, const double *tau, double *variance) except -1 nogil:
         """Variances of Sigma_+ where tau is small, from the factor of B. O(n^2) each"""
         cdef ptrdiff_t i, j, k = 0
         cdef blas_int n = <blas_int> self.n, one = 1, m
@@ -289,7 +321,7 @@ cdef class KernelMatrix:
                     m += 1
                 k += 1
             if m == 0:
-                return
+                break
             dtrsm(
                 b"L", b"L", b"N", b"N", &n, &m, &unit, &self.W[0, 0], &n, &self.columns[0, 0], &n
             )
@@ -297,10 +329,12 @@ cdef class KernelMatrix:
                 variance[self.few[j]] = self.diag[self.few[j]] - ddot(
                     &n, &self.columns[j, 0], &one, &self.columns[j, 0], &one
                 )
+            heed_signals()
+        return 0
 
     def covariance(self, const double[::1] tau not None):
         """Sigma in the place of R, which :meth:`precision` left. O(n^2), for small tau n^2 each"""
-        cdef ptrdiff_t i, j, k, n = self.n, count
+        cdef ptrdiff_t i, j, k, n = self.n, count, first, step = columns_at_once(self.n)
         cdef blas_int order = <blas_int> n, m
         cdef double *W = &self.W[0, 0]
         cdef double unit = 1.0, zero = 0.0
@@ -310,18 +344,22 @@ cdef class KernelMatrix:
         count = few.shape[0]
         X, Y = np.empty((count, n)), np.empty((count, n))
         cdef unsigned char[::1] is_small = np.zeros(n, dtype=np.uint8)
-        m = <blas_int> count
         with nogil:
-            if m > 0:
+            if count > 0:
                 # K - K R K, some columns
                 for k in range(count):
                     is_small[few[k]] = True
                     self.column(few[k], &X[k, 0])
-                dsymm(
-                    b"L", b"L", &order, &m, &unit, W, &order, &X[0, 0], &order, &zero, &Y[0, 0],
-                    &order
-                )
-                self.times_columns(m, &Y[0, 0], &X[0, 0])
+                first = 0
+                while first < count:
+                    m = <blas_int> min(step, count - first)
+                    dsymm(
+                        b"L", b"L", &order, &m, &unit, W, &order, &X[first, 0], &order, &zero,
+                        &Y[first, 0], &order
+                    )
+                    heed_signals()
+                    first += step
+                self.times_columns(count, &Y[0, 0], &X[0, 0])
                 for k in range(count):
                     self.column(few[k], &Y[k, 0])
                     for i in range(n):

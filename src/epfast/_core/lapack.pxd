@@ -7,8 +7,8 @@ Fortran calling convention (everything by pointer, matrices by columns), ``noexc
     scipy      from scipy.linalg.cython_blas and cython_lapack; fetched at import, nothing is linked
     openblas   from scipy-openblas32, linked; the release wheels carry the library with them
 
-BLAS    ddot daxpy dscal dcopy dgemv dsymv dger dsyr dtrsv dgemm dsymm dsyrk dtrsm
-LAPACK  dpotrf dpotrs dpotri dtrtri
+BLAS    ddot daxpy dscal dcopy dgemv dsymv dger dsyr dtrsv dgemm dsymm dsyrk dtrmm dtrsm
+LAPACK  dpotrf dpotrs dpotri dtrtri dlauum
 """
 
 include "lapack_source.pxi"

@@ -147,6 +147,8 @@ cdef class LaplaceSweep:
             return status
         objective = beta * value + self.distance(&self.theta[0])
         for _iteration in range(self.max_iterations):
+            if self.loss.heed() != OK:
+                return CALLBACK_FAILED
             status = self.newton_step(A, beta, &decrement)
             if status != OK:
                 return status
@@ -239,6 +241,9 @@ cdef class LaplaceSweep:
             long_enough("weight", weight.shape[0], A.n)
         with nogil:
             for i in range(sizes.shape[0]):
+                if self.loss.heed() != OK:
+                    status = CALLBACK_FAILED
+                    break
                 self.first, self.s = at, sizes[i]
                 status = self.update(
                     A, &y[at, 0], &weight[at] if weighted else NULL, P, p, &tau[at], &nu[at],

@@ -4,11 +4,22 @@ import numpy as np
 
 from libc.math cimport NAN
 
+from cpython.exc cimport PyErr_CheckSignals
 from cpython.pycapsule cimport PyCapsule_GetContext, PyCapsule_GetName, PyCapsule_GetPointer
 
+from epfast._core.status cimport CALLBACK_FAILED, OK, Status
 from epfast._core.vector cimport (
     EPF_CALLBACK, epf_loss_count, epf_loss_name, epf_loss_parameters, epf_loss_width, kernels,
 )
+
+cdef extern from "<time.h>" nogil:
+    struct timespec:
+        long tv_sec
+        long tv_nsec
+    int TIME_UTC
+    int timespec_get(timespec *now, int base)
+
+cdef double BETWEEN_SIGNALS = 0.1       # seconds
 
 LOSS_PARAMETERS = {
     epf_loss_name(kind).decode(): epf_loss_parameters(kind) for kind in range(epf_loss_count())
@@ -219,8 +230,28 @@ cdef class CoreLoss:
         loss.c.user = <void *> <char *> holder
         return loss, signature == BATCH_SIGNATURE
 
+    cdef Status heed(self) noexcept nogil:
+        """Handle signals, every tenth of a second: an exception of theirs counts as a callback's.
+
+        For loops that stay in C for long. Cheap: it reads the clock.
+        """
+        cdef timespec now
+        cdef double seconds
+        timespec_get(&now, TIME_UTC)
+        seconds = now.tv_sec + 1e-9 * now.tv_nsec
+        if 0.0 <= seconds - self.looked < BETWEEN_SIGNALS:
+            return OK
+        self.looked = seconds
+        with gil:
+            try:
+                PyErr_CheckSignals()
+                return OK
+            except BaseException as error:      # C cannot carry it: kept for reraise()
+                self.error = error
+                return CALLBACK_FAILED
+
     cdef int reraise(self) except -1:
-        """After a callback failed."""
+        """After a callback failed, or a signal came."""
         error, self.error = self.error, None
         if error is not None:
             raise error

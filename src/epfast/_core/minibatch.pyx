@@ -48,6 +48,7 @@ cdef double MOST_MOVE = 2.0             # of x.theta at a time, beside as many s
 
 cdef enum:
     POINT_BLOCK = 64
+    LARGE = 4096                # numbers of a factor; one with more looks for signals
 
 
 cdef class Design:
@@ -555,12 +556,15 @@ cdef class MinibatchSweep:
         cdef double *responses = NULL
         cdef blas_int width = <blas_int> d, height = <blas_int> s, block
         cdef double unit = 1.0, root2 = sqrt(2.0), total
+        cdef int trouble
         self.scaled_rows(rows, scaled)
         if w > 0:
             responses = values + s * POINT_BLOCK
             for i in range(min(z, <ptrdiff_t> POINT_BLOCK)):
                 memcpy(responses + i * s * w, rows.responses, s * w * sizeof(double))
         while first < z:
+            if self.loss.heed() != OK:
+                return CALLBACK_FAILED
             count = min(z - first, <ptrdiff_t> POINT_BLOCK)
             block = <blas_int> count
             for i in range(count):
@@ -583,11 +587,12 @@ cdef class MinibatchSweep:
                 if not isfinite(total):
                     return NO_FIT
             first += count
-        if newton_cholesky(
+        trouble = newton_cholesky(
             z, self.basis.shape[1], &self.basis[0, 0], &self.weights[0], &self.point_values[0],
-            self.flat_start, &self.alpha[0], &self.newton_work[0]
-        ) != 0:
-            return NO_FIT
+            self.flat_start, &self.alpha[0], &self.newton_work[0], self.loss
+        )
+        if trouble != 0:
+            return CALLBACK_FAILED if trouble == 2 else NO_FIT
         # alpha is in t = (theta - mu) / sqrt v and (t^2 - 1) / sqrt 2
         c[0] = self.alpha[0]
         for j in range(d):
@@ -913,6 +918,9 @@ cdef class MinibatchSweep:
                     rows.weight = &weight[first]
                     if copied:
                         rows.copies = fmax(1.0, weight[first])
+                if s * d > LARGE and self.loss.heed() != OK:
+                    status = CALLBACK_FAILED
+                    break
                 status = self.update(
                     &rows, &tau[0], &nu[0], new_tau, new_nu,
                     &site_tau[f, 0] if stored else NULL, &site_nu[f, 0] if stored else NULL,

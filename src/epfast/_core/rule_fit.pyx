@@ -8,6 +8,8 @@ import numpy as np
 from libc.math cimport exp, fabs, isfinite, log, sqrt
 
 from epfast._core.lapack cimport blas_int, ddot, dgemv, dpotrf, dpotrs, dsyrk
+from epfast._core.loss cimport CoreLoss
+from epfast._core.status cimport OK
 
 cdef int MAX_HALVINGS = 40
 cdef int MAX_NEWTON = 200
@@ -56,13 +58,14 @@ cdef int solve_spd(blas_int n, double *a, double *rhs) noexcept nogil:
 
 cdef int newton_cholesky(
     blas_int z, blas_int p, const double *basis, const double *weight, const double *log_f,
-    bint flat, double *alpha, double *work
+    bint flat, double *alpha, double *work, CoreLoss watch
 ) noexcept nogil:
     """Minimise sum_i w_i [exp(alpha.phi_i) - f_i alpha.phi_i] over alpha; f = exp(log_f).
 
     basis is (z, p) by rows. f is scaled by its maximum, so that nothing overflows; the start is the
     weighted least-squares fit of log f (flat: a constant); each Newton step is halved until the
-    strictly convex loss falls. O(z p^2 + p^3) per step. work: z (p + 5) + p (p + 2).
+    strictly convex loss falls. O(z p^2 + p^3) per step. work: z (p + 5) + p (p + 2). watch (None in
+    tests) looks for signals. Returns 0, 1 without convergence, 2 where an exception waits.
     """
     cdef double *scaled = work
     cdef double *f = scaled + z * p
@@ -113,6 +116,8 @@ cdef int newton_cholesky(
         loss = rule_loss(z, weight, f, u)
 
     for _iteration in range(MAX_NEWTON):
+        if watch is not None and watch.heed() != OK:
+            return 2
         for i in range(z):
             residual[i] = weight[i] * (f[i] - exp(u[i]))
             root = sqrt(weight[i] * exp(u[i]))
@@ -174,6 +179,6 @@ def fit_rule(
     cdef int failed
     with nogil:
         failed = newton_cholesky(
-            z, p, &basis[0, 0], &weights[0], &log_values[0], flat, &a[0], &work[0]
+            z, p, &basis[0, 0], &weights[0], &log_values[0], flat, &a[0], &work[0], None
         )
     return None if failed else alpha

@@ -41,6 +41,7 @@ cdef class TiltedMoments:
     cdef bint by_slopes
     cdef double[::1] breaks         # where panels of quadrature end, as margins, increasing
     cdef double[::1] panels         # scratch: edges, then integrals and errors
+    cdef ptrdiff_t since            # sites since the last look at signals
     cdef Status at(
         self, const double *y, double m, double v, double power, double *lZ, double *dlZ,
         double *d2lZ

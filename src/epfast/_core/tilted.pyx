@@ -25,6 +25,7 @@ cdef enum:
     GRID = 48
     MAX_PANELS = 400
     FIRST_PANELS = 16
+    IN_VAIN = 12        # halvings of a panel that gain nothing: the rest is rounding of the loss
 
 # Gauss-Kronrod 7-15 on [-1, 1]: nodes from the outside to 0, weights of both rules
 cdef double[8] KRONROD_NODES = [
@@ -140,6 +141,11 @@ cdef class TiltedMoments:
             if status != OK:
                 return status
             first += count
+            self.since += count
+            if self.since >= CHUNK:         # the clock is not free beside one site
+                self.since = 0
+                if self.loss.heed() != OK:
+                    return CALLBACK_FAILED
         return OK
 
     cdef Status chunk(
@@ -381,7 +387,8 @@ cdef class TiltedMoments:
         cdef double[MOST_INTEGRALS] sums
         cdef double[MOST_INTEGRALS] size
         cdef double[MOST_INTEGRALS] error
-        cdef int count = 0, terms = 5 if self.by_slopes else 3, i, j, k
+        cdef int count = 0, terms = 5 if self.by_slopes else 3, i, j, k, term = 0, in_vain = 0
+        cdef double before
         cdef Status status
         site.m, site.sd, site.beta, site.y = m, sqrt(v), beta, y
         site.slope, site.differences = 0.0, epf_loss_differences(&self.loss.c)
@@ -442,9 +449,10 @@ cdef class TiltedMoments:
                 if error[j] > tolerance * size[j]:
                     for i in range(count):
                         if panels[i].error[j] > worst * size[j]:
-                            worst, k = panels[i].error[j] / size[j], i
-            if k < 0 or count == MAX_PANELS:
+                            worst, k, term = panels[i].error[j] / size[j], i, j
+            if k < 0 or count == MAX_PANELS or in_vain == IN_VAIN:
                 break
+            before = panels[k].error[term]
             edge = 0.5 * (panels[k].lo + panels[k].hi)
             if not panels[k].lo < edge < panels[k].hi:
                 break
@@ -455,6 +463,7 @@ cdef class TiltedMoments:
                 status = self.panel(&site, &panels[count])
             if status != OK:
                 return status
+            in_vain += panels[k].error[term] + panels[count].error[term] > 0.9 * before
             count += 1
         for j in range(terms):
             sums[j] = 0.0

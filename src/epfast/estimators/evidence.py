@@ -19,6 +19,7 @@ from epfast.linear import (
     fit_problem,
     online,
 )
+from epfast.linear.fit import unfitted
 from epfast.linear.problem import Data
 from epfast.losses import Loss
 from epfast.schedules import DEP, EP, Schedule
@@ -78,6 +79,11 @@ class BinaryProblems(NamedTuple):
     @property
     def schedule(self) -> Any:
         return self.problems[0].schedule
+
+    def unfitted(self) -> Posterior:
+        """The prior, as a posterior of the first problem."""
+        prior: Posterior = unfitted(self.problems[0])
+        return prior
 
     @property
     def n(self) -> int:

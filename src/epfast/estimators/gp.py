@@ -15,9 +15,11 @@ from epfast.estimators.base import (
     ConvergenceWarning,
     LatentClassifier,
     check_is_fitted,
+    row_weights,
     users_level,
     validate_data,
 )
+from epfast.estimators.interrupts import all_or_nothing
 from epfast.estimators.kernels import default_kernel, ladder
 from epfast.estimators.processes import (
     PILOT,
@@ -36,7 +38,6 @@ from joblib import Parallel, delayed  # isort: skip
 from sklearn.base import clone  # isort: skip
 from sklearn.gaussian_process.kernels import CompoundKernel  # isort: skip
 from sklearn.utils import check_random_state  # isort: skip
-from sklearn.utils.validation import _check_sample_weight  # isort: skip
 
 __all__ = ["GPClassifier"]
 
@@ -151,6 +152,7 @@ class GPClassifier(LatentClassifier):
         self.warm_start = warm_start
         self.n_jobs = n_jobs
 
+    @all_or_nothing
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: Any = None) -> GPClassifier:
         """Find the hyper-parameters and fit the posterior.
 
@@ -173,7 +175,7 @@ class GPClassifier(LatentClassifier):
         ------
         Interrupted
             On Ctrl-C, with the posterior of the hyper-parameters that were tried last (in the first
-            tries with the default kernel or a rank: of 250 rows).
+            tries with the default kernel or a rank: of 250 rows). The estimator is as it was.
         FloatingPointError
             If EP fails at all hyper-parameters.
 
@@ -184,15 +186,8 @@ class GPClassifier(LatentClassifier):
         """
         rows, labels = validate_data(self, X, y, dtype=np.float64)
         before = getattr(self, "_kernels", None) if self.warm_start else None
-        weights = None
-        if sample_weight is not None:
-            weights = _check_sample_weight(sample_weight, rows, dtype=np.float64)
-            weights = _checks.array("sample_weight", weights, shape=(len(rows),))
-            if not (weights >= 0.0).all() or not weights.any():
-                raise ValueError(
-                    f"sample_weight holds numbers from {weights.min():g} to {weights.max():g}; "
-                    "allowed: numbers >= 0, one above 0 at least"
-                )
+        weights = row_weights(rows, labels, sample_weight, None, several=False)
+        if weights is not None:
             counts = weights > 0.0
             rows, labels, weights = rows[counts], labels[counts], weights[counts]
         _, targets = self._encode(labels)
@@ -201,6 +196,8 @@ class GPClassifier(LatentClassifier):
         self.n_classes_ = len(self.classes_)
         kernel = default_kernel(rows) if self.kernel is None else clone(self.kernel)
         problems = self._binary(kernel, targets, weights)
+        if isinstance(problems[0], BinaryProcess):
+            self._left = problems[0].unfitted
         if before is not None and [k.n_dims for k in before] != [kernel.n_dims] * len(targets):
             before = None
         thetas = [kernel.theta if before is None else before[k].theta for k in range(len(targets))]

@@ -29,6 +29,7 @@ from epfast.estimators.evidence import (
     normalised,
     with_chunk,
 )
+from epfast.estimators.interrupts import all_or_nothing
 from epfast.estimators.search import Search, find
 from epfast.inference import fit_from
 from epfast.linear import FullPosterior, notes
@@ -212,10 +213,14 @@ class LinearClassifier(LatentClassifier):
 
     # ---- fit ----
 
+    @all_or_nothing
     def fit(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
     ) -> LinearClassifier:
         """Fit the posterior.
+
+        Ctrl-C raises :class:`epfast.Interrupted` with the posterior of the binary problem last at
+        hand, and leaves the estimator as it was before.
 
         Parameters
         ----------
@@ -238,6 +243,7 @@ class LinearClassifier(LatentClassifier):
         index, targets = self._encode(labels)
         weights = row_weights(rows, self.classes_[index], sample_weight, self.class_weight)
         binary = self._problems(rows, targets, weights, self._schedule(rows))
+        self._left = binary.unfitted
         starts = None
         if _checks.flag("warm_start", self.warm_start) and binary.schedule.stores != "none":
             starts = getattr(self, "posteriors_", None)

@@ -24,7 +24,7 @@ from epfast.gp import (
 )
 from epfast.gp.certificate import ROUNDING, trusted
 from epfast.gp.factor import factor_at
-from epfast.gp.fit import choose
+from epfast.gp.fit import choose, unfitted
 from epfast.gp.problem import kernel_at_door
 from epfast.inference import FAILURES, ConvergenceWarning, Interrupted
 from epfast.schedules import EP, DoubleLoop
@@ -88,6 +88,10 @@ class BinaryProcess(NamedTuple):
         process = self.process
         some = process._replace(y=process.y[rows], weights=process.weights_of(rows))
         return self._replace(X=self.X[rows], process=some)
+
+    def unfitted(self) -> GPPosterior:
+        """The prior with the hyper-parameters of the kernel as given, as a posterior."""
+        return unfitted(self.process.with_kernel(_owned(self.kernel(self.X), self.X)))
 
     def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> Point:
         """The problem at some hyper-parameters; a check of the kernel matrix is O(n^3 / 3)."""

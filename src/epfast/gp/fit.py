@@ -6,6 +6,7 @@ import warnings
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from epfast import _checks, losses, schemes
@@ -15,13 +16,15 @@ from epfast.gp.engines import ENGINES, DescentEngine, ProcessEngine
 from epfast.gp.factor import KernelColumns, LowRankFactor
 from epfast.gp.low_rank import LowRankGPPosterior, fit_low_rank
 from epfast.gp.posterior import GPPosterior
-from epfast.gp.problem import GPProblem, kernel_at_door
+from epfast.gp.problem import GPProblem, GPState, Moments, check_positive, kernel_in_memory
 from epfast.inference import (
     Callback,
     ConvergenceWarning,
     Fit,
     Interrupted,
+    Sites,
     SweepInfo,
+    reached,
     run,
     warn_of,
 )
@@ -115,7 +118,8 @@ def fit_gp(
     FloatingPointError
         If the posterior or the evidence overflows.
     Interrupted
-        On Ctrl-C, within about a second; its ``posterior`` is what was found so far.
+        On Ctrl-C, within about a second; its ``posterior`` is what was found so far, see
+        :class:`epfast.Interrupted`. Its matrix is computed when first asked for, O(n^3).
 
     Warns
     -----
@@ -171,9 +175,9 @@ def fit_gp(
         raise TypeError(f"start is {_checks.describe(start)}; allowed: a GPPosterior or None")
     _checks.flag("overwrite_K", overwrite_K)
     shift = 0.0 if jitter is None else _checks.number("jitter", jitter, least=0.0)
-    kernel = kernel_at_door(K, overwrite_K, shift)
+    kernel = kernel_in_memory(K, overwrite_K, shift)
     problem = chosen.problem(y, kernel.n, weights)._replace(kernel=kernel)
-    return fit_problem(problem, start, callback=callback, progress=progress)
+    return fit_problem(problem, start, callback=callback, progress=progress, check=True)
 
 
 class Choices(NamedTuple):
@@ -228,18 +232,14 @@ def fit_problem(
     callback: Callback | None = None,
     progress: bool | Tick = False,
     stacklevel: int | None = 3,
+    check: bool = False,
 ) -> GPPosterior:
     """Run a problem whose parts are legal and checked; see :func:`epfast.fit_gp`.
 
-    stacklevel: of warnings; None: none (:func:`warn_of_process` gives them later).
+    stacklevel: of warnings; None: none (:func:`warn_of_process` gives them later). check: its
+    kernel is yet to be tested for positive eigenvalues, O(n^3 / 3).
     """
     schedule = problem.schedule
-    assert problem.kernel is not None
-    held = Held("K or y", problem.kernel.array, problem.y)
-    arguments: dict[str, Any] = {
-        "callback": held.after(callback),
-        "progress": held.after(progress),
-    }
 
     def result(fit: Fit) -> GPPosterior:
         state, moments = fit.state
@@ -250,27 +250,41 @@ def fit_problem(
         )
         return replace(post, converged=False) if post.converged and broken(post) else post
 
-    def told(fit: Fit) -> GPPosterior:
-        post = result(fit)
+    def told(post: GPPosterior, stopped: bool) -> GPPosterior:
         # who stops a descent knows that it has not ended
-        if stacklevel is not None and not (fit.stopped and isinstance(schedule, DoubleLoop)):
+        if stacklevel is not None and not (stopped and isinstance(schedule, DoubleLoop)):
             warn_of_process(post, stacklevel + 1)
         return post
 
+    # what Ctrl-C leaves: sweeps that are done, their posterior, the whole result
     history: list[SweepInfo] = []
+    before, post = start, None
     try:
+        assert problem.kernel is not None
+        held = Held("K or y", problem.kernel.array, problem.y)
+        arguments: dict[str, Any] = {
+            "callback": held.after(callback),
+            "progress": held.after(progress),
+        }
+        if check:
+            check_positive(problem.kernel)
         if not isinstance(schedule, DoubleLoop):
-            return told(run(ProcessEngine(problem), schedule, start, **arguments))
+            fit = run(ProcessEngine(problem), schedule, start, **arguments)
+            post = result(fit)
+            return told(post, fit.stopped)
         first = _first_sweeps(problem, start, arguments)
-        if first is not None and (first.converged or first.stopped):
-            return told(first)
-        history = [] if first is None else first.history
-        before = start if first is None else result(first)
+        if first is not None:
+            post = result(first)
+            if first.converged or first.stopped:
+                return told(post, first.stopped)
+            history, before, post = first.history, post, None
         fit = run(DescentEngine(problem), _Stage(schedule.steps), before, **arguments)
-    except Interrupted as stopped:
-        fit = stopped.posterior
-        raise Interrupted(result(fit._replace(history=history + fit.history))) from None
-    return told(fit._replace(history=history + fit.history))
+        post = result(fit._replace(history=history + fit.history))
+        return told(post, fit.stopped)
+    except KeyboardInterrupt as pressed:
+        if post is None:
+            post = _left(problem, before, history, reached(pressed))
+        raise Interrupted(post) from None
 
 
 def warn_of_process(
@@ -292,6 +306,43 @@ def warn_of_process(
             category,
             stacklevel=stacklevel + 1,
         )
+
+
+def _left(
+    problem: GPProblem, before: Any, history: list[SweepInfo], fit: Fit | None
+) -> GPPosterior:
+    """What Ctrl-C left of a fit from ``before``: what it had, else the start, else the prior."""
+    kernel = problem.kernel
+    assert kernel is not None
+    if fit is not None:
+        (state, moments), history = fit.state, history + fit.history
+    elif isinstance(before, GPPosterior) and before.problem.kernel is not kernel:
+        return before
+    elif before is not None:  # the sweeps of this fit, whose matrix is lost
+        state, moments = before.state, before.moments
+    else:
+        return unfitted(problem)
+    return _without_matrix(problem, state, moments, history)
+
+
+def unfitted(problem: GPProblem) -> GPPosterior:
+    """The prior as a posterior: before the first sweep, without a start."""
+    n, kernel = problem.n, problem.kernel
+    assert kernel is not None
+    moments = Moments(np.zeros(n), np.zeros(n), kernel.diagonal.copy(), 0.0)
+    return _without_matrix(problem, GPState(Sites(*np.zeros((3, n))), 0), moments, [])
+
+
+def _without_matrix(
+    problem: GPProblem, state: GPState, moments: Moments, history: list[SweepInfo]
+) -> GPPosterior:
+    """A posterior whose matrix is computed if it is asked for; the array holds anything."""
+    kernel = problem.kernel
+    assert kernel is not None
+    arrays = kernel.array, kernel.diagonal
+    post = GPPosterior(state, problem, False, history, moments, *arrays)
+    del post.__dict__["packed"]
+    return post
 
 
 def _first_sweeps(problem: GPProblem, start: Any, arguments: dict[str, Any]) -> Fit | None:

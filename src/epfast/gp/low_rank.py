@@ -15,18 +15,24 @@ from scipy import linalg
 from epfast import _checks
 from epfast._arrays import Array, row_chunks
 from epfast.gp import files
-from epfast.gp.factor import LowRankFactor, incomplete_cholesky, kernel_columns
+from epfast.gp.factor import (
+    KernelColumns,
+    LowRankFactor,
+    incomplete_cholesky,
+    kernel_columns,
+)
 from epfast.gp.prediction import MOVED, ProcessPosterior, prior_at
 from epfast.inference import Callback, Interrupted, Sites, SweepInfo
 from epfast.inference.certificates import Case
 from epfast.inference.files import agree, write
 from epfast.inference.runtime import Tick
 from epfast.linear.checking import proposal, root_of
+from epfast.linear.engines import at_start
 from epfast.linear.files import restore as restore_linear
-from epfast.linear.fit import choose
+from epfast.linear.fit import Choices, choose
 from epfast.linear.fit import fit_problem as fit_linear_problem
 from epfast.linear.posterior import FullPosterior
-from epfast.linear.problem import Data, prior_of, sum_of_sites, weights_of
+from epfast.linear.problem import Data, LinearProblem, prior_of, sum_of_sites, weights_of
 from epfast.losses import Loss
 from epfast.schemes import Scheme
 
@@ -372,32 +378,55 @@ def fit_low_rank(
             "start is given; allowed with epfast.ADF: None, since its one pass counts every label"
         )
     # validate before the O(n r^2) factorisation
-    given = {} if weights is None else {"weights": weights}
-    chosen = choose(loss, scheme, "full", batch_size, schedule, given=given)
-    if isinstance(K, LowRankFactor):
+    asked = {} if weights is None else {"weights": weights}
+    chosen = choose(loss, scheme, "full", batch_size, schedule, given=asked)
+    given = K if isinstance(K, LowRankFactor) else None
+    if given is not None:
         if rank is not None or rank_tol is not None:
             raise ValueError("K is a LowRankFactor; allowed beside it: rank=None, rank_tol=None")
-        factor = K
-        responses = loss.responses("y", y, len(factor.G))
+        responses = loss.responses("y", y, len(given.G))
     else:
         tol = 0.0 if rank_tol is None else _checks.number("rank_tol", rank_tol, least=0.0)
         most = _checks.integer("rank", rank, least=1)
         kernel = kernel_columns("K", K)
         responses = loss.responses("y", y, len(kernel.diagonal))
-        factor = incomplete_cholesky(kernel, most, tol=tol)
+    found = weights_of(weights, len(responses))
+    factor = given
+    try:
+        if factor is None:
+            factor = incomplete_cholesky(kernel, most, tol=tol)
+        problem = _problem(chosen, factor, responses, found)
+        before = None if start is None else _weights_in(start, problem.shape[1])
+        post = fit_linear_problem(
+            problem, before, callback=callback, progress=progress, stacklevel=4
+        )
+        return LowRankGPPosterior(post, factor)
+    except KeyboardInterrupt as pressed:
+        left = pressed.posterior if isinstance(pressed, Interrupted) else None
+        if isinstance(left, FullPosterior) and factor is not None and left is not before:
+            raise Interrupted(LowRankGPPosterior(left, factor)) from None
+        if start is not None:
+            raise Interrupted(start) from None
+        factor = factor or _no_columns(kernel)
+        problem = _problem(chosen, factor, responses, found)
+        left = FullPosterior(at_start(problem), problem, False, [])
+        raise Interrupted(LowRankGPPosterior(left, factor)) from None
+
+
+def _problem(
+    chosen: Choices, factor: LowRankFactor, responses: Array, weights: Array | None
+) -> LinearProblem:
     design = _design(factor.G)
     d = design.shape[1]
     prior = prior_of(np.ones(d), np.zeros(d), True)
-    data = Data(design, responses, weights_of(weights, len(design)))
-    problem = chosen.problem(data, prior)
-    before = None if start is None else _weights_in(start, d)
-    try:
-        weights = fit_linear_problem(
-            problem, before, callback=callback, progress=progress, stacklevel=4
-        )
-    except Interrupted as stopped:
-        raise Interrupted(LowRankGPPosterior(stopped.posterior, factor)) from None
-    return LowRankGPPosterior(weights, factor)
+    return chosen.problem(Data(design, responses, weights), prior)
+
+
+def _no_columns(kernel: KernelColumns) -> LowRankFactor:
+    """The factor before its first column."""
+    n, residual = len(kernel.diagonal), kernel.diagonal.copy()
+    pivots = np.empty(0, dtype=np.intp)
+    return LowRankFactor(np.empty((n, 0)), pivots, residual, np.array([residual.sum()]))
 
 
 def _design(G: Array) -> Array:

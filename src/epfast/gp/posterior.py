@@ -19,9 +19,16 @@ from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gp import files
 from epfast.gp.certificate import rounding_gap
 from epfast.gp.checking import SiteProposal, root_of
-from epfast.gp.engines.sweeps import marginal_residual
+from epfast.gp.engines.sweeps import improper, marginal_residual
 from epfast.gp.prediction import MOVED, ProcessPosterior, missing, prior_at
-from epfast.gp.problem import GPProblem, GPState, Moments, Relaxed, log_evidence
+from epfast.gp.problem import (
+    GPProblem,
+    GPState,
+    Moments,
+    Relaxed,
+    log_evidence,
+    moments_of,
+)
 from epfast.gp.relaxed import RelaxedEnergies, relaxed_energies
 from epfast.inference import ConvergenceWarning, SweepInfo
 from epfast.inference.certificates import Case
@@ -79,7 +86,19 @@ class GPPosterior(ProcessPosterior):
     kind: ClassVar[str] = "process"
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"problem": self.problem._replace(kernel=None)}
+        whole = {"packed": self.packed, "problem": self.problem._replace(kernel=None)}
+        return self.__dict__ | whole
+
+    def __getattr__(self, name: str) -> Any:
+        """The matrix that an interrupted fit had no time for. O(n^3), once."""
+        kernel = self.__dict__["problem"].kernel if name == "packed" and self.__dict__ else None
+        if kernel is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        moments = moments_of(kernel, self.state.sites, covariance=False, marginals=False)
+        if moments is None:
+            raise improper(self.state.sites.precision, kernel.diagonal)
+        self.__dict__["packed"] = kernel.array
+        return kernel.array
 
     @property
     def alpha(self) -> Array:

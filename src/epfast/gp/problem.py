@@ -120,6 +120,11 @@ def log_evidence(sites: Sites, moments: Moments) -> float:
     )
 
 
+def with_alpha(sites: Sites, moments: Moments) -> Moments:
+    """Moments whose alpha belongs to their mean, as sequential sweeps leave it behind. O(n)."""
+    return moments._replace(alpha=sites.shift - sites.precision * moments.mean)
+
+
 def moments_of(
     kernel: KernelMatrix, sites: Sites, covariance: bool, marginals: bool = True
 ) -> Moments | None:
@@ -150,6 +155,13 @@ def square(name: str, shape: tuple[int, ...]) -> None:
 
 def kernel_at_door(K: Any, overwrite: bool, jitter: float) -> KernelMatrix:
     """Check K, and hold it in a copy or in its own memory. O(n^3 / 3)."""
+    kernel = kernel_in_memory(K, overwrite, jitter)
+    check_positive(kernel)
+    return kernel
+
+
+def kernel_in_memory(K: Any, overwrite: bool, jitter: float) -> KernelMatrix:
+    """As :func:`kernel_at_door`, but for :func:`check_positive`. O(n^2)."""
     if overwrite:
         if not (
             isinstance(K, np.ndarray)
@@ -169,10 +181,13 @@ def kernel_at_door(K: Any, overwrite: bool, jitter: float) -> KernelMatrix:
     square("K", array.shape)
     _checks.covariance("K", array)
     array[np.diag_indices(len(array))] += jitter
-    kernel = KernelMatrix(array)
+    return KernelMatrix(array)
+
+
+def check_positive(kernel: KernelMatrix) -> None:
+    """Refuse a matrix that is not positive semi-definite to rounding. O(n^3 / 3)."""
     if not kernel.is_positive(ROUNDING * float(kernel.diagonal.max()) + 1e-300):
         raise ValueError(
             "K is not positive semi-definite; allowed: a covariance matrix (where rounding made it "
             "so, give jitter)"
         )
-    return kernel

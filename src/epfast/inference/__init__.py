@@ -14,10 +14,18 @@ from epfast.inference.loop import (
     Summary,
     evidence_bound,
     fit_from,
+    reached,
     run,
     warn_of,
 )
-from epfast.inference.records import ConvergenceWarning, DataWarning, Interrupted, Sites, SweepInfo
+from epfast.inference.records import (
+    ConvergenceWarning,
+    DataWarning,
+    Interrupted,
+    PartOfSweep,
+    Sites,
+    SweepInfo,
+)
 
 __all__ = [
     "FAILURES",
@@ -28,11 +36,13 @@ __all__ = [
     "Engine",
     "Fit",
     "Interrupted",
+    "PartOfSweep",
     "Sites",
     "Summary",
     "SweepInfo",
     "evidence_bound",
     "fit_from",
+    "reached",
     "run",
     "warn_of",
 ]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from epfast._arrays import Array
-from epfast.inference.records import ConvergenceWarning, Interrupted, SweepInfo
+from epfast.inference.records import ConvergenceWarning, Interrupted, PartOfSweep, SweepInfo
 from epfast.inference.runtime import Tick, one_blas_thread, ticks
 from epfast.losses import Loss
 
@@ -90,15 +90,18 @@ class Engine(Protocol[S]):
         """Make the initial state, from a posterior or None."""
 
     def sweep(self, state: S, keep: bool, tick: Tick) -> tuple[S, Counts]:
-        """Perform one sweep. keep: the old state is still in use, so leave its arrays unchanged."""
+        """Perform one sweep. keep: the old state is still in use, so leave its arrays unchanged.
+
+        Ctrl-C comes out of it as KeyboardInterrupt; as PartOfSweep if what is done so far counts.
+        """
 
     def summary(self, state: S, evidence: bool = True) -> Summary:
         """Moments of the posterior, in arrays that no later sweep changes, and its evidence."""
 
-    def settle(self, state: S, torn: bool = False) -> Any:
+    def settle(self, state: S, hurry: bool = False) -> Any:
         """Make the state of the result, free of rounding drift.
 
-        torn: Ctrl-C broke off a sweep from this state, which may have changed some of its sites.
+        hurry: Ctrl-C ended the run; do nothing that takes long, the drift may stay.
         """
 
 
@@ -148,18 +151,22 @@ def run(
     FloatingPointError
         If the posterior or the evidence overflows.
     Interrupted
-        On Ctrl-C; its ``posterior`` is the :class:`Fit` of the last state.
+        On Ctrl-C; its ``posterior`` is the :class:`Fit` of the last state, or None if there is
+        none yet.
     """
     history: list[SweepInfo] = []
     converged, stopped, told = False, False, logger.isEnabledFor(logging.INFO)
-    with one_blas_thread(engine.order_of_matrices):
-        state = engine.init(start)
-        now = engine.summary(state, evidence=False)
-        with ticks(progress) as tick:
-            try:
+    state, first = None, 0
+    try:
+        with one_blas_thread(engine.order_of_matrices):
+            state = engine.init(start)
+            first = state.sweeps
+            now = engine.summary(state, evidence=False)
+            with ticks(progress) as tick:
                 for _ in range(schedule.sweeps):
                     began = time.perf_counter()
-                    new, counts = engine.sweep(state, callback is not None, tick)
+                    # keep: Ctrl-C goes back to the old state
+                    new, counts = engine.sweep(state, True, tick)
                     with np.errstate(all="ignore"):  # what overflowed is found below
                         before, now = now, engine.summary(new)
                         moved = _change(before, now) / schedule.damping
@@ -180,8 +187,8 @@ def run(
                         counts.clipped,
                         counts.mismatch,
                     )
-                    state = new
                     history.append(info)
+                    state = new
                     if told:
                         logger.info(
                             "sweep %d: change %.3g, log evidence %.10g, %d refused", *TOLD(info)
@@ -194,10 +201,22 @@ def run(
                     converged = bool(settled and counts.refused == 0 and not impossible)
                     if stopped or converged or counts.stuck or (settled and impossible):
                         break
-            except KeyboardInterrupt:
-                fit = Fit(engine.settle(state, torn=True), False, history)
-                raise Interrupted(fit) from None
-        return Fit(engine.settle(state), converged, history, stopped)
+            return Fit(engine.settle(state), converged, history, stopped)
+    except KeyboardInterrupt as pressed:
+        if isinstance(pressed, PartOfSweep):
+            state = pressed.state
+        if state is None:
+            raise Interrupted(None) from None
+        # between an append and its state there is no sweep
+        del history[state.sweeps - first :]
+        raise Interrupted(Fit(engine.settle(state, True), False, history)) from None
+
+
+def reached(pressed: KeyboardInterrupt) -> Fit | None:
+    """What a run that Ctrl-C ended had; None if that has none."""
+    if isinstance(pressed, Interrupted) and isinstance(pressed.posterior, Fit):
+        return pressed.posterior
+    return None
 
 
 def change(old: Summary, new: Summary) -> float:

@@ -61,8 +61,24 @@ class DataWarning(UserWarning):
     """A note on the data of a fit: the result is right, and hardly what was meant."""
 
 
+class PartOfSweep(KeyboardInterrupt):
+    """Ctrl-C in a sweep whose parts count: ``state`` is that after the last of them."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+
+
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during a fit. ``posterior`` holds what was found so far; resume from it."""
+    """Ctrl-C during a fit. ``posterior`` holds what was found so far; resume from it.
+
+    It is that of the last complete sweep, or the start (the prior, if there was none) before the
+    first. After ADF it holds the first ``posterior.rows_seen`` rows of the pass; go on with the
+    others by ``fit_linear(rest, schedule=ADF(), start=posterior)``. In a shuffled order, which rows
+    sorted by their responses get, the first ones are those of
+    ``posterior.schedule.visits(n_factors, 0)``. It may hold the rounding drift of a few sweeps, and
+    what costs long to compute is computed when it is asked for.
+    """
 
     def __init__(self, posterior: Any) -> None:
         super().__init__("interrupted; .posterior holds what was found so far")

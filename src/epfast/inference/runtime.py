@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 #: order of matrices from which BLAS may use all its threads
 MANY_DIMENSIONS = 512
@@ -17,16 +19,54 @@ SECONDS_PER_CALL = 0.1
 Tick = Callable[[int], Any]
 
 
-def one_blas_thread(d: int) -> AbstractContextManager[Any]:
+@contextmanager
+def one_blas_thread(d: int) -> Iterator[None]:
     """Hold BLAS to one thread for small matrices, if threadpoolctl is installed.
 
-    On two busy cores a second thread makes products of this size ten times slower.
+    On two busy cores a second thread makes products of this size ten times slower. The number of
+    threads belongs to the process: of fits that overlap the first sets it, the last sets it back.
     """
-    controller = _blas() if 0 < d < MANY_DIMENSIONS else None
-    limit: AbstractContextManager[Any] = (
-        nullcontext() if controller is None else controller.limit(limits=1, user_api="blas")
-    )
-    return limit
+    if not 0 < d < MANY_DIMENSIONS:
+        yield
+        return
+    hold = _Hold()
+    try:
+        yield
+    finally:
+        hold.release()
+
+
+class _Hold:
+    """A hold of BLAS to one thread, until its release; if Ctrl-C falls in that, until the next fit.
+
+    What all share is no more than a note of the state of the process.
+    """
+
+    lock = threading.Lock()
+    #: who holds it; one that died without a release does not
+    held: ClassVar[list[weakref.ref[_Hold]]] = []
+    limiter: ClassVar[Any] = None
+
+    def __init__(self) -> None:
+        controller = _blas()
+        with self.lock:
+            self._keep(self)
+            self.held.append(weakref.ref(self))
+            if controller is not None and self.limiter is None:
+                _Hold.limiter = controller.limit(limits=1, user_api="blas")
+
+    def release(self) -> None:
+        """Let go; the last one sets the number of threads back."""
+        with self.lock:
+            self._keep(self)
+
+    @classmethod
+    def _keep(cls, but: _Hold) -> None:
+        """Keep those who are alive, but one; without any, set the number of threads back."""
+        cls.held = [ref for ref in cls.held if ref() is not None and ref() is not but]
+        if not cls.held and cls.limiter is not None:
+            cls.limiter.restore_original_limits()
+            cls.limiter = None
 
 
 @cache
@@ -65,10 +105,36 @@ def paced(work: Callable[[int], bool]) -> None:
 
     The count grows until a call takes SECONDS_PER_CALL.
     """
-    count = 16
+    count = 1
     while True:
         before = time.perf_counter()
         if not work(count):
             return
-        grow = SECONDS_PER_CALL / max(time.perf_counter() - before, 1e-9)
-        count = max(1, int(count * min(16.0, grow)))
+        count = _next(count, before)
+
+
+class PacedParts:
+    """Slices of n pieces of work, of a size as in :func:`paced`; do the work between them.
+
+    No generator: one that is left unfinished is closed, and Ctrl-C in its end would be lost.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.n, self.first, self.count, self.before = n, 0, 0, 0.0
+
+    def __iter__(self) -> PacedParts:
+        return self
+
+    def __next__(self) -> slice:
+        if self.first >= self.n:
+            raise StopIteration
+        self.count = _next(self.count, self.before) if self.count else 1
+        part = slice(self.first, min(self.first + self.count, self.n))
+        self.first, self.before = part.stop, time.perf_counter()
+        return part
+
+
+def _next(count: int, before: float) -> int:
+    """The count of the next call, after one that began then."""
+    grow = SECONDS_PER_CALL / max(time.perf_counter() - before, 1e-9)
+    return max(1, int(count * min(16.0, grow)))

@@ -41,6 +41,7 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
         _sites(arrays, d, full),
         _checks.number("log_scale", header["log_scale"]),
         _checks.integer("sweeps", header["sweeps"], least=0),
+        _rows_seen(header, stored="sites_precision" in arrays),
     )
     weights, groups = _of_rows(arrays, state.sites)
     # one less than weights beside an intercept; files of 0.1.0 do not say it
@@ -68,6 +69,16 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
     if not np.isfinite(evidence):
         raise ValueError("the log evidence overflows")
     return post
+
+
+def _rows_seen(header: dict[str, Any], stored: bool) -> int | None:
+    """Rows that ADF took in; files of 0.1.0 do not say it."""
+    seen = header.get("rows_seen")
+    if seen is None:
+        return None
+    if stored:
+        raise ValueError(f"rows_seen is {seen!r} beside sites; allowed: null, ADF stores none")
+    return _checks.integer("rows_seen", seen, least=0)
 
 
 def _matrix(name: str, given: Array, d: int, full: bool) -> Array:

@@ -10,11 +10,11 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks, losses, schemes
 from epfast._arrays import Array, Held
-from epfast.inference import Callback, Counts, Fit, Interrupted, run, warn_of
+from epfast.inference import Callback, Counts, Fit, Interrupted, reached, run, warn_of
 from epfast.inference.combinations import legal
 from epfast.inference.runtime import Tick
 from epfast.linear import notes
-from epfast.linear.engines import ENGINES, engine_of
+from epfast.linear.engines import ENGINES, at_start, engine_of
 from epfast.linear.posterior import FactorizedPosterior, FullPosterior
 from epfast.linear.problem import (
     Data,
@@ -146,7 +146,8 @@ def fit_linear(
     RuntimeError
         If a loss in C returns an error code; an exception of a Python loss is passed on.
     Interrupted
-        On Ctrl-C, within about a second; its ``posterior`` holds what was found so far.
+        On Ctrl-C, within about a second; its ``posterior`` holds what was found so far, see
+        :class:`epfast.Interrupted`.
 
     Warns
     -----
@@ -237,9 +238,12 @@ def fit_linear(
     found: FactorizedPosterior | FullPosterior = fit_problem(
         problem, start, record=record, callback=callback, progress=progress
     )
-    if scale is not None:
-        notes.note_separable(problem, found.mean, scale)
-    return found
+    try:
+        if scale is not None:
+            notes.note_separable(problem, found.mean, scale)
+        return found
+    except KeyboardInterrupt:
+        raise Interrupted(found) from None
 
 
 def _notes(problem: LinearProblem, variance: Any, precision: Any) -> float | None:
@@ -436,10 +440,7 @@ def fit_problem(
 
     warn: told of the result, in place of :func:`epfast.inference.warn_of`.
     """
-    fitted = problem._replace(data=_kept(problem, callback, progress))
-    held = Held("X, y or weights", *fitted.data)
-    engine = engine_of(fitted, **({"traced": True} if record == "factor" else {}))
-    kind = KINDS[problem.covariance]
+    kind, fit = KINDS[problem.covariance], None
 
     def result(fit: Fit) -> Any:
         kept = problem.without_rows() if isinstance(problem.data.X, Stream) else problem
@@ -451,6 +452,9 @@ def fit_problem(
         return float(problem.cost(mean[None])[0]), traced
 
     try:
+        fitted = problem._replace(data=_kept(problem, callback, progress))
+        held = Held("X, y or weights", *fitted.data)
+        engine = engine_of(fitted, **({"traced": True} if record == "factor" else {}))
         fit = run(
             engine,
             problem.schedule,
@@ -459,7 +463,18 @@ def fit_problem(
             callback=held.after(callback),
             progress=held.after(progress),
         )
-    except Interrupted as stopped:
-        raise Interrupted(result(stopped.posterior)) from None
-    warn(fit, engine, problem.schedule, stacklevel)
-    return result(fit)
+        warn(fit, engine, problem.schedule, stacklevel)
+        return result(fit)
+    except KeyboardInterrupt as pressed:
+        fit = reached(pressed) or fit
+        if fit is not None:
+            raise Interrupted(result(fit)) from None
+        if start is not None:
+            raise Interrupted(start) from None
+        raise Interrupted(unfitted(problem)) from None
+
+
+def unfitted(problem: LinearProblem) -> Any:
+    """The prior as a posterior: before the first sweep, without a start."""
+    kept = problem.without_rows() if isinstance(problem.data.X, Stream) else problem
+    return KINDS[problem.covariance](at_start(problem), kept, False, [])

@@ -12,7 +12,7 @@ from scipy import linalg, sparse
 from epfast import _checks, families
 from epfast._arrays import Array
 from epfast._core.row_sweeps import ParallelSweep, marginals
-from epfast.inference import Fit, Sites, run, warn_of
+from epfast.inference import Fit, Interrupted, Sites, reached, run, warn_of
 from epfast.inference.loop import change
 from epfast.inference.runtime import no_tick, one_blas_thread
 from epfast.linear.engines import engine_of
@@ -134,15 +134,26 @@ def add_rows(
     schedule = schedule.filled(power=1.0, damping=1.0)
     new = problem.continued(data, schedule, state._replace(sites=None))
     new.check_weights()
-    engine = RowEngine(new)
-    fit = run(engine, schedule)
-    warn(fit, engine, schedule)
-    old = len(stored.shift) if stored is not None else None
-    joined = problem._replace(data=_joined(problem.data, data, old), schedule=schedule)
-    if stored is not None and fit.state.sites is not None:
+
+    def joined(fit: Fit) -> tuple[Fit, LinearProblem]:
+        if stored is None:  # ADF may have stopped on its way
+            some = data.taken(slice(fit.state.rows_seen - (state.rows_seen or 0)))
+            rows = _joined(problem.data, some, None)
+            return fit, problem._replace(data=rows, schedule=schedule)
         sites = Sites(*map(np.concatenate, zip(stored, fit.state.sites, strict=True)))
         fit = fit._replace(state=fit.state._replace(sites=sites))
-    return fit, joined
+        rows = _joined(problem.data, data, len(stored.shift))
+        return fit, problem._replace(data=rows, schedule=schedule)
+
+    fit = None
+    try:
+        engine = RowEngine(new)
+        fit = run(engine, schedule)
+        warn(fit, engine, schedule)
+        return joined(fit)
+    except KeyboardInterrupt as pressed:
+        left = reached(pressed) or fit
+        raise Interrupted(None if left is None else joined(left)) from None
 
 
 def _joined(old: Data, new: Data, n_old: int | None) -> Data:

@@ -13,7 +13,7 @@ from scipy import linalg
 
 from epfast import _checks, schemes
 from epfast._arrays import Array, row_chunks
-from epfast.inference import Sites, SweepInfo
+from epfast.inference import Fit, Interrupted, Sites, SweepInfo
 from epfast.inference.certificates import Case
 from epfast.inference.files import contents, write
 from epfast.linear import online
@@ -150,6 +150,11 @@ class LinearPosterior(LinearPredictions):
         """Rows per factor; None: a site per row."""
         return self.problem.batch_size
 
+    @property
+    def rows_seen(self) -> int | None:
+        """Rows that ADF has taken in, in all, those of an interrupted pass too; None: EP."""
+        return self.state.rows_seen
+
     # -- natural parameters and moments --
 
     @property
@@ -285,6 +290,7 @@ class LinearPosterior(LinearPredictions):
             "columns": problem.n_columns,
             "log_scale": float(self.state.log_scale),
             "names": None if problem.names is None else list(problem.names),
+            "rows_seen": self.rows_seen,
         }
 
 
@@ -406,12 +412,26 @@ class FullPosterior(LinearPosterior):
         FullPosterior
             Its sites are the old ones, then the new ones. To sweep over all of them, pass it as
             ``start`` to :func:`epfast.fit_linear` with all the rows.
+
+        Raises
+        ------
+        Interrupted
+            On Ctrl-C; its ``posterior`` holds all new sites as they are, or with ADF the first of
+            the new rows (see ``rows_seen``).
         """
         check_columns(self.problem.names, X)
         data = data_of(self.problem.given(X), y, weights, self.known_loss())
-        fit, problem = online.add_rows(self.problem, self.state, data, schedule)
-        history = self.history + fit.history
-        return FullPosterior(fit.state, problem, fit.converged, history)
+
+        def result(found: tuple[Fit, LinearProblem] | None) -> FullPosterior:
+            if found is None:
+                return self
+            fit, problem = found
+            return FullPosterior(fit.state, problem, fit.converged, self.history + fit.history)
+
+        try:
+            return result(online.add_rows(self.problem, self.state, data, schedule))
+        except Interrupted as stopped:
+            raise Interrupted(result(stopped.posterior)) from None
 
     def remove(self, rows: ArrayLike, X: Any = None, y: ArrayLike | None = None) -> FullPosterior:
         """Remove the sites of some rows from the posterior, exactly; the other sites stay.

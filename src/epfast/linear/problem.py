@@ -13,6 +13,7 @@ from scipy import linalg, sparse
 
 from epfast import _checks
 from epfast._arrays import Array, row_chunks, symmetric_from_upper
+from epfast._core.cholesky import cholesky, inverse_from_factor, inverse_triangle
 from epfast._core.row_sweeps import add_sites
 from epfast._core.rows import Rows
 from epfast._core.tilted import TiltedMoments
@@ -38,6 +39,8 @@ class State(NamedTuple):
     log_scale: float
     #: sweeps done so far
     sweeps: int
+    #: rows taken in by ADF, of an unfinished pass too; None: EP
+    rows_seen: int | None = None
 
 
 class Data(NamedTuple):
@@ -261,8 +264,7 @@ def log_determinant(precision: Array) -> float:
     """log of the determinant of a precision, (d,) or (d, d). O(d^3)."""
     if precision.ndim == 1:
         return float(np.log(precision).sum())
-    with factorising():
-        return 2.0 * float(np.log(np.diag(linalg.cholesky(precision, lower=True))).sum())
+    return 2.0 * float(np.log(np.diag(factor_of(precision))).sum())
 
 
 def log_evidence(state: State, prior_log_determinant: float) -> float:
@@ -271,8 +273,8 @@ def log_evidence(state: State, prior_log_determinant: float) -> float:
         log_det = log_determinant(state.precision)
         quadratic = (state.shift * (state.shift / state.precision)).sum()
     else:
+        factor = factor_of(state.precision)
         with factorising(), np.errstate(over="ignore", invalid="ignore"):
-            factor = linalg.cholesky(state.precision, lower=True)
             half = linalg.solve_triangular(factor, state.shift, lower=True)
             log_det = 2.0 * np.log(np.diag(factor)).sum()
             quadratic = half @ half
@@ -298,42 +300,66 @@ def from_sites(problem: LinearProblem, sites: Sites, sweeps: int) -> State | Non
     return State(precision, base.shift + shift, sites, total, sweeps)
 
 
+def not_proper() -> FloatingPointError:
+    """The error where the matrix of a posterior has no Cholesky factor."""
+    return FloatingPointError(
+        "the posterior overflowed, or is not positive definite to rounding; scale the columns of "
+        "X, or try damping or a power below 1"
+    )
+
+
 @contextmanager
 def factorising() -> Iterator[None]:
     """Say what it means where the matrix of a posterior has no Cholesky factor."""
     try:
         yield
     except (linalg.LinAlgError, ValueError):
-        raise FloatingPointError(
-            "the posterior overflowed, or is not positive definite to rounding; scale the columns "
-            "of X, or try damping or a power below 1"
-        ) from None
+        raise not_proper() from None
+
+
+def _factor(matrix: Array) -> Array | None:
+    """See :func:`factor_of`; None if the matrix is not positive definite."""
+    factor = np.array(matrix.T, dtype=np.float64, order="F")
+    return factor if np.isfinite(factor).all() and cholesky(factor) else None
+
+
+def factor_of(matrix: Array) -> Array:
+    """Cholesky factor of a symmetric matrix, in the lower triangle; above is anything. O(d^3).
+
+    Here and below LAPACK works in pieces: Ctrl-C acts within about a second.
+    """
+    factor = _factor(matrix)
+    if factor is None:
+        raise not_proper()
+    return factor
 
 
 def is_proper(precision: Array) -> bool:
     """Whether a matrix is positive definite. O(d^3)."""
-    try:
-        linalg.cholesky(precision)
-    except (linalg.LinAlgError, ValueError):
-        return False
-    return True
+    return _factor(precision) is not None
+
+
+def inverse_of(matrix: Array) -> Array:
+    """Inverse of a positive definite matrix, symmetric. O(d^3)."""
+    factor = factor_of(matrix)
+    inverse_from_factor(factor)
+    return symmetric_from_upper(factor.T)
 
 
 def inverse_root(precision: Array) -> Array:
     """Inverse Cholesky factor L^-1 of precision = L L', transposed: an upper triangle. O(d^3)."""
-    with factorising():
-        factor = linalg.cholesky(precision, lower=True)
-        inverse = linalg.solve_triangular(factor, np.eye(len(factor)), lower=True)
-    return np.ascontiguousarray(inverse.T)
+    factor = factor_of(precision)
+    inverse_triangle(factor)
+    return np.triu(factor.T)
 
 
 def moments_of(state: State) -> tuple[Array, Array]:
     """Covariance and mean. O(d^3)."""
+    factor = factor_of(state.precision)
     with factorising():
-        factor = linalg.cho_factor(state.precision, lower=True)
-        covariance = linalg.cho_solve(factor, np.eye(len(state.shift)))
-        mean = linalg.cho_solve(factor, state.shift)
-    return np.ascontiguousarray(0.5 * (covariance + covariance.T)), mean
+        mean = linalg.cho_solve((factor, True), state.shift)
+    inverse_from_factor(factor)
+    return symmetric_from_upper(factor.T), mean
 
 
 # ---- the door ----

@@ -275,3 +275,29 @@ def test_refusals():
             fit(y=[1, -1, 1], schedule=DoubleLoop(), **given)
     with pytest.raises(ValueError, match="site_rule is 'keep'; not allowed with a process, EP"):
         fit_gp(X, [1, -1, 1], schedule=DoubleLoop(start=EP(site_rule="keep")))
+
+
+@pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda m: np.logaddexp(0.0, -m).astype("f4"),
+        lambda m: np.where(m < -1.0, np.inf, np.logaddexp(0.0, -m)),
+    ],
+    ids=["single precision", "infinite"],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_loss_of_few_digits_ends(loss, seed):
+    """The descent stops where its steps gain no more than the rounding of the loss."""
+    rng, calls = np.random.default_rng(seed), []
+    x = rng.normal(size=(8, 2))
+    K = np.exp(-0.5 * ((x[:, None] - x) ** 2).sum(axis=-1)) + 1e-6 * np.eye(8)
+    y = np.where(rng.normal(size=8) > 0, 1.0, -1.0)
+
+    def counted(m):
+        calls.append(len(m))
+        assert len(calls) < 600_000
+        return loss(m)
+
+    post = fit_gp(K, y, loss=counted, schedule=DoubleLoop(start=EP(2, 1e-12)))
+    assert post.history[-1].mismatch < 1e-3

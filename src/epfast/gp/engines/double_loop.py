@@ -30,6 +30,7 @@ import numpy as np
 from scipy import linalg
 
 from epfast._arrays import Array, symmetric_from_upper
+from epfast._core.cholesky import cholesky, inverse_from_factor
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.tilted import TiltedMoments
 from epfast.gp.engines.sweeps import improper
@@ -37,10 +38,20 @@ from epfast.gp.problem import GPProblem, GPState, Moments, Relaxed, log_evidence
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.runtime import Tick
 
+#: most numbers that a call of BLAS multiplies, so that Ctrl-C acts within about a second
+COLUMNS = 1 << 29
 #: step of the differences for third and fourth moments, in cavity sd
 STEP = 3e-3
 #: most Newton steps of the inner loop, and most halvings of a line search
-INNER, HALVINGS = 60, 40
+INNER, HALVINGS = 60, 20
+#: most evaluations of an inner loop, and about half of those of an outer step: far more than it
+#: takes where values are exact
+WORK = 40
+#: steps without a smaller mismatch after which the outer loop gives up: of any size, and where
+#: Newton's method should converge
+STALLED, STALLED_NEAR, NEAR = 30, 5, 1e-4
+#: a rise of the inner loop below this that shrinks no more is the rounding of the loss
+NOISE = 1e-6
 #: a step is taken if F falls by at least this share of what the quadratic model predicts
 ARMIJO = 1e-4
 #: least precision of a marginal after a step, relative to the one before
@@ -101,10 +112,12 @@ class _Factor(NamedTuple):
     def between(self, blocks: Array) -> Array:
         """(2 n, 2 n), lower triangle of H_q (a H_q + H_r)^-1 H_q, from the blocks of H_q."""
         n = len(self.cross)
-        corner = symmetric_from_upper(linalg.lapack.dpotri(self.schur, lower=1)[0].T)
+        corner = self.schur.copy(order="F")
+        inverse_from_factor(corner)
+        corner = symmetric_from_upper(corner.T)
         # [[A, C], [C, B]]^-1 = [[first, -cross], [-cross', corner]]
-        cross = linalg.blas.dsymm(1.0, self.inverse, self.cross[:, None] * corner, lower=1)
-        first = linalg.blas.dsymm(1.0, self.inverse, cross * self.cross, side=1, lower=1)
+        cross = _symmetric_times(self.inverse, self.cross[:, None] * corner)
+        first = _symmetric_times(self.inverse, (cross * self.cross).T).T
         first += symmetric_from_upper(self.inverse.T)
         b11, b12, b22 = blocks
         # H_q T'^-1
@@ -158,6 +171,9 @@ class DescentState(NamedTuple):
     point: Point
     #: ridge of the outer step; a large one gives a short classical step
     ridge: float
+    #: least mismatch so far, and the number of steps since
+    least: float = np.inf
+    since: int = 0
 
 
 class DescentEngine:
@@ -170,6 +186,8 @@ class DescentEngine:
         self.tilted: TiltedMoments = problem.tilted()
         self.power, self.match = schedule.start.power, schedule.match
         self.problem, self.y = problem, problem.responses()
+        #: evaluations of the inner loop so far
+        self._evaluations = 0
         self.n_sites = self.order_of_matrices = problem.n
         self.remedy, self.evidence_bound = problem.remedy, problem.evidence_bound
 
@@ -207,13 +225,20 @@ class DescentEngine:
     def sweep(self, state: DescentState, keep: bool, tick: Tick) -> tuple[DescentState, Counts]:
         point, ridge, moved = self._step(state.point, state.ridge)
         tick(self.n_sites)
-        new = self._state(point, state.sweeps + 1, ridge)
         mismatch = point.mismatch
+        new = self._state(point, state.sweeps + 1, ridge)
+        if mismatch < state.least:
+            new = new._replace(least=mismatch)
+        else:
+            new = new._replace(least=state.least, since=state.since + 1)
+        moved = moved and new.since < (STALLED_NEAR if new.least < NEAR else STALLED)
         # a short step does not show a fixed point; matching moments do
         matched = mismatch <= self.match
         return new, Counts(mismatch=mismatch, settled=matched, stuck=not moved)
 
-    def settle(self, state: DescentState, torn: bool = False) -> tuple[GPState, Moments]:
+    def settle(self, state: DescentState, hurry: bool = False) -> tuple[GPState, Moments]:
+        if hurry:
+            return GPState(*state[:3]), state.now
         found = moments_of(self.kernel, state.sites, covariance=False, marginals=False)
         if found is None:
             raise improper(state.sites.precision, self.kernel.diagonal)
@@ -244,16 +269,15 @@ class DescentEngine:
         hessian[diagonal, diagonal] += (1.0 - b11) / a
         hessian[other, other] += (0.5 - b22) / a
         hessian[other, diagonal] -= b12 / a
-        while ridge < LONGEST_RIDGE:
+        most = self._evaluations + 2 * WORK
+        while ridge < LONGEST_RIDGE and self._evaluations < most:
             matrix = hessian.copy(order="F")
             matrix[diagonal, diagonal] += ridge / a
             matrix[other, other] += 0.5 * ridge / a
-            try:
-                factor = linalg.cho_factor(matrix, lower=True, overwrite_a=True, check_finite=False)
-            except linalg.LinAlgError:
+            if not cholesky(matrix):
                 ridge = _longer(ridge)
                 continue
-            move = -linalg.cho_solve(factor, gradient, check_finite=False)
+            move = -linalg.cho_solve((matrix, True), gradient, check_finite=False)
             curved = linalg.blas.dsymv(1.0, hessian, move, lower=1)
             predicted = float(gradient @ move + 0.5 * move @ curved)
             # the inner maximum moves by this, to first order
@@ -281,10 +305,10 @@ class DescentEngine:
 
     def _inner(self, s: Array, r: Array, accuracy: float) -> Point | None:
         """Newton's method on the sites r; None if it finds no step."""
-        a = self.power
+        a, last, most = self.power, np.inf, self._evaluations + WORK
         here = self._evaluate(s, r)
         for _ in range(INNER):
-            if here is None:
+            if here is None or self._evaluations > most:
                 return None
             inner, process, tilted = here
             blocks = _blocks(s, tilted)
@@ -296,8 +320,11 @@ class DescentEngine:
             )
             move = factor.solve(gradient)
             rise = float(gradient @ move)
-            if rise <= accuracy:
-                return Point(s, r, process, tilted, inner, rise, blocks, factor)
+            point = Point(s, r, process, tilted, inner, rise, blocks, factor)
+            noisy = rise <= NOISE * (1.0 + abs(inner))
+            if rise <= accuracy or (noisy and rise > 0.5 * last):
+                return point
+            last = rise
             direction, length = _natural(move, s), 1.0
             for _ in range(HALVINGS):
                 here = self._evaluate(s, r + length * direction)
@@ -306,12 +333,13 @@ class DescentEngine:
                     break
                 length *= 0.5
             else:
-                return None
+                return point if noisy else None
             r = r + length * direction
         return None
 
     def _evaluate(self, s: Array, r: Array) -> tuple[float, _Process, _Tilted] | None:
         """The value that the inner loop maximises, and its parts; None outside its domain."""
+        self._evaluations += 1
         cavity = s - self.power * r
         if not (cavity[1] > 0.0).all():
             return None
@@ -411,18 +439,24 @@ def _factor(s: Array, process: _Process, blocks: Array) -> _Factor | None:
     covariance = process.covariance * np.outer(unit, unit)
     square = 0.5 * covariance**2
     np.fill_diagonal(covariance, covariance.diagonal() + b11)
-    factor, trouble = linalg.lapack.dpotrf(covariance.T, lower=1, clean=0, overwrite_a=1)
-    if trouble:
+    # all in column order, and in place
+    inverse, square = covariance.T, square.T
+    if not cholesky(inverse):
         return None
-    inverse, trouble = linalg.lapack.dpotri(factor, lower=1, overwrite_c=1)
-    if trouble:
-        return None
-    # both in column order
-    square = square.T
+    inverse_from_factor(inverse)
     square -= inverse * _outer(cross, cross)
     np.fill_diagonal(square, square.diagonal() + b22 + offset * (2.0 * b12 + offset * b11))
-    schur, trouble = linalg.lapack.dpotrf(square, lower=1, clean=0, overwrite_a=1)
-    return None if trouble else _Factor(offset, cross, inverse, schur)
+    return _Factor(offset, cross, inverse, square) if cholesky(square) else None
+
+
+def _symmetric_times(lower: Array, other: Array) -> Array:
+    """A symmetric matrix, given its lower triangle, times another, some columns per call."""
+    n = len(lower)
+    result, step = np.empty((n, n), order="F"), max(16, COLUMNS // n**2)
+    for i in range(0, n, step):
+        part = slice(i, i + step)
+        result[:, part] = linalg.blas.dsymm(1.0, lower, other[:, part], lower=1)
+    return result
 
 
 def _outer(x: Array, y: Array) -> Array:

@@ -15,7 +15,15 @@ from epfast._arrays import Array, as_array
 from epfast._core.row_sweeps import BlockedSweep, ParallelSweep
 from epfast._core.rows import Units
 from epfast._core.tilted import TiltedMoments
-from epfast.gp.problem import GPProblem, GPState, Moments, Relaxed, log_evidence, moments_of
+from epfast.gp.problem import (
+    GPProblem,
+    GPState,
+    Moments,
+    Relaxed,
+    log_evidence,
+    moments_of,
+    with_alpha,
+)
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
@@ -23,7 +31,7 @@ from epfast.linear.engines.base import most_of
 from epfast.linear.engines.rows import PARALLEL_ROWS, REFRESH, SHRUNK, block_size
 
 #: most numbers that one call of the core touches, so that Ctrl-C acts within about a second
-CHUNK = 1 << 34
+CHUNK = 1 << 30
 #: precision of a site, over that of the prior, from which it is the site that spoils the posterior
 SHARP = 1e10
 
@@ -75,9 +83,8 @@ class ProcessEngine:
         scheme: Any = problem.scheme
         self.relaxation = scheme.relaxation(self.tilted) if scheme.relaxes else None
         numbers = schedule.power, schedule.damping
-        self.sequential = BlockedSweep(
-            self.tilted, n, min(block_size(schedule.block, n), n), *numbers, False, self.relaxation
-        )
+        self.block = min(block_size(schedule.block, n), n)
+        self.sequential = BlockedSweep(self.tilted, n, self.block, *numbers, False, self.relaxation)
         self.parallel = ParallelSweep(self.tilted, 1, min(n, PARALLEL_ROWS), *numbers)
         self.refresh = schedule.refresh or REFRESH
         #: moments of the state whose covariance is in the array
@@ -127,8 +134,10 @@ class ProcessEngine:
             new = new._replace(relaxed=factors)
         return (self._parallel if self.is_parallel else self._sequential)(new, state, tick)
 
-    def settle(self, state: ProcessState, torn: bool = False) -> tuple[GPState, Moments]:
-        """The array holds R from here on."""
+    def settle(self, state: ProcessState, hurry: bool = False) -> tuple[GPState, Moments]:
+        """The array holds R from here on, unless in a hurry."""
+        if hurry:
+            return GPState(*state[:3]), with_alpha(state.sites, state.now)
         found = self._moments(state.sites, covariance=False, marginals=False)
         if found is None:
             raise improper(state.sites.precision, self.kernel.diagonal)
@@ -149,7 +158,8 @@ class ProcessEngine:
         refused, core.log_determinant = core.n_refused, 0.0
         mean = old.now.mean.copy()
         visits = as_array(self.schedule.checked_visits(n, old.sweeps))
-        step = max(64, self.chunk // (n * n))
+        # whole blocks, so that the numbers do not depend on the chunk
+        step = self.block * max(1, self.chunk // (n * n * self.block))
         for part in (visits[i : i + step] for i in range(0, n, step)):
             y = self.problem.responses(part)
             weights = self.problem.weights_of(part)

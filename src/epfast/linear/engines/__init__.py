@@ -9,17 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from epfast.inference import Engine
+import numpy as np
+
+from epfast.inference import Engine, Sites
 from epfast.inference.combinations import Combination, Table
+from epfast.linear.engines.base import adf_start
 from epfast.linear.engines.laplace import LaplaceEngine
 from epfast.linear.engines.minibatch import MinibatchEngine
 from epfast.linear.engines.rows import RowEngine
 from epfast.linear.engines.shards import ShardEngine
 from epfast.linear.engines.shared import SharedEngine
 from epfast.linear.engines.streams import of_stream
-from epfast.linear.problem import LinearProblem
+from epfast.linear.problem import LinearProblem, State
 
-__all__ = ["ENGINES", "engine_of"]
+__all__ = ["ENGINES", "at_start", "engine_of"]
 
 SHUFFLED, PARALLEL = "order='shuffled'", "order='parallel'"
 
@@ -74,3 +77,20 @@ def engine_of(problem: LinearProblem, **settings: Any) -> Engine[Any]:
         problem, **settings
     )
     return engine
+
+
+def at_start(problem: LinearProblem) -> State:
+    """The state before the first sweep without a start: the prior and flat sites."""
+    base, stores = problem.base, problem.schedule.stores
+    if stores == "none":
+        return adf_start(base)
+    n, d = problem.shape
+    count = -(-n // (problem.batch_size or 1))
+    shape: tuple[int, ...] = (d,)
+    if stores == "shared":
+        assert problem.groups is not None
+        count, shape = int(problem.groups.max()) + 1, (d, d)
+    elif problem.covariance == "full":
+        count, shape = n, ()
+    shift = np.zeros((count, d) if shape else count)
+    return base._replace(sites=Sites(np.zeros((count, *shape)), shift, np.zeros(count)))

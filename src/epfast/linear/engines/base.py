@@ -8,12 +8,13 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from epfast import families
-from epfast._arrays import Array
+from epfast._arrays import Array, symmetric_from_upper
 from epfast.inference import Counts, Sites, Summary
 from epfast.linear.problem import (
     LinearProblem,
     State,
     from_sites,
+    inverse_of,
     log_determinant,
     log_evidence,
     moments_of,
@@ -22,6 +23,7 @@ from epfast.linear.problem import (
 #: least share of a sweep's change that is tried, where the whole makes the posterior improper
 LEAST_SHARE = 1.0 / 1024.0
 
+S = TypeVar("S", bound=Any)
 T = TypeVar("T")
 
 
@@ -33,6 +35,7 @@ class Swept(NamedTuple):
     sites: Sites | None
     log_scale: float
     sweeps: int
+    rows_seen: int | None
     #: (d, d) and (d,); only the upper triangle of the covariance is valid
     covariance: Array
     mean: Array
@@ -86,8 +89,8 @@ class FullEngine:
             return Summary(state.mean, variance)
         return Summary(state.mean, variance, log_evidence(state, self.prior_log_determinant))
 
-    def settle(self, state: Any, torn: bool = False) -> State:
-        return State(*state[:5])
+    def settle(self, state: Any, hurry: bool = False) -> State:
+        return plain(state)
 
     def accepted(self, old: Any, sites: Sites, counts: Counts) -> tuple[Any, Counts]:
         """The result of a sweep that found these sites, or most of them. O(n d^2)."""
@@ -98,9 +101,32 @@ class FullEngine:
         return with_moments(new), counts if share == 1.0 else counts._replace(settled=False)
 
 
+def plain(state: Any) -> State:
+    """The state without what an engine adds to it."""
+    return State(*state[: len(State._fields)])
+
+
+def with_precision(state: S, full: bool) -> S:
+    """A state with precision and shift from its moments. O(d^3).
+
+    full: not only the upper triangle of the covariance is valid.
+    """
+    if not full:
+        state = state._replace(covariance=symmetric_from_upper(state.covariance))
+    with np.errstate(over="ignore", invalid="ignore"):  # the loop looks at what came out
+        precision = inverse_of(state.covariance)
+        new: S = state._replace(precision=precision, shift=precision @ state.mean)
+    return new
+
+
 def flat(n: int) -> Sites:
     """Flat scalar sites, g = 1."""
     return Sites(np.zeros(n), np.zeros(n), np.zeros(n))
+
+
+def adf_start(state: State) -> State:
+    """A state that ADF goes on from."""
+    return state._replace(sites=None, rows_seen=state.rows_seen or 0)
 
 
 def start_of(problem: LinearProblem, start: Any) -> State:
@@ -108,11 +134,10 @@ def start_of(problem: LinearProblem, start: Any) -> State:
     n, d = problem.shape
     if problem.schedule.stores == "none":
         if start is None:
-            return problem.base
+            return adf_start(problem.base)
         if start.shift.size != d:
             raise ValueError(f"start has {start.shift.size} dimensions; allowed: {d}")
-        state: State = start.state._replace(sites=None)
-        return state
+        return adf_start(start.state)
     if start is None:
         return problem.base._replace(sites=flat(n))
     if start.sites is None:

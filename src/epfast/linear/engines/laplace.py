@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from epfast import families
-from epfast._arrays import as_array, symmetric_from_upper
+from epfast._arrays import Array, as_array, symmetric_from_upper
 from epfast._core.laplace_factors import LaplaceSweep
-from epfast.inference import Counts, Sites
+from epfast.inference import Counts, PartOfSweep, Sites
 from epfast.inference.runtime import Tick
-from epfast.linear.engines.base import FullEngine, Swept, flat, with_moments
+from epfast.linear.engines.base import FullEngine, Swept, flat, plain, with_moments
 from epfast.linear.problem import LinearProblem, State
 
 
@@ -40,35 +44,75 @@ class LaplaceEngine(FullEngine):
         self.core = laplace_core(problem, d, self.size)
 
     def sweep(self, state: Swept, keep: bool, tick: Tick) -> tuple[Swept, Counts]:
-        problem, core = self.problem, self.core
-        n = problem.shape[0]
+        if state.sites is None:
+            return self._pass(state, tick)
+        core = self.core
         before = core.n_refused, core.n_failed
         precision, shift = state.precision.copy(), state.shift.copy()
         parallel = self.schedule.order == "parallel"
         seen = (state.precision, state.shift) if parallel else (precision, shift)
-        sites = families.copied(state.sites) if state.sites else flat(n)
-        factors = self.schedule.checked_visits(-(-n // self.size), state.sweeps)
-        for some in map(as_array, problem.pieces(factors, self.size)):
-            rows = (some[:, None] * self.size + np.arange(self.size)).ravel()
-            rows = rows[rows < n]
-            sizes = np.minimum(self.size, n - some * self.size)
+        sites: Sites = families.copied(state.sites)
+        for some in self._pieces(state.sweeps):
+            rows, sizes = self._rows_of(some)
             target: Sites = families.taken(sites, rows)
-            core.sweep(
-                problem.rows(rows),
-                problem.responses(rows),
-                problem.weights(rows),
-                sizes,
-                *seen,
-                *target,
-                precision,
-                shift,
-            )
+            self._visit(rows, sizes, seen, target, precision, shift)
             families.put(sites, rows, target)
             tick(len(some))
         counts = Counts(core.n_refused - before[0], core.n_failed - before[1])
-        if state.sites is None:
-            total = state.log_scale + float(sites.log_scale.sum())
-            symmetric = symmetric_from_upper(precision)
-            new = State(symmetric, shift, None, total, state.sweeps + 1)
-            return with_moments(new), counts
         return self.accepted(state, sites, counts)
+
+    def _pieces(self, sweeps: int) -> Iterator[NDArray[np.intp]]:
+        """Factors in the order of their visits, some at a time."""
+        count = -(-self.problem.shape[0] // self.size)
+        factors = self.schedule.checked_visits(count, sweeps)
+        return map(as_array, self.problem.pieces(factors, self.size))
+
+    def _rows_of(self, some: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Rows of some factors, and how many each has."""
+        n = self.problem.shape[0]
+        rows = (some[:, None] * self.size + np.arange(self.size)).ravel()
+        return rows[rows < n], np.minimum(self.size, n - some * self.size)
+
+    def _visit(
+        self,
+        rows: Any,
+        sizes: Any,
+        seen: tuple[Array, Array],
+        sites: Sites,
+        precision: Array,
+        shift: Array,
+    ) -> None:
+        problem = self.problem
+        self.core.sweep(
+            problem.rows(rows),
+            problem.responses(rows),
+            problem.weights(rows),
+            sizes,
+            *seen,
+            *sites,
+            precision,
+            shift,
+        )
+
+    def _pass(self, state: Swept, tick: Tick) -> tuple[Swept, Counts]:
+        """A pass of ADF. Ctrl-C leaves the posterior of the rows before the piece it falls in."""
+        core = self.core
+        before, reached = (core.n_refused, core.n_failed), plain(state)
+        try:
+            for some in self._pieces(state.sweeps):
+                precision, shift = reached.precision.copy(), reached.shift.copy()
+                rows, sizes = self._rows_of(some)
+                sites = flat(len(rows))
+                self._visit(rows, sizes, (precision, shift), sites, precision, shift)
+                assert reached.rows_seen is not None
+                total = reached.log_scale + float(sites.log_scale.sum())
+                seen = reached.rows_seen + len(rows)
+                # one assignment, which Ctrl-C cannot divide
+                reached = State(
+                    symmetric_from_upper(precision), shift, None, total, state.sweeps, seen
+                )
+                tick(len(some))
+            counts = Counts(core.n_refused - before[0], core.n_failed - before[1])
+            return with_moments(reached._replace(sweeps=state.sweeps + 1)), counts
+        except KeyboardInterrupt:
+            raise PartOfSweep(reached) from None

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from epfast import families
 from epfast._arrays import Array, as_array
 from epfast._core.minibatch import Design, MinibatchSweep
-from epfast.inference import Counts, Sites, Summary, run
-from epfast.inference.runtime import Tick, paced
+from epfast.inference import Counts, PartOfSweep, Sites, Summary, run
+from epfast.inference.runtime import PacedParts, Tick
+from epfast.linear.engines.base import adf_start
 from epfast.linear.problem import Data, LinearProblem, State
 from epfast.linear.sources import Stream
 from epfast.schedules import EP
@@ -39,6 +40,10 @@ class Piece(NamedTuple):
         n = self.X.shape[0]
         rows = (np.sort(factors)[:, None] * size + np.arange(min(size, n))).ravel()
         return Data(self.X, self.y, self.weights).taken(rows[rows < n])
+
+    def rows_of(self, factors: NDArray[np.intp], size: int) -> int:
+        """How many rows some factors have."""
+        return int(np.minimum(size, self.X.shape[0] - factors * size).sum())
 
 
 def physical_memory() -> int:
@@ -98,11 +103,12 @@ class MinibatchEngine:
         base, shape = self.problem.base, (self.n_sites, self.d)
         if self.schedule.stores == "none":
             if start is None:
-                return base._replace(precision=base.precision.copy(), shift=base.shift.copy())
+                return adf_start(
+                    base._replace(precision=base.precision.copy(), shift=base.shift.copy())
+                )
             if start.shift.size != self.d:
                 raise ValueError(f"start has {start.shift.size} dimensions; allowed: {self.d}")
-            state: State = start.state._replace(sites=None)
-            return state
+            return adf_start(start.state)
         if start is None:
             sites = Sites(np.zeros(shape), np.zeros(shape), np.zeros(self.n_sites))
             return base._replace(sites=sites)
@@ -132,7 +138,7 @@ class MinibatchEngine:
         total = state.log_scale + 0.5 * float(log_ratio + state.shift @ mean)
         return Summary(mean, variance, total)
 
-    def settle(self, state: State, torn: bool = False) -> State:
+    def settle(self, state: State, hurry: bool = False) -> State:
         return state
 
     def sweep(self, state: State, keep: bool, tick: Tick) -> tuple[State, Counts]:
@@ -159,7 +165,6 @@ class MinibatchEngine:
         before = self._counters(core)
         sites: Sites = families.copied(state.sites)
         precision, shift = state.precision.copy(), state.shift.copy()
-        order = as_array(self.schedule.checked_visits(self.n_sites, state.sweeps))
         targets: dict[str, Any] = {
             "site_tau": sites.precision,
             "site_nu": sites.shift,
@@ -169,8 +174,12 @@ class MinibatchEngine:
         if parallel:
             targets |= {"next_tau": precision.copy(), "next_nu": shift.copy()}
         trace = np.empty((self.n_sites, self.d)) if self.traced else None
-        piece = Piece(data.X, data.y, data.weights, order)
-        self._visit(core, piece, precision, shift, trace, targets, tick)
+        piece = self._piece(data.X, data.y, state.sweeps)
+        order = piece.order
+        design = Design(piece.X, core.max_rows)
+        for part in PacedParts(len(order)):
+            self._visit(core, design, piece, part, (precision, shift), trace, targets)
+            tick(len(order[part]))
         refused, failed, clipped = self._counted(core, before)
         if parallel:
             refused += self._undo_improper(targets["next_tau"], sites, state.sites)
@@ -178,48 +187,71 @@ class MinibatchEngine:
         return new, Counts(refused, failed, clipped, trace=trace)
 
     def _pass(self, state: State, tick: Tick) -> tuple[State, Counts]:
-        """A pass of ADF: the posterior itself is the cavity."""
+        """A pass of ADF: the posterior itself is the cavity.
+
+        Ctrl-C leaves the posterior of the factors before the call of the core that it falls in;
+        while the first rows settle, that before the pass.
+        """
         sweeps, core, before = state.sweeps, self.core, (0, 0, 0)
         if core is not None:
             before = self._counters(core)
-        first = self._rows_to_settle() if sweeps == 0 else 0
-        precision, shift = state.precision.copy(), state.shift.copy()
+        # a start goes on from where it is, that of an unfinished pass too
+        first = self._rows_to_settle() if sweeps == 0 and state.rows_seen == 0 else 0
         counts, trace, seen = np.zeros(3, dtype=int), None, 0
-        for piece in self._pieces(sweeps, first):
-            rows = piece.X.shape[0]
-            if core is None:  # the first piece holds a whole minibatch, or all there is
-                core = self._core(rows)
-            if self.traced:
-                trace = np.empty((len(piece.order), self.d))
-            done = 0
-            if seen == 0:
-                settled = self._settled(piece, first, tick) if first else None
-                if settled is not None:
-                    state, counts, done = settled
-                    precision, shift = state.precision.copy(), state.shift.copy()
-                    if trace is not None:
-                        trace[:done] = shift / precision
-                core.begin_sweep(sweeps)
-                core.log_scale_total = 0.0
-            rest = piece._replace(order=piece.order[done:])
-            later = None if trace is None else trace[done:]
-            self._visit(core, rest, precision, shift, later, {"row_offset": seen}, tick)
-            seen += rows
+        reached = state
+        try:
+            for X, y in self._chunks(first):
+                piece, rows = self._piece(X, y, sweeps), X.shape[0]
+                if core is None:  # the first piece holds a whole minibatch, or all there is
+                    core = self._core(rows)
+                if self.traced:
+                    trace = np.empty((len(piece.order), self.d))
+                done = 0
+                if seen == 0:
+                    settled = self._settled(piece, first) if first else None
+                    if settled is not None:
+                        state, counts, done = settled
+                        reached = state
+                        tick(done)
+                        if trace is not None:
+                            trace[:done] = state.shift / state.precision
+                    core.begin_sweep(sweeps)
+                    core.log_scale_total = 0.0
+                design = Design(piece.X, core.max_rows)
+                rest = piece._replace(order=piece.order[done:])
+                later = None if trace is None else trace[done:]
+                for part in PacedParts(len(rest.order)):
+                    moments = reached.precision.copy(), reached.shift.copy()
+                    self._visit(core, design, rest, part, moments, later, {"row_offset": seen})
+                    visited = rest.order[part]
+                    assert reached.rows_seen is not None
+                    # one assignment, which Ctrl-C cannot divide
+                    reached = State(
+                        *moments,
+                        None,
+                        state.log_scale + core.log_scale_total,
+                        sweeps,
+                        reached.rows_seen + piece.rows_of(visited, self.size),
+                    )
+                    tick(len(visited))
+                seen += rows
+        except KeyboardInterrupt:
+            raise PartOfSweep(reached) from None
         assert core is not None
         self.n_sites = -(-seen // self.size)
         refused, failed, clipped = map(int, counts + self._counted(core, before))
-        log_scale = state.log_scale + core.log_scale_total
-        new = State(precision, shift, None, log_scale, sweeps + 1)
+        new = reached._replace(sweeps=sweeps + 1)
         return new, Counts(refused, failed, clipped, trace=trace)
 
-    def _pieces(self, sweeps: int, first: int) -> Iterator[Piece]:
-        """The rows of a pass: all at once, or as they come, the first with so many rows."""
+    def _chunks(self, first: int) -> Iterator[tuple[Any, Any]]:
+        """The rows of a pass: all at once, or as they come, at first so many."""
         data = self.problem.data
-        parts = data.X.pieces(self.size, first) if self.stream else iter([(data.X, data.y)])
-        for X, y in parts:
-            factors = -(-X.shape[0] // self.size)
-            order = as_array(self.schedule.checked_visits(factors, sweeps))
-            yield Piece(X, y, data.weights, order)
+        return data.X.pieces(self.size, first) if self.stream else iter([(data.X, data.y)])
+
+    def _piece(self, X: Any, y: Array, sweeps: int) -> Piece:
+        """These rows, in the order of a pass."""
+        order = as_array(self.schedule.checked_visits(-(-X.shape[0] // self.size), sweeps))
+        return Piece(X, y, self.problem.data.weights, order)
 
     def _rows_to_settle(self) -> int:
         """Of whole minibatches."""
@@ -229,7 +261,7 @@ class MinibatchEngine:
             rows = min(max(SETTLE_ROWS, SETTLE_PER_DIMENSION * self.d), most)
         return -(-rows // self.size) * self.size
 
-    def _settled(self, piece: Piece, rows: int, tick: Tick) -> tuple[State, Array, int] | None:
+    def _settled(self, piece: Piece, rows: int) -> tuple[State, Array, int] | None:
         """EP on the factors that the pass visits first: posterior, counts, number of factors.
 
         None where it overflowed: the pass then begins at the prior.
@@ -243,10 +275,11 @@ class MinibatchEngine:
             fit = run(MinibatchEngine(problem), schedule)
         except FloatingPointError:
             return None
-        tick(len(some))
         last = fit.history[-1]
         counts = np.array([last.n_refused, last.n_failed, last.n_clipped])
-        return fit.state._replace(sites=None), counts, len(some)
+        seen = piece.rows_of(some, self.size)
+        state: State = fit.state._replace(sites=None, sweeps=0, rows_seen=seen)
+        return state, counts, len(some)
 
     @staticmethod
     def _counters(core: MinibatchSweep) -> tuple[int, int, int]:
@@ -259,37 +292,24 @@ class MinibatchEngine:
     def _visit(
         self,
         core: MinibatchSweep,
+        design: Design,
         piece: Piece,
-        precision: Array,
-        shift: Array,
+        part: slice,
+        moments: tuple[Array, Array],
         trace: Array | None,
         targets: dict[str, Any],
-        tick: Tick,
     ) -> None:
-        """Visit factors, some per call: between calls Python handles signals."""
-        done, order = 0, piece.order
-        design = Design(piece.X, core.max_rows)
-
-        def some(count: int) -> bool:
-            nonlocal done
-            part = slice(done, done + count)
-            core.sweep(
-                design,
-                piece.y,
-                self.size,
-                order[part],
-                precision,
-                shift,
-                weight=piece.weights,
-                trace=None if trace is None else trace[part],
-                **targets,
-            )
-            tick(len(order[part]))
-            done += count
-            return done < len(order)
-
-        if len(order):
-            paced(some)
+        """Visit some factors of a piece, in one call: Python handles signals after it."""
+        core.sweep(
+            design,
+            piece.y,
+            self.size,
+            piece.order[part],
+            *moments,
+            weight=piece.weights,
+            trace=None if trace is None else trace[part],
+            **targets,
+        )
 
     def _from_sites(self, sites: Sites, sweeps: int) -> State:
         """Base times sites, summed afresh, so that rounding does not accumulate."""

@@ -9,18 +9,16 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import linalg
 
 from epfast import families
 from epfast._arrays import Array, as_array, symmetric_from_upper
 from epfast._core.row_sweeps import BlockedSweep, ParallelSweep
-from epfast.inference import Counts, Sites
+from epfast.inference import Counts, PartOfSweep, Sites
 from epfast.inference.runtime import Tick, no_tick
-from epfast.linear.engines.base import LEAST_SHARE, FullEngine, start_of
+from epfast.linear.engines.base import LEAST_SHARE, FullEngine, plain, start_of, with_precision
 from epfast.linear.problem import (
     LinearProblem,
     State,
-    factorising,
     from_sites,
     inverse_root,
     is_proper,
@@ -92,6 +90,7 @@ class RowState(NamedTuple):
     sites: Sites | None
     log_scale: float
     sweeps: int
+    rows_seen: int | None
     #: (d, d) and (d,); only the upper triangle of the covariance is valid
     covariance: Array
     mean: Array
@@ -144,6 +143,8 @@ class RowEngine(FullEngine):
 
     def sweep(self, state: RowState, keep: bool, tick: Tick) -> tuple[RowState, Counts]:
         self.tilted.begin_sweep(state.sweeps)
+        if state.sites is None:
+            return self._pass(state, tick)
         if state.order.order != "parallel":
             return self._sequential(state, slice(None), keep, tick)
         n, d = self.problem.shape
@@ -170,14 +171,10 @@ class RowEngine(FullEngine):
             new = new._replace(order=order)
         return new._replace(sweeps=state.sweeps + 1), counts
 
-    def settle(self, state: RowState, torn: bool = False) -> State:
-        plain = State(*state[:5])
-        if state.sites is None or (state.since_refresh == 0 and not torn):
-            return plain
-        anew = from_sites(self.problem, state.sites, state.sweeps)
-        if anew is None:
-            return State(*self._restarted(state)[:5]) if torn else plain
-        return anew
+    def settle(self, state: RowState, hurry: bool = False) -> State:
+        if state.sites is None or state.since_refresh == 0 or hurry:
+            return plain(state)
+        return from_sites(self.problem, state.sites, state.sweeps) or plain(state)
 
     # -- sequential --
 
@@ -186,27 +183,14 @@ class RowEngine(FullEngine):
     ) -> tuple[RowState, Counts]:
         """Fit the sites of a slice of the rows; outside the slice sites must be flat."""
         problem, core = self.problem, self.sequential
-        n, d = problem.shape
-        sites = state.sites
-        if sites is not None and keep:
-            sites = families.copied(sites)
-        before, core.log_scale_total = core.n_refused, 0.0
+        n = problem.shape[0]
+        assert state.sites is not None
+        sites: Sites = families.copied(state.sites) if keep else state.sites
+        before = core.n_refused
         old_variance = np.diag(state.covariance)
         covariance, mean = state.covariance.copy(), state.mean.copy()
-        targets = () if sites is None else sites
         for part in problem.pieces(self.schedule.checked_visits(n, state.sweeps)[which]):
-            # a slice takes neighbours without a copy
-            neighbours = isinstance(part, range) and part.step == 1
-            take: Any = slice(part[0], part[-1] + 1) if neighbours else as_array(part)
-            core.sweep(
-                problem.rows(take),
-                problem.responses(take),
-                problem.weights(take),
-                as_array(part),
-                covariance,
-                mean,
-                *targets,
-            )
+            self._visit(part, covariance, mean, *sites)
             tick(len(part))
         refused = core.n_refused - before
         new = state._replace(
@@ -216,7 +200,7 @@ class RowEngine(FullEngine):
             mean=mean,
             since_refresh=state.since_refresh + 1,
         )
-        if sites is not None and (
+        if (
             new.since_refresh == self.refresh
             or refused == n
             or not (np.diag(covariance) > SHRUNK * old_variance).all()
@@ -225,19 +209,49 @@ class RowEngine(FullEngine):
             if anew is not None:
                 refreshed = new.at(anew)._replace(since_refresh=0)
                 return refreshed, Counts(refused, drift=_drift(new, refreshed))
-        if not core.full:
-            new = new._replace(covariance=symmetric_from_upper(covariance))
-        with factorising():
-            precision = linalg.cho_solve(linalg.cho_factor(new.covariance), np.eye(d))
-        log_scale = (
-            state.log_scale + core.log_scale_total
-            if sites is None
-            else problem.base.log_scale + float(sites.log_scale.sum())
-        )
-        with np.errstate(over="ignore", invalid="ignore"):  # the loop looks at what came out
-            precision = 0.5 * (precision + precision.T)
-            new = new._replace(precision=precision, shift=precision @ mean, log_scale=log_scale)
+        total = problem.base.log_scale + float(sites.log_scale.sum())
+        new = with_precision(new._replace(log_scale=total), core.full)
         return new, Counts(refused)
+
+    def _visit(self, part: Any, covariance: Array, mean: Array, *sites: Array) -> None:
+        """Fit the sites of some rows, numbered, one after the other."""
+        problem = self.problem
+        # a slice takes neighbours without a copy
+        neighbours = isinstance(part, range) and part.step == 1
+        take: Any = slice(part[0], part[-1] + 1) if neighbours else as_array(part)
+        self.sequential.sweep(
+            problem.rows(take),
+            problem.responses(take),
+            problem.weights(take),
+            as_array(part),
+            covariance,
+            mean,
+            *sites,
+        )
+
+    def _pass(self, state: RowState, tick: Tick) -> tuple[RowState, Counts]:
+        """A pass of ADF. Ctrl-C leaves the posterior of the rows before the piece it falls in."""
+        core, before = self.sequential, self.sequential.n_refused
+        core.log_scale_total, reached = 0.0, state
+        try:
+            visits = self.schedule.checked_visits(self.problem.shape[0], state.sweeps)
+            for part in self.problem.pieces(visits):
+                covariance, mean = reached.covariance.copy(), reached.mean.copy()
+                self._visit(part, covariance, mean)
+                assert reached.rows_seen is not None
+                # one assignment, which Ctrl-C cannot divide
+                reached = reached._replace(
+                    covariance=covariance,
+                    mean=mean,
+                    log_scale=state.log_scale + core.log_scale_total,
+                    rows_seen=reached.rows_seen + len(part),
+                )
+                tick(len(part))
+            new = with_precision(reached, core.full)._replace(sweeps=state.sweeps + 1)
+        except KeyboardInterrupt:
+            some = state if reached is state else with_precision(reached, core.full)
+            raise PartOfSweep(some) from None
+        return new, Counts(core.n_refused - before)
 
     # -- parallel --
 
@@ -246,8 +260,8 @@ class RowEngine(FullEngine):
     ) -> tuple[RowState, Counts]:
         """Fit the sites of a slice from one posterior; outside the slice sites must be flat.
 
-        Where all changes together are improper: those sites are kept that were, or with ``keep``,
-        as much of the changes is taken as is proper.
+        Where all changes together are improper: as much of them is taken as is proper, or, where
+        the order may change, none.
         """
         problem, core = self.problem, self.parallel
         assert state.sites is not None
@@ -277,7 +291,7 @@ class RowEngine(FullEngine):
         share, new = 1.0, precision
         while not is_proper(precision):
             share *= 0.5
-            if not keep or share < LEAST_SHARE:
+            if state.order.may_change or share < LEAST_SHARE:
                 return state, Counts(n)
             precision = state.precision + share * (new - state.precision)
         settled = None

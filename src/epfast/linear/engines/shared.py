@@ -56,6 +56,7 @@ class SharedState(NamedTuple):
     sites: Sites
     log_scale: float
     sweeps: int
+    rows_seen: int | None
     covariance: Array
     mean: Array
     #: True once a site had a negative precision; then every batch is tested, and undone if it makes
@@ -191,10 +192,8 @@ class SharedEngine(FullEngine):
     @staticmethod
     def _at(state: State, checked: bool, ending: Ending) -> SharedState:
         """A state with its moments. O(d^3)."""
-        precision, shift, sites, log_scale, sweeps = state
-        assert sites is not None
-        moments = moments_of(state)
-        return SharedState(precision, shift, sites, log_scale, sweeps, *moments, checked, ending)
+        assert state.sites is not None
+        return SharedState(*state, *moments_of(state), checked, ending)  # type: ignore[arg-type]
 
     def _from_sites(self, sites: Sites, sweeps: int) -> State | None:
         """Base times powers of the sites; None if that is no proper Gaussian."""

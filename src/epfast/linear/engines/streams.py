@@ -6,18 +6,25 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from scipy import linalg
 
 from epfast._arrays import symmetric_from_upper
 from epfast._core.laplace_factors import LaplaceSweep
 from epfast._core.row_sweeps import BlockedSweep
 from epfast._core.rows import Rows
-from epfast.inference import Counts
+from epfast.inference import Counts, PartOfSweep
 from epfast.inference.runtime import Tick
-from epfast.linear.engines.base import FullEngine, Swept, flat, with_moments
+from epfast.linear.engines.base import (
+    FullEngine,
+    Swept,
+    adf_start,
+    flat,
+    plain,
+    with_moments,
+    with_precision,
+)
 from epfast.linear.engines.laplace import laplace_core
 from epfast.linear.engines.rows import HALF_FROM, block_size
-from epfast.linear.problem import LinearProblem, State, factorising, log_determinant
+from epfast.linear.problem import LinearProblem, State, log_determinant
 from epfast.linear.sources import Stream
 
 
@@ -43,7 +50,6 @@ class StreamEngine(FullEngine):
         self.prior_log_determinant = log_determinant(problem.prior.precision)
         #: known after the pass
         self.n_sites = 1
-        self.core: BlockedSweep | LaplaceSweep
         if problem.batch_size is None:
             self.tilted = problem.tilted()
             whole = self.stream.sparse or d < HALF_FROM
@@ -52,11 +58,11 @@ class StreamEngine(FullEngine):
 
     def init(self, start: Any) -> Swept:
         if start is None:
-            return with_moments(self.problem.base)
+            return with_moments(adf_start(self.problem.base))
         d = self.stream.d
         if start.shift.size != d:
             raise ValueError(f"start has {start.shift.size} dimensions; allowed: {d}")
-        return with_moments(start.state._replace(sites=None))
+        return with_moments(adf_start(start.state))
 
     def sweep(self, state: Swept, keep: bool, tick: Tick) -> tuple[Swept, Counts]:
         by_rows = self.problem.batch_size is None
@@ -75,43 +81,60 @@ class StreamEngine(FullEngine):
                 yield Rows(part if dense is None else dense), y[i : i + step]
 
     def _rows(self, state: Swept, tick: Tick) -> tuple[Swept, Counts]:
-        core, seen = self.core, 0
-        assert isinstance(core, BlockedSweep)
+        """A pass over rows. Ctrl-C leaves the posterior of those before the part it falls in."""
+        core, reached = self.core, state
         self.tilted.begin_sweep(state.sweeps)
         before, core.log_scale_total = core.n_refused, 0.0
-        covariance, mean = state.covariance.copy(), state.mean.copy()
-        for rows, y in self._chunks(1):
-            core.sweep(rows, y, None, np.arange(rows.n, dtype=np.intp), covariance, mean)
-            seen += rows.n
-            tick(rows.n)
-        self.n_sites = seen
-        if not core.full:
-            covariance = symmetric_from_upper(covariance)
-        with factorising():
-            precision = linalg.cho_solve(linalg.cho_factor(covariance), np.eye(len(mean)))
-        with np.errstate(over="ignore", invalid="ignore"):  # the loop looks at what came out
-            precision = 0.5 * (precision + precision.T)
-            shift = precision @ mean
-        scale = state.log_scale + core.log_scale_total
-        new = Swept(precision, shift, None, scale, state.sweeps + 1, covariance, mean)
+        try:
+            for rows, y in self._chunks(1):
+                covariance, mean = reached.covariance.copy(), reached.mean.copy()
+                core.sweep(rows, y, None, np.arange(rows.n, dtype=np.intp), covariance, mean)
+                assert reached.rows_seen is not None
+                # one assignment, which Ctrl-C cannot divide
+                reached = reached._replace(
+                    covariance=covariance,
+                    mean=mean,
+                    log_scale=state.log_scale + core.log_scale_total,
+                    rows_seen=reached.rows_seen + rows.n,
+                )
+                tick(rows.n)
+            new = with_precision(reached, core.full)._replace(sweeps=state.sweeps + 1)
+        except KeyboardInterrupt:
+            some = state if reached is state else with_precision(reached, core.full)
+            raise PartOfSweep(some) from None
+        assert new.rows_seen is not None
+        assert state.rows_seen is not None
+        self.n_sites = new.rows_seen - state.rows_seen
         return new, Counts(core.n_refused - before)
 
     def _minibatches(self, state: Swept, tick: Tick) -> tuple[Swept, Counts]:
-        size = self.problem.batch_size
-        assert size is not None
+        """A pass over minibatches, as over rows."""
+        size, factors = self.problem.batch_size, 0
         core: LaplaceSweep | None = None
-        precision, shift, scale = state.precision.copy(), state.shift.copy(), state.log_scale
-        factors = 0
-        for rows, y in self._chunks(size):
-            if core is None:  # the first part holds a whole minibatch, or all there is
-                core = laplace_core(self.problem, self.stream.d, min(size, rows.n))
-            sizes = np.minimum(size, rows.n - np.arange(0, rows.n, size))
-            sites = flat(rows.n)
-            core.sweep(rows, y, None, sizes, precision, shift, *sites, precision, shift)
-            scale += float(sites.log_scale.sum())
-            factors += len(sizes)
-            tick(len(sizes))
+        assert size is not None
+        reached = plain(state)
+        try:
+            for rows, y in self._chunks(size):
+                if core is None:  # the first part holds a whole minibatch, or all there is
+                    core = laplace_core(self.problem, self.stream.d, min(size, rows.n))
+                sizes = np.minimum(size, rows.n - np.arange(0, rows.n, size))
+                sites = flat(rows.n)
+                precision, shift = reached.precision.copy(), reached.shift.copy()
+                core.sweep(rows, y, None, sizes, precision, shift, *sites, precision, shift)
+                assert reached.rows_seen is not None
+                reached = State(
+                    symmetric_from_upper(precision),
+                    shift,
+                    None,
+                    reached.log_scale + float(sites.log_scale.sum()),
+                    state.sweeps,
+                    reached.rows_seen + rows.n,
+                )
+                factors += len(sizes)
+                tick(len(sizes))
+            new = with_moments(reached._replace(sweeps=state.sweeps + 1))
+        except KeyboardInterrupt:
+            raise PartOfSweep(reached) from None
         assert core is not None
         self.n_sites = factors
-        new = State(symmetric_from_upper(precision), shift, None, scale, state.sweeps + 1)
-        return with_moments(new), Counts(core.n_refused, core.n_failed)
+        return new, Counts(core.n_refused, core.n_failed)
