@@ -121,6 +121,7 @@ class GPPosterior(ProcessPosterior):
     def log_evidence(self) -> float:
         """EP's log p(y): log of the integral of N(f; 0, K) times the sites, with all constants.
 
+        A log probability, to compare with others, only if ``loss.is_likelihood`` and beta is 1.
         In relaxed EP site i is scaled so that r_i times cavity times site integrates to the same as
         r_i times cavity times t_i; the result is no bound and no stationary value.
         """

@@ -194,7 +194,11 @@ class LinearPosterior(LinearPredictions):
 
     @property
     def log_evidence(self) -> float:
-        """EP's log p(y): log of the integral of prior times sites, with all constants."""
+        """EP's log p(y): log of the integral of prior times sites, with all constants.
+
+        A log probability, to compare with others, only if ``loss.is_likelihood`` and beta is 1; of
+        hinge, squared hinge and quasi 0-1 it is the log of an integral that is not normalised.
+        """
         return log_evidence(self.state, log_determinant(self.prior_precision))
 
     # -- prediction --
