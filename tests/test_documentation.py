@@ -45,7 +45,7 @@ PAGES = {
     "docs/extending.rst": blocks_of_rst,
 }
 #: pages of which some blocks need the extras sklearn and arviz
-WITH_EXTRAS = ("README.md", "docs/index.rst", "docs/tutorial.rst")
+WITH_EXTRAS = ("README.md", "docs/index.rst", "docs/tutorial.rst", "docs/guide.rst")
 
 
 @pytest.mark.parametrize("page", PAGES)
