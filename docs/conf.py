@@ -29,10 +29,13 @@ autodoc_member_order = "bysource"
 napoleon_google_docstring = False
 napoleon_use_ivar = True  # attributes of a class that are documented in place as well
 napoleon_use_rtype = False
+strip_signature_backslash = True  # else napoleon drops the underscore of coef_
 default_role = "code"
 
 html_theme = "furo"
 html_title = f"epfast {release}"
+html_static_path = ["_static"]
+html_css_files = ["epfast.css"]
 
 # docstrings that scikit-learn writes into its estimators refer to its own glossary; the name of a
 # parameter, such as y, may be that of several attributes

@@ -185,7 +185,7 @@ def _draw(
             axis.plot(sweeps, cost, color=colors[scheme_name], lw=1.2, label=scheme_name)
         axis.axhline(optimum, color="black", ls=":", lw=1.0, label="optimum")
         axis.set_yscale("log")
-        axis.set_ylim(0.9 * optimum, 8.0 * optimum)
+        axis.set_ylim(0.9 * optimum, 9.0 * optimum)
         for formatter in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
             formatter("{x:.0f}")
         axis.tick_params(axis="y", which="both", labelsize=7)

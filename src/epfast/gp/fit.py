@@ -124,8 +124,9 @@ def fit_gp(
     Warns
     -----
     ConvergenceWarning
-        If the tolerance was not reached; with a double loop, if no fixed point was found; if many
-        sites were refused.
+        If the tolerance was not reached; if the last sweep refused a site; if the log evidence is
+        above 0 where no factor is above 1; if rounding spoils the predictions; with a double loop,
+        if no fixed point was found. ``converged`` is False then.
 
     Examples
     --------

@@ -34,7 +34,7 @@ class SweepInfo(NamedTuple):
     n_failed: int
     #: log evidence after the sweep
     log_evidence: float
-    #: wall-clock time of the sweep of the sweep
+    #: wall-clock time of the sweep
     seconds: float
     #: regularised cost at the posterior mean; None if it is not recorded
     cost: float | None = None

@@ -49,7 +49,8 @@ class LinearPosterior(LinearPredictions):
     problem : LinearProblem
         The fit. It refers to the rows; pickles and files leave them out, see :meth:`with_rows`.
     converged : bool
-        Whether the last sweep changed the posterior by less than the tolerance and refused no site.
+        Whether the last sweep changed the posterior by at most the tolerance and refused no site,
+        and the log evidence is possible: at most 0 where no factor is above 1.
     history : list of SweepInfo
         One record per sweep of this fit.
     n_refused : int
