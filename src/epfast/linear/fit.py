@@ -193,6 +193,8 @@ def fit_linear(
         posterior = "full" if small else "factorized"
         if not small:
             notes.note_factorized(shape)
+    if record is not None:
+        _checks.choice("record", record, ("cost", "factor"))
     asked = {
         "weights": weights,
         "sparse X": X if hasattr(X, "tocsr") else None,
@@ -210,13 +212,11 @@ def fit_linear(
     )
     _checks.callback(callback)
     _checks.progress(progress)
-    if record is not None:
-        _checks.choice("record", record, ("cost", "factor"))
-        if "values" not in chosen.loss.gives:
-            raise ValueError(
-                f"record is {record!r}; allowed with {type(chosen.loss).__name__}: None, it has no "
-                "values"
-            )
+    if record is not None and "values" not in chosen.loss.gives:
+        raise ValueError(
+            f"record is {record!r}; allowed with {type(chosen.loss).__name__}: None, it has no "
+            "values"
+        )
     kind = KINDS[posterior]
     if start is not None and not isinstance(start, kind):
         raise TypeError(f"start is {_checks.describe(start)}; allowed: a {kind.__name__} or None")
