@@ -53,6 +53,8 @@ cdef double ROUNDING = 2.2e-16
 cdef double NEGLIGIBLE = 42.0
 # of the difference of the two rules, of which the better is far more precise than that
 cdef double RELATIVE_ERROR = 1e-11
+# of two ways to the same number, in units of the terms of the worse one
+cdef double AGREE = 1e-7
 # in standard deviations of the cavity: where t is looked for if it is 0 at the mean; at most to
 # begin with; too far
 cdef double FIRST_REACH = 40.0, WIDEST_REACH = 1e3, LAST_REACH = 1e10
@@ -505,22 +507,28 @@ cdef class TiltedMoments:
         """The triple from the integrals of panels and their absolute sizes.
 
         From moments of h, dlZ = E(h - m) / v and d2lZ = (Var h - v) / v^2, or from the slope of
-        log t, dlZ = E s and d2lZ = Var s - E l'': each by the one whose terms are smaller.
+        log t, dlZ = E s and d2lZ = Var s - E l'': each by the one whose terms are smaller, if both
+        agree. Where they do not, all of the slope is in a layer that no node has met (v > 1e40).
         """
         cdef double mean = sums[1] / sums[0], square = sums[2] / sums[0], v = site.sd * site.sd
-        cdef double first, second
+        cdef double first, second, way
         lZ[0] = log(sums[0]) - LOG_SQRT_2PI - 0.5 * site.z * site.z - site.beta * site.value
         dlZ[0] = (site.z + mean) / site.sd
         d2lZ[0] = ((square - mean * mean) - 1.0) / v
         if not self.by_slopes:
             return
         first, second = sums[3] / sums[0], sums[4] / sums[0]
+        way = (fabs(site.z) + size[1] / sums[0]) / site.sd
         if (
-            fabs(site.beta * site.slope) + size[3] / sums[0]
-            < (fabs(site.z) + size[1] / sums[0]) / site.sd
+            fabs(site.beta * site.slope) + size[3] / sums[0] < way
+            and fabs(first - site.beta * site.slope - dlZ[0]) <= AGREE * way
         ):
             dlZ[0] = first - site.beta * site.slope
-        if size[4] / sums[0] + first * first < (1.0 + square + mean * mean) / v:
+        way = (1.0 + square + mean * mean) / v
+        if (
+            size[4] / sums[0] + first * first < way
+            and fabs(second - first * first - d2lZ[0]) <= AGREE * way
+        ):
             d2lZ[0] = second - first * first
 
     def call(self, y, m, v, power=1.0, out=None):
