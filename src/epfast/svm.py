@@ -124,15 +124,19 @@ class SVM:
         out = np.empty(rows.shape[0])
         step = max(1, ENTRIES // max(1, self.n_support))
         norms = _squares(self.support_vectors)
-        for first in range(0, len(out), step):
-            part = rows[first : first + step]
-            values = part @ self.support_vectors.T
-            values = values.toarray() if hasattr(values, "toarray") else values
-            if self.kernel == "rbf":
-                values = np.add.outer(_squares(part), norms) - 2.0 * values
-                values = np.exp(-self.gamma * np.maximum(values, 0.0))
-            out[first : first + step] = values @ self.dual_coef
-        return out + self.bias
+        with np.errstate(over="ignore", invalid="ignore"):
+            for first in range(0, len(out), step):
+                part = rows[first : first + step]
+                values = part @ self.support_vectors.T
+                values = values.toarray() if hasattr(values, "toarray") else values
+                if self.kernel == "rbf":
+                    values = np.add.outer(_squares(part), norms) - 2.0 * values
+                    values = np.exp(-self.gamma * np.maximum(values, 0.0))
+                out[first : first + step] = values @ self.dual_coef
+            out += self.bias
+        if not np.isfinite(out).all():
+            raise ValueError("X overflows in the kernel; allowed: finite numbers of moderate size")
+        return out
 
     def predict(self, X: ArrayLike) -> Array:
         """The labels -1 and +1 of new inputs.

@@ -96,7 +96,8 @@ class TiltedMoments:
             Where there are no moments.
         """
         if not self.loss.by_margin:
-            y = self.loss.responses("y", y, np.size(mean))
+            n = mean.size if type(mean) is np.ndarray else _checks.real_array("mean", mean).size
+            y = self.loss.responses("y", y, n)
         return self._call(y, mean, variance, self.power, out)
 
 
@@ -157,7 +158,7 @@ def tilted_moments(
         spread = _checks.array("variance", variance, shape=center.shape, positive=True)
         mean, variance = center, spread
     found = losses.resolve(loss).tempered(beta)
-    if isinstance(power, float) or np.ndim(power) == 0:
+    if isinstance(power, float) or _checks.real_array("power", power).ndim == 0:
         exponent: Any = _checks.number("power", power, above=0.0)
         found.check_power(exponent)
     else:

@@ -233,6 +233,7 @@ class LinearClassifier(LatentClassifier):
             Itself.
         """
         rows, labels = validate_data(self, X, y, dtype=np.float64, accept_sparse="csr")
+        rows = _checks.rows("X", rows)
         if np.ndim(cast(Any, self.prior_variance)) == 0 and self.prior_groups is None:
             notes.note_scales(rows, users_level())
         index, targets = self._encode(labels)

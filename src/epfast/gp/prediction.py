@@ -82,8 +82,10 @@ class ProcessPosterior(Posterior):
     def observed(self) -> Array | None:
         return self._responses()
 
-    def log_likelihood(self, draws: Array) -> Array:
-        return -self.known_loss().values(draws.T, self._responses()).T
+    def log_likelihood(self, draws: ArrayLike) -> Array:
+        loss, y = self.known_loss(), self._responses()
+        latent = _checks.array("draws", draws, shape=(None, len(y)))
+        return -loss.values(latent.T, y).T
 
     @property
     def y(self) -> Array:

@@ -352,6 +352,9 @@ def _record(record: Any) -> SweepInfo:
             raise ValueError(f"history has {name} = {value!r}; allowed: {kind}")
         if isinstance(value, int) and value < 0:
             raise ValueError(f"history has {name} = {value!r}; allowed: >= 0")
+    lost = sorted(set(RECORD) - set(known) - set(SweepInfo._field_defaults))
+    if lost:
+        raise ValueError(f"history has no {lost[0]}")
     return SweepInfo(**known)
 
 

@@ -29,6 +29,14 @@ APPROXIMATE = 0.1
 
 TOLD = attrgetter("sweep", "change", "log_evidence", "n_refused")
 
+#: a residual above which sweeps that stand still are at no fixed point
+RESIDUAL = 1e-3
+#: of these
+BESIDE_A_JUMP = (
+    "the sweeps stand still at what is no fixed point of EP (residual {:.2g}): the moments of this "
+    "scheme jump where the loss has a kink or a jump; use scheme='exact', or a smooth loss"
+)
+
 #: what a fit far from the usual may fail with: no posterior, or a start that is improper there
 FAILURES = (FloatingPointError, ValueError)
 
@@ -255,6 +263,15 @@ def evidence_bound(loss: Loss, n: float) -> float:
     Where t <= 1 their integral under the prior is at most 1.
     """
     return ROUNDING * n if loss.bounded else math.inf
+
+
+def moments_jump(scheme: Any, loss: Loss) -> bool:
+    """Whether the moments of a site may jump where its cavity moves.
+
+    So do those of schemes that look at some points, or at a mode, of a factor with kinks or jumps.
+    Sweeps may then stand still beside a jump, at what is no fixed point to rounding.
+    """
+    return not scheme.integrates and bool(loss.kinks or "continuous" not in loss.gives)
 
 
 def warn_of(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,8 +12,9 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks, losses, schemes
 from epfast._arrays import Array, Held
-from epfast.inference import Callback, Counts, Fit, Interrupted, run, warn_of
+from epfast.inference import Callback, ConvergenceWarning, Counts, Fit, Interrupted, run, warn_of
 from epfast.inference.combinations import legal
+from epfast.inference.loop import BESIDE_A_JUMP, RESIDUAL, moments_jump
 from epfast.inference.runtime import Tick
 from epfast.linear import notes
 from epfast.linear.engines import ENGINES, engine_of
@@ -462,4 +465,11 @@ def fit_problem(
     except Interrupted as stopped:
         raise Interrupted(result(stopped.posterior)) from None
     warn(fit, engine, problem.schedule, stacklevel)
-    return result(fit)
+    found = result(fit)
+    scalar = found.sites is not None and found.sites.shift.ndim == 1 and problem.batch_size is None
+    jumps = fit.converged and scalar and moments_jump(problem.scheme, problem.loss)
+    if not jumps or found.residual <= RESIDUAL:
+        return found
+    text = BESIDE_A_JUMP.format(found.residual)
+    warnings.warn(text, ConvergenceWarning, stacklevel=stacklevel)
+    return replace(found, converged=False)

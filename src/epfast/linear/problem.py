@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -253,8 +254,15 @@ def prior_of(precision: Array, mean: Array, full: bool) -> State:
         precision = np.diag(precision)
     if not mean.any():
         return State(precision, np.zeros(len(mean)), None, 0.0, 0)
-    shift = precision * mean if precision.ndim == 1 else precision @ mean
-    return State(precision, shift, None, -0.5 * float(shift @ mean), 0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        shift = precision * mean if precision.ndim == 1 else precision @ mean
+        scale = -0.5 * float(shift @ mean)
+    if not math.isfinite(scale):
+        raise ValueError(
+            f"prior_mean is {np.abs(mean).max():.2g}, whose square over the prior variance "
+            "overflows; allowed: numbers of moderate size"
+        )
+    return State(precision, shift, None, scale, 0)
 
 
 def log_determinant(precision: Array) -> float:

@@ -352,8 +352,9 @@ class DescentEngine:
         variance = v + v * v * second
         if not (variance > 0.0).all():
             return None
-        third = v**3 * (right - left) / (2.0 * step)
-        fourth = v**4 * (right - 2.0 * second + left) / step**2
+        with np.errstate(all="ignore"):  # what overflows is no step: see below
+            third = v**3 * (right - left) / (2.0 * step)
+            fourth = v**4 * (right - 2.0 * second + left) / step**2
         return _Tilted(log_z + _log_norm(cavity), m + v * slope, variance, third, fourth)
 
 
