@@ -9,7 +9,7 @@ from scipy import linalg
 
 from epfast._arrays import Array
 from epfast.inference import evidence_bound
-from epfast.inference.loop import BESIDE_A_JUMP, RESIDUAL, moments_jump
+from epfast.inference.loop import NO_FIXED_POINT, RESIDUAL, is_sharp
 
 #: largest gap between the mean and K alpha, in posterior sd
 ROUNDING = 1e-3
@@ -46,8 +46,8 @@ def broken(post: Any) -> str | None:
         )
     last = post.history[-1].change if post.history else np.inf
     stands = post.scheme is not None and last <= getattr(post.schedule, "tol", 0.0)
-    if stands and moments_jump(post.scheme, post.loss) and not post.residual <= RESIDUAL:
-        return BESIDE_A_JUMP.format(post.residual)
+    if stands and is_sharp(post.scheme) and not post.residual <= RESIDUAL:
+        return NO_FIXED_POINT.format(post.residual)
     return None
 
 

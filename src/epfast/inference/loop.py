@@ -32,9 +32,10 @@ TOLD = attrgetter("sweep", "change", "log_evidence", "n_refused")
 #: a residual above which sweeps that stand still are at no fixed point
 RESIDUAL = 1e-3
 #: of these
-BESIDE_A_JUMP = (
+NO_FIXED_POINT = (
     "the sweeps stand still at what is no fixed point of EP (residual {:.2g}): the moments of this "
-    "scheme jump where the loss has a kink or a jump; use scheme='exact', or a smooth loss"
+    "scheme change too sharply with the cavity, by jumps where the loss has a kink or a jump, or by "
+    "rounding where the prior is wide; use scheme='exact', a smooth loss, or a narrower prior"
 )
 
 #: what a fit far from the usual may fail with: no posterior, or a start that is improper there
@@ -265,13 +266,14 @@ def evidence_bound(loss: Loss, n: float) -> float:
     return ROUNDING * n if loss.bounded else math.inf
 
 
-def moments_jump(scheme: Any, loss: Loss) -> bool:
-    """Whether the moments of a site may jump where its cavity moves.
+def is_sharp(scheme: Any) -> bool:
+    """Whether the moments of a site may change sharply where its cavity moves.
 
-    So do those of schemes that look at some points, or at a mode, of a factor with kinks or jumps.
-    Sweeps may then stand still beside a jump, at what is no fixed point to rounding.
+    So do those of schemes that look at some points, or at a mode: by jumps where the factor has a
+    kink or a jump, and with the rounding of a cavity far wider than the posterior. Sweeps may then
+    stand still at what is no fixed point.
     """
-    return not scheme.integrates and bool(loss.kinks or "continuous" not in loss.gives)
+    return not (scheme.integrates or scheme.relaxes)
 
 
 def warn_of(

@@ -14,7 +14,7 @@ from epfast import _checks, losses, schemes
 from epfast._arrays import Array, Held
 from epfast.inference import Callback, ConvergenceWarning, Counts, Fit, Interrupted, run, warn_of
 from epfast.inference.combinations import legal
-from epfast.inference.loop import BESIDE_A_JUMP, RESIDUAL, moments_jump
+from epfast.inference.loop import NO_FIXED_POINT, RESIDUAL, is_sharp
 from epfast.inference.runtime import Tick
 from epfast.linear import notes
 from epfast.linear.engines import ENGINES, engine_of
@@ -467,9 +467,9 @@ def fit_problem(
     warn(fit, engine, problem.schedule, stacklevel)
     found = result(fit)
     scalar = found.sites is not None and found.sites.shift.ndim == 1 and problem.batch_size is None
-    jumps = fit.converged and scalar and moments_jump(problem.scheme, problem.loss)
-    if not jumps or found.residual <= RESIDUAL:
+    sharp = fit.converged and scalar and is_sharp(problem.scheme)
+    if not sharp or found.residual <= RESIDUAL:
         return found
-    text = BESIDE_A_JUMP.format(found.residual)
+    text = NO_FIXED_POINT.format(found.residual)
     warnings.warn(text, ConvergenceWarning, stacklevel=stacklevel)
     return replace(found, converged=False)

@@ -391,6 +391,7 @@ def _centered(point: Point) -> tuple[Array, Array]:
     return (tilted.mean - nu / tau) * np.sqrt(tau), tilted.variance * tau
 
 
+@np.errstate(all="ignore")  # what overflows has no factor
 def _blocks(s: Array, tilted: _Tilted) -> Array:
     """Covariances of (x, -x^2 / 2) under the tilted distributions."""
     unit = np.sqrt(s[1])
