@@ -277,7 +277,7 @@ def checked(
         if post.converged and not warned and residual > RESIDUAL:
             yield "false convergence", f"residual: {said}, residual {residual:.2g}"
         if post.converged and post.history and post.history[-1].n_refused:
-            yield claim, f"with refused sites: {said}"
+            yield "false convergence", f"with refused sites: {said}"
         name = type(post.loss).__name__
         if post.converged and name in values.BOUNDED and post.log_evidence > EVIDENCE * n:
             yield "positive evidence", f"converged: {said}, {post.log_evidence:.3g}"

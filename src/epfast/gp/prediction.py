@@ -18,7 +18,7 @@ MOVED = {"k_star_diag": "K_star_star=..., the same numbers or the whole matrix"}
 
 def prior_at(name: str, given: Any, m: int, joint: bool) -> Array:
     """Prior variances (m,), or for a joint prediction the prior covariance (m, m)."""
-    if joint or np.ndim(given) == 2:
+    if joint or _checks.real_array(name, given).ndim == 2:
         matrix = _checks.array(name, given, shape=(m, m))
         if m > 0:
             _checks.covariance(name, matrix)

@@ -404,6 +404,7 @@ def _blocks(s: Array, tilted: _Tilted) -> Array:
     return np.array([variance, cross, np.maximum(square, least)])
 
 
+@np.errstate(all="ignore")
 def _factor(s: Array, process: _Process, blocks: Array) -> _Factor | None:
     """Factor H_r plus these blocks; None if the sum is not positive definite to rounding."""
     unit = np.sqrt(s[1])
