@@ -109,9 +109,7 @@ def test_partial_fit_goes_on_from_fit():
     found, before = model.prior_variance_, model.posterior_
     model.partial_fit(X[CUT[1]], Y[CUT[1]])
     assert model.prior_variance_ == found != 1.0
-    after = before.partial_fit(
-        X[CUT[1]], Y[CUT[1]], schedule=EP(sweeps=200, tol=1e-10, power=1.0)
-    )
+    after = before.partial_fit(X[CUT[1]], Y[CUT[1]], schedule=EP(sweeps=200, tol=1e-10, power=1.0))
     np.testing.assert_array_equal(model.posterior_.mean, after.mean)
     # a fresh fit begins anew; chunks alone have no evidence to search by
     np.testing.assert_array_equal(clone(model).fit(X, Y).coef_, model.fit(X, Y).coef_)
