@@ -260,8 +260,12 @@ DRESSES: tuple[Callable[[Draw, np.ndarray], Any], ...] = (
     lambda draw, a: _mapped(a),
     lambda draw, a: _unaligned(a),
     lambda draw, a: _frame(a),
-    lambda draw, a: a.astype(np.int64) if (a == np.rint(a)).all() else a,
+    lambda draw, a: a.astype(np.int64) if _are_integers(a) else a,
 )
+
+
+def _are_integers(a: np.ndarray) -> bool:
+    return bool(((a == np.rint(a)) & (np.abs(a) < 2.0**53)).all())
 
 
 def dressed(draw: Draw, a: np.ndarray, may_be_sparse: bool = False) -> Any:

@@ -312,7 +312,7 @@ def labels(name: str, value: Any, n: int) -> Array:
     """Labels -1 and +1, (n,), as float64."""
     relabel = "use np.where({}, 1, -1), or LinearClassifier or GPClassifier, which take any labels"
     words = value if isinstance(value, np.ndarray) or hasattr(value, "dtype") else None
-    if words is None and isinstance(value, list | tuple) and value:
+    if words is None and type(value) in (list, tuple) and value:
         words = np.asarray(value) if isinstance(value[0], str | bool | np.bool_) else None
     if words is not None and not hasattr(value, "tocsr") and np.asarray(words).dtype.kind in "bUSO":
         found = np.asarray(words).ravel()

@@ -1,7 +1,6 @@
 """Support vector machines: the dual by SMO, seeded by Laplace propagation over chunks of the rows.
 
-With b_i = y_i alpha_i the dual is the program of ``_core/smo.pyx``, q = -y. What the chunks tell
-each other is in its gradient, K b - y: see :func:`fit_svm`.
+With b_i = y_i alpha_i the dual is the program of ``_core/smo.pyx``, q = -y; see :func:`fit_svm`.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ __all__ = ["SVM", "SVMInfo", "fit_svm"]
 
 KERNELS = ("rbf", "linear", "precomputed")
 MEGABYTE = 1 << 20
-#: largest |y'alpha| of a start, relative to the sum of alpha: refused above the first, mended above
-#: the second
+#: largest |y'alpha| of a start over the sum of alpha: refused above the one, mended above the other
 UNBALANCED, ROUNDING = 1e-6, 1e-12
 #: kernel entries that prediction computes at a time
 ENTRIES = 1 << 21
@@ -35,8 +33,7 @@ ENTRIES = 1 << 21
 class SVMInfo(NamedTuple):
     """The record of one stage of a fit."""
 
-    #: "start": the gradient of the given alpha; "chunks": one sweep of Laplace propagation;
-    #: "whole": SMO on all rows
+    #: "start": gradient of the given alpha; "chunks": a sweep of Laplace propagation; "whole": SMO
     stage: str
     #: pairs of dual variables updated
     iterations: int
@@ -121,18 +118,21 @@ class SVM:
             K = _checks.array("X", X, shape=(None, len(self.alpha)))
             return np.asarray(K[:, self.support] @ self.dual_coef + self.bias)
         rows = _rows(X, self.support_vectors.shape[1])
-        out = np.empty(rows.shape[0])
+        out, norms = np.empty(rows.shape[0]), _squares(self.support_vectors)
         step = max(1, ENTRIES // max(1, self.n_support))
-        norms = _squares(self.support_vectors)
-        for first in range(0, len(out), step):
-            part = rows[first : first + step]
-            values = part @ self.support_vectors.T
-            values = values.toarray() if hasattr(values, "toarray") else values
-            if self.kernel == "rbf":
-                values = np.add.outer(_squares(part), norms) - 2.0 * values
-                values = np.exp(-self.gamma * np.maximum(values, 0.0))
-            out[first : first + step] = values @ self.dual_coef
-        return out + self.bias
+        with np.errstate(over="ignore", invalid="ignore"):
+            for first in range(0, len(out), step):
+                part = rows[first : first + step]
+                values = part @ self.support_vectors.T
+                values = values.toarray() if hasattr(values, "toarray") else values
+                if self.kernel == "rbf":
+                    values = np.add.outer(_squares(part), norms) - 2.0 * values
+                    values = np.exp(-self.gamma * np.maximum(values, 0.0))
+                out[first : first + step] = values @ self.dual_coef
+            out += self.bias
+        if not np.isfinite(out).all():
+            raise ValueError("X overflows in the kernel; allowed: finite numbers of moderate size")
+        return out
 
     def predict(self, X: ArrayLike) -> Array:
         """The labels -1 and +1 of new inputs.

@@ -15,7 +15,7 @@ ctypedef struct Views:          # arrays at hand, to be released
 
 
 cdef inline bint take(object x, type ndarray, bint writable, Views *views) except -1:
-    """Whether x is a C-contiguous array of float64; its view is the last then."""
+    """Whether x is an aligned C-contiguous array of float64; its view is the last then."""
     cdef Py_buffer *view = &views.view[views.count]
     if type(x) is not ndarray:
         return False
@@ -25,7 +25,8 @@ cdef inline bint take(object x, type ndarray, bint writable, Views *views) excep
         )
     except (BufferError, ValueError):
         return False
-    if view.format[0] == c"d" and view.format[1] == 0:
+    # where memory is shared by hand, an array may begin anywhere
+    if view.format[0] == c"d" and view.format[1] == 0 and <size_t> view.buf % sizeof(double) == 0:
         views.count += 1
         return True
     PyBuffer_Release(view)

@@ -11,6 +11,7 @@ class BlockedSweep:
     n_refused: int
     log_scale_total: float
     log_determinant: float
+    moved: float
     def __init__(
         self,
         moments: TiltedMoments,

@@ -34,7 +34,8 @@ cdef class BlockedSweep:
     full: both triangles of the covariance are kept; else its lower by columns, the upper by C rows,
     and the other triangle is not touched. log_determinant adds up the log of how much each update
     shrinks the determinant of the covariance, log_scale_total the log scales of sites that are not
-    stored; both are the caller's to set back. Given a relaxation, it fits the sites.
+    stored, moved is the square of the largest move of a row's h, in its sd, or of the log of its
+    variance; they are the caller's to set back. Given a relaxation, it fits the sites.
     """
 
     cdef TiltedMoments moments
@@ -46,7 +47,7 @@ cdef class BlockedSweep:
     cdef double[::1] h, c, k
     cdef readonly bint full
     cdef readonly ptrdiff_t n_refused
-    cdef public double log_scale_total, log_determinant
+    cdef public double log_scale_total, log_determinant, moved
 
     def __init__(
         self, TiltedMoments moments not None, ptrdiff_t d, ptrdiff_t q, double power,
@@ -67,6 +68,7 @@ cdef class BlockedSweep:
         """q rows of A from the first. O(4 d^2 q), with half of the covariance O(3 d^2 q)."""
         cdef blas_int d = <blas_int> self.d, one = 1
         cdef double unit = 1.0, minus = -1.0, s, t = 0.0, b = 0.0, g = 0.0, denominator, root
+        cdef double move
         cdef double old_tau = 0.0, old_nu = 0.0, copies = 1.0, exponent = 1.0
         cdef double *S = &self.S[0, 0]
         cdef double *V = &self.V[0, 0]
@@ -109,6 +111,10 @@ cdef class BlockedSweep:
                 tau[sites[j]] += t
                 nu[sites[j]] += b
                 scale[sites[j]] += self.damping * (g - scale[sites[j]])
+                # what the row's own h moved by, of its sd or log sd, squared
+                move = b - t * self.h[j]
+                self.moved = fmax(self.moved, move * move * s / denominator)
+                self.moved = fmax(self.moved, t * s * t * s)
             else:
                 self.log_scale_total += g
             self.log_determinant += log(denominator)
@@ -200,7 +206,7 @@ cdef class ParallelSweep:
 
     residual: the largest distance of a site from its fixed point met so far, as the mismatch of the
     tilted mean with that of the posterior, in its standard deviations, or of the variances,
-    relative.
+    relative; the caller's to set back.
     """
 
     cdef TiltedMoments moments
@@ -210,7 +216,7 @@ cdef class ParallelSweep:
     cdef double[:, ::1] work                # rows: see sweep
     cdef unsigned char[::1] failed
     cdef readonly ptrdiff_t n_refused
-    cdef readonly double residual
+    cdef public double residual
 
     def __init__(
         self, TiltedMoments moments not None, ptrdiff_t d, ptrdiff_t q, double power, double damping

@@ -8,6 +8,8 @@ from epfast._core.tilted cimport TiltedMoments
 cdef int FREE_STEPS = 16                # steps in which the copies of a row settle unguarded
 cdef double SETTLED = 1e-10             # by this much of the posterior of h
 cdef int MOST_STEPS = 100               # of each of the guarded searches
+cdef int MOST_MOMENTS = 1000             # of all of them for one row: where nothing fits they would
+                                        # go on for a tenth of a second
 cdef double PRECISE = 1e-12             # where they end, in the same units
 cdef double CONSISTENT = 1e-9           # what a site and its own fit may differ by there
 
@@ -96,13 +98,13 @@ cdef Status settle(
 
 cdef Status balanced(
     TiltedMoments moments, const double *y, double p0, double b0, double k, double exponent,
-    double P, double *h, double *m, double *v, double *lZ, double *dlZ, double *d2lZ
+    double P, double *h, double *m, double *v, double *lZ, double *dlZ, double *d2lZ, int *left
 ) noexcept nogil:
     """The mean h of posterior precision P that the tilted mean agrees with, from a guess.
 
     The root of g(h) = b0 - p0 h + k dlZ, which falls where t is log-concave: Newton's steps, kept
     within a bracket, and at first short, since there may be other roots further away where t is
-    not. (lZ, dlZ, d2lZ) are those of its cavity N(m, v).
+    not. (lZ, dlZ, d2lZ) are those of its cavity N(m, v). left: moments that may still be taken.
     """
     cdef double g, slope, step, length, low = 0.0, high = 0.0, next, sd = 1.0 / sqrt(P)
     cdef double gain
@@ -114,6 +116,9 @@ cdef Status balanced(
         return NO_FIT
     gain, length = 1.0 - v[0] * p0 / k, 2.0 * sd
     for _step in range(MOST_STEPS):
+        left[0] -= 1
+        if left[0] < 0:
+            return NO_FIT
         m[0] = h[0] + v[0] / k * (b0 - p0 * h[0])
         status = moments.at(y, m[0], v[0], exponent, lZ, dlZ, d2lZ)
         if status != OK:
@@ -158,7 +163,7 @@ cdef Status fixed_site(
     cdef double size, h_low = 0.0, h_high = 0.0, least
     cdef bint has_low = False, has_high = False, last = False
     cdef Status status
-    cdef int _step, side = 0
+    cdef int _step, side = 0, left = MOST_MOMENTS
     refused[0] = True
     # of P above the least that is proper, the logarithm: P > 0, and the cavity's too
     least = fmax(0.0, -p0 / (k - 1.0)) if k > 1.0 else 0.0
@@ -166,10 +171,12 @@ cdef Status fixed_site(
     for _step in range(MOST_STEPS):
         P, at_h = least + exp(x), h
         status = balanced(
-            moments, y, p0, b0, k, exponent, P, &at_h, &m, &v, &lZ, &dlZ, &d2lZ
+            moments, y, p0, b0, k, exponent, P, &at_h, &m, &v, &lZ, &dlZ, &d2lZ, &left
         )
         if status == CALLBACK_FAILED:
             return status
+        if left < 0:
+            return OK
         if status == OK and not 1.0 + v * d2lZ > 0.0:
             status = NO_FIT
         if status != OK:

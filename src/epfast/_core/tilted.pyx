@@ -54,9 +54,46 @@ cdef double ROUNDING = 2.2e-16
 cdef double NEGLIGIBLE = 42.0
 # of the difference of the two rules, of which the better is far more precise than that
 cdef double RELATIVE_ERROR = 1e-11
+# of two ways to the same number, in units of the terms of the worse one
+cdef double AGREE = 1e-7
 # in standard deviations of the cavity: where t is looked for if it is 0 at the mean; at most to
 # begin with; too far
 cdef double FIRST_REACH = 40.0, WIDEST_REACH = 1e3, LAST_REACH = 1e10
+
+
+def real(str name, value):
+    """The numbers of an argument, aligned float64 in C order."""
+    try:
+        given = np.asarray(value)
+        kind = "f" if given.dtype == object else given.dtype.kind
+        if kind in "fiub":
+            with np.errstate(all="ignore"):     # a number out of range is infinity
+                return np.require(given, np.float64, ("C", "A"))
+    except OverflowError:
+        raise ValueError(f"{name} holds numbers out of range; allowed: doubles") from None
+    except (TypeError, ValueError):
+        pass
+    raise TypeError(f"{name} is of type {type(value).__name__}; allowed: real numbers") from None
+
+
+cdef int check_targets(out, tuple shape) except -1:
+    """Raise unless out is three arrays of float64 of that shape, to be written to, or one."""
+    if not isinstance(out, (tuple, list, np.ndarray)):
+        raise TypeError(
+            f"out is of type {type(out).__name__}; allowed: three arrays of float64, {shape}"
+        )
+    if not isinstance(out, np.ndarray) and len(out) != 3:
+        raise ValueError(f"out holds {len(out)} arrays; allowed: 3, of shape {shape}")
+    whole = isinstance(out, np.ndarray)
+    for target in (out,) if whole else out:
+        if not isinstance(target, np.ndarray) or target.dtype != np.float64:
+            kind = getattr(target, "dtype", type(target).__name__)
+            raise TypeError(f"out holds {kind}; allowed: float64, three arrays {shape}")
+        if target.shape != ((3, *shape) if whole else shape):
+            raise ValueError(f"out has shape {target.shape}; allowed: {shape}, three times")
+        if not target.flags.writeable:
+            raise ValueError("out is read-only; allowed: arrays that can be written to")
+    return 0
 
 
 cdef class SiteScheme:
@@ -479,22 +516,28 @@ cdef class TiltedMoments:
         """The triple from the integrals of panels and their absolute sizes.
 
         From moments of h, dlZ = E(h - m) / v and d2lZ = (Var h - v) / v^2, or from the slope of
-        log t, dlZ = E s and d2lZ = Var s - E l'': each by the one whose terms are smaller.
+        log t, dlZ = E s and d2lZ = Var s - E l'': each by the one whose terms are smaller, if both
+        agree. Where they do not, all of the slope is in a layer that no node has met (v > 1e40).
         """
         cdef double mean = sums[1] / sums[0], square = sums[2] / sums[0], v = site.sd * site.sd
-        cdef double first, second
+        cdef double first, second, way
         lZ[0] = log(sums[0]) - LOG_SQRT_2PI - 0.5 * site.z * site.z - site.beta * site.value
         dlZ[0] = (site.z + mean) / site.sd
         d2lZ[0] = ((square - mean * mean) - 1.0) / v
         if not self.by_slopes:
             return
         first, second = sums[3] / sums[0], sums[4] / sums[0]
+        way = (fabs(site.z) + size[1] / sums[0]) / site.sd
         if (
-            fabs(site.beta * site.slope) + size[3] / sums[0]
-            < (fabs(site.z) + size[1] / sums[0]) / site.sd
+            fabs(site.beta * site.slope) + size[3] / sums[0] < way
+            and fabs(first - site.beta * site.slope - dlZ[0]) <= AGREE * way
         ):
             dlZ[0] = first - site.beta * site.slope
-        if size[4] / sums[0] + first * first < (1.0 + square + mean * mean) / v:
+        way = (1.0 + square + mean * mean) / v
+        if (
+            size[4] / sums[0] + first * first < way
+            and fabs(second - first * first - d2lZ[0]) <= AGREE * way
+        ):
             d2lZ[0] = second - first * first
 
     def call(self, y, m, v, power=1.0, out=None):
@@ -543,12 +586,13 @@ cdef class TiltedMoments:
                         dlZ, d2lZ = lZ + n, lZ + 2 * n
                         plain = is_shaped(&views, views.count - 1, 3, n)
                 else:
-                    for part in result:
-                        plain = plain and views.count < MOST_VIEWS and (
-                            take(part, ndarray, True, &views)
-                            and is_shaped(&views, views.count - 1, n, 1)
-                        )
-                    plain = plain and len(result) == 3
+                    plain = isinstance(result, (tuple, list)) and len(result) == 3
+                    if plain:
+                        for part in result:
+                            plain = plain and (
+                                take(part, ndarray, True, &views)
+                                and is_shaped(&views, views.count - 1, n, 1)
+                            )
                     if plain:
                         lZ = numbers(&views, views.count - 3)
                         dlZ = numbers(&views, views.count - 2)
@@ -610,29 +654,40 @@ cdef class TiltedMoments:
 
     def broadcast(self, y, m, v, power, out):
         """The general case of call: arrays of another shape, order or type."""
-        m, v, power = np.broadcast_arrays(m, v, power)
-        shape, width = m.shape, self.loss.stride
-        y = np.asarray(y)
+        given = [real(name, x) for name, x in (("mean", m), ("variance", v), ("power", power))]
+        try:
+            given = np.broadcast_arrays(*given)
+        except ValueError:
+            raise ValueError(
+                f"mean, variance and power have the shapes {', '.join(str(x.shape) for x in given)}"
+                "; allowed: one shape, or numbers"
+            ) from None
+        shape, width, y = given[0].shape, self.loss.stride, real("y", y)
+        needed = shape if width == 1 else (*shape, width)
+        wrong = f"y has shape {y.shape}; allowed: {needed}"
         if width == 1 and y.shape[:len(shape)] != shape:
-            y = np.broadcast_to(y, shape)
-        if y.size != m.size * width or y.shape[:len(shape)] != shape:
-            needed = shape if width == 1 else (*shape, width)
-            raise ValueError(f"y has shape {y.shape}; allowed: {needed}")
-        flat = [np.ascontiguousarray(x, dtype=np.float64).ravel() for x in (m, v, power)]
-        responses = np.ascontiguousarray(y, dtype=np.float64).reshape(m.size, width)
-        if m.size == 0:
+            try:
+                y = np.broadcast_to(y, shape)
+            except ValueError:
+                raise ValueError(wrong) from None
+        if y.size != given[0].size * width or y.shape[:len(shape)] != shape:
+            raise ValueError(wrong)
+        if out is not None:
+            check_targets(out, shape)
+        flat = [np.ascontiguousarray(x).ravel() for x in given]
+        if flat[0].size == 0:
             triple = np.empty((3, 0))
         else:
-            triple = self.call(responses, flat[0], flat[1], flat[2])
+            responses = np.ascontiguousarray(y).reshape(flat[0].size, width)
+            triple = self.call(responses, *flat)
         triple = [part.reshape(shape) for part in triple]
         if out is None:
             return tuple(triple)
-        if len(out) != 3:
-            raise ValueError(f"out holds {len(out)} arrays; allowed: 3, of shape {shape}")
-        for target, part in zip(out, triple, strict=True):
-            if np.shape(target) != shape:
-                raise ValueError(f"out has shape {np.shape(target)}; allowed: {shape}, three times")
-            target[...] = part
+        for k in range(3):
+            if isinstance(out, np.ndarray):
+                out[k] = triple[k]
+            else:
+                out[k][...] = triple[k]
         return out
 
     cdef int refuse(self, y, m, v, power) except -1:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from epfast import _checks, losses
 from epfast._arrays import Array
 from epfast._core.rule_fit import fit_rule, monomials
-from epfast.backend.sites import FLOAT64, MOVED, scheme_of
+from epfast.backend.sites import FLOAT64, MOVED, in_place, scheme_of
 from epfast.schemes import Scheme
 from epfast.schemes.quadrature import check_gamma, distance, sigma_rule
 
@@ -85,13 +85,15 @@ class Minibatch:
         self, name: str, X: Any, mean: Any, variance: Any, y: Any, out: Any
     ) -> tuple[Array, Array, float]:
         """As :meth:`fit`; name is that of X in errors."""
-        if getattr(X, "ndim", 0) != 2:
+        if not (type(X) is np.ndarray and X.ndim == 2):
             X = _checks.array(name, X, shape=(None, self.d))
         rows = len(X)
+        if rows == 0:
+            raise ValueError(f"{name} has shape {X.shape}; allowed: at least one row")
         if rows > self._rows:
             self._core = self.scheme.minibatch(self.loss, self.d, rows)
             self._rows = rows
-        precision, shift = (np.empty(self.d), np.empty(self.d)) if out is None else out
+        precision, shift = (np.empty(self.d), np.empty(self.d)) if out is None else _pair(out)
         if not self.loss.by_margin:
             y = self.loss.responses("y", y, rows)
         try:
@@ -105,8 +107,19 @@ class Minibatch:
             )
             if y is not None and self.loss.by_margin:
                 y = self.loss.responses("y", y, rows)
+            for part in (precision, shift):
+                in_place("out", part, (self.d,))
             scale = self._core.fit_into(*arrays, y, precision, shift, name)
         return precision, shift, scale
+
+
+def _pair(out: Any) -> tuple[Array, Array]:
+    """The two arrays that a fit is written to."""
+    if not (isinstance(out, tuple | list) and len(out) == 2):
+        raise TypeError(
+            f"out is {_checks.describe(out)}; allowed: a pair of arrays of float64, (d,)"
+        )
+    return out[0], out[1]
 
 
 def fit_minibatch(

@@ -96,7 +96,8 @@ class TiltedMoments:
             Where there are no moments.
         """
         if not self.loss.by_margin:
-            y = self.loss.responses("y", y, np.size(mean))
+            n = mean.size if type(mean) is np.ndarray else _checks.real_array("mean", mean).size
+            y = self.loss.responses("y", y, n)
         return self._call(y, mean, variance, self.power, out)
 
 
@@ -157,7 +158,7 @@ def tilted_moments(
         spread = _checks.array("variance", variance, shape=center.shape, positive=True)
         mean, variance = center, spread
     found = losses.resolve(loss).tempered(beta)
-    if isinstance(power, float) or np.ndim(power) == 0:
+    if isinstance(power, float) or _checks.real_array("power", power).ndim == 0:
         exponent: Any = _checks.number("power", power, above=0.0)
         found.check_power(exponent)
     else:
@@ -246,9 +247,9 @@ def sweep(
     FloatingPointError
         If a mean or variance of h overflows; the blocks before it are done, and nothing is NaN.
     """
-    d = len(_in_place("Sigma", Sigma, (None, None)))
-    _in_place("Sigma", Sigma, (d, d))
-    _in_place("mu", mu, (d,))
+    d = len(in_place("Sigma", Sigma, (None, None)))
+    in_place("Sigma", Sigma, (d, d))
+    in_place("mu", mu, (d,))
     if not np.allclose(Sigma, Sigma.T, rtol=1e-8, atol=1e-300):
         raise ValueError("Sigma is not symmetric; allowed: a covariance matrix")
     if not (np.diag(Sigma) > 0.0).all():
@@ -262,9 +263,9 @@ def sweep(
     n = d if A is None else rows.shape[0]
     found_loss = losses.resolve(loss).tempered(beta)
     responses = found_loss.responses("y", y, n)
-    sites = [_in_place("tau", tau, (n,)), _in_place("nu", nu, (n,))]
-    sites.append(np.zeros(n) if log_scale is None else _in_place("log_scale", log_scale, (n,)))
-    visits = np.arange(n) if order is None else np.asarray(order)
+    sites = [in_place("tau", tau, (n,)), in_place("nu", nu, (n,))]
+    sites.append(np.zeros(n) if log_scale is None else in_place("log_scale", log_scale, (n,)))
+    visits = np.arange(n) if order is None else _checks.real_array("order", order)
     if visits.ndim != 1 or visits.dtype.kind not in "iu":
         raise TypeError(f"order is {_checks.describe(visits)}; allowed: row numbers, (k,)")
     if visits.size and not (visits.min() >= 0 and visits.max() < n):
@@ -296,7 +297,7 @@ def sweep(
     return core.n_refused
 
 
-def _in_place(name: str, value: Any, shape: tuple[int | None, ...]) -> Array:
+def in_place(name: str, value: Any, shape: tuple[int | None, ...]) -> Array:
     """An array of the caller, to be changed in place; a copy would be lost."""
     if not (isinstance(value, np.ndarray) and value.dtype == np.float64):
         raise TypeError(f"{name} is {_checks.describe(value)}; allowed: a float64 array")

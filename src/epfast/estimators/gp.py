@@ -20,7 +20,7 @@ from epfast.estimators.base import (
     validate_data,
 )
 from epfast.estimators.interrupts import all_or_nothing
-from epfast.estimators.kernels import default_kernel, ladder
+from epfast.estimators.kernels import kernel_of, ladder
 from epfast.estimators.processes import (
     PILOT,
     BinaryProcess,
@@ -35,7 +35,6 @@ from epfast.schedules import EP, Schedule
 
 # scikit-learn is there, or epfast.estimators.base would have said so
 from joblib import Parallel, delayed  # isort: skip
-from sklearn.base import clone  # isort: skip
 from sklearn.gaussian_process.kernels import CompoundKernel  # isort: skip
 from sklearn.utils import check_random_state  # isort: skip
 
@@ -194,7 +193,7 @@ class GPClassifier(LatentClassifier):
         self._check()
         self.X_train_ = rows.copy()
         self.n_classes_ = len(self.classes_)
-        kernel = default_kernel(rows) if self.kernel is None else clone(self.kernel)
+        kernel = kernel_of(self.kernel, rows)
         problems = self._binary(kernel, targets, weights)
         if isinstance(problems[0], BinaryProcess):
             self._left = problems[0].unfitted

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 from scipy.spatial.distance import pdist
 
+from epfast import _checks
 from epfast._arrays import Array
 
 # scikit-learn is there, or epfast.estimators.base would have said so
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel  # isort: skip
+from sklearn.base import clone  # isort: skip
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel  # isort: skip
 
 #: bounds of the default kernel's variance, and where its search starts
 VARIANCES, VARIANCE = (1e-2, 1e5), 4.0
@@ -34,6 +36,18 @@ def default_kernel(X: Array) -> Any:
         low, middle = np.quantile(distances, [0.1, 0.5]) * (0.1, 1.0)
         high = 10.0 * distances.max()
     return ConstantKernel(VARIANCE, VARIANCES) * RBF(float(middle), (float(low), float(high)))
+
+
+def kernel_of(given: Any, X: Array) -> Any:
+    """A kernel of its own for a fit: a copy of the one given, or the default one."""
+    if given is None:
+        return default_kernel(X)
+    if not isinstance(given, Kernel):
+        raise TypeError(
+            f"kernel is {_checks.describe(given)}; allowed: a kernel of "
+            "sklearn.gaussian_process.kernels, or None"
+        )
+    return clone(given)
 
 
 def ladder(kernel: Any) -> list[Array]:

@@ -34,7 +34,7 @@ from epfast.estimators.search import Search, find
 from epfast.inference import fit_from
 from epfast.linear import FullPosterior, notes
 from epfast.linear.fit import FULL_UP_TO, choose
-from epfast.linear.problem import data_of, prior_of, with_ones
+from epfast.linear.problem import data_of, prior_of, variances_at_door, with_ones
 from epfast.schedules import ADF, EP, Schedule
 
 # scikit-learn is there, or epfast.estimators.base would have said so
@@ -238,7 +238,8 @@ class LinearClassifier(LatentClassifier):
             Itself.
         """
         rows, labels = validate_data(self, X, y, dtype=np.float64, accept_sparse="csr")
-        if np.ndim(cast(Any, self.prior_variance)) == 0 and self.prior_groups is None:
+        rows = _checks.rows("X", rows)
+        if isinstance(self.prior_variance, None | str | float | int) and self.prior_groups is None:
             notes.note_scales(rows, users_level())
         index, targets = self._encode(labels)
         weights = row_weights(rows, self.classes_[index], sample_weight, self.class_weight)
@@ -363,7 +364,9 @@ class LinearClassifier(LatentClassifier):
             scheme = schemes.resolve(scheme)
             if hasattr(scheme, "seed"):
                 scheme = replace(cast(Any, scheme), seed=_seed(self.random_state))
-        intercept = _checks.number("intercept_variance", self.intercept_variance, above=0.0)
+        intercept = _checks.number(
+            "intercept_variance", self.intercept_variance, least=1e-300, most=1e300
+        )
         with _own_words(self.class_weight):
             chosen = choose(
                 self.loss, scheme, covariance, self.batch_size, schedule, self.beta, given
@@ -404,9 +407,7 @@ class LinearClassifier(LatentClassifier):
             )
         if isinstance(given, str):
             return given
-        if np.ndim(given) == 0:
-            return _checks.number("prior_variance", given, above=0.0)
-        return _checks.array("prior_variance", given, shape=(binary.d,), positive=True).copy()
+        return variances_at_door(given, binary.d)
 
     def _groups(self, how: str, d: int) -> NDArray[np.intp] | None:
         """The group of each column, 0 to k - 1; None: one variance for all."""

@@ -9,9 +9,8 @@ from scipy import linalg
 
 from epfast._arrays import Array
 from epfast.inference import evidence_bound
+from epfast.inference.loop import NO_FIXED_POINT, RESIDUAL, is_sharp
 
-#: largest distance from a fixed point that counts as none, in posterior sd
-RESIDUAL = 1e-3
 #: largest gap between the mean and K alpha, in posterior sd
 ROUNDING = 1e-3
 
@@ -45,6 +44,10 @@ def broken(post: Any) -> str | None:
             f"{gap:.2g} posterior sd; K is too close to singular for sites this sharp: try a "
             "shorter length scale, jitter, or another loss"
         )
+    last = post.history[-1].change if post.history else np.inf
+    stands = post.scheme is not None and last <= getattr(post.schedule, "tol", 0.0)
+    if stands and is_sharp(post.scheme) and not post.residual <= RESIDUAL:
+        return NO_FIXED_POINT.format(post.residual)
     return None
 
 

@@ -139,6 +139,7 @@ def fit_gp(
     """
     _checks.moved("fit_gp", moved, MOVED)
     schedule = EP() if schedule is None else schedule
+    _checks.flag("overwrite_K", overwrite_K)
     low_rank = rank is not None or isinstance(K, LowRankFactor)
     unused = (
         {"jitter": jitter, "overwrite_K": overwrite_K or None}
@@ -174,7 +175,6 @@ def fit_gp(
     chosen = choose(found_loss, scheme, schedule)
     if start is not None and not isinstance(start, GPPosterior):
         raise TypeError(f"start is {_checks.describe(start)}; allowed: a GPPosterior or None")
-    _checks.flag("overwrite_K", overwrite_K)
     shift = 0.0 if jitter is None else _checks.number("jitter", jitter, least=0.0)
     kernel = kernel_in_memory(K, overwrite_K, shift)
     problem = chosen.problem(y, kernel.n, weights)._replace(kernel=kernel)

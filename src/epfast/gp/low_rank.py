@@ -181,6 +181,9 @@ class LowRankGPPosterior(ProcessPosterior):
         G, triangle = self.factor.G, self.factor.G[self.pivots]
         if isinstance(dK, np.ndarray) or not isinstance(dK, Iterable):
             given = _checks.real_array("dK", dK)
+            if given.ndim not in (2, 3):
+                shape = G.shape
+                raise ValueError(f"dK has shape {given.shape}; allowed: {shape}, or (p, *{shape})")
             matrices: Iterable[Any] = given[None] if given.ndim == 2 else given
         else:
             matrices = dK

@@ -218,6 +218,11 @@ class GPPosterior(ProcessPosterior):
             )
         if isinstance(dK, np.ndarray) or not isinstance(dK, Iterable):
             given = _checks.real_array("dK", dK)
+            n = len(self.y)
+            if given.ndim not in (2, 3):
+                raise ValueError(
+                    f"dK has shape {given.shape}; allowed: ({n}, {n}), or (p, {n}, {n})"
+                )
             matrices: Iterable[Any] = given[None] if given.ndim == 2 else given
         else:
             matrices = dK

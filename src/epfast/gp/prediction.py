@@ -18,7 +18,7 @@ MOVED = {"k_star_diag": "K_star_star=..., the same numbers or the whole matrix"}
 
 def prior_at(name: str, given: Any, m: int, joint: bool) -> Array:
     """Prior variances (m,), or for a joint prediction the prior covariance (m, m)."""
-    if joint or np.ndim(given) == 2:
+    if joint or _checks.real_array(name, given).ndim == 2:
         matrix = _checks.array(name, given, shape=(m, m))
         if m > 0:
             _checks.covariance(name, matrix)
@@ -69,6 +69,8 @@ class ProcessPosterior(Posterior):
         size = _checks.integer("size", size, least=0)
         draws = _checks.generator("rng", rng)
         mean, covariance = self.predict_latent(K_star, K_star_star, joint=True)
+        if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
+            raise ValueError("K_star or K_star_star overflows; allowed: moderate numbers")
         # by eigenvalues, since the covariance may be singular
         values, vectors = linalg.eigh(covariance)
         root = vectors * np.sqrt(np.maximum(values, 0.0))
@@ -82,8 +84,10 @@ class ProcessPosterior(Posterior):
     def observed(self) -> Array | None:
         return self._responses()
 
-    def log_likelihood(self, draws: Array) -> Array:
-        return -self.known_loss().values(draws.T, self._responses()).T
+    def log_likelihood(self, draws: ArrayLike) -> Array:
+        loss, y = self.known_loss(), self._responses()
+        latent = _checks.array("draws", draws, shape=(None, len(y)))
+        return -loss.values(latent.T, y).T
 
     @property
     def y(self) -> Array:

@@ -352,7 +352,10 @@ def _record(record: Any) -> SweepInfo:
             raise ValueError(f"history has {name} = {value!r}; allowed: {kind}")
         if isinstance(value, int) and value < 0:
             raise ValueError(f"history has {name} = {value!r}; allowed: >= 0")
-    return SweepInfo(**known)
+    try:
+        return SweepInfo(**known)
+    except TypeError:
+        raise ValueError(f"history has a record of {sorted(known)} alone") from None
 
 
 def restore_flag(header: dict[str, Any], name: str) -> bool:

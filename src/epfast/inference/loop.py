@@ -22,10 +22,21 @@ logger = logging.getLogger("epfast")
 
 #: rounding of a log evidence, per factor
 ROUNDING = 1e-8
+#: the same, relative, between two sweeps
+RELATIVE = 1e-9
 #: a change per sweep up to which the result is called approximate, else unusable
 APPROXIMATE = 0.1
 
 TOLD = attrgetter("sweep", "change", "log_evidence", "n_refused")
+
+#: a residual above which sweeps that stand still are at no fixed point
+RESIDUAL = 1e-3
+#: of these
+NO_FIXED_POINT = (
+    "the sweeps stand still at what is no fixed point of EP (residual {:.2g}): the moments of this "
+    "scheme change too sharply with the cavity, by jumps where the loss has a kink or jump, or by "
+    "rounding where the prior is wide; use scheme='exact', a smooth loss, or a narrower prior"
+)
 
 #: what a fit far from the usual may fail with: no posterior, or a start that is improper there
 FAILURES = (FloatingPointError, ValueError)
@@ -129,7 +140,10 @@ def run(
     ``change`` of a sweep is the largest move of a posterior mean, in its standard deviations, or of
     the log of a standard deviation, divided by the damping. A run has ``converged`` if ``tol`` is
     above 0, the last change is at most ``tol`` (or the engine found a fixed point by the mismatch
-    of moments), the last sweep refused no site, and the log evidence is not above its bound.
+    of moments), the last sweep refused no site, and the log evidence is not above its bound. With
+    damping the log evidence must have settled too, to ``tol`` nats or 1e-9 of itself; with a site
+    per row and a full covariance, the rows' x.theta too, to the larger of ``tol`` and 1e-4 of their
+    standard deviations.
 
     Parameters
     ----------
@@ -196,7 +210,7 @@ def run(
                     stopped = callback is not None and bool(callback(info, state))
                     settled = counts.settled
                     if settled is None:
-                        settled = schedule.tol > 0.0 and moved <= schedule.tol
+                        settled = 0.0 < schedule.tol >= max(moved, _lag(history, schedule))
                     impossible = now.log_evidence > engine.evidence_bound
                     converged = bool(settled and counts.refused == 0 and not impossible)
                     if stopped or converged or counts.stuck or (settled and impossible):
@@ -217,6 +231,20 @@ def reached(pressed: KeyboardInterrupt) -> Fit | None:
     if isinstance(pressed, Interrupted) and isinstance(pressed.posterior, Fit):
         return pressed.posterior
     return None
+
+
+def _lag(history: list[SweepInfo], schedule: Any) -> float:
+    """Of damped sweeps, how far the log evidence is behind, in nats; beyond rounding.
+
+    The log scales of damped sites may follow where nothing else moves.
+    """
+    if schedule.damping == 1.0:
+        return 0.0
+    if len(history) < 2:
+        return math.inf
+    before, now = (info.log_evidence for info in history[-2:])
+    lag = abs(now - before) / schedule.damping
+    return lag if lag > RELATIVE * abs(now) else 0.0
 
 
 def change(old: Summary, new: Summary) -> float:
@@ -257,6 +285,16 @@ def evidence_bound(loss: Loss, n: float) -> float:
     return ROUNDING * n if loss.bounded else math.inf
 
 
+def is_sharp(scheme: Any) -> bool:
+    """Whether the moments of a site may change sharply where its cavity moves.
+
+    So do those of schemes that look at some points, or at a mode: by jumps where the factor has a
+    kink or a jump, and with the rounding of a cavity far wider than the posterior. Sweeps may then
+    stand still at what is no fixed point.
+    """
+    return not (scheme.integrates or scheme.relaxes)
+
+
 def warn_of(
     fit: Any,
     engine: Any,
@@ -291,10 +329,17 @@ def warn_of(
         )
     if failed:
         say(f"{failed} fits of a factor failed and kept the old site (see history[i].n_failed)")
-    if schedule.tol > 0.0 and len(history) == schedule.sweeps and last.change > schedule.tol:
+    missed = schedule.tol > 0.0 and len(history) == schedule.sweeps
+    if missed and last.change > schedule.tol:
         state = "approximate" if last.change <= APPROXIMATE else "unusable"
         say(
             f"EP did not settle: after {len(history)} sweeps the posterior still moves by "
             f"{last.change:.2g} of its own scale per sweep (tol={schedule.tol:g}), so that the "
             f"result is {state}"
+        )
+    elif missed and not (fit.converged or last.n_refused):
+        say(
+            f"EP did not settle: after {len(history)} sweeps the mean and sd stand still "
+            f"(tol={schedule.tol:g}), but not yet all rows, sites or the log evidence, so that the "
+            "result is approximate"
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
+from numpy.typing import ArrayLike
+
 from epfast._arrays import Array
 from epfast.inference import certificates, report
 from epfast.inference.certificates import Case, Check
@@ -102,7 +104,7 @@ class Posterior:
         """Responses of the fit as the loss made them, (n, width); None if rows are unknown."""
         raise NotImplementedError
 
-    def log_likelihood(self, draws: Array) -> Array:
+    def log_likelihood(self, draws: ArrayLike) -> Array:
         """Minus beta times the loss of each row at draws (k, p) of :meth:`sample`, (k, n)."""
         raise NotImplementedError
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,8 +12,18 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks, losses, schemes
 from epfast._arrays import Array, Held
-from epfast.inference import Callback, Counts, Fit, Interrupted, reached, run, warn_of
+from epfast.inference import (
+    Callback,
+    ConvergenceWarning,
+    Counts,
+    Fit,
+    Interrupted,
+    reached,
+    run,
+    warn_of,
+)
 from epfast.inference.combinations import legal
+from epfast.inference.loop import NO_FIXED_POINT, RESIDUAL, is_sharp
 from epfast.inference.runtime import Tick
 from epfast.linear import notes
 from epfast.linear.engines import ENGINES, at_start, engine_of
@@ -195,6 +207,8 @@ def fit_linear(
         posterior = "full" if small else "factorized"
         if not small:
             notes.note_factorized(shape)
+    if record is not None:
+        _checks.choice("record", record, ("cost", "factor"))
     asked = {
         "weights": weights,
         "sparse X": X if hasattr(X, "tocsr") else None,
@@ -212,13 +226,11 @@ def fit_linear(
     )
     _checks.callback(callback)
     _checks.progress(progress)
-    if record is not None:
-        _checks.choice("record", record, ("cost", "factor"))
-        if "values" not in chosen.loss.gives:
-            raise ValueError(
-                f"record is {record!r}; allowed with {type(chosen.loss).__name__}: None, it has no "
-                "values"
-            )
+    if record is not None and "values" not in chosen.loss.gives:
+        raise ValueError(
+            f"record is {record!r}; allowed with {type(chosen.loss).__name__}: None, it has no "
+            "values"
+        )
     kind = KINDS[posterior]
     if start is not None and not isinstance(start, kind):
         raise TypeError(f"start is {_checks.describe(start)}; allowed: a {kind.__name__} or None")
@@ -465,7 +477,14 @@ def fit_problem(
             progress=held.after(progress),
         )
         warn(fit, engine, problem.schedule, stacklevel)
-        return result(fit)
+        found = result(fit)
+        scalar = found.sites is not None and found.sites.shift.ndim == 1
+        sharp = scalar and problem.batch_size is None and is_sharp(problem.scheme)
+        if not (fit.converged and sharp) or found.residual <= RESIDUAL:
+            return found
+        text = NO_FIXED_POINT.format(found.residual)
+        warnings.warn(text, ConvergenceWarning, stacklevel=stacklevel)
+        return replace(found, converged=False)
     except KeyboardInterrupt as pressed:
         fit = reached(pressed) or fit
         if fit is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from scipy import linalg
 
+from epfast import _checks
 from epfast._arrays import Array
 from epfast.inference.records import DataWarning
 from epfast.linear.problem import Data, LinearProblem
@@ -136,7 +137,8 @@ def note_separable(problem: LinearProblem, mean: Array, scale: float, stacklevel
     data = problem.data
     assert data.y is not None
     for part in problem.slices():
-        if not (np.asarray(data.X[part] @ mean) * data.y[part, 0] > 0.0).all():
+        rows = _checks.rows("X", data.X[part])  # a callback may have changed a CSR matrix
+        if not (np.asarray(rows @ mean) * data.y[part, 0] > 0.0).all():
             return
     _say(
         f"a plane separates the labels, and the prior is flat (standard deviation of x.theta: "

@@ -190,7 +190,7 @@ def remove_rows(
         raise ValueError("the posterior has minibatch factors; allowed: scalar or shared sites")
     stored, n = state.sites, problem.shape[0]
     assert stored is not None
-    taken = np.atleast_1d(np.asarray(rows))
+    taken = np.atleast_1d(_checks.real_array("rows", rows))
     if taken.dtype.kind not in "iu" or taken.ndim != 1:
         raise TypeError(f"rows is {_checks.describe(rows)}; allowed: an integer or a list of them")
     if taken.size and not (taken.min() >= 0 and taken.max() < n):

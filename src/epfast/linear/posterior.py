@@ -125,8 +125,9 @@ class LinearPosterior(LinearPredictions):
     def observed(self) -> Array | None:
         return self.problem.data.y
 
-    def log_likelihood(self, draws: Array) -> Array:
-        return -self.problem.losses(draws).T
+    def log_likelihood(self, draws: ArrayLike) -> Array:
+        theta = _checks.array("draws", draws, shape=(None, self.shift.size))
+        return -self.problem.losses(theta).T
 
     def _case(self) -> Case:
         if not self.problem.has_rows:
@@ -221,7 +222,7 @@ class LinearPosterior(LinearPredictions):
         check_columns(self.problem.names, X)
         rows = _checks.rows("X", X, self.problem.n_columns)
         is_sparse = hasattr(rows, "indptr")
-        n = rows.shape[0]
+        n, joint = rows.shape[0], _checks.flag("joint", joint)
         mean, variance = np.empty(n), np.empty((n, n) if joint else n)
         colored = np.empty((self.shift.size, n if joint else 0))
         with np.errstate(over="ignore", invalid="ignore"):
@@ -242,7 +243,11 @@ class LinearPosterior(LinearPredictions):
 
     def _latent_draws(self, X: ArrayLike, draws: Array) -> Array:
         check_columns(self.problem.names, X)
-        return np.asarray((self.problem.given(X) @ draws.T).T)
+        with np.errstate(over="ignore", invalid="ignore"):
+            latent = np.asarray((self.problem.given(X) @ draws.T).T)
+        if not np.isfinite(latent).all():
+            raise ValueError("X holds NaN or infinity, or overflows; allowed: finite numbers")
+        return latent
 
     def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Array:
         """Draw weights from the posterior.

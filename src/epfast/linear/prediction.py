@@ -100,7 +100,10 @@ class LinearPredictions(Posterior):
         -------
         float
         """
-        return float(self.log_predictive(X, y).mean())
+        found = self.log_predictive(X, y)
+        if not len(found):
+            raise ValueError("X has 0 rows; allowed: one row at least")
+        return float(found.mean())
 
     def sample_y(
         self, X: ArrayLike, size: int, rng: np.random.Generator | int | None = None

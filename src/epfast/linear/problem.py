@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -154,10 +155,8 @@ class LinearProblem(NamedTuple):
     @property
     def evidence_bound(self) -> float:
         """See :func:`epfast.inference.evidence_bound`."""
-        if self.data.y is None:  # a stream
-            return evidence_bound(self.loss, 1)
-        weights = self.data.weights
-        count = len(self.data.y)
+        y, weights = self.data.y, self.data.weights
+        count = 1 if y is None else len(y)  # of a stream, 1
         return evidence_bound(self.loss, count if weights is None else max(count, weights.sum()))
 
     @property
@@ -256,8 +255,15 @@ def prior_of(precision: Array, mean: Array, full: bool) -> State:
         precision = np.diag(precision)
     if not mean.any():
         return State(precision, np.zeros(len(mean)), None, 0.0, 0)
-    shift = precision * mean if precision.ndim == 1 else precision @ mean
-    return State(precision, shift, None, -0.5 * float(shift @ mean), 0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        shift = precision * mean if precision.ndim == 1 else precision @ mean
+        scale = -0.5 * float(shift @ mean)
+    if not math.isfinite(scale):
+        raise ValueError(
+            f"prior_mean is {np.abs(mean).max():.2g}, whose square over the prior variance "
+            "overflows; allowed: numbers of moderate size"
+        )
+    return State(precision, shift, None, scale, 0)
 
 
 def log_determinant(precision: Array) -> float:
@@ -457,17 +463,22 @@ def _prior(variance: Any, precision: Any, mean: Any, d: int, full: bool) -> tupl
             f"prior_variance is {variance!r}; allowed: a number or an array of shape ({d},); "
             "LinearClassifier(prior_variance='evidence') finds one"
         )
+    found = variances_at_door(variance, d)
+    return 1.0 / np.broadcast_to(found, (d,)), center
+
+
+def variances_at_door(variance: Any, d: int) -> Any:
+    """Prior variances, checked: a number, or (d,). Their inverses are normal numbers."""
     if not isinstance(variance, np.ndarray) and isinstance(variance, numbers.Number):
-        # within these limits the precision is a normal number
-        number = _checks.number("prior_variance", variance, least=1e-300, most=1e300)
-        return np.full(d, 1.0 / number), center
+        return _checks.number("prior_variance", variance, least=1e-300, most=1e300)
     spread = _checks.real_array("prior_variance", variance)
-    spread = np.broadcast_to(spread, (d,)) if spread.ndim == 0 else spread
+    if spread.ndim == 0:
+        return _checks.number("prior_variance", spread[()], least=1e-300, most=1e300)
     if spread.shape != (d,):
         raise ValueError(
             f"prior_variance has shape {spread.shape}; allowed: a number, or shape ({d},)"
         )
-    return 1.0 / _moderate("prior_variance", spread, d), center
+    return _moderate("prior_variance", spread, d).copy()
 
 
 def _prior_matrix(precision: Any, d: int) -> Array:

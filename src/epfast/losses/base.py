@@ -263,8 +263,14 @@ class Loss:
             return result
         if self.is_likelihood and self.beta == 1.0 and (variance > 0.0).all():
             return prediction.log_integral(self, responses, mean, variance)
+        margin = responses[:, 0] * mean
+        p = self.predict_proba(margin, variance)
         with np.errstate(divide="ignore"):
-            return np.asarray(np.log(self.predict_proba(responses[:, 0] * mean, variance)))
+            result = np.log(p)
+        lost = (p == 0.0) & (variance > 0.0)
+        if lost.any() and "values" in self.gives:
+            result[lost] = prediction.log_label_probability(self, margin[lost], variance[lost])
+        return np.asarray(result)
 
     def sample(self, latent: Array, rng: np.random.Generator) -> Array:
         """Draw a response for each latent value, of the shape of ``latent``: here labels.

@@ -22,8 +22,30 @@ def label_probability(loss: Any, mean: Array, variance: Array) -> Array:
     return finite_probability(result)
 
 
+def log_label_probability(loss: Any, mean: Array, variance: Array) -> Array:
+    """log of the probability of the label +1, (n,), where it may be below the least double."""
+    up, down = _panels(loss, loss.break_points(), mean, np.sqrt(variance))
+    with np.errstate(all="ignore"):
+        tops = up.max(axis=(1, 2)), down.max(axis=(1, 2))
+        masses = [
+            np.log(np.exp(part - top[:, None, None]).sum(axis=(1, 2))) + top
+            for part, top in zip((up, down), tops, strict=True)
+        ]
+        return finite_probability(-np.logaddexp(0.0, masses[1] - masses[0]))
+
+
 def _by_panels(loss: Any, points: Array, mean: Array, sd: Array) -> Array:
-    """E[t(h)] / (E[t(h)] + E[t(-h)]), h ~ N(mean, sd^2); panels end where the loss bends."""
+    """E[t(h)] / (E[t(h)] + E[t(-h)]), h ~ N(mean, sd^2)."""
+    up, down = _panels(loss, points, mean, sd)
+    with np.errstate(all="ignore"):
+        top = np.maximum(up.max(axis=(1, 2)), down.max(axis=(1, 2)))[:, None, None]
+        mass_up = np.exp(up - top).sum(axis=(1, 2))
+        mass_down = np.exp(down - top).sum(axis=(1, 2))
+        return np.asarray(mass_up / (mass_up + mass_down))
+
+
+def _panels(loss: Any, points: Array, mean: Array, sd: Array) -> tuple[Array, Array]:
+    """Terms of log t(h) and of log t(-h) for h ~ N(mean, sd^2); panels end where the loss bends."""
     nodes, node_weights = np.polynomial.legendre.leggauss(NODES)
     inner = np.concatenate([-points, [0.0], points])
     with np.errstate(all="ignore"):
@@ -36,10 +58,7 @@ def _by_panels(loss: Any, points: Array, mean: Array, sd: Array) -> Array:
         log_weight = np.log(half[:, :, None] * node_weights) - 0.5 * z * z
         up = log_weight - loss.beta * loss.evaluate(h, derivatives=False)[0]
         down = log_weight - loss.beta * loss.evaluate(-h, derivatives=False)[0]
-        top = np.maximum(up.max(axis=(1, 2)), down.max(axis=(1, 2)))[:, None, None]
-        mass_up = np.exp(up - top).sum(axis=(1, 2))
-        mass_down = np.exp(down - top).sum(axis=(1, 2))
-        return np.asarray(mass_up / (mass_up + mass_down))
+        return up, down
 
 
 def finite_probability(p: Array) -> Array:
@@ -50,7 +69,18 @@ def finite_probability(p: Array) -> Array:
 
 
 def log_integral(loss: Any, responses: Array, mean: Array, variance: Array) -> Array:
-    """log E[t(h)], (n,), by the exact tilted moments; NaN if the integral fails."""
+    """log E[t(h)], (n,), by the exact tilted moments.
+
+    Raises
+    ------
+    FloatingPointError
+        Where there is none.
+    """
     log_z, *others = np.empty((3, len(mean)))
-    loss.tilted().many(responses, mean, variance, np.ones(len(mean)), log_z, *others)
+    lost = loss.tilted().many(responses, mean, variance, np.ones(len(mean)), log_z, *others)
+    if lost:
+        raise FloatingPointError(
+            f"{lost} of {len(mean)} predictive probabilities could not be integrated: the latent "
+            "mean or variance there is out of range; scale the columns of X, or narrow the prior"
+        )
     return log_z

@@ -151,6 +151,7 @@ def fifth_degree_rule(d: int) -> tuple[Array, Array]:
     ValueError
         If d > 4: weights turn negative, and the variational fit would not be convex.
     """
+    d = _checks.integer("d", d, least=1)
     if d > 4:
         raise ValueError(
             f"rule is 'fifth' in {d} dimensions, where weights are negative; allowed: d <= 4, or a "

@@ -380,8 +380,9 @@ class DescentEngine:
         variance = v + v * v * second
         if not (variance > 0.0).all():
             return None
-        third = v**3 * (right - left) / (2.0 * step)
-        fourth = v**4 * (right - 2.0 * second + left) / step**2
+        with np.errstate(all="ignore"):  # what overflows is no step: see below
+            third = v**3 * (right - left) / (2.0 * step)
+            fourth = v**4 * (right - 2.0 * second + left) / step**2
         return _Tilted(log_z + _log_norm(cavity), m + v * slope, variance, third, fourth)
 
 
@@ -418,6 +419,7 @@ def _centered(point: Point) -> tuple[Array, Array]:
     return (tilted.mean - nu / tau) * np.sqrt(tau), tilted.variance * tau
 
 
+@np.errstate(all="ignore")  # what overflows has no factor
 def _blocks(s: Array, tilted: _Tilted) -> Array:
     """Covariances of (x, -x^2 / 2) under the tilted distributions."""
     unit = np.sqrt(s[1])
@@ -430,6 +432,7 @@ def _blocks(s: Array, tilted: _Tilted) -> Array:
     return np.array([variance, cross, np.maximum(square, least)])
 
 
+@np.errstate(all="ignore")
 def _factor(s: Array, process: _Process, blocks: Array) -> _Factor | None:
     """Factor H_r plus these blocks; None if the sum is not positive definite to rounding."""
     unit = np.sqrt(s[1])

@@ -6,6 +6,7 @@ parallel order by Gram matrix and Cholesky; ADF, which stores no site.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,11 +42,22 @@ ROWS_PER_DIMENSION = 4
 #: automatic order: one of three parallel sweeps must have a change below this share of the least
 #: change so far, else the order becomes sequential
 CONTRACTION = 0.7
+#: a row that moves by no more stands still, if the tolerance is not larger
+STANDS = 1e-4
 
 
 def block_size(block: int | None, d: int) -> int:
     """Sites per block of the exact blocked sweep, by default a third of d between 8 and 64."""
     return block or max(8, min(64, d // 3))
+
+
+def settles(moved: float, tol: float) -> bool | None:
+    """None, or False where some row still moves by this much of its own sd, or log variance.
+
+    The weights may stand still in their own sd and the rows not, along directions that the prior
+    leaves free.
+    """
+    return None if moved <= max(tol, STANDS) else False
 
 
 class AutoOrder(NamedTuple):
@@ -186,13 +198,14 @@ class RowEngine(FullEngine):
         n = problem.shape[0]
         assert state.sites is not None
         sites: Sites = families.copied(state.sites) if keep else state.sites
-        before = core.n_refused
+        before, core.moved = core.n_refused, 0.0
         old_variance = np.diag(state.covariance)
         covariance, mean = state.covariance.copy(), state.mean.copy()
         for part in problem.pieces(self.schedule.checked_visits(n, state.sweeps)[which]):
             self._visit(part, covariance, mean, *sites)
             tick(len(part))
         refused = core.n_refused - before
+        settled = settles(math.sqrt(core.moved) / self.schedule.damping, self.schedule.tol)
         new = state._replace(
             sites=sites,
             sweeps=state.sweeps + 1,
@@ -208,10 +221,10 @@ class RowEngine(FullEngine):
             anew = from_sites(problem, sites, new.sweeps)
             if anew is not None:
                 refreshed = new.at(anew)._replace(since_refresh=0)
-                return refreshed, Counts(refused, drift=_drift(new, refreshed))
+                return refreshed, Counts(refused, drift=_drift(new, refreshed), settled=settled)
         total = problem.base.log_scale + float(sites.log_scale.sum())
         new = with_precision(new._replace(log_scale=total), core.full)
-        return new, Counts(refused)
+        return new, Counts(refused, settled=settled)
 
     def _visit(self, part: Any, covariance: Array, mean: Array, *sites: Array) -> None:
         """Fit the sites of some rows, numbered, one after the other."""
@@ -266,7 +279,7 @@ class RowEngine(FullEngine):
         problem, core = self.problem, self.parallel
         assert state.sites is not None
         root = inverse_root(state.precision)
-        before = core.n_refused
+        before, core.residual = core.n_refused, 0.0
         precision, shift = problem.base.precision.copy(), problem.base.shift.copy()
         sites = families.copied(state.sites) if keep else state.sites
         n = problem.shape[0]
@@ -294,7 +307,7 @@ class RowEngine(FullEngine):
             if state.order.may_change or share < LEAST_SHARE:
                 return state, Counts(n)
             precision = state.precision + share * (new - state.precision)
-        settled = None
+        settled = settles(core.residual, self.schedule.tol)
         if share < 1.0:
             shift = state.shift + share * (shift - state.shift)
             sites, settled = families.damped(state.sites, sites, share), False

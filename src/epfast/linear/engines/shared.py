@@ -10,7 +10,7 @@ from epfast import _checks, families
 from epfast._arrays import Array
 from epfast._core.shared_sites import SharedSweep
 from epfast.inference import Counts, Sites
-from epfast.inference.loop import change
+from epfast.inference.loop import RELATIVE, change
 from epfast.inference.runtime import Tick
 from epfast.linear.engines.base import FullEngine, improper_start, most_of
 from epfast.linear.problem import LinearProblem, State, is_proper, moments_of
@@ -124,6 +124,10 @@ class SharedEngine(FullEngine):
             new, counts = self._sweep(state, self.whole, damping, tick)
             moved = self._change(state, new) / damping
             settled = moved <= self.schedule.tol and counts.settled is None
+            if settled:  # the log scales follow
+                old, now = (self.summary(s).log_evidence for s in (state, new))
+                settled = abs(now - old) <= damping * max(self.schedule.tol, RELATIVE * abs(now))
+                return new, counts._replace(settled=settled)
         return new._replace(ending=state.ending.next(moved)), counts._replace(settled=settled)
 
     def _change(self, old: SharedState, new: SharedState) -> float:

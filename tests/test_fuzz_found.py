@@ -1,0 +1,164 @@
+"""What the fuzzer found: calls that end a process, claim too much, or fail in others' words."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+import epfast
+from epfast import backend, schemes
+from epfast.schedules import AEP, DEP, EP, SEP
+
+LABELS = np.array([1.0, -1.0, 1.0, -1.0, -1.0])
+
+
+def unaligned(a):
+    """The same numbers at an odd address."""
+    a = np.asarray(a, dtype=float)
+    result = np.zeros(8 * a.size + 1, np.uint8)[1:].view(float).reshape(a.shape)
+    result[...] = a
+    return result
+
+
+@pytest.mark.parametrize("which", ["y", "mean", "variance", "power", "out"])
+def test_arrays_at_odd_addresses(which):
+    given = {"y": np.array([-1.0, 1.0]), "mean": np.array([0.1, -2.0]), "variance": np.ones(2)}
+    given |= {"power": np.array([1.0, 0.5]), "out": np.empty((3, 2))}
+    want = np.array(backend.tilted_moments("logistic", **given))
+    given[which] = unaligned(given[which])
+    np.testing.assert_array_equal(backend.tilted_moments("logistic", **given), want)
+    if which != "power":
+        given.pop("power")
+        bound = backend.TiltedMoments("logistic")
+        plain = {name: np.array(value) for name, value in given.items()}
+        np.testing.assert_array_equal(bound(**given), bound(**plain))
+
+
+def test_a_minibatch_at_odd_addresses():
+    rng = np.random.default_rng(0)
+    X, mean, variance = rng.normal(size=(4, 2)), rng.normal(size=2), np.ones(2)
+    fit = backend.Minibatch("logistic", "variational", 2).fit
+    want = fit(X, mean, variance)
+    got = fit(unaligned(X), unaligned(mean), unaligned(variance))
+    np.testing.assert_array_equal(got[0], want[0])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"schedule": EP(damping=0.5)},
+        {"schedule": EP(damping=0.5, order="parallel")},
+        {"schedule": DEP(2, damping=0.5)},
+        {"schedule": SEP()},
+        {"schedule": AEP()},
+        {"schedule": EP(damping=0.5), "batch_size": 2, "scheme": "laplace"},
+    ],
+    ids=str,
+)
+def test_damped_sites_that_carry_nothing(settings):
+    """All that settles is the log evidence: n log t(0)."""
+    post = epfast.fit_linear(np.zeros((5, 1)), LABELS, **settings)
+    assert post.converged
+    np.testing.assert_allclose(post.log_evidence, 5 * np.log(0.5), atol=1e-4)
+
+
+def test_a_damped_process_that_carries_nothing():
+    post = epfast.fit_gp(np.zeros((5, 5)), LABELS, schedule=EP(damping=0.5))
+    assert post.converged
+    np.testing.assert_allclose(post.log_evidence, 5 * np.log(0.5), atol=1e-4)
+
+
+def test_rows_settle_too():
+    """Along a direction that the prior leaves free the weights settle long before the rows."""
+    X = np.repeat([[-1.73, 2.15]], 4, 0)
+    post = epfast.fit_linear(X, [1, -1, -1, -1], prior_variance=1e10)
+    assert post.converged
+    assert post.residual < 1e-3
+    with pytest.warns(epfast.ConvergenceWarning, match="not yet all rows"):
+        short = epfast.fit_linear(
+            X, [1, -1, -1, -1], prior_variance=1e10, schedule=EP(sweeps=post.n_sweeps - 1)
+        )
+    assert not short.converged
+
+
+@pytest.mark.parametrize("power", [1.0, 0.1])
+@pytest.mark.parametrize("loss", ["squared_hinge", "probit", "logistic"])
+def test_moments_of_the_widest_cavities(loss, power):
+    """There every factor is a step, whose moments are known."""
+    for v in (1e50, 1e150, 1e300):
+        lz, slope, curve = backend.tilted_moments(loss, [1.0], [0.0], [v], power=power)
+        want = -np.log(2.0), np.sqrt(2.0 / np.pi / v), -2.0 / np.pi / v
+        np.testing.assert_allclose((lz[0], slope[0], curve[0]), want, rtol=1e-8)
+
+
+def test_the_prior_is_not_returned_at_an_extreme_scale():
+    wide = [
+        epfast.fit_linear([[1.0], [2.0]], [1, -1], loss="squared_hinge", prior_variance=v)
+        for v in (1e20, 1e150)
+    ]
+    assert all(post.converged for post in wide)
+    np.testing.assert_allclose(wide[1].mean, wide[0].mean, rtol=1e-6)
+
+
+def test_sweeps_that_stand_still_beside_a_jump():
+    with pytest.warns(epfast.ConvergenceWarning, match="no fixed point"):
+        gp = epfast.fit_gp(
+            np.eye(5), np.ones(5), loss=epfast.NoisyStep(1e-6), scheme=schemes.Quadrature(2.0)
+        )
+    assert gp.residual > 0.1
+    assert not gp.converged
+    with pytest.warns(epfast.ConvergenceWarning, match="no fixed point"):
+        post = epfast.fit_linear(
+            np.eye(5), np.ones(5), loss=epfast.NoisyStep(1e-6), scheme=schemes.Quadrature(2.0)
+        )
+    assert not post.converged
+
+
+def test_probabilities_below_the_least_double():
+    loss = epfast.PiecewiseLinear((0.0,), (-3.0, -1.0))
+    post = epfast.fit_linear(1e3 * np.eye(2), [1, 1], loss=loss)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = post.log_predictive([[-1e6, 0.0]], [1])
+    assert np.isfinite(found).all()
+    assert found[0] < -745.0
+
+
+GOOD = np.array([1.0]), np.array([0.1]), np.array([1.0])
+BAD = [
+    lambda: schemes.fifth_degree_rule(0),
+    lambda: schemes.fifth_degree_rule("a"),
+    lambda: backend.TiltedMoments("logistic")(GOOD[0], 10**400, GOOD[2]),
+    lambda: backend.TiltedMoments("logistic")(GOOD[0], 1j, GOOD[2]),
+    lambda: backend.TiltedMoments("poisson")(GOOD[0], [[1], [2, 3]], GOOD[2]),
+    lambda: backend.TiltedMoments("logistic")(*GOOD, out=1.0),
+    lambda: backend.tilted_moments("logistic", *GOOD, out=1.0),
+    lambda: backend.Minibatch("logistic", "variational", 2).fit(
+        np.ones((1, 2)), np.zeros(2), np.ones(2), out=1.0
+    ),
+    lambda: backend.Minibatch("logistic", "variational", 2).fit(
+        np.ones((0, 2)), np.zeros(2), np.ones(2)
+    ),
+    lambda: epfast.fit_gp(np.eye(2), [1, -1]).log_evidence_gradient(1.0),
+    lambda: epfast.fit_gp(np.eye(2), [1, -1], rank=1).log_evidence_gradient(1.0),
+    lambda: epfast.fit_linear(np.eye(2), [1, -1]).remove([[1], [2, 3]]),
+    lambda: epfast.fit_linear(np.eye(2), [1, -1]).log_likelihood(1),
+    lambda: epfast.fit_linear(np.eye(2), [1, -1]).predict_latent(np.eye(2), joint=np.array([])),
+    lambda: epfast.fit_gp(np.eye(2), [1, -1], overwrite_K=np.array([])),
+    lambda: epfast.fit_linear(np.eye(2), [1, -1], record=np.array([])),
+    lambda: epfast.fit_linear(np.eye(2), [1, -1], prior_mean=[1e200, 0.0]),
+]
+
+
+@pytest.mark.parametrize("call", BAD, ids=range(len(BAD)))
+def test_errors_are_ours(call):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises((ValueError, TypeError), match="allowed"):
+            call()
+
+
+def test_a_kernel_that_is_none():
+    pytest.importorskip("sklearn")
+    with pytest.raises(TypeError, match="kernel is"):
+        epfast.GPClassifier(kernel={}).fit(np.eye(4), [0, 1, 0, 1])
