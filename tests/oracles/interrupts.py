@@ -3,6 +3,8 @@
 import contextlib
 import sys
 
+import numpy as np
+
 
 class Calls:
     """Counts calls of Python functions; raises KeyboardInterrupt at one of them."""
@@ -37,11 +39,13 @@ def calls_of(fit):
 
 def interrupted(fit, at):
     """What the fit raises if Ctrl-C falls in the call of that number; None with fewer calls."""
-    calls = Calls(at)
+    calls, said = Calls(at), np.geterr()
     try:
         with calls.watching():
             fit()
     except KeyboardInterrupt as pressed:
         return pressed
+    finally:
+        np.seterr(**said)  # it may fall in the entry of a np.errstate, which then stays
     assert not calls.raised, "Ctrl-C was lost"
     return None

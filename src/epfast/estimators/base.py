@@ -192,7 +192,12 @@ class LatentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _encode(self, labels: NDArray[Any]) -> tuple[NDArray[np.intp], list[Array]]:
         """Set ``classes_``; return class numbers, and labels -1 and +1 for each binary problem."""
-        check_classification_targets(labels)
+        try:
+            check_classification_targets(labels)
+        except TypeError:  # of a sort
+            raise TypeError(
+                "y holds labels that cannot be sorted; allowed: numbers alone, or strings alone"
+            ) from None
         self.classes_, index = np.unique(labels, return_inverse=True)
         n_classes = len(self.classes_)
         if n_classes < 2:

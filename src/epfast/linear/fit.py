@@ -190,7 +190,7 @@ def fit_linear(
             "y is None, so X is taken for an iterable of (X, y) chunks, which takes ADF; allowed "
             "with another schedule: a response per row of X, (n,)"
         )
-    if not stream and not hasattr(X, "shape"):
+    if not stream and not isinstance(getattr(X, "shape", None), tuple):
         X = _checks.real_array("X", X)
     wide = _intercept(intercept)
     if stream and wide is not None:
