@@ -1,5 +1,8 @@
 """Mistakes that users make, and what they read: the argument, what is allowed, what to write."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from scipy import sparse
@@ -101,6 +104,12 @@ def test_names_that_are_deeper():
     with pytest.raises(AttributeError, match=r"it is epfast\.losses\.Poisson$"):
         epfast.Poisson  # noqa: B018
     assert not hasattr(epfast, "Laplace")
+
+
+def test_modules_that_need_an_extra_are_there_when_asked_for():
+    command = "import epfast; print(epfast.plots.__name__, hasattr(epfast, 'nothing'))"
+    found = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
+    assert found.stdout.split() == ["epfast.plots", "False"]
 
 
 def test_a_guess_is_made_only_where_a_name_is_near():

@@ -125,6 +125,10 @@ __all__ = [
 _LAZY = {
     "GPClassifier": "epfast.estimators",
     "LinearClassifier": "epfast.estimators",
+    # modules
+    "estimators": "epfast.estimators",
+    "gpy": "epfast.gpy",
+    "plots": "epfast.plots",
 }
 
 if _TYPE_CHECKING:
@@ -142,7 +146,8 @@ def __getattr__(name: str) -> _Any:
     from importlib import import_module
 
     try:
-        return getattr(import_module(_LAZY[name]), name)
+        module = import_module(_LAZY[name])
+        return module if module.__name__ == f"epfast.{name}" else getattr(module, name)
     except ImportError as error:
         # hasattr and getattr with a default expect an AttributeError; "from epfast import" would
         # turn that into an ImportError without a reason
