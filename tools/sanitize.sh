@@ -42,4 +42,5 @@ cd "$work/run"
 "${run[@]}" python -c 'from epfast import backend; print(backend.build_config())'
 # Slow tests check numbers at length; the paths of the core that they take others take as well.
 # By default pytest captures stderr itself, and a fatal report would die with it.
-"${run[@]}" python -m pytest -q -p no:cacheprovider -m "not slow" -W error --capture=sys "$@"
+"${run[@]}" python -m pytest -q -p no:cacheprovider -m "not slow" -W error \
+    -W ignore::epfast.DataWarning --capture=sys "$@"
