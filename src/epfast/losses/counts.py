@@ -43,7 +43,7 @@ class Poisson(Loss):
         return np.stack([count, special.gammaln(count + 1.0)], axis=1)
 
     def predict(self, mean: Array, variance: Array) -> Array:
-        """Mean of y, E[exp(h)]."""
+        """Mean of y, E[exp(h)] = exp(mean + variance / 2); infinite beyond the largest double."""
         with np.errstate(over="ignore"):
             return np.asarray(np.exp(mean + 0.5 * variance))
 
