@@ -291,21 +291,27 @@ def test_weights_between_the_integers():
 def test_class_weights():
     y = np.where(X @ THETA > 2.0, "rare", "often")
     counts = {name: (y == name).sum() for name in ("rare", "often")}
-    balanced = LinearClassifier(class_weight="balanced").fit(X, y)
+    balanced = LinearClassifier(prior_variance=4.0, class_weight="balanced").fit(X, y)
     by_hand = {name: N / (2 * count) for name, count in counts.items()}
     np.testing.assert_allclose(
-        balanced.coef_, LinearClassifier(class_weight=by_hand).fit(X, y).coef_, rtol=1e-7
+        balanced.coef_,
+        LinearClassifier(prior_variance=4.0, class_weight=by_hand).fit(X, y).coef_,
+        rtol=1e-7,
     )
     weights = np.array([by_hand[name] for name in y])
-    given = LinearClassifier().fit(X, y, sample_weight=weights)
+    given = LinearClassifier(prior_variance=4.0).fit(X, y, sample_weight=weights)
     np.testing.assert_allclose(balanced.coef_, given.coef_, rtol=1e-7)
-    plain = LinearClassifier().fit(X, y)
+    plain = LinearClassifier(prior_variance=4.0).fit(X, y)
     assert (balanced.predict(X) == "rare").sum() > (plain.predict(X) == "rare").sum()
     # balanced over the weights, as if the rows were repeated: near, since a weight below 1 is a
     # power and one above 1 counts copies
     copies = RNG.integers(0, 3, size=N)
-    one = LinearClassifier(class_weight="balanced").fit(X, y, sample_weight=copies)
-    other = LinearClassifier(class_weight="balanced").fit(X.repeat(copies, 0), y.repeat(copies))
+    one = LinearClassifier(prior_variance=4.0, class_weight="balanced").fit(
+        X, y, sample_weight=copies
+    )
+    other = LinearClassifier(prior_variance=4.0, class_weight="balanced").fit(
+        X.repeat(copies, 0), y.repeat(copies)
+    )
     np.testing.assert_allclose(one.coef_, other.coef_, rtol=0.01)
 
 
