@@ -8,8 +8,8 @@ from epfast._core.tilted cimport TiltedMoments
 cdef int FREE_STEPS = 16                # steps in which the copies of a row settle unguarded
 cdef double SETTLED = 1e-10             # by this much of the posterior of h
 cdef int MOST_STEPS = 100               # of each of the guarded searches
-cdef int MOST_MOMENTS = 1000             # of all of them for one row: where nothing fits they would
-                                        # go on for a tenth of a second
+# Of all of them for one row: where nothing fits they would go on for a tenth of a second.
+cdef int MOST_MOMENTS = 1000
 cdef double PRECISE = 1e-12             # where they end, in the same units
 cdef double CONSISTENT = 1e-9           # what a site and its own fit may differ by there
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from libc.math cimport INFINITY, NAN, fabs, fmax, fmin, isfinite, log, sqrt
 
-from epfast._core.arrays cimport MOST_VIEWS, Views, is_shaped, numbers, release, take
+from epfast._core.arrays cimport Views, is_shaped, numbers, release, take
 from epfast._core.loss cimport CoreLoss
 from epfast._core.status cimport CALLBACK_FAILED, NO_FIT, NOT_FINITE, OK, Status
 from epfast._core.vector cimport (
