@@ -21,7 +21,7 @@ from epfast.gp.factor import (
     incomplete_cholesky,
     kernel_columns,
 )
-from epfast.gp.prediction import MOVED, ProcessPosterior, prior_at
+from epfast.gp.prediction import MOVED, ProcessPosterior, matrices_of, prior_at
 from epfast.inference import Callback, Interrupted, Sites, SweepInfo
 from epfast.inference.certificates import Case
 from epfast.inference.files import agree, write
@@ -179,14 +179,6 @@ class LowRankGPPosterior(ProcessPosterior):
                 "epfast.EP with batch_size=None, a site per observation"
             )
         G, triangle = self.factor.G, self.factor.G[self.pivots]
-        if isinstance(dK, np.ndarray) or not isinstance(dK, Iterable):
-            given = _checks.real_array("dK", dK)
-            if given.ndim not in (2, 3):
-                shape = G.shape
-                raise ValueError(f"dK has shape {given.shape}; allowed: {shape}, or (p, *{shape})")
-            matrices: Iterable[Any] = given[None] if given.ndim == 2 else given
-        else:
-            matrices = dK
         alpha = sites.shift - sites.precision * self.mean
         # R = T - T G S G' T, with T = diag(precision) and S the covariance of the weights, so that
         # R G = T G S
@@ -196,7 +188,7 @@ class LowRankGPPosterior(ProcessPosterior):
         inner = linalg.solve_triangular(triangle, G.T @ B, lower=True, trans=1)
         inner = 0.5 * (inner + inner.T)
         result = []
-        for matrix in matrices:
+        for matrix in matrices_of(dK, G.shape):
             dC = _checks.array("dK", matrix, shape=G.shape)
             result.append(float(np.vdot(B, dC) - 0.5 * np.vdot(inner, dC[self.pivots])))
         return np.array(result)

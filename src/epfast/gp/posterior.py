@@ -20,7 +20,7 @@ from epfast.gp import files
 from epfast.gp.certificate import rounding_gap
 from epfast.gp.checking import SiteProposal, root_of
 from epfast.gp.engines.sweeps import improper, marginal_residual
-from epfast.gp.prediction import MOVED, ProcessPosterior, missing, prior_at
+from epfast.gp.prediction import MOVED, ProcessPosterior, draws_of, matrices_of, missing, prior_at
 from epfast.gp.problem import (
     GPProblem,
     GPState,
@@ -216,17 +216,8 @@ class GPPosterior(ProcessPosterior):
                 ConvergenceWarning,
                 stacklevel=2,
             )
-        if isinstance(dK, np.ndarray) or not isinstance(dK, Iterable):
-            given = _checks.real_array("dK", dK)
-            n = len(self.y)
-            if given.ndim not in (2, 3):
-                raise ValueError(
-                    f"dK has shape {given.shape}; allowed: ({n}, {n}), or (p, {n}, {n})"
-                )
-            matrices: Iterable[Any] = given[None] if given.ndim == 2 else given
-        else:
-            matrices = dK
-        return np.array([self._contract(matrix) for matrix in matrices])
+        n = len(self.y)
+        return np.array([self._contract(matrix) for matrix in matrices_of(dK, (n, n))])
 
     def _contract(self, matrix: Any) -> float:
         n = len(self.y)
@@ -385,9 +376,7 @@ class GPPosterior(ProcessPosterior):
         """
         size = _checks.integer("size", size, least=0)
         draws = _checks.generator("rng", rng)
-        values, vectors = linalg.eigh(self.covariance)
-        root = vectors * np.sqrt(np.maximum(values, 0.0))
-        return np.asarray(self.mean + draws.standard_normal((size, len(root))) @ root.T)
+        return draws_of(self.mean, self.covariance, size, draws)
 
     # -- save --
 

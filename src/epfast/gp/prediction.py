@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,17 @@ def prior_at(name: str, given: Any, m: int, joint: bool) -> Array:
     return _checks.prior_variances(name, given, m)
 
 
+def matrices_of(dK: Any, shape: tuple[int, int]) -> Iterable[Any]:
+    """Derivatives of a kernel, one matrix of this shape per parameter; an iterable as it is."""
+    if not isinstance(dK, np.ndarray) and isinstance(dK, Iterable):
+        return dK
+    given = _checks.real_array("dK", dK)
+    if given.ndim not in (2, 3):
+        n, m = shape
+        raise ValueError(f"dK has shape {given.shape}; allowed: ({n}, {m}), or (p, {n}, {m})")
+    return given[None] if given.ndim == 2 else given
+
+
 def missing() -> TypeError:
     """The error for rows of features in the place of kernels."""
     return TypeError(
@@ -33,6 +45,13 @@ def missing() -> TypeError:
         "those of the fit, and after it the kernel of each new input with itself (for rows of "
         "features use epfast.GPClassifier)"
     )
+
+
+def draws_of(mean: Array, covariance: Array, size: int, rng: np.random.Generator) -> Array:
+    """Draws (size, m) of N(mean, covariance), by eigenvalues: it may be singular. O(m^3)."""
+    values, vectors = linalg.eigh(covariance)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    return np.asarray(mean + rng.standard_normal((size, len(mean))) @ root.T)
 
 
 class ProcessPosterior(Posterior):
@@ -71,10 +90,7 @@ class ProcessPosterior(Posterior):
         mean, covariance = self.predict_latent(K_star, K_star_star, joint=True)
         if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
             raise ValueError("K_star or K_star_star overflows; allowed: moderate numbers")
-        # by eigenvalues, since the covariance may be singular
-        values, vectors = linalg.eigh(covariance)
-        root = vectors * np.sqrt(np.maximum(values, 0.0))
-        return np.asarray(mean + draws.standard_normal((size, len(mean))) @ root.T)
+        return draws_of(mean, covariance, size, draws)
 
     def _responses(self) -> Array:
         """(n, width), as the loss made them."""

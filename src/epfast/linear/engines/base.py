@@ -27,6 +27,15 @@ S = TypeVar("S", bound=Any)
 T = TypeVar("T")
 
 
+#: a sweep contracts if its change is below this share of the least change so far
+CONTRACTION = 0.7
+
+
+def contraction(moved: float, least: float, stalled: int) -> tuple[float, int]:
+    """The least change so far and the number of sweeps since, after a sweep with this change."""
+    return (moved, 0) if moved < CONTRACTION * least else (least, stalled + 1)
+
+
 class Swept(NamedTuple):
     """A :class:`State` and its moments, between two sweeps."""
 

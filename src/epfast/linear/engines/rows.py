@@ -16,7 +16,14 @@ from epfast._arrays import Array, as_array, symmetric_from_upper
 from epfast._core.row_sweeps import BlockedSweep, ParallelSweep
 from epfast.inference import Counts, PartOfSweep, Sites
 from epfast.inference.runtime import Tick, no_tick
-from epfast.linear.engines.base import LEAST_SHARE, FullEngine, plain, start_of, with_precision
+from epfast.linear.engines.base import (
+    LEAST_SHARE,
+    FullEngine,
+    contraction,
+    plain,
+    start_of,
+    with_precision,
+)
 from epfast.linear.problem import (
     LinearProblem,
     State,
@@ -39,9 +46,6 @@ REFRESH = 5
 #: in sequential order
 FIRST_SHARE, NEXT_SHARE = 16, 4
 ROWS_PER_DIMENSION = 4
-#: automatic order: one of three parallel sweeps must have a change below this share of the least
-#: change so far, else the order becomes sequential
-CONTRACTION = 0.7
 #: a row that moves by no more stands still, if the tolerance is not larger
 STANDS = 1e-4
 
@@ -86,9 +90,7 @@ class AutoOrder(NamedTuple):
 
         lost: the sweep was of no use.
         """
-        least, stalled = self.least, self.stalled + 1
-        if change < CONTRACTION * self.least:
-            least, stalled = change, 0
+        least, stalled = contraction(change, self.least, self.stalled)
         contracts = not lost and (stalled < 3 or change <= tol)
         order = self.order if contracts else "sequential"
         return self._replace(order=order, least=least, stalled=stalled)

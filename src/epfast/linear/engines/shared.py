@@ -12,7 +12,7 @@ from epfast._core.shared_sites import SharedSweep
 from epfast.inference import Counts, Sites
 from epfast.inference.loop import RELATIVE, change
 from epfast.inference.runtime import Tick
-from epfast.linear.engines.base import FullEngine, improper_start, most_of
+from epfast.linear.engines.base import FullEngine, contraction, improper_start, most_of
 from epfast.linear.problem import LinearProblem, State, is_proper, moments_of
 from epfast.schedules import Batches, SharedSites
 
@@ -20,8 +20,8 @@ from epfast.schedules import Batches, SharedSites
 ROWS_AT_ONCE = 64
 #: batches give way to whole groups at the first change below this, ...
 NEAR = 0.1
-#: ... or once this many sweeps had no change below the given share of the least so far
-STALLED, CONTRACTION = 3, 0.7
+#: ... or once this many sweeps did not contract
+STALLED = 3
 #: damping of the sweeps over whole groups that follow; halved down to the least where they diverge
 DAMPING, LEAST_DAMPING = 0.5, 0.05
 
@@ -37,9 +37,7 @@ class Ending(NamedTuple):
 
     def next(self, moved: float) -> Ending:
         """After a sweep with this change."""
-        least, stalled = self.least, self.stalled + 1
-        if moved < CONTRACTION * self.least:
-            least, stalled = moved, 0
+        least, stalled = contraction(moved, self.least, self.stalled)
         if self.damping is None:
             near = moved <= NEAR or stalled >= STALLED
             return Ending(DAMPING) if near else Ending(None, least, stalled)
