@@ -1,5 +1,6 @@
 """What the fuzzer found: calls that end a process, claim too much, or fail in others' words."""
 
+import contextlib
 import warnings
 
 import numpy as np
@@ -162,3 +163,43 @@ def test_a_kernel_that_is_none():
     pytest.importorskip("sklearn")
     with pytest.raises(TypeError, match="kernel is"):
         epfast.GPClassifier(kernel={}).fit(np.eye(4), [0, 1, 0, 1])
+
+
+def test_labels_that_cannot_be_sorted():
+    pytest.importorskip("sklearn")
+    y = np.array([0.0, 1.0, 0.0, 1.0, "x", 1.0], dtype=object)
+    for model in (epfast.GPClassifier(optimizer=None), epfast.LinearClassifier()):
+        with pytest.raises(TypeError, match="y holds labels that cannot be sorted"):
+            model.fit(np.random.default_rng(0).normal(size=(6, 2)), y)
+
+
+HUGE = np.diag([1.0, 1e308, 1.0])
+OVERFLOWS = [
+    lambda: epfast.fit_linear([[-1.0], [1e308], [1.5]], [1, -1, 1], loss="quasi01"),
+    lambda: epfast.fit_gp(np.eye(3), [1, -1, 1]).sample_latent(np.eye(3)[:1], [[1e308]], 1),
+    lambda: epfast.fit_gp(np.eye(3), [1, -1, 1]).predict_latent(
+        np.eye(3)[:1], np.longdouble("1e4000")
+    ),
+    lambda: epfast.fit_gp(HUGE, [1, -1, 1], loss="quasi01", schedule=epfast.DoubleLoop()),
+    lambda: epfast.fit_gp(1e-309 * np.eye(3), [1, -1, 1], schedule=epfast.DoubleLoop()),
+]
+
+
+@pytest.mark.parametrize("call", OVERFLOWS, ids=range(len(OVERFLOWS)))
+def test_what_overflows_is_no_warning_of_numpy(call):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        warnings.simplefilter("error", RuntimeWarning)
+        with contextlib.suppress(ValueError, FloatingPointError):
+            call()
+
+
+def test_a_file_whose_responses_are_one_number(tmp_path):
+    path = tmp_path / "post.npz"
+    epfast.fit_gp(np.eye(3), [1, -1, 1]).save(path)
+    with np.load(path) as file:
+        arrays = dict(file)
+    arrays["y"] = np.float64(1.0)
+    np.savez(path, **arrays)
+    with pytest.raises(ValueError, match="y has shape"):
+        epfast.load(path)

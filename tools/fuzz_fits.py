@@ -275,7 +275,8 @@ def checked(
             yield "not finite", f"a variance <= 0: {said}"
         residual = getattr(post, "residual", np.nan)
         # who asks for a loose tolerance gets it
-        if post.converged and not warned and residual > max(RESIDUAL, 10.0 * schedule.tol):
+        asked = max(schedule.tol, getattr(schedule, "match", 0.0))
+        if post.converged and not warned and residual > max(RESIDUAL, 10.0 * asked):
             yield "false convergence", f"residual: {said}, residual {residual:.2g}"
         if post.converged and post.history and post.history[-1].n_refused:
             yield "false convergence", f"with refused sites: {said}"

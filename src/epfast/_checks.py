@@ -296,7 +296,7 @@ def covariance(name: str, given: NDArray[Any]) -> float:
 
 def prior_variances(name: str, value: Any, m: int) -> Array:
     """Numbers >= 0, (m,): one for each of m new inputs, or one for all."""
-    result = np.asarray(real_array(name, value), dtype=np.float64)
+    result = to_float64(real_array(name, value))
     if result.shape not in ((), (m,)):
         raise ValueError(
             f"{name} has shape {result.shape}; allowed: ({m},), a number per row of K_star"

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from epfast import backend, schemes
 from tests.oracles.extremes import ANY_LOSS, ANY_SCHEME, CLEAN, MARGIN, POWERS, fuzz, problems
@@ -74,3 +75,16 @@ def test_minibatch_is_finite_or_refuses(problem, loss, scheme, mean, variance, b
     found = ~np.isnan(precision) | (not isinstance(scheme, schemes.Quadrature))
     assert np.isfinite([precision[found], shift[found]]).all()
     assert np.isfinite(scale)
+
+
+@pytest.mark.parametrize("power", [1e3, 1e9, 1e15, 1e18, 1e308])
+def test_what_all_pieces_share_costs_no_digits(power):
+    """Beyond any weight the noisy step is a step, and the tilted density half a Gaussian."""
+    m, v, epsilon = -0.04, 0.015**2, 0.1
+    log_z, first, second = backend.tilted_moments("noisy_step", [-1.0], [m], [v], power=power)
+    z = -m / np.sqrt(v)
+    hazard = np.exp(stats.norm.logpdf(z) - stats.norm.logcdf(z))
+    np.testing.assert_allclose(first, -hazard / np.sqrt(v), rtol=1e-12)
+    np.testing.assert_allclose(second, -hazard * (hazard + z) / v, rtol=1e-11)
+    expected = power * np.log1p(-epsilon) + stats.norm.logcdf(z)
+    np.testing.assert_allclose(log_z, expected, rtol=1e-14)

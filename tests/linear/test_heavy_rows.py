@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import epfast
-from epfast import AEP, DAEP, DEP, EP, fit_linear, losses
+from epfast import AEP, DAEP, DEP, EP, fit_linear, losses, schemes
 from tests.oracles import brute_force
 
 ROWS = {"scheme": "exact", "posterior": "full", "batch_size": None}
@@ -168,3 +168,31 @@ def test_copies_that_do_not_settle_block_convergence():
     with pytest.warns(epfast.ConvergenceWarning):
         post = fit_linear([[1.0]], [1], loss=losses.CustomSite(moments), weights=[50.0], **ROWS)
     assert not post.converged or post.residual < 1e-6
+
+
+@pytest.mark.parametrize("weight", [1.5, 3.0])
+def test_copies_settle_on_one_set_of_draws(weight):
+    """New draws at every step would leave nothing to settle on."""
+    x = np.linspace(-1, 1, 6)
+    arguments = {
+        "X": np.column_stack([x, 1 + x**2]),
+        "y": [-1, 1, -1, 1, 1, -1],
+        "weights": np.full(6, weight),
+    }
+    scheme, schedule = schemes.ImportanceSampling(20_000, seed=0), EP(sweeps=5, tol=0.0)
+    post = fit_linear(**arguments, scheme=scheme, schedule=schedule)
+    assert [info.n_refused for info in post.history] == [0] * 5
+    exact = fit_linear(**arguments)
+    assert (np.abs(post.mean - exact.mean) < 0.1 * np.sqrt(exact.variance)).all()
+
+
+def test_heavy_rows_under_a_prior_as_good_as_flat():
+    """The noise of so many moments is no jump."""
+    rng = np.random.default_rng(1)
+    X, y = rng.normal(size=(30, 2)), np.column_stack([rng.integers(0, 5, 30), np.full(30, 4)])
+    arguments = {"loss": "binomial", "weights": np.full(30, 1e4)}
+    flat = fit_linear(1e-8 * X, np.minimum(y, 4), prior_variance=1e150, **arguments)
+    post = fit_linear(X, np.minimum(y, 4), prior_variance=1e134, **arguments)
+    assert flat.history[-1].n_refused == 0
+    assert post.converged
+    np.testing.assert_allclose(1e-8 * flat.mean, post.mean, rtol=1e-6)

@@ -107,7 +107,8 @@ cdef class Sampling(SiteScheme):
         cdef double sd = sqrt(v), tilt = self.loss.c.beta * power, top = -INFINITY
         cdef double total = 0.0, mean = 0.0, spread = 0.0, away
         cdef ptrdiff_t i
-        self.draw()
+        if not self.held:
+            self.draw()
         if self.loss.heed() != OK:              # a site may take tenths of a second
             return CALLBACK_FAILED
         for i in range(self.samples):

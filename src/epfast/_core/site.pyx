@@ -8,8 +8,10 @@ from epfast._core.tilted cimport TiltedMoments
 cdef int FREE_STEPS = 16                # steps in which the copies of a row settle unguarded
 cdef double SETTLED = 1e-10             # by this much of the posterior of h
 cdef int MOST_STEPS = 100               # of each of the guarded searches
-# Of all of them for one row: where nothing fits they would go on for a tenth of a second.
+# Of all of them for one row: where nothing fits they would go on for a tenth of a second, and
+# for ten times that with a scheme that samples, or calls Python.
 cdef int MOST_MOMENTS = 1000
+cdef int MOST_OF_A_SCHEME = 100
 cdef double PRECISE = 1e-12             # where they end, in the same units
 cdef double CONSISTENT = 1e-9           # what a site and its own fit may differ by there
 
@@ -40,9 +42,14 @@ cdef Status new_site(
         )
     if copies == 1.0 or refused[0] or v == POINT:
         return status
-    return settle(
+    if moments.scheme is not None:          # with new draws at each step nothing would settle
+        moments.scheme.held = True
+    status = settle(
         moments, y, h, s, power, copies, tau, nu, new_tau, new_nu, new_scale, refused
     )
+    if moments.scheme is not None:
+        moments.scheme.held = False
+    return status
 
 
 cdef Status settle(
@@ -163,7 +170,8 @@ cdef Status fixed_site(
     cdef double size, h_low = 0.0, h_high = 0.0, least
     cdef bint has_low = False, has_high = False, last = False
     cdef Status status
-    cdef int _step, side = 0, left = MOST_MOMENTS
+    cdef int _step, side = 0
+    cdef int left = MOST_MOMENTS if moments.scheme is None else MOST_OF_A_SCHEME
     refused[0] = True
     # of P above the least that is proper, the logarithm: P > 0, and the cavity's too
     least = fmax(0.0, -p0 / (k - 1.0)) if k > 1.0 else 0.0
@@ -196,7 +204,8 @@ cdef Status fixed_site(
             # a bracket may close in on a jump, from one mean to another
             refused[0] = not (
                 site(m, v, lZ, dlZ, d2lZ, k, new_tau, new_nu, new_scale)
-                and fabs(new_tau[0] - (P - p0)) <= CONSISTENT * P
+                # k moments of a relative error of some 1e-11 decide
+                and fabs(new_tau[0] - (P - p0)) <= fmax(CONSISTENT, 1e-11 * k) * P
             )
             return OK
         if r < 0.0:

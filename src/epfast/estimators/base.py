@@ -38,6 +38,7 @@ __all__ = [
     "EvidenceWarning",
     "LatentClassifier",
     "check_is_fitted",
+    "check_labels",
     "row_weights",
     "tell",
     "users_level",
@@ -192,12 +193,7 @@ class LatentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _encode(self, labels: NDArray[Any]) -> tuple[NDArray[np.intp], list[Array]]:
         """Set ``classes_``; return class numbers, and labels -1 and +1 for each binary problem."""
-        try:
-            check_classification_targets(labels)
-        except TypeError:  # of a sort
-            raise TypeError(
-                "y holds labels that cannot be sorted; allowed: numbers alone, or strings alone"
-            ) from None
+        check_labels(labels)
         self.classes_, index = np.unique(labels, return_inverse=True)
         n_classes = len(self.classes_)
         if n_classes < 2:
@@ -210,7 +206,7 @@ class LatentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self, labels: NDArray[Any], classes: ArrayLike | None, first: bool
     ) -> NDArray[np.intp]:
         """Class numbers of the labels of one chunk; the first call sets ``classes_``."""
-        check_classification_targets(labels)
+        check_labels(labels)
         if classes is not None:
             given = np.unique(np.asarray(classes))
             if first and len(given) < 2:
@@ -238,6 +234,17 @@ class LatentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         n_classes = len(self.classes_)
         positive = [1] if n_classes == 2 else range(n_classes)
         return [np.where(index == k, 1.0, -1.0) for k in positive]
+
+
+def check_labels(labels: NDArray[Any]) -> None:
+    """Refuse what are no labels of classes."""
+    try:
+        np.unique(labels)
+        check_classification_targets(labels)
+    except TypeError:
+        raise TypeError(
+            "y holds labels that cannot be sorted; allowed: numbers alone, or strings alone"
+        ) from None
 
 
 def row_weights(

@@ -15,6 +15,7 @@ from epfast.estimators.base import (
     ConvergenceWarning,
     LatentClassifier,
     check_is_fitted,
+    check_labels,
     row_weights,
     users_level,
     validate_data,
@@ -184,6 +185,7 @@ class GPClassifier(LatentClassifier):
             If hyper-parameters were lost (``n_failed_points_``), or the last fit did not settle.
         """
         rows, labels = validate_data(self, X, y, dtype=np.float64)
+        check_labels(labels)
         before = getattr(self, "_kernels", None) if self.warm_start else None
         weights = row_weights(rows, labels, sample_weight, None, several=False)
         if weights is not None:

@@ -25,7 +25,7 @@ def responses(given: Array, loss: Loss | None) -> Array:
 
     Those of our losses begin with what the user gave, from which the rest follows.
     """
-    y = given if given.ndim == 2 else given[:, None]
+    y = given[:, None] if given.ndim == 1 else given
     y = _checks.array("y", y, shape=(None, None if loss is None else loss.response_width))
     if loss is not None and describe(loss) is not None:
         agree("y", y, _made_again(y, loss), 1.0 + np.abs(y))

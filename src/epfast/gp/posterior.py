@@ -351,7 +351,7 @@ class GPPosterior(ProcessPosterior):
         if joint:
             product = linalg.blas.dsymm(1.0, self.packed.T, rows.T, lower=1)
             covariance = prior - rows @ product
-            return rows @ self.alpha, 0.5 * (covariance + covariance.T)
+            return rows @ self.alpha, 0.5 * covariance + 0.5 * covariance.T
         variance = np.empty(len(rows))
         for part in slices(len(rows)):
             block = rows[part]

@@ -124,6 +124,8 @@ class Fit(NamedTuple):
     history: list[SweepInfo]
     #: whether the callback ended it
     stopped: bool = False
+    #: the residual, where sweeps stand still at what is no fixed point
+    stands_off: float = 0.0
 
 
 def run(
@@ -316,6 +318,9 @@ def warn_of(
     def say(text: str) -> None:
         warnings.warn(f"{text}; {engine.remedy}", category, stacklevel=stacklevel + 2)
 
+    off = getattr(fit, "stands_off", 0.0)
+    if off:
+        warnings.warn(NO_FIXED_POINT.format(off), category, stacklevel=stacklevel + 1)
     last, failed = history[-1], sum(info.n_failed for info in history)
     if last.log_evidence > engine.evidence_bound:
         say(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -14,7 +13,6 @@ from epfast import _checks, losses, schemes
 from epfast._arrays import Array, Held
 from epfast.inference import (
     Callback,
-    ConvergenceWarning,
     Counts,
     Fit,
     Interrupted,
@@ -23,7 +21,7 @@ from epfast.inference import (
     warn_of,
 )
 from epfast.inference.combinations import legal
-from epfast.inference.loop import NO_FIXED_POINT, RESIDUAL, is_sharp
+from epfast.inference.loop import RESIDUAL, is_sharp
 from epfast.inference.runtime import Tick
 from epfast.linear import notes
 from epfast.linear.engines import ENGINES, at_start, engine_of
@@ -476,15 +474,14 @@ def fit_problem(
             callback=held.after(callback),
             progress=held.after(progress),
         )
-        warn(fit, engine, problem.schedule, stacklevel)
         found = result(fit)
         scalar = found.sites is not None and found.sites.shift.ndim == 1
         sharp = scalar and problem.batch_size is None and is_sharp(problem.scheme)
-        if not (fit.converged and sharp) or found.residual <= RESIDUAL:
-            return found
-        text = NO_FIXED_POINT.format(found.residual)
-        warnings.warn(text, ConvergenceWarning, stacklevel=stacklevel)
-        return replace(found, converged=False)
+        if fit.converged and sharp and not found.residual <= RESIDUAL:
+            fit = fit._replace(converged=False, stands_off=found.residual)
+            found = replace(found, converged=False)
+        warn(fit, engine, problem.schedule, stacklevel)
+        return found
     except KeyboardInterrupt as pressed:
         fit = reached(pressed) or fit
         if fit is not None:

@@ -55,7 +55,7 @@ def note_scales(X: Any, stacklevel: int = 2) -> None:
     else:
         size = np.maximum(rows.max(axis=0), -rows.min(axis=0))
     size = size[(size > 0.0) & np.isfinite(size)]  # the core refuses what is not finite
-    if size.size and size.max() > SCALES * size.min():
+    if size.size and size.max() / SCALES > size.min():
         _say(
             f"the columns of X differ in scale (largest entries from {size.min():.2g} to "
             f"{size.max():.2g}), and one prior variance for all holds the small ones down: "

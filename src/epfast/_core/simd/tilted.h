@@ -256,6 +256,15 @@ EPF_INLINE void v_piecewise_moments(const double *p, vd m, vd v, vd b, vd *lZ, v
         phi[i] = -0.5 * ((PIECEWISE_KNOT(p, i)[0] - c_near) * per_sd) * (x[i] + x_near);
     vd base = -0.5 * x_near * x_near - V_LOG_SQRT_2PI;
 
+    /* what all values share leaves the exponents: a large b would lose their differences */
+    double least = PIECEWISE_KNOT(p, 0)[1];
+    for (int i = 0; i < K; i++) {
+        const double *knot = PIECEWISE_KNOT(p, i);
+        least = least < knot[1] ? least : knot[1];
+        least = least < knot[2] ? least : knot[2];
+    }
+    vd shared = v_select(V_MASK(v_abs(b * least) > 1.0), v_set(least), zero);
+
     /* the pieces: size J_0, its log scale; mean J_1 / J_0 and square J_2 / J_0 from the near end at
      * place, inwards in the direction of sign */
     vd log_scale[EPF_PIECEWISE_KNOTS + 1], inside[EPF_PIECEWISE_KNOTS + 1];
@@ -266,18 +275,19 @@ EPF_INLINE void v_piecewise_moments(const double *p, vd m, vd v, vd b, vd *lZ, v
             sign[i] = -one;
             place[i] = x[0];
             y = -(x[0] + shift);
-            near_value = phi[0] - b * right[1];
+            near_value = phi[0] - b * (right[1] - shared);
         } else if (i == K) {
             sign[i] = one;
             place[i] = x[K - 1];
             y = x[K - 1] + shift;
-            near_value = phi[K - 1] - b * left[2];
+            near_value = phi[K - 1] - b * (left[2] - shared);
         } else {
             vi rightwards = V_MASK((x[i - 1] + shift) + (x[i] + shift) >= 0.0);
             sign[i] = v_select(rightwards, one, -one);
             place[i] = v_select(rightwards, x[i - 1], x[i]);
             y = sign[i] * (place[i] + shift);
-            near_value = v_select(rightwards, phi[i - 1] - b * left[2], phi[i] - b * right[1]);
+            near_value = v_select(rightwards, phi[i - 1] - b * (left[2] - shared),
+                                  phi[i] - b * (right[1] - shared));
         }
         v_tail_scaled(y, &e, &R, &Q, &P);
         J0 = R;
@@ -333,7 +343,8 @@ EPF_INLINE void v_piecewise_moments(const double *p, vd m, vd v, vd b, vd *lZ, v
         largest = v_select(more, size[i], largest);
         r = v_select(more, v_set(i), r);
         slope_r = v_select(more, v_set(slope), slope_r);
-        whole = v_select(more, (0.5 * shift * shift + shift * place[i]) - b * value, whole);
+        whole = v_select(more, (0.5 * shift * shift + shift * place[i]) - b * (value - shared),
+                         whole);
         share = v_select(more, full, share);
         inside_r = v_select(more, inside[i], inside_r);
     }
@@ -355,7 +366,7 @@ EPF_INLINE void v_piecewise_moments(const double *p, vd m, vd v, vd b, vd *lZ, v
             vd left = x[i] + b_sd * before, right = x[i] + b_sd * knot[3], in;
             vd ahead = v_select(rightwards, left, -right), beyond = v_select(rightwards, right, -left);
             vd value = v_select(rightwards, v_set(knot[1]), v_set(knot[2]));
-            by_knots += v_beyond_knot((base + phi[i] - whole) - b * value, ahead, beyond,
+            by_knots += v_beyond_knot((base + phi[i] - whole) - b * (value - shared), ahead, beyond,
                                       b_sd * (knot[3] - before), v_select(rightwards, b, -b),
                                       knot[2] - knot[1], &in);
             tails += v_select(next, in, zero);
@@ -366,6 +377,7 @@ EPF_INLINE void v_piecewise_moments(const double *p, vd m, vd v, vd b, vd *lZ, v
         vd rest = v_select(V_MASK(lowest < -2.0), by_pieces, by_knots);
         *lZ = v_select(refine, whole + v_log1p(rest), *lZ);
     }
+    *lZ -= b * shared;
 
     vd W1 = zero, W2 = zero, size1 = b * v_abs(slope_r), size2 = zero, center = zero;
     vd size_center = v_abs(x_near), from_near[EPF_PIECEWISE_KNOTS + 1];
@@ -389,8 +401,8 @@ EPF_INLINE void v_piecewise_moments(const double *p, vd m, vd v, vd b, vd *lZ, v
         const double *knot = PIECEWISE_KNOT(p, i);
         if (knot[1] == knot[2]) continue;
         /* q+ - q-, times sd */
-        vd below = v_exp(phi[i] - b * knot[1] - top) * by_total;
-        vd above = v_exp(phi[i] - b * knot[2] - top) * by_total;
+        vd below = v_exp(phi[i] - b * (knot[1] - shared) - top) * by_total;
+        vd above = v_exp(phi[i] - b * (knot[2] - shared) - top) * by_total;
         vd term = (above - below) * (x[i] + shift_r);
         W1 += (above - below) * per_sd;
         size1 += v_abs(above - below) * per_sd;

@@ -210,8 +210,9 @@ class DescentEngine:
             if process is None:
                 continue
             variance = np.diag(process.covariance)
-            s = np.array([process.mean / variance, 1.0 / variance])
-            found = self._inner(s, r, 1e-8)
+            with np.errstate(all="ignore"):
+                s = np.array([process.mean / variance, 1.0 / variance])
+            found = self._inner(s, r, 1e-8) if np.isfinite(s).all() else None
             if found is not None:
                 return self._state(found, sweeps, 0.0)
         raise FloatingPointError("the tilted moments at the prior cannot be integrated")
@@ -377,10 +378,10 @@ class DescentEngine:
         if lost:
             return None
         (_, log_z, _), (_, slope, _), (left, second, right) = triples.reshape(3, 3, n)
-        variance = v + v * v * second
-        if not (variance > 0.0).all():
-            return None
         with np.errstate(all="ignore"):  # what overflows is no step: see below
+            variance = v + v * v * second
+            if not (variance > 0.0).all():
+                return None
             third = v**3 * (right - left) / (2.0 * step)
             fourth = v**4 * (right - 2.0 * second + left) / step**2
         return _Tilted(log_z + _log_norm(cavity), m + v * slope, variance, third, fourth)
