@@ -20,7 +20,7 @@ import numpy as np
 
 import epfast
 from bench.lib import harness
-from bench.lib.classics import NAMES, TWELVE, load_classic
+from bench.lib.datasets import MIXED, SMALL, load_mixed
 from bench.lib.numpy_reference import rbf
 from epfast.inference.importance import Sampler, moments
 from epfast.linear.checking import proposal, root_of
@@ -35,6 +35,12 @@ OLD = {
 #: largest correlation of two columns from which factorised posteriors count as of correlated ones
 CORRELATED = 0.92
 DRAWS, LONG, LONG_SEED = 4000, 200_000, 10_001
+
+
+def rows_of(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Standardised rows with a constant, and labels."""
+    data = load_mixed(name)
+    return data.standardised(), data.y
 
 
 def row_of(name: str, check: epfast.Check) -> dict[str, Any]:
@@ -64,8 +70,8 @@ def show(rows: list[dict[str, Any]], title: str, *more: str) -> None:
 def right_fits(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[harness.Claim]]:
     rows, gaps = [], []
     long = 20_000 if options.quick else LONG
-    for name in TWELVE[-3:] if options.quick else TWELVE:
-        post = epfast.fit_linear(*load_classic(name))
+    for name in SMALL[-3:] if options.quick else SMALL:
+        post = epfast.fit_linear(*rows_of(name))
         reference = post.check(long, seed=LONG_SEED)
         found = []
         for seed in range(1 if options.quick else 10):
@@ -99,8 +105,8 @@ def right_fits(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[
 
 def proposals(options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
-    for name in TWELVE[-2:] if options.quick else NAMES:
-        post = epfast.fit_linear(*load_classic(name))
+    for name in SMALL[-2:] if options.quick else MIXED:
+        post = epfast.fit_linear(*rows_of(name))
         drawn = proposal(post.problem, post.mean, root_of(post.precision))
         d = drawn.size
         for label, df in (("normal", None), ("t, 7", 7.0), ("t, max(7, d)", max(7.0, d))):
@@ -119,7 +125,7 @@ def proposals(options: argparse.Namespace) -> list[dict[str, Any]]:
 def failed_fits(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[harness.Claim]]:
     rows = []
     for name in FAILED[3:5] if options.quick else FAILED:
-        post = epfast.fit_linear(*load_classic(name), **OLD)
+        post = epfast.fit_linear(*rows_of(name), **OLD)
         rows.append(row_of(name, post.check(DRAWS)) | {"converged": post.converged})
     show(rows, "The old defaults", "converged")
     refused = [row["verdict"] == "do not use" for row in rows]
@@ -129,8 +135,8 @@ def failed_fits(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list
 
 def mean_field(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[harness.Claim]]:
     rows = []
-    for name in ("haberman", "crabs") if options.quick else NAMES:
-        X, y = load_classic(name)
+    for name in ("haberman", "crabs") if options.quick else MIXED:
+        X, y = rows_of(name)
         moving = X[:, X.std(axis=0) > 0.0]
         largest = np.abs(np.corrcoef(moving.T) - np.eye(moving.shape[1])).max()
         post = epfast.fit_linear(X, y, posterior="factorized")
@@ -150,8 +156,8 @@ def mean_field(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[
 
 def processes(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[harness.Claim]]:
     rows = []
-    for name in ("fertility", "crabs") if options.quick else TWELVE:
-        X, y = load_classic(name)
+    for name in ("fertility", "crabs") if options.quick else SMALL:
+        X, y = rows_of(name)
         X = X[:, :-1]
         K = rbf(X, X, float(np.sqrt(X.shape[1])))
         rows.append(row_of(name, epfast.fit_gp(K, y, loss="probit").check(DRAWS)))

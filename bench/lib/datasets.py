@@ -360,6 +360,8 @@ _MIXED = {
 }
 
 MIXED = tuple(_MIXED)
+#: those with at most 1,372 rows
+SMALL = MIXED[:12]
 
 
 class Mixed(NamedTuple):
@@ -369,6 +371,13 @@ class Mixed(NamedTuple):
     numbers: NDArray[np.float64]
     levels: NDArray[np.float64]
     y: NDArray[np.float64]
+
+    def standardised(self) -> NDArray[np.float64]:
+        """All columns with mean 0 and variance 1, and one of ones, (n, p + q + 1)."""
+        X = np.hstack([self.numbers, self.levels])
+        scale = X.std(axis=0)
+        X = (X - X.mean(axis=0)) / np.where(scale > 0.0, scale, 1.0)
+        return np.column_stack([X, np.ones(len(X))])
 
 
 def load_mixed(name: str) -> Mixed:

@@ -7,7 +7,8 @@ import pytest
 from scipy import stats
 
 import epfast
-from bench.lib.classics import TWELVE, load_classic
+from bench.certificates.check import rows_of
+from bench.lib.datasets import SMALL
 from epfast import losses
 from epfast.inference import certificates, importance
 from tests import batteries
@@ -396,9 +397,9 @@ def test_words():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TWELVE)
+@pytest.mark.parametrize("name", SMALL)
 def test_right_fits_are_good(name, data_folder):
-    check = epfast.fit_linear(*load_classic(name)).check(4000)
+    check = epfast.fit_linear(*rows_of(name)).check(4000)
     assert check.verdict == "good", str(check)
 
 
@@ -407,5 +408,5 @@ def test_right_fits_are_good(name, data_folder):
     "name", ["ionosphere", "sonar", "wdbc", "fertility", "crabs", "spambase", "adult2000"]
 )
 def test_failed_fits_are_not_to_be_used(name, data_folder):
-    check = epfast.fit_linear(*load_classic(name), **OLD).check()
+    check = epfast.fit_linear(*rows_of(name), **OLD).check()
     assert check.verdict == "do not use", str(check)
