@@ -85,6 +85,14 @@ cdef class MinibatchSweep:
     cdef void take_rows(
         self, Minibatch *rows, ptrdiff_t s, const double *x, ptrdiff_t ld, const double *y
     ) noexcept nogil
+    cdef void margins(self, const Minibatch *rows, const double *theta, double *m) noexcept nogil
+    cdef void sums(
+        self, const Minibatch *rows, const double *c, const double *w, double *g, double *h
+    ) noexcept nogil
+    cdef void gram(self, const Minibatch *rows, double *gram, double *scaled) noexcept nogil
+    cdef void weighted_gram(
+        self, const Minibatch *rows, const double *root, double *gram, double *scaled
+    ) noexcept nogil
     cdef Status fit(self, const Minibatch *rows, double beta, double *c) noexcept nogil
     cdef Status scalar(self, const Minibatch *rows, double power, double *c) noexcept nogil
     cdef double total(self, const Minibatch *rows, const double *value) noexcept nogil

@@ -147,8 +147,8 @@ cdef class MinibatchSweep:
         self.column.away_nu = self.column.away_tau + d
         if self.scheme == LAPLACE:
             p = min(d, max_rows)
-            # scaled rows, Hessian in the smaller of the two spaces and its factor
-            self.hessian = np.empty(max_rows * d + 2 * p * p)
+            # Hessian in the smaller of the two spaces and its factor, scaled rows
+            self.hessian = np.empty(2 * p * p + max_rows * d)
         elif self.scheme in (QUADRATURE, VARIATIONAL):
             self.scratch = np.empty(max(1, epf_pairs_work(&loss.c, max_rows, d)))
         elif self.scheme == VARIATIONAL_RULE:
@@ -161,6 +161,37 @@ cdef class MinibatchSweep:
             self.point_values = np.empty(z)
             # scaled rows, then m, values and responses at a block of points
             self.scratch = np.empty(max_rows * (d + (2 + loss.c.width) * POINT_BLOCK))
+
+    # -- products with the rows of a factor --
+
+    cdef void margins(self, const Minibatch *rows, const double *theta, double *m) noexcept nogil:
+        """m_k = sign_k x_k.theta"""
+        kernels.margins(rows.s, self.d, rows.x, rows.ld, rows.sign, theta, m)
+
+    cdef void sums(
+        self, const Minibatch *rows, const double *c, const double *w, double *g, double *h
+    ) noexcept nogil:
+        """g_j = sum_k c_k x_kj, h_j = sum_k w_k x_kj^2"""
+        kernels.weighted_sums(rows.s, self.d, rows.x, rows.ld, c, w, g, h)
+
+    cdef void gram(self, const Minibatch *rows, double *gram, double *scaled) noexcept nogil:
+        """Z V Z', lower triangle by columns, Z = sign X. scaled: scratch, (s, d)."""
+        cdef blas_int height = <blas_int> rows.s, width = <blas_int> self.d
+        cdef double unit = 1.0, zero = 0.0
+        self.scaled_rows(rows, scaled)
+        dsyrk(b"L", b"T", &height, &width, &unit, scaled, &width, &zero, gram, &height)
+
+    cdef void weighted_gram(
+        self, const Minibatch *rows, const double *root, double *gram, double *scaled
+    ) noexcept nogil:
+        """X' diag(root^2) X, lower triangle by columns. scaled: scratch, (s, d)."""
+        cdef blas_int height = <blas_int> rows.s, width = <blas_int> self.d
+        cdef double unit = 1.0, zero = 0.0
+        cdef ptrdiff_t k, j
+        for k in range(rows.s):
+            for j in range(self.d):
+                scaled[k * self.d + j] = root[k] * rows.x[k * rows.ld + j]
+        dsyrk(b"L", b"N", &width, &height, &unit, scaled, &width, &zero, gram, &width)
 
     # -- the schemes; all O(s d) or dearer as said --
 
@@ -178,9 +209,7 @@ cdef class MinibatchSweep:
         """From mu and v: b and tau, and c = log g(mu). Of t^power, divided by the power again."""
         cdef Status status
         cdef ptrdiff_t k, j
-        kernels.margins(
-            rows.s, self.d, rows.x, rows.ld, rows.sign, self.column.mu, self.row.m
-        )
+        self.margins(rows, self.column.mu, self.row.m)
         for k in range(rows.s):
             if not isfinite(self.row.m[k]):
                 self.bad_row = k
@@ -384,10 +413,7 @@ cdef class MinibatchSweep:
                 else:
                     self.row.slope[k] *= rows.weight[k]
                     self.row.curvature[k] *= rows.weight[k]
-        kernels.weighted_sums(
-            rows.s, self.d, rows.x, rows.ld, self.row.slope, self.row.curvature, self.column.b,
-            self.column.tau
-        )
+        self.sums(rows, self.row.slope, self.row.curvature, self.column.b, self.column.tau)
         c[0] = -beta * self.total(rows, self.row.value)
         for j in range(self.d):
             self.column.b[j] *= -beta
@@ -419,15 +445,13 @@ cdef class MinibatchSweep:
         per iteration after O(s^2 d) once; else O(s d^2 + d^3). A negative curvature counts as 0 in
         the Newton matrix only.
         """
-        cdef ptrdiff_t s = rows.s, d = self.d, ld = rows.ld, k, j, i
-        cdef const double *x = rows.x
+        cdef ptrdiff_t s = rows.s, d = self.d, k, j, i
         cdef const double *sign = rows.sign
         cdef bint by_rows = s < d
         cdef blas_int n = <blas_int> (s if by_rows else d), one = 1, info = 0
-        cdef blas_int height = <blas_int> s, width = <blas_int> d
-        cdef double *scaled = &self.hessian[0]
-        cdef double *gram = scaled + s * d              # Z V Z', where by_rows
+        cdef double *gram = &self.hessian[0]            # Z V Z', where by_rows
         cdef double *h = gram + n * n
+        cdef double *scaled = h + n * n
         cdef double *mu = self.column.mu
         cdef double *v = self.column.v
         cdef double *theta = self.column.theta
@@ -435,15 +459,14 @@ cdef class MinibatchSweep:
         cdef double *direction = self.column.down
         cdef double *work = self.row.work
         cdef double *root = self.row.curvature          # of beta times the curvature
-        cdef double unit = 1.0, zero = 0.0, flip, objective = 0.0, new = 0.0, t, size, change
+        cdef double objective = 0.0, new = 0.0, t, size, change
         cdef int _iteration, _halving
         cdef Status status
 
         for j in range(d):
             theta[j] = mu[j]
         if by_rows:
-            self.scaled_rows(rows, scaled)
-            dsyrk(b"L", b"T", &height, &width, &unit, scaled, &width, &zero, gram, &height)
+            self.gram(rows, gram, scaled)
 
         status = self.tilted_at(rows, beta, self.row.m, &objective)
         if status != OK:
@@ -463,7 +486,7 @@ cdef class MinibatchSweep:
                 # (I/v + Z'WZ)^-1 g = V g - V Z' R (I + R G R)^-1 R Z V g,  R = sqrt W, G = Z V Z'
                 for j in range(d):
                     direction[j] = v[j] * gradient[j]
-                kernels.margins(s, d, x, ld, sign, direction, work)
+                self.margins(rows, direction, work)
                 for k in range(s):
                     work[k] *= root[k]
                     for i in range(k, s):
@@ -477,15 +500,11 @@ cdef class MinibatchSweep:
                     work[k] *= root[k]
                     if sign != NULL:
                         work[k] *= sign[k]
-                kernels.weighted_sums(s, d, x, ld, work, work, self.column.step, direction)
+                self.sums(rows, work, work, self.column.step, direction)
                 for j in range(d):
                     direction[j] = v[j] * (gradient[j] - self.column.step[j])
             else:
-                for k in range(s):
-                    flip = root[k]
-                    for j in range(d):
-                        scaled[k * d + j] = flip * x[k * ld + j]
-                dsyrk(b"L", b"N", &width, &height, &unit, scaled, &width, &zero, h, &width)
+                self.weighted_gram(rows, root, h, scaled)
                 for j in range(d):
                     h[j * d + j] += 1.0 / v[j]
                     direction[j] = gradient[j]
@@ -495,7 +514,7 @@ cdef class MinibatchSweep:
                 dpotrs(b"L", &n, &one, h, &n, direction, &n, &info)
 
             # halve the step until the objective does not fall; m is linear in it
-            kernels.margins(s, d, x, ld, sign, direction, work)
+            self.margins(rows, direction, work)
             t = 1.0
             for _halving in range(MAX_HALVINGS):
                 for j in range(d):
@@ -526,7 +545,7 @@ cdef class MinibatchSweep:
             if change <= self.tolerance * self.tolerance * size:
                 break
 
-        kernels.margins(s, d, x, ld, sign, theta, self.row.m)
+        self.margins(rows, theta, self.row.m)
         status = self.expand(rows, beta, c)
         for j in range(d):                              # from about theta to about mu
             change = theta[j] - mu[j]
@@ -842,7 +861,7 @@ cdef class MinibatchSweep:
         if status == OK:
             for j in range(self.d):
                 undetermined += not (isfinite(self.column.tau[j]) and isfinite(self.column.b[j]))
-        if status == NO_FIT or undetermined == self.d or (status == OK and not isfinite(c)):
+        if status == NO_FIT or (undetermined == self.d > 0) or (status == OK and not isfinite(c)):
             self.n_failed += 1
             self.n_refused += 1
             return NO_FIT

@@ -69,6 +69,8 @@ class Counts(NamedTuple):
     stuck: bool = False
     #: (updates, d), posterior mean after every factor; None if it is not recorded
     trace: Array | None = None
+    #: change and log evidence of the sweep, of an engine that measures them
+    measured: tuple[float, float] | None = None
 
 
 class HasSweeps(Protocol):
@@ -96,6 +98,8 @@ class Engine(Protocol[S]):
     remedy: str
     #: no right log evidence is above this; see :func:`evidence_bound`
     evidence_bound: float
+    # an engine may also have ``measures = True``: its sweeps say how far they moved the posterior
+    # and what the log evidence is, where a look at all weights would cost more than the sweep
 
     def init(self, start: Any) -> S:
         """Make the initial state, from a posterior or None."""
@@ -177,16 +181,22 @@ def run(
         with one_blas_thread(engine.order_of_matrices):
             state = engine.init(start)
             first = state.sweeps
-            now = engine.summary(state, evidence=False)
+            measures = getattr(engine, "measures", False)
+            now = None if measures else engine.summary(state, evidence=False)
             with ticks(progress) as tick:
                 for _ in range(schedule.sweeps):
                     began = time.perf_counter()
                     # keep: Ctrl-C goes back to the old state
                     new, counts = engine.sweep(state, True, tick)
-                    with np.errstate(all="ignore"):  # what overflowed is found below
-                        before, now = now, engine.summary(new)
-                        moved = _change(before, now) / schedule.damping
-                    if not (np.isfinite(now.log_evidence) and np.isfinite(moved)):
+                    if counts.measured is not None:
+                        moved, evidence = counts.measured
+                    else:
+                        assert now is not None
+                        with np.errstate(all="ignore"):  # what overflowed is found below
+                            before, now = now, engine.summary(new)
+                            moved, evidence = _change(before, now), now.log_evidence
+                    moved /= schedule.damping
+                    if not (np.isfinite(evidence) and np.isfinite(moved)):
                         raise FloatingPointError(
                             f"the posterior or its evidence overflowed; {engine.remedy}"
                         )
@@ -196,7 +206,7 @@ def run(
                         moved,
                         counts.refused,
                         counts.failed,
-                        now.log_evidence,
+                        evidence,
                         time.perf_counter() - began,
                         *costs,
                         counts.drift,
@@ -213,7 +223,7 @@ def run(
                     settled = counts.settled
                     if settled is None:
                         settled = 0.0 < schedule.tol >= max(moved, _lag(history, schedule))
-                    impossible = now.log_evidence > engine.evidence_bound
+                    impossible = evidence > engine.evidence_bound
                     converged = bool(settled and counts.refused == 0 and not impossible)
                     if stopped or converged or counts.stuck or (settled and impossible):
                         break

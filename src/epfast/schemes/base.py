@@ -9,6 +9,7 @@ from epfast._arrays import Array
 from epfast._core.loss import CoreLoss
 from epfast._core.minibatch import MinibatchSweep
 from epfast._core.scalar_schemes import FactorScheme, PythonScheme
+from epfast._core.sparse_factors import SPARSE, SparseSweep
 from epfast._core.tilted import TiltedMoments
 from epfast.losses import Loss
 
@@ -64,6 +65,11 @@ class Scheme:
             )
         return None
 
+    @property
+    def spares(self) -> bool:
+        """Whether a fit leaves a weight alone that no row of the factor has."""
+        return self.core_arguments(1)["scheme"] in SPARSE
+
     def core_arguments(self, d: int) -> dict[str, Any]:
         """Name and numbers of the scheme in the core, for factors in d dimensions."""
         raise NotImplementedError
@@ -73,12 +79,17 @@ class Scheme:
         core = loss.core() if core is None else core
         return loss.tilted(core, FactorScheme(core, **self.core_arguments(1)))
 
-    def minibatch(self, loss: Loss, d: int, rows: int, **settings: Any) -> MinibatchSweep:
+    def minibatch(
+        self, loss: Loss, d: int, rows: int, *, sparse: bool = False, **settings: Any
+    ) -> MinibatchSweep:
         """Fits of factors with a diagonal cavity and at most ``rows`` rows, for the core.
 
-        settings: power, damping and site_rule of the sweeps.
+        sparse: rows are CSR; then a SparseSweep where the scheme leaves coordinates alone that no
+        row has. settings: power, damping and site_rule of the sweeps.
         """
-        return MinibatchSweep(loss.core(), d=d, max_rows=rows, **settings, **self.core_arguments(d))
+        numbers = self.core_arguments(d)
+        kind = SparseSweep if sparse and numbers["scheme"] in SPARSE else MinibatchSweep
+        return kind(loss.core(), d=d, max_rows=rows, **settings, **numbers)
 
     def describe(self) -> dict[str, Any] | None:
         """The numbers for a file; None if they cannot be saved."""
@@ -90,6 +101,7 @@ class RowScheme(Scheme):
 
     #: the reason why it serves no minibatches
     one_dimension = "it finds moments over one dimension"
+    spares = True  # type: ignore[assignment]
 
     def moments(
         self, loss: Loss, y: Array, mean: Array, variance: Array, power: Array
@@ -125,10 +137,12 @@ class RowScheme(Scheme):
             )
         return super().refuses(loss, factor)
 
-    def minibatch(self, loss: Loss, d: int, rows: int, **settings: Any) -> MinibatchSweep:
+    def minibatch(
+        self, loss: Loss, d: int, rows: int, *, sparse: bool = False, **settings: Any
+    ) -> MinibatchSweep:
         """Factors of one row: the moments of x.theta give those of each coordinate."""
         core = loss.core()
-        return MinibatchSweep(
+        return (SparseSweep if sparse else MinibatchSweep)(
             core,
             d=d,
             max_rows=1,

@@ -19,6 +19,7 @@ from epfast.linear.engines.minibatch import MinibatchEngine
 from epfast.linear.engines.rows import RowEngine
 from epfast.linear.engines.shards import ShardEngine
 from epfast.linear.engines.shared import SharedEngine
+from epfast.linear.engines.sparse import by_nonzeros
 from epfast.linear.engines.streams import of_stream
 from epfast.linear.problem import LinearProblem, State
 
@@ -57,7 +58,7 @@ ENGINES: Table = {
     ),
     **{
         ("factorized", factor, stored): _row(
-            MinibatchEngine,
+            by_nonzeros(MinibatchEngine),
             *("weights", "sparse X", "power", "site_rule", "record='factor'", SHUFFLED),
             *more,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +64,8 @@ class MinibatchEngine:
     """
 
     order_of_matrices = 0
+    #: settings of the core beside those of the schedule
+    for_core: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, problem: LinearProblem, traced: bool = False) -> None:
         self.problem, self.schedule = problem, problem.schedule
@@ -82,22 +84,26 @@ class MinibatchEngine:
     def _check_memory(self, n: int) -> None:
         """Refuse what cannot fit: sites, as they were and as they will be, and rows of a factor."""
         memory, d = physical_memory(), self.d
-        sites = 32 * self.n_sites * d if self.schedule.stores == "factor" else 0
-        # the rows of a factor and what Laplace makes of them; only sparse rows are fewer bytes
-        factor = 16 * min(self.size, n) * d if self.problem.sparse else 0
-        for needed, what, cheaper in (
-            (
-                sites,
-                f"EP stores sites of ({self.n_sites}, {d})",
-                "schedule=ADF(), which stores none, or a larger batch_size",
-            ),
-            (factor, f"a factor has ({min(self.size, n)}, {d})", "a smaller batch_size"),
-        ):
+        for needed, what, cheaper in self._memory(n):
             if 0 < memory < needed:
                 raise ValueError(
                     f"X has shape ({n}, {d}), for which {what} numbers: {needed / 2**30:.3g} GB in "
                     f"all, and this machine has {memory / 2**30:.3g} GB; allowed: {cheaper}"
                 )
+
+    def _memory(self, n: int) -> tuple[tuple[int, str, str], ...]:
+        """What takes memory: bytes, in words, what takes less."""
+        sites = 32 * self.n_sites * self.d if self.schedule.stores == "factor" else 0
+        # the rows of a factor and what Laplace makes of them; only sparse rows are fewer bytes
+        factor = 16 * min(self.size, n) * self.d if self.problem.sparse else 0
+        return (
+            (
+                sites,
+                f"EP stores sites of ({self.n_sites}, {self.d})",
+                "schedule=ADF(), which stores none, or a larger batch_size",
+            ),
+            (factor, f"a factor has ({min(self.size, n)}, {self.d})", "a smaller batch_size"),
+        )
 
     def init(self, start: Any) -> State:
         base, shape = self.problem.base, (self.n_sites, self.d)
@@ -121,12 +127,18 @@ class MinibatchEngine:
                 f"start has sites of shape {start.sites.precision.shape}; allowed: {shape}, the "
                 "same rows and batch_size"
             )
-        state = self._from_sites(start.sites, start.n_sweeps)
+        state = self._from_sites(self._stored(start.sites), start.n_sweeps)
         if not (state.precision > 0.0).all():
             raise ValueError(
                 "start makes the posterior improper with this prior; allowed: another prior"
             )
         return state
+
+    def _stored(self, sites: Sites) -> Sites:
+        """Sites of a start, as this engine has them."""
+        if not hasattr(sites.precision, "toarray"):
+            return sites
+        return Sites(sites.precision.toarray(), sites.shift.toarray(), sites.log_scale)  # type: ignore[attr-defined]
 
     def summary(self, state: State, evidence: bool = True) -> Summary:
         variance = 1.0 / state.precision
@@ -144,15 +156,21 @@ class MinibatchEngine:
     def sweep(self, state: State, keep: bool, tick: Tick) -> tuple[State, Counts]:
         return (self._pass if state.sites is None else self._sweep)(state, tick)
 
+    @property
+    def dimensions(self) -> int:
+        """That the numbers of a scheme are for."""
+        return self.d
+
     def _core(self, rows: int) -> MinibatchSweep:
         schedule, problem = self.schedule, self.problem
         return problem.scheme.minibatch(
             problem.loss,
-            self.d,
+            self.dimensions,
             min(self.size, rows),
             power=schedule.power,
             damping=schedule.damping,
             site_rule=schedule.site_rule,
+            **self.for_core,
         )
 
     def _sweep(self, state: State, tick: Tick) -> tuple[State, Counts]:
@@ -255,10 +273,13 @@ class MinibatchEngine:
 
     def _rows_to_settle(self) -> int:
         """Of whole minibatches."""
+        return self._rows_to_settle_of(self.d)
+
+    def _rows_to_settle_of(self, d: int) -> int:
         rows: int | None = self.schedule.settle
         if rows is None:
-            most = max(1, SETTLE_NUMBERS // self.d) * self.size
-            rows = min(max(SETTLE_ROWS, SETTLE_PER_DIMENSION * self.d), most)
+            most = max(1, SETTLE_NUMBERS // d) * self.size
+            rows = min(max(SETTLE_ROWS, SETTLE_PER_DIMENSION * d), most)
         return -(-rows // self.size) * self.size
 
     def _settled(self, piece: Piece, rows: int) -> tuple[State, Array, int] | None:
@@ -272,7 +293,7 @@ class MinibatchEngine:
         schedule = schedule.filled(damping=1.0, **numbers)
         problem = self.problem._replace(data=piece.of(some, self.size), schedule=schedule)
         try:
-            fit = run(MinibatchEngine(problem), schedule)
+            fit = run(self._engine_of_first(problem), schedule)
         except FloatingPointError:
             return None
         last = fit.history[-1]
@@ -280,6 +301,10 @@ class MinibatchEngine:
         seen = piece.rows_of(some, self.size)
         state: State = fit.state._replace(sites=None, sweeps=0, rows_seen=seen)
         return state, counts, len(some)
+
+    def _engine_of_first(self, problem: LinearProblem) -> Any:
+        """The engine of EP on the first rows."""
+        return MinibatchEngine(problem)
 
     @staticmethod
     def _counters(core: MinibatchSweep) -> tuple[int, int, int]:

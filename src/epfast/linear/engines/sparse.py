@@ -1,0 +1,425 @@
+"""EP and ADF with a factorised posterior on CSR rows, in O(nonzeros) per factor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from epfast._arrays import Array
+from epfast._core.minibatch import MinibatchSweep
+from epfast._core.sparse_factors import (
+    SparseRows,
+    SparseSweep,
+    add_entries,
+    compared,
+    moments_of,
+    natural_of,
+)
+from epfast.inference import Counts, PartOfSweep, Sites, Summary
+from epfast.inference.runtime import PacedParts, Tick
+from epfast.linear.engines.base import adf_start
+from epfast.linear.engines.minibatch import MinibatchEngine, Piece
+from epfast.linear.problem import Data, LinearProblem, State
+from epfast.linear.sources import Stream
+
+#: sweeps between two sums of all sites, which remove rounding drift
+REFRESH = 8
+#: rows with fewer nonzeros than this share of the columns are fitted among their own columns
+FEW = 0.25
+
+
+def by_nonzeros(engine: Callable[..., Any]) -> Callable[..., Any]:
+    """The maker of an engine, which serves sparse rows by a :class:`SparseEngine`.
+
+    Where the scheme leaves a coordinate alone that no row of a factor has.
+    """
+
+    def make(problem: LinearProblem, **settings: Any) -> Any:
+        X = problem.data.X
+        is_sparse = X.sparse if isinstance(X, Stream) else problem.sparse
+        if is_sparse and problem.scheme.spares:
+            return SparseEngine(problem, **settings)
+        return engine(problem, **settings)
+
+    return make
+
+
+class SparseEngine(MinibatchEngine):
+    """EP stores two numbers per nonzero of a factor's rows, ADF none. O(d) once per sweep.
+
+    total: number of weights of the fit, of which these columns may be a part.
+    """
+
+    measures = True
+    for_core: ClassVar[dict[str, Any]] = {"sparse": True}
+
+    def __init__(
+        self, problem: LinearProblem, traced: bool = False, total: int | None = None
+    ) -> None:
+        self.total = len(problem.prior.shift) if total is None else total
+        X = problem.data.X
+        #: None: of a stream
+        self.design = None if isinstance(X, Stream) else SparseRows(X)
+        super().__init__(problem, traced)
+        #: where the columns of each factor start, and the columns
+        self.pattern: tuple[NDArray[np.intp], NDArray[np.intc]] | None = None
+        if self.schedule.stores == "factor" and self.design is not None:
+            self.pattern = self.design.pattern(self.size)
+
+    def _memory(self, n: int) -> tuple[tuple[int, str, str], ...]:
+        if self.design is None:
+            return ()
+        entries = len(self.problem.data.X.data)
+        most = min(self.size, n, self.design.widest(self.size)[0])
+        return (
+            (
+                32 * entries if self.schedule.stores == "factor" else 0,
+                f"EP stores sites of {entries}",
+                "schedule=ADF(), which stores none, or a larger batch_size",
+            ),
+            (
+                16 * most * most if self.problem.scheme.expands else 0,
+                f"a factor has a matrix of ({most}, {most})",
+                "a smaller batch_size",
+            ),
+        )
+
+    def _core(self, rows: int) -> MinibatchSweep:
+        core = super()._core(rows)
+        assert isinstance(core, SparseSweep)
+        core.columns = self.d
+        return core
+
+    @property
+    def dimensions(self) -> int:
+        return self.total
+
+    def _rows_to_settle(self) -> int:
+        return self._rows_to_settle_of(self.total)
+
+    # ---- states ----
+
+    def init(self, start: Any) -> State:
+        if self.schedule.stores == "none":
+            if start is None:
+                return adf_start(self.problem.base)
+            if start.shift.size != self.d:
+                raise ValueError(f"start has {start.shift.size} dimensions; allowed: {self.d}")
+            return adf_start(start.state)
+        if start is None:
+            assert self.pattern is not None
+            size = len(self.pattern[1])
+            sites = self._sites(np.zeros(size), np.zeros(size), np.zeros(self.n_sites))
+            return self.problem.base._replace(sites=sites)
+        return super().init(start)
+
+    def _sites(self, precision: Array, shift: Array, scale: Array) -> Sites:
+        """Sites of these numbers, as CSR matrices: one row per factor."""
+        assert self.pattern is not None
+        start, column = self.pattern
+        shape = (self.n_sites, self.d)
+        matrices = (sparse.csr_array((x, column, start), shape=shape) for x in (precision, shift))
+        return Sites(*matrices, scale)  # type: ignore[arg-type]
+
+    def _stored(self, sites: Sites) -> Sites:
+        """Sites of a start, dense or of any pattern, in the pattern of the rows."""
+        assert self.pattern is not None
+        start, column = self.pattern
+        row = np.repeat(np.arange(self.n_sites), np.diff(start))
+        found = []
+        for given in (sites.precision, sites.shift):
+            part = given
+            if hasattr(given, "indptr"):
+                same = np.array_equal(given.indptr, start)
+                if same and np.array_equal(given.indices, column):
+                    found.append(given.data)
+                    continue
+                part = given.tocsr()
+            taken = np.asarray(part[row, column]).ravel()
+            if np.count_nonzero(taken) != (
+                part.count_nonzero() if hasattr(part, "indptr") else np.count_nonzero(part)
+            ):
+                raise ValueError("start has sites of other columns; allowed: the same rows")
+            found.append(np.asarray(taken, dtype=np.float64))
+        return self._sites(*found, sites.log_scale)
+
+    def settle(self, state: State, hurry: bool = False) -> State:
+        if hurry or state.sites is None:
+            return state
+        return self._from_sites(state.sites, state.sweeps)
+
+    def _from_sites(self, sites: Sites, sweeps: int) -> State:
+        base = self.problem.base
+        precision, shift = base.precision.copy(), base.shift.copy()
+        assert self.pattern is not None
+        add_entries(
+            self.pattern[1],
+            sites.precision.data,  # type: ignore[arg-type]
+            sites.shift.data,  # type: ignore[arg-type]
+            precision,
+            shift,
+        )
+        log_scale = base.log_scale + float(sites.log_scale.sum())
+        return State(precision, shift, sites, log_scale, sweeps)
+
+    # ---- sweeps ----
+
+    def _sweep(self, state: State, tick: Tick) -> tuple[State, Counts]:
+        data, core, old = self.problem.data, self.core, state.sites
+        assert isinstance(core, SparseSweep)
+        assert data.y is not None
+        assert old is not None
+        assert self.design is not None
+        assert self.pattern is not None
+        core.begin_sweep(state.sweeps)
+        before = self._counters(core)
+        precision, shift = old.precision.data, old.shift.data
+        targets: dict[str, Any] = {
+            "site_tau": precision.copy(),
+            "site_nu": shift.copy(),
+            "site_scale": old.log_scale.copy(),
+        }
+        parallel = self.schedule.order == "parallel"
+        running = _Running(core, state, parallel)
+        if parallel:
+            targets |= {"next_tau": state.precision.copy(), "next_nu": state.shift.copy()}
+        if not running.by_rows:
+            targets |= {"site_start": self.pattern[0], "site_column": self.pattern[1]}
+        trace = np.empty((self.n_sites, self.d)) if self.traced else None
+        piece = self._piece(data.X, data.y, state.sweeps)
+        for part in PacedParts(len(piece.order)):
+            running.visit(self.design, piece, self.size, part, trace, targets)
+            tick(len(piece.order[part]))
+        refused, failed, clipped = self._counted(core, before)
+        found = [targets[name] for name in ("site_tau", "site_nu", "site_scale")]
+        if parallel:
+            bad = ~(targets["next_tau"] > 0.0)
+            if bad.any():
+                refused += self.n_sites
+                for new, kept in zip(found, (precision, shift), strict=False):
+                    np.copyto(new, kept, where=bad[self.pattern[1]])
+        sites, sweeps, prior = self._sites(*found), state.sweeps + 1, self.problem.prior
+        if parallel or sweeps % REFRESH == 0:
+            new = self._from_sites(sites, sweeps)
+            moved, half = compared(*state[:2], *new[:2], prior.precision)
+        else:
+            tau, nu, moved, half = running.natural(state, prior)
+            new = State(tau, nu, sites, self.problem.base.log_scale + found[2].sum(), sweeps)
+        measured = moved, float(new.log_scale + half)
+        return new, Counts(refused, failed, clipped, trace=trace, measured=measured)
+
+    def _pass(self, state: State, tick: Tick) -> tuple[State, Counts]:
+        """A pass of ADF; Ctrl-C leaves the posterior of the factors before it."""
+        sweeps, core, before = state.sweeps, self.core, (0, 0, 0)
+        if core is not None:
+            before = self._counters(core)
+        first = self._rows_to_settle() if sweeps == 0 and state.rows_seen == 0 else 0
+        counts, trace, seen, done = np.zeros(3, dtype=int), None, 0, 0
+        running: _Running | None = None
+        begun, prior = state, self.problem.prior
+        try:
+            for X, y in self._chunks(first):
+                piece = self._piece(X, y, sweeps)
+                if core is None:  # the first piece holds a whole minibatch, or all there is
+                    core = self._core(X.shape[0])
+                assert isinstance(core, SparseSweep)
+                if self.traced:
+                    trace = np.empty((len(piece.order), self.d))
+                done = 0
+                if running is None:
+                    settled = self._settled(piece, first) if first else None
+                    if settled is not None:
+                        state, counts, done = settled
+                        tick(done)
+                        if trace is not None:
+                            trace[:done] = state.shift / state.precision
+                    core.begin_sweep(sweeps)
+                    running = _Running(core, state)
+                rest = piece._replace(order=piece.order[done:])
+                later = None if trace is None else trace[done:]
+                design = SparseRows(X) if self.design is None else self.design
+                for part in PacedParts(len(rest.order)):
+                    running.visit(design, rest, self.size, part, later, {"row_offset": seen})
+                    tick(len(rest.order[part]))
+                seen += X.shape[0]
+            assert running is not None
+            reached, measured = running.reached(begun, prior)
+        except KeyboardInterrupt:
+            some = state if running is None else running.reached(begun, prior)[0]
+            raise PartOfSweep(some) from None
+        assert core is not None
+        self.n_sites = -(-seen // self.size)
+        refused, failed, clipped = map(int, counts + self._counted(core, before))
+        new = reached._replace(sweeps=sweeps + 1)
+        return new, Counts(refused, failed, clipped, trace=trace, measured=measured)
+
+    def _engine_of_first(self, problem: LinearProblem) -> Any:
+        return few_columns(problem, self.total)
+
+
+class _Running:
+    """A posterior that a sweep changes in place: means and variances, or natural parameters."""
+
+    def __init__(self, core: SparseSweep, state: State, parallel: bool = False) -> None:
+        self.core, self.state, self.by_rows = core, state, core.one_row and not parallel
+        if self.by_rows:
+            self.moments = moments_of(state.precision, state.shift)
+        else:
+            self.precision, self.shift = state.precision, state.shift
+            if not parallel:
+                self.precision, self.shift = self.precision.copy(), self.shift.copy()
+        self.first = core.n_visited
+        core.evidence = core.log_scale_total = 0.0
+
+    def visit(
+        self,
+        design: SparseRows,
+        piece: Piece,
+        size: int,
+        part: slice,
+        trace: Array | None,
+        targets: dict[str, Any],
+    ) -> None:
+        """Visit some factors of a piece, in one call: Python handles signals after it."""
+        order, some = piece.order[part], None if trace is None else trace[part]
+        given = {"weight": piece.weights, "trace": some, **targets}
+        if self.by_rows:
+            self.core.rows(design, piece.y, order, self.moments, **given)
+        else:
+            self.core.factors(design, piece.y, size, order, self.precision, self.shift, **given)
+
+    def natural(self, begun: State, prior: State) -> tuple[Array, Array, float, float]:
+        """Precision and shift; then how far they are from those, and :func:`compared`'s sum."""
+        tau, nu = begun.precision, begun.shift
+        if not self.by_rows:
+            moved, half = compared(tau, nu, self.precision, self.shift, prior.precision)
+            return self.precision, self.shift, moved, half
+        known = self.state.precision, self.state.shift
+        return natural_of(self.moments, *known, tau, nu, prior.precision)
+
+    def reached(self, begun: State, prior: State) -> tuple[State, tuple[float, float]]:
+        """The state of ADF so far, how far it is from where the pass begun, its log evidence."""
+        state, core = self.state, self.core
+        tau, nu, moved, half = self.natural(begun, prior)
+        scale = state.log_scale + core.log_scale_total
+        if self.by_rows:
+            # of rows the core knows the evidence, not the scale
+            _, old = compared(*state[:2], *state[:2], prior.precision)
+            scale = state.log_scale + old + core.evidence - half
+        assert state.rows_seen is not None
+        seen = state.rows_seen + core.n_visited - self.first
+        new = State(tau, nu, None, float(scale), state.sweeps, seen)
+        return new, (moved, float(scale + half))
+
+
+# ---- few rows among many columns ----
+
+
+class Few(NamedTuple):
+    """A state among some columns, and that of all columns before."""
+
+    some: State
+    whole: State
+
+    @property
+    def sweeps(self) -> int:
+        return self.some.sweeps
+
+
+def few_columns(problem: LinearProblem, total: int | None = None) -> Any:
+    """The engine of rows at hand, among their own columns where these are few."""
+    d = len(problem.prior.shift)
+    if not len(problem.data.X.data) < FEW * d:
+        return SparseEngine(problem, total=total)
+    return FewColumns(problem, d if total is None else total)
+
+
+class FewColumns:
+    """A :class:`SparseEngine` among the columns that rows have: O(nonzeros), and copies of O(d).
+
+    No function of the user may look at its states. EP starts from flat sites.
+    """
+
+    measures = True
+    order_of_matrices = 0
+
+    def __init__(self, problem: LinearProblem, total: int) -> None:
+        X, prior = problem.data.X, problem.prior
+        self.problem, d = problem, len(prior.shift)
+        has = np.zeros(d, dtype=bool)
+        has[X.indices] = True
+        self.columns = np.flatnonzero(has)
+        place = np.empty(d, dtype=np.intc)
+        place[self.columns] = np.arange(len(self.columns), dtype=np.intc)
+        shape = (X.shape[0], max(1, len(self.columns)))
+        if not len(self.columns):
+            self.columns = np.zeros(1, dtype=np.intp)
+        rows = type(X)((X.data, place[X.indices], X.indptr), shape=shape)
+        data = Data(rows, problem.data.y, problem.data.weights)
+        some = self._some(prior)
+        self.engine = SparseEngine(problem._replace(data=data, prior=some, base=some), total=total)
+        self.remedy, self.evidence_bound = problem.remedy, problem.evidence_bound
+
+    @property
+    def n_sites(self) -> int:
+        return self.engine.n_sites
+
+    def _some(self, state: State) -> State:
+        return state._replace(
+            precision=state.precision[self.columns], shift=state.shift[self.columns]
+        )
+
+    def init(self, start: Any) -> Few:
+        prior = self.problem.prior
+        if self.problem.schedule.stores != "none":
+            return Few(self.engine.init(None), prior)
+        if start is not None and start.shift.size != len(prior.shift):
+            raise ValueError(
+                f"start has {start.shift.size} dimensions; allowed: {len(prior.shift)}"
+            )
+        whole = adf_start(prior if start is None else start.state)
+        return Few(self._some(whole), whole)
+
+    def sweep(self, state: Few, keep: bool, tick: Tick) -> tuple[Few, Counts]:
+        try:
+            new, counts = self.engine.sweep(state.some, keep, tick)
+        except PartOfSweep as pressed:
+            raise PartOfSweep(state._replace(some=pressed.state)) from None
+        assert counts.measured is not None
+        moved, evidence = counts.measured
+        measured = moved, evidence + self._elsewhere(state.whole)
+        return state._replace(some=new), counts._replace(measured=measured)
+
+    def _elsewhere(self, whole: State) -> float:
+        """What other columns have of the log evidence."""
+        prior = self.problem.prior
+        if whole.precision is prior.precision and whole.shift is prior.shift:
+            if not prior.log_scale:
+                return 0.0
+        _, all_of = compared(*whole[:2], *whole[:2], prior.precision)
+        some = self._some(whole)
+        _, here = compared(*some[:2], *some[:2], prior.precision[self.columns])
+        return all_of - here
+
+    def summary(self, state: Few, evidence: bool = True) -> Summary:
+        return self.engine.summary(state.some, evidence)
+
+    def settle(self, state: Few, hurry: bool = False) -> State:
+        some = self.engine.settle(state.some, hurry)
+        precision, shift = state.whole.precision.copy(), state.whole.shift.copy()
+        precision[self.columns], shift[self.columns] = some.precision, some.shift
+        sites = some.sites
+        if sites is not None:
+            parts = [
+                sparse.csr_array(
+                    (part.data, self.columns[part.indices], part.indptr),
+                    shape=(part.shape[0], len(shift)),
+                )
+                for part in sites[:2]
+            ]
+            sites = Sites(*parts, sites.log_scale)  # type: ignore[arg-type]
+        return some._replace(precision=precision, shift=shift, sites=sites)
