@@ -13,7 +13,8 @@ import pytest
 from epfast import gp, linear, losses, schedules, schemes
 from epfast.gp.problem import GPProblem, kernel_at_door
 from epfast.inference.combinations import legal
-from epfast.linear.problem import data_of, prior_at_door
+from epfast.linear.priors import prior_at_door
+from epfast.linear.problem import data_of
 from tests.oracles.data import rbf
 
 LOSSES = {name: kind() for name, kind in losses.NAMED.items()}

@@ -19,10 +19,15 @@ def slices(n: int) -> list[slice]:
     return [slice(i, min(i + ROWS, n)) for i in range(0, n, ROWS)]
 
 
-def row_chunks(rows: Any, entries: int = 1 << 20) -> list[slice]:
-    """Slices of rows with about ``entries`` numbers each, so that temporary arrays stay small."""
-    n, d = rows.shape
-    step = max(1, entries // max(1, d))
+def row_chunks(rows: Any, entries: int = 1 << 20, unpacked: bool = False) -> list[slice]:
+    """Slices of rows with about ``entries`` numbers each, so that temporary arrays stay small.
+
+    Of CSR rows these are nonzeros, unless the rows are to be unpacked.
+    """
+    n, width = rows.shape
+    if hasattr(rows, "indptr") and not unpacked:
+        width = rows.nnz // max(1, n)
+    step = max(1, entries // max(1, width))
     return [slice(i, min(i + step, n)) for i in range(0, n, step)]
 
 

@@ -14,7 +14,8 @@ from epfast import ADF, DEP, EP, DoubleLoop, fit_gp, fit_linear, losses
 from epfast.inference.combinations import NUMBERS, legal
 from epfast.linear.engines import ENGINES
 from epfast.linear.fit import choose, fit_problem
-from epfast.linear.problem import data_of, prior_at_door
+from epfast.linear.priors import prior_at_door
+from epfast.linear.problem import data_of
 from epfast.schemes import Relaxed
 from tests import batteries
 from tests.batteries import Case

@@ -72,6 +72,9 @@ def natural_of(
 def compared(
     old_tau: Array, old_nu: Array, tau: Array, nu: Array, prior_tau: Array
 ) -> tuple[float, float]: ...
+def appended(
+    start: NDArray[Any], column: NDArray[Any], value: NDArray[Any], d: int
+) -> tuple[Array, NDArray[np.intc], NDArray[Any]]: ...
 def add_entries(
     column: NDArray[np.intc], tau: Array, nu: Array, total_tau: Array, total_nu: Array
 ) -> None: ...

@@ -75,7 +75,7 @@ cdef class SparseRows:
 
     def pattern(self, ptrdiff_t batch_size):
         """The columns that the rows of each factor have, as CSR: where they start, columns."""
-        cdef ptrdiff_t f, k, e, found = 0, factors = -(-self.n // batch_size)
+        cdef ptrdiff_t f, k, e, found = 0, factors = (self.n + batch_size - 1) // batch_size
         if batch_size == 1:
             return np.array(self.start), np.array(self.column[:self.start[self.n]])
         cdef int[::1] seen = np.full(self.d, -1, dtype=np.intc)
@@ -662,7 +662,7 @@ cdef class SparseSweep(MinibatchSweep):
 # ---- moments of all coordinates, and what a sweep did to them ----
 
 cdef struct Change:
-    double mean, up, down       # largest: of a mean, in its sd, squared; of a variance, both ways
+    double mean, up, down       # of a mean, in its sd, squared: largest; of a variance: both ends
     double half, product        # 2 log evidence beside the scales, a product under its logarithm
     bint broken
 
@@ -686,19 +686,23 @@ cdef inline void add_up(Change *change, double prior, double m, double v, double
     change.half += nu * m
 
 
-cdef inline void compare(Change *change, double m0, double v0, double m, double v) noexcept nogil:
-    cdef double move = m - m0
-    if v == 0.0 or v0 == 0.0:               # what is certain does not move
+cdef inline void compare(
+    Change *change, double m0, double tau0, double m, double v, double tau
+) noexcept nogil:
+    cdef double move = m - m0, ratio = v * tau0
+    if v == 0.0 or tau0 > 1.7e308:          # what is certain does not move
         change.broken = change.broken or not isfinite(move)
         return
-    change.broken = change.broken or not (v > 0.0 and isfinite(move) and isfinite(v))
-    change.mean = fmax(change.mean, move * move / v)
-    change.up, change.down = fmax(change.up, v / v0), fmax(change.down, v0 / v)
+    change.broken = change.broken or not (ratio > 0.0 and isfinite(move) and isfinite(v))
+    move *= move * tau
+    change.mean = move if move > change.mean else change.mean
+    change.up = ratio if ratio > change.up else change.up
+    change.down = ratio if ratio < change.down else change.down
 
 
 cdef (double, double) result(Change *change) noexcept nogil:
     """The change as the loop over sweeps has it, NaN where something is broken, and half."""
-    cdef double moved = fmax(sqrt(change.mean), 0.5 * log(fmax(change.up, change.down)))
+    cdef double moved = fmax(sqrt(change.mean), 0.5 * log(fmax(change.up, 1.0 / change.down)))
     return (0.0 / 0.0 if change.broken else moved, 0.5 * (change.half + log(change.product)))
 
 
@@ -745,8 +749,9 @@ def natural_of(
                 nu[j] = m * tau[j]
                 same = False
             if not same:
-                v0 = 1.0 / old_tau[j]
-                compare(&change, old_nu[j] * v0, v0, m, v)
+                if old_tau[j] != known_tau[j]:
+                    v0 = 1.0 / old_tau[j]
+                compare(&change, old_nu[j] * v0, old_tau[j], m, v, tau[j])
             add_up(&change, prior_tau[j], m, v, nu[j])
         moved, half = result(&change)
     return precision, shift, moved, half
@@ -768,10 +773,33 @@ def compared(
             v = 1.0 / tau[j]
             if tau[j] != old_tau[j] or nu[j] != old_nu[j]:
                 v0 = 1.0 / old_tau[j]
-                compare(&change, old_nu[j] * v0, v0, nu[j] * v, v)
+                compare(&change, old_nu[j] * v0, old_tau[j], nu[j] * v, v, tau[j])
             add_up(&change, prior_tau[j], nu[j] * v, v, nu[j])
         moved, half = result(&change)
     return moved, half
+
+
+def appended(start, column, value, ptrdiff_t d):
+    """CSR rows with a one at their ends, in column d: value, column, start. O(nonzeros)"""
+    cdef ptrdiff_t n = len(start) - 1, i, e, to = 0
+    if d + 1 > np.iinfo(np.intc).max:
+        raise ValueError(f"X has {d} columns; allowed beside an intercept: 2^31 - 2")
+    cdef const ptrdiff_t[::1] old_start = start.astype(np.intp, copy=False)
+    cdef const int[::1] old_column = column.astype(np.intc, copy=False)
+    cdef const double[::1] old_value = value.astype(np.float64, copy=False)
+    starts = start + np.arange(n + 1, dtype=start.dtype)
+    columns = np.empty(starts[n], dtype=np.intc)
+    values = np.empty(starts[n])
+    cdef int[::1] new_column = columns
+    cdef double[::1] new_value = values
+    with nogil:
+        for i in range(n):
+            for e in range(old_start[i], old_start[i + 1]):
+                new_column[to], new_value[to] = old_column[e], old_value[e]
+                to += 1
+            new_column[to], new_value[to] = <int> d, 1.0
+            to += 1
+    return values, columns, starts
 
 
 def add_entries(

@@ -23,6 +23,7 @@ from epfast.estimators.base import (
     users_level,
     validate_data,
 )
+from epfast.estimators.coefficients import Coefficients
 from epfast.estimators.evidence import (
     BinaryProblems,
     Fits,
@@ -34,13 +35,13 @@ from epfast.estimators.search import Search, find
 from epfast.inference import fit_from
 from epfast.linear import FullPosterior, notes
 from epfast.linear.fit import FULL_UP_TO, choose
-from epfast.linear.problem import data_of, prior_of, variances_at_door, with_ones
+from epfast.linear.priors import variances_at_door
+from epfast.linear.problem import data_of, prior_of, with_ones
 from epfast.schedules import ADF, EP, Schedule
 
 # scikit-learn is there, or epfast.estimators.base would have said so
 from sklearn.utils import check_random_state  # isort: skip
 from sklearn.utils.metaestimators import available_if  # isort: skip
-from sklearn.utils.validation import _check_feature_names_in  # isort: skip
 
 __all__ = ["LinearClassifier"]
 
@@ -52,7 +53,7 @@ READ, FEWEST, MOST, FACTORIZED_TOL = 1e9, 200, 3_000, 1e-4
 SEARCHES = ("evidence", "ard")
 
 
-class LinearClassifier(LatentClassifier):
+class LinearClassifier(Coefficients, LatentClassifier):
     """Bayesian linear classifier by expectation propagation, for scikit-learn.
 
     The posterior over the weights comes from :func:`epfast.fit_linear`; predictions integrate over
@@ -374,10 +375,11 @@ class LinearClassifier(LatentClassifier):
             X = with_ones(rows) if self.fit_intercept else rows
             prior = prior_of(np.ones(X.shape[1]), np.zeros(X.shape[1]), covariance == "full")
             problems = [
-                chosen.problem(data_of(X, target, weights, chosen.loss), prior)
+                chosen.problem(data_of(X, target, weights, chosen.loss, finite=True), prior)
                 for target in targets
             ]
-        names = tuple(_check_feature_names_in(self))
+        names = getattr(self, "feature_names_in_", None)
+        names = None if names is None else tuple(names)
         problems = [
             problem._replace(names=names, intercept=bool(self.fit_intercept))
             for problem in problems
@@ -424,25 +426,14 @@ class LinearClassifier(LatentClassifier):
 
     def _publish(self, fits: Fits, variance: Any) -> None:
         """Set the attributes of a fit."""
-        d = self.n_features_in_
         self.prior_variance_, self.posteriors_ = variance, fits.posteriors
         if len(self.posteriors_) == 1:
             self.posterior_ = self.posteriors_[0]
         elif hasattr(self, "posterior_"):
             del self.posterior_
-        means = np.array([post.mean for post in self.posteriors_])
-        self.coef_ = means[:, :d].copy()
-        self.intercept_ = means[:, d].copy() if means.shape[1] > d else np.zeros(len(means))
         self.log_evidence_ = fits.log_evidence
         self.n_iter_ = max(len(post.history) for post in self.posteriors_)
         self.converged_ = all(post.converged for post in self.posteriors_)
-
-    @property
-    def coef_covariance_(self) -> Array:
-        """Posterior covariance of the coefficients, (d, d) or (n_classes, d, d). O(d^3)."""
-        d = self.n_features_in_
-        parts = [post.covariance[:d, :d] for post in self.posteriors_]
-        return parts[0].copy() if len(parts) == 1 else np.array(parts)
 
     # ---- results ----
 

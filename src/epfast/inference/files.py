@@ -48,6 +48,8 @@ SCHEDULES: dict[str, Any] = {
     for name, kind in ((name, getattr(schedules, name)) for name in schedules.__all__)
     if is_dataclass(kind)
 }
+#: sites of CSR rows hold so many numbers, beside the pattern
+ROWS_OF_CSR = ("precision", "shift")
 #: what a record of a sweep is made of
 RECORD = get_type_hints(SweepInfo)
 
@@ -270,6 +272,10 @@ def contents(post: Posterior) -> tuple[dict[str, Any], dict[str, Any]]:
     arrays: dict[str, Any] = {}
     if post.sites is not None:
         arrays |= {f"sites_{name}": value for name, value in post.sites._asdict().items()}
+        matrix: Any = post.sites.precision
+        if hasattr(matrix, "indptr"):  # CSR of one pattern
+            arrays |= {"sites_start": matrix.indptr, "sites_column": matrix.indices}
+            arrays |= {f"sites_{name}": arrays[f"sites_{name}"].data for name in ROWS_OF_CSR}
     schedule, groups = describe_schedule(post.schedule)
     if groups is not None:
         arrays["schedule_groups"] = groups

@@ -121,7 +121,7 @@ class _BestGaussian:
         root = inverse_root(state.precision)
         center = root @ (root.T @ state.shift)
         mean, variance = np.empty((2, len(shift)))
-        for part in self.problem.slices():
+        for part in self.problem.slices(unpacked=True):
             some = self.problem.data.X[part]
             block = some.toarray() if self.problem.sparse else np.asarray(some, dtype=np.float64)
             mean[part] = block @ center

@@ -146,7 +146,14 @@ def _joined_sites(posteriors: list[Any]) -> Sites | None:
         counts = [p.problem.shape[0] if p.problem.has_rows else None for p in posteriors[:-1]]
         if any(count is None or count % size for count in counts):
             return None
-    return Sites(*map(np.concatenate, zip(*found, strict=True)))
+    return Sites(*map(_stacked, zip(*found, strict=True)))
+
+
+def _stacked(parts: Sequence[Any]) -> Any:
+    """Arrays, or CSR matrices, one below the other."""
+    if any(hasattr(part, "indptr") for part in parts):
+        return sparse.csr_array(sparse.vstack(parts, format="csr"))
+    return np.concatenate(parts)
 
 
 def _joined_groups(problems: list[LinearProblem], sites: Sites | None) -> Any:

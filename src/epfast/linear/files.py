@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
 from epfast import _checks, schemes
 from epfast._arrays import Array
@@ -110,6 +111,8 @@ def _sites(arrays: dict[str, Array], d: int, full: bool) -> Sites | None:
         return None
     given = arrays["sites_precision"]
     count = len(given)
+    if not full and "sites_start" in arrays:
+        return _sparse_sites(arrays, d)
     if not full:
         shapes: Any = (count, d), (count, d), (count,)
     elif given.ndim == 1:
@@ -117,6 +120,25 @@ def _sites(arrays: dict[str, Array], d: int, full: bool) -> Sites | None:
     else:
         shapes = (count, d, d), (count, d), (count,)
     return restore_sites(arrays, shapes)
+
+
+def _sparse_sites(arrays: dict[str, Array], d: int) -> Sites:
+    """Sites of CSR rows: two CSR matrices of one pattern."""
+    start, column = arrays["sites_start"], arrays.get("sites_column", np.empty(0))
+    for name, index in (("sites_start", start), ("sites_column", column)):
+        if index.ndim != 1 or index.dtype.kind not in "iu":
+            raise ValueError(f"{name} is {_checks.describe(index)}; allowed: integers, (k,)")
+    size = len(column)
+    inside = size == 0 or (column.min() >= 0 and column.max() < d)
+    if len(start) < 2 or start[0] != 0 or start[-1] != size or (start[1:] < start[:-1]).any():
+        raise ValueError("sites_start is no increasing list of where the rows of sites begin")
+    if not inside:
+        raise ValueError(f"sites_column holds numbers outside 0 to {d - 1}")
+    count = len(start) - 1
+    found = restore_sites(arrays, ((size,), (size,), (count,)))
+    assert found is not None
+    matrices = (sparse.csr_array((x, column, start), shape=(count, d)) for x in found[:2])
+    return Sites(*matrices, found.log_scale)  # type: ignore[arg-type]
 
 
 def _of_rows(
@@ -162,14 +184,19 @@ def _check_sum(state: State, problem: LinearProblem) -> None:
             ("precision", prior.precision, sites.precision),
             ("shift", prior.shift, sites.shift),
         ):
-            size = np.abs(first) + np.tensordot(count, np.abs(all_of), 1)
+            size = np.abs(first) + _sum(count, abs(all_of))
             if size.ndim == 2:
                 root = np.sqrt(np.diag(size))
                 size = np.maximum(size, np.multiply.outer(root, root))
-            agree(name, getattr(state, name), first + np.tensordot(times, all_of, 1), size)
+            agree(name, getattr(state, name), first + _sum(times, all_of), size)
     # the prior's is the product of a solution of its matrix, which has more rounding
     size = 1.0 + 1e3 * abs(prior.log_scale) + times @ np.abs(sites.log_scale)
     agree("log_scale", state.log_scale, prior.log_scale + times @ sites.log_scale, size)
+
+
+def _sum(times: Array, sites: Any) -> Array:
+    """Of sites, each so many times."""
+    return np.asarray(times @ sites if hasattr(sites, "indptr") else np.tensordot(times, sites, 1))
 
 
 def _times(problem: LinearProblem, sites: Sites) -> Array | None:

@@ -26,12 +26,12 @@ from epfast.inference.runtime import Tick
 from epfast.linear import notes
 from epfast.linear.engines import ENGINES, at_start, engine_of
 from epfast.linear.posterior import FactorizedPosterior, FullPosterior
+from epfast.linear.priors import prior_at_door
 from epfast.linear.problem import (
     Data,
     LinearProblem,
     State,
     data_of,
-    prior_at_door,
     weights_of,
     with_ones,
 )
@@ -465,7 +465,10 @@ def fit_problem(
     try:
         fitted = problem._replace(data=_kept(problem, callback, progress))
         held = Held("X, y or weights", *fitted.data)
-        engine = engine_of(fitted, **({"traced": True} if record == "factor" else {}))
+        settings = {"traced": True} if record == "factor" else {}
+        if callback is None and record is None and problem.covariance == "factorized":
+            settings["unseen"] = start is None or problem.schedule.stores == "none"
+        engine = engine_of(fitted, **settings)
         fit = run(
             engine,
             problem.schedule,

@@ -51,7 +51,10 @@ def note_scales(X: Any, stacklevel: int = 2) -> None:
     """Note that columns differ in scale by more than SCALES under one prior variance."""
     rows = some_rows(X)
     if hasattr(rows, "indptr"):
-        size = np.asarray(abs(rows).max(axis=0).todense()).ravel()
+        column, size = rows.indices, np.zeros(rows.shape[1])
+        with np.errstate(invalid="ignore"):
+            np.maximum.at(size, column, np.abs(rows.data))
+        size = size[column]  # columns with an entry: no work for the others
     else:
         size = np.maximum(rows.max(axis=0), -rows.min(axis=0))
     size = size[(size > 0.0) & np.isfinite(size)]  # the core refuses what is not finite
@@ -80,12 +83,14 @@ def note_intercept(X: Any, y: Array, stacklevel: int = 2) -> None:
 
 def _has_constant(rows: Any) -> bool:
     """Whether some combination of the columns is 1 in all rows."""
+    n, d = rows.shape
+    if d >= n:
+        return True  # then some combination is
     dense = np.asarray(rows.todense() if hasattr(rows, "indptr") else rows, dtype=np.float64)
     if ((dense == dense[0]).all(axis=0) & (dense[0] != 0.0)).any():
         return True
-    n, d = dense.shape
-    if d > SPAN_COLUMNS or d >= n:
-        return bool(d >= n)  # then some combination is
+    if d > SPAN_COLUMNS:
+        return False
     size = np.abs(dense).max(axis=0)
     scaled = dense / np.where(size > 0.0, size, 1.0)
     weights = linalg.lstsq(scaled, np.ones(n), lapack_driver="gelsy")[0]
@@ -126,9 +131,9 @@ def prior_scale(X: Any, variance: Array) -> float:
     rows = some_rows(X)
     with np.errstate(over="ignore", invalid="ignore"):
         if hasattr(rows, "indptr"):
-            squares = rows.multiply(rows)
-        else:
-            squares = np.square(rows, dtype=np.float64)
+            total = float((rows.data**2 * variance[rows.indices]).sum())
+            return float(np.sqrt(total / rows.shape[0]))
+        squares = np.square(rows, dtype=np.float64)
         return float(np.sqrt((squares @ variance).mean()))
 
 

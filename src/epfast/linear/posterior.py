@@ -18,7 +18,7 @@ from epfast.inference.certificates import Case
 from epfast.inference.files import contents, write
 from epfast.linear import online
 from epfast.linear.checking import proposal, root_of
-from epfast.linear.prediction import LinearPredictions
+from epfast.linear.prediction import LinearPredictions, finite_moments, of_entries
 from epfast.linear.problem import (
     LinearProblem,
     State,
@@ -223,10 +223,12 @@ class LinearPosterior(LinearPredictions):
         rows = _checks.rows("X", X, self.problem.n_columns)
         is_sparse = hasattr(rows, "indptr")
         n, joint = rows.shape[0], _checks.flag("joint", joint)
+        if is_sparse and self.precision.ndim == 1 and not joint:
+            return of_entries(rows, self.precision, self.shift, self.problem.intercept)
         mean, variance = np.empty(n), np.empty((n, n) if joint else n)
         colored = np.empty((self.shift.size, n if joint else 0))
         with np.errstate(over="ignore", invalid="ignore"):
-            for part in row_chunks(rows):
+            for part in row_chunks(rows, unpacked=True):
                 some = rows[part].toarray() if is_sparse else rows[part]
                 block = np.asarray(some, dtype=np.float64)
                 block = with_ones(block) if self.problem.intercept else block
@@ -237,9 +239,7 @@ class LinearPosterior(LinearPredictions):
                     variance[part] = self._latent_variance(block)
             if joint:
                 np.matmul(colored.T, colored, out=variance)
-        if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
-            raise ValueError("X holds NaN or infinity, or overflows; allowed: finite numbers")
-        return mean, variance
+        return finite_moments(mean, variance)
 
     def _latent_draws(self, X: ArrayLike, draws: Array) -> Array:
         check_columns(self.problem.names, X)

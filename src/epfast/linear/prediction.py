@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike
 
 from epfast import _checks
-from epfast._arrays import Array
+from epfast._arrays import Array, row_chunks
 from epfast.inference.posterior import Posterior
+
+
+def of_entries(rows: Any, precision: Array, shift: Array, intercept: bool) -> tuple[Array, Array]:
+    """Mean and variance of CSR rows times weights of a diagonal posterior. O(nonzeros)"""
+    mean, variance = np.empty(rows.shape[0]), np.empty(rows.shape[0])
+    with np.errstate(over="ignore", invalid="ignore"):
+        for part in row_chunks(rows):
+            some = rows[part]
+            n, x, width = some.shape[0], some.data, precision[some.indices]
+            row = np.repeat(np.arange(n), np.diff(some.indptr))
+            mean[part] = np.bincount(row, x * (shift[some.indices] / width), n)
+            variance[part] = np.bincount(row, x * x / width, n)
+        if intercept:
+            mean, variance = mean + shift[-1] / precision[-1], variance + 1.0 / precision[-1]
+    return finite_moments(mean, variance)
+
+
+def finite_moments(mean: Array, variance: Array) -> tuple[Array, Array]:
+    """Refuse rows whose moments are not finite."""
+    if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
+        raise ValueError("X holds NaN or infinity, or overflows; allowed: finite numbers")
+    return mean, variance
 
 
 class LinearPredictions(Posterior):

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import linalg, sparse
+from scipy import linalg
 
 from epfast import _checks
 from epfast._arrays import Array, row_chunks, symmetric_from_upper
 from epfast._core.cholesky import cholesky, inverse_from_factor, inverse_triangle
 from epfast._core.row_sweeps import add_sites
 from epfast._core.rows import Rows
+from epfast._core.sparse_factors import appended
 from epfast._core.tilted import TiltedMoments
 from epfast.inference import Sites, evidence_bound
 from epfast.losses import Loss
@@ -126,9 +126,9 @@ class LinearProblem(NamedTuple):
         step = max(1, self.chunk // (self.shape[1] * work_per_number))
         return [order[i : i + step] for i in range(0, len(order), step)]
 
-    def slices(self) -> list[slice]:
-        """Slices of all rows, in their order, of the size of :meth:`pieces`."""
-        return row_chunks(self.data.X, self.chunk)
+    def slices(self, unpacked: bool = False) -> list[slice]:
+        """Slices of all rows, in their order, of ``chunk`` numbers; see :func:`row_chunks`."""
+        return row_chunks(self.data.X, self.chunk, unpacked)
 
     # ---- the four choices ----
 
@@ -210,7 +210,8 @@ class LinearProblem(NamedTuple):
                 total = 0.5 * (away**2) @ prior.precision
             else:
                 total = 0.5 * np.einsum("ki,ki->k", away @ prior.precision, away)
-            for part in row_chunks(data.X, max(1, (1 << 20) // len(theta)) * data.X.shape[1]):
+            step = max(1, (1 << 20) // len(theta))
+            for part in row_chunks(np.empty((data.X.shape[0], 0)), step):
                 rows = data.X[part]
                 latent = np.asarray(
                     rows @ theta.T if self.sparse else np.asarray(rows, np.float64) @ theta.T
@@ -375,26 +376,30 @@ def with_ones(rows: Any) -> Any:
     """A copy of rows, dense or CSR, with a column of ones at the end."""
     n, d = rows.shape
     if hasattr(rows, "indptr"):
-        return sparse.hstack([rows, np.ones((n, 1))], format="csr")
+        return type(rows)(appended(rows.indptr, rows.indices, rows.data, d), shape=(n, d + 1))
     result = np.empty((n, d + 1), dtype=rows.dtype)
     result[:, :d] = rows
     result[:, d] = 1.0
     return result
 
 
-def data_of(X: Any, y: Any, weights: Any, loss: Loss) -> Data:
-    """Rows of X, dense or sparse, with their responses and weights, checked. O(n d)."""
+def data_of(X: Any, y: Any, weights: Any, loss: Loss, finite: bool = False) -> Data:
+    """Rows of X, dense or sparse, with their responses and weights, checked. O(n d).
+
+    finite: X was checked before.
+    """
     if y is None:
         raise ValueError("y is None; allowed: a response per row of X, (n,)")
-    rows = _checks.rows("X", X)
-    for part in row_chunks(rows):
-        some = rows[part]
-        finite = np.isfinite(some.data if hasattr(rows, "indptr") else some)
-        if not finite.all():
-            at = np.argmin(finite.ravel() if finite.ndim == 1 else finite.all(axis=1))
-            row = np.searchsorted(some.indptr, at, "right") - 1 if finite.ndim == 1 else at
+    rows = X if finite else _checks.rows("X", X)
+    entries = rows.data[:, None] if hasattr(rows, "indptr") else rows
+    for part in row_chunks(entries) if not finite else ():
+        good = np.isfinite(entries[part]).all(axis=1)
+        if not good.all():
+            row = part.start + np.argmin(good)
+            if hasattr(rows, "indptr"):
+                row = np.searchsorted(rows.indptr, row, "right") - 1
             raise ValueError(
-                f"X holds NaN or infinity, first in row {part.start + row}; allowed: finite numbers"
+                f"X holds NaN or infinity, first in row {row}; allowed: finite numbers"
             )
     n = rows.shape[0]
     return Data(rows, loss.responses("y", y, n), weights_of(weights, n))
@@ -413,88 +418,3 @@ def weights_of(weights: Any, n: int) -> Array | None:
     if not result.any():
         raise ValueError("weights are all 0; allowed: one row at least that counts")
     return None if (result == 1.0).all() else result
-
-
-def prior_at_door(
-    variance: Any,
-    precision: Any,
-    mean: Any,
-    d: int,
-    full: bool,
-    intercept: float | None = None,
-) -> State:
-    """The prior of the user's arguments, each of which may be None.
-
-    intercept: the prior variance of one more weight, of mean 0.
-    """
-    found, center = _prior(variance, precision, mean, d, full)
-    if intercept is not None:
-        center = np.append(center, 0.0)
-        if found.ndim == 1:
-            found = np.append(found, 1.0 / intercept)
-        else:
-            found = linalg.block_diag(found, 1.0 / intercept)
-    return prior_of(found, center, full)
-
-
-def _prior(variance: Any, precision: Any, mean: Any, d: int, full: bool) -> tuple[Array, Array]:
-    """Precision, (d,) or (d, d), and mean of the prior."""
-    center = np.zeros(d) if mean is None else _checks.array("prior_mean", mean, shape=(d,))
-    if precision is not None:
-        if variance is not None:
-            raise ValueError(
-                "prior_precision and prior_variance are both given; allowed: one of them"
-            )
-        matrix = _prior_matrix(precision, d)
-        _moderate("prior_precision's diagonal", np.diag(matrix), d)
-        if full:
-            return matrix, center
-        diagonal = np.diag(matrix).copy()
-        if (matrix != np.diag(diagonal)).any():
-            raise ValueError(
-                "prior_precision is not diagonal; allowed with posterior='factorized': a diagonal "
-                "matrix"
-            )
-        return diagonal, center
-    if variance is None:
-        variance = 1.0
-    if isinstance(variance, str):
-        raise TypeError(
-            f"prior_variance is {variance!r}; allowed: a number or an array of shape ({d},); "
-            "LinearClassifier(prior_variance='evidence') finds one"
-        )
-    found = variances_at_door(variance, d)
-    return 1.0 / np.broadcast_to(found, (d,)), center
-
-
-def variances_at_door(variance: Any, d: int) -> Any:
-    """Prior variances, checked: a number, or (d,). Their inverses are normal numbers."""
-    if not isinstance(variance, np.ndarray) and isinstance(variance, numbers.Number):
-        return _checks.number("prior_variance", variance, least=1e-300, most=1e300)
-    spread = _checks.real_array("prior_variance", variance)
-    if spread.ndim == 0:
-        return _checks.number("prior_variance", spread[()], least=1e-300, most=1e300)
-    if spread.shape != (d,):
-        raise ValueError(
-            f"prior_variance has shape {spread.shape}; allowed: a number, or shape ({d},)"
-        )
-    return _moderate("prior_variance", spread, d).copy()
-
-
-def _prior_matrix(precision: Any, d: int) -> Array:
-    matrix = _checks.array("prior_precision", precision, shape=(d, d))
-    if not np.allclose(matrix, matrix.T, rtol=1e-10, atol=0.0):
-        raise ValueError("prior_precision is not symmetric; allowed: a positive definite matrix")
-    matrix = 0.5 * (matrix + matrix.T)
-    if not is_proper(matrix):
-        raise ValueError(
-            "prior_precision is not positive definite; allowed: a positive definite matrix"
-        )
-    return matrix
-
-
-def _moderate(name: str, value: Any, d: int) -> Array:
-    result = _checks.array(name, value, shape=(d,), positive=True)
-    if not ((result >= 1e-300) & (result <= 1e300)).all():
-        raise ValueError(f"{name} holds {result.min():g}; allowed: from 1e-300 to 1e300")
-    return result

@@ -45,11 +45,12 @@ def test_csr_is_dense(schedule, batch_size):
     dense = fit(X, y, **given)
     for kind in (sparse.csr_array, sparse.csr_matrix, sparse.csc_array, sparse.coo_array):
         found = fit(kind(X), y, **given)
-        assert_same(found, dense)
+        # Laplace's Newton steps end by the weights of the factor's own columns
+        assert_same(found, dense, 1e-10)
         for ours, theirs in zip(
             found.predict_latent(kind(X)), dense.predict_latent(X), strict=True
         ):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+            np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
 
 
 def test_indices_of_64_bits_and_unsorted_rows():
@@ -96,17 +97,21 @@ def test_memory_is_that_of_a_factor():
 
 
 def test_what_cannot_fit_is_refused_with_the_bytes(monkeypatch):
-    """EP stores (factors, d) numbers; ADF none. A factor of sparse rows is unpacked."""
+    """A rule that moves all coordinates stores (factors, d) numbers, and unpacks a factor."""
     X = sparse.csr_array((np.ones(3), ([0, 1, 2], [0, 1, 2])), shape=(2_000_000, 1_000_000))
     y = np.ones(2_000_000)
-    for given, cheaper in (
-        ({"posterior": "factorized"}, r"ADF\(\)"),
-        ({"posterior": "factorized", "batch_size": 10**6, "schedule": ADF()}, "smaller batch_size"),
+    given = {"posterior": "factorized", "scheme": "quadrature"}
+    for more, cheaper in (
+        ({}, r"ADF\(\)"),
+        ({"batch_size": 10**6, "schedule": ADF()}, "smaller batch_size"),
     ):
         with pytest.raises(ValueError, match=rf"X has shape \(2000000, 1000000\).* GB.*{cheaper}"):
-            epfast.fit_linear(X, y, **given)
-    monkeypatch.setattr(minibatch, "physical_memory", lambda: 10**4)
+            epfast.fit_linear(X, y, **given, **more)
+    assert fit(X, y, schedule=EP(1, 0.0)).sites.precision.nnz == 3
+    monkeypatch.setattr(minibatch, "physical_memory", lambda: 5000)
     dense, labels = rows()
     with pytest.raises(ValueError, match=r"77, 9.*GB"):
         fit(dense, labels)
+    with pytest.raises(ValueError, match=r"77, 9.*sites of 209.*GB"):
+        fit(sparse.csr_array(dense), labels)
     fit(dense, labels, schedule=ADF(settle=0))

@@ -35,15 +35,18 @@ FEW = 0.25
 def by_nonzeros(engine: Callable[..., Any]) -> Callable[..., Any]:
     """The maker of an engine, which serves sparse rows by a :class:`SparseEngine`.
 
-    Where the scheme leaves a coordinate alone that no row of a factor has.
+    Where the scheme leaves a coordinate alone that no row of a factor has. unseen: no function of
+    the user looks at states, nor is there a start with sites.
     """
 
-    def make(problem: LinearProblem, **settings: Any) -> Any:
+    def make(problem: LinearProblem, unseen: bool = False, **settings: Any) -> Any:
         X = problem.data.X
-        is_sparse = X.sparse if isinstance(X, Stream) else problem.sparse
-        if is_sparse and problem.scheme.spares:
-            return SparseEngine(problem, **settings)
-        return engine(problem, **settings)
+        streamed = isinstance(X, Stream)
+        if not (X.sparse if streamed else problem.sparse) or not problem.scheme.spares:
+            return engine(problem, **settings)
+        if unseen and not streamed and not settings:
+            return few_columns(problem)
+        return SparseEngine(problem, **settings)
 
     return make
 

@@ -1,0 +1,98 @@
+"""The prior of a linear model, from the arguments of the user."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import numpy as np
+from scipy import linalg
+
+from epfast import _checks
+from epfast._arrays import Array
+from epfast.linear.problem import State, is_proper, prior_of
+
+
+def prior_at_door(
+    variance: Any,
+    precision: Any,
+    mean: Any,
+    d: int,
+    full: bool,
+    intercept: float | None = None,
+) -> State:
+    """The prior of the user's arguments, each of which may be None.
+
+    intercept: the prior variance of one more weight, of mean 0.
+    """
+    found, center = _prior(variance, precision, mean, d, full)
+    if intercept is not None:
+        center = np.append(center, 0.0)
+        if found.ndim == 1:
+            found = np.append(found, 1.0 / intercept)
+        else:
+            found = linalg.block_diag(found, 1.0 / intercept)
+    return prior_of(found, center, full)
+
+
+def _prior(variance: Any, precision: Any, mean: Any, d: int, full: bool) -> tuple[Array, Array]:
+    """Precision, (d,) or (d, d), and mean of the prior."""
+    center = np.zeros(d) if mean is None else _checks.array("prior_mean", mean, shape=(d,))
+    if precision is not None:
+        if variance is not None:
+            raise ValueError(
+                "prior_precision and prior_variance are both given; allowed: one of them"
+            )
+        matrix = _prior_matrix(precision, d)
+        _moderate("prior_precision's diagonal", np.diag(matrix), d)
+        if full:
+            return matrix, center
+        diagonal = np.diag(matrix).copy()
+        if (matrix != np.diag(diagonal)).any():
+            raise ValueError(
+                "prior_precision is not diagonal; allowed with posterior='factorized': a diagonal "
+                "matrix"
+            )
+        return diagonal, center
+    if variance is None:
+        variance = 1.0
+    if isinstance(variance, str):
+        raise TypeError(
+            f"prior_variance is {variance!r}; allowed: a number or an array of shape ({d},); "
+            "LinearClassifier(prior_variance='evidence') finds one"
+        )
+    found = variances_at_door(variance, d)
+    return 1.0 / np.broadcast_to(found, (d,)), center
+
+
+def variances_at_door(variance: Any, d: int) -> Any:
+    """Prior variances, checked: a number, or (d,). Their inverses are normal numbers."""
+    if not isinstance(variance, np.ndarray) and isinstance(variance, numbers.Number):
+        return _checks.number("prior_variance", variance, least=1e-300, most=1e300)
+    spread = _checks.real_array("prior_variance", variance)
+    if spread.ndim == 0:
+        return _checks.number("prior_variance", spread[()], least=1e-300, most=1e300)
+    if spread.shape != (d,):
+        raise ValueError(
+            f"prior_variance has shape {spread.shape}; allowed: a number, or shape ({d},)"
+        )
+    return _moderate("prior_variance", spread, d).copy()
+
+
+def _prior_matrix(precision: Any, d: int) -> Array:
+    matrix = _checks.array("prior_precision", precision, shape=(d, d))
+    if not np.allclose(matrix, matrix.T, rtol=1e-10, atol=0.0):
+        raise ValueError("prior_precision is not symmetric; allowed: a positive definite matrix")
+    matrix = 0.5 * (matrix + matrix.T)
+    if not is_proper(matrix):
+        raise ValueError(
+            "prior_precision is not positive definite; allowed: a positive definite matrix"
+        )
+    return matrix
+
+
+def _moderate(name: str, value: Any, d: int) -> Array:
+    result = _checks.array(name, value, shape=(d,), positive=True)
+    if not ((result >= 1e-300) & (result <= 1e300)).all():
+        raise ValueError(f"{name} holds {result.min():g}; allowed: from 1e-300 to 1e300")
+    return result
