@@ -13,6 +13,7 @@ division (Graepel et al. 2010, eqs. 7 to 9, have it for the probit; sites of EP 
 import numpy as np
 
 from libc.math cimport fabs, fmax, fmin, isfinite, log, sqrt
+from libc.string cimport memcpy
 
 from epfast._core.loss cimport CoreLoss
 from epfast._core.minibatch cimport (
@@ -47,15 +48,22 @@ cdef enum:
 
 
 cdef class SparseRows:
-    """A CSR matrix as the loops read it, in place where its columns are C integers."""
+    """A CSR matrix as the loops read it, in place where its columns are C integers.
+
+    ones: each row has a one in the last column that is not stored, for loops over single rows.
+    """
 
     cdef readonly ptrdiff_t n, d
+    cdef readonly bint ones
     cdef const ptrdiff_t[::1] start
     cdef const int[::1] column
     cdef const double[::1] value
 
     def __init__(self, X):
         self.n, self.d = X.shape
+        self.ones = hasattr(X, "without_ones")
+        if self.ones:
+            X = X.without_ones
         self.start = X.indptr.astype(np.intp, copy=False)
         self.column = X.indices.astype(np.intc, copy=False)
         self.value = X.data
@@ -65,7 +73,7 @@ cdef class SparseRows:
     def widest(self, ptrdiff_t batch_size):
         """The most entries of a factor of so many rows, and of a row."""
         starts = np.asarray(self.start)
-        rows = np.diff(starts)
+        rows = np.diff(starts) + self.ones
         factors = rows if batch_size == 1 else np.diff(starts[self.edges(batch_size)])
         return int(factors.max(initial=0)), int(rows.max(initial=0))
 
@@ -116,6 +124,8 @@ cdef class SparseSweep(MinibatchSweep):
     cdef int[::1] column_start, entry_row       # entries by columns
     cdef double[::1] entry_value
     cdef double[::1] tau, nu, next_tau, next_nu, more
+    cdef int[::1] row_column                    # of a row and its one
+    cdef double[::1] row_value
     cdef const ptrdiff_t *row_start             # of the rows of the factor
 
     def __init__(self, CoreLoss loss not None, str scheme, ptrdiff_t d, ptrdiff_t max_rows, **given):
@@ -158,6 +168,8 @@ cdef class SparseSweep(MinibatchSweep):
         self.column.away_nu = self.column.away_tau + width
         self.tau, self.nu = np.empty(width), np.empty(width)
         self.next_tau, self.next_nu = np.empty(width), np.empty(width)
+        if A.ones:
+            self.row_column, self.row_value = np.empty(longest, np.intc), np.empty(longest)
         if batch_size > 1:
             self.touched, self.local = np.empty(width, np.intc), np.empty(entries, np.intc)
         if self.scheme == LAPLACE:
@@ -389,6 +401,8 @@ cdef class SparseSweep(MinibatchSweep):
         cdef double *new_nu
         cdef Status status = OK
         self.loss.check_responses(y, A.n)
+        if A.ones:
+            raise ValueError("factors have no place for ones that are not stored")
         if stored and site_tau.shape[0] == 0:
             site_tau = site_nu = np.zeros(1)
             site_column = np.zeros(1, np.intc)
@@ -604,6 +618,7 @@ cdef class SparseSweep(MinibatchSweep):
         """
         cdef ptrdiff_t u, i = 0, e, next, j, at, n = order.shape[0]
         cdef const int *columns
+        cdef const double *x
         cdef double *M = &moments[0, 0]
         cdef double exponent
         cdef Minibatch rows
@@ -612,6 +627,8 @@ cdef class SparseSweep(MinibatchSweep):
         cdef Status status = OK
         if self.scheme != SCALAR:
             raise ValueError("the scheme has no tilted moments of one row")
+        if A.ones and stored:
+            raise ValueError("sites have no place for ones that are not stored")
         self.loss.check_responses(y, A.n)
         if stored and site_tau.shape[0] == 0:
             site_tau = site_nu = np.zeros(1)
@@ -629,9 +646,16 @@ cdef class SparseSweep(MinibatchSweep):
                         EPF_TO_WRITE(M + 2 * <ptrdiff_t> A.column[e])
                 at = A.start[i]
                 columns = &A.column[0] + at
+                x = &A.value[0] + at
                 self.d = A.start[i + 1] - at
                 self.row_start = &A.start[i]
-                self.take_rows(&rows, 1, &A.value[0] + at, self.d, &y[i, 0])
+                if A.ones:
+                    memcpy(&self.row_column[0], columns, self.d * sizeof(int))
+                    memcpy(&self.row_value[0], x, self.d * sizeof(double))
+                    self.row_column[self.d], self.row_value[self.d] = <int> (A.d - 1), 1.0
+                    columns, x = &self.row_column[0], &self.row_value[0]
+                    self.d += 1
+                self.take_rows(&rows, 1, x, self.d, &y[i, 0])
                 exponent = 1.0
                 if weighted:
                     rows.weight = &weight[i]

@@ -35,8 +35,9 @@ from epfast.estimators.search import Search, find
 from epfast.inference import fit_from
 from epfast.linear import FullPosterior, notes
 from epfast.linear.fit import FULL_UP_TO, choose
+from epfast.linear.ones import with_ones
 from epfast.linear.priors import variances_at_door
-from epfast.linear.problem import data_of, prior_of, with_ones
+from epfast.linear.problem import data_of, prior_of
 from epfast.schedules import ADF, EP, Schedule
 
 # scikit-learn is there, or epfast.estimators.base would have said so
@@ -318,7 +319,8 @@ class LinearClassifier(Coefficients, LatentClassifier):
                     "posterior='factorized': None or ADF()"
                 )
             schedule = ADF()
-        binary = self._problems(rows, self._targets(index), weights, schedule)
+        prior = None if first else self.posteriors_[0].problem.prior
+        binary = self._problems(rows, self._targets(index), weights, schedule, prior)
         if first:
             variance = self._prior(binary)
             variance = 1.0 if isinstance(variance, str) else variance
@@ -352,7 +354,12 @@ class LinearClassifier(Coefficients, LatentClassifier):
         return self.posterior
 
     def _problems(
-        self, rows: Any, targets: list[Array], weights: Array | None, schedule: Any
+        self,
+        rows: Any,
+        targets: list[Array],
+        weights: Array | None,
+        schedule: Any,
+        prior: Any = None,
     ) -> BinaryProblems:
         """The part of the fit that stays fixed while the prior variance is sought."""
         _checks.flag("fit_intercept", self.fit_intercept)
@@ -372,8 +379,10 @@ class LinearClassifier(Coefficients, LatentClassifier):
             chosen = choose(
                 self.loss, scheme, covariance, self.batch_size, schedule, self.beta, given
             )
-            X = with_ones(rows) if self.fit_intercept else rows
-            prior = prior_of(np.ones(X.shape[1]), np.zeros(X.shape[1]), covariance == "full")
+            full = covariance == "full"
+            X = with_ones(rows, stored=full) if self.fit_intercept else rows
+            if prior is None:
+                prior = prior_of(np.ones(X.shape[1]), np.zeros(X.shape[1]), full)
             problems = [
                 chosen.problem(data_of(X, target, weights, chosen.loss, finite=True), prior)
                 for target in targets

@@ -10,6 +10,7 @@ import numpy as np
 from scipy import sparse
 
 from epfast.inference import Sites
+from epfast.linear.ones import stored_rows
 from epfast.linear.posterior import FactorizedPosterior, FullPosterior
 from epfast.linear.problem import Data, LinearProblem, State, is_proper
 
@@ -101,9 +102,10 @@ def _same_rows(mine: Data, theirs: Data) -> bool:
         return False
     if not np.array_equal(mine.y, theirs.y):
         return False
-    if hasattr(mine.X, "indptr") or hasattr(theirs.X, "indptr"):
-        return bool(abs(mine.X - theirs.X).max() == 0.0)
-    return np.array_equal(mine.X, theirs.X)
+    ours, others = stored_rows(mine.X), stored_rows(theirs.X)
+    if hasattr(ours, "indptr") or hasattr(others, "indptr"):
+        return bool(abs(ours - others).max() == 0.0)
+    return np.array_equal(ours, others)
 
 
 def _check_same(k: int, first: Any, post: Any) -> None:
@@ -182,7 +184,7 @@ def _joined_data(problems: list[LinearProblem]) -> Data:
         )
     if not all(problem.has_rows for problem in problems):
         return Data(None, None, weights)
-    rows = [part.X for part in parts]
+    rows = [stored_rows(part.X) for part in parts]
     is_sparse = any(hasattr(X, "indptr") for X in rows)
     X = sparse.vstack(rows, format="csr") if is_sparse else np.concatenate(rows)
     return Data(X, reduce(lambda a, b: np.concatenate([a, b]), [p.y for p in parts]), weights)

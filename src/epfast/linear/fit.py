@@ -25,6 +25,7 @@ from epfast.inference.loop import RESIDUAL, is_sharp
 from epfast.inference.runtime import Tick
 from epfast.linear import notes
 from epfast.linear.engines import ENGINES, at_start, engine_of
+from epfast.linear.ones import with_ones
 from epfast.linear.posterior import FactorizedPosterior, FullPosterior
 from epfast.linear.priors import prior_at_door
 from epfast.linear.problem import (
@@ -33,7 +34,6 @@ from epfast.linear.problem import (
     State,
     data_of,
     weights_of,
-    with_ones,
 )
 from epfast.linear.sources import Stream, column_names, is_stream
 from epfast.schedules import DEP, EP, Schedule
@@ -238,8 +238,8 @@ def fit_linear(
     else:
         if y is None:
             raise ValueError("y is None; allowed: a response per row of X, (n,)")
-        X = X if wide is None else with_ones(_checks.rows("X", X))
         full = posterior == "full"
+        X = X if wide is None else with_ones(_checks.rows("X", X), stored=full)
         data = (data_of if full else _unread)(X, y, weights, chosen.loss)
         d = data.X.shape[1]
     prior = (prior_variance, prior_precision, prior_mean)
@@ -262,14 +262,12 @@ def _notes(problem: LinearProblem, variance: Any, precision: Any) -> float | Non
     data = problem.data
     if precision is None and np.ndim(variance) == 0:
         notes.note_scales(data.X, stacklevel=3)
-    if not problem.loss.by_margin:
+    if not problem.loss.by_margin or data.y is None:
         return None
-    assert data.y is not None
     notes.note_intercept(data.X, data.y, stacklevel=3)
     if precision is not None:
         return None
-    spread = np.zeros(problem.shape[1])  # without the intercept
-    spread[: problem.n_columns] = 1.0 if variance is None else variance
+    spread = np.broadcast_to(1.0 if variance is None else variance, (problem.n_columns,))
     scale = notes.prior_scale(data.X, spread)
     return scale if scale > notes.FLAT else None
 
@@ -466,8 +464,8 @@ def fit_problem(
         fitted = problem._replace(data=_kept(problem, callback, progress))
         held = Held("X, y or weights", *fitted.data)
         settings = {"traced": True} if record == "factor" else {}
-        if callback is None and record is None and problem.covariance == "factorized":
-            settings["unseen"] = start is None or problem.schedule.stores == "none"
+        if callback is None and record is None and (start is None or start.sites is None):
+            settings = {"unseen": True} if problem.covariance == "factorized" else {}
         engine = engine_of(fitted, **settings)
         fit = run(
             engine,
@@ -478,6 +476,8 @@ def fit_problem(
             progress=held.after(progress),
         )
         found = result(fit)
+        if hasattr(engine, "measures"):
+            vars(found)["log_evidence"] = fit.history[-1].log_evidence
         scalar = found.sites is not None and found.sites.shift.ndim == 1
         sharp = scalar and problem.batch_size is None and is_sharp(problem.scheme)
         if fit.converged and sharp and not found.residual <= RESIDUAL:

@@ -127,8 +127,11 @@ def _sorted(y: Array) -> bool:
 
 
 def prior_scale(X: Any, variance: Array) -> float:
-    """Prior standard deviation of x.theta, root mean square over the rows."""
-    rows = some_rows(X)
+    """Prior standard deviation of x.theta, root mean square over the rows.
+
+    variance: of the columns; X may have the ones of an intercept besides, which do not count.
+    """
+    rows = some_rows(X)[:, : len(variance)]
     with np.errstate(over="ignore", invalid="ignore"):
         if hasattr(rows, "indptr"):
             total = float((rows.data**2 * variance[rows.indices]).sum())

@@ -18,6 +18,7 @@ from epfast.inference.certificates import Case
 from epfast.inference.files import contents, write
 from epfast.linear import online
 from epfast.linear.checking import proposal, root_of
+from epfast.linear.ones import with_ones
 from epfast.linear.prediction import LinearPredictions, finite_moments, of_entries
 from epfast.linear.problem import (
     LinearProblem,
@@ -25,7 +26,6 @@ from epfast.linear.problem import (
     data_of,
     log_determinant,
     log_evidence,
-    with_ones,
 )
 from epfast.linear.sources import check_columns
 
@@ -221,25 +221,21 @@ class LinearPosterior(LinearPredictions):
         """
         check_columns(self.problem.names, X)
         rows = _checks.rows("X", X, self.problem.n_columns)
-        is_sparse = hasattr(rows, "indptr")
-        n, joint = rows.shape[0], _checks.flag("joint", joint)
+        n, joint, is_sparse = rows.shape[0], _checks.flag("joint", joint), hasattr(rows, "indptr")
         if is_sparse and self.precision.ndim == 1 and not joint:
             return of_entries(rows, self.precision, self.shift, self.problem.intercept)
-        mean, variance = np.empty(n), np.empty((n, n) if joint else n)
-        colored = np.empty((self.shift.size, n if joint else 0))
+        mean, variance = np.empty(n), np.empty(n)
+        colored = np.empty((self.shift.size, n * joint))
         with np.errstate(over="ignore", invalid="ignore"):
             for part in row_chunks(rows, unpacked=True):
-                some = rows[part].toarray() if is_sparse else rows[part]
-                block = np.asarray(some, dtype=np.float64)
+                block = np.asarray(rows[part].toarray() if is_sparse else rows[part], np.float64)
                 block = with_ones(block) if self.problem.intercept else block
                 mean[part] = block @ self.mean
                 if joint:
                     colored[:, part] = self._whiten(block)
                 else:
                     variance[part] = self._latent_variance(block)
-            if joint:
-                np.matmul(colored.T, colored, out=variance)
-        return finite_moments(mean, variance)
+        return finite_moments(mean, colored.T @ colored if joint else variance)
 
     def _latent_draws(self, X: ArrayLike, draws: Array) -> Array:
         check_columns(self.problem.names, X)
@@ -326,6 +322,10 @@ class FactorizedPosterior(LinearPosterior):
     @property
     def covariance(self) -> Array:
         return np.diag(self.variance)
+
+    @cached_property
+    def log_evidence(self) -> float:
+        return super().log_evidence
 
     def _whiten(self, rows: Array) -> Array:
         return np.asarray((rows * np.sqrt(self.variance)).T)

@@ -13,7 +13,7 @@ from epfast.inference.posterior import Posterior
 
 
 def of_entries(rows: Any, precision: Array, shift: Array, intercept: bool) -> tuple[Array, Array]:
-    """Mean and variance of CSR rows times weights of a diagonal posterior. O(nonzeros)"""
+    """Mean and variance of CSR rows times weights of a diagonal posterior. O(nonzeros)."""
     mean, variance = np.empty(rows.shape[0]), np.empty(rows.shape[0])
     with np.errstate(over="ignore", invalid="ignore"):
         for part in row_chunks(rows):

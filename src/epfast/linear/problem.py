@@ -16,9 +16,9 @@ from epfast._arrays import Array, row_chunks, symmetric_from_upper
 from epfast._core.cholesky import cholesky, inverse_from_factor, inverse_triangle
 from epfast._core.row_sweeps import add_sites
 from epfast._core.rows import Rows
-from epfast._core.sparse_factors import appended
 from epfast._core.tilted import TiltedMoments
 from epfast.inference import Sites, evidence_bound
+from epfast.linear.ones import with_ones
 from epfast.losses import Loss
 from epfast.schedules import ADF
 from epfast.schemes import Laplace, Scheme
@@ -370,17 +370,6 @@ def moments_of(state: State) -> tuple[Array, Array]:
 
 
 # ---- the door ----
-
-
-def with_ones(rows: Any) -> Any:
-    """A copy of rows, dense or CSR, with a column of ones at the end."""
-    n, d = rows.shape
-    if hasattr(rows, "indptr"):
-        return type(rows)(appended(rows.indptr, rows.indices, rows.data, d), shape=(n, d + 1))
-    result = np.empty((n, d + 1), dtype=rows.dtype)
-    result[:, :d] = rows
-    result[:, d] = 1.0
-    return result
 
 
 def data_of(X: Any, y: Any, weights: Any, loss: Loss, finite: bool = False) -> Data:

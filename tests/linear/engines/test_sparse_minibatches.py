@@ -112,6 +112,6 @@ def test_what_cannot_fit_is_refused_with_the_bytes(monkeypatch):
     dense, labels = rows()
     with pytest.raises(ValueError, match=r"77, 9.*GB"):
         fit(dense, labels)
-    with pytest.raises(ValueError, match=r"77, 9.*sites of 209.*GB"):
+    with pytest.raises(ValueError, match=r"77, 9.*sites of 208.*GB"):
         fit(sparse.csr_array(dense), labels)
     fit(dense, labels, schedule=ADF(settle=0))

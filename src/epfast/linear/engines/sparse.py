@@ -23,6 +23,7 @@ from epfast.inference import Counts, PartOfSweep, Sites, Summary
 from epfast.inference.runtime import PacedParts, Tick
 from epfast.linear.engines.base import adf_start
 from epfast.linear.engines.minibatch import MinibatchEngine, Piece
+from epfast.linear.ones import stored_rows
 from epfast.linear.problem import Data, LinearProblem, State
 from epfast.linear.sources import Stream
 
@@ -66,7 +67,10 @@ class SparseEngine(MinibatchEngine):
         self.total = len(problem.prior.shift) if total is None else total
         X = problem.data.X
         #: None: of a stream
-        self.design = None if isinstance(X, Stream) else SparseRows(X)
+        self.design = None
+        if not isinstance(X, Stream):
+            by_rows = problem.scheme.one_dimension and problem.schedule.stores == "none"
+            self.design = SparseRows(X if by_rows else stored_rows(X))
         super().__init__(problem, traced)
         #: where the columns of each factor start, and the columns
         self.pattern: tuple[NDArray[np.intp], NDArray[np.intc]] | None = None
@@ -76,7 +80,7 @@ class SparseEngine(MinibatchEngine):
     def _memory(self, n: int) -> tuple[tuple[int, str, str], ...]:
         if self.design is None:
             return ()
-        entries = len(self.problem.data.X.data)
+        entries = self.problem.data.X.nnz
         most = min(self.size, n, self.design.widest(self.size)[0])
         return (
             (
@@ -323,10 +327,11 @@ class _Running:
 
 
 class Few(NamedTuple):
-    """A state among some columns, and that of all columns before."""
+    """A state among some columns, that of all columns before, and what others have of evidence."""
 
     some: State
     whole: State
+    elsewhere: float
 
     @property
     def sweeps(self) -> int:
@@ -336,7 +341,7 @@ class Few(NamedTuple):
 def few_columns(problem: LinearProblem, total: int | None = None) -> Any:
     """The engine of rows at hand, among their own columns where these are few."""
     d = len(problem.prior.shift)
-    if not len(problem.data.X.data) < FEW * d:
+    if not problem.data.X.nnz < FEW * d:
         return SparseEngine(problem, total=total)
     return FewColumns(problem, d if total is None else total)
 
@@ -351,7 +356,7 @@ class FewColumns:
     order_of_matrices = 0
 
     def __init__(self, problem: LinearProblem, total: int) -> None:
-        X, prior = problem.data.X, problem.prior
+        X, prior = stored_rows(problem.data.X), problem.prior
         self.problem, d = problem, len(prior.shift)
         has = np.zeros(d, dtype=bool)
         has[X.indices] = True
@@ -379,13 +384,14 @@ class FewColumns:
     def init(self, start: Any) -> Few:
         prior = self.problem.prior
         if self.problem.schedule.stores != "none":
-            return Few(self.engine.init(None), prior)
+            return Few(self.engine.init(None), prior, self._elsewhere(prior, 0.0))
         if start is not None and start.shift.size != len(prior.shift):
             raise ValueError(
                 f"start has {start.shift.size} dimensions; allowed: {len(prior.shift)}"
             )
         whole = adf_start(prior if start is None else start.state)
-        return Few(self._some(whole), whole)
+        evidence = 0.0 if start is None else start.log_evidence
+        return Few(self._some(whole), whole, self._elsewhere(whole, evidence))
 
     def sweep(self, state: Few, keep: bool, tick: Tick) -> tuple[Few, Counts]:
         try:
@@ -394,19 +400,14 @@ class FewColumns:
             raise PartOfSweep(state._replace(some=pressed.state)) from None
         assert counts.measured is not None
         moved, evidence = counts.measured
-        measured = moved, evidence + self._elsewhere(state.whole)
+        measured = moved, evidence + state.elsewhere
         return state._replace(some=new), counts._replace(measured=measured)
 
-    def _elsewhere(self, whole: State) -> float:
-        """What other columns have of the log evidence."""
-        prior = self.problem.prior
-        if whole.precision is prior.precision and whole.shift is prior.shift:
-            if not prior.log_scale:
-                return 0.0
-        _, all_of = compared(*whole[:2], *whole[:2], prior.precision)
-        some = self._some(whole)
+    def _elsewhere(self, whole: State, evidence: float) -> float:
+        """What other columns have of this log evidence."""
+        some, prior = self._some(whole), self.problem.prior
         _, here = compared(*some[:2], *some[:2], prior.precision[self.columns])
-        return all_of - here
+        return evidence - whole.log_scale - here
 
     def summary(self, state: Few, evidence: bool = True) -> Summary:
         return self.engine.summary(state.some, evidence)
