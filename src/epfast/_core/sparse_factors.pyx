@@ -12,12 +12,12 @@ division (Graepel et al. 2010, eqs. 7 to 9, have it for the probit; sites of EP 
 
 import numpy as np
 
-from libc.math cimport fabs, fmax, fmin, isfinite, log, sqrt
+from libc.math cimport fabs, fmax, isfinite, log, sqrt
 from libc.string cimport memcpy
 
 from epfast._core.loss cimport CoreLoss
 from epfast._core.minibatch cimport (
-    FLOOR, KEEP, LAPLACE, SCALAR, VARIATIONAL, Minibatch, MinibatchSweep,
+    KEEP, LAPLACE, SCALAR, VARIATIONAL, Minibatch, MinibatchSweep,
 )
 from epfast._core.status cimport CALLBACK_FAILED, NO_FIT, NOT_FINITE, OK, Status
 from epfast._core.vector cimport EPF_CALLBACK, epf_pairs_work, kernels
@@ -128,7 +128,9 @@ cdef class SparseSweep(MinibatchSweep):
     cdef double[::1] row_value
     cdef const ptrdiff_t *row_start             # of the rows of the factor
 
-    def __init__(self, CoreLoss loss not None, str scheme, ptrdiff_t d, ptrdiff_t max_rows, **given):
+    def __init__(
+        self, CoreLoss loss not None, str scheme, ptrdiff_t d, ptrdiff_t max_rows, **given
+    ):
         if scheme not in SPARSE:
             raise ValueError(f"scheme is {scheme!r}; allowed: {', '.join(SPARSE)}")
         super().__init__(loss, scheme, 1, max_rows, **given)
@@ -562,7 +564,7 @@ cdef class SparseSweep(MinibatchSweep):
         for k in range(count):
             a = M + 2 * <ptrdiff_t> columns[k]
             rest = 1.0 - site_tau[k] * a[1]
-            least = fmin(least, rest)
+            least = rest if rest < least else least
             inverse = 1.0 / rest
             v[k] = a[1] * inverse
             mu[k] = (a[0] - site_nu[k] * a[1]) * inverse

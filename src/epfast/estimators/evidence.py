@@ -108,9 +108,9 @@ class BinaryProblems(NamedTuple):
         self, variance: float | Array, schedule: Schedule, starts: list[Posterior] | None = None
     ) -> Fits:
         """Fit each problem with this prior variance."""
-        prior = np.broadcast_to(np.asarray(variance, dtype=np.float64), (self.d,))
-        if self.intercept_variance is not None:
-            prior = np.append(prior, self.intercept_variance)
+        alone = self.intercept_variance is None
+        prior = np.full(self.d + (not alone), 1.0 if alone else self.intercept_variance)
+        prior[: self.d] = variance
 
         def one(k: int) -> tuple[Posterior, list[tuple[Any, ...]]]:
             problem = self.problems[k].with_prior(prior)._replace(schedule=schedule)

@@ -37,7 +37,7 @@ from epfast.linear import FullPosterior, notes
 from epfast.linear.fit import FULL_UP_TO, choose
 from epfast.linear.ones import with_ones
 from epfast.linear.priors import variances_at_door
-from epfast.linear.problem import data_of, prior_of
+from epfast.linear.problem import State, data_of, prior_of
 from epfast.schedules import ADF, EP, Schedule
 
 # scikit-learn is there, or epfast.estimators.base would have said so
@@ -382,7 +382,9 @@ class LinearClassifier(Coefficients, LatentClassifier):
             full = covariance == "full"
             X = with_ones(rows, stored=full) if self.fit_intercept else rows
             if prior is None:
-                prior = prior_of(np.ones(X.shape[1]), np.zeros(X.shape[1]), full)
+                # stands in until there is a prior variance: no memory where d is large
+                ones, zeros = (np.broadcast_to(x, X.shape[1:]) for x in (1.0, 0.0))
+                prior = prior_of(ones, zeros, True) if full else State(ones, zeros, None, 0.0, 0)
             problems = [
                 chosen.problem(data_of(X, target, weights, chosen.loss, finite=True), prior)
                 for target in targets

@@ -11,10 +11,11 @@ class Sites(NamedTuple):
     """Gaussian sites g_i(theta) = exp(log_scale_i + shift_i.theta - precision_i.theta^2 / 2)."""
 
     #: precision of each site: (n_factors, d), or (n,) for scalar sites, or (K, d, d) for sites that
-    #: the N_k factors of a group share; a shared site counts N_k times in the posterior
-    precision: Array
+    #: the N_k factors of a group share; a shared site counts N_k times in the posterior. Where X is
+    #: CSR, (n_factors, d) is a csr_array of SciPy with the columns that the rows of a factor have
+    precision: Any
     #: precision times mean, about the origin: of the same shape, or (K, d)
-    shift: Array
+    shift: Any
     #: log of the site at the origin: (n_factors,) or (K,)
     log_scale: Array
 

@@ -137,8 +137,8 @@ def _sparse_sites(arrays: dict[str, Array], d: int) -> Sites:
     count = len(start) - 1
     found = restore_sites(arrays, ((size,), (size,), (count,)))
     assert found is not None
-    matrices = (sparse.csr_array((x, column, start), shape=(count, d)) for x in found[:2])
-    return Sites(*matrices, found.log_scale)  # type: ignore[arg-type]
+    a, b = (sparse.csr_array((x, column, start), shape=(count, d)) for x in found[:2])
+    return Sites(a, b, found.log_scale)
 
 
 def _of_rows(

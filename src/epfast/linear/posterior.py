@@ -235,7 +235,7 @@ class LinearPosterior(LinearPredictions):
                     colored[:, part] = self._whiten(block)
                 else:
                     variance[part] = self._latent_variance(block)
-        return finite_moments(mean, colored.T @ colored if joint else variance)
+            return finite_moments(mean, colored.T @ colored if joint else variance)
 
     def _latent_draws(self, X: ArrayLike, draws: Array) -> Array:
         check_columns(self.problem.names, X)

@@ -166,8 +166,10 @@ class LinearProblem(NamedTuple):
     def with_prior(self, variance: Any) -> LinearProblem:
         """The same fit with another diagonal prior of mean 0, (d,) or a number; not checked."""
         d = len(self.prior.shift)
-        precision = np.broadcast_to(1.0 / np.asarray(variance, dtype=np.float64), (d,))
-        prior = prior_of(precision.copy(), np.zeros(d), self.covariance == "full")
+        precision = 1.0 / np.asarray(variance, dtype=np.float64)
+        if precision.shape != (d,):
+            precision = np.full(d, precision)
+        prior = prior_of(precision, np.zeros(d), self.covariance == "full")
         return self._replace(prior=prior, base=prior)
 
     def with_rows(self, X: Any, y: Any, weights: Any = None) -> LinearProblem:
@@ -380,8 +382,15 @@ def data_of(X: Any, y: Any, weights: Any, loss: Loss, finite: bool = False) -> D
     if y is None:
         raise ValueError("y is None; allowed: a response per row of X, (n,)")
     rows = X if finite else _checks.rows("X", X)
+    if not finite:
+        _check_finite(rows)
+    n = rows.shape[0]
+    return Data(rows, loss.responses("y", y, n), weights_of(weights, n))
+
+
+def _check_finite(rows: Any) -> None:
     entries = rows.data[:, None] if hasattr(rows, "indptr") else rows
-    for part in row_chunks(entries) if not finite else ():
+    for part in row_chunks(entries):
         good = np.isfinite(entries[part]).all(axis=1)
         if not good.all():
             row = part.start + np.argmin(good)
@@ -390,8 +399,6 @@ def data_of(X: Any, y: Any, weights: Any, loss: Loss, finite: bool = False) -> D
             raise ValueError(
                 f"X holds NaN or infinity, first in row {row}; allowed: finite numbers"
             )
-    n = rows.shape[0]
-    return Data(rows, loss.responses("y", y, n), weights_of(weights, n))
 
 
 def weights_of(weights: Any, n: int) -> Array | None:

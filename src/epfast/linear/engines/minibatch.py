@@ -138,7 +138,7 @@ class MinibatchEngine:
         """Sites of a start, as this engine has them."""
         if not hasattr(sites.precision, "toarray"):
             return sites
-        return Sites(sites.precision.toarray(), sites.shift.toarray(), sites.log_scale)  # type: ignore[attr-defined]
+        return Sites(sites.precision.toarray(), sites.shift.toarray(), sites.log_scale)
 
     def summary(self, state: State, evidence: bool = True) -> Summary:
         variance = 1.0 / state.precision

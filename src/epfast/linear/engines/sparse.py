@@ -129,15 +129,15 @@ class SparseEngine(MinibatchEngine):
         assert self.pattern is not None
         start, column = self.pattern
         shape = (self.n_sites, self.d)
-        matrices = (sparse.csr_array((x, column, start), shape=shape) for x in (precision, shift))
-        return Sites(*matrices, scale)  # type: ignore[arg-type]
+        a, b = (sparse.csr_array((x, column, start), shape=shape) for x in (precision, shift))
+        return Sites(a, b, scale)
 
     def _stored(self, sites: Sites) -> Sites:
         """Sites of a start, dense or of any pattern, in the pattern of the rows."""
         assert self.pattern is not None
         start, column = self.pattern
         row = np.repeat(np.arange(self.n_sites), np.diff(start))
-        found = []
+        found: list[Array] = []
         for given in (sites.precision, sites.shift):
             part = given
             if hasattr(given, "indptr"):
@@ -152,7 +152,7 @@ class SparseEngine(MinibatchEngine):
             ):
                 raise ValueError("start has sites of other columns; allowed: the same rows")
             found.append(np.asarray(taken, dtype=np.float64))
-        return self._sites(*found, sites.log_scale)
+        return self._sites(found[0], found[1], sites.log_scale)
 
     def settle(self, state: State, hurry: bool = False) -> State:
         if hurry or state.sites is None:
@@ -165,8 +165,8 @@ class SparseEngine(MinibatchEngine):
         assert self.pattern is not None
         add_entries(
             self.pattern[1],
-            sites.precision.data,  # type: ignore[arg-type]
-            sites.shift.data,  # type: ignore[arg-type]
+            sites.precision.data,
+            sites.shift.data,
             precision,
             shift,
         )
@@ -425,5 +425,5 @@ class FewColumns:
                 )
                 for part in sites[:2]
             ]
-            sites = Sites(*parts, sites.log_scale)  # type: ignore[arg-type]
+            sites = Sites(parts[0], parts[1], sites.log_scale)
         return some._replace(precision=precision, shift=shift, sites=sites)
