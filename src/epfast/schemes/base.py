@@ -101,7 +101,7 @@ class RowScheme(Scheme):
 
     #: the reason why it serves no minibatches
     one_dimension = "it finds moments over one dimension"
-    spares = True  # type: ignore[assignment]
+    spares = True
 
     def moments(
         self, loss: Loss, y: Array, mean: Array, variance: Array, power: Array
