@@ -1,7 +1,9 @@
 """LinearClassifier in chunks, from warm starts, in threads, and in scikit-learn's machinery."""
 
+import gc
 import pickle
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -322,3 +324,36 @@ def test_weighted_rows_are_repeated_rows(name):
     schedule = EP(3000, 1e-9)
     model = LinearClassifier(posterior="factorized", prior_variance=1.0, schedule=schedule)
     getattr(estimator_checks, name)("LinearClassifier", model)
+
+
+def test_a_fit_is_freed_as_its_last_name_goes():
+    """No frame keeps it until the garbage collector comes: of large data several would pile up."""
+    model = LinearClassifier(prior_variance=1.0).fit(X, Y)
+    alive = weakref.ref(model)
+    gc.disable()
+    try:
+        del model
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("loss", ["probit", "logistic"])
+def test_an_intercept_of_sparse_rows_takes_no_memory(loss):
+    rows = sparse.csr_matrix(X * (np.abs(X) > 1.0))
+    given = {"loss": loss, "posterior": "factorized", "prior_variance": 2.0, "schedule": ADF()}
+    model = LinearClassifier(**given).fit(rows, Y)
+    dense = LinearClassifier(**given).fit(rows.toarray(), Y)
+    np.testing.assert_allclose(model.coef_, dense.coef_, rtol=1e-10)
+    np.testing.assert_allclose(model.intercept_, dense.intercept_, rtol=1e-10)
+    assert model.posterior_.problem.data.X.without_ones.data is not None
+    assert "whole" not in vars(model.posterior_.problem.data.X)
+    np.testing.assert_allclose(model.predict_proba(rows), dense.predict_proba(rows.toarray()))
+    check, plain = (m.posterior_.check(100) for m in (model, dense))
+    assert check.log_evidence == pytest.approx(plain.log_evidence, rel=1e-9)
+    halves = [LinearClassifier(**given).fit(rows[k::2], Y[k::2]).posterior_ for k in (0, 1)]
+    assert epfast.combine(halves).problem.data.X.shape == (N, D + 1)
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.coef_, model.coef_)
+    more = model.posterior_.with_rows(rows, Y)
+    assert more.problem.shape == (N, D + 1)

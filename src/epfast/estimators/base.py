@@ -59,10 +59,12 @@ class EvidenceWarning(UserWarning):
 
 def users_level() -> int:
     """The stacklevel, for who calls this, of the nearest line outside the libraries."""
-    level, here = 0, inspect.currentframe()
-    frame = None if here is None else here.f_back
+    level, frame = 0, inspect.currentframe()
+    frame = None if frame is None else frame.f_back
     while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in PACKAGES:
         level, frame = level + 1, frame.f_back
+    # a frame that refers to itself would keep what callers hold until the next garbage collection
+    del frame
     return level + 1
 
 
@@ -239,12 +241,18 @@ class LatentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 def check_labels(labels: NDArray[Any]) -> None:
     """Refuse what are no labels of classes."""
     try:
-        np.unique(labels)
+        if labels.dtype.kind not in "biuf":
+            np.unique(labels)
         check_classification_targets(labels)
     except TypeError:
         raise TypeError(
             "y holds labels that cannot be sorted; allowed: numbers alone, or strings alone"
         ) from None
+
+
+def _alike(labels: NDArray[Any]) -> bool:
+    """Whether there is one label only."""
+    return bool((labels == labels[0]).all())
 
 
 def row_weights(
@@ -258,6 +266,8 @@ def row_weights(
 
     several: whether rows of two classes at least must count.
     """
+    if sample_weight is None and class_weight is None and not (several and _alike(labels)):
+        return None
     classes, index = np.unique(labels, return_inverse=True)
     weights = np.ones(rows.shape[0])
     if sample_weight is not None:

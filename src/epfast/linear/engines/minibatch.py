@@ -282,7 +282,7 @@ class MinibatchEngine:
             rows = min(max(SETTLE_ROWS, SETTLE_PER_DIMENSION * d), most)
         return -(-rows // self.size) * self.size
 
-    def _settled(self, piece: Piece, rows: int) -> tuple[State, Array, int] | None:
+    def _settled(self, piece: Piece, rows: int) -> tuple[Any, Array, int] | None:
         """EP on the factors that the pass visits first: posterior, counts, number of factors.
 
         None where it overflowed: the pass then begins at the prior.
@@ -299,7 +299,7 @@ class MinibatchEngine:
         last = fit.history[-1]
         counts = np.array([last.n_refused, last.n_failed, last.n_clipped])
         seen = piece.rows_of(some, self.size)
-        state: State = fit.state._replace(sites=None, sweeps=0, rows_seen=seen)
+        state: Any = fit.state._replace(sites=None, sweeps=0, rows_seen=seen)
         return state, counts, len(some)
 
     def _engine_of_first(self, problem: LinearProblem) -> Any:

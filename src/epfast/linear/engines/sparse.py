@@ -191,7 +191,7 @@ class SparseEngine(MinibatchEngine):
             "site_scale": old.log_scale.copy(),
         }
         parallel = self.schedule.order == "parallel"
-        running = _Running(core, state, parallel)
+        running = _Running(core, state, state, parallel)
         if parallel:
             targets |= {"next_tau": state.precision.copy(), "next_nu": state.shift.copy()}
         if not running.by_rows:
@@ -214,7 +214,7 @@ class SparseEngine(MinibatchEngine):
             new = self._from_sites(sites, sweeps)
             moved, half = compared(*state[:2], *new[:2], prior.precision)
         else:
-            tau, nu, moved, half = running.natural(state, prior)
+            tau, nu, moved, half = running.natural(prior)
             new = State(tau, nu, sites, self.problem.base.log_scale + found[2].sum(), sweeps)
         measured = moved, float(new.log_scale + half)
         return new, Counts(refused, failed, clipped, trace=trace, measured=measured)
@@ -227,7 +227,7 @@ class SparseEngine(MinibatchEngine):
         first = self._rows_to_settle() if sweeps == 0 and state.rows_seen == 0 else 0
         counts, trace, seen, done = np.zeros(3, dtype=int), None, 0, 0
         running: _Running | None = None
-        begun, prior = state, self.problem.prior
+        prior = self.problem.prior
         try:
             for X, y in self._chunks(first):
                 piece = self._piece(X, y, sweeps)
@@ -239,13 +239,14 @@ class SparseEngine(MinibatchEngine):
                 done = 0
                 if running is None:
                     settled = self._settled(piece, first) if first else None
+                    base: State | Apart = state
                     if settled is not None:
-                        state, counts, done = settled
+                        base, counts, done = settled
                         tick(done)
                         if trace is not None:
-                            trace[:done] = state.shift / state.precision
+                            trace[:done] = base.shift / base.precision
                     core.begin_sweep(sweeps)
-                    running = _Running(core, state)
+                    running = _Running(core, state, base)
                 rest = piece._replace(order=piece.order[done:])
                 later = None if trace is None else trace[done:]
                 design = SparseRows(X) if self.design is None else self.design
@@ -254,9 +255,9 @@ class SparseEngine(MinibatchEngine):
                     tick(len(rest.order[part]))
                 seen += X.shape[0]
             assert running is not None
-            reached, measured = running.reached(begun, prior)
+            reached, measured = running.reached(prior)
         except KeyboardInterrupt:
-            some = state if running is None else running.reached(begun, prior)[0]
+            some = state if running is None else running.reached(prior)[0]
             raise PartOfSweep(some) from None
         assert core is not None
         self.n_sites = -(-seen // self.size)
@@ -265,20 +266,34 @@ class SparseEngine(MinibatchEngine):
         return new, Counts(refused, failed, clipped, trace=trace, measured=measured)
 
     def _engine_of_first(self, problem: LinearProblem) -> Any:
-        return few_columns(problem, self.total)
+        engine = few_columns(problem, self.total)
+        if isinstance(engine, FewColumns):
+            engine.apart = not self.traced
+        return engine
 
 
 class _Running:
     """A posterior that a sweep changes in place: means and variances, or natural parameters."""
 
-    def __init__(self, core: SparseSweep, state: State, parallel: bool = False) -> None:
-        self.core, self.state, self.by_rows = core, state, core.one_row and not parallel
+    def __init__(
+        self, core: SparseSweep, begun: State, base: State | Apart, parallel: bool = False
+    ) -> None:
+        self.core, self.by_rows = core, core.one_row and not parallel
+        #: before the sweep, and where it begins: after the first rows have settled
+        self.begun, self.base = begun, base
+        #: of what all coordinates come from, but those that lie apart
+        self.known = begun if isinstance(base, Apart) else base
+        tau, nu = self.known.precision, self.known.shift
         if self.by_rows:
-            self.moments = moments_of(state.precision, state.shift)
+            self.moments = moments_of(tau, nu)
         else:
-            self.precision, self.shift = state.precision, state.shift
-            if not parallel:
-                self.precision, self.shift = self.precision.copy(), self.shift.copy()
+            self.precision, self.shift = (tau, nu) if parallel else (tau.copy(), nu.copy())
+        if isinstance(base, Apart):
+            if self.by_rows:
+                self.moments[base.columns] = moments_of(base.precision, base.shift)
+            else:
+                self.precision[base.columns] = base.precision
+                self.shift[base.columns] = base.shift
         self.first = core.n_visited
         core.evidence = core.log_scale_total = 0.0
 
@@ -299,31 +314,53 @@ class _Running:
         else:
             self.core.factors(design, piece.y, size, order, self.precision, self.shift, **given)
 
-    def natural(self, begun: State, prior: State) -> tuple[Array, Array, float, float]:
-        """Precision and shift; then how far they are from those, and :func:`compared`'s sum."""
-        tau, nu = begun.precision, begun.shift
+    def natural(self, prior: State) -> tuple[Array, Array, float, float]:
+        """Precision and shift; then how far the sweep moved, and :func:`compared`'s sum."""
+        tau, nu = self.begun.precision, self.begun.shift
         if not self.by_rows:
             moved, half = compared(tau, nu, self.precision, self.shift, prior.precision)
             return self.precision, self.shift, moved, half
-        known = self.state.precision, self.state.shift
+        known = self.known.precision, self.known.shift
         return natural_of(self.moments, *known, tau, nu, prior.precision)
 
-    def reached(self, begun: State, prior: State) -> tuple[State, tuple[float, float]]:
+    def reached(self, prior: State) -> tuple[State, tuple[float, float]]:
         """The state of ADF so far, how far it is from where the pass begun, its log evidence."""
-        state, core = self.state, self.core
-        tau, nu, moved, half = self.natural(begun, prior)
-        scale = state.log_scale + core.log_scale_total
+        base, core = self.base, self.core
+        tau, nu, moved, half = self.natural(prior)
+        scale = base.log_scale + core.log_scale_total
         if self.by_rows:
             # of rows the core knows the evidence, not the scale
-            _, old = compared(*state[:2], *state[:2], prior.precision)
-            scale = state.log_scale + old + core.evidence - half
-        assert state.rows_seen is not None
-        seen = state.rows_seen + core.n_visited - self.first
-        new = State(tau, nu, None, float(scale), state.sweeps, seen)
+            scale = self._evidence(prior) + core.evidence - half
+        assert base.rows_seen is not None
+        seen = base.rows_seen + core.n_visited - self.first
+        new = State(tau, nu, None, float(scale), base.sweeps, seen)
         return new, (moved, float(scale + half))
+
+    def _evidence(self, prior: State) -> float:
+        """Where the sweep begins."""
+        base = self.base
+        if isinstance(base, Apart):
+            return base.evidence
+        if base.precision is prior.precision and base.shift is prior.shift:
+            return base.log_scale - prior.log_scale
+        tau, nu = base.precision, base.shift
+        return base.log_scale + compared(tau, nu, tau, nu, prior.precision)[1]
 
 
 # ---- few rows among many columns ----
+
+
+class Apart(NamedTuple):
+    """A :class:`State` of some columns, where all others are as they were, and its evidence."""
+
+    columns: NDArray[np.intp]
+    precision: Array
+    shift: Array
+    sites: Sites | None
+    log_scale: float
+    sweeps: int
+    rows_seen: int | None
+    evidence: float
 
 
 class Few(NamedTuple):
@@ -354,6 +391,8 @@ class FewColumns:
 
     measures = True
     order_of_matrices = 0
+    #: whether it settles to a state of these columns alone
+    apart = False
 
     def __init__(self, problem: LinearProblem, total: int) -> None:
         X, prior = stored_rows(problem.data.X), problem.prior
@@ -412,8 +451,13 @@ class FewColumns:
     def summary(self, state: Few, evidence: bool = True) -> Summary:
         return self.engine.summary(state.some, evidence)
 
-    def settle(self, state: Few, hurry: bool = False) -> State:
+    def settle(self, state: Few, hurry: bool = False) -> Any:
         some = self.engine.settle(state.some, hurry)
+        if self.apart:
+            tau, nu = some.precision, some.shift
+            _, half = compared(tau, nu, tau, nu, self.engine.problem.prior.precision)
+            evidence = some.log_scale + half + state.elsewhere
+            return Apart(self.columns, tau, nu, None, some.log_scale, 0, None, evidence)
         precision, shift = state.whole.precision.copy(), state.whole.shift.copy()
         precision[self.columns], shift[self.columns] = some.precision, some.shift
         sites = some.sites
