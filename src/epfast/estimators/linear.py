@@ -70,8 +70,8 @@ class LinearClassifier(Coefficients, LatentClassifier):
         How factors are fitted. None: "exact" for scalar sites, as in :func:`epfast.fit_linear`.
     posterior : {"full", "factorized"}, optional
         "full": all correlations; O(n d^2) per sweep. "factorized": a diagonal covariance, which
-        understates the uncertainty of correlated columns; O(n d) per sweep, and more sweeps. None:
-        "full" for min(n, d) up to 5,000, else "factorized".
+        understates the uncertainty of correlated columns; O(n d) per sweep, of CSR
+        O(nonzeros), and more sweeps. None: "full" for min(n, d) up to 5,000, else "factorized".
     batch_size : int, optional
         Rows per factor. None: a site per row.
     prior_variance : float, array_like of shape (d,), "evidence" or "ard", optional

@@ -84,8 +84,9 @@ def fit_linear(
     X : array_like or sparse matrix of shape (n, d), or iterable of (X, y) chunks
         Rows of features; see ``intercept`` for a constant one. C-contiguous float64 and CSR
         matrices are used in place; float32 and other layouts piece by piece; a memory map is read
-        as it is visited. With ``schedule=ADF()`` X may be an iterable of chunks, dense or CSR, and
-        ``y`` None; the result does not depend on where the chunks are cut.
+        as it is visited. With a factorised posterior CSR rows cost O(nonzeros), sites too. With
+        ``schedule=ADF()`` X may be an iterable of chunks, dense or CSR, and ``y`` None; the result
+        does not depend on where the chunks are cut.
     y : array_like of shape (n,) or (n, k)
         What the loss takes: labels -1 and +1; counts for "poisson"; (count, trials) for "binomial".
     loss : str, Loss, scipy.LowLevelCallable or callable
@@ -135,8 +136,7 @@ def fit_linear(
         number of groups); ADF goes on from its posterior with new rows, and its prior.
     record : {"cost", "factor"}, optional
         "cost": ``history`` has the regularised cost at the posterior mean after each sweep, beta
-        Σ loss minus the log prior density up to a constant. "factor", for factorised posteriors:
-        after every factor too.
+        Σ loss minus the log prior density up to a constant. "factor", factorised: after each factor.
     callback : callable, optional
         Called after each sweep as ``callback(info, state)``; a true answer ends the fit.
     progress : bool or callable
