@@ -20,7 +20,9 @@ from epfast._core.minibatch cimport (
     KEEP, LAPLACE, SCALAR, VARIATIONAL, Minibatch, MinibatchSweep,
 )
 from epfast._core.status cimport CALLBACK_FAILED, NO_FIT, NOT_FINITE, OK, Status
-from epfast._core.vector cimport EPF_CALLBACK, epf_pairs_work, kernels
+from epfast._core.vector cimport (
+    EPF_CALLBACK, EPF_MOMENTS_PROBIT, epf_pairs_work, kernels,
+)
 
 cdef extern from *:
     """
@@ -44,6 +46,7 @@ cdef double MOST = 1e200                # of a product before its logarithm is t
 cdef enum:
     AHEAD = 2                   # rows whose coordinates are fetched before their turn
     FAR_AHEAD = 6               # rows that are fetched themselves
+    LOOK = 256                  # rows between two looks at signals
     HEAVY_FACTOR = 4096         # numbers of a factor; one with more looks for signals
 
 
@@ -116,6 +119,8 @@ cdef class SparseSweep(MinibatchSweep):
     cdef public ptrdiff_t columns
     cdef readonly ptrdiff_t n_visited
     cdef readonly bint one_row
+    cdef bint probit                            # moments are those of the plain probit
+    cdef ptrdiff_t since                        # rows since the last look at signals
     cdef public double evidence
     cdef ptrdiff_t capacity, longest            # columns of a factor, entries of a row
     cdef int[::1] place                         # (columns,), where a column is in the factor
@@ -136,6 +141,10 @@ cdef class SparseSweep(MinibatchSweep):
         super().__init__(loss, scheme, 1, max_rows, **given)
         self.columns = d
         self.one_row = self.scheme == SCALAR
+        self.probit = self.one_row and (
+            self.moments.scheme is None and self.moments.kernel == EPF_MOMENTS_PROBIT
+            and self.loss.c.beta == 1.0
+        )
 
     cdef int reserve(self, SparseRows A, ptrdiff_t batch_size) except -1:
         """Scratch for the factors of these rows."""
@@ -485,6 +494,23 @@ cdef class SparseSweep(MinibatchSweep):
             self.evidence += gained
         return status
 
+    cdef inline Status at(
+        self, const double *y, double m, double v, double power, double *lZ, double *dlZ,
+        double *d2lZ
+    ) noexcept nogil:
+        """Moments of a row, for the probit without a detour."""
+        if not self.probit or power != 1.0:
+            return self.moments.at(y, m, v, power, lZ, dlZ, d2lZ)
+        self.since += 1
+        if self.since >= LOOK:
+            self.since = 0
+            if self.loss.heed() != OK:
+                return CALLBACK_FAILED
+        m *= y[0]
+        kernels.probit_moments(1, &m, &v, lZ, dlZ, d2lZ)
+        dlZ[0] *= y[0]
+        return OK if isfinite(lZ[0]) and isfinite(dlZ[0]) and isfinite(d2lZ[0]) else NO_FIT
+
     cdef Status row_without_site(
         self, const Minibatch *rows, const int *columns, double exponent, double *M
     ) noexcept nogil:
@@ -520,7 +546,7 @@ cdef class SparseSweep(MinibatchSweep):
             return NOT_FINITE
         if not 0.0 < s < LARGEST:
             return self.any_row(rows, columns, M, NULL, NULL, NULL)
-        status = self.moments.at(y, h, s, exponent, &lZ, &dlZ, &d2lZ)
+        status = self.at(y, h, s, exponent, &lZ, &dlZ, &d2lZ)
         if status == CALLBACK_FAILED:
             return status
         if status != OK or not (1.0 + s * d2lZ > 0.0 or self.proper(rows, columns, d2lZ, M)):
@@ -575,7 +601,7 @@ cdef class SparseSweep(MinibatchSweep):
         if not isfinite(h):
             self.bad_row = 0
             return NOT_FINITE
-        status = self.moments.at(y, h, s, exponent, &lZ, &dlZ, &d2lZ)
+        status = self.at(y, h, s, exponent, &lZ, &dlZ, &d2lZ)
         if status == CALLBACK_FAILED:
             return status
         if status != OK:

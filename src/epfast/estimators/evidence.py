@@ -108,12 +108,14 @@ class BinaryProblems(NamedTuple):
         self, variance: float | Array, schedule: Schedule, starts: list[Posterior] | None = None
     ) -> Fits:
         """Fit each problem with this prior variance."""
-        alone = self.intercept_variance is None
-        prior = np.full(self.d + (not alone), 1.0 if alone else self.intercept_variance)
-        prior[: self.d] = variance
+        wide = self.intercept_variance
+        precision = np.empty(self.d if wide is None else self.d + 1)
+        precision[: self.d] = 1.0 / np.asarray(variance, dtype=np.float64)
+        if wide is not None:
+            precision[self.d] = 1.0 / wide
 
         def one(k: int) -> tuple[Posterior, list[tuple[Any, ...]]]:
-            problem = self.problems[k].with_prior(prior)._replace(schedule=schedule)
+            problem = self.problems[k].with_precision(precision)._replace(schedule=schedule)
             told: list[tuple[Any, ...]] = []
             start = None if starts is None else starts[k]
             post = fit_problem(problem, start, warn=lambda *what: told.append(what[:3]))

@@ -136,7 +136,7 @@ def fit_linear(
         number of groups); ADF goes on from its posterior with new rows, and its prior.
     record : {"cost", "factor"}, optional
         "cost": ``history`` has the regularised cost at the posterior mean after each sweep, beta
-        Σ loss minus the log prior density up to a constant. "factor", factorised: after each factor.
+        Σ loss minus the log prior density up to a constant. "factor": after each factor too.
     callback : callable, optional
         Called after each sweep as ``callback(info, state)``; a true answer ends the fit.
     progress : bool or callable

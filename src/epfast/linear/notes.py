@@ -51,10 +51,14 @@ def note_scales(X: Any, stacklevel: int = 2) -> None:
     """Note that columns differ in scale by more than SCALES under one prior variance."""
     rows = some_rows(X)
     if hasattr(rows, "indptr"):
-        column, size = rows.indices, np.zeros(rows.shape[1])
+        column, size = rows.indices, np.abs(rows.data)
+        found = size[(size > 0.0) & np.isfinite(size)]
+        if not found.size or found.max() / SCALES <= found.min():
+            return
+        largest = np.zeros(rows.shape[1])
         with np.errstate(invalid="ignore"):
-            np.maximum.at(size, column, np.abs(rows.data))
-        size = size[column]  # columns with an entry: no work for the others
+            np.maximum.at(largest, column, size)
+        size = largest[column]  # columns with an entry: no work for the others
     else:
         size = np.maximum(rows.max(axis=0), -rows.min(axis=0))
     size = size[(size > 0.0) & np.isfinite(size)]  # the core refuses what is not finite

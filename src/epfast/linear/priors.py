@@ -62,7 +62,7 @@ def _prior(variance: Any, precision: Any, mean: Any, d: int, full: bool) -> tupl
             "LinearClassifier(prior_variance='evidence') finds one"
         )
     found = variances_at_door(variance, d)
-    return 1.0 / np.broadcast_to(found, (d,)), center
+    return (np.full(d, 1.0 / found) if np.ndim(found) == 0 else 1.0 / found), center
 
 
 def variances_at_door(variance: Any, d: int) -> Any:

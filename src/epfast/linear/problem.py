@@ -167,9 +167,11 @@ class LinearProblem(NamedTuple):
         """The same fit with another diagonal prior of mean 0, (d,) or a number; not checked."""
         d = len(self.prior.shift)
         precision = 1.0 / np.asarray(variance, dtype=np.float64)
-        if precision.shape != (d,):
-            precision = np.full(d, precision)
-        prior = prior_of(precision, np.zeros(d), self.covariance == "full")
+        return self.with_precision(np.full(d, precision) if precision.ndim == 0 else precision)
+
+    def with_precision(self, precision: Array) -> LinearProblem:
+        """The same with this diagonal prior precision, (d,), of mean 0; not checked."""
+        prior = prior_of(precision, np.zeros(len(precision)), self.covariance == "full")
         return self._replace(prior=prior, base=prior)
 
     def with_rows(self, X: Any, y: Any, weights: Any = None) -> LinearProblem:

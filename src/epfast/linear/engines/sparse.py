@@ -31,6 +31,8 @@ from epfast.linear.sources import Stream
 REFRESH = 8
 #: rows with fewer nonzeros than this share of the columns are fitted among their own columns
 FEW = 0.25
+#: these are found by a sort below this share, else by marks
+SORTED = 0.005
 
 
 def by_nonzeros(engine: Callable[..., Any]) -> Callable[..., Any]:
@@ -397,15 +399,19 @@ class FewColumns:
     def __init__(self, problem: LinearProblem, total: int) -> None:
         X, prior = stored_rows(problem.data.X), problem.prior
         self.problem, d = problem, len(prior.shift)
-        has = np.zeros(d, dtype=bool)
-        has[X.indices] = True
-        self.columns = np.flatnonzero(has)
-        place = np.empty(d, dtype=np.intc)
-        place[self.columns] = np.arange(len(self.columns), dtype=np.intc)
+        if len(X.indices) < SORTED * d:
+            self.columns, places = np.unique(X.indices, return_inverse=True)
+        else:
+            has = np.zeros(d, dtype=bool)
+            has[X.indices] = True
+            self.columns = np.flatnonzero(has)
+            place = np.empty(d, dtype=np.intc)
+            place[self.columns] = np.arange(len(self.columns), dtype=np.intc)
+            places = place[X.indices]
         shape = (X.shape[0], max(1, len(self.columns)))
         if not len(self.columns):
             self.columns = np.zeros(1, dtype=np.intp)
-        rows = type(X)((X.data, place[X.indices], X.indptr), shape=shape)
+        rows = type(X)((X.data, places, X.indptr), shape=shape)
         data = Data(rows, problem.data.y, problem.data.weights)
         some = self._some(prior)
         self.engine = SparseEngine(problem._replace(data=data, prior=some, base=some), total=total)
