@@ -33,9 +33,22 @@ cdef extern from *:
     #  define EPF_TO_WRITE(p) ((void)0)
     #  define EPF_TO_READ(p) ((void)0)
     #endif
+    #include <stdint.h>
+    #include <string.h>
+    /* a or b by their bits: a branch that nobody can foretell costs twenty cycles */
+    static inline double epf_pick(int first, double a, double b)
+    {
+        uint64_t mask = (uint64_t)0 - (uint64_t)(first != 0), x, y;
+        memcpy(&x, &a, sizeof x);
+        memcpy(&y, &b, sizeof y);
+        x = (x & mask) | (y & ~mask);
+        memcpy(&a, &x, sizeof a);
+        return a;
+    }
     """
     void EPF_TO_WRITE(const void *p) nogil
     void EPF_TO_READ(const void *p) nogil
+    double epf_pick(int first, double a, double b) nogil
 
 #: schemes whose fits leave a coordinate alone that no row has
 SPARSE = ("laplace", "quick_laplace", "variational", "scalar")
@@ -781,8 +794,8 @@ def natural_of(
     Coordinates that did not move are the known ones, bit for bit.
     """
     cdef ptrdiff_t j, d = moments.shape[0]
-    cdef double v0, m0, m, v, moved, half
-    cdef bint same
+    cdef double v0, m0, m, v, t, b, moved, half
+    cdef bint same, begun = &known_tau[0] == &old_tau[0] and &known_nu[0] == &old_nu[0]
     cdef Change change
     precision, shift = np.empty(d), np.empty(d)
     cdef double[::1] tau = precision
@@ -793,17 +806,15 @@ def natural_of(
             v0 = 1.0 / known_tau[j]
             m0 = known_nu[j] * v0
             m, v = moments[j, 0], moments[j, 1]
-            if m == m0 and v == v0:
-                tau[j], nu[j] = known_tau[j], known_nu[j]
-                same = tau[j] == old_tau[j] and nu[j] == old_nu[j]
-            else:
-                tau[j] = 1.0 / v
-                nu[j] = m * tau[j]
-                same = False
-            if not same:
-                if old_tau[j] != known_tau[j]:
-                    v0 = 1.0 / old_tau[j]
-                compare(&change, old_nu[j] * v0, old_tau[j], m, v, tau[j])
+            same = (m == m0) & (v == v0)
+            t = 1.0 / v
+            b = epf_pick(same, known_nu[j], m * t)
+            t = epf_pick(same, known_tau[j], t)
+            tau[j], nu[j] = t, b
+            if begun:
+                compare(&change, m0, known_tau[j], m, v, t)
+            elif t != old_tau[j] or b != old_nu[j]:
+                compare(&change, old_nu[j] / old_tau[j], old_tau[j], m, v, t)
             add_up(&change, prior_tau[j], m, v, nu[j])
         moved, half = result(&change)
     return precision, shift, moved, half

@@ -171,7 +171,8 @@ class LinearProblem(NamedTuple):
 
     def with_precision(self, precision: Array) -> LinearProblem:
         """The same with this diagonal prior precision, (d,), of mean 0; not checked."""
-        prior = prior_of(precision, np.zeros(len(precision)), self.covariance == "full")
+        full = np.diag(precision) if self.covariance == "full" else precision
+        prior = State(full, np.zeros(len(precision)), None, 0.0, 0)
         return self._replace(prior=prior, base=prior)
 
     def with_rows(self, X: Any, y: Any, weights: Any = None) -> LinearProblem:
