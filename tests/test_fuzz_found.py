@@ -180,6 +180,7 @@ OVERFLOWS = [
     lambda: epfast.fit_gp(np.eye(3), [1, -1, 1]).predict_latent(
         np.eye(3)[:1], np.longdouble("1e4000")
     ),
+    lambda: epfast.fit_linear(np.eye(3), [1, -1, 1], prior_precision=-HUGE),
     lambda: epfast.fit_gp(HUGE, [1, -1, 1], loss="quasi01", schedule=epfast.DoubleLoop()),
     lambda: epfast.fit_gp(1e-309 * np.eye(3), [1, -1, 1], schedule=epfast.DoubleLoop()),
 ]

@@ -186,7 +186,7 @@ class LowRankGPPosterior(ProcessPosterior):
         B -= sites.precision[:, None] * (G @ self.weights.covariance[: self.rank, : self.rank])
         B = linalg.solve_triangular(triangle, B.T, lower=True, trans=1).T
         inner = linalg.solve_triangular(triangle, G.T @ B, lower=True, trans=1)
-        inner = 0.5 * (inner + inner.T)
+        inner = 0.5 * inner + 0.5 * inner.T
         result = []
         for matrix in matrices_of(dK, G.shape):
             dC = _checks.array("dK", matrix, shape=G.shape)
@@ -239,7 +239,7 @@ class LowRankGPPosterior(ProcessPosterior):
             covariance = some @ self.weights.covariance @ some.T
             if prior is not None:
                 covariance += prior - some @ some.T
-            return some @ self.weights.mean, 0.5 * (covariance + covariance.T)
+            return some @ self.weights.mean, 0.5 * covariance + 0.5 * covariance.T
         mean, variance = np.empty((2, len(rows)))
         for part in row_chunks(rows):
             some = self._rows_of_factor(triangle, rows[part])
