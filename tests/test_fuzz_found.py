@@ -181,6 +181,7 @@ OVERFLOWS = [
         np.eye(3)[:1], np.longdouble("1e4000")
     ),
     lambda: epfast.fit_linear(np.eye(3), [1, -1, 1], prior_precision=-HUGE),
+    lambda: epfast.fit_svm(np.full((3, 1), 1e308), [1, -1, 1], kernel="rbf"),
     lambda: epfast.fit_gp(HUGE, [1, -1, 1], loss="quasi01", schedule=epfast.DoubleLoop()),
     lambda: epfast.fit_gp(1e-309 * np.eye(3), [1, -1, 1], schedule=epfast.DoubleLoop()),
 ]
@@ -204,3 +205,14 @@ def test_a_file_whose_responses_are_one_number(tmp_path):
     np.savez(path, **arrays)
     with pytest.raises(ValueError, match="y has shape"):
         epfast.load(path)
+
+
+def test_a_mean_beyond_the_digits_of_a_double():
+    loss = epfast.PiecewiseLinear((0.8,), (-2.0, -1.7))
+    for fit in (
+        lambda: epfast.fit_linear(3 * np.eye(3), [1, -1, 1], loss=loss, prior_variance=1e60),
+        lambda: epfast.fit_gp(1e60 * np.eye(3), [1, -1, 1], loss=loss),
+    ):
+        with pytest.warns(epfast.ConvergenceWarning, match="standard deviations from 0"):
+            post = fit()
+        assert not post.converged

@@ -38,6 +38,14 @@ NO_FIXED_POINT = (
     "rounding where the prior is wide; use scheme='exact', a smooth loss, or a narrower prior"
 )
 
+#: posterior standard deviations from 0 at which a mean, in doubles, has no digits below RESIDUAL
+FAR = RESIDUAL / np.finfo(np.float64).eps
+BLURRED = (
+    "the mean is {:.2g} posterior standard deviations from 0: rounding of the mean is more than "
+    "the uncertainty, and the result is unusable; use a narrower prior (prior_variance), a prior "
+    "mean nearer to 0, or a loss that grows on both sides"
+)
+
 #: what a fit far from the usual may fail with: no posterior, or a start that is improper there
 FAILURES = (FloatingPointError, ValueError)
 
@@ -124,8 +132,8 @@ class Fit(NamedTuple):
     history: list[SweepInfo]
     #: whether the callback ended it
     stopped: bool = False
-    #: the residual, where sweeps stand still at what is no fixed point
-    stands_off: float = 0.0
+    #: why sweeps that stand still have not converged
+    reason: str = ""
 
 
 def run(
@@ -217,7 +225,9 @@ def run(
                     converged = bool(settled and counts.refused == 0 and not impossible)
                     if stopped or converged or counts.stuck or (settled and impossible):
                         break
-            return Fit(engine.settle(state), converged, history, stopped)
+            away = _distance(now) if converged else 0.0
+            reason = BLURRED.format(away) if away > FAR else ""
+            return Fit(engine.settle(state), converged and not reason, history, stopped, reason)
     except KeyboardInterrupt as pressed:
         if isinstance(pressed, PartOfSweep):
             state = pressed.state
@@ -271,6 +281,13 @@ def _largest_move(old_mean: Array, old: Array, mean: Array, new: Array) -> float
     return float(max(moved, 0.5 * spread)) if moved == moved else float("nan")
 
 
+def _distance(now: Summary) -> float:
+    """The largest mean, in standard deviations."""
+    with np.errstate(all="ignore"):
+        away = np.abs(now.mean) / np.sqrt(now.variance)
+    return float(np.max(away, where=now.variance > 0.0, initial=0.0))
+
+
 def fit_from(fit: Callable[[Any], R], start: Any) -> R:
     """``fit(start)``, or ``fit(None)`` where that fails: a start may be improper where it goes."""
     if start is not None:
@@ -318,9 +335,9 @@ def warn_of(
     def say(text: str) -> None:
         warnings.warn(f"{text}; {engine.remedy}", category, stacklevel=stacklevel + 2)
 
-    off = getattr(fit, "stands_off", 0.0)
-    if off:
-        warnings.warn(NO_FIXED_POINT.format(off), category, stacklevel=stacklevel + 1)
+    reason = getattr(fit, "reason", "")
+    if reason:
+        warnings.warn(reason, category, stacklevel=stacklevel + 1)
     last, failed = history[-1], sum(info.n_failed for info in history)
     if last.log_evidence > engine.evidence_bound:
         say(

@@ -21,7 +21,7 @@ from epfast.inference import (
     warn_of,
 )
 from epfast.inference.combinations import legal
-from epfast.inference.loop import RESIDUAL, is_sharp
+from epfast.inference.loop import NO_FIXED_POINT, RESIDUAL, is_sharp
 from epfast.inference.runtime import Tick
 from epfast.linear import notes
 from epfast.linear.engines import ENGINES, at_start, engine_of
@@ -478,7 +478,7 @@ def fit_problem(
         scalar = found.sites is not None and found.sites.shift.ndim == 1
         sharp = scalar and problem.batch_size is None and is_sharp(problem.scheme)
         if fit.converged and sharp and not found.residual <= RESIDUAL:
-            fit = fit._replace(converged=False, stands_off=found.residual)
+            fit = fit._replace(converged=False, reason=NO_FIXED_POINT.format(found.residual))
             found = replace(found, converged=False)
         warn(fit, engine, problem.schedule, stacklevel)
         return found
