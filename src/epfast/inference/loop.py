@@ -34,8 +34,9 @@ RESIDUAL = 1e-3
 #: of these
 NO_FIXED_POINT = (
     "the sweeps stand still at what is no fixed point of EP (residual {:.2g}): the moments of this "
-    "scheme change too sharply with the cavity, by jumps where the loss has a kink or jump, or by "
-    "rounding where the prior is wide; use scheme='exact', a smooth loss, or a narrower prior"
+    "scheme change too sharply with the cavity, by jumps where the loss has a kink or jump, by the "
+    "noise of samples, or by rounding where the prior is wide; use scheme='exact', a smooth loss, "
+    "more samples, or a narrower prior"
 )
 
 #: posterior standard deviations from 0 at which a mean, in doubles, has no digits below RESIDUAL
