@@ -50,7 +50,7 @@ cdef inline bint site(
         return False
     lZ += 0.5 * log(1.0 / shrink) - 0.5 * (m + v * b) * (m + v * b) * shrink / v + 0.5 * m * m / v
     tau[0], nu[0], scale[0] = times * t, times * b, times * lZ
-    return True
+    return isfinite(lZ)
 
 
 cdef Status new_site(

@@ -475,8 +475,9 @@ def fit_problem(
             progress=held.after(progress),
         )
         found = result(fit)
-        full = found.sites is not None and problem.covariance == "full"
-        sharp = full and problem.batch_size is None and is_sharp(problem.scheme)
+        stored = found.sites is not None and is_sharp(problem.scheme)
+        kinks = problem.batch_size is None or problem.loss.kinks
+        sharp = stored and problem.covariance == "full" and kinks
         # who asks for a loose tolerance gets it
         most = max(RESIDUAL, 10.0 * problem.schedule.tol)
         if fit.converged and sharp and not found.residual <= most:
