@@ -23,10 +23,10 @@ def rounding_gap(packed: Array, diagonal: Array, alpha: Array, mean: Array, sd: 
     """Largest |K alpha - mean| in posterior sd; packed: K strictly below the diagonal. O(n^2)."""
     # by columns the lower triangle of packed is the upper one of its transpose
     product = linalg.blas.dsymv(1.0, packed.T, alpha, lower=0)
-    product += (diagonal - packed.diagonal()) * alpha
-    gap = np.abs(product - mean)
-    # what is certain and right has no gap
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
+        product += (diagonal - packed.diagonal()) * alpha
+        gap = np.abs(product - mean)
+        # what is certain and right has no gap
         return float(np.where(gap > 0.0, gap / sd, 0.0).max(initial=0.0))
 
 
