@@ -445,7 +445,7 @@ def load_mnist() -> Mnist:
 
 
 #: features of the LIBSVM sets
-LIBSVM = {"a1a": 123, "a2a": 123, "a3a": 123, "a4a": 123, "a7a": 123, "w1a": 300, "w7a": 300}
+LIBSVM = {name: 123 if name[0] == "a" else 300 for name in "a1a a2a a3a a4a a7a a9a w1a w7a w8a".split()}
 
 
 def load_libsvm(name: str) -> tuple[sparse.csr_matrix, NDArray[np.float64]]:
