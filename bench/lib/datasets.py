@@ -445,7 +445,7 @@ def load_mnist() -> Mnist:
 
 
 #: features of the LIBSVM sets
-LIBSVM = {name: 123 if name[0] == "a" else 300 for name in "a1a a2a a3a a4a a7a a9a w1a w7a w8a".split()}
+LIBSVM = {f"a{k}a": 123 for k in (1, 2, 3, 4, 7, 9)} | {f"w{k}a": 300 for k in (1, 7, 8)}
 
 
 def load_libsvm(name: str) -> tuple[sparse.csr_matrix, NDArray[np.float64]]:

@@ -35,7 +35,7 @@ cdef class ChunkedSweep(ParallelSweep):
     """
 
     cdef ptrdiff_t columns              # of the rows: d, or d + 1 with a center
-    cdef bint sparse, centered
+    cdef bint sparse, centered, begun
     cdef const double[::1] center
     cdef double[:, ::1] P               # of the caller: lower triangle by columns
     cdef double[::1] p
@@ -74,7 +74,7 @@ cdef class ChunkedSweep(ParallelSweep):
         self.y = np.empty((q, moments.loss.stride))
         self.weight = np.empty(q)
         self.cursor = np.empty(q, dtype=np.intp)
-        self.now = 0
+        self.now, self.begun = 0, False
 
     # -- the posterior --
 
@@ -86,7 +86,7 @@ cdef class ChunkedSweep(ParallelSweep):
         """
         square("P", P, self.d)
         long_enough("p", p.shape[0], self.d)
-        self.P, self.p = P, p
+        self.P, self.p, self.begun = P, p, True
         cdef ptrdiff_t i
         cdef bint good
         memcpy(&self.trial[0, 0], &P[0, 0], self.d * self.d * sizeof(double))
@@ -272,7 +272,6 @@ cdef class ChunkedSweep(ParallelSweep):
 
     cdef void add_centered(self) noexcept nogil:
         """trial and shift from gram and gained: from rows (z, 1) to rows z + m. O(d^2)"""
-        cdef blas_int d = <blas_int> self.d, one = 1
         cdef ptrdiff_t i, j, n = self.d, size = self.columns
         cdef double *G = &self.gram[0, 0]
         cdef double *P = &self.trial[0, 0]
@@ -435,7 +434,7 @@ cdef class ChunkedSweep(ParallelSweep):
         const double[::1] tau, const double[::1] nu, const double[::1] scale
     ) except -1:
         """Raise ValueError for arrays that do not fit together, so that no loop leaves one."""
-        if self.P is None:
+        if not self.begun:
             raise ValueError("the sweep has no posterior; begin comes first")
         if A.sparse != self.sparse or A.d != self.columns:
             raise ValueError(f"A has {A.d} columns; needed: {self.columns}")

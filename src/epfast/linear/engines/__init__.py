@@ -34,7 +34,17 @@ def _row(engine: Callable[[Any], Any], *takes: str, by_expansion: bool = False) 
 ENGINES: Table = {
     ("full", "row", "factor"): _row(
         RowEngine,
-        *("weights", "sparse X", "damping", "power", "block", "refresh", SHUFFLED, CHUNKED, PARALLEL),
+        *(
+            "weights",
+            "sparse X",
+            "damping",
+            "power",
+            "block",
+            "refresh",
+            SHUFFLED,
+            CHUNKED,
+            PARALLEL,
+        ),
     ),
     ("full", "row", "none"): _row(
         of_stream(RowEngine), "weights", "sparse X", "chunks of X", "power", SHUFFLED

@@ -39,8 +39,8 @@ LOOKED_AT = 257
 
 
 #: a chunk is this part of the rows, but large beside d, and no larger than this; it may grow to
-#: that part of the rows
-SHARE, PER_DIMENSION, MOST, LARGEST = 16, 2, 8192, 8
+#: LARGEST of the rows. There are FEWEST of them
+SHARE, PER_DIMENSION, MOST, LARGEST, FEWEST = 16, 2, 8192, 8, 4
 #: with fewer rows than these, or than so many per dimension, sequential sweeps cost less
 FEW_ROWS, ROWS_PER_DIMENSION = 700, 16
 #: from flat sites the first chunk is of so many rows, and each of the next is twice as large
@@ -53,6 +53,8 @@ MIX_BELOW, SLOW = 0.1, 0.2
 DEPTH, MOST_MIXED = 5, 1_000_000
 #: the largest condition of the sweeps that are mixed
 CONDITION = 1e10
+#: the largest coefficient of one of them
+LARGEST_SHARE = 100.0
 #: sweeps, and growth of the precision's diagonal, after which it is formed anew
 REFRESH, DRIFT = 25, 64.0
 
@@ -67,7 +69,7 @@ def chunk_size(problem: LinearProblem) -> int:
     """Rows per chunk to begin with, if none are asked for."""
     n, d = problem.shape
     size = max(64, PER_DIMENSION * d, min(n // SHARE, max(MOST, 16 * d)))
-    return problem.schedule.block or min(n, size)
+    return problem.schedule.block or max(1, min(n // FEWEST, size))
 
 
 class Step(NamedTuple):
@@ -79,8 +81,9 @@ class Step(NamedTuple):
 
 def moves_of(old: Sites, new: Sites, spread: Array) -> Array:
     """(2 n,), moves of precision and shift in units of the rows, whose variances are ``spread``."""
-    shift = (new.shift - old.shift) * np.sqrt(spread)
-    return np.concatenate([(new.precision - old.precision) * spread, shift])
+    with np.errstate(all="ignore"):  # of a run that diverges
+        shift = (new.shift - old.shift) * np.sqrt(spread)
+        return np.concatenate([(new.precision - old.precision) * spread, shift])
 
 
 class Pace(NamedTuple):
@@ -141,12 +144,18 @@ def mixed(steps: tuple[Step, ...]) -> State | None:
     would move least if moves were linear in the sites. O(n + d^3)
     """
     moves = np.stack([step.moves for step in steps])
-    changes = np.diff(moves, axis=0)
-    values, vectors = np.linalg.eigh(changes @ changes.T)
+    with np.errstate(all="ignore"):  # of a run that diverges
+        changes = np.diff(moves, axis=0)
+        products = changes @ np.append(changes, moves[-1:], axis=0).T
+    if not np.isfinite(products).all():
+        return None
+    values, vectors = np.linalg.eigh(products[:, :-1])
     # a direction that is hardly there says nothing
     kept = values > values[-1] / CONDITION
-    back = vectors[:, kept] / values[kept] @ (vectors[:, kept].T @ (changes @ moves[-1]))
+    back = vectors[:, kept] / values[kept] @ (vectors[:, kept].T @ products[:, -1])
     share = np.append(back, 1.0) - np.append(0.0, back)
+    if not np.abs(share).max() <= LARGEST_SHARE:
+        return None
     states = [step.state for step in steps]
     precision = _combined(share, [state.precision for state in states])
     if not is_proper(precision):
@@ -162,9 +171,10 @@ def mixed(steps: tuple[Step, ...]) -> State | None:
 
 def _combined(share: Array, arrays: Any) -> Array:
     """The sum of arrays, each times its share."""
-    result = np.zeros_like(arrays[0])
-    for number, array in zip(share, arrays, strict=True):
-        result += number * array
+    result: Array = np.zeros_like(arrays[0])
+    with np.errstate(all="ignore"):
+        for number, array in zip(share, arrays, strict=True):
+            result += number * array
     return result
 
 
@@ -323,13 +333,14 @@ class Chunks:
         else:
             assert layout.at is not None
             rows, at = layout.rows, layout.at[part]
-        data = problem.data
+        y = problem.data.y
+        assert y is not None
         todo = [(0, len(visits), size)]
         while todo:
             first, stop, size = todo.pop()
             which = slice(first, stop)
             done = self.core.advance(
-                rows, at[which], visits[which], data.y, data.weights, size, *sites, spread
+                rows, at[which], visits[which], y, problem.data.weights, size, *sites, spread
             )
             first += done
             if first == stop:

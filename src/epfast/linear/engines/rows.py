@@ -212,7 +212,8 @@ class RowEngine(FullEngine):
     def _chunked(self, state: RowState, keep: bool, tick: Tick) -> tuple[RowState, Counts]:
         """Fit the sites in chunks. Ctrl-C leaves the posterior of the chunks before."""
         chunks, pace, n = self.chunks, state.pace, self.problem.shape[0]
-        assert state.sites is not None and pace is not None
+        assert state.sites is not None
+        assert pace is not None
         sites = families.copied(state.sites) if keep or pace.mixes else state.sites
         precision, shift = state.precision.copy(), state.shift.copy()
         spread = np.zeros(n) if pace.mixes else None
