@@ -18,9 +18,11 @@ from epfast._core.row_sweeps cimport ParallelSweep
 from epfast._core.rows cimport Rows, in_range, long_enough, square
 from epfast._core.status cimport CALLBACK_FAILED, OK, Status
 from epfast._core.tilted cimport TiltedMoments
+from epfast._core.vector cimport EPF_ROW_PAD, kernels
 
 cdef enum:
     PANEL_BYTES = 1 << 20       # of a matrix, that sparse rows are met with
+    OWN_UP_TO = 384             # dimensions from which BLAS is no slower than kernels of ours
 
 cdef enum Outcome:
     TAKEN
@@ -45,7 +47,10 @@ cdef class ChunkedSweep(ParallelSweep):
     cdef double[:, ::1] z               # L^-1 p; as above
     cdef double[::1] shift, gained      # that of trial; of a chunk of rows with a center
     cdef double[::1] peak               # the largest diagonal of P since the beginning
-    cdef double[:, ::1] A               # q rows, gathered
+    cdef double[:, ::1] A               # q rows, gathered, and zeros behind and beside them
+    cdef double[:, ::1] outer, panel    # scratch of kernels of ours; d <= OWN_UP_TO
+    cdef double[::1] packed
+    cdef bint own
     cdef double[:, ::1] change          # precision and shift, of q sites
     cdef double[:, ::1] site            # new tau, nu, scale of a chunk
     cdef double[:, ::1] y
@@ -65,10 +70,15 @@ cdef class ChunkedSweep(ParallelSweep):
         self.factor = np.empty((2, self.columns, self.columns))
         self.trial = np.empty((d, d))
         self.gram = np.empty(2 * (self.columns if self.centered else 1,))
-        self.mean, self.z = np.empty((2, self.columns)), np.empty((2, d))
+        self.mean, self.z = np.empty((2, self.columns)), np.zeros((2, d + EPF_ROW_PAD))
         self.shift, self.gained, self.peak = np.empty(d), np.empty(self.columns), np.empty(d)
-        self.A = np.empty((1 if sparse else q, d))
-        self.V = np.empty((1 if sparse else q, d))
+        self.own = d <= OWN_UP_TO and not sparse
+        wide = (d + 7) // 8 * 8 if self.own else d
+        self.A = np.zeros((q + EPF_ROW_PAD if self.own else 1 if sparse else q, wide))
+        self.outer = np.empty(2 * (wide if self.own else 1,))
+        self.panel = np.empty((q if self.own else 1, EPF_ROW_PAD))
+        self.packed = np.empty((d + EPF_ROW_PAD) * d if self.own else 1)
+        self.V = np.empty((1 if sparse or self.own else q, d))
         self.change = np.empty((2, q))
         self.site = np.empty((3, 0))
         self.y = np.empty((q, moments.loss.stride))
@@ -216,6 +226,12 @@ cdef class ChunkedSweep(ParallelSweep):
     cdef void gather(self, Rows A, ptrdiff_t q, const ptrdiff_t *at, bint twice) noexcept nogil:
         """Rows of A, to self.A and, to be multiplied there, to self.V."""
         cdef ptrdiff_t j, size = self.d * sizeof(double)
+        if self.own:
+            kernels.rows_gather(
+                q, self.d, self.A.shape[1], &A.dense[0, 0], A.dense.strides[0] // 8, at,
+                &self.A[0, 0]
+            )
+            return
         for j in range(q):
             memcpy(&self.A[j, 0], &A.dense[at[j], 0], size)
             if twice:
@@ -227,6 +243,12 @@ cdef class ChunkedSweep(ParallelSweep):
         cdef double unit = 1.0
         cdef double *V = &self.V[0, 0]
         cdef ptrdiff_t j
+        if self.own:
+            kernels.rows_marginals(
+                q, self.d, self.A.shape[1], &self.A[0, 0], &self.packed[0], &self.z[self.now, 0],
+                h, s
+            )
+            return
         dtrmm(
             b"L", b"L", b"N", b"N", &d, &n, &unit, &self.factor[self.now, 0, 0], &d, V, &d
         )
@@ -237,7 +259,7 @@ cdef class ChunkedSweep(ParallelSweep):
     cdef void add_gram(self, ptrdiff_t q) noexcept nogil:
         """trial and shift from the changes of q sites, whose rows are gathered. O(d^2 q)
 
-        By dsyrk, which knows no sign: those that gain precision to the front, the others behind.
+        Or outer in the place of trial, by a kernel of ours. By dsyrk, which knows no sign: those that gain precision to the front, the others behind.
         """
         cdef blas_int d = <blas_int> self.d, n = <blas_int> q, one = 1, gain = 0, loss = 0
         cdef double unit = 1.0, minus = -1.0, root
@@ -245,6 +267,17 @@ cdef class ChunkedSweep(ParallelSweep):
         cdef double *to
         cdef double *a
         cdef ptrdiff_t i, j
+        cdef blas_int ld = <blas_int> self.A.shape[1]
+        dgemv(
+            b"N", &d, &n, &unit, &self.A[0, 0], &ld, &self.change[1, 0], &one, &unit,
+            &self.shift[0], &one
+        )
+        if self.own:
+            kernels.rows_outer(
+                q, self.d, self.A.shape[1], &self.A[0, 0], &self.change[0, 0], &self.panel[0, 0],
+                &self.outer[0, 0]
+            )
+            return
         for j in range(q):
             if self.change[0, j] == 0.0:
                 continue
@@ -265,10 +298,6 @@ cdef class ChunkedSweep(ParallelSweep):
                 b"L", b"N", &d, &loss, &minus, V + (q - loss) * self.d, &d, &unit,
                 &self.trial[0, 0], &d
             )
-        dgemv(
-            b"N", &d, &n, &unit, &self.A[0, 0], &d, &self.change[1, 0], &one, &unit,
-            &self.shift[0], &one
-        )
 
     cdef void add_centered(self) noexcept nogil:
         """trial and shift from gram and gained: from rows (z, 1) to rows z + m. O(d^2)"""
@@ -312,6 +341,10 @@ cdef class ChunkedSweep(ParallelSweep):
         if self.centered:
             memset(G, 0, size * size * sizeof(double))
             memset(gained, 0, size * sizeof(double))
+        if self.own:
+            memset(&self.outer[0, 0], 0, self.outer.shape[0] * self.outer.shape[1] * sizeof(double))
+            if fit:
+                kernels.rows_pack(n, &self.factor[self.now, 0, 0], &self.packed[0])
         while first < count:
             q = min(self.q, count - first)
             if not self.sparse:
@@ -355,6 +388,10 @@ cdef class ChunkedSweep(ParallelSweep):
             first += q
         if self.centered:
             self.add_centered()
+        if self.own and first >= count:
+            for j in range(n):
+                for i in range(j, n):
+                    P[j * n + i] += self.outer[j, i]
         if first < count or self.factored() != 0:
             self.n_refused, self.residual = refused, residual
             return NOT_TAKEN
