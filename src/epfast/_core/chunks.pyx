@@ -13,7 +13,7 @@ from libc.math cimport fabs, fmax, isfinite, sqrt
 from libc.string cimport memcpy, memset
 
 from epfast._core.cholesky cimport factorize, invert_factored, invert_triangle
-from epfast._core.lapack cimport blas_int, ddot, dgemv, dsymv, dsyrk, dtrmm, dtrsv
+from epfast._core.lapack cimport blas_int, ddot, dgemv, dlauum, dsymv, dsyrk, dtrmm, dtrsv
 from epfast._core.row_sweeps cimport ParallelSweep
 from epfast._core.rows cimport Rows, in_range, long_enough, square
 from epfast._core.status cimport CALLBACK_FAILED, OK, Status
@@ -22,7 +22,7 @@ from epfast._core.vector cimport EPF_ROW_PAD, kernels
 
 cdef enum:
     PANEL_BYTES = 1 << 20       # of a matrix, that sparse rows are met with
-    OWN_UP_TO = 384             # dimensions from which BLAS is no slower than kernels of ours
+    OWN_UP_TO = 256             # dimensions from which BLAS is no slower than kernels of ours
 
 cdef enum Outcome:
     TAKEN
@@ -38,6 +38,7 @@ cdef class ChunkedSweep(ParallelSweep):
 
     cdef ptrdiff_t columns              # of the rows: d, or d + 1 with a center
     cdef bint sparse, centered, begun
+    cdef bint fresh                     # factor and mean in use are those of trial and shift
     cdef const double[::1] center
     cdef double[:, ::1] P               # of the caller: lower triangle by columns
     cdef double[::1] p
@@ -84,7 +85,7 @@ cdef class ChunkedSweep(ParallelSweep):
         self.y = np.empty((q, moments.loss.stride))
         self.weight = np.empty(q)
         self.cursor = np.empty(q, dtype=np.intp)
-        self.now, self.begun = 0, False
+        self.now, self.begun, self.fresh = 0, False, False
 
     # -- the posterior --
 
@@ -97,16 +98,37 @@ cdef class ChunkedSweep(ParallelSweep):
         square("P", P, self.d)
         long_enough("p", p.shape[0], self.d)
         self.P, self.p, self.begun = P, p, True
-        cdef ptrdiff_t i
-        cdef bint good
-        memcpy(&self.trial[0, 0], &P[0, 0], self.d * self.d * sizeof(double))
-        memcpy(&self.shift[0], &p[0], self.d * sizeof(double))
+        cdef ptrdiff_t i, j
+        cdef bint known = self.fresh
         for i in range(self.d):
             self.peak[i] = P[i, i]
+            known = known and self.shift[i] == p[i]
+            for j in range(i, self.d):
+                known = known and self.trial[i, j] == P[i, j]
+        if known:
+            return True
+        memcpy(&self.trial[0, 0], &P[0, 0], self.d * self.d * sizeof(double))
+        memcpy(&self.shift[0], &p[0], self.d * sizeof(double))
+        self.fresh = False
         with nogil:
-            good = self.factored() == 0
-            self.now = 1 - self.now if good else self.now
-        return bool(good)
+            if self.factored() == 0:
+                self.now, self.fresh = 1 - self.now, True
+        return bool(self.fresh)
+
+    def gaussian(self):
+        """Covariance, of which the upper triangle is valid, and mean. O(d^3 / 3), sparse O(d^2)"""
+        cdef double[:, ::1] C = np.empty((self.d, self.d))
+        cdef ptrdiff_t i, n = self.d, size = self.columns
+        cdef blas_int d = <blas_int> n, info = 0
+        cdef const double *factor = &self.factor[self.now, 0, 0]
+        if not self.begun:
+            raise ValueError("the sweep has no posterior; begin comes first")
+        with nogil:
+            for i in range(n):
+                memcpy(&C[i, i], factor + i * size + i, (n - i) * sizeof(double))
+            if not self.sparse:
+                dlauum(b"L", &d, &C[0, 0], &d, &info)
+        return np.asarray(C), np.array(self.mean[self.now, :n])
 
     def drift(self):
         """The largest ratio of what a diagonal entry of P was since the beginning and is now."""
@@ -336,6 +358,7 @@ cdef class ChunkedSweep(ParallelSweep):
         cdef double *G = &self.gram[0, 0] if self.centered else P
         cdef double *gained = &self.gained[0] if self.centered else &self.shift[0]
         cdef Status status = OK
+        self.fresh = False
         memcpy(P, &self.P[0, 0], n * n * sizeof(double))
         memcpy(&self.shift[0], &self.p[0], n * sizeof(double))
         if self.centered:
@@ -403,7 +426,7 @@ cdef class ChunkedSweep(ParallelSweep):
         for i in range(count):
             row = visits[i]
             tau[row], nu[row], scale[row] = new[i], new[long_ + i], new[2 * long_ + i]
-        self.now = 1 - self.now
+        self.now, self.fresh = 1 - self.now, True
         return TAKEN
 
     def advance(

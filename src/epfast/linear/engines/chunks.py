@@ -32,6 +32,8 @@ BLOCK, SPARSE_BLOCK = 256, 1024
 LEAST = 32
 #: dense rows count as sparse from so many columns on, up to this share of entries
 SPARSE_FROM, SPARSE_SHARE = 24, 0.15
+#: the largest matrices that LAPACK may have as a whole, see _core/cholesky.pyx
+HEEDED = 1024
 #: sweeps without a new least change, after which chunks are made smaller
 STALLED = 3
 #: rows looked at to find the common value of each column
@@ -309,6 +311,11 @@ class Chunks:
             first, size = part.stop, 2 * size
             tick(part.stop - part.start)
         return self.n_lost + core.n_refused + sequential.n_refused - before
+
+    def moments(self, state: Any) -> tuple[Array, Array]:
+        """Covariance, of which the upper triangle is valid, and mean after a sweep. O(d^3)"""
+        # above, LAPACK would stay away from signals for too long
+        return self.core.gaussian() if len(state.shift) <= HEEDED else moments_of(state)
 
     def _piece(
         self,

@@ -222,8 +222,9 @@ class RowEngine(FullEngine):
             refused = chunks.sweep(visits, pace, precision, shift, sites, spread, tick)
         except KeyboardInterrupt:
             raise PartOfSweep(self._of_chunks(state, precision, shift, sites)) from None
-        new = self._of_chunks(state, precision, shift, sites)._replace(sweeps=state.sweeps + 1)
-        new, drift = state.at(plain(new)), None
+        new, drift = self._of_chunks(state, precision, shift, sites), None
+        covariance, mean = chunks.moments(new)
+        new = new._replace(sweeps=state.sweeps + 1, covariance=covariance, mean=mean)
         if pace.is_stale(chunks.core.drift()):
             anew = from_sites(self.problem, sites, new.sweeps)
             if anew is not None:
