@@ -22,7 +22,7 @@ from epfast._core.vector cimport EPF_ROW_PAD, kernels
 
 cdef enum:
     PANEL_BYTES = 1 << 20       # of a matrix, that sparse rows are met with
-    OWN_UP_TO = 256             # dimensions from which BLAS is no slower than kernels of ours
+    OWN_UP_TO = 512             # dimensions from which BLAS is no slower than kernels of ours
 
 cdef enum Outcome:
     TAKEN

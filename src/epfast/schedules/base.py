@@ -133,7 +133,7 @@ class EP(Schedule):
         they do not; one that would make the posterior improper, or of which a site would be
         refused, is halved, at last taken row by row; slow tails are mixed (Anderson). "auto" is the
         order that converges soonest for scalar sites with a full covariance, "chunked" from 700
-        rows and 16 per column on, else "sequential". Elsewhere, and with ``tol=0`` or damping, it
+        rows and 8 per column on, else "sequential". Elsewhere, and with ``tol=0`` or damping, it
         is "sequential".
     site_rule : {"nonnegative", "keep", "floor"}, optional
         For factorised posteriors: what becomes of a coordinate whose new site would do harm.

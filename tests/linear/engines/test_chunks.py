@@ -399,8 +399,8 @@ def test_the_automatic_order_of_many_rows(n):
             many = n == 700 and schedule.tol > 0.0 and schedule.damping is None
             assert set(seen) == {"chunked" if many else "sequential"}
             seen.clear()
-    assert rows.is_for_chunks(post_problem(700, 43))
-    assert not rows.is_for_chunks(post_problem(700, 44))
+    assert rows.is_for_chunks(post_problem(700, 87))
+    assert not rows.is_for_chunks(post_problem(700, 88))
 
 
 def post_problem(n, d):

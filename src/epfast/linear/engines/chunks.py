@@ -26,8 +26,10 @@ from epfast.schedules import Schedule
 
 Numbers = NDArray[np.intp]
 
-#: rows per block of marginals; of sparse rows
-BLOCK, SPARSE_BLOCK = 256, 1024
+#: rows per block of marginals by the number of columns, so that a block stays in the second cache;
+#: of more columns, and of sparse rows
+BLOCKS = {128: 256, 256: 128, 512: 64}
+WIDE_BLOCK, SPARSE_BLOCK = 512, 1024
 #: a chunk that is not taken is halved to no fewer rows, which then go one by one
 LEAST = 32
 #: dense rows count as sparse from so many columns on, up to this share of entries
@@ -44,7 +46,7 @@ LOOKED_AT = 257
 #: LARGEST of the rows. There are FEWEST of them
 SHARE, PER_DIMENSION, MOST, LARGEST, FEWEST = 16, 2, 8192, 8, 4
 #: with fewer rows than these, or than so many per dimension, sequential sweeps cost less
-FEW_ROWS, ROWS_PER_DIMENSION = 700, 16
+FEW_ROWS, ROWS_PER_DIMENSION = 700, 8
 #: from flat sites the first chunk is of so many rows, and each of the next is twice as large
 FIRST = 32
 #: chunks grow while a sweep changes less than this share of what the last one did
@@ -72,6 +74,11 @@ def chunk_size(problem: LinearProblem) -> int:
     n, d = problem.shape
     size = max(64, PER_DIMENSION * d, min(n // SHARE, max(MOST, 16 * d)))
     return problem.schedule.block or max(1, min(n // FEWEST, size))
+
+
+def block_of(d: int) -> int:
+    """Dense rows per block of marginals."""
+    return next((rows for most, rows in BLOCKS.items() if d <= most), WIDE_BLOCK)
 
 
 class Step(NamedTuple):
@@ -270,7 +277,7 @@ class Chunks:
             self.core = ChunkedSweep(
                 self.tilted,
                 d,
-                min(SPARSE_BLOCK if layout.is_sparse else BLOCK, len(visits)),
+                min(SPARSE_BLOCK if layout.is_sparse else block_of(d), len(visits)),
                 schedule.power,
                 schedule.damping,
                 layout.is_sparse,
@@ -313,7 +320,7 @@ class Chunks:
         return self.n_lost + core.n_refused + sequential.n_refused - before
 
     def moments(self, state: Any) -> tuple[Array, Array]:
-        """Covariance, of which the upper triangle is valid, and mean after a sweep. O(d^3)"""
+        """Covariance, of which the upper triangle is valid, and mean after a sweep: O(d^3)."""
         # above, LAPACK would stay away from signals for too long
         return self.core.gaussian() if len(state.shift) <= HEEDED else moments_of(state)
 
