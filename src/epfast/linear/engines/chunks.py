@@ -152,16 +152,17 @@ def mixed(steps: tuple[Step, ...]) -> State | None:
     Natural parameters are sums of those of the sweeps, with coefficients that add up to 1, that
     would move least if moves were linear in the sites. O(n + d^3)
     """
-    moves = np.stack([step.moves for step in steps])
     with np.errstate(all="ignore"):  # of a run that diverges
-        changes = np.diff(moves, axis=0)
-        products = changes @ np.append(changes, moves[-1:], axis=0).T
-    if not np.isfinite(products).all():
+        products = np.array([[a.moves @ b.moves for b in steps] for a in steps])
+        # of changes of the moves, with each other and with the last move
+        changes = np.diff(products, axis=0)
+        gram, last = np.diff(changes, axis=1), changes[:, -1]
+    if not np.isfinite(gram).all():
         return None
-    values, vectors = np.linalg.eigh(products[:, :-1])
+    values, vectors = np.linalg.eigh(gram)
     # a direction that is hardly there says nothing
     kept = values > values[-1] / CONDITION
-    back = vectors[:, kept] / values[kept] @ (vectors[:, kept].T @ products[:, -1])
+    back = vectors[:, kept] / values[kept] @ (vectors[:, kept].T @ last)
     share = np.append(back, 1.0) - np.append(0.0, back)
     if not np.abs(share).max() <= LARGEST_SHARE:
         return None
