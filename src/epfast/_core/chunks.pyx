@@ -281,7 +281,8 @@ cdef class ChunkedSweep(ParallelSweep):
     cdef void add_gram(self, ptrdiff_t q) noexcept nogil:
         """trial and shift from the changes of q sites, whose rows are gathered. O(d^2 q)
 
-        Or outer in the place of trial, by a kernel of ours. By dsyrk, which knows no sign: those that gain precision to the front, the others behind.
+        By a kernel of ours, to outer in the place of trial; or by dsyrk, which knows no sign: those
+        that gain precision to the front, the others behind.
         """
         cdef blas_int d = <blas_int> self.d, n = <blas_int> q, one = 1, gain = 0, loss = 0
         cdef double unit = 1.0, minus = -1.0, root
