@@ -8,6 +8,7 @@ cdef extern from "simd/vector.h" nogil:
     ) noexcept nogil
 
     const int EPF_CALLBACK
+    const int EPF_ROW_PAD
     const int EPF_MOMENTS_NONE
     const int EPF_MOMENTS_PROBIT
     const int EPF_MOMENTS_LOGISTIC
@@ -67,6 +68,19 @@ cdef extern from "simd/vector.h" nogil:
         void (*smooth_moments)(
             const epf_loss *loss, ptrdiff_t n, const double *y, const double *m, const double *v,
             const double *power, double *lZ, double *dlZ, double *d2lZ
+        ) noexcept nogil
+        void (*rows_gather)(
+            ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *x, ptrdiff_t stride,
+            const ptrdiff_t *at, double *a
+        ) noexcept nogil
+        void (*rows_pack)(ptrdiff_t d, const double *triangle, double *out) noexcept nogil
+        void (*rows_marginals)(
+            ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *a, const double *packed,
+            const double *z, double *h, double *s
+        ) noexcept nogil
+        void (*rows_outer)(
+            ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *a, const double *w,
+            double *panel, double *C
         ) noexcept nogil
 
     size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d)

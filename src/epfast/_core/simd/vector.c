@@ -682,6 +682,7 @@ static int pairs(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const double *x
 /* ---- tilted moments of scalar sites, a vector of sites at a time ---- */
 
 #include "tilted.h"
+#include "rows.h"
 
 /* Some sites; lanes past the last repeat it. */
 EPF_INLINE vd load_sites(const double *p, ptrdiff_t count)
@@ -803,7 +804,7 @@ const epf_kernels NAMED(epf_kernels) = {
     &STRING(EPF_ISA)[1], VW,                    /* without the underscore */
     array_exp, array_expm1, array_log, array_log1p, array_erfcx, array_log_ndtr,
     loss_at_points, rise, margins, weighted_sums, pairs, probit_moments, logistic_moments,
-    piecewise_moments, smooth_moments};
+    piecewise_moments, smooth_moments, rows_gather, rows_pack, rows_marginals, rows_outer};
 
 #ifdef EPF_COMMON       /* what does not depend on the instruction set: compiled once */
 size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d)

@@ -16,6 +16,7 @@ typedef int (*epf_callback)(ptrdiff_t n, const double *h, const double *y, ptrdi
 
 #define EPF_CALLBACK (-1)
 #define EPF_PIECEWISE_KNOTS 16
+#define EPF_ROW_PAD 16           /* rows and numbers beyond the last, that kernels may read */
 
 /* Vector kernels of tilted moments: of exp(-l), PIECEWISE and SMOOTH of any power; PIECEWISE with no
  * more than EPF_PIECEWISE_KNOTS knots. */
@@ -88,6 +89,15 @@ typedef struct {
     void (*smooth_moments)(const epf_loss *loss, ptrdiff_t n, const double *y, const double *m,
                            const double *v, const double *power, double *lZ, double *dlZ,
                            double *d2lZ);
+
+    /* Blocks of dense rows: see rows.h. */
+    void (*rows_gather)(ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *x, ptrdiff_t stride,
+                        const ptrdiff_t *at, double *a);
+    void (*rows_pack)(ptrdiff_t d, const double *triangle, double *out);
+    void (*rows_marginals)(ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *a,
+                           const double *packed, const double *z, double *h, double *s);
+    void (*rows_outer)(ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *a, const double *w,
+                       double *panel, double *C);
 } epf_kernels;
 
 size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d);

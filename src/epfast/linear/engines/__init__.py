@@ -24,7 +24,7 @@ from epfast.linear.problem import LinearProblem, State
 
 __all__ = ["ENGINES", "at_start", "engine_of"]
 
-SHUFFLED, PARALLEL = "order='shuffled'", "order='parallel'"
+SHUFFLED, PARALLEL, CHUNKED = (f"order={name!r}" for name in ("shuffled", "parallel", "chunked"))
 
 
 def _row(engine: Callable[[Any], Any], *takes: str, by_expansion: bool = False) -> Combination:
@@ -34,7 +34,17 @@ def _row(engine: Callable[[Any], Any], *takes: str, by_expansion: bool = False) 
 ENGINES: Table = {
     ("full", "row", "factor"): _row(
         RowEngine,
-        *("weights", "sparse X", "damping", "power", "block", "refresh", SHUFFLED, PARALLEL),
+        *(
+            "weights",
+            "sparse X",
+            "damping",
+            "power",
+            "block",
+            "refresh",
+            SHUFFLED,
+            CHUNKED,
+            PARALLEL,
+        ),
     ),
     ("full", "row", "none"): _row(
         of_stream(RowEngine), "weights", "sparse X", "chunks of X", "power", SHUFFLED
