@@ -1,5 +1,7 @@
 from epfast._core._types import Array
 
+KINDS: dict[str, int]
+
 class KernelMatrix:
     n: int
     array: Array
@@ -14,3 +16,8 @@ class KernelMatrix:
         self, tau: Array, nu: Array, alpha: Array, mean: Array, variance: Array
     ) -> float: ...
     def covariance(self, tau: Array) -> None: ...
+    def pour(self, squares: Array, kind: int, scale: float, height: float) -> None: ...
+    def contract(
+        self, alpha: Array, squares: Array, kind: int, scale: float
+    ) -> tuple[float, float]: ...
+    def couple(self, x: Array, z: Array, y: Array, q: Array) -> None: ...

@@ -13,6 +13,10 @@ cdef extern from "simd/vector.h" nogil:
     const int EPF_MOMENTS_LOGISTIC
     const int EPF_MOMENTS_PIECEWISE
     const int EPF_MOMENTS_SMOOTH
+    const int EPF_RBF
+    const int EPF_MATERN12
+    const int EPF_MATERN32
+    const int EPF_MATERN52
 
     ctypedef struct epf_loss:
         int kind
@@ -67,6 +71,17 @@ cdef extern from "simd/vector.h" nogil:
         void (*smooth_moments)(
             const epf_loss *loss, ptrdiff_t n, const double *y, const double *m, const double *v,
             const double *power, double *lZ, double *dlZ, double *d2lZ
+        ) noexcept nogil
+        void (*couple)(
+            int rows, ptrdiff_t n, const double *w, ptrdiff_t ld, const double *a, const double *b,
+            const double *x, const double *z, double *y, double *q, double *sums
+        ) noexcept nogil
+        void (*stationary)(
+            int kind, ptrdiff_t n, double scale, const double *d, double *value, double *slope
+        ) noexcept nogil
+        void (*contract)(
+            ptrdiff_t n, double a, const double *alpha, const double *r, const double *e,
+            const double *f, double *sums
         ) noexcept nogil
 
     size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d)
