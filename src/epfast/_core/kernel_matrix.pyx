@@ -431,15 +431,18 @@ cdef class KernelMatrix:
             heed_signals()
         return 0
 
-    def covariance(self, const double[::1] tau not None):
-        """Sigma in the place of R, which :meth:`precision` left. O(n^2), for small tau n^2 each"""
+    def covariance(self, const double[::1] tau not None, double small=SMALL):
+        """Sigma in the place of R, which :meth:`precision` left. O(n^2), for small tau n^2 each
+
+        small: of tau K_ii, below which a column is not taken from R; eps / small of K_ii is lost.
+        """
         cdef ptrdiff_t i, j, k, n = self.n, count, first, step = columns_at_once(self.n)
         cdef blas_int order = <blas_int> n, m
         cdef double *W = &self.W[0, 0]
         cdef double unit = 1.0, zero = 0.0
         cdef double[:, ::1] X, Y
-        small = np.flatnonzero(np.abs(np.asarray(tau)) * self.diagonal < SMALL)
-        cdef const ptrdiff_t[::1] few = small.astype(np.intp)
+        flat = np.flatnonzero(np.abs(np.asarray(tau)) * self.diagonal < small)
+        cdef const ptrdiff_t[::1] few = flat.astype(np.intp)
         count = few.shape[0]
         X, Y = np.empty((count, n)), np.empty((count, n))
         cdef unsigned char[::1] is_small = np.zeros(n, dtype=np.uint8)

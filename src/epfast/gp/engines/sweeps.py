@@ -41,6 +41,9 @@ JOINT_FROM = 128
 #: a joint step that leaves more than this share of the distance to a fixed point is followed by a
 #: sequential sweep
 CONTRACTS = 0.3
+#: precision of a site, over that of the prior, from which its covariances come from R: they serve
+#: the next step only
+ROUGH = 1e-6
 
 
 class ProcessState(NamedTuple):
@@ -196,7 +199,7 @@ class ProcessEngine:
         # what the posterior is away from that which the step aimed at, and from a fixed point
         left = max(change(Summary(*aim[3:]), exact), change(Summary(*fit[3:]), exact))
         if not left <= tol:
-            self.kernel.covariance(sites.precision)
+            self.kernel.covariance(sites.precision, ROUGH)
             self._in_array, self._r_in_array = found, None
         contracts = left <= CONTRACTS * change(Summary(now.mean, now.variance), exact)
         new = ProcessState(sites, old.sweeps + 1, None, found, 0, contracts)
