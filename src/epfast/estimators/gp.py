@@ -21,7 +21,7 @@ from epfast.estimators.base import (
     validate_data,
 )
 from epfast.estimators.interrupts import all_or_nothing
-from epfast.estimators.kernels import kernel_of, ladder
+from epfast.estimators.kernels import Distances, kernel_of, ladder
 from epfast.estimators.processes import (
     PILOT,
     BinaryProcess,
@@ -262,12 +262,9 @@ class GPClassifier(LatentClassifier):
         n = len(self.X_train_)
         if self.rank is None:
             chosen = choose(**choices, schedule=self._schedule)
-            return [
-                BinaryProcess(
-                    self.X_train_, kernel, chosen.problem(target, n, weights), self._jitter
-                )
-                for target in targets
-            ]
+            X, jitter, distances = self.X_train_, self._jitter, Distances(self.X_train_)
+            processes = [chosen.problem(target, n, weights) for target in targets]
+            return [BinaryProcess(X, kernel, one, jitter, distances) for one in processes]
         return [
             LowRankProcess(
                 self.X_train_,

@@ -13,6 +13,7 @@ from scipy import optimize
 
 from epfast import _checks
 from epfast._arrays import Array
+from epfast.estimators.kernels import Distances, Stationary
 from epfast.gp import (
     GPPosterior,
     GPProblem,
@@ -25,7 +26,7 @@ from epfast.gp import (
 from epfast.gp.certificate import ROUNDING, trusted
 from epfast.gp.factor import factor_at
 from epfast.gp.fit import choose, unfitted
-from epfast.gp.problem import kernel_at_door
+from epfast.gp.problem import check_positive, kernel_at_door
 from epfast.inference import FAILURES, ConvergenceWarning, Interrupted
 from epfast.schedules import EP, DoubleLoop
 
@@ -71,6 +72,8 @@ class BinaryProcess(NamedTuple):
     #: the fit of a process, without its kernel
     process: GPProblem
     jitter: float
+    #: of the rows, which the problems of several classes share
+    distances: Distances
 
     @property
     def schedule(self) -> Any:
@@ -87,7 +90,8 @@ class BinaryProcess(NamedTuple):
         """The problem of some of the rows."""
         process = self.process
         some = process._replace(y=process.y[rows], weights=process.weights_of(rows))
-        return self._replace(X=self.X[rows], process=some)
+        X = self.X[rows]
+        return self._replace(X=X, process=some, distances=Distances(X))
 
     def unfitted(self) -> GPPosterior:
         """The prior with the hyper-parameters of the kernel as given, as a posterior."""
@@ -96,6 +100,9 @@ class BinaryProcess(NamedTuple):
     def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> Point:
         """The problem at some hyper-parameters; a check of the kernel matrix is O(n^3 / 3)."""
         kernel, dK = self.kernel.clone_with_theta(theta), np.empty((0, 0, 0))
+        shape = Stationary.of(kernel)
+        if shape is not None:
+            return self._shaped(shape, checked)
         if gradient:
             K, dK = kernel(self.X, eval_gradient=True)
         else:
@@ -112,6 +119,22 @@ class BinaryProcess(NamedTuple):
 
         def slope(post: GPPosterior) -> Array:
             return post.log_evidence_gradient(dK[:, :, k] for k in range(dK.shape[2]))
+
+        return Point(fit, slope)
+
+
+    def _shaped(self, shape: Stationary, checked: bool) -> Point:
+        """As :meth:`at`, from the distances of the rows."""
+        matrix = shape.matrix(len(self.X), self.distances, self.jitter)
+        if checked:
+            check_positive(matrix)
+        process = self.process._replace(kernel=matrix)
+
+        def fit(schedule: Any, start: Any) -> GPPosterior:
+            return fit_problem(process._replace(schedule=schedule), start, stacklevel=None)
+
+        def slope(post: GPPosterior) -> Array:
+            return shape.gradient(matrix, post.alpha, self.distances)
 
         return Point(fit, slope)
 
@@ -165,7 +188,7 @@ class LowRankProcess(NamedTuple):
         chosen = choose(self.choices["loss"], self.choices["scheme"], self.schedule)
         some = None if weights is None else weights[rows]
         process = chosen.problem(y[rows], len(rows), some)
-        return BinaryProcess(self.X[rows], self.kernel, process, 0.0)
+        return BinaryProcess(self.X[rows], self.kernel, process, 0.0, Distances(self.X[rows]))
 
     def _columns(self, theta: Array, pivots: NDArray[np.intp]) -> Array:
         """(n, r), the kernel of all inputs with the pivots."""
