@@ -116,14 +116,14 @@ class Stationary(NamedTuple):
         return cls(KINDS[found[0]], scale, height, free)
 
     def matrix(self, n: int, distances: Distances, jitter: float) -> KernelMatrix:
-        """The kernel of n rows, with a jitter added to the diagonal. O(n^2)"""
+        """The kernel of n rows, with a jitter added to the diagonal. O(n^2)."""
         matrix = KernelMatrix(np.empty((n, n)), np.zeros(n))
         matrix.pour(distances.squares, self.kind, self.scale, self.height)
         matrix.diagonal[:] += jitter
         return matrix
 
     def gradient(self, matrix: KernelMatrix, alpha: Array, distances: Distances) -> Array:
-        """Of the log evidence of a posterior by theta: (alpha' dK alpha - tr(R dK)) / 2. O(n^2)
+        """Of the log evidence of a posterior by theta: (alpha' dK alpha - tr(R dK)) / 2. O(n^2).
 
         matrix: its other triangle holds R.
         """

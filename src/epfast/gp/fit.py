@@ -319,7 +319,7 @@ def _left(
         (state, moments), history = fit.state, history + fit.history
     elif isinstance(before, GPPosterior) and before.problem.kernel is not kernel:
         return before
-    elif before is not None:  # the sweeps of this fit, whose matrix is lost
+    elif isinstance(before, GPPosterior):  # the sweeps of this fit, whose matrix is lost
         state, moments = before.state, before.moments
     else:
         return unfitted(problem)
