@@ -130,7 +130,7 @@ class Descent:
                 value = -post.log_evidence
                 self.last = post
                 if isinstance(post, GPPosterior):
-                    self.trail.add(theta, post.sites)
+                    self.trail.add(theta, post.state.sites)
             if not holds or post.schedule != self.schedule:
                 self.repaired += 1
         except FAILURES:
@@ -145,7 +145,7 @@ class Descent:
             self.highest = max(self.highest, value)
             if value < self.best[0]:
                 self.best = value, np.array(theta)
-                self.start = Guess(post.sites) if isinstance(post, GPPosterior) else None
+                self.start = Guess(post.state.sites) if isinstance(post, GPPosterior) else None
         else:
             self.lost += 1
             value, slope = np.inf, np.zeros(len(theta))

@@ -14,6 +14,7 @@ So factorisations converge quadratically, where sweeps contract by a factor.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -129,7 +130,9 @@ def joint_sites(
         return _settled(at, np.zeros(2 * n), tol)
 
 
-def _settled(at, x: Array, tol: float) -> Cavities | None:  # type: ignore[no-untyped-def]
+def _settled(
+    at: Callable[[Array], tuple[Cavities, Array] | None], x: Array, tol: float
+) -> Cavities | None:
     """The fixed point of cavities, by passes that Anderson's rule mixes."""
     first = size = 0.0
     dX, dF = np.empty((2, MIXED, len(x)))
