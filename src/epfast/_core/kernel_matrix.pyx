@@ -35,7 +35,9 @@ cdef enum:
     TILE = 32
 
 #: stationary kernels of :meth:`KernelMatrix.pour`
-KINDS = {"rbf": EPF_RBF, "matern12": EPF_MATERN12, "matern32": EPF_MATERN32, "matern52": EPF_MATERN52}
+KINDS = {
+    "rbf": EPF_RBF, "matern12": EPF_MATERN12, "matern32": EPF_MATERN32, "matern52": EPF_MATERN52,
+}
 
 
 cdef class KernelMatrix:

@@ -196,16 +196,16 @@ class Search:
             low, high = sorted((here, there))
             near = optimize.brentq(self._rough_slope, low, high, xtol=CLOSE)
             found = self._secant(float(near), low, high)
-            if found is None:
-                found = float(optimize.brentq(self.slope, low, high, xtol=self._accuracy))
-            return found
+            if found is not None:
+                return found
+            return float(optimize.brentq(self.slope, low, high, xtol=self._accuracy))
         except ValueError:  # brentq refuses a NaN on its way
             return None
 
     @property
     def _accuracy(self) -> float:
         """Of the root."""
-        return max(ROOT_ACCURACY, 10.0 * self.fine.tol)
+        return float(max(ROOT_ACCURACY, 10.0 * self.fine.tol))
 
     def _rough_slope(self, u: float) -> float:
         """The slope at a tolerance that tells its sign."""
