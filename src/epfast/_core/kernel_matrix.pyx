@@ -59,7 +59,7 @@ cdef class KernelMatrix:
 
     def __init__(self, double[:, ::1] array not None, diagonal=None):
         self.W, self.array, self.n = array, np.asarray(array), array.shape[0]
-        self.diagonal = np.array(np.diag(self.array) if diagonal is None else diagonal)
+        self.diagonal = np.array(self.array.diagonal() if diagonal is None else diagonal)
         self.diag = self.diagonal
         self.root = np.empty(self.n)
         self.columns = np.empty((min(COLUMNS, self.n), self.n))

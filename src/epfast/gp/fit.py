@@ -262,11 +262,10 @@ def fit_problem(
     before, post = start, None
     try:
         assert problem.kernel is not None
-        held = Held("K or y", problem.kernel.array, problem.y)
-        arguments: dict[str, Any] = {
-            "callback": held.after(callback),
-            "progress": held.after(progress),
-        }
+        arguments: dict[str, Any] = {"callback": callback, "progress": progress}
+        if callable(callback) or callable(progress):
+            held = Held("K or y", problem.kernel.array, problem.y)
+            arguments = {name: held.after(given) for name, given in arguments.items()}
         if check:
             check_positive(problem.kernel)
         if not isinstance(schedule, DoubleLoop):

@@ -99,6 +99,7 @@ class ProcessEngine:
         self.sequential = BlockedSweep(self.tilted, n, self.block, *numbers, False, self.relaxation)
         self.parallel = ParallelSweep(self.tilted, 1, min(n, PARALLEL_ROWS), *numbers)
         self.refresh = schedule.refresh or REFRESH
+        self.in_order = np.arange(n)
         #: moments of the state whose covariance is in the array, or whose R is
         self._in_array: Moments | None = None
         self._r_in_array: Moments | None = None
@@ -214,7 +215,9 @@ class ProcessEngine:
         self._in_array = None
         refused, core.log_determinant = core.n_refused, 0.0
         mean = old.now.mean.copy()
-        visits = as_array(self.schedule.checked_visits(n, old.sweeps))
+        visits = self.schedule.checked_visits(n, old.sweeps)
+        # a range is that of all, in order
+        visits = self.in_order if isinstance(visits, range) else as_array(visits)
         # whole blocks, so that the numbers do not depend on the chunk
         step = self.block * max(1, self.chunk // (n * n * self.block))
         for part in (visits[i : i + step] for i in range(0, n, step)):
@@ -223,13 +226,14 @@ class ProcessEngine:
             core.sweep(Units(part, n), y, weights, part, array, mean, *new.sites)
             tick(len(part))
         refused = core.n_refused - refused
-        variance = np.diag(array).copy()
+        variance = array.diagonal().copy()
         log_determinant = old.now.log_determinant + core.log_determinant
         now = Moments(old.now.alpha, mean, variance, log_determinant)
         self._in_array = now
         new = new._replace(now=now, since_refresh=old.since_refresh + 1, joint=True)
         healthy = (variance >= SHRUNK * old.now.variance).all()
-        if new.since_refresh == self.refresh or refused == n or not healthy:
+        due = new.since_refresh >= self.refresh and not self._ends(old, new, refused)
+        if due or refused == n or not healthy:
             sites, anew, share = most_of(
                 old.sites, new.sites, lambda s: self._moments(s, covariance=True)
             )
@@ -243,6 +247,13 @@ class ProcessEngine:
             )
             return refreshed, Counts(refused, drift=drift)
         return new, Counts(refused)
+
+    def _ends(self, old: ProcessState, new: ProcessState, refused: int) -> bool:
+        """Whether the loop ends here, and the matrix is built anew at once."""
+        if refused or self.schedule.tol == 0.0:
+            return False
+        moved = change(self.summary(old, evidence=False), self.summary(new, evidence=False))
+        return moved <= self.schedule.tol * self.schedule.damping
 
     def _parallel(
         self, new: ProcessState, old: ProcessState, tick: Tick
