@@ -27,7 +27,7 @@ TOL, PILOT_TOL = 1e-3, 1e-2
 #: how far beyond the last points of a search sites are guessed, in steps between these
 REACH = 2.0
 #: where L-BFGS stops: relative change of the evidence, largest slope; the same for a pilot
-FTOL, GTOL = 1e-6, 5e-3
+FTOL, GTOL = 1e-8, 1e-3
 PILOT_FTOL, PILOT_GTOL = 1e-3, 0.1
 #: failed fits of one search that are repaired; those that follow are lost at once
 REPAIRS = 5
