@@ -1,8 +1,9 @@
 """Cholesky factors and inverses in place, cut into pieces between which Python sees signals.
 
 LAPACK returns from a matrix of order 4,000 after seconds, and nothing acts on Ctrl-C meanwhile.
-Here matrices above the order WHOLE go by blocks: the same algorithms in calls of BLAS of about
-1e9 operations. Between these the handlers of signals run, and an exception of theirs ends the work.
+Here matrices above the order WHOLE go by blocks, in calls of BLAS of about 1e9 operations. Between
+these the handlers of signals run, and an exception of theirs ends the work. Triangles are inverted
+by halves at all orders: LAPACK solves with small triangles on the way, at a third of the speed.
 Matrices are symmetric or triangular, n x n; only the lower triangle by columns is touched.
 """
 
@@ -15,7 +16,7 @@ from epfast._core.lapack cimport (
 cdef enum:
     WHOLE = 1024                # largest order that LAPACK takes in one call
     SMALL_BLOCK = 64            # and for triangles, of which it makes less than of products
-    STRIP = 256
+    STRIP = 256                 # columns of a product
     BLOCK = 256
     TALL = 512                  # rows per call
 
@@ -42,12 +43,12 @@ cdef int subtract_product(
     blas_int m, blas_int n, blas_int k, double *A, double *B, bint transposed, double *C,
     blas_int ld
 ) except -1 nogil:
-    """C <- C - A B, m x n, or C - A B', in calls of about OPERATIONS."""
+    """C <- C - A B, m x n, or C - A B'; in calls of about OPERATIONS, or of STRIP columns."""
     cdef double unit = 1.0, minus = -1.0
     cdef ptrdiff_t first = 0, step = n
     cdef blas_int some
     if 2.0 * m * n * k > OPERATIONS:
-        step = max(<ptrdiff_t> 16, <ptrdiff_t> (OPERATIONS / (2.0 * m * k)))
+        step = max(<ptrdiff_t> STRIP, <ptrdiff_t> (OPERATIONS / (2.0 * m * k)))
     while first < n:
         some = <blas_int> min(step, n - first)
         if transposed:
@@ -115,7 +116,7 @@ cdef int factorize(double *A, ptrdiff_t n) except -1 nogil:
 cdef int factorize_part(double *A, ptrdiff_t n, blas_int ld) except -1 nogil:
     cdef blas_int order = <blas_int> n, info = 0, rest
     cdef blas_int k, some
-    cdef ptrdiff_t h = half(n), first, step
+    cdef ptrdiff_t h = half(n), first
     cdef double unit = 1.0, minus = -1.0
     cdef double *below = A + h
     if n <= WHOLE:
@@ -126,9 +127,9 @@ cdef int factorize_part(double *A, ptrdiff_t n, blas_int ld) except -1 nogil:
         return info
     solve_right_transposed(A, h, below, n - h, ld)
     # the lower triangle of what is left, by blocks of columns
-    k, first, step = <blas_int> h, 0, columns_at_once(h)
+    k, first = <blas_int> h, 0
     while first < n - h:
-        some = <blas_int> min(min(step, STRIP), n - h - first)
+        some = <blas_int> min(STRIP, n - h - first)
         rest = <blas_int> (n - h - first)
         dsyrk(
             b"L", b"N", &some, &k, &minus, below + first, &ld, &unit,
