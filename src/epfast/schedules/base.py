@@ -122,8 +122,10 @@ class EP(Schedule):
         together); "parallel" fits all from the same posterior, then updates once. "auto" is the
         order that converges soonest for scalar sites with a full covariance: a sequential sweep (of
         a share of the rows, where they are many), then parallel ones; all sequential, from the
-        start, once three did not contract. Elsewhere, and with ``tol=0`` or damping, it is
-        "sequential".
+        start, once three did not contract. For processes of 128 values or more it is a sequential
+        sweep, then joint steps, which go to the fixed point of all sites by a covariance that is
+        linear in them and converge quadratically; a sequential sweep again where one does not
+        contract. Elsewhere, and with ``tol=0``, damping or a power, it is "sequential".
     site_rule : {"nonnegative", "keep", "floor"}, optional
         For factorised posteriors: what becomes of a coordinate whose new site would do harm.
         "nonnegative": a negative precision is set to 0 and the slope kept; "keep": a site that

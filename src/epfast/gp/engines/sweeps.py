@@ -41,9 +41,9 @@ JOINT_FROM = 128
 #: a joint step that leaves more than this share of the distance to a fixed point is followed by a
 #: sequential sweep
 CONTRACTS = 0.3
-#: precision of a site, over that of the prior, from which its covariances come from R: they serve
-#: the next step only
-ROUGH = 1e-6
+#: precision of a site, over that of the prior, from which its covariances come from R, eps over
+#: which is lost: of sweeps, and of joint steps, whose results do not depend on it
+SMALL, ROUGH = 1e-3, 1e-6
 
 
 class ProcessState(NamedTuple):
@@ -112,6 +112,7 @@ class ProcessEngine:
             and problem.scheme.integrates
             and not scheme.relaxes
         )
+        self.rough = ROUGH if self.joins else SMALL
 
     def init(self, start: Any) -> ProcessState:
         n, factors = self.n_sites, None
@@ -174,7 +175,7 @@ class ProcessEngine:
         return GPState(*state[:3]), found
 
     def _moments(self, sites: Sites, covariance: bool, marginals: bool = True) -> Moments | None:
-        found = moments_of(self.kernel, sites, covariance, marginals)
+        found = moments_of(self.kernel, sites, covariance, marginals, self.rough)
         self._in_array = found if covariance else None
         self._r_in_array = None if covariance or marginals else found
         return found
@@ -200,7 +201,7 @@ class ProcessEngine:
         # what the posterior is away from that which the step aimed at, and from a fixed point
         left = max(change(Summary(*aim[3:]), exact), change(Summary(*fit[3:]), exact))
         if not left <= tol:
-            self.kernel.covariance(sites.precision, ROUGH)
+            self.kernel.covariance(sites.precision, self.rough)
             self._in_array, self._r_in_array = found, None
         contracts = left <= CONTRACTS * change(Summary(now.mean, now.variance), exact)
         new = ProcessState(sites, old.sweeps + 1, None, found, 0, contracts)
@@ -230,7 +231,7 @@ class ProcessEngine:
         log_determinant = old.now.log_determinant + core.log_determinant
         now = Moments(old.now.alpha, mean, variance, log_determinant)
         self._in_array = now
-        new = new._replace(now=now, since_refresh=old.since_refresh + 1, joint=True)
+        new = ProcessState(*new[:3], now, old.since_refresh + 1)
         healthy = (variance >= SHRUNK * old.now.variance).all()
         due = new.since_refresh >= self.refresh and not self._ends(old, new, refused)
         if due or refused == n or not healthy:
@@ -253,7 +254,7 @@ class ProcessEngine:
         if refused or self.schedule.tol == 0.0:
             return False
         moved = change(self.summary(old, evidence=False), self.summary(new, evidence=False))
-        return moved <= self.schedule.tol * self.schedule.damping
+        return bool(moved <= self.schedule.tol * self.schedule.damping)
 
     def _parallel(
         self, new: ProcessState, old: ProcessState, tick: Tick
