@@ -14,6 +14,10 @@ cdef extern from "simd/vector.h" nogil:
     const int EPF_MOMENTS_LOGISTIC
     const int EPF_MOMENTS_PIECEWISE
     const int EPF_MOMENTS_SMOOTH
+    const int EPF_RBF
+    const int EPF_MATERN12
+    const int EPF_MATERN32
+    const int EPF_MATERN52
 
     ctypedef struct epf_loss:
         int kind
@@ -81,6 +85,17 @@ cdef extern from "simd/vector.h" nogil:
         void (*rows_outer)(
             ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *a, const double *w,
             double *panel, double *C
+        ) noexcept nogil
+        void (*couple)(
+            int rows, ptrdiff_t n, const double *w, ptrdiff_t ld, const double *a, const double *b,
+            const double *x, const double *z, double *y, double *q, double *sums
+        ) noexcept nogil
+        void (*stationary)(
+            int kind, ptrdiff_t n, double scale, const double *d, double *value, double *slope
+        ) noexcept nogil
+        void (*contract)(
+            ptrdiff_t n, double a, const double *alpha, const double *r, const double *e,
+            const double *f, double *sums
         ) noexcept nogil
 
     size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d)

@@ -264,11 +264,10 @@ def fit_problem(
     before, post = start, None
     try:
         assert problem.kernel is not None
-        held = Held("K or y", problem.kernel.array, problem.y)
-        arguments: dict[str, Any] = {
-            "callback": held.after(callback),
-            "progress": held.after(progress),
-        }
+        arguments: dict[str, Any] = {"callback": callback, "progress": progress}
+        if callable(callback) or callable(progress):
+            held = Held("K or y", problem.kernel.array, problem.y)
+            arguments = {name: held.after(given) for name, given in arguments.items()}
         if check:
             check_positive(problem.kernel)
         if not isinstance(schedule, DoubleLoop):
@@ -321,7 +320,7 @@ def _left(
         (state, moments), history = fit.state, history + fit.history
     elif isinstance(before, GPPosterior) and before.problem.kernel is not kernel:
         return before
-    elif before is not None:  # the sweeps of this fit, whose matrix is lost
+    elif isinstance(before, GPPosterior):  # the sweeps of this fit, whose matrix is lost
         state, moments = before.state, before.moments
     else:
         return unfitted(problem)

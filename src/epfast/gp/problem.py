@@ -126,12 +126,16 @@ def with_alpha(sites: Sites, moments: Moments) -> Moments:
 
 
 def moments_of(
-    kernel: KernelMatrix, sites: Sites, covariance: bool, marginals: bool = True
+    kernel: KernelMatrix,
+    sites: Sites,
+    covariance: bool,
+    marginals: bool = True,
+    small: float = 1e-3,
 ) -> Moments | None:
     """Moments from the sites; None if the posterior is improper. O(n^3).
 
     The other triangle of the array then holds the covariance if it is asked for; else R, or nothing
-    if marginals are enough.
+    if marginals are enough. small: as :meth:`KernelMatrix.covariance` has it.
     """
     alpha, mean, variance = np.empty((3, len(sites.shift)))
     cheap = marginals and not covariance and (sites.precision >= 0.0).all()
@@ -140,7 +144,7 @@ def moments_of(
     if not (np.isfinite(log_determinant) and (variance >= 0.0).all()):
         return None
     if covariance:
-        kernel.covariance(sites.precision)
+        kernel.covariance(sites.precision, small)
     return Moments(alpha, mean, variance, log_determinant)
 
 

@@ -76,6 +76,8 @@ class Counts(NamedTuple):
     settled: bool | None = None
     #: True if no further sweep would move the posterior
     stuck: bool = False
+    #: distance that a step has left, where it measures that itself; it is the ``change`` then
+    left: float | None = None
     #: (updates, d), posterior mean after every factor; None if it is not recorded
     trace: Array | None = None
 
@@ -149,12 +151,13 @@ def run(
     """Run a schedule on an engine: the only loop over sweeps.
 
     ``change`` of a sweep is the largest move of a posterior mean, in its standard deviations, or of
-    the log of a standard deviation, divided by the damping. A run has ``converged`` if ``tol`` is
-    above 0, the last change is at most ``tol`` (or the engine found a fixed point by the mismatch
-    of moments), the last sweep refused no site, and the log evidence is not above its bound. With
-    damping the log evidence must have settled too, to ``tol`` nats or 1e-9 of itself; with a site
-    per row and a full covariance, the rows' x.theta too, to the larger of ``tol`` and 1e-4 of their
-    standard deviations.
+    the log of a standard deviation, divided by the damping; of a joint step of a process, the same
+    distance from its result to what it aimed at, or to a fixed point, whichever is larger. A run
+    has ``converged`` if ``tol`` is above 0, the last change is at most ``tol`` (or the engine found
+    a fixed point by the mismatch of moments), the last sweep refused no site, and the log evidence
+    is not above its bound. With damping the log evidence must have settled too, to ``tol`` nats or
+    1e-9 of itself; with a site per row and a full covariance, the rows' x.theta too, to the larger
+    of ``tol`` and 1e-4 of their standard deviations.
 
     Parameters
     ----------
@@ -194,7 +197,9 @@ def run(
                     new, counts = engine.sweep(state, True, tick)
                     with np.errstate(all="ignore"):  # what overflowed is found below
                         before, now = now, engine.summary(new)
-                        moved = _change(before, now) / schedule.damping
+                        moved = counts.left
+                        if moved is None:
+                            moved = _change(before, now) / schedule.damping
                     if not (np.isfinite(now.log_evidence) and np.isfinite(moved)):
                         raise FloatingPointError(
                             f"the posterior or its evidence overflowed; {engine.remedy}"

@@ -133,8 +133,11 @@ class EP(Schedule):
         they do not; one that would make the posterior improper, or of which a site would be
         refused, is halved, at last taken row by row; slow tails are mixed (Anderson). "auto" is the
         order that converges soonest for scalar sites with a full covariance, "chunked" from 700
-        rows and 8 per column on, else "sequential". Elsewhere, and with ``tol=0`` or damping, it
-        is "sequential".
+        rows and 8 per column on, else "sequential". For processes of 128 values or more it is a
+        sequential sweep, then joint steps, which go to the fixed point of all sites by a covariance
+        that is linear in them and converge quadratically; a sequential sweep again where one does
+        not contract. Elsewhere, and with ``tol=0``, damping or (processes) a power, it is
+        "sequential".
     site_rule : {"nonnegative", "keep", "floor"}, optional
         For factorised posteriors: what becomes of a coordinate whose new site would do harm.
         "nonnegative": a negative precision is set to 0 and the slope kept; "keep": a site that

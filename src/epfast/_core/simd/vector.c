@@ -798,13 +798,124 @@ static void smooth_moments(const epf_loss *loss, ptrdiff_t n, const double *y, c
     }
 }
 
+/* ---- symmetric matrices and stationary kernels ---- */
+
+EPF_INLINE void couple_rows(int rows, ptrdiff_t n, const double *w, ptrdiff_t ld, const double *a,
+                            const double *b, const double *x, const double *z, double *y, double *q,
+                            double *sums)
+{
+    vd s[4], t[4];
+    ptrdiff_t i = 0;
+    for (int r = 0; r < rows; r++) s[r] = t[r] = v_set(0.0);
+    for (; i + VW <= n; i += VW) {
+        vd xi = v_load(x + i), zi = v_load(z + i), yi = v_load(y + i), qi = v_load(q + i);
+        for (int r = 0; r < rows; r++) {
+            vd v = v_load(w + r * ld + i), square = v * v;
+            s[r] += v * xi;
+            t[r] += square * zi;
+            yi += a[r] * v;
+            qi += b[r] * square;
+        }
+        v_store(y + i, yi);
+        v_store(q + i, qi);
+    }
+    for (int r = 0; r < rows; r++) {
+        sums[2 * r] += v_sum(s[r]);
+        sums[2 * r + 1] += v_sum(t[r]);
+    }
+    for (; i < n; i++)
+        for (int r = 0; r < rows; r++) {
+            double v = w[r * ld + i];
+            sums[2 * r] += v * x[i];
+            sums[2 * r + 1] += v * v * z[i];
+            y[i] += a[r] * v;
+            q[i] += b[r] * v * v;
+        }
+}
+
+static void couple(int rows, ptrdiff_t n, const double *w, ptrdiff_t ld, const double *a,
+                   const double *b, const double *x, const double *z, double *y, double *q,
+                   double *sums)
+{
+    if (rows == 4) couple_rows(4, n, w, ld, a, b, x, z, y, q, sums);
+    else
+        for (int r = 0; r < rows; r++)
+            couple_rows(1, n, w + r * ld, ld, a + r, b + r, x, z, y, q, sums + 2 * r);
+}
+
+EPF_INLINE void stationary_at(int kind, vd t, vd *value, vd *slope)
+{
+    if (kind == EPF_RBF) {
+        *value = v_exp(-t);
+        *slope = 2.0 * t * *value;
+        return;
+    }
+    vd r = v_sqrt(t), e = v_exp(-r);
+    if (kind == EPF_MATERN12) {
+        *value = e;
+        *slope = r * e;
+    } else if (kind == EPF_MATERN32) {
+        *value = (1.0 + r) * e;
+        *slope = t * e;
+    } else {
+        *value = (1.0 + r + t / 3.0) * e;
+        *slope = t * (1.0 + r) / 3.0 * e;
+    }
+}
+
+EPF_INLINE void stationary_points(int kind, ptrdiff_t n, double scale, const double *d,
+                                  double *value, double *slope)
+{
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        ptrdiff_t m = n - i < VW ? n - i : VW;
+        vd e, f;
+        stationary_at(kind, scale * (m == VW ? v_load(d + i) : v_load_part(d + i, m)), &e, &f);
+        if (m == VW) {
+            v_store(value + i, e);
+            if (slope) v_store(slope + i, f);
+        } else {
+            v_store_part(value + i, e, m);
+            if (slope) v_store_part(slope + i, f, m);
+        }
+    }
+}
+
+static void stationary(int kind, ptrdiff_t n, double scale, const double *d, double *value,
+                       double *slope)
+{
+    if (kind == EPF_RBF) stationary_points(EPF_RBF, n, scale, d, value, slope);
+    else if (kind == EPF_MATERN12) stationary_points(EPF_MATERN12, n, scale, d, value, slope);
+    else if (kind == EPF_MATERN32) stationary_points(EPF_MATERN32, n, scale, d, value, slope);
+    else stationary_points(EPF_MATERN52, n, scale, d, value, slope);
+}
+
+static void contract(ptrdiff_t n, double a, const double *alpha, const double *r, const double *e,
+                     const double *f, double *sums)
+{
+    vd s = v_set(0.0), t = s;
+    ptrdiff_t i = 0;
+    for (; i + VW <= n; i += VW) {
+        vd w = a * v_load(alpha + i) - v_load(r + i);
+        s += w * v_load(e + i);
+        t += w * v_load(f + i);
+    }
+    sums[0] += v_sum(s);
+    sums[1] += v_sum(t);
+    for (; i < n; i++) {
+        double w = a * alpha[i] - r[i];
+        sums[0] += w * e[i];
+        sums[1] += w * f[i];
+    }
+}
+
 /* ---- the table ---- */
 
 const epf_kernels NAMED(epf_kernels) = {
     &STRING(EPF_ISA)[1], VW,                    /* without the underscore */
     array_exp, array_expm1, array_log, array_log1p, array_erfcx, array_log_ndtr,
     loss_at_points, rise, margins, weighted_sums, pairs, probit_moments, logistic_moments,
-    piecewise_moments, smooth_moments, rows_gather, rows_pack, rows_marginals, rows_outer};
+    piecewise_moments, smooth_moments, rows_gather, rows_pack, rows_marginals, rows_outer,
+    couple, stationary, contract};
 
 #ifdef EPF_COMMON       /* what does not depend on the instruction set: compiled once */
 size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d)

@@ -28,6 +28,9 @@ enum {
     EPF_MOMENTS_SMOOTH
 };
 
+/* Stationary kernels. */
+enum { EPF_RBF, EPF_MATERN12, EPF_MATERN32, EPF_MATERN52 };
+
 typedef struct {
     int kind;                   /* row of EPF_LOSSES, or EPF_CALLBACK */
     int width;                  /* numbers in a response; 0: a loss of the margin */
@@ -98,6 +101,23 @@ typedef struct {
                            const double *packed, const double *z, double *h, double *s);
     void (*rows_outer)(ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *a, const double *w,
                        double *panel, double *C);
+
+    /* With up to 4 rows w_r of a matrix (row stride ld), of n numbers each:
+     *     y_i += sum_r a_r w_ri            q_i += sum_r b_r w_ri^2
+     *     sums_2r += sum_i w_ri x_i        sums_(2r+1) += sum_i w_ri^2 z_i */
+    void (*couple)(int rows, ptrdiff_t n, const double *w, ptrdiff_t ld, const double *a,
+                   const double *b, const double *x, const double *z, double *y, double *q,
+                   double *sums);
+
+    /* Stationary kernels at squared distances d: with t = scale d the value at t, and its
+     * derivative by the log of the length scale (may be NULL). RBF: scale = 1 / (2 l^2), Matern of
+     * order nu: 2 nu / l^2. */
+    void (*stationary)(int kind, ptrdiff_t n, double scale, const double *d, double *value,
+                       double *slope);
+
+    /* sums_0 += sum_i w_i e_i, sums_1 += sum_i w_i f_i with w_i = a alpha_i - r_i */
+    void (*contract)(ptrdiff_t n, double a, const double *alpha, const double *r, const double *e,
+                     const double *f, double *sums);
 } epf_kernels;
 
 size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d);

@@ -1,7 +1,8 @@
-"""EP on the values of a process: sweeps in sequential, shuffled or parallel order.
+"""EP on the values of a process: sweeps in sequential, shuffled or parallel order, joint steps.
 
 By the exact blocked sweep (``_core/row_sweeps.pyx``), or by the Cholesky factor of B = I + S K S
-(``_core/kernel_matrix.pyx``).
+(``_core/kernel_matrix.pyx``). The automatic order is a sequential sweep, then joint steps
+(``joint.py``), and a sequential sweep again where these do not contract.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from epfast._arrays import Array, as_array
 from epfast._core.row_sweeps import BlockedSweep, ParallelSweep
 from epfast._core.rows import Units
 from epfast._core.tilted import TiltedMoments
+from epfast.gp.engines.joint import cavities, fitted_at, joint_sites, log_mass
 from epfast.gp.problem import (
     GPProblem,
     GPState,
@@ -34,6 +36,14 @@ from epfast.linear.engines.rows import PARALLEL_ROWS, REFRESH, SHRUNK, block_siz
 CHUNK = 1 << 30
 #: precision of a site, over that of the prior, from which it is the site that spoils the posterior
 SHARP = 1e10
+#: values from which the automatic order takes joint steps
+JOINT_FROM = 128
+#: a joint step that leaves more than this share of the distance to a fixed point is followed by a
+#: sequential sweep
+CONTRACTS = 0.3
+#: precision of a site, over that of the prior, from which its covariances come from R, eps over
+#: which is lost: of sweeps, and of joint steps, whose results do not depend on it
+SMALL, ROUGH = 1e-3, 1e-6
 
 
 class ProcessState(NamedTuple):
@@ -45,6 +55,8 @@ class ProcessState(NamedTuple):
     now: Moments
     #: sweeps since the last refresh
     since_refresh: int
+    #: whether the automatic order tries a joint step next
+    joint: bool = True
 
 
 def improper(precision: Array, diagonal: Array) -> FloatingPointError:
@@ -87,8 +99,20 @@ class ProcessEngine:
         self.sequential = BlockedSweep(self.tilted, n, self.block, *numbers, False, self.relaxation)
         self.parallel = ParallelSweep(self.tilted, 1, min(n, PARALLEL_ROWS), *numbers)
         self.refresh = schedule.refresh or REFRESH
-        #: moments of the state whose covariance is in the array
+        self.in_order = np.arange(n)
+        #: moments of the state whose covariance is in the array, or whose R is
         self._in_array: Moments | None = None
+        self._r_in_array: Moments | None = None
+        self.joins = (
+            schedule.order == "auto"
+            and n >= JOINT_FROM
+            and schedule.tol > 0.0
+            and schedule.damping == schedule.power == 1.0
+            and problem.weights is None
+            and problem.scheme.integrates
+            and not scheme.relaxes
+        )
+        self.rough = ROUGH if self.joins else SMALL
 
     def init(self, start: Any) -> ProcessState:
         n, factors = self.n_sites, None
@@ -104,7 +128,8 @@ class ProcessEngine:
             self.kernel.load()
             now = Moments(np.zeros(n), np.zeros(n), self.kernel.diagonal.copy(), 0.0)
             self._in_array = now
-            return ProcessState(Sites(*np.zeros((3, n))), 0, factors, now, 0)
+            # from flat sites every joint step is too far
+            return ProcessState(Sites(*np.zeros((3, n))), 0, factors, now, 0, joint=False)
         if [len(part) for part in start.sites] != [n] * 3:
             raise ValueError(
                 f"start has {len(start.sites.shift)} sites; allowed: {n}, the same observations"
@@ -124,6 +149,10 @@ class ProcessEngine:
 
     def sweep(self, state: ProcessState, keep: bool, tick: Tick) -> tuple[ProcessState, Counts]:
         self.tilted.begin_sweep(state.sweeps)
+        if self.joins and state.joint:
+            found = self._joint(state, tick)
+            if found is not None:
+                return found
         new = state._replace(sites=families.copied(state.sites), sweeps=state.sweeps + 1)
         if self.relaxation is not None:
             assert state.relaxed is not None
@@ -138,15 +167,45 @@ class ProcessEngine:
         """The array holds R from here on, unless in a hurry."""
         if hurry:
             return GPState(*state[:3]), with_alpha(state.sites, state.now)
+        if self._r_in_array is state.now:
+            return GPState(*state[:3]), state.now
         found = self._moments(state.sites, covariance=False, marginals=False)
         if found is None:
             raise improper(state.sites.precision, self.kernel.diagonal)
         return GPState(*state[:3]), found
 
     def _moments(self, sites: Sites, covariance: bool, marginals: bool = True) -> Moments | None:
-        found = moments_of(self.kernel, sites, covariance, marginals)
+        found = moments_of(self.kernel, sites, covariance, marginals, self.rough)
         self._in_array = found if covariance else None
+        self._r_in_array = None if covariance or marginals else found
         return found
+
+    def _joint(self, old: ProcessState, tick: Tick) -> tuple[ProcessState, Counts] | None:
+        """All sites at once; None if they are too far away, or have an improper posterior."""
+        y = self.problem.responses()
+        if self._in_array is not old.now and self._moments(old.sites, covariance=True) is None:
+            raise improper(old.sites.precision, self.kernel.diagonal)
+        tol, now = self.schedule.tol, old.now
+        aim = joint_sites(self.kernel, self.tilted, y, old.sites, now.mean, now.variance, tol)
+        if aim is None:
+            return None
+        found = self._moments(aim.sites, covariance=False, marginals=False)
+        tick(self.n_sites)
+        around = None if found is None else cavities(aim.sites, found.mean, found.variance)
+        fit = None if around is None else fitted_at(self.tilted, y, *around)
+        if found is None or around is None or fit is None:
+            return None
+        scale = fit.log_scale - log_mass(fit.precision, fit.shift, *around)
+        sites = aim.sites._replace(log_scale=scale + log_mass(*aim.sites[:2], *around))
+        exact = Summary(found.mean, found.variance)
+        # what the posterior is away from that which the step aimed at, and from a fixed point
+        left = max(change(Summary(*aim[3:]), exact), change(Summary(*fit[3:]), exact))
+        if not left <= tol:
+            self.kernel.covariance(sites.precision, self.rough)
+            self._in_array, self._r_in_array = found, None
+        contracts = left <= CONTRACTS * change(Summary(now.mean, now.variance), exact)
+        new = ProcessState(sites, old.sweeps + 1, None, found, 0, contracts)
+        return new, Counts(left=left)
 
     def _sequential(
         self, new: ProcessState, old: ProcessState, tick: Tick
@@ -157,7 +216,9 @@ class ProcessEngine:
         self._in_array = None
         refused, core.log_determinant = core.n_refused, 0.0
         mean = old.now.mean.copy()
-        visits = as_array(self.schedule.checked_visits(n, old.sweeps))
+        visits = self.schedule.checked_visits(n, old.sweeps)
+        # a range is that of all, in order
+        visits = self.in_order if isinstance(visits, range) else as_array(visits)
         # whole blocks, so that the numbers do not depend on the chunk
         step = self.block * max(1, self.chunk // (n * n * self.block))
         for part in (visits[i : i + step] for i in range(0, n, step)):
@@ -166,13 +227,14 @@ class ProcessEngine:
             core.sweep(Units(part, n), y, weights, part, array, mean, *new.sites)
             tick(len(part))
         refused = core.n_refused - refused
-        variance = np.diag(array).copy()
+        variance = array.diagonal().copy()
         log_determinant = old.now.log_determinant + core.log_determinant
         now = Moments(old.now.alpha, mean, variance, log_determinant)
         self._in_array = now
-        new = new._replace(now=now, since_refresh=old.since_refresh + 1)
+        new = ProcessState(*new[:3], now, old.since_refresh + 1)
         healthy = (variance >= SHRUNK * old.now.variance).all()
-        if new.since_refresh == self.refresh or refused == n or not healthy:
+        due = new.since_refresh >= self.refresh and not self._ends(old, new, refused)
+        if due or refused == n or not healthy:
             sites, anew, share = most_of(
                 old.sites, new.sites, lambda s: self._moments(s, covariance=True)
             )
@@ -186,6 +248,13 @@ class ProcessEngine:
             )
             return refreshed, Counts(refused, drift=drift)
         return new, Counts(refused)
+
+    def _ends(self, old: ProcessState, new: ProcessState, refused: int) -> bool:
+        """Whether the loop ends here, and the matrix is built anew at once."""
+        if refused or self.schedule.tol == 0.0:
+            return False
+        moved = change(self.summary(old, evidence=False), self.summary(new, evidence=False))
+        return bool(moved <= self.schedule.tol * self.schedule.damping)
 
     def _parallel(
         self, new: ProcessState, old: ProcessState, tick: Tick
