@@ -11,9 +11,9 @@ from scipy import linalg
 from epfast import _checks
 from epfast._arrays import Array, slices
 from epfast.gp.factor import LowRankFactor
-from epfast.gp.problem import Moments, log_evidence
 from epfast.inference import Sites
 from epfast.inference.files import ROUNDING, agree
+from epfast.linear.engines.kernel import Moments, log_evidence
 from epfast.losses import Loss, describe
 
 #: arrays of a factor of low rank

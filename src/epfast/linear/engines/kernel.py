@@ -1,4 +1,4 @@
-"""EP on the values of a process: sweeps in sequential, shuffled or parallel order.
+"""EP on the values of a process, a site each: sweeps in sequential, shuffled or parallel order.
 
 By the exact blocked sweep (``_core/row_sweeps.pyx``), or by the Cholesky factor of B = I + S K S
 (``_core/kernel_matrix.pyx``).
@@ -6,24 +6,16 @@ By the exact blocked sweep (``_core/row_sweeps.pyx``), or by the Cholesky factor
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from epfast import families
 from epfast._arrays import Array, as_array
+from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.row_sweeps import BlockedSweep, ParallelSweep
 from epfast._core.rows import Units
 from epfast._core.tilted import TiltedMoments
-from epfast.gp.problem import (
-    GPProblem,
-    GPState,
-    Moments,
-    Relaxed,
-    log_evidence,
-    moments_of,
-    with_alpha,
-)
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
@@ -36,6 +28,69 @@ CHUNK = 1 << 30
 SHARP = 1e10
 
 
+class Relaxed(NamedTuple):
+    """The relaxation factors of relaxed EP: natural parameters of r_i at the fit of site i."""
+
+    #: (n,), b_i of the paper; 0 if factor i was not relaxed
+    precision: Array
+    shift: Array
+
+
+class GPState(NamedTuple):
+    """The sites of a process and their sweeps: plain arrays, picklable."""
+
+    #: precision, shift and log scale per observation, (n,) each
+    sites: Sites
+    #: sweeps done so far
+    sweeps: int
+    #: None except in relaxed EP
+    relaxed: Relaxed | None = None
+
+
+class Moments(NamedTuple):
+    """Moments of the posterior of the latent values, given sites."""
+
+    #: (n,), K^-1 mean
+    alpha: Array
+    mean: Array
+    variance: Array
+    #: log det(I + K diag(precision))
+    log_determinant: float
+
+
+class ProcessProblem(Protocol):
+    """What the engine reads of a problem: prior, responses and choices of n values."""
+
+    @property
+    def n(self) -> int: ...
+
+    @property
+    def kernel(self) -> KernelMatrix | None: ...
+
+    @property
+    def weights(self) -> Array | None: ...
+
+    @property
+    def scheme(self) -> Any: ...
+
+    @property
+    def schedule(self) -> Any: ...
+
+    @property
+    def remedy(self) -> str: ...
+
+    @property
+    def evidence_bound(self) -> float: ...
+
+    def tilted(self) -> TiltedMoments: ...
+
+    def responses(self, which: Any = ...) -> Array: ...
+
+    def weights_of(self, which: Any) -> Array | None: ...
+
+    def copies(self) -> Array | float: ...
+
+
 class ProcessState(NamedTuple):
     """A :class:`GPState` and its moments, between two sweeps."""
 
@@ -45,6 +100,37 @@ class ProcessState(NamedTuple):
     now: Moments
     #: sweeps since the last refresh
     since_refresh: int
+
+
+def log_evidence(sites: Sites, moments: Moments) -> float:
+    """EP's log p(y), with all constants."""
+    return float(
+        sites.log_scale.sum() + 0.5 * (sites.shift @ moments.mean) - 0.5 * moments.log_determinant
+    )
+
+
+def with_alpha(sites: Sites, moments: Moments) -> Moments:
+    """Moments whose alpha belongs to their mean, as sequential sweeps leave it behind. O(n)."""
+    return moments._replace(alpha=sites.shift - sites.precision * moments.mean)
+
+
+def moments_of(
+    kernel: KernelMatrix, sites: Sites, covariance: bool, marginals: bool = True
+) -> Moments | None:
+    """Moments from the sites; None if the posterior is improper. O(n^3).
+
+    The other triangle of the array then holds the covariance if it is asked for; else R, or nothing
+    if marginals are enough.
+    """
+    alpha, mean, variance = np.empty((3, len(sites.shift)))
+    cheap = marginals and not covariance and (sites.precision >= 0.0).all()
+    fit = kernel.marginals if cheap else kernel.precision
+    log_determinant = fit(sites.precision, sites.shift, alpha, mean, variance)
+    if not (np.isfinite(log_determinant) and (variance >= 0.0).all()):
+        return None
+    if covariance:
+        kernel.covariance(sites.precision)
+    return Moments(alpha, mean, variance, log_determinant)
 
 
 def improper(precision: Array, diagonal: Array) -> FloatingPointError:
@@ -67,7 +153,7 @@ class ProcessEngine:
     computed from its sites, O(n^3).
     """
 
-    def __init__(self, problem: GPProblem, chunk: int = CHUNK) -> None:
+    def __init__(self, problem: ProcessProblem, chunk: int = CHUNK) -> None:
         n, schedule = problem.n, problem.schedule
         assert problem.kernel is not None
         self.problem, self.schedule, self.kernel, self.chunk = (
@@ -80,7 +166,7 @@ class ProcessEngine:
         self.remedy, self.evidence_bound = problem.remedy, problem.evidence_bound
         self.is_parallel = schedule.order == "parallel"
         self.tilted = problem.tilted()
-        scheme: Any = problem.scheme
+        scheme = problem.scheme
         self.relaxation = scheme.relaxation(self.tilted) if scheme.relaxes else None
         numbers = schedule.power, schedule.damping
         self.block = min(block_size(schedule.block, n), n)
@@ -128,7 +214,7 @@ class ProcessEngine:
         if self.relaxation is not None:
             assert state.relaxed is not None
             factors = families.copied(state.relaxed)
-            freeze = self.problem.scheme.freeze  # type: ignore[attr-defined]
+            freeze = self.problem.scheme.freeze
             frozen = freeze is not None and state.sweeps >= freeze
             self.relaxation.begin_sweep(*factors, frozen)
             new = new._replace(relaxed=factors)
@@ -205,7 +291,7 @@ class ProcessEngine:
 
 
 def marginal_residual(
-    problem: GPProblem, sweep: int, sites: Sites, mean: Array, variance: Array
+    problem: ProcessProblem, sweep: int, sites: Sites, mean: Array, variance: Array
 ) -> float:
     """Largest gap between tilted moments and marginals: means in sd, variances relative. O(n)."""
     tilted = problem.tilted()
@@ -218,7 +304,7 @@ def marginal_residual(
 
 
 def _weighted_residual(
-    problem: GPProblem, tilted: TiltedMoments, sites: Sites, mean: Array, variance: Array
+    problem: ProcessProblem, tilted: TiltedMoments, sites: Sites, mean: Array, variance: Array
 ) -> float:
     """The same with weights: of one copy of each factor, to what is left of its weight."""
     assert problem.weights is not None
