@@ -28,6 +28,7 @@ from epfast.inference.files import (
     contents,
     restore_flag,
     restore_history,
+    restore_responses,
     restore_schedule,
     restore_sites,
     write,
@@ -405,7 +406,7 @@ class GPPosterior(ProcessPosterior):
 
 def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None) -> GPPosterior:
     """Check what ``save`` wrote, also in 0.1.0, and build the posterior."""
-    y = files.responses(arrays["y"], loss)
+    y = restore_responses(arrays["y"], loss)
     n = len(y)
     alpha, mean, variance = (_checks.array(name, arrays[name], shape=(n,)) for name in VECTORS)
     log_determinant = _checks.number("log_determinant", header["log_determinant"])

@@ -36,6 +36,11 @@ class GPProblem(NamedTuple):
         return len(self.y)
 
     @property
+    def offset(self) -> None:
+        """The prior mean: 0."""
+        return None
+
+    @property
     def n_sites(self) -> int:
         """As engines have it, for warnings."""
         return self.n

@@ -50,7 +50,7 @@ class GPState(NamedTuple):
 class Moments(NamedTuple):
     """Moments of the posterior of the latent values, given sites."""
 
-    #: (n,), K^-1 mean
+    #: (n,), K^-1 (mean - prior mean)
     alpha: Array
     mean: Array
     variance: Array
@@ -66,6 +66,9 @@ class ProcessProblem(Protocol):
 
     @property
     def kernel(self) -> KernelMatrix | None: ...
+
+    @property
+    def offset(self) -> Array | None: ...
 
     @property
     def weights(self) -> Array | None: ...
@@ -102,11 +105,12 @@ class ProcessState(NamedTuple):
     since_refresh: int
 
 
-def log_evidence(sites: Sites, moments: Moments) -> float:
-    """EP's log p(y), with all constants."""
-    return float(
-        sites.log_scale.sum() + 0.5 * (sites.shift @ moments.mean) - 0.5 * moments.log_determinant
-    )
+def log_evidence(sites: Sites, moments: Moments, offset: Array | None = None) -> float:
+    """EP's log p(y), with all constants; offset: the prior mean, None: 0."""
+    total = sites.log_scale.sum() + 0.5 * (sites.shift @ moments.mean)
+    if offset is not None:
+        total += 0.5 * (offset @ (sites.shift - sites.precision * moments.mean))
+    return float(total - 0.5 * moments.log_determinant)
 
 
 def with_alpha(sites: Sites, moments: Moments) -> Moments:
@@ -115,17 +119,25 @@ def with_alpha(sites: Sites, moments: Moments) -> Moments:
 
 
 def moments_of(
-    kernel: KernelMatrix, sites: Sites, covariance: bool, marginals: bool = True
+    kernel: KernelMatrix,
+    sites: Sites,
+    covariance: bool,
+    marginals: bool = True,
+    offset: Array | None = None,
 ) -> Moments | None:
     """Moments from the sites; None if the posterior is improper. O(n^3).
 
     The other triangle of the array then holds the covariance if it is asked for; else R, or nothing
-    if marginals are enough.
+    if marginals are enough. offset: the prior mean, None: 0.
     """
     alpha, mean, variance = np.empty((3, len(sites.shift)))
     cheap = marginals and not covariance and (sites.precision >= 0.0).all()
     fit = kernel.marginals if cheap else kernel.precision
-    log_determinant = fit(sites.precision, sites.shift, alpha, mean, variance)
+    # about the prior mean
+    shift = sites.shift if offset is None else sites.shift - sites.precision * offset
+    log_determinant = fit(sites.precision, shift, alpha, mean, variance)
+    if offset is not None:
+        mean += offset
     if not (np.isfinite(log_determinant) and (variance >= 0.0).all()):
         return None
     if covariance:
@@ -162,6 +174,7 @@ class ProcessEngine:
             problem.kernel,
             chunk,
         )
+        self.offset = problem.offset
         self.n_sites = self.order_of_matrices = n
         self.remedy, self.evidence_bound = problem.remedy, problem.evidence_bound
         self.is_parallel = schedule.order == "parallel"
@@ -188,7 +201,8 @@ class ProcessEngine:
                 )
         if start is None:
             self.kernel.load()
-            now = Moments(np.zeros(n), np.zeros(n), self.kernel.diagonal.copy(), 0.0)
+            mean = np.zeros(n) if self.offset is None else self.offset
+            now = Moments(np.zeros(n), mean, self.kernel.diagonal.copy(), 0.0)
             self._in_array = now
             return ProcessState(Sites(*np.zeros((3, n))), 0, factors, now, 0)
         if [len(part) for part in start.sites] != [n] * 3:
@@ -206,7 +220,7 @@ class ProcessEngine:
         now = state.now
         if not evidence:
             return Summary(now.mean, now.variance)
-        return Summary(now.mean, now.variance, log_evidence(state.sites, now))
+        return Summary(now.mean, now.variance, log_evidence(state.sites, now, self.offset))
 
     def sweep(self, state: ProcessState, keep: bool, tick: Tick) -> tuple[ProcessState, Counts]:
         self.tilted.begin_sweep(state.sweeps)
@@ -226,11 +240,14 @@ class ProcessEngine:
             return GPState(*state[:3]), with_alpha(state.sites, state.now)
         found = self._moments(state.sites, covariance=False, marginals=False)
         if found is None:
-            raise improper(state.sites.precision, self.kernel.diagonal)
+            raise self._improper(state.sites)
         return GPState(*state[:3]), found
 
+    def _improper(self, sites: Sites) -> FloatingPointError:
+        return improper(sites.precision, self.kernel.diagonal)
+
     def _moments(self, sites: Sites, covariance: bool, marginals: bool = True) -> Moments | None:
-        found = moments_of(self.kernel, sites, covariance, marginals)
+        found = moments_of(self.kernel, sites, covariance, marginals, self.offset)
         self._in_array = found if covariance else None
         return found
 
@@ -239,7 +256,7 @@ class ProcessEngine:
     ) -> tuple[ProcessState, Counts]:
         core, n, array = self.sequential, self.n_sites, self.kernel.array
         if self._in_array is not old.now and self._moments(old.sites, covariance=True) is None:
-            raise improper(old.sites.precision, self.kernel.diagonal)
+            raise self._improper(old.sites)
         self._in_array = None
         refused, core.log_determinant = core.n_refused, 0.0
         mean = old.now.mean.copy()
@@ -263,7 +280,7 @@ class ProcessEngine:
                 old.sites, new.sites, lambda s: self._moments(s, covariance=True)
             )
             if anew is None:
-                raise improper(new.sites.precision, self.kernel.diagonal)
+                raise self._improper(new.sites)
             refreshed = new._replace(sites=sites, now=anew, since_refresh=0)
             if share < 1.0:
                 return refreshed, Counts(refused, settled=False)
