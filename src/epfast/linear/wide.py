@@ -25,9 +25,6 @@ from epfast.linear.problem import (
 )
 from epfast.schedules import EP
 
-#: most rows per column for which the n x n form takes less time, for dense and sparse rows
-#: (``bench/speed/wide.py``)
-SHARE = 0.5
 #: numbers that are multiplied at a time, so that Ctrl-C acts within about a second, and that
 #: temporary arrays hold
 WORK, NUMBERS = 1 << 29, 1 << 20
@@ -239,6 +236,14 @@ def mean_of(problem: LinearProblem, alpha: Array) -> Array:
     return np.asarray(problem.prior_mean + problem.wide.prior(problem.prior).times(back))
 
 
+def losses_of(problem: LinearProblem, latent: Array, part: Any = slice(None)) -> Array:
+    """Beta times the weighted loss of some rows at latent values (m, k), (m, k)."""
+    y, weights = problem.data.y, problem.data.weights
+    assert y is not None
+    found = problem.loss.values(latent, y[part])
+    return found if weights is None else weights[part, None] * found
+
+
 def solved(problem: LinearProblem, sites: Sites, sweeps: int) -> WideState | None:
     """The state of these sites; None if it is improper. O(n^2 d + n^3)."""
     kernel: KernelMatrix = problem.wide.kernel(problem.prior)
@@ -255,8 +260,8 @@ def solved(problem: LinearProblem, sites: Sites, sweeps: int) -> WideState | Non
 def wide_rows(choices: Any, data: Data, intercept: bool) -> WideRows | None:
     """The rows, if a fit by these choices takes the n x n form.
 
-    Scalar sites with a full covariance, fewer rows than SHARE of the columns; not where they are
-    weighted and fitted in parallel.
+    Scalar sites of EP with a full covariance, fewer rows than columns; not where they are weighted
+    and fitted in parallel.
     """
     schedule = choices.schedule
     if not (isinstance(schedule, EP) and choices.covariance == "full"):
@@ -269,8 +274,11 @@ def wide_rows(choices: Any, data: Data, intercept: bool) -> WideRows | None:
 
 
 def is_wide(n: int, d: int) -> bool:
-    """Whether n rows of d columns are wide."""
-    return n < SHARE * d
+    """Whether n rows of d columns are wide: sweeps of order n take less time, up to n = 1.5 d.
+
+    Then the d x d form has shorter predictions, and keeps no rows.
+    """
+    return n < d
 
 
 def same_rows(mine: Data, theirs: Data) -> bool:

@@ -12,7 +12,7 @@ from epfast._core.kernel_matrix import KernelMatrix
 from epfast.inference import Sites
 from epfast.inference.best_gaussian import best_sites
 from epfast.linear.engines.kernel import log_evidence, moments_of
-from epfast.linear.wide import offset_of, solved
+from epfast.linear.wide import losses_of, offset_of, solved
 
 #: largest number of rows for which a better Gaussian is looked for: O(n^3) per step
 BETTER_UP_TO = 1500
@@ -46,7 +46,7 @@ class WideProposal(NamedTuple):
         problem = self.post.problem
         h = np.asarray(problem.data.X @ theta.T)
         site = shift @ h - 0.5 * precision @ h**2 + scale.sum()
-        return np.asarray(self.post.log_evidence - site - problem.losses(theta).sum(axis=0))
+        return np.asarray(self.post.log_evidence - site - losses_of(problem, h).sum(axis=0))
 
     def reported(self, theta: Array) -> Array:
         return theta
@@ -70,9 +70,7 @@ class WideProposal(NamedTuple):
             return found.mean, found.variance, log_evidence(sites, found, offset)
 
         def values(latent: Array, part: slice) -> Array:
-            data = problem.data
-            found: Array = problem.loss.values(latent, data.y[part])
-            return found if data.weights is None else data.weights[part, None] * found
+            return losses_of(problem, latent, part)
 
         best = best_sites(values, marginals, n)
         if best is None:

@@ -37,6 +37,7 @@ from epfast.linear.wide import (
     in_d_by_d,
     in_memory,
     is_wide,
+    losses_of,
     mean_of,
     offset_of,
     pieces,
@@ -309,6 +310,10 @@ class WidePosterior(FullPosterior):
             noise = draws.standard_normal((part.stop - part.start, self.n_normals))
             result[part] = self.mean + self.colored(noise)
         return result
+
+    def log_likelihood(self, draws: ArrayLike) -> Array:
+        theta = _checks.array("draws", draws, shape=(None, self.shift.size))
+        return -losses_of(self.problem, np.asarray(self._rows.X @ theta.T)).T
 
     def _case(self) -> Case:
         sd = np.sqrt(self.variance)
