@@ -21,6 +21,7 @@ SCRIPTS = {
     "speed.linear": "linear_speed",
     "speed.gp": "gp_speed",
     "speed.low_rank": "low_rank_scaling",
+    "speed.wide": "wide",
     "users.defaults": "defaults",
     "users.one_pass": "one_pass",
 }
