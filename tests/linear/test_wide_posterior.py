@@ -57,6 +57,23 @@ def test_draws_in_pieces(monkeypatch):
         np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore::epfast.DataWarning")
+@pytest.mark.parametrize(("variance", "tol"), [(1.0, 1e-12), (1e4, 1e-8), (1e8, 1e-4)])
+def test_digits_beside_a_wide_prior(variance, tol):
+    """Sites that are sharp for the prior, a kernel that is singular: labels that contradict.
+
+    Predictions at the rows of the fit lose no more digits than the prior variance has in front of
+    the posterior's.
+    """
+    rows, labels = np.vstack([X, X]), np.r_[np.ones(N), -np.ones(N)]
+    post = fit_linear(rows, labels, prior_variance=variance)
+    assert isinstance(post, WidePosterior)
+    mean, found = post.predict_latent(rows)
+    moments = post.latent_moments
+    assert np.abs((mean - moments.mean) / np.sqrt(moments.variance)).max() < tol
+    np.testing.assert_allclose(found, moments.variance, rtol=tol)
+
+
 @pytest.mark.parametrize("given", [{}, {"intercept": True}, PRIORS["mean"]], ids=str)
 def test_the_slope_is_that_of_the_log_evidence(given):
     """By differences, over fits with all prior variances scaled but for the intercept's."""

@@ -148,7 +148,8 @@ def fit_linear(
 
     Returns
     -------
-    FullPosterior or FactorizedPosterior
+    FullPosterior (with fewer rows than columns and a site per row the :class:`WidePosterior`, whose
+    sweeps take O(n^3)) or FactorizedPosterior
 
     Raises
     ------

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import linalg
 
 from epfast import _checks, families, schemes
 from epfast._arrays import Array, symmetric_from_upper
@@ -23,12 +22,18 @@ from epfast.linear.engines.kernel import (
     ProcessState,
     log_evidence,
     marginal_residual,
-    moments_of,
     with_alpha,
 )
 from epfast.linear.engines.wide import RowsAsProcess, WideEngine
 from epfast.linear.posterior import FullPosterior
-from epfast.linear.problem import Data, LinearProblem, from_sites, not_proper, sum_of_sites
+from epfast.linear.problem import (
+    Data,
+    LinearProblem,
+    from_sites,
+    inverse_root,
+    not_proper,
+    sum_of_sites,
+)
 from epfast.linear.sources import check_columns
 from epfast.linear.wide import (
     Prior,
@@ -51,14 +56,26 @@ INSTEAD = "ask for variance, predict_latent(X, joint=True) or sample(size)"
 
 
 class _Roots(NamedTuple):
-    """What draws need: theta + S X' (W z - R (X theta + e / root)), theta from the prior."""
+    """R = half half' - W W'. With roots fewer digits are lost than with R.
 
-    #: (n, n), R of the sites of positive precision
-    R: Array
-    #: (n,), 1 / root of their precisions; 0 for the others
-    inverse_root: Array
+    A draw is theta + S X' (W z - half half' (X theta + e / root)), theta from the prior.
+    """
+
+    #: (n, n), of the sites of positive precision
+    half: Array
     #: (n, m), of the m sites of negative precision
     W: Array
+    #: (n,), 1 / root of the precisions; 0 for those that are not positive
+    inverse_root: Array
+
+    def quadratic(self, rows: Any) -> Array:
+        """The diagonal of rows R rows'."""
+        found = _squares(rows @ self.half)
+        return found - _squares(rows @ self.W) if self.W.size else found
+
+
+def _squares(rows: Array) -> Array:
+    return np.asarray(np.einsum("ij,ij->i", rows, rows))
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +130,30 @@ class WidePosterior(FullPosterior):
         return symmetric_from_upper(packed)
 
     @cached_property
+    def _roots(self) -> _Roots:
+        """O(n^3), once."""
+        tau, whole = self.state.sites.precision, self._solved
+        assert whole.packed is not None
+        assert whole.diagonal is not None
+        n, negative = len(tau), np.flatnonzero(tau < 0.0)
+        K = symmetric_from_upper(np.tril(whole.packed, -1).T + np.diag(whole.diagonal))
+        root = np.sqrt(np.maximum(tau, 0.0))
+        B = K * root * root[:, None]
+        B[np.diag_indices(n)] += 1.0
+        half = root[:, None] * inverse_root(B)
+        with np.errstate(divide="ignore"):
+            inverses = np.where(root > 0.0, 1.0 / root, 0.0)
+        if not negative.size:
+            return _Roots(half, np.zeros((n, 0)), inverses)
+        # the covariance is that of the positive sites + U U', U = S X' W
+        left = -half @ (half.T @ K[:, negative])
+        left[negative, np.arange(negative.size)] += 1.0
+        scale = np.sqrt(-tau[negative])
+        rest = -scale[:, None] * (K[negative] @ left) * scale
+        rest[np.diag_indices(len(rest))] += 1.0
+        return _Roots(half, (left * scale) @ inverse_root(rest), inverses)
+
+    @cached_property
     def mean(self) -> Array:
         return mean_of(self.problem, self.latent_moments.alpha)
 
@@ -124,16 +165,10 @@ class WidePosterior(FullPosterior):
     @cached_property
     def variance(self) -> Array:
         """(d,), posterior variance of the weights. O(n^2 d), or n per entry of a CSR X, once."""
-        prior, R, n = self._prior, self.marginal_precision, len(self.state.sites.shift)
-        result = prior.variance.copy()
-        columns = self._rows.columns()
-        for part in pieces(len(result), n):
-            some: Any = prior.of_columns(columns, part)
-            half = some @ R
-            if hasattr(some, "indptr"):
-                result[part] -= np.asarray(some.multiply(half).sum(axis=1)).ravel()
-            else:
-                result[part] -= np.einsum("ij,ij->i", half, some)
+        prior, roots = self._prior, self._roots
+        result, columns = prior.variance.copy(), self._rows.columns()
+        for part in pieces(len(result), len(roots.half)):
+            result[part] -= roots.quadratic(prior.of_columns(columns, part))
         # clip rounding errors at 0
         return np.maximum(result, 0.0)
 
@@ -142,11 +177,13 @@ class WidePosterior(FullPosterior):
         """(d, d), posterior covariance of the weights. O(n d^2), up to 2 GB."""
         d = self.shift.size
         in_memory("covariance", d, INSTEAD)
-        half: Any = self._prior.of_columns(self._rows.columns(), slice(None))
-        half = half.toarray() if hasattr(half, "indptr") else half
-        result, taken = self._prior.matrix(), half @ self.marginal_precision
+        half, W = (
+            np.asarray(self._prior.of_columns(self._rows.columns(), slice(None)) @ root)
+            for root in self._roots[:2]
+        )
+        result = self._prior.matrix()
         for part in pieces(d, d):
-            result[part] -= taken[part] @ half.T
+            result[part] += W[part] @ W.T - half[part] @ half.T
         return np.asarray(0.5 * (result + result.T))
 
     @cached_property
@@ -220,8 +257,8 @@ class WidePosterior(FullPosterior):
 
     def _of_rows(self, rows: Any, joint: bool) -> tuple[Array, Array]:
         """See :meth:`predict_latent`; the rows are checked, and have their ones."""
-        prior, R = self._prior, self.marginal_precision
-        m, n = rows.shape[0], len(R)
+        prior, roots = self._prior, self._roots
+        m, n = rows.shape[0], len(roots.half)
         mean, cross = np.empty(m), np.empty((m if joint else 0, n))
         variance = np.empty((m, m) if joint else m)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -233,44 +270,16 @@ class WidePosterior(FullPosterior):
                 if joint:
                     cross[part], variance[part] = block, products(scaled, rows)
                 else:
-                    taken = np.einsum("ij,ij->i", block @ R, block)
                     # clip rounding errors at 0
-                    variance[part] = np.maximum(prior.variances(some) - taken, 0.0)
+                    rest = prior.variances(some) - roots.quadratic(block)
+                    variance[part] = np.maximum(rest, 0.0)
             if joint:
-                variance -= cross @ R @ cross.T
+                half, W = cross @ roots.half, cross @ roots.W
+                variance += W @ W.T - half @ half.T
                 variance = 0.5 * (variance + variance.T)
         if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
             raise ValueError("X holds NaN or infinity, or overflows; allowed: finite numbers")
         return mean, variance
-
-    @cached_property
-    def _roots(self) -> _Roots:
-        """O(n^3) where a site has a negative precision, once."""
-        tau = self.state.sites.precision
-        n = len(tau)
-        positive, negative = np.maximum(tau, 0.0), np.flatnonzero(tau < 0.0)
-        with np.errstate(divide="ignore"):
-            inverse_root = np.where(tau > 0.0, 1.0 / np.sqrt(positive), 0.0)
-        if not negative.size:
-            return _Roots(self.marginal_precision, inverse_root, np.zeros((n, 0)))
-        whole = self._solved
-        assert whole.packed is not None
-        assert whole.diagonal is not None
-        kernel = KernelMatrix(whole.packed.copy(), whole.diagonal)
-        if moments_of(kernel, Sites(positive, np.zeros(n), np.zeros(n)), False, False) is None:
-            raise not_proper()
-        R = symmetric_from_upper(kernel.array)
-        K = symmetric_from_upper(np.tril(whole.packed, -1).T + np.diag(whole.diagonal))
-        # the covariance is that of the positive sites + U U', U = S X' W
-        left = -R @ K[:, negative]
-        left[negative, np.arange(negative.size)] += 1.0
-        scale = np.sqrt(-tau[negative])
-        rest = -scale[:, None] * (K[negative] @ left) * scale
-        rest[np.diag_indices(len(rest))] += 1.0
-        factor = linalg.cholesky(rest, lower=True)
-        return _Roots(
-            R, inverse_root, linalg.solve_triangular(factor, (left * scale).T, lower=True).T
-        )
 
     @property
     def n_normals(self) -> int:
@@ -285,7 +294,7 @@ class WidePosterior(FullPosterior):
         roots, n, d = self._roots, len(self.state.sites.shift), self.shift.size
         theta = self._prior.color(noise[:, :d])
         seen = np.asarray((self._rows.X @ theta.T).T) + noise[:, d : d + n] * roots.inverse_root
-        weights = noise[:, d + n :] @ roots.W.T - seen @ roots.R
+        weights = noise[:, d + n :] @ roots.W.T - seen @ roots.half @ roots.half.T
         back = np.asarray(weights @ self._rows.X)
         return np.asarray(theta + self._prior.times(back.T).T)
 
