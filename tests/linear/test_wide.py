@@ -156,6 +156,15 @@ def test_the_rows_are_its_own():
             np.testing.assert_array_equal(ours, theirs)
 
 
+def test_a_read_only_map_stays_in_its_file(tmp_path):
+    X, y = classes(N, D)
+    np.save(tmp_path / "X.npy", X)
+    mapped = np.load(tmp_path / "X.npy", mmap_mode="r")
+    post = wide(mapped, y)
+    assert np.shares_memory(post.problem.data.X, mapped)
+    np.testing.assert_array_equal(post.mean, wide(X, y).mean)
+
+
 @pytest.mark.parametrize("one", ["dense", "float32", "sparse"])
 @pytest.mark.parametrize("other", ["dense", "float32", "sparse"])
 def test_products_of_rows(one, other, monkeypatch):

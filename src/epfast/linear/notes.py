@@ -98,7 +98,7 @@ def order_of_one_pass(data: Data, stacklevel: int = 4) -> str:
     """The order in which ADF takes rows in: their own, unless they come sorted by response."""
     if data.y is None or not _sorted(data.y[:, 0]):
         return "sequential"
-    if not _is_mapped(data.X):
+    if not is_mapped(data.X):
         return "shuffled"
     _say(
         "the rows of the memory map come sorted by response, and one pass forgets the first ones: "
@@ -108,7 +108,7 @@ def order_of_one_pass(data: Data, stacklevel: int = 4) -> str:
     return "sequential"
 
 
-def _is_mapped(X: Any) -> bool:
+def is_mapped(X: Any) -> bool:
     """Whether an array lies in a file."""
     while X is not None and not isinstance(X, np.memmap):
         X = getattr(X, "base", None)

@@ -15,6 +15,7 @@ from epfast._arrays import Array
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.inference import Sites
 from epfast.linear.engines.kernel import Moments, moments_of
+from epfast.linear.notes import is_mapped
 from epfast.linear.problem import (
     Data,
     LinearProblem,
@@ -298,7 +299,7 @@ def _own(X: Any, is_copy: bool) -> Any:
         return X
     if hasattr(X, "indptr"):
         return X.copy()
-    return X if isinstance(X, np.memmap) and not X.flags.writeable else np.array(X, order="C")
+    return X if is_mapped(X) and not X.flags.writeable else np.array(X, order="C")
 
 
 def in_d_by_d(problem: LinearProblem) -> LinearProblem:
