@@ -142,6 +142,25 @@ def test_rows_of_zeros_and_equal_rows():
     X, y = classes(N, D)
     X[3], X[5] = 0.0, X[4]
     same(wide(X, y), d_by_d(X, y), 1e-8)
+    weighted = wide(X, y, weights=WEIGHTS)
+    assert weighted.converged
+    assert weighted.residual < 1e-8
+    nothing = wide(0.0 * X, y, weights=[41.9] * N, schedule=EP(damping=0.5))
+    assert nothing.residual == 0.0
+    np.testing.assert_array_equal(nothing.mean, 0.0)
+
+
+@pytest.mark.filterwarnings("ignore::epfast.DataWarning")
+@pytest.mark.parametrize("scale", [1.0, 1e2, 1e3, 1e4, 1e5])
+def test_a_prior_mean_that_is_far_away(scale):
+    """A row's prior mean may lie many posterior sd away; with too many, digits would be lost."""
+    X, y = np.array([[0.0, scale, 1.0]]), np.array([[1, 4]])
+    prior = {"prior_mean": np.array([0.0, -0.75, 0.0]), "prior_variance": np.array([0.3] * 3)}
+    given = {"loss": "binomial", "schedule": TIGHT, **prior}
+    ours, theirs = fit_linear(X, y, **given), d_by_d(X, y, **given)
+    assert isinstance(ours, WidePosterior) == (scale < 200.0)
+    assert ours.residual < 1e-6
+    assert ours.log_evidence == pytest.approx(theirs.log_evidence, abs=1e-7)
 
 
 def test_the_rows_are_its_own():

@@ -37,7 +37,7 @@ from epfast.linear.problem import (
     with_ones,
 )
 from epfast.linear.sources import Stream, column_names, is_stream
-from epfast.linear.wide import wide_rows
+from epfast.linear.wide import in_best_form, wide_rows
 from epfast.linear.wide_posterior import Seen, WidePosterior
 from epfast.schedules import DEP, EP, Schedule
 from epfast.schemes import Scheme
@@ -254,7 +254,7 @@ def fit_linear(
     prior = (prior_variance, prior_precision, prior_mean)
     dense = posterior == "full" and (ours is None or prior_precision is not None)
     problem = chosen.problem(data, _prior(prior, start, chosen, d, wide, dense))
-    problem = problem._replace(intercept=wide is not None, names=names, wide=ours)
+    problem = in_best_form(problem._replace(intercept=wide is not None, names=names, wide=ours))
     scale = None if stream else _notes(problem, prior_variance, prior_precision)
     found: FactorizedPosterior | FullPosterior = fit_problem(
         problem, start, record=record, callback=callback, progress=progress

@@ -29,6 +29,8 @@ from epfast.schedules import EP
 #: numbers that are multiplied at a time, so that Ctrl-C acts within about a second, and that
 #: temporary arrays hold
 WORK, NUMBERS = 1 << 29, 1 << 20
+#: largest product of a row's prior mean and variance, of which EP loses about so many roundings
+FAR = 1e7
 #: bytes of the largest d x d matrix that is made of a posterior in the n x n form
 MOST_BYTES = 2 << 30
 
@@ -280,6 +282,19 @@ def is_wide(n: int, d: int) -> bool:
     Then the d x d form has shorter predictions, and keeps no rows.
     """
     return n < d
+
+
+def in_best_form(problem: LinearProblem) -> LinearProblem:
+    """The same problem, in the d x d form where the prior mean of a row costs too many digits."""
+    if problem.wide is None or not problem.prior.shift.any():
+        return problem
+    d = len(problem.prior.shift)
+    offset = offset_of(problem)
+    assert offset is not None
+    with np.errstate(over="ignore", invalid="ignore"):
+        spread = problem.wide.prior(problem.prior).variances(problem.data.X)
+        far = not (np.abs(offset) * spread <= FAR).all()
+    return in_d_by_d(problem) if far and 8 * d * d <= MOST_BYTES else problem
 
 
 def same_rows(mine: Data, theirs: Data) -> bool:

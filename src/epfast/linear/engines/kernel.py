@@ -325,7 +325,10 @@ def _weighted_residual(
 ) -> float:
     """The same with weights: of one copy of each factor, to what is left of its weight."""
     assert problem.weights is not None
-    counts, copies = problem.weights > 0.0, np.asarray(problem.copies())
+    # what is certain is as it should be
+    counts, copies = (problem.weights > 0.0) & (variance > 0.0), np.asarray(problem.copies())
+    if not counts.any():
+        return 0.0
     share, power = (
         problem.schedule.power / copies,
         problem.schedule.power * problem.weights / copies,
