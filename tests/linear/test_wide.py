@@ -184,6 +184,16 @@ def test_a_read_only_map_stays_in_its_file(tmp_path):
     np.testing.assert_array_equal(post.mean, wide(X, y).mean)
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning", "ignore::epfast.DataWarning")
+@pytest.mark.parametrize("kind", [np.asarray, sparse.csr_matrix])
+@pytest.mark.parametrize("matrix", [False, True])
+def test_overflow_is_said(kind, matrix):
+    X, y = classes(N, D)
+    prior = {"prior_precision": np.eye(D)} if matrix else {}
+    with pytest.raises(FloatingPointError, match="scale the columns of X"):
+        fit_linear(kind(1e200 * X), y, **prior)
+
+
 @pytest.mark.parametrize("one", ["dense", "float32", "sparse"])
 @pytest.mark.parametrize("other", ["dense", "float32", "sparse"])
 def test_products_of_rows(one, other, monkeypatch):

@@ -22,6 +22,7 @@ from epfast.linear.problem import (
     State,
     inverse_of,
     inverse_root,
+    not_proper,
     prior_of,
 )
 from epfast.schedules import EP
@@ -198,7 +199,8 @@ class WideRows:
 
     def remembering(self) -> WideRows:
         """The same, with X X' at hand for any common prior variance. O(n^2 d)."""
-        return WideRows(self.X, self.intercept, gram(self._features(), None))
+        with np.errstate(over="ignore", invalid="ignore"):
+            return WideRows(self.X, self.intercept, gram(self._features(), None))
 
     def columns(self) -> Any:
         """X', whose rows are at hand."""
@@ -209,13 +211,20 @@ class WideRows:
 
     def kernel(self, prior: State) -> KernelMatrix:
         """The prior covariance of the rows. O(n^2 d), or O(n^2) for a common prior variance."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            array = self._kernel(prior)
+        if not np.isfinite(array).all():
+            raise not_proper()
+        return KernelMatrix(array)
+
+    def _kernel(self, prior: State) -> Array:
         if prior.precision.ndim == 2:
             array = products(self.prior(prior).of_rows(self.X), self.X)
-            return KernelMatrix(np.ascontiguousarray(0.5 * (array + array.T)))
+            return np.ascontiguousarray(0.5 * (array + array.T))
         variance = 1.0 / prior.precision
         common = variance[: len(variance) - self.intercept]
         if not (common == common[0]).all():
-            return KernelMatrix(gram(self.X, variance))
+            return gram(self.X, variance)
         if self.remembered is not None:
             array = common[0] * self.remembered
         else:
@@ -223,7 +232,7 @@ class WideRows:
             array *= common[0]
         if self.intercept:
             array += variance[-1]
-        return KernelMatrix(array)
+        return array
 
 
 def offset_of(problem: LinearProblem) -> Array | None:

@@ -314,7 +314,8 @@ def marginal_residual(
     tilted = problem.tilted()
     tilted.begin_sweep(sweep)
     if problem.weights is not None:
-        return _weighted_residual(problem, tilted, sites, mean, variance)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return _weighted_residual(problem, tilted, sites, mean, variance)
     core = ParallelSweep(tilted, 1, min(problem.n, PARALLEL_ROWS), problem.schedule.power, 0.0)
     core.fit(mean, variance, problem.responses(), *families.copied(sites))
     return float("inf") if core.n_refused else core.residual
