@@ -22,6 +22,7 @@ SCRIPTS = {
     "speed.gp": "gp_speed",
     "speed.low_rank": "low_rank_scaling",
     "speed.tuning": "tuning",
+    "speed.wide": "wide",
     "users.defaults": "defaults",
     "users.one_pass": "one_pass",
 }

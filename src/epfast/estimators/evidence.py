@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +17,12 @@ from epfast.linear import (
     FactorizedPosterior,
     FullPosterior,
     LinearProblem,
+    WidePosterior,
     fit_problem,
-    online,
 )
-from epfast.linear.fit import unfitted
-from epfast.linear.problem import Data
+from epfast.linear.fit import Choices, unfitted
+from epfast.linear.problem import Data, data_of, prior_of, with_ones
+from epfast.linear.wide import wide_rows
 from epfast.losses import Loss
 from epfast.schedules import DEP, EP, Schedule
 
@@ -53,12 +55,43 @@ def certified(post: Posterior) -> bool:
     )
 
 
+def problems_of(
+    chosen: Choices, rows: Any, targets: list[Array], weights: Array | None, intercept: bool
+) -> list[LinearProblem]:
+    """The problems of these rows, a target each, with a prior variance of 1."""
+    X = with_ones(rows) if intercept else rows
+    data = [data_of(X, target, weights, chosen.loss) for target in targets]
+    wide = wide_rows(chosen, data[0], intercept)
+    if wide is not None:  # the kernel of one prior variance is a multiple of that of another
+        wide = wide.remembering()
+        data = [part._replace(X=wide.X) for part in data]
+    d = X.shape[1]
+    prior = prior_of(np.ones(d), np.zeros(d), chosen.covariance == "full" and wide is None)
+    problems = [chosen.problem(part, prior) for part in data]
+    return [problem._replace(intercept=intercept, wide=wide) for problem in problems]
+
+
 class Fits(NamedTuple):
     """The fits of all binary problems with one prior."""
 
     posteriors: list[Posterior]
     #: what there is to warn of: arguments of :func:`epfast.estimators.base.tell`
     told: list[tuple[Any, ...]]
+
+    def slopes(self, precision: Any, d: int) -> Array:
+        """d log Z / d log v_j = (E w_j^2 / v_j - 1) / 2, (d,), summed over the problems.
+
+        At a fixed point log Z does not change with the sites, to first order.
+        """
+        squares = sum(post.mean[:d] ** 2 + post.variance[:d] for post in self.posteriors)
+        return np.asarray(0.5 * (squares * precision - len(self.posteriors)))
+
+    def slope(self, precision: float, d: int) -> float:
+        """The sum of :meth:`slopes` of one prior variance."""
+        if all(isinstance(post, WidePosterior) for post in self.posteriors):
+            wide = cast(list[WidePosterior], self.posteriors)
+            return sum(post.log_evidence_slope() for post in wide)
+        return float(self.slopes(precision, d).sum())
 
     @property
     def log_evidence(self) -> float:
@@ -150,10 +183,10 @@ def with_chunk(posteriors: list[Posterior], problem: BinaryProblems, n_jobs: int
             prior = post.problem.prior
             return fit_problem(new._replace(prior=prior, base=prior), post, warn=warn), told
         schedule = None if post.sites is None else post.schedule
-        fit, joined = online.add_rows(post.problem, post.state, new.data, schedule, warn)
+        found = post.taken_in(new.data, schedule, warn)
         if post.sites is None:
-            joined = joined._replace(data=Data(None, None))
-        return FullPosterior(fit.state, joined, fit.converged, post.history + fit.history), told
+            found = replace(found, problem=found.problem._replace(data=Data(None, None)))
+        return found, told
 
     return Fits(*gathered(one, len(posteriors), n_jobs, problem.d))
 

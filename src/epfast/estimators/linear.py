@@ -27,6 +27,7 @@ from epfast.estimators.evidence import (
     BinaryProblems,
     Fits,
     normalised,
+    problems_of,
     with_chunk,
 )
 from epfast.estimators.interrupts import all_or_nothing
@@ -34,7 +35,7 @@ from epfast.estimators.search import Search, find
 from epfast.inference import fit_from
 from epfast.linear import FullPosterior, notes
 from epfast.linear.fit import FULL_UP_TO, choose
-from epfast.linear.problem import data_of, prior_of, variances_at_door, with_ones
+from epfast.linear.problem import variances_at_door
 from epfast.schedules import ADF, EP, Schedule
 
 # scikit-learn is there, or epfast.estimators.base would have said so
@@ -371,17 +372,9 @@ class LinearClassifier(LatentClassifier):
             chosen = choose(
                 self.loss, scheme, covariance, self.batch_size, schedule, self.beta, given
             )
-            X = with_ones(rows) if self.fit_intercept else rows
-            prior = prior_of(np.ones(X.shape[1]), np.zeros(X.shape[1]), covariance == "full")
-            problems = [
-                chosen.problem(data_of(X, target, weights, chosen.loss), prior)
-                for target in targets
-            ]
+            problems = problems_of(chosen, rows, targets, weights, bool(self.fit_intercept))
         names = tuple(_check_feature_names_in(self))
-        problems = [
-            problem._replace(names=names, intercept=bool(self.fit_intercept))
-            for problem in problems
-        ]
+        problems = [problem._replace(names=names) for problem in problems]
         variance = intercept if self.fit_intercept else None
         return BinaryProblems(problems, rows.shape[1], variance, self.n_jobs)
 

@@ -136,7 +136,7 @@ class Search:
         self.known[u] = math.nan
         if found is None:
             return -math.inf
-        self.known[u] = float(self._slopes(found, math.exp(-u)).sum())
+        self.known[u] = found.slope(math.exp(-u), self.problem.d)
         return found.log_evidence
 
     def slope(self, u: float) -> float:
@@ -144,15 +144,6 @@ class Search:
         if u not in self.known:
             self.value(u, self.fine)
         return self.known[u]
-
-    def _slopes(self, found: Fits, precision: Any) -> Array:
-        """d log Z / d log v_j = (E w_j^2 / v_j - 1) / 2, (d,), summed over the problems.
-
-        At a fixed point log Z does not change with the sites, to first order.
-        """
-        d = self.problem.d
-        squares = sum(post.mean[:d] ** 2 + post.variance[:d] for post in found.posteriors)
-        return np.asarray(0.5 * (squares * precision - len(found.posteriors)))
 
     def maximum(self, least: float, most: float) -> Found | None:
         """The best prior variance in [least, most]; None if no fit passed its certificate."""
@@ -276,7 +267,7 @@ class Search:
             value = found.log_evidence
             if value > best[0]:
                 best = value, u.copy(), found.posteriors
-            slopes = self._slopes(found, np.exp(-u)[groups])
+            slopes = found.slopes(np.exp(-u)[groups], self.problem.d)
             return -value, -np.asarray(np.bincount(groups, slopes), dtype=np.float64)
 
         start = np.clip(np.full(len(limits), math.log(common)), *limits.T)

@@ -16,7 +16,7 @@ from epfast.gp.engines import ENGINES, DescentEngine, ProcessEngine
 from epfast.gp.factor import KernelColumns, LowRankFactor
 from epfast.gp.low_rank import LowRankGPPosterior, fit_low_rank
 from epfast.gp.posterior import GPPosterior
-from epfast.gp.problem import GPProblem, GPState, Moments, check_positive, kernel_in_memory
+from epfast.gp.problem import GPProblem, check_positive, kernel_in_memory
 from epfast.inference import (
     Callback,
     ConvergenceWarning,
@@ -30,6 +30,7 @@ from epfast.inference import (
 )
 from epfast.inference.combinations import legal
 from epfast.inference.runtime import Tick
+from epfast.linear.engines.kernel import GPState, Moments
 from epfast.linear.problem import weights_of
 from epfast.losses import Loss
 from epfast.schedules import EP, DoubleLoop, Schedule

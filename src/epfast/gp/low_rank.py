@@ -24,7 +24,7 @@ from epfast.gp.factor import (
 from epfast.gp.prediction import MOVED, ProcessPosterior, matrices_of, prior_at
 from epfast.inference import Callback, Interrupted, Sites, SweepInfo
 from epfast.inference.certificates import Case
-from epfast.inference.files import agree, write
+from epfast.inference.files import agree, restore_responses, write
 from epfast.inference.runtime import Tick
 from epfast.linear.checking import proposal, root_of
 from epfast.linear.engines import at_start
@@ -313,7 +313,7 @@ def restore(
         }
     weights = restore_linear(arrays, header | {"posterior": FullPosterior.kind}, loss)
     factor = files.factor({name: arrays[f"factor_{name}"] for name in files.FACTOR})
-    y = files.responses(arrays["y"], loss)
+    y = restore_responses(arrays["y"], loss)
     n, d = _design(factor.G).shape
     if len(y) != n or weights.shift.size != d:
         raise ValueError("the weights are not of the rank of the factor")

@@ -24,6 +24,7 @@ from epfast.inference.combinations import legal
 from epfast.inference.loop import NO_FIXED_POINT, RESIDUAL, is_sharp
 from epfast.inference.runtime import Tick
 from epfast.linear import notes
+from epfast.linear.defaults import default_scheme
 from epfast.linear.engines import ENGINES, at_start, engine_of
 from epfast.linear.posterior import FactorizedPosterior, FullPosterior
 from epfast.linear.problem import (
@@ -36,6 +37,8 @@ from epfast.linear.problem import (
     with_ones,
 )
 from epfast.linear.sources import Stream, column_names, is_stream
+from epfast.linear.wide import in_best_form, wide_rows
+from epfast.linear.wide_posterior import WidePosterior, of_weights
 from epfast.schedules import DEP, EP, Schedule
 from epfast.schemes import Scheme
 
@@ -145,7 +148,8 @@ def fit_linear(
 
     Returns
     -------
-    FullPosterior or FactorizedPosterior
+    FullPosterior (with fewer rows than columns and a site per row the :class:`WidePosterior`, whose
+    sweeps take O(n^3)) or FactorizedPosterior
 
     Raises
     ------
@@ -242,9 +246,15 @@ def fit_linear(
         full = posterior == "full"
         data = (data_of if full else _unread)(X, y, weights, chosen.loss)
         d = data.X.shape[1]
+    ours = wide_rows(chosen, data, wide is not None)
+    if ours is not None:
+        data = data._replace(X=ours.X)
+    elif isinstance(start, WidePosterior) and chosen.schedule.stores == "none":
+        start = start.in_d_by_d()
     prior = (prior_variance, prior_precision, prior_mean)
-    problem = chosen.problem(data, _prior(prior, start, chosen, d, wide))
-    problem = problem._replace(intercept=wide is not None, names=names)
+    dense = posterior == "full" and (ours is None or prior_precision is not None)
+    problem = chosen.problem(data, _prior(prior, start, chosen, d, wide, dense))
+    problem = in_best_form(problem._replace(intercept=wide is not None, names=names, wide=ours))
     scale = None if stream else _notes(problem, prior_variance, prior_precision)
     found: FactorizedPosterior | FullPosterior = fit_problem(
         problem, start, record=record, callback=callback, progress=progress
@@ -326,7 +336,7 @@ def choose(
         factor = "minibatch"
     found_loss = losses.resolve(loss).tempered(beta)
     if scheme is None:
-        scheme = _default_scheme(found_loss, factor, full)
+        scheme = default_scheme(found_loss, factor, full)
     found = schemes.resolve(scheme)
     legal(ENGINES, posterior, factor, schedule, found, found_loss, given or {})
     if isinstance(schedule, DEP) and schedule.inner is not None:
@@ -356,38 +366,21 @@ def _chunks_with_ones(chunks: Any) -> Iterator[Any]:
             yield chunk
 
 
-def _default_scheme(loss: losses.Loss, factor: str, full: bool) -> Scheme:
-    """The scheme where none is named: one that holds on columns of unit variance."""
-    if factor == "row":
-        return schemes.Exact()
-    scheme, reason = schemes.Laplace(), schemes.Laplace().refuses(loss, factor)
-    if reason is not None and "values" not in loss.gives:
-        return scheme  # it says what is wrong
-    if reason is None and loss.kinks:
-        slopes = list(getattr(loss, "slopes", ()))
-        if slopes == sorted(slopes) and not full:
-            return schemes.Laplace(curvature="slope")
-        reason = f"the curvature of {loss!r} is 0, so that its sites would carry no precision"
-    if reason is None:
-        return scheme
-    raise ValueError(
-        f"scheme is None, for {loss!r} with a batch_size: {reason.split('; allowed')[0]}; allowed: "
-        "batch_size=None, a site per row, whose moments are exact, or a scheme that is named, as "
-        "schemes.Laplace(curvature='slope') or, with posterior='factorized', 'variational'; they "
-        "may fail on columns of unit variance"
-    )
-
-
 def _prior(
-    given: tuple[Any, Any, Any], start: Any, chosen: Choices, d: int, intercept: float | None
+    given: tuple[Any, Any, Any],
+    start: Any,
+    chosen: Choices,
+    d: int,
+    intercept: float | None,
+    dense: bool,
 ) -> State:
     """The prior that the arguments give; ADF with a start keeps the prior of the start.
 
-    d: the number of weights, with that of the intercept.
+    d: the number of weights, with that of the intercept; dense: its precision is a matrix.
     """
     if start is None or chosen.schedule.stores != "none":
         features = d if intercept is None else d - 1
-        return prior_at_door(*given, features, chosen.covariance == "full", intercept)
+        return prior_at_door(*given, features, dense, intercept)
     for name, value in zip(("prior_variance", "prior_precision", "prior_mean"), given, strict=True):
         if value is not None:
             raise ValueError(
@@ -451,27 +444,29 @@ def fit_problem(
 
     warn: told of the result, in place of :func:`epfast.inference.warn_of`.
     """
-    kind, fit = KINDS[problem.covariance], None
+    kind: Any = KINDS[problem.covariance] if problem.wide is None else WidePosterior
+    fit = None
 
     def result(fit: Fit) -> Any:
         kept = problem.without_rows() if isinstance(problem.data.X, Stream) else problem
         return kind(fit.state, kept, fit.converged, fit.history)
 
     def costs(state: State, counts: Counts) -> tuple[float | None, Array | None]:
-        mean = engine.summary(state, evidence=False).mean
+        summary = engine.summary if problem.wide is None else engine.of_weights
+        mean = summary(state, evidence=False).mean
         traced = None if counts.trace is None else problem.cost(counts.trace)
         return float(problem.cost(mean[None])[0]), traced
 
     try:
         fitted = problem._replace(data=_kept(problem, callback, progress))
         held = Held("X, y or weights", *fitted.data)
-        engine = engine_of(fitted, **({"traced": True} if record == "factor" else {}))
+        engine: Any = engine_of(fitted, **({"traced": True} if record == "factor" else {}))
         fit = run(
             engine,
             problem.schedule,
             start,
             record=None if record is None else costs,
-            callback=held.after(callback),
+            callback=held.after(of_weights(callback, problem)),
             progress=held.after(progress),
         )
         found = result(fit)
@@ -497,4 +492,5 @@ def fit_problem(
 def unfitted(problem: LinearProblem) -> Any:
     """The prior as a posterior: before the first sweep, without a start."""
     kept = problem.without_rows() if isinstance(problem.data.X, Stream) else problem
-    return KINDS[problem.covariance](at_start(problem), kept, False, [])
+    kind: Any = KINDS[problem.covariance] if problem.wide is None else WidePosterior
+    return kind(at_start(problem), kept, False, [])

@@ -80,12 +80,14 @@ def note_intercept(X: Any, y: Array, stacklevel: int = 2) -> None:
 
 def _has_constant(rows: Any) -> bool:
     """Whether some combination of the columns is 1 in all rows."""
+    if rows.shape[1] >= rows.shape[0]:
+        return True  # as good as certain
     dense = np.asarray(rows.todense() if hasattr(rows, "indptr") else rows, dtype=np.float64)
     if ((dense == dense[0]).all(axis=0) & (dense[0] != 0.0)).any():
         return True
     n, d = dense.shape
-    if d > SPAN_COLUMNS or d >= n:
-        return bool(d >= n)  # then some combination is
+    if d > SPAN_COLUMNS:
+        return False
     size = np.abs(dense).max(axis=0)
     scaled = dense / np.where(size > 0.0, size, 1.0)
     weights = linalg.lstsq(scaled, np.ones(n), lapack_driver="gelsy")[0]
@@ -96,7 +98,7 @@ def order_of_one_pass(data: Data, stacklevel: int = 4) -> str:
     """The order in which ADF takes rows in: their own, unless they come sorted by response."""
     if data.y is None or not _sorted(data.y[:, 0]):
         return "sequential"
-    if not _is_mapped(data.X):
+    if not is_mapped(data.X):
         return "shuffled"
     _say(
         "the rows of the memory map come sorted by response, and one pass forgets the first ones: "
@@ -106,7 +108,7 @@ def order_of_one_pass(data: Data, stacklevel: int = 4) -> str:
     return "sequential"
 
 
-def _is_mapped(X: Any) -> bool:
+def is_mapped(X: Any) -> bool:
     """Whether an array lies in a file."""
     while X is not None and not isinstance(X, np.memmap):
         X = getattr(X, "base", None)

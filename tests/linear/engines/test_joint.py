@@ -9,7 +9,7 @@ import pytest
 
 import epfast
 from epfast import EP, fit_gp
-from epfast.gp.engines import sweeps
+from epfast.linear.engines import kernel
 
 N = 160
 
@@ -89,15 +89,15 @@ def test_a_start_far_away_is_left_by_sweeps():
 def test_only_the_automatic_order_to_a_tolerance_takes_joint_steps(monkeypatch):
     K, values = process()
     y, steps = labels(values), []
-    plain = sweeps.joint_sites
-    monkeypatch.setattr(sweeps, "joint_sites", lambda *g: steps.append(1) or plain(*g))
+    plain = kernel.joint_sites
+    monkeypatch.setattr(kernel, "joint_sites", lambda *g: steps.append(1) or plain(*g))
     fit_gp(K, y, schedule=EP(3, 0.0))
     fit_gp(K, y, schedule=EP(50, damping=0.9))
     fit_gp(K, y, schedule=EP(50, power=0.9))
     fit_gp(K, y, schedule=EP(50, order="shuffled", seed=0))
     fit_gp(K, y, weights=np.full(N, 2.0), schedule=EP(50))
     fit_gp(K, y, loss="noisy_step", scheme=epfast.schemes.Relaxed(weight=0.03), schedule=EP(200))
-    few = slice(0, sweeps.JOINT_FROM - 1)
+    few = slice(0, kernel.JOINT_FROM - 1)
     fit_gp(K[few, few], y[few], schedule=EP(50))
     assert not steps
     fit_gp(K, y, schedule=EP(50))
@@ -108,13 +108,13 @@ def test_a_step_without_a_proper_posterior_gives_way_to_a_sweep(monkeypatch):
     K, values = process()
     y = labels(values)
     right = fit_gp(K, y, schedule=EP(100, 1e-8))
-    plain = sweeps.joint_sites
+    plain = kernel.joint_sites
 
     def improper(*given):
         found = plain(*given)
         return None if found is None else found._replace(precision=-1e6 - found.precision)
 
-    monkeypatch.setattr(sweeps, "joint_sites", improper)
+    monkeypatch.setattr(kernel, "joint_sites", improper)
     swept = fit_gp(K, y, schedule=EP(100, 1e-8))
     assert swept.converged
     assert len(swept.history) > len(right.history)
