@@ -231,6 +231,14 @@ EPF_INLINE vd v_exp(vd x)
     return v_select(V_MASK(x != x), x, y);
 }
 
+/* exp(x) for x < 709 that is not NaN; exp(-708) below. */
+EPF_INLINE vd v_exp_finite(vd x)
+{
+    vd c = v_max(x, v_set(-708.0)), t = c * V_LOG2E + V_ROUND_MAGIC, n = t - V_ROUND_MAGIC;
+    vd scale = v_pow2_of_magic(t), r = (c - n * V_LN2_HI) - n * V_LN2_LO;
+    return scale + scale * v_expm1_reduced(r);
+}
+
 EPF_INLINE vd v_expm1(vd x)
 {
     vd c = v_min(v_max(x, v_set(-45.0)), v_set(709.9));         /* -1 below, inf above */

@@ -762,26 +762,91 @@ static void piecewise_moments(const double *p, ptrdiff_t n, const double *m, con
     }
 }
 
-EPF_INLINE void smooth_sites_of(loss_function f, const int width, const double *p, ptrdiff_t n,
-                                const double *y, const double *m, const double *v,
-                                const double *power, double *lZ, double *dlZ, double *d2lZ)
+#define SMOOTH_BLOCK 128
+
+/* First the modes of a block of sites, then rule by rule those that it suits. */
+EPF_INLINE void smooth_sites_of(loss_function f, const int width, const double largest,
+                                const double *p, ptrdiff_t n, const double *y, const double *m,
+                                const double *v, const double *power, double *lZ, double *dlZ,
+                                double *d2lZ)
 {
+    double at[4][SMOOTH_BLOCK + VW];            /* h, value, slope, curvature */
+    unsigned char rule[SMOOTH_BLOCK], order[SMOOTH_BLOCK];
     RESPONSES(width);
+    smooth_sites a = {.y = r, .p = p};
     for (ptrdiff_t i = 0; i < n; i += VW) {
         ptrdiff_t count = n - i < VW ? n - i : VW;
-        vd a, b, c;
+        double rules[VW];
+        vd found;
         if (width) load_responses(width, y + i * width, width, count, r);
-        v_smooth_moments(f, r, p, LOAD_SITES(m), LOAD_SITES(v), LOAD_SITES(power), &a, &b, &c);
-        store_sites(count, a, b, c, lZ + i, dlZ + i, d2lZ + i);
+        a.m = LOAD_SITES(m);
+        a.v = LOAD_SITES(v);
+        a.b = LOAD_SITES(power);
+        v_smooth_mode(f, largest, &a, &found);
+        v_store(at[0] + i, a.h);
+        v_store(at[1] + i, a.value);
+        v_store(at[2] + i, a.slope);
+        v_store(at[3] + i, a.curvature);
+        v_store(rules, found);
+        for (ptrdiff_t j = 0; j < count; j++) rule[i + j] = (unsigned char)rules[j];
     }
+    int begin[SMOOTH_RULES + 1] = {0};
+    for (ptrdiff_t i = 0; i < n; i++) begin[rule[i] + 1]++;
+    for (int k = 0; k < SMOOTH_RULES; k++) begin[k + 1] += begin[k];
+    for (ptrdiff_t i = 0; i < n; i++) order[begin[rule[i]]++] = (unsigned char)i;
+    for (int k = 0; k < SMOOTH_RULES; k++)
+        for (int first = k ? begin[k - 1] : 0; first < begin[k]; first += VW) {
+            int count = begin[k] - first < VW ? begin[k] - first : VW;
+            double lane[8][VW], responses[VW * (width ? width : 1)], out[3][VW];
+            vd Z, slope, curvature;
+            for (int j = 0; j < VW; j++) {
+                ptrdiff_t site = order[first + (j < count ? j : count - 1)];
+                if (k == SMOOTH_RULES - 1) {
+                    lZ[site] = dlZ[site] = d2lZ[site] = NAN;
+                    continue;
+                }
+                lane[0][j] = m[site];
+                lane[1][j] = v[site];
+                lane[2][j] = power[site];
+                for (int c = 0; c < 4; c++) lane[3 + c][j] = at[c][site];
+                for (int c = 0; c < width; c++) responses[j * width + c] = y[site * width + c];
+            }
+            if (k == SMOOTH_RULES - 1) continue;
+            if (width) load_responses(width, responses, width, VW, r);
+            a.m = v_load(lane[0]);
+            a.v = v_load(lane[1]);
+            a.b = v_load(lane[2]);
+            a.h = v_load(lane[3]);
+            a.value = v_load(lane[4]);
+            a.slope = v_load(lane[5]);
+            a.curvature = v_load(lane[6]);
+            a.per_v = 1.0 / a.v;
+            a.tilt = (a.h - a.m) * a.per_v;
+            a.steep = a.b * a.curvature + a.per_v;
+            if (k < GAUSS_RULES) v_smooth_gauss(f, k, &a, &Z, &slope, &curvature);
+            else v_smooth_trapezoid(f, &a, &Z, &slope, &curvature);
+            v_store(out[0], Z);
+            v_store(out[1], slope);
+            v_store(out[2], curvature);
+            for (int j = 0; j < count; j++) {
+                ptrdiff_t site = order[first + j];
+                lZ[site] = out[0][j];
+                dlZ[site] = out[1][j];
+                d2lZ[site] = out[2][j];
+            }
+        }
 }
 
-#define SITES_SMOOTH(name, width)                                                                  \
-    smooth_sites_of(epf_##name, width, loss->parameters, n, y, m, v, power, lZ, dlZ, d2lZ);        \
+#define SITES_IN_BLOCKS(name, width, largest)                                                      \
+    for (ptrdiff_t i = 0; i < n; i += SMOOTH_BLOCK)                                                \
+        smooth_sites_of(epf_##name, width, largest, loss->parameters,                              \
+                        n - i < SMOOTH_BLOCK ? n - i : SMOOTH_BLOCK, (width) ? y + i * (width) : y, \
+                        m + i, v + i, power + i, lZ + i, dlZ + i, d2lZ + i);                       \
     break
+#define SITES_SMOOTH(name, width) SITES_IN_BLOCKS(name, width, 0.0)
+#define SITES_LOGISTIC SITES_SMOOTH
+#define SITES_PROBIT(name, width) SITES_IN_BLOCKS(name, width, 1.0)
 #define SITES_NONE(name, width) break
-#define SITES_PROBIT SITES_NONE
-#define SITES_LOGISTIC SITES_NONE
 #define SITES_PIECEWISE SITES_NONE
 
 static void smooth_moments(const epf_loss *loss, ptrdiff_t n, const double *y, const double *m,
