@@ -444,6 +444,7 @@ EPF_INLINE void v_piecewise_moments(const double *p, vd m, vd v, vd b, vd *lZ, v
  * rules agree to SMOOTH_AGREEMENT, whose square is the error of the better one. The window ends where
  * exp(g), and that times l'', are below e^-31 of what they are at the mode. */
 #define SMOOTH_STEPS 60
+#define SMOOTH_CLOSE 0.02               /* square of a Newton step, in sd of the integrand */
 #define SMOOTH_WIDENINGS 24
 #define SMOOTH_SHRINKINGS 6
 #define SMOOTH_INTERVALS 16
@@ -470,16 +471,16 @@ static const struct {
         {0.48493570751549764, -0.9476667898368364}, {1.4659890943911582, -0.9243419066672359},
         {2.4843258416389546, -0.8715233750021547}, {3.581823483551927, -0.7700038621514593},
         {4.859462828332312, -0.5472317528996632}}},
-    {6, 0.36, 3.0 / 8.0, {
+    {6, 0.2, 3.0 / 8.0, {
         {0.44440300194413895, -1.035499618549815}, {1.3403751971516167, -1.0192440457189929},
         {2.2594644510007993, -0.9838539987274912}, {3.2237098287700974, -0.9216098918905813},
         {4.2718258479322815, -0.8123445034853557}, {5.500901704467748, -0.5827193178294525}}},
-    {8, 1.0, 3.0 / 8.0, {
+    {8, 0.3, 3.0 / 8.0, {
         {0.3867606045005573, -1.1749857222014781}, {1.1638291005549648, -1.165771848572079},
         {1.9519803457163334, -1.1464537608023508}, {2.7602450476307014, -1.114943952498642},
         {3.600873624171548, -1.0670925737135997}, {4.492955302520011, -0.9943319522233998},
         {5.472225705949343, -0.8758436311646857}, {6.630878198393129, -0.6375708943346372}}},
-    {10, 1.5, 3.0 / 8.0, {
+    {10, 0.45, 3.0 / 8.0, {
         {0.3469641570813559, -1.2838359833363902}, {1.0429453488027511, -1.2779017888470148},
         {1.7452473208141268, -1.2656703933360767}, {2.458663611172368, -1.2463390529109386},
         {3.1890148165533896, -1.2184752078365209}, {3.9439673506573163, -1.1796064966097857},
@@ -495,19 +496,133 @@ typedef struct {
     vd h, value, slope, curvature, tilt, steep;     /* at h; tilt = (h - m) / v, steep = 1 / v + b l'' */
 } smooth_sites;
 
+/* Losses at finite h, U <= 2 vectors side by side, operation by operation as in v_exp_each. Derivatives
+ * that losses.h has as 0 may be 1e-300 here. */
+typedef void (*smooth_loss)(const int U, const vd *h, const vd *y, const double *p, vd *value, vd *slope,
+                            vd *curvature);
+
+#define EACH for (int i = 0; i < U; i++)
+
+/* log(1 + exp(-h)), e = exp(-|h|): log(1 + e) = 2 atanh(s), s = e / (2 + e) <= 1/3, polynomial in s^2
+ * at Chebyshev nodes, error 9e-17; and one division for 1 / (1 + e) as well */
+EPF_INLINE void v_logistic_of(const int U, const vd *h, const vd *e, vd *value, vd *slope, vd *curvature)
+{
+    vd a[2], b[2], inverse[2], s[2], z[2], q[2], zero = v_set(0.0);
+    EACH a[i] = 1.0 + e[i];
+    EACH b[i] = 2.0 + e[i];
+    EACH inverse[i] = 1.0 / (a[i] * b[i]);
+    EACH s[i] = e[i] * (a[i] * inverse[i]);
+    EACH b[i] = b[i] * inverse[i];                              /* 1 / (1 + e) */
+    EACH a[i] = e[i] * b[i];
+    EACH z[i] = s[i] * s[i];
+    EACH q[i] = z[i] * 0x1.6c26693a7c095p-3 + 0x1.94b79523b2fbbp-4;
+    EACH q[i] = q[i] * z[i] + 0x1.1659956da410fp-3;
+    EACH q[i] = q[i] * z[i] + 0x1.3aa5e932d3628p-3;
+    EACH q[i] = q[i] * z[i] + 0x1.74628d4f43596p-3;
+    EACH q[i] = q[i] * z[i] + 0x1.c71c47af989fdp-3;
+    EACH q[i] = q[i] * z[i] + 0x1.2492498161ca5p-2;
+    EACH q[i] = q[i] * z[i] + 0x1.99999998ca58bp-2;
+    EACH q[i] = q[i] * z[i] + 0x1.5555555555aeep-1;
+    EACH q[i] = (s[i] * z[i]) * q[i] + 2.0 * s[i];
+    EACH value[i] = v_max(-h[i], zero) + q[i];
+    EACH slope[i] = -v_select(V_MASK(h[i] > 0.0), a[i], b[i]);
+    EACH curvature[i] = a[i] * b[i];
+}
+
+EPF_INLINE void v_logistic_each(const int U, const vd *h, const vd *y, const double *p, vd *value,
+                                vd *slope, vd *curvature)
+{
+    vd e[2];
+    (void)y;
+    (void)p;
+    EACH e[i] = -v_abs(h[i]);
+    v_exp_each(U, e, e);
+    v_logistic_of(U, h, e, value, slope, curvature);
+}
+
+/* -log Phi(h), as v_probit_loss, but with two divisions for everything */
+EPF_INLINE void v_probit_each(const int U, const vd *h, const vd *y, const double *p, vd *value,
+                              vd *slope, vd *curvature)
+{
+    vd x[2], q[2], u[2], e[2], c[2], g[2], w[2], k[2], f[2], lost[2], s[2], z[2], zero = v_set(0.0);
+    vi below[2], deep = V_MASK(zero > zero);
+    (void)y;
+    (void)p;
+    EACH below[i] = V_MASK(h[i] < 0.0);
+    EACH x[i] = v_min(v_abs(h[i]), v_set(1e150));
+    /* erfcx(|h| / sqrt(2)) / 2 */
+    EACH u[i] = x[i] * V_SQRT_HALF + 4.0;
+    EACH q[i] = x[i] * V_SQRT_HALF + 0.5;
+    EACH z[i] = 1.0 / (u[i] * q[i]);
+    EACH q[i] = 1.0 - 8.0 * (q[i] * z[i]);
+    EACH z[i] = 0.5 * (u[i] * z[i]);
+    EACH e[i] = v_set(erfcx_coefficients[24]);
+    for (int j = 23; j >= 0; j--) EACH e[i] = e[i] * q[i] + erfcx_coefficients[j];
+    EACH e[i] = e[i] * z[i];
+    /* exp(-h^2 / 2), as v_gauss */
+    EACH x[i] = v_min(x[i], v_set(37.6));
+    EACH c[i] = V_FROM_BITS(V_BITS(x[i]) & v_seti(-(1LL << 27)));
+    EACH g[i] = -0.5 * (c[i] * c[i]);
+    v_exp_each(U, g, g);
+    EACH c[i] = 0.5 * (x[i] - c[i]) * (x[i] + c[i]);
+    EACH g[i] = g[i] - g[i] * (c[i] * (1.0 - c[i] * (0.5 - c[i] * (1.0 / 6.0))));
+    /* the logarithm of w, which is e / 2 below 0 and 1 - tail above; slope = num / den */
+    EACH u[i] = e[i] * g[i];
+    EACH w[i] = v_select(below[i], e[i], 1.0 - u[i]);
+    EACH lost[i] = v_select(below[i], zero, ((1.0 - w[i]) - u[i]) * (1.0 + u[i]));
+    EACH v_log_split(w[i], &k[i], &f[i]);
+    EACH c[i] = 2.0 + f[i];
+    EACH z[i] = 1.0 / (w[i] * c[i]);
+    EACH s[i] = f[i] * (w[i] * z[i]);
+    EACH slope[i] = (-0.5 * V_SQRT_2_OVER_PI) * (v_select(below[i], v_set(1.0), g[i]) * (c[i] * z[i]));
+    EACH z[i] = s[i] * s[i];
+    EACH q[i] = z[i] * 0x1.2b5f68a50d903p-3 + 0x1.39fdcceb4bb45p-3;
+    EACH q[i] = q[i] * z[i] + 0x1.7462b91b8df65p-3;
+    EACH q[i] = q[i] * z[i] + 0x1.c71c62d5e53e0p-3;
+    EACH q[i] = q[i] * z[i] + 0x1.2492492dfd86cp-2;
+    EACH q[i] = q[i] * z[i] + 0x1.9999999995273p-2;
+    EACH q[i] = q[i] * z[i] + 0x1.5555555555558p-1;
+    EACH q[i] = q[i] * z[i];
+    EACH c[i] = 0.5 * f[i] * f[i];
+    EACH value[i] = ((c[i] - (s[i] * (c[i] + q[i]) + (k[i] * V_LN2_LO + lost[i]))) - f[i]) - k[i] * V_LN2_HI;
+    EACH value[i] = value[i] + v_select(below[i], 0.5 * h[i] * h[i], zero);
+    EACH value[i] = v_select(~below[i] & V_MASK(u[i] < 0x1p-54), u[i], value[i]);
+    EACH curvature[i] = slope[i] * (slope[i] - h[i]);
+    /* far in the lower tail that cancels; there its asymptotic series in 1 / h^2 */
+    EACH deep |= V_MASK(h[i] < -40.0);
+    if (!v_any(deep)) return;
+    EACH {
+        z[i] = 1.0 / (h[i] * h[i]);
+        q[i] = 1.0 - z[i] * (1.0 - z[i] * (6.0 - z[i] * (50.0 - z[i] * (518.0 - z[i] * (6354.0 - z[i] * 89782.0)))));
+        curvature[i] = v_select(V_MASK(h[i] < -40.0), q[i], curvature[i]);
+    }
+}
+
+#define SMOOTH_EACH(name)                                                                          \
+    EPF_INLINE void v_##name##_each(const int U, const vd *h, const vd *y, const double *p,        \
+                                    vd *value, vd *slope, vd *curvature)                           \
+    {                                                                                              \
+        EACH epf_##name(h[i], y, p, &value[i], &slope[i], &curvature[i]);                          \
+    }
+SMOOTH_EACH(poisson)
+SMOOTH_EACH(binomial)
+#undef SMOOTH_EACH
+
 /* Sums over nodes, of weights w and w times u, u^2, s - s0, (s - s0)^2, b l''. */
 typedef struct {
     vd w, u, uu, s, ss, bend;
 } smooth_sums;
 
 /* log of the integrand at h less that at h + u, and s - s0 and b l'' there */
-EPF_INLINE vd v_smooth_fall(loss_function f, const smooth_sites *a, vd u, vd *s, vd *bend)
+EPF_INLINE void v_smooth_fall(smooth_loss f, const int U, const smooth_sites *a, const vd *u, vd *fall,
+                              vd *s, vd *bend)
 {
-    vd value, slope, curvature;
-    f(a->h + u, a->y, a->p, &value, &slope, &curvature);
-    *s = a->b * (a->slope - slope);
-    *bend = a->b * curvature;
-    return a->b * (value - a->value) + u * (a->tilt + 0.5 * u * a->per_v);
+    vd h[2];
+    EACH h[i] = a->h + u[i];
+    f(U, h, a->y, a->p, fall, s, bend);
+    EACH s[i] = a->b * (a->slope - s[i]);
+    EACH bend[i] = a->b * bend[i];
+    EACH fall[i] = a->b * (fall[i] - a->value) + u[i] * (a->tilt + 0.5 * u[i] * a->per_v);
 }
 
 EPF_INLINE void v_smooth_add(smooth_sums *sum, vd w, vd u, vd s, vd bend)
@@ -521,39 +636,42 @@ EPF_INLINE void v_smooth_add(smooth_sums *sum, vd w, vd u, vd s, vd bend)
     sum->bend += w * bend;
 }
 
-EPF_INLINE void v_smooth_at(loss_function f, smooth_sites *a, vd h)
+/* From m to near the mode, h. Where a Newton step ends there, the loss is known at its start only:
+ * what the integrand is compared with need not be its largest value. *rule: what the sites are to be
+ * integrated by. largest bounds the curvature of the loss; 0: that at the mode is typical. */
+EPF_INLINE void v_smooth_mode(smooth_loss f, const double largest, smooth_sites *a, vd *rule)
 {
-    a->h = h;
-    f(h, a->y, a->p, &a->value, &a->slope, &a->curvature);
-    a->tilt = (h - a->m) * a->per_v;
-    a->steep = a->b * a->curvature + a->per_v;
-}
-
-/* From h = m to near the mode. Returns the sites where it was found, in *rule what they are to be
- * integrated by; largest bounds the curvature of the loss, 0: that at the mode is typical. */
-EPF_INLINE void v_smooth_mode(loss_function f, const double largest, smooth_sites *a, vd *rule)
-{
+    vd m = a->m, h = m, uphill, step;
     a->per_v = 1.0 / a->v;
-    v_smooth_at(f, a, a->m);
-    vd m = a->m, end = m - a->v * (a->b * a->slope);
+    f(1, &h, a->y, a->p, &a->value, &a->slope, &a->curvature);
+    a->tilt = v_set(0.0);
+    vd end = m - a->v * (a->b * a->slope);
     vd low = v_min(m, end), high = v_max(m, end), last = 3.0 * (high - low);
     vi todo = V_MASK(high - low < INFINITY), sound = todo;
-    for (int i = 0; i < SMOOTH_STEPS && v_any(todo); i++) {
-        vd uphill = a->b * a->slope + a->tilt;
+    for (int i = 0;; i++) {
+        uphill = a->b * a->slope + (h - m) * a->per_v;
+        a->steep = a->b * a->curvature + a->per_v;
         vi beyond = V_MASK(uphill >= 0.0);
-        high = v_select(todo & beyond, a->h, high);
-        low = v_select(todo & ~beyond, a->h, low);
-        vd next = a->h - uphill / a->steep, step = v_abs(next - a->h);
+        high = v_select(todo & beyond, h, high);
+        low = v_select(todo & ~beyond, h, low);
+        vd next = h - uphill / a->steep;
+        step = v_abs(next - h);
         vi good = V_MASK(2.0 * step <= last) & V_MASK(next >= low) & V_MASK(next <= high);
         next = v_select(good, next, 0.5 * (low + high));
-        last = v_select(good, step, v_abs(next - a->h));
-        next = v_select(todo, next, a->h);
+        last = v_select(good, step, v_abs(next - h));
+        h = v_select(todo, next, h);
         /* what is left is of the order of the square, in the same units */
-        todo &= ~(good & V_MASK(step * step * a->steep < 0.02));
-        v_smooth_at(f, a, next);
+        todo &= ~(good & V_MASK(step * step * a->steep < SMOOTH_CLOSE));
+        if (!v_any(todo) || i == SMOOTH_STEPS) break;
+        vd value, slope, curvature;
+        f(1, &h, a->y, a->p, &value, &slope, &curvature);
+        a->value = v_select(todo, value, a->value);
+        a->slope = v_select(todo, slope, a->slope);
+        a->curvature = v_select(todo, curvature, a->curvature);
     }
+    a->h = h;
     sound &= ~todo & V_MASK(a->curvature > 0.0)
-             & V_MASK(a->b * (v_abs(a->value) + (1.0 + v_abs(a->h)) * a->curvature) < SMOOTH_LARGEST);
+             & V_MASK(a->b * (v_abs(a->value) + (1.0 + v_abs(h)) * a->curvature) < SMOOTH_LARGEST);
     vd unlike = v_sqrt(a->v * a->b * v_max(a->curvature, v_set(largest)));
     vd found = v_set(GAUSS_RULES);
     for (int i = GAUSS_RULES - 1; i >= 0; i--) {
@@ -577,28 +695,52 @@ EPF_INLINE void v_smooth_combine(const smooth_sites *a, const smooth_sums *sum, 
                      ((sum->uu * share - mean * mean) * a->per_v - 1.0) * a->per_v);
 }
 
-EPF_INLINE void v_smooth_gauss(loss_function f, const int rule, const smooth_sites *a, vd *lZ, vd *dlZ,
+/* Of a logistic site exp(h) and exp(-h) of all nodes are products, two of them from one polynomial. */
+EPF_INLINE void v_smooth_gauss(smooth_loss f, const int rule, const smooth_sites *a, vd *lZ, vd *dlZ,
                                vd *d2lZ)
 {
+    enum { U = 2 };
     vd zero = v_set(0.0), unit = 1.0 / v_sqrt(a->steep);
     smooth_sums sum = {zero, zero, zero, zero, zero, zero};
-    for (int i = 0; i < gauss_rules[rule].pairs; i++) {
-        vd u = gauss_rules[rule].node[i][0] * unit, s, bend;
-        double weight = gauss_rules[rule].node[i][1];
-        vd up = v_exp_finite(weight - v_smooth_fall(f, a, u, &s, &bend));
-        v_smooth_add(&sum, up, u, s, bend);
-        vd down = v_exp_finite(weight - v_smooth_fall(f, a, -u, &s, &bend));
-        v_smooth_add(&sum, down, -u, s, bend);
+    vd grown[2] = {a->h, -a->h};
+    if (f == v_logistic_each) {
+        EACH grown[i] = v_min(grown[i], v_set(600.0));
+        v_exp_each(U, grown, grown);
+    }
+    for (int j = 0; j < gauss_rules[rule].pairs; j++) {
+        double weight = gauss_rules[rule].node[j][1];
+        vd u[2], w[2], s[2], bend[2];
+        u[0] = gauss_rules[rule].node[j][0] * unit;
+        u[1] = -u[0];
+        if (f == v_logistic_each) {
+            vd e[2], h[2];
+            v_exp_both(u[0], &e[0], &e[1]);
+            EACH h[i] = a->h + u[i];
+            vd up = v_min(grown[0] * e[0], grown[1] * e[1]), down = v_min(grown[0] * e[1], grown[1] * e[0]);
+            e[0] = up;
+            e[1] = down;
+            v_logistic_of(U, h, e, w, s, bend);
+        } else {
+            vd h[2];
+            EACH h[i] = a->h + u[i];
+            f(U, h, a->y, a->p, w, s, bend);
+        }
+        EACH s[i] = a->b * (a->slope - s[i]);
+        EACH bend[i] = a->b * bend[i];
+        EACH w[i] = (weight - a->b * (w[i] - a->value)) - u[i] * (a->tilt + 0.5 * u[i] * a->per_v);
+        v_exp_each(U, w, w);
+        EACH v_smooth_add(&sum, w[i], u[i], s[i], bend[i]);
     }
     v_smooth_combine(a, &sum, v_log(sum.w * v_sqrt(a->per_v / a->steep)), lZ, dlZ, d2lZ);
 }
 
 /* How far from h on that side the window ends; sound loses the lanes where no end was found. */
-EPF_INLINE vd v_smooth_side(loss_function f, const smooth_sites *a, vd width, double sign, vi *sound)
+EPF_INLINE vd v_smooth_side(smooth_loss f, const smooth_sites *a, vd width, double sign, vi *sound)
 {
     vi todo = *sound;
     for (int i = 0; i < SMOOTH_WIDENINGS && v_any(todo); i++) {
-        vd s, bend, fall = v_smooth_fall(f, a, sign * width, &s, &bend);
+        vd at = sign * width, s, bend, fall;
+        v_smooth_fall(f, 1, a, &at, &fall, &s, &bend);
         fall -= v_log(v_max(bend / (a->b * a->curvature), v_set(1.0)));
         fall = v_select(V_MASK(fall == fall), fall, v_set(1e6));        /* inf - inf: far out */
         vi near = V_MASK(fall < 31.0), wrong = near;
@@ -612,7 +754,7 @@ EPF_INLINE vd v_smooth_side(loss_function f, const smooth_sites *a, vd width, do
     return width;
 }
 
-EPF_INLINE void v_smooth_trapezoid(loss_function f, const smooth_sites *a, vd *lZ, vd *dlZ, vd *d2lZ)
+EPF_INLINE void v_smooth_trapezoid(smooth_loss f, const smooth_sites *a, vd *lZ, vd *dlZ, vd *d2lZ)
 {
     vd zero = v_set(0.0), one = v_set(1.0), width = 8.0 / v_sqrt(a->steep);
     vi sound = V_MASK(width > 0.0);
@@ -625,11 +767,18 @@ EPF_INLINE void v_smooth_trapezoid(loss_function f, const smooth_sites *a, vd *l
     int count = SMOOTH_INTERVALS - 1;
     vi todo = sound;
     for (int halving = 0; halving <= SMOOTH_HALVINGS && v_any(todo); halving++) {
-        for (int k = 0; k < count; k++) {
-            vd u = first + (double)k * spacing, s, bend;
-            vd w = v_exp(-v_smooth_fall(f, a, u, &s, &bend));
-            vi some = V_MASK(w > 0.0);          /* not 0 times infinity */
-            v_smooth_add(&sum, w, u, v_select(some, s, zero), v_select(some, bend, zero));
+        for (int k = 0; k < count; k += 2) {
+            enum { U = 2 };
+            vd u[2], w[2], s[2], bend[2];
+            u[0] = first + (double)k * spacing;
+            u[1] = u[0] + spacing;
+            v_smooth_fall(f, U, a, u, w, s, bend);
+            EACH w[i] = -w[i];
+            v_exp_each(U, w, w);
+            if (k + 1 == count) w[1] = zero;
+            vi some = V_MASK(w[0] > 1e-300), others = V_MASK(w[1] > 1e-300);    /* not 0 times infinity */
+            v_smooth_add(&sum, w[0], u[0], v_select(some, s[0], zero), v_select(some, bend[0], zero));
+            v_smooth_add(&sum, w[1], u[1], v_select(others, s[1], zero), v_select(others, bend[1], zero));
         }
         vd now[3] = {sum.w * (halving ? 0.5 * spacing : spacing), sum.uu / sum.w, sum.bend / sum.w};
         if (halving) {
@@ -653,3 +802,4 @@ EPF_INLINE void v_smooth_trapezoid(loss_function f, const smooth_sites *a, vd *l
     v_smooth_combine(a, &found, v_log(mass * v_sqrt(a->per_v * (0.5 / V_PI))), lZ, dlZ, d2lZ);
     *lZ = v_select(sound & ~todo, *lZ, v_set(NAN));
 }
+#undef EACH

@@ -765,7 +765,7 @@ static void piecewise_moments(const double *p, ptrdiff_t n, const double *m, con
 #define SMOOTH_BLOCK 128
 
 /* First the modes of a block of sites, then rule by rule those that it suits. */
-EPF_INLINE void smooth_sites_of(loss_function f, const int width, const double largest,
+EPF_INLINE void smooth_sites_of(smooth_loss f, const int width, const double largest,
                                 const double *p, ptrdiff_t n, const double *y, const double *m,
                                 const double *v, const double *power, double *lZ, double *dlZ,
                                 double *d2lZ)
@@ -839,7 +839,7 @@ EPF_INLINE void smooth_sites_of(loss_function f, const int width, const double l
 
 #define SITES_IN_BLOCKS(name, width, largest)                                                      \
     for (ptrdiff_t i = 0; i < n; i += SMOOTH_BLOCK)                                                \
-        smooth_sites_of(epf_##name, width, largest, loss->parameters,                              \
+        smooth_sites_of(v_##name##_each, width, largest, loss->parameters,                              \
                         n - i < SMOOTH_BLOCK ? n - i : SMOOTH_BLOCK, (width) ? y + i * (width) : y, \
                         m + i, v + i, power + i, lZ + i, dlZ + i, d2lZ + i);                       \
     break
