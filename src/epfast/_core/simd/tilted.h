@@ -452,35 +452,35 @@ EPF_INLINE void v_piecewise_moments(const double *p, vd m, vd v, vd b, vd *lZ, v
 #define SMOOTH_AGREEMENT 1e-6
 #define SMOOTH_LARGEST 2e4              /* of b times the terms of l: their rounding goes into lZ */
 
-/* Rules, by number: Gauss-Hermite of that many nodes where v <= widest (1 - falls sqrt(lambda v))^8,
+/* Rules, by number: Gauss-Hermite of that many nodes where v (1 + unlike lambda v)^4 <= widest,
  * then trapezoidal, then none. */
 #define GAUSS_RULES 6
 #define SMOOTH_RULES (GAUSS_RULES + 2)
 static const struct {
     int pairs;                          /* of nodes +-z */
-    double widest, falls;
+    double widest, unlike;
     double node[10][2];                 /* z, log(weight exp(z^2 / 2)), the weights of N(0, 1) */
 } gauss_rules[GAUSS_RULES] = {
-    {3, 0.043, 11.0 / 8.0, {
+    {3, 0.027, 16.0, {
         {0.6167065901925941, -0.7042960915529212}, {1.8891758777537107, -0.6389529680549093},
         {3.324257433552119, -0.44405235350448063}}},
-    {4, 0.06, 5.0 / 8.0, {
+    {4, 0.045, 4.0, {
         {0.5390798113513751, -0.8408404759645666}, {1.636519042435108, -0.8044356626135389},
         {2.8024858612875416, -0.715366630062256}, {4.1445471861258945, -0.5029040463471323}}},
-    {5, 0.12, 3.0 / 8.0, {
+    {5, 0.12, 2.0, {
         {0.48493570751549764, -0.9476667898368364}, {1.4659890943911582, -0.9243419066672359},
         {2.4843258416389546, -0.8715233750021547}, {3.581823483551927, -0.7700038621514593},
         {4.859462828332312, -0.5472317528996632}}},
-    {6, 0.2, 3.0 / 8.0, {
+    {6, 0.2, 2.0, {
         {0.44440300194413895, -1.035499618549815}, {1.3403751971516167, -1.0192440457189929},
         {2.2594644510007993, -0.9838539987274912}, {3.2237098287700974, -0.9216098918905813},
         {4.2718258479322815, -0.8123445034853557}, {5.500901704467748, -0.5827193178294525}}},
-    {8, 0.3, 3.0 / 8.0, {
+    {8, 0.3, 2.0, {
         {0.3867606045005573, -1.1749857222014781}, {1.1638291005549648, -1.165771848572079},
         {1.9519803457163334, -1.1464537608023508}, {2.7602450476307014, -1.114943952498642},
         {3.600873624171548, -1.0670925737135997}, {4.492955302520011, -0.9943319522233998},
         {5.472225705949343, -0.8758436311646857}, {6.630878198393129, -0.6375708943346372}}},
-    {10, 0.45, 3.0 / 8.0, {
+    {10, 0.45, 2.0, {
         {0.3469641570813559, -1.2838359833363902}, {1.0429453488027511, -1.2779017888470148},
         {1.7452473208141268, -1.2656703933360767}, {2.458663611172368, -1.2463390529109386},
         {3.1890148165533896, -1.2184752078365209}, {3.9439673506573163, -1.1796064966097857},
@@ -493,7 +493,7 @@ typedef struct {
     const vd *y;
     const double *p;
     vd m, v, b, per_v;
-    vd h, value, slope, curvature, tilt, steep;     /* at h; tilt = (h - m) / v, steep = 1 / v + b l'' */
+    vd h, value, slope, variance, tilt;     /* the last two are 1 / (1 / v + b l'') and (h - m) / v */
 } smooth_sites;
 
 /* Losses at finite h, U <= 2 vectors side by side, operation by operation as in v_exp_each. Derivatives
@@ -636,60 +636,55 @@ EPF_INLINE void v_smooth_add(smooth_sums *sum, vd w, vd u, vd s, vd bend)
     sum->bend += w * bend;
 }
 
-/* From m to near the mode, h. Where a Newton step ends there, the loss is known at its start only:
- * what the integrand is compared with need not be its largest value. *rule: what the sites are to be
- * integrated by. largest bounds the curvature of the loss; 0: that at the mode is typical. */
-EPF_INLINE void v_smooth_mode(smooth_loss f, const double largest, smooth_sites *a, vd *rule)
+/* From m, where the loss is known, to near the mode, h. Where a Newton step ends there, the loss is not
+ * taken again: what the integrand is compared with need not be its largest value. *rule: what the
+ * sites are to be integrated by. largest bounds the curvature of the loss; 0: that near the mode is
+ * typical. */
+EPF_INLINE void v_smooth_mode(smooth_loss f, const double largest, smooth_sites *a, vd curvature, vd *rule)
 {
-    vd m = a->m, h = m, uphill, step;
-    a->per_v = 1.0 / a->v;
-    f(1, &h, a->y, a->p, &a->value, &a->slope, &a->curvature);
-    a->tilt = v_set(0.0);
-    vd end = m - a->v * (a->b * a->slope);
+    vd m = a->m, h = m, end = m - a->v * (a->b * a->slope);
     vd low = v_min(m, end), high = v_max(m, end), last = 3.0 * (high - low);
+    a->per_v = 1.0 / a->v;
     vi todo = V_MASK(high - low < INFINITY), sound = todo;
     for (int i = 0;; i++) {
-        uphill = a->b * a->slope + (h - m) * a->per_v;
-        a->steep = a->b * a->curvature + a->per_v;
+        vd uphill = a->b * a->slope + (h - m) * a->per_v, steep = a->b * curvature + a->per_v;
+        a->variance = 1.0 / steep;
         vi beyond = V_MASK(uphill >= 0.0);
         high = v_select(todo & beyond, h, high);
         low = v_select(todo & ~beyond, h, low);
-        vd next = h - uphill / a->steep;
-        step = v_abs(next - h);
+        vd next = h - uphill * a->variance, step = v_abs(next - h);
         vi good = V_MASK(2.0 * step <= last) & V_MASK(next >= low) & V_MASK(next <= high);
         next = v_select(good, next, 0.5 * (low + high));
         last = v_select(good, step, v_abs(next - h));
         h = v_select(todo, next, h);
         /* what is left is of the order of the square, in the same units */
-        todo &= ~(good & V_MASK(step * step * a->steep < SMOOTH_CLOSE));
+        todo &= ~(good & V_MASK(step * step * steep < SMOOTH_CLOSE));
         if (!v_any(todo) || i == SMOOTH_STEPS) break;
-        vd value, slope, curvature;
-        f(1, &h, a->y, a->p, &value, &slope, &curvature);
-        a->value = v_select(todo, value, a->value);
-        a->slope = v_select(todo, slope, a->slope);
-        a->curvature = v_select(todo, curvature, a->curvature);
+        vd now[3];
+        f(1, &h, a->y, a->p, now, now + 1, now + 2);
+        a->value = v_select(todo, now[0], a->value);
+        a->slope = v_select(todo, now[1], a->slope);
+        curvature = v_select(todo, now[2], curvature);
     }
     a->h = h;
-    sound &= ~todo & V_MASK(a->curvature > 0.0)
-             & V_MASK(a->b * (v_abs(a->value) + (1.0 + v_abs(h)) * a->curvature) < SMOOTH_LARGEST);
-    vd unlike = v_sqrt(a->v * a->b * v_max(a->curvature, v_set(largest)));
-    vd found = v_set(GAUSS_RULES);
+    sound &= ~todo & V_MASK(curvature > 0.0)
+             & V_MASK(a->b * (v_abs(a->value) + (1.0 + v_abs(h)) * curvature) < SMOOTH_LARGEST);
+    vd share = a->v * a->b * v_max(curvature, v_set(largest)), found = v_set(GAUSS_RULES);
     for (int i = GAUSS_RULES - 1; i >= 0; i--) {
-        vd c = v_max(1.0 - gauss_rules[i].falls * unlike, v_set(0.0));
+        vd c = 1.0 + gauss_rules[i].unlike * share;
         c *= c;
-        c *= c;
-        found = v_select(V_MASK(a->v <= gauss_rules[i].widest * (c * c)), v_set(i), found);
+        found = v_select(V_MASK(a->v * (c * c) <= gauss_rules[i].widest), v_set(i), found);
     }
     *rule = v_select(sound, found, v_set(GAUSS_RULES + 1));
 }
 
-/* log_mass: of the integral over that of the cavity, less the log of the integrand at h */
-EPF_INLINE void v_smooth_combine(const smooth_sites *a, const smooth_sums *sum, vd log_mass, vd *lZ,
-                                 vd *dlZ, vd *d2lZ)
+/* mass: of what is integrated, over the cavity's; squared */
+EPF_INLINE void v_smooth_combine(const smooth_sites *a, const smooth_sums *sum, vd mass, vd *lZ, vd *dlZ,
+                                 vd *d2lZ)
 {
     vd share = 1.0 / sum->w, mean = sum->u * share, s = sum->s * share, bend = sum->bend * share;
     vi by_slopes = V_MASK(bend < a->per_v);
-    *lZ = log_mass - (a->b * a->value + 0.5 * (a->h - a->m) * a->tilt);
+    *lZ = 0.5 * v_log(mass) - (a->b * a->value + 0.5 * (a->h - a->m) * a->tilt);
     *dlZ = v_select(by_slopes, s - a->b * a->slope, a->tilt + mean * a->per_v);
     *d2lZ = v_select(by_slopes, sum->ss * share - s * s - bend,
                      ((sum->uu * share - mean * mean) * a->per_v - 1.0) * a->per_v);
@@ -700,7 +695,7 @@ EPF_INLINE void v_smooth_gauss(smooth_loss f, const int rule, const smooth_sites
                                vd *d2lZ)
 {
     enum { U = 2 };
-    vd zero = v_set(0.0), unit = 1.0 / v_sqrt(a->steep);
+    vd zero = v_set(0.0), unit = v_sqrt(a->variance);
     smooth_sums sum = {zero, zero, zero, zero, zero, zero};
     vd grown[2] = {a->h, -a->h};
     if (f == v_logistic_each) {
@@ -731,17 +726,18 @@ EPF_INLINE void v_smooth_gauss(smooth_loss f, const int rule, const smooth_sites
         v_exp_each(U, w, w);
         EACH v_smooth_add(&sum, w[i], u[i], s[i], bend[i]);
     }
-    v_smooth_combine(a, &sum, v_log(sum.w * v_sqrt(a->per_v / a->steep)), lZ, dlZ, d2lZ);
+    v_smooth_combine(a, &sum, sum.w * sum.w * (a->per_v * a->variance), lZ, dlZ, d2lZ);
 }
 
 /* How far from h on that side the window ends; sound loses the lanes where no end was found. */
 EPF_INLINE vd v_smooth_side(smooth_loss f, const smooth_sites *a, vd width, double sign, vi *sound)
 {
+    vd bend_there = 1.0 / a->variance - a->per_v;
     vi todo = *sound;
     for (int i = 0; i < SMOOTH_WIDENINGS && v_any(todo); i++) {
         vd at = sign * width, s, bend, fall;
         v_smooth_fall(f, 1, a, &at, &fall, &s, &bend);
-        fall -= v_log(v_max(bend / (a->b * a->curvature), v_set(1.0)));
+        fall -= v_log(v_max(bend / bend_there, v_set(1.0)));
         fall = v_select(V_MASK(fall == fall), fall, v_set(1e6));        /* inf - inf: far out */
         vi near = V_MASK(fall < 31.0), wrong = near;
         if (i < SMOOTH_SHRINKINGS) wrong |= V_MASK(fall > 50.0);
@@ -756,7 +752,7 @@ EPF_INLINE vd v_smooth_side(smooth_loss f, const smooth_sites *a, vd width, doub
 
 EPF_INLINE void v_smooth_trapezoid(smooth_loss f, const smooth_sites *a, vd *lZ, vd *dlZ, vd *d2lZ)
 {
-    vd zero = v_set(0.0), one = v_set(1.0), width = 8.0 / v_sqrt(a->steep);
+    vd zero = v_set(0.0), one = v_set(1.0), width = 8.0 * v_sqrt(a->variance);
     vi sound = V_MASK(width > 0.0);
     vd left = v_smooth_side(f, a, width, -1.0, &sound);
     vd right = v_smooth_side(f, a, width, 1.0, &sound);
@@ -799,7 +795,7 @@ EPF_INLINE void v_smooth_trapezoid(smooth_loss f, const smooth_sites *a, vd *lZ,
         count = halving ? 2 * count : count + 1;
         first = 0.5 * spacing - left;
     }
-    v_smooth_combine(a, &found, v_log(mass * v_sqrt(a->per_v * (0.5 / V_PI))), lZ, dlZ, d2lZ);
+    v_smooth_combine(a, &found, mass * mass * (a->per_v * (0.5 / V_PI)), lZ, dlZ, d2lZ);
     *lZ = v_select(sound & ~todo, *lZ, v_set(NAN));
 }
 #undef EACH

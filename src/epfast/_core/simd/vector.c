@@ -764,77 +764,96 @@ static void piecewise_moments(const double *p, ptrdiff_t n, const double *m, con
 
 #define SMOOTH_BLOCK 128
 
-/* First the modes of a block of sites, then rule by rule those that it suits. */
-EPF_INLINE void smooth_sites_of(smooth_loss f, const int width, const double largest,
-                                const double *p, ptrdiff_t n, const double *y, const double *m,
-                                const double *v, const double *power, double *lZ, double *dlZ,
-                                double *d2lZ)
+/* Some numbers of sites, in the lanes; the last of the order repeats. */
+EPF_INLINE vd gather_sites(const double *p, const unsigned char *order, int count)
 {
-    double at[4][SMOOTH_BLOCK + VW];            /* h, value, slope, curvature */
-    unsigned char rule[SMOOTH_BLOCK], order[SMOOTH_BLOCK];
+    double lanes[VW];
+    if (count >= VW && order[VW - 1] - order[0] == VW - 1) return v_load(p + order[0]);
+    for (int j = 0; j < VW; j++) lanes[j] = p[order[j < count ? j : count - 1]];
+    return v_load(lanes);
+}
+
+EPF_INLINE void scatter_sites(vd a, const unsigned char *order, int count, double *p)
+{
+    double lanes[VW];
+    if (count >= VW && order[VW - 1] - order[0] == VW - 1) {
+        v_store(p + order[0], a);
+        return;
+    }
+    v_store(lanes, a);
+    for (int j = 0; j < VW && j < count; j++) p[order[j]] = lanes[j];
+}
+
+/* The loss at the means, the modes, and then rule by rule the sites that it suits. */
+EPF_INLINE void smooth_sites_of(smooth_loss f, const int width, const double largest, const double *p,
+                                ptrdiff_t n, const double *y, const double *m, const double *v,
+                                const double *power, double *lZ, double *dlZ, double *d2lZ)
+{
+    enum { H, VALUE, SLOPE, VARIANCE, PER_V, KEPT };
+    double at[KEPT][SMOOTH_BLOCK + VW], rules[SMOOTH_BLOCK + VW];
+    unsigned char order[SMOOTH_BLOCK];
+    int begin[SMOOTH_RULES + 1] = {0};
     RESPONSES(width);
     smooth_sites a = {.y = r, .p = p};
+    vd Z, slope, curvature, rule;
+    /* two vectors at a time where they have no responses of their own */
+    const int U = width ? 1 : 2;
+    for (ptrdiff_t i = 0; i < n; i += U * VW) {
+        vd h[2], l[2], s[2], c[2];
+        if (width) load_responses(width, y + i * width, width, n - i < VW ? n - i : VW, r);
+        h[0] = LOAD_SITES(m);
+        h[1] = n - i > VW ? (n - i >= 2 * VW ? v_load(m + i + VW) : load_sites(m + i + VW, n - i - VW)) : h[0];
+        f(U, h, r, p, l, s, c);
+        for (int u = 0; u < U && i + u * VW < n; u++) {
+            v_store(at[VALUE] + i + u * VW, l[u]);
+            v_store(at[SLOPE] + i + u * VW, s[u]);
+            v_store(at[VARIANCE] + i + u * VW, c[u]);
+        }
+    }
     for (ptrdiff_t i = 0; i < n; i += VW) {
-        ptrdiff_t count = n - i < VW ? n - i : VW;
-        double rules[VW];
-        vd found;
-        if (width) load_responses(width, y + i * width, width, count, r);
+        if (width) load_responses(width, y + i * width, width, n - i < VW ? n - i : VW, r);
         a.m = LOAD_SITES(m);
         a.v = LOAD_SITES(v);
         a.b = LOAD_SITES(power);
-        v_smooth_mode(f, largest, &a, &found);
-        v_store(at[0] + i, a.h);
-        v_store(at[1] + i, a.value);
-        v_store(at[2] + i, a.slope);
-        v_store(at[3] + i, a.curvature);
-        v_store(rules, found);
-        for (ptrdiff_t j = 0; j < count; j++) rule[i + j] = (unsigned char)rules[j];
+        a.value = v_load(at[VALUE] + i);
+        a.slope = v_load(at[SLOPE] + i);
+        v_smooth_mode(f, largest, &a, v_load(at[VARIANCE] + i), &rule);
+        v_store(at[H] + i, a.h);
+        v_store(at[VALUE] + i, a.value);
+        v_store(at[SLOPE] + i, a.slope);
+        v_store(at[VARIANCE] + i, a.variance);
+        v_store(at[PER_V] + i, a.per_v);
+        v_store(rules + i, rule);
     }
-    int begin[SMOOTH_RULES + 1] = {0};
-    for (ptrdiff_t i = 0; i < n; i++) begin[rule[i] + 1]++;
+    for (ptrdiff_t i = 0; i < n; i++) begin[(int)rules[i] + 1]++;
     for (int k = 0; k < SMOOTH_RULES; k++) begin[k + 1] += begin[k];
-    for (ptrdiff_t i = 0; i < n; i++) order[begin[rule[i]]++] = (unsigned char)i;
-    for (int k = 0; k < SMOOTH_RULES; k++)
+    for (ptrdiff_t i = 0; i < n; i++) order[begin[(int)rules[i]]++] = (unsigned char)i;
+    for (int k = 0; k < SMOOTH_RULES - 1; k++)
         for (int first = k ? begin[k - 1] : 0; first < begin[k]; first += VW) {
             int count = begin[k] - first < VW ? begin[k] - first : VW;
-            double lane[8][VW], responses[VW * (width ? width : 1)], out[3][VW];
-            vd Z, slope, curvature;
-            for (int j = 0; j < VW; j++) {
-                ptrdiff_t site = order[first + (j < count ? j : count - 1)];
-                if (k == SMOOTH_RULES - 1) {
-                    lZ[site] = dlZ[site] = d2lZ[site] = NAN;
-                    continue;
-                }
-                lane[0][j] = m[site];
-                lane[1][j] = v[site];
-                lane[2][j] = power[site];
-                for (int c = 0; c < 4; c++) lane[3 + c][j] = at[c][site];
-                for (int c = 0; c < width; c++) responses[j * width + c] = y[site * width + c];
+            const unsigned char *sites = order + first;
+            if (width) {
+                double responses[VW * (width ? width : 1)];
+                for (int j = 0; j < VW * width; j++)
+                    responses[j] = y[sites[j / width < count ? j / width : count - 1] * width + j % width];
+                load_responses(width, responses, width, VW, r);
             }
-            if (k == SMOOTH_RULES - 1) continue;
-            if (width) load_responses(width, responses, width, VW, r);
-            a.m = v_load(lane[0]);
-            a.v = v_load(lane[1]);
-            a.b = v_load(lane[2]);
-            a.h = v_load(lane[3]);
-            a.value = v_load(lane[4]);
-            a.slope = v_load(lane[5]);
-            a.curvature = v_load(lane[6]);
-            a.per_v = 1.0 / a.v;
+            a.m = gather_sites(m, sites, count);
+            a.b = gather_sites(power, sites, count);
+            a.h = gather_sites(at[H], sites, count);
+            a.value = gather_sites(at[VALUE], sites, count);
+            a.slope = gather_sites(at[SLOPE], sites, count);
+            a.variance = gather_sites(at[VARIANCE], sites, count);
+            a.per_v = gather_sites(at[PER_V], sites, count);
             a.tilt = (a.h - a.m) * a.per_v;
-            a.steep = a.b * a.curvature + a.per_v;
             if (k < GAUSS_RULES) v_smooth_gauss(f, k, &a, &Z, &slope, &curvature);
             else v_smooth_trapezoid(f, &a, &Z, &slope, &curvature);
-            v_store(out[0], Z);
-            v_store(out[1], slope);
-            v_store(out[2], curvature);
-            for (int j = 0; j < count; j++) {
-                ptrdiff_t site = order[first + j];
-                lZ[site] = out[0][j];
-                dlZ[site] = out[1][j];
-                d2lZ[site] = out[2][j];
-            }
+            scatter_sites(Z, sites, count, lZ);
+            scatter_sites(slope, sites, count, dlZ);
+            scatter_sites(curvature, sites, count, d2lZ);
         }
+    /* no rule */
+    for (int j = begin[SMOOTH_RULES - 2]; j < n; j++) lZ[order[j]] = dlZ[order[j]] = d2lZ[order[j]] = NAN;
 }
 
 #define SITES_IN_BLOCKS(name, width, largest)                                                      \
