@@ -433,7 +433,7 @@ EPF_INLINE void v_piecewise_moments(const double *p, vd m, vd v, vd b, vd *lZ, v
  * The mode by Newton, kept within a bracket: l is convex, so that its slope at m bounds how far away
  * it is.
  *
- * Narrow cavities: Gauss-Hermite in u sqrt(1 / v + b l''(h0)), of 6 to 20 nodes. What is left of the
+ * Narrow cavities: Gauss-Hermite in u sqrt(1 / v + b l''(h0)), of 6 to 32 nodes. What is left of the
  * integrand there is exp of -b l less its parabola; that is analytic for |Im h| < pi (logistic and
  * binomial; probit: 2.8), and changes with h over lengths of 1. So what counts is v beside 1, and
  * lambda v, lambda = b l'', by which site and cavity differ. The limits of gauss_rules were measured
@@ -454,12 +454,12 @@ EPF_INLINE void v_piecewise_moments(const double *p, vd m, vd v, vd b, vd *lZ, v
 
 /* Rules, by number: Gauss-Hermite of that many nodes where v (1 + unlike lambda v)^4 <= widest,
  * then trapezoidal, then none. */
-#define GAUSS_RULES 6
+#define GAUSS_RULES 7
 #define SMOOTH_RULES (GAUSS_RULES + 2)
 static const struct {
     int pairs;                          /* of nodes +-z */
     double widest, unlike;
-    double node[10][2];                 /* z, log(weight exp(z^2 / 2)), the weights of N(0, 1) */
+    double node[16][2];                 /* z, log(weight exp(z^2 / 2)), the weights of N(0, 1) */
 } gauss_rules[GAUSS_RULES] = {
     {3, 0.027, 16.0, {
         {0.6167065901925941, -0.7042960915529212}, {1.8891758777537107, -0.6389529680549093},
@@ -486,6 +486,15 @@ static const struct {
         {3.1890148165533896, -1.2184752078365209}, {3.9439673506573163, -1.1796064966097857},
         {4.734581334046055, -1.1252938628863056}, {5.5787388058932015, -1.0467321649022148},
         {6.510590157013654, -0.9228690213400864}, {7.619048541679758, -0.679291170944897}}},
+    {16, 0.8, 2.0, {
+        {0.2755464192302758, -1.5145958763594944}, {0.8272849037797652, -1.5122499826361202},
+        {1.3809801992721442, -1.507502504881913}, {1.9380049059257174, -1.5002376390668202},
+        {2.4998404151873954, -1.4902698653576023}, {3.068135169013121, -1.4773274278750061},
+        {3.644781249880833, -1.461025603420945}, {4.23202110999541, -1.4408237003057276},
+        {4.832604613244489, -1.4159543626976632}, {5.450033273623428, -1.3853025051344199},
+        {6.088964309076987, -1.3471855059889206}, {6.755930830540705, -1.298921160459867},
+        {7.460755754121519, -1.2358809264517319}, {8.219728765382245, -1.149065064915452},
+        {9.064399210702407, -1.0171680130339495}, {10.077422674229465, -0.7652624002441611}}},
 };
 
 /* Sites of which all but the integral is known. */

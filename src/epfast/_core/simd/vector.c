@@ -864,7 +864,7 @@ EPF_INLINE void smooth_sites_of(smooth_loss f, const int width, const double lar
     break
 #define SITES_SMOOTH(name, width) SITES_IN_BLOCKS(name, width, 0.0)
 #define SITES_LOGISTIC SITES_SMOOTH
-#define SITES_PROBIT(name, width) SITES_IN_BLOCKS(name, width, 1.0)
+#define SITES_PROBIT(name, width) SITES_IN_BLOCKS(name, width, 0.25)
 #define SITES_NONE(name, width) break
 #define SITES_PIECEWISE SITES_NONE
 
