@@ -13,22 +13,23 @@
  * By parts Q = 1 - y R and P = R - y Q; the other way round R and Q follow from P without
  * cancellation for y >= 0: R = (P + y) / (1 + y^2), Q = (1 - y P) / (1 + y^2). (1 + y^2) (y + 4) P
  * is a polynomial in (y - 4) / (y + 4), interpolated at Chebyshev nodes, error 2e-16. */
+static const double tail_coefficients[28] = {
+    3.1403092961522705, -0.7251114677109196, -1.3624937574658844, 1.1103770021376842,
+    0.5954547903805699, -1.6255297269301423, 1.2435547002148633, -0.35111869293758163,
+    -0.11496018676182074, 0.10301986779981613, 0.004457224583130784, -0.022271921544891615,
+    0.0002569824817897981, 0.004928566033061689, 0.0001639322950824344,
+    -0.001127885494510199, -0.0001800080249443975, 0.0002443668272236772,
+    9.08416475850768e-05, -4.2117808379115976e-05, -3.298460898225573e-05,
+    2.914801166104358e-06, 8.931036975374627e-06, 1.2549595323973715e-06,
+    -1.6395274191170286e-06, -5.003079402161074e-07, 1.5222778439041116e-07,
+    6.554488018569283e-08};
+
 EPF_INLINE void v_tail(vd y, vd *R, vd *Q, vd *P)
 {
-    static const double c[28] = {
-        3.1403092961522705, -0.7251114677109196, -1.3624937574658844, 1.1103770021376842,
-        0.5954547903805699, -1.6255297269301423, 1.2435547002148633, -0.35111869293758163,
-        -0.11496018676182074, 0.10301986779981613, 0.004457224583130784, -0.022271921544891615,
-        0.0002569824817897981, 0.004928566033061689, 0.0001639322950824344,
-        -0.001127885494510199, -0.0001800080249443975, 0.0002443668272236772,
-        9.08416475850768e-05, -4.2117808379115976e-05, -3.298460898225573e-05,
-        2.914801166104358e-06, 8.931036975374627e-06, 1.2549595323973715e-06,
-        -1.6395274191170286e-06, -5.003079402161074e-07, 1.5222778439041116e-07,
-        6.554488018569283e-08};
     y = v_min(y, v_set(1e90));
     vd a = y + 4.0, b = 1.0 + y * y, inverse = 1.0 / (a * b), by_b = inverse * a;
-    vd u = 1.0 - 8.0 * (inverse * b), p = v_set(c[27]);
-    for (int i = 26; i >= 0; i--) p = p * u + c[i];
+    vd u = 1.0 - 8.0 * (inverse * b), p = v_set(tail_coefficients[27]);
+    for (int i = 26; i >= 0; i--) p = p * u + tail_coefficients[i];
     *P = p * inverse;
     *R = (*P + y) * by_b;
     *Q = (1.0 - y * *P) * by_b;
@@ -229,7 +230,8 @@ EPF_INLINE vd v_beyond_knot(vd log_in, vd y_in, vd y_out, vd step, vd b, double 
     return jump == 0.0 ? change : change + v_expm1(-b * jump) * out;
 }
 
-EPF_INLINE void v_piecewise_moments(const double *p, vd m, vd v, vd b, vd *lZ, vd *dlZ, vd *d2lZ)
+EPF_INLINE void v_piecewise_moments(const int K, const double *p, vd m, vd v, vd b, vd *lZ, vd *dlZ,
+                                    vd *d2lZ)
 {
     static const double node[8] = {
         0.019855071751231884, 0.10166676129318664, 0.2372337950418355, 0.4082826787521751,
@@ -237,7 +239,6 @@ EPF_INLINE void v_piecewise_moments(const double *p, vd m, vd v, vd b, vd *lZ, v
     static const double gauss[8] = {
         0.05061426814518813, 0.11119051722668724, 0.15685332293894363, 0.181341891689181,
         0.181341891689181, 0.15685332293894363, 0.11119051722668724, 0.05061426814518813};
-    int K = PIECEWISE_KNOTS(p);
     vd x[EPF_PIECEWISE_KNOTS], phi[EPF_PIECEWISE_KNOTS];            /* log of phi(x) / phi(x_near) */
     vd size[EPF_PIECEWISE_KNOTS + 1], mean[EPF_PIECEWISE_KNOTS + 1], square[EPF_PIECEWISE_KNOTS + 1];
     vd sign[EPF_PIECEWISE_KNOTS + 1], place[EPF_PIECEWISE_KNOTS + 1];
@@ -421,6 +422,115 @@ EPF_INLINE void v_piecewise_moments(const double *p, vd m, vd v, vd b, vd *lZ, v
                      (variance - 1.0) * per_v);
 }
 
+/* One knot, with x as above and y_0 = -(x + b s_0 sd), y_1 = x + b s_1 sd the distances of the knot inside
+ * the pieces. With the normal tails T at the knot, of the line of piece r beyond it and of the other,
+ *     Z = (1 - T_r + exp(-b jump) T_o) exp(line_r),
+ * where 1 - T_r is more than half or the sum is near 1; elsewhere Z is the sum of the pieces. */
+EPF_INLINE void v_one_knot_moments(const double *p, vd m, vd v, vd b, vd *lZ, vd *dlZ, vd *d2lZ)
+{
+    enum { U = 2 };
+#define EACH for (int i = 0; i < U; i++)
+    const double *knot = PIECEWISE_KNOT(p, 0);
+    double least = knot[1] < knot[2] ? knot[1] : knot[2];
+    vd zero = v_set(0.0), one = v_set(1.0), sd = v_sqrt(v), per_sd = 1.0 / sd, b_sd = b * sd;
+    vd x = (knot[0] - m) * per_sd, shared = v_select(V_MASK(v_abs(b * least) > 1.0), v_set(least), zero);
+    vd y[2], g[2], R[2], Q[2], P[2], weight[2], low[2];
+    vi inside[2];
+    y[0] = -(x + b_sd * p[1]);
+    y[1] = x + b_sd * knot[3];
+    v_gauss_each(U, y, g);
+    EACH inside[i] = V_MASK(y[i] < 0.0);
+    EACH low[i] = v_min(y[i], zero);
+    vd tail[2], a[2], c[2], e[2];                   /* v_tail_scaled, side by side */
+    EACH tail[i] = v_min(v_abs(y[i]), v_set(1e90));
+    EACH a[i] = tail[i] + 4.0;
+    EACH c[i] = 1.0 + tail[i] * tail[i];
+    EACH e[i] = 1.0 / (a[i] * c[i]);
+    EACH a[i] = e[i] * a[i];
+    EACH c[i] = 1.0 - 8.0 * (e[i] * c[i]);
+    EACH P[i] = v_set(tail_coefficients[27]);
+    for (int j = 26; j >= 0; j--) EACH P[i] = P[i] * c[i] + tail_coefficients[j];
+    EACH P[i] = P[i] * e[i];
+    EACH R[i] = (P[i] + tail[i]) * a[i];
+    EACH Q[i] = (1.0 - tail[i] * P[i]) * a[i];
+    EACH tail[i] = (g[i] * R[i]) * (1.0 / V_SQRT_2PI);          /* beyond |y| */
+    EACH e[i] = v_select(inside[i], g[i], one);
+    EACH R[i] = v_select(inside[i], V_SQRT_2PI - g[i] * R[i], R[i]);
+    EACH Q[i] = v_select(inside[i], g[i] - y[i] * R[i], Q[i]);
+    EACH P[i] = v_select(inside[i], R[i] - y[i] * Q[i], P[i]);
+
+    /* weights: of the larger scale 1 */
+    EACH low[i] = 0.5 * low[i] * low[i] - b * (knot[1 + i] - shared);
+    vd top = v_max(low[0], low[1]), apart = low[1] - low[0];
+    vi above = V_MASK(apart > 0.0);
+    vd smaller = v_exp(-v_abs(apart));
+    weight[0] = v_select(above, smaller, one);
+    weight[1] = v_select(above, one, smaller);
+    EACH c[i] = weight[i] * R[i];
+    vi right = V_MASK(c[1] > c[0]);                             /* r = 1 */
+    vd total = c[0] + c[1], by_total = 1.0 / total;
+
+    /* Z over the whole line of r, less 1 */
+    vd sign = v_select(right, one, -one), y_r = v_select(right, y[1], y[0]), y_o = v_select(right, y[0], y[1]);
+    vd slope = v_select(right, v_set(knot[3]), v_set(p[1])), other = v_select(right, v_set(p[1]), v_set(knot[3]));
+    vd value = v_select(right, v_set(knot[2]), v_set(knot[1])), shift = b_sd * slope;
+    vi center_in_r = V_MASK(y_r < 0.0), center_in_o = V_MASK(y_o < 0.0);
+    vd tail_r = v_select(right, tail[1], tail[0]), g_r = v_select(right, g[1], g[0]);
+    vd R_o = v_select(right, R[0], R[1]), in = v_select(center_in_r, tail_r, 1.0 - tail_r);
+    vd lift = g_r * (1.0 / V_SQRT_2PI);
+    if (v_any(center_in_o)) {
+        vd both = v_exp(v_min(0.5 * (y_o - y_r) * (y_o + y_r), v_set(700.0))) * (1.0 / V_SQRT_2PI);
+        lift = v_select(center_in_o, both, lift);
+    }
+    vd out = lift * R_o, rest = out - in, step = b_sd * (knot[3] - p[1]), lowest = v_min(y_o, -y_r);
+    if (knot[1] != knot[2]) {
+        vd jump = v_expm1(b * sign * (knot[2] - knot[1]));
+        rest = v_select(V_MASK(lowest < -2.0), (1.0 + jump) * out - in, rest + jump * out);
+    }
+    /* R' = -Q: a Taylor series about the middle while the slopes hardly differ */
+    vi close = V_MASK(v_abs(step) < 0.02) & V_MASK(lowest >= -2.0);
+    if (v_any(close)) {
+        vd at = 0.5 * (y_o - y_r), square = step * step, scale, r, q, f;
+        v_tail_scaled(at, &scale, &r, &q, &f);
+        vd third = 2.0 * q - at * f, fourth = 3.0 * f - at * third, fifth = 4.0 * third - at * fourth;
+        vd series = q + square * (third * (1.0 / 24.0) + square * fifth * (1.0 / 1920.0));
+        vd lower = v_min(at, zero);
+        series *= -step * v_exp(0.5 * (lower * lower - y_r * y_r) - V_LOG_SQRT_2PI);
+        rest = v_select(close, rest + (series - (out - in)), rest);
+    }
+    vi by_line = center_in_r | (V_MASK(rest > -0.25) & V_MASK(rest < 0.35));
+    vd whole = shift * (0.5 * shift + x) - b * (value - shared);
+    vd w = v_select(by_line, 1.0 + rest, total), k, f;
+    vd lost = v_select(by_line, v_select(V_MASK(rest < 1.0), rest - (w - 1.0), 1.0 - (w - rest)) / w, zero);
+    v_log_split(w, &k, &f);
+    vd log_w = v_log_assemble(k, f, lost);
+    log_w = v_select(by_line & V_MASK(v_abs(rest) < 0x1p-54), rest, log_w);
+    *lZ = (v_select(by_line, whole, top - (0.5 * x * x + V_LOG_SQRT_2PI)) + log_w) - b * shared;
+
+    /* as for several knots: (A) and (B) */
+    vd share_o = v_select(right, c[0], c[1]) * by_total, bend = b * (other - slope);
+    EACH a[i] = weight[i] * by_total;
+    EACH c[i] = a[i] * Q[i];                                    /* share times mean distance */
+    vd mean_o = v_select(right, c[0], c[1]), W1 = -bend * share_o;
+    vd near = sign * y_r;
+    vd W2 = -bend * sd * (near * share_o - sign * mean_o);
+    vd size1 = b * v_abs(slope) + v_abs(W1), size2 = v_abs(W2);
+    if (knot[1] != knot[2]) {
+        vd change = (a[1] * e[1] - a[0] * e[0]) * per_sd;
+        W1 += change;
+        size1 += v_abs(change);
+        change *= sd * near;
+        W2 += change;
+        size2 += v_abs(change);
+    }
+    vd center = c[1] - c[0], squares = a[0] * P[0] + a[1] * P[1], per_v = per_sd * per_sd;
+    vd size_center = v_abs(x) + (c[0] + c[1]);
+    *dlZ = v_select(V_MASK(size1 < size_center * per_sd), W1 - b * slope, (center + x) * per_sd);
+    *d2lZ = v_select(V_MASK(size2 * per_v + W1 * W1 < (1.0 + 2.0 * squares) * per_v), W2 * per_v - W1 * W1,
+                     ((squares - center * center) - 1.0) * per_v);
+#undef EACH
+}
+
 /* ---- smooth: t^b log-concave and analytic in h, from value, slope and curvature ----
  *
  * About the mode of g(h) = -b l(h) - (h - m)^2 / (2 v), by one of two rules. With u = h - h0,
@@ -568,13 +678,7 @@ EPF_INLINE void v_probit_each(const int U, const vd *h, const vd *y, const doubl
     EACH e[i] = v_set(erfcx_coefficients[24]);
     for (int j = 23; j >= 0; j--) EACH e[i] = e[i] * q[i] + erfcx_coefficients[j];
     EACH e[i] = e[i] * z[i];
-    /* exp(-h^2 / 2), as v_gauss */
-    EACH x[i] = v_min(x[i], v_set(37.6));
-    EACH c[i] = V_FROM_BITS(V_BITS(x[i]) & v_seti(-(1LL << 27)));
-    EACH g[i] = -0.5 * (c[i] * c[i]);
-    v_exp_each(U, g, g);
-    EACH c[i] = 0.5 * (x[i] - c[i]) * (x[i] + c[i]);
-    EACH g[i] = g[i] - g[i] * (c[i] * (1.0 - c[i] * (0.5 - c[i] * (1.0 / 6.0))));
+    v_gauss_each(U, x, g);
     /* the logarithm of w, which is e / 2 below 0 and 1 - tail above; slope = num / den */
     EACH u[i] = e[i] * g[i];
     EACH w[i] = v_select(below[i], e[i], 1.0 - u[i]);

@@ -449,6 +449,20 @@ EPF_INLINE vd v_gauss(vd x)
     return y - y * (rest * (1.0 - rest * (0.5 - rest * (1.0 / 6.0))));
 }
 
+/* The same, U <= 2 vectors side by side; exp(-708) in place of 0, and of what is below. */
+EPF_INLINE void v_gauss_each(const int U, const vd *x, vd *g)
+{
+#define EACH for (int i = 0; i < U; i++)
+    vd c[2], hi[2];
+    EACH c[i] = v_min(v_abs(x[i]), v_set(37.6));
+    EACH hi[i] = V_FROM_BITS(V_BITS(c[i]) & v_seti(-(1LL << 27)));
+    EACH g[i] = -0.5 * (hi[i] * hi[i]);
+    v_exp_each(U, g, g);
+    EACH c[i] = 0.5 * (c[i] - hi[i]) * (c[i] + hi[i]);
+    EACH g[i] = g[i] - g[i] * (c[i] * (1.0 - c[i] * (0.5 - c[i] * (1.0 / 6.0))));
+#undef EACH
+}
+
 /* -log Phi(x), the probit loss. With e = erfcx(|x| / sqrt 2) it is x^2/2 + B, B = -log(e/2), below 0,
  * and -log(1 - h), h = e/2 exp(-x^2/2), above: one logarithm. *remainder is B, of use below 0 only. */
 EPF_INLINE vd v_probit_loss(vd x, vd *remainder)

@@ -755,9 +755,12 @@ static void logistic_moments(ptrdiff_t n, const double *m, const double *v, doub
 static void piecewise_moments(const double *p, ptrdiff_t n, const double *m, const double *v,
                               const double *power, double *lZ, double *dlZ, double *d2lZ)
 {
+    const int K = PIECEWISE_KNOTS(p);
     for (ptrdiff_t i = 0; i < n; i += VW) {
-        vd a, b, c;
-        v_piecewise_moments(p, LOAD_SITES(m), LOAD_SITES(v), LOAD_SITES(power), &a, &b, &c);
+        vd a, b, c, mean = LOAD_SITES(m), variance = LOAD_SITES(v), exponent = LOAD_SITES(power);
+        if (K == 1) v_one_knot_moments(p, mean, variance, exponent, &a, &b, &c);
+        else if (K == 2) v_piecewise_moments(2, p, mean, variance, exponent, &a, &b, &c);
+        else v_piecewise_moments(K, p, mean, variance, exponent, &a, &b, &c);
         store_sites(n - i, a, b, c, lZ + i, dlZ + i, d2lZ + i);
     }
 }
