@@ -76,18 +76,18 @@ EPF_INLINE void v_reflected(vd Z, vd first, vd second, vd *lZ, vd *dlZ, vd *d2lZ
 /* v <= 9. The trapezoidal rule converges geometrically for an analytic integrand on the line; of
  * sigma(h) N(h; m, v), poles at h = +-i pi, its error with step D in z is about
  *     exp(a^2/2 - 2 pi a / D),   a = min(pi / sd, 2 pi / D),
- * so D below makes it exp(-34); pi / sd = sqrt(68) is where the a meet. With the mean reflected to
+ * so D below makes it exp(-32); pi / sd = sqrt(64) is where the a meet. With the mean reflected to
  * m <= 0 and the nodes z = sd + k D, sigma(h) phi(z) = exp(m + v/2) phi(k D) p, where
  * p = 1 / (1 + odds), odds = exp(m + v) r^k, r = exp(sd D): no exponential in the loop, and one
- * division for both nodes +-k. The mass lies in |k D| < 8 + sd. With q the tilted density
+ * division for four nodes. The mass lies in |k D| < 8 + sd. With q the tilted density
  *     Z = int sigma phi,   e1 = E_q sigma,   e2 = E_q sigma^2
  * give derivatives without cancellation: dlZ = 1 - e1, d2lZ = 2 e2 - e1 - e1^2, and for the other
  * side Z' = Z (1 - e1), Z'' = Z (1 - 3 e1 + 2 e2). */
 EPF_INLINE void v_logistic_narrow(vd mean, vd v, vd *lZ, vd *dlZ, vd *d2lZ)
 {
-    vd m = -v_abs(mean), sd = v_sqrt(v), strip = v_min(V_PI / sd, v_set(8.246211251235321)), reach = 8.0 + sd;
+    vd m = -v_abs(mean), sd = v_sqrt(v), strip = v_min(V_PI / sd, v_set(8.0)), reach = 8.0 + sd;
     /* nodes on a side: own to a site, so that it does not depend on its neighbours; w is 0 beyond */
-    vd own = reach * (34.0 + 0.5 * strip * strip) / (2.0 * V_PI * strip);
+    vd own = reach * (32.0 + 0.5 * strip * strip) / (2.0 * V_PI * strip);
     own = ((own + 0.5) + V_ROUND_MAGIC) - V_ROUND_MAGIC;
     double nodes[VW], most = 1.0;
     v_store(nodes, own);
@@ -97,15 +97,34 @@ EPF_INLINE void v_logistic_narrow(vd mean, vd v, vd *lZ, vd *dlZ, vd *d2lZ)
     vd up = odds, down = odds, back = 1.0 / r, p = 1.0 / (1.0 + odds), s = odds * p;
     vd w = v_exp(-0.5 * step * step), q = w * w, g = q * w;         /* w_k+1 = w_k g_k, g_k+1 = g_k q */
     vd S0 = p, S1 = p * s, S2 = S1 * s;
-    for (int k = 1; k <= K; k++) {
+    for (int k = 1; k <= K; k += 2) {
+        vd up_2, down_2, w_2 = k < K ? w * g : v_set(0.0);
         up *= r;
         down *= back;
-        vd a = 1.0 + up, b = 1.0 + down, inverse = 1.0 / (a * b);
-        vd p_up = b * inverse, p_down = a * inverse, s_up = up * p_up, s_down = down * p_down;
+        up_2 = up * r;
+        down_2 = down * back;
+        vd a = 1.0 + up, b = 1.0 + down, c = 1.0 + up_2, d = 1.0 + down_2, ab = a * b, cd = c * d;
+        vd inverse = 1.0 / (ab * cd);
+        cd *= inverse;
+        ab *= inverse;
+        vd p_up = b * cd, p_down = a * cd, s_up = up * p_up, s_down = down * p_down;
         vd t_up = p_up * s_up, t_down = p_down * s_down;
         S0 += w * (p_up + p_down);
         S1 += w * (t_up + t_down);
         S2 += w * (t_up * s_up + t_down * s_down);
+        p_up = d * ab;
+        p_down = c * ab;
+        s_up = up_2 * p_up;
+        s_down = down_2 * p_down;
+        t_up = p_up * s_up;
+        t_down = p_down * s_down;
+        S0 += w_2 * (p_up + p_down);
+        S1 += w_2 * (t_up + t_down);
+        S2 += w_2 * (t_up * s_up + t_down * s_down);
+        up = up_2;
+        down = down_2;
+        w *= g;
+        g *= q;
         w *= g;
         g *= q;
     }
