@@ -93,9 +93,10 @@ EPF_INLINE void v_logistic_narrow(vd mean, vd v, vd *lZ, vd *dlZ, vd *d2lZ)
     v_store(nodes, own);
     for (int i = 0; i < VW; i++) most = nodes[i] > most ? nodes[i] : most;
     int K = (int)most;
-    vd step = reach / own, r = v_exp(sd * step), odds = v_exp(m + v);
+    vd step = reach / own, start[3] = {sd * step, m + v, -0.5 * step * step};
+    v_exp_each(3, start, start);
+    vd r = start[0], odds = start[1], w = start[2], q = w * w, g = q * w;   /* w_k+1 = w_k g_k, g_k+1 = g_k q */
     vd up = odds, down = odds, back = 1.0 / r, p = 1.0 / (1.0 + odds), s = odds * p;
-    vd w = v_exp(-0.5 * step * step), q = w * w, g = q * w;         /* w_k+1 = w_k g_k, g_k+1 = g_k q */
     vd S0 = p, S1 = p * s, S2 = S1 * s;
     for (int k = 1; k <= K; k += 2) {
         vd up_2, down_2, w_2 = k < K ? w * g : v_set(0.0);
