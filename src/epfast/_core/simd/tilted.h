@@ -892,7 +892,7 @@ EPF_INLINE void v_smooth_trapezoid(smooth_loss f, const smooth_sites *a, vd *lZ,
     /* at first inside the window, whose ends hold nothing, then halfway between */
     vd spacing = (left + right) * (1.0 / SMOOTH_INTERVALS), first = spacing - left, mass = one;
     smooth_sums sum = {zero, zero, zero, zero, zero, zero}, found = {one, zero, zero, zero, zero, zero};
-    vd before[3];
+    vd before[4];
     int count = SMOOTH_INTERVALS - 1;
     vi todo = sound;
     for (int halving = 0; halving <= SMOOTH_HALVINGS && v_any(todo); halving++) {
@@ -909,10 +909,11 @@ EPF_INLINE void v_smooth_trapezoid(smooth_loss f, const smooth_sites *a, vd *lZ,
             v_smooth_add(&sum, w[0], u[0], v_select(some, s[0], zero), v_select(some, bend[0], zero));
             v_smooth_add(&sum, w[1], u[1], v_select(others, s[1], zero), v_select(others, bend[1], zero));
         }
-        vd now[3] = {sum.w * (halving ? 0.5 * spacing : spacing), sum.uu / sum.w, sum.bend / sum.w};
+        vd now[4] = {sum.w * (halving ? 0.5 * spacing : spacing), sum.uu / sum.w, sum.bend / sum.w,
+                     sum.ss / sum.w};
         if (halving) {
             vi agree = todo;
-            for (int j = 0; j < 3; j++)
+            for (int j = 0; j < 4; j++)
                 agree &= V_MASK(v_abs(now[j] - before[j]) < SMOOTH_AGREEMENT * now[j]);
             found.w = v_select(agree, sum.w, found.w);
             found.u = v_select(agree, sum.u, found.u);
@@ -924,7 +925,7 @@ EPF_INLINE void v_smooth_trapezoid(smooth_loss f, const smooth_sites *a, vd *lZ,
             todo &= ~agree;
             spacing *= 0.5;
         }
-        for (int j = 0; j < 3; j++) before[j] = now[j];
+        for (int j = 0; j < 4; j++) before[j] = now[j];
         count = halving ? 2 * count : count + 1;
         first = 0.5 * spacing - left;
     }
