@@ -572,7 +572,13 @@ EPF_INLINE void v_one_knot_moments(const double *p, vd m, vd v, vd b, vd *lZ, vd
  *
  * The others: the trapezoidal rule, where it converges geometrically: intervals are halved until two
  * rules agree to SMOOTH_AGREEMENT, whose square is the error of the better one. The window ends where
- * exp(g), and that times l'', are below e^-31 of what they are at the mode. */
+ * exp(g), and that times l'', are below e^-31 of what they are at the mode.
+ *
+ * Wide cavities, of a margin, where t^b rises from 0 to 1 in a layer that is a sliver of what there is
+ * to integrate: the same in tau, h = c + a sinh(tau), c in the layer and a its width, with
+ *     dlZ = E s,                        d2lZ = Cov(s, h) / v
+ * where s > 0 is large in the layer only. Where m < c, Z is the integral of t^b, else 1 less that of
+ * 1 - t^b: the cavity falls from the layer to where they are not 0, whatever m. */
 #define SMOOTH_STEPS 60
 #define SMOOTH_CLOSE 0.02               /* square of a Newton step, in sd of the integrand */
 #define SMOOTH_WIDENINGS 24
@@ -580,12 +586,16 @@ EPF_INLINE void v_one_knot_moments(const double *p, vd m, vd v, vd b, vd *lZ, vd
 #define SMOOTH_INTERVALS 16
 #define SMOOTH_HALVINGS 6
 #define SMOOTH_AGREEMENT 1e-6
+#define SMOOTH_WIDE 16.0                /* variance of the integrand about its mode: by the graded rule */
+#define GRADED_INTERVALS 24
+#define GRADED_HALVINGS 5
+#define GRADED_AGREEMENT 1e-8
 #define SMOOTH_LARGEST 2e4              /* of b times the terms of l: their rounding goes into lZ */
 
 /* Rules, by number: Gauss-Hermite of that many nodes where v (1 + unlike lambda v)^4 <= widest,
- * then trapezoidal, then none. */
+ * then trapezoidal, graded, none. */
 #define GAUSS_RULES 7
-#define SMOOTH_RULES (GAUSS_RULES + 2)
+#define SMOOTH_RULES (GAUSS_RULES + 3)
 static const struct {
     int pairs;                          /* of nodes +-z */
     double widest, unlike;
@@ -773,7 +783,8 @@ EPF_INLINE void v_smooth_add(smooth_sums *sum, vd w, vd u, vd s, vd bend)
  * taken again: what the integrand is compared with need not be its largest value. *rule: what the
  * sites are to be integrated by. largest bounds the curvature of the loss; 0: that near the mode is
  * typical. */
-EPF_INLINE void v_smooth_mode(smooth_loss f, const double largest, smooth_sites *a, vd curvature, vd *rule)
+EPF_INLINE void v_smooth_mode(smooth_loss f, const int width, const double largest, smooth_sites *a,
+                              vd curvature, vd *rule)
 {
     vd m = a->m, h = m, end = m - a->v * (a->b * a->slope);
     vd low = v_min(m, end), high = v_max(m, end), last = 3.0 * (high - low);
@@ -808,7 +819,8 @@ EPF_INLINE void v_smooth_mode(smooth_loss f, const double largest, smooth_sites 
         c *= c;
         found = v_select(V_MASK(a->v * (c * c) <= gauss_rules[i].widest), v_set(i), found);
     }
-    *rule = v_select(sound, found, v_set(GAUSS_RULES + 1));
+    if (!width) found = v_select(V_MASK(a->variance > SMOOTH_WIDE), v_set(GAUSS_RULES + 1), found);
+    *rule = v_select(sound, found, v_set(GAUSS_RULES + 2));
 }
 
 /* mass: of what is integrated, over the cavity's; squared */
@@ -931,5 +943,90 @@ EPF_INLINE void v_smooth_trapezoid(smooth_loss f, const smooth_sites *a, vd *lZ,
     }
     v_smooth_combine(a, &found, mass * mass * (a->per_v * (0.5 / V_PI)), lZ, dlZ, d2lZ);
     *lZ = v_select(sound & ~todo, *lZ, v_set(NAN));
+}
+
+EPF_INLINE void v_smooth_graded(smooth_loss f, smooth_sites *a, vd *lZ, vd *dlZ, vd *d2lZ)
+{
+    enum { U = 2 };
+    vd zero = v_set(0.0), one = v_set(1.0), c = zero, curvature, lift = v_set(0.7) / a->b;
+    /* the layer: where b l = .7, for b <= 1 at 0 */
+    for (int i = 0; i < 8; i++) {
+        f(1, &c, a->y, a->p, &a->value, &a->slope, &curvature);
+        c = v_max(c - v_log(a->value / lift) * a->value / a->slope, zero);
+    }
+    f(1, &c, a->y, a->p, &a->value, &a->slope, &curvature);
+    vd away = a->m - c, sd = v_sqrt(a->v), none = zero;
+    a->h = c;
+    a->tilt = -away * a->per_v;
+    a->variance = 1.0 / (a->per_v + a->b * curvature);
+    vd thickness = 1.0 / v_max(a->b * -a->slope, one);
+    vi beyond = V_MASK(away >= 0.0);
+    vi sound = V_MASK(a->b * a->value < 1e3) & V_MASK(away < 30.0 * sd);
+    /* on the left e^-33 of what there is at the layer, on the right e^-36 by slopes that it has at least */
+    vd left = v_smooth_side(f, a, 4.0 / v_min(a->b, one), -1.0, &sound);
+    left = v_select(beyond, v_max(left, 72.0 / (v_sqrt(a->tilt * a->tilt + 72.0 * a->per_v) - a->tilt)), left);
+    vd fall = v_select(beyond, a->tilt + 1.0, a->tilt);
+    vd right = 72.0 / (fall + v_sqrt(fall * fall + 72.0 * a->per_v));
+    /* asinh */
+    vd low = left / thickness, high = right / thickness;
+    low = v_log(low + v_sqrt(low * low + 1.0));
+    high = v_log(high + v_sqrt(high * high + 1.0));
+    vd spacing = (low + high) * (1.0 / GRADED_INTERVALS), first = spacing - low, sum[4] = {zero, zero, zero, zero};
+    vd before[3] = {none, none, none}, found[4] = {one, zero, zero, zero};
+    int count = GRADED_INTERVALS - 1;
+    vi todo = sound;
+    for (int halving = 0; halving <= GRADED_HALVINGS && v_any(todo); halving++) {
+        for (int k = 0; k < count; k += 2) {
+            vd h[2], u[2], w[2], t[2], s[2], bend[2], width[2], up_to[2], up, down;
+            EACH {
+                v_exp_both(first + (double)(k + i) * spacing, &up, &down);
+                u[i] = 0.5 * thickness * (up - down);
+                width[i] = 0.5 * (up + down);
+                h[i] = c + u[i];
+            }
+            f(U, h, a->y, a->p, t, s, bend);
+            if (k + 1 == count) width[1] = zero;
+            EACH up_to[i] = v_min(-u[i] * (a->tilt + 0.5 * u[i] * a->per_v), v_set(600.0));
+            EACH w[i] = up_to[i] - a->b * t[i];
+            v_exp_each(U, w, w);
+            EACH {
+                vi some = V_MASK(w[i] > 1e-300);
+                w[i] = v_select(some, w[i] * width[i], zero);
+                s[i] = v_select(some, -a->b * (w[i] * s[i]), zero);
+                sum[1] += w[i] * u[i];
+                sum[2] += s[i];
+                sum[3] += s[i] * u[i];
+            }
+            if (v_any(beyond)) {
+                v_exp_each(U, up_to, up_to);
+                EACH w[i] = v_select(beyond, -v_expm1(-a->b * t[i]) * up_to[i] * width[i], w[i]);
+            }
+            EACH sum[0] += w[i];
+        }
+        vd now[3] = {sum[0] * (halving ? 0.5 * spacing : spacing), sum[1] / sum[0], sum[2] / sum[0]};
+        now[1] = v_select(beyond, zero, now[1]);
+        if (halving) {
+            vi agree = todo;
+            for (int j = 0; j < 3; j++)
+                agree &= V_MASK(v_abs(now[j] - before[j]) <= GRADED_AGREEMENT * v_abs(now[j]));
+            found[0] = v_select(agree, now[0], found[0]);
+            found[1] = v_select(agree, now[1], found[1]);
+            found[2] = v_select(agree, now[2], found[2]);
+            found[3] = v_select(agree, sum[3] / sum[0], found[3]);
+            todo &= ~agree;
+            spacing *= 0.5;
+        }
+        for (int j = 0; j < 3; j++) before[j] = now[j];
+        count = halving ? 2 * count : count + 1;
+        first = 0.5 * spacing - low;
+    }
+    vd mass = found[0] * thickness * v_sqrt(a->per_v * (0.5 / V_PI)), z2 = away * away * a->per_v;
+    vd rest = mass * v_exp(-0.5 * z2), ratio = v_select(beyond, rest / (1.0 - rest), one);
+    *lZ = v_select(beyond, v_log1p(-rest), v_log(mass) - 0.5 * z2);
+    *lZ = v_select(sound & ~todo, *lZ, v_set(NAN));
+    *dlZ = found[2] * ratio;
+    /* where m >= c, the mean of h is m + v dlZ */
+    vd mean = v_select(beyond, away + a->v * *dlZ, found[1]);
+    *d2lZ = (found[3] * ratio - *dlZ * mean) * a->per_v;
 }
 #undef EACH

@@ -799,6 +799,19 @@ EPF_INLINE void smooth_sites_of(smooth_loss f, const int width, const double lar
     RESPONSES(width);
     smooth_sites a = {.y = r, .p = p};
     vd Z, slope, curvature, rule;
+    double mean[SMOOTH_BLOCK];
+    unsigned char reflected[SMOOTH_BLOCK];
+    int reflections = 0;
+    if (f == v_logistic_each) {
+        /* exp(-l(h)) = exp(h - l(-h)): far left of the layer a wide cavity becomes one far right */
+        for (ptrdiff_t i = 0; i < n; i++) {
+            double edge = m[i] + power[i] * v[i];
+            reflected[i] = v[i] > SMOOTH_WIDE && edge + m[i] < 0.0;
+            mean[i] = reflected[i] ? -edge : m[i];
+            reflections += reflected[i];
+        }
+        m = mean;
+    }
     /* two vectors at a time where they have no responses of their own */
     const int U = width ? 1 : 2;
     for (ptrdiff_t i = 0; i < n; i += U * VW) {
@@ -820,7 +833,7 @@ EPF_INLINE void smooth_sites_of(smooth_loss f, const int width, const double lar
         a.b = LOAD_SITES(power);
         a.value = v_load(at[VALUE] + i);
         a.slope = v_load(at[SLOPE] + i);
-        v_smooth_mode(f, largest, &a, v_load(at[VARIANCE] + i), &rule);
+        v_smooth_mode(f, width, largest, &a, v_load(at[VARIANCE] + i), &rule);
         v_store(at[H] + i, a.h);
         v_store(at[VALUE] + i, a.value);
         v_store(at[SLOPE] + i, a.slope);
@@ -842,6 +855,7 @@ EPF_INLINE void smooth_sites_of(smooth_loss f, const int width, const double lar
                 load_responses(width, responses, width, VW, r);
             }
             a.m = gather_sites(m, sites, count);
+            a.v = gather_sites(v, sites, count);
             a.b = gather_sites(power, sites, count);
             a.h = gather_sites(at[H], sites, count);
             a.value = gather_sites(at[VALUE], sites, count);
@@ -850,10 +864,16 @@ EPF_INLINE void smooth_sites_of(smooth_loss f, const int width, const double lar
             a.per_v = gather_sites(at[PER_V], sites, count);
             a.tilt = (a.h - a.m) * a.per_v;
             if (k < GAUSS_RULES) v_smooth_gauss(f, k, &a, &Z, &slope, &curvature);
-            else v_smooth_trapezoid(f, &a, &Z, &slope, &curvature);
+            else if (k == GAUSS_RULES) v_smooth_trapezoid(f, &a, &Z, &slope, &curvature);
+            else v_smooth_graded(f, &a, &Z, &slope, &curvature);
             scatter_sites(Z, sites, count, lZ);
             scatter_sites(slope, sites, count, dlZ);
             scatter_sites(curvature, sites, count, d2lZ);
+        }
+    for (ptrdiff_t i = 0; i < n && reflections > 0; i++)
+        if (reflected[i]) {
+            lZ[i] += power[i] * (0.5 * power[i] * v[i] - (power[i] * v[i] + mean[i]));
+            dlZ[i] = power[i] - dlZ[i];
         }
     /* no rule */
     for (int j = begin[SMOOTH_RULES - 2]; j < n; j++) lZ[order[j]] = dlZ[order[j]] = d2lZ[order[j]] = NAN;
