@@ -586,10 +586,11 @@ EPF_INLINE void v_one_knot_moments(const double *p, vd m, vd v, vd b, vd *lZ, vd
 #define SMOOTH_INTERVALS 16
 #define SMOOTH_HALVINGS 6
 #define SMOOTH_AGREEMENT 1e-6
-#define SMOOTH_WIDE 16.0                /* variance of the integrand about its mode: by the graded rule */
+#define GRADED_FROM 16.0                /* variance of the cavity */
+#define GRADED_SLOPE 0.05               /* of its log density at the layer, at most */
 #define GRADED_INTERVALS 24
 #define GRADED_HALVINGS 5
-#define GRADED_AGREEMENT 1e-8
+#define GRADED_AGREEMENT 1e-7
 #define SMOOTH_LARGEST 2e4              /* of b times the terms of l: their rounding goes into lZ */
 
 /* Rules, by number: Gauss-Hermite of that many nodes where v (1 + unlike lambda v)^4 <= widest,
@@ -645,8 +646,9 @@ typedef struct {
     vd h, value, slope, variance, tilt;     /* the last two are 1 / (1 / v + b l'') and (h - m) / v */
 } smooth_sites;
 
-/* Losses at finite h, U <= 2 vectors side by side, operation by operation as in v_exp_each. Derivatives
- * that losses.h has as 0 may be 1e-300 here. */
+/* Losses at finite h, U <= 2 vectors side by side, operation by operation as in v_exp_each. What
+ * losses.h has below 1e-100 may be that here: subnormal numbers take a hundred times as long. */
+#define SMOOTH_TINY 1e-100
 typedef void (*smooth_loss)(const int U, const vd *h, const vd *y, const double *p, vd *value, vd *slope,
                             vd *curvature);
 
@@ -684,7 +686,7 @@ EPF_INLINE void v_logistic_each(const int U, const vd *h, const vd *y, const dou
     vd e[2];
     (void)y;
     (void)p;
-    EACH e[i] = -v_abs(h[i]);
+    EACH e[i] = v_max(-v_abs(h[i]), v_set(-230.0));
     v_exp_each(U, e, e);
     v_logistic_of(U, h, e, value, slope, curvature);
 }
@@ -708,6 +710,7 @@ EPF_INLINE void v_probit_each(const int U, const vd *h, const vd *y, const doubl
     EACH e[i] = v_set(erfcx_coefficients[24]);
     for (int j = 23; j >= 0; j--) EACH e[i] = e[i] * q[i] + erfcx_coefficients[j];
     EACH e[i] = e[i] * z[i];
+    EACH x[i] = v_min(x[i], v_set(30.0));
     v_gauss_each(U, x, g);
     /* the logarithm of w, which is e / 2 below 0 and 1 - tail above; slope = num / den */
     EACH u[i] = e[i] * g[i];
@@ -779,7 +782,18 @@ EPF_INLINE void v_smooth_add(smooth_sums *sum, vd w, vd u, vd s, vd bend)
     sum->bend += w * bend;
 }
 
-/* From m, where the loss is known, to near the mode, h. Where a Newton step ends there, the loss is not
+/* The layer of a margin's t^b: where b l = .7, for b <= 1 at 0. */
+EPF_INLINE vd v_smooth_layer(smooth_loss f, const smooth_sites *a)
+{
+    vd c = v_set(0.0), lift = 0.7 / a->b, now[3];
+    for (int i = 0; i < 8; i++) {
+        f(1, &c, a->y, a->p, now, now + 1, now + 2);
+        c = v_max(c - v_log(now[0] / lift) * (now[0] / now[1]), v_set(0.0));
+    }
+    return c;
+}
+
+/* From m, where the loss is known, to near the mode, h, or to the layer of a wide cavity. Where a Newton step ends there, the loss is not
  * taken again: what the integrand is compared with need not be its largest value. *rule: what the
  * sites are to be integrated by. largest bounds the curvature of the loss; 0: that near the mode is
  * typical. */
@@ -789,7 +803,13 @@ EPF_INLINE void v_smooth_mode(smooth_loss f, const int width, const double large
     vd m = a->m, h = m, end = m - a->v * (a->b * a->slope);
     vd low = v_min(m, end), high = v_max(m, end), last = 3.0 * (high - low);
     a->per_v = 1.0 / a->v;
-    vi todo = V_MASK(high - low < INFINITY), sound = todo;
+    vi todo = V_MASK(high - low < INFINITY), sound = todo, wide = V_MASK(m > m);
+    vd layer = m;
+    if (!width && v_any(V_MASK(a->v > GRADED_FROM))) {
+        layer = v_smooth_layer(f, a);
+        wide = V_MASK(a->v > GRADED_FROM) & V_MASK((layer - m) * a->per_v < GRADED_SLOPE);
+        todo &= ~wide;
+    }
     for (int i = 0;; i++) {
         vd uphill = a->b * a->slope + (h - m) * a->per_v, steep = a->b * curvature + a->per_v;
         a->variance = 1.0 / steep;
@@ -810,7 +830,7 @@ EPF_INLINE void v_smooth_mode(smooth_loss f, const int width, const double large
         a->slope = v_select(todo, now[1], a->slope);
         curvature = v_select(todo, now[2], curvature);
     }
-    a->h = h;
+    a->h = v_select(wide, layer, h);
     sound &= ~todo & V_MASK(curvature > 0.0)
              & V_MASK(a->b * (v_abs(a->value) + (1.0 + v_abs(h)) * curvature) < SMOOTH_LARGEST);
     vd share = a->v * a->b * v_max(curvature, v_set(largest)), found = v_set(GAUSS_RULES);
@@ -819,8 +839,7 @@ EPF_INLINE void v_smooth_mode(smooth_loss f, const int width, const double large
         c *= c;
         found = v_select(V_MASK(a->v * (c * c) <= gauss_rules[i].widest), v_set(i), found);
     }
-    if (!width) found = v_select(V_MASK(a->variance > SMOOTH_WIDE), v_set(GAUSS_RULES + 1), found);
-    *rule = v_select(sound, found, v_set(GAUSS_RULES + 2));
+    *rule = v_select(wide, v_set(GAUSS_RULES + 1), v_select(sound, found, v_set(GAUSS_RULES + 2)));
 }
 
 /* mass: of what is integrated, over the cavity's; squared */
@@ -857,8 +876,8 @@ EPF_INLINE void v_smooth_gauss(smooth_loss f, const int rule, const smooth_sites
             v_exp_both(u[0], &e[0], &e[1]);
             EACH h[i] = a->h + u[i];
             vd up = v_min(grown[0] * e[0], grown[1] * e[1]), down = v_min(grown[0] * e[1], grown[1] * e[0]);
-            e[0] = up;
-            e[1] = down;
+            e[0] = v_max(up, v_set(SMOOTH_TINY));
+            e[1] = v_max(down, v_set(SMOOTH_TINY));
             v_logistic_of(U, h, e, w, s, bend);
         } else {
             vd h[2];
@@ -917,16 +936,18 @@ EPF_INLINE void v_smooth_trapezoid(smooth_loss f, const smooth_sites *a, vd *lZ,
             EACH w[i] = -w[i];
             v_exp_each(U, w, w);
             if (k + 1 == count) w[1] = zero;
-            vi some = V_MASK(w[0] > 1e-300), others = V_MASK(w[1] > 1e-300);    /* not 0 times infinity */
-            v_smooth_add(&sum, w[0], u[0], v_select(some, s[0], zero), v_select(some, bend[0], zero));
-            v_smooth_add(&sum, w[1], u[1], v_select(others, s[1], zero), v_select(others, bend[1], zero));
+            EACH {
+                vi some = V_MASK(w[i] > SMOOTH_TINY);       /* not 0 times infinity */
+                w[i] = v_select(some, w[i], zero);
+                v_smooth_add(&sum, w[i], u[i], v_select(some, s[i], zero), v_select(some, bend[i], zero));
+            }
         }
         vd now[4] = {sum.w * (halving ? 0.5 * spacing : spacing), sum.uu / sum.w, sum.bend / sum.w,
                      sum.ss / sum.w};
         if (halving) {
             vi agree = todo;
             for (int j = 0; j < 4; j++)
-                agree &= V_MASK(v_abs(now[j] - before[j]) < SMOOTH_AGREEMENT * now[j]);
+                agree &= V_MASK(v_abs(now[j] - before[j]) <= SMOOTH_AGREEMENT * now[j]);
             found.w = v_select(agree, sum.w, found.w);
             found.u = v_select(agree, sum.u, found.u);
             found.uu = v_select(agree, sum.uu, found.uu);
@@ -948,15 +969,9 @@ EPF_INLINE void v_smooth_trapezoid(smooth_loss f, const smooth_sites *a, vd *lZ,
 EPF_INLINE void v_smooth_graded(smooth_loss f, smooth_sites *a, vd *lZ, vd *dlZ, vd *d2lZ)
 {
     enum { U = 2 };
-    vd zero = v_set(0.0), one = v_set(1.0), c = zero, curvature, lift = v_set(0.7) / a->b;
-    /* the layer: where b l = .7, for b <= 1 at 0 */
-    for (int i = 0; i < 8; i++) {
-        f(1, &c, a->y, a->p, &a->value, &a->slope, &curvature);
-        c = v_max(c - v_log(a->value / lift) * a->value / a->slope, zero);
-    }
+    vd zero = v_set(0.0), one = v_set(1.0), c = a->h, curvature;
     f(1, &c, a->y, a->p, &a->value, &a->slope, &curvature);
     vd away = a->m - c, sd = v_sqrt(a->v), none = zero;
-    a->h = c;
     a->tilt = -away * a->per_v;
     a->variance = 1.0 / (a->per_v + a->b * curvature);
     vd thickness = 1.0 / v_max(a->b * -a->slope, one);
@@ -990,9 +1005,8 @@ EPF_INLINE void v_smooth_graded(smooth_loss f, smooth_sites *a, vd *lZ, vd *dlZ,
             EACH w[i] = up_to[i] - a->b * t[i];
             v_exp_each(U, w, w);
             EACH {
-                vi some = V_MASK(w[i] > 1e-300);
-                w[i] = v_select(some, w[i] * width[i], zero);
-                s[i] = v_select(some, -a->b * (w[i] * s[i]), zero);
+                w[i] = v_select(V_MASK(w[i] > SMOOTH_TINY), w[i] * width[i], zero);
+                s[i] = -a->b * (w[i] * s[i]);
                 sum[1] += w[i] * u[i];
                 sum[2] += s[i];
                 sum[3] += s[i] * u[i];

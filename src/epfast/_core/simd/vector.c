@@ -806,7 +806,7 @@ EPF_INLINE void smooth_sites_of(smooth_loss f, const int width, const double lar
         /* exp(-l(h)) = exp(h - l(-h)): far left of the layer a wide cavity becomes one far right */
         for (ptrdiff_t i = 0; i < n; i++) {
             double edge = m[i] + power[i] * v[i];
-            reflected[i] = v[i] > SMOOTH_WIDE && edge + m[i] < 0.0;
+            reflected[i] = v[i] > GRADED_FROM && edge + m[i] < 0.0;
             mean[i] = reflected[i] ? -edge : m[i];
             reflections += reflected[i];
         }
