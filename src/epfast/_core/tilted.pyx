@@ -15,7 +15,7 @@ from epfast._core.loss cimport CoreLoss
 from epfast._core.status cimport CALLBACK_FAILED, NO_FIT, NOT_FINITE, OK, Status
 from epfast._core.vector cimport (
     EPF_MOMENTS_LOGISTIC, EPF_MOMENTS_NONE, EPF_MOMENTS_PIECEWISE, EPF_MOMENTS_PROBIT,
-    epf_loss_differences, epf_loss_moments, kernels,
+    EPF_MOMENTS_SMOOTH,    epf_loss_differences, epf_loss_moments, kernels,
 )
 
 cdef enum:
@@ -143,6 +143,9 @@ cdef class TiltedMoments:
         self.loss = loss
         self.scheme = scheme
         self.kernel = epf_loss_moments(&loss.c)
+        self.convex = scheme is None and self.kernel in (
+            EPF_MOMENTS_LOGISTIC, EPF_MOMENTS_PROBIT, EPF_MOMENTS_SMOOTH
+        )
         self.by_slopes = by_slopes
         self.breaks = np.ascontiguousarray(breaks, dtype=np.float64)
         self.panels = np.empty(MAX_PANELS * (sizeof(Panel) // sizeof(double)))
