@@ -15,7 +15,7 @@ from epfast._core.loss cimport CoreLoss
 from epfast._core.status cimport CALLBACK_FAILED, NO_FIT, NOT_FINITE, OK, Status
 from epfast._core.vector cimport (
     EPF_MOMENTS_LOGISTIC, EPF_MOMENTS_NONE, EPF_MOMENTS_PIECEWISE, EPF_MOMENTS_PROBIT,
-    EPF_MOMENTS_SMOOTH,    epf_loss_differences, epf_loss_moments, kernels,
+    EPF_MOMENTS_SMOOTH, epf_loss_differences, epf_loss_moments, kernels,
 )
 
 cdef enum:
