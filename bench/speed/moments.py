@@ -2,14 +2,14 @@
 
     EPFAST_DATA=folder python -m bench moments [--quick] [--only 1 2]       (about 2 minutes)
 
-1. Nanoseconds per site of ``backend.tilted_moments``, called with arrays to fill, over 4,096 sites,
-   m ~ N(0, 2): by loss, for t itself, for t^.5, and for a power of its own to each site,
-   uniform in .5 .. 1.5. Variances log-uniform: narrow as in a fit to many rows, .005 .. .1; typical,
-   .01 .. 4; and 1 .. 1e12, where only the powers 1 and .5 are compared. Beside them that time in
-   exponentials of a vector kernel, the unit of such work: a rule of k nodes takes 2 k of them.
-2. Seconds of a fit of 32,561 x 100 normal rows, and of the Census data (one-hot, d = 101), both with
-   a full covariance: with weights uniform in .5 .. 1.5, and with power .5, over those of the plain
-   fit. Each may take more sweeps than that; so the ratio per sweep stands beside it.
+1. Nanoseconds per site of ``backend.tilted_moments``, called with arrays to fill, over 4,096
+   sites, m ~ N(0, 2): by loss, for t itself, for t^.5, and for a power of its own to each site,
+   uniform in .5 .. 1.5. Variances log-uniform: narrow as in a fit to many rows, .005 .. .1;
+   typical, .01 .. 4; and 1 .. 1e12, where only the powers 1 and .5 are compared. Beside them that
+   time in exponentials of a vector kernel, the unit of such work.
+2. Seconds of a fit of 32,561 x 100 normal rows, and of the Census data (one-hot, d = 101), both
+   with a full covariance: with weights uniform in .5 .. 1.5, and with power .5, over those of the
+   plain fit. Each may take more sweeps than that; so the ratio per sweep stands beside it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def sites(options: argparse.Namespace, n: int) -> tuple[dict, list[Claim]]:
         ],
         f"1. tilted moments of {n} sites; an exponential takes {unit:.2f} ns",
     )
-    goals = [
+    goals: list[Claim] = [
         (
             f"1. tilted moments, {loss}",
             f"at most {aim:g} ns per site",
@@ -96,7 +96,8 @@ def fits(options: argparse.Namespace, n: int) -> tuple[dict, list[Claim]]:
     if os.environ.get("EPFAST_DATA") and not options.quick:
         census = datasets.load("census")
         given["census"] = census.X, census.y, 25.0
-    cells, goals = [], []
+    cells: list[tuple[Any, ...]] = []
+    goals: list[Claim] = []
     for (name, (X, y, prior)), loss in ((item, loss) for item in given.items() for loss in LOSSES):
         weights = np.random.default_rng(1).uniform(0.5, 1.5, len(y))
         arguments = {"loss": loss, "prior_variance": prior}

@@ -7,7 +7,8 @@ from epfast._core.tilted cimport TiltedMoments
 
 cdef int FREE_STEPS = 16                # steps in which the copies of a row settle unguarded
 cdef double SETTLED = 1e-10             # by this much of the posterior of h
-cdef double LIGHTLY = 0.02              # a few copies of a convex loss: or by this much of the first step
+# a few copies of a convex loss: or by this much of their first step
+cdef double LIGHTLY = 0.02
 cdef int MOST_STEPS = 100               # of each of the guarded searches
 # Of all of them for one row: where nothing fits they would go on for a tenth of a second, and
 # for ten times that with a scheme that samples, or calls Python.

@@ -39,7 +39,7 @@ cdef class TiltedMoments:
     cdef CoreLoss loss
     cdef SiteScheme scheme          # None: by integration, here
     cdef int kernel                 # of moments, EPF_MOMENTS_...
-    cdef bint convex                # known: the loss is convex, and nothing stands in for its moments
+    cdef bint convex                # the loss is known to be, and its moments are its own
     cdef bint by_slopes
     cdef double[::1] breaks         # where panels of quadrature end, as margins, increasing
     cdef double[::1] panels         # scratch: edges, then integrals and errors
