@@ -113,7 +113,7 @@ def fits(options: argparse.Namespace, n: int) -> tuple[dict, list[Claim]]:
             for way, more in ways.items()
         }
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", epfast.ConvergenceWarning)
+            warnings.simplefilter("ignore")
             sweeps = {way: len(task().history) for way, task in tasks.items()}
             timed = harness.interleave(tasks, **rounds(options))
         for way in ("weights", "power .5"):
