@@ -68,7 +68,7 @@ ROWS = 32_561
 MANY_ROWS, FEWER_DIMENSIONS = 515_345, 90
 ORDERS = ("sequential", "chunked", "parallel", "auto")
 #: most nanoseconds per site that are aimed at
-MOMENTS = {"probit": 15.0, "logistic": 60.0, "hinge": 40.0, "quasi01": None}
+MOMENTS = {"probit": 15.0, "logistic": 50.0, "hinge": 25.0, "quasi01": None}
 
 
 # ---- 1. orders ----

@@ -9,7 +9,7 @@ cdef extern from *:
     """
     #define SMALLEST 1e-10      /* least 1 + dtau s: below, the posterior would be improper */
     #define POINT 1e-300        /* stands in for the variance of a row of zeros */
-    #define HEAVY 4.0           /* copies of a row from which they settle in parallel sweeps too */
+    #define HEAVY 4.0           /* copies of a row from which they settle at once */
     """
     const double SMALLEST, POINT, HEAVY
 

@@ -281,6 +281,55 @@ EPF_INLINE void v_exp_bounded(const int U, const vd *x, vd *e, vd *second_differ
 #undef EACH
 }
 
+/* exp(x) for x < 709 that is not NaN, exp(-708) below; U <= 3 vectors side by side, operation by
+ * operation: the chain is long, and a CPU that meets one vector after the other cannot look far
+ * enough ahead to overlap them. */
+EPF_INLINE void v_exp_each(const int U, const vd *x, vd *e)
+{
+#define EACH for (int i = 0; i < U; i++)
+    vd c[3], t[3], r[3], q[3], scale[3];
+    EACH c[i] = v_max(x[i], v_set(-708.0));
+    EACH t[i] = c[i] * V_LOG2E + V_ROUND_MAGIC;
+    EACH scale[i] = v_pow2_of_magic(t[i]);
+    EACH t[i] = t[i] - V_ROUND_MAGIC;
+    EACH r[i] = c[i] - t[i] * V_LN2_HI;
+    EACH r[i] = r[i] - t[i] * V_LN2_LO;
+    EACH q[i] = r[i] * 0x1.af38d53857513p-26 + 0x1.2891a8c1d838dp-22;
+    EACH q[i] = q[i] * r[i] + 0x1.71de0d9c145d0p-19;
+    EACH q[i] = q[i] * r[i] + 0x1.a019b8ef67c6cp-16;
+    EACH q[i] = q[i] * r[i] + 0x1.a01a01a7c8d47p-13;
+    EACH q[i] = q[i] * r[i] + 0x1.6c16c17893833p-10;
+    EACH q[i] = q[i] * r[i] + 0x1.11111111109adp-7;
+    EACH q[i] = q[i] * r[i] + 0x1.5555555553d4fp-5;
+    EACH q[i] = q[i] * r[i] + 0x1.5555555555556p-3;
+    EACH q[i] = q[i] * r[i] + 0.5;
+    EACH q[i] = (r[i] * r[i]) * q[i] + r[i];
+    EACH e[i] = scale[i] * q[i] + scale[i];
+#undef EACH
+}
+
+/* exp(x) and exp(-x), |x| < 700, from even and odd parts as in v_exp_bounded */
+EPF_INLINE void v_exp_both(vd x, vd *up, vd *down)
+{
+    vd t = x * V_LOG2E + V_ROUND_MAGIC, n = t - V_ROUND_MAGIC;
+    vd r = (x - n * V_LN2_HI) - n * V_LN2_LO, z = r * r;
+    vd c = z * 0x1.2891a8c1d838dp-22 + 0x1.a019b8ef67c6cp-16;
+    vd s = z * 0x1.af38d53857513p-26 + 0x1.71de0d9c145d0p-19;
+    c = c * z + 0x1.6c16c17893833p-10;
+    s = s * z + 0x1.a01a01a7c8d47p-13;
+    c = c * z + 0x1.5555555553d4fp-5;
+    s = s * z + 0x1.11111111109adp-7;
+    c = c * z + 0.5;
+    s = s * z + 0x1.5555555555556p-3;
+    c = c * z;
+    s = (r * z) * s + r;
+    vu bits = v_pow2_bits_of_magic(t);
+    vd scale = V_FROM_BITS((vi)bits);
+    vd inverse = V_FROM_BITS((vi)((vu)v_seti(0x7fe0000000000000LL) - bits));
+    *up = scale * (c + s) + scale;
+    *down = inverse * (c - s) + inverse;
+}
+
 /* cosh(x) - 1 and sinh(x) - x for |x| <= 1, without cancellation: Taylor */
 EPF_INLINE void v_hyperbolic_rest(vd x, vd *c, vd *s)
 {
@@ -368,17 +417,19 @@ EPF_INLINE vd v_log1p(vd x)
 
 /* exp(t^2) erfc(t) for t >= 0: (1/2 + t) erfcx(t) is a polynomial in (t - 4)/(t + 4)
  * (Shepherd & Laframboise, 1981), refitted at Chebyshev nodes in 60 digits, error 7e-17. */
+static const double erfcx_coefficients[25] = {
+    0.6164975593127763, -0.06981055842028114, 0.007689826051309987, 0.034048527127334194,
+    -0.050519533018159056, 0.04686641749955632, -0.03316518290593029, 0.018583757763169003,
+    -0.008098867031467385, 0.002515985034551128, -0.0003788866217971288, -9.96285762363259e-05,
+    7.531071304325973e-05, -1.2198865571511646e-05, -5.610567832982953e-06,
+    2.85328914962037e-06, 1.4586712786544866e-07, -4.1053239666486683e-07,
+    3.885971620543456e-08, 5.3159087969090743e-08, -1.0362901244090981e-08,
+    -6.169365701899222e-09, 1.6161986722541016e-09, 4.6488126318548296e-10,
+    -1.382060116867289e-10};
+
 EPF_INLINE vd v_erfcx_positive(vd t)
 {
-    static const double c[25] = {
-        0.6164975593127763, -0.06981055842028114, 0.007689826051309987, 0.034048527127334194,
-        -0.050519533018159056, 0.04686641749955632, -0.03316518290593029, 0.018583757763169003,
-        -0.008098867031467385, 0.002515985034551128, -0.0003788866217971288, -9.96285762363259e-05,
-        7.531071304325973e-05, -1.2198865571511646e-05, -5.610567832982953e-06,
-        2.85328914962037e-06, 1.4586712786544866e-07, -4.1053239666486683e-07,
-        3.885971620543456e-08, 5.3159087969090743e-08, -1.0362901244090981e-08,
-        -6.169365701899222e-09, 1.6161986722541016e-09, 4.6488126318548296e-10,
-        -1.382060116867289e-10};
+    const double *c = erfcx_coefficients;
     vd y = 1.0 - 8.0 / (t + 4.0);                                /* also right at t = inf */
     vd p = v_set(c[24]);
     for (int i = 23; i >= 0; i--) p = p * y + c[i];
@@ -396,6 +447,20 @@ EPF_INLINE vd v_gauss(vd x)
     vd y = v_exp(-0.5 * (hi * hi));
     vd rest = 0.5 * (c - hi) * (c + hi);                         /* < 2e-5 */
     return y - y * (rest * (1.0 - rest * (0.5 - rest * (1.0 / 6.0))));
+}
+
+/* The same, U <= 2 vectors side by side; exp(-708) in place of 0, and of what is below. */
+EPF_INLINE void v_gauss_each(const int U, const vd *x, vd *g)
+{
+#define EACH for (int i = 0; i < U; i++)
+    vd c[2], hi[2];
+    EACH c[i] = v_min(v_abs(x[i]), v_set(37.6));
+    EACH hi[i] = V_FROM_BITS(V_BITS(c[i]) & v_seti(-(1LL << 27)));
+    EACH g[i] = -0.5 * (hi[i] * hi[i]);
+    v_exp_each(U, g, g);
+    EACH c[i] = 0.5 * (c[i] - hi[i]) * (c[i] + hi[i]);
+    EACH g[i] = g[i] - g[i] * (c[i] * (1.0 - c[i] * (0.5 - c[i] * (1.0 / 6.0))));
+#undef EACH
 }
 
 /* -log Phi(x), the probit loss. With e = erfcx(|x| / sqrt 2) it is x^2/2 + B, B = -log(e/2), below 0,

@@ -756,33 +756,140 @@ static void logistic_moments(ptrdiff_t n, const double *m, const double *v, doub
 static void piecewise_moments(const double *p, ptrdiff_t n, const double *m, const double *v,
                               const double *power, double *lZ, double *dlZ, double *d2lZ)
 {
+    const int K = PIECEWISE_KNOTS(p);
     for (ptrdiff_t i = 0; i < n; i += VW) {
-        vd a, b, c;
-        v_piecewise_moments(p, LOAD_SITES(m), LOAD_SITES(v), LOAD_SITES(power), &a, &b, &c);
+        vd a, b, c, mean = LOAD_SITES(m), variance = LOAD_SITES(v), exponent = LOAD_SITES(power);
+        if (K == 1) v_one_knot_moments(p, mean, variance, exponent, &a, &b, &c);
+        else if (K == 2) v_piecewise_moments(2, p, mean, variance, exponent, &a, &b, &c);
+        else v_piecewise_moments(K, p, mean, variance, exponent, &a, &b, &c);
         store_sites(n - i, a, b, c, lZ + i, dlZ + i, d2lZ + i);
     }
 }
 
-EPF_INLINE void smooth_sites_of(loss_function f, const int width, const double *p, ptrdiff_t n,
-                                const double *y, const double *m, const double *v,
-                                const double *power, double *lZ, double *dlZ, double *d2lZ)
+#define SMOOTH_BLOCK 128
+
+/* Some numbers of sites, in the lanes; the last of the order repeats. */
+EPF_INLINE vd gather_sites(const double *p, const unsigned char *order, int count)
 {
-    RESPONSES(width);
-    for (ptrdiff_t i = 0; i < n; i += VW) {
-        ptrdiff_t count = n - i < VW ? n - i : VW;
-        vd a, b, c;
-        if (width) load_responses(width, y + i * width, width, count, r);
-        v_smooth_moments(f, r, p, LOAD_SITES(m), LOAD_SITES(v), LOAD_SITES(power), &a, &b, &c);
-        store_sites(count, a, b, c, lZ + i, dlZ + i, d2lZ + i);
-    }
+    double lanes[VW];
+    if (count >= VW && order[VW - 1] - order[0] == VW - 1) return v_load(p + order[0]);
+    for (int j = 0; j < VW; j++) lanes[j] = p[order[j < count ? j : count - 1]];
+    return v_load(lanes);
 }
 
-#define SITES_SMOOTH(name, width)                                                                  \
-    smooth_sites_of(epf_##name, width, loss->parameters, n, y, m, v, power, lZ, dlZ, d2lZ);        \
+EPF_INLINE void scatter_sites(vd a, const unsigned char *order, int count, double *p)
+{
+    double lanes[VW];
+    if (count >= VW && order[VW - 1] - order[0] == VW - 1) {
+        v_store(p + order[0], a);
+        return;
+    }
+    v_store(lanes, a);
+    for (int j = 0; j < VW && j < count; j++) p[order[j]] = lanes[j];
+}
+
+/* The loss at the means, the modes, and then rule by rule the sites that it suits. */
+EPF_INLINE void smooth_sites_of(smooth_loss f, const int width, const double largest, const double *p,
+                                ptrdiff_t n, const double *y, const double *m, const double *v,
+                                const double *power, double *lZ, double *dlZ, double *d2lZ)
+{
+    enum { H, VALUE, SLOPE, VARIANCE, PER_V, KEPT };
+    double at[KEPT][SMOOTH_BLOCK + VW], rules[SMOOTH_BLOCK + VW];
+    unsigned char order[SMOOTH_BLOCK];
+    int begin[SMOOTH_RULES + 1] = {0};
+    RESPONSES(width);
+    smooth_sites a = {.y = r, .p = p};
+    vd Z, slope, curvature, rule;
+    double mean[SMOOTH_BLOCK];
+    unsigned char reflected[SMOOTH_BLOCK];
+    int reflections = 0;
+    if (f == v_logistic_each) {
+        /* exp(-l(h)) = exp(h - l(-h)): far left of the layer a wide cavity becomes one far right */
+        for (ptrdiff_t i = 0; i < n; i++) {
+            double edge = m[i] + power[i] * v[i];
+            reflected[i] = v[i] > GRADED_FROM && edge + m[i] < 0.0;
+            mean[i] = reflected[i] ? -edge : m[i];
+            reflections += reflected[i];
+        }
+        m = mean;
+    }
+    /* two vectors at a time where they have no responses of their own */
+    const int U = width ? 1 : 2;
+    for (ptrdiff_t i = 0; i < n; i += U * VW) {
+        vd h[2], l[2], s[2], c[2];
+        if (width) load_responses(width, y + i * width, width, n - i < VW ? n - i : VW, r);
+        h[0] = LOAD_SITES(m);
+        h[1] = n - i > VW ? (n - i >= 2 * VW ? v_load(m + i + VW) : load_sites(m + i + VW, n - i - VW)) : h[0];
+        f(U, h, r, p, l, s, c);
+        for (int u = 0; u < U && i + u * VW < n; u++) {
+            v_store(at[VALUE] + i + u * VW, l[u]);
+            v_store(at[SLOPE] + i + u * VW, s[u]);
+            v_store(at[VARIANCE] + i + u * VW, c[u]);
+        }
+    }
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        if (width) load_responses(width, y + i * width, width, n - i < VW ? n - i : VW, r);
+        a.m = LOAD_SITES(m);
+        a.v = LOAD_SITES(v);
+        a.b = LOAD_SITES(power);
+        a.value = v_load(at[VALUE] + i);
+        a.slope = v_load(at[SLOPE] + i);
+        v_smooth_mode(f, width, largest, &a, v_load(at[VARIANCE] + i), &rule);
+        v_store(at[H] + i, a.h);
+        v_store(at[VALUE] + i, a.value);
+        v_store(at[SLOPE] + i, a.slope);
+        v_store(at[VARIANCE] + i, a.variance);
+        v_store(at[PER_V] + i, a.per_v);
+        v_store(rules + i, rule);
+    }
+    for (ptrdiff_t i = 0; i < n; i++) begin[(int)rules[i] + 1]++;
+    for (int k = 0; k < SMOOTH_RULES; k++) begin[k + 1] += begin[k];
+    for (ptrdiff_t i = 0; i < n; i++) order[begin[(int)rules[i]]++] = (unsigned char)i;
+    for (int k = 0; k < SMOOTH_RULES - 1; k++)
+        for (int first = k ? begin[k - 1] : 0; first < begin[k]; first += VW) {
+            int count = begin[k] - first < VW ? begin[k] - first : VW;
+            const unsigned char *sites = order + first;
+            if (width) {
+                double responses[VW * (width ? width : 1)];
+                for (int j = 0; j < VW * width; j++)
+                    responses[j] = y[sites[j / width < count ? j / width : count - 1] * width + j % width];
+                load_responses(width, responses, width, VW, r);
+            }
+            a.m = gather_sites(m, sites, count);
+            a.v = gather_sites(v, sites, count);
+            a.b = gather_sites(power, sites, count);
+            a.h = gather_sites(at[H], sites, count);
+            a.value = gather_sites(at[VALUE], sites, count);
+            a.slope = gather_sites(at[SLOPE], sites, count);
+            a.variance = gather_sites(at[VARIANCE], sites, count);
+            a.per_v = gather_sites(at[PER_V], sites, count);
+            a.tilt = (a.h - a.m) * a.per_v;
+            if (k < GAUSS_RULES) v_smooth_gauss(f, k, &a, &Z, &slope, &curvature);
+            else if (k == GAUSS_RULES) v_smooth_trapezoid(f, &a, &Z, &slope, &curvature);
+            else v_smooth_graded(f, &a, &Z, &slope, &curvature);
+            scatter_sites(Z, sites, count, lZ);
+            scatter_sites(slope, sites, count, dlZ);
+            scatter_sites(curvature, sites, count, d2lZ);
+        }
+    for (ptrdiff_t i = 0; i < n && reflections > 0; i++)
+        if (reflected[i]) {
+            lZ[i] += power[i] * (0.5 * power[i] * v[i] - (power[i] * v[i] + mean[i]));
+            dlZ[i] = power[i] - dlZ[i];
+        }
+    /* no rule */
+    for (int j = begin[SMOOTH_RULES - 2]; j < n; j++) lZ[order[j]] = dlZ[order[j]] = d2lZ[order[j]] = NAN;
+}
+
+#define SITES_IN_BLOCKS(name, width, largest)                                                      \
+    for (ptrdiff_t i = 0; i < n; i += SMOOTH_BLOCK)                                                \
+        smooth_sites_of(v_##name##_each, width, largest, loss->parameters,                              \
+                        n - i < SMOOTH_BLOCK ? n - i : SMOOTH_BLOCK, (width) ? y + i * (width) : y, \
+                        m + i, v + i, power + i, lZ + i, dlZ + i, d2lZ + i);                       \
     break
+#define SITES_SMOOTH(name, width) SITES_IN_BLOCKS(name, width, 0.0)
+#define SITES_LOGISTIC SITES_SMOOTH
+#define SITES_PROBIT(name, width) SITES_IN_BLOCKS(name, width, 0.25)
 #define SITES_NONE(name, width) break
-#define SITES_PROBIT SITES_NONE
-#define SITES_LOGISTIC SITES_NONE
 #define SITES_PIECEWISE SITES_NONE
 
 static void smooth_moments(const epf_loss *loss, ptrdiff_t n, const double *y, const double *m,

@@ -18,8 +18,8 @@ typedef int (*epf_callback)(ptrdiff_t n, const double *h, const double *y, ptrdi
 #define EPF_PIECEWISE_KNOTS 16
 #define EPF_ROW_PAD 16           /* rows and numbers beyond the last, that kernels may read */
 
-/* Vector kernels of tilted moments: of exp(-l), PIECEWISE and SMOOTH of any power; PIECEWISE with no
- * more than EPF_PIECEWISE_KNOTS knots. */
+/* Vector kernels of tilted moments of any power: PIECEWISE with no more than EPF_PIECEWISE_KNOTS knots,
+ * SMOOTH with exceptions, and PROBIT and LOGISTIC in closed form for the power 1, else like SMOOTH. */
 enum {
     EPF_MOMENTS_NONE,
     EPF_MOMENTS_PROBIT,
@@ -87,8 +87,8 @@ typedef struct {
                               const double *v, const double *power, double *lZ, double *dlZ,
                               double *d2lZ);
 
-    /* The same for exp(-power_i l) where the loss is SMOOTH, y rows of responses; lZ is NaN at the
-     * sites that are left to adaptive quadrature. */
+    /* The same for exp(-power_i l) where the loss is SMOOTH, PROBIT or LOGISTIC, y rows of responses
+     * (NULL: margins); lZ is NaN at the sites that are left to adaptive quadrature. */
     void (*smooth_moments)(const epf_loss *loss, ptrdiff_t n, const double *y, const double *m,
                            const double *v, const double *power, double *lZ, double *dlZ,
                            double *d2lZ);
