@@ -24,7 +24,7 @@ from epfast._core.loss cimport CoreLoss
 from epfast._core.rule_fit cimport newton_cholesky
 from epfast._core.status cimport CALLBACK_FAILED, NO_FIT, NOT_FINITE, OK, Status
 from epfast._core.tilted cimport TiltedMoments
-from epfast._core.vector cimport epf_pairs_work, kernels
+from epfast._core.vector cimport EPF_CALLBACK, epf_pairs_work, kernels
 
 from epfast._core.rule_fit import monomials
 
@@ -54,8 +54,9 @@ cdef enum:
 cdef class Design:
     """Rows of X, (n, d): an array of float64 or float32 with any strides, or a CSR matrix.
 
-    float64 rows that lie in memory as doubles side by side are used there; others are unpacked, so
-    many at a time as one asks for: at most max_rows.
+    float64 rows that lie in memory as doubles side by side are used there, and so are float32 rows
+    by those who take floats; others are unpacked, so many at a time as one asks for: at most
+    max_rows.
     """
 
     def __init__(self, X, ptrdiff_t max_rows):
@@ -73,6 +74,10 @@ cdef class Design:
             )
         else:
             self.single, self.float_rows = True, X
+            self.single_in_place = (
+                self.float_rows.strides[1] == sizeof(float)
+                and self.float_rows.strides[0] % <ptrdiff_t> sizeof(float) == 0
+            )
         if not self.in_place:
             self.packed = np.empty(min(max_rows, self.n) * self.d)
 
@@ -98,6 +103,11 @@ cdef class Design:
                 for j in range(d):
                     packed[k * d + j] = self.double_rows[first + k, j]
         return packed
+
+    cdef const float *single_rows(self, ptrdiff_t first, ptrdiff_t *ld) noexcept nogil:
+        """Rows in place, from the first, where single_in_place."""
+        ld[0] = self.float_rows.strides[0] // <ptrdiff_t> sizeof(float)
+        return <const float *> &self.float_rows[first, 0]
 
 
 cdef class MinibatchSweep:
@@ -169,6 +179,7 @@ cdef class MinibatchSweep:
     ) noexcept nogil:
         """rows <- s rows of x with their labels or responses y; NULL: the labels are in x."""
         rows.s, rows.x, rows.ld = s, x, ld
+        rows.numbers, rows.single = x, False
         rows.sign = y if self.loss.c.width == 0 else NULL
         rows.responses = y if self.loss.c.width > 0 else NULL
         rows.weight = NULL
@@ -177,14 +188,12 @@ cdef class MinibatchSweep:
     cdef Status fit(self, const Minibatch *rows, double beta, double *c) noexcept nogil:
         """From mu and v: b and tau, and c = log g(mu). Of t^power, divided by the power again."""
         cdef Status status
-        cdef ptrdiff_t k, j
-        kernels.margins(
-            rows.s, self.d, rows.x, rows.ld, rows.sign, self.column.mu, self.row.m
-        )
-        for k in range(rows.s):
-            if not isfinite(self.row.m[k]):
-                self.bad_row = k
-                return NOT_FINITE
+        cdef ptrdiff_t j
+        # the two-sided schemes form the margins in their one pass over the rows
+        if self.scheme != VARIATIONAL and self.scheme != QUADRATURE:
+            status = self.margins(rows)
+            if status != OK:
+                return status
         if self.scheme == VARIATIONAL:
             status = self.variational(rows, beta, c)
         elif self.scheme == QUADRATURE:
@@ -203,6 +212,19 @@ cdef class MinibatchSweep:
                 self.column.b[j] /= self.power
                 self.column.tau[j] /= self.power
         return status
+
+    cdef Status margins(self, const Minibatch *rows) noexcept nogil:
+        """m from mu."""
+        cdef ptrdiff_t k
+        kernels.margins(
+            rows.s, self.d, rows.numbers, rows.single, rows.ld, rows.sign, self.column.mu,
+            self.row.m
+        )
+        for k in range(rows.s):
+            if not isfinite(self.row.m[k]):
+                self.bad_row = k
+                return NOT_FINITE
+        return OK
 
     cdef Status scalar(self, const Minibatch *rows, double power, double *c) noexcept nogil:
         """One row: from the triple at the cavity of h = x.theta, the moments of each theta_j.
@@ -269,25 +291,31 @@ cdef class MinibatchSweep:
         return OK
 
     cdef Status two_sided(self, const Minibatch *rows, double beta, double *c) noexcept nogil:
-        """step_j = gamma sqrt(v_j); b_j <- D_j, tau_j <- S_j (vector.h); c at the center."""
-        cdef ptrdiff_t j, first = 0, after
+        """m; step_j = gamma sqrt(v_j); b_j <- D_j, tau_j <- S_j (vector.h); c at the center."""
+        cdef ptrdiff_t k, j, first = 0, after
         cdef int failed
         cdef double w
+        cdef Status status
         for j in range(self.d):
             self.column.step[j] = self.gamma * sqrt(self.column.v[j])
-        if rows.weight == NULL:
-            failed = self.pairs(rows, 0, rows.s, self.column.b, self.column.tau)
-            if failed != 0:
-                return CALLBACK_FAILED if failed > 0 else NO_FIT
+        if rows.weight == NULL and self.loss.c.kind != EPF_CALLBACK:
+            self.pairs(rows, 0, rows.s, self.column.mu, self.column.b, self.column.tau)
+            for k in range(rows.s):
+                if not isfinite(self.row.m[k]):
+                    self.bad_row = k
+                    return NOT_FINITE
             return self.center(rows, beta, c)
+        status = self.margins(rows)
+        if status != OK:
+            return status
         for j in range(self.d):
             self.column.b[j] = self.column.tau[j] = 0.0
         while first < rows.s:                           # neighbours of one weight go together
-            w, after = rows.weight[first], first + 1
-            while after < rows.s and rows.weight[after] == w:
+            w, after = rows.weight[first] if rows.weight != NULL else 1.0, first + 1
+            while after < rows.s and (rows.weight == NULL or rows.weight[after] == w):
                 after += 1
             if w > 0.0:
-                failed = self.pairs(rows, first, after, self.column.up, self.column.down)
+                failed = self.pairs(rows, first, after, NULL, self.column.up, self.column.down)
                 if failed != 0:
                     return CALLBACK_FAILED if failed > 0 else NO_FIT
                 for j in range(self.d):
@@ -297,14 +325,17 @@ cdef class MinibatchSweep:
         return self.center(rows, beta, c)
 
     cdef int pairs(
-        self, const Minibatch *rows, ptrdiff_t first, ptrdiff_t after, double *D, double *S
+        self, const Minibatch *rows, ptrdiff_t first, ptrdiff_t after, const double *mu, double *D,
+        double *S
     ) noexcept nogil:
-        """D and S (vector.h) of the rows first to after - 1."""
+        """D and S (vector.h) of the rows first to after - 1; mu not NULL: their margins, too."""
+        cdef ptrdiff_t size = sizeof(float) if rows.single else sizeof(double)
         return kernels.pairs(
-            &self.loss.c, after - first, self.d, rows.x + first * rows.ld, rows.ld,
+            &self.loss.c, after - first, self.d,
+            <const char *> rows.numbers + first * rows.ld * size, rows.single, rows.ld,
             rows.sign + first if rows.sign != NULL else NULL,
             rows.responses + first * self.loss.c.width if rows.responses != NULL else NULL,
-            self.row.m + first, self.column.step, D, S, &self.scratch[0]
+            mu, self.row.m + first, self.column.step, D, S, &self.scratch[0]
         )
 
     cdef Status variational(self, const Minibatch *rows, double beta, double *c) noexcept nogil:
@@ -385,8 +416,8 @@ cdef class MinibatchSweep:
                     self.row.slope[k] *= rows.weight[k]
                     self.row.curvature[k] *= rows.weight[k]
         kernels.weighted_sums(
-            rows.s, self.d, rows.x, rows.ld, self.row.slope, self.row.curvature, self.column.b,
-            self.column.tau
+            rows.s, self.d, rows.numbers, rows.single, rows.ld, self.row.slope, self.row.curvature,
+            self.column.b, self.column.tau
         )
         c[0] = -beta * self.total(rows, self.row.value)
         for j in range(self.d):
@@ -463,7 +494,7 @@ cdef class MinibatchSweep:
                 # (I/v + Z'WZ)^-1 g = V g - V Z' R (I + R G R)^-1 R Z V g,  R = sqrt W, G = Z V Z'
                 for j in range(d):
                     direction[j] = v[j] * gradient[j]
-                kernels.margins(s, d, x, ld, sign, direction, work)
+                kernels.margins(s, d, x, False, ld, sign, direction, work)
                 for k in range(s):
                     work[k] *= root[k]
                     for i in range(k, s):
@@ -477,7 +508,7 @@ cdef class MinibatchSweep:
                     work[k] *= root[k]
                     if sign != NULL:
                         work[k] *= sign[k]
-                kernels.weighted_sums(s, d, x, ld, work, work, self.column.step, direction)
+                kernels.weighted_sums(s, d, x, False, ld, work, work, self.column.step, direction)
                 for j in range(d):
                     direction[j] = v[j] * (gradient[j] - self.column.step[j])
             else:
@@ -495,7 +526,7 @@ cdef class MinibatchSweep:
                 dpotrs(b"L", &n, &one, h, &n, direction, &n, &info)
 
             # halve the step until the objective does not fall; m is linear in it
-            kernels.margins(s, d, x, ld, sign, direction, work)
+            kernels.margins(s, d, x, False, ld, sign, direction, work)
             t = 1.0
             for _halving in range(MAX_HALVINGS):
                 for j in range(d):
@@ -526,7 +557,7 @@ cdef class MinibatchSweep:
             if change <= self.tolerance * self.tolerance * size:
                 break
 
-        kernels.margins(s, d, x, ld, sign, theta, self.row.m)
+        kernels.margins(s, d, x, False, ld, sign, theta, self.row.m)
         status = self.expand(rows, beta, c)
         for j in range(d):                              # from about theta to about mu
             change = theta[j] - mu[j]
@@ -896,12 +927,15 @@ cdef class MinibatchSweep:
         """
         cdef Design design = X if isinstance(X, Design) else Design(X, self.max_rows)
         cdef ptrdiff_t n = design.n, d = self.d, u, f, first, s, j, ld = 0
-        cdef const double *x
+        cdef const double *x = NULL
         cdef Minibatch rows
         cdef double *new_tau = &tau[0]
         cdef double *new_nu = &nu[0]
         cdef bint stored = site_tau is not None, traced = trace is not None
         cdef bint weighted = weight is not None, copied = stored and self.scheme == SCALAR
+        cdef bint single = design.single_in_place and (
+            self.scheme == VARIATIONAL or self.scheme == QUADRATURE or self.scheme == QUICK_LAPLACE
+        )
         cdef Status status = OK
         self.loss.check_responses(y, n)
         if next_tau is not None:
@@ -912,8 +946,11 @@ cdef class MinibatchSweep:
                 f = order[u]
                 first = f * batch_size
                 s = min(batch_size, n - first)
-                x = design.rows(first, s, &ld)
+                if not single:
+                    x = design.rows(first, s, &ld)
                 self.take_rows(&rows, s, x, ld, &y[first, 0])
+                if single:
+                    rows.numbers, rows.single = design.single_rows(first, &rows.ld), True
                 if weighted:
                     rows.weight = &weight[first]
                     if copied:

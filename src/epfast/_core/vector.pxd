@@ -42,17 +42,17 @@ cdef extern from "simd/vector.h" nogil:
             const double *y, double *out
         ) noexcept nogil
         void (*margins)(
-            ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld, const double *sign,
+            ptrdiff_t s, ptrdiff_t d, const void *x, int single, ptrdiff_t ld, const double *sign,
             const double *mu, double *m
         ) noexcept nogil
         void (*weighted_sums)(
-            ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld, const double *c,
+            ptrdiff_t s, ptrdiff_t d, const void *x, int single, ptrdiff_t ld, const double *c,
             const double *w, double *g, double *h
         ) noexcept nogil
         int (*pairs)(
-            const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld,
-            const double *sign, const double *responses, const double *m, const double *step,
-            double *D, double *S, double *work
+            const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const void *x, int single,
+            ptrdiff_t ld, const double *sign, const double *responses, const double *mu, double *m,
+            const double *step, double *D, double *S, double *work
         ) noexcept nogil
         void (*probit_moments)(
             ptrdiff_t n, const double *m, const double *v, double *lZ, double *dlZ, double *d2lZ

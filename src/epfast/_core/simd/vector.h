@@ -53,23 +53,27 @@ typedef struct {
     int (*rise)(const epf_loss *loss, ptrdiff_t n, double h, double value, const double *delta,
                 const double *y, double *out);
 
-    /* m_k = sign_k x_k . mu for the s rows of x (row stride ld; sign NULL means all +1) */
-    void (*margins)(ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld, const double *sign,
-                    const double *mu, double *m);
+    /* x: s rows of d doubles, or of floats (single), ld numbers from one to the next. What comes of
+     * floats is what the same numbers as doubles give. */
+
+    /* m_k = sign_k x_k . mu (sign NULL means all +1) */
+    void (*margins)(ptrdiff_t s, ptrdiff_t d, const void *x, int single, ptrdiff_t ld,
+                    const double *sign, const double *mu, double *m);
 
     /* g_j = sum_k c_k x_kj and h_j = sum_k w_k x_kj^2 */
-    void (*weighted_sums)(ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld, const double *c,
-                          const double *w, double *g, double *h);
+    void (*weighted_sums)(ptrdiff_t s, ptrdiff_t d, const void *x, int single, ptrdiff_t ld,
+                          const double *c, const double *w, double *g, double *h);
 
     /* With delta_kj = step_j sign_k x_kj, over the s rows of the minibatch:
      *     D_j = sum_k l(m_k - delta_kj) - l(m_k + delta_kj)
      *     S_j = sum_k l(m_k + delta_kj) + l(m_k - delta_kj) - 2 l(m_k)
-     * sign NULL means all +1; responses: rows of loss->width, NULL for a loss of the margin.
+     * sign NULL means all +1; responses: rows of loss->width, NULL for a loss of the margin. mu: m_k
+     * is written, sign_k x_k . mu, in the one pass over x; NULL: it is read.
      * work holds epf_pairs_work(loss, s, d) doubles. Positive: the callback failed; negative: it
      * was not called, since a margin overflowed. */
-    int (*pairs)(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld,
-                 const double *sign, const double *responses, const double *m,
-                 const double *step, double *D, double *S, double *work);
+    int (*pairs)(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const void *x, int single,
+                 ptrdiff_t ld, const double *sign, const double *responses, const double *mu,
+                 double *m, const double *step, double *D, double *S, double *work);
 
     /* lZ = log int t(h) N(h; m, v) dh and its first two derivatives in m, at n sites, for t = Phi,
      * for t the logistic function, and for t = exp(-power_i l), l piecewise linear with the
