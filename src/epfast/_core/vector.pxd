@@ -49,6 +49,10 @@ cdef extern from "simd/vector.h" nogil:
             ptrdiff_t s, ptrdiff_t d, const void *x, int single, ptrdiff_t ld, const double *c,
             const double *w, double *g, double *h
         ) noexcept nogil
+        void (*sizes)(
+            ptrdiff_t n, ptrdiff_t d, const void *x, int single, ptrdiff_t ld, double *largest,
+            double *squares
+        ) noexcept nogil
         int (*pairs)(
             const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const void *x, int single,
             ptrdiff_t ld, const double *sign, const double *responses, const double *mu, double *m,

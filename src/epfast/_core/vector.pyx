@@ -71,3 +71,26 @@ def elementwise(str name, const double[::1] x, double[::1] out):
         return
     with nogil:
         f(n, &x[0], &out[0])
+
+
+def column_sizes(X, double[::1] largest not None, double[::1] squares not None):
+    """largest_j = max_k |x_kj|, NaN left out, and squares_j = sum_k x_kj^2, for a matrix (n, d) of
+    float64 or float32 whose rows lie in memory without gaps; False, and nothing done, of another."""
+    cdef const double[:, :] doubles
+    cdef const float[:, :] floats
+    cdef ptrdiff_t n = X.shape[0], d = X.shape[1], gap = X.strides[0], size = X.itemsize
+    if size not in (4, 8) or X.dtype.kind != "f" or X.strides[1] != size or gap % size != 0:
+        return False
+    if largest.shape[0] != d or squares.shape[0] != d:
+        raise ValueError(f"largest and squares have other shapes than ({d},)")
+    if n == 0 or d == 0:
+        largest[:], squares[:] = 0.0, 0.0
+    elif size == 8:
+        doubles = X
+        with nogil:
+            kernels.sizes(n, d, &doubles[0, 0], False, gap // size, &largest[0], &squares[0])
+    else:
+        floats = X
+        with nogil:
+            kernels.sizes(n, d, &floats[0, 0], True, gap // size, &largest[0], &squares[0])
+    return True

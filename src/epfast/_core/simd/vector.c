@@ -272,6 +272,48 @@ static void weighted_sums(ptrdiff_t s, ptrdiff_t d, const void *x, int single, p
     else weighted_sums_of(0, s, d, x, ld, c, w, g, h);
 }
 
+/* ---- sizes of columns ---- */
+
+/* Four rows at a time along the columns. */
+EPF_INLINE void sizes_of(const int single, ptrdiff_t n, ptrdiff_t d, const void *x, ptrdiff_t ld,
+                         double *largest, double *squares)
+{
+    ptrdiff_t whole = d - d % VW;
+    for (ptrdiff_t j = 0; j < d; j++) largest[j] = squares[j] = 0.0;
+    for (ptrdiff_t k = 0; k < n; k += 4) {
+        /* past the last row it is met again, with no weight */
+        const void *row[4];
+        double weight[4];
+        for (ptrdiff_t i = 0; i < 4; i++) {
+            weight[i] = k + i < n ? 1.0 : 0.0;
+            row[i] = at_x(single, x, (k + i < n ? k + i : n - 1) * ld);
+        }
+        for (ptrdiff_t j = 0; j < whole; j += VW) {
+            vd most = v_load(largest + j), sum = v_load(squares + j);
+            for (int i = 0; i < 4; i++) {
+                vd a = load_x(single, row[i], j);
+                most = v_max_abs(most, a);
+                sum += weight[i] * a * a;
+            }
+            v_store(largest + j, most);
+            v_store(squares + j, sum);
+        }
+        for (ptrdiff_t j = whole; j < d; j++)
+            for (int i = 0; i < 4; i++) {
+                double a = number_x(single, row[i], j);
+                if (fabs(a) > largest[j]) largest[j] = fabs(a);
+                squares[j] += weight[i] * a * a;
+            }
+    }
+}
+
+static void sizes(ptrdiff_t n, ptrdiff_t d, const void *x, int single, ptrdiff_t ld, double *largest,
+                  double *squares)
+{
+    if (single) sizes_of(1, n, d, x, ld, largest, squares);
+    else sizes_of(0, n, d, x, ld, largest, squares);
+}
+
 /* ---- pair kernels ----
  *
  * A block of rows at a time that fits the first cache: its margins first, for which it comes from
@@ -1113,7 +1155,7 @@ static void smooth_moments(const epf_loss *loss, ptrdiff_t n, const double *y, c
 const epf_kernels NAMED(epf_kernels) = {
     &STRING(EPF_ISA)[1], VW,                    /* without the underscore */
     array_exp, array_expm1, array_log, array_log1p, array_erfcx, array_log_ndtr,
-    loss_at_points, rise, margins, weighted_sums, pairs, probit_moments, logistic_moments,
+    loss_at_points, rise, margins, weighted_sums, sizes, pairs, probit_moments, logistic_moments,
     piecewise_moments, smooth_moments};
 
 #ifdef EPF_COMMON       /* what does not depend on the instruction set: compiled once */

@@ -64,6 +64,10 @@ typedef struct {
     void (*weighted_sums)(ptrdiff_t s, ptrdiff_t d, const void *x, int single, ptrdiff_t ld,
                           const double *c, const double *w, double *g, double *h);
 
+    /* largest_j = max_k |x_kj|, NaN left out, and squares_j = sum_k x_kj^2 */
+    void (*sizes)(ptrdiff_t n, ptrdiff_t d, const void *x, int single, ptrdiff_t ld, double *largest,
+                  double *squares);
+
     /* With delta_kj = step_j sign_k x_kj, over the s rows of the minibatch:
      *     D_j = sum_k l(m_k - delta_kj) - l(m_k + delta_kj)
      *     S_j = sum_k l(m_k + delta_kj) + l(m_k - delta_kj) - 2 l(m_k)
