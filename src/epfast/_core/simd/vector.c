@@ -175,35 +175,67 @@ EPF_INLINE const void *at_x(const int single, const void *x, ptrdiff_t i)
 
 /* ---- margins and weighted sums ---- */
 
-/* Rows in the order of memory, one at a time, so that data seen for the first time streams in. */
+/* One row. The last vector of a row ends at column d; what it shares with the one before is in mu
+ * only, or in last. */
+EPF_INLINE double margin_of(const int single, ptrdiff_t d, const void *row, const double *mu, vd last)
+{
+    ptrdiff_t whole = d - d % VW;
+    vd a = load_x(single, row, d - VW) * last, b = v_set(0.0), c = b, e = b;
+    ptrdiff_t j = 0;
+    for (; j + 4 * VW <= whole; j += 4 * VW) {
+        a += load_x(single, row, j) * v_load(mu + j);
+        b += load_x(single, row, j + VW) * v_load(mu + j + VW);
+        c += load_x(single, row, j + 2 * VW) * v_load(mu + j + 2 * VW);
+        e += load_x(single, row, j + 3 * VW) * v_load(mu + j + 3 * VW);
+    }
+    for (; j < whole; j += VW) b += load_x(single, row, j) * v_load(mu + j);
+    return v_sum((a + b) + (c + e));
+}
+
+#define MARGIN_ROWS 4
+
+/* Rows in the order of memory, a few at a time, so that data seen for the first time streams in. */
 EPF_INLINE void margins_of(const int single, ptrdiff_t s, ptrdiff_t d, const void *x, ptrdiff_t ld,
                            const double *sign, const double *mu, double *m)
 {
+    ptrdiff_t whole = d - d % VW, k = 0;
     if (d < VW) {
-        for (ptrdiff_t k = 0; k < s; k++) {
+        for (; k < s; k++) {
             double sum = 0.0;
             for (ptrdiff_t j = 0; j < d; j++) sum += number_x(single, x, k * ld + j) * mu[j];
             m[k] = sign ? sign[k] * sum : sum;
         }
         return;
     }
-    /* the last vector of a row ends at column d; what it shares with the one before counts there */
-    ptrdiff_t whole = d - d % VW;
     double last_mu[VW];
     for (ptrdiff_t i = 0; i < VW; i++) last_mu[i] = d - VW + i < whole ? 0.0 : mu[d - VW + i];
     vd last = v_load(last_mu);
-    for (ptrdiff_t k = 0; k < s; k++) {
+    for (; k + MARGIN_ROWS <= s; k += MARGIN_ROWS) {
         const void *row = at_x(single, x, k * ld);
-        vd a = load_x(single, row, d - VW) * last, b = v_set(0.0), c = b, e = b;
+        vd a[MARGIN_ROWS], b[MARGIN_ROWS];
         ptrdiff_t j = 0;
-        for (; j + 4 * VW <= whole; j += 4 * VW) {
-            a += load_x(single, row, j) * v_load(mu + j);
-            b += load_x(single, row, j + VW) * v_load(mu + j + VW);
-            c += load_x(single, row, j + 2 * VW) * v_load(mu + j + 2 * VW);
-            e += load_x(single, row, j + 3 * VW) * v_load(mu + j + 3 * VW);
+        for (int i = 0; i < MARGIN_ROWS; i++) {
+            a[i] = load_x(single, row, i * ld + d - VW) * last;
+            b[i] = v_set(0.0);
         }
-        for (; j < whole; j += VW) b += load_x(single, row, j) * v_load(mu + j);
-        double sum = v_sum((a + b) + (c + e));
+        for (; j + 2 * VW <= whole; j += 2 * VW) {
+            vd first = v_load(mu + j), second = v_load(mu + j + VW);
+            for (int i = 0; i < MARGIN_ROWS; i++) {
+                a[i] += load_x(single, row, i * ld + j) * first;
+                b[i] += load_x(single, row, i * ld + j + VW) * second;
+            }
+        }
+        if (j < whole) {
+            vd first = v_load(mu + j);
+            for (int i = 0; i < MARGIN_ROWS; i++) a[i] += load_x(single, row, i * ld + j) * first;
+        }
+        for (int i = 0; i < MARGIN_ROWS; i++) {
+            double sum = v_sum(a[i] + b[i]);
+            m[k + i] = sign ? sign[k + i] * sum : sum;
+        }
+    }
+    for (; k < s; k++) {
+        double sum = margin_of(single, d, at_x(single, x, k * ld), mu, last);
         m[k] = sign ? sign[k] * sum : sum;
     }
 }
@@ -337,6 +369,8 @@ typedef struct {
     int jumps;                                  /* PIECEWISE: whether there are any */
     double center[2];                           /* PROBIT: product of the ratios at the margins, as 2^k w */
     double reach;                               /* PROBIT: largest step that no ratio is out of range for */
+    double smallest;                            /* S of a product of factors below which digits are missing */
+    double near;                                /* largest step that Taylor's series at the margins does for */
 } pair_task;
 
 /* Some vectors of columns in some rows: x and step at the first of both. */
@@ -356,14 +390,31 @@ EPF_INLINE vd signs_of(const pair_task *t, ptrdiff_t k, ptrdiff_t n)
     return t->sign ? load_rows(t->sign + k, n) : v_set(1.0);
 }
 
-/* The least S that a product of factors over the rows gives all digits that matter of. */
-EPF_INLINE double smallest_product(ptrdiff_t s) { return 0x1p-17 * sqrt((double)s); }
-
 /* Lanes where the products do not do: S is too small, unless for a column of zeros, or out of range. */
 EPF_INLINE vi products_fail(const pair_task *t, vd S, vd largest, double most)
 {
-    vi good = V_MASK(S >= smallest_product(t->s)) & V_MASK(S < INFINITY);
+    vi good = V_MASK(S >= t->smallest) & V_MASK(S < INFINITY);
     return ~((good | V_MASK(largest == 0.0)) & V_MASK(largest <= most));
+}
+
+/* D and S for small steps, from the derivatives of l at the margins: of a row the first, the second,
+ * the third / 6, the fourth / 12, the fifth / 120 and the sixth / 360. */
+#define TAYLOR_CONSTANTS 6
+#define TAYLOR_REACH 0x1p-5                     /* what the next term adds is 1e-11 of S at most */
+
+EPF_APART void taylor(const pair_task *t, const void *x, vd g, const double *series, vd *D, vd *S)
+{
+    ptrdiff_t next = t->stride;
+    vd odd = v_set(0.0), even = odd;
+    for (ptrdiff_t k = 0; k < t->s; k++) {
+        const double *l = series + k;
+        vd delta = (load_x(t->single, x, k * t->ld) * (t->sign ? t->sign[k] : 1.0)) * g;
+        vd square = delta * delta;
+        odd += delta * (l[0] + square * (l[2 * next] + square * l[4 * next]));
+        even += square * (l[next] + square * (l[3 * next] + square * l[5 * next]));
+    }
+    *D = -2.0 * odd;
+    *S = even;
 }
 
 /* Logistic. With p = sigma(-m), q = 1 - p, w = p q and e = exp(delta):
@@ -373,22 +424,29 @@ EPF_INLINE vi products_fail(const pair_task *t, vd S, vd largest, double most)
  * range need be looked at only every eighth row. */
 #define LOGISTIC_MAX_DELTA 64.0
 #define PRODUCT_GROUP 8
-#define LOGISTIC_CONSTANTS 4
+#define LOGISTIC_CONSTANTS (4 + TAYLOR_CONSTANTS)
 #define LOGISTIC_STATE 5
 #define ONES_LOGISTIC 2                         /* of the state these begin at 1, the others at 0 */
 
-/* Its sign (as -0 or +0, to flip by exclusive or), p, q, w. */
+/* Its sign (as -0 or +0, to flip by exclusive or), p, q, w; the derivatives. */
 static void rows_logistic(pair_task *t, ptrdiff_t first, ptrdiff_t after)
 {
     for (ptrdiff_t k = first; k < after; k += VW) {
         ptrdiff_t n = after - k < VW ? after - k : VW;
         double *row = t->rows + k;
         vd mk = load_rows(t->m + k, n);
-        vd e = v_exp(-v_abs(mk)), r = 1.0 / (1.0 + e);
+        vd e = v_exp(-v_abs(mk)), r = 1.0 / (1.0 + e), w = e * r * r;
+        vd p = v_where_negative(mk, r, e * r), q = v_where_negative(mk, e * r, r), third = w * (p - q);
         v_store(row, v_sign_of(v_set(0.0), signs_of(t, k, n)));
-        v_store(row + t->stride, v_where_negative(mk, r, e * r));
-        v_store(row + 2 * t->stride, v_where_negative(mk, e * r, r));
-        v_store(row + 3 * t->stride, e * r * r);
+        v_store(row += t->stride, p);
+        v_store(row += t->stride, q);
+        v_store(row += t->stride, w);
+        v_store(row += t->stride, -p);
+        v_store(row += t->stride, w);
+        v_store(row += t->stride, third * (1.0 / 6.0));
+        v_store(row += t->stride, w * (1.0 - 6.0 * w) * (1.0 / 12.0));
+        v_store(row += t->stride, third * (1.0 - 12.0 * w) * (1.0 / 120.0));
+        v_store(row += t->stride, w * (1.0 - w * (30.0 - 120.0 * w)) * (1.0 / 360.0));
     }
 }
 
@@ -459,22 +517,6 @@ EPF_APART void logistic_any_step(const pair_task *t, const void *x, vd step, vd 
     }
 }
 
-/* D for steps so small that P is 1 to within a few digits: Taylor's series at m,
- * D = 2 delta (p - delta^2 p q (p - q) / 6), next term of relative size delta^4 / 60. */
-#define LOGISTIC_SMALL_DELTA 0x1p-10
-
-EPF_APART vd logistic_small_step(const pair_task *t, const void *x, vd step)
-{
-    vd sum = v_set(0.0);
-    for (ptrdiff_t k = 0; k < t->s; k++) {
-        const double *row = t->rows + k;
-        double p = row[t->stride], q = row[2 * t->stride], w = row[3 * t->stride];
-        vd delta = v_flip(load_x(t->single, x, k * t->ld), v_set(row[0])) * step;
-        sum += delta * (p - delta * delta * (w * (p - q) / 6.0));
-    }
-    return 2.0 * sum;
-}
-
 /* D and S to all their digits: with e = exp(delta),
  *     l(m + delta) + l(m - delta) - 2 l(m) = log(1 + w (e + 1/e - 2))
  * P is the product of q + p e, and 1 + u that of these, where u is updated as u <- u + c + u c so
@@ -501,8 +543,6 @@ EPF_APART void logistic_again(const pair_task *t, const void *x, vd g, vd larges
     }
     *S = log_u + v_log1p(u);
     *D = 2.0 * (log_P + v_log(P)) - *S;
-    vi small = V_MASK(largest < LOGISTIC_SMALL_DELTA);
-    if (v_any(small)) *D = v_select(small, logistic_small_step(t, x, g), *D);
     vi big = V_MASK(largest > LOGISTIC_MAX_DELTA);
     if (v_any(big)) {
         vd D_any, S_any;
@@ -523,10 +563,19 @@ EPF_INLINE void finish_logistic(const pair_task *t, const void *x, ptrdiff_t col
     D = v_select(zero, largest, D);
     S = v_select(zero, largest, S);
     if (v_any(again)) {
-        vd D_again, S_again;
-        logistic_again(t, x, v_load(t->step + column), largest, &D_again, &S_again);
-        D = v_select(again, D_again, D);
-        S = v_select(again, S_again, S);
+        vd D_again, S_again, g = v_load(t->step + column);
+        vi small = again & V_MASK(largest < t->near);
+        if (v_any(small)) {
+            taylor(t, x, g, t->rows + 4 * t->stride, &D_again, &S_again);
+            D = v_select(small, D_again, D);
+            S = v_select(small, S_again, S);
+        }
+        again &= ~small;
+        if (v_any(again)) {
+            logistic_again(t, x, g, largest, &D_again, &S_again);
+            D = v_select(again, D_again, D);
+            S = v_select(again, S_again, S);
+        }
     }
     v_store(t->D + column, D);
     v_store(t->S + column, S);
@@ -621,19 +670,28 @@ EPF_INLINE void finish_piecewise(const pair_task *t, const void *x, ptrdiff_t co
  *     m >= 0:   S: c^2 / 2,             D: sign(delta) c^2 / 2
  *     m <  0:   S: delta^2 - c^2 / 2,   D: -2 m delta + sign(delta) c^2 / 2
  * and the rest is a product of ratios over the rows (v_probit_ratio). Eight rows stay within 2^744. */
-#define PROBIT_CONSTANTS 6
+#define PROBIT_CONSTANTS (6 + TAYLOR_CONSTANTS)
 #define PROBIT_STATE 9
 #define ONES_PROBIT 4
 
-/* Its sign, m, |m|; factors of delta^2 and c^2 in S, and of 2 delta in D. */
+/* The second to fourth derivative of the loss from h, minus the first: h' = -h (h + m). */
+EPF_INLINE void probit_derivatives(vd m, vd h, vd *second, vd *third, vd *fourth)
+{
+    /* h (h + m) cancels far in the lower tail; there the asymptotic series in u = 1 / m^2 */
+    vd far = v_min(m, v_set(-40.0)), u = 1.0 / (far * far), twice = m + 2.0 * h;
+    vi below = V_MASK(m < -40.0);
+    vd series = 1.0 - u * (1.0 - u * (6.0 - u * (50.0 - u * (518.0 - u * (6354.0 - u * 89782.0)))));
+    *second = v_select(below, series, h * (h + v_min(m, v_set(1e300))));
+    *third = h - *second * twice;
+    *fourth = -*third * twice - 2.0 * *second * (1.0 - *second);
+    *third = v_select(below, u / far * (2.0 - u * (24.0 - u * (300.0 - u * 4144.0))), *third);
+    *fourth = v_select(below, -u * u * (6.0 - u * (120.0 - u * (2100.0 - u * 37296.0))), *fourth);
+}
+
+/* Its sign, m, |m|; factors of delta^2 and c^2 in S, and of 2 delta in D; the derivatives. */
 static void rows_probit(pair_task *t, ptrdiff_t first, ptrdiff_t after)
 {
-    vd largest = v_set(0.0);
-    if (first == 0) {
-        t->center[0] = 0.0;
-        t->center[1] = 1.0;
-        t->reach = PROBIT_REACH;
-    }
+    vd largest = v_set(0.0), most = v_set(1.0);
     for (ptrdiff_t k = first; k < after; k += VW) {
         ptrdiff_t n = after - k < VW ? after - k : VW;
         vd mk = load_rows(t->m + k, n), over, under;
@@ -646,16 +704,32 @@ static void rows_probit(pair_task *t, ptrdiff_t first, ptrdiff_t after)
         v_store(row += t->stride, v_where_negative(mk, v_set(1.0), v_set(0.0)));
         v_store(row += t->stride, v_where_negative(mk, v_set(-0.5), v_set(0.5)));
         v_store(row += t->stride, v_where_negative(mk, -4.0 * mk, v_set(0.0)));
+        vd h = v_inverse_mills(mk), second, third, fourth;
+        probit_derivatives(mk, h, &second, &third, &fourth);
+        /* the fifth and sixth are nothing below -40 */
+        vd twice = mk + 2.0 * h, fifth = -fourth * twice - third * (3.0 - 6.0 * second);
+        vd sixth = -fifth * twice - fourth * (4.0 - 8.0 * second) + 6.0 * third * third;
+        vi below = V_MASK(mk < -40.0);
+        v_store(row += t->stride, -h);
+        v_store(row += t->stride, second);
+        v_store(row += t->stride, third * (1.0 / 6.0));
+        v_store(row += t->stride, fourth * (1.0 / 12.0));
+        v_store(row += t->stride, v_select(below, v_set(0.0), fifth * (1.0 / 120.0)));
+        v_store(row += t->stride, v_select(below, v_set(0.0), sixth * (1.0 / 360.0)));
+        most = v_max(most, mk);
         v_store(ratio, over / under);
         for (ptrdiff_t i = 0; i < n; i++) t->center[1] *= ratio[i];        /* each >= 2^-14 */
         int e;
         t->center[1] = frexp(t->center[1], &e);
         t->center[0] += e;
     }
-    double sizes[VW];
+    double sizes[VW], tops[VW];
     v_store(sizes, largest);
-    for (int i = 0; i < VW; i++)
-        if (!(PROBIT_REACH - sizes[i] >= t->reach)) t->reach = PROBIT_REACH - sizes[i];
+    v_store(tops, most);
+    for (int i = 0; i < VW; i++) {
+        t->reach = fmin(t->reach, PROBIT_REACH - sizes[i]);
+        t->near = fmin(t->near, TAYLOR_REACH / tops[i]);
+    }
 }
 
 EPF_INLINE void columns_probit(const int U, const int single, const pair_task *t, const pair_block *b)
@@ -710,36 +784,26 @@ EPF_INLINE void columns_probit(const int U, const int single, const pair_task *t
  * are taken exactly, with B(m) = -log(erfcx(-m / sqrt 2) / 2) the remainder,
  *     D = -2 m delta + B(m - delta) - B(m + delta),   S = delta^2 + B(m + delta) + B(m - delta) - 2 B(m);
  * else the loss itself is differenced. A step small against the scale of the loss takes Taylor's
- * series, since the second difference of rounded values cancels:
- *     D = -2 delta (l' + delta^2 l''' / 6),   S = delta^2 (l'' + delta^2 l'''' / 12). */
+ * series, since the second difference of rounded values cancels. */
 EPF_APART void probit_again(const pair_task *t, const void *x, vd g, vd *D, vd *S)
 {
+    const double *series = t->rows + 6 * t->stride;
+    ptrdiff_t next = t->stride;
     *D = *S = v_set(0.0);
     for (ptrdiff_t first = 0; first < t->s; first += VW) {
         ptrdiff_t n = t->s - first < VW ? t->s - first : VW;
-        vd mk = load_rows(t->m + first, n), loss, slope, curvature;
-        epf_probit(mk, NULL, NULL, &loss, &slope, &curvature);
-        /* from h' = -l'': l''' = h - l'' (m + 2h); below -40 the derivatives of the series of l'' */
-        vd far = v_min(mk, v_set(-40.0)), u = 1.0 / (far * far), twice = mk - 2.0 * slope;
-        vd third = -slope - curvature * twice;
-        vd fourth = -third * twice - 2.0 * curvature * (1.0 - curvature);
-        vi below = V_MASK(mk < -40.0);
-        third = v_select(below, u / far * (2.0 - u * (24.0 - u * (300.0 - u * 4144.0))), third);
-        fourth = v_select(below, -u * u * (6.0 - u * (120.0 - u * (2100.0 - u * 37296.0))), fourth);
-        double losses[VW], remainders[VW], slopes[VW], curvatures[VW], thirds[VW], fourths[VW], reach[VW];
+        vd loss, remainder;
+        double losses[VW], remainders[VW];
+        loss = v_probit_loss(load_rows(t->m + first, n), &remainder);
         v_store(losses, loss);
-        v_store(remainders, v_probit_remainder(mk));
-        v_store(slopes, slope);
-        v_store(curvatures, curvature);
-        v_store(thirds, third / 6.0);
-        v_store(fourths, fourth / 12.0);
-        v_store(reach, 0x1p-8 / v_max(mk, v_set(1.0)));
+        v_store(remainders, remainder);
         for (ptrdiff_t i = 0; i < n; i++) {
             double m = t->m[first + i], sign = t->sign ? t->sign[first + i] : 1.0;
+            const double *l = series + first + i;
             vd delta = (load_x(t->single, x, (first + i) * t->ld) * sign) * g, square = delta * delta;
-            vd odd = -2.0 * delta * (slopes[i] + square * thirds[i]);
-            vd even = square * (curvatures[i] + square * fourths[i]);
-            vi direct = ~V_MASK(v_abs(delta) < reach[i]);
+            vd odd = -2.0 * delta * (l[0] + square * (l[2 * next] + square * l[4 * next]));
+            vd even = square * (l[next] + square * (l[3 * next] + square * l[5 * next]));
+            vi direct = ~V_MASK(v_abs(delta) < TAYLOR_REACH / fmax(m, 1.0));
             if (v_any(direct)) {
                 vd up = m + delta, down = m - delta, up_B, down_B;
                 vd up_loss = v_probit_loss(up, &up_B), down_loss = v_probit_loss(down, &down_B);
@@ -777,10 +841,19 @@ EPF_INLINE void finish_probit(const pair_task *t, const void *x, ptrdiff_t colum
     D = v_select(still, zero, D);
     S = v_select(still, zero, S);
     if (v_any(again)) {
-        vd D_again, S_again;
-        probit_again(t, x, v_load(t->step + column), &D_again, &S_again);
-        D = v_select(again, D_again, D);
-        S = v_select(again, S_again, S);
+        vd D_again, S_again, g = v_load(t->step + column);
+        vi small = again & V_MASK(largest < t->near);
+        if (v_any(small)) {
+            taylor(t, x, g, t->rows + 6 * t->stride, &D_again, &S_again);
+            D = v_select(small, D_again, D);
+            S = v_select(small, S_again, S);
+        }
+        again &= ~small;
+        if (v_any(again)) {
+            probit_again(t, x, g, &D_again, &S_again);
+            D = v_select(again, D_again, D);
+            S = v_select(again, S_again, S);
+        }
     }
     v_store(t->D + column, D);
     v_store(t->S + column, S);
@@ -1014,7 +1087,7 @@ static int pairs(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const void *x, 
     }
 
     pair_task task = {loss->parameters, s, d, ld, s + VW, x, single, sign, responses, m, step, NULL,
-                      work, D, S, 0, {0.0, 1.0}, PROBIT_REACH};
+                      work, D, S, 0, {0.0, 1.0}, PROBIT_REACH, 0x1p-17 * sqrt((double)s), TAYLOR_REACH};
     task.rows = work + (d + VW) * STATE_MOST;
     if (loss->kind == KIND_piecewise_linear)
         for (int i = 0; i < PIECEWISE_KNOTS(loss->parameters); i++) {
@@ -1162,7 +1235,7 @@ const epf_kernels NAMED(epf_kernels) = {
 size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d)
 {
     const size_t widest = 8;                    /* numbers of a vector */
-    size_t constants = PROBIT_CONSTANTS;        /* the most but of PIECEWISE */
+    size_t constants = PROBIT_CONSTANTS;        /* the most, but of PIECEWISE */
     if (loss->kind == EPF_CALLBACK)
         return (size_t)(s + (4 + 2 * loss->width) * callback_rows(s, d) * d);
     if (loss->kind == KIND_piecewise_linear) {
