@@ -94,7 +94,7 @@ cdef class MinibatchSweep:
     cdef Status margins(self, const Minibatch *rows) noexcept nogil
     cdef int pairs(
         self, const Minibatch *rows, ptrdiff_t first, ptrdiff_t after, const double *mu, double *D,
-        double *S
+        double *S, double *total
     ) noexcept nogil
     cdef Status center(self, const Minibatch *rows, double beta, double *c) noexcept nogil
     cdef Status two_sided(self, const Minibatch *rows, double beta, double *c) noexcept nogil

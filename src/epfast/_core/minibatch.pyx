@@ -15,7 +15,7 @@ and the sweep turns it into a site about the origin (precision tau, shift nu = b
 
 import numpy as np
 
-from libc.math cimport NAN, exp, fabs, fmax, fmin, isfinite, log, sqrt
+from libc.math cimport INFINITY, NAN, exp, fabs, fmax, fmin, isfinite, isnan, log, sqrt
 from libc.string cimport memcpy, memset
 
 from epfast._core.arrays cimport Views, is_shaped, numbers, release, take
@@ -24,7 +24,7 @@ from epfast._core.loss cimport CoreLoss
 from epfast._core.rule_fit cimport newton_cholesky
 from epfast._core.status cimport CALLBACK_FAILED, NO_FIT, NOT_FINITE, OK, Status
 from epfast._core.tilted cimport TiltedMoments
-from epfast._core.vector cimport EPF_CALLBACK, epf_pairs_work, kernels
+from epfast._core.vector cimport EPF_CALLBACK, epf_move, epf_pairs_work, kernels
 
 from epfast._core.rule_fit import monomials
 
@@ -294,17 +294,17 @@ cdef class MinibatchSweep:
         """m; step_j = gamma sqrt(v_j); b_j <- D_j, tau_j <- S_j (vector.h); c at the center."""
         cdef ptrdiff_t k, j, first = 0, after
         cdef int failed
-        cdef double w
+        cdef double w, total = NAN
         cdef Status status
-        for j in range(self.d):
-            self.column.step[j] = self.gamma * sqrt(self.column.v[j])
+        kernels.steps(self.d, self.gamma, self.column.v, self.column.step)
         if rows.weight == NULL and self.loss.c.kind != EPF_CALLBACK:
-            self.pairs(rows, 0, rows.s, self.column.mu, self.column.b, self.column.tau)
+            self.pairs(rows, 0, rows.s, self.column.mu, self.column.b, self.column.tau, &total)
             for k in range(rows.s):
                 if not isfinite(self.row.m[k]):
                     self.bad_row = k
                     return NOT_FINITE
-            return self.center(rows, beta, c)
+            c[0] = -beta * total
+            return OK if not isnan(total) else self.center(rows, beta, c)
         status = self.margins(rows)
         if status != OK:
             return status
@@ -315,7 +315,9 @@ cdef class MinibatchSweep:
             while after < rows.s and (rows.weight == NULL or rows.weight[after] == w):
                 after += 1
             if w > 0.0:
-                failed = self.pairs(rows, first, after, NULL, self.column.up, self.column.down)
+                failed = self.pairs(
+                    rows, first, after, NULL, self.column.up, self.column.down, &total
+                )
                 if failed != 0:
                     return CALLBACK_FAILED if failed > 0 else NO_FIT
                 for j in range(self.d):
@@ -326,26 +328,25 @@ cdef class MinibatchSweep:
 
     cdef int pairs(
         self, const Minibatch *rows, ptrdiff_t first, ptrdiff_t after, const double *mu, double *D,
-        double *S
+        double *S, double *total
     ) noexcept nogil:
-        """D and S (vector.h) of the rows first to after - 1; mu not NULL: their margins, too."""
+        """D, S and total (vector.h) of the rows first to after - 1; mu not NULL: their margins."""
         cdef ptrdiff_t size = sizeof(float) if rows.single else sizeof(double)
         return kernels.pairs(
             &self.loss.c, after - first, self.d,
             <const char *> rows.numbers + first * rows.ld * size, rows.single, rows.ld,
             rows.sign + first if rows.sign != NULL else NULL,
             rows.responses + first * self.loss.c.width if rows.responses != NULL else NULL,
-            mu, self.row.m + first, self.column.step, D, S, &self.scratch[0]
+            mu, self.row.m + first, self.column.step, D, S, total, &self.scratch[0]
         )
 
     cdef Status variational(self, const Minibatch *rows, double beta, double *c) noexcept nogil:
         """Variational quadrature on the 2d + 1 rule: as many points as monomials, so the minimum of
         eq. 10 interpolates log f (guide). b = D / (2 step), tau = S / step^2."""
         cdef Status status = self.two_sided(rows, beta, c)
-        cdef ptrdiff_t j
-        for j in range(self.d):
-            self.column.b[j] *= 0.5 * beta / self.column.step[j]
-            self.column.tau[j] *= beta / self.column.step[j] / self.column.step[j]
+        kernels.interpolation(
+            self.d, beta, self.column.step, self.column.b, self.column.tau
+        )
         return status
 
     cdef Status quadrature(self, const Minibatch *rows, double beta, double *c) noexcept nogil:
@@ -851,28 +852,24 @@ cdef class MinibatchSweep:
         """One factor: cavity, fit, site rule, damping. Reads the posterior (tau, nu), adds the
         site's change to (new_tau, new_nu), the same arrays where the order is not parallel.
         site_tau NULL: no site is stored, the cavity is the posterior (ADF)."""
-        cdef ptrdiff_t j
-        cdef double old_tau, old_nu, cavity, t = 0.0, h = 0.0, c = 0.0, origin = 0.0
+        cdef double c = 0.0, origin
         cdef double share = self.power / rows.copies
-        cdef bint clipped, kept, proper = True
+        cdef bint proper
+        cdef epf_move how
         cdef ptrdiff_t undetermined = 0, n_kept = 0, n_clipped = 0
         cdef Status status
-        for j in range(self.d):
-            cavity, h = tau[j], nu[j]
-            if site_tau != NULL:
-                t = cavity - share * site_tau[j]
-                if t > 0.0:
-                    cavity, h = t, h - share * site_nu[j]
-                else:                       # the posterior stands in; the site is kept, below
-                    proper = False
-            self.column.v[j] = 1.0 / cavity
-            self.column.mu[j] = h / cavity
+        # where a cavity is improper the posterior stands in; the site is kept, below
+        proper = kernels.cavity(
+            self.d, share, tau, nu, site_tau, site_nu, self.column.mu, self.column.v
+        ) == 0
         status = self.fit(rows, self.loss.c.beta * self.power, &c)
         if status == OK and rows.copies > 1.0 and proper:
             status = self.settle_copies(rows, tau, nu, site_tau, site_nu, &c)
         if status == OK:
-            for j in range(self.d):
-                undetermined += not (isfinite(self.column.tau[j]) and isfinite(self.column.b[j]))
+            while undetermined < self.d and not (
+                isfinite(self.column.tau[undetermined]) and isfinite(self.column.b[undetermined])
+            ):
+                undetermined += 1
         if status == NO_FIT or undetermined == self.d or (status == OK and not isfinite(c)):
             self.n_failed += 1
             self.n_refused += 1
@@ -880,27 +877,17 @@ cdef class MinibatchSweep:
         if status != OK:
             return status
         c *= rows.copies
-        for j in range(self.d):
-            old_tau = site_tau[j] if site_tau != NULL else 0.0
-            old_nu = site_nu[j] if site_tau != NULL else 0.0
-            kept = not (isfinite(self.column.tau[j]) and isfinite(self.column.b[j])) or (
-                site_tau != NULL and not tau[j] - share * old_tau > 0.0
-            )
-            clipped = self.ruled(j, rows.copies, &t, &h)
-            if kept or not tau[j] + self.damping * (t - old_tau) > 0.0:
-                t, h = old_tau, old_nu
-                n_kept += 1
-            else:
-                n_clipped += clipped
-            # the site keeps its value at the cavity mean, whatever the rule did
-            origin -= self.column.mu[j] * (h - 0.5 * t * self.column.mu[j])
-            t = self.damping * (t - old_tau)
-            h = self.damping * (h - old_nu)
-            new_tau[j] += t
-            new_nu[j] += h
-            if site_tau != NULL:
-                site_tau[j] += t
-                site_nu[j] += h
+        how.share, how.copies, how.damping = share, rows.copies, self.damping
+        how.least, how.relative = -INFINITY, self.site_rule == FLOOR
+        if self.site_rule == NONNEGATIVE:
+            how.least = 0.0
+        elif self.site_rule == FLOOR:
+            how.least = FLOOR_SHARE
+        # the site keeps its value at the cavity mean, whatever the rule did
+        origin = kernels.move(
+            &how, self.d, self.column.mu, self.column.v, self.column.b, self.column.tau, tau,
+            new_tau, new_nu, site_tau, site_nu, &n_kept, &n_clipped
+        )
         if site_scale != NULL:
             site_scale[0] += self.damping * (c + origin - site_scale[0])
         else:

@@ -323,6 +323,7 @@ EPF_INLINE void sizes_of(const int single, ptrdiff_t n, ptrdiff_t d, const void 
         for (ptrdiff_t j = 0; j < whole; j += VW) {
             vd most = v_load(largest + j), sum = v_load(squares + j);
             for (int i = 0; i < 4; i++) {
+                V_PREFETCH(at_x(single, row[i], 8 * ld + j));
                 vd a = load_x(single, row[i], j);
                 most = v_max_abs(most, a);
                 sum += weight[i] * a * a;
@@ -344,6 +345,112 @@ static void sizes(ptrdiff_t n, ptrdiff_t d, const void *x, int single, ptrdiff_t
 {
     if (single) sizes_of(1, n, d, x, ld, largest, squares);
     else sizes_of(0, n, d, x, ld, largest, squares);
+}
+
+/* ---- a number per column: cavities, fits and sites of diagonal posteriors ---- */
+
+EPF_INLINE vd load_some(const double *p, ptrdiff_t n) { return n >= VW ? v_load(p) : v_load_part(p, n); }
+
+EPF_INLINE void store_some(double *p, vd a, ptrdiff_t n)
+{
+    if (n >= VW) v_store(p, a);
+    else v_store_part(p, a, n);
+}
+
+/* Whether a lane is among the first n. */
+EPF_INLINE vi lanes_below(ptrdiff_t n)
+{
+    double real[VW];
+    for (ptrdiff_t i = 0; i < VW; i++) real[i] = i < n ? 1.0 : 0.0;
+    return V_MASK(v_load(real) > 0.0);
+}
+
+static int cavity(ptrdiff_t d, double share, const double *tau, const double *nu,
+                  const double *site_tau, const double *site_nu, double *mu, double *v)
+{
+    vi improper = V_MASK(v_set(0.0) > 0.0);
+    for (ptrdiff_t j = 0; j < d; j += VW) {
+        ptrdiff_t n = d - j;
+        vd precision = load_some(tau + j, n), shift = load_some(nu + j, n);
+        if (site_tau) {
+            vd rest = precision - share * load_some(site_tau + j, n);
+            vd rest_shift = shift - share * load_some(site_nu + j, n);
+            vi proper = V_MASK(rest > 0.0);
+            improper |= n < VW ? ~proper & lanes_below(n) : ~proper;
+            precision = v_select(proper, rest, precision);
+            shift = v_select(proper, rest_shift, shift);
+        }
+        store_some(v + j, 1.0 / precision, n);
+        store_some(mu + j, shift / precision, n);
+    }
+    return v_any(improper);
+}
+
+static void steps(ptrdiff_t d, double gamma, const double *v, double *step)
+{
+    for (ptrdiff_t j = 0; j < d; j += VW)
+        store_some(step + j, gamma * v_sqrt(load_some(v + j, d - j)), d - j);
+}
+
+static void interpolation(ptrdiff_t d, double beta, const double *step, double *b, double *tau)
+{
+    for (ptrdiff_t j = 0; j < d; j += VW) {
+        vd per_step = 1.0 / load_some(step + j, d - j), scaled = beta * per_step;
+        store_some(b + j, 0.5 * scaled * load_some(b + j, d - j), d - j);
+        store_some(tau + j, scaled * per_step * load_some(tau + j, d - j), d - j);
+    }
+}
+
+/* The sum of lanes of all ones. */
+EPF_INLINE ptrdiff_t count_of(vd ones) { return (ptrdiff_t)v_sum(ones); }
+
+static double move(const epf_move *how, ptrdiff_t d, const double *mu, const double *v,
+                   const double *b, const double *fit_tau, const double *tau, double *new_tau,
+                   double *new_nu, double *site_tau, double *site_nu,
+                   ptrdiff_t *n_kept, ptrdiff_t *n_clipped)
+{
+    vd one = v_set(1.0), zero = v_set(0.0), origin = zero, kept_sum = zero, clipped_sum = zero;
+    for (ptrdiff_t j = 0; j < d; j += VW) {
+        ptrdiff_t n = d - j;
+        vd center = load_some(mu + j, n), fit = load_some(fit_tau + j, n), slope = load_some(b + j, n);
+        vd precision = load_some(tau + j, n), old_tau = zero, old_nu = zero;
+        /* finite: what is taken from itself is 0 */
+        vi keep = ~(V_MASK(fit - fit == 0.0) & V_MASK(slope - slope == 0.0)), clip;
+        if (site_tau) {
+            old_tau = load_some(site_tau + j, n);
+            old_nu = load_some(site_nu + j, n);
+            keep |= ~V_MASK(precision - how->share * old_tau > 0.0);
+        }
+        vd t = how->copies * fit, least = v_set(how->least);
+        if (how->relative) least = least / load_some(v + j, n);
+        clip = V_MASK(t < least);
+        t = v_select(clip, least, t);
+        vd h = how->copies * slope + t * center;
+        keep |= ~V_MASK(precision + how->damping * (t - old_tau) > 0.0);
+        t = v_select(keep, old_tau, t);
+        h = v_select(keep, old_nu, h);
+        if (n < VW) {                           /* lanes without a column */
+            vi there = lanes_below(n);
+            keep &= there;
+            clip &= there;
+            t = v_select(there, t, zero);
+            h = v_select(there, h, zero);
+        }
+        kept_sum += v_select(keep, one, zero);
+        clipped_sum += v_select(clip & ~keep, one, zero);
+        origin -= center * (h - 0.5 * t * center);
+        t = how->damping * (t - old_tau);
+        h = how->damping * (h - old_nu);
+        store_some(new_tau + j, load_some(new_tau + j, n) + t, n);
+        store_some(new_nu + j, load_some(new_nu + j, n) + h, n);
+        if (site_tau) {
+            store_some(site_tau + j, old_tau + t, n);
+            store_some(site_nu + j, old_nu + h, n);
+        }
+    }
+    *n_kept = count_of(kept_sum);
+    *n_clipped = count_of(clipped_sum);
+    return v_sum(origin);
 }
 
 /* ---- pair kernels ----
@@ -371,6 +478,7 @@ typedef struct {
     double reach;                               /* PROBIT: largest step that no ratio is out of range for */
     double smallest;                            /* S of a product of factors below which digits are missing */
     double near;                                /* largest step that Taylor's series at the margins does for */
+    double total;                               /* of the loss at the margins; NaN: not summed */
 } pair_task;
 
 /* Some vectors of columns in some rows: x and step at the first of both. */
@@ -383,11 +491,9 @@ typedef struct {
 
 #define CONSTANT(i) (t->rows + (i) * t->stride + b->first)
 
-EPF_INLINE vd load_rows(const double *p, ptrdiff_t n) { return n >= VW ? v_load(p) : v_load_part(p, n); }
-
 EPF_INLINE vd signs_of(const pair_task *t, ptrdiff_t k, ptrdiff_t n)
 {
-    return t->sign ? load_rows(t->sign + k, n) : v_set(1.0);
+    return t->sign ? load_some(t->sign + k, n) : v_set(1.0);
 }
 
 /* Lanes where the products do not do: S is too small, unless for a column of zeros, or out of range. */
@@ -431,10 +537,11 @@ EPF_APART void taylor(const pair_task *t, const void *x, vd g, const double *ser
 /* Its sign (as -0 or +0, to flip by exclusive or), p, q, w; the derivatives. */
 static void rows_logistic(pair_task *t, ptrdiff_t first, ptrdiff_t after)
 {
+    vd product = v_set(1.0), exponent = v_set(0.0), wrong = exponent;  /* l = max(-m, 0) + log(1 + e) */
     for (ptrdiff_t k = first; k < after; k += VW) {
         ptrdiff_t n = after - k < VW ? after - k : VW;
         double *row = t->rows + k;
-        vd mk = load_rows(t->m + k, n);
+        vd mk = load_some(t->m + k, n);
         vd e = v_exp(-v_abs(mk)), r = 1.0 / (1.0 + e), w = e * r * r;
         vd p = v_where_negative(mk, r, e * r), q = v_where_negative(mk, e * r, r), third = w * (p - q);
         v_store(row, v_sign_of(v_set(0.0), signs_of(t, k, n)));
@@ -447,7 +554,12 @@ static void rows_logistic(pair_task *t, ptrdiff_t first, ptrdiff_t after)
         v_store(row += t->stride, w * (1.0 - 6.0 * w) * (1.0 / 12.0));
         v_store(row += t->stride, third * (1.0 - 12.0 * w) * (1.0 / 120.0));
         v_store(row += t->stride, w * (1.0 - w * (30.0 - 120.0 * w)) * (1.0 / 360.0));
+        if (n < VW) e = v_select(lanes_below(n), e, v_set(0.0));
+        wrong += v_max(-mk, v_set(0.0));
+        product *= 1.0 + e;
+        if ((k - first) / VW % 512 == 511) v_rescale(&product, &exponent);
     }
+    t->total += v_sum(wrong) + v_sum(v_log_scaled(exponent, product));
 }
 
 EPF_INLINE void columns_logistic(const int U, const int single, const pair_task *t,
@@ -595,11 +707,12 @@ EPF_INLINE void finish_logistic(const pair_task *t, const void *x, ptrdiff_t col
 static void rows_piecewise(pair_task *t, ptrdiff_t first, ptrdiff_t after)
 {
     int K = PIECEWISE_KNOTS(t->p);
+    vd total = v_set(0.0);
     for (ptrdiff_t k = first; k < after; k += VW) {
         ptrdiff_t n = after - k < VW ? after - k : VW;
-        vd mk = load_rows(t->m + k, n), flip = signs_of(t, k, n), unused, slope;
+        vd mk = load_some(t->m + k, n), flip = signs_of(t, k, n), value, slope, unused;
         double *row = t->rows + k, left = t->p[1];
-        epf_piecewise_linear(mk, NULL, t->p, &unused, &slope, &unused);
+        epf_piecewise_linear(mk, NULL, t->p, &value, &slope, &unused);
         v_store(row, -2.0 * flip * slope);
         for (int i = 0; i < K; i++) {
             const double *knot = PIECEWISE_KNOT(t->p, i);
@@ -612,7 +725,9 @@ static void rows_piecewise(pair_task *t, ptrdiff_t first, ptrdiff_t after)
             v_store(row += t->stride, -jump * flip);
             left = knot[3];
         }
+        total += n < VW ? v_select(lanes_below(n), value, v_set(0.0)) : value;
     }
+    t->total += v_sum(total);
 }
 
 EPF_INLINE void columns_piecewise(const int U, const int single, const int K, const int jumps,
@@ -691,10 +806,10 @@ EPF_INLINE void probit_derivatives(vd m, vd h, vd *second, vd *third, vd *fourth
 /* Its sign, m, |m|; factors of delta^2 and c^2 in S, and of 2 delta in D; the derivatives. */
 static void rows_probit(pair_task *t, ptrdiff_t first, ptrdiff_t after)
 {
-    vd largest = v_set(0.0), most = v_set(1.0);
+    vd largest = v_set(0.0), most = v_set(1.0), squares = largest;
     for (ptrdiff_t k = first; k < after; k += VW) {
         ptrdiff_t n = after - k < VW ? after - k : VW;
-        vd mk = load_rows(t->m + k, n), over, under;
+        vd mk = load_some(t->m + k, n), over, under;
         double *row = t->rows + k, ratio[VW];
         v_probit_ratio(mk, &over, &under);
         largest = v_max_abs(largest, mk);
@@ -717,6 +832,8 @@ static void rows_probit(pair_task *t, ptrdiff_t first, ptrdiff_t after)
         v_store(row += t->stride, v_select(below, v_set(0.0), fifth * (1.0 / 120.0)));
         v_store(row += t->stride, v_select(below, v_set(0.0), sixth * (1.0 / 360.0)));
         most = v_max(most, mk);
+        vd short_of = v_min(mk, v_set(0.0));
+        squares += short_of * short_of;
         v_store(ratio, over / under);
         for (ptrdiff_t i = 0; i < n; i++) t->center[1] *= ratio[i];        /* each >= 2^-14 */
         int e;
@@ -729,6 +846,11 @@ static void rows_probit(pair_task *t, ptrdiff_t first, ptrdiff_t after)
     for (int i = 0; i < VW; i++) {
         t->reach = fmin(t->reach, PROBIT_REACH - sizes[i]);
         t->near = fmin(t->near, TAYLOR_REACH / tops[i]);
+    }
+    t->total += 0.5 * v_sum(squares);
+    if (after == t->s) {
+        t->total -= t->center[0] * V_LN2 + log(t->center[1]);
+        if (!(t->reach >= 0.0)) t->total = NAN;
     }
 }
 
@@ -794,7 +916,7 @@ EPF_APART void probit_again(const pair_task *t, const void *x, vd g, vd *D, vd *
         ptrdiff_t n = t->s - first < VW ? t->s - first : VW;
         vd loss, remainder;
         double losses[VW], remainders[VW];
-        loss = v_probit_loss(load_rows(t->m + first, n), &remainder);
+        loss = v_probit_loss(load_some(t->m + first, n), &remainder);
         v_store(losses, loss);
         v_store(remainders, remainder);
         for (ptrdiff_t i = 0; i < n; i++) {
@@ -1003,8 +1125,9 @@ static void probit_block(const int U, const pair_task *t, const pair_block *b)
 #define ROWS_PROBIT(name, width) rows_probit(t, first, first + n)
 #define ROWS_VALUES(name, width)                                                                   \
     loss_##name(t->p, n, t->m + first, t->responses ? t->responses + first * (width) : NULL,       \
-                width, t->rows + first, NULL, NULL)
-#define ROWS_DIFFERENCES(name, width)
+                width, t->rows + first, NULL, NULL);                                               \
+    for (ptrdiff_t k = first; k < first + n; k++) t->total += t->rows[k]
+#define ROWS_DIFFERENCES(name, width) t->total = NAN
 
 #define COLUMNS_LOGISTIC(name, width) logistic_block(U, t, &b)
 #define COLUMNS_PIECEWISE(name, width) piecewise_block(U, t, &b)
@@ -1067,8 +1190,9 @@ EPF_LOSSES(X)
 
 static int pairs(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const void *x, int single,
                  ptrdiff_t ld, const double *sign, const double *responses, const double *mu,
-                 double *m, const double *step, double *D, double *S, double *work)
+                 double *m, const double *step, double *D, double *S, double *total, double *work)
 {
+    *total = NAN;
     if (mu && (d < VW || loss->kind == EPF_CALLBACK)) margins(s, d, x, single, ld, sign, mu, m);
     if (loss->kind == EPF_CALLBACK)
         return callback_pairs(loss, s, d, x, single, ld, sign, responses, m, step, D, S, work);
@@ -1080,14 +1204,14 @@ static int pairs(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const void *x, 
                 work[k * VW + j] = j < d ? number_x(single, x, k * ld + j) : 0.0;
         memcpy(wide_step, step, (size_t)d * sizeof(double));
         pairs(loss, s, VW, work, 0, VW, sign, responses, NULL, m, wide_step, wide_D, wide_S,
-              work + s * VW);
+              total, work + s * VW);
         memcpy(D, wide_D, (size_t)d * sizeof(double));
         memcpy(S, wide_S, (size_t)d * sizeof(double));
         return 0;
     }
 
     pair_task task = {loss->parameters, s, d, ld, s + VW, x, single, sign, responses, m, step, NULL,
-                      work, D, S, 0, {0.0, 1.0}, PROBIT_REACH, 0x1p-17 * sqrt((double)s), TAYLOR_REACH};
+                      work, D, S, 0, {0.0, 1.0}, PROBIT_REACH, 0x1p-17 * sqrt((double)s), TAYLOR_REACH, 0.0};
     task.rows = work + (d + VW) * STATE_MOST;
     if (loss->kind == KIND_piecewise_linear)
         for (int i = 0; i < PIECEWISE_KNOTS(loss->parameters); i++) {
@@ -1102,6 +1226,7 @@ static int pairs(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const void *x, 
         EPF_LOSSES(X)
 #undef X
     }
+    *total = task.total;
     return 0;
 }
 
@@ -1228,7 +1353,7 @@ static void smooth_moments(const epf_loss *loss, ptrdiff_t n, const double *y, c
 const epf_kernels NAMED(epf_kernels) = {
     &STRING(EPF_ISA)[1], VW,                    /* without the underscore */
     array_exp, array_expm1, array_log, array_log1p, array_erfcx, array_log_ndtr,
-    loss_at_points, rise, margins, weighted_sums, sizes, pairs, probit_moments, logistic_moments,
+    loss_at_points, rise, margins, weighted_sums, sizes, cavity, steps, interpolation, move, pairs, probit_moments, logistic_moments,
     piecewise_moments, smooth_moments};
 
 #ifdef EPF_COMMON       /* what does not depend on the instruction set: compiled once */
