@@ -75,7 +75,8 @@ def elementwise(str name, const double[::1] x, double[::1] out):
 
 def column_sizes(X, double[::1] largest not None, double[::1] squares not None):
     """largest_j = max_k |x_kj|, NaN left out, and squares_j = sum_k x_kj^2, for a matrix (n, d) of
-    float64 or float32 whose rows lie in memory without gaps; False, and nothing done, of another."""
+    float64 or float32 whose rows lie in memory without gaps; False, and nothing done, of
+    another."""
     cdef const double[:, :] doubles
     cdef const float[:, :] floats
     cdef ptrdiff_t n = X.shape[0], d = X.shape[1], gap = X.strides[0], size = X.itemsize

@@ -266,9 +266,10 @@ def _change(old: Summary, new: Summary) -> float:
 
 def _largest_move(old_mean: Array, old: Array, mean: Array, new: Array) -> float:
     """NaN where a variance is 0 or negative."""
-    moved = np.abs((mean - old_mean) / np.sqrt(new)).max()
-    spread = np.abs(np.log(old / new)).max()
-    return float(max(moved, 0.5 * spread)) if moved == moved else float("nan")
+    largest = np.maximum.reduce  # what max() comes to, for small arrays at half the price
+    moved = float(largest(np.abs((mean - old_mean) / np.sqrt(new)), axis=None))
+    spread = float(largest(np.abs(np.log(old / new)), axis=None))
+    return max(moved, 0.5 * spread) if moved == moved else float("nan")
 
 
 def fit_from(fit: Callable[[Any], R], start: Any) -> R:

@@ -306,38 +306,37 @@ static void weighted_sums(ptrdiff_t s, ptrdiff_t d, const void *x, int single, p
 
 /* ---- sizes of columns ---- */
 
+EPF_INLINE void sizes_of_rows(const int count, const int single, ptrdiff_t d, const void *x,
+                              ptrdiff_t ld, double *largest, double *squares)
+{
+    ptrdiff_t j = 0;
+    for (; j + VW <= d; j += VW) {
+        vd most = v_load(largest + j), sum = v_load(squares + j);
+        for (int i = 0; i < count; i++) {
+            V_PREFETCH(at_x(single, x, (i + 8) * ld + j));
+            vd a = load_x(single, x, i * ld + j);
+            most = v_max_abs(most, a);
+            sum += a * a;
+        }
+        v_store(largest + j, most);
+        v_store(squares + j, sum);
+    }
+    for (; j < d; j++)
+        for (int i = 0; i < count; i++) {
+            double a = number_x(single, x, i * ld + j);
+            if (fabs(a) > largest[j]) largest[j] = fabs(a);
+            squares[j] += a * a;
+        }
+}
+
 /* Four rows at a time along the columns. */
 EPF_INLINE void sizes_of(const int single, ptrdiff_t n, ptrdiff_t d, const void *x, ptrdiff_t ld,
                          double *largest, double *squares)
 {
-    ptrdiff_t whole = d - d % VW;
+    ptrdiff_t k = 0;
     for (ptrdiff_t j = 0; j < d; j++) largest[j] = squares[j] = 0.0;
-    for (ptrdiff_t k = 0; k < n; k += 4) {
-        /* past the last row it is met again, with no weight */
-        const void *row[4];
-        double weight[4];
-        for (ptrdiff_t i = 0; i < 4; i++) {
-            weight[i] = k + i < n ? 1.0 : 0.0;
-            row[i] = at_x(single, x, (k + i < n ? k + i : n - 1) * ld);
-        }
-        for (ptrdiff_t j = 0; j < whole; j += VW) {
-            vd most = v_load(largest + j), sum = v_load(squares + j);
-            for (int i = 0; i < 4; i++) {
-                V_PREFETCH(at_x(single, row[i], 8 * ld + j));
-                vd a = load_x(single, row[i], j);
-                most = v_max_abs(most, a);
-                sum += weight[i] * a * a;
-            }
-            v_store(largest + j, most);
-            v_store(squares + j, sum);
-        }
-        for (ptrdiff_t j = whole; j < d; j++)
-            for (int i = 0; i < 4; i++) {
-                double a = number_x(single, row[i], j);
-                if (fabs(a) > largest[j]) largest[j] = fabs(a);
-                squares[j] += weight[i] * a * a;
-            }
-    }
+    for (; k + 4 <= n; k += 4) sizes_of_rows(4, single, d, at_x(single, x, k * ld), ld, largest, squares);
+    for (; k < n; k++) sizes_of_rows(1, single, d, at_x(single, x, k * ld), ld, largest, squares);
 }
 
 static void sizes(ptrdiff_t n, ptrdiff_t d, const void *x, int single, ptrdiff_t ld, double *largest,
@@ -474,10 +473,10 @@ typedef struct {
     const double *sign, *responses, *m, *step;
     double *rows, *state, *D, *S;
     int jumps;                                  /* PIECEWISE: whether there are any */
-    double center[2];                           /* PROBIT: product of the ratios at the margins, as 2^k w */
-    double reach;                               /* PROBIT: largest step that no ratio is out of range for */
-    double smallest;                            /* S of a product of factors below which digits are missing */
-    double near;                                /* largest step that Taylor's series at the margins does for */
+    double center[2];                           /* PROBIT: product of ratios at the margins, 2^k w */
+    double reach;                               /* PROBIT: largest step with all ratios in range */
+    double smallest;                            /* S of a product below which digits are missing */
+    double near;                                /* largest step that Taylor's series does for */
     double total;                               /* of the loss at the margins; NaN: not summed */
 } pair_task;
 
@@ -1353,8 +1352,8 @@ static void smooth_moments(const epf_loss *loss, ptrdiff_t n, const double *y, c
 const epf_kernels NAMED(epf_kernels) = {
     &STRING(EPF_ISA)[1], VW,                    /* without the underscore */
     array_exp, array_expm1, array_log, array_log1p, array_erfcx, array_log_ndtr,
-    loss_at_points, rise, margins, weighted_sums, sizes, cavity, steps, interpolation, move, pairs, probit_moments, logistic_moments,
-    piecewise_moments, smooth_moments};
+    loss_at_points, rise, margins, weighted_sums, sizes, cavity, steps, interpolation, move, pairs,
+    probit_moments, logistic_moments, piecewise_moments, smooth_moments};
 
 #ifdef EPF_COMMON       /* what does not depend on the instruction set: compiled once */
 size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d)
