@@ -1,4 +1,4 @@
-"""Pairs of points on either side of the margins: products over the rows, and where they do not do."""
+"""Points on either side of the margins: products over the rows, and where they do not do."""
 
 import itertools
 import math
