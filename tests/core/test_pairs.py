@@ -9,7 +9,7 @@ import pytest
 
 import epfast
 from epfast import backend, losses
-from epfast._core.vector import column_sizes
+from epfast._core.vector import column_sizes, largest_move
 
 pytestmark = pytest.mark.simd
 
@@ -147,3 +147,25 @@ def test_sizes_leave_out_what_is_no_number():
     np.testing.assert_array_equal(largest, [3.0, np.inf, 5.0])
     assert math.isnan(squares[0])
     assert squares[1] == np.inf
+
+
+# ---- moves ----
+
+
+def test_largest_moves_are_those_of_plain_numpy():
+    rng = np.random.default_rng(7)
+    for n in (1, 2, 7, 8, 9, 40):
+        for _ in range(20):
+            old_mean, mean = rng.normal(size=(2, n))
+            old, new = np.exp(rng.normal(size=(2, n)))
+            moved = np.abs((mean - old_mean) / np.sqrt(new)).max()
+            wanted = max(moved, 0.5 * np.abs(np.log(old / new)).max())
+            assert math.isclose(largest_move(old_mean, old, mean, new), wanted, rel_tol=1e-13)
+    one, two = np.ones(9), np.full(9, 2.0)
+    for bad in (0.0, -1.0, np.nan):
+        wrong = one.copy()
+        wrong[8] = bad
+        assert math.isnan(largest_move(one, one, one, wrong))  # 0 / 0 where the variance is 0
+        assert largest_move(one, wrong, two, one) == (np.inf if bad == 0.0 else 1.0)
+    assert largest_move(one, one, two[::2], one) is None
+    assert largest_move(one, one, two, np.ones(8)) is None

@@ -60,6 +60,10 @@ cdef extern from "simd/vector.h" nogil:
             ptrdiff_t n, ptrdiff_t d, const void *x, int single, ptrdiff_t ld, double *largest,
             double *squares
         ) noexcept nogil
+        double (*largest_move)(
+            ptrdiff_t n, const double *old_mean, const double *old, const double *mean,
+            const double *new
+        ) noexcept nogil
         int (*cavity)(
             ptrdiff_t d, double share, const double *tau, const double *nu, const double *site_tau,
             const double *site_nu, double *mu, double *v

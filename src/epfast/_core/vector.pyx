@@ -2,6 +2,10 @@
 
 import os
 
+import numpy as np
+
+from epfast._core.arrays cimport Views, numbers, release, take
+
 
 cdef extern from "build_config.h" nogil:
     const char *EPF_VERSION
@@ -95,3 +99,32 @@ def column_sizes(X, double[::1] largest not None, double[::1] squares not None):
         with nogil:
             kernels.sizes(n, d, &floats[0, 0], True, gap // size, &largest[0], &squares[0])
     return True
+
+
+cdef type ndarray = np.ndarray
+
+
+def largest_move(old_mean, old_variance, mean, variance):
+    """The largest of |mean - old_mean| / sqrt(variance) and |log(old_variance / variance)| / 2, for
+    C-contiguous arrays of float64 of as many numbers; None of others.
+
+    NaN where one of the former is; where one of the latter is, none of them counts.
+    """
+    cdef Views views
+    cdef int i
+    cdef Py_ssize_t size
+    views.count = 0
+    try:
+        for array in (old_mean, old_variance, mean, variance):
+            if not take(array, ndarray, False, &views):
+                return None
+        size = views.view[0].len
+        for i in range(1, 4):
+            if views.view[i].len != size:
+                return None
+        return kernels.largest_move(
+            size // <Py_ssize_t> sizeof(double), numbers(&views, 0), numbers(&views, 1),
+            numbers(&views, 2), numbers(&views, 3)
+        )
+    finally:
+        release(&views)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from epfast._arrays import Array
+from epfast._core.vector import largest_move
 from epfast.inference.records import ConvergenceWarning, Interrupted, PartOfSweep, SweepInfo
 from epfast.inference.runtime import Tick, one_blas_thread, ticks
 from epfast.losses import Loss
@@ -266,10 +267,12 @@ def _change(old: Summary, new: Summary) -> float:
 
 def _largest_move(old_mean: Array, old: Array, mean: Array, new: Array) -> float:
     """NaN where a variance is 0 or negative."""
-    largest = np.maximum.reduce  # what max() comes to, for small arrays at half the price
-    moved = float(largest(np.abs((mean - old_mean) / np.sqrt(new)), axis=None))
-    spread = float(largest(np.abs(np.log(old / new)), axis=None))
-    return max(moved, 0.5 * spread) if moved == moved else float("nan")
+    found = largest_move(old_mean, old, mean, new)
+    if found is None:  # parts of larger arrays
+        parts = np.broadcast_arrays(old_mean, old, mean, new)
+        found = largest_move(*(np.ascontiguousarray(part, np.float64) for part in parts))
+    assert found is not None
+    return found
 
 
 def fit_from(fit: Callable[[Any], R], start: Any) -> R:

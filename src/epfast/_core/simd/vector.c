@@ -452,6 +452,31 @@ static double move(const epf_move *how, ptrdiff_t d, const double *mu, const dou
     return v_sum(origin);
 }
 
+static double largest_move(ptrdiff_t n, const double *old_mean, const double *old,
+                           const double *mean, const double *new)
+{
+    vd moved = v_set(0.0), spread = moved;
+    vi missing = V_MASK(moved > 0.0), unknown = missing;
+    for (ptrdiff_t j = 0; j < n; j += VW) {
+        vd a = load_some(new + j, n - j), b = load_some(old + j, n - j);
+        vd by = (load_some(mean + j, n - j) - load_some(old_mean + j, n - j)) / v_sqrt(a);
+        vd change = v_log(b / a);
+        vi there = n - j < VW ? lanes_below(n - j) : ~(missing ^ missing);
+        missing |= V_MASK(by != by) & there;
+        unknown |= V_MASK(change != change) & there;
+        moved = v_max(moved, v_select(there, v_abs(by), moved));
+        spread = v_max(spread, v_select(there, v_abs(change), spread));
+    }
+    double moves[VW], spreads[VW], most = 0.0;
+    if (v_any(missing)) return NAN;
+    v_store(moves, moved);
+    v_store(spreads, spread);
+    for (int i = 0; i < VW; i++) most = fmax(most, moves[i]);
+    if (!v_any(unknown))
+        for (int i = 0; i < VW; i++) most = fmax(most, 0.5 * spreads[i]);
+    return most;
+}
+
 /* ---- pair kernels ----
  *
  * A block of rows at a time that fits the first cache: its margins first, for which it comes from
@@ -1352,7 +1377,8 @@ static void smooth_moments(const epf_loss *loss, ptrdiff_t n, const double *y, c
 const epf_kernels NAMED(epf_kernels) = {
     &STRING(EPF_ISA)[1], VW,                    /* without the underscore */
     array_exp, array_expm1, array_log, array_log1p, array_erfcx, array_log_ndtr,
-    loss_at_points, rise, margins, weighted_sums, sizes, cavity, steps, interpolation, move, pairs,
+    loss_at_points, rise, margins, weighted_sums, sizes, largest_move, cavity, steps, interpolation,
+    move, pairs,
     probit_moments, logistic_moments, piecewise_moments, smooth_moments};
 
 #ifdef EPF_COMMON       /* what does not depend on the instruction set: compiled once */

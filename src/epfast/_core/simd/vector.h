@@ -75,6 +75,11 @@ typedef struct {
     void (*sizes)(ptrdiff_t n, ptrdiff_t d, const void *x, int single, ptrdiff_t ld, double *largest,
                   double *squares);
 
+    /* The largest of |mean - old_mean| / sqrt(new) and |log(old / new)| / 2, variances old and new. NaN
+     * where one of the former is; where one of the latter is, none of them counts. */
+    double (*largest_move)(ptrdiff_t n, const double *old_mean, const double *old,
+                           const double *mean, const double *new);
+
     /* Diagonal posteriors, (d,) each. cavity: v = 1 / precision and mu = v shift of the posterior
      * (tau, nu) less share of the site; where that is improper the posterior stands in, and the
      * result is not 0. Site NULL: none is stored. */
