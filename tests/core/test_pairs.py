@@ -71,6 +71,25 @@ def test_many_rows_are_the_sum_of_blocks(loss, scale):
         np.testing.assert_array_less(np.abs(one - total), 1e-12 * size + 1e-300)
 
 
+@pytest.mark.parametrize("loss", VALUES)
+def test_margins_beyond_the_range_of_products(loss):
+    """One row far out: the others keep their digits, in all columns."""
+    mp.mp.dps = 80
+    rng = np.random.default_rng(8)
+    for far in (-1e5, -5e3, 5e3, 1e5):
+        rows = rng.normal(size=(30, 10))
+        rows[17] = 0.0
+        rows[17, 0], rows[17, 9] = far, 1.0
+        mean, variance = np.zeros(10), np.full(10, 2.0)
+        mean[0] = 1.0
+        precision, shift, _ = backend.fit_minibatch(loss, rows, mean, variance)
+        step = math.sqrt(10.5) * np.sqrt(variance)
+        rest = np.delete(rows, 17, axis=0)
+        for j, slope, size, tau in by_sixty_digits(loss, rest, mean, step, [5, 8]):
+            assert abs(precision[j] - tau) <= 1e-10 * tau
+            assert abs(shift[j] - slope) <= 1e-10 * size
+
+
 @pytest.mark.parametrize("loss", MARGIN)
 def test_columns_of_zeros_say_nothing(loss):
     rng = np.random.default_rng(4)

@@ -100,19 +100,39 @@ EPF_INLINE vi v_seti(int64_t a)
 #endif
 }
 
-/* The first n < VW lanes from memory, the others 0. */
+/* The first n <= VW lanes from memory, the others 0. */
+#if VW == 4 && defined(__AVX2__)
+EPF_INLINE __m256i v_first_lanes(ptrdiff_t n)
+{
+    static const int64_t lanes[8] = {-1, -1, -1, -1, 0, 0, 0, 0};
+    return _mm256_loadu_si256((const __m256i *)(lanes + 4 - n));
+}
+#endif
+
 EPF_INLINE vd v_load_part(const double *p, ptrdiff_t n)
 {
+#if VW == 8 && defined(__AVX512F__)
+    return (vd)_mm512_maskz_loadu_pd((__mmask8)((1u << n) - 1), p);
+#elif VW == 4 && defined(__AVX2__)
+    return (vd)_mm256_maskload_pd(p, v_first_lanes(n));
+#else
     double buf[VW] = {0};
-    memcpy(buf, p, (size_t)n * sizeof(double));
+    for (ptrdiff_t i = 0; i < n; i++) buf[i] = p[i];
     return v_load(buf);
+#endif
 }
 
 EPF_INLINE void v_store_part(double *p, vd a, ptrdiff_t n)
 {
+#if VW == 8 && defined(__AVX512F__)
+    _mm512_mask_storeu_pd(p, (__mmask8)((1u << n) - 1), (__m512d)a);
+#elif VW == 4 && defined(__AVX2__)
+    _mm256_maskstore_pd(p, v_first_lanes(n), (__m256d)a);
+#else
     double buf[VW];
     v_store(buf, a);
-    memcpy(p, buf, (size_t)n * sizeof(double));
+    for (ptrdiff_t i = 0; i < n; i++) p[i] = buf[i];
+#endif
 }
 
 /* ---- masks, selection, min and max ---- */
@@ -502,12 +522,11 @@ EPF_INLINE vd v_probit_loss(vd x, vd *remainder)
     return v_select(V_MASK(x != x), x, y);
 }
 
-/* Phi(x), or exp(x^2 / 2) Phi(x) below 0, as a ratio of two numbers in [1/2, 2^93], |x| <= 4096.
- * R(t) = exp(t^2 / 2) Phi(-t) is a ratio of polynomials, relative error 5e-16 (Remez in 60 digits); above
- * 0 it is 1 - exp(-x^2 / 2) R. The two cost one exponential and no division. */
+/* R(t) = exp(t^2 / 2) Phi(-t) at t = |x| <= 4096 as a ratio of polynomials, relative error 5e-16 (Remez
+ * in 60 digits), and exp(-x^2 / 2). */
 #define PROBIT_REACH 4096.0
 
-EPF_INLINE void v_probit_ratio(vd x, vd *over, vd *under)
+EPF_INLINE void v_probit_parts(vd x, vd *over, vd *under, vd *gauss)
 {
     vd t = v_abs(x), z = v_min(x * x, v_set(1400.0));
     vd p = v_set(0x1.056a2f0221ad7p-19), q = v_set(0x1.47a284d29f313p-18);
@@ -543,9 +562,35 @@ EPF_INLINE void v_probit_ratio(vd x, vd *over, vd *under)
     g = g * r + 0x1.62e42fefa39f7p-1;
     q = q * t + 1.0;
     g = g * r + 1.0;
-    g = V_FROM_BITS((vi)((vu)V_BITS(g) + ((vu)V_BITS(k) << 52)));
-    *over = v_where_negative(x, p, q - g * p);
+    *gauss = V_FROM_BITS((vi)((vu)V_BITS(g) + ((vu)V_BITS(k) << 52)));
+    *over = p;
     *under = q;
+}
+
+/* Phi(x), or R(-x) below 0, as a ratio of two numbers in [1/2, 2^93]: no division, one exponential. */
+EPF_INLINE void v_probit_ratio(vd x, vd *over, vd *under)
+{
+    vd p, g;
+    v_probit_parts(x, &p, under, &g);
+    *over = v_where_negative(x, p, *under - g * p);
+}
+
+/* -log Phi(x) for x >= PROBIT_UPPER, relative error 1e-14: the series of -log(1 - h); 0 above 37, before
+ * subnormal numbers, which are slow. */
+#define PROBIT_UPPER 2.0
+
+EPF_INLINE vd v_probit_upper_loss(vd x)
+{
+    vd p, q, g;
+    v_probit_parts(v_min(x, v_set(37.0)), &p, &q, &g);
+    vd h = v_select(V_MASK(x > 37.0), v_set(0.0), g * p / q), sum = h * (1.0 / 9.0) + 1.0 / 8.0;
+    sum = sum * h + 1.0 / 7.0;
+    sum = sum * h + 1.0 / 6.0;
+    sum = sum * h + 1.0 / 5.0;
+    sum = sum * h + 1.0 / 4.0;
+    sum = sum * h + 1.0 / 3.0;
+    sum = sum * h + 1.0 / 2.0;
+    return h * (1.0 + h * sum);
 }
 
 EPF_INLINE vd v_probit_remainder(vd x)

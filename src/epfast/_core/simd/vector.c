@@ -348,6 +348,7 @@ static void sizes(ptrdiff_t n, ptrdiff_t d, const void *x, int single, ptrdiff_t
 
 /* ---- a number per column: cavities, fits and sites of diagonal posteriors ---- */
 
+/* The first n lanes, or all of them. */
 EPF_INLINE vd load_some(const double *p, ptrdiff_t n) { return n >= VW ? v_load(p) : v_load_part(p, n); }
 
 EPF_INLINE void store_some(double *p, vd a, ptrdiff_t n)
@@ -949,8 +950,13 @@ EPF_APART void probit_again(const pair_task *t, const void *x, vd g, vd *D, vd *
             vd delta = (load_x(t->single, x, (first + i) * t->ld) * sign) * g, square = delta * delta;
             vd odd = -2.0 * delta * (l[0] + square * (l[2 * next] + square * l[4 * next]));
             vd even = square * (l[next] + square * (l[3 * next] + square * l[5 * next]));
-            vi direct = ~V_MASK(v_abs(delta) < TAYLOR_REACH / fmax(m, 1.0));
-            if (v_any(direct)) {
+            vd size = v_abs(delta);
+            vi direct = ~V_MASK(size < TAYLOR_REACH / fmax(m, 1.0));
+            if (v_any(direct) && !v_any(direct & ~V_MASK(m - size >= PROBIT_UPPER))) {
+                vd up = v_probit_upper_loss(m + delta), down = v_probit_upper_loss(m - delta);
+                odd = v_select(direct, down - up, odd);
+                even = v_select(direct, (up - losses[i]) + (down - losses[i]), even);
+            } else if (v_any(direct)) {
                 vd up = m + delta, down = m - delta, up_B, down_B;
                 vd up_loss = v_probit_loss(up, &up_B), down_loss = v_probit_loss(down, &down_B);
                 vi low = V_MASK(v_max(up, down) < 0.0);
@@ -1134,6 +1140,7 @@ static void logistic_block(const int U, const pair_task *t, const pair_block *b)
 
 static void probit_block(const int U, const pair_task *t, const pair_block *b)
 {
+    if (!(t->reach >= 0.0)) return;             /* all is done again */
     if (t->single) columns_probit(U, 1, t, b);
     else columns_probit(U, 0, t, b);
 }
