@@ -872,6 +872,7 @@ static void rows_probit(pair_task *t, ptrdiff_t first, ptrdiff_t after)
         t->reach = fmin(t->reach, PROBIT_REACH - sizes[i]);
         t->near = fmin(t->near, TAYLOR_REACH / tops[i]);
     }
+    if (!(t->reach >= 0.0)) t->near = 0.0;      /* the largest steps are not known then */
     t->total += 0.5 * v_sum(squares);
     if (after == t->s) {
         t->total -= t->center[0] * V_LN2 + log(t->center[1]);
@@ -1140,7 +1141,7 @@ static void logistic_block(const int U, const pair_task *t, const pair_block *b)
 
 static void probit_block(const int U, const pair_task *t, const pair_block *b)
 {
-    if (!(t->reach >= 0.0)) return;             /* all is done again */
+    if (!(t->reach >= 0.0)) return;             /* all is done again, row by row */
     if (t->single) columns_probit(U, 1, t, b);
     else columns_probit(U, 0, t, b);
 }
