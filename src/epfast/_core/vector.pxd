@@ -27,6 +27,13 @@ cdef extern from "simd/vector.h" nogil:
         epf_callback callback
         void *user
 
+    ctypedef struct epf_move:
+        double share
+        double copies
+        double damping
+        double least
+        int relative
+
     ctypedef void (*epf_elementwise)(ptrdiff_t n, const double *x, double *out) noexcept nogil
 
     ctypedef struct epf_kernels:
@@ -47,17 +54,40 @@ cdef extern from "simd/vector.h" nogil:
             const double *y, double *out
         ) noexcept nogil
         void (*margins)(
-            ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld, const double *sign,
+            ptrdiff_t s, ptrdiff_t d, const void *x, int single, ptrdiff_t ld, const double *sign,
             const double *mu, double *m
         ) noexcept nogil
         void (*weighted_sums)(
-            ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld, const double *c,
+            ptrdiff_t s, ptrdiff_t d, const void *x, int single, ptrdiff_t ld, const double *c,
             const double *w, double *g, double *h
         ) noexcept nogil
+        void (*sizes)(
+            ptrdiff_t n, ptrdiff_t d, const void *x, int single, ptrdiff_t ld, double *largest,
+            double *squares
+        ) noexcept nogil
+        double (*largest_move)(
+            ptrdiff_t n, const double *old_mean, const double *old, const double *mean,
+            const double *new
+        ) noexcept nogil
+        int (*cavity)(
+            ptrdiff_t d, double share, const double *tau, const double *nu, const double *site_tau,
+            const double *site_nu, double *mu, double *v
+        ) noexcept nogil
+        void (*steps)(
+            ptrdiff_t d, double gamma, const double *v, double *step
+        ) noexcept nogil
+        void (*interpolation)(
+            ptrdiff_t d, double beta, const double *step, double *b, double *tau
+        ) noexcept nogil
+        double (*move)(
+            const epf_move *how, ptrdiff_t d, const double *mu, const double *v, const double *b,
+            const double *fit_tau, const double *tau, double *new_tau, double *new_nu,
+            double *site_tau, double *site_nu, ptrdiff_t *n_kept, ptrdiff_t *n_clipped
+        ) noexcept nogil
         int (*pairs)(
-            const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld,
-            const double *sign, const double *responses, const double *m, const double *step,
-            double *D, double *S, double *work
+            const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const void *x, int single,
+            ptrdiff_t ld, const double *sign, const double *responses, const double *mu, double *m,
+            const double *step, double *D, double *S, double *total, double *work
         ) noexcept nogil
         void (*probit_moments)(
             ptrdiff_t n, const double *m, const double *v, double *lZ, double *dlZ, double *d2lZ

@@ -241,7 +241,7 @@ class LinearClassifier(LatentClassifier):
         rows, labels = validate_data(self, X, y, dtype=np.float64, accept_sparse="csr")
         rows = _checks.rows("X", rows)
         if isinstance(self.prior_variance, None | str | float | int) and self.prior_groups is None:
-            notes.note_scales(rows, users_level())
+            notes.note_scales(notes.column_sizes(rows), users_level())
         index, targets = self._encode(labels)
         weights = row_weights(rows, self.classes_[index], sample_weight, self.class_weight)
         binary = self._problems(rows, targets, weights, self._schedule(rows))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from epfast._arrays import Array
+from epfast._core.vector import largest_move
 from epfast.inference.records import ConvergenceWarning, Interrupted, PartOfSweep, SweepInfo
 from epfast.inference.runtime import Tick, one_blas_thread, ticks
 from epfast.losses import Loss
@@ -282,9 +283,12 @@ def _change(old: Summary, new: Summary) -> float:
 
 def _largest_move(old_mean: Array, old: Array, mean: Array, new: Array) -> float:
     """NaN where a variance is 0 or negative."""
-    moved = np.abs((mean - old_mean) / np.sqrt(new)).max()
-    spread = np.abs(np.log(old / new)).max()
-    return float(max(moved, 0.5 * spread)) if moved == moved else float("nan")
+    found = largest_move(old_mean, old, mean, new)
+    if found is None:  # parts of larger arrays
+        parts = np.broadcast_arrays(old_mean, old, mean, new)
+        found = largest_move(*(np.ascontiguousarray(part, np.float64) for part in parts))
+    assert found is not None
+    return found
 
 
 def _distance(now: Summary) -> float:

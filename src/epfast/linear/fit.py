@@ -270,17 +270,18 @@ def fit_linear(
 def _notes(problem: LinearProblem, variance: Any, precision: Any) -> float | None:
     """Note what is odd about the data; return the scale of a flat prior, None of another."""
     data = problem.data
-    if precision is None and np.ndim(variance) == 0:
-        notes.note_scales(data.X, stacklevel=3)
+    sizes = notes.column_sizes(data.X) if precision is None else None
+    if sizes is not None and np.ndim(variance) == 0:
+        notes.note_scales(sizes, stacklevel=3)
     if not problem.loss.by_margin:
         return None
     assert data.y is not None
     notes.note_intercept(data.X, data.y, stacklevel=3)
-    if precision is not None:
+    if sizes is None:
         return None
     spread = np.zeros(problem.shape[1])  # without the intercept
     spread[: problem.n_columns] = 1.0 if variance is None else variance
-    scale = notes.prior_scale(data.X, spread)
+    scale = notes.prior_scale(sizes, spread)
     return scale if scale > notes.FLAT else None
 
 

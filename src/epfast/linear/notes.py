@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import linalg
 
 from epfast import _checks
 from epfast._arrays import Array
+from epfast._core.vector import column_sizes as _core_sizes
 from epfast.inference.records import DataWarning
 from epfast.linear.problem import Data, LinearProblem
 
@@ -47,13 +48,32 @@ def note_factorized(shape: tuple[int, ...], stacklevel: int = 2) -> None:
     )
 
 
-def note_scales(X: Any, stacklevel: int = 2) -> None:
-    """Note that columns differ in scale by more than SCALES under one prior variance."""
+class ColumnSizes(NamedTuple):
+    """Of the columns of some rows of X, (d,) each."""
+
+    #: largest entries, in size
+    largest: Array
+    mean_square: Array
+
+
+def column_sizes(X: Any) -> ColumnSizes:
+    """The sizes of the columns, over some rows, in one pass where they are dense."""
     rows = some_rows(X)
+    n, d = rows.shape
     if hasattr(rows, "indptr"):
-        size = np.asarray(abs(rows).max(axis=0).todense()).ravel()
+        largest = np.asarray(abs(rows).max(axis=0).todense()).ravel()
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares = np.asarray(rows.multiply(rows).sum(axis=0)).ravel()
     else:
-        size = np.maximum(rows.max(axis=0), -rows.min(axis=0))
+        largest, squares = np.empty((2, d))
+        if not _core_sizes(rows, largest, squares):
+            _core_sizes(np.ascontiguousarray(rows, dtype=np.float64), largest, squares)
+    return ColumnSizes(largest, squares / n)
+
+
+def note_scales(sizes: ColumnSizes, stacklevel: int = 2) -> None:
+    """Note that columns differ in scale by more than SCALES under one prior variance."""
+    size = sizes.largest
     size = size[(size > 0.0) & np.isfinite(size)]  # the core refuses what is not finite
     if size.size and size.max() / SCALES > size.min():
         _say(
@@ -123,15 +143,10 @@ def _sorted(y: Array) -> bool:
     return expected >= ENOUGH_CHANGES and (high[1:] != high[:-1]).sum() < SELDOM * expected
 
 
-def prior_scale(X: Any, variance: Array) -> float:
+def prior_scale(sizes: ColumnSizes, variance: Array) -> float:
     """Prior standard deviation of x.theta, root mean square over the rows."""
-    rows = some_rows(X)
     with np.errstate(over="ignore", invalid="ignore"):
-        if hasattr(rows, "indptr"):
-            squares = rows.multiply(rows)
-        else:
-            squares = np.square(rows, dtype=np.float64)
-        return float(np.sqrt((squares @ variance).mean()))
+        return float(np.sqrt(sizes.mean_square @ variance))
 
 
 def note_separable(problem: LinearProblem, mean: Array, scale: float, stacklevel: int = 2) -> None:

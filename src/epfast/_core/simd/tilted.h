@@ -873,7 +873,7 @@ EPF_INLINE void v_smooth_gauss(smooth_loss f, const int rule, const smooth_sites
         u[1] = -u[0];
         if (f == v_logistic_each) {
             vd e[2], h[2];
-            v_exp_both(u[0], &e[0], &e[1]);
+            v_exp_up_down(u[0], &e[0], &e[1]);
             EACH h[i] = a->h + u[i];
             vd up = v_min(grown[0] * e[0], grown[1] * e[1]), down = v_min(grown[0] * e[1], grown[1] * e[0]);
             e[0] = v_max(up, v_set(SMOOTH_TINY));
@@ -994,7 +994,7 @@ EPF_INLINE void v_smooth_graded(smooth_loss f, smooth_sites *a, vd *lZ, vd *dlZ,
         for (int k = 0; k < count; k += 2) {
             vd h[2], u[2], w[2], t[2], s[2], bend[2], width[2], up_to[2], up, down;
             EACH {
-                v_exp_both(first + (double)(k + i) * spacing, &up, &down);
+                v_exp_up_down(first + (double)(k + i) * spacing, &up, &down);
                 u[i] = 0.5 * thickness * (up - down);
                 width[i] = 0.5 * (up + down);
                 h[i] = c + u[i];
