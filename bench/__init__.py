@@ -19,9 +19,12 @@ SCRIPTS = {
     "speed.minibatch_scaling": "scaling",
     "speed.minibatch_limit": "kernel_limit",
     "speed.linear": "linear_speed",
+    "speed.moments": "moments_speed",
     "speed.gp": "gp_speed",
     "speed.low_rank": "low_rank_scaling",
     "speed.sparse": "sparse_speed",
+    "speed.tuning": "tuning",
+    "speed.wide": "wide",
     "users.defaults": "defaults",
     "users.one_pass": "one_pass",
 }

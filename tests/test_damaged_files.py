@@ -10,6 +10,7 @@ import zlib
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 import epfast
 from tests.oracles.data import classes, rbf
@@ -21,6 +22,7 @@ X, Y = classes(12, 3)
 K = rbf(X)
 COUNTS = np.arange(12) % 4
 WEIGHTS = np.resize([0.5, 1.0, 3.0, 0.0], 12)
+WIDE = np.random.default_rng(0).normal(size=(12, 14))
 
 
 def fit(**given):
@@ -43,6 +45,10 @@ MADE = {
     "shared": lambda: fit(schedule=SHARED),
     "shared_weighted": lambda: fit(schedule=epfast.SEP(2, damping=0.3), weights=WEIGHTS),
     "shards": lambda: fit(schedule=epfast.DEP(2, 2)),
+    "wide": lambda: epfast.fit_linear(WIDE, Y, prior_mean=np.arange(14.0), weights=WEIGHTS),
+    "wide_sparse": lambda: epfast.fit_linear(
+        sparse.csr_matrix(WIDE * (WIDE > 0.3)), COUNTS, loss="poisson", intercept=True
+    ),
     "process": process,
     "process_step": lambda: process(loss="noisy_step"),
     "process_relaxed": lambda: process(loss="noisy_step", scheme="relaxed"),
@@ -154,7 +160,8 @@ def text(array):
 
 
 PROCESSES = [name for name in MADE if name.startswith("process")]
-LINEAR = [name for name in MADE if not name.startswith("process")]
+LINEAR = [name for name in MADE if not name.startswith(("process", "wide"))]
+N_BY_N = ["wide", "wide_sparse"]
 FULL = [name for name in LINEAR if not name.startswith("factorized")]
 SITES = [name for name in LINEAR if not name.endswith("adf")]
 #: whose sums need no rows, or have them
@@ -269,6 +276,55 @@ EDITS = {
     "no beta": (LINEAR + PROCESSES, drop("beta")),
     "no history": (LINEAR + PROCESSES, drop("history")),
     "a number": (SITES, edit("sites_precision", lambda a: a.sum())),
+}
+#: of rows that are kept
+EDITS |= {
+    f"wide: {what}": (N_BY_N, change)
+    for what, change in {
+        "a site's precision": edit("sites_precision", scaled(1.1)),
+        "a site's shift": edit("sites_shift", scaled(1.1)),
+        "a site's scale": edit("sites_log_scale", scaled(1.1)),
+        "an improper posterior": edit("sites_precision", lambda a: -100.0 * a),
+        "infinity": edit("sites_shift", first(np.inf)),
+        "length of sites": edit("sites_shift", shorter),
+        "no sites": drop("sites_precision"),
+        "the prior": edit("prior_precision", scaled(1.1)),
+        "the prior, negative": edit("prior_precision", np.negative),
+        "the prior's shift": edit("prior_shift", lambda a: a + 0.5),
+        "length of the prior": edit("prior_shift", shorter),
+        "y, shape": edit("y", shorter),
+        "y, NaN": edit("y", first(np.nan)),
+        "y, labels": edit("y", lambda a: 7.5 * a - 3.0),
+        "mean": edit("latent_mean", scaled(1.1)),
+        "alpha": edit("alpha", scaled(1.1)),
+        "log evidence": head(log_evidence=-3.0),
+        "no log evidence": drop("log_evidence"),
+        "columns": head(columns=3),
+        "names": head(names=["x"]),
+        "names, numbers": head(names=[1] * 14),
+        "sweeps": head(sweeps=-1),
+        "loss": head(loss={"name": "nonsense"}),
+        "scheme": head(scheme={"name": "nonsense"}),
+        "schedule": head(schedule={"name": "Schedule"}),
+        "another kind": head(posterior="full"),
+        "history": head(history=["one", "two"]),
+    }.items()
+}
+EDITS |= {
+    "wide: rows": (["wide"], edit("rows", scaled(1.1))),
+    "wide: rows, shape": (["wide"], edit("rows", lambda a: a.T)),
+    "wide: rows, NaN": (["wide"], edit("rows", first(np.nan))),
+    "wide: no rows": (["wide"], drop("rows")),
+    "wide: weights": (["wide"], edit("weights", first(-1.0))),
+    "wide: entries": (["wide_sparse"], edit("rows_data", first(5.0))),
+    "wide: entries, NaN": (["wide_sparse"], edit("rows_data", first(np.nan))),
+    "wide: fewer entries": (["wide_sparse"], edit("rows_data", shorter)),
+    "wide: places": (["wide_sparse"], edit("rows_indices", lambda a: a + 9)),
+    "wide: places, negative": (["wide_sparse"], edit("rows_indices", lambda a: a - 1)),
+    "wide: places, fractions": (["wide_sparse"], edit("rows_indices", lambda a: a + 0.5)),
+    "wide: rows' ends": (["wide_sparse"], edit("rows_indptr", lambda a: a[::-1])),
+    "wide: fewer ends": (["wide_sparse"], edit("rows_indptr", shorter)),
+    "wide: no ones": (["wide_sparse"], edit("rows_data", lambda a: 0.5 * a)),
 }
 CASES = [(what, name) for what, (names, _) in EDITS.items() for name in names]
 

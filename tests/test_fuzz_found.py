@@ -180,6 +180,8 @@ OVERFLOWS = [
     lambda: epfast.fit_gp(np.eye(3), [1, -1, 1]).predict_latent(
         np.eye(3)[:1], np.longdouble("1e4000")
     ),
+    lambda: epfast.fit_linear(np.eye(3), [1, -1, 1], prior_precision=-HUGE),
+    lambda: epfast.fit_svm(np.full((3, 1), 1e308), [1, -1, 1], kernel="rbf"),
     lambda: epfast.fit_gp(HUGE, [1, -1, 1], loss="quasi01", schedule=epfast.DoubleLoop()),
     lambda: epfast.fit_gp(1e-309 * np.eye(3), [1, -1, 1], schedule=epfast.DoubleLoop()),
 ]
@@ -203,3 +205,57 @@ def test_a_file_whose_responses_are_one_number(tmp_path):
     np.savez(path, **arrays)
     with pytest.raises(ValueError, match="y has shape"):
         epfast.load(path)
+
+
+def test_a_mean_beyond_the_digits_of_a_double():
+    loss = epfast.PiecewiseLinear((0.8,), (-2.0, -1.7))
+    for fit in (
+        lambda: epfast.fit_linear(3 * np.eye(3), [1, -1, 1], loss=loss, prior_variance=1e60),
+        lambda: epfast.fit_gp(1e60 * np.eye(3), [1, -1, 1], loss=loss),
+    ):
+        with pytest.warns(epfast.ConvergenceWarning, match="standard deviations from 0"):
+            post = fit()
+        assert not post.converged
+
+
+def test_a_process_that_stands_still_by_rounding_is_told():
+    K = np.eye(5)
+    K[np.triu_indices(5, 1)] = [
+        *(0.9999705894945706, 0.9999635990481379, 0.9999594831686664, 0.9999496866273437),
+        *(0.9999996276684505, 0.9999991123301331, 0.9999972107832513),
+        *(0.9999998897941174, 0.9999988765995314, 0.9999994701130297),
+    ]
+    K = 1e150 * np.maximum(K, K.T)
+    with pytest.warns(epfast.ConvergenceWarning, match="by rounding"):
+        post = epfast.fit_gp(K, [-1, -1, 1, 1, -1], beta=3.0)
+    assert not post.converged
+
+
+def test_minibatches_that_stand_still_between_kinks_are_told():
+    first = [1.44, -0.94, -0.5, 1.03, -0.67, -0.18, 0.08, -0.03, -0.97, -1.96, 0.62, -0.43]
+    second = [0.2, 1.05, -0.17, -0.73, 1.23, 0.08, 1.61, -0.09, 0.8, 0.32, 0.58, -1.37]
+    loss = epfast.PiecewiseLinear(
+        (-1.7817536169918546, -1.3746431201601048, 0.061951101538404885),
+        (-0.700619906161879, -0.26026317430687307, 0.2809579802285267, 1.9852719948842408),
+    )
+    X = np.tile([second, first], (6, 1))
+    with pytest.warns(epfast.ConvergenceWarning, match="no fixed point"):
+        post = epfast.fit_linear(
+            X, np.ones(12), loss=loss, batch_size=1, scheme="laplace", prior_variance=25.0
+        )
+    assert not post.converged
+
+
+def test_sites_whose_scale_overflows_are_refused():
+    sites = np.zeros((3, 2))
+    refused = backend.sweep(
+        np.eye(2),
+        np.full(2, -1e156),
+        None,
+        np.array([[0, 4], [1, 4]]),
+        *sites[:2],
+        loss="binomial",
+        log_scale=sites[2],
+    )
+    assert refused == 2
+    assert not sites.any()

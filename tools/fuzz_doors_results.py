@@ -129,7 +129,8 @@ def posterior(draw: Draw) -> Case:
         method, given = "predict", _legal_call(draw, post, "predict") or {}
     # leave-one-out and gradients may be infinite by law; draws of size 0 are empty
     case = Case(f"{type(post).__name__}.{method}", getattr(post, method), given)
-    case.may_be_infinite = method == "predict"  # means of counts beyond the largest double
+    # of counts, and log probabilities: beyond the largest double
+    case.may_be_infinite = method in ("predict", "predict_variance", "log_predictive")
     return case
 
 

@@ -312,7 +312,9 @@ def _has_data(case: Case) -> bool:
     """Whether the data say something about a prior that is about the origin."""
     data = case.given.get("X", case.given.get("K"))
     near = "prior_mean" not in case.given
-    return near and bool(np.abs(np.asarray(data, dtype=float)).max() > 1e-6)
+    size = np.abs(np.asarray(data, dtype=float)).max(axis=1)
+    counts = np.broadcast_to(case.given.get("weights", 1.0), size.shape) != 0.0
+    return near and bool(size.max(initial=0.0, where=counts) > 1e-6)
 
 
 def _integrates(post: Any) -> bool:

@@ -172,8 +172,8 @@ SPOILS: tuple[Callable[[Draw, np.ndarray], Any], ...] = (
 def _memory_map() -> tuple[np.memmap, Iterator[int]]:
     """Parts of 512 numbers of one file, taken in turn."""
     parts = 64
-    file = tempfile.TemporaryFile()  # noqa: SIM115 (the map keeps it)
-    whole = np.memmap(file, dtype=np.float64, mode="w+", shape=(parts, 512))
+    with tempfile.TemporaryFile() as file:  # the map has a descriptor of its own
+        whole = np.memmap(file, dtype=np.float64, mode="w+", shape=(parts, 512))
     return whole, itertools.cycle(range(parts))
 
 

@@ -445,7 +445,7 @@ def load_mnist() -> Mnist:
 
 
 #: features of the LIBSVM sets
-LIBSVM = {"a1a": 123, "a2a": 123, "a3a": 123, "a4a": 123, "a7a": 123, "w1a": 300, "w7a": 300}
+LIBSVM = {f"a{k}a": 123 for k in (1, 2, 3, 4, 7, 9)} | {f"w{k}a": 300 for k in (1, 7, 8)}
 
 
 def load_libsvm(name: str) -> tuple[sparse.csr_matrix, NDArray[np.float64]]:

@@ -207,7 +207,7 @@ def judge(grown: dict, small: list[dict], sgd: list[dict]) -> list[Claim]:
             ),
         )
     )
-    for loss, most in (("logistic", 0.5), ("hinge", 0.2)):
+    for loss, most in (("logistic", 0.2), ("hinge", 0.15)):
         ratios = {c["dataset"]: c["ep/sgd"]["median"] for c in sgd if c["loss"] == loss}
         if ratios:
             goals.append(

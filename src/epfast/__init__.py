@@ -51,7 +51,14 @@ from epfast.gp import (
 from epfast.inference import ConvergenceWarning, DataWarning, Interrupted, Sites, SweepInfo
 from epfast.inference.certificates import Check
 from epfast.inference.comparison import compare
-from epfast.linear import FactorizedPosterior, FullPosterior, State, combine, fit_linear
+from epfast.linear import (
+    FactorizedPosterior,
+    FullPosterior,
+    State,
+    WidePosterior,
+    combine,
+    fit_linear,
+)
 from epfast.losses import (
     CustomLoss,
     CustomSite,
@@ -109,6 +116,7 @@ __all__ = [
     "SquaredHinge",
     "State",
     "SweepInfo",
+    "WidePosterior",
     "backend",
     "combine",
     "compare",

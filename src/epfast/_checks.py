@@ -291,7 +291,7 @@ def covariance(name: str, given: NDArray[Any]) -> float:
     As :func:`symmetric`.
     """
     size = symmetric(name, given)
-    if not (np.diag(given) >= 0.0).all():
+    if not (given.diagonal() >= 0.0).all():
         raise ValueError(f"{name} has a negative diagonal entry; allowed: a covariance matrix")
     return size
 

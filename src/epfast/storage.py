@@ -18,6 +18,7 @@ from epfast.linear import files as linear_files
 RESTORE = {
     "factorized": linear_files.restore,
     "full": linear_files.restore,
+    "wide": linear_files.restore_wide,
     "process": gp_posterior.restore,
     "low_rank_process": gp_low_rank.restore,
 }
@@ -37,7 +38,7 @@ def load(path: str | os.PathLike[str], loss: Any = None) -> Any:
 
     Returns
     -------
-    FactorizedPosterior, FullPosterior, GPPosterior or LowRankGPPosterior
+    FactorizedPosterior, FullPosterior, WidePosterior, GPPosterior or LowRankGPPosterior
 
     Raises
     ------

@@ -350,8 +350,8 @@ def _rows(X: Any, d: int | None) -> Any:
 def _gamma(gamma: Any, rows: Any) -> float:
     if isinstance(gamma, str):
         _checks.choice("gamma", gamma, ("scale",))
-        mean = rows.mean()
-        variance = float(_squares(rows).mean() / rows.shape[1] - mean * mean)
+        power = _squares(rows).mean() / rows.shape[1]
+        variance = float(power - rows.mean() ** 2)
         # identical rows have no scale
         return 1.0 / (rows.shape[1] * variance) if variance > 0.0 else 1.0
     return _checks.number("gamma", gamma, above=0.0)

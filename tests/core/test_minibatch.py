@@ -130,7 +130,7 @@ def test_variational_equals_plain_numpy_at_any_cavity_scale(loss, scale):
         assert difference(fit, plain, z, mean, variance, loss) < 1e-12, (s, d)
 
 
-@pytest.mark.parametrize("loss", ALL_LOSSES, ids=str)
+@pytest.mark.parametrize("loss", ALL_LOSSES, ids=lambda loss: type(loss).__name__)
 def test_every_loss_equals_the_sum_over_points(loss):
     """The closed form, with the points formed and the loss evaluated at them."""
     for (s, d), scale in itertools.product(SHAPES, [1e-2, 1.0, 40.0]):

@@ -16,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 
 import epfast
 from epfast import EP, ConvergenceWarning, GPClassifier
-from epfast.estimators import processes
+from epfast.estimators import process_search
 from tests.oracles.data import classes, rbf
 
 # scikit-learn's penalties of old and new names
@@ -85,16 +85,16 @@ def test_the_default_with_more_rows_than_a_pilot(monkeypatch):
     rows, labels = rings(400)
     whole = GPClassifier().fit(rows, labels)
     sizes = []
-    plain = processes.Descent.objective
+    plain = process_search.Descent.objective
 
     def objective(self, *given):
         sizes.append(len(self.problem.X))
         return plain(self, *given)
 
-    monkeypatch.setattr(processes.Descent, "objective", objective)
+    monkeypatch.setattr(process_search.Descent, "objective", objective)
     again = GPClassifier().fit(rows, labels)
     np.testing.assert_array_equal(whole.kernel_.theta, again.kernel_.theta)
-    assert set(sizes) == {processes.PILOT, 400}
+    assert set(sizes) == {process_search.PILOT, 400}
     # few fits see all rows
     assert sizes.count(400) < 0.5 * len(sizes)
 
@@ -131,7 +131,7 @@ def test_a_search_is_not_drawn_to_a_failed_fit():
 def test_the_failed_fit_is_infinite_in_the_search():
     rows, labels = LINE
     model = GPClassifier(1.0 * RBF(1.0), loss="noisy_step", optimizer=None).fit(rows, labels)
-    run = processes.Descent(model._problems[0])
+    run = process_search.Descent(model._problems[0])
     value, slope = run.objective(np.log([1.0, 1e5]))
     assert value == np.inf
     assert not slope.any()
@@ -228,9 +228,9 @@ def test_no_seed_is_a_seed():
 
 def test_warm_start(monkeypatch):
     tried = []
-    plain = processes.Descent.objective
+    plain = process_search.Descent.objective
     monkeypatch.setattr(
-        processes.Descent, "objective", lambda self, *g: tried.append(1) or plain(self, *g)
+        process_search.Descent, "objective", lambda self, *g: tried.append(1) or plain(self, *g)
     )
     model = GPClassifier(ConstantKernel(1.0) * RBF(20.0), warm_start=True).fit(X, Y)
     first, cold = model.kernel_.theta, len(tried)

@@ -15,6 +15,7 @@ from tests.oracles.data import classes, process
 from tests.oracles.interrupts import calls_of, interrupted
 
 X, Y = classes(60, 3, seed=1)
+WIDE = np.random.default_rng(2).normal(size=(60, 70))
 _, K, KY = process(25)
 GROUPS = np.arange(60) % 3
 ALPHA = np.where(Y > 0, 1.0 / (Y > 0).sum(), 1.0 / (Y < 0).sum())
@@ -29,6 +30,11 @@ def chunks():
 FITS = {
     "rows": (lambda: fit_linear(X, Y), "fit_problem"),
     "rows, parallel": (lambda: fit_linear(X, Y, schedule=EP(order="parallel")), "fit_problem"),
+    "wide rows": (lambda: fit_linear(WIDE, Y), "fit_problem"),
+    "wide rows, parallel": (
+        lambda: fit_linear(WIDE, Y, schedule=EP(order="parallel")),
+        "fit_problem",
+    ),
     "rows, ADF": (lambda: fit_linear(X, Y, schedule=ADF()), "fit_problem"),
     "Laplace": (lambda: fit_linear(X, Y, batch_size=7), "fit_problem"),
     "Laplace, ADF": (lambda: fit_linear(X, Y, batch_size=7, schedule=ADF()), "fit_problem"),

@@ -128,6 +128,8 @@ def test_parts_cover_all_work():
     assert parts[:2] == [slice(0, 1), slice(1, 17)]
     assert [i for part in parts for i in range(1000)[part]] == list(range(1000))
     assert list(PacedParts(0)) == []
+    assert list(PacedParts(10, 40)) == [slice(0, 10)]  # at once, where one is sure of the time
+    assert next(iter(PacedParts(3, 0))) == slice(0, 1)
 
 
 # ---- fits in threads ----

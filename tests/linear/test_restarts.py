@@ -7,9 +7,6 @@ import pytest
 
 import epfast
 from epfast import EP, fit_gp, fit_linear, losses
-from epfast.linear.engines import rows
-from epfast.linear.problem import is_proper
-from tests.oracles.full_fits import data
 
 ROWS = {"scheme": "exact", "posterior": "full", "batch_size": None}
 SWEEPS = [1, 2, 3, 4, 5, 6, 7, 20]
@@ -77,7 +74,7 @@ def test_a_sweep_that_goes_too_far_for_any_row_to_matter():
     for seed in range(300):
         rng = np.random.default_rng(seed)
         X, y = problem(rng, "hinge")
-        for order in ("auto", "parallel"):
+        for order in ("auto", "chunked", "parallel"):
             schedule = EP(sweeps=4, power=0.03, order=order, damping=1.0)
             post = fit_linear(X, y, loss="hinge", prior_variance=2e3, schedule=schedule, **ROWS)
             flat += is_prior(post) and order == "parallel"
@@ -86,44 +83,8 @@ def test_a_sweep_that_goes_too_far_for_any_row_to_matter():
     assert flat > 0  # in parallel order, where it is warned of
 
 
-def test_a_restart_is_one_sweep():
-    """The sweep that gives up parallel order is the first sequential one, from the start."""
-    X, y = data(60, 5, noise=2.0)
-    given = {"loss": "probit", "prior_variance": 1e3, **ROWS}
-    orders = []
-    fit_linear(
-        X, y, schedule=EP(tol=1e-11), callback=lambda i, s: orders.append(s.order.order), **given
-    )
-    first = orders.index("sequential") + 1
-    with pytest.warns(epfast.ConvergenceWarning):
-        post = fit_linear(X, y, schedule=EP(sweeps=first, tol=1e-11), **given)
-    with pytest.warns(epfast.ConvergenceWarning):
-        other = fit_linear(X, y, schedule=EP(sweeps=1, order="sequential"), **given)
-    np.testing.assert_array_equal(post.mean, other.mean)
-    assert not post.converged
-
-
-def test_an_improper_parallel_sweep_gives_way_at_once(monkeypatch):
-    """The automatic order takes no part of it, whether or not somebody looks on."""
-    rng = np.random.default_rng(0)
-    X = 3.0 * rng.normal(size=(400, 5))
-    y = np.where(X @ rng.normal(size=5) + rng.standard_cauchy(400) > 0, 1, -1)
-    log = []
-
-    def watched(precision):
-        log.append(is_proper(precision))
-        return log[-1]
-
-    monkeypatch.setattr(rows, "is_proper", watched)
-    given = {"loss": "quasi01", "prior_variance": 100.0, **ROWS}
-    seen = fit_linear(X, y, callback=lambda i, s: log.append(s.order.order), **given)
-    assert log.count(False) == 1
-    assert log[log.index(False) + 1] == "sequential"
-    np.testing.assert_array_equal(seen.mean, fit_linear(X, y, **given).mean)
-
-
 @pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
-@pytest.mark.parametrize("order", ["auto", "parallel", "sequential"])
+@pytest.mark.parametrize("order", ["auto", "chunked", "parallel", "sequential"])
 def test_divergence_ends_as_documented(order):
     """Never an error of SciPy or NumPy, and never silently."""
     ended = set()

@@ -23,12 +23,21 @@ from epfast._core.cholesky cimport (
     columns_at_once, factorize, heed_signals, invert_factored, invert_triangle,
 )
 from epfast._core.lapack cimport blas_int, ddot, dpotrs, dsymm, dsymv, dsyrk, dtrsm
+from epfast._core.rows cimport long_enough
+from epfast._core.vector cimport (
+    EPF_MATERN12, EPF_MATERN32, EPF_MATERN52, EPF_RBF, kernels,
+)
 
 cdef double SMALL = 1e-3        # tau K_ii below which Sigma is not taken from (1 - R / tau) / tau
 
 cdef enum:
     COLUMNS = 64                # of K at hand at a time
     TILE = 32
+
+#: stationary kernels of :meth:`KernelMatrix.pour`
+KINDS = {
+    "rbf": EPF_RBF, "matern12": EPF_MATERN12, "matern32": EPF_MATERN32, "matern52": EPF_MATERN52,
+}
 
 
 cdef class KernelMatrix:
@@ -50,7 +59,7 @@ cdef class KernelMatrix:
 
     def __init__(self, double[:, ::1] array not None, diagonal=None):
         self.W, self.array, self.n = array, np.asarray(array), array.shape[0]
-        self.diagonal = np.array(np.diag(self.array) if diagonal is None else diagonal)
+        self.diagonal = np.array(self.array.diagonal() if diagonal is None else diagonal)
         self.diag = self.diagonal
         self.root = np.empty(self.n)
         self.columns = np.empty((min(COLUMNS, self.n), self.n))
@@ -178,6 +187,98 @@ cdef class KernelMatrix:
         self.alpha_of(&nu[0], &alpha[0])
         self.times_vector(&alpha[0], &mean[0])
         return total
+
+    def pour(self, const double[::1] squares not None, int kind, double scale, double height):
+        """K_ij = height k(scale |x_i - x_j|^2), k a row of KINDS; squares as of pdist. O(n^2)"""
+        cdef ptrdiff_t i, j, k, a, b, m, n = self.n
+        cdef double *W = &self.W[0, 0]
+        cdef const double *row
+        cdef double values[TILE]
+        long_enough("squares", squares.shape[0], n * (n - 1) // 2)
+        with nogil:
+            for j in range(n):
+                self.diag[j] = height
+            a = 0
+            while a < n - 1:
+                b = a + 1
+                while b < n:
+                    for j in range(a, min(a + TILE, n - 1)):
+                        i = max(b, j + 1)
+                        m = min(b + TILE, n) - i
+                        if m <= 0:
+                            continue
+                        row = &squares[0] + j * (2 * n - j - 1) // 2 - j - 1
+                        kernels.stationary(kind, m, scale, row + i, values, NULL)
+                        for k in range(m):
+                            W[(i + k) * n + j] = height * values[k]
+                    b += TILE
+                a += TILE
+
+    def contract(
+        self, const double[::1] alpha not None, const double[::1] squares not None, int kind,
+        double scale,
+    ):
+        """sum_ij (alpha_i alpha_j - R_ij) times k, and times dk / d log length scale. O(n^2)
+
+        As :meth:`pour` has it, for height 1; R as :meth:`precision` leaves it.
+        """
+        cdef ptrdiff_t j, n = self.n
+        cdef double *W = &self.W[0, 0]
+        cdef const double *row
+        cdef double total = 0.0
+        cdef double sums[2]
+        cdef double[:, ::1] work = np.empty((2, n))
+        long_enough("alpha", alpha.shape[0], n)
+        long_enough("squares", squares.shape[0], n * (n - 1) // 2)
+        sums[0] = sums[1] = 0.0
+        with nogil:
+            for j in range(n):
+                total += alpha[j] * alpha[j] - W[j * n + j]
+                if j + 1 == n:
+                    break
+                row = &squares[0] + j * (2 * n - j - 1) // 2
+                kernels.stationary(kind, n - j - 1, scale, row, &work[0, 0], &work[1, 0])
+                kernels.contract(
+                    n - j - 1, alpha[j], &alpha[j + 1], W + j * n + j + 1, &work[0, 0],
+                    &work[1, 0], sums
+                )
+        return total + 2.0 * sums[0], 2.0 * sums[1]
+
+    def couple(
+        self, const double[::1] x not None, const double[::1] z not None, double[::1] y not None,
+        double[::1] q not None,
+    ):
+        """y = A x and q = (A o A) z, A what is beside the diagonal of the other triangle. O(n^2)"""
+        cdef ptrdiff_t i, j = 0, n = self.n
+        cdef int r, k, rows
+        cdef double *W = &self.W[0, 0]
+        cdef double v
+        cdef double sums[8]
+        long_enough("vectors", min(x.shape[0], z.shape[0], y.shape[0], q.shape[0]), n)
+        y[:] = 0.0
+        q[:] = 0.0
+        with nogil:
+            while j < n:
+                rows = <int> min(4, n - j)
+                for r in range(8):
+                    sums[r] = 0.0
+                for r in range(rows):
+                    for k in range(r + 1, rows):
+                        v = W[(j + r) * n + j + k]
+                        y[j + r] += v * x[j + k]
+                        y[j + k] += v * x[j + r]
+                        q[j + r] += v * v * z[j + k]
+                        q[j + k] += v * v * z[j + r]
+                i = j + rows
+                if i < n:
+                    kernels.couple(
+                        rows, n - i, W + j * n + i, n, &x[j], &z[j], &x[i], &z[i], &y[i], &q[i],
+                        sums
+                    )
+                for r in range(rows):
+                    y[j + r] += sums[2 * r]
+                    q[j + r] += sums[2 * r + 1]
+                j += rows
 
     # ---- moments ----
 
@@ -332,15 +433,18 @@ cdef class KernelMatrix:
             heed_signals()
         return 0
 
-    def covariance(self, const double[::1] tau not None):
-        """Sigma in the place of R, which :meth:`precision` left. O(n^2), for small tau n^2 each"""
+    def covariance(self, const double[::1] tau not None, double small=SMALL):
+        """Sigma in the place of R, which :meth:`precision` left. O(n^2), for small tau n^2 each
+
+        small: of tau K_ii, below which a column is not taken from R; eps / small of K_ii is lost.
+        """
         cdef ptrdiff_t i, j, k, n = self.n, count, first, step = columns_at_once(self.n)
         cdef blas_int order = <blas_int> n, m
         cdef double *W = &self.W[0, 0]
         cdef double unit = 1.0, zero = 0.0
         cdef double[:, ::1] X, Y
-        small = np.flatnonzero(np.abs(np.asarray(tau)) * self.diagonal < SMALL)
-        cdef const ptrdiff_t[::1] few = small.astype(np.intp)
+        flat = np.flatnonzero(np.abs(np.asarray(tau)) * self.diagonal < small)
+        cdef const ptrdiff_t[::1] few = flat.astype(np.intp)
         count = few.shape[0]
         X, Y = np.empty((count, n)), np.empty((count, n))
         cdef unsigned char[::1] is_small = np.zeros(n, dtype=np.uint8)

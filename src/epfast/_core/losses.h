@@ -22,8 +22,9 @@
  *     epf_name_differences(h, delta, y, p, &odd, &even),
  *     odd = l(h + delta) - l(h - delta),  even = l(h + delta) + l(h - delta) - 2 l(h),
  * as precise for small steps as for large ones; LOGISTIC, PROBIT and PIECEWISE exploit a form.
- * Moments kernels (simd/tilted.h): NONE; the closed form of the name; SMOOTH for a response whose
- * loss is convex and analytic in h. What a kernel does not do is left to adaptive quadrature. */
+ * Moments kernels (simd/tilted.h): NONE; the closed form of the name; SMOOTH for a loss that is convex
+ * and analytic in h, and changes with h over lengths of 1 or more. What a kernel does not do is left
+ * to adaptive quadrature. */
 #define EPF_LOSSES(X)                                                                              \
     X(logistic, 0, 0, LOGISTIC, LOGISTIC)                                                          \
     X(probit, 0, 0, PROBIT, PROBIT)                                                                \

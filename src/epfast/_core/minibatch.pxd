@@ -22,7 +22,9 @@ cdef enum SiteRule:
 
 ctypedef struct Minibatch:      # the rows of one factor
     ptrdiff_t s, ld             # ld: numbers from one row of x to the next
-    const double *x
+    const double *x             # NULL where the rows are floats
+    const void *numbers         # the same, of either kind
+    bint single                 # whether they are floats
     const double *sign          # labels, which turn h into margins; NULL: none to fold in
     const double *responses     # NULL: a loss of the margin
     const double *weight        # NULL: all 1
@@ -55,13 +57,14 @@ ctypedef struct ColumnScratch:  # a number per column: the cavity, the fit, and 
 
 cdef class Design:
     cdef readonly ptrdiff_t n, d
-    cdef readonly bint sparse, single, in_place
+    cdef readonly bint sparse, single, in_place, single_in_place
     cdef const double[:, :] double_rows
     cdef const float[:, :] float_rows
     cdef const ptrdiff_t[::1] start, column     # CSR: where rows start; the columns of entries
     cdef const double[::1] value
     cdef double[::1] packed
     cdef const double *rows(self, ptrdiff_t first, ptrdiff_t s, ptrdiff_t *ld) noexcept nogil
+    cdef const float *single_rows(self, ptrdiff_t first, ptrdiff_t *ld) noexcept nogil
 
 
 cdef class MinibatchSweep:
@@ -96,8 +99,10 @@ cdef class MinibatchSweep:
     cdef Status fit(self, const Minibatch *rows, double beta, double *c) noexcept nogil
     cdef Status scalar(self, const Minibatch *rows, double power, double *c) noexcept nogil
     cdef double total(self, const Minibatch *rows, const double *value) noexcept nogil
+    cdef Status margins_at_mean(self, const Minibatch *rows) noexcept nogil
     cdef int pairs(
-        self, const Minibatch *rows, ptrdiff_t first, ptrdiff_t after, double *D, double *S
+        self, const Minibatch *rows, ptrdiff_t first, ptrdiff_t after, const double *mu, double *D,
+        double *S, double *total
     ) noexcept nogil
     cdef Status center(self, const Minibatch *rows, double beta, double *c) noexcept nogil
     cdef Status two_sided(self, const Minibatch *rows, double beta, double *c) noexcept nogil

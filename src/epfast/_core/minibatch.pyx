@@ -15,7 +15,7 @@ and the sweep turns it into a site about the origin (precision tau, shift nu = b
 
 import numpy as np
 
-from libc.math cimport NAN, exp, fabs, fmax, fmin, isfinite, log, sqrt
+from libc.math cimport INFINITY, NAN, exp, fabs, fmax, fmin, isfinite, isnan, log, sqrt
 from libc.string cimport memcpy, memset
 
 from epfast._core.arrays cimport Views, is_shaped, numbers, release, take
@@ -24,7 +24,7 @@ from epfast._core.loss cimport CoreLoss
 from epfast._core.rule_fit cimport newton_cholesky
 from epfast._core.status cimport CALLBACK_FAILED, NO_FIT, NOT_FINITE, OK, Status
 from epfast._core.tilted cimport TiltedMoments
-from epfast._core.vector cimport epf_pairs_work, kernels
+from epfast._core.vector cimport EPF_CALLBACK, epf_move, epf_pairs_work, kernels
 
 from epfast._core.rule_fit import monomials
 
@@ -54,8 +54,9 @@ cdef enum:
 cdef class Design:
     """Rows of X, (n, d): an array of float64 or float32 with any strides, or a CSR matrix.
 
-    float64 rows that lie in memory as doubles side by side are used there; others are unpacked, so
-    many at a time as one asks for: at most max_rows.
+    float64 rows that lie in memory as doubles side by side are used there, and so are float32 rows
+    by those who take floats; others are unpacked, so many at a time as one asks for: at most
+    max_rows.
     """
 
     def __init__(self, X, ptrdiff_t max_rows):
@@ -73,6 +74,10 @@ cdef class Design:
             )
         else:
             self.single, self.float_rows = True, X
+            self.single_in_place = (
+                self.float_rows.strides[1] == sizeof(float)
+                and self.float_rows.strides[0] % <ptrdiff_t> sizeof(float) == 0
+            )
         if not self.in_place:
             self.packed = np.empty(min(max_rows, self.n) * self.d)
 
@@ -98,6 +103,11 @@ cdef class Design:
                 for j in range(d):
                     packed[k * d + j] = self.double_rows[first + k, j]
         return packed
+
+    cdef const float *single_rows(self, ptrdiff_t first, ptrdiff_t *ld) noexcept nogil:
+        """Rows in place, from the first, where single_in_place."""
+        ld[0] = self.float_rows.strides[0] // <ptrdiff_t> sizeof(float)
+        return <const float *> &self.float_rows[first, 0]
 
 
 cdef class MinibatchSweep:
@@ -166,13 +176,17 @@ cdef class MinibatchSweep:
 
     cdef void margins(self, const Minibatch *rows, const double *theta, double *m) noexcept nogil:
         """m_k = sign_k x_k.theta"""
-        kernels.margins(rows.s, self.d, rows.x, rows.ld, rows.sign, theta, m)
+        kernels.margins(
+            rows.s, self.d, rows.numbers, rows.single, rows.ld, rows.sign, theta, m
+        )
 
     cdef void sums(
         self, const Minibatch *rows, const double *c, const double *w, double *g, double *h
     ) noexcept nogil:
         """g_j = sum_k c_k x_kj, h_j = sum_k w_k x_kj^2"""
-        kernels.weighted_sums(rows.s, self.d, rows.x, rows.ld, c, w, g, h)
+        kernels.weighted_sums(
+            rows.s, self.d, rows.numbers, rows.single, rows.ld, c, w, g, h
+        )
 
     cdef void gram(self, const Minibatch *rows, double *gram, double *scaled) noexcept nogil:
         """Z V Z', lower triangle by columns, Z = sign X. scaled: scratch, (s, d)."""
@@ -200,6 +214,7 @@ cdef class MinibatchSweep:
     ) noexcept nogil:
         """rows <- s rows of x with their labels or responses y; NULL: the labels are in x."""
         rows.s, rows.x, rows.ld = s, x, ld
+        rows.numbers, rows.single = x, False
         rows.sign = y if self.loss.c.width == 0 else NULL
         rows.responses = y if self.loss.c.width > 0 else NULL
         rows.weight = NULL
@@ -208,12 +223,12 @@ cdef class MinibatchSweep:
     cdef Status fit(self, const Minibatch *rows, double beta, double *c) noexcept nogil:
         """From mu and v: b and tau, and c = log g(mu). Of t^power, divided by the power again."""
         cdef Status status
-        cdef ptrdiff_t k, j
-        self.margins(rows, self.column.mu, self.row.m)
-        for k in range(rows.s):
-            if not isfinite(self.row.m[k]):
-                self.bad_row = k
-                return NOT_FINITE
+        cdef ptrdiff_t j
+        # the two-sided schemes form the margins in their one pass over the rows
+        if self.scheme != VARIATIONAL and self.scheme != QUADRATURE:
+            status = self.margins_at_mean(rows)
+            if status != OK:
+                return status
         if self.scheme == VARIATIONAL:
             status = self.variational(rows, beta, c)
         elif self.scheme == QUADRATURE:
@@ -232,6 +247,16 @@ cdef class MinibatchSweep:
                 self.column.b[j] /= self.power
                 self.column.tau[j] /= self.power
         return status
+
+    cdef Status margins_at_mean(self, const Minibatch *rows) noexcept nogil:
+        """m from mu."""
+        cdef ptrdiff_t k
+        self.margins(rows, self.column.mu, self.row.m)
+        for k in range(rows.s):
+            if not isfinite(self.row.m[k]):
+                self.bad_row = k
+                return NOT_FINITE
+        return OK
 
     cdef Status scalar(self, const Minibatch *rows, double power, double *c) noexcept nogil:
         """One row: from the triple at the cavity of h = x.theta, the moments of each theta_j.
@@ -298,25 +323,33 @@ cdef class MinibatchSweep:
         return OK
 
     cdef Status two_sided(self, const Minibatch *rows, double beta, double *c) noexcept nogil:
-        """step_j = gamma sqrt(v_j); b_j <- D_j, tau_j <- S_j (vector.h); c at the center."""
-        cdef ptrdiff_t j, first = 0, after
+        """m; step_j = gamma sqrt(v_j); b_j <- D_j, tau_j <- S_j (vector.h); c at the center."""
+        cdef ptrdiff_t k, j, first = 0, after
         cdef int failed
-        cdef double w
-        for j in range(self.d):
-            self.column.step[j] = self.gamma * sqrt(self.column.v[j])
-        if rows.weight == NULL:
-            failed = self.pairs(rows, 0, rows.s, self.column.b, self.column.tau)
-            if failed != 0:
-                return CALLBACK_FAILED if failed > 0 else NO_FIT
-            return self.center(rows, beta, c)
+        cdef double w, total = NAN
+        cdef Status status
+        kernels.steps(self.d, self.gamma, self.column.v, self.column.step)
+        if rows.weight == NULL and self.loss.c.kind != EPF_CALLBACK:
+            self.pairs(rows, 0, rows.s, self.column.mu, self.column.b, self.column.tau, &total)
+            for k in range(rows.s):
+                if not isfinite(self.row.m[k]):
+                    self.bad_row = k
+                    return NOT_FINITE
+            c[0] = -beta * total
+            return OK if not isnan(total) else self.center(rows, beta, c)
+        status = self.margins_at_mean(rows)
+        if status != OK:
+            return status
         for j in range(self.d):
             self.column.b[j] = self.column.tau[j] = 0.0
         while first < rows.s:                           # neighbours of one weight go together
-            w, after = rows.weight[first], first + 1
-            while after < rows.s and rows.weight[after] == w:
+            w, after = rows.weight[first] if rows.weight != NULL else 1.0, first + 1
+            while after < rows.s and (rows.weight == NULL or rows.weight[after] == w):
                 after += 1
             if w > 0.0:
-                failed = self.pairs(rows, first, after, self.column.up, self.column.down)
+                failed = self.pairs(
+                    rows, first, after, NULL, self.column.up, self.column.down, &total
+                )
                 if failed != 0:
                     return CALLBACK_FAILED if failed > 0 else NO_FIT
                 for j in range(self.d):
@@ -326,24 +359,26 @@ cdef class MinibatchSweep:
         return self.center(rows, beta, c)
 
     cdef int pairs(
-        self, const Minibatch *rows, ptrdiff_t first, ptrdiff_t after, double *D, double *S
+        self, const Minibatch *rows, ptrdiff_t first, ptrdiff_t after, const double *mu, double *D,
+        double *S, double *total
     ) noexcept nogil:
-        """D and S (vector.h) of the rows first to after - 1."""
+        """D, S and total (vector.h) of the rows first to after - 1; mu not NULL: their margins."""
+        cdef ptrdiff_t size = sizeof(float) if rows.single else sizeof(double)
         return kernels.pairs(
-            &self.loss.c, after - first, self.d, rows.x + first * rows.ld, rows.ld,
+            &self.loss.c, after - first, self.d,
+            <const char *> rows.numbers + first * rows.ld * size, rows.single, rows.ld,
             rows.sign + first if rows.sign != NULL else NULL,
             rows.responses + first * self.loss.c.width if rows.responses != NULL else NULL,
-            self.row.m + first, self.column.step, D, S, &self.scratch[0]
+            mu, self.row.m + first, self.column.step, D, S, total, &self.scratch[0]
         )
 
     cdef Status variational(self, const Minibatch *rows, double beta, double *c) noexcept nogil:
         """Variational quadrature on the 2d + 1 rule: as many points as monomials, so the minimum of
         eq. 10 interpolates log f (guide). b = D / (2 step), tau = S / step^2."""
         cdef Status status = self.two_sided(rows, beta, c)
-        cdef ptrdiff_t j
-        for j in range(self.d):
-            self.column.b[j] *= 0.5 * beta / self.column.step[j]
-            self.column.tau[j] *= beta / self.column.step[j] / self.column.step[j]
+        kernels.interpolation(
+            self.d, beta, self.column.step, self.column.b, self.column.tau
+        )
         return status
 
     cdef Status quadrature(self, const Minibatch *rows, double beta, double *c) noexcept nogil:
@@ -839,28 +874,24 @@ cdef class MinibatchSweep:
         """One factor: cavity, fit, site rule, damping. Reads the posterior (tau, nu), adds the
         site's change to (new_tau, new_nu), the same arrays where the order is not parallel.
         site_tau NULL: no site is stored, the cavity is the posterior (ADF)."""
-        cdef ptrdiff_t j
-        cdef double old_tau, old_nu, cavity, t = 0.0, h = 0.0, c = 0.0, origin = 0.0
+        cdef double c = 0.0, origin
         cdef double share = self.power / rows.copies
-        cdef bint clipped, kept, proper = True
+        cdef bint proper
+        cdef epf_move how
         cdef ptrdiff_t undetermined = 0, n_kept = 0, n_clipped = 0
         cdef Status status
-        for j in range(self.d):
-            cavity, h = tau[j], nu[j]
-            if site_tau != NULL:
-                t = cavity - share * site_tau[j]
-                if t > 0.0:
-                    cavity, h = t, h - share * site_nu[j]
-                else:                       # the posterior stands in; the site is kept, below
-                    proper = False
-            self.column.v[j] = 1.0 / cavity
-            self.column.mu[j] = h / cavity
+        # where a cavity is improper the posterior stands in; the site is kept, below
+        proper = kernels.cavity(
+            self.d, share, tau, nu, site_tau, site_nu, self.column.mu, self.column.v
+        ) == 0
         status = self.fit(rows, self.loss.c.beta * self.power, &c)
         if status == OK and rows.copies > 1.0 and proper:
             status = self.settle_copies(rows, tau, nu, site_tau, site_nu, &c)
         if status == OK:
-            for j in range(self.d):
-                undetermined += not (isfinite(self.column.tau[j]) and isfinite(self.column.b[j]))
+            while undetermined < self.d and not (
+                isfinite(self.column.tau[undetermined]) and isfinite(self.column.b[undetermined])
+            ):
+                undetermined += 1
         if status == NO_FIT or (undetermined == self.d > 0) or (status == OK and not isfinite(c)):
             self.n_failed += 1
             self.n_refused += 1
@@ -868,27 +899,17 @@ cdef class MinibatchSweep:
         if status != OK:
             return status
         c *= rows.copies
-        for j in range(self.d):
-            old_tau = site_tau[j] if site_tau != NULL else 0.0
-            old_nu = site_nu[j] if site_tau != NULL else 0.0
-            kept = not (isfinite(self.column.tau[j]) and isfinite(self.column.b[j])) or (
-                site_tau != NULL and not tau[j] - share * old_tau > 0.0
-            )
-            clipped = self.ruled(j, rows.copies, &t, &h)
-            if kept or not tau[j] + self.damping * (t - old_tau) > 0.0:
-                t, h = old_tau, old_nu
-                n_kept += 1
-            else:
-                n_clipped += clipped
-            # the site keeps its value at the cavity mean, whatever the rule did
-            origin -= self.column.mu[j] * (h - 0.5 * t * self.column.mu[j])
-            t = self.damping * (t - old_tau)
-            h = self.damping * (h - old_nu)
-            new_tau[j] += t
-            new_nu[j] += h
-            if site_tau != NULL:
-                site_tau[j] += t
-                site_nu[j] += h
+        how.share, how.copies, how.damping = share, rows.copies, self.damping
+        how.least, how.relative = -INFINITY, self.site_rule == FLOOR
+        if self.site_rule == NONNEGATIVE:
+            how.least = 0.0
+        elif self.site_rule == FLOOR:
+            how.least = FLOOR_SHARE
+        # the site keeps its value at the cavity mean, whatever the rule did
+        origin = kernels.move(
+            &how, self.d, self.column.mu, self.column.v, self.column.b, self.column.tau, tau,
+            new_tau, new_nu, site_tau, site_nu, &n_kept, &n_clipped
+        )
         if site_scale != NULL:
             site_scale[0] += self.damping * (c + origin - site_scale[0])
         else:
@@ -915,12 +936,15 @@ cdef class MinibatchSweep:
         """
         cdef Design design = X if isinstance(X, Design) else Design(X, self.max_rows)
         cdef ptrdiff_t n = design.n, d = self.d, u, f, first, s, j, ld = 0
-        cdef const double *x
+        cdef const double *x = NULL
         cdef Minibatch rows
         cdef double *new_tau = &tau[0]
         cdef double *new_nu = &nu[0]
         cdef bint stored = site_tau is not None, traced = trace is not None
         cdef bint weighted = weight is not None, copied = stored and self.scheme == SCALAR
+        cdef bint single = design.single_in_place and (
+            self.scheme == VARIATIONAL or self.scheme == QUADRATURE or self.scheme == QUICK_LAPLACE
+        )
         cdef Status status = OK
         self.loss.check_responses(y, n)
         if next_tau is not None:
@@ -931,8 +955,11 @@ cdef class MinibatchSweep:
                 f = order[u]
                 first = f * batch_size
                 s = min(batch_size, n - first)
-                x = design.rows(first, s, &ld)
+                if not single:
+                    x = design.rows(first, s, &ld)
                 self.take_rows(&rows, s, x, ld, &y[first, 0])
+                if single:
+                    rows.numbers, rows.single = design.single_rows(first, &rows.ld), True
                 if weighted:
                     rows.weight = &weight[first]
                     if copied:

@@ -209,15 +209,6 @@ cdef class ParallelSweep:
     relative; the caller's to set back.
     """
 
-    cdef TiltedMoments moments
-    cdef ptrdiff_t d, q
-    cdef double power, damping
-    cdef double[:, ::1] V
-    cdef double[:, ::1] work                # rows: see sweep
-    cdef unsigned char[::1] failed
-    cdef readonly ptrdiff_t n_refused
-    cdef public double residual
-
     def __init__(
         self, TiltedMoments moments not None, ptrdiff_t d, ptrdiff_t q, double power, double damping
     ):

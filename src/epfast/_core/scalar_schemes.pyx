@@ -37,8 +37,8 @@ cdef class FactorScheme(SiteScheme):
         cdef double one = 1.0, c = 0.0, b, tau, ratio
         cdef Minibatch rows
         cdef Status status
-        rows.s, rows.ld, rows.x, rows.sign, rows.responses = 1, 1, &one, NULL, y
-        rows.weight, rows.copies = NULL, 1.0
+        self.factors.take_rows(&rows, 1, &one, 1, NULL)
+        rows.responses = y
         self.factors.column.mu[0], self.factors.column.v[0] = m, v
         status = self.factors.fit(&rows, self.loss.c.beta * power, &c)
         if status == CALLBACK_FAILED:

@@ -9,7 +9,7 @@ cdef extern from *:
     """
     #define SMALLEST 1e-10      /* least 1 + dtau s: below, the posterior would be improper */
     #define POINT 1e-300        /* stands in for the variance of a row of zeros */
-    #define HEAVY 4.0           /* copies of a row from which they settle in parallel sweeps too */
+    #define HEAVY 4.0           /* copies of a row from which they settle at once */
     """
     const double SMALLEST, POINT, HEAVY
 
@@ -50,7 +50,7 @@ cdef inline bint site(
         return False
     lZ += 0.5 * log(1.0 / shrink) - 0.5 * (m + v * b) * (m + v * b) * shrink / v + 0.5 * m * m / v
     tau[0], nu[0], scale[0] = times * t, times * b, times * lZ
-    return True
+    return isfinite(lZ)
 
 
 cdef Status new_site(

@@ -7,6 +7,8 @@ from epfast._core.tilted cimport TiltedMoments
 
 cdef int FREE_STEPS = 16                # steps in which the copies of a row settle unguarded
 cdef double SETTLED = 1e-10             # by this much of the posterior of h
+# a few copies of a convex loss: or by this much of their first step
+cdef double LIGHTLY = 0.02
 cdef int MOST_STEPS = 100               # of each of the guarded searches
 # Of all of them for one row: where nothing fits they would go on for a tenth of a second, and
 # for ten times that with a scheme that samples, or calls Python.
@@ -60,10 +62,10 @@ cdef Status settle(
 
     All other sites stay as they are. (tau, nu) is the old site and new_* the one found from there;
     some steps from one to the next, each as long as the last ones suggest, then the search by
-    brackets.
+    brackets. A few copies of a convex loss hardly overshoot, and settle over the visits.
     """
     cdef double m = 0.0, v = 0.0, lZ = 0.0, dlZ = 0.0, d2lZ = 0.0, rest, alone = 0.0, without = 0.0
-    cdef double share = 0.5, away_tau, away_nu, change_tau, change_nu, size
+    cdef double share = 0.5, enough = 0.0, away_tau, away_nu, change_tau, change_nu, size
     cdef double last_tau = 0.0, last_nu = 0.0, p0 = 1.0 / s - tau, b0 = h / s - nu
     cdef Status status
     cdef int step
@@ -75,6 +77,11 @@ cdef Status settle(
             away_tau = (new_tau[0] - tau) * alone / rest
             away_nu = (new_nu[0] - nu) * sqrt(alone / rest)
             if fabs(away_tau) <= SETTLED and fabs(away_nu) <= SETTLED:
+                return OK
+            if step == 0:
+                if copies <= HEAVY and moments.convex:
+                    enough, share = LIGHTLY * fmax(fabs(away_tau), fabs(away_nu)), 1.0
+            elif fabs(away_tau) <= enough and fabs(away_nu) <= enough:
                 return OK
             if step > 0:
                 # Aitken's relaxation: where the last step went too far the next is shorter

@@ -297,9 +297,12 @@ cdef class SparseSweep(MinibatchSweep):
         cdef double *step = &self.more[0]
         cdef double *D = step + self.longest
         cdef double *S = D + self.longest
-        cdef double w
+        cdef double w, total = 0.0
         cdef ptrdiff_t k, e, j, first = self.row_start[0], begin, count, width = self.loss.c.width
         cdef int failed
+        cdef Status status = self.margins_at_mean(rows)
+        if status != OK:
+            return status
         for j in range(self.d):
             self.column.step[j] = self.gamma * sqrt(self.column.v[j])
             self.column.b[j] = self.column.tau[j] = 0.0
@@ -313,10 +316,10 @@ cdef class SparseSweep(MinibatchSweep):
             for e in range(count):
                 step[e] = self.column.step[e if rows.s == 1 else self.local[begin + e]]
             failed = kernels.pairs(
-                &self.loss.c, 1, count, x + begin, count,
+                &self.loss.c, 1, count, x + begin, False, count,
                 rows.sign + k if rows.sign != NULL else NULL,
                 rows.responses + k * width if rows.responses != NULL else NULL,
-                self.row.m + k, step, D, S, &self.scratch[0]
+                NULL, self.row.m + k, step, D, S, &total, &self.scratch[0]
             )
             if failed != 0:
                 return CALLBACK_FAILED if failed > 0 else NO_FIT

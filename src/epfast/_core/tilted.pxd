@@ -39,6 +39,7 @@ cdef class TiltedMoments:
     cdef CoreLoss loss
     cdef SiteScheme scheme          # None: by integration, here
     cdef int kernel                 # of moments, EPF_MOMENTS_...
+    cdef bint convex                # the loss is known to be, and its moments are its own
     cdef bint by_slopes
     cdef double[::1] breaks         # where panels of quadrature end, as margins, increasing
     cdef double[::1] panels         # scratch: edges, then integrals and errors
@@ -55,8 +56,9 @@ cdef class TiltedMoments:
         self, ptrdiff_t n, const double *y, const double *m, const double *v, const double *power,
         double *lZ, double *dlZ, double *d2lZ, unsigned char *failed
     ) noexcept nogil
-    cdef void plain(
-        self, ptrdiff_t n, const double *m, const double *v, double *lZ, double *dlZ, double *d2lZ
+    cdef void smooth(
+        self, ptrdiff_t n, ptrdiff_t plain, const double *y, const double *m, const double *v,
+        const double *exponent, double *lZ, double *dlZ, double *d2lZ
     ) noexcept nogil
     cdef Status panel(self, Site *site, Panel *p) noexcept nogil
     cdef Status reach(self, Site *site, double *lo, double *hi) noexcept nogil

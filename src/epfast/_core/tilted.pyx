@@ -3,8 +3,7 @@
     lZ = log int t(h)^a N(h; m, v) dh,   dlZ = dlZ/dm,   d2lZ = d^2 lZ/dm^2
 
 By the vector kernels (simd/tilted.h), many sites at a time, where the row of the loss in losses.h
-names a kernel: of t itself, beta a = 1, or of any power. The rest by adaptive Gauss-Kronrod, one by
-one.
+names a kernel. What that leaves by adaptive Gauss-Kronrod, one by one.
 """
 
 import numpy as np
@@ -15,8 +14,8 @@ from epfast._core.arrays cimport Views, is_shaped, numbers, release, take
 from epfast._core.loss cimport CoreLoss
 from epfast._core.status cimport CALLBACK_FAILED, NO_FIT, NOT_FINITE, OK, Status
 from epfast._core.vector cimport (
-    EPF_MOMENTS_NONE, EPF_MOMENTS_PIECEWISE, EPF_MOMENTS_PROBIT, EPF_MOMENTS_SMOOTH,
-    epf_loss_differences, epf_loss_moments, kernels,
+    EPF_MOMENTS_LOGISTIC, EPF_MOMENTS_NONE, EPF_MOMENTS_PIECEWISE, EPF_MOMENTS_PROBIT,
+    EPF_MOMENTS_SMOOTH, epf_loss_differences, epf_loss_moments, kernels,
 )
 
 cdef enum:
@@ -144,6 +143,9 @@ cdef class TiltedMoments:
         self.loss = loss
         self.scheme = scheme
         self.kernel = epf_loss_moments(&loss.c)
+        self.convex = scheme is None and self.kernel in (
+            EPF_MOMENTS_LOGISTIC, EPF_MOMENTS_PROBIT, EPF_MOMENTS_SMOOTH
+        )
         self.by_slopes = by_slopes
         self.breaks = np.ascontiguousarray(breaks, dtype=np.float64)
         self.panels = np.empty(MAX_PANELS * (sizeof(Panel) // sizeof(double)))
@@ -190,11 +192,11 @@ cdef class TiltedMoments:
         double *lZ, double *dlZ, double *d2lZ, unsigned char *failed
     ) noexcept nogil:
         cdef double[CHUNK] margin
-        cdef double[CHUNK] variance
         cdef double[CHUNK] exponent
+        cdef double[3 * CHUNK] given
         cdef double[3 * CHUNK] out
         cdef ptrdiff_t[CHUNK] site
-        cdef ptrdiff_t i, k, stride = self.loss.stride, plain = 0
+        cdef ptrdiff_t i, k, stride = self.loss.stride, plain = 0, front = 0
         cdef const double *center = m
         cdef const double *responses = y
         cdef bint folded = False
@@ -216,50 +218,37 @@ cdef class TiltedMoments:
             kernels.piecewise_moments(
                 self.loss.c.parameters, n, center, v, exponent, lZ, dlZ, d2lZ
             )
-        elif self.kernel == EPF_MOMENTS_SMOOTH:
-            kernels.smooth_moments(
-                &self.loss.c, n, responses, center, v, exponent, lZ, dlZ, d2lZ
-            )
-            for i in range(n):
-                if lZ[i] != lZ[i]:
-                    status = self.integrate(
-                        responses + i * stride, m[i], v[i], exponent[i], &lZ[i], &dlZ[i], &d2lZ[i]
-                    )
-                    if status == CALLBACK_FAILED:
-                        return status
-                    if status != OK:
-                        lZ[i] = NAN
         else:
-            # those of exponent 1 to the front
-            if self.kernel != EPF_MOMENTS_NONE:
+            if self.kernel == EPF_MOMENTS_PROBIT or self.kernel == EPF_MOMENTS_LOGISTIC:
                 for i in range(n):
                     plain += exponent[i] == 1.0
-            if plain == n:
-                # as they stand
-                self.plain(n, center, v, lZ, dlZ, d2lZ)
-            elif plain:
-                plain = 0
+            if plain == 0 or plain == n:
+                self.smooth(n, plain, responses, center, v, exponent, lZ, dlZ, d2lZ)
+            else:
+                # those of exponent 1 to the front
                 for i in range(n):
-                    if exponent[i] == 1.0:
-                        margin[plain], variance[plain], site[plain] = center[i], v[i], i
-                        plain += 1
-                self.plain(plain, margin, variance, out, out + CHUNK, out + 2 * CHUNK)
-                for k in range(plain):
+                    k = front if exponent[i] == 1.0 else plain + i - front
+                    front += exponent[i] == 1.0
+                    site[k], given[k] = i, center[i]
+                    given[CHUNK + k], given[2 * CHUNK + k] = v[i], exponent[i]
+                self.smooth(
+                    n, plain, NULL, given, given + CHUNK, given + 2 * CHUNK, out, out + CHUNK,
+                    out + 2 * CHUNK
+                )
+                for k in range(n):
                     i = site[k]
                     lZ[i], dlZ[i], d2lZ[i] = out[k], out[CHUNK + k], out[2 * CHUNK + k]
-            if plain < n:
-                for i in range(n):
-                    if plain and exponent[i] == 1.0:
-                        continue
-                    status = self.integrate(
-                        responses + i * stride if responses != NULL else NULL,
-                        y[i] * m[i] if folded else m[i], v[i], exponent[i], &lZ[i], &dlZ[i],
-                        &d2lZ[i]
-                    )
-                    if status == CALLBACK_FAILED:
-                        return status
-                    if status != OK:
-                        lZ[i] = NAN
+            for i in range(n):
+                if lZ[i] == lZ[i] or plain and exponent[i] == 1.0:
+                    continue
+                status = self.integrate(
+                    responses + i * stride if responses != NULL else NULL, center[i], v[i],
+                    exponent[i], &lZ[i], &dlZ[i], &d2lZ[i]
+                )
+                if status == CALLBACK_FAILED:
+                    return status
+                if status != OK:
+                    lZ[i] = NAN
         for i in range(n):
             if folded:
                 dlZ[i] *= y[i]
@@ -268,14 +257,27 @@ cdef class TiltedMoments:
                 lZ[i] = dlZ[i] = d2lZ[i] = NAN
         return OK
 
-    cdef inline void plain(
-        self, ptrdiff_t n, const double *m, const double *v, double *lZ, double *dlZ, double *d2lZ
+    cdef inline void smooth(
+        self, ptrdiff_t n, ptrdiff_t plain, const double *y, const double *m, const double *v,
+        const double *exponent, double *lZ, double *dlZ, double *d2lZ
     ) noexcept nogil:
-        """Sites of exponent 1 by the closed form of the loss."""
-        if self.kernel == EPF_MOMENTS_PROBIT:
-            kernels.probit_moments(n, m, v, lZ, dlZ, d2lZ)
-        else:
-            kernels.logistic_moments(n, m, v, lZ, dlZ, d2lZ)
+        """By the kernel of the loss, the first so many by its closed form; NaN where there is none.
+        """
+        cdef ptrdiff_t i
+        if plain > 0 and self.kernel == EPF_MOMENTS_PROBIT:
+            kernels.probit_moments(plain, m, v, lZ, dlZ, d2lZ)
+        elif plain > 0:
+            kernels.logistic_moments(plain, m, v, lZ, dlZ, d2lZ)
+        if plain == n:
+            return
+        if self.kernel == EPF_MOMENTS_NONE:
+            for i in range(n):
+                lZ[i] = NAN
+            return
+        kernels.smooth_moments(
+            &self.loss.c, n - plain, y, m + plain, v + plain, exponent + plain, lZ + plain,
+            dlZ + plain, d2lZ + plain
+        )
 
     # ---- adaptive quadrature of one site; lengths in standard deviations of the cavity ----
 

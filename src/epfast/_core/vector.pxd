@@ -8,11 +8,16 @@ cdef extern from "simd/vector.h" nogil:
     ) noexcept nogil
 
     const int EPF_CALLBACK
+    const int EPF_ROW_PAD
     const int EPF_MOMENTS_NONE
     const int EPF_MOMENTS_PROBIT
     const int EPF_MOMENTS_LOGISTIC
     const int EPF_MOMENTS_PIECEWISE
     const int EPF_MOMENTS_SMOOTH
+    const int EPF_RBF
+    const int EPF_MATERN12
+    const int EPF_MATERN32
+    const int EPF_MATERN52
 
     ctypedef struct epf_loss:
         int kind
@@ -21,6 +26,13 @@ cdef extern from "simd/vector.h" nogil:
         const double *parameters
         epf_callback callback
         void *user
+
+    ctypedef struct epf_move:
+        double share
+        double copies
+        double damping
+        double least
+        int relative
 
     ctypedef void (*epf_elementwise)(ptrdiff_t n, const double *x, double *out) noexcept nogil
 
@@ -42,17 +54,40 @@ cdef extern from "simd/vector.h" nogil:
             const double *y, double *out
         ) noexcept nogil
         void (*margins)(
-            ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld, const double *sign,
+            ptrdiff_t s, ptrdiff_t d, const void *x, int single, ptrdiff_t ld, const double *sign,
             const double *mu, double *m
         ) noexcept nogil
         void (*weighted_sums)(
-            ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld, const double *c,
+            ptrdiff_t s, ptrdiff_t d, const void *x, int single, ptrdiff_t ld, const double *c,
             const double *w, double *g, double *h
         ) noexcept nogil
+        void (*sizes)(
+            ptrdiff_t n, ptrdiff_t d, const void *x, int single, ptrdiff_t ld, double *largest,
+            double *squares
+        ) noexcept nogil
+        double (*largest_move)(
+            ptrdiff_t n, const double *old_mean, const double *old, const double *mean,
+            const double *new
+        ) noexcept nogil
+        int (*cavity)(
+            ptrdiff_t d, double share, const double *tau, const double *nu, const double *site_tau,
+            const double *site_nu, double *mu, double *v
+        ) noexcept nogil
+        void (*steps)(
+            ptrdiff_t d, double gamma, const double *v, double *step
+        ) noexcept nogil
+        void (*interpolation)(
+            ptrdiff_t d, double beta, const double *step, double *b, double *tau
+        ) noexcept nogil
+        double (*move)(
+            const epf_move *how, ptrdiff_t d, const double *mu, const double *v, const double *b,
+            const double *fit_tau, const double *tau, double *new_tau, double *new_nu,
+            double *site_tau, double *site_nu, ptrdiff_t *n_kept, ptrdiff_t *n_clipped
+        ) noexcept nogil
         int (*pairs)(
-            const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld,
-            const double *sign, const double *responses, const double *m, const double *step,
-            double *D, double *S, double *work
+            const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const void *x, int single,
+            ptrdiff_t ld, const double *sign, const double *responses, const double *mu, double *m,
+            const double *step, double *D, double *S, double *total, double *work
         ) noexcept nogil
         void (*probit_moments)(
             ptrdiff_t n, const double *m, const double *v, double *lZ, double *dlZ, double *d2lZ
@@ -67,6 +102,30 @@ cdef extern from "simd/vector.h" nogil:
         void (*smooth_moments)(
             const epf_loss *loss, ptrdiff_t n, const double *y, const double *m, const double *v,
             const double *power, double *lZ, double *dlZ, double *d2lZ
+        ) noexcept nogil
+        void (*rows_gather)(
+            ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *x, ptrdiff_t stride,
+            const ptrdiff_t *at, double *a
+        ) noexcept nogil
+        void (*rows_pack)(ptrdiff_t d, const double *triangle, double *out) noexcept nogil
+        void (*rows_marginals)(
+            ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *a, const double *packed,
+            const double *z, double *h, double *s
+        ) noexcept nogil
+        void (*rows_outer)(
+            ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *a, const double *w,
+            double *panel, double *C
+        ) noexcept nogil
+        void (*couple)(
+            int rows, ptrdiff_t n, const double *w, ptrdiff_t ld, const double *a, const double *b,
+            const double *x, const double *z, double *y, double *q, double *sums
+        ) noexcept nogil
+        void (*stationary)(
+            int kind, ptrdiff_t n, double scale, const double *d, double *value, double *slope
+        ) noexcept nogil
+        void (*contract)(
+            ptrdiff_t n, double a, const double *alpha, const double *r, const double *e,
+            const double *f, double *sums
         ) noexcept nogil
 
     size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d)

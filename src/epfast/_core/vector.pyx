@@ -2,6 +2,10 @@
 
 import os
 
+import numpy as np
+
+from epfast._core.arrays cimport Views, numbers, release, take
+
 
 cdef extern from "build_config.h" nogil:
     const char *EPF_VERSION
@@ -71,3 +75,56 @@ def elementwise(str name, const double[::1] x, double[::1] out):
         return
     with nogil:
         f(n, &x[0], &out[0])
+
+
+def column_sizes(X, double[::1] largest not None, double[::1] squares not None):
+    """largest_j = max_k |x_kj|, NaN left out, and squares_j = sum_k x_kj^2, for a matrix (n, d) of
+    float64 or float32 whose rows lie in memory without gaps; False, and nothing done, of
+    another."""
+    cdef const double[:, :] doubles
+    cdef const float[:, :] floats
+    cdef ptrdiff_t n = X.shape[0], d = X.shape[1], gap = X.strides[0], size = X.itemsize
+    if size not in (4, 8) or X.dtype.kind != "f" or X.strides[1] != size or gap % size != 0:
+        return False
+    if largest.shape[0] != d or squares.shape[0] != d:
+        raise ValueError(f"largest and squares have other shapes than ({d},)")
+    if n == 0 or d == 0:
+        largest[:], squares[:] = 0.0, 0.0
+    elif size == 8:
+        doubles = X
+        with nogil:
+            kernels.sizes(n, d, &doubles[0, 0], False, gap // size, &largest[0], &squares[0])
+    else:
+        floats = X
+        with nogil:
+            kernels.sizes(n, d, &floats[0, 0], True, gap // size, &largest[0], &squares[0])
+    return True
+
+
+cdef type ndarray = np.ndarray
+
+
+def largest_move(old_mean, old_variance, mean, variance):
+    """The largest of |mean - old_mean| / sqrt(variance) and |log(old_variance / variance)| / 2, for
+    C-contiguous arrays of float64 of as many numbers; None of others.
+
+    NaN where one of the former is; where one of the latter is, none of them counts.
+    """
+    cdef Views views
+    cdef int i
+    cdef Py_ssize_t size
+    views.count = 0
+    try:
+        for array in (old_mean, old_variance, mean, variance):
+            if not take(array, ndarray, False, &views):
+                return None
+        size = views.view[0].len
+        for i in range(1, 4):
+            if views.view[i].len != size:
+                return None
+        return kernels.largest_move(
+            size // <Py_ssize_t> sizeof(double), numbers(&views, 0), numbers(&views, 1),
+            numbers(&views, 2), numbers(&views, 3)
+        )
+    finally:
+        release(&views)

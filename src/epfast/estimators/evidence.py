@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +17,13 @@ from epfast.linear import (
     FactorizedPosterior,
     FullPosterior,
     LinearProblem,
+    WidePosterior,
     fit_problem,
-    online,
 )
-from epfast.linear.fit import unfitted
-from epfast.linear.problem import Data
+from epfast.linear.fit import Choices, unfitted
+from epfast.linear.ones import with_ones
+from epfast.linear.problem import Data, State, data_of, prior_of
+from epfast.linear.wide import wide_rows
 from epfast.losses import Loss
 from epfast.schedules import DEP, EP, Schedule
 
@@ -53,12 +56,55 @@ def certified(post: Posterior) -> bool:
     )
 
 
+def problems_of(
+    chosen: Choices,
+    rows: Any,
+    targets: list[Array],
+    weights: Array | None,
+    intercept: bool,
+    prior: State | None = None,
+) -> list[LinearProblem]:
+    """The problems of rows that were checked, a target each.
+
+    prior: of them all, if it has the form of these fits; else one stands in.
+    """
+    full = chosen.covariance == "full"
+    X = with_ones(rows, stored=full) if intercept else rows
+    data = [data_of(X, target, weights, chosen.loss, finite=True) for target in targets]
+    wide = wide_rows(chosen, data[0], intercept)
+    if wide is not None:  # the kernel of one prior variance is a multiple of that of another
+        wide = wide.remembering()
+        data = [part._replace(X=wide.X) for part in data]
+    dense = full and wide is None
+    if prior is None or (prior.precision.ndim == 2) != dense:
+        # until there is a prior variance: no memory where d is large
+        ones, zeros = (np.broadcast_to(x, X.shape[1:]) for x in (1.0, 0.0))
+        prior = prior_of(ones, zeros, True) if dense else State(ones, zeros, None, 0.0, 0)
+    problems = [chosen.problem(part, prior) for part in data]
+    return [problem._replace(intercept=intercept, wide=wide) for problem in problems]
+
+
 class Fits(NamedTuple):
     """The fits of all binary problems with one prior."""
 
     posteriors: list[Posterior]
     #: what there is to warn of: arguments of :func:`epfast.estimators.base.tell`
     told: list[tuple[Any, ...]]
+
+    def slopes(self, precision: Any, d: int) -> Array:
+        """d log Z / d log v_j = (E w_j^2 / v_j - 1) / 2, (d,), summed over the problems.
+
+        At a fixed point log Z does not change with the sites, to first order.
+        """
+        squares = sum(post.mean[:d] ** 2 + post.variance[:d] for post in self.posteriors)
+        return np.asarray(0.5 * (squares * precision - len(self.posteriors)))
+
+    def slope(self, precision: float, d: int) -> float:
+        """The sum of :meth:`slopes` of one prior variance."""
+        if all(isinstance(post, WidePosterior) for post in self.posteriors):
+            wide = cast(list[WidePosterior], self.posteriors)
+            return sum(post.log_evidence_slope() for post in wide)
+        return float(self.slopes(precision, d).sum())
 
     @property
     def log_evidence(self) -> float:
@@ -160,10 +206,10 @@ def with_chunk(posteriors: list[Posterior], problem: BinaryProblems, n_jobs: int
             prior = post.problem.prior
             return fit_problem(new._replace(prior=prior, base=prior), post, warn=warn), told
         schedule = None if post.sites is None else post.schedule
-        fit, joined = online.add_rows(post.problem, post.state, new.data, schedule, warn)
+        found = post.taken_in(new.data, schedule, warn)
         if post.sites is None:
-            joined = joined._replace(data=Data(None, None))
-        return FullPosterior(fit.state, joined, fit.converged, post.history + fit.history), told
+            found = replace(found, problem=found.problem._replace(data=Data(None, None)))
+        return found, told
 
     return Fits(*gathered(one, len(posteriors), n_jobs, problem.d))
 

@@ -21,15 +21,9 @@ from epfast.estimators.base import (
     validate_data,
 )
 from epfast.estimators.interrupts import all_or_nothing
-from epfast.estimators.kernels import kernel_of, ladder
-from epfast.estimators.processes import (
-    PILOT,
-    BinaryProcess,
-    LowRankProcess,
-    Problem,
-    fitted,
-    search,
-)
+from epfast.estimators.kernels import Distances, kernel_of, ladder
+from epfast.estimators.process_search import PILOT, Maximum, search
+from epfast.estimators.processes import BinaryProcess, LowRankProcess, Problem, fitted
 from epfast.gp import GPPosterior, LowRankGPPosterior
 from epfast.gp.fit import choose, warn_of_process
 from epfast.schedules import EP, Schedule
@@ -203,10 +197,11 @@ class GPClassifier(LatentClassifier):
             before = None
         thetas = [kernel.theta if before is None else before[k].theta for k in range(len(targets))]
         self.n_failed_points_ = 0
-        if self.optimizer is not None and kernel.n_dims > 0:
-            thetas = self._search(problems, thetas, before is not None)
         starts: list[Any] = [None] * len(problems)
-        if before is not None and all(len(post.y) == len(rows) for post in self.posteriors_):
+        if self.optimizer is not None and kernel.n_dims > 0:
+            found = self._search(problems, thetas, before is not None)
+            thetas, starts = [one.theta for one in found], [one.start for one in found]
+        elif before is not None and all(len(post.y) == len(rows) for post in self.posteriors_):
             starts = self.posteriors_
         self._kernels = [kernel.clone_with_theta(theta) for theta in thetas]
         self._problems = problems
@@ -262,12 +257,9 @@ class GPClassifier(LatentClassifier):
         n = len(self.X_train_)
         if self.rank is None:
             chosen = choose(**choices, schedule=self._schedule)
-            return [
-                BinaryProcess(
-                    self.X_train_, kernel, chosen.problem(target, n, weights), self._jitter
-                )
-                for target in targets
-            ]
+            X, jitter, distances = self.X_train_, self._jitter, Distances(self.X_train_)
+            processes = [chosen.problem(target, n, weights) for target in targets]
+            return [BinaryProcess(X, kernel, one, jitter, distances) for one in processes]
         return [
             LowRankProcess(
                 self.X_train_,
@@ -279,7 +271,7 @@ class GPClassifier(LatentClassifier):
             for target in targets
         ]
 
-    def _search(self, problems: list[Problem], thetas: list[Array], warm: bool) -> list[Array]:
+    def _search(self, problems: list[Problem], thetas: list[Array], warm: bool) -> list[Maximum]:
         """The hyper-parameters that maximise the evidence."""
         # None is a seed as well: a fit depends on its arguments only
         rng = check_random_state(0 if self.random_state is None else self.random_state)
@@ -317,7 +309,7 @@ class GPClassifier(LatentClassifier):
                 ConvergenceWarning,
                 stacklevel=users_level(),
             )
-        return [one.theta for one in found]
+        return found
 
     def _posteriors(
         self, problems: list[Problem], thetas: list[Array], starts: list[Any]

@@ -1,18 +1,21 @@
-"""The kernel of a process classifier to which none is given."""
+"""The kernel of a process classifier to which none is given, and those that the core computes."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.spatial.distance import pdist
 
 from epfast import _checks
 from epfast._arrays import Array
+from epfast._core.kernel_matrix import KINDS, KernelMatrix
 
 # scikit-learn is there, or epfast.estimators.base would have said so
 from sklearn.base import clone  # isort: skip
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel  # isort: skip
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, Matern, Product  # isort: skip
 
 #: bounds of the default kernel's variance, and where its search starts
 VARIANCES, VARIANCE = (1e-2, 1e5), 4.0
@@ -55,3 +58,75 @@ def ladder(kernel: Any) -> list[Array]:
     variance, scale = kernel.theta
     low, high = kernel.bounds[1]
     return [np.array([variance, np.clip(scale + np.log(step), low, high)]) for step in LADDER]
+
+
+# ---- stationary kernels of one length scale, from distances that are computed once ----
+
+#: kind and scale times the square of the length scale, by the order of a Matern kernel; RBF
+MATERN = {0.5: ("matern12", 1.0), 1.5: ("matern32", 3.0), 2.5: ("matern52", 5.0)}
+SQUARED_EXPONENTIAL = ("rbf", 0.5)
+
+
+class Distances:
+    """The squared distances of some rows, once they are asked for."""
+
+    def __init__(self, X: Array) -> None:
+        self.X = X
+
+    @cached_property
+    def squares(self) -> Array:
+        """(n (n - 1) / 2,), as pdist orders them."""
+        return np.asarray(pdist(self.X, "sqeuclidean"))
+
+
+class Stationary(NamedTuple):
+    """A height times a stationary kernel of one length scale."""
+
+    kind: int
+    #: of the squared distances
+    scale: float
+    height: float
+    #: "height" or "length" for each entry of theta
+    free: tuple[str, ...]
+
+    @classmethod
+    def of(cls, kernel: Any) -> Stationary | None:
+        """A kernel of scikit-learn, or None if it is of another kind.
+
+        A constant times an RBF or a Matern kernel of order 1/2, 3/2 or 5/2, or one of these alone.
+        """
+        parts = [kernel.k1, kernel.k2] if type(kernel) is Product else [kernel]
+        constants = [part for part in parts if type(part) is ConstantKernel]
+        shapes = [part for part in parts if type(part) in (RBF, Matern) and not part.anisotropic]
+        if len(shapes) != 1 or len(constants) + 1 != len(parts):
+            return None
+        (shape,) = shapes
+        found = MATERN.get(shape.nu) if type(shape) is Matern else SQUARED_EXPONENTIAL
+        if found is None:
+            return None
+        length = float(np.squeeze(shape.length_scale))
+        height = float(constants[0].constant_value) if constants else 1.0
+        scale = found[1] / length**2 if length > 0.0 else math.inf
+        if not (0.0 < height < math.inf and 0.0 < scale < math.inf):
+            return None
+        names = {id(shape): "length"} | {id(one): "height" for one in constants}
+        free = tuple(
+            names[id(part)] for part in parts for one in part.hyperparameters if not one.fixed
+        )
+        return cls(KINDS[found[0]], scale, height, free)
+
+    def matrix(self, n: int, distances: Distances, jitter: float) -> KernelMatrix:
+        """The kernel of n rows, with a jitter added to the diagonal. O(n^2)."""
+        matrix = KernelMatrix(np.empty((n, n)), np.zeros(n))
+        matrix.pour(distances.squares, self.kind, self.scale, self.height)
+        matrix.diagonal[:] += jitter
+        return matrix
+
+    def gradient(self, matrix: KernelMatrix, alpha: Array, distances: Distances) -> Array:
+        """Of the log evidence of a posterior by theta: (alpha' dK alpha - tr(R dK)) / 2. O(n^2).
+
+        matrix: its other triangle holds R.
+        """
+        by_height, by_length = matrix.contract(alpha, distances.squares, self.kind, self.scale)
+        slopes = {"height": 0.5 * self.height * by_height, "length": 0.5 * self.height * by_length}
+        return np.array([slopes[name] for name in self.free])

@@ -28,6 +28,7 @@ from epfast.estimators.evidence import (
     BinaryProblems,
     Fits,
     normalised,
+    problems_of,
     with_chunk,
 )
 from epfast.estimators.interrupts import all_or_nothing
@@ -35,9 +36,7 @@ from epfast.estimators.search import Search, find
 from epfast.inference import fit_from
 from epfast.linear import FullPosterior, notes
 from epfast.linear.fit import FULL_UP_TO, choose
-from epfast.linear.ones import with_ones
 from epfast.linear.priors import variances_at_door
-from epfast.linear.problem import State, data_of, prior_of
 from epfast.schedules import ADF, EP, Schedule
 
 # scikit-learn is there, or epfast.estimators.base would have said so
@@ -242,7 +241,7 @@ class LinearClassifier(Coefficients, LatentClassifier):
         rows, labels = validate_data(self, X, y, dtype=np.float64, accept_sparse="csr")
         rows = _checks.rows("X", rows)
         if isinstance(self.prior_variance, None | str | float | int) and self.prior_groups is None:
-            notes.note_scales(rows, users_level())
+            notes.note_scales(notes.column_sizes(rows), users_level())
         index, targets = self._encode(labels)
         weights = row_weights(rows, self.classes_[index], sample_weight, self.class_weight)
         binary = self._problems(rows, targets, weights, self._schedule(rows))
@@ -379,22 +378,11 @@ class LinearClassifier(Coefficients, LatentClassifier):
             chosen = choose(
                 self.loss, scheme, covariance, self.batch_size, schedule, self.beta, given
             )
-            full = covariance == "full"
-            X = with_ones(rows, stored=full) if self.fit_intercept else rows
-            if prior is None:
-                # stands in until there is a prior variance: no memory where d is large
-                ones, zeros = (np.broadcast_to(x, X.shape[1:]) for x in (1.0, 0.0))
-                prior = prior_of(ones, zeros, True) if full else State(ones, zeros, None, 0.0, 0)
-            problems = [
-                chosen.problem(data_of(X, target, weights, chosen.loss, finite=True), prior)
-                for target in targets
-            ]
+            intercepts = bool(self.fit_intercept)
+            problems = problems_of(chosen, rows, targets, weights, intercepts, prior)
         names = getattr(self, "feature_names_in_", None)
         names = None if names is None else tuple(names)
-        problems = [
-            problem._replace(names=names, intercept=bool(self.fit_intercept))
-            for problem in problems
-        ]
+        problems = [problem._replace(names=names) for problem in problems]
         variance = intercept if self.fit_intercept else None
         return BinaryProblems(problems, rows.shape[1], variance, self.n_jobs)
 

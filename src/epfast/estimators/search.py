@@ -34,7 +34,11 @@ logger = logging.getLogger("epfast")
 #: points of the first pass, evenly spaced in the logarithm
 GRID = 9
 #: least number of sweeps that a fit of the search may take, and its loosest and default tolerance
-SWEEPS, QUICK_TOL, TOL = 100, 1e-3, 1e-6
+SWEEPS, QUICK_TOL, TOL = 100, 1e-2, 1e-6
+#: tolerance of fits that tell the sign of the slope, and the distance from its root where they end
+ROUGH_TOL, CLOSE = 1e-3, 0.1
+#: steps of secants from there at most; the tolerance of their fits, over the product of two steps
+SECANTS, SHARE = 20, 0.1
 #: accuracy of log(prior variance): of the root of the slope, at fixed points of EP, ...
 ROOT_ACCURACY = 1e-10
 #: ... or of the largest value, which cannot be located more precisely
@@ -132,7 +136,7 @@ class Search:
         self.known[u] = math.nan
         if found is None:
             return -math.inf
-        self.known[u] = float(self._slopes(found, math.exp(-u)).sum())
+        self.known[u] = found.slope(math.exp(-u), self.problem.d)
         return found.log_evidence
 
     def slope(self, u: float) -> float:
@@ -140,15 +144,6 @@ class Search:
         if u not in self.known:
             self.value(u, self.fine)
         return self.known[u]
-
-    def _slopes(self, found: Fits, precision: Any) -> Array:
-        """d log Z / d log v_j = (E w_j^2 / v_j - 1) / 2, (d,), summed over the problems.
-
-        At a fixed point log Z does not change with the sites, to first order.
-        """
-        d = self.problem.d
-        squares = sum(post.mean[:d] ** 2 + post.variance[:d] for post in found.posteriors)
-        return np.asarray(0.5 * (squares * precision - len(found.posteriors)))
 
     def maximum(self, least: float, most: float) -> Found | None:
         """The best prior variance in [least, most]; None if no fit passed its certificate."""
@@ -186,12 +181,57 @@ class Search:
             if math.isfinite(across):
                 break
             there = 0.5 * (here + there)
+        if not slope * across < 0.0:
+            return None
         try:
-            if slope * across < 0.0:
-                accuracy = max(ROOT_ACCURACY, 10.0 * self.fine.tol)
-                return float(optimize.brentq(self.slope, *sorted((here, there)), xtol=accuracy))
+            low, high = sorted((here, there))
+            near = optimize.brentq(self._rough_slope, low, high, xtol=CLOSE)
+            found = self._secant(float(near), low, high)
+            if found is not None:
+                return found
+            return float(optimize.brentq(self.slope, low, high, xtol=self._accuracy))
         except ValueError:  # brentq refuses a NaN on its way
-            pass
+            return None
+
+    @property
+    def _accuracy(self) -> float:
+        """Of the root."""
+        return float(max(ROOT_ACCURACY, 10.0 * self.fine.tol))
+
+    def _rough_slope(self, u: float) -> float:
+        """The slope at a tolerance that tells its sign."""
+        if u not in self.known:
+            self.value(u, self._to(ROUGH_TOL))
+        return self.known[u]
+
+    def _to(self, tol: float) -> Any:
+        """The schedule of the search, to a tolerance between those of its two."""
+        return replace(self.fine, tol=min(max(tol, self.fine.tol), self.quick.tol))
+
+    def _secant(self, u: float, low: float, high: float) -> float | None:
+        """The root near u, by secants whose fits are as precise as their steps; None if it is lost.
+
+        Each fit begins where the last one ended, so that all of them take the sweeps of one.
+        """
+        others = [v for v in self.known if v != u and math.isfinite(self.known[v])]
+        before = min(others, key=lambda v: abs(v - u))
+        step, slope_before = u - before, self.known[before]
+        last = abs(step)
+        for _ in range(SECANTS):
+            schedule = self._to(SHARE * min(1.0, abs(step)) * min(1.0, last))
+            self.value(u, schedule)
+            slope = self.known[u]
+            if not (math.isfinite(slope) and slope != slope_before):
+                return None
+            last = abs(step)
+            step = -slope * (u - before) / (slope - slope_before)
+            if abs(step) <= self._accuracy and schedule.tol <= self.fine.tol:
+                return u
+            if not (abs(step) <= max(2.0 * last, CLOSE) and low <= u + step <= high):
+                return None
+            if u + step == u:
+                step = math.copysign(self._accuracy, slope)
+            before, slope_before, u = u, slope, u + step
         return None
 
     def _best(self, grid: list[float], top: int) -> float:
@@ -227,7 +267,7 @@ class Search:
             value = found.log_evidence
             if value > best[0]:
                 best = value, u.copy(), found.posteriors
-            slopes = self._slopes(found, np.exp(-u)[groups])
+            slopes = found.slopes(np.exp(-u)[groups], self.problem.d)
             return -value, -np.asarray(np.bincount(groups, slopes), dtype=np.float64)
 
         start = np.clip(np.full(len(limits), math.log(common)), *limits.T)

@@ -9,9 +9,9 @@ from scipy import linalg
 
 from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.kernel_matrix import KernelMatrix
-from epfast.gp.problem import log_evidence, moments_of
 from epfast.inference import Sites
 from epfast.inference.best_gaussian import best_sites
+from epfast.linear.engines.kernel import log_evidence, moments_of
 from epfast.losses import Loss
 
 #: largest number of observations for which a better Gaussian is looked for: O(n^3) per step

@@ -11,35 +11,12 @@ from scipy import linalg
 from epfast import _checks
 from epfast._arrays import Array, slices
 from epfast.gp.factor import LowRankFactor
-from epfast.gp.problem import Moments, log_evidence
 from epfast.inference import Sites
 from epfast.inference.files import ROUNDING, agree
-from epfast.losses import Loss, describe
+from epfast.linear.engines.kernel import Moments, log_evidence
 
 #: arrays of a factor of low rank
 FACTOR = ("G", "pivots", "residual", "traces")
-
-
-def responses(given: Array, loss: Loss | None) -> Array:
-    """The responses of a fit, (n, width); in files of 0.1.0 labels (n,).
-
-    Those of our losses begin with what the user gave, from which the rest follows.
-    """
-    y = given[:, None] if given.ndim == 1 else given
-    y = _checks.array("y", y, shape=(None, None if loss is None else loss.response_width))
-    if loss is not None and describe(loss) is not None:
-        agree("y", y, _made_again(y, loss), 1.0 + np.abs(y))
-    return y
-
-
-def _made_again(y: Array, loss: Loss) -> Array:
-    first = [y[:, 0], *(y[:, :k] for k in range(2, y.shape[1] + 1))]
-    for user in first[:-1]:
-        try:
-            return loss.responses("y", np.ascontiguousarray(user), len(y))
-        except (TypeError, ValueError):
-            continue
-    return loss.responses("y", np.ascontiguousarray(first[-1]), len(y))
 
 
 def kernel_of(packed: Array, diagonal: Array) -> None:

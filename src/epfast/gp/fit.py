@@ -16,7 +16,7 @@ from epfast.gp.engines import ENGINES, DescentEngine, ProcessEngine
 from epfast.gp.factor import KernelColumns, LowRankFactor
 from epfast.gp.low_rank import LowRankGPPosterior, fit_low_rank
 from epfast.gp.posterior import GPPosterior
-from epfast.gp.problem import GPProblem, GPState, Moments, check_positive, kernel_in_memory
+from epfast.gp.problem import GPProblem, check_positive, kernel_in_memory
 from epfast.inference import (
     Callback,
     ConvergenceWarning,
@@ -30,6 +30,7 @@ from epfast.inference import (
 )
 from epfast.inference.combinations import legal
 from epfast.inference.runtime import Tick
+from epfast.linear.engines.kernel import GPState, Moments
 from epfast.linear.problem import weights_of
 from epfast.losses import Loss
 from epfast.schedules import EP, DoubleLoop, Schedule
@@ -251,10 +252,12 @@ def fit_problem(
         )
         return replace(post, converged=False) if post.converged and broken(post) else post
 
-    def told(post: GPPosterior, stopped: bool) -> GPPosterior:
+    def told(post: GPPosterior, fit: Fit) -> GPPosterior:
         # who stops a descent knows that it has not ended
-        if stacklevel is not None and not (stopped and isinstance(schedule, DoubleLoop)):
+        if stacklevel is not None and not (fit.stopped and isinstance(schedule, DoubleLoop)):
             warn_of_process(post, stacklevel + 1)
+            if fit.reason:
+                warnings.warn(fit.reason, ConvergenceWarning, stacklevel=stacklevel)
         return post
 
     # what Ctrl-C leaves: sweeps that are done, their posterior, the whole result
@@ -262,26 +265,25 @@ def fit_problem(
     before, post = start, None
     try:
         assert problem.kernel is not None
-        held = Held("K or y", problem.kernel.array, problem.y)
-        arguments: dict[str, Any] = {
-            "callback": held.after(callback),
-            "progress": held.after(progress),
-        }
+        arguments: dict[str, Any] = {"callback": callback, "progress": progress}
+        if callable(callback) or callable(progress):
+            held = Held("K or y", problem.kernel.array, problem.y)
+            arguments = {name: held.after(given) for name, given in arguments.items()}
         if check:
             check_positive(problem.kernel)
         if not isinstance(schedule, DoubleLoop):
             fit = run(ProcessEngine(problem), schedule, start, **arguments)
             post = result(fit)
-            return told(post, fit.stopped)
+            return told(post, fit)
         first = _first_sweeps(problem, start, arguments)
         if first is not None:
             post = result(first)
             if first.converged or first.stopped:
-                return told(post, first.stopped)
+                return told(post, first)
             history, before, post = first.history, post, None
         fit = run(DescentEngine(problem), _Stage(schedule.steps), before, **arguments)
         post = result(fit._replace(history=history + fit.history))
-        return told(post, fit.stopped)
+        return told(post, fit)
     except KeyboardInterrupt as pressed:
         if post is None:
             post = _left(problem, before, history, reached(pressed))
@@ -319,7 +321,7 @@ def _left(
         (state, moments), history = fit.state, history + fit.history
     elif isinstance(before, GPPosterior) and before.problem.kernel is not kernel:
         return before
-    elif before is not None:  # the sweeps of this fit, whose matrix is lost
+    elif isinstance(before, GPPosterior):  # the sweeps of this fit, whose matrix is lost
         state, moments = before.state, before.moments
     else:
         return unfitted(problem)

@@ -24,7 +24,7 @@ from epfast.gp.factor import (
 from epfast.gp.prediction import MOVED, ProcessPosterior, matrices_of, prior_at
 from epfast.inference import Callback, Interrupted, Sites, SweepInfo
 from epfast.inference.certificates import Case
-from epfast.inference.files import agree, write
+from epfast.inference.files import agree, restore_responses, write
 from epfast.inference.runtime import Tick
 from epfast.linear.checking import proposal, root_of
 from epfast.linear.engines import at_start
@@ -186,7 +186,7 @@ class LowRankGPPosterior(ProcessPosterior):
         B -= sites.precision[:, None] * (G @ self.weights.covariance[: self.rank, : self.rank])
         B = linalg.solve_triangular(triangle, B.T, lower=True, trans=1).T
         inner = linalg.solve_triangular(triangle, G.T @ B, lower=True, trans=1)
-        inner = 0.5 * (inner + inner.T)
+        inner = 0.5 * inner + 0.5 * inner.T
         result = []
         for matrix in matrices_of(dK, G.shape):
             dC = _checks.array("dK", matrix, shape=G.shape)
@@ -239,7 +239,7 @@ class LowRankGPPosterior(ProcessPosterior):
             covariance = some @ self.weights.covariance @ some.T
             if prior is not None:
                 covariance += prior - some @ some.T
-            return some @ self.weights.mean, 0.5 * (covariance + covariance.T)
+            return some @ self.weights.mean, 0.5 * covariance + 0.5 * covariance.T
         mean, variance = np.empty((2, len(rows)))
         for part in row_chunks(rows):
             some = self._rows_of_factor(triangle, rows[part])
@@ -313,7 +313,7 @@ def restore(
         }
     weights = restore_linear(arrays, header | {"posterior": FullPosterior.kind}, loss)
     factor = files.factor({name: arrays[f"factor_{name}"] for name in files.FACTOR})
-    y = files.responses(arrays["y"], loss)
+    y = restore_responses(arrays["y"], loss)
     n, d = _design(factor.G).shape
     if len(y) != n or weights.shift.size != d:
         raise ValueError("the weights are not of the rank of the factor")

@@ -19,16 +19,8 @@ from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gp import files
 from epfast.gp.certificate import rounding_gap
 from epfast.gp.checking import SiteProposal, root_of
-from epfast.gp.engines.sweeps import improper, marginal_residual
 from epfast.gp.prediction import MOVED, ProcessPosterior, draws_of, matrices_of, missing, prior_at
-from epfast.gp.problem import (
-    GPProblem,
-    GPState,
-    Moments,
-    Relaxed,
-    log_evidence,
-    moments_of,
-)
+from epfast.gp.problem import GPProblem
 from epfast.gp.relaxed import RelaxedEnergies, relaxed_energies
 from epfast.inference import ConvergenceWarning, SweepInfo
 from epfast.inference.certificates import Case
@@ -36,9 +28,19 @@ from epfast.inference.files import (
     contents,
     restore_flag,
     restore_history,
+    restore_responses,
     restore_schedule,
     restore_sites,
     write,
+)
+from epfast.linear.engines.kernel import (
+    GPState,
+    Moments,
+    Relaxed,
+    improper,
+    log_evidence,
+    marginal_residual,
+    moments_of,
 )
 from epfast.linear.problem import weights_of
 from epfast.losses import Loss, NoisyStep
@@ -404,7 +406,7 @@ class GPPosterior(ProcessPosterior):
 
 def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None) -> GPPosterior:
     """Check what ``save`` wrote, also in 0.1.0, and build the posterior."""
-    y = files.responses(arrays["y"], loss)
+    y = restore_responses(arrays["y"], loss)
     n = len(y)
     alpha, mean, variance = (_checks.array(name, arrays[name], shape=(n,)) for name in VECTORS)
     log_determinant = _checks.number("log_determinant", header["log_determinant"])

@@ -10,42 +10,12 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.tilted import TiltedMoments
-from epfast.inference import Sites, evidence_bound
+from epfast.inference import evidence_bound
 from epfast.losses import Loss
 from epfast.schemes import Scheme
 
 #: an eigenvalue of K above minus this times the largest diagonal entry counts as rounding
 ROUNDING = 1e-10
-
-
-class Relaxed(NamedTuple):
-    """The relaxation factors of relaxed EP: natural parameters of r_i at the fit of site i."""
-
-    #: (n,), b_i of the paper; 0 if factor i was not relaxed
-    precision: Array
-    shift: Array
-
-
-class GPState(NamedTuple):
-    """The sites of a process and their sweeps: plain arrays, picklable."""
-
-    #: precision, shift and log scale per observation, (n,) each
-    sites: Sites
-    #: sweeps done so far
-    sweeps: int
-    #: None except in relaxed EP
-    relaxed: Relaxed | None = None
-
-
-class Moments(NamedTuple):
-    """Moments of the posterior of the latent values, given sites."""
-
-    #: (n,), K^-1 mean
-    alpha: Array
-    mean: Array
-    variance: Array
-    #: log det(I + K diag(precision))
-    log_determinant: float
 
 
 class GPProblem(NamedTuple):
@@ -64,6 +34,11 @@ class GPProblem(NamedTuple):
     @property
     def n(self) -> int:
         return len(self.y)
+
+    @property
+    def offset(self) -> None:
+        """The prior mean: 0."""
+        return None
 
     @property
     def n_sites(self) -> int:
@@ -111,37 +86,6 @@ class GPProblem(NamedTuple):
         if K.shape != (self.n, self.n):
             raise ValueError(f"K has shape {K.shape}; allowed: ({self.n}, {self.n})")
         return self._replace(kernel=KernelMatrix(K))
-
-
-def log_evidence(sites: Sites, moments: Moments) -> float:
-    """EP's log p(y), with all constants."""
-    return float(
-        sites.log_scale.sum() + 0.5 * (sites.shift @ moments.mean) - 0.5 * moments.log_determinant
-    )
-
-
-def with_alpha(sites: Sites, moments: Moments) -> Moments:
-    """Moments whose alpha belongs to their mean, as sequential sweeps leave it behind. O(n)."""
-    return moments._replace(alpha=sites.shift - sites.precision * moments.mean)
-
-
-def moments_of(
-    kernel: KernelMatrix, sites: Sites, covariance: bool, marginals: bool = True
-) -> Moments | None:
-    """Moments from the sites; None if the posterior is improper. O(n^3).
-
-    The other triangle of the array then holds the covariance if it is asked for; else R, or nothing
-    if marginals are enough.
-    """
-    alpha, mean, variance = np.empty((3, len(sites.shift)))
-    cheap = marginals and not covariance and (sites.precision >= 0.0).all()
-    fit = kernel.marginals if cheap else kernel.precision
-    log_determinant = fit(sites.precision, sites.shift, alpha, mean, variance)
-    if not (np.isfinite(log_determinant) and (variance >= 0.0).all()):
-        return None
-    if covariance:
-        kernel.covariance(sites.precision)
-    return Moments(alpha, mean, variance, log_determinant)
 
 
 def square(name: str, shape: tuple[int, ...]) -> None:

@@ -115,7 +115,7 @@ def legal(
         value = getattr(schedule, name, None)
         if value is not None and not (name in ("damping", "power") and value == 1.0):
             asked[name] = value
-    if schedule.order in ("parallel", "shuffled"):
+    if schedule.order in ("parallel", "shuffled", "chunked"):
         asked[f"order={schedule.order!r}"] = schedule.order
     if schedule.order == "parallel":
         asked |= {
@@ -123,6 +123,8 @@ def legal(
             for name in ("block", "refresh")
             if name in asked
         }
+    if schedule.order == "chunked" and "refresh" in asked:
+        asked["refresh beside order='chunked'"] = asked["refresh"]
     if scheme.relaxes:
         asked |= {
             f"{name} beside scheme='relaxed'": asked[name]

@@ -22,6 +22,7 @@ from epfast import _checks, schedules
 from epfast._arrays import Array
 from epfast.inference.posterior import Posterior
 from epfast.inference.records import Sites, SweepInfo
+from epfast.losses import Loss
 from epfast.losses import describe as describe_loss
 
 #: format of the files that ``write`` makes
@@ -386,3 +387,25 @@ def agree(name: str, given: Any, wanted: Any, size: Any) -> None:
     gap = np.abs(np.asarray(given) - wanted)
     if not (np.isfinite(gap) & (gap <= ROUNDING * np.asarray(size) + 1e-300)).all():
         raise ValueError(f"{name} contradicts the rest of the file, by {gap.max():.2g}")
+
+
+def restore_responses(given: Array, loss: Loss | None) -> Array:
+    """The responses of a fit, (n, width); in files of 0.1.0 labels (n,).
+
+    Those of our losses begin with what the user gave, from which the rest follows.
+    """
+    y = given[:, None] if given.ndim == 1 else given
+    y = _checks.array("y", y, shape=(None, None if loss is None else loss.response_width))
+    if loss is not None and describe_loss(loss) is not None:
+        agree("y", y, _made_again(y, loss), 1.0 + np.abs(y))
+    return y
+
+
+def _made_again(y: Array, loss: Loss) -> Array:
+    first = [y[:, 0], *(y[:, :k] for k in range(2, y.shape[1] + 1))]
+    for user in first[:-1]:
+        try:
+            return loss.responses("y", np.ascontiguousarray(user), len(y))
+        except (TypeError, ValueError):
+            continue
+    return loss.responses("y", np.ascontiguousarray(first[-1]), len(y))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from epfast._arrays import Array
+from epfast._core.vector import largest_move
 from epfast.inference.records import ConvergenceWarning, Interrupted, PartOfSweep, SweepInfo
 from epfast.inference.runtime import Tick, one_blas_thread, ticks
 from epfast.losses import Loss
@@ -34,8 +35,17 @@ RESIDUAL = 1e-3
 #: of these
 NO_FIXED_POINT = (
     "the sweeps stand still at what is no fixed point of EP (residual {:.2g}): the moments of this "
-    "scheme change too sharply with the cavity, by jumps where the loss has a kink or jump, or by "
-    "rounding where the prior is wide; use scheme='exact', a smooth loss, or a narrower prior"
+    "scheme change too sharply with the cavity, by jumps where the loss has a kink or jump, by the "
+    "noise of samples, or by rounding where the prior is wide; use scheme='exact', a smooth loss, "
+    "more samples, or a narrower prior"
+)
+
+#: posterior standard deviations from 0 at which a mean, in doubles, has no digits below RESIDUAL
+FAR = RESIDUAL / np.finfo(np.float64).eps
+BLURRED = (
+    "the mean is {:.2g} posterior standard deviations from 0: rounding of the mean is more than "
+    "the uncertainty, and the result is unusable; use a narrower prior (prior_variance), a prior "
+    "mean nearer to 0, or a loss that grows on both sides"
 )
 
 #: what a fit far from the usual may fail with: no posterior, or a start that is improper there
@@ -67,6 +77,8 @@ class Counts(NamedTuple):
     settled: bool | None = None
     #: True if no further sweep would move the posterior
     stuck: bool = False
+    #: distance that a step has left, where it measures that itself; it is the ``change`` then
+    left: float | None = None
     #: (updates, d), posterior mean after every factor; None if it is not recorded
     trace: Array | None = None
     #: change and log evidence of the sweep, of an engine that measures them
@@ -128,8 +140,8 @@ class Fit(NamedTuple):
     history: list[SweepInfo]
     #: whether the callback ended it
     stopped: bool = False
-    #: the residual, where sweeps stand still at what is no fixed point
-    stands_off: float = 0.0
+    #: why sweeps that stand still have not converged
+    reason: str = ""
 
 
 def run(
@@ -144,12 +156,13 @@ def run(
     """Run a schedule on an engine: the only loop over sweeps.
 
     ``change`` of a sweep is the largest move of a posterior mean, in its standard deviations, or of
-    the log of a standard deviation, divided by the damping. A run has ``converged`` if ``tol`` is
-    above 0, the last change is at most ``tol`` (or the engine found a fixed point by the mismatch
-    of moments), the last sweep refused no site, and the log evidence is not above its bound. With
-    damping the log evidence must have settled too, to ``tol`` nats or 1e-9 of itself; with a site
-    per row and a full covariance, the rows' x.theta too, to the larger of ``tol`` and 1e-4 of their
-    standard deviations.
+    the log of a standard deviation, divided by the damping; of a joint step of a process, the same
+    distance from its result to what it aimed at, or to a fixed point, whichever is larger. A run
+    has ``converged`` if ``tol`` is above 0, the last change is at most ``tol`` (or the engine found
+    a fixed point by the mismatch of moments), the last sweep refused no site, and the log evidence
+    is not above its bound. With damping the log evidence must have settled too, to ``tol`` nats or
+    1e-9 of itself; with a site per row and a full covariance, the rows' x.theta too, to the larger
+    of ``tol`` and 1e-4 of their standard deviations.
 
     Parameters
     ----------
@@ -190,12 +203,15 @@ def run(
                     new, counts = engine.sweep(state, True, tick)
                     if counts.measured is not None:
                         moved, evidence = counts.measured
+                        moved /= schedule.damping
                     else:
                         assert now is not None
                         with np.errstate(all="ignore"):  # what overflowed is found below
                             before, now = now, engine.summary(new)
-                            moved, evidence = _change(before, now), now.log_evidence
-                    moved /= schedule.damping
+                            evidence, left = now.log_evidence, counts.left
+                            moved = (
+                                _change(before, now) / schedule.damping if left is None else left
+                            )
                     if not (np.isfinite(evidence) and np.isfinite(moved)):
                         raise FloatingPointError(
                             f"the posterior or its evidence overflowed; {engine.remedy}"
@@ -227,7 +243,11 @@ def run(
                     converged = bool(settled and counts.refused == 0 and not impossible)
                     if stopped or converged or counts.stuck or (settled and impossible):
                         break
-            return Fit(engine.settle(state), converged, history, stopped)
+            away = 0.0
+            if converged:
+                away = _distance(engine.summary(state, evidence=False) if now is None else now)
+            reason = BLURRED.format(away) if away > FAR else ""
+            return Fit(engine.settle(state), converged and not reason, history, stopped, reason)
     except KeyboardInterrupt as pressed:
         if isinstance(pressed, PartOfSweep):
             state = pressed.state
@@ -276,9 +296,19 @@ def _change(old: Summary, new: Summary) -> float:
 
 def _largest_move(old_mean: Array, old: Array, mean: Array, new: Array) -> float:
     """NaN where a variance is 0 or negative."""
-    moved = np.abs((mean - old_mean) / np.sqrt(new)).max()
-    spread = np.abs(np.log(old / new)).max()
-    return float(max(moved, 0.5 * spread)) if moved == moved else float("nan")
+    found = largest_move(old_mean, old, mean, new)
+    if found is None:  # parts of larger arrays
+        parts = np.broadcast_arrays(old_mean, old, mean, new)
+        found = largest_move(*(np.ascontiguousarray(part, np.float64) for part in parts))
+    assert found is not None
+    return found
+
+
+def _distance(now: Summary) -> float:
+    """The largest mean, in standard deviations."""
+    with np.errstate(all="ignore"):
+        away = np.abs(now.mean) / np.sqrt(now.variance)
+    return float(np.max(away, where=now.variance > 0.0, initial=0.0))
 
 
 def fit_from(fit: Callable[[Any], R], start: Any) -> R:
@@ -328,9 +358,9 @@ def warn_of(
     def say(text: str) -> None:
         warnings.warn(f"{text}; {engine.remedy}", category, stacklevel=stacklevel + 2)
 
-    off = getattr(fit, "stands_off", 0.0)
-    if off:
-        warnings.warn(NO_FIXED_POINT.format(off), category, stacklevel=stacklevel + 1)
+    reason = getattr(fit, "reason", "")
+    if reason:
+        warnings.warn(reason, category, stacklevel=stacklevel + 1)
     last, failed = history[-1], sum(info.n_failed for info in history)
     if last.log_evidence > engine.evidence_bound:
         say(

@@ -74,11 +74,11 @@ class Interrupted(KeyboardInterrupt):
     """Ctrl-C during a fit. ``posterior`` holds what was found so far; resume from it.
 
     It is that of the last complete sweep, or the start (the prior, if there was none) before the
-    first. After ADF it holds the first ``posterior.rows_seen`` rows of the pass; go on with the
-    others by ``fit_linear(rest, schedule=ADF(), start=posterior)``. In a shuffled order, which rows
-    sorted by their responses get, the first ones are those of
-    ``posterior.schedule.visits(n_factors, 0)``. It may hold the rounding drift of a few sweeps, and
-    what costs long to compute is computed when it is asked for.
+    first. In "chunked" order the chunks of the sweep that it falls in count too. After ADF it holds
+    the first ``posterior.rows_seen`` rows of the pass; go on with the others by ``fit_linear(rest,
+    schedule=ADF(), start=posterior)``. In a shuffled order, which rows sorted by their responses
+    get, the first ones are those of ``posterior.schedule.visits(n_factors, 0)``. It may hold the
+    rounding drift of a few sweeps, and what costs long to compute is computed when it is asked for.
     """
 
     def __init__(self, posterior: Any) -> None:

@@ -116,11 +116,14 @@ def paced(work: Callable[[int], bool]) -> None:
 class PacedParts:
     """Slices of n pieces of work, of a size as in :func:`paced`; do the work between them.
 
+    The first slice has as many pieces as one is sure to do in no time.
+
     No generator: one that is left unfinished is closed, and Ctrl-C in its end would be lost.
     """
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, sure: int = 1) -> None:
         self.n, self.first, self.count, self.before = n, 0, 0, 0.0
+        self.sure = max(1, sure)
 
     def __iter__(self) -> PacedParts:
         return self
@@ -128,7 +131,7 @@ class PacedParts:
     def __next__(self) -> slice:
         if self.first >= self.n:
             raise StopIteration
-        self.count = _next(self.count, self.before) if self.count else 1
+        self.count = _next(self.count, self.before) if self.count else self.sure
         part = slice(self.first, min(self.first + self.count, self.n))
         self.first, self.before = part.stop, time.perf_counter()
         return part

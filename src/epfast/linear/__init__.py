@@ -4,6 +4,7 @@ from epfast.linear.combining import combine
 from epfast.linear.fit import fit_linear, fit_problem
 from epfast.linear.posterior import FactorizedPosterior, FullPosterior, LinearPosterior
 from epfast.linear.problem import LinearProblem, State
+from epfast.linear.wide_posterior import WidePosterior
 
 __all__ = [
     "FactorizedPosterior",
@@ -11,6 +12,7 @@ __all__ = [
     "LinearPosterior",
     "LinearProblem",
     "State",
+    "WidePosterior",
     "combine",
     "fit_linear",
     "fit_problem",

@@ -13,6 +13,8 @@ from epfast.inference import Sites
 from epfast.linear.ones import stored_rows
 from epfast.linear.posterior import FactorizedPosterior, FullPosterior
 from epfast.linear.problem import Data, LinearProblem, State, is_proper
+from epfast.linear.wide import is_wide, same_rows
+from epfast.linear.wide_posterior import WidePosterior
 
 
 def combine(posteriors: Sequence[Any]) -> FactorizedPosterior | FullPosterior:
@@ -57,6 +59,7 @@ def combine(posteriors: Sequence[Any]) -> FactorizedPosterior | FullPosterior:
         raise TypeError(f"posteriors is a {type(posteriors).__name__}; allowed: a list of them")
     if len(posteriors) < 2:
         raise ValueError(f"posteriors holds {len(posteriors)}; allowed: two at least")
+    posteriors = _in_one_form(posteriors)
     first = posteriors[0]
     for k, post in enumerate(posteriors):
         if not isinstance(post, FactorizedPosterior | FullPosterior):
@@ -66,11 +69,17 @@ def combine(posteriors: Sequence[Any]) -> FactorizedPosterior | FullPosterior:
             )
         _check_same(k, first, post)
         for j, other in enumerate(posteriors[:k]):
-            if post is other or _same_rows(post.problem.data, other.problem.data):
+            if post is other or same_rows(post.problem.data, other.problem.data):
                 raise ValueError(
                     f"posteriors[{j}] and posteriors[{k}] are fits of the same rows, which would "
                     "count twice; allowed: disjoint rows"
                 )
+    if isinstance(first, WidePosterior):
+        found = _joined_sites(list(posteriors))
+        assert found is not None
+        data = _joined_data([post.problem for post in posteriors])
+        sweeps = max(post.n_sweeps for post in posteriors)
+        return first.joined(found, data, sweeps=sweeps, converged=False, history=[])
     states, prior = [post.state for post in posteriors], first.problem.prior
     surplus = len(posteriors) - 1
     sites = _joined_sites(list(posteriors))
@@ -96,16 +105,13 @@ def combine(posteriors: Sequence[Any]) -> FactorizedPosterior | FullPosterior:
     return result
 
 
-def _same_rows(mine: Data, theirs: Data) -> bool:
-    """Whether two fits know their rows, and they are equal. O(n d)."""
-    if mine.y is None or theirs.y is None or mine.X.shape != theirs.X.shape:
-        return False
-    if not np.array_equal(mine.y, theirs.y):
-        return False
-    ours, others = stored_rows(mine.X), stored_rows(theirs.X)
-    if hasattr(ours, "indptr") or hasattr(others, "indptr"):
-        return bool(abs(ours - others).max() == 0.0)
-    return np.array_equal(ours, others)
+def _in_one_form(posteriors: Sequence[Any]) -> Sequence[Any]:
+    """The posteriors, all in the d x d form unless their rows together are wide."""
+    wide = [post for post in posteriors if isinstance(post, WidePosterior)]
+    rows = sum(post.problem.shape[0] for post in wide)
+    if not wide or (len(wide) == len(posteriors) and is_wide(rows, wide[0].shift.size)):
+        return posteriors
+    return [post.in_d_by_d() if isinstance(post, WidePosterior) else post for post in posteriors]
 
 
 def _check_same(k: int, first: Any, post: Any) -> None:

@@ -16,11 +16,14 @@ from epfast.inference.files import (
     agree,
     restore_flag,
     restore_history,
+    restore_responses,
     restore_schedule,
     restore_sites,
 )
 from epfast.linear.posterior import FactorizedPosterior, FullPosterior
-from epfast.linear.problem import Data, LinearProblem, State, is_proper
+from epfast.linear.problem import Data, LinearProblem, State, is_proper, weights_of
+from epfast.linear.wide import WideRows, solved
+from epfast.linear.wide_posterior import WidePosterior
 from epfast.losses import Loss
 
 KINDS = {kind.kind: kind for kind in (FactorizedPosterior, FullPosterior)}
@@ -70,6 +73,81 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
     if not np.isfinite(evidence):
         raise ValueError("the log evidence overflows")
     return post
+
+
+def restore_wide(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None) -> Any:
+    """The same of a posterior in the n x n form, whose rows are in the file. O(n^2 d + n^3)."""
+    y = restore_responses(arrays["y"], loss)
+    n, d = len(y), arrays["prior_shift"].size
+    prior = _prior(arrays, d, arrays["prior_precision"].ndim == 2)
+    columns = _checks.integer("columns", header["columns"], least=d - 1, most=d)
+    X, weights = _wide_rows(arrays, n, d, columns < d), weights_of(arrays.get("weights"), n)
+    sites = restore_sites(arrays, ((n,),) * 3)
+    if sites is None:
+        raise ValueError("no sites")
+    problem = LinearProblem(
+        Data(X, y, weights),
+        loss,  # type: ignore[arg-type]
+        schemes.restore(header["scheme"]),  # type: ignore[arg-type]
+        restore_schedule(header["schedule"], None),
+        FullPosterior.kind,
+        None,
+        prior,
+        prior,
+        intercept=columns < d,
+        names=_names(header["names"], columns),
+        wide=WideRows(X, columns < d),
+    )
+    state = solved(problem, sites, _checks.integer("sweeps", header["sweeps"], least=0))
+    if state is None:
+        raise ValueError("the sites make the posterior improper")
+    flag, history = restore_flag(header, "converged"), restore_history(header["history"])
+    post = WidePosterior(state, problem, flag, history)
+    _check_wide(post, arrays, header)
+    return post
+
+
+def _wide_rows(arrays: dict[str, Array], n: int, d: int, intercept: bool) -> Any:
+    """The rows of a file, (n, d), dense or CSR."""
+    if "rows" in arrays:
+        X: Any = arrays["rows"]
+        if X.shape != (n, d) or X.dtype.kind not in "fiub":
+            raise ValueError(f"rows is {_checks.describe(X)}; allowed: numbers, ({n}, {d})")
+        last = X[:, -1]
+    else:
+        data, indices, indptr = (arrays[f"rows_{part}"] for part in ("data", "indices", "indptr"))
+        if data.dtype.kind not in "fiub" or {indices.dtype.kind, indptr.dtype.kind} - set("iu"):
+            raise ValueError("rows are no numbers, or their places no integers")
+        X = sparse.csr_matrix((data, indices, indptr), shape=(n, d))
+        X.check_format(full_check=True)
+        last = X[:, [d - 1]].toarray()
+    if not np.isfinite(X if "rows" in arrays else X.data).all():
+        raise ValueError("rows hold NaN or infinity")
+    if intercept and not (last == 1.0).all():
+        raise ValueError("rows of a fit with an intercept do not end with ones")
+    return X
+
+
+def _check_wide(post: WidePosterior, arrays: dict[str, Array], header: dict[str, Any]) -> None:
+    """Refuse sites, rows and prior that do not give the moments of the file."""
+    sites, moments = post.state.sites, post.latent_moments
+    diagonal = post.state.diagonal
+    assert diagonal is not None
+    n = len(diagonal)
+    # I + K S loses as many digits as it has in front of those of 1
+    lost = 100.0 * np.finfo(float).eps * np.abs(sites.precision).max() * diagonal.max()
+    slack = 1.0 + lost / ROUNDING
+    root = np.sqrt(diagonal)
+    given = {
+        name: _checks.array(name, arrays[name], shape=(n,)) for name in ("latent_mean", "alpha")
+    }
+    size = np.abs(moments.mean) + root * (root @ np.abs(moments.alpha))
+    agree("latent_mean", given["latent_mean"], moments.mean, slack * size)
+    size = np.abs(sites.shift) + np.abs(sites.precision * moments.mean) + np.abs(moments.alpha)
+    agree("alpha", given["alpha"], moments.alpha, slack * (size + 1e-3 * size.max()))
+    evidence = _checks.number("log_evidence", header["log_evidence"])
+    size = 1.0 + np.abs(sites.log_scale).sum() + np.abs(sites.shift) @ np.abs(moments.mean)
+    agree("log_evidence", evidence, post.log_evidence, slack * size)
 
 
 def _rows_seen(header: dict[str, Any], stored: bool) -> int | None:

@@ -21,9 +21,10 @@ from epfast.inference import (
     warn_of,
 )
 from epfast.inference.combinations import legal
-from epfast.inference.loop import RESIDUAL, is_sharp
+from epfast.inference.loop import NO_FIXED_POINT, RESIDUAL, is_sharp
 from epfast.inference.runtime import Tick
 from epfast.linear import notes
+from epfast.linear.defaults import default_scheme
 from epfast.linear.engines import ENGINES, at_start, engine_of
 from epfast.linear.ones import with_ones
 from epfast.linear.posterior import FactorizedPosterior, FullPosterior
@@ -36,6 +37,8 @@ from epfast.linear.problem import (
     weights_of,
 )
 from epfast.linear.sources import Stream, column_names, is_stream
+from epfast.linear.wide import in_best_form, wide_rows
+from epfast.linear.wide_posterior import WidePosterior, of_weights
 from epfast.schedules import DEP, EP, Schedule
 from epfast.schemes import Scheme
 
@@ -145,7 +148,8 @@ def fit_linear(
 
     Returns
     -------
-    FullPosterior or FactorizedPosterior
+    FullPosterior (with fewer rows than columns and a site per row the :class:`WidePosterior`, whose
+    sweeps take O(n^3)) or FactorizedPosterior
 
     Raises
     ------
@@ -242,9 +246,15 @@ def fit_linear(
         X = X if wide is None else with_ones(_checks.rows("X", X), stored=full)
         data = (data_of if full else _unread)(X, y, weights, chosen.loss)
         d = data.X.shape[1]
+    ours = wide_rows(chosen, data, wide is not None)
+    if ours is not None:
+        data = data._replace(X=ours.X)
+    elif isinstance(start, WidePosterior) and chosen.schedule.stores == "none":
+        start = start.in_d_by_d()
     prior = (prior_variance, prior_precision, prior_mean)
-    problem = chosen.problem(data, _prior(prior, start, chosen, d, wide))
-    problem = problem._replace(intercept=wide is not None, names=names)
+    dense = posterior == "full" and (ours is None or prior_precision is not None)
+    problem = chosen.problem(data, _prior(prior, start, chosen, d, wide, dense))
+    problem = in_best_form(problem._replace(intercept=wide is not None, names=names, wide=ours))
     scale = None if stream else _notes(problem, prior_variance, prior_precision)
     found: FactorizedPosterior | FullPosterior = fit_problem(
         problem, start, record=record, callback=callback, progress=progress
@@ -260,15 +270,16 @@ def fit_linear(
 def _notes(problem: LinearProblem, variance: Any, precision: Any) -> float | None:
     """Note what is odd about the data; return the scale of a flat prior, None of another."""
     data = problem.data
-    if precision is None and np.ndim(variance) == 0:
-        notes.note_scales(data.X, stacklevel=3)
+    sizes = notes.column_sizes(data.X) if precision is None else None
+    if sizes is not None and np.ndim(variance) == 0:
+        notes.note_scales(sizes, stacklevel=3)
     if not problem.loss.by_margin or data.y is None:
         return None
     notes.note_intercept(data.X, data.y, stacklevel=3)
-    if precision is not None:
+    if sizes is None:
         return None
     spread = np.broadcast_to(1.0 if variance is None else variance, (problem.n_columns,))
-    scale = notes.prior_scale(data.X, spread)
+    scale = notes.prior_scale(sizes, spread)
     return scale if scale > notes.FLAT else None
 
 
@@ -324,7 +335,7 @@ def choose(
         factor = "minibatch"
     found_loss = losses.resolve(loss).tempered(beta)
     if scheme is None:
-        scheme = _default_scheme(found_loss, factor, full)
+        scheme = default_scheme(found_loss, factor, full)
     found = schemes.resolve(scheme)
     legal(ENGINES, posterior, factor, schedule, found, found_loss, given or {})
     if isinstance(schedule, DEP) and schedule.inner is not None:
@@ -354,38 +365,21 @@ def _chunks_with_ones(chunks: Any) -> Iterator[Any]:
             yield chunk
 
 
-def _default_scheme(loss: losses.Loss, factor: str, full: bool) -> Scheme:
-    """The scheme where none is named: one that holds on columns of unit variance."""
-    if factor == "row":
-        return schemes.Exact()
-    scheme, reason = schemes.Laplace(), schemes.Laplace().refuses(loss, factor)
-    if reason is not None and "values" not in loss.gives:
-        return scheme  # it says what is wrong
-    if reason is None and loss.kinks:
-        slopes = list(getattr(loss, "slopes", ()))
-        if slopes == sorted(slopes) and not full:
-            return schemes.Laplace(curvature="slope")
-        reason = f"the curvature of {loss!r} is 0, so that its sites would carry no precision"
-    if reason is None:
-        return scheme
-    raise ValueError(
-        f"scheme is None, for {loss!r} with a batch_size: {reason.split('; allowed')[0]}; allowed: "
-        "batch_size=None, a site per row, whose moments are exact, or a scheme that is named, as "
-        "schemes.Laplace(curvature='slope') or, with posterior='factorized', 'variational'; they "
-        "may fail on columns of unit variance"
-    )
-
-
 def _prior(
-    given: tuple[Any, Any, Any], start: Any, chosen: Choices, d: int, intercept: float | None
+    given: tuple[Any, Any, Any],
+    start: Any,
+    chosen: Choices,
+    d: int,
+    intercept: float | None,
+    dense: bool,
 ) -> State:
     """The prior that the arguments give; ADF with a start keeps the prior of the start.
 
-    d: the number of weights, with that of the intercept.
+    d: the number of weights, with that of the intercept; dense: its precision is a matrix.
     """
     if start is None or chosen.schedule.stores != "none":
         features = d if intercept is None else d - 1
-        return prior_at_door(*given, features, chosen.covariance == "full", intercept)
+        return prior_at_door(*given, features, dense, intercept)
     for name, value in zip(("prior_variance", "prior_precision", "prior_mean"), given, strict=True):
         if value is not None:
             raise ValueError(
@@ -449,14 +443,16 @@ def fit_problem(
 
     warn: told of the result, in place of :func:`epfast.inference.warn_of`.
     """
-    kind, fit = KINDS[problem.covariance], None
+    kind: Any = KINDS[problem.covariance] if problem.wide is None else WidePosterior
+    fit = None
 
     def result(fit: Fit) -> Any:
         kept = problem.without_rows() if isinstance(problem.data.X, Stream) else problem
         return kind(fit.state, kept, fit.converged, fit.history)
 
     def costs(state: State, counts: Counts) -> tuple[float | None, Array | None]:
-        mean = engine.summary(state, evidence=False).mean
+        summary = engine.summary if problem.wide is None else engine.of_weights
+        mean = summary(state, evidence=False).mean
         traced = None if counts.trace is None else problem.cost(counts.trace)
         return float(problem.cost(mean[None])[0]), traced
 
@@ -466,22 +462,25 @@ def fit_problem(
         settings = {"traced": True} if record == "factor" else {}
         if callback is None and record is None and (start is None or start.sites is None):
             settings = {"unseen": True} if problem.covariance == "factorized" else {}
-        engine = engine_of(fitted, **settings)
+        engine: Any = engine_of(fitted, **settings)
         fit = run(
             engine,
             problem.schedule,
             start,
             record=None if record is None else costs,
-            callback=held.after(callback),
+            callback=held.after(of_weights(callback, problem)),
             progress=held.after(progress),
         )
         found = result(fit)
         if hasattr(engine, "measures"):
             vars(found)["log_evidence"] = fit.history[-1].log_evidence
-        scalar = found.sites is not None and found.sites.shift.ndim == 1
-        sharp = scalar and problem.batch_size is None and is_sharp(problem.scheme)
-        if fit.converged and sharp and not found.residual <= RESIDUAL:
-            fit = fit._replace(converged=False, stands_off=found.residual)
+        stored = found.sites is not None and is_sharp(problem.scheme)
+        kinks = problem.batch_size is None or problem.loss.kinks
+        sharp = stored and problem.covariance == "full" and kinks
+        # who asks for a loose tolerance gets it
+        most = max(RESIDUAL, 10.0 * problem.schedule.tol)
+        if fit.converged and sharp and not found.residual <= most:
+            fit = fit._replace(converged=False, reason=NO_FIXED_POINT.format(found.residual))
             found = replace(found, converged=False)
         warn(fit, engine, problem.schedule, stacklevel)
         return found
@@ -497,4 +496,5 @@ def fit_problem(
 def unfitted(problem: LinearProblem) -> Any:
     """The prior as a posterior: before the first sweep, without a start."""
     kept = problem.without_rows() if isinstance(problem.data.X, Stream) else problem
-    return KINDS[problem.covariance](at_start(problem), kept, False, [])
+    kind: Any = KINDS[problem.covariance] if problem.wide is None else WidePosterior
+    return kind(at_start(problem), kept, False, [])

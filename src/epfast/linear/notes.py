@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import linalg
 
 from epfast import _checks
 from epfast._arrays import Array
+from epfast._core.vector import column_sizes as _core_sizes
 from epfast.inference.records import DataWarning
 from epfast.linear.problem import Data, LinearProblem
 
@@ -47,20 +49,40 @@ def note_factorized(shape: tuple[int, ...], stacklevel: int = 2) -> None:
     )
 
 
-def note_scales(X: Any, stacklevel: int = 2) -> None:
-    """Note that columns differ in scale by more than SCALES under one prior variance."""
+class ColumnSizes(NamedTuple):
+    """Of the columns of some rows of X, (d,) each; of sparse rows one part per entry."""
+
+    #: largest entries, in size; those of all entries where they hardly differ
+    largest: Array
+    #: they, or what each entry adds to that of its column
+    mean_square: Array
+    #: the column of each entry; None: all in order
+    columns: NDArray[np.intp] | None = None
+
+
+def column_sizes(X: Any) -> ColumnSizes:
+    """The sizes of the columns, over some rows, in one pass. O(nonzeros) where they are sparse."""
     rows = some_rows(X)
+    n, d = rows.shape
     if hasattr(rows, "indptr"):
-        column, size = rows.indices, np.abs(rows.data)
-        found = size[(size > 0.0) & np.isfinite(size)]
-        if not found.size or found.max() / SCALES <= found.min():
-            return
-        largest = np.zeros(rows.shape[1])
-        with np.errstate(invalid="ignore"):
-            np.maximum.at(largest, column, size)
-        size = largest[column]  # columns with an entry: no work for the others
-    else:
-        size = np.maximum(rows.max(axis=0), -rows.min(axis=0))
+        columns, largest = rows.indices, np.abs(rows.data)
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares = np.square(rows.data, dtype=np.float64)
+            found = largest[(largest > 0.0) & np.isfinite(largest)]
+            if found.size and found.max() / SCALES > found.min():
+                of_column = np.zeros(d)
+                np.maximum.at(of_column, columns, largest)
+                largest = of_column[columns]
+        return ColumnSizes(largest, squares / n, columns)
+    largest, squares = np.empty((2, d))
+    if not _core_sizes(rows, largest, squares):
+        _core_sizes(np.ascontiguousarray(rows, dtype=np.float64), largest, squares)
+    return ColumnSizes(largest, squares / n)
+
+
+def note_scales(sizes: ColumnSizes, stacklevel: int = 2) -> None:
+    """Note that columns differ in scale by more than SCALES under one prior variance."""
+    size = sizes.largest
     size = size[(size > 0.0) & np.isfinite(size)]  # the core refuses what is not finite
     if size.size and size.max() / SCALES > size.min():
         _say(
@@ -105,7 +127,7 @@ def order_of_one_pass(data: Data, stacklevel: int = 4) -> str:
     """The order in which ADF takes rows in: their own, unless they come sorted by response."""
     if data.y is None or not _sorted(data.y[:, 0]):
         return "sequential"
-    if not _is_mapped(data.X):
+    if not is_mapped(data.X):
         return "shuffled"
     _say(
         "the rows of the memory map come sorted by response, and one pass forgets the first ones: "
@@ -115,7 +137,7 @@ def order_of_one_pass(data: Data, stacklevel: int = 4) -> str:
     return "sequential"
 
 
-def _is_mapped(X: Any) -> bool:
+def is_mapped(X: Any) -> bool:
     """Whether an array lies in a file."""
     while X is not None and not isinstance(X, np.memmap):
         X = getattr(X, "base", None)
@@ -130,18 +152,17 @@ def _sorted(y: Array) -> bool:
     return expected >= ENOUGH_CHANGES and (high[1:] != high[:-1]).sum() < SELDOM * expected
 
 
-def prior_scale(X: Any, variance: Array) -> float:
+def prior_scale(sizes: ColumnSizes, variance: Array) -> float:
     """Prior standard deviation of x.theta, root mean square over the rows.
 
     variance: of the columns; X may have the ones of an intercept besides, which do not count.
     """
-    rows = some_rows(X)[:, : len(variance)]
+    squares, d = sizes.mean_square, len(variance)
     with np.errstate(over="ignore", invalid="ignore"):
-        if hasattr(rows, "indptr"):
-            total = float((rows.data**2 * variance[rows.indices]).sum())
-            return float(np.sqrt(total / rows.shape[0]))
-        squares = np.square(rows, dtype=np.float64)
-        return float(np.sqrt((squares @ variance).mean()))
+        if sizes.columns is None:
+            return float(np.sqrt(squares[:d] @ variance))
+        own = sizes.columns < d
+        return float(np.sqrt(squares[own] @ variance[sizes.columns[own]]))
 
 
 def note_separable(problem: LinearProblem, mean: Array, scale: float, stacklevel: int = 2) -> None:

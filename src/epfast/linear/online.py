@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import linalg, sparse
 
 from epfast import _checks, families
@@ -83,26 +84,37 @@ def leave_one_out(problem: LinearProblem, state: State) -> Array:
     with one_blas_thread(d):
         if problem.groups is None:
             _marginals(problem, state, slice(None), mean, variance)
-            copies = problem.copies()
-            share = 1.0 if copies is None else 1.0 / np.maximum(copies, 1.0)
-            rest = 1.0 - share * stored.precision * variance
-            mean = mean - share * stored.shift * variance
-            proper = rest > 0.0
-            mean, variance = (part / np.where(proper, rest, 1.0) for part in (mean, variance))
-        else:
-            proper = np.ones(n, dtype=bool)
-            for k in range(len(stored.shift)):
-                rows = np.flatnonzero(problem.groups == k)
-                cavity = state._replace(
-                    precision=state.precision - stored.precision[k],
-                    shift=state.shift - stored.shift[k],
-                )
-                if is_proper(cavity.precision):
-                    _marginals(problem, cavity, rows, mean, variance)
-                else:
-                    proper[rows] = False
+            return left_out(problem, stored, mean, variance)
+        proper = np.ones(n, dtype=bool)
+        for k in range(len(stored.shift)):
+            rows = np.flatnonzero(problem.groups == k)
+            cavity = state._replace(
+                precision=state.precision - stored.precision[k],
+                shift=state.shift - stored.shift[k],
+            )
+            if is_proper(cavity.precision):
+                _marginals(problem, cavity, rows, mean, variance)
+            else:
+                proper[rows] = False
+    return _predicted(problem, proper, mean, variance)
+
+
+def left_out(problem: LinearProblem, sites: Sites, mean: Array, variance: Array) -> Array:
+    """The same of scalar sites, from mean and variance of each row under the posterior. O(n)."""
+    copies = problem.copies()
+    share = 1.0 if copies is None else 1.0 / np.maximum(copies, 1.0)
+    rest = 1.0 - share * sites.precision * variance
+    mean = mean - share * sites.shift * variance
+    proper = rest > 0.0
+    mean, variance = (part / np.where(proper, rest, 1.0) for part in (mean, variance))
+    return _predicted(problem, proper, mean, variance)
+
+
+def _predicted(problem: LinearProblem, proper: Any, mean: Array, variance: Array) -> Array:
+    """Log probabilities under the cavities, if all are proper."""
     if not proper.all():
-        raise FloatingPointError(f"{n - int(proper.sum())} of {n} cavities are improper")
+        count = len(proper)
+        raise FloatingPointError(f"{count - int(proper.sum())} of {count} cavities are improper")
     assert problem.data.y is not None
     return problem.loss.log_predictive(problem.data.y, mean, variance)
 
@@ -119,6 +131,49 @@ def add_rows(
     data: the new rows, checked.
     """
     stored = state.sites
+    schedule = schedule_of_rows(problem, stored, schedule)
+    new = problem.continued(data, schedule, state._replace(sites=None))
+    new.check_weights()
+
+    def joined(fit: Fit) -> tuple[Fit, LinearProblem]:
+        if stored is None:  # ADF may have stopped on its way
+            some = data.taken(slice(fit.state.rows_seen - (state.rows_seen or 0)))
+            rows = joined_data(problem.data, some, None)
+            return fit, problem._replace(data=rows, schedule=schedule)
+        sites = Sites(*map(np.concatenate, zip(stored, fit.state.sites, strict=True)))
+        fit = fit._replace(state=fit.state._replace(sites=sites))
+        rows = joined_data(problem.data, data, len(stored.shift))
+        return fit, problem._replace(data=rows, schedule=schedule)
+
+    fit = None
+    try:
+        engine = RowEngine(new)
+        fit = run(engine, schedule)
+        warn(fit, engine, schedule, stacklevel=5)
+        return joined(fit)
+    except KeyboardInterrupt as pressed:
+        left = reached(pressed) or fit
+        raise Interrupted(None if left is None else joined(left)) from None
+
+
+def extended(post: Any, data: Data, schedule: Any, warn: Callable[..., Any] = warn_of) -> Any:
+    """A posterior with the rows that :func:`add_rows` has added."""
+
+    def result(found: tuple[Fit, LinearProblem] | None) -> Any:
+        if found is None:
+            return post
+        (state, converged, history), problem = found[0][:3], found[1]
+        parts = {"state": state, "converged": converged, "history": post.history + history}
+        return replace(post, problem=problem, **parts)
+
+    try:
+        return result(add_rows(post.problem, post.state, data, schedule, warn))
+    except Interrupted as stopped:
+        raise Interrupted(result(stopped.posterior)) from None
+
+
+def schedule_of_rows(problem: LinearProblem, stored: Sites | None, schedule: Any) -> Any:
+    """The schedule by which a posterior with these sites takes in rows."""
     if stored is not None and (stored.shift.ndim != 1 or problem.batch_size is not None):
         raise ValueError(
             "the posterior has sites that rows share; allowed: a result of EP on scalar sites, or "
@@ -131,32 +186,10 @@ def add_rows(
             f"schedule is {_checks.describe(schedule)}; allowed for this posterior: "
             + ("epfast.EP" if stored is not None else "epfast.ADF, since it has no sites")
         )
-    schedule = schedule.filled(power=1.0, damping=1.0)
-    new = problem.continued(data, schedule, state._replace(sites=None))
-    new.check_weights()
-
-    def joined(fit: Fit) -> tuple[Fit, LinearProblem]:
-        if stored is None:  # ADF may have stopped on its way
-            some = data.taken(slice(fit.state.rows_seen - (state.rows_seen or 0)))
-            rows = _joined(problem.data, some, None)
-            return fit, problem._replace(data=rows, schedule=schedule)
-        sites = Sites(*map(np.concatenate, zip(stored, fit.state.sites, strict=True)))
-        fit = fit._replace(state=fit.state._replace(sites=sites))
-        rows = _joined(problem.data, data, len(stored.shift))
-        return fit, problem._replace(data=rows, schedule=schedule)
-
-    fit = None
-    try:
-        engine = RowEngine(new)
-        fit = run(engine, schedule)
-        warn(fit, engine, schedule)
-        return joined(fit)
-    except KeyboardInterrupt as pressed:
-        left = reached(pressed) or fit
-        raise Interrupted(None if left is None else joined(left)) from None
+    return schedule.filled(power=1.0, damping=1.0)
 
 
-def _joined(old: Data, new: Data, n_old: int | None) -> Data:
+def joined_data(old: Data, new: Data, n_old: int | None) -> Data:
     """Old rows, then new ones; no rows if the old ones are unknown, but the weights of all."""
     weights = None
     if old.weights is not None or new.weights is not None:
@@ -188,17 +221,9 @@ def remove_rows(
     """See :meth:`epfast.FullPosterior.remove`."""
     if problem.batch_size is not None:
         raise ValueError("the posterior has minibatch factors; allowed: scalar or shared sites")
-    stored, n = state.sites, problem.shape[0]
+    stored = state.sites
     assert stored is not None
-    taken = np.atleast_1d(_checks.real_array("rows", rows))
-    if taken.dtype.kind not in "iu" or taken.ndim != 1:
-        raise TypeError(f"rows is {_checks.describe(rows)}; allowed: an integer or a list of them")
-    if taken.size and not (taken.min() >= 0 and taken.max() < n):
-        raise ValueError(f"rows holds {taken.min()} to {taken.max()}; allowed: 0 to {n - 1}")
-    gone = np.zeros(n, dtype=bool)
-    gone[taken] = True
-    if gone.all():
-        raise ValueError("rows are all there are; allowed: leave one at least")
+    gone = rows_gone(problem, rows)
     out = _some(problem, gone)
     if problem.groups is None:
         left, removed = families.taken(stored, ~gone), families.taken(stored, gone)
@@ -218,8 +243,28 @@ def remove_rows(
         state.sweeps,
     )
     if not is_proper(new.precision):
-        raise ValueError("rows leave an improper posterior behind; allowed: other rows")
+        raise improper_rest()
     return new, _some(problem, ~gone)
+
+
+def rows_gone(problem: LinearProblem, rows: ArrayLike) -> NDArray[np.bool_]:
+    """(n,), whether each row is one of those that are to be removed."""
+    n = problem.shape[0]
+    taken = np.atleast_1d(_checks.real_array("rows", rows))
+    if taken.dtype.kind not in "iu" or taken.ndim != 1:
+        raise TypeError(f"rows is {_checks.describe(rows)}; allowed: an integer or a list of them")
+    if taken.size and not (taken.min() >= 0 and taken.max() < n):
+        raise ValueError(f"rows holds {taken.min()} to {taken.max()}; allowed: 0 to {n - 1}")
+    gone = np.zeros(n, dtype=bool)
+    gone[taken] = True
+    if gone.all():
+        raise ValueError("rows are all there are; allowed: leave one at least")
+    return gone
+
+
+def improper_rest() -> ValueError:
+    """The error where what is left of a posterior is improper."""
+    return ValueError("rows leave an improper posterior behind; allowed: other rows")
 
 
 def _some(problem: LinearProblem, which: Any) -> LinearProblem:

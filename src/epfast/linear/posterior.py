@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -13,7 +14,7 @@ from scipy import linalg
 
 from epfast import _checks, schemes
 from epfast._arrays import Array, row_chunks
-from epfast.inference import Fit, Interrupted, Sites, SweepInfo
+from epfast.inference import Sites, SweepInfo, warn_of
 from epfast.inference.certificates import Case
 from epfast.inference.files import contents, write
 from epfast.linear import online
@@ -21,6 +22,7 @@ from epfast.linear.checking import proposal, root_of
 from epfast.linear.ones import with_ones
 from epfast.linear.prediction import LinearPredictions, finite_moments, of_entries
 from epfast.linear.problem import (
+    Data,
     LinearProblem,
     State,
     data_of,
@@ -431,17 +433,14 @@ class FullPosterior(LinearPosterior):
         """
         check_columns(self.problem.names, X)
         data = data_of(self.problem.given(X), y, weights, self.known_loss())
+        return self.taken_in(data, schedule)
 
-        def result(found: tuple[Fit, LinearProblem] | None) -> FullPosterior:
-            if found is None:
-                return self
-            fit, problem = found
-            return FullPosterior(fit.state, problem, fit.converged, self.history + fit.history)
-
-        try:
-            return result(online.add_rows(self.problem, self.state, data, schedule))
-        except Interrupted as stopped:
-            raise Interrupted(result(stopped.posterior)) from None
+    def taken_in(
+        self, data: Data, schedule: Any, warn: Callable[..., Any] = warn_of
+    ) -> FullPosterior:
+        """As :meth:`partial_fit`, of rows that are checked."""
+        post: FullPosterior = online.extended(self, data, schedule, warn)
+        return post
 
     def remove(self, rows: ArrayLike, X: Any = None, y: ArrayLike | None = None) -> FullPosterior:
         """Remove the sites of some rows from the posterior, exactly; the other sites stay.

@@ -83,7 +83,7 @@ def _prior_matrix(precision: Any, d: int) -> Array:
     matrix = _checks.array("prior_precision", precision, shape=(d, d))
     if not np.allclose(matrix, matrix.T, rtol=1e-10, atol=0.0):
         raise ValueError("prior_precision is not symmetric; allowed: a positive definite matrix")
-    matrix = 0.5 * (matrix + matrix.T)
+    matrix = 0.5 * matrix + 0.5 * matrix.T
     if not is_proper(matrix):
         raise ValueError(
             "prior_precision is not positive definite; allowed: a positive definite matrix"

@@ -84,8 +84,8 @@ class LinearProblem(NamedTuple):
     intercept: bool = False
     #: names of the columns of the user's X; None: it was no frame
     names: tuple[str, ...] | None = None
-
-    # ---- rows ----
+    #: the rows in the n x n form, whose diagonal prior stays (d,); None: the d x d form
+    wide: Any = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -130,8 +130,6 @@ class LinearProblem(NamedTuple):
         """Slices of all rows, in their order, of ``chunk`` numbers; see :func:`row_chunks`."""
         return row_chunks(self.data.X, self.chunk, unpacked)
 
-    # ---- the four choices ----
-
     def tilted(self) -> TiltedMoments:
         return self.scheme.tilted(self.loss)
 
@@ -163,16 +161,10 @@ class LinearProblem(NamedTuple):
     def beta(self) -> float:
         return 1.0 if self.loss is None else self.loss.beta
 
-    def with_prior(self, variance: Any) -> LinearProblem:
-        """The same fit with another diagonal prior of mean 0, (d,) or a number; not checked."""
-        d = len(self.prior.shift)
-        precision = 1.0 / np.asarray(variance, dtype=np.float64)
-        return self.with_precision(np.full(d, precision) if precision.ndim == 0 else precision)
-
     def with_precision(self, precision: Array) -> LinearProblem:
-        """The same with this diagonal prior precision, (d,), of mean 0; not checked."""
-        full = np.diag(precision) if self.covariance == "full" else precision
-        prior = State(full, np.zeros(len(precision)), None, 0.0, 0)
+        """The same fit with this diagonal prior precision, (d,), of mean 0; not checked."""
+        dense = self.covariance == "full" and self.wide is None
+        prior = prior_of(precision, np.zeros(len(precision)), dense)
         return self._replace(prior=prior, base=prior)
 
     def with_rows(self, X: Any, y: Any, weights: Any = None) -> LinearProblem:
@@ -191,7 +183,9 @@ class LinearProblem(NamedTuple):
         return with_ones(rows) if self.intercept else rows
 
     def without_rows(self) -> LinearProblem:
-        """The problem without X and y, as it is pickled."""
+        """The problem without X and y, as it is pickled; the n x n form needs them."""
+        if self.wide is not None:
+            return self
         return self._replace(data=Data(None, None, self.data.weights))
 
     def continued(self, data: Data, schedule: Any, base: State) -> LinearProblem:
@@ -215,17 +209,17 @@ class LinearProblem(NamedTuple):
                 total = 0.5 * (away**2) @ prior.precision
             else:
                 total = 0.5 * np.einsum("ki,ki->k", away @ prior.precision, away)
-            step = max(1, (1 << 20) // len(theta))
-            for part in row_chunks(np.empty((data.X.shape[0], 0)), step):
-                rows = data.X[part]
-                latent = np.asarray(
-                    rows @ theta.T if self.sparse else np.asarray(rows, np.float64) @ theta.T
-                )
+            # so many rows of latent values, whatever nonzeros they have
+            for part in row_chunks(np.empty((data.X.shape[0], 0)), max(1, (1 << 20) // len(theta))):
                 assert data.y is not None
-                value = self.loss.values(latent, data.y[part])
+                value = self.loss.values(self._latent(theta, part), data.y[part])
                 w = None if data.weights is None else data.weights[part]
                 total += value.sum(axis=0) if w is None else w @ value
         return np.asarray(total)
+
+    def _latent(self, theta: Array, part: slice) -> Array:
+        rows = self.data.X[part]
+        return np.asarray((rows if self.sparse else np.asarray(rows, np.float64)) @ theta.T)
 
     def losses(self, theta: Array) -> Array:
         """Beta times the weighted loss of each row at weights (k, d), (n, k)."""
@@ -233,9 +227,7 @@ class LinearProblem(NamedTuple):
         assert data.y is not None
         result = np.empty((n, len(theta)))
         for part in self.slices():
-            rows = data.X[part]
-            latent = rows @ theta.T if self.sparse else np.asarray(rows, np.float64) @ theta.T
-            result[part] = self.loss.values(np.asarray(latent), data.y[part])
+            result[part] = self.loss.values(self._latent(theta, part), data.y[part])
         return result if data.weights is None else data.weights[:, None] * result
 
     @property

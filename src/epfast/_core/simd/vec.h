@@ -19,6 +19,7 @@
 
 #if defined(__GNUC__) || defined(__clang__)
 #  define EPF_INLINE static inline __attribute__((always_inline, unused))
+#  define EPF_APART static __attribute__((noinline))              /* what is rare, out of the way */
 #  if defined(__AVX512F__) && defined(__AVX512DQ__)
 #    define VW 8
 #  elif defined(__AVX2__)
@@ -35,6 +36,7 @@ typedef double vd_unaligned __attribute__((vector_size(8 * VW), aligned(8), may_
 #  define V_MASK(comparison) ((vi)(comparison))
 #else
 #  define EPF_INLINE static __inline
+#  define EPF_APART static
 #  define VW 1
 typedef double vd;
 typedef int64_t vi;
@@ -62,6 +64,24 @@ EPF_INLINE vd epf_from_bits(vi b) { vd a; memcpy(&a, &b, 8); return a; }
 EPF_INLINE vd v_load(const double *p) { return *(const vd_unaligned *)p; }
 EPF_INLINE void v_store(double *p, vd a) { *(vd_unaligned *)p = a; }
 
+/* Floats, widened. */
+EPF_INLINE vd v_load_single(const float *p)
+{
+#if VW == 8 && defined(__AVX512F__)
+    return (vd)_mm512_cvtps_pd(_mm256_loadu_ps(p));
+#elif VW == 4 && defined(__AVX2__)
+    return (vd)_mm256_cvtps_pd(_mm_loadu_ps(p));
+#elif VW == 2 && defined(__SSE2__)
+    return (vd)_mm_cvtps_pd(_mm_castsi128_ps(_mm_loadl_epi64((const __m128i *)p)));
+#elif VW > 1
+    vd a;
+    for (int i = 0; i < VW; i++) a[i] = p[i];
+    return a;
+#else
+    return p[0];
+#endif
+}
+
 EPF_INLINE vd v_set(double a)
 {
 #if VW > 1
@@ -80,19 +100,39 @@ EPF_INLINE vi v_seti(int64_t a)
 #endif
 }
 
-/* The first n < VW lanes from memory, the others 0. */
+/* The first n <= VW lanes from memory, the others 0. */
+#if VW == 4 && defined(__AVX2__)
+EPF_INLINE __m256i v_first_lanes(ptrdiff_t n)
+{
+    static const int64_t lanes[8] = {-1, -1, -1, -1, 0, 0, 0, 0};
+    return _mm256_loadu_si256((const __m256i *)(lanes + 4 - n));
+}
+#endif
+
 EPF_INLINE vd v_load_part(const double *p, ptrdiff_t n)
 {
+#if VW == 8 && defined(__AVX512F__)
+    return (vd)_mm512_maskz_loadu_pd((__mmask8)((1u << n) - 1), p);
+#elif VW == 4 && defined(__AVX2__)
+    return (vd)_mm256_maskload_pd(p, v_first_lanes(n));
+#else
     double buf[VW] = {0};
-    memcpy(buf, p, (size_t)n * sizeof(double));
+    for (ptrdiff_t i = 0; i < n; i++) buf[i] = p[i];
     return v_load(buf);
+#endif
 }
 
 EPF_INLINE void v_store_part(double *p, vd a, ptrdiff_t n)
 {
+#if VW == 8 && defined(__AVX512F__)
+    _mm512_mask_storeu_pd(p, (__mmask8)((1u << n) - 1), (__m512d)a);
+#elif VW == 4 && defined(__AVX2__)
+    _mm256_maskstore_pd(p, v_first_lanes(n), (__m256d)a);
+#else
     double buf[VW];
     v_store(buf, a);
-    memcpy(p, buf, (size_t)n * sizeof(double));
+    for (ptrdiff_t i = 0; i < n; i++) p[i] = buf[i];
+#endif
 }
 
 /* ---- masks, selection, min and max ---- */
@@ -133,6 +173,28 @@ EPF_INLINE vd v_min(vd a, vd b)
     return (vd)_mm_min_pd((__m128d)a, (__m128d)b);
 #else
     return v_select(V_MASK(a < b), a, b);
+#endif
+}
+
+/* max(a, |b|), a >= 0; either where the other is NaN */
+EPF_INLINE vd v_max_abs(vd a, vd b)
+{
+#if VW == 8 && defined(__AVX512DQ__)
+    return (vd)_mm512_range_pd((__m512d)a, (__m512d)b, 0x0b);
+#else
+    return v_max(v_abs(b), a);
+#endif
+}
+
+/* a where x < 0, else b; either at -0 */
+EPF_INLINE vd v_where_negative(vd x, vd a, vd b)
+{
+#if VW == 8 && defined(__AVX512DQ__)
+    return (vd)_mm512_mask_blend_pd(_mm512_movepi64_mask((__m512i)x), (__m512d)b, (__m512d)a);
+#elif VW == 4 && defined(__AVX2__)
+    return (vd)_mm256_blendv_pd((__m256d)b, (__m256d)a, (__m256d)x);
+#else
+    return v_select(V_MASK(x < 0.0), a, b);
 #endif
 }
 
@@ -281,6 +343,82 @@ EPF_INLINE void v_exp_bounded(const int U, const vd *x, vd *e, vd *second_differ
 #undef EACH
 }
 
+/* exp(x) for x < 709 that is not NaN, exp(-708) below; U <= 3 vectors side by side, operation by
+ * operation: the chain is long, and a CPU that meets one vector after the other cannot look far
+ * enough ahead to overlap them. */
+EPF_INLINE void v_exp_each(const int U, const vd *x, vd *e)
+{
+#define EACH for (int i = 0; i < U; i++)
+    vd c[3], t[3], r[3], q[3], scale[3];
+    EACH c[i] = v_max(x[i], v_set(-708.0));
+    EACH t[i] = c[i] * V_LOG2E + V_ROUND_MAGIC;
+    EACH scale[i] = v_pow2_of_magic(t[i]);
+    EACH t[i] = t[i] - V_ROUND_MAGIC;
+    EACH r[i] = c[i] - t[i] * V_LN2_HI;
+    EACH r[i] = r[i] - t[i] * V_LN2_LO;
+    EACH q[i] = r[i] * 0x1.af38d53857513p-26 + 0x1.2891a8c1d838dp-22;
+    EACH q[i] = q[i] * r[i] + 0x1.71de0d9c145d0p-19;
+    EACH q[i] = q[i] * r[i] + 0x1.a019b8ef67c6cp-16;
+    EACH q[i] = q[i] * r[i] + 0x1.a01a01a7c8d47p-13;
+    EACH q[i] = q[i] * r[i] + 0x1.6c16c17893833p-10;
+    EACH q[i] = q[i] * r[i] + 0x1.11111111109adp-7;
+    EACH q[i] = q[i] * r[i] + 0x1.5555555553d4fp-5;
+    EACH q[i] = q[i] * r[i] + 0x1.5555555555556p-3;
+    EACH q[i] = q[i] * r[i] + 0.5;
+    EACH q[i] = (r[i] * r[i]) * q[i] + r[i];
+    EACH e[i] = scale[i] * q[i] + scale[i];
+#undef EACH
+}
+
+/* exp(x) and exp(-x), |x| < 700, from even and odd parts as in v_exp_bounded */
+EPF_INLINE void v_exp_up_down(vd x, vd *up, vd *down)
+{
+    vd t = x * V_LOG2E + V_ROUND_MAGIC, n = t - V_ROUND_MAGIC;
+    vd r = (x - n * V_LN2_HI) - n * V_LN2_LO, z = r * r;
+    vd c = z * 0x1.2891a8c1d838dp-22 + 0x1.a019b8ef67c6cp-16;
+    vd s = z * 0x1.af38d53857513p-26 + 0x1.71de0d9c145d0p-19;
+    c = c * z + 0x1.6c16c17893833p-10;
+    s = s * z + 0x1.a01a01a7c8d47p-13;
+    c = c * z + 0x1.5555555553d4fp-5;
+    s = s * z + 0x1.11111111109adp-7;
+    c = c * z + 0.5;
+    s = s * z + 0x1.5555555555556p-3;
+    c = c * z;
+    s = (r * z) * s + r;
+    vu bits = v_pow2_bits_of_magic(t);
+    vd scale = V_FROM_BITS((vi)bits);
+    vd inverse = V_FROM_BITS((vi)((vu)v_seti(0x7fe0000000000000LL) - bits));
+    *up = scale * (c + s) + scale;
+    *down = inverse * (c - s) + inverse;
+}
+
+/* exp(x) and exp(-x) on |x| <= 64, to 2e-15: what is lost is lost in sinh(r), which leaves the product
+ * of the two 1. */
+EPF_INLINE void v_exp_both(const int U, const vd *x, vd *e, vd *inverse)
+{
+#define EACH for (int i = 0; i < U; i++)
+    vd t[3], n[3], r[3], z[3], c[3], s[3];
+    EACH t[i] = x[i] * V_LOG2E + V_ROUND_MAGIC;
+    EACH n[i] = t[i] - V_ROUND_MAGIC;
+    EACH r[i] = x[i] - n[i] * V_LN2;
+    EACH z[i] = r[i] * r[i];
+    EACH c[i] = z[i] * 0x1.28917c89a43a7p-22 + 0x1.a019b9149a41cp-16;
+    EACH s[i] = z[i] * 0x1.72ad3ae3ed777p-19 + 0x1.a019c3721fb3ep-13;
+    EACH c[i] = c[i] * z[i] + 0x1.6c16c17889ef1p-10;
+    EACH s[i] = s[i] * z[i] + 0x1.111111170ad56p-7;
+    EACH c[i] = c[i] * z[i] + 0x1.5555555553d68p-5;
+    EACH s[i] = s[i] * z[i] + 0x1.5555555554f97p-3;
+    EACH c[i] = c[i] * z[i] + 0.5;
+    EACH s[i] = (r[i] * z[i]) * s[i] + r[i];
+    EACH c[i] = c[i] * z[i] + 1.0;
+    EACH {
+        vu n_bits = (vu)V_BITS(t[i]) << 52;                      /* to be added to the exponent */
+        e[i] = V_FROM_BITS((vi)((vu)V_BITS(c[i] + s[i]) + n_bits));
+        inverse[i] = V_FROM_BITS((vi)((vu)V_BITS(c[i] - s[i]) - n_bits));
+    }
+#undef EACH
+}
+
 /* cosh(x) - 1 and sinh(x) - x for |x| <= 1, without cancellation: Taylor */
 EPF_INLINE void v_hyperbolic_rest(vd x, vd *c, vd *s)
 {
@@ -337,6 +475,24 @@ EPF_INLINE void v_log_split(vd w, vd *k, vd *f)
     *k = V_FROM_BITS((vi)((vu)V_BITS(v_set(V_ROUND_MAGIC)) + (vu)e)) - V_ROUND_MAGIC;
 }
 
+/* Moves the exponent of a product w > 0 to k; k becomes NaN where w is NaN or out of range. */
+EPF_INLINE void v_rescale(vd *w, vd *k)
+{
+    vd e, f;
+    vi good = V_MASK(*w > 0x1p-1000) & V_MASK(*w < 0x1p1000);
+    v_log_split(*w, &e, &f);
+    *w = 1.0 + f;
+    *k += v_select(good, e, v_set(NAN));
+}
+
+/* log(2^k w) for w within 2^+-1000 */
+EPF_INLINE vd v_log_scaled(vd k, vd w)
+{
+    vd e, f;
+    v_log_split(w, &e, &f);
+    return v_log_assemble(k + e, f, v_set(0.0));
+}
+
 EPF_INLINE vd v_log(vd x)
 {
     vi tiny = V_MASK(x < 0x1p-1022);
@@ -368,17 +524,19 @@ EPF_INLINE vd v_log1p(vd x)
 
 /* exp(t^2) erfc(t) for t >= 0: (1/2 + t) erfcx(t) is a polynomial in (t - 4)/(t + 4)
  * (Shepherd & Laframboise, 1981), refitted at Chebyshev nodes in 60 digits, error 7e-17. */
+static const double erfcx_coefficients[25] = {
+    0.6164975593127763, -0.06981055842028114, 0.007689826051309987, 0.034048527127334194,
+    -0.050519533018159056, 0.04686641749955632, -0.03316518290593029, 0.018583757763169003,
+    -0.008098867031467385, 0.002515985034551128, -0.0003788866217971288, -9.96285762363259e-05,
+    7.531071304325973e-05, -1.2198865571511646e-05, -5.610567832982953e-06,
+    2.85328914962037e-06, 1.4586712786544866e-07, -4.1053239666486683e-07,
+    3.885971620543456e-08, 5.3159087969090743e-08, -1.0362901244090981e-08,
+    -6.169365701899222e-09, 1.6161986722541016e-09, 4.6488126318548296e-10,
+    -1.382060116867289e-10};
+
 EPF_INLINE vd v_erfcx_positive(vd t)
 {
-    static const double c[25] = {
-        0.6164975593127763, -0.06981055842028114, 0.007689826051309987, 0.034048527127334194,
-        -0.050519533018159056, 0.04686641749955632, -0.03316518290593029, 0.018583757763169003,
-        -0.008098867031467385, 0.002515985034551128, -0.0003788866217971288, -9.96285762363259e-05,
-        7.531071304325973e-05, -1.2198865571511646e-05, -5.610567832982953e-06,
-        2.85328914962037e-06, 1.4586712786544866e-07, -4.1053239666486683e-07,
-        3.885971620543456e-08, 5.3159087969090743e-08, -1.0362901244090981e-08,
-        -6.169365701899222e-09, 1.6161986722541016e-09, 4.6488126318548296e-10,
-        -1.382060116867289e-10};
+    const double *c = erfcx_coefficients;
     vd y = 1.0 - 8.0 / (t + 4.0);                                /* also right at t = inf */
     vd p = v_set(c[24]);
     for (int i = 23; i >= 0; i--) p = p * y + c[i];
@@ -398,6 +556,20 @@ EPF_INLINE vd v_gauss(vd x)
     return y - y * (rest * (1.0 - rest * (0.5 - rest * (1.0 / 6.0))));
 }
 
+/* The same, U <= 2 vectors side by side; exp(-708) in place of 0, and of what is below. */
+EPF_INLINE void v_gauss_each(const int U, const vd *x, vd *g)
+{
+#define EACH for (int i = 0; i < U; i++)
+    vd c[2], hi[2];
+    EACH c[i] = v_min(v_abs(x[i]), v_set(37.6));
+    EACH hi[i] = V_FROM_BITS(V_BITS(c[i]) & v_seti(-(1LL << 27)));
+    EACH g[i] = -0.5 * (hi[i] * hi[i]);
+    v_exp_each(U, g, g);
+    EACH c[i] = 0.5 * (c[i] - hi[i]) * (c[i] + hi[i]);
+    EACH g[i] = g[i] - g[i] * (c[i] * (1.0 - c[i] * (0.5 - c[i] * (1.0 / 6.0))));
+#undef EACH
+}
+
 /* -log Phi(x), the probit loss. With e = erfcx(|x| / sqrt 2) it is x^2/2 + B, B = -log(e/2), below 0,
  * and -log(1 - h), h = e/2 exp(-x^2/2), above: one logarithm. *remainder is B, of use below 0 only. */
 EPF_INLINE vd v_probit_loss(vd x, vd *remainder)
@@ -413,6 +585,77 @@ EPF_INLINE vd v_probit_loss(vd x, vd *remainder)
     vd y = *remainder + v_select(below, 0.5 * x * x, v_set(0.0));
     y = v_select(V_MASK(h < 0x1p-54) & ~below, h, y);
     return v_select(V_MASK(x != x), x, y);
+}
+
+/* R(t) = exp(t^2 / 2) Phi(-t) at t = |x| <= 4096 as a ratio of polynomials, relative error 5e-16 (Remez
+ * in 60 digits), and exp(-x^2 / 2). */
+#define PROBIT_REACH 4096.0
+
+EPF_INLINE void v_probit_parts(vd x, vd *over, vd *under, vd *gauss)
+{
+    vd t = v_abs(x), z = v_min(x * x, v_set(1400.0));
+    vd p = v_set(0x1.056a2f0221ad7p-19), q = v_set(0x1.47a284d29f313p-18);
+    vd k = z * (-0.5 * V_LOG2E) + V_ROUND_MAGIC;
+    vd r = z * (-0.5 * V_LOG2E) - (k - V_ROUND_MAGIC);
+    vd g = v_set(0x1.e5e9f548e5725p-28);
+    q = q * t + 0x1.04350f3897a8fp-13;
+    p = p * t + 0x1.9f3b1039840d6p-15;
+    g = g * r + 0x1.b6571de2f2351p-24;
+    q = q * t + 0x1.9a09ece8fdad8p-10;
+    p = p * t + 0x1.462477d3662bep-11;
+    g = g * r + 0x1.62bfe46117445p-20;
+    q = q * t + 0x1.9d37a81b0fb4ep-7;
+    p = p * t + 0x1.4674af5c916dbp-8;
+    g = g * r + 0x1.ffcb76789860fp-17;
+    q = q * t + 0x1.233a3d5c8914bp-4;
+    p = p * t + 0x1.c69a8d6611148p-6;
+    g = g * r + 0x1.4309130378460p-13;
+    q = q * t + 0x1.2962e257ecac4p-2;
+    p = p * t + 0x1.c68fd45d8c220p-4;
+    g = g * r + 0x1.5d87fe908f88ap-10;
+    q = q * t + 0x1.babd4a1c0c1b8p-1;
+    p = p * t + 0x1.4618a33ce0f1bp-2;
+    g = g * r + 0x1.3b2ab6fba385fp-7;
+    q = q * t + 0x1.d8174b19b8e24p+0;
+    p = p * t + 0x1.44b396fb35843p-1;
+    g = g * r + 0x1.c6b08d7044119p-5;
+    q = q * t + 0x1.57ac214e149bep+1;
+    p = p * t + 0x1.9aabf2530314fp-1;
+    g = g * r + 0x1.ebfbdff82c590p-3;
+    q = q * t + 0x1.33770df8d259dp+1;
+    p = p * t + 0.5;
+    g = g * r + 0x1.62e42fefa39f7p-1;
+    q = q * t + 1.0;
+    g = g * r + 1.0;
+    *gauss = V_FROM_BITS((vi)((vu)V_BITS(g) + ((vu)V_BITS(k) << 52)));
+    *over = p;
+    *under = q;
+}
+
+/* Phi(x), or R(-x) below 0, as a ratio of two numbers in [1/2, 2^93]: no division, one exponential. */
+EPF_INLINE void v_probit_ratio(vd x, vd *over, vd *under)
+{
+    vd p, g;
+    v_probit_parts(x, &p, under, &g);
+    *over = v_where_negative(x, p, *under - g * p);
+}
+
+/* -log Phi(x) for x >= PROBIT_UPPER, relative error 1e-14: the series of -log(1 - h); 0 above 37, before
+ * subnormal numbers, which are slow. */
+#define PROBIT_UPPER 2.0
+
+EPF_INLINE vd v_probit_upper_loss(vd x)
+{
+    vd p, q, g;
+    v_probit_parts(v_min(x, v_set(37.0)), &p, &q, &g);
+    vd h = v_select(V_MASK(x > 37.0), v_set(0.0), g * p / q), sum = h * (1.0 / 9.0) + 1.0 / 8.0;
+    sum = sum * h + 1.0 / 7.0;
+    sum = sum * h + 1.0 / 6.0;
+    sum = sum * h + 1.0 / 5.0;
+    sum = sum * h + 1.0 / 4.0;
+    sum = sum * h + 1.0 / 3.0;
+    sum = sum * h + 1.0 / 2.0;
+    return h * (1.0 + h * sum);
 }
 
 EPF_INLINE vd v_probit_remainder(vd x)

@@ -156,47 +156,103 @@ static int rise(const epf_loss *loss, ptrdiff_t n, double h, double value, const
     return 0;
 }
 
+/* ---- rows of X: doubles, or floats (single) that are widened as they are loaded ---- */
+
+EPF_INLINE vd load_x(const int single, const void *x, ptrdiff_t i)
+{
+    return single ? v_load_single((const float *)x + i) : v_load((const double *)x + i);
+}
+
+EPF_INLINE double number_x(const int single, const void *x, ptrdiff_t i)
+{
+    return single ? ((const float *)x)[i] : ((const double *)x)[i];
+}
+
+EPF_INLINE const void *at_x(const int single, const void *x, ptrdiff_t i)
+{
+    return single ? (const void *)((const float *)x + i) : (const void *)((const double *)x + i);
+}
+
 /* ---- margins and weighted sums ---- */
 
-/* Rows in the order of memory, one at a time, so that data seen for the first time streams in. */
-static void margins(ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld, const double *sign,
-                    const double *mu, double *m)
+/* One row. The last vector of a row ends at column d; what it shares with the one before is in mu
+ * only, or in last. */
+EPF_INLINE double margin_of(const int single, ptrdiff_t d, const void *row, const double *mu, vd last)
 {
+    ptrdiff_t whole = d - d % VW;
+    vd a = load_x(single, row, d - VW) * last, b = v_set(0.0), c = b, e = b;
+    ptrdiff_t j = 0;
+    for (; j + 4 * VW <= whole; j += 4 * VW) {
+        a += load_x(single, row, j) * v_load(mu + j);
+        b += load_x(single, row, j + VW) * v_load(mu + j + VW);
+        c += load_x(single, row, j + 2 * VW) * v_load(mu + j + 2 * VW);
+        e += load_x(single, row, j + 3 * VW) * v_load(mu + j + 3 * VW);
+    }
+    for (; j < whole; j += VW) b += load_x(single, row, j) * v_load(mu + j);
+    return v_sum((a + b) + (c + e));
+}
+
+#define MARGIN_ROWS 4
+
+/* Rows in the order of memory, a few at a time, so that data seen for the first time streams in. */
+EPF_INLINE void margins_of(const int single, ptrdiff_t s, ptrdiff_t d, const void *x, ptrdiff_t ld,
+                           const double *sign, const double *mu, double *m)
+{
+    ptrdiff_t whole = d - d % VW, k = 0;
     if (d < VW) {
-        for (ptrdiff_t k = 0; k < s; k++) {
+        for (; k < s; k++) {
             double sum = 0.0;
-            for (ptrdiff_t j = 0; j < d; j++) sum += x[k * ld + j] * mu[j];
+            for (ptrdiff_t j = 0; j < d; j++) sum += number_x(single, x, k * ld + j) * mu[j];
             m[k] = sign ? sign[k] * sum : sum;
         }
         return;
     }
-    /* the last vector of a row ends at column d; what it shares with the one before counts there */
-    ptrdiff_t whole = d - d % VW;
     double last_mu[VW];
     for (ptrdiff_t i = 0; i < VW; i++) last_mu[i] = d - VW + i < whole ? 0.0 : mu[d - VW + i];
     vd last = v_load(last_mu);
-    for (ptrdiff_t k = 0; k < s; k++) {
-        const double *row = x + k * ld;
-        vd a = v_load(row + d - VW) * last, b = v_set(0.0), c = b, e = b;
+    for (; k + MARGIN_ROWS <= s; k += MARGIN_ROWS) {
+        const void *row = at_x(single, x, k * ld);
+        vd a[MARGIN_ROWS], b[MARGIN_ROWS];
         ptrdiff_t j = 0;
-        for (; j + 4 * VW <= whole; j += 4 * VW) {
-            a += v_load(row + j) * v_load(mu + j);
-            b += v_load(row + j + VW) * v_load(mu + j + VW);
-            c += v_load(row + j + 2 * VW) * v_load(mu + j + 2 * VW);
-            e += v_load(row + j + 3 * VW) * v_load(mu + j + 3 * VW);
+        for (int i = 0; i < MARGIN_ROWS; i++) {
+            a[i] = load_x(single, row, i * ld + d - VW) * last;
+            b[i] = v_set(0.0);
         }
-        for (; j < whole; j += VW) b += v_load(row + j) * v_load(mu + j);
-        double sum = v_sum((a + b) + (c + e));
+        for (; j + 2 * VW <= whole; j += 2 * VW) {
+            vd first = v_load(mu + j), second = v_load(mu + j + VW);
+            for (int i = 0; i < MARGIN_ROWS; i++) {
+                a[i] += load_x(single, row, i * ld + j) * first;
+                b[i] += load_x(single, row, i * ld + j + VW) * second;
+            }
+        }
+        if (j < whole) {
+            vd first = v_load(mu + j);
+            for (int i = 0; i < MARGIN_ROWS; i++) a[i] += load_x(single, row, i * ld + j) * first;
+        }
+        for (int i = 0; i < MARGIN_ROWS; i++) {
+            double sum = v_sum(a[i] + b[i]);
+            m[k + i] = sign ? sign[k + i] * sum : sum;
+        }
+    }
+    for (; k < s; k++) {
+        double sum = margin_of(single, d, at_x(single, x, k * ld), mu, last);
         m[k] = sign ? sign[k] * sum : sum;
     }
 }
 
-EPF_INLINE void weighted_column(ptrdiff_t s, const double *x, ptrdiff_t ld, const double *c,
-                                const double *w, double *g, double *h)
+static void margins(ptrdiff_t s, ptrdiff_t d, const void *x, int single, ptrdiff_t ld,
+                    const double *sign, const double *mu, double *m)
+{
+    if (single) margins_of(1, s, d, x, ld, sign, mu, m);
+    else margins_of(0, s, d, x, ld, sign, mu, m);
+}
+
+EPF_INLINE void weighted_column(const int single, ptrdiff_t s, const void *x, ptrdiff_t ld,
+                                const double *c, const double *w, double *g, double *h)
 {
     vd g0 = v_set(0.0), h0 = g0;
     for (ptrdiff_t k = 0; k < s; k++) {
-        vd a = v_load(x + k * ld);
+        vd a = load_x(single, x, k * ld);
         g0 += c[k] * a;
         h0 += w[k] * (a * a);
     }
@@ -206,93 +262,389 @@ EPF_INLINE void weighted_column(ptrdiff_t s, const double *x, ptrdiff_t ld, cons
 
 /* Four rows at a time along the columns: a walk down a column would meet the same few cache sets
  * again and again where the row length is a power of two. */
-static void weighted_sums(ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld, const double *c,
-                          const double *w, double *g, double *h)
+EPF_INLINE void weighted_sums_of(const int single, ptrdiff_t s, ptrdiff_t d, const void *x,
+                                 ptrdiff_t ld, const double *c, const double *w, double *g, double *h)
 {
     ptrdiff_t whole = d - d % VW, k = 0;
     for (ptrdiff_t j = 0; j < d; j++) g[j] = h[j] = 0.0;
     for (; k + 4 <= s; k += 4) {
-        const double *row = x + k * ld;
+        const void *row = at_x(single, x, k * ld);
         for (ptrdiff_t j = 0; j < whole; j += VW) {
-            vd a0 = v_load(row + j), a1 = v_load(row + ld + j);
-            vd a2 = v_load(row + 2 * ld + j), a3 = v_load(row + 3 * ld + j);
+            vd a0 = load_x(single, row, j), a1 = load_x(single, row, ld + j);
+            vd a2 = load_x(single, row, 2 * ld + j), a3 = load_x(single, row, 3 * ld + j);
             v_store(g + j, (v_load(g + j) + c[k] * a0 + c[k + 1] * a1) + (c[k + 2] * a2 + c[k + 3] * a3));
             v_store(h + j, (v_load(h + j) + w[k] * (a0 * a0) + w[k + 1] * (a1 * a1))
                                + (w[k + 2] * (a2 * a2) + w[k + 3] * (a3 * a3)));
         }
     }
     for (; k < s; k++) {
-        const double *row = x + k * ld;
+        const void *row = at_x(single, x, k * ld);
         for (ptrdiff_t j = 0; j < whole; j += VW) {
-            vd a = v_load(row + j);
+            vd a = load_x(single, row, j);
             v_store(g + j, v_load(g + j) + c[k] * a);
             v_store(h + j, v_load(h + j) + w[k] * (a * a));
         }
     }
     if (whole < d && d >= VW) {
-        weighted_column(s, x + d - VW, ld, c, w, g + d - VW, h + d - VW);
+        weighted_column(single, s, at_x(single, x, d - VW), ld, c, w, g + d - VW, h + d - VW);
         return;
     }
     for (ptrdiff_t j = whole; j < d; j++)
         for (k = 0; k < s; k++) {
-            double v = x[k * ld + j];
+            double v = number_x(single, x, k * ld + j);
             g[j] += c[k] * v;
             h[j] += w[k] * v * v;
         }
 }
 
-/* ---- pair kernels: U vectors of columns at a time, x and step at the first of them ----
+static void weighted_sums(ptrdiff_t s, ptrdiff_t d, const void *x, int single, ptrdiff_t ld,
+                          const double *c, const double *w, double *g, double *h)
+{
+    if (single) weighted_sums_of(1, s, d, x, ld, c, w, g, h);
+    else weighted_sums_of(0, s, d, x, ld, c, w, g, h);
+}
+
+/* ---- sizes of columns ---- */
+
+EPF_INLINE void sizes_of_rows(const int count, const int single, ptrdiff_t d, const void *x,
+                              ptrdiff_t ld, double *largest, double *squares)
+{
+    ptrdiff_t j = 0;
+    for (; j + VW <= d; j += VW) {
+        vd most = v_load(largest + j), sum = v_load(squares + j);
+        for (int i = 0; i < count; i++) {
+            V_PREFETCH(at_x(single, x, (i + 8) * ld + j));
+            vd a = load_x(single, x, i * ld + j);
+            most = v_max_abs(most, a);
+            sum += a * a;
+        }
+        v_store(largest + j, most);
+        v_store(squares + j, sum);
+    }
+    for (; j < d; j++)
+        for (int i = 0; i < count; i++) {
+            double a = number_x(single, x, i * ld + j);
+            if (fabs(a) > largest[j]) largest[j] = fabs(a);
+            squares[j] += a * a;
+        }
+}
+
+/* Four rows at a time along the columns. */
+EPF_INLINE void sizes_of(const int single, ptrdiff_t n, ptrdiff_t d, const void *x, ptrdiff_t ld,
+                         double *largest, double *squares)
+{
+    ptrdiff_t k = 0;
+    for (ptrdiff_t j = 0; j < d; j++) largest[j] = squares[j] = 0.0;
+    for (; k + 4 <= n; k += 4) sizes_of_rows(4, single, d, at_x(single, x, k * ld), ld, largest, squares);
+    for (; k < n; k++) sizes_of_rows(1, single, d, at_x(single, x, k * ld), ld, largest, squares);
+}
+
+static void sizes(ptrdiff_t n, ptrdiff_t d, const void *x, int single, ptrdiff_t ld, double *largest,
+                  double *squares)
+{
+    if (single) sizes_of(1, n, d, x, ld, largest, squares);
+    else sizes_of(0, n, d, x, ld, largest, squares);
+}
+
+/* ---- a number per column: cavities, fits and sites of diagonal posteriors ---- */
+
+/* The first n lanes, or all of them. */
+EPF_INLINE vd load_some(const double *p, ptrdiff_t n) { return n >= VW ? v_load(p) : v_load_part(p, n); }
+
+EPF_INLINE void store_some(double *p, vd a, ptrdiff_t n)
+{
+    if (n >= VW) v_store(p, a);
+    else v_store_part(p, a, n);
+}
+
+/* Whether a lane is among the first n. */
+EPF_INLINE vi lanes_below(ptrdiff_t n)
+{
+    double real[VW];
+    for (ptrdiff_t i = 0; i < VW; i++) real[i] = i < n ? 1.0 : 0.0;
+    return V_MASK(v_load(real) > 0.0);
+}
+
+static int cavity(ptrdiff_t d, double share, const double *tau, const double *nu,
+                  const double *site_tau, const double *site_nu, double *mu, double *v)
+{
+    vi improper = V_MASK(v_set(0.0) > 0.0);
+    for (ptrdiff_t j = 0; j < d; j += VW) {
+        ptrdiff_t n = d - j;
+        vd precision = load_some(tau + j, n), shift = load_some(nu + j, n);
+        if (site_tau) {
+            vd rest = precision - share * load_some(site_tau + j, n);
+            vd rest_shift = shift - share * load_some(site_nu + j, n);
+            vi proper = V_MASK(rest > 0.0);
+            improper |= n < VW ? ~proper & lanes_below(n) : ~proper;
+            precision = v_select(proper, rest, precision);
+            shift = v_select(proper, rest_shift, shift);
+        }
+        store_some(v + j, 1.0 / precision, n);
+        store_some(mu + j, shift / precision, n);
+    }
+    return v_any(improper);
+}
+
+static void steps(ptrdiff_t d, double gamma, const double *v, double *step)
+{
+    for (ptrdiff_t j = 0; j < d; j += VW)
+        store_some(step + j, gamma * v_sqrt(load_some(v + j, d - j)), d - j);
+}
+
+static void interpolation(ptrdiff_t d, double beta, const double *step, double *b, double *tau)
+{
+    for (ptrdiff_t j = 0; j < d; j += VW) {
+        vd per_step = 1.0 / load_some(step + j, d - j), scaled = beta * per_step;
+        store_some(b + j, 0.5 * scaled * load_some(b + j, d - j), d - j);
+        store_some(tau + j, scaled * per_step * load_some(tau + j, d - j), d - j);
+    }
+}
+
+/* The sum of lanes of all ones. */
+EPF_INLINE ptrdiff_t count_of(vd ones) { return (ptrdiff_t)v_sum(ones); }
+
+static double move(const epf_move *how, ptrdiff_t d, const double *mu, const double *v,
+                   const double *b, const double *fit_tau, const double *tau, double *new_tau,
+                   double *new_nu, double *site_tau, double *site_nu,
+                   ptrdiff_t *n_kept, ptrdiff_t *n_clipped)
+{
+    vd one = v_set(1.0), zero = v_set(0.0), origin = zero, kept_sum = zero, clipped_sum = zero;
+    for (ptrdiff_t j = 0; j < d; j += VW) {
+        ptrdiff_t n = d - j;
+        vd center = load_some(mu + j, n), fit = load_some(fit_tau + j, n), slope = load_some(b + j, n);
+        vd precision = load_some(tau + j, n), old_tau = zero, old_nu = zero;
+        /* finite: what is taken from itself is 0 */
+        vi keep = ~(V_MASK(fit - fit == 0.0) & V_MASK(slope - slope == 0.0)), clip;
+        if (site_tau) {
+            old_tau = load_some(site_tau + j, n);
+            old_nu = load_some(site_nu + j, n);
+            keep |= ~V_MASK(precision - how->share * old_tau > 0.0);
+        }
+        vd t = how->copies * fit, least = v_set(how->least);
+        if (how->relative) least = least / load_some(v + j, n);
+        clip = V_MASK(t < least);
+        t = v_select(clip, least, t);
+        vd h = how->copies * slope + t * center;
+        keep |= ~V_MASK(precision + how->damping * (t - old_tau) > 0.0);
+        t = v_select(keep, old_tau, t);
+        h = v_select(keep, old_nu, h);
+        if (n < VW) {                           /* lanes without a column */
+            vi there = lanes_below(n);
+            keep &= there;
+            clip &= there;
+            t = v_select(there, t, zero);
+            h = v_select(there, h, zero);
+        }
+        kept_sum += v_select(keep, one, zero);
+        clipped_sum += v_select(clip & ~keep, one, zero);
+        origin -= center * (h - 0.5 * t * center);
+        t = how->damping * (t - old_tau);
+        h = how->damping * (h - old_nu);
+        store_some(new_tau + j, load_some(new_tau + j, n) + t, n);
+        store_some(new_nu + j, load_some(new_nu + j, n) + h, n);
+        if (site_tau) {
+            store_some(site_tau + j, old_tau + t, n);
+            store_some(site_nu + j, old_nu + h, n);
+        }
+    }
+    *n_kept = count_of(kept_sum);
+    *n_clipped = count_of(clipped_sum);
+    return v_sum(origin);
+}
+
+static double largest_move(ptrdiff_t n, const double *old_mean, const double *old,
+                           const double *mean, const double *new)
+{
+    vd moved = v_set(0.0), spread = moved;
+    vi missing = V_MASK(moved > 0.0), unknown = missing;
+    for (ptrdiff_t j = 0; j < n; j += VW) {
+        vd a = load_some(new + j, n - j), b = load_some(old + j, n - j);
+        vd by = (load_some(mean + j, n - j) - load_some(old_mean + j, n - j)) / v_sqrt(a);
+        vd change = v_log(b / a);
+        vi there = n - j < VW ? lanes_below(n - j) : ~(missing ^ missing);
+        missing |= V_MASK(by != by) & there;
+        unknown |= V_MASK(change != change) & there;
+        moved = v_max(moved, v_select(there, v_abs(by), moved));
+        spread = v_max(spread, v_select(there, v_abs(change), spread));
+    }
+    double moves[VW], spreads[VW], most = 0.0;
+    if (v_any(missing)) return NAN;
+    v_store(moves, moved);
+    v_store(spreads, spread);
+    for (int i = 0; i < VW; i++) most = fmax(most, moves[i]);
+    if (!v_any(unknown))
+        for (int i = 0; i < VW; i++) most = fmax(most, 0.5 * spreads[i]);
+    return most;
+}
+
+/* ---- pair kernels ----
  *
- * They prefetch the same place s rows on: in file order the next minibatch, fetched while this one
- * computes (logistic, 26 MB of data: 3.28 -> 2.88 ms a pass). */
+ * A block of rows at a time that fits the first cache: its margins first, for which it comes from
+ * memory, and then its share of D and S, a few vectors of columns at a time. What is summed or
+ * multiplied over the rows lies in between in the state, some vectors per vector of columns; a last
+ * step makes D and S of it. While a block computes it fetches the next one.
+ *
+ * Where a kernel multiplies factors in place of adding logarithms, its S is right to some 2e-16
+ * sqrt(s), which is no precision at all for tiny steps. So what is too small for that is done
+ * again by a slower way that does not cancel. */
+#define STATE_MOST 9                            /* vectors of state */
+#define BLOCK_BYTES 24576
+
+typedef struct {
+    const double *p;                            /* parameters of the loss */
+    ptrdiff_t s, d, ld, stride;                 /* stride: from one row constant to the next */
+    const void *x;
+    int single;
+    const double *sign, *responses, *m, *step;
+    double *rows, *state, *D, *S;
+    int jumps;                                  /* PIECEWISE: whether there are any */
+    double center[2];                           /* PROBIT: product of ratios at the margins, 2^k w */
+    double reach;                               /* PROBIT: largest step with all ratios in range */
+    double smallest;                            /* S of a product below which digits are missing */
+    double near;                                /* largest step that Taylor's series does for */
+    double total;                               /* of the loss at the margins; NaN: not summed */
+} pair_task;
+
+/* Some vectors of columns in some rows: x and step at the first of both. */
+typedef struct {
+    ptrdiff_t first, n, next;                   /* next: rows from here to those to be fetched */
+    const void *x;
+    const double *step;
+    double *state;
+} pair_block;
+
+#define CONSTANT(i) (t->rows + (i) * t->stride + b->first)
+
+EPF_INLINE vd signs_of(const pair_task *t, ptrdiff_t k, ptrdiff_t n)
+{
+    return t->sign ? load_some(t->sign + k, n) : v_set(1.0);
+}
+
+/* Lanes where the products do not do: S is too small, unless for a column of zeros, or out of range. */
+EPF_INLINE vi products_fail(const pair_task *t, vd S, vd largest, double most)
+{
+    vi good = V_MASK(S >= t->smallest) & V_MASK(S < INFINITY);
+    return ~((good | V_MASK(largest == 0.0)) & V_MASK(largest <= most));
+}
+
+/* D and S for small steps, from the derivatives of l at the margins: of a row the first, the second,
+ * the third / 6, the fourth / 12, the fifth / 120 and the sixth / 360. */
+#define TAYLOR_CONSTANTS 6
+#define TAYLOR_REACH 0x1p-5                     /* what the next term adds is 1e-11 of S at most */
+
+EPF_APART void taylor(const pair_task *t, const void *x, vd g, const double *series, vd *D, vd *S)
+{
+    ptrdiff_t next = t->stride;
+    vd odd = v_set(0.0), even = odd;
+    for (ptrdiff_t k = 0; k < t->s; k++) {
+        const double *l = series + k;
+        vd delta = (load_x(t->single, x, k * t->ld) * (t->sign ? t->sign[k] : 1.0)) * g;
+        vd square = delta * delta;
+        odd += delta * (l[0] + square * (l[2 * next] + square * l[4 * next]));
+        even += square * (l[next] + square * (l[3 * next] + square * l[5 * next]));
+    }
+    *D = -2.0 * odd;
+    *S = even;
+}
 
 /* Logistic. With p = sigma(-m), q = 1 - p, w = p q and e = exp(delta):
- *     l(m - delta) - l(m)                    = log(q + p e)
- *     l(m + delta) + l(m - delta) - 2 l(m)   = log(1 + w (e + 1/e - 2))
- * one exponential for both sides. The logs of many rows are one log of a product:
- * P of the first kind, and 1 + u of the second, where u is the product less 1, updated as
- * u <- u + c + u c so that nothing is lost when every factor is near 1.
+ *     l(m - delta) - l(m) = log(q + p e),   l(m + delta) - l(m) = log(q + p / e)
+ * one exponential for both sides, and the logs of many rows are one log of a product.
  * Each factor lies within exp(+-|delta|), so with |delta| <= 64 eight rows stay within 2^739 and the
  * range need be looked at only every eighth row. */
 #define LOGISTIC_MAX_DELTA 64.0
-#define LOGISTIC_GROUP 8
+#define PRODUCT_GROUP 8
+#define LOGISTIC_CONSTANTS (4 + TAYLOR_CONSTANTS)
+#define LOGISTIC_STATE 5
+#define ONES_LOGISTIC 2                         /* of the state these begin at 1, the others at 0 */
 
-/* One row of four numbers: its sign (as -0 or +0, to flip by exclusive or), p, q, w. */
-static void logistic_rows(ptrdiff_t s, const double *sign, const double *m, double *rows)
+/* Its sign (as -0 or +0, to flip by exclusive or), p, q, w; the derivatives. */
+static void rows_logistic(pair_task *t, ptrdiff_t first, ptrdiff_t after)
 {
-    for (ptrdiff_t k = 0; k < s; k += VW) {
-        ptrdiff_t n = s - k < VW ? s - k : VW;
-        vd mk = v_load_part(m + k, n);
-        vd e = v_exp(-v_abs(mk)), r = 1.0 / (1.0 + e);
-        vi wrong = V_MASK(mk < 0.0);
-        double p[VW], q[VW], w[VW];
-        v_store(p, v_select(wrong, r, e * r));
-        v_store(q, v_select(wrong, e * r, r));
-        v_store(w, e * r * r);
-        for (ptrdiff_t i = 0; i < n; i++) {
-            double *row = rows + 4 * (k + i);
-            row[0] = sign && sign[k + i] < 0.0 ? -0.0 : 0.0;
-            row[1] = p[i];
-            row[2] = q[i];
-            row[3] = w[i];
+    vd product = v_set(1.0), exponent = v_set(0.0), wrong = exponent;  /* l = max(-m, 0) + log(1 + e) */
+    for (ptrdiff_t k = first; k < after; k += VW) {
+        ptrdiff_t n = after - k < VW ? after - k : VW;
+        double *row = t->rows + k;
+        vd mk = load_some(t->m + k, n);
+        vd e = v_exp(-v_abs(mk)), r = 1.0 / (1.0 + e), w = e * r * r;
+        vd p = v_where_negative(mk, r, e * r), q = v_where_negative(mk, e * r, r), third = w * (p - q);
+        v_store(row, v_sign_of(v_set(0.0), signs_of(t, k, n)));
+        v_store(row += t->stride, p);
+        v_store(row += t->stride, q);
+        v_store(row += t->stride, w);
+        v_store(row += t->stride, -p);
+        v_store(row += t->stride, w);
+        v_store(row += t->stride, third * (1.0 / 6.0));
+        v_store(row += t->stride, w * (1.0 - 6.0 * w) * (1.0 / 12.0));
+        v_store(row += t->stride, third * (1.0 - 12.0 * w) * (1.0 / 120.0));
+        v_store(row += t->stride, w * (1.0 - w * (30.0 - 120.0 * w)) * (1.0 / 360.0));
+        if (n < VW) e = v_select(lanes_below(n), e, v_set(0.0));
+        wrong += v_max(-mk, v_set(0.0));
+        product *= 1.0 + e;
+        if ((k - first) / VW % 512 == 511) v_rescale(&product, &exponent);
+    }
+    t->total += v_sum(wrong) + v_sum(v_log_scaled(exponent, product));
+}
+
+EPF_INLINE void columns_logistic(const int U, const int single, const pair_task *t,
+                                 const pair_block *b)
+{
+    const double *flips = CONSTANT(0), *ps = CONSTANT(1), *qs = CONSTANT(2);
+    vd g[3], P[3], R[3], largest[3];
+    for (int i = 0; i < U; i++) {
+        double *state = b->state + i * LOGISTIC_STATE * VW;
+        g[i] = v_load(b->step + i * VW);
+        P[i] = v_load(state);
+        R[i] = v_load(state + VW);
+        largest[i] = v_load(state + 4 * VW);
+    }
+    for (ptrdiff_t group = 0; group < b->n; group += PRODUCT_GROUP) {
+        ptrdiff_t end = b->n - group < PRODUCT_GROUP ? b->n : group + PRODUCT_GROUP;
+        for (ptrdiff_t k = group; k < end; k++) {
+            vd flip = v_set(flips[k]), p = v_set(ps[k]), q = v_set(qs[k]), delta[3], e[3], r[3];
+            for (int i = 0; i < U; i++) {
+                V_PREFETCH(at_x(single, b->x, (k + b->next) * t->ld + i * VW));
+                delta[i] = v_flip(load_x(single, b->x, k * t->ld + i * VW), flip) * g[i];
+                largest[i] = v_max_abs(largest[i], delta[i]);
+            }
+            v_exp_both(U, delta, e, r);
+            for (int i = 0; i < U; i++) {
+                P[i] *= p * e[i] + q;
+                R[i] *= p * r[i] + q;
+            }
         }
+        for (int i = 0; i < U; i++)
+            if (v_any(~(V_MASK(v_max(P[i], R[i]) < 0x1p200) & V_MASK(v_min(P[i], R[i]) > 0x1p-200)))) {
+                double *state = b->state + i * LOGISTIC_STATE * VW;
+                vd k_P = v_load(state + 2 * VW), k_R = v_load(state + 3 * VW);
+                v_rescale(&P[i], &k_P);
+                v_rescale(&R[i], &k_R);
+                v_store(state + 2 * VW, k_P);
+                v_store(state + 3 * VW, k_R);
+            }
+    }
+    for (int i = 0; i < U; i++) {
+        double *state = b->state + i * LOGISTIC_STATE * VW;
+        v_store(state, P[i]);
+        v_store(state + VW, R[i]);
+        v_store(state + 4 * VW, largest[i]);
     }
 }
 
 /* Any step, row by row. log1p(w (e + 1/e - 2)) while that fits, else the soft plus of its exponent. */
-EPF_INLINE void logistic_any_step(ptrdiff_t s, const double *x, ptrdiff_t ld, vd step,
-                                  const double *rows, const double *m, vd *D, vd *S)
+EPF_APART void logistic_any_step(const pair_task *t, const void *x, vd step, vd *D, vd *S)
 {
     vd zero = v_set(0.0), unused;
     *D = *S = zero;
-    for (ptrdiff_t k = 0; k < s; k++) {
-        vd mk = v_set(m[k]);
-        vd delta = v_flip(v_load(x + k * ld), v_set(rows[4 * k])) * step;
+    for (ptrdiff_t k = 0; k < t->s; k++) {
+        vd mk = v_set(t->m[k]);
+        vd delta = v_flip(load_x(t->single, x, k * t->ld), v_set(t->rows[k])) * step;
         vd size = v_abs(delta), up, down, one_side;
         epf_logistic(mk + delta, NULL, NULL, &up, &unused, &unused);
         epf_logistic(mk - delta, NULL, NULL, &down, &unused, &unused);
-        vd t = v_expm1(v_min(size, v_set(LOGISTIC_MAX_DELTA)));
-        vd small = v_log1p(rows[4 * k + 3] * (t * t) / (1.0 + t));
+        vd e = v_expm1(v_min(size, v_set(LOGISTIC_MAX_DELTA)));
+        vd small = v_log1p(t->rows[3 * t->stride + k] * (e * e) / (1.0 + e));
         epf_logistic(v_abs(mk), NULL, NULL, &one_side, &unused, &unused);
         vd exponent = size - v_abs(mk) - 2.0 * one_side;           /* |delta| + log w */
         vd large;
@@ -302,75 +654,68 @@ EPF_INLINE void logistic_any_step(ptrdiff_t s, const double *x, ptrdiff_t ld, vd
     }
 }
 
-/* D for steps so small that P is 1 to within a few digits: Taylor's series at m,
- * D = 2 delta (p - delta^2 p q (p - q) / 6), next term of relative size delta^4 / 60. */
-#define LOGISTIC_SMALL_DELTA 0x1p-10
-
-EPF_INLINE vd logistic_small_step(ptrdiff_t s, const double *x, ptrdiff_t ld, vd step,
-                                  const double *rows)
+/* D and S to all their digits: with e = exp(delta),
+ *     l(m + delta) + l(m - delta) - 2 l(m) = log(1 + w (e + 1/e - 2))
+ * P is the product of q + p e, and 1 + u that of these, where u is updated as u <- u + c + u c so
+ * that nothing is lost when every factor is near 1. */
+EPF_APART void logistic_again(const pair_task *t, const void *x, vd g, vd largest, vd *D, vd *S)
 {
-    vd sum = v_set(0.0);
-    for (ptrdiff_t k = 0; k < s; k++) {
-        const double *row = rows + 4 * k;
-        vd delta = v_flip(v_load(x + k * ld), v_set(row[0])) * step;
-        double third = row[3] * (row[1] - row[2]) / 6.0;
-        sum += delta * (row[1] - delta * delta * third);
+    vd one = v_set(1.0), zero = v_set(0.0), P = one, u = zero, log_P = zero, log_u = zero;
+    for (ptrdiff_t first = 0; first < t->s; first += PRODUCT_GROUP) {
+        ptrdiff_t end = t->s - first < PRODUCT_GROUP ? t->s : first + PRODUCT_GROUP;
+        for (ptrdiff_t k = first; k < end; k++) {
+            const double *row = t->rows + k;
+            vd delta = v_flip(load_x(t->single, x, k * t->ld), v_set(row[0])) * g, e, r;
+            v_exp_bounded(1, &delta, &e, &r);
+            P *= row[t->stride] * e + row[2 * t->stride];
+            vd c = row[3 * t->stride] * r;
+            u = u * c + (u + c);
+        }
+        if (v_any(V_MASK(P > 0x1p200) | V_MASK(P < 0x1p-200) | V_MASK(u > 0x1p200))) {
+            log_P += v_log(P);
+            log_u += v_log1p(u);
+            P = one;
+            u = zero;
+        }
     }
-    return 2.0 * sum;
+    *S = log_u + v_log1p(u);
+    *D = 2.0 * (log_P + v_log(P)) - *S;
+    vi big = V_MASK(largest > LOGISTIC_MAX_DELTA);
+    if (v_any(big)) {
+        vd D_any, S_any;
+        logistic_any_step(t, x, g, &D_any, &S_any);
+        *D = v_select(big, D_any, *D);
+        *S = v_select(big, S_any, *S);
+    }
 }
 
-EPF_INLINE void logistic_columns(const int U, ptrdiff_t s, const double *x, ptrdiff_t ld,
-                                 const double *step, const double *rows, const double *m, double *D,
-                                 double *S)
+EPF_INLINE void finish_logistic(const pair_task *t, const void *x, ptrdiff_t column, const double *state)
 {
-    vd g[3], P[3], u[3], log_P[3], log_u[3], largest[3];
-    for (int i = 0; i < U; i++) {
-        g[i] = v_load(step + i * VW);
-        P[i] = v_set(1.0);
-        u[i] = log_P[i] = log_u[i] = largest[i] = v_set(0.0);
-    }
-    for (ptrdiff_t first = 0; first < s; first += LOGISTIC_GROUP) {
-        ptrdiff_t end = s - first < LOGISTIC_GROUP ? s : first + LOGISTIC_GROUP;
-        for (ptrdiff_t k = first; k < end; k++) {
-            const double *row = rows + 4 * k;
-            vd flip = v_set(row[0]), p = v_set(row[1]), q = v_set(row[2]), w = v_set(row[3]);
-            vd delta[3], e[3], r[3];
-            for (int i = 0; i < U; i++) {
-                V_PREFETCH(x + (k + s) * ld + i * VW);
-                delta[i] = v_flip(v_load(x + k * ld + i * VW), flip) * g[i];
-                largest[i] = v_max(v_abs(delta[i]), largest[i]);
-            }
-            v_exp_bounded(U, delta, e, r);
-            for (int i = 0; i < U; i++) {
-                P[i] *= p * e[i] + q;
-                vd c = w * r[i];
-                u[i] = u[i] * c + (u[i] + c);
-            }
+    vd P = v_load(state), R = v_load(state + VW), k_P = v_load(state + 2 * VW);
+    vd k_R = v_load(state + 3 * VW), largest = v_load(state + 4 * VW);
+    v_rescale(&P, &k_P);
+    v_rescale(&R, &k_R);
+    vd D = v_log_scaled(k_P - k_R, P / R), S = v_log_scaled(k_P + k_R, P * R);
+    vi zero = V_MASK(largest == 0.0), again = products_fail(t, S, largest, LOGISTIC_MAX_DELTA);
+    D = v_select(zero, largest, D);
+    S = v_select(zero, largest, S);
+    if (v_any(again)) {
+        vd D_again, S_again, g = v_load(t->step + column);
+        vi small = again & V_MASK(largest < t->near);
+        if (v_any(small)) {
+            taylor(t, x, g, t->rows + 4 * t->stride, &D_again, &S_again);
+            D = v_select(small, D_again, D);
+            S = v_select(small, S_again, S);
         }
-        for (int i = 0; i < U; i++)
-            if (v_any(V_MASK(P[i] > 0x1p200) | V_MASK(P[i] < 0x1p-200) | V_MASK(u[i] > 0x1p200))) {
-                log_P[i] += v_log(P[i]);
-                log_u[i] += v_log1p(u[i]);
-                P[i] = v_set(1.0);
-                u[i] = v_set(0.0);
-            }
-    }
-    for (int i = 0; i < U; i++) {
-        vd second = log_u[i] + v_log1p(u[i]);
-        vd difference = 2.0 * (log_P[i] + v_log(P[i])) - second;
-        vi small = V_MASK(largest[i] < LOGISTIC_SMALL_DELTA);
-        if (v_any(small))
-            difference = v_select(small, logistic_small_step(s, x + i * VW, ld, g[i], rows), difference);
-        vi big = V_MASK(largest[i] > LOGISTIC_MAX_DELTA);
-        if (v_any(big)) {
-            vd D_any, S_any;
-            logistic_any_step(s, x + i * VW, ld, g[i], rows, m, &D_any, &S_any);
-            difference = v_select(big, D_any, difference);
-            second = v_select(big, S_any, second);
+        again &= ~small;
+        if (v_any(again)) {
+            logistic_again(t, x, g, largest, &D_again, &S_again);
+            D = v_select(again, D_again, D);
+            S = v_select(again, S_again, S);
         }
-        v_store(D + i * VW, difference);
-        v_store(S + i * VW, second);
     }
+    v_store(t->D + column, D);
+    v_store(t->S + column, S);
 }
 
 /* Piecewise linear. A knot at distance a = |c - m| from the margin is crossed on one side by
@@ -378,189 +723,349 @@ EPF_INLINE void logistic_columns(const int U, ptrdiff_t s, const double *x, ptrd
  *     S gains kappa e,   D gains -sign(c - m) sign(delta) kappa e,
  * beside D's -2 l'(m) delta; exact, no cancellation. A jump J at the knot, once crossed, gives
  *     S: sign(c - m) J,  D: -sign(delta) J          (half of it when the point lands on the knot).
- * A row is: -2 sign l'(m), then per knot: a, kappa, D's factor of e, S's of the jump, D's of the jump. */
-#define KNOT_NUMBERS 5
-#define PIECEWISE_ROW(K) (1 + KNOT_NUMBERS * (K))
+ * Of a row: -2 sign l'(m), then per knot: a, D's factor of e, S's of the jump, D's of the jump. */
+#define KNOT_NUMBERS 4
+#define PIECEWISE_CONSTANTS(K) (1 + KNOT_NUMBERS * (K))
+#define PIECEWISE_STATE 3
+#define ONES_PIECEWISE 0
 
-static int piecewise_rows(const double *parameters, ptrdiff_t s, const double *sign, const double *m,
-                          double *rows)
+static void rows_piecewise(pair_task *t, ptrdiff_t first, ptrdiff_t after)
 {
-    int K = PIECEWISE_KNOTS(parameters), jumps = 0;
-    double *slope = rows + PIECEWISE_ROW(K) * s;
-    loss_piecewise_linear(parameters, s, m, NULL, 0, NULL, slope, NULL);
-    for (ptrdiff_t k = 0; k < s; k++) {
-        double flip = sign ? sign[k] : 1.0, left = parameters[1];
-        double *row = rows + PIECEWISE_ROW(K) * k;
-        *row++ = -2.0 * flip * slope[k];
-        for (int i = 0; i < K; i++, row += KNOT_NUMBERS) {
-            const double *knot = PIECEWISE_KNOT(parameters, i);
-            double kappa = knot[3] - left, jump = knot[2] - knot[1], away = knot[0] - m[k];
-            double side = (away > 0.0) - (away < 0.0);
-            row[0] = fabs(away);
-            row[1] = kappa;
-            row[2] = -side * flip * kappa;
-            row[3] = side * jump;
-            row[4] = -flip * jump;
-            jumps |= jump != 0.0;
+    int K = PIECEWISE_KNOTS(t->p);
+    vd total = v_set(0.0);
+    for (ptrdiff_t k = first; k < after; k += VW) {
+        ptrdiff_t n = after - k < VW ? after - k : VW;
+        vd mk = load_some(t->m + k, n), flip = signs_of(t, k, n), value, slope, unused;
+        double *row = t->rows + k, left = t->p[1];
+        epf_piecewise_linear(mk, NULL, t->p, &value, &slope, &unused);
+        v_store(row, -2.0 * flip * slope);
+        for (int i = 0; i < K; i++) {
+            const double *knot = PIECEWISE_KNOT(t->p, i);
+            double kappa = knot[3] - left, jump = knot[2] - knot[1];
+            vd away = knot[0] - mk, one = v_select(V_MASK(away == 0.0), away, v_set(1.0));
+            vd side = v_flip(v_abs(one), away);
+            v_store(row += t->stride, v_abs(away));
+            v_store(row += t->stride, -kappa * (side * flip));
+            v_store(row += t->stride, side * jump);
+            v_store(row += t->stride, -jump * flip);
             left = knot[3];
         }
+        total += n < VW ? v_select(lanes_below(n), value, v_set(0.0)) : value;
     }
-    return jumps;
+    t->total += v_sum(total);
 }
 
-EPF_INLINE void piecewise_columns(const int U, const int K, const int jumps, ptrdiff_t s,
-                                  const double *x, ptrdiff_t ld, const double *step,
-                                  const double *rows, double *D, double *S)
+EPF_INLINE void columns_piecewise(const int U, const int single, const int K, const int jumps,
+                                  const pair_task *t, const pair_block *b)
 {
+    const double *slopes = CONSTANT(0);
     vd g[3], linear[3], odd[3], even[3];
     for (int i = 0; i < U; i++) {
-        g[i] = v_load(step + i * VW);
-        linear[i] = odd[i] = even[i] = v_set(0.0);
+        double *state = b->state + i * PIECEWISE_STATE * VW;
+        g[i] = v_load(b->step + i * VW);
+        linear[i] = v_load(state);
+        odd[i] = v_load(state + VW);
+        even[i] = v_load(state + 2 * VW);
     }
-    for (ptrdiff_t k = 0; k < s; k++) {
-        const double *row = rows + PIECEWISE_ROW(K) * k;
+    for (ptrdiff_t k = 0; k < b->n; k++) {
         for (int i = 0; i < U; i++) {
-            V_PREFETCH(x + (k + s) * ld + i * VW);
-            vd delta = v_load(x + k * ld + i * VW) * g[i], size = v_abs(delta);
-            linear[i] += row[0] * delta;
+            V_PREFETCH(at_x(single, b->x, (k + b->next) * t->ld + i * VW));
+            vd delta = load_x(single, b->x, k * t->ld + i * VW) * g[i], size = v_abs(delta);
+            double left = t->p[1];
+            linear[i] += slopes[k] * delta;
             for (int j = 0; j < K; j++) {
-                const double *knot = row + 1 + KNOT_NUMBERS * j;
+                const double *knot = slopes + k + (1 + KNOT_NUMBERS * j) * t->stride;
+                double slope = PIECEWISE_KNOT(t->p, j)[3];
                 vd e = v_max(size - knot[0], v_set(0.0));
-                even[i] += knot[1] * e;
-                odd[i] += knot[2] * v_sign_of(e, delta);
+                even[i] += (slope - left) * e;
+                odd[i] += knot[t->stride] * v_sign_of(e, delta);
+                left = slope;
                 if (jumps) {
                     vd crossed = v_select(V_MASK(size > knot[0]), v_set(1.0), v_set(0.0));
                     crossed = v_select(V_MASK(size == knot[0]), v_set(0.5), crossed);
                     crossed = v_select(V_MASK(size == 0.0), v_set(0.0), crossed);
-                    even[i] += knot[3] * crossed;
-                    odd[i] += knot[4] * v_sign_of(crossed, delta);
+                    even[i] += knot[2 * t->stride] * crossed;
+                    odd[i] += knot[3 * t->stride] * v_sign_of(crossed, delta);
                 }
             }
         }
     }
     for (int i = 0; i < U; i++) {
-        v_store(D + i * VW, linear[i] + odd[i]);
-        v_store(S + i * VW, even[i]);
+        double *state = b->state + i * PIECEWISE_STATE * VW;
+        v_store(state, linear[i]);
+        v_store(state + VW, odd[i]);
+        v_store(state + 2 * VW, even[i]);
     }
 }
 
-/* A constant number of vectors for the compiler to unroll. */
-#define UNROLLED(f, ...)                                                                           \
-    do {                                                                                           \
-        if (U == 3) f(3, __VA_ARGS__);                                                             \
-        else if (U == 2) f(2, __VA_ARGS__);                                                        \
-        else f(1, __VA_ARGS__);                                                                    \
-    } while (0)
-
-static void piecewise_pairs(int U, const double *parameters, int jumps, ptrdiff_t s, const double *x,
-                            ptrdiff_t ld, const double *step, const double *rows, double *D, double *S)
+EPF_INLINE void finish_piecewise(const pair_task *t, const void *x, ptrdiff_t column, const double *state)
 {
-    int K = PIECEWISE_KNOTS(parameters);
-    if (jumps) piecewise_columns(U, K, 1, s, x, ld, step, rows, D, S);
-    else if (K == 1) UNROLLED(piecewise_columns, 1, 0, s, x, ld, step, rows, D, S);
-    else if (K == 2) UNROLLED(piecewise_columns, 2, 0, s, x, ld, step, rows, D, S);
-    else piecewise_columns(U, K, 0, s, x, ld, step, rows, D, S);
+    (void)x;
+    v_store(t->D + column, v_load(state) + v_load(state + VW));
+    v_store(t->S + column, v_load(state + 2 * VW));
 }
 
-/* Probit. Far below 0 the loss is m^2/2 and a slow remainder B(m) = -log(erfcx(-m / sqrt 2) / 2), so
- * where m and m +- delta are all negative the differences of the square are taken exactly,
+/* Probit. l is m^2 / 2 and a slow remainder below 0, none above; the squares are summed exactly. With
+ * c = max(|delta| - |m|, 0), by which a side is across 0, they give
+ *     m >= 0:   S: c^2 / 2,             D: sign(delta) c^2 / 2
+ *     m <  0:   S: delta^2 - c^2 / 2,   D: -2 m delta + sign(delta) c^2 / 2
+ * and the rest is a product of ratios over the rows (v_probit_ratio). Eight rows stay within 2^744. */
+#define PROBIT_CONSTANTS (6 + TAYLOR_CONSTANTS)
+#define PROBIT_STATE 9
+#define ONES_PROBIT 4
+
+/* The second to fourth derivative of the loss from h, minus the first: h' = -h (h + m). */
+EPF_INLINE void probit_derivatives(vd m, vd h, vd *second, vd *third, vd *fourth)
+{
+    /* h (h + m) cancels far in the lower tail; there the asymptotic series in u = 1 / m^2 */
+    vd far = v_min(m, v_set(-40.0)), u = 1.0 / (far * far), twice = m + 2.0 * h;
+    vi below = V_MASK(m < -40.0);
+    vd series = 1.0 - u * (1.0 - u * (6.0 - u * (50.0 - u * (518.0 - u * (6354.0 - u * 89782.0)))));
+    *second = v_select(below, series, h * (h + v_min(m, v_set(1e300))));
+    *third = h - *second * twice;
+    *fourth = -*third * twice - 2.0 * *second * (1.0 - *second);
+    *third = v_select(below, u / far * (2.0 - u * (24.0 - u * (300.0 - u * 4144.0))), *third);
+    *fourth = v_select(below, -u * u * (6.0 - u * (120.0 - u * (2100.0 - u * 37296.0))), *fourth);
+}
+
+/* Its sign, m, |m|; factors of delta^2 and c^2 in S, and of 2 delta in D; the derivatives. */
+static void rows_probit(pair_task *t, ptrdiff_t first, ptrdiff_t after)
+{
+    vd largest = v_set(0.0), most = v_set(1.0), squares = largest;
+    for (ptrdiff_t k = first; k < after; k += VW) {
+        ptrdiff_t n = after - k < VW ? after - k : VW;
+        vd mk = load_some(t->m + k, n), over, under;
+        double *row = t->rows + k, ratio[VW];
+        v_probit_ratio(mk, &over, &under);
+        largest = v_max_abs(largest, mk);
+        v_store(row, signs_of(t, k, n));
+        v_store(row += t->stride, mk);
+        v_store(row += t->stride, v_abs(mk));
+        v_store(row += t->stride, v_where_negative(mk, v_set(1.0), v_set(0.0)));
+        v_store(row += t->stride, v_where_negative(mk, v_set(-0.5), v_set(0.5)));
+        v_store(row += t->stride, v_where_negative(mk, -4.0 * mk, v_set(0.0)));
+        vd h = v_inverse_mills(mk), second, third, fourth;
+        probit_derivatives(mk, h, &second, &third, &fourth);
+        /* the fifth and sixth are nothing below -40 */
+        vd twice = mk + 2.0 * h, fifth = -fourth * twice - third * (3.0 - 6.0 * second);
+        vd sixth = -fifth * twice - fourth * (4.0 - 8.0 * second) + 6.0 * third * third;
+        vi below = V_MASK(mk < -40.0);
+        v_store(row += t->stride, -h);
+        v_store(row += t->stride, second);
+        v_store(row += t->stride, third * (1.0 / 6.0));
+        v_store(row += t->stride, fourth * (1.0 / 12.0));
+        v_store(row += t->stride, v_select(below, v_set(0.0), fifth * (1.0 / 120.0)));
+        v_store(row += t->stride, v_select(below, v_set(0.0), sixth * (1.0 / 360.0)));
+        most = v_max(most, mk);
+        vd short_of = v_min(mk, v_set(0.0));
+        squares += short_of * short_of;
+        v_store(ratio, over / under);
+        for (ptrdiff_t i = 0; i < n; i++) t->center[1] *= ratio[i];        /* each >= 2^-14 */
+        int e;
+        t->center[1] = frexp(t->center[1], &e);
+        t->center[0] += e;
+    }
+    double sizes[VW], tops[VW];
+    v_store(sizes, largest);
+    v_store(tops, most);
+    for (int i = 0; i < VW; i++) {
+        t->reach = fmin(t->reach, PROBIT_REACH - sizes[i]);
+        t->near = fmin(t->near, TAYLOR_REACH / tops[i]);
+    }
+    if (!(t->reach >= 0.0)) t->near = 0.0;      /* the largest steps are not known then */
+    t->total += 0.5 * v_sum(squares);
+    if (after == t->s) {
+        t->total -= t->center[0] * V_LN2 + log(t->center[1]);
+        if (!(t->reach >= 0.0)) t->total = NAN;
+    }
+}
+
+EPF_INLINE void columns_probit(const int U, const int single, const pair_task *t, const pair_block *b)
+{
+    const double *signs = CONSTANT(0), *ms = CONSTANT(1), *sizes = CONSTANT(2);
+    const double *squares = CONSTANT(3), *halves = CONSTANT(4), *doubled = CONSTANT(5);
+    for (int i = 0; i < U; i++) {
+        double *state = b->state + i * PROBIT_STATE * VW;
+        vd g = v_load(b->step + i * VW), up_over = v_load(state), up_under = v_load(state + VW);
+        vd down_over = v_load(state + 2 * VW), down_under = v_load(state + 3 * VW);
+        vd odd = v_load(state + 4 * VW), even = v_load(state + 5 * VW);
+        vd largest = v_load(state + 8 * VW), over, under;
+        for (ptrdiff_t group = 0; group < b->n; group += PRODUCT_GROUP) {
+            ptrdiff_t end = b->n - group < PRODUCT_GROUP ? b->n : group + PRODUCT_GROUP;
+            for (ptrdiff_t k = group; k < end; k++) {
+                V_PREFETCH(at_x(single, b->x, (k + b->next) * t->ld + i * VW));
+                vd delta = (load_x(single, b->x, k * t->ld + i * VW) * signs[k]) * g;
+                vd across = v_max(v_abs(delta) - sizes[k], v_set(0.0)), square = across * across;
+                largest = v_max_abs(largest, delta);
+                odd += doubled[k] * delta + v_sign_of(square, delta);
+                even += squares[k] * (delta * delta) + halves[k] * square;
+                v_probit_ratio(ms[k] + delta, &over, &under);
+                up_over *= over;
+                up_under *= under;
+                v_probit_ratio(ms[k] - delta, &over, &under);
+                down_over *= over;
+                down_under *= under;
+            }
+            if (v_any(~V_MASK(v_max(up_under, down_under) < 0x1p200))) {
+                vd ups = v_set(0.0), ups_under = ups, downs = ups, downs_under = ups;
+                v_rescale(&up_over, &ups);
+                v_rescale(&up_under, &ups_under);
+                v_rescale(&down_over, &downs);
+                v_rescale(&down_under, &downs_under);
+                ups -= ups_under;
+                downs -= downs_under;
+                v_store(state + 6 * VW, v_load(state + 6 * VW) + (ups - downs));
+                v_store(state + 7 * VW, v_load(state + 7 * VW) + (ups + downs));
+            }
+        }
+        v_store(state, up_over);
+        v_store(state + VW, up_under);
+        v_store(state + 2 * VW, down_over);
+        v_store(state + 3 * VW, down_under);
+        v_store(state + 4 * VW, odd);
+        v_store(state + 5 * VW, even);
+        v_store(state + 8 * VW, largest);
+    }
+}
+
+/* To all their digits, row by row. Where m and m +- delta are all negative the differences of the square
+ * are taken exactly, with B(m) = -log(erfcx(-m / sqrt 2) / 2) the remainder,
  *     D = -2 m delta + B(m - delta) - B(m + delta),   S = delta^2 + B(m + delta) + B(m - delta) - 2 B(m);
  * else the loss itself is differenced. A step small against the scale of the loss takes Taylor's
- * series, since the second difference of rounded values cancels:
- *     D = -2 delta (l' + delta^2 l''' / 6),   S = delta^2 (l'' + delta^2 l'''' / 12). */
-typedef struct {
-    double sign, m, loss, remainder, slope, curvature, third, fourth, reach;
-} probit_row;
-
-static void probit_rows(ptrdiff_t s, const double *sign, const double *m, probit_row *rows)
+ * series, since the second difference of rounded values cancels. */
+EPF_APART void probit_again(const pair_task *t, const void *x, vd g, vd *D, vd *S)
 {
-    for (ptrdiff_t k = 0; k < s; k += VW) {
-        ptrdiff_t n = s - k < VW ? s - k : VW;
-        vd mk = v_load_part(m + k, n), loss, slope, curvature;
-        epf_probit(mk, NULL, NULL, &loss, &slope, &curvature);
-        /* from h' = -l'': l''' = h - l'' (m + 2h); below -40 the derivatives of the series of l'' */
-        vd far = v_min(mk, v_set(-40.0)), u = 1.0 / (far * far), twice = mk - 2.0 * slope;
-        vd third = -slope - curvature * twice;
-        vd fourth = -third * twice - 2.0 * curvature * (1.0 - curvature);
-        vi below = V_MASK(mk < -40.0);
-        third = v_select(below, u / far * (2.0 - u * (24.0 - u * (300.0 - u * 4144.0))), third);
-        fourth = v_select(below, -u * u * (6.0 - u * (120.0 - u * (2100.0 - u * 37296.0))), fourth);
-        vd columns[] = {sign ? v_load_part(sign + k, n) : v_set(1.0), mk, loss, v_probit_remainder(mk), slope,
-                        curvature, third, fourth, 0x1p-8 / v_max(mk, v_set(1.0))};
-        for (int c = 0; c < 9; c++) {
-            double lanes[VW];
-            v_store(lanes, columns[c]);
-            for (ptrdiff_t i = 0; i < n; i++) ((double *)&rows[k + i])[c] = lanes[i];
+    const double *series = t->rows + 6 * t->stride;
+    ptrdiff_t next = t->stride;
+    *D = *S = v_set(0.0);
+    for (ptrdiff_t first = 0; first < t->s; first += VW) {
+        ptrdiff_t n = t->s - first < VW ? t->s - first : VW;
+        vd loss, remainder;
+        double losses[VW], remainders[VW];
+        loss = v_probit_loss(load_some(t->m + first, n), &remainder);
+        v_store(losses, loss);
+        v_store(remainders, remainder);
+        for (ptrdiff_t i = 0; i < n; i++) {
+            double m = t->m[first + i], sign = t->sign ? t->sign[first + i] : 1.0;
+            const double *l = series + first + i;
+            vd delta = (load_x(t->single, x, (first + i) * t->ld) * sign) * g, square = delta * delta;
+            vd odd = -2.0 * delta * (l[0] + square * (l[2 * next] + square * l[4 * next]));
+            vd even = square * (l[next] + square * (l[3 * next] + square * l[5 * next]));
+            vd size = v_abs(delta);
+            vi direct = ~V_MASK(size < TAYLOR_REACH / fmax(m, 1.0));
+            if (v_any(direct) && !v_any(direct & ~V_MASK(m - size >= PROBIT_UPPER))) {
+                vd up = v_probit_upper_loss(m + delta), down = v_probit_upper_loss(m - delta);
+                odd = v_select(direct, down - up, odd);
+                even = v_select(direct, (up - losses[i]) + (down - losses[i]), even);
+            } else if (v_any(direct)) {
+                vd up = m + delta, down = m - delta, up_B, down_B;
+                vd up_loss = v_probit_loss(up, &up_B), down_loss = v_probit_loss(down, &down_B);
+                vi low = V_MASK(v_max(up, down) < 0.0);
+                vd o = v_select(low, (down_B - up_B) - (2.0 * m) * delta, down_loss - up_loss);
+                vd e = v_select(low, square + ((up_B - remainders[i]) + (down_B - remainders[i])),
+                                (up_loss - losses[i]) + (down_loss - losses[i]));
+                odd = v_select(direct, o, odd);
+                even = v_select(direct, e, even);
+            }
+            *D += odd;
+            *S += even;
         }
     }
 }
 
-EPF_INLINE void probit_columns(ptrdiff_t s, const double *x, ptrdiff_t ld, const double *step,
-                               const probit_row *rows, double *D, double *S)
+EPF_INLINE void finish_probit(const pair_task *t, const void *x, ptrdiff_t column, const double *state)
 {
-    vd g = v_load(step), odd = v_set(0.0), even = odd;
-    for (ptrdiff_t k = 0; k < s; k++) {
-        probit_row row = rows[k];
-        vd delta = (v_load(x + k * ld) * row.sign) * g, square = delta * delta;
-        vd odd_k = -2.0 * delta * (row.slope + square * (row.third / 6.0));
-        vd even_k = square * (row.curvature + square * (row.fourth / 12.0));
-        vi direct = ~V_MASK(v_abs(delta) < row.reach);
-        if (v_any(direct)) {
-            vd up = row.m + delta, down = row.m - delta, up_B, down_B;
-            vd up_loss = v_probit_loss(up, &up_B), down_loss = v_probit_loss(down, &down_B);
-            vi low = V_MASK(v_max(up, down) < 0.0);
-            vd o = v_select(low, (down_B - up_B) - (2.0 * row.m) * delta, down_loss - up_loss);
-            vd e = v_select(low, square + ((up_B - row.remainder) + (down_B - row.remainder)),
-                            (up_loss - row.loss) + (down_loss - row.loss));
-            odd_k = v_select(direct, o, odd_k);
-            even_k = v_select(direct, e, even_k);
+    vd up = v_load(state), up_under = v_load(state + VW), down = v_load(state + 2 * VW);
+    vd down_under = v_load(state + 3 * VW), largest = v_load(state + 8 * VW), zero = v_set(0.0);
+    vd ups = zero, ups_under = zero, downs = zero, downs_under = zero;
+    v_rescale(&up, &ups);
+    v_rescale(&up_under, &ups_under);
+    v_rescale(&down, &downs);
+    v_rescale(&down_under, &downs_under);
+    ups -= ups_under;
+    downs -= downs_under;
+    vd k_D = v_load(state + 6 * VW) + (ups - downs), k_S = v_load(state + 7 * VW) + (ups + downs);
+    double center = 1.0 / t->center[1];
+    vd D = v_log_scaled(k_D, (up * down_under) / (up_under * down));
+    vd S = v_log_scaled(k_S - 2.0 * t->center[0], (up * down) / (up_under * down_under) * center * center);
+    D = 0.5 * v_load(state + 4 * VW) + D;
+    S = v_load(state + 5 * VW) - S;
+    vi still = V_MASK(largest == 0.0), again = products_fail(t, S, largest, t->reach);
+    D = v_select(still, zero, D);
+    S = v_select(still, zero, S);
+    if (v_any(again)) {
+        vd D_again, S_again, g = v_load(t->step + column);
+        vi small = again & V_MASK(largest < t->near);
+        if (v_any(small)) {
+            taylor(t, x, g, t->rows + 6 * t->stride, &D_again, &S_again);
+            D = v_select(small, D_again, D);
+            S = v_select(small, S_again, S);
         }
-        odd += odd_k;
-        even += even_k;
+        again &= ~small;
+        if (v_any(again)) {
+            probit_again(t, x, g, &D_again, &S_again);
+            D = v_select(again, D_again, D);
+            S = v_select(again, S_again, S);
+        }
     }
-    v_store(D, odd);
-    v_store(S, even);
+    v_store(t->D + column, D);
+    v_store(t->S + column, S);
 }
 
-/* Any loss of the table, from its values. */
-EPF_INLINE void values_columns(loss_function f, const int width, const double *parameters, ptrdiff_t s,
-                               const double *x, ptrdiff_t ld, const double *sign,
-                               const double *responses, const double *m, const double *step,
-                               const double *center, double *D, double *S)
+/* Any loss of the table, from its values; of a row: the value at the center. */
+#define DIFFERENCES_STATE 2
+#define ONES_VALUES 0
+#define ONES_DIFFERENCES 0
+
+EPF_INLINE void columns_values(loss_function f, const int width, const int U, const pair_task *t,
+                               const pair_block *b)
 {
     RESPONSES(width);
-    vd g = v_load(step), odd = v_set(0.0), even = odd, up, down, unused;
-    (void)responses;
-    for (ptrdiff_t k = 0; k < s; k++) {
-        vd delta = (v_load(x + k * ld) * (sign ? sign[k] : 1.0)) * g;
-        for (int j = 0; j < width; j++) r[j] = v_set(responses[k * width + j]);
-        f(m[k] + delta, r, parameters, &up, &unused, &unused);
-        f(m[k] - delta, r, parameters, &down, &unused, &unused);
-        odd += down - up;
-        even += (up - center[k]) + (down - center[k]);
+    const double *center = CONSTANT(0);
+    for (int i = 0; i < U; i++) {
+        double *state = b->state + i * DIFFERENCES_STATE * VW;
+        vd g = v_load(b->step + i * VW), odd = v_load(state), even = v_load(state + VW), up, down, unused;
+        for (ptrdiff_t k = 0; k < b->n; k++) {
+            ptrdiff_t row = b->first + k;
+            double m = t->m[row], sign = t->sign ? t->sign[row] : 1.0;
+            vd delta = (load_x(t->single, b->x, k * t->ld + i * VW) * sign) * g;
+            for (int j = 0; j < width; j++) r[j] = v_set(t->responses[row * width + j]);
+            f(m + delta, r, t->p, &up, &unused, &unused);
+            f(m - delta, r, t->p, &down, &unused, &unused);
+            odd += down - up;
+            even += (up - center[k]) + (down - center[k]);
+        }
+        v_store(state, odd);
+        v_store(state + VW, even);
     }
-    v_store(D, odd);
-    v_store(S, even);
 }
 
 /* Any loss of the table that has its differences. */
-EPF_INLINE void differences_columns(differences_function f, const int width, const double *parameters,
-                                    ptrdiff_t s, const double *x, ptrdiff_t ld, const double *sign,
-                                    const double *responses, const double *m, const double *step,
-                                    double *D, double *S)
+EPF_INLINE void columns_differences(differences_function f, const int width, const int U,
+                                    const pair_task *t, const pair_block *b)
 {
     RESPONSES(width);
-    vd g = v_load(step), odd = v_set(0.0), even = odd, odd_k, even_k;
-    (void)responses;
-    for (ptrdiff_t k = 0; k < s; k++) {
-        vd delta = (v_load(x + k * ld) * (sign ? sign[k] : 1.0)) * g;
-        for (int j = 0; j < width; j++) r[j] = v_set(responses[k * width + j]);
-        f(v_set(m[k]), delta, r, parameters, &odd_k, &even_k);
-        odd -= odd_k;
-        even += even_k;
+    for (int i = 0; i < U; i++) {
+        double *state = b->state + i * DIFFERENCES_STATE * VW;
+        vd g = v_load(b->step + i * VW), odd = v_load(state), even = v_load(state + VW), odd_k, even_k;
+        for (ptrdiff_t k = 0; k < b->n; k++) {
+            ptrdiff_t row = b->first + k;
+            vd delta = (load_x(t->single, b->x, k * t->ld + i * VW) * (t->sign ? t->sign[row] : 1.0)) * g;
+            for (int j = 0; j < width; j++) r[j] = v_set(t->responses[row * width + j]);
+            f(v_set(t->m[row]), delta, r, t->p, &odd_k, &even_k);
+            odd -= odd_k;
+            even += even_k;
+        }
+        v_store(state, odd);
+        v_store(state + VW, even);
     }
-    v_store(D, odd);
-    v_store(S, even);
+}
+
+EPF_INLINE void finish_differences(const pair_task *t, const void *x, ptrdiff_t column, const double *state)
+{
+    (void)x;
+    v_store(t->D + column, v_load(state));
+    v_store(t->S + column, v_load(state + VW));
 }
 
 /* A user's function, called with the two-sided margins of as many rows as fit the block. */
@@ -572,7 +1077,7 @@ EPF_INLINE ptrdiff_t callback_rows(ptrdiff_t s, ptrdiff_t d)
     return rows < 1 ? 1 : rows < s ? rows : s;
 }
 
-static int callback_pairs(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const double *x,
+static int callback_pairs(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const void *x, int single,
                           ptrdiff_t ld, const double *sign, const double *responses, const double *m,
                           const double *step, double *D, double *S, double *work)
 {
@@ -585,7 +1090,7 @@ static int callback_pairs(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const 
         ptrdiff_t end = first + block < s ? first + block : s, n = (end - first) * d;
         for (ptrdiff_t k = first; k < end; k++)
             for (ptrdiff_t j = 0; j < d; j++) {
-                double delta = (sign ? sign[k] : 1.0) * x[k * ld + j] * step[j];
+                double delta = (sign ? sign[k] : 1.0) * number_x(single, x, k * ld + j) * step[j];
                 points[(k - first) * d + j] = m[k] + delta;
                 points[n + (k - first) * d + j] = m[k] - delta;
                 for (ptrdiff_t i = 0; i < width; i++)
@@ -605,83 +1110,162 @@ static int callback_pairs(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const 
     return failed;
 }
 
-/* ---- pairs: rows first, then the columns, up to three vectors at a time ---- */
+/* ---- pairs: what each kind of kernel does with a block, and with the state at the end ---- */
 
-#define ROWS_LOGISTIC(name) logistic_rows(s, sign, m, rows)
-#define ROWS_PROBIT(name) probit_rows(s, sign, m, (probit_row *)rows)
-#define ROWS_VALUES(name) loss_##name(p, s, m, responses, loss->width, rows, NULL, NULL)
-#define ROWS_DIFFERENCES(name)
-#define ROWS_PIECEWISE(name) jumps = piecewise_rows(p, s, sign, m, rows)
+/* A constant number of vectors for the compiler to unroll, of a constant kind of numbers. */
+#define UNROLLED(f, ...)                                                                           \
+    do {                                                                                           \
+        if (U == 3) f(3, __VA_ARGS__);                                                             \
+        else if (U == 2) f(2, __VA_ARGS__);                                                        \
+        else f(1, __VA_ARGS__);                                                                    \
+    } while (0)
+#define EITHER(f, ...)                                                                             \
+    do {                                                                                           \
+        if (t->single) UNROLLED(f, 1, __VA_ARGS__);                                                \
+        else UNROLLED(f, 0, __VA_ARGS__);                                                          \
+    } while (0)
 
-#define COLUMNS_LOGISTIC(name, width)                                                              \
-    UNROLLED(logistic_columns, s, xj, ld, step + j, rows, m, D + j, S + j)
-#define COLUMNS_PIECEWISE(name, width)                                                             \
-    piecewise_pairs(U, p, jumps, s, xj, ld, step + j, rows, D + j, S + j)
-#define COLUMNS_PROBIT(name, width)                                                                \
-    for (ptrdiff_t c = 0; c < U * VW; c += VW)                                                     \
-        probit_columns(s, xj + c, ld, step + j + c, (const probit_row *)rows, D + j + c, S + j + c)
-#define COLUMNS_VALUES(name, width)                                                                \
-    for (ptrdiff_t c = 0; c < U * VW; c += VW)                                                     \
-        values_columns(epf_##name, width, p, s, xj + c, ld, sign, responses, m, step + j + c,      \
-                       rows, D + j + c, S + j + c)
-#define COLUMNS_DIFFERENCES(name, width)                                                           \
-    for (ptrdiff_t c = 0; c < U * VW; c += VW)                                                     \
-        differences_columns(epf_##name##_differences, width, p, s, xj + c, ld, sign, responses, m, \
-                            step + j + c, D + j + c, S + j + c)
-
-static int pairs(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld,
-                 const double *sign, const double *responses, const double *m, const double *step,
-                 double *D, double *S, double *work)
+static void piecewise_block(const int U, const pair_task *t, const pair_block *b)
 {
+    int K = PIECEWISE_KNOTS(t->p);
+    if (t->jumps) columns_piecewise(U, t->single, K, 1, t, b);
+    else if (K == 1) EITHER(columns_piecewise, 1, 0, t, b);
+    else if (K == 2) EITHER(columns_piecewise, 2, 0, t, b);
+    else columns_piecewise(U, t->single, K, 0, t, b);
+}
+
+static void logistic_block(const int U, const pair_task *t, const pair_block *b)
+{
+    EITHER(columns_logistic, t, b);
+}
+
+static void probit_block(const int U, const pair_task *t, const pair_block *b)
+{
+    if (!(t->reach >= 0.0)) return;             /* all is done again, row by row */
+    if (t->single) columns_probit(U, 1, t, b);
+    else columns_probit(U, 0, t, b);
+}
+
+#define STATE_LOGISTIC LOGISTIC_STATE
+#define STATE_PIECEWISE PIECEWISE_STATE
+#define STATE_PROBIT PROBIT_STATE
+#define STATE_VALUES DIFFERENCES_STATE
+#define STATE_DIFFERENCES DIFFERENCES_STATE
+
+#define ROWS_LOGISTIC(name, width) rows_logistic(t, first, first + n)
+#define ROWS_PIECEWISE(name, width) rows_piecewise(t, first, first + n)
+#define ROWS_PROBIT(name, width) rows_probit(t, first, first + n)
+#define ROWS_VALUES(name, width)                                                                   \
+    loss_##name(t->p, n, t->m + first, t->responses ? t->responses + first * (width) : NULL,       \
+                width, t->rows + first, NULL, NULL);                                               \
+    for (ptrdiff_t k = first; k < first + n; k++) t->total += t->rows[k]
+#define ROWS_DIFFERENCES(name, width) t->total = NAN
+
+#define COLUMNS_LOGISTIC(name, width) logistic_block(U, t, &b)
+#define COLUMNS_PIECEWISE(name, width) piecewise_block(U, t, &b)
+#define COLUMNS_PROBIT(name, width) probit_block(U, t, &b)
+#define COLUMNS_VALUES(name, width) columns_values(epf_##name, width, U, t, &b)
+#define COLUMNS_DIFFERENCES(name, width) columns_differences(epf_##name##_differences, width, U, t, &b)
+
+#define FINISH_LOGISTIC finish_logistic
+#define FINISH_PIECEWISE finish_piecewise
+#define FINISH_PROBIT finish_probit
+#define FINISH_VALUES finish_differences
+#define FINISH_DIFFERENCES finish_differences
+
+/* Vectors of columns that are taken together, by threes (four left: two and two); the last of them move
+ * back to end at column d, so that some columns are done twice and none needs a mask. */
+EPF_INLINE int next_vectors(ptrdiff_t d, ptrdiff_t v, ptrdiff_t *column)
+{
+    ptrdiff_t left = (d + VW - 1) / VW - v;
+    int U = left > 4 ? 3 : left == 4 ? 2 : (int)left;
+    if (U > d / VW) U = (int)(d / VW);
+    *column = U == left ? d - U * VW : v * VW;
+    return U;
+}
+
+/* The blocks of one kind of loss; a switch within would be met again and again. */
+#define X(name, n_parameters, width, pair_kernel, moments_kernel)                                  \
+    static void pairs_##name(pair_task *t, const double *mu, double *m)                            \
+    {                                                                                              \
+        ptrdiff_t vectors = (t->d + VW - 1) / VW, column;                                          \
+        ptrdiff_t size = (t->single ? (ptrdiff_t)sizeof(float) : (ptrdiff_t)sizeof(double)) * t->d; \
+        ptrdiff_t block = BLOCK_BYTES / size / PRODUCT_GROUP * PRODUCT_GROUP;                      \
+        int U;                                                                                     \
+        if (block < PRODUCT_GROUP) block = PRODUCT_GROUP;                                          \
+        for (ptrdiff_t i = 0; i < vectors * STATE_##pair_kernel; i++)                              \
+            v_store(t->state + i * VW,                                                             \
+                    v_set(i % STATE_##pair_kernel < ONES_##pair_kernel ? 1.0 : 0.0));              \
+        for (ptrdiff_t first = 0; first < t->s; first += block) {                                  \
+            ptrdiff_t n = t->s - first < block ? t->s - first : block;                             \
+            const void *x = at_x(t->single, t->x, first * t->ld);                                  \
+            if (mu)                                                                                \
+                margins(n, t->d, x, t->single, t->ld, t->sign ? t->sign + first : NULL, mu,        \
+                        m + first);                                                                \
+            ROWS_##pair_kernel(name, width);                                                       \
+            for (ptrdiff_t v = 0; v < vectors; v += U) {                                           \
+                U = next_vectors(t->d, v, &column);                                                \
+                pair_block b = {first, n, block, at_x(t->single, x, column), t->step + column,     \
+                                t->state + v * STATE_##pair_kernel * VW};                          \
+                COLUMNS_##pair_kernel(name, width);                                                \
+            }                                                                                      \
+        }                                                                                          \
+        for (ptrdiff_t v = 0; v < vectors; v += U) {                                               \
+            U = next_vectors(t->d, v, &column);                                                    \
+            for (int i = 0; i < U; i++)                                                            \
+                FINISH_##pair_kernel(t, at_x(t->single, t->x, column + i * VW), column + i * VW,   \
+                                     t->state + (v + i) * STATE_##pair_kernel * VW);               \
+        }                                                                                          \
+    }
+EPF_LOSSES(X)
+#undef X
+
+static int pairs(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const void *x, int single,
+                 ptrdiff_t ld, const double *sign, const double *responses, const double *mu,
+                 double *m, const double *step, double *D, double *S, double *total, double *work)
+{
+    *total = NAN;
+    if (mu && (d < VW || loss->kind == EPF_CALLBACK)) margins(s, d, x, single, ld, sign, mu, m);
     if (loss->kind == EPF_CALLBACK)
-        return callback_pairs(loss, s, d, x, ld, sign, responses, m, step, D, S, work);
+        return callback_pairs(loss, s, d, x, single, ld, sign, responses, m, step, D, S, work);
 
     if (d < VW) {                               /* pad the columns to one vector */
         double wide_step[VW] = {0}, wide_D[VW], wide_S[VW];
         for (ptrdiff_t k = 0; k < s; k++)
-            for (ptrdiff_t j = 0; j < VW; j++) work[k * VW + j] = j < d ? x[k * ld + j] : 0.0;
+            for (ptrdiff_t j = 0; j < VW; j++)
+                work[k * VW + j] = j < d ? number_x(single, x, k * ld + j) : 0.0;
         memcpy(wide_step, step, (size_t)d * sizeof(double));
-        pairs(loss, s, VW, work, VW, sign, responses, m, wide_step, wide_D, wide_S, work + s * VW);
+        pairs(loss, s, VW, work, 0, VW, sign, responses, NULL, m, wide_step, wide_D, wide_S,
+              total, work + s * VW);
         memcpy(D, wide_D, (size_t)d * sizeof(double));
         memcpy(S, wide_S, (size_t)d * sizeof(double));
         return 0;
     }
 
-    const double *p = loss->parameters;
-    double *rows = work;
-    int jumps = 0;
+    pair_task task = {loss->parameters, s, d, ld, s + VW, x, single, sign, responses, m, step, NULL,
+                      work, D, S, 0, {0.0, 1.0}, PROBIT_REACH, 0x1p-17 * sqrt((double)s), TAYLOR_REACH, 0.0};
+    task.rows = work + (d + VW) * STATE_MOST;
+    if (loss->kind == KIND_piecewise_linear)
+        for (int i = 0; i < PIECEWISE_KNOTS(loss->parameters); i++) {
+            const double *knot = PIECEWISE_KNOT(loss->parameters, i);
+            task.jumps |= knot[2] != knot[1];
+        }
     switch (loss->kind) {
 #define X(name, n_parameters, width, pair_kernel, moments_kernel)                                  \
     case KIND_##name:                                                                              \
-        ROWS_##pair_kernel(name);                                                                  \
+        pairs_##name(&task, mu, m);                                                                \
         break;
         EPF_LOSSES(X)
 #undef X
     }
-    for (ptrdiff_t j = 0; j < d;) {
-        /* vectors left, taken by threes (four left: two and two); the last group moves back to end at
-         * column d, so that some columns are done twice and none needs a mask */
-        ptrdiff_t left = (d - j + VW - 1) / VW;
-        int U = left > 4 ? 3 : left == 4 ? 2 : (int)left;
-        if (U > d / VW) U = (int)(d / VW);
-        if (U == left) j = d - U * VW;
-        const double *xj = x + j;
-        switch (loss->kind) {
-#define X(name, n_parameters, width, pair_kernel, moments_kernel)                                  \
-        case KIND_##name:                                                                          \
-            COLUMNS_##pair_kernel(name, width);                                                    \
-            break;
-            EPF_LOSSES(X)
-#undef X
-        }
-        j += U * VW;
-    }
+    *total = task.total;
     return 0;
 }
 
 /* ---- tilted moments of scalar sites, a vector of sites at a time ---- */
 
 #include "tilted.h"
+#include "rows.h"
 
 /* Some sites; lanes past the last repeat it. */
 EPF_INLINE vd load_sites(const double *p, ptrdiff_t count)
@@ -755,33 +1339,140 @@ static void logistic_moments(ptrdiff_t n, const double *m, const double *v, doub
 static void piecewise_moments(const double *p, ptrdiff_t n, const double *m, const double *v,
                               const double *power, double *lZ, double *dlZ, double *d2lZ)
 {
+    const int K = PIECEWISE_KNOTS(p);
     for (ptrdiff_t i = 0; i < n; i += VW) {
-        vd a, b, c;
-        v_piecewise_moments(p, LOAD_SITES(m), LOAD_SITES(v), LOAD_SITES(power), &a, &b, &c);
+        vd a, b, c, mean = LOAD_SITES(m), variance = LOAD_SITES(v), exponent = LOAD_SITES(power);
+        if (K == 1) v_one_knot_moments(p, mean, variance, exponent, &a, &b, &c);
+        else if (K == 2) v_piecewise_moments(2, p, mean, variance, exponent, &a, &b, &c);
+        else v_piecewise_moments(K, p, mean, variance, exponent, &a, &b, &c);
         store_sites(n - i, a, b, c, lZ + i, dlZ + i, d2lZ + i);
     }
 }
 
-EPF_INLINE void smooth_sites_of(loss_function f, const int width, const double *p, ptrdiff_t n,
-                                const double *y, const double *m, const double *v,
-                                const double *power, double *lZ, double *dlZ, double *d2lZ)
+#define SMOOTH_BLOCK 128
+
+/* Some numbers of sites, in the lanes; the last of the order repeats. */
+EPF_INLINE vd gather_sites(const double *p, const unsigned char *order, int count)
 {
-    RESPONSES(width);
-    for (ptrdiff_t i = 0; i < n; i += VW) {
-        ptrdiff_t count = n - i < VW ? n - i : VW;
-        vd a, b, c;
-        if (width) load_responses(width, y + i * width, width, count, r);
-        v_smooth_moments(f, r, p, LOAD_SITES(m), LOAD_SITES(v), LOAD_SITES(power), &a, &b, &c);
-        store_sites(count, a, b, c, lZ + i, dlZ + i, d2lZ + i);
-    }
+    double lanes[VW];
+    if (count >= VW && order[VW - 1] - order[0] == VW - 1) return v_load(p + order[0]);
+    for (int j = 0; j < VW; j++) lanes[j] = p[order[j < count ? j : count - 1]];
+    return v_load(lanes);
 }
 
-#define SITES_SMOOTH(name, width)                                                                  \
-    smooth_sites_of(epf_##name, width, loss->parameters, n, y, m, v, power, lZ, dlZ, d2lZ);        \
+EPF_INLINE void scatter_sites(vd a, const unsigned char *order, int count, double *p)
+{
+    double lanes[VW];
+    if (count >= VW && order[VW - 1] - order[0] == VW - 1) {
+        v_store(p + order[0], a);
+        return;
+    }
+    v_store(lanes, a);
+    for (int j = 0; j < VW && j < count; j++) p[order[j]] = lanes[j];
+}
+
+/* The loss at the means, the modes, and then rule by rule the sites that it suits. */
+EPF_INLINE void smooth_sites_of(smooth_loss f, const int width, const double largest, const double *p,
+                                ptrdiff_t n, const double *y, const double *m, const double *v,
+                                const double *power, double *lZ, double *dlZ, double *d2lZ)
+{
+    enum { H, VALUE, SLOPE, VARIANCE, PER_V, KEPT };
+    double at[KEPT][SMOOTH_BLOCK + VW], rules[SMOOTH_BLOCK + VW];
+    unsigned char order[SMOOTH_BLOCK];
+    int begin[SMOOTH_RULES + 1] = {0};
+    RESPONSES(width);
+    smooth_sites a = {.y = r, .p = p};
+    vd Z, slope, curvature, rule;
+    double mean[SMOOTH_BLOCK];
+    unsigned char reflected[SMOOTH_BLOCK];
+    int reflections = 0;
+    if (f == v_logistic_each) {
+        /* exp(-l(h)) = exp(h - l(-h)): far left of the layer a wide cavity becomes one far right */
+        for (ptrdiff_t i = 0; i < n; i++) {
+            double edge = m[i] + power[i] * v[i];
+            reflected[i] = v[i] > GRADED_FROM && edge + m[i] < 0.0;
+            mean[i] = reflected[i] ? -edge : m[i];
+            reflections += reflected[i];
+        }
+        m = mean;
+    }
+    /* two vectors at a time where they have no responses of their own */
+    const int U = width ? 1 : 2;
+    for (ptrdiff_t i = 0; i < n; i += U * VW) {
+        vd h[2], l[2], s[2], c[2];
+        if (width) load_responses(width, y + i * width, width, n - i < VW ? n - i : VW, r);
+        h[0] = LOAD_SITES(m);
+        h[1] = n - i > VW ? (n - i >= 2 * VW ? v_load(m + i + VW) : load_sites(m + i + VW, n - i - VW)) : h[0];
+        f(U, h, r, p, l, s, c);
+        for (int u = 0; u < U && i + u * VW < n; u++) {
+            v_store(at[VALUE] + i + u * VW, l[u]);
+            v_store(at[SLOPE] + i + u * VW, s[u]);
+            v_store(at[VARIANCE] + i + u * VW, c[u]);
+        }
+    }
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        if (width) load_responses(width, y + i * width, width, n - i < VW ? n - i : VW, r);
+        a.m = LOAD_SITES(m);
+        a.v = LOAD_SITES(v);
+        a.b = LOAD_SITES(power);
+        a.value = v_load(at[VALUE] + i);
+        a.slope = v_load(at[SLOPE] + i);
+        v_smooth_mode(f, width, largest, &a, v_load(at[VARIANCE] + i), &rule);
+        v_store(at[H] + i, a.h);
+        v_store(at[VALUE] + i, a.value);
+        v_store(at[SLOPE] + i, a.slope);
+        v_store(at[VARIANCE] + i, a.variance);
+        v_store(at[PER_V] + i, a.per_v);
+        v_store(rules + i, rule);
+    }
+    for (ptrdiff_t i = 0; i < n; i++) begin[(int)rules[i] + 1]++;
+    for (int k = 0; k < SMOOTH_RULES; k++) begin[k + 1] += begin[k];
+    for (ptrdiff_t i = 0; i < n; i++) order[begin[(int)rules[i]]++] = (unsigned char)i;
+    for (int k = 0; k < SMOOTH_RULES - 1; k++)
+        for (int first = k ? begin[k - 1] : 0; first < begin[k]; first += VW) {
+            int count = begin[k] - first < VW ? begin[k] - first : VW;
+            const unsigned char *sites = order + first;
+            if (width) {
+                double responses[VW * (width ? width : 1)];
+                for (int j = 0; j < VW * width; j++)
+                    responses[j] = y[sites[j / width < count ? j / width : count - 1] * width + j % width];
+                load_responses(width, responses, width, VW, r);
+            }
+            a.m = gather_sites(m, sites, count);
+            a.v = gather_sites(v, sites, count);
+            a.b = gather_sites(power, sites, count);
+            a.h = gather_sites(at[H], sites, count);
+            a.value = gather_sites(at[VALUE], sites, count);
+            a.slope = gather_sites(at[SLOPE], sites, count);
+            a.variance = gather_sites(at[VARIANCE], sites, count);
+            a.per_v = gather_sites(at[PER_V], sites, count);
+            a.tilt = (a.h - a.m) * a.per_v;
+            if (k < GAUSS_RULES) v_smooth_gauss(f, k, &a, &Z, &slope, &curvature);
+            else if (k == GAUSS_RULES) v_smooth_trapezoid(f, &a, &Z, &slope, &curvature);
+            else v_smooth_graded(f, &a, &Z, &slope, &curvature);
+            scatter_sites(Z, sites, count, lZ);
+            scatter_sites(slope, sites, count, dlZ);
+            scatter_sites(curvature, sites, count, d2lZ);
+        }
+    for (ptrdiff_t i = 0; i < n && reflections > 0; i++)
+        if (reflected[i]) {
+            lZ[i] += power[i] * (0.5 * power[i] * v[i] - (power[i] * v[i] + mean[i]));
+            dlZ[i] = power[i] - dlZ[i];
+        }
+    /* no rule */
+    for (int j = begin[SMOOTH_RULES - 2]; j < n; j++) lZ[order[j]] = dlZ[order[j]] = d2lZ[order[j]] = NAN;
+}
+
+#define SITES_IN_BLOCKS(name, width, largest)                                                      \
+    for (ptrdiff_t i = 0; i < n; i += SMOOTH_BLOCK)                                                \
+        smooth_sites_of(v_##name##_each, width, largest, loss->parameters,                              \
+                        n - i < SMOOTH_BLOCK ? n - i : SMOOTH_BLOCK, (width) ? y + i * (width) : y, \
+                        m + i, v + i, power + i, lZ + i, dlZ + i, d2lZ + i);                       \
     break
+#define SITES_SMOOTH(name, width) SITES_IN_BLOCKS(name, width, 0.0)
+#define SITES_LOGISTIC SITES_SMOOTH
+#define SITES_PROBIT(name, width) SITES_IN_BLOCKS(name, width, 0.25)
 #define SITES_NONE(name, width) break
-#define SITES_PROBIT SITES_NONE
-#define SITES_LOGISTIC SITES_NONE
 #define SITES_PIECEWISE SITES_NONE
 
 static void smooth_moments(const epf_loss *loss, ptrdiff_t n, const double *y, const double *m,
@@ -797,23 +1488,138 @@ static void smooth_moments(const epf_loss *loss, ptrdiff_t n, const double *y, c
     }
 }
 
+/* ---- symmetric matrices and stationary kernels ---- */
+
+EPF_INLINE void couple_rows(int rows, ptrdiff_t n, const double *w, ptrdiff_t ld, const double *a,
+                            const double *b, const double *x, const double *z, double *y, double *q,
+                            double *sums)
+{
+    vd s[4], t[4];
+    ptrdiff_t i = 0;
+    for (int r = 0; r < rows; r++) s[r] = t[r] = v_set(0.0);
+    for (; i + VW <= n; i += VW) {
+        vd xi = v_load(x + i), zi = v_load(z + i), yi = v_load(y + i), qi = v_load(q + i);
+        for (int r = 0; r < rows; r++) {
+            vd v = v_load(w + r * ld + i), square = v * v;
+            s[r] += v * xi;
+            t[r] += square * zi;
+            yi += a[r] * v;
+            qi += b[r] * square;
+        }
+        v_store(y + i, yi);
+        v_store(q + i, qi);
+    }
+    for (int r = 0; r < rows; r++) {
+        sums[2 * r] += v_sum(s[r]);
+        sums[2 * r + 1] += v_sum(t[r]);
+    }
+    for (; i < n; i++)
+        for (int r = 0; r < rows; r++) {
+            double v = w[r * ld + i];
+            sums[2 * r] += v * x[i];
+            sums[2 * r + 1] += v * v * z[i];
+            y[i] += a[r] * v;
+            q[i] += b[r] * v * v;
+        }
+}
+
+static void couple(int rows, ptrdiff_t n, const double *w, ptrdiff_t ld, const double *a,
+                   const double *b, const double *x, const double *z, double *y, double *q,
+                   double *sums)
+{
+    if (rows == 4) couple_rows(4, n, w, ld, a, b, x, z, y, q, sums);
+    else
+        for (int r = 0; r < rows; r++)
+            couple_rows(1, n, w + r * ld, ld, a + r, b + r, x, z, y, q, sums + 2 * r);
+}
+
+EPF_INLINE void stationary_at(int kind, vd t, vd *value, vd *slope)
+{
+    if (kind == EPF_RBF) {
+        *value = v_exp(-t);
+        *slope = 2.0 * t * *value;
+        return;
+    }
+    vd r = v_sqrt(t), e = v_exp(-r);
+    if (kind == EPF_MATERN12) {
+        *value = e;
+        *slope = r * e;
+    } else if (kind == EPF_MATERN32) {
+        *value = (1.0 + r) * e;
+        *slope = t * e;
+    } else {
+        *value = (1.0 + r + t / 3.0) * e;
+        *slope = t * (1.0 + r) / 3.0 * e;
+    }
+}
+
+EPF_INLINE void stationary_points(int kind, ptrdiff_t n, double scale, const double *d,
+                                  double *value, double *slope)
+{
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        ptrdiff_t m = n - i < VW ? n - i : VW;
+        vd e, f;
+        stationary_at(kind, scale * (m == VW ? v_load(d + i) : v_load_part(d + i, m)), &e, &f);
+        if (m == VW) {
+            v_store(value + i, e);
+            if (slope) v_store(slope + i, f);
+        } else {
+            v_store_part(value + i, e, m);
+            if (slope) v_store_part(slope + i, f, m);
+        }
+    }
+}
+
+static void stationary(int kind, ptrdiff_t n, double scale, const double *d, double *value,
+                       double *slope)
+{
+    if (kind == EPF_RBF) stationary_points(EPF_RBF, n, scale, d, value, slope);
+    else if (kind == EPF_MATERN12) stationary_points(EPF_MATERN12, n, scale, d, value, slope);
+    else if (kind == EPF_MATERN32) stationary_points(EPF_MATERN32, n, scale, d, value, slope);
+    else stationary_points(EPF_MATERN52, n, scale, d, value, slope);
+}
+
+static void contract(ptrdiff_t n, double a, const double *alpha, const double *r, const double *e,
+                     const double *f, double *sums)
+{
+    vd s = v_set(0.0), t = s;
+    ptrdiff_t i = 0;
+    for (; i + VW <= n; i += VW) {
+        vd w = a * v_load(alpha + i) - v_load(r + i);
+        s += w * v_load(e + i);
+        t += w * v_load(f + i);
+    }
+    sums[0] += v_sum(s);
+    sums[1] += v_sum(t);
+    for (; i < n; i++) {
+        double w = a * alpha[i] - r[i];
+        sums[0] += w * e[i];
+        sums[1] += w * f[i];
+    }
+}
+
 /* ---- the table ---- */
 
 const epf_kernels NAMED(epf_kernels) = {
     &STRING(EPF_ISA)[1], VW,                    /* without the underscore */
     array_exp, array_expm1, array_log, array_log1p, array_erfcx, array_log_ndtr,
-    loss_at_points, rise, margins, weighted_sums, pairs, probit_moments, logistic_moments,
-    piecewise_moments, smooth_moments};
+    loss_at_points, rise, margins, weighted_sums, sizes, largest_move, cavity, steps, interpolation,
+    move, pairs, probit_moments, logistic_moments, piecewise_moments, smooth_moments, rows_gather,
+    rows_pack, rows_marginals, rows_outer, couple, stationary, contract};
 
 #ifdef EPF_COMMON       /* what does not depend on the instruction set: compiled once */
 size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d)
 {
-    size_t row = sizeof(probit_row) / sizeof(double);            /* the largest but PIECEWISE */
+    const size_t widest = 8;                    /* numbers of a vector */
+    size_t constants = PROBIT_CONSTANTS;        /* the most, but of PIECEWISE */
     if (loss->kind == EPF_CALLBACK)
         return (size_t)(s + (4 + 2 * loss->width) * callback_rows(s, d) * d);
-    if (loss->kind == KIND_piecewise_linear)
-        row = 1 + PIECEWISE_ROW((size_t)PIECEWISE_KNOTS(loss->parameters));
-    return (size_t)s * (row + 8);               /* 8: the widest vector, for padded columns */
+    if (loss->kind == KIND_piecewise_linear) {
+        size_t knots = (size_t)PIECEWISE_KNOTS(loss->parameters);
+        if (PIECEWISE_CONSTANTS(knots) > constants) constants = PIECEWISE_CONSTANTS(knots);
+    }
+    /* padded columns, state, row constants */
+    return (size_t)s * widest + ((size_t)d + 2 * widest) * STATE_MOST + constants * ((size_t)s + widest);
 }
 
 #define X(name, n_parameters, width, pair_kernel, moments_kernel) #name,

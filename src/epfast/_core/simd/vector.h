@@ -16,9 +16,10 @@ typedef int (*epf_callback)(ptrdiff_t n, const double *h, const double *y, ptrdi
 
 #define EPF_CALLBACK (-1)
 #define EPF_PIECEWISE_KNOTS 16
+#define EPF_ROW_PAD 16           /* rows and numbers beyond the last, that kernels may read */
 
-/* Vector kernels of tilted moments: of exp(-l), PIECEWISE and SMOOTH of any power; PIECEWISE with no
- * more than EPF_PIECEWISE_KNOTS knots. */
+/* Vector kernels of tilted moments of any power: PIECEWISE with no more than EPF_PIECEWISE_KNOTS knots,
+ * SMOOTH with exceptions, and PROBIT and LOGISTIC in closed form for the power 1, else like SMOOTH. */
 enum {
     EPF_MOMENTS_NONE,
     EPF_MOMENTS_PROBIT,
@@ -26,6 +27,9 @@ enum {
     EPF_MOMENTS_PIECEWISE,
     EPF_MOMENTS_SMOOTH
 };
+
+/* Stationary kernels. */
+enum { EPF_RBF, EPF_MATERN12, EPF_MATERN32, EPF_MATERN52 };
 
 typedef struct {
     int kind;                   /* row of EPF_LOSSES, or EPF_CALLBACK */
@@ -35,6 +39,13 @@ typedef struct {
     epf_callback callback;      /* for EPF_CALLBACK */
     void *user;
 } epf_loss;
+
+/* How a site moves to a fit of copies of its factor: precisions below least, or least / v where that is
+ * relative, become least; the change is taken times damping. share: of the site that the cavity lacks. */
+typedef struct {
+    double share, copies, damping, least;
+    int relative;
+} epf_move;
 
 typedef void (*epf_elementwise)(ptrdiff_t n, const double *x, double *out);
 
@@ -53,23 +64,57 @@ typedef struct {
     int (*rise)(const epf_loss *loss, ptrdiff_t n, double h, double value, const double *delta,
                 const double *y, double *out);
 
-    /* m_k = sign_k x_k . mu for the s rows of x (row stride ld; sign NULL means all +1) */
-    void (*margins)(ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld, const double *sign,
-                    const double *mu, double *m);
+    /* x: s rows of d doubles, or of floats (single), ld numbers from one to the next. What comes of
+     * floats is what the same numbers as doubles give. */
+
+    /* m_k = sign_k x_k . mu (sign NULL means all +1) */
+    void (*margins)(ptrdiff_t s, ptrdiff_t d, const void *x, int single, ptrdiff_t ld,
+                    const double *sign, const double *mu, double *m);
 
     /* g_j = sum_k c_k x_kj and h_j = sum_k w_k x_kj^2 */
-    void (*weighted_sums)(ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld, const double *c,
-                          const double *w, double *g, double *h);
+    void (*weighted_sums)(ptrdiff_t s, ptrdiff_t d, const void *x, int single, ptrdiff_t ld,
+                          const double *c, const double *w, double *g, double *h);
+
+    /* largest_j = max_k |x_kj|, NaN left out, and squares_j = sum_k x_kj^2 */
+    void (*sizes)(ptrdiff_t n, ptrdiff_t d, const void *x, int single, ptrdiff_t ld, double *largest,
+                  double *squares);
+
+    /* The largest of |mean - old_mean| / sqrt(new) and |log(old / new)| / 2, variances old and new. NaN
+     * where one of the former is; where one of the latter is, none of them counts. */
+    double (*largest_move)(ptrdiff_t n, const double *old_mean, const double *old,
+                           const double *mean, const double *new);
+
+    /* Diagonal posteriors, (d,) each. cavity: v = 1 / precision and mu = v shift of the posterior
+     * (tau, nu) less share of the site; where that is improper the posterior stands in, and the
+     * result is not 0. Site NULL: none is stored. */
+    int (*cavity)(ptrdiff_t d, double share, const double *tau, const double *nu,
+                  const double *site_tau, const double *site_nu, double *mu, double *v);
+
+    /* step_j = gamma sqrt(v_j) */
+    void (*steps)(ptrdiff_t d, double gamma, const double *v, double *step);
+
+    /* b <- beta b / (2 step), tau <- beta tau / step^2: from D and S of pairs to the fit */
+    void (*interpolation)(ptrdiff_t d, double beta, const double *step, double *b, double *tau);
+
+    /* The fit (b, fit_tau) about mu becomes the site; its change is added to (new_tau, new_nu), which
+     * may be (tau, .). A coordinate keeps its site, n_kept, where the fit is not finite, or the cavity or
+     * the posterior would be improper. Returns the sum of -mu (h - t mu / 2) over the sites (t, h). */
+    double (*move)(const epf_move *how, ptrdiff_t d, const double *mu, const double *v,
+                   const double *b, const double *fit_tau, const double *tau, double *new_tau,
+                   double *new_nu, double *site_tau, double *site_nu, ptrdiff_t *n_kept,
+                   ptrdiff_t *n_clipped);
 
     /* With delta_kj = step_j sign_k x_kj, over the s rows of the minibatch:
      *     D_j = sum_k l(m_k - delta_kj) - l(m_k + delta_kj)
      *     S_j = sum_k l(m_k + delta_kj) + l(m_k - delta_kj) - 2 l(m_k)
-     * sign NULL means all +1; responses: rows of loss->width, NULL for a loss of the margin.
+     * sign NULL means all +1; responses: rows of loss->width, NULL for a loss of the margin. mu: m_k
+     * is written, sign_k x_k . mu, in the one pass over x; NULL: it is read. total: sum_k l(m_k), or NaN
+     * where no kernel has it at hand.
      * work holds epf_pairs_work(loss, s, d) doubles. Positive: the callback failed; negative: it
      * was not called, since a margin overflowed. */
-    int (*pairs)(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const double *x, ptrdiff_t ld,
-                 const double *sign, const double *responses, const double *m,
-                 const double *step, double *D, double *S, double *work);
+    int (*pairs)(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const void *x, int single,
+                 ptrdiff_t ld, const double *sign, const double *responses, const double *mu,
+                 double *m, const double *step, double *D, double *S, double *total, double *work);
 
     /* lZ = log int t(h) N(h; m, v) dh and its first two derivatives in m, at n sites, for t = Phi,
      * for t the logistic function, and for t = exp(-power_i l), l piecewise linear with the
@@ -83,11 +128,37 @@ typedef struct {
                               const double *v, const double *power, double *lZ, double *dlZ,
                               double *d2lZ);
 
-    /* The same for exp(-power_i l) where the loss is SMOOTH, y rows of responses; lZ is NaN at the
-     * sites that are left to adaptive quadrature. */
+    /* The same for exp(-power_i l) where the loss is SMOOTH, PROBIT or LOGISTIC, y rows of responses
+     * (NULL: margins); lZ is NaN at the sites that are left to adaptive quadrature. */
     void (*smooth_moments)(const epf_loss *loss, ptrdiff_t n, const double *y, const double *m,
                            const double *v, const double *power, double *lZ, double *dlZ,
                            double *d2lZ);
+
+    /* Blocks of dense rows: see rows.h. */
+    void (*rows_gather)(ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *x, ptrdiff_t stride,
+                        const ptrdiff_t *at, double *a);
+    void (*rows_pack)(ptrdiff_t d, const double *triangle, double *out);
+    void (*rows_marginals)(ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *a,
+                           const double *packed, const double *z, double *h, double *s);
+    void (*rows_outer)(ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *a, const double *w,
+                       double *panel, double *C);
+
+    /* With up to 4 rows w_r of a matrix (row stride ld), of n numbers each:
+     *     y_i += sum_r a_r w_ri            q_i += sum_r b_r w_ri^2
+     *     sums_2r += sum_i w_ri x_i        sums_(2r+1) += sum_i w_ri^2 z_i */
+    void (*couple)(int rows, ptrdiff_t n, const double *w, ptrdiff_t ld, const double *a,
+                   const double *b, const double *x, const double *z, double *y, double *q,
+                   double *sums);
+
+    /* Stationary kernels at squared distances d: with t = scale d the value at t, and its
+     * derivative by the log of the length scale (may be NULL). RBF: scale = 1 / (2 l^2), Matern of
+     * order nu: 2 nu / l^2. */
+    void (*stationary)(int kind, ptrdiff_t n, double scale, const double *d, double *value,
+                       double *slope);
+
+    /* sums_0 += sum_i w_i e_i, sums_1 += sum_i w_i f_i with w_i = a alpha_i - r_i */
+    void (*contract)(ptrdiff_t n, double a, const double *alpha, const double *r, const double *e,
+                     const double *f, double *sums);
 } epf_kernels;
 
 size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d);

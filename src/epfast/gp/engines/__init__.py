@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from epfast.gp.engines.double_loop import DescentEngine
-from epfast.gp.engines.sweeps import ProcessEngine
 from epfast.inference.combinations import Combination, Table
+from epfast.linear.engines.kernel import ProcessEngine
 
 __all__ = ["ENGINES", "DescentEngine", "ProcessEngine"]
 

@@ -33,10 +33,17 @@ from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.cholesky import cholesky, inverse_from_factor
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.tilted import TiltedMoments
-from epfast.gp.engines.sweeps import improper
-from epfast.gp.problem import GPProblem, GPState, Moments, Relaxed, log_evidence, moments_of
+from epfast.gp.problem import GPProblem
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.runtime import Tick
+from epfast.linear.engines.kernel import (
+    GPState,
+    Moments,
+    Relaxed,
+    improper,
+    log_evidence,
+    moments_of,
+)
 
 #: most numbers that a call of BLAS multiplies, so that Ctrl-C acts within about a second
 COLUMNS = 1 << 29

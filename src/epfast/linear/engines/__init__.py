@@ -13,7 +13,7 @@ import numpy as np
 
 from epfast.inference import Engine, Sites
 from epfast.inference.combinations import Combination, Table
-from epfast.linear.engines.base import adf_start
+from epfast.linear.engines.base import adf_start, flat
 from epfast.linear.engines.laplace import LaplaceEngine
 from epfast.linear.engines.minibatch import MinibatchEngine
 from epfast.linear.engines.rows import RowEngine
@@ -21,11 +21,13 @@ from epfast.linear.engines.shards import ShardEngine
 from epfast.linear.engines.shared import SharedEngine
 from epfast.linear.engines.sparse import by_nonzeros
 from epfast.linear.engines.streams import of_stream
-from epfast.linear.problem import LinearProblem, State
+from epfast.linear.engines.wide import of_wide
+from epfast.linear.problem import LinearProblem
+from epfast.linear.wide import WideState
 
 __all__ = ["ENGINES", "at_start", "engine_of"]
 
-SHUFFLED, PARALLEL = "order='shuffled'", "order='parallel'"
+SHUFFLED, PARALLEL, CHUNKED = (f"order={name!r}" for name in ("shuffled", "parallel", "chunked"))
 
 
 def _row(engine: Callable[[Any], Any], *takes: str, by_expansion: bool = False) -> Combination:
@@ -34,8 +36,18 @@ def _row(engine: Callable[[Any], Any], *takes: str, by_expansion: bool = False) 
 
 ENGINES: Table = {
     ("full", "row", "factor"): _row(
-        RowEngine,
-        *("weights", "sparse X", "damping", "power", "block", "refresh", SHUFFLED, PARALLEL),
+        of_wide(RowEngine),
+        *(
+            "weights",
+            "sparse X",
+            "damping",
+            "power",
+            "block",
+            "refresh",
+            SHUFFLED,
+            CHUNKED,
+            PARALLEL,
+        ),
     ),
     ("full", "row", "none"): _row(
         of_stream(RowEngine), "weights", "sparse X", "chunks of X", "power", SHUFFLED
@@ -80,8 +92,10 @@ def engine_of(problem: LinearProblem, **settings: Any) -> Engine[Any]:
     return engine
 
 
-def at_start(problem: LinearProblem) -> State:
+def at_start(problem: LinearProblem) -> Any:
     """The state before the first sweep without a start: the prior and flat sites."""
+    if problem.wide is not None:
+        return WideState(flat(problem.shape[0]), 0)
     base, stores = problem.base, problem.schedule.stores
     if stores == "none":
         return adf_start(base)

@@ -22,6 +22,8 @@ from epfast.schedules import EP
 #: rows that settle by EP before a pass of ADF goes on from a flat start: so many and so many per
 #: dimension, as far as their sites have no more numbers than this
 SETTLE_ROWS, SETTLE_PER_DIMENSION, SETTLE_NUMBERS = 1000, 50, 1 << 23
+#: numbers of X that any scheme takes in in a moment
+MOMENT = 1 << 13
 #: EP on these rows
 SETTLE_SWEEPS, SETTLE_TOL = 20, 1e-2
 
@@ -146,7 +148,7 @@ class MinibatchEngine:
         if not evidence:
             return Summary(mean, variance)
         # the evidence is finite only if every shift and log precision is
-        log_ratio = np.log(self.problem.prior.precision * variance).sum()
+        log_ratio = np.add.reduce(np.log(self.problem.prior.precision * variance))
         total = state.log_scale + 0.5 * float(log_ratio + state.shift @ mean)
         return Summary(mean, variance, total)
 
@@ -195,7 +197,7 @@ class MinibatchEngine:
         piece = self._piece(data.X, data.y, state.sweeps)
         order = piece.order
         design = Design(piece.X, core.max_rows)
-        for part in PacedParts(len(order)):
+        for part in PacedParts(len(order), MOMENT // (self.size * self.d)):
             self._visit(core, design, piece, part, (precision, shift), trace, targets)
             tick(len(order[part]))
         refused, failed, clipped = self._counted(core, before)
@@ -339,9 +341,9 @@ class MinibatchEngine:
     def _from_sites(self, sites: Sites, sweeps: int) -> State:
         """Base times sites, summed afresh, so that rounding does not accumulate."""
         base = self.problem.base
-        precision = base.precision + sites.precision.sum(axis=0)
-        shift = base.shift + sites.shift.sum(axis=0)
-        log_scale = base.log_scale + float(sites.log_scale.sum())
+        precision = base.precision + np.add.reduce(sites.precision)
+        shift = base.shift + np.add.reduce(sites.shift)
+        log_scale = base.log_scale + float(np.add.reduce(sites.log_scale))
         return State(precision, shift, sites, log_scale, sweeps)
 
     @staticmethod

@@ -15,15 +15,15 @@ from epfast import families
 from epfast._arrays import Array, as_array, symmetric_from_upper
 from epfast._core.row_sweeps import BlockedSweep, ParallelSweep
 from epfast.inference import Counts, PartOfSweep, Sites
-from epfast.inference.runtime import Tick, no_tick
+from epfast.inference.runtime import Tick
 from epfast.linear.engines.base import (
     LEAST_SHARE,
     FullEngine,
-    contraction,
     plain,
     start_of,
     with_precision,
 )
+from epfast.linear.engines.chunks import Chunks, Pace, chunk_size, is_for_chunks, moves_of
 from epfast.linear.problem import (
     LinearProblem,
     State,
@@ -32,6 +32,7 @@ from epfast.linear.problem import (
     is_proper,
     moments_of,
 )
+from epfast.schedules import Schedule
 
 #: rows per block of marginals in parallel order
 PARALLEL_ROWS = 128
@@ -41,11 +42,6 @@ HALF_FROM = 256
 SHRUNK = 1e-4
 #: sweeps between two refreshes
 REFRESH = 5
-#: automatic order, first sweep: every 16th row twice in sequential order, every 4th row in
-#: parallel, then all rows in parallel; with fewer rows per dimension in the first share, all rows
-#: in sequential order
-FIRST_SHARE, NEXT_SHARE = 16, 4
-ROWS_PER_DIMENSION = 4
 #: a row that moves by no more stands still, if the tolerance is not larger
 STANDS = 1e-4
 
@@ -64,38 +60,6 @@ def settles(moved: float, tol: float) -> bool | None:
     return None if moved <= max(tol, STANDS) else False
 
 
-class AutoOrder(NamedTuple):
-    """The order of the next sweep, and what the automatic order has seen."""
-
-    order: str
-    #: True for order="auto": parallel sweeps may give way to sequential ones
-    may_change: bool = False
-    #: True until the first site is fitted
-    flat: bool = False
-    #: least change of a parallel sweep, and the number of sweeps since
-    least: float = np.inf
-    stalled: int = 0
-
-    @classmethod
-    def of(cls, schedule: Any, sites: Sites | None) -> AutoOrder:
-        """The order of the first sweep."""
-        flat = sites is not None and not sites.precision.any()
-        if schedule.order != "auto":
-            return cls(schedule.order, flat=flat)
-        parallel = schedule.tol > 0.0 and schedule.damping == 1.0
-        return cls("parallel" if parallel else "sequential", True, flat)
-
-    def next(self, change: float, lost: bool, tol: float) -> AutoOrder:
-        """The order after a parallel sweep: sequential once three of them did not contract.
-
-        lost: the sweep was of no use.
-        """
-        least, stalled = contraction(change, self.least, self.stalled)
-        contracts = not lost and (stalled < 3 or change <= tol)
-        order = self.order if contracts else "sequential"
-        return self._replace(order=order, least=least, stalled=stalled)
-
-
 class RowState(NamedTuple):
     """A :class:`State`, its moments, and the progress of the sweeps."""
 
@@ -108,11 +72,12 @@ class RowState(NamedTuple):
     #: (d, d) and (d,); only the upper triangle of the covariance is valid
     covariance: Array
     mean: Array
-    order: AutoOrder
+    #: of the next sweep
+    order: str
     #: sweeps since the last refresh
     since_refresh: int
-    #: initial state of a warm start, borrowed: copy before writing; None: flat sites
-    origin: State | None
+    #: of sweeps in chunks
+    pace: Pace | None
 
     def at(self, state: State) -> RowState:
         """Replace the state and its moments. O(d^3)."""
@@ -132,6 +97,7 @@ class RowEngine(FullEngine):
         numbers = schedule.power, schedule.damping
         self.sequential = BlockedSweep(self.tilted, d, min(block, n), *numbers, full)
         self.parallel = ParallelSweep(self.tilted, d, min(n, PARALLEL_ROWS), *numbers)
+        self.chunks = Chunks(problem, self.tilted, self.sequential)
         self.refresh = getattr(schedule, "refresh", None) or REFRESH
 
     def init(self, start: Any) -> RowState:
@@ -139,51 +105,27 @@ class RowEngine(FullEngine):
 
     def begun(self, state: State, theirs: Sites | None) -> RowState:
         """The initial state; ``theirs`` are the sites of a start, which are copied."""
-        origin = None
         if theirs is not None and state.sites is not None:
-            origin, state = state, state._replace(sites=families.copied(state.sites))
-        order = AutoOrder.of(self.schedule, state.sites)
-        return RowState(*state, *moments_of(state), order, 0, origin)
-
-    def _restarted(self, state: RowState) -> RowState:
-        """Restart from the initial state: a diverged parallel run is a bad start."""
-        origin = state.origin
-        if origin is None:
-            first = start_of(self.problem, None)
-        else:
-            assert origin.sites is not None
-            first = origin._replace(sites=families.copied(origin.sites))
-        return state.at(first)._replace(sweeps=state.sweeps, since_refresh=0)
+            state = state._replace(sites=families.copied(state.sites))
+        order, flat = self.schedule.order, state.sites is not None and _is_flat(state.sites)
+        if order == "auto":
+            # a schedule with an order of its own keeps it
+            own = type(self.schedule).visits is not Schedule.visits
+            undamped = self.schedule.tol > 0.0 and self.schedule.damping == 1.0
+            chunks = undamped and not own and is_for_chunks(self.problem)
+            order = "chunked" if chunks else "sequential"
+        pace = Pace(chunk_size(self.problem), flat) if order == "chunked" else None
+        return RowState(*state, *moments_of(state), order, 0, pace)
 
     def sweep(self, state: RowState, keep: bool, tick: Tick) -> tuple[RowState, Counts]:
         self.tilted.begin_sweep(state.sweeps)
         if state.sites is None:
             return self._pass(state, tick)
-        if state.order.order != "parallel":
-            return self._sequential(state, slice(None), keep, tick)
-        n, d = self.problem.shape
-        auto = state.order
-        # a parallel sweep may be undone as a whole; the automatic order then restarts
-        keep = keep or not auto.may_change
-        if auto.may_change and auto.flat:
-            state = state._replace(order=auto._replace(flat=False))
-            if n < FIRST_SHARE * ROWS_PER_DIMENSION * d:
-                # the first step of parallel EP from a wide prior goes too far
-                return self._sequential(state, slice(None), keep, tick)
-            state, keep = self._shares(state, keep), False
-        new, counts = self._parallel(state, slice(None), keep, tick)
-        if auto.may_change:
-            moved = _largest_move(state, new)
-            # sites that are flat again: the sweep before went too far for any row to matter
-            lost = counts.refused == n or _is_flat(new.sites)
-            order = state.order.next(moved, lost, self.schedule.tol)
-            if order.order == "sequential":
-                # the start is no result: the sweep goes on from there, and is nothing to stop at
-                start = self._restarted(state)._replace(order=order)
-                new, counts = self._sequential(start, slice(None), False, tick)
-                return new, counts._replace(settled=False)
-            new = new._replace(order=order)
-        return new._replace(sweeps=state.sweeps + 1), counts
+        if state.order == "chunked":
+            return self._chunked(state, keep, tick)
+        if state.order == "parallel":
+            return self._parallel(state, keep, tick)
+        return self._sequential(state, keep, tick)
 
     def settle(self, state: RowState, hurry: bool = False) -> State:
         if state.sites is None or state.since_refresh == 0 or hurry:
@@ -192,10 +134,7 @@ class RowEngine(FullEngine):
 
     # -- sequential --
 
-    def _sequential(
-        self, state: RowState, which: slice, keep: bool, tick: Tick
-    ) -> tuple[RowState, Counts]:
-        """Fit the sites of a slice of the rows; outside the slice sites must be flat."""
+    def _sequential(self, state: RowState, keep: bool, tick: Tick) -> tuple[RowState, Counts]:
         problem, core = self.problem, self.sequential
         n = problem.shape[0]
         assert state.sites is not None
@@ -203,7 +142,7 @@ class RowEngine(FullEngine):
         before, core.moved = core.n_refused, 0.0
         old_variance = np.diag(state.covariance)
         covariance, mean = state.covariance.copy(), state.mean.copy()
-        for part in problem.pieces(self.schedule.checked_visits(n, state.sweeps)[which]):
+        for part in problem.pieces(self.schedule.checked_visits(n, state.sweeps)):
             self._visit(part, covariance, mean, *sites)
             tick(len(part))
         refused = core.n_refused - before
@@ -268,16 +207,49 @@ class RowEngine(FullEngine):
             raise PartOfSweep(some) from None
         return new, Counts(core.n_refused - before)
 
+    # -- in chunks --
+
+    def _chunked(self, state: RowState, keep: bool, tick: Tick) -> tuple[RowState, Counts]:
+        """Fit the sites in chunks. Ctrl-C leaves the posterior of the chunks before."""
+        chunks, pace, n = self.chunks, state.pace, self.problem.shape[0]
+        assert state.sites is not None
+        assert pace is not None
+        sites = families.copied(state.sites) if keep or pace.mixes else state.sites
+        precision, shift = state.precision.copy(), state.shift.copy()
+        spread = np.zeros(n) if pace.mixes else None
+        visits = chunks.visits(state.sweeps)
+        try:
+            refused = chunks.sweep(visits, pace, precision, shift, sites, spread, tick)
+        except KeyboardInterrupt:
+            raise PartOfSweep(self._of_chunks(state, precision, shift, sites)) from None
+        new, drift = self._of_chunks(state, precision, shift, sites), None
+        covariance, mean = chunks.moments(new)
+        new = new._replace(sweeps=state.sweeps + 1, covariance=covariance, mean=mean)
+        if pace.is_stale(chunks.core.drift()):
+            anew = from_sites(self.problem, sites, new.sweeps)
+            if anew is not None:
+                before, new = new, new.at(anew)
+                drift, pace = _drift(before, new), pace._replace(since=0)
+        pace = pace.next(_largest_move(state, new), n, self.schedule.block is not None)
+        if spread is not None:
+            pace, better = pace.mixed(plain(new), moves_of(state.sites, sites, spread))
+            new = new if better is None else new.at(better)
+        settled = settles(chunks.core.residual, self.schedule.tol)
+        return new._replace(pace=pace), Counts(refused, drift=drift, settled=settled)
+
+    def _of_chunks(self, state: RowState, precision: Array, shift: Array, sites: Sites) -> RowState:
+        """The state with these sites and their precision, of which the upper triangle is given."""
+        return state._replace(
+            precision=symmetric_from_upper(precision),
+            shift=shift,
+            sites=sites,
+            log_scale=self.problem.base.log_scale + float(sites.log_scale.sum()),
+        )
+
     # -- parallel --
 
-    def _parallel(
-        self, state: RowState, which: slice, keep: bool, tick: Tick
-    ) -> tuple[RowState, Counts]:
-        """Fit the sites of a slice from one posterior; outside the slice sites must be flat.
-
-        Where all changes together are improper: as much of them is taken as is proper, or, where
-        the order may change, none.
-        """
+    def _parallel(self, state: RowState, keep: bool, tick: Tick) -> tuple[RowState, Counts]:
+        """Fit the sites from one posterior, and take as much of their changes as is proper."""
         problem, core = self.problem, self.parallel
         assert state.sites is not None
         root = inverse_root(state.precision)
@@ -285,8 +257,8 @@ class RowEngine(FullEngine):
         precision, shift = problem.base.precision.copy(), problem.base.shift.copy()
         sites = families.copied(state.sites) if keep else state.sites
         n = problem.shape[0]
-        for part in problem.pieces(range(n)[which]):
-            take = slice(part[0], part[-1] + 1, which.step)
+        for part in problem.pieces(range(n)):
+            take = slice(part[0], part[-1] + 1)
             target = Sites(*map(np.ascontiguousarray, families.taken(sites, take)))
             core.sweep(
                 problem.rows(take),
@@ -306,30 +278,16 @@ class RowEngine(FullEngine):
         share, new = 1.0, precision
         while not is_proper(precision):
             share *= 0.5
-            if state.order.may_change or share < LEAST_SHARE:
-                return state, Counts(n)
+            if share < LEAST_SHARE:
+                return state._replace(sweeps=state.sweeps + 1), Counts(n)
             precision = state.precision + share * (new - state.precision)
         settled = settles(core.residual, self.schedule.tol)
         if share < 1.0:
             shift = state.shift + share * (shift - state.shift)
             sites, settled = families.damped(state.sites, sites, share), False
         total = problem.base.log_scale + float(sites.log_scale.sum())
-        found = state.at(State(precision, shift, sites, total, state.sweeps))
+        found = state.at(State(precision, shift, sites, total, state.sweeps + 1))
         return found, Counts(refused, settled=settled)
-
-    def _shares(self, state: RowState, keep: bool) -> RowState:
-        """Sweep over growing shares of the rows, from flat sites, before the first sweep over all.
-
-        For the price of half a sweep the mean comes within a few standard deviations of the end, so
-        that parallel sweeps do not overshoot and few are needed.
-        """
-        sweeps = state.sweeps
-        new, _ = self._sequential(state, slice(None, None, FIRST_SHARE), keep, no_tick)
-        new, _ = self._sequential(new, slice(None, None, FIRST_SHARE), False, no_tick)
-        new, counts = self._parallel(new, slice(None, None, NEXT_SHARE), False, no_tick)
-        if counts.refused == self.problem.shape[0]:
-            new = self._restarted(new)
-        return new._replace(sweeps=sweeps, since_refresh=0)
 
 
 def _is_flat(sites: Sites | None) -> bool:

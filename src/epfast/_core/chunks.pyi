@@ -1,0 +1,51 @@
+import numpy as np
+from numpy.typing import NDArray
+
+from epfast._core._types import Array
+from epfast._core.row_sweeps import ParallelSweep
+from epfast._core.rows import Rows
+from epfast._core.tilted import TiltedMoments
+
+Numbers = NDArray[np.intp]
+
+class ChunkedSweep(ParallelSweep):
+    def __init__(
+        self,
+        moments: TiltedMoments,
+        d: int,
+        q: int,
+        power: float,
+        damping: float,
+        sparse: bool,
+        center: Array | None = ...,
+    ) -> None: ...
+    def begin(self, P: Array, p: Array) -> bool: ...
+    def drift(self) -> float: ...
+    def gaussian(self) -> tuple[Array, Array]: ...
+    def advance(
+        self,
+        A: Rows,
+        at: Numbers,
+        visits: Numbers,
+        y: Array,
+        weight: Array | None,
+        count: int,
+        tau: Array,
+        nu: Array,
+        scale: Array,
+        spread: Array | None = ...,
+    ) -> int: ...
+    def take(
+        self,
+        A: Rows,
+        at: Numbers,
+        visits: Numbers,
+        new: Array,
+        tau: Array,
+        nu: Array,
+        scale: Array,
+    ) -> bool: ...
+
+def differences(
+    X: Array, visits: Numbers, center: Array, most: int
+) -> tuple[NDArray[np.intc], NDArray[np.intc], Array] | None: ...

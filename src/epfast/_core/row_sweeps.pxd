@@ -1,0 +1,20 @@
+"""Sweeps over scalar sites of a linear model; what their relatives share."""
+
+from epfast._core.lapack cimport blas_int
+from epfast._core.status cimport Status
+from epfast._core.tilted cimport TiltedMoments
+
+
+cdef class ParallelSweep:
+    cdef TiltedMoments moments
+    cdef ptrdiff_t d, q
+    cdef double power, damping
+    cdef double[:, ::1] V
+    cdef double[:, ::1] work                # rows: see sweep
+    cdef unsigned char[::1] failed
+    cdef readonly ptrdiff_t n_refused
+    cdef public double residual
+    cdef Status batch(
+        self, blas_int q, const double *y, const double *weight, double *tau, double *nu,
+        double *scale
+    ) noexcept nogil

@@ -1,0 +1,307 @@
+"""The search of the hyper-parameters that maximise the log evidence of process classifiers."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize
+
+from epfast._arrays import Array
+from epfast.estimators.processes import LowRankProcess, Problem, fitted
+from epfast.gp import GPPosterior, KernelColumns, incomplete_cholesky
+from epfast.inference import FAILURES, ConvergenceWarning, Interrupted, Sites
+from epfast.schedules import EP
+
+# of scikit-learn, which is there, or epfast.estimators.base would have said so
+from joblib import Parallel, delayed  # isort: skip
+
+#: rows on which searches are tried first, where that is worth it
+PILOT = 250
+#: tolerance of EP within a search, and within that of a pilot: an error of the sites changes the
+#: evidence to second order
+TOL, PILOT_TOL = 1e-3, 1e-2
+#: how far beyond the last points of a search sites are guessed, in steps between these
+REACH = 2.0
+#: where L-BFGS stops: relative change of the evidence, largest slope; the same for a pilot
+FTOL, GTOL = 1e-8, 1e-3
+PILOT_FTOL, PILOT_GTOL = 1e-3, 0.1
+#: failed fits of one search that are repaired; those that follow are lost at once
+REPAIRS = 5
+#: searches with pivots of their own, and the gain in evidence below which no other follows
+ROUNDS, GAIN = 3, 0.05
+
+
+class Guess(NamedTuple):
+    """Sites to start a fit from."""
+
+    sites: Sites
+    n_sweeps: int = 0
+    relaxed: None = None
+
+
+class Maximum(NamedTuple):
+    """What a search found."""
+
+    theta: Array
+    value: float
+    #: hyper-parameters that were tried, and those at which no fit held
+    tried: int
+    lost: int
+    #: sites to start from there, of an exact process
+    start: Guess | None = None
+
+
+class Trail:
+    """Sites of the last fits of a search, and a guess of those at other hyper-parameters."""
+
+    def __init__(self, p: int) -> None:
+        self.p = p
+        #: theta, and the logarithm of the precisions beside the shifts, (2, n)
+        self.points: list[tuple[Array, Array]] = []
+
+    def add(self, theta: Array, sites: Sites) -> None:
+        """Keep the last p + 1; none from before a site that is not log-concave."""
+        if not (sites.precision > 0.0).all():
+            self.points = []
+            return
+        known = np.array([np.log(sites.precision), sites.shift / np.sqrt(sites.precision)])
+        same = [one for one in self.points if not np.array_equal(one[0], theta)]
+        self.points = [*same, (np.array(theta), known)][-self.p - 1 :]
+
+    def guess(self, theta: Array) -> Guess | None:
+        """By the plane through the last points, or the nearest to one; near them only."""
+        if len(self.points) < 2:
+            return None
+        (here, known), others = self.points[-1], self.points[:-1]
+        away = np.array([at - here for at, _ in others])
+        share = np.linalg.lstsq(away.T, theta - here, rcond=0.05)[0]
+        if not np.abs(share).sum() <= REACH:
+            return None
+        # tensordot: the weighted sum of (2, n) arrays
+        log_precision, scaled = known + np.tensordot(
+            share, np.array([other - known for _, other in others]), axes=1
+        )
+        precision = np.exp(log_precision)
+        shift = scaled * np.sqrt(precision)
+        good = np.isfinite(precision).all() and np.isfinite(shift).all()
+        return Guess(Sites(precision, shift, np.zeros(len(shift)))) if good else None
+
+
+class Descent:
+    """One run of an optimizer over minus the log evidence of a problem."""
+
+    def __init__(self, problem: Problem, *, pilot: bool = False) -> None:
+        schedule = problem.schedule
+        tol = PILOT_TOL if pilot else TOL
+        if isinstance(schedule, EP) and 0.0 < schedule.tol < tol:
+            schedule = replace(schedule, tol=tol)
+        self.problem, self.schedule = problem, schedule
+        ftol, gtol = (PILOT_FTOL, PILOT_GTOL) if pilot else (FTOL, GTOL)
+        self.options = {"ftol": ftol, "gtol": gtol}
+        #: start of the next fit
+        self.last: Any = None
+        self.trail = Trail(problem.kernel.n_dims)
+        self.best: tuple[float, Array | None] = (np.inf, None)
+        #: at the best hyper-parameters
+        self.start: Guess | None = None
+        #: the largest finite value met
+        self.highest = -np.inf
+        self.tried = self.lost = self.repaired = 0
+
+    def objective(self, theta: Array, eval_gradient: bool = True) -> Any:
+        """Minus the log evidence; infinite where no fit holds."""
+        self.tried += 1
+        value, slope = np.inf, np.zeros(len(theta))
+        try:
+            point = self.problem.at(theta, gradient=eval_gradient)
+            post, holds = fitted(
+                point,
+                self.schedule,
+                self._start(theta),
+                repair=self.repaired < REPAIRS,
+                can_descend=self.problem.can_descend,
+            )
+            if holds:
+                slope = -point.gradient(post) if eval_gradient else slope
+                value = -post.log_evidence
+                self.last = post
+                if isinstance(post, GPPosterior):
+                    self.trail.add(theta, post.state.sites)
+            if not holds or post.schedule != self.schedule:
+                self.repaired += 1
+        except FAILURES:
+            self.repaired += 1
+        except Interrupted as pressed:
+            # before the first sweep: there is more in the fit before
+            done = getattr(pressed.posterior, "history", None)
+            raise Interrupted(
+                pressed.posterior if done or self.last is None else self.last
+            ) from None
+        if np.isfinite(value) and np.isfinite(slope).all():
+            self.highest = max(self.highest, value)
+            if value < self.best[0]:
+                self.best = value, np.array(theta)
+                self.start = Guess(post.state.sites) if isinstance(post, GPPosterior) else None
+        else:
+            self.lost += 1
+            value, slope = np.inf, np.zeros(len(theta))
+        return (value, slope) if eval_gradient else value
+
+    def _start(self, theta: Array) -> Any:
+        """Sites on from those of the last fits, or the last fit itself."""
+        guess = self.trail.guess(theta) if isinstance(self.last, GPPosterior) else None
+        return self.last if guess is None else guess
+
+    def _with_wall(self, theta: Array) -> tuple[float, Array]:
+        """As the objective, with a flat wall where that is infinite: the line search steps back."""
+        value, slope = self.objective(theta)
+        if np.isinf(value):
+            value = self.highest + 1.0 if np.isfinite(self.highest) else 0.0
+        return value, slope
+
+    def run(self, optimizer: Any, theta: Array) -> Maximum:
+        """Descend from theta."""
+        found = self._run(optimizer, theta)
+        # n^2 numbers, which only a run that is broken off needs
+        self.last = None
+        return found
+
+    def _run(self, optimizer: Any, theta: Array) -> Maximum:
+        bounds = self.problem.kernel.bounds
+        if callable(optimizer):
+            best, value = optimizer(self.objective, theta, bounds=bounds)
+            return Maximum(np.asarray(best), -float(value), self.tried, self.lost, self.start)
+        optimize.minimize(
+            self._with_wall,
+            np.clip(theta, bounds[:, 0], bounds[:, 1]),
+            method="L-BFGS-B",
+            jac=True,
+            bounds=bounds,
+            options=self.options,
+        )
+        value, found = self.best
+        best = theta if found is None else found
+        return Maximum(best, -value, self.tried, self.lost, self.start)
+
+
+def maxima(
+    problems: list[Problem],
+    starts: list[list[Array]],
+    optimizer: Any,
+    n_jobs: int | None,
+    *,
+    pilot: bool = False,
+) -> list[Maximum]:
+    """The best theta of each problem over descents from each of its starts, in threads.
+
+    The results do not depend on ``n_jobs``: each descent has its own warm starts.
+
+    Raises
+    ------
+    Interrupted
+        On Ctrl-C, with the posterior of a fit that it broke off, or of one before.
+    """
+    jobs = [(k, theta) for k, mine in enumerate(starts) for theta in mine]
+    runs = [Descent(problems[k], pilot=pilot) for k, _ in jobs]
+    try:
+        found = Parallel(n_jobs=n_jobs, prefer="threads")(
+            delayed(run.run)(optimizer, theta) for run, (_, theta) in zip(runs, jobs, strict=True)
+        )
+    except Interrupted:
+        raise
+    except KeyboardInterrupt:
+        for run in runs:
+            if run.last is not None:
+                raise Interrupted(run.last) from None
+        raise
+    best = []
+    for k in range(len(problems)):
+        mine = [one for (which, _), one in zip(jobs, found, strict=True) if which == k]
+        top = max(mine, key=lambda one: one.value)
+        tried, lost = (sum(getattr(one, name) for one in mine) for name in ("tried", "lost"))
+        best.append(top._replace(tried=tried, lost=lost))
+    return best
+
+
+def search(
+    problems: list[Problem],
+    pilots: list[Problem] | None,
+    starts: list[list[Array]],
+    optimizer: Any,
+    n_jobs: int | None,
+) -> list[Maximum]:
+    """The hyper-parameters of all problems.
+
+    Parameters
+    ----------
+    problems : list
+    pilots : list, optional
+        The problems of a few of the rows, on which all starts are tried; only the best of each goes
+        on.
+    starts : list of list of ndarray of shape (p,)
+        Of each problem.
+    optimizer, n_jobs
+        As in GPClassifier.
+
+    Raises
+    ------
+    FloatingPointError
+        If no fit held at any of the hyper-parameters of a problem.
+    """
+    with warnings.catch_warnings():
+        # the last fit, at the maximum, gives its own warnings
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        if pilots is not None:
+            first = maxima(pilots, starts, optimizer, n_jobs, pilot=True)
+            starts = [
+                [one.theta] if np.isfinite(one.value) else mine
+                for one, mine in zip(first, starts, strict=True)
+            ]
+        if isinstance(problems[0], LowRankProcess):
+            found = _rounds(problems, starts, optimizer, n_jobs)
+        else:
+            found = maxima(problems, starts, optimizer, n_jobs)
+    if not all(np.isfinite(one.value) for one in found):
+        raise FloatingPointError("EP failed at all hyper-parameters that were tried")
+    return found
+
+
+def _rounds(
+    problems: list[Any], starts: list[list[Array]], optimizer: Any, n_jobs: int | None
+) -> list[Maximum]:
+    """Searches of low rank: each with the pivots of the hyper-parameters of the one before."""
+    best: list[Maximum | None] = [None] * len(problems)
+    at = [mine[0] for mine in starts]
+    for _ in range(ROUNDS):
+        fixed = [
+            problem._replace(pivots=_pivots(problem, theta))
+            for problem, theta in zip(problems, at, strict=True)
+        ]
+        found = maxima(fixed, starts, optimizer, n_jobs)
+        at = [one.theta for one in found]
+        # their values with pivots of their own, which decide
+        values = [-Descent(p).objective(t, False) for p, t in zip(problems, at, strict=True)]
+        gain = 0.0
+        for k, (value, one) in enumerate(zip(values, found, strict=True)):
+            before = best[k]
+            tried, lost = one.tried + 1, one.lost + bool(np.isinf(value))
+            if before is not None:
+                tried, lost = tried + before.tried, lost + before.lost
+            if before is None or value > before.value:
+                gain = max(gain, np.inf if before is None else value - before.value)
+                best[k] = Maximum(one.theta, value, tried, lost)
+            else:
+                best[k] = before._replace(tried=tried, lost=lost)
+        if not gain > GAIN:
+            break
+        starts = [[theta] for theta in at]
+    return [one for one in best if one is not None]
+
+
+def _pivots(problem: LowRankProcess, theta: Array) -> NDArray[np.intp]:
+    columns = KernelColumns.from_sklearn(problem.kernel.clone_with_theta(theta), problem.X)
+    return incomplete_cholesky(columns, problem.rank).pivots

@@ -1,0 +1,386 @@
+"""Rows in chunks: the sites of c rows from one posterior, then the posterior from the sites.
+
+Between sequential EP, c = 1, and parallel EP, c = n: nearly all of the work is in products of
+matrices, and sweeps contract as sequential ones do while a chunk is a small share of the rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from epfast import families
+from epfast._arrays import Array, as_array, symmetric_from_upper
+from epfast._core.chunks import ChunkedSweep, differences
+from epfast._core.row_sweeps import BlockedSweep
+from epfast._core.rows import Rows
+from epfast._core.tilted import TiltedMoments
+from epfast.inference import Sites
+from epfast.inference.runtime import Tick
+from epfast.linear.engines.base import contraction
+from epfast.linear.problem import LinearProblem, State, is_proper, moments_of, not_proper
+from epfast.schedules import Schedule
+
+Numbers = NDArray[np.intp]
+
+#: rows per block of marginals by the number of columns, so that a block stays in the second cache;
+#: of more columns, and of sparse rows
+BLOCKS = {128: 256, 256: 128, 512: 64}
+WIDE_BLOCK, SPARSE_BLOCK = 512, 1024
+#: a chunk that is not taken is halved to no fewer rows, which then go one by one
+LEAST = 32
+#: dense rows count as sparse from so many columns on, up to this share of entries
+SPARSE_FROM, SPARSE_SHARE = 24, 0.15
+#: the largest matrices that LAPACK may have as a whole, see _core/cholesky.pyx
+HEEDED = 1024
+#: sweeps without a new least change, after which chunks are made smaller
+STALLED = 3
+#: rows looked at to find the common value of each column
+LOOKED_AT = 257
+
+
+#: a chunk is this part of the rows, but large beside d, and no larger than this; it may grow to
+#: LARGEST of the rows. There are FEWEST of them
+SHARE, PER_DIMENSION, MOST, LARGEST, FEWEST = 16, 2, 8192, 8, 4
+#: with fewer rows than these, or than so many per dimension, sequential sweeps cost less
+FEW_ROWS, ROWS_PER_DIMENSION = 700, 8
+#: from flat sites the first chunk is of so many rows, and each of the next is twice as large
+FIRST = 32
+#: chunks grow while a sweep changes less than this share of what the last one did
+CONTRACTS = 0.6
+#: sweeps are mixed below this change, if it falls by no smaller a factor than this
+MIX_BELOW, SLOW = 0.1, 0.2
+#: sweeps that are mixed, and the most rows of which they are kept
+DEPTH, MOST_MIXED = 5, 1_000_000
+#: the largest condition of the sweeps that are mixed
+CONDITION = 1e10
+#: the largest coefficient of one of them
+LARGEST_SHARE = 100.0
+#: sweeps, and growth of the precision's diagonal, after which it is formed anew
+REFRESH, DRIFT = 25, 64.0
+
+
+def is_for_chunks(problem: LinearProblem) -> bool:
+    """Whether chunks are the automatic order for so many rows."""
+    n, d = problem.shape
+    return n >= max(FEW_ROWS, ROWS_PER_DIMENSION * d)
+
+
+def chunk_size(problem: LinearProblem) -> int:
+    """Rows per chunk to begin with, if none are asked for."""
+    n, d = problem.shape
+    size = max(64, PER_DIMENSION * d, min(n // SHARE, max(MOST, 16 * d)))
+    return problem.schedule.block or max(1, min(n // FEWEST, size))
+
+
+def block_of(d: int) -> int:
+    """Dense rows per block of marginals."""
+    return next((rows for most, rows in BLOCKS.items() if d <= most), WIDE_BLOCK)
+
+
+class Step(NamedTuple):
+    """A sweep: the state after it, and how far the sites moved, see :func:`moves_of`."""
+
+    state: State
+    moves: Array
+
+
+def moves_of(old: Sites, new: Sites, spread: Array) -> Array:
+    """(2 n,), moves of precision and shift in units of the rows, whose variances are ``spread``."""
+    with np.errstate(all="ignore"):  # of a run that diverges
+        shift = (new.shift - old.shift) * np.sqrt(spread)
+        return np.concatenate([(new.precision - old.precision) * spread, shift])
+
+
+class Pace(NamedTuple):
+    """What the chunks of the next sweep depend on."""
+
+    #: rows per chunk
+    size: int
+    #: True until the first site is fitted
+    flat: bool
+    #: the change of the last sweep, its least so far, and the number of sweeps since
+    last: float = np.inf
+    least: float = np.inf
+    stalled: int = 0
+    #: sweeps since the precision was formed anew
+    since: int = 0
+    #: whether sweeps are mixed, and the last ones
+    mixes: bool = False
+    steps: tuple[Step, ...] = ()
+
+    def is_stale(self, drift: float) -> bool:
+        """Whether the precision is to be formed anew; drift: see the core."""
+        return self.since >= REFRESH or drift > DRIFT
+
+    def next(self, change: float, n: int, fixed: bool) -> Pace:
+        """The pace after a sweep with this change; fixed: the chunks keep their size."""
+        least, stalled = contraction(change, self.least, self.stalled)
+        size = self.size
+        if stalled >= STALLED and not fixed:
+            size, least, stalled = max(min(LEAST, size), size // 4), np.inf, 0
+        elif change < CONTRACTS * self.last and not (fixed or self.flat):
+            size = max(size, min(2 * size, n // LARGEST))
+        slow = SLOW * self.last < change < MIX_BELOW and n <= MOST_MIXED
+        return self._replace(
+            size=size,
+            flat=False,
+            last=change,
+            least=least,
+            stalled=stalled,
+            since=self.since + 1,
+            mixes=self.mixes or slow,
+        )
+
+    def mixed(self, state: State, moves: Array) -> tuple[Pace, State | None]:
+        """Mix a sweep with those before it; None: its state is the best there is."""
+        steps = (*self.steps, Step(state, moves))[-DEPTH:]
+        if len(steps) < 2:
+            return self._replace(steps=steps), None
+        found = None
+        if moves @ moves < steps[-2].moves @ steps[-2].moves:
+            found = mixed(steps)
+        return self._replace(steps=steps[-1:] if found is None else steps), found
+
+
+def mixed(steps: tuple[Step, ...]) -> State | None:
+    """The state from which the next sweep is best begun (Anderson mixing); None: it is improper.
+
+    Natural parameters are sums of those of the sweeps, with coefficients that add up to 1, that
+    would move least if moves were linear in the sites. O(n + d^3)
+    """
+    with np.errstate(all="ignore"):  # of a run that diverges
+        products = np.array([[a.moves @ b.moves for b in steps] for a in steps])
+        # of changes of the moves, with each other and with the last move
+        changes = np.diff(products, axis=0)
+        gram, last = np.diff(changes, axis=1), changes[:, -1]
+    if not np.isfinite(gram).all():
+        return None
+    values, vectors = np.linalg.eigh(gram)
+    # a direction that is hardly there says nothing
+    kept = values > values[-1] / CONDITION
+    back = vectors[:, kept] / values[kept] @ (vectors[:, kept].T @ last)
+    share = np.append(back, 1.0) - np.append(0.0, back)
+    if not np.abs(share).max() <= LARGEST_SHARE:
+        return None
+    states = [step.state for step in steps]
+    precision = _combined(share, [state.precision for state in states])
+    if not is_proper(precision):
+        return None
+    parts = zip(*(state.sites or () for state in states), strict=True)
+    return states[-1]._replace(
+        precision=precision,
+        shift=_combined(share, [state.shift for state in states]),
+        sites=Sites(*(_combined(share, part) for part in parts)),
+        log_scale=float(share @ [state.log_scale for state in states]),
+    )
+
+
+def _combined(share: Array, arrays: Any) -> Array:
+    """The sum of arrays, each times its share."""
+    result: Array = np.zeros_like(arrays[0])
+    with np.errstate(all="ignore"):
+        for number, array in zip(share, arrays, strict=True):
+            result += number * array
+    return result
+
+
+class Layout(NamedTuple):
+    """The rows in the order of their visits, as the core takes them."""
+
+    visits: Numbers
+    #: all rows; None: they are gathered piece by piece
+    rows: Rows | None
+    #: the rows of X in ``rows``, in the order of the visits
+    at: Numbers | None
+    #: what sparse rows of a dense X are differences from; None: nothing
+    center: Array | None
+    is_sparse: bool
+
+
+def layout_of(problem: LinearProblem, visits: Numbers) -> Layout:
+    """Lay out the rows of a problem. A sparse X, or a dense one that is nearly so, is copied."""
+    X, n = problem.data.X, len(visits)
+    if problem.sparse:
+        if X.nnz >= np.iinfo(np.intc).max:
+            return Layout(visits, None, None, None, True)
+        return Layout(visits, Rows(ordered(X[visits])), np.arange(n), None, True)
+    if X.dtype != np.float64 or not (X.flags.c_contiguous and X.flags.aligned):
+        return Layout(visits, None, None, None, False)
+    found = nearly_sparse(X, visits)
+    if found is None:
+        return Layout(visits, Rows(X), visits, None, False)
+    matrix, center = found
+    return Layout(visits, Rows(matrix), np.arange(n), center if center.any() else None, True)
+
+
+def ordered(rows: Any) -> Any:
+    """CSR rows, each entry once and in the order of its columns. May change its argument."""
+    rows.sum_duplicates()
+    return rows
+
+
+def nearly_sparse(X: Array, visits: Numbers) -> tuple[Any, Array] | None:
+    """Rows of a dense X as sparse differences from one row, and that row; None: there are many.
+
+    The row holds the most frequent value of each column where that makes up half of it, else 0: so
+    one-hot columns that are centred or scaled count as sparse, and so do constant ones.
+    """
+    n, d = X.shape
+    if d < SPARSE_FROM or n < LOOKED_AT:
+        return None
+    sample = np.sort(X[visits[:LOOKED_AT]], axis=0)
+    # what makes up half of a sorted column is in its middle
+    center = sample[LOOKED_AT // 2]
+    differ = (sample != center).mean(axis=0)
+    center = np.where(differ > 0.5, 0.0, center)
+    if (sample != center).mean() > 1.2 * SPARSE_SHARE:
+        return None
+    most = min(int(SPARSE_SHARE * n * d) + n, np.iinfo(np.intc).max)
+    found = differences(X, visits, center, most)
+    if found is None:
+        return None
+    start, column, value = found
+    shape = n, d + bool(center.any())
+    return sparse.csr_matrix((value, column, start), shape=shape, copy=False), center
+
+
+class Chunks:
+    """Scratch for sweeps in chunks."""
+
+    def __init__(
+        self, problem: LinearProblem, tilted: TiltedMoments, sequential: BlockedSweep
+    ) -> None:
+        self.problem, self.tilted, self.sequential = problem, tilted, sequential
+        self.layout: Layout | None = None
+        self.core: ChunkedSweep
+        #: rows whose sites no order took
+        self.n_lost = 0
+
+    def visits(self, sweep: int) -> Numbers:
+        """The order of the rows: random, by the seed, unless the schedule has one of its own."""
+        schedule, n = self.problem.schedule, self.problem.shape[0]
+        if type(schedule).visits is not Schedule.visits:
+            return as_array(schedule.checked_visits(n, sweep))
+        return schedule.fixed_visits(n) if self.layout is None else self.layout.visits
+
+    def lay_out(self, visits: Numbers) -> Layout:
+        """The rows in this order; laid out anew where the order is another one."""
+        layout = self.layout
+        if layout is None or (
+            layout.visits is not visits and not np.array_equal(layout.visits, visits)
+        ):
+            self.layout = layout = layout_of(self.problem, visits)
+            schedule, d = self.problem.schedule, self.problem.shape[1]
+            self.core = ChunkedSweep(
+                self.tilted,
+                d,
+                min(SPARSE_BLOCK if layout.is_sparse else block_of(d), len(visits)),
+                schedule.power,
+                schedule.damping,
+                layout.is_sparse,
+                layout.center,
+            )
+        return layout
+
+    def sweep(
+        self,
+        visits: Numbers,
+        pace: Pace,
+        P: Array,
+        p: Array,
+        sites: Sites,
+        spread: Array | None,
+        tick: Tick,
+    ) -> int:
+        """Visit all rows in chunks, from flat sites in small ones at first.
+
+        P, of which the upper triangle counts, p and sites are changed in place; they are those of
+        the rows so far whenever something raises. spread, (n,), gets the variance of each row that
+        its site was found with. Returns how many sites were refused.
+        """
+        layout, first = self.lay_out(visits), 0
+        core, sequential = self.core, self.sequential
+        if not core.begin(P, p):
+            raise not_proper()
+        core.residual, self.n_lost = 0.0, 0
+        before = core.n_refused + sequential.n_refused
+        size = FIRST if pace.flat else pace.size
+        while first < len(visits):
+            rows = size = min(size, pace.size)
+            if size == pace.size:
+                # as many chunks as one look at signals is for
+                rows *= max(1, 8 * self.problem.chunk // (self.problem.shape[1] * size))
+            part = slice(first, min(first + rows, len(visits)))
+            self._piece(layout, part, size, P, p, sites, spread)
+            first, size = part.stop, 2 * size
+            tick(part.stop - part.start)
+        return self.n_lost + core.n_refused + sequential.n_refused - before
+
+    def moments(self, state: Any) -> tuple[Array, Array]:
+        """Covariance, of which the upper triangle is valid, and mean after a sweep: O(d^3)."""
+        # above, LAPACK would stay away from signals for too long
+        return self.core.gaussian() if len(state.shift) <= HEEDED else moments_of(state)
+
+    def _piece(
+        self,
+        layout: Layout,
+        part: slice,
+        size: int,
+        P: Array,
+        p: Array,
+        sites: Sites,
+        spread: Array | None,
+    ) -> None:
+        """Visit some rows in chunks of one size; those that are not taken, in smaller ones."""
+        problem, visits = self.problem, layout.visits[part]
+        if layout.rows is None:
+            gathered = problem.data.X[visits]
+            rows = Rows(
+                ordered(gathered)
+                if layout.is_sparse
+                else np.ascontiguousarray(gathered, dtype=np.float64)
+            )
+            at = np.arange(len(visits))
+        else:
+            assert layout.at is not None
+            rows, at = layout.rows, layout.at[part]
+        y = problem.data.y
+        assert y is not None
+        todo = [(0, len(visits), size)]
+        while todo:
+            first, stop, size = todo.pop()
+            which = slice(first, stop)
+            done = self.core.advance(
+                rows, at[which], visits[which], y, problem.data.weights, size, *sites, spread
+            )
+            first += done
+            if first == stop:
+                continue
+            end = min(first + size, stop)
+            todo.append((end, stop, size))
+            if end - first > LEAST:
+                todo.append((first, end, (end - first + 1) // 2))
+            else:
+                which = slice(first, end)
+                new = self._one_by_one(visits[which], P, p, sites)
+                if not self.core.take(rows, at[which], visits[which], new, *sites):
+                    self.n_lost += end - first
+
+    def _one_by_one(self, visits: Numbers, P: Array, p: Array, sites: Sites) -> Array:
+        """New sites of some rows, (3, count), in sequential order."""
+        problem, new = self.problem, np.array(families.taken(sites, visits))
+        covariance, mean = moments_of(State(symmetric_from_upper(P), p, None, 0.0, 0))
+        self.sequential.sweep(
+            problem.rows(visits),
+            problem.responses(visits),
+            problem.weights(visits),
+            np.arange(len(visits)),
+            covariance,
+            mean,
+            *new,
+        )
+        return new

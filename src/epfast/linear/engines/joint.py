@@ -1,0 +1,171 @@
+"""All sites of a process at once: EP's fixed point where the posterior is linear in its sites.
+
+A factorisation gives the covariance Sigma and mean mu for sites (tau, nu). For other sites, dt and
+dn away, cavities follow to first order from that one Sigma, in O(n^2):
+
+    h_i = mu_i + sum_{j != i} Sigma_ij (dn_j - dt_j m_j),   m_j the mean under the tilted j,
+    u_i = Sigma_ii exp(-sum_{j != i} Sigma_ij^2 / Sigma_ii dt_j / (1 + Sigma_jj dt_j)),
+
+and cavity i is N(h_i, u_i) without the old site i. Own sites enter exactly, the means of the others
+too; the variances to first order. EP on these cavities settles within some passes over Sigma,
+mixed by Anderson's rule; the next factorisation, at its sites, is off by the square of the step.
+So factorisations converge quadratically, where sweeps contract by a factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from epfast._arrays import Array
+from epfast._core.kernel_matrix import KernelMatrix
+from epfast._core.tilted import TiltedMoments
+from epfast.inference import Sites
+
+#: a first move of the cavities, in their sd or log variance, beyond which a sweep goes first
+FAR = 10.0
+#: passes over Sigma at most, and the share of the first move that must be left then
+PASSES, UNSETTLED = 30, 0.05
+#: passes that are mixed; they are from a move of this size on
+MIXED, NEAR = 6, 1.0
+#: accuracy of the passes: of the tolerance, and of the square of the first move
+OF_TOL, OF_SQUARE = 0.1, 1e-3
+#: largest log ratio of the variance of a cavity to that before
+WIDEST = 20.0
+
+
+class Cavities(NamedTuple):
+    """Tilted moments at cavities, and their sites."""
+
+    precision: Array
+    shift: Array
+    log_scale: Array
+    mean: Array
+    variance: Array
+
+    @property
+    def sites(self) -> Sites:
+        return Sites(self.precision, self.shift, self.log_scale)
+
+
+def fitted_at(tilted: TiltedMoments, y: Array, m: Array, v: Array) -> Cavities | None:
+    """The sites that cavities N(m, v) ask for; None if some have none. O(n)."""
+    log_z, slope, second = np.empty((3, len(m)))
+    if tilted.many(y, m, v, np.ones(len(m)), log_z, slope, second):
+        return None
+    left = 1.0 + v * second
+    if not (left > 0.0).all():
+        return None
+    precision, shift = -second / left, (slope - m * second) / left
+    return Cavities(
+        precision,
+        shift,
+        log_z + log_mass(precision, shift, m, v),
+        m + v * slope,
+        v * left,
+    )
+
+
+def log_mass(precision: Array, shift: Array, m: Array, v: Array) -> Array:
+    """Minus log of the integral of N(f; m, v) exp(shift f - precision f^2 / 2)."""
+    rest = 1.0 + precision * v
+    return np.asarray(
+        0.5 * np.log(rest) - (0.5 * shift**2 * v + shift * m - 0.5 * precision * m**2) / rest
+    )
+
+
+def cavities(sites: Sites, mean: Array, variance: Array) -> tuple[Array, Array] | None:
+    """Mean and variance of the cavities; None if one is improper. O(n)."""
+    rest = 1.0 - sites.precision * variance
+    if not (rest > 0.0).all():
+        return None
+    return (mean - sites.shift * variance) / rest, variance / rest
+
+
+def joint_sites(
+    kernel: KernelMatrix,
+    tilted: TiltedMoments,
+    y: Array,
+    sites: Sites,
+    mean: Array,
+    variance: Array,
+    tol: float,
+) -> Cavities | None:
+    """EP's fixed point by the covariance in the array of ``kernel``, and its tilted moments.
+
+    None if it is too far away. O(n^2) per pass.
+    """
+    if not (variance > 0.0).all():
+        return None
+    before = cavities(sites, mean, variance)
+    if before is None:
+        return None
+    (m0, v0), n = before, len(mean)
+    sd0 = np.sqrt(v0)
+    tau0, nu0, _ = sites
+    across, squared = np.empty((2, n))
+
+    def at(x: Array) -> tuple[Cavities, Array] | None:
+        """Sites at cavities x, in the old ones' sd and log variance, and the cavities they give."""
+        found = fitted_at(tilted, y, m0 + sd0 * x[:n], v0 * np.exp(x[n:]))
+        if found is None:
+            return None
+        dt, dn = found.precision - tau0, found.shift - nu0
+        rest = 1.0 + variance * dt
+        if not (rest > 0.0).all():
+            return None
+        kernel.couple(dn - dt * found.mean, dt / rest, across, squared)
+        u = variance * np.exp(-squared / variance)
+        # with the own site as it was; then without it
+        h = mean + across + (u - variance) * (dt * found.mean - dn)
+        left = 1.0 - tau0 * u
+        if not (left > 0.0).all():
+            return None
+        moved = np.concatenate([((h - nu0 * u) / left - m0) / sd0, np.log(u / left / v0)])
+        return (found, moved) if np.abs(moved[n:]).max() <= WIDEST else None
+
+    with np.errstate(all="ignore"):  # what overflows ends the passes
+        return _settled(at, np.zeros(2 * n), tol)
+
+
+def _settled(
+    at: Callable[[Array], tuple[Cavities, Array] | None], x: Array, tol: float
+) -> Cavities | None:
+    """The fixed point of cavities, by passes that Anderson's rule mixes."""
+    first = size = 0.0
+    dX, dF = np.empty((2, MIXED, len(x)))
+    count, last = 0, None
+    for k in range(PASSES):
+        answer = at(x)
+        if answer is None:
+            return None
+        found, moved = answer
+        f = moved - x
+        size = float(np.abs(f).max())
+        if k == 0:
+            first = size
+            if not size <= FAR:
+                return None
+        if size <= max(OF_TOL * tol, OF_SQUARE * first * min(1.0, first)):
+            return found
+        if last is None or size > NEAR:
+            count, last = 0, (x, f) if size <= NEAR else None
+            x = x + f * (1.0 if size <= NEAR else 0.5)
+            continue
+        dX[count % MIXED], dF[count % MIXED] = x - last[0], f - last[1]
+        count, last = count + 1, (x, f)
+        most = min(count, MIXED)
+        step = f - (dX[:most] + dF[:most]).T @ _combination(dF[:most], f)
+        if np.abs(step).max() > 3.0 * NEAR:
+            step, count, last = 0.5 * f, 0, None
+        x = x + step
+    return found if size <= UNSETTLED * first else None
+
+
+def _combination(dF: Array, f: Array) -> Array:
+    """The combination of rows nearest to f, by ridge against dependent rows."""
+    gram = dF @ dF.T
+    gram[np.diag_indices(len(gram))] *= 1.0 + 1e-12
+    return np.asarray(np.linalg.lstsq(gram, dF @ f, rcond=1e-14)[0])
