@@ -68,8 +68,9 @@ def column_sizes(X: Any) -> ColumnSizes:
         columns, largest = rows.indices, np.abs(rows.data)
         with np.errstate(over="ignore", invalid="ignore"):
             squares = np.square(rows.data, dtype=np.float64)
-            found = largest[(largest > 0.0) & np.isfinite(largest)]
-            if found.size and found.max() / SCALES > found.min():
+            counts = (largest > 0.0) & np.isfinite(largest)
+            most = largest.max(where=counts, initial=0.0)
+            if most / SCALES > largest.min(where=counts, initial=np.inf):
                 of_column = np.zeros(d)
                 np.maximum.at(of_column, columns, largest)
                 largest = of_column[columns]
@@ -161,8 +162,9 @@ def prior_scale(sizes: ColumnSizes, variance: Array) -> float:
     with np.errstate(over="ignore", invalid="ignore"):
         if sizes.columns is None:
             return float(np.sqrt(squares[:d] @ variance))
-        own = sizes.columns < d
-        return float(np.sqrt(squares[own] @ variance[sizes.columns[own]]))
+        spread = variance[np.minimum(sizes.columns, d - 1)]
+        spread[sizes.columns >= d] = 0.0
+        return float(np.sqrt(squares @ spread))
 
 
 def note_separable(problem: LinearProblem, mean: Array, scale: float, stacklevel: int = 2) -> None:
