@@ -1282,9 +1282,16 @@ EPF_INLINE void store_sites(ptrdiff_t count, vd a, vd b, vd c, double *lZ, doubl
         v_store(dlZ, b);
         v_store(d2lZ, c);
     } else {
-        v_store_part(lZ, a, count);
-        v_store_part(dlZ, b, count);
-        v_store_part(d2lZ, c, count);
+        /* not by masks: a single site is read at once, and what a mask stored comes late */
+        double first[VW], second[VW], third[VW];
+        v_store(first, a);
+        v_store(second, b);
+        v_store(third, c);
+        for (ptrdiff_t i = 0; i < count; i++) {
+            lZ[i] = first[i];
+            dlZ[i] = second[i];
+            d2lZ[i] = third[i];
+        }
     }
 }
 
