@@ -314,9 +314,10 @@ class MinibatchEngine:
     def _from_sites(self, sites: Sites, sweeps: int) -> State:
         """Base times sites, summed afresh, so that rounding does not accumulate."""
         base = self.problem.base
-        precision = base.precision + sites.precision.sum(axis=0)
-        shift = base.shift + sites.shift.sum(axis=0)
-        log_scale = base.log_scale + float(sites.log_scale.sum())
+        with np.errstate(all="ignore"):  # the loop looks at what came out
+            precision = base.precision + sites.precision.sum(axis=0)
+            shift = base.shift + sites.shift.sum(axis=0)
+            log_scale = base.log_scale + float(sites.log_scale.sum())
         return State(precision, shift, sites, log_scale, sweeps)
 
     @staticmethod
