@@ -19,7 +19,7 @@ from epfast.inference.certificates import Case
 from epfast.inference.files import contents, write
 from epfast.linear import online
 from epfast.linear.checking import proposal, root_of
-from epfast.linear.prediction import LinearPredictions
+from epfast.linear.prediction import LinearPredictions, finite
 from epfast.linear.problem import (
     Data,
     LinearProblem,
@@ -239,16 +239,14 @@ class LinearPosterior(LinearPredictions):
                     variance[part] = self._latent_variance(block)
             if joint:
                 np.matmul(colored.T, colored, out=variance)
-        if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
-            raise ValueError("X holds NaN or infinity, or overflows; allowed: finite numbers")
+        finite(mean, variance)
         return mean, variance
 
     def _latent_draws(self, X: ArrayLike, draws: Array) -> Array:
         check_columns(self.problem.names, X)
         with np.errstate(over="ignore", invalid="ignore"):
             latent = np.asarray((self.problem.given(X) @ draws.T).T)
-        if not np.isfinite(latent).all():
-            raise ValueError("X holds NaN or infinity, or overflows; allowed: finite numbers")
+        finite(latent)
         return latent
 
     def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Array:

@@ -10,6 +10,12 @@ from epfast._arrays import Array
 from epfast.inference.posterior import Posterior
 
 
+def finite(*latent: Array) -> None:
+    """Refuse latent values of rows that are not finite."""
+    if not all(np.isfinite(part).all() for part in latent):
+        raise ValueError("X holds NaN or infinity, or overflows; allowed: finite numbers")
+
+
 class LinearPredictions(Posterior):
     """Base of linear posteriors; a subclass has ``predict_latent`` and ``sample``."""
 
