@@ -259,3 +259,13 @@ def test_sites_whose_scale_overflows_are_refused():
     )
     assert refused == 2
     assert not sites.any()
+
+
+def test_an_estimator_tells_of_a_mean_beyond_the_digits_of_a_double():
+    pytest.importorskip("sklearn")
+    from sklearn.gaussian_process.kernels import ConstantKernel
+
+    loss = epfast.PiecewiseLinear((0.8,), (-2.0, -1.7))
+    model = epfast.GPClassifier(1e60 * ConstantKernel(1.0), loss=loss, optimizer=None)
+    with pytest.warns(epfast.ConvergenceWarning, match="standard deviations from 0"):
+        model.fit([[0.0], [1.0], [2.0]], [0, 1, 1])

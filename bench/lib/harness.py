@@ -17,6 +17,7 @@ for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 
 # ruff: noqa: E402  (the lines above must come first)
 import argparse
+import functools
 import gc
 import itertools
 import json
@@ -362,6 +363,16 @@ def run_parts(
     if len(options.only) < len(parts):
         options.result += "_" + "".join(map(str, sorted(options.only)))
     return {**found, "goals": goals}
+
+
+def sized(
+    options: argparse.Namespace, parts: Mapping[int, tuple[str, Callable[..., Any], int, int]]
+) -> dict[int, tuple[str, Callable[[argparse.Namespace], Any]]]:
+    """Parts for :func:`run_parts` from those that take n: of a full run, and of a quick one."""
+    return {
+        number: (name, functools.partial(part, n=quick if options.quick else full))
+        for number, (name, part, full, quick) in parts.items()
+    }
 
 
 def _plain(value: Any) -> Any:

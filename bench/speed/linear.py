@@ -36,7 +36,6 @@ import itertools
 import time
 import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -351,8 +350,4 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    parts = {
-        number: (name, partial(part, n=quick if options.quick else full))
-        for number, (name, part, full, quick) in PARTS.items()
-    }
-    return harness.run_parts(options, parts)
+    return harness.run_parts(options, harness.sized(options, PARTS))

@@ -148,8 +148,4 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    parts = {
-        number: (name, partial(part, n=quick if options.quick else full))
-        for number, (name, part, full, quick) in PARTS.items()
-    }
-    return harness.run_parts(options, parts)
+    return harness.run_parts(options, harness.sized(options, PARTS))

@@ -9,7 +9,7 @@ from scipy import linalg
 
 from epfast._arrays import Array
 from epfast.inference import evidence_bound
-from epfast.inference.loop import NO_FIXED_POINT, RESIDUAL, is_sharp
+from epfast.inference.loop import NO_FIXED_POINT, RESIDUAL, blurred, is_sharp, stands_off
 
 #: largest gap between the mean and K alpha, in posterior sd
 ROUNDING = 1e-3
@@ -48,11 +48,13 @@ def broken(post: Any) -> str | None:
             f"{gap:.2g} posterior sd; K is too close to singular for sites this sharp: try a "
             "shorter length scale, jitter, or another loss"
         )
-    if not _stands(post) or post.scheme is None or post.scheme.relaxes:
+    if not _stands(post):
         return None
-    # who asks for a loose tolerance gets it
+    reason = blurred(post.mean, post.variance)
+    if reason:
+        return reason
     asked = max(post.schedule.tol, getattr(post.schedule, "match", 0.0))
-    if post.residual <= max(RESIDUAL, 10.0 * asked):
+    if post.scheme is None or post.scheme.relaxes or not stands_off(post.residual, asked):
         return None
     return (NO_FIXED_POINT if is_sharp(post.scheme) else ROUGH).format(post.residual)
 

@@ -252,12 +252,10 @@ def fit_problem(
         )
         return replace(post, converged=False) if post.converged and broken(post) else post
 
-    def told(post: GPPosterior, fit: Fit) -> GPPosterior:
+    def told(post: GPPosterior, stopped: bool) -> GPPosterior:
         # who stops a descent knows that it has not ended
-        if stacklevel is not None and not (fit.stopped and isinstance(schedule, DoubleLoop)):
+        if stacklevel is not None and not (stopped and isinstance(schedule, DoubleLoop)):
             warn_of_process(post, stacklevel + 1)
-            if fit.reason:
-                warnings.warn(fit.reason, ConvergenceWarning, stacklevel=stacklevel)
         return post
 
     # what Ctrl-C leaves: sweeps that are done, their posterior, the whole result
@@ -274,16 +272,16 @@ def fit_problem(
         if not isinstance(schedule, DoubleLoop):
             fit = run(ProcessEngine(problem), schedule, start, **arguments)
             post = result(fit)
-            return told(post, fit)
+            return told(post, fit.stopped)
         first = _first_sweeps(problem, start, arguments)
         if first is not None:
             post = result(first)
             if first.converged or first.stopped:
-                return told(post, first)
+                return told(post, first.stopped)
             history, before, post = first.history, post, None
         fit = run(DescentEngine(problem), _Stage(schedule.steps), before, **arguments)
         post = result(fit._replace(history=history + fit.history))
-        return told(post, fit)
+        return told(post, fit.stopped)
     except KeyboardInterrupt as pressed:
         if post is None:
             post = _left(problem, before, history, reached(pressed))

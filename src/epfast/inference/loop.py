@@ -243,10 +243,10 @@ def run(
                     converged = bool(settled and counts.refused == 0 and not impossible)
                     if stopped or converged or counts.stuck or (settled and impossible):
                         break
-            away = 0.0
+            reason = ""
             if converged:
-                away = _distance(engine.summary(state, evidence=False) if now is None else now)
-            reason = BLURRED.format(away) if away > FAR else ""
+                end = engine.summary(state, evidence=False) if now is None else now
+                reason = blurred(end.mean, end.variance)
             return Fit(engine.settle(state), converged and not reason, history, stopped, reason)
     except KeyboardInterrupt as pressed:
         if isinstance(pressed, PartOfSweep):
@@ -304,11 +304,18 @@ def _largest_move(old_mean: Array, old: Array, mean: Array, new: Array) -> float
     return found
 
 
-def _distance(now: Summary) -> float:
-    """The largest mean, in standard deviations."""
+def blurred(mean: Array, variance: Array) -> str:
+    """Why rounding of the mean is more than its uncertainty; empty if it is not."""
     with np.errstate(all="ignore"):
-        away = np.abs(now.mean) / np.sqrt(now.variance)
-    return float(np.max(away, where=now.variance > 0.0, initial=0.0))
+        away = np.abs(mean) / np.sqrt(variance)
+    # what is certain has no uncertainty to lose
+    largest = float(np.max(away, where=variance > 0.0, initial=0.0))
+    return BLURRED.format(largest) if largest > FAR else ""
+
+
+def stands_off(residual: float, tol: float) -> bool:
+    """Whether sweeps that met a tolerance are at no fixed point; a loose one allows more."""
+    return not residual <= max(RESIDUAL, 10.0 * tol)
 
 
 def fit_from(fit: Callable[[Any], R], start: Any) -> R:

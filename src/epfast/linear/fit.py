@@ -21,7 +21,7 @@ from epfast.inference import (
     warn_of,
 )
 from epfast.inference.combinations import legal
-from epfast.inference.loop import NO_FIXED_POINT, RESIDUAL, is_sharp
+from epfast.inference.loop import NO_FIXED_POINT, is_sharp, stands_off
 from epfast.inference.runtime import Tick
 from epfast.linear import notes
 from epfast.linear.defaults import default_scheme
@@ -477,9 +477,7 @@ def fit_problem(
         stored = found.sites is not None and is_sharp(problem.scheme)
         kinks = problem.batch_size is None or problem.loss.kinks
         sharp = stored and problem.covariance == "full" and kinks
-        # who asks for a loose tolerance gets it
-        most = max(RESIDUAL, 10.0 * problem.schedule.tol)
-        if fit.converged and sharp and not found.residual <= most:
+        if fit.converged and sharp and stands_off(found.residual, problem.schedule.tol):
             fit = fit._replace(converged=False, reason=NO_FIXED_POINT.format(found.residual))
             found = replace(found, converged=False)
         warn(fit, engine, problem.schedule, stacklevel)

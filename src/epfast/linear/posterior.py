@@ -20,7 +20,7 @@ from epfast.inference.files import contents, write
 from epfast.linear import online
 from epfast.linear.checking import proposal, root_of
 from epfast.linear.ones import with_ones
-from epfast.linear.prediction import LinearPredictions, finite_moments, of_entries
+from epfast.linear.prediction import LinearPredictions, finite, of_entries
 from epfast.linear.problem import (
     Data,
     LinearProblem,
@@ -237,14 +237,16 @@ class LinearPosterior(LinearPredictions):
                     colored[:, part] = self._whiten(block)
                 else:
                     variance[part] = self._latent_variance(block)
-            return finite_moments(mean, colored.T @ colored if joint else variance)
+            if joint:
+                np.matmul(colored.T, colored, out=variance)
+        finite(mean, variance)
+        return mean, variance
 
     def _latent_draws(self, X: ArrayLike, draws: Array) -> Array:
         check_columns(self.problem.names, X)
         with np.errstate(over="ignore", invalid="ignore"):
             latent = np.asarray((self.problem.given(X) @ draws.T).T)
-        if not np.isfinite(latent).all():
-            raise ValueError("X holds NaN or infinity, or overflows; allowed: finite numbers")
+        finite(latent)
         return latent
 
     def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Array:

@@ -24,14 +24,14 @@ def of_entries(rows: Any, precision: Array, shift: Array, intercept: bool) -> tu
             variance[part] = np.bincount(row, x * x / width, n)
         if intercept:
             mean, variance = mean + shift[-1] / precision[-1], variance + 1.0 / precision[-1]
-    return finite_moments(mean, variance)
-
-
-def finite_moments(mean: Array, variance: Array) -> tuple[Array, Array]:
-    """Refuse rows whose moments are not finite."""
-    if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
-        raise ValueError("X holds NaN or infinity, or overflows; allowed: finite numbers")
+    finite(mean, variance)
     return mean, variance
+
+
+def finite(*latent: Array) -> None:
+    """Refuse latent values of rows that are not finite."""
+    if not all(np.isfinite(part).all() for part in latent):
+        raise ValueError("X holds NaN or infinity, or overflows; allowed: finite numbers")
 
 
 class LinearPredictions(Posterior):

@@ -26,6 +26,7 @@ from epfast.linear.engines.kernel import (
 )
 from epfast.linear.engines.wide import RowsAsProcess, WideEngine
 from epfast.linear.posterior import FullPosterior
+from epfast.linear.prediction import finite
 from epfast.linear.problem import (
     Data,
     LinearProblem,
@@ -277,8 +278,7 @@ class WidePosterior(FullPosterior):
                 half, W = cross @ roots.half, cross @ roots.W
                 variance += W @ W.T - half @ half.T
                 variance = 0.5 * (variance + variance.T)
-        if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
-            raise ValueError("X holds NaN or infinity, or overflows; allowed: finite numbers")
+        finite(mean, variance)
         return mean, variance
 
     @property

@@ -308,19 +308,12 @@ EPF_INLINE vd v_expm1(vd x)
     return v_select(V_MASK(x != x), x, y);
 }
 
-/* exp(x), and exp(x) + exp(-x) - 2 without cancellation, on |x| <= 64, for the pair kernels:
- * x = n log 2 + r, with the even part C = cosh(r) - 1 and the odd part S = sinh(r) as polynomials in
- * r^2 (Chebyshev nodes, 1e-16), so that both signs cost one evaluation and no division. One
- * multiply-add of reduction is enough: its error acts like a relative error of 1 ulp in x.
- * U <= 3 vectors side by side, operation by operation: the chain is long, and a CPU that meets one vector
- * after the other cannot look far enough ahead to overlap them. */
-EPF_INLINE void v_exp_bounded(const int U, const vd *x, vd *e, vd *second_difference)
+/* C = cosh(r) - 1 and S = sinh(r) for |r| <= log(2) / 2, polynomials in z = r^2 (Chebyshev nodes,
+ * 1e-16); U <= 3 vectors side by side. */
+EPF_INLINE void v_even_odd(const int U, const vd *r, vd *c, vd *s)
 {
 #define EACH for (int i = 0; i < U; i++)
-    vd t[3], n[3], r[3], z[3], c[3], s[3];
-    EACH t[i] = x[i] * V_LOG2E + V_ROUND_MAGIC;
-    EACH n[i] = t[i] - V_ROUND_MAGIC;
-    EACH r[i] = x[i] - n[i] * V_LN2;
+    vd z[3];
     EACH z[i] = r[i] * r[i];
     EACH c[i] = z[i] * 0x1.2891a8c1d838dp-22 + 0x1.a019b8ef67c6cp-16;
     EACH s[i] = z[i] * 0x1.af38d53857513p-26 + 0x1.71de0d9c145d0p-19;
@@ -332,6 +325,23 @@ EPF_INLINE void v_exp_bounded(const int U, const vd *x, vd *e, vd *second_differ
     EACH s[i] = s[i] * z[i] + 0x1.5555555555556p-3;
     EACH c[i] = c[i] * z[i];
     EACH s[i] = (r[i] * z[i]) * s[i] + r[i];
+#undef EACH
+}
+
+/* exp(x), and exp(x) + exp(-x) - 2 without cancellation, on |x| <= 64, for the pair kernels:
+ * x = n log 2 + r, with the even and the odd part of v_even_odd, so that both signs cost one evaluation
+ * and no division. One multiply-add of reduction is enough: its error acts like a relative error of 1 ulp
+ * in x.
+ * U <= 3 vectors side by side, operation by operation: the chain is long, and a CPU that meets one vector
+ * after the other cannot look far enough ahead to overlap them. */
+EPF_INLINE void v_exp_bounded(const int U, const vd *x, vd *e, vd *second_difference)
+{
+#define EACH for (int i = 0; i < U; i++)
+    vd t[3], n[3], r[3], c[3], s[3];
+    EACH t[i] = x[i] * V_LOG2E + V_ROUND_MAGIC;
+    EACH n[i] = t[i] - V_ROUND_MAGIC;
+    EACH r[i] = x[i] - n[i] * V_LN2;
+    v_even_odd(U, r, c, s);
     EACH {
         vu up_bits = v_pow2_bits_of_magic(t[i]);
         vd up = V_FROM_BITS((vi)up_bits);
@@ -370,21 +380,12 @@ EPF_INLINE void v_exp_each(const int U, const vd *x, vd *e)
 #undef EACH
 }
 
-/* exp(x) and exp(-x), |x| < 700, from even and odd parts as in v_exp_bounded */
+/* exp(x) and exp(-x), |x| < 700 */
 EPF_INLINE void v_exp_up_down(vd x, vd *up, vd *down)
 {
     vd t = x * V_LOG2E + V_ROUND_MAGIC, n = t - V_ROUND_MAGIC;
-    vd r = (x - n * V_LN2_HI) - n * V_LN2_LO, z = r * r;
-    vd c = z * 0x1.2891a8c1d838dp-22 + 0x1.a019b8ef67c6cp-16;
-    vd s = z * 0x1.af38d53857513p-26 + 0x1.71de0d9c145d0p-19;
-    c = c * z + 0x1.6c16c17893833p-10;
-    s = s * z + 0x1.a01a01a7c8d47p-13;
-    c = c * z + 0x1.5555555553d4fp-5;
-    s = s * z + 0x1.11111111109adp-7;
-    c = c * z + 0.5;
-    s = s * z + 0x1.5555555555556p-3;
-    c = c * z;
-    s = (r * z) * s + r;
+    vd r = (x - n * V_LN2_HI) - n * V_LN2_LO, c, s;
+    v_even_odd(1, &r, &c, &s);
     vu bits = v_pow2_bits_of_magic(t);
     vd scale = V_FROM_BITS((vi)bits);
     vd inverse = V_FROM_BITS((vi)((vu)v_seti(0x7fe0000000000000LL) - bits));
@@ -392,8 +393,8 @@ EPF_INLINE void v_exp_up_down(vd x, vd *up, vd *down)
     *down = inverse * (c - s) + inverse;
 }
 
-/* exp(x) and exp(-x) on |x| <= 64, to 2e-15: what is lost is lost in sinh(r), which leaves the product
- * of the two 1. */
+/* exp(x) and exp(-x) on |x| <= 64, to 2e-15 by shorter polynomials than those of v_even_odd: what is
+ * lost is lost in sinh(r), which leaves the product of the two 1. */
 EPF_INLINE void v_exp_both(const int U, const vd *x, vd *e, vd *inverse)
 {
 #define EACH for (int i = 0; i < U; i++)
@@ -656,13 +657,6 @@ EPF_INLINE vd v_probit_upper_loss(vd x)
     sum = sum * h + 1.0 / 3.0;
     sum = sum * h + 1.0 / 2.0;
     return h * (1.0 + h * sum);
-}
-
-EPF_INLINE vd v_probit_remainder(vd x)
-{
-    vd remainder;
-    v_probit_loss(x, &remainder);
-    return remainder;
 }
 
 EPF_INLINE vd v_log_ndtr(vd x)

@@ -341,9 +341,10 @@ class MinibatchEngine:
     def _from_sites(self, sites: Sites, sweeps: int) -> State:
         """Base times sites, summed afresh, so that rounding does not accumulate."""
         base = self.problem.base
-        precision = base.precision + np.add.reduce(sites.precision)
-        shift = base.shift + np.add.reduce(sites.shift)
-        log_scale = base.log_scale + float(np.add.reduce(sites.log_scale))
+        with np.errstate(all="ignore"):  # the loop looks at what came out
+            precision = base.precision + np.add.reduce(sites.precision)
+            shift = base.shift + np.add.reduce(sites.shift)
+            log_scale = base.log_scale + float(np.add.reduce(sites.log_scale))
         return State(precision, shift, sites, log_scale, sweeps)
 
     @staticmethod
