@@ -238,7 +238,7 @@ class LinearPosterior(LinearPredictions):
                 else:
                     variance[part] = self._latent_variance(block)
             if joint:
-                np.matmul(colored.T, colored, out=variance)
+                variance = colored.T @ colored
         finite(mean, variance)
         return mean, variance
 
