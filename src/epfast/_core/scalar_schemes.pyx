@@ -38,7 +38,7 @@ cdef class FactorScheme(SiteScheme):
         cdef Minibatch rows
         cdef Status status
         self.factors.take_rows(&rows, 1, &one, 1, NULL)
-        rows.responses = y
+        rows.responses = y                      # its shift is in m
         self.factors.column.mu[0], self.factors.column.v[0] = m, v
         status = self.factors.fit(&rows, self.loss.c.beta * power, &c)
         if status == CALLBACK_FAILED:

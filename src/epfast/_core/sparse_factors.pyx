@@ -156,7 +156,7 @@ cdef class SparseSweep(MinibatchSweep):
         self.one_row = self.scheme == SCALAR
         self.probit = self.one_row and (
             self.moments.scheme is None and self.moments.kernel == EPF_MOMENTS_PROBIT
-            and self.loss.c.beta == 1.0
+            and self.loss.c.beta == 1.0 and not self.loss.shifted
         )
 
     cdef int reserve(self, SparseRows A, ptrdiff_t batch_size) except -1:
@@ -532,7 +532,7 @@ cdef class SparseSweep(MinibatchSweep):
     ) noexcept nogil:
         """A row of ADF."""
         cdef const double *x = rows.x
-        cdef const double *y = rows.responses if rows.sign == NULL else rows.sign
+        cdef const double *y = rows.given
         cdef double h = 0.0, h1 = 0.0, h2 = 0.0, h3 = 0.0, s = 0.0, s1 = 0.0, s2 = 0.0, s3 = 0.0
         cdef double lZ = 0.0, dlZ = 0.0, d2lZ = 0.0, xv
         cdef double *a
@@ -595,7 +595,7 @@ cdef class SparseSweep(MinibatchSweep):
     ) noexcept nogil:
         """A row of EP of power 1, undamped."""
         cdef const double *x = rows.x
-        cdef const double *y = rows.responses if rows.sign == NULL else rows.sign
+        cdef const double *y = rows.given
         cdef double *v = self.column.v
         cdef double *mu = self.column.mu
         cdef double h = 0.0, s = 0.0, lZ = 0.0, dlZ = 0.0, d2lZ = 0.0, rest, xv, t, b, scale

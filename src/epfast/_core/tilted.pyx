@@ -20,6 +20,7 @@ from epfast._core.vector cimport (
 
 cdef enum:
     CHUNK = 256             # sites that go to the kernels at once
+    MOST_NUMBERS = 8        # of a row of responses, without the shift
     NODES = 15
     GRID = 48
     MAX_PANELS = 400
@@ -115,12 +116,15 @@ cdef class SiteScheme:
         self, ptrdiff_t n, const double *y, const double *m, const double *v, const double *power,
         double *lZ, double *dlZ, double *d2lZ
     ) noexcept nogil:
-        """n of them, in order; lZ is NaN where there are no moments. CALLBACK_FAILED or OK."""
+        """n of them, in order; lZ is NaN where there are no moments. CALLBACK_FAILED or OK.
+
+        A row of y is without the shift of a shifted loss, which is in m.
+        """
         cdef Status status
         cdef ptrdiff_t i
         for i in range(n):
             status = self.at(
-                y + i * self.loss.stride if y != NULL else NULL, m[i], v[i], power[i], &lZ[i],
+                y + i * self.loss.base if y != NULL else NULL, m[i], v[i], power[i], &lZ[i],
                 &dlZ[i], &d2lZ[i]
             )
             if status == CALLBACK_FAILED:
@@ -140,6 +144,8 @@ cdef class TiltedMoments:
     def __init__(
         self, CoreLoss loss not None, breaks=(), bint by_slopes=False, SiteScheme scheme=None,
     ):
+        if loss.shifted and loss.base > MOST_NUMBERS:
+            raise ValueError(f"a shifted loss has {loss.base} responses; allowed: {MOST_NUMBERS}")
         self.loss = loss
         self.scheme = scheme
         self.kernel = epf_loss_moments(&loss.c)
@@ -195,20 +201,29 @@ cdef class TiltedMoments:
         cdef double[CHUNK] exponent
         cdef double[3 * CHUNK] given
         cdef double[3 * CHUNK] out
+        cdef double[CHUNK * MOST_NUMBERS] compact
         cdef ptrdiff_t[CHUNK] site
-        cdef ptrdiff_t i, k, stride = self.loss.stride, plain = 0, front = 0
+        cdef ptrdiff_t i, j, k, stride = self.loss.base, plain = 0, front = 0
         cdef const double *center = m
         cdef const double *responses = y
-        cdef bint folded = False
+        cdef bint folded = False, shifted = self.loss.shifted and y != NULL
         cdef Status status
+        if shifted:                         # into the mean
+            for i in range(n):
+                for j in range(stride):
+                    compact[i * stride + j] = y[i * (stride + 1) + j]
+                margin[i] = y[i * (stride + 1) + stride]
+            y = responses = compact
         if self.loss.c.width == 0 and (self.scheme is None or self.scheme.folds):
             responses = NULL
             folded = y != NULL
-        if folded:
+        if folded or shifted:
             center = margin
         for i in range(n):
             if folded:
-                margin[i] = y[i] * m[i]
+                margin[i] = (margin[i] if shifted else 0.0) + y[i] * m[i]
+            elif shifted:                   # of h, for a scheme that reads labels
+                margin[i] = m[i] + (y[i] if self.loss.c.width == 0 else 1.0) * margin[i]
             exponent[i] = self.loss.c.beta * power[i]
         if self.scheme is not None:
             status = self.scheme.batch(n, responses, center, v, power, lZ, dlZ, d2lZ)
@@ -634,7 +649,10 @@ cdef class TiltedMoments:
                 good = good and powers[i] > 0.0 and isfinite(powers[i])
         if self.loss.c.width == 0:
             for i in range(n):
-                good = good and fabs(y[i]) == 1.0
+                good = good and fabs(y[i * self.loss.stride]) == 1.0
+        if self.loss.shifted:
+            for i in range(n):
+                good = good and isfinite(y[i * self.loss.stride + self.loss.base])
         if not good:
             return NOT_FINITE
         while first < n:

@@ -53,7 +53,8 @@ class Loss:
 
     By its name it is a row of the core's table. A subclass from outside overrides :meth:`core`,
     and where y is more than a sign ``by_margin``, ``response_width``, :meth:`responses` and the
-    predictions.
+    predictions. With an offset o the factor is t(h + o); then the core reads one number more from
+    each row of responses, see :meth:`add_offset`.
 
     Parameters
     ----------
@@ -73,11 +74,15 @@ class Loss:
     gives: frozenset[str] = field(default=SMOOTH, init=False, repr=False, compare=False)
     #: margins of kinks and jumps; integration is piece by piece between them
     kinks: tuple[float, ...] = field(default=(), init=False, repr=False)
+    #: whether responses carry an offset per row
+    has_offset: bool = field(default=False, init=False, repr=False)
 
     #: number of latent values per row
     latents: ClassVar[int] = 1
     #: True if l depends on the margin y h alone, y = -1 or +1
     by_margin: ClassVar[bool] = True
+    #: True if l is a function of y - h, that of a margin whose row of responses is (-1, y)
+    by_residual: ClassVar[bool] = False
     #: numbers per row in the result of :meth:`responses`
     response_width: ClassVar[int] = 1
     #: True if exp(-l) is normalised over y: then log evidences of such losses can be compared
@@ -141,6 +146,11 @@ class Loss:
         """The loss for the C core: a row of its table, or a callback."""
         return CoreLoss.table(self.name, self.parameters, self.beta)
 
+    def shifted_core(self) -> CoreLoss:
+        """As :meth:`core`, with what responses add to h or to the margin."""
+        core = self.core()
+        return core.shift() if self.by_residual or self.has_offset else core
+
     def own_moments(self, core: CoreLoss) -> SiteScheme | None:
         """Own tilted moments, which replace integration in scheme "exact"; None: none."""
         return None
@@ -149,7 +159,7 @@ class Loss:
         self, core: CoreLoss | None = None, scheme: SiteScheme | None = None
     ) -> TiltedMoments:
         """Tilted moments for the core: exact ones, or those of a scheme."""
-        core = self.core() if core is None else core
+        core = self.shifted_core() if core is None else core
         smooth = {"derivatives", "continuous"} <= self.gives and not self.kinks
         scheme = self.own_moments(core) if scheme is None else scheme
         return TiltedMoments(core, self.panel_ends(), smooth, scheme)
@@ -184,6 +194,21 @@ class Loss:
             C-contiguous; here labels -1 and +1.
         """
         return _checks.labels(name, y, n)[:, None]
+
+    def with_offset(self, given: bool = True) -> Self:
+        """The loss of responses with an offset, or of those without."""
+        if given == self.has_offset:
+            return self
+        result = copy.copy(self)
+        result._set(has_offset=given)
+        return result
+
+    def add_offset(self, responses: Array, offset: Array) -> Array:
+        """Responses for the core of :meth:`with_offset`, from those without and offsets (n,)."""
+        sign = responses[:, 0] if self.by_margin or self.by_residual else 1.0
+        if self.by_residual:
+            return np.stack([responses[:, 0], responses[:, 1] + sign * offset], axis=1)
+        return np.concatenate([responses, (sign * offset)[:, None]], axis=1)
 
     def evaluate(
         self, margins: ArrayLike, y: Any = None, *, derivatives: bool = True
@@ -220,14 +245,18 @@ class Loss:
         """As :meth:`evaluate`, with the result of :meth:`responses`."""
         outputs = np.empty((3 if derivatives else 1, given.size))
         value, slope, curvature = (*outputs, None, None)[:3]
-        self.core().at(to_float64(given).ravel(), value, slope, curvature, responses)
+        core = self.core() if responses is None else self.shifted_core()
+        core.at(to_float64(given).ravel(), value, slope, curvature, responses)
         return tuple(output.reshape(given.shape) for output in outputs)
 
     def values(self, latent: Array, responses: Array) -> Array:
         """beta l(h; y) for latent values (n,) or (n, k) and responses (n, width)."""
         if self.by_margin:
-            labels = responses if latent.ndim == 2 else responses[:, 0]
-            return np.asarray(self.beta * self.evaluate(latent * labels, derivatives=False)[0])
+            columns = responses[:, :, None] if latent.ndim == 2 else responses
+            margins = latent * columns[:, 0]
+            if self.has_offset:
+                margins += columns[:, 1]
+            return np.asarray(self.beta * self.evaluate(margins, derivatives=False)[0])
         columns = latent.reshape(len(latent), -1)
         found = [self._at(column, responses, False)[0] for column in columns.T]
         return np.asarray(self.beta * np.stack(found, axis=1).reshape(latent.shape))

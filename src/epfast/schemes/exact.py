@@ -58,7 +58,7 @@ class ImportanceSampling(RowScheme):
         _checks.settle(self, samples=samples, seed=_checks.integer("seed", self.seed, least=0))
 
     def tilted(self, loss: Loss, core: CoreLoss | None = None) -> TiltedMoments:
-        core = loss.core() if core is None else core
+        core = loss.shifted_core() if core is None else core
         return loss.tilted(core, Sampling(core, self.samples, self.seed))
 
     def describe(self) -> dict[str, Any] | None:
