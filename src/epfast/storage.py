@@ -58,6 +58,8 @@ def load(path: str | os.PathLike[str], loss: Any = None) -> Any:
             found = losses.restore(header["loss"], beta)
         elif given is not None and given.beta == 1.0:
             found = given.tempered(beta)
+        if found is not None and header.get("offset", False) is True:
+            found = found.with_offset()
         kind = _checks.choice("posterior", header["posterior"], tuple(RESTORE))
         with np.errstate(all="ignore"):
             return RESTORE[kind](arrays, header, found)

@@ -273,7 +273,7 @@ class GPPosterior(ProcessPosterior):
     def _case(self) -> Case:
         """See :meth:`check`. O(n^3) once, and O(n r) per draw, r the rank of the covariance."""
         proposal = SiteProposal(
-            self.known_loss(),
+            self.loss_of_rows(),
             self.problem.y,
             self.mean,
             root_of(self.covariance),
@@ -315,7 +315,7 @@ class GPPosterior(ProcessPosterior):
         FloatingPointError
             If a cavity is improper.
         """
-        return self.known_loss().log_predictive(self.problem.y, *self._cavities(1.0))
+        return self.loss_of_rows().log_predictive(self.problem.y, *self._cavities(1.0))
 
     # -- prediction --
 

@@ -101,7 +101,7 @@ class ProcessPosterior(Posterior):
         return self._responses()
 
     def log_likelihood(self, draws: ArrayLike) -> Array:
-        loss, y = self.known_loss(), self._responses()
+        loss, y = self.loss_of_rows(), self._responses()
         latent = _checks.array("draws", draws, shape=(None, len(y)))
         return -loss.values(latent.T, y).T
 

@@ -46,7 +46,7 @@ class Posterior:
     def loss(self) -> Loss | None:
         """The loss; None if the posterior was loaded and its loss could not be saved."""
         loss: Loss | None = self.problem.loss
-        return loss
+        return None if loss is None else loss.with_offset(False)
 
     @property
     def scheme(self) -> Any:
@@ -78,6 +78,12 @@ class Posterior:
             )
         return self.loss
 
+    def loss_of_rows(self) -> Loss:
+        """As :meth:`known_loss`, for :meth:`observed`: responses may carry an offset."""
+        self.known_loss()
+        loss: Loss = self.problem.loss
+        return loss
+
     # -- what a subclass gives to the methods below --
 
     #: what the mean is a mean of, and what its members are called
@@ -101,7 +107,7 @@ class Posterior:
         return tuple(f"f{i}" for i in range(len(self.mean)))
 
     def observed(self) -> Array | None:
-        """Responses of the fit as the loss made them, (n, width); None if rows are unknown."""
+        """Responses of the fit, for the core, (n, width); None if rows are unknown."""
         raise NotImplementedError
 
     def log_likelihood(self, draws: ArrayLike) -> Array:

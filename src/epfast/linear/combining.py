@@ -122,6 +122,7 @@ def _check_same(k: int, first: Any, post: Any) -> None:
         "names": (first.names, post.names),
         "beta": (first.beta, post.beta),
         "loss": (first.loss, post.loss),
+        "offset": tuple(getattr(p.problem.loss, "has_offset", False) for p in (first, post)),
         "scheme": (first.scheme, post.scheme),
         "batch_size": (first.batch_size, post.batch_size),
         "intercept": tuple(p.problem.intercept for p in (first, post)),

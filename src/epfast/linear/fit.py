@@ -67,6 +67,7 @@ def fit_linear(
     prior_precision: ArrayLike | None = None,
     prior_mean: ArrayLike | None = None,
     intercept: bool | float = False,
+    offset: ArrayLike | None = None,
     weights: ArrayLike | None = None,
     schedule: Schedule | None = None,
     beta: float | None = None,
@@ -123,6 +124,9 @@ def fit_linear(
         True: one more weight, the last one, of a column of ones, with prior variance 100; a number:
         with that prior variance. The posterior adds the ones to new rows by itself; priors and X
         are given without it. X is copied.
+    offset : array_like of shape (n,), optional
+        Known parts of the latent values: the factors are t_i(x_i.theta + offset_i), as for the log
+        of an exposure. None: 0.
     weights : array_like of shape (n,), optional
         Numbers >= 0. A row of weight w >= 1 counts as w copies of itself, so that whole weights
         give the fixed point of repeated rows; copies settle before the next row is visited, and
@@ -237,6 +241,8 @@ def fit_linear(
     if start is not None and not isinstance(start, kind):
         raise TypeError(f"start is {_checks.describe(start)}; allowed: a {kind.__name__} or None")
     if stream:
+        if offset is not None:
+            raise ValueError("offset is given beside chunks of X; allowed: None")
         data = _stream(X, y, weights, chosen, record)
         d = data.X.d
     else:
@@ -244,7 +250,9 @@ def fit_linear(
             raise ValueError("y is None; allowed: a response per row of X, (n,)")
         full = posterior == "full"
         X = X if wide is None else with_ones(_checks.rows("X", X), stored=full)
-        data = (data_of if full else _unread)(X, y, weights, chosen.loss)
+        if offset is not None:
+            chosen = chosen._replace(loss=chosen.loss.with_offset())
+        data = (data_of if full else _unread)(X, y, weights, chosen.loss, offset)
         d = data.X.shape[1]
     ours = wide_rows(chosen, data, wide is not None)
     if ours is not None:
@@ -411,11 +419,11 @@ def _stream(X: Any, y: Any, weights: Any, chosen: Choices, record: str | None) -
     return Data(rows.read_by(chosen.loss), None)
 
 
-def _unread(X: Any, y: Any, weights: Any, loss: losses.Loss) -> Data:
+def _unread(X: Any, y: Any, weights: Any, loss: losses.Loss, offset: Any) -> Data:
     """Rows with unchecked entries: the core checks them as it visits them."""
     rows = _checks.rows("X", X)
     n = rows.shape[0]
-    return Data(rows, loss.responses("y", y, n), weights_of(weights, n))
+    return Data(rows, loss.observed(y, n, offset), weights_of(weights, n))
 
 
 def _kept(problem: LinearProblem, callback: Any, progress: Any) -> Data:

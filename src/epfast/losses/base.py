@@ -197,7 +197,7 @@ class Loss:
 
     def with_offset(self, given: bool = True) -> Self:
         """The loss of responses with an offset, or of those without."""
-        if given == self.has_offset:
+        if given == self.has_offset or self.by_residual:  # y - o serves as well
             return self
         result = copy.copy(self)
         result._set(has_offset=given)
@@ -209,6 +209,16 @@ class Loss:
         if self.by_residual:
             return np.stack([responses[:, 0], responses[:, 1] + sign * offset], axis=1)
         return np.concatenate([responses, (sign * offset)[:, None]], axis=1)
+
+    def observed(self, y: Any, n: int, offset: ArrayLike | None = None) -> Array:
+        """What the core reads of n rows, from y and offset as the user gave them."""
+        responses = self.responses("y", y, n)
+        if offset is not None:
+            shift = _checks.array("offset", offset, shape=(n,))
+            return self.add_offset(responses, shift)
+        if self.has_offset:
+            raise ValueError("offset is None; allowed: that of each row, (n,), as in the fit")
+        return responses
 
     def evaluate(
         self, margins: ArrayLike, y: Any = None, *, derivatives: bool = True
@@ -282,6 +292,11 @@ class Loss:
 
     def log_predictive(self, responses: Array, mean: Array, variance: Array) -> Array:
         """Log probability of the responses, (n,); accurate even if the probability underflows."""
+        if self.has_offset:
+            shift = responses[:, -1]
+            if self.by_margin:
+                shift = shift * responses[:, 0]
+            return self.with_offset(False).log_predictive(responses[:, :-1], mean + shift, variance)
         if not self.by_margin:
             result = -self.values(mean, responses)  # where h is certain
             uncertain = variance > 0.0
