@@ -12,8 +12,9 @@ from scipy import sparse
 import epfast
 from epfast import ADF, DEP, EP, DoubleLoop, fit_gp, fit_linear, losses
 from epfast.inference.combinations import NUMBERS, legal
+from epfast.linear.choices import choose
 from epfast.linear.engines import ENGINES
-from epfast.linear.fit import choose, fit_problem
+from epfast.linear.fit import fit_problem
 from epfast.linear.priors import prior_at_door
 from epfast.linear.problem import data_of
 from epfast.schemes import Relaxed

@@ -757,7 +757,9 @@ cdef class MinibatchSweep:
             raise ValueError(
                 "mean or variance is out of range; allowed: finite numbers, variances positive"
             )
-        if self.loss.c.width == 0 and y is not None and not (np.abs(y)[..., :1] == 1.0).all():
+        if self.loss.c.width == 0 and y is not None and not (
+            np.abs(np.reshape(y, (s, -1))[:, 0]) == 1.0
+        ).all():
             raise ValueError("y holds other numbers than -1 and +1; allowed: -1 and +1")
         self.raise_for(status, 0, name)
         raise FloatingPointError("the scheme found no fit of this factor")

@@ -20,7 +20,8 @@ from epfast.linear import (
     WidePosterior,
     fit_problem,
 )
-from epfast.linear.fit import Choices, unfitted
+from epfast.linear.choices import Choices
+from epfast.linear.fit import unfitted
 from epfast.linear.ones import with_ones
 from epfast.linear.problem import Data, State, data_of, prior_of
 from epfast.linear.wide import wide_rows

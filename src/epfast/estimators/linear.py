@@ -35,7 +35,8 @@ from epfast.estimators.interrupts import all_or_nothing
 from epfast.estimators.search import Search, find
 from epfast.inference import fit_from
 from epfast.linear import FullPosterior, notes
-from epfast.linear.fit import FULL_UP_TO, choose
+from epfast.linear.choices import choose
+from epfast.linear.fit import FULL_UP_TO
 from epfast.linear.priors import variances_at_door
 from epfast.schedules import ADF, EP, Schedule
 

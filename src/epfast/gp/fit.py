@@ -48,6 +48,7 @@ def fit_gp(
     scheme: str | Scheme | None = None,
     schedule: Schedule | None = None,
     beta: float | None = None,
+    offset: ArrayLike | None = None,
     weights: ArrayLike | None = None,
     jitter: float | None = None,
     rank: int | None = None,
@@ -86,6 +87,8 @@ def fit_gp(
         :func:`epfast.fit_linear`.
     beta : float, optional
         Inverse temperature. None: 1.
+    offset : array_like of shape (n,), optional
+        Known parts of the latent values: the factors are t_i(f_i + offset_i). None: 0.
     weights : array_like of shape (n,), optional
         As in :func:`epfast.fit_linear`: an observation of weight w >= 1 counts as w copies, the
         factor of one below 1 enters to the power w. Without ``rank`` for sequential and shuffled
@@ -155,7 +158,7 @@ def fit_gp(
             )
     _checks.callback(callback)
     _checks.progress(progress)
-    found_loss = losses.resolve(loss).tempered(beta)
+    found_loss = losses.resolve(loss).tempered(beta).with_offset(offset is not None)
     if low_rank:
         return fit_low_rank(
             K,
@@ -163,6 +166,7 @@ def fit_gp(
             rank=rank,
             rank_tol=rank_tol,
             batch_size=batch_size,
+            offset=offset,
             weights=weights,
             loss=found_loss,
             scheme=scheme,
@@ -178,7 +182,7 @@ def fit_gp(
         raise TypeError(f"start is {_checks.describe(start)}; allowed: a GPPosterior or None")
     shift = 0.0 if jitter is None else _checks.number("jitter", jitter, least=0.0)
     kernel = kernel_in_memory(K, overwrite_K, shift)
-    problem = chosen.problem(y, kernel.n, weights)._replace(kernel=kernel)
+    problem = chosen.problem(y, kernel.n, weights, offset)._replace(kernel=kernel)
     return fit_problem(problem, start, callback=callback, progress=progress, check=True)
 
 
@@ -189,7 +193,7 @@ class Choices(NamedTuple):
     scheme: Scheme
     schedule: Any
 
-    def problem(self, y: Any, n: int, weights: Any = None) -> GPProblem:
+    def problem(self, y: Any, n: int, weights: Any = None, offset: Any = None) -> GPProblem:
         """The fit of n observations, all but their kernel."""
         found = weights_of(weights, n)
         if found is not None:
@@ -203,7 +207,7 @@ class Choices(NamedTuple):
             least = float(found[found > 0.0].min())
             if least < 1.0:
                 self.loss.check_power(least, "a weight")
-        return GPProblem(None, self.loss.responses("y", y, n), *self, found)
+        return GPProblem(None, self.loss.observed(y, n, offset), *self, found)
 
 
 def choose(loss: Any, scheme: str | Scheme | None, schedule: Any) -> Choices:

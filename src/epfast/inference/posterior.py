@@ -7,11 +7,17 @@ from typing import Any, ClassVar
 
 from numpy.typing import ArrayLike
 
+from epfast import _checks
 from epfast._arrays import Array
 from epfast.inference import certificates, report
 from epfast.inference.certificates import Case, Check
 from epfast.inference.records import Sites, SweepInfo
 from epfast.losses import Loss
+
+
+def shifted(latent: Array, offset: ArrayLike | None, n: int) -> Array:
+    """Latent values of n rows with their offsets."""
+    return latent if offset is None else latent + _checks.array("offset", offset, shape=(n,))
 
 
 class Posterior:

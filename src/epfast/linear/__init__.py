@@ -2,7 +2,8 @@
 
 from epfast.linear.combining import combine
 from epfast.linear.fit import fit_linear, fit_problem
-from epfast.linear.posterior import FactorizedPosterior, FullPosterior, LinearPosterior
+from epfast.linear.full_posterior import FullPosterior
+from epfast.linear.posterior import FactorizedPosterior, LinearPosterior
 from epfast.linear.problem import LinearProblem, State
 from epfast.linear.wide_posterior import WidePosterior
 

@@ -10,8 +10,9 @@ import numpy as np
 from scipy import sparse
 
 from epfast.inference import Sites
+from epfast.linear.full_posterior import FullPosterior
 from epfast.linear.ones import stored_rows
-from epfast.linear.posterior import FactorizedPosterior, FullPosterior
+from epfast.linear.posterior import FactorizedPosterior
 from epfast.linear.problem import Data, LinearProblem, State, is_proper
 from epfast.linear.wide import is_wide, same_rows
 from epfast.linear.wide_posterior import WidePosterior

@@ -20,7 +20,8 @@ from epfast.inference.files import (
     restore_schedule,
     restore_sites,
 )
-from epfast.linear.posterior import FactorizedPosterior, FullPosterior
+from epfast.linear.full_posterior import FullPosterior
+from epfast.linear.posterior import FactorizedPosterior
 from epfast.linear.problem import Data, LinearProblem, State, is_proper, weights_of
 from epfast.linear.wide import WideRows, solved
 from epfast.linear.wide_posterior import WidePosterior

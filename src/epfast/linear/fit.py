@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from epfast import _checks, losses, schemes
+from epfast import _checks, losses
 from epfast._arrays import Array, Held
 from epfast.inference import (
     Callback,
@@ -20,14 +20,14 @@ from epfast.inference import (
     run,
     warn_of,
 )
-from epfast.inference.combinations import legal
 from epfast.inference.loop import NO_FIXED_POINT, is_sharp, stands_off
 from epfast.inference.runtime import Tick
 from epfast.linear import notes
-from epfast.linear.defaults import default_scheme
-from epfast.linear.engines import ENGINES, at_start, engine_of
+from epfast.linear.choices import Choices, choose
+from epfast.linear.engines import at_start, engine_of
+from epfast.linear.full_posterior import FullPosterior
 from epfast.linear.ones import with_ones
-from epfast.linear.posterior import FactorizedPosterior, FullPosterior
+from epfast.linear.posterior import FactorizedPosterior
 from epfast.linear.priors import prior_at_door
 from epfast.linear.problem import (
     Data,
@@ -39,7 +39,7 @@ from epfast.linear.problem import (
 from epfast.linear.sources import Stream, column_names, is_stream
 from epfast.linear.wide import in_best_form, wide_rows
 from epfast.linear.wide_posterior import WidePosterior, of_weights
-from epfast.schedules import DEP, EP, Schedule
+from epfast.schedules import Schedule
 from epfast.schemes import Scheme
 
 #: largest min(n, d) with a full covariance by default
@@ -289,72 +289,6 @@ def _notes(problem: LinearProblem, variance: Any, precision: Any) -> float | Non
     spread = np.broadcast_to(1.0 if variance is None else variance, (problem.n_columns,))
     scale = notes.prior_scale(sizes, spread)
     return scale if scale > notes.FLAT else None
-
-
-class Choices(NamedTuple):
-    """The four choices of a fit: a legal combination, with numbers in place of None."""
-
-    loss: losses.Loss
-    scheme: Scheme
-    schedule: Any
-    covariance: str
-    batch_size: int | None
-
-    def problem(self, data: Data, prior: State) -> LinearProblem:
-        """The problem of these rows with this prior."""
-        schedule = self.schedule
-        if schedule.stores == "none":
-            schedule = schedule.filled(order=notes.order_of_one_pass(data))
-        groups = schedule.labels(data.X.shape[0]) if schedule.stores == "shared" else None
-        problem = LinearProblem(
-            data,
-            self.loss,
-            self.scheme,
-            schedule,
-            self.covariance,
-            self.batch_size,
-            prior,
-            prior,
-            groups,
-        )
-        problem.check_weights()
-        return problem
-
-
-def choose(
-    loss: Any,
-    scheme: Any,
-    posterior: str,
-    batch_size: int | None,
-    schedule: Any,
-    beta: float | None = None,
-    given: dict[str, Any] | None = None,
-) -> Choices:
-    """The choices that arguments of :func:`epfast.fit_linear` mean; raises if they do not combine.
-
-    given: arguments that only some combinations take, those that were given.
-    """
-    schedule = EP() if schedule is None else schedule
-    _checks.schedule(schedule, Schedule, "epfast.EP, ADF, SEP, AEP, DSEP, DAEP or DEP")
-    full = _checks.choice("posterior", posterior, tuple(KINDS)) == "full"
-    factor = "row"
-    if batch_size is not None:
-        batch_size = _checks.integer("batch_size", batch_size, least=1)
-        factor = "minibatch"
-    found_loss = losses.resolve(loss).tempered(beta)
-    if scheme is None:
-        scheme = default_scheme(found_loss, factor, full)
-    found = schemes.resolve(scheme)
-    legal(ENGINES, posterior, factor, schedule, found, found_loss, given or {})
-    if isinstance(schedule, DEP) and schedule.inner is not None:
-        legal(ENGINES, posterior, factor, schedule.inner, found, found_loss, {})
-    numbers: dict[str, Any] = {"power": 1.0, "damping": schedule.usual_damping(factor)}
-    if not full:
-        # scalar sites are never clipped: a negative precision is right where t is not log-concave
-        clips = factor == "minibatch" or not found.one_dimension
-        numbers["site_rule"] = "nonnegative" if clips else "keep"
-    schedule = schedule.filled(**numbers)
-    return Choices(found_loss, found, schedule, posterior, batch_size)
 
 
 def _intercept(given: Any) -> float | None:

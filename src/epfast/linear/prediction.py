@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks
 from epfast._arrays import Array, row_chunks
-from epfast.inference.posterior import Posterior
+from epfast.inference.posterior import Posterior, shifted
 
 
 def of_entries(rows: Any, precision: Array, shift: Array, intercept: bool) -> tuple[Array, Array]:
@@ -34,11 +34,6 @@ def finite(*latent: Array) -> None:
         raise ValueError("X holds NaN or infinity, or overflows; allowed: finite numbers")
 
 
-def shifted(latent: Array, offset: ArrayLike | None, n: int) -> Array:
-    """Latent values of n rows with their offsets."""
-    return latent if offset is None else latent + _checks.array("offset", offset, shape=(n,))
-
-
 class LinearPredictions(Posterior):
     """Base of linear posteriors; a subclass has ``predict_latent`` and ``sample``."""
 
@@ -54,7 +49,7 @@ class LinearPredictions(Posterior):
         """X theta, (k, n), for draws of theta (k, d)."""
         raise NotImplementedError
 
-    def _latent(self, X: ArrayLike, offset: ArrayLike | None) -> tuple[Array, Array]:
+    def _shifted_latent(self, X: ArrayLike, offset: ArrayLike | None) -> tuple[Array, Array]:
         """Mean and variance of X theta + offset."""
         mean, variance = self.predict_latent(X)
         return shifted(mean, offset, len(mean)), variance
@@ -78,7 +73,7 @@ class LinearPredictions(Posterior):
         ndarray of shape (n,)
             Closed form for probit with beta = 1, else quadrature to about 1e-8.
         """
-        return self.known_loss().predict_proba(*self._latent(X, offset))
+        return self.known_loss().predict_proba(*self._shifted_latent(X, offset))
 
     def predict(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
         """Predict y.
@@ -94,7 +89,7 @@ class LinearPredictions(Posterior):
         ndarray of shape (n,)
             The label for classes, -1 or +1; else the predictive mean of y.
         """
-        return self.known_loss().predict(*self._latent(X, offset))
+        return self.known_loss().predict(*self._shifted_latent(X, offset))
 
     def predict_variance(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
         """Predictive variance of y.
@@ -109,11 +104,9 @@ class LinearPredictions(Posterior):
         -------
         ndarray of shape (n,)
         """
-        return self.known_loss().predict_variance(*self._latent(X, offset))
+        return self.known_loss().predict_variance(*self._shifted_latent(X, offset))
 
-    def log_predictive(
-        self, X: ArrayLike, y: ArrayLike, offset: ArrayLike | None = None
-    ) -> Array:
+    def log_predictive(self, X: ArrayLike, y: ArrayLike, offset: ArrayLike | None = None) -> Array:
         """Log probability of responses to new rows.
 
         Parameters
@@ -128,7 +121,7 @@ class LinearPredictions(Posterior):
         -------
         ndarray of shape (n,)
         """
-        latent, loss = self._latent(X, offset), self.known_loss()
+        latent, loss = self._shifted_latent(X, offset), self.known_loss()
         return loss.log_predictive(loss.responses("y", y, len(latent[0])), *latent)
 
     def score(self, X: ArrayLike, y: ArrayLike, offset: ArrayLike | None = None) -> float:

@@ -217,7 +217,10 @@ class Loss:
             shift = _checks.array("offset", offset, shape=(n,))
             return self.add_offset(responses, shift)
         if self.has_offset:
-            raise ValueError("offset is None; allowed: that of each row, (n,), as in the fit")
+            raise ValueError(
+                "offset is None; allowed: that of each row, (n,), as in the fit (for a posterior "
+                "without its rows post.with_rows(X, y, offset=...))"
+            )
         return responses
 
     def evaluate(
@@ -296,7 +299,8 @@ class Loss:
             shift = responses[:, -1]
             if self.by_margin:
                 shift = shift * responses[:, 0]
-            return self.with_offset(False).log_predictive(responses[:, :-1], mean + shift, variance)
+            own = np.ascontiguousarray(responses[:, :-1])
+            return self.with_offset(False).log_predictive(own, mean + shift, variance)
         if not self.by_margin:
             result = -self.values(mean, responses)  # where h is certain
             uncertain = variance > 0.0
