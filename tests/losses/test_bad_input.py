@@ -65,6 +65,8 @@ def test_error_names_the_argument(name, call, value):
 @pytest.mark.parametrize("name", losses.NAMED)
 def test_a_loss_does_not_change(name):
     loss = losses.NAMED[name]()
+    if "powers" not in loss.gives:
+        pytest.skip("no beta")
     warm = loss.tempered(0.5)
     assert (loss.beta, warm.beta, warm.tempered(3.0).beta) == (1.0, 0.5, 1.5)
     assert loss.tempered(None) is loss

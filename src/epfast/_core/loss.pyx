@@ -158,9 +158,9 @@ cdef class CoreLoss:
     """A loss for the C core: a row of losses.h with its parameters, or a user's function.
 
     The factor of a row is exp(-beta l). width: numbers in a response; 0: l is a function of the
-    margin, and a row of y holds its label. Of a shifted loss a row of y holds one number b more, and
-    l is taken at h + b, or at the margin y h + b. Validation is the business of losses.py; here only
-    what would break C is checked.
+    margin, and a row of y holds its label. Of a shifted loss a row of y holds one number b more,
+    and l is taken at h + b, or at the margin y h + b. Validation is the business of losses.py; here
+    only what would break C is checked.
     """
 
     def __cinit__(self):
@@ -264,6 +264,8 @@ cdef class CoreLoss:
         error, self.error = self.error, None
         if error is not None:
             raise error
+        if self.inner is not None:
+            (<CoreLoss> self.inner).reraise()
         raise RuntimeError("the loss's C function reported an error")
 
     cdef int check_responses(self, const double[:, ::1] y, ptrdiff_t n) except -1:

@@ -18,6 +18,7 @@ from epfast.losses.classification import (
     Quasi01,
     SquaredHinge,
 )
+from epfast.losses.contaminated import Contaminated
 from epfast.losses.counts import Binomial, Poisson
 from epfast.losses.custom import CustomLoss, CustomSite
 from epfast.losses.names import NAMED, describe, resolve, restore
@@ -25,6 +26,7 @@ from epfast.losses.names import NAMED, describe, resolve, restore
 __all__ = [
     "NAMED",
     "Binomial",
+    "Contaminated",
     "CoreLoss",
     "CustomLoss",
     "CustomSite",

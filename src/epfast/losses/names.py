@@ -20,6 +20,7 @@ from epfast.losses.classification import (
     Quasi01,
     SquaredHinge,
 )
+from epfast.losses.contaminated import Contaminated
 from epfast.losses.counts import Binomial, Poisson
 from epfast.losses.custom import CustomLoss, CustomSite, signature
 
@@ -33,6 +34,7 @@ NAMED: dict[str, Callable[..., Loss]] = {
     "noisy_step": NoisyStep,
     "poisson": Poisson,
     "binomial": Binomial,
+    "contaminated": Contaminated,
 }
 
 #: classes that files know, with their names; a Loss itself is known by the row of its table
@@ -78,11 +80,14 @@ def describe(loss: Loss | None) -> dict[str, Any] | None:
     for kind in type(loss).__mro__:
         if kind in SAVED:
             described = _numbers_of(loss, kind)
+            if described is None:
+                return None
             return described if kind is type(loss) or _is_that(loss, kind, described) else None
     return None
 
 
-def _numbers_of(loss: Loss, kind: Any) -> dict[str, Any]:
+def _numbers_of(loss: Loss, kind: Any) -> dict[str, Any] | None:
+    """Name and arguments; None if one of them cannot be written."""
     if kind is PiecewiseLinear:
         # a subclass need not describe these
         given = {name: getattr(loss, name) for name in ("knots", "slopes", "value", "jumps")}
@@ -90,6 +95,11 @@ def _numbers_of(loss: Loss, kind: Any) -> dict[str, Any]:
         given = {"parameters": loss.parameters}
     else:
         given = kind.describe(loss)
+    for name, value in given.items():
+        if isinstance(value, Loss):
+            given[name] = describe(value)
+        if callable(value) or (isinstance(value, Loss) and given[name] is None):
+            return None
     return {"name": SAVED[kind] or loss.name, **given}
 
 
@@ -117,7 +127,8 @@ def _is_that(loss: Loss, kind: Any, described: dict[str, Any]) -> bool:
 def restore(described: dict[str, Any], beta: float) -> Loss:
     """The loss that :func:`describe` wrote."""
     arguments: dict[str, Any] = {
-        k: tuple(v) if isinstance(v, list) else v for k, v in described.items()
+        k: tuple(v) if isinstance(v, list) else restore(v, 1.0) if isinstance(v, dict) else v
+        for k, v in described.items()
     }
     name = arguments.pop("name")
     if name in NAMED:
