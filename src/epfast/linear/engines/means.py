@@ -131,7 +131,7 @@ class _Part:
         """(q,), of each row."""
         if not self.sparse:
             return np.asarray(a.sum(axis=1))
-        result: Array = np.bincount(self.row, a, self.rows.shape[0])
+        result: Array = np.bincount(self.row, a, self.rows.shape[0]).astype(np.float64, copy=False)
         return result
 
     def by_row(self, a: Array) -> Array:
