@@ -185,7 +185,6 @@ def _conjugate_gradients(
 class MeansEngine:
     """Mixin, before an engine of factorised posteriors: its sweeps may begin with a step."""
 
-    measures = True
     problem: LinearProblem
     schedule: Any
 
