@@ -30,7 +30,8 @@ from epfast._core.sparse_factors import compared
 from epfast.inference import Counts, Sites
 from epfast.inference.runtime import Tick, one_blas_thread
 from epfast.linear.engines.base import contraction, plain
-from epfast.linear.engines.minibatch import MinibatchEngine
+from epfast.linear.engines.chunks import DEPTH, Step, mixed
+from epfast.linear.engines.minibatch import MinibatchEngine, physical_memory
 from epfast.linear.ones import stored_rows
 from epfast.linear.problem import LinearProblem, State
 from epfast.schedules import Schedule
@@ -45,6 +46,10 @@ REACH, LEAST_REACH, MOST_REACH = 4.0, 1.0, 32.0
 ONWARD = 0.5
 #: columns up to which X' W X is formed; beyond, so many conjugate gradients, to this residual
 DENSE, ITERATIONS, RESIDUAL = 512, 100, 1e-3
+#: sweeps are mixed where a mean moves by less than this of its sd, and sites have no more numbers
+MIX_BELOW, MOST_MIXED = 1.0, 1 << 20
+#: memory that sweeps with steps take per number of the sites
+BYTES = 64
 #: numbers of X at a time
 NUMBERS = 1 << 16
 #: curvatures above -ROUNDING of what they could be are 0
@@ -69,6 +74,19 @@ def may_step(problem: LinearProblem, seen: bool = False) -> bool:
     )
 
 
+def _entries(part: Any) -> Array:
+    """The numbers of sites, (n, d) or of all nonzeros."""
+    numbers: Array = part.data if hasattr(part, "indptr") else part
+    return numbers
+
+
+def _with_entries(part: Any, numbers: Array) -> Any:
+    """Numbers of sites in place of others."""
+    if not hasattr(part, "indptr"):
+        return numbers
+    return type(part)((numbers, part.indices, part.indptr), shape=part.shape)
+
+
 class Pace(NamedTuple):
     """What the next sweep depends on."""
 
@@ -81,6 +99,37 @@ class Pace(NamedTuple):
     #: the longest step, and what x.theta moved by in the last one
     reach: float = REACH
     along: Array | None = None
+    #: the last sweeps with steps, to be mixed
+    swept: tuple[Step, ...] = ()
+
+    def noting(self, before: State, new: State) -> Pace:
+        """The pace after a sweep with a step from one state to another."""
+        assert new.sites is not None
+        sites = Sites(*map(_entries, new.sites))
+        if sites.precision.size > MOST_MIXED:
+            return self
+        with np.errstate(all="ignore"):
+            sd = np.sqrt(1.0 / new.precision)
+            moves = np.concatenate(
+                [
+                    (new.precision - before.precision) / new.precision,
+                    (new.shift / new.precision - before.shift / before.precision) / sd,
+                ]
+            )
+        swept = (*self.swept, Step(new._replace(sites=sites), moves))[-DEPTH:]
+        size = float(moves @ moves)
+        if not size < MIX_BELOW**2 * len(moves):
+            swept = ()
+        elif len(swept) > 1 and not size < float(swept[-2].moves @ swept[-2].moves):
+            swept = swept[-1:]
+        return self._replace(swept=swept)
+
+    def mixed(self, last: State) -> State:
+        """The state from which the next sweep is best begun, which may be that of the last one."""
+        found = mixed(self.swept) if len(self.swept) > 1 else None
+        if found is None or found.sites is None or last.sites is None:
+            return last
+        return found._replace(sites=Sites(*map(_with_entries, last.sites, found.sites)))
 
     def next(self, moved: float, tol: float) -> Pace:
         """The pace after a sweep that moved the posterior so far."""
@@ -198,11 +247,17 @@ class MeansEngine:
 
     def _sweep(self, state: Any, tick: Tick) -> tuple[Any, Counts]:
         pace, begun = state.pace, plain(state)
+        before = begun
         if pace.steps:
             with one_blas_thread(min(len(state.shift), DENSE)), np.errstate(all="ignore"):
-                step = self._stepped(state)
+                before = pace.mixed(begun)
+                step = self._stepped(_paced(before, pace))
+                if step is None and before is not begun:
+                    before, step = begun, self._stepped(state)
             begun, pace = (begun, pace._replace(steps=None)) if step is None else step
         new, counts = super()._sweep(begun, tick)  # type: ignore[misc]
+        if pace.steps:
+            pace = pace.noting(before, new)
         if counts.measured is None or begun.shift is not state.shift:
             prior = self.problem.prior.precision
             moved, half = compared(state.precision, state.shift, new.precision, new.shift, prior)
@@ -212,6 +267,9 @@ class MeansEngine:
 
     def _stepped(self, state: Paced) -> tuple[State, Pace] | None:
         """The state after a step on all means, and its pace; None where there is none."""
+        assert state.sites is not None
+        if 0 < physical_memory() < BYTES * _entries(state.sites.precision).size:
+            return None
         together: Any = copy.copy(self)
         together.schedule = replace(self.schedule, order="parallel")
         fitted, counts = super(MeansEngine, together)._sweep(  # type: ignore[misc]
@@ -220,7 +278,6 @@ class MeansEngine:
         if counts.refused:
             return None
         X = stored_rows(self.problem.data.X)
-        assert state.sites is not None
         old, new = (tuple(map(_entries, sites[:2])) for sites in (state.sites, fitted.sites))
         if old[0].shape != getattr(X, "data" if hasattr(X, "indptr") else "T").T.shape:
             return None  # entries of a row that share a column
@@ -229,12 +286,6 @@ class MeansEngine:
             return None
         result: State = self._from_sites(fitted.sites, state.sweeps)  # type: ignore[attr-defined]
         return (result, pace) if (result.precision > 0.0).all() else None
-
-
-def _entries(part: Any) -> Array:
-    """The numbers of sites, (n, d) or of all nonzeros."""
-    numbers: Array = part.data if hasattr(part, "indptr") else part
-    return numbers
 
 
 def step_to(
