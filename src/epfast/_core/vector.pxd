@@ -13,6 +13,7 @@ cdef extern from "simd/vector.h" nogil:
     const int EPF_MOMENTS_PROBIT
     const int EPF_MOMENTS_LOGISTIC
     const int EPF_MOMENTS_PIECEWISE
+    const int EPF_MOMENTS_SQUARED_HINGE
     const int EPF_MOMENTS_SMOOTH
     const int EPF_RBF
     const int EPF_MATERN12
@@ -98,6 +99,10 @@ cdef extern from "simd/vector.h" nogil:
         void (*piecewise_moments)(
             const double *parameters, ptrdiff_t n, const double *m, const double *v,
             const double *power, double *lZ, double *dlZ, double *d2lZ
+        ) noexcept nogil
+        void (*squared_hinge_moments)(
+            ptrdiff_t n, const double *m, const double *v, const double *power, double *lZ,
+            double *dlZ, double *d2lZ
         ) noexcept nogil
         void (*smooth_moments)(
             const epf_loss *loss, ptrdiff_t n, const double *y, const double *m, const double *v,

@@ -202,7 +202,7 @@ def run(
                     # keep: Ctrl-C goes back to the old state
                     new, counts = engine.sweep(state, True, tick)
                     if counts.measured is not None:
-                        moved, evidence = counts.measured
+                        now, (moved, evidence) = None, counts.measured
                         moved /= schedule.damping
                     else:
                         assert now is not None

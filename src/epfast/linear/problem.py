@@ -339,7 +339,9 @@ def factor_of(matrix: Array) -> Array:
 
 
 def is_proper(precision: Array) -> bool:
-    """Whether a matrix is positive definite. O(d^3)."""
+    """Whether a matrix, or a diagonal (d,), is positive definite. O(d^3), or O(d)."""
+    if precision.ndim == 1:
+        return bool((precision > 0.0).all())
     return _factor(precision) is not None
 
 

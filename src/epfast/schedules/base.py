@@ -136,7 +136,9 @@ class EP(Schedule):
         rows and 8 per column on, else "sequential". For processes of 128 values or more it is a
         sequential sweep, then joint steps, which go to the fixed point of all sites by a covariance
         that is linear in them and converge quadratically; a sequential sweep again where one does
-        not contract. Elsewhere, and with ``tol=0``, damping or (processes) a power, it is
+        not contract. For scalar sites with a factorised posterior it is "sequential", where sweeps
+        settle slowly each after a Newton step on all means, of O(n d^2) or some passes over many
+        columns; not with losses that are not convex, or fits that are not exact. Elsewhere, and with ``tol=0``, damping or (processes) a power, it is
         "sequential".
     site_rule : {"nonnegative", "keep", "floor"}, optional
         For factorised posteriors: what becomes of a coordinate whose new site would do harm.

@@ -19,12 +19,13 @@ typedef int (*epf_callback)(ptrdiff_t n, const double *h, const double *y, ptrdi
 #define EPF_ROW_PAD 16           /* rows and numbers beyond the last, that kernels may read */
 
 /* Vector kernels of tilted moments of any power: PIECEWISE with no more than EPF_PIECEWISE_KNOTS knots,
- * SMOOTH with exceptions, and PROBIT and LOGISTIC in closed form for the power 1, else like SMOOTH. */
+ * SQUARED_HINGE, SMOOTH with exceptions, and PROBIT and LOGISTIC in closed form for the power 1, else like SMOOTH. */
 enum {
     EPF_MOMENTS_NONE,
     EPF_MOMENTS_PROBIT,
     EPF_MOMENTS_LOGISTIC,
     EPF_MOMENTS_PIECEWISE,
+    EPF_MOMENTS_SQUARED_HINGE,
     EPF_MOMENTS_SMOOTH
 };
 
@@ -127,6 +128,10 @@ typedef struct {
     void (*piecewise_moments)(const double *parameters, ptrdiff_t n, const double *m,
                               const double *v, const double *power, double *lZ, double *dlZ,
                               double *d2lZ);
+
+    /* The same for t = exp(-power_i max(0, 1 - h)^2). */
+    void (*squared_hinge_moments)(ptrdiff_t n, const double *m, const double *v,
+                                  const double *power, double *lZ, double *dlZ, double *d2lZ);
 
     /* The same for exp(-power_i l) where the loss is SMOOTH, PROBIT or LOGISTIC, y rows of responses
      * (NULL: margins); lZ is NaN at the sites that are left to adaptive quadrature. */
