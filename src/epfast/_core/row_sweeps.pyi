@@ -4,6 +4,7 @@ from numpy.typing import NDArray
 from epfast._core._types import Array
 from epfast._core.relaxed import Relaxation
 from epfast._core.rows import Rows
+from epfast._core.team import Team
 from epfast._core.tilted import TiltedMoments
 
 class BlockedSweep:
@@ -12,6 +13,7 @@ class BlockedSweep:
     log_scale_total: float
     log_determinant: float
     moved: float
+    team: Team | None
     def __init__(
         self,
         moments: TiltedMoments,
