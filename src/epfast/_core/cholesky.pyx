@@ -6,17 +6,19 @@ these the handlers of signals run, and an exception of theirs ends the work. Tri
 by halves at all orders: LAPACK solves with small triangles on the way, at a third of the speed.
 Matrices are symmetric or triangular, n x n; only the lower triangle by columns is touched.
 
-A team of threads shares tiles of what BLAS does at once otherwise, from the order TOGETHER on.
+A crew of threads shares tiles of what BLAS does at once otherwise, from the order TOGETHER on.
 """
+
+import numpy as np
 
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
+from epfast._core.crew cimport Crew, is_at_work, part_size
 from epfast._core.lapack cimport (
-    blas_int, dgemm, dlauum, dpotrf, dsyrk, dtrmm, dtrsm, dtrtri,
+    blas_int, dgemm, dlauum, dpotrf, dsymm, dsyrk, dtrmm, dtrsm, dtrtri,
 )
-from epfast._core.team cimport Team, is_at_work, part_size
 
 cdef enum:
     WHOLE = 1024                # largest order that LAPACK takes in one call
@@ -24,7 +26,7 @@ cdef enum:
     STRIP = 256                 # columns of a product
     BLOCK = 256
     TALL = 512                  # rows per call
-    TOGETHER = 256              # least order that a team shares
+    TOGETHER = 256              # least order that a crew shares
     WIDTH = 128                 # columns of a tile, and of a panel of a factor
     LEAVES = 128                # triangles at most that are inverted one per thread
 
@@ -116,10 +118,10 @@ cdef int solve_right_transposed(
     return solve_right_transposed(L + h * ld + h, n - h, B + h * ld, m, ld)
 
 
-cdef int factorize(double *A, ptrdiff_t n, Team team=None) except -1 nogil:
+cdef int factorize(double *A, ptrdiff_t n, Crew crew=None) except -1 nogil:
     """A <- L with A = L L'. O(n^3 / 3). Not 0: A is not positive definite."""
-    if n >= TOGETHER and is_at_work(team):
-        return factorize_together(A, n, team)
+    if n >= TOGETHER and is_at_work(crew):
+        return factorize_together(A, n, crew)
     return factorize_part(A, n, <blas_int> n)
 
 
@@ -156,11 +158,11 @@ cdef int factorize_part(double *A, ptrdiff_t n, blas_int ld) except -1 nogil:
     return factorize_part(A + h * ld + h, n - h, ld)
 
 
-cdef int invert_triangle(double *L, ptrdiff_t n, Team team=None) except -1 nogil:
+cdef int invert_triangle(double *L, ptrdiff_t n, Crew crew=None) except -1 nogil:
     """L <- L^-1. O(n^3 / 3)"""
     cdef blas_int ld = <blas_int> n
-    if n >= TOGETHER and is_at_work(team):
-        return invert_together(L, n, team)
+    if n >= TOGETHER and is_at_work(crew):
+        return invert_together(L, n, crew)
     invert_blocks(L, n, ld)
     return invert_part(L, n, ld)
 
@@ -190,14 +192,14 @@ cdef int invert_part(double *L, ptrdiff_t n, blas_int ld) except -1 nogil:
     return invert_part(L + h * ld + h, n - h, ld)
 
 
-cdef int invert_factored(double *L, ptrdiff_t n, Team team=None) except -1 nogil:
+cdef int invert_factored(double *L, ptrdiff_t n, Crew crew=None) except -1 nogil:
     """L <- (L L')^-1. O(2 n^3 / 3)"""
     cdef ptrdiff_t i, k
     cdef blas_int ld = <blas_int> n, info = 0, b, c, rest
     cdef double unit = 1.0
-    invert_triangle(L, n, team)
-    if n >= TOGETHER and is_at_work(team):
-        return square_together(L, n, team)
+    invert_triangle(L, n, crew)
+    if n >= TOGETHER and is_at_work(crew):
+        return square_together(L, n, crew)
     if n <= WHOLE:
         dlauum(b"L", &ld, L, &ld, &info)
         return 0
@@ -225,7 +227,7 @@ cdef int invert_factored(double *L, ptrdiff_t n, Team team=None) except -1 nogil
     return 0
 
 
-# ---- by a team ----
+# ---- by a crew ----
 
 cdef struct Job:
     double *A                   # of order n by columns, which is its distance of columns
@@ -242,7 +244,7 @@ cdef struct Job:
     int info
 
 
-cdef int factorize_together(double *A, ptrdiff_t n, Team team) except -1 nogil:
+cdef int factorize_together(double *A, ptrdiff_t n, Crew crew) except -1 nogil:
     """Panel by panel: its solve by rows, then what it leaves by tiles, the next panel's first."""
     cdef Job job
     cdef ptrdiff_t k = 0
@@ -253,11 +255,11 @@ cdef int factorize_together(double *A, ptrdiff_t n, Team team) except -1 nogil:
         k = job.first + job.size
         if k >= n:
             break
-        job.start, job.step = k, part_size(team, n - k, SMALL_BLOCK)
-        team.run(solve_panel, &job, (n - k + job.step - 1) // job.step)
+        job.start, job.step = k, part_size(crew, n - k, SMALL_BLOCK)
+        crew.run(solve_panel, &job, (n - k + job.step - 1) // job.step)
         job.step = max(<ptrdiff_t> WIDTH, min(<ptrdiff_t> TALL, (n - k) // 4))
         job.panel = A + job.first * n
-        team.run(add_tile, &job, tiles(&job))
+        crew.run(add_tile, &job, tiles(&job))
         heed_signals()
         job.first, job.size = k, min(<ptrdiff_t> WIDTH, n - k)
     return job.info
@@ -283,7 +285,7 @@ cdef void solve_panel(void *what, ptrdiff_t part) noexcept nogil:
 
 
 cdef void add_product(
-    double *C, ptrdiff_t n, double *W, ptrdiff_t k, double sign, Team team
+    double *C, ptrdiff_t n, double *W, ptrdiff_t k, double sign, Crew crew
 ) noexcept nogil:
     """C <- C + sign W W', lower triangle; W is n x k by columns."""
     cdef Job job
@@ -293,7 +295,7 @@ cdef void add_product(
     job.factors = False
     # wider than in a factorisation: there are fewer columns to multiply
     job.width, job.step = BLOCK, TALL
-    team.run(add_tile, &job, tiles(&job))
+    crew.run(add_tile, &job, tiles(&job))
 
 
 cdef ptrdiff_t rows_of_tiles(Job *job, ptrdiff_t j) noexcept nogil:
@@ -335,14 +337,14 @@ cdef void add_tile(void *what, ptrdiff_t part) noexcept nogil:
     )
 
 
-cdef int invert_together(double *L, ptrdiff_t n, Team team) except -1 nogil:
+cdef int invert_together(double *L, ptrdiff_t n, Crew crew) except -1 nogil:
     """By halves down to LEAVES: a lower left block by its columns, then by its rows."""
     cdef Job leaves[LEAVES]
     cdef ptrdiff_t count = 0
     split(L, n, 0, n, max(<ptrdiff_t> SMALL_BLOCK, n // 32 + SMALL_BLOCK), leaves, &count)
-    team.run(invert_small_blocks, leaves, count)
-    halve(L, n, 0, n, max(<ptrdiff_t> SMALL_BLOCK, n // 32 + SMALL_BLOCK), team)
-    team.run(invert_leaf, leaves, count)
+    crew.run(invert_small_blocks, leaves, count)
+    halve(L, n, 0, n, max(<ptrdiff_t> SMALL_BLOCK, n // 32 + SMALL_BLOCK), crew)
+    crew.run(invert_leaf, leaves, count)
     return 0
 
 
@@ -362,20 +364,20 @@ cdef void split(
 
 
 cdef int halve(
-    double *L, ptrdiff_t n, ptrdiff_t first, ptrdiff_t size, ptrdiff_t least, Team team
+    double *L, ptrdiff_t n, ptrdiff_t first, ptrdiff_t size, ptrdiff_t least, Crew crew
 ) except -1 nogil:
     """The lower left blocks of all triangles that are halved, the largest first."""
     cdef ptrdiff_t h = half(size)
     if size <= least:
         return 0
-    share_solve(L, n, first, h, size - h, True, team)
-    share_solve(L, n, first, h, size - h, False, team)
-    halve(L, n, first, h, least, team)
-    return halve(L, n, first + h, size - h, least, team)
+    share_solve(L, n, first, h, size - h, True, crew)
+    share_solve(L, n, first, h, size - h, False, crew)
+    halve(L, n, first, h, least, crew)
+    return halve(L, n, first + h, size - h, least, crew)
 
 
 cdef int share_solve(
-    double *L, ptrdiff_t n, ptrdiff_t first, ptrdiff_t h, ptrdiff_t rest, bint left, Team team
+    double *L, ptrdiff_t n, ptrdiff_t first, ptrdiff_t h, ptrdiff_t rest, bint left, Crew crew
 ) except -1 nogil:
     """B <- C^-1 B by columns, or B <- -B A^-1 by rows; as many at a time as a second allows."""
     cdef Job job
@@ -384,11 +386,11 @@ cdef int share_solve(
     job.start = 0
     some = max(
         <ptrdiff_t> (OPERATIONS / (1.0 * order * order)), <ptrdiff_t> SMALL_BLOCK
-    ) * team.threads
+    ) * crew.threads
     while job.start < total:
         job.stop = min(total, job.start + some)
-        job.step = part_size(team, job.stop - job.start, SMALL_BLOCK // 2)
-        team.run(
+        job.step = part_size(crew, job.stop - job.start, SMALL_BLOCK // 2)
+        crew.run(
             solve_some_columns if left else solve_some_rows, &job,
             (job.stop - job.start + job.step - 1) // job.step
         )
@@ -427,7 +429,7 @@ cdef void invert_leaf(void *what, ptrdiff_t part) noexcept nogil:
     invert_part(leaf.A + leaf.first * leaf.n + leaf.first, leaf.size, <blas_int> leaf.n)
 
 
-cdef int square_together(double *L, ptrdiff_t n, Team team) except -1 nogil:
+cdef int square_together(double *L, ptrdiff_t n, Crew crew) except -1 nogil:
     """L <- L' L, the lower triangle: block rows downwards, each by columns."""
     cdef Job job
     cdef ptrdiff_t i = 0, j
@@ -444,8 +446,8 @@ cdef int square_together(double *L, ptrdiff_t n, Team team) except -1 nogil:
                 memcpy(
                     job.corner + j * job.size, L + (i + j) * n + i, job.size * sizeof(double)
                 )
-            job.step = part_size(team, i, SMALL_BLOCK)
-            team.run(square_tile, &job, 1 + (i + job.step - 1) // job.step)
+            job.step = part_size(crew, i, SMALL_BLOCK)
+            crew.run(square_tile, &job, 1 + (i + job.step - 1) // job.step)
             heed_signals()
             i += BLOCK
     finally:
@@ -475,27 +477,77 @@ cdef void square_tile(void *what, ptrdiff_t part) noexcept nogil:
         )
 
 
-def cholesky(double[::1, :] A not None, Team team=None):
+def cholesky(double[::1, :] A not None, Crew crew=None):
     """A <- its Cholesky factor, in the lower triangle. Whether A is positive definite."""
     cdef int info
     square(A)
     with nogil:
-        info = factorize(&A[0, 0], A.shape[0], team)
+        info = factorize(&A[0, 0], A.shape[0], crew)
     return info == 0
 
 
-def inverse_triangle(double[::1, :] L not None, Team team=None):
+def inverse_triangle(double[::1, :] L not None, Crew crew=None):
     """L <- L^-1, of a lower triangle without zeros on its diagonal."""
     square(L)
     with nogil:
-        invert_triangle(&L[0, 0], L.shape[0], team)
+        invert_triangle(&L[0, 0], L.shape[0], crew)
 
 
-def inverse_from_factor(double[::1, :] L not None, Team team=None):
+def inverse_from_factor(double[::1, :] L not None, Crew crew=None):
     """L <- the lower triangle of (L L')^-1."""
     square(L)
     with nogil:
-        invert_factored(&L[0, 0], L.shape[0], team)
+        invert_factored(&L[0, 0], L.shape[0], crew)
+
+
+def symmetric_times(double[::1, :] A not None, B, Crew crew=None):
+    """A B by columns, (n, m), for the lower triangle of a symmetric A (n, n)."""
+    cdef const double[::1, :] right = np.asfortranarray(B)
+    cdef ptrdiff_t m = right.shape[1], step
+    cdef double[::1, :] result
+    cdef Product job
+    square(A)
+    if right.shape[0] != A.shape[0]:
+        raise ValueError(f"the matrix has {right.shape[0]} rows; allowed: {A.shape[0]}")
+    found = np.empty((A.shape[0], m), order="F")
+    if m == 0:
+        return found
+    result = found
+    job.A, job.B, job.C, job.n = &A[0, 0], &right[0, 0], &result[0, 0], A.shape[0]
+    job.start = 0
+    with nogil:
+        while job.start < m:
+            step = columns_at_once(job.n) * (1 if crew is None else crew.threads)
+            job.stop = min(m, job.start + step)
+            job.step = job.stop - job.start
+            if is_at_work(crew):
+                job.step = part_size(crew, job.step, SMALL_BLOCK)
+                crew.run(
+                    multiply_columns, &job, (job.stop - job.start + job.step - 1) // job.step
+                )
+            else:
+                multiply_columns(&job, 0)
+            heed_signals()
+            job.start = job.stop
+    return found
+
+
+cdef struct Product:
+    double *A
+    const double *B
+    double *C
+    ptrdiff_t n, start, stop, step
+
+
+cdef void multiply_columns(void *what, ptrdiff_t part) noexcept nogil:
+    cdef Product *job = <Product *> what
+    cdef ptrdiff_t j = job.start + part * job.step
+    cdef blas_int n = <blas_int> job.n, m = <blas_int> min(job.step, job.stop - j)
+    cdef double unit = 1.0, zero = 0.0
+    dsymm(
+        b"L", b"L", &n, &m, &unit, job.A, &n, <double *> job.B + j * job.n, &n, &zero,
+        job.C + j * job.n, &n
+    )
 
 
 cdef int square(double[::1, :] A) except -1:

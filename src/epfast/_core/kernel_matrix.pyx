@@ -22,9 +22,9 @@ from libc.math cimport NAN, isnan, log, sqrt
 from epfast._core.cholesky cimport (
     columns_at_once, factorize, heed_signals, invert_factored, invert_triangle,
 )
+from epfast._core.crew cimport Task, Crew, is_at_work
 from epfast._core.lapack cimport blas_int, ddot, dpotrs, dsymm, dsymv, dsyrk, dtrsm
 from epfast._core.rows cimport long_enough
-from epfast._core.team cimport Task, Team, is_at_work
 from epfast._core.vector cimport (
     EPF_MATERN12, EPF_MATERN32, EPF_MATERN52, EPF_RBF, kernels,
 )
@@ -34,7 +34,7 @@ cdef double SMALL = 1e-3        # tau K_ii below which Sigma is not taken from (
 cdef enum:
     COLUMNS = 64                # of K at hand at a time
     TILE = 32
-    SHARED = 128                # least order that a team shares
+    SHARED = 128                # least order that a crew shares
     STRIPS = 4                  # parts per thread, of what is added up in arrays of each
 
 #: stationary kernels of :meth:`KernelMatrix.pour`
@@ -195,7 +195,7 @@ cdef class KernelMatrix:
 
     Every method overwrites what the others left in the other triangle. Where it takes long, signals
     are handled on the way: an exception of theirs (Ctrl-C) leaves K as it was, the rest undefined.
-    A team shares what takes O(n^3), and most of what takes O(n^2).
+    A crew shares what takes O(n^3), and most of what takes O(n^2).
     """
 
     cdef readonly ptrdiff_t n
@@ -205,8 +205,8 @@ cdef class KernelMatrix:
     cdef double[::1] root
     cdef double[:, ::1] columns             # scratch, n x COLUMNS by columns
     cdef ptrdiff_t[::1] few                 # which of K they are
-    cdef double[::1] work                   # of the parts that a team shares
-    cdef public Team team
+    cdef double[::1] work                   # of the parts that a crew shares
+    cdef public Crew crew
 
     def __init__(self, double[:, ::1] array not None, diagonal=None):
         self.W, self.array, self.n = array, np.asarray(array), array.shape[0]
@@ -224,18 +224,18 @@ cdef class KernelMatrix:
         return job
 
     cdef void share(self, Task task, Job *job, ptrdiff_t parts) noexcept nogil:
-        """All parts, by the team if there is one."""
+        """All parts, by the crew if there is one."""
         cdef ptrdiff_t part
-        if self.n >= SHARED and is_at_work(self.team):
-            self.team.run(task, job, parts)
+        if self.n >= SHARED and is_at_work(self.crew):
+            self.crew.run(task, job, parts)
             return
         for part in range(parts):
             task(job, part)
 
     cdef ptrdiff_t strips(self):
         """How many parts add up in arrays of their own."""
-        if self.n >= SHARED and is_at_work(self.team):
-            return STRIPS * self.team.threads
+        if self.n >= SHARED and is_at_work(self.crew):
+            return STRIPS * self.crew.threads
         return 1
 
     cdef void fill(self) noexcept nogil:
@@ -257,7 +257,7 @@ cdef class KernelMatrix:
         cdef int info
         self.load(jitter)
         with nogil:
-            info = factorize(&self.W[0, 0], self.n, self.team)
+            info = factorize(&self.W[0, 0], self.n, self.crew)
         return info == 0
 
     cdef void times_vector(self, double *x, double *out) noexcept nogil:
@@ -321,7 +321,7 @@ cdef class KernelMatrix:
         self.fill()
         for i in range(n):
             W[i * n + i] = 1.0 + self.root[i] * self.root[i] * self.diag[i]
-        return factorize(W, n, self.team)
+        return factorize(W, n, self.crew)
 
     cdef void alpha_of(self, const double *nu, double *alpha) noexcept nogil:
         """alpha = nu - S B^-1 S K nu, from the factor of B: K^-1 times the posterior mean."""
@@ -431,7 +431,7 @@ cdef class KernelMatrix:
             return total
         with nogil:
             self.small_variances(&tau[0], &variance[0])
-            invert_triangle(job.W, n, self.team)
+            invert_triangle(job.W, n, self.crew)
             job.tau, job.variance = &tau[0], &variance[0]
             self.share(variances_of_columns, &job, (n + TILE - 1) // TILE)
         return total
@@ -480,7 +480,7 @@ cdef class KernelMatrix:
                 for k in range(count):
                     for j in range(count):
                         C[k, j] = (1.0 if j == k else 0.0) - D[k] * D[j] * V[k, N[j]]
-                info = factorize(&C[0, 0], count, self.team)
+                info = factorize(&C[0, 0], count, self.crew)
         if info != 0:
             return np.nan
         with nogil:
@@ -507,7 +507,7 @@ cdef class KernelMatrix:
                     heed_signals()
                     first += step
             self.small_variances(&tau[0], &variance[0])
-            invert_factored(W, n, self.team)
+            invert_factored(W, n, self.crew)
             job.tau, job.variance = &tau[0], &variance[0]
             self.share(scale_columns, &job, (n + TILE - 1) // TILE)
             for k in range(count):
