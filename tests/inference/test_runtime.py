@@ -201,6 +201,35 @@ def test_a_hold_that_died_holds_no_more():
         assert set(blas_pools()) == {3}
 
 
+def test_any_thread_holds_and_lets_go():
+    """From threadpoolctl 3.8 on the first thread alone sets numbers, unless it lets others."""
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+
+    def elsewhere(work):
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(work).result()
+
+    with threadpoolctl.threadpool_limits(3, user_api="blas"):
+        with blas_threads(1):
+            pass
+        hold = blas_threads(2)
+        elsewhere(hold.__enter__)
+        assert set(elsewhere(blas_pools)) == {2}
+        hold.__exit__(None, None, None)
+        assert set(blas_pools()) == {3}
+        with blas_threads(1):
+            other = blas_threads(1)
+            other.__enter__()
+        elsewhere(lambda: other.__exit__(None, None, None))
+        assert set(blas_pools()) == {3}
+        elsewhere(lambda: hold_and_check(2))
+
+
+def hold_and_check(most):
+    with blas_threads(most):
+        assert set(blas_pools()) == {most}
+
+
 # ---- crews ----
 
 
@@ -224,8 +253,10 @@ def test_without_threadpoolctl_a_crew_is_alone(monkeypatch):
 def test_blas_has_one_thread_beside_a_crew():
     threadpoolctl = pytest.importorskip("threadpoolctl")
     with threadpoolctl.threadpool_limits(2, user_api="blas"):
-        with at_work(None):
+        with at_work(None, MANY_DIMENSIONS):
             assert set(blas_pools()) == {2}
-        with at_work(crew_of(2, SHARED_FROM)):
+        with at_work(None, MANY_DIMENSIONS - 1):
+            assert set(blas_pools()) == {1}
+        with at_work(crew_of(2, SHARED_FROM), SHARED_FROM):
             assert set(blas_pools()) == {1}
         assert set(blas_pools()) == {2}

@@ -81,7 +81,7 @@ class BinaryProcess(NamedTuple):
 
     def at_work(self) -> AbstractContextManager[None]:
         """Where these threads live."""
-        return at_work(self.crew)
+        return at_work(self.crew, len(self.X))
 
     def pilot(self, rows: NDArray[np.intp]) -> BinaryProcess:
         """The problem of some of the rows."""

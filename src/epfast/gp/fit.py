@@ -284,7 +284,7 @@ def fit_problem(
             arguments = {name: held.after(given) for name, given in arguments.items()}
         if threads is not None:
             problem.kernel.crew = crew_of(threads, problem.n)
-        with at_work(problem.kernel.crew):
+        with at_work(problem.kernel.crew, problem.n):
             if check:
                 check_positive(problem.kernel)
             if not isinstance(schedule, DoubleLoop):

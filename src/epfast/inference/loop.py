@@ -16,7 +16,7 @@ import numpy as np
 from epfast._arrays import Array
 from epfast._core.vector import largest_move
 from epfast.inference.records import ConvergenceWarning, Interrupted, PartOfSweep, SweepInfo
-from epfast.inference.runtime import Tick, at_work, one_blas_thread, ticks
+from epfast.inference.runtime import Tick, at_work, ticks
 from epfast.losses import Loss
 
 logger = logging.getLogger("epfast")
@@ -192,8 +192,7 @@ def run(
     converged, stopped, told = False, False, logger.isEnabledFor(logging.INFO)
     state, first = None, 0
     try:
-        crew = getattr(engine, "crew", None)
-        with one_blas_thread(engine.order_of_matrices), at_work(crew):
+        with at_work(getattr(engine, "crew", None), engine.order_of_matrices):
             state = engine.init(start)
             first = state.sweeps
             measures = getattr(engine, "measures", False)

@@ -81,6 +81,7 @@ class _Hold:
         least = min((most for _, most in cls.held), default=None)
         if controller is None or least == cls.limit:
             return
+        _free(controller)
         if least is None:
             cls.limiter.restore_original_limits()
             cls.limiter = None
@@ -88,6 +89,18 @@ class _Hold:
             limiter = controller.limit(limits=least, user_api="blas")
             cls.limiter = cls.limiter or limiter
         cls.limit = least
+        _free(controller)
+
+
+def _free(controller: Any) -> None:
+    """Let any thread set the number of threads of BLAS.
+
+    From threadpoolctl 3.8 on only the first thread that has set it may, and what others set or set
+    back is ignored; here a lock keeps them apart.
+    """
+    for library in controller.lib_controllers:
+        if hasattr(library, "clear_controlling_thread"):
+            library.clear_controlling_thread(force=True)
 
 
 def crew_of(threads: int | None, order: int) -> Crew | None:
@@ -101,10 +114,11 @@ def crew_of(threads: int | None, order: int) -> Crew | None:
 
 
 @contextmanager
-def at_work(crew: Crew | None) -> Iterator[None]:
-    """The threads of a crew, each with a BLAS of one thread; None: no change."""
+def at_work(crew: Crew | None, order: int) -> Iterator[None]:
+    """The threads of a crew, each with a BLAS of one thread; None: see :func:`one_blas_thread`."""
     if crew is None:
-        yield
+        with one_blas_thread(order):
+            yield
         return
     with blas_threads(1), crew:
         yield
