@@ -28,7 +28,7 @@ from epfast.gp.factor import factor_at
 from epfast.gp.fit import choose, unfitted
 from epfast.gp.problem import kernel_at_door
 from epfast.inference import FAILURES
-from epfast.inference.runtime import at_work, blas_threads, crew_of
+from epfast.inference.runtime import at_work, crew_of, one_blas_thread
 from epfast.schedules import EP, DoubleLoop
 
 #: damping that repairs a failed fit
@@ -163,7 +163,7 @@ class LowRankProcess(NamedTuple):
 
     def at_work(self) -> AbstractContextManager[None]:
         """Where BLAS has these threads."""
-        return blas_threads(self.threads)
+        return one_blas_thread(self.rank, self.threads)
 
     def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> Point:
         """The problem at some hyper-parameters."""

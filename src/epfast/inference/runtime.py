@@ -24,12 +24,14 @@ Tick = Callable[[int], Any]
 
 
 @contextmanager
-def one_blas_thread(d: int) -> Iterator[None]:
+def one_blas_thread(d: int, most: int | None = None) -> Iterator[None]:
     """Hold BLAS to one thread for small matrices, if threadpoolctl is installed.
 
     On two busy cores a second thread makes products of this size ten times slower.
+
+    most: threads for larger matrices; None: as many as BLAS has.
     """
-    with blas_threads(1 if 0 < d < MANY_DIMENSIONS else None):
+    with blas_threads(1 if 0 < d < MANY_DIMENSIONS else most):
         yield
 
 
