@@ -20,6 +20,7 @@ from epfast._core.rows import Rows
 from epfast._core.tilted import TiltedMoments
 from epfast.inference import Sites
 from epfast.inference.runtime import Tick
+from epfast.inference.threads import ALONE
 from epfast.linear.engines.base import contraction
 from epfast.linear.problem import LinearProblem, State, is_proper, moments_of, not_proper
 from epfast.schedules import Schedule
@@ -259,6 +260,7 @@ class Chunks:
         self.core: ChunkedSweep
         #: rows whose sites no order took
         self.n_lost = 0
+        self.threads = ALONE
 
     def visits(self, sweep: int) -> Numbers:
         """The order of the rows: random, by the seed, unless the schedule has one of its own."""
@@ -283,8 +285,12 @@ class Chunks:
                 schedule.damping,
                 layout.is_sparse,
                 layout.center,
+                [self.problem.tilted() for _ in range(1, self._n_threads())],
             )
         return layout
+
+    def _n_threads(self) -> int:
+        return self.threads.count if self.tilted.separate else 1
 
     def sweep(
         self,
@@ -354,9 +360,8 @@ class Chunks:
         while todo:
             first, stop, size = todo.pop()
             which = slice(first, stop)
-            done = self.core.advance(
-                rows, at[which], visits[which], y, problem.data.weights, size, *sites, spread
-            )
+            given = rows, at[which], visits[which], y, problem.data.weights, size, *sites, spread
+            done = self._advance(given)
             first += done
             if first == stop:
                 continue
@@ -369,6 +374,27 @@ class Chunks:
                 new = self._one_by_one(visits[which], P, p, sites)
                 if not self.core.take(rows, at[which], visits[which], new, *sites):
                     self.n_lost += end - first
+
+    def _advance(self, given: tuple[Any, ...]) -> int:
+        """Visit rows in chunks, on several threads if these are worth it."""
+        core, done = self.core, 0
+        count = self._n_threads()
+        if count > 1:
+            count = min(count, core.lanes_of(given[0], given[1], given[5]))
+        if count <= 1:
+            return core.advance(*given)
+
+        def work(k: int) -> None:
+            nonlocal done
+            if k > 0:
+                core.help(k)
+                return
+            done = core.advance(*given)
+            core.team.close()
+
+        core.team.open()
+        self.threads.together(work, core.team.close, count)
+        return done
 
     def _one_by_one(self, visits: Numbers, P: Array, p: Array, sites: Sites) -> Array:
         """New sites of some rows, (3, count), in sequential order."""
