@@ -31,9 +31,9 @@ cdef enum:
     MOST_LANES = 16
     LANE_BYTES = 1 << 26        # most of the sums of all lanes
 
-# nanoseconds, on one core of 2023: of a lane at least; of a row, of an entry of its matrix and of a
+# nanoseconds, on one core of 2023: of a lane, or of half of a chunk; of a row, of an entry of its matrix and of a
 # product of two of its nonzeros; of an entry of the sum of a lane
-cdef double LANE = 1e5, ROW = 50.0, OF_DENSE = 0.06, OF_SPARSE = 0.5, OF_SUM = 0.3
+cdef double LANE = 2e5, ROW = 50.0, OF_DENSE = 0.06, OF_SPARSE = 0.5, OF_SUM = 0.3
 # a lane costs no less than so many times what its sum costs
 cdef double WORTH = 20.0
 
@@ -477,7 +477,7 @@ cdef class ChunkedSweep:
         else:
             work += OF_DENSE * count * size
         while (
-            2 * lanes <= MOST_LANES and 2 * lanes * LANE <= work
+            2 * lanes <= MOST_LANES and (2 * lanes - 1) * LANE <= work
             and 2 * lanes * WORTH * OF_SUM * size <= work
             and (2 * lanes - 1) * 8.0 * size <= LANE_BYTES
         ):

@@ -44,7 +44,7 @@ cdef extern from *:
     void epf_yield() noexcept nogil
 
 cdef enum:
-    LOOKS = 10_000          # half a millisecond, before another thread may have the core
+    LOOKS = 1000            # before another thread may have the core
 
 
 cdef class Team:
