@@ -31,8 +31,8 @@ cdef enum:
     MOST_LANES = 16
     LANE_BYTES = 1 << 26        # most of the sums of all lanes
 
-# nanoseconds, on one core of 2023: of a lane, or of half of a chunk; of a row, of an entry of its matrix and of a
-# product of two of its nonzeros; of an entry of the sum of a lane
+# nanoseconds, on one core of 2023: of a lane, or of half of a chunk; of a row, of an entry of its
+# matrix and of a product of two of its nonzeros; of an entry of the sum of a lane
 cdef double LANE = 2e5, ROW = 50.0, OF_DENSE = 0.06, OF_SPARSE = 0.5, OF_SUM = 0.3
 # a lane costs no less than so many times what its sum costs
 cdef double WORTH = 20.0
@@ -59,6 +59,15 @@ ctypedef struct Job:                    # a chunk, as all of its lanes see it
     const double *packed
     const double *mean
     const double *z
+
+
+cdef void copy_lower(
+    ptrdiff_t n, const double *from_, ptrdiff_t stride, double *to, ptrdiff_t step
+) noexcept nogil:
+    """Lower triangle by columns, of so many numbers each."""
+    cdef ptrdiff_t i
+    for i in range(n):
+        memcpy(to + i * step + i, from_ + i * stride + i, (n - i) * sizeof(double))
 
 
 # ---- the rows of a chunk ----
@@ -373,7 +382,7 @@ cdef class ChunkedSweep:
                 known = known and self.trial[i, j] == P[i, j]
         if known:
             return True
-        memcpy(&self.trial[0, 0], &P[0, 0], self.d * self.d * sizeof(double))
+        copy_lower(self.d, &P[0, 0], self.d, &self.trial[0, 0], self.d)
         memcpy(&self.shift[0], &p[0], self.d * sizeof(double))
         self.fresh = False
         with nogil:
@@ -384,14 +393,13 @@ cdef class ChunkedSweep:
     def gaussian(self):
         """Covariance, of which the upper triangle is valid, and mean. O(d^3 / 3), sparse O(d^2)"""
         cdef double[:, ::1] C = np.empty((self.d, self.d))
-        cdef ptrdiff_t i, n = self.d, size = self.columns
+        cdef ptrdiff_t n = self.d, size = self.columns
         cdef blas_int d = <blas_int> n, info = 0
         cdef const double *factor = &self.factor[self.now, 0, 0]
         if not self.begun:
             raise ValueError("the sweep has no posterior; begin comes first")
         with nogil:
-            for i in range(n):
-                memcpy(&C[i, i], factor + i * size + i, (n - i) * sizeof(double))
+            copy_lower(n, factor, size, &C[0, 0], n)
             if not self.sparse:
                 dlauum(b"L", &d, &C[0, 0], &d, &info)
         return np.asarray(C), np.array(self.mean[self.now, :n])
@@ -416,7 +424,7 @@ cdef class ChunkedSweep:
         cdef double unit = 1.0, zero = 0.0
         cdef ptrdiff_t i, n = self.d, size = self.columns
         # a center has a matrix of another order; the one of order d is made in gram
-        memcpy(lower, L, n * n * sizeof(double))
+        copy_lower(n, L, n, lower, n)
         if factorize(lower, n) != 0:
             return 1
         for i in range(n):
@@ -434,8 +442,7 @@ cdef class ChunkedSweep:
             return 0
         invert_factored(lower, n)
         if self.centered:
-            for i in range(n):
-                memcpy(next + i * size + i, lower + i * n + i, (n - i) * sizeof(double))
+            copy_lower(n, lower, n, next, size)
             # the last row: Sigma m, and m.Sigma.m
             dsymv(b"L", &d, &unit, next, &wide, center, &one, &zero, &self.gained[0], &one)
             for i in range(n):
@@ -550,7 +557,7 @@ cdef class ChunkedSweep:
         cdef const double *new = job.new
         cdef bint raised = False
         self.fresh = False
-        memcpy(P, &self.P[0, 0], n * n * sizeof(double))
+        copy_lower(n, &self.P[0, 0], n, P, n)
         memcpy(&self.shift[0], &self.p[0], n * sizeof(double))
         if self.own or self.centered:
             self.clear(0)
@@ -584,8 +591,8 @@ cdef class ChunkedSweep:
         if self.factored() != 0:
             return NOT_TAKEN
         # nothing below is interrupted
+        copy_lower(n, P, n, &self.P[0, 0], n)
         for i in range(n):
-            memcpy(&self.P[i, i], P + i * n + i, (n - i) * sizeof(double))
             self.peak[i] = fmax(self.peak[i], self.P[i, i])
         memcpy(&self.p[0], &self.shift[0], n * sizeof(double))
         for i in range(count):

@@ -3,7 +3,8 @@
 One leads: it offers so many parts, claims some itself, and waits until all are finished. The others
 claim what is left, and wait for the next offer. A part goes to who comes first; who is late, or was
 never there, costs nothing. What a part is may depend on its number alone, so that results do not
-depend on who did it. Waiting is by looking: an offer comes within a fraction of a millisecond.
+depend on who did it. Waiting is by looking: an offer comes within a fraction of a millisecond. Who
+has looked for long in vain goes.
 """
 
 cdef extern from *:
@@ -28,6 +29,13 @@ cdef extern from *:
     static void epf_pause(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
     #  endif
     #endif
+    #include <time.h>
+    static double epf_seconds(void)
+    {
+        struct timespec now;
+        timespec_get(&now, TIME_UTC);
+        return now.tv_sec + 1e-9 * now.tv_nsec;
+    }
     #ifdef _WIN32
     __declspec(dllimport) int __stdcall SwitchToThread(void);
     static void epf_yield(void) { SwitchToThread(); }
@@ -42,9 +50,12 @@ cdef extern from *:
     bint epf_swap(long long *p, long long old, long long v) noexcept nogil
     void epf_pause() noexcept nogil
     void epf_yield() noexcept nogil
+    double epf_seconds() noexcept nogil
 
 cdef enum:
     LOOKS = 1000            # before another thread may have the core
+
+cdef double PATIENCE = 5e-3     # seconds without an offer
 
 
 cdef class Team:
@@ -101,9 +112,10 @@ cdef class Team:
                 epf_yield()
 
     cdef ptrdiff_t next(self) noexcept nogil:
-        """The next part for one who does not lead; -1: the team is closed."""
+        """The next part for one who does not lead; -1: the team is closed, or makes no offer."""
         cdef ptrdiff_t part
         cdef int looks = 0
+        cdef double since = 0.0, waited
         while not epf_load(&self.shut):
             part = self.claim()
             if part >= 0:
@@ -111,6 +123,11 @@ cdef class Team:
             looks += 1
             if looks < LOOKS:
                 epf_pause()
-            else:
-                epf_yield()
+                continue
+            if looks == LOOKS:
+                since = epf_seconds()
+            epf_yield()
+            waited = epf_seconds() - since
+            if not 0.0 <= waited < PATIENCE:
+                break
         return -1

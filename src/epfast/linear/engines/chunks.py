@@ -292,6 +292,20 @@ class Chunks:
     def _n_threads(self) -> int:
         return self.threads.count if self.tilted.separate else 1
 
+    def _lanes(self, layout: Layout, size: int) -> int:
+        """How many threads a chunk of this size is for."""
+        count = self._n_threads()
+        if count == 1:
+            return 1
+        # of rows that are gathered, a dense one stands for all
+        rows = layout.rows
+        if rows is None:
+            if layout.is_sparse:
+                return count
+            rows = Rows(np.zeros((1, self.problem.shape[1])))
+        at = np.zeros(size, np.intp) if layout.at is None else layout.at[:size]
+        return min(count, self.core.lanes_of(rows, at, size))
+
     def sweep(
         self,
         visits: Numbers,
@@ -314,16 +328,30 @@ class Chunks:
             raise not_proper()
         core.residual, self.n_lost = 0.0, 0
         before = core.n_refused + sequential.n_refused
-        size = FIRST if pace.flat else pace.size
-        while first < len(visits):
-            rows = size = min(size, pace.size)
-            if size == pace.size:
-                # as many chunks as one look at signals is for
-                rows *= max(1, 8 * self.problem.chunk // (self.problem.shape[1] * size))
-            part = slice(first, min(first + rows, len(visits)))
-            self._piece(layout, part, size, P, p, sites, spread)
-            first, size = part.stop, 2 * size
-            tick(part.stop - part.start)
+
+        def work(k: int) -> None:
+            nonlocal first
+            if k > 0:
+                core.help(k)
+                return
+            size = FIRST if pace.flat else pace.size
+            while first < len(visits):
+                rows = size = min(size, pace.size)
+                if size == pace.size:
+                    # as many chunks as one look at signals is for
+                    rows *= max(1, 8 * self.problem.chunk // (self.problem.shape[1] * size))
+                part = slice(first, min(first + rows, len(visits)))
+                self._piece(layout, part, size, P, p, sites, spread)
+                first, size = part.stop, 2 * size
+                tick(part.stop - part.start)
+            core.team.close()
+
+        count = self._lanes(layout, pace.size)
+        if count > 1:
+            core.team.open()
+            self.threads.together(work, core.team.close, count)
+        else:
+            work(0)
         return self.n_lost + core.n_refused + sequential.n_refused - before
 
     def moments(self, state: Any) -> tuple[Array, Array]:
@@ -360,8 +388,9 @@ class Chunks:
         while todo:
             first, stop, size = todo.pop()
             which = slice(first, stop)
-            given = rows, at[which], visits[which], y, problem.data.weights, size, *sites, spread
-            done = self._advance(given)
+            done = self.core.advance(
+                rows, at[which], visits[which], y, problem.data.weights, size, *sites, spread
+            )
             first += done
             if first == stop:
                 continue
@@ -374,27 +403,6 @@ class Chunks:
                 new = self._one_by_one(visits[which], P, p, sites)
                 if not self.core.take(rows, at[which], visits[which], new, *sites):
                     self.n_lost += end - first
-
-    def _advance(self, given: tuple[Any, ...]) -> int:
-        """Visit rows in chunks, on several threads if these are worth it."""
-        core, done = self.core, 0
-        count = self._n_threads()
-        if count > 1:
-            count = min(count, core.lanes_of(given[0], given[1], given[5]))
-        if count <= 1:
-            return core.advance(*given)
-
-        def work(k: int) -> None:
-            nonlocal done
-            if k > 0:
-                core.help(k)
-                return
-            done = core.advance(*given)
-            core.team.close()
-
-        core.team.open()
-        self.threads.together(work, core.team.close, count)
-        return done
 
     def _one_by_one(self, visits: Numbers, P: Array, p: Array, sites: Sites) -> Array:
         """New sites of some rows, (3, count), in sequential order."""
