@@ -63,6 +63,8 @@ class Threads:
     def __init__(self, count: int = 1) -> None:
         self.count = count
         self._inbox: SimpleQueue[Any] = SimpleQueue()
+        #: ``dismiss(None)`` lets the threads end, without waiting: a call that Ctrl-C cannot divide
+        self.dismiss = self._inbox.put
         self._others: list[threading.Thread] = []
 
     def __enter__(self) -> Threads:
@@ -81,7 +83,7 @@ class Threads:
 
     def close(self) -> None:
         """End the threads, which have nothing to do."""
-        self._inbox.put(None)
+        self.dismiss(None)
         for other in self._others:
             if other.ident is not None:
                 other.join()

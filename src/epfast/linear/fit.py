@@ -458,7 +458,8 @@ def fit_problem(
         if callback is None and record is None and (start is None or start.sites is None):
             settings = {"unseen": True} if problem.covariance == "factorized" else {}
         engine: Any = engine_of(fitted, **settings)
-        with Threads(threads) as shared:
+        shared = Threads(threads)
+        try:
             if threads > 1 and hasattr(engine, "share"):
                 engine.share(shared)
             fit = run(
@@ -469,6 +470,9 @@ def fit_problem(
                 callback=held.after(of_weights(callback, problem)),
                 progress=held.after(progress),
             )
+        finally:
+            shared.dismiss(None)
+            shared.close()
         found = result(fit)
         if hasattr(engine, "measures"):
             vars(found)["log_evidence"] = fit.history[-1].log_evidence
