@@ -101,6 +101,54 @@ def test_schemes_of_the_core_share_rows_too(order):
             np.testing.assert_array_equal(found, expected)
 
 
+FACTORS = [
+    (None, "exact"),
+    (None, "variational"),
+    (50, "laplace"),
+    (50, "quick_laplace"),
+    (50, "quadrature"),
+    (50, "variational"),
+]
+
+
+@pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning", "ignore::epfast.DataWarning")
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weights"])
+@pytest.mark.parametrize(("size", "scheme"), FACTORS)
+def test_factorised_posteriors_are_the_same_to_the_last_bit(size, scheme, weighted, monkeypatch):
+    X, y = data("nearly sparse", "logistic")
+    watch = Watch(monkeypatch)
+    order = EP(2, 0.0, order="parallel", damping=0.2)
+    given = {"posterior": "factorized", "batch_size": size, "scheme": scheme, "schedule": order}
+    if weighted:
+        given["weights"] = WEIGHTS
+    ticks = []
+    one = fit_linear(X, y, **given)
+    assert not watch.counts
+    for count in (2, 3):
+        post = fit_linear(X, y, n_jobs=count, progress=ticks.append, **given)
+        assert max(watch.counts) == 2
+        for found, expected in zip(numbers(post), numbers(one), strict=True):
+            np.testing.assert_array_equal(found, expected)
+    assert sum(ticks) == 2 * 2 * -(-N // (size or 1))
+    assert not left()
+    own = epfast.CustomLoss(lambda m: np.logaddexp(0.0, -m))
+    watch.counts.clear()
+    if size == 50 and scheme == "variational":
+        fit_linear(X, y, **given | {"loss": own}, n_jobs=2)
+    assert not watch.counts
+
+
+@pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
+def test_a_parallel_sweep_of_factors_that_is_improper_is_undone_alike():
+    X, y = data("dense", "quasi01")
+    order = EP(3, 0.0, order="parallel", damping=1.0, site_rule="keep")
+    given = {"posterior": "factorized", "loss": "quasi01", "schedule": order}
+    posts = [fit_linear(X, np.roll(y, 1), n_jobs=count, **given) for count in (1, 2)]
+    assert max(info.n_refused for info in posts[0].history) == N
+    for found, expected in zip(*map(numbers, posts), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
 @pytest.mark.parametrize("order", ["chunked", "parallel"])
 @pytest.mark.parametrize(

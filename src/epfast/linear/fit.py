@@ -149,9 +149,9 @@ def fit_linear(
         piece of work.
     n_jobs : int, optional
         Threads that share the rows of a sweep. None: 1; -1: one for each core that the process may
-        use. They serve chunked and parallel order with a full covariance, where a piece of work
-        lasts a tenth of a millisecond or more; all else takes one thread, as do losses and schemes
-        of your own and samples. The result does not depend on it.
+        use. They serve chunked order, and parallel order of dense rows or a full covariance, where
+        a piece of work lasts some tenths of a millisecond; all else takes one, as do your own
+        losses and schemes, and samples. The result does not depend on it, to the last bit.
 
     Returns
     -------
