@@ -1,5 +1,6 @@
 """n_jobs of fit_linear: the same to the last bit, Ctrl-C, and what is left of the threads."""
 
+import multiprocessing
 import signal
 import threading
 
@@ -341,3 +342,30 @@ def test_overlapping_fits_leave_blas_as_found_and_agree():
     for post in posts[1:]:
         np.testing.assert_array_equal(post.mean, posts[0].mean)
     assert not left()
+
+
+@pytest.mark.skipif(
+    "fork" not in multiprocessing.get_all_start_methods(), reason="processes are not forked here"
+)
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_has_threads_of_its_own():
+    """Between two fits, and in the middle of one, whose threads are not there in the child."""
+    X, y = data("dense", "probit")
+    found = []
+
+    def fit(callback=None):
+        return fit_linear(X, y, schedule=schedule("parallel"), n_jobs=2, callback=callback)
+
+    def in_child(*_):
+        child = multiprocessing.get_context("fork").Process(target=check)
+        child.start()
+        child.join(60)
+        found.append(child.exitcode)
+
+    def check():
+        np.testing.assert_array_equal(fit().mean, expected)
+
+    expected = fit().mean
+    in_child()
+    np.testing.assert_array_equal(fit(in_child).mean, expected)
+    assert found == [0, 0, 0, 0]

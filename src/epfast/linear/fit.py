@@ -149,9 +149,9 @@ def fit_linear(
         piece of work.
     n_jobs : int, optional
         Threads that share the rows of a sweep. None: 1; -1: one for each core that the process may
-        use. They serve chunked order, and parallel order of dense rows or a full covariance, where
-        a piece of work lasts some tenths of a millisecond; all else takes one, as do your own
-        losses and schemes, and samples. The result does not depend on it, to the last bit.
+        use. They serve chunked order, parallel order of scalar sites with a full covariance, and of
+        dense rows with a factorised posterior, where work lasts some tenths of a millisecond; all
+        else takes one, as do your own losses and schemes, and samples. The result is the same.
 
     Returns
     -------
