@@ -23,6 +23,7 @@ SCRIPTS = {
     "speed.gp": "gp_speed",
     "speed.low_rank": "low_rank_scaling",
     "speed.sparse": "sparse_speed",
+    "speed.threads": "threads_speed",
     "speed.tuning": "tuning",
     "speed.wide": "wide",
     "speed.factorized": "factorized_sweeps",

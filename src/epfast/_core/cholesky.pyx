@@ -22,7 +22,7 @@ from epfast._core.lapack cimport (
 
 cdef enum:
     WHOLE = 1024                # largest order that LAPACK takes in one call
-    SMALL_BLOCK = 64            # and for triangles, of which it makes less than of products
+    SMALL_BLOCK = 16            # and for triangles, of which it makes less than of products
     STRIP = 256                 # columns of a product
     BLOCK = 256
     TALL = 512                  # rows per call

@@ -14,7 +14,7 @@ from epfast._core.arrays cimport Views, is_shaped, numbers, release, take
 from epfast._core.loss cimport CoreLoss
 from epfast._core.status cimport CALLBACK_FAILED, NO_FIT, NOT_FINITE, OK, Status
 from epfast._core.vector cimport (
-    EPF_MOMENTS_LOGISTIC, EPF_MOMENTS_NONE, EPF_MOMENTS_PIECEWISE, EPF_MOMENTS_PROBIT,
+    EPF_CALLBACK, EPF_MOMENTS_LOGISTIC, EPF_MOMENTS_NONE, EPF_MOMENTS_PIECEWISE, EPF_MOMENTS_PROBIT,
     EPF_MOMENTS_SMOOTH, EPF_MOMENTS_SQUARED_HINGE, epf_loss_differences, epf_loss_moments, kernels,
 )
 
@@ -149,6 +149,12 @@ cdef class TiltedMoments:
         self.by_slopes = by_slopes
         self.breaks = np.ascontiguousarray(breaks, dtype=np.float64)
         self.panels = np.empty(MAX_PANELS * (sizeof(Panel) // sizeof(double)))
+
+    @property
+    def separate(self):
+        """Whether sites may be found in any order, on several threads with an object each."""
+        called = self.loss.c.kind == EPF_CALLBACK
+        return not called and (self.scheme is None or bool(self.scheme.separate))
 
     def begin_sweep(self, int sweep):
         """To be called before each sweep with its number, from 0: sampling begins from it."""

@@ -23,10 +23,11 @@ from epfast.inference import (
 from epfast.inference.combinations import legal
 from epfast.inference.loop import NO_FIXED_POINT, is_sharp, stands_off
 from epfast.inference.runtime import Tick
+from epfast.inference.threads import Threads, threads_of
 from epfast.linear import notes
 from epfast.linear.defaults import default_scheme
 from epfast.linear.engines import ENGINES, at_start, engine_of
-from epfast.linear.ones import with_ones
+from epfast.linear.ones import chunks_with_ones, with_ones
 from epfast.linear.posterior import FactorizedPosterior, FullPosterior
 from epfast.linear.priors import prior_at_door
 from epfast.linear.problem import (
@@ -34,7 +35,7 @@ from epfast.linear.problem import (
     LinearProblem,
     State,
     data_of,
-    weights_of,
+    unread_data_of,
 )
 from epfast.linear.sources import Stream, column_names, is_stream
 from epfast.linear.wide import in_best_form, wide_rows
@@ -74,6 +75,7 @@ def fit_linear(
     record: str | None = None,
     callback: Callback | None = None,
     progress: bool | Tick = False,
+    n_jobs: int | None = None,
     **moved: Any,
 ) -> FactorizedPosterior | FullPosterior:
     """Fit a linear model by expectation propagation.
@@ -144,6 +146,11 @@ def fit_linear(
     progress : bool or callable
         True shows a tqdm bar; a callable is called with the number of factors done, after each
         piece of work.
+    n_jobs : int, optional
+        Threads that share the rows of a sweep. None: 1; -1: one for each core that the process may
+        use. They serve chunked order, parallel order of scalar sites with a full covariance, and of
+        dense rows with a factorised posterior, where work lasts some tenths of a millisecond; all
+        else takes one, as do your own losses and schemes, and samples. The result is the same.
 
     Returns
     -------
@@ -195,7 +202,7 @@ def fit_linear(
         X = _checks.real_array("X", X)
     wide = _intercept(intercept)
     if stream and wide is not None:
-        X = _chunks_with_ones(X)
+        X = chunks_with_ones(X)
     if posterior is None:
         if stream:
             # before the first chunk is read: what is refused leaves the chunks as they are
@@ -227,6 +234,7 @@ def fit_linear(
     )
     _checks.callback(callback)
     _checks.progress(progress)
+    threads = threads_of(n_jobs)
     if record is not None and "values" not in chosen.loss.gives:
         raise ValueError(
             f"record is {record!r}; allowed with {type(chosen.loss).__name__}: None, it has no "
@@ -243,7 +251,7 @@ def fit_linear(
             raise ValueError("y is None; allowed: a response per row of X, (n,)")
         full = posterior == "full"
         X = X if wide is None else with_ones(_checks.rows("X", X), stored=full)
-        data = (data_of if full else _unread)(X, y, weights, chosen.loss)
+        data = (data_of if full else unread_data_of)(X, y, weights, chosen.loss)
         d = data.X.shape[1]
     ours = wide_rows(chosen, data, wide is not None)
     if ours is not None:
@@ -256,7 +264,7 @@ def fit_linear(
     problem = in_best_form(problem._replace(intercept=wide is not None, names=names, wide=ours))
     scale = None if stream else _notes(problem, prior_variance, prior_precision)
     found: FactorizedPosterior | FullPosterior = fit_problem(
-        problem, start, record=record, callback=callback, progress=progress
+        problem, start, record=record, callback=callback, progress=progress, threads=threads
     )
     try:
         if scale is not None:
@@ -355,15 +363,6 @@ def _intercept(given: Any) -> float | None:
     return _checks.number("intercept", given, least=1e-300, most=1e300)
 
 
-def _chunks_with_ones(chunks: Any) -> Iterator[Any]:
-    """Chunks of a stream, with a column of ones; who reads them refuses what is no pair."""
-    for chunk in chunks:
-        if isinstance(chunk, tuple | list) and len(chunk) == 2:
-            yield with_ones(_checks.rows("a chunk's X", chunk[0])), chunk[1]
-        else:
-            yield chunk
-
-
 def _prior(
     given: tuple[Any, Any, Any],
     start: Any,
@@ -410,13 +409,6 @@ def _stream(X: Any, y: Any, weights: Any, chosen: Choices, record: str | None) -
     return Data(rows.read_by(chosen.loss), None)
 
 
-def _unread(X: Any, y: Any, weights: Any, loss: losses.Loss) -> Data:
-    """Rows with unchecked entries: the core checks them as it visits them."""
-    rows = _checks.rows("X", X)
-    n = rows.shape[0]
-    return Data(rows, loss.responses("y", y, n), weights_of(weights, n))
-
-
 def _kept(problem: LinearProblem, callback: Any, progress: Any) -> Data:
     """The rows, as copies where functions of the user could change what the core relies on."""
     data, loss = problem.data, problem.loss
@@ -435,10 +427,13 @@ def fit_problem(
     record: str | None = None,
     callback: Callback | None = None,
     progress: bool | Tick = False,
+    threads: int = 1,
     stacklevel: int = 3,
     warn: Callable[..., Any] = warn_of,
 ) -> Any:
     """Run a problem whose parts are legal and checked; see :func:`epfast.fit_linear`.
+
+    threads: how many share the work.
 
     warn: told of the result, in place of :func:`epfast.inference.warn_of`.
     """
@@ -462,14 +457,21 @@ def fit_problem(
         if callback is None and record is None and (start is None or start.sites is None):
             settings = {"unseen": True} if problem.covariance == "factorized" else {}
         engine: Any = engine_of(fitted, **settings)
-        fit = run(
-            engine,
-            problem.schedule,
-            start,
-            record=None if record is None else costs,
-            callback=held.after(of_weights(callback, problem)),
-            progress=held.after(progress),
-        )
+        shared = Threads(threads)
+        try:
+            if threads > 1 and hasattr(engine, "share"):
+                engine.share(shared)
+            fit = run(
+                engine,
+                problem.schedule,
+                start,
+                record=None if record is None else costs,
+                callback=held.after(of_weights(callback, problem)),
+                progress=held.after(progress),
+            )
+        finally:
+            shared.dismiss(None)
+            shared.close()
         found = result(fit)
         if hasattr(engine, "measures"):
             vars(found)["log_evidence"] = fit.history[-1].log_evidence

@@ -385,6 +385,13 @@ def data_of(X: Any, y: Any, weights: Any, loss: Loss, finite: bool = False) -> D
     return Data(rows, loss.responses("y", y, n), weights_of(weights, n))
 
 
+def unread_data_of(X: Any, y: Any, weights: Any, loss: Loss) -> Data:
+    """Rows with unchecked entries: the core checks them as it visits them."""
+    rows = _checks.rows("X", X)
+    n = rows.shape[0]
+    return Data(rows, loss.responses("y", y, n), weights_of(weights, n))
+
+
 def _check_finite(rows: Any) -> None:
     entries = rows.data[:, None] if hasattr(rows, "indptr") else rows
     for part in row_chunks(entries):
