@@ -1,7 +1,5 @@
 """n_jobs of the estimators: over problems, or inside one fit; alone and inside others' workers."""
 
-import inspect
-
 import joblib
 import numpy as np
 import pytest
@@ -16,7 +14,6 @@ from epfast import EP, GPClassifier, LinearClassifier
 from epfast.estimators.jobs import in_threads, jobs_of, shares
 from epfast.inference import runtime
 from epfast.inference.threads import cores
-from epfast.linear.fit import fit_problem
 
 pytestmark = pytest.mark.filterwarnings("default::epfast.estimators.EvidenceWarning")
 
@@ -33,8 +30,6 @@ SETS = {
     "digits": standard(load_digits, 5, 300),
 }
 KERNEL = 1.0 * RBF(2.0)
-# the fits inside linear models take a number of threads
-has_threads = "threads" in inspect.signature(fit_problem).parameters
 
 
 @pytest.fixture
@@ -79,7 +74,6 @@ def test_two_classes_of_a_process(rank, n_jobs, shared):
         np.testing.assert_allclose(values[1][1], values[0][1], rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.skipif(not has_threads, reason="fits of rows do not take threads yet")
 @pytest.mark.parametrize("wide", [False, True])
 def test_two_classes_of_rows(wide, shared):
     X, y = standard(load_digits, 2, 300)

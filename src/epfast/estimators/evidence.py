@@ -155,7 +155,6 @@ class BinaryProblems(NamedTuple):
         """Fit each problem with this prior variance."""
         wide = self.intercept_variance
         threads = shares(self.n_jobs, len(self.problems))[1] or 1
-        inside: dict[str, Any] = {"threads": threads} if threads > 1 else {}
         precision = np.empty(self.d if wide is None else self.d + 1)
         precision[: self.d] = 1.0 / np.asarray(variance, dtype=np.float64)
         if wide is not None:
@@ -165,7 +164,9 @@ class BinaryProblems(NamedTuple):
             problem = self.problems[k].with_precision(precision)._replace(schedule=schedule)
             told: list[tuple[Any, ...]] = []
             start = None if starts is None else starts[k]
-            post = fit_problem(problem, start, warn=lambda *what: told.append(what[:3]), **inside)
+            post = fit_problem(
+                problem, start, warn=lambda *what: told.append(what[:3]), threads=threads
+            )
             return post, told
 
         return Fits(*gathered(one, len(self.problems), self.n_jobs, self.d))

@@ -110,12 +110,13 @@ def fit_gp(
     callback, progress
         As in :func:`epfast.fit_linear`.
     n_jobs : int, optional
-        Threads of the work on matrices, at most: k > 0, or -1 for one on each core that the process
-        may use. Matrices from order 384 on are shared among threads of ours; with ``rank`` those of
-        BLAS, from 512 on. The results are the same to rounding. None: one thread for matrices below
-        order 512, and for larger ones as many as BLAS takes by itself. BLAS is held, for the length
-        of the fit, by threadpoolctl; without that package BLAS has its own number whatever is
-        given. Of fits that overlap the least number of BLAS threads holds for all.
+        Threads at most: k > 0, or -1 for one on each core that the process may use. They share
+        matrices from order 512 on, each with a BLAS of one thread; with ``rank`` they are those of
+        BLAS. The results are the same to rounding. None: for matrices of that size as many as BLAS
+        takes by itself. Smaller ones have one thread in any case. BLAS is held for the length of
+        the fit, by threadpoolctl; without that package it has its own number, whatever is given. Of
+        fits that overlap the least number of BLAS threads holds for all; the last of them sets back
+        what was found.
 
     Returns
     -------

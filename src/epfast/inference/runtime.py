@@ -14,8 +14,9 @@ from epfast._core.crew import Crew
 
 #: order of matrices from which BLAS may use all its threads
 MANY_DIMENSIONS = 512
-#: order of matrices from which threads of ours share the work
-SHARED_FROM = 384
+#: order of matrices from which threads of ours share the work; below, what they gain on a quiet
+#: machine (a third) is less than what waiting for each other costs on a busy one
+SHARED_FROM = 512
 #: the core returns to Python after about this time, or after one step, so that Ctrl-C acts
 SECONDS_PER_CALL = 0.1
 

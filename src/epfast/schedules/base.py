@@ -138,8 +138,8 @@ class EP(Schedule):
         that is linear in them and converge quadratically; a sequential sweep again where one does
         not contract. For scalar sites with a factorised posterior it is "sequential", where sweeps
         settle slowly each after a Newton step on all means, of O(n d^2) or some passes over many
-        columns; not with losses that are not convex, or fits that are not exact. Elsewhere, and with ``tol=0``, damping or (processes) a power, it is
-        "sequential".
+        columns; not with losses that are not convex, or fits that are not exact. Elsewhere, and
+        with ``tol=0``, damping or (processes) a power, it is "sequential".
     site_rule : {"nonnegative", "keep", "floor"}, optional
         For factorised posteriors: what becomes of a coordinate whose new site would do harm.
         "nonnegative": a negative precision is set to 0 and the slope kept; "keep": a site that
