@@ -21,6 +21,7 @@ from epfast._core.tilted import TiltedMoments
 from epfast.inference import Sites
 from epfast.inference.runtime import Tick
 from epfast.linear.engines.base import contraction
+from epfast.linear.engines.revisits import Seen
 from epfast.linear.problem import LinearProblem, State, is_proper, moments_of, not_proper
 from epfast.schedules import Schedule
 
@@ -111,6 +112,8 @@ class Pace(NamedTuple):
     #: whether sweeps are mixed, and the last ones
     mixes: bool = False
     steps: tuple[Step, ...] = ()
+    #: of rows that are visited again; None: no row is
+    seen: Seen | None = None
 
     def is_stale(self, drift: float) -> bool:
         """Whether the precision is to be formed anew; drift: see the core."""
@@ -318,6 +321,21 @@ class Chunks:
             self._piece(layout, part, size, P, p, sites, spread)
             first, size = part.stop, 2 * size
             tick(part.stop - part.start)
+        return self.n_lost + core.n_refused + sequential.n_refused - before
+
+    def again(
+        self, which: Numbers, size: int, P: Array, p: Array, sites: Sites, spread: Array
+    ) -> int:
+        """Visit some rows of the last sweep again, numbered in its order, in chunks of one size.
+
+        As :meth:`sweep` does. Returns how many sites were refused.
+        """
+        layout, core, sequential = self.layout, self.core, self.sequential
+        assert layout is not None
+        before = self.n_lost + core.n_refused + sequential.n_refused
+        at = None if layout.at is None else layout.at[which]
+        some = layout._replace(visits=layout.visits[which], at=at)
+        self._piece(some, slice(0, len(which)), size, P, p, sites, spread)
         return self.n_lost + core.n_refused + sequential.n_refused - before
 
     def moments(self, state: Any) -> tuple[Array, Array]:

@@ -23,7 +23,15 @@ from epfast.linear.engines.base import (
     start_of,
     with_precision,
 )
-from epfast.linear.engines.chunks import Chunks, Pace, chunk_size, is_for_chunks, moves_of
+from epfast.linear.engines.chunks import (
+    Chunks,
+    Numbers,
+    Pace,
+    chunk_size,
+    is_for_chunks,
+    moves_of,
+)
+from epfast.linear.engines.revisits import Seen, revisit
 from epfast.linear.problem import (
     LinearProblem,
     State,
@@ -115,6 +123,8 @@ class RowEngine(FullEngine):
             chunks = undamped and not own and is_for_chunks(self.problem)
             order = "chunked" if chunks else "sequential"
         pace = Pace(chunk_size(self.problem), flat) if order == "chunked" else None
+        if pace is not None and self.schedule.order == "auto":
+            pace = pace._replace(seen=Seen())
         return RowState(*state, *moments_of(state), order, 0, pace)
 
     def sweep(self, state: RowState, keep: bool, tick: Tick) -> tuple[RowState, Counts]:
@@ -214,12 +224,22 @@ class RowEngine(FullEngine):
         chunks, pace, n = self.chunks, state.pace, self.problem.shape[0]
         assert state.sites is not None
         assert pace is not None
-        sites = families.copied(state.sites) if keep or pace.mixes else state.sites
+        kept = keep or pace.mixes or pace.seen is not None
+        sites = families.copied(state.sites) if kept else state.sites
         precision, shift = state.precision.copy(), state.shift.copy()
-        spread = np.zeros(n) if pace.mixes else None
+        spread = np.zeros(n) if pace.mixes or pace.seen is not None else None
         visits = chunks.visits(state.sweeps)
+
+        def again(which: Numbers, size: int) -> None:
+            nonlocal refused
+            assert spread is not None
+            refused += chunks.again(which, size, precision, shift, sites, spread)
+
         try:
             refused = chunks.sweep(visits, pace, precision, shift, sites, spread, tick)
+            residual, seen = chunks.core.residual, pace.seen
+            if seen is not None and spread is not None:
+                seen = revisit(again, visits, state.sites, sites, spread, seen, self.schedule.tol)
         except KeyboardInterrupt:
             raise PartOfSweep(self._of_chunks(state, precision, shift, sites)) from None
         new, drift = self._of_chunks(state, precision, shift, sites), None
@@ -231,11 +251,12 @@ class RowEngine(FullEngine):
                 before, new = new, new.at(anew)
                 drift, pace = _drift(before, new), pace._replace(since=0)
         pace = pace.next(_largest_move(state, new), n, self.schedule.block is not None)
-        if spread is not None:
+        pace = pace._replace(seen=seen)
+        if spread is not None and pace.mixes:
             pace, better = pace.mixed(plain(new), moves_of(state.sites, sites, spread))
             new = new if better is None else new.at(better)
-        settled = settles(chunks.core.residual, self.schedule.tol)
-        return new._replace(pace=pace), Counts(refused, drift=drift, settled=settled)
+        settled = settles(residual, self.schedule.tol)
+        return new._replace(pace=pace), Counts(min(n, refused), drift=drift, settled=settled)
 
     def _of_chunks(self, state: RowState, precision: Array, shift: Array, sites: Sites) -> RowState:
         """The state with these sites and their precision, of which the upper triangle is given."""
