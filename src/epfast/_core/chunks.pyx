@@ -193,6 +193,9 @@ cdef class ChunkedSweep(ParallelSweep):
         cdef ptrdiff_t width = max(<ptrdiff_t> 1, <ptrdiff_t> PANEL_BYTES // (8 * size))
         cdef ptrdiff_t last = min(width, size)
         cdef double part, total, center
+        if width >= size:
+            kernels.sparse_marginals(q, at, &A.start[0], column, value, size, M, mean, h, s)
+            return
         for j in range(q):
             self.cursor[j] = A.start[at[j]]
             h[j] = s[j] = 0.0

@@ -116,6 +116,11 @@ cdef extern from "simd/vector.h" nogil:
             ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *a, const double *w,
             double *panel, double *C
         ) noexcept nogil
+        void (*sparse_marginals)(
+            ptrdiff_t q, const ptrdiff_t *at, const int *start, const int *column,
+            const double *value, ptrdiff_t size, const double *M, const double *mean, double *h,
+            double *s
+        ) noexcept nogil
         void (*couple)(
             int rows, ptrdiff_t n, const double *w, ptrdiff_t ld, const double *a, const double *b,
             const double *x, const double *z, double *y, double *q, double *sums
