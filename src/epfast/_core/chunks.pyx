@@ -262,8 +262,13 @@ cdef class ChunkedSweep(ParallelSweep):
             if twice:
                 memcpy(&self.V[j, 0], &self.A[j, 0], size)
 
-    cdef void marginals(self, ptrdiff_t q, double *h, double *s) noexcept nogil:
-        """h and s of q rows that are gathered. V <- L^-1 V. O(d^2 q)"""
+    cdef void marginals(
+        self, Rows A, ptrdiff_t q, ptrdiff_t more, const ptrdiff_t *next, double *h, double *s
+    ) noexcept nogil:
+        """h and s of q rows that are gathered. V <- L^-1 V. O(d^2 q)
+
+        next: the rows of A, so many more, that come after these.
+        """
         cdef blas_int d = <blas_int> self.d, n = <blas_int> q, one = 1
         cdef double unit = 1.0
         cdef double *V = &self.V[0, 0]
@@ -271,7 +276,7 @@ cdef class ChunkedSweep(ParallelSweep):
         if self.own:
             kernels.rows_marginals(
                 q, self.d, self.A.shape[1], &self.A[0, 0], &self.packed[0], &self.z[self.now, 0],
-                h, s
+                h, s, &A.dense[0, 0], A.dense.strides[0] // 8, more, next
             )
             return
         dtrmm(
@@ -388,7 +393,9 @@ cdef class ChunkedSweep(ParallelSweep):
                 if self.sparse:
                     self.marginals_of_sparse(A, q, at + first, h, s)
                 else:
-                    self.marginals(q, h, s)
+                    self.marginals(
+                        A, q, min(self.q, count - first - q), at + first + q, h, s
+                    )
                 status = self.batch(
                     <blas_int> q, &self.y[0, 0], &self.weight[0] if weight != NULL else NULL,
                     new + first, new + long_ + first, new + 2 * long_ + first

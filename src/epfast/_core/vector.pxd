@@ -110,7 +110,8 @@ cdef extern from "simd/vector.h" nogil:
         void (*rows_pack)(ptrdiff_t d, const double *triangle, double *out) noexcept nogil
         void (*rows_marginals)(
             ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *a, const double *packed,
-            const double *z, double *h, double *s
+            const double *z, double *h, double *s, const double *x, ptrdiff_t stride,
+            ptrdiff_t count, const ptrdiff_t *next
         ) noexcept nogil
         void (*rows_outer)(
             ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *a, const double *w,

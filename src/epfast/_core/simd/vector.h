@@ -139,7 +139,9 @@ typedef struct {
                         const ptrdiff_t *at, double *a);
     void (*rows_pack)(ptrdiff_t d, const double *triangle, double *out);
     void (*rows_marginals)(ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *a,
-                           const double *packed, const double *z, double *h, double *s);
+                           const double *packed, const double *z, double *h, double *s,
+                           const double *x, ptrdiff_t stride, ptrdiff_t count,
+                           const ptrdiff_t *next);
     void (*rows_outer)(ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *a, const double *w,
                        double *panel, double *C);
     void (*sparse_marginals)(ptrdiff_t q, const ptrdiff_t *at, const int *start, const int *column,
