@@ -26,13 +26,17 @@ Visit = Callable[[Numbers, int], None]
 #: rows count that move by more than this share of the largest move, or of the tolerance
 OF_MOST, OF_TOL = 1e-3, 1e-2
 #: and they are one in so many at most
-OF_ROWS = 8
+OF_ROWS = 4
 #: the others must move by less than this share of what the next sweep would leave of the largest
 WORTH = 0.3
+#: sweeps that leave less of the largest move are not to be helped
+FAST = 0.03
 #: chunks of a round: rows of the same column must not all be fitted from one posterior
 PIECES = 4
+#: of a site's precision, relative to the largest
+ROUNDING = 1e-9
 #: rounds at most, and those without a new least move
-ROUNDS, STALLED = 12, 2
+ROUNDS, STALLED = 4, 2
 
 
 class Seen(NamedTuple):
@@ -40,6 +44,10 @@ class Seen(NamedTuple):
 
     #: largest move of a row; inf before the first sweep
     largest: float = math.inf
+    #: what a sweep leaves of the largest move by itself, if known
+    rate: float = 0.0
+    #: whether rows were visited again after it
+    more: bool = False
     #: whether rounds have always ended with rows at rest, or nearer to it
     useful: bool = True
 
@@ -51,17 +59,16 @@ def row_moves(old: Sites, new: Sites, spread: Array) -> Array:
         return np.maximum(precision, np.abs(new.shift - old.shift) * np.sqrt(spread))
 
 
-def threshold(moves: Array, before: float, tol: float) -> float:
+def threshold(moves: Array, rate: float, tol: float) -> float:
     """The move above which rows are visited again; inf: they are too many, or not worth it. O(n)
 
-    before: the largest move of the sweep before.
+    rate: what a sweep leaves of the largest move.
     """
     largest = float(moves.max())
-    # what the next sweep would leave
-    most = WORTH * largest * min(1.0, largest / before)
+    most = WORTH * rate * largest
     least = max(OF_MOST * largest, OF_TOL * tol)
     count = len(moves) // OF_ROWS
-    if not least <= most or np.count_nonzero(moves > most) > count:
+    if not (FAST <= rate < 1.0 and least <= most) or np.count_nonzero(moves > most) > count:
         return math.inf
     if np.count_nonzero(moves > least) <= count:
         return least
@@ -73,12 +80,20 @@ def revisit(
 ) -> Seen:
     """Visit the rows again that moved in a sweep, until they have settled beside the others.
 
-    old: the sites before the sweep. sites and spread, (n,), are changed by ``visit``.
+    old: the sites before the sweep. sites and spread, (n,), are changed by ``visit``. Where a site
+    takes precision away, rows may come to rest elsewhere, or not at all: none is visited.
     """
     moves = row_moves(old, sites, spread)
-    now = seen._replace(largest=float(moves.max()))
-    least = threshold(moves, seen.largest, tol) if seen.useful else math.inf
+    largest = float(moves.max())
+    rate = largest / seen.largest if seen.largest > 0.0 else 1.0
+    if seen.more and rate < 1.0:
+        rate = seen.rate
+    now = seen._replace(largest=largest, rate=rate, more=False)
+    least = threshold(moves, rate, tol) if seen.useful else math.inf
+    if sites.precision.min() < -ROUNDING * sites.precision.max():
+        return now
     which = np.flatnonzero(moves[visits] > least)
+    now = now._replace(more=len(which) > 0)
     best, stalled = now.largest, 0
     for _ in range(ROUNDS):
         if len(which) == 0:

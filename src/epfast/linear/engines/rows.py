@@ -224,10 +224,11 @@ class RowEngine(FullEngine):
         chunks, pace, n = self.chunks, state.pace, self.problem.shape[0]
         assert state.sites is not None
         assert pace is not None
-        kept = keep or pace.mixes or pace.seen is not None
-        sites = families.copied(state.sites) if kept else state.sites
+        # sweeps are mixed, and rows visited again, by how far they moved
+        mixes, watched = pace.mixes, pace.mixes or pace.seen is not None
+        sites = families.copied(state.sites) if keep or watched else state.sites
         precision, shift = state.precision.copy(), state.shift.copy()
-        spread = np.zeros(n) if pace.mixes or pace.seen is not None else None
+        spread = np.zeros(n) if watched else None
         visits = chunks.visits(state.sweeps)
 
         def again(which: Numbers, size: int) -> None:
@@ -238,7 +239,7 @@ class RowEngine(FullEngine):
         try:
             refused = chunks.sweep(visits, pace, precision, shift, sites, spread, tick)
             residual, seen = chunks.core.residual, pace.seen
-            if seen is not None and spread is not None:
+            if seen is not None and spread is not None and refused == 0:
                 seen = revisit(again, visits, state.sites, sites, spread, seen, self.schedule.tol)
         except KeyboardInterrupt:
             raise PartOfSweep(self._of_chunks(state, precision, shift, sites)) from None
@@ -252,7 +253,7 @@ class RowEngine(FullEngine):
                 drift, pace = _drift(before, new), pace._replace(since=0)
         pace = pace.next(_largest_move(state, new), n, self.schedule.block is not None)
         pace = pace._replace(seen=seen)
-        if spread is not None and pace.mixes:
+        if spread is not None and mixes:
             pace, better = pace.mixed(plain(new), moves_of(state.sites, sites, spread))
             new = new if better is None else new.at(better)
         settled = settles(residual, self.schedule.tol)
