@@ -60,9 +60,9 @@ def row_moves(old: Sites, new: Sites, spread: Array) -> Array:
 
 
 def threshold(moves: Array, rate: float, tol: float) -> float:
-    """The move above which rows are visited again; inf: they are too many, or not worth it. O(n)
+    """The move above which rows are visited again; inf: too many are, or it is not worth it.
 
-    rate: what a sweep leaves of the largest move.
+    O(n). rate: what a sweep leaves of the largest move.
     """
     largest = float(moves.max())
     most = WORTH * rate * largest
