@@ -63,13 +63,19 @@ static void rows_marginals(ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double 
                 for (ptrdiff_t i = p; i < end; i += 8) V_PREFETCH(x + next[c] * stride + i);
             for (int m = 0; m < TALL; m++)
                 for (int c = 0; c < ROWS; c++) sum[m][c] = v_set(0.0);
-            for (ptrdiff_t k = 0; k < end; k++, r += tall) {
+            /* behind the diagonal of its first vector a column of the triangle has the second alone */
+            ptrdiff_t both = p + VW < end ? p + VW : end, k = 0;
+            for (; k < both; k++, r += tall) {
                 vd column[TALL];
                 for (int m = 0; m < TALL; m++) column[m] = v_load(r + m * VW);
                 for (int c = 0; c < ROWS; c++) {
                     vd entry = v_set(a[c * ld + k]);
                     for (int m = 0; m < TALL; m++) sum[m][c] += column[m] * entry;
                 }
+            }
+            for (; k < end; k++, r += tall) {
+                vd column = v_load(r + VW);
+                for (int c = 0; c < ROWS; c++) sum[1][c] += column * v_set(a[c * ld + k]);
             }
             for (int m = 0; m < TALL; m++) {
                 vd part = v_load(z + p + m * VW);
