@@ -315,13 +315,16 @@ class Chunks:
         while first < len(visits):
             rows = size = min(size, pace.size)
             if size == pace.size:
-                # as many chunks as one look at signals is for
-                rows *= max(1, 8 * self.problem.chunk // (self.problem.shape[1] * size))
+                rows = self._at_once(size)
             part = slice(first, min(first + rows, len(visits)))
             self._piece(layout, part, size, P, p, sites, spread)
             first, size = part.stop, 2 * size
             tick(part.stop - part.start)
         return self.n_lost + core.n_refused + sequential.n_refused - before
+
+    def _at_once(self, size: int) -> int:
+        """Rows of as many chunks as one look at signals is for."""
+        return size * max(1, 8 * self.problem.chunk // (self.problem.shape[1] * size))
 
     def again(
         self, which: Numbers, size: int, P: Array, p: Array, sites: Sites, spread: Array
@@ -335,7 +338,10 @@ class Chunks:
         before = self.n_lost + core.n_refused + sequential.n_refused
         at = None if layout.at is None else layout.at[which]
         some = layout._replace(visits=layout.visits[which], at=at)
-        self._piece(some, slice(0, len(which)), size, P, p, sites, spread)
+        step = self._at_once(size)
+        for first in range(0, len(which), step):
+            part = slice(first, min(first + step, len(which)))
+            self._piece(some, part, size, P, p, sites, spread)
         return self.n_lost + core.n_refused + sequential.n_refused - before
 
     def moments(self, state: Any) -> tuple[Array, Array]:

@@ -56,7 +56,8 @@ def row_moves(old: Sites, new: Sites, spread: Array) -> Array:
     """(n,), the larger of the moves of precision and shift in units of rows of these variances."""
     with np.errstate(all="ignore"):  # of a run that diverges
         precision = np.abs(new.precision - old.precision) * spread
-        return np.maximum(precision, np.abs(new.shift - old.shift) * np.sqrt(spread))
+        shift = np.abs(new.shift - old.shift) * np.sqrt(spread)
+        return np.asarray(np.maximum(precision, shift))
 
 
 def threshold(moves: Array, rate: float, tol: float) -> float:

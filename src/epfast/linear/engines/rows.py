@@ -229,7 +229,7 @@ class RowEngine(FullEngine):
         sites = families.copied(state.sites) if keep or watched else state.sites
         precision, shift = state.precision.copy(), state.shift.copy()
         spread = np.zeros(n) if watched else None
-        visits = chunks.visits(state.sweeps)
+        visits, refused = chunks.visits(state.sweeps), 0
 
         def again(which: Numbers, size: int) -> None:
             nonlocal refused
