@@ -45,14 +45,14 @@ def visited(monkeypatch):
     return counts
 
 
-@pytest.mark.parametrize("kind", ["dense", "sparse", "strided"])
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
 @pytest.mark.parametrize("loss", ["probit", "logistic"])
 def test_few_rows_that_move_cost_few_sweeps_and_end_at_the_same_fixed_point(loss, kind, visited):
     X, y = rare()
     given = {"loss": loss, "prior_variance": 100.0, **ROWS}
     chunked = fit_linear(X, y, schedule=EP(**TIGHT, order="chunked"), **given)
     assert not visited  # chunked order is what it says
-    rows_ = {"dense": X, "sparse": sparse.csr_matrix(X), "strided": np.hstack([X, X])[:, :60]}
+    rows_ = {"dense": X, "sparse": sparse.csr_matrix(X)}
     post = fit_linear(rows_[kind], y, schedule=EP(**TIGHT), **given)
     assert visited
     assert max(count for count, _ in visited) <= 3000 // revisits.OF_ROWS
@@ -74,6 +74,7 @@ def test_every_loss(loss):
         X, y = classes(900, 6, noise=3.0)
     X[:, 5] *= np.random.default_rng(0).random(900) < 0.01
     given = {"loss": loss, "prior_variance": 2.0, **ROWS}
+    X = sparse.csr_matrix(X)
     post = fit_linear(X, y, schedule=EP(**TIGHT), **given)
     assert post.converged
     assert post.residual < 1e-8
@@ -84,6 +85,7 @@ def test_every_loss(loss):
 @pytest.mark.parametrize("loss", STEPS)
 def test_losses_that_are_not_convex_go_in_chunks_alone(loss, visited):
     X, y = classes(900, 6, noise=0.3)
+    X = sparse.csr_matrix(X)
     y[::9] *= -1.0
     given = {"loss": loss, "prior_variance": 2.0, **ROWS}
     post = fit_linear(X, y, schedule=EP(sweeps=8, tol=1e-9), **given)
@@ -96,7 +98,7 @@ def test_losses_that_are_not_convex_go_in_chunks_alone(loss, visited):
 def test_where_all_rows_are_alike_none_is_visited_again(visited):
     X, y = classes(4000, 8, noise=2.0)
     assert fit_linear(X, y, schedule=EP(tol=1e-9), **ROWS).converged
-    assert sum(count for count, _ in visited) < 4000
+    assert not visited
 
 
 def test_the_threshold():
@@ -168,6 +170,7 @@ def test_ctrl_c_between_rows_that_are_visited_again(monkeypatch):
     monkeypatch.setattr(runtime, "SECONDS_PER_CALL", 1e-9)
     monkeypatch.setattr(LinearProblem.__new__, "__defaults__", (None, 40, False, None, None))
     X, y = rare(900, 12)
+    X = sparse.csr_matrix(X)
 
     def fit(start=None):
         given = {"loss": "probit", "prior_variance": 100.0, **ROWS}
@@ -177,7 +180,7 @@ def test_ctrl_c_between_rows_that_are_visited_again(monkeypatch):
     first = calls.first["again"]
     for at in range(first, first + 60, 3):
         post = interrupted(fit, at).posterior
-        total = np.eye(12) / 100.0 + (X * post.sites.precision[:, None]).T @ X
+        total = np.eye(12) / 100.0 + (X.toarray().T * post.sites.precision) @ X.toarray()
         np.testing.assert_allclose(post.precision, total, rtol=1e-10, atol=1e-10)
         np.testing.assert_allclose(post.shift, X.T @ post.sites.shift, rtol=1e-9, atol=1e-9)
         assert post.n_sweeps == len(post.history)

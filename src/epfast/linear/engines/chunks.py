@@ -322,6 +322,11 @@ class Chunks:
             tick(part.stop - part.start)
         return self.n_lost + core.n_refused + sequential.n_refused - before
 
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the rows of the last sweep are sparse, or differences that are."""
+        return self.layout is not None and self.layout.is_sparse
+
     def _at_once(self, size: int) -> int:
         """Rows of as many chunks as one look at signals is for."""
         return size * max(1, 8 * self.problem.chunk // (self.problem.shape[1] * size))

@@ -238,7 +238,9 @@ class RowEngine(FullEngine):
 
         try:
             refused = chunks.sweep(visits, pace, precision, shift, sites, spread, tick)
-            residual, seen = chunks.core.residual, pace.seen
+            residual = chunks.core.residual
+            # dense rows move alike
+            seen = pace.seen if chunks.is_sparse else None
             if seen is not None and spread is not None and refused == 0:
                 seen = revisit(again, visits, state.sites, sites, spread, seen, self.schedule.tol)
         except KeyboardInterrupt:
