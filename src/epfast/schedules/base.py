@@ -134,7 +134,7 @@ class EP(Schedule):
         refused, is halved, at last taken row by row; slow tails are mixed (Anderson). "auto" is the
         order that converges soonest for scalar sites with a full covariance: "chunked" from 700
         rows and 8 per column on, where each sweep then visits those rows again, up to four times
-        and in chunks of their own, that moved far more than most (of sparse rows, or nearly so,
+        and in chunks of their own, that moved far more than most (of 2,000 sparse rows or more,
         where no site takes precision away); ``change`` in ``history`` is that of the sweep and
         these visits together. With fewer rows it is "sequential". For processes of 128 values or
         more it is a

@@ -69,10 +69,10 @@ def test_few_rows_that_move_cost_few_sweeps_and_end_at_the_same_fixed_point(loss
 @pytest.mark.parametrize("loss", [name for name in losses.NAMED if name not in STEPS])
 def test_every_loss(loss):
     kind = losses.NAMED[loss]()
-    X, y = batteries.rows(kind, 900, 6, 0)
+    X, y = batteries.rows(kind, 2000, 6, 0)
     if kind.by_margin:
-        X, y = classes(900, 6, noise=3.0)
-    X[:, 5] *= np.random.default_rng(0).random(900) < 0.01
+        X, y = classes(2000, 6, noise=3.0)
+    X[:, 5] *= np.random.default_rng(0).random(2000) < 0.01
     given = {"loss": loss, "prior_variance": 2.0, **ROWS}
     X = sparse.csr_matrix(X)
     post = fit_linear(X, y, schedule=EP(**TIGHT), **given)
@@ -84,7 +84,7 @@ def test_every_loss(loss):
 @pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
 @pytest.mark.parametrize("loss", STEPS)
 def test_losses_that_are_not_convex_go_in_chunks_alone(loss, visited):
-    X, y = classes(900, 6, noise=0.3)
+    X, y = classes(2000, 6, noise=0.3)
     X = sparse.csr_matrix(X)
     y[::9] *= -1.0
     given = {"loss": loss, "prior_variance": 2.0, **ROWS}
@@ -169,7 +169,7 @@ def test_refused_sites_count_once():
 def test_ctrl_c_between_rows_that_are_visited_again(monkeypatch):
     monkeypatch.setattr(runtime, "SECONDS_PER_CALL", 1e-9)
     monkeypatch.setattr(LinearProblem.__new__, "__defaults__", (None, 40, False, None, None))
-    X, y = rare(900, 12)
+    X, y = rare(2100, 12)
     X = sparse.csr_matrix(X)
 
     def fit(start=None):

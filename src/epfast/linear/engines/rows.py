@@ -50,6 +50,8 @@ HALF_FROM = 256
 SHRUNK = 1e-4
 #: sweeps between two refreshes
 REFRESH = 5
+#: rows from which some are visited again: rounds over fewer cost as much as sweeps
+REVISITED_FROM = 2000
 #: a row that moves by no more stands still, if the tolerance is not larger
 STANDS = 1e-4
 
@@ -123,7 +125,8 @@ class RowEngine(FullEngine):
             chunks = undamped and not own and is_for_chunks(self.problem)
             order = "chunked" if chunks else "sequential"
         pace = Pace(chunk_size(self.problem), flat) if order == "chunked" else None
-        if pace is not None and self.schedule.order == "auto":
+        many = self.problem.shape[0] >= REVISITED_FROM
+        if pace is not None and self.schedule.order == "auto" and many:
             pace = pace._replace(seen=Seen())
         return RowState(*state, *moments_of(state), order, 0, pace)
 
