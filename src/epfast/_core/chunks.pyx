@@ -131,7 +131,9 @@ cdef class ChunkRows(ParallelSweep):
                 if self.sparse:
                     self.marginals_of_sparse(A, q, job.at + first, job, h, s)
                 else:
-                    self.marginals(q, job, h, s)
+                    self.marginals(
+                        A, q, min(self.q, stop - first - q), job.at + first + q, job, h, s
+                    )
                 status = self.batch(
                     <blas_int> q, &self.y[0, 0], &self.weight[0] if job.weight != NULL else NULL,
                     new + first, new + length + first, new + 2 * length + first
@@ -170,6 +172,9 @@ cdef class ChunkRows(ParallelSweep):
         cdef ptrdiff_t width = max(<ptrdiff_t> 1, <ptrdiff_t> PANEL_BYTES // (8 * size))
         cdef ptrdiff_t last = min(width, size)
         cdef double part, total, center
+        if width >= size:
+            kernels.sparse_marginals(q, at, &A.start[0], column, value, size, M, mean, h, s)
+            return
         for j in range(q):
             self.cursor[j] = A.start[at[j]]
             h[j] = s[j] = 0.0
@@ -236,15 +241,22 @@ cdef class ChunkRows(ParallelSweep):
             if twice:
                 memcpy(&self.V[j, 0], &self.A[j, 0], size)
 
-    cdef void marginals(self, ptrdiff_t q, const Job *job, double *h, double *s) noexcept nogil:
-        """h and s of q rows that are gathered. V <- L^-1 V. O(d^2 q)"""
+    cdef void marginals(
+        self, Rows A, ptrdiff_t q, ptrdiff_t more, const ptrdiff_t *next, const Job *job, double *h,
+        double *s
+    ) noexcept nogil:
+        """h and s of q rows that are gathered. V <- L^-1 V. O(d^2 q)
+
+        next: the rows of A, so many more, that come after these.
+        """
         cdef blas_int d = <blas_int> self.d, n = <blas_int> q, one = 1
         cdef double unit = 1.0
         cdef double *V = &self.V[0, 0]
         cdef ptrdiff_t j
         if self.own:
             kernels.rows_marginals(
-                q, self.d, self.A.shape[1], &self.A[0, 0], job.packed, job.z, h, s
+                q, self.d, self.A.shape[1], &self.A[0, 0], job.packed, job.z, h, s, &A.dense[0, 0],
+                A.dense.strides[0] // 8, more, next
             )
             return
         dtrmm(

@@ -1623,7 +1623,8 @@ const epf_kernels NAMED(epf_kernels) = {
     array_exp, array_expm1, array_log, array_log1p, array_erfcx, array_log_ndtr,
     loss_at_points, rise, margins, weighted_sums, sizes, largest_move, cavity, steps, interpolation,
     move, pairs, probit_moments, logistic_moments, piecewise_moments, squared_hinge_moments,
-    smooth_moments, rows_gather, rows_pack, rows_marginals, rows_outer, couple, stationary, contract};
+    smooth_moments, rows_gather, rows_pack, rows_marginals, rows_outer, sparse_marginals, couple,
+    stationary, contract};
 
 #ifdef EPF_COMMON       /* what does not depend on the instruction set: compiled once */
 size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d)

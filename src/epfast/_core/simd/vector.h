@@ -139,14 +139,19 @@ typedef struct {
                            const double *v, const double *power, double *lZ, double *dlZ,
                            double *d2lZ);
 
-    /* Blocks of dense rows: see rows.h. */
+    /* Blocks of rows: see rows.h. */
     void (*rows_gather)(ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *x, ptrdiff_t stride,
                         const ptrdiff_t *at, double *a);
     void (*rows_pack)(ptrdiff_t d, const double *triangle, double *out);
     void (*rows_marginals)(ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *a,
-                           const double *packed, const double *z, double *h, double *s);
+                           const double *packed, const double *z, double *h, double *s,
+                           const double *x, ptrdiff_t stride, ptrdiff_t count,
+                           const ptrdiff_t *next);
     void (*rows_outer)(ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *a, const double *w,
                        double *panel, double *C);
+    void (*sparse_marginals)(ptrdiff_t q, const ptrdiff_t *at, const int *start, const int *column,
+                             const double *value, ptrdiff_t size, const double *M,
+                             const double *mean, double *h, double *s);
 
     /* With up to 4 rows w_r of a matrix (row stride ld), of n numbers each:
      *     y_i += sum_r a_r w_ri            q_i += sum_r b_r w_ri^2

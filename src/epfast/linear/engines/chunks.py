@@ -22,6 +22,7 @@ from epfast.inference import Sites
 from epfast.inference.runtime import Tick
 from epfast.inference.threads import ALONE
 from epfast.linear.engines.base import contraction
+from epfast.linear.engines.revisits import Seen
 from epfast.linear.problem import LinearProblem, State, is_proper, moments_of, not_proper
 from epfast.schedules import Schedule
 
@@ -112,6 +113,8 @@ class Pace(NamedTuple):
     #: whether sweeps are mixed, and the last ones
     mixes: bool = False
     steps: tuple[Step, ...] = ()
+    #: of rows that are visited again; None: no row is
+    seen: Seen | None = None
 
     def is_stale(self, drift: float) -> bool:
         """Whether the precision is to be formed anew; drift: see the core."""
@@ -338,8 +341,7 @@ class Chunks:
             while first < len(visits):
                 rows = size = min(size, pace.size)
                 if size == pace.size:
-                    # as many chunks as one look at signals is for
-                    rows *= max(1, 8 * self.problem.chunk // (self.problem.shape[1] * size))
+                    rows = self._at_once(size)
                 part = slice(first, min(first + rows, len(visits)))
                 self._piece(layout, part, size, P, p, sites, spread)
                 first, size = part.stop, 2 * size
@@ -352,6 +354,33 @@ class Chunks:
             self.threads.together(work, core.team.close, count)
         else:
             work(0)
+        return self.n_lost + core.n_refused + sequential.n_refused - before
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the rows of the last sweep are sparse, or differences that are."""
+        return self.layout is not None and self.layout.is_sparse
+
+    def _at_once(self, size: int) -> int:
+        """Rows of as many chunks as one look at signals is for."""
+        return size * max(1, 8 * self.problem.chunk // (self.problem.shape[1] * size))
+
+    def again(
+        self, which: Numbers, size: int, P: Array, p: Array, sites: Sites, spread: Array
+    ) -> int:
+        """Visit some rows of the last sweep again, numbered in its order, in chunks of one size.
+
+        As :meth:`sweep` does. Returns how many sites were refused.
+        """
+        layout, core, sequential = self.layout, self.core, self.sequential
+        assert layout is not None
+        before = self.n_lost + core.n_refused + sequential.n_refused
+        at = None if layout.at is None else layout.at[which]
+        some = layout._replace(visits=layout.visits[which], at=at)
+        step = self._at_once(size)
+        for first in range(0, len(which), step):
+            part = slice(first, min(first + step, len(which)))
+            self._piece(some, part, size, P, p, sites, spread)
         return self.n_lost + core.n_refused + sequential.n_refused - before
 
     def moments(self, state: Any) -> tuple[Array, Array]:

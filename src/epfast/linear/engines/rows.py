@@ -25,7 +25,15 @@ from epfast.linear.engines.base import (
     start_of,
     with_precision,
 )
-from epfast.linear.engines.chunks import Chunks, Pace, chunk_size, is_for_chunks, moves_of
+from epfast.linear.engines.chunks import (
+    Chunks,
+    Numbers,
+    Pace,
+    chunk_size,
+    is_for_chunks,
+    moves_of,
+)
+from epfast.linear.engines.revisits import Seen, revisit
 from epfast.linear.problem import (
     LinearProblem,
     State,
@@ -47,6 +55,8 @@ REFRESH = 5
 #: a lane of a parallel sweep takes at least so many products, a row without any so many of them,
 #: and so many times as many as its sum; lanes, and numbers in the sums of all
 LANE, ROW, WORTH, MOST_LANES, LANE_NUMBERS = 1 << 22, 500, 32, 16, 1 << 23
+#: rows from which some are visited again: rounds over fewer cost as much as sweeps
+REVISITED_FROM = 2000
 #: a row that moves by no more stands still, if the tolerance is not larger
 STANDS = 1e-4
 
@@ -128,6 +138,9 @@ class RowEngine(FullEngine):
             chunks = undamped and not own and is_for_chunks(self.problem)
             order = "chunked" if chunks else "sequential"
         pace = Pace(chunk_size(self.problem), flat) if order == "chunked" else None
+        many = self.problem.shape[0] >= REVISITED_FROM
+        if pace is not None and self.schedule.order == "auto" and many:
+            pace = pace._replace(seen=Seen())
         return RowState(*state, *moments_of(state), order, 0, pace)
 
     def sweep(self, state: RowState, keep: bool, tick: Tick) -> tuple[RowState, Counts]:
@@ -227,12 +240,25 @@ class RowEngine(FullEngine):
         chunks, pace, n = self.chunks, state.pace, self.problem.shape[0]
         assert state.sites is not None
         assert pace is not None
-        sites = families.copied(state.sites) if keep or pace.mixes else state.sites
+        # sweeps are mixed, and rows visited again, by how far they moved
+        mixes, watched = pace.mixes, pace.mixes or pace.seen is not None
+        sites = families.copied(state.sites) if keep or watched else state.sites
         precision, shift = state.precision.copy(), state.shift.copy()
-        spread = np.zeros(n) if pace.mixes else None
-        visits = chunks.visits(state.sweeps)
+        spread = np.zeros(n) if watched else None
+        visits, refused = chunks.visits(state.sweeps), 0
+
+        def again(which: Numbers, size: int) -> None:
+            nonlocal refused
+            assert spread is not None
+            refused += chunks.again(which, size, precision, shift, sites, spread)
+
         try:
             refused = chunks.sweep(visits, pace, precision, shift, sites, spread, tick)
+            residual = chunks.core.residual
+            # dense rows move alike
+            seen = pace.seen if chunks.is_sparse else None
+            if seen is not None and spread is not None and refused == 0:
+                seen = revisit(again, visits, state.sites, sites, spread, seen, self.schedule.tol)
         except KeyboardInterrupt:
             raise PartOfSweep(self._of_chunks(state, precision, shift, sites)) from None
         new, drift = self._of_chunks(state, precision, shift, sites), None
@@ -244,11 +270,12 @@ class RowEngine(FullEngine):
                 before, new = new, new.at(anew)
                 drift, pace = _drift(before, new), pace._replace(since=0)
         pace = pace.next(_largest_move(state, new), n, self.schedule.block is not None)
-        if spread is not None:
+        pace = pace._replace(seen=seen)
+        if spread is not None and mixes:
             pace, better = pace.mixed(plain(new), moves_of(state.sites, sites, spread))
             new = new if better is None else new.at(better)
-        settled = settles(chunks.core.residual, self.schedule.tol)
-        return new._replace(pace=pace), Counts(refused, drift=drift, settled=settled)
+        settled = settles(residual, self.schedule.tol)
+        return new._replace(pace=pace), Counts(min(n, refused), drift=drift, settled=settled)
 
     def _of_chunks(self, state: RowState, precision: Array, shift: Array, sites: Sites) -> RowState:
         """The state with these sites and their precision, of which the upper triangle is given."""
