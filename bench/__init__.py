@@ -23,8 +23,10 @@ SCRIPTS = {
     "speed.gp": "gp_speed",
     "speed.low_rank": "low_rank_scaling",
     "speed.sparse": "sparse_speed",
+    "speed.threads": "threads_speed",
     "speed.tuning": "tuning",
     "speed.wide": "wide",
+    "speed.factorized": "factorized_sweeps",
     "users.defaults": "defaults",
     "users.one_pass": "one_pass",
 }

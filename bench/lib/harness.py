@@ -27,8 +27,9 @@ import statistics
 import struct
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
@@ -110,6 +111,20 @@ def watch_stalls() -> bool:
         os._exit(0)
     _stalls = shared
     return True
+
+
+@contextmanager
+def all_cores() -> Iterator[None]:
+    """Leave the one core of the scripts for all of them."""
+    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    if before is None:
+        yield
+        return
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def steps(task: Callable[[Callable[..., None]], object]) -> list[float]:

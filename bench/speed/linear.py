@@ -27,6 +27,8 @@ than 1e-6 standard deviations nor the log of one of these by more than 1e-6.
    N/4, N/2 and N.
 7. Nanoseconds per site of ``backend.tilted_moments``, and of a ``backend.TiltedMoments``, bound
    once and called with arrays to fill.
+8. A sweep in chunks, of the core alone, as a share of the rate of dgemm, for d from 64 to 785: the
+   2 d^2 N flops of marginal variances and Gram matrix over its time, tilted moments included.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ import epfast
 from bench.lib import compile, harness
 from bench.lib.compile import blas
 from bench.lib.harness import Claim, Timing
+from bench.speed.linear_limit import chunked_sweeps
 from bench.speed.linear_rivals import (
     FUNCTIONS,
     SOURCE,
@@ -342,6 +345,7 @@ PARTS: dict[int, tuple[str, Callable, int, int]] = {  # rows of a full and of a 
     5: ("matrix_work", matrix_work, ROWS, 8000),
     6: ("many_rows", many_rows, MANY_ROWS, MANY_ROWS // 8),
     7: ("tilted", tilted, 0, 0),
+    8: ("chunked_sweeps", chunked_sweeps, 4_000_000, 500_000),
 }
 
 

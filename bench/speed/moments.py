@@ -31,13 +31,14 @@ from epfast._core import vector
 
 SITES = 4096
 #: most nanoseconds per site of the typical cavities that are aimed at
-AIMS = {"hinge": 25.0, "logistic": 40.0}
+AIMS = {"hinge": 25.0, "squared_hinge": 40.0, "logistic": 40.0}
 VARIANCES = {"narrow": (0.005, 0.1), "typical": (0.01, 4.0), "wide": (1.0, 1e12)}
 #: loss: its powers
 POWERS = {
     "probit": ("1", ".5", "each"),
     "logistic": ("1", ".5", "each"),
     "hinge": ("1", "each"),
+    "squared_hinge": ("1", ".5", "each"),
     "noisy_step": ("1", "each"),
     "quasi01": ("1", "each"),
     "poisson": ("1", "each"),

@@ -1,5 +1,6 @@
 """BLAS threads, progress, and the pace at which the core is left."""
 
+import itertools
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,11 @@ from epfast.inference import runtime
 from epfast.inference.runtime import (
     MANY_DIMENSIONS,
     SECONDS_PER_CALL,
+    SHARED_FROM,
     PacedParts,
+    at_work,
+    blas_threads,
+    crew_of,
     one_blas_thread,
     paced,
     ticks,
@@ -19,7 +24,7 @@ from epfast.inference.runtime import (
 from tests.oracles.data import classes
 
 
-def blas_threads():
+def blas_pools():
     threadpoolctl = pytest.importorskip("threadpoolctl")
     pools = threadpoolctl.threadpool_info()
     return [pool["num_threads"] for pool in pools if pool["user_api"] == "blas"]
@@ -28,19 +33,19 @@ def blas_threads():
 def test_small_matrices_get_one_thread_and_large_ones_all():
     threadpoolctl = pytest.importorskip("threadpoolctl")
     with threadpoolctl.threadpool_limits(2, user_api="blas"):
-        before = blas_threads()
+        before = blas_pools()
         with one_blas_thread(MANY_DIMENSIONS - 1):
-            assert set(blas_threads()) <= {1}
-        assert blas_threads() == before
+            assert set(blas_pools()) <= {1}
+        assert blas_pools() == before
         with one_blas_thread(MANY_DIMENSIONS):
-            assert blas_threads() == before
+            assert blas_pools() == before
 
 
 def test_threads_come_back_after_an_error():
-    before = blas_threads()
+    before = blas_pools()
     with pytest.raises(ZeroDivisionError), one_blas_thread(3):
         raise ZeroDivisionError
-    assert blas_threads() == before
+    assert blas_pools() == before
 
 
 def test_without_threadpoolctl_nothing_is_held(monkeypatch):
@@ -139,21 +144,119 @@ def test_fits_that_overlap_leave_the_threads_of_blas_as_they_were():
     threadpoolctl = pytest.importorskip("threadpoolctl")
     X, y = classes(300, 5)
     with threadpoolctl.threadpool_limits(2, user_api="blas"):
-        before = blas_threads()
+        before = blas_pools()
         for _ in range(2):
             with ThreadPoolExecutor(8) as pool:
                 fits = [pool.submit(epfast.fit_linear, X, y) for _ in range(16)]
             assert all(fit.result().converged for fit in fits)
-            assert blas_threads() == before
+            assert blas_pools() == before
 
 
 def test_holds_that_end_in_the_order_they_began():
     threadpoolctl = pytest.importorskip("threadpoolctl")
     with threadpoolctl.threadpool_limits(2, user_api="blas"):
-        before = blas_threads()
+        before = blas_pools()
         first, second = one_blas_thread(3), one_blas_thread(3)
         with first:
             second.__enter__()
-        assert set(blas_threads()) <= {1}
+        assert set(blas_pools()) <= {1}
         second.__exit__(None, None, None)
-        assert blas_threads() == before
+        assert blas_pools() == before
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_of_holds_that_overlap_the_least_number_holds(order):
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    limits = (3, 1, 2)
+    with threadpoolctl.threadpool_limits(4, user_api="blas"):
+        before = blas_pools()
+        holds = [blas_threads(limit) for limit in limits]
+        for k, hold in enumerate(holds):
+            hold.__enter__()
+            assert set(blas_pools()) == {min(limits[: k + 1])}
+        for k, ended in enumerate(order):
+            holds[ended].__exit__(None, None, None)
+            left = [limits[j] for j in order[k + 1 :]]
+            assert blas_pools() == ([min(left)] * len(before) if left else before)
+
+
+def test_a_hold_may_raise_the_number():
+    """Who asks for two threads gets them, whatever the environment says."""
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    with threadpoolctl.threadpool_limits(1, user_api="blas"):
+        with blas_threads(2):
+            assert set(blas_pools()) == {2}
+        assert set(blas_pools()) == {1}
+        with blas_threads(None):
+            assert set(blas_pools()) == {1}
+
+
+def test_a_hold_that_died_holds_no_more():
+    """As after Ctrl-C between its begin and its end: until the next one."""
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    with threadpoolctl.threadpool_limits(3, user_api="blas"):
+        runtime._Hold(1)
+        with blas_threads(2):
+            assert set(blas_pools()) == {2}
+        assert set(blas_pools()) == {3}
+
+
+def test_any_thread_holds_and_lets_go():
+    """From threadpoolctl 3.8 on the first thread alone sets numbers, unless it lets others."""
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+
+    def elsewhere(work):
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(work).result()
+
+    with threadpoolctl.threadpool_limits(3, user_api="blas"):
+        with blas_threads(1):
+            pass
+        hold = blas_threads(2)
+        elsewhere(hold.__enter__)
+        assert set(elsewhere(blas_pools)) == {2}
+        hold.__exit__(None, None, None)
+        assert set(blas_pools()) == {3}
+        with blas_threads(1):
+            other = blas_threads(1)
+            other.__enter__()
+        elsewhere(lambda: other.__exit__(None, None, None))
+        assert set(blas_pools()) == {3}
+        elsewhere(lambda: hold_and_check(2))
+
+
+def hold_and_check(most):
+    with blas_threads(most):
+        assert set(blas_pools()) == {most}
+
+
+# ---- crews ----
+
+
+def test_who_shares():
+    assert crew_of(None, 10_000) is None
+    pytest.importorskip("threadpoolctl")
+    assert crew_of(3, SHARED_FROM).threads == 3
+    assert crew_of(3, SHARED_FROM - 1).threads == 1
+
+
+def test_without_threadpoolctl_a_crew_is_alone(monkeypatch):
+    """Threads of ours that each wake those of BLAS would be too many."""
+    monkeypatch.setitem(sys.modules, "threadpoolctl", None)
+    runtime._blas.cache_clear()
+    try:
+        assert crew_of(3, SHARED_FROM).threads == 1
+    finally:
+        runtime._blas.cache_clear()
+
+
+def test_blas_has_one_thread_beside_a_crew():
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        with at_work(None, MANY_DIMENSIONS):
+            assert set(blas_pools()) == {2}
+        with at_work(None, MANY_DIMENSIONS - 1):
+            assert set(blas_pools()) == {1}
+        with at_work(crew_of(2, SHARED_FROM), SHARED_FROM):
+            assert set(blas_pools()) == {1}
+        assert set(blas_pools()) == {2}

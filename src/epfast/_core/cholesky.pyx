@@ -5,20 +5,30 @@ Here matrices above the order WHOLE go by blocks, in calls of BLAS of about 1e9 
 these the handlers of signals run, and an exception of theirs ends the work. Triangles are inverted
 by halves at all orders: LAPACK solves with small triangles on the way, at a third of the speed.
 Matrices are symmetric or triangular, n x n; only the lower triangle by columns is touched.
+
+A crew of threads shares tiles of what BLAS does at once otherwise, from the order TOGETHER on.
 """
 
-from cpython.exc cimport PyErr_CheckSignals
+import numpy as np
 
+from cpython.exc cimport PyErr_CheckSignals
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+
+from epfast._core.crew cimport Crew, is_at_work, part_size
 from epfast._core.lapack cimport (
-    blas_int, dgemm, dlauum, dpotrf, dsyrk, dtrmm, dtrsm, dtrtri,
+    blas_int, dgemm, dlauum, dpotrf, dsymm, dsyrk, dtrmm, dtrsm, dtrtri,
 )
 
 cdef enum:
     WHOLE = 1024                # largest order that LAPACK takes in one call
-    SMALL_BLOCK = 64            # and for triangles, of which it makes less than of products
+    SMALL_BLOCK = 16            # and for triangles, of which it makes less than of products
     STRIP = 256                 # columns of a product
     BLOCK = 256
     TALL = 512                  # rows per call
+    TOGETHER = 256              # least order that a crew shares
+    WIDTH = 128                 # columns of a tile, and of a panel of a factor
+    LEAVES = 128                # triangles at most that are inverted one per thread
 
 cdef double OPERATIONS = 1e9    # of a call, about
 
@@ -108,8 +118,10 @@ cdef int solve_right_transposed(
     return solve_right_transposed(L + h * ld + h, n - h, B + h * ld, m, ld)
 
 
-cdef int factorize(double *A, ptrdiff_t n) except -1 nogil:
+cdef int factorize(double *A, ptrdiff_t n, Crew crew=None) except -1 nogil:
     """A <- L with A = L L'. O(n^3 / 3). Not 0: A is not positive definite."""
+    if n >= TOGETHER and is_at_work(crew):
+        return factorize_together(A, n, crew)
     return factorize_part(A, n, <blas_int> n)
 
 
@@ -146,9 +158,11 @@ cdef int factorize_part(double *A, ptrdiff_t n, blas_int ld) except -1 nogil:
     return factorize_part(A + h * ld + h, n - h, ld)
 
 
-cdef int invert_triangle(double *L, ptrdiff_t n) except -1 nogil:
+cdef int invert_triangle(double *L, ptrdiff_t n, Crew crew=None) except -1 nogil:
     """L <- L^-1. O(n^3 / 3)"""
     cdef blas_int ld = <blas_int> n
+    if n >= TOGETHER and is_at_work(crew):
+        return invert_together(L, n, crew)
     invert_blocks(L, n, ld)
     return invert_part(L, n, ld)
 
@@ -178,12 +192,14 @@ cdef int invert_part(double *L, ptrdiff_t n, blas_int ld) except -1 nogil:
     return invert_part(L + h * ld + h, n - h, ld)
 
 
-cdef int invert_factored(double *L, ptrdiff_t n) except -1 nogil:
+cdef int invert_factored(double *L, ptrdiff_t n, Crew crew=None) except -1 nogil:
     """L <- (L L')^-1. O(2 n^3 / 3)"""
     cdef ptrdiff_t i, k
     cdef blas_int ld = <blas_int> n, info = 0, b, c, rest
     cdef double unit = 1.0
-    invert_triangle(L, n)
+    invert_triangle(L, n, crew)
+    if n >= TOGETHER and is_at_work(crew):
+        return square_together(L, n, crew)
     if n <= WHOLE:
         dlauum(b"L", &ld, L, &ld, &info)
         return 0
@@ -211,27 +227,327 @@ cdef int invert_factored(double *L, ptrdiff_t n) except -1 nogil:
     return 0
 
 
-def cholesky(double[::1, :] A not None):
+# ---- by a crew ----
+
+cdef struct Job:
+    double *A                   # of order n by columns, which is its distance of columns
+    ptrdiff_t n
+    ptrdiff_t first, size       # a panel, or a triangle on the diagonal
+    ptrdiff_t start, step       # where the parts begin, and how much each takes
+    ptrdiff_t stop
+    ptrdiff_t rest              # order of the triangle below that one
+    double *corner              # a triangle as it was
+    double *panel               # n x size, whose product with its own transpose is added
+    double sign
+    ptrdiff_t width             # columns of a tile
+    bint factors                # whether the first tile is a panel's triangle, which follows
+    int info
+
+
+cdef int factorize_together(double *A, ptrdiff_t n, Crew crew) except -1 nogil:
+    """Panel by panel: its solve by rows, then what it leaves by tiles, the next panel's first."""
+    cdef Job job
+    cdef ptrdiff_t k = 0
+    job.A, job.n, job.first, job.size, job.info = A, n, 0, min(<ptrdiff_t> WIDTH, n), 0
+    job.width, job.sign, job.factors = WIDTH, -1.0, True
+    factor_of_panel(&job, 0)
+    while job.info == 0:
+        k = job.first + job.size
+        if k >= n:
+            break
+        job.start, job.step = k, part_size(crew, n - k, SMALL_BLOCK)
+        crew.run(solve_panel, &job, (n - k + job.step - 1) // job.step)
+        job.step = max(<ptrdiff_t> WIDTH, min(<ptrdiff_t> TALL, (n - k) // 4))
+        job.panel = A + job.first * n
+        crew.run(add_tile, &job, tiles(&job))
+        heed_signals()
+        job.first, job.size = k, min(<ptrdiff_t> WIDTH, n - k)
+    return job.info
+
+
+cdef void factor_of_panel(Job *job, ptrdiff_t first) noexcept nogil:
+    """The triangle of the panel that begins there."""
+    cdef blas_int order = <blas_int> min(<ptrdiff_t> WIDTH, job.n - first), ld = <blas_int> job.n
+    cdef blas_int info = 0
+    dpotrf(b"L", &order, job.A + first * job.n + first, &ld, &info)
+    job.info = info
+
+
+cdef void solve_panel(void *what, ptrdiff_t part) noexcept nogil:
+    """Rows of the panel times L'^-1, L its triangle."""
+    cdef Job *job = <Job *> what
+    cdef ptrdiff_t i = job.start + part * job.step
+    cdef blas_int m = <blas_int> min(job.step, job.n - i), k = <blas_int> job.size
+    cdef blas_int ld = <blas_int> job.n
+    cdef double unit = 1.0
+    cdef double *column = job.A + job.first * job.n
+    dtrsm(b"R", b"L", b"T", b"N", &m, &k, &unit, column + job.first, &ld, column + i, &ld)
+
+
+cdef void add_product(
+    double *C, ptrdiff_t n, double *W, ptrdiff_t k, double sign, Crew crew
+) noexcept nogil:
+    """C <- C + sign W W', lower triangle; W is n x k by columns."""
+    cdef Job job
+    if k == 0:
+        return
+    job.A, job.n, job.size, job.start, job.panel, job.sign = C, n, k, 0, W, sign
+    job.factors = False
+    # wider than in a factorisation: there are fewer columns to multiply
+    job.width, job.step = BLOCK, TALL
+    crew.run(add_tile, &job, tiles(&job))
+
+
+cdef ptrdiff_t rows_of_tiles(Job *job, ptrdiff_t j) noexcept nogil:
+    """How many tiles the columns from j have: one on the diagonal, those of ``step`` rows below."""
+    return 1 + (max(<ptrdiff_t> 0, job.n - j - job.width) + job.step - 1) // job.step
+
+
+cdef ptrdiff_t tiles(Job *job) noexcept nogil:
+    """How many tiles the lower triangle from ``start`` has."""
+    cdef ptrdiff_t count = 0, j = job.start
+    while j < job.n:
+        count += rows_of_tiles(job, j)
+        j += job.width
+    return count
+
+
+cdef void add_tile(void *what, ptrdiff_t part) noexcept nogil:
+    """A tile, plus the product of its rows of the panel."""
+    cdef Job *job = <Job *> what
+    cdef ptrdiff_t j = job.start, i
+    cdef blas_int m, w, k = <blas_int> job.size, ld = <blas_int> job.n
+    cdef double unit = 1.0
+    while part >= rows_of_tiles(job, j):
+        part -= rows_of_tiles(job, j)
+        j += job.width
+    w = <blas_int> min(job.width, job.n - j)
+    if part == 0:
+        dsyrk(
+            b"L", b"N", &w, &k, &job.sign, job.panel + j, &ld, &unit, job.A + j * job.n + j, &ld
+        )
+        if job.factors and j == job.start:
+            factor_of_panel(job, j)
+        return
+    i = j + w + (part - 1) * job.step
+    m = <blas_int> min(job.step, job.n - i)
+    dgemm(
+        b"N", b"T", &m, &w, &k, &job.sign, job.panel + i, &ld, job.panel + j, &ld, &unit,
+        job.A + j * job.n + i, &ld
+    )
+
+
+cdef int invert_together(double *L, ptrdiff_t n, Crew crew) except -1 nogil:
+    """By halves down to LEAVES: a lower left block by its columns, then by its rows."""
+    cdef Job leaves[LEAVES]
+    cdef ptrdiff_t count = 0
+    split(L, n, 0, n, max(<ptrdiff_t> SMALL_BLOCK, n // 32 + SMALL_BLOCK), leaves, &count)
+    crew.run(invert_small_blocks, leaves, count)
+    halve(L, n, 0, n, max(<ptrdiff_t> SMALL_BLOCK, n // 32 + SMALL_BLOCK), crew)
+    crew.run(invert_leaf, leaves, count)
+    return 0
+
+
+cdef void split(
+    double *L, ptrdiff_t n, ptrdiff_t first, ptrdiff_t size, ptrdiff_t least, Job *leaves,
+    ptrdiff_t *count
+) noexcept nogil:
+    """Note the triangles where the halving ends."""
+    cdef ptrdiff_t h = half(size)
+    if size <= least:
+        leaves[count[0]].A, leaves[count[0]].n = L, n
+        leaves[count[0]].first, leaves[count[0]].size = first, size
+        count[0] += 1
+        return
+    split(L, n, first, h, least, leaves, count)
+    split(L, n, first + h, size - h, least, leaves, count)
+
+
+cdef int halve(
+    double *L, ptrdiff_t n, ptrdiff_t first, ptrdiff_t size, ptrdiff_t least, Crew crew
+) except -1 nogil:
+    """The lower left blocks of all triangles that are halved, the largest first."""
+    cdef ptrdiff_t h = half(size)
+    if size <= least:
+        return 0
+    share_solve(L, n, first, h, size - h, True, crew)
+    share_solve(L, n, first, h, size - h, False, crew)
+    halve(L, n, first, h, least, crew)
+    return halve(L, n, first + h, size - h, least, crew)
+
+
+cdef int share_solve(
+    double *L, ptrdiff_t n, ptrdiff_t first, ptrdiff_t h, ptrdiff_t rest, bint left, Crew crew
+) except -1 nogil:
+    """B <- C^-1 B by columns, or B <- -B A^-1 by rows; as many at a time as a second allows."""
+    cdef Job job
+    cdef ptrdiff_t total = h if left else rest, order = rest if left else h, some
+    job.A, job.n, job.first, job.size, job.rest = L, n, first, h, rest
+    job.start = 0
+    some = max(
+        <ptrdiff_t> (OPERATIONS / (1.0 * order * order)), <ptrdiff_t> SMALL_BLOCK
+    ) * crew.threads
+    while job.start < total:
+        job.stop = min(total, job.start + some)
+        job.step = part_size(crew, job.stop - job.start, SMALL_BLOCK // 2)
+        crew.run(
+            solve_some_columns if left else solve_some_rows, &job,
+            (job.stop - job.start + job.step - 1) // job.step
+        )
+        heed_signals()
+        job.start = job.stop
+    return 0
+
+
+cdef void solve_some_columns(void *what, ptrdiff_t part) noexcept nogil:
+    cdef Job *job = <Job *> what
+    cdef ptrdiff_t n = job.n, h = job.first + job.size, j = job.start + part * job.step
+    solve_left(
+        job.A + h * n + h, job.rest, job.A + (job.first + j) * n + h, min(job.step, job.stop - j),
+        <blas_int> n
+    )
+
+
+cdef void solve_some_rows(void *what, ptrdiff_t part) noexcept nogil:
+    cdef Job *job = <Job *> what
+    cdef ptrdiff_t n = job.n, i = job.start + part * job.step, m = min(job.step, job.stop - i)
+    cdef ptrdiff_t j, k
+    cdef double *B = job.A + job.first * n + job.first + job.size + i
+    solve_right(job.A + job.first * n + job.first, job.size, B, m, <blas_int> n)
+    for j in range(job.size):
+        for k in range(m):
+            B[j * n + k] = -B[j * n + k]
+
+
+cdef void invert_small_blocks(void *what, ptrdiff_t part) noexcept nogil:
+    cdef Job *leaf = <Job *> what + part
+    invert_blocks(leaf.A + leaf.first * leaf.n + leaf.first, leaf.size, <blas_int> leaf.n)
+
+
+cdef void invert_leaf(void *what, ptrdiff_t part) noexcept nogil:
+    cdef Job *leaf = <Job *> what + part
+    invert_part(leaf.A + leaf.first * leaf.n + leaf.first, leaf.size, <blas_int> leaf.n)
+
+
+cdef int square_together(double *L, ptrdiff_t n, Crew crew) except -1 nogil:
+    """L <- L' L, the lower triangle: block rows downwards, each by columns."""
+    cdef Job job
+    cdef ptrdiff_t i = 0, j
+    job.A, job.n = L, n
+    job.corner = <double *> malloc(BLOCK * BLOCK * sizeof(double))
+    if job.corner == NULL:
+        with gil:
+            raise MemoryError
+    try:
+        while i < n:
+            job.first, job.size = i, min(<ptrdiff_t> BLOCK, n - i)
+            # the columns need the block on the diagonal as it was
+            for j in range(job.size):
+                memcpy(
+                    job.corner + j * job.size, L + (i + j) * n + i, job.size * sizeof(double)
+                )
+            job.step = part_size(crew, i, SMALL_BLOCK)
+            crew.run(square_tile, &job, 1 + (i + job.step - 1) // job.step)
+            heed_signals()
+            i += BLOCK
+    finally:
+        free(job.corner)
+    return 0
+
+
+cdef void square_tile(void *what, ptrdiff_t part) noexcept nogil:
+    """Some columns of a block row; the first part is the block on the diagonal."""
+    cdef Job *job = <Job *> what
+    cdef ptrdiff_t n = job.n, i = job.first, j = (part - 1) * job.step
+    cdef blas_int b = <blas_int> job.size, m, rest = <blas_int> (n - i - job.size)
+    cdef blas_int ld = <blas_int> n, info = 0
+    cdef double unit = 1.0
+    cdef double *corner = job.A + i * n + i
+    if part == 0:
+        dlauum(b"L", &b, corner, &ld, &info)
+        if rest > 0:
+            dsyrk(b"L", b"T", &b, &rest, &unit, corner + b, &ld, &unit, corner, &ld)
+        return
+    m = <blas_int> min(job.step, i - j)
+    dtrmm(b"L", b"L", b"T", b"N", &b, &m, &unit, job.corner, &b, job.A + j * n + i, &ld)
+    if rest > 0:
+        dgemm(
+            b"T", b"N", &b, &m, &rest, &unit, corner + b, &ld, job.A + j * n + i + b, &ld, &unit,
+            job.A + j * n + i, &ld
+        )
+
+
+def cholesky(double[::1, :] A not None, Crew crew=None):
     """A <- its Cholesky factor, in the lower triangle. Whether A is positive definite."""
     cdef int info
     square(A)
     with nogil:
-        info = factorize(&A[0, 0], A.shape[0])
+        info = factorize(&A[0, 0], A.shape[0], crew)
     return info == 0
 
 
-def inverse_triangle(double[::1, :] L not None):
+def inverse_triangle(double[::1, :] L not None, Crew crew=None):
     """L <- L^-1, of a lower triangle without zeros on its diagonal."""
     square(L)
     with nogil:
-        invert_triangle(&L[0, 0], L.shape[0])
+        invert_triangle(&L[0, 0], L.shape[0], crew)
 
 
-def inverse_from_factor(double[::1, :] L not None):
+def inverse_from_factor(double[::1, :] L not None, Crew crew=None):
     """L <- the lower triangle of (L L')^-1."""
     square(L)
     with nogil:
-        invert_factored(&L[0, 0], L.shape[0])
+        invert_factored(&L[0, 0], L.shape[0], crew)
+
+
+def symmetric_times(double[::1, :] A not None, B, Crew crew=None):
+    """A B by columns, (n, m), for the lower triangle of a symmetric A (n, n)."""
+    cdef const double[::1, :] right = np.asfortranarray(B)
+    cdef ptrdiff_t m = right.shape[1], step
+    cdef double[::1, :] result
+    cdef Product job
+    square(A)
+    if right.shape[0] != A.shape[0]:
+        raise ValueError(f"the matrix has {right.shape[0]} rows; allowed: {A.shape[0]}")
+    found = np.empty((A.shape[0], m), order="F")
+    if m == 0:
+        return found
+    result = found
+    job.A, job.B, job.C, job.n = &A[0, 0], &right[0, 0], &result[0, 0], A.shape[0]
+    job.start = 0
+    with nogil:
+        while job.start < m:
+            step = columns_at_once(job.n) * (1 if crew is None else crew.threads)
+            job.stop = min(m, job.start + step)
+            job.step = job.stop - job.start
+            if is_at_work(crew):
+                job.step = part_size(crew, job.step, SMALL_BLOCK)
+                crew.run(
+                    multiply_columns, &job, (job.stop - job.start + job.step - 1) // job.step
+                )
+            else:
+                multiply_columns(&job, 0)
+            heed_signals()
+            job.start = job.stop
+    return found
+
+
+cdef struct Product:
+    double *A
+    const double *B
+    double *C
+    ptrdiff_t n, start, stop, step
+
+
+cdef void multiply_columns(void *what, ptrdiff_t part) noexcept nogil:
+    cdef Product *job = <Product *> what
+    cdef ptrdiff_t j = job.start + part * job.step
+    cdef blas_int n = <blas_int> job.n, m = <blas_int> min(job.step, job.stop - j)
+    cdef double unit = 1.0, zero = 0.0
+    dsymm(
+        b"L", b"L", &n, &m, &unit, job.A, &n, <double *> job.B + j * job.n, &n, &zero,
+        job.C + j * job.n, &n
+    )
 
 
 cdef int square(double[::1, :] A) except -1:

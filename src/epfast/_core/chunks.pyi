@@ -1,14 +1,19 @@
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from epfast._core._types import Array
-from epfast._core.row_sweeps import ParallelSweep
 from epfast._core.rows import Rows
+from epfast._core.team import Team
 from epfast._core.tilted import TiltedMoments
 
 Numbers = NDArray[np.intp]
 
-class ChunkedSweep(ParallelSweep):
+class ChunkedSweep:
+    n_refused: int
+    residual: float
+    team: Team
     def __init__(
         self,
         moments: TiltedMoments,
@@ -18,7 +23,10 @@ class ChunkedSweep(ParallelSweep):
         damping: float,
         sparse: bool,
         center: Array | None = ...,
+        others: Iterable[TiltedMoments] = ...,
     ) -> None: ...
+    def lanes_of(self, A: Rows, at: Numbers, count: int) -> int: ...
+    def help(self, number: int) -> None: ...
     def begin(self, P: Array, p: Array) -> bool: ...
     def drift(self) -> float: ...
     def gaussian(self) -> tuple[Array, Array]: ...

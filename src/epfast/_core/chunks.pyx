@@ -3,6 +3,10 @@
 With c = 1 that is sequential EP, with c = n parallel EP. The work of a chunk is 2 c d^2 flops in
 products of matrices and d^3 for the factor of the new precision; sparse rows a_i take nnz_i^2.
 
+A large chunk is cut into lanes, by its size alone: each adds up the changes of its sites, and these
+sums are added in their order. So a chunk is the same to the last bit however many threads share the
+lanes out.
+
 Sparse rows may be the differences z_i of dense rows from a common row m, a_i = z_i + m, with one
 entry more, of 1: the rows (z_i, 1) then see the moments of theta and m.theta together.
 """
@@ -16,13 +20,22 @@ from epfast._core.cholesky cimport factorize, invert_factored, invert_triangle
 from epfast._core.lapack cimport blas_int, ddot, dgemv, dlauum, dsymv, dsyrk, dtrmm, dtrsv
 from epfast._core.row_sweeps cimport ParallelSweep
 from epfast._core.rows cimport Rows, in_range, long_enough, square
-from epfast._core.status cimport CALLBACK_FAILED, OK, Status
+from epfast._core.status cimport OK, Status
+from epfast._core.team cimport Team
 from epfast._core.tilted cimport TiltedMoments
 from epfast._core.vector cimport EPF_ROW_PAD, kernels
 
 cdef enum:
     PANEL_BYTES = 1 << 20       # of a matrix, that sparse rows are met with
     OWN_UP_TO = 512             # dimensions from which BLAS is no slower than kernels of ours
+    MOST_LANES = 16
+    LANE_BYTES = 1 << 26        # most of the sums of all lanes
+
+# nanoseconds, on one core of 2023: of a lane, or of half of a chunk; of a row, of an entry of its
+# matrix and of a product of two of its nonzeros; of an entry of the sum of a lane
+cdef double LANE = 2e5, ROW = 50.0, OF_DENSE = 0.06, OF_SPARSE = 0.5, OF_SUM = 0.3
+# a lane costs no less than so many times what its sum costs
+cdef double WORTH = 20.0
 
 cdef enum Outcome:
     TAKEN
@@ -30,162 +43,128 @@ cdef enum Outcome:
     RAISED                      # a callback's exception waits in the loss
 
 
-cdef class ChunkedSweep(ParallelSweep):
-    """Scratch for sweeps in chunks over d dimensions, q rows at a time.
+ctypedef struct Job:                    # a chunk, as all of its lanes see it
+    bint fit                            # else its new sites are known
+    const ptrdiff_t *at                 # rows in A
+    const ptrdiff_t *visits             # numbers of rows: of y, weight and sites
+    const double *y
+    const double *weight
+    const double *tau
+    const double *nu
+    const double *scale
+    double *spread
+    double *new                         # tau, nu, scale, `length` numbers each
+    ptrdiff_t length
+    const double *factor
+    const double *packed
+    const double *mean
+    const double *z
 
-    center: the common row of sparse rows, (d,), or None: they are the rows themselves.
-    """
 
-    cdef ptrdiff_t columns              # of the rows: d, or d + 1 with a center
-    cdef bint sparse, centered, begun
-    cdef bint fresh                     # factor and mean in use are those of trial and shift
-    cdef const double[::1] center
-    cdef double[:, ::1] P               # of the caller: lower triangle by columns
-    cdef double[::1] p
-    cdef double[:, :, ::1] factor       # L^-1 where P = L L', or Sigma; the one in use and the next
-    cdef double[:, ::1] trial, gram
-    cdef double[:, ::1] mean            # of theta and m.theta; as above
-    cdef double[:, ::1] z               # L^-1 p; as above
-    cdef double[::1] shift, gained      # that of trial; of a chunk of rows with a center
-    cdef double[::1] peak               # the largest diagonal of P since the beginning
+cdef void copy_lower(
+    ptrdiff_t n, const double *from_, ptrdiff_t stride, double *to, ptrdiff_t step
+) noexcept nogil:
+    """Lower triangle by columns, of so many numbers each."""
+    cdef ptrdiff_t i
+    for i in range(n):
+        memcpy(to + i * step + i, from_ + i * stride + i, (n - i) * sizeof(double))
+
+
+# ---- the rows of a chunk ----
+
+cdef class ChunkRows(ParallelSweep):
+    """Scratch of one thread for rows of a chunk, q at a time."""
+
+    cdef ptrdiff_t columns              # of the rows, see ChunkedSweep
+    cdef bint sparse, own
     cdef double[:, ::1] A               # q rows, gathered, and zeros behind and beside them
-    cdef double[:, ::1] outer, panel    # scratch of kernels of ours; d <= OWN_UP_TO
-    cdef double[::1] packed
-    cdef bint own
+    cdef double[:, ::1] panel           # of kernels of ours
     cdef double[:, ::1] change          # precision and shift, of q sites
-    cdef double[:, ::1] site            # new tau, nu, scale of a chunk
     cdef double[:, ::1] y
     cdef double[::1] weight
     cdef ptrdiff_t[::1] cursor
-    cdef int now
 
     def __init__(
         self, TiltedMoments moments not None, ptrdiff_t d, ptrdiff_t q, double power,
-        double damping, bint sparse, const double[::1] center=None,
+        double damping, bint sparse, ptrdiff_t columns,
     ):
         super().__init__(moments, d, q, power, damping)
-        self.sparse, self.centered, self.center = sparse, center is not None, center
-        if self.centered:
-            long_enough("center", center.shape[0], d)
-        self.columns = d + self.centered
-        self.factor = np.empty((2, self.columns, self.columns))
-        self.trial = np.empty((d, d))
-        self.gram = np.empty(2 * (self.columns if self.centered else 1,))
-        self.mean, self.z = np.empty((2, self.columns)), np.zeros((2, d + EPF_ROW_PAD))
-        self.shift, self.gained, self.peak = np.empty(d), np.empty(self.columns), np.empty(d)
+        self.sparse, self.columns = sparse, columns
         self.own = d <= OWN_UP_TO and not sparse
         wide = (d + 7) // 8 * 8 if self.own else d
         self.A = np.zeros((q + EPF_ROW_PAD if self.own else 1 if sparse else q, wide))
-        self.outer = np.empty(2 * (wide if self.own else 1,))
         self.panel = np.empty((q if self.own else 1, EPF_ROW_PAD))
-        self.packed = np.empty((d + EPF_ROW_PAD) * d if self.own else 1)
         self.V = np.empty((1 if sparse or self.own else q, d))
         self.change = np.empty((2, q))
-        self.site = np.empty((3, 0))
         self.y = np.empty((q, moments.loss.stride))
         self.weight = np.empty(q)
         self.cursor = np.empty(q, dtype=np.intp)
-        self.now, self.begun, self.fresh = 0, False, False
 
-    # -- the posterior --
+    cdef Status lane(
+        self, Team team, Rows A, const Job *job, ptrdiff_t first, ptrdiff_t stop, double *C,
+        double *x
+    ) noexcept nogil:
+        """Fit some sites, add the changes of their precision and shift to C and x.
 
-    def begin(self, double[:, ::1] P not None, double[::1] p not None):
-        """Go on from N(P^-1 p, P^-1). Whether that is proper.
-
-        P, of which the lower triangle by columns is read, and p are the caller's, changed by all
-        that is taken in: after every call they hold what the sites given to it amount to.
+        Stops at a refused site, and where another lane has stopped.
         """
-        square("P", P, self.d)
-        long_enough("p", p.shape[0], self.d)
-        self.P, self.p, self.begun = P, p, True
-        cdef ptrdiff_t i, j
-        cdef bint known = self.fresh
-        for i in range(self.d):
-            self.peak[i] = P[i, i]
-            known = known and self.shift[i] == p[i]
-            for j in range(i, self.d):
-                known = known and self.trial[i, j] == P[i, j]
-        if known:
-            return True
-        memcpy(&self.trial[0, 0], &P[0, 0], self.d * self.d * sizeof(double))
-        memcpy(&self.shift[0], &p[0], self.d * sizeof(double))
-        self.fresh = False
-        with nogil:
-            if self.factored() == 0:
-                self.now, self.fresh = 1 - self.now, True
-        return bool(self.fresh)
-
-    def gaussian(self):
-        """Covariance, of which the upper triangle is valid, and mean. O(d^3 / 3), sparse O(d^2)"""
-        cdef double[:, ::1] C = np.empty((self.d, self.d))
-        cdef ptrdiff_t i, n = self.d, size = self.columns
-        cdef blas_int d = <blas_int> n, info = 0
-        cdef const double *factor = &self.factor[self.now, 0, 0]
-        if not self.begun:
-            raise ValueError("the sweep has no posterior; begin comes first")
-        with nogil:
-            for i in range(n):
-                memcpy(&C[i, i], factor + i * size + i, (n - i) * sizeof(double))
+        cdef ptrdiff_t i, j, q, row, stride = self.moments.loss.stride, length = job.length
+        cdef double *new = job.new
+        cdef double *h = &self.work[0, 0]
+        cdef double *s = &self.work[1, 0]
+        cdef Status status
+        self.n_refused, self.residual = 0, 0.0
+        while first < stop and not team.halted():
+            q = min(self.q, stop - first)
             if not self.sparse:
-                dlauum(b"L", &d, &C[0, 0], &d, &info)
-        return np.asarray(C), np.array(self.mean[self.now, :n])
-
-    def drift(self):
-        """The largest ratio of what a diagonal entry of P was since the beginning and is now."""
-        cdef double most = 1.0
-        cdef ptrdiff_t i
-        for i in range(self.d):
-            most = fmax(most, self.peak[i] / self.P[i, i])
-        return most
-
-    cdef int factored(self) except -1 nogil:
-        """The next factor and mean, from trial and shift. Not 0: improper. O(d^3)"""
-        cdef blas_int d = <blas_int> self.d, one = 1, wide = <blas_int> self.columns
-        cdef double *L = &self.trial[0, 0]
-        cdef double *next = &self.factor[1 - self.now, 0, 0]
-        cdef double *mean = &self.mean[1 - self.now, 0]
-        cdef double *z = &self.z[1 - self.now, 0]
-        cdef double *lower = &self.gram[0, 0] if self.centered else next
-        cdef double *center = <double *> &self.center[0] if self.centered else NULL
-        cdef double unit = 1.0, zero = 0.0
-        cdef ptrdiff_t i, n = self.d, size = self.columns
-        # a center has a matrix of another order; the one of order d is made in gram
-        memcpy(lower, L, n * n * sizeof(double))
-        if factorize(lower, n) != 0:
-            return 1
-        for i in range(n):
-            if not (lower[i * n + i] > 0.0 and isfinite(lower[i * n + i])):
-                return 1
-        memcpy(z, &self.shift[0], n * sizeof(double))
-        dtrsv(b"L", b"N", b"N", &d, lower, &d, z, &one)
-        memcpy(mean, z, n * sizeof(double))
-        dtrsv(b"L", b"T", b"N", &d, lower, &d, mean, &one)
-        for i in range(n):
-            if not isfinite(mean[i]):
-                return 1
-        if not self.sparse:
-            invert_triangle(next, n)
-            return 0
-        invert_factored(lower, n)
-        if self.centered:
-            for i in range(n):
-                memcpy(next + i * size + i, lower + i * n + i, (n - i) * sizeof(double))
-            # the last row: Sigma m, and m.Sigma.m
-            dsymv(b"L", &d, &unit, next, &wide, center, &one, &zero, &self.gained[0], &one)
-            for i in range(n):
-                next[i * size + n] = self.gained[i]
-            next[n * size + n] = ddot(&d, &self.gained[0], &one, center, &one)
-            mean[n] = ddot(&d, mean, &one, center, &one)
-        return 0
-
-    # -- rows --
+                self.gather(A, q, job.at + first, job.fit)
+            if job.fit:
+                for j in range(q):
+                    row = job.visits[first + j]
+                    i = first + j
+                    new[i], new[length + i] = job.tau[row], job.nu[row]
+                    new[2 * length + i] = job.scale[row]
+                    for i in range(stride):
+                        self.y[j, i] = job.y[row * stride + i]
+                    if job.weight != NULL:
+                        self.weight[j] = job.weight[row]
+                if self.sparse:
+                    self.marginals_of_sparse(A, q, job.at + first, job, h, s)
+                else:
+                    self.marginals(
+                        A, q, min(self.q, stop - first - q), job.at + first + q, job, h, s
+                    )
+                status = self.batch(
+                    <blas_int> q, &self.y[0, 0], &self.weight[0] if job.weight != NULL else NULL,
+                    new + first, new + length + first, new + 2 * length + first
+                )
+                if status == OK:
+                    status = self.moments.loss.heed()
+                if status != OK or self.n_refused > 0:
+                    team.halt()
+                    return status
+                if job.spread != NULL:
+                    for j in range(q):
+                        job.spread[job.visits[first + j]] = s[j]
+            for j in range(q):
+                row, i = job.visits[first + j], first + j
+                self.change[0, j] = new[i] - job.tau[row]
+                self.change[1, j] = new[length + i] - job.nu[row]
+            if self.sparse:
+                self.gram_of_sparse(
+                    A, q, job.at + first, &self.change[0, 0], &self.change[1, 0], C, x
+                )
+            else:
+                self.add_gram(q, C, x)
+            first += q
+        return OK
 
     cdef void marginals_of_sparse(
-        self, Rows A, ptrdiff_t q, const ptrdiff_t *at, double *h, double *s
+        self, Rows A, ptrdiff_t q, const ptrdiff_t *at, const Job *job, double *h, double *s
     ) noexcept nogil:
         """h_j = a_j.mean and s_j = a_j' Sigma a_j from the nonzeros, panel by panel of Sigma."""
-        cdef const double *M = &self.factor[self.now, 0, 0]
-        cdef const double *mean = &self.mean[self.now, 0]
+        cdef const double *M = job.factor
+        cdef const double *mean = job.mean
         cdef const double *row
         cdef const double *value = &A.value[0] if A.value.shape[0] else NULL
         cdef const int *column = &A.column[0] if A.column.shape[0] else NULL
@@ -193,6 +172,9 @@ cdef class ChunkedSweep(ParallelSweep):
         cdef ptrdiff_t width = max(<ptrdiff_t> 1, <ptrdiff_t> PANEL_BYTES // (8 * size))
         cdef ptrdiff_t last = min(width, size)
         cdef double part, total, center
+        if width >= size:
+            kernels.sparse_marginals(q, at, &A.start[0], column, value, size, M, mean, h, s)
+            return
         for j in range(q):
             self.cursor[j] = A.start[at[j]]
             h[j] = s[j] = 0.0
@@ -259,30 +241,36 @@ cdef class ChunkedSweep(ParallelSweep):
             if twice:
                 memcpy(&self.V[j, 0], &self.A[j, 0], size)
 
-    cdef void marginals(self, ptrdiff_t q, double *h, double *s) noexcept nogil:
-        """h and s of q rows that are gathered. V <- L^-1 V. O(d^2 q)"""
+    cdef void marginals(
+        self, Rows A, ptrdiff_t q, ptrdiff_t more, const ptrdiff_t *next, const Job *job, double *h,
+        double *s
+    ) noexcept nogil:
+        """h and s of q rows that are gathered. V <- L^-1 V. O(d^2 q)
+
+        next: the rows of A, so many more, that come after these.
+        """
         cdef blas_int d = <blas_int> self.d, n = <blas_int> q, one = 1
         cdef double unit = 1.0
         cdef double *V = &self.V[0, 0]
         cdef ptrdiff_t j
         if self.own:
             kernels.rows_marginals(
-                q, self.d, self.A.shape[1], &self.A[0, 0], &self.packed[0], &self.z[self.now, 0],
-                h, s
+                q, self.d, self.A.shape[1], &self.A[0, 0], job.packed, job.z, h, s, &A.dense[0, 0],
+                A.dense.strides[0] // 8, more, next
             )
             return
         dtrmm(
-            b"L", b"L", b"N", b"N", &d, &n, &unit, &self.factor[self.now, 0, 0], &d, V, &d
+            b"L", b"L", b"N", b"N", &d, &n, &unit, <double *> job.factor, &d, V, &d
         )
         for j in range(q):
             s[j] = ddot(&d, V + j * self.d, &one, V + j * self.d, &one)
-            h[j] = ddot(&d, V + j * self.d, &one, &self.z[self.now, 0], &one)
+            h[j] = ddot(&d, V + j * self.d, &one, <double *> job.z, &one)
 
-    cdef void add_gram(self, ptrdiff_t q) noexcept nogil:
-        """trial and shift from the changes of q sites, whose rows are gathered. O(d^2 q)
+    cdef void add_gram(self, ptrdiff_t q, double *C, double *x) noexcept nogil:
+        """C and x from the changes of q sites, whose rows are gathered. O(d^2 q)
 
-        By a kernel of ours, to outer in the place of trial; or by dsyrk, which knows no sign: those
-        that gain precision to the front, the others behind.
+        By a kernel of ours, of which C has rows of A's length; or by dsyrk, which knows no sign:
+        those that gain precision to the front, the others behind.
         """
         cdef blas_int d = <blas_int> self.d, n = <blas_int> q, one = 1, gain = 0, loss = 0
         cdef double unit = 1.0, minus = -1.0, root
@@ -292,13 +280,12 @@ cdef class ChunkedSweep(ParallelSweep):
         cdef ptrdiff_t i, j
         cdef blas_int ld = <blas_int> self.A.shape[1]
         dgemv(
-            b"N", &d, &n, &unit, &self.A[0, 0], &ld, &self.change[1, 0], &one, &unit,
-            &self.shift[0], &one
+            b"N", &d, &n, &unit, &self.A[0, 0], &ld, &self.change[1, 0], &one, &unit, x, &one
         )
         if self.own:
             kernels.rows_outer(
                 q, self.d, self.A.shape[1], &self.A[0, 0], &self.change[0, 0], &self.panel[0, 0],
-                &self.outer[0, 0]
+                C
             )
             return
         for j in range(q):
@@ -315,12 +302,168 @@ cdef class ChunkedSweep(ParallelSweep):
             for i in range(self.d):
                 to[i] = root * a[i]
         if gain:
-            dsyrk(b"L", b"N", &d, &gain, &unit, V, &d, &unit, &self.trial[0, 0], &d)
+            dsyrk(b"L", b"N", &d, &gain, &unit, V, &d, &unit, C, &d)
         if loss:
-            dsyrk(
-                b"L", b"N", &d, &loss, &minus, V + (q - loss) * self.d, &d, &unit,
-                &self.trial[0, 0], &d
-            )
+            dsyrk(b"L", b"N", &d, &loss, &minus, V + (q - loss) * self.d, &d, &unit, C, &d)
+
+
+# ---- chunks ----
+
+cdef class ChunkedSweep:
+    """Scratch for sweeps in chunks over d dimensions, q rows at a time.
+
+    center: the common row of sparse rows, (d,), or None: they are the rows themselves. others:
+    moments for threads that help, each of its own. residual, the caller's to set back: see
+    ParallelSweep.
+    """
+
+    cdef readonly ptrdiff_t n_refused
+    cdef public double residual
+    cdef ptrdiff_t d, q, n_lanes
+    cdef ptrdiff_t columns              # of the rows: d, or d + 1 with a center
+    cdef bint sparse, centered, begun
+    cdef bint fresh                     # factor and mean in use are those of trial and shift
+    cdef const double[::1] center
+    cdef double[:, ::1] P               # of the caller: lower triangle by columns
+    cdef double[::1] p
+    cdef double[:, :, ::1] factor       # L^-1 where P = L L', or Sigma; the one in use and the next
+    cdef double[:, ::1] trial, gram
+    cdef double[:, ::1] mean            # of theta and m.theta; as above
+    cdef double[:, ::1] z               # L^-1 p; as above
+    cdef double[::1] shift, gained      # that of trial; of a chunk of rows with a center
+    cdef double[::1] peak               # the largest diagonal of P since the beginning
+    cdef double[:, ::1] outer           # the sum of kernels of ours; d <= OWN_UP_TO
+    cdef double[::1] packed
+    cdef bint own
+    cdef double[:, ::1] site            # new tau, nu, scale of a chunk
+    cdef double[:, :, ::1] sums         # of lanes but the first: precision
+    cdef double[:, ::1] shifts          # and shift
+    cdef ptrdiff_t[MOST_LANES] refused  # by lane
+    cdef double[MOST_LANES] distance
+    cdef Status[MOST_LANES] status
+    cdef ptrdiff_t count
+    cdef Job job
+    cdef Rows rows
+    cdef ChunkRows hand                 # of the thread that leads
+    cdef list others
+    cdef readonly Team team
+    cdef int now
+
+    def __init__(
+        self, TiltedMoments moments not None, ptrdiff_t d, ptrdiff_t q, double power,
+        double damping, bint sparse, const double[::1] center=None, others=(),
+    ):
+        self.d, self.q = d, q
+        self.sparse, self.centered, self.center = sparse, center is not None, center
+        if self.centered:
+            long_enough("center", center.shape[0], d)
+        self.columns = d + self.centered
+        numbers = d, q, power, damping, sparse, self.columns
+        self.hand = ChunkRows(moments, *numbers)
+        self.others = [ChunkRows(other, *numbers) for other in others]
+        self.team = Team()
+        self.factor = np.empty((2, self.columns, self.columns))
+        self.trial = np.empty((d, d))
+        self.gram = np.empty(2 * (self.columns if self.centered else 1,))
+        self.mean, self.z = np.empty((2, self.columns)), np.zeros((2, d + EPF_ROW_PAD))
+        self.shift, self.gained, self.peak = np.empty(d), np.empty(self.columns), np.empty(d)
+        self.own = self.hand.own
+        self.outer = np.empty(2 * (self.hand.A.shape[1] if self.own else 1,))
+        self.packed = np.empty((d + EPF_ROW_PAD) * d if self.own else 1)
+        self.site = np.empty((3, 0))
+        self.sums, self.shifts = np.empty((0, 1, 1)), np.empty((0, 1))
+        self.now, self.begun, self.fresh = 0, False, False
+
+    # -- the posterior --
+
+    def begin(self, double[:, ::1] P not None, double[::1] p not None):
+        """Go on from N(P^-1 p, P^-1). Whether that is proper.
+
+        P, of which the lower triangle by columns is read, and p are the caller's, changed by all
+        that is taken in: after every call they hold what the sites given to it amount to.
+        """
+        square("P", P, self.d)
+        long_enough("p", p.shape[0], self.d)
+        self.P, self.p, self.begun = P, p, True
+        cdef ptrdiff_t i, j
+        cdef bint known = self.fresh
+        for i in range(self.d):
+            self.peak[i] = P[i, i]
+            known = known and self.shift[i] == p[i]
+            for j in range(i, self.d):
+                known = known and self.trial[i, j] == P[i, j]
+        if known:
+            return True
+        copy_lower(self.d, &P[0, 0], self.d, &self.trial[0, 0], self.d)
+        memcpy(&self.shift[0], &p[0], self.d * sizeof(double))
+        self.fresh = False
+        with nogil:
+            if self.factored() == 0:
+                self.now, self.fresh = 1 - self.now, True
+        return bool(self.fresh)
+
+    def gaussian(self):
+        """Covariance, of which the upper triangle is valid, and mean. O(d^3 / 3), sparse O(d^2)"""
+        cdef double[:, ::1] C = np.empty((self.d, self.d))
+        cdef ptrdiff_t n = self.d, size = self.columns
+        cdef blas_int d = <blas_int> n, info = 0
+        cdef const double *factor = &self.factor[self.now, 0, 0]
+        if not self.begun:
+            raise ValueError("the sweep has no posterior; begin comes first")
+        with nogil:
+            copy_lower(n, factor, size, &C[0, 0], n)
+            if not self.sparse:
+                dlauum(b"L", &d, &C[0, 0], &d, &info)
+        return np.asarray(C), np.array(self.mean[self.now, :n])
+
+    def drift(self):
+        """The largest ratio of what a diagonal entry of P was since the beginning and is now."""
+        cdef double most = 1.0
+        cdef ptrdiff_t i
+        for i in range(self.d):
+            most = fmax(most, self.peak[i] / self.P[i, i])
+        return most
+
+    cdef int factored(self) except -1 nogil:
+        """The next factor and mean, from trial and shift. Not 0: improper. O(d^3)"""
+        cdef blas_int d = <blas_int> self.d, one = 1, wide = <blas_int> self.columns
+        cdef double *L = &self.trial[0, 0]
+        cdef double *next = &self.factor[1 - self.now, 0, 0]
+        cdef double *mean = &self.mean[1 - self.now, 0]
+        cdef double *z = &self.z[1 - self.now, 0]
+        cdef double *lower = &self.gram[0, 0] if self.centered else next
+        cdef double *center = <double *> &self.center[0] if self.centered else NULL
+        cdef double unit = 1.0, zero = 0.0
+        cdef ptrdiff_t i, n = self.d, size = self.columns
+        # a center has a matrix of another order; the one of order d is made in gram
+        copy_lower(n, L, n, lower, n)
+        if factorize(lower, n) != 0:
+            return 1
+        for i in range(n):
+            if not (lower[i * n + i] > 0.0 and isfinite(lower[i * n + i])):
+                return 1
+        memcpy(z, &self.shift[0], n * sizeof(double))
+        dtrsv(b"L", b"N", b"N", &d, lower, &d, z, &one)
+        memcpy(mean, z, n * sizeof(double))
+        dtrsv(b"L", b"T", b"N", &d, lower, &d, mean, &one)
+        for i in range(n):
+            if not isfinite(mean[i]):
+                return 1
+        if not self.sparse:
+            invert_triangle(next, n)
+            return 0
+        invert_factored(lower, n)
+        if self.centered:
+            copy_lower(n, lower, n, next, size)
+            # the last row: Sigma m, and m.Sigma.m
+            dsymv(b"L", &d, &unit, next, &wide, center, &one, &zero, &self.gained[0], &one)
+            for i in range(n):
+                next[i * size + n] = self.gained[i]
+            next[n * size + n] = ddot(&d, &self.gained[0], &one, center, &one)
+            mean[n] = ddot(&d, mean, &one, center, &one)
+        return 0
+
+    # -- with a center --
 
     cdef void add_centered(self) noexcept nogil:
         """trial and shift from gram and gained: from rows (z, 1) to rows z + m. O(d^2)"""
@@ -342,93 +485,148 @@ cdef class ChunkedSweep(ParallelSweep):
 
     # -- a chunk --
 
-    cdef int chunk(
-        self, Rows A, ptrdiff_t count, const ptrdiff_t *at, const ptrdiff_t *visits,
-        const double *y, const double *weight, bint fit, double *tau, double *nu, double *scale,
-        double *spread
-    ) except -1 nogil:
-        """Fit count sites and take them in, or those in self.site; else nothing is changed."""
-        cdef ptrdiff_t first = 0, i, j, n = self.d, size = self.columns, refused = self.n_refused
-        cdef ptrdiff_t stride = self.moments.loss.stride, q, row
+    cdef ptrdiff_t lanes(self, Rows A, ptrdiff_t count, const ptrdiff_t *at) noexcept nogil:
+        """How many lanes so many rows are worth, a power of 2."""
+        cdef double work = ROW * count, size = self.columns * self.columns, nonzeros
+        cdef ptrdiff_t lanes = 1, j
+        if self.sparse:
+            for j in range(count):
+                nonzeros = A.start[at[j] + 1] - A.start[at[j]]
+                work += OF_SPARSE * nonzeros * nonzeros
+        else:
+            work += OF_DENSE * count * size
+        while (
+            2 * lanes <= MOST_LANES and (2 * lanes - 1) * LANE <= work
+            and 2 * lanes * WORTH * OF_SUM * size <= work
+            and (2 * lanes - 1) * 8.0 * size <= LANE_BYTES
+        ):
+            lanes *= 2
+        return lanes
+
+    def lanes_of(self, Rows A not None, const ptrdiff_t[::1] at not None, ptrdiff_t count):
+        """How many lanes the first chunk of count of these rows has."""
+        in_range("at", at, A.n)
+        count = min(count, at.shape[0])
+        return self.lanes(A, count, &at[0]) if count > 0 else 0
+
+    cdef double *sum_of(self, ptrdiff_t lane) noexcept nogil:
+        """Where a lane adds up precision."""
+        if lane > 0:
+            return &self.sums[lane - 1, 0, 0]
+        return (
+            &self.outer[0, 0] if self.own else
+            &self.gram[0, 0] if self.centered else &self.trial[0, 0]
+        )
+
+    cdef double *shift_of(self, ptrdiff_t lane) noexcept nogil:
+        """Where a lane adds up shift."""
+        if lane > 0:
+            return &self.shifts[lane - 1, 0]
+        return &self.gained[0] if self.centered else &self.shift[0]
+
+    cdef void clear(self, ptrdiff_t lane) noexcept nogil:
+        """Set the sums of a lane to 0: lower triangle, and what kernels of ours touch beside it."""
+        cdef ptrdiff_t size = self.outer.shape[0] if self.own else self.columns, i, first
+        cdef double *C = self.sum_of(lane)
+        for i in range(size):
+            first = i // 8 * 8
+            memset(C + i * size + first, 0, (size - first) * sizeof(double))
+        if lane > 0 or self.centered:
+            memset(self.shift_of(lane), 0, self.columns * sizeof(double))
+
+    cdef void work(self, ChunkRows hand, ptrdiff_t lane) noexcept nogil:
+        """Do a lane of the chunk."""
+        if lane > 0:
+            self.clear(lane)
+        self.status[lane] = hand.lane(
+            self.team, self.rows, &self.job, lane * self.count // self.n_lanes,
+            (lane + 1) * self.count // self.n_lanes, self.sum_of(lane), self.shift_of(lane)
+        )
+        self.refused[lane], self.distance[lane] = hand.n_refused, hand.residual
+        self.team.finish()
+
+    cdef void add_lanes(self) noexcept nogil:
+        """The sums of all lanes, in their order, to those of the first."""
+        cdef ptrdiff_t size = self.outer.shape[0] if self.own else self.columns, lane, i, j
+        cdef double *C = self.sum_of(0)
+        cdef double *x = self.shift_of(0)
+        cdef double *more
+        for lane in range(1, self.n_lanes):
+            more = self.sum_of(lane)
+            for j in range(self.columns):
+                for i in range(j * size + j, j * size + self.columns):
+                    C[i] += more[i]
+            more = self.shift_of(lane)
+            for i in range(self.columns):
+                x[i] += more[i]
+
+    cdef int chunk(self, ptrdiff_t count, double *tau, double *nu, double *scale) except -1 nogil:
+        """Fit the sites of self.job, or take its new ones, in; else nothing is changed."""
+        cdef ptrdiff_t i, j, n = self.d, row, lane, refused = 0
         cdef double residual = self.residual
-        cdef double *new = &self.site[0, 0]
-        cdef ptrdiff_t long_ = self.site.shape[1]
-        cdef double *h = &self.work[0, 0]
-        cdef double *s = &self.work[1, 0]
+        cdef const Job *job = &self.job
         cdef double *P = &self.trial[0, 0]
-        cdef double *G = &self.gram[0, 0] if self.centered else P
-        cdef double *gained = &self.gained[0] if self.centered else &self.shift[0]
-        cdef Status status = OK
+        cdef const double *new = job.new
+        cdef bint raised = False
         self.fresh = False
-        memcpy(P, &self.P[0, 0], n * n * sizeof(double))
+        copy_lower(n, &self.P[0, 0], n, P, n)
         memcpy(&self.shift[0], &self.p[0], n * sizeof(double))
-        if self.centered:
-            memset(G, 0, size * size * sizeof(double))
-            memset(gained, 0, size * sizeof(double))
-        if self.own:
-            memset(&self.outer[0, 0], 0, self.outer.shape[0] * self.outer.shape[1] * sizeof(double))
-            if fit:
-                kernels.rows_pack(n, &self.factor[self.now, 0, 0], &self.packed[0])
-        while first < count:
-            q = min(self.q, count - first)
-            if not self.sparse:
-                self.gather(A, q, at + first, fit)
-            if fit:
-                for j in range(q):
-                    row = visits[first + j]
-                    i = first + j
-                    new[i], new[long_ + i], new[2 * long_ + i] = tau[row], nu[row], scale[row]
-                    for i in range(stride):
-                        self.y[j, i] = y[row * stride + i]
-                    if weight != NULL:
-                        self.weight[j] = weight[row]
-                if self.sparse:
-                    self.marginals_of_sparse(A, q, at + first, h, s)
-                else:
-                    self.marginals(q, h, s)
-                status = self.batch(
-                    <blas_int> q, &self.y[0, 0], &self.weight[0] if weight != NULL else NULL,
-                    new + first, new + long_ + first, new + 2 * long_ + first
-                )
-                if status == OK:
-                    status = self.moments.loss.heed()
-                if status == CALLBACK_FAILED:
-                    return RAISED
-                if self.n_refused > refused:
-                    break
-                if spread != NULL:
-                    for j in range(q):
-                        spread[visits[first + j]] = s[j]
-            for j in range(q):
-                row, i = visits[first + j], first + j
-                self.change[0, j] = new[i] - tau[row]
-                self.change[1, j] = new[long_ + i] - nu[row]
-            if self.sparse:
-                self.gram_of_sparse(
-                    A, q, at + first, &self.change[0, 0], &self.change[1, 0], G, gained
-                )
-            else:
-                self.add_gram(q)
-            first += q
+        if self.own or self.centered:
+            self.clear(0)
+        self.job.factor, self.job.packed = &self.factor[self.now, 0, 0], &self.packed[0]
+        self.job.mean, self.job.z = &self.mean[self.now, 0], &self.z[self.now, 0]
+        if self.own and job.fit:
+            kernels.rows_pack(n, job.factor, &self.packed[0])
+        self.count = count
+        self.team.offer(self.n_lanes)
+        while True:
+            lane = self.team.claim()
+            if lane < 0:
+                break
+            self.work(self.hand, lane)
+        self.team.wait()
+        for lane in range(self.n_lanes):
+            raised = raised or self.status[lane] != OK
+            refused += self.refused[lane]
+            residual = fmax(residual, self.distance[lane])
+        if raised:
+            return RAISED
+        if refused:
+            return NOT_TAKEN
+        self.add_lanes()
         if self.centered:
             self.add_centered()
-        if self.own and first >= count:
+        if self.own:
             for j in range(n):
                 for i in range(j, n):
                     P[j * n + i] += self.outer[j, i]
-        if first < count or self.factored() != 0:
-            self.n_refused, self.residual = refused, residual
+        if self.factored() != 0:
             return NOT_TAKEN
         # nothing below is interrupted
+        copy_lower(n, P, n, &self.P[0, 0], n)
         for i in range(n):
-            memcpy(&self.P[i, i], P + i * n + i, (n - i) * sizeof(double))
             self.peak[i] = fmax(self.peak[i], self.P[i, i])
         memcpy(&self.p[0], &self.shift[0], n * sizeof(double))
         for i in range(count):
-            row = visits[i]
-            tau[row], nu[row], scale[row] = new[i], new[long_ + i], new[2 * long_ + i]
-        self.now, self.fresh = 1 - self.now, True
+            row = job.visits[i]
+            tau[row], nu[row] = new[i], new[job.length + i]
+            scale[row] = new[2 * job.length + i]
+        self.now, self.fresh, self.residual = 1 - self.now, True, residual
         return TAKEN
+
+    def help(self, ptrdiff_t number):
+        """Do lanes that the leader of the team offers, by the scratch of that number, from 1.
+
+        Returns when the team is closed.
+        """
+        cdef ChunkRows hand = self.others[number - 1]
+        cdef ptrdiff_t lane
+        with nogil:
+            while True:
+                lane = self.team.next()
+                if lane < 0:
+                    break
+                self.work(hand, lane)
 
     def advance(
         self, Rows A not None, const ptrdiff_t[::1] at not None,
@@ -444,28 +642,39 @@ cdef class ChunkedSweep(ParallelSweep):
         those of the chunks so far whenever it returns or raises. spread, where given, gets the
         variance of each row that its new site was found with.
         """
-        cdef ptrdiff_t first = 0, n = visits.shape[0]
+        cdef ptrdiff_t first = 0, n = visits.shape[0], lanes
         cdef bint weighted = weight is not None, told = spread is not None
         cdef int outcome = TAKEN
+        cdef Job *job = &self.job
         self.check(A, at, visits, tau, nu, scale)
         long_enough("spread", spread.shape[0] if told else tau.shape[0], tau.shape[0])
         in_range("visits", visits, min(y.shape[0], weight.shape[0] if weighted else y.shape[0]))
-        self.moments.loss.check_responses(y, y.shape[0])
+        self.hand.moments.loss.check_responses(y, y.shape[0])
         if count < 1:
             raise ValueError(f"count is {count}; needed: 1")
         if self.site.shape[1] < min(count, n):
             self.site = np.empty((3, min(count, n)))
+        if n == 0:
+            return 0
+        self.rows = A
+        lanes = self.lanes(A, min(count, n), &at[0])
+        if self.sums.shape[0] < lanes - 1:
+            size = self.outer.shape[0] if self.own else self.columns
+            self.sums = np.empty((lanes - 1, size, size))
+            self.shifts = np.empty((lanes - 1, self.columns))
+        job.fit, job.length, job.new = True, self.site.shape[1], &self.site[0, 0]
+        job.y, job.weight = &y[0, 0], &weight[0] if weighted else NULL
+        job.tau, job.nu, job.scale = &tau[0], &nu[0], &scale[0]
+        job.spread = &spread[0] if told else NULL
         with nogil:
             while first < n and outcome == TAKEN:
-                outcome = self.chunk(
-                    A, min(count, n - first), &at[first], &visits[first], &y[0, 0],
-                    &weight[0] if weighted else NULL, True, &tau[0], &nu[0], &scale[0],
-                    &spread[0] if told else NULL
-                )
+                job.at, job.visits = &at[first], &visits[first]
+                self.n_lanes = min(lanes, self.lanes(A, min(count, n - first), job.at))
+                outcome = self.chunk(min(count, n - first), &tau[0], &nu[0], &scale[0])
                 if outcome == TAKEN:
                     first += count
         if outcome == RAISED:
-            self.moments.loss.reraise()
+            self.hand.moments.loss.reraise()
         return min(first, n)
 
     def take(
@@ -475,19 +684,18 @@ cdef class ChunkedSweep(ParallelSweep):
     ):
         """Take these sites in, new (3, n): tau, nu and scale. Whether the posterior is proper."""
         cdef ptrdiff_t n = visits.shape[0]
-        cdef int outcome = TAKEN
+        cdef int outcome
+        cdef Job *job = &self.job
         self.check(A, at, visits, tau, nu, scale)
         long_enough("new", new.shape[1] if new.shape[0] == 3 else 0, n)
-        self.site = new
-        try:
-            if n:
-                with nogil:
-                    outcome = self.chunk(
-                        A, n, &at[0], &visits[0], NULL, NULL, False, &tau[0], &nu[0], &scale[0],
-                        NULL
-                    )
-        finally:
-            self.site = np.empty((3, 0))
+        if n == 0:
+            return True
+        self.rows, self.n_lanes = A, 1
+        job.fit, job.length, job.new = False, new.shape[1], &new[0, 0]
+        job.at, job.visits, job.spread = &at[0], &visits[0], NULL
+        job.tau, job.nu, job.scale = &tau[0], &nu[0], &scale[0]
+        with nogil:
+            outcome = self.chunk(n, &tau[0], &nu[0], &scale[0])
         return outcome == TAKEN
 
     cdef int check(

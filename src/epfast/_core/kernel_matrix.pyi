@@ -1,4 +1,5 @@
 from epfast._core._types import Array
+from epfast._core.crew import Crew
 
 KINDS: dict[str, int]
 
@@ -6,6 +7,7 @@ class KernelMatrix:
     n: int
     array: Array
     diagonal: Array
+    crew: Crew | None
     def __init__(self, array: Array, diagonal: Array | None = ...) -> None: ...
     def load(self, jitter: float = ...) -> None: ...
     def is_positive(self, jitter: float) -> bool: ...

@@ -22,6 +22,7 @@ from libc.math cimport NAN, isnan, log, sqrt
 from epfast._core.cholesky cimport (
     columns_at_once, factorize, heed_signals, invert_factored, invert_triangle,
 )
+from epfast._core.crew cimport Task, Crew, is_at_work
 from epfast._core.lapack cimport blas_int, ddot, dpotrs, dsymm, dsymv, dsyrk, dtrsm
 from epfast._core.rows cimport long_enough
 from epfast._core.vector cimport (
@@ -33,11 +34,158 @@ cdef double SMALL = 1e-3        # tau K_ii below which Sigma is not taken from (
 cdef enum:
     COLUMNS = 64                # of K at hand at a time
     TILE = 32
+    SHARED = 128                # least order that a crew shares
+    STRIPS = 4                  # parts per thread, of what is added up in arrays of each
 
 #: stationary kernels of :meth:`KernelMatrix.pour`
 KINDS = {
     "rbf": EPF_RBF, "matern12": EPF_MATERN12, "matern32": EPF_MATERN32, "matern52": EPF_MATERN52,
 }
+
+
+cdef struct Job:
+    double *W                   # n x n
+    ptrdiff_t n
+    const double *scale
+    const double *tau
+    double *variance
+    const double *diag
+    const unsigned char *is_small
+    int kind
+    double width, height
+    const double *squares
+    const double *x
+    const double *z
+    double *work                # of each part
+    ptrdiff_t parts
+
+
+# Each part of what follows is TILE rows or columns of the array; the longest ones go first.
+
+cdef void fill_tiles(void *what, ptrdiff_t part) noexcept nogil:
+    """Columns of the other triangle but for the diagonal: scale_i K_ij scale_j."""
+    cdef Job *job = <Job *> what
+    cdef ptrdiff_t i, j, n = job.n, a = ((n + TILE - 1) // TILE - 1 - part) * TILE, b = 0
+    cdef double *W = job.W
+    while b <= a:
+        for j in range(b, min(b + TILE, n)):
+            for i in range(max(a, j + 1), min(a + TILE, n)):
+                W[j * n + i] = job.scale[i] * job.scale[j] * W[i * n + j]
+        b += TILE
+
+
+cdef void scale_columns(void *what, ptrdiff_t part) noexcept nogil:
+    """Variances from the diagonal of B^-1, and R from B^-1."""
+    cdef Job *job = <Job *> what
+    cdef ptrdiff_t i, j, n = job.n
+    cdef double *W = job.W
+    for j in range(part * TILE, min((part + 1) * TILE, n)):
+        if job.tau[j] * job.diag[j] >= SMALL:
+            job.variance[j] = (1.0 - W[j * n + j]) / job.tau[j]
+        for i in range(j, n):
+            W[j * n + i] *= job.scale[i] * job.scale[j]
+
+
+cdef void variances_of_columns(void *what, ptrdiff_t part) noexcept nogil:
+    """Variances from the inverse of the factor of B."""
+    cdef Job *job = <Job *> what
+    cdef ptrdiff_t j, n = job.n
+    cdef blas_int m, one = 1
+    cdef double *column
+    for j in range(part * TILE, min((part + 1) * TILE, n)):
+        if job.tau[j] * job.diag[j] >= SMALL:
+            m, column = <blas_int> (n - j), job.W + j * n + j
+            job.variance[j] = (1.0 - ddot(&m, column, &one, column, &one)) / job.tau[j]
+
+
+cdef void covariance_columns(void *what, ptrdiff_t part) noexcept nogil:
+    """(1 - R / tau) / tau, where no tau is small."""
+    cdef Job *job = <Job *> what
+    cdef ptrdiff_t i, j, n = job.n
+    cdef double *W = job.W
+    for j in range(part * TILE, min((part + 1) * TILE, n)):
+        if job.is_small[j]:
+            continue
+        for i in range(j, n):
+            if not job.is_small[i]:
+                W[j * n + i] = (
+                    (1.0 if i == j else 0.0) - W[j * n + i] / job.tau[i]
+                ) / job.tau[j]
+
+
+cdef void pour_columns(void *what, ptrdiff_t part) noexcept nogil:
+    cdef Job *job = <Job *> what
+    cdef ptrdiff_t i, j, k, a = part * TILE, b = a + 1, m, n = job.n
+    cdef const double *row
+    cdef double values[TILE]
+    while b < n:
+        for j in range(a, min(a + TILE, n - 1)):
+            i = max(b, j + 1)
+            m = min(b + TILE, n) - i
+            if m <= 0:
+                continue
+            row = job.squares + j * (2 * n - j - 1) // 2 - j - 1
+            kernels.stationary(job.kind, m, job.width, row + i, values, NULL)
+            for k in range(m):
+                job.W[(i + k) * n + j] = job.height * values[k]
+        b += TILE
+
+
+cdef void contract_columns(void *what, ptrdiff_t part) noexcept nogil:
+    """Every so many-th column: diagonal, sums, and scratch of 2 n in ``work``."""
+    cdef Job *job = <Job *> what
+    cdef ptrdiff_t j = part, n = job.n
+    cdef double *W = job.W
+    cdef double *sums = job.work + part * (2 * n + 3)
+    cdef double *values = sums + 3
+    cdef const double *alpha = job.x
+    cdef const double *row
+    sums[0] = sums[1] = sums[2] = 0.0
+    while j < n:
+        sums[2] += alpha[j] * alpha[j] - W[j * n + j]
+        if j + 1 < n:
+            row = job.squares + j * (2 * n - j - 1) // 2
+            kernels.stationary(job.kind, n - j - 1, job.width, row, values, values + n)
+            kernels.contract(
+                n - j - 1, alpha[j], alpha + j + 1, W + j * n + j + 1, values, values + n, sums
+            )
+        j += job.parts
+
+
+cdef void couple_columns(void *what, ptrdiff_t part) noexcept nogil:
+    """Every so many-th four columns: y and q, n each, in ``work``."""
+    cdef Job *job = <Job *> what
+    cdef ptrdiff_t i, j = 4 * part, n = job.n
+    cdef int r, k, rows
+    cdef double *W = job.W
+    cdef double *y = job.work + part * 2 * n
+    cdef double *q = y + n
+    cdef const double *x = job.x
+    cdef const double *z = job.z
+    cdef double v
+    cdef double sums[8]
+    for i in range(n):
+        y[i] = q[i] = 0.0
+    while j < n:
+        rows = <int> min(4, n - j)
+        for r in range(8):
+            sums[r] = 0.0
+        for r in range(rows):
+            for k in range(r + 1, rows):
+                v = W[(j + r) * n + j + k]
+                y[j + r] += v * x[j + k]
+                y[j + k] += v * x[j + r]
+                q[j + r] += v * v * z[j + k]
+                q[j + k] += v * v * z[j + r]
+        i = j + rows
+        if i < n:
+            kernels.couple(
+                rows, n - i, W + j * n + i, n, x + j, z + j, x + i, z + i, y + i, q + i, sums
+            )
+        for r in range(rows):
+            y[j + r] += sums[2 * r]
+            q[j + r] += sums[2 * r + 1]
+        j += 4 * job.parts
 
 
 cdef class KernelMatrix:
@@ -47,6 +195,7 @@ cdef class KernelMatrix:
 
     Every method overwrites what the others left in the other triangle. Where it takes long, signals
     are handled on the way: an exception of theirs (Ctrl-C) leaves K as it was, the rest undefined.
+    A crew shares what takes O(n^3), and most of what takes O(n^2).
     """
 
     cdef readonly ptrdiff_t n
@@ -56,6 +205,8 @@ cdef class KernelMatrix:
     cdef double[::1] root
     cdef double[:, ::1] columns             # scratch, n x COLUMNS by columns
     cdef ptrdiff_t[::1] few                 # which of K they are
+    cdef double[::1] work                   # of the parts that a crew shares
+    cdef public Crew crew
 
     def __init__(self, double[:, ::1] array not None, diagonal=None):
         self.W, self.array, self.n = array, np.asarray(array), array.shape[0]
@@ -67,25 +218,37 @@ cdef class KernelMatrix:
 
     # ---- parts ----
 
-    cdef void fill(self, const double *scale) noexcept nogil:
-        """The other triangle but for the diagonal: scale_i K_ij scale_j. In tiles for the cache."""
-        cdef ptrdiff_t i, j, a = 0, b, n = self.n
-        cdef double *W = &self.W[0, 0]
-        while a < n:
-            b = 0
-            while b <= a:
-                for j in range(b, min(b + TILE, n)):
-                    for i in range(max(a, j + 1), min(a + TILE, n)):
-                        W[j * n + i] = scale[i] * scale[j] * W[i * n + j]
-                b += TILE
-            a += TILE
+    cdef Job job(self) noexcept nogil:
+        cdef Job job
+        job.W, job.n, job.diag, job.scale = &self.W[0, 0], self.n, &self.diag[0], &self.root[0]
+        return job
+
+    cdef void share(self, Task task, Job *job, ptrdiff_t parts) noexcept nogil:
+        """All parts, by the crew if there is one."""
+        cdef ptrdiff_t part
+        if self.n >= SHARED and is_at_work(self.crew):
+            self.crew.run(task, job, parts)
+            return
+        for part in range(parts):
+            task(job, part)
+
+    cdef ptrdiff_t strips(self):
+        """How many parts add up in arrays of their own."""
+        if self.n >= SHARED and is_at_work(self.crew):
+            return STRIPS * self.crew.threads
+        return 1
+
+    cdef void fill(self) noexcept nogil:
+        """The other triangle but for the diagonal: root_i K_ij root_j. In tiles for the cache."""
+        cdef Job job = self.job()
+        self.share(fill_tiles, &job, (self.n + TILE - 1) // TILE)
 
     def load(self, double jitter=0.0):
         """The other triangle: K + jitter I."""
         cdef ptrdiff_t i
         self.root[:] = 1.0
         with nogil:
-            self.fill(&self.root[0])
+            self.fill()
             for i in range(self.n):
                 self.W[i, i] = self.diag[i] + jitter
 
@@ -94,7 +257,7 @@ cdef class KernelMatrix:
         cdef int info
         self.load(jitter)
         with nogil:
-            info = factorize(&self.W[0, 0], self.n)
+            info = factorize(&self.W[0, 0], self.n, self.crew)
         return info == 0
 
     cdef void times_vector(self, double *x, double *out) noexcept nogil:
@@ -155,10 +318,10 @@ cdef class KernelMatrix:
         cdef double *W = &self.W[0, 0]
         for i in range(n):
             self.root[i] = sqrt(tau[i]) if tau[i] > 0.0 else 0.0
-        self.fill(&self.root[0])
+        self.fill()
         for i in range(n):
             W[i * n + i] = 1.0 + self.root[i] * self.root[i] * self.diag[i]
-        return factorize(W, n)
+        return factorize(W, n, self.crew)
 
     cdef void alpha_of(self, const double *nu, double *alpha) noexcept nogil:
         """alpha = nu - S B^-1 S K nu, from the factor of B: K^-1 times the posterior mean."""
@@ -190,29 +353,17 @@ cdef class KernelMatrix:
 
     def pour(self, const double[::1] squares not None, int kind, double scale, double height):
         """K_ij = height k(scale |x_i - x_j|^2), k a row of KINDS; squares as of pdist. O(n^2)"""
-        cdef ptrdiff_t i, j, k, a, b, m, n = self.n
-        cdef double *W = &self.W[0, 0]
-        cdef const double *row
-        cdef double values[TILE]
+        cdef Job job = self.job()
+        cdef ptrdiff_t j, n = self.n
         long_enough("squares", squares.shape[0], n * (n - 1) // 2)
+        if n == 1:
+            self.diag[0] = height
+            return
+        job.squares, job.kind, job.width, job.height = &squares[0], kind, scale, height
         with nogil:
             for j in range(n):
                 self.diag[j] = height
-            a = 0
-            while a < n - 1:
-                b = a + 1
-                while b < n:
-                    for j in range(a, min(a + TILE, n - 1)):
-                        i = max(b, j + 1)
-                        m = min(b + TILE, n) - i
-                        if m <= 0:
-                            continue
-                        row = &squares[0] + j * (2 * n - j - 1) // 2 - j - 1
-                        kernels.stationary(kind, m, scale, row + i, values, NULL)
-                        for k in range(m):
-                            W[(i + k) * n + j] = height * values[k]
-                    b += TILE
-                a += TILE
+            self.share(pour_columns, &job, (n + TILE - 2) // TILE)
 
     def contract(
         self, const double[::1] alpha not None, const double[::1] squares not None, int kind,
@@ -222,63 +373,44 @@ cdef class KernelMatrix:
 
         As :meth:`pour` has it, for height 1; R as :meth:`precision` leaves it.
         """
-        cdef ptrdiff_t j, n = self.n
-        cdef double *W = &self.W[0, 0]
-        cdef const double *row
-        cdef double total = 0.0
-        cdef double sums[2]
-        cdef double[:, ::1] work = np.empty((2, n))
+        cdef Job job = self.job()
+        cdef ptrdiff_t k, part, n = self.n, size = 2 * n + 3
+        cdef double total[3]
+        cdef double[::1] work
         long_enough("alpha", alpha.shape[0], n)
         long_enough("squares", squares.shape[0], n * (n - 1) // 2)
-        sums[0] = sums[1] = 0.0
+        job.parts = self.strips()
+        work = np.empty(job.parts * size)
+        job.squares, job.kind, job.width = &squares[0] if n > 1 else NULL, kind, scale
+        job.x, job.work = &alpha[0], &work[0]
+        total[0] = total[1] = total[2] = 0.0
         with nogil:
-            for j in range(n):
-                total += alpha[j] * alpha[j] - W[j * n + j]
-                if j + 1 == n:
-                    break
-                row = &squares[0] + j * (2 * n - j - 1) // 2
-                kernels.stationary(kind, n - j - 1, scale, row, &work[0, 0], &work[1, 0])
-                kernels.contract(
-                    n - j - 1, alpha[j], &alpha[j + 1], W + j * n + j + 1, &work[0, 0],
-                    &work[1, 0], sums
-                )
-        return total + 2.0 * sums[0], 2.0 * sums[1]
+            self.share(contract_columns, &job, job.parts)
+            for part in range(job.parts):
+                for k in range(3):
+                    total[k] += work[part * size + k]
+        return total[2] + 2.0 * total[0], 2.0 * total[1]
 
     def couple(
         self, const double[::1] x not None, const double[::1] z not None, double[::1] y not None,
         double[::1] q not None,
     ):
         """y = A x and q = (A o A) z, A what is beside the diagonal of the other triangle. O(n^2)"""
-        cdef ptrdiff_t i, j = 0, n = self.n
-        cdef int r, k, rows
-        cdef double *W = &self.W[0, 0]
-        cdef double v
-        cdef double sums[8]
+        cdef Job job = self.job()
+        cdef ptrdiff_t i, part, n = self.n
         long_enough("vectors", min(x.shape[0], z.shape[0], y.shape[0], q.shape[0]), n)
-        y[:] = 0.0
-        q[:] = 0.0
+        job.parts = self.strips()
+        if self.work is None or self.work.shape[0] < 2 * n * job.parts:
+            self.work = np.empty(2 * n * job.parts)
+        job.x, job.z, job.work = &x[0], &z[0], &self.work[0]
         with nogil:
-            while j < n:
-                rows = <int> min(4, n - j)
-                for r in range(8):
-                    sums[r] = 0.0
-                for r in range(rows):
-                    for k in range(r + 1, rows):
-                        v = W[(j + r) * n + j + k]
-                        y[j + r] += v * x[j + k]
-                        y[j + k] += v * x[j + r]
-                        q[j + r] += v * v * z[j + k]
-                        q[j + k] += v * v * z[j + r]
-                i = j + rows
-                if i < n:
-                    kernels.couple(
-                        rows, n - i, W + j * n + i, n, &x[j], &z[j], &x[i], &z[i], &y[i], &q[i],
-                        sums
-                    )
-                for r in range(rows):
-                    y[j + r] += sums[2 * r]
-                    q[j + r] += sums[2 * r + 1]
-                j += rows
+            self.share(couple_columns, &job, job.parts)
+            for i in range(n):
+                y[i] = q[i] = 0.0
+            for part in range(job.parts):
+                for i in range(n):
+                    y[i] += self.work[2 * part * n + i]
+                    q[i] += self.work[(2 * part + 1) * n + i]
 
     # ---- moments ----
 
@@ -290,9 +422,8 @@ cdef class KernelMatrix:
 
         Returns log |I + K diag(tau)|, or NaN where B is not positive definite.
         """
-        cdef ptrdiff_t j, n = self.n
-        cdef blas_int m, one = 1
-        cdef double *W = &self.W[0, 0]
+        cdef Job job = self.job()
+        cdef ptrdiff_t n = self.n
         cdef double total
         with nogil:
             total = self.positive_part(tau, nu, alpha, mean)
@@ -300,13 +431,9 @@ cdef class KernelMatrix:
             return total
         with nogil:
             self.small_variances(&tau[0], &variance[0])
-            invert_triangle(W, n)
-            for j in range(n):
-                if tau[j] * self.diag[j] >= SMALL:
-                    m = <blas_int> (n - j)
-                    variance[j] = (
-                        1.0 - ddot(&m, W + j * n + j, &one, W + j * n + j, &one)
-                    ) / tau[j]
+            invert_triangle(job.W, n, self.crew)
+            job.tau, job.variance = &tau[0], &variance[0]
+            self.share(variances_of_columns, &job, (n + TILE - 1) // TILE)
         return total
 
     def precision(
@@ -321,6 +448,7 @@ cdef class KernelMatrix:
         cdef blas_int order = <blas_int> n, info = 0, m, one = 1, some
         cdef double *W = &self.W[0, 0]
         cdef double unit = 1.0, minus = -1.0, total
+        cdef Job job = self.job()
         cdef const ptrdiff_t[::1] N = np.flatnonzero(np.asarray(tau) < 0.0).astype(np.intp)
         cdef double[:, ::1] V, U, C             # by columns: n x m, n x m, m x m
         cdef double[::1] D, x
@@ -352,7 +480,7 @@ cdef class KernelMatrix:
                 for k in range(count):
                     for j in range(count):
                         C[k, j] = (1.0 if j == k else 0.0) - D[k] * D[j] * V[k, N[j]]
-                info = factorize(&C[0, 0], count)
+                info = factorize(&C[0, 0], count, self.crew)
         if info != 0:
             return np.nan
         with nogil:
@@ -379,12 +507,9 @@ cdef class KernelMatrix:
                     heed_signals()
                     first += step
             self.small_variances(&tau[0], &variance[0])
-            invert_factored(W, n)
-            for j in range(n):
-                if tau[j] * self.diag[j] >= SMALL:
-                    variance[j] = (1.0 - W[j * n + j]) / tau[j]
-                for i in range(j, n):
-                    W[j * n + i] *= self.root[i] * self.root[j]
+            invert_factored(W, n, self.crew)
+            job.tau, job.variance = &tau[0], &variance[0]
+            self.share(scale_columns, &job, (n + TILE - 1) // TILE)
             for k in range(count):
                 for i in range(n):
                     variance[i] += U[k, i] * U[k, i]
@@ -438,7 +563,8 @@ cdef class KernelMatrix:
 
         small: of tau K_ii, below which a column is not taken from R; eps / small of K_ii is lost.
         """
-        cdef ptrdiff_t i, j, k, n = self.n, count, first, step = columns_at_once(self.n)
+        cdef Job job = self.job()
+        cdef ptrdiff_t i, k, n = self.n, count, first, step = columns_at_once(self.n)
         cdef blas_int order = <blas_int> n, m
         cdef double *W = &self.W[0, 0]
         cdef double unit = 1.0, zero = 0.0
@@ -468,13 +594,7 @@ cdef class KernelMatrix:
                     self.column(few[k], &Y[k, 0])
                     for i in range(n):
                         X[k, i] = Y[k, i] - X[k, i]
-            for j in range(n):
-                if is_small[j]:
-                    continue
-                for i in range(j, n):
-                    if not is_small[i]:
-                        W[j * n + i] = (
-                            (1.0 if i == j else 0.0) - W[j * n + i] / tau[i]
-                        ) / tau[j]
+            job.tau, job.is_small = &tau[0], &is_small[0]
+            self.share(covariance_columns, &job, (n + TILE - 1) // TILE)
             for k in range(count):
                 self.store_column(few[k], &X[k, 0])

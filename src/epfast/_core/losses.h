@@ -28,7 +28,7 @@
 #define EPF_LOSSES(X)                                                                              \
     X(logistic, 0, 0, LOGISTIC, LOGISTIC)                                                          \
     X(probit, 0, 0, PROBIT, PROBIT)                                                                \
-    X(squared_hinge, 0, 0, VALUES, NONE)                                                           \
+    X(squared_hinge, 0, 0, VALUES, SQUARED_HINGE)                                                  \
     X(piecewise_linear, -1, 0, PIECEWISE, PIECEWISE)                                               \
     X(poisson, 0, 2, DIFFERENCES, SMOOTH)                                                          \
     X(binomial, 0, 3, DIFFERENCES, SMOOTH)

@@ -2,6 +2,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epfast._core._types import Array
+from epfast._core.crew import Crew
 from epfast._core.relaxed import Relaxation
 from epfast._core.rows import Rows
 from epfast._core.tilted import TiltedMoments
@@ -12,6 +13,7 @@ class BlockedSweep:
     log_scale_total: float
     log_determinant: float
     moved: float
+    crew: Crew | None
     def __init__(
         self,
         moments: TiltedMoments,

@@ -19,14 +19,61 @@ import numpy as np
 
 from libc.math cimport INFINITY, fabs, fmax, fmin, isfinite, log, sqrt
 
+from epfast._core.cholesky cimport add_product
+from epfast._core.crew cimport Crew, is_at_work, part_size
 from epfast._core.lapack cimport blas_int, dgemm, dgemv, dtrsm
 from epfast._core.relaxed cimport Relaxation
-from epfast._core.rows cimport Rows, in_range, long_enough, square, subtract_weighted
+from epfast._core.rows cimport Rows, Units, in_range, long_enough, square, subtract_weighted
 from epfast._core.site cimport HEAVY, POINT, SMALLEST, cavity, new_site, settle, site
 from epfast._core.status cimport CALLBACK_FAILED, NOT_FINITE, OK, Status
 from epfast._core.tilted cimport TiltedMoments
 
+cdef enum:
+    FEWEST = 64                 # rows of a part
+
 # ---- one after the other ----
+
+cdef struct Job:
+    double *Sigma               # d x d by columns, lower triangle
+    double *V                   # d x q
+    double *W
+    double *T                   # q x q
+    double *mu
+    const double *c
+    const double *k
+    ptrdiff_t d, q, step
+    void *units
+    ptrdiff_t first
+
+
+cdef void take_columns(void *what, ptrdiff_t part) noexcept nogil:
+    """Some rows of V = Sigma A, of rows A of the identity."""
+    cdef Job *job = <Job *> what
+    cdef ptrdiff_t start = part * job.step
+    (<Units> job.units).columns_of(
+        job.first, <blas_int> job.q, job.Sigma, start, min(start + job.step, job.d), job.V
+    )
+
+
+cdef void solve_rows(void *what, ptrdiff_t part) noexcept nogil:
+    """Some rows of V <- V T^-1, of mu <- mu + V k, and of W = V |diag(c)|^1/2, c > 0 first."""
+    cdef Job *job = <Job *> what
+    cdef ptrdiff_t i = part * job.step, r, j, at = 0
+    cdef blas_int m = <blas_int> min(job.step, job.d - i), q = <blas_int> job.q, one = 1
+    cdef blas_int d = <blas_int> job.d
+    cdef double unit = 1.0, root
+    cdef double *V = job.V + i
+    cdef bint negative
+    dtrsm(b"R", b"L", b"T", b"U", &m, &q, &unit, job.T, &q, V, &d)
+    dgemv(b"N", &m, &q, &unit, V, &d, job.k, &one, &unit, job.mu + i, &one)
+    for negative in range(2):
+        for j in range(q):
+            if job.c[j] < 0.0 if negative else job.c[j] > 0.0:
+                root = sqrt(fabs(job.c[j]))
+                for r in range(m):
+                    job.W[at * job.d + i + r] = root * V[j * job.d + r]
+                at += 1
+
 
 cdef class BlockedSweep:
     """Scratch for sequential sweeps in d dimensions with blocks of q sites.
@@ -35,7 +82,8 @@ cdef class BlockedSweep:
     and the other triangle is not touched. log_determinant adds up the log of how much each update
     shrinks the determinant of the covariance, log_scale_total the log scales of sites that are not
     stored, moved is the square of the largest move of a row's h, in its sd, or of the log of its
-    variance; they are the caller's to set back. Given a relaxation, it fits the sites.
+    variance; they are the caller's to set back. Given a relaxation, it fits the sites. A crew
+    shares the work on half of a covariance.
     """
 
     cdef TiltedMoments moments
@@ -48,6 +96,7 @@ cdef class BlockedSweep:
     cdef readonly bint full
     cdef readonly ptrdiff_t n_refused
     cdef public double log_scale_total, log_determinant, moved
+    cdef public Crew crew
 
     def __init__(
         self, TiltedMoments moments not None, ptrdiff_t d, ptrdiff_t q, double power,
@@ -62,8 +111,9 @@ cdef class BlockedSweep:
         self.h, self.c, self.k = np.empty(q), np.empty(q), np.empty(q)
 
     cdef Status block(
-        self, blas_int q, Rows A, ptrdiff_t first, const double *y, const double *weight,
-        const ptrdiff_t *sites, double *Sigma, double *mu, double *tau, double *nu, double *scale
+        self, blas_int q, Rows A, ptrdiff_t first, bint units, const double *y,
+        const double *weight, const ptrdiff_t *sites, double *Sigma, double *mu, double *tau,
+        double *nu, double *scale
     ) noexcept nogil:
         """q rows of A from the first. O(4 d^2 q), with half of the covariance O(3 d^2 q)."""
         cdef blas_int d = <blas_int> self.d, one = 1
@@ -75,8 +125,18 @@ cdef class BlockedSweep:
         cdef double *W = &self.W[0, 0]
         cdef ptrdiff_t i, j, r, stride = self.moments.loss.stride
         cdef bint refused = False, relaxed = self.relaxation is not None
+        cdef bint together = not self.full and self.d >= 2 * FEWEST and is_at_work(self.crew)
+        cdef Job job
         cdef Status status
-        A.times_symmetric(first, q, Sigma, self.full, V)
+        if together:
+            job.V, job.W, job.T, job.mu = V, W, S, mu
+            job.c, job.k, job.d, job.q = &self.c[0], &self.k[0], self.d, q
+            job.step = part_size(self.crew, self.d, FEWEST)
+        if together and units:
+            job.first, job.units, job.Sigma = first, <void *> A, Sigma
+            self.crew.run(take_columns, &job, (self.d + job.step - 1) // job.step)
+        else:
+            A.times_symmetric(first, q, Sigma, self.full, V)
         A.times_rows(first, q, V, S)
         A.times_vector(first, q, mu, &self.h[0])
         for j in range(q):
@@ -130,6 +190,16 @@ cdef class BlockedSweep:
             for i in range(j + 1, q):
                 S[j * q + i] *= self.c[j]
         # V <- V T^-1; what S holds by columns is T', so T is its transpose
+        if together:
+            self.crew.run(solve_rows, &job, (self.d + job.step - 1) // job.step)
+            # W holds what is subtracted first, then what is added
+            i = r = 0
+            for j in range(q):
+                i += self.c[j] > 0.0
+                r += self.c[j] < 0.0
+            add_product(Sigma, self.d, W, i, -1.0, self.crew)
+            add_product(Sigma, self.d, W + i * self.d, r, 1.0, self.crew)
+            return OK
         dtrsm(b"R", b"L", b"T", b"U", &d, &q, &unit, S, &q, V, &d)
         dgemv(b"N", &d, &q, &unit, V, &d, &self.k[0], &one, &unit, mu, &one)
         if self.full:
@@ -154,13 +224,14 @@ cdef class BlockedSweep:
         """
         cdef ptrdiff_t first = 0
         cdef bint weighted = weight is not None, stored = tau is not None
+        cdef bint units = isinstance(A, Units)
         cdef Status status = OK
         self.moments.loss.check_responses(y, A.n)
         self.check(A, weight, sites, Sigma, mu, tau, nu, scale)
         with nogil:
             while first < A.n:
                 status = self.block(
-                    <blas_int> min(self.q, A.n - first), A, first, &y[first, 0],
+                    <blas_int> min(self.q, A.n - first), A, first, units, &y[first, 0],
                     &weight[first] if weighted else NULL, &sites[first], &Sigma[0, 0], &mu[0],
                     &tau[0] if stored else NULL, &nu[0] if stored else NULL,
                     &scale[0] if stored else NULL,

@@ -33,6 +33,10 @@ cdef class Rows:
 
 cdef class Units(Rows):
     cdef const ptrdiff_t[::1] index
+    cdef void columns_of(
+        self, ptrdiff_t first, blas_int q, const double *M, ptrdiff_t start, ptrdiff_t stop,
+        double *V
+    ) noexcept nogil
 
 
 cdef void subtract_weighted(

@@ -259,14 +259,20 @@ cdef class Units(Rows):
     cdef void times_symmetric(
         self, ptrdiff_t first, blas_int q, double *M, bint full, double *V
     ) noexcept nogil:
-        """Columns of M, of which only the lower triangle is read. O(d q)"""
+        self.columns_of(first, q, M, 0, self.d, V)
+
+    cdef void columns_of(
+        self, ptrdiff_t first, blas_int q, const double *M, ptrdiff_t start, ptrdiff_t stop,
+        double *V
+    ) noexcept nogil:
+        """Some rows of columns of M, of which only the lower triangle is read."""
         cdef ptrdiff_t i, j, k, d = self.d
         cdef const ptrdiff_t *index = &self.index[first]
         for j in range(q):
-            for i in range(index[j], d):
+            for i in range(max(index[j], start), stop):
                 V[j * d + i] = M[index[j] * d + i]
         # rows of M above the diagonal, neighbours in index side by side
-        for i in range(d):
+        for i in range(start, stop):
             for j in range(q):
                 k = index[j]
                 if i < k:

@@ -27,7 +27,7 @@ cdef class FactorScheme(SiteScheme):
     cdef MinibatchSweep factors
 
     def __init__(self, CoreLoss loss not None, **arguments):
-        self.loss = loss
+        self.loss, self.separate = loss, True
         self.factors = MinibatchSweep(loss, d=1, max_rows=1, **arguments)
 
     cdef Status at(

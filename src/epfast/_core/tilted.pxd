@@ -24,6 +24,7 @@ ctypedef struct Site:           # the one that is integrated
 cdef class SiteScheme:          # another way to the triple
     cdef CoreLoss loss
     cdef bint folds             # for a loss of the margin: m is that of y h, and y NULL
+    cdef bint separate          # a site has nothing of those found before, and needs no GIL
     cdef bint held              # random numbers, if any, stay those of the last site
     cdef Status at(
         self, const double *y, double m, double v, double power, double *lZ, double *dlZ,

@@ -8,6 +8,8 @@ class SiteScheme:
     def begin_sweep(self, sweep: int) -> None: ...
 
 class TiltedMoments:
+    @property
+    def separate(self) -> bool: ...
     def __init__(
         self,
         loss: CoreLoss,

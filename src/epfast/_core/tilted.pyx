@@ -14,8 +14,8 @@ from epfast._core.arrays cimport Views, is_shaped, numbers, release, take
 from epfast._core.loss cimport CoreLoss
 from epfast._core.status cimport CALLBACK_FAILED, NO_FIT, NOT_FINITE, OK, Status
 from epfast._core.vector cimport (
-    EPF_MOMENTS_LOGISTIC, EPF_MOMENTS_NONE, EPF_MOMENTS_PIECEWISE, EPF_MOMENTS_PROBIT,
-    EPF_MOMENTS_SMOOTH, epf_loss_differences, epf_loss_moments, kernels,
+    EPF_CALLBACK, EPF_MOMENTS_LOGISTIC, EPF_MOMENTS_NONE, EPF_MOMENTS_PIECEWISE, EPF_MOMENTS_PROBIT,
+    EPF_MOMENTS_SMOOTH, EPF_MOMENTS_SQUARED_HINGE, epf_loss_differences, epf_loss_moments, kernels,
 )
 
 cdef enum:
@@ -150,11 +150,17 @@ cdef class TiltedMoments:
         self.scheme = scheme
         self.kernel = epf_loss_moments(&loss.c)
         self.convex = scheme is None and self.kernel in (
-            EPF_MOMENTS_LOGISTIC, EPF_MOMENTS_PROBIT, EPF_MOMENTS_SMOOTH
+            EPF_MOMENTS_LOGISTIC, EPF_MOMENTS_PROBIT, EPF_MOMENTS_SMOOTH, EPF_MOMENTS_SQUARED_HINGE
         )
         self.by_slopes = by_slopes
         self.breaks = np.ascontiguousarray(breaks, dtype=np.float64)
         self.panels = np.empty(MAX_PANELS * (sizeof(Panel) // sizeof(double)))
+
+    @property
+    def separate(self):
+        """Whether sites may be found in any order, on several threads with an object each."""
+        called = self.loss.c.kind == EPF_CALLBACK
+        return not called and (self.scheme is None or bool(self.scheme.separate))
 
     def begin_sweep(self, int sweep):
         """To be called before each sweep with its number, from 0: sampling begins from it."""
@@ -233,6 +239,8 @@ cdef class TiltedMoments:
             kernels.piecewise_moments(
                 self.loss.c.parameters, n, center, v, exponent, lZ, dlZ, d2lZ
             )
+        elif self.kernel == EPF_MOMENTS_SQUARED_HINGE:
+            kernels.squared_hinge_moments(n, center, v, exponent, lZ, dlZ, d2lZ)
         else:
             if self.kernel == EPF_MOMENTS_PROBIT or self.kernel == EPF_MOMENTS_LOGISTIC:
                 for i in range(n):

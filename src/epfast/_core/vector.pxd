@@ -13,6 +13,7 @@ cdef extern from "simd/vector.h" nogil:
     const int EPF_MOMENTS_PROBIT
     const int EPF_MOMENTS_LOGISTIC
     const int EPF_MOMENTS_PIECEWISE
+    const int EPF_MOMENTS_SQUARED_HINGE
     const int EPF_MOMENTS_SMOOTH
     const int EPF_RBF
     const int EPF_MATERN12
@@ -99,6 +100,10 @@ cdef extern from "simd/vector.h" nogil:
             const double *parameters, ptrdiff_t n, const double *m, const double *v,
             const double *power, double *lZ, double *dlZ, double *d2lZ
         ) noexcept nogil
+        void (*squared_hinge_moments)(
+            ptrdiff_t n, const double *m, const double *v, const double *power, double *lZ,
+            double *dlZ, double *d2lZ
+        ) noexcept nogil
         void (*smooth_moments)(
             const epf_loss *loss, ptrdiff_t n, const double *y, const double *m, const double *v,
             const double *power, double *lZ, double *dlZ, double *d2lZ
@@ -110,11 +115,17 @@ cdef extern from "simd/vector.h" nogil:
         void (*rows_pack)(ptrdiff_t d, const double *triangle, double *out) noexcept nogil
         void (*rows_marginals)(
             ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *a, const double *packed,
-            const double *z, double *h, double *s
+            const double *z, double *h, double *s, const double *x, ptrdiff_t stride,
+            ptrdiff_t count, const ptrdiff_t *next
         ) noexcept nogil
         void (*rows_outer)(
             ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *a, const double *w,
             double *panel, double *C
+        ) noexcept nogil
+        void (*sparse_marginals)(
+            ptrdiff_t q, const ptrdiff_t *at, const int *start, const int *column,
+            const double *value, ptrdiff_t size, const double *M, const double *mean, double *h,
+            double *s
         ) noexcept nogil
         void (*couple)(
             int rows, ptrdiff_t n, const double *w, ptrdiff_t ld, const double *a, const double *b,

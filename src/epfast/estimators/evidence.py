@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from epfast._arrays import Array
+from epfast.estimators.jobs import in_threads, shares
 from epfast.inference.runtime import one_blas_thread
 from epfast.linear import (
     FactorizedPosterior,
@@ -27,9 +29,6 @@ from epfast.linear.problem import Data, State, data_of, prior_of
 from epfast.linear.wide import wide_rows
 from epfast.losses import Loss
 from epfast.schedules import DEP, EP, Schedule
-
-# scikit-learn is there, or epfast.estimators.base would have said so
-from sklearn.utils.parallel import Parallel, delayed  # isort: skip
 
 Posterior = FullPosterior | FactorizedPosterior
 
@@ -128,7 +127,7 @@ class BinaryProblems(NamedTuple):
     #: number of coefficients, before the intercept
     d: int
     intercept_variance: float | None
-    #: threads over the problems, as joblib counts them
+    #: threads, as scikit-learn counts them: over the problems, or inside the one
     n_jobs: int | None = None
 
     @property
@@ -156,6 +155,7 @@ class BinaryProblems(NamedTuple):
     ) -> Fits:
         """Fit each problem with this prior variance."""
         wide = self.intercept_variance
+        threads = shares(self.n_jobs, len(self.problems))[1] or 1
         precision = np.empty(self.d if wide is None else self.d + 1)
         precision[: self.d] = 1.0 / np.asarray(variance, dtype=np.float64)
         if wide is not None:
@@ -165,7 +165,9 @@ class BinaryProblems(NamedTuple):
             problem = self.problems[k].with_precision(precision)._replace(schedule=schedule)
             told: list[tuple[Any, ...]] = []
             start = None if starts is None else starts[k]
-            post = fit_problem(problem, start, warn=lambda *what: told.append(what[:3]))
+            post = fit_problem(
+                problem, start, warn=lambda *what: told.append(what[:3]), threads=threads
+            )
             return post, told
 
         return Fits(*gathered(one, len(self.problems), self.n_jobs, self.d))
@@ -178,14 +180,8 @@ def gathered(
     one: Callable[[int], tuple[Any, list[Any]]], count: int, n_jobs: int | None, d: int
 ) -> tuple[list[Any], list[Any]]:
     """Results of ``one(k)`` in the order of k, whatever the number of threads, and its lists."""
-    if count == 1:
-        results = [one(0)]
-    else:
-        # threads that each set and restore the number of BLAS threads would leave a wrong one
-        with one_blas_thread(d):
-            results = Parallel(n_jobs=n_jobs, prefer="threads", require="sharedmem")(
-                delayed(one)(k) for k in range(count)
-            )
+    with one_blas_thread(d if count > 1 else 0):
+        results = in_threads([partial(one, k) for k in range(count)], shares(n_jobs, count)[0])
     return [post for post, _ in results], [what for _, told in results for what in told]
 
 

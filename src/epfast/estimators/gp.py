@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,15 +22,21 @@ from epfast.estimators.base import (
     validate_data,
 )
 from epfast.estimators.interrupts import all_or_nothing
+from epfast.estimators.jobs import in_threads, jobs_of, shares
 from epfast.estimators.kernels import Distances, kernel_of, ladder
 from epfast.estimators.process_search import PILOT, Maximum, search
-from epfast.estimators.processes import BinaryProcess, LowRankProcess, Problem, fitted
+from epfast.estimators.processes import (
+    BinaryProcess,
+    LowRankProcess,
+    Problem,
+    evidence_at,
+    fit_at,
+)
 from epfast.gp import GPPosterior, LowRankGPPosterior
 from epfast.gp.fit import choose, warn_of_process
 from epfast.schedules import EP, Schedule
 
 # scikit-learn is there, or epfast.estimators.base would have said so
-from joblib import Parallel, delayed  # isort: skip
 from sklearn.gaussian_process.kernels import CompoundKernel  # isort: skip
 from sklearn.utils import check_random_state  # isort: skip
 
@@ -80,7 +87,8 @@ class GPClassifier(LatentClassifier):
         Whether to start from the hyper-parameters of the fit before, if there was one with as many
         classes, and from its sites, if it had as many rows.
     n_jobs : int, optional
-        Threads over classes and starts; None is 1, -1 all cores. The result is the same.
+        Threads over classes and starts; of one alone inside the fit, as in :func:`epfast.fit_gp`.
+        None: 1, BLAS aside; -1: all cores. The result is the same to rounding.
 
     Attributes
     ----------
@@ -221,6 +229,7 @@ class GPClassifier(LatentClassifier):
 
     def _check(self) -> None:
         """Check the parameters."""
+        jobs_of(self.n_jobs)
         _checks.integer("n_restarts_optimizer", self.n_restarts_optimizer, least=0)
         if not (
             self.optimizer is None
@@ -316,20 +325,15 @@ class GPClassifier(LatentClassifier):
     ) -> list[Any]:
         """The fits at the hyper-parameters found; repaired, unless they were to be as asked."""
         searched = self.optimizer is not None and problems[0].kernel.n_dims > 0
-
-        def fit(problem: Problem, theta: Array, start: Any) -> tuple[Any, bool]:
-            return fitted(
-                problem.at(theta, checked=True),
-                problem.schedule,
-                start,
-                repair=searched or self.schedule is None,
-                can_descend=problem.can_descend,
-            )
+        repair = searched or self.schedule is None
+        jobs, inside = shares(self.n_jobs, len(problems))
+        shared = [problem.with_threads(inside) for problem in problems]
 
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", inference.ConvergenceWarning)
-            found = Parallel(n_jobs=self.n_jobs, prefer="threads")(
-                delayed(fit)(*each) for each in zip(problems, thetas, starts, strict=True)
+            found = in_threads(
+                [partial(fit_at, *one, repair) for one in zip(shared, thetas, starts, strict=True)],
+                jobs,
             )
         held = all(holds for _, holds in found)
         for one in caught:
@@ -385,15 +389,19 @@ class GPClassifier(LatentClassifier):
                 )
             shared = given.size == size
             parts = [given] * count if shared else np.split(given, count)
-        found = [
-            (point, point.fit(problem.schedule, None))
-            for problem, part in zip(self._problems, parts, strict=True)
-            for point in [problem.at(part, gradient=eval_gradient)]
-        ]
-        value = float(np.mean([post.log_evidence for _, post in found]))
+        jobs, inside = shares(self.n_jobs, count)
+
+        found = in_threads(
+            [
+                partial(evidence_at, problem.with_threads(inside), part, eval_gradient)
+                for problem, part in zip(self._problems, parts, strict=True)
+            ],
+            jobs,
+        )
+        value = float(np.mean([one for one, _ in found]))
         if not eval_gradient:
             return value
-        gradients = [point.gradient(post) for point, post in found]
+        gradients = [slope for _, slope in found]
         return value, np.mean(gradients, axis=0) if shared else np.concatenate(gradients) / count
 
     # -- prediction --

@@ -11,6 +11,7 @@ from scipy.spatial.distance import pdist
 
 from epfast import _checks
 from epfast._arrays import Array
+from epfast._core.crew import Crew
 from epfast._core.kernel_matrix import KINDS, KernelMatrix
 
 # scikit-learn is there, or epfast.estimators.base would have said so
@@ -115,9 +116,12 @@ class Stationary(NamedTuple):
         )
         return cls(KINDS[found[0]], scale, height, free)
 
-    def matrix(self, n: int, distances: Distances, jitter: float) -> KernelMatrix:
-        """The kernel of n rows, with a jitter added to the diagonal. O(n^2)."""
+    def matrix(
+        self, n: int, distances: Distances, jitter: float, crew: Crew | None = None
+    ) -> KernelMatrix:
+        """The kernel of n rows, with a jitter added to the diagonal. O(n^2), by the crew."""
         matrix = KernelMatrix(np.empty((n, n)), np.zeros(n))
+        matrix.crew = crew
         matrix.pour(distances.squares, self.kind, self.scale, self.height)
         matrix.diagonal[:] += jitter
         return matrix

@@ -32,6 +32,7 @@ from epfast.estimators.evidence import (
     with_chunk,
 )
 from epfast.estimators.interrupts import all_or_nothing
+from epfast.estimators.jobs import jobs_of
 from epfast.estimators.search import Search, find
 from epfast.inference import fit_from
 from epfast.linear import FullPosterior, notes
@@ -102,8 +103,8 @@ class LinearClassifier(Coefficients, LatentClassifier):
         Whether :meth:`fit` starts from the sites of the last fit. They change how soon it settles,
         not where; they are left where X has another shape, and by ADF, which stores none.
     n_jobs : int, optional
-        Threads over the classes, where there are more than two, as joblib counts them. The result
-        does not depend on it.
+        Threads over the classes, where there are more than two; with two, inside the fit, as
+        :func:`epfast.fit_linear` has it. None: 1; -1: all cores. The result does not depend on it.
     random_state : int, RandomState or None
         Seeds what draws: a shuffled order without a seed, and the scheme "importance". Without
         those it is not used; None: they have their own seeds, and fits repeat themselves.
@@ -362,6 +363,7 @@ class LinearClassifier(Coefficients, LatentClassifier):
         prior: Any = None,
     ) -> BinaryProblems:
         """The part of the fit that stays fixed while the prior variance is sought."""
+        jobs_of(self.n_jobs)
         _checks.flag("fit_intercept", self.fit_intercept)
         covariance = self._covariance(rows)
         given = {} if weights is None else {"weights": weights}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,13 +12,11 @@ from numpy.typing import NDArray
 from scipy import optimize
 
 from epfast._arrays import Array
+from epfast.estimators.jobs import in_threads, shares
 from epfast.estimators.processes import LowRankProcess, Problem, fitted
 from epfast.gp import GPPosterior, KernelColumns, incomplete_cholesky
 from epfast.inference import FAILURES, ConvergenceWarning, Interrupted, Sites
 from epfast.schedules import EP
-
-# of scikit-learn, which is there, or epfast.estimators.base would have said so
-from joblib import Parallel, delayed  # isort: skip
 
 #: rows on which searches are tried first, where that is worth it
 PILOT = 250
@@ -165,7 +164,8 @@ class Descent:
 
     def run(self, optimizer: Any, theta: Array) -> Maximum:
         """Descend from theta."""
-        found = self._run(optimizer, theta)
+        with self.problem.at_work():
+            found = self._run(optimizer, theta)
         # n^2 numbers, which only a run that is broken off needs
         self.last = None
         return found
@@ -206,10 +206,17 @@ def maxima(
         On Ctrl-C, with the posterior of a fit that it broke off, or of one before.
     """
     jobs = [(k, theta) for k, mine in enumerate(starts) for theta in mine]
-    runs = [Descent(problems[k], pilot=pilot) for k, _ in jobs]
+    over, inside = shares(n_jobs, len(jobs))
+    # descents one after the other have the same threads
+    shared = [problem.with_threads(inside) for problem in problems]
+    runs = [Descent(shared[k], pilot=pilot) for k, _ in jobs]
     try:
-        found = Parallel(n_jobs=n_jobs, prefer="threads")(
-            delayed(run.run)(optimizer, theta) for run, (_, theta) in zip(runs, jobs, strict=True)
+        found = in_threads(
+            [
+                partial(run.run, optimizer, theta)
+                for run, (_, theta) in zip(runs, jobs, strict=True)
+            ],
+            over,
         )
     except Interrupted:
         raise

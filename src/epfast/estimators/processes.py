@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from epfast import _checks
 from epfast._arrays import Array
+from epfast._core.crew import Crew
 from epfast.estimators.kernels import Distances, Stationary
 from epfast.gp import (
     GPPosterior,
@@ -26,6 +28,7 @@ from epfast.gp.factor import factor_at
 from epfast.gp.fit import choose, unfitted
 from epfast.gp.problem import kernel_at_door
 from epfast.inference import FAILURES
+from epfast.inference.runtime import at_work, crew_of, one_blas_thread
 from epfast.schedules import EP, DoubleLoop
 
 #: damping that repairs a failed fit
@@ -58,6 +61,8 @@ class BinaryProcess(NamedTuple):
     jitter: float
     #: of the rows, which the problems of several classes share
     distances: Distances
+    #: threads that share the matrices of this problem alone; None: BLAS has its own
+    crew: Crew | None = None
 
     @property
     def schedule(self) -> Any:
@@ -69,6 +74,14 @@ class BinaryProcess(NamedTuple):
         scheme = self.process.scheme
         plain = scheme.integrates and not scheme.relaxes and self.process.weights is None
         return len(self.X) <= DESCENT_SIZE and plain
+
+    def with_threads(self, threads: int | None) -> BinaryProcess:
+        """The same, its matrices shared among so many threads; None: as BLAS has them."""
+        return self._replace(crew=crew_of(threads, len(self.X)))
+
+    def at_work(self) -> AbstractContextManager[None]:
+        """Where these threads live."""
+        return at_work(self.crew, len(self.X))
 
     def pilot(self, rows: NDArray[np.intp]) -> BinaryProcess:
         """The problem of some of the rows."""
@@ -93,10 +106,14 @@ class BinaryProcess(NamedTuple):
             K = kernel(self.X)
         K = _owned(K, self.X, dK)
         if checked:
-            process = self.process._replace(kernel=kernel_at_door(K, True, self.jitter))
+            with self.at_work():
+                matrix = kernel_at_door(K, True, self.jitter, self.crew)
+            process = self.process._replace(kernel=matrix)
         else:
             K[np.diag_indices(len(K))] += self.jitter
             process = self.process.with_kernel(K)
+            assert process.kernel is not None
+            process.kernel.crew = self.crew
 
         def fit(schedule: Any, start: Any) -> GPPosterior:
             return fit_problem(process._replace(schedule=schedule), start, stacklevel=None)
@@ -108,14 +125,16 @@ class BinaryProcess(NamedTuple):
 
     def _shaped(self, shape: Stationary) -> Point:
         """As :meth:`at`, from the distances of the rows."""
-        matrix = shape.matrix(len(self.X), self.distances, self.jitter)
+        with self.at_work():
+            matrix = shape.matrix(len(self.X), self.distances, self.jitter, self.crew)
         process = self.process._replace(kernel=matrix)
 
         def fit(schedule: Any, start: Any) -> GPPosterior:
             return fit_problem(process._replace(schedule=schedule), start, stacklevel=None)
 
         def slope(post: GPPosterior) -> Array:
-            return shape.gradient(matrix, post.alpha, self.distances)
+            with self.at_work():
+                return shape.gradient(matrix, post.alpha, self.distances)
 
         return Point(fit, slope)
 
@@ -131,35 +150,49 @@ class LowRankProcess(NamedTuple):
     rank: int
     #: those of a search, in which the evidence is smooth; None: those of the hyper-parameters
     pivots: NDArray[np.intp] | None = None
+    #: of BLAS
+    threads: int | None = None
 
     @property
     def can_descend(self) -> bool:
         return False
 
+    def with_threads(self, threads: int | None) -> LowRankProcess:
+        """The same, its matrices shared among so many threads; None: as BLAS has them."""
+        return self._replace(threads=threads)
+
+    def at_work(self) -> AbstractContextManager[None]:
+        """Where BLAS has these threads."""
+        return one_blas_thread(self.rank, self.threads)
+
     def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> Point:
         """The problem at some hyper-parameters."""
         del checked
         theta = np.asarray(theta)
-        if self.pivots is None:
-            columns = KernelColumns.from_sklearn(self.kernel.clone_with_theta(theta), self.X)
-            factor = incomplete_cholesky(columns, self.rank)
-        else:
-            diagonal = self.kernel.clone_with_theta(theta).diag(self.X)
-            factor = factor_at(self._columns(theta, self.pivots), self.pivots, diagonal)
+        with self.at_work():
+            if self.pivots is None:
+                columns = KernelColumns.from_sklearn(self.kernel.clone_with_theta(theta), self.X)
+                factor = incomplete_cholesky(columns, self.rank)
+            else:
+                diagonal = self.kernel.clone_with_theta(theta).diag(self.X)
+                factor = factor_at(self._columns(theta, self.pivots), self.pivots, diagonal)
 
         def fit(schedule: Any, start: Any) -> LowRankGPPosterior:
-            found = fit_gp(factor, schedule=schedule, start=start, **self.choices)
+            found = fit_gp(
+                factor, schedule=schedule, start=start, n_jobs=self.threads, **self.choices
+            )
             assert isinstance(found, LowRankGPPosterior)
             return found
 
         def slope(post: LowRankGPPosterior) -> Array:
             # scikit-learn gives no derivatives of kernels between different inputs
             steps = STEP * np.eye(len(theta)) if gradient else np.empty((0, len(theta)))
-            return post.log_evidence_gradient(
-                (self._columns(theta + h, post.pivots) - self._columns(theta - h, post.pivots))
-                / (2.0 * STEP)
-                for h in steps
-            )
+            with self.at_work():
+                return post.log_evidence_gradient(
+                    (self._columns(theta + h, post.pivots) - self._columns(theta - h, post.pivots))
+                    / (2.0 * STEP)
+                    for h in steps
+                )
 
         return Point(fit, slope)
 
@@ -179,6 +212,14 @@ class LowRankProcess(NamedTuple):
 Problem = BinaryProcess | LowRankProcess
 
 
+def evidence_at(problem: Problem, theta: Array, gradient: bool) -> tuple[float, Array]:
+    """The log evidence at some hyper-parameters, and its gradient where asked for."""
+    with problem.at_work():
+        point = problem.at(theta, gradient=gradient)
+        post = point.fit(problem.schedule, None)
+        return post.log_evidence, point.gradient(post) if gradient else np.empty(0)
+
+
 def _owned(K: Any, *others: Array) -> Array:
     """K in an array to overwrite: itself, or a copy if other arrays share its memory."""
     fresh = (
@@ -192,6 +233,18 @@ def _owned(K: Any, *others: Array) -> Array:
 
 
 # ---- fits that hold ----
+
+
+def fit_at(problem: Problem, theta: Array, start: Any, repair: bool) -> tuple[Any, bool]:
+    """The fit at some hyper-parameters, and whether it holds; their kernel matrix is checked."""
+    with problem.at_work():
+        return fitted(
+            problem.at(theta, checked=True),
+            problem.schedule,
+            start,
+            repair=repair,
+            can_descend=problem.can_descend,
+        )
 
 
 def fitted(

@@ -29,7 +29,8 @@ from epfast.inference import (
     warn_of,
 )
 from epfast.inference.combinations import legal
-from epfast.inference.runtime import Tick
+from epfast.inference.runtime import Tick, at_work, crew_of
+from epfast.inference.threads import threads_of
 from epfast.linear.engines.kernel import GPState, Moments
 from epfast.linear.problem import weights_of
 from epfast.losses import Loss
@@ -58,6 +59,7 @@ def fit_gp(
     overwrite_K: bool = False,
     callback: Callback | None = None,
     progress: bool | Tick = False,
+    n_jobs: int | None = None,
     **moved: Any,
 ) -> GPPosterior | LowRankGPPosterior:
     """Fit a Gaussian process by expectation propagation.
@@ -110,6 +112,14 @@ def fit_gp(
         its size is allocated.
     callback, progress
         As in :func:`epfast.fit_linear`.
+    n_jobs : int, optional
+        Threads at most: k > 0, or -1 for one on each core that the process may use. They share
+        matrices from order 512 on, each with a BLAS of one thread; with ``rank`` they are those of
+        BLAS. The results are the same to rounding. None: for matrices of that size as many as BLAS
+        takes by itself. Smaller ones have one thread in any case. BLAS is held for the length of
+        the fit, by threadpoolctl; without that package it has its own number, whatever is given. Of
+        fits that overlap the least number of BLAS threads holds for all; the last of them sets back
+        what was found.
 
     Returns
     -------
@@ -158,6 +168,7 @@ def fit_gp(
             )
     _checks.callback(callback)
     _checks.progress(progress)
+    threads = None if n_jobs is None else threads_of(n_jobs)
     found_loss = losses.resolve(loss).tempered(beta).with_offset(offset is not None)
     if low_rank:
         return fit_low_rank(
@@ -174,6 +185,7 @@ def fit_gp(
             start=start,
             callback=callback,
             progress=progress,
+            threads=threads,
         )
     if isinstance(K, KernelColumns):
         raise TypeError("K is a KernelColumns; allowed without rank: a matrix")
@@ -183,7 +195,9 @@ def fit_gp(
     shift = 0.0 if jitter is None else _checks.number("jitter", jitter, least=0.0)
     kernel = kernel_in_memory(K, overwrite_K, shift)
     problem = chosen.problem(y, kernel.n, weights, offset)._replace(kernel=kernel)
-    return fit_problem(problem, start, callback=callback, progress=progress, check=True)
+    return fit_problem(
+        problem, start, callback=callback, progress=progress, threads=threads, check=True
+    )
 
 
 class Choices(NamedTuple):
@@ -237,13 +251,15 @@ def fit_problem(
     *,
     callback: Callback | None = None,
     progress: bool | Tick = False,
+    threads: int | None = None,
     stacklevel: int | None = 3,
     check: bool = False,
 ) -> GPPosterior:
     """Run a problem whose parts are legal and checked; see :func:`epfast.fit_gp`.
 
-    stacklevel: of warnings; None: none (:func:`warn_of_process` gives them later). check: its
-    kernel is yet to be tested for positive eigenvalues, O(n^3 / 3).
+    threads: how many share the work; None: the crew of the kernel, or what BLAS has. stacklevel: of
+    warnings; None: none (:func:`warn_of_process` gives them later). check: its kernel is yet to be
+    tested for positive eigenvalues, O(n^3 / 3).
     """
     schedule = problem.schedule
 
@@ -271,21 +287,24 @@ def fit_problem(
         if callable(callback) or callable(progress):
             held = Held("K or y", problem.kernel.array, problem.y)
             arguments = {name: held.after(given) for name, given in arguments.items()}
-        if check:
-            check_positive(problem.kernel)
-        if not isinstance(schedule, DoubleLoop):
-            fit = run(ProcessEngine(problem), schedule, start, **arguments)
-            post = result(fit)
+        if threads is not None:
+            problem.kernel.crew = crew_of(threads, problem.n)
+        with at_work(problem.kernel.crew, problem.n):
+            if check:
+                check_positive(problem.kernel)
+            if not isinstance(schedule, DoubleLoop):
+                fit = run(ProcessEngine(problem), schedule, start, **arguments)
+                post = result(fit)
+                return told(post, fit.stopped)
+            first = _first_sweeps(problem, start, arguments)
+            if first is not None:
+                post = result(first)
+                if first.converged or first.stopped:
+                    return told(post, first.stopped)
+                history, before, post = first.history, post, None
+            fit = run(DescentEngine(problem), _Stage(schedule.steps), before, **arguments)
+            post = result(fit._replace(history=history + fit.history))
             return told(post, fit.stopped)
-        first = _first_sweeps(problem, start, arguments)
-        if first is not None:
-            post = result(first)
-            if first.converged or first.stopped:
-                return told(post, first.stopped)
-            history, before, post = first.history, post, None
-        fit = run(DescentEngine(problem), _Stage(schedule.steps), before, **arguments)
-        post = result(fit._replace(history=history + fit.history))
-        return told(post, fit.stopped)
     except KeyboardInterrupt as pressed:
         if post is None:
             post = _left(problem, before, history, reached(pressed))

@@ -25,7 +25,7 @@ from epfast.gp.prediction import MOVED, ProcessPosterior, matrices_of, prior_at
 from epfast.inference import Callback, Interrupted, Sites, SweepInfo
 from epfast.inference.certificates import Case
 from epfast.inference.files import agree, restore_responses, write
-from epfast.inference.runtime import Tick
+from epfast.inference.runtime import Tick, one_blas_thread
 from epfast.linear.checking import proposal, root_of
 from epfast.linear.choices import Choices, choose
 from epfast.linear.engines import at_start
@@ -363,6 +363,7 @@ def fit_low_rank(
     start: Any,
     callback: Callback | None,
     progress: bool | Tick,
+    threads: int | None,
 ) -> LowRankGPPosterior:
     """See :func:`epfast.fit_gp`. O(n r^2) for the factor and per sweep, n r numbers of memory."""
     if start is not None and not isinstance(start, LowRankGPPosterior):
@@ -380,23 +381,24 @@ def fit_low_rank(
     if given is not None:
         if rank is not None or rank_tol is not None:
             raise ValueError("K is a LowRankFactor; allowed beside it: rank=None, rank_tol=None")
-        responses = loss.observed(y, len(given.G), offset)
+        responses, order = loss.observed(y, len(given.G), offset), given.rank
     else:
         tol = 0.0 if rank_tol is None else _checks.number("rank_tol", rank_tol, least=0.0)
         most = _checks.integer("rank", rank, least=1)
         kernel = kernel_columns("K", K)
-        responses = loss.observed(y, len(kernel.diagonal), offset)
+        responses, order = loss.observed(y, len(kernel.diagonal), offset), most
     found = weights_of(weights, len(responses))
     factor = given
     try:
-        if factor is None:
-            factor = incomplete_cholesky(kernel, most, tol=tol)
-        problem = _problem(chosen, factor, responses, found)
-        before = None if start is None else _weights_in(start, problem.shape[1])
-        post = fit_linear_problem(
-            problem, before, callback=callback, progress=progress, stacklevel=4
-        )
-        return LowRankGPPosterior(post, factor)
+        with one_blas_thread(order, threads):
+            if factor is None:
+                factor = incomplete_cholesky(kernel, most, tol=tol)
+            problem = _problem(chosen, factor, responses, found)
+            before = None if start is None else _weights_in(start, problem.shape[1])
+            post = fit_linear_problem(
+                problem, before, callback=callback, progress=progress, stacklevel=4
+            )
+            return LowRankGPPosterior(post, factor)
     except KeyboardInterrupt as pressed:
         left = pressed.posterior if isinstance(pressed, Interrupted) else None
         if isinstance(left, FullPosterior) and factor is not None and left is not before:

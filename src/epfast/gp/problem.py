@@ -8,6 +8,7 @@ import numpy as np
 
 from epfast import _checks
 from epfast._arrays import Array
+from epfast._core.crew import Crew
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.tilted import TiltedMoments
 from epfast.inference import evidence_bound
@@ -97,9 +98,12 @@ def square(name: str, shape: tuple[int, ...]) -> None:
         )
 
 
-def kernel_at_door(K: Any, overwrite: bool, jitter: float) -> KernelMatrix:
-    """Check K, and hold it in a copy or in its own memory. O(n^3 / 3)."""
+def kernel_at_door(
+    K: Any, overwrite: bool, jitter: float, crew: Crew | None = None
+) -> KernelMatrix:
+    """Check K, and hold it in a copy or in its own memory. O(n^3 / 3), by the crew."""
     kernel = kernel_in_memory(K, overwrite, jitter)
+    kernel.crew = crew
     check_positive(kernel)
     return kernel
 

@@ -16,7 +16,7 @@ import numpy as np
 from epfast._arrays import Array
 from epfast._core.vector import largest_move
 from epfast.inference.records import ConvergenceWarning, Interrupted, PartOfSweep, SweepInfo
-from epfast.inference.runtime import Tick, one_blas_thread, ticks
+from epfast.inference.runtime import Tick, at_work, ticks
 from epfast.losses import Loss
 
 logger = logging.getLogger("epfast")
@@ -111,7 +111,8 @@ class Engine(Protocol[S]):
     #: no right log evidence is above this; see :func:`evidence_bound`
     evidence_bound: float
     # an engine may also have ``measures = True``: its sweeps say how far they moved the posterior
-    # and what the log evidence is, where a look at all weights would cost more than the sweep
+    # and what the log evidence is, where a look at all weights would cost more than the sweep;
+    # and a ``crew``, threads of ours that share its matrices
 
     def init(self, start: Any) -> S:
         """Make the initial state, from a posterior or None."""
@@ -191,7 +192,7 @@ def run(
     converged, stopped, told = False, False, logger.isEnabledFor(logging.INFO)
     state, first = None, 0
     try:
-        with one_blas_thread(engine.order_of_matrices):
+        with at_work(getattr(engine, "crew", None), engine.order_of_matrices):
             state = engine.init(start)
             first = state.sweeps
             measures = getattr(engine, "measures", False)
@@ -202,7 +203,7 @@ def run(
                     # keep: Ctrl-C goes back to the old state
                     new, counts = engine.sweep(state, True, tick)
                     if counts.measured is not None:
-                        moved, evidence = counts.measured
+                        now, (moved, evidence) = None, counts.measured
                         moved /= schedule.damping
                     else:
                         assert now is not None

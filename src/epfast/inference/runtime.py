@@ -10,8 +10,13 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, ClassVar
 
+from epfast._core.crew import Crew
+
 #: order of matrices from which BLAS may use all its threads
 MANY_DIMENSIONS = 512
+#: order of matrices from which threads of ours share the work; below, what they gain on a quiet
+#: machine (a third) is less than what waiting for each other costs on a busy one
+SHARED_FROM = 512
 #: the core returns to Python after about this time, or after one step, so that Ctrl-C acts
 SECONDS_PER_CALL = 0.1
 
@@ -20,16 +25,28 @@ Tick = Callable[[int], Any]
 
 
 @contextmanager
-def one_blas_thread(d: int) -> Iterator[None]:
+def one_blas_thread(d: int, most: int | None = None) -> Iterator[None]:
     """Hold BLAS to one thread for small matrices, if threadpoolctl is installed.
 
-    On two busy cores a second thread makes products of this size ten times slower. The number of
-    threads belongs to the process: of fits that overlap the first sets it, the last sets it back.
+    On two busy cores a second thread makes products of this size ten times slower.
+
+    most: threads for larger matrices; None: as many as BLAS has.
     """
-    if not 0 < d < MANY_DIMENSIONS:
+    with blas_threads(1 if 0 < d < MANY_DIMENSIONS else most):
+        yield
+
+
+@contextmanager
+def blas_threads(most: int | None) -> Iterator[None]:
+    """Hold BLAS to so many threads, if threadpoolctl is installed; None: leave it as it is.
+
+    The number of threads belongs to the process: of blocks that overlap the least number holds for
+    all, and the last of them to end sets back what the first has found.
+    """
+    if most is None:
         yield
         return
-    hold = _Hold()
+    hold = _Hold(most)
     try:
         yield
     finally:
@@ -37,36 +54,77 @@ def one_blas_thread(d: int) -> Iterator[None]:
 
 
 class _Hold:
-    """A hold of BLAS to one thread, until its release; if Ctrl-C falls in that, until the next fit.
+    """A hold of BLAS to some threads, until its release; if Ctrl-C falls in that, to the next fit.
 
     What all share is no more than a note of the state of the process.
     """
 
     lock = threading.Lock()
-    #: who holds it; one that died without a release does not
-    held: ClassVar[list[weakref.ref[_Hold]]] = []
+    #: who holds it, and to how many; one that died without a release does not
+    held: ClassVar[list[tuple[weakref.ref[_Hold], int]]] = []
+    #: what was found, and the number that is set now
     limiter: ClassVar[Any] = None
+    limit: ClassVar[int | None] = None
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
         controller = _blas()
         with self.lock:
-            self._keep(self)
-            self.held.append(weakref.ref(self))
-            if controller is not None and self.limiter is None:
-                _Hold.limiter = controller.limit(limits=1, user_api="blas")
+            self.held.append((weakref.ref(self), most))
+            self._keep(None, controller)
 
     def release(self) -> None:
         """Let go; the last one sets the number of threads back."""
         with self.lock:
-            self._keep(self)
+            self._keep(self, _blas())
 
     @classmethod
-    def _keep(cls, but: _Hold) -> None:
-        """Keep those who are alive, but one; without any, set the number of threads back."""
-        cls.held = [ref for ref in cls.held if ref() is not None and ref() is not but]
-        if not cls.held and cls.limiter is not None:
+    def _keep(cls, but: _Hold | None, controller: Any) -> None:
+        """Keep those who are alive, but one, and set the least of their numbers."""
+        cls.held = [one for one in cls.held if one[0]() is not None and one[0]() is not but]
+        least = min((most for _, most in cls.held), default=None)
+        if controller is None or least == cls.limit:
+            return
+        _free(controller)
+        if least is None:
             cls.limiter.restore_original_limits()
             cls.limiter = None
+        else:
+            limiter = controller.limit(limits=least, user_api="blas")
+            cls.limiter = cls.limiter or limiter
+        cls.limit = least
+        _free(controller)
+
+
+def _free(controller: Any) -> None:
+    """Let any thread set the number of threads of BLAS.
+
+    From threadpoolctl 3.8 on only the first thread that has set it may, and what others set or set
+    back is ignored; here a lock keeps them apart.
+    """
+    for library in controller.lib_controllers:
+        if hasattr(library, "clear_controlling_thread"):
+            library.clear_controlling_thread(force=True)
+
+
+def crew_of(threads: int | None, order: int) -> Crew | None:
+    """Threads that share the work on matrices of this order; None: the work is BLAS's own.
+
+    One, the caller's, where the matrices are small, or where BLAS cannot be held to one thread.
+    """
+    if threads is None:
+        return None
+    return Crew(threads if order >= SHARED_FROM and _blas() is not None else 1)
+
+
+@contextmanager
+def at_work(crew: Crew | None, order: int) -> Iterator[None]:
+    """The threads of a crew, each with a BLAS of one thread; None: see :func:`one_blas_thread`."""
+    if crew is None:
+        with one_blas_thread(order):
+            yield
+        return
+    with blas_threads(1), crew:
+        yield
 
 
 @cache

@@ -22,11 +22,12 @@ from epfast.inference import (
 )
 from epfast.inference.loop import NO_FIXED_POINT, is_sharp, stands_off
 from epfast.inference.runtime import Tick
+from epfast.inference.threads import Threads, threads_of
 from epfast.linear import notes
 from epfast.linear.choices import Choices, choose
 from epfast.linear.engines import at_start, engine_of
 from epfast.linear.full_posterior import FullPosterior
-from epfast.linear.ones import with_ones
+from epfast.linear.ones import chunks_with_ones, with_ones
 from epfast.linear.posterior import FactorizedPosterior
 from epfast.linear.priors import prior_at_door
 from epfast.linear.problem import (
@@ -34,7 +35,7 @@ from epfast.linear.problem import (
     LinearProblem,
     State,
     data_of,
-    weights_of,
+    unread_data_of,
 )
 from epfast.linear.sources import Stream, column_names, is_stream
 from epfast.linear.wide import in_best_form, wide_rows
@@ -75,6 +76,7 @@ def fit_linear(
     record: str | None = None,
     callback: Callback | None = None,
     progress: bool | Tick = False,
+    n_jobs: int | None = None,
     **moved: Any,
 ) -> FactorizedPosterior | FullPosterior:
     """Fit a linear model by expectation propagation.
@@ -132,8 +134,7 @@ def fit_linear(
         give the fixed point of repeated rows; copies settle before the next row is visited, and
         those that do not count as refused. The factor of a row of weight w < 1 enters to the power
         w; so does every row in a minibatch, exp(-beta Σ_k w_k loss_k), and with ADF, which takes a
-        row once. A row of weight 0 does not count. A fraction costs a quadrature, some ten times a
-        whole weight.
+        row once. A row of weight 0 does not count.
     schedule : EP, ADF, SEP, AEP, DSEP, DAEP or DEP, optional
         Which sites are stored and who goes when, see :mod:`epfast.schedules`. None: ``EP()``.
     beta : float, optional
@@ -149,6 +150,11 @@ def fit_linear(
     progress : bool or callable
         True shows a tqdm bar; a callable is called with the number of factors done, after each
         piece of work.
+    n_jobs : int, optional
+        Threads that share the rows of a sweep. None: 1; -1: one for each core that the process may
+        use. They serve chunked order, parallel order of scalar sites with a full covariance, and of
+        dense rows with a factorised posterior, where work lasts some tenths of a millisecond; all
+        else takes one, as do your own losses and schemes, and samples. The result is the same.
 
     Returns
     -------
@@ -200,7 +206,7 @@ def fit_linear(
         X = _checks.real_array("X", X)
     wide = _intercept(intercept)
     if stream and wide is not None:
-        X = _chunks_with_ones(X)
+        X = chunks_with_ones(X)
     if posterior is None:
         if stream:
             # before the first chunk is read: what is refused leaves the chunks as they are
@@ -232,6 +238,7 @@ def fit_linear(
     )
     _checks.callback(callback)
     _checks.progress(progress)
+    threads = threads_of(n_jobs)
     if record is not None and "values" not in chosen.loss.gives:
         raise ValueError(
             f"record is {record!r}; allowed with {type(chosen.loss).__name__}: None, it has no "
@@ -252,7 +259,7 @@ def fit_linear(
         X = X if wide is None else with_ones(_checks.rows("X", X), stored=full)
         if offset is not None:
             chosen = chosen._replace(loss=chosen.loss.with_offset())
-        data = (data_of if full else _unread)(X, y, weights, chosen.loss, offset)
+        data = (data_of if full else unread_data_of)(X, y, weights, chosen.loss, offset)
         d = data.X.shape[1]
     ours = wide_rows(chosen, data, wide is not None)
     if ours is not None:
@@ -265,7 +272,7 @@ def fit_linear(
     problem = in_best_form(problem._replace(intercept=wide is not None, names=names, wide=ours))
     scale = None if stream else _notes(problem, prior_variance, prior_precision)
     found: FactorizedPosterior | FullPosterior = fit_problem(
-        problem, start, record=record, callback=callback, progress=progress
+        problem, start, record=record, callback=callback, progress=progress, threads=threads
     )
     try:
         if scale is not None:
@@ -296,15 +303,6 @@ def _intercept(given: Any) -> float | None:
     if isinstance(given, bool | np.bool_):
         return INTERCEPT_VARIANCE if given else None
     return _checks.number("intercept", given, least=1e-300, most=1e300)
-
-
-def _chunks_with_ones(chunks: Any) -> Iterator[Any]:
-    """Chunks of a stream, with a column of ones; who reads them refuses what is no pair."""
-    for chunk in chunks:
-        if isinstance(chunk, tuple | list) and len(chunk) == 2:
-            yield with_ones(_checks.rows("a chunk's X", chunk[0])), chunk[1]
-        else:
-            yield chunk
 
 
 def _prior(
@@ -353,13 +351,6 @@ def _stream(X: Any, y: Any, weights: Any, chosen: Choices, record: str | None) -
     return Data(rows.read_by(chosen.loss), None)
 
 
-def _unread(X: Any, y: Any, weights: Any, loss: losses.Loss, offset: Any) -> Data:
-    """Rows with unchecked entries: the core checks them as it visits them."""
-    rows = _checks.rows("X", X)
-    n = rows.shape[0]
-    return Data(rows, loss.observed(y, n, offset), weights_of(weights, n))
-
-
 def _kept(problem: LinearProblem, callback: Any, progress: Any) -> Data:
     """The rows, as copies where functions of the user could change what the core relies on."""
     data, loss = problem.data, problem.loss
@@ -378,10 +369,13 @@ def fit_problem(
     record: str | None = None,
     callback: Callback | None = None,
     progress: bool | Tick = False,
+    threads: int = 1,
     stacklevel: int = 3,
     warn: Callable[..., Any] = warn_of,
 ) -> Any:
     """Run a problem whose parts are legal and checked; see :func:`epfast.fit_linear`.
+
+    threads: how many share the work.
 
     warn: told of the result, in place of :func:`epfast.inference.warn_of`.
     """
@@ -405,14 +399,21 @@ def fit_problem(
         if callback is None and record is None and (start is None or start.sites is None):
             settings = {"unseen": True} if problem.covariance == "factorized" else {}
         engine: Any = engine_of(fitted, **settings)
-        fit = run(
-            engine,
-            problem.schedule,
-            start,
-            record=None if record is None else costs,
-            callback=held.after(of_weights(callback, problem)),
-            progress=held.after(progress),
-        )
+        shared = Threads(threads)
+        try:
+            if threads > 1 and hasattr(engine, "share"):
+                engine.share(shared)
+            fit = run(
+                engine,
+                problem.schedule,
+                start,
+                record=None if record is None else costs,
+                callback=held.after(of_weights(callback, problem)),
+                progress=held.after(progress),
+            )
+        finally:
+            shared.dismiss(None)
+            shared.close()
         found = result(fit)
         if hasattr(engine, "measures"):
             vars(found)["log_evidence"] = fit.history[-1].log_evidence

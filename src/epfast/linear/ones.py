@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.sparse_factors import appended
 
@@ -24,6 +26,15 @@ def with_ones(rows: Any, stored: bool = True) -> Any:
     result[:, :d] = rows
     result[:, d] = 1.0
     return result
+
+
+def chunks_with_ones(chunks: Any) -> Iterator[Any]:
+    """Chunks of a stream, with a column of ones; who reads them refuses what is no pair."""
+    for chunk in chunks:
+        if isinstance(chunk, tuple | list) and len(chunk) == 2:
+            yield with_ones(_checks.rows("a chunk's X", chunk[0])), chunk[1]
+        else:
+            yield chunk
 
 
 def stored_rows(X: Any) -> Any:

@@ -339,7 +339,9 @@ def factor_of(matrix: Array) -> Array:
 
 
 def is_proper(precision: Array) -> bool:
-    """Whether a matrix is positive definite. O(d^3)."""
+    """Whether a matrix, or a diagonal (d,), is positive definite. O(d^3), or O(d)."""
+    if precision.ndim == 1:
+        return bool((precision > 0.0).all())
     return _factor(precision) is not None
 
 
@@ -381,6 +383,13 @@ def data_of(
     rows = X if finite else _checks.rows("X", X)
     if not finite:
         _check_finite(rows)
+    n = rows.shape[0]
+    return Data(rows, loss.observed(y, n, offset), weights_of(weights, n))
+
+
+def unread_data_of(X: Any, y: Any, weights: Any, loss: Loss, offset: Any = None) -> Data:
+    """Rows with unchecked entries: the core checks them as it visits them."""
+    rows = _checks.rows("X", X)
     n = rows.shape[0]
     return Data(rows, loss.observed(y, n, offset), weights_of(weights, n))
 

@@ -114,12 +114,17 @@ def test_differences_are_those_of_the_rows():
         assert differences(X, visits, center, len(value)) is not None
 
 
-@pytest.mark.parametrize("kind", ["dense", "sparse", "centred"])
+@pytest.mark.simd
+@pytest.mark.parametrize("kind", ["dense", "sparse", "narrow sparse", "centred"])
 def test_a_chunk_of_the_core_is_algebra(kind):
     """Sites from one posterior, then the posterior of the sites; wide rows by panels too."""
     rng = np.random.default_rng(3)
-    n, d = 50, 400 if kind == "sparse" else 33
-    X = np.where(rng.random((n, d)) < 0.1, rng.normal(size=(n, d)), 0.0)
+    n, d = 50, {"sparse": 400, "narrow sparse": 150}.get(kind, 33)
+    X = np.where(
+        rng.random((n, d)) < (0.1 if d != 150 else rng.random((n, 1)) / 5),
+        rng.normal(size=(n, d)),
+        0.0,
+    )
     X[:, 3] = rng.normal(size=n)
     center = rng.normal(size=d) if kind == "centred" else None
     y = rng.choice([-1.0, 1.0], n)[:, None]

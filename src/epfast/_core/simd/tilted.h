@@ -35,6 +35,26 @@ EPF_INLINE void v_tail(vd y, vd *R, vd *Q, vd *P)
     *Q = (1.0 - y * *P) * by_b;
 }
 
+/* The same at |y| of two vectors, side by side. */
+EPF_INLINE void v_tail_both(const vd *y, vd *R, vd *Q, vd *P)
+{
+    enum { U = 2 };
+#define EACH for (int i = 0; i < U; i++)
+    vd t[2], a[2], c[2], e[2];
+    EACH t[i] = v_min(v_abs(y[i]), v_set(1e90));
+    EACH a[i] = t[i] + 4.0;
+    EACH c[i] = 1.0 + t[i] * t[i];
+    EACH e[i] = 1.0 / (a[i] * c[i]);
+    EACH a[i] = e[i] * a[i];
+    EACH c[i] = 1.0 - 8.0 * (e[i] * c[i]);
+    EACH P[i] = v_set(tail_coefficients[27]);
+    for (int j = 26; j >= 0; j--) EACH P[i] = P[i] * c[i] + tail_coefficients[j];
+    EACH P[i] = P[i] * e[i];
+    EACH R[i] = (P[i] + t[i]) * a[i];
+    EACH Q[i] = (1.0 - t[i] * P[i]) * a[i];
+#undef EACH
+}
+
 /* The same for any y, all times exp(-min(y, 0)^2/2), which is *scale. */
 EPF_INLINE void v_tail_scaled(vd y, vd *scale, vd *R, vd *Q, vd *P)
 {
@@ -461,18 +481,8 @@ EPF_INLINE void v_one_knot_moments(const double *p, vd m, vd v, vd b, vd *lZ, vd
     v_gauss_each(U, y, g);
     EACH inside[i] = V_MASK(y[i] < 0.0);
     EACH low[i] = v_min(y[i], zero);
-    vd tail[2], a[2], c[2], e[2];                   /* v_tail_scaled, side by side */
-    EACH tail[i] = v_min(v_abs(y[i]), v_set(1e90));
-    EACH a[i] = tail[i] + 4.0;
-    EACH c[i] = 1.0 + tail[i] * tail[i];
-    EACH e[i] = 1.0 / (a[i] * c[i]);
-    EACH a[i] = e[i] * a[i];
-    EACH c[i] = 1.0 - 8.0 * (e[i] * c[i]);
-    EACH P[i] = v_set(tail_coefficients[27]);
-    for (int j = 26; j >= 0; j--) EACH P[i] = P[i] * c[i] + tail_coefficients[j];
-    EACH P[i] = P[i] * e[i];
-    EACH R[i] = (P[i] + tail[i]) * a[i];
-    EACH Q[i] = (1.0 - tail[i] * P[i]) * a[i];
+    vd tail[2], a[2], c[2], e[2];
+    v_tail_both(y, R, Q, P);
     EACH tail[i] = (g[i] * R[i]) * (1.0 / V_SQRT_2PI);          /* beyond |y| */
     EACH e[i] = v_select(inside[i], g[i], one);
     EACH R[i] = v_select(inside[i], V_SQRT_2PI - g[i] * R[i], R[i]);
@@ -548,6 +558,64 @@ EPF_INLINE void v_one_knot_moments(const double *p, vd m, vd v, vd b, vd *lZ, vd
     *dlZ = v_select(V_MASK(size1 < size_center * per_sd), W1 - b * slope, (center + x) * per_sd);
     *d2lZ = v_select(V_MASK(size2 * per_v + W1 * W1 < (1.0 + 2.0 * squares) * per_v), W2 * per_v - W1 * W1,
                      ((squares - center * center) - 1.0) * per_v);
+#undef EACH
+}
+
+/* ---- squared hinge ----
+ *
+ * With x = (1 - m) / sd, k = 1 + 2 b v and y = -x / sqrt(k), t^b N is phi(x) exp(-x t - t^2 / 2) at t sd
+ * above the knot, and phi(x) exp(x t - k t^2 / 2) below: two tails, of R = I_0, Q = I_1,
+ *     Z = phi(x) S / sqrt(k),     S = sqrt(k) R(x) + R(y),
+ *     dlZ = 2 b sd Q(y) / (sqrt(k) S),
+ *     d2lZ = -2 b / S (R(y) / k + 2 b v / k Q(x) Q(y) / S),
+ * the last from Q(x) = 1 - x R(x): no term cancels another. x and y differ in sign, so that one of the
+ * tails holds the center of its normal, the whole of which leaves 1 + the rest by
+ *     F = int_0^inf exp(-|x| t) (exp(-t^2 / 2) - exp(-k t^2 / 2)) dt. */
+
+/* F by differences of R, far out of Q = 1 - y R; for k near 1 by its Taylor series about the middle. */
+EPF_INLINE vd v_bent_tail(vd size, vd h, vd root, const vd *R, const vd *Q)
+{
+    vd per_root = 1.0 / root;
+    vd F = v_select(V_MASK(size < 1.0), R[0] - R[1] * per_root, (Q[1] - Q[0]) / v_max(size, v_set(1.0)));
+    vi close = V_MASK(h < 0.01);
+    if (v_any(close)) {
+        vd at = 1.0 / v_sqrt(1.0 + 0.5 * h), t = v_min(size, v_set(40.0)) * at, I[11];
+        v_tail(t, &I[0], &I[1], &I[2]);
+        for (int n = 3; n <= 10; n++) I[n] = v_max((n - 1.0) * I[n - 2] - t * I[n - 1], v_set(0.0));
+        vd scale = at * at, square = h * scale;             /* J_n = at^(n + 1) I_n */
+        square *= square;
+        vd series = I[2] + square * (I[6] * (1.0 / 96.0) + square * I[10] * (1.0 / 30720.0));
+        F = v_select(close, 0.5 * h * scale * at * series, F);
+    }
+    return F;
+}
+
+EPF_INLINE void v_squared_hinge_moments(vd m, vd v, vd b, vd *lZ, vd *dlZ, vd *d2lZ)
+{
+    enum { U = 2 };
+#define EACH for (int i = 0; i < U; i++)
+    vd zero = v_set(0.0), one = v_set(1.0), sd = v_sqrt(v), away = 1.0 - m, b2 = b + b, h = b2 * v;
+    vd root = v_sqrt(1.0 + h), per_k = 1.0 / (1.0 + h), y[2], g[2], R[2], Q[2], P[2], size;
+    y[0] = away / sd;
+    y[1] = -y[0] / root;
+    size = v_abs(y[0]);
+    v_gauss_each(U, y, g);
+    v_tail_both(y, R, Q, P);
+    vd F = v_bent_tail(size, h, root, R, Q);
+    vi inside[2];
+    EACH inside[i] = V_MASK(y[i] < 0.0);
+    vd rest = v_select(inside[0], g[0], -g[1] * root) * (F * (-1.0 / V_SQRT_2PI));
+    EACH R[i] = v_select(inside[i], V_SQRT_2PI - g[i] * R[i], R[i]);
+    EACH Q[i] = v_select(inside[i], g[i] - y[i] * R[i], Q[i]);
+    EACH g[i] = v_select(inside[i], g[i], one);
+    vd per_S = 1.0 / (g[1] * R[0] * root + g[0] * R[1]), slope = g[0] * Q[1] * per_S;
+    *dlZ = b2 * (sd / root) * slope;
+    *d2lZ = -b2 * (g[0] * R[1] * per_S * per_k + (h * per_k) * (g[1] * Q[0] * per_S) * slope);
+    *lZ = v_log1p(rest);
+    if (v_any(~inside[0])) {
+        vd whole = b * away * (away * per_k) + 0.5 * v_log1p(h);
+        *lZ -= v_select(inside[0], zero, whole);
+    }
 #undef EACH
 }
 

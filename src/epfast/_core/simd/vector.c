@@ -1356,6 +1356,16 @@ static void piecewise_moments(const double *p, ptrdiff_t n, const double *m, con
     }
 }
 
+static void squared_hinge_moments(ptrdiff_t n, const double *m, const double *v,
+                                  const double *power, double *lZ, double *dlZ, double *d2lZ)
+{
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        vd a, b, c;
+        v_squared_hinge_moments(LOAD_SITES(m), LOAD_SITES(v), LOAD_SITES(power), &a, &b, &c);
+        store_sites(n - i, a, b, c, lZ + i, dlZ + i, d2lZ + i);
+    }
+}
+
 #define SMOOTH_BLOCK 128
 
 /* Some numbers of sites, in the lanes; the last of the order repeats. */
@@ -1481,6 +1491,7 @@ EPF_INLINE void smooth_sites_of(smooth_loss f, const int width, const double lar
 #define SITES_PROBIT(name, width) SITES_IN_BLOCKS(name, width, 0.25)
 #define SITES_NONE(name, width) break
 #define SITES_PIECEWISE SITES_NONE
+#define SITES_SQUARED_HINGE SITES_NONE
 
 static void smooth_moments(const epf_loss *loss, ptrdiff_t n, const double *y, const double *m,
                            const double *v, const double *power, double *lZ, double *dlZ,
@@ -1611,8 +1622,9 @@ const epf_kernels NAMED(epf_kernels) = {
     &STRING(EPF_ISA)[1], VW,                    /* without the underscore */
     array_exp, array_expm1, array_log, array_log1p, array_erfcx, array_log_ndtr,
     loss_at_points, rise, margins, weighted_sums, sizes, largest_move, cavity, steps, interpolation,
-    move, pairs, probit_moments, logistic_moments, piecewise_moments, smooth_moments, rows_gather,
-    rows_pack, rows_marginals, rows_outer, couple, stationary, contract};
+    move, pairs, probit_moments, logistic_moments, piecewise_moments, squared_hinge_moments,
+    smooth_moments, rows_gather, rows_pack, rows_marginals, rows_outer, sparse_marginals, couple,
+    stationary, contract};
 
 #ifdef EPF_COMMON       /* what does not depend on the instruction set: compiled once */
 size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d)

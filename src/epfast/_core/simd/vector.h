@@ -19,12 +19,13 @@ typedef int (*epf_callback)(ptrdiff_t n, const double *h, const double *y, ptrdi
 #define EPF_ROW_PAD 16           /* rows and numbers beyond the last, that kernels may read */
 
 /* Vector kernels of tilted moments of any power: PIECEWISE with no more than EPF_PIECEWISE_KNOTS knots,
- * SMOOTH with exceptions, and PROBIT and LOGISTIC in closed form for the power 1, else like SMOOTH. */
+ * SQUARED_HINGE, SMOOTH with exceptions, and PROBIT and LOGISTIC in closed form for the power 1, else like SMOOTH. */
 enum {
     EPF_MOMENTS_NONE,
     EPF_MOMENTS_PROBIT,
     EPF_MOMENTS_LOGISTIC,
     EPF_MOMENTS_PIECEWISE,
+    EPF_MOMENTS_SQUARED_HINGE,
     EPF_MOMENTS_SMOOTH
 };
 
@@ -128,20 +129,29 @@ typedef struct {
                               const double *v, const double *power, double *lZ, double *dlZ,
                               double *d2lZ);
 
+    /* The same for t = exp(-power_i max(0, 1 - h)^2). */
+    void (*squared_hinge_moments)(ptrdiff_t n, const double *m, const double *v,
+                                  const double *power, double *lZ, double *dlZ, double *d2lZ);
+
     /* The same for exp(-power_i l) where the loss is SMOOTH, PROBIT or LOGISTIC, y rows of responses
      * (NULL: margins); lZ is NaN at the sites that are left to adaptive quadrature. */
     void (*smooth_moments)(const epf_loss *loss, ptrdiff_t n, const double *y, const double *m,
                            const double *v, const double *power, double *lZ, double *dlZ,
                            double *d2lZ);
 
-    /* Blocks of dense rows: see rows.h. */
+    /* Blocks of rows: see rows.h. */
     void (*rows_gather)(ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *x, ptrdiff_t stride,
                         const ptrdiff_t *at, double *a);
     void (*rows_pack)(ptrdiff_t d, const double *triangle, double *out);
     void (*rows_marginals)(ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *a,
-                           const double *packed, const double *z, double *h, double *s);
+                           const double *packed, const double *z, double *h, double *s,
+                           const double *x, ptrdiff_t stride, ptrdiff_t count,
+                           const ptrdiff_t *next);
     void (*rows_outer)(ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *a, const double *w,
                        double *panel, double *C);
+    void (*sparse_marginals)(ptrdiff_t q, const ptrdiff_t *at, const int *start, const int *column,
+                             const double *value, ptrdiff_t size, const double *M,
+                             const double *mean, double *h, double *s);
 
     /* With up to 4 rows w_r of a matrix (row stride ld), of n numbers each:
      *     y_i += sum_r a_r w_ri            q_i += sum_r b_r w_ri^2

@@ -30,7 +30,8 @@ import numpy as np
 from scipy import linalg
 
 from epfast._arrays import Array, symmetric_from_upper
-from epfast._core.cholesky import cholesky, inverse_from_factor
+from epfast._core.cholesky import cholesky, inverse_from_factor, symmetric_times
+from epfast._core.crew import Crew
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.tilted import TiltedMoments
 from epfast.gp.problem import GPProblem
@@ -45,8 +46,6 @@ from epfast.linear.engines.kernel import (
     moments_of,
 )
 
-#: most numbers that a call of BLAS multiplies, so that Ctrl-C acts within about a second
-COLUMNS = 1 << 29
 #: step of the differences for third and fourth moments, in cavity sd
 STEP = 3e-3
 #: most Newton steps of the inner loop, and most halvings of a line search
@@ -103,6 +102,7 @@ class _Factor(NamedTuple):
     inverse: Array
     #: (n, n), lower Cholesky factor of B - C A^-1 C
     schur: Array
+    crew: Crew | None
 
     def solve(self, right: Array) -> Array:
         """(a H_q + H_r)^-1 times a vector."""
@@ -120,11 +120,11 @@ class _Factor(NamedTuple):
         """(2 n, 2 n), lower triangle of H_q (a H_q + H_r)^-1 H_q, from the blocks of H_q."""
         n = len(self.cross)
         corner = self.schur.copy(order="F")
-        inverse_from_factor(corner)
+        inverse_from_factor(corner, self.crew)
         corner = symmetric_from_upper(corner.T)
         # [[A, C], [C, B]]^-1 = [[first, -cross], [-cross', corner]]
-        cross = _symmetric_times(self.inverse, self.cross[:, None] * corner)
-        first = _symmetric_times(self.inverse, (cross * self.cross).T).T
+        cross = symmetric_times(self.inverse, corner * self.cross[:, None], self.crew)
+        first = symmetric_times(self.inverse, (cross * self.cross).T, self.crew).T
         first += symmetric_from_upper(self.inverse.T)
         b11, b12, b22 = blocks
         # H_q T'^-1
@@ -190,6 +190,7 @@ class DescentEngine:
         schedule = problem.schedule
         assert problem.kernel is not None
         self.kernel: KernelMatrix = problem.kernel
+        self.crew = self.kernel.crew
         self.tilted: TiltedMoments = problem.tilted()
         self.power, self.match = schedule.start.power, schedule.match
         self.problem, self.y = problem, problem.responses()
@@ -282,7 +283,7 @@ class DescentEngine:
             matrix = hessian.copy(order="F")
             matrix[diagonal, diagonal] += ridge / a
             matrix[other, other] += 0.5 * ridge / a
-            if not cholesky(matrix):
+            if not cholesky(matrix, self.crew):
                 ridge = _longer(ridge)
                 continue
             move = -linalg.cho_solve((matrix, True), gradient, check_finite=False)
@@ -320,7 +321,7 @@ class DescentEngine:
                 return None
             inner, process, tilted = here
             blocks = _blocks(s, tilted)
-            factor = _factor(s, process, a * blocks)
+            factor = _factor(s, process, a * blocks, self.crew)
             if factor is None:
                 return None
             gradient = _moments(s, tilted.mean, tilted.variance) - _moments(
@@ -441,7 +442,7 @@ def _blocks(s: Array, tilted: _Tilted) -> Array:
 
 
 @np.errstate(all="ignore")
-def _factor(s: Array, process: _Process, blocks: Array) -> _Factor | None:
+def _factor(s: Array, process: _Process, blocks: Array, crew: Crew | None) -> _Factor | None:
     """Factor H_r plus these blocks; None if the sum is not positive definite to rounding."""
     unit = np.sqrt(s[1])
     offset = (process.mean - s[0] / s[1]) * unit
@@ -452,22 +453,12 @@ def _factor(s: Array, process: _Process, blocks: Array) -> _Factor | None:
     np.fill_diagonal(covariance, covariance.diagonal() + b11)
     # all in column order, and in place
     inverse, square = covariance.T, square.T
-    if not cholesky(inverse):
+    if not cholesky(inverse, crew):
         return None
-    inverse_from_factor(inverse)
+    inverse_from_factor(inverse, crew)
     square -= inverse * _outer(cross, cross)
     np.fill_diagonal(square, square.diagonal() + b22 + offset * (2.0 * b12 + offset * b11))
-    return _Factor(offset, cross, inverse, square) if cholesky(square) else None
-
-
-def _symmetric_times(lower: Array, other: Array) -> Array:
-    """A symmetric matrix, given its lower triangle, times another, some columns per call."""
-    n = len(lower)
-    result, step = np.empty((n, n), order="F"), max(16, COLUMNS // n**2)
-    for i in range(0, n, step):
-        part = slice(i, i + step)
-        result[:, part] = linalg.blas.dsymm(1.0, lower, other[:, part], lower=1)
-    return result
+    return _Factor(offset, cross, inverse, square, crew) if cholesky(square, crew) else None
 
 
 def _outer(x: Array, y: Array) -> Array:

@@ -15,7 +15,7 @@ from epfast.inference import Engine, Sites
 from epfast.inference.combinations import Combination, Table
 from epfast.linear.engines.base import adf_start, flat
 from epfast.linear.engines.laplace import LaplaceEngine
-from epfast.linear.engines.minibatch import MinibatchEngine
+from epfast.linear.engines.means import of_dense
 from epfast.linear.engines.rows import RowEngine
 from epfast.linear.engines.shards import ShardEngine
 from epfast.linear.engines.shared import SharedEngine
@@ -70,7 +70,7 @@ ENGINES: Table = {
     ),
     **{
         ("factorized", factor, stored): _row(
-            by_nonzeros(MinibatchEngine),
+            by_nonzeros(of_dense),
             *("weights", "sparse X", "power", "site_rule", "record='factor'", SHUFFLED),
             *more,
         )

@@ -20,7 +20,9 @@ from epfast._core.rows import Rows
 from epfast._core.tilted import TiltedMoments
 from epfast.inference import Sites
 from epfast.inference.runtime import Tick
+from epfast.inference.threads import ALONE
 from epfast.linear.engines.base import contraction
+from epfast.linear.engines.revisits import Seen
 from epfast.linear.problem import LinearProblem, State, is_proper, moments_of, not_proper
 from epfast.schedules import Schedule
 
@@ -111,6 +113,8 @@ class Pace(NamedTuple):
     #: whether sweeps are mixed, and the last ones
     mixes: bool = False
     steps: tuple[Step, ...] = ()
+    #: of rows that are visited again; None: no row is
+    seen: Seen | None = None
 
     def is_stale(self, drift: float) -> bool:
         """Whether the precision is to be formed anew; drift: see the core."""
@@ -259,6 +263,7 @@ class Chunks:
         self.core: ChunkedSweep
         #: rows whose sites no order took
         self.n_lost = 0
+        self.threads = ALONE
 
     def visits(self, sweep: int) -> Numbers:
         """The order of the rows: random, by the seed, unless the schedule has one of its own."""
@@ -283,8 +288,26 @@ class Chunks:
                 schedule.damping,
                 layout.is_sparse,
                 layout.center,
+                [self.problem.tilted() for _ in range(1, self._n_threads())],
             )
         return layout
+
+    def _n_threads(self) -> int:
+        return self.threads.count if self.tilted.separate else 1
+
+    def _lanes(self, layout: Layout, size: int) -> int:
+        """How many threads a chunk of this size is for."""
+        count = self._n_threads()
+        if count == 1:
+            return 1
+        # of rows that are gathered, a dense one stands for all
+        rows = layout.rows
+        if rows is None:
+            if layout.is_sparse:
+                return count
+            rows = Rows(np.zeros((1, self.problem.shape[1])))
+        at = np.zeros(size, np.intp) if layout.at is None else layout.at[:size]
+        return min(count, self.core.lanes_of(rows, at, size))
 
     def sweep(
         self,
@@ -308,16 +331,56 @@ class Chunks:
             raise not_proper()
         core.residual, self.n_lost = 0.0, 0
         before = core.n_refused + sequential.n_refused
-        size = FIRST if pace.flat else pace.size
-        while first < len(visits):
-            rows = size = min(size, pace.size)
-            if size == pace.size:
-                # as many chunks as one look at signals is for
-                rows *= max(1, 8 * self.problem.chunk // (self.problem.shape[1] * size))
-            part = slice(first, min(first + rows, len(visits)))
-            self._piece(layout, part, size, P, p, sites, spread)
-            first, size = part.stop, 2 * size
-            tick(part.stop - part.start)
+
+        def work(k: int) -> None:
+            nonlocal first
+            if k > 0:
+                core.help(k)
+                return
+            size = FIRST if pace.flat else pace.size
+            while first < len(visits):
+                rows = size = min(size, pace.size)
+                if size == pace.size:
+                    rows = self._at_once(size)
+                part = slice(first, min(first + rows, len(visits)))
+                self._piece(layout, part, size, P, p, sites, spread)
+                first, size = part.stop, 2 * size
+                tick(part.stop - part.start)
+            core.team.close()
+
+        count = self._lanes(layout, pace.size)
+        if count > 1:
+            core.team.open()
+            self.threads.together(work, core.team.close, count)
+        else:
+            work(0)
+        return self.n_lost + core.n_refused + sequential.n_refused - before
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the rows of the last sweep are sparse, or differences that are."""
+        return self.layout is not None and self.layout.is_sparse
+
+    def _at_once(self, size: int) -> int:
+        """Rows of as many chunks as one look at signals is for."""
+        return size * max(1, 8 * self.problem.chunk // (self.problem.shape[1] * size))
+
+    def again(
+        self, which: Numbers, size: int, P: Array, p: Array, sites: Sites, spread: Array
+    ) -> int:
+        """Visit some rows of the last sweep again, numbered in its order, in chunks of one size.
+
+        As :meth:`sweep` does. Returns how many sites were refused.
+        """
+        layout, core, sequential = self.layout, self.core, self.sequential
+        assert layout is not None
+        before = self.n_lost + core.n_refused + sequential.n_refused
+        at = None if layout.at is None else layout.at[which]
+        some = layout._replace(visits=layout.visits[which], at=at)
+        step = self._at_once(size)
+        for first in range(0, len(which), step):
+            part = slice(first, min(first + step, len(which)))
+            self._piece(some, part, size, P, p, sites, spread)
         return self.n_lost + core.n_refused + sequential.n_refused - before
 
     def moments(self, state: Any) -> tuple[Array, Array]:

@@ -13,13 +13,14 @@ import numpy as np
 
 from epfast import families
 from epfast._arrays import Array, as_array
+from epfast._core.crew import Crew
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.row_sweeps import BlockedSweep, ParallelSweep
 from epfast._core.rows import Units
 from epfast._core.tilted import TiltedMoments
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
-from epfast.inference.runtime import Tick
+from epfast.inference.runtime import Tick, crew_of
 from epfast.linear.engines.base import most_of
 from epfast.linear.engines.joint import cavities, fitted_at, joint_sites, log_mass
 from epfast.linear.engines.rows import PARALLEL_ROWS, REFRESH, SHRUNK, block_size
@@ -199,6 +200,7 @@ class ProcessEngine:
         self.block = min(block_size(schedule.block, n), n)
         self.sequential = BlockedSweep(self.tilted, n, self.block, *numbers, False, self.relaxation)
         self.parallel = ParallelSweep(self.tilted, 1, min(n, PARALLEL_ROWS), *numbers)
+        self.have(self.kernel.crew)
         self.refresh = schedule.refresh or REFRESH
         self.in_order = np.arange(n)
         #: moments of the state whose covariance is in the array, or whose R is
@@ -214,6 +216,14 @@ class ProcessEngine:
             and not scheme.relaxes
         )
         self.rough = ROUGH if self.joins else SMALL
+
+    def have(self, crew: Crew | None) -> None:
+        """Share the work on matrices among these threads; None: BLAS has its own."""
+        self.crew = self.kernel.crew = self.sequential.crew = crew
+
+    def share(self, threads: Any) -> None:
+        """The same, given the threads of a fit of rows."""
+        self.have(crew_of(threads.count, self.n_sites))
 
     def init(self, start: Any) -> ProcessState:
         n, factors = self.n_sites, None

@@ -14,6 +14,7 @@ from epfast._arrays import Array, as_array
 from epfast._core.minibatch import Design, MinibatchSweep
 from epfast.inference import Counts, PartOfSweep, Sites, Summary, run
 from epfast.inference.runtime import PacedParts, Tick
+from epfast.inference.threads import ALONE, Threads
 from epfast.linear.engines.base import adf_start
 from epfast.linear.problem import Data, LinearProblem, State
 from epfast.linear.sources import Stream
@@ -24,6 +25,8 @@ from epfast.schedules import EP
 SETTLE_ROWS, SETTLE_PER_DIMENSION, SETTLE_NUMBERS = 1000, 50, 1 << 23
 #: numbers of X that any scheme takes in in a moment
 MOMENT = 1 << 13
+#: a lane of a parallel sweep has at least so many numbers of X; lanes
+LANE, MOST_LANES = 1 << 18, 16
 #: EP on these rows
 SETTLE_SWEEPS, SETTLE_TOL = 20, 1e-2
 
@@ -66,6 +69,8 @@ class MinibatchEngine:
     """
 
     order_of_matrices = 0
+    #: that sweeps in parallel order are for
+    threads = ALONE
     #: settings of the core beside those of the schedule
     for_core: ClassVar[dict[str, Any]] = {}
 
@@ -155,6 +160,11 @@ class MinibatchEngine:
     def settle(self, state: State, hurry: bool = False) -> State:
         return state
 
+    def share(self, threads: Threads) -> None:
+        """Sweeps in parallel order are for these threads, if the scheme is."""
+        if self.problem.tilted().separate:
+            self.threads = threads
+
     def sweep(self, state: State, keep: bool, tick: Tick) -> tuple[State, Counts]:
         return (self._pass if state.sites is None else self._sweep)(state, tick)
 
@@ -190,21 +200,63 @@ class MinibatchEngine:
             "site_nu": sites.shift,
             "site_scale": sites.log_scale,
         }
-        parallel = self.schedule.order == "parallel"
-        if parallel:
-            targets |= {"next_tau": precision.copy(), "next_nu": shift.copy()}
         trace = np.empty((self.n_sites, self.d)) if self.traced else None
         piece = self._piece(data.X, data.y, state.sweeps)
-        order = piece.order
-        design = Design(piece.X, core.max_rows)
-        for part in PacedParts(len(order), MOMENT // (self.size * self.d)):
-            self._visit(core, design, piece, part, (precision, shift), trace, targets)
-            tick(len(order[part]))
-        refused, failed, clipped = self._counted(core, before)
+        parallel = self.schedule.order == "parallel"
+        if parallel and trace is None:
+            total, more = self._at_once(piece, (precision, shift), targets, tick)
+        else:
+            total, more = precision.copy(), np.zeros(3, dtype=int)
+            if parallel:
+                targets |= {"next_tau": total, "next_nu": shift.copy()}
+            design = Design(piece.X, core.max_rows)
+            for part in PacedParts(len(piece.order), MOMENT // (self.size * self.d)):
+                self._visit(core, design, piece, part, (precision, shift), trace, targets)
+                tick(len(piece.order[part]))
+        refused, failed, clipped = map(int, more + self._counted(core, before))
         if parallel:
-            refused += self._undo_improper(targets["next_tau"], sites, state.sites)
+            refused += self._undo_improper(total, sites, state.sites)
         new = self._from_sites(sites, state.sweeps + 1)
         return new, Counts(refused, failed, clipped, trace=trace)
+
+    def _at_once(
+        self, piece: Piece, moments: tuple[Array, Array], targets: dict[str, Any], tick: Tick
+    ) -> tuple[Array, Any]:
+        """A sweep in parallel order, on all threads.
+
+        It goes in lanes, by the size of the problem alone; what each adds to the precision is added
+        up in their order.
+
+        Returns
+        -------
+        precision : ndarray of shape (d,)
+            After all changes.
+        counts : ndarray of shape (3,)
+            Refused, failed and clipped by other threads than the caller's.
+        """
+        lanes, order, n = 1, piece.order, piece.X.shape[0]
+        while 2 * lanes <= min(MOST_LANES, len(order)) and 2 * lanes * LANE <= n * self.d:
+            lanes *= 2
+        assert self.core is not None
+        hands = [self.core]
+        hands += [self._core(n) for _ in range(1, min(lanes, self.threads.count))]
+        designs = [Design(piece.X, self.core.max_rows) for _ in hands]
+        after = [(moments[0].copy(), moments[1].copy()) for _ in range(lanes)]
+
+        def work(k: int, lane: int) -> Iterator[int]:
+            first, stop = lane * len(order) // lanes, (lane + 1) * len(order) // lanes
+            own = piece._replace(order=order[first:stop])
+            given = {**targets, "next_tau": after[lane][0], "next_nu": after[lane][1]}
+            for part in PacedParts(stop - first, MOMENT // (self.size * self.d)):
+                self._visit(hands[k], designs[k], own, part, moments, None, given)
+                yield len(own.order[part])
+
+        self.threads.each(work, lanes, tick)
+        total = after[0][0]
+        for precision, _ in after[1:]:
+            total += precision - moments[0]
+        counts = [self._counters(core) for core in hands[1:]]
+        return total, np.sum(counts, axis=0, dtype=int) if counts else np.zeros(3, dtype=int)
 
     def _pass(self, state: State, tick: Tick) -> tuple[State, Counts]:
         """A pass of ADF: the posterior itself is the cavity.

@@ -7,6 +7,7 @@ parallel order by Gram matrix and Cholesky; ADF, which stores no site.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from epfast._arrays import Array, as_array, symmetric_from_upper
 from epfast._core.row_sweeps import BlockedSweep, ParallelSweep
 from epfast.inference import Counts, PartOfSweep, Sites
 from epfast.inference.runtime import Tick
+from epfast.inference.threads import ALONE, Threads
 from epfast.linear.engines.base import (
     LEAST_SHARE,
     FullEngine,
@@ -23,7 +25,15 @@ from epfast.linear.engines.base import (
     start_of,
     with_precision,
 )
-from epfast.linear.engines.chunks import Chunks, Pace, chunk_size, is_for_chunks, moves_of
+from epfast.linear.engines.chunks import (
+    Chunks,
+    Numbers,
+    Pace,
+    chunk_size,
+    is_for_chunks,
+    moves_of,
+)
+from epfast.linear.engines.revisits import Seen, revisit
 from epfast.linear.problem import (
     LinearProblem,
     State,
@@ -42,6 +52,11 @@ HALF_FROM = 256
 SHRUNK = 1e-4
 #: sweeps between two refreshes
 REFRESH = 5
+#: a lane of a parallel sweep takes at least so many products, a row without any so many of them,
+#: and so many times as many as its sum; lanes, and numbers in the sums of all
+LANE, ROW, WORTH, MOST_LANES, LANE_NUMBERS = 1 << 22, 500, 32, 16, 1 << 23
+#: rows from which some are visited again: rounds over fewer cost as much as sweeps
+REVISITED_FROM = 2000
 #: a row that moves by no more stands still, if the tolerance is not larger
 STANDS = 1e-4
 
@@ -97,8 +112,16 @@ class RowEngine(FullEngine):
         numbers = schedule.power, schedule.damping
         self.sequential = BlockedSweep(self.tilted, d, min(block, n), *numbers, full)
         self.parallel = ParallelSweep(self.tilted, d, min(n, PARALLEL_ROWS), *numbers)
+        #: of threads, in parallel order
+        self.hands = [self.parallel]
         self.chunks = Chunks(problem, self.tilted, self.sequential)
         self.refresh = getattr(schedule, "refresh", None) or REFRESH
+        self.threads = ALONE
+
+    def share(self, threads: Threads) -> None:
+        """Sweeps in chunks and in parallel order are for these threads, if moments are."""
+        if self.tilted.separate:
+            self.threads = self.chunks.threads = threads
 
     def init(self, start: Any) -> RowState:
         return self.begun(start_of(self.problem, start), None if start is None else start.sites)
@@ -115,6 +138,9 @@ class RowEngine(FullEngine):
             chunks = undamped and not own and is_for_chunks(self.problem)
             order = "chunked" if chunks else "sequential"
         pace = Pace(chunk_size(self.problem), flat) if order == "chunked" else None
+        many = self.problem.shape[0] >= REVISITED_FROM
+        if pace is not None and self.schedule.order == "auto" and many:
+            pace = pace._replace(seen=Seen())
         return RowState(*state, *moments_of(state), order, 0, pace)
 
     def sweep(self, state: RowState, keep: bool, tick: Tick) -> tuple[RowState, Counts]:
@@ -214,12 +240,25 @@ class RowEngine(FullEngine):
         chunks, pace, n = self.chunks, state.pace, self.problem.shape[0]
         assert state.sites is not None
         assert pace is not None
-        sites = families.copied(state.sites) if keep or pace.mixes else state.sites
+        # sweeps are mixed, and rows visited again, by how far they moved
+        mixes, watched = pace.mixes, pace.mixes or pace.seen is not None
+        sites = families.copied(state.sites) if keep or watched else state.sites
         precision, shift = state.precision.copy(), state.shift.copy()
-        spread = np.zeros(n) if pace.mixes else None
-        visits = chunks.visits(state.sweeps)
+        spread = np.zeros(n) if watched else None
+        visits, refused = chunks.visits(state.sweeps), 0
+
+        def again(which: Numbers, size: int) -> None:
+            nonlocal refused
+            assert spread is not None
+            refused += chunks.again(which, size, precision, shift, sites, spread)
+
         try:
             refused = chunks.sweep(visits, pace, precision, shift, sites, spread, tick)
+            residual = chunks.core.residual
+            # dense rows move alike
+            seen = pace.seen if chunks.is_sparse else None
+            if seen is not None and spread is not None and refused == 0:
+                seen = revisit(again, visits, state.sites, sites, spread, seen, self.schedule.tol)
         except KeyboardInterrupt:
             raise PartOfSweep(self._of_chunks(state, precision, shift, sites)) from None
         new, drift = self._of_chunks(state, precision, shift, sites), None
@@ -231,11 +270,12 @@ class RowEngine(FullEngine):
                 before, new = new, new.at(anew)
                 drift, pace = _drift(before, new), pace._replace(since=0)
         pace = pace.next(_largest_move(state, new), n, self.schedule.block is not None)
-        if spread is not None:
+        pace = pace._replace(seen=seen)
+        if spread is not None and mixes:
             pace, better = pace.mixed(plain(new), moves_of(state.sites, sites, spread))
             new = new if better is None else new.at(better)
-        settled = settles(chunks.core.residual, self.schedule.tol)
-        return new._replace(pace=pace), Counts(refused, drift=drift, settled=settled)
+        settled = settles(residual, self.schedule.tol)
+        return new._replace(pace=pace), Counts(min(n, refused), drift=drift, settled=settled)
 
     def _of_chunks(self, state: RowState, precision: Array, shift: Array, sites: Sites) -> RowState:
         """The state with these sites and their precision, of which the upper triangle is given."""
@@ -250,30 +290,43 @@ class RowEngine(FullEngine):
 
     def _parallel(self, state: RowState, keep: bool, tick: Tick) -> tuple[RowState, Counts]:
         """Fit the sites from one posterior, and take as much of their changes as is proper."""
-        problem, core = self.problem, self.parallel
+        problem, base = self.problem, self.problem.base
         assert state.sites is not None
         root = inverse_root(state.precision)
-        before, core.residual = core.n_refused, 0.0
-        precision, shift = problem.base.precision.copy(), problem.base.shift.copy()
         sites = families.copied(state.sites) if keep else state.sites
         n = problem.shape[0]
-        for part in problem.pieces(range(n)):
-            take = slice(part[0], part[-1] + 1)
-            target = Sites(*map(np.ascontiguousarray, families.taken(sites, take)))
-            core.sweep(
-                problem.rows(take),
-                problem.responses(take),
-                problem.weights(take),
-                state.covariance,
-                root,
-                state.mean,
-                *target,
-                precision,
-                shift,
-            )
-            families.put(sites, take, target)
-            tick(len(part))
-        refused = core.n_refused - before
+        pieces = problem.pieces(range(n))
+        lanes = lanes_of(problem, len(pieces))
+        hands = self._hands(lanes)
+        before = sum(core.n_refused for core in hands)
+        for core in hands:
+            core.residual = 0.0
+        sums = [(base.precision.copy(), base.shift.copy())]
+        sums += [(np.zeros_like(sums[0][0]), np.zeros(problem.shape[1])) for _ in range(1, lanes)]
+
+        def work(k: int, lane: int) -> Iterator[int]:
+            for part in pieces[lane * len(pieces) // lanes : (lane + 1) * len(pieces) // lanes]:
+                take = slice(part[0], part[-1] + 1)
+                target = Sites(*map(np.ascontiguousarray, families.taken(sites, take)))
+                hands[k].sweep(
+                    problem.rows(take),
+                    problem.responses(take),
+                    problem.weights(take),
+                    state.covariance,
+                    root,
+                    state.mean,
+                    *target,
+                    *sums[lane],
+                )
+                families.put(sites, take, target)
+                yield len(part)
+
+        self.threads.each(work, lanes, tick)
+        refused = sum(core.n_refused for core in hands) - before
+        precision, shift = sums[0]
+        for more, further in sums[1:]:
+            precision += more
+            shift += further
         precision = symmetric_from_upper(precision)
         share, new = 1.0, precision
         while not is_proper(precision):
@@ -281,13 +334,36 @@ class RowEngine(FullEngine):
             if share < LEAST_SHARE:
                 return state._replace(sweeps=state.sweeps + 1), Counts(n)
             precision = state.precision + share * (new - state.precision)
-        settled = settles(core.residual, self.schedule.tol)
+        settled = settles(max(core.residual for core in hands), self.schedule.tol)
         if share < 1.0:
             shift = state.shift + share * (shift - state.shift)
             sites, settled = families.damped(state.sites, sites, share), False
         total = problem.base.log_scale + float(sites.log_scale.sum())
         found = state.at(State(precision, shift, sites, total, state.sweeps + 1))
         return found, Counts(refused, settled=settled)
+
+    def _hands(self, lanes: int) -> list[ParallelSweep]:
+        """Scratch of each thread that so many lanes are for."""
+        schedule, (n, d) = self.schedule, self.problem.shape
+        while len(self.hands) < min(lanes, self.threads.count):
+            tilted = self.problem.tilted()
+            rows = min(n, PARALLEL_ROWS)
+            self.hands.append(ParallelSweep(tilted, d, rows, schedule.power, schedule.damping))
+        return self.hands
+
+
+def lanes_of(problem: LinearProblem, most: int) -> int:
+    """In how many lanes, each with a sum of its own, a parallel sweep goes: a power of 2.
+
+    By the size of the problem alone: it is the same to the last bit on any number of threads.
+    """
+    n, d = problem.shape
+    entries = (problem.data.X.nnz / max(n, 1)) ** 2 if problem.sparse else d**2
+    work, most = n * (entries + ROW), min(most, MOST_LANES, 1 + LANE_NUMBERS // d**2)
+    lanes = 1
+    while 2 * lanes <= most and work >= 2 * lanes * max(LANE, WORTH * d**2):
+        lanes *= 2
+    return lanes
 
 
 def _is_flat(sites: Sites | None) -> bool:

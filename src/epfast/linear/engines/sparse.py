@@ -22,6 +22,7 @@ from epfast._core.sparse_factors import (
 from epfast.inference import Counts, PartOfSweep, Sites, Summary
 from epfast.inference.runtime import PacedParts, Tick
 from epfast.linear.engines.base import adf_start
+from epfast.linear.engines.means import MeansEngine, may_step
 from epfast.linear.engines.minibatch import MinibatchEngine, Piece
 from epfast.linear.ones import stored_rows
 from epfast.linear.problem import Data, LinearProblem, State
@@ -49,9 +50,14 @@ def by_nonzeros(engine: Callable[..., Any]) -> Callable[..., Any]:
             return engine(problem, **settings)
         if unseen and not streamed and not settings:
             return few_columns(problem)
-        return SparseEngine(problem, **settings)
+        return _engine(problem, **settings)
 
     return make
+
+
+def _engine(problem: LinearProblem, traced: bool = False, **settings: Any) -> SparseEngine:
+    kind = SparseMeansEngine if may_step(problem, traced) else SparseEngine
+    return kind(problem, traced=traced, **settings)
 
 
 class SparseEngine(MinibatchEngine):
@@ -274,6 +280,10 @@ class SparseEngine(MinibatchEngine):
         return engine
 
 
+class SparseMeansEngine(MeansEngine, SparseEngine):
+    """Rows one by one, all means of which may be moved at once."""
+
+
 class _Running:
     """A posterior that a sweep changes in place: means and variances, or natural parameters."""
 
@@ -381,7 +391,7 @@ def few_columns(problem: LinearProblem, total: int | None = None) -> Any:
     """The engine of rows at hand, among their own columns where these are few."""
     d = len(problem.prior.shift)
     if not problem.data.X.nnz < FEW * d:
-        return SparseEngine(problem, total=total)
+        return _engine(problem, total=total)
     return FewColumns(problem, d if total is None else total)
 
 
@@ -414,7 +424,7 @@ class FewColumns:
         rows = type(X)((X.data, places, X.indptr), shape=shape)
         data = Data(rows, problem.data.y, problem.data.weights)
         some = self._some(prior)
-        self.engine = SparseEngine(problem._replace(data=data, prior=some, base=some), total=total)
+        self.engine = _engine(problem._replace(data=data, prior=some, base=some), total=total)
         self.remedy, self.evidence_bound = problem.remedy, problem.evidence_bound
 
     @property

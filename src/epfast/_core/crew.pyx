@@ -1,0 +1,154 @@
+"""Threads of ours for one fit, which share the parts of a piece of work without the GIL.
+
+BLAS is to have one thread meanwhile (:mod:`epfast.inference.runtime`): its own threads spin where
+they wait, so that on a busy machine a factorisation by two of them takes many times as long as by
+one. These sleep. Whoever is awake takes the next part, and the caller all of them if it must: a
+thread that the system holds up delays no more than the part it has.
+"""
+
+import threading
+
+cdef extern from "pythread.h" nogil:
+    PyThread_type_lock PyThread_allocate_lock()
+    void PyThread_free_lock(PyThread_type_lock)
+    int PyThread_acquire_lock(PyThread_type_lock, int)
+    void PyThread_release_lock(PyThread_type_lock)
+
+cdef enum:
+    SHARES = 2                  # parts per thread, so that all end at about the same time
+
+
+cdef class Crew:
+    """The thread that calls, and ``threads`` - 1 more inside a with block; outside it is alone."""
+
+    def __cinit__(self, int threads):
+        cdef int k
+        if threads < 1:
+            raise ValueError(f"threads is {threads}; allowed: an integer > 0")
+        self.threads, self.members = min(threads, <int> MOST), []
+        self.mutex, self.done = PyThread_allocate_lock(), PyThread_allocate_lock()
+        if self.mutex == NULL or self.done == NULL:
+            raise MemoryError
+        PyThread_acquire_lock(self.done, 1)
+        for k in range(self.threads - 1):
+            self.wake[k] = PyThread_allocate_lock()
+            if self.wake[k] == NULL:
+                raise MemoryError
+            PyThread_acquire_lock(self.wake[k], 1)
+
+    def __dealloc__(self):
+        cdef int k
+        for k in range(MOST):
+            if self.wake[k] != NULL:
+                PyThread_free_lock(self.wake[k])
+        if self.done != NULL:
+            PyThread_free_lock(self.done)
+        if self.mutex != NULL:
+            PyThread_free_lock(self.mutex)
+
+    def __enter__(self):
+        cdef int k
+        self.depth += 1
+        if self.depth > 1:
+            return self
+        self.ends, self.parts, self.next = False, 0, 0
+        try:
+            for k in range(self.threads - 1):
+                self.asleep[k] = False
+                member = threading.Thread(target=self._serve, args=(k,), daemon=True)
+                self.members.append(member)
+                member.start()
+                self.workers = k + 1
+        except RuntimeError:
+            self.members.pop()  # the system gives no more: those that are there do the work
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        cdef int k
+        self.depth -= 1
+        if self.depth > 0:
+            return
+        self.workers = 0
+        PyThread_acquire_lock(self.mutex, 1)
+        self.ends = True
+        for k in range(self.threads - 1):
+            if self.asleep[k]:
+                self.asleep[k] = False
+                PyThread_release_lock(self.wake[k])
+        PyThread_release_lock(self.mutex)
+        while self.members:
+            member = self.members.pop()
+            if member.ident is not None:
+                member.join()
+
+    def _serve(self, int number):
+        with nogil:
+            self.serve(number)
+
+    cdef void serve(self, int number) noexcept nogil:
+        """The life of a worker: share what there is, sleep."""
+        PyThread_acquire_lock(self.mutex, 1)
+        while True:
+            self.share()
+            if self.ends:
+                break
+            self.asleep[number] = True
+            PyThread_release_lock(self.mutex)
+            PyThread_acquire_lock(self.wake[number], 1)
+            PyThread_acquire_lock(self.mutex, 1)
+        PyThread_release_lock(self.mutex)
+
+    cdef void share(self) noexcept nogil:
+        """Do parts until none is left to take; the mutex is held before and after."""
+        cdef ptrdiff_t part
+        cdef Task task
+        cdef void *what
+        while self.next < self.parts:
+            part, task, what = self.next, self.task, self.what
+            self.next += 1
+            PyThread_release_lock(self.mutex)
+            task(what, part)
+            PyThread_acquire_lock(self.mutex, 1)
+            self.left -= 1
+            if self.left == 0 and self.waits:
+                self.waits = False
+                PyThread_release_lock(self.done)
+
+    cdef void run(self, Task task, void *what, ptrdiff_t parts) noexcept nogil:
+        """``task(what, part)`` for part = 0, 1, ..., parts - 1, begun in this order."""
+        cdef ptrdiff_t part, more
+        cdef int k
+        if self.workers == 0 or parts <= 1:
+            for part in range(parts):
+                task(what, part)
+            return
+        PyThread_acquire_lock(self.mutex, 1)
+        self.task, self.what = task, what
+        self.next, self.parts, self.left = 0, parts, parts
+        more = parts - 1
+        for k in range(self.workers):
+            if more > 0 and self.asleep[k]:
+                self.asleep[k] = False
+                PyThread_release_lock(self.wake[k])
+            more -= 1
+        self.share()
+        self.waits = self.left > 0
+        if self.waits:
+            PyThread_release_lock(self.mutex)
+            PyThread_acquire_lock(self.done, 1)
+        else:
+            PyThread_release_lock(self.mutex)
+
+
+cdef bint is_at_work(Crew crew) noexcept nogil:
+    """Whether there are threads beside the one that asks."""
+    return crew is not None and crew.workers > 0
+
+
+cdef ptrdiff_t part_size(Crew crew, ptrdiff_t n, ptrdiff_t least) noexcept nogil:
+    """Of n things that are shared, how many go together."""
+    cdef ptrdiff_t parts = SHARES * (crew.workers + 1)
+    return max(least, (n + parts - 1) // parts)
