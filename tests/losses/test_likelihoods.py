@@ -102,8 +102,8 @@ def assert_exact(loss, y, truth, m, v, power=1.0):
     tight = 1e-8 if others else 1e-9
     for k, (a, b) in enumerate(zip(found, want, strict=True)):
         # where t is 1 to rounding, or at a mode
-        floor = (1e-15, 1e-13 * max(abs(float(want[2])), 1.0), 0.0)[k]
-        assert abs(a - b) <= tight * abs(b) + floor + 1e-40, (m, v, k, a, float(b))
+        floor = (1e-14, 1e-13 * max(abs(float(want[2])), 1.0), 0.0)[k]
+        assert abs(a - b) <= tight * abs(b) + floor + 1e-30, (m, v, k, a, float(b))
 
 
 @pytest.mark.parametrize("name", SITES)
@@ -153,7 +153,7 @@ def test_gamma_survival(shape):
             hazard = mp.exp(shape * mp.log(x) - x - mp.loggamma(shape)) / tail
             truth = -mp.log(tail), -hazard, hazard * (shape - x + hazard)
             for got, want in zip(found, truth, strict=True):
-                assert abs(got[i] - want) <= 1e-11 * max(1, shape**0.5) * abs(want) + 1e-300
+                assert abs(got[i] - want) <= (1e-11 + 1e-14 * shape) * abs(want) + 1e-60
 
 
 @pytest.mark.parametrize("v", [0.01, 1.0, 50.0])
@@ -178,7 +178,7 @@ def triples(one, other, y, other_y, n, seed=0):
     rng = np.random.default_rng(seed)
     m, v = rng.normal(0.0, 3.0, n), np.exp(rng.normal(0.0, 2.0, n))
     return [
-        np.array(backend.tilted_moments(loss, loss.responses("y", at, n), m, v))
+        np.array(backend.tilted_moments(loss, at, m, v))
         for loss, at in ((one, y), (other, other_y))
     ], v
 
@@ -366,12 +366,15 @@ def test_quantiles_are_exact_in_the_tails(loss, level):
 @pytest.mark.parametrize("loss", [losses.Poisson(), losses.NegativeBinomial(3.0)], ids=repr)
 @pytest.mark.parametrize("level", [1e-6, 0.01, 0.3, 0.5, 0.99, 1 - 1e-9])
 def test_quantiles_of_counts_are_the_least(loss, level):
-    found = loss.predict_quantile(level, MEAN + 1.0, VARIANCE)
+    variance = np.minimum(VARIANCE, 0.3)
+    found = loss.predict_quantile(level, MEAN + 1.0, variance)
     np.testing.assert_array_equal(found, np.floor(found))
-    for k, m, v in zip(found, MEAN + 1.0, VARIANCE, strict=True):
-        assert below(loss, k, m, v)[0] >= level * (1 - 1e-9)
+    for k, m, v in zip(found, MEAN + 1.0, variance, strict=True):
+        low, high = below(loss, k, m, v)
+        assert low >= level * (1 - 1e-9) if level <= 0.5 else high <= (1 - level) * (1 + 1e-9)
         if k > 0:
-            assert below(loss, k - 1.0, m, v)[0] < level
+            low, high = below(loss, k - 1.0, m, v)
+            assert low < level if level <= 0.5 else high > 1 - level
 
 
 def test_quantiles_of_labels_and_classes():

@@ -123,10 +123,12 @@ def softplus(h):
     return max(h, mp.mpf(0)) + mp.log1p(mp.exp(-abs(h)))
 
 
+@mp.workdps(50)
 def gaussian(y, variance):
     return lambda h: -((y - h) ** 2) / (2 * variance) - mp.log(2 * mp.pi * variance) / 2
 
 
+@mp.workdps(50)
 def interval(lower, upper, variance):
     if lower == upper:
         return gaussian(mp.mpf(lower), mp.mpf(variance))
@@ -134,12 +136,14 @@ def interval(lower, upper, variance):
     return lambda h: log_mass((lower - h) / sd, (upper - h) / sd)
 
 
+@mp.workdps(50)
 def laplace(y, left, right):
     y, left, right = mp.mpf(y), mp.mpf(left), mp.mpf(right)
     constant = mp.log(left * right / (left + right))
     return lambda h: constant - (right * (y - h) if y > h else left * (h - y))
 
 
+@mp.workdps(50)
 def student(y, df, scale):
     y, df, scale = mp.mpf(y), mp.mpf(df), mp.mpf(scale)
     constant = (
@@ -148,6 +152,7 @@ def student(y, df, scale):
     return lambda h: constant - (df + 1) / 2 * mp.log1p(((y - h) / scale) ** 2 / df)
 
 
+@mp.workdps(50)
 def ordinal_logit(lower, upper):
     lower, upper = mp.mpf(lower), mp.mpf(upper)
     if lower == -mp.inf:
@@ -158,12 +163,14 @@ def ordinal_logit(lower, upper):
     return lambda h: constant - softplus(h - upper) - softplus(lower - h)
 
 
+@mp.workdps(50)
 def negative_binomial(y, size):
     y, r = mp.mpf(y), mp.mpf(size)
     constant = mp.loggamma(y + r) - mp.loggamma(r) - mp.loggamma(y + 1) - y * mp.log(r)
     return lambda h: constant + y * h - (y + r) * softplus(h - mp.log(r))
 
 
+@mp.workdps(50)
 def gamma(y, observed, shape):
     y, k = mp.mpf(y), mp.mpf(shape)
     if not observed:
@@ -172,6 +179,7 @@ def gamma(y, observed, shape):
     return lambda h: constant - k * h - k * y * mp.exp(-h)
 
 
+@mp.workdps(50)
 def weibull(y, observed, shape):
     y, k = mp.mpf(y), mp.mpf(shape)
     constant = mp.log(k) + (k - 1) * mp.log(y)

@@ -254,9 +254,8 @@ cdef class ParallelSweep:
                 self.residual = fmax(
                     self.residual, fabs(b - nu[j] - (t - tau[j]) * h[j]) * sqrt(s[j])
                 )
-                tau[j] += self.damping * (t - tau[j])
-                nu[j] += self.damping * (b - nu[j])
-                scale[j] += self.damping * (g - scale[j])
+                if self.damping > 0.0:          # what is known at once needs none
+                    tau[j], nu[j], scale[j] = t, b, g
                 continue
             if copies[j] == 0.0 or self.failed[j] or not site(
                 m[j], v[j], lZ[j], dlZ[j], d2lZ[j], copies[j] / self.power, &t, &b, &g
