@@ -211,9 +211,13 @@ class Loss:
         """
         return _checks.labels(name, y, n)[:, None]
 
+    def as_given(self, responses: Array) -> Array | None:
+        """y that :meth:`responses` makes these of; None: the first of their columns."""
+        return responses[:, 1].copy() if self.by_residual else None
+
     def with_offset(self, given: bool = True) -> Self:
         """The loss of responses with an offset, or of those without."""
-        if given == self.has_offset or self.by_residual:  # y - o serves as well
+        if given == self.has_offset:
             return self
         result = copy.copy(self)
         result._set(has_offset=given)
@@ -328,7 +332,7 @@ class Loss:
 
     def log_predictive(self, responses: Array, mean: Array, variance: Array) -> Array:
         """Log probability of the responses, (n,); accurate even if the probability underflows."""
-        if self.has_offset:
+        if self.has_offset and not self.by_residual:  # where it is in y
             shift = responses[:, -1]
             if self.by_margin:
                 shift = shift * responses[:, 0]

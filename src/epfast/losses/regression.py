@@ -68,6 +68,9 @@ class Gaussian(Loss):
             )
         return result
 
+    def as_given(self, responses: Array) -> Array:
+        return responses
+
     def predict(self, mean: Array, variance: Array) -> Array:
         """Mean of y, which is that of h."""
         return np.array(mean)
@@ -315,6 +318,9 @@ class Interval(Loss):
             raise ValueError(f"{name} has two equal ends at infinity; allowed: finite ones")
         return ends
 
+    def as_given(self, responses: Array) -> Array:
+        return responses
+
     def predict(self, mean: Array, variance: Array) -> Array:
         """Mean of the value, that of h."""
         return np.array(mean)
@@ -372,6 +378,10 @@ class Censored(Interval):
         if self.lower is not None:
             ends[value <= self.lower] = -np.inf, self.lower
         return ends
+
+    def as_given(self, responses: Array) -> Array:
+        lower, upper = responses.T
+        return np.where(np.isinf(lower), upper, lower)
 
     def describe(self) -> dict[str, Any]:
         return {"variance": self.variance, "lower": self.lower, "upper": self.upper}

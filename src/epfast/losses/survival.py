@@ -63,6 +63,9 @@ class GammaNoise(Loss):
         """Check times (n,), or times and flags (n, 2); the core reads log t and flags, (n, 2)."""
         return _times(name, y, n)
 
+    def as_given(self, responses: Array) -> Array:
+        return np.column_stack([np.exp(responses[:, 0]), responses[:, 1]])
+
     def predict(self, mean: Array, variance: Array) -> Array:
         """Mean of y, exp(mean + variance / 2); infinite beyond the largest double."""
         with np.errstate(over="ignore"):
@@ -126,6 +129,9 @@ class Weibull(Loss):
     def responses(self, name: str, y: Any, n: int) -> Array:
         """Check times (n,), or times and flags (n, 2); the core reads log t and flags, (n, 2)."""
         return _times(name, y, n)
+
+    def as_given(self, responses: Array) -> Array:
+        return np.column_stack([np.exp(responses[:, 0]), responses[:, 1]])
 
     def predict(self, mean: Array, variance: Array) -> Array:
         """Mean of y, exp(mean + variance / 2) Gamma(1 + 1 / shape)."""
