@@ -404,10 +404,10 @@ def restore_responses(given: Array, loss: Loss | None) -> Array:
         raise ValueError("y holds NaN")
     if describe_loss(loss) is not None:
         own = np.ascontiguousarray(y[:, : loss.response_width])
-        given, n = loss.as_given(own), len(own)
-        made = _made_again(own, loss) if given is None else loss.responses("y", given, n)
-        own, made = (np.where(own == made, 0.0, part) for part in (own, made))  # ends at infinity
-        agree("y", own, made, 1.0 + np.abs(own))
+        user, n = loss.as_given(own), len(own)
+        made = _made_again(own, loss) if user is None else loss.responses("y", user, n)
+        differs = own != made  # ends at infinity do not
+        agree("y", own[differs], made[differs], 1.0 + np.abs(own[differs]))
     return y
 
 

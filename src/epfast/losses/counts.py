@@ -40,7 +40,7 @@ class Poisson(Loss):
 
     def responses(self, name: str, y: Any, n: int) -> Array:
         """Check counts (n,); the core reads the count and log count!, (n, 2)."""
-        count = _counts(name, _checks.array(name, y, shape=(n,)))
+        count = _counts(name, _checks.responses(name, y, n, 1))
         return np.stack([count, special.gammaln(count + 1.0)], axis=1)
 
     def predict(self, mean: Array, variance: Array) -> Array:
@@ -100,7 +100,7 @@ class NegativeBinomial(Loss):
 
     def responses(self, name: str, y: Any, n: int) -> Array:
         """Check counts (n,); the core reads the count and log count!, (n, 2)."""
-        count = _counts(name, _checks.array(name, y, shape=(n,)))
+        count = _counts(name, _checks.responses(name, y, n, 1))
         return np.stack([count, special.gammaln(count + 1.0)], axis=1)
 
     def predict(self, mean: Array, variance: Array) -> Array:
@@ -154,7 +154,7 @@ class Binomial(Loss):
 
     def responses(self, name: str, y: Any, n: int) -> Array:
         """Check (count, trials), (n, 2); the core reads log binom(trials, count) too, (n, 3)."""
-        given = _checks.array(name, y, shape=(n, 2))
+        given = _checks.responses(name, y, n, 2)
         count, trials = _counts(name, given).T
         if not (count <= trials).all():
             raise ValueError(

@@ -60,7 +60,7 @@ class Ordinal(Loss):
 
     def responses(self, name: str, y: Any, n: int) -> Array:
         """Check classes (n,)."""
-        given = _checks.array(name, y, shape=(n,))
+        given = _checks.responses(name, y, n, 1)
         if not ((given >= 0.0) & (given < self.n_classes) & (given == np.floor(given))).all():
             raise ValueError(
                 f"{name} holds numbers from {given.min():g} to {given.max():g}, or fractions; "

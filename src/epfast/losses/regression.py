@@ -56,17 +56,15 @@ class Gaussian(Loss):
 
     def responses(self, name: str, y: Any, n: int) -> Array:
         """Check y (n,), or y and variances (n, 2); the core reads both, (n, 2)."""
-        given = _checks.real_array(name, y)
-        if given.ndim == 1:
-            value = _checks.array(name, given, shape=(n,))
-            return np.stack([value, np.ones(n)], axis=1)
-        result = _checks.array(name, given, shape=(n, 2))
+        result = _checks.responses(name, y, n, 1, 2)
+        if result.ndim == 1:
+            return np.stack([result, np.ones(n)], axis=1)
         if not (result[:, 1] > 0.0).all():
             raise ValueError(
                 f"{name} has a variance of {result[:, 1].min():g}; allowed: (value, variance), "
                 "variance > 0"
             )
-        return result
+        return result.copy()
 
     def as_given(self, responses: Array) -> Array:
         return responses
@@ -140,7 +138,7 @@ class Quantile(Loss):
 
     def responses(self, name: str, y: Any, n: int) -> Array:
         """Check y (n,)."""
-        return of_residual(_checks.array(name, y, shape=(n,)))
+        return of_residual(_checks.responses(name, y, n, 1))
 
     def predict(self, mean: Array, variance: Array) -> Array:
         """Mean of y, which is not the quantile h unless q is 0.5."""
@@ -233,7 +231,7 @@ class StudentT(Loss):
 
     def responses(self, name: str, y: Any, n: int) -> Array:
         """Check y (n,)."""
-        return of_residual(_checks.array(name, y, shape=(n,)))
+        return of_residual(_checks.responses(name, y, n, 1))
 
     def predict(self, mean: Array, variance: Array) -> Array:
         """Mean of y, that of h; NaN for df <= 1, where there is none."""
@@ -308,7 +306,7 @@ class Interval(Loss):
 
     def responses(self, name: str, y: Any, n: int) -> Array:
         """Check lower and upper ends, (n, 2)."""
-        ends = _checks.array(name, y, shape=(n, 2), finite=False)
+        ends = _checks.responses(name, y, n, 2, finite=False)
         lower, upper = ends.T
         if np.isnan(ends).any():
             raise ValueError(f"{name} holds NaN; allowed: (lower, upper), infinite where unknown")
@@ -316,7 +314,7 @@ class Interval(Loss):
             raise ValueError(f"{name} has lower > upper; allowed: (lower, upper), lower <= upper")
         if ((lower == upper) & np.isinf(lower)).any():
             raise ValueError(f"{name} has two equal ends at infinity; allowed: finite ones")
-        return ends
+        return ends.copy()
 
     def as_given(self, responses: Array) -> Array:
         return responses
@@ -371,7 +369,7 @@ class Censored(Interval):
 
     def responses(self, name: str, y: Any, n: int) -> Array:
         """Check y (n,); the core reads lower and upper ends, (n, 2)."""
-        value = _checks.array(name, y, shape=(n,))
+        value = _checks.responses(name, y, n, 1)
         ends = np.stack([value, value], axis=1)
         if self.upper is not None:
             ends[value >= self.upper] = self.upper, np.inf
@@ -381,7 +379,7 @@ class Censored(Interval):
 
     def as_given(self, responses: Array) -> Array:
         lower, upper = responses.T
-        return np.where(np.isinf(lower), upper, lower)
+        return np.asarray(np.where(np.isinf(lower), upper, lower))
 
     def describe(self) -> dict[str, Any]:
         return {"variance": self.variance, "lower": self.lower, "upper": self.upper}

@@ -16,11 +16,8 @@ from epfast.losses.base import Loss
 
 def _times(name: str, y: Any, n: int) -> Array:
     """log t, and 1 where t is observed, 0 where censored, (n, 2)."""
-    given = _checks.real_array(name, y)
-    if given.ndim == 1:
-        time, observed = _checks.array(name, given, shape=(n,)), np.ones(n)
-    else:
-        time, observed = _checks.array(name, given, shape=(n, 2)).T
+    given = _checks.responses(name, y, n, 1, 2)
+    time, observed = given.T if given.ndim == 2 else (given, np.ones(n))
     if not (time > 0.0).all():
         raise ValueError(f"{name} has a time of {time.min():g}; allowed: times > 0")
     if not ((observed == 0.0) | (observed == 1.0)).all():
