@@ -25,6 +25,7 @@ SCRIPTS = {
     "speed.sparse": "sparse_speed",
     "speed.tuning": "tuning",
     "speed.wide": "wide",
+    "likelihoods.single_latent": "single_latent",
     "users.defaults": "defaults",
     "users.one_pass": "one_pass",
 }
