@@ -1,5 +1,7 @@
 """Likelihoods of one latent value: moments in 50 digits, limits, sites, predictions, quantiles."""
 
+import warnings
+
 import mpmath as mp
 import numpy as np
 import pytest
@@ -436,3 +438,22 @@ def test_the_order_of_a_loss_that_is_not_log_concave():
     assert (post.sites.precision < 0.0).any()
     np.testing.assert_array_equal(post.mean, again.mean)
     assert epfast.fit_linear(X, y, loss=losses.Gaussian(0.1)).converged
+
+
+def test_a_third_of_outliers():
+    """Where the first rows are outliers, sequential sweeps get stuck; the automatic order does not."""
+    stuck = 0
+    for seed in range(12, 24):
+        rng = np.random.default_rng(seed)
+        Z = np.column_stack([rng.normal(size=12), np.ones(12)])
+        y = Z @ rng.normal(size=2) + 0.1 * rng.normal(size=12)
+        y[rng.choice(12, 4, replace=False)] += 6.0 * rng.choice([-1.0, 1.0], 4)
+        given = {"loss": losses.StudentT(2.0, 0.1), "prior_variance": 10.0}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            order = schedules.EP(order="sequential")
+            stuck += not fit_linear(Z, y, schedule=order, **given).converged
+        post = fit_linear(Z, y, **given)
+        assert post.converged
+        assert post.n_refused < 12
+    assert stuck > 0

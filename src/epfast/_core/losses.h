@@ -258,9 +258,16 @@ EPF_INLINE void v_gamma_tail(vd w, const double *p, vd *value, vd *slope, vd *cu
         *curvature = *slope * (k - x + *slope);
     }
     if (v_any(above)) {
-        vd y = v_select(above, x, v_set(k + 1.0)), D = zero;
-        int terms = 40 + (int)(60.0 / (1.0 + k) + 6.0 * sqrt(k));
-        for (int j = terms; j > 0; j--) D = (j * (j - k)) / (y + (2.0 * j + 1.0 - k) - D);
+        /* as many terms as make it precise, measured: own to a site, whatever its neighbours */
+        vd y = v_select(above, x, v_set(INFINITY)), D = zero, terms;
+        double lanes[VW], most = 0.0;
+        terms = 6.0 + ((10.0 + 90.0 / (1.0 + k) + 3.0 * sqrt(k)) * (k + 1.0)) / y;
+        v_store(lanes, terms);
+        for (int i = 0; i < VW; i++) most = lanes[i] > most ? lanes[i] : most;
+        for (int j = (int)most; j > 0; j--) {
+            vd next = (j * (j - k)) / (y + (2.0 * j + 1.0 - k) - D);
+            D = v_select(V_MASK(terms >= (double)j), next, zero);
+        }
         vd H = (y + (1.0 - k)) - D;
         *value = v_select(above, v_log(H) - log_f, *value);
         *slope = v_select(above, H, *slope);
@@ -356,7 +363,7 @@ EPF_INLINE void v_interval(vd lower, vd upper, vd h, vd variance, vd *value, vd 
     vd near = v_max(v_select(flipped, -b, a), v_set(-INTERVAL_FAR));
     vd w = v_min((upper - lower) * per_sd, v_set(2.0 * INTERVAL_FAR)), far = near + w;
     vi inside = V_MASK(near < 0.0), narrow = V_MASK(w * (v_abs(near) + w) < 3.0);
-    vd fall = v_max(-w * (near + 0.5 * w), v_set(-700.0)), rho = v_exp(fall), less = -v_expm1(fall);
+    vd fall = v_max(-w * (near + 0.5 * w), v_set(-600.0)), rho = v_exp(fall), less = -v_expm1(fall);
     vd J0 = zero, J1 = zero, J2 = zero, both = zero, g = v_gauss(near);
     if (v_any(~narrow)) {
         vd R, Q, P, S, T;
@@ -371,8 +378,9 @@ EPF_INLINE void v_interval(vd lower, vd upper, vd h, vd variance, vd *value, vd 
     }
     if (v_any(narrow)) {
         vd G0 = zero, G1 = zero, G2 = zero, t[2], f[2];
+        vd part = v_select(narrow, w, zero);        /* of the others subnormal numbers would come */
         for (int j = 0; j < 8; j += U) {
-            for (int i = 0; i < U; i++) t[i] = w * node[j + i];
+            for (int i = 0; i < U; i++) t[i] = part * node[j + i];
             for (int i = 0; i < U; i++) f[i] = -t[i] * (near + 0.5 * t[i]);
             v_exp_each(U, f, f);
             for (int i = 0; i < U; i++) {

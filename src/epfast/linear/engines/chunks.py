@@ -63,15 +63,18 @@ LARGEST_SHARE = 100.0
 REFRESH, DRIFT = 25, 64.0
 
 
-def is_for_chunks(problem: LinearProblem) -> bool:
-    """Whether chunks are the automatic order for so many rows.
+def overshoots(problem: LinearProblem) -> bool:
+    """Whether t is known not to be log-concave: sites may be negative (likelihoods alone).
 
-    Not for a loss that is known not to be log-concave: its sites may be negative, and rows whose
-    sites change at once may overshoot (Jylänki, Vanhatalo & Vehtari 2011).
+    Rows whose sites change at once may overshoot then (Jylänki, Vanhatalo & Vehtari 2011).
     """
+    return problem.loss.is_likelihood and problem.loss.log_concave is False
+
+
+def is_for_chunks(problem: LinearProblem) -> bool:
+    """Whether chunks are the automatic order for so many rows."""
     n, d = problem.shape
-    own = problem.loss.is_likelihood and problem.loss.log_concave is False
-    return n >= max(FEW_ROWS, ROWS_PER_DIMENSION * d) and not own
+    return n >= max(FEW_ROWS, ROWS_PER_DIMENSION * d) and not overshoots(problem)
 
 
 def chunk_size(problem: LinearProblem) -> int:

@@ -23,7 +23,14 @@ from epfast.linear.engines.base import (
     start_of,
     with_precision,
 )
-from epfast.linear.engines.chunks import Chunks, Pace, chunk_size, is_for_chunks, moves_of
+from epfast.linear.engines.chunks import (
+    Chunks,
+    Pace,
+    chunk_size,
+    is_for_chunks,
+    moves_of,
+    overshoots,
+)
 from epfast.linear.problem import (
     LinearProblem,
     State,
@@ -42,6 +49,8 @@ HALF_FROM = 256
 SHRUNK = 1e-4
 #: sweeps between two refreshes
 REFRESH = 5
+#: of sweeps of all rows at once, where sequential ones are stuck
+CAREFUL = 0.5
 #: a row that moves by no more stands still, if the tolerance is not larger
 STANDS = 1e-4
 
@@ -97,6 +106,9 @@ class RowEngine(FullEngine):
         numbers = schedule.power, schedule.damping
         self.sequential = BlockedSweep(self.tilted, d, min(block, n), *numbers, full)
         self.parallel = ParallelSweep(self.tilted, d, min(n, PARALLEL_ROWS), *numbers)
+        self.careful = ParallelSweep(self.tilted, d, min(n, PARALLEL_ROWS), numbers[0], CAREFUL)
+        #: whether sequential sweeps begin anew where sites are stuck
+        self.begins_anew = schedule.order == "auto" and overshoots(problem) and schedule.tol > 0.0
         self.chunks = Chunks(problem, self.tilted, self.sequential)
         self.refresh = getattr(schedule, "refresh", None) or REFRESH
 
@@ -123,9 +135,12 @@ class RowEngine(FullEngine):
             return self._pass(state, tick)
         if state.order == "chunked":
             return self._chunked(state, keep, tick)
-        if state.order == "parallel":
+        if state.order in ("parallel", "careful"):
             return self._parallel(state, keep, tick)
-        return self._sequential(state, keep, tick)
+        new, counts = self._sequential(state, keep, tick)
+        if self.begins_anew and counts.refused > 0 and new.sweeps > 1:
+            return self._anew(new), counts._replace(settled=False)
+        return new, counts
 
     def settle(self, state: RowState, hurry: bool = False) -> State:
         if state.sites is None or state.since_refresh == 0 or hurry:
@@ -207,6 +222,15 @@ class RowEngine(FullEngine):
             raise PartOfSweep(some) from None
         return new, Counts(core.n_refused - before)
 
+    def _anew(self, state: RowState) -> RowState:
+        """From the prior, all rows at once with damping.
+
+        The first rows of a sequential sweep may pin the posterior where most of the others are
+        outliers, of which some have improper cavities then, and keep their sites.
+        """
+        fresh = self.begun(start_of(self.problem, None), None)
+        return fresh._replace(sweeps=state.sweeps, order="careful")
+
     # -- in chunks --
 
     def _chunked(self, state: RowState, keep: bool, tick: Tick) -> tuple[RowState, Counts]:
@@ -250,7 +274,8 @@ class RowEngine(FullEngine):
 
     def _parallel(self, state: RowState, keep: bool, tick: Tick) -> tuple[RowState, Counts]:
         """Fit the sites from one posterior, and take as much of their changes as is proper."""
-        problem, core = self.problem, self.parallel
+        problem = self.problem
+        core = self.careful if state.order == "careful" else self.parallel
         assert state.sites is not None
         root = inverse_root(state.precision)
         before, core.residual = core.n_refused, 0.0
