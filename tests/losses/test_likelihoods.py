@@ -441,7 +441,7 @@ def test_the_order_of_a_loss_that_is_not_log_concave():
 
 
 def test_a_third_of_outliers():
-    """Where the first rows are outliers, sequential sweeps get stuck; the automatic order does not."""
+    """Where the first rows are outliers sequential sweeps get stuck, in the automatic order not."""
     stuck = 0
     for seed in range(12, 24):
         rng = np.random.default_rng(seed)
