@@ -27,6 +27,7 @@ SCRIPTS = {
     "speed.tuning": "tuning",
     "speed.wide": "wide",
     "speed.factorized": "factorized_sweeps",
+    "likelihoods.single_latent": "single_latent",
     "users.defaults": "defaults",
     "users.one_pass": "one_pass",
 }

@@ -77,7 +77,8 @@ def test_pinned_column(loss, kind, rows, weighted):
         pytest.skip(str(error))
     # the pin moves by 1e-7, and sweeps that have not settled may magnify that
     sd = np.sqrt(pinned.variance[:D])
-    assert np.abs(ours.mean - pinned.mean[:D]).max() <= 1e-6 * sd.min()
+    allowed = 1e-5 if LOSSES[loss].kinks and kind == "importance" else 1e-6  # draws cross a kink
+    assert np.abs(ours.mean - pinned.mean[:D]).max() <= allowed * sd.min()
     assert ours.variance == pytest.approx(pinned.variance[:D], rel=1e-6)
 
 

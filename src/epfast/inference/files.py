@@ -398,10 +398,16 @@ def restore_responses(given: Array, loss: Loss | None) -> Array:
     y = given[:, None] if given.ndim == 1 else given
     if loss is None:
         return _checks.array("y", y, shape=(None, None))
-    y = _checks.array("y", y, shape=(None, loss.response_width + loss.has_offset))
+    more = loss.has_offset and not loss.by_residual
+    y = _checks.array("y", y, shape=(None, loss.response_width + more), finite=False)
+    if np.isnan(y).any():
+        raise ValueError("y holds NaN")
     if describe_loss(loss) is not None:
-        own = y[:, : loss.response_width]
-        agree("y", own, _made_again(own, loss), 1.0 + np.abs(own))
+        own = np.ascontiguousarray(y[:, : loss.response_width])
+        user, n = loss.as_given(own), len(own)
+        made = _made_again(own, loss) if user is None else loss.responses("y", user, n)
+        differs = own != made  # ends at infinity do not
+        agree("y", own[differs], made[differs], 1.0 + np.abs(own[differs]))
     return y
 
 

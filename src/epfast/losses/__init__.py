@@ -19,26 +19,39 @@ from epfast.losses.classification import (
     SquaredHinge,
 )
 from epfast.losses.contaminated import Contaminated
-from epfast.losses.counts import Binomial, Poisson
+from epfast.losses.counts import Binomial, NegativeBinomial, Poisson
 from epfast.losses.custom import CustomLoss, CustomSite
 from epfast.losses.names import NAMED, describe, resolve, restore
+from epfast.losses.ordinal import Ordinal
+from epfast.losses.regression import Censored, Gaussian, Interval, LaplaceNoise, Quantile, StudentT
+from epfast.losses.survival import GammaNoise, Weibull
 
 __all__ = [
     "NAMED",
     "Binomial",
+    "Censored",
     "Contaminated",
     "CoreLoss",
     "CustomLoss",
     "CustomSite",
+    "GammaNoise",
+    "Gaussian",
     "Hinge",
+    "Interval",
+    "LaplaceNoise",
     "Logistic",
     "Loss",
+    "NegativeBinomial",
     "NoisyStep",
+    "Ordinal",
     "PiecewiseLinear",
     "Poisson",
     "Probit",
+    "Quantile",
     "Quasi01",
     "SquaredHinge",
+    "StudentT",
+    "Weibull",
     "describe",
     "resolve",
     "restore",

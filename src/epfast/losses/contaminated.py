@@ -128,6 +128,18 @@ class Contaminated(Loss):
             log_c = np.full(n, self.log_density)
         return np.column_stack([rows, log_c])
 
+    @property
+    def log_concave(self) -> bool:
+        """False: a mixture is not."""
+        return False
+
+    def as_given(self, responses: Array) -> Array | None:
+        if self.by_margin:
+            return None
+        rows = np.ascontiguousarray(responses[:, :-1])
+        given = self.base.as_given(rows)
+        return rows[:, 0] if given is None and self.base.response_width == 1 else given
+
     def break_points(self) -> Array:
         return self.base.break_points()
 

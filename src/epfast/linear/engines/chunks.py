@@ -65,10 +65,18 @@ LARGEST_SHARE = 100.0
 REFRESH, DRIFT = 25, 64.0
 
 
+def overshoots(problem: LinearProblem) -> bool:
+    """Whether t is known not to be log-concave: sites may be negative (likelihoods alone).
+
+    Rows whose sites change at once may overshoot then (Jylänki, Vanhatalo & Vehtari 2011).
+    """
+    return problem.loss.is_likelihood and problem.loss.log_concave is False
+
+
 def is_for_chunks(problem: LinearProblem) -> bool:
     """Whether chunks are the automatic order for so many rows."""
     n, d = problem.shape
-    return n >= max(FEW_ROWS, ROWS_PER_DIMENSION * d)
+    return n >= max(FEW_ROWS, ROWS_PER_DIMENSION * d) and not overshoots(problem)
 
 
 def chunk_size(problem: LinearProblem) -> int:

@@ -1,0 +1,1 @@
+"""Likelihoods beside those of labels: EP against published evidence and long checks; speed."""
