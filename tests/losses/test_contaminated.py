@@ -191,7 +191,7 @@ def test_files(loss, tmp_path):
         ({"base": losses.Poisson(), "log_density": "one"}, "log_density"),
         ({"base": losses.Poisson(), "log_density": np.inf}, "log_density"),
         ({"log_density": -1.0}, "log_density is"),
-        ({"beta": 0.5}, "beta"),
+        ({"base": losses.Poisson(), "log_density": "zero", "beta": 0.5}, "beta"),
     ],
 )
 def test_refused(given, message):

@@ -283,6 +283,7 @@ def test_log_concave_is_told():
     assert [name for name, given in told.items() if given is False] == [
         "quasi01",
         "noisy_step",
+        "contaminated",
         "student_t",
     ]
     assert all(given is not None for given in told.values())

@@ -5,7 +5,7 @@ import numpy as np
 from libc.math cimport INFINITY, NAN, exp, fmax, isfinite, log1p
 
 from epfast._core.loss cimport CoreLoss
-from epfast._core.status cimport OK, Status
+from epfast._core.status cimport CALLBACK_FAILED, OK, Status
 from epfast._core.tilted cimport SiteScheme, TiltedMoments
 from epfast._core.vector cimport EPF_CALLBACK, epf_loss, kernels
 
@@ -78,7 +78,9 @@ cdef int call_mixture(
     return 0
 
 
-def contaminated(CoreLoss base not None, double keep, double lose, bint margin):
+def contaminated(
+    CoreLoss base not None, double keep, double lose, bint margin, double beta=1.0
+):
     """The loss -log((1 - share) exp(-l) + share c), l the base.
 
     keep is log(1 - share). margin: the base is a loss of the margin, and so is the mixture; lose is
@@ -93,28 +95,30 @@ def contaminated(CoreLoss base not None, double keep, double lose, bint margin):
     loss.set_width(0 if margin else <int> base.stride + 1)
     holder = bytearray((<char *> &mix)[:sizeof(Mixture)])
     loss.alive, loss.inner = holder, base
-    loss.c.kind = EPF_CALLBACK
+    loss.c.kind, loss.c.beta = EPF_CALLBACK, beta
     loss.c.callback = call_mixture
     loss.c.user = <void *> <char *> holder
     return loss
 
 
 cdef class ContaminatedMoments(SiteScheme):
-    """Tilted moments of a contaminated loss, from those of its base; of power 1.
+    """Tilted moments of a contaminated loss, from those of its base; other powers by integration.
 
     log Z = log((1 - share) Z_b + share c), and with r the share of the base in Z
-    dlZ = r dlZ_b, d2lZ = r d2lZ_b + r (1 - r) dlZ_b^2.
+    dlZ = r dlZ_b, d2lZ = r d2lZ_b + r (1 - r) dlZ_b^2. powers: moments by integration, or None.
     """
 
-    cdef TiltedMoments base
+    cdef TiltedMoments base, others
     cdef Mixture *mix
     cdef double[::1] rows, powers
     cdef unsigned char[::1] failed
 
-    def __init__(self, CoreLoss loss not None, TiltedMoments base not None):
+    def __init__(
+        self, CoreLoss loss not None, TiltedMoments base not None, TiltedMoments powers=None
+    ):
         if loss.inner is None:
             raise ValueError("the loss is not contaminated")
-        self.loss, self.base = loss, base
+        self.loss, self.base, self.others = loss, base, powers
         self.mix = <Mixture *> loss.c.user
         self.rows = np.empty(BATCH * base.loss.stride)
         self.powers = np.ones(BATCH)
@@ -151,7 +155,17 @@ cdef class ContaminatedMoments(SiteScheme):
                 return status
             for i in range(done, done + count):
                 log_c = self.mix.lose if self.mix.margin else self.mix.lose + y[i * own + theirs]
-                if not isfinite(lZ[i]) or power[i] != 1.0:
+                if self.loss.c.beta * power[i] != 1.0:
+                    lZ[i] = NAN
+                    if self.others is not None:
+                        status = self.others.at(
+                            y + i * own if y != NULL else NULL, m[i], v[i], power[i], &lZ[i],
+                            &dlZ[i], &d2lZ[i]
+                        )
+                        if status == CALLBACK_FAILED:
+                            return status
+                    continue
+                if not isfinite(lZ[i]):
                     lZ[i] = NAN
                     continue
                 total = log_sum(self.mix.keep + lZ[i], log_c)

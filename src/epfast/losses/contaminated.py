@@ -14,6 +14,7 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.contaminated import ContaminatedMoments, contaminated
 from epfast._core.loss import CoreLoss
+from epfast._core.tilted import TiltedMoments
 from epfast.losses.base import Loss
 from epfast.losses.classification import Probit
 
@@ -28,7 +29,7 @@ class Contaminated(Loss):
     numbers and a broad density c (Minka 2001, the clutter problem, has a Gaussian base); counts
     with more zeros than the base has. Not log-concave: sites may be negative, and EP may need
     damping or ``DoubleLoop``. Its tilted moments are closed where those of the base are; powers
-    other than 1 are refused.
+    other than 1 are integrated for labels, and refused for other responses.
 
     Parameters
     ----------
@@ -86,11 +87,11 @@ class Contaminated(Loss):
             raise ValueError(
                 f"log_density is {_checks.describe(given)}; allowed with labels: None, 1/2 for each"
             )
-        has = self.base.gives - {"powers"}
+        has = self.base.gives if margin else self.base.gives - {"powers"}
         self._set(
             share=share,
             log_density=given,
-            gives=frozenset(has | {"moments"}),
+            gives=frozenset(has),
             kinks=self.base.kinks,
             by_margin=margin,
             response_width=1 if margin else self.base.response_width + 1,
@@ -107,11 +108,15 @@ class Contaminated(Loss):
     def core(self) -> CoreLoss:
         lose = math.log(self.share) + (math.log(0.5) if self.by_margin else 0.0)
         return contaminated(
-            self.base.shifted_core(), math.log1p(-self.share), lose, bool(self.by_margin)
+            self.base.shifted_core(), math.log1p(-self.share), lose, bool(self.by_margin), self.beta
         )
 
     def own_moments(self, core: CoreLoss) -> ContaminatedMoments:
-        return ContaminatedMoments(core, self.base.tilted(core.inner))
+        powers = None
+        if "powers" in self.gives:
+            smooth = not self.base.kinks and {"derivatives", "continuous"} <= self.gives
+            powers = TiltedMoments(self.core(), self.base.panel_ends(), smooth)
+        return ContaminatedMoments(core, self.base.tilted(core.inner), powers)
 
     def responses(self, name: str, y: Any, n: int) -> Array:
         """Those of the base, and log c(y), (n, response_width)."""
