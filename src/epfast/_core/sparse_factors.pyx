@@ -152,7 +152,7 @@ cdef class SparseSweep(MinibatchSweep):
         if scheme not in SPARSE:
             raise ValueError(f"scheme is {scheme!r}; allowed: {', '.join(SPARSE)}")
         super().__init__(loss, scheme, 1, max_rows, **given)
-        self.columns = d
+        self.columns, self.place = d, np.empty(0, np.intc)
         self.one_row = self.scheme == SCALAR
         self.probit = self.one_row and (
             self.moments.scheme is None and self.moments.kernel == EPF_MOMENTS_PROBIT
