@@ -153,6 +153,7 @@ cdef class SparseSweep(MinibatchSweep):
             raise ValueError(f"scheme is {scheme!r}; allowed: {', '.join(SPARSE)}")
         super().__init__(loss, scheme, 1, max_rows, **given)
         self.columns, self.place = d, np.empty(0, np.intc)
+        self.capacity = self.longest = -1
         self.one_row = self.scheme == SCALAR
         self.probit = self.one_row and (
             self.moments.scheme is None and self.moments.kernel == EPF_MOMENTS_PROBIT
