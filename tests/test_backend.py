@@ -94,3 +94,14 @@ def test_sites_on_the_values_of_a_process():
     order = rng.permutation(40)
     sweep(Sigma, mu, None, y, tau, nu, order=order[:10])
     np.testing.assert_array_equal(Sigma, Sigma.T)
+
+
+def test_what_an_output_held_before_does_not_matter():
+    """Not even where arrays of another layout are converted first."""
+    rng = np.random.default_rng(0)
+    X, mean, variance = rng.normal(size=(6, 4)), np.zeros(4), np.ones(4)
+    fits = epfast.backend.Minibatch("logistic", "laplace", 4)
+    out = np.full(4, np.nan), np.full(4, np.inf)
+    fits.fit(np.asfortranarray(X), mean, variance, out=out)
+    for found, wanted in zip(out, fits.fit(X, mean, variance), strict=False):
+        np.testing.assert_array_equal(found, wanted)

@@ -215,6 +215,7 @@ cdef class KernelMatrix:
         self.root = np.empty(self.n)
         self.columns = np.empty((min(COLUMNS, self.n), self.n))
         self.few = np.empty(len(self.columns), dtype=np.intp)
+        self.work = np.empty(1)
 
     # ---- parts ----
 
@@ -400,7 +401,7 @@ cdef class KernelMatrix:
         cdef ptrdiff_t i, part, n = self.n
         long_enough("vectors", min(x.shape[0], z.shape[0], y.shape[0], q.shape[0]), n)
         job.parts = self.strips()
-        if self.work is None or self.work.shape[0] < 2 * n * job.parts:
+        if self.work.shape[0] < 2 * n * job.parts:
             self.work = np.empty(2 * n * job.parts)
         job.x, job.z, job.work = &x[0], &z[0], &self.work[0]
         with nogil:

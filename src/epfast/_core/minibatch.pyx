@@ -136,27 +136,9 @@ cdef class MinibatchSweep:
         self.slope_curvature = slope_curvature
         self.flat_start = flat_start
 
-        self.memory = np.zeros(6 * max_rows + 12 * d)
+        self.lay_out(d)
         if loss.shifted:
             self.apart = np.empty(max_rows * loss.stride)
-        self.row.m = &self.memory[0]
-        self.row.value = self.row.m + max_rows
-        self.row.slope = self.row.value + max_rows
-        self.row.curvature = self.row.slope + max_rows
-        self.row.trial = self.row.curvature + max_rows
-        self.row.work = self.row.trial + max_rows
-        self.column.mu = self.row.work + max_rows
-        self.column.v = self.column.mu + d
-        self.column.b = self.column.v + d
-        self.column.tau = self.column.b + d
-        self.column.step = self.column.tau + d
-        self.column.theta = self.column.step + d
-        self.column.up = self.column.theta + d
-        self.column.down = self.column.up + d
-        self.column.site_tau = self.column.down + d
-        self.column.site_nu = self.column.site_tau + d
-        self.column.away_tau = self.column.site_nu + d
-        self.column.away_nu = self.column.away_tau + d
         if self.scheme == LAPLACE:
             p = min(d, max_rows)
             # Hessian in the smaller of the two spaces and its factor, scaled rows
@@ -173,6 +155,30 @@ cdef class MinibatchSweep:
             self.point_values = np.empty(z)
             # scaled rows, then m, values and responses at a block of points
             self.scratch = np.empty(max_rows * (d + (2 + loss.c.width) * POINT_BLOCK))
+
+    cdef int lay_out(self, ptrdiff_t d) except -1:
+        """Scratch of a number per row, and of those per column for factors of d columns."""
+        cdef ptrdiff_t s = self.max_rows
+        self.memory = np.zeros(6 * s + 12 * d)
+        self.row.m = &self.memory[0]
+        self.row.value = self.row.m + s
+        self.row.slope = self.row.value + s
+        self.row.curvature = self.row.slope + s
+        self.row.trial = self.row.curvature + s
+        self.row.work = self.row.trial + s
+        self.column.mu = self.row.work + s
+        self.column.v = self.column.mu + d
+        self.column.b = self.column.v + d
+        self.column.tau = self.column.b + d
+        self.column.step = self.column.tau + d
+        self.column.theta = self.column.step + d
+        self.column.up = self.column.theta + d
+        self.column.down = self.column.up + d
+        self.column.site_tau = self.column.down + d
+        self.column.site_nu = self.column.site_tau + d
+        self.column.away_tau = self.column.site_nu + d
+        self.column.away_nu = self.column.away_tau + d
+        return 0
 
     # -- products with the rows of a factor --
 

@@ -65,7 +65,7 @@ cdef void solve_rows(void *what, ptrdiff_t part) noexcept nogil:
     cdef double *V = job.V + i
     cdef bint negative
     dtrsm(b"R", b"L", b"T", b"U", &m, &q, &unit, job.T, &q, V, &d)
-    dgemv(b"N", &m, &q, &unit, V, &d, job.k, &one, &unit, job.mu + i, &one)
+    dgemv(b"N", &m, &q, &unit, V, &d, <double *> job.k, &one, &unit, job.mu + i, &one)
     for negative in range(2):
         for j in range(q):
             if job.c[j] < 0.0 if negative else job.c[j] > 0.0:

@@ -152,7 +152,8 @@ cdef class SparseSweep(MinibatchSweep):
         if scheme not in SPARSE:
             raise ValueError(f"scheme is {scheme!r}; allowed: {', '.join(SPARSE)}")
         super().__init__(loss, scheme, 1, max_rows, **given)
-        self.columns = d
+        self.columns, self.place = d, np.empty(0, np.intc)
+        self.capacity = self.longest = -1
         self.one_row = self.scheme == SCALAR
         self.probit = self.one_row and (
             self.moments.scheme is None and self.moments.kernel == EPF_MOMENTS_PROBIT
@@ -171,25 +172,7 @@ cdef class SparseSweep(MinibatchSweep):
             return 0
         entries, longest = max(entries, self.capacity, 1), max(longest, self.longest, 1)
         width = min(entries, self.columns)
-        self.memory = np.zeros(6 * m + 12 * width)
-        self.row.m = &self.memory[0]
-        self.row.value = self.row.m + m
-        self.row.slope = self.row.value + m
-        self.row.curvature = self.row.slope + m
-        self.row.trial = self.row.curvature + m
-        self.row.work = self.row.trial + m
-        self.column.mu = self.row.work + m
-        self.column.v = self.column.mu + width
-        self.column.b = self.column.v + width
-        self.column.tau = self.column.b + width
-        self.column.step = self.column.tau + width
-        self.column.theta = self.column.step + width
-        self.column.up = self.column.theta + width
-        self.column.down = self.column.up + width
-        self.column.site_tau = self.column.down + width
-        self.column.site_nu = self.column.site_tau + width
-        self.column.away_tau = self.column.site_nu + width
-        self.column.away_nu = self.column.away_tau + width
+        self.lay_out(width)
         self.tau, self.nu = np.empty(width), np.empty(width)
         self.next_tau, self.next_nu = np.empty(width), np.empty(width)
         if A.ones:

@@ -108,7 +108,7 @@ class Minibatch:
             if y is not None and self.loss.by_margin:
                 y = self.loss.responses("y", y, rows)
             for part in (precision, shift):
-                in_place("out", part, (self.d,))
+                in_place("out", part, (self.d,), finite=False)
             scale = self._core.fit_into(*arrays, y, precision, shift, name)
         return precision, shift, scale
 

@@ -297,10 +297,13 @@ def sweep(
     return core.n_refused
 
 
-def in_place(name: str, value: Any, shape: tuple[int | None, ...]) -> Array:
-    """An array of the caller, to be changed in place; a copy would be lost."""
+def in_place(name: str, value: Any, shape: tuple[int | None, ...], *, finite: bool = True) -> Array:
+    """An array of the caller, to be changed in place; a copy would be lost.
+
+    finite: whether its numbers are read before they are written.
+    """
     if not (isinstance(value, np.ndarray) and value.dtype == np.float64):
         raise TypeError(f"{name} is {_checks.describe(value)}; allowed: a float64 array")
     if not (value.flags.c_contiguous and value.flags.writeable and value.flags.aligned):
         raise ValueError(f"{name} is not contiguous or not writeable; allowed: an array that is")
-    return _checks.array(name, value, shape=shape)
+    return _checks.array(name, value, shape=shape, finite=finite)

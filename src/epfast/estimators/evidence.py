@@ -108,15 +108,7 @@ class Fits(NamedTuple):
 
     @property
     def log_evidence(self) -> float:
-        # a factorised posterior has that of its last sweep: O(d) less
-        return float(
-            sum(
-                post.history[-1].log_evidence
-                if isinstance(post, FactorizedPosterior) and post.history
-                else post.log_evidence
-                for post in self.posteriors
-            )
-        )
+        return float(sum(post.log_evidence for post in self.posteriors))
 
 
 class BinaryProblems(NamedTuple):

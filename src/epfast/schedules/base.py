@@ -137,13 +137,12 @@ class EP(Schedule):
         and in chunks of their own, that moved far more than most (of 2,000 sparse rows or more,
         where no site takes precision away); ``change`` in ``history`` is that of the sweep and
         these visits together. With fewer rows it is "sequential". For processes of 128 values or
-        more it is a
-        sequential sweep, then joint steps, which go to the fixed point of all sites by a covariance
-        that is linear in them and converge quadratically; a sequential sweep again where one does
-        not contract. For scalar sites with a factorised posterior it is "sequential", where sweeps
-        settle slowly each after a Newton step on all means, of O(n d^2) or some passes over many
-        columns; not with losses that are not convex, or fits that are not exact. Elsewhere, and
-        with ``tol=0``, damping or (processes) a power, it is "sequential".
+        more it is a sequential sweep, then joint steps, which go to the fixed point of all sites by
+        a covariance that is linear in them and converge quadratically; a sequential sweep again
+        where one does not contract. For scalar sites with a factorised posterior it is
+        "sequential", where sweeps settle slowly each after a Newton step on all means, of O(n d^2)
+        or some passes over many columns; not with losses that are not convex, or fits that are not
+        exact. Elsewhere, and with ``tol=0``, damping or (processes) a power, it is "sequential".
     site_rule : {"nonnegative", "keep", "floor"}, optional
         For factorised posteriors: what becomes of a coordinate whose new site would do harm.
         "nonnegative": a negative precision is set to 0 and the slope kept; "keep": a site that
