@@ -21,6 +21,14 @@ from epfast.losses.classification import (
 from epfast.losses.counts import Binomial, Poisson
 from epfast.losses.custom import CustomLoss, CustomSite
 from epfast.losses.names import NAMED, describe, resolve, restore
+from epfast.losses.priors import (
+    Horseshoe,
+    LaplacePrior,
+    Prior,
+    SpikeAndSlab,
+    StudentTPrior,
+    restore_prior,
+)
 
 __all__ = [
     "NAMED",
@@ -29,15 +37,21 @@ __all__ = [
     "CustomLoss",
     "CustomSite",
     "Hinge",
+    "Horseshoe",
+    "LaplacePrior",
     "Logistic",
     "Loss",
     "NoisyStep",
     "PiecewiseLinear",
     "Poisson",
+    "Prior",
     "Probit",
     "Quasi01",
+    "SpikeAndSlab",
     "SquaredHinge",
+    "StudentTPrior",
     "describe",
     "resolve",
     "restore",
+    "restore_prior",
 ]
