@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,7 +21,7 @@ from epfast.gp.checking import SiteProposal, root_of
 from epfast.gp.prediction import MOVED, ProcessPosterior, draws_of, matrices_of, missing, prior_at
 from epfast.gp.problem import GPProblem
 from epfast.gp.relaxed import RelaxedEnergies, relaxed_energies
-from epfast.inference import ConvergenceWarning, SweepInfo
+from epfast.inference import SweepInfo, learning
 from epfast.inference.certificates import Case
 from epfast.inference.files import (
     contents,
@@ -46,6 +45,11 @@ from epfast.linear.problem import weights_of
 from epfast.losses import Loss, NoisyStep
 from epfast.schedules import EP
 
+#: of relaxed EP there is no gradient
+NOT_STATIONARY = (
+    "the posterior is that of relaxed EP, whose log evidence is not stationary in the sites; "
+    "allowed: a fit without relaxation"
+)
 #: vectors in a file, (n,) each
 VECTORS = ("alpha", "mean", "variance")
 
@@ -207,17 +211,8 @@ class GPPosterior(ProcessPosterior):
             If the posterior is not at a fixed point (``residual`` above 1e-3).
         """
         if self.relaxed is not None:
-            raise ValueError(
-                "the posterior is that of relaxed EP, whose log evidence is not stationary in the "
-                "sites; allowed: a fit without relaxation"
-            )
-        if not self.residual <= 1e-3:
-            warnings.warn(
-                f"the gradient is taken at a residual of {self.residual:.2g}, where it is not that "
-                "of the log evidence; fit with more sweeps or a smaller tolerance",
-                ConvergenceWarning,
-                stacklevel=2,
-            )
+            raise ValueError(NOT_STATIONARY)
+        learning.note_residual(self.residual)
         n = len(self.y)
         return np.array([self._contract(matrix) for matrix in matrices_of(dK, (n, n))])
 
@@ -236,39 +231,16 @@ class GPPosterior(ProcessPosterior):
         return 0.5 * total
 
     def log_evidence_gradient_epsilon(self) -> float:
-        """Derivative of the log evidence by the epsilon of a noisy step.
-
-        Returns
-        -------
-        float
-            Sum over the sites of d log Z_i / d epsilon, with the cavities held fixed.
-        """
+        """As :meth:`loss_gradient`, for the epsilon of a noisy step."""
         loss = self.known_loss()
         if not isinstance(loss, NoisyStep):
             raise ValueError(f"loss is {loss!r}; allowed: a NoisyStep")
-        if self.problem.weights is not None:
-            raise ValueError("the fit has weights; allowed for this derivative: none")
-        mean, variance = self._cavities(self.power)
-        labels, exponent = self.problem.y, self.beta * self.power
-        step = NoisyStep(1e-300)
-        above, below = (
-            np.exp(step.log_predictive(sign * labels, mean, variance)) for sign in (1.0, -1.0)
-        )
-        epsilon = loss.epsilon
-        total = (1.0 - epsilon) ** exponent * above + epsilon**exponent * below
-        slope = epsilon ** (exponent - 1.0) * below - (1.0 - epsilon) ** (exponent - 1.0) * above
-        return float((self.beta * slope / total).sum())
+        return float(self.loss_gradient()["epsilon"])
 
-    def _cavities(self, share: float) -> tuple[Array, Array]:
-        """Mean and variance of f_i, (n,) each, with a share of its site taken out."""
-        taken = share / self.problem.copies()
-        rest = 1.0 - taken * self.state.sites.precision * self.variance
-        if not (rest > 0.0).all():
-            raise FloatingPointError(
-                f"{int((rest <= 0.0).sum())} of {len(rest)} cavities are improper"
-            )
-        mean = (self.mean - taken * self.state.sites.shift * self.variance) / rest
-        return mean, self.variance / rest
+    def _latent_of_rows(self) -> tuple[Array, Array | None, Array, Array]:
+        if self.relaxed is not None:
+            raise ValueError(NOT_STATIONARY)
+        return self.problem.y, self.problem.weights, self.mean, self.variance
 
     def _case(self) -> Case:
         """See :meth:`check`. O(n^3) once, and O(n r) per draw, r the rank of the covariance."""
@@ -315,7 +287,9 @@ class GPPosterior(ProcessPosterior):
         FloatingPointError
             If a cavity is improper.
         """
-        return self.loss_of_rows().log_predictive(self.problem.y, *self._cavities(1.0))
+        share = 1.0 / self.problem.copies()
+        cavity = learning.cavities(self.state.sites, self.mean, self.variance, share)
+        return self.loss_of_rows().log_predictive(self.problem.y, *cavity)
 
     # -- prediction --
 

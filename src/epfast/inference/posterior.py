@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.inference import certificates, report
+from epfast.inference import certificates, learning, report
 from epfast.inference.certificates import Case, Check
 from epfast.inference.records import Sites, SweepInfo
 from epfast.losses import Loss
@@ -100,6 +100,11 @@ class Posterior:
         raise NotImplementedError
 
     @property
+    def residual(self) -> float:
+        """Distance from a fixed point of EP."""
+        raise NotImplementedError
+
+    @property
     def variance(self) -> Array:
         raise NotImplementedError
 
@@ -131,7 +136,39 @@ class Posterior:
         bound: float = self.problem.evidence_bound
         return bound
 
+    def _latent_of_rows(self) -> tuple[Array, Array | None, Array, Array]:
+        """Responses and weights of the rows, mean and variance of their latent values."""
+        raise ValueError(
+            "the posterior has no scalar site per row; allowed: one with a full covariance, "
+            "batch_size=None and an EP schedule, or of a process"
+        )
+
     # -- what all results say --
+
+    def loss_gradient(self) -> dict[str, Any]:
+        """Derivatives of the log evidence by parameters of the likelihood.
+
+        At a fixed point of EP the sites do not contribute (Rasmussen & Williams 2006, section
+        5.5.2): the derivative is the sum over the rows of d log Z_i, with the cavities held
+        fixed, here by differences of the fourth order.
+
+        Returns
+        -------
+        dict
+            For each name of ``loss.learnable`` a number, or an array of the parameter's shape.
+
+        Raises
+        ------
+        ValueError
+            If the posterior has no scalar site per row, or does not know its rows.
+        FloatingPointError
+            If a cavity is improper.
+        """
+        self.known_loss()
+        y, weights, mean, variance = self._latent_of_rows()
+        assert self.sites is not None
+        learning.note_residual(self.residual)
+        return learning.loss_gradient(self.problem, y, weights, self.sites, mean, variance)
 
     def check(self, draws: int = 1000, seed: int = 0) -> Check:
         """Compare with the exact posterior, by importance sampling; ``str(check)`` is in words.

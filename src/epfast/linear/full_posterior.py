@@ -82,6 +82,13 @@ class FullPosterior(LinearPosterior):
         self._stored()
         return online.leave_one_out(self._with_rows(X, y).problem, self.state)
 
+    def _latent_of_rows(self) -> tuple[Array, Array | None, Array, Array]:
+        if self.sites is None or self.sites.shift.ndim != 1:
+            return super()._latent_of_rows()
+        problem = self._with_rows().problem
+        assert problem.data.y is not None
+        return problem.data.y, problem.data.weights, *online.latent_of_rows(problem, self.state)
+
     def partial_fit(
         self,
         X: Any,

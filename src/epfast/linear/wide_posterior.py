@@ -237,6 +237,11 @@ class WidePosterior(FullPosterior):
         problem, moments = self._with_rows(X, y).problem, self.latent_moments
         return online.left_out(problem, self.state.sites, moments.mean, moments.variance)
 
+    def _latent_of_rows(self) -> tuple[Array, Array | None, Array, Array]:
+        data, moments = self._with_rows().problem.data, self.latent_moments
+        assert data.y is not None
+        return data.y, data.weights, moments.mean, moments.variance
+
     # -- prediction --
 
     def predict_latent(self, X: ArrayLike, joint: bool = False) -> tuple[Array, Array]:

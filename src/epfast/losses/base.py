@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -87,6 +87,8 @@ class Loss:
     response_width: ClassVar[int] = 1
     #: True if exp(-l) is normalised over y: then log evidences of such losses can be compared
     is_likelihood: ClassVar[bool] = False
+    #: parameters that the evidence may choose: positive numbers, or increasing ones
+    learnable: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         self._set(beta=_checks.number("beta", self.beta, above=0.0))
@@ -120,6 +122,18 @@ class Loss:
         result = copy.copy(self)
         result._set(beta=self.beta * float(beta))
         return result
+
+    def with_parameters(self, **values: Any) -> Self:
+        """The loss with other values of some parameters, by name; y means the same to it."""
+        return replace(self, **values).with_offset(self.has_offset)
+
+    def steps(self, name: str, share: float) -> Array:
+        """Small changes of a learnable parameter, (k,), by which to take differences."""
+        value = np.atleast_1d(np.asarray(getattr(self, name), dtype=np.float64))
+        if len(value) == 1:
+            return np.asarray(share * value)
+        gaps = np.diff(value)
+        return np.asarray(share * np.minimum(np.append(gaps, np.inf), np.insert(gaps, 0, np.inf)))
 
     def check_power(self, power: float, name: str = "power") -> None:
         """Raise if the loss does not give this power of t.

@@ -205,6 +205,7 @@ class NoisyStep(PiecewiseLinear):
     jumps: tuple[float, ...] | None = field(default=None, init=False, repr=False)
 
     is_likelihood = True
+    learnable = ("epsilon",)
 
     def __post_init__(self) -> None:
         epsilon = _checks.number("epsilon", self.epsilon, least=1e-300, most=0.5)
