@@ -154,9 +154,8 @@ def check(case: Case, draws: int, seed: int) -> Check:
     seen = Moments(nan, nan, nan, nan, float("nan"))
     if used is not None and used.effective >= NOTHING:
         seen = moments(sampler, proposal, used)
-        if proposal is not case.proposal:
-            at = proposal.moments()
-            seen = seen.beside(at[0], np.where(at[1] > 0.0, at[1], 1.0), case.mean, sd)
+        at = proposal.moments()
+        seen = seen.beside(at[0], np.where(at[1] > 0.0, at[1], 1.0), case.mean, sd)
     verdict, reason = _verdict(case, seen, used, better, sampler.draws)
     worst, widest = _largest(seen.shift), _largest(seen.log_sd)
     factor = float(np.exp(seen.log_sd[widest]))

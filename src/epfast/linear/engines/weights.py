@@ -110,21 +110,6 @@ class Sweeping(NamedTuple):
     stalled: int = 0
 
 
-def prior_sites(
-    prior: Prior, d: int, empty: NDArray[np.bool_], intercept: float | None
-) -> PriorSites:
-    """The sites of d weights, the last of which may be an intercept of this prior variance.
-
-    empty: (d,), columns of zeros, whose weights keep their prior.
-    """
-    precision = np.full(d, 1.0 / prior.spread)
-    if intercept is not None:
-        precision[-1] = 1.0 / intercept
-        empty = np.append(empty[:-1], True)
-    scale = 0.5 * np.log(precision / (2.0 * math.pi))
-    return PriorSites(prior, Sites(precision, np.zeros(d), scale), np.flatnonzero(~empty))
-
-
 class WeightEngine:
     """What both forms share: visits of the weights, and how far their sites move."""
 
