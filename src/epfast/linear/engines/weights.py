@@ -33,7 +33,11 @@ from epfast.losses import Prior
 from epfast.schedules import Schedule
 
 #: sweeps that do not contract, after which the automatic order halves the steps of prior sites
-STALLED, LEAST_DAMPING = 6, 0.1
+STALLED, LEAST_DAMPING = 6, 0.05
+#: of sweeps with fewer rows than weights
+WIDE_DAMPING = 0.5
+#: sweeps in a row that contract, after which steps are twice as large again
+CALM = 5
 #: numbers of a matrix that one call of the core touches
 CHUNK = 1 << 28
 
@@ -108,6 +112,21 @@ class Sweeping(NamedTuple):
     damping: float
     least: float = np.inf
     stalled: int = 0
+    #: change of the last sweep, sweeps in a row that changed less, and the largest damping
+    last: float = np.inf
+    calm: int = 0
+    most: float = 1.0
+
+
+def _paced(new: Sweeping, before: Sweeping, moved: float) -> Sweeping:
+    """The state with the damping of its next sweep, after one that moved it by so much."""
+    least, stalled = contraction(moved, before.least, before.stalled)
+    damping, calm = before.damping, before.calm + 1 if moved < before.last else 0
+    if stalled >= STALLED and damping > LEAST_DAMPING:
+        damping, least, stalled, calm = max(LEAST_DAMPING, 0.5 * damping), np.inf, 0, 0
+    elif calm >= CALM and damping < before.most:
+        damping, calm = min(before.most, 2.0 * damping), 0
+    return new._replace(damping=damping, least=least, stalled=stalled, last=moved, calm=calm)
 
 
 class WeightEngine:
@@ -179,7 +198,12 @@ class WeightEngine:
         pace = None
         if self.exact is None and self._chunked():
             pace = Pace(chunk_size(self.problem), start is None)
-        return self._state(rows, weights, sweeps, now, pace, 0, self.schedule.damping)
+        begun = self._state(rows, weights, sweeps, now, pace, 0, self.schedule.damping)
+        if self.schedule.order == "auto" and self.problem.wide is not None:
+            # from little data for each weight undamped sweeps go far astray
+            most = WIDE_DAMPING * self.schedule.damping
+            begun = begun._replace(damping=most, most=most)
+        return begun
 
     def summary(self, state: Sweeping, evidence: bool = True) -> Summary:
         return Summary(state.mean, state.variance, state.log_evidence)
@@ -212,17 +236,21 @@ class WeightEngine:
             state.pace,
             state.since_refresh,
             before.damping,
-        )
+        )._replace(most=before.most)
         moved = change(self.summary(before), self.summary(new))
-        least, stalled = contraction(moved, before.least, before.stalled)
-        damping = before.damping
-        if self.schedule.order == "auto" and stalled >= STALLED and damping > LEAST_DAMPING:
-            damping, least, stalled = max(LEAST_DAMPING, 0.5 * damping), np.inf, 0
-        new = new._replace(damping=damping, least=least, stalled=stalled)
         left = moved * self.schedule.damping / before.damping
+        counts = Counts(refused + more, left=left)
+        if self.schedule.order == "auto":
+            if more and before.damping > LEAST_DAMPING:
+                # too far: the same sweep again, in smaller steps
+                again = before._replace(
+                    sweeps=new.sweeps, damping=max(LEAST_DAMPING, 0.5 * before.damping), stalled=0
+                )
+                return again, counts._replace(settled=False)
+            new = _paced(new, before, moved)
         if share < 1.0 or settled is False:
-            return new, Counts(refused + more, settled=False, left=left)
-        return new, Counts(refused + more, left=left)
+            counts = counts._replace(settled=False)
+        return new, counts
 
     # -- parts --
 
