@@ -368,7 +368,7 @@ def fit_shrunk(
     start: ShrunkPosterior | None = None,
     callback: Any = None,
     progress: Any = False,
-    stacklevel: int = 3,
+    stacklevel: int = 4,
 ) -> ShrunkPosterior:
     """Run a fit whose weights have sites, checked; see :func:`epfast.fit_linear`."""
 

@@ -24,16 +24,19 @@ from epfast._core.row_sweeps import BlockedSweep, ParallelSweep
 from epfast._core.rows import Rows, Units
 from epfast.inference import Counts, PartOfSweep, Sites, Summary
 from epfast.inference.loop import change
-from epfast.inference.runtime import Tick
+from epfast.inference.runtime import Tick, no_tick
 from epfast.linear.engines.base import LEAST_SHARE, contraction, flat, improper_start
-from epfast.linear.engines.chunks import Pace, chunk_size, is_for_chunks
+from epfast.linear.engines.chunks import Pace, chunk_size, is_for_chunks, shares_of
 from epfast.linear.engines.rows import PARALLEL_ROWS, RowEngine, RowState, block_size
 from epfast.linear.problem import LinearProblem, State, factor_of, sum_of_sites
 from epfast.losses import Prior
 from epfast.schedules import Schedule
 
-#: sweeps that do not contract, after which the automatic order halves the steps of prior sites
-STALLED, LEAST_DAMPING = 6, 0.05
+#: damping of sweeps with fewer rows than weights, and where sites are refused or so many sweeps do
+#: not contract: in smaller steps fewer fits settle
+SHORT, STALLED = 0.5, 3
+#: sweeps are mixed below this change, if it falls by no smaller a factor; so many of them
+MIX_BELOW, SLOW, DEPTH = 0.1, 0.3, 8
 #: of sweeps with fewer rows than weights
 WIDE_DAMPING = 0.5
 #: sweeps in a row that contract, after which steps are twice as large again
@@ -91,6 +94,14 @@ class ShrunkState(NamedTuple):
     log_evidence: float
 
 
+class Step(NamedTuple):
+    """A sweep: sites after it, and how far those of the weights moved, in their units, (2 d,)."""
+
+    rows: Sites
+    weights: Sites
+    moves: Array
+
+
 class Sweeping(NamedTuple):
     """A :class:`ShrunkState` between two sweeps."""
 
@@ -112,21 +123,34 @@ class Sweeping(NamedTuple):
     damping: float
     least: float = np.inf
     stalled: int = 0
-    #: change of the last sweep, sweeps in a row that changed less, and the largest damping
+    #: change of the last sweep
     last: float = np.inf
-    calm: int = 0
-    most: float = 1.0
+    #: whether sweeps are mixed, and the last ones
+    mixes: bool = False
+    steps: tuple[Step, ...] = ()
 
 
-def _paced(new: Sweeping, before: Sweeping, moved: float) -> Sweeping:
-    """The state with the damping of its next sweep, after one that moved it by so much."""
+#: fields of :class:`Sweeping` that say how it goes on
+PACE = Sweeping._fields[Sweeping._fields.index("damping") :]
+
+
+def _combined(share: Array, sites: Any) -> Sites:
+    """The sum of sites, each times its share."""
+    return Sites(*(sum(a * x for a, x in zip(share, part, strict=True)) for part in zip(*sites)))
+
+
+def _paced(new: Sweeping, before: Sweeping, moved: float, refused: bool) -> Sweeping:
+    """What the next sweep goes by, after one that moved the posterior by so much."""
     least, stalled = contraction(moved, before.least, before.stalled)
-    damping, calm = before.damping, before.calm + 1 if moved < before.last else 0
-    if stalled >= STALLED and damping > LEAST_DAMPING:
-        damping, least, stalled, calm = max(LEAST_DAMPING, 0.5 * damping), np.inf, 0, 0
-    elif calm >= CALM and damping < before.most:
-        damping, calm = min(before.most, 2.0 * damping), 0
-    return new._replace(damping=damping, least=least, stalled=stalled, last=moved, calm=calm)
+    troubled = refused or stalled >= STALLED
+    slow = SLOW * before.last < moved < MIX_BELOW
+    return new._replace(
+        damping=min(before.damping, SHORT) if troubled else before.damping,
+        least=least,
+        stalled=stalled,
+        last=moved,
+        mixes=before.mixes or slow or stalled >= STALLED,
+    )
 
 
 class WeightEngine:
@@ -201,14 +225,24 @@ class WeightEngine:
         begun = self._state(rows, weights, sweeps, now, pace, 0, self.schedule.damping)
         if self.schedule.order == "auto" and self.problem.wide is not None:
             # from little data for each weight undamped sweeps go far astray
-            most = WIDE_DAMPING * self.schedule.damping
-            begun = begun._replace(damping=most, most=most)
+            begun = begun._replace(damping=min(SHORT, self.schedule.damping))
         return begun
 
     def summary(self, state: Sweeping, evidence: bool = True) -> Summary:
         return Summary(state.mean, state.variance, state.log_evidence)
 
     def settle(self, state: Sweeping, hurry: bool = False) -> ShrunkState:
+        """Free of drift; log scales, which lag behind sites that are damped or mixed, anew."""
+        rows, weights, now = state.sites, state.prior_sites, state.now
+        if not hurry and state.sweeps > 0:
+            if state.mixes and self.exact is None:
+                rows = self.visit_rows(state, no_tick)[0].sites
+            found = self.moments(rows, weights)
+            if found is None:
+                rows, found = state.sites, self.moments(state.sites, weights)
+            now = found or now
+            weights = self._rescaled(weights, now)
+            state = self._state(rows, weights, state.sweeps, now, None, 0, state.damping)
         return ShrunkState(*state[: len(ShrunkState._fields)])
 
     def sweep(self, state: Sweeping, keep: bool, tick: Tick) -> tuple[Sweeping, Counts]:
@@ -236,23 +270,48 @@ class WeightEngine:
             state.pace,
             state.since_refresh,
             before.damping,
-        )._replace(most=before.most)
+        )
         moved = change(self.summary(before), self.summary(new))
         left = moved * self.schedule.damping / before.damping
         counts = Counts(refused + more, left=left)
         if self.schedule.order == "auto":
-            if more and before.damping > LEAST_DAMPING:
-                # too far: the same sweep again, in smaller steps
-                again = before._replace(
-                    sweeps=new.sweeps, damping=max(LEAST_DAMPING, 0.5 * before.damping), stalled=0
-                )
-                return again, counts._replace(settled=False)
-            new = _paced(new, before, moved)
+            new = self._mixed(_paced(new, before, moved, more > 0), before)
         if share < 1.0 or settled is False:
             counts = counts._replace(settled=False)
         return new, counts
 
     # -- parts --
+
+    def _mixed(self, new: Sweeping, before: Sweeping) -> Sweeping:
+        """A sweep with those before it (Anderson mixing), where they move less and less.
+
+        It also finds fixed points that sweeps of any length move away from.
+        """
+        old, weights, spread = before.prior_sites, new.prior_sites, before.variance
+        moves = np.concatenate(
+            [
+                (weights.precision - old.precision) * spread,
+                (weights.shift - old.shift) * np.sqrt(spread),
+            ]
+        )
+        moves /= before.damping
+        steps = (*before.steps, Step(new.sites, weights, moves))[-DEPTH:]
+        new, restarted = new._replace(steps=steps), new._replace(steps=steps[-1:])
+        if not new.mixes or len(steps) < 2:
+            return new
+        if not moves @ moves < steps[-2].moves @ steps[-2].moves:
+            return restarted
+        share = shares_of([step.moves for step in steps])
+        if share is None:
+            return restarted
+        rows, mixed = (_combined(share, part) for part in list(zip(*steps, strict=True))[:2])
+        now = self.moments(rows, mixed)
+        if now is None or not (mixed.precision * now.variance < 1.0)[self.of_weights.visits].all():
+            return restarted
+        found = self._state(
+            rows, mixed, new.sweeps, now, new.pace, new.since_refresh, new.damping
+        )
+        return Sweeping(*found[: Sweeping._fields.index("damping")], *new[-len(PACE) :])
 
     def _state(
         self,
@@ -283,6 +342,24 @@ class WeightEngine:
             since_refresh,
             damping,
         )
+
+    def _rescaled(self, sites: Sites, now: Moments) -> Sites:
+        """Prior sites with the scales by which their integrals over the cavities are Z."""
+        visits = self.of_weights.visits
+        tau, nu = sites.precision[visits], sites.shift[visits]
+        mean, variance = now.mean[visits], now.variance[visits]
+        rest = 1.0 - tau * variance
+        if not len(visits) or not (rest > 0.0).all():
+            return sites
+        m, v = (mean - nu * variance) / rest, variance / rest
+        lZ, *others = np.empty((3, len(visits)))
+        if self.tilted.many(self.ones, m, v, self.ones[:, 0].copy(), lZ, *others):
+            return sites
+        whole = 1.0 + tau * v
+        scale = sites.log_scale.copy()
+        scale[visits] = lZ + 0.5 * np.log(whole)
+        scale[visits] -= 0.5 * (2.0 * m * nu + nu * nu * v - tau * m * m) / whole
+        return sites._replace(log_scale=scale)
 
     def _chunked(self) -> bool:
         order = self.schedule.order
@@ -348,15 +425,6 @@ class ByWeights(WeightEngine):
         assert state.now.precision is not None
         precision = state.now.precision + np.diag(weights.precision - old.precision)
         return self._of(precision, state.now.shift + weights.shift - old.shift)
-
-    def settle(self, state: Sweeping, hurry: bool = False) -> ShrunkState:
-        if not hurry:  # free of drift
-            now = self.moments(state.sites, state.prior_sites)
-            if now is not None:
-                state = self._state(
-                    state.sites, state.prior_sites, state.sweeps, now, None, 0, state.damping
-                )
-        return super().settle(state)
 
     def _of(self, precision: Array, shift: Array) -> Moments | None:
         try:
