@@ -40,7 +40,8 @@ def load(path: str | os.PathLike[str], loss: Any = None) -> Any:
 
     Returns
     -------
-    FactorizedPosterior, FullPosterior, WidePosterior, ShrunkPosterior, GPPosterior or LowRankGPPosterior
+    FactorizedPosterior, FullPosterior, WidePosterior, ShrunkPosterior, GPPosterior or
+    LowRankGPPosterior
 
     Raises
     ------

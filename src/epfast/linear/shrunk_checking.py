@@ -17,15 +17,16 @@ from epfast.losses import SpikeAndSlab
 LOG_2PI = math.log(2.0 * math.pi)
 #: inclusion probabilities that are drawn with are no nearer to 0 or 1
 LEAST_INCLUSION = 1e-3
-#: draws that give the moments of the models that are drawn
-OWN_DRAWS = 2000
+#: inclusion probability from which a weight is in enough draws for its moments
+SELDOM = 0.05
 
 
 def proposal_of(post: Any) -> Any:
     """What a check of a :class:`ShrunkPosterior` draws from."""
     problem, of_weights = post.problem, post.of_weights
     if isinstance(of_weights.prior, SpikeAndSlab):
-        return Models(problem, of_weights, post.sites, post.inclusion_probability)
+        unit = post.mean, np.sqrt(post.variance)
+        return Models(problem, of_weights, post.sites, post.inclusion_probability, unit)
     root = inverse_root(post.precision)
     volume = float(np.log(np.abs(np.diag(root))).sum()) + 0.5 * len(root) * LOG_2PI
     return Continuous(problem, of_weights, post.mean, root, volume)
@@ -85,11 +86,20 @@ class Models:
     """Models drawn by the inclusion probabilities, and their weights by the sites of the rows.
 
     The weights of a model are normal given sites of the rows: so is the prior of those that are in.
+    Reported are the weights that are in often enough to be met.
     """
 
     def __init__(
-        self, problem: LinearProblem, of_weights: PriorSites, rows: Sites, share: Array
+        self,
+        problem: LinearProblem,
+        of_weights: PriorSites,
+        rows: Sites,
+        share: Array,
+        unit: tuple[Array, Array],
     ) -> None:
+        """unit: mean and standard deviation of the weights in the approximation."""
+        self.judged = np.flatnonzero(share >= min(SELDOM, share.max()))
+        self.unit = unit[0][self.judged], unit[1][self.judged]
         self.problem, self.of_weights, self.rows = problem, of_weights, rows
         self.share = np.clip(share, LEAST_INCLUSION, 1.0 - LEAST_INCLUSION)
         self.visited = np.zeros(len(share), dtype=bool)
@@ -157,13 +167,11 @@ class Models:
         return np.asarray(result - self.problem.losses(theta).sum(axis=0))
 
     def reported(self, theta: Array) -> Array:
-        return theta
+        return theta[:, self.judged]
 
     def moments(self) -> tuple[Array, Array]:
-        """By draws: there are too many models to sum over."""
-        z = np.random.default_rng(0).standard_normal((OWN_DRAWS // 2, self.size))
-        theta = np.concatenate([self.draw(z), self.draw(-z)])
-        return theta.mean(axis=0), theta.std(axis=0)
+        """Units: there are too many models to sum over."""
+        return self.unit
 
     def better(self) -> None:
         """There is none at hand."""

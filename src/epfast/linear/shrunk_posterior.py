@@ -15,8 +15,7 @@ from epfast import _checks, families
 from epfast._arrays import Array
 from epfast._core.row_sweeps import ParallelSweep
 from epfast.inference import Fit, Interrupted, Sites, reached, warn_of
-from epfast.inference.certificates import Case
-from epfast.inference.learning import cavities
+from epfast.inference.certificates import Case, Check
 from epfast.inference.loop import FAILURES
 from epfast.linear import online
 from epfast.linear.engines.kernel import marginal_residual
@@ -26,7 +25,7 @@ from epfast.linear.engines.wide import RowsAsProcess
 from epfast.linear.full_posterior import FullPosterior
 from epfast.linear.problem import sum_of_sites
 from epfast.linear.shrinkage import Shrinkage, exact_sites
-from epfast.linear.shrunk_checking import proposal_of
+from epfast.linear.shrunk_checking import Models, proposal_of
 from epfast.linear.shrunk_files import contents_of
 from epfast.linear.wide import in_memory, same_rows
 from epfast.losses import Prior, SpikeAndSlab
@@ -173,9 +172,7 @@ class ShrunkPosterior(FullPosterior):
             slopes = found.prior_gradient()
             if any(name.startswith("loss.") for name in chosen):
                 slopes |= {f"loss.{name}": x for name, x in found.loss_gradient().items()}
-            along = [
-                slopes[name] * _rate(name, _value(found, name)) for name in chosen
-            ]
+            along = [slopes[name] * _rate(name, _value(found, name)) for name in chosen]
             return -found.log_evidence, -np.array(along)
 
         bounds = [(x - BOUND, min(x + BOUND, 30.0)) for x in began]
@@ -294,8 +291,37 @@ class ShrunkPosterior(FullPosterior):
             raise ValueError(
                 "the posterior does not know its rows; allowed: post.with_rows(X, y).check()"
             )
-        sd = np.sqrt(self.variance)
-        return Case(proposal_of(self), self.mean, sd, self.log_evidence, self.evidence_bound)
+        proposal = proposal_of(self)
+        mean, sd = proposal.moments()
+        known = not isinstance(proposal, Models)
+        return Case(proposal, mean, sd, self.log_evidence, self.evidence_bound, known)
+
+    def check(self, draws: int = 1000, seed: int = 0) -> Check:
+        """As :meth:`FullPosterior.check`; with a :class:`SpikeAndSlab` models are drawn.
+
+        Indicators are drawn by the inclusion probabilities, the weights that are in from their
+        normal distribution given the sites of the rows: O(d^3) per draw at most, of the weights
+        that are in. Weights whose inclusion probability is below .05 are in too few draws to be
+        judged: their entries in the arrays are EP's, with errors NaN.
+        """
+        found, prior = super().check(draws, seed), self.prior
+        if not isinstance(prior, SpikeAndSlab):
+            return found
+        judged = self._case().proposal.judged  # type: ignore[attr-defined]
+        nan = np.full(len(self.mean), np.nan)
+        whole = {
+            "mean": self.mean,
+            "mean_se": nan,
+            "sd": np.sqrt(self.variance),
+            "shifts": np.zeros(len(nan)),
+            "shift_ses": nan,
+            "sd_factors": np.ones(len(nan)),
+        }
+        parts = {}
+        for name, values in whole.items():
+            parts[name] = values.copy()
+            parts[name][judged] = getattr(found, name)
+        return replace(found, **parts)
 
     def with_rows(
         self,
@@ -315,9 +341,7 @@ class ShrunkPosterior(FullPosterior):
             )
         return self
 
-    def taken_in(
-        self, data: Any, schedule: Any, warn: Callable[..., Any] = warn_of
-    ) -> NoReturn:
+    def taken_in(self, data: Any, schedule: Any, warn: Callable[..., Any] = warn_of) -> NoReturn:
         """Refused: the sites of the prior would have to move."""
         raise ValueError(
             f"the posterior has prior={self.prior!r}, whose sites move with new rows; allowed with "

@@ -165,7 +165,9 @@ class SpikeAndSlab(Prior):
         whole = variance + self.variance
         with np.errstate(over="ignore"):
             odds = np.log(self.share) - np.log1p(-self.share)
-            odds += 0.5 * (np.log(variance / whole) + mean * mean / variance * self.variance / whole)
+            odds += 0.5 * (
+                np.log(variance / whole) + mean * mean / variance * self.variance / whole
+            )
         return np.asarray(special.expit(odds))
 
     def log_density(self, w: ArrayLike) -> Array:
@@ -179,12 +181,12 @@ class SpikeAndSlab(Prior):
 
 @dataclass(frozen=True)
 class LaplacePrior(Prior):
-    """The double exponential, exp(-\\|w\\| / scale) / (2 scale): the prior of the lasso.
+    """The double exponential, exp(-abs(w) / scale) / (2 scale): the prior of the lasso.
 
     Parameters
     ----------
     scale : float
-        Mean of \\|w\\|; the variance is 2 scale^2.
+        Mean of abs(w); the variance is 2 scale^2.
     """
 
     scale: float = 1.0

@@ -136,7 +136,9 @@ PACE = Sweeping._fields[Sweeping._fields.index("damping") :]
 
 def _combined(share: Array, sites: Any) -> Sites:
     """The sum of sites, each times its share."""
-    return Sites(*(sum(a * x for a, x in zip(share, part, strict=True)) for part in zip(*sites)))
+    return Sites(
+        *(sum(a * x for a, x in zip(share, part, strict=True)) for part in zip(*sites, strict=True))
+    )
 
 
 def _paced(new: Sweeping, before: Sweeping, moved: float, refused: bool) -> Sweeping:
@@ -308,9 +310,7 @@ class WeightEngine:
         now = self.moments(rows, mixed)
         if now is None or not (mixed.precision * now.variance < 1.0)[self.of_weights.visits].all():
             return restarted
-        found = self._state(
-            rows, mixed, new.sweeps, now, new.pace, new.since_refresh, new.damping
-        )
+        found = self._state(rows, mixed, new.sweeps, now, new.pace, new.since_refresh, new.damping)
         return Sweeping(*found[: Sweeping._fields.index("damping")], *new[-len(PACE) :])
 
     def _state(

@@ -57,15 +57,13 @@ class ByRows(WeightEngine):
         latent = self.columns.T @ mean
         log_determinant += float(np.log(np.abs(of_weights.precision)).sum())
         square = float(of_weights.shift @ mean + sites.shift @ latent)
-        return Moments(
-            None, shift, mean, spread, log_determinant, square, R, alpha, kernel, latent
-        )
+        return Moments(None, shift, mean, spread, log_determinant, square, R, alpha, kernel, latent)
 
     def _back(self, values: Array) -> Array:
         return np.asarray(self.columns @ values)
 
     def _of_rows(self, sites: Sites, of_weights: Sites) -> tuple[Array, Array, Array, float] | None:
-        """R = (K + 1 / S)^-1, alpha, K and log det(I + K S); None: improper. O(n^2 d + n^3)"""
+        """R = (K + 1 / S)^-1, alpha, K and log det(I + K S); None: improper. O(n^2 d + n^3)."""
         variance = 1.0 / of_weights.precision
         scaled = variance[:, None] * self.columns
         kernel = scaled.T @ self.columns
@@ -144,7 +142,7 @@ class ByRows(WeightEngine):
 
 
 def solved(S: Array, kernel: Array, negative: int) -> tuple[Array, float] | None:
-    """Inverse of sign(S) + sqrt|S| K sqrt|S|, 1 where S is 0, and log of its determinant. O(n^3)
+    """Inverse of sign(S) + sqrt|S| K sqrt|S|, 1 where S is 0, and log of its determinant. O(n^3).
 
     negative: precisions of prior sites below 0. None where the posterior is improper: it is proper
     where the matrix has as many negative eigenvalues as there are negative precisions in all.

@@ -1,0 +1,1 @@
+"""Likelihoods and priors beyond the margin: accuracy and time."""
