@@ -117,6 +117,14 @@ def sampled(items, *groupings, rest=True, seed=0):
     ]
 
 
+def intervals(h, rng):
+    """Ends about h, (n, 2): some infinite, some equal."""
+    lower, upper = h - rng.exponential(size=len(h)), h + rng.exponential(size=len(h))
+    kind = rng.integers(0, 4, size=len(h))
+    lower = np.where(kind == 0, -np.inf, np.where(kind == 3, h, lower))
+    return np.column_stack([lower, np.where(kind == 1, np.inf, np.where(kind == 3, h, upper))])
+
+
 def responses_of(loss, h, rng):
     """Responses that the loss takes, at latent values h (n,)."""
     n = len(h)
@@ -127,6 +135,8 @@ def responses_of(loss, h, rng):
         np.exp(h),
         np.where(h > 0, 1.0, -1.0),
         np.minimum(rng.poisson(np.exp(h)), 20),
+        np.digitize(h, (-1.0, 1.0)),
+        intervals(h, rng),
         np.column_stack([rng.binomial(trials, 1.0 / (1.0 + np.exp(-h))), trials]),
     ):
         try:

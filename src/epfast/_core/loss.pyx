@@ -187,8 +187,9 @@ cdef class CoreLoss:
         """The loss of that name in losses.h."""
         cdef CoreLoss loss = CoreLoss()
         count = LOSS_PARAMETERS[name]
-        if count == -1:                     # piecewise linear: the first number counts the knots
-            count = 2 + 4 * int(parameters[0])
+        if count == -1:                     # the first number counts the knots, or the classes
+            count = int(parameters[0])
+            count = 2 + 4 * count if name == "piecewise_linear" else 2 + count
         if len(parameters) != count or count < 0:
             raise ValueError(f"the loss {name!r} takes {count} parameters")
         loss.c.kind = _KINDS[name]

@@ -247,6 +247,17 @@ cdef class ParallelSweep:
         if status == CALLBACK_FAILED:
             return status
         for j in range(q):
+            if power[j] > 0.0 and self.moments.exact(
+                y + j * stride, (1.0 if weight == NULL else weight[j]), &t, &b, &g
+            ):
+                self.residual = fmax(self.residual, fabs(t - tau[j]) * s[j])
+                self.residual = fmax(
+                    self.residual, fabs(b - nu[j] - (t - tau[j]) * h[j]) * sqrt(s[j])
+                )
+                tau[j] += self.damping * (t - tau[j])
+                nu[j] += self.damping * (b - nu[j])
+                scale[j] += self.damping * (g - scale[j])
+                continue
             if copies[j] == 0.0 or self.failed[j] or not site(
                 m[j], v[j], lZ[j], dlZ[j], d2lZ[j], copies[j] / self.power, &t, &b, &g
             ):

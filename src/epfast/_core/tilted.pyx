@@ -14,8 +14,10 @@ from epfast._core.arrays cimport Views, is_shaped, numbers, release, take
 from epfast._core.loss cimport CoreLoss
 from epfast._core.status cimport CALLBACK_FAILED, NO_FIT, NOT_FINITE, OK, Status
 from epfast._core.vector cimport (
-    EPF_MOMENTS_LOGISTIC, EPF_MOMENTS_NONE, EPF_MOMENTS_PIECEWISE, EPF_MOMENTS_PROBIT,
-    EPF_MOMENTS_SMOOTH, epf_loss_differences, epf_loss_moments, kernels,
+    EPF_MOMENTS_GAMMA, EPF_MOMENTS_GAUSSIAN, EPF_MOMENTS_INTERVAL, EPF_MOMENTS_LOGISTIC,
+    EPF_MOMENTS_NEGATIVE_BINOMIAL, EPF_MOMENTS_NONE, EPF_MOMENTS_ORDINAL_LOGIT,
+    EPF_MOMENTS_PIECEWISE, EPF_MOMENTS_PROBIT, EPF_MOMENTS_SMOOTH, EPF_MOMENTS_WEIBULL,
+    epf_loss_differences, epf_loss_moments, kernels,
 )
 
 cdef enum:
@@ -150,7 +152,9 @@ cdef class TiltedMoments:
         self.scheme = scheme
         self.kernel = epf_loss_moments(&loss.c)
         self.convex = scheme is None and self.kernel in (
-            EPF_MOMENTS_LOGISTIC, EPF_MOMENTS_PROBIT, EPF_MOMENTS_SMOOTH
+            EPF_MOMENTS_LOGISTIC, EPF_MOMENTS_PROBIT, EPF_MOMENTS_SMOOTH, EPF_MOMENTS_GAMMA,
+            EPF_MOMENTS_NEGATIVE_BINOMIAL, EPF_MOMENTS_WEIBULL, EPF_MOMENTS_GAUSSIAN,
+            EPF_MOMENTS_INTERVAL, EPF_MOMENTS_ORDINAL_LOGIT,
         )
         self.by_slopes = by_slopes
         self.breaks = np.ascontiguousarray(breaks, dtype=np.float64)
@@ -160,6 +164,29 @@ cdef class TiltedMoments:
         """To be called before each sweep with its number, from 0: sampling begins from it."""
         if self.scheme is not None:
             self.scheme.begin_sweep(sweep)
+
+    cdef bint exact(
+        self, const double *y, double power, double *tau, double *nu, double *scale
+    ) noexcept nogil:
+        """The site that t^power is, where that is a Gaussian in h: the same at any cavity."""
+        cdef double center, variance
+        if self.kernel == EPF_MOMENTS_GAUSSIAN:
+            center, variance = y[0], y[1] * self.loss.c.parameters[0]
+        elif (
+            self.kernel == EPF_MOMENTS_INTERVAL and self.loss.c.width == 2 and y[0] == y[1]
+        ):
+            center, variance = y[0], self.loss.c.parameters[0]
+        else:
+            return False
+        if self.scheme is not None:
+            return False
+        if self.loss.shifted:
+            center -= y[self.loss.base]
+        power *= self.loss.c.beta
+        tau[0] = power / variance
+        nu[0] = tau[0] * center
+        scale[0] = -power * (0.5 * log(variance) + LOG_SQRT_2PI) - 0.5 * nu[0] * center
+        return True
 
     cdef Status at(
         self, const double *y, double m, double v, double power, double *lZ, double *dlZ,

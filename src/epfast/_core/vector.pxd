@@ -14,6 +14,13 @@ cdef extern from "simd/vector.h" nogil:
     const int EPF_MOMENTS_LOGISTIC
     const int EPF_MOMENTS_PIECEWISE
     const int EPF_MOMENTS_SMOOTH
+    const int EPF_MOMENTS_NEGATIVE_BINOMIAL
+    const int EPF_MOMENTS_GAMMA
+    const int EPF_MOMENTS_WEIBULL
+    const int EPF_MOMENTS_ORDINAL_LOGIT
+    const int EPF_MOMENTS_GAUSSIAN
+    const int EPF_MOMENTS_INTERVAL
+    const int EPF_MOMENTS_STUDENT
     const int EPF_RBF
     const int EPF_MATERN12
     const int EPF_MATERN32

@@ -18,9 +18,10 @@ from epfast.losses.classification import (
     Quasi01,
     SquaredHinge,
 )
-from epfast.losses.counts import Binomial, Poisson
+from epfast.losses.counts import Binomial, NegativeBinomial, Poisson
 from epfast.losses.custom import CustomLoss, CustomSite
 from epfast.losses.names import NAMED, describe, resolve, restore
+from epfast.losses.ordinal import Ordinal
 from epfast.losses.priors import (
     Horseshoe,
     LaplacePrior,
@@ -29,27 +30,39 @@ from epfast.losses.priors import (
     StudentTPrior,
     restore_prior,
 )
+from epfast.losses.regression import Censored, Gaussian, Interval, LaplaceNoise, Quantile, StudentT
+from epfast.losses.survival import GammaNoise, Weibull
 
 __all__ = [
     "NAMED",
     "Binomial",
+    "Censored",
     "CoreLoss",
     "CustomLoss",
     "CustomSite",
+    "GammaNoise",
+    "Gaussian",
     "Hinge",
     "Horseshoe",
+    "Interval",
+    "LaplaceNoise",
     "LaplacePrior",
     "Logistic",
     "Loss",
+    "NegativeBinomial",
     "NoisyStep",
+    "Ordinal",
     "PiecewiseLinear",
     "Poisson",
     "Prior",
     "Probit",
+    "Quantile",
     "Quasi01",
     "SpikeAndSlab",
     "SquaredHinge",
+    "StudentT",
     "StudentTPrior",
+    "Weibull",
     "describe",
     "resolve",
     "restore",

@@ -14,7 +14,7 @@ from epfast import _checks
 from epfast._arrays import Array, to_float64
 from epfast._core.loss import LOSS_PARAMETERS, CoreLoss
 from epfast._core.tilted import SiteScheme, TiltedMoments
-from epfast.losses import prediction
+from epfast.losses import prediction, quantiles
 
 #: what a smooth loss gives: see :attr:`Loss.gives`
 SMOOTH = frozenset({"values", "derivatives", "continuous", "powers"})
@@ -44,7 +44,18 @@ def closing_in(center: float, scale: float = 1.0) -> Array:
 ABOUT_0 = closing_in(0.0)
 
 #: rows of the core's table whose loss is never negative
-NEVER_NEGATIVE = ("logistic", "probit", "squared_hinge", "poisson", "binomial")
+NEVER_NEGATIVE = (
+    "logistic",
+    "probit",
+    "squared_hinge",
+    "poisson",
+    "binomial",
+    "negative_binomial",
+    "ordinal_probit",
+    "ordinal_logit",
+)
+#: those of margins that are convex
+CONVEX = ("logistic", "probit", "squared_hinge")
 
 
 @dataclass(frozen=True)
@@ -89,6 +100,11 @@ class Loss:
     is_likelihood: ClassVar[bool] = False
     #: parameters that the evidence may choose: positive numbers, or increasing ones
     learnable: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def log_concave(self) -> bool | None:
+        """Whether t is log-concave in h, so that sites are never negative; None: not known."""
+        return True if self.name in CONVEX else None
 
     def __post_init__(self) -> None:
         self._set(beta=_checks.number("beta", self.beta, above=0.0))
@@ -284,7 +300,7 @@ class Loss:
             if self.has_offset:
                 margins += columns[:, 1]
             return np.asarray(self.beta * self.evaluate(margins, derivatives=False)[0])
-        columns = latent.reshape(len(latent), -1)
+        columns = latent if latent.ndim == 2 else latent[:, None]
         found = [self._at(column, responses, False)[0] for column in columns.T]
         return np.asarray(self.beta * np.stack(found, axis=1).reshape(latent.shape))
 
@@ -306,6 +322,23 @@ class Loss:
         """Variance of the label, (n,)."""
         p = self.predict_proba(mean, variance)
         return 4.0 * p * (1.0 - p)
+
+    def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
+        """Quantiles of y, (n,): the least y with P(y' <= y) >= level.
+
+        Parameters
+        ----------
+        level : float
+            In (0, 1).
+        mean, variance : ndarray of shape (n,)
+            Of h.
+        """
+        level = quantiles.level_of(level)
+        if not self.by_margin:
+            raise ValueError(
+                f"loss is {self!r}; allowed: a loss with a distribution function of its responses"
+            )
+        return np.where(self.predict_proba(-mean, variance) >= level, -1.0, 1.0)
 
     def log_predictive(self, responses: Array, mean: Array, variance: Array) -> Array:
         """Log probability of the responses, (n,); accurate even if the probability underflows."""

@@ -116,6 +116,11 @@ class PiecewiseLinear(Loss):
         )
 
     @property
+    def log_concave(self) -> bool:
+        """Whether the loss is convex: continuous, its slopes not decreasing."""
+        return bool((np.diff(self.slopes) >= 0.0).all()) and "continuous" in self.gives
+
+    @property
     def bounded(self) -> bool:
         """True if the loss is never negative: not at a knot, and it does not fall outward."""
         at_knots = np.reshape(self.parameters[2:], (-1, 4))[:, 1:3]

@@ -20,8 +20,11 @@ from epfast.losses.classification import (
     Quasi01,
     SquaredHinge,
 )
-from epfast.losses.counts import Binomial, Poisson
+from epfast.losses.counts import Binomial, NegativeBinomial, Poisson
 from epfast.losses.custom import CustomLoss, CustomSite, signature
+from epfast.losses.ordinal import Ordinal
+from epfast.losses.regression import Censored, Gaussian, Interval, LaplaceNoise, Quantile, StudentT
+from epfast.losses.survival import GammaNoise, Weibull
 
 #: the loss that each name means, with the defaults of its class
 NAMED: dict[str, Callable[..., Loss]] = {
@@ -32,14 +35,24 @@ NAMED: dict[str, Callable[..., Loss]] = {
     "quasi01": Quasi01,
     "noisy_step": NoisyStep,
     "poisson": Poisson,
+    "negative_binomial": NegativeBinomial,
     "binomial": Binomial,
+    "gaussian": Gaussian,
+    "student_t": StudentT,
+    "laplace_noise": LaplaceNoise,
+    "quantile": Quantile,
+    "censored": Censored,
+    "interval": Interval,
+    "ordinal": Ordinal,
+    "gamma_noise": GammaNoise,
+    "weibull": Weibull,
 }
 
 #: classes that files know, with their names; a Loss itself is known by the row of its table
 SAVED: dict[type, str] = {kind: name for name, kind in NAMED.items() if isinstance(kind, type)}
 SAVED |= {PiecewiseLinear: "piecewise_linear", Loss: ""}
 #: what a class says of its losses beside methods
-CONSTANTS = ("latents", "by_margin", "response_width", "is_likelihood")
+CONSTANTS = ("latents", "by_margin", "by_residual", "response_width", "is_likelihood")
 
 _BY_NAME = {name: kind() for name, kind in NAMED.items()}
 

@@ -2,39 +2,6 @@
  *     lZ = log int t(h) N(h; m, v) dh,   dlZ = dlZ/dm,   d2lZ = d^2 lZ/dm^2
  * Part of vector.c. z = (h - m) / sd throughout; phi is the standard normal density. */
 
-#define V_PI 3.14159265358979323846
-#define V_SQRT_2PI 2.50662827463100050242
-#define V_LOG_SQRT_2PI 0.918938533204672741780
-
-/* ---- integrals of a tail ----
- *
- *     I_n(y) = int_0^inf t^n exp(-y t - t^2/2) dt,   R, Q, P = I_0, I_1, I_2;   R is Mills' ratio
- *
- * By parts Q = 1 - y R and P = R - y Q; the other way round R and Q follow from P without
- * cancellation for y >= 0: R = (P + y) / (1 + y^2), Q = (1 - y P) / (1 + y^2). (1 + y^2) (y + 4) P
- * is a polynomial in (y - 4) / (y + 4), interpolated at Chebyshev nodes, error 2e-16. */
-static const double tail_coefficients[28] = {
-    3.1403092961522705, -0.7251114677109196, -1.3624937574658844, 1.1103770021376842,
-    0.5954547903805699, -1.6255297269301423, 1.2435547002148633, -0.35111869293758163,
-    -0.11496018676182074, 0.10301986779981613, 0.004457224583130784, -0.022271921544891615,
-    0.0002569824817897981, 0.004928566033061689, 0.0001639322950824344,
-    -0.001127885494510199, -0.0001800080249443975, 0.0002443668272236772,
-    9.08416475850768e-05, -4.2117808379115976e-05, -3.298460898225573e-05,
-    2.914801166104358e-06, 8.931036975374627e-06, 1.2549595323973715e-06,
-    -1.6395274191170286e-06, -5.003079402161074e-07, 1.5222778439041116e-07,
-    6.554488018569283e-08};
-
-EPF_INLINE void v_tail(vd y, vd *R, vd *Q, vd *P)
-{
-    y = v_min(y, v_set(1e90));
-    vd a = y + 4.0, b = 1.0 + y * y, inverse = 1.0 / (a * b), by_b = inverse * a;
-    vd u = 1.0 - 8.0 * (inverse * b), p = v_set(tail_coefficients[27]);
-    for (int i = 26; i >= 0; i--) p = p * u + tail_coefficients[i];
-    *P = p * inverse;
-    *R = (*P + y) * by_b;
-    *Q = (1.0 - y * *P) * by_b;
-}
-
 /* The same for any y, all times exp(-min(y, 0)^2/2), which is *scale. */
 EPF_INLINE void v_tail_scaled(vd y, vd *scale, vd *R, vd *Q, vd *P)
 {
@@ -654,17 +621,17 @@ typedef void (*smooth_loss)(const int U, const vd *h, const vd *y, const double 
 
 #define EACH for (int i = 0; i < U; i++)
 
-/* log(1 + exp(-h)), e = exp(-|h|): log(1 + e) = 2 atanh(s), s = e / (2 + e) <= 1/3, polynomial in s^2
- * at Chebyshev nodes, error 9e-17; and one division for 1 / (1 + e) as well */
-EPF_INLINE void v_logistic_of(const int U, const vd *h, const vd *e, vd *value, vd *slope, vd *curvature)
+/* q = log(1 + e), 0 <= e <= 1, is 2 atanh(s), s = e / (2 + e) <= 1/3, polynomial in s^2 at Chebyshev nodes,
+ * error 9e-17; and with the one division small = e / (1 + e), large = 1 / (1 + e) as well */
+EPF_INLINE void v_softplus_of(const int U, const vd *e, vd *q, vd *small, vd *large)
 {
-    vd a[2], b[2], inverse[2], s[2], z[2], q[2], zero = v_set(0.0);
-    EACH a[i] = 1.0 + e[i];
+    vd b[2], inverse[2], s[2], z[2];
+    EACH small[i] = 1.0 + e[i];
     EACH b[i] = 2.0 + e[i];
-    EACH inverse[i] = 1.0 / (a[i] * b[i]);
-    EACH s[i] = e[i] * (a[i] * inverse[i]);
-    EACH b[i] = b[i] * inverse[i];                              /* 1 / (1 + e) */
-    EACH a[i] = e[i] * b[i];
+    EACH inverse[i] = 1.0 / (small[i] * b[i]);
+    EACH s[i] = e[i] * (small[i] * inverse[i]);
+    EACH large[i] = b[i] * inverse[i];
+    EACH small[i] = e[i] * large[i];
     EACH z[i] = s[i] * s[i];
     EACH q[i] = z[i] * 0x1.6c26693a7c095p-3 + 0x1.94b79523b2fbbp-4;
     EACH q[i] = q[i] * z[i] + 0x1.1659956da410fp-3;
@@ -675,6 +642,13 @@ EPF_INLINE void v_logistic_of(const int U, const vd *h, const vd *e, vd *value, 
     EACH q[i] = q[i] * z[i] + 0x1.99999998ca58bp-2;
     EACH q[i] = q[i] * z[i] + 0x1.5555555555aeep-1;
     EACH q[i] = (s[i] * z[i]) * q[i] + 2.0 * s[i];
+}
+
+/* log(1 + exp(-h)), e = exp(-|h|) */
+EPF_INLINE void v_logistic_of(const int U, const vd *h, const vd *e, vd *value, vd *slope, vd *curvature)
+{
+    vd a[2], b[2], q[2], zero = v_set(0.0);
+    v_softplus_of(U, e, q, a, b);
     EACH value[i] = v_max(-h[i], zero) + q[i];
     EACH slope[i] = -v_select(V_MASK(h[i] > 0.0), a[i], b[i]);
     EACH curvature[i] = a[i] * b[i];
@@ -744,15 +718,53 @@ EPF_INLINE void v_probit_each(const int U, const vd *h, const vd *y, const doubl
     }
 }
 
-#define SMOOTH_EACH(name)                                                                          \
-    EPF_INLINE void v_##name##_each(const int U, const vd *h, const vd *y, const double *p,        \
-                                    vd *value, vd *slope, vd *curvature)                           \
-    {                                                                                              \
-        EACH epf_##name(h[i], y, p, &value[i], &slope[i], &curvature[i]);                          \
+EPF_INLINE void v_poisson_each(const int U, const vd *h, const vd *y, const double *p, vd *value, vd *slope,
+                               vd *curvature)
+{
+    (void)p;
+    EACH slope[i] = v_min(v_max(h[i], v_set(-230.0)), v_set(700.0));
+    v_exp_each(U, slope, curvature);
+    EACH value[i] = (curvature[i] - y[0] * h[i]) + y[1];
+    EACH slope[i] = curvature[i] - y[0];
+}
+
+EPF_INLINE void v_binomial_each(const int U, const vd *h, const vd *y, const double *p, vd *value, vd *slope,
+                                vd *curvature)
+{
+    vd e[2], small[2], large[2], q[2], failures = y[1] - y[0];
+    (void)p;
+    EACH e[i] = v_max(-v_abs(h[i]), v_set(-230.0));
+    v_exp_each(U, e, e);
+    v_softplus_of(U, e, q, small, large);
+    EACH {
+        vi above = V_MASK(h[i] > 0.0);
+        vd rest = y[1] * small[i];
+        value[i] = (y[1] * q[i] + v_select(above, failures, y[0]) * v_abs(h[i])) - y[2];
+        slope[i] = v_select(above, failures - rest, rest - y[0]);
+        curvature[i] = rest * large[i];
     }
-SMOOTH_EACH(poisson)
-SMOOTH_EACH(binomial)
-#undef SMOOTH_EACH
+}
+
+/* From y = (lower cut, upper cut, log of what their distance leaves). */
+EPF_INLINE void v_between_each(const int U, const vd *h, const vd *y, const double *p, vd *value, vd *slope,
+                               vd *curvature)
+{
+    EACH {
+        vd m[2] = {h[i] - y[0], y[1] - h[i]}, l[2], s[2], c[2];
+        v_logistic_each(2, m, NULL, p, l, s, c);
+        value[i] = (l[0] + l[1]) - y[2];
+        slope[i] = s[0] - s[1];
+        curvature[i] = c[0] + c[1];
+    }
+}
+
+/* A censored time, of w = log k t - h */
+EPF_INLINE void v_gamma_tail_each(const int U, const vd *h, const vd *y, const double *p, vd *value, vd *slope,
+                                  vd *curvature)
+{
+    (void)y;
+    EACH v_gamma_tail(h[i], p, &value[i], &slope[i], &curvature[i]);
+}
 
 /* Sums over nodes, of weights w and w times u, u^2, s - s0, (s - s0)^2, b l''. */
 typedef struct {
@@ -1044,3 +1056,110 @@ EPF_INLINE void v_smooth_graded(smooth_loss f, smooth_sites *a, vd *lZ, vd *dlZ,
     *d2lZ = (found[3] * ratio - *dlZ * mean) * a->per_v;
 }
 #undef EACH
+
+/* ---- Gaussian, interval: closed ---- */
+
+/* (2 pi s)^(-b/2) times a Gaussian of variance s / b, s the variance of the noise */
+EPF_INLINE void v_gaussian_moments(vd y, vd s, vd m, vd v, vd b, vd *lZ, vd *dlZ, vd *d2lZ)
+{
+    vd wide = b * v, per = b / (wide + s), off = y - m;
+    *lZ = -0.5 * (b * (v_log(s) + 2.0 * V_LOG_SQRT_2PI) + v_log1p(wide / s) + off * off * per);
+    *dlZ = off * per;
+    *d2lZ = -per;
+}
+
+/* Of other powers than 1: a Gaussian where the ends are equal, else NaN. */
+EPF_INLINE void v_interval_moments(vd lower, vd upper, vd s, vd m, vd v, vd b, vd *lZ, vd *dlZ, vd *d2lZ)
+{
+    vd value, slope, curvature;
+    v_interval(lower, upper, m, s + v, &value, &slope, &curvature);
+    vi other = V_MASK(b != 1.0), equal = V_MASK(lower == upper);
+    *lZ = v_select(other, v_set(NAN), -value);
+    *dlZ = -slope;
+    *d2lZ = -curvature;
+    if (!v_any(equal)) return;
+    v_gaussian_moments(lower, s, m, v, b, &value, &slope, &curvature);
+    *lZ = v_select(equal, value, *lZ);
+    *dlZ = v_select(equal, slope, *dlZ);
+    *d2lZ = v_select(equal, curvature, *d2lZ);
+}
+
+/* ---- Student's t, of the margin: a scale mixture ----
+ *
+ * t is the integral of Ga(l; df/2, df/2) N(h; 0, s / l) over l, s the squared scale, so that with
+ * V = v + s / l and weights Ga(l) N(m; 0, V)
+ *     dlZ = -m E(1 / V),            d2lZ = m^2 Var(1 / V) - E(1 / V).
+ * The trapezoidal rule in t = log l: the weights are analytic for |Im t| < pi / 2 and like those of a gamma
+ * distribution of shape (df + 1) / 2 there, so that the spacing below makes its error e^-25. The window ends
+ * where they are e^-32: at l > 1 by Ga; at l < 1 by it from where m is likeliest, if V were s / l, or from
+ * where v takes over, or from 1 by what m speaks against 1. Sums of the weights are the same for all sites
+ * whatever their neighbours. */
+#define STUDENT_REACH 64.0              /* twice the nats */
+#define STUDENT_NODES 1500
+#define STUDENT_SKIP 4                  /* of so many nodes one is looked at for the largest weight */
+#define STUDENT_NARROW 1e3              /* df from which l is 1 + expm1(t) */
+
+/* delta with delta - 1 + exp(-delta) >= a, and nearly so */
+EPF_INLINE vd v_student_side(vd a) { return a + v_sqrt(2.0 * a); }
+
+EPF_INLINE void v_student_moments(const double *p, vd m, vd v, vd *lZ, vd *dlZ, vd *d2lZ)
+{
+    enum { U = 2 };
+#define EACH for (int i = 0; i < U; i++)
+    const double df = p[0], s = p[1] * p[1], half = 0.5 * df, a = STUDENT_REACH / df;
+    const int narrow = df > STUDENT_NARROW;
+    vd zero = v_set(0.0), square = m * m;
+    vd likely = v_min(v_log((df + 1.0) / (df + square / s)), zero), over = v_log(s / v);
+    vd against = square / (v + s);
+    vd low = v_max(likely - v_student_side(v_set(a)),
+                   v_min(likely, over) - v_student_side(v_set(STUDENT_REACH / (df + 1.0))));
+    low = v_max(low, -v_student_side(a + against / df));
+    vd high = v_log1p(v_student_side(v_set(a)));
+    vd count = (high - low) * sqrt(9.2 + (df + 1.0) / 1.58);
+    vi sound = V_MASK(count < STUDENT_NODES) & V_MASK(low > -600.0);
+    count = v_select(sound, count, v_set(1.0));
+    count = ((count + 0.5) + V_ROUND_MAGIC) - V_ROUND_MAGIC;
+    double nodes[VW], most = 1.0;
+    v_store(nodes, count);
+    for (int i = 0; i < VW; i++) most = nodes[i] > most ? nodes[i] : most;
+    const int last = (int)most;
+    vd step = (high - low) / count, at[3] = {low, step, step * STUDENT_SKIP};
+    v_exp_each(3, at, at);
+    vd start = at[0], ratio = at[1], jump = at[2], top = v_set(-INFINITY), l[2], t[2], w[2], per[2];
+    vd half_square = 0.5 * square;
+    l[0] = start;
+    for (int k = 0; k <= last; k += STUDENT_SKIP) {
+        t[0] = low + (double)k * step;
+        w[0] = half * (t[0] - l[0] + 1.0) - half_square * l[0] / (v * l[0] + s);
+        top = v_max(v_select(V_MASK(count >= (double)k), w[0], top), top);
+        l[0] *= jump;
+    }
+    vd sum = zero, first = zero, second = zero;
+    l[0] = start;
+    for (int k = 0; k <= last; k += U) {
+        l[1] = l[0] * ratio;
+        EACH t[i] = low + (double)(k + i) * step;
+        if (narrow) {
+            EACH w[i] = v_expm1(t[i]);
+            EACH l[i] = 1.0 + w[i];
+            EACH w[i] = half * (t[i] - w[i]);
+        } else
+            EACH w[i] = half * (t[i] - l[i] + 1.0);
+        EACH per[i] = l[i] / (v * l[i] + s);
+        EACH w[i] = (w[i] - half_square * per[i]) - top;
+        v_exp_each(U, w, w);
+        EACH w[i] = v_select(V_MASK(count >= (double)(k + i)), w[i] * v_sqrt(per[i]), zero);
+        EACH {
+            sum += w[i];
+            w[i] *= per[i];
+            first += w[i];
+            second += w[i] * per[i];
+        }
+        l[0] = l[1] * ratio;
+    }
+    vd share = 1.0 / sum, mean = first * share;
+    *lZ = v_select(sound, v_log(sum * step) + (top + p[3]), v_set(NAN));
+    *dlZ = -m * mean;
+    *d2lZ = square * (second * share - mean * mean) - mean;
+#undef EACH
+}

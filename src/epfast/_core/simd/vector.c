@@ -1482,6 +1482,182 @@ EPF_INLINE void smooth_sites_of(smooth_loss f, const int width, const double lar
 #define SITES_NONE(name, width) break
 #define SITES_PIECEWISE SITES_NONE
 
+/* ---- losses of a linear function of h ---- */
+
+/* Sites of origin + rate h with responses of their own, as many as fit a block. */
+typedef struct {
+    double y[3 * SMOOTH_BLOCK], m[SMOOTH_BLOCK], v[SMOOTH_BLOCK];
+} linear_sites;
+
+EPF_INLINE void put_sites(linear_sites *to, const int width, ptrdiff_t i, ptrdiff_t count, const vd *y, vd m,
+                          vd v)
+{
+    double lanes[3][VW], mean[VW], variance[VW];
+    for (int j = 0; j < width; j++) v_store(lanes[j], y[j]);
+    v_store(mean, m);
+    v_store(variance, v);
+    for (ptrdiff_t k = 0; k < count && k < VW; k++) {
+        for (int j = 0; j < width; j++) to->y[(i + k) * width + j] = lanes[j][k];
+        to->m[i + k] = mean[k];
+        to->v[i + k] = variance[k];
+    }
+}
+
+static void negative_binomial_sites(const double *p, ptrdiff_t n, const double *y, const double *m,
+                                    const double *v, const double *power, double *lZ, double *dlZ,
+                                    double *d2lZ)
+{
+    linear_sites to;
+    RESPONSES(2);
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        vd trials[3];
+        load_responses(2, y + 2 * i, 2, n - i < VW ? n - i : VW, r);
+        v_trials_of(r, p, trials);
+        put_sites(&to, 3, i, n - i, trials, LOAD_SITES(m) - p[1], LOAD_SITES(v));
+    }
+    smooth_sites_of(v_binomial_each, 3, 0.0, NULL, n, to.y, to.m, to.v, power, lZ, dlZ, d2lZ);
+}
+
+/* Counts at rate (origin - h): derivatives by h */
+static void count_sites(const linear_sites *to, double rate, ptrdiff_t n, const double *power, double *lZ,
+                        double *dlZ, double *d2lZ)
+{
+    smooth_sites_of(v_poisson_each, 2, 0.0, NULL, n, to->y, to->m, to->v, power, lZ, dlZ, d2lZ);
+    for (ptrdiff_t i = 0; i < n; i++) {
+        dlZ[i] *= -rate;
+        d2lZ[i] *= rate * rate;
+    }
+}
+
+static void gamma_sites(const double *p, ptrdiff_t n, const double *y, const double *m, const double *v,
+                        const double *power, double *lZ, double *dlZ, double *d2lZ)
+{
+    linear_sites to;
+    RESPONSES(2);
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        vd count[2], origin;
+        load_responses(2, y + 2 * i, 2, n - i < VW ? n - i : VW, r);
+        v_gamma_count(r, p, count, &origin);
+        put_sites(&to, 2, i, n - i, count, origin - LOAD_SITES(m), LOAD_SITES(v));
+    }
+    count_sites(&to, 1.0, n, power, lZ, dlZ, d2lZ);
+    double given[SMOOTH_BLOCK], found[3][SMOOTH_BLOCK];
+    ptrdiff_t some = 0;
+    for (ptrdiff_t i = 0; i < n; i++)
+        if (y[2 * i + 1] == 0.0) {
+            to.m[some] = to.m[i];
+            to.v[some] = to.v[i];
+            given[some++] = power[i];
+        }
+    if (some == 0) return;
+    smooth_sites_of(v_gamma_tail_each, 1, 0.0, p, some, to.y, to.m, to.v, given, found[0], found[1], found[2]);
+    for (ptrdiff_t i = n - 1; i >= 0; i--)
+        if (y[2 * i + 1] == 0.0) {
+            lZ[i] = found[0][--some];
+            dlZ[i] = -found[1][some];
+            d2lZ[i] = found[2][some];
+        }
+}
+
+static void weibull_sites(const double *p, ptrdiff_t n, const double *y, const double *m, const double *v,
+                          const double *power, double *lZ, double *dlZ, double *d2lZ)
+{
+    const double rate = p[0];
+    linear_sites to;
+    RESPONSES(2);
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        vd count[2];
+        load_responses(2, y + 2 * i, 2, n - i < VW ? n - i : VW, r);
+        v_weibull_count(r, p, count);
+        put_sites(&to, 2, i, n - i, count, rate * (r[0] - LOAD_SITES(m)), (rate * rate) * LOAD_SITES(v));
+    }
+    count_sites(&to, rate, n, power, lZ, dlZ, d2lZ);
+}
+
+static void ordinal_logit_sites(const double *p, ptrdiff_t n, const double *y, const double *m, const double *v,
+                                const double *power, double *lZ, double *dlZ, double *d2lZ)
+{
+    linear_sites to;
+    RESPONSES(1);
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        vd cuts[3];
+        load_responses(1, y + i, 1, n - i < VW ? n - i : VW, r);
+        v_logit_cuts(r, p, cuts);
+        put_sites(&to, 3, i, n - i, cuts, LOAD_SITES(m), LOAD_SITES(v));
+    }
+    smooth_sites_of(v_between_each, 3, 0.0, NULL, n, to.y, to.m, to.v, power, lZ, dlZ, d2lZ);
+}
+
+#define SITES_LINEAR(name, width)                                                                  \
+    for (ptrdiff_t i = 0; i < n; i += SMOOTH_BLOCK)                                                \
+        name##_sites(loss->parameters, n - i < SMOOTH_BLOCK ? n - i : SMOOTH_BLOCK,                \
+                     y + i * (width), m + i, v + i, power + i, lZ + i, dlZ + i, d2lZ + i);         \
+    break
+#define SITES_NEGATIVE_BINOMIAL SITES_LINEAR
+#define SITES_GAMMA SITES_LINEAR
+#define SITES_WEIBULL SITES_LINEAR
+#define SITES_ORDINAL_LOGIT SITES_LINEAR
+
+/* ---- closed, and Student's t ---- */
+
+static void gaussian_sites(const double *p, ptrdiff_t n, const double *y, const double *m, const double *v,
+                           const double *power, double *lZ, double *dlZ, double *d2lZ)
+{
+    RESPONSES(2);
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        vd a, b, c;
+        load_responses(2, y + 2 * i, 2, n - i < VW ? n - i : VW, r);
+        v_gaussian_moments(r[0], p[0] * r[1], LOAD_SITES(m), LOAD_SITES(v), LOAD_SITES(power), &a, &b, &c);
+        store_sites(n - i, a, b, c, lZ + i, dlZ + i, d2lZ + i);
+    }
+}
+
+static void interval_sites(const double *p, ptrdiff_t n, const double *y, const double *m, const double *v,
+                           const double *power, double *lZ, double *dlZ, double *d2lZ)
+{
+    RESPONSES(2);
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        vd a, b, c;
+        load_responses(2, y + 2 * i, 2, n - i < VW ? n - i : VW, r);
+        v_interval_moments(r[0], r[1], v_set(p[0]), LOAD_SITES(m), LOAD_SITES(v), LOAD_SITES(power), &a, &b,
+                           &c);
+        store_sites(n - i, a, b, c, lZ + i, dlZ + i, d2lZ + i);
+    }
+}
+
+static void ordinal_probit_sites(const double *p, ptrdiff_t n, const double *y, const double *m,
+                                 const double *v, const double *power, double *lZ, double *dlZ, double *d2lZ)
+{
+    RESPONSES(1);
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        vd a, b, c, lower, upper;
+        load_responses(1, y + i, 1, n - i < VW ? n - i : VW, r);
+        v_cuts(r[0], p, &lower, &upper);
+        v_interval_moments(lower, upper, v_set(1.0), LOAD_SITES(m), LOAD_SITES(v), LOAD_SITES(power), &a, &b,
+                           &c);
+        store_sites(n - i, a, b, c, lZ + i, dlZ + i, d2lZ + i);
+    }
+}
+
+static void student_t_sites(const double *p, ptrdiff_t n, const double *y, const double *m, const double *v,
+                            const double *power, double *lZ, double *dlZ, double *d2lZ)
+{
+    (void)y;
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        vd a, b, c;
+        v_student_moments(p, LOAD_SITES(m), LOAD_SITES(v), &a, &b, &c);
+        a = v_select(V_MASK(LOAD_SITES(power) != 1.0), v_set(NAN), a);
+        store_sites(n - i, a, b, c, lZ + i, dlZ + i, d2lZ + i);
+    }
+}
+
+#define SITES_OF_ALL(name, width)                                                                  \
+    name##_sites(loss->parameters, n, y, m, v, power, lZ, dlZ, d2lZ);                              \
+    break
+#define SITES_GAUSSIAN SITES_OF_ALL
+#define SITES_INTERVAL SITES_OF_ALL
+#define SITES_STUDENT SITES_OF_ALL
+
 static void smooth_moments(const epf_loss *loss, ptrdiff_t n, const double *y, const double *m,
                            const double *v, const double *power, double *lZ, double *dlZ,
                            double *d2lZ)

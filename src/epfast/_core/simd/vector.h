@@ -19,13 +19,21 @@ typedef int (*epf_callback)(ptrdiff_t n, const double *h, const double *y, ptrdi
 #define EPF_ROW_PAD 16           /* rows and numbers beyond the last, that kernels may read */
 
 /* Vector kernels of tilted moments of any power: PIECEWISE with no more than EPF_PIECEWISE_KNOTS knots,
- * SMOOTH with exceptions, and PROBIT and LOGISTIC in closed form for the power 1, else like SMOOTH. */
+ * SMOOTH with exceptions, and PROBIT and LOGISTIC in closed form for the power 1, else like SMOOTH. Those
+ * after SMOOTH come with it: INTERVAL and STUDENT for the power 1. */
 enum {
     EPF_MOMENTS_NONE,
     EPF_MOMENTS_PROBIT,
     EPF_MOMENTS_LOGISTIC,
     EPF_MOMENTS_PIECEWISE,
-    EPF_MOMENTS_SMOOTH
+    EPF_MOMENTS_SMOOTH,
+    EPF_MOMENTS_NEGATIVE_BINOMIAL,
+    EPF_MOMENTS_GAMMA,
+    EPF_MOMENTS_WEIBULL,
+    EPF_MOMENTS_ORDINAL_LOGIT,
+    EPF_MOMENTS_GAUSSIAN,
+    EPF_MOMENTS_INTERVAL,
+    EPF_MOMENTS_STUDENT
 };
 
 /* Stationary kernels. */
@@ -128,8 +136,8 @@ typedef struct {
                               const double *v, const double *power, double *lZ, double *dlZ,
                               double *d2lZ);
 
-    /* The same for exp(-power_i l) where the loss is SMOOTH, PROBIT or LOGISTIC, y rows of responses
-     * (NULL: margins); lZ is NaN at the sites that are left to adaptive quadrature. */
+    /* The same for exp(-power_i l) where the loss is PROBIT, LOGISTIC, SMOOTH or comes with it, y rows of
+     * responses (NULL: margins); lZ is NaN at the sites that are left to adaptive quadrature. */
     void (*smooth_moments)(const epf_loss *loss, ptrdiff_t n, const double *y, const double *m,
                            const double *v, const double *power, double *lZ, double *dlZ,
                            double *d2lZ);

@@ -64,9 +64,14 @@ REFRESH, DRIFT = 25, 64.0
 
 
 def is_for_chunks(problem: LinearProblem) -> bool:
-    """Whether chunks are the automatic order for so many rows."""
+    """Whether chunks are the automatic order for so many rows.
+
+    Not for a loss that is known not to be log-concave: its sites may be negative, and rows whose
+    sites change at once may overshoot (Jylänki, Vanhatalo & Vehtari 2011).
+    """
     n, d = problem.shape
-    return n >= max(FEW_ROWS, ROWS_PER_DIMENSION * d)
+    own = problem.loss.is_likelihood and problem.loss.log_concave is False
+    return n >= max(FEW_ROWS, ROWS_PER_DIMENSION * d) and not own
 
 
 def chunk_size(problem: LinearProblem) -> int:
