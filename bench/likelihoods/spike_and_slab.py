@@ -5,9 +5,9 @@
 Part 1: 12 columns, where all 4,096 models are summed. Part 2: inclusion probabilities beside those
 of a Gibbs sampler in C (``gibbs.c``; conditional probabilities averaged, four chains), independent
 and correlated columns (neighbours by .7): the largest and the median error, the share of columns
-within .05, and milliseconds beside those of 2,500 scans. Part 3: fewer rows than columns, where there may
-be several modes: the error, and the verdict of ``post.check()``. Part 4: held-out log loss of
-classifiers of few rows and many columns beside ``LogisticRegressionCV(penalty="l1")``.
+within .05, and milliseconds beside those of 2,500 scans. Part 3: fewer rows than columns, where
+there may be several modes: the error, and the verdict of ``post.check()``. Part 4: held-out log
+loss of classifiers of few rows and many columns beside ``LogisticRegressionCV(penalty="l1")``.
 """
 
 from __future__ import annotations

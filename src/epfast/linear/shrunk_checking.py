@@ -6,6 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import linalg, special
 
 from epfast._arrays import Array
@@ -122,11 +123,10 @@ class Models:
     def width(self) -> int:
         return self.size
 
-    def _of_model(self, one: Array) -> tuple[Array, Array, Array]:
+    def _of_model(self, one: Array) -> tuple[NDArray[np.intp], Array, Array]:
         """Weights that are in, their mean, and the Cholesky factor of their precision."""
         d = len(self.share)
-        within = ~self.visited | (special.ndtr(one[:d]) < self.share)
-        which = np.flatnonzero(within)
+        which = np.flatnonzero(~self.visited | (special.ndtr(one[:d]) < self.share))
         prior = self.of_weights.prior
         assert isinstance(prior, SpikeAndSlab)
         precision = np.where(
@@ -139,7 +139,8 @@ class Models:
             matrix = some.T @ (self.rows.precision[:, None] * some)
         matrix[np.diag_indices(len(which))] += precision
         factor = np.asarray(linalg.cholesky(matrix, lower=True))
-        return which, linalg.cho_solve((factor, True), self.shift[which]), factor
+        mean = np.asarray(linalg.cho_solve((factor, True), self.shift[which]))
+        return which, mean, factor
 
     def draw(self, z: Array) -> Array:
         d = len(self.share)
@@ -153,9 +154,9 @@ class Models:
     def log_ratio(self, z: Array, theta: Array) -> Array:
         d, prior, visited = len(self.share), self.of_weights.prior, self.visited
         assert isinstance(prior, SpikeAndSlab)
-        within = special.ndtr(z[:, :d]) < self.share
+        within: Any = special.ndtr(z[:, :d]) < self.share
         with np.errstate(divide="ignore"):
-            odds = np.where(within, np.log(prior.share), np.log1p(-prior.share))
+            odds: Array = np.where(within, np.log(prior.share), np.log1p(-prior.share))
         odds -= np.where(within, np.log(self.share), np.log1p(-self.share))
         result = odds[:, visited].sum(axis=1) + _of_normal(theta, self.of_weights)
         slab = -0.5 * (LOG_2PI + np.log(prior.variance) + theta**2 / prior.variance)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -205,7 +205,7 @@ class ShrunkPosterior(FullPosterior):
     # -- moments --
 
     @property
-    def mean(self) -> Array:  # type: ignore[override]
+    def mean(self) -> Array:
         return self.state.mean
 
     @property
@@ -213,7 +213,7 @@ class ShrunkPosterior(FullPosterior):
         return self.state.variance
 
     @cached_property
-    def precision(self) -> Array:  # type: ignore[override]
+    def precision(self) -> Array:
         """(d, d), posterior precision of the weights; O(n d^2) with fewer rows, up to 2 GB."""
         if self.state.precision is not None:
             return self.state.precision
@@ -248,6 +248,11 @@ class ShrunkPosterior(FullPosterior):
 
     # -- rows --
 
+    def _with_rows(self, X: Any = None, y: Any = None) -> ShrunkPosterior:
+        found = super()._with_rows(X, y)
+        assert isinstance(found, ShrunkPosterior)
+        return found
+
     def _latent_of_rows(self) -> tuple[Array, Array | None, Array, Array]:
         problem = self._with_rows().problem
         y, X = problem.data.y, problem.data.X
@@ -277,8 +282,8 @@ class ShrunkPosterior(FullPosterior):
             return found
         core = ParallelSweep(self.prior.tilted(), 1, PARALLEL_ROWS, 1.0, 0.0)
         sites = families.taken(self.prior_sites, visits)
-        given = (np.ascontiguousarray(part[visits]) for part in (self.mean, self.variance))
-        core.fit(*given, np.ones((len(visits), 1)), *map(np.ascontiguousarray, sites))
+        mean, variance = (np.ascontiguousarray(x[visits]) for x in (self.mean, self.variance))
+        core.fit(mean, variance, np.ones((len(visits), 1)), *families.copied(sites))
         return float("inf") if core.n_refused else max(found, core.residual)
 
     def loo_log_predictive(self, X: Any = None, y: ArrayLike | None = None) -> Array:
@@ -317,7 +322,7 @@ class ShrunkPosterior(FullPosterior):
             "shift_ses": nan,
             "sd_factors": np.ones(len(nan)),
         }
-        parts = {}
+        parts: dict[str, Any] = {}
         for name, values in whole.items():
             parts[name] = values.copy()
             parts[name][judged] = getattr(found, name)
@@ -329,7 +334,7 @@ class ShrunkPosterior(FullPosterior):
         y: ArrayLike,
         weights: ArrayLike | None = None,
         offset: ArrayLike | None = None,
-    ) -> ShrunkPosterior:
+    ) -> Self:
         """As :meth:`FullPosterior.with_rows`; rows that the posterior keeps are compared."""
         if self.problem.wide is None:
             return super().with_rows(X, y, weights, offset)

@@ -130,10 +130,6 @@ class Sweeping(NamedTuple):
     steps: tuple[Step, ...] = ()
 
 
-#: fields of :class:`Sweeping` that say how it goes on
-PACE = Sweeping._fields[Sweeping._fields.index("damping") :]
-
-
 def _combined(share: Array, sites: Any) -> Sites:
     """The sum of sites, each times its share."""
     return Sites(
@@ -245,7 +241,8 @@ class WeightEngine:
             now = found or now
             weights = self._rescaled(weights, now)
             state = self._state(rows, weights, state.sweeps, now, None, 0, state.damping)
-        return ShrunkState(*state[: len(ShrunkState._fields)])
+        whole: Any = state
+        return ShrunkState(*whole[: len(ShrunkState._fields)])
 
     def sweep(self, state: Sweeping, keep: bool, tick: Tick) -> tuple[Sweeping, Counts]:
         self.tilted.begin_sweep(state.sweeps)
@@ -311,7 +308,9 @@ class WeightEngine:
         if now is None or not (mixed.precision * now.variance < 1.0)[self.of_weights.visits].all():
             return restarted
         found = self._state(rows, mixed, new.sweeps, now, new.pace, new.since_refresh, new.damping)
-        return Sweeping(*found[: Sweeping._fields.index("damping")], *new[-len(PACE) :])
+        return found._replace(
+            least=new.least, stalled=new.stalled, last=new.last, mixes=new.mixes, steps=new.steps
+        )
 
     def _state(
         self,
