@@ -154,9 +154,9 @@ class Models:
     def log_ratio(self, z: Array, theta: Array) -> Array:
         d, prior, visited = len(self.share), self.of_weights.prior, self.visited
         assert isinstance(prior, SpikeAndSlab)
-        within: Any = special.ndtr(z[:, :d]) < self.share
+        within = special.ndtr(z[:, :d]) < self.share
         with np.errstate(divide="ignore"):
-            odds: Array = np.where(within, np.log(prior.share), np.log1p(-prior.share))
+            odds = within * np.log(prior.share) + np.where(within, 0.0, np.log1p(-prior.share))
         odds -= np.where(within, np.log(self.share), np.log1p(-self.share))
         result = odds[:, visited].sum(axis=1) + _of_normal(theta, self.of_weights)
         slab = -0.5 * (LOG_2PI + np.log(prior.variance) + theta**2 / prior.variance)
