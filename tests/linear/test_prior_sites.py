@@ -64,7 +64,7 @@ def test_all_models(n, seed):
     prior = SpikeAndSlab(0.3, 1.2)
     post = fit_linear(X, y, loss=Gaussian(0.8), prior=prior)
     evidence, inclusion, mean = all_models(X, y, prior, 0.8)
-    loose = 1.0 if n == 30 else 4.0
+    loose = 1.0 if n == 30 else 8.0
     assert post.converged
     assert post.log_evidence == pytest.approx(evidence, abs=0.03 * loose)
     np.testing.assert_allclose(post.inclusion_probability, inclusion, atol=0.02 * loose)
@@ -95,14 +95,14 @@ def test_one_weight_is_exact(prior):
 @pytest.mark.parametrize("prior", PRIORS[1:], ids=NAMES[1:])
 def test_brute_force_of_two_weights(prior, loss):
     rng = np.random.default_rng(3)
-    X = rng.normal(size=(12, 2))
+    X = rng.normal(size=(40, 2))
     y = responses_of(LOSSES[loss], X @ [1.0, 0.0], rng)
     post = fit_linear(X, y, loss=loss, prior=prior)
-    line = np.linspace(-9.0, 9.0, 1600)  # 0 is between two points
+    line = np.linspace(-4.0, 4.0, 700)  # 0 is between two points
     grid = np.stack([part.ravel() for part in np.meshgrid(line, line)], axis=1)
     of_rows = np.zeros(len(grid))
-    responses = LOSSES[loss].responses("y", y, 12)
-    for i in range(12):
+    responses = LOSSES[loss].responses("y", y, 40)
+    for i in range(40):
         one = np.broadcast_to(responses[i], (len(grid), responses.shape[1]))
         of_rows -= LOSSES[loss].values(grid @ X[i], np.ascontiguousarray(one))
     log = of_rows + prior.log_density(grid).sum(axis=1)
@@ -110,9 +110,58 @@ def test_brute_force_of_two_weights(prior, loss):
     weight = np.exp(log - special.logsumexp(log))
     mean = weight @ grid
     sd = np.sqrt(weight @ grid**2 - mean**2)
-    assert post.log_evidence == pytest.approx(evidence, abs=0.02)
-    assert (np.abs(post.mean - mean) < 0.05 * sd).all()
-    np.testing.assert_allclose(np.sqrt(post.variance), sd, rtol=0.04)
+    assert post.log_evidence == pytest.approx(evidence, abs=0.15)
+    assert (np.abs(post.mean - mean) < 0.1 * sd).all()
+    np.testing.assert_allclose(np.sqrt(post.variance), sd, rtol=0.08)
+
+
+def plain_ep(A, moments, precision, sweeps=300):
+    """EP, one factor of a row of A after the other: mean, covariance, log evidence."""
+    tau, nu, scale = np.zeros((3, len(A)))
+    tau[:] = precision
+    for _ in range(sweeps):
+        for i, a in enumerate(A):
+            covariance = np.linalg.inv(A.T @ (tau[:, None] * A))
+            s, h = a @ covariance @ a, a @ covariance @ (A.T @ nu)
+            v = 1.0 / (1.0 / s - tau[i])
+            m = v * (h / s - nu[i])
+            lZ, d, d2 = moments(i, m, v)
+            tau[i] = -d2 / (1.0 + v * d2)
+            nu[i] = (d - m * d2) / (1.0 + v * d2)
+            whole = 1.0 + tau[i] * v
+            shift = nu[i] + m / v
+            scale[i] = lZ + 0.5 * np.log(whole) - 0.5 * (shift**2 * v / whole - m * m / v)
+    shift, matrix = A.T @ nu, A.T @ (tau[:, None] * A)
+    evidence = scale.sum() + 0.5 * shift @ np.linalg.solve(matrix, shift)
+    return evidence - 0.5 * np.linalg.slogdet(matrix / (2.0 * np.pi))[1], covariance, shift
+
+
+@pytest.mark.parametrize("shape", [(14, 4), (4, 6)])
+@pytest.mark.parametrize("loss", ["gaussian", "logistic", "poisson"])
+@pytest.mark.parametrize("prior", PRIORS, ids=NAMES)
+def test_plain_ep(prior, loss, shape):
+    """Rows of X and of the identity are factors like any other."""
+    n, d = shape
+    X, h, _ = data(n, d, 2, 4)
+    y = responses_of(LOSSES[loss], 0.5 * h, np.random.default_rng(1))
+    responses, one = LOSSES[loss].responses("y", y, n), np.ones(1)
+    of_rows, of_weights = LOSSES[loss].tilted(), prior.tilted()
+
+    def moments(i, m, v):
+        out = np.empty((3, 1))
+        given = np.array([m]), np.array([v]), one
+        kind, response = (of_rows, responses[[i]]) if i < n else (of_weights, np.ones((1, 1)))
+        assert kind.many(response, *given, *out) == 0
+        return out[:, 0]
+
+    A = np.vstack([X, np.eye(d)])
+    begin = np.r_[np.zeros(n), np.full(d, 1.0 / prior.spread)]
+    evidence, covariance, shift = plain_ep(A, moments, begin)
+    post = fit_linear(X, y, loss=loss, prior=prior, schedule=TIGHT)
+    assert post.converged
+    np.testing.assert_allclose(post.mean, covariance @ shift, atol=1e-6)
+    np.testing.assert_allclose(post.variance, np.diag(covariance), rtol=1e-6)
+    assert post.log_evidence == pytest.approx(evidence, abs=1e-6)
 
 
 @pytest.mark.parametrize("n", [20, 5])
@@ -352,13 +401,15 @@ def test_pickles_and_files(classified, tmp_path):
         whole = other.with_rows(X, y)
         np.testing.assert_allclose(whole.loo_log_predictive(), post.loo_log_predictive())
         assert whole.residual == pytest.approx(post.residual, abs=1e-9)
-        with pytest.raises(ValueError, match="X or y|X has"):
+        with pytest.raises(ValueError, match=r"X or y|X has"):
             other.with_rows(X[1:], y[1:]).residual  # noqa: B018
 
 
 @pytest.mark.parametrize("name", ["mean", "prior_sites_precision", "visits", "variance"])
 def test_damaged_files(classified, tmp_path, name):
     post = classified[2]
+    if name == "prior_sites_precision" and post.state.precision is not None:
+        pytest.skip("the rows, which tell, are not in the file")
     arrays, header = post.contents()
     with np.load(_saved(post, tmp_path)) as archive:
         stored = {key: archive[key] for key in archive.files}

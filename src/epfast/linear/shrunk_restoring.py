@@ -32,7 +32,7 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
     """Check what ``save`` of a :class:`ShrunkPosterior` wrote, and build it."""
     d = arrays["shift"].size
     columns = _checks.integer("columns", header["columns"], least=d - 1, most=d)
-    of_weights = _of_weights(arrays, header, d)
+    of_weights = _of_weights(arrays, header, d, columns)
     data, wide, precision = _rows(arrays, d, columns < d, loss)
     n = arrays["sites_shift"].size if data.y is None else len(data.y)
     sites = restore_sites(arrays, ((n,),) * 3)
@@ -64,14 +64,16 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
     return ShrunkPosterior(state, problem, restore_flag(header, "converged"), history, of_weights)
 
 
-def _of_weights(arrays: dict[str, Array], header: dict[str, Any], d: int) -> PriorSites:
+def _of_weights(
+    arrays: dict[str, Array], header: dict[str, Any], d: int, columns: int
+) -> PriorSites:
     precision = _checks.array("start_precision", arrays["start_precision"], shape=(d,))
     if not (precision > 0.0).all():
         raise ValueError("start_precision is not positive")
     visits = arrays["visits"]
     if visits.ndim != 1 or visits.dtype.kind not in "iu" or not (np.diff(visits) > 0).all():
         raise ValueError("visits are no increasing integers")
-    if visits.size and not (visits[0] >= 0 and visits[-1] < d):
+    if visits.size and not (visits[0] >= 0 and visits[-1] < columns):
         raise ValueError("visits names weights that there are not")
     sites = Sites(precision, np.zeros(d), 0.5 * np.log(precision / (2.0 * math.pi)))
     return PriorSites(restore_prior(header["prior"]), sites, visits.astype(np.intp))

@@ -162,12 +162,10 @@ class SpikeAndSlab(Prior):
         """Probability that a weight is not 0, at cavities N(mean, variance) of the data, (n,)."""
         if self.share == 1.0:
             return np.ones(len(mean))
-        whole = variance + self.variance
-        with np.errstate(over="ignore"):
-            odds = np.log(self.share) - np.log1p(-self.share)
-            odds += 0.5 * (
-                np.log(variance / whole) + mean * mean / variance * self.variance / whole
-            )
+        # a cavity of infinite variance leaves the prior odds
+        ratio = self.variance / (variance + self.variance)
+        odds = np.log(self.share) - np.log1p(-self.share)
+        odds += 0.5 * (mean * mean / variance * ratio - np.log1p(self.variance / variance))
         return np.asarray(special.expit(odds))
 
     def log_density(self, w: ArrayLike) -> Array:
