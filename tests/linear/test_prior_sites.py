@@ -96,9 +96,9 @@ def test_one_weight_is_exact(prior):
 def test_brute_force_of_two_weights(prior, loss):
     rng = np.random.default_rng(3)
     X = rng.normal(size=(40, 2))
-    y = responses_of(LOSSES[loss], X @ [1.0, 0.0], rng)
+    y = responses_of(LOSSES[loss], X @ [0.5, 0.0], rng)
     post = fit_linear(X, y, loss=loss, prior=prior)
-    line = np.linspace(-4.0, 4.0, 700)  # 0 is between two points
+    line = np.linspace(-7.0, 7.0, 700)  # 0 is between two points
     grid = np.stack([part.ravel() for part in np.meshgrid(line, line)], axis=1)
     of_rows = np.zeros(len(grid))
     responses = LOSSES[loss].responses("y", y, 40)
