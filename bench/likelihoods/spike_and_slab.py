@@ -254,7 +254,8 @@ def several_modes(options: argparse.Namespace) -> tuple[list[dict[str, Any]], li
 def wide_sets() -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
     """Name, rows, labels, new rows and their labels: products of columns, and images."""
     for name in ("sonar", "ionosphere"):
-        X, y = datasets.load(name)
+        raw = datasets.load_mixed(name)
+        X, y = raw.numbers, raw.y
         one, two = np.triu_indices(X.shape[1])
         X = X - X.mean(axis=0)
         X = np.concatenate([X, X[:, one] * X[:, two]], axis=1)
@@ -263,7 +264,7 @@ def wide_sets() -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray, np.nd
         yield f"products of {name}", X[train], y[train], X[new], y[new]
     images, digits = datasets.load_mnist()[:2]
     some = np.flatnonzero((digits == 3) | (digits == 8))
-    X, y = images[some].reshape(len(some), -1) / 255.0, np.where(digits[some] == 3, 1.0, -1.0)
+    X, y = images[some] / 255.0, np.where(digits[some] == 3, 1.0, -1.0)
     yield "digits 3 and 8", X[:150], y[:150], X[150:4150], y[150:4150]
 
 
@@ -292,9 +293,8 @@ def with_lasso(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[
 
         fits = {"lasso": lasso}
         for prior in (
-            losses.SpikeAndSlab(5.0 / X.shape[1], 1.0),
+            losses.SpikeAndSlab(20.0 / X.shape[1], 0.25),
             losses.LaplacePrior(1.0 / np.sqrt(X.shape[1])),
-            losses.Horseshoe(1.0 / X.shape[1]),
         ):
 
             def ours(prior: Any = prior, X: np.ndarray = X, y: np.ndarray = y) -> Any:

@@ -373,6 +373,10 @@ def test_learning():
         post.learned(("scale",))
     with pytest.raises(ValueError, match="names is empty"):
         post.learned(())
+    with pytest.warns(epfast.ConvergenceWarning):
+        early = fit_linear(X, y, loss="gaussian", prior=post.prior, schedule=EP(sweeps=1))
+    with pytest.raises(ValueError, match="has not settled"):
+        early.learned()
 
 
 # ---- what a posterior can do ----

@@ -126,9 +126,9 @@ class ShrunkPosterior(FullPosterior):
     ) -> ShrunkPosterior:
         """The fit whose prior has the largest log evidence, by L-BFGS.
 
-        Each step is a fit that begins with the sites of the best one. The log evidence of sparse
-        priors has several maxima; this is the one uphill of here. A share and the variance beside
-        it are hardly known apart where few weights are in.
+        Each step is a fit that begins with the sites of the best one; fits that do not settle are
+        left out. The log evidence of sparse priors has several maxima: this is the one uphill of
+        here. A share and the variance beside it are hardly told apart where few weights are in.
 
         Parameters
         ----------
@@ -150,22 +150,19 @@ class ShrunkPosterior(FullPosterior):
         for name in chosen:
             _checks.choice("names", name, allowed)
         _checks.integer("steps", steps, least=1)
+        if not whole.converged:
+            raise ValueError(
+                "the posterior has not settled, so that its log evidence says nothing; allowed: "
+                "one that has, as of another share or scale, or of more sweeps"
+            )
         began = np.array([_to_line(name, _value(whole, name)) for name in chosen])
         best = whole
 
         def lost(line: Array) -> tuple[float, Array]:
             nonlocal best
-            found = None
-            for start in (best, None):
-                try:
-                    found = whole.with_numbers(
-                        {name: _from_line(name, x) for name, x in zip(chosen, line, strict=True)},
-                        start,
-                    )
-                except FAILURES:
-                    continue
-                break
-            if found is None or not np.isfinite(found.log_evidence):
+            values = {name: _from_line(name, x) for name, x in zip(chosen, line, strict=True)}
+            found = _settled(whole, values, best)
+            if found is None:
                 return FAILED - whole.log_evidence, np.zeros(len(line))
             if found.log_evidence > best.log_evidence:
                 best = found
@@ -187,11 +184,14 @@ class ShrunkPosterior(FullPosterior):
         return best
 
     def with_numbers(
-        self, values: dict[str, float], start: ShrunkPosterior | None = None
+        self,
+        values: dict[str, float],
+        start: ShrunkPosterior | None = None,
+        warn: Callable[..., Any] = warn_of,
     ) -> ShrunkPosterior:
         """The fit of the same rows with other parameters, named as in :meth:`learned`.
 
-        start: whose sites the fit begins with.
+        start: whose sites the fit begins with; warn: told of the fit.
         """
         whole = self._with_rows()
         loss = {name[5:]: x for name, x in values.items() if name.startswith("loss.")}
@@ -200,7 +200,8 @@ class ShrunkPosterior(FullPosterior):
         if loss:
             problem = problem._replace(loss=problem.loss.with_parameters(**loss))
         shrinkage = Shrinkage(problem, whole.of_weights)
-        return fit_shrunk(shrinkage.with_prior(whole.prior.with_parameters(**prior)), start)
+        chosen = shrinkage.with_prior(whole.prior.with_parameters(**prior))
+        return fit_shrunk(chosen, start, warn=warn)
 
     # -- moments --
 
@@ -385,6 +386,24 @@ def _from_line(name: str, x: float) -> float:
     return float(special.expit(x) if _is_share(name) else np.exp(x))
 
 
+def _settled(
+    post: ShrunkPosterior, values: dict[str, float], best: ShrunkPosterior
+) -> ShrunkPosterior | None:
+    """The fit with these parameters, from the sites of the best one or anew; None: none settles."""
+    for start in (best, None):
+        try:
+            found = post.with_numbers(values, start, warn=_silent)
+        except FAILURES:
+            continue
+        if found.converged:
+            return found
+    return None
+
+
+def _silent(*args: Any) -> None:
+    """What does not settle is left out of a search."""
+
+
 def _rate(name: str, value: float) -> float:
     return value * (1.0 - value) if _is_share(name) else value
 
@@ -398,6 +417,7 @@ def fit_shrunk(
     callback: Any = None,
     progress: Any = False,
     stacklevel: int = 4,
+    warn: Callable[..., Any] = warn_of,
 ) -> ShrunkPosterior:
     """Run a fit whose weights have sites, checked; see :func:`epfast.fit_linear`."""
 
@@ -408,7 +428,7 @@ def fit_shrunk(
     fit = None
     try:
         fit = shrinkage.run(start, callback, progress)
-        warn_of(fit, shrinkage.engine(), shrinkage.problem.schedule, stacklevel)
+        warn(fit, shrinkage.engine(), shrinkage.problem.schedule, stacklevel)
         return result(fit)
     except KeyboardInterrupt as pressed:
         fit = reached(pressed) or fit
