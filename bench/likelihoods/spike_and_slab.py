@@ -7,7 +7,13 @@ of a Gibbs sampler in C (``gibbs.c``; conditional probabilities averaged, four c
 and correlated columns (neighbours by .7): the largest and the median error, the share of columns
 within .05, and milliseconds beside those of 2,500 scans. Part 3: fewer rows than columns, where
 there may be several modes: the error, and the verdict of ``post.check()``. Part 4: held-out log
-loss of classifiers of few rows and many columns beside ``LogisticRegressionCV(penalty="l1")``.
+loss of classifiers of few rows and many columns beside ``LogisticRegressionCV(penalty="l1")``, each
+prior by itself, from the parameters given and with those that the evidence finds from there.
+
+Damping and mixing of the sweeps were chosen on seeds 0 to 3 of :func:`task`, and what a check
+judges on seeds 0 to 2 of 60 x 120; parts 2 and 3 take seeds from 10. The priors of part 4 are the
+first that were tried, but for the second SpikeAndSlab: it came after the first did not settle on
+the products of sonar, and with its held-out loss in sight, so that no claim is made on it.
 """
 
 from __future__ import annotations
@@ -33,6 +39,10 @@ SCANS, QUICK_SCANS, BURN, TIMED, CHAINS = 50_000, 4_000, 1_000, 2_500, 4
 AGREE = 0.03
 #: of columns, rows and weights that are not 0, in part 2
 SIZES = ((100, 50, 8), (100, 100, 8), (100, 200, 8), (100, 500, 8))
+#: fits of the lasso, whose solver draws: the median counts
+LASSO_SEEDS = 9
+#: seeds below it were in use as the sweeps were made
+FIRST_SEED = 10
 #: of part 3
 FEW = ((60, 120, 6),)
 MEDIAN, MOST, WITHIN = 0.02, 0.05, 0.95
@@ -189,7 +199,7 @@ def with_sampler(options: argparse.Namespace) -> tuple[list[dict[str, Any]], lis
     gibbs, cells = Gibbs(), []
     for n, d, k in SIZES[:2] if options.quick else SIZES:
         for correlation in (0.0, 0.7):
-            for seed in range(2 if options.quick else 5):
+            for seed in range(FIRST_SEED, FIRST_SEED + (2 if options.quick else 5)):
                 scans = QUICK_SCANS if options.quick else SCANS
                 found = beside_gibbs(task(n, d, k, seed, correlation), gibbs, scans)
                 cells.append({"d": d, "correlation": correlation, "seed": seed} | found)
@@ -230,7 +240,7 @@ def several_modes(options: argparse.Namespace) -> tuple[list[dict[str, Any]], li
     """Part 3."""
     gibbs, cells = Gibbs(), []
     for n, d, k in FEW:
-        for seed in range(3 if options.quick else 10):
+        for seed in range(FIRST_SEED, FIRST_SEED + (3 if options.quick else 10)):
             scans = QUICK_SCANS if options.quick else SCANS
             found = beside_gibbs(task(n, d, k, seed), gibbs, scans, check=True)
             cells.append({"n": n, "d": d, "seed": seed} | found)
@@ -284,55 +294,101 @@ def with_lasso(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[
         X, X_new = (X[:, used] - center) / scale, (X_new[:, used] - center) / scale
         X_new = np.clip(X_new, -10.0, 10.0)
 
-        def lasso(X: np.ndarray = X, y: np.ndarray = y) -> Any:
+        def lasso(seed: int, X: np.ndarray = X, y: np.ndarray = y) -> Any:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return LogisticRegressionCV(
-                    penalty="l1", solver="liblinear", scoring="neg_log_loss", cv=5
+                    penalty="l1",
+                    solver="liblinear",
+                    scoring="neg_log_loss",
+                    cv=5,
+                    random_state=seed,
                 ).fit(X, y)
 
-        fits = {"lasso": lasso}
-        for prior in (
-            losses.SpikeAndSlab(20.0 / X.shape[1], 0.25),
-            losses.LaplacePrior(1.0 / np.sqrt(X.shape[1])),
-        ):
-
-            def ours(prior: Any = prior, X: np.ndarray = X, y: np.ndarray = y) -> Any:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    fit = epfast.fit_linear(X, y, loss="logistic", prior=prior, intercept=True)
-                    return fit.learned(steps=12)
-
-            fits[type(prior).__name__] = ours
-        for method, fit in fits.items():
-            found, seconds = harness.timed(fit)
-            p = found.predict_proba(X_new)
-            p = p[:, list(found.classes_).index(1.0)] if method == "lasso" else p
-            settled = "" if method == "lasso" else str(found.converged)
-            rows.append(
-                {
-                    "set": f"{name}, {X.shape[0]} x {X.shape[1]}",
-                    "method": method,
-                    "log loss": log_loss(p, y_new),
-                    "seconds": seconds,
-                    "settled": settled,
-                    "prior": "" if method == "lasso" else repr(found.prior),
-                }
-            )
-    headers = list(rows[0])
-    harness.table(headers, [tuple(row.values()) for row in rows], "Held-out log loss")
-    sets = sorted({row["set"] for row in rows})
-    best = []
-    for name in sets:
-        of = {row["method"]: row["log loss"] for row in rows if row["set"] == name}
-        best.append(min(x for method, x in of.items() if method != "lasso") <= of["lasso"])
-    claim = (
-        "lasso",
-        "one of the priors at least has no more log loss than LogisticRegressionCV",
-        harness.in_part(best),
-        f"{sum(best)} of {len(best)} sets",
+        d, found = X.shape[1], []
+        for seed in range(LASSO_SEEDS):
+            rival, seconds = harness.timed(lambda seed=seed, lasso=lasso: lasso(seed))
+            p = rival.predict_proba(X_new)[:, list(rival.classes_).index(1.0)]
+            found.append((log_loss(p, y_new), seconds))
+        values, seconds = zip(*found, strict=True)
+        label = f"least {min(values):.3f}, largest {max(values):.3f}"
+        rival_row = _row("lasso", float(np.median(values)), min(seconds), prior=label)
+        of_set = {"set": f"{name}, {X.shape[0]} x {d}"}
+        rows.append(of_set | rival_row)
+        for label, prior in {
+            "SpikeAndSlab": losses.SpikeAndSlab(5.0 / d, 1.0),
+            "SpikeAndSlab, second": losses.SpikeAndSlab(20.0 / d, 0.25),
+            "LaplacePrior": losses.LaplacePrior(1.0 / np.sqrt(d)),
+            "StudentTPrior": losses.StudentTPrior(3.0, 0.5 / np.sqrt(d)),
+            "Horseshoe": losses.Horseshoe(1.0 / d),
+        }.items():
+            rows += [of_set | row for row in of_prior(label, prior, X, y, X_new, y_new)]
+    harness.table(
+        list(rows[0]), [tuple(row.values()) for row in rows], "Held-out log loss; none: no fit"
     )
-    return rows, [claim]
+    return rows, [beside_lasso(rows, label) for label in CLAIMED]
+
+
+#: priors of part 4 on which a claim is made
+CLAIMED = ("SpikeAndSlab", "LaplacePrior", "StudentTPrior", "Horseshoe")
+
+
+def _row(
+    method: str, loss: float | None, seconds: float, settled: str = "", prior: str = ""
+) -> dict[str, Any]:
+    return {
+        "method": method,
+        "log loss": loss,
+        "seconds": seconds,
+        "settled": settled,
+        "prior": prior,
+    }
+
+
+def of_prior(
+    label: str,
+    prior: losses.Prior,
+    X: np.ndarray,
+    y: np.ndarray,
+    X_new: np.ndarray,
+    y_new: np.ndarray,
+) -> list[dict[str, Any]]:
+    """The fit with a prior as given, and if it settles with that which the evidence finds."""
+
+    def row(name: str, fit: Any) -> tuple[dict[str, Any], Any]:
+        post, seconds = harness.timed(fit)
+        try:
+            loss: float | None = log_loss(post.predict_proba(X_new), y_new)
+        except FloatingPointError:  # what did not settle may be no posterior at all
+            loss = None
+        settled = "yes" if post.converged else "no"
+        return _row(name, loss, seconds, settled, repr(post.prior)), post
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        first, post = row(
+            label,
+            lambda: epfast.fit_linear(X, y, loss="logistic", prior=prior, intercept=True),
+        )
+        if not post.converged:
+            return [first]
+        return [first, row(f"{label}, learned", lambda: post.learned(steps=12))[0]]
+
+
+def beside_lasso(rows: list[dict[str, Any]], label: str) -> harness.Claim:
+    """Whether a prior, learned where it settles, is no worse on any set; all sets count."""
+    won, settled, sets = 0, 0, sorted({row["set"] for row in rows})
+    for name in sets:
+        of = {row["method"]: row for row in rows if row["set"] == name}
+        ours = of.get(f"{label}, learned")
+        settled += ours is not None
+        won += ours is not None and ours["log loss"] <= of["lasso"]["log loss"]
+    return (
+        "lasso",
+        f"{label}, learned: settles, and no more log loss than LogisticRegressionCV",
+        harness.in_part([k < won for k in range(len(sets))]),
+        f"{won} of {len(sets)} sets; {settled} settled",
+    )
 
 
 PARTS = {
