@@ -253,6 +253,8 @@ def fit_linear(
     kind = KINDS[posterior]
     if start is not None and not isinstance(start, kind):
         raise TypeError(f"start is {_checks.describe(start)}; allowed: a {kind.__name__} or None")
+    if prior is None and isinstance(start, ShrunkPosterior):
+        raise TypeError("start has a prior= of single weights; allowed: the same prior= beside it")
     if stream:
         if offset is not None:
             raise ValueError("offset is given beside chunks of X; allowed: None")
