@@ -16,6 +16,7 @@ SCRIPTS = {
     "qi2012.five_points": "qi2012_five_points",
     "qi2012.uci": "qi2012_uci",
     "certificates.check": "certificates_check",
+    "likelihoods.spike_and_slab": "spike_and_slab",
     "speed.minibatch_scaling": "scaling",
     "speed.minibatch_limit": "kernel_limit",
     "speed.linear": "linear_speed",

@@ -1,1 +1,1 @@
-"""Likelihoods beside those of labels: EP against published evidence and long checks; speed."""
+"""Likelihoods and priors of weights: EP against published evidence, long checks, samplers."""

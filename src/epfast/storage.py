@@ -13,12 +13,14 @@ from epfast.gp import low_rank as gp_low_rank
 from epfast.gp import posterior as gp_posterior
 from epfast.inference import files
 from epfast.linear import files as linear_files
+from epfast.linear import shrunk_restoring
 
 #: reader of each kind of posterior
 RESTORE = {
     "factorized": linear_files.restore,
     "full": linear_files.restore,
     "wide": linear_files.restore_wide,
+    "shrunk": shrunk_restoring.restore,
     "process": gp_posterior.restore,
     "low_rank_process": gp_low_rank.restore,
 }
@@ -38,7 +40,8 @@ def load(path: str | os.PathLike[str], loss: Any = None) -> Any:
 
     Returns
     -------
-    FactorizedPosterior, FullPosterior, WidePosterior, GPPosterior or LowRankGPPosterior
+    FactorizedPosterior, FullPosterior, WidePosterior, ShrunkPosterior, GPPosterior or
+    LowRankGPPosterior
 
     Raises
     ------

@@ -5,6 +5,7 @@ from epfast.linear.fit import fit_linear, fit_problem
 from epfast.linear.full_posterior import FullPosterior
 from epfast.linear.posterior import FactorizedPosterior, LinearPosterior
 from epfast.linear.problem import LinearProblem, State
+from epfast.linear.shrunk_posterior import ShrunkPosterior
 from epfast.linear.wide_posterior import WidePosterior
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "FullPosterior",
     "LinearPosterior",
     "LinearProblem",
+    "ShrunkPosterior",
     "State",
     "WidePosterior",
     "combine",

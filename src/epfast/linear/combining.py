@@ -14,6 +14,7 @@ from epfast.linear.full_posterior import FullPosterior
 from epfast.linear.ones import stored_rows
 from epfast.linear.posterior import FactorizedPosterior
 from epfast.linear.problem import Data, LinearProblem, State, is_proper
+from epfast.linear.shrunk_posterior import ShrunkPosterior
 from epfast.linear.wide import is_wide, same_rows
 from epfast.linear.wide_posterior import WidePosterior
 
@@ -67,6 +68,11 @@ def combine(posteriors: Sequence[Any]) -> FactorizedPosterior | FullPosterior:
             raise TypeError(
                 f"posteriors[{k}] is a {type(post).__name__}; allowed: a FullPosterior or "
                 "FactorizedPosterior"
+            )
+        if isinstance(post, ShrunkPosterior):
+            raise ValueError(
+                f"posteriors[{k}] has prior={post.prior!r}, which is no normal one and cannot be "
+                "divided out; allowed: fits with a normal prior"
             )
         _check_same(k, first, post)
         for j, other in enumerate(posteriors[:k]):

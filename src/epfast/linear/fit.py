@@ -35,8 +35,11 @@ from epfast.linear.problem import (
     LinearProblem,
     State,
     data_of,
+    prior_of,
     unread_data_of,
 )
+from epfast.linear.shrinkage import shrinkage_of
+from epfast.linear.shrunk_posterior import ShrunkPosterior, fit_shrunk
 from epfast.linear.sources import Stream, column_names, is_stream
 from epfast.linear.wide import in_best_form, wide_rows
 from epfast.linear.wide_posterior import WidePosterior, of_weights
@@ -48,6 +51,8 @@ FULL_UP_TO = 5000
 #: prior variance of an intercept: broad, a standard deviation of 10 in units of log odds
 INTERCEPT_VARIANCE = 100.0
 KINDS = {"full": FullPosterior, "factorized": FactorizedPosterior}
+#: arguments of a normal prior
+NORMAL = ("prior_variance", "prior_precision", "prior_mean")
 #: arguments of 0.1.0 that moved, with their new spelling
 MOVED = {
     "gamma": "scheme=epfast.schemes.Quadrature(gamma=...) or Variational(gamma=...)",
@@ -67,6 +72,7 @@ def fit_linear(
     prior_variance: float | ArrayLike | None = None,
     prior_precision: ArrayLike | None = None,
     prior_mean: ArrayLike | None = None,
+    prior: losses.Prior | None = None,
     intercept: bool | float = False,
     offset: ArrayLike | None = None,
     weights: ArrayLike | None = None,
@@ -122,6 +128,10 @@ def fit_linear(
         factorised posterior.
     prior_mean : array_like of shape (d,), optional
         Mean of the prior. None: 0.
+    prior : epfast.losses.SpikeAndSlab, LaplacePrior, StudentTPrior or Horseshoe, optional
+        A prior of each weight that is a site of EP, instead of a normal one; an intercept has none.
+        Sweeps visit rows, then weights; the sites of a Gaussian likelihood are exact. See
+        :class:`epfast.linear.ShrunkPosterior`.
     intercept : bool or float
         True: one more weight, the last one, of a column of ones, with prior variance 100; a number:
         with that prior variance. The posterior adds the ones to new rows by itself; priors and X
@@ -159,7 +169,7 @@ def fit_linear(
     Returns
     -------
     FullPosterior (with fewer rows than columns and a site per row the :class:`WidePosterior`, whose
-    sweeps take O(n^3)) or FactorizedPosterior
+    sweeps take O(n^3); with a ``prior`` the ShrunkPosterior) or FactorizedPosterior
 
     Raises
     ------
@@ -223,10 +233,13 @@ def fit_linear(
         _checks.choice("record", record, ("cost", "factor"))
     asked = {
         "weights": weights,
+        "prior": prior,
         "sparse X": X if hasattr(X, "tocsr") else None,
         "chunks of X": X if stream else None,
         "record='factor'": record if record == "factor" else None,
     }
+    if record is not None and prior is not None:
+        raise ValueError(f"record is {record!r} beside a prior=; allowed: None")
     chosen = choose(
         loss,
         scheme,
@@ -247,6 +260,8 @@ def fit_linear(
     kind = KINDS[posterior]
     if start is not None and not isinstance(start, kind):
         raise TypeError(f"start is {_checks.describe(start)}; allowed: a {kind.__name__} or None")
+    if prior is None and isinstance(start, ShrunkPosterior):
+        raise TypeError("start has a prior= of single weights; allowed: the same prior= beside it")
     if stream:
         if offset is not None:
             raise ValueError("offset is given beside chunks of X; allowed: None")
@@ -266,9 +281,11 @@ def fit_linear(
         data = data._replace(X=ours.X)
     elif isinstance(start, WidePosterior) and chosen.schedule.stores == "none":
         start = start.in_d_by_d()
-    prior = (prior_variance, prior_precision, prior_mean)
+    normal = (prior_variance, prior_precision, prior_mean)
+    if prior is not None:
+        return _shrunk(chosen, data, ours, normal, prior, wide, names, start, callback, progress)
     dense = posterior == "full" and (ours is None or prior_precision is not None)
-    problem = chosen.problem(data, _prior(prior, start, chosen, d, wide, dense))
+    problem = chosen.problem(data, _prior(normal, start, chosen, d, wide, dense))
     problem = in_best_form(problem._replace(intercept=wide is not None, names=names, wide=ours))
     scale = None if stream else _notes(problem, prior_variance, prior_precision)
     found: FactorizedPosterior | FullPosterior = fit_problem(
@@ -280,6 +297,32 @@ def fit_linear(
         return found
     except KeyboardInterrupt:
         raise Interrupted(found) from None
+
+
+def _shrunk(
+    chosen: Choices,
+    data: Data,
+    wide: Any,
+    normal: tuple[Any, Any, Any],
+    prior: losses.Prior,
+    intercept: float | None,
+    names: tuple[str, ...] | None,
+    start: Any,
+    callback: Callback | None,
+    progress: bool | Tick,
+) -> ShrunkPosterior:
+    """A fit with a prior that is a site per weight."""
+    for name, value in zip(NORMAL, normal, strict=True):
+        if value is not None:
+            raise ValueError(f"{name} is given beside prior={prior!r}; allowed: one of them")
+    if start is not None and not isinstance(start, ShrunkPosterior):
+        raise TypeError(
+            f"start is {_checks.describe(start)}; allowed with a prior=: a ShrunkPosterior or None"
+        )
+    d = data.X.shape[1]
+    whole = chosen.problem(data, prior_of(np.ones(d), np.zeros(d), wide is None))
+    whole = whole._replace(intercept=intercept is not None, names=names, wide=wide)
+    return fit_shrunk(shrinkage_of(whole, prior, intercept), start, callback, progress)
 
 
 def _notes(problem: LinearProblem, variance: Any, precision: Any) -> float | None:
@@ -320,7 +363,7 @@ def _prior(
     if start is None or chosen.schedule.stores != "none":
         features = d if intercept is None else d - 1
         return prior_at_door(*given, features, dense, intercept)
-    for name, value in zip(("prior_variance", "prior_precision", "prior_mean"), given, strict=True):
+    for name, value in zip(NORMAL, given, strict=True):
         if value is not None:
             raise ValueError(
                 f"{name} is {_checks.describe(value)} beside a start; allowed with ADF: None, the "

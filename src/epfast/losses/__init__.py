@@ -23,6 +23,14 @@ from epfast.losses.counts import Binomial, NegativeBinomial, Poisson
 from epfast.losses.custom import CustomLoss, CustomSite
 from epfast.losses.names import NAMED, describe, resolve, restore
 from epfast.losses.ordinal import Ordinal
+from epfast.losses.priors import (
+    Horseshoe,
+    LaplacePrior,
+    Prior,
+    SpikeAndSlab,
+    StudentTPrior,
+    restore_prior,
+)
 from epfast.losses.regression import Censored, Gaussian, Interval, LaplaceNoise, Quantile, StudentT
 from epfast.losses.survival import GammaNoise, Weibull
 
@@ -37,8 +45,10 @@ __all__ = [
     "GammaNoise",
     "Gaussian",
     "Hinge",
+    "Horseshoe",
     "Interval",
     "LaplaceNoise",
+    "LaplacePrior",
     "Logistic",
     "Loss",
     "NegativeBinomial",
@@ -46,13 +56,17 @@ __all__ = [
     "Ordinal",
     "PiecewiseLinear",
     "Poisson",
+    "Prior",
     "Probit",
     "Quantile",
     "Quasi01",
+    "SpikeAndSlab",
     "SquaredHinge",
     "StudentT",
+    "StudentTPrior",
     "Weibull",
     "describe",
     "resolve",
     "restore",
+    "restore_prior",
 ]

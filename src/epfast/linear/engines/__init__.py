@@ -39,6 +39,7 @@ ENGINES: Table = {
         of_wide(RowEngine),
         *(
             "weights",
+            "prior",
             "sparse X",
             "damping",
             "power",
