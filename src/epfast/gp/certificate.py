@@ -18,6 +18,11 @@ ROUGH = (
     "too large or too close to singular for this loss; scale it, add jitter, or use another loss"
 )
 
+STUCK = (
+    "the sweeps stand still where a cavity is improper, which is no fixed point of EP: damp them, "
+    "try schedule=epfast.DoubleLoop(), or use a loss with a larger scale"
+)
+
 
 def rounding_gap(packed: Array, diagonal: Array, alpha: Array, mean: Array, sd: Array) -> float:
     """Largest |K alpha - mean| in posterior sd; packed: K strictly below the diagonal. O(n^2)."""
@@ -56,6 +61,8 @@ def broken(post: Any) -> str | None:
     asked = max(post.schedule.tol, getattr(post.schedule, "match", 0.0))
     if post.scheme is None or post.scheme.relaxes or not stands_off(post.residual, asked):
         return None
+    if post.loss is not None and not post.loss.log_concave and np.isinf(post.residual):
+        return STUCK
     return (NO_FIXED_POINT if is_sharp(post.scheme) else ROUGH).format(post.residual)
 
 

@@ -40,6 +40,9 @@ from epfast.schemes import Scheme
 #: arguments of 0.1.0 that moved, with their new spelling
 MOVED = {"relaxation": "scheme=epfast.schemes.Relaxed(weight=...)"}
 
+#: most values for which the double loop is there by default: a step takes some seconds at 1,000
+DESCENT_UP_TO = 1000
+
 
 def fit_gp(
     K: ArrayLike | KernelColumns | LowRankFactor,
@@ -84,8 +87,9 @@ def fit_gp(
         ``schemes.Relaxed(weight=0.03)`` is relaxed EP (Qi & Guo 2012), for likelihoods with
         outliers: in sequential or shuffled order, at power 1, without ``rank``.
     schedule : EP or DoubleLoop, optional
-        None: ``EP()``. ``DoubleLoop(start=EP(...))`` descends to a fixed point of EP (Opper &
-        Winther 2005) where the sweeps of its start do not settle. With ``rank`` any schedule of
+        ``DoubleLoop(start=EP(...))`` descends to a fixed point of EP (Opper & Winther 2005) where
+        the sweeps of its start do not settle. None: ``DoubleLoop()`` for up to 1,000 observations
+        whose likelihood is not log-concave, else ``EP()``. With ``rank`` any schedule of
         :func:`epfast.fit_linear`.
     beta : float, optional
         Inverse temperature. None: 1.
@@ -152,7 +156,6 @@ def fit_gp(
     (True, -12.21)
     """
     _checks.moved("fit_gp", moved, MOVED)
-    schedule = EP() if schedule is None else schedule
     _checks.flag("overwrite_K", overwrite_K)
     low_rank = rank is not None or isinstance(K, LowRankFactor)
     unused = (
@@ -170,6 +173,11 @@ def fit_gp(
     _checks.progress(progress)
     threads = None if n_jobs is None else threads_of(n_jobs)
     found_loss = losses.resolve(loss).tempered(beta).with_offset(offset is not None)
+    if schedule is None:
+        exact = scheme is None or scheme == "exact"
+        few = all(k <= DESCENT_UP_TO for k in getattr(K, "shape", ()))
+        descends = few and exact and weights is None and not low_rank
+        schedule = DoubleLoop() if descends and found_loss.log_concave is False else EP()
     if low_rank:
         return fit_low_rank(
             K,
@@ -302,7 +310,12 @@ def fit_problem(
                 if first.converged or first.stopped:
                     return told(post, first.stopped)
                 history, before, post = first.history, post, None
-            fit = run(DescentEngine(problem), _Stage(schedule.steps), before, **arguments)
+            try:
+                fit = run(DescentEngine(problem), _Stage(schedule.steps), before, **arguments)
+            except FloatingPointError:
+                if first is None:
+                    raise
+                return told(_left(problem, before, history, None), False)
             post = result(fit._replace(history=history + fit.history))
             return told(post, fit.stopped)
     except KeyboardInterrupt as pressed:
@@ -321,12 +334,16 @@ def warn_of_process(
         warnings.warn(reason, category, stacklevel=stacklevel + 1)
     elif not isinstance(post.schedule, DoubleLoop):
         warn_of(post, post.problem, post.schedule, stacklevel + 1, category)
-    elif steps and not post.converged:
+    elif not post.converged:
+        left = "the sweeps do not settle, and the double loop finds no point to descend from"
+        if steps:
+            left = (
+                f"after {steps} steps of the double loop the tilted moments still differ from "
+                f"those of the posterior by {post.history[-1].mismatch:.2g} of its own scale"
+            )
         warnings.warn(
-            f"no fixed point of EP was found: after {steps} steps of the double loop the tilted "
-            "moments still differ from those of the posterior by "
-            f"{post.history[-1].mismatch:.2g} of its own scale; scale the kernel, or use a loss "
-            "with a log-concave factor",
+            f"no fixed point of EP was found: {left}; scale the kernel, or use a loss with a "
+            "log-concave factor, or one with a larger scale",
             category,
             stacklevel=stacklevel + 1,
         )
