@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
-from scipy import integrate, special
+from scipy import integrate, special, stats
 
 import epfast
 from epfast import fit_gp, fit_linear, losses, schedules
@@ -212,3 +212,32 @@ def test_an_error_of_the_base_is_told():
     loss = losses.Contaminated(losses.CustomLoss(value), 0.1)
     with pytest.raises(RuntimeError, match="mine"):
         fit_linear(np.ones((3, 1)), [1, -1, 1], loss=loss)
+
+
+@pytest.mark.parametrize("base", [losses.Poisson(), losses.Gaussian(0.5)], ids=["counts", "real"])
+@pytest.mark.parametrize("level", [0.05, 0.3, 0.5, 0.65, 0.9])
+def test_quantiles_with_zeros(base, level):
+    """The least x with P(y <= x) >= level, by the distribution function of the mixture."""
+    mean, variance = np.array([-0.7, 0.0, 0.4, 1.5]), np.array([0.1, 0.5, 1.0, 0.01])
+    found = losses.Contaminated(base, 0.3, "zero").predict_quantile(level, mean, variance)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(64)
+    h = mean + np.sqrt(variance) * nodes[:, None]
+
+    def below(x):
+        """P(y <= x)."""
+        counts = isinstance(base, losses.Poisson)
+        given = stats.poisson.cdf(x, np.exp(h)) if counts else stats.norm.cdf(x, h, np.sqrt(0.5))
+        return 0.7 * weights @ given / weights.sum() + 0.3 * (x >= 0.0)
+
+    assert (below(found + 1e-9) >= level - 1e-9).all()
+    step = 1.0 if isinstance(base, losses.Poisson) else 1e-6
+    assert (below(found - step) <= level + 1e-9).all()
+
+
+def test_quantiles_of_outliers_are_those_of_the_model():
+    base = losses.Gaussian(0.5)
+    mean, variance = np.array([0.0, 1.0]), np.array([1.0, 0.1])
+    loss = losses.Contaminated(base, 0.1, -3.0)
+    assert np.array_equal(
+        loss.predict_quantile(0.9, mean, variance), base.predict_quantile(0.9, mean, variance)
+    )

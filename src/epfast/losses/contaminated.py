@@ -15,6 +15,7 @@ from epfast._arrays import Array
 from epfast._core.contaminated import ContaminatedMoments, contaminated
 from epfast._core.loss import CoreLoss
 from epfast._core.tilted import TiltedMoments
+from epfast.losses import quantiles
 from epfast.losses.base import Loss
 from epfast.losses.classification import Probit
 
@@ -171,6 +172,20 @@ class Contaminated(Loss):
             return found
         center = self.base.predict(mean, variance)
         return (1.0 - self.share) * (found + self.share * center**2)
+
+    def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
+        """Quantiles of y with "zero" and of labels, else those of a response of the model."""
+        level = quantiles.level_of(level)
+        if self.by_margin:
+            return super().predict_quantile(level, mean, variance)
+        if self.log_density != ZERO:
+            return self.base.predict_quantile(level, mean, variance)
+        # P(y <= x) is kept F(x) below 0, and more by the share from 0 on
+        kept, nowhere = 1.0 - self.share, np.full(len(mean), np.inf)
+        below, above = level / kept, (level - self.share) / kept
+        low = self.base.predict_quantile(below, mean, variance) if below < 1.0 else nowhere
+        high = self.base.predict_quantile(above, mean, variance) if above > 0.0 else -nowhere
+        return np.where(low < 0.0, low, np.maximum(high, 0.0))
 
     def sample(self, latent: Array, rng: np.random.Generator) -> Array:
         """Draw labels, or responses with "zero"; else responses of the model."""
