@@ -294,8 +294,8 @@ def test_too_few_sweeps_are_reported():
 @pytest.mark.parametrize(
     "likelihood",
     [
-        GPy.likelihoods.Gaussian(),
-        GPy.likelihoods.Poisson(),
+        GPy.likelihoods.Gamma(),
+        GPy.likelihoods.Poisson(GPy.likelihoods.link_functions.Log_ex_1()),
         GPy.likelihoods.Bernoulli(GPy.likelihoods.link_functions.ScaledProbit(2.0)),
         GPy.likelihoods.Bernoulli(GPy.likelihoods.link_functions.Cloglog()),
     ],

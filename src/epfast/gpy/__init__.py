@@ -12,32 +12,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from epfast import _checks, losses, schedules
+from epfast import _checks, schedules
 from epfast._arrays import Array
+from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gp import GPPosterior, fit_problem
 from epfast.gp.certificate import broken
-from epfast.gp.fit import choose, warn_of_process
-from epfast.gp.problem import kernel_at_door
+from epfast.gp.fit import DESCENT_UP_TO, choose, warn_of_process
+from epfast.gp.problem import GPProblem, kernel_at_door
 from epfast.inference import Sites, fit_from
-from epfast.losses import Loss
 
 try:
     from GPy.inference.latent_function_inference import LatentFunctionInference
     from GPy.inference.latent_function_inference.posterior import PosteriorEP
-    from GPy.likelihoods import Bernoulli
-    from GPy.likelihoods.link_functions import Heaviside, Probit
+
+    from epfast.gpy.likelihoods import Reading, read
 except ImportError as error:
     raise ImportError(
         "epfast.gpy is for models of GPy, which is missing: pip install GPy"
     ) from error
 
 __all__ = ["EP"]
-
-#: loss of each type of link; a subclass is refused: GPy's ScaledProbit is a Probit to isinstance
-BERNOULLI_LOSSES: dict[type, Loss] = {
-    Probit: losses.Probit(),
-    Heaviside: losses.NoisyStep(1e-300),  # a loss is finite; this changes no number
-}
 
 
 class EP(LatentFunctionInference):  # type: ignore[misc]
@@ -105,6 +99,8 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
     def reset(self) -> None:
         """Forget the sites from which the next evaluation would start."""
         self.last = None
+        #: Y of the latest evaluation
+        self._given: Array | None = None
         #: sites out of a file
         self._loaded: _Start | None = None
 
@@ -156,23 +152,30 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
             If the posterior or the evidence overflows, if the evidence is impossible (above 0), or
             if rounding spoils the posterior at new inputs; GPy's optimizers step back from it.
         """
-        del Y_metadata, precision
+        del precision
         if mean_function is not None:
             raise ValueError(
                 "the model has a mean function; allowed: None (a GPy.kern.Bias or Linear added to "
                 "the kernel is a constant or linear mean with a prior of its own)"
             )
-        loss, signs = _loss(likelihood), _signs(Y)
+        reading = read(likelihood, Y, Y_metadata)
         if K is None:
             K = kern.K(X)
-        self.last = post = self._fit(K, signs, loss)
-        alpha, R = post.alpha[:, None], post.marginal_precision
-        gradient = np.multiply(alpha, 0.5 * post.alpha)
+        post = self._fit(K, Y, reading)
+        try:
+            slopes = reading.slopes(post)
+        except FloatingPointError as error:
+            raise np.linalg.LinAlgError(str(error)) from error
+        self.last, self._given = post, np.array(Y, dtype=np.float64)
+        # from scale f to f
+        alpha, R = reading.scale * post.alpha[:, None], post.marginal_precision
+        R *= reading.scale**2
+        gradient = np.multiply(alpha, 0.5 * alpha.T)
         gradient -= 0.5 * R
         return (
             PosteriorEP(woodbury_inv=R, woodbury_vector=alpha, K=K),
-            post.log_evidence,
-            {"dL_dK": gradient, "dL_dthetaL": np.zeros(likelihood.size), "dL_dm": alpha},
+            post.log_evidence + float(np.sum(reading.log_c)),
+            {"dL_dK": gradient, "dL_dthetaL": slopes, "dL_dm": alpha},
         )
 
     def LOO(  # noqa: N802
@@ -201,9 +204,10 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         -------
         ndarray of shape (n, 1)
         """
-        del posterior, Y_metadata
-        post = self._fit(kern.K(X) if K is None else K, _signs(Y), _loss(likelihood))
-        return post.loo_log_predictive()[:, None]
+        del posterior
+        reading = read(likelihood, Y, Y_metadata)
+        post = self._fit(kern.K(X) if K is None else K, Y, reading)
+        return (post.loo_log_predictive() + reading.log_c)[:, None]
 
     # -- files --
 
@@ -245,17 +249,25 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
             found._loaded = _Start(Sites(*parts), _checks.integer("sweeps", sweeps, least=0))
         return found
 
-    def _fit(self, K: Any, signs: Array, loss: Loss) -> GPPosterior:
-        last, start = self.last, None  # type: Any, Any
-        if last is None or last.loss != loss or not np.array_equal(last.y, signs):
+    def _fit(self, K: Any, Y: Any, reading: Reading) -> GPPosterior:
+        loss, rows = reading.loss, reading.rows
+        schedule: Any = self._schedule
+        if loss.log_concave is False and len(rows) <= DESCENT_UP_TO and schedule.tol > 0.0:
+            schedule = schedules.DoubleLoop(start=schedule)
+        n = len(rows)
+        if np.shape(K) != (n, n):
+            raise ValueError(f"K has shape {np.shape(K)}; allowed with the rows of Y: ({n}, {n})")
+        if reading.scale**2 != 1.0:
+            K = reading.scale**2 * np.asarray(K)
+        if self._given is not None and np.array_equal(self._given, Y):
+            # GPy's kernel with other parameters is a kernel as well; GPy may keep its matrix
+            kernel = KernelMatrix(np.array(K, dtype=np.float64, order="C"))
+        else:
             kernel = kernel_at_door(K, False, 0.0)
-            problem = choose(loss, None, self._schedule).problem(signs, kernel.n)
-            problem = problem._replace(kernel=kernel)
-        else:  # GPy's kernel with other parameters is a kernel as well; GPy may keep its matrix
-            problem = last.problem.with_kernel(np.array(K, dtype=np.float64, order="C"))
-        before = last or self._loaded
+        problem = GPProblem(kernel, rows, *choose(loss, None, schedule))
+        before, start = self.last or self._loaded, None  # type: Any, Any
         if not self.always_reset and before is not None and before.sites is not None:
-            start = before if len(before.sites.shift) == len(signs) else None
+            start = before if len(before.sites.shift) == len(rows) else None
         try:
             post = fit_from(partial(fit_problem, problem, stacklevel=None), start)
         except FloatingPointError as error:
@@ -272,24 +284,3 @@ class _Start(NamedTuple):
 
     sites: Sites
     n_sweeps: int
-
-
-def _loss(likelihood: Any) -> Loss:
-    found = None
-    if isinstance(likelihood, Bernoulli):
-        found = BERNOULLI_LOSSES.get(type(likelihood.gp_link))
-    if found is None:
-        link = type(getattr(likelihood, "gp_link", None)).__name__
-        raise ValueError(
-            f"likelihood is {type(likelihood).__name__} with link {link}; allowed: Bernoulli with "
-            "link Probit or Heaviside (others: GPy's own EP or Laplace)"
-        )
-    return found
-
-
-def _signs(Y: Any) -> Array:
-    """Labels -1 and +1, (n,)."""
-    given = _checks.array("Y", Y, shape=(None, 1))[:, 0]
-    if not np.isin(given, (-1.0, 0.0, 1.0)).all():
-        raise ValueError(f"Y has the labels {np.unique(given)[:4]}; allowed: 0 (or -1) and 1")
-    return np.where(given == 1.0, 1.0, -1.0)
