@@ -22,14 +22,9 @@ from epfast.gpy.likelihoods import read
 
 TIGHT = {"epsilon": 1e-11, "max_iters": 500}
 LINKS = GPy.likelihoods.link_functions
-KINDS = (
-    "Gaussian HeteroscedasticGaussian MixedNoise StudentT Poisson Binomial Trials Exponential "
-    "Weibull LogGaussian LogLogistic"
-).split()
-#: their variances are in Y_metadata and the parameters
-GAUSSIAN = KINDS[:3]
-#: GPy's own inference for these
-TIMES = KINDS[7:]
+GAUSSIAN = ["Gaussian", "HeteroscedasticGaussian", "MixedNoise"]
+TIMES = ["Exponential", "Weibull", "LogGaussian", "LogLogistic"]
+KINDS = [*GAUSSIAN, "StudentT", "Poisson", "Binomial", "Trials", *TIMES]
 
 
 def case(kind, n=40, seed=0):
@@ -92,7 +87,11 @@ def log_density(parts, f):
         variance = np.broadcast_to(np.ravel(likelihood.gaussian_variance(metadata)), len(Y))
         return stats.norm.logpdf(Y[:, 0], f, np.sqrt(variance))
     with np.errstate(all="ignore"):
-        return np.ravel(likelihood.logpdf(f[:, None], Y, metadata))
+        result = np.ravel(likelihood.logpdf(f[:, None], Y, metadata))
+    if isinstance(likelihood, LogGaussian):  # it loses the tail of the normal distribution
+        tail = stats.norm.logsf((np.log(Y[:, 0]) - f) / np.sqrt(likelihood.variance[0]))
+        result = np.where(np.isfinite(result), result, tail)
+    return result
 
 
 def few(parts, rows):
@@ -147,20 +146,17 @@ def test_of_two_rows_by_brute_force(kind):
     parts = few(case(kind, seed=3), [11, 14])
     found = model(parts)
     K = kernel().K(parts[1])
-    nodes, weights = np.polynomial.hermite_e.hermegauss(120)
-    root = np.linalg.cholesky(K)
-    points = root @ np.stack([np.repeat(nodes, 120), np.tile(nodes, 120)])
-    likelihood, _, Y, metadata = parts
-    total = np.zeros(points.shape[1])
+    line = np.linspace(-7.0, 7.0, 500)
+    grid = np.stack([part.ravel() for part in np.meshgrid(line, line)])
+    points = np.linalg.cholesky(K) @ grid
+    total = stats.norm.logpdf(grid).sum(axis=0) + 2.0 * np.log(line[1] - line[0])
     for i in range(2):
         row = few(parts, slice(i, i + 1))
         many = np.repeat(row[2], len(total), axis=0)
         copies = row[3] and {k: np.repeat(x, len(total), axis=0) for k, x in row[3].items()}
         total += log_density((row[0], None, many, copies), points[i])
-    share = np.multiply.outer(weights, weights).ravel() / (2.0 * np.pi)
-    exact = special.logsumexp(total, b=share)
-    # EP is not exact here; GPy's Laplace is off by ten times as much
-    assert found.log_likelihood() == pytest.approx(exact, abs=0.02)
+    # EP is not exact here
+    assert found.log_likelihood() == pytest.approx(special.logsumexp(total), abs=0.02)
 
 
 # ---- evidence and gradients ----
@@ -244,11 +240,9 @@ def test_a_process_of_epfast_says_the_same(kind, loss):
     assert same.inference_method.last.loss == losses.resolve(loss)
 
 
-@pytest.mark.parametrize("kind", ["StudentT", "Poisson", *TIMES])
+@pytest.mark.parametrize("kind", ["StudentT", "Poisson", "Exponential", "Weibull", "LogLogistic"])
 def test_laplace_of_gpy_is_near(kind):
     parts = case(kind)
-    if kind == "LogGaussian":  # GPy loses the tail of the normal distribution in censored rows
-        parts = (*parts[:3], {"censored": np.zeros((40, 1))})
     ours, theirs = model(parts), model(parts, Laplace())
     assert ours.log_likelihood() == pytest.approx(theirs.log_likelihood(), abs=0.5)
     mean, other = (found.predict(parts[1], include_likelihood=False)[0] for found in (ours, theirs))
@@ -275,12 +269,13 @@ def test_optimize_finds_the_noise(kind, parameter, truth):
         likelihood.v.fix(3.0, warning=False)
     noise = getattr(likelihood, parameter)
     noise[:] = 3.0 * truth
-    found = model(parts, EP())
+    found = model(parts, EP(), GPy.kern.RBF(1))
     noise = getattr(found.likelihood, parameter)
     before = found.log_likelihood()
     found.optimize()
     assert found.log_likelihood() > before + 2.0
-    assert np.abs(found.gradient).max() < 0.05
+    # of what is not fixed
+    assert np.abs(found._grads(found.optimizer_array)).max() < 0.05
     assert 0.6 < float(noise[0]) / truth < 1.6
     # a maximum: less on both sides
     best, top = float(noise[0]), found.log_likelihood()
@@ -360,7 +355,7 @@ def test_predictions_of_gpy(kind):
         np.testing.assert_allclose(
             found.log_predictive_density(X_new, Y_new)[:, 0], expected, rtol=1e-5, atol=1e-6
         )
-        np.random.seed(0)  # GPy draws from its global state where it has no formula
+        np.random.seed(0)  # noqa: NPY002 - of GPy, which draws where it has no formula
         low, high = found.predict_quantiles(X_new)
         mean, variance = found.predict(X_new)
         assert (low < mean).all()
@@ -456,7 +451,7 @@ def test_others_are_refused(likelihood):
         ("MixedNoise", {"output_index": None}, "^Y_metadata has no 'output_index'"),
         ("HeteroscedasticGaussian", {"output_index": np.full((40, 1), 40)}, "from 0 to 39"),
     ],
-    ids=str,
+    ids=range(15),
 )
 def test_data_are_checked(kind, change, message):
     likelihood, X, Y, metadata = case(kind)
@@ -464,7 +459,7 @@ def test_data_are_checked(kind, change, message):
         Y = Y.copy()
         Y[3] = change["Y"]
     else:
-        metadata = None if None in change.values() else change
+        metadata = {name: value for name, value in change.items() if value is not None}
     with pytest.raises((ValueError, TypeError), match=message):
         EP().inference(kernel(), X, likelihood, Y, Y_metadata=metadata)
 
@@ -472,7 +467,7 @@ def test_data_are_checked(kind, change, message):
 @pytest.mark.parametrize("kind", KINDS)
 def test_columns_are_checked(kind):
     likelihood, X, Y, metadata = case(kind)
-    with pytest.raises(ValueError, match="^Y has shape"):
+    with pytest.raises(ValueError, match=r"^Y has shape .*allowed"):
         EP().inference(kernel(), X, likelihood, np.hstack([Y, Y]), Y_metadata=metadata)
 
 
