@@ -329,6 +329,21 @@ def test_the_double_loop_steps_in(settings):
     assert found.log_likelihood() == pytest.approx(gp.log_evidence, abs=1e-4)
 
 
+@pytest.mark.parametrize("seed", [1, 2, 4])
+def test_tails_are_learnt_with_the_kernel(seed):
+    """GPy's optimizer steps too far at first; that evaluations do not settle there ends it not."""
+    X, Y = outliers(seed)
+    likelihood = GPy.likelihoods.StudentT(deg_free=5.0, sigma2=0.1)
+    found = model((likelihood, X, Y, None), EP(), GPy.kern.RBF(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        found.optimize()
+    assert found.inference_method.last.converged
+    assert np.abs(found._grads(found.optimizer_array)).max() < 0.05
+    assert 1.0 < float(likelihood.v[0]) < 4.0
+    assert 0.05 < np.sqrt(float(likelihood.sigma2[0])) < 0.12
+
+
 def test_without_a_tolerance_there_are_sweeps_alone():
     X, Y = outliers(0, n=30)
     method = EP(epsilon=0.0, max_iters=5)

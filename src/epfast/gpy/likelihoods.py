@@ -33,7 +33,7 @@ from epfast import _checks, losses
 from epfast._arrays import Array
 from epfast._core.loss import CoreLoss
 from epfast.gp import GPPosterior
-from epfast.inference import learning
+from epfast.inference import Sites, learning
 from epfast.losses import Loss
 from epfast.losses.base import SMOOTH
 
@@ -319,9 +319,16 @@ def _number(value: Any) -> float:
 
 
 def _slopes_of_loss(post: GPPosterior) -> dict[str, Any]:
-    """As ``post.loss_gradient()``, which warns of fits that have been warned of."""
+    """As ``post.loss_gradient()``, of the rows whose cavities are proper.
+
+    Others are of fits that did not settle, which have been warned of. Optimizers get along with
+    slopes that are not quite those of the evidence; an error ends a line search.
+    """
     problem, sites = post.problem, post.state.sites
-    return learning.loss_gradient(problem, problem.y, None, sites, post.mean, post.variance)
+    proper = problem.schedule.power * sites.precision * post.variance < 1.0
+    kept = Sites(*(part[proper] for part in sites))
+    moments = post.mean[proper], post.variance[proper]
+    return learning.loss_gradient(problem, problem.responses(proper), None, kept, *moments)
 
 
 #: for each class of GPy the links that it may have, and what reads its data
