@@ -185,6 +185,10 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
             K = kern.K(X)
         post = self._fit(K, Y, reading)
         slopes = reading.slopes(post)
+        if not np.isfinite(slopes).all():
+            raise np.linalg.LinAlgError(
+                "the log evidence has no finite slope by the parameters of the likelihood"
+            )
         self.last, self._given = post, np.array(Y, dtype=np.float64)
         # from scale f to f
         alpha, R = reading.scale * post.alpha[:, None], post.marginal_precision
