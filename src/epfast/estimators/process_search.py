@@ -8,13 +8,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import optimize
 
 from epfast._arrays import Array
 from epfast.estimators.jobs import in_threads, shares
 from epfast.estimators.processes import LowRankProcess, Problem, fitted
-from epfast.gp import GPPosterior, KernelColumns, incomplete_cholesky
+from epfast.gp import GPPosterior
 from epfast.inference import FAILURES, ConvergenceWarning, Interrupted, Sites
 from epfast.schedules import EP
 
@@ -103,7 +102,7 @@ class Descent:
         self.options = {"ftol": ftol, "gtol": gtol}
         #: start of the next fit
         self.last: Any = None
-        self.trail = Trail(problem.kernel.n_dims)
+        self.trail = Trail(len(problem.bounds))
         self.best: tuple[float, Array | None] = (np.inf, None)
         #: at the best hyper-parameters
         self.start: Guess | None = None
@@ -171,7 +170,7 @@ class Descent:
         return found
 
     def _run(self, optimizer: Any, theta: Array) -> Maximum:
-        bounds = self.problem.kernel.bounds
+        bounds = self.problem.bounds
         if callable(optimizer):
             best, value = optimizer(self.objective, theta, bounds=bounds)
             return Maximum(np.asarray(best), -float(value), self.tried, self.lost, self.start)
@@ -285,7 +284,7 @@ def _rounds(
     at = [mine[0] for mine in starts]
     for _ in range(ROUNDS):
         fixed = [
-            problem._replace(pivots=_pivots(problem, theta))
+            problem._replace(pivots=problem.factor_by(theta).pivots)
             for problem, theta in zip(problems, at, strict=True)
         ]
         found = maxima(fixed, starts, optimizer, n_jobs)
@@ -307,8 +306,3 @@ def _rounds(
             break
         starts = [[theta] for theta in at]
     return [one for one in best if one is not None]
-
-
-def _pivots(problem: LowRankProcess, theta: Array) -> NDArray[np.intp]:
-    columns = KernelColumns.from_sklearn(problem.kernel.clone_with_theta(theta), problem.X)
-    return incomplete_cholesky(columns, problem.rank).pivots

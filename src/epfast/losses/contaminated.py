@@ -145,6 +145,18 @@ class Contaminated(Loss):
         given = self.base.as_given(rows)
         return rows[:, 0] if given is None and self.base.response_width == 1 else given
 
+    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
+        if self.by_margin:
+            return 0.0, 1.0
+        base = self.base.with_offset(self.has_offset and not self.base.by_residual)
+        own = responses[:, : self.base.response_width]
+        if base.has_offset:
+            own = np.column_stack([own, responses[:, -1]])
+        return base.typical(own, weights)
+
+    def limits(self, name: str) -> tuple[float, float]:
+        return 1e-6, 0.5
+
     def break_points(self) -> Array:
         return self.base.break_points()
 

@@ -10,9 +10,11 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.losses import quantiles
+from epfast.losses import quantiles, units
 from epfast.losses.base import Loss, closing_in
 
+#: a search of a variance, and of a scale by the root, over that of y
+LEAST_SHARE, MOST_SHARE = 1e-6, 1e2
 LOG_2PI = float(np.log(2.0 * np.pi))
 
 
@@ -68,6 +70,20 @@ class Gaussian(Loss):
 
     def as_given(self, responses: Array) -> Array:
         return responses
+
+    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
+        shift = responses[:, 2] if self.has_offset else 0.0
+        return units.moments(responses[:, 0] - shift, weights)
+
+    def started(self, responses: Array, weights: Array | None = None) -> Gaussian:
+        return self.with_parameters(variance=self.typical(responses, weights)[1] ** 2)
+
+    def limits(self, name: str) -> tuple[float, float]:
+        return LEAST_SHARE * self.variance, MOST_SHARE * self.variance
+
+    def exact_sites(self, responses: Array) -> tuple[Array, Array]:
+        shift = responses[:, 2] if self.has_offset else 0.0
+        return responses[:, 0] - shift, self.variance * responses[:, 1]
 
     def predict(self, mean: Array, variance: Array) -> Array:
         """Mean of y, which is that of h."""
@@ -139,6 +155,16 @@ class Quantile(Loss):
     def responses(self, name: str, y: Any, n: int) -> Array:
         """Check y (n,)."""
         return of_residual(_checks.responses(name, y, n, 1))
+
+    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
+        # an offset is taken from y
+        return units.medians(responses[:, 1], weights)
+
+    def started(self, responses: Array, weights: Array | None = None) -> Quantile:
+        return self.with_parameters(scale=self.typical(responses, weights)[1])
+
+    def limits(self, name: str) -> tuple[float, float]:
+        return LEAST_SHARE**0.5 * self.scale, MOST_SHARE**0.5 * self.scale
 
     def predict(self, mean: Array, variance: Array) -> Array:
         """Mean of y, which is not the quantile h unless q is 0.5."""
@@ -216,7 +242,7 @@ class StudentT(Loss):
     is_likelihood = True
     log_concave = False
     response_width = 2
-    learnable = ("df", "scale")
+    learnable = ("scale", "df")
 
     def __post_init__(self) -> None:
         df = _checks.number("df", self.df, above=0.0, least=0.1, most=1e12)
@@ -232,6 +258,18 @@ class StudentT(Loss):
     def responses(self, name: str, y: Any, n: int) -> Array:
         """Check y (n,)."""
         return of_residual(_checks.responses(name, y, n, 1))
+
+    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
+        # an offset is taken from y
+        return units.medians(responses[:, 1], weights)
+
+    def started(self, responses: Array, weights: Array | None = None) -> StudentT:
+        return self.with_parameters(scale=self.typical(responses, weights)[1])
+
+    def limits(self, name: str) -> tuple[float, float]:
+        if name == "df":
+            return 0.5, 1e4
+        return LEAST_SHARE**0.5 * self.scale, MOST_SHARE**0.5 * self.scale
 
     def predict(self, mean: Array, variance: Array) -> Array:
         """Mean of y, that of h; NaN for df <= 1, where there is none."""
@@ -318,6 +356,25 @@ class Interval(Loss):
 
     def as_given(self, responses: Array) -> Array:
         return responses
+
+    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
+        lower, upper = responses[:, 0], responses[:, 1]
+        with np.errstate(invalid="ignore"):
+            middle = np.where(
+                np.isinf(lower), upper, np.where(np.isinf(upper), lower, 0.5 * (lower + upper))
+            )
+        known = np.isfinite(middle)
+        if not known.any():
+            return 0.0, 1.0
+        shift = responses[known, 2] if self.has_offset else 0.0
+        some = None if weights is None or not weights[known].any() else weights[known]
+        return units.moments(middle[known] - shift, some)
+
+    def started(self, responses: Array, weights: Array | None = None) -> Interval:
+        return self.with_parameters(variance=self.typical(responses, weights)[1] ** 2)
+
+    def limits(self, name: str) -> tuple[float, float]:
+        return LEAST_SHARE * self.variance, MOST_SHARE * self.variance
 
     def predict(self, mean: Array, variance: Array) -> Array:
         """Mean of the value, that of h."""
