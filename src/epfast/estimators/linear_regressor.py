@@ -308,7 +308,8 @@ class LinearRegressor(LinearModel, LatentRegressor):
     @property
     def coef_(self) -> Array:
         """Posterior mean of the coefficients, (d,)."""
-        return self._weights()[0][0]
+        found: Array = self._weights()[0][0]
+        return found
 
     @property
     def intercept_(self) -> Any:

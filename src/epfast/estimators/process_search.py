@@ -108,6 +108,8 @@ class Descent:
         self.start: Guess | None = None
         #: the largest finite value met
         self.highest = -np.inf
+        #: what L-BFGS sees as 0: with densities, the first value, which has the unit of y in it
+        self.level: float | None = None if problem.parameters.names else 0.0
         self.tried = self.lost = self.repaired = 0
 
     def objective(self, theta: Array, eval_gradient: bool = True) -> Any:
@@ -159,7 +161,9 @@ class Descent:
         value, slope = self.objective(theta)
         if np.isinf(value):
             value = self.highest + 1.0 if np.isfinite(self.highest) else 0.0
-        return value, slope
+        elif self.level is None:
+            self.level = value
+        return value - (self.level or 0.0), slope
 
     def run(self, optimizer: Any, theta: Array) -> Maximum:
         """Descend from theta."""
