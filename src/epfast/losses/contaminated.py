@@ -164,7 +164,7 @@ class Contaminated(Loss):
 
     def predict_proba(self, mean: Array, variance: Array) -> Array:
         """Probability of the label +1."""
-        if not (self.by_margin and self.base.is_likelihood):
+        if not (self.by_margin and self.base.is_likelihood and self.beta == 1.0):
             return super().predict_proba(mean, variance)
         p = self.base.predict_proba(mean, variance)
         return (1.0 - self.share) * p + 0.5 * self.share
