@@ -198,10 +198,9 @@ class GPRegressor(ProcessModel, LatentRegressor):
             before = None
         self.n_failed_points_ = 0
         if self.optimizer is not None and len(problem.bounds) > 0:
-            found = self._search(
-                problems, [theta if before is None else before], before is not None
-            )
-            theta, start = found[0].theta, found[0].start
+            begin = kernel.theta if before is None else before
+            (found,) = self._search(problems, [begin], before is not None)
+            theta, start = found.theta, found.start
         self._theta, self._problems = theta, problems
         where, free = np.split(theta, [kernel.n_dims])
         self.loss_ = parameters.at(free).with_offset(False)

@@ -33,8 +33,9 @@ from epfast.schedules import Schedule
 
 __all__ = ["LinearRegressor"]
 
-#: prior variance of the intercept, over the square of the size of h
-INTERCEPT = 100.0
+#: prior variance of the intercept over the square of the unit of h, beside its location;
+#: the second for logs and other links, as the exponential of h has to stay finite
+INTERCEPT, OF_LINK = 100.0, 10.0
 
 
 class LinearRegressor(LinearModel, LatentRegressor):
@@ -66,12 +67,13 @@ class LinearRegressor(LinearModel, LatentRegressor):
     learn : tuple of str, optional
         The parameters of the loss that the evidence sets, out of ``loss.learnable``: as
         ``("scale", "df")``. The search begins with y, not with the numbers of the loss. None: the
-        first of them, where ``posterior`` and ``schedule`` allow it; (): the loss as it is.
+        first of them; (): the loss as it is.
     fit_intercept : bool
         Whether to add a constant column of ones.
     intercept_variance : float, optional
-        Prior variance of the intercept, never chosen by the evidence. None is broad: 100 times the
-        squares of the location of y and of its spread, in units of x.theta.
+        Prior variance of the intercept, never chosen by the evidence. None is broad: the square of
+        the location of y, and 100 times that of its spread; 10 for a log or another link, whose
+        spread is 1.
     schedule : Schedule, optional
         As in :class:`LinearClassifier`.
     warm_start : bool
@@ -235,22 +237,25 @@ class LinearRegressor(LinearModel, LatentRegressor):
             return super()._intercept(problem)
         assert problem.data.y is not None
         location, unit = problem.loss.typical(problem.data.y, problem.data.weights)
-        return float(np.clip(INTERCEPT * (location**2 + unit**2), 1e-300, 1e300))
+        wide = INTERCEPT if problem.loss.in_units_of_y else OF_LINK
+        return float(np.clip(location**2 + wide * unit**2, 1e-300, 1e300))
 
     def _parameters(self, binary: BinaryProblems) -> Parameters:
         """The parameters to be learnt."""
         problem = binary.problems[0]
         data, learn = problem.data, self.learn
         possible = binary.flat and problem.covariance == "full"
-        if learn is None and not (possible and problem.loss.is_likelihood):
+        if learn is None and not problem.loss.is_likelihood:
             learn = ()
         shifts = bool(self.fit_intercept)
         assert data.y is not None
         found = Parameters.of(problem.loss, learn, data.y, data.weights, shifts)
         if found.names and not possible:
             raise ValueError(
-                f"learn is {self.learn!r}; allowed with EP on scalar sites by scheme 'exact' "
-                "(batch_size=None) and posterior='full', whose evidence has a gradient; else ()"
+                f"learn is {self.learn!r}, so that {', '.join(found.names)} of the loss would be "
+                "learnt; allowed with EP on scalar sites by scheme 'exact' (batch_size=None) and "
+                "posterior='full', whose evidence has a gradient; else learn=(), and a loss with "
+                f"its numbers, as {found.loss!r}"
             )
         return found
 

@@ -98,6 +98,8 @@ class Loss:
     response_width: ClassVar[int] = 1
     #: True if exp(-l) is normalised over y: then log evidences of such losses can be compared
     is_likelihood: ClassVar[bool] = False
+    #: True if h has the unit of y, so that both may be measured in another
+    in_units_of_y: ClassVar[bool] = False
     #: parameters that the evidence may choose: positive numbers, or increasing ones
     learnable: ClassVar[tuple[str, ...]] = ()
 

@@ -96,6 +96,7 @@ class Contaminated(Loss):
             by_margin=margin,
             response_width=1 if margin else self.base.response_width + 1,
             is_likelihood=self.base.is_likelihood,
+            in_units_of_y=self.base.in_units_of_y,
         )
         self.check_power(self.beta, "beta")
 

@@ -50,6 +50,7 @@ class Gaussian(Loss):
     log_concave = True
     response_width = 2
     learnable = ("variance",)
+    in_units_of_y = True
 
     def __post_init__(self) -> None:
         variance = positive("variance", self.variance)
@@ -132,6 +133,7 @@ class Quantile(Loss):
     log_concave = True
     response_width = 2
     learnable = ("scale",)
+    in_units_of_y = True
 
     def __post_init__(self) -> None:
         q = _checks.number("q", self.q, above=0.0, least=1e-100)
@@ -243,6 +245,7 @@ class StudentT(Loss):
     log_concave = False
     response_width = 2
     learnable = ("scale", "df")
+    in_units_of_y = True
 
     def __post_init__(self) -> None:
         df = _checks.number("df", self.df, above=0.0, least=0.1, most=1e12)
@@ -268,7 +271,7 @@ class StudentT(Loss):
 
     def limits(self, name: str) -> tuple[float, float]:
         if name == "df":
-            return 0.5, 1e4
+            return 1.01, 1e4  # y has a mean
         return LEAST_SHARE**0.5 * self.scale, MOST_SHARE**0.5 * self.scale
 
     def predict(self, mean: Array, variance: Array) -> Array:
@@ -336,6 +339,7 @@ class Interval(Loss):
     log_concave = True
     response_width = 2
     learnable = ("variance",)
+    in_units_of_y = True
 
     def __post_init__(self) -> None:
         variance = positive("variance", self.variance)
