@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import linalg, optimize
+from scipy import linalg
 
 from epfast._arrays import Array
+from epfast.estimators.descent import descend
 from epfast.estimators.evidence import Fits, Posterior
 from epfast.estimators.parameters import Parameters
 from epfast.estimators.search import SLOPE, STEPS, Search
@@ -118,14 +119,7 @@ class Joint:
             highest = max(highest, -found[0])
             return -found[0], -found[1]
 
-        optimize.minimize(
-            descent,
-            np.clip(start, *self.bounds.T),
-            jac=True,
-            method="L-BFGS-B",
-            bounds=self.bounds,
-            options={"maxiter": STEPS, "gtol": SLOPE, "ftol": 1e-13},
-        )
+        descend(descent, start, self.bounds, {"maxiter": STEPS, "gtol": SLOPE, "ftol": 1e-13})
         u = self.best[1]
         if u is None:
             return None

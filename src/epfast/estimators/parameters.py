@@ -66,9 +66,13 @@ class Parameters(NamedTuple):
         return np.concatenate(parts) if parts else np.empty(0)
 
     def starts(self) -> list[Array]:
-        """Where searches begin: as y spreads, and with less noise; without names one empty one."""
+        """Where searches begin: as y spreads, and with less noise; without names one empty one.
+
+        Not with less where t is not log-concave: outliers of a wrong mean make improper cavities.
+        """
         scales = self.scales()
-        return [self.start + shift * scales for shift in (SHIFTS if scales.any() else SHIFTS[:1])]
+        several = scales.any() and self.loss.log_concave is not False
+        return [self.start + shift * scales for shift in (SHIFTS if several else SHIFTS[:1])]
 
     def scales(self) -> Array:
         """(k,), 1 for the free number of a scale of the noise, 0 for the others."""

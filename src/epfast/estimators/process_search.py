@@ -11,6 +11,7 @@ import numpy as np
 from scipy import optimize
 
 from epfast._arrays import Array
+from epfast.estimators.descent import descend
 from epfast.estimators.jobs import in_threads, shares
 from epfast.estimators.processes import LowRankProcess, Problem, fitted
 from epfast.gp import GPPosterior
@@ -178,6 +179,16 @@ class Descent:
         if callable(optimizer):
             best, value = optimizer(self.objective, theta, bounds=bounds)
             return Maximum(np.asarray(best), -float(value), self.tried, self.lost, self.start)
+        if self.problem.parameters.names:
+            descend(self._with_wall, theta, bounds, self.options)
+        else:
+            self._plainly(theta, bounds)
+        value, found = self.best
+        best = theta if found is None else found
+        return Maximum(best, -value, self.tried, self.lost, self.start)
+
+    def _plainly(self, theta: Array, bounds: Array) -> None:
+        """L-BFGS as it is, for kernels alone."""
         optimize.minimize(
             self._with_wall,
             np.clip(theta, bounds[:, 0], bounds[:, 1]),
@@ -186,9 +197,6 @@ class Descent:
             bounds=bounds,
             options=self.options,
         )
-        value, found = self.best
-        best = theta if found is None else found
-        return Maximum(best, -value, self.tried, self.lost, self.start)
 
 
 def maxima(
