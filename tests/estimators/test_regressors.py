@@ -347,3 +347,31 @@ def test_one_row_and_rows_that_are_alike():
             mean, std = kind().fit(X, np.full(N, 5.0)).predict(NEW, return_std=True)
         np.testing.assert_allclose(mean, 5.0, rtol=1e-6)
         assert (std < 0.1).all()
+
+
+# ---- classifiers ----
+
+
+def test_flipped_labels_are_counted_by_the_evidence():
+    """The share of labels that are drawn blindly: twice that of flips."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(800, 3))
+    h = rows @ [3.0, -2.0, 0.0]
+    labels = h + rng.normal(size=800) > 0.0
+    flipped = rng.random(800) < 0.15
+    given = np.where(labels ^ flipped, "yes", "no")
+    loss = losses.Contaminated(losses.Probit(), 0.05)
+    model = epfast.LinearClassifier(loss=loss, learn=("share",)).fit(rows, given)
+    assert model.loss_.share == pytest.approx(0.3, abs=0.08)
+    np.testing.assert_allclose(model.coef_[0], [3.0, -2.0, 0.0], atol=0.8)
+    plain = epfast.LinearClassifier(loss="probit").fit(rows, given)
+    assert model.log_evidence_ > plain.log_evidence_ + 20.0
+    step, evidences = 1e-3, []
+    for sign in (1.0, -1.0):
+        moved = loss.with_parameters(share=model.loss_.share * np.exp(sign * step))
+        variance = float(model.prior_variance_)
+        other = epfast.LinearClassifier(loss=moved, prior_variance=variance).fit(rows, given)
+        evidences.append(other.log_evidence_)
+    assert abs(evidences[0] - evidences[1]) / (2.0 * step) < 1e-2
+    with pytest.raises(ValueError, match=r"^learn is \('share',\); allowed in partial_fit"):
+        model.partial_fit(rows, given)

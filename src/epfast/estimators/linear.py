@@ -70,6 +70,9 @@ class LinearClassifier(LinearModel, LatentClassifier):
         minibatches. A default fit that fails its certificate (see Notes) is tried again, damped.
     beta : float
         Inverse temperature of the factors exp(-beta loss).
+    learn : tuple of str
+        Parameters of the loss that the evidence sets, out of ``loss.learnable``: as ``("share",)``
+        of ``losses.Contaminated()``, the share of flipped labels, one for all classes.
     class_weight : dict, "balanced" or None
         Weights of the classes, which multiply ``sample_weight``. "balanced": inverse to the total
         sample weight of each class, with mean 1 over the data.
@@ -106,6 +109,8 @@ class LinearClassifier(LinearModel, LatentClassifier):
         The prior variance in use, given or found. It may be an end of the searched range, where
         the evidence has no maximum inside it: classes that a plane separates favour large
         variances (an EvidenceWarning says so), data without any signal small ones.
+    loss_ : Loss
+        The loss, with the parameters that were learnt.
     n_lost_ : int
         Points of the search that gave no fit with a certificate; see Notes.
     n_iter_ : int
@@ -168,6 +173,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
         intercept_variance: float = 100.0,
         schedule: Schedule | None = None,
         beta: float = 1.0,
+        learn: tuple[str, ...] = (),
         class_weight: dict[Any, float] | str | None = None,
         warm_start: bool = False,
         n_jobs: int | None = None,
@@ -183,6 +189,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
         self.intercept_variance = intercept_variance
         self.schedule = schedule
         self.beta = beta
+        self.learn = learn
         self.class_weight = class_weight
         self.warm_start = warm_start
         self.n_jobs = n_jobs
@@ -228,12 +235,17 @@ class LinearClassifier(LinearModel, LatentClassifier):
         if starts is not None and len(starts) != len(targets):
             starts = None
         search = Search(binary, starts)
-        self.n_lost_ = 0
-        variance = self._prior(binary)
-        if isinstance(variance, str):
-            groups = self._groups(variance, rows.shape[1])
-            variance, starts, _ = find(search, rows, weights, self.fit_intercept, groups)
-            self.n_lost_ = search.n_lost
+        self.loss_ = binary.problems[0].loss
+        if self.learn:
+            variance, self.loss_, found, _ = self._learnt(search, rows, weights)
+            starts = starts if found is None else found
+            search.problem = binary = binary.with_loss(self.loss_)
+        else:
+            variance = self._prior(binary)
+            if isinstance(variance, str):
+                groups = self._groups(variance, rows.shape[1])
+                variance, starts, _ = find(search, rows, weights, self.fit_intercept, groups)
+        self.n_lost_ = search.n_lost
         fits = fit_from(partial(binary.fit, variance, binary.schedule), starts)
         if self.schedule is None:
             fits = search.repaired(variance, binary.schedule, fits) or fits
@@ -276,6 +288,8 @@ class LinearClassifier(LinearModel, LatentClassifier):
         first = not hasattr(self, "posteriors_")
         rows, labels = validate_data(self, X, y, dtype=np.float64, accept_sparse="csr", reset=first)
         index = self._class_numbers(labels, classes, first)
+        if self.learn:
+            raise ValueError(f"learn is {self.learn!r}; allowed in partial_fit: ()")
         if isinstance(self.class_weight, str):
             raise ValueError(
                 f"class_weight is {self.class_weight!r}; allowed in partial_fit: None, or a dict "

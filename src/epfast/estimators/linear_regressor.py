@@ -15,17 +15,10 @@ from epfast.estimators.base import (
     tell,
     users_level,
 )
-from epfast.estimators.evidence import (
-    BinaryProblems,
-    ranges_by_group,
-    variance_range,
-)
 from epfast.estimators.interrupts import all_or_nothing
-from epfast.estimators.joint import SHARES, Joint, Learnt
 from epfast.estimators.linear_model import LinearModel
-from epfast.estimators.parameters import Parameters, tell_ends
 from epfast.estimators.regression import LatentRegressor, check_not_binary
-from epfast.estimators.search import Search, find, tell_lost
+from epfast.estimators.search import Search
 from epfast.inference import fit_from
 from epfast.linear import LinearProblem, notes
 from epfast.losses import Loss
@@ -239,66 +232,6 @@ class LinearRegressor(LinearModel, LatentRegressor):
         location, unit = problem.loss.typical(problem.data.y, problem.data.weights)
         wide = INTERCEPT if problem.loss.in_units_of_y else OF_LINK
         return float(np.clip(location**2 + wide * unit**2, 1e-300, 1e300))
-
-    def _parameters(self, binary: BinaryProblems) -> Parameters:
-        """The parameters to be learnt."""
-        problem = binary.problems[0]
-        data, learn = problem.data, self.learn
-        possible = binary.flat and problem.covariance == "full"
-        if learn is None and not problem.loss.is_likelihood:
-            learn = ()
-        shifts = bool(self.fit_intercept)
-        assert data.y is not None
-        found = Parameters.of(problem.loss, learn, data.y, data.weights, shifts)
-        if found.names and not possible:
-            raise ValueError(
-                f"learn is {self.learn!r}, so that {', '.join(found.names)} of the loss would be "
-                "learnt; allowed with EP on scalar sites by scheme 'exact' (batch_size=None) and "
-                "posterior='full', whose evidence has a gradient; else learn=(), and a loss with "
-                f"its numbers, as {found.loss!r}"
-            )
-        return found
-
-    def _learnt(self, search: Search, rows: Any, weights: Array | None) -> Learnt:
-        """Prior variance and loss, given or found."""
-        binary = search.problem
-        problem = binary.problems[0]
-        assert problem.data.y is not None
-        parameters, prior = self._parameters(binary), self._prior(binary)
-        unit = problem.loss.typical(problem.data.y, weights)[1] ** 2
-        fixed = None if isinstance(prior, str) else prior
-        if fixed is not None and not parameters.names:
-            return Learnt(fixed, parameters.loss, None)
-        groups = self._groups(prior, rows.shape[1]) if isinstance(prior, str) else None
-        if not binary.flat:
-            search.problem = binary.with_loss(parameters.loss)
-            variance, starts, _ = find(search, rows, weights, self.fit_intercept, groups, unit)
-            return Learnt(variance, parameters.loss, starts)
-        centred = bool(self.fit_intercept)
-        common = unit * np.array([variance_range(rows, weights, centred)])
-        joint = Joint(search, parameters, fixed, None, common)
-        middle = np.sqrt(common[0, 0] * common[0, 1])
-        shares = np.log(middle * np.array(SHARES)) if fixed is None else [None]
-        begin = joint.first(
-            [
-                np.append([] if share is None else [share], free)
-                for share in shares
-                for free in parameters.starts()
-            ]
-        )
-        found = joint.climb(begin)
-        if found is not None and groups is not None:
-            ranges = unit * ranges_by_group(rows, weights, centred, groups)
-            joint = Joint(search, parameters, None, groups, ranges)
-            many = np.log(np.clip(np.full(len(ranges), found.variance), *ranges.T))
-            own = parameters._replace(loss=found.loss).start
-            found = joint.climb(np.append(many, own)) or found
-        if found is None or not found.settled:
-            tell_lost(search, "a middle one" if found is None else "the best of the others")
-        if found is None:
-            return Learnt(float(middle) if fixed is None else fixed, parameters.loss, None)
-        tell_ends(parameters, found.loss)
-        return found
 
     def _latent(self, rows: Any) -> tuple[Array, Array]:
         mean, variance = self._latents(rows)[0]

@@ -156,7 +156,7 @@ class Contaminated(Loss):
         return base.typical(own, weights)
 
     def limits(self, name: str) -> tuple[float, float]:
-        return 1e-6, 0.5
+        return 1e-6, 0.9
 
     def break_points(self) -> Array:
         return self.base.break_points()
