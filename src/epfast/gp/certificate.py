@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scipy import linalg
 
 from epfast._arrays import Array
 from epfast.inference import evidence_bound
@@ -13,6 +12,8 @@ from epfast.inference.loop import NO_FIXED_POINT, RESIDUAL, blurred, is_sharp, s
 
 #: largest gap between the mean and K alpha, in posterior sd
 ROUNDING = 1e-3
+#: rows of the kernel at a time
+STRIP = 128
 ROUGH = (
     "the sweeps stand still at what is no fixed point of EP (residual {:.2g}), by rounding: K is "
     "too large or too close to singular for this loss; scale it, add jitter, or use another loss"
@@ -26,10 +27,14 @@ STUCK = (
 
 def rounding_gap(packed: Array, diagonal: Array, alpha: Array, mean: Array, sd: Array) -> float:
     """Largest |K alpha - mean| in posterior sd; packed: K strictly below the diagonal. O(n^2)."""
-    # by columns the lower triangle of packed is the upper one of its transpose
-    product = linalg.blas.dsymv(1.0, packed.T, alpha, lower=0)
     with np.errstate(all="ignore"):
-        product += (diagonal - packed.diagonal()) * alpha
+        product = diagonal * alpha
+        # strips of rows without the diagonal, which may hold much larger numbers
+        for first in range(0, len(alpha), STRIP):
+            rows = slice(first, first + STRIP)
+            below = np.tril(packed[rows, : first + STRIP], first - 1)
+            product[rows] += below @ alpha[: below.shape[1]]
+            product[: below.shape[1]] += below.T @ alpha[rows]
         gap = np.abs(product - mean)
         # what is certain and right has no gap
         return float(np.where(gap > 0.0, gap / sd, 0.0).max(initial=0.0))

@@ -119,6 +119,11 @@ class LowRankGPPosterior(ProcessPosterior):
     def variance(self) -> Array:
         return self._latent[1]
 
+    def _latent_of_rows(self) -> tuple[Array, Array | None, Array, Array]:
+        if self.weights.batch_size is not None or self.sites is None:
+            return super()._latent_of_rows()
+        return self._responses(), self.problem.data.weights, *self._latent
+
     @property
     def residual(self) -> float:
         """As :attr:`FullPosterior.residual`; NaN if the scheme is unknown."""

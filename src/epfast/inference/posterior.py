@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from numpy.typing import ArrayLike
 
@@ -100,11 +100,6 @@ class Posterior:
         raise NotImplementedError
 
     @property
-    def residual(self) -> float:
-        """Distance from a fixed point of EP."""
-        raise NotImplementedError
-
-    @property
     def variance(self) -> Array:
         raise NotImplementedError
 
@@ -167,7 +162,8 @@ class Posterior:
         self.known_loss()
         y, weights, mean, variance = self._latent_of_rows()
         assert self.sites is not None
-        learning.note_residual(self.residual)
+        # those with a scalar site per row have one
+        learning.note_residual(cast(Any, self).residual)
         return learning.loss_gradient(self.problem, y, weights, self.sites, mean, variance)
 
     def check(self, draws: int = 1000, seed: int = 0) -> Check:

@@ -17,9 +17,6 @@ from epfast.linear.problem import LinearProblem, prior_of
 from epfast.linear.wide import MOST_BYTES
 from epfast.losses import Prior
 
-#: the likelihood whose sites are exact, and need no visits
-GAUSSIAN = "gaussian"
-
 
 class Shrinkage(NamedTuple):
     """A problem whose weights have a prior that is sites."""
@@ -102,12 +99,11 @@ def _has_entries(X: Any) -> NDArray[np.bool_]:
 def exact_sites(problem: LinearProblem) -> Sites | None:
     """The sites of the rows where the likelihood is Gaussian; None where it is not. O(n)."""
     loss, data = problem.loss, problem.data
-    if loss is None or loss.name != GAUSSIAN:
+    rows = None if loss is None or data.y is None else loss.exact_sites(data.y)
+    if rows is None:
         return None
-    assert data.y is not None
-    value = data.y[:, 0] - (data.y[:, 2] if loss.has_offset else 0.0)
+    value, variance = rows
     weight: Array | float = loss.beta if data.weights is None else loss.beta * data.weights
-    variance = loss.parameters[0] * data.y[:, 1]
     precision = weight / variance
     shift = precision * value
     scale = -0.5 * (weight * np.log(2.0 * math.pi * variance) + shift * value)

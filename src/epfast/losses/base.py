@@ -98,6 +98,8 @@ class Loss:
     response_width: ClassVar[int] = 1
     #: True if exp(-l) is normalised over y: then log evidences of such losses can be compared
     is_likelihood: ClassVar[bool] = False
+    #: True if h has the unit of y, so that both may be measured in another
+    in_units_of_y: ClassVar[bool] = False
     #: parameters that the evidence may choose: positive numbers, or increasing ones
     learnable: ClassVar[tuple[str, ...]] = ()
 
@@ -142,6 +144,27 @@ class Loss:
     def with_parameters(self, **values: Any) -> Self:
         """The loss with other values of some parameters, by name; y means the same to it."""
         return replace(self, **values).with_offset(self.has_offset)
+
+    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
+        """About where h is if all rows have the same, and the unit in which it changes.
+
+        responses : ndarray of shape (n, width)
+            Those of :meth:`observed`.
+        """
+        return 0.0, 1.0
+
+    def started(self, responses: Array, weights: Array | None = None) -> Self:
+        """The loss with learnable parameters from which a search by the evidence may begin."""
+        return self
+
+    def limits(self, name: str) -> tuple[float, float]:
+        """Least and most of a parameter, in a search that begins with those of this loss."""
+        value = float(getattr(self, name))
+        return 1e-4 * value, 1e4 * value
+
+    def exact_sites(self, responses: Array) -> tuple[Array, Array] | None:
+        """Value and variance of rows all of which are Gaussian in h, (n,) each; None: not all."""
+        return None
 
     def steps(self, name: str, share: float) -> Array:
         """Small changes of a learnable parameter, (k,), by which to take differences."""

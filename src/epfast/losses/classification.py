@@ -212,6 +212,9 @@ class NoisyStep(PiecewiseLinear):
     is_likelihood = True
     learnable = ("epsilon",)
 
+    def limits(self, name: str) -> tuple[float, float]:
+        return 1e-6, 0.49
+
     def __post_init__(self) -> None:
         epsilon = _checks.number("epsilon", self.epsilon, least=1e-300, most=0.5)
         if epsilon == 0.5:

@@ -97,6 +97,7 @@ class Contaminated(Loss):
             by_margin=margin,
             response_width=1 if margin else self.base.response_width + 1,
             is_likelihood=self.base.is_likelihood,
+            in_units_of_y=self.base.in_units_of_y,
         )
         self.check_power(self.beta, "beta")
 
@@ -146,6 +147,18 @@ class Contaminated(Loss):
         given = self.base.as_given(rows)
         return rows[:, 0] if given is None and self.base.response_width == 1 else given
 
+    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
+        if self.by_margin:
+            return 0.0, 1.0
+        base = self.base.with_offset(self.has_offset and not self.base.by_residual)
+        own = responses[:, : self.base.response_width]
+        if base.has_offset:
+            own = np.column_stack([own, responses[:, -1]])
+        return base.typical(own, weights)
+
+    def limits(self, name: str) -> tuple[float, float]:
+        return 1e-6, 0.9
+
     def break_points(self) -> Array:
         return self.base.break_points()
 
@@ -153,7 +166,7 @@ class Contaminated(Loss):
 
     def predict_proba(self, mean: Array, variance: Array) -> Array:
         """Probability of the label +1."""
-        if not (self.by_margin and self.base.is_likelihood):
+        if not (self.by_margin and self.base.is_likelihood and self.beta == 1.0):
             return super().predict_proba(mean, variance)
         p = self.base.predict_proba(mean, variance)
         return (1.0 - self.share) * p + 0.5 * self.share

@@ -10,7 +10,7 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.losses import prediction, quantiles
+from epfast.losses import prediction, quantiles, units
 from epfast.losses.base import Loss
 
 #: largest count that is exact as a double
@@ -42,6 +42,10 @@ class Poisson(Loss):
         """Check counts (n,); the core reads the count and log count!, (n, 2)."""
         count = _counts(name, _checks.responses(name, y, n, 1))
         return np.stack([count, special.gammaln(count + 1.0)], axis=1)
+
+    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
+        offset = responses[:, 2] if self.has_offset else None
+        return units.log_mean(responses[:, 0], offset, weights), 1.0
 
     def predict(self, mean: Array, variance: Array) -> Array:
         """Mean of y, E[exp(h)] = exp(mean + variance / 2); infinite beyond the largest double."""
@@ -102,6 +106,13 @@ class NegativeBinomial(Loss):
         """Check counts (n,); the core reads the count and log count!, (n, 2)."""
         count = _counts(name, _checks.responses(name, y, n, 1))
         return np.stack([count, special.gammaln(count + 1.0)], axis=1)
+
+    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
+        offset = responses[:, 2] if self.has_offset else None
+        return units.log_mean(responses[:, 0], offset, weights), 1.0
+
+    def limits(self, name: str) -> tuple[float, float]:
+        return 1e-3, 1e6
 
     def predict(self, mean: Array, variance: Array) -> Array:
         """Mean of y, exp(mean + variance / 2); infinite beyond the largest double."""

@@ -154,7 +154,7 @@ def of_counts(
             reached = (below >= level) if level <= 0.5 else (above <= 1.0 - level)
             better = reached & (moved[part] >= 0.0)
             zeros[part] = np.where(better & (zeros[part] == 0.0), moved[part], zeros[part])
-    return zeros
+    return zeros + 0.0  # without the sign of -0
 
 
 def _pinned(tails: Tails, x: Array, rows: slice) -> tuple[Array, Array]:

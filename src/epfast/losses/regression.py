@@ -10,9 +10,11 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.losses import quantiles
+from epfast.losses import quantiles, units
 from epfast.losses.base import Loss, closing_in
 
+#: a search of a variance, and of a scale by the root, over that of y
+LEAST_SHARE, MOST_SHARE = 1e-6, 1e2
 LOG_2PI = float(np.log(2.0 * np.pi))
 
 
@@ -48,6 +50,7 @@ class Gaussian(Loss):
     log_concave = True
     response_width = 2
     learnable = ("variance",)
+    in_units_of_y = True
 
     def __post_init__(self) -> None:
         variance = positive("variance", self.variance)
@@ -68,6 +71,20 @@ class Gaussian(Loss):
 
     def as_given(self, responses: Array) -> Array:
         return responses
+
+    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
+        shift = responses[:, 2] if self.has_offset else 0.0
+        return units.moments(responses[:, 0] - shift, weights)
+
+    def started(self, responses: Array, weights: Array | None = None) -> Gaussian:
+        return self.with_parameters(variance=self.typical(responses, weights)[1] ** 2)
+
+    def limits(self, name: str) -> tuple[float, float]:
+        return LEAST_SHARE * self.variance, MOST_SHARE * self.variance
+
+    def exact_sites(self, responses: Array) -> tuple[Array, Array]:
+        shift = responses[:, 2] if self.has_offset else 0.0
+        return responses[:, 0] - shift, self.variance * responses[:, 1]
 
     def predict(self, mean: Array, variance: Array) -> Array:
         """Mean of y, which is that of h."""
@@ -116,6 +133,7 @@ class Quantile(Loss):
     log_concave = True
     response_width = 2
     learnable = ("scale",)
+    in_units_of_y = True
 
     def __post_init__(self) -> None:
         q = _checks.number("q", self.q, above=0.0, least=1e-100)
@@ -139,6 +157,16 @@ class Quantile(Loss):
     def responses(self, name: str, y: Any, n: int) -> Array:
         """Check y (n,)."""
         return of_residual(_checks.responses(name, y, n, 1))
+
+    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
+        # an offset is taken from y
+        return units.medians(responses[:, 1], weights)
+
+    def started(self, responses: Array, weights: Array | None = None) -> Quantile:
+        return self.with_parameters(scale=self.typical(responses, weights)[1])
+
+    def limits(self, name: str) -> tuple[float, float]:
+        return LEAST_SHARE**0.5 * self.scale, MOST_SHARE**0.5 * self.scale
 
     def predict(self, mean: Array, variance: Array) -> Array:
         """Mean of y, which is not the quantile h unless q is 0.5."""
@@ -216,7 +244,8 @@ class StudentT(Loss):
     is_likelihood = True
     log_concave = False
     response_width = 2
-    learnable = ("df", "scale")
+    learnable = ("scale", "df")
+    in_units_of_y = True
 
     def __post_init__(self) -> None:
         df = _checks.number("df", self.df, above=0.0, least=0.1, most=1e12)
@@ -232,6 +261,18 @@ class StudentT(Loss):
     def responses(self, name: str, y: Any, n: int) -> Array:
         """Check y (n,)."""
         return of_residual(_checks.responses(name, y, n, 1))
+
+    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
+        # an offset is taken from y
+        return units.medians(responses[:, 1], weights)
+
+    def started(self, responses: Array, weights: Array | None = None) -> StudentT:
+        return self.with_parameters(scale=self.typical(responses, weights)[1])
+
+    def limits(self, name: str) -> tuple[float, float]:
+        if name == "df":
+            return 1.01, 1e4  # y has a mean
+        return LEAST_SHARE**0.5 * self.scale, MOST_SHARE**0.5 * self.scale
 
     def predict(self, mean: Array, variance: Array) -> Array:
         """Mean of y, that of h; NaN for df <= 1, where there is none."""
@@ -298,6 +339,7 @@ class Interval(Loss):
     log_concave = True
     response_width = 2
     learnable = ("variance",)
+    in_units_of_y = True
 
     def __post_init__(self) -> None:
         variance = positive("variance", self.variance)
@@ -318,6 +360,25 @@ class Interval(Loss):
 
     def as_given(self, responses: Array) -> Array:
         return responses
+
+    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
+        lower, upper = responses[:, 0], responses[:, 1]
+        with np.errstate(invalid="ignore"):
+            middle = np.where(
+                np.isinf(lower), upper, np.where(np.isinf(upper), lower, 0.5 * (lower + upper))
+            )
+        known = np.isfinite(middle)
+        if not known.any():
+            return 0.0, 1.0
+        shift = responses[known, 2] if self.has_offset else 0.0
+        some = None if weights is None or not weights[known].any() else weights[known]
+        return units.moments(middle[known] - shift, some)
+
+    def started(self, responses: Array, weights: Array | None = None) -> Interval:
+        return self.with_parameters(variance=self.typical(responses, weights)[1] ** 2)
+
+    def limits(self, name: str) -> tuple[float, float]:
+        return LEAST_SHARE * self.variance, MOST_SHARE * self.variance
 
     def predict(self, mean: Array, variance: Array) -> Array:
         """Mean of the value, that of h."""

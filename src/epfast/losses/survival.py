@@ -10,7 +10,7 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.losses import quantiles
+from epfast.losses import quantiles, units
 from epfast.losses.base import Loss
 
 
@@ -62,6 +62,13 @@ class GammaNoise(Loss):
 
     def as_given(self, responses: Array) -> Array:
         return np.column_stack([np.exp(responses[:, 0]), responses[:, 1]])
+
+    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
+        shift = responses[:, 2] if self.has_offset else 0.0
+        return units.moments(responses[:, 0] - shift, weights)[0], 1.0
+
+    def limits(self, name: str) -> tuple[float, float]:
+        return 1e-2, 5e3
 
     def predict(self, mean: Array, variance: Array) -> Array:
         """Mean of y, exp(mean + variance / 2); infinite beyond the largest double."""
@@ -129,6 +136,13 @@ class Weibull(Loss):
 
     def as_given(self, responses: Array) -> Array:
         return np.column_stack([np.exp(responses[:, 0]), responses[:, 1]])
+
+    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
+        shift = responses[:, 2] if self.has_offset else 0.0
+        return units.moments(responses[:, 0] - shift, weights)[0], 1.0
+
+    def limits(self, name: str) -> tuple[float, float]:
+        return 1e-2, 5e3
 
     def predict(self, mean: Array, variance: Array) -> Array:
         """Mean of y, exp(mean + variance / 2) Gamma(1 + 1 / shape)."""

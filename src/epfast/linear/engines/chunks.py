@@ -70,7 +70,8 @@ def overshoots(problem: LinearProblem) -> bool:
 
     Rows whose sites change at once may overshoot then (Jylänki, Vanhatalo & Vehtari 2011).
     """
-    return problem.loss.is_likelihood and problem.loss.log_concave is False
+    loss = problem.loss
+    return loss.is_likelihood and loss.log_concave is False and not loss.by_margin
 
 
 def is_for_chunks(problem: LinearProblem) -> bool:
