@@ -29,6 +29,7 @@ class Halving:
 
     n_sites, order_of_matrices, remedy = 10, 1, "do as the engine says"
     evidence_bound = 0.0
+    measures, crew = False, None
 
     def __init__(self, counts=lambda k: Counts(), new=lambda k, state: state):
         self.counts, self.new, self.settled, self.kept = counts, new, [], []
@@ -95,6 +96,26 @@ def test_without_a_tolerance_all_sweeps_are_run():
     assert fit.history[-1].change == 0.0  # which is within a tolerance of 0, and no matter
     fit = run(Halving(), Schedule(3, 1e-6))
     assert (len(fit.history), fit.converged) == (3, False)
+
+
+def test_of_an_engine_that_measures_no_state_is_summarised():
+    """Its change and log evidence are those that each sweep tells; means are seen at the end."""
+
+    class Measuring(Halving):
+        measures = True
+
+        def summary(self, state, evidence=True):
+            assert not evidence
+            seen.append(state)
+            return super().summary(state, evidence)
+
+    seen = []
+    engine = Measuring(lambda k: Counts(measured=(2.0**-k, -(2.0**-k))))
+    fit = run(engine, Schedule(tol=1e-3, damping=0.5))
+    assert fit.converged
+    assert [info.change for info in fit.history] == [2.0 ** (1 - k) for k in range(1, 12)]
+    assert [info.log_evidence for info in fit.history] == [-(2.0**-k) for k in range(1, 12)]
+    assert seen == [fit.state]
 
 
 def test_a_start_goes_on():

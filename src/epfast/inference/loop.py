@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from epfast._arrays import Array
+from epfast._core.crew import Crew
 from epfast._core.vector import largest_move
 from epfast.inference.records import ConvergenceWarning, Interrupted, PartOfSweep, SweepInfo
 from epfast.inference.runtime import Tick, at_work, ticks
@@ -110,9 +111,11 @@ class Engine(Protocol[S]):
     remedy: str
     #: no right log evidence is above this; see :func:`evidence_bound`
     evidence_bound: float
-    # an engine may also have ``measures = True``: its sweeps say how far they moved the posterior
-    # and what the log evidence is, where a look at all weights would cost more than the sweep;
-    # and a ``crew``, threads of ours that share its matrices
+    #: whether its sweeps say how far they moved the posterior and what the log evidence is
+    #: (``Counts.measured``), where a look at all weights would cost more than the sweep
+    measures: bool
+    #: threads of ours that share its matrices; None: BLAS has its own
+    crew: Crew | None
 
     def init(self, start: Any) -> S:
         """Make the initial state, from a posterior or None."""
@@ -192,11 +195,10 @@ def run(
     converged, stopped, told = False, False, logger.isEnabledFor(logging.INFO)
     state, first = None, 0
     try:
-        with at_work(getattr(engine, "crew", None), engine.order_of_matrices):
+        with at_work(engine.crew, engine.order_of_matrices):
             state = engine.init(start)
             first = state.sweeps
-            measures = getattr(engine, "measures", False)
-            now = None if measures else engine.summary(state, evidence=False)
+            now = None if engine.measures else engine.summary(state, evidence=False)
             with ticks(progress) as tick:
                 for _ in range(schedule.sweeps):
                     began = time.perf_counter()
