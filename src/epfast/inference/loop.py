@@ -123,6 +123,9 @@ class Engine(Protocol[S]):
     def sweep(self, state: S, keep: bool, tick: Tick) -> tuple[S, Counts]:
         """Perform one sweep. keep: the old state is still in use, so leave its arrays unchanged.
 
+        Else they may change on the way, as long as it is a state at any time: one that Ctrl-C may
+        go back to, wherever it falls.
+
         Ctrl-C comes out of it as KeyboardInterrupt; as PartOfSweep if what is done so far counts.
         """
 
@@ -202,8 +205,8 @@ def run(
             with ticks(progress) as tick:
                 for _ in range(schedule.sweeps):
                     began = time.perf_counter()
-                    # keep: Ctrl-C goes back to the old state
-                    new, counts = engine.sweep(state, True, tick)
+                    # functions of the user may keep the states that they see
+                    new, counts = engine.sweep(state, callback is not None, tick)
                     if counts.measured is not None:
                         now, (moved, evidence) = None, counts.measured
                         moved /= schedule.damping
