@@ -9,7 +9,7 @@ import pytest
 
 from epfast import ConvergenceWarning, Interrupted
 from epfast.inference import Counts, Fit, Summary, run, warn_of
-from epfast.inference.loop import change
+from epfast.inference.loop import FAR, blurred, change
 
 
 class State(NamedTuple):
@@ -72,6 +72,23 @@ def test_change_is_the_largest_move_of_a_mean_or_of_the_log_of_a_standard_deviat
     assert change(old, moments([0.0, 1.0], [np.inf, 1.0])) == np.inf
 
 
+def test_a_mean_is_blurred_beyond_so_many_of_its_own_standard_deviations():
+    """Each by its own, though one look at all of them may tell that none is."""
+    rng = np.random.default_rng(0)
+    for size in (1, 3, 100):
+        for _ in range(50):
+            sd = np.exp(rng.normal(size=size, scale=3.0))
+            away = FAR * rng.uniform(0.9, 1.1, size=size) * rng.choice([-1.0, 1.0, 1e-9], size)
+            sd[rng.random(size) < 0.1] = 0.0  # what is certain has no digits to lose
+            expected = bool(np.any(np.abs(away[sd > 0.0]) > FAR))
+            assert bool(blurred(away * sd, sd**2)) == expected
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for mean, variance in (([1e160, 1.0], [1e300, 1.0]), ([np.nan], [1.0]), ([0.0], [0.0])):
+            assert blurred(np.array(mean), np.array(variance)) == ""
+        assert blurred(np.array([1e200]), np.array([1.0]))
+
+
 @pytest.mark.parametrize("damping", [1.0, 0.25])
 def test_it_ends_at_the_first_change_within_the_tolerance(damping):
     """The mean moves by 2^-k in sweep k."""
@@ -86,7 +103,10 @@ def test_it_ends_at_the_first_change_within_the_tolerance(damping):
     np.testing.assert_array_equal([info.log_evidence for info in fit.history], evidence)
     assert fit.state == State(2.0**-sweeps, 1.0, sweeps)
     assert engine.settled == [False]
-    assert all(engine.kept)  # Ctrl-C would go back to an old state
+    assert not any(engine.kept)  # no function of the user has seen an old state
+    seen = Halving()
+    run(seen, Schedule(tol=1e-3, damping=damping), callback=lambda info, state: False)
+    assert all(seen.kept)
     assert all(info.seconds >= 0.0 for info in fit.history)
 
 

@@ -312,6 +312,11 @@ def _largest_move(old_mean: Array, old: Array, mean: Array, new: Array) -> float
 
 def blurred(mean: Array, variance: Array) -> str:
     """Why rounding of the mean is more than its uncertainty; empty if it is not."""
+    # of nearly all fits a look at the extremes tells
+    least = float(variance.min(initial=np.inf))
+    most = max(float(mean.max(initial=0.0)), -float(mean.min(initial=0.0)))
+    if least > 0.0 and most <= FAR * math.sqrt(least):
+        return ""
     with np.errstate(all="ignore"):
         away = np.abs(mean) / np.sqrt(variance)
     # what is certain has no uncertainty to lose
