@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from epfast._arrays import Array
+from epfast._core.crew import Crew
 from epfast._core.minibatch import MinibatchSweep
 from epfast._core.sparse_factors import (
     SparseRows,
@@ -402,6 +403,7 @@ class FewColumns:
     """
 
     measures = True
+    crew: Crew | None = None
     order_of_matrices = 0
     #: whether it settles to a state of these columns alone
     apart = False
