@@ -55,6 +55,7 @@ SPARSE = ("laplace", "quick_laplace", "variational", "scalar")
 
 cdef double LARGEST = 1e100             # of variances and slopes whose products do not overflow
 cdef double MOST = 1e200                # of a product before its logarithm is taken
+cdef double WIDENED = 400.0             # by which a row may widen x.theta: exp of it is a number
 
 cdef enum:
     AHEAD = 2                   # rows whose coordinates are fetched before their turn
@@ -514,32 +515,14 @@ cdef class SparseSweep(MinibatchSweep):
         self, const Minibatch *rows, const int *columns, double exponent, double *M
     ) noexcept nogil:
         """A row of ADF."""
-        cdef const double *x = rows.x
         cdef const double *y = rows.responses if rows.sign == NULL else rows.sign
-        cdef double h = 0.0, h1 = 0.0, h2 = 0.0, h3 = 0.0, s = 0.0, s1 = 0.0, s2 = 0.0, s3 = 0.0
-        cdef double lZ = 0.0, dlZ = 0.0, d2lZ = 0.0, xv
-        cdef double *a
-        cdef double *b
-        cdef ptrdiff_t k = 0, count = self.d
+        cdef double *v = self.column.v
+        cdef double *mu = self.column.mu
+        cdef double h, s, lZ = 0.0, dlZ = 0.0, d2lZ = 0.0
+        cdef double[3] found
         cdef Status status
-        while k + 4 <= count:                       # four chains of additions
-            a, b = M + 2 * <ptrdiff_t> columns[k], M + 2 * <ptrdiff_t> columns[k + 1]
-            h += x[k] * a[0]
-            s += x[k] * x[k] * a[1]
-            h1 += x[k + 1] * b[0]
-            s1 += x[k + 1] * x[k + 1] * b[1]
-            a, b = M + 2 * <ptrdiff_t> columns[k + 2], M + 2 * <ptrdiff_t> columns[k + 3]
-            h2 += x[k + 2] * a[0]
-            s2 += x[k + 2] * x[k + 2] * a[1]
-            h3 += x[k + 3] * b[0]
-            s3 += x[k + 3] * x[k + 3] * b[1]
-            k += 4
-        while k < count:
-            a = M + 2 * <ptrdiff_t> columns[k]
-            h += x[k] * a[0]
-            s += x[k] * x[k] * a[1]
-            k += 1
-        h, s = (h + h1) + (h2 + h3), (s + s1) + (s2 + s3)
+        kernels.sparse_row_moments(self.d, columns, rows.x, M, mu, v, found)
+        h, s = found[0], found[1]
         if not isfinite(h):
             self.bad_row = 0
             return NOT_FINITE
@@ -554,11 +537,7 @@ cdef class SparseSweep(MinibatchSweep):
             return NO_FIT
         if not fabs(dlZ) < LARGEST or (d2lZ > 0.0 and self.site_rule != KEEP):
             return self.any_row(rows, columns, M, NULL, NULL, NULL)
-        for k in range(count):
-            a = M + 2 * <ptrdiff_t> columns[k]
-            xv = x[k] * a[1]
-            a[0] += xv * dlZ
-            a[1] += xv * xv * d2lZ
+        kernels.sparse_row_tilted(self.d, columns, rows.x, dlZ, d2lZ, mu, v, M)
         self.evidence += lZ
         return OK
 
@@ -577,25 +556,15 @@ cdef class SparseSweep(MinibatchSweep):
         double *site_tau, double *site_nu, double *site_scale
     ) noexcept nogil:
         """A row of EP of power 1, undamped."""
-        cdef const double *x = rows.x
         cdef const double *y = rows.responses if rows.sign == NULL else rows.sign
         cdef double *v = self.column.v
         cdef double *mu = self.column.mu
-        cdef double h = 0.0, s = 0.0, lZ = 0.0, dlZ = 0.0, d2lZ = 0.0, rest, xv, t, b, scale
-        cdef double product = 1.0, origin = 0.0, least = 1.0, inverse
-        cdef double *a
-        cdef ptrdiff_t k, count = self.d
+        cdef double h, s, lZ = 0.0, dlZ = 0.0, d2lZ = 0.0
+        cdef double[3] found
         cdef Status status
-        for k in range(count):
-            a = M + 2 * <ptrdiff_t> columns[k]
-            rest = 1.0 - site_tau[k] * a[1]
-            least = rest if rest < least else least
-            inverse = 1.0 / rest
-            v[k] = a[1] * inverse
-            mu[k] = (a[0] - site_nu[k] * a[1]) * inverse
-            h += x[k] * mu[k]
-            s += x[k] * x[k] * v[k]
-        if not least > 0.0 or not 0.0 < s < LARGEST:
+        kernels.sparse_row_cavity(self.d, columns, rows.x, M, site_tau, site_nu, mu, v, found)
+        h, s = found[0], found[1]
+        if not found[2] > 0.0 or not 0.0 < s < LARGEST:
             return self.any_row(rows, columns, M, site_tau, site_nu, site_scale)
         if not isfinite(h):
             self.bad_row = 0
@@ -607,29 +576,16 @@ cdef class SparseSweep(MinibatchSweep):
             self.n_failed += 1
             self.n_refused += 1
             return NO_FIT
+        # the product of what columns keep of their variance is 1 + s d2lZ at least
         if (
-            not 1.0 + s * d2lZ > 0.0 or not fabs(dlZ) < LARGEST
+            not 1.0 + s * d2lZ > 0.0 or not fabs(dlZ) < LARGEST or s * d2lZ > WIDENED
             or (d2lZ > 0.0 and self.site_rule != KEEP)
         ):
             return self.any_row(rows, columns, M, site_tau, site_nu, site_scale)
-        for k in range(count):
-            a = M + 2 * <ptrdiff_t> columns[k]
-            xv = x[k] * v[k]
-            rest = 1.0 + x[k] * xv * d2lZ
-            inverse = 1.0 / rest
-            t = -x[k] * x[k] * d2lZ * inverse
-            b = x[k] * dlZ * inverse
-            a[0] = mu[k] + xv * dlZ
-            a[1] = v[k] * rest
-            site_tau[k] = t
-            site_nu[k] = b + t * mu[k]
-            product *= rest
-            if not 1.0 / MOST < product < MOST:
-                origin += 0.5 * log(product)
-                product = 1.0
-            origin += 0.5 * b * xv * dlZ + mu[k] * (b + 0.5 * t * mu[k])
-        scale = lZ - origin - 0.5 * log(product)
-        site_scale[0] = scale
+        kernels.sparse_row_site(
+            self.d, columns, rows.x, dlZ, d2lZ, mu, v, M, site_tau, site_nu, found
+        )
+        site_scale[0] = lZ - found[1] - 0.5 * log(found[0])
         return OK
 
     def rows(

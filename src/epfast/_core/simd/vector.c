@@ -1266,6 +1266,7 @@ static int pairs(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d, const void *x, 
 
 #include "tilted.h"
 #include "rows.h"
+#include "sparse.h"
 
 /* Some sites; lanes past the last repeat it. */
 EPF_INLINE vd load_sites(const double *p, ptrdiff_t count)
@@ -1300,6 +1301,7 @@ EPF_INLINE void store_sites(ptrdiff_t count, vd a, vd b, vd c, double *lZ, doubl
 static void probit_moments(ptrdiff_t n, const double *m, const double *v, double *lZ, double *dlZ,
                            double *d2lZ)
 {
+    if (n == 1 && probit_of_one(*m, *v, lZ, dlZ, d2lZ)) return;
     for (ptrdiff_t i = 0; i < n; i += VW) {
         vd a, b, c;
         v_probit_moments(LOAD_SITES(m), LOAD_SITES(v), &a, &b, &c);
@@ -1623,8 +1625,8 @@ const epf_kernels NAMED(epf_kernels) = {
     array_exp, array_expm1, array_log, array_log1p, array_erfcx, array_log_ndtr,
     loss_at_points, rise, margins, weighted_sums, sizes, largest_move, cavity, steps, interpolation,
     move, pairs, probit_moments, logistic_moments, piecewise_moments, squared_hinge_moments,
-    smooth_moments, rows_gather, rows_pack, rows_marginals, rows_outer, sparse_marginals, couple,
-    stationary, contract};
+    smooth_moments, rows_gather, rows_pack, rows_marginals, rows_outer, sparse_marginals, sparse_row_moments,
+    sparse_row_cavity, sparse_row_tilted, sparse_row_site, couple, stationary, contract};
 
 #ifdef EPF_COMMON       /* what does not depend on the instruction set: compiled once */
 size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d)
