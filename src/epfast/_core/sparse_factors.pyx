@@ -60,6 +60,7 @@ cdef double WIDENED = 400.0             # by which a row may widen x.theta: exp 
 cdef enum:
     AHEAD = 2                   # rows whose coordinates are fetched before their turn
     FAR_AHEAD = 6               # rows that are fetched themselves
+    NEARBY = 1 << 14            # columns whose coordinates are in the second cache anyway
     LOOK = 256                  # rows between two looks at signals
     HEAVY_FACTOR = 4096         # numbers of a factor; one with more looks for signals
 
@@ -607,6 +608,7 @@ cdef class SparseSweep(MinibatchSweep):
         cdef Minibatch rows
         cdef bint stored = site_tau is not None, traced = trace is not None
         cdef bint weighted = weight is not None, quick = self.power == 1.0 and self.damping == 1.0
+        cdef bint far = A.d > NEARBY
         cdef Status status = OK
         if self.scheme != SCALAR:
             raise ValueError("the scheme has no tilted moments of one row")
@@ -623,7 +625,7 @@ cdef class SparseSweep(MinibatchSweep):
                     at = A.start[order[u + FAR_AHEAD]]
                     EPF_TO_READ(&A.column[0] + at)
                     EPF_TO_READ(&A.value[0] + at)
-                if u + AHEAD < n:
+                if far and u + AHEAD < n:
                     next = order[u + AHEAD]
                     for e in range(A.start[next], A.start[next + 1]):
                         EPF_TO_WRITE(M + 2 * <ptrdiff_t> A.column[e])
