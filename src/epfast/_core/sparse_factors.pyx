@@ -623,8 +623,12 @@ cdef class SparseSweep(MinibatchSweep):
                 i = order[u]
                 if u + FAR_AHEAD < n:
                     at = A.start[order[u + FAR_AHEAD]]
-                    EPF_TO_READ(&A.column[0] + at)
-                    EPF_TO_READ(&A.value[0] + at)
+                    for e in range(at, A.start[order[u + FAR_AHEAD] + 1], 8):
+                        EPF_TO_READ(&A.column[0] + e)
+                        EPF_TO_READ(&A.value[0] + e)
+                        if stored:
+                            EPF_TO_WRITE(&site_tau[0] + e)
+                            EPF_TO_WRITE(&site_nu[0] + e)
                 if far and u + AHEAD < n:
                     next = order[u + AHEAD]
                     for e in range(A.start[next], A.start[next + 1]):

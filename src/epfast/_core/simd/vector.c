@@ -1298,15 +1298,20 @@ EPF_INLINE void store_sites(ptrdiff_t count, vd a, vd b, vd c, double *lZ, doubl
 
 #define LOAD_SITES(p) (n - i >= VW ? v_load((p) + i) : load_sites((p) + i, n - i))
 
-static void probit_moments(ptrdiff_t n, const double *m, const double *v, double *lZ, double *dlZ,
-                           double *d2lZ)
+EPF_APART void probit_sites(ptrdiff_t n, const double *m, const double *v, double *lZ, double *dlZ,
+                            double *d2lZ)
 {
-    if (n == 1 && probit_of_one(*m, *v, lZ, dlZ, d2lZ)) return;
     for (ptrdiff_t i = 0; i < n; i += VW) {
         vd a, b, c;
         v_probit_moments(LOAD_SITES(m), LOAD_SITES(v), &a, &b, &c);
         store_sites(n - i, a, b, c, lZ + i, dlZ + i, d2lZ + i);
     }
+}
+
+static void probit_moments(ptrdiff_t n, const double *m, const double *v, double *lZ, double *dlZ,
+                           double *d2lZ)
+{
+    if (n != 1 || !probit_of_one(*m, *v, lZ, dlZ, d2lZ)) probit_sites(n, m, v, lZ, dlZ, d2lZ);
 }
 
 /* The sites of large v, rare as a rule, are put aside until they fill a vector. */
