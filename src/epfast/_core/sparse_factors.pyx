@@ -21,7 +21,7 @@ from epfast._core.minibatch cimport (
 )
 from epfast._core.status cimport CALLBACK_FAILED, NO_FIT, NOT_FINITE, OK, Status
 from epfast._core.vector cimport (
-    EPF_CALLBACK, EPF_MOMENTS_PROBIT, epf_pairs_work, kernels,
+    EPF_CALLBACK, EPF_MOMENTS_PROBIT, EPF_ROW_PAD, epf_pairs_work, kernels,
 )
 
 cdef extern from *:
@@ -146,6 +146,7 @@ cdef class SparseSweep(MinibatchSweep):
     cdef double[::1] tau, nu, next_tau, next_nu, more
     cdef int[::1] row_column                    # of a row and its one
     cdef double[::1] row_value
+    cdef double[::1] row_moments                # of a row: mu, then v
     cdef const ptrdiff_t *row_start             # of the rows of the factor
 
     def __init__(
@@ -177,6 +178,7 @@ cdef class SparseSweep(MinibatchSweep):
         self.lay_out(width)
         self.tau, self.nu = np.empty(width), np.empty(width)
         self.next_tau, self.next_nu = np.empty(width), np.empty(width)
+        self.row_moments = np.empty(2 * (longest + EPF_ROW_PAD))
         if A.ones:
             self.row_column, self.row_value = np.empty(longest, np.intc), np.empty(longest)
         if batch_size > 1:
@@ -517,8 +519,8 @@ cdef class SparseSweep(MinibatchSweep):
     ) noexcept nogil:
         """A row of ADF."""
         cdef const double *y = rows.responses if rows.sign == NULL else rows.sign
-        cdef double *v = self.column.v
-        cdef double *mu = self.column.mu
+        cdef double *mu = &self.row_moments[0]
+        cdef double *v = mu + self.longest + EPF_ROW_PAD
         cdef double h, s, lZ = 0.0, dlZ = 0.0, d2lZ = 0.0
         cdef double[3] found
         cdef Status status
@@ -558,8 +560,8 @@ cdef class SparseSweep(MinibatchSweep):
     ) noexcept nogil:
         """A row of EP of power 1, undamped."""
         cdef const double *y = rows.responses if rows.sign == NULL else rows.sign
-        cdef double *v = self.column.v
-        cdef double *mu = self.column.mu
+        cdef double *mu = &self.row_moments[0]
+        cdef double *v = mu + self.longest + EPF_ROW_PAD
         cdef double h, s, lZ = 0.0, dlZ = 0.0, d2lZ = 0.0
         cdef double[3] found
         cdef Status status

@@ -2,36 +2,19 @@
  * cache: marginals and cavities of a row, and what it leaves behind.
  *
  * A column is loaded and stored as one pair of doubles, never as two numbers: a load of the pair
- * waits long for two narrow stores. Columns of a row are distinct. */
+ * waits long for two narrow stores. Columns of a row are distinct. No 512 bits here (vector.c). */
 #ifndef EPF_SPARSE_H
 #define EPF_SPARSE_H
 
 #include "vec.h"
 #include "vector.h"
 
-/* 1 / a to the last bit or two, for 2^-1000 < a < 2^1000: division takes four times as long. */
-EPF_INLINE vd v_inverse(vd a)
-{
-#if VW == 8 && defined(__AVX512F__)
-    vd y = (vd)_mm512_rcp14_pd((__m512d)a), e = 1.0 - a * y;
-    y += y * e;                                 /* 2^-28 */
-    return y + y * (1.0 - a * y);
-#else
-    return 1.0 / a;
-#endif
-}
-
 /* Means and variances of VW columns. */
 EPF_INLINE void moments_at(const int *column, const double *M, vd *mean, vd *variance)
 {
 #define PAIR(i) _mm_loadu_pd(M + 2 * (ptrdiff_t)column[i])
 #define TWO(i, j) _mm256_insertf128_pd(_mm256_castpd128_pd256(PAIR(i)), PAIR(j), 1)
-#if VW == 8 && defined(__AVX512F__)
-    __m512d even = _mm512_insertf64x4(_mm512_castpd256_pd512(TWO(0, 2)), TWO(4, 6), 1);
-    __m512d odd = _mm512_insertf64x4(_mm512_castpd256_pd512(TWO(1, 3)), TWO(5, 7), 1);
-    *mean = (vd)_mm512_unpacklo_pd(even, odd);
-    *variance = (vd)_mm512_unpackhi_pd(even, odd);
-#elif VW == 4 && defined(__AVX2__)
+#if VW == 4 && defined(__AVX2__)
     __m256d even = TWO(0, 2), odd = TWO(1, 3);
     *mean = (vd)_mm256_unpacklo_pd(even, odd);
     *variance = (vd)_mm256_unpackhi_pd(even, odd);
@@ -55,18 +38,7 @@ EPF_INLINE void moments_at(const int *column, const double *M, vd *mean, vd *var
 EPF_INLINE void moments_to(const int *column, double *M, vd mean, vd variance)
 {
 #define TO(i, pair) _mm_storeu_pd(M + 2 * (ptrdiff_t)column[i], pair)
-#if VW == 8 && defined(__AVX512F__)
-    __m512d even = _mm512_unpacklo_pd((__m512d)mean, (__m512d)variance);
-    __m512d odd = _mm512_unpackhi_pd((__m512d)mean, (__m512d)variance);
-    TO(0, _mm512_castpd512_pd128(even));
-    TO(1, _mm512_castpd512_pd128(odd));
-    TO(2, _mm512_extractf64x2_pd(even, 1));
-    TO(3, _mm512_extractf64x2_pd(odd, 1));
-    TO(4, _mm512_extractf64x2_pd(even, 2));
-    TO(5, _mm512_extractf64x2_pd(odd, 2));
-    TO(6, _mm512_extractf64x2_pd(even, 3));
-    TO(7, _mm512_extractf64x2_pd(odd, 3));
-#elif VW == 4 && defined(__AVX2__)
+#if VW == 4 && defined(__AVX2__)
     __m256d even = _mm256_unpacklo_pd((__m256d)mean, (__m256d)variance);
     __m256d odd = _mm256_unpackhi_pd((__m256d)mean, (__m256d)variance);
     TO(0, _mm256_castpd256_pd128(even));
@@ -92,22 +64,13 @@ EPF_INLINE void moments_to(const int *column, double *M, vd mean, vd variance)
  * has the value 0, what is stored is that of the first. A row of ever another length has no branches. */
 EPF_INLINE const int *last_columns(ptrdiff_t n, const int *column, int *padded)
 {
-#if VW == 8 && defined(__AVX512F__) && defined(__AVX512VL__)
-    __mmask8 lanes = (__mmask8)((1u << n) - 1u);
-    _mm256_storeu_si256((__m256i *)padded,
-                        _mm256_mask_loadu_epi32(_mm256_set1_epi32(column[0]), lanes, column));
-#else
     for (ptrdiff_t i = 0; i < VW; i++) padded[i] = column[i < n ? i : 0];
-#endif
     return padded;
 }
 
 EPF_INLINE vd v_first_beyond(ptrdiff_t n, vd a)
 {
-#if VW == 8 && defined(__AVX512F__)
-    return (vd)_mm512_mask_broadcastsd_pd((__m512d)a, (__mmask8)~((1u << n) - 1u),
-                                          _mm512_castpd512_pd128((__m512d)a));
-#elif VW > 1
+#if VW > 1
     double lanes[VW];
     v_store(lanes, a);
     for (ptrdiff_t i = 1; i < VW; i++) lanes[i] = lanes[i < n ? i : 0];
@@ -132,25 +95,26 @@ EPF_INLINE vd v_first_beyond(ptrdiff_t n, vd a)
         else moments_to(at, M, mean, variance);                                                    \
     } while (0)
 
-/* mu and v of the columns of a row, of its cavity where it has a site. found: mean and variance of
- * x.theta, and the least share of a precision that the site leaves. */
+/* mu and v of the columns of a row, and EPF_ROW_PAD numbers of room, of its cavity where it has a site: whole
+ * vectors, since what a mask stores comes late. found: mean and variance of x.theta, and the least share
+ * of a precision that the site leaves. */
 EPF_INLINE void row_moments(const int sites, ptrdiff_t n, const int *column, const double *x, const double *M,
                             const double *site_tau, const double *site_nu, double *mu, double *v,
                             double *found)
 {
     vd h = v_set(0.0), s = h, least = v_set(1.0);
-#define STEP(at, count)                                                                                \
+#define STEP(at, count)                                                                            \
     do {                                                                                           \
         vd mean, variance, value = load_some(x + k, count);                                        \
-        moments_at(at, M, &mean, &variance);                                       \
+        moments_at(at, M, &mean, &variance);                                                       \
         if (sites) {                                                                               \
-            vd rest = 1.0 - load_some(site_tau + k, count) * variance, inverse = v_inverse(rest);  \
+            vd rest = 1.0 - load_some(site_tau + k, count) * variance, inverse = 1.0 / rest;       \
             least = v_min(rest, least);                                                            \
             mean = (mean - load_some(site_nu + k, count) * variance) * inverse;                    \
             variance *= inverse;                                                                   \
         }                                                                                          \
-        store_some(mu + k, mean, count);                                                           \
-        store_some(v + k, variance, count);                                                        \
+        v_store(mu + k, mean);                                                                     \
+        v_store(v + k, variance);                                                                  \
         h += value * mean;                                                                         \
         s += value * value * variance;                                                             \
     } while (0)
@@ -166,27 +130,27 @@ EPF_INLINE void row_moments(const int sites, ptrdiff_t n, const int *column, con
     }
 }
 
-static void sparse_row_moments(ptrdiff_t n, const int *column, const double *x, const double *M,
-                            double *mu, double *v, double *found)
+void NAMED(sparse_row_moments)(ptrdiff_t n, const int *column, const double *x, const double *M,
+                               double *mu, double *v, double *found)
 {
     row_moments(0, n, column, x, M, NULL, NULL, mu, v, found);
 }
 
-static void sparse_row_cavity(ptrdiff_t n, const int *column, const double *x, const double *M,
-                          const double *site_tau, const double *site_nu, double *mu, double *v,
-                          double *found)
+void NAMED(sparse_row_cavity)(ptrdiff_t n, const int *column, const double *x, const double *M,
+                              const double *site_tau, const double *site_nu, double *mu, double *v,
+                              double *found)
 {
     row_moments(1, n, column, x, M, site_tau, site_nu, mu, v, found);
 }
 
 /* The tilted moments of the columns, from the derivatives of log Z. */
-static void sparse_row_tilted(ptrdiff_t n, const int *column, const double *x, double slope,
-                          double curvature, const double *mu, const double *v, double *M)
+void NAMED(sparse_row_tilted)(ptrdiff_t n, const int *column, const double *x, double slope, double
+                              curvature, const double *mu, const double *v, double *M)
 {
-#define STEP(at, count)                                                                                \
+#define STEP(at, count)                                                                            \
     do {                                                                                           \
-        vd variance = load_some(v + k, count), xv = load_some(x + k, count) * variance;            \
-        vd mean = load_some(mu + k, count) + xv * slope;                                           \
+        vd variance = v_load(v + k), xv = load_some(x + k, count) * variance;                      \
+        vd mean = v_load(mu + k) + xv * slope;                                                     \
         variance += xv * xv * curvature;                                                           \
         LEAVE(at, count, mean, variance);                                                          \
     } while (0)
@@ -196,16 +160,16 @@ static void sparse_row_tilted(ptrdiff_t n, const int *column, const double *x, d
 
 /* The same, and sites. found: the product of tilted variances over those of the cavity, and the log
  * of the sites' scale, but half that product's log. */
-static void sparse_row_site(ptrdiff_t n, const int *column, const double *x, double slope,
-                        double curvature, const double *mu, const double *v, double *M,
-                        double *site_tau, double *site_nu, double *found)
+void NAMED(sparse_row_site)(ptrdiff_t n, const int *column, const double *x, double slope, double
+                            curvature, const double *mu, const double *v, double *M, double
+                            *site_tau, double *site_nu, double *found)
 {
     vd product = v_set(1.0), origin = v_set(0.0);
-#define STEP(at, count)                                                                                \
+#define STEP(at, count)                                                                            \
     do {                                                                                           \
-        vd variance = load_some(v + k, count), mean = load_some(mu + k, count);                    \
+        vd variance = v_load(v + k), mean = v_load(mu + k);                                        \
         vd value = load_some(x + k, count), bent = value * curvature, moved = value * slope;       \
-        vd xv = value * variance, ratio = 1.0 + xv * bent, inverse = v_inverse(ratio);             \
+        vd xv = value * variance, ratio = 1.0 + xv * bent, inverse = 1.0 / ratio;                  \
         vd b = moved * inverse, t = -(value * bent) * inverse;                                     \
         LEAVE(at, count, mean + xv * slope, variance * ratio);                                     \
         store_some(site_tau + k, t, count);                                                        \
