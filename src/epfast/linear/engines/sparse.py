@@ -84,7 +84,10 @@ class SparseEngine(MinibatchEngine):
         #: where the columns of each factor start, and the columns
         self.pattern: tuple[NDArray[np.intp], NDArray[np.intc]] | None = None
         if self.schedule.stores == "factor" and self.design is not None:
-            self.pattern = self.design.pattern(self.size)
+            self.pattern = start, _ = self.design.pattern(self.size)
+            small = start[-1] <= np.iinfo(np.intc).max
+            #: where the columns start, in their type: else SciPy copies them for each matrix
+            self.starts = start.astype(np.intc) if small else start
 
     def _memory(self, n: int) -> tuple[tuple[int, str, str], ...]:
         if self.design is None:
@@ -136,9 +139,8 @@ class SparseEngine(MinibatchEngine):
     def _sites(self, precision: Array, shift: Array, scale: Array) -> Sites:
         """Sites of these numbers, as CSR matrices: one row per factor."""
         assert self.pattern is not None
-        start, column = self.pattern
-        shape = (self.n_sites, self.d)
-        a, b = (sparse.csr_array((x, column, start), shape=shape) for x in (precision, shift))
+        column, shape = self.pattern[1], (self.n_sites, self.d)
+        a, b = (sparse.csr_array((x, column, self.starts), shape=shape) for x in (precision, shift))
         return Sites(a, b, scale)
 
     def _stored(self, sites: Sites) -> Sites:
