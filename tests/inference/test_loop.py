@@ -9,7 +9,7 @@ import pytest
 
 from epfast import ConvergenceWarning, Interrupted
 from epfast.inference import Counts, Fit, Summary, run, warn_of
-from epfast.inference.loop import change
+from epfast.inference.loop import FAR, blurred, change
 
 
 class State(NamedTuple):
@@ -29,6 +29,7 @@ class Halving:
 
     n_sites, order_of_matrices, remedy = 10, 1, "do as the engine says"
     evidence_bound = 0.0
+    measures, crew = False, None
 
     def __init__(self, counts=lambda k: Counts(), new=lambda k, state: state):
         self.counts, self.new, self.settled, self.kept = counts, new, [], []
@@ -71,6 +72,23 @@ def test_change_is_the_largest_move_of_a_mean_or_of_the_log_of_a_standard_deviat
     assert change(old, moments([0.0, 1.0], [np.inf, 1.0])) == np.inf
 
 
+def test_a_mean_is_blurred_beyond_so_many_of_its_own_standard_deviations():
+    """Each by its own, though one look at all of them may tell that none is."""
+    rng = np.random.default_rng(0)
+    for size in (1, 3, 100):
+        for _ in range(50):
+            sd = np.exp(rng.normal(size=size, scale=3.0))
+            away = FAR * rng.uniform(0.9, 1.1, size=size) * rng.choice([-1.0, 1.0, 1e-9], size)
+            sd[rng.random(size) < 0.1] = 0.0  # what is certain has no digits to lose
+            expected = bool(np.any(np.abs(away[sd > 0.0]) > FAR))
+            assert bool(blurred(away * sd, sd**2)) == expected
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for mean, variance in (([1e160, 1.0], [1e300, 1.0]), ([np.nan], [1.0]), ([0.0], [0.0])):
+            assert blurred(np.array(mean), np.array(variance)) == ""
+        assert blurred(np.array([1e200]), np.array([1.0]))
+
+
 @pytest.mark.parametrize("damping", [1.0, 0.25])
 def test_it_ends_at_the_first_change_within_the_tolerance(damping):
     """The mean moves by 2^-k in sweep k."""
@@ -85,7 +103,10 @@ def test_it_ends_at_the_first_change_within_the_tolerance(damping):
     np.testing.assert_array_equal([info.log_evidence for info in fit.history], evidence)
     assert fit.state == State(2.0**-sweeps, 1.0, sweeps)
     assert engine.settled == [False]
-    assert all(engine.kept)  # Ctrl-C would go back to an old state
+    assert not any(engine.kept)  # no function of the user has seen an old state
+    seen = Halving()
+    run(seen, Schedule(tol=1e-3, damping=damping), callback=lambda info, state: False)
+    assert all(seen.kept)
     assert all(info.seconds >= 0.0 for info in fit.history)
 
 
@@ -95,6 +116,26 @@ def test_without_a_tolerance_all_sweeps_are_run():
     assert fit.history[-1].change == 0.0  # which is within a tolerance of 0, and no matter
     fit = run(Halving(), Schedule(3, 1e-6))
     assert (len(fit.history), fit.converged) == (3, False)
+
+
+def test_of_an_engine_that_measures_no_state_is_summarised():
+    """Its change and log evidence are those that each sweep tells; means are seen at the end."""
+
+    class Measuring(Halving):
+        measures = True
+
+        def summary(self, state, evidence=True):
+            assert not evidence
+            seen.append(state)
+            return super().summary(state, evidence)
+
+    seen = []
+    engine = Measuring(lambda k: Counts(measured=(2.0**-k, -(2.0**-k))))
+    fit = run(engine, Schedule(tol=1e-3, damping=0.5))
+    assert fit.converged
+    assert [info.change for info in fit.history] == [2.0 ** (1 - k) for k in range(1, 12)]
+    assert [info.log_evidence for info in fit.history] == [-(2.0**-k) for k in range(1, 12)]
+    assert seen == [fit.state]
 
 
 def test_a_start_goes_on():

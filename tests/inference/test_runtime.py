@@ -201,6 +201,29 @@ def test_a_hold_that_died_holds_no_more():
         assert set(blas_pools()) == {3}
 
 
+@pytest.mark.parametrize("call", range(2))
+def test_the_number_found_outlasts_ctrl_c_while_it_is_set(call, monkeypatch):
+    """Between two libraries of one process, say: the next hold to end sets back what was there."""
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    libraries = runtime._blas().lib_controllers
+    if len(libraries) <= call:
+        pytest.skip("fewer libraries of BLAS")
+
+    def pressed(number):
+        raise KeyboardInterrupt
+
+    with threadpoolctl.threadpool_limits(3, user_api="blas"):
+        hold = blas_threads(1)
+        with monkeypatch.context() as patch:
+            patch.setattr(libraries[call], "set_num_threads", pressed)
+            with pytest.raises(KeyboardInterrupt):
+                hold.__enter__()
+        del hold
+        with blas_threads(1):
+            assert set(blas_pools()) == {1}
+        assert set(blas_pools()) == {3}
+
+
 def test_any_thread_holds_and_lets_go():
     """From threadpoolctl 3.8 on the first thread alone sets numbers, unless it lets others."""
     threadpoolctl = pytest.importorskip("threadpoolctl")

@@ -21,7 +21,7 @@ from epfast._core.minibatch cimport (
 )
 from epfast._core.status cimport CALLBACK_FAILED, NO_FIT, NOT_FINITE, OK, Status
 from epfast._core.vector cimport (
-    EPF_CALLBACK, EPF_MOMENTS_PROBIT, epf_pairs_work, kernels,
+    EPF_CALLBACK, EPF_MOMENTS_PROBIT, EPF_ROW_PAD, epf_pairs_work, kernels,
 )
 
 cdef extern from *:
@@ -55,10 +55,12 @@ SPARSE = ("laplace", "quick_laplace", "variational", "scalar")
 
 cdef double LARGEST = 1e100             # of variances and slopes whose products do not overflow
 cdef double MOST = 1e200                # of a product before its logarithm is taken
+cdef double WIDENED = 400.0             # by which a row may widen x.theta: exp of it is a number
 
 cdef enum:
     AHEAD = 2                   # rows whose coordinates are fetched before their turn
     FAR_AHEAD = 6               # rows that are fetched themselves
+    NEARBY = 1 << 14            # columns whose coordinates are in the second cache anyway
     LOOK = 256                  # rows between two looks at signals
     HEAVY_FACTOR = 4096         # numbers of a factor; one with more looks for signals
 
@@ -144,6 +146,7 @@ cdef class SparseSweep(MinibatchSweep):
     cdef double[::1] tau, nu, next_tau, next_nu, more
     cdef int[::1] row_column                    # of a row and its one
     cdef double[::1] row_value
+    cdef double[::1] row_moments                # of a row: mu, then v
     cdef const ptrdiff_t *row_start             # of the rows of the factor
 
     def __init__(
@@ -175,6 +178,7 @@ cdef class SparseSweep(MinibatchSweep):
         self.lay_out(width)
         self.tau, self.nu = np.empty(width), np.empty(width)
         self.next_tau, self.next_nu = np.empty(width), np.empty(width)
+        self.row_moments = np.empty(2 * (longest + EPF_ROW_PAD))
         if A.ones:
             self.row_column, self.row_value = np.empty(longest, np.intc), np.empty(longest)
         if batch_size > 1:
@@ -514,32 +518,14 @@ cdef class SparseSweep(MinibatchSweep):
         self, const Minibatch *rows, const int *columns, double exponent, double *M
     ) noexcept nogil:
         """A row of ADF."""
-        cdef const double *x = rows.x
         cdef const double *y = rows.given
-        cdef double h = 0.0, h1 = 0.0, h2 = 0.0, h3 = 0.0, s = 0.0, s1 = 0.0, s2 = 0.0, s3 = 0.0
-        cdef double lZ = 0.0, dlZ = 0.0, d2lZ = 0.0, xv
-        cdef double *a
-        cdef double *b
-        cdef ptrdiff_t k = 0, count = self.d
+        cdef double *mu = &self.row_moments[0]
+        cdef double *v = mu + self.longest + EPF_ROW_PAD
+        cdef double h, s, lZ = 0.0, dlZ = 0.0, d2lZ = 0.0
+        cdef double[3] found
         cdef Status status
-        while k + 4 <= count:                       # four chains of additions
-            a, b = M + 2 * <ptrdiff_t> columns[k], M + 2 * <ptrdiff_t> columns[k + 1]
-            h += x[k] * a[0]
-            s += x[k] * x[k] * a[1]
-            h1 += x[k + 1] * b[0]
-            s1 += x[k + 1] * x[k + 1] * b[1]
-            a, b = M + 2 * <ptrdiff_t> columns[k + 2], M + 2 * <ptrdiff_t> columns[k + 3]
-            h2 += x[k + 2] * a[0]
-            s2 += x[k + 2] * x[k + 2] * a[1]
-            h3 += x[k + 3] * b[0]
-            s3 += x[k + 3] * x[k + 3] * b[1]
-            k += 4
-        while k < count:
-            a = M + 2 * <ptrdiff_t> columns[k]
-            h += x[k] * a[0]
-            s += x[k] * x[k] * a[1]
-            k += 1
-        h, s = (h + h1) + (h2 + h3), (s + s1) + (s2 + s3)
+        kernels.sparse_row_moments(self.d, columns, rows.x, M, mu, v, found)
+        h, s = found[0], found[1]
         if not isfinite(h):
             self.bad_row = 0
             return NOT_FINITE
@@ -554,11 +540,7 @@ cdef class SparseSweep(MinibatchSweep):
             return NO_FIT
         if not fabs(dlZ) < LARGEST or (d2lZ > 0.0 and self.site_rule != KEEP):
             return self.any_row(rows, columns, M, NULL, NULL, NULL)
-        for k in range(count):
-            a = M + 2 * <ptrdiff_t> columns[k]
-            xv = x[k] * a[1]
-            a[0] += xv * dlZ
-            a[1] += xv * xv * d2lZ
+        kernels.sparse_row_tilted(self.d, columns, rows.x, dlZ, d2lZ, mu, v, M)
         self.evidence += lZ
         return OK
 
@@ -577,25 +559,15 @@ cdef class SparseSweep(MinibatchSweep):
         double *site_tau, double *site_nu, double *site_scale
     ) noexcept nogil:
         """A row of EP of power 1, undamped."""
-        cdef const double *x = rows.x
         cdef const double *y = rows.given
-        cdef double *v = self.column.v
-        cdef double *mu = self.column.mu
-        cdef double h = 0.0, s = 0.0, lZ = 0.0, dlZ = 0.0, d2lZ = 0.0, rest, xv, t, b, scale
-        cdef double product = 1.0, origin = 0.0, least = 1.0, inverse
-        cdef double *a
-        cdef ptrdiff_t k, count = self.d
+        cdef double *mu = &self.row_moments[0]
+        cdef double *v = mu + self.longest + EPF_ROW_PAD
+        cdef double h, s, lZ = 0.0, dlZ = 0.0, d2lZ = 0.0
+        cdef double[3] found
         cdef Status status
-        for k in range(count):
-            a = M + 2 * <ptrdiff_t> columns[k]
-            rest = 1.0 - site_tau[k] * a[1]
-            least = rest if rest < least else least
-            inverse = 1.0 / rest
-            v[k] = a[1] * inverse
-            mu[k] = (a[0] - site_nu[k] * a[1]) * inverse
-            h += x[k] * mu[k]
-            s += x[k] * x[k] * v[k]
-        if not least > 0.0 or not 0.0 < s < LARGEST:
+        kernels.sparse_row_cavity(self.d, columns, rows.x, M, site_tau, site_nu, mu, v, found)
+        h, s = found[0], found[1]
+        if not found[2] > 0.0 or not 0.0 < s < LARGEST:
             return self.any_row(rows, columns, M, site_tau, site_nu, site_scale)
         if not isfinite(h):
             self.bad_row = 0
@@ -607,29 +579,16 @@ cdef class SparseSweep(MinibatchSweep):
             self.n_failed += 1
             self.n_refused += 1
             return NO_FIT
+        # the product of what columns keep of their variance is 1 + s d2lZ at least
         if (
-            not 1.0 + s * d2lZ > 0.0 or not fabs(dlZ) < LARGEST
+            not 1.0 + s * d2lZ > 0.0 or not fabs(dlZ) < LARGEST or s * d2lZ > WIDENED
             or (d2lZ > 0.0 and self.site_rule != KEEP)
         ):
             return self.any_row(rows, columns, M, site_tau, site_nu, site_scale)
-        for k in range(count):
-            a = M + 2 * <ptrdiff_t> columns[k]
-            xv = x[k] * v[k]
-            rest = 1.0 + x[k] * xv * d2lZ
-            inverse = 1.0 / rest
-            t = -x[k] * x[k] * d2lZ * inverse
-            b = x[k] * dlZ * inverse
-            a[0] = mu[k] + xv * dlZ
-            a[1] = v[k] * rest
-            site_tau[k] = t
-            site_nu[k] = b + t * mu[k]
-            product *= rest
-            if not 1.0 / MOST < product < MOST:
-                origin += 0.5 * log(product)
-                product = 1.0
-            origin += 0.5 * b * xv * dlZ + mu[k] * (b + 0.5 * t * mu[k])
-        scale = lZ - origin - 0.5 * log(product)
-        site_scale[0] = scale
+        kernels.sparse_row_site(
+            self.d, columns, rows.x, dlZ, d2lZ, mu, v, M, site_tau, site_nu, found
+        )
+        site_scale[0] = lZ - found[1] - 0.5 * log(found[0])
         return OK
 
     def rows(
@@ -651,6 +610,7 @@ cdef class SparseSweep(MinibatchSweep):
         cdef Minibatch rows
         cdef bint stored = site_tau is not None, traced = trace is not None
         cdef bint weighted = weight is not None, quick = self.power == 1.0 and self.damping == 1.0
+        cdef bint far = A.d > NEARBY
         cdef Status status = OK
         if self.scheme != SCALAR:
             raise ValueError("the scheme has no tilted moments of one row")
@@ -665,9 +625,13 @@ cdef class SparseSweep(MinibatchSweep):
                 i = order[u]
                 if u + FAR_AHEAD < n:
                     at = A.start[order[u + FAR_AHEAD]]
-                    EPF_TO_READ(&A.column[0] + at)
-                    EPF_TO_READ(&A.value[0] + at)
-                if u + AHEAD < n:
+                    for e in range(at, A.start[order[u + FAR_AHEAD] + 1], 8):
+                        EPF_TO_READ(&A.column[0] + e)
+                        EPF_TO_READ(&A.value[0] + e)
+                        if stored:
+                            EPF_TO_WRITE(&site_tau[0] + e)
+                            EPF_TO_WRITE(&site_nu[0] + e)
+                if far and u + AHEAD < n:
                     next = order[u + AHEAD]
                     for e in range(A.start[next], A.start[next + 1]):
                         EPF_TO_WRITE(M + 2 * <ptrdiff_t> A.column[e])

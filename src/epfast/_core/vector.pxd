@@ -134,6 +134,23 @@ cdef extern from "simd/vector.h" nogil:
             const double *value, ptrdiff_t size, const double *M, const double *mean, double *h,
             double *s
         ) noexcept nogil
+        void (*sparse_row_moments)(
+            ptrdiff_t n, const int *column, const double *x, const double *M, double *mu,
+            double *v, double *found
+        ) noexcept nogil
+        void (*sparse_row_cavity)(
+            ptrdiff_t n, const int *column, const double *x, const double *M,
+            const double *site_tau, const double *site_nu, double *mu, double *v, double *found
+        ) noexcept nogil
+        void (*sparse_row_tilted)(
+            ptrdiff_t n, const int *column, const double *x, double slope, double curvature,
+            const double *mu, const double *v, double *M
+        ) noexcept nogil
+        void (*sparse_row_site)(
+            ptrdiff_t n, const int *column, const double *x, double slope, double curvature,
+            const double *mu, const double *v, double *M, double *site_tau, double *site_nu,
+            double *found
+        ) noexcept nogil
         void (*couple)(
             int rows, ptrdiff_t n, const double *w, ptrdiff_t ld, const double *a, const double *b,
             const double *x, const double *z, double *y, double *q, double *sums

@@ -199,7 +199,7 @@ class LatentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _encode(self, labels: NDArray[Any]) -> tuple[NDArray[np.intp], list[Array]]:
         """Set ``classes_``; return class numbers, and labels -1 and +1 for each binary problem."""
         check_labels(labels)
-        self.classes_, index = np.unique(labels, return_inverse=True)
+        self.classes_, index = numbered(labels)
         n_classes = len(self.classes_)
         if n_classes < 2:
             raise ValueError(
@@ -241,8 +241,33 @@ class LatentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return [np.where(index == k, 1.0, -1.0) for k in positive]
 
 
+def _halves(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]] | None:
+    """Two labels in order and where the second is, without a sort; None: it takes one."""
+    if labels.dtype.kind not in "biufU" or not len(labels):
+        return None
+    first = labels == labels[0]
+    other = int(np.argmin(first))
+    second = labels == labels[other]
+    if first[other] or not (first | second).all():
+        return None
+    classes = labels[[0, other]]
+    return (classes, second) if classes[0] < classes[1] else (classes[::-1].copy(), first)
+
+
+def numbered(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
+    """The different labels in order, and the number of each label among them."""
+    halves = _halves(labels)
+    if halves is None:
+        classes, index = np.unique(labels, return_inverse=True)
+        return classes, index
+    return halves[0], halves[1].astype(np.intp)
+
+
 def check_labels(labels: NDArray[Any]) -> None:
     """Refuse what are no labels of classes."""
+    halves = _halves(labels)
+    if halves is not None:  # then scikit-learn, which sorts, finds fault with fractions alone
+        labels = halves[0]
     try:
         if labels.dtype.kind not in "biuf":
             np.unique(labels)

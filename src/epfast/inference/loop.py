@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from epfast._arrays import Array
+from epfast._core.crew import Crew
 from epfast._core.vector import largest_move
 from epfast.inference.records import ConvergenceWarning, Interrupted, PartOfSweep, SweepInfo
 from epfast.inference.runtime import Tick, at_work, ticks
@@ -110,15 +111,20 @@ class Engine(Protocol[S]):
     remedy: str
     #: no right log evidence is above this; see :func:`evidence_bound`
     evidence_bound: float
-    # an engine may also have ``measures = True``: its sweeps say how far they moved the posterior
-    # and what the log evidence is, where a look at all weights would cost more than the sweep;
-    # and a ``crew``, threads of ours that share its matrices
+    #: whether its sweeps say how far they moved the posterior and what the log evidence is
+    #: (``Counts.measured``), where a look at all weights would cost more than the sweep
+    measures: bool
+    #: threads of ours that share its matrices; None: BLAS has its own
+    crew: Crew | None
 
     def init(self, start: Any) -> S:
         """Make the initial state, from a posterior or None."""
 
     def sweep(self, state: S, keep: bool, tick: Tick) -> tuple[S, Counts]:
         """Perform one sweep. keep: the old state is still in use, so leave its arrays unchanged.
+
+        Else they may change on the way, as long as it is a state at any time: one that Ctrl-C may
+        go back to, wherever it falls.
 
         Ctrl-C comes out of it as KeyboardInterrupt; as PartOfSweep if what is done so far counts.
         """
@@ -192,16 +198,15 @@ def run(
     converged, stopped, told = False, False, logger.isEnabledFor(logging.INFO)
     state, first = None, 0
     try:
-        with at_work(getattr(engine, "crew", None), engine.order_of_matrices):
+        with at_work(engine.crew, engine.order_of_matrices):
             state = engine.init(start)
             first = state.sweeps
-            measures = getattr(engine, "measures", False)
-            now = None if measures else engine.summary(state, evidence=False)
+            now = None if engine.measures else engine.summary(state, evidence=False)
             with ticks(progress) as tick:
                 for _ in range(schedule.sweeps):
                     began = time.perf_counter()
-                    # keep: Ctrl-C goes back to the old state
-                    new, counts = engine.sweep(state, True, tick)
+                    # functions of the user may keep the states that they see
+                    new, counts = engine.sweep(state, callback is not None, tick)
                     if counts.measured is not None:
                         now, (moved, evidence) = None, counts.measured
                         moved /= schedule.damping
@@ -307,6 +312,11 @@ def _largest_move(old_mean: Array, old: Array, mean: Array, new: Array) -> float
 
 def blurred(mean: Array, variance: Array) -> str:
     """Why rounding of the mean is more than its uncertainty; empty if it is not."""
+    # of nearly all fits a look at the extremes tells
+    least = float(variance.min(initial=np.inf))
+    most = max(float(mean.max(initial=0.0)), -float(mean.min(initial=0.0)))
+    if least > 0.0 and most <= FAR * math.sqrt(least):
+        return ""
     with np.errstate(all="ignore"):
         away = np.abs(mean) / np.sqrt(variance)
     # what is certain has no uncertainty to lose

@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any, ClassVar
 
@@ -24,16 +24,14 @@ SECONDS_PER_CALL = 0.1
 Tick = Callable[[int], Any]
 
 
-@contextmanager
-def one_blas_thread(d: int, most: int | None = None) -> Iterator[None]:
+def one_blas_thread(d: int, most: int | None = None) -> AbstractContextManager[None]:
     """Hold BLAS to one thread for small matrices, if threadpoolctl is installed.
 
     On two busy cores a second thread makes products of this size ten times slower.
 
     most: threads for larger matrices; None: as many as BLAS has.
     """
-    with blas_threads(1 if 0 < d < MANY_DIMENSIONS else most):
-        yield
+    return blas_threads(1 if 0 < d < MANY_DIMENSIONS else most)
 
 
 @contextmanager
@@ -62,8 +60,8 @@ class _Hold:
     lock = threading.Lock()
     #: who holds it, and to how many; one that died without a release does not
     held: ClassVar[list[tuple[weakref.ref[_Hold], int]]] = []
-    #: what was found, and the number that is set now
-    limiter: ClassVar[Any] = None
+    #: the number of threads of each library that was found, and the one that is set now
+    found: ClassVar[list[int] | None] = None
     limit: ClassVar[int | None] = None
 
     def __init__(self, most: int) -> None:
@@ -84,26 +82,26 @@ class _Hold:
         least = min((most for _, most in cls.held), default=None)
         if controller is None or least == cls.limit:
             return
-        _free(controller)
-        if least is None:
-            cls.limiter.restore_original_limits()
-            cls.limiter = None
-        else:
-            limiter = controller.limit(limits=least, user_api="blas")
-            cls.limiter = cls.limiter or limiter
+        libraries = controller.lib_controllers
+        if cls.found is None:
+            cls.found = [library.get_num_threads() for library in libraries]
+        _free()
+        for library, number in zip(libraries, cls.found, strict=True):
+            library.set_num_threads(number if least is None else least)
+        _free()
         cls.limit = least
-        _free(controller)
+        if least is None:
+            cls.found = None
 
 
-def _free(controller: Any) -> None:
+def _free() -> None:
     """Let any thread set the number of threads of BLAS.
 
     From threadpoolctl 3.8 on only the first thread that has set it may, and what others set or set
     back is ignored; here a lock keeps them apart.
     """
-    for library in controller.lib_controllers:
-        if hasattr(library, "clear_controlling_thread"):
-            library.clear_controlling_thread(force=True)
+    for clear in _clears():
+        clear(force=True)
 
 
 def crew_of(threads: int | None, order: int) -> Crew | None:
@@ -116,13 +114,13 @@ def crew_of(threads: int | None, order: int) -> Crew | None:
     return Crew(threads if order >= SHARED_FROM and _blas() is not None else 1)
 
 
-@contextmanager
-def at_work(crew: Crew | None, order: int) -> Iterator[None]:
+def at_work(crew: Crew | None, order: int) -> AbstractContextManager[None]:
     """The threads of a crew, each with a BLAS of one thread; None: see :func:`one_blas_thread`."""
-    if crew is None:
-        with one_blas_thread(order):
-            yield
-        return
+    return one_blas_thread(order) if crew is None else _shared(crew)
+
+
+@contextmanager
+def _shared(crew: Crew) -> Iterator[None]:
     with blas_threads(1), crew:
         yield
 
@@ -135,6 +133,15 @@ def _blas() -> Any:
     except ImportError:
         return None
     return ThreadpoolController().select(user_api="blas")
+
+
+@cache
+def _clears() -> tuple[Callable[..., Any], ...]:
+    """What lets go of each kind of library that heeds one thread alone."""
+    kinds = {type(library) for library in _blas().lib_controllers}
+    return tuple(
+        k.clear_controlling_thread for k in kinds if hasattr(k, "clear_controlling_thread")
+    )
 
 
 def no_tick(count: int) -> None:

@@ -458,7 +458,7 @@ def fit_problem(
             shared.dismiss(None)
             shared.close()
         found = result(fit)
-        if hasattr(engine, "measures"):
+        if engine.measures:
             vars(found)["log_evidence"] = fit.history[-1].log_evidence
         stored = found.sites is not None and is_sharp(problem.scheme)
         kinks = problem.batch_size is None or problem.loss.kinks

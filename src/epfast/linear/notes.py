@@ -16,7 +16,7 @@ from epfast.inference.records import DataWarning
 from epfast.linear.problem import Data, LinearProblem
 
 #: rows that are looked at, evenly spaced
-LOOKED_AT = 10_000
+LOOKED_AT = 4_000
 #: ratio of the scales of two columns that is worth a note
 SCALES = 1e3
 #: share of the rarer label, and number of rows, where a missing intercept is worth a note

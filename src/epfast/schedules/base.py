@@ -61,13 +61,13 @@ class Schedule:
         """
         if self.order == "shuffled":
             rng = np.random.default_rng([int(self.seed or 0), sweep])
-            return rng.permutation(n_factors).astype(np.intp)
+            return rng.permutation(n_factors).astype(np.intp, copy=False)
         return self.fixed_visits(n_factors) if self.order == "chunked" else range(n_factors)
 
     def fixed_visits(self, n_factors: int) -> NDArray[np.intp]:
         """A random order of the factors, the same in each sweep; it depends on the seed alone."""
         rng = np.random.default_rng(int(self.seed or 0))
-        return rng.permutation(n_factors).astype(np.intp)
+        return rng.permutation(n_factors).astype(np.intp, copy=False)
 
     def checked_visits(self, n_factors: int, sweep: int) -> NDArray[np.intp] | range:
         """The result of :meth:`visits`, checked, since the core indexes with it."""

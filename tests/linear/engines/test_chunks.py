@@ -1,5 +1,6 @@
 """Sweeps in chunks: the fixed point of sequential EP, halves, one order of the rows, resuming."""
 
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -293,9 +294,32 @@ def test_ctrl_c_leaves_the_chunks_so_far_and_the_fit_goes_on_from_there(monkeypa
         np.testing.assert_allclose(post.precision, total, rtol=1e-10, atol=1e-10)
         np.testing.assert_allclose(post.shift, X.T @ post.sites.shift, rtol=1e-9, atol=1e-9)
         assert post.n_sweeps == len(post.history)
+        rest = post.log_evidence - 0.5 * post.shift @ post.mean - post.sites.log_scale.sum()
+        half = -0.5 * np.linalg.slogdet(post.precision)[1]
+        assert rest == pytest.approx(half, rel=1e-9, abs=1e-9)
         partial += 0 < np.count_nonzero(post.sites.precision) < 900
         assert_same(fit(start=post), whole, 1e-7)
     assert partial > 0
+
+
+def test_dense_rows_take_four_numbers_each_beside_the_data():
+    """Sites and the order of the visits; a state that was seen before the sweep is left alone."""
+    X, y = classes(60_000, 3, noise=2.0)
+    n, seen = len(y), []
+
+    def peak(**given):
+        tracemalloc.start()
+        fit_linear(X, y, prior_variance=1.0, **given)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return most / (8 * n)
+
+    assert peak() < 5.0
+    peak(callback=lambda info, state: seen.append((state, state.sites[0].copy())))
+    for state, before in seen:
+        np.testing.assert_array_equal(state.sites.precision, before)
+        total = np.eye(3) + (X * before[:, None]).T @ X
+        np.testing.assert_allclose(state.precision, total, rtol=1e-10)
 
 
 def test_slow_tails_are_mixed_and_end_at_the_same_fixed_point(monkeypatch):

@@ -1,10 +1,12 @@
 """CSR rows with a factorised posterior: dense results, untouched weights, work and memory."""
 
 import tracemalloc
+import warnings
 
 import numpy as np
 import pytest
 from scipy import sparse
+from scipy.stats import norm
 
 import epfast
 from epfast import ADF, EP, schemes
@@ -66,6 +68,45 @@ def test_csr_is_dense(kind, loss):
     if loss in ("quasi01", "hinge") and by_slopes and given.get("scheme") != "variational":
         pytest.skip("no fit")
     assert_same(fit(sparse.csr_matrix(X), y, **given), fit(X, y, **given))
+
+
+def by_hand(X, y, passes, prior_mean, prior_variance):
+    """Sequential EP on scalar probit sites, or one pass of ADF (passes None), a formula a line."""
+    mean, variance = prior_mean.copy(), prior_variance.copy()
+    tau, nu = np.zeros(X.shape), np.zeros(X.shape)
+    for _ in range(passes or 1):
+        for i, x in enumerate(X):
+            v = 1.0 / (1.0 / variance - tau[i])
+            m = v * (mean / variance - nu[i])
+            s = 1.0 + (x * x) @ v
+            z = y[i] * (x @ m) / np.sqrt(s)
+            h = np.exp(norm.logpdf(z) - norm.logcdf(z))
+            mean, variance = m + x * v * y[i] * h / np.sqrt(s), v - (x * v) ** 2 * h * (h + z) / s
+            if passes:
+                tau[i], nu[i] = 1.0 / variance - 1.0 / v, mean / variance - m / v
+    return mean, variance
+
+
+@pytest.mark.parametrize("passes", [None, 3])
+def test_rows_of_every_length(passes):
+    """Whole vectors of columns and what is left of them, at either end of the columns."""
+    n, d = 80, 45
+    rng = np.random.default_rng(0)
+    X = np.zeros((n, d))
+    for i, x in enumerate(X):
+        at = rng.permutation(d)[: (7 * i) % (d + 1)]
+        x[at] = rng.normal(size=len(at))
+        x[[0, -1]] *= i % 3 == 0
+    y = np.where(rng.normal(size=n) > 0.0, 1.0, -1.0)
+    mean, variance = rng.normal(size=d), rng.uniform(0.1, 3.0, d)
+    schedule = EP(passes, 0.0) if passes else ADF(settle=0)
+    given = {"prior_mean": mean, "prior_variance": variance, "schedule": schedule}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", epfast.ConvergenceWarning)
+        post = fit(sparse.csr_array(X), y, **given)
+    m, v = by_hand(X, y, passes, mean, variance)
+    np.testing.assert_allclose(post.mean, m, rtol=1e-11, atol=1e-11)
+    np.testing.assert_allclose(post.variance, v, rtol=1e-11)
 
 
 @pytest.mark.parametrize("loss", [epfast.losses.Poisson(), epfast.losses.Binomial()], ids=str)

@@ -47,6 +47,38 @@ EPF_INLINE void v_probit_moments(vd m, vd v, vd *lZ, vd *dlZ, vd *d2lZ)
     *d2lZ = -curvature * scale * scale;
 }
 
+/* A single site: between two visits of EP in order everything waits for it, so that a chain of half the
+ * length counts, and a vector of it costs as much as all of its lanes. 0: too far out for it. */
+#define PROBIT_NEAR 16.0                        /* beyond, h + x loses more digits than in the vector */
+
+EPF_INLINE double of_bits(uint64_t bits) { double a; memcpy(&a, &bits, sizeof a); return a; }
+EPF_INLINE uint64_t bits_of(double a) { uint64_t bits; memcpy(&bits, &a, sizeof bits); return bits; }
+
+EPF_INLINE int probit_of_one(double m, double v, double *lZ, double *dlZ, double *d2lZ)
+{
+    double scale = 1.0 / sqrt(1.0 + v), x = m * scale, t = fabs(x);
+    if (!(t < PROBIT_NEAR)) return 0;
+    /* exp(-x^2 / 2), x^2 in two parts as in v_gauss */
+    double hi = of_bits(bits_of(t) & ~(uint64_t)((1 << 27) - 1)), rest = 0.5 * (t - hi) * (t + hi);
+    double z = -0.5 * (hi * hi), k = z * V_LOG2E + V_ROUND_MAGIC, n = k - V_ROUND_MAGIC;
+    double r = ((z - n * V_LN2_HI) - n * V_LN2_LO) * V_LOG2E;
+    double p = PROBIT_P, q = PROBIT_Q, g = PROBIT_G;
+    PROBIT_PARTS(t, r, p, q, g);
+    g = of_bits(bits_of(g) + (bits_of(k) << 52));
+    g -= g * (rest * (1.0 - rest * (0.5 - rest * (1.0 / 6.0))));
+    /* Phi(x) = g R below 0, 1 - g R above; by bits, since nobody can foretell the branch */
+    uint64_t below = (uint64_t)0 - (uint64_t)(x < 0.0);
+#define PICK(a, b) of_bits((bits_of(a) & below) | (bits_of(b) & ~below))
+    double h = 0.5 * V_SQRT_2_OVER_PI * (PICK(q, g * q) / PICK(p, q - g * p));
+    double R = p / q, beyond = g * R, w = PICK(R, 1.0 - beyond);
+    double lost = ((1.0 - w) - beyond) / w;     /* what the rounding of 1 - g R lost */
+    *lZ = log(w) + PICK(z - rest, lost);
+#undef PICK
+    *dlZ = h * scale;
+    *d2lZ = -(h * (h + x)) * (scale * scale);
+    return 1;
+}
+
 /* ---- logistic ---- */
 
 /* The triple at m > 0 from Z, Z', Z'' at -m: Z(m) = 1 - Z(-m), and the terms of d2lZ agree in sign. */

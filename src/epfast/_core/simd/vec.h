@@ -592,42 +592,50 @@ EPF_INLINE vd v_probit_loss(vd x, vd *remainder)
  * in 60 digits), and exp(-x^2 / 2). */
 #define PROBIT_REACH 4096.0
 
+/* The numbers of it, for vectors and for single numbers: p / q = R(t), q >= 1, and g = 2^r, |r| <= 1/2. */
+#define PROBIT_PARTS(t, r, p, q, g)                                                                \
+    do {                                                                                           \
+        q = q * t + 0x1.04350f3897a8fp-13;                                                         \
+        p = p * t + 0x1.9f3b1039840d6p-15;                                                         \
+        g = g * r + 0x1.b6571de2f2351p-24;                                                         \
+        q = q * t + 0x1.9a09ece8fdad8p-10;                                                         \
+        p = p * t + 0x1.462477d3662bep-11;                                                         \
+        g = g * r + 0x1.62bfe46117445p-20;                                                         \
+        q = q * t + 0x1.9d37a81b0fb4ep-7;                                                          \
+        p = p * t + 0x1.4674af5c916dbp-8;                                                          \
+        g = g * r + 0x1.ffcb76789860fp-17;                                                         \
+        q = q * t + 0x1.233a3d5c8914bp-4;                                                          \
+        p = p * t + 0x1.c69a8d6611148p-6;                                                          \
+        g = g * r + 0x1.4309130378460p-13;                                                         \
+        q = q * t + 0x1.2962e257ecac4p-2;                                                          \
+        p = p * t + 0x1.c68fd45d8c220p-4;                                                          \
+        g = g * r + 0x1.5d87fe908f88ap-10;                                                         \
+        q = q * t + 0x1.babd4a1c0c1b8p-1;                                                          \
+        p = p * t + 0x1.4618a33ce0f1bp-2;                                                          \
+        g = g * r + 0x1.3b2ab6fba385fp-7;                                                          \
+        q = q * t + 0x1.d8174b19b8e24p+0;                                                          \
+        p = p * t + 0x1.44b396fb35843p-1;                                                          \
+        g = g * r + 0x1.c6b08d7044119p-5;                                                          \
+        q = q * t + 0x1.57ac214e149bep+1;                                                          \
+        p = p * t + 0x1.9aabf2530314fp-1;                                                          \
+        g = g * r + 0x1.ebfbdff82c590p-3;                                                          \
+        q = q * t + 0x1.33770df8d259dp+1;                                                          \
+        p = p * t + 0.5;                                                                           \
+        g = g * r + 0x1.62e42fefa39f7p-1;                                                          \
+        q = q * t + 1.0;                                                                           \
+        g = g * r + 1.0;                                                                           \
+    } while (0)
+#define PROBIT_P 0x1.056a2f0221ad7p-19                /* what they begin with */
+#define PROBIT_Q 0x1.47a284d29f313p-18
+#define PROBIT_G 0x1.e5e9f548e5725p-28
+
 EPF_INLINE void v_probit_parts(vd x, vd *over, vd *under, vd *gauss)
 {
     vd t = v_abs(x), z = v_min(x * x, v_set(1400.0));
-    vd p = v_set(0x1.056a2f0221ad7p-19), q = v_set(0x1.47a284d29f313p-18);
+    vd p = v_set(PROBIT_P), q = v_set(PROBIT_Q), g = v_set(PROBIT_G);
     vd k = z * (-0.5 * V_LOG2E) + V_ROUND_MAGIC;
     vd r = z * (-0.5 * V_LOG2E) - (k - V_ROUND_MAGIC);
-    vd g = v_set(0x1.e5e9f548e5725p-28);
-    q = q * t + 0x1.04350f3897a8fp-13;
-    p = p * t + 0x1.9f3b1039840d6p-15;
-    g = g * r + 0x1.b6571de2f2351p-24;
-    q = q * t + 0x1.9a09ece8fdad8p-10;
-    p = p * t + 0x1.462477d3662bep-11;
-    g = g * r + 0x1.62bfe46117445p-20;
-    q = q * t + 0x1.9d37a81b0fb4ep-7;
-    p = p * t + 0x1.4674af5c916dbp-8;
-    g = g * r + 0x1.ffcb76789860fp-17;
-    q = q * t + 0x1.233a3d5c8914bp-4;
-    p = p * t + 0x1.c69a8d6611148p-6;
-    g = g * r + 0x1.4309130378460p-13;
-    q = q * t + 0x1.2962e257ecac4p-2;
-    p = p * t + 0x1.c68fd45d8c220p-4;
-    g = g * r + 0x1.5d87fe908f88ap-10;
-    q = q * t + 0x1.babd4a1c0c1b8p-1;
-    p = p * t + 0x1.4618a33ce0f1bp-2;
-    g = g * r + 0x1.3b2ab6fba385fp-7;
-    q = q * t + 0x1.d8174b19b8e24p+0;
-    p = p * t + 0x1.44b396fb35843p-1;
-    g = g * r + 0x1.c6b08d7044119p-5;
-    q = q * t + 0x1.57ac214e149bep+1;
-    p = p * t + 0x1.9aabf2530314fp-1;
-    g = g * r + 0x1.ebfbdff82c590p-3;
-    q = q * t + 0x1.33770df8d259dp+1;
-    p = p * t + 0.5;
-    g = g * r + 0x1.62e42fefa39f7p-1;
-    q = q * t + 1.0;
-    g = g * r + 1.0;
+    PROBIT_PARTS(t, r, p, q, g);
     *gauss = V_FROM_BITS((vi)((vu)V_BITS(g) + ((vu)V_BITS(k) << 52)));
     *over = p;
     *under = q;

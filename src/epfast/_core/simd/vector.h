@@ -161,6 +161,18 @@ typedef struct {
                              const double *value, ptrdiff_t size, const double *M,
                              const double *mean, double *h, double *s);
 
+    /* Rows of n nonzeros among means and variances M (d, 2): see sparse.h. */
+    void (*sparse_row_moments)(ptrdiff_t n, const int *column, const double *x, const double *M,
+                               double *mu, double *v, double *found);
+    void (*sparse_row_cavity)(ptrdiff_t n, const int *column, const double *x, const double *M,
+                              const double *site_tau, const double *site_nu, double *mu, double *v,
+                              double *found);
+    void (*sparse_row_tilted)(ptrdiff_t n, const int *column, const double *x, double slope,
+                              double curvature, const double *mu, const double *v, double *M);
+    void (*sparse_row_site)(ptrdiff_t n, const int *column, const double *x, double slope,
+                            double curvature, const double *mu, const double *v, double *M,
+                            double *site_tau, double *site_nu, double *found);
+
     /* With up to 4 rows w_r of a matrix (row stride ld), of n numbers each:
      *     y_i += sum_r a_r w_ri            q_i += sum_r b_r w_ri^2
      *     sums_2r += sum_i w_ri x_i        sums_(2r+1) += sum_i w_ri^2 z_i */

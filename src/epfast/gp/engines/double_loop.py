@@ -191,6 +191,8 @@ class DescentState(NamedTuple):
 class DescentEngine:
     """The outer loop: each sweep is one step that lowers F."""
 
+    measures = False
+
     def __init__(self, problem: GPProblem) -> None:
         schedule = problem.schedule
         assert problem.kernel is not None

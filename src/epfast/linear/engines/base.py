@@ -9,6 +9,7 @@ import numpy as np
 
 from epfast import families
 from epfast._arrays import Array, symmetric_from_upper
+from epfast._core.crew import Crew
 from epfast.inference import Counts, Sites, Summary
 from epfast.linear.problem import (
     LinearProblem,
@@ -82,6 +83,9 @@ def improper_start() -> ValueError:
 
 class FullEngine:
     """Base of the engines with a full covariance; adds O(d^3) to the cost of a sweep."""
+
+    measures = False
+    crew: Crew | None = None
 
     def __init__(self, problem: LinearProblem) -> None:
         self.problem, self.schedule = problem, problem.schedule

@@ -193,6 +193,8 @@ class ProcessEngine:
     computed from its sites, O(n^3).
     """
 
+    measures = False
+
     def __init__(self, problem: ProcessProblem, chunk: int = CHUNK) -> None:
         n, schedule = problem.n, problem.schedule
         assert problem.kernel is not None

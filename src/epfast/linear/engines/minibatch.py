@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from epfast import families
 from epfast._arrays import Array, as_array
+from epfast._core.crew import Crew
 from epfast._core.minibatch import Design, MinibatchSweep
 from epfast.inference import Counts, PartOfSweep, Sites, Summary, run
 from epfast.inference.runtime import PacedParts, Tick
@@ -69,6 +70,8 @@ class MinibatchEngine:
     """
 
     order_of_matrices = 0
+    measures = False
+    crew: Crew | None = None
     #: that sweeps in parallel order are for
     threads = ALONE
     #: settings of the core beside those of the schedule

@@ -142,6 +142,8 @@ class RowEngine(FullEngine):
             chunks = undamped and not own and is_for_chunks(self.problem)
             order = "chunked" if chunks else "sequential"
         pace = Pace(chunk_size(self.problem), flat) if order == "chunked" else None
+        if pace is not None:  # these are changed in place
+            state = state._replace(precision=state.precision.copy(), shift=state.shift.copy())
         many = self.problem.shape[0] >= REVISITED_FROM
         if pace is not None and self.schedule.order == "auto" and many:
             pace = pace._replace(seen=Seen())
@@ -154,24 +156,27 @@ class RowEngine(FullEngine):
         if state.order == "chunked":
             return self._chunked(state, keep, tick)
         if state.order in ("parallel", "careful"):
-            return self._parallel(state, keep, tick)
-        new, counts = self._sequential(state, keep, tick)
+            return self._parallel(state, tick)
+        new, counts = self._sequential(state, tick)
         if self.begins_anew and counts.refused > 0 and new.sweeps > 1:
             return self._anew(new), counts._replace(settled=False)
         return new, counts
 
     def settle(self, state: RowState, hurry: bool = False) -> State:
+        if hurry and state.pace is not None and state.sites is not None:
+            # a sweep may have gone on in its arrays
+            return plain(self._of_chunks(state, state.precision, state.shift, state.sites))
         if state.sites is None or state.since_refresh == 0 or hurry:
             return plain(state)
         return from_sites(self.problem, state.sites, state.sweeps) or plain(state)
 
     # -- sequential --
 
-    def _sequential(self, state: RowState, keep: bool, tick: Tick) -> tuple[RowState, Counts]:
+    def _sequential(self, state: RowState, tick: Tick) -> tuple[RowState, Counts]:
         problem, core = self.problem, self.sequential
         n = problem.shape[0]
         assert state.sites is not None
-        sites: Sites = families.copied(state.sites) if keep else state.sites
+        sites: Sites = families.copied(state.sites)
         before, core.moved = core.n_refused, 0.0
         old_variance = np.diag(state.covariance)
         covariance, mean = state.covariance.copy(), state.mean.copy()
@@ -252,16 +257,24 @@ class RowEngine(FullEngine):
     # -- in chunks --
 
     def _chunked(self, state: RowState, keep: bool, tick: Tick) -> tuple[RowState, Counts]:
-        """Fit the sites in chunks. Ctrl-C leaves the posterior of the chunks before."""
+        """Fit the sites in chunks. Ctrl-C leaves the posterior of the chunks before.
+
+        Without a use for the old sites, those go on in its arrays, with precision and shift: these
+        belong to each other after every chunk.
+        """
         chunks, pace, n = self.chunks, state.pace, self.problem.shape[0]
         assert state.sites is not None
         assert pace is not None
-        # sweeps are mixed, and rows visited again, by how far they moved
-        mixes, watched = pace.mixes, pace.mixes or pace.seen is not None
-        sites = families.copied(state.sites) if keep or watched else state.sites
-        precision, shift = state.precision.copy(), state.shift.copy()
-        spread = np.zeros(n) if watched else None
         visits, refused = chunks.visits(state.sweeps), 0
+        chunks.lay_out(visits)
+        # dense rows move alike
+        seen = pace.seen if chunks.is_sparse else None
+        # sweeps are mixed, and rows visited again, by how far they moved
+        mixes, watched = pace.mixes, pace.mixes or seen is not None
+        precision, shift, sites = state.precision, state.shift, state.sites
+        if keep or watched:
+            precision, shift, sites = precision.copy(), shift.copy(), families.copied(sites)
+        spread = np.zeros(n) if watched else None
 
         def again(which: Numbers, size: int) -> None:
             nonlocal refused
@@ -271,8 +284,6 @@ class RowEngine(FullEngine):
         try:
             refused = chunks.sweep(visits, pace, precision, shift, sites, spread, tick)
             residual = chunks.core.residual
-            # dense rows move alike
-            seen = pace.seen if chunks.is_sparse else None
             if seen is not None and spread is not None and refused == 0:
                 seen = revisit(again, visits, state.sites, sites, spread, seen, self.schedule.tol)
         except KeyboardInterrupt:
@@ -304,13 +315,13 @@ class RowEngine(FullEngine):
 
     # -- parallel --
 
-    def _parallel(self, state: RowState, keep: bool, tick: Tick) -> tuple[RowState, Counts]:
+    def _parallel(self, state: RowState, tick: Tick) -> tuple[RowState, Counts]:
         """Fit the sites from one posterior, and take as much of their changes as is proper."""
         problem, base = self.problem, self.problem.base
         damping = CAREFUL if state.order == "careful" else self.schedule.damping
         assert state.sites is not None
         root = inverse_root(state.precision)
-        sites = families.copied(state.sites) if keep else state.sites
+        sites = families.copied(state.sites)
         n = problem.shape[0]
         pieces = problem.pieces(range(n))
         lanes = lanes_of(problem, len(pieces))

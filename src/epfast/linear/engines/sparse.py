@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from epfast._arrays import Array
+from epfast._core.crew import Crew
 from epfast._core.minibatch import MinibatchSweep
 from epfast._core.sparse_factors import (
     SparseRows,
@@ -83,7 +84,10 @@ class SparseEngine(MinibatchEngine):
         #: where the columns of each factor start, and the columns
         self.pattern: tuple[NDArray[np.intp], NDArray[np.intc]] | None = None
         if self.schedule.stores == "factor" and self.design is not None:
-            self.pattern = self.design.pattern(self.size)
+            self.pattern = start, _ = self.design.pattern(self.size)
+            small = start[-1] <= np.iinfo(np.intc).max
+            #: where the columns start, in their type: else SciPy copies them for each matrix
+            self.starts = start.astype(np.intc) if small else start
 
     def _memory(self, n: int) -> tuple[tuple[int, str, str], ...]:
         if self.design is None:
@@ -135,9 +139,8 @@ class SparseEngine(MinibatchEngine):
     def _sites(self, precision: Array, shift: Array, scale: Array) -> Sites:
         """Sites of these numbers, as CSR matrices: one row per factor."""
         assert self.pattern is not None
-        start, column = self.pattern
-        shape = (self.n_sites, self.d)
-        a, b = (sparse.csr_array((x, column, start), shape=shape) for x in (precision, shift))
+        column, shape = self.pattern[1], (self.n_sites, self.d)
+        a, b = (sparse.csr_array((x, column, self.starts), shape=shape) for x in (precision, shift))
         return Sites(a, b, scale)
 
     def _stored(self, sites: Sites) -> Sites:
@@ -402,6 +405,7 @@ class FewColumns:
     """
 
     measures = True
+    crew: Crew | None = None
     order_of_matrices = 0
     #: whether it settles to a state of these columns alone
     apart = False

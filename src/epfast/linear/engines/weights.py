@@ -154,6 +154,9 @@ def _paced(new: Sweeping, before: Sweeping, moved: float, refused: bool) -> Swee
 class WeightEngine:
     """What both forms share: visits of the weights, and how far their sites move."""
 
+    measures = False
+    crew = None
+
     def __init__(
         self, problem: LinearProblem, of_weights: PriorSites, exact: Sites | None, order: int
     ) -> None:
