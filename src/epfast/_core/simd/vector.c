@@ -1585,18 +1585,49 @@ static void weibull_sites(const double *p, ptrdiff_t n, const double *y, const d
     count_sites(&to, rate, n, power, lZ, dlZ, d2lZ);
 }
 
+/* The first class and the last are a failure and a success of one trial. */
 static void ordinal_logit_sites(const double *p, ptrdiff_t n, const double *y, const double *m, const double *v,
                                 const double *power, double *lZ, double *dlZ, double *d2lZ)
 {
-    linear_sites to;
+    linear_sites to[2];
+    double given[2][SMOOTH_BLOCK], found[3][SMOOTH_BLOCK];
+    ptrdiff_t which[2][SMOOTH_BLOCK], count[2] = {0, 0};
     RESPONSES(1);
     for (ptrdiff_t i = 0; i < n; i += VW) {
         vd cuts[3];
+        double lanes[3][VW];
         load_responses(1, y + i, 1, n - i < VW ? n - i : VW, r);
         v_logit_cuts(r, p, cuts);
-        put_sites(&to, 3, i, n - i, cuts, LOAD_SITES(m), LOAD_SITES(v));
+        for (int j = 0; j < 3; j++) v_store(lanes[j], cuts[j]);
+        for (ptrdiff_t k = 0; k < VW && i + k < n; k++) {
+            double low = lanes[0][k], high = lanes[1][k];
+            int between = low > -INFINITY && high < INFINITY;
+            ptrdiff_t at = count[between]++;
+            double *row = to[between].y + 3 * at;
+            row[0] = between ? low : low > -INFINITY;
+            row[1] = between ? high : 1.0;
+            row[2] = between ? lanes[2][k] : 0.0;
+            to[between].m[at] = m[i + k] - (between ? 0.0 : low > -INFINITY ? low : high);
+            to[between].v[at] = v[i + k];
+            given[between][at] = power[i + k];
+            which[between][at] = i + k;
+        }
     }
-    smooth_sites_of(v_between_each, 3, 0.0, NULL, n, to.y, to.m, to.v, power, lZ, dlZ, d2lZ);
+    for (int between = 0; between < 2; between++) {
+        if (count[between] == 0) continue;
+        const linear_sites *a = &to[between];
+        if (between)
+            smooth_sites_of(v_between_each, 3, 0.0, NULL, count[1], a->y, a->m, a->v, given[1], found[0], found[1],
+                            found[2]);
+        else
+            smooth_sites_of(v_binomial_each, 3, 0.0, NULL, count[0], a->y, a->m, a->v, given[0], found[0], found[1],
+                            found[2]);
+        for (ptrdiff_t k = 0; k < count[between]; k++) {
+            lZ[which[between][k]] = found[0][k];
+            dlZ[which[between][k]] = found[1][k];
+            d2lZ[which[between][k]] = found[2][k];
+        }
+    }
 }
 
 #define SITES_LINEAR(name, width)                                                                  \
