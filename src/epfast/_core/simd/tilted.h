@@ -1041,7 +1041,7 @@ EPF_INLINE void v_smooth_rise(smooth_loss f, const int U, const smooth_sites *a,
         v_smooth_fall(f, U, a, u, fall, s, bend);
         return;
     }
-    EACH x[i] = v_min(v_max(u[i], v_set(-230.0)), 700.0 - a->h);
+    EACH x[i] = v_min(v_max(u[i], v_set(-230.0)), v_min(700.0 - a->h, v_set(700.0)));
     v_exp_parts(U, x, scale, q);
     EACH x[i] = a->curvature * (scale[i] * q[i] + (scale[i] - 1.0));
     EACH bend[i] = a->curvature * (scale[i] * q[i] + scale[i]);
@@ -1111,6 +1111,8 @@ EPF_INLINE void v_smooth_trapezoid(smooth_loss f, smooth_sites *a, vd *lZ, vd *d
     spacing = 1.0 / v_sqrt(per * per + even * even);
     vi sound = V_MASK(sd > 0.0) & (~(met | outer) | V_MASK(grade < SMOOTH_WIDEST));
     vd top = zero;
+    /* where only v_poisson_each bounds it, it is nothing wherever the cavity is */
+    if (f == v_poisson_each) a->curvature = v_select(V_MASK(a->h < -230.0), zero, a->curvature);
     a->least = a->curvature;
     if (v_any(centered)) {
         top = v_select(centered, -side * away, zero);

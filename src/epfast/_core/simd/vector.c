@@ -1713,6 +1713,53 @@ static void smooth_moments(const epf_loss *loss, ptrdiff_t n, const double *y, c
     }
 }
 
+/* ---- scalar sites between cavity and tilted moments ---- */
+
+static int cavities(ptrdiff_t n, double share, double least, const double *h, const double *s, const double *tau,
+                    const double *nu, double *m, double *v)
+{
+    double none[VW];                        /* of the third number that store_sites takes */
+    vi bad = V_MASK(v_set(0.0) > v_set(1.0));
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        vd old = LOAD_SITES(s), part = share * old, rest = 1.0 - part * LOAD_SITES(tau), per = 1.0 / rest;
+        bad |= ~(V_MASK(rest > least) & V_MASK(old > 0.0));
+        store_sites(n - i, (LOAD_SITES(h) - part * LOAD_SITES(nu)) * per, old * per, per, m + i, v + i, none);
+    }
+    return !v_any(bad);
+}
+
+static int fit_sites(ptrdiff_t n, double times, double damping, double least, const double *h, const double *s,
+                     const double *m, const double *v, const double *lZ, const double *dlZ, const double *d2lZ,
+                     double *tau, double *nu, double *scale, double *residual)
+{
+    vi bad = V_MASK(v_set(0.0) > v_set(1.0));
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        vd variance = LOAD_SITES(v), second = LOAD_SITES(d2lZ), shrink = 1.0 + variance * second;
+        vd mean = LOAD_SITES(m) + variance * LOAD_SITES(dlZ), log_Z = LOAD_SITES(lZ);
+        /* a sum that is finite where all of them are, and squares and quotients of them */
+        vd size = mean * mean / (shrink * variance) + LOAD_SITES(m) * LOAD_SITES(m) / variance;
+        size = size + second * second / (shrink * shrink);
+        bad |= ~(V_MASK(shrink > least) & V_MASK(v_abs(log_Z) < 1e300) & V_MASK(size < 1e300));
+    }
+    if (v_any(bad)) return 0;
+    vd worst = v_set(*residual);
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        vd mean = LOAD_SITES(m), variance = LOAD_SITES(v), first = LOAD_SITES(dlZ), second = LOAD_SITES(d2lZ);
+        vd shrink = 1.0 + variance * second, per = 1.0 / shrink, b = (first - mean * second) * per;
+        vd moved = mean + variance * b, per_v = 1.0 / variance, per_s = 1.0 / LOAD_SITES(s);
+        vd g = LOAD_SITES(lZ) - 0.5 * v_log(shrink) - 0.5 * (moved * moved * shrink - mean * mean) * per_v;
+        vd t = -second * per, old = LOAD_SITES(tau), old_nu = LOAD_SITES(nu), old_scale = LOAD_SITES(scale);
+        worst = v_max(worst, v_abs(mean + variance * first - LOAD_SITES(h)) * v_sqrt(per_s));
+        worst = v_max(worst, v_abs(variance * shrink * per_s - 1.0));
+        store_sites(n - i, old + damping * (times * t - old), old_nu + damping * (times * b - old_nu),
+                    old_scale + damping * (times * g - old_scale), tau + i, nu + i, scale + i);
+    }
+    double lanes[VW];
+    v_store(lanes, worst);
+    for (int i = 0; i < VW; i++) *residual = lanes[i] > *residual ? lanes[i] : *residual;
+    return 1;
+}
+
 /* ---- symmetric matrices and stationary kernels ---- */
 
 EPF_INLINE void couple_rows(int rows, ptrdiff_t n, const double *w, ptrdiff_t ld, const double *a,
@@ -1830,7 +1877,7 @@ const epf_kernels NAMED(epf_kernels) = {
     array_exp, array_expm1, array_log, array_log1p, array_erfcx, array_log_ndtr,
     loss_at_points, rise, margins, weighted_sums, sizes, largest_move, cavity, steps, interpolation,
     move, pairs, probit_moments, logistic_moments, piecewise_moments, squared_hinge_moments,
-    smooth_moments, rows_gather, rows_pack, rows_marginals, rows_outer, sparse_marginals, couple,
+    smooth_moments, cavities, fit_sites, rows_gather, rows_pack, rows_marginals, rows_outer, sparse_marginals, couple,
     stationary, contract};
 
 #ifdef EPF_COMMON       /* what does not depend on the instruction set: compiled once */
