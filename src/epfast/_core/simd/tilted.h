@@ -1086,8 +1086,12 @@ EPF_INLINE void v_smooth_layers(smooth_loss f, const smooth_sites *a, vd *away, 
     }
     *side = v_flip(one, -a->h);
     *away = v_abs(a->h) - v_log(size);
-    /* left of it the loss of probit sites is a parabola */
-    if (f == v_probit_each) *away = a->h;
+    if (f == v_probit_each) {
+        /* left of where b Phi(-h) is about 1 the loss is a parabola */
+        vd nats = v_log(size), at = 2.0 * nats - v_log(4.0 * V_PI * v_max(nats, one));
+        *side = -one;
+        *away = a->h - v_sqrt(v_max(at, zero));
+    }
 }
 
 EPF_INLINE void v_smooth_trapezoid(smooth_loss f, smooth_sites *a, vd *lZ, vd *dlZ, vd *d2lZ)
@@ -1117,8 +1121,11 @@ EPF_INLINE void v_smooth_trapezoid(smooth_loss f, smooth_sites *a, vd *lZ, vd *d
     if (v_any(centered)) {
         top = v_select(centered, -side * away, zero);
         a->h = a->h - top;
+        vd tilt = a->tilt;
         a->tilt = (a->h - a->m) * a->per_v;
         f(1, &a->h, a->y, a->p, now, now + 1, now + 2);
+        /* what the integrand is compared with must not vanish beside the mode */
+        sound &= V_MASK(a->b * (now[0] - a->value) - 0.5 * top * (a->tilt + tilt) < 200.0);
         a->value = v_select(centered, now[0], a->value);
         a->curvature = v_select(centered, now[2], a->curvature);
     }
