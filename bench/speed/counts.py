@@ -5,8 +5,8 @@
 1. 32,561 standard normal rows of 20 columns, one of them constant: seconds of ``fit_linear`` to its
    default tolerance, for Poisson and for five ordered classes (probit, logit), over those of L-BFGS
    (SciPy, default tolerances) on the same posterior, from 0, with the gradient in NumPy, and of
-   scikit-learn's PoissonRegressor by both of its solvers. All run in this process, turn by turn. How
-   far the means are apart, in posterior standard deviations.
+   scikit-learn's PoissonRegressor by both of its solvers. All run in this process, turn by turn.
+   How far the means are apart, in posterior standard deviations.
 2. 1,000,000 such rows, Poisson: seconds of eight sweeps.
 """
 
@@ -94,7 +94,9 @@ def against_points(options: argparse.Namespace, n: int) -> tuple[dict[str, Any],
     for link, e in noise.items():
         y = np.searchsorted(CUTS, h + e)
         cases[f"ordinal {link}"] = losses.Ordinal(CUTS, link), y, of_classes(X, y, link)
-    cells, goals, stored = [], [], {}
+    cells: list[tuple[Any, ...]] = []
+    goals: list[Claim] = []
+    stored: dict[str, list[float]] = {}
     for name, (loss, y, objective) in cases.items():
         fit = partial(epfast.fit_linear, X, y, loss=loss, prior_variance=PRIOR)
         tasks: dict[str, Callable[[], object]] = {"fit": fit, "L-BFGS": partial(mode, objective)}
@@ -152,12 +154,11 @@ def many(options: argparse.Namespace, n: int) -> tuple[dict[str, Any], list[Clai
     )
     claim = f"{MANY_SWEEPS} sweeps in {MOST_SECONDS:g} s"
     found = f"{min(seconds):.2f} s"
-    return {"seconds": seconds, "default": default}, [
-        ("2. many rows", claim, min(seconds) <= MOST_SECONDS, found)
-    ]
+    goals: list[Claim] = [("2. many rows", claim, min(seconds) <= MOST_SECONDS, found)]
+    return {"seconds": seconds, "default": default}, goals
 
 
-PARTS: dict[int, tuple[str, Callable, int, int]] = {  # rows of a full and of a quick run
+PARTS: dict[int, tuple[str, Callable[..., Any], int, int]] = {  # rows of a full and of a quick run
     1: ("against_points", against_points, ROWS, 4000),
     2: ("many", many, MANY_ROWS, 20_000),
 }

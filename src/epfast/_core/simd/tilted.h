@@ -592,7 +592,8 @@ EPF_INLINE void v_squared_hinge_moments(vd m, vd v, vd b, vd *lZ, vd *dlZ, vd *d
  * s = -b l' and s0 at h0 near the mode, both have
  *     dlZ = s0 + E(s - s0),             d2lZ = Var s - b E l''                                 (A)
  *     dlZ = (h0 - m + E u) / v,         d2lZ = (Var u / v - 1) / v                             (B)
- * and take (A) where b E l'' < 1 / v: each where its terms are smaller; about a layer d2lZ = Cov(s, u) / v then. lZ is NaN where no rule holds,
+ * and take (A) where b E l'' < 1 / v: each where its terms are smaller; about a layer d2lZ = Cov(s, u) / v
+ * then. lZ is NaN where no rule holds,
  * or where rounding of l would be felt. What is done for a site does not depend on its neighbours.
  *
  * The mode by Newton, kept within a bracket: l is convex, so that its slope at m bounds how far away
@@ -907,7 +908,8 @@ EPF_INLINE void v_smooth_start(smooth_loss f, smooth_sites *a, vd low, vd high, 
     *curvature = v_select(todo, now[2], *curvature);
 }
 
-/* From m, where the loss is known, to near the mode, h, or to the layer of a wide cavity. Where a Newton step ends there, the loss is not
+/* From m, where the loss is known, to near the mode, h, or to the layer of a wide cavity. Where a Newton
+ * step ends there, the loss is not
  * taken again: what the integrand is compared with need not be its largest value. *rule: what the
  * sites are to be integrated by. largest bounds the curvature of the loss; 0: that near the mode is
  * typical. */
