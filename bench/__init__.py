@@ -27,6 +27,7 @@ SCRIPTS = {
     "speed.threads": "threads_speed",
     "speed.tuning": "tuning",
     "speed.wide": "wide",
+    "speed.counts": "counts",
     "speed.factorized": "factorized_sweeps",
     "likelihoods.single_latent": "single_latent",
     "users.defaults": "defaults",

@@ -171,6 +171,12 @@ cdef class TiltedMoments:
         if self.scheme is not None:
             self.scheme.begin_sweep(sweep)
 
+    cdef bint may_be_exact(self) noexcept nogil:
+        """Whether some site may be a Gaussian in h, see exact."""
+        return self.kernel == EPF_MOMENTS_GAUSSIAN or (
+            self.kernel == EPF_MOMENTS_INTERVAL and self.loss.c.width == 2
+        )
+
     cdef bint exact(
         self, const double *y, double power, double *tau, double *nu, double *scale
     ) noexcept nogil:

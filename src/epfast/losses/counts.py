@@ -26,6 +26,15 @@ def _counts(name: str, given: Array) -> Array:
     return given
 
 
+def _log_factorial(count: Array) -> Array:
+    """log count!, (n,); of few different counts each is found once."""
+    most = count.max(initial=0.0)
+    if most < count.size:
+        found: Array = special.gammaln(np.arange(most + 1.0) + 1.0)[count.astype(np.intp)]
+        return found
+    return np.asarray(special.gammaln(count + 1.0))
+
+
 @dataclass(frozen=True)
 class Poisson(Loss):
     """Counts with mean exp(h): l(h; y) = exp(h) - y h + log y!."""
@@ -41,7 +50,7 @@ class Poisson(Loss):
     def responses(self, name: str, y: Any, n: int) -> Array:
         """Check counts (n,); the core reads the count and log count!, (n, 2)."""
         count = _counts(name, _checks.responses(name, y, n, 1))
-        return np.stack([count, special.gammaln(count + 1.0)], axis=1)
+        return np.stack([count, _log_factorial(count)], axis=1)
 
     def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
         offset = responses[:, 2] if self.has_offset else None

@@ -624,7 +624,8 @@ EPF_INLINE void v_squared_hinge_moments(vd m, vd v, vd b, vd *lZ, vd *dlZ, vd *d
  * s = -b l' and s0 at h0 near the mode, both have
  *     dlZ = s0 + E(s - s0),             d2lZ = Var s - b E l''                                 (A)
  *     dlZ = (h0 - m + E u) / v,         d2lZ = (Var u / v - 1) / v                             (B)
- * and take (A) where b E l'' < 1 / v: each where its terms are smaller. lZ is NaN where no rule holds,
+ * and take (A) where b E l'' < 1 / v: each where its terms are smaller; about a layer d2lZ = Cov(s, u) / v
+ * then. lZ is NaN where no rule holds,
  * or where rounding of l would be felt. What is done for a site does not depend on its neighbours.
  *
  * The mode by Newton, kept within a bracket: l is convex, so that its slope at m bounds how far away
@@ -637,9 +638,12 @@ EPF_INLINE void v_squared_hinge_moments(vd m, vd v, vd b, vd *lZ, vd *dlZ, vd *d
  * on logistic, probit and Poisson sites, lambda v up to 3, powers .01 to 1e4: relative errors of
  * dlZ and d2lZ below 1e-10, for lambda v < .1 below 1e-11.
  *
- * The others: the trapezoidal rule, where it converges geometrically: intervals are halved until two
- * rules agree to SMOOTH_AGREEMENT, whose square is the error of the better one. The window ends where
- * exp(g), and that times l'', are below e^-31 of what they are at the mode.
+ * The others: the trapezoidal rule in tau, h = c + a sinh(tau / a), which converges geometrically: its spacing
+ * is a share of the sd of exp(g), but no more than the strip about the real line allows in which t is analytic
+ * and its modulus not far above what it is on the line: |Im h| < pi / 2 for exp(-exp(h)), pi for a logistic
+ * function. c is the mode; or where that is far off, in cavity or likelihood, from where l bends, it is there, if
+ * any of the mass is: then l'' exp(g) lives there, while nodes are close enough at the mode, too. From c
+ * outwards, until exp(g) and l'' exp(g) add nothing more. Spacings, measured: errors below 1e-12.
  *
  * Wide cavities, of a margin, where t^b rises from 0 to 1 in a layer that is a sliver of what there is
  * to integrate: the same in tau, h = c + a sinh(tau), c in the layer and a its width, with
@@ -650,15 +654,21 @@ EPF_INLINE void v_squared_hinge_moments(vd m, vd v, vd b, vd *lZ, vd *dlZ, vd *d
 #define SMOOTH_CLOSE 0.02               /* square of a Newton step, in sd of the integrand */
 #define SMOOTH_WIDENINGS 24
 #define SMOOTH_SHRINKINGS 6
-#define SMOOTH_INTERVALS 16
-#define SMOOTH_HALVINGS 6
-#define SMOOTH_AGREEMENT 1e-6
+#define SMOOTH_FINE 0.24                /* spacing for exp(h); more for logistic functions; in sd of a Gaussian */
+#define SMOOTH_COARSER 0.1
+#define SMOOTH_GAUSSIAN 0.72
+#define SMOOTH_GRADE 4.0                /* lengths over which nodes are even */
+#define SMOOTH_FAR 1.5                  /* that far from the mode a layer is one of its own */
+#define SMOOTH_WIDEST 160.0             /* length of that */
+#define SMOOTH_NODES 400                /* on a side */
+#define SMOOTH_REST 1e-15
 #define GRADED_FROM 16.0                /* variance of the cavity */
 #define GRADED_SLOPE 0.05               /* of its log density at the layer, at most */
 #define GRADED_INTERVALS 24
 #define GRADED_HALVINGS 5
 #define GRADED_AGREEMENT 1e-7
-#define SMOOTH_LARGEST 2e4              /* of b times the terms of l: their rounding goes into lZ */
+#define SMOOTH_LARGEST 2e4              /* of b times the terms of l, whose rounding goes into lZ */
+#define SMOOTH_MOST_COUNTS 1e10         /* where differences of l are precise */
 
 /* Rules, by number: Gauss-Hermite of that many nodes where v (1 + unlike lambda v)^4 <= widest,
  * then trapezoidal, graded, none. */
@@ -711,6 +721,7 @@ typedef struct {
     const double *p;
     vd m, v, b, per_v;
     vd h, value, slope, variance, tilt;     /* the last two are 1 / (1 / v + b l'') and (h - m) / v */
+    vd curvature, least;                    /* l'' at h, at the mode */
 } smooth_sites;
 
 /* Losses at finite h, U <= 2 vectors side by side, operation by operation as in v_exp_each. What
@@ -845,7 +856,7 @@ EPF_INLINE void v_binomial_each(const int U, const vd *h, const vd *y, const dou
     }
 }
 
-/* From y = (lower cut, upper cut, log of what their distance leaves). */
+/* From y = (lower cut, upper cut, log of what their distance leaves), finite cuts. */
 EPF_INLINE void v_between_each(const int U, const vd *h, const vd *y, const double *p, vd *value, vd *slope,
                                vd *curvature)
 {
@@ -868,7 +879,7 @@ EPF_INLINE void v_gamma_tail_each(const int U, const vd *h, const vd *y, const d
 
 /* Sums over nodes, of weights w and w times u, u^2, s - s0, (s - s0)^2, b l''. */
 typedef struct {
-    vd w, u, uu, s, ss, bend;
+    vd w, u, uu, s, ss, bend, su;
 } smooth_sums;
 
 /* log of the integrand at h less that at h + u, and s - s0 and b l'' there */
@@ -892,6 +903,7 @@ EPF_INLINE void v_smooth_add(smooth_sums *sum, vd w, vd u, vd s, vd bend)
     sum->s += ws;
     sum->ss += ws * s;
     sum->bend += w * bend;
+    sum->su += ws * u;
 }
 
 /* The layer of a margin's t^b: where b l = .7, for b <= 1 at 0. */
@@ -905,7 +917,31 @@ EPF_INLINE vd v_smooth_layer(smooth_loss f, const smooth_sites *a)
     return c;
 }
 
-/* From m, where the loss is known, to near the mode, h, or to the layer of a wide cavity. Where a Newton step ends there, the loss is not
+/* Where to look for the mode first, if that is not m. Of counts a bound from above, from which Newton's
+ * steps are safe; else where t changes. */
+EPF_INLINE void v_smooth_start(smooth_loss f, smooth_sites *a, vd low, vd high, vd *h, vd *curvature)
+{
+    vd one = v_set(1.0), at, now[3];
+    vi todo = V_MASK(a->v > 1.0);
+    if (f == v_poisson_each || f == v_gamma_tail_each) {
+        vd counts = f == v_poisson_each ? a->y[0] : v_set(a->p[0]);
+        at = v_log(v_max(counts + a->m / (a->b * a->v), one));
+        todo |= V_MASK(at < high);
+    } else if (f == v_between_each)
+        at = 0.5 * (a->y[0] + a->y[1]);
+    else
+        at = v_log((a->y[0] + 0.5) / ((a->y[1] - a->y[0]) + 0.5));
+    if (!v_any(todo)) return;
+    at = v_select(todo, v_max(v_min(at, high), low), *h);
+    f(1, &at, a->y, a->p, now, now + 1, now + 2);
+    *h = at;
+    a->value = v_select(todo, now[0], a->value);
+    a->slope = v_select(todo, now[1], a->slope);
+    *curvature = v_select(todo, now[2], *curvature);
+}
+
+/* From m, where the loss is known, to near the mode, h, or to the layer of a wide cavity. Where a Newton
+ * step ends there, the loss is not
  * taken again: what the integrand is compared with need not be its largest value. *rule: what the
  * sites are to be integrated by. largest bounds the curvature of the loss; 0: that near the mode is
  * typical. */
@@ -922,6 +958,7 @@ EPF_INLINE void v_smooth_mode(smooth_loss f, const int width, const double large
         wide = V_MASK(a->v > GRADED_FROM) & V_MASK((layer - m) * a->per_v < GRADED_SLOPE);
         todo &= ~wide;
     }
+    if (width) v_smooth_start(f, a, low, high, &h, &curvature);
     for (int i = 0;; i++) {
         vd uphill = a->b * a->slope + (h - m) * a->per_v, steep = a->b * curvature + a->per_v;
         a->variance = 1.0 / steep;
@@ -943,13 +980,15 @@ EPF_INLINE void v_smooth_mode(smooth_loss f, const int width, const double large
         curvature = v_select(todo, now[2], curvature);
     }
     a->h = v_select(wide, layer, h);
-    sound &= ~todo & V_MASK(curvature > 0.0)
-             & V_MASK(a->b * (v_abs(a->value) + (1.0 + v_abs(h)) * curvature) < SMOOTH_LARGEST);
+    vi plain = V_MASK(a->b * (v_abs(a->value) + (1.0 + v_abs(h)) * curvature) < SMOOTH_LARGEST);
+    sound &= ~todo & V_MASK(curvature > 0.0);
+    if (f == v_poisson_each) sound &= plain | V_MASK(a->b * (a->y[0] + curvature) < SMOOTH_MOST_COUNTS);
+    else sound &= plain;
     vd share = a->v * a->b * v_max(curvature, v_set(largest)), found = v_set(GAUSS_RULES);
     for (int i = GAUSS_RULES - 1; i >= 0; i--) {
         vd c = 1.0 + gauss_rules[i].unlike * share;
         c *= c;
-        found = v_select(V_MASK(a->v * (c * c) <= gauss_rules[i].widest), v_set(i), found);
+        found = v_select(plain & V_MASK(a->v * (c * c) <= gauss_rules[i].widest), v_set(i), found);
     }
     *rule = v_select(wide, v_set(GAUSS_RULES + 1), v_select(sound, found, v_set(GAUSS_RULES + 2)));
 }
@@ -972,7 +1011,7 @@ EPF_INLINE void v_smooth_gauss(smooth_loss f, const int rule, const smooth_sites
 {
     enum { U = 2 };
     vd zero = v_set(0.0), unit = v_sqrt(a->variance);
-    smooth_sums sum = {zero, zero, zero, zero, zero, zero};
+    smooth_sums sum = {zero, zero, zero, zero, zero, zero, zero};
     vd grown[2] = {a->h, -a->h};
     if (f == v_logistic_each) {
         EACH grown[i] = v_min(grown[i], v_set(600.0));
@@ -1026,56 +1065,147 @@ EPF_INLINE vd v_smooth_side(smooth_loss f, const smooth_sites *a, vd width, doub
     return width;
 }
 
-EPF_INLINE void v_smooth_trapezoid(smooth_loss f, const smooth_sites *a, vd *lZ, vd *dlZ, vd *d2lZ)
+/* v_smooth_fall of nodes at h + u, where slope is that of the mode, and h may be elsewhere, at a layer. Of
+ * counts by exp(u) - 1, so that large ones lose nothing. */
+EPF_INLINE void v_smooth_rise(smooth_loss f, const int U, const smooth_sites *a, vi centered, const vd *u,
+                              vd *fall, vd *s, vd *bend)
 {
-    vd zero = v_set(0.0), one = v_set(1.0), width = 8.0 * v_sqrt(a->variance);
-    vi sound = V_MASK(width > 0.0);
-    vd left = v_smooth_side(f, a, width, -1.0, &sound);
-    vd right = v_smooth_side(f, a, width, 1.0, &sound);
-    /* at first inside the window, whose ends hold nothing, then halfway between */
-    vd spacing = (left + right) * (1.0 / SMOOTH_INTERVALS), first = spacing - left, mass = one;
-    smooth_sums sum = {zero, zero, zero, zero, zero, zero}, found = {one, zero, zero, zero, zero, zero};
-    vd before[4];
-    int count = SMOOTH_INTERVALS - 1;
-    vi todo = sound;
-    for (int halving = 0; halving <= SMOOTH_HALVINGS && v_any(todo); halving++) {
-        for (int k = 0; k < count; k += 2) {
-            enum { U = 2 };
-            vd u[2], w[2], s[2], bend[2];
-            u[0] = first + (double)k * spacing;
-            u[1] = u[0] + spacing;
-            v_smooth_fall(f, U, a, u, w, s, bend);
+    vd x[2], scale[2], q[2];
+    if (f != v_poisson_each) {
+        v_smooth_fall(f, U, a, u, fall, s, bend);
+        return;
+    }
+    EACH x[i] = v_min(v_max(u[i], v_set(-230.0)), v_min(700.0 - a->h, v_set(700.0)));
+    v_exp_parts(U, x, scale, q);
+    EACH x[i] = a->curvature * (scale[i] * q[i] + (scale[i] - 1.0));
+    EACH bend[i] = a->curvature * (scale[i] * q[i] + scale[i]);
+    EACH fall[i] = a->b * (x[i] - a->y[0] * u[i]) + u[i] * (a->tilt + 0.5 * u[i] * a->per_v);
+    EACH s[i] = -a->b * v_select(centered, bend[i] - a->least, x[i]);
+    EACH bend[i] = a->b * bend[i];
+}
+
+/* Where t^b turns from flat, or exponential, to another slope: so far from the mode on the side of that sign;
+ * beyond it, < 0. *wide: how far the other such layer is, if there is one, else 0. *rate: l'' falls like
+ * exp(rate h) before the layer. *unit: lengths over which l changes. */
+EPF_INLINE void v_smooth_layers(smooth_loss f, const smooth_sites *a, vd *away, vd *side, vd *wide, double *rate,
+                                double *unit, vd *spacing)
+{
+    vd zero = v_set(0.0), one = v_set(1.0), size = v_max(a->b, one);
+    *wide = zero;
+    *rate = *unit = 1.0;
+    *side = one;
+    *spacing = v_set(SMOOTH_FINE);
+    if (f == v_poisson_each) {
+        *away = -v_log(a->b) - a->h;
+        return;
+    }
+    if (f == v_gamma_tail_each) {
+        *rate = a->p[0];
+        *unit = 1.0 / sqrt(a->p[0] > 1.0 ? a->p[0] : 1.0);
+        *spacing = *spacing * *unit;
+        /* about where 1 - Q is 1 / b, by Wilson and Hilferty; a count of k beyond */
+        const double k = a->p[0];
+        vd cube = v_max((1.0 - 1.0 / (9.0 * k)) - v_sqrt(2.0 * v_log(size) / (9.0 * k)), v_set(0.3));
+        *away = v_log((k > 1.0 ? k * (cube * cube * cube) : (k + 1.0) / size) * v_max(1.0 / a->b, one)) - a->h;
+        return;
+    }
+    if (f == v_binomial_each) size = v_max(a->y[1] * a->b, one);
+    *spacing = SMOOTH_FINE + SMOOTH_COARSER / (1.0 + 0.25 * (size - 1.0));
+    if (f == v_between_each) {
+        vd low = v_abs(a->h - a->y[0]), high = v_abs(a->h - a->y[1]);
+        *away = v_min(low, high) - v_log(size);
+        *side = v_select(V_MASK(low < high), v_flip(one, a->y[0] - a->h), v_flip(one, a->y[1] - a->h));
+        *wide = v_max(low, high);
+        return;
+    }
+    *side = v_flip(one, -a->h);
+    *away = v_abs(a->h) - v_log(size);
+    if (f == v_probit_each) {
+        /* left of where b Phi(-h) is about 1 the loss is a parabola */
+        vd nats = v_log(size), at = 2.0 * nats - v_log(4.0 * V_PI * v_max(nats, one));
+        *side = -one;
+        *away = a->h - v_sqrt(v_max(at, zero));
+    }
+}
+
+EPF_INLINE void v_smooth_trapezoid(smooth_loss f, smooth_sites *a, vd *lZ, vd *dlZ, vd *d2lZ)
+{
+    enum { U = 2 };
+    vd zero = v_set(0.0), one = v_set(1.0), sd = v_sqrt(a->variance), away, side, wide, spacing, now[3];
+    double rate, unit;
+    f(1, &a->h, a->y, a->p, &a->value, &a->slope, &a->curvature);
+    v_smooth_layers(f, a, &away, &side, &wide, &rate, &unit, &spacing);
+    /* l'' exp(g) has its mass near the layer, or is nothing there */
+    vd reach = rate * a->variance + 8.0 * sd;
+    vi met = V_MASK(away < reach), apart = V_MASK(away > SMOOTH_FAR * unit) & met;
+    vi outer = V_MASK(wide != 0.0) & V_MASK(wide < a->v + 8.0 * v_sqrt(a->v));
+    vi centered = apart & ~outer & V_MASK(away < 6.0 * sd);
+    vd grade = v_set(SMOOTH_GRADE * unit);
+    grade = v_select(apart & ~centered, v_max(grade, 2.0 * away), grade);
+    grade = v_select(outer, v_max(grade, wide), grade);
+    grade = v_select(met | outer, grade, v_max(8.0 * sd, grade));
+    spacing = v_select(centered & V_MASK(away > 4.0 * sd), v_min(spacing, v_set(SMOOTH_FINE)), spacing);
+    vd per = 1.0 / (SMOOTH_GAUSSIAN * sd), even = v_select(met | outer, 1.0 / spacing, 0.5 * per);
+    spacing = 1.0 / v_sqrt(per * per + even * even);
+    vi sound = V_MASK(sd > 0.0) & (~(met | outer) | V_MASK(grade < SMOOTH_WIDEST));
+    vd top = zero;
+    /* where only v_poisson_each bounds it, it is nothing wherever the cavity is */
+    if (f == v_poisson_each) a->curvature = v_select(V_MASK(a->h < -230.0), zero, a->curvature);
+    a->least = a->curvature;
+    if (v_any(centered)) {
+        top = v_select(centered, -side * away, zero);
+        a->h = a->h - top;
+        vd tilt = a->tilt;
+        a->tilt = (a->h - a->m) * a->per_v;
+        f(1, &a->h, a->y, a->p, now, now + 1, now + 2);
+        /* what the integrand is compared with must not vanish beside the mode */
+        sound &= V_MASK(a->b * (now[0] - a->value) - 0.5 * top * (a->tilt + tilt) < 200.0);
+        a->value = v_select(centered, now[0], a->value);
+        a->curvature = v_select(centered, now[2], a->curvature);
+    }
+    /* sinh and cosh of the next two nodes from those of the last by what they grow, to keep u precise near 0 */
+    vd tau = spacing / grade, up, over;
+    v_even_odd(1, &tau, &up, &over);
+    vd up_2 = 2.0 * over * over, over_2 = 2.0 * over * (1.0 + up);
+    smooth_sums sum = {zero, zero, zero, zero, zero, zero, zero};
+    for (int direction = 1; direction >= -1; direction -= 2) {
+        vd low[2] = {zero, over}, high[2] = {one, 1.0 + up}, length = (double)direction * grade;
+        vi todo = sound;
+        if (direction < 0) {
+            low[0] = over;
+            low[1] = over_2;
+            high[0] = high[1];
+            high[1] = 1.0 + up_2;
+        }
+        for (int k = 0; k < SMOOTH_NODES && v_any(todo); k += U) {
+            vd u[2], w[2], s[2], bend[2], grown[2];
+            EACH u[i] = length * low[i];
+            v_smooth_rise(f, U, a, centered, u, w, s, bend);
             EACH w[i] = -w[i];
             v_exp_each(U, w, w);
-            if (k + 1 == count) w[1] = zero;
             EACH {
-                vi some = V_MASK(w[i] > SMOOTH_TINY);       /* not 0 times infinity */
-                w[i] = v_select(some, w[i], zero);
-                v_smooth_add(&sum, w[i], u[i], v_select(some, s[i], zero), v_select(some, bend[i], zero));
+                vi some = todo & V_MASK(w[i] > SMOOTH_TINY);    /* not 0 times infinity */
+                w[i] = v_select(some, w[i] * high[i], zero);
+                s[i] = v_select(some, s[i], zero);
+                bend[i] = v_select(some, bend[i], zero);
+                v_smooth_add(&sum, w[i], u[i], s[i], bend[i]);
+                grown[i] = low[i] * up_2 + high[i] * over_2;
+                high[i] += high[i] * up_2 + low[i] * over_2;
+                low[i] += grown[i];
             }
+            /* all are log-concave: what follows is less, beyond the mode */
+            todo &= ~(V_MASK(w[1] <= SMOOTH_REST * sum.w) & V_MASK(w[1] * bend[1] <= SMOOTH_REST * sum.bend)
+                      & V_MASK(w[1] * s[1] * s[1] <= SMOOTH_REST * sum.ss)
+                      & V_MASK((double)direction * (u[1] - top) >= 0.0));
         }
-        vd now[4] = {sum.w * (halving ? 0.5 * spacing : spacing), sum.uu / sum.w, sum.bend / sum.w,
-                     sum.ss / sum.w};
-        if (halving) {
-            vi agree = todo;
-            for (int j = 0; j < 4; j++)
-                agree &= V_MASK(v_abs(now[j] - before[j]) <= SMOOTH_AGREEMENT * now[j]);
-            found.w = v_select(agree, sum.w, found.w);
-            found.u = v_select(agree, sum.u, found.u);
-            found.uu = v_select(agree, sum.uu, found.uu);
-            found.s = v_select(agree, sum.s, found.s);
-            found.ss = v_select(agree, sum.ss, found.ss);
-            found.bend = v_select(agree, sum.bend, found.bend);
-            mass = v_select(agree, now[0], mass);
-            todo &= ~agree;
-            spacing *= 0.5;
-        }
-        for (int j = 0; j < 4; j++) before[j] = now[j];
-        count = halving ? 2 * count : count + 1;
-        first = 0.5 * spacing - left;
+        sound &= ~todo;
     }
-    v_smooth_combine(a, &found, mass * mass * (a->per_v * (0.5 / V_PI)), lZ, dlZ, d2lZ);
-    *lZ = v_select(sound & ~todo, *lZ, v_set(NAN));
+    vd mass = sum.w * spacing;
+    v_smooth_combine(a, &sum, mass * mass * (a->per_v * (0.5 / V_PI)), lZ, dlZ, d2lZ);
+    *lZ = v_select(sound, *lZ, v_set(NAN));
+    if (!v_any(centered)) return;
+    vd share = 1.0 / sum.w, bent = (sum.su - sum.s * share * sum.u) * share * a->per_v;
+    *d2lZ = v_select(centered & V_MASK(sum.bend * share < a->per_v), bent, *d2lZ);
 }
 
 EPF_INLINE void v_smooth_graded(smooth_loss f, smooth_sites *a, vd *lZ, vd *dlZ, vd *d2lZ)

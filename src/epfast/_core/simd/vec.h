@@ -353,13 +353,13 @@ EPF_INLINE void v_exp_bounded(const int U, const vd *x, vd *e, vd *second_differ
 #undef EACH
 }
 
-/* exp(x) for x < 709 that is not NaN, exp(-708) below; U <= 3 vectors side by side, operation by
- * operation: the chain is long, and a CPU that meets one vector after the other cannot look far
- * enough ahead to overlap them. */
-EPF_INLINE void v_exp_each(const int U, const vd *x, vd *e)
+/* exp(x) = scale (1 + q) for x < 709 that is not NaN, exp(-708) below; U <= 3 vectors side by side,
+ * operation by operation: the chain is long, and a CPU that meets one vector after the other cannot look
+ * far enough ahead to overlap them. */
+EPF_INLINE void v_exp_parts(const int U, const vd *x, vd *scale, vd *q)
 {
 #define EACH for (int i = 0; i < U; i++)
-    vd c[3], t[3], r[3], q[3], scale[3];
+    vd c[3], t[3], r[3];
     EACH c[i] = v_max(x[i], v_set(-708.0));
     EACH t[i] = c[i] * V_LOG2E + V_ROUND_MAGIC;
     EACH scale[i] = v_pow2_of_magic(t[i]);
@@ -376,8 +376,14 @@ EPF_INLINE void v_exp_each(const int U, const vd *x, vd *e)
     EACH q[i] = q[i] * r[i] + 0x1.5555555555556p-3;
     EACH q[i] = q[i] * r[i] + 0.5;
     EACH q[i] = (r[i] * r[i]) * q[i] + r[i];
-    EACH e[i] = scale[i] * q[i] + scale[i];
 #undef EACH
+}
+
+EPF_INLINE void v_exp_each(const int U, const vd *x, vd *e)
+{
+    vd scale[3], q[3];
+    v_exp_parts(U, x, scale, q);
+    for (int i = 0; i < U; i++) e[i] = scale[i] * q[i] + scale[i];
 }
 
 /* exp(x) and exp(-x), |x| < 700 */

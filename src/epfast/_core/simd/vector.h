@@ -147,6 +147,19 @@ typedef struct {
                            const double *v, const double *power, double *lZ, double *dlZ,
                            double *d2lZ);
 
+    /* Cavities N(m, v) of n sites, each the posterior N(h, s) without a share of the site. 0 where one is
+     * for the caller to look at: no variance, or a share of it below least left. */
+    int (*cavities)(ptrdiff_t n, double share, double least, const double *h, const double *s,
+                    const double *tau, const double *nu, double *m, double *v);
+
+    /* Sites (tau, nu, scale) go by a damped step to those that turn the cavity into the tilted moments, to a
+     * power: times. *residual becomes no less than the distance of a posterior N(h, s) from its tilted
+     * moments. 0, and nothing is done, where one is for the caller to look at. */
+    int (*fit_sites)(ptrdiff_t n, double times, double damping, double least, const double *h,
+                     const double *s, const double *m, const double *v, const double *lZ,
+                     const double *dlZ, const double *d2lZ, double *tau, double *nu, double *scale,
+                     double *residual);
+
     /* Blocks of rows: see rows.h. */
     void (*rows_gather)(ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *x, ptrdiff_t stride,
                         const ptrdiff_t *at, double *a);
