@@ -63,7 +63,8 @@ def test_call_broadcasts():
     np.testing.assert_array_equal(out, square)
     scalars = tilted.call(1.0, MEAN[0], 2.0)
     assert all(np.shape(part) == () for part in scalars)
-    assert np.stack(scalars).tolist() == want[:, 0].tolist()
+    # a single probit site has a kernel of its own
+    np.testing.assert_allclose(np.stack(scalars), want[:, 0], rtol=1e-14)
     assert [part.shape for part in tilted.call(np.ones(0), np.ones(0), np.ones(0))] == [(0,)] * 3
     one = count.call(POISSON[0], MEAN[0], VARIANCE[0])
     many = count.call(POISSON, MEAN, VARIANCE)
