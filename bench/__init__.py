@@ -30,6 +30,7 @@ SCRIPTS = {
     "speed.counts": "counts",
     "speed.factorized": "factorized_sweeps",
     "likelihoods.single_latent": "single_latent",
+    "likelihoods.regressors": "regressors",
     "users.defaults": "defaults",
     "users.one_pass": "one_pass",
 }

@@ -172,6 +172,18 @@ def test_evidence_of_sharp_noise(shape, variance):
     np.testing.assert_allclose(post.alpha, np.linalg.solve(factor.T, half), rtol=1e-9, atol=1e-11)
 
 
+def test_alpha_of_sharp_sites_beside_negative_ones():
+    """The digits of K alpha are those of the mean, where outliers have negative precisions."""
+    x = np.linspace(0.0, 6.0, 40)[:, None]
+    y = np.sin(x[:, 0])
+    y[::8] += 5.0
+    K = (ConstantKernel(2.0) * RBF(2.3))(x)
+    post = epfast.fit_gp(K, y, loss=losses.StudentT(4.0, 1e-2))
+    assert (post.sites.precision < 0.0).any()
+    assert post.converged
+    assert np.abs((K @ post.alpha - post.mean) / np.sqrt(post.variance)).max() < 1e-7
+
+
 @pytest.mark.parametrize("scale", [1e-8, 1e-3, 1e6])
 def test_rounding_has_no_unit(scale):
     """A kernel far from 1 passes its certificate, as the same in another unit does."""

@@ -496,14 +496,13 @@ cdef class KernelMatrix:
                 for k in range(count):
                     total += 2.0 * log(C[k, k])
                     x[k] = D[k] * mean[N[k]]
-                    for i in range(n):
-                        U[k, i] = D[k] * V[k, i]
                 dpotrs(b"L", &m, &one, &C[0, 0], &m, &x[0], &m, &info)
                 for k in range(count):
                     for i in range(n):
+                        # nu - tau mean would cancel where sites are sharp
+                        alpha[i] += x[k] * D[k] * U[k, i]
+                        U[k, i] = D[k] * V[k, i]
                         mean[i] += x[k] * U[k, i]
-                for i in range(n):
-                    alpha[i] = nu[i] - tau[i] * mean[i]
                 step = columns_at_once(count)
                 first = 0
                 while first < n:

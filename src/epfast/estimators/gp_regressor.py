@@ -78,7 +78,7 @@ class GPRegressor(ProcessModel, LatentRegressor):
     --------
     >>> import epfast, numpy as np
     >>> x = np.linspace(0, 6, 40)[:, None]
-    >>> y = np.sin(x[:, 0])
+    >>> y = np.sin(x[:, 0]) + 0.05 * np.random.default_rng(0).normal(size=40)
     >>> y[::8] += 5.0
     >>> model = epfast.GPRegressor(loss="student_t").fit(x, y)
     >>> bool(abs(model.predict(x) - np.sin(x[:, 0])).max() < 0.2)

@@ -145,7 +145,8 @@ class LinearModel(Coefficients):
                 warnings.warn(
                     f"prior_variance={given!r} maximises the log integral of prior times factors "
                     f"exp(-beta loss), which for {loss!r} at beta={loss.beta:g} is no log "
-                    "probability of y; a number, or cross-validation, is safer",
+                    f"probability of {'the labels' if loss.by_margin else 'y'}; a number, or "
+                    "cross-validation, is safer",
                     EvidenceWarning,
                     stacklevel=users_level(),
                 )

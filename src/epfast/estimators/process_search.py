@@ -273,6 +273,7 @@ def search(
     with warnings.catch_warnings():
         # the last fit, at the maximum, gives its own warnings
         warnings.simplefilter("ignore", ConvergenceWarning)
+        given = starts
         if pilots is not None:
             first = maxima(pilots, starts, optimizer, n_jobs, pilot=True)
             starts = [
@@ -283,6 +284,10 @@ def search(
             found = _rounds(problems, starts, optimizer, n_jobs)
         else:
             found = maxima(problems, starts, optimizer, n_jobs)
+            for k, one in enumerate(found):
+                if not np.isfinite(one.value) and starts[k] is not given[k]:
+                    # what holds for some rows may not hold for all of them
+                    (found[k],) = maxima([problems[k]], [given[k]], optimizer, n_jobs)
     if not all(np.isfinite(one.value) for one in found):
         raise FloatingPointError("EP failed at all hyper-parameters that were tried")
     return found
