@@ -60,6 +60,9 @@ cdef class LatentMoments:
     cdef double[:, ::1] sums, more                  # of a class: ratio, its square, gap
     cdef double[::1] nodes, height, a, found, logs, one_ratio
     cdef double[::1] d, d2, rest, m, v
+    # covariances of the ratios, and whether they are wanted; the Hessian of a row
+    cdef double[:, ::1] cross, hessian
+    cdef bint crossed
 
     def __init__(self, int kind, ptrdiff_t count):
         cdef int i
@@ -77,6 +80,8 @@ cdef class LatentMoments:
         self.sums, self.more = np.empty((2, count, 3))
         self.nodes, self.height, self.a, self.found, self.logs, self.one_ratio = np.empty((6, BATCH))
         self.d, self.d2, self.rest, self.m, self.v = np.empty((5, count))
+        self.cross, self.hessian = np.empty((2, 1, 1))
+        self.crossed = False
 
     cdef bint row(self, const double *y, double *lZ) noexcept nogil:
         """Moments of a row at the cavity (m, v) of self, to d, d2 and rest; False: there are none.
@@ -213,6 +218,9 @@ cdef class LatentMoments:
         h, n = (right - left) / FIRST, FIRST
         for j in range(others):
             self.sums[j, 0] = self.sums[j, 1] = self.sums[j, 2] = 0.0
+            if self.crossed:
+                for k in range(j):
+                    self.cross[j, k] = 0.0
         first = True
         while True:
             # nodes left + (i + 1/2 or 0) h, i < n
@@ -240,6 +248,7 @@ cdef class LatentMoments:
                         t = self.ratios[j, i]
                         self.logs[i] += g * t
                         t -= r
+                        self.ratios[j, i] = t
                         one += w * t
                         two += w * t * t
                         t = self.gaps[j, i]
@@ -248,6 +257,12 @@ cdef class LatentMoments:
                     self.more[j, 0] += one
                     self.more[j, 1] += two
                     self.more[j, 2] += gap
+                    if self.crossed:
+                        for k in range(j):
+                            one = 0.0
+                            for i in range(level_nodes):
+                                one += height[i] * self.ratios[j, i] * self.ratios[k, i]
+                            self.cross[j, k] += one
                 for i in range(level_nodes):
                     w, t = height[i], self.logs[i]
                     M1 += w * t
@@ -300,6 +315,12 @@ cdef class LatentMoments:
             self.d2[k] = -g * g * w
             self.rest[k] = 1.0 - self.v[k] * g * g * w
             j += 1
+        if self.crossed:
+            for j in range(others):
+                for k in range(j):
+                    one, two = self.sums[j, 0] / S0, self.sums[k, 0] / S0
+                    self.cross[j, k] = self.cross[j, k] / S0 - one * two
+                    self.cross[j, k] *= self.inverse[j] * self.inverse[k]
         t = S1 / S0
         t = fmax(0.0, S2 / S0 - t * t) / wide       # tilted variance of s over its own
         if t < 0.5:
@@ -491,6 +512,102 @@ cdef class LatentMoments:
                     heed_signals()
         return failed
 
+    def curvatures(
+        self, const double[:, ::1] y not None, const double[:, ::1] m not None,
+        const double[:, ::1] v not None, double[:, ::1] d not None, double[:, :, ::1] W not None,
+    ):
+        """Slopes d = d log Z / dm and W = -H (1 + V H)^-1 of classes, H the Hessian of log Z.
+
+        W, (n, latents, latents), is by how much d falls with the tilted mean h = m + V d. NaN where
+        there are no moments. As :meth:`moments`. Returns how many rows have none.
+        """
+        cdef ptrdiff_t n = y.shape[0], i, j, k, failed = 0, width = y.shape[1], C = self.count
+        cdef ptrdiff_t klass
+        self.check(y, n)
+        if self.kind != 0 or d.shape[0] < n or d.shape[1] != C or m.shape[0] < n or (
+            m.shape[1] != C or v.shape[0] < n or v.shape[1] != C or W.shape[0] < n
+            or W.shape[1] != C or W.shape[2] != C
+        ):
+            raise ValueError(f"m, v, d and W are not those of {n} rows and {C} classes")
+        self.cross, self.hessian = np.empty((2, C, C))
+        cdef double lZ = 0.0
+        with nogil:
+            self.crossed = True
+            for i in range(n):
+                klass = <ptrdiff_t> y[i, 0]
+                for k in range(C):
+                    self.m[k] = m[i, k] + (y[i, 1 + k] if width > 1 else 0.0)
+                    self.v[k] = v[i, k] if v[i, k] > 0.0 else LATENT_POINT
+                if self.row(&y[i, 0], &lZ) and self.fall(klass, &W[i, 0, 0]):
+                    for k in range(C):
+                        d[i, k] = self.d[k]
+                else:
+                    failed += 1
+                    for j in range(C):
+                        d[i, j] = NAN
+                        for k in range(C):
+                            W[i, j, k] = NAN
+                if i % SEEN_EVERY == SEEN_EVERY - 1:
+                    heed_signals()
+            self.crossed = False
+        return failed
+
+    cdef bint fall(self, ptrdiff_t y, double *W) noexcept nogil:
+        """W of a row whose moments were just found. With K = -H: W = K (1 - V K)^-1 >= 0."""
+        cdef ptrdiff_t C = self.count, j, k, a, b, i
+        cdef double total, pivot
+        if C == 2:
+            self.hessian[0, 0] = self.hessian[1, 1] = -self.d2[0]
+            self.hessian[0, 1] = self.hessian[1, 0] = self.d2[0]
+        else:
+            a = 0
+            for j in range(C):
+                if j == y:
+                    continue
+                b = 0
+                for k in range(j):
+                    if k == y:
+                        continue
+                    self.hessian[j, k] = self.hessian[k, j] = -self.cross[a, b]
+                    b += 1
+                self.hessian[j, j] = -self.d2[j]
+                a += 1
+            # adding a number to all latents changes nothing
+            self.hessian[y, y] = 0.0
+            for j in range(C):
+                if j != y:
+                    total = 0.0
+                    for k in range(C):
+                        if k != y:
+                            total += self.hessian[j, k]
+                    self.hessian[y, j] = self.hessian[j, y] = -total
+                    self.hessian[y, y] += total
+        # S = 1 - R K R, R = sqrt(V), shares 1 - v K with tilted variances; W = R^-1 (S^-1 - 1) R^-1
+        # by elimination of [1 - K V | K]
+        for j in range(C):
+            for k in range(C):
+                W[j * C + k] = self.hessian[j, k]
+        for j in range(C):
+            for k in range(C):
+                self.hessian[j, k] = -self.hessian[j, k] * self.v[k]
+            self.hessian[j, j] += 1.0
+        for i in range(C):
+            pivot = self.hessian[i, i]
+            if not pivot > 1e-14:
+                return False
+            for j in range(C):
+                if j == i:
+                    continue
+                total = self.hessian[j, i] / pivot
+                for k in range(i, C):
+                    self.hessian[j, k] -= total * self.hessian[i, k]
+                for k in range(C):
+                    W[j * C + k] -= total * W[i * C + k]
+        for i in range(C):
+            for k in range(C):
+                W[i * C + k] /= self.hessian[i, i]
+        return True
+
     cdef int check(self, const double[:, ::1] y, ptrdiff_t n) except -1:
         """Raise ValueError for responses that are none."""
         cdef ptrdiff_t i
@@ -533,12 +650,12 @@ cdef class LatentSites:
     """New sites of rows with several latents, from the posterior marginals N(h, s) of each.
 
     residual: the largest mismatch of tilted and posterior moments met so far, of means in standard
-    deviations, of variances relative; the caller's to set back.
+    deviations, of variances relative. n_refused: rows that kept their sites. The caller's to set.
     """
 
     cdef LatentMoments moments
     cdef double damping
-    cdef readonly ptrdiff_t n_refused
+    cdef public ptrdiff_t n_refused
     cdef public double residual
     cdef double[:, ::1] work                        # precision, shift, h, s of a row
     cdef double[:, ::1] columns                     # Sigma a, of each latent

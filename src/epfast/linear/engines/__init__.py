@@ -15,6 +15,7 @@ from epfast.inference import Engine, Sites
 from epfast.inference.combinations import Combination, Table
 from epfast.linear.engines.base import adf_start, flat
 from epfast.linear.engines.laplace import LaplaceEngine
+from epfast.linear.engines.latents import LatentEngine
 from epfast.linear.engines.means import of_dense
 from epfast.linear.engines.rows import RowEngine
 from epfast.linear.engines.shards import ShardEngine
@@ -69,6 +70,9 @@ ENGINES: Table = {
         *("weights", "sparse X", "chunks of X", "power", SHUFFLED),
         by_expansion=True,
     ),
+    ("full", "latents", "factor"): _row(
+        LatentEngine, "sparse X", "damping", "block", SHUFFLED, CHUNKED, PARALLEL
+    ),
     **{
         ("factorized", factor, stored): _row(
             by_nonzeros(of_dense),
@@ -87,6 +91,7 @@ ENGINES: Table = {
 def engine_of(problem: LinearProblem, **settings: Any) -> Engine[Any]:
     """The engine of a legal problem."""
     factor = "row" if problem.batch_size is None else "minibatch"
+    factor = "latents" if problem.loss.latents > 1 else factor
     engine: Engine[Any] = ENGINES[problem.covariance, factor, problem.schedule.stores].engine(
         problem, **settings
     )
