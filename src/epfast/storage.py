@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from epfast import _checks, losses
+from epfast.gp import latents as gp_latents
 from epfast.gp import low_rank as gp_low_rank
 from epfast.gp import posterior as gp_posterior
 from epfast.inference import files
@@ -22,6 +23,7 @@ RESTORE = {
     "wide": linear_files.restore_wide,
     "latents": latent_files.restore,
     "shrunk": shrunk_restoring.restore,
+    "latent_processes": gp_latents.restore,
     "process": gp_posterior.restore,
     "low_rank_process": gp_low_rank.restore,
 }
@@ -41,7 +43,7 @@ def load(path: str | os.PathLike[str], loss: Any = None) -> Any:
 
     Returns
     -------
-    FactorizedPosterior, FullPosterior, WidePosterior, ShrunkPosterior, LatentPosterior, GPPosterior or
+    FactorizedPosterior, FullPosterior, WidePosterior, ShrunkPosterior, LatentPosterior, GPPosterior, LatentGPPosterior or
     LowRankGPPosterior
 
     Raises

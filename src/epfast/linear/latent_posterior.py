@@ -130,7 +130,7 @@ class LatentPosterior(LinearPredictions):
 
     def summary(self, level: float = 0.95) -> Any:
         """As :meth:`epfast.FullPosterior.summary`, a row per weight of each latent."""
-        return report.summary(_Flat(self), level)
+        return report.summary(report.Flat(self), level)
 
     def credible_interval(self, level: float = 0.95) -> Array:
         """Central credible intervals, (C, d, 2)."""
@@ -358,17 +358,6 @@ class LatentPosterior(LinearPredictions):
             "names": None if problem.names is None else list(problem.names),
         }
         write(path, arrays, header)
-
-
-class _Flat:
-    """A posterior whose weights are in one row."""
-
-    def __init__(self, post: LatentPosterior) -> None:
-        self.post = post
-        self.mean, self.variance = post.mean.ravel(), post.variance.ravel()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.post, name)
 
 
 def losses_of(problem: LinearProblem, theta: Array) -> Array:

@@ -230,9 +230,7 @@ class LatentEngine:
         for first in range(0, n, step):
             part = np.ascontiguousarray(visits[first : first + step])
             assert problem.data.y is not None
-            self.core.sweep(
-                problem.rows(part), problem.data.y, part, covariance, mean, *sites
-            )
+            self.core.sweep(problem.rows(part), problem.data.y, part, covariance, mean, *sites)
             tick(len(part))
         # the core reads and writes the lower triangle by columns
         covariance = np.stack([symmetric_from_upper(part) for part in covariance])
@@ -340,7 +338,9 @@ class LatentEngine:
         """Refusals of rows that are fitted again do not count."""
         self.core.n_refused = before
 
-    def _taken(self, layout: Layout, at: Numbers, visits: Numbers, new: Array, sites: Sites) -> bool:
+    def _taken(
+        self, layout: Layout, at: Numbers, visits: Numbers, new: Array, sites: Sites
+    ) -> bool:
         """Take new sites of some rows in, of all latents or of none."""
         assert layout.rows is not None
         old = np.stack([sites.precision[:, visits], sites.shift[:, visits]], axis=1)
