@@ -43,8 +43,8 @@ def load(path: str | os.PathLike[str], loss: Any = None) -> Any:
 
     Returns
     -------
-    FactorizedPosterior, FullPosterior, WidePosterior, ShrunkPosterior, LatentPosterior, GPPosterior, LatentGPPosterior or
-    LowRankGPPosterior
+    FactorizedPosterior, FullPosterior, WidePosterior, ShrunkPosterior, LatentPosterior,
+    GPPosterior, LatentGPPosterior or LowRankGPPosterior
 
     Raises
     ------

@@ -1,12 +1,12 @@
 """Sites of rows with several latent values, under a cavity that is a product over them.
 
 Each latent value h_k ~ N(m_k, v_k) of a row gets a scalar site; a row has one log scale. The tilted
-moments are one-dimensional integrals (shared/design: section 4 of the likelihoods):
+moments are one-dimensional integrals:
 
 multinomial probit, y = argmax_k (h_k + noise of variance 1): with s ~ N(m_y, 1 + v_y) and
 a_j = (s - m_j) / sqrt(1 + v_j), j != y, Z is the mean of f(s) = prod_j Phi(a_j). Two classes: closed.
 
-Gaussian noise of unknown variance, y ~ N(h, e^g): Z is the mean over g of N(y; m_h, v_h + e^g).
+Gaussian noise of unknown variance, y ~ N(h, e^g): Z is the mean over g of N(y; m_h, v_h + e^g)
 
 Both by the trapezoidal rule, which converges geometrically, on a window beyond which the integrand
 is below exp(-38) of its top. Nodes are doubled until the new ones agree with the old ones; then
@@ -78,7 +78,8 @@ cdef class LatentMoments:
         self.below = np.empty(count, dtype=np.uint8)
         self.ratios, self.gaps = np.empty((2, count, BATCH))
         self.sums, self.more = np.empty((2, count, 3))
-        self.nodes, self.height, self.a, self.found, self.logs, self.one_ratio = np.empty((6, BATCH))
+        self.nodes, self.height, self.a = np.empty((3, BATCH))
+        self.found, self.logs, self.one_ratio = np.empty((3, BATCH))
         self.d, self.d2, self.rest, self.m, self.v = np.empty((5, count))
         self.cross, self.hessian = np.empty((2, 1, 1))
         self.crossed = False
@@ -196,7 +197,7 @@ cdef class LatentMoments:
                 linear -= self.inverse[j] * self.at[j]
                 square += self.inverse[j] * self.inverse[j]
                 self.log_ratio[j] = log(self.ratio[j])
-        # the drop at a distance t is between t^2 / (2 wide) and t^2 narrow / 2, as seen from the top
+        # from the top, the drop at a distance t is between t^2 / (2 wide) and t^2 narrow / 2
         low, high = sqrt(2.0 * DROP / narrow), sqrt(2.0 * DROP * wide) + 0.2 / sqrt(curvature)
         shrink = (high / low) ** (1.0 / (LADDER - 1))
         for i in range(LADDER):
@@ -300,7 +301,8 @@ cdef class LatentMoments:
                 break
             if n > MOST_NODES:
                 return False
-        lZ[0] = log(S0 * h) - 0.5 * log(wide) - LOG_SQRT_2PI_ - 0.5 * (s - center) * ((s - center) / wide)
+        lZ[0] = log(S0 * h) - 0.5 * log(wide) - LOG_SQRT_2PI_
+        lZ[0] -= 0.5 * (s - center) * ((s - center) / wide)
         self.d[y] = 0.0
         j = 0
         for k in range(self.count):
@@ -335,8 +337,8 @@ cdef class LatentMoments:
     # ---- Gaussian noise of unknown variance ----
 
     cdef bint heteroscedastic(self, double y, double *lZ) noexcept nogil:
-        """With g = m_g + u and e = y - m_h, log f = -u^2/(2 v_g) - log(V)/2 - e^2/(2 V), V = v_h + e^g."""
-        cdef double m = self.m[1], vg = self.v[1], vh = self.v[0], e = y - self.m[0], sd = sqrt(vg)
+        """With g = m_g + u, V = v_h + e^g and e = y - m_h: f = V^-1/2 exp(-u^2/(2 v_g) - e^2/(2 V))."""
+        cdef double m = self.m[1], vg = self.v[1], vh = self.v[0], e = y - self.m[0]
         cdef double lo, hi, top, best, u, step, value, slope, curvature, left, right, sharp, h, t
         cdef double V0, E0, x, V, p, w, ratio, slope0, a0, d1
         cdef double S0 = 0.0, S1 = 0.0, S2 = 0.0, L1 = 0.0, L2 = 0.0, LL = 0.0, P = 0.0, A = 0.0
@@ -362,7 +364,7 @@ cdef class LatentMoments:
             if values[i] > top:
                 best, top = points[i], values[i]
         u = best
-        for i in range(MOST_STEPS):
+        for _step in range(MOST_STEPS):
             E0 = exp(fmin(m + u, LARGE))
             V0 = vh + E0
             p, x = E0 / V0, e / V0
@@ -553,7 +555,7 @@ cdef class LatentMoments:
         return failed
 
     cdef bint fall(self, ptrdiff_t y, double *W) noexcept nogil:
-        """W of a row whose moments were just found. With K = -H: W = K (1 - V K)^-1 >= 0."""
+        """W of a row whose moments were just found. With K = -H: W = (1 - K V)^-1 K."""
         cdef ptrdiff_t C = self.count, j, k, a, b, i
         cdef double total, pivot
         if C == 2:
@@ -582,7 +584,6 @@ cdef class LatentMoments:
                             total += self.hessian[j, k]
                     self.hessian[y, j] = self.hessian[j, y] = -total
                     self.hessian[y, y] += total
-        # S = 1 - R K R, R = sqrt(V), shares 1 - v K with tilted variances; W = R^-1 (S^-1 - 1) R^-1
         # by elimination of [1 - K V | K]
         for j in range(C):
             for k in range(C):
@@ -721,8 +722,8 @@ cdef class LatentSites:
     ):
         """Sites of the rows numbered by visits: new (latents, 3, q), of which the last is not used.
 
-        h and s (latents, q); y, tau, nu (latents, n) and scale (n,) are those of all rows. A row that
-        is refused keeps its site.
+        h and s (latents, q); y, tau, nu (latents, n) and scale (n,) are those of all rows. A row
+        that is refused keeps its site.
         """
         cdef ptrdiff_t q = visits.shape[0], i, k, row, count = self.moments.count
         cdef bint shifted = y.shape[1] > 1
@@ -758,8 +759,8 @@ cdef class LatentSites:
     ):
         """Visit the rows of A one after the other, numbered by visits. O(d^2) per row and latent.
 
-        Sigma (latents, d, d), of which the lower triangle by columns counts, and mu (latents, d) are
-        changed in place, and so are the sites. A row that would make a posterior improper keeps its
+        Sigma (latents, d, d), of which the lower triangle by columns counts, mu (latents, d) and
+        the sites are changed in place. A row that would make a posterior improper keeps its
         site.
         """
         cdef ptrdiff_t n = visits.shape[0], i, j, k, row, count = self.moments.count
@@ -787,7 +788,8 @@ cdef class LatentSites:
                     a = <double *> &A.dense[i, 0]
                 for k in range(count):
                     dsymv(
-                        b"L", &d, &unit, &Sigma[k, 0, 0], &d, a, &one, &zero, &self.columns[k, 0], &one
+                        b"L", &d, &unit, &Sigma[k, 0, 0], &d, a, &one, &zero,
+                        &self.columns[k, 0], &one
                     )
                     self.work[3, k] = ddot(&d, a, &one, &self.columns[k, 0], &one)
                     self.work[2, k] = ddot(&d, a, &one, &mu[k, 0], &one)

@@ -152,8 +152,9 @@ class LatentGPPosterior(ProcessPosterior):
     def labels(self) -> tuple[str, ...]:
         """A name for each latent value, those of the first process first."""
         loss, n = self.problem.loss, self.problem.n
-        known = isinstance(loss, LatentLoss)
-        latents = loss.labels if known else [f"latent {k}" for k in range(len(self.state.now))]
+        latents = [f"latent {k}" for k in range(len(self.state.now))]
+        if isinstance(loss, LatentLoss):
+            latents = list(loss.labels)
         return tuple(f"{latent}: f{i}" for latent in latents for i in range(n))
 
     def summary(self, level: float = 0.95) -> Any:
@@ -196,13 +197,14 @@ class LatentGPPosterior(ProcessPosterior):
         """
         learning.note_residual(self.residual)
         n = self.problem.n
-        return np.sum(
+        found = np.sum(
             [
                 [part.contracted(matrix) for part in self.parts]
                 for matrix in matrices_of(dK, (n, n))
             ],
             axis=1,
         )
+        return np.asarray(found)
 
     def log_likelihood(self, draws: ArrayLike) -> Array:
         """Log likelihood of each observation at draws (k, C, n) of :meth:`sample`, (k, n)."""
@@ -326,7 +328,8 @@ class LatentSiteProposal(NamedTuple):
     def draw(self, z: Array) -> Array:
         ends = np.cumsum([root.shape[1] for root in self.roots])[:-1]
         pieces = zip(np.split(z, ends, axis=1), self.roots, strict=True)
-        return self.mean.ravel() + np.concatenate([part @ root.T for part, root in pieces], axis=1)
+        moved = np.concatenate([part @ root.T for part, root in pieces], axis=1)
+        return np.asarray(self.mean.ravel() + moved)
 
     def log_ratio(self, z: Array, theta: Array) -> Array:
         latent = np.moveaxis(theta.reshape(-1, *self.mean.shape), 1, 2)
@@ -412,7 +415,8 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
     packed = _checks.array("packed", arrays["packed"], shape=(latents, n, n))
     diagonal = _checks.array("diagonal", arrays["diagonal"], shape=(latents, n))
     now = tuple(
-        Moments(*(part[k] for part in vectors), float(determinants[k])) for k in range(latents)
+        Moments(vectors[0][k], vectors[1][k], vectors[2][k], float(determinants[k]))
+        for k in range(latents)
     )
     for k in range(latents):
         files.kernel_of(packed[k], diagonal[k])

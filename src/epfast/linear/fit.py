@@ -210,19 +210,12 @@ def fit_linear(
     _checks.moved("fit_linear", moved, MOVED)
     resolved = losses.resolve(loss)
     if resolved.latents > 1:
-        return fit_latents(
-            X,
-            y,
-            resolved,
-            (scheme, posterior, batch_size, schedule, beta),
-            (prior_variance, prior_precision, prior_mean),
-            _intercept(intercept),
-            offset,
-            {"weights": weights, "prior": prior, "record": record},
-            start,
-            callback,
-            progress,
-        )
+        choices = scheme, posterior, batch_size, schedule, beta
+        normal = prior_variance, prior_precision, prior_mean
+        given = {"weights": weights, "prior": prior, "record": record}
+        wide = _intercept(intercept)
+        rest = start, callback, progress
+        return fit_latents(X, y, resolved, choices, normal, wide, offset, given, *rest)
     stream, names = is_stream(X, y), column_names(X)
     if stream and not isinstance(X, Iterator) and getattr(schedule, "stores", "") != "none":
         raise ValueError(

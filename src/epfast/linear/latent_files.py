@@ -39,7 +39,9 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
     if sites is None:
         raise ValueError("no sites")
     prior_shift = _checks.array("prior_shift", arrays["prior_shift"], shape=(d,))
-    base = prior_of(prior, np.linalg.solve(prior, prior_shift), True)._replace(shift=prior_shift)
+    base = prior_of(
+        prior, np.asarray(np.linalg.solve(prior, prior_shift), np.float64), True
+    )._replace(shift=prior_shift)
     scale = _checks.number("log_scale", header["log_scale"])
     size = 1.0 + 1e3 * abs(latents * base.log_scale) + np.abs(sites.log_scale).sum()
     agree("log_scale", scale, latents * base.log_scale + sites.log_scale.sum(), size)

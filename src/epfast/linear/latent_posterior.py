@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,14 +18,12 @@ from epfast.inference.certificates import Case
 from epfast.inference.files import contents, write
 from epfast.inference.learning import cavities
 from epfast.linear.engines.latents import LatentState, evidence_of, moments
+from epfast.linear.latent_checking import LatentProposal, losses_of
 from epfast.linear.ones import with_ones
 from epfast.linear.prediction import LinearPredictions, finite
 from epfast.linear.problem import LinearProblem, inverse_root, log_determinant
 from epfast.linear.sources import check_columns
 from epfast.losses import LatentLoss
-
-#: latent values that a certificate looks at, at a time
-AT_ONCE = 1 << 18
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +82,7 @@ class LatentPosterior(LinearPredictions):
 
     @property
     def variance(self) -> Array:
-        return np.einsum("kii->ki", self.covariance).copy()
+        return np.asarray(np.einsum("kii->ki", self.covariance)).copy()
 
     @cached_property
     def _roots(self) -> Array:
@@ -124,8 +122,9 @@ class LatentPosterior(LinearPredictions):
             found = [f"x{i}" for i in range(self.problem.n_columns)]
             columns = tuple([*found, "intercept"] if self.problem.intercept else found)
         loss = self.problem.loss
-        known = isinstance(loss, LatentLoss)
-        latents = loss.labels if known else [f"latent {k}" for k in range(self.n_latents)]
+        latents = [f"latent {k}" for k in range(self.n_latents)]
+        if isinstance(loss, LatentLoss):
+            latents = list(loss.labels)
         return tuple(f"{latent}: {column}" for latent in latents for column in columns)
 
     def summary(self, level: float = 0.95) -> Any:
@@ -180,7 +179,7 @@ class LatentPosterior(LinearPredictions):
         return self.with_rows(X, y)
 
     def _marginals(self, rows: Any) -> tuple[Array, Array]:
-        """Mean and variance of the latents of rows, (n, C) each. O(C n d^2)"""
+        """Mean and variance of the latents of rows, (n, C) each. O(C n d^2)."""
         n = rows.shape[0]
         mean, variance = np.empty((2, n, self.n_latents))
         roots = self._roots
@@ -205,6 +204,7 @@ class LatentPosterior(LinearPredictions):
         whole = self._with_rows()
         loss, sites, y = whole.problem.loss, self.state.sites, whole.problem.data.y
         assert isinstance(loss, LatentLoss)
+        assert y is not None
         h, s = whole._marginals(whole.problem.data.X)
         core, n = LatentSites(loss.latent_moments(), 0.0), len(sites.log_scale)
         h, s, tau, nu = (np.ascontiguousarray(x.T) for x in (h, s, *sites[:2]))
@@ -241,7 +241,7 @@ class LatentPosterior(LinearPredictions):
         roots = self._roots
         volume = float(np.log(np.abs(np.einsum("kii->ki", roots))).sum())
         volume += 0.5 * self.n_latents * log_determinant(self.prior_precision)
-        drawn = LatentProposal(self.problem, self.mean, roots, volume)
+        drawn = LatentProposal(self.problem, self.state.sites, self.mean, roots, volume)
         return Case(drawn, *drawn.moments(), self.log_evidence, self.evidence_bound)
 
     # -- prediction --
@@ -305,7 +305,7 @@ class LatentPosterior(LinearPredictions):
         size = _checks.integer("size", size, least=0)
         draws = _checks.generator("rng", rng)
         noise = draws.standard_normal((size, *self.shift.shape))
-        return self.mean + np.einsum("kij,skj->ski", self._roots, noise)
+        return np.asarray(self.mean + np.einsum("kij,skj->ski", self._roots, noise))
 
     def _latent_draws(self, X: ArrayLike, draws: Array) -> Array:
         """(k, n, C) for draws of the weights (k, C, d)."""
@@ -358,60 +358,3 @@ class LatentPosterior(LinearPredictions):
             "names": None if problem.names is None else list(problem.names),
         }
         write(path, arrays, header)
-
-
-def losses_of(problem: LinearProblem, theta: Array) -> Array:
-    """Minus the log likelihood of each row at weights (k, C, d), (k, n)."""
-    size, latents, d = theta.shape
-    X, y, loss = problem.data.X, problem.data.y, problem.loss
-    assert y is not None
-    result, flat = np.empty((size, len(y))), theta.reshape(-1, d).T
-    step = max(1, AT_ONCE // (size * latents))
-    for first in range(0, len(y), step):
-        part = slice(first, first + step)
-        rows = X[part] if problem.sparse else np.asarray(X[part], dtype=np.float64)
-        latent = np.asarray(rows @ flat).reshape(-1, size, latents)
-        result[:, part] = loss.values(np.moveaxis(latent, 0, 1), y[part])
-    return result
-
-
-class LatentProposal(NamedTuple):
-    """The posterior over the weights of all latents, beside prior times likelihood."""
-
-    problem: LinearProblem
-    #: (C, d)
-    mean: Array
-    #: (C, d, d), root root' are the covariances
-    roots: Array
-    #: log of the normaliser of the prior over that of the Gaussian
-    log_volume: float
-
-    is_best: bool = False
-
-    @property
-    def size(self) -> int:
-        return self.mean.size
-
-    @property
-    def width(self) -> int:
-        return self.mean.size
-
-    def draw(self, z: Array) -> Array:
-        one = z.reshape(-1, *self.mean.shape)
-        return (self.mean + np.einsum("kij,skj->ski", self.roots, one)).reshape(len(z), -1)
-
-    def log_ratio(self, z: Array, theta: Array) -> Array:
-        weights = theta.reshape(-1, *self.mean.shape)
-        away = weights - self.problem.prior_mean
-        cost = 0.5 * np.einsum("ski,ski->s", away @ self.problem.prior.precision, away)
-        cost += losses_of(self.problem, weights).sum(axis=1)
-        return np.asarray(self.log_volume + 0.5 * np.einsum("ij,ij->i", z, z) - cost)
-
-    def reported(self, theta: Array) -> Array:
-        return theta
-
-    def moments(self) -> tuple[Array, Array]:
-        return self.mean.ravel(), np.sqrt(np.einsum("kij,kij->ki", self.roots, self.roots)).ravel()
-
-    def better(self) -> None:
-        """There is none at hand."""

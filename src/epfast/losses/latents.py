@@ -169,12 +169,12 @@ class Multiclass(LatentLoss):
 
     def predict(self, mean: Array, variance: Array) -> Array:
         """The most probable class, (n,)."""
-        return self.predict_proba(mean, variance).argmax(axis=1).astype(np.float64)
+        return np.asarray(self.predict_proba(mean, variance).argmax(axis=1), dtype=np.float64)
 
     def predict_variance(self, mean: Array, variance: Array) -> Array:
         """Variance of the class as 0 or 1 for each class, (n, n_classes): p (1 - p)."""
         p = self.predict_proba(mean, variance)
-        return p * (1.0 - p)
+        return np.asarray(p * (1.0 - p))
 
     def predict_quantile(self, level: float, mean: Array, variance: Array) -> NoReturn:
         raise ValueError(f"loss is {self!r}, whose classes have no order; allowed: predict_proba")
@@ -182,7 +182,7 @@ class Multiclass(LatentLoss):
     def sample(self, latent: Array, rng: np.random.Generator) -> Array:
         """Draw classes (...) given latent values (..., n_classes)."""
         noisy = latent + rng.standard_normal(latent.shape)
-        return noisy.argmax(axis=-1).astype(np.float64)
+        return np.asarray(noisy.argmax(axis=-1), dtype=np.float64)
 
     def describe(self) -> dict[str, Any]:
         return {"n_classes": int(self.n_classes)}

@@ -1,7 +1,7 @@
 """Processes with several latent values per observation: a product over them of processes.
 
-In automatic order a log-concave likelihood takes a step on all means, see
-``linear/engines/latent_means.py``, and then all sites at once; else one observation after the other.
+In automatic order a log-concave likelihood takes a step on all means, as in
+``linear/engines/latent_means.py``, then all sites at once; else one observation after the other.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class LatentProcessEngine:
         return state._replace(now=now)
 
     def _moments(self, sites: Sites, covariance: bool = True) -> tuple[Moments, ...] | None:
-        """O(C n^3)"""
+        """O(C n^3)."""
         found = []
         for k, kernel in enumerate(self.kernels):
             part = moments_of(kernel, one_of(sites, k), covariance, marginals=covariance)
@@ -221,7 +221,7 @@ class LatentProcessEngine:
     # -- one after the other --
 
     def _by_one(self, state: LatentGPState, center: Array, sites: Sites) -> Sites:
-        """O(C n^3)"""
+        """O(C n^3)."""
         n = self.n_sites
         covariance = np.stack([symmetric_from_upper(kernel.array) for kernel in self.kernels])
         mean, scale = center.copy(), sites.log_scale.copy()

@@ -24,7 +24,7 @@ FURTHER = 2.0
 
 
 def marginals(X: Any, mean: Array, covariance: Array) -> tuple[Array, Array]:
-    """Mean and variance of the latents of all rows, (n, C) each. O(C n d^2)"""
+    """Mean and variance of the latents of all rows, (n, C) each. O(C n d^2)."""
     n, latents = X.shape[0], len(mean)
     h, s = np.empty((2, n, latents))
     for part in row_chunks(X, unpacked=True):

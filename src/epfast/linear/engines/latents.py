@@ -37,7 +37,7 @@ from epfast.linear.problem import (
     moments_of,
     not_proper,
 )
-from epfast.losses import Probit
+from epfast.losses import LatentLoss, Probit
 from epfast.schedules import Schedule
 
 #: from flat sites the first chunk is of so many rows, and each of the next is twice as large
@@ -98,21 +98,21 @@ def sites_of(sites: Sites, k: int) -> Sites:
 
 
 def moments(state: Any) -> tuple[Array, Array]:
-    """Covariances (C, d, d), symmetric, and means (C, d). O(C d^3)"""
+    """Covariances (C, d, d), symmetric, and means (C, d). O(C d^3)."""
     found = [moments_of(of_latent(state, k)) for k in range(len(state.shift))]
     covariance, mean = (np.stack(part) for part in zip(*found, strict=True))
     return covariance, mean
 
 
 def evidence_of(state: Any, prior: State) -> float:
-    """log of the integral of the prior times the product of the sites. O(C d^3)"""
+    """log of the integral of the prior times the product of the sites. O(C d^3)."""
     first = log_determinant(prior.precision)
     parts = [log_evidence(of_latent(state, k), first) for k in range(len(state.shift))]
     return float(state.log_scale + sum(parts))
 
 
 def from_latent_sites(problem: LinearProblem, sites: Sites, sweeps: int) -> LatentState | None:
-    """The prior times the sites; None if that is no proper Gaussian. O(C n d^2)"""
+    """The prior times the sites; None if that is no proper Gaussian. O(C n d^2)."""
     found = []
     for k in range(sites.shift.shape[1]):
         one = from_sites(problem, sites_of(sites, k), sweeps)
@@ -125,6 +125,7 @@ def from_latent_sites(problem: LinearProblem, sites: Sites, sweeps: int) -> Late
 
 
 def flat_sites(n: int, latents: int) -> Sites:
+    """Flat sites of n rows."""
     return Sites(np.zeros((n, latents)), np.zeros((n, latents)), np.zeros(n))
 
 
@@ -134,6 +135,7 @@ class LatentEngine:
     def __init__(self, problem: LinearProblem) -> None:
         self.problem, self.schedule, loss = problem, problem.schedule, problem.loss
         self.remedy, self.evidence_bound = problem.remedy, problem.evidence_bound
+        assert isinstance(loss, LatentLoss)
         (self.n_sites, d), self.latents = problem.shape, loss.latents
         self.order_of_matrices = d
         self.moments = loss.latent_moments()
@@ -196,7 +198,7 @@ class LatentEngine:
         return new, Counts(refused, drift=drift)
 
     def _stepped(self, state: Swept) -> Swept:
-        """The state after a step on all means. O(C n d^2)"""
+        """The state after a step on all means. O(C n d^2)."""
         if self.means is None:
             return state
         shifts = self.means.shifts(state.sites, state.mean, state.covariance)
@@ -215,7 +217,7 @@ class LatentEngine:
         return Summary(state.mean.ravel(), variance, evidence_of(state, self.problem.prior))
 
     def settle(self, state: Swept, hurry: bool = False) -> LatentState:
-        plain = LatentState(*state[: len(LatentState._fields)])
+        plain = LatentState(*state[:5])
         if hurry or state.since == 0:
             return plain
         return from_latent_sites(self.problem, state.sites, state.sweeps) or plain
@@ -237,7 +239,7 @@ class LatentEngine:
         return self._of(state, sites, covariance, mean), 0
 
     def _of(self, state: Swept, sites: Sites, covariance: Array, mean: Array) -> Swept:
-        """The state with these sites by latent, and their moments. O(C d^3)"""
+        """The state with these sites by latent, and their moments. O(C d^3)."""
         stored = Sites(
             np.ascontiguousarray(sites.precision.T),
             np.ascontiguousarray(sites.shift.T),
