@@ -4,9 +4,9 @@ Each latent value h_k ~ N(m_k, v_k) of a row gets a scalar site; a row has one l
 moments are one-dimensional integrals:
 
 multinomial probit, y = argmax_k (h_k + noise of variance 1): with s ~ N(m_y, 1 + v_y) and
-a_j = (s - m_j) / sqrt(1 + v_j), j != y, Z is the mean of f(s) = prod_j Phi(a_j). Two classes: closed.
+a_j = (s - m_j) / sqrt(1 + v_j), j != y, Z is the mean of f(s) = prod_j Phi(a_j); closed for two.
 
-Gaussian noise of unknown variance, y ~ N(h, e^g): Z is the mean over g of N(y; m_h, v_h + e^g)
+Gaussian noise of unknown variance, y ~ N(h, e^g): Z is the mean over g of N(y; m_h, v_h + e^g).
 
 Both by the trapezoidal rule, which converges geometrically, on a window beyond which the integrand
 is below exp(-38) of its top. Nodes are doubled until the new ones agree with the old ones; then
@@ -337,7 +337,7 @@ cdef class LatentMoments:
     # ---- Gaussian noise of unknown variance ----
 
     cdef bint heteroscedastic(self, double y, double *lZ) noexcept nogil:
-        """With g = m_g + u, V = v_h + e^g and e = y - m_h: f = V^-1/2 exp(-u^2/(2 v_g) - e^2/(2 V))."""
+        """With g = m_g + u, V = v_h + e^g, e = y - m_h: f = V^-1/2 exp(-u^2/(2 v_g) - e^2/(2 V))."""
         cdef double m = self.m[1], vg = self.v[1], vh = self.v[0], e = y - self.m[0]
         cdef double lo, hi, top, best, u, step, value, slope, curvature, left, right, sharp, h, t
         cdef double V0, E0, x, V, p, w, ratio, slope0, a0, d1

@@ -48,6 +48,8 @@ REFRESH = 5
 STALLED = 3
 #: largest number of curvatures, (C, C) for each row, for steps on the means
 MOST_CURVATURES = 1 << 25
+#: columns up to which few rows of a log-concave likelihood go one after the other
+BY_ROWS_UP_TO = 32
 #: rows that are gathered at a time in sequential order hold so many numbers
 GATHERED = 1 << 20
 
@@ -146,7 +148,8 @@ class LatentEngine:
         if order == "auto":
             own = type(self.schedule).visits is not Schedule.visits
             alone = own or self.schedule.tol == 0.0 or self.schedule.damping != 1.0
-            order = "sequential" if alone or not is_for_chunks(problem) else "chunked"
+            many = is_for_chunks(problem) or (loss.log_concave and d > BY_ROWS_UP_TO)
+            order = "chunked" if many and not alone else "sequential"
         self.order = order
         #: between sweeps, in automatic order
         self.means: MeansStep | None = None
