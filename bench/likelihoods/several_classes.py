@@ -2,8 +2,9 @@
 
     EPFAST_DATA=folder python -m bench several_classes [--quick] [--only 1 2]     # about 10 min
 
-Both are EP with probit noise. Multinomial: losses.Multiclass, a product over the classes. One
-against the rest: a probit per class, whose probabilities are normalised. Random halves to fit and
+All are EP with probit noise. Multinomial: losses.Multiclass, a product over the classes; of linear
+models of up to 3,000 weights also one Gaussian over all, correlated=True. One against the rest: a
+probit per class, whose probabilities are normalised. Random halves to fit and
 to test, the same for both; each takes the prior variance (the height of the kernel) with its own
 largest log evidence. Per data set: log loss, expected calibration error in ten bins and share of
 errors on the test half, mean over the splits and its standard error; of the differences too
@@ -33,6 +34,9 @@ from epfast import losses
 #: prior variances, and heights of a kernel, that the evidence chooses from
 VARIANCES, HEIGHTS = (0.03, 0.3, 3.0), (1.0, 10.0, 100.0)
 BINS = 10
+MULTINOMIAL, REST, CORRELATED = "multinomial", "one against the rest", "correlated"
+#: most weights of all classes together
+MOST = 3000
 Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -63,15 +67,16 @@ def halves(X: np.ndarray, y: np.ndarray, seed: int) -> Split:
     return X[first], y[first], X[~first], y[~first]
 
 
-def linear(split: Split, multinomial: bool) -> np.ndarray:
+def linear(split: Split, kind: str) -> np.ndarray:
     """Probabilities of the test rows by the fit with the largest evidence."""
     X, y, new, _ = split
     count = int(y.max()) + 1
     best, result = -np.inf, np.empty(0)
     for variance in VARIANCES:
         given: dict[str, Any] = {"prior_variance": variance, "intercept": True}
-        if multinomial:
-            posts = [epfast.fit_linear(X, y, loss=losses.Multiclass(count), **given)]
+        if kind != REST:
+            loss = losses.Multiclass(count, correlated=kind == CORRELATED)
+            posts = [epfast.fit_linear(X, y, loss=loss, **given)]
             p = posts[0].predict_proba(new)
         else:
             posts = [
@@ -85,7 +90,7 @@ def linear(split: Split, multinomial: bool) -> np.ndarray:
     return result
 
 
-def process(split: Split, multinomial: bool) -> np.ndarray:
+def process(split: Split, kind: str) -> np.ndarray:
     """As :func:`linear`, with an RBF kernel."""
     X, y, new, _ = split
     count = int(y.max()) + 1
@@ -95,7 +100,7 @@ def process(split: Split, multinomial: bool) -> np.ndarray:
     for height in HEIGHTS:
         K, rows = (height * np.exp(-0.5 * part / length) for part in (own, theirs))
         prior = np.full(len(new), height)
-        if multinomial:
+        if kind != REST:
             posts = [epfast.fit_gp(K, y, loss=losses.Multiclass(count))]
             p = posts[0].predict_proba(rows, prior)
         else:
@@ -123,38 +128,45 @@ def scores(p: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def compare(
-    options: argparse.Namespace, method: Callable[[Split, bool], np.ndarray], most: bool
+    options: argparse.Namespace, method: Callable[[Split, str], np.ndarray], of_processes: bool
 ) -> tuple[list[dict[str, Any]], list[Claim]]:
     rows, claims = [], []
-    part = "2" if most else "1"
+    part = "2" if of_processes else "1"
     for name, X, y, splits, few in sets(options):
-        found, seconds = np.empty((2, splits, 3)), np.empty((2, splits))
+        kinds = [MULTINOMIAL, REST]
+        if not of_processes and (X.shape[1] + 1) * (int(y.max()) + 1) <= MOST:
+            kinds.append(CORRELATED)
+        found, seconds = np.empty((len(kinds), splits, 3)), np.empty((len(kinds), splits))
         for seed in range(splits):
             split = halves(X, y, seed)
-            if most and len(split[1]) > few:
+            if of_processes and len(split[1]) > few:
                 keep = np.random.default_rng(seed).permutation(len(split[1]))[:few]
                 split = (split[0][keep], split[1][keep], *split[2:])
-            for k, multinomial in enumerate((True, False)):
+            for k, kind in enumerate(kinds):
                 p, seconds[k, seed] = harness.timed(
-                    lambda split=split, kind=multinomial: method(split, kind)
+                    lambda split=split, kind=kind: method(split, kind)
                 )
                 found[k, seed] = scores(p, split[3])
-        away = found[0] - found[1]
-        for k, label in enumerate(("multinomial", "one against the rest", "difference")):
-            values = away if k == 2 else found[k]
-            error = values.std(axis=0, ddof=1) / np.sqrt(splits)
-            row: dict[str, Any] = {"data": name, "by": label, "splits": splits}
-            for i, what in enumerate(("log loss", "calibration", "errors")):
-                row |= {what: float(values[:, i].mean()), f"± {what}": float(error[i])}
-            row["s"] = (
-                float(seconds[k].mean()) if k < 2 else float(np.diff(-seconds, axis=0).mean())
-            )
-            rows.append(row)
-        error = away[:, 0].std(ddof=1) / np.sqrt(splits)
-        said = f"{away[:, 0].mean():+.4f} ± {error:.4f} nats"
-        claims.append((part, f"{name}: a lower log loss", bool(away[:, 0].mean() < 0.0), said))
+        for k, kind in enumerate(kinds):
+            rows.append(_row(name, kind, found[k]) | {"s": float(seconds[k].mean())})
+        for k, kind in enumerate(kinds):
+            if kind != REST:
+                away = found[k] - found[1]
+                rows.append(_row(name, f"{kind} less rest", away))
+                error = away[:, 0].std(ddof=1) / np.sqrt(splits)
+                said = f"{away[:, 0].mean():+.4f} ± {error:.4f} nats"
+                better = bool(away[:, 0].mean() < 0.0)
+                claims.append((part, f"{name}: a lower log loss, {kind}", better, said))
     harness.table(list(rows[0]), [list(row.values()) for row in rows], "Held out")
     return rows, claims
+
+
+def _row(name: str, kind: str, values: np.ndarray) -> dict[str, Any]:
+    row: dict[str, Any] = {"data": name, "by": kind, "splits": len(values)}
+    error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
+    for i, what in enumerate(("log loss", "calibration", "errors")):
+        row |= {what: float(values[:, i].mean()), f"± {what}": float(error[i])}
+    return row | {"s": None}
 
 
 def of_lines(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[Claim]]:

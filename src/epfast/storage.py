@@ -21,6 +21,7 @@ RESTORE = {
     "factorized": linear_files.restore,
     "full": linear_files.restore,
     "wide": linear_files.restore_wide,
+    "joint_latents": latent_files.restore,
     "latents": latent_files.restore,
     "shrunk": shrunk_restoring.restore,
     "latent_processes": gp_latents.restore,

@@ -188,6 +188,8 @@ def fit_gp(
             raise TypeError(
                 f"start is {_checks.describe(start)}; allowed: a LatentGPPosterior or None"
             )
+        if found_loss.correlated:
+            raise ValueError(f"loss is {found_loss!r}; allowed for processes: correlated=False")
         choices = choose(found_loss, scheme, schedule)
         shift = 0.0 if jitter is None else _checks.number("jitter", jitter, least=0.0)
         kernels, common = kernels_at_door(K, overwrite_K, shift, found_loss.latents)

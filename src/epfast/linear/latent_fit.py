@@ -12,7 +12,9 @@ from epfast.inference import Fit, Interrupted, reached, run, warn_of
 from epfast.linear import notes
 from epfast.linear.choices import choose
 from epfast.linear.engines import engine_of
+from epfast.linear.engines.joint_latents import JointEngine, JointState
 from epfast.linear.engines.latents import LatentState, flat_sites
+from epfast.linear.joint_posterior import JointPosterior
 from epfast.linear.latent_posterior import LatentPosterior
 from epfast.linear.ones import with_ones
 from epfast.linear.priors import prior_at_door
@@ -69,9 +71,10 @@ def fit_latents(
     chosen = choose(loss, scheme, covariance, batch_size, schedule, beta, asked)
     _checks.callback(callback)
     _checks.progress(progress)
-    if start is not None and not isinstance(start, LatentPosterior):
+    kind = kind_of(loss)
+    if start is not None and type(start) is not kind:
         raise TypeError(
-            f"start is {_checks.describe(start)}; allowed with {loss!r}: a LatentPosterior or None"
+            f"start is {_checks.describe(start)}; allowed with {loss!r}: a {kind.__name__} or None"
         )
     if y is None:
         raise ValueError("y is None; allowed: a response per row of X, (n,)")
@@ -98,6 +101,11 @@ def fit_latents(
     return fit_problem_of_latents(problem, start, callback, progress)
 
 
+def kind_of(loss: Loss) -> type[LatentPosterior]:
+    """What a fit with this loss returns."""
+    return JointPosterior if loss.correlated else LatentPosterior
+
+
 def fit_problem_of_latents(
     problem: LinearProblem,
     start: Any = None,
@@ -109,7 +117,7 @@ def fit_problem_of_latents(
     """Run a problem whose parts are legal and checked."""
 
     def result(fit: Fit) -> LatentPosterior:
-        return LatentPosterior(fit.state, problem, fit.converged, fit.history)
+        return kind_of(problem.loss)(fit.state, problem, fit.converged, fit.history)
 
     fit = None
     try:
@@ -128,6 +136,10 @@ def fit_problem_of_latents(
         fit = reached(pressed) or fit
         if fit is None:
             n, latents = problem.shape[0], problem.loss.latents
+            if problem.loss.correlated:
+                flat = JointEngine(problem).init(None)
+                state = JointState(*flat[:5])
+                raise Interrupted(start or result(Fit(state, False, []))) from None
             precision = np.stack([problem.prior.precision] * latents)
             shift = np.stack([problem.prior.shift] * latents)
             scale = latents * problem.prior.log_scale

@@ -229,8 +229,7 @@ class LatentPosterior(LinearPredictions):
 
     def log_likelihood(self, draws: ArrayLike) -> Array:
         """Log likelihood of each row at draws (k, C, d) of :meth:`sample`, (k, n)."""
-        _, latents, d = self.precision.shape
-        theta = _checks.array("draws", draws, shape=(None, latents, d))
+        theta = _checks.array("draws", draws, shape=(None, *self.mean.shape))
         return -losses_of(self.problem, theta)
 
     def _case(self) -> Case:
@@ -304,7 +303,7 @@ class LatentPosterior(LinearPredictions):
         """
         size = _checks.integer("size", size, least=0)
         draws = _checks.generator("rng", rng)
-        noise = draws.standard_normal((size, *self.shift.shape))
+        noise = draws.standard_normal((size, *self.mean.shape))
         return np.asarray(self.mean + np.einsum("kij,skj->ski", self._roots, noise))
 
     def _latent_draws(self, X: ArrayLike, draws: Array) -> Array:

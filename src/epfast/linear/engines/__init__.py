@@ -14,6 +14,7 @@ import numpy as np
 from epfast.inference import Engine, Sites
 from epfast.inference.combinations import Combination, Table
 from epfast.linear.engines.base import adf_start, flat
+from epfast.linear.engines.joint_latents import JointEngine
 from epfast.linear.engines.laplace import LaplaceEngine
 from epfast.linear.engines.latents import LatentEngine
 from epfast.linear.engines.means import of_dense
@@ -33,6 +34,11 @@ SHUFFLED, PARALLEL, CHUNKED = (f"order={name!r}" for name in ("shuffled", "paral
 
 def _row(engine: Callable[[Any], Any], *takes: str, by_expansion: bool = False) -> Combination:
     return Combination(engine, frozenset(takes), by_expansion)
+
+
+def of_latents(problem: LinearProblem) -> LatentEngine | JointEngine:
+    """The engine of several latents per row: a product over them, or one Gaussian."""
+    return JointEngine(problem) if problem.loss.correlated else LatentEngine(problem)
 
 
 ENGINES: Table = {
@@ -71,7 +77,7 @@ ENGINES: Table = {
         by_expansion=True,
     ),
     ("full", "latents", "factor"): _row(
-        LatentEngine, "sparse X", "damping", "block", SHUFFLED, CHUNKED, PARALLEL
+        of_latents, "sparse X", "damping", "block", SHUFFLED, CHUNKED, PARALLEL
     ),
     **{
         ("factorized", factor, stored): _row(
