@@ -31,6 +31,7 @@ SCRIPTS = {
     "speed.factorized": "factorized_sweeps",
     "likelihoods.single_latent": "single_latent",
     "likelihoods.regressors": "regressors",
+    "likelihoods.several_classes": "several_classes",
     "users.defaults": "defaults",
     "users.one_pass": "one_pass",
 }

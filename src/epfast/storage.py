@@ -9,18 +9,22 @@ from typing import Any
 import numpy as np
 
 from epfast import _checks, losses
+from epfast.gp import latents as gp_latents
 from epfast.gp import low_rank as gp_low_rank
 from epfast.gp import posterior as gp_posterior
 from epfast.inference import files
 from epfast.linear import files as linear_files
-from epfast.linear import shrunk_restoring
+from epfast.linear import latent_files, shrunk_restoring
 
 #: reader of each kind of posterior
 RESTORE = {
     "factorized": linear_files.restore,
     "full": linear_files.restore,
     "wide": linear_files.restore_wide,
+    "joint_latents": latent_files.restore,
+    "latents": latent_files.restore,
     "shrunk": shrunk_restoring.restore,
+    "latent_processes": gp_latents.restore,
     "process": gp_posterior.restore,
     "low_rank_process": gp_low_rank.restore,
 }
@@ -40,8 +44,8 @@ def load(path: str | os.PathLike[str], loss: Any = None) -> Any:
 
     Returns
     -------
-    FactorizedPosterior, FullPosterior, WidePosterior, ShrunkPosterior, GPPosterior or
-    LowRankGPPosterior
+    FactorizedPosterior, FullPosterior, WidePosterior, ShrunkPosterior, LatentPosterior,
+    GPPosterior, LatentGPPosterior or LowRankGPPosterior
 
     Raises
     ------

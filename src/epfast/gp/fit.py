@@ -14,6 +14,12 @@ from epfast._arrays import Held
 from epfast.gp.certificate import broken
 from epfast.gp.engines import ENGINES, DescentEngine, ProcessEngine
 from epfast.gp.factor import KernelColumns, LowRankFactor
+from epfast.gp.latents import (
+    LatentGPPosterior,
+    LatentGPProblem,
+    fit_latent_process,
+    kernels_at_door,
+)
 from epfast.gp.low_rank import LowRankGPPosterior, fit_low_rank
 from epfast.gp.posterior import GPPosterior
 from epfast.gp.problem import GPProblem, check_positive, kernel_in_memory
@@ -58,13 +64,13 @@ def fit_gp(
     rank: int | None = None,
     rank_tol: float | None = None,
     batch_size: int | None = None,
-    start: GPPosterior | LowRankGPPosterior | None = None,
+    start: GPPosterior | LowRankGPPosterior | LatentGPPosterior | None = None,
     overwrite_K: bool = False,
     callback: Callback | None = None,
     progress: bool | Tick = False,
     n_jobs: int | None = None,
     **moved: Any,
-) -> GPPosterior | LowRankGPPosterior:
+) -> GPPosterior | LowRankGPPosterior | LatentGPPosterior:
     """Fit a Gaussian process by expectation propagation.
 
     The posterior over latent values f is p(f) ∝ N(f; 0, K) Π_i t_i(f_i), t_i(f) =
@@ -75,6 +81,7 @@ def fit_gp(
     Parameters
     ----------
     K : array_like of shape (n, n), KernelColumns or LowRankFactor
+        (With a loss of C latents, as :class:`epfast.losses.Multiclass`, also a list of C matrices.)
         Kernel matrix, symmetric and positive semi-definite to rounding. A KernelColumns, with
         ``rank``, is never formed. A LowRankFactor stands for G G'; ``rank`` makes one of K.
     y : array_like of shape (n,) or (n, k)
@@ -176,8 +183,27 @@ def fit_gp(
     if schedule is None:
         exact = scheme is None or scheme == "exact"
         few = all(k <= DESCENT_UP_TO for k in getattr(K, "shape", ()))
-        descends = few and exact and weights is None and not low_rank
+        descends = few and exact and weights is None and not low_rank and found_loss.latents == 1
         schedule = DoubleLoop() if descends and found_loss.log_concave is False else EP()
+    if found_loss.latents > 1:
+        if low_rank or weights is not None or isinstance(K, KernelColumns):
+            name = "weights" if weights is not None else "K" if rank is None else "rank"
+            raise ValueError(
+                f"{name} is given; allowed with {found_loss!r}, which has {found_loss.latents} "
+                "latents: a kernel matrix, or one for each of them, and no weights"
+            )
+        if start is not None and not isinstance(start, LatentGPPosterior):
+            raise TypeError(
+                f"start is {_checks.describe(start)}; allowed: a LatentGPPosterior or None"
+            )
+        if found_loss.correlated:
+            raise ValueError(f"loss is {found_loss!r}; allowed for processes: correlated=False")
+        choices = choose(found_loss, scheme, schedule)
+        shift = 0.0 if jitter is None else _checks.number("jitter", jitter, least=0.0)
+        kernels, common = kernels_at_door(K, overwrite_K, shift, found_loss.latents)
+        observed = found_loss.observed(y, kernels[0].n, offset)
+        of_latents = LatentGPProblem(kernels, observed, *choices, common)
+        return fit_latent_process(of_latents, start, callback, progress)
     if low_rank:
         return fit_low_rank(
             K,
@@ -238,7 +264,8 @@ def choose(loss: Any, scheme: str | Scheme | None, schedule: Any) -> Choices:
     _checks.schedule(schedule, Schedule, "epfast.EP or epfast.DoubleLoop")
     found_loss = losses.resolve(loss)
     found = schemes.resolve("exact" if scheme is None else scheme)
-    legal(ENGINES, "process", "row", schedule, found, found_loss, {})
+    factor = "row" if found_loss.latents == 1 else "latents"
+    legal(ENGINES, "process", factor, schedule, found, found_loss, {})
     if isinstance(schedule, DoubleLoop):
         legal(ENGINES, "process", "row", schedule.start, found, found_loss, {})
     numbers = {"power": 1.0, "damping": schedule.usual_damping("row")}

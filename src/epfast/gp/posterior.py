@@ -215,9 +215,10 @@ class GPPosterior(ProcessPosterior):
             raise ValueError(NOT_STATIONARY)
         learning.note_residual(self.residual)
         n = len(self.y)
-        return np.array([self._contract(matrix) for matrix in matrices_of(dK, (n, n))])
+        return np.array([self.contracted(matrix) for matrix in matrices_of(dK, (n, n))])
 
-    def _contract(self, matrix: Any) -> float:
+    def contracted(self, matrix: Any) -> float:
+        """alpha' dK alpha / 2 - tr(R dK) / 2."""
         n = len(self.y)
         given = _checks.array("dK", matrix, shape=(n, n))
         total = 0.0

@@ -47,7 +47,9 @@ def words(key: Key) -> str:
     covariance, factor, stores = key
     if covariance == "process":
         return f"a process, {SCHEDULES[stores]}"
-    size = "batch_size=None" if factor == "row" else "a batch_size"
+    size = {"row": "batch_size=None", "latents": "several latents per row"}.get(
+        factor, "a batch_size"
+    )
     return f"posterior={covariance!r}, {size}, {SCHEDULES[stores]}"
 
 

@@ -68,13 +68,25 @@ def choose(
         batch_size = _checks.integer("batch_size", batch_size, least=1)
         factor = "minibatch"
     found_loss = losses.resolve(loss).tempered(beta)
+    if found_loss.latents > 1:
+        for name, value, allowed in (
+            ("posterior", posterior, "full"),
+            ("batch_size", batch_size, None),
+        ):
+            if value != allowed:
+                raise ValueError(
+                    f"{name} is {value!r}; allowed with {found_loss!r}, which has "
+                    f"{found_loss.latents} latents per row: {allowed!r}"
+                )
+        factor = "latents"
     if scheme is None:
-        scheme = default_scheme(found_loss, factor, full)
+        scheme = default_scheme(found_loss, "row" if factor == "latents" else factor, full)
     found = schemes.resolve(scheme)
     legal(ENGINES, posterior, factor, schedule, found, found_loss, given or {})
     if isinstance(schedule, DEP) and schedule.inner is not None:
         legal(ENGINES, posterior, factor, schedule.inner, found, found_loss, {})
-    numbers: dict[str, Any] = {"power": 1.0, "damping": schedule.usual_damping(factor)}
+    damped = "row" if factor == "latents" else factor
+    numbers: dict[str, Any] = {"power": 1.0, "damping": schedule.usual_damping(damped)}
     if not full:
         # scalar sites are never clipped: a negative precision is right where t is not log-concave
         clips = factor == "minibatch" or not found.one_dimension

@@ -27,6 +27,8 @@ from epfast.linear import notes
 from epfast.linear.choices import Choices, choose
 from epfast.linear.engines import at_start, engine_of
 from epfast.linear.full_posterior import FullPosterior
+from epfast.linear.latent_fit import fit_latents
+from epfast.linear.latent_posterior import LatentPosterior
 from epfast.linear.ones import chunks_with_ones, with_ones
 from epfast.linear.posterior import FactorizedPosterior
 from epfast.linear.priors import prior_at_door
@@ -78,13 +80,13 @@ def fit_linear(
     weights: ArrayLike | None = None,
     schedule: Schedule | None = None,
     beta: float | None = None,
-    start: FactorizedPosterior | FullPosterior | None = None,
+    start: FactorizedPosterior | FullPosterior | LatentPosterior | None = None,
     record: str | None = None,
     callback: Callback | None = None,
     progress: bool | Tick = False,
     n_jobs: int | None = None,
     **moved: Any,
-) -> FactorizedPosterior | FullPosterior:
+) -> FactorizedPosterior | FullPosterior | LatentPosterior:
     """Fit a linear model by expectation propagation.
 
     The posterior over weights theta is p(theta) ∝ N(theta; prior) Π_i t_i(theta), one factor per
@@ -206,6 +208,14 @@ def fit_linear(
     (array([ 1.3, -2.6, -0. ]), True)
     """
     _checks.moved("fit_linear", moved, MOVED)
+    resolved = losses.resolve(loss)
+    if resolved.latents > 1:
+        choices = scheme, posterior, batch_size, schedule, beta
+        normal = prior_variance, prior_precision, prior_mean
+        given = {"weights": weights, "prior": prior, "record": record}
+        wide = _intercept(intercept)
+        rest = start, callback, progress
+        return fit_latents(X, y, resolved, choices, normal, wide, offset, given, *rest)
     stream, names = is_stream(X, y), column_names(X)
     if stream and not isinstance(X, Iterator) and getattr(schedule, "stores", "") != "none":
         raise ValueError(

@@ -21,6 +21,7 @@ from epfast.losses.classification import (
 from epfast.losses.contaminated import Contaminated
 from epfast.losses.counts import Binomial, NegativeBinomial, Poisson
 from epfast.losses.custom import CustomLoss, CustomSite
+from epfast.losses.latents import Heteroscedastic, LatentLoss, Multiclass
 from epfast.losses.names import NAMED, describe, resolve, restore
 from epfast.losses.ordinal import Ordinal
 from epfast.losses.priors import (
@@ -44,13 +45,16 @@ __all__ = [
     "CustomSite",
     "GammaNoise",
     "Gaussian",
+    "Heteroscedastic",
     "Hinge",
     "Horseshoe",
     "Interval",
     "LaplaceNoise",
     "LaplacePrior",
+    "LatentLoss",
     "Logistic",
     "Loss",
+    "Multiclass",
     "NegativeBinomial",
     "NoisyStep",
     "Ordinal",

@@ -90,6 +90,8 @@ class Loss:
 
     #: number of latent values per row
     latents: ClassVar[int] = 1
+    #: whether they have one Gaussian; else it is a product over them
+    correlated = False
     #: True if l depends on the margin y h alone, y = -1 or +1
     by_margin: ClassVar[bool] = True
     #: True if l is a function of y - h, that of a margin whose row of responses is (-1, y)

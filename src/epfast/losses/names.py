@@ -23,6 +23,7 @@ from epfast.losses.classification import (
 from epfast.losses.contaminated import Contaminated
 from epfast.losses.counts import Binomial, NegativeBinomial, Poisson
 from epfast.losses.custom import CustomLoss, CustomSite, signature
+from epfast.losses.latents import Heteroscedastic, Multiclass
 from epfast.losses.ordinal import Ordinal
 from epfast.losses.regression import Censored, Gaussian, Interval, LaplaceNoise, Quantile, StudentT
 from epfast.losses.survival import GammaNoise, Weibull
@@ -50,9 +51,16 @@ NAMED: dict[str, Callable[..., Loss]] = {
     "weibull": Weibull,
 }
 
+#: losses with several latents per row; a Multiclass has no default
+WITH_LATENTS: dict[str, Callable[..., Loss]] = {
+    "multiclass": Multiclass,
+    "heteroscedastic": Heteroscedastic,
+}
+
 #: classes that files know, with their names; a Loss itself is known by the row of its table
 SAVED: dict[type, str] = {kind: name for name, kind in NAMED.items() if isinstance(kind, type)}
 SAVED |= {PiecewiseLinear: "piecewise_linear", Loss: ""}
+SAVED |= {Multiclass: "multiclass", Heteroscedastic: "heteroscedastic"}
 #: what a class says of its losses beside methods
 CONSTANTS = ("latents", "by_margin", "by_residual", "response_width", "is_likelihood")
 
@@ -66,6 +74,13 @@ def resolve(loss: Any) -> Loss:
     if isinstance(loss, str):
         if loss in _BY_NAME:
             return _BY_NAME[loss]
+        if loss == "heteroscedastic":
+            return Heteroscedastic()
+        if loss == "multiclass":
+            raise ValueError(
+                "loss is 'multiclass', which does not say how many classes there are; allowed: "
+                "losses.Multiclass(n_classes)"
+            )
         # a row of the core's table without parameters
         known = [name for name, count in LOSS_PARAMETERS.items() if count == 0]
         return Loss(_checks.choice("loss", loss, tuple(dict.fromkeys([*NAMED, *known]))))
@@ -144,6 +159,8 @@ def restore(described: dict[str, Any], beta: float) -> Loss:
         for k, v in described.items()
     }
     name = arguments.pop("name")
+    if name in WITH_LATENTS:
+        return WITH_LATENTS[name](**arguments).tempered(beta)
     if name in NAMED:
         kind = NAMED[name]
         # 0.1.0 saved rows of the table, some of which are classes now

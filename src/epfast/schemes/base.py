@@ -39,8 +39,9 @@ class Scheme:
         Parameters
         ----------
         loss : Loss
-        factor : {"row", "minibatch"}
-            A site that acts on h = x.theta alone, or a factor of several rows.
+        factor : {"row", "latents", "minibatch"}
+            A site that acts on h = x.theta alone, or on several such values, or a factor of
+            several rows.
 
         Returns
         -------
@@ -48,6 +49,11 @@ class Scheme:
             What is wrong and what is allowed.
         """
         name = type(self).__name__
+        if loss.latents > 1:
+            return (
+                f"scheme is {name}; allowed with {loss!r}, which has {loss.latents} latents per "
+                "row: 'exact'"
+            )
         if "values" not in loss.gives:
             return (
                 f"loss is a {type(loss).__name__}, whose moments are its own, and scheme is "

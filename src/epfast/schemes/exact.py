@@ -21,7 +21,7 @@ class Exact(RowScheme):
     integrates = True
 
     def refuses(self, loss: Loss, factor: str) -> str | None:
-        if factor == "row":
+        if factor == "row" or (factor == "latents" and type(self) is Exact):
             return None  # every loss, a CustomSite too
         return super().refuses(loss, factor)
 
