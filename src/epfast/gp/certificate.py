@@ -11,12 +11,14 @@ from epfast._arrays import Array
 from epfast.inference import evidence_bound
 from epfast.inference.loop import NO_FIXED_POINT, RESIDUAL, blurred, is_sharp, stands_off
 
-#: largest gap between the mean and K alpha, in posterior sd, and between variances, as a share
+#: largest gap between the mean and K alpha, in posterior sd
 ROUNDING = 1e-3
 #: rows of the kernel at a time
 STRIP = 128
 #: inputs of the fit at which variances are predicted
 WATCHED = 16
+#: a tenth of a variance counts as the largest gap of a mean
+SHARE_OF_VARIANCES = 0.01
 ROUGH = (
     "the sweeps stand still at what is no fixed point of EP (residual {:.2g}), by rounding: K is "
     "too large or too close to singular for this loss; scale it, add jitter, or use another loss"
@@ -74,7 +76,7 @@ def broken(post: Any) -> str | None:
     if not gap <= ROUNDING:
         return (
             f"rounding spoils the posterior at new inputs: at those of the fit predictions are off "
-            f"by {gap:.2g} posterior sd, or so large a share of a variance; K is too close to "
+            f"by {gap:.2g} posterior sd, or by {100.0 * gap:.2g} of a variance; K is too close to "
             "singular for sites this sharp: try a shorter length scale, jitter, or another loss"
         )
     if not _stands(post):

@@ -16,7 +16,7 @@ from epfast import _checks, schemes
 from epfast._arrays import Array, slices, symmetric_from_upper
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gp import files
-from epfast.gp.certificate import rounding_gap, variance_gap
+from epfast.gp.certificate import SHARE_OF_VARIANCES, rounding_gap, variance_gap
 from epfast.gp.checking import SiteProposal, root_of
 from epfast.gp.prediction import MOVED, ProcessPosterior, draws_of, matrices_of, missing, prior_at
 from epfast.gp.problem import GPProblem
@@ -175,13 +175,14 @@ class GPPosterior(ProcessPosterior):
     def rounding(self) -> float:
         """Largest gap between what predictions at the inputs of the fit say and the fit itself.
 
-        Of means, K alpha, in posterior standard deviations; of variances, at some inputs, as a
-        share. It is large where sites are so sharp, beside a kernel
+        Of means, K alpha, in posterior standard deviations; of variances, at some inputs, a
+        hundredth of the share. It is large where sites are so sharp, beside a kernel
         matrix so close to singular, that the digits of K do not hold the posterior. O(n^2), once.
         """
         sd = np.sqrt(self.variance)
         of_means = rounding_gap(self.packed, self.diagonal, self.alpha, self.mean, sd)
-        return max(of_means, variance_gap(self.packed, self.diagonal, self.variance))
+        of_variances = variance_gap(self.packed, self.diagonal, self.variance)
+        return max(of_means, SHARE_OF_VARIANCES * of_variances)
 
     # -- evidence --
 
