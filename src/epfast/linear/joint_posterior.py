@@ -56,7 +56,7 @@ class JointPosterior(LatentPosterior):
 
     @property
     def n_latents(self) -> int:
-        return self.state.sites.shift.shape[1] + 1
+        return int(self.state.sites.shift.shape[1]) + 1
 
     @cached_property
     def _moments(self) -> tuple[Array, Array]:

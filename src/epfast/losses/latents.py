@@ -127,7 +127,7 @@ class Multiclass(LatentLoss):
     Riihimäki, Jylänki & Vehtari (2013), JMLR 14. Girolami & Rogers (2006), Neural Computation 18.
     """
 
-    n_classes: int = 3
+    n_classes: int = 0
     correlated: bool = False
 
     def __post_init__(self) -> None:

@@ -211,6 +211,8 @@ class JointEngine:
                 f"order is {self.schedule.order!r}; allowed with {problem.loss!r}: 'auto' or "
                 "'parallel'"
             )
+        if self.schedule.block is not None:
+            raise ValueError(f"block is {self.schedule.block}; allowed with {problem.loss!r}: None")
         if self.order_of_matrices > MOST_WEIGHTS:
             raise ValueError(
                 f"X has {d} columns: {self.order_of_matrices} weights in all; allowed with "
