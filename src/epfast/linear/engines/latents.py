@@ -153,7 +153,8 @@ class LatentEngine:
                 or is_for_chunks(problem)
                 or (loss.log_concave and d > BY_ROWS_UP_TO)
             )
-            order = "chunked" if many and not alone else "sequential"
+            chunked = self.schedule.block is not None or (many and not alone)
+            order = "chunked" if chunked else "sequential"
         if self.schedule.block is not None and order != "chunked":
             raise ValueError(
                 f"block is {self.schedule.block}; allowed with {loss!r} in {order} order: None"
