@@ -148,11 +148,7 @@ class LatentEngine:
         if order == "auto":
             own = type(self.schedule).visits is not Schedule.visits
             alone = own or self.schedule.tol == 0.0 or self.schedule.damping != 1.0
-            many = (
-                self.schedule.block is not None
-                or is_for_chunks(problem)
-                or (loss.log_concave and d > BY_ROWS_UP_TO)
-            )
+            many = is_for_chunks(problem) or (loss.log_concave and d > BY_ROWS_UP_TO)
             chunked = self.schedule.block is not None or (many and not alone)
             order = "chunked" if chunked else "sequential"
         if self.schedule.block is not None and order != "chunked":
