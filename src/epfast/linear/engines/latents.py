@@ -151,12 +151,9 @@ class LatentEngine:
         if order == "auto":
             own = type(self.schedule).visits is not Schedule.visits
             alone = own or self.schedule.tol == 0.0 or self.schedule.damping != 1.0
-            many = (
-                self.schedule.block is not None
-                or is_for_chunks(problem)
-                or (loss.log_concave and d > BY_ROWS_UP_TO)
-            )
-            order = "chunked" if many and not alone else "sequential"
+            many = is_for_chunks(problem) or (loss.log_concave and d > BY_ROWS_UP_TO)
+            chunked = self.schedule.block is not None or (many and not alone)
+            order = "chunked" if chunked else "sequential"
         if self.schedule.block is not None and order != "chunked":
             raise ValueError(
                 f"block is {self.schedule.block}; allowed with {loss!r} in {order} order: None"
