@@ -29,6 +29,7 @@ SCRIPTS = {
     "speed.wide": "wide",
     "speed.factorized": "factorized_sweeps",
     "likelihoods.single_latent": "single_latent",
+    "likelihoods.peers": "likelihood_peers",
     "users.defaults": "defaults",
     "users.one_pass": "one_pass",
 }
