@@ -164,15 +164,24 @@ def student_linear() -> Side:
     )
 
 
-def least_squares(keep: Callable[[Array], NDArray[np.bool_]] | None = None) -> Side:
-    """Plain least squares, with normal noise; ``keep``: which rows are used, by y."""
+def least_squares(top: float, keep: Callable[[Array], NDArray[np.bool_]] | None = None) -> Side:
+    """Least squares with normal noise, scored by densities below ``top`` and by P(y >= top) there.
+
+    ``keep``: which rows are used, by y.
+    """
 
     def fit(X: Array, y: Array) -> Any:
         rows = slice(None) if keep is None else keep(y)
         coef, *_ = np.linalg.lstsq(X[rows], y[rows], rcond=None)
         residuals = y[rows] - X[rows] @ coef
         sd = np.sqrt(residuals @ residuals / (len(residuals) - X.shape[1]))
-        return lambda Z, t: plug_in(stats.norm(Z @ coef, sd), t)
+
+        def predict(Z: Array, t: Array) -> Forecast:
+            normal = stats.norm(Z @ coef, sd)
+            density = np.where(t < top, normal.logpdf(t), normal.logsf(top))
+            return Forecast(density, lambda level: np.minimum(normal.ppf(level), top))
+
+        return predict
 
     return fit
 
