@@ -169,7 +169,7 @@ def _nuts(model: Callable[..., None], *data: Any, quick: bool) -> tuple[dict[str
     from numpyro.infer import MCMC, NUTS
 
     jax.config.update("jax_enable_x64", True)
-    warm, draws, chains = (200, 500, 1) if quick else (1000, 4000, 4)
+    warm, draws, chains = (200, 500, 1) if quick else (500, 1500, 4)
     sampler = MCMC(
         NUTS(model, target_accept_prob=0.9),
         num_warmup=warm,
