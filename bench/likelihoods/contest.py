@@ -192,7 +192,7 @@ def not_behind(gain: Array) -> tuple[bool | None, str]:
 # ---- our side ----
 
 
-def _pack(name: str, value: Any) -> Array:
+def pack(name: str, value: Any) -> Array:
     """Parameters without bounds."""
     value = np.atleast_1d(np.asarray(value, dtype=float))
     if name == "cuts":
@@ -200,7 +200,7 @@ def _pack(name: str, value: Any) -> Array:
     return logit(value) if name == "share" else np.log(value)
 
 
-def _unpack(name: str, x: Array, slope: Array | None = None) -> tuple[Any, Array | None]:
+def unpack(name: str, x: Array, slope: Array | None = None) -> tuple[Any, Array | None]:
     """The parameter, and a slope by it as one by x."""
     if name == "cuts":
         gaps = np.exp(x[1:])
@@ -239,7 +239,7 @@ def tuned(
 
     def fitted(x: Array) -> Any:
         parts = np.split(x, ends) if len(sizes) else []
-        values = {k: _unpack(k, part)[0] for k, part in zip(names, parts, strict=False)}
+        values = {k: unpack(k, part)[0] for k, part in zip(names, parts, strict=False)}
         v = variance.copy()
         for group, part in zip(groups, parts[len(names) :], strict=True):
             v[group] = np.exp(part[0])
@@ -259,7 +259,7 @@ def tuned(
             raise FloatingPointError("the search begins where EP fails")
         last.update(start=post, cost=-post.log_evidence)
         found = [
-            _unpack(k, part, np.atleast_1d(slopes[k]))[1]
+            unpack(k, part, np.atleast_1d(slopes[k]))[1]
             for k, part in zip(names, parts, strict=False)
         ]
         for group in groups:
@@ -267,7 +267,7 @@ def tuned(
             found.append(np.atleast_1d(np.sum(0.5 * (second / v[group] - 1.0))))
         return -post.log_evidence, -np.concatenate(found)
 
-    x = [_pack(name, getattr(loss, name)) for name in names]
+    x = [pack(name, getattr(loss, name)) for name in names]
     x += [np.log(variance[group][:1]) for group in groups]
     if not x:
         return fitted(np.empty(0))[0]

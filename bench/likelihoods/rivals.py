@@ -6,6 +6,8 @@ variance of 10, where it takes one; scikit-learn's linear models have an interce
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -155,8 +157,8 @@ def student_linear() -> Side:
     from statsmodels.miscmodels.tmodel import TLinearModel
 
     def fit(X: Array, y: Array) -> Any:
-        model = TLinearModel(y, X, fix_df=4.0)
-        return model.fit(disp=0, maxiter=2000, method="bfgs")
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints
+            return TLinearModel(y, X, fix_df=4.0).fit(disp=0, maxiter=2000, method="bfgs")
 
     return statsmodel(
         fit,

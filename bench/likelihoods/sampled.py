@@ -358,14 +358,14 @@ CUTS = (-1.0, 0.0, 1.0)
 TIMES = 3.0
 
 
-def _poisson_cost(theta: Array, X: Array, y: Array) -> tuple[float, Array]:
+def poisson_cost(theta: Array, X: Array, y: Array) -> tuple[float, Array]:
     h = X @ theta
     mean = np.exp(h)
     cost = mean.sum() - y @ h + 0.5 * theta @ theta / PRIOR
     return cost, X.T @ (mean - y) + theta / PRIOR
 
 
-def _ordinal_cost(theta: Array, X: Array, y: Array) -> tuple[float, Array]:
+def ordinal_cost(theta: Array, X: Array, y: Array) -> tuple[float, Array]:
     """Probit, by the nearer tail: with a < b, log(F(b) - F(a)) where a + b <= 0."""
     ends = np.array([-np.inf, *CUTS, np.inf])
     h = X @ theta
@@ -401,9 +401,9 @@ def large(options: argparse.Namespace) -> Part:
     given = {"prior_variance": PRIOR}
     tasks: dict[str, Callable[[], Any]] = {
         "Poisson": lambda: epfast.fit_linear(X, y, loss="poisson", **given),
-        "L-BFGS, Poisson": lambda: _point(_poisson_cost, X, y),
+        "L-BFGS, Poisson": lambda: _point(poisson_cost, X, y),
         "ordinal": lambda: epfast.fit_linear(X, classes, loss=ordinal, **given),
-        "L-BFGS, ordinal": lambda: _point(_ordinal_cost, X, classes),
+        "L-BFGS, ordinal": lambda: _point(ordinal_cost, X, classes),
     }
     if contest.installed("sklearn", "PoissonRegressor"):
         from sklearn.linear_model import PoissonRegressor
@@ -417,8 +417,8 @@ def large(options: argparse.Namespace) -> Part:
         rows.append(row | {"quartiles": harness.spread(found[name].scaled(1e3))})
     harness.table(list(rows[0]), [list(row.values()) for row in rows], f"{n} x {COLUMNS} rows")
     for name, cost, response in (
-        ("Poisson", _poisson_cost, y),
-        ("ordinal", _ordinal_cost, classes),
+        ("Poisson", poisson_cost, y),
+        ("ordinal", ordinal_cost, classes),
     ):
         post = tasks[name]()
         mode = _point(cost, X, response)
