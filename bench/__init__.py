@@ -32,6 +32,7 @@ SCRIPTS = {
     "likelihoods.single_latent": "single_latent",
     "likelihoods.regressors": "regressors",
     "likelihoods.several_classes": "several_classes",
+    "likelihoods.peers": "likelihood_peers",
     "users.defaults": "defaults",
     "users.one_pass": "one_pass",
 }

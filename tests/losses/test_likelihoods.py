@@ -5,10 +5,11 @@ import warnings
 import mpmath as mp
 import numpy as np
 import pytest
-from scipy import integrate, stats
+from scipy import integrate, special, stats
 
 import epfast
 from epfast import backend, fit_linear, losses, schedules
+from epfast.losses import quantiles
 from tests.batteries import responses_of
 from tests.oracles import fifty_digits as exact
 from tests.oracles.brute_force import NODES, WEIGHTS
@@ -378,6 +379,29 @@ def test_quantiles_of_counts_are_the_least(loss, level):
         if k > 0:
             low, high = below(loss, k - 1.0, m, v)
             assert low < level if level <= 0.5 else high > 1 - level
+
+
+@pytest.mark.parametrize("level", [1e-6, 0.05, 0.5, 0.999])
+def test_quantiles_of_large_counts(level):
+    """Poisson counts of a certain, large mean are normal."""
+    mean = np.array([20.0, 30.0, 35.0])
+    rate = np.exp(mean)
+    found = losses.Poisson().predict_quantile(level, mean, np.full(3, 1e-30))
+    np.testing.assert_allclose((found - rate) / np.sqrt(rate), stats.norm.ppf(level), atol=2e-4)
+
+
+def test_quantiles_of_counts_take_few_looks():
+    """A count is found among whole numbers: each look costs 300 special functions."""
+    looks = []
+
+    def given(k, h):
+        looks.append(len(k))
+        return special.gammaincc(k + 1.0, np.exp(h)), special.gammainc(k + 1.0, np.exp(h))
+
+    mean, variance = np.linspace(-3.0, 8.0, 200), np.full(200, 0.1)
+    for level in (0.05, 0.5, 0.95):
+        quantiles.of_counts(given, level, mean, variance, lambda k: 1.0 / np.sqrt(k + 1.0))
+    assert sum(looks) < 3 * 200 * 8
 
 
 def test_quantiles_of_labels_and_classes():

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import special
 
 from epfast import _checks
@@ -22,6 +23,9 @@ ROWS = 2048
 DOUBLINGS, STEPS = 200, 200
 #: where a root ends, in units of its scale
 CLOSE = 1e-13
+#: the largest count
+LOG_MOST = 700.0
+MOST = np.exp(LOG_MOST)
 #: nodes per panel, and reach of the panels in standard deviations
 NODES, REACH = 12, 11.0
 #: ends of panels about where P(y <= x | h) turns, in its widths
@@ -49,12 +53,7 @@ def root(tails: Tails, level: float, guess: Array, scale: Array) -> Array:
 
 def _root(tails: Tails, level: float, guess: Array, scale: Array, part: slice) -> Array:
     def excess(x: Array) -> Array:
-        """Increases with x; precise in the tail that the level is in."""
-        below, above = tails(x, part)
-        with np.errstate(divide="ignore"):
-            if level <= 0.5:
-                return np.asarray(np.log(below) - np.log(level))
-            return np.asarray(np.log1p(-level) - np.log(above))
+        return _over(level, *tails(x, part))
 
     low, high = guess - scale, guess + scale
     at_low, at_high = excess(low), excess(high)
@@ -86,6 +85,14 @@ def _root(tails: Tails, level: float, guess: Array, scale: Array, part: slice) -
         exact = value == 0.0
         low, high = np.where(exact, x, low), np.where(exact, x, high)
     return np.asarray(0.5 * (low + high))
+
+
+def _over(level: float, below: Array, above: Array) -> Array:
+    """Nats by which a level is passed; precise in the tail that it is in."""
+    with np.errstate(divide="ignore"):
+        if level <= 0.5:
+            return np.asarray(np.log(below) - np.log(level))
+        return np.asarray(np.log1p(-level) - np.log(above))
 
 
 def expected(given: TailsGiven, x: Array, center: Array, width: Any, m: Array, sd: Array) -> Any:
@@ -129,38 +136,56 @@ def of_counts(
 
     given: tails at real k, between counts an increasing interpolation.
     """
-    sd = np.sqrt(variance)
+    level, sd = level_of(level), np.sqrt(variance)
 
-    def at(k: Array, rows: slice) -> tuple[Array, Array]:
+    def excess(k: Array, rows: NDArray[np.intp]) -> Array:
         center = np.log(np.maximum(k, 0.5))
-        below, above = expected(given, k, center, width(k), mean[rows], sd[rows])
-        return below, above
+        return _over(level, *expected(given, k, center, width(k), mean[rows], sd[rows]))
 
-    def tails(x: Array, rows: slice) -> tuple[Array, Array]:
-        return at(np.expm1(np.clip(x, 0.0, 700.0)), rows)
-
-    level, zeros = level_of(level), np.zeros(len(mean))
-    scale = 1.0 + sd
-    with np.errstate(over="ignore"):
-        guess = np.log1p(np.exp(np.minimum(mean, 700.0))) + scale
-    # from below -1 no count is possible: a bracket ends there
-    count = np.ceil(
-        np.expm1(root(lambda x, rows: _pinned(tails, x, rows), level, guess, scale)) - 1e-6
-    )
-    for moved in (count - 1.0, count):
-        for first in range(0, len(count), ROWS):
-            part = slice(first, first + ROWS)
-            below, above = at(np.maximum(moved[part], 0.0), part)
-            reached = (below >= level) if level <= 0.5 else (above <= 1.0 - level)
-            better = reached & (moved[part] >= 0.0)
-            zeros[part] = np.where(better & (zeros[part] == 0.0), moved[part], zeros[part])
-    return zeros + 0.0  # without the sign of -0
+    # as if log y were normal; a search of whole numbers corrects it
+    spread = np.hypot(sd, width(np.exp(np.minimum(mean, LOG_MOST))))
+    guess = np.exp(np.clip(mean + special.ndtri(level) * spread, -1.0, LOG_MOST))
+    result = np.empty(len(mean))
+    for first in range(0, len(mean), ROWS):
+        rows = np.arange(first, min(first + ROWS, len(mean)))
+        result[rows] = _least(excess, np.floor(guess[rows]), np.clip(spread[rows], 0.1, 8.0), rows)
+    return result
 
 
-def _pinned(tails: Tails, x: Array, rows: slice) -> tuple[Array, Array]:
-    below, above = tails(x, rows)
-    outside = x < 0.0
-    return np.where(outside, 0.0, below), np.where(outside, 1.0, above)
+def _least(
+    excess: Callable[[Array, NDArray[np.intp]], Array],
+    k: Array,
+    step: Array,
+    rows: NDArray[np.intp],
+) -> Array:
+    """Least counts at which the excess is not negative, from guesses; steps are of log(1 + k)."""
+    low, high = np.full(len(k), -1.0), np.full(len(k), np.inf)
+    at_low, at_high, side = np.full(len(k), -np.inf), np.full(len(k), np.inf), np.zeros(len(k))
+    for trial in range(DOUBLINGS + STEPS):
+        # neighbours, or to rounding; beyond the largest there is none
+        i = np.flatnonzero((high - low > np.maximum(1.0, CLOSE * low)) & (low < MOST))
+        if not len(i):
+            break
+        value = excess(k[i], rows[i])
+        above, before = value >= 0.0, side[i]
+        # an end that stays twice counts half (Illinois)
+        at_low[i] = np.where(above, np.where(before > 0.0, 0.5, 1.0) * at_low[i], value)
+        at_high[i] = np.where(above, value, np.where(before < 0.0, 0.5, 1.0) * at_high[i])
+        low[i], high[i] = np.where(above, low[i], k[i]), np.where(above, k[i], high[i])
+        side[i] = np.where(above, 1.0, -1.0)
+        with np.errstate(all="ignore"):
+            left, right = np.log1p(low[i]), np.log1p(high[i])
+            chord = (left * at_high[i] - right * at_low[i]) / (at_high[i] - at_low[i])
+            middle = 0.5 * (left + right)
+        inside = (chord > left) & (chord < right) & (trial % 3 < 2)
+        u = np.where(inside, chord, middle)
+        u = np.where(np.isinf(left), right - step[i], np.where(np.isinf(right), left + step[i], u))
+        step[i] *= 2.0
+        k[i] = np.floor(np.expm1(np.clip(u, 0.0, LOG_MOST)))
+        k[i] = np.clip(
+            k[i], low[i] + 1.0, np.minimum(np.maximum(high[i] - 1.0, low[i] + 1.0), MOST)
+        )
+    return np.asarray(np.minimum(high, MOST))
 
 
 def laplace_tails(x: Array, sd: Array, left: float, right: float) -> tuple[Array, Array]:
