@@ -72,6 +72,8 @@ def tails(model, m, v):
     return lambda x: WEIGHTS @ given(x)
 
 
+# of equal rows without noise a search tells that rounding spoils some points
+@pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
 @pytest.mark.slow
 @parametrize_with_checks([LinearRegressor(), GPRegressor(), LinearRegressor(loss="laplace_noise")])
 def test_scikit_learn_checks(estimator, check):

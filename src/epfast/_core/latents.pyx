@@ -337,7 +337,7 @@ cdef class LatentMoments:
     # ---- Gaussian noise of unknown variance ----
 
     cdef bint heteroscedastic(self, double y, double *lZ) noexcept nogil:
-        """With g = m_g + u, V = v_h + e^g, e = y - m_h: f = V^-1/2 exp(-u^2/(2 v_g) - e^2/(2 V))."""
+        """With g = m_g + u, V = v_h + e^g, e = y - m_h: V^-1/2 exp(-u^2/(2 v_g) - e^2/(2 V))."""
         cdef double m = self.m[1], vg = self.v[1], vh = self.v[0], e = y - self.m[0]
         cdef double lo, hi, top, best, u, step, value, slope, curvature, left, right, sharp, h, t
         cdef double V0, E0, x, V, p, w, ratio, slope0, a0, d1

@@ -10,7 +10,7 @@ cdef class CoreLoss:
     cdef ptrdiff_t base             # numbers of a row of y: its responses, or its label
     cdef ptrdiff_t stride           # the same, with the shift
     cdef object alive               # what c points into
-    cdef readonly object inner               # the loss that this one calls, and whose errors are its own
+    cdef readonly object inner          # the loss that this one calls, and whose errors are its own
     cdef double[::1] parameters
     cdef object value, slope, curvature
     cdef object error               # the exception of a Python callable, or of a signal

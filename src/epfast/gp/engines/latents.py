@@ -12,6 +12,7 @@ import numpy as np
 
 from epfast import families
 from epfast._arrays import Array, as_array, symmetric_from_upper
+from epfast._core.crew import Crew
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.latents import LatentSites
 from epfast._core.rows import Rows
@@ -63,7 +64,7 @@ class LatentProcessEngine:
     """EP on observations of several processes, in C n^2 numbers and twice that beside."""
 
     measures = False
-    crew = None
+    crew: Crew | None = None
 
     def __init__(self, problem: Any) -> None:
         self.problem, self.schedule, loss = problem, problem.schedule, problem.loss

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from epfast import families
 from epfast._arrays import Array, row_chunks
+from epfast._core.crew import Crew
 from epfast._core.tilted import TiltedMoments
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
@@ -199,7 +200,7 @@ class JointEngine:
     """EP on the weights of all classes together."""
 
     measures = False
-    crew = None
+    crew: Crew | None = None
 
     def __init__(self, problem: LinearProblem) -> None:
         self.problem, self.schedule = problem, problem.schedule

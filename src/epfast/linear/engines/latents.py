@@ -14,6 +14,7 @@ import numpy as np
 from epfast import families
 from epfast._arrays import Array, as_array, symmetric_from_upper
 from epfast._core.chunks import ChunkedSweep
+from epfast._core.crew import Crew
 from epfast._core.latents import LatentSites
 from epfast.inference import Counts, PartOfSweep, Sites, Summary
 from epfast.inference.runtime import Tick
@@ -135,7 +136,7 @@ class LatentEngine:
     """EP on rows with several latents."""
 
     measures = False
-    crew = None
+    crew: Crew | None = None
 
     def __init__(self, problem: LinearProblem) -> None:
         self.problem, self.schedule, loss = problem, problem.schedule, problem.loss

@@ -20,6 +20,7 @@ from scipy import linalg
 from epfast import families
 from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.cholesky import inverse_from_factor
+from epfast._core.crew import Crew
 from epfast._core.row_sweeps import BlockedSweep, ParallelSweep
 from epfast._core.rows import Rows, Units
 from epfast.inference import Counts, PartOfSweep, Sites, Summary
@@ -155,7 +156,7 @@ class WeightEngine:
     """What both forms share: visits of the weights, and how far their sites move."""
 
     measures = False
-    crew = None
+    crew: Crew | None = None
 
     def __init__(
         self, problem: LinearProblem, of_weights: PriorSites, exact: Sites | None, order: int
