@@ -199,14 +199,14 @@ class Quantile(Loss):
 
 @dataclass(frozen=True)
 class LaplaceNoise(Quantile):
-    """Real y with Laplace noise about h: l(h; y) = |y - h| / scale + log(2 scale).
+    """Real y with Laplace noise about h: l(h; y) = abs(y - h) / scale + log(2 scale).
 
     h is the median and the mean of y, 2 scale^2 the variance of the noise.
 
     Parameters
     ----------
     scale : float
-        Mean of |y - h|, > 0.
+        Mean of abs(y - h), > 0.
     """
 
     q: float = field(default=0.5, init=False, repr=False)
