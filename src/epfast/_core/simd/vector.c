@@ -1539,7 +1539,7 @@ static void negative_binomial_sites(const double *p, ptrdiff_t n, const double *
 }
 
 /* Counts at rate (origin - h): derivatives by h */
-static void count_sites(const linear_sites *to, double rate, ptrdiff_t n, const double *power, double *lZ,
+static void count_sites(linear_sites *to, double rate, ptrdiff_t n, const double *power, double *lZ,
                         double *dlZ, double *d2lZ)
 {
     smooth_sites_of(v_poisson_each, 2, 0.0, NULL, n, to->y, to->m, to->v, power, lZ, dlZ, d2lZ);
