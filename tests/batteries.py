@@ -117,24 +117,41 @@ def sampled(items, *groupings, rest=True, seed=0):
     ]
 
 
-def rows(loss, n=24, d=3, seed=0):
-    """X and responses that the loss takes."""
-    rng = np.random.default_rng(seed)
-    X = rng.normal(size=(n, d))
-    h = X @ np.linspace(1.0, -0.5, d) + 0.5 * rng.normal(size=n)
+def intervals(h, rng):
+    """Ends about h, (n, 2): some infinite, some equal."""
+    lower, upper = h - rng.exponential(size=len(h)), h + rng.exponential(size=len(h))
+    kind = rng.integers(0, 4, size=len(h))
+    lower = np.where(kind == 0, -np.inf, np.where(kind == 3, h, lower))
+    return np.column_stack([lower, np.where(kind == 1, np.inf, np.where(kind == 3, h, upper))])
+
+
+def responses_of(loss, h, rng):
+    """Responses that the loss takes, at latent values h (n,)."""
+    n = len(h)
+    h = h + 0.5 * rng.normal(size=n)
     trials = rng.integers(1, 6, size=n)
     for y in (
+        h,
+        np.exp(h),
         np.where(h > 0, 1.0, -1.0),
         np.minimum(rng.poisson(np.exp(h)), 20),
+        np.digitize(h, (-1.0, 1.0)),
+        intervals(h, rng),
         np.column_stack([rng.binomial(trials, 1.0 / (1.0 + np.exp(-h))), trials]),
-        h,
     ):
         try:
             loss.responses("y", y, n)
         except (ValueError, TypeError):
             continue
-        return X, y
+        return y
     raise AssertionError(f"no responses for {loss!r}: add a kind above")
+
+
+def rows(loss, n=24, d=3, seed=0):
+    """X and responses that the loss takes."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, d))
+    return X, responses_of(loss, X @ np.linspace(1.0, -0.5, d), rng)
 
 
 def arguments(case):
@@ -158,7 +175,7 @@ def engine(case):
     """The engine of a case."""
     X, y = rows(LOSSES[case.loss])
     if case.wing == "linear":
-        chosen = linear.fit.choose(**arguments(case))
+        chosen = linear.choices.choose(**arguments(case))
         full = case.covariance == "full"
         prior = prior_at_door(None, None, None, X.shape[1], full)
         return linear.engines.engine_of(chosen.problem(data_of(X, y, None, chosen.loss), prior))

@@ -285,6 +285,13 @@ def test_an_overflow_is_what_gpys_optimizers_step_back_from():
         EP().inference(None, X, GPy.likelihoods.Bernoulli(), Y, K=1e308 * kernel(1.0).K(X))
 
 
+def test_slopes_that_are_not_numbers_are_one_too(monkeypatch):
+    found = {"df": np.nan, "scale": 1.0}
+    monkeypatch.setattr("epfast.inference.learning.loss_gradient", lambda *given: found)
+    with pytest.raises(np.linalg.LinAlgError, match="no finite slope"):
+        EP().inference(kernel(), X, GPy.likelihoods.StudentT(), Y)
+
+
 def test_too_few_sweeps_are_reported():
     with pytest.warns(ConvergenceWarning, match="did not settle"):
         model(EP(max_iters=1))
@@ -294,8 +301,8 @@ def test_too_few_sweeps_are_reported():
 @pytest.mark.parametrize(
     "likelihood",
     [
-        GPy.likelihoods.Gaussian(),
-        GPy.likelihoods.Poisson(),
+        GPy.likelihoods.Gamma(),
+        GPy.likelihoods.Poisson(GPy.likelihoods.link_functions.Log_ex_1()),
         GPy.likelihoods.Bernoulli(GPy.likelihoods.link_functions.ScaledProbit(2.0)),
         GPy.likelihoods.Bernoulli(GPy.likelihoods.link_functions.Cloglog()),
     ],

@@ -24,9 +24,10 @@ FLOORS = """_core / _arrays / _checks / losses schedules families / schemes infe
 FLOOR = {room: k for k, floor in enumerate(FLOORS.split("/")) for room in floor.split()}
 #: what the other wings may import of linear; a process of low rank is a linear fit
 OF_LINEAR = {wing: {"problem", "engines"} for wing in ("gp", "graph", "parametric")}
-OF_LINEAR["gp"] |= {"posterior", "files", "fit", "checking"}
+OF_LINEAR["gp"] |= {"choices", "posterior", "full_posterior", "files", "fit", "checking"}
 #: within a wing, from the ground up
-RISE = {name: k for k, name in enumerate(("problem", "engines", "online", "posterior", "fit"))}
+RISE = "problem engines choices online posterior full_posterior fit"
+RISE = {name: k for k, name in enumerate(RISE.split())}
 
 
 def module_of(path):

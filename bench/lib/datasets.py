@@ -426,6 +426,12 @@ def load_mixed(name: str) -> Mixed:
     )
 
 
+def load_numbers(name: str) -> NDArray[np.float64]:
+    """All columns of a table of numbers, (n, d + 1), the target last."""
+    _, columns = _read(name, f"the table {name}")
+    return np.array(columns, dtype=np.float64).T
+
+
 class Mnist(NamedTuple):
     """Pixels (n, 784), uint8, and digits (n,), of the training and the test set."""
 

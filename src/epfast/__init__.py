@@ -132,7 +132,9 @@ __all__ = [
 # are not listed, so that "from epfast import *" works, and asking for one says what to install.
 _LAZY = {
     "GPClassifier": "epfast.estimators",
+    "GPRegressor": "epfast.estimators",
     "LinearClassifier": "epfast.estimators",
+    "LinearRegressor": "epfast.estimators",
     # modules
     "estimators": "epfast.estimators",
     "gpy": "epfast.gpy",
@@ -140,10 +142,10 @@ _LAZY = {
 }
 
 if _TYPE_CHECKING:
-    from epfast.estimators import GPClassifier, LinearClassifier
+    from epfast.estimators import GPClassifier, GPRegressor, LinearClassifier, LinearRegressor
 
 if _find_spec("sklearn") is not None:
-    __all__ += ["GPClassifier", "LinearClassifier"]
+    __all__ += ["GPClassifier", "GPRegressor", "LinearClassifier", "LinearRegressor"]
 
 
 def __getattr__(name: str) -> _Any:

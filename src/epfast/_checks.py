@@ -154,6 +154,19 @@ def array(
     return result
 
 
+def responses(name: str, value: Any, n: int, *widths: int, finite: bool = True) -> Array:
+    """Real responses of n rows, (n,) for a width of 1, else (n, width); not of dtype object."""
+    if getattr(getattr(value, "dtype", None), "kind", "") == "O":
+        raise TypeError(f"{name} has dtype object; allowed: real numbers")
+    given = real_array(name, value)
+    shapes: list[tuple[int, ...]] = [(n,) if width == 1 else (n, width) for width in widths]
+    if given.shape not in shapes:
+        raise ValueError(
+            f"{name} has shape {given.shape}; allowed: {' or '.join(map(str, shapes))}"
+        )
+    return array(name, given, shape=given.shape, finite=finite)
+
+
 def symmetric(name: str, given: NDArray[Any]) -> float:
     """Check that a real array (n, n) is finite and symmetric to 1e-8 of its largest entry.
 

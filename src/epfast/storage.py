@@ -9,16 +9,22 @@ from typing import Any
 import numpy as np
 
 from epfast import _checks, losses
+from epfast.gp import latents as gp_latents
 from epfast.gp import low_rank as gp_low_rank
 from epfast.gp import posterior as gp_posterior
 from epfast.inference import files
 from epfast.linear import files as linear_files
+from epfast.linear import latent_files, shrunk_restoring
 
 #: reader of each kind of posterior
 RESTORE = {
     "factorized": linear_files.restore,
     "full": linear_files.restore,
     "wide": linear_files.restore_wide,
+    "joint_latents": latent_files.restore,
+    "latents": latent_files.restore,
+    "shrunk": shrunk_restoring.restore,
+    "latent_processes": gp_latents.restore,
     "process": gp_posterior.restore,
     "low_rank_process": gp_low_rank.restore,
 }
@@ -38,7 +44,8 @@ def load(path: str | os.PathLike[str], loss: Any = None) -> Any:
 
     Returns
     -------
-    FactorizedPosterior, FullPosterior, WidePosterior, GPPosterior or LowRankGPPosterior
+    FactorizedPosterior, FullPosterior, WidePosterior, ShrunkPosterior, LatentPosterior,
+    GPPosterior, LatentGPPosterior or LowRankGPPosterior
 
     Raises
     ------
@@ -58,6 +65,8 @@ def load(path: str | os.PathLike[str], loss: Any = None) -> Any:
             found = losses.restore(header["loss"], beta)
         elif given is not None and given.beta == 1.0:
             found = given.tempered(beta)
+        if found is not None and header.get("offset", False) is True:
+            found = found.with_offset()
         kind = _checks.choice("posterior", header["posterior"], tuple(RESTORE))
         with np.errstate(all="ignore"):
             return RESTORE[kind](arrays, header, found)

@@ -183,7 +183,8 @@ def test_a_site_does_not_depend_on_its_neighbours(loss):
     for i in rng.integers(0, n, 100):
         alone = backend.tilted_moments(loss, y[i : i + 1], m[i : i + 1], v[i : i + 1])
         for a, b in zip(together, alone, strict=True):
-            np.testing.assert_allclose(a[i], b[0], rtol=1e-13)
+            # logs near 0 are of numbers near 1; a single probit site has a kernel of its own
+            np.testing.assert_allclose(a[i], b[0], rtol=1e-13, atol=3e-16)
 
 
 @pytest.mark.parametrize("loss", {**NAMED, **PIECEWISE})

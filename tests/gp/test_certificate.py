@@ -15,7 +15,10 @@ LINE, LABELS = classes(150, 8, seed=0, noise=0.7)
 
 
 def gap(post, kernel):
-    return float((np.abs(kernel @ post.alpha - post.mean) / np.sqrt(post.variance)).max())
+    """Of means, in sd, or of variances, as a share: predictions at the inputs beside the fit."""
+    mean, variance = post.predict_latent(kernel, np.diag(kernel))
+    of_means = np.abs(mean - post.mean) / np.sqrt(post.variance)
+    return float(np.maximum(of_means, 0.01 * np.abs(variance / post.variance - 1.0)).max())
 
 
 @pytest.mark.parametrize("loss", ["probit", "noisy_step"])
@@ -31,20 +34,18 @@ def test_rounding_is_the_gap_between_the_mean_and_its_formula(loss):
 
 
 def test_predictions_that_rounding_spoils():
-    """The fit knows the labels; K alpha does not."""
+    """The means are right, variances at the same inputs are lost."""
     kernel = rbf(LINE, width=1e5)
     with pytest.warns(ConvergenceWarning, match="rounding spoils the posterior at new inputs"):
         post = fit_gp(kernel, LABELS, loss="noisy_step", schedule=EP(200, 1e-3))
-    accuracy = (
-        (np.sign(post.mean) == LABELS).mean(),
-        (np.sign(kernel @ post.alpha) == LABELS).mean(),
-    )
-    assert accuracy[0] > 0.9
-    assert accuracy[1] < 0.7
+    mean, variance = post.predict_latent(kernel, np.diag(kernel))
+    np.testing.assert_allclose(mean, post.mean, atol=1e-2 * np.sqrt(post.variance.max()))
+    assert (np.sign(mean) == LABELS).mean() > 0.9
+    assert (np.abs(variance / post.variance - 1.0) > 0.5).mean() > 0.5
     assert post.history[-1].change <= 1e-3
     assert not post.converged
     assert not trusted(post)
-    assert post.rounding == pytest.approx(gap(post, kernel), rel=0.5)
+    assert post.rounding > 0.005
 
 
 def test_an_evidence_above_0_is_a_proof_of_failure():

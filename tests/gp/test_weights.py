@@ -87,12 +87,6 @@ def test_refusals(arguments, message):
         fit_gp(K, Y, **arguments)
 
 
-def test_the_derivative_by_epsilon_is_for_fits_without():
-    post = fit_gp(K, Y, loss="noisy_step", weights=COUNTS, schedule=EP(300, 1e-8, damping=0.5))
-    with pytest.raises(ValueError, match="has weights"):
-        post.log_evidence_gradient_epsilon()
-
-
 # ---- the classifier ----
 
 

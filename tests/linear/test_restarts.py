@@ -7,6 +7,7 @@ import pytest
 
 import epfast
 from epfast import EP, fit_gp, fit_linear, losses
+from tests.batteries import responses_of
 
 ROWS = {"scheme": "exact", "posterior": "full", "batch_size": None}
 SWEEPS = [1, 2, 3, 4, 5, 6, 7, 20]
@@ -20,6 +21,9 @@ def problem(rng, name):
         return X, rng.poisson(np.exp(np.clip(h, -5.0, 3.0)))
     if name == "binomial":
         return X, np.stack([rng.integers(0, 5, n), np.full(n, 4)], axis=1)
+    loss = losses.NAMED[name]()
+    if not loss.by_margin:
+        return X, responses_of(loss, h, rng)
     return X, np.where(h + rng.normal(size=n) * rng.choice([0.1, 1.0, 5.0]) > 0, 1, -1)
 
 

@@ -8,7 +8,8 @@ from scipy import sparse
 
 import epfast
 from epfast import EP, FullPosterior, WidePosterior, fit_linear
-from epfast.linear.fit import choose, fit_problem
+from epfast.linear.choices import choose
+from epfast.linear.fit import fit_problem
 from epfast.linear.ones import with_ones
 from epfast.linear.priors import prior_at_door
 from epfast.linear.problem import data_of

@@ -24,12 +24,27 @@ def _trials(rng, n):
     return np.stack([rng.binomial(trials, 0.4), trials], axis=1)
 
 
+def _intervals(rng, n):
+    lower = rng.normal(size=n)
+    upper = lower + rng.exponential(size=n)
+    kind = rng.integers(0, 4, n)
+    upper = np.where(kind == 1, np.inf, np.where(kind == 3, lower, upper))
+    return _short(np.stack([np.where(kind == 0, -np.inf, lower), upper], axis=1))
+
+
+def _short(numbers):
+    """Numbers that are the same in single precision."""
+    return numbers.astype(np.float32).astype(np.float64)
+
+
 #: each takes less than those before it, so that the first that a loss takes is its own
 KINDS = {
-    "real": Kind(lambda rng, n: rng.normal(size=n), None, None),
-    "positive": Kind(lambda rng, n: rng.gamma(2.0, size=n), None, None),
-    "counts": Kind(lambda rng, n: rng.poisson(2.0, n), np.arange(400), np.arange(400)),
+    "real": Kind(lambda rng, n: _short(rng.normal(size=n)), None, None),
+    "positive": Kind(lambda rng, n: _short(rng.gamma(2.0, size=n)), None, None),
+    "counts": Kind(lambda rng, n: rng.poisson(2.0, n), np.arange(4000), np.arange(4000)),
+    "classes": Kind(lambda rng, n: rng.permutation(np.arange(n) % 3), *2 * [np.arange(3)]),
     "labels": Kind(lambda rng, n: rng.permutation(np.resize([-1, 1], n)), *2 * [np.array([-1, 1])]),
+    "intervals": Kind(_intervals, None, None),
     "trials": Kind(_trials, np.array([[0, 1], [1, 1]]), np.array([0, 1])),
 }
 

@@ -324,16 +324,23 @@ cdef class KernelMatrix:
             W[i * n + i] = 1.0 + self.root[i] * self.root[i] * self.diag[i]
         return factorize(W, n, self.crew)
 
-    cdef void alpha_of(self, const double *nu, double *alpha) noexcept nogil:
-        """alpha = nu - S B^-1 S K nu, from the factor of B: K^-1 times the posterior mean."""
+    cdef void alpha_of(self, const double *nu, double *alpha, double *work) noexcept nogil:
+        """alpha = nu - S B^-1 S K nu, from the factor of B: K^-1 times the posterior mean.
+
+        Where tau K_ii > 1 the same is S B^-1 S (nu / tau), which does not cancel.
+        """
         cdef ptrdiff_t i
         cdef blas_int n = <blas_int> self.n, one = 1, info = 0
-        self.times_vector(<double *> nu, alpha)
         for i in range(self.n):
-            alpha[i] *= self.root[i]
+            work[i] = 0.0 if self.root[i] * self.root[i] * self.diag[i] > 1.0 else nu[i]
+        self.times_vector(work, alpha)
+        for i in range(self.n):
+            alpha[i] *= -self.root[i]
+            if self.root[i] * self.root[i] * self.diag[i] > 1.0:
+                alpha[i] += nu[i] / self.root[i]
         dpotrs(b"L", &n, &one, &self.W[0, 0], &n, alpha, &n, &info)
         for i in range(self.n):
-            alpha[i] = nu[i] - self.root[i] * alpha[i]
+            alpha[i] = work[i] + self.root[i] * alpha[i]
 
     cdef double positive_part(
         self, const double[::1] tau, const double[::1] nu, double[::1] alpha, double[::1] mean
@@ -348,7 +355,7 @@ cdef class KernelMatrix:
             return NAN
         for i in range(self.n):
             total += 2.0 * log(self.W[i, i])
-        self.alpha_of(&nu[0], &alpha[0])
+        self.alpha_of(&nu[0], &alpha[0], &mean[0])
         self.times_vector(&alpha[0], &mean[0])
         return total
 
@@ -489,14 +496,13 @@ cdef class KernelMatrix:
                 for k in range(count):
                     total += 2.0 * log(C[k, k])
                     x[k] = D[k] * mean[N[k]]
-                    for i in range(n):
-                        U[k, i] = D[k] * V[k, i]
                 dpotrs(b"L", &m, &one, &C[0, 0], &m, &x[0], &m, &info)
                 for k in range(count):
                     for i in range(n):
+                        # nu - tau mean would cancel where sites are sharp
+                        alpha[i] += x[k] * D[k] * U[k, i]
+                        U[k, i] = D[k] * V[k, i]
                         mean[i] += x[k] * U[k, i]
-                for i in range(n):
-                    alpha[i] = nu[i] - tau[i] * mean[i]
                 step = columns_at_once(count)
                 first = 0
                 while first < n:

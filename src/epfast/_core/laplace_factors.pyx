@@ -74,11 +74,16 @@ cdef class LaplaceSweep:
         cdef ptrdiff_t k
         A.times_vector(self.first, <blas_int> self.s, theta, h)
         for k in range(self.s):
-            points[k] = y[k] * h[k] if by_margin else h[k]
+            points[k] = h[k]
+        if self.loss.shifted:
+            self.loss.to_points(self.s, y, points)
+        for k in range(self.s):
+            if by_margin and not self.loss.shifted:
+                points[k] *= y[k]
             if not isfinite(points[k]):
                 return NO_FIT
         if kernels.loss(
-            &self.loss.c, self.s, points, y if not by_margin else NULL, self.loss.c.width,
+            &self.loss.c, self.s, points, y if not by_margin else NULL, self.loss.stride,
             &self.rows[1, 0], &self.rows[2, 0], &self.rows[3, 0]
         ) != 0:
             return CALLBACK_FAILED
@@ -90,7 +95,7 @@ cdef class LaplaceSweep:
             if w == 0.0:                    # not 0 times infinity
                 self.rows[1, k] = self.rows[2, k] = self.rows[3, k] = 0.0
             self.rows[1, k] *= w
-            self.rows[2, k] *= w * y[k] if by_margin else w
+            self.rows[2, k] *= w * y[k * self.loss.stride] if by_margin else w
             self.rows[3, k] *= w
             value[0] += self.rows[1, k]
         return OK if isfinite(value[0]) else NO_FIT

@@ -123,7 +123,7 @@ cdef int fill(
     ptrdiff_t stride, double *out
 ) except -1:
     """out = function(h), or function(h, y), checked: n real numbers, none of them NaN."""
-    cdef ptrdiff_t width = loss.c.width, i, count = 0
+    cdef ptrdiff_t width = loss.c.width, step = max(stride, width), i, count = 0
     if function is None:
         raise ValueError(f"this scheme needs the {name} of the loss, and the loss has none")
     # fresh copies: the function may keep them, or write to them
@@ -132,7 +132,7 @@ cdef int fill(
         what, result = "margins", np.asarray(function(points))
     else:
         what = "rows"
-        responses = np.array(<double[:n if stride else 1, :width]> (<double *> y))
+        responses = np.array(<double[:n if stride else 1, :step]> (<double *> y))[:, :width]
         result = np.asarray(function(points, responses if stride else responses.repeat(n, 0)))
     if result.dtype.kind not in "fiub":
         raise TypeError(
@@ -158,12 +158,13 @@ cdef class CoreLoss:
     """A loss for the C core: a row of losses.h with its parameters, or a user's function.
 
     The factor of a row is exp(-beta l). width: numbers in a response; 0: l is a function of the
-    margin, and a row of y holds its label. Validation is the business of losses.py; here only what
-    would break C is checked.
+    margin, and a row of y holds its label. Of a shifted loss a row of y holds one number b more,
+    and l is taken at h + b, or at the margin y h + b. Validation is the business of losses.py; here
+    only what would break C is checked.
     """
 
     def __cinit__(self):
-        self.c.beta, self.stride = 1.0, 1
+        self.c.beta, self.base, self.stride = 1.0, 1, 1
 
     @property
     def width(self):
@@ -173,18 +174,27 @@ cdef class CoreLoss:
     def beta(self):
         return self.c.beta
 
+    cdef void set_width(self, int width):
+        self.c.width, self.base, self.stride = width, max(1, width), max(1, width)
+
+    def shift(self):
+        """Make it a shifted loss; returns itself."""
+        self.shifted, self.stride = True, self.base + 1
+        return self
+
     @staticmethod
     def table(str name, parameters=(), double beta=1.0):
         """The loss of that name in losses.h."""
         cdef CoreLoss loss = CoreLoss()
         count = LOSS_PARAMETERS[name]
-        if count == -1:                     # piecewise linear: the first number counts the knots
-            count = 2 + 4 * int(parameters[0])
+        if count == -1:                     # the first number counts the knots, or the classes
+            count = int(parameters[0])
+            count = 2 + 4 * count if name == "piecewise_linear" else 2 + count
         if len(parameters) != count or count < 0:
             raise ValueError(f"the loss {name!r} takes {count} parameters")
         loss.c.kind = _KINDS[name]
-        loss.c.width, loss.c.beta = LOSS_WIDTHS[name], beta
-        loss.stride = max(1, loss.c.width)
+        loss.set_width(LOSS_WIDTHS[name])
+        loss.c.beta = beta
         loss.parameters = np.array(tuple(parameters) or (0.0,), dtype=np.float64)
         loss.c.parameters = &loss.parameters[0]
         return loss
@@ -195,8 +205,8 @@ cdef class CoreLoss:
         cdef CoreLoss loss = CoreLoss()
         loss.value, loss.slope, loss.curvature = value, slope, curvature
         loss.c.kind = EPF_CALLBACK
-        loss.c.width, loss.c.beta = width, beta
-        loss.stride = max(1, width)
+        loss.set_width(width)
+        loss.c.beta = beta
         loss.c.callback = call_python
         loss.c.user = <void *> loss
         return loss
@@ -255,6 +265,8 @@ cdef class CoreLoss:
         error, self.error = self.error, None
         if error is not None:
             raise error
+        if self.inner is not None:
+            (<CoreLoss> self.inner).reraise()
         raise RuntimeError("the loss's C function reported an error")
 
     cdef int check_responses(self, const double[:, ::1] y, ptrdiff_t n) except -1:
@@ -264,19 +276,29 @@ cdef class CoreLoss:
             raise ValueError(f"y has shape {shape}; allowed: {(n, self.stride)}")
         return 0
 
+    cdef void to_points(self, ptrdiff_t n, const double *y, double *h) noexcept nogil:
+        """h <- what l is taken at: h + b, or y h + b, for n rows of a shifted loss."""
+        cdef ptrdiff_t i
+        for i in range(n):
+            if self.c.width == 0:
+                h[i] *= y[i * self.stride]
+            h[i] += y[i * self.stride + self.base]
+
     def at(
         self, const double[::1] h, double[::1] value, slope=None, curvature=None,
         const double[:, ::1] y=None,
     ):
         """Fill value, and slope and curvature where arrays are given, at h.
 
-        h are margins where the width is 0. Else y (n, width) holds their responses.
+        h are margins where the width is 0, and y is not looked at. Else, and for a shifted loss, y
+        holds the responses, and h are latent values.
         """
         cdef double[::1] s, c
         cdef double *slope_out = NULL
         cdef double *curvature_out = NULL
         cdef const double *responses = NULL
-        cdef ptrdiff_t n = h.shape[0]
+        cdef double[::1] points
+        cdef ptrdiff_t n = h.shape[0], i
         cdef int failed
         if n == 0:
             return
@@ -286,12 +308,21 @@ cdef class CoreLoss:
         if curvature is not None:
             c = curvature
             curvature_out = &c[0]
+        if self.shifted:
+            self.check_responses(y, n)
+            shifted = np.array(h)
+            h = points = shifted
+            with nogil:
+                self.to_points(n, &y[0, 0], &points[0])
         if self.c.width > 0:
             self.check_responses(y, n)
             responses = &y[0, 0]
         with nogil:
             failed = kernels.loss(
-                &self.c, n, &h[0], responses, self.c.width, &value[0], slope_out, curvature_out
+                &self.c, n, &h[0], responses, self.stride, &value[0], slope_out, curvature_out
             )
+        if slope is not None and self.shifted and self.c.width == 0:
+            for i in range(n):
+                s[i] *= y[i, 0]
         if failed:
             self.reraise()

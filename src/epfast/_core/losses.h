@@ -23,15 +23,24 @@
  *     odd = l(h + delta) - l(h - delta),  even = l(h + delta) + l(h - delta) - 2 l(h),
  * as precise for small steps as for large ones; LOGISTIC, PROBIT and PIECEWISE exploit a form.
  * Moments kernels (simd/tilted.h): NONE; the closed form of the name; SMOOTH for a loss that is convex
- * and analytic in h, and changes with h over lengths of 1 or more. What a kernel does not do is left
- * to adaptive quadrature. */
+ * and analytic in h, and changes with h over lengths of 1 or more; NEGATIVE_BINOMIAL, GAMMA, WEIBULL
+ * and ORDINAL_LOGIT by way of such losses. What a kernel does not do is left to adaptive
+ * quadrature. */
 #define EPF_LOSSES(X)                                                                              \
     X(logistic, 0, 0, LOGISTIC, LOGISTIC)                                                          \
     X(probit, 0, 0, PROBIT, PROBIT)                                                                \
     X(squared_hinge, 0, 0, VALUES, SQUARED_HINGE)                                                  \
     X(piecewise_linear, -1, 0, PIECEWISE, PIECEWISE)                                               \
     X(poisson, 0, 2, DIFFERENCES, SMOOTH)                                                          \
-    X(binomial, 0, 3, DIFFERENCES, SMOOTH)
+    X(binomial, 0, 3, DIFFERENCES, SMOOTH)                                                         \
+    X(negative_binomial, 2, 2, DIFFERENCES, NEGATIVE_BINOMIAL)                                     \
+    X(gamma, 3, 2, VALUES, GAMMA)                                                                  \
+    X(weibull, 2, 2, DIFFERENCES, WEIBULL)                                                         \
+    X(gaussian, 1, 2, DIFFERENCES, GAUSSIAN)                                                       \
+    X(interval, 1, 2, VALUES, INTERVAL)                                                            \
+    X(ordinal_probit, -1, 1, VALUES, INTERVAL)                                                     \
+    X(ordinal_logit, -1, 1, DIFFERENCES, ORDINAL_LOGIT)                                            \
+    X(student_t, 4, 0, DIFFERENCES, STUDENT)
 
 /* log(1 + exp(-m)) */
 EPF_INLINE void epf_logistic(vd m, const vd *y, const double *p, vd *value, vd *slope, vd *curvature)
@@ -165,6 +174,329 @@ EPF_INLINE void epf_binomial_differences(vd h, vd delta, const vd *y, const doub
     }
     *odd = y[1] * v_flip(2.0 * up - second, delta) - 2.0 * y[0] * delta;
     *even = y[1] * second;
+}
+
+/* log Gamma(x) less (x - 1/2) log x - x + log(2 pi) / 2, x >= 8 */
+EPF_INLINE vd v_stirling_rest(vd x)
+{
+    vd u = 1.0 / x, z = u * u, q = v_set(1.0 / 156.0);
+    q = q * z - 691.0 / 360360.0;
+    q = q * z + 1.0 / 1188.0;
+    q = q * z - 1.0 / 1680.0;
+    q = q * z + 1.0 / 1260.0;
+    q = q * z - 1.0 / 360.0;
+    q = q * z + 1.0 / 12.0;
+    return q * u;
+}
+
+/* log Gamma(y + r) - log Gamma(r), y >= 0, r > 1e-150 */
+EPF_INLINE vd v_log_rising(vd y, double r)
+{
+    double from = r < 8.0 ? r + 8.0 : r;
+    vd at = v_set(from), grown = v_log1p(y / from), over = v_set(1.0), under = over;
+    vd result = ((y + (from - 0.5)) * grown - y) + y * v_log(at);
+    result += v_stirling_rest(y + from) - v_stirling_rest(at);
+    if (r >= 8.0) return result;
+    for (int i = 0; i < 8; i++) over *= (y + (r + i)) / (r + i);
+    return result - v_log(over * under);
+}
+
+/* Negative binomial, mean exp(h) and size r: a binomial of y + r trials at h - log r; from
+ * y = (count, log count!) and p = (r, log r) */
+EPF_INLINE void v_trials_of(const vd *y, const double *p, vd *trials)
+{
+    trials[0] = y[0];
+    trials[1] = y[0] + p[0];
+    trials[2] = v_log_rising(y[0], p[0]) - y[1];
+}
+
+EPF_INLINE void epf_negative_binomial(vd h, const vd *y, const double *p, vd *value, vd *slope,
+                                      vd *curvature)
+{
+    vd trials[3];
+    v_trials_of(y, p, trials);
+    epf_binomial(h - p[1], trials, NULL, value, slope, curvature);
+}
+
+EPF_INLINE void epf_negative_binomial_differences(vd h, vd delta, const vd *y, const double *p, vd *odd,
+                                                  vd *even)
+{
+    vd trials[3] = {y[0], y[0] + p[0], y[0]};
+    epf_binomial_differences(h - p[1], delta, trials, NULL, odd, even);
+}
+
+/* Times t with a hazard that is a power of t: Poisson losses of w = rate (log t - h) + shift. */
+
+EPF_INLINE void v_of_times(vd h, const vd *count, double rate, vd origin, vd *value, vd *slope, vd *curvature)
+{
+    epf_poisson(rate * (origin - h), count, NULL, value, slope, curvature);
+    *slope = -rate * *slope;
+    *curvature = rate * rate * *curvature;
+}
+
+/* -log Q(k, exp(w)), Q the upper incomplete gamma function, and its derivatives by w: with x = exp(w) and the
+ * hazard H = x^k exp(-x) / (Gamma(k) Q) they are H and H (k - x + H). Up to x = k + 1 by the series of 1 - Q,
+ * beyond by the continued fraction H = x + 1 - k - D; p = (k, log k, log Gamma(k)). */
+#define GAMMA_TERMS 5000
+
+EPF_INLINE void v_gamma_tail(vd w, const double *p, vd *value, vd *slope, vd *curvature)
+{
+    const double k = p[0];
+    vd zero = v_set(0.0), one = v_set(1.0), at = v_min(w, v_set(700.0)), x = v_exp(at);
+    vd log_f = k * v_max(at, v_set(-1e300)) - x - p[2], f = v_exp(log_f);
+    vi above = V_MASK(x > k + 1.0);
+    *value = *slope = *curvature = zero;
+    if (v_any(~above)) {
+        vd term = v_select(above, zero, one), sum = term;
+        for (int n = 1; n < GAMMA_TERMS && v_any(V_MASK(term > 1e-17 * sum)); n++) {
+            term *= x / (k + n);
+            sum += term;
+        }
+        vd P = f * sum / k;
+        *value = -v_log1p(-P);
+        *slope = f / (1.0 - P);
+        *curvature = *slope * (k - x + *slope);
+    }
+    if (v_any(above)) {
+        /* as many terms as make it precise, measured: own to a site, whatever its neighbours */
+        vd y = v_select(above, x, v_set(INFINITY)), D = zero, terms;
+        double lanes[VW], most = 0.0;
+        terms = 6.0 + ((10.0 + 90.0 / (1.0 + k) + 3.0 * sqrt(k)) * (k + 1.0)) / y;
+        v_store(lanes, terms);
+        for (int i = 0; i < VW; i++) most = lanes[i] > most ? lanes[i] : most;
+        for (int j = (int)most; j > 0; j--) {
+            vd next = (j * (j - k)) / (y + (2.0 * j + 1.0 - k) - D);
+            D = v_select(V_MASK(terms >= (double)j), next, zero);
+        }
+        vd H = (y + (1.0 - k)) - D;
+        *value = v_select(above, v_log(H) - log_f, *value);
+        *slope = v_select(above, H, *slope);
+        *curvature = v_select(above, H * (1.0 - D), *curvature);
+    }
+    vi nan = V_MASK(w != w);
+    *value = v_select(nan, w, *value);
+    *slope = v_select(nan, w, *slope);
+    *curvature = v_select(nan, w, *curvature);
+}
+
+/* Gamma, mean exp(h) and shape k: a count of k at log k t - h, or where t is censored the tail; from
+ * y = (log t, 1, or 0 if censored) and p = (k, log k, log Gamma(k)) */
+EPF_INLINE void v_gamma_count(const vd *y, const double *p, vd *count, vd *origin)
+{
+    count[0] = v_set(p[0]);
+    count[1] = y[0] + p[2];
+    *origin = y[0] + p[1];
+}
+
+EPF_INLINE void epf_gamma(vd h, const vd *y, const double *p, vd *value, vd *slope, vd *curvature)
+{
+    vd count[2], origin, tail[3];
+    v_gamma_count(y, p, count, &origin);
+    v_of_times(h, count, 1.0, origin, value, slope, curvature);
+    vi censored = V_MASK(y[1] == 0.0);
+    if (!v_any(censored)) return;
+    v_gamma_tail(origin - h, p, tail, tail + 1, tail + 2);
+    *value = v_select(censored, tail[0], *value);
+    *slope = v_select(censored, -tail[1], *slope);
+    *curvature = v_select(censored, tail[2], *curvature);
+}
+
+/* Weibull, scale exp(h) and shape k: a count of 0 (censored) or 1 at k (log t - h); from
+ * y = (log t, count) and p = (k, log k) */
+EPF_INLINE void v_weibull_count(const vd *y, const double *p, vd *count)
+{
+    count[0] = y[1];
+    count[1] = y[1] * (y[0] - p[1]);
+}
+
+EPF_INLINE void epf_weibull(vd h, const vd *y, const double *p, vd *value, vd *slope, vd *curvature)
+{
+    vd count[2];
+    v_weibull_count(y, p, count);
+    v_of_times(h, count, p[0], y[0], value, slope, curvature);
+}
+
+EPF_INLINE void epf_weibull_differences(vd h, vd delta, const vd *y, const double *p, vd *odd, vd *even)
+{
+    vd count[2];
+    v_weibull_count(y, p, count);
+    epf_poisson_differences(p[0] * (y[0] - h), -p[0] * delta, count, NULL, odd, even);
+}
+
+/* Gaussian noise, from y = (value, share of the variance) and p = (variance) */
+EPF_INLINE void epf_gaussian(vd h, const vd *y, const double *p, vd *value, vd *slope, vd *curvature)
+{
+    vd variance = p[0] * y[1], per = 1.0 / variance, off = h - y[0];
+    *value = 0.5 * v_log(variance) + (V_LOG_SQRT_2PI + 0.5 * (off * off) * per);
+    *slope = off * per;
+    *curvature = per;
+}
+
+EPF_INLINE void epf_gaussian_differences(vd h, vd delta, const vd *y, const double *p, vd *odd, vd *even)
+{
+    vd per = 1.0 / (p[0] * y[1]);
+    *odd = 2.0 * (h - y[0]) * delta * per;
+    *even = delta * delta * per;
+}
+
+/* -log of the probability that N(h, variance) lies between lower and upper, which may be infinite; of its
+ * density where they are equal. Seen from the end nearer to h, at near sd, the interval reaches to near + w,
+ * near + w / 2 >= 0, and with J_n = int_0^w t^n exp(-near t - t^2/2) dt
+ *     Z = phi(near) J_0,    dlZ = (1 - rho) / J_0,    rho = phi(near + w) / phi(near),
+ *     d2lZ = J_2 / J_0 - (J_1 / J_0)^2 - 1 = (near - (near + w) rho) / J_0 - dlZ^2
+ * in units of sd: the latter where near < 0, for then no term cancels another. J by Gauss-Legendre in
+ * a narrow interval, else from the tails; 1 - Z is the sum of both where h is inside. */
+#define INTERVAL_FAR 1e4                /* sd: as good as infinite */
+
+EPF_INLINE void v_interval(vd lower, vd upper, vd h, vd variance, vd *value, vd *slope, vd *curvature)
+{
+    static const double node[8] = {
+        0.019855071751231884, 0.10166676129318664, 0.2372337950418355, 0.4082826787521751,
+        0.591717321247825, 0.7627662049581645, 0.8983332387068134, 0.9801449282487681};
+    static const double gauss[8] = {
+        0.05061426814518813, 0.11119051722668724, 0.15685332293894363, 0.181341891689181,
+        0.181341891689181, 0.15685332293894363, 0.11119051722668724, 0.05061426814518813};
+    enum { U = 2 };
+    vd zero = v_set(0.0), per_sd = 1.0 / v_sqrt(variance);
+    vd a = (lower - h) * per_sd, b = (upper - h) * per_sd;
+    vi flipped = V_MASK(a + b < 0.0), equal = V_MASK(lower == upper);
+    vd near = v_max(v_select(flipped, -b, a), v_set(-INTERVAL_FAR));
+    vd w = v_min((upper - lower) * per_sd, v_set(2.0 * INTERVAL_FAR)), far = near + w;
+    vi inside = V_MASK(near < 0.0), narrow = V_MASK(w * (v_abs(near) + w) < 3.0);
+    vd fall = v_max(-w * (near + 0.5 * w), v_set(-600.0)), rho = v_exp(fall), less = -v_expm1(fall);
+    vd J0 = zero, J1 = zero, J2 = zero, both = zero, g = v_gauss(near);
+    if (v_any(~narrow)) {
+        vd R, Q, P, S, T;
+        v_tail(v_max(far, zero), &S, &T, &P);
+        J1 = rho * (T + w * S);
+        J2 = rho * (P + w * (2.0 * T + w * S));
+        v_tail(v_abs(near), &R, &Q, &P);
+        both = g * (R + rho * S) * (1.0 / V_SQRT_2PI);
+        J0 = R - rho * S;
+        J1 = Q - J1;
+        J2 = P - J2;
+    }
+    if (v_any(narrow)) {
+        vd G0 = zero, G1 = zero, G2 = zero, t[2], f[2];
+        vd part = v_select(narrow, w, zero);        /* of the others subnormal numbers would come */
+        for (int j = 0; j < 8; j += U) {
+            for (int i = 0; i < U; i++) t[i] = part * node[j + i];
+            for (int i = 0; i < U; i++) f[i] = -t[i] * (near + 0.5 * t[i]);
+            v_exp_each(U, f, f);
+            for (int i = 0; i < U; i++) {
+                f[i] *= gauss[j + i];
+                G0 += f[i];
+                f[i] *= t[i];
+                G1 += f[i];
+                G2 += f[i] * t[i];
+            }
+        }
+        J0 = v_select(narrow, w * G0, J0);
+        J1 = v_select(narrow, w * G1, J1);
+        J2 = v_select(narrow, w * G2, J2);
+    }
+    vi whole = inside & ~narrow;
+    J0 = v_select(whole, (1.0 - both) * V_SQRT_2PI / g, J0);
+    vd per_J = 1.0 / J0, mean = J1 * per_J, first = less * per_J;
+    vd second = v_select(inside, first * first - (near - far * rho) * per_J, 1.0 - (J2 * per_J - mean * mean));
+    vd size = 0.5 * near * near + V_LOG_SQRT_2PI;
+    *value = v_select(whole, -v_log1p(-both), size - v_log(J0));
+    if (v_any(equal)) {
+        *value = v_select(equal, size - v_log(per_sd), *value);
+        first = v_select(equal, near, first);
+        second = v_select(equal, v_set(1.0), second);
+    }
+    vi nan = V_MASK(h != h);
+    *value = v_select(nan, h, *value);
+    *slope = v_select(nan, h, v_select(flipped, first, -first) * per_sd);
+    *curvature = v_select(nan, h, second * per_sd * per_sd);
+}
+
+/* Gaussian noise, observed to lie between two ends: y = (lower, upper), p = (variance) */
+EPF_INLINE void epf_interval(vd h, const vd *y, const double *p, vd *value, vd *slope, vd *curvature)
+{
+    v_interval(y[0], y[1], h, v_set(p[0]), value, slope, curvature);
+}
+
+/* Ordered classes 0 to K - 1, from y = (class) and p = (K, c_0 = -inf, c_1 < ..., c_K = inf): h plus noise
+ * is between c_k and c_k+1. */
+EPF_INLINE void v_cuts(vd at, const double *p, vd *lower, vd *upper)
+{
+    double k[VW], low[VW], high[VW];
+    v_store(k, at);
+    for (int i = 0; i < VW; i++) {
+        low[i] = p[1 + (int)k[i]];
+        high[i] = p[2 + (int)k[i]];
+    }
+    *lower = v_load(low);
+    *upper = v_load(high);
+}
+
+EPF_INLINE void epf_ordinal_probit(vd h, const vd *y, const double *p, vd *value, vd *slope, vd *curvature)
+{
+    vd lower, upper;
+    v_cuts(y[0], p, &lower, &upper);
+    v_interval(lower, upper, h, v_set(1.0), value, slope, curvature);
+}
+
+/* Of logistic noise: the product of two logistic functions and a constant, 1 - exp(-width), whose logarithm is
+ * cuts[2]. */
+EPF_INLINE void v_logit_cuts(const vd *y, const double *p, vd *cuts)
+{
+    v_cuts(y[0], p, &cuts[0], &cuts[1]);
+    vd width = cuts[1] - cuts[0];
+    cuts[2] = v_select(V_MASK(width > 0.7), v_log1p(-v_exp(-width)), v_log(-v_expm1(-width)));
+}
+
+EPF_INLINE void epf_ordinal_logit(vd h, const vd *y, const double *p, vd *value, vd *slope, vd *curvature)
+{
+    vd cuts[3], above[3], below[3];
+    v_logit_cuts(y, p, cuts);
+    epf_logistic(h - cuts[0], NULL, NULL, &above[0], &above[1], &above[2]);
+    epf_logistic(cuts[1] - h, NULL, NULL, &below[0], &below[1], &below[2]);
+    *value = (above[0] + below[0]) - cuts[2];
+    *slope = above[1] - below[1];
+    *curvature = above[2] + below[2];
+}
+
+EPF_INLINE void epf_ordinal_logit_differences(vd h, vd delta, const vd *y, const double *p, vd *odd,
+                                              vd *even)
+{
+    vd zero = v_set(0.0), one = v_set(1.0), lower, upper, odd_below, even_below;
+    vd success[2] = {one, one}, failure[2] = {zero, one};
+    v_cuts(y[0], p, &lower, &upper);
+    epf_binomial_differences(h - lower, delta, success, NULL, odd, even);
+    epf_binomial_differences(h - upper, delta, failure, NULL, &odd_below, &even_below);
+    vi none = V_MASK(lower == -INFINITY), none_below = V_MASK(upper == INFINITY);
+    *odd = v_select(none, zero, *odd) + v_select(none_below, zero, odd_below);
+    *even = v_select(none, zero, *even) + v_select(none_below, zero, even_below);
+}
+
+/* Student's t, of the margin, p = (df, scale, constant, another of tilted.h) */
+EPF_INLINE void epf_student_t(vd m, const vd *y, const double *p, vd *value, vd *slope, vd *curvature)
+{
+    const double unit = sqrt(p[0]) * p[1], half = 0.5 * (p[0] + 1.0);
+    (void)y;
+    vd size = v_abs(m) * (1.0 / unit), q = v_min(size, v_set(1e70)), square = q * q;
+    vd per = 1.0 / (1.0 + square), nan = v_select(V_MASK(m != m), m, v_set(0.0));
+    *value = half * v_select(V_MASK(size > 1e8), 2.0 * v_log(size), v_log1p(square)) + (p[2] + nan);
+    *slope = v_flip(q * (2.0 * half / unit), m) * per + nan;
+    *curvature = ((1.0 - square) * (2.0 * half / (unit * unit))) * per * per + nan;
+}
+
+/* log((1 + (q + d)^2) / (1 + (q - d)^2)), and that of their product over (1 + q^2)^2 */
+EPF_INLINE void epf_student_t_differences(vd m, vd delta, const vd *y, const double *p, vd *odd, vd *even)
+{
+    const double per_unit = 1.0 / (sqrt(p[0]) * p[1]), half = 0.5 * (p[0] + 1.0);
+    (void)y;
+    vd q = v_min(v_abs(m) * per_unit, v_set(1e70)), d = v_min(v_abs(delta) * per_unit, v_set(1e70));
+    vd low = 1.0 + (q - d) * (q - d), high = 1.0 + (q + d) * (q + d), middle = 1.0 + q * q;
+    vd per = d / middle, ratio = (2.0 * (1.0 - q * q) + d * d) * per * per;
+    vd step = v_log1p(4.0 * q * d / low), second = v_log1p(ratio);
+    vi apart = V_MASK(ratio < -0.5);
+    if (v_any(apart)) second = v_select(apart, v_log(high / middle) + v_log(low / middle), second);
+    *odd = half * v_flip(v_flip(step, m), delta);
+    *even = half * second;
 }
 
 #endif

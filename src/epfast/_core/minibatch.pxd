@@ -27,6 +27,8 @@ ctypedef struct Minibatch:      # the rows of one factor
     bint single                 # whether they are floats
     const double *sign          # labels, which turn h into margins; NULL: none to fold in
     const double *responses     # NULL: a loss of the margin
+    const double *shift         # added to h, or to the margin; NULL: all 0
+    const double *given         # labels or responses with their shifts, as they came
     const double *weight        # NULL: all 1
     double copies               # of a factor of one row, which share the site; else 1
 
@@ -80,7 +82,7 @@ cdef class MinibatchSweep:
     cdef double[:, ::1] points              # a general rule, standardised, (z, d)
     cdef double[::1] weights, point_values, newton_work, alpha
     cdef double[:, ::1] basis
-    cdef double[::1] scratch, memory, hessian
+    cdef double[::1] scratch, memory, hessian, apart
     cdef RowScratch row
     cdef ColumnScratch column
     cdef public double log_scale_total
@@ -89,6 +91,7 @@ cdef class MinibatchSweep:
     cdef void take_rows(
         self, Minibatch *rows, ptrdiff_t s, const double *x, ptrdiff_t ld, const double *y
     ) noexcept nogil
+    cdef const double *taken_apart(self, Minibatch *rows, const double *y) noexcept nogil
     cdef void margins(self, const Minibatch *rows, const double *theta, double *m) noexcept nogil
     cdef void sums(
         self, const Minibatch *rows, const double *c, const double *w, double *g, double *h
@@ -100,6 +103,7 @@ cdef class MinibatchSweep:
     cdef Status fit(self, const Minibatch *rows, double beta, double *c) noexcept nogil
     cdef Status scalar(self, const Minibatch *rows, double power, double *c) noexcept nogil
     cdef double total(self, const Minibatch *rows, const double *value) noexcept nogil
+    cdef void arguments(self, const Minibatch *rows, const double *theta, double *m) noexcept nogil
     cdef Status margins_at_mean(self, const Minibatch *rows) noexcept nogil
     cdef int pairs(
         self, const Minibatch *rows, ptrdiff_t first, ptrdiff_t after, const double *mu, double *D,

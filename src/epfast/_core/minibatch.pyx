@@ -137,6 +137,8 @@ cdef class MinibatchSweep:
         self.flat_start = flat_start
 
         self.lay_out(d)
+        if loss.shifted:
+            self.apart = np.empty(max_rows * loss.stride)
         if self.scheme == LAPLACE:
             p = min(d, max_rows)
             # Hessian in the smaller of the two spaces and its factor, scaled rows
@@ -186,6 +188,14 @@ cdef class MinibatchSweep:
             rows.s, self.d, rows.numbers, rows.single, rows.ld, rows.sign, theta, m
         )
 
+    cdef void arguments(self, const Minibatch *rows, const double *theta, double *m) noexcept nogil:
+        """What the loss is taken at: the margins and their shifts."""
+        cdef ptrdiff_t k
+        self.margins(rows, theta, m)
+        if rows.shift != NULL:
+            for k in range(rows.s):
+                m[k] += rows.shift[k]
+
     cdef void sums(
         self, const Minibatch *rows, const double *c, const double *w, double *g, double *h
     ) noexcept nogil:
@@ -221,10 +231,25 @@ cdef class MinibatchSweep:
         """rows <- s rows of x with their labels or responses y; NULL: the labels are in x."""
         rows.s, rows.x, rows.ld = s, x, ld
         rows.numbers, rows.single = x, False
+        rows.given, rows.shift = y, NULL
+        if self.loss.shifted and y != NULL:
+            y = self.taken_apart(rows, y)
         rows.sign = y if self.loss.c.width == 0 else NULL
         rows.responses = y if self.loss.c.width > 0 else NULL
         rows.weight = NULL
         rows.copies = 1.0
+
+    cdef const double *taken_apart(self, Minibatch *rows, const double *y) noexcept nogil:
+        """rows.shift <- the shifts of a shifted loss; returns y without them."""
+        cdef double *shift = &self.apart[0]
+        cdef double *rest = shift + self.max_rows
+        cdef ptrdiff_t k, j, base = self.loss.base
+        for k in range(rows.s):
+            for j in range(base):
+                rest[k * base + j] = y[k * self.loss.stride + j]
+            shift[k] = y[k * self.loss.stride + base]
+        rows.shift = shift
+        return rest
 
     cdef Status fit(self, const Minibatch *rows, double beta, double *c) noexcept nogil:
         """From mu and v: b and tau, and c = log g(mu). Of t^power, divided by the power again."""
@@ -257,7 +282,7 @@ cdef class MinibatchSweep:
     cdef Status margins_at_mean(self, const Minibatch *rows) noexcept nogil:
         """m from mu."""
         cdef ptrdiff_t k
-        self.margins(rows, self.column.mu, self.row.m)
+        self.arguments(rows, self.column.mu, self.row.m)
         for k in range(rows.s):
             if not isfinite(self.row.m[k]):
                 self.bad_row = k
@@ -272,7 +297,6 @@ cdef class MinibatchSweep:
         the fit over the cavity Z.
         """
         cdef const double *x = rows.x
-        cdef const double *y = rows.responses
         cdef double spread = 0.0, h = self.row.m[0], rest, lZ = 0.0, dlZ = 0.0, d2lZ = 0.0
         cdef Status status
         cdef ptrdiff_t j
@@ -283,14 +307,15 @@ cdef class MinibatchSweep:
                 self.column.tau[j] = self.column.b[j] = 0.0
             c[0] = 0.0
             return OK
-        if rows.sign != NULL:               # from the margin back to h
-            y = rows.sign
-            h *= y[0]
+        if rows.shift != NULL:              # from the margin back to x.theta
+            h -= rows.shift[0]
+        if rows.sign != NULL:
+            h *= rows.sign[0]
         for j in range(self.d):
             spread += x[j] * x[j] * self.column.v[j]
         if spread == 0.0:                   # a row of zeros: its factor is the number t(0)
             spread = 1e-300
-        status = self.moments.at(y, h, spread, power, &lZ, &dlZ, &d2lZ)
+        status = self.moments.at(rows.given, h, spread, power, &lZ, &dlZ, &d2lZ)
         if status == CALLBACK_FAILED:
             return CALLBACK_FAILED
         if status != OK or not isfinite(spread):
@@ -335,7 +360,7 @@ cdef class MinibatchSweep:
         cdef double w, total = NAN
         cdef Status status
         kernels.steps(self.d, self.gamma, self.column.v, self.column.step)
-        if rows.weight == NULL and self.loss.c.kind != EPF_CALLBACK:
+        if rows.weight == NULL and rows.shift == NULL and self.loss.c.kind != EPF_CALLBACK:
             self.pairs(rows, 0, rows.s, self.column.mu, self.column.b, self.column.tau, &total)
             for k in range(rows.s):
                 if not isfinite(self.row.m[k]):
@@ -586,7 +611,7 @@ cdef class MinibatchSweep:
             if change <= self.tolerance * self.tolerance * size:
                 break
 
-        self.margins(rows, theta, self.row.m)
+        self.arguments(rows, theta, self.row.m)
         status = self.expand(rows, beta, c)
         for j in range(d):                              # from about theta to about mu
             change = theta[j] - mu[j]
@@ -673,7 +698,7 @@ cdef class MinibatchSweep:
         cdef double c = 0.0
         cdef Minibatch rows
         cdef Status status
-        if y is not None or self.loss.c.width > 0:
+        if y is not None or self.loss.c.width > 0 or self.loss.shifted:
             self.loss.check_responses(y, X.shape[0])
         precision, shift = np.empty(self.d), np.empty(self.d)
         cdef double[::1] p = precision
@@ -715,7 +740,7 @@ cdef class MinibatchSweep:
                 and is_shaped(&views, 1, d, 1) and is_shaped(&views, 2, d, 1)
                 and is_shaped(&views, 3, d, 1) and is_shaped(&views, 4, d, 1)
                 and (is_shaped(&views, 5, s, self.loss.stride) if y is not None
-                     else self.loss.c.width == 0)
+                     else self.loss.c.width == 0 and not self.loss.shifted)
             ):
                 raise ValueError(
                     f"the arrays have shapes {[np.shape(x) for x in (X, mean, variance, y)]} and "
@@ -738,7 +763,9 @@ cdef class MinibatchSweep:
             raise ValueError(
                 "mean or variance is out of range; allowed: finite numbers, variances positive"
             )
-        if self.loss.c.width == 0 and y is not None and not (np.abs(y) == 1.0).all():
+        if self.loss.c.width == 0 and y is not None and not (
+            np.abs(np.reshape(y, (s, -1))[:, 0]) == 1.0
+        ).all():
             raise ValueError("y holds other numbers than -1 and +1; allowed: -1 and +1")
         self.raise_for(status, 0, name)
         raise FloatingPointError("the scheme found no fit of this factor")

@@ -27,6 +27,7 @@ from epfast._core.rows cimport Rows, Units, in_range, long_enough, square, subtr
 from epfast._core.site cimport HEAVY, POINT, SMALLEST, cavity, new_site, settle, site
 from epfast._core.status cimport CALLBACK_FAILED, NOT_FINITE, OK, Status
 from epfast._core.tilted cimport TiltedMoments
+from epfast._core.vector cimport kernels
 
 cdef enum:
     FEWEST = 64                 # rows of a part
@@ -304,8 +305,24 @@ cdef class ParallelSweep:
         cdef double *copies = &self.work[8, 0]
         cdef double t = 0.0, b = 0.0, g = 0.0
         cdef ptrdiff_t j, stride = self.moments.loss.stride
-        cdef bint refused = False
+        cdef bint refused = False, fitted = False
         cdef Status status
+        # of whole rows without weights, all at once
+        if (
+            weight == NULL and not self.moments.may_be_exact()
+            and kernels.cavities(q, self.power, SMALLEST, h, s, tau, nu, m, v)
+        ):
+            for j in range(q):
+                power[j] = self.power
+            status = self.moments.batch(q, y, m, v, power, lZ, dlZ, d2lZ, &self.failed[0])
+            if status == CALLBACK_FAILED:
+                return status
+            if kernels.fit_sites(
+                q, 1.0 / self.power, self.damping, SMALLEST, h, s, m, v, lZ, dlZ, d2lZ, tau, nu,
+                scale, &self.residual
+            ):
+                return OK
+            fitted = True
         for j in range(q):
             copies[j] = 1.0 if weight == NULL else fmax(1.0, weight[j])
             power[j] = self.power * (1.0 if weight == NULL else fmin(1.0, weight[j]))
@@ -314,10 +331,21 @@ cdef class ParallelSweep:
             ):
                 copies[j] = 0.0                 # refused, or a row of weight 0
                 m[j], v[j] = 0.0, 1.0
-        status = self.moments.batch(q, y, m, v, power, lZ, dlZ, d2lZ, &self.failed[0])
-        if status == CALLBACK_FAILED:
-            return status
+        if not fitted:
+            status = self.moments.batch(q, y, m, v, power, lZ, dlZ, d2lZ, &self.failed[0])
+            if status == CALLBACK_FAILED:
+                return status
         for j in range(q):
+            if power[j] > 0.0 and self.moments.exact(
+                y + j * stride, (1.0 if weight == NULL else weight[j]), &t, &b, &g
+            ):
+                self.residual = fmax(self.residual, fabs(t - tau[j]) * s[j])
+                self.residual = fmax(
+                    self.residual, fabs(b - nu[j] - (t - tau[j]) * h[j]) * sqrt(s[j])
+                )
+                if self.damping > 0.0:          # what is known at once needs none
+                    tau[j], nu[j], scale[j] = t, b, g
+                continue
             if copies[j] == 0.0 or self.failed[j] or not site(
                 m[j], v[j], lZ[j], dlZ[j], d2lZ[j], copies[j] / self.power, &t, &b, &g
             ):

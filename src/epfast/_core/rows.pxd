@@ -39,6 +39,10 @@ cdef class Units(Rows):
     ) noexcept nogil
 
 
+cdef class Duals(Rows):
+    cdef const double[::1] variance, offset
+
+
 cdef void subtract_weighted(
     blas_int d, blas_int q, const double *weight, const double *V, double *W, double *C
 ) noexcept nogil

@@ -3,6 +3,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from epfast._core._types import Array
+
 class Rows:
     n: int
     d: int
@@ -11,3 +13,6 @@ class Rows:
 
 class Units(Rows):
     def __init__(self, index: NDArray[np.intp], d: int) -> None: ...
+
+class Duals(Rows):
+    def __init__(self, rows: Array, variance: Array, offset: Array) -> None: ...

@@ -292,3 +292,35 @@ cdef class Units(Rows):
         for j in range(q):
             for i in range(q):
                 S[j * q + i] = V[j * self.d + self.index[first + i]]
+
+
+cdef class Duals(Rows):
+    """Coordinates j of weights N(mu, Sigma), by n numbers each in place of d.
+
+    Sigma = D - D X' R X D and mu = D (shift + X' alpha), with D the inverse of precisions of single
+    weights. Sweeps update -R and alpha as if they were Sigma and mu: with the rows a_j = D_j X' e_j
+    the covariance of weights i and j is (i = j) D_j - a_i' R a_j, and R a_j takes the place of
+    their column of Sigma. variance (n,) holds D_j, offset D_j shift_j.
+    """
+
+    def __init__(self, rows, variance, offset):
+        super().__init__(rows)
+        self.variance, self.offset = variance, offset
+        long_enough("variance", self.variance.shape[0], self.n)
+        long_enough("offset", self.offset.shape[0], self.n)
+
+    cdef void times_vector(
+        self, ptrdiff_t first, blas_int q, const double *x, double *out
+    ) noexcept nogil:
+        cdef ptrdiff_t j
+        Rows.times_vector(self, first, q, x, out)
+        for j in range(q):
+            out[j] += self.offset[first + j]
+
+    cdef void times_rows(
+        self, ptrdiff_t first, blas_int q, double *V, double *S
+    ) noexcept nogil:
+        cdef ptrdiff_t j
+        Rows.times_rows(self, first, q, V, S)
+        for j in range(q):
+            S[j * q + j] += self.variance[first + j]

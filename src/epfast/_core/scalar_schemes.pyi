@@ -1,6 +1,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from epfast._core._types import Array
 from epfast._core.loss import CoreLoss
 from epfast._core.tilted import SiteScheme
 
@@ -8,6 +9,9 @@ SITE_SIGNATURE: str
 
 class FactorScheme(SiteScheme):
     def __init__(self, loss: CoreLoss, **arguments: Any) -> None: ...
+
+class ScaleMixture(SiteScheme):
+    def __init__(self, loss: CoreLoss, weight: Array, variance: Array) -> None: ...
 
 class Sampling(SiteScheme):
     def __init__(self, loss: CoreLoss, samples: int, seed: int) -> None: ...

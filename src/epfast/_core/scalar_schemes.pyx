@@ -17,6 +17,10 @@ from epfast._core.status cimport CALLBACK_FAILED, NO_FIT, OK, Status
 from epfast._core.tilted cimport SiteScheme
 from epfast._core.vector cimport kernels
 
+cdef double LOG_SQRT_2PI = 0.918938533204672741780329736405618
+# of the variance of a cavity, what is nothing beside it
+cdef double NOTHING = 1e-22
+
 
 cdef class FactorScheme(SiteScheme):
     """A scheme of ``minibatch.pyx``; arguments of ``MinibatchSweep`` but loss, d and rows.
@@ -38,7 +42,7 @@ cdef class FactorScheme(SiteScheme):
         cdef Minibatch rows
         cdef Status status
         self.factors.take_rows(&rows, 1, &one, 1, NULL)
-        rows.responses = y
+        rows.responses = y                      # its shift is in m
         self.factors.column.mu[0], self.factors.column.v[0] = m, v
         status = self.factors.fit(&rows, self.loss.c.beta * power, &c)
         if status == CALLBACK_FAILED:
@@ -50,6 +54,65 @@ cdef class FactorScheme(SiteScheme):
         lZ[0] = c - 0.5 * log(ratio) + 0.5 * b * b * v / ratio
         dlZ[0] = b / ratio
         d2lZ[0] = -tau / ratio
+        return OK
+
+
+cdef class ScaleMixture(SiteScheme):
+    """Sites t(h) = sum_k exp(weight_k) N(h; 0, variance_k), with points for variances of 0; O(K).
+
+    Variances are increasing. Those far below that of the cavity count as one.
+    """
+
+    cdef const double[::1] weight, variance, total
+    cdef double[::1] share, inverse
+
+    def __init__(self, CoreLoss loss not None, weight, variance):
+        self.loss = loss
+        self.weight = np.array(weight, dtype=np.float64)
+        self.variance = np.array(variance, dtype=np.float64)
+        if self.weight.shape[0] != self.variance.shape[0] or self.weight.shape[0] == 0:
+            raise ValueError("weight and variance differ in length, or are empty")
+        if not (np.diff(variance) > 0.0).all():
+            raise ValueError("variance is not increasing")
+        self.total = np.logaddexp.accumulate(weight)
+        self.share, self.inverse = np.empty((2, self.weight.shape[0]))
+
+    cdef Status at(
+        self, const double *y, double m, double v, double power, double *lZ, double *dlZ,
+        double *d2lZ
+    ) noexcept nogil:
+        cdef ptrdiff_t count = self.weight.shape[0], low = 0, high = count, k
+        cdef double *share = &self.share[0]
+        cdef double *inverse = &self.inverse[0]
+        cdef double square = m * m, whole = 0.0, mean = 0.0, spread = 0.0, away
+        cdef double top = -INFINITY
+        # the variances that count as 0 are those before low
+        while low < high:
+            k = (low + high) // 2
+            if self.variance[k] > NOTHING * v:
+                high = k
+            else:
+                low = k + 1
+        low = max(low, 1) - 1               # the place of all of them
+        for k in range(low, count):
+            inverse[k] = 1.0 / (v + self.variance[k])
+            share[k] = (self.total[k] if k == low else self.weight[k]) - 0.5 * square * inverse[k]
+            top = fmax(top, share[k])
+        for k in range(low, count):
+            share[k] -= top
+        kernels.exp(count - low, share + low, share + low)
+        for k in range(low, count):
+            share[k] *= sqrt(inverse[k])
+            whole += share[k]
+        for k in range(low, count):
+            share[k] /= whole
+            mean += share[k] * inverse[k]
+        for k in range(low, count):
+            away = inverse[k] - mean
+            spread += share[k] * away * away
+        lZ[0] = top + log(whole) - LOG_SQRT_2PI
+        dlZ[0] = -m * mean
+        d2lZ[0] = square * spread - mean
         return OK
 
 

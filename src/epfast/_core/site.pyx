@@ -35,6 +35,9 @@ cdef Status new_site(
         new_tau[0] = new_nu[0] = new_scale[0] = 0.0
         refused[0] = False
         return OK
+    if moments.exact(y, copies * exponent, new_tau, new_nu, new_scale):
+        refused[0] = False
+        return OK
     if not cavity(h, s, power / copies, tau, nu, &m, &v):
         return OK
     status = moments.at(y, m, v, power * exponent, &lZ, &dlZ, &d2lZ)

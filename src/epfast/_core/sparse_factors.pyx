@@ -160,7 +160,7 @@ cdef class SparseSweep(MinibatchSweep):
         self.one_row = self.scheme == SCALAR
         self.probit = self.one_row and (
             self.moments.scheme is None and self.moments.kernel == EPF_MOMENTS_PROBIT
-            and self.loss.c.beta == 1.0
+            and self.loss.c.beta == 1.0 and not self.loss.shifted
         )
 
     cdef int reserve(self, SparseRows A, ptrdiff_t batch_size) except -1:
@@ -518,7 +518,7 @@ cdef class SparseSweep(MinibatchSweep):
         self, const Minibatch *rows, const int *columns, double exponent, double *M
     ) noexcept nogil:
         """A row of ADF."""
-        cdef const double *y = rows.responses if rows.sign == NULL else rows.sign
+        cdef const double *y = rows.given
         cdef double *mu = &self.row_moments[0]
         cdef double *v = mu + self.longest + EPF_ROW_PAD
         cdef double h, s, lZ = 0.0, dlZ = 0.0, d2lZ = 0.0
@@ -559,7 +559,7 @@ cdef class SparseSweep(MinibatchSweep):
         double *site_tau, double *site_nu, double *site_scale
     ) noexcept nogil:
         """A row of EP of power 1, undamped."""
-        cdef const double *y = rows.responses if rows.sign == NULL else rows.sign
+        cdef const double *y = rows.given
         cdef double *mu = &self.row_moments[0]
         cdef double *v = mu + self.longest + EPF_ROW_PAD
         cdef double h, s, lZ = 0.0, dlZ = 0.0, d2lZ = 0.0

@@ -45,6 +45,10 @@ cdef class TiltedMoments:
     cdef double[::1] breaks         # where panels of quadrature end, as margins, increasing
     cdef double[::1] panels         # scratch: edges, then integrals and errors
     cdef ptrdiff_t since            # sites since the last look at signals
+    cdef bint may_be_exact(self) noexcept nogil
+    cdef bint exact(
+        self, const double *y, double power, double *tau, double *nu, double *scale
+    ) noexcept nogil
     cdef Status at(
         self, const double *y, double m, double v, double power, double *lZ, double *dlZ,
         double *d2lZ

@@ -14,12 +14,15 @@ from epfast._core.arrays cimport Views, is_shaped, numbers, release, take
 from epfast._core.loss cimport CoreLoss
 from epfast._core.status cimport CALLBACK_FAILED, NO_FIT, NOT_FINITE, OK, Status
 from epfast._core.vector cimport (
-    EPF_CALLBACK, EPF_MOMENTS_LOGISTIC, EPF_MOMENTS_NONE, EPF_MOMENTS_PIECEWISE, EPF_MOMENTS_PROBIT,
-    EPF_MOMENTS_SMOOTH, EPF_MOMENTS_SQUARED_HINGE, epf_loss_differences, epf_loss_moments, kernels,
+    EPF_CALLBACK, EPF_MOMENTS_GAMMA, EPF_MOMENTS_GAUSSIAN, EPF_MOMENTS_INTERVAL,
+    EPF_MOMENTS_LOGISTIC, EPF_MOMENTS_NEGATIVE_BINOMIAL, EPF_MOMENTS_NONE,
+    EPF_MOMENTS_ORDINAL_LOGIT, EPF_MOMENTS_PIECEWISE, EPF_MOMENTS_PROBIT, EPF_MOMENTS_SMOOTH,
+    EPF_MOMENTS_SQUARED_HINGE, EPF_MOMENTS_WEIBULL, epf_loss_differences, epf_loss_moments, kernels,
 )
 
 cdef enum:
     CHUNK = 256             # sites that go to the kernels at once
+    MOST_NUMBERS = 8        # of a row of responses, without the shift
     NODES = 15
     GRID = 48
     MAX_PANELS = 400
@@ -115,12 +118,15 @@ cdef class SiteScheme:
         self, ptrdiff_t n, const double *y, const double *m, const double *v, const double *power,
         double *lZ, double *dlZ, double *d2lZ
     ) noexcept nogil:
-        """n of them, in order; lZ is NaN where there are no moments. CALLBACK_FAILED or OK."""
+        """n of them, in order; lZ is NaN where there are no moments. CALLBACK_FAILED or OK.
+
+        A row of y is without the shift of a shifted loss, which is in m.
+        """
         cdef Status status
         cdef ptrdiff_t i
         for i in range(n):
             status = self.at(
-                y + i * self.loss.stride if y != NULL else NULL, m[i], v[i], power[i], &lZ[i],
+                y + i * self.loss.base if y != NULL else NULL, m[i], v[i], power[i], &lZ[i],
                 &dlZ[i], &d2lZ[i]
             )
             if status == CALLBACK_FAILED:
@@ -140,11 +146,15 @@ cdef class TiltedMoments:
     def __init__(
         self, CoreLoss loss not None, breaks=(), bint by_slopes=False, SiteScheme scheme=None,
     ):
+        if loss.shifted and loss.base > MOST_NUMBERS:
+            raise ValueError(f"a shifted loss has {loss.base} responses; allowed: {MOST_NUMBERS}")
         self.loss = loss
         self.scheme = scheme
         self.kernel = epf_loss_moments(&loss.c)
         self.convex = scheme is None and self.kernel in (
-            EPF_MOMENTS_LOGISTIC, EPF_MOMENTS_PROBIT, EPF_MOMENTS_SMOOTH, EPF_MOMENTS_SQUARED_HINGE
+            EPF_MOMENTS_LOGISTIC, EPF_MOMENTS_PROBIT, EPF_MOMENTS_SMOOTH, EPF_MOMENTS_GAMMA,
+            EPF_MOMENTS_NEGATIVE_BINOMIAL, EPF_MOMENTS_WEIBULL, EPF_MOMENTS_GAUSSIAN,
+            EPF_MOMENTS_INTERVAL, EPF_MOMENTS_ORDINAL_LOGIT, EPF_MOMENTS_SQUARED_HINGE,
         )
         self.by_slopes = by_slopes
         self.breaks = np.ascontiguousarray(breaks, dtype=np.float64)
@@ -160,6 +170,35 @@ cdef class TiltedMoments:
         """To be called before each sweep with its number, from 0: sampling begins from it."""
         if self.scheme is not None:
             self.scheme.begin_sweep(sweep)
+
+    cdef bint may_be_exact(self) noexcept nogil:
+        """Whether some site may be a Gaussian in h, see exact."""
+        return self.kernel == EPF_MOMENTS_GAUSSIAN or (
+            self.kernel == EPF_MOMENTS_INTERVAL and self.loss.c.width == 2
+        )
+
+    cdef bint exact(
+        self, const double *y, double power, double *tau, double *nu, double *scale
+    ) noexcept nogil:
+        """The site that t^power is, where that is a Gaussian in h: the same at any cavity."""
+        cdef double center, variance
+        if self.kernel == EPF_MOMENTS_GAUSSIAN:
+            center, variance = y[0], y[1] * self.loss.c.parameters[0]
+        elif (
+            self.kernel == EPF_MOMENTS_INTERVAL and self.loss.c.width == 2 and y[0] == y[1]
+        ):
+            center, variance = y[0], self.loss.c.parameters[0]
+        else:
+            return False
+        if self.scheme is not None:
+            return False
+        if self.loss.shifted:
+            center -= y[self.loss.base]
+        power *= self.loss.c.beta
+        tau[0] = power / variance
+        nu[0] = tau[0] * center
+        scale[0] = -power * (0.5 * log(variance) + LOG_SQRT_2PI) - 0.5 * nu[0] * center
+        return True
 
     cdef Status at(
         self, const double *y, double m, double v, double power, double *lZ, double *dlZ,
@@ -201,20 +240,29 @@ cdef class TiltedMoments:
         cdef double[CHUNK] exponent
         cdef double[3 * CHUNK] given
         cdef double[3 * CHUNK] out
+        cdef double[CHUNK * MOST_NUMBERS] compact
         cdef ptrdiff_t[CHUNK] site
-        cdef ptrdiff_t i, k, stride = self.loss.stride, plain = 0, front = 0
+        cdef ptrdiff_t i, j, k, stride = self.loss.base, plain = 0, front = 0
         cdef const double *center = m
         cdef const double *responses = y
-        cdef bint folded = False
+        cdef bint folded = False, shifted = self.loss.shifted and y != NULL
         cdef Status status
+        if shifted:                         # into the mean
+            for i in range(n):
+                for j in range(stride):
+                    compact[i * stride + j] = y[i * (stride + 1) + j]
+                margin[i] = y[i * (stride + 1) + stride]
+            y = responses = compact
         if self.loss.c.width == 0 and (self.scheme is None or self.scheme.folds):
             responses = NULL
             folded = y != NULL
-        if folded:
+        if folded or shifted:
             center = margin
         for i in range(n):
             if folded:
-                margin[i] = y[i] * m[i]
+                margin[i] = (margin[i] if shifted else 0.0) + y[i] * m[i]
+            elif shifted:                   # of h, for a scheme that reads labels
+                margin[i] = m[i] + (y[i] if self.loss.c.width == 0 else 1.0) * margin[i]
             exponent[i] = self.loss.c.beta * power[i]
         if self.scheme is not None:
             status = self.scheme.batch(n, responses, center, v, power, lZ, dlZ, d2lZ)
@@ -643,7 +691,10 @@ cdef class TiltedMoments:
                 good = good and powers[i] > 0.0 and isfinite(powers[i])
         if self.loss.c.width == 0:
             for i in range(n):
-                good = good and fabs(y[i]) == 1.0
+                good = good and fabs(y[i * self.loss.stride]) == 1.0
+        if self.loss.shifted:
+            for i in range(n):
+                good = good and isfinite(y[i * self.loss.stride + self.loss.base])
         if not good:
             return NOT_FINITE
         while first < n:

@@ -15,6 +15,13 @@ cdef extern from "simd/vector.h" nogil:
     const int EPF_MOMENTS_PIECEWISE
     const int EPF_MOMENTS_SQUARED_HINGE
     const int EPF_MOMENTS_SMOOTH
+    const int EPF_MOMENTS_NEGATIVE_BINOMIAL
+    const int EPF_MOMENTS_GAMMA
+    const int EPF_MOMENTS_WEIBULL
+    const int EPF_MOMENTS_ORDINAL_LOGIT
+    const int EPF_MOMENTS_GAUSSIAN
+    const int EPF_MOMENTS_INTERVAL
+    const int EPF_MOMENTS_STUDENT
     const int EPF_RBF
     const int EPF_MATERN12
     const int EPF_MATERN32
@@ -107,6 +114,16 @@ cdef extern from "simd/vector.h" nogil:
         void (*smooth_moments)(
             const epf_loss *loss, ptrdiff_t n, const double *y, const double *m, const double *v,
             const double *power, double *lZ, double *dlZ, double *d2lZ
+        ) noexcept nogil
+        int (*cavities)(
+            ptrdiff_t n, double share, double least, const double *h, const double *s,
+            const double *tau, const double *nu, double *m, double *v
+        ) noexcept nogil
+        int (*fit_sites)(
+            ptrdiff_t n, double times, double damping, double least, const double *h,
+            const double *s, const double *m, const double *v, const double *lZ,
+            const double *dlZ, const double *d2lZ, double *tau, double *nu, double *scale,
+            double *residual
         ) noexcept nogil
         void (*rows_gather)(
             ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *x, ptrdiff_t stride,

@@ -131,7 +131,8 @@ def tilted_moments(
     y : array_like of shape (n,)
         Labels -1 and +1.
     mean, variance : array_like of shape (n,)
-        The cavities of h; variances positive.
+        The cavities of h; variances positive. With a loss of C latents (n, C), and so are dlZ and
+        d2lZ: the first and second derivative by the mean of each.
     power : float or array_like of shape (n,)
         The site enters as t(h)^power.
     out : ndarray of shape (3, n), or three of (n,), optional
@@ -153,6 +154,9 @@ def tilted_moments(
         If an integral vanishes or is not finite, or the scheme finds no fit.
     """
     _checks.moved("tilted_moments", moved, MOVED)
+    several = losses.resolve(loss)
+    if several.latents > 1:
+        return _of_latents(several.tempered(beta), y, mean, variance, power, scheme, out)
     if not _is_plain(mean, variance):
         center = _checks.array("mean", mean, shape=(None,))
         spread = _checks.array("variance", variance, shape=center.shape, positive=True)
@@ -169,6 +173,23 @@ def tilted_moments(
     if not (found.by_margin and _is_plain(mean, y)):
         y = found.responses("y", y, np.size(mean))
     return tilted.call(y, mean, variance, exponent, out)
+
+
+def _of_latents(
+    loss: losses.Loss, y: Any, mean: Any, variance: Any, power: Any, scheme: Any, out: Any
+) -> tuple[Array, Array, Array]:
+    """See :func:`tilted_moments`, of a loss with several latents."""
+    assert isinstance(loss, losses.LatentLoss)
+    center = _checks.array("mean", mean, shape=(None, loss.latents))
+    spread = _checks.array("variance", variance, shape=center.shape, positive=True)
+    loss.check_power(_checks.number("power", power, above=0.0))
+    scheme_of(scheme, loss, "latents")
+    if out is not None:
+        raise ValueError(f"out is given; allowed with {loss!r}: None")
+    found = loss.tilted_moments(loss.responses("y", y, len(center)), center, spread)
+    if not np.isfinite(found[0]).all():
+        raise FloatingPointError("an integral vanishes or is not finite")
+    return found
 
 
 def _is_plain(a: Any, b: Any) -> bool:

@@ -2,6 +2,15 @@
 
 from epfast.estimators.base import ConvergenceWarning, EvidenceWarning
 from epfast.estimators.gp import GPClassifier
+from epfast.estimators.gp_regressor import GPRegressor
 from epfast.estimators.linear import LinearClassifier
+from epfast.estimators.linear_regressor import LinearRegressor
 
-__all__ = ["ConvergenceWarning", "EvidenceWarning", "GPClassifier", "LinearClassifier"]
+__all__ = [
+    "ConvergenceWarning",
+    "EvidenceWarning",
+    "GPClassifier",
+    "GPRegressor",
+    "LinearClassifier",
+    "LinearRegressor",
+]

@@ -12,6 +12,7 @@ from scipy import special
 
 from epfast import _checks, backend, inference
 from epfast._arrays import Array
+from epfast.losses import Loss
 
 try:
     from sklearn import exceptions
@@ -37,9 +38,11 @@ __all__ = [
     "ConvergenceWarning",
     "EvidenceWarning",
     "LatentClassifier",
+    "check_binary",
     "check_is_fitted",
     "check_labels",
     "row_weights",
+    "sample_weights",
     "tell",
     "users_level",
     "validate_data",
@@ -275,9 +278,28 @@ def check_labels(labels: NDArray[Any]) -> None:
         ) from None
 
 
+def check_binary(loss: Loss) -> None:
+    """Refuse losses whose y are not labels of two classes."""
+    if not loss.by_margin:
+        raise ValueError(
+            f"loss is {loss!r}; allowed in a classifier: a loss of two labels, as 'logistic'; "
+            "LinearRegressor and GPRegressor take the others"
+        )
+
+
 def _alike(labels: NDArray[Any]) -> bool:
     """Whether there is one label only."""
     return bool((labels == labels[0]).all())
+
+
+def sample_weights(rows: Any, sample_weight: ArrayLike) -> Array:
+    """Weights of the rows, checked, (n,)."""
+    weights = np.array(_check_sample_weight(sample_weight, rows, dtype=np.float64))
+    if not (weights >= 0.0).all():
+        raise ValueError(f"sample_weight has a minimum of {weights.min():g}; allowed: numbers >= 0")
+    if not weights.any():
+        raise ValueError("sample_weight is zero in every row; allowed: some number > 0")
+    return weights
 
 
 def row_weights(
@@ -296,13 +318,7 @@ def row_weights(
     classes, index = np.unique(labels, return_inverse=True)
     weights = np.ones(rows.shape[0])
     if sample_weight is not None:
-        weights = np.array(_check_sample_weight(sample_weight, rows, dtype=np.float64))
-        if not (weights >= 0.0).all():
-            raise ValueError(
-                f"sample_weight has a minimum of {weights.min():g}; allowed: numbers >= 0"
-            )
-        if not weights.any():
-            raise ValueError("sample_weight is zero in every row; allowed: some number > 0")
+        weights = sample_weights(rows, sample_weight)
     if isinstance(class_weight, str):
         _checks.choice("class_weight", class_weight, ("balanced",))
         mass = np.bincount(index, weights)

@@ -22,7 +22,7 @@ class Coefficients:
         """Coefficients and intercepts; made once for the posteriors that there are."""
         found = getattr(self, "posteriors_", None)
         if found is None:
-            raise AttributeError("the classifier is not fitted, so it has no coef_ or intercept_")
+            raise AttributeError("the estimator is not fitted, so it has no coef_ or intercept_")
         known = self.__dict__.get("_made")
         if known is None or known[0] is not found:
             d, means = self.n_features_in_, np.array([post.mean for post in found])

@@ -22,7 +22,8 @@ from epfast.linear import (
     WidePosterior,
     fit_problem,
 )
-from epfast.linear.fit import Choices, unfitted
+from epfast.linear.choices import Choices
+from epfast.linear.fit import unfitted
 from epfast.linear.ones import with_ones
 from epfast.linear.problem import Data, State, data_of, prior_of
 from epfast.linear.wide import wide_rows
@@ -58,10 +59,11 @@ def certified(post: Posterior) -> bool:
 def problems_of(
     chosen: Choices,
     rows: Any,
-    targets: list[Array],
+    targets: list[Any],
     weights: Array | None,
     intercept: bool,
     prior: State | None = None,
+    offset: Any = None,
 ) -> list[LinearProblem]:
     """The problems of rows that were checked, a target each.
 
@@ -69,7 +71,7 @@ def problems_of(
     """
     full = chosen.covariance == "full"
     X = with_ones(rows, stored=full) if intercept else rows
-    data = [data_of(X, target, weights, chosen.loss, finite=True) for target in targets]
+    data = [data_of(X, target, weights, chosen.loss, offset, True) for target in targets]
     wide = wide_rows(chosen, data[0], intercept)
     if wide is not None:  # the kernel of one prior variance is a multiple of that of another
         wide = wide.remembering()
@@ -124,6 +126,10 @@ class BinaryProblems(NamedTuple):
     @property
     def schedule(self) -> Any:
         return self.problems[0].schedule
+
+    def with_loss(self, loss: Loss) -> BinaryProblems:
+        """The same with another loss of the same responses."""
+        return self._replace(problems=[one._replace(loss=loss) for one in self.problems])
 
     def unfitted(self) -> Posterior:
         """The prior, as a posterior of the first problem."""

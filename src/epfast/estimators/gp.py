@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from epfast import _checks, inference
+from epfast import _checks, losses
 from epfast._arrays import Array
 from epfast.estimators.base import (
-    ConvergenceWarning,
     LatentClassifier,
+    check_binary,
     check_is_fitted,
     check_labels,
     row_weights,
-    users_level,
     validate_data,
 )
 from epfast.estimators.interrupts import all_or_nothing
-from epfast.estimators.jobs import in_threads, jobs_of, shares
-from epfast.estimators.kernels import Distances, kernel_of, ladder
-from epfast.estimators.process_search import PILOT, Maximum, search
-from epfast.estimators.processes import (
-    BinaryProcess,
-    LowRankProcess,
-    Problem,
-    evidence_at,
-    fit_at,
-)
-from epfast.gp import GPPosterior, LowRankGPPosterior
-from epfast.gp.fit import choose, warn_of_process
-from epfast.schedules import EP, Schedule
+from epfast.estimators.jobs import in_threads, shares
+from epfast.estimators.kernels import kernel_of
+from epfast.estimators.process_model import ProcessModel
+from epfast.estimators.processes import BinaryProcess, evidence_at
+from epfast.schedules import Schedule
 
 # scikit-learn is there, or epfast.estimators.base would have said so
 from sklearn.gaussian_process.kernels import CompoundKernel  # isort: skip
@@ -42,12 +31,8 @@ from sklearn.utils import check_random_state  # isort: skip
 
 __all__ = ["GPClassifier"]
 
-#: an error of the sites changes the evidence to second order only
-SCHEDULE = EP(sweeps=200, tol=1e-6)
-Posterior = GPPosterior | LowRankGPPosterior
 
-
-class GPClassifier(LatentClassifier):
+class GPClassifier(ProcessModel, LatentClassifier):
     """Gaussian process classifier by expectation propagation, for scikit-learn.
 
     The kernel's hyper-parameters maximise EP's log evidence, by L-BFGS with its gradient; where
@@ -193,12 +178,13 @@ class GPClassifier(LatentClassifier):
         if weights is not None:
             counts = weights > 0.0
             rows, labels, weights = rows[counts], labels[counts], weights[counts]
+        check_binary(losses.resolve(self.loss))
         _, targets = self._encode(labels)
         self._check()
         self.X_train_ = rows.copy()
         self.n_classes_ = len(self.classes_)
         kernel = kernel_of(self.kernel, rows)
-        problems = self._binary(kernel, targets, weights)
+        problems = self._processes(kernel, targets, weights)
         if isinstance(problems[0], BinaryProcess):
             self._left = problems[0].unfitted
         if before is not None and [k.n_dims for k in before] != [kernel.n_dims] * len(targets):
@@ -226,126 +212,6 @@ class GPClassifier(LatentClassifier):
         self.converged_ = all(post.converged for post in self.posteriors_)
         self.n_iter_ = max(len(post.history) for post in self.posteriors_)
         return self
-
-    def _check(self) -> None:
-        """Check the parameters."""
-        jobs_of(self.n_jobs)
-        _checks.integer("n_restarts_optimizer", self.n_restarts_optimizer, least=0)
-        if not (
-            self.optimizer is None
-            or callable(self.optimizer)
-            or (isinstance(self.optimizer, str) and self.optimizer == "fmin_l_bfgs_b")
-        ):
-            raise ValueError(
-                f"optimizer is {_checks.describe(self.optimizer)}; allowed: 'fmin_l_bfgs_b', None "
-                "or a callable"
-            )
-        _checks.number("jitter", self._jitter, least=0.0)
-        if self.rank is not None:
-            _checks.integer("rank", self.rank, least=1)
-            if self._jitter != 0.0:
-                raise ValueError(f"jitter is {_checks.describe(self.jitter)}; allowed with rank: 0")
-        schedule = self._schedule
-        if self.rank is not None and self.optimizer is not None and not isinstance(schedule, EP):
-            raise ValueError(
-                f"schedule is {_checks.describe(schedule)}; allowed with rank and an optimizer: "
-                "epfast.EP, whose evidence has a gradient"
-            )
-
-    @property
-    def _jitter(self) -> float:
-        return 0.0 if self.jitter is None else self.jitter
-
-    @property
-    def _schedule(self) -> Schedule:
-        return SCHEDULE if self.schedule is None else self.schedule
-
-    def _binary(self, kernel: Any, targets: list[Array], weights: Array | None) -> list[Problem]:
-        """A problem for each class against the rest, or one."""
-        choices: dict[str, Any] = {"loss": self.loss, "scheme": self.scheme}
-        n = len(self.X_train_)
-        if self.rank is None:
-            chosen = choose(**choices, schedule=self._schedule)
-            X, jitter, distances = self.X_train_, self._jitter, Distances(self.X_train_)
-            processes = [chosen.problem(target, n, weights) for target in targets]
-            return [BinaryProcess(X, kernel, one, jitter, distances) for one in processes]
-        return [
-            LowRankProcess(
-                self.X_train_,
-                kernel,
-                choices | {"y": target, "weights": weights},
-                self._schedule,
-                self.rank,
-            )
-            for target in targets
-        ]
-
-    def _search(self, problems: list[Problem], thetas: list[Array], warm: bool) -> list[Maximum]:
-        """The hyper-parameters that maximise the evidence."""
-        # None is a seed as well: a fit depends on its arguments only
-        rng = check_random_state(0 if self.random_state is None else self.random_state)
-        kernel, n = problems[0].kernel, len(self.X_train_)
-        if isinstance(problems[0], BinaryProcess) and problems[0].process.scheme.relaxes:
-            raise ValueError(
-                f"scheme is {_checks.describe(self.scheme)}; allowed with an optimizer and free "
-                "hyper-parameters: a scheme without relaxation, whose evidence has a gradient"
-            )
-        bounds = kernel.bounds
-        if self.n_restarts_optimizer > 0 and not np.isfinite(bounds).all():
-            raise ValueError(
-                "n_restarts_optimizer is above 0 and the kernel has infinite bounds; allowed: "
-                "finite bounds on all hyper-parameters"
-            )
-        first = ladder(kernel) if self.kernel is None else []
-        starts = [
-            first
-            + ([theta] if warm or not first else [])
-            + [rng.uniform(*bounds.T) for _ in range(self.n_restarts_optimizer)]
-            for theta in thetas
-        ]
-        pilots: list[Problem] | None = None
-        if self.kernel is None or self.rank is not None:
-            rows = np.sort(np.random.default_rng(0).permutation(n)[:PILOT])
-            pilots = [problem.pilot(rows) for problem in problems]
-        found = search(problems, pilots, starts, self.optimizer, self.n_jobs)
-        self.n_failed_points_ = sum(one.lost for one in found)
-        if self.n_failed_points_:
-            warnings.warn(
-                f"EP failed at {self.n_failed_points_} of {sum(one.tried for one in found)} "
-                "hyper-parameters that were tried; they were not scored (n_failed_points_), and "
-                "the maximum may be among them; try schedule=epfast.DoubleLoop(), narrower bounds "
-                "of the kernel, or another loss",
-                ConvergenceWarning,
-                stacklevel=users_level(),
-            )
-        return found
-
-    def _posteriors(
-        self, problems: list[Problem], thetas: list[Array], starts: list[Any]
-    ) -> list[Any]:
-        """The fits at the hyper-parameters found; repaired, unless they were to be as asked."""
-        searched = self.optimizer is not None and problems[0].kernel.n_dims > 0
-        repair = searched or self.schedule is None
-        jobs, inside = shares(self.n_jobs, len(problems))
-        shared = [problem.with_threads(inside) for problem in problems]
-
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", inference.ConvergenceWarning)
-            found = in_threads(
-                [partial(fit_at, *one, repair) for one in zip(shared, thetas, starts, strict=True)],
-                jobs,
-            )
-        held = all(holds for _, holds in found)
-        for one in caught:
-            # those of a fit that was repaired are void
-            if not issubclass(one.category, inference.ConvergenceWarning):
-                warnings.warn(one.message, stacklevel=users_level())
-            elif not held:
-                warnings.warn(str(one.message), ConvergenceWarning, stacklevel=users_level())
-        for post, holds in found:
-            if isinstance(post, GPPosterior) and not holds:
-                warn_of_process(post, users_level(), ConvergenceWarning)
-        return [post for post, _ in found]
 
     def log_marginal_likelihood(
         self,
@@ -482,16 +348,3 @@ class GPClassifier(LatentClassifier):
         ladder_of = np.cumsum(scores, axis=0)
         drawn = rng.random(ladder_of.shape[1:]) * ladder_of[-1]
         return np.asarray(self.classes_[(ladder_of[:-1] <= drawn).sum(axis=0)])
-
-    def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
-        return [
-            post.predict_latent(K_star, kernel.diag(rows))
-            for post, kernel, K_star in self._cross(rows)
-        ]
-
-    def _cross(self, rows: Array) -> Iterator[tuple[Posterior, Any, Array]]:
-        """Each posterior, its kernel, and the kernel of new inputs with those it needs."""
-        for post, kernel in zip(self.posteriors_, self._kernels, strict=True):
-            inputs: Array = self.X_train_
-            basis = inputs[post.pivots] if isinstance(post, LowRankGPPosterior) else inputs
-            yield post, kernel, kernel(rows, basis)

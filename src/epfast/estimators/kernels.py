@@ -26,11 +26,11 @@ LADDER = (0.25, 1.0, 4.0)
 ROWS = 1000
 
 
-def default_kernel(X: Array) -> Any:
+def default_kernel(X: Array, unit: float = 1.0) -> Any:
     """A variance times an RBF of one length scale, with bounds from the rows.
 
     The length scale lies between a tenth of the distance that a tenth of the pairs fall below and
-    ten times the largest distance; the search starts at the median distance.
+    ten times the largest distance; the search starts at the median distance. unit: of the values.
     """
     rows = X if len(X) <= ROWS else X[np.linspace(0, len(X) - 1, ROWS).astype(np.intp)]
     distances = pdist(rows)
@@ -39,13 +39,15 @@ def default_kernel(X: Array) -> Any:
     if distances.size:
         low, middle = np.quantile(distances, [0.1, 0.5]) * (0.1, 1.0)
         high = 10.0 * distances.max()
-    return ConstantKernel(VARIANCE, VARIANCES) * RBF(float(middle), (float(low), float(high)))
+    square = unit**2
+    bounds = VARIANCES[0] * square, VARIANCES[1] * square
+    return ConstantKernel(VARIANCE * square, bounds) * RBF(float(middle), (float(low), float(high)))
 
 
-def kernel_of(given: Any, X: Array) -> Any:
+def kernel_of(given: Any, X: Array, unit: float = 1.0) -> Any:
     """A kernel of its own for a fit: a copy of the one given, or the default one."""
     if given is None:
-        return default_kernel(X)
+        return default_kernel(X, unit)
     if not isinstance(given, Kernel):
         raise TypeError(
             f"kernel is {_checks.describe(given)}; allowed: a kernel of "

@@ -2,59 +2,34 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from epfast import _checks, schemes
-from epfast._arrays import Array
+from epfast import _checks
 from epfast.estimators.base import (
-    EvidenceWarning,
     LatentClassifier,
-    check_is_fitted,
+    check_binary,
     row_weights,
     tell,
     users_level,
     validate_data,
 )
-from epfast.estimators.coefficients import Coefficients
-from epfast.estimators.evidence import (
-    BinaryProblems,
-    Fits,
-    normalised,
-    problems_of,
-    with_chunk,
-)
+from epfast.estimators.evidence import with_chunk
 from epfast.estimators.interrupts import all_or_nothing
-from epfast.estimators.jobs import jobs_of
+from epfast.estimators.linear_model import LinearModel
 from epfast.estimators.search import Search, find
 from epfast.inference import fit_from
-from epfast.linear import FullPosterior, notes
-from epfast.linear.fit import FULL_UP_TO, choose
-from epfast.linear.priors import variances_at_door
-from epfast.schedules import ADF, EP, Schedule
-
-# scikit-learn is there, or epfast.estimators.base would have said so
-from sklearn.utils import check_random_state  # isort: skip
-from sklearn.utils.metaestimators import available_if  # isort: skip
+from epfast.linear import notes
+from epfast.losses import Loss
+from epfast.schedules import ADF, Schedule
 
 __all__ = ["LinearClassifier"]
 
-#: tight enough that repeated and weighted rows agree to 1e-8
-FULL_SCHEDULE = EP(sweeps=200, tol=1e-10)
-#: a factorised posterior settles slowly where columns are correlated: sweeps that read about so
-#: many numbers of X, within limits, and the tolerance
-READ, FEWEST, MOST, FACTORIZED_TOL = 1e9, 200, 3_000, 1e-4
-SEARCHES = ("evidence", "ard")
 
-
-class LinearClassifier(Coefficients, LatentClassifier):
+class LinearClassifier(LinearModel, LatentClassifier):
     """Bayesian linear classifier by expectation propagation, for scikit-learn.
 
     The posterior over the weights comes from :func:`epfast.fit_linear`; predictions integrate over
@@ -95,6 +70,9 @@ class LinearClassifier(Coefficients, LatentClassifier):
         minibatches. A default fit that fails its certificate (see Notes) is tried again, damped.
     beta : float
         Inverse temperature of the factors exp(-beta loss).
+    learn : tuple of str
+        Parameters of the loss that the evidence sets, out of ``loss.learnable``: as ``("share",)``
+        of ``losses.Contaminated()``, the share of flipped labels, one for all classes.
     class_weight : dict, "balanced" or None
         Weights of the classes, which multiply ``sample_weight``. "balanced": inverse to the total
         sample weight of each class, with mean 1 over the data.
@@ -131,6 +109,8 @@ class LinearClassifier(Coefficients, LatentClassifier):
         The prior variance in use, given or found. It may be an end of the searched range, where
         the evidence has no maximum inside it: classes that a plane separates favour large
         variances (an EvidenceWarning says so), data without any signal small ones.
+    loss_ : Loss
+        The loss, with the parameters that were learnt.
     n_lost_ : int
         Points of the search that gave no fit with a certificate; see Notes.
     n_iter_ : int
@@ -193,6 +173,7 @@ class LinearClassifier(Coefficients, LatentClassifier):
         intercept_variance: float = 100.0,
         schedule: Schedule | None = None,
         beta: float = 1.0,
+        learn: tuple[str, ...] = (),
         class_weight: dict[Any, float] | str | None = None,
         warm_start: bool = False,
         n_jobs: int | None = None,
@@ -208,6 +189,7 @@ class LinearClassifier(Coefficients, LatentClassifier):
         self.intercept_variance = intercept_variance
         self.schedule = schedule
         self.beta = beta
+        self.learn = learn
         self.class_weight = class_weight
         self.warm_start = warm_start
         self.n_jobs = n_jobs
@@ -253,12 +235,17 @@ class LinearClassifier(Coefficients, LatentClassifier):
         if starts is not None and len(starts) != len(targets):
             starts = None
         search = Search(binary, starts)
-        self.n_lost_ = 0
-        variance = self._prior(binary)
-        if isinstance(variance, str):
-            groups = self._groups(variance, rows.shape[1])
-            variance, starts, _ = find(search, rows, weights, self.fit_intercept, groups)
-            self.n_lost_ = search.n_lost
+        self.loss_ = binary.problems[0].loss
+        if self.learn:
+            variance, self.loss_, found, _ = self._learnt(search, rows, weights)
+            starts = starts if found is None else found
+            search.problem = binary = binary.with_loss(self.loss_)
+        else:
+            variance = self._prior(binary)
+            if isinstance(variance, str):
+                groups = self._groups(variance, rows.shape[1])
+                variance, starts, _ = find(search, rows, weights, self.fit_intercept, groups)
+        self.n_lost_ = search.n_lost
         fits = fit_from(partial(binary.fit, variance, binary.schedule), starts)
         if self.schedule is None:
             fits = search.repaired(variance, binary.schedule, fits) or fits
@@ -301,6 +288,8 @@ class LinearClassifier(Coefficients, LatentClassifier):
         first = not hasattr(self, "posteriors_")
         rows, labels = validate_data(self, X, y, dtype=np.float64, accept_sparse="csr", reset=first)
         index = self._class_numbers(labels, classes, first)
+        if self.learn:
+            raise ValueError(f"learn is {self.learn!r}; allowed in partial_fit: ()")
         if isinstance(self.class_weight, str):
             raise ValueError(
                 f"class_weight is {self.class_weight!r}; allowed in partial_fit: None, or a dict "
@@ -334,157 +323,7 @@ class LinearClassifier(Coefficients, LatentClassifier):
 
     # ---- parts of a fit ----
 
-    def _schedule(self, rows: Any) -> Any:
-        """The schedule that is asked for, or the default."""
-        schedule = self.schedule
-        if schedule is None:
-            if self._covariance(rows) == "full":
-                return FULL_SCHEDULE
-            if self.batch_size is not None:
-                return EP()
-            sweeps = int(np.clip(READ / np.prod(rows.shape, dtype=float), FEWEST, MOST))
-            return EP(sweeps=sweeps, tol=FACTORIZED_TOL)
-        if self.random_state is not None and getattr(schedule, "order", "") == "shuffled":
-            return schedule.filled(seed=_seed(self.random_state))
-        return schedule
-
-    def _covariance(self, rows: Any) -> str:
-        if self.posterior is None:
-            return "full" if min(rows.shape) <= FULL_UP_TO else "factorized"
-        return self.posterior
-
-    def _problems(
-        self,
-        rows: Any,
-        targets: list[Array],
-        weights: Array | None,
-        schedule: Any,
-        prior: Any = None,
-    ) -> BinaryProblems:
-        """The part of the fit that stays fixed while the prior variance is sought."""
-        jobs_of(self.n_jobs)
-        _checks.flag("fit_intercept", self.fit_intercept)
-        covariance = self._covariance(rows)
-        given = {} if weights is None else {"weights": weights}
-        if hasattr(rows, "indptr"):
-            given["sparse X"] = rows
-        scheme = self.scheme
-        if self.random_state is not None and scheme is not None:
-            scheme = schemes.resolve(scheme)
-            if hasattr(scheme, "seed"):
-                scheme = replace(cast(Any, scheme), seed=_seed(self.random_state))
-        intercept = _checks.number(
-            "intercept_variance", self.intercept_variance, least=1e-300, most=1e300
-        )
-        with _own_words(self.class_weight):
-            chosen = choose(
-                self.loss, scheme, covariance, self.batch_size, schedule, self.beta, given
-            )
-            intercepts = bool(self.fit_intercept)
-            problems = problems_of(chosen, rows, targets, weights, intercepts, prior)
-        names = getattr(self, "feature_names_in_", None)
-        names = None if names is None else tuple(names)
-        problems = [problem._replace(names=names) for problem in problems]
-        variance = intercept if self.fit_intercept else None
-        return BinaryProblems(problems, rows.shape[1], variance, self.n_jobs)
-
-    def _prior(self, binary: BinaryProblems) -> Any:
-        """The prior variance, or which of SEARCHES finds it."""
-        given, loss = self.prior_variance, binary.problems[0].loss
-        if given is None:
-            given = "evidence" if normalised(loss) else 1.0
-        elif isinstance(given, str):
-            _checks.choice("prior_variance", given, SEARCHES)
-            if not normalised(loss):
-                warnings.warn(
-                    f"prior_variance={given!r} maximises the log integral of prior times factors "
-                    f"exp(-beta loss), which for {loss!r} at beta={loss.beta:g} is no log "
-                    "probability of the labels; a number, or cross-validation, is safer",
-                    EvidenceWarning,
-                    stacklevel=users_level(),
-                )
-        if self.prior_groups is not None and given != "evidence":
-            raise ValueError(
-                "prior_groups is given; allowed with prior_variance="
-                f"{_checks.describe(self.prior_variance)}: None; write prior_variance='evidence'"
-            )
-        if isinstance(given, str):
-            return given
-        return variances_at_door(given, binary.d)
-
-    def _groups(self, how: str, d: int) -> NDArray[np.intp] | None:
-        """The group of each column, 0 to k - 1; None: one variance for all."""
-        if how == "ard":
-            return np.arange(d)
-        if self.prior_groups is None:
-            return None
-        labels = np.asarray(self.prior_groups)
-        if labels.shape != (d,):
-            raise ValueError(
-                f"prior_groups has shape {labels.shape}; allowed: ({d},), a label per column of X"
-            )
-        return np.asarray(np.unique(labels, return_inverse=True)[1])
-
-    def _publish(self, fits: Fits, variance: Any) -> None:
-        """Set the attributes of a fit."""
-        self.prior_variance_, self.posteriors_ = variance, fits.posteriors
-        if len(self.posteriors_) == 1:
-            self.posterior_ = self.posteriors_[0]
-        elif hasattr(self, "posterior_"):
-            del self.posterior_
-        self.log_evidence_ = fits.log_evidence
-        self.n_iter_ = max(len(post.history) for post in self.posteriors_)
-        self.converged_ = all(post.converged for post in self.posteriors_)
-
-    # ---- results ----
-
-    @available_if(  # type: ignore[untyped-decorator]
-        lambda self: hasattr(FullPosterior, "summary")
-    )
-    def summary(self, level: float = 0.95) -> Any:
-        """A table of coefficients and intercept, as :meth:`epfast.FullPosterior.summary` gives it.
-
-        Parameters
-        ----------
-        level : float
-            Posterior probability of the intervals, between 0 and 1.
-
-        Returns
-        -------
-        table, or dict of tables
-            With more than two classes a table for each label against the rest.
-        """
-        check_is_fitted(self)
-        tables: list[Any] = [cast(Any, post).summary(level) for post in self.posteriors_]
-        if len(tables) == 1:
-            return tables[0]
-        return dict(zip(self.classes_.tolist(), tables, strict=True))
-
-    def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
-        return [post.predict_latent(rows) for post in self.posteriors_]
-
-    def __sklearn_tags__(self) -> Any:
-        """Tags of scikit-learn."""
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        return tags
-
-    def _accept_sparse(self) -> str | bool:
-        return "csr"
-
-
-def _seed(random_state: Any) -> int:
-    return int(check_random_state(random_state).randint(2**31 - 1))
-
-
-@contextmanager
-def _own_words(class_weight: Any) -> Iterator[None]:
-    """Errors of fit_linear about weights, in the words of scikit-learn."""
-    name = "sample_weight" if class_weight is None else "sample_weight or class_weight"
-    try:
-        yield
-    except ValueError as error:
-        for theirs in ("weights ", "a weight "):
-            if str(error).startswith(theirs):
-                raise ValueError(f"{name} {str(error).removeprefix(theirs)}") from None
-        raise
+    def _factor(self, offset: ArrayLike | None) -> Loss:
+        loss = super()._factor(offset)
+        check_binary(loss)
+        return loss

@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import optimize
 
 from epfast._arrays import Array
+from epfast.estimators.descent import descend
 from epfast.estimators.jobs import in_threads, shares
 from epfast.estimators.processes import LowRankProcess, Problem, fitted
-from epfast.gp import GPPosterior, KernelColumns, incomplete_cholesky
+from epfast.gp import GPPosterior
 from epfast.inference import FAILURES, ConvergenceWarning, Interrupted, Sites
 from epfast.schedules import EP
 
@@ -103,12 +103,14 @@ class Descent:
         self.options = {"ftol": ftol, "gtol": gtol}
         #: start of the next fit
         self.last: Any = None
-        self.trail = Trail(problem.kernel.n_dims)
+        self.trail = Trail(len(problem.bounds))
         self.best: tuple[float, Array | None] = (np.inf, None)
         #: at the best hyper-parameters
         self.start: Guess | None = None
         #: the largest finite value met
         self.highest = -np.inf
+        #: what L-BFGS sees as 0: with densities, the first value, which has the unit of y in it
+        self.level: float | None = None if problem.parameters.names else 0.0
         self.tried = self.lost = self.repaired = 0
 
     def objective(self, theta: Array, eval_gradient: bool = True) -> Any:
@@ -160,7 +162,9 @@ class Descent:
         value, slope = self.objective(theta)
         if np.isinf(value):
             value = self.highest + 1.0 if np.isfinite(self.highest) else 0.0
-        return value, slope
+        elif self.level is None:
+            self.level = value
+        return value - (self.level or 0.0), slope
 
     def run(self, optimizer: Any, theta: Array) -> Maximum:
         """Descend from theta."""
@@ -171,10 +175,20 @@ class Descent:
         return found
 
     def _run(self, optimizer: Any, theta: Array) -> Maximum:
-        bounds = self.problem.kernel.bounds
+        bounds = self.problem.bounds
         if callable(optimizer):
             best, value = optimizer(self.objective, theta, bounds=bounds)
             return Maximum(np.asarray(best), -float(value), self.tried, self.lost, self.start)
+        if self.problem.parameters.names:
+            descend(self._with_wall, theta, bounds, self.options)
+        else:
+            self._plainly(theta, bounds)
+        value, found = self.best
+        best = theta if found is None else found
+        return Maximum(best, -value, self.tried, self.lost, self.start)
+
+    def _plainly(self, theta: Array, bounds: Array) -> None:
+        """L-BFGS as it is, for kernels alone."""
         optimize.minimize(
             self._with_wall,
             np.clip(theta, bounds[:, 0], bounds[:, 1]),
@@ -183,9 +197,6 @@ class Descent:
             bounds=bounds,
             options=self.options,
         )
-        value, found = self.best
-        best = theta if found is None else found
-        return Maximum(best, -value, self.tried, self.lost, self.start)
 
 
 def maxima(
@@ -262,6 +273,7 @@ def search(
     with warnings.catch_warnings():
         # the last fit, at the maximum, gives its own warnings
         warnings.simplefilter("ignore", ConvergenceWarning)
+        given = starts
         if pilots is not None:
             first = maxima(pilots, starts, optimizer, n_jobs, pilot=True)
             starts = [
@@ -272,6 +284,10 @@ def search(
             found = _rounds(problems, starts, optimizer, n_jobs)
         else:
             found = maxima(problems, starts, optimizer, n_jobs)
+            for k, one in enumerate(found):
+                if not np.isfinite(one.value) and starts[k] is not given[k]:
+                    # what holds for some rows may not hold for all of them
+                    (found[k],) = maxima([problems[k]], [given[k]], optimizer, n_jobs)
     if not all(np.isfinite(one.value) for one in found):
         raise FloatingPointError("EP failed at all hyper-parameters that were tried")
     return found
@@ -285,7 +301,7 @@ def _rounds(
     at = [mine[0] for mine in starts]
     for _ in range(ROUNDS):
         fixed = [
-            problem._replace(pivots=_pivots(problem, theta))
+            problem._replace(pivots=problem.factor_by(theta).pivots)
             for problem, theta in zip(problems, at, strict=True)
         ]
         found = maxima(fixed, starts, optimizer, n_jobs)
@@ -307,8 +323,3 @@ def _rounds(
             break
         starts = [[theta] for theta in at]
     return [one for one in best if one is not None]
-
-
-def _pivots(problem: LowRankProcess, theta: Array) -> NDArray[np.intp]:
-    columns = KernelColumns.from_sklearn(problem.kernel.clone_with_theta(theta), problem.X)
-    return incomplete_cholesky(columns, problem.rank).pivots

@@ -10,14 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from epfast import _checks
+from epfast import _checks, losses
 from epfast._arrays import Array
 from epfast._core.crew import Crew
 from epfast.estimators.kernels import Distances, Stationary
+from epfast.estimators.parameters import Parameters
 from epfast.gp import (
     GPPosterior,
     GPProblem,
     KernelColumns,
+    LowRankFactor,
     LowRankGPPosterior,
     fit_gp,
     fit_problem,
@@ -41,6 +43,28 @@ STEP = 1e-5
 
 # ---- problems ----
 
+NO_PARAMETERS = Parameters(losses.Gaussian(), (), np.empty((0, 2)))
+
+
+def bounds_of(problem: Problem) -> Array:
+    """Of the hyper-parameters of the kernel, then of the free numbers of the loss."""
+    return np.concatenate([problem.kernel.bounds.reshape(-1, 2), problem.parameters.bounds])
+
+
+def parted(problem: Problem, theta: Any, loss: Any) -> tuple[Array, Any]:
+    """Hyper-parameters of the kernel, and the loss: the one that is given if it learns nothing."""
+    theta, parameters = np.asarray(theta), problem.parameters
+    where, free = np.split(theta, [problem.kernel.n_dims])
+    return where, parameters.at(free) if parameters.names else loss
+
+
+def with_slopes(problem: Problem, by_kernel: Array, post: Any) -> Array:
+    """The gradient by theta, from that by the kernel's part of it."""
+    parameters = problem.parameters
+    if not parameters.names:
+        return by_kernel
+    return np.append(by_kernel, parameters.slopes(post.loss, post.loss_gradient()))
+
 
 class Point(NamedTuple):
     """A binary problem at given hyper-parameters."""
@@ -63,10 +87,17 @@ class BinaryProcess(NamedTuple):
     distances: Distances
     #: threads that share the matrices of this problem alone; None: BLAS has its own
     crew: Crew | None = None
+    #: of the loss, which follow those of the kernel in theta
+    parameters: Parameters = NO_PARAMETERS
 
     @property
     def schedule(self) -> Any:
         return self.process.schedule
+
+    @property
+    def bounds(self) -> Array:
+        """(p, 2), of theta."""
+        return bounds_of(self)
 
     @property
     def can_descend(self) -> bool:
@@ -96,10 +127,12 @@ class BinaryProcess(NamedTuple):
 
     def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> Point:
         """The problem at some hyper-parameters; a check of the kernel matrix is O(n^3 / 3)."""
-        kernel, dK = self.kernel.clone_with_theta(theta), np.empty((0, 0, 0))
+        where, loss = parted(self, theta, self.process.loss)
+        kernel, dK = self.kernel.clone_with_theta(where), np.empty((0, 0, 0))
+        ours = self.process._replace(loss=loss)
         shape = None if checked else Stationary.of(kernel)
         if shape is not None:
-            return self._shaped(shape)
+            return self._shaped(shape, ours)
         if gradient:
             K, dK = kernel(self.X, eval_gradient=True)
         else:
@@ -108,10 +141,10 @@ class BinaryProcess(NamedTuple):
         if checked:
             with self.at_work():
                 matrix = kernel_at_door(K, True, self.jitter, self.crew)
-            process = self.process._replace(kernel=matrix)
+            process = ours._replace(kernel=matrix)
         else:
             K[np.diag_indices(len(K))] += self.jitter
-            process = self.process.with_kernel(K)
+            process = ours.with_kernel(K)
             assert process.kernel is not None
             process.kernel.crew = self.crew
 
@@ -119,22 +152,24 @@ class BinaryProcess(NamedTuple):
             return fit_problem(process._replace(schedule=schedule), start, stacklevel=None)
 
         def slope(post: GPPosterior) -> Array:
-            return post.log_evidence_gradient(dK[:, :, k] for k in range(dK.shape[2]))
+            by_kernel = post.log_evidence_gradient(dK[:, :, k] for k in range(dK.shape[2]))
+            return with_slopes(self, by_kernel, post)
 
         return Point(fit, slope)
 
-    def _shaped(self, shape: Stationary) -> Point:
+    def _shaped(self, shape: Stationary, ours: GPProblem) -> Point:
         """As :meth:`at`, from the distances of the rows."""
         with self.at_work():
             matrix = shape.matrix(len(self.X), self.distances, self.jitter, self.crew)
-        process = self.process._replace(kernel=matrix)
+        process = ours._replace(kernel=matrix)
 
         def fit(schedule: Any, start: Any) -> GPPosterior:
             return fit_problem(process._replace(schedule=schedule), start, stacklevel=None)
 
         def slope(post: GPPosterior) -> Array:
             with self.at_work():
-                return shape.gradient(matrix, post.alpha, self.distances)
+                by_kernel = shape.gradient(matrix, post.alpha, self.distances)
+            return with_slopes(self, by_kernel, post)
 
         return Point(fit, slope)
 
@@ -144,7 +179,7 @@ class LowRankProcess(NamedTuple):
 
     X: Array
     kernel: Any
-    #: arguments of fit_gp: y, weights, loss, scheme
+    #: arguments of fit_gp: y, weights, offset, loss, scheme
     choices: dict[str, Any]
     schedule: Any
     rank: int
@@ -152,10 +187,23 @@ class LowRankProcess(NamedTuple):
     pivots: NDArray[np.intp] | None = None
     #: of BLAS
     threads: int | None = None
+    #: of the loss, which follow those of the kernel in theta
+    parameters: Parameters = NO_PARAMETERS
 
     @property
     def can_descend(self) -> bool:
         return False
+
+    @property
+    def bounds(self) -> Array:
+        """(p, 2), of theta."""
+        return bounds_of(self)
+
+    def factor_by(self, theta: Array) -> LowRankFactor:
+        """The factor with the pivots of these hyper-parameters."""
+        where = theta[: self.kernel.n_dims]
+        columns = KernelColumns.from_sklearn(self.kernel.clone_with_theta(where), self.X)
+        return incomplete_cholesky(columns, self.rank)
 
     def with_threads(self, threads: int | None) -> LowRankProcess:
         """The same, its matrices shared among so many threads; None: as BLAS has them."""
@@ -168,19 +216,17 @@ class LowRankProcess(NamedTuple):
     def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> Point:
         """The problem at some hyper-parameters."""
         del checked
-        theta = np.asarray(theta)
+        theta, loss = parted(self, theta, self.choices["loss"])
+        choices = self.choices | {"loss": loss}
         with self.at_work():
             if self.pivots is None:
-                columns = KernelColumns.from_sklearn(self.kernel.clone_with_theta(theta), self.X)
-                factor = incomplete_cholesky(columns, self.rank)
+                factor = self.factor_by(theta)
             else:
                 diagonal = self.kernel.clone_with_theta(theta).diag(self.X)
                 factor = factor_at(self._columns(theta, self.pivots), self.pivots, diagonal)
 
         def fit(schedule: Any, start: Any) -> LowRankGPPosterior:
-            found = fit_gp(
-                factor, schedule=schedule, start=start, n_jobs=self.threads, **self.choices
-            )
+            found = fit_gp(factor, schedule=schedule, start=start, n_jobs=self.threads, **choices)
             assert isinstance(found, LowRankGPPosterior)
             return found
 
@@ -188,21 +234,25 @@ class LowRankProcess(NamedTuple):
             # scikit-learn gives no derivatives of kernels between different inputs
             steps = STEP * np.eye(len(theta)) if gradient else np.empty((0, len(theta)))
             with self.at_work():
-                return post.log_evidence_gradient(
+                by_kernel = post.log_evidence_gradient(
                     (self._columns(theta + h, post.pivots) - self._columns(theta - h, post.pivots))
                     / (2.0 * STEP)
                     for h in steps
                 )
+            return with_slopes(self, by_kernel, post) if gradient else by_kernel
 
         return Point(fit, slope)
 
     def pilot(self, rows: NDArray[np.intp]) -> BinaryProcess:
         """The exact process of some of the rows."""
-        y, weights = (self.choices[name] for name in ("y", "weights"))
-        chosen = choose(self.choices["loss"], self.choices["scheme"], self.schedule)
-        some = None if weights is None else weights[rows]
-        process = chosen.problem(y[rows], len(rows), some)
-        return BinaryProcess(self.X[rows], self.kernel, process, 0.0, Distances(self.X[rows]))
+        parts = (self.choices.get(name) for name in ("y", "weights", "offset"))
+        y, weights, offset = (None if part is None else part[rows] for part in parts)
+        loss = losses.resolve(self.choices["loss"]).with_offset(offset is not None)
+        chosen = choose(loss, self.choices["scheme"], self.schedule)
+        process = chosen.problem(y, len(rows), weights, offset)
+        X, parameters = self.X[rows], self.parameters
+        parameters = parameters._replace(loss=parameters.loss.with_offset(loss.has_offset))
+        return BinaryProcess(X, self.kernel, process, 0.0, Distances(X), parameters=parameters)
 
     def _columns(self, theta: Array, pivots: NDArray[np.intp]) -> Array:
         """(n, r), the kernel of all inputs with the pivots."""

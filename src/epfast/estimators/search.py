@@ -201,10 +201,10 @@ class Search:
     def _rough_slope(self, u: float) -> float:
         """The slope at a tolerance that tells its sign."""
         if u not in self.known:
-            self.value(u, self._to(ROUGH_TOL))
+            self.value(u, self.to(ROUGH_TOL))
         return self.known[u]
 
-    def _to(self, tol: float) -> Any:
+    def to(self, tol: float) -> Any:
         """The schedule of the search, to a tolerance between those of its two."""
         return replace(self.fine, tol=min(max(tol, self.fine.tol), self.quick.tol))
 
@@ -218,7 +218,7 @@ class Search:
         step, slope_before = u - before, self.known[before]
         last = abs(step)
         for _ in range(SECANTS):
-            schedule = self._to(SHARE * min(1.0, abs(step)) * min(1.0, last))
+            schedule = self.to(SHARE * min(1.0, abs(step)) * min(1.0, last))
             self.value(u, schedule)
             slope = self.known[u]
             if not (math.isfinite(slope) and slope != slope_before):
@@ -315,31 +315,24 @@ def find(
     weights: Array | None,
     centred: bool,
     groups: NDArray[np.intp] | None = None,
+    unit: float = 1.0,
 ) -> Found:
     """The prior variance, or one per group, that the evidence favours; it warns of what went wrong.
 
-    It is 1 if all points of the search are lost.
+    It is 1 if all points of the search are lost. unit: that of the variance of x.theta.
     """
     if groups is not None and not search.problem.flat:
         raise ValueError(
             "prior_variance is 'ard' or prior_groups is given; allowed with EP on scalar sites by "
             "scheme 'exact' (batch_size=None), whose evidence has a known slope"
         )
-    common = search.maximum(*variance_range(rows, weights, centred))
+    least, most = variance_range(rows, weights, centred)
+    common = search.maximum(unit * least, unit * most)
     found: Found | None = common
     if common is not None and groups is not None:
         ranges = ranges_by_group(rows, weights, centred, groups)
         found = search.by_group(groups, ranges, float(common.variance))
-    if search.n_lost:
-        kept = "1" if found is None else "the best of the others"
-        warnings.warn(
-            f"{search.n_lost} of {search.n_tried} points of the search of the prior variance gave "
-            "no fit that settled with all its sites and a log evidence of at most 0; "
-            f"prior_variance_ is {kept}; try scheme='exact', a schedule with damping, or a number "
-            "as prior_variance",
-            ConvergenceWarning,
-            stacklevel=users_level(),
-        )
+    tell_lost(search, "1" if found is None else "the best of the others")
     if found is None:
         return Found(1.0, None)
     if found.end == "upper":
@@ -351,3 +344,16 @@ def find(
             stacklevel=users_level(),
         )
     return found
+
+
+def tell_lost(search: Search, kept: str) -> None:
+    """Warn of points that were lost; kept: what prior_variance_ is then."""
+    if search.n_lost:
+        warnings.warn(
+            f"{search.n_lost} of {search.n_tried} points of the search of the prior variance gave "
+            "no fit that settled with all its sites and a log evidence of at most 0; "
+            f"prior_variance_ is {kept}; try scheme='exact', a schedule with damping, or a number "
+            "as prior_variance",
+            ConvergenceWarning,
+            stacklevel=users_level(),
+        )

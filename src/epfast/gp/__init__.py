@@ -2,6 +2,7 @@
 
 from epfast.gp.factor import KernelColumns, LowRankFactor, incomplete_cholesky
 from epfast.gp.fit import fit_gp, fit_problem
+from epfast.gp.latents import LatentGPPosterior, LatentGPProblem
 from epfast.gp.low_rank import LowRankGPPosterior
 from epfast.gp.posterior import GPPosterior
 from epfast.gp.problem import GPProblem
@@ -13,6 +14,8 @@ __all__ = [
     "GPProblem",
     "GPState",
     "KernelColumns",
+    "LatentGPPosterior",
+    "LatentGPProblem",
     "LowRankFactor",
     "LowRankGPPosterior",
     "Relaxed",

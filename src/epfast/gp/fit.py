@@ -14,6 +14,12 @@ from epfast._arrays import Held
 from epfast.gp.certificate import broken
 from epfast.gp.engines import ENGINES, DescentEngine, ProcessEngine
 from epfast.gp.factor import KernelColumns, LowRankFactor
+from epfast.gp.latents import (
+    LatentGPPosterior,
+    LatentGPProblem,
+    fit_latent_process,
+    kernels_at_door,
+)
 from epfast.gp.low_rank import LowRankGPPosterior, fit_low_rank
 from epfast.gp.posterior import GPPosterior
 from epfast.gp.problem import GPProblem, check_positive, kernel_in_memory
@@ -40,6 +46,9 @@ from epfast.schemes import Scheme
 #: arguments of 0.1.0 that moved, with their new spelling
 MOVED = {"relaxation": "scheme=epfast.schemes.Relaxed(weight=...)"}
 
+#: most values for which the double loop is there by default: a step takes some seconds at 1,000
+DESCENT_UP_TO = 1000
+
 
 def fit_gp(
     K: ArrayLike | KernelColumns | LowRankFactor,
@@ -49,18 +58,19 @@ def fit_gp(
     scheme: str | Scheme | None = None,
     schedule: Schedule | None = None,
     beta: float | None = None,
+    offset: ArrayLike | None = None,
     weights: ArrayLike | None = None,
     jitter: float | None = None,
     rank: int | None = None,
     rank_tol: float | None = None,
     batch_size: int | None = None,
-    start: GPPosterior | LowRankGPPosterior | None = None,
+    start: GPPosterior | LowRankGPPosterior | LatentGPPosterior | None = None,
     overwrite_K: bool = False,
     callback: Callback | None = None,
     progress: bool | Tick = False,
     n_jobs: int | None = None,
     **moved: Any,
-) -> GPPosterior | LowRankGPPosterior:
+) -> GPPosterior | LowRankGPPosterior | LatentGPPosterior:
     """Fit a Gaussian process by expectation propagation.
 
     The posterior over latent values f is p(f) ∝ N(f; 0, K) Π_i t_i(f_i), t_i(f) =
@@ -71,6 +81,7 @@ def fit_gp(
     Parameters
     ----------
     K : array_like of shape (n, n), KernelColumns or LowRankFactor
+        (With a loss of C latents, as :class:`epfast.losses.Multiclass`, also a list of C matrices.)
         Kernel matrix, symmetric and positive semi-definite to rounding. A KernelColumns, with
         ``rank``, is never formed. A LowRankFactor stands for G G'; ``rank`` makes one of K.
     y : array_like of shape (n,) or (n, k)
@@ -83,11 +94,14 @@ def fit_gp(
         ``schemes.Relaxed(weight=0.03)`` is relaxed EP (Qi & Guo 2012), for likelihoods with
         outliers: in sequential or shuffled order, at power 1, without ``rank``.
     schedule : EP or DoubleLoop, optional
-        None: ``EP()``. ``DoubleLoop(start=EP(...))`` descends to a fixed point of EP (Opper &
-        Winther 2005) where the sweeps of its start do not settle. With ``rank`` any schedule of
+        ``DoubleLoop(start=EP(...))`` descends to a fixed point of EP (Opper & Winther 2005) where
+        the sweeps of its start do not settle. None: ``DoubleLoop()`` for up to 1,000 observations
+        whose likelihood is not log-concave, else ``EP()``. With ``rank`` any schedule of
         :func:`epfast.fit_linear`.
     beta : float, optional
         Inverse temperature. None: 1.
+    offset : array_like of shape (n,), optional
+        Known parts of the latent values: the factors are t_i(f_i + offset_i). None: 0.
     weights : array_like of shape (n,), optional
         As in :func:`epfast.fit_linear`: an observation of weight w >= 1 counts as w copies, the
         factor of one below 1 enters to the power w. Without ``rank`` for sequential and shuffled
@@ -149,7 +163,6 @@ def fit_gp(
     (True, -12.21)
     """
     _checks.moved("fit_gp", moved, MOVED)
-    schedule = EP() if schedule is None else schedule
     _checks.flag("overwrite_K", overwrite_K)
     low_rank = rank is not None or isinstance(K, LowRankFactor)
     unused = (
@@ -166,7 +179,31 @@ def fit_gp(
     _checks.callback(callback)
     _checks.progress(progress)
     threads = None if n_jobs is None else threads_of(n_jobs)
-    found_loss = losses.resolve(loss).tempered(beta)
+    found_loss = losses.resolve(loss).tempered(beta).with_offset(offset is not None)
+    if schedule is None:
+        exact = scheme is None or scheme == "exact"
+        few = all(k <= DESCENT_UP_TO for k in getattr(K, "shape", ()))
+        descends = few and exact and weights is None and not low_rank and found_loss.latents == 1
+        schedule = DoubleLoop() if descends and found_loss.log_concave is False else EP()
+    if found_loss.latents > 1:
+        if low_rank or weights is not None or isinstance(K, KernelColumns):
+            name = "weights" if weights is not None else "K" if rank is None else "rank"
+            raise ValueError(
+                f"{name} is given; allowed with {found_loss!r}, which has {found_loss.latents} "
+                "latents: a kernel matrix, or one for each of them, and no weights"
+            )
+        if start is not None and not isinstance(start, LatentGPPosterior):
+            raise TypeError(
+                f"start is {_checks.describe(start)}; allowed: a LatentGPPosterior or None"
+            )
+        if found_loss.correlated:
+            raise ValueError(f"loss is {found_loss!r}; allowed for processes: correlated=False")
+        choices = choose(found_loss, scheme, schedule)
+        shift = 0.0 if jitter is None else _checks.number("jitter", jitter, least=0.0)
+        kernels, common = kernels_at_door(K, overwrite_K, shift, found_loss.latents)
+        observed = found_loss.observed(y, kernels[0].n, offset)
+        of_latents = LatentGPProblem(kernels, observed, *choices, common)
+        return fit_latent_process(of_latents, start, callback, progress)
     if low_rank:
         return fit_low_rank(
             K,
@@ -174,6 +211,7 @@ def fit_gp(
             rank=rank,
             rank_tol=rank_tol,
             batch_size=batch_size,
+            offset=offset,
             weights=weights,
             loss=found_loss,
             scheme=scheme,
@@ -190,7 +228,7 @@ def fit_gp(
         raise TypeError(f"start is {_checks.describe(start)}; allowed: a GPPosterior or None")
     shift = 0.0 if jitter is None else _checks.number("jitter", jitter, least=0.0)
     kernel = kernel_in_memory(K, overwrite_K, shift)
-    problem = chosen.problem(y, kernel.n, weights)._replace(kernel=kernel)
+    problem = chosen.problem(y, kernel.n, weights, offset)._replace(kernel=kernel)
     return fit_problem(
         problem, start, callback=callback, progress=progress, threads=threads, check=True
     )
@@ -203,7 +241,7 @@ class Choices(NamedTuple):
     scheme: Scheme
     schedule: Any
 
-    def problem(self, y: Any, n: int, weights: Any = None) -> GPProblem:
+    def problem(self, y: Any, n: int, weights: Any = None, offset: Any = None) -> GPProblem:
         """The fit of n observations, all but their kernel."""
         found = weights_of(weights, n)
         if found is not None:
@@ -217,7 +255,7 @@ class Choices(NamedTuple):
             least = float(found[found > 0.0].min())
             if least < 1.0:
                 self.loss.check_power(least, "a weight")
-        return GPProblem(None, self.loss.responses("y", y, n), *self, found)
+        return GPProblem(None, self.loss.observed(y, n, offset), *self, found)
 
 
 def choose(loss: Any, scheme: str | Scheme | None, schedule: Any) -> Choices:
@@ -226,7 +264,8 @@ def choose(loss: Any, scheme: str | Scheme | None, schedule: Any) -> Choices:
     _checks.schedule(schedule, Schedule, "epfast.EP or epfast.DoubleLoop")
     found_loss = losses.resolve(loss)
     found = schemes.resolve("exact" if scheme is None else scheme)
-    legal(ENGINES, "process", "row", schedule, found, found_loss, {})
+    factor = "row" if found_loss.latents == 1 else "latents"
+    legal(ENGINES, "process", factor, schedule, found, found_loss, {})
     if isinstance(schedule, DoubleLoop):
         legal(ENGINES, "process", "row", schedule.start, found, found_loss, {})
     numbers = {"power": 1.0, "damping": schedule.usual_damping("row")}
@@ -298,7 +337,12 @@ def fit_problem(
                 if first.converged or first.stopped:
                     return told(post, first.stopped)
                 history, before, post = first.history, post, None
-            fit = run(DescentEngine(problem), _Stage(schedule.steps), before, **arguments)
+            try:
+                fit = run(DescentEngine(problem), _Stage(schedule.steps), before, **arguments)
+            except FloatingPointError:
+                if first is None:
+                    raise
+                return told(_left(problem, before, history, None), False)
             post = result(fit._replace(history=history + fit.history))
             return told(post, fit.stopped)
     except KeyboardInterrupt as pressed:
@@ -317,12 +361,16 @@ def warn_of_process(
         warnings.warn(reason, category, stacklevel=stacklevel + 1)
     elif not isinstance(post.schedule, DoubleLoop):
         warn_of(post, post.problem, post.schedule, stacklevel + 1, category)
-    elif steps and not post.converged:
+    elif not post.converged:
+        left = "the sweeps do not settle, and the double loop finds no point to descend from"
+        if steps:
+            left = (
+                f"after {steps} steps of the double loop the tilted moments still differ from "
+                f"those of the posterior by {post.history[-1].mismatch:.2g} of its own scale"
+            )
         warnings.warn(
-            f"no fixed point of EP was found: after {steps} steps of the double loop the tilted "
-            "moments still differ from those of the posterior by "
-            f"{post.history[-1].mismatch:.2g} of its own scale; scale the kernel, or use a loss "
-            "with a log-concave factor",
+            f"no fixed point of EP was found: {left}; scale the kernel, or use a loss with a "
+            "log-concave factor, or one with a larger scale",
             category,
             stacklevel=stacklevel + 1,
         )

@@ -27,11 +27,11 @@ from epfast.inference.certificates import Case
 from epfast.inference.files import agree, restore_responses, write
 from epfast.inference.runtime import Tick, one_blas_thread
 from epfast.linear.checking import proposal, root_of
+from epfast.linear.choices import Choices, choose
 from epfast.linear.engines import at_start
 from epfast.linear.files import restore as restore_linear
-from epfast.linear.fit import Choices, choose
 from epfast.linear.fit import fit_problem as fit_linear_problem
-from epfast.linear.posterior import FullPosterior
+from epfast.linear.full_posterior import FullPosterior
 from epfast.linear.problem import Data, LinearProblem, prior_of, sum_of_sites, weights_of
 from epfast.losses import Loss
 from epfast.schemes import Scheme
@@ -118,6 +118,11 @@ class LowRankGPPosterior(ProcessPosterior):
     @property
     def variance(self) -> Array:
         return self._latent[1]
+
+    def _latent_of_rows(self) -> tuple[Array, Array | None, Array, Array]:
+        if self.weights.batch_size is not None or self.sites is None:
+            return super()._latent_of_rows()
+        return self._responses(), self.problem.data.weights, *self._latent
 
     @property
     def residual(self) -> float:
@@ -355,6 +360,7 @@ def fit_low_rank(
     rank: int | None,
     rank_tol: float | None,
     batch_size: int | None,
+    offset: Any,
     weights: Any,
     loss: Loss,
     scheme: str | Scheme | None,
@@ -380,12 +386,12 @@ def fit_low_rank(
     if given is not None:
         if rank is not None or rank_tol is not None:
             raise ValueError("K is a LowRankFactor; allowed beside it: rank=None, rank_tol=None")
-        responses, order = loss.responses("y", y, len(given.G)), given.rank
+        responses, order = loss.observed(y, len(given.G), offset), given.rank
     else:
         tol = 0.0 if rank_tol is None else _checks.number("rank_tol", rank_tol, least=0.0)
         most = _checks.integer("rank", rank, least=1)
         kernel = kernel_columns("K", K)
-        responses, order = loss.responses("y", y, len(kernel.diagonal)), most
+        responses, order = loss.observed(y, len(kernel.diagonal), offset), most
     found = weights_of(weights, len(responses))
     factor = given
     try:

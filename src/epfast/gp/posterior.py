@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,12 +16,12 @@ from epfast import _checks, schemes
 from epfast._arrays import Array, slices, symmetric_from_upper
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gp import files
-from epfast.gp.certificate import rounding_gap
+from epfast.gp.certificate import SHARE_OF_VARIANCES, rounding_gap, variance_gap
 from epfast.gp.checking import SiteProposal, root_of
 from epfast.gp.prediction import MOVED, ProcessPosterior, draws_of, matrices_of, missing, prior_at
 from epfast.gp.problem import GPProblem
 from epfast.gp.relaxed import RelaxedEnergies, relaxed_energies
-from epfast.inference import ConvergenceWarning, SweepInfo
+from epfast.inference import SweepInfo, learning
 from epfast.inference.certificates import Case
 from epfast.inference.files import (
     contents,
@@ -46,6 +45,11 @@ from epfast.linear.problem import weights_of
 from epfast.losses import Loss, NoisyStep
 from epfast.schedules import EP
 
+#: of relaxed EP there is no gradient
+NOT_STATIONARY = (
+    "the posterior is that of relaxed EP, whose log evidence is not stationary in the sites; "
+    "allowed: a fit without relaxation"
+)
 #: vectors in a file, (n,) each
 VECTORS = ("alpha", "mean", "variance")
 
@@ -169,14 +173,16 @@ class GPPosterior(ProcessPosterior):
 
     @cached_property
     def rounding(self) -> float:
-        """Largest gap between K alpha, of which predictions are made, and ``mean``.
+        """Largest gap between what predictions at the inputs of the fit say and the fit itself.
 
-        In posterior standard deviations. It is large where sites are so sharp, beside a kernel
+        Of means, K alpha, in posterior standard deviations; of variances, at some inputs, a
+        hundredth of the share. It is large where sites are so sharp, beside a kernel
         matrix so close to singular, that the digits of K do not hold the posterior. O(n^2), once.
         """
-        return rounding_gap(
-            self.packed, self.diagonal, self.alpha, self.mean, np.sqrt(self.variance)
-        )
+        sd = np.sqrt(self.variance)
+        of_means = rounding_gap(self.packed, self.diagonal, self.alpha, self.mean, sd)
+        of_variances = variance_gap(self.packed, self.diagonal, self.variance)
+        return max(of_means, SHARE_OF_VARIANCES * of_variances)
 
     # -- evidence --
 
@@ -207,21 +213,13 @@ class GPPosterior(ProcessPosterior):
             If the posterior is not at a fixed point (``residual`` above 1e-3).
         """
         if self.relaxed is not None:
-            raise ValueError(
-                "the posterior is that of relaxed EP, whose log evidence is not stationary in the "
-                "sites; allowed: a fit without relaxation"
-            )
-        if not self.residual <= 1e-3:
-            warnings.warn(
-                f"the gradient is taken at a residual of {self.residual:.2g}, where it is not that "
-                "of the log evidence; fit with more sweeps or a smaller tolerance",
-                ConvergenceWarning,
-                stacklevel=2,
-            )
+            raise ValueError(NOT_STATIONARY)
+        learning.note_residual(self.residual)
         n = len(self.y)
-        return np.array([self._contract(matrix) for matrix in matrices_of(dK, (n, n))])
+        return np.array([self.contracted(matrix) for matrix in matrices_of(dK, (n, n))])
 
-    def _contract(self, matrix: Any) -> float:
+    def contracted(self, matrix: Any) -> float:
+        """alpha' dK alpha / 2 - tr(R dK) / 2."""
         n = len(self.y)
         given = _checks.array("dK", matrix, shape=(n, n))
         total = 0.0
@@ -236,44 +234,21 @@ class GPPosterior(ProcessPosterior):
         return 0.5 * total
 
     def log_evidence_gradient_epsilon(self) -> float:
-        """Derivative of the log evidence by the epsilon of a noisy step.
-
-        Returns
-        -------
-        float
-            Sum over the sites of d log Z_i / d epsilon, with the cavities held fixed.
-        """
+        """As :meth:`loss_gradient`, for the epsilon of a noisy step."""
         loss = self.known_loss()
         if not isinstance(loss, NoisyStep):
             raise ValueError(f"loss is {loss!r}; allowed: a NoisyStep")
-        if self.problem.weights is not None:
-            raise ValueError("the fit has weights; allowed for this derivative: none")
-        mean, variance = self._cavities(self.power)
-        labels, exponent = self.problem.y, self.beta * self.power
-        step = NoisyStep(1e-300)
-        above, below = (
-            np.exp(step.log_predictive(sign * labels, mean, variance)) for sign in (1.0, -1.0)
-        )
-        epsilon = loss.epsilon
-        total = (1.0 - epsilon) ** exponent * above + epsilon**exponent * below
-        slope = epsilon ** (exponent - 1.0) * below - (1.0 - epsilon) ** (exponent - 1.0) * above
-        return float((self.beta * slope / total).sum())
+        return float(self.loss_gradient()["epsilon"])
 
-    def _cavities(self, share: float) -> tuple[Array, Array]:
-        """Mean and variance of f_i, (n,) each, with a share of its site taken out."""
-        taken = share / self.problem.copies()
-        rest = 1.0 - taken * self.state.sites.precision * self.variance
-        if not (rest > 0.0).all():
-            raise FloatingPointError(
-                f"{int((rest <= 0.0).sum())} of {len(rest)} cavities are improper"
-            )
-        mean = (self.mean - taken * self.state.sites.shift * self.variance) / rest
-        return mean, self.variance / rest
+    def _latent_of_rows(self) -> tuple[Array, Array | None, Array, Array]:
+        if self.relaxed is not None:
+            raise ValueError(NOT_STATIONARY)
+        return self.problem.y, self.problem.weights, self.mean, self.variance
 
     def _case(self) -> Case:
         """See :meth:`check`. O(n^3) once, and O(n r) per draw, r the rank of the covariance."""
         proposal = SiteProposal(
-            self.known_loss(),
+            self.loss_of_rows(),
             self.problem.y,
             self.mean,
             root_of(self.covariance),
@@ -315,7 +290,9 @@ class GPPosterior(ProcessPosterior):
         FloatingPointError
             If a cavity is improper.
         """
-        return self.known_loss().log_predictive(self.problem.y, *self._cavities(1.0))
+        share = 1.0 / self.problem.copies()
+        cavity = learning.cavities(self.state.sites, self.mean, self.variance, share)
+        return self.loss_of_rows().log_predictive(self.problem.y, *cavity)
 
     # -- prediction --
 

@@ -11,7 +11,7 @@ from scipy import linalg
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.inference.posterior import Posterior
+from epfast.inference.posterior import Posterior, shifted
 
 #: arguments that moved, with their new spelling
 MOVED = {"k_star_diag": "K_star_star=..., the same numbers or the whole matrix"}
@@ -101,7 +101,7 @@ class ProcessPosterior(Posterior):
         return self._responses()
 
     def log_likelihood(self, draws: ArrayLike) -> Array:
-        loss, y = self.known_loss(), self._responses()
+        loss, y = self.loss_of_rows(), self._responses()
         latent = _checks.array("draws", draws, shape=(None, len(y)))
         return -loss.values(latent.T, y).T
 
@@ -111,51 +111,85 @@ class ProcessPosterior(Posterior):
         y = self._responses()
         return y[:, 0] if y.shape[1] == 1 else y
 
-    def predict_proba(self, K_star: ArrayLike, k_star_diag: ArrayLike | None = None) -> Array:
+    def _shifted_latent(
+        self, K_star: ArrayLike, k_star_diag: ArrayLike | None, offset: ArrayLike | None
+    ) -> tuple[Array, Array]:
+        """Mean and variance of the process at new inputs, offset included."""
+        mean, variance = self.predict_latent(K_star, k_star_diag)
+        return shifted(mean, offset, len(mean)), variance
+
+    def predict_proba(
+        self,
+        K_star: ArrayLike,
+        k_star_diag: ArrayLike | None = None,
+        offset: ArrayLike | None = None,
+    ) -> Array:
         """Probability of the label +1 at new inputs.
 
         Parameters
         ----------
         K_star, k_star_diag
             ``K_star`` and ``K_star_star`` of :meth:`predict_latent`.
+        offset : array_like of shape (m,), optional
+            As in :func:`epfast.fit_gp`. None: 0.
 
         Returns
         -------
         ndarray of shape (m,)
             Closed form for probit and noisy step with beta = 1, else quadrature to about 1e-8.
         """
-        return self.known_loss().predict_proba(*self.predict_latent(K_star, k_star_diag))
+        return self.known_loss().predict_proba(*self._shifted_latent(K_star, k_star_diag, offset))
 
-    def predict(self, K_star: ArrayLike, k_star_diag: ArrayLike | None = None) -> Array:
+    def predict(
+        self,
+        K_star: ArrayLike,
+        k_star_diag: ArrayLike | None = None,
+        offset: ArrayLike | None = None,
+    ) -> Array:
         """Predict y at new inputs: the label for classes, else the mean of y.
 
         Parameters
         ----------
         K_star, k_star_diag
             ``K_star`` and ``K_star_star`` of :meth:`predict_latent`.
+        offset : array_like of shape (m,), optional
+            As in :func:`epfast.fit_gp`. None: 0.
 
         Returns
         -------
         ndarray of shape (m,)
         """
-        return self.known_loss().predict(*self.predict_latent(K_star, k_star_diag))
+        return self.known_loss().predict(*self._shifted_latent(K_star, k_star_diag, offset))
 
-    def predict_variance(self, K_star: ArrayLike, k_star_diag: ArrayLike | None = None) -> Array:
+    def predict_variance(
+        self,
+        K_star: ArrayLike,
+        k_star_diag: ArrayLike | None = None,
+        offset: ArrayLike | None = None,
+    ) -> Array:
         """Predictive variance of y at new inputs.
 
         Parameters
         ----------
         K_star, k_star_diag
             ``K_star`` and ``K_star_star`` of :meth:`predict_latent`.
+        offset : array_like of shape (m,), optional
+            As in :func:`epfast.fit_gp`. None: 0.
 
         Returns
         -------
         ndarray of shape (m,)
         """
-        return self.known_loss().predict_variance(*self.predict_latent(K_star, k_star_diag))
+        return self.known_loss().predict_variance(
+            *self._shifted_latent(K_star, k_star_diag, offset)
+        )
 
     def log_predictive(
-        self, K_star: ArrayLike, k_star_diag: ArrayLike | None, y: ArrayLike
+        self,
+        K_star: ArrayLike,
+        k_star_diag: ArrayLike | None,
+        y: ArrayLike,
+        offset: ArrayLike | None = None,
     ) -> Array:
         """Log probability of responses at new inputs.
 
@@ -165,11 +199,12 @@ class ProcessPosterior(Posterior):
             ``K_star`` and ``K_star_star`` of :meth:`predict_latent`.
         y : array_like
             As in :func:`epfast.fit_gp`.
+        offset : array_like of shape (m,), optional
+            As in :func:`epfast.fit_gp`. None: 0.
 
         Returns
         -------
         ndarray of shape (m,)
         """
-        latent = self.predict_latent(K_star, k_star_diag)
-        loss = self.known_loss()
+        latent, loss = self._shifted_latent(K_star, k_star_diag, offset), self.known_loss()
         return loss.log_predictive(loss.responses("y", y, len(latent[0])), *latent)

@@ -40,6 +40,8 @@ class Case(NamedTuple):
     log_evidence: float
     #: no right log evidence is above this
     evidence_bound: float
+    #: whether mean and sd are those of what the proposal draws; else they are units alone
+    known: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +155,8 @@ def check(case: Case, draws: int, seed: int) -> Check:
     nan = np.full(q, np.nan)
     seen = Moments(nan, nan, nan, nan, float("nan"))
     if used is not None and used.effective >= NOTHING:
-        seen = moments(sampler, proposal, used)
+        known = case.known or proposal is not case.proposal
+        seen = moments(sampler, proposal, used, known)
         if proposal is not case.proposal:
             at = proposal.moments()
             seen = seen.beside(at[0], np.where(at[1] > 0.0, at[1], 1.0), case.mean, sd)

@@ -47,7 +47,9 @@ def words(key: Key) -> str:
     covariance, factor, stores = key
     if covariance == "process":
         return f"a process, {SCHEDULES[stores]}"
-    size = "batch_size=None" if factor == "row" else "a batch_size"
+    size = {"row": "batch_size=None", "latents": "several latents per row"}.get(
+        factor, "a batch_size"
+    )
     return f"posterior={covariance!r}, {size}, {SCHEDULES[stores]}"
 
 
@@ -94,6 +96,11 @@ def legal(
             + (others if len(others) > len("; or ") else "")
         )
     row = table[key]
+    if (factor == "latents") != (loss.latents > 1):
+        raise ValueError(
+            f"loss is {loss!r}, with {loss.latents} latents per row; allowed with {words(key)}: "
+            + ("several" if factor == "latents" else "one")
+        )
     reason = scheme.refuses(loss, factor)
     if reason is not None:
         raise ValueError(reason)

@@ -282,6 +282,7 @@ def contents(post: Posterior) -> tuple[dict[str, Any], dict[str, Any]]:
         arrays["schedule_groups"] = groups
     return arrays, {
         "loss": describe_loss(post.loss),
+        "offset": bool(getattr(post.problem.loss, "has_offset", False)),
         "beta": float(post.beta),
         "schedule": schedule,
         "converged": bool(post.converged),
@@ -395,9 +396,18 @@ def restore_responses(given: Array, loss: Loss | None) -> Array:
     Those of our losses begin with what the user gave, from which the rest follows.
     """
     y = given[:, None] if given.ndim == 1 else given
-    y = _checks.array("y", y, shape=(None, None if loss is None else loss.response_width))
-    if loss is not None and describe_loss(loss) is not None:
-        agree("y", y, _made_again(y, loss), 1.0 + np.abs(y))
+    if loss is None:
+        return _checks.array("y", y, shape=(None, None))
+    more = loss.has_offset and not loss.by_residual
+    y = _checks.array("y", y, shape=(None, loss.response_width + more), finite=False)
+    if np.isnan(y).any():
+        raise ValueError("y holds NaN")
+    if describe_loss(loss) is not None:
+        own = np.ascontiguousarray(y[:, : loss.response_width])
+        user, n = loss.as_given(own), len(own)
+        made = _made_again(own, loss) if user is None else loss.responses("y", user, n)
+        differs = own != made  # ends at infinity do not
+        agree("y", own[differs], made[differs], 1.0 + np.abs(own[differs]))
     return y
 
 

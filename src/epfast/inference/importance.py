@@ -144,16 +144,18 @@ class Moments(NamedTuple):
         )
 
 
-def moments(sampler: Sampler, proposal: Proposal, found: Weights) -> Moments:
+def moments(sampler: Sampler, proposal: Proposal, found: Weights, relative: bool = True) -> Moments:
     """Weighted moments by a second pass over the same draws, with errors by the delta method.
 
     The weights of the Gaussian itself give its known moments; the differences from them are what
-    is averaged, so that weights that are all alike leave no error at all.
+    is averaged, so that weights that are all alike leave no error at all. relative: the
+    moments of the proposal are known; else they are units alone.
     """
     mean, sd = proposal.moments()
     sd = np.where(sd > 0.0, sd, 1.0)
     pairs, q = sampler.draws // 2, len(mean)
-    weights, base = found.weights.reshape(2, pairs), found.base.reshape(2, pairs)
+    weights, own = found.weights.reshape(2, pairs), found.base.reshape(2, pairs)
+    base = relative * own
     # sums over pairs of first and second moments a, b (less those of the base), and of their
     # products with the pair's weights
     a, aa, aw = np.zeros((3, q))
@@ -183,13 +185,13 @@ def moments(sampler: Sampler, proposal: Proposal, found: Weights) -> Moments:
     spread = np.maximum(square - shift**2, 1e-300)
     error = bb + square**2 * (w @ w) + base_square**2 * (v @ v)
     error += -2.0 * square * bw + 2.0 * base_square * bv - 2.0 * square * base_square * (w @ v)
-    reference = np.maximum(base_square - drift**2, 1e-300)
+    reference = np.maximum(base_square - drift**2, 1e-300) if relative else np.ones(q)
     return Moments(
         shift,
         WIDER * np.sqrt(np.maximum(variance, 0.0)),
         0.5 * np.log(spread / reference),
         WIDER * 0.5 * np.sqrt(np.maximum(error, 0.0)) / spread,
-        WIDER * float(np.sqrt(((w - v) ** 2).sum())),
+        WIDER * float(np.sqrt(((w - own.sum(axis=0)) ** 2).sum())),
     )
 
 

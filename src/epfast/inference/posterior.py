@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from numpy.typing import ArrayLike
 
+from epfast import _checks
 from epfast._arrays import Array
-from epfast.inference import certificates, report
+from epfast.inference import certificates, learning, report
 from epfast.inference.certificates import Case, Check
 from epfast.inference.records import Sites, SweepInfo
 from epfast.losses import Loss
+
+
+def shifted(latent: Array, offset: ArrayLike | None, n: int) -> Array:
+    """Latent values of n rows with their offsets."""
+    return latent if offset is None else latent + _checks.array("offset", offset, shape=(n,))
 
 
 class Posterior:
@@ -46,7 +52,7 @@ class Posterior:
     def loss(self) -> Loss | None:
         """The loss; None if the posterior was loaded and its loss could not be saved."""
         loss: Loss | None = self.problem.loss
-        return loss
+        return None if loss is None else loss.with_offset(False)
 
     @property
     def scheme(self) -> Any:
@@ -78,6 +84,12 @@ class Posterior:
             )
         return self.loss
 
+    def loss_of_rows(self) -> Loss:
+        """As :meth:`known_loss`, for :meth:`observed`: responses may carry an offset."""
+        self.known_loss()
+        loss: Loss = self.problem.loss
+        return loss
+
     # -- what a subclass gives to the methods below --
 
     #: what the mean is a mean of, and what its members are called
@@ -101,7 +113,7 @@ class Posterior:
         return tuple(f"f{i}" for i in range(len(self.mean)))
 
     def observed(self) -> Array | None:
-        """Responses of the fit as the loss made them, (n, width); None if rows are unknown."""
+        """Responses of the fit, for the core, (n, width); None if rows are unknown."""
         raise NotImplementedError
 
     def log_likelihood(self, draws: ArrayLike) -> Array:
@@ -119,7 +131,40 @@ class Posterior:
         bound: float = self.problem.evidence_bound
         return bound
 
+    def _latent_of_rows(self) -> tuple[Array, Array | None, Array, Array]:
+        """Responses and weights of the rows, mean and variance of their latent values."""
+        raise ValueError(
+            "the posterior has no scalar site per row; allowed: one with a full covariance, "
+            "batch_size=None and an EP schedule, or of a process"
+        )
+
     # -- what all results say --
+
+    def loss_gradient(self) -> dict[str, Any]:
+        """Derivatives of the log evidence by parameters of the likelihood.
+
+        At a fixed point of EP the sites do not contribute (Rasmussen & Williams 2006, section
+        5.5.2): the derivative is the sum over the rows of d log Z_i, with the cavities held
+        fixed, here by differences of the fourth order.
+
+        Returns
+        -------
+        dict
+            For each name of ``loss.learnable`` a number, or an array of the parameter's shape.
+
+        Raises
+        ------
+        ValueError
+            If the posterior has no scalar site per row, or does not know its rows.
+        FloatingPointError
+            If a cavity is improper.
+        """
+        self.known_loss()
+        y, weights, mean, variance = self._latent_of_rows()
+        assert self.sites is not None
+        # those with a scalar site per row have one
+        learning.note_residual(cast(Any, self).residual)
+        return learning.loss_gradient(self.problem, y, weights, self.sites, mean, variance)
 
     def check(self, draws: int = 1000, seed: int = 0) -> Check:
         """Compare with the exact posterior, by importance sampling; ``str(check)`` is in words.

@@ -96,6 +96,17 @@ def summary(post: Any, level: float) -> Any:
     return table(post.labels, columns, attrs)
 
 
+class Flat:
+    """A posterior of several latents, whose means and variances are in one row."""
+
+    def __init__(self, post: Any) -> None:
+        self.post = post
+        self.mean, self.variance = post.mean.ravel(), post.variance.ravel()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.post, name)
+
+
 def notes(post: Any) -> list[str]:
     """Lines below a summary: log evidence, convergence, what not to trust."""
     log_evidence = f"log evidence: {post.log_evidence:.4f}"

@@ -10,9 +10,11 @@ import numpy as np
 from scipy import sparse
 
 from epfast.inference import Sites
+from epfast.linear.full_posterior import FullPosterior
 from epfast.linear.ones import stored_rows
-from epfast.linear.posterior import FactorizedPosterior, FullPosterior
+from epfast.linear.posterior import FactorizedPosterior
 from epfast.linear.problem import Data, LinearProblem, State, is_proper
+from epfast.linear.shrunk_posterior import ShrunkPosterior
 from epfast.linear.wide import is_wide, same_rows
 from epfast.linear.wide_posterior import WidePosterior
 
@@ -66,6 +68,11 @@ def combine(posteriors: Sequence[Any]) -> FactorizedPosterior | FullPosterior:
             raise TypeError(
                 f"posteriors[{k}] is a {type(post).__name__}; allowed: a FullPosterior or "
                 "FactorizedPosterior"
+            )
+        if isinstance(post, ShrunkPosterior):
+            raise ValueError(
+                f"posteriors[{k}] has prior={post.prior!r}, which is no normal one and cannot be "
+                "divided out; allowed: fits with a normal prior"
             )
         _check_same(k, first, post)
         for j, other in enumerate(posteriors[:k]):
@@ -122,6 +129,7 @@ def _check_same(k: int, first: Any, post: Any) -> None:
         "names": (first.names, post.names),
         "beta": (first.beta, post.beta),
         "loss": (first.loss, post.loss),
+        "offset": tuple(getattr(p.problem.loss, "has_offset", False) for p in (first, post)),
         "scheme": (first.scheme, post.scheme),
         "batch_size": (first.batch_size, post.batch_size),
         "intercept": tuple(p.problem.intercept for p in (first, post)),

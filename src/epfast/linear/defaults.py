@@ -15,7 +15,7 @@ def default_scheme(loss: losses.Loss, factor: str, full: bool) -> Scheme:
         return scheme  # it says what is wrong
     if reason is None and loss.kinks:
         slopes = list(getattr(loss, "slopes", ()))
-        if slopes == sorted(slopes) and not full:
+        if slopes and slopes == sorted(slopes) and not full:
             return schemes.Laplace(curvature="slope")
         reason = f"the curvature of {loss!r} is 0, so that its sites would carry no precision"
     if reason is None:

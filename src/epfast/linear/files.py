@@ -20,7 +20,8 @@ from epfast.inference.files import (
     restore_schedule,
     restore_sites,
 )
-from epfast.linear.posterior import FactorizedPosterior, FullPosterior
+from epfast.linear.full_posterior import FullPosterior
+from epfast.linear.posterior import FactorizedPosterior
 from epfast.linear.problem import Data, LinearProblem, State, is_proper, weights_of
 from epfast.linear.wide import WideRows, solved
 from epfast.linear.wide_posterior import WidePosterior
@@ -61,7 +62,7 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
         prior,
         groups,
         intercept=columns < d,
-        names=_names(header.get("names"), columns),
+        names=names_of(header.get("names"), columns),
     )
     _check_sum(state, problem)
     history = restore_history(header["history"])
@@ -81,7 +82,7 @@ def restore_wide(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | 
     n, d = len(y), arrays["prior_shift"].size
     prior = _prior(arrays, d, arrays["prior_precision"].ndim == 2)
     columns = _checks.integer("columns", header["columns"], least=d - 1, most=d)
-    X, weights = _wide_rows(arrays, n, d, columns < d), weights_of(arrays.get("weights"), n)
+    X, weights = wide_rows_of(arrays, n, d, columns < d), weights_of(arrays.get("weights"), n)
     sites = restore_sites(arrays, ((n,),) * 3)
     if sites is None:
         raise ValueError("no sites")
@@ -95,7 +96,7 @@ def restore_wide(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | 
         prior,
         prior,
         intercept=columns < d,
-        names=_names(header["names"], columns),
+        names=names_of(header["names"], columns),
         wide=WideRows(X, columns < d),
     )
     state = solved(problem, sites, _checks.integer("sweeps", header["sweeps"], least=0))
@@ -107,7 +108,7 @@ def restore_wide(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | 
     return post
 
 
-def _wide_rows(arrays: dict[str, Array], n: int, d: int, intercept: bool) -> Any:
+def wide_rows_of(arrays: dict[str, Array], n: int, d: int, intercept: bool) -> Any:
     """The rows of a file, (n, d), dense or CSR."""
     if "rows" in arrays:
         X: Any = arrays["rows"]
@@ -298,7 +299,7 @@ def _check_bounds(precision: Array, prior: Array, sites: Array) -> None:
         raise ValueError("precision contradicts the sites: it is more than the prior's")
 
 
-def _names(given: Any, columns: int) -> tuple[str, ...] | None:
+def names_of(given: Any, columns: int) -> tuple[str, ...] | None:
     """Names of the columns of X."""
     if given is None:
         return None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from epfast import _checks, losses, schemes
+from epfast import _checks, losses
 from epfast._arrays import Array, Held
 from epfast.inference import (
     Callback,
@@ -20,27 +20,32 @@ from epfast.inference import (
     run,
     warn_of,
 )
-from epfast.inference.combinations import legal
 from epfast.inference.loop import NO_FIXED_POINT, is_sharp, stands_off
 from epfast.inference.runtime import Tick
 from epfast.inference.threads import Threads, threads_of
 from epfast.linear import notes
-from epfast.linear.defaults import default_scheme
-from epfast.linear.engines import ENGINES, at_start, engine_of
+from epfast.linear.choices import Choices, choose
+from epfast.linear.engines import at_start, engine_of
+from epfast.linear.full_posterior import FullPosterior
+from epfast.linear.latent_fit import fit_latents
+from epfast.linear.latent_posterior import LatentPosterior
 from epfast.linear.ones import chunks_with_ones, with_ones
-from epfast.linear.posterior import FactorizedPosterior, FullPosterior
+from epfast.linear.posterior import FactorizedPosterior
 from epfast.linear.priors import prior_at_door
 from epfast.linear.problem import (
     Data,
     LinearProblem,
     State,
     data_of,
+    prior_of,
     unread_data_of,
 )
+from epfast.linear.shrinkage import shrinkage_of
+from epfast.linear.shrunk_posterior import ShrunkPosterior, fit_shrunk
 from epfast.linear.sources import Stream, column_names, is_stream
 from epfast.linear.wide import in_best_form, wide_rows
 from epfast.linear.wide_posterior import WidePosterior, of_weights
-from epfast.schedules import DEP, EP, Schedule
+from epfast.schedules import Schedule
 from epfast.schemes import Scheme
 
 #: largest min(n, d) with a full covariance by default
@@ -48,6 +53,8 @@ FULL_UP_TO = 5000
 #: prior variance of an intercept: broad, a standard deviation of 10 in units of log odds
 INTERCEPT_VARIANCE = 100.0
 KINDS = {"full": FullPosterior, "factorized": FactorizedPosterior}
+#: arguments of a normal prior
+NORMAL = ("prior_variance", "prior_precision", "prior_mean")
 #: arguments of 0.1.0 that moved, with their new spelling
 MOVED = {
     "gamma": "scheme=epfast.schemes.Quadrature(gamma=...) or Variational(gamma=...)",
@@ -67,17 +74,19 @@ def fit_linear(
     prior_variance: float | ArrayLike | None = None,
     prior_precision: ArrayLike | None = None,
     prior_mean: ArrayLike | None = None,
+    prior: losses.Prior | None = None,
     intercept: bool | float = False,
+    offset: ArrayLike | None = None,
     weights: ArrayLike | None = None,
     schedule: Schedule | None = None,
     beta: float | None = None,
-    start: FactorizedPosterior | FullPosterior | None = None,
+    start: FactorizedPosterior | FullPosterior | LatentPosterior | None = None,
     record: str | None = None,
     callback: Callback | None = None,
     progress: bool | Tick = False,
     n_jobs: int | None = None,
     **moved: Any,
-) -> FactorizedPosterior | FullPosterior:
+) -> FactorizedPosterior | FullPosterior | LatentPosterior:
     """Fit a linear model by expectation propagation.
 
     The posterior over weights theta is p(theta) ∝ N(theta; prior) Π_i t_i(theta), one factor per
@@ -121,10 +130,17 @@ def fit_linear(
         factorised posterior.
     prior_mean : array_like of shape (d,), optional
         Mean of the prior. None: 0.
+    prior : epfast.losses.SpikeAndSlab, LaplacePrior, StudentTPrior or Horseshoe, optional
+        A prior of each weight that is a site of EP, instead of a normal one; an intercept has none.
+        Sweeps visit rows, then weights; the sites of a Gaussian likelihood are exact. See
+        :class:`epfast.linear.ShrunkPosterior`.
     intercept : bool or float
         True: one more weight, the last one, of a column of ones, with prior variance 100; a number:
         with that prior variance. The posterior adds the ones to new rows by itself; priors and X
         are given without it. X is copied.
+    offset : array_like of shape (n,), optional
+        Known parts of the latent values: the factors are t_i(x_i.theta + offset_i), as for the log
+        of an exposure. None: 0.
     weights : array_like of shape (n,), optional
         Numbers >= 0. A row of weight w >= 1 counts as w copies of itself, so that whole weights
         give the fixed point of repeated rows; copies settle before the next row is visited, and
@@ -155,7 +171,7 @@ def fit_linear(
     Returns
     -------
     FullPosterior (with fewer rows than columns and a site per row the :class:`WidePosterior`, whose
-    sweeps take O(n^3)) or FactorizedPosterior
+    sweeps take O(n^3); with a ``prior`` the ShrunkPosterior) or FactorizedPosterior
 
     Raises
     ------
@@ -192,6 +208,14 @@ def fit_linear(
     (array([ 1.3, -2.6, -0. ]), True)
     """
     _checks.moved("fit_linear", moved, MOVED)
+    resolved = losses.resolve(loss)
+    if resolved.latents > 1:
+        choices = scheme, posterior, batch_size, schedule, beta
+        normal = prior_variance, prior_precision, prior_mean
+        given = {"weights": weights, "prior": prior, "record": record}
+        wide = _intercept(intercept)
+        rest = start, callback, progress
+        return fit_latents(X, y, resolved, choices, normal, wide, offset, given, *rest)
     stream, names = is_stream(X, y), column_names(X)
     if stream and not isinstance(X, Iterator) and getattr(schedule, "stores", "") != "none":
         raise ValueError(
@@ -219,10 +243,13 @@ def fit_linear(
         _checks.choice("record", record, ("cost", "factor"))
     asked = {
         "weights": weights,
+        "prior": prior,
         "sparse X": X if hasattr(X, "tocsr") else None,
         "chunks of X": X if stream else None,
         "record='factor'": record if record == "factor" else None,
     }
+    if record is not None and prior is not None:
+        raise ValueError(f"record is {record!r} beside a prior=; allowed: None")
     chosen = choose(
         loss,
         scheme,
@@ -243,7 +270,11 @@ def fit_linear(
     kind = KINDS[posterior]
     if start is not None and not isinstance(start, kind):
         raise TypeError(f"start is {_checks.describe(start)}; allowed: a {kind.__name__} or None")
+    if prior is None and isinstance(start, ShrunkPosterior):
+        raise TypeError("start has a prior= of single weights; allowed: the same prior= beside it")
     if stream:
+        if offset is not None:
+            raise ValueError("offset is given beside chunks of X; allowed: None")
         data = _stream(X, y, weights, chosen, record)
         d = data.X.d
     else:
@@ -251,16 +282,20 @@ def fit_linear(
             raise ValueError("y is None; allowed: a response per row of X, (n,)")
         full = posterior == "full"
         X = X if wide is None else with_ones(_checks.rows("X", X), stored=full)
-        data = (data_of if full else unread_data_of)(X, y, weights, chosen.loss)
+        if offset is not None:
+            chosen = chosen._replace(loss=chosen.loss.with_offset())
+        data = (data_of if full else unread_data_of)(X, y, weights, chosen.loss, offset)
         d = data.X.shape[1]
     ours = wide_rows(chosen, data, wide is not None)
     if ours is not None:
         data = data._replace(X=ours.X)
     elif isinstance(start, WidePosterior) and chosen.schedule.stores == "none":
         start = start.in_d_by_d()
-    prior = (prior_variance, prior_precision, prior_mean)
+    normal = (prior_variance, prior_precision, prior_mean)
+    if prior is not None:
+        return _shrunk(chosen, data, ours, normal, prior, wide, names, start, callback, progress)
     dense = posterior == "full" and (ours is None or prior_precision is not None)
-    problem = chosen.problem(data, _prior(prior, start, chosen, d, wide, dense))
+    problem = chosen.problem(data, _prior(normal, start, chosen, d, wide, dense))
     problem = in_best_form(problem._replace(intercept=wide is not None, names=names, wide=ours))
     scale = None if stream else _notes(problem, prior_variance, prior_precision)
     found: FactorizedPosterior | FullPosterior = fit_problem(
@@ -272,6 +307,32 @@ def fit_linear(
         return found
     except KeyboardInterrupt:
         raise Interrupted(found) from None
+
+
+def _shrunk(
+    chosen: Choices,
+    data: Data,
+    wide: Any,
+    normal: tuple[Any, Any, Any],
+    prior: losses.Prior,
+    intercept: float | None,
+    names: tuple[str, ...] | None,
+    start: Any,
+    callback: Callback | None,
+    progress: bool | Tick,
+) -> ShrunkPosterior:
+    """A fit with a prior that is a site per weight."""
+    for name, value in zip(NORMAL, normal, strict=True):
+        if value is not None:
+            raise ValueError(f"{name} is given beside prior={prior!r}; allowed: one of them")
+    if start is not None and not isinstance(start, ShrunkPosterior):
+        raise TypeError(
+            f"start is {_checks.describe(start)}; allowed with a prior=: a ShrunkPosterior or None"
+        )
+    d = data.X.shape[1]
+    whole = chosen.problem(data, prior_of(np.ones(d), np.zeros(d), wide is None))
+    whole = whole._replace(intercept=intercept is not None, names=names, wide=wide)
+    return fit_shrunk(shrinkage_of(whole, prior, intercept), start, callback, progress)
 
 
 def _notes(problem: LinearProblem, variance: Any, precision: Any) -> float | None:
@@ -288,72 +349,6 @@ def _notes(problem: LinearProblem, variance: Any, precision: Any) -> float | Non
     spread = np.broadcast_to(1.0 if variance is None else variance, (problem.n_columns,))
     scale = notes.prior_scale(sizes, spread)
     return scale if scale > notes.FLAT else None
-
-
-class Choices(NamedTuple):
-    """The four choices of a fit: a legal combination, with numbers in place of None."""
-
-    loss: losses.Loss
-    scheme: Scheme
-    schedule: Any
-    covariance: str
-    batch_size: int | None
-
-    def problem(self, data: Data, prior: State) -> LinearProblem:
-        """The problem of these rows with this prior."""
-        schedule = self.schedule
-        if schedule.stores == "none":
-            schedule = schedule.filled(order=notes.order_of_one_pass(data))
-        groups = schedule.labels(data.X.shape[0]) if schedule.stores == "shared" else None
-        problem = LinearProblem(
-            data,
-            self.loss,
-            self.scheme,
-            schedule,
-            self.covariance,
-            self.batch_size,
-            prior,
-            prior,
-            groups,
-        )
-        problem.check_weights()
-        return problem
-
-
-def choose(
-    loss: Any,
-    scheme: Any,
-    posterior: str,
-    batch_size: int | None,
-    schedule: Any,
-    beta: float | None = None,
-    given: dict[str, Any] | None = None,
-) -> Choices:
-    """The choices that arguments of :func:`epfast.fit_linear` mean; raises if they do not combine.
-
-    given: arguments that only some combinations take, those that were given.
-    """
-    schedule = EP() if schedule is None else schedule
-    _checks.schedule(schedule, Schedule, "epfast.EP, ADF, SEP, AEP, DSEP, DAEP or DEP")
-    full = _checks.choice("posterior", posterior, tuple(KINDS)) == "full"
-    factor = "row"
-    if batch_size is not None:
-        batch_size = _checks.integer("batch_size", batch_size, least=1)
-        factor = "minibatch"
-    found_loss = losses.resolve(loss).tempered(beta)
-    if scheme is None:
-        scheme = default_scheme(found_loss, factor, full)
-    found = schemes.resolve(scheme)
-    legal(ENGINES, posterior, factor, schedule, found, found_loss, given or {})
-    if isinstance(schedule, DEP) and schedule.inner is not None:
-        legal(ENGINES, posterior, factor, schedule.inner, found, found_loss, {})
-    numbers: dict[str, Any] = {"power": 1.0, "damping": schedule.usual_damping(factor)}
-    if not full:
-        # scalar sites are never clipped: a negative precision is right where t is not log-concave
-        clips = factor == "minibatch" or not found.one_dimension
-        numbers["site_rule"] = "nonnegative" if clips else "keep"
-    schedule = schedule.filled(**numbers)
-    return Choices(found_loss, found, schedule, posterior, batch_size)
 
 
 def _intercept(given: Any) -> float | None:
@@ -378,7 +373,7 @@ def _prior(
     if start is None or chosen.schedule.stores != "none":
         features = d if intercept is None else d - 1
         return prior_at_door(*given, features, dense, intercept)
-    for name, value in zip(("prior_variance", "prior_precision", "prior_mean"), given, strict=True):
+    for name, value in zip(NORMAL, given, strict=True):
         if value is not None:
             raise ValueError(
                 f"{name} is {_checks.describe(value)} beside a start; allowed with ADF: None, the "

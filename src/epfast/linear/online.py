@@ -14,6 +14,7 @@ from epfast import _checks, families
 from epfast._arrays import Array
 from epfast._core.row_sweeps import ParallelSweep, marginals
 from epfast.inference import Fit, Interrupted, Sites, reached, run, warn_of
+from epfast.inference.learning import cavities
 from epfast.inference.loop import change
 from epfast.inference.runtime import no_tick, one_blas_thread
 from epfast.linear.engines import engine_of
@@ -80,11 +81,10 @@ def leave_one_out(problem: LinearProblem, state: State) -> Array:
     stored = state.sites
     assert stored is not None
     n, d = problem.shape
+    if problem.groups is None:
+        return left_out(problem, stored, *latent_of_rows(problem, state))
     mean, variance = np.empty(n), np.empty(n)
     with one_blas_thread(d):
-        if problem.groups is None:
-            _marginals(problem, state, slice(None), mean, variance)
-            return left_out(problem, stored, mean, variance)
         proper = np.ones(n, dtype=bool)
         for k in range(len(stored.shift)):
             rows = np.flatnonzero(problem.groups == k)
@@ -99,15 +99,21 @@ def leave_one_out(problem: LinearProblem, state: State) -> Array:
     return _predicted(problem, proper, mean, variance)
 
 
+def latent_of_rows(problem: LinearProblem, state: State) -> tuple[Array, Array]:
+    """Mean and variance of x.theta under the posterior, for all rows, (n,) each. O(n d^2)."""
+    n, d = problem.shape
+    mean, variance = np.empty(n), np.empty(n)
+    with one_blas_thread(d):
+        _marginals(problem, state, slice(None), mean, variance)
+    return mean, variance
+
+
 def left_out(problem: LinearProblem, sites: Sites, mean: Array, variance: Array) -> Array:
     """The same of scalar sites, from mean and variance of each row under the posterior. O(n)."""
     copies = problem.copies()
     share = 1.0 if copies is None else 1.0 / np.maximum(copies, 1.0)
-    rest = 1.0 - share * sites.precision * variance
-    mean = mean - share * sites.shift * variance
-    proper = rest > 0.0
-    mean, variance = (part / np.where(proper, rest, 1.0) for part in (mean, variance))
-    return _predicted(problem, proper, mean, variance)
+    assert problem.data.y is not None
+    return problem.loss.log_predictive(problem.data.y, *cavities(sites, mean, variance, share))
 
 
 def _predicted(problem: LinearProblem, proper: Any, mean: Array, variance: Array) -> Array:

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks
 from epfast._arrays import Array, row_chunks
-from epfast.inference.posterior import Posterior
+from epfast.inference.posterior import Posterior, shifted
 
 
 def of_entries(rows: Any, precision: Array, shift: Array, intercept: bool) -> tuple[Array, Array]:
@@ -49,7 +49,12 @@ class LinearPredictions(Posterior):
         """X theta, (k, n), for draws of theta (k, d)."""
         raise NotImplementedError
 
-    def predict_proba(self, X: ArrayLike) -> Array:
+    def _shifted_latent(self, X: ArrayLike, offset: ArrayLike | None) -> tuple[Array, Array]:
+        """Mean and variance of X theta + offset."""
+        mean, variance = self.predict_latent(X)
+        return shifted(mean, offset, len(mean)), variance
+
+    def predict_proba(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
         """Probability of the label +1.
 
         E[t(h)] / (E[t(h)] + E[t(-h)]) with t = exp(-beta loss) and h = x.theta under the posterior.
@@ -60,42 +65,48 @@ class LinearPredictions(Posterior):
         Parameters
         ----------
         X : array_like or sparse matrix of shape (n, d)
+        offset : array_like of shape (n,), optional
+            As in :func:`epfast.fit_linear`. None: 0.
 
         Returns
         -------
         ndarray of shape (n,)
             Closed form for probit with beta = 1, else quadrature to about 1e-8.
         """
-        return self.known_loss().predict_proba(*self.predict_latent(X))
+        return self.known_loss().predict_proba(*self._shifted_latent(X, offset))
 
-    def predict(self, X: ArrayLike) -> Array:
+    def predict(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
         """Predict y.
 
         Parameters
         ----------
         X : array_like or sparse matrix of shape (n, d)
+        offset : array_like of shape (n,), optional
+            As in :func:`epfast.fit_linear`. None: 0.
 
         Returns
         -------
         ndarray of shape (n,)
             The label for classes, -1 or +1; else the predictive mean of y.
         """
-        return self.known_loss().predict(*self.predict_latent(X))
+        return self.known_loss().predict(*self._shifted_latent(X, offset))
 
-    def predict_variance(self, X: ArrayLike) -> Array:
+    def predict_variance(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
         """Predictive variance of y.
 
         Parameters
         ----------
         X : array_like or sparse matrix of shape (n, d)
+        offset : array_like of shape (n,), optional
+            As in :func:`epfast.fit_linear`. None: 0.
 
         Returns
         -------
         ndarray of shape (n,)
         """
-        return self.known_loss().predict_variance(*self.predict_latent(X))
+        return self.known_loss().predict_variance(*self._shifted_latent(X, offset))
 
-    def log_predictive(self, X: ArrayLike, y: ArrayLike) -> Array:
+    def log_predictive(self, X: ArrayLike, y: ArrayLike, offset: ArrayLike | None = None) -> Array:
         """Log probability of responses to new rows.
 
         Parameters
@@ -103,34 +114,39 @@ class LinearPredictions(Posterior):
         X : array_like or sparse matrix of shape (n, d)
         y : array_like
             As in :func:`epfast.fit_linear`.
+        offset : array_like of shape (n,), optional
+            As in :func:`epfast.fit_linear`. None: 0.
 
         Returns
         -------
         ndarray of shape (n,)
         """
-        latent = self.predict_latent(X)
-        loss = self.known_loss()
+        latent, loss = self._shifted_latent(X, offset), self.known_loss()
         return loss.log_predictive(loss.responses("y", y, len(latent[0])), *latent)
 
-    def score(self, X: ArrayLike, y: ArrayLike) -> float:
+    def score(self, X: ArrayLike, y: ArrayLike, offset: ArrayLike | None = None) -> float:
         """Mean log probability of responses to new rows; higher is better, also for classes.
 
         Parameters
         ----------
-        X, y
+        X, y, offset
             As in :meth:`log_predictive`.
 
         Returns
         -------
         float
         """
-        found = self.log_predictive(X, y)
+        found = self.log_predictive(X, y, offset)
         if not len(found):
             raise ValueError("X has 0 rows; allowed: one row at least")
         return float(found.mean())
 
     def sample_y(
-        self, X: ArrayLike, size: int, rng: np.random.Generator | int | None = None
+        self,
+        X: ArrayLike,
+        size: int,
+        rng: np.random.Generator | int | None = None,
+        offset: ArrayLike | None = None,
     ) -> Array:
         """Draw responses to new rows from the posterior predictive distribution.
 
@@ -145,6 +161,8 @@ class LinearPredictions(Posterior):
             Number of draws.
         rng : numpy.random.Generator or int, optional
             A generator, or a seed for one; None draws afresh.
+        offset : array_like of shape (n,), optional
+            As in :func:`epfast.fit_linear`. None: 0.
 
         Returns
         -------
@@ -153,4 +171,5 @@ class LinearPredictions(Posterior):
         """
         loss, draws = self.known_loss(), _checks.generator("rng", rng)
         latent = self._latent_draws(X, self.sample(size, draws))
+        latent = shifted(latent, offset, latent.shape[1])
         return loss.sample(latent, draws)

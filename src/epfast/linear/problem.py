@@ -167,10 +167,10 @@ class LinearProblem(NamedTuple):
         prior = prior_of(precision, np.zeros(len(precision)), dense)
         return self._replace(prior=prior, base=prior)
 
-    def with_rows(self, X: Any, y: Any, weights: Any = None) -> LinearProblem:
+    def with_rows(self, X: Any, y: Any, weights: Any = None, offset: Any = None) -> LinearProblem:
         """The same fit on these rows; weights None: those of the fit."""
         given = self.data.weights if weights is None else weights
-        return self._replace(data=data_of(self.given(X), y, given, self.loss))
+        return self._replace(data=data_of(self.given(X), y, given, self.loss, offset))
 
     @property
     def n_columns(self) -> int:
@@ -371,7 +371,9 @@ def moments_of(state: State) -> tuple[Array, Array]:
 # ---- the door ----
 
 
-def data_of(X: Any, y: Any, weights: Any, loss: Loss, finite: bool = False) -> Data:
+def data_of(
+    X: Any, y: Any, weights: Any, loss: Loss, offset: Any = None, finite: bool = False
+) -> Data:
     """Rows of X, dense or sparse, with their responses and weights, checked. O(n d).
 
     finite: X was checked before.
@@ -382,19 +384,22 @@ def data_of(X: Any, y: Any, weights: Any, loss: Loss, finite: bool = False) -> D
     if not finite:
         _check_finite(rows)
     n = rows.shape[0]
-    return Data(rows, loss.responses("y", y, n), weights_of(weights, n))
+    return Data(rows, loss.observed(y, n, offset), weights_of(weights, n))
 
 
-def unread_data_of(X: Any, y: Any, weights: Any, loss: Loss) -> Data:
+def unread_data_of(X: Any, y: Any, weights: Any, loss: Loss, offset: Any = None) -> Data:
     """Rows with unchecked entries: the core checks them as it visits them."""
     rows = _checks.rows("X", X)
     n = rows.shape[0]
-    return Data(rows, loss.responses("y", y, n), weights_of(weights, n))
+    return Data(rows, loss.observed(y, n, offset), weights_of(weights, n))
 
 
 def _check_finite(rows: Any) -> None:
     entries = rows.data[:, None] if hasattr(rows, "indptr") else rows
     for part in row_chunks(entries):
+        with np.errstate(all="ignore"):
+            if math.isfinite(float(entries[part].sum())):
+                continue
         good = np.isfinite(entries[part]).all(axis=1)
         if not good.all():
             row = part.start + np.argmin(good)

@@ -25,7 +25,7 @@ from epfast.linear.engines.kernel import (
     with_alpha,
 )
 from epfast.linear.engines.wide import RowsAsProcess, WideEngine
-from epfast.linear.posterior import FullPosterior
+from epfast.linear.full_posterior import FullPosterior
 from epfast.linear.prediction import finite
 from epfast.linear.problem import (
     Data,
@@ -237,6 +237,11 @@ class WidePosterior(FullPosterior):
         problem, moments = self._with_rows(X, y).problem, self.latent_moments
         return online.left_out(problem, self.state.sites, moments.mean, moments.variance)
 
+    def _latent_of_rows(self) -> tuple[Array, Array | None, Array, Array]:
+        data, moments = self._with_rows().problem.data, self.latent_moments
+        assert data.y is not None
+        return data.y, data.weights, moments.mean, moments.variance
+
     # -- prediction --
 
     def predict_latent(self, X: ArrayLike, joint: bool = False) -> tuple[Array, Array]:
@@ -338,12 +343,18 @@ class WidePosterior(FullPosterior):
             raise not_proper()
         return FullPosterior(state, problem, self.converged, self.history)
 
-    def with_rows(self, X: ArrayLike, y: ArrayLike, weights: ArrayLike | None = None) -> Self:
+    def with_rows(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        weights: ArrayLike | None = None,
+        offset: ArrayLike | None = None,
+    ) -> Self:
         """The posterior with the rows that were fitted, which it has: they are compared.
 
         Parameters
         ----------
-        X, y, weights
+        X, y, weights, offset
             As in :meth:`FullPosterior.with_rows`.
 
         Returns
@@ -351,7 +362,7 @@ class WidePosterior(FullPosterior):
         WidePosterior
         """
         check_columns(self.problem.names, X)
-        ours, theirs = self.problem.data, self.problem.with_rows(X, y, weights).data
+        ours, theirs = self.problem.data, self.problem.with_rows(X, y, weights, offset).data
         if not same_rows(ours, theirs):
             raise ValueError(
                 "X or y differ from the rows of the fit, which the posterior keeps; allowed: the "

@@ -18,26 +18,59 @@ from epfast.losses.classification import (
     Quasi01,
     SquaredHinge,
 )
-from epfast.losses.counts import Binomial, Poisson
+from epfast.losses.contaminated import Contaminated
+from epfast.losses.counts import Binomial, NegativeBinomial, Poisson
 from epfast.losses.custom import CustomLoss, CustomSite
+from epfast.losses.latents import Heteroscedastic, LatentLoss, Multiclass
 from epfast.losses.names import NAMED, describe, resolve, restore
+from epfast.losses.ordinal import Ordinal
+from epfast.losses.priors import (
+    Horseshoe,
+    LaplacePrior,
+    Prior,
+    SpikeAndSlab,
+    StudentTPrior,
+    restore_prior,
+)
+from epfast.losses.regression import Censored, Gaussian, Interval, LaplaceNoise, Quantile, StudentT
+from epfast.losses.survival import GammaNoise, Weibull
 
 __all__ = [
     "NAMED",
     "Binomial",
+    "Censored",
+    "Contaminated",
     "CoreLoss",
     "CustomLoss",
     "CustomSite",
+    "GammaNoise",
+    "Gaussian",
+    "Heteroscedastic",
     "Hinge",
+    "Horseshoe",
+    "Interval",
+    "LaplaceNoise",
+    "LaplacePrior",
+    "LatentLoss",
     "Logistic",
     "Loss",
+    "Multiclass",
+    "NegativeBinomial",
     "NoisyStep",
+    "Ordinal",
     "PiecewiseLinear",
     "Poisson",
+    "Prior",
     "Probit",
+    "Quantile",
     "Quasi01",
+    "SpikeAndSlab",
     "SquaredHinge",
+    "StudentT",
+    "StudentTPrior",
+    "Weibull",
     "describe",
     "resolve",
     "restore",
+    "restore_prior",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -14,7 +14,7 @@ from epfast import _checks
 from epfast._arrays import Array, to_float64
 from epfast._core.loss import LOSS_PARAMETERS, CoreLoss
 from epfast._core.tilted import SiteScheme, TiltedMoments
-from epfast.losses import prediction
+from epfast.losses import prediction, quantiles
 
 #: what a smooth loss gives: see :attr:`Loss.gives`
 SMOOTH = frozenset({"values", "derivatives", "continuous", "powers"})
@@ -44,7 +44,18 @@ def closing_in(center: float, scale: float = 1.0) -> Array:
 ABOUT_0 = closing_in(0.0)
 
 #: rows of the core's table whose loss is never negative
-NEVER_NEGATIVE = ("logistic", "probit", "squared_hinge", "poisson", "binomial")
+NEVER_NEGATIVE = (
+    "logistic",
+    "probit",
+    "squared_hinge",
+    "poisson",
+    "binomial",
+    "negative_binomial",
+    "ordinal_probit",
+    "ordinal_logit",
+)
+#: those of margins that are convex
+CONVEX = ("logistic", "probit", "squared_hinge")
 
 
 @dataclass(frozen=True)
@@ -53,7 +64,8 @@ class Loss:
 
     By its name it is a row of the core's table. A subclass from outside overrides :meth:`core`,
     and where y is more than a sign ``by_margin``, ``response_width``, :meth:`responses` and the
-    predictions.
+    predictions. With an offset o the factor is t(h + o); then the core reads one number more from
+    each row of responses, see :meth:`add_offset`.
 
     Parameters
     ----------
@@ -73,15 +85,30 @@ class Loss:
     gives: frozenset[str] = field(default=SMOOTH, init=False, repr=False, compare=False)
     #: margins of kinks and jumps; integration is piece by piece between them
     kinks: tuple[float, ...] = field(default=(), init=False, repr=False)
+    #: whether responses carry an offset per row
+    has_offset: bool = field(default=False, init=False, repr=False)
 
     #: number of latent values per row
     latents: ClassVar[int] = 1
+    #: whether they have one Gaussian; else it is a product over them
+    correlated = False
     #: True if l depends on the margin y h alone, y = -1 or +1
     by_margin: ClassVar[bool] = True
+    #: True if l is a function of y - h, that of a margin whose row of responses is (-1, y)
+    by_residual: ClassVar[bool] = False
     #: numbers per row in the result of :meth:`responses`
     response_width: ClassVar[int] = 1
     #: True if exp(-l) is normalised over y: then log evidences of such losses can be compared
     is_likelihood: ClassVar[bool] = False
+    #: True if h has the unit of y, so that both may be measured in another
+    in_units_of_y: ClassVar[bool] = False
+    #: parameters that the evidence may choose: positive numbers, or increasing ones
+    learnable: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def log_concave(self) -> bool | None:
+        """Whether t is log-concave in h, so that sites are never negative; None: not known."""
+        return True if self.name in CONVEX else None
 
     def __post_init__(self) -> None:
         self._set(beta=_checks.number("beta", self.beta, above=0.0))
@@ -116,6 +143,39 @@ class Loss:
         result._set(beta=self.beta * float(beta))
         return result
 
+    def with_parameters(self, **values: Any) -> Self:
+        """The loss with other values of some parameters, by name; y means the same to it."""
+        return replace(self, **values).with_offset(self.has_offset)
+
+    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
+        """About where h is if all rows have the same, and the unit in which it changes.
+
+        responses : ndarray of shape (n, width)
+            Those of :meth:`observed`.
+        """
+        return 0.0, 1.0
+
+    def started(self, responses: Array, weights: Array | None = None) -> Self:
+        """The loss with learnable parameters from which a search by the evidence may begin."""
+        return self
+
+    def limits(self, name: str) -> tuple[float, float]:
+        """Least and most of a parameter, in a search that begins with those of this loss."""
+        value = float(getattr(self, name))
+        return 1e-4 * value, 1e4 * value
+
+    def exact_sites(self, responses: Array) -> tuple[Array, Array] | None:
+        """Value and variance of rows all of which are Gaussian in h, (n,) each; None: not all."""
+        return None
+
+    def steps(self, name: str, share: float) -> Array:
+        """Small changes of a learnable parameter, (k,), by which to take differences."""
+        value = np.atleast_1d(np.asarray(getattr(self, name), dtype=np.float64))
+        if len(value) == 1:
+            return np.asarray(share * value)
+        gaps = np.diff(value)
+        return np.asarray(share * np.minimum(np.append(gaps, np.inf), np.insert(gaps, 0, np.inf)))
+
     def check_power(self, power: float, name: str = "power") -> None:
         """Raise if the loss does not give this power of t.
 
@@ -141,6 +201,11 @@ class Loss:
         """The loss for the C core: a row of its table, or a callback."""
         return CoreLoss.table(self.name, self.parameters, self.beta)
 
+    def shifted_core(self) -> CoreLoss:
+        """As :meth:`core`, with what responses add to h or to the margin."""
+        core = self.core()
+        return core.shift() if self.by_residual or self.has_offset else core
+
     def own_moments(self, core: CoreLoss) -> SiteScheme | None:
         """Own tilted moments, which replace integration in scheme "exact"; None: none."""
         return None
@@ -149,7 +214,7 @@ class Loss:
         self, core: CoreLoss | None = None, scheme: SiteScheme | None = None
     ) -> TiltedMoments:
         """Tilted moments for the core: exact ones, or those of a scheme."""
-        core = self.core() if core is None else core
+        core = self.shifted_core() if core is None else core
         smooth = {"derivatives", "continuous"} <= self.gives and not self.kinks
         scheme = self.own_moments(core) if scheme is None else scheme
         return TiltedMoments(core, self.panel_ends(), smooth, scheme)
@@ -184,6 +249,38 @@ class Loss:
             C-contiguous; here labels -1 and +1.
         """
         return _checks.labels(name, y, n)[:, None]
+
+    def as_given(self, responses: Array) -> Array | None:
+        """y that :meth:`responses` makes these of; None: the first of their columns."""
+        return responses[:, 1].copy() if self.by_residual else None
+
+    def with_offset(self, given: bool = True) -> Self:
+        """The loss of responses with an offset, or of those without."""
+        if given == self.has_offset:
+            return self
+        result = copy.copy(self)
+        result._set(has_offset=given)
+        return result
+
+    def add_offset(self, responses: Array, offset: Array) -> Array:
+        """Responses for the core of :meth:`with_offset`, from those without and offsets (n,)."""
+        sign = responses[:, 0] if self.by_margin or self.by_residual else 1.0
+        if self.by_residual:
+            return np.stack([responses[:, 0], responses[:, 1] + sign * offset], axis=1)
+        return np.concatenate([responses, (sign * offset)[:, None]], axis=1)
+
+    def observed(self, y: Any, n: int, offset: ArrayLike | None = None) -> Array:
+        """What the core reads of n rows, from y and offset as the user gave them."""
+        responses = self.responses("y", y, n)
+        if offset is not None:
+            shift = _checks.array("offset", offset, shape=(n,))
+            return self.add_offset(responses, shift)
+        if self.has_offset:
+            raise ValueError(
+                "offset is None; allowed: that of each row, (n,), as in the fit (for a posterior "
+                "without its rows post.with_rows(X, y, offset=...))"
+            )
+        return responses
 
     def evaluate(
         self, margins: ArrayLike, y: Any = None, *, derivatives: bool = True
@@ -220,15 +317,19 @@ class Loss:
         """As :meth:`evaluate`, with the result of :meth:`responses`."""
         outputs = np.empty((3 if derivatives else 1, given.size))
         value, slope, curvature = (*outputs, None, None)[:3]
-        self.core().at(to_float64(given).ravel(), value, slope, curvature, responses)
+        core = self.core() if responses is None else self.shifted_core()
+        core.at(to_float64(given).ravel(), value, slope, curvature, responses)
         return tuple(output.reshape(given.shape) for output in outputs)
 
     def values(self, latent: Array, responses: Array) -> Array:
         """beta l(h; y) for latent values (n,) or (n, k) and responses (n, width)."""
         if self.by_margin:
-            labels = responses if latent.ndim == 2 else responses[:, 0]
-            return np.asarray(self.beta * self.evaluate(latent * labels, derivatives=False)[0])
-        columns = latent.reshape(len(latent), -1)
+            columns = responses[:, :, None] if latent.ndim == 2 else responses
+            margins = latent * columns[:, 0]
+            if self.has_offset:
+                margins += columns[:, 1]
+            return np.asarray(self.beta * self.evaluate(margins, derivatives=False)[0])
+        columns = latent if latent.ndim == 2 else latent[:, None]
         found = [self._at(column, responses, False)[0] for column in columns.T]
         return np.asarray(self.beta * np.stack(found, axis=1).reshape(latent.shape))
 
@@ -251,8 +352,31 @@ class Loss:
         p = self.predict_proba(mean, variance)
         return 4.0 * p * (1.0 - p)
 
+    def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
+        """Quantiles of y, (n,): the least y with P(y' <= y) >= level.
+
+        Parameters
+        ----------
+        level : float
+            In (0, 1).
+        mean, variance : ndarray of shape (n,)
+            Of h.
+        """
+        level = quantiles.level_of(level)
+        if not self.by_margin:
+            raise ValueError(
+                f"loss is {self!r}; allowed: a loss with a distribution function of its responses"
+            )
+        return np.where(self.predict_proba(-mean, variance) >= level, -1.0, 1.0)
+
     def log_predictive(self, responses: Array, mean: Array, variance: Array) -> Array:
         """Log probability of the responses, (n,); accurate even if the probability underflows."""
+        if self.has_offset and not self.by_residual:  # where it is in y
+            shift = responses[:, -1]
+            if self.by_margin:
+                shift = shift * responses[:, 0]
+            own = np.ascontiguousarray(responses[:, :-1])
+            return self.with_offset(False).log_predictive(own, mean + shift, variance)
         if not self.by_margin:
             result = -self.values(mean, responses)  # where h is certain
             uncertain = variance > 0.0

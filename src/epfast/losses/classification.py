@@ -116,6 +116,11 @@ class PiecewiseLinear(Loss):
         )
 
     @property
+    def log_concave(self) -> bool:
+        """Whether the loss is convex: continuous, its slopes not decreasing."""
+        return bool((np.diff(self.slopes) >= 0.0).all()) and "continuous" in self.gives
+
+    @property
     def bounded(self) -> bool:
         """True if the loss is never negative: not at a knot, and it does not fall outward."""
         at_knots = np.reshape(self.parameters[2:], (-1, 4))[:, 1:3]
@@ -205,6 +210,10 @@ class NoisyStep(PiecewiseLinear):
     jumps: tuple[float, ...] | None = field(default=None, init=False, repr=False)
 
     is_likelihood = True
+    learnable = ("epsilon",)
+
+    def limits(self, name: str) -> tuple[float, float]:
+        return 1e-6, 0.49
 
     def __post_init__(self) -> None:
         epsilon = _checks.number("epsilon", self.epsilon, least=1e-300, most=0.5)

@@ -1,4 +1,4 @@
-"""Losses of counts: Poisson, and binomial with trials."""
+"""Losses of counts: Poisson, negative binomial, and binomial with trials."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.losses import prediction
+from epfast.losses import prediction, quantiles, units
 from epfast.losses.base import Loss
 
 #: largest count that is exact as a double
@@ -26,6 +26,15 @@ def _counts(name: str, given: Array) -> Array:
     return given
 
 
+def _log_factorial(count: Array) -> Array:
+    """log count!, (n,); of few different counts each is found once."""
+    most = count.max(initial=0.0)
+    if most < count.size:
+        found: Array = special.gammaln(np.arange(most + 1.0) + 1.0)[count.astype(np.intp)]
+        return found
+    return np.asarray(special.gammaln(count + 1.0))
+
+
 @dataclass(frozen=True)
 class Poisson(Loss):
     """Counts with mean exp(h): l(h; y) = exp(h) - y h + log y!."""
@@ -35,12 +44,17 @@ class Poisson(Loss):
 
     by_margin = False
     is_likelihood = True
+    log_concave = True
     response_width = 2
 
     def responses(self, name: str, y: Any, n: int) -> Array:
         """Check counts (n,); the core reads the count and log count!, (n, 2)."""
-        count = _counts(name, _checks.array(name, y, shape=(n,)))
-        return np.stack([count, special.gammaln(count + 1.0)], axis=1)
+        count = _counts(name, _checks.responses(name, y, n, 1))
+        return np.stack([count, _log_factorial(count)], axis=1)
+
+    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
+        offset = responses[:, 2] if self.has_offset else None
+        return units.log_mean(responses[:, 0], offset, weights), 1.0
 
     def predict(self, mean: Array, variance: Array) -> Array:
         """Mean of y, E[exp(h)] = exp(mean + variance / 2); infinite beyond the largest double."""
@@ -53,10 +67,94 @@ class Poisson(Loss):
             expected = np.exp(mean + 0.5 * variance)
             return np.asarray(expected + expected**2 * np.expm1(variance))
 
+    def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
+        def tails(k: Array, h: Array) -> tuple[Array, Array]:
+            rate = np.exp(np.minimum(h, 700.0))
+            return special.gammaincc(k + 1.0, rate), special.gammainc(k + 1.0, rate)
+
+        def width(k: Array) -> Array:
+            return np.asarray(1.0 / np.sqrt(k + 1.0))
+
+        return quantiles.of_counts(tails, level, mean, variance, width)
+
     def sample(self, latent: Array, rng: np.random.Generator) -> Array:
         """Draw counts; a mean above 1e15 counts as 1e15."""
         with np.errstate(over="ignore"):
             return rng.poisson(np.minimum(np.exp(latent), 1e15)).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class NegativeBinomial(Loss):
+    """Counts with mean exp(h) and a size: their variance is exp(h) + exp(2 h) / size.
+
+    l(h; y) = (y + size) log(size + exp(h)) - y h - size log(size)
+    - log(Gamma(y + size) / (Gamma(size) y!)). A large size is Poisson.
+
+    Parameters
+    ----------
+    size : float
+        Often called r, or 1 / alpha; in [1e-100, 1e15].
+    """
+
+    name: str = field(default="negative_binomial", init=False, repr=False)
+    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
+    size: float = 1.0
+
+    by_margin = False
+    is_likelihood = True
+    log_concave = True
+    response_width = 2
+    learnable = ("size",)
+
+    def __post_init__(self) -> None:
+        self._set(beta=_checks.number("beta", self.beta, above=0.0))
+        size = _checks.number("size", self.size, above=0.0, least=1e-100, most=1e15)
+        self._set(size=size, parameters=(size, float(np.log(size))))
+
+    def responses(self, name: str, y: Any, n: int) -> Array:
+        """Check counts (n,); the core reads the count and log count!, (n, 2)."""
+        count = _counts(name, _checks.responses(name, y, n, 1))
+        return np.stack([count, special.gammaln(count + 1.0)], axis=1)
+
+    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
+        offset = responses[:, 2] if self.has_offset else None
+        return units.log_mean(responses[:, 0], offset, weights), 1.0
+
+    def limits(self, name: str) -> tuple[float, float]:
+        return 1e-3, 1e6
+
+    def predict(self, mean: Array, variance: Array) -> Array:
+        """Mean of y, exp(mean + variance / 2); infinite beyond the largest double."""
+        with np.errstate(over="ignore"):
+            return np.asarray(np.exp(mean + 0.5 * variance))
+
+    def predict_variance(self, mean: Array, variance: Array) -> Array:
+        """Variance of y: E[exp(h)] + E[exp(2 h)] / size + Var[exp(h)]."""
+        with np.errstate(over="ignore"):
+            square = np.exp(2.0 * mean + variance)
+            rest = np.expm1(variance) + np.exp(variance) / self.size
+            return np.asarray(np.exp(mean + 0.5 * variance) + square * rest)
+
+    def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
+        log_size = self.parameters[1]
+
+        def tails(k: Array, h: Array) -> tuple[Array, Array]:
+            p, rest = special.expit(log_size - h), special.expit(h - log_size)
+            return special.betainc(self.size, k + 1.0, p), special.betainc(k + 1.0, self.size, rest)
+
+        def width(k: Array) -> Array:
+            return np.asarray(np.sqrt(1.0 / (k + 1.0) + 1.0 / self.size))
+
+        return quantiles.of_counts(tails, level, mean, variance, width)
+
+    def sample(self, latent: Array, rng: np.random.Generator) -> Array:
+        """Draw counts; a mean above 1e15 counts as 1e15."""
+        with np.errstate(over="ignore"):
+            rate = np.exp(latent) * rng.gamma(self.size, 1.0 / self.size, latent.shape)
+            return rng.poisson(np.minimum(rate, 1e15)).astype(np.float64)
+
+    def describe(self) -> dict[str, Any]:
+        return {"size": self.size}
 
 
 @dataclass(frozen=True)
@@ -71,11 +169,12 @@ class Binomial(Loss):
 
     by_margin = False
     is_likelihood = True
+    log_concave = True
     response_width = 3
 
     def responses(self, name: str, y: Any, n: int) -> Array:
         """Check (count, trials), (n, 2); the core reads log binom(trials, count) too, (n, 3)."""
-        given = _checks.array(name, y, shape=(n, 2))
+        given = _checks.responses(name, y, n, 2)
         count, trials = _counts(name, given).T
         if not (count <= trials).all():
             raise ValueError(
@@ -96,6 +195,11 @@ class Binomial(Loss):
         """Variance of the outcome of one trial."""
         p = self.predict_proba(mean, variance)
         return p * (1.0 - p)
+
+    def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
+        level = quantiles.level_of(level)
+        failure = self.predict_proba(-mean, variance)
+        return np.asarray(failure < level, dtype=np.float64)
 
     def sample(self, latent: Array, rng: np.random.Generator) -> Array:
         """Draw outcomes of one trial, 0 or 1."""

@@ -20,8 +20,13 @@ from epfast.losses.classification import (
     Quasi01,
     SquaredHinge,
 )
-from epfast.losses.counts import Binomial, Poisson
+from epfast.losses.contaminated import Contaminated
+from epfast.losses.counts import Binomial, NegativeBinomial, Poisson
 from epfast.losses.custom import CustomLoss, CustomSite, signature
+from epfast.losses.latents import Heteroscedastic, Multiclass
+from epfast.losses.ordinal import Ordinal
+from epfast.losses.regression import Censored, Gaussian, Interval, LaplaceNoise, Quantile, StudentT
+from epfast.losses.survival import GammaNoise, Weibull
 
 #: the loss that each name means, with the defaults of its class
 NAMED: dict[str, Callable[..., Loss]] = {
@@ -32,14 +37,32 @@ NAMED: dict[str, Callable[..., Loss]] = {
     "quasi01": Quasi01,
     "noisy_step": NoisyStep,
     "poisson": Poisson,
+    "negative_binomial": NegativeBinomial,
     "binomial": Binomial,
+    "contaminated": Contaminated,
+    "gaussian": Gaussian,
+    "student_t": StudentT,
+    "laplace_noise": LaplaceNoise,
+    "quantile": Quantile,
+    "censored": Censored,
+    "interval": Interval,
+    "ordinal": Ordinal,
+    "gamma_noise": GammaNoise,
+    "weibull": Weibull,
+}
+
+#: losses with several latents per row; a Multiclass has no default
+WITH_LATENTS: dict[str, Callable[..., Loss]] = {
+    "multiclass": Multiclass,
+    "heteroscedastic": Heteroscedastic,
 }
 
 #: classes that files know, with their names; a Loss itself is known by the row of its table
 SAVED: dict[type, str] = {kind: name for name, kind in NAMED.items() if isinstance(kind, type)}
 SAVED |= {PiecewiseLinear: "piecewise_linear", Loss: ""}
+SAVED |= {Multiclass: "multiclass", Heteroscedastic: "heteroscedastic"}
 #: what a class says of its losses beside methods
-CONSTANTS = ("latents", "by_margin", "response_width", "is_likelihood")
+CONSTANTS = ("latents", "by_margin", "by_residual", "response_width", "is_likelihood")
 
 _BY_NAME = {name: kind() for name, kind in NAMED.items()}
 
@@ -51,6 +74,13 @@ def resolve(loss: Any) -> Loss:
     if isinstance(loss, str):
         if loss in _BY_NAME:
             return _BY_NAME[loss]
+        if loss == "heteroscedastic":
+            return Heteroscedastic()
+        if loss == "multiclass":
+            raise ValueError(
+                "loss is 'multiclass', which does not say how many classes there are; allowed: "
+                "losses.Multiclass(n_classes)"
+            )
         # a row of the core's table without parameters
         known = [name for name, count in LOSS_PARAMETERS.items() if count == 0]
         return Loss(_checks.choice("loss", loss, tuple(dict.fromkeys([*NAMED, *known]))))
@@ -78,11 +108,14 @@ def describe(loss: Loss | None) -> dict[str, Any] | None:
     for kind in type(loss).__mro__:
         if kind in SAVED:
             described = _numbers_of(loss, kind)
+            if described is None:
+                return None
             return described if kind is type(loss) or _is_that(loss, kind, described) else None
     return None
 
 
-def _numbers_of(loss: Loss, kind: Any) -> dict[str, Any]:
+def _numbers_of(loss: Loss, kind: Any) -> dict[str, Any] | None:
+    """Name and arguments; None if one of them cannot be written."""
     if kind is PiecewiseLinear:
         # a subclass need not describe these
         given = {name: getattr(loss, name) for name in ("knots", "slopes", "value", "jumps")}
@@ -90,6 +123,11 @@ def _numbers_of(loss: Loss, kind: Any) -> dict[str, Any]:
         given = {"parameters": loss.parameters}
     else:
         given = kind.describe(loss)
+    for name, value in given.items():
+        if isinstance(value, Loss):
+            given[name] = describe(value)
+        if callable(value) or (isinstance(value, Loss) and given[name] is None):
+            return None
     return {"name": SAVED[kind] or loss.name, **given}
 
 
@@ -117,9 +155,12 @@ def _is_that(loss: Loss, kind: Any, described: dict[str, Any]) -> bool:
 def restore(described: dict[str, Any], beta: float) -> Loss:
     """The loss that :func:`describe` wrote."""
     arguments: dict[str, Any] = {
-        k: tuple(v) if isinstance(v, list) else v for k, v in described.items()
+        k: tuple(v) if isinstance(v, list) else restore(v, 1.0) if isinstance(v, dict) else v
+        for k, v in described.items()
     }
     name = arguments.pop("name")
+    if name in WITH_LATENTS:
+        return WITH_LATENTS[name](**arguments).tempered(beta)
     if name in NAMED:
         kind = NAMED[name]
         # 0.1.0 saved rows of the table, some of which are classes now

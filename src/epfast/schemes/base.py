@@ -39,8 +39,9 @@ class Scheme:
         Parameters
         ----------
         loss : Loss
-        factor : {"row", "minibatch"}
-            A site that acts on h = x.theta alone, or a factor of several rows.
+        factor : {"row", "latents", "minibatch"}
+            A site that acts on h = x.theta alone, or on several such values, or a factor of
+            several rows.
 
         Returns
         -------
@@ -48,6 +49,11 @@ class Scheme:
             What is wrong and what is allowed.
         """
         name = type(self).__name__
+        if loss.latents > 1:
+            return (
+                f"scheme is {name}; allowed with {loss!r}, which has {loss.latents} latents per "
+                "row: 'exact'"
+            )
         if "values" not in loss.gives:
             return (
                 f"loss is a {type(loss).__name__}, whose moments are its own, and scheme is "
@@ -76,7 +82,7 @@ class Scheme:
 
     def tilted(self, loss: Loss, core: CoreLoss | None = None) -> TiltedMoments:
         """Tilted moments of a row, for the core: (y, m, v, power) to (lZ, dlZ, d2lZ)."""
-        core = loss.core() if core is None else core
+        core = loss.shifted_core() if core is None else core
         return loss.tilted(core, FactorScheme(core, **self.core_arguments(1)))
 
     def minibatch(
@@ -89,7 +95,7 @@ class Scheme:
         """
         numbers = self.core_arguments(d)
         kind = SparseSweep if sparse and numbers["scheme"] in SPARSE else MinibatchSweep
-        return kind(loss.core(), d=d, max_rows=rows, **settings, **numbers)
+        return kind(loss.shifted_core(), d=d, max_rows=rows, **settings, **numbers)
 
     def describe(self) -> dict[str, Any] | None:
         """The numbers for a file; None if they cannot be saved."""
@@ -125,7 +131,7 @@ class RowScheme(Scheme):
         raise NotImplementedError
 
     def tilted(self, loss: Loss, core: CoreLoss | None = None) -> TiltedMoments:
-        core = loss.core() if core is None else core
+        core = loss.shifted_core() if core is None else core
         return loss.tilted(core, PythonScheme(core, partial(self.moments, loss)))
 
     def refuses(self, loss: Loss, factor: str) -> str | None:
@@ -141,7 +147,7 @@ class RowScheme(Scheme):
         self, loss: Loss, d: int, rows: int, *, sparse: bool = False, **settings: Any
     ) -> MinibatchSweep:
         """Factors of one row: the moments of x.theta give those of each coordinate."""
-        core = loss.core()
+        core = loss.shifted_core()
         return (SparseSweep if sparse else MinibatchSweep)(
             core,
             d=d,

@@ -21,7 +21,7 @@ class Exact(RowScheme):
     integrates = True
 
     def refuses(self, loss: Loss, factor: str) -> str | None:
-        if factor == "row":
+        if factor == "row" or (factor == "latents" and type(self) is Exact):
             return None  # every loss, a CustomSite too
         return super().refuses(loss, factor)
 
@@ -58,7 +58,7 @@ class ImportanceSampling(RowScheme):
         _checks.settle(self, samples=samples, seed=_checks.integer("seed", self.seed, least=0))
 
     def tilted(self, loss: Loss, core: CoreLoss | None = None) -> TiltedMoments:
-        core = loss.core() if core is None else core
+        core = loss.shifted_core() if core is None else core
         return loss.tilted(core, Sampling(core, self.samples, self.seed))
 
     def describe(self) -> dict[str, Any] | None:

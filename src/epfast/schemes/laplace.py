@@ -81,7 +81,7 @@ class Laplace(Scheme):
 
     def tilted(self, loss: Loss, core: CoreLoss | None = None) -> TiltedMoments:
         # steps are cheap here, and EP's fixed point is only as accurate as its fits
-        core = loss.core() if core is None else core
+        core = loss.shifted_core() if core is None else core
         arguments = self.core_arguments(1)
         fine = arguments | {"tolerance": min(self.tol, 1e-12)}
         return loss.tilted(core, FactorScheme(core, **fine))

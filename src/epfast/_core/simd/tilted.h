@@ -2,39 +2,6 @@
  *     lZ = log int t(h) N(h; m, v) dh,   dlZ = dlZ/dm,   d2lZ = d^2 lZ/dm^2
  * Part of vector.c. z = (h - m) / sd throughout; phi is the standard normal density. */
 
-#define V_PI 3.14159265358979323846
-#define V_SQRT_2PI 2.50662827463100050242
-#define V_LOG_SQRT_2PI 0.918938533204672741780
-
-/* ---- integrals of a tail ----
- *
- *     I_n(y) = int_0^inf t^n exp(-y t - t^2/2) dt,   R, Q, P = I_0, I_1, I_2;   R is Mills' ratio
- *
- * By parts Q = 1 - y R and P = R - y Q; the other way round R and Q follow from P without
- * cancellation for y >= 0: R = (P + y) / (1 + y^2), Q = (1 - y P) / (1 + y^2). (1 + y^2) (y + 4) P
- * is a polynomial in (y - 4) / (y + 4), interpolated at Chebyshev nodes, error 2e-16. */
-static const double tail_coefficients[28] = {
-    3.1403092961522705, -0.7251114677109196, -1.3624937574658844, 1.1103770021376842,
-    0.5954547903805699, -1.6255297269301423, 1.2435547002148633, -0.35111869293758163,
-    -0.11496018676182074, 0.10301986779981613, 0.004457224583130784, -0.022271921544891615,
-    0.0002569824817897981, 0.004928566033061689, 0.0001639322950824344,
-    -0.001127885494510199, -0.0001800080249443975, 0.0002443668272236772,
-    9.08416475850768e-05, -4.2117808379115976e-05, -3.298460898225573e-05,
-    2.914801166104358e-06, 8.931036975374627e-06, 1.2549595323973715e-06,
-    -1.6395274191170286e-06, -5.003079402161074e-07, 1.5222778439041116e-07,
-    6.554488018569283e-08};
-
-EPF_INLINE void v_tail(vd y, vd *R, vd *Q, vd *P)
-{
-    y = v_min(y, v_set(1e90));
-    vd a = y + 4.0, b = 1.0 + y * y, inverse = 1.0 / (a * b), by_b = inverse * a;
-    vd u = 1.0 - 8.0 * (inverse * b), p = v_set(tail_coefficients[27]);
-    for (int i = 26; i >= 0; i--) p = p * u + tail_coefficients[i];
-    *P = p * inverse;
-    *R = (*P + y) * by_b;
-    *Q = (1.0 - y * *P) * by_b;
-}
-
 /* The same at |y| of two vectors, side by side. */
 EPF_INLINE void v_tail_both(const vd *y, vd *R, vd *Q, vd *P)
 {
@@ -657,7 +624,8 @@ EPF_INLINE void v_squared_hinge_moments(vd m, vd v, vd b, vd *lZ, vd *dlZ, vd *d
  * s = -b l' and s0 at h0 near the mode, both have
  *     dlZ = s0 + E(s - s0),             d2lZ = Var s - b E l''                                 (A)
  *     dlZ = (h0 - m + E u) / v,         d2lZ = (Var u / v - 1) / v                             (B)
- * and take (A) where b E l'' < 1 / v: each where its terms are smaller. lZ is NaN where no rule holds,
+ * and take (A) where b E l'' < 1 / v: each where its terms are smaller; about a layer d2lZ = Cov(s, u) / v
+ * then. lZ is NaN where no rule holds,
  * or where rounding of l would be felt. What is done for a site does not depend on its neighbours.
  *
  * The mode by Newton, kept within a bracket: l is convex, so that its slope at m bounds how far away
@@ -670,9 +638,12 @@ EPF_INLINE void v_squared_hinge_moments(vd m, vd v, vd b, vd *lZ, vd *dlZ, vd *d
  * on logistic, probit and Poisson sites, lambda v up to 3, powers .01 to 1e4: relative errors of
  * dlZ and d2lZ below 1e-10, for lambda v < .1 below 1e-11.
  *
- * The others: the trapezoidal rule, where it converges geometrically: intervals are halved until two
- * rules agree to SMOOTH_AGREEMENT, whose square is the error of the better one. The window ends where
- * exp(g), and that times l'', are below e^-31 of what they are at the mode.
+ * The others: the trapezoidal rule in tau, h = c + a sinh(tau / a), which converges geometrically: its spacing
+ * is a share of the sd of exp(g), but no more than the strip about the real line allows in which t is analytic
+ * and its modulus not far above what it is on the line: |Im h| < pi / 2 for exp(-exp(h)), pi for a logistic
+ * function. c is the mode; or where that is far off, in cavity or likelihood, from where l bends, it is there, if
+ * any of the mass is: then l'' exp(g) lives there, while nodes are close enough at the mode, too. From c
+ * outwards, until exp(g) and l'' exp(g) add nothing more. Spacings, measured: errors below 1e-12.
  *
  * Wide cavities, of a margin, where t^b rises from 0 to 1 in a layer that is a sliver of what there is
  * to integrate: the same in tau, h = c + a sinh(tau), c in the layer and a its width, with
@@ -683,15 +654,21 @@ EPF_INLINE void v_squared_hinge_moments(vd m, vd v, vd b, vd *lZ, vd *dlZ, vd *d
 #define SMOOTH_CLOSE 0.02               /* square of a Newton step, in sd of the integrand */
 #define SMOOTH_WIDENINGS 24
 #define SMOOTH_SHRINKINGS 6
-#define SMOOTH_INTERVALS 16
-#define SMOOTH_HALVINGS 6
-#define SMOOTH_AGREEMENT 1e-6
+#define SMOOTH_FINE 0.24                /* spacing for exp(h); more for logistic functions; in sd of a Gaussian */
+#define SMOOTH_COARSER 0.1
+#define SMOOTH_GAUSSIAN 0.72
+#define SMOOTH_GRADE 4.0                /* lengths over which nodes are even */
+#define SMOOTH_FAR 1.5                  /* that far from the mode a layer is one of its own */
+#define SMOOTH_WIDEST 160.0             /* length of that */
+#define SMOOTH_NODES 400                /* on a side */
+#define SMOOTH_REST 1e-15
 #define GRADED_FROM 16.0                /* variance of the cavity */
 #define GRADED_SLOPE 0.05               /* of its log density at the layer, at most */
 #define GRADED_INTERVALS 24
 #define GRADED_HALVINGS 5
 #define GRADED_AGREEMENT 1e-7
-#define SMOOTH_LARGEST 2e4              /* of b times the terms of l: their rounding goes into lZ */
+#define SMOOTH_LARGEST 2e4              /* of b times the terms of l, whose rounding goes into lZ */
+#define SMOOTH_MOST_COUNTS 1e10         /* where differences of l are precise */
 
 /* Rules, by number: Gauss-Hermite of that many nodes where v (1 + unlike lambda v)^4 <= widest,
  * then trapezoidal, graded, none. */
@@ -744,6 +721,7 @@ typedef struct {
     const double *p;
     vd m, v, b, per_v;
     vd h, value, slope, variance, tilt;     /* the last two are 1 / (1 / v + b l'') and (h - m) / v */
+    vd curvature, least;                    /* l'' at h, at the mode */
 } smooth_sites;
 
 /* Losses at finite h, U <= 2 vectors side by side, operation by operation as in v_exp_each. What
@@ -754,17 +732,17 @@ typedef void (*smooth_loss)(const int U, const vd *h, const vd *y, const double 
 
 #define EACH for (int i = 0; i < U; i++)
 
-/* log(1 + exp(-h)), e = exp(-|h|): log(1 + e) = 2 atanh(s), s = e / (2 + e) <= 1/3, polynomial in s^2
- * at Chebyshev nodes, error 9e-17; and one division for 1 / (1 + e) as well */
-EPF_INLINE void v_logistic_of(const int U, const vd *h, const vd *e, vd *value, vd *slope, vd *curvature)
+/* q = log(1 + e), 0 <= e <= 1, is 2 atanh(s), s = e / (2 + e) <= 1/3, polynomial in s^2 at Chebyshev nodes,
+ * error 9e-17; and with the one division small = e / (1 + e), large = 1 / (1 + e) as well */
+EPF_INLINE void v_softplus_of(const int U, const vd *e, vd *q, vd *small, vd *large)
 {
-    vd a[2], b[2], inverse[2], s[2], z[2], q[2], zero = v_set(0.0);
-    EACH a[i] = 1.0 + e[i];
+    vd b[2], inverse[2], s[2], z[2];
+    EACH small[i] = 1.0 + e[i];
     EACH b[i] = 2.0 + e[i];
-    EACH inverse[i] = 1.0 / (a[i] * b[i]);
-    EACH s[i] = e[i] * (a[i] * inverse[i]);
-    EACH b[i] = b[i] * inverse[i];                              /* 1 / (1 + e) */
-    EACH a[i] = e[i] * b[i];
+    EACH inverse[i] = 1.0 / (small[i] * b[i]);
+    EACH s[i] = e[i] * (small[i] * inverse[i]);
+    EACH large[i] = b[i] * inverse[i];
+    EACH small[i] = e[i] * large[i];
     EACH z[i] = s[i] * s[i];
     EACH q[i] = z[i] * 0x1.6c26693a7c095p-3 + 0x1.94b79523b2fbbp-4;
     EACH q[i] = q[i] * z[i] + 0x1.1659956da410fp-3;
@@ -775,6 +753,13 @@ EPF_INLINE void v_logistic_of(const int U, const vd *h, const vd *e, vd *value, 
     EACH q[i] = q[i] * z[i] + 0x1.99999998ca58bp-2;
     EACH q[i] = q[i] * z[i] + 0x1.5555555555aeep-1;
     EACH q[i] = (s[i] * z[i]) * q[i] + 2.0 * s[i];
+}
+
+/* log(1 + exp(-h)), e = exp(-|h|) */
+EPF_INLINE void v_logistic_of(const int U, const vd *h, const vd *e, vd *value, vd *slope, vd *curvature)
+{
+    vd a[2], b[2], q[2], zero = v_set(0.0);
+    v_softplus_of(U, e, q, a, b);
     EACH value[i] = v_max(-h[i], zero) + q[i];
     EACH slope[i] = -v_select(V_MASK(h[i] > 0.0), a[i], b[i]);
     EACH curvature[i] = a[i] * b[i];
@@ -844,19 +829,57 @@ EPF_INLINE void v_probit_each(const int U, const vd *h, const vd *y, const doubl
     }
 }
 
-#define SMOOTH_EACH(name)                                                                          \
-    EPF_INLINE void v_##name##_each(const int U, const vd *h, const vd *y, const double *p,        \
-                                    vd *value, vd *slope, vd *curvature)                           \
-    {                                                                                              \
-        EACH epf_##name(h[i], y, p, &value[i], &slope[i], &curvature[i]);                          \
+EPF_INLINE void v_poisson_each(const int U, const vd *h, const vd *y, const double *p, vd *value, vd *slope,
+                               vd *curvature)
+{
+    (void)p;
+    EACH slope[i] = v_min(v_max(h[i], v_set(-230.0)), v_set(700.0));
+    v_exp_each(U, slope, curvature);
+    EACH value[i] = (curvature[i] - y[0] * h[i]) + y[1];
+    EACH slope[i] = curvature[i] - y[0];
+}
+
+EPF_INLINE void v_binomial_each(const int U, const vd *h, const vd *y, const double *p, vd *value, vd *slope,
+                                vd *curvature)
+{
+    vd e[2], small[2], large[2], q[2], failures = y[1] - y[0];
+    (void)p;
+    EACH e[i] = v_max(-v_abs(h[i]), v_set(-230.0));
+    v_exp_each(U, e, e);
+    v_softplus_of(U, e, q, small, large);
+    EACH {
+        vi above = V_MASK(h[i] > 0.0);
+        vd rest = y[1] * small[i];
+        value[i] = (y[1] * q[i] + v_select(above, failures, y[0]) * v_abs(h[i])) - y[2];
+        slope[i] = v_select(above, failures - rest, rest - y[0]);
+        curvature[i] = rest * large[i];
     }
-SMOOTH_EACH(poisson)
-SMOOTH_EACH(binomial)
-#undef SMOOTH_EACH
+}
+
+/* From y = (lower cut, upper cut, log of what their distance leaves), finite cuts. */
+EPF_INLINE void v_between_each(const int U, const vd *h, const vd *y, const double *p, vd *value, vd *slope,
+                               vd *curvature)
+{
+    EACH {
+        vd m[2] = {h[i] - y[0], y[1] - h[i]}, l[2], s[2], c[2];
+        v_logistic_each(2, m, NULL, p, l, s, c);
+        value[i] = (l[0] + l[1]) - y[2];
+        slope[i] = s[0] - s[1];
+        curvature[i] = c[0] + c[1];
+    }
+}
+
+/* A censored time, of w = log k t - h */
+EPF_INLINE void v_gamma_tail_each(const int U, const vd *h, const vd *y, const double *p, vd *value, vd *slope,
+                                  vd *curvature)
+{
+    (void)y;
+    EACH v_gamma_tail(h[i], p, &value[i], &slope[i], &curvature[i]);
+}
 
 /* Sums over nodes, of weights w and w times u, u^2, s - s0, (s - s0)^2, b l''. */
 typedef struct {
-    vd w, u, uu, s, ss, bend;
+    vd w, u, uu, s, ss, bend, su;
 } smooth_sums;
 
 /* log of the integrand at h less that at h + u, and s - s0 and b l'' there */
@@ -880,6 +903,7 @@ EPF_INLINE void v_smooth_add(smooth_sums *sum, vd w, vd u, vd s, vd bend)
     sum->s += ws;
     sum->ss += ws * s;
     sum->bend += w * bend;
+    sum->su += ws * u;
 }
 
 /* The layer of a margin's t^b: where b l = .7, for b <= 1 at 0. */
@@ -893,7 +917,31 @@ EPF_INLINE vd v_smooth_layer(smooth_loss f, const smooth_sites *a)
     return c;
 }
 
-/* From m, where the loss is known, to near the mode, h, or to the layer of a wide cavity. Where a Newton step ends there, the loss is not
+/* Where to look for the mode first, if that is not m. Of counts a bound from above, from which Newton's
+ * steps are safe; else where t changes. */
+EPF_INLINE void v_smooth_start(smooth_loss f, smooth_sites *a, vd low, vd high, vd *h, vd *curvature)
+{
+    vd one = v_set(1.0), at, now[3];
+    vi todo = V_MASK(a->v > 1.0);
+    if (f == v_poisson_each || f == v_gamma_tail_each) {
+        vd counts = f == v_poisson_each ? a->y[0] : v_set(a->p[0]);
+        at = v_log(v_max(counts + a->m / (a->b * a->v), one));
+        todo |= V_MASK(at < high);
+    } else if (f == v_between_each)
+        at = 0.5 * (a->y[0] + a->y[1]);
+    else
+        at = v_log((a->y[0] + 0.5) / ((a->y[1] - a->y[0]) + 0.5));
+    if (!v_any(todo)) return;
+    at = v_select(todo, v_max(v_min(at, high), low), *h);
+    f(1, &at, a->y, a->p, now, now + 1, now + 2);
+    *h = at;
+    a->value = v_select(todo, now[0], a->value);
+    a->slope = v_select(todo, now[1], a->slope);
+    *curvature = v_select(todo, now[2], *curvature);
+}
+
+/* From m, where the loss is known, to near the mode, h, or to the layer of a wide cavity. Where a Newton
+ * step ends there, the loss is not
  * taken again: what the integrand is compared with need not be its largest value. *rule: what the
  * sites are to be integrated by. largest bounds the curvature of the loss; 0: that near the mode is
  * typical. */
@@ -910,6 +958,7 @@ EPF_INLINE void v_smooth_mode(smooth_loss f, const int width, const double large
         wide = V_MASK(a->v > GRADED_FROM) & V_MASK((layer - m) * a->per_v < GRADED_SLOPE);
         todo &= ~wide;
     }
+    if (width) v_smooth_start(f, a, low, high, &h, &curvature);
     for (int i = 0;; i++) {
         vd uphill = a->b * a->slope + (h - m) * a->per_v, steep = a->b * curvature + a->per_v;
         a->variance = 1.0 / steep;
@@ -931,13 +980,15 @@ EPF_INLINE void v_smooth_mode(smooth_loss f, const int width, const double large
         curvature = v_select(todo, now[2], curvature);
     }
     a->h = v_select(wide, layer, h);
-    sound &= ~todo & V_MASK(curvature > 0.0)
-             & V_MASK(a->b * (v_abs(a->value) + (1.0 + v_abs(h)) * curvature) < SMOOTH_LARGEST);
+    vi plain = V_MASK(a->b * (v_abs(a->value) + (1.0 + v_abs(h)) * curvature) < SMOOTH_LARGEST);
+    sound &= ~todo & V_MASK(curvature > 0.0);
+    if (f == v_poisson_each) sound &= plain | V_MASK(a->b * (a->y[0] + curvature) < SMOOTH_MOST_COUNTS);
+    else sound &= plain;
     vd share = a->v * a->b * v_max(curvature, v_set(largest)), found = v_set(GAUSS_RULES);
     for (int i = GAUSS_RULES - 1; i >= 0; i--) {
         vd c = 1.0 + gauss_rules[i].unlike * share;
         c *= c;
-        found = v_select(V_MASK(a->v * (c * c) <= gauss_rules[i].widest), v_set(i), found);
+        found = v_select(plain & V_MASK(a->v * (c * c) <= gauss_rules[i].widest), v_set(i), found);
     }
     *rule = v_select(wide, v_set(GAUSS_RULES + 1), v_select(sound, found, v_set(GAUSS_RULES + 2)));
 }
@@ -960,7 +1011,7 @@ EPF_INLINE void v_smooth_gauss(smooth_loss f, const int rule, const smooth_sites
 {
     enum { U = 2 };
     vd zero = v_set(0.0), unit = v_sqrt(a->variance);
-    smooth_sums sum = {zero, zero, zero, zero, zero, zero};
+    smooth_sums sum = {zero, zero, zero, zero, zero, zero, zero};
     vd grown[2] = {a->h, -a->h};
     if (f == v_logistic_each) {
         EACH grown[i] = v_min(grown[i], v_set(600.0));
@@ -1014,56 +1065,147 @@ EPF_INLINE vd v_smooth_side(smooth_loss f, const smooth_sites *a, vd width, doub
     return width;
 }
 
-EPF_INLINE void v_smooth_trapezoid(smooth_loss f, const smooth_sites *a, vd *lZ, vd *dlZ, vd *d2lZ)
+/* v_smooth_fall of nodes at h + u, where slope is that of the mode, and h may be elsewhere, at a layer. Of
+ * counts by exp(u) - 1, so that large ones lose nothing. */
+EPF_INLINE void v_smooth_rise(smooth_loss f, const int U, const smooth_sites *a, vi centered, const vd *u,
+                              vd *fall, vd *s, vd *bend)
 {
-    vd zero = v_set(0.0), one = v_set(1.0), width = 8.0 * v_sqrt(a->variance);
-    vi sound = V_MASK(width > 0.0);
-    vd left = v_smooth_side(f, a, width, -1.0, &sound);
-    vd right = v_smooth_side(f, a, width, 1.0, &sound);
-    /* at first inside the window, whose ends hold nothing, then halfway between */
-    vd spacing = (left + right) * (1.0 / SMOOTH_INTERVALS), first = spacing - left, mass = one;
-    smooth_sums sum = {zero, zero, zero, zero, zero, zero}, found = {one, zero, zero, zero, zero, zero};
-    vd before[4];
-    int count = SMOOTH_INTERVALS - 1;
-    vi todo = sound;
-    for (int halving = 0; halving <= SMOOTH_HALVINGS && v_any(todo); halving++) {
-        for (int k = 0; k < count; k += 2) {
-            enum { U = 2 };
-            vd u[2], w[2], s[2], bend[2];
-            u[0] = first + (double)k * spacing;
-            u[1] = u[0] + spacing;
-            v_smooth_fall(f, U, a, u, w, s, bend);
+    vd x[2], scale[2], q[2];
+    if (f != v_poisson_each) {
+        v_smooth_fall(f, U, a, u, fall, s, bend);
+        return;
+    }
+    EACH x[i] = v_min(v_max(u[i], v_set(-230.0)), v_min(700.0 - a->h, v_set(700.0)));
+    v_exp_parts(U, x, scale, q);
+    EACH x[i] = a->curvature * (scale[i] * q[i] + (scale[i] - 1.0));
+    EACH bend[i] = a->curvature * (scale[i] * q[i] + scale[i]);
+    EACH fall[i] = a->b * (x[i] - a->y[0] * u[i]) + u[i] * (a->tilt + 0.5 * u[i] * a->per_v);
+    EACH s[i] = -a->b * v_select(centered, bend[i] - a->least, x[i]);
+    EACH bend[i] = a->b * bend[i];
+}
+
+/* Where t^b turns from flat, or exponential, to another slope: so far from the mode on the side of that sign;
+ * beyond it, < 0. *wide: how far the other such layer is, if there is one, else 0. *rate: l'' falls like
+ * exp(rate h) before the layer. *unit: lengths over which l changes. */
+EPF_INLINE void v_smooth_layers(smooth_loss f, const smooth_sites *a, vd *away, vd *side, vd *wide, double *rate,
+                                double *unit, vd *spacing)
+{
+    vd zero = v_set(0.0), one = v_set(1.0), size = v_max(a->b, one);
+    *wide = zero;
+    *rate = *unit = 1.0;
+    *side = one;
+    *spacing = v_set(SMOOTH_FINE);
+    if (f == v_poisson_each) {
+        *away = -v_log(a->b) - a->h;
+        return;
+    }
+    if (f == v_gamma_tail_each) {
+        *rate = a->p[0];
+        *unit = 1.0 / sqrt(a->p[0] > 1.0 ? a->p[0] : 1.0);
+        *spacing = *spacing * *unit;
+        /* about where 1 - Q is 1 / b, by Wilson and Hilferty; a count of k beyond */
+        const double k = a->p[0];
+        vd cube = v_max((1.0 - 1.0 / (9.0 * k)) - v_sqrt(2.0 * v_log(size) / (9.0 * k)), v_set(0.3));
+        *away = v_log((k > 1.0 ? k * (cube * cube * cube) : (k + 1.0) / size) * v_max(1.0 / a->b, one)) - a->h;
+        return;
+    }
+    if (f == v_binomial_each) size = v_max(a->y[1] * a->b, one);
+    *spacing = SMOOTH_FINE + SMOOTH_COARSER / (1.0 + 0.25 * (size - 1.0));
+    if (f == v_between_each) {
+        vd low = v_abs(a->h - a->y[0]), high = v_abs(a->h - a->y[1]);
+        *away = v_min(low, high) - v_log(size);
+        *side = v_select(V_MASK(low < high), v_flip(one, a->y[0] - a->h), v_flip(one, a->y[1] - a->h));
+        *wide = v_max(low, high);
+        return;
+    }
+    *side = v_flip(one, -a->h);
+    *away = v_abs(a->h) - v_log(size);
+    if (f == v_probit_each) {
+        /* left of where b Phi(-h) is about 1 the loss is a parabola */
+        vd nats = v_log(size), at = 2.0 * nats - v_log(4.0 * V_PI * v_max(nats, one));
+        *side = -one;
+        *away = a->h - v_sqrt(v_max(at, zero));
+    }
+}
+
+EPF_INLINE void v_smooth_trapezoid(smooth_loss f, smooth_sites *a, vd *lZ, vd *dlZ, vd *d2lZ)
+{
+    enum { U = 2 };
+    vd zero = v_set(0.0), one = v_set(1.0), sd = v_sqrt(a->variance), away, side, wide, spacing, now[3];
+    double rate, unit;
+    f(1, &a->h, a->y, a->p, &a->value, &a->slope, &a->curvature);
+    v_smooth_layers(f, a, &away, &side, &wide, &rate, &unit, &spacing);
+    /* l'' exp(g) has its mass near the layer, or is nothing there */
+    vd reach = rate * a->variance + 8.0 * sd;
+    vi met = V_MASK(away < reach), apart = V_MASK(away > SMOOTH_FAR * unit) & met;
+    vi outer = V_MASK(wide != 0.0) & V_MASK(wide < a->v + 8.0 * v_sqrt(a->v));
+    vi centered = apart & ~outer & V_MASK(away < 6.0 * sd);
+    vd grade = v_set(SMOOTH_GRADE * unit);
+    grade = v_select(apart & ~centered, v_max(grade, 2.0 * away), grade);
+    grade = v_select(outer, v_max(grade, wide), grade);
+    grade = v_select(met | outer, grade, v_max(8.0 * sd, grade));
+    spacing = v_select(centered & V_MASK(away > 4.0 * sd), v_min(spacing, v_set(SMOOTH_FINE)), spacing);
+    vd per = 1.0 / (SMOOTH_GAUSSIAN * sd), even = v_select(met | outer, 1.0 / spacing, 0.5 * per);
+    spacing = 1.0 / v_sqrt(per * per + even * even);
+    vi sound = V_MASK(sd > 0.0) & (~(met | outer) | V_MASK(grade < SMOOTH_WIDEST));
+    vd top = zero;
+    /* where only v_poisson_each bounds it, it is nothing wherever the cavity is */
+    if (f == v_poisson_each) a->curvature = v_select(V_MASK(a->h < -230.0), zero, a->curvature);
+    a->least = a->curvature;
+    if (v_any(centered)) {
+        top = v_select(centered, -side * away, zero);
+        a->h = a->h - top;
+        vd tilt = a->tilt;
+        a->tilt = (a->h - a->m) * a->per_v;
+        f(1, &a->h, a->y, a->p, now, now + 1, now + 2);
+        /* what the integrand is compared with must not vanish beside the mode */
+        sound &= V_MASK(a->b * (now[0] - a->value) - 0.5 * top * (a->tilt + tilt) < 200.0);
+        a->value = v_select(centered, now[0], a->value);
+        a->curvature = v_select(centered, now[2], a->curvature);
+    }
+    /* sinh and cosh of the next two nodes from those of the last by what they grow, to keep u precise near 0 */
+    vd tau = spacing / grade, up, over;
+    v_even_odd(1, &tau, &up, &over);
+    vd up_2 = 2.0 * over * over, over_2 = 2.0 * over * (1.0 + up);
+    smooth_sums sum = {zero, zero, zero, zero, zero, zero, zero};
+    for (int direction = 1; direction >= -1; direction -= 2) {
+        vd low[2] = {zero, over}, high[2] = {one, 1.0 + up}, length = (double)direction * grade;
+        vi todo = sound;
+        if (direction < 0) {
+            low[0] = over;
+            low[1] = over_2;
+            high[0] = high[1];
+            high[1] = 1.0 + up_2;
+        }
+        for (int k = 0; k < SMOOTH_NODES && v_any(todo); k += U) {
+            vd u[2], w[2], s[2], bend[2], grown[2];
+            EACH u[i] = length * low[i];
+            v_smooth_rise(f, U, a, centered, u, w, s, bend);
             EACH w[i] = -w[i];
             v_exp_each(U, w, w);
-            if (k + 1 == count) w[1] = zero;
             EACH {
-                vi some = V_MASK(w[i] > SMOOTH_TINY);       /* not 0 times infinity */
-                w[i] = v_select(some, w[i], zero);
-                v_smooth_add(&sum, w[i], u[i], v_select(some, s[i], zero), v_select(some, bend[i], zero));
+                vi some = todo & V_MASK(w[i] > SMOOTH_TINY);    /* not 0 times infinity */
+                w[i] = v_select(some, w[i] * high[i], zero);
+                s[i] = v_select(some, s[i], zero);
+                bend[i] = v_select(some, bend[i], zero);
+                v_smooth_add(&sum, w[i], u[i], s[i], bend[i]);
+                grown[i] = low[i] * up_2 + high[i] * over_2;
+                high[i] += high[i] * up_2 + low[i] * over_2;
+                low[i] += grown[i];
             }
+            /* all are log-concave: what follows is less, beyond the mode */
+            todo &= ~(V_MASK(w[1] <= SMOOTH_REST * sum.w) & V_MASK(w[1] * bend[1] <= SMOOTH_REST * sum.bend)
+                      & V_MASK(w[1] * s[1] * s[1] <= SMOOTH_REST * sum.ss)
+                      & V_MASK((double)direction * (u[1] - top) >= 0.0));
         }
-        vd now[4] = {sum.w * (halving ? 0.5 * spacing : spacing), sum.uu / sum.w, sum.bend / sum.w,
-                     sum.ss / sum.w};
-        if (halving) {
-            vi agree = todo;
-            for (int j = 0; j < 4; j++)
-                agree &= V_MASK(v_abs(now[j] - before[j]) <= SMOOTH_AGREEMENT * now[j]);
-            found.w = v_select(agree, sum.w, found.w);
-            found.u = v_select(agree, sum.u, found.u);
-            found.uu = v_select(agree, sum.uu, found.uu);
-            found.s = v_select(agree, sum.s, found.s);
-            found.ss = v_select(agree, sum.ss, found.ss);
-            found.bend = v_select(agree, sum.bend, found.bend);
-            mass = v_select(agree, now[0], mass);
-            todo &= ~agree;
-            spacing *= 0.5;
-        }
-        for (int j = 0; j < 4; j++) before[j] = now[j];
-        count = halving ? 2 * count : count + 1;
-        first = 0.5 * spacing - left;
+        sound &= ~todo;
     }
-    v_smooth_combine(a, &found, mass * mass * (a->per_v * (0.5 / V_PI)), lZ, dlZ, d2lZ);
-    *lZ = v_select(sound & ~todo, *lZ, v_set(NAN));
+    vd mass = sum.w * spacing;
+    v_smooth_combine(a, &sum, mass * mass * (a->per_v * (0.5 / V_PI)), lZ, dlZ, d2lZ);
+    *lZ = v_select(sound, *lZ, v_set(NAN));
+    if (!v_any(centered)) return;
+    vd share = 1.0 / sum.w, bent = (sum.su - sum.s * share * sum.u) * share * a->per_v;
+    *d2lZ = v_select(centered & V_MASK(sum.bend * share < a->per_v), bent, *d2lZ);
 }
 
 EPF_INLINE void v_smooth_graded(smooth_loss f, smooth_sites *a, vd *lZ, vd *dlZ, vd *d2lZ)
@@ -1144,3 +1286,110 @@ EPF_INLINE void v_smooth_graded(smooth_loss f, smooth_sites *a, vd *lZ, vd *dlZ,
     *d2lZ = (found[3] * ratio - *dlZ * mean) * a->per_v;
 }
 #undef EACH
+
+/* ---- Gaussian, interval: closed ---- */
+
+/* (2 pi s)^(-b/2) times a Gaussian of variance s / b, s the variance of the noise */
+EPF_INLINE void v_gaussian_moments(vd y, vd s, vd m, vd v, vd b, vd *lZ, vd *dlZ, vd *d2lZ)
+{
+    vd wide = b * v, per = b / (wide + s), off = y - m;
+    *lZ = -0.5 * (b * (v_log(s) + 2.0 * V_LOG_SQRT_2PI) + v_log1p(wide / s) + off * off * per);
+    *dlZ = off * per;
+    *d2lZ = -per;
+}
+
+/* Of other powers than 1: a Gaussian where the ends are equal, else NaN. */
+EPF_INLINE void v_interval_moments(vd lower, vd upper, vd s, vd m, vd v, vd b, vd *lZ, vd *dlZ, vd *d2lZ)
+{
+    vd value, slope, curvature;
+    v_interval(lower, upper, m, s + v, &value, &slope, &curvature);
+    vi other = V_MASK(b != 1.0), equal = V_MASK(lower == upper);
+    *lZ = v_select(other, v_set(NAN), -value);
+    *dlZ = -slope;
+    *d2lZ = -curvature;
+    if (!v_any(equal)) return;
+    v_gaussian_moments(lower, s, m, v, b, &value, &slope, &curvature);
+    *lZ = v_select(equal, value, *lZ);
+    *dlZ = v_select(equal, slope, *dlZ);
+    *d2lZ = v_select(equal, curvature, *d2lZ);
+}
+
+/* ---- Student's t, of the margin: a scale mixture ----
+ *
+ * t is the integral of Ga(l; df/2, df/2) N(h; 0, s / l) over l, s the squared scale, so that with
+ * V = v + s / l and weights Ga(l) N(m; 0, V)
+ *     dlZ = -m E(1 / V),            d2lZ = m^2 Var(1 / V) - E(1 / V).
+ * The trapezoidal rule in t = log l: the weights are analytic for |Im t| < pi / 2 and like those of a gamma
+ * distribution of shape (df + 1) / 2 there, so that the spacing below makes its error e^-25. The window ends
+ * where they are e^-32: at l > 1 by Ga; at l < 1 by it from where m is likeliest, if V were s / l, or from
+ * where v takes over, or from 1 by what m speaks against 1. Sums of the weights are the same for all sites
+ * whatever their neighbours. */
+#define STUDENT_REACH 64.0              /* twice the nats */
+#define STUDENT_NODES 1500
+#define STUDENT_SKIP 4                  /* of so many nodes one is looked at for the largest weight */
+#define STUDENT_NARROW 1e3              /* df from which l is 1 + expm1(t) */
+
+/* delta with delta - 1 + exp(-delta) >= a, and nearly so */
+EPF_INLINE vd v_student_side(vd a) { return a + v_sqrt(2.0 * a); }
+
+EPF_INLINE void v_student_moments(const double *p, vd m, vd v, vd *lZ, vd *dlZ, vd *d2lZ)
+{
+    enum { U = 2 };
+#define EACH for (int i = 0; i < U; i++)
+    const double df = p[0], s = p[1] * p[1], half = 0.5 * df, a = STUDENT_REACH / df;
+    const int narrow = df > STUDENT_NARROW;
+    vd zero = v_set(0.0), square = m * m;
+    vd likely = v_min(v_log((df + 1.0) / (df + square / s)), zero), over = v_log(s / v);
+    vd against = square / (v + s);
+    vd low = v_max(likely - v_student_side(v_set(a)),
+                   v_min(likely, over) - v_student_side(v_set(STUDENT_REACH / (df + 1.0))));
+    low = v_max(low, -v_student_side(a + against / df));
+    vd high = v_log1p(v_student_side(v_set(a)));
+    vd count = (high - low) * sqrt(9.2 + (df + 1.0) / 1.58);
+    vi sound = V_MASK(count < STUDENT_NODES) & V_MASK(low > -600.0);
+    count = v_select(sound, count, v_set(1.0));
+    count = ((count + 0.5) + V_ROUND_MAGIC) - V_ROUND_MAGIC;
+    double nodes[VW], most = 1.0;
+    v_store(nodes, count);
+    for (int i = 0; i < VW; i++) most = nodes[i] > most ? nodes[i] : most;
+    const int last = (int)most;
+    vd step = (high - low) / count, at[3] = {low, step, step * STUDENT_SKIP};
+    v_exp_each(3, at, at);
+    vd start = at[0], ratio = at[1], jump = at[2], top = v_set(-INFINITY), l[2], t[2], w[2], per[2];
+    vd half_square = 0.5 * square;
+    l[0] = start;
+    for (int k = 0; k <= last; k += STUDENT_SKIP) {
+        t[0] = low + (double)k * step;
+        w[0] = half * (t[0] - l[0] + 1.0) - half_square * l[0] / (v * l[0] + s);
+        top = v_max(v_select(V_MASK(count >= (double)k), w[0], top), top);
+        l[0] *= jump;
+    }
+    vd sum = zero, first = zero, second = zero;
+    l[0] = start;
+    for (int k = 0; k <= last; k += U) {
+        l[1] = l[0] * ratio;
+        EACH t[i] = low + (double)(k + i) * step;
+        if (narrow) {
+            EACH w[i] = v_expm1(t[i]);
+            EACH l[i] = 1.0 + w[i];
+            EACH w[i] = half * (t[i] - w[i]);
+        } else
+            EACH w[i] = half * (t[i] - l[i] + 1.0);
+        EACH per[i] = l[i] / (v * l[i] + s);
+        EACH w[i] = (w[i] - half_square * per[i]) - top;
+        v_exp_each(U, w, w);
+        EACH w[i] = v_select(V_MASK(count >= (double)(k + i)), w[i] * v_sqrt(per[i]), zero);
+        EACH {
+            sum += w[i];
+            w[i] *= per[i];
+            first += w[i];
+            second += w[i] * per[i];
+        }
+        l[0] = l[1] * ratio;
+    }
+    vd share = 1.0 / sum, mean = first * share;
+    *lZ = v_select(sound, v_log(sum * step) + (top + p[3]), v_set(NAN));
+    *dlZ = -m * mean;
+    *d2lZ = square * (second * share - mean * mean) - mean;
+#undef EACH
+}

@@ -353,13 +353,13 @@ EPF_INLINE void v_exp_bounded(const int U, const vd *x, vd *e, vd *second_differ
 #undef EACH
 }
 
-/* exp(x) for x < 709 that is not NaN, exp(-708) below; U <= 3 vectors side by side, operation by
- * operation: the chain is long, and a CPU that meets one vector after the other cannot look far
- * enough ahead to overlap them. */
-EPF_INLINE void v_exp_each(const int U, const vd *x, vd *e)
+/* exp(x) = scale (1 + q) for x < 709 that is not NaN, exp(-708) below; U <= 3 vectors side by side,
+ * operation by operation: the chain is long, and a CPU that meets one vector after the other cannot look
+ * far enough ahead to overlap them. */
+EPF_INLINE void v_exp_parts(const int U, const vd *x, vd *scale, vd *q)
 {
 #define EACH for (int i = 0; i < U; i++)
-    vd c[3], t[3], r[3], q[3], scale[3];
+    vd c[3], t[3], r[3];
     EACH c[i] = v_max(x[i], v_set(-708.0));
     EACH t[i] = c[i] * V_LOG2E + V_ROUND_MAGIC;
     EACH scale[i] = v_pow2_of_magic(t[i]);
@@ -376,8 +376,14 @@ EPF_INLINE void v_exp_each(const int U, const vd *x, vd *e)
     EACH q[i] = q[i] * r[i] + 0x1.5555555555556p-3;
     EACH q[i] = q[i] * r[i] + 0.5;
     EACH q[i] = (r[i] * r[i]) * q[i] + r[i];
-    EACH e[i] = scale[i] * q[i] + scale[i];
 #undef EACH
+}
+
+EPF_INLINE void v_exp_each(const int U, const vd *x, vd *e)
+{
+    vd scale[3], q[3];
+    v_exp_parts(U, x, scale, q);
+    for (int i = 0; i < U; i++) e[i] = scale[i] * q[i] + scale[i];
 }
 
 /* exp(x) and exp(-x), |x| < 700 */
@@ -681,6 +687,39 @@ EPF_INLINE vd v_inverse_mills(vd x)
     vd lower = V_SQRT_2_OVER_PI / e;
     vd upper = 0.5 * V_SQRT_2_OVER_PI * g / (1.0 - 0.5 * e * g);
     return v_select(V_MASK(x < 0.0), lower, upper);
+}
+
+#define V_PI 3.14159265358979323846
+#define V_SQRT_2PI 2.50662827463100050242
+#define V_LOG_SQRT_2PI 0.918938533204672741780
+
+/* ---- integrals of a tail ----
+ *
+ *     I_n(y) = int_0^inf t^n exp(-y t - t^2/2) dt,   R, Q, P = I_0, I_1, I_2;   R is Mills' ratio
+ *
+ * By parts Q = 1 - y R and P = R - y Q; the other way round R and Q follow from P without
+ * cancellation for y >= 0: R = (P + y) / (1 + y^2), Q = (1 - y P) / (1 + y^2). (1 + y^2) (y + 4) P
+ * is a polynomial in (y - 4) / (y + 4), interpolated at Chebyshev nodes, error 2e-16. */
+static const double tail_coefficients[28] = {
+    3.1403092961522705, -0.7251114677109196, -1.3624937574658844, 1.1103770021376842,
+    0.5954547903805699, -1.6255297269301423, 1.2435547002148633, -0.35111869293758163,
+    -0.11496018676182074, 0.10301986779981613, 0.004457224583130784, -0.022271921544891615,
+    0.0002569824817897981, 0.004928566033061689, 0.0001639322950824344,
+    -0.001127885494510199, -0.0001800080249443975, 0.0002443668272236772,
+    9.08416475850768e-05, -4.2117808379115976e-05, -3.298460898225573e-05,
+    2.914801166104358e-06, 8.931036975374627e-06, 1.2549595323973715e-06,
+    -1.6395274191170286e-06, -5.003079402161074e-07, 1.5222778439041116e-07,
+    6.554488018569283e-08};
+
+EPF_INLINE void v_tail(vd y, vd *R, vd *Q, vd *P)
+{
+    y = v_min(y, v_set(1e90));
+    vd a = y + 4.0, b = 1.0 + y * y, inverse = 1.0 / (a * b), by_b = inverse * a;
+    vd u = 1.0 - 8.0 * (inverse * b), p = v_set(tail_coefficients[27]);
+    for (int i = 26; i >= 0; i--) p = p * u + tail_coefficients[i];
+    *P = p * inverse;
+    *R = (*P + y) * by_b;
+    *Q = (1.0 - y * *P) * by_b;
 }
 
 #endif

@@ -1502,6 +1502,213 @@ EPF_INLINE void smooth_sites_of(smooth_loss f, const int width, const double lar
 #define SITES_PIECEWISE SITES_NONE
 #define SITES_SQUARED_HINGE SITES_NONE
 
+/* ---- losses of a linear function of h ---- */
+
+/* Sites of origin + rate h with responses of their own, as many as fit a block. */
+typedef struct {
+    double y[3 * SMOOTH_BLOCK], m[SMOOTH_BLOCK], v[SMOOTH_BLOCK];
+} linear_sites;
+
+EPF_INLINE void put_sites(linear_sites *to, const int width, ptrdiff_t i, ptrdiff_t count, const vd *y, vd m,
+                          vd v)
+{
+    double lanes[3][VW], mean[VW], variance[VW];
+    for (int j = 0; j < width; j++) v_store(lanes[j], y[j]);
+    v_store(mean, m);
+    v_store(variance, v);
+    for (ptrdiff_t k = 0; k < count && k < VW; k++) {
+        for (int j = 0; j < width; j++) to->y[(i + k) * width + j] = lanes[j][k];
+        to->m[i + k] = mean[k];
+        to->v[i + k] = variance[k];
+    }
+}
+
+static void negative_binomial_sites(const double *p, ptrdiff_t n, const double *y, const double *m,
+                                    const double *v, const double *power, double *lZ, double *dlZ,
+                                    double *d2lZ)
+{
+    linear_sites to;
+    RESPONSES(2);
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        vd trials[3];
+        load_responses(2, y + 2 * i, 2, n - i < VW ? n - i : VW, r);
+        v_trials_of(r, p, trials);
+        put_sites(&to, 3, i, n - i, trials, LOAD_SITES(m) - p[1], LOAD_SITES(v));
+    }
+    smooth_sites_of(v_binomial_each, 3, 0.0, NULL, n, to.y, to.m, to.v, power, lZ, dlZ, d2lZ);
+}
+
+/* Counts at rate (origin - h): derivatives by h */
+static void count_sites(linear_sites *to, double rate, ptrdiff_t n, const double *power, double *lZ,
+                        double *dlZ, double *d2lZ)
+{
+    smooth_sites_of(v_poisson_each, 2, 0.0, NULL, n, to->y, to->m, to->v, power, lZ, dlZ, d2lZ);
+    for (ptrdiff_t i = 0; i < n; i++) {
+        dlZ[i] *= -rate;
+        d2lZ[i] *= rate * rate;
+    }
+}
+
+static void gamma_sites(const double *p, ptrdiff_t n, const double *y, const double *m, const double *v,
+                        const double *power, double *lZ, double *dlZ, double *d2lZ)
+{
+    linear_sites to;
+    RESPONSES(2);
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        vd count[2], origin;
+        load_responses(2, y + 2 * i, 2, n - i < VW ? n - i : VW, r);
+        v_gamma_count(r, p, count, &origin);
+        put_sites(&to, 2, i, n - i, count, origin - LOAD_SITES(m), LOAD_SITES(v));
+    }
+    count_sites(&to, 1.0, n, power, lZ, dlZ, d2lZ);
+    double given[SMOOTH_BLOCK], found[3][SMOOTH_BLOCK];
+    ptrdiff_t some = 0;
+    for (ptrdiff_t i = 0; i < n; i++)
+        if (y[2 * i + 1] == 0.0) {
+            to.m[some] = to.m[i];
+            to.v[some] = to.v[i];
+            given[some++] = power[i];
+        }
+    if (some == 0) return;
+    smooth_sites_of(v_gamma_tail_each, 1, 0.0, p, some, to.y, to.m, to.v, given, found[0], found[1], found[2]);
+    for (ptrdiff_t i = n - 1; i >= 0; i--)
+        if (y[2 * i + 1] == 0.0) {
+            lZ[i] = found[0][--some];
+            dlZ[i] = -found[1][some];
+            d2lZ[i] = found[2][some];
+        }
+}
+
+static void weibull_sites(const double *p, ptrdiff_t n, const double *y, const double *m, const double *v,
+                          const double *power, double *lZ, double *dlZ, double *d2lZ)
+{
+    const double rate = p[0];
+    linear_sites to;
+    RESPONSES(2);
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        vd count[2];
+        load_responses(2, y + 2 * i, 2, n - i < VW ? n - i : VW, r);
+        v_weibull_count(r, p, count);
+        put_sites(&to, 2, i, n - i, count, rate * (r[0] - LOAD_SITES(m)), (rate * rate) * LOAD_SITES(v));
+    }
+    count_sites(&to, rate, n, power, lZ, dlZ, d2lZ);
+}
+
+/* The first class and the last are a failure and a success of one trial. */
+static void ordinal_logit_sites(const double *p, ptrdiff_t n, const double *y, const double *m, const double *v,
+                                const double *power, double *lZ, double *dlZ, double *d2lZ)
+{
+    linear_sites to[2];
+    double given[2][SMOOTH_BLOCK], found[3][SMOOTH_BLOCK];
+    ptrdiff_t which[2][SMOOTH_BLOCK], count[2] = {0, 0};
+    RESPONSES(1);
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        vd cuts[3];
+        double lanes[3][VW];
+        load_responses(1, y + i, 1, n - i < VW ? n - i : VW, r);
+        v_logit_cuts(r, p, cuts);
+        for (int j = 0; j < 3; j++) v_store(lanes[j], cuts[j]);
+        for (ptrdiff_t k = 0; k < VW && i + k < n; k++) {
+            double low = lanes[0][k], high = lanes[1][k];
+            int between = low > -INFINITY && high < INFINITY;
+            ptrdiff_t at = count[between]++;
+            double *row = to[between].y + 3 * at;
+            row[0] = between ? low : low > -INFINITY;
+            row[1] = between ? high : 1.0;
+            row[2] = between ? lanes[2][k] : 0.0;
+            to[between].m[at] = m[i + k] - (between ? 0.0 : low > -INFINITY ? low : high);
+            to[between].v[at] = v[i + k];
+            given[between][at] = power[i + k];
+            which[between][at] = i + k;
+        }
+    }
+    for (int between = 0; between < 2; between++) {
+        if (count[between] == 0) continue;
+        const linear_sites *a = &to[between];
+        if (between)
+            smooth_sites_of(v_between_each, 3, 0.0, NULL, count[1], a->y, a->m, a->v, given[1], found[0], found[1],
+                            found[2]);
+        else
+            smooth_sites_of(v_binomial_each, 3, 0.0, NULL, count[0], a->y, a->m, a->v, given[0], found[0], found[1],
+                            found[2]);
+        for (ptrdiff_t k = 0; k < count[between]; k++) {
+            lZ[which[between][k]] = found[0][k];
+            dlZ[which[between][k]] = found[1][k];
+            d2lZ[which[between][k]] = found[2][k];
+        }
+    }
+}
+
+#define SITES_LINEAR(name, width)                                                                  \
+    for (ptrdiff_t i = 0; i < n; i += SMOOTH_BLOCK)                                                \
+        name##_sites(loss->parameters, n - i < SMOOTH_BLOCK ? n - i : SMOOTH_BLOCK,                \
+                     y + i * (width), m + i, v + i, power + i, lZ + i, dlZ + i, d2lZ + i);         \
+    break
+#define SITES_NEGATIVE_BINOMIAL SITES_LINEAR
+#define SITES_GAMMA SITES_LINEAR
+#define SITES_WEIBULL SITES_LINEAR
+#define SITES_ORDINAL_LOGIT SITES_LINEAR
+
+/* ---- closed, and Student's t ---- */
+
+static void gaussian_sites(const double *p, ptrdiff_t n, const double *y, const double *m, const double *v,
+                           const double *power, double *lZ, double *dlZ, double *d2lZ)
+{
+    RESPONSES(2);
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        vd a, b, c;
+        load_responses(2, y + 2 * i, 2, n - i < VW ? n - i : VW, r);
+        v_gaussian_moments(r[0], p[0] * r[1], LOAD_SITES(m), LOAD_SITES(v), LOAD_SITES(power), &a, &b, &c);
+        store_sites(n - i, a, b, c, lZ + i, dlZ + i, d2lZ + i);
+    }
+}
+
+static void interval_sites(const double *p, ptrdiff_t n, const double *y, const double *m, const double *v,
+                           const double *power, double *lZ, double *dlZ, double *d2lZ)
+{
+    RESPONSES(2);
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        vd a, b, c;
+        load_responses(2, y + 2 * i, 2, n - i < VW ? n - i : VW, r);
+        v_interval_moments(r[0], r[1], v_set(p[0]), LOAD_SITES(m), LOAD_SITES(v), LOAD_SITES(power), &a, &b,
+                           &c);
+        store_sites(n - i, a, b, c, lZ + i, dlZ + i, d2lZ + i);
+    }
+}
+
+static void ordinal_probit_sites(const double *p, ptrdiff_t n, const double *y, const double *m,
+                                 const double *v, const double *power, double *lZ, double *dlZ, double *d2lZ)
+{
+    RESPONSES(1);
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        vd a, b, c, lower, upper;
+        load_responses(1, y + i, 1, n - i < VW ? n - i : VW, r);
+        v_cuts(r[0], p, &lower, &upper);
+        v_interval_moments(lower, upper, v_set(1.0), LOAD_SITES(m), LOAD_SITES(v), LOAD_SITES(power), &a, &b,
+                           &c);
+        store_sites(n - i, a, b, c, lZ + i, dlZ + i, d2lZ + i);
+    }
+}
+
+static void student_t_sites(const double *p, ptrdiff_t n, const double *y, const double *m, const double *v,
+                            const double *power, double *lZ, double *dlZ, double *d2lZ)
+{
+    (void)y;
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        vd a, b, c;
+        v_student_moments(p, LOAD_SITES(m), LOAD_SITES(v), &a, &b, &c);
+        a = v_select(V_MASK(LOAD_SITES(power) != 1.0), v_set(NAN), a);
+        store_sites(n - i, a, b, c, lZ + i, dlZ + i, d2lZ + i);
+    }
+}
+
+#define SITES_OF_ALL(name, width)                                                                  \
+    name##_sites(loss->parameters, n, y, m, v, power, lZ, dlZ, d2lZ);                              \
+    break
+#define SITES_GAUSSIAN SITES_OF_ALL
+#define SITES_INTERVAL SITES_OF_ALL
+#define SITES_STUDENT SITES_OF_ALL
+
 static void smooth_moments(const epf_loss *loss, ptrdiff_t n, const double *y, const double *m,
                            const double *v, const double *power, double *lZ, double *dlZ,
                            double *d2lZ)
@@ -1513,6 +1720,53 @@ static void smooth_moments(const epf_loss *loss, ptrdiff_t n, const double *y, c
         EPF_LOSSES(X)
 #undef X
     }
+}
+
+/* ---- scalar sites between cavity and tilted moments ---- */
+
+static int cavities(ptrdiff_t n, double share, double least, const double *h, const double *s, const double *tau,
+                    const double *nu, double *m, double *v)
+{
+    double none[VW];                        /* of the third number that store_sites takes */
+    vi bad = V_MASK(v_set(0.0) > v_set(1.0));
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        vd old = LOAD_SITES(s), part = share * old, rest = 1.0 - part * LOAD_SITES(tau), per = 1.0 / rest;
+        bad |= ~(V_MASK(rest > least) & V_MASK(old > 0.0));
+        store_sites(n - i, (LOAD_SITES(h) - part * LOAD_SITES(nu)) * per, old * per, per, m + i, v + i, none);
+    }
+    return !v_any(bad);
+}
+
+static int fit_sites(ptrdiff_t n, double times, double damping, double least, const double *h, const double *s,
+                     const double *m, const double *v, const double *lZ, const double *dlZ, const double *d2lZ,
+                     double *tau, double *nu, double *scale, double *residual)
+{
+    vi bad = V_MASK(v_set(0.0) > v_set(1.0));
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        vd variance = LOAD_SITES(v), second = LOAD_SITES(d2lZ), shrink = 1.0 + variance * second;
+        vd mean = LOAD_SITES(m) + variance * LOAD_SITES(dlZ), log_Z = LOAD_SITES(lZ);
+        /* a sum that is finite where all of them are, and squares and quotients of them */
+        vd size = mean * mean / (shrink * variance) + LOAD_SITES(m) * LOAD_SITES(m) / variance;
+        size = size + second * second / (shrink * shrink);
+        bad |= ~(V_MASK(shrink > least) & V_MASK(v_abs(log_Z) < 1e300) & V_MASK(size < 1e300));
+    }
+    if (v_any(bad)) return 0;
+    vd worst = v_set(*residual);
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        vd mean = LOAD_SITES(m), variance = LOAD_SITES(v), first = LOAD_SITES(dlZ), second = LOAD_SITES(d2lZ);
+        vd shrink = 1.0 + variance * second, per = 1.0 / shrink, b = (first - mean * second) * per;
+        vd moved = mean + variance * b, per_v = 1.0 / variance, per_s = 1.0 / LOAD_SITES(s);
+        vd g = LOAD_SITES(lZ) - 0.5 * v_log(shrink) - 0.5 * (moved * moved * shrink - mean * mean) * per_v;
+        vd t = -second * per, old = LOAD_SITES(tau), old_nu = LOAD_SITES(nu), old_scale = LOAD_SITES(scale);
+        worst = v_max(worst, v_abs(mean + variance * first - LOAD_SITES(h)) * v_sqrt(per_s));
+        worst = v_max(worst, v_abs(variance * shrink * per_s - 1.0));
+        store_sites(n - i, old + damping * (times * t - old), old_nu + damping * (times * b - old_nu),
+                    old_scale + damping * (times * g - old_scale), tau + i, nu + i, scale + i);
+    }
+    double lanes[VW];
+    v_store(lanes, worst);
+    for (int i = 0; i < VW; i++) *residual = lanes[i] > *residual ? lanes[i] : *residual;
+    return 1;
 }
 
 /* ---- symmetric matrices and stationary kernels ---- */
@@ -1647,8 +1901,9 @@ const epf_kernels NAMED(epf_kernels) = {
     array_exp, array_expm1, array_log, array_log1p, array_erfcx, array_log_ndtr,
     loss_at_points, rise, margins, weighted_sums, sizes, largest_move, cavity, steps, interpolation,
     move, pairs, probit_moments, logistic_moments, piecewise_moments, squared_hinge_moments,
-    smooth_moments, rows_gather, rows_pack, rows_marginals, rows_outer, sparse_marginals, ROW_NAMED(sparse_row_moments),
-    ROW_NAMED(sparse_row_cavity), ROW_NAMED(sparse_row_tilted), ROW_NAMED(sparse_row_site), couple, stationary, contract};
+    smooth_moments, cavities, fit_sites, rows_gather, rows_pack, rows_marginals, rows_outer, sparse_marginals,
+    ROW_NAMED(sparse_row_moments), ROW_NAMED(sparse_row_cavity), ROW_NAMED(sparse_row_tilted), ROW_NAMED(sparse_row_site),
+    couple, stationary, contract};
 
 #ifdef EPF_COMMON       /* what does not depend on the instruction set: compiled once */
 size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d)

@@ -19,14 +19,22 @@ typedef int (*epf_callback)(ptrdiff_t n, const double *h, const double *y, ptrdi
 #define EPF_ROW_PAD 16           /* rows and numbers beyond the last, that kernels may read */
 
 /* Vector kernels of tilted moments of any power: PIECEWISE with no more than EPF_PIECEWISE_KNOTS knots,
- * SQUARED_HINGE, SMOOTH with exceptions, and PROBIT and LOGISTIC in closed form for the power 1, else like SMOOTH. */
+ * SQUARED_HINGE, SMOOTH with exceptions, and PROBIT and LOGISTIC in closed form for the power 1, else like
+ * SMOOTH. Those after SMOOTH come with it: INTERVAL and STUDENT for the power 1. */
 enum {
     EPF_MOMENTS_NONE,
     EPF_MOMENTS_PROBIT,
     EPF_MOMENTS_LOGISTIC,
     EPF_MOMENTS_PIECEWISE,
     EPF_MOMENTS_SQUARED_HINGE,
-    EPF_MOMENTS_SMOOTH
+    EPF_MOMENTS_SMOOTH,
+    EPF_MOMENTS_NEGATIVE_BINOMIAL,
+    EPF_MOMENTS_GAMMA,
+    EPF_MOMENTS_WEIBULL,
+    EPF_MOMENTS_ORDINAL_LOGIT,
+    EPF_MOMENTS_GAUSSIAN,
+    EPF_MOMENTS_INTERVAL,
+    EPF_MOMENTS_STUDENT
 };
 
 /* Stationary kernels. */
@@ -133,11 +141,24 @@ typedef struct {
     void (*squared_hinge_moments)(ptrdiff_t n, const double *m, const double *v,
                                   const double *power, double *lZ, double *dlZ, double *d2lZ);
 
-    /* The same for exp(-power_i l) where the loss is SMOOTH, PROBIT or LOGISTIC, y rows of responses
-     * (NULL: margins); lZ is NaN at the sites that are left to adaptive quadrature. */
+    /* The same for exp(-power_i l) where the loss is PROBIT, LOGISTIC, SMOOTH or comes with it, y rows of
+     * responses (NULL: margins); lZ is NaN at the sites that are left to adaptive quadrature. */
     void (*smooth_moments)(const epf_loss *loss, ptrdiff_t n, const double *y, const double *m,
                            const double *v, const double *power, double *lZ, double *dlZ,
                            double *d2lZ);
+
+    /* Cavities N(m, v) of n sites, each the posterior N(h, s) without a share of the site. 0 where one is
+     * for the caller to look at: no variance, or a share of it below least left. */
+    int (*cavities)(ptrdiff_t n, double share, double least, const double *h, const double *s,
+                    const double *tau, const double *nu, double *m, double *v);
+
+    /* Sites (tau, nu, scale) go by a damped step to those that turn the cavity into the tilted moments, to a
+     * power: times. *residual becomes no less than the distance of a posterior N(h, s) from its tilted
+     * moments. 0, and nothing is done, where one is for the caller to look at. */
+    int (*fit_sites)(ptrdiff_t n, double times, double damping, double least, const double *h,
+                     const double *s, const double *m, const double *v, const double *lZ,
+                     const double *dlZ, const double *d2lZ, double *tau, double *nu, double *scale,
+                     double *residual);
 
     /* Blocks of rows: see rows.h. */
     void (*rows_gather)(ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *x, ptrdiff_t stride,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from epfast.gp.engines.double_loop import DescentEngine
+from epfast.gp.engines.latents import LatentProcessEngine
 from epfast.inference.combinations import Combination, Table
 from epfast.linear.engines.kernel import ProcessEngine
 
-__all__ = ["ENGINES", "DescentEngine", "ProcessEngine"]
+__all__ = ["ENGINES", "DescentEngine", "LatentProcessEngine", "ProcessEngine"]
 
 ENGINES: Table = {
     ("process", "row", "factor"): Combination(
@@ -22,6 +23,9 @@ ENGINES: Table = {
                 "scheme='relaxed'",
             }
         ),
+    ),
+    ("process", "latents", "factor"): Combination(
+        LatentProcessEngine, frozenset({"damping", "order='shuffled'", "order='parallel'"})
     ),
     ("process", "row", "descent"): Combination(
         DescentEngine, frozenset({"power"}), by_integrals=True

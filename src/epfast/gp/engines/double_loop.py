@@ -50,6 +50,8 @@ from epfast.linear.engines.kernel import (
 STEP = 3e-3
 #: most Newton steps of the inner loop, and most halvings of a line search
 INNER, HALVINGS = 60, 20
+#: a step of the inner loop goes this share of the way to a cavity without precision at most
+WITHIN = 0.9
 #: most evaluations of an inner loop, and about half of those of an outer step: far more than it
 #: takes where values are exact
 WORK = 40
@@ -58,6 +60,9 @@ WORK = 40
 STALLED, STALLED_NEAR, NEAR = 30, 5, 1e-4
 #: a rise of the inner loop below this that shrinks no more is the rounding of the loss
 NOISE = 1e-6
+#: changes of F below this are the errors of tilted moments; a step with such a change is taken if
+#: it leaves no more than this share of the mismatch
+QUIET, NEARER = 1e-8, 0.9
 #: a step is taken if F falls by at least this share of what the quadratic model predicts
 ARMIJO = 1e-4
 #: least precision of a marginal after a step, relative to the one before
@@ -225,7 +230,7 @@ class DescentEngine:
             found = self._inner(s, r, 1e-8) if np.isfinite(s).all() else None
             if found is not None:
                 return self._state(found, sweeps, 0.0)
-        raise FloatingPointError("the tilted moments at the prior cannot be integrated")
+        raise FloatingPointError("no point was found from which the double loop can descend")
 
     def summary(self, state: DescentState, evidence: bool = True) -> Summary:
         now = state.now
@@ -299,8 +304,13 @@ class DescentEngine:
                 if found is not None:
                     change = self._value(found) - value
                     rounding = 1e-12 * (1.0 + abs(value))
-                    if change <= ARMIJO * predicted or (
-                        abs(predicted) <= rounding and change <= rounding
+                    # where F says no more, its gradient does
+                    quiet = QUIET * (1.0 + abs(value))
+                    nearer = found.mismatch < NEARER * point.mismatch
+                    if (
+                        change <= ARMIJO * predicted
+                        or (abs(predicted) <= rounding and change <= rounding)
+                        or (max(abs(predicted), change) <= quiet and nearer)
                     ):
                         if change <= 0.75 * predicted:
                             ridge = 0.0 if ridge < 1e-4 else ridge / 6.0
@@ -336,7 +346,13 @@ class DescentEngine:
             if rise <= accuracy or (noisy and rise > 0.5 * last):
                 return point
             last = rise
-            direction, length = _natural(move, s), 1.0
+            direction = _natural(move, s)
+            # not beyond the cavities that are proper
+            cavity, change = s[1] - a * r[1], a * direction[1]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                length = min(
+                    1.0, WITHIN * float(np.where(change > 0.0, cavity / change, np.inf).min())
+                )
             for _ in range(HALVINGS):
                 here = self._evaluate(s, r + length * direction)
                 rounding = 1e-13 * (1.0 + abs(inner))

@@ -14,7 +14,9 @@ import numpy as np
 from epfast.inference import Engine, Sites
 from epfast.inference.combinations import Combination, Table
 from epfast.linear.engines.base import adf_start, flat
+from epfast.linear.engines.joint_latents import JointEngine
 from epfast.linear.engines.laplace import LaplaceEngine
+from epfast.linear.engines.latents import LatentEngine
 from epfast.linear.engines.means import of_dense
 from epfast.linear.engines.rows import RowEngine
 from epfast.linear.engines.shards import ShardEngine
@@ -34,11 +36,17 @@ def _row(engine: Callable[[Any], Any], *takes: str, by_expansion: bool = False) 
     return Combination(engine, frozenset(takes), by_expansion)
 
 
+def of_latents(problem: LinearProblem) -> LatentEngine | JointEngine:
+    """The engine of several latents per row: a product over them, or one Gaussian."""
+    return JointEngine(problem) if problem.loss.correlated else LatentEngine(problem)
+
+
 ENGINES: Table = {
     ("full", "row", "factor"): _row(
         of_wide(RowEngine),
         *(
             "weights",
+            "prior",
             "sparse X",
             "damping",
             "power",
@@ -68,6 +76,9 @@ ENGINES: Table = {
         *("weights", "sparse X", "chunks of X", "power", SHUFFLED),
         by_expansion=True,
     ),
+    ("full", "latents", "factor"): _row(
+        of_latents, "sparse X", "damping", "block", SHUFFLED, CHUNKED, PARALLEL
+    ),
     **{
         ("factorized", factor, stored): _row(
             by_nonzeros(of_dense),
@@ -86,6 +97,7 @@ ENGINES: Table = {
 def engine_of(problem: LinearProblem, **settings: Any) -> Engine[Any]:
     """The engine of a legal problem."""
     factor = "row" if problem.batch_size is None else "minibatch"
+    factor = "latents" if problem.loss.latents > 1 else factor
     engine: Engine[Any] = ENGINES[problem.covariance, factor, problem.schedule.stores].engine(
         problem, **settings
     )

@@ -65,10 +65,19 @@ LARGEST_SHARE = 100.0
 REFRESH, DRIFT = 25, 64.0
 
 
+def overshoots(problem: LinearProblem) -> bool:
+    """Whether t is known not to be log-concave: sites may be negative (likelihoods alone).
+
+    Rows whose sites change at once may overshoot then (Jylänki, Vanhatalo & Vehtari 2011).
+    """
+    loss = problem.loss
+    return loss.is_likelihood and loss.log_concave is False and not loss.by_margin
+
+
 def is_for_chunks(problem: LinearProblem) -> bool:
     """Whether chunks are the automatic order for so many rows."""
     n, d = problem.shape
-    return n >= max(FEW_ROWS, ROWS_PER_DIMENSION * d)
+    return n >= max(FEW_ROWS, ROWS_PER_DIMENSION * d) and not overshoots(problem)
 
 
 def chunk_size(problem: LinearProblem) -> int:
@@ -150,14 +159,10 @@ class Pace(NamedTuple):
         return self._replace(steps=steps[-1:] if found is None else steps), found
 
 
-def mixed(steps: tuple[Step, ...]) -> State | None:
-    """The state from which the next sweep is best begun (Anderson mixing); None: it is improper.
-
-    Natural parameters are sums of those of the sweeps, with coefficients that add up to 1, that
-    would move least if moves were linear in the sites. O(n + d^3)
-    """
+def shares_of(moves: list[Array]) -> Array | None:
+    """Coefficients of sweeps with these moves, which add up to 1, or None: they say too little."""
     with np.errstate(all="ignore"):  # of a run that diverges
-        products = np.array([[a.moves @ b.moves for b in steps] for a in steps])
+        products = np.array([[a @ b for b in moves] for a in moves])
         # of changes of the moves, with each other and with the last move
         changes = np.diff(products, axis=0)
         gram, last = np.diff(changes, axis=1), changes[:, -1]
@@ -168,7 +173,17 @@ def mixed(steps: tuple[Step, ...]) -> State | None:
     kept = values > values[-1] / CONDITION
     back = vectors[:, kept] / values[kept] @ (vectors[:, kept].T @ last)
     share = np.append(back, 1.0) - np.append(0.0, back)
-    if not np.abs(share).max() <= LARGEST_SHARE:
+    return share if np.abs(share).max() <= LARGEST_SHARE else None
+
+
+def mixed(steps: tuple[Step, ...]) -> State | None:
+    """The state from which the next sweep is best begun (Anderson mixing); None: it is improper.
+
+    Natural parameters are sums of those of the sweeps, with coefficients that add up to 1, that
+    would move least if moves were linear in the sites. O(n + d^3)
+    """
+    share = shares_of([step.moves for step in steps])
+    if share is None:
         return None
     states = [step.state for step in steps]
     precision = _combined(share, [state.precision for state in states])

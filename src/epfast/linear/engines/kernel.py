@@ -119,11 +119,24 @@ class ProcessState(NamedTuple):
 
 
 def log_evidence(sites: Sites, moments: Moments, offset: Array | None = None) -> float:
-    """EP's log p(y), with all constants; offset: the prior mean, None: 0."""
-    total = sites.log_scale.sum() + 0.5 * (sites.shift @ moments.mean)
+    """EP's log p(y), with all constants; offset: the prior mean, None: 0.
+
+    A row gives log scale + shift mean / 2, or with alpha in place of the mean shift^2 / precision
+    less shift / precision alpha, over 2: whichever cancels less. The second is right where sites
+    are so sharp that the mean is that of the site to rounding. alpha belongs to the mean.
+    """
+    scale, shift = sites.log_scale, sites.shift
+    with np.errstate(all="ignore"):
+        target = shift / sites.precision
+        top, across = scale + 0.5 * shift * target, 0.5 * target * moments.alpha
+        plain = 0.5 * shift * moments.mean
+        sharp = np.abs(top) + np.abs(across) < np.abs(scale) + np.abs(plain)
+        sharp &= sites.precision > 0.0
+        rows = np.where(sharp, top - across, scale + plain)
+    total = float(rows.sum())
     if offset is not None:
-        total += 0.5 * (offset @ (sites.shift - sites.precision * moments.mean))
-    return float(total - 0.5 * moments.log_determinant)
+        total += 0.5 * float(offset @ moments.alpha)
+    return total - 0.5 * moments.log_determinant
 
 
 def with_alpha(sites: Sites, moments: Moments) -> Moments:
@@ -259,7 +272,8 @@ class ProcessEngine:
         now = state.now
         if not evidence:
             return Summary(now.mean, now.variance)
-        return Summary(now.mean, now.variance, log_evidence(state.sites, now, self.offset))
+        total = log_evidence(state.sites, with_alpha(state.sites, now), self.offset)
+        return Summary(now.mean, now.variance, total)
 
     def sweep(self, state: ProcessState, keep: bool, tick: Tick) -> tuple[ProcessState, Counts]:
         self.tilted.begin_sweep(state.sweeps)

@@ -21,7 +21,7 @@ def laplace_core(problem: LinearProblem, d: int, size: int) -> LaplaceSweep:
     """Sweeps over factors of at most so many rows, for the core."""
     given = problem.scheme.core_arguments(d)
     return LaplaceSweep(
-        problem.loss.core(),
+        problem.loss.shifted_core(),
         d,
         size,
         problem.schedule.power,

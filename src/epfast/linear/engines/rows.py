@@ -32,6 +32,7 @@ from epfast.linear.engines.chunks import (
     chunk_size,
     is_for_chunks,
     moves_of,
+    overshoots,
 )
 from epfast.linear.engines.revisits import Seen, revisit
 from epfast.linear.problem import (
@@ -57,6 +58,8 @@ REFRESH = 5
 LANE, ROW, WORTH, MOST_LANES, LANE_NUMBERS = 1 << 22, 500, 32, 16, 1 << 23
 #: rows from which some are visited again: rounds over fewer cost as much as sweeps
 REVISITED_FROM = 2000
+#: of sweeps of all rows at once, where sequential ones are stuck
+CAREFUL = 0.5
 #: a row that moves by no more stands still, if the tolerance is not larger
 STANDS = 1e-4
 
@@ -111,9 +114,10 @@ class RowEngine(FullEngine):
         full = problem.sparse or d < HALF_FROM
         numbers = schedule.power, schedule.damping
         self.sequential = BlockedSweep(self.tilted, d, min(block, n), *numbers, full)
-        self.parallel = ParallelSweep(self.tilted, d, min(n, PARALLEL_ROWS), *numbers)
-        #: of threads, in parallel order
-        self.hands = [self.parallel]
+        #: of threads, in parallel order, by the damping
+        self.hands: dict[float, list[ParallelSweep]] = {}
+        #: whether sequential sweeps begin anew where sites are stuck
+        self.begins_anew = schedule.order == "auto" and overshoots(problem) and schedule.tol > 0.0
         self.chunks = Chunks(problem, self.tilted, self.sequential)
         self.refresh = getattr(schedule, "refresh", None) or REFRESH
         self.threads = ALONE
@@ -151,9 +155,12 @@ class RowEngine(FullEngine):
             return self._pass(state, tick)
         if state.order == "chunked":
             return self._chunked(state, keep, tick)
-        if state.order == "parallel":
+        if state.order in ("parallel", "careful"):
             return self._parallel(state, tick)
-        return self._sequential(state, tick)
+        new, counts = self._sequential(state, tick)
+        if self.begins_anew and counts.refused > 0 and new.sweeps > 1:
+            return self._anew(new), counts._replace(settled=False)
+        return new, counts
 
     def settle(self, state: RowState, hurry: bool = False) -> State:
         if hurry and state.pace is not None and state.sites is not None:
@@ -238,6 +245,15 @@ class RowEngine(FullEngine):
             raise PartOfSweep(some) from None
         return new, Counts(core.n_refused - before)
 
+    def _anew(self, state: RowState) -> RowState:
+        """From the prior, all rows at once with damping.
+
+        The first rows of a sequential sweep may pin the posterior where most of the others are
+        outliers, of which some have improper cavities then, and keep their sites.
+        """
+        fresh = self.begun(start_of(self.problem, None), None)
+        return fresh._replace(sweeps=state.sweeps, order="careful")
+
     # -- in chunks --
 
     def _chunked(self, state: RowState, keep: bool, tick: Tick) -> tuple[RowState, Counts]:
@@ -302,13 +318,14 @@ class RowEngine(FullEngine):
     def _parallel(self, state: RowState, tick: Tick) -> tuple[RowState, Counts]:
         """Fit the sites from one posterior, and take as much of their changes as is proper."""
         problem, base = self.problem, self.problem.base
+        damping = CAREFUL if state.order == "careful" else self.schedule.damping
         assert state.sites is not None
         root = inverse_root(state.precision)
         sites = families.copied(state.sites)
         n = problem.shape[0]
         pieces = problem.pieces(range(n))
         lanes = lanes_of(problem, len(pieces))
-        hands = self._hands(lanes)
+        hands = self._hands(lanes, damping)
         before = sum(core.n_refused for core in hands)
         for core in hands:
             core.residual = 0.0
@@ -353,14 +370,15 @@ class RowEngine(FullEngine):
         found = state.at(State(precision, shift, sites, total, state.sweeps + 1))
         return found, Counts(refused, settled=settled)
 
-    def _hands(self, lanes: int) -> list[ParallelSweep]:
+    def _hands(self, lanes: int, damping: float) -> list[ParallelSweep]:
         """Scratch of each thread that so many lanes are for."""
         schedule, (n, d) = self.schedule, self.problem.shape
-        while len(self.hands) < min(lanes, self.threads.count):
-            tilted = self.problem.tilted()
+        hands = self.hands.setdefault(damping, [])
+        while len(hands) < max(1, min(lanes, self.threads.count)):
+            tilted = self.problem.tilted() if hands else self.tilted
             rows = min(n, PARALLEL_ROWS)
-            self.hands.append(ParallelSweep(tilted, d, rows, schedule.power, schedule.damping))
-        return self.hands
+            hands.append(ParallelSweep(tilted, d, rows, schedule.power, damping))
+        return hands
 
 
 def lanes_of(problem: LinearProblem, most: int) -> int:

@@ -1,7 +1,7 @@
 """EP for models of GPy: an inference method in place of GPy's own. Needs GPy: ``pip install GPy``.
 
-GPy keeps its models, kernels and optimizers and gets from here the posterior, the log evidence and
-its gradient by the kernel matrix.
+GPy keeps its models, kernels, likelihoods and optimizers and gets from here the posterior, the log
+evidence and its gradient by the kernel matrix and by the parameters of the likelihood.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from epfast import _checks, losses, schedules
+from epfast import _checks, schedules
 from epfast._arrays import Array
+from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gp import GPPosterior, fit_problem
 from epfast.gp.certificate import broken
-from epfast.gp.fit import choose, warn_of_process
-from epfast.gp.problem import kernel_at_door
+from epfast.gp.fit import DESCENT_UP_TO, choose, warn_of_process
+from epfast.gp.problem import GPProblem, kernel_at_door
 from epfast.inference import Sites, fit_from
-from epfast.losses import Loss
 
 try:
     from GPy.inference.latent_function_inference import LatentFunctionInference
     from GPy.inference.latent_function_inference.posterior import PosteriorEP
-    from GPy.likelihoods import Bernoulli
-    from GPy.likelihoods.link_functions import Heaviside, Probit
+
+    from epfast.gpy.likelihoods import Reading, read
 except ImportError as error:
     raise ImportError(
         "epfast.gpy is for models of GPy, which is missing: pip install GPy"
@@ -33,27 +33,38 @@ except ImportError as error:
 
 __all__ = ["EP"]
 
-#: loss of each type of link; a subclass is refused: GPy's ScaledProbit is a Probit to isinstance
-BERNOULLI_LOSSES: dict[type, Loss] = {
-    Probit: losses.Probit(),
-    Heaviside: losses.NoisyStep(1e-300),  # a loss is finite; this changes no number
-}
-
 
 class EP(LatentFunctionInference):  # type: ignore[misc]
     """Expectation propagation for a model of GPy, in place of GPy's own ``EP``.
 
-    ``GPy.core.GP(X, Y, kernel, likelihood, inference_method=epfast.gpy.EP())``, and the same with
-    ``GPy.models.GPClassification``. Arguments have the names that GPy gives them.
+    ``GPy.core.GP(X, Y, kernel, likelihood, inference_method=epfast.gpy.EP())``, with a
+    ``Y_metadata`` where the likelihood reads one; the same with ``GPy.models.GPClassification``.
+    Arguments have the names that GPy gives them.
 
     Each evaluation of the model runs EP to convergence, from the sites of the one before (GPy's
     ``ep_mode="nested"``), so that the gradient is that of the log evidence. GPy's default keeps the
     sites that it found at the first hyper-parameters of an optimization.
 
-    Not supported: mean functions, several outputs, sparse models, and likelihoods other than
-    ``Bernoulli`` with link ``Probit`` or ``Heaviside``. An evaluation that does not settle warns
-    and is handed to GPy all the same; one that overflows, or whose result contradicts itself,
-    raises the error at which GPy's optimizers step back.
+    Likelihoods of GPy, each with the density that GPy gives it:
+
+    - ``Bernoulli`` with link ``Probit`` or ``Heaviside``;
+    - ``Binomial`` with link ``Probit`` and ``Y_metadata["trials"]``, by integration in Python, some
+      .4 ms per site, unless all trials are 1;
+    - ``Poisson`` and ``Exponential`` with link ``Log``;
+    - ``Gaussian``, ``HeteroscedasticGaussian``, and ``MixedNoise`` of ``Gaussian``, both with
+      ``Y_metadata["output_index"]``: the result is that of exact inference;
+    - ``StudentT``, which is not log-concave: up to 1,000 rows :class:`epfast.DoubleLoop` descends
+      to a fixed point where the sweeps do not settle, as in :func:`epfast.fit_gp`;
+    - ``Weibull``, ``LogLogistic`` (link ``Log``) and ``LogGaussian``, with
+      ``Y_metadata["censored"]`` if some times are.
+
+    The gradient has their parameters too, so that ``optimize`` learns them with the kernel.
+
+    Not supported: mean functions, sparse models, a ``Y`` of several columns, other likelihoods and
+    subclasses; GPy's ``Gamma`` has shape exp(f), where :class:`epfast.losses.GammaNoise` has mean
+    exp(f). An evaluation that does not settle warns and is handed to GPy all the same; one that
+    overflows, or whose result contradicts itself, raises the error at which GPy's optimizers step
+    back.
 
     Parameters
     ----------
@@ -75,7 +86,9 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
     Attributes
     ----------
     last : GPPosterior or None
-        Of the latest evaluation: its history, residual, leave-one-out probabilities.
+        Of the latest evaluation: its history and residual. Its latent values and its evidence are
+        GPy's but for ``Exponential`` (-f), ``LogLogistic`` (r f), and the densities of times, where
+        t has been transformed.
     """
 
     def __init__(
@@ -105,6 +118,8 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
     def reset(self) -> None:
         """Forget the sites from which the next evaluation would start."""
         self.last = None
+        #: Y of the latest evaluation
+        self._given: Array | None = None
         #: sites out of a file
         self._loaded: _Start | None = None
 
@@ -129,13 +144,16 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
             Not asked where ``K`` is given.
         X : array_like of shape (n, d)
             Inputs.
-        likelihood : GPy.likelihoods.Bernoulli
-            With link Probit or Heaviside.
+        likelihood : GPy.likelihoods.Likelihood
+            One of those above.
         Y : array_like of shape (n, 1)
-            Labels 1 and, for the other class, 0 or -1.
+            Labels 1 and, for the other class, 0 or -1; counts; numbers; times above 0.
         mean_function : None
             Others are refused.
-        Y_metadata, precision
+        Y_metadata : dict, optional
+            As GPy has it: ``"trials"``, ``"censored"`` (1 where a time is) or ``"output_index"``,
+            (n, 1) each.
+        precision
             Of GPy's signature; not used.
         K : array_like of shape (n, n), optional
             Kernel matrix of ``X``.
@@ -146,33 +164,41 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         log_evidence : float
         gradients : dict
             ``"dL_dK"`` (n, n); ``"dL_dm"`` (n, 1), by the prior mean; ``"dL_dthetaL"``, by the
-            parameters of the likelihood, which has none.
+            parameters of the likelihood, in GPy's order.
 
         Raises
         ------
         ValueError, TypeError
-            For a model that is not supported, or labels of another kind.
+            For a model that is not supported, or data of another kind.
         numpy.linalg.LinAlgError
             If the posterior or the evidence overflows, if the evidence is impossible (above 0), or
             if rounding spoils the posterior at new inputs; GPy's optimizers step back from it.
         """
-        del Y_metadata, precision
+        del precision
         if mean_function is not None:
             raise ValueError(
                 "the model has a mean function; allowed: None (a GPy.kern.Bias or Linear added to "
                 "the kernel is a constant or linear mean with a prior of its own)"
             )
-        loss, signs = _loss(likelihood), _signs(Y)
+        reading = read(likelihood, Y, Y_metadata)
         if K is None:
             K = kern.K(X)
-        self.last = post = self._fit(K, signs, loss)
-        alpha, R = post.alpha[:, None], post.marginal_precision
-        gradient = np.multiply(alpha, 0.5 * post.alpha)
+        post = self._fit(K, Y, reading)
+        slopes = reading.slopes(post)
+        if not np.isfinite(slopes).all():
+            raise np.linalg.LinAlgError(
+                "the log evidence has no finite slope by the parameters of the likelihood"
+            )
+        self.last, self._given = post, np.array(Y, dtype=np.float64)
+        # from scale f to f
+        alpha, R = reading.scale * post.alpha[:, None], post.marginal_precision
+        R *= reading.scale**2
+        gradient = np.multiply(alpha, 0.5 * alpha.T)
         gradient -= 0.5 * R
         return (
             PosteriorEP(woodbury_inv=R, woodbury_vector=alpha, K=K),
-            post.log_evidence,
-            {"dL_dK": gradient, "dL_dthetaL": np.zeros(likelihood.size), "dL_dm": alpha},
+            post.log_evidence + float(np.sum(reading.log_c)),
+            {"dL_dK": gradient, "dL_dthetaL": slopes, "dL_dm": alpha},
         )
 
     def LOO(  # noqa: N802
@@ -185,25 +211,26 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         Y_metadata: Any = None,
         K: Any = None,
     ) -> Array:
-        """Leave-one-out log predictive probability of each label, from the cavities.
+        """Leave-one-out log predictive probability or density of each Y, from the cavities.
 
         ``model.inference_method.LOO(model.kern, model.X, model.Y, model.likelihood)``; GPy's own
         ``EP`` has the formula for Gaussian noise. O(n^3) per sweep, from the sites found last.
 
         Parameters
         ----------
-        kern, X, Y, likelihood, K
+        kern, X, Y, likelihood, Y_metadata, K
             As in :meth:`inference`.
-        posterior, Y_metadata
+        posterior
             Of GPy's signature; not used.
 
         Returns
         -------
         ndarray of shape (n, 1)
         """
-        del posterior, Y_metadata
-        post = self._fit(kern.K(X) if K is None else K, _signs(Y), _loss(likelihood))
-        return post.loo_log_predictive()[:, None]
+        del posterior
+        reading = read(likelihood, Y, Y_metadata)
+        post = self._fit(kern.K(X) if K is None else K, Y, reading)
+        return (post.loo_log_predictive() + reading.log_c)[:, None]
 
     # -- files --
 
@@ -245,17 +272,25 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
             found._loaded = _Start(Sites(*parts), _checks.integer("sweeps", sweeps, least=0))
         return found
 
-    def _fit(self, K: Any, signs: Array, loss: Loss) -> GPPosterior:
-        last, start = self.last, None  # type: Any, Any
-        if last is None or last.loss != loss or not np.array_equal(last.y, signs):
+    def _fit(self, K: Any, Y: Any, reading: Reading) -> GPPosterior:
+        loss, rows = reading.loss, reading.rows
+        schedule: Any = self._schedule
+        if loss.log_concave is False and len(rows) <= DESCENT_UP_TO and schedule.tol > 0.0:
+            schedule = schedules.DoubleLoop(start=schedule)
+        n = len(rows)
+        if np.shape(K) != (n, n):
+            raise ValueError(f"K has shape {np.shape(K)}; allowed with the rows of Y: ({n}, {n})")
+        if reading.scale**2 != 1.0:
+            K = reading.scale**2 * np.asarray(K)
+        if self._given is not None and np.array_equal(self._given, Y):
+            # GPy's kernel with other parameters is a kernel as well; GPy may keep its matrix
+            kernel = KernelMatrix(np.array(K, dtype=np.float64, order="C"))
+        else:
             kernel = kernel_at_door(K, False, 0.0)
-            problem = choose(loss, None, self._schedule).problem(signs, kernel.n)
-            problem = problem._replace(kernel=kernel)
-        else:  # GPy's kernel with other parameters is a kernel as well; GPy may keep its matrix
-            problem = last.problem.with_kernel(np.array(K, dtype=np.float64, order="C"))
-        before = last or self._loaded
+        problem = GPProblem(kernel, rows, *choose(loss, None, schedule))
+        before, start = self.last or self._loaded, None  # type: Any, Any
         if not self.always_reset and before is not None and before.sites is not None:
-            start = before if len(before.sites.shift) == len(signs) else None
+            start = before if len(before.sites.shift) == len(rows) else None
         try:
             post = fit_from(partial(fit_problem, problem, stacklevel=None), start)
         except FloatingPointError as error:
@@ -272,24 +307,3 @@ class _Start(NamedTuple):
 
     sites: Sites
     n_sweeps: int
-
-
-def _loss(likelihood: Any) -> Loss:
-    found = None
-    if isinstance(likelihood, Bernoulli):
-        found = BERNOULLI_LOSSES.get(type(likelihood.gp_link))
-    if found is None:
-        link = type(getattr(likelihood, "gp_link", None)).__name__
-        raise ValueError(
-            f"likelihood is {type(likelihood).__name__} with link {link}; allowed: Bernoulli with "
-            "link Probit or Heaviside (others: GPy's own EP or Laplace)"
-        )
-    return found
-
-
-def _signs(Y: Any) -> Array:
-    """Labels -1 and +1, (n,)."""
-    given = _checks.array("Y", Y, shape=(None, 1))[:, 0]
-    if not np.isin(given, (-1.0, 0.0, 1.0)).all():
-        raise ValueError(f"Y has the labels {np.unique(given)[:4]}; allowed: 0 (or -1) and 1")
-    return np.where(given == 1.0, 1.0, -1.0)

@@ -1,0 +1,1 @@
+"""Likelihoods and priors of weights: EP against published evidence, long checks, samplers."""

@@ -1,0 +1,189 @@
+"""Several classes: multinomial probit beside one against the rest, held out.
+
+    EPFAST_DATA=folder python -m bench several_classes [--quick] [--only 1 2]     # about 10 min
+
+All are EP with probit noise. Multinomial: losses.Multiclass, a product over the classes; of linear
+models of up to 3,000 weights also one Gaussian over all, correlated=True. One against the rest: a
+probit per class, whose probabilities are normalised. Random halves to fit and
+to test, the same for both; each takes the prior variance (the height of the kernel) with its own
+largest log evidence. Per data set: log loss, expected calibration error in ten bins and share of
+errors on the test half, mean over the splits and its standard error; of the differences too
+(multinomial less rest), split by split; seconds of all fits of a split.
+
+1. Linear, with an intercept: iris, wine (columns standardised), digits, and 2,000 rows of MNIST
+   where EPFAST_DATA is set (one scale for all columns).
+2. Processes: an RBF kernel whose length scale is the median distance between the inputs of a fit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from sklearn import datasets as ready
+
+import epfast
+from bench.lib import datasets, harness
+from bench.lib.harness import Claim
+from epfast import losses
+
+#: prior variances, and heights of a kernel, that the evidence chooses from
+VARIANCES, HEIGHTS = (0.03, 0.3, 3.0), (1.0, 10.0, 100.0)
+BINS = 10
+MULTINOMIAL, REST, CORRELATED = "multinomial", "one against the rest", "correlated"
+#: most weights of all classes together
+MOST = 3000
+Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def sets(options: argparse.Namespace) -> Iterator[tuple[str, np.ndarray, np.ndarray, int, int]]:
+    """Name, inputs, classes, number of splits, and most rows of a fit of processes."""
+    many = 2 if options.quick else 20
+    for name in ("iris", "wine", "digits"):
+        X, y = getattr(ready, f"load_{name}")(return_X_y=True)
+        X = X - X.mean(axis=0)
+        X /= X.std() if name == "digits" else X.std(axis=0)
+        few = name == "digits"
+        if not (few and options.quick):
+            yield name, X, y, 5 if few else many, 500
+    if os.environ.get("EPFAST_DATA") and not options.quick:
+        mnist = datasets.load_mnist()
+        X = np.asarray(mnist.X[:2000], dtype=np.float64).reshape(2000, -1)
+        X = X[:, X.std(axis=0) > 0.0] - X.mean(axis=0)[X.std(axis=0) > 0.0]
+        yield "mnist, 2,000 rows", X / X.std(), np.asarray(mnist.digit[:2000], dtype=int), 2, 500
+
+
+def halves(X: np.ndarray, y: np.ndarray, seed: int) -> Split:
+    """Half of the rows of each class to fit, the rest to test."""
+    rng = np.random.default_rng(seed)
+    first = np.zeros(len(y), dtype=bool)
+    for k in np.unique(y):
+        rows = rng.permutation(np.flatnonzero(y == k))
+        first[rows[: len(rows) // 2]] = True
+    return X[first], y[first], X[~first], y[~first]
+
+
+def linear(split: Split, kind: str) -> np.ndarray:
+    """Probabilities of the test rows by the fit with the largest evidence."""
+    X, y, new, _ = split
+    count = int(y.max()) + 1
+    best, result = -np.inf, np.empty(0)
+    for variance in VARIANCES:
+        given: dict[str, Any] = {"prior_variance": variance, "intercept": True}
+        if kind != REST:
+            loss = losses.Multiclass(count, correlated=kind == CORRELATED)
+            posts = [epfast.fit_linear(X, y, loss=loss, **given)]
+            p = posts[0].predict_proba(new)
+        else:
+            posts = [
+                epfast.fit_linear(X, np.where(y == k, 1, -1), loss="probit", **given)
+                for k in range(count)
+            ]
+            p = np.stack([post.predict_proba(new) for post in posts], axis=1)
+        evidence = sum(post.log_evidence for post in posts)
+        if evidence > best:
+            best, result = evidence, p / p.sum(axis=1, keepdims=True)
+    return result
+
+
+def process(split: Split, kind: str) -> np.ndarray:
+    """As :func:`linear`, with an RBF kernel."""
+    X, y, new, _ = split
+    count = int(y.max()) + 1
+    own, theirs = _squares(X, X), _squares(new, X)
+    length = np.median(own[np.triu_indices(len(X), 1)])
+    best, result = -np.inf, np.empty(0)
+    for height in HEIGHTS:
+        K, rows = (height * np.exp(-0.5 * part / length) for part in (own, theirs))
+        prior = np.full(len(new), height)
+        if kind != REST:
+            posts = [epfast.fit_gp(K, y, loss=losses.Multiclass(count))]
+            p = posts[0].predict_proba(rows, prior)
+        else:
+            posts = [epfast.fit_gp(K, np.where(y == k, 1, -1)) for k in range(count)]
+            p = np.stack([post.predict_proba(rows, prior) for post in posts], axis=1)
+        evidence = sum(post.log_evidence for post in posts)
+        if evidence > best:
+            best, result = evidence, p / p.sum(axis=1, keepdims=True)
+    return result
+
+
+def _squares(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.maximum((a**2).sum(1)[:, None] + (b**2).sum(1) - 2.0 * a @ b.T, 0.0)
+
+
+def scores(p: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Log loss, expected calibration error of the chosen class, share of errors."""
+    chosen, sure = p.argmax(axis=1), p.max(axis=1)
+    right = chosen == y
+    bins = np.minimum((sure * BINS).astype(int), BINS - 1)
+    gaps = [abs(right[bins == b].sum() - sure[bins == b].sum()) for b in range(BINS)]
+    with np.errstate(divide="ignore"):
+        loss = -np.log(p[np.arange(len(y)), y]).mean()
+    return np.array([loss, sum(gaps) / len(y), 1.0 - right.mean()])
+
+
+def compare(
+    options: argparse.Namespace, method: Callable[[Split, str], np.ndarray], of_processes: bool
+) -> tuple[list[dict[str, Any]], list[Claim]]:
+    rows, claims = [], []
+    part = "2" if of_processes else "1"
+    for name, X, y, splits, few in sets(options):
+        kinds = [MULTINOMIAL, REST]
+        if not of_processes and (X.shape[1] + 1) * (int(y.max()) + 1) <= MOST:
+            kinds.append(CORRELATED)
+        found, seconds = np.empty((len(kinds), splits, 3)), np.empty((len(kinds), splits))
+        for seed in range(splits):
+            split = halves(X, y, seed)
+            if of_processes and len(split[1]) > few:
+                keep = np.random.default_rng(seed).permutation(len(split[1]))[:few]
+                split = (split[0][keep], split[1][keep], *split[2:])
+            for k, kind in enumerate(kinds):
+                p, seconds[k, seed] = harness.timed(
+                    lambda split=split, kind=kind: method(split, kind)
+                )
+                found[k, seed] = scores(p, split[3])
+        for k, kind in enumerate(kinds):
+            rows.append(_row(name, kind, found[k]) | {"s": float(seconds[k].mean())})
+        for k, kind in enumerate(kinds):
+            if kind != REST:
+                away = found[k] - found[1]
+                rows.append(_row(name, f"{kind} less rest", away))
+                error = away[:, 0].std(ddof=1) / np.sqrt(splits)
+                said = f"{away[:, 0].mean():+.4f} ± {error:.4f} nats"
+                better = bool(away[:, 0].mean() < 0.0)
+                claims.append((part, f"{name}: a lower log loss, {kind}", better, said))
+    harness.table(list(rows[0]), [list(row.values()) for row in rows], "Held out")
+    return rows, claims
+
+
+def _row(name: str, kind: str, values: np.ndarray) -> dict[str, Any]:
+    row: dict[str, Any] = {"data": name, "by": kind, "splits": len(values)}
+    error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
+    for i, what in enumerate(("log loss", "calibration", "errors")):
+        row |= {what: float(values[:, i].mean()), f"± {what}": float(error[i])}
+    return row | {"s": None}
+
+
+def of_lines(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[Claim]]:
+    return compare(options, linear, False)
+
+
+def of_processes(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[Claim]]:
+    return compare(options, process, True)
+
+
+PARTS = {1: ("linear", of_lines), 2: ("processes", of_processes)}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    harness.choose_parts(parser, PARTS)
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    warnings.simplefilter("ignore", epfast.DataWarning)
+    return harness.run_parts(options, PARTS)

@@ -1,0 +1,263 @@
+"""The scikit-learn face of fit_gp for y of any kind. Needs the extra ``epfast[sklearn]``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from epfast import _checks, losses
+from epfast._arrays import Array
+from epfast.estimators.base import check_is_fitted, sample_weights
+from epfast.estimators.interrupts import all_or_nothing
+from epfast.estimators.jobs import shares
+from epfast.estimators.kernels import kernel_of
+from epfast.estimators.parameters import Parameters, tell_ends
+from epfast.estimators.process_model import ProcessModel
+from epfast.estimators.processes import BinaryProcess, evidence_at
+from epfast.estimators.regression import LatentRegressor, check_not_binary
+from epfast.gp import GPPosterior, LowRankGPPosterior
+from epfast.inference.posterior import shifted
+from epfast.schedules import Schedule
+
+__all__ = ["GPRegressor"]
+
+
+class GPRegressor(ProcessModel, LatentRegressor):
+    """Gaussian process for y of any kind by expectation propagation, for scikit-learn.
+
+    The kernel's hyper-parameters and parameters of the likelihood, such as the variance of noise,
+    maximise EP's log evidence together, by L-BFGS with its gradient. Where scikit-learn's
+    ``GaussianProcessRegressor`` stands, this one can: with Gaussian noise EP is exact.
+
+    Parameters
+    ----------
+    kernel : sklearn.gaussian_process.kernels.Kernel, optional
+        The covariance function, in the unit of the latent values. None is a variance times an
+        ``RBF`` of one length scale, as in :class:`GPClassifier`, the variance times the square of
+        the spread of y where the latent values have the unit of y.
+    loss : str or Loss
+        A likelihood of one latent value per row, as in :class:`LinearRegressor`.
+    learn : tuple of str, optional
+        The parameters of the loss that the evidence sets, out of ``loss.learnable``: as
+        ``("scale", "df")``. The search begins with y, not with the numbers of the loss. None: the
+        first of them; (), and where ``optimizer`` is None: the loss as it is.
+    center : bool
+        Whether the process has a constant mean: the location of y, in the unit of the latent values
+        (for counts the log of their mean). It is taken from y, not integrated.
+    optimizer, n_restarts_optimizer, scheme, schedule, jitter, rank, random_state, n_jobs
+        As in :class:`GPClassifier`.
+    warm_start : bool
+        Whether to start from the hyper-parameters of the fit before.
+
+    Attributes
+    ----------
+    kernel_ : Kernel
+        With the hyper-parameters found.
+    loss_ : Loss
+        With the parameters found.
+    mean_ : float
+        The constant mean of the process.
+    posterior_ : GPPosterior or LowRankGPPosterior
+        The posterior over the latent values of the fit.
+    log_marginal_likelihood_value_, log_evidence_ : float
+        Log evidence at the hyper-parameters found.
+    converged_ : bool
+        Whether EP settled.
+    n_failed_points_ : int
+        Hyper-parameters of the search at which no fit held, as in :class:`GPClassifier`.
+    n_iter_ : int
+        Sweeps of the last fit.
+    X_train_ : ndarray of shape (n, d)
+        The inputs of the fit.
+    n_features_in_, feature_names_in_
+        As in scikit-learn.
+
+    Examples
+    --------
+    >>> import epfast, numpy as np
+    >>> x = np.linspace(0, 6, 40)[:, None]
+    >>> y = np.sin(x[:, 0]) + 0.05 * np.random.default_rng(0).normal(size=40)
+    >>> y[::8] += 5.0
+    >>> model = epfast.GPRegressor(loss="student_t").fit(x, y)
+    >>> bool(abs(model.predict(x) - np.sin(x[:, 0])).max() < 0.2)
+    True
+    """
+
+    def __init__(
+        self,
+        kernel: Any = None,
+        *,
+        loss: Any = "gaussian",
+        learn: tuple[str, ...] | None = None,
+        center: bool = True,
+        optimizer: Any = "fmin_l_bfgs_b",
+        n_restarts_optimizer: int = 0,
+        scheme: Any = "exact",
+        schedule: Schedule | None = None,
+        jitter: float = 0.0,
+        rank: int | None = None,
+        random_state: Any = None,
+        warm_start: bool = False,
+        n_jobs: int | None = None,
+    ) -> None:
+        self.kernel = kernel
+        self.loss = loss
+        self.learn = learn
+        self.center = center
+        self.optimizer = optimizer
+        self.n_restarts_optimizer = n_restarts_optimizer
+        self.scheme = scheme
+        self.schedule = schedule
+        self.jitter = jitter
+        self.rank = rank
+        self.random_state = random_state
+        self.warm_start = warm_start
+        self.n_jobs = n_jobs
+
+    @all_or_nothing
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        offset: ArrayLike | None = None,
+    ) -> GPRegressor:
+        """Find the hyper-parameters and fit the posterior.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+            Rows of features.
+        y : array_like of shape (n,) or (n, 2)
+            What the loss takes, see its class.
+        sample_weight : array_like of shape (n,), optional
+            A row of weight w >= 1 counts as w rows, the likelihood of one below 1 enters to that
+            power; rows of weight 0 are left out.
+        offset : array_like of shape (n,), optional
+            Known parts of the latent values; for counts the log of the exposure. None: 0.
+
+        Returns
+        -------
+        GPRegressor
+            Itself.
+
+        Raises
+        ------
+        Interrupted
+            On Ctrl-C, as in :class:`GPClassifier`. The estimator is as it was.
+        FloatingPointError
+            If EP fails at all hyper-parameters.
+
+        Warns
+        -----
+        ConvergenceWarning
+            If hyper-parameters were lost (``n_failed_points_``), or the last fit did not settle.
+        EvidenceWarning
+            If a parameter ends where its search ends, or there is one row.
+        """
+        rows, given = self._rows_and_responses(X, y)
+        loss = losses.resolve(self.loss)
+        check_not_binary(loss)
+        n = len(rows)
+        given = np.asarray(given)
+        shift = np.zeros(n) if offset is None else _checks.array("offset", offset, shape=(n,))
+        weights = None if sample_weight is None else sample_weights(rows, sample_weight)
+        if weights is not None:
+            counts = weights > 0.0
+            rows, given, shift, weights = (
+                rows[counts],
+                given[counts],
+                shift[counts],
+                weights[counts],
+            )
+            n = len(rows)
+        self._check()
+        before = self.__dict__.get("_theta") if self.warm_start else None
+        self.X_train_ = rows.copy()
+        whole = loss.with_offset(offset is not None)
+        responses = whole.observed(given, n, None if offset is None else shift)
+        location, unit = whole.typical(responses, weights)
+        self.mean_ = location if _checks.flag("center", self.center) else 0.0
+        shift = shift + self.mean_
+        shifts = shift if shift.any() else None
+        learn = () if self.optimizer is None and self.learn is None else self.learn
+        if self.optimizer is None and learn:
+            raise ValueError(f"learn is {learn!r}; allowed with optimizer=None: None or ()")
+        parameters = Parameters.of(whole, learn, responses, weights, False)
+        kept = parameters.loss.with_offset(shifts is not None)
+        parameters = parameters._replace(loss=kept)
+        kernel = kernel_of(self.kernel, rows, unit)
+        problems = self._processes(kernel, [given], weights, shifts, parameters)
+        problem = problems[0]
+        if isinstance(problem, BinaryProcess):
+            self._left = problem.unfitted
+        theta, start = np.append(kernel.theta, parameters.start), None
+        if before is not None and len(before) != len(problem.bounds):
+            before = None
+        self.n_failed_points_ = 0
+        if self.optimizer is not None and len(problem.bounds) > 0:
+            begin = kernel.theta if before is None else before
+            (found,) = self._search(problems, [begin], before is not None)
+            theta, start = found.theta, found.start
+        self._theta, self._problems = theta, problems
+        where, free = np.split(theta, [kernel.n_dims])
+        self.loss_ = parameters.at(free).with_offset(False)
+        self.kernel_ = kernel.clone_with_theta(where)
+        self._kernels = [self.kernel_]
+        self.posteriors_ = self._posteriors(problems, [theta], [start])
+        self.posterior_ = self.posteriors_[0]
+        self.log_marginal_likelihood_value_ = float(self.posterior_.log_evidence)
+        self.log_evidence_ = self.log_marginal_likelihood_value_
+        self.converged_ = self.posterior_.converged
+        self.n_iter_ = len(self.posterior_.history)
+        tell_ends(parameters, self.loss_)
+        return self
+
+    def log_marginal_likelihood(
+        self,
+        theta: ArrayLike | None = None,
+        eval_gradient: bool = False,
+        clone_kernel: bool = True,
+    ) -> Any:
+        """EP's log evidence of the training data at given hyper-parameters.
+
+        Parameters
+        ----------
+        theta : array_like of shape (p,), optional
+            Logarithms of the kernel's hyper-parameters; the likelihood is ``loss_``. None: those
+            that were found.
+        eval_gradient : bool
+            Whether to return the gradient with respect to theta too.
+        clone_kernel : bool
+            Of scikit-learn's signature; the kernel is never changed.
+
+        Returns
+        -------
+        value : float
+        gradient : ndarray of shape (p,), only if ``eval_gradient``
+            With ``rank``: with the pivots held fixed.
+        """
+        del clone_kernel
+        check_is_fitted(self)
+        size = self.kernel_.n_dims
+        if theta is None and not eval_gradient:
+            return self.log_marginal_likelihood_value_
+        given = self._theta[:size] if theta is None else theta
+        where = _checks.array("theta", given, shape=(size,))
+        problem = self._problems[0].with_threads(shares(self.n_jobs, 1)[1])
+        value, slope = evidence_at(problem, np.append(where, self._theta[size:]), eval_gradient)
+        return (value, slope[:size]) if eval_gradient else value
+
+    # -- prediction --
+
+    def _latent(self, rows: Any) -> tuple[Array, Array]:
+        mean, variance = self._latents(rows)[0]
+        return mean + self.mean_, variance
+
+    def _draws(self, rows: Any, size: int, rng: np.random.Generator, offset: Any) -> Array:
+        ((post, kernel, K_star),) = self._cross(rows)
+        assert isinstance(post, GPPosterior | LowRankGPPosterior)
+        latent = post.sample_latent(K_star, kernel(rows), size, rng) + self.mean_
+        return self.loss_.sample(shifted(latent, offset, len(rows)), rng)

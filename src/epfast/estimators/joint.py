@@ -1,0 +1,173 @@
+"""The joint search of prior variances and parameters of the likelihood, by the evidence."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg
+
+from epfast._arrays import Array
+from epfast.estimators.descent import descend
+from epfast.estimators.evidence import Fits, Posterior
+from epfast.estimators.parameters import Parameters
+from epfast.estimators.search import SLOPE, STEPS, Search
+from epfast.losses import Loss
+from epfast.schedules import Schedule
+
+#: where a search begins: prior variance of x.theta over the square of the unit of h
+SHARES = (1.0, 1e-3)
+#: tolerance of the fits of L-BFGS, and the slope in nats up to which a maximum is told from a point
+#: where the search is stuck
+CLIMB_TOL, LEVEL = 1e-6, 1e-2
+#: a root of the slopes: most numbers that are free, steps of the differences, most steps, and the
+#: accuracy
+MOST_FREE, STEP, ROUNDS, ROOT = 8, 1e-4, 12, 1e-11
+#: distance from a bound that counts as none
+END = 1e-9
+
+
+class Learnt(NamedTuple):
+    """What a joint search found."""
+
+    variance: float | Array
+    loss: Loss
+    starts: list[Posterior] | None
+    #: whether the slopes there are those of a maximum
+    settled: bool = True
+
+
+class Joint:
+    """Log evidence as a function of logs of prior variances, then numbers of the likelihood."""
+
+    def __init__(
+        self,
+        search: Search,
+        parameters: Parameters,
+        fixed: float | Array | None,
+        groups: NDArray[np.intp] | None,
+        ranges: Array,
+    ) -> None:
+        """Search variances unless ``fixed`` is given: (k, 2) ``ranges`` by group, or a common."""
+        self.search, self.parameters = search, parameters
+        self.fixed, self.groups = fixed, groups
+        self.k = 0 if fixed is not None else len(ranges)
+        logs = np.log(ranges) if self.k else np.empty((0, 2))
+        self.bounds = np.concatenate([logs, parameters.bounds])
+        self.best: tuple[float, Array | None] = (-np.inf, None)
+        self.starts: list[Posterior] | None = None
+
+    def variance(self, u: Array) -> float | Array:
+        if self.fixed is not None:
+            return self.fixed
+        variances = np.exp(u[: self.k])
+        return float(variances[0]) if self.groups is None else variances[self.groups]
+
+    def loss(self, u: Array) -> Loss:
+        return self.parameters.at(u[self.k :])
+
+    def fits(self, u: Array, schedule: Schedule) -> Fits | None:
+        """Fits with certificates, or None."""
+        self.search.problem = self.search.problem.with_loss(self.loss(u))
+        found = self.search.fits(self.variance(u), schedule)
+        if found is not None and found.log_evidence > self.best[0]:
+            self.best, self.starts = (found.log_evidence, u.copy()), found.posteriors
+        return found
+
+    def slopes(self, u: Array, found: Fits) -> Array:
+        """The gradient at a fixed point."""
+        d, result = self.search.problem.d, np.zeros(len(u))
+        if self.k:
+            precision = np.exp(-u[: self.k])
+            if self.groups is None:
+                result[0] = found.slope(float(precision[0]), d)
+            else:
+                by_column = found.slopes(precision[self.groups], d)
+                result[: self.k] = np.bincount(self.groups, by_column, self.k)
+        loss = self.loss(u)
+        for post in found.posteriors if self.parameters.size else []:
+            result[self.k :] += self.parameters.slopes(loss, post.loss_gradient())
+        return result
+
+    def evaluate(self, u: Array, tol: float = 0.0) -> tuple[float, Array] | None:
+        """Log evidence and its gradient; None without a certificate."""
+        found = self.fits(u, self.search.to(tol))
+        if found is None:
+            return None
+        slopes = self.slopes(u, found)
+        return (found.log_evidence, slopes) if np.isfinite(slopes).all() else None
+
+    def first(self, starts: list[Array]) -> Array:
+        """The best of the starts, by quick fits."""
+        best, where = -np.inf, starts[0]
+        for u in starts:
+            found = self.fits(u, self.search.quick)
+            if found is not None and found.log_evidence > best:
+                best, where = found.log_evidence, u
+        return where
+
+    def climb(self, start: Array) -> Learnt | None:
+        """A local maximum, by L-BFGS from a start, then the root of the slopes nearby."""
+        self.best, highest = (-np.inf, None), 0.0
+
+        def descent(u: Array) -> tuple[float, Array]:
+            nonlocal highest
+            found = self.evaluate(u, CLIMB_TOL)
+            if found is None:  # worse than all others: the line search comes back
+                return highest + 1e3, np.zeros(len(u))
+            highest = max(highest, -found[0])
+            return -found[0], -found[1]
+
+        descend(descent, start, self.bounds, {"maxiter": STEPS, "gtol": SLOPE, "ftol": 1e-13})
+        u = self.best[1]
+        if u is None:
+            return None
+        u, slopes = self._root(u)
+        low, high = u <= self.bounds[:, 0] + END, u >= self.bounds[:, 1] - END
+        inward = np.where(
+            low, np.maximum(slopes, 0.0), np.where(high, np.minimum(slopes, 0.0), slopes)
+        )
+        settled = bool(np.abs(inward).max(initial=0.0) <= LEVEL)
+        return Learnt(self.variance(u), self.loss(u), self.starts, settled)
+
+    def _root(self, u: Array) -> tuple[Array, Array]:
+        """Where the slopes of the free numbers are 0, by secants, or u; and all slopes there.
+
+        Values of the evidence locate a maximum to half of their digits only.
+        """
+        here = self.evaluate(u)
+        if here is None:
+            return u, np.full(len(u), np.inf)
+        all_slopes = here[1]
+        inside = (u > self.bounds[:, 0] + END) & (u < self.bounds[:, 1] - END)
+        free = np.flatnonzero(inside)
+        if not 0 < len(free) <= MOST_FREE or not self.search.problem.flat:
+            return u, all_slopes
+        bent = np.empty((len(free), len(free)))
+        for j, k in enumerate(free):
+            moved = u.copy()
+            moved[k] += STEP
+            there = self.evaluate(moved)
+            if there is None:
+                return u, all_slopes
+            bent[j] = (there[1] - all_slopes)[free] / STEP
+        bent = 0.5 * (bent + bent.T)
+        if linalg.eigvalsh(bent)[-1] >= 0.0:  # no maximum: a flat direction
+            return u, all_slopes
+        for _ in range(ROUNDS):
+            step, moved = -linalg.solve(bent, all_slopes[free]), u.copy()
+            moved[free] += step
+            if not ((moved >= self.bounds[:, 0]) & (moved <= self.bounds[:, 1])).all():
+                break
+            there = self.evaluate(moved)
+            if there is None:
+                break
+            if not np.abs(there[1][free]).max() < np.abs(all_slopes[free]).max():
+                break
+            change = (there[1] - all_slopes)[free] - bent @ step
+            bent += np.outer(change, step) / (step @ step)  # Broyden
+            u, all_slopes = moved, there[1]
+            if np.abs(step).max() < ROOT:
+                break
+        return u, all_slopes

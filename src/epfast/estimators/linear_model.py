@@ -1,0 +1,297 @@
+"""What the linear estimators share: the problems of a fit, its prior, and its attributes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from epfast import _checks, losses, schemes
+from epfast._arrays import Array
+from epfast.estimators.base import EvidenceWarning, check_is_fitted, users_level
+from epfast.estimators.coefficients import Coefficients
+from epfast.estimators.evidence import (
+    BinaryProblems,
+    Fits,
+    normalised,
+    problems_of,
+    ranges_by_group,
+    variance_range,
+)
+from epfast.estimators.jobs import jobs_of
+from epfast.estimators.joint import SHARES, Joint, Learnt
+from epfast.estimators.parameters import Parameters, tell_ends
+from epfast.estimators.search import Search, find, tell_lost
+from epfast.linear import FullPosterior, LinearProblem
+from epfast.linear.choices import choose
+from epfast.linear.fit import FULL_UP_TO
+from epfast.linear.priors import variances_at_door
+from epfast.losses import Loss
+from epfast.schedules import EP
+
+# scikit-learn is there, or epfast.estimators.base would have said so
+from sklearn.utils import check_random_state  # isort: skip
+from sklearn.utils.metaestimators import available_if  # isort: skip
+
+#: tight enough that repeated and weighted rows agree to 1e-8
+FULL_SCHEDULE = EP(sweeps=200, tol=1e-10)
+#: a factorised posterior settles slowly where columns are correlated: sweeps that read about so
+#: many numbers of X, within limits, and the tolerance
+READ, FEWEST, MOST, FACTORIZED_TOL = 1e9, 200, 3_000, 1e-4
+SEARCHES = ("evidence", "ard")
+
+
+class LinearModel(Coefficients):
+    """Base of the linear estimators, which have the parameters that are read here."""
+
+    loss: Any
+    scheme: Any
+    posterior: str | None
+    batch_size: int | None
+    prior_variance: Any
+    prior_groups: Any
+    fit_intercept: bool
+    intercept_variance: Any
+    schedule: Any
+    beta: float
+    learn: Any
+    n_jobs: int | None
+    random_state: Any
+
+    # ---- parts of a fit ----
+
+    def _schedule(self, rows: Any) -> Any:
+        """The schedule that is asked for, or the default."""
+        schedule = self.schedule
+        if schedule is None:
+            if self._covariance(rows) == "full":
+                return FULL_SCHEDULE
+            if self.batch_size is not None:
+                return EP()
+            sweeps = int(np.clip(READ / np.prod(rows.shape, dtype=float), FEWEST, MOST))
+            return EP(sweeps=sweeps, tol=FACTORIZED_TOL)
+        if self.random_state is not None and getattr(schedule, "order", "") == "shuffled":
+            return schedule.filled(seed=_seed(self.random_state))
+        return schedule
+
+    def _covariance(self, rows: Any) -> str:
+        if self.posterior is None:
+            return "full" if min(rows.shape) <= FULL_UP_TO else "factorized"
+        return self.posterior
+
+    def _problems(
+        self,
+        rows: Any,
+        targets: list[Any],
+        weights: Array | None,
+        schedule: Any,
+        prior: Any = None,
+        offset: ArrayLike | None = None,
+    ) -> BinaryProblems:
+        """The part of the fit that stays fixed while the prior variance is sought."""
+        jobs_of(self.n_jobs)
+        _checks.flag("fit_intercept", self.fit_intercept)
+        covariance = self._covariance(rows)
+        given = {} if weights is None else {"weights": weights}
+        if hasattr(rows, "indptr"):
+            given["sparse X"] = rows
+        scheme = self.scheme
+        if self.random_state is not None and scheme is not None:
+            scheme = schemes.resolve(scheme)
+            if hasattr(scheme, "seed"):
+                scheme = replace(cast(Any, scheme), seed=_seed(self.random_state))
+        with _own_words(getattr(self, "class_weight", None)):
+            chosen = choose(
+                self._factor(offset),
+                scheme,
+                covariance,
+                self.batch_size,
+                schedule,
+                self.beta,
+                given,
+            )
+            intercepts = bool(self.fit_intercept)
+            problems = problems_of(chosen, rows, targets, weights, intercepts, prior, offset)
+        names = getattr(self, "feature_names_in_", None)
+        names = None if names is None else tuple(names)
+        problems = [problem._replace(names=names) for problem in problems]
+        intercept = self._intercept(problems[0])
+        variance = intercept if self.fit_intercept else None
+        return BinaryProblems(problems, rows.shape[1], variance, self.n_jobs)
+
+    def _factor(self, offset: ArrayLike | None) -> Loss:
+        """The loss of these fits."""
+        return losses.resolve(self.loss).with_offset(offset is not None)
+
+    def _intercept(self, problem: LinearProblem) -> float:
+        """Prior variance of the intercept."""
+        return _checks.number(
+            "intercept_variance", self.intercept_variance, least=1e-300, most=1e300
+        )
+
+    def _prior(self, binary: BinaryProblems) -> Any:
+        """The prior variance, or which of SEARCHES finds it."""
+        given, loss = self.prior_variance, binary.problems[0].loss
+        if given is None:
+            given = "evidence" if normalised(loss) else 1.0
+        elif isinstance(given, str):
+            _checks.choice("prior_variance", given, SEARCHES)
+            if not normalised(loss):
+                warnings.warn(
+                    f"prior_variance={given!r} maximises the log integral of prior times factors "
+                    f"exp(-beta loss), which for {loss!r} at beta={loss.beta:g} is no log "
+                    f"probability of {'the labels' if loss.by_margin else 'y'}; a number, or "
+                    "cross-validation, is safer",
+                    EvidenceWarning,
+                    stacklevel=users_level(),
+                )
+        if self.prior_groups is not None and given != "evidence":
+            raise ValueError(
+                "prior_groups is given; allowed with prior_variance="
+                f"{_checks.describe(self.prior_variance)}: None; write prior_variance='evidence'"
+            )
+        if isinstance(given, str):
+            return given
+        return variances_at_door(given, binary.d)
+
+    def _groups(self, how: str, d: int) -> NDArray[np.intp] | None:
+        """The group of each column, 0 to k - 1; None: one variance for all."""
+        if how == "ard":
+            return np.arange(d)
+        if self.prior_groups is None:
+            return None
+        labels = np.asarray(self.prior_groups)
+        if labels.shape != (d,):
+            raise ValueError(
+                f"prior_groups has shape {labels.shape}; allowed: ({d},), a label per column of X"
+            )
+        return np.asarray(np.unique(labels, return_inverse=True)[1])
+
+    def _publish(self, fits: Fits, variance: Any) -> None:
+        """Set the attributes of a fit."""
+        self.prior_variance_, self.posteriors_ = variance, fits.posteriors
+        if len(self.posteriors_) == 1:
+            self.posterior_ = self.posteriors_[0]
+        elif hasattr(self, "posterior_"):
+            del self.posterior_
+        self.log_evidence_ = fits.log_evidence
+        self.n_iter_ = max(len(post.history) for post in self.posteriors_)
+        self.converged_ = all(post.converged for post in self.posteriors_)
+
+    def _parameters(self, binary: BinaryProblems) -> Parameters:
+        """The parameters to be learnt."""
+        problem = binary.problems[0]
+        data, learn = problem.data, self.learn
+        possible = binary.flat and problem.covariance == "full"
+        if learn is None and not problem.loss.is_likelihood:
+            learn = ()
+        shifts = bool(self.fit_intercept)
+        assert data.y is not None
+        found = Parameters.of(problem.loss, learn, data.y, data.weights, shifts)
+        if found.names and not possible:
+            raise ValueError(
+                f"learn is {self.learn!r}, so that {', '.join(found.names)} of the loss would be "
+                "learnt; allowed with EP on scalar sites by scheme 'exact' (batch_size=None) and "
+                "posterior='full', whose evidence has a gradient; else learn=(), and a loss with "
+                f"its numbers, as {found.loss!r}"
+            )
+        return found
+
+    def _learnt(self, search: Search, rows: Any, weights: Array | None) -> Learnt:
+        """Prior variance and loss, given or found."""
+        binary = search.problem
+        problem = binary.problems[0]
+        assert problem.data.y is not None
+        parameters, prior = self._parameters(binary), self._prior(binary)
+        unit = problem.loss.typical(problem.data.y, weights)[1] ** 2
+        fixed = None if isinstance(prior, str) else prior
+        if fixed is not None and not parameters.names:
+            return Learnt(fixed, parameters.loss, None)
+        groups = self._groups(prior, rows.shape[1]) if isinstance(prior, str) else None
+        if not binary.flat:
+            search.problem = binary.with_loss(parameters.loss)
+            variance, starts, _ = find(search, rows, weights, self.fit_intercept, groups, unit)
+            return Learnt(variance, parameters.loss, starts)
+        centred = bool(self.fit_intercept)
+        common = unit * np.array([variance_range(rows, weights, centred)])
+        joint = Joint(search, parameters, fixed, None, common)
+        middle = np.sqrt(common[0, 0] * common[0, 1])
+        shares = np.log(middle * np.array(SHARES)) if fixed is None else [None]
+        begin = joint.first(
+            [
+                np.append([] if share is None else [share], free)
+                for share in shares
+                for free in parameters.starts()
+            ]
+        )
+        found = joint.climb(begin)
+        if found is not None and groups is not None:
+            ranges = unit * ranges_by_group(rows, weights, centred, groups)
+            joint = Joint(search, parameters, None, groups, ranges)
+            many = np.log(np.clip(np.full(len(ranges), found.variance), *ranges.T))
+            own = parameters._replace(loss=found.loss).start
+            found = joint.climb(np.append(many, own)) or found
+        if found is None or not found.settled:
+            tell_lost(search, "a middle one" if found is None else "the best of the others")
+        if found is None:
+            return Learnt(float(middle) if fixed is None else fixed, parameters.loss, None)
+        tell_ends(parameters, found.loss)
+        return found
+
+    # ---- results ----
+
+    @available_if(  # type: ignore[untyped-decorator]
+        lambda self: hasattr(FullPosterior, "summary")
+    )
+    def summary(self, level: float = 0.95) -> Any:
+        """A table of coefficients and intercept, as :meth:`epfast.FullPosterior.summary` gives it.
+
+        Parameters
+        ----------
+        level : float
+            Posterior probability of the intervals, between 0 and 1.
+
+        Returns
+        -------
+        table, or dict of tables
+            With more than two classes a table for each label against the rest.
+        """
+        check_is_fitted(self)
+        tables: list[Any] = [cast(Any, post).summary(level) for post in self.posteriors_]
+        if len(tables) == 1:
+            return tables[0]
+        return dict(zip(cast(Any, self).classes_.tolist(), tables, strict=True))
+
+    def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
+        return [post.predict_latent(rows) for post in self.posteriors_]
+
+    def __sklearn_tags__(self) -> Any:
+        """Tags of scikit-learn."""
+        tags = cast(Any, super()).__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def _accept_sparse(self) -> str | bool:
+        return "csr"
+
+
+def _seed(random_state: Any) -> int:
+    return int(check_random_state(random_state).randint(2**31 - 1))
+
+
+@contextmanager
+def _own_words(class_weight: Any) -> Iterator[None]:
+    """Errors of fit_linear about weights, in the words of scikit-learn."""
+    name = "sample_weight" if class_weight is None else "sample_weight or class_weight"
+    try:
+        yield
+    except ValueError as error:
+        for theirs in ("weights ", "a weight "):
+            if str(error).startswith(theirs):
+                raise ValueError(f"{name} {str(error).removeprefix(theirs)}") from None
+        raise

@@ -1,0 +1,255 @@
+"""The scikit-learn face of fit_linear for y of any kind. Needs the extra ``epfast[sklearn]``."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from epfast import _checks, losses
+from epfast._arrays import Array
+from epfast.estimators.base import (
+    sample_weights,
+    tell,
+    users_level,
+)
+from epfast.estimators.interrupts import all_or_nothing
+from epfast.estimators.linear_model import LinearModel
+from epfast.estimators.regression import LatentRegressor, check_not_binary
+from epfast.estimators.search import Search
+from epfast.inference import fit_from
+from epfast.linear import LinearProblem, notes
+from epfast.losses import Loss
+from epfast.schedules import Schedule
+
+__all__ = ["LinearRegressor"]
+
+#: prior variance of the intercept over the square of the unit of h, beside its location;
+#: the second for logs and other links, as the exponential of h has to stay finite
+INTERCEPT, OF_LINK = 100.0, 10.0
+
+
+class LinearRegressor(LinearModel, LatentRegressor):
+    """Bayesian linear model by expectation propagation, for y of any kind, for scikit-learn.
+
+    The posterior over the weights comes from :func:`epfast.fit_linear`; predictions integrate over
+    it. The prior variance and parameters of the likelihood, such as the variance of noise, maximise
+    the log evidence together, by its gradient.
+
+    Parameters
+    ----------
+    loss : str or Loss
+        A likelihood of one latent value x.theta per row, as in :func:`epfast.fit_linear`:
+        "gaussian", "student_t", "laplace_noise", "poisson", "negative_binomial", "gamma_noise",
+        "weibull", ``losses.Censored(upper=...)``, ``losses.Ordinal(cuts)``, ...
+    scheme : str or Scheme, optional
+        How factors are fitted. None: "exact" for scalar sites, as in :func:`epfast.fit_linear`.
+    posterior : {"full", "factorized"}, optional
+        As in :class:`LinearClassifier`; parameters of the loss can be learnt with "full" alone.
+    batch_size : int, optional
+        Rows per factor. None: a site per row.
+    prior_variance : float, array_like of shape (d,), "evidence" or "ard", optional
+        Variance of the independent normal priors of the coefficients, with mean 0. "evidence": the
+        common variance that maximises the log evidence, or one per group of ``prior_groups``.
+        "ard": one per column. None: "evidence" for a likelihood, else 1. The prior is on the
+        coefficients as they are, so scale the columns (StandardScaler).
+    prior_groups : array_like of shape (d,), optional
+        A label per column, of any kind: columns of one label share a prior variance.
+    learn : tuple of str, optional
+        The parameters of the loss that the evidence sets, out of ``loss.learnable``: as
+        ``("scale", "df")``. The search begins with y, not with the numbers of the loss. None: the
+        first of them; (): the loss as it is.
+    fit_intercept : bool
+        Whether to add a constant column of ones.
+    intercept_variance : float, optional
+        Prior variance of the intercept, never chosen by the evidence. None is broad: the square of
+        the location of y, and 100 times that of its spread; 10 for a log or another link, whose
+        spread is 1.
+    schedule : Schedule, optional
+        As in :class:`LinearClassifier`.
+    warm_start : bool
+        Whether :meth:`fit` starts from the sites of the last fit.
+    n_jobs : int, optional
+        Threads inside the fit, as :func:`epfast.fit_linear` has it.
+    random_state : int, RandomState or None
+        As in :class:`LinearClassifier`.
+
+    Attributes
+    ----------
+    coef_ : ndarray of shape (d,)
+        Posterior mean of the coefficients.
+    intercept_ : float
+        Posterior mean of the intercept; 0 without one.
+    coef_covariance_ : ndarray of shape (d, d)
+        Posterior covariance of the coefficients, without the intercept. Made when it is read.
+    loss_ : Loss
+        The loss, with the parameters that were learnt.
+    posterior_ : FullPosterior or FactorizedPosterior
+        The posterior over coefficients and, as the last weight, the intercept.
+    log_evidence_ : float
+        EP's log p(y), where the loss is a likelihood.
+    prior_variance_ : float or ndarray of shape (d,)
+        The prior variance in use, given or found.
+    n_lost_ : int
+        Points of the search that gave no fit with a certificate.
+    n_iter_ : int
+        Sweeps of the last fit.
+    converged_ : bool
+        Whether the fit reached the tolerance of the schedule.
+    n_features_in_, feature_names_in_
+        As in scikit-learn.
+
+    Notes
+    -----
+    Where h = x.theta has the unit of y (Gaussian, Student-t, Laplace, quantile, censored), all that
+    is not given scales with y: predictions of c y are c times those of y. The search takes the
+    best of a few starts uphill (L-BFGS, then Newton steps on the slopes): a local maximum. Rows of
+    weight w count as w copies of themselves.
+
+    Examples
+    --------
+    >>> import epfast, numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(200, 3))
+    >>> y = rng.poisson(np.exp(X @ [0.5, -1.0, 0.0] + 1.0))
+    >>> model = epfast.LinearRegressor(loss="poisson").fit(X, y)
+    >>> model.coef_.round(1) + 0.0
+    array([ 0.5, -1. ,  0. ])
+    >>> mean, std = model.predict(X[:5], return_std=True)
+    """
+
+    SPARSE = "csr"
+    #: factors are those of the likelihood
+    beta = 1.0
+
+    def __init__(
+        self,
+        *,
+        loss: Any = "gaussian",
+        scheme: Any = None,
+        posterior: str | None = None,
+        batch_size: int | None = None,
+        prior_variance: float | str | ArrayLike | None = None,
+        prior_groups: ArrayLike | None = None,
+        learn: tuple[str, ...] | None = None,
+        fit_intercept: bool = True,
+        intercept_variance: float | None = None,
+        schedule: Schedule | None = None,
+        warm_start: bool = False,
+        n_jobs: int | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.loss = loss
+        self.scheme = scheme
+        self.posterior = posterior
+        self.batch_size = batch_size
+        self.prior_variance = prior_variance
+        self.prior_groups = prior_groups
+        self.learn = learn
+        self.fit_intercept = fit_intercept
+        self.intercept_variance = intercept_variance
+        self.schedule = schedule
+        self.warm_start = warm_start
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+
+    # ---- fit ----
+
+    @all_or_nothing
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        offset: ArrayLike | None = None,
+    ) -> LinearRegressor:
+        """Fit the posterior, the prior variance and the parameters of the likelihood.
+
+        Ctrl-C raises :class:`epfast.Interrupted` with the posterior last at hand, and leaves the
+        estimator as it was before.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix of shape (n, d)
+            Rows of features.
+        y : array_like of shape (n,) or (n, 2)
+            What the loss takes, see its class.
+        sample_weight : array_like of shape (n,), optional
+            Numbers >= 0: each row counts as so many copies of itself.
+        offset : array_like of shape (n,), optional
+            Known parts of the latent values; for counts the log of the exposure. None: 0.
+
+        Returns
+        -------
+        LinearRegressor
+            Itself.
+
+        Warns
+        -----
+        ConvergenceWarning
+            If points of the search were lost (``n_lost_``), or the last fit did not settle.
+        EvidenceWarning
+            If a parameter ends where its search ends, or y is a single number.
+        """
+        rows, given = self._rows_and_responses(X, y)
+        rows = _checks.rows("X", rows)
+        weights = None if sample_weight is None else sample_weights(rows, sample_weight)
+        if weights is not None and (weights == 1.0).all():
+            weights = None
+        if isinstance(self.prior_variance, None | str | float | int) and self.prior_groups is None:
+            notes.note_scales(notes.column_sizes(rows), users_level())
+        binary = self._problems(rows, [given], weights, self._schedule(rows), offset=offset)
+        self._left = binary.unfitted
+        starts = None
+        if _checks.flag("warm_start", self.warm_start) and binary.schedule.stores != "none":
+            starts = getattr(self, "posteriors_", None)
+        search, self.n_lost_ = Search(binary, starts), 0
+        learnt = self._learnt(search, rows, weights)
+        self.n_lost_ = search.n_lost
+        search.problem = binary = binary.with_loss(learnt.loss)
+        starts = starts if learnt.starts is None else learnt.starts
+        fits = fit_from(partial(binary.fit, learnt.variance, binary.schedule), starts)
+        if self.schedule is None:
+            fits = search.repaired(learnt.variance, binary.schedule, fits) or fits
+        tell(fits.told)
+        self._publish(fits, learnt.variance)
+        self.loss_ = learnt.loss.with_offset(False)
+        return self
+
+    # ---- parts of a fit ----
+
+    def _factor(self, offset: ArrayLike | None) -> Loss:
+        loss = losses.resolve(self.loss)
+        check_not_binary(loss)
+        return loss.with_offset(offset is not None)
+
+    def _intercept(self, problem: LinearProblem) -> float:
+        if self.intercept_variance is not None:
+            return super()._intercept(problem)
+        assert problem.data.y is not None
+        location, unit = problem.loss.typical(problem.data.y, problem.data.weights)
+        wide = INTERCEPT if problem.loss.in_units_of_y else OF_LINK
+        return float(np.clip(location**2 + wide * unit**2, 1e-300, 1e300))
+
+    def _latent(self, rows: Any) -> tuple[Array, Array]:
+        mean, variance = self._latents(rows)[0]
+        return mean, variance
+
+    def _draws(self, rows: Any, size: int, rng: np.random.Generator, offset: Any) -> Array:
+        drawn: Array = self.posterior_.sample_y(rows, size, rng, offset)
+        return drawn
+
+    # ---- results ----
+
+    @property
+    def coef_(self) -> Array:
+        """Posterior mean of the coefficients, (d,)."""
+        found: Array = self._weights()[0][0]
+        return found
+
+    @property
+    def intercept_(self) -> Any:
+        """Posterior mean of the intercept, a number."""
+        return float(self._weights()[1][0])

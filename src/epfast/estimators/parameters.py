@@ -1,0 +1,166 @@
+"""Parameters of a likelihood that the evidence sets, as free numbers for an optimizer."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from epfast import _checks
+from epfast._arrays import Array
+from epfast.estimators.base import EvidenceWarning, users_level
+from epfast.losses import Loss
+
+#: added to the logs of scales of noise, where searches begin
+SHIFTS = (0.0, -3.0)
+#: reach of the free numbers of increasing parameters: their first, logs of their gaps
+CUTS, GAPS = 50.0, 10.0
+
+
+class Parameters(NamedTuple):
+    """Learnable parameters of a loss: logs of positive numbers; of cuts the first, logs of gaps."""
+
+    #: with the parameters that a search begins with
+    loss: Loss
+    names: tuple[str, ...]
+    #: (k, 2), bounds of the free numbers
+    bounds: Array
+
+    @classmethod
+    def of(
+        cls, loss: Loss, learn: Any, responses: Array, weights: Array | None, shifts: bool
+    ) -> Parameters:
+        """Those that ``learn`` names; None: the first of the loss, where it has some.
+
+        shifts: whether something else in the model shifts all cuts, so that the first is held.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If a name is none of ``loss.learnable``.
+        """
+        names = _names(loss, learn)
+        count = len(responses) if weights is None else np.count_nonzero(weights)
+        if names and count == 1:
+            warnings.warn(
+                f"one row tells nothing of {', '.join(names)}, which is as large as y",
+                EvidenceWarning,
+                stacklevel=users_level(),
+            )
+            return cls(loss.started(responses, weights), (), np.empty((0, 2)))
+        begun = loss.started(responses, weights)
+        begun = loss.with_parameters(**{name: getattr(begun, name) for name in names})
+        bounds = [_bounds(begun, name, shifts) for name in names]
+        return cls(begun, names, np.concatenate(bounds) if bounds else np.empty((0, 2)))
+
+    @property
+    def size(self) -> int:
+        return len(self.bounds)
+
+    @property
+    def start(self) -> Array:
+        """(k,), the free numbers of the loss that a search begins with."""
+        parts = [_free(getattr(self.loss, name)) for name in self.names]
+        return np.concatenate(parts) if parts else np.empty(0)
+
+    def starts(self) -> list[Array]:
+        """Where searches begin: as y spreads, and with less noise; without names one empty one.
+
+        Not with less where t is not log-concave: outliers of a wrong mean make improper cavities.
+        """
+        scales = self.scales()
+        several = scales.any() and self.loss.log_concave is not False
+        return [self.start + shift * scales for shift in (SHIFTS if several else SHIFTS[:1])]
+
+    def scales(self) -> Array:
+        """(k,), 1 for the free number of a scale of the noise, 0 for the others."""
+        parts = [
+            np.full(np.size(getattr(self.loss, name)), float(name in ("variance", "scale")))
+            for name in self.names
+        ]
+        return np.concatenate(parts) if parts else np.empty(0)
+
+    def at(self, free: Array) -> Loss:
+        """The loss with these free numbers."""
+        values, first = {}, 0
+        for name in self.names:
+            before = getattr(self.loss, name)
+            part = free[first : first + np.size(before)]
+            first += len(part)
+            values[name] = float(np.exp(part[0])) if np.ndim(before) == 0 else _cuts(part)
+        return self.loss.with_parameters(**values) if values else self.loss
+
+    def slopes(self, loss: Loss, gradient: dict[str, Any]) -> Array:
+        """By the free numbers, (k,), from the gradient by the parameters of the loss."""
+        parts = []
+        for name in self.names:
+            value, slope = getattr(loss, name), np.atleast_1d(gradient[name])
+            if np.ndim(value) == 0:
+                parts.append(slope * value)
+            else:  # a cut moves with those before it
+                after = np.cumsum(slope[::-1])[::-1]
+                parts.append(after * np.append(1.0, np.diff(value)))
+        free = np.concatenate(parts) if parts else np.empty(0)
+        return np.where(self.bounds[:, 0] < self.bounds[:, 1], free, 0.0)
+
+    def at_ends(self, loss: Loss) -> list[str]:
+        """What is at an end of its range, in words."""
+        free, first, found = self._replace(loss=loss).start, 0, []
+        for name in self.names:
+            value = getattr(loss, name)
+            if np.ndim(value) == 0:
+                low, high = self.bounds[first]
+                if not low + 1e-6 < free[first] < high - 1e-6:
+                    found.append(f"{name}={value:.3g}")
+            first += np.size(value)
+        return found
+
+
+def _names(loss: Loss, learn: Any) -> tuple[str, ...]:
+    if learn is None:
+        return loss.learnable[:1]
+    if isinstance(learn, str) or not isinstance(learn, Iterable):
+        raise TypeError(
+            f"learn is {_checks.describe(learn)}; allowed: a tuple of names, as ('scale',)"
+        )
+    names = tuple(learn)
+    for name in names:
+        if name not in loss.learnable:
+            known = ", ".join(map(repr, loss.learnable)) or "(), it has no parameters"
+            raise ValueError(f"learn holds {name!r}; allowed with {loss!r}: {known}")
+    return tuple(dict.fromkeys(names))
+
+
+def _free(value: Any) -> Array:
+    if np.ndim(value) == 0:
+        return np.array([np.log(value)])
+    return np.append(value[0], np.log(np.diff(value)))
+
+
+def _cuts(free: Array) -> tuple[float, ...]:
+    return tuple(np.cumsum(np.append(free[0], np.exp(free[1:]))).tolist())
+
+
+def _bounds(loss: Loss, name: str, shifts: bool) -> Array:
+    value = getattr(loss, name)
+    if np.ndim(value) == 0:
+        return np.log([loss.limits(name)])
+    free = _free(value)
+    reach = np.full(len(free), GAPS)
+    reach[0] = 0.0 if shifts else CUTS
+    return np.stack([free - reach, free + reach], axis=1)
+
+
+def tell_ends(parameters: Parameters, loss: Loss) -> None:
+    """Warn of parameters at an end of their range."""
+    ends = parameters.at_ends(loss)
+    if ends:
+        warnings.warn(
+            f"the log evidence rises up to {', '.join(ends)}, the end of the searched range: the "
+            "model fits y without noise, or y says nothing of it; a number, and learn=(), bounds "
+            "it",
+            EvidenceWarning,
+            stacklevel=users_level(),
+        )

@@ -1,0 +1,194 @@
+"""What the regressors share: y of any kind at the door, and predictions. Needs scikit-learn."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from epfast import _checks
+from epfast._arrays import Array
+from epfast.estimators.base import check_is_fitted, validate_data
+from epfast.inference.posterior import shifted
+from epfast.losses import Loss
+
+# scikit-learn is there, or epfast.estimators.base would have said so
+from sklearn.base import BaseEstimator, RegressorMixin  # isort: skip
+from sklearn.utils import check_random_state  # isort: skip
+from sklearn.utils.validation import check_consistent_length  # isort: skip
+
+__all__ = ["LatentRegressor"]
+
+
+class LatentRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Base of the regressors: predictions of y from one latent value per row."""
+
+    #: the loss, with the parameters that the evidence has set
+    loss_: Loss
+    #: formats of sparse X
+    SPARSE: ClassVar[str | bool] = False
+
+    def _rows(self, X: Any) -> Any:
+        """Rows to predict, checked."""
+        check_is_fitted(self)
+        return validate_data(self, X, dtype=np.float64, accept_sparse=self.SPARSE, reset=False)
+
+    def _rows_and_responses(self, X: Any, y: Any) -> tuple[Any, Any]:
+        """Rows and y of a fit; y (n,), or (n, 2) whose columns the loss knows."""
+        given = {"dtype": np.float64, "accept_sparse": self.SPARSE}
+        if _is_pair(y):
+            rows = validate_data(self, X, **given)
+            check_consistent_length(rows, y)
+            return rows, y
+        rows, found = validate_data(self, X, y, y_numeric=True, **given)
+        return rows, np.asarray(found, dtype=np.float64)
+
+    def _latent(self, rows: Any) -> tuple[Array, Array]:
+        """Mean and variance of the latent values, (n,) each, without the user's offset."""
+        raise NotImplementedError
+
+    def _draws(self, rows: Any, size: int, rng: np.random.Generator, offset: Any) -> Array:
+        """Draws of y, (size, n)."""
+        raise NotImplementedError
+
+    def predict_latent(self, X: ArrayLike, offset: ArrayLike | None = None) -> tuple[Array, Array]:
+        """Posterior mean and variance of the latent values, of which y is a noisy function.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+            Rows of features.
+        offset : array_like of shape (n,), optional
+            As in ``fit``. None: 0.
+
+        Returns
+        -------
+        mean, variance : ndarray of shape (n,)
+        """
+        mean, variance = self._latent(self._rows(X))
+        return shifted(mean, offset, len(mean)), np.maximum(variance, 0.0)
+
+    def predict(
+        self, X: ArrayLike, return_std: bool = False, offset: ArrayLike | None = None
+    ) -> Any:
+        """Predictive mean of y: integrated over the posterior.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+            Rows of features.
+        return_std : bool
+            Whether to return the predictive standard deviation of y too, its noise included.
+        offset : array_like of shape (n,), optional
+            As in ``fit``. None: 0.
+
+        Returns
+        -------
+        mean : ndarray of shape (n,)
+            The most probable class for ordered classes. NaN where there is no mean.
+        std : ndarray of shape (n,), only if ``return_std``
+        """
+        latent = self.predict_latent(X, offset)
+        mean = self.loss_.predict(*latent)
+        if not _checks.flag("return_std", return_std):
+            return mean
+        return mean, np.sqrt(self.loss_.predict_variance(*latent))
+
+    def predict_quantile(
+        self, X: ArrayLike, q: float | ArrayLike = 0.5, offset: ArrayLike | None = None
+    ) -> Array:
+        """Predictive quantiles of y: the least y with P(y' <= y) >= q.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+            Rows of features.
+        q : float or array_like of shape (k,)
+            Levels, in (0, 1).
+        offset : array_like of shape (n,), optional
+            As in ``fit``. None: 0.
+
+        Returns
+        -------
+        ndarray of shape (n,), or (n, k)
+        """
+        levels = _checks.real_array("q", q)
+        if levels.ndim > 1:
+            raise ValueError(f"q has shape {levels.shape}; allowed: a number, or shape (k,)")
+        latent = self.predict_latent(X, offset)
+        found = [self.loss_.predict_quantile(level, *latent) for level in levels.ravel().tolist()]
+        if levels.ndim == 0:
+            return found[0]
+        return np.array(found).reshape(len(found), len(latent[0])).T.copy()
+
+    def score_samples(
+        self, X: ArrayLike, y: ArrayLike | None = None, offset: ArrayLike | None = None
+    ) -> Array:
+        """Log predictive density, or probability, of y: integrated over the posterior.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+            Rows of features.
+        y : array_like of shape (n,) or (n, 2), optional
+            As in ``fit``. None: the predictive medians.
+        offset : array_like of shape (n,), optional
+            As in ``fit``. None: 0.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+        """
+        latent = self.predict_latent(X, offset)
+        if y is None:
+            y = self.loss_.predict_quantile(0.5, *latent)
+        return self.loss_.log_predictive(self.loss_.responses("y", y, len(latent[0])), *latent)
+
+    def sample_y(
+        self,
+        X: ArrayLike,
+        n_samples: int = 1,
+        random_state: Any = 0,
+        offset: ArrayLike | None = None,
+    ) -> Array:
+        """Draw y: those of one column come from one draw of the model.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+            Rows of features.
+        n_samples : int
+            Draws per row.
+        random_state : int, RandomState or None
+            As in scikit-learn, a seed or a generator; None draws afresh.
+        offset : array_like of shape (n,), optional
+            As in ``fit``. None: 0.
+
+        Returns
+        -------
+        ndarray of shape (n, n_samples)
+        """
+        size = _checks.integer("n_samples", n_samples, least=0)
+        # scikit-learn's generators and seeds, for one of NumPy's new ones
+        seed = check_random_state(random_state).randint(np.iinfo(np.int32).max)
+        rng = np.random.default_rng(seed)
+        return self._draws(self._rows(X), size, rng, offset).T
+
+
+def _is_pair(y: Any) -> bool:
+    """Whether y has two columns."""
+    try:
+        shape = np.asarray(y).shape
+    except ValueError:  # rows of several lengths
+        return False
+    return len(shape) == 2 and shape[1] == 2
+
+
+def check_not_binary(loss: Loss) -> None:
+    """Refuse losses of labels."""
+    if loss.by_margin:
+        raise ValueError(
+            f"loss is {loss!r}, whose y are labels; allowed in a regressor: a loss of other y, as "
+            "'gaussian'; LinearClassifier and GPClassifier take labels"
+        )

@@ -1,0 +1,96 @@
+"""How the log evidence changes with parameters of the likelihood, at a fixed point of EP."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from epfast._arrays import Array
+from epfast.inference.loop import RESIDUAL
+from epfast.inference.records import ConvergenceWarning, Sites
+
+#: change of the log of a parameter, of the differences
+STEP = 1e-3
+#: of the fourth order: multiples of the step, and their weights
+STENCIL = ((-2.0, 1.0 / 12.0), (-1.0, -8.0 / 12.0), (1.0, 8.0 / 12.0), (2.0, -1.0 / 12.0))
+
+
+def cavities(
+    sites: Sites, mean: Array, variance: Array, share: Array | float
+) -> tuple[Array, Array]:
+    """Mean and variance of latent values, (n,) each, with a share of their sites taken out.
+
+    Raises
+    ------
+    FloatingPointError
+        If a cavity is improper.
+    """
+    rest = 1.0 - share * sites.precision * variance
+    if not (rest > 0.0).all():
+        raise FloatingPointError(
+            f"{int((~(rest > 0.0)).sum())} of {len(rest)} cavities are improper"
+        )
+    return (mean - share * sites.shift * variance) / rest, variance / rest
+
+
+def note_residual(residual: float) -> None:
+    """Warn the user, two callers up, of a gradient away from a fixed point."""
+    if not residual <= RESIDUAL:
+        warnings.warn(
+            f"the gradient is taken at a residual of {residual:.2g}, where it is not that of the "
+            "log evidence; fit with more sweeps or a smaller tolerance",
+            ConvergenceWarning,
+            stacklevel=3,
+        )
+
+
+def loss_gradient(
+    problem: Any,
+    y: Array,
+    weights: Array | None,
+    sites: Sites,
+    mean: Array,
+    variance: Array,
+) -> dict[str, Any]:
+    """Slopes of the log evidence by the learnable parameters of the loss.
+
+    At a fixed point the sites do not contribute: what is left is the sum over the rows of
+    d log Z_i / d theta at fixed cavities, here by differences of the tilted moments.
+
+    Parameters
+    ----------
+    problem : LinearProblem or GPProblem
+    y : ndarray of shape (n, width)
+        Responses, for the core.
+    weights : ndarray of shape (n,), or None
+    sites, mean, variance
+        Scalar sites, and the latent values of the rows under the posterior.
+    """
+    loss, power = problem.loss, problem.schedule.power
+    ones = np.ones(len(y))
+    copies = ones if weights is None else np.where(weights > 0.0, np.maximum(weights, 1.0), 0.0)
+    exponent = ones if weights is None else np.minimum(weights, 1.0)
+    counts = copies > 0.0
+    share = power / np.where(counts, copies, 1.0)
+    m, v = cavities(sites, mean, variance, np.where(counts, share, 0.0))
+    rows = [np.ascontiguousarray(part[counts]) for part in (y, m, v, power * exponent)]
+    lZ, *others = np.empty((3, len(rows[0])))
+
+    def total(changed: Any) -> float:
+        lost = problem.scheme.tilted(changed).many(*rows, lZ, *others)
+        return float("nan") if lost else float((copies / power)[counts] @ lZ)
+
+    result: dict[str, Any] = {}
+    for name in loss.learnable:
+        value = np.atleast_1d(np.asarray(getattr(loss, name), dtype=float))
+        slopes = np.zeros(len(value))
+        for k, step in enumerate(loss.steps(name, STEP)):
+            for multiple, weight in STENCIL:
+                moved = value.copy()
+                moved[k] += multiple * step
+                given = moved if np.ndim(getattr(loss, name)) else float(moved[0])
+                slopes[k] += weight * total(loss.with_parameters(**{name: given})) / step
+        result[name] = slopes if np.ndim(getattr(loss, name)) else float(slopes[0])
+    return result

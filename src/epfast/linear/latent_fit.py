@@ -1,0 +1,148 @@
+"""Fits of linear models with several latent values per row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from epfast import _checks
+from epfast._arrays import Held
+from epfast.inference import Fit, Interrupted, reached, run, warn_of
+from epfast.linear import notes
+from epfast.linear.choices import choose
+from epfast.linear.engines import engine_of
+from epfast.linear.engines.joint_latents import JointEngine, JointState
+from epfast.linear.engines.latents import LatentState, flat_sites
+from epfast.linear.joint_posterior import JointPosterior
+from epfast.linear.latent_posterior import LatentPosterior
+from epfast.linear.ones import with_ones
+from epfast.linear.priors import prior_at_door
+from epfast.linear.problem import LinearProblem, data_of
+from epfast.linear.sources import column_names, is_stream
+from epfast.losses import Loss
+
+#: bytes of the largest matrices of a fit, all together
+MOST_BYTES = 16 << 30
+#: matrices (C, d, d) that a fit has at a time
+MATRICES = 8
+
+
+def fit_latents(
+    X: Any,
+    y: Any,
+    loss: Loss,
+    choices: tuple[Any, ...],
+    normal: tuple[Any, Any, Any],
+    intercept: float | None,
+    offset: Any,
+    given: dict[str, Any],
+    start: Any = None,
+    callback: Any = None,
+    progress: Any = False,
+) -> LatentPosterior:
+    """See :func:`epfast.fit_linear`.
+
+    Parameters
+    ----------
+    loss : Loss
+        With several latents.
+    choices : tuple
+        scheme, posterior, batch_size, schedule, beta.
+    normal : tuple
+        prior_variance, prior_precision, prior_mean.
+    intercept : float or None
+        Its prior variance.
+    given : dict
+        Arguments that only some combinations take, by name; None where they were not given.
+    """
+    scheme, posterior, batch_size, schedule, beta = choices
+    if is_stream(X, y):
+        raise ValueError(
+            f"X is an iterable of chunks, or y None; allowed with {loss!r}: all rows at once"
+        )
+    names = column_names(X)
+    if not isinstance(getattr(X, "shape", None), tuple):
+        X = _checks.real_array("X", X)
+    asked = {name: value for name, value in given.items() if value is not None}
+    if hasattr(X, "tocsr"):
+        asked["sparse X"] = X
+    covariance = "full" if posterior is None else posterior
+    chosen = choose(loss, scheme, covariance, batch_size, schedule, beta, asked)
+    _checks.callback(callback)
+    _checks.progress(progress)
+    kind = kind_of(loss)
+    if start is not None and type(start) is not kind:
+        raise TypeError(
+            f"start is {_checks.describe(start)}; allowed with {loss!r}: a {kind.__name__} or None"
+        )
+    if y is None:
+        raise ValueError("y is None; allowed: a response per row of X, (n,)")
+    rows = _checks.rows("X", X)
+    rows = rows if intercept is None else with_ones(rows)
+    if not hasattr(rows, "indptr"):
+        rows = np.ascontiguousarray(rows, dtype=np.float64)
+    d = rows.shape[1]
+    size = 8 * MATRICES * loss.latents * d * d
+    if size > MOST_BYTES:
+        raise ValueError(
+            f"X has {d} columns: {loss.latents} covariances take {size:.3g} bytes in all; allowed: "
+            f"{MOST_BYTES:.3g}, with fewer columns, or a fit per class (one against the rest) with "
+            "posterior='factorized'"
+        )
+    found = chosen.loss.with_offset(offset is not None)
+    prior = prior_at_door(*normal, d - (intercept is not None), True, intercept)
+    problem = chosen._replace(loss=found).problem(data_of(rows, y, None, found, offset), prior)
+    problem = problem._replace(intercept=intercept is not None, names=names)
+    if normal[1] is None and np.ndim(normal[0]) == 0:
+        sizes = notes.column_sizes(rows)
+        if sizes is not None:
+            notes.note_scales(sizes, stacklevel=4)
+    return fit_problem_of_latents(problem, start, callback, progress)
+
+
+def kind_of(loss: Loss) -> type[LatentPosterior]:
+    """What a fit with this loss returns."""
+    return JointPosterior if loss.correlated else LatentPosterior
+
+
+def fit_problem_of_latents(
+    problem: LinearProblem,
+    start: Any = None,
+    callback: Any = None,
+    progress: Any = False,
+    stacklevel: int = 4,
+    warn: Any = warn_of,
+) -> LatentPosterior:
+    """Run a problem whose parts are legal and checked."""
+
+    def result(fit: Fit) -> LatentPosterior:
+        return kind_of(problem.loss)(fit.state, problem, fit.converged, fit.history)
+
+    fit = None
+    try:
+        held = Held("X, y or weights", *problem.data)
+        engine = engine_of(problem)
+        fit = run(
+            engine,
+            problem.schedule,
+            start,
+            callback=held.after(callback),
+            progress=held.after(progress),
+        )
+        warn(fit, engine, problem.schedule, stacklevel)
+        return result(fit)
+    except KeyboardInterrupt as pressed:
+        fit = reached(pressed) or fit
+        if fit is None:
+            n, latents = problem.shape[0], problem.loss.latents
+            if problem.loss.correlated:
+                flat = JointEngine(problem).init(None)
+                state = JointState(*flat[:5])
+                raise Interrupted(start or result(Fit(state, False, []))) from None
+            precision = np.stack([problem.prior.precision] * latents)
+            shift = np.stack([problem.prior.shift] * latents)
+            scale = latents * problem.prior.log_scale
+            prior = LatentState(precision, shift, flat_sites(n, latents), scale, 0)
+            raise Interrupted(start or result(Fit(prior, False, []))) from None
+        raise Interrupted(result(fit)) from None

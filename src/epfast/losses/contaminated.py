@@ -1,0 +1,215 @@
+"""A likelihood some of whose responses come from elsewhere: outliers, flips, clutter, zeros."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from epfast import _checks
+from epfast._arrays import Array
+from epfast._core.contaminated import ContaminatedMoments, contaminated
+from epfast._core.loss import CoreLoss
+from epfast._core.tilted import TiltedMoments
+from epfast.losses import quantiles
+from epfast.losses.base import Loss
+from epfast.losses.classification import Probit
+
+ZERO = "zero"
+
+
+@dataclass(frozen=True)
+class Contaminated(Loss):
+    """A share of the responses does not come from the model: (1 - share) t(h) + share c(y).
+
+    Flipped labels, with a base such as :class:`epfast.losses.Probit`; outliers, with a base of real
+    numbers and a broad density c (Minka 2001, the clutter problem, has a Gaussian base); counts
+    with more zeros than the base has. Not log-concave: sites may be negative, and EP may need
+    damping or ``DoubleLoop``. Its tilted moments are closed where those of the base are; powers
+    other than 1 are integrated for labels, and refused for other responses.
+
+    Parameters
+    ----------
+    base : Loss
+        The likelihood of the responses that come from the model; beta = 1.
+    share : float
+        Probability that a response does not, in (0, 1).
+    log_density : float, callable or "zero", optional
+        log c(y): a number, as minus the log of the length of the range of y; a callable, y as it
+        was given to (n,) numbers; "zero", all mass at y = 0 (zero inflation). None: 1/2 for each
+        label, where the base is a loss of labels.
+
+    Examples
+    --------
+    >>> import epfast, numpy as np
+    >>> from epfast import losses
+    >>> X = np.array([[1.0], [2.0], [3.0], [-1.0], [-2.0]])
+    >>> y = np.array([1, 1, -1, -1, -1])  # the third label is wrong
+    >>> loss = losses.Contaminated(losses.Probit(), 0.1)
+    >>> post = epfast.fit_linear(X, y, loss=loss)
+    >>> float(post.mean[0]) > float(epfast.fit_linear(X, y, loss="probit").mean[0])
+    True
+    """
+
+    name: str = field(default="contaminated", init=False, repr=False)
+    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
+    base: Loss = field(default_factory=Probit)
+    share: float = 0.1
+    log_density: float | str | Callable[[Any], ArrayLike] | None = None
+
+    learnable = ("share",)
+
+    def __post_init__(self) -> None:
+        self._set(beta=_checks.number("beta", self.beta, above=0.0))
+        if not isinstance(self.base, Loss) or isinstance(self.base, Contaminated):
+            raise TypeError(
+                f"base is {_checks.describe(self.base)}; allowed: a Loss, not a Contaminated one"
+            )
+        if self.base.beta != 1.0 or self.base.has_offset or self.base.latents != 1:
+            raise ValueError(f"base is {self.base!r}; allowed: one latent, beta = 1, no offset")
+        share = _checks.number("share", self.share, above=0.0)
+        if not share < 1.0:
+            raise ValueError(f"share is {share:g}; allowed: above 0 and below 1")
+        given, margin = self.log_density, self.base.by_margin
+        if isinstance(given, str):
+            _checks.choice("log_density", given, (ZERO,))
+        elif given is None and not margin:
+            raise ValueError(
+                f"log_density is None, with the base {self.base!r}; allowed there: a number, a "
+                'callable of y, or "zero"'
+            )
+        elif given is not None and not callable(given):
+            given = _checks.number("log_density", given)
+        if margin and given is not None:
+            raise ValueError(
+                f"log_density is {_checks.describe(given)}; allowed with labels: None, 1/2 for each"
+            )
+        has = self.base.gives if margin else self.base.gives - {"powers"}
+        self._set(
+            share=share,
+            log_density=given,
+            gives=frozenset(has),
+            kinks=self.base.kinks,
+            by_margin=margin,
+            response_width=1 if margin else self.base.response_width + 1,
+            is_likelihood=self.base.is_likelihood,
+            in_units_of_y=self.base.in_units_of_y,
+        )
+        self.check_power(self.beta, "beta")
+
+    @property
+    def bounded(self) -> bool:
+        """True if neither part is ever above 1."""
+        labels = self.base.by_margin or self.log_density == ZERO
+        return self.base.bounded and (labels or _at_most_0(self.log_density))
+
+    def core(self) -> CoreLoss:
+        lose = math.log(self.share) + (math.log(0.5) if self.by_margin else 0.0)
+        return contaminated(
+            self.base.shifted_core(), math.log1p(-self.share), lose, bool(self.by_margin), self.beta
+        )
+
+    def own_moments(self, core: CoreLoss) -> ContaminatedMoments:
+        powers = None
+        if "powers" in self.gives:
+            smooth = not self.base.kinks and {"derivatives", "continuous"} <= self.gives
+            powers = TiltedMoments(self.core(), self.base.panel_ends(), smooth)
+        return ContaminatedMoments(core, self.base.tilted(core.inner), powers)
+
+    def responses(self, name: str, y: Any, n: int) -> Array:
+        """Those of the base, and log c(y), (n, response_width)."""
+        rows = self.base.responses(name, y, n)
+        if self.by_margin:
+            return rows
+        if self.log_density == ZERO:
+            log_c = np.where(rows[:, 0] == 0.0, 0.0, -np.inf)
+        elif callable(self.log_density):
+            log_c = _checks.array("log_density(y)", self.log_density(y), shape=(n,), finite=False)
+            if not (log_c < np.inf).all():
+                raise ValueError("log_density(y) holds NaN or infinity; allowed: less than that")
+        else:
+            log_c = np.full(n, self.log_density)
+        return np.column_stack([rows, log_c])
+
+    @property
+    def log_concave(self) -> bool:
+        """False: a mixture is not."""
+        return False
+
+    def as_given(self, responses: Array) -> Array | None:
+        if self.by_margin:
+            return None
+        rows = np.ascontiguousarray(responses[:, :-1])
+        given = self.base.as_given(rows)
+        return rows[:, 0] if given is None and self.base.response_width == 1 else given
+
+    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
+        if self.by_margin:
+            return 0.0, 1.0
+        base = self.base.with_offset(self.has_offset and not self.base.by_residual)
+        own = responses[:, : self.base.response_width]
+        if base.has_offset:
+            own = np.column_stack([own, responses[:, -1]])
+        return base.typical(own, weights)
+
+    def limits(self, name: str) -> tuple[float, float]:
+        return 1e-6, 0.9
+
+    def break_points(self) -> Array:
+        return self.base.break_points()
+
+    # ---- prediction ----
+
+    def predict_proba(self, mean: Array, variance: Array) -> Array:
+        """Probability of the label +1."""
+        if not (self.by_margin and self.base.is_likelihood and self.beta == 1.0):
+            return super().predict_proba(mean, variance)
+        p = self.base.predict_proba(mean, variance)
+        return (1.0 - self.share) * p + 0.5 * self.share
+
+    def predict(self, mean: Array, variance: Array) -> Array:
+        """Mean of y with "zero", else what the base predicts of a response of the model."""
+        kept = 1.0 - self.share if self.log_density == ZERO else 1.0
+        return kept * self.base.predict(mean, variance)
+
+    def predict_variance(self, mean: Array, variance: Array) -> Array:
+        """Variance of y with "zero" and of labels, else that of a response of the model."""
+        if self.by_margin:
+            return super().predict_variance(mean, variance)
+        found = self.base.predict_variance(mean, variance)
+        if self.log_density != ZERO:
+            return found
+        center = self.base.predict(mean, variance)
+        return (1.0 - self.share) * (found + self.share * center**2)
+
+    def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
+        """Quantiles of y with "zero" and of labels, else those of a response of the model."""
+        level = quantiles.level_of(level)
+        if self.by_margin:
+            return super().predict_quantile(level, mean, variance)
+        if self.log_density != ZERO:
+            return self.base.predict_quantile(level, mean, variance)
+        # P(y <= x) is kept F(x) below 0, and more by the share from 0 on
+        kept, nowhere = 1.0 - self.share, np.full(len(mean), np.inf)
+        below, above = level / kept, (level - self.share) / kept
+        low = self.base.predict_quantile(below, mean, variance) if below < 1.0 else nowhere
+        high = self.base.predict_quantile(above, mean, variance) if above > 0.0 else -nowhere
+        return np.where(low < 0.0, low, np.maximum(high, 0.0))
+
+    def sample(self, latent: Array, rng: np.random.Generator) -> Array:
+        """Draw labels, or responses with "zero"; else responses of the model."""
+        drawn, elsewhere = self.base.sample(latent, rng), rng.random(latent.shape) < self.share
+        if self.by_margin:
+            return np.where(elsewhere, rng.choice([-1.0, 1.0], latent.shape), drawn)
+        return np.where(elsewhere, 0.0, drawn) if self.log_density == ZERO else drawn
+
+    def describe(self) -> dict[str, Any]:
+        return {"base": self.base, "share": self.share, "log_density": self.log_density}
+
+
+def _at_most_0(log_density: Any) -> bool:
+    return isinstance(log_density, float) and log_density <= 0.0

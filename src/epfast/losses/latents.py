@@ -1,0 +1,271 @@
+"""Likelihoods with several latent values per row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import numpy as np
+from scipy import special
+
+from epfast import _checks
+from epfast._arrays import Array
+from epfast._core.latents import HETEROSCEDASTIC, MULTICLASS, LatentMoments
+from epfast._core.loss import CoreLoss
+from epfast.losses.base import Loss
+from epfast.losses.quantiles import level_of
+
+#: the most classes
+MOST_CLASSES = 10_000
+#: halvings of the search for a quantile
+HALVINGS = 80
+
+
+@dataclass(frozen=True)
+class LatentLoss(Loss):
+    """Base of the likelihoods with ``latents`` values h_k = x.theta_k per row.
+
+    Means, variances and offsets are (n, latents) where those of another loss are (n,).
+    """
+
+    name: str = field(default="", init=False, repr=False)
+    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
+    beta: float = field(default=1.0, init=False, repr=False)
+
+    by_margin = False
+    is_likelihood = True
+
+    def __post_init__(self) -> None:
+        self._set(gives=frozenset({"values", "continuous"}))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """A name for each latent."""
+        raise NotImplementedError
+
+    def latent_moments(self) -> LatentMoments:
+        """Tilted moments for the core."""
+        raise NotImplementedError
+
+    def core(self) -> NoReturn:
+        raise ValueError(f"loss is {self!r}, with {self.latents} latents; allowed here: one latent")
+
+    def shifted_core(self) -> CoreLoss:
+        return self.core()
+
+    def add_offset(self, responses: Array, offset: Array) -> Array:
+        return np.concatenate([responses, offset], axis=1)
+
+    def observed(self, y: Any, n: int, offset: Any = None) -> Array:
+        responses = self.responses("y", y, n)
+        if offset is not None:
+            shift = _checks.array("offset", offset, shape=(n, self.latents))
+            return self.add_offset(responses, shift)
+        if self.has_offset:
+            raise ValueError(
+                f"offset is None; allowed: that of each row, (n, {self.latents}), as in the fit"
+            )
+        return responses
+
+    def tilted_moments(
+        self, responses: Array, mean: Array, variance: Array
+    ) -> tuple[Array, Array, Array]:
+        """log Z, (n,), and its first two derivatives by the means, (n, latents) each.
+
+        Parameters
+        ----------
+        responses : ndarray of shape (n, 1), or (n, 1 + latents) with offsets
+        mean, variance : ndarray of shape (n, latents)
+            Of the cavities, which are products over the latents.
+        """
+        mean, variance = (np.ascontiguousarray(x, np.float64) for x in (mean, variance))
+        n = len(mean)
+        lZ, d, d2 = np.empty(n), np.empty((n, self.latents)), np.empty((n, self.latents))
+        self.latent_moments().moments(np.ascontiguousarray(responses), mean, variance, lZ, d, d2)
+        return lZ, d, d2
+
+    def values(self, latent: Array, responses: Array) -> Array:
+        """Minus the log likelihood, (..., n), at latent values (..., n, latents)."""
+        shape = latent.shape[:-1]
+        flat = latent.reshape(-1, self.latents)
+        rows = np.broadcast_to(responses, (*shape, responses.shape[1])).reshape(len(flat), -1)
+        found = self.tilted_moments(rows, flat, np.zeros(flat.shape))[0]
+        return np.asarray(-found.reshape(shape))
+
+    def log_predictive(self, responses: Array, mean: Array, variance: Array) -> Array:
+        return self.tilted_moments(responses, mean, variance)[0]
+
+
+@dataclass(frozen=True)
+class Multiclass(LatentLoss):
+    """Classes 0 ... n_classes - 1 by multinomial probit: y = argmax_k (h_k + e_k), e_k ~ N(0, 1).
+
+    p(y | h) = ∫ N(u; 0, 1) Π_{j≠y} Φ(u + h_y - h_j) du. The approximation is a product over the
+    classes; log-concave, so that no site is ever negative. Two classes are probit with noise of
+    variance 2.
+
+    Parameters
+    ----------
+    n_classes : int
+        At least 2.
+    correlated : bool
+        True: one Gaussian over all classes by nested EP, for linear models of up to 3,000 weights
+        in all. Its standard deviations and evidence are close to exact; those of the product over
+        the classes are too small for what classes have in common. Probabilities differ little.
+
+    Examples
+    --------
+    >>> import epfast, numpy as np
+    >>> from epfast import losses
+    >>> X = np.array([[-2.0], [-1.5], [0.1], [-0.1], [1.5], [2.0]])
+    >>> post = epfast.fit_linear(X, [0, 0, 1, 1, 2, 2], loss=losses.Multiclass(3), intercept=True)
+    >>> post.predict([[-3.0], [3.0]])
+    array([0., 2.])
+
+    References
+    ----------
+    Riihimäki, Jylänki & Vehtari (2013), JMLR 14. Girolami & Rogers (2006), Neural Computation 18.
+    """
+
+    n_classes: int = 0
+    correlated: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        count = _checks.integer("n_classes", self.n_classes, least=2, most=MOST_CLASSES)
+        together = _checks.flag("correlated", self.correlated)
+        self._set(n_classes=count, latents=count, correlated=together)
+
+    @property
+    def log_concave(self) -> bool:
+        """True, jointly in all latents."""
+        return True
+
+    @property
+    def bounded(self) -> bool:
+        """True: it is a probability."""
+        return True
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(f"class {k}" for k in range(self.n_classes))
+
+    def latent_moments(self) -> LatentMoments:
+        return LatentMoments(MULTICLASS, self.n_classes)
+
+    def responses(self, name: str, y: Any, n: int) -> Array:
+        """Check the classes, and return them as (n, 1) numbers."""
+        given = _checks.array(name, y, shape=(n,))
+        good = (given >= 0.0) & (given < self.n_classes) & (given == np.floor(given))
+        if not good.all():
+            row = int(np.argmin(good))
+            raise ValueError(
+                f"{name} holds {given[row]:g}, in row {row}; allowed: whole numbers from 0 to "
+                f"{self.n_classes - 1}"
+            )
+        return given[:, None].copy()
+
+    def predict_proba(self, mean: Array, variance: Array) -> Array:
+        """Probability of each class, (n, n_classes); rows add up to 1."""
+        result = np.empty(mean.shape)
+        for k in range(self.n_classes):
+            responses = np.full((len(mean), 1), float(k))
+            result[:, k] = np.exp(self.tilted_moments(responses, mean, variance)[0])
+        return np.asarray(result / result.sum(axis=1, keepdims=True))
+
+    def predict(self, mean: Array, variance: Array) -> Array:
+        """The most probable class, (n,)."""
+        return np.asarray(self.predict_proba(mean, variance).argmax(axis=1), dtype=np.float64)
+
+    def predict_variance(self, mean: Array, variance: Array) -> Array:
+        """Variance of the class as 0 or 1 for each class, (n, n_classes): p (1 - p)."""
+        p = self.predict_proba(mean, variance)
+        return np.asarray(p * (1.0 - p))
+
+    def predict_quantile(self, level: float, mean: Array, variance: Array) -> NoReturn:
+        raise ValueError(f"loss is {self!r}, whose classes have no order; allowed: predict_proba")
+
+    def sample(self, latent: Array, rng: np.random.Generator) -> Array:
+        """Draw classes (...) given latent values (..., n_classes)."""
+        noisy = latent + rng.standard_normal(latent.shape)
+        return np.asarray(noisy.argmax(axis=-1), dtype=np.float64)
+
+    def describe(self) -> dict[str, Any]:
+        return {"n_classes": int(self.n_classes), "correlated": bool(self.correlated)}
+
+
+@dataclass(frozen=True)
+class Heteroscedastic(LatentLoss):
+    """Real numbers with noise of their own variance: y ~ N(h, e^g), latents (h, g).
+
+    The approximation is a product over the two. Not log-concave in both: sites may be negative, and
+    rows go one after the other by default.
+
+    Examples
+    --------
+    >>> import epfast, numpy as np
+    >>> from epfast import losses
+    >>> rng = np.random.default_rng(0)
+    >>> x = rng.uniform(-1, 1, (400, 1))
+    >>> y = 2.0 * x[:, 0] + np.exp(x[:, 0]) * rng.normal(size=400)  # g = 2 x
+    >>> post = epfast.fit_linear(x, y, loss=losses.Heteroscedastic(), intercept=True)
+    >>> bool(abs(post.mean[1, 0] - 2.0) < 0.5)
+    True
+    """
+
+    latents = 2
+
+    @property
+    def log_concave(self) -> bool:
+        """False."""
+        return False
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return "mean", "log variance"
+
+    def latent_moments(self) -> LatentMoments:
+        return LatentMoments(HETEROSCEDASTIC, 2)
+
+    def responses(self, name: str, y: Any, n: int) -> Array:
+        """Check y, and return it as (n, 1) numbers."""
+        return _checks.array(name, y, shape=(n,))[:, None].copy()
+
+    def predict_proba(self, mean: Array, variance: Array) -> NoReturn:
+        raise ValueError(
+            f"loss is {self!r}, whose y are no labels; allowed for it: predict, log_predictive"
+        )
+
+    def predict(self, mean: Array, variance: Array) -> Array:
+        """Mean of y, (n,)."""
+        return mean[:, 0].copy()
+
+    def predict_variance(self, mean: Array, variance: Array) -> Array:
+        """Variance of y, (n,): that of h, and the mean of e^g."""
+        with np.errstate(over="ignore"):
+            return np.asarray(variance[:, 0] + np.exp(mean[:, 1] + 0.5 * variance[:, 1]))
+
+    def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
+        """Quantiles of y, (n,), from a mixture of normal distributions over g."""
+        level = level_of(level)
+        nodes, weights = special.roots_hermitenorm(60)
+        weights = weights / weights.sum()
+        center, spread = mean[:, :1], np.sqrt(variance[:, 1:])
+        sd = np.sqrt(variance[:, :1] + np.exp(mean[:, 1:] + spread * nodes))
+        # every component has its quantile between these
+        far = special.ndtri(level) * sd
+        low, high = far.min(axis=1), far.max(axis=1)
+        for _ in range(HALVINGS):
+            middle = 0.5 * (low + high)
+            below = special.ndtr(middle[:, None] / sd) @ weights < level
+            low, high = np.where(below, middle, low), np.where(below, high, middle)
+        return np.asarray(center[:, 0] + 0.5 * (low + high))
+
+    def sample(self, latent: Array, rng: np.random.Generator) -> Array:
+        """Draw responses (...) given latent values (..., 2)."""
+        with np.errstate(over="ignore"):
+            sd = np.exp(0.5 * latent[..., 1])
+        return np.asarray(latent[..., 0] + sd * rng.standard_normal(sd.shape))
+
+    def describe(self) -> dict[str, Any]:
+        return {}

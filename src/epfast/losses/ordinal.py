@@ -1,0 +1,117 @@
+"""Likelihoods of ordered classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from epfast import _checks
+from epfast._arrays import Array
+from epfast.losses import prediction, quantiles
+from epfast.losses.base import Loss
+
+LINKS = ("probit", "logit")
+_LOGISTIC = Loss("logistic")
+
+
+@dataclass(frozen=True)
+class Ordinal(Loss):
+    """Ordered classes 0 to K - 1: class k if h plus noise is between cuts k - 1 and k.
+
+    P(y <= k) = F(cut_k - h), F the normal or the logistic distribution function. A model with an
+    intercept shifts all cuts: then hold one of them, or leave the intercept out.
+
+    Parameters
+    ----------
+    cuts : sequence of float
+        The K - 1 cuts, increasing.
+    link : {"probit", "logit"}
+        The distribution of the noise: standard normal, or logistic.
+    """
+
+    name: str = field(default="", init=False, repr=False)
+    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
+    cuts: tuple[float, ...] = (-1.0, 1.0)
+    link: str = "probit"
+
+    by_margin = False
+    is_likelihood = True
+    log_concave = True
+    response_width = 1
+    learnable = ("cuts",)
+
+    def __post_init__(self) -> None:
+        cuts = _checks.array("cuts", self.cuts, shape=(None,))
+        if cuts.size == 0 or not (cuts[1:] > cuts[:-1]).all():
+            raise ValueError(f"cuts is {self.cuts}; allowed: at least one, increasing")
+        link = _checks.choice("link", self.link, LINKS)
+        self._set(beta=_checks.number("beta", self.beta, above=0.0))
+        own = tuple(map(float, cuts))
+        parameters = (float(len(own) + 1), -np.inf, *own, np.inf)
+        self._set(cuts=own, link=link, name=f"ordinal_{link}", parameters=parameters)
+
+    @property
+    def n_classes(self) -> int:
+        """Number of classes."""
+        return len(self.cuts) + 1
+
+    def responses(self, name: str, y: Any, n: int) -> Array:
+        """Check classes (n,)."""
+        given = _checks.responses(name, y, n, 1)
+        if not ((given >= 0.0) & (given < self.n_classes) & (given == np.floor(given))).all():
+            raise ValueError(
+                f"{name} holds numbers from {given.min():g} to {given.max():g}, or fractions; "
+                f"allowed: classes, integers 0 to {self.n_classes - 1}"
+            )
+        return given[:, None].copy()
+
+    def started(self, responses: Array, weights: Array | None = None) -> Ordinal:
+        """Cuts by the shares of the classes, each with half a row more."""
+        mass = np.bincount(responses[:, 0].astype(np.intp), weights, self.n_classes) + 0.5
+        below = np.cumsum(mass)[:-1] / mass.sum()
+        cuts = special.ndtri(below) if self.link == "probit" else special.logit(below)
+        return self.with_parameters(cuts=tuple(map(float, cuts)))
+
+    def predict_proba(self, mean: Array, variance: Array) -> Array:
+        """Probabilities of the classes, (n, K)."""
+        found = np.empty((len(mean), self.n_classes))
+        for k in range(self.n_classes):
+            given = np.full((len(mean), 1), float(k))
+            found[:, k] = np.exp(self.log_predictive(given, mean, variance))
+        return np.asarray(found / found.sum(axis=1, keepdims=True))
+
+    def predict(self, mean: Array, variance: Array) -> Array:
+        """The most probable class, (n,)."""
+        found = self.predict_proba(mean, variance)
+        return np.asarray(found.argmax(axis=1), dtype=np.float64)
+
+    def predict_variance(self, mean: Array, variance: Array) -> Array:
+        """Variance of the number of the class, (n,)."""
+        p, k = self.predict_proba(mean, variance), np.arange(self.n_classes)
+        return np.asarray((p * (k - (p @ k)[:, None]) ** 2).sum(axis=1))
+
+    def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
+        level = quantiles.level_of(level)
+        below = np.stack([self._below(cut - mean, variance) for cut in self.cuts], axis=1)
+        return np.asarray((below < level).sum(axis=1), dtype=np.float64)
+
+    def _below(self, margin: Array, variance: Array) -> Array:
+        """E[F(margin - h)], h ~ N(0, variance)."""
+        if self.link == "probit":
+            return np.asarray(special.ndtr(margin / np.sqrt(1.0 + variance)))
+        return prediction.label_probability(_LOGISTIC, margin, variance)
+
+    def sample(self, latent: Array, rng: np.random.Generator) -> Array:
+        """Draw classes."""
+        noise = (
+            rng.standard_normal(latent.shape)
+            if self.link == "probit"
+            else rng.logistic(size=latent.shape)
+        )
+        return np.searchsorted(self.cuts, latent + noise).astype(np.float64)
+
+    def describe(self) -> dict[str, Any]:
+        return {"cuts": self.cuts, "link": self.link}

@@ -1,0 +1,309 @@
+"""Priors of single weights that are sites: sparse ones, and continuous shrinkage.
+
+Each is a factor t(w) of one weight, whose tilted moments are those of a mixture of normals of
+variance s_k and mean 0, or closed. With ``fit_linear(X, y, prior=SpikeAndSlab())`` every weight but
+the intercept has one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import special
+
+from epfast import _checks
+from epfast._arrays import Array
+from epfast._core.loss import CoreLoss
+from epfast._core.scalar_schemes import ScaleMixture
+from epfast._core.tilted import TiltedMoments
+
+#: step of the nodes in the log of a variance: their sum is the integral to 1e-16
+STEP = 0.25
+#: logs of variances, over the square of the scale, that nodes of heavy tails reach
+LOWEST, HIGHEST = -100.0, 77.0
+#: relative step of derivatives by parameters
+DIFFERENCE = 1e-3
+
+
+def _row() -> CoreLoss:
+    """What stands for the loss where a mixture gives the moments; its values are not looked at."""
+    return CoreLoss.table("logistic", (), 1.0)
+
+
+@dataclass(frozen=True)
+class Prior:
+    """A prior of one weight, t(w); base of those in this module."""
+
+    #: names of the parameters that the evidence can set
+    learnable: ClassVar[tuple[str, ...]] = ()
+    #: True if log t is concave: its sites are never negative then
+    log_concave: ClassVar[bool] = False
+
+    @property
+    def spread(self) -> float:
+        """Variance of the normal prior that sites begin with: that of t, where it has one."""
+        raise NotImplementedError
+
+    def mixture(self) -> tuple[Array, Array]:
+        """Logs of weights, and variances, increasing, of the normals that t is the sum of, (k,)."""
+        raise NotImplementedError
+
+    def tilted(self) -> TiltedMoments:
+        """Tilted moments for the core; its responses are ones, (n, 1)."""
+        row = _row()
+        return TiltedMoments(row, scheme=ScaleMixture(row, *self.mixture()))
+
+    def moments(self, mean: ArrayLike, variance: ArrayLike) -> tuple[Array, Array, Array]:
+        """Tilted moments at cavities N(mean, variance).
+
+        Parameters
+        ----------
+        mean, variance : array_like of shape (n,)
+
+        Returns
+        -------
+        lZ, dlZ, d2lZ : ndarray of shape (n,)
+            Log of the integral of t under the cavity, and its first two derivatives by the mean.
+        """
+        m = _checks.array("mean", mean, shape=(None,))
+        v = _checks.array("variance", variance, shape=m.shape, positive=True)
+        found = self.tilted().call(np.ones((len(m), 1)), m, v)
+        return found[0], found[1], found[2]
+
+    def log_density(self, w: ArrayLike) -> Array:
+        """Log of the density at weights of any shape."""
+        raise NotImplementedError
+
+    def sample(self, size: int, rng: np.random.Generator) -> Array:
+        """Draw weights, (size,)."""
+        raise NotImplementedError
+
+    def with_parameters(self, **values: float) -> Self:
+        """The same prior with other numbers."""
+        for name in values:
+            _checks.choice("parameter", name, tuple(f.name for f in dataclasses.fields(self)))
+        return dataclasses.replace(self, **values)
+
+    def slopes(self, mean: Array, variance: Array) -> dict[str, float]:
+        """Derivatives of the sum of log Z over cavities by each learnable parameter.
+
+        By differences of the fourth order.
+        """
+        result = {}
+        for name in self.learnable:
+            value, total = float(getattr(self, name)), 0.0
+            step = DIFFERENCE * value
+            if name == "share":
+                step = DIFFERENCE * value * (1.0 - 0.5 * value)
+            ahead = value + 2.0 * step <= (1.0 if name == "share" else math.inf)
+            # one-sided at the end of the range
+            rule = (
+                ((-2, 1.0), (-1, -8.0), (1, 8.0), (2, -1.0))
+                if ahead
+                else ((0, 25.0), (-1, -48.0), (-2, 36.0), (-3, -16.0), (-4, 3.0))
+            )
+            for places, factor in rule:
+                moved = self.with_parameters(**{name: value + places * step})
+                total += factor * float(moved.moments(mean, variance)[0].sum())
+            result[name] = total / (12.0 * step)
+        return result
+
+    def describe(self) -> dict[str, Any]:
+        """Name and parameters for a file."""
+        return {"name": type(self).__name__} | dataclasses.asdict(self)
+
+
+def _positive(name: str, value: Any) -> float:
+    return float(_checks.number(name, value, least=1e-100, most=1e100))
+
+
+@dataclass(frozen=True)
+class SpikeAndSlab(Prior):
+    """A weight is 0, or with probability ``share`` normal: (1 - share) δ(w) + share N(w; 0, v).
+
+    Parameters
+    ----------
+    share : float
+        Prior probability that a weight is not 0, in (0, 1].
+    variance : float
+        Variance v of the weights that are not 0.
+
+    Notes
+    -----
+    Hernández-Lobato, Hernández-Lobato and Suárez (2015), Machine Learning 99: the indicators are
+    summed out. Sites may be negative, where a cavity does not tell whether the weight is 0.
+    """
+
+    share: float = 0.1
+    variance: float = 1.0
+
+    learnable: ClassVar[tuple[str, ...]] = ("share", "variance")
+
+    def __post_init__(self) -> None:
+        share = _checks.number("share", self.share, least=1e-100, most=1.0)
+        object.__setattr__(self, "share", float(share))
+        object.__setattr__(self, "variance", _positive("variance", self.variance))
+
+    @property
+    def spread(self) -> float:
+        return self.share * self.variance
+
+    def mixture(self) -> tuple[Array, Array]:
+        with np.errstate(divide="ignore"):
+            weight = np.array([np.log1p(-self.share), np.log(self.share)])
+        return weight, np.array([0.0, self.variance])
+
+    def inclusion_probability(self, mean: Array, variance: Array) -> Array:
+        """Probability that a weight is not 0, at cavities N(mean, variance) of the data, (n,)."""
+        if self.share == 1.0:
+            return np.ones(len(mean))
+        # a cavity of infinite variance leaves the prior odds
+        ratio = self.variance / (variance + self.variance)
+        odds = np.log(self.share) - np.log1p(-self.share)
+        odds += 0.5 * (mean * mean / variance * ratio - np.log1p(self.variance / variance))
+        return np.asarray(special.expit(odds))
+
+    def log_density(self, w: ArrayLike) -> Array:
+        """Refused: a weight of 0 has a probability."""
+        raise ValueError("prior is a SpikeAndSlab, which has no density; allowed: a continuous one")
+
+    def sample(self, size: int, rng: np.random.Generator) -> Array:
+        slab = rng.standard_normal(size) * math.sqrt(self.variance)
+        return np.where(rng.random(size) < self.share, slab, 0.0)
+
+
+@dataclass(frozen=True)
+class LaplacePrior(Prior):
+    """The double exponential, exp(-abs(w) / scale) / (2 scale): the prior of the lasso.
+
+    Parameters
+    ----------
+    scale : float
+        Mean of abs(w); the variance is 2 scale^2.
+    """
+
+    scale: float = 1.0
+
+    learnable: ClassVar[tuple[str, ...]] = ("scale",)
+    log_concave: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scale", _positive("scale", self.scale))
+
+    @property
+    def spread(self) -> float:
+        return 2.0 * self.scale**2
+
+    def tilted(self) -> TiltedMoments:
+        # one knot, at 0: slope before it, where it is, the loss on either side, slope behind it
+        slope, value = 1.0 / self.scale, math.log(2.0 * self.scale)
+        row = CoreLoss.table("piecewise_linear", (1.0, -slope, 0.0, value, value, slope), 1.0)
+        return TiltedMoments(row)
+
+    def log_density(self, w: ArrayLike) -> Array:
+        return np.asarray(-np.abs(w) / self.scale - math.log(2.0 * self.scale))
+
+    def sample(self, size: int, rng: np.random.Generator) -> Array:
+        return rng.laplace(0.0, self.scale, size)
+
+
+@dataclass(frozen=True)
+class StudentTPrior(Prior):
+    """Student's t of ``df`` degrees of freedom, times ``scale``.
+
+    Parameters
+    ----------
+    df : float
+        Degrees of freedom, from .1 to 1,000; 1 is the Cauchy distribution.
+    scale : float
+        The variance is scale^2 df / (df - 2) if df > 2, else infinite.
+    """
+
+    df: float = 3.0
+    scale: float = 1.0
+
+    learnable: ClassVar[tuple[str, ...]] = ("scale",)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "df", float(_checks.number("df", self.df, least=0.1, most=1e3)))
+        object.__setattr__(self, "scale", _positive("scale", self.scale))
+
+    @property
+    def spread(self) -> float:
+        return self.scale**2 * (self.df / (self.df - 2.0) if self.df > 2.5 else 5.0)
+
+    def mixture(self) -> tuple[Array, Array]:
+        # the variance is scale^2 / lambda with lambda ~ Gamma(a, a)
+        a = 0.5 * self.df
+        step = min(STEP, 0.65 / math.sqrt(a))
+        u = np.arange(-math.log(745.0 / a + 1.0), HIGHEST if a < 1.0 else 45.0, step)
+        weight = math.log(step) + a * math.log(a) - special.gammaln(a) - a * (u + np.exp(-u))
+        return weight, self.scale**2 * np.exp(u)
+
+    def log_density(self, w: ArrayLike) -> Array:
+        half, z = 0.5 * (self.df + 1.0), np.asarray(w) / self.scale
+        constant = special.gammaln(half) - special.gammaln(0.5 * self.df)
+        constant -= 0.5 * math.log(math.pi * self.df) + math.log(self.scale)
+        return np.asarray(constant - half * np.log1p(z * z / self.df))
+
+    def sample(self, size: int, rng: np.random.Generator) -> Array:
+        return self.scale * rng.standard_t(self.df, size)
+
+
+@dataclass(frozen=True)
+class Horseshoe(Prior):
+    """The horseshoe of Carvalho, Polson and Scott (2010): N(0, (scale λ)^2), λ half-Cauchy.
+
+    Parameters
+    ----------
+    scale : float
+        The global scale; its density is infinite at 0 and falls as w^-2.
+    """
+
+    scale: float = 0.1
+
+    learnable: ClassVar[tuple[str, ...]] = ("scale",)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scale", _positive("scale", self.scale))
+
+    @property
+    def spread(self) -> float:
+        return 5.0 * self.scale**2
+
+    def mixture(self) -> tuple[Array, Array]:
+        u = np.arange(LOWEST, HIGHEST, STEP)  # 2 log λ
+        weight = math.log(STEP / math.pi) + 0.5 * u - np.logaddexp(0.0, u)
+        return weight, self.scale**2 * np.exp(u)
+
+    def log_density(self, w: ArrayLike) -> Array:
+        x = 0.5 * (np.asarray(w) / self.scale) ** 2
+        # e^x E1(x)
+        with np.errstate(divide="ignore"):
+            found = np.log(special.hyperu(1.0, 1.0, x))
+        return np.asarray(found - math.log(self.scale) - 0.5 * math.log(2.0 * math.pi**3))
+
+    def sample(self, size: int, rng: np.random.Generator) -> Array:
+        return self.scale * np.abs(rng.standard_cauchy(size)) * rng.standard_normal(size)
+
+
+PRIORS: dict[str, type[Prior]] = {
+    kind.__name__: kind for kind in (SpikeAndSlab, LaplacePrior, StudentTPrior, Horseshoe)
+}
+
+
+def restore_prior(described: Any) -> Prior:
+    """The prior that :meth:`Prior.describe` wrote.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If the name is unknown or a parameter is not allowed.
+    """
+    kind = PRIORS[_checks.choice("prior", described["name"], tuple(PRIORS))]
+    return kind(**{name: value for name, value in described.items() if name != "name"})

@@ -1,0 +1,216 @@
+"""Quantiles of predictive distributions: inversion of E[P(y <= x | h)], h ~ N(mean, variance)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from epfast import _checks
+from epfast._arrays import Array
+
+#: P(y <= x) and P(y > x) at numbers x (n,), of these rows
+Tails = Callable[[Array, slice], tuple[Array, Array]]
+#: the same of a given h, of the same shape
+TailsGiven = Callable[[Array, Array], tuple[Array, Array]]
+
+#: rows at a time
+ROWS = 2048
+#: most doublings of a bracket, and steps within it
+DOUBLINGS, STEPS = 200, 200
+#: where a root ends, in units of its scale
+CLOSE = 1e-13
+#: the largest count
+LOG_MOST = 700.0
+MOST = np.exp(LOG_MOST)
+#: nodes per panel, and reach of the panels in standard deviations
+NODES, REACH = 12, 11.0
+#: ends of panels about where P(y <= x | h) turns, in its widths
+NEAR = np.array([-30.0, -9.0, -4.0, -1.5, 0.0, 1.5, 4.0, 9.0, 30.0])
+#: nats that the weights of a mixture reach down
+MIXTURE_REACH = 40.0
+
+
+def level_of(level: Any) -> float:
+    """A level of a quantile, in (0, 1)."""
+    result = _checks.number("level", level, above=0.0)
+    if not result < 1.0:
+        raise ValueError(f"level is {result:g}; allowed: less than 1")
+    return result
+
+
+def root(tails: Tails, level: float, guess: Array, scale: Array) -> Array:
+    """x with P(y <= x) = level, (n,), row by row; scale: a length over which it changes."""
+    level, result = level_of(level), np.empty(len(guess))
+    for first in range(0, len(guess), ROWS):
+        part = slice(first, first + ROWS)
+        result[part] = _root(tails, level, guess[part], scale[part], part)
+    return result
+
+
+def _root(tails: Tails, level: float, guess: Array, scale: Array, part: slice) -> Array:
+    def excess(x: Array) -> Array:
+        return _over(level, *tails(x, part))
+
+    low, high = guess - scale, guess + scale
+    at_low, at_high = excess(low), excess(high)
+    for _ in range(DOUBLINGS):
+        far_low, far_high = at_low > 0.0, at_high < 0.0
+        if not (far_low.any() or far_high.any()):
+            break
+        low, high = (
+            np.where(far_low, low - 2.0 * (high - low), np.where(far_high, high, low)),
+            np.where(far_high, high + 2.0 * (high - low), np.where(far_low, low, high)),
+        )
+        at_low, at_high = excess(low), excess(high)
+    side = np.zeros(len(guess))
+    for step in range(STEPS):
+        if (high - low <= CLOSE * (scale + np.abs(low))).all():
+            break
+        middle = 0.5 * (low + high)
+        with np.errstate(all="ignore"):
+            chord = (low * at_high - high * at_low) / (at_high - at_low)
+        inside = (chord > low) & (chord < high) & np.isfinite(chord)
+        x = np.where(inside, chord, middle) if step % 3 else middle
+        value = excess(x)
+        above = value >= 0.0
+        # an end that stays twice counts half (Illinois)
+        at_low = np.where(above, np.where(side > 0, 0.5 * at_low, at_low), value)
+        at_high = np.where(above, value, np.where(side < 0, 0.5 * at_high, at_high))
+        low, high = np.where(above, low, x), np.where(above, x, high)
+        side = np.where(above, 1.0, -1.0)
+        exact = value == 0.0
+        low, high = np.where(exact, x, low), np.where(exact, x, high)
+    return np.asarray(0.5 * (low + high))
+
+
+def _over(level: float, below: Array, above: Array) -> Array:
+    """Nats by which a level is passed; precise in the tail that it is in."""
+    with np.errstate(divide="ignore"):
+        if level <= 0.5:
+            return np.asarray(np.log(below) - np.log(level))
+        return np.asarray(np.log1p(-level) - np.log(above))
+
+
+def expected(given: TailsGiven, x: Array, center: Array, width: Any, m: Array, sd: Array) -> Any:
+    """E of both tails over h ~ N(m, sd^2); they turn at h near center, over some widths."""
+    nodes, weights = np.polynomial.legendre.leggauss(NODES)
+    with np.errstate(all="ignore"):
+        near = (center[:, None] + np.multiply.outer(np.broadcast_to(width, x.shape), NEAR)) - m[
+            :, None
+        ]
+        near = np.clip(np.nan_to_num(near / sd[:, None]), -REACH, REACH)
+    regular = np.broadcast_to(np.linspace(-REACH, REACH, 17), (len(x), 17))
+    edges = np.sort(np.concatenate([regular, near], axis=1), axis=1)
+    half = 0.5 * np.diff(edges, axis=1)[:, :, None]
+    z = (0.5 * (edges[:, 1:] + edges[:, :-1]))[:, :, None] + half * nodes
+    weight = half * weights * np.exp(-0.5 * z * z) / np.sqrt(2.0 * np.pi)
+    both = given(x[:, None, None], m[:, None, None] + sd[:, None, None] * z)
+    return [np.einsum("ijk,ijk->i", weight, part) for part in both]
+
+
+def of_location(
+    given: TailsGiven, level: float, mean: Array, variance: Array, scale: Array, width: float
+) -> Array:
+    """Quantiles of x, of which h is a location: P(x | h) turns at h = x, over about a width."""
+    sd = np.sqrt(variance)
+
+    def tails(x: Array, rows: slice) -> tuple[Array, Array]:
+        below, above = expected(given, x, x, width, mean[rows], sd[rows])
+        return below, above
+
+    return root(tails, level, mean, scale)
+
+
+def of_counts(
+    given: TailsGiven,
+    level: float,
+    mean: Array,
+    variance: Array,
+    width: Callable[[Array], Array],
+) -> Array:
+    """Least counts k with P(y <= k) >= level; k = exp(h) is about the mean of y given h.
+
+    given: tails at real k, between counts an increasing interpolation.
+    """
+    level, sd = level_of(level), np.sqrt(variance)
+
+    def excess(k: Array, rows: NDArray[np.intp]) -> Array:
+        center = np.log(np.maximum(k, 0.5))
+        return _over(level, *expected(given, k, center, width(k), mean[rows], sd[rows]))
+
+    # as if log y were normal; a search of whole numbers corrects it
+    spread = np.hypot(sd, width(np.exp(np.minimum(mean, LOG_MOST))))
+    guess = np.exp(np.clip(mean + special.ndtri(level) * spread, -1.0, LOG_MOST))
+    result = np.empty(len(mean))
+    for first in range(0, len(mean), ROWS):
+        rows = np.arange(first, min(first + ROWS, len(mean)))
+        result[rows] = _least(excess, np.floor(guess[rows]), np.clip(spread[rows], 0.1, 8.0), rows)
+    return result
+
+
+def _least(
+    excess: Callable[[Array, NDArray[np.intp]], Array],
+    k: Array,
+    step: Array,
+    rows: NDArray[np.intp],
+) -> Array:
+    """Least counts at which the excess is not negative, from guesses; steps are of log(1 + k)."""
+    low, high = np.full(len(k), -1.0), np.full(len(k), np.inf)
+    at_low, at_high, side = np.full(len(k), -np.inf), np.full(len(k), np.inf), np.zeros(len(k))
+    for trial in range(DOUBLINGS + STEPS):
+        # neighbours, or to rounding; beyond the largest there is none
+        i = np.flatnonzero((high - low > np.maximum(1.0, CLOSE * low)) & (low < MOST))
+        if not len(i):
+            break
+        value = excess(k[i], rows[i])
+        above, before = value >= 0.0, side[i]
+        # an end that stays twice counts half (Illinois)
+        at_low[i] = np.where(above, np.where(before > 0.0, 0.5, 1.0) * at_low[i], value)
+        at_high[i] = np.where(above, value, np.where(before < 0.0, 0.5, 1.0) * at_high[i])
+        low[i], high[i] = np.where(above, low[i], k[i]), np.where(above, k[i], high[i])
+        side[i] = np.where(above, 1.0, -1.0)
+        with np.errstate(all="ignore"):
+            left, right = np.log1p(low[i]), np.log1p(high[i])
+            chord = (left * at_high[i] - right * at_low[i]) / (at_high[i] - at_low[i])
+            middle = 0.5 * (left + right)
+        inside = (chord > left) & (chord < right) & (trial % 3 < 2)
+        u = np.where(inside, chord, middle)
+        u = np.where(np.isinf(left), right - step[i], np.where(np.isinf(right), left + step[i], u))
+        step[i] *= 2.0
+        k[i] = np.floor(np.expm1(np.clip(u, 0.0, LOG_MOST)))
+        k[i] = np.clip(
+            k[i], low[i] + 1.0, np.minimum(np.maximum(high[i] - 1.0, low[i] + 1.0), MOST)
+        )
+    return np.asarray(np.minimum(high, MOST))
+
+
+def laplace_tails(x: Array, sd: Array, left: float, right: float) -> tuple[Array, Array]:
+    """P(g + e <= x) and its rest: g ~ N(0, sd^2), e falling at rates left and right of 0."""
+    sd = np.maximum(sd, 1e-12 * (1.0 / left + 1.0 / right))
+    share = right / (left + right)  # of e < 0
+    minus = share * np.exp(
+        0.5 * (left * sd) ** 2 + left * x + special.log_ndtr(-x / sd - left * sd)
+    )
+    plus = (1.0 - share) * np.exp(
+        0.5 * (right * sd) ** 2 - right * x + special.log_ndtr(x / sd - right * sd)
+    )
+    below = special.ndtr(x / sd) + minus - plus
+    above = special.ndtr(-x / sd) + plus - minus
+    return below, above
+
+
+def student_tails(x: Array, variance: Array, df: float, scale: float) -> tuple[Array, Array]:
+    """P(g + e <= x) and its rest: g ~ N(0, variance), e Student's t: a mixture of normals."""
+    a = 2.0 * MIXTURE_REACH / df
+    side = a + np.sqrt(2.0 * a)
+    low, high = -side, np.log1p(side)
+    t = np.linspace(low, high, int((high - low) * np.sqrt(20.0 + df)) + 2)
+    log_weight = 0.5 * df * (t - np.expm1(t))
+    weight = np.exp(log_weight - log_weight.max())
+    z = x[:, None] / np.sqrt(variance[:, None] + scale**2 * np.exp(-t))
+    weight /= weight.sum()
+    return special.ndtr(z) @ weight, special.ndtr(-z) @ weight

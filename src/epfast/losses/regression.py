@@ -1,0 +1,446 @@
+"""Likelihoods of real numbers: Gaussian, Laplace, quantile, Student's t, intervals, censoring."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from epfast import _checks
+from epfast._arrays import Array
+from epfast.losses import quantiles, units
+from epfast.losses.base import Loss, closing_in
+
+#: a search of a variance, and of a scale by the root, over that of y
+LEAST_SHARE, MOST_SHARE = 1e-6, 1e2
+LOG_2PI = float(np.log(2.0 * np.pi))
+
+
+def positive(name: str, value: Any) -> float:
+    """A parameter that is a number above 0."""
+    return _checks.number(name, value, above=0.0, least=1e-150, most=1e150)
+
+
+def of_residual(y: Array) -> Array:
+    """Responses of a loss of y - h: the margin -h + y."""
+    return np.stack([np.full(len(y), -1.0), y], axis=1)
+
+
+@dataclass(frozen=True)
+class Gaussian(Loss):
+    """Real y with mean h and a variance.
+
+    l(h; y) = (y - h)^2 / (2 variance) + log(2 pi variance) / 2. y is (n,), or (n, 2) with a
+    variance for each row in the second column, which is multiplied by ``variance``.
+
+    Parameters
+    ----------
+    variance : float
+        Of the noise, > 0.
+    """
+
+    name: str = field(default="gaussian", init=False, repr=False)
+    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
+    variance: float = 1.0
+
+    by_margin = False
+    is_likelihood = True
+    log_concave = True
+    response_width = 2
+    learnable = ("variance",)
+    in_units_of_y = True
+
+    def __post_init__(self) -> None:
+        variance = positive("variance", self.variance)
+        self._set(beta=_checks.number("beta", self.beta, above=0.0))
+        self._set(variance=variance, parameters=(variance,))
+
+    def responses(self, name: str, y: Any, n: int) -> Array:
+        """Check y (n,), or y and variances (n, 2); the core reads both, (n, 2)."""
+        result = _checks.responses(name, y, n, 1, 2)
+        if result.ndim == 1:
+            return np.stack([result, np.ones(n)], axis=1)
+        if not (result[:, 1] > 0.0).all():
+            raise ValueError(
+                f"{name} has a variance of {result[:, 1].min():g}; allowed: (value, variance), "
+                "variance > 0"
+            )
+        return result.copy()
+
+    def as_given(self, responses: Array) -> Array:
+        return responses
+
+    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
+        shift = responses[:, 2] if self.has_offset else 0.0
+        return units.moments(responses[:, 0] - shift, weights)
+
+    def started(self, responses: Array, weights: Array | None = None) -> Gaussian:
+        return self.with_parameters(variance=self.typical(responses, weights)[1] ** 2)
+
+    def limits(self, name: str) -> tuple[float, float]:
+        return LEAST_SHARE * self.variance, MOST_SHARE * self.variance
+
+    def exact_sites(self, responses: Array) -> tuple[Array, Array]:
+        shift = responses[:, 2] if self.has_offset else 0.0
+        return responses[:, 0] - shift, self.variance * responses[:, 1]
+
+    def predict(self, mean: Array, variance: Array) -> Array:
+        """Mean of y, which is that of h."""
+        return np.array(mean)
+
+    def predict_variance(self, mean: Array, variance: Array) -> Array:
+        """Variance of a y of the noise's variance."""
+        return np.asarray(variance + self.variance)
+
+    def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
+        level = quantiles.level_of(level)
+        return np.asarray(mean + np.sqrt(variance + self.variance) * special.ndtri(level))
+
+    def sample(self, latent: Array, rng: np.random.Generator) -> Array:
+        """Draw y for each latent value."""
+        return np.asarray(latent + np.sqrt(self.variance) * rng.standard_normal(latent.shape))
+
+    def describe(self) -> dict[str, Any]:
+        return {"variance": self.variance}
+
+
+@dataclass(frozen=True)
+class Quantile(Loss):
+    """Real y whose quantile of level q is h: asymmetric Laplace noise (Yu & Moyeed 2001).
+
+    l(h; y) = (y - h) (q - [y < h]) / scale - log(q (1 - q) / scale): its first term is the loss of
+    quantile regression. h is the quantile: ``post.predict_latent``; ``predict`` gives the mean of
+    y.
+
+    Parameters
+    ----------
+    q : float
+        Level of the quantile, in (0, 1).
+    scale : float
+        Of the noise, > 0.
+    """
+
+    name: str = field(default="piecewise_linear", init=False, repr=False)
+    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
+    q: float = 0.5
+    scale: float = 1.0
+
+    by_margin = False
+    by_residual = True
+    is_likelihood = True
+    log_concave = True
+    response_width = 2
+    learnable = ("scale",)
+    in_units_of_y = True
+
+    def __post_init__(self) -> None:
+        q = _checks.number("q", self.q, above=0.0, least=1e-100)
+        if not q < 1.0:
+            raise ValueError(f"q is {q:g}; allowed: less than 1")
+        self._set(q=q, scale=positive("scale", self.scale))
+        self._of_rates((1.0 - q) / self.scale, q / self.scale)
+
+    def _of_rates(self, left: float, right: float) -> None:
+        """Slopes below and above the residual 0."""
+        self._set(beta=_checks.number("beta", self.beta, above=0.0))
+        value = float(np.log(left + right) - np.log(left) - np.log(right))
+        parameters = (1.0, -left, 0.0, value, value, right)
+        self._set(parameters=parameters, kinks=(0.0,))
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Rates at which the density of the noise falls below and above 0."""
+        return -self.parameters[1], self.parameters[5]
+
+    def responses(self, name: str, y: Any, n: int) -> Array:
+        """Check y (n,)."""
+        return of_residual(_checks.responses(name, y, n, 1))
+
+    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
+        # an offset is taken from y
+        return units.medians(responses[:, 1], weights)
+
+    def started(self, responses: Array, weights: Array | None = None) -> Quantile:
+        return self.with_parameters(scale=self.typical(responses, weights)[1])
+
+    def limits(self, name: str) -> tuple[float, float]:
+        return LEAST_SHARE**0.5 * self.scale, MOST_SHARE**0.5 * self.scale
+
+    def predict(self, mean: Array, variance: Array) -> Array:
+        """Mean of y, which is not the quantile h unless q is 0.5."""
+        left, right = self.rates
+        return np.asarray(mean + (left - right) / left / right)
+
+    def predict_variance(self, mean: Array, variance: Array) -> Array:
+        """Variance of y."""
+        left, right = self.rates
+        return np.asarray(variance + left**-2.0 + right**-2.0)
+
+    def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
+        def tails(residual: Array, rows: Any) -> tuple[Array, Array]:
+            return quantiles.laplace_tails(residual, np.sqrt(variance[rows]), *self.rates)
+
+        left, right = self.rates
+        scale = np.sqrt(variance) + 1.0 / left + 1.0 / right
+        return np.asarray(mean + quantiles.root(tails, level, np.zeros(len(mean)), scale))
+
+    def sample(self, latent: Array, rng: np.random.Generator) -> Array:
+        """Draw y for each latent value."""
+        left, right = self.rates
+        size, above = rng.standard_exponential(latent.shape), rng.random(latent.shape)
+        share = left / (left + right)
+        return np.asarray(latent + np.where(above < share, size / right, -size / left))
+
+    def describe(self) -> dict[str, Any]:
+        return {"q": self.q, "scale": self.scale}
+
+
+@dataclass(frozen=True)
+class LaplaceNoise(Quantile):
+    """Real y with Laplace noise about h: l(h; y) = abs(y - h) / scale + log(2 scale).
+
+    h is the median and the mean of y, 2 scale^2 the variance of the noise.
+
+    Parameters
+    ----------
+    scale : float
+        Mean of abs(y - h), > 0.
+    """
+
+    q: float = field(default=0.5, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._set(scale=positive("scale", self.scale))
+        self._of_rates(1.0 / self.scale, 1.0 / self.scale)
+
+    def describe(self) -> dict[str, Any]:
+        return {"scale": self.scale}
+
+
+@dataclass(frozen=True)
+class StudentT(Loss):
+    """Real y with Student's t noise about h, of df degrees of freedom and a scale.
+
+    l(h; y) = (df + 1) / 2 log(1 + (y - h)^2 / (df scale^2)) + a constant. It is not log-concave:
+    sites of outliers have negative precisions, and sweeps are sequential unless told otherwise.
+
+    Parameters
+    ----------
+    df : float
+        Degrees of freedom, >= 0.1.
+    scale : float
+        As SciPy's, > 0; the variance of the noise is scale^2 df / (df - 2) for df > 2.
+    """
+
+    name: str = field(default="student_t", init=False, repr=False)
+    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
+    df: float = 4.0
+    scale: float = 1.0
+
+    by_margin = False
+    by_residual = True
+    is_likelihood = True
+    log_concave = False
+    response_width = 2
+    learnable = ("scale", "df")
+    in_units_of_y = True
+
+    def __post_init__(self) -> None:
+        df = _checks.number("df", self.df, above=0.0, least=0.1, most=1e12)
+        scale = positive("scale", self.scale)
+        self._set(beta=_checks.number("beta", self.beta, above=0.0))
+        constant = 0.5 * LOG_2PI + np.log(scale) + _half_step(0.5 * df)
+        mixture = -0.5 * LOG_2PI + _log_gamma_top(0.5 * df)
+        self._set(df=df, scale=scale, parameters=(df, scale, float(constant), float(mixture)))
+
+    def panel_ends(self) -> Array:
+        return closing_in(0.0, min(1.0, self.scale))
+
+    def responses(self, name: str, y: Any, n: int) -> Array:
+        """Check y (n,)."""
+        return of_residual(_checks.responses(name, y, n, 1))
+
+    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
+        # an offset is taken from y
+        return units.medians(responses[:, 1], weights)
+
+    def started(self, responses: Array, weights: Array | None = None) -> StudentT:
+        return self.with_parameters(scale=self.typical(responses, weights)[1])
+
+    def limits(self, name: str) -> tuple[float, float]:
+        if name == "df":
+            return 1.01, 1e4  # y has a mean
+        return LEAST_SHARE**0.5 * self.scale, MOST_SHARE**0.5 * self.scale
+
+    def predict(self, mean: Array, variance: Array) -> Array:
+        """Mean of y, that of h; NaN for df <= 1, where there is none."""
+        return np.array(mean) if self.df > 1.0 else np.full(len(mean), np.nan)
+
+    def predict_variance(self, mean: Array, variance: Array) -> Array:
+        """Variance of y: infinite for df <= 2, NaN for df <= 1."""
+        if self.df <= 2.0:
+            return np.full(len(mean), np.inf if self.df > 1.0 else np.nan)
+        return np.asarray(variance + self.scale**2 * self.df / (self.df - 2.0))
+
+    def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
+        def tails(residual: Array, rows: Any) -> tuple[Array, Array]:
+            return quantiles.student_tails(residual, variance[rows], self.df, self.scale)
+
+        scale = np.sqrt(variance) + self.scale
+        return np.asarray(mean + quantiles.root(tails, level, np.zeros(len(mean)), scale))
+
+    def sample(self, latent: Array, rng: np.random.Generator) -> Array:
+        """Draw y for each latent value."""
+        return np.asarray(latent + self.scale * rng.standard_t(self.df, latent.shape))
+
+    def describe(self) -> dict[str, Any]:
+        return {"df": self.df, "scale": self.scale}
+
+
+def _half_step(x: float) -> float:
+    """log(Gamma(x) sqrt(x) / Gamma(x + 1/2))."""
+    if x < 50.0:
+        return float(special.gammaln(x) - special.gammaln(x + 0.5) + 0.5 * np.log(x))
+    u = 1.0 / x
+    return u * (1 / 8 - u * u * (1 / 192 - u * u * (1 / 640 - u * u * (17 / 14336))))
+
+
+def _log_gamma_top(x: float) -> float:
+    """log(x^x exp(-x) / Gamma(x))."""
+    if x < 50.0:
+        return float(x * np.log(x) - x - special.gammaln(x))
+    u = 1.0 / x
+    rest = u * (1 / 12 - u * u * (1 / 360 - u * u * (1 / 1260 - u * u * (1 / 1680))))
+    return float(0.5 * np.log(x) - 0.5 * LOG_2PI - rest)
+
+
+@dataclass(frozen=True)
+class Interval(Loss):
+    """Real values with mean h and Gaussian noise, known to lie between two ends.
+
+    t(h) is the probability of (lower, upper], or the density where both are equal: an exact
+    observation. y is (n, 2): lower and upper, which may be infinite. Predictions are of the value
+    itself.
+
+    Parameters
+    ----------
+    variance : float
+        Of the noise, > 0.
+    """
+
+    name: str = field(default="interval", init=False, repr=False)
+    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
+    variance: float = 1.0
+
+    by_margin = False
+    is_likelihood = True
+    log_concave = True
+    response_width = 2
+    learnable = ("variance",)
+    in_units_of_y = True
+
+    def __post_init__(self) -> None:
+        variance = positive("variance", self.variance)
+        self._set(beta=_checks.number("beta", self.beta, above=0.0))
+        self._set(variance=variance, parameters=(variance,))
+
+    def responses(self, name: str, y: Any, n: int) -> Array:
+        """Check lower and upper ends, (n, 2)."""
+        ends = _checks.responses(name, y, n, 2, finite=False)
+        lower, upper = ends.T
+        if np.isnan(ends).any():
+            raise ValueError(f"{name} holds NaN; allowed: (lower, upper), infinite where unknown")
+        if not (lower <= upper).all():
+            raise ValueError(f"{name} has lower > upper; allowed: (lower, upper), lower <= upper")
+        if ((lower == upper) & np.isinf(lower)).any():
+            raise ValueError(f"{name} has two equal ends at infinity; allowed: finite ones")
+        return ends.copy()
+
+    def as_given(self, responses: Array) -> Array:
+        return responses
+
+    def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
+        lower, upper = responses[:, 0], responses[:, 1]
+        with np.errstate(invalid="ignore"):
+            middle = np.where(
+                np.isinf(lower), upper, np.where(np.isinf(upper), lower, 0.5 * (lower + upper))
+            )
+        known = np.isfinite(middle)
+        if not known.any():
+            return 0.0, 1.0
+        shift = responses[known, 2] if self.has_offset else 0.0
+        some = None if weights is None or not weights[known].any() else weights[known]
+        return units.moments(middle[known] - shift, some)
+
+    def started(self, responses: Array, weights: Array | None = None) -> Interval:
+        return self.with_parameters(variance=self.typical(responses, weights)[1] ** 2)
+
+    def limits(self, name: str) -> tuple[float, float]:
+        return LEAST_SHARE * self.variance, MOST_SHARE * self.variance
+
+    def predict(self, mean: Array, variance: Array) -> Array:
+        """Mean of the value, that of h."""
+        return np.array(mean)
+
+    def predict_variance(self, mean: Array, variance: Array) -> Array:
+        """Variance of the value."""
+        return np.asarray(variance + self.variance)
+
+    def predict_quantile(self, level: float, mean: Array, variance: Array) -> Array:
+        level = quantiles.level_of(level)
+        return np.asarray(mean + np.sqrt(variance + self.variance) * special.ndtri(level))
+
+    def sample(self, latent: Array, rng: np.random.Generator) -> Array:
+        """Draw values, not ends."""
+        return np.asarray(latent + np.sqrt(self.variance) * rng.standard_normal(latent.shape))
+
+    def describe(self) -> dict[str, Any]:
+        return {"variance": self.variance}
+
+
+@dataclass(frozen=True)
+class Censored(Interval):
+    """Real y with mean h and Gaussian noise, known within limits only: the tobit model.
+
+    y (n,) at ``upper`` or above says that the value is at least ``upper``, y at ``lower`` or below
+    that it is at most ``lower``; between them y is exact. Predictions are of the value itself.
+
+    Parameters
+    ----------
+    variance : float
+        Of the noise, > 0.
+    lower, upper : float, optional
+        The limits; None: there is none.
+    """
+
+    lower: float | None = None
+    upper: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("lower", "upper"):
+            if getattr(self, name) is not None:
+                self._set(**{name: _checks.number(name, getattr(self, name))})
+        if self.lower is not None and self.upper is not None and not self.lower < self.upper:
+            raise ValueError(
+                f"lower is {self.lower:g} and upper {self.upper:g}; allowed: lower < upper"
+            )
+
+    def responses(self, name: str, y: Any, n: int) -> Array:
+        """Check y (n,); the core reads lower and upper ends, (n, 2)."""
+        value = _checks.responses(name, y, n, 1)
+        ends = np.stack([value, value], axis=1)
+        if self.upper is not None:
+            ends[value >= self.upper] = self.upper, np.inf
+        if self.lower is not None:
+            ends[value <= self.lower] = -np.inf, self.lower
+        return ends
+
+    def as_given(self, responses: Array) -> Array:
+        lower, upper = responses.T
+        return np.asarray(np.where(np.isinf(lower), upper, lower))
+
+    def describe(self) -> dict[str, Any]:
+        return {"variance": self.variance, "lower": self.lower, "upper": self.upper}

@@ -1,0 +1,54 @@
+"""Where responses are and how far they spread: the units in which a search begins."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from epfast._arrays import Array
+
+#: share of the location below which a spread is rounding
+ROUNDING = 1e-13
+#: of the normal distribution: standard deviation over median distance from the median
+NORMAL = 1.4826
+
+
+def _settled(location: float, spread: float) -> tuple[float, float]:
+    if not spread > ROUNDING * abs(location):
+        spread = abs(location)
+    return location, spread if spread > 0.0 else 1.0
+
+
+def moments(y: Array, weights: Array | None = None) -> tuple[float, float]:
+    """Mean and standard deviation; where all are alike, their size in place of that, or 1."""
+    share = _shares(len(y), weights)
+    mean = float(share @ y)
+    return _settled(mean, float(np.sqrt(share @ (y - mean) ** 2)))
+
+
+def medians(y: Array, weights: Array | None = None) -> tuple[float, float]:
+    """As :func:`moments`, of the bulk of y whatever its outliers: by medians."""
+    middle = _median(y, weights)
+    spread = NORMAL * _median(np.abs(y - middle), weights)
+    if not spread > ROUNDING * abs(middle):
+        return moments(y, weights)
+    return _settled(middle, spread)
+
+
+def log_mean(y: Array, offset: Array | None, weights: Array | None = None) -> float:
+    """log of the mean of counts over that of exp(offset); half a count is added to all."""
+    share = _shares(len(y), weights)
+    shift = np.zeros(len(y)) if offset is None else offset
+    top = float(shift.max())
+    base = top + float(np.log(share @ np.exp(shift - top)))
+    return float(np.log(share @ y + 0.5 / len(y))) - base
+
+
+def _shares(n: int, weights: Array | None) -> Array:
+    return np.full(n, 1.0 / n) if weights is None else weights / weights.sum()
+
+
+def _median(y: Array, weights: Array | None) -> float:
+    """The least y up to which there is half of the weight."""
+    order = np.argsort(y, kind="stable")
+    mass = np.cumsum(np.ones(len(y)) if weights is None else weights[order])
+    return float(y[order][np.searchsorted(mass, 0.5 * mass[-1])])
