@@ -37,6 +37,7 @@ cdef int call_mixture(
     """With r the share of the base, l' = r l_b' and l'' = r l_b'' - r (1 - r) l_b'^2."""
     cdef const Mixture *mix = <const Mixture *> user
     cdef const double *row
+    cdef const double *responses = NULL     # of the base, unless that is a loss of margins
     cdef double[BATCH] points
     cdef double[BATCH] base
     cdef double[BATCH] first
@@ -54,9 +55,10 @@ cdef int call_mixture(
                     points[i] *= row[0]
                 if mix.shifted:
                     points[i] += row[mix.numbers]
+        if not (mix.labels or mix.margin):
+            responses = y + done * stride
         if kernels.loss(
-            mix.base, count, points,
-            NULL if mix.labels or mix.margin else y + done * stride, stride, base,
+            mix.base, count, points, responses, stride, base,
             first if derivatives else NULL, second if derivatives else NULL
         ) != 0:
             return 1
