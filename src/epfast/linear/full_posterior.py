@@ -163,20 +163,6 @@ class FullPosterior(LinearPosterior):
             )
         return self.sites
 
-    def _with_rows(self, X: Any = None, y: Any = None) -> FullPosterior:
-        """The posterior with its rows, known or given."""
-        self.known_loss()
-        if self.problem.has_rows:
-            if X is not None or y is not None:
-                raise ValueError("X or y is given, and the posterior knows its rows; allowed: None")
-            return self
-        if X is None or y is None:
-            raise ValueError(
-                "X and y are needed, since the posterior was loaded or unpickled; allowed: the "
-                "rows that were fitted"
-            )
-        return self.with_rows(X, y)
-
     def _whiten(self, rows: Array) -> Array:
         return np.asarray(
             linalg.solve_triangular(self._factor, rows.T, lower=True, check_finite=False)

@@ -28,10 +28,8 @@ from epfast.linear.engines.joint_latents import (
 )
 from epfast.linear.latent_checking import JointProposal
 from epfast.linear.latent_posterior import LatentPosterior
-from epfast.linear.ones import with_ones
 from epfast.linear.prediction import finite
 from epfast.linear.problem import inverse_root, log_determinant, log_evidence, moments_of
-from epfast.linear.sources import check_columns
 from epfast.schedules import EP
 
 
@@ -140,11 +138,6 @@ class JointPosterior(LatentPosterior):
         if not _checks.flag("joint", joint):
             return super().predict_latent(X)
         return self._together(self._rows(X))
-
-    def _rows(self, X: ArrayLike) -> Any:
-        check_columns(self.problem.names, X)
-        rows = _checks.rows("X", X, self.problem.n_columns)
-        return with_ones(rows) if self.problem.intercept else rows
 
     def _log_probabilities(self, X: ArrayLike, offset: ArrayLike | None) -> Array:
         """(n, C), normalised."""

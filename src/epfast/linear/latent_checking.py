@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -40,7 +41,34 @@ def cost_of(problem: LinearProblem, theta: Array) -> Array:
     return np.asarray(cost + losses_of(problem, theta).sum(axis=1))
 
 
-class LatentProposal(NamedTuple):
+class _Proposal:
+    """What both Gaussians share: the weights of all latents beside prior times likelihood."""
+
+    problem: LinearProblem
+    #: (C, d)
+    mean: Array
+    log_volume: float
+
+    is_best: ClassVar[bool] = False
+
+    @property
+    def size(self) -> int:
+        return self.mean.size
+
+    @property
+    def width(self) -> int:
+        return self.mean.size
+
+    def log_ratio(self, z: Array, theta: Array) -> Array:
+        cost = cost_of(self.problem, theta.reshape(-1, *self.mean.shape))
+        return np.asarray(self.log_volume + 0.5 * np.einsum("ij,ij->i", z, z) - cost)
+
+    def reported(self, theta: Array) -> Array:
+        return theta
+
+
+@dataclass(frozen=True, eq=False)
+class LatentProposal(_Proposal):
     """The posterior over the weights of all latents, beside prior times likelihood."""
 
     problem: LinearProblem
@@ -52,27 +80,10 @@ class LatentProposal(NamedTuple):
     #: log of the normaliser of the prior over that of the Gaussian
     log_volume: float
 
-    is_best: bool = False
-
-    @property
-    def size(self) -> int:
-        return self.mean.size
-
-    @property
-    def width(self) -> int:
-        return self.mean.size
-
     def draw(self, z: Array) -> Array:
         one = z.reshape(-1, *self.mean.shape)
         drawn = self.mean + np.einsum("kij,skj->ski", self.roots, one)
         return np.asarray(drawn).reshape(len(z), -1)
-
-    def log_ratio(self, z: Array, theta: Array) -> Array:
-        cost = cost_of(self.problem, theta.reshape(-1, *self.mean.shape))
-        return np.asarray(self.log_volume + 0.5 * np.einsum("ij,ij->i", z, z) - cost)
-
-    def reported(self, theta: Array) -> Array:
-        return theta
 
     def moments(self) -> tuple[Array, Array]:
         return self.mean.ravel(), np.sqrt(np.einsum("kij,kij->ki", self.roots, self.roots)).ravel()
@@ -116,7 +127,8 @@ class LatentProposal(NamedTuple):
         return JointProposal(self.problem, self.mean, root, float(volume))
 
 
-class JointProposal(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class JointProposal(_Proposal):
     """A Gaussian over the weights of all latents together, as :class:`LatentProposal`."""
 
     problem: LinearProblem
@@ -126,25 +138,8 @@ class JointProposal(NamedTuple):
     root: Array
     log_volume: float
 
-    is_best: bool = False
-
-    @property
-    def size(self) -> int:
-        return self.mean.size
-
-    @property
-    def width(self) -> int:
-        return self.mean.size
-
     def draw(self, z: Array) -> Array:
         return np.asarray(self.mean.ravel() + z @ self.root.T)
-
-    def log_ratio(self, z: Array, theta: Array) -> Array:
-        cost = cost_of(self.problem, theta.reshape(-1, *self.mean.shape))
-        return np.asarray(self.log_volume + 0.5 * np.einsum("ij,ij->i", z, z) - cost)
-
-    def reported(self, theta: Array) -> Array:
-        return theta
 
     def moments(self) -> tuple[Array, Array]:
         return self.mean.ravel(), np.sqrt(np.einsum("ij,ij->i", self.root, self.root))

@@ -19,7 +19,6 @@ from epfast.inference.files import contents, write
 from epfast.inference.learning import cavities
 from epfast.linear.engines.latents import LatentState, evidence_of, moments
 from epfast.linear.latent_checking import LatentProposal, losses_of
-from epfast.linear.ones import with_ones
 from epfast.linear.prediction import LinearPredictions, finite
 from epfast.linear.problem import LinearProblem, inverse_root, log_determinant
 from epfast.linear.sources import check_columns
@@ -107,25 +106,13 @@ class LatentPosterior(LinearPredictions):
     # -- names --
 
     @property
-    def names(self) -> tuple[str, ...] | None:
-        """Names of the columns of the frame that was fitted, and "intercept"; None without."""
-        names = self.problem.names
-        if names is None or not self.problem.intercept:
-            return names
-        return (*names, "intercept")
-
-    @property
     def labels(self) -> tuple[str, ...]:
         """A name for each weight, those of the first latent first."""
-        columns = self.names
-        if columns is None:
-            found = [f"x{i}" for i in range(self.problem.n_columns)]
-            columns = tuple([*found, "intercept"] if self.problem.intercept else found)
         loss = self.problem.loss
         latents = [f"latent {k}" for k in range(self.n_latents)]
         if isinstance(loss, LatentLoss):
             latents = list(loss.labels)
-        return tuple(f"{latent}: {column}" for latent in latents for column in columns)
+        return tuple(f"{latent}: {column}" for latent in latents for column in self._columns())
 
     def summary(self, level: float = 0.95) -> Any:
         """As :meth:`epfast.FullPosterior.summary`, a row per weight of each latent."""
@@ -163,20 +150,6 @@ class LatentPosterior(LinearPredictions):
                 "that were fitted"
             )
         return replace(self, problem=problem)
-
-    def _with_rows(self, X: Any = None, y: Any = None) -> LatentPosterior:
-        """The posterior with its rows, known or given."""
-        self.known_loss()
-        if self.problem.has_rows:
-            if X is not None or y is not None:
-                raise ValueError("X or y is given, and the posterior knows its rows; allowed: None")
-            return self
-        if X is None or y is None:
-            raise ValueError(
-                "X and y are needed, since the posterior was loaded or unpickled; allowed: the "
-                "rows that were fitted"
-            )
-        return self.with_rows(X, y)
 
     def _marginals(self, rows: Any) -> tuple[Array, Array]:
         """Mean and variance of the latents of rows, (n, C) each. O(C n d^2)."""
@@ -219,7 +192,8 @@ class LatentPosterior(LinearPredictions):
         """
         whole = self._with_rows(X, y)
         sites = Sites(*self.state.sites[:2], np.empty(0))
-        m, v = cavities(sites, *whole._marginals(whole.problem.data.X), 1.0)
+        h, s = whole._marginals(whole.problem.data.X)
+        m, v = cavities(sites, h, s, 1.0)
         assert whole.problem.data.y is not None
         return self.loss_of_rows().log_predictive(whole.problem.data.y, m, v)
 
@@ -259,9 +233,7 @@ class LatentPosterior(LinearPredictions):
         mean : ndarray of shape (n, C)
         variance : ndarray of shape (n, C), or (C, n, n) if joint
         """
-        check_columns(self.problem.names, X)
-        rows = _checks.rows("X", X, self.problem.n_columns)
-        rows = with_ones(rows) if self.problem.intercept else rows
+        rows = self._rows(X)
         if not _checks.flag("joint", joint):
             return self._marginals(rows)
         block = rows.toarray() if hasattr(rows, "indptr") else np.asarray(rows, dtype=np.float64)
@@ -271,9 +243,10 @@ class LatentPosterior(LinearPredictions):
         finite(mean, cross)
         return mean, cross
 
-    def _shifted_latent(self, X: ArrayLike, offset: ArrayLike | None) -> tuple[Array, Array]:
-        mean, variance = self.predict_latent(X)
-        return self._moved(mean, offset), variance
+    def _rows(self, X: ArrayLike) -> Any:
+        """New rows, checked, with the ones of the intercept."""
+        check_columns(self.problem.names, X)
+        return self.problem.given(X)
 
     def _moved(self, latent: Array, offset: ArrayLike | None) -> Array:
         """Latent values (..., n, C) with offsets (n, C)."""
@@ -308,8 +281,7 @@ class LatentPosterior(LinearPredictions):
 
     def _latent_draws(self, X: ArrayLike, draws: Array) -> Array:
         """(k, n, C) for draws of the weights (k, C, d)."""
-        check_columns(self.problem.names, X)
-        rows, (size, latents, d) = self.problem.given(X), draws.shape
+        rows, (size, latents, d) = self._rows(X), draws.shape
         with np.errstate(over="ignore", invalid="ignore"):
             found = np.asarray(rows @ draws.reshape(-1, d).T).reshape(-1, size, latents)
         finite(found)
@@ -333,9 +305,7 @@ class LatentPosterior(LinearPredictions):
             A generator, or a seed for one; None draws afresh.
         offset : array_like of shape (n, C), optional
         """
-        loss, draws = self.known_loss(), _checks.generator("rng", rng)
-        latent = self._latent_draws(X, self.sample(size, draws))
-        return loss.sample(self._moved(latent, offset), draws)
+        return super().sample_y(X, size, rng, offset)
 
     # -- files --
 

@@ -112,20 +112,9 @@ class LinearPosterior(LinearPredictions):
         return self.sites.shift if scalar and self.sites is not None else None
 
     @property
-    def names(self) -> tuple[str, ...] | None:
-        """Names of the columns of the frame that was fitted, and "intercept"; None without."""
-        names = self.problem.names
-        if names is None or not self.problem.intercept:
-            return names
-        return (*names, "intercept")
-
-    @property
     def labels(self) -> tuple[str, ...]:
         """``names``, or x0, x1, ... without."""
-        if self.names is not None:
-            return self.names
-        labels = [f"x{i}" for i in range(self.problem.n_columns)]
-        return tuple([*labels, "intercept"] if self.problem.intercept else labels)
+        return self._columns()
 
     def observed(self) -> Array | None:
         return self.problem.data.y

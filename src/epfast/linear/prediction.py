@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -37,6 +37,41 @@ def finite(*latent: Array) -> None:
 class LinearPredictions(Posterior):
     """Base of linear posteriors; a subclass has ``predict_latent`` and ``sample``."""
 
+    problem: Any
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """Names of the columns of the frame that was fitted, and "intercept"; None without."""
+        names = self.problem.names
+        if names is None or not self.problem.intercept:
+            return cast(tuple[str, ...] | None, names)
+        return (*names, "intercept")
+
+    def _columns(self) -> tuple[str, ...]:
+        """``names``, or x0, x1, ... without."""
+        if self.names is not None:
+            return self.names
+        columns = [f"x{i}" for i in range(self.problem.n_columns)]
+        return tuple([*columns, "intercept"] if self.problem.intercept else columns)
+
+    def with_rows(self, X: Any, y: Any) -> Any:
+        """The posterior with the rows that were fitted."""
+        raise NotImplementedError
+
+    def _with_rows(self, X: Any = None, y: Any = None) -> Any:
+        """The posterior with its rows, known or given."""
+        self.known_loss()
+        if self.problem.has_rows:
+            if X is not None or y is not None:
+                raise ValueError("X or y is given, and the posterior knows its rows; allowed: None")
+            return self
+        if X is None or y is None:
+            raise ValueError(
+                "X and y are needed, since the posterior was loaded or unpickled; allowed: the "
+                "rows that were fitted"
+            )
+        return self.with_rows(X, y)
+
     def predict_latent(self, X: ArrayLike, joint: bool = False) -> tuple[Array, Array]:
         """Mean and variance of X theta."""
         raise NotImplementedError
@@ -52,7 +87,11 @@ class LinearPredictions(Posterior):
     def _shifted_latent(self, X: ArrayLike, offset: ArrayLike | None) -> tuple[Array, Array]:
         """Mean and variance of X theta + offset."""
         mean, variance = self.predict_latent(X)
-        return shifted(mean, offset, len(mean)), variance
+        return self._moved(mean, offset), variance
+
+    def _moved(self, latent: Array, offset: ArrayLike | None) -> Array:
+        """Latent values (..., n) with offsets (n,)."""
+        return shifted(latent, offset, latent.shape[-1])
 
     def predict_proba(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
         """Probability of the label +1.
@@ -171,5 +210,4 @@ class LinearPredictions(Posterior):
         """
         loss, draws = self.known_loss(), _checks.generator("rng", rng)
         latent = self._latent_draws(X, self.sample(size, draws))
-        latent = shifted(latent, offset, latent.shape[1])
-        return loss.sample(latent, draws)
+        return loss.sample(self._moved(latent, offset), draws)

@@ -122,8 +122,7 @@ class Within:
         mean, covariance: of a, without the sites of the row.
         """
         n, count = mean.shape
-        tau, nu, log_scale = (np.array(part) for part in sites)
-        del log_scale
+        tau, nu = sites.precision.copy(), sites.shift.copy()
         K, one = covariance + 1.0, np.ones(n)
         # posterior of z: (1 + K T)^-1 K
         grown = np.eye(count) + K * tau[:, None, :]
