@@ -30,6 +30,7 @@ from epfast.inference import (
     Interrupted,
     Sites,
     SweepInfo,
+    is_guess,
     reached,
     run,
     warn_of,
@@ -117,7 +118,8 @@ def fit_gp(
         observation.
     start : GPPosterior or LowRankGPPosterior, optional
         Warm start or resume: its sites are taken, for the same observations. With ``rank`` a
-        LowRankGPPosterior, of any rank unless its sites are shared; else a GPPosterior.
+        LowRankGPPosterior, of any rank unless its sites are shared; else a GPPosterior. Sites of
+        another model that lead nowhere are dropped: the fit begins anew.
     overwrite_K : bool
         Work in the memory of K, a C-contiguous float64 array, and destroy it; no other matrix of
         its size is allocated.
@@ -294,7 +296,7 @@ def fit_problem(
 
     threads: how many share the work; None: the crew of the kernel, or what BLAS has. stacklevel: of
     warnings; None: none (:func:`warn_of_process` gives them later). check: its kernel is yet to be
-    tested for positive eigenvalues, O(n^3 / 3).
+    tested for positive eigenvalues, O(n^3 / 3), and the start may be dropped.
     """
     schedule = problem.schedule
 
@@ -327,11 +329,12 @@ def fit_problem(
         with at_work(problem.kernel.crew, problem.n):
             if check:
                 check_positive(problem.kernel)
+            guess = check and is_guess(start, problem)
             if not isinstance(schedule, DoubleLoop):
-                fit = run(ProcessEngine(problem), schedule, start, **arguments)
+                fit = run(ProcessEngine(problem), schedule, start, guess=guess, **arguments)
                 post = result(fit)
                 return told(post, fit.stopped)
-            first = _first_sweeps(problem, start, arguments)
+            first = _first_sweeps(problem, start, arguments, guess)
             if first is not None:
                 post = result(first)
                 if first.converged or first.stopped:
@@ -413,10 +416,13 @@ def _without_matrix(
     return post
 
 
-def _first_sweeps(problem: GPProblem, start: Any, arguments: dict[str, Any]) -> Fit | None:
+def _first_sweeps(
+    problem: GPProblem, start: Any, arguments: dict[str, Any], guess: bool
+) -> Fit | None:
     """The sweeps before a descent; None if overflow or rounding ended them."""
     schedule = problem.schedule.start
+    engine = ProcessEngine(problem._replace(schedule=schedule))
     try:
-        return run(ProcessEngine(problem._replace(schedule=schedule)), schedule, start, **arguments)
+        return run(engine, schedule, start, guess=guess, **arguments)
     except FloatingPointError:
         return None

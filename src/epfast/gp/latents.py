@@ -26,6 +26,7 @@ from epfast.inference import (
     Sites,
     SweepInfo,
     evidence_bound,
+    is_guess,
     learning,
     reached,
     report,
@@ -391,6 +392,7 @@ def fit_latent_process(
             engine,
             problem.schedule,
             start,
+            guess=is_guess(start, problem),
             callback=held.after(callback),
             progress=held.after(progress),
         )

@@ -31,6 +31,9 @@ APPROXIMATE = 0.1
 
 TOLD = attrgetter("sweep", "change", "log_evidence", "n_refused")
 
+#: sweeps from a start that do not settle, after which it may be to blame
+PATIENCE = 20
+
 #: a residual above which sweeps that stand still are at no fixed point
 RESIDUAL = 1e-3
 #: of these
@@ -151,7 +154,49 @@ class Fit(NamedTuple):
     reason: str = ""
 
 
+def is_guess(start: Any, problem: Any) -> bool:
+    """Whether a start is of another fit, and no part of the model or of a fit that goes on."""
+    before = getattr(start, "problem", None)
+    if before is None or problem.schedule.stores == "none":
+        return False
+    return bool(start.converged or before.loss != problem.loss)
+
+
+def _is_lost(fit: Fit, schedule: Any) -> bool:
+    """Whether a run from a guess has shown that it does not settle."""
+    if fit.converged or fit.stopped or not (fit.history and schedule.tol > 0.0):
+        return False
+    return fit.history[-1].n_refused > 0 or len(fit.history) >= PATIENCE or bool(fit.reason)
+
+
 def run(
+    engine: Engine[S], schedule: Any, start: Any = None, *, guess: bool = False, **given: Any
+) -> Fit:
+    """Run a schedule on an engine, see :func:`_run`; drop a guess that leads nowhere.
+
+    Sites of another loss, rows or prior may be so far off that all digits go where they are taken
+    away: then the run begins anew, and that is the result where it settles.
+
+    guess: whether ``start`` is one, see :func:`is_guess`; given: the other arguments.
+    """
+    if not guess:
+        return _run(engine, schedule, start, **given)
+    fit = None
+    with contextlib.suppress(FloatingPointError):
+        fit = _run(engine, schedule, start, **given)
+        if not _is_lost(fit, schedule):
+            return fit
+    logger.info("the start leads nowhere: the run begins anew")
+    try:
+        anew = _run(engine, schedule, None, **given)
+    except FloatingPointError:
+        if fit is None:
+            raise
+        return fit
+    return anew if fit is None or anew.converged or anew.stopped else fit
+
+
+def _run(
     engine: Engine[S],
     schedule: Any,
     start: Any = None,

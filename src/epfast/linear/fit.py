@@ -16,6 +16,7 @@ from epfast.inference import (
     Counts,
     Fit,
     Interrupted,
+    is_guess,
     reached,
     run,
     warn_of,
@@ -153,7 +154,8 @@ def fit_linear(
         Inverse temperature. None: 1.
     start : FactorizedPosterior or FullPosterior, optional
         Warm start or resume. EP and its relatives take its sites (same X, ``batch_size``, d and
-        number of groups); ADF goes on from its posterior with new rows, and its prior.
+        number of groups); ADF goes on from its posterior with new rows, and its prior. Sites of
+        another model that lead nowhere are dropped: the fit begins anew.
     record : {"cost", "factor"}, optional
         "cost": ``history`` has the regularised cost at the posterior mean after each sweep, beta
         Σ loss minus the log prior density up to a constant. "factor": after each factor too.
@@ -298,8 +300,9 @@ def fit_linear(
     problem = chosen.problem(data, _prior(normal, start, chosen, d, wide, dense))
     problem = in_best_form(problem._replace(intercept=wide is not None, names=names, wide=ours))
     scale = None if stream else _notes(problem, prior_variance, prior_precision)
+    how: dict[str, Any] = {"record": record, "callback": callback, "progress": progress}
     found: FactorizedPosterior | FullPosterior = fit_problem(
-        problem, start, record=record, callback=callback, progress=progress, threads=threads
+        problem, start, **how, threads=threads, guess=is_guess(start, problem)
     )
     try:
         if scale is not None:
@@ -424,12 +427,12 @@ def fit_problem(
     progress: bool | Tick = False,
     threads: int = 1,
     stacklevel: int = 3,
+    guess: bool = False,
     warn: Callable[..., Any] = warn_of,
 ) -> Any:
     """Run a problem whose parts are legal and checked; see :func:`epfast.fit_linear`.
 
-    threads: how many share the work.
-
+    threads: how many share the work. guess: whether ``start`` may be dropped.
     warn: told of the result, in place of :func:`epfast.inference.warn_of`.
     """
     kind: Any = KINDS[problem.covariance] if problem.wide is None else WidePosterior
@@ -460,6 +463,7 @@ def fit_problem(
                 engine,
                 problem.schedule,
                 start,
+                guess=guess,
                 record=None if record is None else costs,
                 callback=held.after(of_weights(callback, problem)),
                 progress=held.after(progress),

@@ -8,7 +8,7 @@ import numpy as np
 
 from epfast import _checks
 from epfast._arrays import Held
-from epfast.inference import Fit, Interrupted, reached, run, warn_of
+from epfast.inference import Fit, Interrupted, is_guess, reached, run, warn_of
 from epfast.linear import notes
 from epfast.linear.choices import choose
 from epfast.linear.engines import engine_of
@@ -127,6 +127,7 @@ def fit_problem_of_latents(
             engine,
             problem.schedule,
             start,
+            guess=is_guess(start, problem),
             callback=held.after(callback),
             progress=held.after(progress),
         )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.inference import Fit, Sites, run
+from epfast.inference import Fit, Sites, is_guess, run
 from epfast.linear.engines.weights import ByWeights, PriorSites, ShrunkState, WeightEngine
 from epfast.linear.engines.wide_weights import ByRows
 from epfast.linear.problem import LinearProblem, prior_of
@@ -38,7 +38,12 @@ class Shrinkage(NamedTuple):
 
     def run(self, start: Any = None, callback: Any = None, progress: Any = False) -> Fit:
         return run(
-            self.engine(), self.problem.schedule, start, callback=callback, progress=progress
+            self.engine(),
+            self.problem.schedule,
+            start,
+            guess=is_guess(start, self.problem),
+            callback=callback,
+            progress=progress,
         )
 
     def unswept(self) -> ShrunkState:

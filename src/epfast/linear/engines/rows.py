@@ -49,8 +49,11 @@ from epfast.schedules import Schedule
 PARALLEL_ROWS = 128
 #: dimensions from which sequential sweeps keep one triangle of the covariance only
 HALF_FROM = 256
-#: refresh the covariance when a variance shrank below this fraction (cancellation)
+#: refresh the covariance when a variance shrank below this fraction, or grew beyond its inverse:
+#: so far a sweep has no digits left (cancellation)
 SHRUNK = 1e-4
+#: rounding drift, in posterior sd, with which no fit ends
+DRIFTED = 1e-4
 #: sweeps between two refreshes
 REFRESH = 5
 #: a lane of a parallel sweep takes at least so many products, a row without any so many of them,
@@ -96,6 +99,8 @@ class RowState(NamedTuple):
     since_refresh: int
     #: of sweeps in chunks
     pace: Pace | None
+    #: what the sites make, if that is at hand and rounding has left it alone
+    exact: State | None = None
 
     def at(self, state: State) -> RowState:
         """Replace the state and its moments. O(d^3)."""
@@ -168,6 +173,8 @@ class RowEngine(FullEngine):
             return plain(self._of_chunks(state, state.precision, state.shift, state.sites))
         if state.sites is None or state.since_refresh == 0 or hurry:
             return plain(state)
+        if state.exact is not None:
+            return state.exact
         return from_sites(self.problem, state.sites, state.sweeps) or plain(state)
 
     # -- sequential --
@@ -191,11 +198,12 @@ class RowEngine(FullEngine):
             covariance=covariance,
             mean=mean,
             since_refresh=state.since_refresh + 1,
+            exact=None,
         )
         if (
             new.since_refresh == self.refresh
             or refused == n
-            or not (np.diag(covariance) > SHRUNK * old_variance).all()
+            or _moved_far(old_variance, np.diag(covariance))
         ):
             anew = from_sites(problem, sites, new.sweeps)
             if anew is not None:
@@ -203,7 +211,17 @@ class RowEngine(FullEngine):
                 return refreshed, Counts(refused, drift=_drift(new, refreshed), settled=settled)
         total = problem.base.log_scale + float(sites.log_scale.sum())
         new = with_precision(new._replace(log_scale=total), core.full)
+        if settled is None and refused == 0 and self._stands(state, new):
+            anew = from_sites(problem, sites, new.sweeps)
+            if anew is not None and _gap(new, anew) > DRIFTED:
+                refreshed = new.at(anew)._replace(since_refresh=0)
+                return refreshed, Counts(0, drift=_drift(new, refreshed), settled=False)
+            new = new._replace(exact=anew)
         return new, Counts(refused, settled=settled)
+
+    def _stands(self, old: RowState, new: RowState) -> bool:
+        """Whether the loop may end here: its own change is at least a third of this one."""
+        return bool(_largest_move(old, new) <= 3.0 * self.schedule.tol * self.schedule.damping)
 
     def _visit(self, part: Any, covariance: Array, mean: Array, *sites: Array) -> None:
         """Fit the sites of some rows, numbered, one after the other."""
@@ -395,6 +413,11 @@ def lanes_of(problem: LinearProblem, most: int) -> int:
     return lanes
 
 
+def _moved_far(old: Array, new: Array) -> bool:
+    """Whether variances changed by so much that updates have lost their digits."""
+    return not ((new > SHRUNK * old) & (SHRUNK * new < old)).all()
+
+
 def _is_flat(sites: Sites | None) -> bool:
     return sites is not None and not (sites.precision.any() or sites.shift.any())
 
@@ -404,6 +427,14 @@ def _drift(swept: RowState, refreshed: RowState) -> float:
     sd = np.sqrt(np.diag(refreshed.covariance))
     gap = np.triu(swept.covariance - refreshed.covariance) / np.outer(sd, sd)
     return float(max(np.abs(gap).max(), np.abs((swept.mean - refreshed.mean) / sd).max()))
+
+
+def _gap(swept: RowState, anew: State) -> float:
+    """As :func:`_drift`, from the precisions alone, without a factorisation. O(d^2)."""
+    unit = np.sqrt(np.diag(anew.precision))
+    gap = (swept.precision - anew.precision) / np.outer(unit, unit)
+    moved = (anew.precision @ swept.mean - anew.shift) / unit
+    return float(max(np.abs(gap).max(), np.abs(moved).max()))
 
 
 def _largest_move(before: RowState, after: RowState) -> float:
