@@ -15,6 +15,8 @@ from epfast.losses.base import Loss
 
 #: largest count that is exact as a double
 LARGEST = 2.0**53
+#: log of about the least normal double
+LEAST_LOG = -705.0
 
 
 def _counts(name: str, given: Array) -> Array:
@@ -33,6 +35,22 @@ def _log_factorial(count: Array) -> Array:
         found: Array = special.gammaln(np.arange(most + 1.0) + 1.0)[count.astype(np.intp)]
         return found
     return np.asarray(special.gammaln(count + 1.0))
+
+
+def _negative_binomial_tails(k: Array, h: Array, size: float, log_size: float) -> tuple[Array, Array]:
+    """P(y <= k) and P(y > k) of the mean exp(h)."""
+    # both by the smaller of p and 1 - p: the other rounds to 1
+    swapped = h < log_size
+    small = special.expit(-np.abs(h - log_size))
+    a, b = np.where(swapped, k + 1.0, size), np.where(swapped, size, k + 1.0)
+    one, other = special.betainc(a, b, small), special.betaincc(a, b, small)
+    below, above = np.where(swapped, other, one), np.where(swapped, one, other)
+    # nearly p^size / (size B(k + 1, size)), where p is no normal number
+    deep = log_size - h < LEAST_LOG
+    log_below = size * np.minimum(log_size - h, 0.0) - special.betaln(k + 1.0, size) - log_size
+    log_below = np.minimum(log_below, 0.0)
+    below = np.where(deep, np.exp(log_below), below)
+    return below, np.where(deep, -np.expm1(log_below), above)
 
 
 @dataclass(frozen=True)
@@ -139,8 +157,7 @@ class NegativeBinomial(Loss):
         log_size = self.parameters[1]
 
         def tails(k: Array, h: Array) -> tuple[Array, Array]:
-            p, rest = special.expit(log_size - h), special.expit(h - log_size)
-            return special.betainc(self.size, k + 1.0, p), special.betainc(k + 1.0, self.size, rest)
+            return _negative_binomial_tails(k, h, self.size, log_size)
 
         def width(k: Array) -> Array:
             return np.asarray(np.sqrt(1.0 / (k + 1.0) + 1.0 / self.size))

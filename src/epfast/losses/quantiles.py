@@ -134,7 +134,7 @@ def of_counts(
 ) -> Array:
     """Least counts k with P(y <= k) >= level; k = exp(h) is about the mean of y given h.
 
-    given: tails at real k, between counts an increasing interpolation.
+    Infinite beyond exp(700). given: tails at real k, between counts an increasing interpolation.
     """
     level, sd = level_of(level), np.sqrt(variance)
 
@@ -185,7 +185,7 @@ def _least(
         k[i] = np.clip(
             k[i], low[i] + 1.0, np.minimum(np.maximum(high[i] - 1.0, low[i] + 1.0), MOST)
         )
-    return np.asarray(np.minimum(high, MOST))
+    return np.asarray(np.where(high > MOST, np.inf, high))
 
 
 def laplace_tails(x: Array, sd: Array, left: float, right: float) -> tuple[Array, Array]:
