@@ -15,6 +15,8 @@ from epfast.losses.base import Loss
 
 #: largest count that is exact as a double
 LARGEST = 2.0**53
+#: a p whose 1 - p has less than 13 digits of it
+ROUNDED = 1e-3
 #: log of about the least normal double
 LEAST_LOG = -705.0
 
@@ -39,14 +41,20 @@ def _log_factorial(count: Array) -> Array:
 
 def _negative_binomial_tails(k: Array, h: Array, size: float, log_size: float) -> tuple[Array, Array]:
     """P(y <= k) and P(y > k) of the mean exp(h)."""
-    # both by the smaller of p and 1 - p: the other rounds to 1
+    # by the smaller of p and 1 - p, as the other rounds to 1
     swapped = h < log_size
     small = special.expit(-np.abs(h - log_size))
     a, b = np.where(swapped, k + 1.0, size), np.where(swapped, size, k + 1.0)
-    one, other = special.betainc(a, b, small), special.betaincc(a, b, small)
+    one, other = special.betainc(a, b, small), special.betainc(b, a, 1.0 - small)
+    # a dear function, where that has rounded
+    rounded = small < ROUNDED
+    other = np.where(rounded, 1.0 - one, other)
+    special.betaincc(a, b, small, out=other, where=rounded & (one > 0.9))
     below, above = np.where(swapped, other, one), np.where(swapped, one, other)
     # nearly p^size / (size B(k + 1, size)), where p is no normal number
     deep = log_size - h < LEAST_LOG
+    if not deep.any():
+        return below, above
     log_below = size * np.minimum(log_size - h, 0.0) - special.betaln(k + 1.0, size) - log_size
     log_below = np.minimum(log_below, 0.0)
     below = np.where(deep, np.exp(log_below), below)
