@@ -39,7 +39,9 @@ def _log_factorial(count: Array) -> Array:
     return np.asarray(special.gammaln(count + 1.0))
 
 
-def _negative_binomial_tails(k: Array, h: Array, size: float, log_size: float) -> tuple[Array, Array]:
+def _negative_binomial_tails(
+    k: Array, h: Array, size: float, log_size: float
+) -> tuple[Array, Array]:
     """P(y <= k) and P(y > k) of the mean exp(h)."""
     # by the smaller of p and 1 - p, as the other rounds to 1
     swapped = h < log_size
