@@ -155,7 +155,8 @@ class GPRegressor(ProcessModel, LatentRegressor):
         ConvergenceWarning
             If hyper-parameters were lost (``n_failed_points_``), or the last fit did not settle.
         EvidenceWarning
-            If a parameter ends where its search ends, or there is one row.
+            If a parameter ends where its search ends, or y does not tell it from numbers there;
+            if there is one row.
         """
         rows, given = self._rows_and_responses(X, y)
         loss = losses.resolve(self.loss)
@@ -212,7 +213,7 @@ class GPRegressor(ProcessModel, LatentRegressor):
         self.log_evidence_ = self.log_marginal_likelihood_value_
         self.converged_ = self.posterior_.converged
         self.n_iter_ = len(self.posterior_.history)
-        tell_ends(parameters, self.loss_)
+        tell_ends(parameters, self.loss_, self.posterior_)
         return self
 
     def log_marginal_likelihood(

@@ -240,7 +240,8 @@ class LinearModel(Coefficients):
             tell_lost(search, "a middle one" if found is None else "the best of the others")
         if found is None:
             return Learnt(float(middle) if fixed is None else fixed, parameters.loss, None)
-        tell_ends(parameters, found.loss)
+        post = found.starts[0] if found.starts else None
+        tell_ends(parameters, found.loss, post)
         return found
 
     # ---- results ----

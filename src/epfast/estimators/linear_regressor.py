@@ -191,7 +191,8 @@ class LinearRegressor(LinearModel, LatentRegressor):
         ConvergenceWarning
             If points of the search were lost (``n_lost_``), or the last fit did not settle.
         EvidenceWarning
-            If a parameter ends where its search ends, or y is a single number.
+            If a parameter ends where its search ends, or y does not tell it from numbers there;
+            if y is a single number.
         """
         rows, given = self._rows_and_responses(X, y)
         rows = _checks.rows("X", rows)

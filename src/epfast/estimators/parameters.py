@@ -17,6 +17,30 @@ from epfast.losses import Loss
 SHIFTS = (0.0, -3.0)
 #: reach of the free numbers of increasing parameters: their first, logs of their gaps
 CUTS, GAPS = 50.0, 10.0
+#: distance of a free number from an end that counts as none
+NEAR = 1e-6
+#: a parameter is flat where the log evidence falls by less over this change of its log: its
+#: uncertainty is a factor of 500 and more
+AWAY, FLAT = 2.0, 0.05
+#: what it means that a parameter ends low (False) or high
+ENDS = {
+    ("variance", False): "the model fits y without noise",
+    ("scale", False): "the model fits y without noise",
+    ("variance", True): "the noise is far larger than y",
+    ("scale", True): "the noise is far larger than y",
+    ("df", False): "the tails are as heavy as the search goes, where y still has a mean",
+    ("df", True): "the noise is Gaussian",
+    ("size", False): "nearly all counts are 0, and others large",
+    ("size", True): "the counts are Poisson's",
+    ("shape", False): "y ranges over too many orders of magnitude",
+    ("shape", True): "the model fits y without noise",
+    ("share", False): "no row is an outlier",
+    ("share", True): "nearly all rows are outliers",
+    ("cuts", False): "a class is hardly there",
+    ("cuts", True): "nearly no row has an outer class",
+    ("epsilon", False): "no label is flipped",
+    ("epsilon", True): "the labels are drawn at random",
+}
 
 
 class Parameters(NamedTuple):
@@ -110,12 +134,53 @@ class Parameters(NamedTuple):
         free, first, found = self._replace(loss=loss).start, 0, []
         for name in self.names:
             value = getattr(loss, name)
+            part = slice(first, first + np.size(value))
+            low, high = self.bounds[part].T
+            below, above = free[part] <= low + NEAR, free[part] >= high - NEAR
             if np.ndim(value) == 0:
-                low, high = self.bounds[first]
-                if not low + 1e-6 < free[first] < high - 1e-6:
-                    found.append(f"{name}={value:.3g}")
+                if below[0] or above[0]:
+                    found.append(f"{_told(name, value)} ({_why(name, bool(above[0]))})")
+            elif ((below | above) & (low < high)).any():
+                found.append(f"{_told(name, value)} ({_why(name, False)})")
             first += np.size(value)
         return found
+
+    def flat(self, post: Any) -> list[str]:
+        """What the evidence hardly tells from numbers nearer to an end of the range, in words."""
+        free, first, found = self._replace(loss=post.loss).start, 0, []
+        for name in self.names:
+            value = getattr(post.loss, name)
+            sides = []
+            for k in range(first, first + np.size(value)):
+                low, high = self.bounds[k]
+                if min(free[k] - low, high - free[k]) > NEAR:  # else it is told already
+                    sides += [(k, low, -AWAY), (k, high, AWAY)]
+            first += np.size(value)
+            moved = [free + step * (np.arange(len(free)) == k) for k, _, step in sides]
+            try:
+                gains = post.loss_gain(*(self.at(np.clip(u, *self.bounds.T)) for u in moved))
+            except FloatingPointError:  # no cavity, no gain
+                continue
+            # near an end there is less of the way, and of the fall
+            room = [min(1.0, abs(end - free[k]) / AWAY) for k, end, _ in sides]
+            rise = [gain / share**2 for gain, share in zip(gains, room, strict=True)]
+            if rise and max(rise) > -FLAT:
+                above = sides[int(np.argmax(rise))][2] > 0.0
+                found.append(
+                    f"{_told(name, value)} from {'larger' if above else 'smaller'} ones "
+                    f"({_why(name, above)})"
+                )
+        return found
+
+
+def _told(name: str, value: Any) -> str:
+    if np.ndim(value) == 0:
+        return f"{name}={value:.3g}"
+    return f"{name}=({', '.join(f'{part:.3g}' for part in value)})"
+
+
+def _why(name: str, above: bool) -> str:
+    return ENDS.get((name, above), "y says nothing of it")
 
 
 def _names(loss: Loss, learn: Any) -> tuple[str, ...]:
@@ -153,14 +218,21 @@ def _bounds(loss: Loss, name: str, shifts: bool) -> Array:
     return np.stack([free - reach, free + reach], axis=1)
 
 
-def tell_ends(parameters: Parameters, loss: Loss) -> None:
-    """Warn of parameters at an end of their range."""
+def tell_ends(parameters: Parameters, loss: Loss, post: Any) -> None:
+    """Warn of parameters at an end of their range, or that y does not tell from one.
+
+    post: the posterior with these parameters; None: there is none.
+    """
     ends = parameters.at_ends(loss)
+    parts = []
     if ends:
+        parts.append(f"the log evidence rises up to {', '.join(ends)}, the end of the search")
+    flat = [] if post is None else parameters.flat(post)
+    if flat:
+        parts.append(f"the log evidence hardly tells {', '.join(flat)}")
+    if parts:
         warnings.warn(
-            f"the log evidence rises up to {', '.join(ends)}, the end of the searched range: the "
-            "model fits y without noise, or y says nothing of it; a number, and learn=(), bounds "
-            "it",
+            f"{'; '.join(parts)}; a number, and learn=(), settles it",
             EvidenceWarning,
             stacklevel=users_level(),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -46,18 +47,15 @@ def note_residual(residual: float) -> None:
         )
 
 
-def loss_gradient(
+def log_integrals(
     problem: Any,
     y: Array,
     weights: Array | None,
     sites: Sites,
     mean: Array,
     variance: Array,
-) -> dict[str, Any]:
-    """Slopes of the log evidence by the learnable parameters of the loss.
-
-    At a fixed point the sites do not contribute: what is left is the sum over the rows of
-    d log Z_i / d theta at fixed cavities, here by differences of the tilted moments.
+) -> Callable[[Any], float]:
+    """Sum of log Z_i over the rows, at the cavities of a fixed point, as a function of the loss.
 
     Parameters
     ----------
@@ -68,7 +66,7 @@ def loss_gradient(
     sites, mean, variance
         Scalar sites, and the latent values of the rows under the posterior.
     """
-    loss, power = problem.loss, problem.schedule.power
+    power = problem.schedule.power
     ones = np.ones(len(y))
     copies = ones if weights is None else np.where(weights > 0.0, np.maximum(weights, 1.0), 0.0)
     exponent = ones if weights is None else np.minimum(weights, 1.0)
@@ -82,6 +80,18 @@ def loss_gradient(
         lost = problem.scheme.tilted(changed).many(*rows, lZ, *others)
         return float("nan") if lost else float((copies / power)[counts] @ lZ)
 
+    return total
+
+
+def loss_gradient(problem: Any, *at: Any) -> dict[str, Any]:
+    """Slopes of the log evidence by the learnable parameters of the loss.
+
+    At a fixed point the sites do not contribute: what is left is the sum over the rows of
+    d log Z_i / d theta at fixed cavities, here by differences of the tilted moments.
+
+    The arguments are those of :func:`log_integrals`.
+    """
+    loss, total = problem.loss, log_integrals(problem, *at)
     result: dict[str, Any] = {}
     for name in loss.learnable:
         value = np.atleast_1d(np.asarray(getattr(loss, name), dtype=float))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar, cast
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from epfast import _checks
@@ -165,6 +166,34 @@ class Posterior:
         # those with a scalar site per row have one
         learning.note_residual(cast(Any, self).residual)
         return learning.loss_gradient(self.problem, y, weights, self.sites, mean, variance)
+
+    def loss_gain(self, *others: Loss) -> Array:
+        """Change of the log evidence if the parameters of the loss were others, roughly.
+
+        As :meth:`loss_gradient`, the cavities held fixed: exact to first order.
+
+        Parameters
+        ----------
+        others : Loss
+            ``post.loss.with_parameters(...)``.
+
+        Returns
+        -------
+        ndarray of shape (k,)
+            NaN where an integral is out of range.
+
+        Raises
+        ------
+        ValueError, FloatingPointError
+            As :meth:`loss_gradient`.
+        """
+        self.known_loss()
+        y, weights, mean, variance = self._latent_of_rows()
+        assert self.sites is not None
+        problem: Any = self.problem
+        total = learning.log_integrals(problem, y, weights, self.sites, mean, variance)
+        now, shifted = total(problem.loss), problem.loss.has_offset
+        return np.array([total(loss.with_offset(shifted)) - now for loss in others])
 
     def check(self, draws: int = 1000, seed: int = 0) -> Check:
         """Compare with the exact posterior, by importance sampling; ``str(check)`` is in words.

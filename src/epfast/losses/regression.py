@@ -229,7 +229,8 @@ class StudentT(Loss):
     Parameters
     ----------
     df : float
-        Degrees of freedom, >= 0.1.
+        Degrees of freedom, >= 0.1. Where the evidence sets it (``learn=("scale", "df")``), from
+        1.01, so that y has a mean (GPML too keeps df above 1), to 1e4, normal noise.
     scale : float
         As SciPy's, > 0; the variance of the noise is scale^2 df / (df - 2) for df > 2.
     """

@@ -1,0 +1,100 @@
+"""Parameters of likelihoods that end where their search ends, or that y does not tell: said."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+import epfast
+from epfast import losses
+from epfast.estimators import EvidenceWarning, GPRegressor, LinearRegressor
+
+N = 80
+RNG = np.random.default_rng(1)
+X = RNG.normal(size=(N, 2))
+H = X @ [1.0, -0.5]
+NOISE = RNG.normal(size=N)
+FAR = np.where(np.arange(N) % 4 == 0, RNG.choice([-1, 1], N) * 10 ** RNG.uniform(1, 8, N), 0.0)
+
+#: a loss, what is learnt, y, and what is said
+ENDS = {
+    "heavy tails": (losses.StudentT(), ("scale", "df"), H + 0.1 * NOISE + FAR, r"df=1\.01 .*mean"),
+    "no noise, t": (losses.StudentT(), ("scale", "df"), H, r"scale=.*without noise.*df=.*Gaussian"),
+    "Poisson": (
+        losses.NegativeBinomial(),
+        ("size",),
+        RNG.binomial(10, 1.0 / (1.0 + np.exp(-H - 1.0))),
+        r"size=.*Poisson",
+    ),
+    "no noise, gamma": (losses.GammaNoise(), ("shape",), np.exp(H), r"shape=.*without noise"),
+    "no noise, Weibull": (losses.Weibull(), ("shape",), np.exp(H), r"shape=.*without noise"),
+    "wide": (losses.Weibull(), ("shape",), np.exp(H + 100.0 * NOISE), r"shape=0\.01 .*magnitude"),
+    "no outliers": (
+        losses.Contaminated(losses.Gaussian(0.09), 0.1, -5.0),
+        ("share",),
+        H + 0.3 * NOISE,
+        r"share=.*e-06 .*outlier",
+    ),
+    "no noise": (losses.Gaussian(), ("variance",), H, r"variance=.*without noise"),
+    "no noise, Laplace": (losses.LaplaceNoise(), ("scale",), H, r"scale=.*without noise"),
+    "no noise, quantile": (losses.Quantile(0.3), ("scale",), H, r"scale=.*without noise"),
+    "all censored": (losses.Censored(lower=-50.0), ("variance",), np.full(N, -50.0), r"variance="),
+    "intervals": (
+        losses.Interval(),
+        ("variance",),
+        np.column_stack([H - 1.0, H + 1.0]),
+        r"variance=.*without noise",
+    ),
+    "empty class": (
+        losses.Ordinal((-1.0, 1.0)),
+        ("cuts",),
+        np.where(H > 0.0, 2.0, 0.0),
+        r"cuts=.*class is hardly there",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
+@pytest.mark.parametrize("kind", [LinearRegressor, GPRegressor])
+@pytest.mark.parametrize("name", ENDS)
+def test_ends_are_told(name, kind):
+    loss, learn, y, said = ENDS[name]
+    with pytest.warns(EvidenceWarning, match=said):
+        model = kind(loss=loss, learn=learn).fit(X, y)
+    assert np.isfinite(model.log_evidence_)
+    mean, std = model.predict(X, return_std=True)
+    assert not np.isnan(mean).any()
+    assert not np.isnan(std).any()
+
+
+#: a loss, what is learnt, and y that tells it
+INSIDE = {
+    "t": (losses.StudentT(), ("scale", "df"), H + 0.3 * RNG.standard_t(3, N)),
+    "negative binomial": (
+        losses.NegativeBinomial(),
+        ("size",),
+        RNG.poisson(np.exp(H + 1.0) * RNG.gamma(2.0, 0.5, N)),
+    ),
+    "gamma": (losses.GammaNoise(), ("shape",), np.exp(H) * RNG.gamma(3.0, 1.0 / 3.0, N)),
+    "Weibull": (losses.Weibull(), ("shape",), np.exp(H) * RNG.weibull(2.0, N)),
+    "Gaussian": (losses.Gaussian(), ("variance",), H + 0.3 * NOISE),
+    "ordinal": (losses.Ordinal((-1.0, 1.0)), ("cuts",), np.digitize(H + NOISE, (-1.0, 1.0))),
+}
+
+
+@pytest.mark.parametrize("kind", [LinearRegressor, GPRegressor])
+@pytest.mark.parametrize("name", INSIDE)
+def test_nothing_is_said_of_what_y_tells(name, kind):
+    loss, learn, y = INSIDE[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", EvidenceWarning)
+        kind(loss=loss, learn=learn).fit(X, y)
+
+
+def test_the_gain_is_that_of_the_evidence_to_first_order():
+    y = H + 0.3 * RNG.standard_t(3, N)
+    post = epfast.fit_linear(X, y, loss=losses.StudentT(4.0, 0.3), schedule=epfast.EP(200, 1e-10))
+    moved = post.loss.with_parameters(scale=0.3 * np.exp(1e-4))
+    gain = post.loss_gain(moved, post.loss)
+    assert gain[1] == 0.0
+    assert gain[0] == pytest.approx(1e-4 * 0.3 * post.loss_gradient()["scale"], rel=1e-2)
