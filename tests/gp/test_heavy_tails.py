@@ -7,6 +7,7 @@ import pytest
 
 import epfast
 from epfast import losses
+from epfast.gp.fit import with_descent
 
 N = 100
 
@@ -79,3 +80,14 @@ def test_weights_and_many_values_keep_sweeps():
     gp = epfast.fit_gp(K, y, loss=losses.StudentT(scale=0.1), weights=np.full(N, 1.0))
     assert isinstance(gp.schedule, epfast.EP)
     assert isinstance(epfast.fit_gp(K, y, loss=losses.Gaussian(0.01)).schedule, epfast.EP)
+
+
+def test_one_choice_of_a_descent():
+    t, sweeps = losses.StudentT(), epfast.EP(30)
+    assert with_descent(sweeps, t, 1000) == epfast.DoubleLoop(start=sweeps)
+    for loss, schedule, n in (
+        (t, sweeps, 1001),
+        (t, epfast.EP(30, tol=0.0), 10),
+        (losses.Poisson(), sweeps, 10),
+    ):
+        assert with_descent(schedule, loss, n) == schedule

@@ -183,10 +183,9 @@ def fit_gp(
     threads = None if n_jobs is None else threads_of(n_jobs)
     found_loss = losses.resolve(loss).tempered(beta).with_offset(offset is not None)
     if schedule is None:
-        exact = scheme is None or scheme == "exact"
-        few = all(k <= DESCENT_UP_TO for k in getattr(K, "shape", ()))
-        descends = few and exact and weights is None and not low_rank and found_loss.latents == 1
-        schedule = DoubleLoop() if descends and found_loss.log_concave is False else EP()
+        schedule = EP()
+        if scheme in (None, "exact") and weights is None and not low_rank:
+            schedule = with_descent(schedule, found_loss, max(getattr(K, "shape", ()), default=0))
     if found_loss.latents > 1:
         if low_rank or weights is not None or isinstance(K, KernelColumns):
             name = "weights" if weights is not None else "K" if rank is None else "rank"
@@ -234,6 +233,14 @@ def fit_gp(
     return fit_problem(
         problem, start, callback=callback, progress=progress, threads=threads, check=True
     )
+
+
+def with_descent(schedule: EP, loss: Loss, n: int) -> EP | DoubleLoop:
+    """The schedule, before a descent of a process of n where its sweeps may not settle."""
+    may_not = loss.log_concave is False and loss.latents == 1
+    if may_not and n <= DESCENT_UP_TO and schedule.tol > 0.0:
+        return DoubleLoop(start=schedule)
+    return schedule
 
 
 class Choices(NamedTuple):

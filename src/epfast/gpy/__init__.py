@@ -17,7 +17,7 @@ from epfast._arrays import Array
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gp import GPPosterior, fit_problem
 from epfast.gp.certificate import broken
-from epfast.gp.fit import DESCENT_UP_TO, choose, warn_of_process
+from epfast.gp.fit import choose, warn_of_process, with_descent
 from epfast.gp.problem import GPProblem, kernel_at_door
 from epfast.inference import Sites, fit_from
 
@@ -274,10 +274,8 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
 
     def _fit(self, K: Any, Y: Any, reading: Reading) -> GPPosterior:
         loss, rows = reading.loss, reading.rows
-        schedule: Any = self._schedule
-        if loss.log_concave is False and len(rows) <= DESCENT_UP_TO and schedule.tol > 0.0:
-            schedule = schedules.DoubleLoop(start=schedule)
         n = len(rows)
+        schedule = with_descent(self._schedule, loss, n)
         if np.shape(K) != (n, n):
             raise ValueError(f"K has shape {np.shape(K)}; allowed with the rows of Y: ({n}, {n})")
         if reading.scale**2 != 1.0:
