@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -16,6 +17,10 @@ from epfast.linear.engines.wide_weights import ByRows
 from epfast.linear.problem import LinearProblem, prior_of
 from epfast.linear.wide import MOST_BYTES
 from epfast.losses import Prior
+from epfast.schedules import EP
+
+#: damping of the sites of rows in automatic order, beside that of the weights
+TOGETHER = 0.5
 
 
 class Shrinkage(NamedTuple):
@@ -75,10 +80,25 @@ def shrinkage_of(problem: LinearProblem, prior: Any, intercept: float | None) ->
             f"prior={prior!r} takes the rows as a dense matrix of {X.shape[0]} x {X.shape[1]} "
             f"numbers; allowed: up to {MOST_BYTES >> 30} GB"
         )
+    wide = problem.wide is not None and type(schedule) is EP and schedule.order == "auto"
+    if wide and _pull_at_each_other(problem, prior):
+        schedule = dataclasses.replace(schedule, damping=min(TOGETHER, schedule.damping))
+        problem = problem._replace(schedule=schedule)
     visits = np.flatnonzero(_has_entries(X))
     if intercept is not None:
         visits = visits[visits < X.shape[1] - 1]
     return _with(problem, prior, visits, intercept)
+
+
+def _pull_at_each_other(problem: LinearProblem, prior: Prior) -> bool:
+    """Whether sites of rows and of weights, each fitted anew after the other, swing.
+
+    Labels by themselves do not say how large few weights are: that is for the prior, whose sites
+    follow those of the rows by orders of magnitude where it has heavy tails.
+    """
+    return exact_sites(problem) is None and not (
+        problem.loss.log_concave is False or prior.log_concave
+    )
 
 
 def _with(
