@@ -33,3 +33,15 @@ def test_wide_labels_are_learnt_from():
     assert found.log_evidence > post.log_evidence
     slope = found.prior_gradient()["scale"] * found.prior.scale
     assert abs(slope) < 1e-2
+
+
+def test_a_check_looks_at_inclusion_probabilities():
+    # means are right here, but one probability is off by .085 (a Gibbs sampler, 3 x 2,500 scans)
+    rng = np.random.default_rng(13)
+    X, w = rng.normal(size=(60, 120)), np.zeros(120)
+    w[rng.choice(120, 6, replace=False)] = rng.normal(size=6)
+    prior = losses.SpikeAndSlab(0.05, 1.0)
+    post = epfast.fit_linear(X, X @ w + rng.normal(size=60), loss="gaussian", prior=prior)
+    check = post.check(2000)
+    assert check.verdict == "usable"
+    assert "inclusion probability of weight" in check.reason

@@ -11,6 +11,7 @@ from scipy import linalg, special
 
 from epfast._arrays import Array
 from epfast.inference import Sites
+from epfast.inference.importance import smoothed
 from epfast.linear.engines.weights import PriorSites
 from epfast.linear.problem import LinearProblem, inverse_root, sum_of_sites
 from epfast.losses import SpikeAndSlab
@@ -20,6 +21,8 @@ LOG_2PI = math.log(2.0 * math.pi)
 LEAST_INCLUSION = 1e-3
 #: inclusion probability from which a weight is in enough draws for its moments
 SELDOM = 0.05
+#: an inclusion probability is off by so much, and by so many standard errors; draws at a time
+OFF, ERRORS, BLOCK = 0.06, 2.0, 256
 
 
 def proposal_of(post: Any) -> Any:
@@ -176,3 +179,28 @@ class Models:
 
     def better(self) -> None:
         """There is none at hand."""
+
+
+def worst_inclusion(models: Models, given: Array, draws: int, seed: int) -> str:
+    """Which inclusion probability is off beyond doubt, by weighted draws, in words; or nothing.
+
+    given: those of the approximation, (d,).
+    """
+    rng = np.random.default_rng([seed, 1])
+    within, log_weight = np.empty((draws, len(given)), dtype=bool), np.empty(draws)
+    for first in range(0, draws, BLOCK):
+        part = slice(first, min(first + BLOCK, draws))
+        z = rng.standard_normal((part.stop - first, models.size))
+        theta = models.draw(z)
+        within[part], log_weight[part] = theta != 0.0, models.log_ratio(z, theta)
+    log_weight = smoothed(log_weight)[0]
+    weight = np.exp(log_weight - log_weight.max())
+    weight /= weight.sum()
+    exact = weight @ within
+    error = np.sqrt(weight**2 @ (within - exact) ** 2)
+    off = np.where(models.visited, np.abs(exact - given), 0.0)
+    j = int(np.argmax(np.where(off > ERRORS * error, off, 0.0)))
+    if not off[j] > max(OFF, ERRORS * error[j]):
+        return ""
+    exact_j, given_j = f"{exact[j]:.2g}", f"{given[j]:.2g}"
+    return f"the inclusion probability of weight {j} is {given_j}, and {exact_j} by the draws"
