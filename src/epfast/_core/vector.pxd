@@ -137,7 +137,7 @@ cdef extern from "simd/vector.h" nogil:
         ) noexcept nogil
         void (*rows_outer)(
             ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *a, const double *w,
-            double *panel, double *C
+            const double *slope, double *panel, double *C, double *x
         ) noexcept nogil
         void (*sparse_marginals)(
             ptrdiff_t q, const ptrdiff_t *at, const int *start, const int *column,

@@ -1424,9 +1424,14 @@ EPF_INLINE void smooth_sites_of(smooth_loss f, const int width, const double lar
     }
     /* two vectors at a time where they have no responses of their own */
     const int U = width ? 1 : 2;
+    double of[3][SMOOTH_BLOCK + VW];            /* the responses, one after the other */
+    for (int j = 0; j < width; j++) {
+        for (ptrdiff_t i = 0; i < n; i++) of[j][i] = y[i * width + j];
+        v_store(of[j] + n, v_set(0.0));
+    }
     for (ptrdiff_t i = 0; i < n; i += U * VW) {
         vd h[2], l[2], s[2], c[2];
-        if (width) load_responses(width, y + i * width, width, n - i < VW ? n - i : VW, r);
+        for (int j = 0; j < width; j++) r[j] = v_load(of[j] + i);
         h[0] = LOAD_SITES(m);
         h[1] = n - i > VW ? (n - i >= 2 * VW ? v_load(m + i + VW) : load_sites(m + i + VW, n - i - VW)) : h[0];
         f(U, h, r, p, l, s, c);
@@ -1437,7 +1442,7 @@ EPF_INLINE void smooth_sites_of(smooth_loss f, const int width, const double lar
         }
     }
     for (ptrdiff_t i = 0; i < n; i += VW) {
-        if (width) load_responses(width, y + i * width, width, n - i < VW ? n - i : VW, r);
+        for (int j = 0; j < width; j++) r[j] = v_load(of[j] + i);
         a.m = LOAD_SITES(m);
         a.v = LOAD_SITES(v);
         a.b = LOAD_SITES(power);
@@ -1451,19 +1456,21 @@ EPF_INLINE void smooth_sites_of(smooth_loss f, const int width, const double lar
         v_store(at[PER_V] + i, a.per_v);
         v_store(rules + i, rule);
     }
-    for (ptrdiff_t i = 0; i < n; i++) begin[(int)rules[i] + 1]++;
-    for (int k = 0; k < SMOOTH_RULES; k++) begin[k + 1] += begin[k];
-    for (ptrdiff_t i = 0; i < n; i++) order[begin[(int)rules[i]]++] = (unsigned char)i;
+    int others = 0;
+    for (ptrdiff_t i = 0; i < n; i++) others |= rules[i] != rules[0];
+    if (others) {
+        for (ptrdiff_t i = 0; i < n; i++) begin[(int)rules[i] + 1]++;
+        for (int k = 0; k < SMOOTH_RULES; k++) begin[k + 1] += begin[k];
+        for (ptrdiff_t i = 0; i < n; i++) order[begin[(int)rules[i]]++] = (unsigned char)i;
+    } else {                                    /* as nearly always: in their order */
+        for (int k = n ? (int)rules[0] : 0; k <= SMOOTH_RULES; k++) begin[k] = (int)n;
+        for (ptrdiff_t i = 0; i < n; i++) order[i] = (unsigned char)i;
+    }
     for (int k = 0; k < SMOOTH_RULES - 1; k++)
         for (int first = k ? begin[k - 1] : 0; first < begin[k]; first += VW) {
             int count = begin[k] - first < VW ? begin[k] - first : VW;
             const unsigned char *sites = order + first;
-            if (width) {
-                double responses[VW * (width ? width : 1)];
-                for (int j = 0; j < VW * width; j++)
-                    responses[j] = y[sites[j / width < count ? j / width : count - 1] * width + j % width];
-                load_responses(width, responses, width, VW, r);
-            }
+            for (int j = 0; j < width; j++) r[j] = gather_sites(of[j], sites, count);
             a.m = gather_sites(m, sites, count);
             a.v = gather_sites(v, sites, count);
             a.b = gather_sites(power, sites, count);

@@ -169,7 +169,7 @@ typedef struct {
                            const double *x, ptrdiff_t stride, ptrdiff_t count,
                            const ptrdiff_t *next);
     void (*rows_outer)(ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *a, const double *w,
-                       double *panel, double *C);
+                       const double *slope, double *panel, double *C, double *x);
     void (*sparse_marginals)(ptrdiff_t q, const ptrdiff_t *at, const int *start, const int *column,
                              const double *value, ptrdiff_t size, const double *M,
                              const double *mean, double *h, double *s);
