@@ -874,7 +874,7 @@ EPF_INLINE void v_gamma_tail_each(const int U, const vd *h, const vd *y, const d
                                   vd *curvature)
 {
     (void)y;
-    EACH v_gamma_tail(h[i], p, &value[i], &slope[i], &curvature[i]);
+    v_gamma_tail(U, h, p, value, slope, curvature);
 }
 
 /* Sums over nodes, of weights w and w times u, u^2, s - s0, (s - s0)^2, b l''. */

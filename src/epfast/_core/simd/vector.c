@@ -1753,16 +1753,19 @@ static int fit_sites(ptrdiff_t n, double times, double damping, double least, co
         vd variance = LOAD_SITES(v), second = LOAD_SITES(d2lZ), shrink = 1.0 + variance * second;
         vd mean = LOAD_SITES(m) + variance * LOAD_SITES(dlZ), log_Z = LOAD_SITES(lZ);
         /* a sum that is finite where all of them are, and squares and quotients of them */
-        vd size = mean * mean / (shrink * variance) + LOAD_SITES(m) * LOAD_SITES(m) / variance;
-        size = size + second * second / (shrink * shrink);
-        bad |= ~(V_MASK(shrink > least) & V_MASK(v_abs(log_Z) < 1e300) & V_MASK(size < 1e300));
+        vd per = 1.0 / (shrink * variance), curve = second * (per * variance);
+        vd size = mean * mean * per + LOAD_SITES(m) * LOAD_SITES(m) * (per * shrink) + curve * curve;
+        bad |= ~(V_MASK(shrink > least) & V_MASK(v_abs(log_Z) < 1e300) & V_MASK(size < 1e300) &
+                 V_MASK(per > 1e-300) & V_MASK(per < 1e300));
     }
     if (v_any(bad)) return 0;
     vd worst = v_set(*residual);
     for (ptrdiff_t i = 0; i < n; i += VW) {
         vd mean = LOAD_SITES(m), variance = LOAD_SITES(v), first = LOAD_SITES(dlZ), second = LOAD_SITES(d2lZ);
-        vd shrink = 1.0 + variance * second, per = 1.0 / shrink, b = (first - mean * second) * per;
-        vd moved = mean + variance * b, per_v = 1.0 / variance, per_s = 1.0 / LOAD_SITES(s);
+        /* one division for two */
+        vd shrink = 1.0 + variance * second, both = 1.0 / (shrink * variance), per = both * variance;
+        vd b = (first - mean * second) * per, moved = mean + variance * b;
+        vd per_v = both * shrink, per_s = 1.0 / LOAD_SITES(s);
         vd g = LOAD_SITES(lZ) - 0.5 * v_log(shrink) - 0.5 * (moved * moved * shrink - mean * mean) * per_v;
         vd t = -second * per, old = LOAD_SITES(tau), old_nu = LOAD_SITES(nu), old_scale = LOAD_SITES(scale);
         worst = v_max(worst, v_abs(mean + variance * first - LOAD_SITES(h)) * v_sqrt(per_s));
