@@ -57,6 +57,9 @@ cdef extern from "simd/vector.h" nogil:
             const epf_loss *loss, ptrdiff_t n, const double *h, const double *y,
             ptrdiff_t stride, double *value, double *slope, double *curvature
         ) noexcept nogil
+        void (*probit_loss)(
+            ptrdiff_t n, const double *h, double *value, double *slope, double *curvature
+        ) noexcept nogil
         int (*rise)(
             const epf_loss *loss, ptrdiff_t n, double h, double value, const double *delta,
             const double *y, double *out

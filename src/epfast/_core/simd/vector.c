@@ -1377,6 +1377,27 @@ static void squared_hinge_moments(ptrdiff_t n, const double *m, const double *v,
 
 #define SMOOTH_BLOCK 128
 
+static void probit_loss(ptrdiff_t n, const double *h, double *value, double *slope, double *curvature)
+{
+    for (ptrdiff_t i = 0; i < n; i += 2 * VW) {
+        vd at[2], l[2], s[2], c[2];
+        ptrdiff_t rest = n - i > VW ? n - i - VW : 0;
+        at[0] = load_some(h + i, n - i);
+        if (rest) {
+            at[1] = load_some(h + i + VW, rest);
+            v_probit_each(2, at, NULL, NULL, l, s, c);
+        } else
+            v_probit_each(1, at, NULL, NULL, l, s, c);
+        store_some(value + i, l[0], n - i);
+        store_some(slope + i, s[0], n - i);
+        if (curvature) store_some(curvature + i, c[0], n - i);
+        if (rest == 0) continue;
+        store_some(value + i + VW, l[1], rest);
+        store_some(slope + i + VW, s[1], rest);
+        if (curvature) store_some(curvature + i + VW, c[1], rest);
+    }
+}
+
 /* Some numbers of sites, in the lanes; the last of the order repeats. */
 EPF_INLINE vd gather_sites(const double *p, const unsigned char *order, int count)
 {
@@ -1909,7 +1930,7 @@ void sparse_row_site_avx2(ptrdiff_t, const int *, const double *, double, double
 const epf_kernels NAMED(epf_kernels) = {
     &STRING(EPF_ISA)[1], VW,                    /* without the underscore */
     array_exp, array_expm1, array_log, array_log1p, array_erfcx, array_log_ndtr,
-    loss_at_points, rise, margins, weighted_sums, sizes, largest_move, cavity, steps, interpolation,
+    loss_at_points, probit_loss, rise, margins, weighted_sums, sizes, largest_move, cavity, steps, interpolation,
     move, pairs, probit_moments, logistic_moments, piecewise_moments, squared_hinge_moments,
     smooth_moments, cavities, fit_sites, rows_gather, rows_pack, rows_marginals, rows_outer, sparse_marginals,
     ROW_NAMED(sparse_row_moments), ROW_NAMED(sparse_row_cavity), ROW_NAMED(sparse_row_tilted), ROW_NAMED(sparse_row_site),
