@@ -1388,6 +1388,12 @@ static void probit_loss(ptrdiff_t n, const double *h, double *value, double *slo
             v_probit_each(2, at, NULL, NULL, l, s, c);
         } else
             v_probit_each(1, at, NULL, NULL, l, s, c);
+        for (int k = 0; k < (rest ? 2 : 1); k++) {
+            vi far = V_MASK(at[k] > 30.0);
+            l[k] = v_select(far, v_set(0.0), l[k]);
+            s[k] = v_select(far, v_set(0.0), s[k]);
+            c[k] = v_select(far, v_set(0.0), c[k]);
+        }
         store_some(value + i, l[0], n - i);
         store_some(slope + i, s[0], n - i);
         if (curvature) store_some(curvature + i, c[0], n - i);

@@ -67,8 +67,7 @@ typedef struct {
     /* value, slope, curvature at n points (any of the three outputs may be NULL) */
     int (*loss)(const epf_loss *loss, ptrdiff_t n, const double *h, const double *y,
                 ptrdiff_t stride, double *value, double *slope, double *curvature);
-    /* those of the probit loss at margins that are finite; what is below 1e-100 may be that. curvature
-     * may be NULL */
+    /* those of the probit loss at finite margins, 0 beyond 30; curvature may be NULL */
     void (*probit_loss)(ptrdiff_t n, const double *h, double *value, double *slope, double *curvature);
 
     /* l(h + delta_i) - l(h) for one row, value = l(h); where the loss has DIFFERENCES, without
