@@ -94,7 +94,8 @@ def _place(array: Any) -> tuple[int, int]:
 
 def symmetric_from_upper(upper: Array) -> Array:
     """The symmetric matrix with this upper triangle; the core keeps upper triangles only."""
-    return np.asarray(np.triu(upper) + np.triu(upper, 1).T)
+    below = np.tri(len(upper), k=-1, dtype=np.bool_)
+    return np.where(below, upper.T, upper)
 
 
 def as_array(visits: NDArray[np.intp] | range) -> NDArray[np.intp]:

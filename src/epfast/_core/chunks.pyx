@@ -108,8 +108,13 @@ cdef class ChunkRows(ParallelSweep):
 
         Stops at a refused site, and where another lane has stopped.
         """
-        cdef ptrdiff_t i, j, q, row, stride = self.moments.loss.stride, length = job.length
+        cdef ptrdiff_t i, j, q, stride = self.moments.loss.stride, length = job.length
+        cdef const ptrdiff_t *visits
+        cdef const double *y
         cdef double *new = job.new
+        cdef double *to
+        cdef double *old_tau = &self.change[0, 0]
+        cdef double *old_nu = &self.change[1, 0]
         cdef double *h = &self.work[0, 0]
         cdef double *s = &self.work[1, 0]
         cdef Status status
@@ -118,16 +123,24 @@ cdef class ChunkRows(ParallelSweep):
             q = min(self.q, stop - first)
             if not self.sparse:
                 self.gather(A, q, job.at + first, job.fit)
+            visits = job.visits + first
+            for j in range(q):              # the sites as they are
+                old_tau[j], old_nu[j] = job.tau[visits[j]], job.nu[visits[j]]
             if job.fit:
+                memcpy(new + first, old_tau, q * sizeof(double))
+                memcpy(new + length + first, old_nu, q * sizeof(double))
+                to = new + 2 * length + first
                 for j in range(q):
-                    row = job.visits[first + j]
-                    i = first + j
-                    new[i], new[length + i] = job.tau[row], job.nu[row]
-                    new[2 * length + i] = job.scale[row]
+                    to[j] = job.scale[visits[j]]
+                to = &self.y[0, 0]
+                for j in range(q):
+                    y = job.y + visits[j] * stride
                     for i in range(stride):
-                        self.y[j, i] = job.y[row * stride + i]
-                    if job.weight != NULL:
-                        self.weight[j] = job.weight[row]
+                        to[i] = y[i]
+                    to += stride
+                if job.weight != NULL:
+                    for j in range(q):
+                        self.weight[j] = job.weight[visits[j]]
                 if self.sparse:
                     self.marginals_of_sparse(A, q, job.at + first, job, h, s)
                 else:
@@ -145,15 +158,12 @@ cdef class ChunkRows(ParallelSweep):
                     return status
                 if job.spread != NULL:
                     for j in range(q):
-                        job.spread[job.visits[first + j]] = s[j]
+                        job.spread[visits[j]] = s[j]
             for j in range(q):
-                row, i = job.visits[first + j], first + j
-                self.change[0, j] = new[i] - job.tau[row]
-                self.change[1, j] = new[length + i] - job.nu[row]
+                old_tau[j] = new[first + j] - old_tau[j]
+                old_nu[j] = new[length + first + j] - old_nu[j]
             if self.sparse:
-                self.gram_of_sparse(
-                    A, q, job.at + first, &self.change[0, 0], &self.change[1, 0], C, x
-                )
+                self.gram_of_sparse(A, q, job.at + first, old_tau, old_nu, C, x)
             else:
                 self.add_gram(q, C, x)
             first += q
@@ -278,16 +288,15 @@ cdef class ChunkRows(ParallelSweep):
         cdef double *to
         cdef double *a
         cdef ptrdiff_t i, j
-        cdef blas_int ld = <blas_int> self.A.shape[1]
-        dgemv(
-            b"N", &d, &n, &unit, &self.A[0, 0], &ld, &self.change[1, 0], &one, &unit, x, &one
-        )
         if self.own:
             kernels.rows_outer(
-                q, self.d, self.A.shape[1], &self.A[0, 0], &self.change[0, 0], &self.panel[0, 0],
-                C
+                q, self.d, self.A.shape[1], &self.A[0, 0], &self.change[0, 0], &self.change[1, 0],
+                &self.panel[0, 0], C, x
             )
             return
+        dgemv(
+            b"N", &d, &n, &unit, &self.A[0, 0], &d, &self.change[1, 0], &one, &unit, x, &one
+        )
         for j in range(q):
             if self.change[0, j] == 0.0:
                 continue
@@ -567,6 +576,8 @@ cdef class ChunkedSweep:
         cdef const Job *job = &self.job
         cdef double *P = &self.trial[0, 0]
         cdef const double *new = job.new
+        cdef const double *new_nu = new + job.length
+        cdef const double *new_scale = new_nu + job.length
         cdef bint raised = False
         self.fresh = False
         copy_lower(n, &self.P[0, 0], n, P, n)
@@ -609,8 +620,7 @@ cdef class ChunkedSweep:
         memcpy(&self.p[0], &self.shift[0], n * sizeof(double))
         for i in range(count):
             row = job.visits[i]
-            tau[row], nu[row] = new[i], new[job.length + i]
-            scale[row] = new[2 * job.length + i]
+            tau[row], nu[row], scale[row] = new[i], new_nu[i], new_scale[i]
         self.now, self.fresh, self.residual = 1 - self.now, True, residual
         return TAKEN
 

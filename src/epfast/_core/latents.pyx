@@ -38,6 +38,7 @@ cdef extern from *:
 cdef enum:
     BATCH = 64                  # nodes at a time
     FIRST = 16                  # nodes to begin with
+    FIRST_OF_CLASSES = 24       # most windows are 20 sd long
     LADDER = 8                  # points on each side that a window may end at
     MOST_NODES = 1 << 18
     MOST_STEPS = 100            # of Newton's
@@ -45,6 +46,16 @@ cdef enum:
     CANDIDATES = 40             # points at which the top is looked for
 
 MULTICLASS, HETEROSCEDASTIC = 0, 1
+
+
+cdef double ladder_end(const double *points, const double *drops) noexcept nogil:
+    """Where a log-concave integrand is surely below -DROP, from its logs at growing distances."""
+    cdef ptrdiff_t i = 0
+    while i < LADDER - 1 and not drops[i] < -DROP:
+        i += 1
+    if i == 0 or not drops[i - 1] < 0.0:
+        return points[i]
+    return points[i - 1] * fmin(points[i] / points[i - 1], DROP / -drops[i - 1])
 
 
 cdef class LatentMoments:
@@ -138,7 +149,7 @@ cdef class LatentMoments:
                 a[i] = at + t[i] * inverse
             ratio = &self.ratios[j, 0] if told else &self.one_ratio[0]
             gap = &self.gaps[j, 0] if told else NULL
-            kernels.loss(&self.probit, n, a, NULL, 0, &self.found[0], ratio, gap)
+            kernels.probit_loss(n, a, &self.found[0], ratio, gap)
             if self.below[j]:
                 # log Phi(a) = -a^2/2 - log ratio + const; the square is in linear and square
                 for i in range(n):
@@ -174,9 +185,8 @@ cdef class LatentMoments:
         for _step in range(MOST_STEPS):
             for j in range(others):
                 self.at[j] = (s - self.center[j]) * self.inverse[j]
-            kernels.loss(
-                &self.probit, others, &self.at[0], NULL, 0, &self.value[0], &self.ratio[0],
-                &self.gap[0]
+            kernels.probit_loss(
+                others, &self.at[0], &self.value[0], &self.ratio[0], &self.gap[0]
             )
             slope, curvature = (center - s) / wide, 1.0 / wide
             for j in range(others):
@@ -205,18 +215,14 @@ cdef class LatentMoments:
             points[LADDER + i] = low
             low *= shrink
         self.heights(2 * LADDER, points, linear, square, drops, False)
-        left, right = points[LADDER - 1], points[2 * LADDER - 1]
-        for i in range(LADDER - 1, -1, -1):
-            if drops[i] < -DROP:
-                left = points[i]
-            if drops[LADDER + i] < -DROP:
-                right = points[LADDER + i]
+        # the drop grows faster than the distance: from the last point before the end
+        left, right = ladder_end(points, drops), ladder_end(points + LADDER, drops + LADDER)
         # nodes resolve each Phi that changes in the window
         sharp = sqrt(curvature)
         for j in range(others):
             if self.at[j] + left * self.inverse[j] < 9.0:
                 sharp = fmax(sharp, self.inverse[j])
-        h, n = (right - left) / FIRST, FIRST
+        h, n = (right - left) / FIRST_OF_CLASSES, FIRST_OF_CLASSES
         for j in range(others):
             self.sums[j, 0] = self.sums[j, 1] = self.sums[j, 2] = 0.0
             if self.crossed:

@@ -238,45 +238,85 @@ EPF_INLINE void v_of_times(vd h, const vd *count, double rate, vd origin, vd *va
  * hazard H = x^k exp(-x) / (Gamma(k) Q) they are H and H (k - x + H). Up to x = k + 1 by the series of 1 - Q,
  * beyond by the continued fraction H = x + 1 - k - D; p = (k, log k, log Gamma(k)). */
 #define GAMMA_TERMS 5000
+#define GAMMA_STEPS 6
 
-EPF_INLINE void v_gamma_tail(vd w, const double *p, vd *value, vd *slope, vd *curvature)
+/* U <= 2 vectors side by side: what is waited for is the last term */
+EPF_INLINE void v_gamma_tail(const int U, const vd *w, const double *p, vd *value, vd *slope, vd *curvature)
 {
+#define EACH for (int i = 0; i < U; i++)
     const double k = p[0];
-    vd zero = v_set(0.0), one = v_set(1.0), at = v_min(w, v_set(700.0)), x = v_exp(at);
-    vd log_f = k * v_max(at, v_set(-1e300)) - x - p[2], f = v_exp(log_f);
-    vi above = V_MASK(x > k + 1.0);
-    *value = *slope = *curvature = zero;
-    if (v_any(~above)) {
-        vd term = v_select(above, zero, one), sum = term;
-        for (int n = 1; n < GAMMA_TERMS && v_any(V_MASK(term > 1e-17 * sum)); n++) {
-            term *= x / (k + n);
-            sum += term;
-        }
-        vd P = f * sum / k;
-        *value = -v_log1p(-P);
-        *slope = f / (1.0 - P);
-        *curvature = *slope * (k - x + *slope);
+    vd zero = v_set(0.0), one = v_set(1.0), x[2], log_f[2], f[2];
+    vi above[2], some = V_MASK(zero > one), others = some;
+    EACH {
+        vd at = v_min(w[i], v_set(700.0));
+        x[i] = v_exp(at);
+        log_f[i] = k * v_max(at, v_set(-1e300)) - x[i] - p[2];
+        f[i] = v_exp(log_f[i]);
+        above[i] = V_MASK(x[i] > k + 1.0);
+        some |= above[i];
+        others |= ~above[i];
+        value[i] = slope[i] = curvature[i] = zero;
     }
-    if (v_any(above)) {
+    if (v_any(others)) {
+        vd term[2], sum[2];
+        vi todo = others;
+        EACH term[i] = sum[i] = v_select(above[i], zero, one);
+        for (int n = 1; n < GAMMA_TERMS && v_any(todo); n += 4) {
+            for (int j = n; j < n + 4; j++) {
+                double per = 1.0 / (k + j);
+                EACH term[i] *= x[i] * per;
+                EACH sum[i] += term[i];
+            }
+            todo = V_MASK(zero > one);
+            EACH todo |= V_MASK(term[i] > 1e-17 * sum[i]);
+        }
+        EACH {
+            vd P = f[i] * sum[i] / k;
+            value[i] = -v_log1p(-P);
+            slope[i] = f[i] / (1.0 - P);
+            curvature[i] = slope[i] * (k - x[i] + slope[i]);
+        }
+    }
+    if (v_any(some)) {
         /* as many terms as make it precise, measured: own to a site, whatever its neighbours */
-        vd y = v_select(above, x, v_set(INFINITY)), D = zero, terms;
+        vd y[2], near[2], terms[2], over[2], under[2];
         double lanes[VW], most = 0.0;
-        terms = 6.0 + ((10.0 + 90.0 / (1.0 + k) + 3.0 * sqrt(k)) * (k + 1.0)) / y;
-        v_store(lanes, terms);
-        for (int i = 0; i < VW; i++) most = lanes[i] > most ? lanes[i] : most;
-        for (int j = (int)most; j > 0; j--) {
-            vd next = (j * (j - k)) / (y + (2.0 * j + 1.0 - k) - D);
-            D = v_select(V_MASK(terms >= (double)j), next, zero);
+        EACH {
+            y[i] = v_select(above[i], x[i], v_set(INFINITY));
+            near[i] = v_min(y[i], v_set(1e30)) + (1.0 - k);
+            terms[i] = 6.0 + ((10.0 + 90.0 / (1.0 + k) + 3.0 * sqrt(k)) * (k + 1.0)) / y[i];
+            over[i] = zero;
+            under[i] = one;
+            v_store(lanes, terms[i]);
+            for (int l = 0; l < VW; l++) most = lanes[l] > most ? lanes[l] : most;
         }
-        vd H = (y + (1.0 - k)) - D;
-        *value = v_select(above, v_log(H) - log_f, *value);
-        *slope = v_select(above, H, *slope);
-        *curvature = v_select(above, H * (1.0 - D), *curvature);
+        /* D = over / under; a division for so many terms, which no double overflows by */
+        for (int last = (int)most; last > 0;) {
+            int first = (last - 1) / GAMMA_STEPS * GAMMA_STEPS;
+            for (int j = last; j > first; j--) EACH {
+                vd next = (near[i] + 2.0 * j) * under[i] - over[i];
+                vi counts = V_MASK(terms[i] >= (double)j);
+                over[i] = v_select(counts, (j * (j - k)) * under[i], zero);
+                under[i] = v_select(counts, next, one);
+            }
+            EACH over[i] = over[i] / under[i];
+            EACH under[i] = one;
+            last = first;
+        }
+        EACH {
+            vd H = (y[i] + (1.0 - k)) - over[i];
+            value[i] = v_select(above[i], v_log(H) - log_f[i], value[i]);
+            slope[i] = v_select(above[i], H, slope[i]);
+            curvature[i] = v_select(above[i], H * (1.0 - over[i]), curvature[i]);
+        }
     }
-    vi nan = V_MASK(w != w);
-    *value = v_select(nan, w, *value);
-    *slope = v_select(nan, w, *slope);
-    *curvature = v_select(nan, w, *curvature);
+    EACH {
+        vi nan = V_MASK(w[i] != w[i]);
+        value[i] = v_select(nan, w[i], value[i]);
+        slope[i] = v_select(nan, w[i], slope[i]);
+        curvature[i] = v_select(nan, w[i], curvature[i]);
+    }
+#undef EACH
 }
 
 /* Gamma, mean exp(h) and shape k: a count of k at log k t - h, or where t is censored the tail; from
@@ -290,12 +330,13 @@ EPF_INLINE void v_gamma_count(const vd *y, const double *p, vd *count, vd *origi
 
 EPF_INLINE void epf_gamma(vd h, const vd *y, const double *p, vd *value, vd *slope, vd *curvature)
 {
-    vd count[2], origin, tail[3];
+    vd count[2], origin, w, tail[3];
     v_gamma_count(y, p, count, &origin);
     v_of_times(h, count, 1.0, origin, value, slope, curvature);
     vi censored = V_MASK(y[1] == 0.0);
     if (!v_any(censored)) return;
-    v_gamma_tail(origin - h, p, tail, tail + 1, tail + 2);
+    w = origin - h;
+    v_gamma_tail(1, &w, p, tail, tail + 1, tail + 2);
     *value = v_select(censored, tail[0], *value);
     *slope = v_select(censored, -tail[1], *slope);
     *curvature = v_select(censored, tail[2], *curvature);

@@ -64,10 +64,10 @@ cdef int long_enough(str name, ptrdiff_t length, ptrdiff_t least) except -1:
 cdef int in_range(str name, const ptrdiff_t[::1] index, ptrdiff_t stop) except -1:
     """Raise ValueError for a number that is not from 0 to stop - 1."""
     cdef ptrdiff_t i
-    cdef bint good = True
+    cdef ptrdiff_t signs = 0            # negative where one number is out of range
     for i in range(index.shape[0]):
-        good = good and 0 <= index[i] < stop
-    if not good:
+        signs |= index[i] | (stop - 1 - index[i])
+    if signs < 0:
         raise ValueError(f"{name} holds numbers outside 0 to {stop - 1}")
 
 

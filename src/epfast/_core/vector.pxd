@@ -57,6 +57,9 @@ cdef extern from "simd/vector.h" nogil:
             const epf_loss *loss, ptrdiff_t n, const double *h, const double *y,
             ptrdiff_t stride, double *value, double *slope, double *curvature
         ) noexcept nogil
+        void (*probit_loss)(
+            ptrdiff_t n, const double *h, double *value, double *slope, double *curvature
+        ) noexcept nogil
         int (*rise)(
             const epf_loss *loss, ptrdiff_t n, double h, double value, const double *delta,
             const double *y, double *out
@@ -137,7 +140,7 @@ cdef extern from "simd/vector.h" nogil:
         ) noexcept nogil
         void (*rows_outer)(
             ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *a, const double *w,
-            double *panel, double *C
+            const double *slope, double *panel, double *C, double *x
         ) noexcept nogil
         void (*sparse_marginals)(
             ptrdiff_t q, const ptrdiff_t *at, const int *start, const int *column,

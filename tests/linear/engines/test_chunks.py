@@ -154,6 +154,28 @@ def test_a_chunk_of_the_core_is_algebra(kind):
     assert not sites[0, :30].min() < 0
 
 
+@pytest.mark.simd
+@pytest.mark.parametrize("d", [*range(1, 27), 31, 48, 65])
+def test_chunks_of_any_number_of_columns_and_rows(d):
+    """Panels and blocks that end anywhere: variances, precision and shift are those of NumPy."""
+    rng = np.random.default_rng(d)
+    n = 53
+    X = rng.normal(size=(n, d))
+    y = rng.choice([-1.0, 1.0], n)[:, None]
+    core = ChunkedSweep(epfast.schemes.Exact().tilted(losses.Logistic()), d, 20, 1.0, 1.0, False)
+    root = rng.normal(size=(d, d))
+    prior, p = np.eye(d) + root @ root.T, rng.normal(size=d)
+    P, shift, at = prior.copy(), p.copy(), rng.permutation(n)
+    sites, spread = np.zeros((3, n)), np.zeros(n)
+    assert core.begin(P, shift)
+    assert core.advance(Rows(X), at, at, y, None, n, *sites, spread) == n
+    variance = np.einsum("ij,jk,ik->i", X, np.linalg.inv(prior), X)
+    np.testing.assert_allclose(spread, variance, rtol=1e-10)
+    total = prior + (X.T * sites[0]) @ X
+    np.testing.assert_allclose(np.triu(P), np.triu(total), rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(shift, p + sites[1] @ X, rtol=1e-11, atol=1e-12)
+
+
 def test_a_chunk_that_is_improper_is_halved_and_not_taken():
     """Labels that surprise take precision away: two rows are proper, 64 are not."""
     X, at, y = np.ones((64, 1)), np.arange(64), -np.ones((64, 1))

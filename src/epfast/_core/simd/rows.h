@@ -19,16 +19,65 @@ enum {
 #endif
 };
 
+/* The sum of the lanes of each of VW vectors, in their order. */
+EPF_INLINE void sums_of(const vd *a, double *out)
+{
+#if VW == 8 && defined(__AVX512F__)
+    __m512d pair[4], four[2];
+    for (int i = 0; i < 4; i++) {
+        __m512d even = (__m512d)a[2 * i], odd = (__m512d)a[2 * i + 1];
+        pair[i] = _mm512_add_pd(_mm512_unpacklo_pd(even, odd), _mm512_unpackhi_pd(even, odd));
+    }
+    for (int i = 0; i < 2; i++)
+        four[i] = _mm512_add_pd(_mm512_shuffle_f64x2(pair[2 * i], pair[2 * i + 1], 0x88),
+                                _mm512_shuffle_f64x2(pair[2 * i], pair[2 * i + 1], 0xdd));
+    _mm512_storeu_pd(out, _mm512_add_pd(_mm512_shuffle_f64x2(four[0], four[1], 0x88),
+                                        _mm512_shuffle_f64x2(four[0], four[1], 0xdd)));
+#elif VW == 4 && defined(__AVX2__)
+    __m256d low = _mm256_hadd_pd((__m256d)a[0], (__m256d)a[1]), high = _mm256_hadd_pd((__m256d)a[2], (__m256d)a[3]);
+    _mm256_storeu_pd(out, _mm256_add_pd(_mm256_permute2f128_pd(low, high, 0x21), _mm256_blend_pd(low, high, 12)));
+#else
+    for (int i = 0; i < VW; i++) out[i] = v_sum(a[i]);
+#endif
+}
+
+/* The sums of the lanes of two times ROWS vectors */
+EPF_INLINE void row_sums(const vd *a, const vd *b, double *of_a, double *of_b)
+{
+    int i = 0;
+    for (; i + VW <= ROWS; i += VW) {
+        sums_of(a + i, of_a + i);
+        sums_of(b + i, of_b + i);
+    }
+    if (i < ROWS) {                             /* half a vector */
+        vd rest[VW];
+        double sums[VW];
+        for (int k = 0; k < VW / 2; k++) {
+            rest[k] = a[i + k];
+            rest[VW / 2 + k] = b[i + k];
+        }
+        sums_of(rest, sums);
+        for (int k = 0; k < VW / 2; k++) {
+            of_a[i + k] = sums[k];
+            of_b[i + k] = sums[VW / 2 + k];
+        }
+    }
+}
+
 /* a_j, at[j] the number of its row in x, of stride numbers each; what is next is on its way */
 static void rows_gather(ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *x, ptrdiff_t stride,
                         const ptrdiff_t *at, double *a)
 {
-    for (ptrdiff_t j = 0; j < q; j++) {
-        if (j + 4 < q) {
-            const double *next = x + at[j + 4] * stride;
-            for (ptrdiff_t i = 0; i < d; i += 8) V_PREFETCH(next + i);
+    for (ptrdiff_t j = 0; j < q; j++, a += ld) {
+        const double *from = x + at[j] * stride;
+        ptrdiff_t i = 0;
+        if (j + 8 < q) {
+            const double *next = x + at[j + 8] * stride;
+            for (ptrdiff_t k = 0; k < d; k += 8) V_PREFETCH_NEAR(next + k);
+            V_PREFETCH_NEAR(next + d - 1);
         }
-        memcpy(a + j * ld, x + at[j] * stride, (size_t)d * sizeof(double));
+        for (; i + VW <= d; i += VW) v_store(a + i, v_load(from + i));
+        if (i < d) v_store_part(a + i, v_load_part(from + i, d - i), d - i);
     }
 }
 
@@ -44,6 +93,37 @@ static void rows_pack(ptrdiff_t d, const double *triangle, double *out)
     }
 }
 
+/* The part of so many vectors of L a_j, rows of L from one on, in |L a_j|^2 and z.L a_j; r, z: its columns,
+ * of TALL vectors each, and z from there on. Entries up to `both` count for all of the rows, those from there
+ * to `end` for the last vector. */
+EPF_INLINE void marginal_panel(const int tall, ptrdiff_t both, ptrdiff_t end, ptrdiff_t ld, const double *a,
+                               const double *r, const double *z, vd *square, vd *along)
+{
+    vd sum[TALL][ROWS];
+    ptrdiff_t k = 0;
+    for (int m = 0; m < tall; m++)
+        for (int c = 0; c < ROWS; c++) sum[m][c] = v_set(0.0);
+    for (; k < both; k++, r += TALL * VW) {
+        vd column[TALL];
+        for (int m = 0; m < tall; m++) column[m] = v_load(r + m * VW);
+        for (int c = 0; c < ROWS; c++) {
+            vd entry = v_set(a[c * ld + k]);
+            for (int m = 0; m < tall; m++) sum[m][c] += column[m] * entry;
+        }
+    }
+    for (; k < end; k++, r += TALL * VW) {
+        vd column = v_load(r + (tall - 1) * VW);
+        for (int c = 0; c < ROWS; c++) sum[tall - 1][c] += column * v_set(a[c * ld + k]);
+    }
+    for (int m = 0; m < tall; m++) {
+        vd part = v_load(z + m * VW);
+        for (int c = 0; c < ROWS; c++) {
+            square[c] += sum[m][c] * sum[m][c];
+            along[c] += sum[m][c] * part;
+        }
+    }
+}
+
 /* s_j = |L a_j|^2 and h_j = z.L a_j for the triangle L that rows_pack packed; there are EPF_ROW_PAD
  * rows and entries of z more than q and d, which do not count. The rows that come next, of x as in
  * rows_gather, are on their way meanwhile: from memory they take a fifth of the time else. */
@@ -55,45 +135,22 @@ static void rows_marginals(ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double 
     for (ptrdiff_t j = 0; j < q; j += ROWS, a += ROWS * ld) {
         const double *r = packed;
         vd square[ROWS], along[ROWS];
+        double sums[2][ROWS];
         for (int c = 0; c < ROWS; c++) square[c] = along[c] = v_set(0.0);
         for (ptrdiff_t p = 0; p < d; p += tall) {
             ptrdiff_t end = p + tall < d ? p + tall : d;
-            vd sum[TALL][ROWS];
             for (ptrdiff_t c = j; c < j + ROWS && c < count; c++)
-                for (ptrdiff_t i = p; i < end; i += 8) V_PREFETCH(x + next[c] * stride + i);
-            for (int m = 0; m < TALL; m++)
-                for (int c = 0; c < ROWS; c++) sum[m][c] = v_set(0.0);
+                for (ptrdiff_t i = p; i < end + 7; i += 8)
+                    V_PREFETCH(x + next[c] * stride + (i < end ? i : end - 1));
             /* behind the diagonal of its first vector a column of the triangle has the second alone */
-            ptrdiff_t both = p + VW < end ? p + VW : end, k = 0;
-            for (; k < both; k++, r += tall) {
-                vd column[TALL];
-                for (int m = 0; m < TALL; m++) column[m] = v_load(r + m * VW);
-                for (int c = 0; c < ROWS; c++) {
-                    vd entry = v_set(a[c * ld + k]);
-                    for (int m = 0; m < TALL; m++) sum[m][c] += column[m] * entry;
-                }
-            }
-            for (; k < end; k++, r += tall) {
-                vd column = v_load(r + VW);
-                for (int c = 0; c < ROWS; c++) sum[1][c] += column * v_set(a[c * ld + k]);
-            }
-            for (int m = 0; m < TALL; m++) {
-                vd part = v_load(z + p + m * VW);
-                for (int c = 0; c < ROWS; c++) {
-                    square[c] += sum[m][c] * sum[m][c];
-                    along[c] += sum[m][c] * part;
-                }
-            }
+            if (p + VW < end) marginal_panel(TALL, p + VW, end, ld, a, r, z + p, square, along);
+            else marginal_panel(1, end, end, ld, a, r, z + p, square, along);
+            r += end * tall;
         }
+        row_sums(square, along, sums[0], sums[1]);
         for (int c = 0; c < ROWS && j + c < q; c++) {
-            double lanes[VW], others[VW];
-            v_store(lanes, square[c]);
-            v_store(others, along[c]);
-            s[j + c] = h[j + c] = 0.0;
-            for (int l = 0; l < VW; l++) {
-                s[j + c] += lanes[l];
-                h[j + c] += others[l];
-            }
+            s[j + c] = sums[0][c];
+            h[j + c] = sums[1][c];
         }
     }
 }
@@ -116,16 +173,25 @@ EPF_INLINE void outer_tile(const int high, ptrdiff_t q, ptrdiff_t ld, const doub
         for (int k = 0; k < WIDE; k++) v_store(c + k * ld + m * VW, sum[m][k]);
 }
 
-/* C <- C + sum_j w_j a_j a_j', at least its lower triangle by columns of ld numbers, ld of them.
- * panel: scratch, EPF_ROW_PAD q. */
+/* C <- C + sum_j w_j a_j a_j', at least its lower triangle by columns of ld numbers, ld of them, and
+ * x <- x + sum_j slope_j a_j. panel: scratch, EPF_ROW_PAD q. */
 static void rows_outer(ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *a, const double *w,
-                       double *panel, double *C)
+                       const double *slope, double *panel, double *C, double *x)
 {
     const ptrdiff_t end = (d + VW - 1) / VW * VW;
     for (ptrdiff_t k = 0; k < d; k += WIDE) {
+        vd gained[WIDE / VW];
+        for (int c = 0; c < WIDE / VW; c++) gained[c] = v_set(0.0);
         for (ptrdiff_t j = 0; j < q; j++)
-            for (int c = 0; c < WIDE; c += VW)
-                v_store(panel + j * WIDE + c, w[j] * v_load(a + j * ld + k + c));
+            for (int c = 0; c < WIDE / VW; c++) {
+                vd row = v_load(a + j * ld + k + c * VW);
+                gained[c] += slope[j] * row;
+                v_store(panel + j * WIDE + c * VW, w[j] * row);
+            }
+        for (ptrdiff_t c = 0; c < WIDE / VW && k + c * VW < d; c++) {
+            ptrdiff_t at = k + c * VW, n = d - at < VW ? d - at : VW;
+            v_store_part(x + at, v_load_part(x + at, n) + gained[c], n);
+        }
         ptrdiff_t i = k;
         for (; i + HIGH * VW <= end; i += HIGH * VW)
             outer_tile(HIGH, q, ld, a + i, panel, C + k * ld + i);

@@ -874,7 +874,7 @@ EPF_INLINE void v_gamma_tail_each(const int U, const vd *h, const vd *y, const d
                                   vd *curvature)
 {
     (void)y;
-    EACH v_gamma_tail(h[i], p, &value[i], &slope[i], &curvature[i]);
+    v_gamma_tail(U, h, p, value, slope, curvature);
 }
 
 /* Sums over nodes, of weights w and w times u, u^2, s - s0, (s - s0)^2, b l''. */
@@ -1005,7 +1005,8 @@ EPF_INLINE void v_smooth_combine(const smooth_sites *a, const smooth_sums *sum, 
                      ((sum->uu * share - mean * mean) * a->per_v - 1.0) * a->per_v);
 }
 
-/* Of a logistic site exp(h) and exp(-h) of all nodes are products, two of them from one polynomial. */
+/* Of a logistic site exp(h) and exp(-h) of all nodes are products, two of them from one polynomial, and of
+ * counts exp(h). */
 EPF_INLINE void v_smooth_gauss(smooth_loss f, const int rule, const smooth_sites *a, vd *lZ, vd *dlZ,
                                vd *d2lZ)
 {
@@ -1016,6 +1017,10 @@ EPF_INLINE void v_smooth_gauss(smooth_loss f, const int rule, const smooth_sites
     if (f == v_logistic_each) {
         EACH grown[i] = v_min(grown[i], v_set(600.0));
         v_exp_each(U, grown, grown);
+    }
+    if (f == v_poisson_each) {
+        grown[0] = v_min(v_max(a->h, v_set(-230.0)), v_set(690.0));
+        v_exp_each(1, grown, grown);
     }
     for (int j = 0; j < gauss_rules[rule].pairs; j++) {
         double weight = gauss_rules[rule].node[j][1];
@@ -1030,6 +1035,11 @@ EPF_INLINE void v_smooth_gauss(smooth_loss f, const int rule, const smooth_sites
             e[0] = v_max(up, v_set(SMOOTH_TINY));
             e[1] = v_max(down, v_set(SMOOTH_TINY));
             v_logistic_of(U, h, e, w, s, bend);
+        } else if (f == v_poisson_each) {
+            v_exp_up_down(u[0], &bend[0], &bend[1]);
+            EACH bend[i] = grown[0] * bend[i];
+            EACH w[i] = (bend[i] - a->y[0] * (a->h + u[i])) + a->y[1];
+            EACH s[i] = bend[i] - a->y[0];
         } else {
             vd h[2];
             EACH h[i] = a->h + u[i];

@@ -51,8 +51,10 @@ EPF_INLINE vd epf_from_bits(vi b) { vd a; memcpy(&a, &b, 8); return a; }
 
 #if defined(__GNUC__) || defined(__clang__)
 #  define V_PREFETCH(p) __builtin_prefetch((p), 0, 2)            /* to be read, into the second cache */
+#  define V_PREFETCH_NEAR(p) __builtin_prefetch((p), 0, 3)       /* and into the first */
 #else
 #  define V_PREFETCH(p) ((void)0)
+#  define V_PREFETCH_NEAR(p) ((void)0)
 #endif
 
 #if VW > 1 && (defined(__x86_64__) || defined(__i386__))

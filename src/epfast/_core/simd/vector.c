@@ -1377,6 +1377,33 @@ static void squared_hinge_moments(ptrdiff_t n, const double *m, const double *v,
 
 #define SMOOTH_BLOCK 128
 
+static void probit_loss(ptrdiff_t n, const double *h, double *value, double *slope, double *curvature)
+{
+    for (ptrdiff_t i = 0; i < n; i += 2 * VW) {
+        vd at[2], l[2], s[2], c[2];
+        ptrdiff_t rest = n - i > VW ? n - i - VW : 0;
+        at[0] = load_some(h + i, n - i);
+        if (rest) {
+            at[1] = load_some(h + i + VW, rest);
+            v_probit_each(2, at, NULL, NULL, l, s, c);
+        } else
+            v_probit_each(1, at, NULL, NULL, l, s, c);
+        for (int k = 0; k < (rest ? 2 : 1); k++) {
+            vi far = V_MASK(at[k] > 30.0);
+            l[k] = v_select(far, v_set(0.0), l[k]);
+            s[k] = v_select(far, v_set(0.0), s[k]);
+            c[k] = v_select(far, v_set(0.0), c[k]);
+        }
+        store_some(value + i, l[0], n - i);
+        store_some(slope + i, s[0], n - i);
+        if (curvature) store_some(curvature + i, c[0], n - i);
+        if (rest == 0) continue;
+        store_some(value + i + VW, l[1], rest);
+        store_some(slope + i + VW, s[1], rest);
+        if (curvature) store_some(curvature + i + VW, c[1], rest);
+    }
+}
+
 /* Some numbers of sites, in the lanes; the last of the order repeats. */
 EPF_INLINE vd gather_sites(const double *p, const unsigned char *order, int count)
 {
@@ -1424,9 +1451,14 @@ EPF_INLINE void smooth_sites_of(smooth_loss f, const int width, const double lar
     }
     /* two vectors at a time where they have no responses of their own */
     const int U = width ? 1 : 2;
+    double of[3][SMOOTH_BLOCK + VW];            /* the responses, one after the other */
+    for (int j = 0; j < width; j++) {
+        for (ptrdiff_t i = 0; i < n; i++) of[j][i] = y[i * width + j];
+        v_store(of[j] + n, v_set(0.0));
+    }
     for (ptrdiff_t i = 0; i < n; i += U * VW) {
         vd h[2], l[2], s[2], c[2];
-        if (width) load_responses(width, y + i * width, width, n - i < VW ? n - i : VW, r);
+        for (int j = 0; j < width; j++) r[j] = v_load(of[j] + i);
         h[0] = LOAD_SITES(m);
         h[1] = n - i > VW ? (n - i >= 2 * VW ? v_load(m + i + VW) : load_sites(m + i + VW, n - i - VW)) : h[0];
         f(U, h, r, p, l, s, c);
@@ -1437,7 +1469,7 @@ EPF_INLINE void smooth_sites_of(smooth_loss f, const int width, const double lar
         }
     }
     for (ptrdiff_t i = 0; i < n; i += VW) {
-        if (width) load_responses(width, y + i * width, width, n - i < VW ? n - i : VW, r);
+        for (int j = 0; j < width; j++) r[j] = v_load(of[j] + i);
         a.m = LOAD_SITES(m);
         a.v = LOAD_SITES(v);
         a.b = LOAD_SITES(power);
@@ -1451,19 +1483,21 @@ EPF_INLINE void smooth_sites_of(smooth_loss f, const int width, const double lar
         v_store(at[PER_V] + i, a.per_v);
         v_store(rules + i, rule);
     }
-    for (ptrdiff_t i = 0; i < n; i++) begin[(int)rules[i] + 1]++;
-    for (int k = 0; k < SMOOTH_RULES; k++) begin[k + 1] += begin[k];
-    for (ptrdiff_t i = 0; i < n; i++) order[begin[(int)rules[i]]++] = (unsigned char)i;
+    int others = 0;
+    for (ptrdiff_t i = 0; i < n; i++) others |= rules[i] != rules[0];
+    if (others) {
+        for (ptrdiff_t i = 0; i < n; i++) begin[(int)rules[i] + 1]++;
+        for (int k = 0; k < SMOOTH_RULES; k++) begin[k + 1] += begin[k];
+        for (ptrdiff_t i = 0; i < n; i++) order[begin[(int)rules[i]]++] = (unsigned char)i;
+    } else {                                    /* as nearly always: in their order */
+        for (int k = n ? (int)rules[0] : 0; k <= SMOOTH_RULES; k++) begin[k] = (int)n;
+        for (ptrdiff_t i = 0; i < n; i++) order[i] = (unsigned char)i;
+    }
     for (int k = 0; k < SMOOTH_RULES - 1; k++)
         for (int first = k ? begin[k - 1] : 0; first < begin[k]; first += VW) {
             int count = begin[k] - first < VW ? begin[k] - first : VW;
             const unsigned char *sites = order + first;
-            if (width) {
-                double responses[VW * (width ? width : 1)];
-                for (int j = 0; j < VW * width; j++)
-                    responses[j] = y[sites[j / width < count ? j / width : count - 1] * width + j % width];
-                load_responses(width, responses, width, VW, r);
-            }
+            for (int j = 0; j < width; j++) r[j] = gather_sites(of[j], sites, count);
             a.m = gather_sites(m, sites, count);
             a.v = gather_sites(v, sites, count);
             a.b = gather_sites(power, sites, count);
@@ -1746,16 +1780,19 @@ static int fit_sites(ptrdiff_t n, double times, double damping, double least, co
         vd variance = LOAD_SITES(v), second = LOAD_SITES(d2lZ), shrink = 1.0 + variance * second;
         vd mean = LOAD_SITES(m) + variance * LOAD_SITES(dlZ), log_Z = LOAD_SITES(lZ);
         /* a sum that is finite where all of them are, and squares and quotients of them */
-        vd size = mean * mean / (shrink * variance) + LOAD_SITES(m) * LOAD_SITES(m) / variance;
-        size = size + second * second / (shrink * shrink);
-        bad |= ~(V_MASK(shrink > least) & V_MASK(v_abs(log_Z) < 1e300) & V_MASK(size < 1e300));
+        vd per = 1.0 / (shrink * variance), curve = second * (per * variance);
+        vd size = mean * mean * per + LOAD_SITES(m) * LOAD_SITES(m) * (per * shrink) + curve * curve;
+        bad |= ~(V_MASK(shrink > least) & V_MASK(v_abs(log_Z) < 1e300) & V_MASK(size < 1e300) &
+                 V_MASK(per > 1e-300) & V_MASK(per < 1e300));
     }
     if (v_any(bad)) return 0;
     vd worst = v_set(*residual);
     for (ptrdiff_t i = 0; i < n; i += VW) {
         vd mean = LOAD_SITES(m), variance = LOAD_SITES(v), first = LOAD_SITES(dlZ), second = LOAD_SITES(d2lZ);
-        vd shrink = 1.0 + variance * second, per = 1.0 / shrink, b = (first - mean * second) * per;
-        vd moved = mean + variance * b, per_v = 1.0 / variance, per_s = 1.0 / LOAD_SITES(s);
+        /* one division for two */
+        vd shrink = 1.0 + variance * second, both = 1.0 / (shrink * variance), per = both * variance;
+        vd b = (first - mean * second) * per, moved = mean + variance * b;
+        vd per_v = both * shrink, per_s = 1.0 / LOAD_SITES(s);
         vd g = LOAD_SITES(lZ) - 0.5 * v_log(shrink) - 0.5 * (moved * moved * shrink - mean * mean) * per_v;
         vd t = -second * per, old = LOAD_SITES(tau), old_nu = LOAD_SITES(nu), old_scale = LOAD_SITES(scale);
         worst = v_max(worst, v_abs(mean + variance * first - LOAD_SITES(h)) * v_sqrt(per_s));
@@ -1899,7 +1936,7 @@ void sparse_row_site_avx2(ptrdiff_t, const int *, const double *, double, double
 const epf_kernels NAMED(epf_kernels) = {
     &STRING(EPF_ISA)[1], VW,                    /* without the underscore */
     array_exp, array_expm1, array_log, array_log1p, array_erfcx, array_log_ndtr,
-    loss_at_points, rise, margins, weighted_sums, sizes, largest_move, cavity, steps, interpolation,
+    loss_at_points, probit_loss, rise, margins, weighted_sums, sizes, largest_move, cavity, steps, interpolation,
     move, pairs, probit_moments, logistic_moments, piecewise_moments, squared_hinge_moments,
     smooth_moments, cavities, fit_sites, rows_gather, rows_pack, rows_marginals, rows_outer, sparse_marginals,
     ROW_NAMED(sparse_row_moments), ROW_NAMED(sparse_row_cavity), ROW_NAMED(sparse_row_tilted), ROW_NAMED(sparse_row_site),

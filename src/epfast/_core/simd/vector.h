@@ -67,6 +67,8 @@ typedef struct {
     /* value, slope, curvature at n points (any of the three outputs may be NULL) */
     int (*loss)(const epf_loss *loss, ptrdiff_t n, const double *h, const double *y,
                 ptrdiff_t stride, double *value, double *slope, double *curvature);
+    /* those of the probit loss at finite margins, 0 beyond 30; curvature may be NULL */
+    void (*probit_loss)(ptrdiff_t n, const double *h, double *value, double *slope, double *curvature);
 
     /* l(h + delta_i) - l(h) for one row, value = l(h); where the loss has DIFFERENCES, without
      * cancellation for |delta_i| <= 1 */
@@ -169,7 +171,7 @@ typedef struct {
                            const double *x, ptrdiff_t stride, ptrdiff_t count,
                            const ptrdiff_t *next);
     void (*rows_outer)(ptrdiff_t q, ptrdiff_t d, ptrdiff_t ld, const double *a, const double *w,
-                       double *panel, double *C);
+                       const double *slope, double *panel, double *C, double *x);
     void (*sparse_marginals)(ptrdiff_t q, const ptrdiff_t *at, const int *start, const int *column,
                              const double *value, ptrdiff_t size, const double *M,
                              const double *mean, double *h, double *s);

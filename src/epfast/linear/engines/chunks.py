@@ -28,9 +28,9 @@ from epfast.schedules import Schedule
 
 Numbers = NDArray[np.intp]
 
-#: rows per block of marginals by the number of columns, so that a block stays in the second cache;
-#: of more columns, and of sparse rows
-BLOCKS = {128: 256, 256: 128, 512: 64}
+#: rows per block of marginals by the number of columns, so that a block of few columns stays in the
+#: first cache, others in the second; of more columns, and of sparse rows
+BLOCKS = {256: 128, 512: 64}
 WIDE_BLOCK, SPARSE_BLOCK = 512, 1024
 #: a chunk that is not taken is halved to no fewer rows, which then go one by one
 LEAST = 32
