@@ -20,11 +20,11 @@ from epfast.linear.engines.joint_latents import (
     MOST_ROUNDS,
     JointEngine,
     JointState,
-    Within,
     as_state,
     cavities,
     differences,
     latents_of_rows,
+    within,
 )
 from epfast.linear.latent_checking import JointProposal
 from epfast.linear.latent_posterior import LatentPosterior
@@ -112,7 +112,7 @@ class JointPosterior(LatentPosterior):
         classes = data.y[:, 0].astype(np.intp)
         found = differences(classes, *self._together(data.X, offset))
         m, V = cavities(*found, self.state.sites)
-        return Within().fit(m, V, self.state.sites, MOST_ROUNDS)[1]
+        return within(m, V, self.state.sites, MOST_ROUNDS)[1]
 
     def _case(self) -> Case:
         if not self.problem.has_rows:
@@ -145,11 +145,11 @@ class JointPosterior(LatentPosterior):
         h, S = self._together(self._rows(X))
         h = self._moved(h, offset)
         n, count = h.shape
-        result, within = np.empty((n, count)), Within()
+        result = np.empty((n, count))
         flat = Sites(np.zeros((n, count - 1)), np.zeros((n, count - 1)), np.zeros(n))
         for k in range(count):
             classes: NDArray[np.intp] = np.full(n, k, dtype=np.intp)
-            result[:, k] = within.fit(*differences(classes, h, S), flat, MOST_ROUNDS)[1]
+            result[:, k] = within(*differences(classes, h, S), flat, MOST_ROUNDS)[1]
         return np.asarray(result - special.logsumexp(result, axis=1, keepdims=True))
 
     def predict_proba(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
