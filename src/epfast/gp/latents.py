@@ -403,8 +403,11 @@ def fit_latent_process(
 
 def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None) -> Any:
     """Check what ``save`` wrote, and build the posterior."""
+    latents = len(arrays["alpha"])
+    if isinstance(loss, LatentLoss):
+        loss = loss.filled(latents, False)
     y = restore_responses(arrays["y"], loss)
-    n, latents = len(y), len(arrays["alpha"])
+    n = len(y)
     if loss is not None and loss.latents != latents:
         raise ValueError(f"alpha is of {latents} latents, and the loss of {loss.latents}")
     vectors = [_checks.array(name, arrays[name], shape=(latents, n)) for name in VECTORS]

@@ -96,10 +96,11 @@ def legal(
             + (others if len(others) > len("; or ") else "")
         )
     row = table[key]
-    if (factor == "latents") != (loss.latents > 1):
+    if (factor == "latents") != (loss.latents != 1):
         raise ValueError(
-            f"loss is {loss!r}, with {loss.latents} latents per row; allowed with {words(key)}: "
-            + ("several" if factor == "latents" else "one")
+            f"loss is {loss!r}; allowed with {words(key)}: one with "
+            + ("several latents" if factor == "latents" else "one latent")
+            + " per row"
         )
     reason = scheme.refuses(loss, factor)
     if reason is not None:

@@ -88,9 +88,9 @@ class Loss:
     #: whether responses carry an offset per row
     has_offset: bool = field(default=False, init=False, repr=False)
 
-    #: number of latent values per row
+    #: number of latent values per row; 0: several, y says how many
     latents: ClassVar[int] = 1
-    #: whether they have one Gaussian; else it is a product over them
+    #: whether they have one Gaussian; else it is a product over them; None: the fit says
     correlated = False
     #: True if l depends on the margin y h alone, y = -1 or +1
     by_margin: ClassVar[bool] = True

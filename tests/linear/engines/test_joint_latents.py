@@ -16,7 +16,9 @@ TIGHT = epfast.EP(tol=1e-10, sweeps=500)
 def data(n=60, d=3, count=3, seed=0):
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(n, d))
-    return X, losses.Multiclass(count).sample(X @ rng.normal(size=(d, count)), rng)
+    return X, losses.Multiclass(count, correlated=False).sample(
+        X @ rng.normal(size=(d, count)), rng
+    )
 
 
 def test_two_classes_are_probit():
@@ -37,7 +39,11 @@ def test_two_classes_are_probit():
 
 def test_evidence_and_moments_on_a_grid():
     rng = np.random.default_rng(1)
-    X, y, product = rng.normal(size=(6, 1)), np.array([0, 2, 1, 2, 0, 1]), losses.Multiclass(3)
+    X, y, product = (
+        rng.normal(size=(6, 1)),
+        np.array([0, 2, 1, 2, 0, 1]),
+        losses.Multiclass(3, correlated=False),
+    )
     grid = np.linspace(-7.0, 7.0, 57)
     theta = np.stack(np.meshgrid(grid, grid, grid, indexing="ij"), -1).reshape(-1, 3)
     latent = X[None, :, :] * theta[:, None, :]
@@ -168,7 +174,7 @@ def test_refused():
         epfast.fit_linear(X, y, loss=LOSS, schedule=epfast.EP(order="sequential"))
     with pytest.raises(ValueError, match="3000"):
         epfast.fit_linear(np.zeros((3, 1001)), [0, 1, 2], loss=LOSS)
-    plain = epfast.fit_linear(X, y, loss=losses.Multiclass(3))
+    plain = epfast.fit_linear(X, y, loss=losses.Multiclass(3, correlated=False))
     with pytest.raises(TypeError, match="start"):
         epfast.fit_linear(X, y, loss=LOSS, start=plain)
     with pytest.raises(ValueError, match="correlated"):

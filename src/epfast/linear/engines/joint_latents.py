@@ -22,6 +22,7 @@ from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
 from epfast.linear.engines.base import contraction
 from epfast.linear.problem import LinearProblem, State, log_determinant, log_evidence, moments_of
+from epfast.schedules import Schedule
 
 #: largest number of weights of all classes together
 MOST_WEIGHTS = 3000
@@ -135,6 +136,12 @@ def latents_of_rows(X: Any, mean: Array, covariance: Array, count: int) -> tuple
                 S[part, j, k] = np.einsum("ij,ij->i", block @ blocks[j, :, k], block)
                 S[part, k, j] = S[part, j, k]
     return h, S
+
+
+def takes(schedule: Any) -> bool:
+    """Whether sweeps of all classes together can have this schedule."""
+    own = type(schedule).visits is not Schedule.visits
+    return schedule.order in ("auto", "parallel") and schedule.block is None and not own
 
 
 class JointEngine:
