@@ -12,9 +12,9 @@ from epfast import _checks, losses
 from epfast._arrays import Array
 from epfast.estimators.base import (
     LatentClassifier,
-    check_binary,
     check_is_fitted,
     check_labels,
+    check_of_labels,
     row_weights,
     validate_data,
 )
@@ -178,7 +178,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
         if weights is not None:
             counts = weights > 0.0
             rows, labels, weights = rows[counts], labels[counts], weights[counts]
-        check_binary(losses.resolve(self.loss))
+        check_of_labels(losses.resolve(self.loss))
         _, targets = self._encode(labels)
         self._check()
         self.X_train_ = rows.copy()

@@ -30,6 +30,7 @@ from epfast.estimators.search import Search, find, tell_lost
 from epfast.linear import FullPosterior, LinearProblem
 from epfast.linear.choices import choose
 from epfast.linear.fit import FULL_UP_TO
+from epfast.linear.latent_fit import check_size, filled
 from epfast.linear.priors import variances_at_door
 from epfast.losses import Loss
 from epfast.schedules import EP
@@ -81,6 +82,8 @@ class LinearModel(Coefficients):
 
     def _covariance(self, rows: Any) -> str:
         if self.posterior is None:
+            if losses.resolve(self.loss).latents != 1:
+                return "full"
             return "full" if min(rows.shape) <= FULL_UP_TO else "factorized"
         return self.posterior
 
@@ -116,6 +119,11 @@ class LinearModel(Coefficients):
                 given,
             )
             intercepts = bool(self.fit_intercept)
+            if isinstance(chosen.loss, losses.LatentLoss):
+                d = rows.shape[1] + intercepts
+                loss = filled(chosen.loss, targets[0], d, chosen.schedule)
+                check_size(loss, d)
+                chosen = chosen._replace(loss=loss)
             problems = problems_of(chosen, rows, targets, weights, intercepts, prior, offset)
         names = getattr(self, "feature_names_in_", None)
         names = None if names is None else tuple(names)

@@ -139,8 +139,7 @@ class JointPosterior(LatentPosterior):
             return super().predict_latent(X)
         return self._together(self._rows(X))
 
-    def _log_probabilities(self, X: ArrayLike, offset: ArrayLike | None) -> Array:
-        """(n, C), normalised."""
+    def predict_log_proba(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
         self.known_loss()
         h, S = self._together(self._rows(X))
         h = self._moved(h, offset)
@@ -153,11 +152,11 @@ class JointPosterior(LatentPosterior):
         return np.asarray(result - special.logsumexp(result, axis=1, keepdims=True))
 
     def predict_proba(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
-        return np.exp(self._log_probabilities(X, offset))
+        return np.exp(self.predict_log_proba(X, offset))
 
     def predict(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
         """The most probable class, (n,)."""
-        found = self._log_probabilities(X, offset).argmax(axis=1)
+        found = self.predict_log_proba(X, offset).argmax(axis=1)
         return np.asarray(found, dtype=np.float64)
 
     def predict_variance(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
@@ -167,7 +166,7 @@ class JointPosterior(LatentPosterior):
 
     def log_predictive(self, X: ArrayLike, y: ArrayLike, offset: ArrayLike | None = None) -> Array:
         """Log probability of the classes of new rows, (n,)."""
-        found = self._log_probabilities(X, offset)
+        found = self.predict_log_proba(X, offset)
         responses = self.known_loss().responses("y", y, len(found))
         return np.asarray(found[np.arange(len(found)), responses[:, 0].astype(np.intp)])
 

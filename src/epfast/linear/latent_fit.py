@@ -89,13 +89,7 @@ def fit_latents(
         raise TypeError(
             f"start is {_checks.describe(start)}; allowed with {loss!r}: a {kind.__name__} or None"
         )
-    size = 8 * MATRICES * loss.latents * d * d
-    if size > MOST_BYTES:
-        raise ValueError(
-            f"X has {d} columns: {loss.latents} covariances take {size:.3g} bytes in all; allowed: "
-            f"{MOST_BYTES:.3g}, with fewer columns, or a fit per class (one against the rest) with "
-            "posterior='factorized'"
-        )
+    check_size(loss, d)
     found = loss.with_offset(offset is not None)
     prior = prior_at_door(*normal, d - (intercept is not None), True, intercept)
     problem = chosen._replace(loss=found).problem(data_of(rows, y, None, found, offset), prior)
@@ -113,6 +107,17 @@ def filled(loss: LatentLoss, y: Any, d: int, schedule: Any, start: Any = None) -
         return loss.filled(start.n_latents, isinstance(start, JointPosterior))
     known = loss.filled(loss.latents_in(y), None)
     return known.filled(known.latents, takes(schedule) and known.with_correlations(d))
+
+
+def check_size(loss: LatentLoss, d: int) -> None:
+    """Refuse fits whose matrices would not fit in memory."""
+    size = 8 * MATRICES * loss.latents * d * d
+    if size > MOST_BYTES:
+        raise ValueError(
+            f"X has {d} columns: {loss.latents} covariances take {size:.3g} bytes in all; allowed: "
+            f"{MOST_BYTES:.3g}, with fewer columns, or a fit per class (one against the rest) with "
+            "posterior='factorized'"
+        )
 
 
 def kind_of(loss: Loss) -> type[LatentPosterior]:
@@ -149,14 +154,18 @@ def fit_problem_of_latents(
     except KeyboardInterrupt as pressed:
         fit = reached(pressed) or fit
         if fit is None:
-            n, latents = problem.shape[0], problem.loss.latents
-            if problem.loss.correlated:
-                flat = JointEngine(problem).init(None)
-                state = JointState(*flat[:5])
-                raise Interrupted(start or result(Fit(state, False, []))) from None
-            precision = np.stack([problem.prior.precision] * latents)
-            shift = np.stack([problem.prior.shift] * latents)
-            scale = latents * problem.prior.log_scale
-            prior = LatentState(precision, shift, flat_sites(n, latents), scale, 0)
-            raise Interrupted(start or result(Fit(prior, False, []))) from None
+            raise Interrupted(start or unfitted_latents(problem)) from None
         raise Interrupted(result(fit)) from None
+
+
+def unfitted_latents(problem: LinearProblem) -> LatentPosterior:
+    """The prior as a posterior: before the first sweep, without a start."""
+    n, latents, prior = problem.shape[0], problem.loss.latents, problem.prior
+    state: Any
+    if problem.loss.correlated:
+        state = JointState(*JointEngine(problem).init(None)[:5])
+    else:
+        precision, shift = (np.stack([part] * latents) for part in (prior.precision, prior.shift))
+        scale = latents * prior.log_scale
+        state = LatentState(precision, shift, flat_sites(n, latents), scale, 0)
+    return kind_of(problem.loss)(state, problem, False, [])

@@ -264,6 +264,19 @@ class LatentPosterior(LinearPredictions):
         """
         return super().predict_proba(X, offset)
 
+    def predict_log_proba(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
+        """Log probability of each class, (n, C), accurate where that underflows.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix of shape (n, d)
+        offset : array_like of shape (n, C), optional
+        """
+        mean, variance = self.predict_latent(X)
+        loss: Any = self.known_loss()
+        found: Array = loss.predict_log_proba(self._moved(mean, offset), variance)
+        return found
+
     def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Array:
         """Draw weights from the posterior, (size, C, d).
 

@@ -217,13 +217,17 @@ class Multiclass(LatentLoss):
             )
         return given[:, None].copy()
 
-    def predict_proba(self, mean: Array, variance: Array) -> Array:
-        """Probability of each class, (n, n_classes); rows add up to 1."""
+    def predict_log_proba(self, mean: Array, variance: Array) -> Array:
+        """Log probability of each class, (n, n_classes), accurate where that underflows."""
         result = np.empty(mean.shape)
         for k in range(self._count()):
             responses = np.full((len(mean), 1), float(k))
-            result[:, k] = np.exp(self.tilted_moments(responses, mean, variance)[0])
-        return np.asarray(result / result.sum(axis=1, keepdims=True))
+            result[:, k] = self.tilted_moments(responses, mean, variance)[0]
+        return np.asarray(result - special.logsumexp(result, axis=1, keepdims=True))
+
+    def predict_proba(self, mean: Array, variance: Array) -> Array:
+        """Probability of each class, (n, n_classes); rows add up to 1."""
+        return np.exp(self.predict_log_proba(mean, variance))
 
     def predict(self, mean: Array, variance: Array) -> Array:
         """The most probable class, (n,)."""
@@ -276,6 +280,9 @@ class Heteroscedastic(LatentLoss):
     def labels(self) -> tuple[str, ...]:
         return "mean", "log variance"
 
+    def predict_proba(self, mean: Array, variance: Array) -> NoReturn:
+        self.predict_log_proba(mean, variance)
+
     def latent_moments(self) -> LatentMoments:
         return LatentMoments(HETEROSCEDASTIC, 2)
 
@@ -283,7 +290,7 @@ class Heteroscedastic(LatentLoss):
         """Check y, and return it as (n, 1) numbers."""
         return _checks.array(name, y, shape=(n,))[:, None].copy()
 
-    def predict_proba(self, mean: Array, variance: Array) -> NoReturn:
+    def predict_log_proba(self, mean: Array, variance: Array) -> NoReturn:
         raise ValueError(
             f"loss is {self!r}, whose y are no labels; allowed for it: predict, log_predictive"
         )
