@@ -38,8 +38,8 @@ def _takes_chunks(self: Any) -> bool:
     """Whether there is partial_fit."""
     if isinstance(self.loss, losses.Multiclass) or self.loss == "multiclass":
         raise AttributeError(
-            f"loss is {self.loss!r}, which has no partial_fit; allowed there: a loss of two labels, "
-            "each class against the rest; fit takes all rows at once"
+            f"loss is {self.loss!r}, which has no partial_fit; allowed there: a loss of two "
+            "labels, each class against the rest; fit takes all rows at once"
         )
     return True
 
@@ -83,7 +83,8 @@ class LinearClassifier(LinearModel, LatentClassifier):
         Prior variance of the intercept, never chosen by the evidence. The default is broad: a
         standard deviation of 10, in units of log odds.
     schedule : Schedule, optional
-        None runs EP to its fixed point: ``EP(sweeps=200, tol=1e-10)`` for "full"; for "factorized"
+        None runs EP to its fixed point: ``EP(sweeps=200, tol=1e-10)`` for "full" (1e-6 with
+        "multiclass"); for "factorized"
         ``EP(tol=1e-4)`` with 200 to 3,000 sweeps, the fewer the larger X, or ``EP()`` with
         minibatches. A default fit that fails its certificate (see Notes) is tried again, damped.
     beta : float

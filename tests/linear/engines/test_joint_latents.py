@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 from scipy import sparse, special
+from sklearn.datasets import load_iris
 
 import epfast
 from epfast import losses
@@ -86,6 +87,21 @@ def test_all_orders_agree():
     assert first.converged
     assert first.residual < 1e-7
     assert (first.sites.precision >= 0.0).all()
+
+
+def test_sweeps_that_creep_are_not_damped():
+    """From a narrow prior to a wide one: the first moves grow, in one direction."""
+    X, y = load_iris(return_X_y=True)
+    X = (X - X.mean(axis=0)) / X.std(axis=0)
+    given = {"loss": LOSS, "intercept": True, "schedule": epfast.EP(sweeps=200, tol=1e-6)}
+    start = None
+    for variance in (50.0, 2e3, 7e4):
+        cold = epfast.fit_linear(X, y, prior_variance=variance, **given)
+        warm = epfast.fit_linear(X, y, prior_variance=variance, start=start, **given)
+        assert warm.converged
+        assert len(warm.history) < 2 * len(cold.history)
+        assert warm.log_evidence == pytest.approx(cold.log_evidence, abs=1e-5)
+        start = warm
 
 
 def test_permuted_classes():

@@ -62,10 +62,15 @@ class JointSwept(NamedTuple):
     rows_seen: None
     covariance: Array
     mean: Array
-    #: of a change that is taken; the least change so far, and sweeps since
+    #: of a change that is taken; the least change so far, and sweeps back and forth since
     share: float = 1.0
     least: float = np.inf
     stalled: int = 0
+    #: the last move of the means, in sd; sweeps that have gone on in its direction, and how many of
+    #: them double the share again
+    step: Array | None = None
+    onward: int = 0
+    patience: int = STALLED
 
 
 def as_state(state: Any) -> State:
@@ -269,12 +274,24 @@ class JointEngine:
             return new, counts
         # of an undamped sweep
         moved = change(self.summary(state, False), self.summary(new, False)) / damping
-        least, stalled = contraction(moved, state.least, state.stalled)
-        share = damping
+        return self._paced(state, new, moved), counts._replace(left=moved)
+
+    def _paced(self, old: JointSwept, new: JointSwept, moved: float) -> JointSwept:
+        """Less of a change is taken where sweeps go back and forth, more where they creep."""
+        step = (new.mean - old.mean) / np.sqrt(np.diag(new.covariance))
+        back = old.step is not None and float(step @ old.step) < 0.0
+        least, stalled = contraction(moved, old.least, old.stalled)
+        share, patience, onward = old.share, old.patience, 0 if back else old.onward + 1
+        if not back:
+            stalled = old.stalled
         if stalled >= STALLED:
             share, least, stalled = max(LEAST_SHARE, 0.5 * share), np.inf, 0
-        new = new._replace(share=share, least=least, stalled=stalled)
-        return new, counts._replace(left=moved)
+            onward, patience = 0, 2 * patience
+        elif onward >= patience and share < 1.0:
+            share, least, stalled, onward = 2.0 * share, np.inf, 0, 0
+        return new._replace(
+            share=share, least=least, stalled=stalled, step=step, onward=onward, patience=patience
+        )
 
     def _part(
         self, state: JointSwept, part: slice, sites: Sites, damping: float
