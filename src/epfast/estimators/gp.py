@@ -15,6 +15,7 @@ from epfast.estimators.base import (
     check_is_fitted,
     check_labels,
     check_of_labels,
+    check_unweighted,
     row_weights,
     validate_data,
 )
@@ -23,6 +24,7 @@ from epfast.estimators.jobs import in_threads, shares
 from epfast.estimators.kernels import kernel_of
 from epfast.estimators.process_model import ProcessModel
 from epfast.estimators.processes import BinaryProcess, evidence_at
+from epfast.gp import LatentGPPosterior
 from epfast.schedules import Schedule
 
 # scikit-learn is there, or epfast.estimators.base would have said so
@@ -38,7 +40,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
     The kernel's hyper-parameters maximise EP's log evidence, by L-BFGS with its gradient; where
     scikit-learn's ``GaussianProcessClassifier`` (Laplace's approximation) stands, this one can. For
     more than two classes one process per class, that class against the rest, each with a kernel of
-    its own.
+    its own; or, with ``loss="multiclass"``, one fit of all classes, which share a kernel.
 
     Parameters
     ----------
@@ -55,7 +57,9 @@ class GPClassifier(ProcessModel, LatentClassifier):
     n_restarts_optimizer : int
         Further runs of the optimizer, from log-uniform draws within the bounds.
     loss : str, Loss or callable
-        The likelihood, as in :func:`epfast.fit_gp`.
+        The likelihood, as in :func:`epfast.fit_gp`. "multiclass", or
+        ``losses.Multiclass(correlated=False)``: multinomial probit, one posterior by the joint
+        evidence, without weights of rows and ``rank``; O(n_classes n^3) per sweep.
     scheme : str or Scheme
         How sites are fitted, as in :func:`epfast.fit_gp`.
     schedule : EP, optional
@@ -80,13 +84,15 @@ class GPClassifier(ProcessModel, LatentClassifier):
     classes_, n_classes_ : ndarray of shape (n_classes,), int
         The labels, sorted, and how many.
     kernel_ : Kernel
-        With the hyper-parameters found; of more than two classes a ``CompoundKernel``.
-    posterior_ : GPPosterior or LowRankGPPosterior
-        With two classes: the posterior over the latent values of the fit.
-    posteriors_ : list of GPPosterior or LowRankGPPosterior
+        With the hyper-parameters found; of more than two classes, each against the rest, a
+        ``CompoundKernel``.
+    posterior_ : GPPosterior, LatentGPPosterior or LowRankGPPosterior
+        With two classes, or "multiclass": the posterior over the latent values of the fit.
+    posteriors_ : list of posteriors
         One, or one for each class.
     log_marginal_likelihood_value_ : float
-        Log evidence at the hyper-parameters found; with more than two classes the mean over them.
+        Log evidence at the hyper-parameters found; of more than two classes, each against the
+        rest, the mean over them.
     converged_ : bool
         Whether EP settled in all fits.
     n_failed_points_ : int
@@ -178,8 +184,12 @@ class GPClassifier(ProcessModel, LatentClassifier):
         if weights is not None:
             counts = weights > 0.0
             rows, labels, weights = rows[counts], labels[counts], weights[counts]
-        check_of_labels(losses.resolve(self.loss))
-        _, targets = self._encode(labels)
+        loss = losses.resolve(self.loss)
+        check_of_labels(loss)
+        index, targets = self._encode(labels)
+        if isinstance(loss, losses.Multiclass):
+            check_unweighted(loss, sample_weight)
+            targets = self._joint_target(index, loss)
         self._check()
         self.X_train_ = rows.copy()
         self.n_classes_ = len(self.classes_)
@@ -200,7 +210,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
         self._kernels = [kernel.clone_with_theta(theta) for theta in thetas]
         self._problems = problems
         self.posteriors_ = self._posteriors(problems, thetas, starts)
-        if self.n_classes_ == 2:
+        if len(targets) == 1:
             self.kernel_, self.posterior_ = self._kernels[0], self.posteriors_[0]
         else:
             self.kernel_ = CompoundKernel(self._kernels)
@@ -315,6 +325,13 @@ class GPClassifier(ProcessModel, LatentClassifier):
         """
         return self.predict_latent(X)
 
+    def _log_probabilities(self, X: ArrayLike) -> Array:
+        rows = validate_data(self, X, dtype=np.float64, reset=False)
+        ((post, kernel, K_star),) = self._cross(rows)
+        assert isinstance(post, LatentGPPosterior)
+        found: Array = post.predict_log_proba(K_star, kernel.diag(rows))
+        return found
+
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> NDArray[Any]:
         """Draw labels of new inputs: those of one column come from one draw of the process.
 
@@ -333,11 +350,16 @@ class GPClassifier(ProcessModel, LatentClassifier):
             Labels out of ``classes_``.
         """
         size = _checks.integer("n_samples", n_samples, least=0)
+        several = self._several
         # scikit-learn's generators and seeds, for one of NumPy's new ones
         seed = check_random_state(random_state).randint(np.iinfo(np.int32).max)
         rng = np.random.default_rng(seed)
         check_is_fitted(self)
         rows = validate_data(self, X, dtype=np.float64, reset=False)
+        if several:
+            ((post, kernel, K_star),) = self._cross(rows)
+            values = post.sample_latent(K_star, kernel(rows), size, rng)
+            return np.asarray(self.classes_[post.known_loss().sample(values, rng).T.astype(int)])
         scores = []
         for post, kernel, K_star in self._cross(rows):
             latent = post.sample_latent(K_star, kernel(rows), size, rng).T

@@ -275,6 +275,22 @@ class LatentGPPosterior(ProcessPosterior):
             mean = mean + _checks.array("offset", offset, shape=mean.shape)
         return mean, variance
 
+    def predict_log_proba(
+        self, K_star: Any, k_star_diag: Any = None, offset: ArrayLike | None = None
+    ) -> Array:
+        """Log probability of each class at new inputs, (m, C), accurate where that underflows.
+
+        Parameters
+        ----------
+        K_star, k_star_diag
+            ``K_star`` and ``K_star_star`` of :meth:`predict_latent`.
+        offset : array_like of shape (m, C), optional
+            As in the fit. None: 0.
+        """
+        loss: Any = self.known_loss()
+        found: Array = loss.predict_log_proba(*self._shifted_latent(K_star, k_star_diag, offset))
+        return found
+
     def sample_latent(
         self,
         K_star: Any,
