@@ -46,7 +46,8 @@ def words(key: Key) -> str:
     """A key of a table in the arguments of the user."""
     covariance, factor, stores = key
     if covariance == "process":
-        return f"a process, {SCHEDULES[stores]}"
+        several = " of several latents" if factor == "latents" else ""
+        return f"a process{several}, {SCHEDULES[stores]}"
     size = {"row": "batch_size=None", "latents": "several latents per row"}.get(
         factor, "a batch_size"
     )
