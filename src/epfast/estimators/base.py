@@ -153,10 +153,14 @@ class LatentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 return np.asarray(logs[:, 1] - logs[:, 0])
             return np.asarray(logs - _log_of_rest(logs))
         mean, variance = self.predict_latent(X)
-        m, v = mean.ravel(), np.maximum(variance.ravel(), np.finfo(np.float64).tiny)
-        loss, plus = self.posteriors_[0].known_loss(), np.ones(m.size)
-        up, down = (backend.tilted_moments(loss, y, m, v)[0] for y in (plus, -plus))
-        return np.asarray((up - down).reshape(mean.shape))
+        m, v = (np.ascontiguousarray(part.T).reshape(-1, len(part)) for part in (mean, variance))
+        v, plus = np.maximum(v, np.finfo(np.float64).tiny), np.ones(len(mean))
+        scores = np.empty(m.shape)
+        for k, post in enumerate(self.posteriors_):
+            loss = post.known_loss()
+            up, down = (backend.tilted_moments(loss, y, m[k], v[k])[0] for y in (plus, -plus))
+            scores[k] = up - down
+        return scores[0] if mean.ndim == 1 else scores.T.copy()
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """The most probable class.

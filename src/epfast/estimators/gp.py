@@ -22,8 +22,9 @@ from epfast.estimators.base import (
 from epfast.estimators.interrupts import all_or_nothing
 from epfast.estimators.jobs import in_threads, shares
 from epfast.estimators.kernels import kernel_of
+from epfast.estimators.parameters import Parameters, tell_ends
 from epfast.estimators.process_model import ProcessModel
-from epfast.estimators.processes import BinaryProcess, evidence_at
+from epfast.estimators.processes import NO_PARAMETERS, BinaryProcess, evidence_at
 from epfast.gp import LatentGPPosterior
 from epfast.schedules import Schedule
 
@@ -62,6 +63,10 @@ class GPClassifier(ProcessModel, LatentClassifier):
         evidence, without weights of rows and ``rank``; O(n_classes n^3) per sweep.
     scheme : str or Scheme
         How sites are fitted, as in :func:`epfast.fit_gp`.
+    learn : tuple of str
+        Parameters of the loss that the evidence sets beside the kernel, out of ``loss.learnable``:
+        as ``("share",)`` of ``losses.Contaminated()``, the share of flipped labels, of each class
+        against the rest.
     schedule : EP, optional
         None is ``EP(sweeps=200, tol=1e-6)``.
     jitter : float
@@ -90,6 +95,8 @@ class GPClassifier(ProcessModel, LatentClassifier):
         With two classes, or "multiclass": the posterior over the latent values of the fit.
     posteriors_ : list of posteriors
         One, or one for each class.
+    loss_ : Loss, or list of Loss
+        With the parameters that were learnt; where there are several processes, of each.
     log_marginal_likelihood_value_ : float
         Log evidence at the hyper-parameters found; of more than two classes, each against the
         rest, the mean over them.
@@ -126,6 +133,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
         n_restarts_optimizer: int = 0,
         loss: Any = "probit",
         scheme: Any = "exact",
+        learn: tuple[str, ...] = (),
         schedule: Schedule | None = None,
         jitter: float = 0.0,
         rank: int | None = None,
@@ -138,6 +146,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
         self.n_restarts_optimizer = n_restarts_optimizer
         self.loss = loss
         self.scheme = scheme
+        self.learn = learn
         self.schedule = schedule
         self.jitter = jitter
         self.rank = rank
@@ -179,7 +188,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
         """
         rows, labels = validate_data(self, X, y, dtype=np.float64)
         check_labels(labels)
-        before = getattr(self, "_kernels", None) if self.warm_start else None
+        before = getattr(self, "_thetas", None) if self.warm_start else None
         weights = row_weights(rows, labels, sample_weight, None, several=False)
         if weights is not None:
             counts = weights > 0.0
@@ -194,21 +203,29 @@ class GPClassifier(ProcessModel, LatentClassifier):
         self.X_train_ = rows.copy()
         self.n_classes_ = len(self.classes_)
         kernel = kernel_of(self.kernel, rows)
-        problems = self._processes(kernel, targets, weights)
+        parameters = self._parameters(loss, targets[0], weights)
+        problems = self._processes(kernel, targets, weights, parameters=parameters)
         if isinstance(problems[0], BinaryProcess):
             self._left = problems[0].unfitted
-        if before is not None and [k.n_dims for k in before] != [kernel.n_dims] * len(targets):
+        sizes = [len(problems[0].bounds)] * len(targets)
+        if before is not None and [len(theta) for theta in before] != sizes:
             before = None
-        thetas = [kernel.theta if before is None else before[k].theta for k in range(len(targets))]
+        begin = [kernel.theta] * len(targets) if before is None else before
+        thetas = begin if before is not None else [np.append(kernel.theta, parameters.start)]
+        thetas = thetas * (len(targets) // len(thetas))
         self.n_failed_points_ = 0
         starts: list[Any] = [None] * len(problems)
-        if self.optimizer is not None and kernel.n_dims > 0:
-            found = self._search(problems, thetas, before is not None)
+        if self.optimizer is not None and len(problems[0].bounds) > 0:
+            found = self._search(problems, begin, before is not None)
             thetas, starts = [one.theta for one in found], [one.start for one in found]
         elif before is not None and all(len(post.y) == len(rows) for post in self.posteriors_):
             starts = self.posteriors_
-        self._kernels = [kernel.clone_with_theta(theta) for theta in thetas]
-        self._problems = problems
+        self._thetas, self._problems = thetas, problems
+        self._kernels = [kernel.clone_with_theta(theta[: kernel.n_dims]) for theta in thetas]
+        learnt = [parameters.at(theta[kernel.n_dims :]) for theta in thetas]
+        for one in learnt:
+            tell_ends(parameters, one)
+        self.loss_ = learnt[0] if len(learnt) == 1 or not parameters.names else learnt
         self.posteriors_ = self._posteriors(problems, thetas, starts)
         if len(targets) == 1:
             self.kernel_, self.posterior_ = self._kernels[0], self.posteriors_[0]
@@ -255,7 +272,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
         if theta is None:
             if not eval_gradient:
                 return self.log_marginal_likelihood_value_
-            parts = [kernel.theta for kernel in self._kernels]
+            parts = [theta[:size] for theta in self._thetas]
         else:
             given = _checks.array("theta", theta, shape=(None,))
             if given.size not in (size, size * count):
@@ -269,16 +286,29 @@ class GPClassifier(ProcessModel, LatentClassifier):
 
         found = in_threads(
             [
-                partial(evidence_at, problem.with_threads(inside), part, eval_gradient)
-                for problem, part in zip(self._problems, parts, strict=True)
+                partial(
+                    evidence_at,
+                    problem.with_threads(inside),
+                    np.append(part, whole[size:]),
+                    eval_gradient,
+                )
+                for problem, part, whole in zip(self._problems, parts, self._thetas, strict=True)
             ],
             jobs,
         )
         value = float(np.mean([one for one, _ in found]))
         if not eval_gradient:
             return value
-        gradients = [slope for _, slope in found]
+        gradients = [slope[:size] for _, slope in found]
         return value, np.mean(gradients, axis=0) if shared else np.concatenate(gradients) / count
+
+    def _parameters(self, loss: losses.Loss, target: Array, weights: Array | None) -> Parameters:
+        """What the evidence sets of the loss."""
+        if self.optimizer is None and self.learn:
+            raise ValueError(f"learn is {self.learn!r}; allowed with optimizer=None: ()")
+        if not self.learn:
+            return NO_PARAMETERS._replace(loss=loss)
+        return Parameters.of(loss, self.learn, target[:, None], weights, False)
 
     # -- prediction --
 

@@ -102,7 +102,8 @@ class Loss:
     is_likelihood: ClassVar[bool] = False
     #: True if h has the unit of y, so that both may be measured in another
     in_units_of_y: ClassVar[bool] = False
-    #: parameters that the evidence may choose: positive numbers, or increasing ones
+    #: parameters that the evidence may choose: positive numbers, or increasing ones; those of a
+    #: loss may depend on another that it has
     learnable: ClassVar[tuple[str, ...]] = ()
 
     @property
