@@ -108,3 +108,28 @@ def test_refused():
             GPClassifier(KERNEL, **{"loss": "multiclass", "optimizer": None} | arguments).fit(X, y)
     with pytest.raises(ValueError, match="sample_weight"):
         GPClassifier(KERNEL, loss="multiclass").fit(X, y, sample_weight=np.arange(60.0))
+
+
+def test_the_share_of_flipped_labels_is_learnt():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2.0, 2.0, (150, 1))
+    y = np.where(4.0 * np.sin(2.0 * X[:, 0]) + rng.normal(size=150) > 0.0, 1, -1)
+    flipped = rng.random(150) < 0.12
+    y[flipped] *= -1
+    model = GPClassifier(loss=losses.Contaminated(), learn=("share",)).fit(X, y)
+    assert model.loss_.share == pytest.approx(flipped.mean(), abs=0.06)
+    plain = GPClassifier().fit(X, y)
+    assert model.log_marginal_likelihood_value_ > plain.log_marginal_likelihood_value_
+    assert abs(model.posterior_.loss_gradient()["share"] * model.loss_.share) < 0.05
+    value, slope = model.log_marginal_likelihood(model.kernel_.theta, eval_gradient=True)
+    assert value == pytest.approx(model.log_marginal_likelihood_value_, abs=1e-6)
+    assert slope.shape == (2,)
+    three = np.where(flipped, 2, y)
+    several = GPClassifier(loss=losses.Contaminated(), learn=("share",)).fit(X, three)
+    assert len(several.loss_) == len(several.posteriors_) == 3
+    assert [post.loss.share for post in several.posteriors_] == [one.share for one in several.loss_]
+    assert several.predict_proba(X).shape == (150, 3)
+    with pytest.raises(ValueError, match=r"learn is .* allowed with optimizer=None"):
+        GPClassifier(loss=losses.Contaminated(), learn=("share",), optimizer=None).fit(X, y)
+    with pytest.raises(ValueError, match="learn holds 'share'"):
+        GPClassifier(learn=("share",)).fit(X, y)

@@ -77,3 +77,27 @@ def test_without_data_the_number_is_needed():
         losses.Multiclass(3), [1], [[0.0, 0.5, 0.1]], [[1.0, 1.0, 1.0]]
     )[0]
     assert lZ == want
+
+
+@pytest.mark.parametrize("correlated", [True, False])
+def test_rows_are_removed(correlated):
+    X, y = data()
+    loss = losses.Multiclass(correlated=correlated)
+    post = epfast.fit_linear(X, y, loss=loss, schedule=epfast.EP(tol=1e-9, sweeps=300))
+    rest = post.remove([0, 7])
+    # what is left is that of its rows, given the sites
+    np.testing.assert_allclose(rest.sites.shift, np.delete(post.sites.shift, [0, 7], axis=0))
+    again = epfast.fit_linear(
+        np.delete(X, [0, 7], axis=0), np.delete(y, [0, 7]), loss=loss, start=rest
+    )
+    cold = epfast.fit_linear(np.delete(X, [0, 7], axis=0), np.delete(y, [0, 7]), loss=loss)
+    np.testing.assert_allclose(again.mean, cold.mean, atol=1e-4)
+    one = post.remove(3)
+    want = post.loo_log_predictive()[3]
+    # with one Gaussian, probabilities of new rows are scaled to add up to 1
+    found = one.log_predictive(X[3:4], y[3:4])[0]
+    assert found == pytest.approx(want, abs=5e-3 if correlated else 1e-8)
+    with pytest.raises(ValueError, match="rows"):
+        post.remove(60)
+    with pytest.raises(ValueError, match="no partial_fit; allowed with it"):
+        post.partial_fit(X, y)

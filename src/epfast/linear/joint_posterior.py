@@ -29,7 +29,13 @@ from epfast.linear.engines.joint_latents import (
 from epfast.linear.latent_checking import JointProposal
 from epfast.linear.latent_posterior import LatentPosterior
 from epfast.linear.prediction import finite
-from epfast.linear.problem import inverse_root, log_determinant, log_evidence, moments_of
+from epfast.linear.problem import (
+    LinearProblem,
+    inverse_root,
+    log_determinant,
+    log_evidence,
+    moments_of,
+)
 from epfast.schedules import EP
 
 
@@ -113,6 +119,11 @@ class JointPosterior(LatentPosterior):
         found = differences(classes, *self._together(data.X, offset))
         m, V = cavities(*found, self.state.sites)
         return within(m, V, self.state.sites, MOST_ROUNDS)[1]
+
+    def _of_sites(self, problem: LinearProblem, sites: Sites) -> Any:
+        schedule: Any = EP(damping=1.0, power=1.0)
+        found = JointEngine(problem._replace(schedule=schedule)).from_sites(sites, self.n_sweeps)
+        return None if found is None else JointState(*found[:5])
 
     def _case(self) -> Case:
         if not self.problem.has_rows:
