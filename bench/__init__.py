@@ -29,6 +29,7 @@ SCRIPTS = {
     "speed.wide": "wide",
     "speed.counts": "counts",
     "speed.factorized": "factorized_sweeps",
+    "speed.latents": "latents_speed",
     "likelihoods.single_latent": "single_latent",
     "likelihoods.regressors": "regressors",
     "likelihoods.several_classes": "several_classes",

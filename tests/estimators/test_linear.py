@@ -43,6 +43,28 @@ CHECKED = [
 ]
 
 
+#: checks that give weights to rows, which a loss of several classes refuses
+WEIGHTED = (
+    "check_sample_weights_list",
+    "check_all_zero_sample_weights_error",
+    "check_sample_weights_not_overwritten",
+    "check_sample_weight_equivalence_on_dense_data",
+    "check_sample_weight_equivalence_on_sparse_data",
+    "check_sample_weights_invariance",
+    "check_class_weight_classifiers",
+)
+
+
+@pytest.mark.slow
+@parametrize_with_checks([LinearClassifier(loss="multiclass")])
+def test_scikit_learn_checks_of_several_classes(estimator, check):
+    if check.func.__name__ in WEIGHTED:
+        with pytest.raises((ValueError, AssertionError), match="allowed with Multiclass"):
+            check(estimator)
+        return
+    check(estimator)
+
+
 @pytest.mark.slow
 @parametrize_with_checks(CHECKED)
 def test_scikit_learn_checks(estimator, check):

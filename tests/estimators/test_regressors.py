@@ -343,8 +343,8 @@ def test_refusals(kind):
 
 
 def test_refusals_of_one():
-    with pytest.raises(ValueError, match=r"^learn is None, so that variance"):
-        LinearRegressor(posterior="factorized").fit(X, Y)
+    with pytest.raises(ValueError, match=r"so that variance of the loss would be learnt"):
+        LinearRegressor(posterior="factorized", learn=("variance",)).fit(X, Y)
     assert LinearRegressor(posterior="factorized", learn=()).fit(X, Y).loss_.variance == 1.0
     with pytest.raises(ValueError, match=r"^learn is .* allowed with optimizer=None"):
         GPRegressor(optimizer=None, learn=("variance",)).fit(X, Y)
@@ -390,3 +390,45 @@ def test_flipped_labels_are_counted_by_the_evidence():
     assert abs(evidences[0] - evidences[1]) / (2.0 * step) < 1e-2
     with pytest.raises(ValueError, match=r"^learn is \('share',\); allowed in partial_fit"):
         model.partial_fit(rows, given)
+
+
+@pytest.mark.parametrize("given", [{"posterior": "factorized"}, {"batch_size": 5}])
+@pytest.mark.parametrize("name", ["gaussian", "student_t"])
+def test_what_has_no_slopes_learns_from_some_rows(given, name, monkeypatch):
+    if name == "student_t" and "batch_size" in given:
+        return  # not log-concave: Laplace fits no minibatches of it
+    model = fitted(LinearRegressor, name, **given)
+    full = fitted(LinearRegressor, name)  # of all rows, as they are few
+    assert model.loss_ == full.loss_
+    assert model.prior_variance_ == full.prior_variance_
+    np.testing.assert_allclose(model.coef_, full.coef_, atol=0.1)
+    monkeypatch.setattr("epfast.estimators.linear_regressor.FEW", 40)
+    fewer = fitted(LinearRegressor, name, **given)
+    assert fewer.loss_ != full.loss_
+    what = model.loss_.learnable[0]
+    ratio = getattr(fewer.loss_, what) / getattr(full.loss_, what)
+    assert 0.5 < ratio < 2.0
+
+
+def test_many_rows_and_columns_have_a_default(monkeypatch):
+    for place in ("epfast.estimators.linear_model.FULL_UP_TO", "epfast.linear.fit.FULL_UP_TO"):
+        monkeypatch.setattr(place, 2)
+    model = LinearRegressor().fit(X, Y)
+    assert model.posterior_.kind == "factorized"
+    assert model.loss_.variance == pytest.approx(0.16, rel=0.5)
+
+
+def test_the_base_of_a_contaminated_loss_is_learnt():
+    rng = np.random.default_rng(3)
+    rows = rng.normal(size=(200, 2))
+    y = rows @ [1.0, -2.0] + 0.3 * rng.normal(size=200)
+    wrong = rng.random(200) < 0.15
+    y[wrong] = rng.uniform(-20.0, 20.0, wrong.sum())
+    loss = losses.Contaminated(losses.Gaussian(1.0), 0.1, -np.log(40.0))
+    model = LinearRegressor(loss=loss, learn=("share", "variance")).fit(rows, y)
+    assert model.loss_.base.variance == model.loss_.variance == pytest.approx(0.09, rel=0.4)
+    assert model.loss_.share == pytest.approx(wrong.mean(), abs=0.05)
+    slopes = model.posterior_.loss_gradient()
+    assert set(slopes) == {"share", "variance"}
+    assert abs(slopes["variance"] * model.loss_.variance) < 1e-3
+    assert losses.restore(losses.describe(model.loss_), 1.0) == model.loss_

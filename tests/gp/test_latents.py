@@ -8,7 +8,7 @@ import pytest
 import epfast
 from epfast import losses
 
-CLASSES, NOISE = losses.Multiclass(3), losses.Heteroscedastic()
+CLASSES, NOISE = losses.Multiclass(3, correlated=False), losses.Heteroscedastic()
 BOTH = pytest.mark.parametrize("loss", [CLASSES, NOISE], ids=repr)
 TIGHT = epfast.EP(tol=1e-10, sweeps=3000)
 

@@ -9,7 +9,7 @@ from scipy import stats
 import epfast
 from epfast import losses
 
-CLASSES, NOISE = losses.Multiclass(3), losses.Heteroscedastic()
+CLASSES, NOISE = losses.Multiclass(3, correlated=False), losses.Heteroscedastic()
 BOTH = pytest.mark.parametrize("loss", [CLASSES, NOISE], ids=repr)
 
 

@@ -155,9 +155,8 @@ def test_refused_counts_of_classes(count):
 
 def test_names():
     assert losses.resolve("heteroscedastic") == losses.Heteroscedastic()
-    with pytest.raises(ValueError, match="how many classes"):
-        losses.resolve("multiclass")
-    for loss in (losses.Multiclass(7), losses.Heteroscedastic()):
+    assert losses.resolve("multiclass") == losses.Multiclass()
+    for loss in (losses.Multiclass(7), losses.Multiclass(3, True), losses.Heteroscedastic()):
         assert losses.restore(losses.describe(loss), 1.0) == loss
         with pytest.raises(ValueError, match="beta"):
             loss.tempered(0.5)

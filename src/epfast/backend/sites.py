@@ -155,7 +155,7 @@ def tilted_moments(
     """
     _checks.moved("tilted_moments", moved, MOVED)
     several = losses.resolve(loss)
-    if several.latents > 1:
+    if several.latents != 1:
         return _of_latents(several.tempered(beta), y, mean, variance, power, scheme, out)
     if not _is_plain(mean, variance):
         center = _checks.array("mean", mean, shape=(None,))
@@ -180,7 +180,8 @@ def _of_latents(
 ) -> tuple[Array, Array, Array]:
     """See :func:`tilted_moments`, of a loss with several latents."""
     assert isinstance(loss, losses.LatentLoss)
-    center = _checks.array("mean", mean, shape=(None, loss.latents))
+    center = _checks.array("mean", mean, shape=(None, loss.latents or None))
+    loss = loss.filled(max(2, center.shape[1]), False)
     spread = _checks.array("variance", variance, shape=center.shape, positive=True)
     loss.check_power(_checks.number("power", power, above=0.0))
     scheme_of(scheme, loss, "latents")

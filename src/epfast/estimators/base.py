@@ -12,7 +12,7 @@ from scipy import special
 
 from epfast import _checks, backend, inference
 from epfast._arrays import Array
-from epfast.losses import Loss
+from epfast.losses import Loss, Multiclass
 
 try:
     from sklearn import exceptions
@@ -38,9 +38,10 @@ __all__ = [
     "ConvergenceWarning",
     "EvidenceWarning",
     "LatentClassifier",
-    "check_binary",
     "check_is_fitted",
     "check_labels",
+    "check_of_labels",
+    "check_unweighted",
     "row_weights",
     "sample_weights",
     "tell",
@@ -111,6 +112,16 @@ class LatentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return parts[0]
         return np.stack([m for m, _ in parts], axis=1), np.stack([v for _, v in parts], axis=1)
 
+    @property
+    def _several(self) -> bool:
+        """Whether one posterior has a latent value for each class."""
+        check_is_fitted(self)
+        return isinstance(self.posteriors_[0].loss, Multiclass)
+
+    def _log_probabilities(self, X: ArrayLike) -> Array:
+        """(n, n_classes), by that one posterior."""
+        raise NotImplementedError
+
     def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
         """Mean and variance, (n,) each, for every posterior."""
         raise NotImplementedError
@@ -136,11 +147,20 @@ class LatentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ndarray of shape (n,) or (n, n_classes)
             Of ``classes_[1]``; or of each class against the rest, where there are more than two.
         """
+        if self._several:
+            logs = self._log_probabilities(X)
+            if logs.shape[1] == 2:
+                return np.asarray(logs[:, 1] - logs[:, 0])
+            return np.asarray(logs - _log_of_rest(logs))
         mean, variance = self.predict_latent(X)
-        m, v = mean.ravel(), np.maximum(variance.ravel(), np.finfo(np.float64).tiny)
-        loss, plus = self.posteriors_[0].known_loss(), np.ones(m.size)
-        up, down = (backend.tilted_moments(loss, y, m, v)[0] for y in (plus, -plus))
-        return np.asarray((up - down).reshape(mean.shape))
+        m, v = (np.ascontiguousarray(part.T).reshape(-1, len(part)) for part in (mean, variance))
+        v, plus = np.maximum(v, np.finfo(np.float64).tiny), np.ones(len(mean))
+        scores = np.empty(m.shape)
+        for k, post in enumerate(self.posteriors_):
+            loss = post.known_loss()
+            up, down = (backend.tilted_moments(loss, y, m[k], v[k])[0] for y in (plus, -plus))
+            scores[k] = up - down
+        return scores[0] if mean.ndim == 1 else scores.T.copy()
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """The most probable class.
@@ -190,6 +210,8 @@ class LatentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ndarray of shape (n, n_classes)
             Columns in the order of ``classes_``.
         """
+        if self._several:
+            return self._log_probabilities(X)
         scores = self.decision_function(X)
         if scores.ndim == 1:
             return np.asarray(special.log_expit(np.stack([-scores, scores], axis=1)))
@@ -206,6 +228,16 @@ class LatentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"y has {n_classes} class, {self.classes_.tolist()}; allowed: two classes or more"
             )
         return index, self._targets(index)
+
+    def _joint_target(self, index: NDArray[np.intp], loss: Multiclass) -> list[Array]:
+        """Class numbers of all rows, for the one problem of a loss of several classes."""
+        count = len(self.classes_)
+        if loss.n_classes not in (None, count):
+            raise ValueError(
+                f"loss is {loss!r} and y has {count} labels; allowed: losses.Multiclass(), or "
+                f"n_classes={count}"
+            )
+        return [index.astype(np.float64)]
 
     def _class_numbers(
         self, labels: NDArray[Any], classes: ArrayLike | None, first: bool
@@ -239,6 +271,14 @@ class LatentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         n_classes = len(self.classes_)
         positive = [1] if n_classes == 2 else range(n_classes)
         return [np.where(index == k, 1.0, -1.0) for k in positive]
+
+
+def _log_of_rest(logs: Array) -> Array:
+    """log(1 - p) from logs of probabilities that add up to 1, (n, k)."""
+    result = np.empty(logs.shape)
+    for k in range(logs.shape[1]):
+        result[:, k] = special.logsumexp(np.delete(logs, k, axis=1), axis=1)
+    return result
 
 
 def _halves(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]] | None:
@@ -278,13 +318,26 @@ def check_labels(labels: NDArray[Any]) -> None:
         ) from None
 
 
-def check_binary(loss: Loss) -> None:
-    """Refuse losses whose y are not labels of two classes."""
-    if not loss.by_margin:
+def check_of_labels(loss: Loss) -> None:
+    """Refuse losses whose y are not labels of classes."""
+    if not (loss.by_margin or isinstance(loss, Multiclass)):
         raise ValueError(
-            f"loss is {loss!r}; allowed in a classifier: a loss of two labels, as 'logistic'; "
-            "LinearRegressor and GPRegressor take the others"
+            f"loss is {loss!r}; allowed in a classifier: a loss of two labels, as 'logistic', or "
+            "'multiclass'; LinearRegressor and GPRegressor take the others"
         )
+
+
+def check_unweighted(loss: Loss, sample_weight: Any, class_weight: Any = None) -> None:
+    """Refuse weights of rows of several latents, but for weights that are all 1."""
+    given = {"class_weight": class_weight}
+    if sample_weight is not None and not (np.asarray(sample_weight) == 1).all():
+        given["sample_weight"] = sample_weight
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(
+                f"{name} is {_checks.describe(value)}; allowed with {loss!r}: None; a loss of two "
+                "labels, as 'probit', each class against the rest, takes weights"
+            )
 
 
 def _alike(labels: NDArray[Any]) -> bool:

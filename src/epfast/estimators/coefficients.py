@@ -25,7 +25,7 @@ class Coefficients:
             raise AttributeError("the estimator is not fitted, so it has no coef_ or intercept_")
         known = self.__dict__.get("_made")
         if known is None or known[0] is not found:
-            d, means = self.n_features_in_, np.array([post.mean for post in found])
+            d, means = self.n_features_in_, np.concatenate([np.atleast_2d(p.mean) for p in found])
             offset = means[:, d].copy() if means.shape[1] > d else np.zeros(len(means))
             known = self.__dict__["_made"] = found, means[:, :d].copy(), offset
         return known[1], known[2]
@@ -44,5 +44,15 @@ class Coefficients:
     def coef_covariance_(self) -> Array:
         """Posterior covariance of the coefficients, (d, d) or (n_classes, d, d). O(d^3)."""
         d = self.n_features_in_
-        parts = [post.covariance[:d, :d] for post in self.posteriors_]
+        parts = [block[:d, :d] for post in self.posteriors_ for block in _blocks(post)]
         return parts[0].copy() if len(parts) == 1 else np.array(parts)
+
+
+def _blocks(post: Any) -> Any:
+    """The covariance of the weights of each latent."""
+    whole, shape = post.covariance, post.mean.shape
+    if len(shape) == 1:
+        return [whole]
+    if whole.ndim == 3:
+        return whole
+    return np.einsum("kikj->kij", whole.reshape(shape + shape))

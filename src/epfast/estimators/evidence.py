@@ -24,13 +24,15 @@ from epfast.linear import (
 )
 from epfast.linear.choices import Choices
 from epfast.linear.fit import unfitted
+from epfast.linear.latent_fit import fit_problem_of_latents, unfitted_latents
+from epfast.linear.latent_posterior import LatentPosterior
 from epfast.linear.ones import with_ones
 from epfast.linear.problem import Data, State, data_of, prior_of
 from epfast.linear.wide import wide_rows
 from epfast.losses import Loss
 from epfast.schedules import DEP, EP, Schedule
 
-Posterior = FullPosterior | FactorizedPosterior
+Posterior = FullPosterior | FactorizedPosterior | LatentPosterior
 
 #: range of the search: prior variance of x.theta, x about its mean
 LATENT_VARIANCES = (1e-6, 1e6)
@@ -72,7 +74,7 @@ def problems_of(
     full = chosen.covariance == "full"
     X = with_ones(rows, stored=full) if intercept else rows
     data = [data_of(X, target, weights, chosen.loss, offset, True) for target in targets]
-    wide = wide_rows(chosen, data[0], intercept)
+    wide = wide_rows(chosen, data[0], intercept) if chosen.loss.latents == 1 else None
     if wide is not None:  # the kernel of one prior variance is a multiple of that of another
         wide = wide.remembering()
         data = [part._replace(X=wide.X) for part in data]
@@ -97,8 +99,13 @@ class Fits(NamedTuple):
 
         At a fixed point log Z does not change with the sites, to first order.
         """
-        squares = sum(post.mean[:d] ** 2 + post.variance[:d] for post in self.posteriors)
-        return np.asarray(0.5 * (squares * precision - len(self.posteriors)))
+        squares, count = np.zeros(d), 0
+        for (
+            post
+        ) in self.posteriors:  # of several latents (C, d + 1), each a problem of its own here
+            own = np.atleast_2d(post.mean**2 + post.variance)[:, :d]
+            squares, count = squares + own.sum(axis=0), count + len(own)
+        return np.asarray(0.5 * (squares * precision - count))
 
     def slope(self, precision: float, d: int) -> float:
         """The sum of :meth:`slopes` of one prior variance."""
@@ -133,7 +140,8 @@ class BinaryProblems(NamedTuple):
 
     def unfitted(self) -> Posterior:
         """The prior, as a posterior of the first problem."""
-        prior: Posterior = unfitted(self.problems[0])
+        first = self.problems[0]
+        prior: Posterior = (unfitted if first.loss.latents == 1 else unfitted_latents)(first)
         return prior
 
     @property
@@ -162,10 +170,10 @@ class BinaryProblems(NamedTuple):
             problem = self.problems[k].with_precision(precision)._replace(schedule=schedule)
             told: list[tuple[Any, ...]] = []
             start = None if starts is None else starts[k]
-            post = fit_problem(
-                problem, start, warn=lambda *what: told.append(what[:3]), threads=threads
-            )
-            return post, told
+            given: dict[str, Any] = {"warn": lambda *what: told.append(what[:3])}
+            if problem.loss.latents == 1:
+                return fit_problem(problem, start, threads=threads, **given), told
+            return fit_problem_of_latents(problem, start, **given), told
 
         return Fits(*gathered(one, len(self.problems), self.n_jobs, self.d))
 
@@ -199,6 +207,7 @@ def with_chunk(posteriors: list[Posterior], problem: BinaryProblems, n_jobs: int
         if isinstance(post, FactorizedPosterior):
             prior = post.problem.prior
             return fit_problem(new._replace(prior=prior, base=prior), post, warn=warn), told
+        assert not isinstance(post, LatentPosterior)  # refused at the door
         schedule = None if post.sites is None else post.schedule
         found = post.taken_in(new.data, schedule, warn)
         if post.sites is None:
@@ -206,6 +215,14 @@ def with_chunk(posteriors: list[Posterior], problem: BinaryProblems, n_jobs: int
         return found, told
 
     return Fits(*gathered(one, len(posteriors), n_jobs, problem.d))
+
+
+def alike(starts: list[Posterior], problem: BinaryProblems) -> bool:
+    """Whether these posteriors are of such problems: as many, of as many latents."""
+    if len(starts) != len(problem.problems):
+        return False
+    before, now = starts[0].problem.loss, problem.problems[0].loss
+    return (before.latents, before.correlated) == (now.latents, now.correlated)
 
 
 def variance_range(rows: Any, weights: Array | None, centred: bool) -> tuple[float, float]:

@@ -12,17 +12,20 @@ from epfast import _checks, losses
 from epfast._arrays import Array
 from epfast.estimators.base import (
     LatentClassifier,
-    check_binary,
     check_is_fitted,
     check_labels,
+    check_of_labels,
+    check_unweighted,
     row_weights,
     validate_data,
 )
 from epfast.estimators.interrupts import all_or_nothing
 from epfast.estimators.jobs import in_threads, shares
 from epfast.estimators.kernels import kernel_of
+from epfast.estimators.parameters import Parameters, tell_ends
 from epfast.estimators.process_model import ProcessModel
-from epfast.estimators.processes import BinaryProcess, evidence_at
+from epfast.estimators.processes import NO_PARAMETERS, BinaryProcess, evidence_at
+from epfast.gp import LatentGPPosterior
 from epfast.schedules import Schedule
 
 # scikit-learn is there, or epfast.estimators.base would have said so
@@ -38,7 +41,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
     The kernel's hyper-parameters maximise EP's log evidence, by L-BFGS with its gradient; where
     scikit-learn's ``GaussianProcessClassifier`` (Laplace's approximation) stands, this one can. For
     more than two classes one process per class, that class against the rest, each with a kernel of
-    its own.
+    its own; or, with ``loss="multiclass"``, one fit of all classes, which share a kernel.
 
     Parameters
     ----------
@@ -55,9 +58,15 @@ class GPClassifier(ProcessModel, LatentClassifier):
     n_restarts_optimizer : int
         Further runs of the optimizer, from log-uniform draws within the bounds.
     loss : str, Loss or callable
-        The likelihood, as in :func:`epfast.fit_gp`.
+        The likelihood, as in :func:`epfast.fit_gp`. "multiclass", or
+        ``losses.Multiclass(correlated=False)``: multinomial probit, one posterior by the joint
+        evidence, without weights of rows and ``rank``; O(n_classes n^3) per sweep.
     scheme : str or Scheme
         How sites are fitted, as in :func:`epfast.fit_gp`.
+    learn : tuple of str
+        Parameters of the loss that the evidence sets beside the kernel, out of ``loss.learnable``:
+        as ``("share",)`` of ``losses.Contaminated()``, the share of flipped labels, of each class
+        against the rest.
     schedule : EP, optional
         None is ``EP(sweeps=200, tol=1e-6)``.
     jitter : float
@@ -80,13 +89,17 @@ class GPClassifier(ProcessModel, LatentClassifier):
     classes_, n_classes_ : ndarray of shape (n_classes,), int
         The labels, sorted, and how many.
     kernel_ : Kernel
-        With the hyper-parameters found; of more than two classes a ``CompoundKernel``.
-    posterior_ : GPPosterior or LowRankGPPosterior
-        With two classes: the posterior over the latent values of the fit.
-    posteriors_ : list of GPPosterior or LowRankGPPosterior
+        With the hyper-parameters found; of more than two classes, each against the rest, a
+        ``CompoundKernel``.
+    posterior_ : GPPosterior, LatentGPPosterior or LowRankGPPosterior
+        With two classes, or "multiclass": the posterior over the latent values of the fit.
+    posteriors_ : list of posteriors
         One, or one for each class.
+    loss_ : Loss, or list of Loss
+        With the parameters that were learnt; where there are several processes, of each.
     log_marginal_likelihood_value_ : float
-        Log evidence at the hyper-parameters found; with more than two classes the mean over them.
+        Log evidence at the hyper-parameters found; of more than two classes, each against the
+        rest, the mean over them.
     converged_ : bool
         Whether EP settled in all fits.
     n_failed_points_ : int
@@ -120,6 +133,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
         n_restarts_optimizer: int = 0,
         loss: Any = "probit",
         scheme: Any = "exact",
+        learn: tuple[str, ...] = (),
         schedule: Schedule | None = None,
         jitter: float = 0.0,
         rank: int | None = None,
@@ -132,6 +146,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
         self.n_restarts_optimizer = n_restarts_optimizer
         self.loss = loss
         self.scheme = scheme
+        self.learn = learn
         self.schedule = schedule
         self.jitter = jitter
         self.rank = rank
@@ -173,34 +188,46 @@ class GPClassifier(ProcessModel, LatentClassifier):
         """
         rows, labels = validate_data(self, X, y, dtype=np.float64)
         check_labels(labels)
-        before = getattr(self, "_kernels", None) if self.warm_start else None
+        before = getattr(self, "_thetas", None) if self.warm_start else None
         weights = row_weights(rows, labels, sample_weight, None, several=False)
         if weights is not None:
             counts = weights > 0.0
             rows, labels, weights = rows[counts], labels[counts], weights[counts]
-        check_binary(losses.resolve(self.loss))
-        _, targets = self._encode(labels)
+        loss = losses.resolve(self.loss)
+        check_of_labels(loss)
+        index, targets = self._encode(labels)
+        if isinstance(loss, losses.Multiclass):
+            check_unweighted(loss, sample_weight)
+            targets = self._joint_target(index, loss)
         self._check()
         self.X_train_ = rows.copy()
         self.n_classes_ = len(self.classes_)
         kernel = kernel_of(self.kernel, rows)
-        problems = self._processes(kernel, targets, weights)
+        parameters = self._parameters(loss, targets[0], weights)
+        problems = self._processes(kernel, targets, weights, parameters=parameters)
         if isinstance(problems[0], BinaryProcess):
             self._left = problems[0].unfitted
-        if before is not None and [k.n_dims for k in before] != [kernel.n_dims] * len(targets):
+        sizes = [len(problems[0].bounds)] * len(targets)
+        if before is not None and [len(theta) for theta in before] != sizes:
             before = None
-        thetas = [kernel.theta if before is None else before[k].theta for k in range(len(targets))]
+        begin = [kernel.theta] * len(targets) if before is None else before
+        thetas = begin if before is not None else [np.append(kernel.theta, parameters.start)]
+        thetas = thetas * (len(targets) // len(thetas))
         self.n_failed_points_ = 0
         starts: list[Any] = [None] * len(problems)
-        if self.optimizer is not None and kernel.n_dims > 0:
-            found = self._search(problems, thetas, before is not None)
+        if self.optimizer is not None and len(problems[0].bounds) > 0:
+            found = self._search(problems, begin, before is not None)
             thetas, starts = [one.theta for one in found], [one.start for one in found]
         elif before is not None and all(len(post.y) == len(rows) for post in self.posteriors_):
             starts = self.posteriors_
-        self._kernels = [kernel.clone_with_theta(theta) for theta in thetas]
-        self._problems = problems
+        self._thetas, self._problems = thetas, problems
+        self._kernels = [kernel.clone_with_theta(theta[: kernel.n_dims]) for theta in thetas]
+        learnt = [parameters.at(theta[kernel.n_dims :]) for theta in thetas]
+        for one in learnt:
+            tell_ends(parameters, one)
+        self.loss_ = learnt[0] if len(learnt) == 1 or not parameters.names else learnt
         self.posteriors_ = self._posteriors(problems, thetas, starts)
-        if self.n_classes_ == 2:
+        if len(targets) == 1:
             self.kernel_, self.posterior_ = self._kernels[0], self.posteriors_[0]
         else:
             self.kernel_ = CompoundKernel(self._kernels)
@@ -245,7 +272,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
         if theta is None:
             if not eval_gradient:
                 return self.log_marginal_likelihood_value_
-            parts = [kernel.theta for kernel in self._kernels]
+            parts = [theta[:size] for theta in self._thetas]
         else:
             given = _checks.array("theta", theta, shape=(None,))
             if given.size not in (size, size * count):
@@ -259,16 +286,29 @@ class GPClassifier(ProcessModel, LatentClassifier):
 
         found = in_threads(
             [
-                partial(evidence_at, problem.with_threads(inside), part, eval_gradient)
-                for problem, part in zip(self._problems, parts, strict=True)
+                partial(
+                    evidence_at,
+                    problem.with_threads(inside),
+                    np.append(part, whole[size:]),
+                    eval_gradient,
+                )
+                for problem, part, whole in zip(self._problems, parts, self._thetas, strict=True)
             ],
             jobs,
         )
         value = float(np.mean([one for one, _ in found]))
         if not eval_gradient:
             return value
-        gradients = [slope for _, slope in found]
+        gradients = [slope[:size] for _, slope in found]
         return value, np.mean(gradients, axis=0) if shared else np.concatenate(gradients) / count
+
+    def _parameters(self, loss: losses.Loss, target: Array, weights: Array | None) -> Parameters:
+        """What the evidence sets of the loss."""
+        if self.optimizer is None and self.learn:
+            raise ValueError(f"learn is {self.learn!r}; allowed with optimizer=None: ()")
+        if not self.learn:
+            return NO_PARAMETERS._replace(loss=loss)
+        return Parameters.of(loss, self.learn, target[:, None], weights, False)
 
     # -- prediction --
 
@@ -315,6 +355,13 @@ class GPClassifier(ProcessModel, LatentClassifier):
         """
         return self.predict_latent(X)
 
+    def _log_probabilities(self, X: ArrayLike) -> Array:
+        rows = validate_data(self, X, dtype=np.float64, reset=False)
+        ((post, kernel, K_star),) = self._cross(rows)
+        assert isinstance(post, LatentGPPosterior)
+        found: Array = post.predict_log_proba(K_star, kernel.diag(rows))
+        return found
+
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> NDArray[Any]:
         """Draw labels of new inputs: those of one column come from one draw of the process.
 
@@ -333,11 +380,16 @@ class GPClassifier(ProcessModel, LatentClassifier):
             Labels out of ``classes_``.
         """
         size = _checks.integer("n_samples", n_samples, least=0)
+        several = self._several
         # scikit-learn's generators and seeds, for one of NumPy's new ones
         seed = check_random_state(random_state).randint(np.iinfo(np.int32).max)
         rng = np.random.default_rng(seed)
         check_is_fitted(self)
         rows = validate_data(self, X, dtype=np.float64, reset=False)
+        if several:
+            ((post, kernel, K_star),) = self._cross(rows)
+            values = post.sample_latent(K_star, kernel(rows), size, rng)
+            return np.asarray(self.classes_[post.known_loss().sample(values, rng).T.astype(int)])
         scores = []
         for post, kernel, K_star in self._cross(rows):
             latent = post.sample_latent(K_star, kernel(rows), size, rng).T

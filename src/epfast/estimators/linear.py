@@ -8,16 +8,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from epfast import _checks
+from epfast import _checks, losses
+from epfast._arrays import Array
 from epfast.estimators.base import (
     LatentClassifier,
-    check_binary,
+    check_of_labels,
+    check_unweighted,
     row_weights,
     tell,
     users_level,
     validate_data,
 )
-from epfast.estimators.evidence import with_chunk
+from epfast.estimators.evidence import alike, with_chunk
 from epfast.estimators.interrupts import all_or_nothing
 from epfast.estimators.linear_model import LinearModel
 from epfast.estimators.search import Search, find
@@ -26,7 +28,20 @@ from epfast.linear import notes
 from epfast.losses import Loss
 from epfast.schedules import ADF, Schedule
 
+# scikit-learn is there, or epfast.estimators.base would have said so
+from sklearn.utils.metaestimators import available_if  # isort: skip
+
 __all__ = ["LinearClassifier"]
+
+
+def _takes_chunks(self: Any) -> bool:
+    """Whether there is partial_fit."""
+    if isinstance(self.loss, losses.Multiclass) or self.loss == "multiclass":
+        raise AttributeError(
+            f"loss is {self.loss!r}, which has no partial_fit; allowed there: a loss of two "
+            "labels, each class against the rest; fit takes all rows at once"
+        )
+    return True
 
 
 class LinearClassifier(LinearModel, LatentClassifier):
@@ -34,13 +49,16 @@ class LinearClassifier(LinearModel, LatentClassifier):
 
     The posterior over the weights comes from :func:`epfast.fit_linear`; predictions integrate over
     it. For more than two classes one classifier per class, that class against the rest, with the
-    probabilities normalised to sum to 1.
+    probabilities normalised to sum to 1; or, with ``loss="multiclass"``, one posterior over all
+    classes, whose probabilities are calibrated better where the classes leave doubt.
 
     Parameters
     ----------
     loss : str, Loss, scipy.LowLevelCallable or callable
         "logistic", "probit", "hinge", "quasi01", "noisy_step" or another loss, as in
-        :func:`epfast.fit_linear`.
+        :func:`epfast.fit_linear`. "multiclass", or :class:`epfast.losses.Multiclass`: multinomial
+        probit, one posterior over all classes by their joint evidence, without weights of rows and
+        ``partial_fit``.
     scheme : str or Scheme, optional
         How factors are fitted. None: "exact" for scalar sites, as in :func:`epfast.fit_linear`.
     posterior : {"full", "factorized"}, optional
@@ -65,7 +83,8 @@ class LinearClassifier(LinearModel, LatentClassifier):
         Prior variance of the intercept, never chosen by the evidence. The default is broad: a
         standard deviation of 10, in units of log odds.
     schedule : Schedule, optional
-        None runs EP to its fixed point: ``EP(sweeps=200, tol=1e-10)`` for "full"; for "factorized"
+        None runs EP to its fixed point: ``EP(sweeps=200, tol=1e-10)`` for "full" (1e-6 with
+        "multiclass"); for "factorized"
         ``EP(tol=1e-4)`` with 200 to 3,000 sweeps, the fewer the larger X, or ``EP()`` with
         minibatches. A default fit that fails its certificate (see Notes) is tried again, damped.
     beta : float
@@ -92,14 +111,15 @@ class LinearClassifier(LinearModel, LatentClassifier):
         The labels, sorted.
     coef_ : ndarray of shape (1, d) or (n_classes, d)
         Posterior mean of the coefficients; of ``classes_[1]`` where there are two classes, else of
-        each class against the rest.
+        each class against the rest; with "multiclass" of each class, two or more.
     intercept_ : ndarray of shape (1,) or (n_classes,)
         Posterior mean of the intercept; 0 without one.
     coef_covariance_ : ndarray of shape (d, d) or (n_classes, d, d)
         Posterior covariance of the coefficients, without the intercept. Made when it is read.
-    posterior_ : FullPosterior or FactorizedPosterior
-        With two classes: the posterior over coefficients and, as the last weight, the intercept.
-    posteriors_ : list of FullPosterior or FactorizedPosterior
+    posterior_ : FullPosterior, FactorizedPosterior, JointPosterior or LatentPosterior
+        With two classes, or "multiclass": the posterior over coefficients and, as the last weight,
+        the intercept.
+    posteriors_ : list of posteriors
         One, or one for each class.
     log_evidence_ : float
         EP's log p(y) for losses that are likelihoods, at ``beta=1``; with more than two classes
@@ -226,13 +246,17 @@ class LinearClassifier(LinearModel, LatentClassifier):
         if isinstance(self.prior_variance, None | str | float | int) and self.prior_groups is None:
             notes.note_scales(notes.column_sizes(rows), users_level())
         index, targets = self._encode(labels)
+        loss = losses.resolve(self.loss)
+        if isinstance(loss, losses.Multiclass):
+            targets = self._joint_target(index, loss)
+            check_unweighted(loss, sample_weight, self.class_weight)
         weights = row_weights(rows, self.classes_[index], sample_weight, self.class_weight)
         binary = self._problems(rows, targets, weights, self._schedule(rows))
         self._left = binary.unfitted
         starts = None
         if _checks.flag("warm_start", self.warm_start) and binary.schedule.stores != "none":
             starts = getattr(self, "posteriors_", None)
-        if starts is not None and len(starts) != len(targets):
+        if starts is not None and not alike(starts, binary):
             starts = None
         search = Search(binary, starts)
         self.loss_ = binary.problems[0].loss
@@ -253,6 +277,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
         self._publish(fits, variance)
         return self
 
+    @available_if(_takes_chunks)  # type: ignore[untyped-decorator]
     def partial_fit(
         self,
         X: ArrayLike,
@@ -323,7 +348,12 @@ class LinearClassifier(LinearModel, LatentClassifier):
 
     # ---- parts of a fit ----
 
+    def _log_probabilities(self, X: ArrayLike) -> Array:
+        rows = validate_data(self, X, dtype=np.float64, accept_sparse="csr", reset=False)
+        found: Array = self.posteriors_[0].predict_log_proba(rows)
+        return found
+
     def _factor(self, offset: ArrayLike | None) -> Loss:
         loss = super()._factor(offset)
-        check_binary(loss)
+        check_of_labels(loss)
         return loss

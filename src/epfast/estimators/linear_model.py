@@ -30,6 +30,7 @@ from epfast.estimators.search import Search, find, tell_lost
 from epfast.linear import FullPosterior, LinearProblem
 from epfast.linear.choices import choose
 from epfast.linear.fit import FULL_UP_TO
+from epfast.linear.latent_fit import check_size, filled
 from epfast.linear.priors import variances_at_door
 from epfast.losses import Loss
 from epfast.schedules import EP
@@ -40,6 +41,9 @@ from sklearn.utils.metaestimators import available_if  # isort: skip
 
 #: tight enough that repeated and weighted rows agree to 1e-8
 FULL_SCHEDULE = EP(sweeps=200, tol=1e-10)
+#: of several latents: a matrix of all classes has the prior alone for what they have in common, so
+#: that rounding is seen at 1e-8 under the widest priors of a search
+LATENT_SCHEDULE = EP(sweeps=200, tol=1e-6)
 #: a factorised posterior settles slowly where columns are correlated: sweeps that read about so
 #: many numbers of X, within limits, and the tolerance
 READ, FEWEST, MOST, FACTORIZED_TOL = 1e9, 200, 3_000, 1e-4
@@ -69,6 +73,8 @@ class LinearModel(Coefficients):
         """The schedule that is asked for, or the default."""
         schedule = self.schedule
         if schedule is None:
+            if losses.resolve(self.loss).latents != 1:
+                return LATENT_SCHEDULE
             if self._covariance(rows) == "full":
                 return FULL_SCHEDULE
             if self.batch_size is not None:
@@ -81,6 +87,8 @@ class LinearModel(Coefficients):
 
     def _covariance(self, rows: Any) -> str:
         if self.posterior is None:
+            if losses.resolve(self.loss).latents != 1:
+                return "full"
             return "full" if min(rows.shape) <= FULL_UP_TO else "factorized"
         return self.posterior
 
@@ -116,6 +124,11 @@ class LinearModel(Coefficients):
                 given,
             )
             intercepts = bool(self.fit_intercept)
+            if isinstance(chosen.loss, losses.LatentLoss):
+                d = rows.shape[1] + intercepts
+                loss = filled(chosen.loss, targets[0], d, chosen.schedule)
+                check_size(loss, d)
+                chosen = chosen._replace(loss=loss)
             problems = problems_of(chosen, rows, targets, weights, intercepts, prior, offset)
         names = getattr(self, "feature_names_in_", None)
         names = None if names is None else tuple(names)

@@ -16,6 +16,7 @@ from epfast.estimators.base import (
     users_level,
 )
 from epfast.estimators.interrupts import all_or_nothing
+from epfast.estimators.joint import Learnt
 from epfast.estimators.linear_model import LinearModel
 from epfast.estimators.regression import LatentRegressor, check_not_binary
 from epfast.estimators.search import Search
@@ -26,6 +27,8 @@ from epfast.schedules import Schedule
 
 __all__ = ["LinearRegressor"]
 
+#: rows of which parameters are learnt where the evidence of all has no slopes by them
+FEW = 1000
 #: prior variance of the intercept over the square of the unit of h, beside its location;
 #: the second for logs and other links, as the exponential of h has to stay finite
 INTERCEPT, OF_LINK = 100.0, 10.0
@@ -47,7 +50,9 @@ class LinearRegressor(LinearModel, LatentRegressor):
     scheme : str or Scheme, optional
         How factors are fitted. None: "exact" for scalar sites, as in :func:`epfast.fit_linear`.
     posterior : {"full", "factorized"}, optional
-        As in :class:`LinearClassifier`; parameters of the loss can be learnt with "full" alone.
+        As in :class:`LinearClassifier`. The evidence has slopes by parameters of the loss with
+        "full" alone: else, and with a ``batch_size``, they and the prior variance are those of
+        1,000 rows, drawn at random and fitted with "full", unless ``learn`` is given.
     batch_size : int, optional
         Rows per factor. None: a site per row.
     prior_variance : float, array_like of shape (d,), "evidence" or "ard", optional
@@ -207,8 +212,11 @@ class LinearRegressor(LinearModel, LatentRegressor):
         if _checks.flag("warm_start", self.warm_start) and binary.schedule.stores != "none":
             starts = getattr(self, "posteriors_", None)
         search, self.n_lost_ = Search(binary, starts), 0
-        learnt = self._learnt(search, rows, weights)
-        self.n_lost_ = search.n_lost
+        if self._learns_from_few(rows):
+            learnt = self._learnt_from_few(rows, np.asarray(given), weights, offset)
+        else:
+            learnt = self._learnt(search, rows, weights)
+            self.n_lost_ = search.n_lost
         search.problem = binary = binary.with_loss(learnt.loss)
         starts = starts if learnt.starts is None else learnt.starts
         fits = fit_from(partial(binary.fit, learnt.variance, binary.schedule), starts)
@@ -220,6 +228,27 @@ class LinearRegressor(LinearModel, LatentRegressor):
         return self
 
     # ---- parts of a fit ----
+
+    def _learns_from_few(self, rows: Any) -> bool:
+        """Whether parameters are to be learnt that the evidence of these fits has no slopes by."""
+        slopes = self._covariance(rows) == "full" and self.batch_size is None
+        return self.learn is None and not slopes and bool(losses.resolve(self.loss).learnable)
+
+    def _learnt_from_few(
+        self, rows: Any, given: Array, weights: Array | None, offset: ArrayLike | None
+    ) -> Learnt:
+        """Prior variance and loss of some of the rows, by a fit with a full covariance."""
+        n = rows.shape[0]
+        some = np.sort(np.random.default_rng(0).permutation(n)[:FEW])
+        asked = self.get_params() | {"posterior": "full", "batch_size": None, "warm_start": False}
+        few = LinearRegressor(**asked | {"scheme": None, "schedule": None})
+        shift = None if offset is None else _checks.array("offset", offset, shape=(n,))[some]
+        share = None if weights is None else weights[some]
+        if share is not None and not share.any():
+            share = None
+        few.fit(rows[some], given[some], share, shift)
+        self.n_lost_ = few.n_lost_
+        return Learnt(few.prior_variance_, few.loss_.with_offset(offset is not None), None)
 
     def _factor(self, offset: ArrayLike | None) -> Loss:
         loss = losses.resolve(self.loss)

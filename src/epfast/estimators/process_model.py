@@ -19,11 +19,12 @@ from epfast.estimators.process_search import PILOT, Maximum, search
 from epfast.estimators.processes import (
     NO_PARAMETERS,
     BinaryProcess,
+    LatentProcess,
     LowRankProcess,
     Problem,
     fit_at,
 )
-from epfast.gp import GPPosterior, LowRankGPPosterior
+from epfast.gp import GPPosterior, LatentGPPosterior, LowRankGPPosterior
 from epfast.gp.fit import choose, warn_of_process
 from epfast.schedules import EP, Schedule
 
@@ -32,7 +33,7 @@ from sklearn.utils import check_random_state  # isort: skip
 
 #: an error of the sites changes the evidence to second order only
 SCHEDULE = EP(sweeps=200, tol=1e-6)
-Posterior = GPPosterior | LowRankGPPosterior
+Posterior = GPPosterior | LatentGPPosterior | LowRankGPPosterior
 
 
 class ProcessModel:
@@ -95,6 +96,8 @@ class ProcessModel:
     ) -> list[Problem]:
         """A problem for each class against the rest, or one."""
         loss = losses.resolve(self.loss)
+        if isinstance(loss, losses.LatentLoss):
+            return [self._joint_process(kernel, targets[0], loss)]
         choices: dict[str, Any] = {"loss": loss, "scheme": self.scheme}
         n = len(self.X_train_)
         if self.rank is None:
@@ -117,6 +120,20 @@ class ProcessModel:
             )
             for target in targets
         ]
+
+    def _joint_process(self, kernel: Any, target: Array, loss: losses.LatentLoss) -> LatentProcess:
+        """The problem of all classes together."""
+        if self.rank is not None:
+            raise ValueError(
+                f"rank is {self.rank}; allowed with {loss!r}: None; a loss of two labels, each "
+                "class against the rest, takes one"
+            )
+        known = loss.filled(loss.latents_in(target), False)
+        if known.correlated:
+            raise ValueError(f"loss is {known!r}; allowed for processes: correlated=False")
+        choose(known, self.scheme, self._schedule)
+        X, schedule = self.X_train_, self._schedule
+        return LatentProcess(X, kernel, target, known, self.scheme, schedule, self._jitter)
 
     def _search(self, problems: list[Problem], thetas: list[Array], warm: bool) -> list[Maximum]:
         """The hyper-parameters that maximise the evidence."""

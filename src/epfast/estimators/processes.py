@@ -19,6 +19,7 @@ from epfast.gp import (
     GPPosterior,
     GPProblem,
     KernelColumns,
+    LatentGPPosterior,
     LowRankFactor,
     LowRankGPPosterior,
     fit_gp,
@@ -259,7 +260,66 @@ class LowRankProcess(NamedTuple):
         return np.asarray(self.kernel.clone_with_theta(theta)(self.X, self.X[pivots]))
 
 
-Problem = BinaryProcess | LowRankProcess
+class LatentProcess(NamedTuple):
+    """Processes of all classes together, of one kernel: one problem."""
+
+    X: Array
+    kernel: Any
+    #: class numbers
+    y: Array
+    #: with its number of classes
+    loss: losses.LatentLoss
+    scheme: Any
+    schedule: Any
+    jitter: float
+    #: of BLAS
+    threads: int | None = None
+    #: none are learnt
+    parameters: Parameters = NO_PARAMETERS
+
+    @property
+    def can_descend(self) -> bool:
+        return False
+
+    @property
+    def bounds(self) -> Array:
+        """(p, 2), of theta."""
+        return bounds_of(self)
+
+    def with_threads(self, threads: int | None) -> LatentProcess:
+        """The same, its matrices shared among so many threads; None: as BLAS has them."""
+        return self._replace(threads=threads)
+
+    def at_work(self) -> AbstractContextManager[None]:
+        """Where BLAS has these threads."""
+        return one_blas_thread(len(self.X), self.threads)
+
+    def pilot(self, rows: NDArray[np.intp]) -> LatentProcess:
+        """The problem of some of the rows."""
+        return self._replace(X=self.X[rows], y=self.y[rows])
+
+    def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> Point:
+        """The problem at some hyper-parameters."""
+        del checked
+        kernel, dK = self.kernel.clone_with_theta(theta), np.empty((0, 0, 0))
+        if gradient:
+            K, dK = kernel(self.X, eval_gradient=True)
+        else:
+            K = kernel(self.X)
+
+        def fit(schedule: Any, start: Any) -> LatentGPPosterior:
+            given = {"scheme": self.scheme, "jitter": self.jitter, "start": start}
+            found = fit_gp(K, self.y, loss=self.loss, schedule=schedule, **given)
+            assert isinstance(found, LatentGPPosterior)
+            return found
+
+        def slope(post: LatentGPPosterior) -> Array:
+            return post.log_evidence_gradient(dK[:, :, k] for k in range(dK.shape[2]))
+
+        return Point(fit, slope)
+
+
+Problem = BinaryProcess | LowRankProcess | LatentProcess
 
 
 def evidence_at(problem: Problem, theta: Array, gradient: bool) -> tuple[float, Array]:

@@ -40,7 +40,7 @@ from epfast.inference.runtime import Tick, at_work, crew_of
 from epfast.inference.threads import threads_of
 from epfast.linear.engines.kernel import GPState, Moments
 from epfast.linear.problem import weights_of
-from epfast.losses import Loss
+from epfast.losses import LatentLoss, Loss
 from epfast.schedules import EP, DoubleLoop, Schedule
 from epfast.schemes import Scheme
 
@@ -186,17 +186,19 @@ def fit_gp(
         schedule = EP()
         if scheme in (None, "exact") and weights is None and not low_rank:
             schedule = with_descent(schedule, found_loss, max(getattr(K, "shape", ()), default=0))
-    if found_loss.latents > 1:
+    if isinstance(found_loss, LatentLoss):
         if low_rank or weights is not None or isinstance(K, KernelColumns):
             name = "weights" if weights is not None else "K" if rank is None else "rank"
             raise ValueError(
-                f"{name} is given; allowed with {found_loss!r}, which has {found_loss.latents} "
-                "latents: a kernel matrix, or one for each of them, and no weights"
+                f"{name} is given; allowed with {found_loss!r}, which has several latents "
+                "per row: a kernel matrix, or one for each of them, and no weights"
             )
         if start is not None and not isinstance(start, LatentGPPosterior):
             raise TypeError(
                 f"start is {_checks.describe(start)}; allowed: a LatentGPPosterior or None"
             )
+        known = found_loss.latents_in(y) if start is None else len(start.alpha)
+        found_loss = found_loss.filled(known, False)
         if found_loss.correlated:
             raise ValueError(f"loss is {found_loss!r}; allowed for processes: correlated=False")
         choices = choose(found_loss, scheme, schedule)

@@ -276,6 +276,22 @@ class LatentGPPosterior(ProcessPosterior):
             mean = mean + _checks.array("offset", offset, shape=mean.shape)
         return mean, variance
 
+    def predict_log_proba(
+        self, K_star: Any, k_star_diag: Any = None, offset: ArrayLike | None = None
+    ) -> Array:
+        """Log probability of each class at new inputs, (m, C), accurate where that underflows.
+
+        Parameters
+        ----------
+        K_star, k_star_diag
+            ``K_star`` and ``K_star_star`` of :meth:`predict_latent`.
+        offset : array_like of shape (m, C), optional
+            As in the fit. None: 0.
+        """
+        loss: Any = self.known_loss()
+        found: Array = loss.predict_log_proba(*self._shifted_latent(K_star, k_star_diag, offset))
+        return found
+
     def sample_latent(
         self,
         K_star: Any,
@@ -405,8 +421,11 @@ def fit_latent_process(
 
 def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None) -> Any:
     """Check what ``save`` wrote, and build the posterior."""
+    latents = len(arrays["alpha"])
+    if isinstance(loss, LatentLoss):
+        loss = loss.filled(latents, False)
     y = restore_responses(arrays["y"], loss)
-    n, latents = len(y), len(arrays["alpha"])
+    n = len(y)
     if loss is not None and loss.latents != latents:
         raise ValueError(f"alpha is of {latents} latents, and the loss of {loss.latents}")
     vectors = [_checks.array(name, arrays[name], shape=(latents, n)) for name in VECTORS]

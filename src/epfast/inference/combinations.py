@@ -46,7 +46,8 @@ def words(key: Key) -> str:
     """A key of a table in the arguments of the user."""
     covariance, factor, stores = key
     if covariance == "process":
-        return f"a process, {SCHEDULES[stores]}"
+        several = " of several latents" if factor == "latents" else ""
+        return f"a process{several}, {SCHEDULES[stores]}"
     size = {"row": "batch_size=None", "latents": "several latents per row"}.get(
         factor, "a batch_size"
     )
@@ -96,10 +97,11 @@ def legal(
             + (others if len(others) > len("; or ") else "")
         )
     row = table[key]
-    if (factor == "latents") != (loss.latents > 1):
+    if (factor == "latents") != (loss.latents != 1):
         raise ValueError(
-            f"loss is {loss!r}, with {loss.latents} latents per row; allowed with {words(key)}: "
-            + ("several" if factor == "latents" else "one")
+            f"loss is {loss!r}; allowed with {words(key)}: one with "
+            + ("several latents" if factor == "latents" else "one latent")
+            + " per row"
         )
     reason = scheme.refuses(loss, factor)
     if reason is not None:

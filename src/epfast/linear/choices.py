@@ -68,15 +68,15 @@ def choose(
         batch_size = _checks.integer("batch_size", batch_size, least=1)
         factor = "minibatch"
     found_loss = losses.resolve(loss).tempered(beta)
-    if found_loss.latents > 1:
+    if found_loss.latents != 1:
         for name, value, allowed in (
             ("posterior", posterior, "full"),
             ("batch_size", batch_size, None),
         ):
             if value != allowed:
                 raise ValueError(
-                    f"{name} is {value!r}; allowed with {found_loss!r}, which has "
-                    f"{found_loss.latents} latents per row: {allowed!r}"
+                    f"{name} is {value!r}; allowed with {found_loss!r}, which has several latents "
+                    f"per row: {allowed!r}"
                 )
         factor = "latents"
     if scheme is None:

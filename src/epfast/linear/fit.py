@@ -211,7 +211,7 @@ def fit_linear(
     """
     _checks.moved("fit_linear", moved, MOVED)
     resolved = losses.resolve(loss)
-    if resolved.latents > 1:
+    if isinstance(resolved, losses.LatentLoss):
         choices = scheme, posterior, batch_size, schedule, beta
         normal = prior_variance, prior_precision, prior_mean
         given = {"weights": weights, "prior": prior, "record": record}

@@ -20,16 +20,22 @@ from epfast.linear.engines.joint_latents import (
     MOST_ROUNDS,
     JointEngine,
     JointState,
-    Within,
     as_state,
     cavities,
     differences,
     latents_of_rows,
+    within,
 )
 from epfast.linear.latent_checking import JointProposal
 from epfast.linear.latent_posterior import LatentPosterior
 from epfast.linear.prediction import finite
-from epfast.linear.problem import inverse_root, log_determinant, log_evidence, moments_of
+from epfast.linear.problem import (
+    LinearProblem,
+    inverse_root,
+    log_determinant,
+    log_evidence,
+    moments_of,
+)
 from epfast.schedules import EP
 
 
@@ -112,7 +118,12 @@ class JointPosterior(LatentPosterior):
         classes = data.y[:, 0].astype(np.intp)
         found = differences(classes, *self._together(data.X, offset))
         m, V = cavities(*found, self.state.sites)
-        return Within().fit(m, V, self.state.sites, MOST_ROUNDS)[1]
+        return within(m, V, self.state.sites, MOST_ROUNDS)[1]
+
+    def _of_sites(self, problem: LinearProblem, sites: Sites) -> Any:
+        schedule: Any = EP(damping=1.0, power=1.0)
+        found = JointEngine(problem._replace(schedule=schedule)).from_sites(sites, self.n_sweeps)
+        return None if found is None else JointState(*found[:5])
 
     def _case(self) -> Case:
         if not self.problem.has_rows:
@@ -139,25 +150,24 @@ class JointPosterior(LatentPosterior):
             return super().predict_latent(X)
         return self._together(self._rows(X))
 
-    def _log_probabilities(self, X: ArrayLike, offset: ArrayLike | None) -> Array:
-        """(n, C), normalised."""
+    def predict_log_proba(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
         self.known_loss()
         h, S = self._together(self._rows(X))
         h = self._moved(h, offset)
         n, count = h.shape
-        result, within = np.empty((n, count)), Within()
+        result = np.empty((n, count))
         flat = Sites(np.zeros((n, count - 1)), np.zeros((n, count - 1)), np.zeros(n))
         for k in range(count):
             classes: NDArray[np.intp] = np.full(n, k, dtype=np.intp)
-            result[:, k] = within.fit(*differences(classes, h, S), flat, MOST_ROUNDS)[1]
+            result[:, k] = within(*differences(classes, h, S), flat, MOST_ROUNDS)[1]
         return np.asarray(result - special.logsumexp(result, axis=1, keepdims=True))
 
     def predict_proba(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
-        return np.exp(self._log_probabilities(X, offset))
+        return np.exp(self.predict_log_proba(X, offset))
 
     def predict(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
         """The most probable class, (n,)."""
-        found = self._log_probabilities(X, offset).argmax(axis=1)
+        found = self.predict_log_proba(X, offset).argmax(axis=1)
         return np.asarray(found, dtype=np.float64)
 
     def predict_variance(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
@@ -167,7 +177,7 @@ class JointPosterior(LatentPosterior):
 
     def log_predictive(self, X: ArrayLike, y: ArrayLike, offset: ArrayLike | None = None) -> Array:
         """Log probability of the classes of new rows, (n,)."""
-        found = self._log_probabilities(X, offset)
+        found = self.predict_log_proba(X, offset)
         responses = self.known_loss().responses("y", y, len(found))
         return np.asarray(found[np.arange(len(found)), responses[:, 0].astype(np.intp)])
 

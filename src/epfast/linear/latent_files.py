@@ -21,7 +21,7 @@ from epfast.linear.files import names_of
 from epfast.linear.joint_posterior import JointPosterior
 from epfast.linear.latent_posterior import LatentPosterior
 from epfast.linear.problem import Data, LinearProblem, is_proper, prior_of
-from epfast.losses import Loss
+from epfast.losses import LatentLoss, Loss
 
 
 def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None) -> Any:
@@ -31,6 +31,8 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
     d, n = len(prior), len(arrays["sites_log_scale"])
     width = len(arrays["sites_shift"].T)
     latents = width + joint
+    if isinstance(loss, LatentLoss):
+        loss = loss.filled(latents, joint)
     if loss is not None and (loss.latents != latents or loss.correlated != joint):
         raise ValueError(f"sites are of {latents} latents, and the loss is {loss!r}")
     shape = (latents * d,) if joint else (latents, d)

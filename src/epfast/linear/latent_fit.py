@@ -12,7 +12,7 @@ from epfast.inference import Fit, Interrupted, is_guess, reached, run, warn_of
 from epfast.linear import notes
 from epfast.linear.choices import choose
 from epfast.linear.engines import engine_of
-from epfast.linear.engines.joint_latents import JointEngine, JointState
+from epfast.linear.engines.joint_latents import JointEngine, JointState, takes
 from epfast.linear.engines.latents import LatentState, flat_sites
 from epfast.linear.joint_posterior import JointPosterior
 from epfast.linear.latent_posterior import LatentPosterior
@@ -20,7 +20,7 @@ from epfast.linear.ones import with_ones
 from epfast.linear.priors import prior_at_door
 from epfast.linear.problem import LinearProblem, data_of
 from epfast.linear.sources import column_names, is_stream
-from epfast.losses import Loss
+from epfast.losses import LatentLoss, Loss
 
 #: bytes of the largest matrices of a fit, all together
 MOST_BYTES = 16 << 30
@@ -31,7 +31,7 @@ MATRICES = 8
 def fit_latents(
     X: Any,
     y: Any,
-    loss: Loss,
+    loss: LatentLoss,
     choices: tuple[Any, ...],
     normal: tuple[Any, Any, Any],
     intercept: float | None,
@@ -71,10 +71,10 @@ def fit_latents(
     chosen = choose(loss, scheme, covariance, batch_size, schedule, beta, asked)
     _checks.callback(callback)
     _checks.progress(progress)
-    kind = kind_of(loss)
-    if start is not None and type(start) is not kind:
+    if start is not None and not isinstance(start, LatentPosterior):
         raise TypeError(
-            f"start is {_checks.describe(start)}; allowed with {loss!r}: a {kind.__name__} or None"
+            f"start is {_checks.describe(start)}; allowed with {loss!r}: a LatentPosterior, a "
+            "JointPosterior or None"
         )
     if y is None:
         raise ValueError("y is None; allowed: a response per row of X, (n,)")
@@ -83,14 +83,14 @@ def fit_latents(
     if not hasattr(rows, "indptr"):
         rows = np.ascontiguousarray(rows, dtype=np.float64)
     d = rows.shape[1]
-    size = 8 * MATRICES * loss.latents * d * d
-    if size > MOST_BYTES:
-        raise ValueError(
-            f"X has {d} columns: {loss.latents} covariances take {size:.3g} bytes in all; allowed: "
-            f"{MOST_BYTES:.3g}, with fewer columns, or a fit per class (one against the rest) with "
-            "posterior='factorized'"
+    loss = filled(loss, y, d, chosen.schedule, start)
+    kind = kind_of(loss)
+    if start is not None and type(start) is not kind:
+        raise TypeError(
+            f"start is {_checks.describe(start)}; allowed with {loss!r}: a {kind.__name__} or None"
         )
-    found = chosen.loss.with_offset(offset is not None)
+    check_size(loss, d)
+    found = loss.with_offset(offset is not None)
     prior = prior_at_door(*normal, d - (intercept is not None), True, intercept)
     problem = chosen._replace(loss=found).problem(data_of(rows, y, None, found, offset), prior)
     problem = problem._replace(intercept=intercept is not None, names=names)
@@ -99,6 +99,25 @@ def fit_latents(
         if sizes is not None:
             notes.note_scales(sizes, stacklevel=4)
     return fit_problem_of_latents(problem, start, callback, progress)
+
+
+def filled(loss: LatentLoss, y: Any, d: int, schedule: Any, start: Any = None) -> LatentLoss:
+    """The loss with numbers in place of None: as y and d weights per latent, or the start, say."""
+    if start is not None:
+        return loss.filled(start.n_latents, isinstance(start, JointPosterior))
+    known = loss.filled(loss.latents_in(y), None)
+    return known.filled(known.latents, takes(schedule) and known.with_correlations(d))
+
+
+def check_size(loss: LatentLoss, d: int) -> None:
+    """Refuse fits whose matrices would not fit in memory."""
+    size = 8 * MATRICES * loss.latents * d * d
+    if size > MOST_BYTES:
+        raise ValueError(
+            f"X has {d} columns: {loss.latents} covariances take {size:.3g} bytes in all; allowed: "
+            f"{MOST_BYTES:.3g}, with fewer columns, or a fit per class (one against the rest) with "
+            "posterior='factorized'"
+        )
 
 
 def kind_of(loss: Loss) -> type[LatentPosterior]:
@@ -136,14 +155,18 @@ def fit_problem_of_latents(
     except KeyboardInterrupt as pressed:
         fit = reached(pressed) or fit
         if fit is None:
-            n, latents = problem.shape[0], problem.loss.latents
-            if problem.loss.correlated:
-                flat = JointEngine(problem).init(None)
-                state = JointState(*flat[:5])
-                raise Interrupted(start or result(Fit(state, False, []))) from None
-            precision = np.stack([problem.prior.precision] * latents)
-            shift = np.stack([problem.prior.shift] * latents)
-            scale = latents * problem.prior.log_scale
-            prior = LatentState(precision, shift, flat_sites(n, latents), scale, 0)
-            raise Interrupted(start or result(Fit(prior, False, []))) from None
+            raise Interrupted(start or unfitted_latents(problem)) from None
         raise Interrupted(result(fit)) from None
+
+
+def unfitted_latents(problem: LinearProblem) -> LatentPosterior:
+    """The prior as a posterior: before the first sweep, without a start."""
+    n, latents, prior = problem.shape[0], problem.loss.latents, problem.prior
+    state: Any
+    if problem.loss.correlated:
+        state = JointState(*JointEngine(problem).init(None)[:5])
+    else:
+        precision, shift = (np.stack([part] * latents) for part in (prior.precision, prior.shift))
+        scale = latents * prior.log_scale
+        state = LatentState(precision, shift, flat_sites(n, latents), scale, 0)
+    return kind_of(problem.loss)(state, problem, False, [])

@@ -5,19 +5,25 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from epfast import _checks, schemes
+from epfast import _checks, families, schemes
 from epfast._arrays import Array, row_chunks
 from epfast._core.latents import LatentSites
 from epfast.inference import Sites, SweepInfo, report
 from epfast.inference.certificates import Case
 from epfast.inference.files import contents, write
 from epfast.inference.learning import cavities
-from epfast.linear.engines.latents import LatentState, evidence_of, moments
+from epfast.linear import online
+from epfast.linear.engines.latents import (
+    LatentState,
+    evidence_of,
+    from_latent_sites,
+    moments,
+)
 from epfast.linear.latent_checking import LatentProposal, losses_of
 from epfast.linear.prediction import LinearPredictions, finite
 from epfast.linear.problem import LinearProblem, inverse_root, log_determinant
@@ -197,6 +203,31 @@ class LatentPosterior(LinearPredictions):
         assert whole.problem.data.y is not None
         return self.loss_of_rows().log_predictive(whole.problem.data.y, m, v)
 
+    def remove(self, rows: ArrayLike, X: Any = None, y: ArrayLike | None = None) -> Self:
+        """Remove the sites of some rows from the posterior, exactly; the other sites stay.
+
+        As :meth:`epfast.FullPosterior.remove`. O(C n d^2).
+        """
+        whole = self._with_rows(X, y).problem
+        left = ~online.rows_gone(whole, rows)
+        problem = whole._replace(data=whole.data.taken(left))
+        state = self._of_sites(problem, families.taken(self.state.sites, left))
+        if state is None:
+            raise online.improper_rest()
+        kept = problem if self.problem.has_rows else problem.without_rows()
+        return replace(self, state=state, problem=kept, converged=False)
+
+    def _of_sites(self, problem: LinearProblem, sites: Sites) -> Any:
+        """The state of these rows and sites; None: it is improper."""
+        return from_latent_sites(problem, sites, self.state.sweeps)
+
+    def partial_fit(self, X: Any, y: ArrayLike, **given: Any) -> NoReturn:
+        """Refused: sites of rows that are held are of one latent per row."""
+        raise ValueError(
+            f"the posterior has the loss {self.problem.loss!r}, with several latents per row, and "
+            "no partial_fit; allowed with it: epfast.fit_linear of all rows, and remove"
+        )
+
     def loss_gradient(self) -> dict[str, Any]:
         """There are no parameters: {}."""
         return {}
@@ -263,6 +294,19 @@ class LatentPosterior(LinearPredictions):
         offset : array_like of shape (n, C), optional
         """
         return super().predict_proba(X, offset)
+
+    def predict_log_proba(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
+        """Log probability of each class, (n, C), accurate where that underflows.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix of shape (n, d)
+        offset : array_like of shape (n, C), optional
+        """
+        mean, variance = self.predict_latent(X)
+        loss: Any = self.known_loss()
+        found: Array = loss.predict_log_proba(self._moved(mean, offset), variance)
+        return found
 
     def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Array:
         """Draw weights from the posterior, (size, C, d).

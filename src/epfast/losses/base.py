@@ -88,9 +88,9 @@ class Loss:
     #: whether responses carry an offset per row
     has_offset: bool = field(default=False, init=False, repr=False)
 
-    #: number of latent values per row
+    #: number of latent values per row; 0: several, y says how many
     latents: ClassVar[int] = 1
-    #: whether they have one Gaussian; else it is a product over them
+    #: whether they have one Gaussian; else it is a product over them; None: the fit says
     correlated = False
     #: True if l depends on the margin y h alone, y = -1 or +1
     by_margin: ClassVar[bool] = True
@@ -102,7 +102,8 @@ class Loss:
     is_likelihood: ClassVar[bool] = False
     #: True if h has the unit of y, so that both may be measured in another
     in_units_of_y: ClassVar[bool] = False
-    #: parameters that the evidence may choose: positive numbers, or increasing ones
+    #: parameters that the evidence may choose: positive numbers, or increasing ones; those of a
+    #: loss may depend on another that it has
     learnable: ClassVar[tuple[str, ...]] = ()
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -35,7 +35,8 @@ class Contaminated(Loss):
     Parameters
     ----------
     base : Loss
-        The likelihood of the responses that come from the model; beta = 1.
+        The likelihood of the responses that come from the model; beta = 1. What the evidence may
+        choose of it, as the variance of a Gaussian, may be learnt beside the share.
     share : float
         Probability that a response does not, in (0, 1).
     log_density : float, callable or "zero", optional
@@ -98,6 +99,8 @@ class Contaminated(Loss):
             response_width=1 if margin else self.base.response_width + 1,
             is_likelihood=self.base.is_likelihood,
             in_units_of_y=self.base.in_units_of_y,
+            learnable=("share", *self.base.learnable),
+            **{name: getattr(self.base, name) for name in self.base.learnable},
         )
         self.check_power(self.beta, "beta")
 
@@ -150,14 +153,30 @@ class Contaminated(Loss):
     def typical(self, responses: Array, weights: Array | None = None) -> tuple[float, float]:
         if self.by_margin:
             return 0.0, 1.0
+        found: tuple[float, float] = self._of_base(responses, "typical", weights)
+        return found
+
+    def limits(self, name: str) -> tuple[float, float]:
+        return (1e-6, 0.9) if name == "share" else self.base.limits(name)
+
+    def with_parameters(self, **values: Any) -> Self:
+        own = {name: value for name, value in values.items() if name not in self.base.learnable}
+        of_base = {name: value for name, value in values.items() if name in self.base.learnable}
+        base = own.pop("base", self.base)
+        base = base.with_parameters(**of_base) if of_base else base
+        return super().with_parameters(**own, base=base)
+
+    def started(self, responses: Array, weights: Array | None = None) -> Self:
+        return self.with_parameters(base=self._of_base(responses, "started", weights))
+
+    def _of_base(self, responses: Array, name: str, weights: Array | None) -> Any:
+        """What a method of the base says of its part of the responses."""
         base = self.base.with_offset(self.has_offset and not self.base.by_residual)
         own = responses[:, : self.base.response_width]
         if base.has_offset:
             own = np.column_stack([own, responses[:, -1]])
-        return base.typical(own, weights)
-
-    def limits(self, name: str) -> tuple[float, float]:
-        return 1e-6, 0.9
+        found = getattr(base, name)(own, weights)
+        return found.with_offset(False) if isinstance(found, Loss) else found
 
     def break_points(self) -> Array:
         return self.base.break_points()

@@ -51,7 +51,7 @@ NAMED: dict[str, Callable[..., Loss]] = {
     "weibull": Weibull,
 }
 
-#: losses with several latents per row; a Multiclass has no default
+#: losses with several latents per row
 WITH_LATENTS: dict[str, Callable[..., Loss]] = {
     "multiclass": Multiclass,
     "heteroscedastic": Heteroscedastic,
@@ -74,16 +74,13 @@ def resolve(loss: Any) -> Loss:
     if isinstance(loss, str):
         if loss in _BY_NAME:
             return _BY_NAME[loss]
-        if loss == "heteroscedastic":
-            return Heteroscedastic()
-        if loss == "multiclass":
-            raise ValueError(
-                "loss is 'multiclass', which does not say how many classes there are; allowed: "
-                "losses.Multiclass(n_classes)"
-            )
+        if loss in WITH_LATENTS:
+            return WITH_LATENTS[loss]()
         # a row of the core's table without parameters
         known = [name for name, count in LOSS_PARAMETERS.items() if count == 0]
-        return Loss(_checks.choice("loss", loss, tuple(dict.fromkeys([*NAMED, *known]))))
+        return Loss(
+            _checks.choice("loss", loss, tuple(dict.fromkeys([*NAMED, *WITH_LATENTS, *known])))
+        )
     if isinstance(loss, LowLevelCallable) and signature(loss) == SITE_SIGNATURE:
         return CustomSite(loss)
     if isinstance(loss, LowLevelCallable) or (callable(loss) and not isinstance(loss, type)):
@@ -93,8 +90,9 @@ def resolve(loss: Any) -> Loss:
             f"loss is the class {loss.__name__}; allowed: an instance, {loss.__name__}()"
         )
     raise TypeError(
-        f"loss is {_checks.describe(loss)}; allowed: one of {', '.join(map(repr, NAMED))}, a Loss, "
-        "a scipy.LowLevelCallable, or a vectorised callable"
+        f"loss is {_checks.describe(loss)}; allowed: one of "
+        f"{', '.join(map(repr, NAMED | WITH_LATENTS))}, a Loss, a "
+        "scipy.LowLevelCallable, or a vectorised callable"
     )
 
 

@@ -49,10 +49,10 @@ class Scheme:
             What is wrong and what is allowed.
         """
         name = type(self).__name__
-        if loss.latents > 1:
+        if loss.latents != 1:
             return (
-                f"scheme is {name}; allowed with {loss!r}, which has {loss.latents} latents per "
-                "row: 'exact'"
+                f"scheme is {name}; allowed with {loss!r}, which has several latents per row: "
+                "'exact'"
             )
         if "values" not in loss.gives:
             return (

@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 from scipy import sparse, special
+from sklearn.datasets import load_iris
 
 import epfast
 from epfast import losses
@@ -16,7 +17,9 @@ TIGHT = epfast.EP(tol=1e-10, sweeps=500)
 def data(n=60, d=3, count=3, seed=0):
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(n, d))
-    return X, losses.Multiclass(count).sample(X @ rng.normal(size=(d, count)), rng)
+    return X, losses.Multiclass(count, correlated=False).sample(
+        X @ rng.normal(size=(d, count)), rng
+    )
 
 
 def test_two_classes_are_probit():
@@ -37,7 +40,11 @@ def test_two_classes_are_probit():
 
 def test_evidence_and_moments_on_a_grid():
     rng = np.random.default_rng(1)
-    X, y, product = rng.normal(size=(6, 1)), np.array([0, 2, 1, 2, 0, 1]), losses.Multiclass(3)
+    X, y, product = (
+        rng.normal(size=(6, 1)),
+        np.array([0, 2, 1, 2, 0, 1]),
+        losses.Multiclass(3, correlated=False),
+    )
     grid = np.linspace(-7.0, 7.0, 57)
     theta = np.stack(np.meshgrid(grid, grid, grid, indexing="ij"), -1).reshape(-1, 3)
     latent = X[None, :, :] * theta[:, None, :]
@@ -80,6 +87,21 @@ def test_all_orders_agree():
     assert first.converged
     assert first.residual < 1e-7
     assert (first.sites.precision >= 0.0).all()
+
+
+def test_sweeps_that_creep_are_not_damped():
+    """From a narrow prior to a wide one: the first moves grow, in one direction."""
+    X, y = load_iris(return_X_y=True)
+    X = (X - X.mean(axis=0)) / X.std(axis=0)
+    given = {"loss": LOSS, "intercept": True, "schedule": epfast.EP(sweeps=200, tol=1e-6)}
+    start = None
+    for variance in (50.0, 2e3, 7e4):
+        cold = epfast.fit_linear(X, y, prior_variance=variance, **given)
+        warm = epfast.fit_linear(X, y, prior_variance=variance, start=start, **given)
+        assert warm.converged
+        assert len(warm.history) < 2 * len(cold.history)
+        assert warm.log_evidence == pytest.approx(cold.log_evidence, abs=1e-5)
+        start = warm
 
 
 def test_permuted_classes():
@@ -168,7 +190,7 @@ def test_refused():
         epfast.fit_linear(X, y, loss=LOSS, schedule=epfast.EP(order="sequential"))
     with pytest.raises(ValueError, match="3000"):
         epfast.fit_linear(np.zeros((3, 1001)), [0, 1, 2], loss=LOSS)
-    plain = epfast.fit_linear(X, y, loss=losses.Multiclass(3))
+    plain = epfast.fit_linear(X, y, loss=losses.Multiclass(3, correlated=False))
     with pytest.raises(TypeError, match="start"):
         epfast.fit_linear(X, y, loss=LOSS, start=plain)
     with pytest.raises(ValueError, match="correlated"):

@@ -24,7 +24,11 @@ def ordered(order, **more):
     return epfast.EP(tol=1e-11, sweeps=8000, order=order, **more)
 
 
-LOSSES = [losses.Multiclass(3), losses.Multiclass(2), losses.Heteroscedastic()]
+LOSSES = [
+    losses.Multiclass(3, correlated=False),
+    losses.Multiclass(2, correlated=False),
+    losses.Heteroscedastic(),
+]
 
 
 def by_the_book(X, y, loss, variance, sweeps=3000):
@@ -105,7 +109,9 @@ def test_sparse_rows(order):
     y = rng.integers(0, 4, 200)
     schedule = epfast.EP(order=order, tol=0.0, sweeps=3)
     posts = [
-        epfast.fit_linear(rows, y, loss=losses.Multiclass(4), intercept=True, schedule=schedule)
+        epfast.fit_linear(
+            rows, y, loss=losses.Multiclass(4, correlated=False), intercept=True, schedule=schedule
+        )
         for rows in (X, X.toarray(), X.toarray().astype(np.float32))
     ]
     np.testing.assert_allclose(posts[0].mean, posts[1].mean, atol=1e-11)
@@ -116,8 +122,8 @@ def test_sparse_rows(order):
 def test_the_automatic_order_settles_where_only_the_prior_tells():
     """A number added to all classes: sequential sweeps take thousands."""
     for n in (300, 800):
-        X, y = data(losses.Multiclass(3), n=n)
-        post = epfast.fit_linear(X, y, loss=losses.Multiclass(3), intercept=True)
+        X, y = data(losses.Multiclass(3, correlated=False), n=n)
+        post = epfast.fit_linear(X, y, loss=losses.Multiclass(3, correlated=False), intercept=True)
         assert post.converged
         assert post.n_sweeps < 20
         # at a fixed point what the classes have in common is that of the prior
@@ -127,7 +133,11 @@ def test_the_automatic_order_settles_where_only_the_prior_tells():
 
 def test_evidence_on_a_grid():
     rng = np.random.default_rng(1)
-    X, y, loss = rng.normal(size=(4, 1)), np.array([0, 2, 1, 2]), losses.Multiclass(3)
+    X, y, loss = (
+        rng.normal(size=(4, 1)),
+        np.array([0, 2, 1, 2]),
+        losses.Multiclass(3, correlated=False),
+    )
     grid = np.linspace(-7.0, 7.0, 57)
     theta = np.stack(np.meshgrid(grid, grid, grid, indexing="ij"), -1).reshape(-1, 3)
     latent = X[None, :, :] * theta[:, None, :]
@@ -166,8 +176,8 @@ def test_two_classes_are_probit():
 
     The product over the classes is an approximation more: only one row is exact.
     """
-    X, y = data(losses.Multiclass(2), n=1)
-    post = epfast.fit_linear(X, y, loss=losses.Multiclass(2), prior_variance=0.7)
+    X, y = data(losses.Multiclass(2, correlated=False), n=1)
+    post = epfast.fit_linear(X, y, loss=losses.Multiclass(2, correlated=False), prior_variance=0.7)
     probit = epfast.fit_linear(X, np.where(y > 0, 1, -1), loss="probit", prior_variance=0.7)
     assert post.log_evidence == pytest.approx(probit.log_evidence, abs=1e-12)
     away = (post.mean[1] - post.mean[0]) / np.sqrt(2)
@@ -175,7 +185,7 @@ def test_two_classes_are_probit():
 
 
 def test_permuted_classes():
-    loss = losses.Multiclass(4)
+    loss = losses.Multiclass(4, correlated=False)
     X, y = data(loss, n=120)
     order = np.array([2, 0, 3, 1])
     first = epfast.fit_linear(X, y, loss=loss, schedule=TIGHT)

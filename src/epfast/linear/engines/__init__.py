@@ -97,7 +97,7 @@ ENGINES: Table = {
 def engine_of(problem: LinearProblem, **settings: Any) -> Engine[Any]:
     """The engine of a legal problem."""
     factor = "row" if problem.batch_size is None else "minibatch"
-    factor = "latents" if problem.loss.latents > 1 else factor
+    factor = "latents" if problem.loss.latents != 1 else factor
     engine: Engine[Any] = ENGINES[problem.covariance, factor, problem.schedule.stores].engine(
         problem, **settings
     )

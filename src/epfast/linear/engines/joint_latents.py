@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from epfast import families
 from epfast._arrays import Array, row_chunks
 from epfast._core.crew import Crew
-from epfast._core.tilted import TiltedMoments
+from epfast._core.nested import NestedRows
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
 from epfast.linear.engines.base import contraction
 from epfast.linear.problem import LinearProblem, State, log_determinant, log_evidence, moments_of
-from epfast.losses import Probit
+from epfast.schedules import Schedule
 
 #: largest number of weights of all classes together
 MOST_WEIGHTS = 3000
@@ -31,8 +31,10 @@ ROUNDS, MOST_ROUNDS = 2, 40
 #: parts of the rows in a sweep, each from the posterior of the last; so many sweeps without a new
 #: least change halve what is taken of changes, down to this
 MOST_PARTS, STALLED, LEAST_SHARE = 16, 3, 1.0 / 16.0
+#: curvatures of rows, (C, C) each, that are at hand at a time
+AT_ONCE = 1 << 21
 #: by how much precisions and shifts move, in units of their cavities, where rounds end
-ENOUGH = 1e-10
+ENOUGH = 1e-6
 
 
 class JointState(NamedTuple):
@@ -60,10 +62,15 @@ class JointSwept(NamedTuple):
     rows_seen: None
     covariance: Array
     mean: Array
-    #: of a change that is taken; the least change so far, and sweeps since
+    #: of a change that is taken; the least change so far, and sweeps back and forth since
     share: float = 1.0
     least: float = np.inf
     stalled: int = 0
+    #: the last move of the means, in sd; sweeps that have gone on in its direction, and how many of
+    #: them double the share again
+    step: Array | None = None
+    onward: int = 0
+    patience: int = STALLED
 
 
 def as_state(state: Any) -> State:
@@ -108,76 +115,17 @@ def cavities(mean: Array, covariance: Array, sites: Sites) -> tuple[Array, Array
     return found[:, :, 0], 0.5 * (V + np.swapaxes(V, 1, 2))
 
 
-class Within:
-    """EP within rows: probit factors on z = a + u, a of a Gaussian."""
+def within(mean: Array, covariance: Array, sites: Sites, rounds: int) -> tuple[Sites, Array, int]:
+    """EP within rows: new sites, the log of the integral of each row, and refused factors.
 
-    def __init__(self) -> None:
-        self.tilted: TiltedMoments = Probit().tilted()
-
-    def fit(
-        self, mean: Array, covariance: Array, sites: Sites, rounds: int
-    ) -> tuple[Sites, Array, int]:
-        """New sites, the log of the integral of each row, and how many factors were refused.
-
-        mean, covariance: of a, without the sites of the row.
-        """
-        n, count = mean.shape
-        tau, nu = sites.precision.copy(), sites.shift.copy()
-        K, one = covariance + 1.0, np.ones(n)
-        # posterior of z: (1 + K T)^-1 K
-        grown = np.eye(count) + K * tau[:, None, :]
-        right = mean + np.einsum("nij,nj->ni", K, nu)
-        found = np.linalg.solve(grown, np.concatenate([right[:, :, None], K], axis=2))
-        center, S = found[:, :, 0].copy(), np.ascontiguousarray(found[:, :, 1:])
-        scale, refused = np.zeros((n, count)), 0
-        outputs = np.empty((3, n))
-        for _ in range(rounds):
-            moved, refused = 0.0, 0
-            for j in range(count):
-                s, h = S[:, j, j], center[:, j]
-                rest = 1.0 - tau[:, j] * s
-                fine = rest > 1e-10
-                rest = np.where(fine, rest, 1.0)
-                v, m = s / rest, (h - s * nu[:, j]) / rest
-                y = np.ones((n, 1))
-                self.tilted.many(y, m, v, one, *outputs)
-                lZ, d, d2 = outputs
-                shrink = 1.0 + v * d2
-                fine &= (shrink > 0.0) & np.isfinite(lZ)
-                shrink = np.where(fine, shrink, 1.0)
-                t = np.where(fine, -d2 / shrink, tau[:, j])
-                b = np.where(fine, (d - m * d2) / shrink, nu[:, j])
-                refused += int((~fine).sum())
-                # the log of the site at 0, so that cavity times site integrates to Z
-                grown_v = 1.0 + t * v
-                scale[:, j] = lZ + 0.5 * np.log(grown_v)
-                scale[:, j] -= 0.5 * (v * b * b + 2.0 * m * b - t * m * m) / grown_v
-                dt, db = t - tau[:, j], b - nu[:, j]
-                moved = max(moved, float(np.abs(dt * s).max(initial=0.0)))
-                moved = max(moved, float(np.abs((db - dt * h) * np.sqrt(s)).max(initial=0.0)))
-                column, size = S[:, :, j].copy(), 1.0 + dt * s
-                center += ((db - dt * h) / size)[:, None] * column
-                S -= (dt / size)[:, None, None] * column[:, :, None] * column[:, None, :]
-                tau[:, j], nu[:, j] = t, b
-            if moved < ENOUGH:
-                break
-        # log of the site on a at 0, u integrated out
-        total = 1.0 + tau.sum(axis=1)
-        own = scale.sum(axis=1) - 0.5 * np.log(total) + 0.5 * nu.sum(axis=1) ** 2 / total
-        new = Sites(tau, nu, own)
-        return new, self.integral(mean, covariance, new), refused
-
-    @staticmethod
-    def integral(mean: Array, covariance: Array, sites: Sites) -> Array:
-        """log of the integral of the sites of rows over N(mean, covariance), (n,)."""
-        matrix, shift = of_differences(sites.precision, sites.shift)
-        grown = np.eye(mean.shape[1]) + covariance @ matrix
-        right = mean + np.einsum("nij,nj->ni", covariance, shift)
-        center = np.linalg.solve(grown, right[:, :, None])[:, :, 0]
-        # b'c/2 + (c - m)' V^-1 m / 2 ..., without V^-1
-        value = 0.5 * (shift * (center + mean)).sum(axis=1)
-        value -= 0.5 * np.einsum("ni,nij,nj->n", mean, matrix, center)
-        return np.asarray(sites.log_scale + value - 0.5 * np.linalg.slogdet(grown)[1])
+    mean, covariance: of the differences, without the sites of the row.
+    """
+    n, count = mean.shape
+    tau, nu = (np.array(part, dtype=np.float64, order="C") for part in sites[:2])
+    own, value = np.empty((2, n))
+    mean, covariance = (np.ascontiguousarray(part) for part in (mean, covariance))
+    refused = NestedRows(count).fit(mean, covariance, tau, nu, rounds, ENOUGH, own, value)
+    return Sites(tau, nu, own), value, refused
 
 
 def latents_of_rows(X: Any, mean: Array, covariance: Array, count: int) -> tuple[Array, Array]:
@@ -193,6 +141,12 @@ def latents_of_rows(X: Any, mean: Array, covariance: Array, count: int) -> tuple
                 S[part, j, k] = np.einsum("ij,ij->i", block @ blocks[j, :, k], block)
                 S[part, k, j] = S[part, j, k]
     return h, S
+
+
+def takes(schedule: Any) -> bool:
+    """Whether sweeps of all classes together can have this schedule."""
+    own = type(schedule).visits is not Schedule.visits
+    return schedule.order in ("auto", "parallel") and schedule.block is None and not own
 
 
 class JointEngine:
@@ -222,7 +176,6 @@ class JointEngine:
         y = problem.data.y
         self.classes = y[:, 0].astype(np.intp)
         self.offset = y[:, 1:] if y.shape[1] > 1 else None
-        self.within = Within()
         self.log_determinant = self.count * log_determinant(problem.prior.precision)
 
     def init(self, start: Any) -> JointSwept:
@@ -239,13 +192,42 @@ class JointEngine:
         assert state is not None
         return state
 
-    def sums(self, part: Any, sites: Sites) -> tuple[Array, Array, float]:
-        """Precision, shift and log scale of the sites of some rows. O(n (C d)^2)."""
-        problem, count = self.problem, self.count
-        X, d = problem.data.X[part], problem.shape[1]
-        y, offset = self.classes[part], None if self.offset is None else self.offset[part]
-        tau, nu, scale = families.taken(sites, part)
-        matrix, shift = of_differences(tau, nu)
+    def sums(
+        self, part: slice, sites: Sites, less: Sites | None = None
+    ) -> tuple[Array, Array, float]:
+        """Precision, shift and log scale of the sites of some rows, less others. O(n (C d)^2).
+
+        sites, less: of these rows.
+        """
+        (n, d), count = self.problem.shape, self.count
+        numbers = np.arange(n)[part]
+        precision, shift, total = np.zeros((count, d, count, d)), np.zeros((count, d)), 0.0
+        step = max(1, AT_ONCE // count**2)
+        for first in range(0, len(numbers), step):
+            rows = slice(first, first + step)
+            W, b, scale = self.of_classes(numbers[rows], families.taken(sites, rows))
+            if less is not None:
+                before = self.of_classes(numbers[rows], families.taken(less, rows))
+                W, b, scale = W - before[0], b - before[1], scale - before[2]
+            total += scale
+            X = self.problem.data.X[numbers[rows]]
+            shift += np.asarray(X.T @ b).T
+            for j in range(count):
+                for k in range(j + 1):
+                    weight = W[:, j, k, None]
+                    block = X.T @ (
+                        X.multiply(weight).tocsr() if self.problem.sparse else X * weight
+                    )
+                    precision[j, :, k] += block.toarray() if hasattr(block, "toarray") else block
+        for j in range(count):
+            for k in range(j):
+                precision[k, :, j] = precision[j, :, k]
+        return precision.reshape(count * d, -1), shift.ravel(), total
+
+    def of_classes(self, numbers: NDArray[np.intp], sites: Sites) -> tuple[Array, Array, float]:
+        """Precision (n, C, C) and shift (n, C) of sites on the latents; the sum of log scales."""
+        y, count = self.classes[numbers], self.count
+        matrix, shift = of_differences(sites.precision, sites.shift)
         others, rows = others_of(y, count), np.arange(len(y))
         at = rows[:, None]
         # from the differences to the classes
@@ -254,19 +236,13 @@ class JointEngine:
         W[at, y[:, None], others] = W[at, others, y[:, None]] = -matrix.sum(axis=2)
         W[rows, y, y] = matrix.sum(axis=(1, 2))
         b[at, others], b[rows, y] = -shift, shift.sum(axis=1)
-        total = float(scale.sum())
-        if offset is not None:  # sites are on h with its offset
+        total = float(sites.log_scale.sum())
+        if self.offset is not None:  # sites are on h with its offset
+            offset = self.offset[numbers]
             pulled = np.einsum("nij,nj->ni", W, offset)
             total += float((b * offset).sum() - 0.5 * (pulled * offset).sum())
             b = b - pulled
-        precision = np.zeros((count, d, count, d))
-        for j in range(count):
-            for k in range(j + 1):
-                weight = W[:, j, k, None]
-                block = X.T @ (X.multiply(weight).tocsr() if problem.sparse else X * weight)
-                block = block.toarray() if hasattr(block, "toarray") else block
-                precision[j, :, k] = precision[k, :, j] = block
-        return precision.reshape(count * d, -1), np.asarray(X.T @ b).T.ravel(), total
+        return W, b, total
 
     def from_sites(self, sites: Sites, sweeps: int) -> JointSwept | None:
         """The prior times the sites; None if that is no proper Gaussian. O(n (C d)^2 + (C d)^3)."""
@@ -298,31 +274,42 @@ class JointEngine:
             return new, counts
         # of an undamped sweep
         moved = change(self.summary(state, False), self.summary(new, False)) / damping
-        least, stalled = contraction(moved, state.least, state.stalled)
-        share = damping
+        return self._paced(state, new, moved), counts._replace(left=moved)
+
+    def _paced(self, old: JointSwept, new: JointSwept, moved: float) -> JointSwept:
+        """Less of a change is taken where sweeps go back and forth, more where they creep."""
+        step = (new.mean - old.mean) / np.sqrt(np.diag(new.covariance))
+        back = old.step is not None and float(step @ old.step) < 0.0
+        least, stalled = contraction(moved, old.least, old.stalled)
+        share, patience, onward = old.share, old.patience, 0 if back else old.onward + 1
+        if not back:
+            stalled = old.stalled
         if stalled >= STALLED:
             share, least, stalled = max(LEAST_SHARE, 0.5 * share), np.inf, 0
-        new = new._replace(share=share, least=least, stalled=stalled)
-        return new, counts._replace(left=moved)
+            onward, patience = 0, 2 * patience
+        elif onward >= patience and share < 1.0:
+            share, least, stalled, onward = 2.0 * share, np.inf, 0, 0
+        return new._replace(
+            share=share, least=least, stalled=stalled, step=step, onward=onward, patience=patience
+        )
 
     def _part(
         self, state: JointSwept, part: slice, sites: Sites, damping: float
     ) -> tuple[JointSwept | None, int]:
         """Fit the sites of some rows from one posterior, in place; rows that are lost."""
-        old = families.taken(sites, part)
+        old = families.copied(families.taken(sites, part))  # no view: they are overwritten
         m, V = cavities(*self.marginals(state, part), old)
-        found, _, refused = self.within.fit(m, V, old, ROUNDS)
-        before = self.sums(part, sites)
-        families.put(sites, part, families.damped(old, found, damping))
-        after = self.sums(part, sites)
-        precision = state.precision + (after[0] - before[0])
-        shift = state.shift + (after[1] - before[1])
+        found, _, refused = within(m, V, old, ROUNDS)
+        taken = families.damped(old, found, damping)
+        families.put(sites, part, taken)
+        more = self.sums(part, taken, old)
+        precision, shift = state.precision + more[0], state.shift + more[1]
         try:
             covariance, mean = moments_of(State(precision, shift, None, 0.0, 0))
         except FloatingPointError:
             families.put(sites, part, old)
             return None, len(old.log_scale)
-        scale = state.log_scale + (after[2] - before[2])
+        scale = state.log_scale + more[2]
         new = state._replace(precision=precision, shift=shift, log_scale=scale)
         return new._replace(covariance=covariance, mean=mean), refused
 
