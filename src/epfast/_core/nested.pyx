@@ -45,7 +45,7 @@ cdef class NestedRows:
 
     cdef inline void moved(self, ptrdiff_t j, double dt, double db, double size) noexcept nogil:
         """Add precision dt and shift db to z_j; size = 1 + dt S_jj."""
-        cdef ptrdiff_t k = self.count, i, l
+        cdef ptrdiff_t k = self.count, i, at
         cdef double share = (db - dt * self.center[j]) / size, less
         cdef double *column = &self.column[0]
         cdef double *center = &self.center[0]
@@ -56,8 +56,8 @@ cdef class NestedRows:
             center[i] += share * column[i]
         for i in range(k):
             row, less = &self.S[i, 0], dt / size * column[i]
-            for l in range(k):
-                row[l] -= less * column[l]
+            for at in range(k):
+                row[at] -= less * column[at]
 
     cdef ptrdiff_t row(
         self, const double *mean, const double *V, double *tau, double *nu, ptrdiff_t rounds,
