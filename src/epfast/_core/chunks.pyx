@@ -413,7 +413,7 @@ cdef class ChunkedSweep:
 
     def gaussian(self):
         """Covariance, of which the upper triangle is valid, and mean. O(d^3 / 3), sparse O(d^2)"""
-        cdef double[:, ::1] C = np.empty((self.d, self.d))
+        cdef double[:, ::1] C = np.zeros((self.d, self.d))
         cdef ptrdiff_t n = self.d, size = self.columns
         cdef blas_int d = <blas_int> n, info = 0
         cdef const double *factor = &self.factor[self.now, 0, 0]

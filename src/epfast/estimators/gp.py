@@ -223,10 +223,10 @@ class GPClassifier(ProcessModel, LatentClassifier):
         self._thetas, self._problems = thetas, problems
         self._kernels = [kernel.clone_with_theta(theta[: kernel.n_dims]) for theta in thetas]
         learnt = [parameters.at(theta[kernel.n_dims :]) for theta in thetas]
-        for one in learnt:
-            tell_ends(parameters, one)
         self.loss_ = learnt[0] if len(learnt) == 1 or not parameters.names else learnt
         self.posteriors_ = self._posteriors(problems, thetas, starts)
+        for one, post in zip(learnt, self.posteriors_, strict=True):
+            tell_ends(parameters, one, post)
         if len(targets) == 1:
             self.kernel_, self.posterior_ = self._kernels[0], self.posteriors_[0]
         else:

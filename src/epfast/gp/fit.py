@@ -32,7 +32,7 @@ from epfast.inference import (
     SweepInfo,
     is_guess,
     reached,
-    run,
+    run_from,
     warn_of,
 )
 from epfast.inference.combinations import legal
@@ -340,7 +340,7 @@ def fit_problem(
                 check_positive(problem.kernel)
             guess = check and is_guess(start, problem)
             if not isinstance(schedule, DoubleLoop):
-                fit = run(ProcessEngine(problem), schedule, start, guess=guess, **arguments)
+                fit = run_from(ProcessEngine(problem), schedule, start, guess=guess, **arguments)
                 post = result(fit)
                 return told(post, fit.stopped)
             first = _first_sweeps(problem, start, arguments, guess)
@@ -350,7 +350,7 @@ def fit_problem(
                     return told(post, first.stopped)
                 history, before, post = first.history, post, None
             try:
-                fit = run(DescentEngine(problem), _Stage(schedule.steps), before, **arguments)
+                fit = run_from(DescentEngine(problem), _Stage(schedule.steps), before, **arguments)
             except FloatingPointError:
                 if first is None:
                     raise
@@ -432,6 +432,6 @@ def _first_sweeps(
     schedule = problem.schedule.start
     engine = ProcessEngine(problem._replace(schedule=schedule))
     try:
-        return run(engine, schedule, start, guess=guess, **arguments)
+        return run_from(engine, schedule, start, guess=guess, **arguments)
     except FloatingPointError:
         return None

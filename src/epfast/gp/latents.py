@@ -30,7 +30,7 @@ from epfast.inference import (
     learning,
     reached,
     report,
-    run,
+    run_from,
     warn_of,
 )
 from epfast.inference.certificates import Case
@@ -404,7 +404,7 @@ def fit_latent_process(
     try:
         held = Held("K or y", problem.y)
         engine = LatentProcessEngine(problem)
-        fit = run(
+        fit = run_from(
             engine,
             problem.schedule,
             start,

@@ -17,6 +17,7 @@ from epfast.inference.loop import (
     is_guess,
     reached,
     run,
+    run_from,
     warn_of,
 )
 from epfast.inference.records import (
@@ -46,5 +47,6 @@ __all__ = [
     "is_guess",
     "reached",
     "run",
+    "run_from",
     "warn_of",
 ]

@@ -170,33 +170,6 @@ def _is_lost(fit: Fit, schedule: Any) -> bool:
 
 
 def run(
-    engine: Engine[S], schedule: Any, start: Any = None, *, guess: bool = False, **given: Any
-) -> Fit:
-    """Run a schedule on an engine, see :func:`_run`; drop a guess that leads nowhere.
-
-    Sites of another loss, rows or prior may be so far off that all digits go where they are taken
-    away: then the run begins anew, and that is the result where it settles.
-
-    guess: whether ``start`` is one, see :func:`is_guess`; given: the other arguments.
-    """
-    if not guess:
-        return _run(engine, schedule, start, **given)
-    fit = None
-    with contextlib.suppress(FloatingPointError):
-        fit = _run(engine, schedule, start, **given)
-        if not _is_lost(fit, schedule):
-            return fit
-    logger.info("the start leads nowhere: the run begins anew")
-    try:
-        anew = _run(engine, schedule, None, **given)
-    except FloatingPointError:
-        if fit is None:
-            raise
-        return fit
-    return anew if fit is None or anew.converged or anew.stopped else fit
-
-
-def _run(
     engine: Engine[S],
     schedule: Any,
     start: Any = None,
@@ -307,6 +280,33 @@ def _run(
         # between an append and its state there is no sweep
         del history[state.sweeps - first :]
         raise Interrupted(Fit(engine.settle(state, True), False, history)) from None
+
+
+def run_from(
+    engine: Engine[S], schedule: Any, start: Any = None, *, guess: bool = False, **given: Any
+) -> Fit:
+    """Run a schedule on an engine, see :func:`run`; drop a guess that leads nowhere.
+
+    Sites of another loss, rows or prior may be so far off that all digits go where they are taken
+    away: then the run begins anew, and that is the result where it settles.
+
+    guess: whether ``start`` is one, see :func:`is_guess`; given: the other arguments.
+    """
+    if not guess:
+        return run(engine, schedule, start, **given)
+    fit = None
+    with contextlib.suppress(FloatingPointError):
+        fit = run(engine, schedule, start, **given)
+        if not _is_lost(fit, schedule):
+            return fit
+    logger.info("the start leads nowhere: the run begins anew")
+    try:
+        anew = run(engine, schedule, None, **given)
+    except FloatingPointError:
+        if fit is None:
+            raise
+        return fit
+    return anew if fit is None or anew.converged or anew.stopped else fit
 
 
 def reached(pressed: KeyboardInterrupt) -> Fit | None:

@@ -18,7 +18,7 @@ from epfast.inference import (
     Interrupted,
     is_guess,
     reached,
-    run,
+    run_from,
     warn_of,
 )
 from epfast.inference.loop import NO_FIXED_POINT, is_sharp, stands_off
@@ -459,7 +459,7 @@ def fit_problem(
         try:
             if threads > 1 and hasattr(engine, "share"):
                 engine.share(shared)
-            fit = run(
+            fit = run_from(
                 engine,
                 problem.schedule,
                 start,

@@ -8,7 +8,7 @@ import numpy as np
 
 from epfast import _checks
 from epfast._arrays import Held
-from epfast.inference import Fit, Interrupted, is_guess, reached, run, warn_of
+from epfast.inference import Fit, Interrupted, is_guess, reached, run_from, warn_of
 from epfast.linear import notes
 from epfast.linear.choices import choose
 from epfast.linear.engines import engine_of
@@ -142,7 +142,7 @@ def fit_problem_of_latents(
     try:
         held = Held("X, y or weights", *problem.data)
         engine = engine_of(problem)
-        fit = run(
+        fit = run_from(
             engine,
             problem.schedule,
             start,

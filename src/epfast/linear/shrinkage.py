@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.inference import Fit, Sites, is_guess, run
+from epfast.inference import Fit, Sites, is_guess, run_from
 from epfast.linear.engines.weights import ByWeights, PriorSites, ShrunkState, WeightEngine
 from epfast.linear.engines.wide_weights import ByRows
 from epfast.linear.problem import LinearProblem, prior_of
@@ -42,7 +42,7 @@ class Shrinkage(NamedTuple):
         return kind(self.problem, self.of_weights, exact_sites(self.problem))
 
     def run(self, start: Any = None, callback: Any = None, progress: Any = False) -> Fit:
-        return run(
+        return run_from(
             self.engine(),
             self.problem.schedule,
             start,
