@@ -184,7 +184,7 @@ def test_files(loss, tmp_path):
         ({"base": "probit"}, "base is"),
         ({"base": losses.Contaminated()}, "base is"),
         ({"base": losses.Probit(beta=2.0)}, "beta = 1"),
-        ({"share": 0.0}, "share"),
+        ({"share": -0.1}, "share"),
         ({"share": 1.0}, "share"),
         ({"share": np.nan}, "share"),
         ({"base": losses.Poisson()}, "log_density is None"),
@@ -241,3 +241,29 @@ def test_quantiles_of_outliers_are_those_of_the_model():
     assert np.array_equal(
         loss.predict_quantile(0.9, mean, variance), base.predict_quantile(0.9, mean, variance)
     )
+
+
+@pytest.mark.parametrize(
+    ("base", "log_density"),
+    [
+        (losses.Probit(), None),
+        (losses.Logistic(), None),
+        (losses.Gaussian(0.5), -3.0),
+        (losses.Poisson(), "zero"),
+    ],
+    ids=["probit", "logistic", "gaussian", "poisson"],
+)
+@pytest.mark.parametrize("scheme", ["exact", "laplace"])
+def test_a_share_of_0_is_the_base(base, log_density, scheme):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(80, 2))
+    y = rng.poisson(np.exp(X[:, 0])) if base.name == "poisson" else X[:, 0] + rng.normal(size=80)
+    y = np.sign(y) if base.by_margin else y
+    posts = [
+        epfast.fit_linear(X, y, loss=loss, scheme=scheme)
+        for loss in (losses.Contaminated(base, 0.0, log_density), base)
+    ]
+    np.testing.assert_allclose(posts[0].mean, posts[1].mean, rtol=1e-12)
+    np.testing.assert_allclose(posts[0].covariance, posts[1].covariance, rtol=1e-12)
+    assert posts[0].log_evidence == pytest.approx(posts[1].log_evidence, rel=1e-12)
+    assert "share" not in posts[0].loss_gradient()

@@ -38,7 +38,7 @@ class Contaminated(Loss):
         The likelihood of the responses that come from the model; beta = 1. What the evidence may
         choose of it, as the variance of a Gaussian, may be learnt beside the share.
     share : float
-        Probability that a response does not, in (0, 1).
+        Probability that a response does not, in [0, 1); at 0 the factor is its base.
     log_density : float, callable or "zero", optional
         log c(y): a number, as minus the log of the length of the range of y; a callable, y as it
         was given to (n,) numbers; "zero", all mass at y = 0 (zero inflation). None: 1/2 for each
@@ -72,9 +72,9 @@ class Contaminated(Loss):
             )
         if self.base.beta != 1.0 or self.base.has_offset or self.base.latents != 1:
             raise ValueError(f"base is {self.base!r}; allowed: one latent, beta = 1, no offset")
-        share = _checks.number("share", self.share, above=0.0)
+        share = _checks.number("share", self.share, least=0.0)
         if not share < 1.0:
-            raise ValueError(f"share is {share:g}; allowed: above 0 and below 1")
+            raise ValueError(f"share is {share:g}; allowed: from 0, which is the base, to below 1")
         given, margin = self.log_density, self.base.by_margin
         if isinstance(given, str):
             _checks.choice("log_density", given, (ZERO,))
@@ -99,7 +99,7 @@ class Contaminated(Loss):
             response_width=1 if margin else self.base.response_width + 1,
             is_likelihood=self.base.is_likelihood,
             in_units_of_y=self.base.in_units_of_y,
-            learnable=("share", *self.base.learnable),
+            learnable=(*(("share",) if share > 0.0 else ()), *self.base.learnable),
             **{name: getattr(self.base, name) for name in self.base.learnable},
         )
         self.check_power(self.beta, "beta")
@@ -111,7 +111,8 @@ class Contaminated(Loss):
         return self.base.bounded and (labels or _at_most_0(self.log_density))
 
     def core(self) -> CoreLoss:
-        lose = math.log(self.share) + (math.log(0.5) if self.by_margin else 0.0)
+        lose = math.log(self.share) if self.share > 0.0 else -math.inf
+        lose += math.log(0.5) if self.by_margin else 0.0
         return contaminated(
             self.base.shifted_core(), math.log1p(-self.share), lose, bool(self.by_margin), self.beta
         )
