@@ -48,8 +48,8 @@ def history_of(post):
 
 
 def left():
-    """Threads of ours."""
-    return [t for t in threading.enumerate() if t.name.startswith("epfast")]
+    """Threads of ours; one whose start Ctrl-C has cut short may stay in the list, and is none."""
+    return [t for t in threading.enumerate() if t.name.startswith("epfast") and t.is_alive()]
 
 
 class Watch:

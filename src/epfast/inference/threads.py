@@ -85,7 +85,7 @@ class Threads:
         """End the threads, which have nothing to do."""
         self.dismiss(None)
         for other in self._others:
-            if other.ident is not None:
+            if other.is_alive():  # not one whose start Ctrl-C has cut short: it ends by itself
                 other.join()
         self._others = []
 
