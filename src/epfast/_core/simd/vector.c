@@ -1456,6 +1456,7 @@ EPF_INLINE void smooth_sites_of(smooth_loss f, const int width, const double lar
         for (ptrdiff_t i = 0; i < n; i++) of[j][i] = y[i * width + j];
         v_store(of[j] + n, v_set(0.0));
     }
+    rules[0] = 0.0;                             /* compilers do not see that there is a site */
     for (ptrdiff_t i = 0; i < n; i += U * VW) {
         vd h[2], l[2], s[2], c[2];
         for (int j = 0; j < width; j++) r[j] = v_load(of[j] + i);
