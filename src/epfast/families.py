@@ -1,12 +1,19 @@
 """Exponential families by their natural parameters, of any shape.
 
 A product of members adds natural parameters, a quotient subtracts them, a power scales them. The
-functions take any named tuple of arrays: scalar sites (n,), diagonal ones (n, d), matrices.
+functions take any named tuple of arrays: scalar sites (n,), diagonal ones (n, d), matrices. The
+classes are the families that a variable of a graph may have.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from epfast._arrays import Array
+from epfast._core.special import beta_parameters, digammas, gamma_shapes, log_betas, log_gammas
 
 T = TypeVar("T", bound=tuple[Any, ...])
 
@@ -45,3 +52,297 @@ def put(a: T, which: Any, new: T) -> None:
 def copied(a: T) -> T:
     """Copy every array."""
     return type(a)(*[x.copy() for x in a])
+
+
+# ---- families of variables: members are rows of natural parameters, (n, k) ----
+
+
+class Family:
+    """An exponential family: p(x) = exp(eta . u(x) - A(eta)), up to a base measure.
+
+    All methods take natural parameters (n, k) and give a number per row, or (n, k).
+    """
+
+    #: as users call it
+    name: ClassVar[str]
+    #: names of the natural parameters; of a family whose members differ in their number, one name
+    parameters: ClassVar[tuple[str, ...]]
+    #: what a belief shows beside mean and variance: methods of eta
+    shown: ClassVar[tuple[str, ...]]
+
+    @staticmethod
+    def is_proper(eta: Array) -> NDArray[np.bool_]:
+        """Whether each can be normalised."""
+        raise NotImplementedError
+
+    @staticmethod
+    def log_partition(eta: Array) -> Array:
+        """A(eta), of proper members, (n,)."""
+        raise NotImplementedError
+
+    @staticmethod
+    def mean(eta: Array) -> Array:
+        """E[x]."""
+        raise NotImplementedError
+
+    @staticmethod
+    def variance(eta: Array) -> Array:
+        """Var[x]."""
+        raise NotImplementedError
+
+    @staticmethod
+    def statistics(eta: Array) -> Array:
+        """What :meth:`matching` takes, of proper members: E[u(x)], or what it is a function of."""
+        raise NotImplementedError
+
+    @staticmethod
+    def matching(statistics: Array) -> Array:
+        """Natural parameters, (n, k), of the members with these statistics: the KL projection.
+
+        NaN where there is none.
+        """
+        raise NotImplementedError
+
+    @staticmethod
+    def by_moments(mean: Array, variance: Array) -> Array:
+        """Those with this mean and variance, not the projection for gamma and beta variables."""
+        raise NotImplementedError
+
+
+class Gaussian(Family):
+    """Scalar Gaussians: precision tau and shift nu = tau mean; u(x) = (-x^2 / 2, x)."""
+
+    name = "gaussian"
+    parameters = ("precision", "shift")
+    shown = ("precision", "shift")
+
+    @staticmethod
+    def precision(eta: Array) -> Array:
+        return np.asarray(eta[:, 0])
+
+    @staticmethod
+    def shift(eta: Array) -> Array:
+        return np.asarray(eta[:, 1])
+
+    @staticmethod
+    def is_proper(eta: Array) -> NDArray[np.bool_]:
+        return np.asarray((eta[:, 0] > 0.0) & np.isfinite(eta).all(axis=1))
+
+    @staticmethod
+    def log_partition(eta: Array) -> Array:
+        tau, nu = eta.T
+        return np.asarray(0.5 * (nu * nu / tau - np.log(tau) + np.log(2.0 * np.pi)))
+
+    @staticmethod
+    def mean(eta: Array) -> Array:
+        return np.asarray(eta[:, 1] / eta[:, 0])
+
+    @staticmethod
+    def variance(eta: Array) -> Array:
+        return np.asarray(1.0 / eta[:, 0])
+
+    @staticmethod
+    def statistics(eta: Array) -> Array:
+        """Mean and variance, which do not cancel where E[x^2] would."""
+        return np.stack([Gaussian.mean(eta), Gaussian.variance(eta)], axis=1)
+
+    @staticmethod
+    def matching(statistics: Array) -> Array:
+        """statistics: mean and variance."""
+        mean, variance = statistics.T
+        with np.errstate(all="ignore"):
+            tau = np.where(variance > 0.0, 1.0 / variance, np.nan)
+        return np.stack([tau, tau * mean], axis=1)
+
+    @staticmethod
+    def by_moments(mean: Array, variance: Array) -> Array:
+        return Gaussian.matching(np.stack([mean, variance], axis=1))
+
+
+def _log_gamma(x: Array) -> Array:
+    return log_gammas(np.array(x, dtype=np.float64).ravel()).reshape(x.shape)
+
+
+def _digamma(x: Array) -> Array:
+    return digammas(np.array(x, dtype=np.float64).ravel()).reshape(x.shape)
+
+
+class Gamma(Family):
+    """Gamma variables: shape - 1 and rate; u(x) = (log x, -x)."""
+
+    name = "gamma"
+    parameters = ("shape - 1", "rate")
+    shown = ("shape", "rate")
+
+    @staticmethod
+    def shape(eta: Array) -> Array:
+        return np.asarray(eta[:, 0] + 1.0)
+
+    @staticmethod
+    def rate(eta: Array) -> Array:
+        return np.asarray(eta[:, 1])
+
+    @staticmethod
+    def is_proper(eta: Array) -> NDArray[np.bool_]:
+        return np.asarray((eta[:, 0] > -1.0) & (eta[:, 1] > 0.0) & np.isfinite(eta).all(axis=1))
+
+    @staticmethod
+    def log_partition(eta: Array) -> Array:
+        shape, rate = eta[:, 0] + 1.0, eta[:, 1]
+        return np.asarray(_log_gamma(shape) - shape * np.log(rate))
+
+    @staticmethod
+    def mean(eta: Array) -> Array:
+        return np.asarray((eta[:, 0] + 1.0) / eta[:, 1])
+
+    @staticmethod
+    def variance(eta: Array) -> Array:
+        return np.asarray((eta[:, 0] + 1.0) / eta[:, 1] ** 2)
+
+    @staticmethod
+    def statistics(eta: Array) -> Array:
+        """E[log x] and E[x]."""
+        shape, rate = eta[:, 0] + 1.0, eta[:, 1]
+        return np.stack([_digamma(shape) - np.log(rate), shape / rate], axis=1)
+
+    @staticmethod
+    def matching(statistics: Array) -> Array:
+        """statistics: E[log x] and E[x]; the shape is right to 1e-12 up to 1e4, 2e-9 at 1e6.
+
+        Where log E[x] - E[log x] is known without a difference, :meth:`by_gap` does better.
+        """
+        logs, mean = statistics.T
+        with np.errstate(all="ignore"):
+            return Gamma.by_gap(mean, np.log(mean) - logs)
+
+    @staticmethod
+    def by_gap(mean: Array, gap: Array) -> Array:
+        """The members with E[x] = mean and log E[x] - E[log x] = gap, to rounding."""
+        with np.errstate(all="ignore"):
+            shape = gamma_shapes(np.array(gap, dtype=np.float64))
+            rate = np.where(mean > 0.0, shape / mean, np.nan)
+        return np.stack([shape - 1.0, rate], axis=1)
+
+    @staticmethod
+    def by_moments(mean: Array, variance: Array) -> Array:
+        with np.errstate(all="ignore"):
+            rate = np.where((mean > 0.0) & (variance > 0.0), mean / variance, np.nan)
+        return np.stack([mean * rate - 1.0, rate], axis=1)
+
+
+class Beta(Family):
+    """Beta variables: alpha - 1 and beta - 1; u(x) = (log x, log(1 - x))."""
+
+    name = "beta"
+    parameters = ("alpha - 1", "beta - 1")
+    shown = ("alpha", "beta")
+
+    @staticmethod
+    def alpha(eta: Array) -> Array:
+        return np.asarray(eta[:, 0] + 1.0)
+
+    @staticmethod
+    def beta(eta: Array) -> Array:
+        return np.asarray(eta[:, 1] + 1.0)
+
+    @staticmethod
+    def is_proper(eta: Array) -> NDArray[np.bool_]:
+        return np.asarray((eta > -1.0).all(axis=1) & np.isfinite(eta).all(axis=1))
+
+    @staticmethod
+    def log_partition(eta: Array) -> Array:
+        return np.asarray(log_betas(*np.ascontiguousarray(eta.T + 1.0)))
+
+    @staticmethod
+    def mean(eta: Array) -> Array:
+        alpha, beta = eta.T + 1.0
+        return np.asarray(alpha / (alpha + beta))
+
+    @staticmethod
+    def variance(eta: Array) -> Array:
+        alpha, beta = eta.T + 1.0
+        total = alpha + beta
+        return np.asarray(alpha / total * (beta / total) / (total + 1.0))
+
+    @staticmethod
+    def statistics(eta: Array) -> Array:
+        """E[log x] and E[log(1 - x)]."""
+        return np.asarray(_digamma(eta + 1.0) - _digamma(eta.sum(axis=1, keepdims=True) + 2.0))
+
+    @staticmethod
+    def matching(statistics: Array) -> Array:
+        """statistics: E[log x] and E[log(1 - x)]; right to 1e-9 for parameters of .01 to 1e4."""
+        logs = np.array(statistics, dtype=np.float64).T
+        found = beta_parameters(*(np.ascontiguousarray(column) for column in logs))
+        return np.stack(found, axis=1) - 1.0
+
+    @staticmethod
+    def by_moments(mean: Array, variance: Array) -> Array:
+        with np.errstate(all="ignore"):
+            total = mean * (1.0 - mean) / variance - 1.0
+        total = np.where((variance > 0.0) & (total > 0.0), total, np.nan)
+        return np.stack([mean * total - 1.0, (1.0 - mean) * total - 1.0], axis=1)
+
+
+def _log_sum(eta: Array) -> Array:
+    """Logs of sums of exp along rows."""
+    top = eta.max(axis=1)
+    return np.asarray(top + np.log(np.exp(eta - top[:, None]).sum(axis=1)))
+
+
+class Categorical(Family):
+    """Variables of K categories: logits, any number added to all of which is nothing."""
+
+    name = "categorical"
+    parameters = ("logit",)
+    shown = ("probabilities", "logits")
+
+    @staticmethod
+    def probabilities(eta: Array) -> Array:
+        """Of the categories, (n, K)."""
+        return np.asarray(np.exp(Categorical.logits(eta)))
+
+    @staticmethod
+    def logits(eta: Array) -> Array:
+        """Logs of the probabilities, (n, K)."""
+        return np.asarray(eta - _log_sum(eta)[:, None])
+
+    @staticmethod
+    def is_proper(eta: Array) -> NDArray[np.bool_]:
+        return np.asarray(np.isfinite(eta).all(axis=1))
+
+    @staticmethod
+    def log_partition(eta: Array) -> Array:
+        return _log_sum(eta)
+
+    @staticmethod
+    def mean(eta: Array) -> Array:
+        """Of the indicators of the categories, (n, K)."""
+        return Categorical.probabilities(eta)
+
+    @staticmethod
+    def variance(eta: Array) -> Array:
+        """Of the indicators, (n, K)."""
+        p = Categorical.mean(eta)
+        return np.asarray(p * (1.0 - p))
+
+    @staticmethod
+    def statistics(eta: Array) -> Array:
+        """Probabilities."""
+        return Categorical.mean(eta)
+
+    @staticmethod
+    def matching(statistics: Array) -> Array:
+        """statistics: probabilities > 0, (n, K)."""
+        with np.errstate(all="ignore"):
+            return np.asarray(np.log(np.where(statistics > 0.0, statistics, np.nan)))
+
+    @staticmethod
+    def by_moments(mean: Array, variance: Array) -> Array:
+        return Categorical.matching(mean)
+
+
+#: families of variables, by their names
+FAMILIES: dict[str, type[Family]] = {
+    kind.name: kind for kind in (Gaussian, Gamma, Beta, Categorical)
+}

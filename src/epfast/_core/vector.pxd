@@ -9,6 +9,9 @@ cdef extern from "simd/vector.h" nogil:
 
     const int EPF_CALLBACK
     const int EPF_ROW_PAD
+    enum:
+        EPF_GRAPH_CHUNK
+        EPF_GRAPH_CAVITY
     const int EPF_MOMENTS_NONE
     const int EPF_MOMENTS_PROBIT
     const int EPF_MOMENTS_LOGISTIC
@@ -41,6 +44,22 @@ cdef extern from "simd/vector.h" nogil:
         double damping
         double least
         int relative
+
+    enum:
+        EPF_NOISE
+        EPF_PRODUCT
+        EPF_LOGISTIC
+        EPF_COMPOUND
+        EPF_DENSITY_SUMS
+
+    ctypedef struct epf_density:
+        int kind
+        int by_moments
+        double top
+        double centre
+        double origin
+        double[3] about
+        double[5] numbers
 
     ctypedef void (*epf_elementwise)(ptrdiff_t n, const double *x, double *out) noexcept nogil
 
@@ -163,6 +182,33 @@ cdef extern from "simd/vector.h" nogil:
             ptrdiff_t n, const int *column, const double *x, double slope, double curvature,
             const double *mu, const double *v, double *M, double *site_tau, double *site_nu,
             double *found
+        ) noexcept nogil
+        ptrdiff_t (*graph_transitions)(
+            ptrdiff_t n, double power, double share, double *q, const ptrdiff_t *at,
+            const double *factor, const double *variance, double *sites, double *scale
+        ) noexcept nogil
+        void (*graph_cavities)(
+            int terms, ptrdiff_t n, double power, const double *q, const ptrdiff_t *at,
+            const double *coefficient, const double *offset, const double *noise,
+            const double *sites, double *cavity, double *m, double *v
+        ) noexcept nogil
+        ptrdiff_t (*graph_sites)(
+            int terms, ptrdiff_t n, double power, double share, double *q, const ptrdiff_t *at,
+            const double *coefficient, const double *cavity, const double *lZ, const double *dlZ,
+            const double *d2lZ, double *sites, double *scale
+        ) noexcept nogil
+        void (*between_moments)(
+            ptrdiff_t n, const double *y, const double *m, const double *v, double *lZ,
+            double *dlZ, double *d2lZ
+        ) noexcept nogil
+        void (*graph_compare)(
+            ptrdiff_t n, const double *before, const double *after, double *found
+        ) noexcept nogil
+        void (*density_look)(
+            const epf_density *density, ptrdiff_t n, const double *t, double *height, double *slope
+        ) noexcept nogil
+        void (*density_sums)(
+            const epf_density *density, ptrdiff_t n, double first, double step, double *sums
         ) noexcept nogil
         void (*couple)(
             int rows, ptrdiff_t n, const double *w, ptrdiff_t ld, const double *a, const double *b,

@@ -1917,6 +1917,9 @@ static void contract(ptrdiff_t n, double a, const double *alpha, const double *r
     }
 }
 
+#include "graph.h"
+#include "nodes.h"
+
 /* ---- the table ---- */
 
 /* Sparse rows one by one take 256 bits of a register at most: between them stand single numbers, which
@@ -1941,7 +1944,8 @@ const epf_kernels NAMED(epf_kernels) = {
     move, pairs, probit_moments, logistic_moments, piecewise_moments, squared_hinge_moments,
     smooth_moments, cavities, fit_sites, rows_gather, rows_pack, rows_marginals, rows_outer, sparse_marginals,
     ROW_NAMED(sparse_row_moments), ROW_NAMED(sparse_row_cavity), ROW_NAMED(sparse_row_tilted), ROW_NAMED(sparse_row_site),
-    couple, stationary, contract};
+    graph_transitions, graph_cavities, graph_sites, between_moments, graph_compare, density_look,
+    density_sums, couple, stationary, contract};
 
 #ifdef EPF_COMMON       /* what does not depend on the instruction set: compiled once */
 size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d)

@@ -18,6 +18,9 @@ typedef int (*epf_callback)(ptrdiff_t n, const double *h, const double *y, ptrdi
 #define EPF_PIECEWISE_KNOTS 16
 #define EPF_ROW_PAD 16           /* rows and numbers beyond the last, that kernels may read */
 
+#define EPF_GRAPH_CHUNK 64       /* factors of a graph that are fitted at once */
+#define EPF_GRAPH_CAVITY (3 * EPF_GRAPH_CHUNK)
+
 /* Vector kernels of tilted moments of any power: PIECEWISE with no more than EPF_PIECEWISE_KNOTS knots,
  * SQUARED_HINGE, SMOOTH with exceptions, and PROBIT and LOGISTIC in closed form for the power 1, else like
  * SMOOTH. Those after SMOOTH come with it: INTERVAL and STUDENT for the power 1. */
@@ -36,6 +39,29 @@ enum {
     EPF_MOMENTS_INTERVAL,
     EPF_MOMENTS_STUDENT
 };
+
+/* Log densities of one number t, of factors of a graph: numbers in them; about, at the centre; the terms whose
+ * sums are asked for, d = t - centre.
+ *   NOISE     shape, rate, u, b, power, of shape t - (rate + b x) tau + log(x) / 2 with tau = exp(t),
+ *             x = 1 / (1 + u tau); tau, power x tau;
+ *             d, exp(d) - 1 - d, (exp(d) - 1)^2, x, power x tau less about and its square
+ *   PRODUCT   k1, k2, k3, s0, of -(a^2 + b^2) / 2 with S = sinh(t), C = cosh(t), a = (k1 - k2 S) / C and
+ *             b = k3 (S - s0); S, a S / C, a / C; each less about, and its square, then 1 / C^2, (S / C)^2
+ *   LOGISTIC  m, 1 / v, alpha, beta, wide, of log N(z; m, v) + alpha log p + beta log(1 - p) with p logistic of z,
+ *             z = wide sinh(t) and + log(cosh(t)), or z = t for 0; z, p;
+ *             z less about and its square, -log p, -log(1 - p); with by_moments p less about and its square, else 0
+ *   COMPOUND  shape, rate, Q, log r, of shape t - rate tau - Q log(1 + tau / r); tau, tau / r;
+ *             d, exp(d) - 1 - d, (exp(d) - 1)^2
+ * Slopes are those of the height, but of LOGISTIC without log(cosh(t)). */
+enum { EPF_NOISE, EPF_PRODUCT, EPF_LOGISTIC, EPF_COMPOUND };
+
+#define EPF_DENSITY_SUMS 12
+
+typedef struct {
+    int kind, by_moments;
+    double top, centre, origin;         /* heights count from the top */
+    double about[3], numbers[5];
+} epf_density;
 
 /* Stationary kernels. */
 enum { EPF_RBF, EPF_MATERN12, EPF_MATERN32, EPF_MATERN52 };
@@ -187,6 +213,33 @@ typedef struct {
     void (*sparse_row_site)(ptrdiff_t n, const int *column, const double *x, double slope,
                             double curvature, const double *mu, const double *v, double *M,
                             double *site_tau, double *site_nu, double *found);
+
+    /* Factors of a graph that share no variable, in sequential order: see graph.h. Transitions at (n, 2);
+     * forms of 1 to 3 terms, at and coefficient (n, terms), cavity EPF_GRAPH_CAVITY numbers a term. m, v and
+     * the triple have room for whole vectors. Return how many factors were refused. found of compare: square of
+     * the largest move, largest ratio of precisions, sum of log partition functions. */
+    ptrdiff_t (*graph_transitions)(ptrdiff_t n, double power, double share, double *q, const ptrdiff_t *at,
+                                   const double *factor, const double *variance, double *sites,
+                                   double *scale);
+    void (*graph_cavities)(int terms, ptrdiff_t n, double power, const double *q, const ptrdiff_t *at,
+                           const double *coefficient, const double *offset, const double *noise,
+                           const double *sites, double *cavity, double *m, double *v);
+    ptrdiff_t (*graph_sites)(int terms, ptrdiff_t n, double power, double share, double *q,
+                             const ptrdiff_t *at, const double *coefficient, const double *cavity,
+                             const double *lZ, const double *dlZ, const double *d2lZ, double *sites,
+                             double *scale);
+    void (*between_moments)(ptrdiff_t n, const double *y, const double *m, const double *v, double *lZ,
+                            double *dlZ, double *d2lZ);
+    void (*graph_compare)(ptrdiff_t n, const double *before, const double *after, double *found);
+
+    /* Height and slope at t, either may be NULL; whole vectors are read and written. */
+    void (*density_look)(const epf_density *density, ptrdiff_t n, const double *t, double *height,
+                         double *slope);
+    /* Sums over the nodes first + j step, j < n, n a multiple of 8, of the density times 1 and the terms: first
+     * three of them with the sign (-1)^j, then all. Of NOISE and COMPOUND the nodes are those of s with
+     * t = origin + s - exp(-s): a tail that falls exponentially is cut short. */
+    void (*density_sums)(const epf_density *density, ptrdiff_t n, double first, double step,
+                         double *sums);
 
     /* With up to 4 rows w_r of a matrix (row stride ld), of n numbers each:
      *     y_i += sum_r a_r w_ri            q_i += sum_r b_r w_ri^2

@@ -1,0 +1,472 @@
+/* Factors of a graph, a vector of them at a time: factors that share no variable, sequential order.
+ * Part of vector.c. A scalar Gaussian is a pair (tau, nu) in memory, among beliefs q as among sites;
+ * at says where its belief is. Lanes past the last factor repeat it: they store what it stores. */
+
+#define GRAPH_LEAST 1e-10               /* share of a precision below which rounding is all of it */
+
+/* Lane i is the pair at p + at[i]. */
+EPF_INLINE void v_load_pairs(const double *p, const ptrdiff_t *at, vd *first, vd *second)
+{
+#if VW == 8 && defined(__AVX512DQ__)
+    __m512d a = _mm512_castpd128_pd512(_mm_loadu_pd(p + at[0])), b = _mm512_castpd128_pd512(_mm_loadu_pd(p + at[1]));
+    a = _mm512_insertf64x2(a, _mm_loadu_pd(p + at[2]), 1);
+    b = _mm512_insertf64x2(b, _mm_loadu_pd(p + at[3]), 1);
+    a = _mm512_insertf64x2(a, _mm_loadu_pd(p + at[4]), 2);
+    b = _mm512_insertf64x2(b, _mm_loadu_pd(p + at[5]), 2);
+    a = _mm512_insertf64x2(a, _mm_loadu_pd(p + at[6]), 3);
+    b = _mm512_insertf64x2(b, _mm_loadu_pd(p + at[7]), 3);
+    *first = (vd)_mm512_unpacklo_pd(a, b);
+    *second = (vd)_mm512_unpackhi_pd(a, b);
+#elif VW == 4 && defined(__AVX2__)
+    __m256d a = _mm256_castpd128_pd256(_mm_loadu_pd(p + at[0])), b = _mm256_castpd128_pd256(_mm_loadu_pd(p + at[1]));
+    a = _mm256_insertf128_pd(a, _mm_loadu_pd(p + at[2]), 1);
+    b = _mm256_insertf128_pd(b, _mm_loadu_pd(p + at[3]), 1);
+    *first = (vd)_mm256_unpacklo_pd(a, b);
+    *second = (vd)_mm256_unpackhi_pd(a, b);
+#elif VW == 2
+    *first = (vd){p[at[0]], p[at[1]]};
+    *second = (vd){p[at[0] + 1], p[at[1] + 1]};
+#else
+    *first = p[at[0]];
+    *second = p[at[0] + 1];
+#endif
+}
+
+EPF_INLINE void v_store_pairs(double *p, const ptrdiff_t *at, vd first, vd second)
+{
+#if VW == 8 && defined(__AVX512DQ__)
+    __m512d a = _mm512_unpacklo_pd((__m512d)first, (__m512d)second), b = _mm512_unpackhi_pd((__m512d)first, (__m512d)second);
+    _mm_storeu_pd(p + at[0], _mm512_castpd512_pd128(a));
+    _mm_storeu_pd(p + at[1], _mm512_castpd512_pd128(b));
+    _mm_storeu_pd(p + at[2], _mm512_extractf64x2_pd(a, 1));
+    _mm_storeu_pd(p + at[3], _mm512_extractf64x2_pd(b, 1));
+    _mm_storeu_pd(p + at[4], _mm512_extractf64x2_pd(a, 2));
+    _mm_storeu_pd(p + at[5], _mm512_extractf64x2_pd(b, 2));
+    _mm_storeu_pd(p + at[6], _mm512_extractf64x2_pd(a, 3));
+    _mm_storeu_pd(p + at[7], _mm512_extractf64x2_pd(b, 3));
+#elif VW == 4 && defined(__AVX2__)
+    __m256d a = _mm256_unpacklo_pd((__m256d)first, (__m256d)second), b = _mm256_unpackhi_pd((__m256d)first, (__m256d)second);
+    _mm_storeu_pd(p + at[0], _mm256_castpd256_pd128(a));
+    _mm_storeu_pd(p + at[1], _mm256_castpd256_pd128(b));
+    _mm_storeu_pd(p + at[2], _mm256_extractf128_pd(a, 1));
+    _mm_storeu_pd(p + at[3], _mm256_extractf128_pd(b, 1));
+#elif VW > 1
+    for (int i = 0; i < VW; i++) {
+        p[at[i]] = first[i];
+        p[at[i] + 1] = second[i];
+    }
+#else
+    p[at[0]] = first;
+    p[at[0] + 1] = second;
+#endif
+}
+
+/* Lanes of the first count that a mask names. */
+EPF_INLINE ptrdiff_t graph_count(vi mask, ptrdiff_t count)
+{
+    double lanes[VW];
+    ptrdiff_t found = 0;
+    if (!v_any(mask)) return 0;
+    v_store(lanes, v_select(mask, v_set(1.0), v_set(0.0)));
+    for (ptrdiff_t i = 0; i < VW && i < count; i++) found += lanes[i] != 0.0;
+    return found;
+}
+
+/* Factors of the lanes: count of them, the last repeats. */
+static const ptrdiff_t graph_lanes[8][8] = {
+    {0}, {0}, {0, 1, 1, 1, 1, 1, 1, 1}, {0, 1, 2, 2, 2, 2, 2, 2}, {0, 1, 2, 3, 3, 3, 3, 3},
+    {0, 1, 2, 3, 4, 4, 4, 4}, {0, 1, 2, 3, 4, 5, 5, 5}, {0, 1, 2, 3, 4, 5, 6, 6}};
+
+/* Which factor lane j has; full: as many as lanes. */
+#define GRAPH_LANE(j) (full ? (ptrdiff_t)(j) : lane[j])
+
+/* A number for each of the lanes; not by way of the stack, where loads wait for what is stored. */
+EPF_INLINE vd graph_load(const int full, const double *p, ptrdiff_t count)
+{
+    if (full) return v_load(p);
+#if VW == 8 && defined(__AVX512F__)
+    return (vd)_mm512_permutexvar_pd(_mm512_loadu_si512(graph_lanes[count]), (__m512d)v_load_part(p, count));
+#elif VW == 4
+    return (vd){p[0], p[count > 1 ? 1 : 0], p[count > 2 ? 2 : count - 1], p[count - 1]};
+#else
+    (void)count;                                /* one of two lanes */
+    return v_set(p[0]);
+#endif
+}
+
+EPF_INLINE void graph_store(const int full, double *p, vd a, ptrdiff_t count)
+{
+    if (full) v_store(p, a);
+    else v_store_part(p, a, count);
+}
+
+/* Body of a loop over vectors of factors: full ones, and what is left. */
+#define GRAPH_VECTORS(n, body)                                                                     \
+    do {                                                                                           \
+        ptrdiff_t i = 0;                                                                           \
+        for (; i + VW <= (n); i += VW) body(1, VW);                                                \
+        if (i < (n)) body(0, (n) - i);                                                             \
+    } while (0)
+
+EPF_INLINE ptrdiff_t graph_transitions_of(const int full, ptrdiff_t count, double power, double share, double *q,
+                                          const ptrdiff_t *at, const double *factor, const double *variance,
+                                          double *site, double *scale)
+{
+    const double per_power = 1.0 / power;
+    const ptrdiff_t *lane = graph_lanes[count % 8];
+    const vd zero = v_set(0.0);
+    ptrdiff_t here[VW], there[VW], place[VW];
+    vd q_tau, q_nu, next_q_tau, next_q_nu, back_tau, back_nu, old_tau, old_nu;
+    for (int j = 0; j < VW; j++) {
+        here[j] = at[2 * GRAPH_LANE(j)];
+        there[j] = at[2 * GRAPH_LANE(j) + 1];
+        place[j] = 4 * GRAPH_LANE(j);
+    }
+    v_load_pairs(q, here, &q_tau, &q_nu);
+    v_load_pairs(q, there, &next_q_tau, &next_q_nu);
+    v_load_pairs(site, place, &back_tau, &back_nu);
+    v_load_pairs(site + 2, place, &old_tau, &old_nu);
+    vd phi = graph_load(full, factor, count), s2 = graph_load(full, variance, count) * per_power;
+    vd old = graph_load(full, scale, count);
+    vd tau = q_tau - power * back_tau, nu = q_nu - power * back_nu;
+    vd next_tau = next_q_tau - power * old_tau, next_nu = next_q_nu - power * old_nu;
+    /* what is left of a belief by rounding alone is nothing */
+    vi flat = V_MASK(v_abs(tau) < GRAPH_LEAST * q_tau);
+    tau = v_select(flat, zero, tau);
+    nu = v_select(flat, zero, nu);
+    flat = V_MASK(v_abs(next_tau) < GRAPH_LEAST * next_q_tau);
+    next_tau = v_select(flat, zero, next_tau);
+    next_nu = v_select(flat, zero, next_nu);
+    vd square = phi * phi, D = square + s2 * tau, E = 1.0 + s2 * next_tau;
+    vd per_D = 1.0 / D, per_E = 1.0 / E;
+    vd to_tau = tau * per_D, to_nu = phi * nu * per_D;
+    vd tau_step = share * (square * next_tau * per_E * per_power - back_tau);
+    vd nu_step = share * (phi * next_nu * per_E * per_power - back_nu);
+    vd next_tau_step = share * (to_tau * per_power - old_tau);
+    vd next_nu_step = share * (to_nu * per_power - old_nu);
+    vd T = next_tau + to_tau, N = next_nu + to_nu;
+    vd g = 0.5 * ((next_nu * next_nu * s2 * per_E - N * N / T) + v_log(T * per_E)) - V_LOG_SQRT_2PI;
+    if (power != 1.0)
+        g = g + (0.5 * (v_log(s2) - power * v_log(power * s2)) + (1.0 - power) * V_LOG_SQRT_2PI);
+    vd step = share * (g * per_power - old);
+    vi bad = ~(V_MASK(D > 0.0) & V_MASK(E > 0.0) & V_MASK(T > 0.0) & V_MASK(q_tau + tau_step > 0.0)
+               & V_MASK(next_q_tau + next_tau_step > 0.0) & V_MASK(v_abs(step) < INFINITY));
+    ptrdiff_t refused = 0;
+    if (v_any(bad)) {
+        tau_step = v_select(bad, zero, tau_step);
+        nu_step = v_select(bad, zero, nu_step);
+        next_tau_step = v_select(bad, zero, next_tau_step);
+        next_nu_step = v_select(bad, zero, next_nu_step);
+        step = v_select(bad, zero, step);
+        refused = graph_count(bad, count);
+    }
+    v_store_pairs(q, here, q_tau + tau_step, q_nu + nu_step);
+    v_store_pairs(q, there, next_q_tau + next_tau_step, next_q_nu + next_nu_step);
+    v_store_pairs(site, place, back_tau + tau_step, back_nu + nu_step);
+    v_store_pairs(site + 2, place, old_tau + next_tau_step, old_nu + next_nu_step);
+    graph_store(full, scale, old + step, count);
+    return refused;
+}
+
+static ptrdiff_t graph_transitions(ptrdiff_t n, double power, double share, double *q, const ptrdiff_t *at,
+                                   const double *factor, const double *variance, double *sites, double *scale)
+{
+    ptrdiff_t refused = 0;
+#define BODY(full, count)                                                                          \
+    refused += graph_transitions_of(full, count, power, share, q, at + 2 * i, factor + i, variance + i,     \
+                                    sites + 4 * i, scale + i)
+    GRAPH_VECTORS(n, BODY);
+#undef BODY
+    return refused;
+}
+
+/* ---- linear forms of K <= 3 terms each ---- */
+
+EPF_INLINE void graph_cavities_of(const int full, ptrdiff_t count, const int K, double power, const double *q,
+                                  const ptrdiff_t *at, const double *coefficient, const double *offset,
+                                  const double *noise, const double *sites, double *cavity, double *m, double *v)
+{
+    const ptrdiff_t *lane = graph_lanes[count % 8];
+    ptrdiff_t here[VW], place[VW], each[VW];
+    vd mean = graph_load(full, offset, count), variance = graph_load(full, noise, count), p[3], a[3];
+    vi fine = V_MASK(variance == variance);
+    for (int j = 0; j < VW; j++) {
+        each[j] = K * GRAPH_LANE(j);
+        place[j] = 2 * K * GRAPH_LANE(j);
+    }
+    if (K > 1) v_load_pairs(coefficient, each, &a[0], &a[1]);
+    if (K > 2) v_load_pairs(coefficient + 1, each, &a[1], &a[2]);
+    if (K == 1) a[0] = graph_load(full, coefficient, count);
+    for (int k = 0; k < K; k++) {
+        vd tau, nu, q_tau, q_nu;
+        for (int j = 0; j < VW; j++) here[j] = at[each[j] + k];
+        v_load_pairs(q, here, &q_tau, &q_nu);
+        v_load_pairs(sites + 2 * k, place, &tau, &nu);
+        p[k] = q_tau - power * tau;
+        fine &= V_MASK(p[k] > GRAPH_LEAST * q_tau) & V_MASK(p[k] > 0.0);
+        vd s = 1.0 / p[k], mu = (q_nu - power * nu) * s;
+        mean = mean + a[k] * mu;
+        variance = variance + a[k] * a[k] * s;
+        v_store(cavity + EPF_GRAPH_CAVITY * k + EPF_GRAPH_CHUNK, s);
+        v_store(cavity + EPF_GRAPH_CAVITY * k + 2 * EPF_GRAPH_CHUNK, mu);
+    }
+    fine &= V_MASK(v_abs(mean) < INFINITY) & V_MASK(variance > 0.0) & V_MASK(variance < INFINITY);
+    for (int k = 0; k < K; k++) v_store(cavity + EPF_GRAPH_CAVITY * k, v_select(fine, p[k], v_set(NAN)));
+    v_store(m, v_select(fine, mean, v_set(0.0)));
+    v_store(v, v_select(fine, variance, v_set(1.0)));
+}
+
+EPF_INLINE ptrdiff_t graph_sites_of(const int full, ptrdiff_t count, const int K, double power, double share, double *q,
+                                    const ptrdiff_t *at, const double *coefficient, const double *cavity,
+                                    const double *lZ, const double *dlZ, const double *d2lZ, double *sites,
+                                    double *scale)
+{
+    const double per_power = 1.0 / power;
+    const ptrdiff_t *lane = graph_lanes[count % 8];
+    const vd zero = v_set(0.0);
+    ptrdiff_t here[3][VW], place[VW], each[VW], refused = 0;
+    /* whole vectors: there is room, and the last lanes have cavities of the last factor */
+    vd d = graph_load(full, dlZ, count), d2 = graph_load(full, d2lZ, count), g = graph_load(full, lZ, count);
+    vd old = graph_load(full, scale, count), product = v_set(1.0), a[3];
+    vd q_tau[3], q_nu[3], tau[3], nu[3], tau_step[3], nu_step[3];
+    vi fine = V_MASK(g == g);
+    for (int j = 0; j < VW; j++) {
+        each[j] = K * GRAPH_LANE(j);
+        place[j] = 2 * K * GRAPH_LANE(j);
+    }
+    if (K > 1) v_load_pairs(coefficient, each, &a[0], &a[1]);
+    if (K > 2) v_load_pairs(coefficient + 1, each, &a[1], &a[2]);
+    if (K == 1) a[0] = graph_load(full, coefficient, count);
+    for (int k = 0; k < K; k++) {
+        const double *from = cavity + EPF_GRAPH_CAVITY * k;
+        vd p = v_load(from), s = v_load(from + EPF_GRAPH_CHUNK), mu = v_load(from + 2 * EPF_GRAPH_CHUNK);
+        for (int j = 0; j < VW; j++) here[k][j] = at[each[j] + k];
+        v_load_pairs(q, here[k], &q_tau[k], &q_nu[k]);
+        v_load_pairs(sites + 2 * k, place, &tau[k], &nu[k]);
+        vd bend = a[k] * d2, shrink = 1.0 + a[k] * s * bend, per = 1.0 / shrink;
+        vd mean = mu + a[k] * s * d;
+        product = product * shrink;
+        g = g + 0.5 * p * (mu * mu - mean * mean * per);
+        tau_step[k] = share * (-a[k] * bend * per * per_power - tau[k]);
+        nu_step[k] = share * ((a[k] * (d - bend * mu)) * per * per_power - nu[k]);
+        fine &= V_MASK(p > 0.0) & V_MASK(shrink > GRAPH_LEAST) & V_MASK(v_abs(nu_step[k]) < INFINITY)
+                & V_MASK(q_tau[k] + tau_step[k] > 0.0);
+    }
+    vd step = share * ((g - 0.5 * v_log(product)) * per_power - old);
+    vi bad = ~(fine & V_MASK(v_abs(step) < INFINITY));
+    if (v_any(bad)) {
+        for (int k = 0; k < K; k++) {
+            tau_step[k] = v_select(bad, zero, tau_step[k]);
+            nu_step[k] = v_select(bad, zero, nu_step[k]);
+        }
+        step = v_select(bad, zero, step);
+        refused = graph_count(bad, count);
+    }
+    for (int k = 0; k < K; k++) {
+        v_store_pairs(q, here[k], q_tau[k] + tau_step[k], q_nu[k] + nu_step[k]);
+        v_store_pairs(sites + 2 * k, place, tau[k] + tau_step[k], nu[k] + nu_step[k]);
+    }
+    graph_store(full, scale, old + step, count);
+    return refused;
+}
+
+static void graph_cavities(int terms, ptrdiff_t n, double power, const double *q, const ptrdiff_t *at,
+                           const double *coefficient, const double *offset, const double *noise,
+                           const double *sites, double *cavity, double *m, double *v)
+{
+#define BODY(full, count)                                                                          \
+    graph_cavities_of(full, count, K, power, q, at + K * i, coefficient + K * i, offset + i, noise + i,     \
+                      sites + 2 * K * i, cavity + i, m + i, v + i)
+#define K 1
+    if (terms == 1) GRAPH_VECTORS(n, BODY);
+#undef K
+#define K 2
+    else if (terms == 2) GRAPH_VECTORS(n, BODY);
+#undef K
+#define K 3
+    else GRAPH_VECTORS(n, BODY);
+#undef K
+#undef BODY
+}
+
+static ptrdiff_t graph_sites(int terms, ptrdiff_t n, double power, double share, double *q, const ptrdiff_t *at,
+                             const double *coefficient, const double *cavity, const double *lZ, const double *dlZ,
+                             const double *d2lZ, double *sites, double *scale)
+{
+    ptrdiff_t refused = 0;
+#define BODY(full, count)                                                                          \
+    refused += graph_sites_of(full, count, K, power, share, q, at + K * i, coefficient + K * i, cavity + i, \
+                              lZ + i, dlZ + i, d2lZ + i, sites + 2 * K * i, scale + i)
+#define K 1
+    if (terms == 1) GRAPH_VECTORS(n, BODY);
+#undef K
+#define K 2
+    else if (terms == 2) GRAPH_VECTORS(n, BODY);
+#undef K
+#define K 3
+    else GRAPH_VECTORS(n, BODY);
+#undef K
+#undef BODY
+    return refused;
+}
+
+/* ---- a form between two ends ----
+ *
+ * With one end it is a probit: Phi(z), without the integrals over an interval, as long as h + z below
+ * cancels no digits. The others have their own way, those of one end stand aside in a narrow interval. */
+#define BETWEEN_LOW -6.0
+#define BETWEEN_HIGH 37.0               /* phi / Phi beyond is nothing, before subnormal numbers */
+
+/* Of narrow intervals, as v_interval has it. */
+EPF_INLINE void v_narrow_interval(vd near, vd w, vi flipped, vd per_sd, vd *lZ, vd *dlZ, vd *d2lZ)
+{
+    static const double node[8] = {
+        0.019855071751231884, 0.10166676129318664, 0.2372337950418355, 0.4082826787521751,
+        0.591717321247825, 0.7627662049581645, 0.8983332387068134, 0.9801449282487681};
+    static const double gauss[8] = {
+        0.05061426814518813, 0.11119051722668724, 0.15685332293894363, 0.181341891689181,
+        0.181341891689181, 0.15685332293894363, 0.11119051722668724, 0.05061426814518813};
+    enum { U = 2 };
+    vd J0 = v_set(0.0), J1 = J0, J2 = J0, t[2], f[2];
+    for (int j = 0; j < 8; j += U) {
+        for (int i = 0; i < U; i++) t[i] = w * node[j + i];
+        for (int i = 0; i < U; i++) f[i] = -t[i] * (near + 0.5 * t[i]);
+        v_exp_each(U, f, f);
+        for (int i = 0; i < U; i++) {
+            f[i] *= gauss[j + i];
+            J0 += f[i];
+            f[i] *= t[i];
+            J1 += f[i];
+            J2 += f[i] * t[i];
+        }
+    }
+    vd less = -v_expm1(-w * (near + 0.5 * w)), rho = 1.0 - less, per_J = 1.0 / J0, per = per_J / w;
+    vd first = less * per, mean = J1 * per_J;
+    vd second = v_select(V_MASK(near < 0.0), first * first - (near - (near + w) * rho) * per,
+                         1.0 - (J2 * per_J - mean * mean));
+    *lZ = v_log(w * J0) - (0.5 * near * near + V_LOG_SQRT_2PI);
+    *dlZ = v_flip(first, v_select(flipped, v_set(-1.0), v_set(1.0))) * per_sd;
+    *d2lZ = -second * (per_sd * per_sd);
+}
+
+EPF_INLINE void between_of(const int full, ptrdiff_t count, const double *y, const double *m, const double *v,
+                           double *lZ, double *dlZ, double *d2lZ)
+{
+    const ptrdiff_t *lane = graph_lanes[count % 8];
+    ptrdiff_t place[VW];
+    vd lower, upper, mean = graph_load(full, m, count), variance = graph_load(full, v, count);
+    vd a = v_set(0.0), b = a, c = a;
+    for (int j = 0; j < VW; j++) place[j] = 2 * GRAPH_LANE(j);
+    v_load_pairs(y, place, &lower, &upper);
+    vi below = V_MASK(lower == -INFINITY);
+    vd per_sd = 1.0 / v_sqrt(variance), low = (lower - mean) * per_sd, high = (upper - mean) * per_sd;
+    vd z = v_select(below, high, -low);
+    vi one = (below | V_MASK(upper == INFINITY)) & V_MASK(z >= BETWEEN_LOW);
+    if (v_any(one)) {
+        vd p, under, gauss, x = v_min(v_max(z, v_set(BETWEEN_LOW)), v_set(BETWEEN_HIGH));
+        vi negative = V_MASK(x < 0.0);
+        v_probit_parts(x, &p, &under, &gauss);
+        vd R = p / under, tail = gauss * R, w = v_select(negative, R, 1.0 - tail), per_w = 1.0 / w, k, f;
+        vd h = (0.5 * V_SQRT_2_OVER_PI) * v_select(negative, per_w, gauss * per_w);
+        /* what the rounding of 1 - tail lost, or the square below */
+        vd lost = v_select(negative, v_set(0.0), ((1.0 - w) - tail) * per_w);
+        v_log_split(w, &k, &f);
+        a = v_log_assemble(k, f, lost) - v_select(negative, 0.5 * x * x, v_set(0.0));
+        b = v_select(below, -h, h) * per_sd;
+        c = -(h * (h + x)) * (per_sd * per_sd);
+    }
+    if (v_any(~one)) {
+        vd value, slope, curvature, w = v_select(one, v_set(0.2), (upper - lower) * per_sd);
+        vi flipped = V_MASK(low + high < 0.0) & ~one;
+        vd near = v_select(one, v_set(-0.1), v_select(flipped, -high, low));
+        if (!v_any(~V_MASK(w * (v_abs(near) + w) < 3.0)))
+            v_narrow_interval(near, w, flipped, per_sd, &value, &slope, &curvature);
+        else {
+            vd half = 0.1 / per_sd;
+            v_interval(v_select(one, mean - half, lower), v_select(one, mean + half, upper), mean, variance,
+                       &value, &slope, &curvature);
+            value = -value;
+            slope = -slope;
+            curvature = -curvature;
+        }
+        a = v_select(one, a, value);
+        b = v_select(one, b, slope);
+        c = v_select(one, c, curvature);
+    }
+    v_store(lZ, a);
+    v_store(dlZ, b);
+    v_store(d2lZ, c);
+}
+
+static void between_moments(ptrdiff_t n, const double *y, const double *m, const double *v, double *lZ,
+                            double *dlZ, double *d2lZ)
+{
+#define BODY(full, count) between_of(full, count, y + 2 * i, m + i, v + i, lZ + i, dlZ + i, d2lZ + i)
+    GRAPH_VECTORS(n, BODY);
+#undef BODY
+}
+
+/* ---- how far scalar Gaussians moved ---- */
+
+static void graph_compare(ptrdiff_t n, const double *before, const double *after, double *found)
+{
+    const vd zero = v_set(0.0);
+    vd moved = zero, grown = v_set(1.0), total = zero, product = v_set(1.0), exponent = zero;
+    vi appeared = V_MASK(zero > v_set(1.0));
+    ptrdiff_t proper = 0, some = 0;
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        ptrdiff_t count = n - i, place[VW];
+        vd tau, nu, old_tau, old_nu, k, f;
+        const ptrdiff_t *lane = graph_lanes[count < VW ? count : 0];
+        const int full = count >= VW;
+        for (int j = 0; j < VW; j++) place[j] = 2 * GRAPH_LANE(j);
+        v_load_pairs(after + 2 * i, place, &tau, &nu);
+        v_load_pairs(before + 2 * i, place, &old_tau, &old_nu);
+        vi is = V_MASK(tau > 0.0), was = is & V_MASK(old_tau > 0.0);
+        if (count < VW) {                       /* lanes that repeat count once */
+            double lanes[VW];
+            for (ptrdiff_t j = 0; j < VW; j++) lanes[j] = j < count ? 1.0 : 0.0;
+            is &= V_MASK(v_load(lanes) > 0.0);
+            was &= is;
+        }
+        appeared |= is & ~was;
+        vd p = v_select(is, tau, v_set(1.0)), old_p = v_select(was, old_tau, p);
+        vd both = p * old_p, per = 1.0 / both, old_per = per * p;
+        per = per * old_p;
+        if (v_any(~(V_MASK(both > 0x1p-1000) & V_MASK(both < 0x1p1000)))) {
+            per = 1.0 / p;
+            old_per = 1.0 / old_p;
+        }
+        vd mean = nu * per, step = mean - old_nu * old_per;
+        vd partition = 0.5 * mean * nu;
+        total = total + v_select(is, partition, zero);
+        moved = v_max(v_select(was, step * step * p, zero), moved);
+        grown = v_max(v_max(p * old_per, old_p * per), grown);
+        /* p by its exponent and its mantissa, of which a product stays in range */
+        vi tiny = V_MASK(p < 0x1p-1022);
+        v_log_split(v_select(tiny, p * 0x1p54, p), &k, &f);
+        exponent = exponent + (k - v_select(tiny, v_set(54.0), zero));
+        product = product * (1.0 + f);
+        total = v_select(~V_MASK(tau < INFINITY), v_set(NAN), total);    /* NaN too */
+        if (++some == 512) {
+            v_log_split(product, &k, &f);
+            exponent = exponent + k;
+            product = 1.0 + f;
+            some = 0;
+        }
+        proper += count >= VW && !v_any(~is) ? VW : graph_count(is, count);
+    }
+    double lanes[3][VW];
+    vd logs = v_log_scaled(exponent, product);
+    v_store(lanes[0], v_select(appeared, v_set(1e16), moved));
+    v_store(lanes[1], grown);
+    v_store(lanes[2], total - 0.5 * logs);
+    found[0] = 0.0;
+    found[1] = 1.0;
+    found[2] = V_LOG_SQRT_2PI * (double)proper;
+    for (int i = 0; i < VW; i++) {
+        found[0] = lanes[0][i] > found[0] ? lanes[0][i] : found[0];
+        found[1] = lanes[1][i] > found[1] ? lanes[1][i] : found[1];
+        found[2] += lanes[2][i];
+    }
+}
