@@ -19,12 +19,14 @@ The rooms, from the ground up. A room imports those below it, never a neighbour:
     inference           THE ONE LOOP, its records, and the table of legal combinations
     linear              WING: a weight vector and the rows of X
     gp                  WING: a latent function and its kernel
+    graph               WING: variables and factors
     storage             posteriors from files
     backend             arrays in, arrays out
     svm                 support vector machines
     estimators          the face for scikit-learn
     gpy                 the face for GPy
     plots               pictures of posteriors
+    rating              players by their games, through time
 
 Neighbours are losses, schedules and families; schemes and inference; storage and backend. A wing
 has problem, engines, online, posterior and fit, in this order.
@@ -35,7 +37,7 @@ from sys import _getframe
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from epfast import backend, losses, schemes
+from epfast import backend, graph, losses, schemes
 from epfast._core.vector import build_facts as _build_facts
 from epfast.gp import (
     GPPosterior,
@@ -48,6 +50,7 @@ from epfast.gp import (
     fit_gp,
     incomplete_cholesky,
 )
+from epfast.graph import Graph, GraphPosterior
 from epfast.inference import ConvergenceWarning, DataWarning, Interrupted, Sites, SweepInfo
 from epfast.inference.certificates import Check
 from epfast.inference.comparison import compare
@@ -97,6 +100,8 @@ __all__ = [
     "FullPosterior",
     "GPPosterior",
     "GPState",
+    "Graph",
+    "GraphPosterior",
     "Hinge",
     "ImportanceSampling",
     "Interrupted",
@@ -123,6 +128,7 @@ __all__ = [
     "fit_gp",
     "fit_linear",
     "fit_svm",
+    "graph",
     "incomplete_cholesky",
     "load",
     "schemes",
@@ -139,6 +145,7 @@ _LAZY = {
     "estimators": "epfast.estimators",
     "gpy": "epfast.gpy",
     "plots": "epfast.plots",
+    "rating": "epfast.rating",
 }
 
 if _TYPE_CHECKING:

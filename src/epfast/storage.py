@@ -12,6 +12,7 @@ from epfast import _checks, losses
 from epfast.gp import latents as gp_latents
 from epfast.gp import low_rank as gp_low_rank
 from epfast.gp import posterior as gp_posterior
+from epfast.graph import posterior as graph_posterior
 from epfast.inference import files
 from epfast.linear import files as linear_files
 from epfast.linear import latent_files, shrunk_restoring
@@ -27,6 +28,7 @@ RESTORE = {
     "latent_processes": gp_latents.restore,
     "process": gp_posterior.restore,
     "low_rank_process": gp_low_rank.restore,
+    "graph": graph_posterior.restore,
 }
 #: what says that a file cannot be opened, or that the disk fails
 UNREADABLE = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
@@ -45,7 +47,7 @@ def load(path: str | os.PathLike[str], loss: Any = None) -> Any:
     Returns
     -------
     FactorizedPosterior, FullPosterior, WidePosterior, ShrunkPosterior, LatentPosterior,
-    GPPosterior, LatentGPPosterior or LowRankGPPosterior
+    GPPosterior, LatentGPPosterior, LowRankGPPosterior or GraphPosterior
 
     Raises
     ------

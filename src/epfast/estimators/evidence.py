@@ -100,9 +100,7 @@ class Fits(NamedTuple):
         At a fixed point log Z does not change with the sites, to first order.
         """
         squares, count = np.zeros(d), 0
-        for (
-            post
-        ) in self.posteriors:  # of several latents (C, d + 1), each a problem of its own here
+        for post in self.posteriors:  # of several latents each counts: (C, d), else (1, d)
             own = np.atleast_2d(post.mean**2 + post.variance)[:, :d]
             squares, count = squares + own.sum(axis=0), count + len(own)
         return np.asarray(0.5 * (squares * precision - count))

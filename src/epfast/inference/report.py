@@ -50,7 +50,7 @@ class Table:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else f"{value:.4g}"
+    return f"{value:.4g}" if isinstance(value, (int, float, np.number)) else str(value)
 
 
 def table(index: Sequence[str], columns: Mapping[str, Any], attrs: dict[str, Any]) -> Any:

@@ -20,12 +20,13 @@ def prior_at_door(
     d: int,
     full: bool,
     intercept: float | None = None,
+    prefix: str = "prior_",
 ) -> State:
     """The prior of the user's arguments, each of which may be None.
 
-    intercept: the prior variance of one more weight, of mean 0.
+    intercept: the prior variance of one more weight, of mean 0; prefix: of the arguments' names.
     """
-    found, center = _prior(variance, precision, mean, d, full)
+    found, center = _prior(variance, precision, mean, d, full, prefix)
     if intercept is not None:
         center = np.append(center, 0.0)
         if found.ndim == 1:
@@ -35,16 +36,18 @@ def prior_at_door(
     return prior_of(found, center, full)
 
 
-def _prior(variance: Any, precision: Any, mean: Any, d: int, full: bool) -> tuple[Array, Array]:
+def _prior(
+    variance: Any, precision: Any, mean: Any, d: int, full: bool, prefix: str
+) -> tuple[Array, Array]:
     """Precision, (d,) or (d, d), and mean of the prior."""
-    center = np.zeros(d) if mean is None else _checks.array("prior_mean", mean, shape=(d,))
+    center = np.zeros(d) if mean is None else _checks.array(f"{prefix}mean", mean, shape=(d,))
     if precision is not None:
         if variance is not None:
             raise ValueError(
-                "prior_precision and prior_variance are both given; allowed: one of them"
+                f"{prefix}precision and {prefix}variance are both given; allowed: one of them"
             )
-        matrix = _prior_matrix(precision, d)
-        _moderate("prior_precision's diagonal", np.diag(matrix), d)
+        matrix = _prior_matrix(f"{prefix}precision", precision, d)
+        _moderate(f"{prefix}precision's diagonal", np.diag(matrix), d)
         if full:
             return matrix, center
         diagonal = np.diag(matrix).copy()
@@ -61,33 +64,29 @@ def _prior(variance: Any, precision: Any, mean: Any, d: int, full: bool) -> tupl
             f"prior_variance is {variance!r}; allowed: a number or an array of shape ({d},); "
             "LinearClassifier(prior_variance='evidence') finds one"
         )
-    found = variances_at_door(variance, d)
+    found = variances_at_door(variance, d, f"{prefix}variance")
     return (np.full(d, 1.0 / found) if np.ndim(found) == 0 else 1.0 / found), center
 
 
-def variances_at_door(variance: Any, d: int) -> Any:
+def variances_at_door(variance: Any, d: int, name: str = "prior_variance") -> Any:
     """Prior variances, checked: a number, or (d,). Their inverses are normal numbers."""
     if not isinstance(variance, np.ndarray) and isinstance(variance, numbers.Number):
-        return _checks.number("prior_variance", variance, least=1e-300, most=1e300)
-    spread = _checks.real_array("prior_variance", variance)
+        return _checks.number(name, variance, least=1e-300, most=1e300)
+    spread = _checks.real_array(name, variance)
     if spread.ndim == 0:
-        return _checks.number("prior_variance", spread[()], least=1e-300, most=1e300)
+        return _checks.number(name, spread[()], least=1e-300, most=1e300)
     if spread.shape != (d,):
-        raise ValueError(
-            f"prior_variance has shape {spread.shape}; allowed: a number, or shape ({d},)"
-        )
-    return _moderate("prior_variance", spread, d).copy()
+        raise ValueError(f"{name} has shape {spread.shape}; allowed: a number, or shape ({d},)")
+    return _moderate(name, spread, d).copy()
 
 
-def _prior_matrix(precision: Any, d: int) -> Array:
-    matrix = _checks.array("prior_precision", precision, shape=(d, d))
+def _prior_matrix(name: str, precision: Any, d: int) -> Array:
+    matrix = _checks.array(name, precision, shape=(d, d))
     if not np.allclose(matrix, matrix.T, rtol=1e-10, atol=0.0):
-        raise ValueError("prior_precision is not symmetric; allowed: a positive definite matrix")
+        raise ValueError(f"{name} is not symmetric; allowed: a positive definite matrix")
     matrix = 0.5 * matrix + 0.5 * matrix.T
     if not is_proper(matrix):
-        raise ValueError(
-            "prior_precision is not positive definite; allowed: a positive definite matrix"
-        )
+        raise ValueError(f"{name} is not positive definite; allowed: a positive definite matrix")
     return matrix
 
 

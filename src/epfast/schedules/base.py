@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from epfast import _checks
 
 ORDERS = ("auto", "sequential", "shuffled", "chunked", "parallel")
+#: of EP alone: by how much what factors read has changed
+RESIDUAL = "residual"
 SITE_RULES = ("nonnegative", "keep", "floor")
 
 
@@ -124,7 +126,7 @@ class EP(Schedule):
         but 0.5 for scalar sites in parallel order with ``tol`` > 0.
     power : float, optional
         > 0; the power a of power EP: cavity q / g^a, fit of t^a, site = fit^(1/a). None: 1.
-    order : {"auto", "sequential", "shuffled", "chunked", "parallel"}
+    order : {"auto", "sequential", "shuffled", "chunked", "parallel", "residual"}
         "shuffled" visits the factors in a new random order each sweep (the rows of a factor stay
         together); "parallel" fits all from the same posterior, then updates once. "chunked", for
         scalar sites with a full covariance, fits some rows at a time from the same posterior, in a
@@ -143,6 +145,8 @@ class EP(Schedule):
         "sequential", where sweeps settle slowly each after a Newton step on all means, of O(n d^2)
         or some passes over many columns; not with losses that are not convex, or fits that are not
         exact. Elsewhere, and with ``tol=0``, damping or (processes) a power, it is "sequential".
+        "residual", for graphs: next is the factor whose neighbours have changed most since it was
+        visited; a sweep is as many updates as there are factors.
     site_rule : {"nonnegative", "keep", "floor"}, optional
         For factorised posteriors: what becomes of a coordinate whose new site would do harm.
         "nonnegative": a negative precision is set to 0 and the slope kept; "keep": a site that
@@ -173,7 +177,7 @@ class EP(Schedule):
         check_given(self, _checks.integer, "refresh", "block", least=1)
         if self.site_rule is not None:
             _checks.settle(self, site_rule=_checks.choice("site_rule", self.site_rule, SITE_RULES))
-        self.check_order(ORDERS)
+        self.check_order((*ORDERS, RESIDUAL))
 
 
 @dataclass(frozen=True)

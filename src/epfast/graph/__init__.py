@@ -1,0 +1,30 @@
+"""WING: variables and factors, by message passing."""
+
+from epfast.graph.factors import Between
+from epfast.graph.factors_categorical import Mixture, Table
+from epfast.graph.factors_chains import Transition, Walk
+from epfast.graph.factors_continuous import CompoundGamma, LogisticLink, Noise, Product
+from epfast.graph.fit import Graph
+from epfast.graph.importance import ImportanceMessages
+from epfast.graph.laplace import LaplaceMessages
+from epfast.graph.own import Factor
+from epfast.graph.posterior import GraphPosterior
+from epfast.graph.quadrature import QuadratureMessages
+
+__all__ = [
+    "Between",
+    "CompoundGamma",
+    "Factor",
+    "Graph",
+    "GraphPosterior",
+    "ImportanceMessages",
+    "LaplaceMessages",
+    "LogisticLink",
+    "Mixture",
+    "Noise",
+    "Product",
+    "QuadratureMessages",
+    "Table",
+    "Transition",
+    "Walk",
+]

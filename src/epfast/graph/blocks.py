@@ -1,0 +1,207 @@
+"""Blocks: vectors of variables whose belief has a full covariance."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import linalg
+
+from epfast._arrays import Array, symmetric_from_upper
+from epfast._core.cholesky import cholesky, inverse_from_factor
+from epfast._core.row_sweeps import add_sites
+from epfast._core.rows import Rows
+from epfast.graph.factors import Batch, LinearFactor
+from epfast.graph.variables import Index
+from epfast.inference import Counts, Sites
+from epfast.inference.loop import change, is_sharp
+from epfast.inference.runtime import Tick
+from epfast.linear.choices import choose
+from epfast.linear.engines import engine_of
+from epfast.linear.problem import Data, moments_of, prior_of
+
+
+class BlockPrior(NamedTuple):
+    """A block, and what is known of it before any factor."""
+
+    #: its number among the variables
+    number: int
+    #: (d, d)
+    precision: Array
+    #: (d,)
+    mean: Array
+
+    @property
+    def d(self) -> int:
+        return len(self.mean)
+
+
+class BlockBelief(NamedTuple):
+    """A Gaussian: its moments, and the log of its partition function, but for the dimension's."""
+
+    #: (d, d)
+    covariance: Array
+    #: (d,)
+    mean: Array
+    partition: float
+
+
+def belief_of(precision: Array, shift: Array) -> BlockBelief | None:
+    """The Gaussian of these natural parameters, (d, d) and (d,); None if it is none. O(d^3)."""
+    factor = np.array(precision.T, dtype=np.float64, order="F")
+    if not (np.isfinite(factor).all() and np.isfinite(shift).all() and cholesky(factor)):
+        return None
+    half = linalg.solve_triangular(factor, shift, lower=True, check_finite=False)
+    mean = linalg.solve_triangular(factor, half, lower=True, trans=1, check_finite=False)
+    partition = 0.5 * float(half @ half) - float(np.log(np.diag(factor)).sum())
+    inverse_from_factor(factor)
+    found = BlockBelief(symmetric_from_upper(factor.T), mean, partition)
+    return found if math.isfinite(partition) and np.isfinite(mean).all() else None
+
+
+class About(NamedTuple):
+    """The factors of a batch that are about a block, in the order of the program."""
+
+    #: place of the block among those of the graph
+    block: int
+    rows: Rows
+    #: (n,), where the site of each begins among all sites
+    at: Index
+
+
+def abouts(batch: Batch, blocks: tuple[BlockPrior, ...], sizes: Index) -> list[About]:
+    """The parts of a batch; sites numbered from its own first one.
+
+    sizes: how many natural parameters each variable has.
+    """
+    starts = np.concatenate([[0], np.cumsum(sizes[batch.terms.variables])])
+    places = {block.number: place for place, block in enumerate(blocks)}
+    return [
+        About(
+            places[part.block],
+            Rows(part.rows),
+            starts[np.flatnonzero(batch.terms.variables == part.block)],
+        )
+        for part in batch.parts
+    ]
+
+
+def believed(prior: BlockPrior, place: int, about: list[About], sites: Array) -> BlockBelief | None:
+    """The belief about the block at a place, as its prior times sites; None if it is no Gaussian.
+
+    O(n d^2 + d^3)
+    """
+    precision, shift = np.zeros((prior.d, prior.d)), np.zeros(prior.d)
+    for which in about:
+        if which.block == place:
+            add_sites(which.rows, sites[which.at], sites[which.at + 1], precision, shift)
+    precision = symmetric_from_upper(precision) + prior.precision
+    return belief_of(precision, shift + prior.precision @ prior.mean)
+
+
+def belief_from(covariance: Array, mean: Array) -> BlockBelief | None:
+    """The Gaussian of these moments; None if it is none. O(d^3)."""
+    found = belief_of(covariance, np.zeros(len(mean)))
+    return None if found is None else belief_of(found.covariance, found.covariance @ mean)
+
+
+def largest_move(before: tuple[BlockBelief, ...], after: tuple[BlockBelief, ...]) -> float:
+    """The largest move of a mean, in standard deviations, or of the log of one."""
+    most = 0.0
+    for old, new in zip(before, after, strict=True):
+        was, now = old.covariance.diagonal(), new.covariance.diagonal()
+        with np.errstate(all="ignore"):
+            step = np.abs(new.mean - old.mean) / np.sqrt(now)
+            grown = 0.5 * np.abs(np.log(now / was))
+        most = max(most, float(step.max()), float(grown.max()))
+    return most
+
+
+# ---- a block that only one batch of pure forms is about: a linear model ----
+
+
+class Start(NamedTuple):
+    """Sites from which a linear engine begins."""
+
+    sites: Sites
+    shift: Array
+    n_sweeps: int
+
+
+class LinearPart:
+    """A block and the factors about it, fitted by the engine of :func:`epfast.fit_linear`.
+
+    No other variable is in these factors, and no other factor is about the block: they are a linear
+    model, whose sweeps are products of matrices.
+    """
+
+    def __init__(self, prior: BlockPrior, batch: Batch, schedule: Any) -> None:
+        self.batch, self.prior = batch, prior
+        loss, data = batch.factor.loss, batch.data
+        y, rows = data["y"], batch.parts[0].rows
+        if not (batch.terms.coefficient == 1.0).all():
+            rows = batch.parts[0].times(batch.terms.coefficient).rows
+        if data["offset"].any():
+            loss, y = loss.with_offset(), loss.add_offset(y, data["offset"])
+        chosen = choose(loss, batch.scheme, "full", None, schedule)
+        normal = prior_of(prior.precision, prior.mean, True)
+        self.problem = chosen.problem(Data(rows, y), normal)
+        self.engine: Any = engine_of(self.problem)
+
+    def init(self, known: tuple[Array, Array] | None, sweeps: int) -> Any:
+        """The state before the first sweep; sites that make the belief improper are dropped.
+
+        known: sites and log scales as of :func:`linear_sites`.
+        """
+        if known is not None:
+            sites, log_scale = known
+            tau, nu = sites.reshape(-1, 2).T
+            a = self.batch.terms.coefficient
+            start = Start(Sites(tau / (a * a), nu / a, log_scale), self.prior.mean, sweeps)
+            with contextlib.suppress(ValueError, FloatingPointError):
+                return self.engine.init(start)
+        return self.engine.init(None)
+
+    def sweep(self, state: Any, keep: bool, tick: Tick) -> tuple[Any, Counts]:
+        """One sweep, and how far it moved the block; keep: the old state stays as it is."""
+        before = self.engine.summary(state, evidence=False)
+        new, counts = self.engine.sweep(state, keep, tick)
+        summary = self.engine.summary(new)
+        moved = change(before, summary) if counts.left is None else counts.left
+        return new, counts._replace(measured=(moved, summary.log_evidence))
+
+    def belief(self, state: Any, hurry: bool = False) -> BlockBelief:
+        """What is known of the block. O(d^3)."""
+        covariance, mean = moments_of(self.engine.settle(state, hurry))
+        return BlockBelief(covariance, mean, 0.0)
+
+    def evidence(self, state: Any) -> float:
+        """EP's log p(y) of a state."""
+        return float(self.engine.summary(state).log_evidence)
+
+
+def linear_sites(batch: Batch, state: Any) -> tuple[Array, Array] | None:
+    """Of a :class:`LinearPart`, sites about the form of each factor, (2 n,), and log scales, (n,).
+
+    None where factors share sites, or none is stored.
+    """
+    sites, a = state.sites, batch.terms.coefficient
+    if sites is None or np.shape(sites.precision) != (batch.n,):
+        return None
+    pairs = np.stack([a * a * sites.precision, a * sites.shift], axis=1)
+    return pairs.ravel(), sites.log_scale
+
+
+def is_linear(batch: Batch, schedule: Any) -> bool:
+    """Whether a batch is a linear model of the block that it is about."""
+    if not isinstance(batch.factor, LinearFactor) or len(batch.parts) != 1:
+        return False
+    if (batch.terms.counts != 1).any() or batch.data["noise"].any() or is_sharp(batch.scheme):
+        return False
+    try:
+        choose(batch.factor.loss, batch.scheme, "full", None, schedule)
+    except (ValueError, TypeError):
+        return False
+    return True

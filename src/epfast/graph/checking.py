@@ -1,0 +1,370 @@
+"""The exact posterior of a graph beside its beliefs, for certificates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy import sparse, special
+
+from epfast._arrays import Array
+from epfast.families import FAMILIES
+from epfast.graph.density import Density
+from epfast.graph.factors import Batch, Between, LinearFactor
+from epfast.graph.factors_categorical import Mixture, Table
+from epfast.graph.factors_chains import Transition, Walk
+from epfast.graph.factors_continuous import CompoundGamma, Noise, Product
+from epfast.graph.own import Attached
+from epfast.graph.problem import GraphProblem, GraphState
+from epfast.graph.variables import Index
+from epfast.inference.certificates import Case, Check, check
+from epfast.losses import Loss
+
+#: variables beyond which no draws are made: those of a product of beliefs say nothing long before
+MOST_VARIABLES = 1000
+NAMES = tuple(FAMILIES)
+#: rounding of the log evidence for each factor
+ROUNDING = 1e-8
+HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+
+
+class GraphProposal:
+    """Draws of all variables from their beliefs, independent, beside prior times factors.
+
+    A variable takes one standard normal number: Gaussian ones are linear in it, the logs of gamma
+    and the log odds of beta variables too, with the mean and variance that these have under the
+    belief; a category is where the number falls among the probabilities. What is reported is each
+    variable in turn, of categorical ones the indicators of the categories.
+    """
+
+    is_best = False
+
+    def __init__(self, problem: GraphProblem, state: GraphState) -> None:
+        self.problem, self.at = problem, problem.at[:-1]
+        families = problem.families
+        beliefs, prior = state.beliefs, problem.prior
+        self.size = len(families)
+        self.which = {name: np.flatnonzero(families == k) for k, name in enumerate(NAMES)}
+        for k in np.unique(problem.sizes):
+            some = np.flatnonzero(problem.sizes == k)
+            for name, family in FAMILIES.items():
+                of = some[families[some] == NAMES.index(name)]
+                eta = beliefs[self.at[of, None] + np.arange(k)]
+                if not family.is_proper(eta).all():
+                    raise ValueError(
+                        "a belief is improper, so that there is nothing to check; allowed: fits in "
+                        "which no factor waits"
+                    )
+        self.center, self.scale = np.zeros((2, self.size))
+        #: log of normalisers of the priors; a flat one is the density 1
+        self.constant = 0.0
+        for name in ("gaussian", "gamma", "beta"):
+            of = self.which[name]
+            eta, own = (x[self.at[of, None] + np.arange(2)] for x in (beliefs, prior))
+            self.center[of], self.scale[of] = COORDINATES[name](eta)
+            proper = FAMILIES[name].is_proper(own)
+            self.constant -= float(FAMILIES[name].log_partition(own[proper]).sum())
+        #: of each categorical variable: where its probabilities end, log of the prior over them
+        self.categories = []
+        self.width = self.size
+        for v in self.which["categorical"].tolist():
+            here = slice(self.at[v], self.at[v] + problem.sizes[v])
+            eta, own = beliefs[None, here], prior[None, here]
+            log_q = FAMILIES["categorical"].logits(eta)[0]  # type: ignore[attr-defined]
+            log_p = FAMILIES["categorical"].logits(own)[0]  # type: ignore[attr-defined]
+            self.categories.append((v, np.cumsum(np.exp(log_q))[:-1], log_p - log_q))
+            self.width += len(log_q) - 1
+        self.densities = [
+            DENSITIES.get(type(batch.factor), _no_link)(batch) for batch in problem.batches
+        ]
+        mean, sd = [], []
+        for v in range(len(families)):
+            family = FAMILIES[NAMES[families[v]]]
+            eta = beliefs[None, self.at[v] : self.at[v] + problem.sizes[v]]
+            mean.append(family.mean(eta).ravel())
+            sd.append(np.sqrt(family.variance(eta).ravel()))
+        self.mean, self.sd = np.concatenate(mean), np.concatenate(sd)
+
+    def draw(self, z: Array) -> Array:
+        theta = self.center + z * self.scale
+        with np.errstate(over="ignore"):
+            theta[:, self.which["gamma"]] = np.exp(theta[:, self.which["gamma"]])
+        theta[:, self.which["beta"]] = special.expit(theta[:, self.which["beta"]])
+        for v, ends, _ in self.categories:
+            theta[:, v] = np.searchsorted(ends, special.ndtr(z[:, v]))
+        return np.asarray(theta)
+
+    def log_ratio(self, z: Array, theta: Array) -> Array:
+        prior = self.problem.prior
+        total = np.full(len(z), self.constant)
+        smooth = np.setdiff1d(np.arange(self.size), self.which["categorical"])
+        total += (0.5 * z[:, smooth] ** 2 + np.log(self.scale[smooth]) + HALF_LOG_2PI).sum(axis=1)
+        with np.errstate(all="ignore"):
+            for name in ("gaussian", "gamma", "beta"):
+                of = self.which[name]
+                x, (a, b) = theta[:, of], prior[self.at[of, None] + np.arange(2)].T
+                if name == "gaussian":
+                    total += (b * x - 0.5 * a * x * x).sum(axis=1)
+                elif name == "gamma":  # the Jacobian of the log is x
+                    y = self.center[of] + z[:, of] * self.scale[of]
+                    total += ((a + 1.0) * y - b * x).sum(axis=1)
+                else:
+                    y = self.center[of] + z[:, of] * self.scale[of]
+                    total += ((a + 1.0) * special.log_expit(y)).sum(axis=1)
+                    total += ((b + 1.0) * special.log_expit(-y)).sum(axis=1)
+            for v, _, log_share in self.categories:
+                total += log_share[theta[:, v].astype(np.intp)]
+            for density in self.densities:
+                total += density(theta)
+        return np.asarray(total)
+
+    def reported(self, theta: Array) -> Array:
+        if not self.categories:
+            return theta
+        columns, first = [], 0
+        for v, ends, _ in self.categories:
+            columns += [theta[:, first:v], theta[:, v, None] == np.arange(len(ends) + 1)]
+            first = v + 1
+        return np.concatenate([*columns, theta[:, first:]], axis=1)
+
+    def moments(self) -> tuple[Array, Array]:
+        """Those of the beliefs, whatever the draws are."""
+        return self.mean, self.sd
+
+    def better(self) -> None:
+        return None
+
+
+def checked(problem: GraphProblem, state: GraphState, evidence: float, **given: Any) -> Check:
+    """Check a posterior: see :meth:`epfast.GraphPosterior.check`."""
+    n = len(problem.families)
+    if n > MOST_VARIABLES:
+        raise ValueError(
+            f"the graph has {n} variables; allowed for a check: {MOST_VARIABLES}, and draws say "
+            "little beyond some tens"
+        )
+    if problem.blocks:
+        raise ValueError(
+            "the graph has blocks; allowed for a check: scalar variables (a block whose factors "
+            "are losses of X @ w alone is a linear model: fit_linear(...).check())"
+        )
+    proposal = GraphProposal(problem, state)
+    mean, sd = proposal.moments()
+    bounded = all(batch.factor.bounded for batch in problem.batches)
+    # a flat prior is no density
+    flat = (problem.prior[problem.at[:-1]] == 0.0) & (problem.families == 0)
+    bound = ROUNDING * problem.n_factors if bounded and not flat.any() else math.inf
+    known = not problem.families.any()
+    return check(Case(proposal, mean, sd, evidence, bound, known), **given)
+
+
+def _gamma(eta: Array) -> tuple[Array, Array]:
+    shape = eta[:, 0] + 1.0
+    return special.digamma(shape) - np.log(eta[:, 1]), np.sqrt(special.polygamma(1, shape))
+
+
+def _beta(eta: Array) -> tuple[Array, Array]:
+    a, b = eta.T + 1.0
+    variance = special.polygamma(1, a) + special.polygamma(1, b)
+    return special.digamma(a) - special.digamma(b), np.sqrt(variance)
+
+
+def _gaussian(eta: Array) -> tuple[Array, Array]:
+    return eta[:, 1] / eta[:, 0], 1.0 / np.sqrt(eta[:, 0])
+
+
+#: mean and standard deviation of the coordinates in which variables are drawn
+COORDINATES = {"gaussian": _gaussian, "gamma": _gamma, "beta": _beta}
+
+
+# ---- log densities of the factors of a batch, summed, at values of all variables (k, n) ----
+
+
+def _log_normal(x: Array, variance: Any) -> Array:
+    return np.asarray(-0.5 * x * x / variance - 0.5 * np.log(variance) - HALF_LOG_2PI)
+
+
+def _form(batch: Batch, n: int, drop: int = 0) -> Callable[[Array], Array]:
+    """Linear forms of the neighbours but for the last ``drop``: (k, n) of values (k, variables)."""
+    terms = batch.terms
+    owner = np.repeat(np.arange(batch.n), terms.counts)
+    keep = np.ones(len(owner), dtype=bool)
+    if drop:
+        keep[terms.starts[1:] - 1] = False
+    entries = (terms.coefficient[keep], (owner[keep], terms.variables[keep]))
+
+    def value(theta: Array) -> Array:
+        matrix = sparse.csr_array(entries, shape=(batch.n, theta.shape[1]))
+        return np.asarray((matrix @ theta.T).T + batch.data["offset"])
+
+    return value
+
+
+def log_t(loss: Loss, y: Array, h: Array, noise: Array) -> Array:
+    """log t(h; y) of values h (k, n), noise on them integrated out."""
+    found = -loss.values(np.ascontiguousarray(h.T), y).T
+    some = np.flatnonzero(noise > 0.0)
+    if len(some):
+        k = len(h)
+        responses = np.ascontiguousarray(np.repeat(y[some], k, axis=0))
+        means = np.ascontiguousarray(h[:, some].T).ravel()
+        smooth = loss.tilted().call(responses, means, np.repeat(noise[some], k))[0]
+        found[:, some] = np.reshape(smooth, (len(some), k)).T
+    return np.asarray(found)
+
+
+def _linear(batch: Batch) -> Callable[[Array], Array]:
+    h, data, loss = _form(batch, 0), batch.data, batch.factor.loss
+    return lambda theta: log_t(loss, data["y"], h(theta), data["noise"]).sum(axis=1)
+
+
+def _between(batch: Batch) -> Callable[[Array], Array]:
+    h, data = _form(batch, 0), batch.data
+    lower, upper = data["y"].T
+    sd = np.sqrt(data["noise"])
+
+    def density(theta: Array) -> Array:
+        x = h(theta)
+        inside = np.where((x > lower) & (x < upper), 0.0, -np.inf)
+        low, high = (lower - x) / sd, (upper - x) / sd
+        # in the tail that both ends are in
+        flip = low > 0.0
+        low, high = np.where(flip, -high, low), np.where(flip, -low, high)
+        a, b = special.log_ndtr(high), special.log_ndtr(low)
+        return np.asarray(np.where(sd > 0.0, a + np.log1p(-np.exp(b - a)), inside).sum(axis=1))
+
+    return density
+
+
+def _transition(batch: Batch) -> Callable[[Array], Array]:
+    _refuse_constraints(batch)
+    before, after = batch.terms.variables.reshape(-1, 2).T
+    factor, variance = batch.data["factor"], batch.data["variance"]
+
+    def density(theta: Array) -> Array:
+        step = theta[:, after] - factor * theta[:, before]
+        return np.asarray(_log_normal(step, variance).sum(axis=1))
+
+    return density
+
+
+def _noise(batch: Batch) -> Callable[[Array], Array]:
+    h, last = _form(batch, 0, drop=1), batch.terms.variables[batch.terms.starts[1:] - 1]
+    return lambda theta: _log_normal(h(theta), 1.0 / theta[:, last]).sum(axis=1)
+
+
+def _product(batch: Batch) -> Callable[[Array], Array]:
+    _refuse_constraints(batch)
+    names = batch.terms.variables.reshape(batch.n, -1)
+    z, variance = batch.data["z"], batch.data["variance"]
+
+    def density(theta: Array) -> Array:
+        target = z[:, 0] if z.shape[1] else theta[:, names[:, 2]]
+        gap = target - theta[:, names[:, 0]] * theta[:, names[:, 1]]
+        return np.asarray(_log_normal(gap, variance).sum(axis=1))
+
+    return density
+
+
+def _refuse_constraints(batch: Batch) -> None:
+    if not batch.data["variance"].all():
+        raise ValueError(
+            f"batch {batch.key} is of {type(batch.factor).__name__} with variance 0, a constraint "
+            "that no draw fulfils; allowed for a check: variances above 0"
+        )
+
+
+def _no_link(batch: Batch) -> Callable[[Array], Array]:
+    raise ValueError(
+        f"batch {batch.key} is of {type(batch.factor).__name__}, a constraint that no draw "
+        "fulfils; allowed for a check: factors with a density"
+    )
+
+
+def _compound(batch: Batch) -> Callable[[Array], Array]:
+    s1, r1, s2 = batch.data["numbers"].T
+    scale = s1 * np.log(r1) - special.betaln(s1, s2)
+    names = batch.terms.variables
+
+    def density(theta: Array) -> Array:
+        tau = theta[:, names]
+        logs = scale + (s2 - 1.0) * np.log(tau) - (s1 + s2) * np.log(r1 + tau)
+        return np.asarray(logs.sum(axis=1))
+
+    return density
+
+
+def _table(batch: Batch) -> Callable[[Array], Array]:
+    names = batch.terms.variables.reshape(batch.n, -1)
+    m, p = names.shape[1], batch.factor.p
+    shape = p.shape[p.ndim - m :]
+    with np.errstate(divide="ignore"):
+        logs = batch.data.get("log_p", np.log(p.reshape(1, -1)))
+
+    def density(theta: Array) -> Array:
+        at = np.ravel_multi_index(tuple(theta[:, names].astype(np.intp).transpose(2, 0, 1)), shape)
+        return np.asarray(logs[np.arange(batch.n) % len(logs), at].sum(axis=1))
+
+    return density
+
+
+def _mixture(batch: Batch) -> Callable[[Array], Array]:
+    terms, data, n = batch.terms, batch.data, batch.n
+    K = sum(name.startswith("y") for name in data)
+    P = data["offset"].shape[1] // K
+    each = batch.factor.losses(K)
+    last = terms.variables[terms.starts[1:] - 1]
+    which: Index = terms.variables[terms.starts[:-1, None, None] + data["which"]]
+
+    def density(theta: Array) -> Array:
+        h = theta[:, last].astype(np.intp)
+        total = np.zeros(len(theta))
+        for k, loss in enumerate(each):
+            part = slice(k * P, (k + 1) * P)
+            forms = np.einsum(
+                "npm,knpm->knp", data["coefficient"][:, part], theta[:, which[:, part]]
+            )
+            forms = (forms + data["offset"][:, part]).reshape(len(theta), n * P)
+            y = np.ascontiguousarray(data[f"y{k}"].reshape(n * P, -1))
+            found = log_t(loss, y, forms, data["noise"][:, part].ravel())
+            found = found.reshape(len(theta), n, P).sum(axis=2)
+            total += np.where(h == k, found, 0.0).sum(axis=1)
+        return total
+
+    return density
+
+
+def _own(batch: Batch) -> Callable[[Array], Array]:
+    mine = batch.factor.definition
+    if mine.log_t is None:
+        raise ValueError(
+            f"batch {batch.key} has a scheme with project(), and no log_t; allowed for a check: "
+            "factors with a density"
+        )
+    density = Density(mine.log_t)
+    names = batch.terms.variables.reshape(batch.n, -1)
+
+    def value(theta: Array) -> Array:
+        k = len(theta)
+        x = theta[:, names].reshape(k * batch.n, -1)
+        data = {name: np.concatenate([v] * k) for name, v in batch.data.items()}
+        found = density.values(x, data).reshape(k, batch.n).sum(axis=1)
+        return np.asarray(found)
+
+    return value
+
+
+DENSITIES: dict[Any, Callable[[Batch], Callable[[Array], Array]]] = {
+    LinearFactor: _linear,
+    Between: _between,
+    Transition: _transition,
+    Walk: _transition,
+    Noise: _noise,
+    Product: _product,
+    CompoundGamma: _compound,
+    Table: _table,
+    Mixture: _mixture,
+    Attached: _own,
+}

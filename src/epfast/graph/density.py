@@ -1,0 +1,195 @@
+"""Log densities of the user's own on rows: what they return is checked, and differentiated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from epfast._arrays import Array
+
+#: steps of central differences, in units of the width of what is differentiated: with these a sixth
+#: order rule is right to about 1e-11, as rounding is
+STEP = 0.01
+#: weights of the steps 1, 2, 3 in a first and in a second derivative, sixth order
+FIRST = np.array([3.0 / 4.0, -3.0 / 20.0, 1.0 / 60.0])
+SECOND = np.array([3.0 / 2.0, -3.0 / 20.0, 1.0 / 90.0])
+#: numbers of an array that is built at once
+MOST_NUMBERS = 1 << 18
+
+
+class Rows(NamedTuple):
+    """Factors of a batch that are fitted at once."""
+
+    #: data keywords, with their rows first
+    data: dict[str, Array]
+    #: (m,), places of the factors when they were added
+    rows: NDArray[np.intp]
+
+    @property
+    def n(self) -> int:
+        return len(self.rows)
+
+    def taken(self, which: Any) -> Rows:
+        return Rows({name: value[which] for name, value in self.data.items()}, self.rows[which])
+
+
+class Density:
+    """log t(x_1, ..., x_k) of n rows, by a function of the user's.
+
+    gradient and hessian, where they are given, return a sequence of k arrays, and k of k.
+    """
+
+    def __init__(self, log_t: Any, gradient: Any = None, hessian: Any = None) -> None:
+        self.log_t, self.gradient, self.hessian = log_t, gradient, hessian
+
+    def values(self, x: Array, data: dict[str, Array]) -> Array:
+        """log t, (n,), at x (n, k); data has rows for each."""
+        found = self._called("log_t", self.log_t, x, data)
+        if np.shape(found) != (len(x),):
+            raise ValueError(
+                f"log_t returned shape {np.shape(found)} for rows of shape ({len(x)},); allowed: a "
+                "number for each row"
+            )
+        return _numbers("log_t", found, len(x))
+
+    def slopes(self, x: Array, data: dict[str, Array]) -> Array:
+        """The user's gradient, (n, k)."""
+        n, k = x.shape
+        found = self._called("gradient", self.gradient, x, data)
+        return _columns("gradient", found, n, k)
+
+    def curvatures(self, x: Array, data: dict[str, Array]) -> Array:
+        """The user's hessian, (n, k, k), symmetric."""
+        n, k = x.shape
+        found = self._called("hessian", self.hessian, x, data)
+        if not _is_sequence(found, k):
+            raise ValueError(f"hessian returned {_told(found)}; allowed: {k} sequences of {k}")
+        full = np.stack([_columns("hessian", row, n, k) for row in found], axis=1)
+        return np.asarray(0.5 * (full + full.transpose(0, 2, 1)))
+
+    @staticmethod
+    def _called(name: str, function: Callable[..., Any], x: Array, data: dict[str, Array]) -> Any:
+        # the arrays of the call are its own: what it writes into them is lost
+        with np.errstate(all="ignore"):
+            return function(*[column.copy() for column in x.T], **data)
+
+
+def _told(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return type(value).__name__ if shape is None else f"shape {shape}"
+
+
+def _is_sequence(value: Any, k: int) -> bool:
+    return (
+        isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0)
+    ) and len(value) == k
+
+
+def _numbers(name: str, found: Any, n: int) -> Array:
+    """What a function of the user's returned, as (n,); one number may stand for all."""
+    given = np.asarray(found)
+    if given.dtype.kind not in "fiub" or (given.dtype.kind == "f" and given.itemsize < 8):
+        raise TypeError(
+            f"{name} returned numbers of dtype {given.dtype}; allowed: float64, whose digits the "
+            "fit needs"
+        )
+    if given.shape not in ((n,), ()):
+        raise ValueError(
+            f"{name} returned shape {given.shape} for rows of shape ({n},); allowed: a number for "
+            "each row"
+        )
+    return np.array(np.broadcast_to(given, (n,)), dtype=np.float64)
+
+
+def _columns(name: str, found: Any, n: int, k: int) -> Array:
+    if not _is_sequence(found, k):
+        raise ValueError(
+            f"{name} returned {_told(found)}; allowed: a sequence of {k}, one for each neighbour"
+        )
+    return np.stack([_numbers(name, column, n) for column in found], axis=1)
+
+
+class Some(Protocol):
+    """Factors that can be selected."""
+
+    @property
+    def n(self) -> int: ...
+
+    def taken(self, which: Any) -> Some: ...
+
+
+#: of x (n, k) and the factors that the rows are of
+Function = Callable[[Array, Any], Array]
+
+
+def repeated(rows: Any, times: int) -> Any:
+    """Each factor as often in a row."""
+    return rows if times == 1 else rows.taken(np.repeat(np.arange(rows.n), times))
+
+
+def _at_steps(f: Function, x: Array, rows: Some, steps: Array) -> Array:
+    """f (m, p, ...) at x + steps, steps (m, p, k); a call for all."""
+    m, p, k = steps.shape
+    found = f((x[:, None, :] + steps).reshape(m * p, k), repeated(rows, p))
+    return found.reshape(m, p, *found.shape[1:])
+
+
+def differences(f: Function, x: Array, rows: Some, width: Array) -> tuple[Array, Array, Array]:
+    """Value (m,), gradient (m, k) and Hessian (m, k, k) of f at x, by central differences.
+
+    width: (m, k), on which f varies. Mixed derivatives are second ones along the two diagonals.
+    """
+    m, k = x.shape
+    h = np.maximum(STEP * width, 1e-13 * np.abs(x))
+    pairs = [(i, j) for i in range(k) for j in range(i)]
+    directions = np.zeros((k + 2 * len(pairs), k))
+    directions[:k] = np.eye(k)
+    for at, (i, j) in enumerate(pairs):
+        directions[k + 2 * at, [i, j]] = 1.0
+        directions[k + 2 * at + 1, [i, j]] = 1.0, -1.0
+    signs = np.concatenate([[0.0], np.ravel(np.arange(1.0, 4.0)[:, None] * [1.0, -1.0])])
+    grid = np.concatenate([np.zeros((1, k)), *(signs[1:, None] * d for d in directions)])
+    steps = grid * h[:, None, :]
+    values = np.concatenate(
+        [
+            _at_steps(f, x[part], rows.taken(part), steps[part])
+            for part in parts(m, len(grid) * max(1, k))
+        ]
+    )
+    middle = values[:, 0]
+    sides = values[:, 1:].reshape(m, len(directions), 3, 2)
+    with np.errstate(all="ignore"):
+        slope = (sides[..., 0] - sides[..., 1])[:, :k] @ FIRST
+        sides -= middle[:, None, None, None]
+        second = sides.sum(axis=-1) @ SECOND
+        curvature = np.zeros((m, k, k))
+        curvature[:, range(k), range(k)] = second[:, :k]
+        for at, (i, j) in enumerate(pairs):
+            mixed = 0.25 * (second[:, k + 2 * at] - second[:, k + 2 * at + 1])
+            curvature[:, i, j] = curvature[:, j, i] = mixed
+        return middle, slope / h, curvature / (h[:, :, None] * h[:, None, :])
+
+
+def slope_differences(f: Function, x: Array, rows: Some, width: Array) -> Array:
+    """The derivative (m, k, k) of a gradient f (m, k), symmetric."""
+    m, k = x.shape
+    h = np.maximum(STEP * width, 1e-13 * np.abs(x))
+    grid = np.concatenate(
+        [sign * j * np.eye(k) for j in (1.0, 2.0, 3.0) for sign in (1.0, -1.0)]
+    )  # (6 k, k)
+    steps = grid * h[:, None, :]
+    found = np.concatenate(
+        [_at_steps(f, x[p], rows.taken(p), steps[p]) for p in parts(m, len(grid) * k)]
+    ).reshape(m, 3, 2, k, k)
+    with np.errstate(all="ignore"):
+        slopes = np.einsum("s,msij->mij", FIRST, found[:, :, 0] - found[:, :, 1]) / h[:, :, None]
+        return np.asarray(0.5 * (slopes + slopes.transpose(0, 2, 1)))
+
+
+def parts(m: int, numbers: int) -> list[slice]:
+    """Slices of m rows with so many numbers each, none of which builds large arrays."""
+    size = max(1, MOST_NUMBERS // max(1, numbers))
+    return [slice(first, min(m, first + size)) for first in range(0, m, size)]

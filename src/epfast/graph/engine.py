@@ -1,0 +1,485 @@
+"""Sweeps of message passing over a graph."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections import Counter
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from epfast._arrays import Array
+from epfast._core import graph as core
+from epfast._core.crew import Crew
+from epfast._core.graph_blocks import BlockBatch
+from epfast.graph.blocks import (
+    About,
+    BlockBelief,
+    LinearPart,
+    abouts,
+    belief_from,
+    belief_of,
+    believed,
+    largest_move,
+)
+from epfast.graph.limit import FIRST, SLOW, Limit
+from epfast.graph.problem import GraphProblem, GraphState, Program
+from epfast.graph.resuming import kept_sites
+from epfast.graph.variables import Form, Index
+from epfast.inference import Counts, Summary
+from epfast.inference.loop import is_sharp
+from epfast.linear.engines.rows import block_size
+
+logger = logging.getLogger("epfast")
+
+#: factors per call of the core, so that Ctrl-C acts
+FACTORS_PER_CALL = 1 << 16
+#: sweeps between two in which beliefs are added up from their sites: rounding goes
+REFRESH = 10
+#: rounding of beliefs, relative to what they are sums of, after which they are added up again where
+#: the last change is so large
+DRIFT, DIVERGES = 1e-6, 1.0
+#: growths of the change, less half of its falls, after which factors go one after the other
+MOST_GROWTHS = 3
+#: change from which on factors that share a site are fitted all together, and the damping then
+NEARLY = 0.05
+SHARED_DAMPING = 0.5
+#: distance from a limit that is not known yet
+FAR = 1e8
+#: sweeps between two looks at forms that are watched, where there is no extrapolation
+WATCHED = 12
+#: a change that falls below the tolerance from more than so many of it is looked at once more
+LEAP = 1e5
+#: halvings of a step of all factors that makes a belief improper
+HALVINGS = 30
+#: what to do about a fit that fails
+REMEDY = (
+    "damp the sweeps (EP(damping=0.5)), allow more of them, or give the variables proper, "
+    "narrower priors"
+)
+
+
+class GraphEngine:
+    """One sweep: all factors in order, in every other sweep from the last to the first."""
+
+    measures = True
+    crew: Crew | None = None
+    remedy = REMEDY
+
+    def __init__(
+        self, problem: GraphProblem, watch: Form | None = None, by_parts: bool = True
+    ) -> None:
+        self.whole = problem
+        self.n_sites = problem.n_factors
+        self.order_of_matrices = max((block.d for block in problem.blocks), default=0)
+        bounded = all(batch.factor.bounded for batch in problem.batches)
+        self.evidence_bound = 1e-8 * problem.n_factors if bounded else math.inf
+        #: blocks that are linear models of their own have engines of their own, by their places
+        linear = problem.linear() if by_parts else {}
+        self.linear = {
+            place: LinearPart(problem.blocks[place], problem.batches[k], problem.schedule)
+            for place, k in linear.items()
+        }
+        #: all the rest is for the core
+        self.problem = problem = problem.rest(linear)
+        #: forms whose distance from their limit is the change; None: moves of all variables
+        self.watch = watch
+        #: the last of these distances
+        self.distance = FAR
+        self.n_gaussians = problem.n_gaussians
+        schedule = problem.schedule
+        all_gaussian = problem.n_gaussians == len(problem.families)
+        # to the same fixed point in fewer sweeps, where there are many
+        slow = watch is None and schedule.tol > 0.0 and schedule.order != "residual"
+        self.limit: Limit | None = None
+        if slow or (watch is not None and all_gaussian):
+            self.limit = Limit(problem.n_gaussians, SLOW if slow else FIRST)
+        self.program = problem.program(problem.order())
+        self.blocks = [k for k in range(len(problem.blocks)) if k not in self.linear]
+        #: beliefs about blocks as a sweep changes them, and the factors about them
+        self.moving = [
+            (np.array(block.precision), np.array(block.mean)) for block in problem.blocks
+        ]
+        self.about: list[About] = []
+        self.batches: list[core.GraphBatch] = []
+        first_site = 0
+        for batch, rows in zip(problem.batches, self.program.rows, strict=True):
+            taken = batch.taken(rows)
+            made = taken.factor.sweep(taken, problem.at[:-1], problem.tied)
+            for part in abouts(taken, problem.blocks, problem.sizes):
+                slot, d = int(problem.at[problem.blocks[part.block].number]), part.rows.d
+                made = BlockBatch(made, part.rows, slot, part.at, block_size(None, d))
+                made.about(*self.moving[part.block])
+                self.about.append(part._replace(at=first_site + part.at))
+            self.batches.append(made)
+            first_site += made.width
+        self.core, self.pieces = self._runs(self.program.segments)
+        #: where all factors read the same beliefs, those of a batch are one run
+        self.together = self._runs(
+            np.array(
+                [(k, 0, batch.n) for k, batch in enumerate(problem.batches)], dtype=np.intp
+            ).reshape(-1, 3)
+        )
+        self.others = problem.others()
+        self.by_residual = schedule.order == "residual"
+        schemes = (batch.scheme for batch in problem.batches if batch.scheme is not None)
+        self.sharp = any(is_sharp(scheme) for scheme in schemes)
+        prior = problem.prior
+        self.prior_partition = core.compare(prior, prior, problem.n_gaussians)[1]
+        self.prior_partition += self.others.partition(prior)
+        self.block_priors = tuple(self._prior_of(k) for k in range(len(problem.blocks)))
+        self.prior_partition += sum(self.block_priors[k].partition for k in self.blocks)
+        #: at once from the first sweep on; ADF and sequential sweeps never are
+        self.starts_together = schedule.order == "parallel" or (
+            problem.tied and schedule.batch is None
+        )
+        #: scratch: beliefs before a sweep that changes them in place
+        self.before = np.empty_like(prior)
+
+    def _prior_of(self, k: int) -> BlockBelief:
+        block = self.problem.blocks[k]
+        if k in self.linear:  # known to its engine
+            return BlockBelief(np.full_like(block.precision, np.nan), block.mean, 0.0)
+        found = belief_of(block.precision, block.precision @ block.mean)
+        assert found is not None  # it was checked at the door
+        return found
+
+    def _runs(self, segments: Index) -> tuple[core.Program, list[tuple[int, int, int]]]:
+        """The core's program of these runs; of each call of it, its runs and their factors."""
+        sizes = np.cumsum(np.diff(segments[:, 1:]).ravel())
+        if not len(sizes):
+            return core.Program(self.batches, segments), []
+        pieces = np.searchsorted(sizes, np.arange(0, sizes[-1], FACTORS_PER_CALL), "right")
+        pieces[0] = 0
+        ends = [*np.unique(pieces).tolist(), len(sizes)]
+        return core.Program(self.batches, segments), [
+            (a, b, int(sizes[b - 1] - (sizes[a - 1] if a else 0))) for a, b in pairwise(ends)
+        ]
+
+    @property
+    def counts_of_updates(self) -> list[int]:
+        """A sweep's updates in pieces, between which Ctrl-C acts."""
+        whole, rest = divmod(self.core.n_factors, FACTORS_PER_CALL)
+        return [FACTORS_PER_CALL] * whole + [rest] * (rest > 0)
+
+    @cached_property
+    def visits(self) -> core.Residual:
+        """The order by residuals."""
+        problem = self.problem
+        terms = [
+            batch.terms.taken(rows)
+            for batch, rows in zip(problem.batches, self.program.rows, strict=True)
+        ]
+        counts = np.concatenate([part.counts for part in terms])
+        variables = np.concatenate([part.variables for part in terms])
+        owner = np.repeat(np.arange(self.core.n_factors), counts)
+        order = np.argsort(variables, kind="stable")
+        numbers = np.arange(len(problem.families) + 1)
+        return core.Residual(
+            np.concatenate([[0], np.cumsum(counts)]),
+            variables,
+            np.searchsorted(variables[order], numbers),
+            owner[order],
+            problem.at[:-1],
+            problem.sizes,
+            problem.families.astype(np.intp),
+        )
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """Why factors of the user's own waited, and how often."""
+        found: Counter[str] = Counter()
+        for batch in self.batches:
+            if isinstance(batch, core.PythonBatch):
+                found += batch.fit.reasons
+        return dict(found)
+
+    # ---- start and end ----
+
+    def init(self, start: Any) -> GraphState:
+        sites, scale = np.zeros(self.core.n_sites), np.zeros(self.core.n_factors)
+        prior = self.problem.prior.copy()
+        state = GraphState(prior, sites, scale, 0, self.starts_together, blocks=self.block_priors)
+        if self.by_residual:  # all are far off; in order
+            state = state._replace(residual=FAR * np.linspace(2.0, 1.0, self.core.n_factors))
+        if start is None:
+            linear = tuple(part.init(None, 0) for part in self.linear.values())
+            return state._replace(linear=linear)
+        old: GraphState = start.state
+        same = start.problem.is_that(self.whole)
+        copies = {name: getattr(old, name).copy() for name in ("beliefs", "sites", "log_scale")}
+        if same and self.problem.goes_on(start.problem):  # to the bit as if it had not stopped
+            residual = None if old.residual is None else old.residual.copy()
+            return old._replace(**copies, linear=copy.deepcopy(old.linear), residual=residual)
+        linear = tuple(self._resumed(part, start) for part in self.linear.values())
+        if same:
+            anew: dict[str, Any] = {"change": math.inf, "grown": 0, "residual": state.residual}
+            return old._replace(**copies, linear=linear, together=self.starts_together, **anew)
+        state = state._replace(linear=linear, sweeps=old.sweeps)
+        if self.batches:
+            sites, scale = kept_sites(self.problem, self.program, start)
+        blocks, beliefs = self._of_blocks(state, sites), self.added_up(sites)
+        if blocks is None or not self.is_proper(beliefs):
+            return state
+        return state._replace(beliefs=beliefs, sites=sites, log_scale=scale, blocks=blocks)
+
+    def _resumed(self, part: LinearPart, start: Any) -> Any:
+        """The state of a linear model with the sites that an earlier posterior has of it."""
+        alone = self.problem._replace(batches=(part.batch,))
+        rows = Program((np.arange(part.batch.n),), self.program.segments)
+        known = None if self.problem.tied else kept_sites(alone, rows, start)
+        return part.init(known, start.state.sweeps)
+
+    def _of_blocks(self, state: GraphState, sites: Array) -> tuple[BlockBelief, ...] | None:
+        """Beliefs about blocks as priors times sites; None if one is no Gaussian.
+
+        Those of linear models stay as they are: their engines have them.
+        """
+        if not self.blocks:
+            return state.blocks
+        if self.problem.schedule.stores == "none":
+            found = [belief_from(*self.moving[k]) for k in self.blocks]
+        else:
+            priors = self.problem.blocks
+            found = [believed(priors[k], k, self.about, sites) for k in self.blocks]
+        blocks = list(state.blocks)
+        for k, belief in zip(self.blocks, found, strict=True):
+            if belief is None:
+                return None
+            blocks[k] = belief
+        return tuple(blocks)
+
+    @cached_property
+    def places(self) -> tuple[Index, Array | None]:
+        """Which belief each number of the sites is about, and how often it counts; None: once."""
+        pairs = zip(self.problem.batches, self.program.rows, strict=True)
+        found = [self.problem.site_places(batch.taken(rows))[0] for batch, rows in pairs]
+        if not self.problem.tied:
+            return np.concatenate(found), None
+        counts = [batch.n for batch in self.problem.batches]
+        return np.concatenate(found), np.repeat(
+            np.array(counts, dtype=np.float64), [len(part) for part in found]
+        )
+
+    def added_up(self, sites: Array) -> Array:
+        """Beliefs as the sum of priors and sites."""
+        if not self.batches:
+            return self.problem.prior.copy()
+        places, times = self.places
+        prior, weights = self.problem.prior, sites if times is None else sites * times
+        return np.asarray(prior + np.bincount(places, weights, len(prior)))
+
+    def is_proper(self, beliefs: Array) -> bool:
+        """Whether every variable that has a proper prior has a proper belief."""
+        return self.problem.is_proper(beliefs, self.others)
+
+    def settle(self, state: GraphState, hurry: bool = False) -> GraphState:
+        """Where sweeps diverge, or stopped on the way, beliefs are again priors times sites."""
+        blocks = list(state.blocks)
+        for (k, part), linear in zip(self.linear.items(), state.linear, strict=True):
+            blocks[k] = part.belief(linear, hurry)
+        state = state._replace(blocks=tuple(blocks))
+        if self.problem.schedule.stores == "none" or (state.change <= DIVERGES and not hurry):
+            return state
+        if not self.batches:
+            return state
+        places, times = self.places
+        sites = state.sites if times is None else state.sites * times
+        total, size = self.problem.added_up(state.beliefs, places, sites)
+        if (np.abs(total - state.beliefs) <= DRIFT * size + 1e-300).all():
+            return state
+        return state._replace(beliefs=total) if self.is_proper(total) else state
+
+    def summary(self, state: GraphState, evidence: bool = True) -> Summary:
+        n = self.n_gaussians
+        precision, shift = state.beliefs[: 2 * n].reshape(n, 2).T
+        blocks = [state.blocks[k] for k in self.blocks]
+        with np.errstate(all="ignore"):
+            mean, variance = shift / precision, 1.0 / precision
+        return Summary(
+            np.concatenate([mean, *(block.mean for block in blocks)]),
+            np.concatenate([variance, *(block.covariance.diagonal() for block in blocks)]),
+        )
+
+    # ---- sweep ----
+
+    def sweep(self, state: GraphState, keep: bool, tick: Any) -> tuple[GraphState, Counts]:
+        new, counts = self._sweep(state, keep, tick)
+        linear = []
+        for part, old in zip(self.linear.values(), state.linear, strict=True):
+            swept, theirs = part.sweep(old, keep, tick)
+            linear.append(swept)
+            assert counts.measured is not None
+            assert theirs.measured is not None
+            (moved, evidence), (their_moved, their_evidence) = counts.measured, theirs.measured
+            counts = counts._replace(
+                refused=counts.refused + theirs.refused,
+                failed=counts.failed + theirs.failed,
+                settled=False if theirs.settled is False else counts.settled,
+                measured=(max(moved, their_moved), evidence + their_evidence),
+            )
+        return new._replace(linear=tuple(linear)), counts
+
+    def _sweep(self, state: GraphState, keep: bool, tick: Any) -> tuple[GraphState, Counts]:
+        """One sweep of what is for the core."""
+        schedule = self.problem.schedule
+        if not self.batches:
+            return state._replace(sweeps=state.sweeps + 1), Counts(measured=(0.0, 0.0))
+        in_order = not state.together and schedule.stores != "none"
+        if in_order and not keep and not self.blocks:
+            # between two runs beliefs are the sum of prior and sites
+            before = self.before
+            np.copyto(before, state.beliefs)
+            beliefs, sites, scale = state.beliefs, state.sites, state.log_scale
+        else:
+            before, beliefs = state.beliefs, state.beliefs.copy()
+            sites, scale = state.sites.copy(), state.log_scale.copy()
+        if state.sweeps and state.sweeps % REFRESH == 0 and schedule.stores != "none":
+            np.copyto(beliefs, self.added_up(sites))
+        if schedule.stores == "none":
+            sites[:] = scale[:] = 0.0
+        self._move_blocks(state.blocks)
+        looked = state.together
+        if in_order:
+            looked = self._to_the_limit(state, beliefs, sites, scale)
+        damping = schedule.damping
+        if state.together and not self.starts_together:
+            damping *= SHARED_DAMPING
+        backward = state.sweeps % 2 == 1 and schedule.stores != "none"
+        left, waiting = 0.0, 0
+        residual = state.residual
+        if self.by_residual:
+            assert residual is not None
+            residual = residual.copy() if keep else residual
+            schedule_numbers = schedule.power, damping
+            for count in self.counts_of_updates:
+                left, waiting = self.visits.run(
+                    self.core, count, beliefs, sites, scale, residual, *schedule_numbers
+                )
+                tick(count)
+        # what is read stays as it is where all factors go at once
+        read, old_sites = (beliefs.copy(), sites.copy()) if state.together else (beliefs, sites)
+        program, pieces = self.together if state.together else (self.core, self.pieces)
+        if self.by_residual:
+            pieces = []
+        for first, stop, count in pieces[::-1] if backward else pieces:
+            program.run(
+                first,
+                stop,
+                backward,
+                read,
+                beliefs,
+                old_sites,
+                sites,
+                scale,
+                schedule.power,
+                damping,
+            )
+            tick(count)
+        refused, failed = self.core.counts()
+        if self.by_residual:  # in a sweep a factor may wait often, or not be visited
+            refused = waiting
+        told = "; ".join(f"{count} times: {reason}" for reason, count in self.reasons.items())
+        self.remedy = f"of factors of your own, {told}; {REMEDY}" if told else REMEDY
+        blocks = state.blocks
+        # one direction may move nothing, and the next one much: where moments change sharply, and
+        # where a flat belief has been waiting
+        most = schedule.tol * schedule.damping * (1.0 if self.sharp else LEAP)
+        settled = False if state.change > most and in_order else None
+        if state.together or self.blocks:
+            beliefs, sites, blocks, whole = self._accepted(state, before, beliefs, sites)
+            settled = settled if whole else False
+        moved, partition = core.compare(before, beliefs, self.n_gaussians)
+        moved = float(np.maximum(moved, self.others.moved(before, beliefs)))
+        of = tuple(zip(*((state.blocks[k], blocks[k]) for k in self.blocks), strict=True))
+        moved = float(np.maximum(moved, largest_move(*of) if of else 0.0))
+        partition += self.others.partition(beliefs)
+        partition += sum(blocks[k].partition for k in self.blocks)
+        if self.watch is not None and looked:
+            terms = self.watch.terms
+            places = self.problem.at[terms.variables]
+            self.distance = moved = core.compare_forms(
+                before, beliefs, terms.starts, places, terms.coefficient
+            )
+        elif self.watch is not None:
+            moved = max(moved, self.distance)
+        moved = float(np.maximum(moved, left))
+        evidence = partition - self.prior_partition + float(scale.sum())
+        # in a cycle the change falls as often as it grows
+        grown = state.grown + 2 if moved > state.change else max(0, state.grown - 1)
+        together = state.together
+        if together and grown >= 2 * MOST_GROWTHS and not self.problem.tied:
+            logger.info("factors that are fitted together diverge: one after the other from now on")
+            together = False
+        if self.problem.tied and (moved <= NEARLY or moved > 0.5 * state.change):
+            together = True
+        sweeps = state.sweeps + 1
+        new = GraphState(beliefs, sites, scale, sweeps, together, moved, grown, blocks)
+        new = new._replace(residual=residual)
+        return new, Counts(refused, failed, settled=settled, measured=(moved, evidence))
+
+    def _move_blocks(self, blocks: tuple[BlockBelief, ...]) -> None:
+        """Set where the next sweep begins."""
+        for k in self.blocks:
+            np.copyto(self.moving[k][0], blocks[k].covariance)
+            np.copyto(self.moving[k][1], blocks[k].mean)
+
+    def _to_the_limit(self, state: GraphState, beliefs: Array, sites: Array, scale: Array) -> bool:
+        """Go to where the sweeps lead, now and then; whether it is time to look how far that was.
+
+        Beliefs stay the sum of priors and sites.
+        """
+        if self.limit is None or not self.limit.helps:
+            return state.sweeps % WATCHED == 0 and state.sweeps > 0
+        found = self.limit.visit(state.sweeps, beliefs, sites, scale)
+        if found is None or not self.is_proper(found[0]):
+            return False
+        blocks = self._of_blocks(state, found[1])
+        if blocks is None:
+            return False
+        self._move_blocks(blocks)
+        np.copyto(beliefs, found[0])
+        np.copyto(sites, found[1])
+        np.copyto(scale, found[2])
+        return True
+
+    def one_step_ahead(self) -> tuple[Array, ...]:
+        """Of each batch, log Z of its factors in one pass in order, by its rows."""
+        state = self.init(None)
+        found = np.full(self.core.n_factors, np.nan)
+        beliefs, sites, scale = state.beliefs, state.sites, state.log_scale
+        for first, stop, _ in self.pieces:
+            self.core.run(
+                first, stop, False, beliefs, beliefs, sites, sites, scale, 1.0, 1.0, found
+            )
+        result, first = [], 0
+        for rows in self.program.rows:
+            part = np.empty(len(rows))
+            part[rows] = found[first : first + len(rows)]
+            result.append(part)
+            first += len(rows)
+        return tuple(result)
+
+    def _accepted(
+        self, state: GraphState, before: Array, beliefs: Array, sites: Array
+    ) -> tuple[Array, Array, tuple[BlockBelief, ...], bool]:
+        """What a sweep found, as long as it is proper; else half of the way, or half of that.
+
+        Returns beliefs, sites, beliefs about blocks, and whether it was all of the way.
+        """
+        for block in self.problem.blocks:  # what stands there is about the last form
+            beliefs[self.problem.at[block.number] + np.arange(2)] = 1.0, 0.0
+        share = 1.0
+        while True:
+            blocks = self._of_blocks(state, sites) if self.is_proper(beliefs) else None
+            if blocks is not None:
+                return beliefs, sites, blocks, share == 1.0
+            share *= 0.5
+            if share < 0.5**HALVINGS:
+                return before, state.sites, state.blocks, False
+            sites = state.sites + 0.5 * (sites - state.sites)
+            beliefs = before + 0.5 * (beliefs - before)

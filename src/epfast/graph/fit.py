@@ -1,0 +1,478 @@
+"""Graph: variables, factors, fit."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from epfast import _checks, schemes
+from epfast._arrays import Array
+from epfast.families import FAMILIES
+from epfast.graph import priors
+from epfast.graph.blocks import BlockPrior
+from epfast.graph.engine import GraphEngine
+from epfast.graph.factors import Added, Batch, Kind, LinearFactor, form_of, scalar_loss
+from epfast.graph.posterior import GraphPosterior
+from epfast.graph.problem import BLOCK, GraphProblem, check_handle, legal, places
+from epfast.graph.variables import Block, Index, Variables
+from epfast.inference import Fit, Interrupted, reached, run, warn_of
+from epfast.linear.priors import prior_at_door
+from epfast.losses import Loss
+from epfast.schedules import ADF, EP, Schedule
+
+#: what no argument means
+USUAL = EP(sweeps=200, tol=1e-6)
+NAMES = tuple(FAMILIES)
+
+
+class Graph:
+    """A model of your own: variables, and factors over some of them each.
+
+    Three verbs: make variables, add factors, fit. Expectation propagation approximates the
+    posterior by a product over the variables.
+
+    Examples
+    --------
+    >>> import epfast, numpy as np
+    >>> g = epfast.Graph()
+    >>> skill = g.gaussian(3, mean=0.0, variance=1.0)
+    >>> winner, loser = np.array([0, 0, 1]), np.array([1, 2, 2])
+    >>> games = g.add(epfast.Probit(), skill[winner] - skill[loser], 1, noise=1.0)
+    >>> post = g.fit()
+    >>> post[skill[[0, 2]]].mean.round(2)
+    array([ 0.69, -0.69])
+
+    References
+    ----------
+    Minka (2001), Expectation propagation for approximate Bayesian inference. Minka (2005),
+    Divergence measures and message passing. Smola, Vishwanathan & Eskin (2003), Laplace
+    propagation.
+    """
+
+    def __init__(self) -> None:
+        #: what tells the variables of this graph from those of others, in files too
+        self.identity = secrets.token_hex(8)
+        self._families: list[NDArray[np.int8]] = []
+        self._sizes: list[Index] = []
+        self._priors: list[Array] = []
+        self._times: list[Array] = []
+        self._n = 0
+        self._batches: list[Batch] = []
+        self._blocks: list[BlockPrior] = []
+        self._made: dict[str | int, Variables | Block] = {}
+        self._added = 0
+
+    def __repr__(self) -> str:
+        return f"Graph({self._n} variables, {sum(batch.n for batch in self._batches)} factors)"
+
+    # ---- variables ----
+
+    def gaussian(
+        self,
+        size: Any = None,
+        mean: ArrayLike = 0.0,
+        variance: ArrayLike = 1.0,
+        *,
+        name: str | None = None,
+    ) -> Variables:
+        """Scalar Gaussian variables, independent under the prior.
+
+        Parameters
+        ----------
+        size : int or tuple of int, optional
+            Shape of the array of variables. None: that of ``mean`` and ``variance``.
+        mean, variance : float or array_like
+            Of the prior, broadcast to ``size``. A variance may be infinite where factors alone
+            define the variable, as a transition does: such a prior counts as the density 1.
+        name : str, optional
+            By which :attr:`variables` and ``post[name]`` find the array, after a load too.
+
+        Returns
+        -------
+        Variables
+        """
+        return self._new("gaussian", *priors.gaussian(size, mean, variance), name)
+
+    def gamma(
+        self,
+        size: Any = None,
+        shape: ArrayLike = 1.0,
+        rate: ArrayLike = 1.0,
+        *,
+        name: str | None = None,
+    ) -> Variables:
+        """Positive variables, as precisions are, with gamma distributions under the prior.
+
+        Parameters
+        ----------
+        size : int or tuple of int, optional
+            Shape of the array of variables. None: that of ``shape`` and ``rate``.
+        shape, rate : float or array_like
+            Of the prior, > 0; the mean is shape / rate. A rate of 0 with shape 1 is a flat prior,
+            where factors alone define the variable, as a compound gamma does: it counts as the
+            density 1.
+        name : str, optional
+            As in :meth:`gaussian`.
+
+        Returns
+        -------
+        Variables
+        """
+        return self._new("gamma", *priors.gamma(size, shape, rate), name)
+
+    def beta(
+        self,
+        size: Any = None,
+        alpha: ArrayLike = 1.0,
+        beta: ArrayLike = 1.0,
+        *,
+        name: str | None = None,
+    ) -> Variables:
+        """Variables between 0 and 1, with beta distributions under the prior.
+
+        Parameters
+        ----------
+        size : int or tuple of int, optional
+            Shape of the array of variables. None: that of ``alpha`` and ``beta``.
+        alpha, beta : float or array_like
+            Of the prior, > 0.
+        name : str, optional
+            As in :meth:`gaussian`.
+
+        Returns
+        -------
+        Variables
+        """
+        return self._new("beta", *priors.beta(size, alpha, beta), name)
+
+    def categorical(
+        self,
+        size: Any = None,
+        probabilities: Any = None,
+        n: int | None = None,
+        *,
+        name: str | None = None,
+    ) -> Variables:
+        """Variables that are one of some categories, 0, 1, ..
+
+        Parameters
+        ----------
+        size : int or tuple of int, optional
+            Shape of the array of variables. None: that of ``probabilities`` but for its last axis.
+        probabilities : array_like, optional
+            Of the prior, the categories along the last axis, >= 0; each row is divided by its sum.
+        n : int, optional
+            In place of ``probabilities``: so many categories, all alike.
+        name : str, optional
+            As in :meth:`gaussian`.
+
+        Returns
+        -------
+        Variables
+        """
+        return self._new("categorical", *priors.categorical(size, probabilities, n), name)
+
+    def block(
+        self,
+        d: int,
+        precision: ArrayLike | None = None,
+        variance: ArrayLike | None = None,
+        mean: ArrayLike = 0.0,
+        name: str | None = None,
+    ) -> Block:
+        """A vector of Gaussian variables, whose belief keeps all correlations.
+
+        ``X @ w`` are linear forms over it, for losses, ``Between`` and ``Noise``, alone or beside
+        scalar variables: ``X @ w + level[group]``. A sweep takes O(d^2) per factor.
+
+        Parameters
+        ----------
+        d : int
+        precision : array_like of shape (d, d), optional
+            Of the prior, positive definite: the inverse of a covariance matrix.
+        variance : float or array_like of shape (d,), optional
+            In place of ``precision``: independent entries. None: 1.
+        mean : float or array_like of shape (d,)
+        name : str, optional
+
+        Returns
+        -------
+        Block
+        """
+        size = _checks.integer("d", d, least=1, most=2**20)
+        self._check_name(name)
+        given = _checks.real_array("mean", mean)
+        center = np.full(size, given, dtype=np.float64) if given.ndim == 0 else given
+        normal = prior_at_door(variance, precision, center, size, True, prefix="")
+        self._blocks.append(BlockPrior(self._n, normal.precision, center.astype(np.float64)))
+        number = self._numbers(BLOCK, np.array([[1.0, 0.0]]))[0]
+        made = Block(self.identity, int(number), size)
+        self._made[len(self._made) if name is None else name] = made
+        return made
+
+    @property
+    def variables(self) -> dict[str | int, Variables | Block]:
+        """All arrays of variables, by name, or else by place: 0 is the first that was made."""
+        return dict(self._made)
+
+    def _check_name(self, name: Any) -> None:
+        if name is not None and (not isinstance(name, str) or not name or name in self._made):
+            raise ValueError(f"name is {_checks.describe(name)}; allowed: a new string, or None")
+
+    def _new(
+        self, family: str, shape: tuple[int, ...], natural: Array, name: str | None
+    ) -> Variables:
+        self._check_name(name)
+        numbers = self._numbers(NAMES.index(family), natural).reshape(shape)
+        made = Variables(self.identity, family, numbers, natural.shape[1])
+        self._made[len(self._made) if name is None else name] = made
+        return made
+
+    def _numbers(self, family: int, natural: Array) -> Index:
+        """Numbers of new variables, with these natural parameters of their priors."""
+        n = len(natural)
+        self._families.append(np.full(n, family, dtype=np.int8))
+        self._sizes.append(np.full(n, natural.shape[1], dtype=np.intp))
+        self._priors.append(natural)
+        self._times.append(np.full(n, -np.inf))
+        self._n += n
+        return np.arange(self._n - n, self._n, dtype=np.intp)
+
+    @classmethod
+    def of(cls, posterior: GraphPosterior) -> Graph:
+        """The graph that a posterior is of, as it was at the fit: to go on after a load.
+
+        Variables of the old graph and its posterior are those of this one too.
+        """
+        if not isinstance(posterior, GraphPosterior):
+            raise TypeError(
+                f"posterior is {_checks.describe(posterior)}; allowed: a GraphPosterior"
+            )
+        problem, graph = posterior.problem, cls()
+        graph.identity, graph._n = problem.graph, len(problem.families)
+        graph._families, graph._sizes = [problem.families.copy()], [problem.sizes.copy()]
+        graph._times = [problem.times.copy()]
+        # priors by as many natural parameters each, in the order of the variables
+        edges = np.flatnonzero(np.diff(problem.sizes)) + 1
+        for part in np.split(np.arange(graph._n), edges):
+            inner = np.arange(problem.sizes[part[0]])
+            graph._priors.append(problem.given[problem.at[part][:, None] + inner])
+        graph._batches, graph._made = list(problem.batches), dict(problem.made)
+        graph._blocks, graph._added = list(problem.blocks), problem.added
+        return graph
+
+    # ---- factors ----
+
+    def add(self, factor: Any, /, *neighbours: Any, **data: Any) -> int:
+        """Add factors: one for each row of the neighbours, which broadcast as arrays do.
+
+        Parameters
+        ----------
+        factor : Loss, str or factor of :mod:`epfast.graph`
+            A loss or likelihood of the library, by name too, is a factor of a linear form:
+            ``add(loss, form, y, noise=0.0, scheme="exact")``. Others are in :mod:`epfast.graph`,
+            each with its neighbours in its notes.
+        *neighbours
+            Variables, linear forms over them (``s[i] - 2 * s[j] + offset``), and data.
+        **data
+            Numbers of the factors, by name.
+
+        Returns
+        -------
+        int
+            The number of the batch, for :meth:`remove`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For neighbours that the factor does not take, with those that it does; nothing is added.
+        """
+        if isinstance(factor, type) and issubclass(factor, (Kind, Loss)):
+            raise TypeError(
+                f"factor is the class {factor.__name__}; allowed: an instance, {factor.__name__}()"
+            )
+        self._check_handles(factor, neighbours)
+        if not isinstance(factor, Kind):
+            factor = LinearFactor(scalar_loss(factor))
+            data["scheme"] = schemes.resolve(data.get("scheme", "exact"))
+        try:
+            added: Added = factor.attach(self.identity, self._added, *neighbours, **data)
+        except TypeError as error:
+            if "attach() " not in str(error):
+                raise
+            raise TypeError(f"add() {str(error).split('attach() ', 1)[1]}") from None
+        self._take(added)
+        return added.batch.key
+
+    def _check_handles(self, factor: Any, neighbours: tuple[Any, ...]) -> None:
+        """Refuse variables of this graph's name that it has not: see :func:`check_handle`."""
+        if len(self._families) > 1:
+            self._families = [np.concatenate(self._families)]
+            self._sizes = [np.concatenate(self._sizes)]
+        given = dict(vars(factor)) if isinstance(factor, Kind) else {}
+        for k, value in enumerate(neighbours):
+            parts = value if isinstance(value, list | tuple) else [value]
+            given |= {
+                f"neighbours[{k}]" + f"[{j}]" * (len(parts) > 1): v for j, v in enumerate(parts)
+            }
+        for name, value in given.items():
+            if self._families and getattr(value, "graph", "") == self.identity:
+                check_handle(name, value, self._families[0], self._sizes[0])
+
+    def _take(self, added: Added) -> None:
+        if not added.batch.n:
+            raise ValueError("y, or what goes with it, is empty; allowed: one factor or more")
+        defined = added.batch.factor.defines(added.batch)
+        before = [known.factor.defines(known) for known in self._batches] if len(defined) else []
+        if before and np.isin(defined, np.concatenate(before)).any():
+            raise ValueError("x holds variables that another walk defines; allowed: new ones")
+        if added.times is not None:
+            numbers, times = added.times
+            self._times = [np.concatenate(self._times)]
+            self._times[0][numbers] = times
+        self._batches.append(added.batch.copy())
+        self._added += 1
+
+    def remove(self, batch: int, rows: Any = None) -> None:
+        """Take factors out.
+
+        Parameters
+        ----------
+        batch : int
+            What :meth:`add` returned.
+        rows : array_like of int, optional
+            Factors of the batch, by their places when they were added. None: all.
+        """
+        places = [k for k, known in enumerate(self._batches) if known.key == batch]
+        if not places:
+            raise ValueError(f"batch is {_checks.describe(batch)}; allowed: a number that add gave")
+        old = self._batches[places[0]]
+        if rows is None:
+            del self._batches[places[0]]
+            return
+        gone = np.asarray(rows)
+        if gone.dtype.kind not in "iu" or not np.isin(gone, old.rows).all():
+            raise ValueError(
+                f"rows is {_checks.describe(rows)}; allowed: places of factors that are there"
+            )
+        left = np.flatnonzero(~np.isin(old.rows, gone))
+        if len(left):
+            self._batches[places[0]] = old.taken(left)
+        else:
+            del self._batches[places[0]]
+
+    # ---- fit ----
+
+    def fit(
+        self,
+        schedule: Schedule | None = None,
+        start: GraphPosterior | None = None,
+        callback: Any = None,
+        progress: Any = False,
+        watch: Any = None,
+    ) -> GraphPosterior:
+        """Fit the beliefs of all variables.
+
+        Parameters
+        ----------
+        schedule : Schedule, optional
+            None: ``EP(sweeps=200, tol=1e-6)``.
+        start : GraphPosterior, optional
+            An earlier posterior of this graph, whose sites are kept where their factors are still
+            there: online learning.
+        callback : callable, optional
+            Called after each sweep with its :class:`epfast.SweepInfo` and the state; a true answer
+            ends the fit.
+        progress : bool or callable
+        watch : Form, optional
+            Linear forms by which convergence is judged: the ``change`` is how far they are from
+            their limit, by an extrapolation of the sweeps, from which these go on. None: it is how
+            far a sweep moves any variable. Where only differences are observed, the level of all
+            variables moves slowly, and means nothing.
+
+        Returns
+        -------
+        GraphPosterior
+        """
+        _checks.callback(callback)
+        _checks.progress(progress)
+        problem = self._problem(legal(USUAL if schedule is None else schedule))
+        if start is not None and not isinstance(start, GraphPosterior):
+            raise TypeError(
+                f"start is {_checks.describe(start)}; allowed: a GraphPosterior or None"
+            )
+        if start is not None and start.problem.graph != self.identity:
+            raise ValueError("start is of another graph; allowed: a posterior of this one")
+        if start is not None and problem.schedule.stores == "none":
+            raise ValueError(
+                "start is given beside ADF, which keeps no sites to go on from; allowed: None, or "
+                "EP, SEP or AEP"
+            )
+
+        def result(fit: Fit) -> GraphPosterior:
+            post = GraphPosterior(fit.state, problem, fit.converged, fit.history)
+            post.reasons = engine.reasons
+            post.program = engine.program
+            return post
+
+        if watch is not None:
+            watch = form_of(self.identity, "watch", watch)
+        engine, fit = GraphEngine(problem, watch), None
+        try:
+            fit = run(engine, problem.schedule, start, callback=callback, progress=progress)
+            warn_of(fit, engine, problem.schedule, 2)
+            return result(fit)
+        except KeyboardInterrupt as pressed:
+            fit = reached(pressed) or fit or Fit(engine.init(start), False, [])
+            raise Interrupted(result(fit)) from None
+
+    def one_step_ahead(self) -> dict[int, Array]:
+        """How likely factors are given those before them, in one pass: of times, then as added.
+
+        Returns
+        -------
+        dict of int to ndarray of shape (n,)
+            For each batch (its number is what :meth:`add` returned), log of the integral of each
+            of its factors over the beliefs before it: log p(y_t | y_1, ..., y_t-1) of losses that
+            are likelihoods, and of ``Between``. NaN where a factor waits, and of factors that are
+            no loss on a linear form.
+        """
+        problem = self._problem(legal(ADF()))
+        found = GraphEngine(problem, by_parts=False).one_step_ahead()
+        return {batch.key: part for batch, part in zip(problem.batches, found, strict=True)}
+
+    def _problem(self, schedule: Any) -> GraphProblem:
+        """The graph as it is now."""
+        if not self._batches:
+            raise ValueError("the graph has no factor; allowed: one or more, by add")
+        families, sizes = np.concatenate(self._families), np.concatenate(self._sizes)
+        at = places(families, sizes)
+        prior = np.empty(at[-1])
+        first = 0
+        for natural in self._priors:
+            n, k = natural.shape
+            prior[at[first : first + n, None] + np.arange(k)] = natural
+            first += n
+        given = prior.copy()
+        for batch in self._batches:
+            defined = batch.factor.defines(batch)
+            prior[at[defined]] = prior[at[defined] + 1] = 0.0
+        problem = GraphProblem(
+            self.identity,
+            families,
+            sizes,
+            at,
+            prior,
+            np.concatenate(self._times),
+            tuple(self._batches),
+            schedule,
+            given,
+            dict(self._made),
+            self._added,
+            tuple(self._blocks),
+        )
+        problem.check()
+        return problem

@@ -1,0 +1,380 @@
+"""Factors of the user's own: any log density, or any object that projects messages."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from epfast import _checks
+from epfast._arrays import Array
+from epfast._core.graph import GraphBatch, PythonBatch
+from epfast.families import FAMILIES
+from epfast.graph.density import Density, Rows
+from epfast.graph.factors import Added, Batch, Kind
+from epfast.graph.importance import ImportanceMessages
+from epfast.graph.laplace import LaplaceMessages
+from epfast.graph.quadrature import QuadratureMessages
+from epfast.graph.tilted import COORDINATES, Answer, Asked
+from epfast.graph.variables import Index, Terms, Variables
+
+#: part of the precision of a belief below which a cavity is nothing but rounding
+SMALLEST = 1e-10
+#: schemes by their names
+NAMED = {
+    "laplace": LaplaceMessages,
+    "quadrature": QuadratureMessages,
+    "importance": ImportanceMessages,
+}
+
+
+class Messages(Protocol):
+    """A scheme of the library for log densities."""
+
+    families: frozenset[str]
+    takes_flat: bool
+    #: why a fit failed, by the numbers of an answer
+    reasons: tuple[str, ...]
+
+    def refuses(self, families: tuple[str, ...]) -> str | None: ...
+
+    def fit(self, density: Density, families: tuple[str, ...], asked: Asked) -> Answer: ...
+
+
+class Projecting:
+    """An object of the user's with ``project(messages, data)``, as a scheme."""
+
+    families: frozenset[str] = frozenset(FAMILIES)
+    reasons: tuple[str, ...] = ("", "project() gave NaN")
+
+    def __init__(self, given: Any) -> None:
+        self.given = given
+        self.takes_flat = bool(getattr(given, "takes_flat", False))
+        self.takes_power = bool(getattr(given, "takes_power", False))
+
+    def refuses(self, families: tuple[str, ...]) -> str | None:
+        return None
+
+    def fit(self, density: Density, families: tuple[str, ...], asked: Asked) -> Answer:
+        more = {"power": asked.power} if self.takes_power else {}
+        messages = tuple(eta.copy() for eta in asked.messages)
+        found = self.given.project(messages, asked.rows.data, **more)
+        if not (isinstance(found, tuple | list) and len(found) == 2):
+            raise TypeError(
+                f"project() returned {_checks.describe(found)}; allowed: a pair of log_z (n,) and "
+                "targets, natural parameters (n, k) for each neighbour"
+            )
+        n = asked.n
+        log_z = _checked("log_z", found[0], (n,))
+        if not isinstance(found[1], tuple | list) or len(found[1]) != len(messages):
+            raise TypeError(
+                f"project() returned {_checks.describe(found[1])} as targets; allowed: "
+                f"{len(messages)} arrays, one for each neighbour"
+            )
+        targets = tuple(
+            _checked(f"targets[{j}]", value, eta.shape)
+            for j, (value, eta) in enumerate(zip(found[1], messages, strict=True))
+        )
+        fine = np.isfinite(log_z)
+        for target in targets:
+            fine &= np.isfinite(target).all(axis=1)
+        return Answer(log_z, targets, np.where(fine, 0, 1))
+
+
+def _checked(name: str, value: Any, shape: tuple[int, ...]) -> Array:
+    given = np.asarray(value)
+    if given.dtype.kind not in "fiu":
+        raise TypeError(f"project() returned {name} of dtype {given.dtype}; allowed: float64")
+    if given.shape != shape:
+        raise ValueError(f"project() returned {name} of shape {given.shape}; allowed: {shape}")
+    return np.array(given, dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Factor(Kind):
+    """A factor of your own: any log density of the variables that it touches.
+
+    Parameters
+    ----------
+    log_t : callable, optional
+        ``log_t(x_1, ..., x_k, **data)`` gives log t, (n,), for arrays (n,) of values of the
+        neighbours, a row for each factor, and the data keywords of ``add``, (n, ...). -inf is a
+        density 0; where it is NaN a fit has failed. It is never called for one factor alone, but
+        for all of a run, in an order of the library's own and often for several points of each:
+        what differs from factor to factor goes into data keywords, not into a closure. None where
+        ``scheme`` is an object of your own.
+    scheme : {"laplace", "quadrature", "importance"} or object
+        How messages are found. ``"laplace"``: Gaussian neighbours, any number of them, fast; mode
+        and curvature (:class:`LaplaceMessages`). ``"quadrature"``: moments to about 1e-10, one or
+        two neighbours, Gaussian, gamma or beta (:class:`QuadratureMessages`). ``"importance"``:
+        moments by sampling, any number (:class:`ImportanceMessages`). Objects of these classes hold
+        their own numbers. Else any object with ``project(messages, data)``, see Notes.
+    gradient, hessian : callable, optional
+        Derivatives of log_t for the Laplace scheme: of the same arguments, a sequence of k arrays
+        (n,), and of k times k; numbers stand for arrays of them. None: differences of sixth
+        order, right to about 1e-10 where log_t is smooth.
+
+    Notes
+    -----
+    Added as ``g.add(Factor(log_t), x, z, name=values)``: arrays of variables that broadcast,
+    one factor for each row, and data with the rows first. A density that contains data of a
+    closure must be the same for all rows.
+
+    ``project(messages, data)``: messages is a tuple with natural parameters of the cavities of each
+    neighbour, (n, k): precision and precision times mean of a Gaussian variable, shape - 1 and
+    rate of a gamma, alpha - 1 and beta - 1 of a beta variable, logits of a categorical. All are
+    proper. data is a dict of arrays, rows first. It returns ``(log_z, targets)``: the log of the
+    integral of t times the normalised cavities, (n,), and natural parameters (n, k) of the
+    projection of each tilted marginal, in a tuple; NaN where it refuses. The library divides,
+    damps, adds up the evidence and refuses what is improper. An attribute ``takes_power = True``
+    asks for ``project(messages, data, power=a)``, where log_z and targets are those of t^a; without
+    it powers other than 1 are refused. ``takes_flat = True`` asks for Gaussian cavities of
+    precision 0 too, whose density counts as 1.
+
+    Exceptions of the functions end the fit, and leave posteriors as they were. With
+    ``EP(order="parallel", damping=...)`` all factors of a batch are fitted in one call.
+
+    Examples
+    --------
+    >>> import epfast, numpy as np
+    >>> def log_t(x, z, y):
+    ...     return -0.5 * (y - np.tanh(x) - z) ** 2
+    >>> g = epfast.Graph()
+    >>> x, z = g.gaussian(2), g.gaussian(variance=0.5)
+    >>> batch = g.add(epfast.graph.Factor(log_t, scheme="quadrature"), x, z, y=[0.3, -1.0])
+    >>> post = g.fit()
+    >>> post[x].mean.round(3)
+    array([ 0.216, -0.407])
+
+    References
+    ----------
+    Smola, Vishwanathan & Eskin (2003), Laplace propagation. Jitkrittum et al. (2015), Kernel-based
+    just-in-time learning for passing expectation propagation messages.
+    """
+
+    log_t: Callable[..., Any] | None = None
+    scheme: Any = "laplace"
+    gradient: Callable[..., Any] | None = field(default=None, kw_only=True)
+    hessian: Callable[..., Any] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        scheme = self.scheme
+        if isinstance(scheme, str):
+            scheme = NAMED[_checks.choice("scheme", scheme, tuple(NAMED))]()
+            object.__setattr__(self, "scheme", scheme)
+        known = isinstance(scheme, tuple(NAMED.values()))
+        if not known and (
+            isinstance(scheme, type) or not callable(getattr(scheme, "project", None))
+        ):
+            raise TypeError(
+                f"scheme is {_checks.describe(scheme)}; allowed: {', '.join(map(repr, NAMED))}, an "
+                "object of their classes, or one with project(messages, data)"
+            )
+        if not known and self.log_t is not None:
+            raise TypeError("log_t is given beside a scheme with project(); allowed: None")
+        if known and not callable(self.log_t):
+            raise TypeError(
+                f"log_t is {_checks.describe(self.log_t)}; allowed: a function of arrays (n,), one "
+                "for each neighbour"
+            )
+        for name in ("gradient", "hessian"):
+            given = getattr(self, name)
+            if given is not None and not callable(given):
+                raise TypeError(
+                    f"{name} is {_checks.describe(given)}; allowed: a function of the arguments of "
+                    "log_t, or None"
+                )
+            if given is not None and not isinstance(scheme, LaplaceMessages):
+                raise ValueError(f"{name} is given; allowed for scheme='laplace'")
+
+    def attach(self, graph: str, key: int, /, *neighbours: Any, **data: Any) -> Added:
+        known = isinstance(self.scheme, tuple(NAMED.values()))
+        scheme: Messages = self.scheme if known else Projecting(self.scheme)
+        if not neighbours:
+            raise ValueError("the factor has no neighbours; allowed: variables of the graph")
+        for at, value in enumerate(neighbours):
+            _check_neighbour(graph, f"neighbours[{at}]", value, scheme, self.scheme)
+        families = tuple(value.family for value in neighbours)
+        reason = scheme.refuses(families)
+        if reason is not None:
+            raise ValueError(reason)
+        shape = _common("neighbours", *(value.shape for value in neighbours))
+        axes = max(1, len(shape))
+        given = {name: np.asarray(value) for name, value in data.items()}
+        for name, value in given.items():
+            if value.dtype.kind not in "fiubUS":
+                raise TypeError(f"{name} has dtype {value.dtype}; allowed: numbers, or strings")
+            if value.dtype.kind == "f" and np.isnan(value).any():
+                raise ValueError(f"{name} holds NaN; allowed: numbers")
+            shape = _common(name, shape, value.shape[:axes])
+        n = int(np.prod(shape, dtype=np.intp))
+        if n == 0:
+            raise ValueError(f"the shapes make {shape} factors; allowed: one or more")
+        columns = [np.broadcast_to(value.numbers, shape).ravel() for value in neighbours]
+        numbers = np.stack(columns, axis=1)
+        ordered = np.sort(numbers, axis=1)
+        if (ordered[:, 1:] == ordered[:, :-1]).any():
+            raise ValueError(
+                "a factor has a variable twice; allowed: each once, in a log_t that uses it twice"
+            )
+        rows = {}
+        for name, value in given.items():
+            rest = value.shape[axes:]
+            spread = np.broadcast_to(value, (*shape, *rest) if shape else (1, *rest))
+            rows[name] = np.array(spread).reshape(n, *rest)
+        k = len(neighbours)
+        terms = Terms(np.arange(0, k * n + 1, k), numbers.ravel(), np.ones(k * n))
+        widths = tuple(value.width for value in neighbours)
+        return Added(
+            Batch(key, Attached(self, scheme, families, widths), terms, rows, np.arange(n))
+        )
+
+
+def _common(name: str, *shapes: tuple[int, ...]) -> tuple[int, ...]:
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise ValueError(
+            f"{name} makes shapes {' and '.join(map(str, shapes))}; allowed: shapes that NumPy "
+            "broadcasts"
+        ) from None
+
+
+def _check_neighbour(graph: str, name: str, value: Any, scheme: Messages, given: Any) -> None:
+    if not isinstance(value, Variables):
+        raise TypeError(
+            f"{name} is {_checks.describe(value)}; allowed: variables of the graph (data go by "
+            "name, and a linear form into log_t)"
+        )
+    if value.graph != graph:
+        raise ValueError(f"{name} is of another graph; allowed: variables of this one")
+    if value.size == 0:
+        raise ValueError(f"{name} is empty; allowed: one variable or more")
+    if value.family not in scheme.families:
+        names = [family for family in FAMILIES if family in scheme.families]
+        raise TypeError(
+            f"{name} is a {value.family} variable; allowed for {type(given).__name__}: "
+            f"{' or '.join(names)}"
+        )
+
+
+@dataclass(frozen=True)
+class Attached(Kind):
+    """A factor of the user's own with the families of its neighbours: what a batch holds."""
+
+    compiled: ClassVar[bool] = False
+    definition: Factor
+    scheme: Any
+    families: tuple[str, ...]
+    #: natural parameters of each neighbour
+    widths: tuple[int, ...]
+
+    def refuses_power(self, batch: Batch) -> str | None:
+        if isinstance(self.scheme, Projecting) and not self.scheme.takes_power:
+            return "a scheme with project() without takes_power"
+        return None
+
+    def sweep(self, batch: Batch, at: Index, tied: bool) -> GraphBatch:
+        n, k = batch.n, len(self.widths)
+        places = at[batch.terms.variables].reshape(n, k)
+        inner = [places[:, j, None] + np.arange(width) for j, width in enumerate(self.widths)]
+        return PythonBatch(
+            Fits(self, batch), np.ascontiguousarray(np.concatenate(inner, axis=1)), tied
+        )
+
+
+class Fits:
+    """Fits of the factors of a batch, a run at a time: what the core calls."""
+
+    def __init__(self, kind: Attached, batch: Batch) -> None:
+        self.kind = kind
+        mine = kind.definition
+        self.density = Density(mine.log_t, mine.gradient, mine.hessian)
+        self.rows = Rows(batch.data, batch.rows)
+        for value in batch.data.values():
+            value.setflags(write=False)
+        #: how often factors waited, by the reason
+        self.reasons: Counter[str] = Counter()
+
+    def __call__(
+        self, first: int, stop: int, beliefs: Array, sites: Array, power: float, damping: float
+    ) -> tuple[Array, Array, NDArray[np.uint8]]:
+        """Undamped steps of the sites, undamped log scales, and which fits failed."""
+        m = stop - first
+        ends = np.cumsum(self.kind.widths)[:-1]
+        families = [FAMILIES[name] for name in self.kind.families]
+        cavity = beliefs - power * sites
+        proper = np.zeros((m, len(families)), dtype=bool)
+        flat = np.zeros((m, len(families)), dtype=bool)
+        with np.errstate(all="ignore"):
+            start = np.zeros((m, len(families)))
+            for j, (kind, eta, q) in enumerate(
+                zip(families, _split(cavity, ends), _split(beliefs, ends), strict=True)
+            ):
+                proper[:, j] = kind.is_proper(eta)
+                if self.kind.families[j] == "gaussian":
+                    little = np.abs(eta[:, 0]) <= SMALLEST * np.abs(q[:, 0])
+                    proper[:, j] &= ~little
+                    flat[:, j] = little & self.kind.scheme.takes_flat
+                    eta[little] = 0.0  # what rounding has left
+                    mean = q[:, 1] / q[:, 0]
+                    incoming = eta[:, 1] / eta[:, 0]
+                    start[:, j] = np.where(
+                        kind.is_proper(q), mean, np.where(proper[:, j], incoming, 0.0)
+                    )
+                elif kind.mean(eta).ndim == 1:
+                    start[:, j] = self._inner_start(j, eta)
+        good = np.flatnonzero((proper | flat).all(axis=1))
+        self._count("a cavity is improper", m - len(good))
+        steps, scales = np.full(beliefs.shape, np.nan), np.full(m, np.nan)
+        failed = np.zeros(m, dtype=np.uint8)
+        if not len(good):
+            return steps, scales, failed
+        # all of a batch, as often as not: no copy of its data then
+        rows = self.rows if m == len(self.rows.rows) else self.rows.taken(slice(first, stop))
+        asked = Asked(tuple(_split(cavity, ends)), flat, start, rows, power)
+        asked = asked if len(good) == m else asked.taken(good)
+        answer = self.kind.scheme.fit(self.density, self.kind.families, asked)
+        for number in np.unique(answer.reason):
+            if number:
+                self._count(self.kind.scheme.reasons[number], int((answer.reason == number).sum()))
+        failed[good] = answer.reason != 0
+        fine = answer.reason == 0
+        scale = answer.log_z.copy()
+        with np.errstate(all="ignore"):
+            for j, (kind, target, eta) in enumerate(
+                zip(families, answer.targets, asked.messages, strict=True)
+            ):
+                fine &= kind.is_proper(target)
+                one = np.flatnonzero(fine)
+                scale[one] -= kind.log_partition(target[one])
+                one = np.flatnonzero(fine & ~asked.flat[:, j])
+                scale[one] += kind.log_partition(eta[one])
+            site = (np.concatenate(answer.targets, axis=1) - cavity[good]) / power
+            step = site - sites[good]
+            fine &= np.isfinite(step).all(axis=1) & np.isfinite(scale)
+            moved = beliefs[good] + damping * step
+            for kind, eta in zip(families, _split(moved, ends), strict=True):
+                fine &= kind.is_proper(eta)
+        self._count("the new belief is improper", int(((answer.reason == 0) & ~fine).sum()))
+        steps[good[fine]] = step[fine]
+        scales[good[fine]] = scale[fine] / power
+        return steps, scales, failed
+
+    def _inner_start(self, j: int, eta: Array) -> Array:
+        """Where a search begins for what is no Gaussian: the cavity's centre."""
+        name = self.kind.families[j]
+        return COORDINATES[name].moments(eta)[0] if name in COORDINATES else np.zeros(len(eta))
+
+    def _count(self, reason: str, n: int) -> None:
+        if n:
+            self.reasons[reason] += n
+
+
+def _split(values: Array, ends: Any) -> list[Array]:
+    """Natural parameters of each neighbour, views."""
+    return np.split(values, ends, axis=1)

@@ -1,0 +1,336 @@
+"""What is known of the variables of a graph after a fit."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from typing import Any, overload
+
+import numpy as np
+
+from epfast import _checks
+from epfast._arrays import Array
+from epfast.families import FAMILIES
+from epfast.graph import files
+from epfast.graph.blocks import linear_sites
+from epfast.graph.checking import checked
+from epfast.graph.factors import form_of
+from epfast.graph.predicting import predicted
+from epfast.graph.problem import GraphProblem, GraphState, Program, check_handle
+from epfast.graph.variables import Block, Index, Variables
+from epfast.inference import SweepInfo
+from epfast.inference.certificates import Check
+from epfast.inference.files import write
+from epfast.inference.report import interval, level_at_door
+
+
+class Belief:
+    """What is known of an array of variables: marginals of their shape.
+
+    A Gaussian variable of which nothing is known, as its prior is flat and all of its factors wait,
+    has mean 0 and an infinite variance.
+    """
+
+    def __init__(self, family: str, shape: tuple[int, ...], natural: Array) -> None:
+        self.family = family
+        #: (n, k)
+        self.natural = natural
+        self._shape = shape
+
+    def __getattr__(self, name: str) -> Array:
+        if "family" not in self.__dict__:  # as it is copied or unpickled
+            raise AttributeError(name)
+        kind = FAMILIES[self.family]
+        with np.errstate(all="ignore"):  # of what has never been proper
+            return self._shown(kind, name)
+
+    def _shown(self, kind: Any, name: str) -> Array:
+        if name in ("mean", "variance"):
+            with np.errstate(all="ignore"):
+                found = getattr(kind, name)(self.natural)
+            if name == "mean" and self.family == "gaussian":
+                found = np.where(self.natural.any(axis=1), found, 0.0)
+            return np.asarray(found.reshape(self._shape + found.shape[1:]))
+        if name in kind.shown:
+            found = np.asarray(getattr(kind, name)(self.natural))
+            return found.reshape(self._shape + found.shape[1:])
+        raise AttributeError(
+            f"a {self.family} variable has no {name!r}; allowed: mean, variance, sd, "
+            + ", ".join(kind.shown)
+        )
+
+    @property
+    def sd(self) -> Array:
+        return np.sqrt(self.variance)
+
+    def __repr__(self) -> str:
+        return f"Belief({self.family}, shape={self._shape})"
+
+
+class BlockBelief:
+    """What is known of a block of d variables."""
+
+    family = "block"
+
+    def __init__(self, mean: Array, covariance: Array) -> None:
+        #: (d,)
+        self.mean = mean
+        #: (d, d)
+        self.covariance = covariance
+
+    @property
+    def variance(self) -> Array:
+        return self.covariance.diagonal().copy()
+
+    @property
+    def sd(self) -> Array:
+        return np.sqrt(self.variance)
+
+
+class GraphPosterior:
+    """Marginal beliefs about all variables of a :class:`epfast.Graph`.
+
+    Attributes
+    ----------
+    log_evidence : float
+        EP's log p(y), with all constants; a prior of infinite variance counts as the density 1.
+    converged : bool
+    history : list of SweepInfo
+    reasons : dict
+        Of factors of your own: why fits were refused, and how often over all sweeps.
+    """
+
+    def __init__(
+        self, state: GraphState, problem: GraphProblem, converged: bool, history: list[SweepInfo]
+    ) -> None:
+        self.state, self.problem = state, problem
+        self.converged, self.history = converged, history
+        self.reasons: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        n, factors = len(self.problem.families), self.problem.n_factors
+        return f"GraphPosterior({n} variables, {factors} factors, converged={self.converged})"
+
+    @property
+    def log_evidence(self) -> float:
+        return self.history[-1].log_evidence if self.history else self.problem.evidence(self.state)
+
+    @property
+    def variables(self) -> dict[str | int, Variables | Block]:
+        """All arrays of variables, by name, or else by place: 0 is the first that was made."""
+        return dict(self.problem.made)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to an ``.npz`` file, which :func:`epfast.load` reads; nothing is pickled.
+
+        The file holds variables with their names, factors with their data, sites and schedule, so
+        that ``Graph.of(load(path)).fit(start=...)`` goes on to the bit as if it had not stopped.
+
+        Raises
+        ------
+        TypeError
+            For factors of your own, losses and schemes with functions of yours: pickle them.
+        """
+        write(path, *files.contents(self.problem, self.state, self.converged, self.history))
+
+    @property
+    def n_sweeps(self) -> int:
+        return self.state.sweeps
+
+    @property
+    def n_refused(self) -> int:
+        return sum(info.n_refused for info in self.history)
+
+    @overload
+    def __getitem__(self, variables: Block) -> BlockBelief: ...
+
+    @overload
+    def __getitem__(self, variables: Variables | str | int) -> Belief: ...
+
+    def __getitem__(self, variables: Variables | Block | str | int) -> Any:
+        if isinstance(variables, str | int) and variables in self.problem.made:
+            variables = self.problem.made[variables]
+        if not isinstance(variables, Variables | Block):
+            raise TypeError(
+                f"variables is {_checks.describe(variables)}; allowed: variables of the graph, "
+                f"or a name or place among {list(self.problem.made)}"
+            )
+        if variables.graph != self.problem.graph:
+            raise ValueError("variables is of another graph; allowed: those of the fitted one")
+        if isinstance(variables, Block):
+            covariance, mean, _ = self.state.blocks[self._place(variables.number)]
+            return BlockBelief(mean.copy(), covariance.copy())
+        numbers = variables.numbers.ravel()
+        check_handle("variables", variables, self.problem.families, self.problem.sizes)
+        places = self.problem.at[numbers][:, None] + np.arange(variables.width)
+        natural = self.state.beliefs[places]
+        if variables.family == "gaussian":  # sites that cancel leave their rounding
+            natural[natural[:, 0] <= 0.0] = 0.0
+        return Belief(variables.family, variables.shape, natural)
+
+    def _place(self, block: int) -> int:
+        """The place of a block among those of the graph, by its number."""
+        for place, prior in enumerate(self.problem.blocks):
+            if prior.number == block:
+                return place
+        raise ValueError("a block was made after the fit; allowed: those that it had")
+
+    def predict_latent(self, form: Any) -> tuple[Array, Array]:
+        """Mean and variance of linear forms, of their shape.
+
+        EP keeps no correlations but those within a block.
+        """
+        h = form_of(self.problem.graph, "form", form, blocks=True)
+        check_handle("form", h, self.problem.families, self.problem.sizes)
+        at = self.problem.at[h.terms.variables]
+        precision = np.maximum(self.state.beliefs[at], 0.0)
+        shift = np.where(precision > 0.0, self.state.beliefs[at + 1], 0.0)
+        rows = np.repeat(np.arange(h.size), h.terms.counts)
+        a = h.terms.coefficient
+        with np.errstate(all="ignore"):  # of flat variables as a belief has it
+            means = np.where((precision == 0.0) & (shift == 0.0), 0.0, a * shift / precision)
+            variances = np.where(a == 0.0, 0.0, a * a / precision)
+        mean: Array = h.offset + np.bincount(rows, means, h.size)
+        variance: Array = np.bincount(rows, variances, h.size).astype(np.float64)
+        for part in h.parts:
+            covariance, center, _ = self.state.blocks[self._place(part.block)]
+            mean += part.rows @ center
+            spread = part.rows @ covariance
+            products = spread * part.rows if not hasattr(part.rows, "indptr") else None
+            variance += (
+                np.asarray(part.rows.multiply(spread).sum(axis=1)).ravel()
+                if products is None
+                else products.sum(axis=1)
+            )
+        return mean.reshape(h.shape), variance.reshape(h.shape)
+
+    # ---- predictions ----
+
+    def predict(self, factor: Any, /, *neighbours: Any, **data: Any) -> Array:
+        """The mean of what a new factor leads to, or the label that is more probable.
+
+        Parameters
+        ----------
+        factor : Loss, str, or factor of :mod:`epfast.graph`
+            As in :meth:`Graph.add <epfast.Graph.add>`.
+        *neighbours, **data
+            As in ``add``, without what is observed, over variables of the graph.
+
+        Returns
+        -------
+        ndarray
+            A number for each factor:
+
+            - a loss or likelihood, ``(loss, form, noise=0.0)``: the mean of y, or its label;
+            - ``(Noise(tau), form)``: the mean of the form, or of y where ``y - form`` was added;
+            - ``(Product(variance), x, y)``: the mean of z; ``(LogisticLink(), z)``: that of p;
+            - ``(Transition(variance, factor), before)``: the mean of ``after``;
+            - ``(Table(p), h_1, None, h_3)``: the category that is most probable of the one variable
+              in whose place None is;
+            - ``(Mixture(h, loss), forms, noise=0.0)``: the mean of y, of losses whose y have one.
+
+        Raises
+        ------
+        ValueError
+            For kinds of factors without this prediction, with those that there are.
+        TypeError
+            For neighbours that the prediction does not take.
+
+        Notes
+        -----
+        The message of the factor from the beliefs, which are taken as independent but for those
+        within a block.
+        """
+        return predicted(self, "predict", factor, neighbours, data)
+
+    def predict_proba(self, factor: Any, /, *neighbours: Any, **data: Any) -> Array:
+        """Probability of the label +1, or of the classes; arguments of :meth:`predict`.
+
+        Of ``(Between(lower, upper), form, noise=0.0)`` the probability that the form lies there, of
+        a ``Table`` those of the categories of the variable in whose place None is.
+        """
+        return predicted(self, "predict_proba", factor, neighbours, data)
+
+    def predict_variance(self, factor: Any, /, *neighbours: Any, **data: Any) -> Array:
+        """Variance of what :meth:`predict` has the mean of; arguments of :meth:`predict`.
+
+        Infinite where there is none: for ``Noise(tau)`` with a belief of shape <= 1 about tau.
+        """
+        return predicted(self, "predict_variance", factor, neighbours, data)
+
+    def log_predictive(self, factor: Any, /, *neighbours: Any, **data: Any) -> Array:
+        """Log density of new observations: arguments of ``add``.
+
+        ``(loss, form, y, noise=0.0)``; ``(Noise(tau), y - form)``, integrated over tau;
+        ``(Mixture(h, loss), forms, y, noise=0.0)``; ``(Between(lower, upper), form, noise=0.0)``.
+        """
+        return predicted(self, "log_predictive", factor, neighbours, data)
+
+    def check(self, draws: int = 20_000, seed: int = 0) -> Check:
+        """How far the beliefs are from the exact posterior, by importance sampling.
+
+        Independent draws from the beliefs about all variables are weighed by prior times factors
+        over their density. Where the exact posterior ties variables together the weights are
+        uneven, the more the more variables there are: beyond some tens the check mostly says
+        "uncertain", never "good" (k-hat needs arviz). It sees what the draws reach: a second mode,
+        or a category that the beliefs exclude, it does not. Not for more than 1000 variables.
+
+        Parameters
+        ----------
+        draws : int
+        seed : int
+
+        Returns
+        -------
+        Check
+            With the entries of its arrays in the order in which variables were made; of categorical
+            ones the indicators of the categories.
+
+        Raises
+        ------
+        ValueError
+            For constraints, which no draw fulfils (:class:`epfast.graph.LogisticLink`, products and
+            transitions without noise), and for factors with ``project()`` alone.
+        """
+        return checked(self.problem, self.state, self.log_evidence, draws=draws, seed=seed)
+
+    def credible_interval(self, variables: Variables, level: float = 0.95) -> Array:
+        """Central credible intervals of Gaussian variables, of their shape and 2."""
+        belief = self[variables]
+        ends = interval(belief.mean.ravel(), belief.variance.ravel(), level_at_door(level))
+        return np.asarray(ends.reshape(*variables.shape, 2))
+
+    @cached_property
+    def program(self) -> Program:
+        """The order of its sites; a fit sets that of its sweeps."""
+        rest = self.problem.rest(self.problem.linear())
+        return rest.program(rest.order())
+
+    @cached_property
+    def by_batch(self) -> dict[int, tuple[Index, Index, Array, Array]]:
+        """Of each batch: rows, where the sites of each begin, sites, log scales."""
+        problem = self.problem
+        linear = problem.linear()
+        found, first_site, first = {}, 0, 0
+        for k, state in zip(linear.values(), self.state.linear, strict=True):
+            batch = problem.batches[k]
+            theirs = linear_sites(batch, state)
+            if theirs is not None:
+                found[batch.key] = batch.rows, np.arange(0, 2 * batch.n + 1, 2), *theirs
+        for batch, rows in zip(problem.rest(linear).batches, self.program.rows, strict=True):
+            _, starts = problem.site_places(batch.taken(rows))
+            found[batch.key] = (
+                batch.rows[rows],
+                starts,
+                self.state.sites[first_site : first_site + starts[-1]],
+                self.state.log_scale[first : first + batch.n],
+            )
+            first_site, first = first_site + starts[-1], first + batch.n
+        return found
+
+
+def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Any) -> GraphPosterior:
+    """Check what ``save`` wrote, and build the posterior."""
+    if loss is not None:
+        raise ValueError("loss is given; allowed for a graph, whose file holds its losses: None")
+    return GraphPosterior(*files.restore(arrays, header))

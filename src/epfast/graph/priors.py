@@ -1,0 +1,135 @@
+"""Priors of variables: what users give, as natural parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from epfast import _checks
+from epfast._arrays import Array
+from epfast.families import Beta, Family, Gamma
+
+#: log of a probability of 0
+LEAST_LOGIT = -745.0
+#: the least number with all digits
+TINY = float(np.finfo(np.float64).tiny)
+
+
+def gaussian(size: Any, mean: Any, variance: Any) -> tuple[tuple[int, ...], Array]:
+    """Shape and natural parameters, (n, k), see :meth:`epfast.Graph.gaussian`."""
+    shape, given = arrays(size, mean=mean, variance=variance)
+    mean, variance = given["mean"], given["variance"]
+    if not np.isfinite(mean).all():
+        raise ValueError("mean holds NaN or infinity; allowed: finite numbers")
+    if not (variance > 0.0).all():
+        raise ValueError(f"variance holds {variance.min():g}; allowed: numbers > 0, or inf")
+    with np.errstate(all="ignore"):
+        precision = 1.0 / variance
+        largest = precision * (1.0 + np.abs(mean))
+    if not np.isfinite(largest).all():
+        raise ValueError("variance is too small for its mean in doubles; allowed: larger ones")
+    return shape, np.stack([precision, precision * mean], axis=1)
+
+
+def gamma(size: Any, shape: Any, rate: Any) -> tuple[tuple[int, ...], Array]:
+    """Shape and natural parameters, (n, k), see :meth:`epfast.Graph.gamma`."""
+    dimensions, given = arrays(size, shape=shape, rate=rate)
+    a, b = given["shape"], given["rate"]
+    for name, value in given.items():
+        if not (np.isfinite(value).all() and (value > 0.0)[(a != 1.0) | (b != 0.0)].all()):
+            raise ValueError(
+                f"{name} holds {value.min() if value.min() <= 0.0 else value.max():g}; "
+                "allowed: finite numbers > 0, or shape 1 with rate 0"
+            )
+    natural = np.stack([a - 1.0, b], axis=1)
+    _in_doubles("rate", Gamma, natural[b > 0.0])
+    return dimensions, natural
+
+
+def beta(size: Any, alpha: Any, beta: Any) -> tuple[tuple[int, ...], Array]:
+    """Shape and natural parameters, (n, k), see :meth:`epfast.Graph.beta`."""
+    shape, given = arrays(size, alpha=alpha, beta=beta)
+    for name, value in given.items():
+        if not (np.isfinite(value).all() and (value > 0.0).all()):
+            raise ValueError(
+                f"{name} holds {value.min() if value.min() <= 0.0 else value.max():g}; "
+                "allowed: finite numbers > 0"
+            )
+    natural = np.stack([given["alpha"], given["beta"]], axis=1) - 1.0
+    _in_doubles("alpha", Beta, natural)
+    return shape, natural
+
+
+def _in_doubles(name: str, family: type[Family], natural: Array) -> None:
+    """Refuse priors whose mean or variance overflow, or vanish."""
+    with np.errstate(all="ignore"):
+        moments = np.stack([family.mean(natural), family.variance(natural)])
+        proper = family.is_proper(natural).all()
+    if not (proper and np.isfinite(moments).all() and (moments >= TINY).all()):
+        raise ValueError(
+            f"{name} makes a prior whose mean or variance is no number in doubles; allowed: less "
+            "extreme ones"
+        )
+
+
+def categorical(size: Any, probabilities: Any, n: Any) -> tuple[tuple[int, ...], Array]:
+    """Shape and natural parameters, (n, k), see :meth:`epfast.Graph.categorical`."""
+    if (probabilities is None) == (n is None):
+        raise ValueError("allowed: either probabilities or n, the number of categories")
+    if n is not None:
+        p = np.ones(_checks.integer("n", n, least=2, most=2**31))
+    else:
+        p = np.asarray(_checks.real_array("probabilities", probabilities), dtype=np.float64)
+    if p.ndim == 0 or p.shape[-1] < 2:
+        raise ValueError(
+            f"probabilities has shape {p.shape}; allowed: (..., K), K categories, 2 or more"
+        )
+    if not (np.isfinite(p).all() and (p >= 0.0).all() and p.any(axis=-1).all()):
+        raise ValueError(
+            "probabilities holds a number below 0, NaN or infinity, or a row of zeros; "
+            "allowed: finite numbers >= 0"
+        )
+    places = np.arange(p.size // p.shape[-1]).reshape(p.shape[:-1])
+    shape = places.shape if size is None else arrays(size)[0]
+    try:
+        which = np.broadcast_to(places, shape).ravel()
+    except ValueError:
+        raise ValueError(
+            f"probabilities has shape {p.shape}; allowed: (K,), or one row for each of {shape}"
+        ) from None
+    if not len(which):
+        raise ValueError("probabilities is empty; allowed: one variable or more")
+    rows = p.reshape(-1, p.shape[-1])
+    rows = rows / rows.max(axis=1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        logits = np.log(rows / rows.sum(axis=1, keepdims=True))
+    return shape, np.maximum(logits, LEAST_LOGIT)[which]
+
+
+def arrays(size: Any, **given: Any) -> tuple[tuple[int, ...], dict[str, Array]]:
+    """The shape of an array of variables, and numbers of each, (n,)."""
+    numbers = {}
+    for name, value in given.items():
+        numbers[name] = np.asarray(_checks.real_array(name, value), dtype=np.float64)
+        if np.isnan(numbers[name]).any():
+            raise ValueError(f"{name} holds NaN; allowed: numbers")
+    if size is None:
+        try:
+            shape = np.broadcast_shapes(*(value.shape for value in numbers.values()))
+        except ValueError:
+            shapes = " and ".join(f"{name} {value.shape}" for name, value in numbers.items())
+            raise ValueError(f"shapes of {shapes} do not go together") from None
+    else:
+        parts = size if isinstance(size, tuple | list) else (size,)
+        shape = tuple(_checks.integer("size", part, least=0, most=2**31) for part in parts)
+    if 0 in shape:
+        raise ValueError(f"size is {shape}; allowed: one variable or more")
+    for name, value in numbers.items():
+        try:
+            numbers[name] = np.broadcast_to(value, shape).ravel()
+        except ValueError:
+            raise ValueError(
+                f"{name} has shape {value.shape}; allowed: a number, or one for each of {shape}"
+            ) from None
+    return shape, numbers

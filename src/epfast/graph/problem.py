@@ -1,0 +1,360 @@
+"""What stays fixed during a fit of a graph: variables, batches of factors, schedule, program."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from epfast import _checks
+from epfast._arrays import Array
+from epfast._core.graph import compare, runs
+from epfast.families import FAMILIES
+from epfast.graph.blocks import BlockBelief, BlockPrior, is_linear
+from epfast.graph.factors import Batch
+from epfast.graph.marginals import Others
+from epfast.graph.variables import Block, Index, Linear, Terms, Variables
+from epfast.inference import DataWarning
+from epfast.schedules import ADF, AEP, EP, SEP
+
+#: the place of blocks among FAMILIES: their beliefs are kept apart
+BLOCK = -1
+#: orders of EP
+ORDERS = ("auto", "sequential", "parallel", "residual")
+
+
+def places(families: NDArray[np.int8], sizes: Index) -> Index:
+    """Where the natural parameters of each variable begin, (n + 1,); the last is their number.
+
+    Scalar Gaussians come first, then the others, in the order of their numbers. sizes: how many
+    each has.
+    """
+    order = np.argsort(families != 0, kind="stable")
+    at = np.empty(len(families) + 1, dtype=np.intp)
+    at[order] = np.concatenate([[0], np.cumsum(sizes[order])])[:-1]
+    at[-1] = sizes.sum()
+    return at
+
+
+def legal(schedule: Any) -> Any:
+    """The schedule with its numbers; raises where a graph has no such sweeps."""
+    if not isinstance(schedule, EP | ADF | SEP | AEP):
+        _checks.schedule(schedule, EP, "epfast.EP(), ADF(), SEP() or AEP()")
+    orders = ("auto", "sequential") if schedule.stores != "factor" else ORDERS
+    if schedule.order not in (None, *orders):
+        raise ValueError(
+            f"order is {schedule.order!r}; allowed for a graph: {' or '.join(map(repr, orders))}"
+        )
+    for name in ("block", "site_rule", "refresh", "settle"):
+        if getattr(schedule, name, None) not in (None, 0):
+            raise ValueError(f"{name} is {getattr(schedule, name)!r}; allowed for a graph: None")
+    if getattr(schedule, "batch", None) not in (None, 1):
+        raise ValueError(f"batch is {schedule.batch}; allowed for a graph: 1, or AEP() for all")
+    return schedule.filled(power=1.0, damping=schedule.usual_damping("row"))
+
+
+def check_handle(name: str, value: Any, families: NDArray[np.int8], sizes: Index) -> None:
+    """Refuse variables that this graph has not: those of a copy that went another way."""
+    if isinstance(value, Variables):
+        numbers, family, width = value.numbers, list(FAMILIES).index(value.family), value.width
+    elif isinstance(value, Block):
+        numbers, family, width = np.array([value.number]), BLOCK, 2
+    elif isinstance(value, Linear):
+        form = value.form()
+        for part in form.parts:
+            check_handle(name, Block(form.graph, part.block, part.rows.shape[1]), families, sizes)
+        numbers, family, width = form.terms.variables, 0, 2
+    else:
+        return
+    if numbers.size and numbers.max() >= len(families):
+        raise ValueError(
+            f"{name} is over variables that were made later, or in a copy of the graph; allowed: "
+            "those that are here"
+        )
+    if (families[numbers] != family).any() or (sizes[numbers] != width).any():
+        raise ValueError(
+            f"{name} is over variables that are others here, of a copy of the graph that went "
+            "another way; allowed: those that are here"
+        )
+
+
+def has_one_set(terms: Terms) -> bool:
+    """Whether all factors have the same variables."""
+    first = terms.variables[: terms.starts[1]]
+    n = len(terms.starts) - 1
+    return len(terms.variables) == n * len(first) and bool(
+        (terms.variables.reshape(n, -1) == first).all()
+    )
+
+
+class GraphState(NamedTuple):
+    """Beliefs and sites: plain arrays, picklable. Sites are in the order of the program."""
+
+    #: natural parameters of all variables
+    beliefs: Array
+    #: those of all sites
+    sites: Array
+    #: (n_factors,)
+    log_scale: Array
+    #: sweeps done so far
+    sweeps: int
+    #: whether the next sweep fits all factors from the same beliefs
+    together: bool = False
+    #: change of the last sweep, and twice how often it has grown, less the falls since
+    change: float = math.inf
+    grown: int = 0
+    #: beliefs about blocks
+    blocks: tuple[BlockBelief, ...] = ()
+    #: states of those that are linear models, see :class:`epfast.graph.blocks.LinearPart`
+    linear: tuple[Any, ...] = ()
+    #: in residual order, (n_factors,): by how much what each reads has changed since its visit
+    residual: Array | None = None
+
+
+class Program(NamedTuple):
+    """The order of a sweep: rows of each batch sorted, and runs of factors that go together."""
+
+    #: for each batch its rows in the order of the program
+    rows: tuple[Index, ...]
+    #: (n_runs, 3): batch, first row and where the run stops, of those sorted rows
+    segments: Index
+
+
+class GraphProblem(NamedTuple):
+    """A graph to be fitted: see :class:`epfast.Graph`."""
+
+    #: identity of the graph
+    graph: str
+    #: (n_variables,), place of its family in FAMILIES, or BLOCK
+    families: NDArray[np.int8]
+    #: (n_variables,), how many natural parameters it has: of a block those of a form over it
+    sizes: Index
+    #: (n_variables + 1,), see :func:`places`
+    at: Index
+    #: natural parameters of the priors
+    prior: Array
+    #: (n_variables,), time of each state of a chain; -inf of others
+    times: Array
+    batches: tuple[Batch, ...]
+    schedule: Any
+    #: priors as the user gave them: a walk sets those of the variables that it defines aside
+    given: Array
+    #: arrays of variables and blocks, by their names or by their places among these
+    made: dict[str | int, Variables | Block]
+    #: number of the next batch
+    added: int
+    blocks: tuple[BlockPrior, ...] = ()
+
+    def linear(self) -> dict[int, int]:
+        """Blocks that are linear models of their own, by their places, and the batch of each.
+
+        A single pass goes in the order of the graph.
+        """
+        found: dict[int, int] = {}
+        if self.schedule.stores == "none":
+            return found
+        for place, block in enumerate(self.blocks):
+            about = [
+                k
+                for k, batch in enumerate(self.batches)
+                if any(part.block == block.number for part in batch.parts)
+            ]
+            if len(about) == 1 and is_linear(self.batches[about[0]], self.schedule):
+                found[place] = about[0]
+        return found
+
+    def rest(self, linear: dict[int, int]) -> GraphProblem:
+        """The problem without the batches of linear models."""
+        left = (batch for k, batch in enumerate(self.batches) if k not in linear.values())
+        return self._replace(batches=tuple(left))
+
+    @property
+    def n_gaussians(self) -> int:
+        return int((self.families == 0).sum())
+
+    @property
+    def n_factors(self) -> int:
+        return sum(batch.n for batch in self.batches)
+
+    def check(self, quiet: bool = False) -> None:
+        """Refuse what cannot become proper; warn of variables that no factor is about."""
+        seen = np.zeros(len(self.families), dtype=bool)
+        for batch in self.batches:
+            seen[batch.terms.variables] = True
+        # of a beta variable and of categories zeros are a uniform prior
+        may = np.flatnonzero(self.families <= 1)
+        flat = np.zeros(len(seen), dtype=bool)
+        flat[may] = (self.prior[self.at[may]] == 0.0) & (self.prior[self.at[may] + 1] == 0.0)
+        if (flat & ~seen).any():
+            raise ValueError(
+                f"{(flat & ~seen).sum()} variables have neither a prior nor a factor; allowed: "
+                "a finite variance, or factors about them"
+            )
+        power = self.schedule.power
+        for batch in self.batches if power != 1.0 else ():
+            reason = batch.factor.refuses_power(batch)
+            if reason is not None:
+                raise ValueError(f"power is {power:g}; allowed for {reason}: 1")
+            if batch.scheme is not None:
+                batch.factor.loss.check_power(power)
+        linear = self.linear().values() if self.tied else ()
+        if self.tied and not all(
+            k in linear if batch.parts else has_one_set(batch.terms)
+            for k, batch in enumerate(self.batches)
+        ):
+            raise ValueError(
+                f"schedule is {type(self.schedule).__name__}, where the factors of a batch share a "
+                "site; allowed: batches whose factors all have the same scalar variables, losses "
+                "of forms X @ w about a block of their own, or EP()"
+            )
+        for batch in self.batches if self.schedule.order == "residual" else ():
+            if not batch.factor.compiled or batch.parts:
+                raise ValueError(
+                    "order is 'residual', which visits factors one by one; allowed beside factors "
+                    "of your own, and about blocks: 'auto', 'sequential' or 'parallel'"
+                )
+        for batch in self.batches if self.tied else ():
+            if batch.n > 1 and not batch.factor.shares:
+                raise ValueError(
+                    f"schedule is {type(self.schedule).__name__}, where the factors of a batch "
+                    f"share a site; allowed for {type(batch.factor).__name__}: EP()"
+                )
+        if quiet:
+            return
+        by_kind: dict[type, NDArray[np.bool_]] = {}
+        for batch in self.batches:
+            mask = by_kind.setdefault(type(batch.factor), np.zeros(len(seen), dtype=bool))
+            mask[batch.terms.variables] = True
+        for batch in self.batches:
+            others = [mask for kind, mask in by_kind.items() if kind is not type(batch.factor)]
+            alone = ~np.any(others, axis=0) if others else np.ones(len(seen), dtype=bool)
+            reason = batch.factor.symmetry(batch, self.gaussian_prior, alone)
+            if reason:
+                warnings.warn(reason, DataWarning, stacklevel=4)
+        if not seen.all():
+            warnings.warn(
+                f"{(~seen).sum()} of {len(seen)} variables are in no factor: their posterior is "
+                "their prior",
+                DataWarning,
+                stacklevel=4,
+            )
+
+    @property
+    def tied(self) -> bool:
+        """Whether the factors of a batch share a site."""
+        return bool(self.schedule.stores == "shared")
+
+    def is_that(self, other: GraphProblem) -> bool:
+        """Whether the other has the same variables and factors, and sites of the same kind."""
+        if self is other:
+            return True
+        mine, others = self.batches, other.batches
+        return (
+            self.tied == other.tied
+            and self.linear() == other.linear()
+            and np.array_equal(self.at, other.at)
+            and np.array_equal(self.families, other.families)
+            and np.array_equal(self.prior, other.prior)
+            and len(self.blocks) == len(other.blocks)
+            and all(
+                np.array_equal(a.precision, b.precision) and np.array_equal(a.mean, b.mean)
+                for a, b in zip(self.blocks, other.blocks, strict=True)
+            )
+            and np.array_equal(self.times, other.times)
+            and len(mine) == len(others)
+            and all(a.key == b.key and a.n == b.n for a, b in zip(mine, others, strict=True))
+            and all(
+                np.array_equal(x, y)
+                for a, b in zip(mine, others, strict=True)
+                for x, y in ((a.rows, b.rows), *zip(a.terms[:2], b.terms[:2], strict=True))
+            )
+        )
+
+    def goes_on(self, other: GraphProblem) -> bool:
+        """Whether sweeps are those of the other's schedule, but for their number and tolerance."""
+        mine, others = (
+            {name: value for name, value in vars(x).items() if name not in ("sweeps", "tol")}
+            for x in (self.schedule, other.schedule)
+        )
+        return type(self.schedule) is type(other.schedule) and mine == others
+
+    def gaussian_prior(self, variables: Index) -> Array:
+        """Natural parameters of the priors of scalar Gaussian variables, (n, 2)."""
+        return np.asarray(self.prior[self.at[variables][:, None] + np.arange(2)])
+
+    def site_places(self, batch: Batch) -> tuple[Index, Index]:
+        """Which belief each number of the sites of a batch is about; where each factor's begin."""
+        terms = batch.terms.taken(slice(0, 1)) if self.tied else batch.terms
+        sizes = self.sizes[terms.variables]
+        ends = np.concatenate([[0], np.cumsum(sizes)])
+        inner = np.arange(ends[-1]) - np.repeat(ends[:-1], sizes)
+        return np.repeat(self.at[terms.variables], sizes) + inner, ends[terms.starts]
+
+    def added_up(self, beliefs: Array, where: Index, sites: Array) -> tuple[Array, Array]:
+        """Priors plus sites, and how large what rounds may have been beside it, times 1e6.
+
+        Sites that went leave their rounding: up to a thousandth of a standard deviation is nothing.
+        """
+        n, length = 2 * self.n_gaussians, len(self.prior)
+        total = self.prior + np.bincount(where, sites, length)
+        size: Array = np.abs(self.prior)
+        size += np.bincount(where, np.abs(sites), length).astype(np.float64)
+        size[1:n:2] += 1e3 * np.sqrt(np.maximum(beliefs[:n:2], 0.0))
+        return total, size
+
+    def numbers(self, batch: Batch) -> Index:
+        """How many numbers the site of each factor of a batch has."""
+        return np.add.reduceat(self.sizes[batch.terms.variables], batch.terms.starts[:-1])
+
+    def others(self) -> Others:
+        """All variables that are no scalar Gaussians."""
+        return Others.of(self.families, self.sizes, self.at[:-1])
+
+    def is_proper(self, beliefs: Array, others: Others) -> bool:
+        """Whether every variable that has a proper prior has a proper belief."""
+        n = self.n_gaussians
+        precision, prior = beliefs[: 2 * n : 2], self.prior[: 2 * n : 2]
+        gaussian = bool(np.where(prior > 0.0, precision > 0.0, precision >= 0.0).all())
+        return gaussian and others.stay_proper(self.prior, beliefs)
+
+    def evidence(self, state: GraphState) -> float:
+        """EP's log p(y) of a state, but for what is known of blocks."""
+        others, n = self.others(), self.n_gaussians
+        after, before = (
+            compare(eta, eta, n)[1] + others.partition(eta) for eta in (state.beliefs, self.prior)
+        )
+        return float(after - before + state.log_scale.sum())
+
+    def order(self) -> Index:
+        """The sequential order of all factors: by time, then as they were added.
+
+        The time of a factor is the last of its variables', so that chains are visited from one end
+        to the other, whatever the order in which their factors were added.
+        """
+        time = [
+            np.maximum.reduceat(self.times[batch.terms.variables], batch.terms.starts[:-1])
+            for batch in self.batches
+        ]
+        return np.argsort(np.concatenate([*time, []]), kind="stable")
+
+    def program(self, order: Index) -> Program:
+        """Runs of factors without a common variable, for a sequential order. O(edges).
+
+        Those about a block share it: they go one after the other within a run.
+        """
+        batches = self.batches
+        if not batches:
+            return Program((), np.empty((0, 3), dtype=np.intp))
+        counts = np.concatenate([batch.terms.counts for batch in batches])
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.intp)
+        variables = np.concatenate([batch.terms.variables for batch in batches])
+        first = np.concatenate([[0], np.cumsum([batch.n for batch in batches])]).astype(np.intp)
+        kind = np.concatenate([batch.factor.kinds(batch) for batch in batches])
+        in_order = np.array([len(batch.parts) > 0 for batch in batches], dtype=np.uint8)
+        n = len(self.families)
+        rows, segments = runs(starts, variables, order, first, n, kind, in_order)
+        return Program(tuple(rows[a:b] - a for a, b in pairwise(first)), segments)

@@ -1,0 +1,412 @@
+"""Tilted densities t^a x cavities of factors of the user's own, in coordinates without limits."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from epfast._arrays import Array
+from epfast.families import FAMILIES
+from epfast.graph.density import Density, Rows, differences, repeated, slope_differences
+
+
+class Coordinate:
+    """What a variable of a family is integrated over: u, from -inf to inf; x is a function of u.
+
+    eta are natural parameters (m, 2), u (m,) or (m, p).
+    """
+
+    family: ClassVar[str]
+
+    @staticmethod
+    def x(u: Array) -> Array:
+        """The variable."""
+        raise NotImplementedError
+
+    @staticmethod
+    def log_density(eta: Array, u: Array) -> Array:
+        """Log density of u, normalised."""
+        raise NotImplementedError
+
+    @staticmethod
+    def derivatives(eta: Array, u: Array) -> tuple[Array, Array]:
+        """First and second derivative of the log density, (m,) each."""
+        raise NotImplementedError
+
+    @staticmethod
+    def moments(eta: Array) -> tuple[Array, Array]:
+        """Centre and width of u."""
+        raise NotImplementedError
+
+    @staticmethod
+    def integrands(u: Array, centre: Array) -> tuple[Array, Array]:
+        """Two functions of u whose means give the projection."""
+        raise NotImplementedError
+
+    @staticmethod
+    def units(width: Array) -> tuple[Array, Array]:
+        """How large the integrands are where u varies on this width."""
+        return width, width * width
+
+    @staticmethod
+    def target(first: Array, second: Array, centre: Array) -> Array:
+        """The projection by the means of the two, natural parameters (m, 2)."""
+        raise NotImplementedError
+
+
+class Straight(Coordinate):
+    """A Gaussian variable itself."""
+
+    family = "gaussian"
+
+    @staticmethod
+    def x(u: Array) -> Array:
+        return u
+
+    @staticmethod
+    def log_density(eta: Array, u: Array) -> Array:
+        tau, nu = eta.T if u.ndim == 1 else eta.T[:, :, None]
+        d = u - nu / tau
+        return np.asarray(-0.5 * tau * d * d + 0.5 * np.log(tau / (2.0 * np.pi)))
+
+    @staticmethod
+    def derivatives(eta: Array, u: Array) -> tuple[Array, Array]:
+        return eta[:, 1] - eta[:, 0] * u, -eta[:, 0]
+
+    @staticmethod
+    def moments(eta: Array) -> tuple[Array, Array]:
+        return eta[:, 1] / eta[:, 0], 1.0 / np.sqrt(eta[:, 0])
+
+    @staticmethod
+    def integrands(u: Array, centre: Array) -> tuple[Array, Array]:
+        d = u - centre
+        return d, d * d
+
+    @staticmethod
+    def target(first: Array, second: Array, centre: Array) -> Array:
+        variance = second - first * first
+        return FAMILIES["gaussian"].matching(np.stack([centre + first, variance], axis=1))
+
+
+class Logarithm(Coordinate):
+    """The logarithm of a gamma variable."""
+
+    family = "gamma"
+
+    @staticmethod
+    def x(u: Array) -> Array:
+        return np.asarray(np.exp(np.clip(u, -700.0, 700.0)))
+
+    @staticmethod
+    def log_density(eta: Array, u: Array) -> Array:
+        shape, rate = eta.T if u.ndim == 1 else eta.T[:, :, None]
+        shape = shape + 1.0
+        d = u - np.log(shape / rate)
+        constant = shape * np.log(shape) - shape - special.gammaln(shape)
+        return np.asarray(constant - shape * (np.expm1(d) - d))
+
+    @staticmethod
+    def derivatives(eta: Array, u: Array) -> tuple[Array, Array]:
+        x = eta[:, 1] * np.exp(u)
+        return eta[:, 0] + 1.0 - x, -x
+
+    @staticmethod
+    def moments(eta: Array) -> tuple[Array, Array]:
+        shape, rate = eta[:, 0] + 1.0, eta[:, 1]
+        return special.digamma(shape) - np.log(rate), np.sqrt(special.polygamma(1, shape))
+
+    @staticmethod
+    def integrands(u: Array, centre: Array) -> tuple[Array, Array]:
+        d = u - centre
+        return d, np.expm1(d) - d
+
+    @staticmethod
+    def target(first: Array, second: Array, centre: Array) -> Array:
+        with np.errstate(all="ignore"):
+            mean = np.exp(centre + np.log1p(second + first))
+        return FAMILIES["gamma"].matching(np.stack([centre + first, mean], axis=1))
+
+
+class Logit(Coordinate):
+    """The log odds of a beta variable."""
+
+    family = "beta"
+
+    @staticmethod
+    def x(u: Array) -> Array:
+        # never 0 or 1, whose logs times 0 are NaN
+        return np.asarray(np.clip(special.expit(u), 1e-300, 1.0 - 2.0**-53))
+
+    @staticmethod
+    def log_density(eta: Array, u: Array) -> Array:
+        alpha, beta = (eta + 1.0).T if u.ndim == 1 else (eta + 1.0).T[:, :, None]
+        inner = alpha * special.log_expit(u) + beta * special.log_expit(-u)
+        return np.asarray(inner - special.betaln(alpha, beta))
+
+    @staticmethod
+    def derivatives(eta: Array, u: Array) -> tuple[Array, Array]:
+        alpha, beta = (eta + 1.0).T
+        p, q = special.expit(u), special.expit(-u)
+        return alpha * q - beta * p, -(alpha + beta) * p * q
+
+    @staticmethod
+    def moments(eta: Array) -> tuple[Array, Array]:
+        alpha, beta = (eta + 1.0).T
+        spread = special.polygamma(1, alpha) + special.polygamma(1, beta)
+        return special.digamma(alpha) - special.digamma(beta), np.sqrt(spread)
+
+    @staticmethod
+    def integrands(u: Array, centre: Array) -> tuple[Array, Array]:
+        # less what they are at the centre: their means have no more digits than that leaves
+        return (
+            special.log_expit(u) - special.log_expit(centre),
+            special.log_expit(-u) - special.log_expit(-centre),
+        )
+
+    @staticmethod
+    def units(width: Array) -> tuple[Array, Array]:
+        return width, width
+
+    @staticmethod
+    def target(first: Array, second: Array, centre: Array) -> Array:
+        logs = [first + special.log_expit(centre), second + special.log_expit(-centre)]
+        return FAMILIES["beta"].matching(np.stack(logs, axis=1))
+
+
+#: by the names of families
+COORDINATES: dict[str, type[Coordinate]] = {
+    kind.family: kind for kind in (Straight, Logarithm, Logit)
+}
+
+
+class Asked(NamedTuple):
+    """Factors to fit: what comes in from their neighbours."""
+
+    #: natural parameters of the cavities, (m, 2) for each neighbour
+    messages: tuple[Array, ...]
+    #: (m, k), Gaussian cavities without a distribution, whose density counts as 1
+    flat: NDArray[np.bool_]
+    #: (m, k), where to begin: means of the beliefs, or of the cavities
+    start: Array
+    rows: Rows
+    power: float
+
+    @property
+    def n(self) -> int:
+        return self.rows.n
+
+    def taken(self, which: Any) -> Asked:
+        return Asked(
+            tuple(eta[which] for eta in self.messages),
+            self.flat[which],
+            self.start[which],
+            self.rows.taken(which),
+            self.power,
+        )
+
+
+class Answer(NamedTuple):
+    """Fits of factors; rows that failed have NaN."""
+
+    #: (m,), log of the integral of t^a times the normalised cavities
+    log_z: Array
+    #: projections of the tilted marginals, natural parameters (m, k) for each neighbour
+    targets: tuple[Array, ...]
+    #: (m,), 0: fine; else the number of a reason of the scheme
+    reason: NDArray[np.intp]
+
+
+class Tilted:
+    """Log of t^a times the cavities, as a function of u (m, k)."""
+
+    def __init__(self, density: Density, families: tuple[str, ...]) -> None:
+        self.density = density
+        self.coordinates = tuple(COORDINATES[name] for name in families)
+        #: whether derivatives of the user's serve as they are
+        self.straight = all(kind is Straight for kind in self.coordinates)
+
+    def x(self, u: Array) -> Array:
+        return np.stack([kind.x(u[:, j]) for j, kind in enumerate(self.coordinates)], axis=1)
+
+    def log_t(self, u: Array, rows: Rows) -> Array:
+        return self.density.values(self.x(u), rows.data)
+
+    def cavities(self, u: Array, asked: Asked) -> Array:
+        """Sum of the log densities of the cavities at u (m, k), or (m, p, k)."""
+        total = np.zeros(u.shape[:-1])
+        with np.errstate(all="ignore"):
+            for j, (kind, eta) in enumerate(zip(self.coordinates, asked.messages, strict=True)):
+                value = kind.log_density(eta, u[..., j])
+                flat = asked.flat[:, j]
+                value[flat] = 0.0
+                total += value
+        return total
+
+    def value(self, u: Array, asked: Asked) -> Array:
+        """At u (m, k)."""
+        return asked.power * self.log_t(u, asked.rows) + self.cavities(u, asked)
+
+    def at_points(self, u: Array, asked: Asked) -> Array:
+        """At points u (m, p, k) of each factor, (m, p); NaN of t is density 0 nowhere."""
+        m, p, k = u.shape
+        log_t = self.log_t(u.reshape(m * p, k), repeated(asked.rows, p))
+        return asked.power * log_t.reshape(m, p) + self.cavities(u, asked)
+
+    def factor(self, u: Array, rows: Rows, width: Array) -> tuple[Array, Array, Array]:
+        """log t, its gradient (m, k) and Hessian (m, k, k), by the user's functions or steps."""
+        mine = self.density
+        if self.straight and mine.gradient is not None:
+            value, slope = self.log_t(u, rows), mine.slopes(u, rows.data)
+            if mine.hessian is not None:
+                return value, slope, mine.curvatures(u, rows.data)
+
+            def slopes(x: Array, of: Rows) -> Array:
+                return mine.slopes(x, of.data)
+
+            return value, slope, slope_differences(slopes, u, rows, width)
+        value, slope, curvature = differences(self.log_t, u, rows, width)
+        if self.straight and mine.hessian is not None:
+            curvature = mine.curvatures(u, rows.data)
+        return value, slope, curvature
+
+    def derivatives(self, u: Array, asked: Asked, width: Array) -> tuple[Array, Array, Array]:
+        """Value (m,), gradient (m, k) and minus the Hessian (m, k, k)."""
+        a = asked.power
+        value, slope, curvature = self.factor(u, asked.rows, width)
+        value, slope, curvature = a * value + self.cavities(u, asked), a * slope, -a * curvature
+        for j, (kind, eta) in enumerate(zip(self.coordinates, asked.messages, strict=True)):
+            first, second = kind.derivatives(eta, u[:, j])
+            slope[:, j] += first
+            curvature[:, j, j] -= second
+        return value, slope, curvature
+
+
+class Mode(NamedTuple):
+    """Maxima of tilted densities."""
+
+    #: (m, k)
+    u: Array
+    #: (m,)
+    value: Array
+    #: (m, k, k), minus the Hessian
+    curvature: Array
+    #: (m, k), on which the density varies there
+    width: Array
+    #: (m,), whether it is a maximum
+    found: NDArray[np.bool_]
+    #: (m,), whether t and its derivatives are numbers there
+    finite: NDArray[np.bool_]
+
+
+#: Newton steps, and halvings of each; and where there is a way out without a mode
+PATIENT, LESS, HASTY = (100, 50), (40, 20), (20, 12)
+#: smallest eigenvalue of a Newton step over the largest, in units of the widths; and if positive
+FLOOR, RIDGE = 1e-6, 1e-11
+#: square of the length of a step, in standard deviations, at which it is at the maximum
+CLOSE = 1e-22
+#: and where rounding may keep it: from here on steps are taken without a look at the value
+NEAR = 1e-10
+
+
+def widths(curvature: Array, before: Array) -> Array:
+    """On which the density varies along each axis, by its curvature."""
+    diagonal = np.abs(np.diagonal(curvature, axis1=1, axis2=2))
+    with np.errstate(all="ignore"):
+        width = 1.0 / np.sqrt(diagonal)
+    return np.where(np.isfinite(width) & (width < 1e3 * before), width, before)
+
+
+class Smooth(Protocol):
+    """A log density of factors, (m, k)."""
+
+    def value(self, u: Array, asked: Any) -> Array: ...
+
+    def derivatives(self, u: Array, asked: Any, width: Array) -> tuple[Array, Array, Array]: ...
+
+
+def maximum(
+    tilted: Smooth,
+    asked: Any,
+    start: Array,
+    width: Array,
+    tries: tuple[int, int] = PATIENT,
+) -> Mode:
+    """Modes by Newton steps: eigenvalues are made positive, steps halved until the value grows."""
+    m = len(start)
+    u, width = start.copy(), width.copy()
+    value, slope, curvature = tilted.derivatives(u, asked, width)
+    found, finite = np.zeros(m, dtype=bool), np.ones(m, dtype=bool)
+    decrement = np.full(m, np.inf)
+    going = np.arange(m)
+    for _ in range(tries[0]):
+        fine = np.isfinite(value[going]) & np.isfinite(slope[going]).all(axis=1)
+        fine &= np.isfinite(curvature[going]).all(axis=(1, 2))
+        finite[going[~fine]] = False
+        going = going[fine]
+        if not len(going):
+            break
+        w = widths(curvature[going], width[going])
+        values, vectors = np.linalg.eigh(curvature[going] * w[:, :, None] * w[:, None, :])
+        sizes = np.abs(values)
+        most = np.maximum(sizes.max(axis=1, keepdims=True), FLOOR)
+        # along a ridge the curvature is small, yet right
+        sizes = np.maximum(sizes, np.where(values > 0.0, RIDGE, FLOOR) * most)
+        with np.errstate(all="ignore"):  # a step that overflows is halved
+            along = np.einsum("mij,mi->mj", vectors, slope[going] * w)
+            step = np.einsum("mij,mj->mi", vectors, along / sizes) * w
+            gain = (along * along / sizes).sum(axis=1)
+        maximal = values[:, 0] > 0.0
+        # at the maximum, or as near as rounding of the derivatives lets steps come
+        stalled = (gain < NEAR) & (gain > 0.25 * decrement[going])
+        arrived = maximal & ((gain < CLOSE) | stalled)
+        # widths must have settled, too: differences are taken on them
+        settled = np.asarray((np.abs(np.log(w / width[going])) < 0.5).all(axis=1))
+        done = arrived & settled
+        found[going[done]] = True
+        # the last step is too short for derivatives to change
+        last = done & (gain < CLOSE)
+        u[going[last]] += step[last]
+        width[going] = w
+        decrement[going] = gain
+        moving, step, gain = going[~done], step[~done], gain[~done]
+        if not len(moving):
+            going = moving
+            break
+        part = asked.taken(moving)
+        new = _stepped(tilted, part, u[moving], value[moving], step, gain, tries[1])
+        # at a kink no step is any good, and none will be
+        stuck = (new == u[moving]).all(axis=1) & (gain >= NEAR) & settled[~done]
+        u[moving] = new
+        moving, part = moving[~stuck], part.taken(~stuck)
+        if not len(moving):
+            break
+        value[moving], slope[moving], curvature[moving] = tilted.derivatives(
+            u[moving], part, width[moving]
+        )
+        going = moving
+    return Mode(u, value, curvature, width, found & finite, finite)
+
+
+def _stepped(
+    tilted: Smooth, asked: Any, u: Array, value: Array, step: Array, gain: Array, most: int
+) -> Array:
+    """u + step, as long as the value grows; u itself where no step lets it."""
+    result = u + step
+    left = np.flatnonzero(gain >= NEAR)
+    share = 1.0
+    for _ in range(most):
+        if not len(left):
+            break
+        with np.errstate(all="ignore"):
+            new = tilted.value(result[left], asked.taken(left))
+        # NaN is no growth; a value has so many digits
+        needed = 1e-4 * share * gain[left] - 1e-15 * np.abs(value[left])
+        grown = new - value[left] >= needed
+        left = left[~grown]
+        share *= 0.5
+        result[left] = u[left] + share * step[left]
+    result[left] = u[left]
+    return result

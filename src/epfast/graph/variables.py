@@ -1,0 +1,418 @@
+"""Variables of a graph, and linear forms over them: index arrays, nothing symbolic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from epfast import _checks
+from epfast._arrays import Array
+
+Index = NDArray[np.intp]
+
+
+def ends(counts: Any) -> Index:
+    """Where rows of these lengths begin, and where the last one ends."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.intp)
+
+
+class Terms(NamedTuple):
+    """Sums of coefficients times variables, one per factor: ragged rows."""
+
+    #: (n + 1,), where those of each factor begin
+    starts: Index
+    #: (terms,), numbers of variables
+    variables: Index
+    #: (terms,)
+    coefficient: Array
+
+    @property
+    def counts(self) -> Index:
+        return np.diff(self.starts)
+
+    def taken(self, which: Any) -> Terms:
+        """Select factors."""
+        counts = self.counts[which]
+        starts = ends(counts)
+        place = np.repeat(self.starts[:-1][which] - starts[:-1], counts) + np.arange(starts[-1])
+        return Terms(starts, self.variables[place], self.coefficient[place])
+
+
+def joined(a: Terms, b: Terms) -> Terms:
+    """The terms of both, factor by factor."""
+    counts = a.counts + b.counts
+    starts = ends(counts)
+    variables = np.empty(starts[-1], dtype=np.intp)
+    coefficient = np.empty(starts[-1])
+    for terms, shift in (
+        (a, starts[:-1] - a.starts[:-1]),
+        (b, starts[:-1] + a.counts - b.starts[:-1]),
+    ):
+        place = np.arange(len(terms.variables)) + np.repeat(shift, terms.counts)
+        variables[place], coefficient[place] = terms.variables, terms.coefficient
+    return Terms(starts, variables, coefficient)
+
+
+def merged(terms: Terms) -> Terms:
+    """With each variable once per factor: coefficients of a variable that is there twice add up."""
+    n = len(terms.starts) - 1
+    rows = np.repeat(np.arange(n), terms.counts)
+    order = np.lexsort((terms.variables, rows))
+    same = np.zeros(len(order), dtype=bool)
+    same[1:] = (np.diff(rows[order]) == 0) & (np.diff(terms.variables[order]) == 0)
+    if not same.any():
+        return terms
+    group = np.cumsum(~same) - 1
+    first = np.flatnonzero(~same)
+    counts = np.bincount(rows[order][first], minlength=n)
+    starts = ends(counts)
+    coefficient = np.bincount(group, weights=terms.coefficient[order]).astype(np.float64)
+    return Terms(starts, terms.variables[order][first], coefficient)
+
+
+class Part(NamedTuple):
+    """What forms have of a block: x'w, a row x for each form."""
+
+    #: number of the block
+    block: int
+    #: (n, d), dense or CSR
+    rows: Any
+
+    def taken(self, which: Any) -> Part:
+        """Select forms."""
+        return self._replace(rows=self.rows[which])
+
+    def times(self, numbers: Array) -> Part:
+        rows = self.rows
+        if hasattr(rows, "indptr"):
+            return self._replace(rows=sparse.csr_array(sparse.diags_array(numbers) @ rows))
+        return self._replace(rows=rows * numbers[:, None])
+
+
+def added(a: tuple[Part, ...], b: tuple[Part, ...]) -> tuple[Part, ...]:
+    """The parts of both, form by form."""
+    of = {part.block: part.rows for part in a}
+    for block, rows in b:
+        there = of.get(block)
+        if there is not None and hasattr(there, "indptr") != hasattr(rows, "indptr"):
+            there, rows = (x.toarray() if hasattr(x, "indptr") else x for x in (there, rows))
+        of[block] = rows if there is None else there + rows
+    return tuple(Part(block, of[block]) for block in sorted(of))
+
+
+class Linear:
+    """What adds up to linear forms: arithmetic of :class:`Form` and of Gaussian variables."""
+
+    #: of NumPy: an array leaves the arithmetic to the form
+    __array_ufunc__ = None
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> NDArray[Any]:
+        """What is no array of numbers: a sparse X then leaves X @ variables to them."""
+        whole = np.empty((), dtype=object)
+        whole[()] = self
+        return whole
+
+    def form(self) -> Form:
+        raise NotImplementedError
+
+    def __add__(self, other: Any) -> Form:
+        with np.errstate(over="ignore", invalid="ignore"):  # refused where the form is used
+            return self.form().plus(other)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Form:
+        return self.form().times(-1.0)
+
+    def __sub__(self, other: Any) -> Form:
+        return self.__add__(-other if isinstance(other, Linear) else -_numbers(other))
+
+    def __rsub__(self, other: Any) -> Form:
+        return self.__neg__().__add__(other)
+
+    def __mul__(self, other: Any) -> Form:
+        if isinstance(other, Linear):
+            raise TypeError(
+                "a product of variables is no linear form; allowed: numbers times variables, or "
+                "the factor epfast.graph.Product()"
+            )
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self.form().times(_numbers(other))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> Form:
+        numbers = _numbers(other)
+        if not numbers.all():
+            raise ValueError("a form is divided by 0; allowed: numbers other than 0")
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self.form().times(1.0 / numbers)
+
+
+def _numbers(value: Any) -> Array:
+    """Finite numbers of a form, of any shape."""
+    given = _checks.real_array("form", value)
+    if not np.isfinite(given).all():
+        raise ValueError("a form holds NaN or infinity; allowed: finite numbers")
+    return np.asarray(given, dtype=np.float64)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Form(Linear):
+    """An array of linear forms h = sum_j a_j x_j + x'w + offset over Gaussian variables."""
+
+    graph: str
+    shape: tuple[int, ...]
+    #: scalar variables
+    terms: Terms
+    #: (n,), n the product of the shape
+    offset: Array
+    #: blocks with a full covariance, each once
+    parts: tuple[Part, ...] = ()
+
+    def form(self) -> Form:
+        return self
+
+    def __repr__(self) -> str:
+        return f"Form(shape={self.shape})"
+
+    @property
+    def size(self) -> int:
+        return len(self.offset)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a single form has no length")
+        return self.shape[0]
+
+    def __getitem__(self, key: Any) -> Form:
+        places = np.arange(self.size).reshape(self.shape)[key]
+        return self._spread(np.asarray(places))
+
+    def _spread(self, places: Index) -> Form:
+        flat = places.ravel()
+        parts = tuple(part.taken(flat) for part in self.parts)
+        return Form(self.graph, places.shape, self.terms.taken(flat), self.offset[flat], parts)
+
+    def broadcast(self, shape: tuple[int, ...]) -> Form:
+        """The form as an array of this shape, as NumPy has it."""
+        if shape == self.shape:
+            return self
+        places = np.arange(self.size).reshape(self.shape)
+        return self._spread(np.broadcast_to(places, shape))
+
+    def plus(self, other: Any) -> Form:
+        if isinstance(other, Linear):
+            b = other.form()
+            if b.graph != self.graph:
+                raise ValueError("a form adds variables of two graphs; allowed: those of one graph")
+            shape = _broadcast(self.shape, b.shape)
+            a, b = self.broadcast(shape), b.broadcast(shape)
+            terms, parts = joined(a.terms, b.terms), added(a.parts, b.parts)
+            return Form(self.graph, shape, terms, a.offset + b.offset, parts)
+        numbers = _numbers(other)
+        shape = _broadcast(self.shape, numbers.shape)
+        a = self.broadcast(shape)
+        offset = a.offset + np.broadcast_to(numbers, shape).ravel()
+        return Form(a.graph, shape, a.terms, offset, a.parts)
+
+    def times(self, numbers: Any) -> Form:
+        numbers = _numbers(numbers)
+        shape = _broadcast(self.shape, numbers.shape)
+        a = self.broadcast(shape)
+        flat = np.broadcast_to(numbers, shape).ravel()
+        coefficient = a.terms.coefficient * np.repeat(flat, a.terms.counts)
+        terms = a.terms._replace(coefficient=coefficient)
+        parts = tuple(part.times(flat) for part in a.parts)
+        return Form(a.graph, shape, terms, a.offset * flat, parts)
+
+    def sum(self, axis: int | None = None) -> Form:
+        """Sums of the forms, over all or along an axis."""
+        places = np.arange(self.size).reshape(self.shape)
+        if axis is None:
+            places = places.reshape(1, -1)
+            shape: tuple[int, ...] = ()
+        else:
+            places = np.moveaxis(places, axis, -1)
+            shape = places.shape[:-1]
+            places = places.reshape(-1, places.shape[-1])
+        chosen = self.terms.taken(places.ravel())
+        n, width = places.shape
+        starts = chosen.starts[::width] if width else np.zeros(n + 1, np.intp)
+        sums = sparse.csr_array(
+            (np.ones(places.size), places.ravel(), np.arange(n + 1) * width), (n, self.size)
+        )
+        with np.errstate(over="ignore", invalid="ignore"):
+            offset = self.offset[places].sum(axis=1)
+        return Form(
+            self.graph,
+            shape,
+            chosen._replace(starts=np.ascontiguousarray(starts)),
+            offset,
+            tuple(part._replace(rows=sums @ part.rows) for part in self.parts),
+        )
+
+
+def entries_of(rows: Any) -> Array:
+    """The entries of rows, of a sparse matrix those that it stores."""
+    return np.asarray(rows.data if hasattr(rows, "indptr") else rows)
+
+
+def finite_rows(X: Any, d: int) -> Any:
+    """X of X @ variables, checked: (n, d), an array of doubles or a CSR matrix."""
+    rows = _checks.rows("X", X, d)
+    if not np.isfinite(entries_of(rows)).all():
+        raise ValueError("X holds NaN or infinity; allowed: finite numbers")
+    if hasattr(rows, "indptr"):
+        return sparse.csr_array(rows, dtype=np.float64)
+    return np.ascontiguousarray(rows, dtype=np.float64)
+
+
+def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    try:
+        return np.broadcast_shapes(a, b)
+    except ValueError:
+        raise ValueError(
+            f"forms of shapes {a} and {b} do not go together; allowed: shapes that NumPy broadcasts"
+        ) from None
+
+
+class Variables(Linear):
+    """An array of variables of a graph: a handle, which indexes and slices like an array.
+
+    Those of a Gaussian family add up to linear forms: ``s[home] - s[away] + edge``, ``2 * x``,
+    ``X @ w``. The belief about them is ``post[variables]``.
+    """
+
+    def __init__(self, graph: str, family: str, numbers: Index, width: int = 2) -> None:
+        #: the graph that they are of
+        self.graph = graph
+        #: "gaussian", "gamma", "beta" or "categorical"
+        self.family = family
+        #: number of each in its graph
+        self.numbers = numbers
+        #: natural parameters of each: of categorical variables the number of categories
+        self.width = width
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.numbers.shape
+
+    @property
+    def size(self) -> int:
+        return self.numbers.size
+
+    @property
+    def ndim(self) -> int:
+        return self.numbers.ndim
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a single variable has no length")
+        return self.shape[0]
+
+    def __getitem__(self, key: Any) -> Variables:
+        parts = key if isinstance(key, tuple) else (key,)
+        for part in parts:
+            kind = getattr(np.asarray(part), "dtype", None) if not isinstance(part, slice) else None
+            if isinstance(part, (slice, type(None), type(Ellipsis))):
+                continue
+            if isinstance(part, Linear) or (kind is not None and kind.kind not in "iub"):
+                raise TypeError(
+                    f"an index of variables is {_checks.describe(part)}; allowed: whole numbers, "
+                    "slices, or booleans"
+                )
+        try:
+            numbers = np.asarray(self.numbers[key], dtype=np.intp)
+            return Variables(self.graph, self.family, numbers, self.width)
+        except IndexError as error:
+            raise IndexError(f"variables of shape {self.shape}: {error}") from None
+
+    def reshape(self, *shape: Any) -> Variables:
+        return Variables(self.graph, self.family, self.numbers.reshape(*shape), self.width)
+
+    def __repr__(self) -> str:
+        return f"Variables({self.family}, shape={self.shape})"
+
+    def form(self) -> Form:
+        if self.family != "gaussian":
+            raise TypeError(
+                f"a linear form is over {self.family} variables; allowed: scalar Gaussian ones"
+            )
+        n = self.size
+        terms = Terms(np.arange(n + 1), self.numbers.ravel().astype(np.intp), np.ones(n))
+        return Form(self.graph, self.shape, terms, np.zeros(n))
+
+    def sum(self, axis: int | None = None) -> Form:
+        """Sums of Gaussian variables, over all or along an axis."""
+        return self.form().sum(axis)
+
+    def __rmatmul__(self, X: Any) -> Form:
+        """Linear forms X @ variables: one per row of X, dense or CSR."""
+        if self.ndim != 1:
+            raise ValueError(f"X @ variables of shape {self.shape}; allowed: one axis, (d,)")
+        self.form()
+        rows = finite_rows(X, self.size)
+        n = rows.shape[0]
+        if hasattr(rows, "indptr"):
+            starts, columns = rows.indptr.astype(np.intp), rows.indices
+            coefficient = np.asarray(rows.data, dtype=np.float64)
+        else:
+            starts = np.arange(0, n * self.size + 1, max(1, self.size))
+            starts = starts if self.size else np.zeros(n + 1, dtype=np.intp)
+            columns = np.tile(np.arange(self.size), n)
+            coefficient = np.array(rows, dtype=np.float64).ravel()
+        terms = Terms(starts.astype(np.intp), self.numbers[columns], coefficient)
+        return Form(self.graph, (n,), terms, np.zeros(n))
+
+
+class Block(Linear):
+    """A vector of Gaussian variables of a graph, (d,), whose belief has a full covariance.
+
+    ``X @ w`` are linear forms, one per row of X; so are its entries, ``w[0] - w[2]``. The belief
+    about it is ``post[w]``.
+    """
+
+    def __init__(self, graph: str, number: int, d: int) -> None:
+        #: the graph that it is of
+        self.graph = graph
+        #: its number among the variables of the graph
+        self.number = number
+        self.d = d
+
+    @property
+    def shape(self) -> tuple[int]:
+        return (self.d,)
+
+    @property
+    def size(self) -> int:
+        return self.d
+
+    def __len__(self) -> int:
+        return self.d
+
+    def __repr__(self) -> str:
+        return f"Block(shape=({self.d},))"
+
+    def form(self) -> Form:
+        return self._forms(sparse.csr_array(sparse.eye_array(self.d)))
+
+    def __getitem__(self, key: Any) -> Form:
+        return self.form()[key]
+
+    def sum(self) -> Form:
+        """Sum of all entries."""
+        return self.form().sum()
+
+    def __rmatmul__(self, X: Any) -> Form:
+        """Linear forms X @ w: one per row of X, dense or CSR."""
+        return self._forms(finite_rows(X, self.d))
+
+    def _forms(self, rows: Any) -> Form:
+        n = rows.shape[0]
+        none = Terms(np.zeros(n + 1, dtype=np.intp), np.empty(0, dtype=np.intp), np.empty(0))
+        return Form(self.graph, (n,), none, np.zeros(n), (Part(self.number, rows),))
