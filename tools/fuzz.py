@@ -1,13 +1,14 @@
 """Throw random calls, legal and hostile, at everything that epfast makes public.
 
-    python tools/fuzz.py [--seed 1] [--doors 20000] [--fits 2000] [--jobs 1]
+    python tools/fuzz.py [--seed 1] [--doors 20000] [--fits 2000] [--graphs 5000] [--jobs 1]
                          [--state FILE.jsonl [--resume]]
-    python tools/fuzz.py --seconds 20              # CI: both kinds, so many seconds
+    python tools/fuzz.py --seconds 20              # CI: all kinds, so many seconds
     python tools/fuzz.py --seed 1 --case doors:1695    # one case again, here, with its traceback
 
 A case is a function of (seed, kind, number). "doors" are cheap calls with arguments of which some
 are of the wrong type, shape or size (``fuzz_doors_*.py``); "fits" are combinations of losses,
-schemes, schedules and hostile data (``fuzz_fits.py``). ``fuzz_oracles.py`` says what is a failure:
+schemes, schedules and hostile data (``fuzz_fits.py``); "graphs" are factor graphs with steps of
+their lives (``fuzz_graphs.py``). ``fuzz_oracles.py`` says what is a failure:
 an error that is not ours, NaN or infinity, a changed input, a warning of NumPy, a fit that claims
 too much. Beside these, a process that dies, and a call that takes longer than ``--limit`` seconds.
 
@@ -42,7 +43,7 @@ from typing import Any, NamedTuple, TextIO
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 #: cases per batch: about a second
-BATCH = {"doors": 1000, "fits": 50}
+BATCH = {"doors": 1000, "fits": 50, "graphs": 100}
 KINDS = tuple(BATCH)
 #: bytes that a process may take: a hostile size is a MemoryError, not a machine that swaps
 MEMORY = 6 << 30
@@ -58,7 +59,7 @@ CONTEXT: Any = multiprocessing.get_context("forkserver" if "forkserver" in METHO
 if "forkserver" in METHODS:
     # older servers know the path only from here
     os.environ["PYTHONPATH"] = os.pathsep.join(map(str, [Path(__file__).parent, *sys.path[1:]]))
-    CONTEXT.set_forkserver_preload(["fuzz_doors", "fuzz_fits"])
+    CONTEXT.set_forkserver_preload(["fuzz_doors", "fuzz_fits", "fuzz_graphs"])
 
 
 class Piece(NamedTuple):
@@ -78,10 +79,12 @@ def judged(seed: int, kind: str, number: int) -> Any:
 
     import fuzz_doors
     import fuzz_fits
+    import fuzz_graphs
     from fuzz_oracles import Case, run
     from fuzz_values import Draw
 
-    maker = {"doors": fuzz_doors.draw_case, "fits": fuzz_fits.draw_case}[kind]
+    makers = {"doors": fuzz_doors, "fits": fuzz_fits, "graphs": fuzz_graphs}
+    maker = makers[kind].draw_case
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -343,8 +346,8 @@ class Report:
 
 
 def pieces(options: argparse.Namespace, report: Report) -> Iterator[Piece]:
-    """The batches, both kinds in turn, each in proportion to how many are wanted."""
-    wanted = {"doors": options.doors, "fits": options.fits}
+    """The batches, all kinds in turn, each in proportion to how many are wanted."""
+    wanted = {kind: getattr(options, kind) for kind in KINDS}
     at = dict.fromkeys(KINDS, 0)
     spent = dict.fromkeys(KINDS, 0.0)
     began = time.monotonic()
@@ -389,10 +392,11 @@ def main(arguments: list[str]) -> int:
     """Run what the arguments say; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--case", help="run one case here: doors:NUMBER, fits:NUMBER, or NUMBER")
+    parser.add_argument("--case", help="run one case here: doors:NUMBER, or NUMBER")
     parser.add_argument("--doors", type=int, default=20000, help="number of cheap calls")
     parser.add_argument("--fits", type=int, default=2000)
-    parser.add_argument("--seconds", type=float, help="as many as this takes, of both kinds")
+    parser.add_argument("--graphs", type=int, default=5000)
+    parser.add_argument("--seconds", type=float, help="as many as this takes, of all kinds")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument(
         "--limit",

@@ -24,12 +24,14 @@ sys.path.insert(0, str(TOOLS))
 import fuzz
 import fuzz_doors
 import fuzz_fits
+import fuzz_graphs
 import fuzz_oracles
 from fuzz_hostile import dressed
 from fuzz_oracles import Case, Failure, run
 from fuzz_values import Draw
 
 MAKERS = {"doors": fuzz_doors.draw_case, "fits": fuzz_fits.draw_case}
+MAKERS["graphs"] = fuzz_graphs.draw_case
 
 
 def case_of(kind, number, seed=1):
@@ -235,7 +237,18 @@ def test_dead_and_stuck_processes(tmp_path):
         (tmp_path / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
     (tmp_path / "fuzz_doors.py").write_text(PLANTED)
     state = tmp_path / "state.jsonl"
-    call = [sys.executable, "fuzz.py", "--doors", "20", "--fits", "0", "--limit", "3"]
+    call = [
+        sys.executable,
+        "fuzz.py",
+        "--doors",
+        "20",
+        "--fits",
+        "0",
+        "--graphs",
+        "0",
+        "--limit",
+        "3",
+    ]
     call += ["--state", str(state), "--resume"]
     first = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert first.returncode == 1, first.stderr
@@ -253,3 +266,29 @@ def test_one_case_is_shown(capsys):
     assert fuzz.main(["--seed", "1", "--case", "doors:1"]) in (0, 1)
     shown = capsys.readouterr().out
     assert shown.startswith("doors:1  ")
+
+
+# ---- graphs ----
+
+
+@pytest.mark.parametrize("first", range(0, 400, 100))
+def test_graphs(first):
+    """Refused by name, or finite, and converged or counted."""
+    failures = {}
+    for number in range(first, first + 100):
+        case = run(case_of("graphs", number))
+        if case.found:
+            failures[number] = case.found
+    assert failures == {}
+
+
+def test_a_graph_that_lies_is_seen():
+    life = fuzz_graphs.Life(Draw(1, "graphs", 0))
+    post = None
+    while post is None:
+        life = fuzz_graphs.Life(Draw(1, "graphs", life.draw.integer(1, 10**6)))
+        life.play()
+        post = life.post
+    post.state.beliefs[:] = np.nan
+    found = {kind for kind, _ in fuzz_graphs.judged(post, [])}
+    assert "not finite" in found

@@ -1,0 +1,377 @@
+"""Ratings through time: against a plain EP of the same games, by properties, and at the door."""
+
+import copy
+import itertools
+import pickle
+import sys
+
+import numpy as np
+import pytest
+from scipy import special
+
+from epfast import EP, rating
+from epfast.inference import report
+
+TIGHT = EP(sweeps=3000, tol=1e-11)
+SET = {"prior_sd": 1.3, "drift": 0.02, "margin": 0.4}
+
+
+def games(seed=0, players=7, n=120, names=str, at_home=0.0):
+    """Games of players whose ratings walk; several on a day, in no order of time."""
+    rng = np.random.default_rng(seed)
+    times = np.sort(rng.integers(0, 40, n)).astype(float)
+    skill = 1.3 * rng.normal(size=(players, 1)) + np.cumsum(
+        0.14 * rng.normal(size=(players, 40)), axis=1
+    )
+    a, b = np.array([rng.choice(players, 2, replace=False) for _ in range(n)]).T
+    home = rng.integers(-1, 2, n)
+    day = times.astype(int)
+    h = skill[a, day] - skill[b, day] + at_home * home + np.sqrt(2.0) * rng.normal(size=n)
+    won = h >= 0.0
+    order = rng.permutation(n)
+    winner, loser = np.where(won, a, b), np.where(won, b, a)
+    return {
+        "winner": [names(k) for k in winner[order]],
+        "loser": [names(k) for k in loser[order]],
+        "time": times[order],
+        "draw": (np.abs(h) < 0.4)[order],
+        "home": np.where(won, home, -home)[order],
+    }
+
+
+def interval_moments(m, v, low, high):
+    """Z and the first two moments of N(m, v) cut to an interval."""
+    sd = np.sqrt(v)
+    a, b = (low - m) / sd, (high - m) / sd
+    Z = special.ndtr(b) - special.ndtr(a) if a < 0 else special.ndtr(-a) - special.ndtr(-b)
+    fa, fb = (np.exp(-0.5 * x * x) / np.sqrt(2 * np.pi) for x in (a, b))
+    ga, gb = (0.0 if np.isinf(x) else x * f for x, f in ((a, fa), (b, fb)))
+    mean = (fa - fb) / Z
+    return np.log(Z), m + sd * mean, v * (1.0 + (ga - gb) / Z - mean**2)
+
+
+def dense(data, at_home=False):
+    """EP with one Gaussian over all ratings at all times: no factorisation to be wrong about."""
+    order = np.argsort(data["time"], kind="stable")
+    players = sorted(set(data["winner"]) | set(data["loser"]))
+    keys = sorted(
+        {
+            (p, t)
+            for side in ("winner", "loser")
+            for p, t in zip(data[side], data["time"], strict=True)
+        }
+    )
+    at = {key: k for k, key in enumerate(keys)}
+    d = len(keys) + at_home
+    P = np.zeros((d, d))
+    for p in players:
+        mine = [k for k in keys if k[0] == p]
+        P[at[mine[0]], at[mine[0]]] += 1.0 / SET["prior_sd"] ** 2
+        for one, two in itertools.pairwise(mine):
+            w = 1.0 / (SET["drift"] * (two[1] - one[1]))
+            i, j = at[one], at[two]
+            P[[i, j], [i, j]] += w
+            P[[i, j], [j, i]] -= w
+    if at_home:
+        P[-1, -1] += 1.0
+    rows = np.zeros((len(order), d))
+    for r, f in enumerate(order):
+        rows[r, at[data["winner"][f], data["time"][f]]] = 1.0
+        rows[r, at[data["loser"][f], data["time"][f]]] = -1.0
+        if at_home:
+            rows[r, -1] = data["home"][f]
+    drawn = np.asarray(data["draw"])[order]
+    ends = [(-0.4, 0.4) if tie else (0.4, np.inf) for tie in drawn]
+    tau, nu = np.zeros((2, len(order)))
+    for _ in range(60):
+        for r, (low, high) in enumerate(ends):
+            S = np.linalg.inv(P + rows.T @ (tau[:, None] * rows))
+            h, s = rows[r] @ S @ (rows.T @ nu), rows[r] @ S @ rows[r]
+            cv = 1.0 / (1.0 / s - tau[r])
+            cm = cv * (h / s - nu[r])
+            _, m1, v1 = interval_moments(cm, cv + 2.0, low, high)
+            # of h, from those of h + noise
+            gain = cv / (cv + 2.0)
+            m2, v2 = cm + gain * (m1 - cm), cv + gain**2 * (v1 - cv - 2.0)
+            tau[r], nu[r] = 1.0 / v2 - 1.0 / cv, m2 / v2 - cm / cv
+    S = np.linalg.inv(P + rows.T @ (tau[:, None] * rows))
+    return at, S @ (rows.T @ nu), np.diag(S)
+
+
+def test_a_single_game_is_exact():
+    """Two players: the posterior of a truncated normal, and its evidence."""
+    found = rating.fit({"winner": ["a"], "loser": ["b"]}, prior_sd=1.5, margin=0.3)
+    log_z, mean, _ = interval_moments(0.0, 2 * 1.5**2 + 2.0, 0.3, np.inf)
+    assert found.log_evidence == pytest.approx(log_z, rel=1e-12)
+    a = found.rating("a")[0]
+    assert a == pytest.approx(1.5**2 / (2 * 1.5**2 + 2.0) * mean, rel=1e-10)
+    assert found.rating("b")[0] == pytest.approx(-a, rel=1e-10)
+    np.testing.assert_allclose(found.one_step_ahead(), [log_z], rtol=1e-12)
+
+
+@pytest.mark.parametrize("at_home", [False, True])
+def test_ratings_are_those_of_a_dense_ep(at_home):
+    """Sites on single ratings lose little beside a joint Gaussian: means and sds nearly agree."""
+    data = games(n=60, players=5, at_home=0.5 if at_home else 0.0)
+    home = "home" if at_home else None
+    found = rating.fit(data, time="time", draw="draw", home=home, schedule=TIGHT, **SET)
+    at, mean, variance = dense(data, at_home)
+    # differences: the common level is what loops lose most
+    for player in found.players[1:]:
+        mine, other = found.history(player), found.history(found.players[0])
+        i, j = at[player, mine.time[-1]], at[found.players[0], other.time[-1]]
+        sd = np.sqrt(variance[i] + variance[j])
+        away = (mine.mean[-1] - other.mean[-1]) - (mean[i] - mean[j])
+        assert abs(away) < 0.1 * sd
+        assert 0.5 < mine.sd[-1] / np.sqrt(variance[i]) < 1.1
+    if at_home:
+        assert abs(found.home_advantage[0] - mean[-1]) < 0.2 * np.sqrt(variance[-1])
+
+
+def test_the_order_of_rows_does_not_matter():
+    data = games()
+    found = rating.fit(data, time="time", draw="draw", schedule=TIGHT, **SET)
+    order = np.random.default_rng(3).permutation(120)
+    mixed = {name: np.asarray(part)[order] for name, part in data.items()}
+    other = rating.fit(mixed, time="time", draw="draw", schedule=TIGHT, **SET)
+    for player in found.players:
+        np.testing.assert_allclose(
+            found.history(player).mean, other.history(player).mean, atol=1e-8
+        )
+    assert found.log_evidence == pytest.approx(other.log_evidence, rel=1e-9)
+
+
+def test_the_default_tolerance_is_about_differences():
+    data = games(players=20, n=600)
+    loose = rating.fit(data, time="time", draw="draw", **SET)
+    tight = rating.fit(data, time="time", draw="draw", schedule=TIGHT, **SET)
+    assert loose.converged
+    a, b = data["winner"], data["loser"]
+    away = [x.rating(a)[0] - x.rating(b)[0] for x in (loose, tight)]
+    assert np.abs(away[0] - away[1]).max() < 5e-3
+
+
+def test_forms_of_input_agree():
+    data = games()
+    names = ("winner", "loser", "time", "draw", "home")
+    whole = {"time": "time", "draw": "draw", "home": "home"}
+    table = np.array(
+        list(zip(*(data[k] for k in names), strict=True)),
+        dtype=[("winner", "U4"), ("loser", "U4"), ("time", float), ("draw", bool), ("home", int)],
+    )
+    given = [
+        rating.fit(data, **whole, **SET),
+        rating.fit(table, **whole, **SET),
+        rating.fit(None, *(data[k] for k in names), **SET),
+    ]
+    pandas = pytest.importorskip("pandas") if "pandas" in sys.modules else None
+    if pandas is not None:
+        given.append(rating.fit(pandas.DataFrame(data), **whole, **SET))
+    for other in given[1:]:
+        assert other.players == given[0].players
+        assert other.log_evidence == given[0].log_evidence
+
+
+def test_dates_are_days():
+    data = games()
+    days = data["time"].astype(int)
+    dates = np.datetime64("2020-02-01") + days
+    posts = [
+        rating.fit({**data, "time": time}, time="time", draw="draw", **SET)
+        for time in (data["time"], dates, dates.astype(str), dates.astype("datetime64[s]"))
+    ]
+    for post in posts[1:]:
+        assert post.log_evidence == pytest.approx(posts[0].log_evidence, rel=1e-12)
+        times = post.history(post.players[0]).time
+        assert times.dtype.kind == "M"
+        first = posts[0].history(posts[0].players[0]).time[0]
+        assert times[0].astype("datetime64[D]") == np.datetime64("2020-02-01") + int(first)
+    late = posts[1].rating("1", "2021-01-01")[1] - posts[1].rating("1")[1]
+    gap = np.datetime64("2021-01-01") - posts[1].history("1").time[-1].astype("datetime64[D]")
+    assert late == pytest.approx(SET["drift"] * gap.astype(int))
+
+
+@pytest.mark.parametrize("home", [None, "home"])
+def test_updates_are_fits_of_all_games(home):
+    data = games(players=9, n=200, at_home=0.4)
+    order = np.argsort(data["time"], kind="stable")
+    data = {name: np.asarray(part)[order] for name, part in data.items()}
+    first = {name: part[:150] for name, part in data.items()}
+    # the rest: later games, and some that come late
+    early = {name: np.delete(part, [3, 50]) for name, part in first.items()}
+    rest = {name: np.concatenate([part[[3, 50]], part[150:]]) for name, part in data.items()}
+    keys = {"time": "time", "draw": "draw", "home": home, "schedule": TIGHT}
+    old = rating.fit(early, **keys, **SET)
+    before = copy.deepcopy(old.posterior.state.beliefs), len(old.players)
+    new, whole = old.update(rest), rating.fit(data, **keys, **SET)
+    np.testing.assert_array_equal(old.posterior.state.beliefs, before[0])
+    assert len(old.players) == before[1]
+    assert new.log_evidence == pytest.approx(whole.log_evidence, rel=1e-8)
+    for player in whole.players:
+        np.testing.assert_allclose(new.history(player).mean, whole.history(player).mean, atol=1e-6)
+
+
+def test_one_step_ahead_is_a_prediction_of_the_past():
+    """Of the last game: that of a filter over the others, and all probabilities add up to 1."""
+    data = games(n=40, players=4)
+    order = np.argsort(data["time"], kind="stable")
+    data = {name: np.asarray(part)[order] for name, part in data.items()}
+    total = 0.0
+    for winner, loser, tie in (("x", "y", False), ("y", "x", False), ("x", "y", True)):
+        more = {
+            "winner": np.append(data["winner"], winner),
+            "loser": np.append(data["loser"], loser),
+            "time": np.append(data["time"], 41.0),
+            "draw": np.append(data["draw"], tie),
+        }
+        found = rating.fit(more, time="time", draw="draw", **SET).one_step_ahead()
+        total += np.exp(found[-1])
+    assert total == pytest.approx(1.0, rel=1e-12)
+
+
+def test_predictions():
+    data = games(at_home=0.5)
+    found = rating.fit(data, time="time", draw="draw", home="home", **SET)
+    for a, b, home in (("1", "2", 1), ("1", "new", 0), ("u", "v", -1)):
+        one, two = found.predict(a, b, home=home), found.predict(b, a, home=-home)
+        assert one.win == pytest.approx(two.loss, rel=1e-12)
+        assert sum(one) == pytest.approx(1.0, rel=1e-12)
+    many = found.predict(["1", "u"], ["2", "v"], time=[50.0, 60.0], home=[1, 0])
+    assert many.win.shape == (2,)
+    assert many.win[1] == pytest.approx(many.loss[1])  # two with the prior
+    (mean, variance), (other, more) = found.rating("1"), found.rating("2")
+    sd = np.sqrt(variance + more + 2.0)
+    assert found.predict("1", "2").win == pytest.approx(
+        special.ndtr((mean - other - found.margin) / sd)
+    )
+
+
+def test_the_state_at_a_time():
+    data = games()
+    found = rating.fit(data, time="time", draw="draw", **SET)
+    history = found.history("3")
+    for k in (0, 3, len(history.time) - 1):
+        mean, variance = found.rating("3", history.time[k])
+        assert (mean, variance) == pytest.approx((history.mean[k], history.sd[k] ** 2))
+        later = found.rating("3", history.time[k] + 0.5)
+        assert later[0] == pytest.approx(history.mean[k])
+        assert later[1] == pytest.approx(history.sd[k] ** 2 + 0.01)
+    assert found.rating("3", history.time[0] - 2.0)[1] == pytest.approx(
+        history.sd[0] ** 2 + 2 * SET["drift"]
+    )
+
+
+@pytest.mark.parametrize("names", [str, int, lambda k: ("team", int(k)), lambda k: f"é {k}"])
+@pytest.mark.parametrize("without_pandas", [False, True])
+def test_tables(names, without_pandas, monkeypatch):
+    if without_pandas:
+        monkeypatch.setitem(sys.modules, "pandas", None)
+    found = rating.fit(games(names=names), time="time", draw="draw", **SET)
+    table = found.table(0.9)
+    if without_pandas:
+        assert isinstance(table, report.Table)
+    assert str(table)
+    assert set(table["player"]) == {names(k) for k in range(7)}
+    assert (np.diff(np.asarray(table["rating"])) <= 0.0).all()
+    assert np.asarray(table["games"]).sum() == 240
+    width = np.asarray(table["95%"]) - np.asarray(table["5%"])
+    np.testing.assert_allclose(width, 2 * special.ndtri(0.95) * np.asarray(table["sd"]))
+
+
+def test_parameters_are_found_again():
+    """Chosen by the log evidence: no worse than the true ones, and near them."""
+    data = games(players=40, n=4000)
+    found = rating.fit(data, time="time", draw="draw")
+    true = rating.fit(data, time="time", draw="draw", prior_sd=1.3, drift=0.14**2, margin=0.4)
+    assert found.log_evidence > true.log_evidence - 4.0
+    assert 0.8 < found.prior_sd < 2.1
+    assert 0.3 < found.drift / 0.14**2 < 3.0
+    one = rating.fit(data, time="time", draw="draw", prior_sd=2.0)
+    assert one.prior_sd == 2.0
+    assert one.drift > 0.0
+
+
+def test_ratings_can_be_pickled():
+    found = rating.fit(games(), time="time", draw="draw", **SET)
+    again = pickle.loads(pickle.dumps(found))
+    assert again.predict("1", "2") == found.predict("1", "2")
+    assert repr(again) == repr(found)
+
+
+def test_a_draw_alone_and_no_time():
+    found = rating.fit({"winner": ["a"], "loser": ["b"], "draw": [True]}, draw="draw", prior_sd=1.0)
+    assert found.margin > 0.0
+    assert found.drift == 0.0
+    assert found.rating("a")[0] == pytest.approx(0.0, abs=1e-12)
+    assert np.isfinite(rating.fit({"winner": ["a"], "loser": ["b"]}).prior_sd)
+
+
+GOOD = {"winner": ["a", "b"], "loser": ["b", "c"], "time": [1.0, 2.0], "draw": [False, True]}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"winner": ["a", "b"], "loser": ["a", "c"]}, "against itself"),
+        ({"time": [1.0, np.nan]}, "time holds NaN"),
+        ({"time": [1.0, np.inf]}, "time holds NaN or infinity"),
+        ({"time": ["2020-01-01", "x"]}, "neither a number nor a date"),
+        ({"time": np.array(["2020-01-01", "NaT"], "datetime64[D]")}, "NaT"),
+        ({"time": [1.0]}, "different lengths"),
+        ({"winner": [], "loser": [], "time": [], "draw": []}, "empty"),
+        ({"winner": ["a", None]}, "None or NaN"),
+        ({"winner": [1.0, np.nan]}, "None or NaN"),
+        ({"draw": [0.5, 1.0]}, "draw holds"),
+        ({"draw": ["no", "yes"]}, "draw holds"),
+        ({"winner": np.array([["a"], ["b"]])}, "shape"),
+    ],
+)
+def test_bad_games_are_refused(change, words):
+    with pytest.raises(ValueError, match=words):
+        rating.fit({**GOOD, **change}, time="time", draw="draw", **SET)
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(ValueError, match="no column 'when'"):
+        rating.fit(GOOD, time="when")
+    with pytest.raises(TypeError, match="allowed: a frame"):
+        rating.fit([1, 2], time="time")
+    with pytest.raises(TypeError, match="hashed"):
+        rating.fit({"winner": [["a"], ["b"]], "loser": ["c", "d"]})
+    with pytest.raises(ValueError, match="margin is 0"):
+        rating.fit(GOOD, draw="draw", margin=0.0)
+    with pytest.raises(ValueError, match="prior_sd"):
+        rating.fit(GOOD, prior_sd=0.0)
+    with pytest.raises(ValueError, match="drift"):
+        rating.fit(GOOD, drift=-1.0)
+    with pytest.raises(ValueError, match="home holds"):
+        rating.fit({**GOOD, "home": [0.5, 0]}, home="home")
+    found = rating.fit(GOOD, time="time", draw="draw", **SET)
+    with pytest.raises(ValueError, match="a is b"):
+        found.predict("a", "a")
+    with pytest.raises(ValueError, match="no game"):
+        found.history("nobody")
+    with pytest.raises(ValueError, match="home is given"):
+        found.predict("a", "b", home=1)
+    with pytest.raises(ValueError, match="not as many"):
+        found.predict(["a"], "b")
+    with pytest.raises(TypeError, match="dates"):
+        found.predict("a", "b", time="2020-01-01")
+    with pytest.raises(ValueError, match="level"):
+        found.table(1.0)
+    with pytest.raises(ValueError, match="no column 'winner'"):
+        found.update({"loser": ["a"]})
+    still = rating.fit(GOOD, draw="draw", **SET)
+    with pytest.raises(ValueError, match="time is given"):
+        still.predict("a", "b", time=3.0)
+
+
+def test_input_is_not_changed():
+    data = {name: np.array(part) for name, part in games().items()}
+    for part in data.values():
+        part.setflags(write=False)
+    before = copy.deepcopy(data)
+    found = rating.fit(data, time="time", draw="draw", home="home", **SET)
+    found.update(data)
+    for name, part in data.items():
+        np.testing.assert_array_equal(part, before[name])
