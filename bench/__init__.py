@@ -12,6 +12,7 @@ SCRIPTS = {
     "smola2003.table1": "smola2003_table1",
     "smola2003.tables2_3": "smola2003_tables2_3",
     "smola2003.iterations": "smola2003_iterations",
+    "smola2003.graph": "smola2003_graph",
     "qi2012.synthetic": "qi2012_synthetic",
     "qi2012.five_points": "qi2012_five_points",
     "qi2012.uci": "qi2012_uci",
@@ -34,6 +35,12 @@ SCRIPTS = {
     "likelihoods.regressors": "regressors",
     "likelihoods.several_classes": "several_classes",
     "likelihoods.peers": "likelihood_peers",
+    "graph.ratings": "ratings",
+    "graph.clutter": "graph_clutter",
+    "graph.item_response": "graph_item_response",
+    "graph.nile": "graph_nile",
+    "graph.regression": "graph_regression",
+    "graph.factors": "graph_factors",
     "users.defaults": "defaults",
     "users.one_pass": "one_pass",
 }
@@ -51,3 +58,15 @@ def full_name(name: str) -> str:
         if name in (script, script.partition(".")[2]):
             return script
     raise ValueError(f"no script {name!r}; those there are: {', '.join(SCRIPTS)}")
+
+
+def scripts(name: str) -> list[str]:
+    """Return the scripts that a name means: those of a folder, or one.
+
+    Raises
+    ------
+    ValueError
+        There is no such script.
+    """
+    folder = [script for script in SCRIPTS if script.partition(".")[0] == name]
+    return folder or [full_name(name)]

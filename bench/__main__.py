@@ -1,4 +1,4 @@
-"""List the scripts, or run one: ``python -m bench [table1 [--quick] ...]``."""
+"""List the scripts, or run one or a folder: ``python -m bench [table1 [--quick] ...]``."""
 
 from bench.lib import harness  # first: fixes the number of BLAS threads
 
@@ -23,16 +23,19 @@ def listing() -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the script that the first argument names."""
+    """Run the script that the first argument names, or all of that folder."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(listing())
         return
     try:
-        name = bench.full_name(arguments[0])
+        names = bench.scripts(arguments[0])
     except ValueError as error:
         sys.exit(f"python -m bench: {error}")
-    script = importlib.import_module(f"bench.{name}")
-    harness.run(script, name, bench.SCRIPTS[name], arguments[1:])
+    for name in names:
+        if len(names) > 1:
+            print(f"\n==== {name}")
+        script = importlib.import_module(f"bench.{name}")
+        harness.run(script, name, bench.SCRIPTS[name], arguments[1:])
 
 
 if __name__ == "__main__":

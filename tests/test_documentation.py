@@ -41,6 +41,7 @@ PAGES = {
     "README.md": blocks_of_markdown,
     "docs/index.rst": blocks_of_rst,
     "docs/tutorial.rst": blocks_of_rst,
+    "docs/tutorial_graph.rst": blocks_of_rst,
     "docs/guide.rst": blocks_of_rst,
     "docs/extending.rst": blocks_of_rst,
 }

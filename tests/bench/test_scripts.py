@@ -38,6 +38,16 @@ def test_unknown_names(name):
         bench.full_name(name)
 
 
+def test_folders():
+    assert bench.scripts("roche2016") == ["roche2016.table1", "roche2016.figures2_3"]
+    assert "graph.ratings" in bench.scripts("graph")
+    assert "smola2003.graph" not in bench.scripts("graph")
+    assert bench.scripts("smola2003.graph") == ["smola2003.graph"]
+    assert bench.scripts("gp") == ["speed.gp"]
+    with pytest.raises(ValueError, match="no script 'lib'"):
+        bench.scripts("lib")
+
+
 def test_listing(run_python):
     code = "import runpy; runpy.run_module('bench', run_name='__main__', alter_sys=True)"
     lines = run_python(code, PYTHONPATH=str(FOLDER.parent)).stdout.splitlines()

@@ -1,0 +1,247 @@
+"""Ratings of football teams through time: right, quick, and how well they predict.
+
+    EPFAST_DATA=folder python -m bench ratings [--quick]        # about 2 min
+
+The international matches of 1872 to 2026 (martj42/international_results, CC0). Part 1: the matches
+of 2018-01-01 to 2019-06-30 beside the package TrueSkillThroughTime, where that is installed: means,
+standard deviations, log p of each match given those before it, and the time of a sweep. Part 2: all
+matches: nanoseconds per match and sweep, sweeps and seconds until the difference of any two ratings
+in a match is within .001 of its sd. Part 3: predictions, with and without home advantage: mean log
+p one step ahead, and how often the results of a year lie in central intervals of what the years
+before say (randomised, for results are three).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import os
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+import epfast
+from bench.lib import harness
+from epfast import EP, rating
+
+VARIABLE, FILE = "EPFAST_DATA", "international_results.csv.gz"
+FIRST, LAST = np.datetime64("2018-01-01"), np.datetime64("2019-06-30")
+#: of part 1: standard deviations, drift per day, share of draws
+PRIOR, STEP, DRAWS = 1.5, 0.03, 0.25
+#: of all matches, near those that the log evidence chooses
+ALL = {"prior_sd": 1.4, "drift": 0.035 / 365.25, "margin": 0.5}
+LEVELS = (0.5, 0.8, 0.95)
+YEARS = (1975, 1985, 1995, 2005, 2015, 2024)
+#: goals: sd off the peer, times its sweep, ns per match and sweep, seconds, log p without and with
+AGREE, TIMES, NANOSECONDS, SECONDS, LOG_P = 2.4e-7, 1000.0, 40.0, 1.0, (-0.940, -0.909)
+TOLERANCE = 1e-3
+
+
+def matches(first: Any = None, last: Any = None) -> dict[str, np.ndarray]:
+    """Columns of the matches from a day to another."""
+    where = os.environ.get(VARIABLE)
+    path = Path(where or "").expanduser() / FILE
+    if not where or not path.is_file():
+        raise FileNotFoundError(f"no {FILE} in the folder {VARIABLE}={where}; see bench/README.md")
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["home_score"] not in ("", "NA")]
+    day = np.array([row["date"] for row in rows], dtype="datetime64[D]")
+    keep = np.ones(len(rows), dtype=bool)
+    if first is not None:
+        keep = (day >= first) & (day <= last)
+    goals = np.array([[int(row["home_score"]), int(row["away_score"])] for row in rows])
+    home, away = (np.array([row[side] for row in rows]) for side in ("home_team", "away_team"))
+    won = goals[:, 0] >= goals[:, 1]
+    neutral = np.array([row["neutral"] == "TRUE" for row in rows])
+    found = {
+        "winner": np.where(won, home, away),
+        "loser": np.where(won, away, home),
+        "time": day,
+        "draw": goals[:, 0] == goals[:, 1],
+        "home": np.where(neutral, 0, np.where(won, 1, -1)),
+    }
+    return {name: part[keep] for name, part in found.items()}
+
+
+def margin_of(share: float) -> float:
+    """The draw margin at which players of one rating draw so often."""
+    return float(np.sqrt(2.0) * special.ndtri(0.5 * (1.0 + share)))
+
+
+def fitted(games: dict[str, np.ndarray], home: bool = False, **settings: Any) -> rating.Ratings:
+    ground = "home" if home else None
+    return rating.fit(games, time="time", draw="draw", home=ground, **settings)
+
+
+def beside_the_peer(options: argparse.Namespace) -> tuple[dict[str, Any], list[harness.Claim]]:
+    games = matches(FIRST, np.datetime64("2018-04-30") if options.quick else LAST)
+    n = len(games["draw"])
+    settings = {"prior_sd": PRIOR, "drift": STEP**2, "margin": margin_of(DRAWS)}
+    ours = fitted(games, schedule=EP(sweeps=5000, tol=1e-9), **settings)
+    sweep = min(info.seconds for info in ours.sweeps)
+    result: dict[str, Any] = {
+        "matches": n,
+        "sweep_us": sweep * 1e6,
+        "log_p": float(ours.one_step_ahead().mean()),
+    }
+    try:
+        import trueskillthroughtime as peer
+    except ImportError:
+        print("TrueSkillThroughTime is not installed: part 1 has nothing to compare with")
+        return result, []
+    day = games["time"].astype(int)
+    names = [[[a], [b]] for a, b in zip(games["winner"], games["loser"], strict=True)]
+    results = [[0, 0] if tie else [1, 0] for tie in games["draw"]]
+    history = peer.History(
+        composition=names,
+        results=results,
+        times=day.tolist(),
+        mu=0.0,
+        sigma=PRIOR,
+        beta=1.0,
+        gamma=STEP,
+        p_draw=DRAWS,
+    )
+    result["peer_log_p"] = history.log_evidence() / n
+    began, steps = time.perf_counter(), 2
+    history.convergence(epsilon=0.0, iterations=steps, verbose=False)
+    # one of its iterations goes forward and back
+    result["peer_sweep_us"] = (time.perf_counter() - began) / (2 * steps) * 1e6
+    history.convergence(epsilon=1e-9, iterations=400, verbose=False)
+    means, sds = [0.0], [0.0]
+    for name, curve in history.learning_curves().items():
+        mine = ours.history(name)
+        mean, sd = (np.array([getattr(g, part) for _, g in curve]) for part in ("mu", "sigma"))
+        means.append(float((np.abs(mine.mean - mean) / sd).max()))
+        sds.append(float(np.abs(mine.sd / sd - 1.0).max()))
+    times = result["peer_sweep_us"] / result["sweep_us"]
+    result |= {"mean_off_sd": max(means), "sd_off": max(sds), "times": times}
+    harness.table(
+        ("", "epfast", "TrueSkillThroughTime"),
+        [
+            ("us per sweep", result["sweep_us"], result["peer_sweep_us"]),
+            ("ns per match", sweep / n * 1e9, result["peer_sweep_us"] / n * 1e3),
+            ("log p one step ahead", result["log_p"], result["peer_log_p"]),
+        ],
+        f"{n} matches of 2018 and 2019",
+    )
+    off = max(*means, *sds)
+    return result, [
+        ("graph", f"within {AGREE:g} sd of the package", off <= AGREE, f"{off:.2g} sd"),
+        ("graph", f"{TIMES:g} times as fast per sweep", times >= TIMES, f"{times:.0f} times"),
+    ]
+
+
+def all_matches(options: argparse.Namespace) -> tuple[dict[str, Any], list[harness.Claim]]:
+    games = matches(FIRST if options.quick else None, LAST)
+    n = len(games["draw"])
+    rows, result, claims = [], {"matches": n}, []
+    schedule = EP(sweeps=400, tol=TOLERANCE)
+    limit = fitted(games, schedule=EP(sweeps=400 if options.quick else 3000, tol=1e-8), **ALL)
+    for home in (False, True):
+        if home:
+            limit = fitted(games, True, schedule=EP(sweeps=3000, tol=1e-8), **ALL)
+        seconds = []
+        for _ in range(1 if options.quick else 5):
+            found, took = harness.timed(partial(fitted, games, home, schedule=schedule, **ALL))
+            seconds.append(took)
+        sweep = min(info.seconds for info in found.sweeps)
+        off = difference(found, limit, games)
+        row = {
+            "sweep_ms": sweep * 1e3,
+            "ns": sweep / n * 1e9,
+            "sweeps": len(found.sweeps),
+            "seconds": min(seconds),
+            "off": off,
+        }
+        rows.append(("with" if home else "without", *row.values()))
+        result["home" if home else "plain"] = row
+    harness.table(
+        (
+            "home advantage",
+            "ms per sweep",
+            "ns per match",
+            "sweeps",
+            "seconds",
+            "largest error, sd",
+        ),
+        rows,
+        f"{n} matches",
+    )
+    row = result["plain"]
+    evidence = f"{row['ns']:.1f} ns"
+    claims.append(
+        ("graph", f"{NANOSECONDS:g} ns per match and sweep", row["ns"] <= NANOSECONDS, evidence)
+    )
+    holds = row["seconds"] <= SECONDS and row["off"] <= TOLERANCE
+    evidence = f"{row['seconds']:.2f} s, {row['sweeps']} sweeps, {row['off']:.1g} sd"
+    claims.append(("graph", f"differences to {TOLERANCE:g} sd in {SECONDS:g} s", holds, evidence))
+    return result, claims
+
+
+def difference(one: rating.Ratings, two: rating.Ratings, games: dict[str, np.ndarray]) -> float:
+    """The largest difference of the expected differences in the games, in their sds."""
+    moments = []
+    for found in (one, two):
+        (a, v), (b, w) = (found.rating(games[side], games["time"]) for side in ("winner", "loser"))
+        moments.append((a - b, v + w))
+    (mine, _), (right, variance) = moments
+    return float((np.abs(mine - right) / np.sqrt(variance)).max())
+
+
+def predictions(options: argparse.Namespace) -> tuple[dict[str, Any], list[harness.Claim]]:
+    games = matches(FIRST if options.quick else None, LAST if options.quick else None)
+    rows, claims, result = [], [], {}
+    for home, aim in zip((False, True), LOG_P, strict=True):
+        found = fitted(games, home, **ALL)
+        log_p = float(found.one_step_ahead().mean())
+        inside = coverage(games, home, (2019,) if options.quick else YEARS)
+        rows.append(("with" if home else "without", log_p, *inside))
+        result["home" if home else "plain"] = {"log_p": log_p, "coverage": inside}
+        what = f"mean log p one step ahead {'with' if home else 'without'} home advantage {aim}"
+        claims.append(("graph", what, log_p >= aim - 5e-4, f"{log_p:.4f}"))
+        off = max(abs(a - b) for a, b in zip(inside, LEVELS, strict=True))
+        evidence = ", ".join(f"{share:.3f}" for share in inside)
+        claims.append(("graph", "coverage within .03", off <= 0.03, evidence))
+    names = ("home advantage", "log p", *(f"in {100 * level:g} %" for level in LEVELS))
+    harness.table(names, rows, f"Predictions of {len(games['draw'])} matches")
+    return result, claims
+
+
+def coverage(games: dict[str, np.ndarray], home: bool, years: tuple[int, ...]) -> list[float]:
+    """How many results of some years are in central intervals of what is known before."""
+    rng, places = np.random.default_rng(0), []
+    for year in years:
+        begin, end = np.datetime64(f"{year}-01-01"), np.datetime64(f"{year + 1}-01-01")
+        past = games["time"] < begin
+        then = (games["time"] >= begin) & (games["time"] < end)
+        found = fitted({name: part[past] for name, part in games.items()}, home, **ALL)
+        # the sides in an order that the results do not know
+        turn = rng.random(then.sum()) < 0.5
+        first, second = games["winner"][then], games["loser"][then]
+        a, b = np.where(turn, second, first), np.where(turn, first, second)
+        ground = np.where(turn, -1, 1) * games["home"][then] if home else 0
+        p = found.predict(a, b, games["time"][then], ground)
+        tie = games["draw"][then]
+        low = np.where(tie, p.loss, np.where(turn, 0.0, p.loss + p.draw))
+        size = np.where(tie, p.draw, np.where(turn, p.loss, p.win))
+        places.append(low + size * rng.random(len(low)))
+    away = np.abs(np.concatenate(places) - 0.5)
+    return [float((away <= 0.5 * level).mean()) for level in LEVELS]
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Print the tables and return what is stored."""
+    warnings.simplefilter("ignore", epfast.ConvergenceWarning)
+    result: dict[str, Any] = {}
+    goals: list[harness.Claim] = []
+    for part in (beside_the_peer, all_matches, predictions):
+        result[part.__name__], found = part(options)
+        goals += found
+    return {"goals": goals, **result}
