@@ -5,11 +5,11 @@ from epfast.graph.factors_categorical import Mixture, Table
 from epfast.graph.factors_chains import Transition, Walk
 from epfast.graph.factors_continuous import CompoundGamma, LogisticLink, Noise, Product
 from epfast.graph.fit import Graph
-from epfast.graph.importance import ImportanceMessages
-from epfast.graph.laplace import LaplaceMessages
 from epfast.graph.own import Factor
 from epfast.graph.posterior import GraphPosterior
-from epfast.graph.quadrature import QuadratureMessages
+from epfast.operators.importance import ImportanceMessages
+from epfast.operators.laplace import LaplaceMessages
+from epfast.operators.quadrature import QuadratureMessages
 
 __all__ = [
     "Between",

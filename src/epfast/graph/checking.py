@@ -11,7 +11,6 @@ from scipy import sparse, special
 
 from epfast._arrays import Array
 from epfast.families import FAMILIES
-from epfast.graph.density import Density
 from epfast.graph.factors import Batch, Between, LinearFactor
 from epfast.graph.factors_categorical import Mixture, Table
 from epfast.graph.factors_chains import Transition, Walk
@@ -21,6 +20,7 @@ from epfast.graph.problem import GraphProblem, GraphState
 from epfast.graph.variables import Index
 from epfast.inference.certificates import Case, Check, check
 from epfast.losses import Loss
+from epfast.operators.density import Density
 
 #: variables beyond which no draws are made: those of a product of beliefs say nothing long before
 MOST_VARIABLES = 1000

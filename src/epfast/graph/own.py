@@ -14,13 +14,13 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.graph import GraphBatch, PythonBatch
 from epfast.families import FAMILIES
-from epfast.graph.density import Density, Rows
 from epfast.graph.factors import Added, Batch, Kind
-from epfast.graph.importance import ImportanceMessages
-from epfast.graph.laplace import LaplaceMessages
-from epfast.graph.quadrature import QuadratureMessages
-from epfast.graph.tilted import COORDINATES, Answer, Asked
 from epfast.graph.variables import Index, Terms, Variables
+from epfast.operators.density import Density, Rows
+from epfast.operators.importance import ImportanceMessages
+from epfast.operators.laplace import LaplaceMessages
+from epfast.operators.quadrature import QuadratureMessages
+from epfast.operators.tilted import COORDINATES, Answer, Asked
 
 #: part of the precision of a belief below which a cavity is nothing but rounding
 SMALLEST = 1e-10

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.graph.density import Density, differences, parts
-from epfast.graph.intervals import (
+from epfast.operators.density import Density, differences, parts
+from epfast.operators.intervals import (
     NOTHING,
     Columns,
     Interval,
@@ -20,7 +20,7 @@ from epfast.graph.intervals import (
     integrals,
     seen,
 )
-from epfast.graph.tilted import HASTY, LESS, Answer, Asked, Coordinate, Tilted, maximum
+from epfast.operators.tilted import HASTY, LESS, Answer, Asked, Coordinate, Tilted, maximum
 
 #: points along an axis of the scan for the mode, and the widths of the cavity that it spans
 SCAN, SCAN_2D, SPAN = 65, 21, 8.0

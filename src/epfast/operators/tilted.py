@@ -10,7 +10,7 @@ from scipy import special
 
 from epfast._arrays import Array
 from epfast.families import FAMILIES
-from epfast.graph.density import Density, Rows, differences, repeated, slope_differences
+from epfast.operators.density import Density, Rows, differences, repeated, slope_differences
 
 
 class Coordinate:

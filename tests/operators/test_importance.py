@@ -49,7 +49,7 @@ class TestImportance:
 
     def test_draws_do_not_depend_on_the_order_of_rows(self):
         """The draws of a factor are its own: others beside it change nothing."""
-        from epfast.graph.importance import uniform
+        from epfast.operators.importance import uniform
 
         rows = np.array([5, 2, 7])
         drawn = uniform(1, rows, 0, 1000, 3)

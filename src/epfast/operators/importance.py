@@ -11,8 +11,8 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.graph.density import Density, parts
-from epfast.graph.tilted import Answer, Asked, Tilted
+from epfast.operators.density import Density, parts
+from epfast.operators.tilted import Answer, Asked, Tilted
 
 #: degrees of freedom of proposals: their tails are above those of Gaussians
 FREEDOM = 4

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epfast import _checks
-from epfast.graph.density import Density
-from epfast.graph.tilted import Answer, Asked, Mode, Tilted, maximum
+from epfast.operators.density import Density
+from epfast.operators.tilted import Answer, Asked, Mode, Tilted, maximum
 
 LOG_2PI = float(np.log(2.0 * np.pi))
 READINGS = ("marginal", "joint", "diagonal")

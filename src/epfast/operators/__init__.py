@@ -1,0 +1,1 @@
+"""Messages of factors that have no closed form: by quadrature, Laplace, sampling, or learned."""
