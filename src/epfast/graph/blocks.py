@@ -16,7 +16,7 @@ from epfast._core.rows import Rows
 from epfast.graph.factors import Batch, LinearFactor
 from epfast.graph.variables import Index
 from epfast.inference import Counts, Sites
-from epfast.inference.loop import change, is_sharp
+from epfast.inference.loop import Summary, change, is_sharp
 from epfast.inference.runtime import Tick
 from epfast.linear.choices import choose
 from epfast.linear.engines import engine_of
@@ -107,16 +107,10 @@ def belief_from(covariance: Array, mean: Array) -> BlockBelief | None:
     return None if found is None else belief_of(found.covariance, found.covariance @ mean)
 
 
-def largest_move(before: tuple[BlockBelief, ...], after: tuple[BlockBelief, ...]) -> float:
+def moved(before: BlockBelief, after: BlockBelief) -> float:
     """The largest move of a mean, in standard deviations, or of the log of one."""
-    most = 0.0
-    for old, new in zip(before, after, strict=True):
-        was, now = old.covariance.diagonal(), new.covariance.diagonal()
-        with np.errstate(all="ignore"):
-            step = np.abs(new.mean - old.mean) / np.sqrt(now)
-            grown = 0.5 * np.abs(np.log(now / was))
-        most = max(most, float(step.max()), float(grown.max()))
-    return most
+    old, new = (Summary(of.mean, of.covariance.diagonal()) for of in (before, after))
+    return change(old, new)
 
 
 # ---- a block that only one batch of pure forms is about: a linear model ----
@@ -176,10 +170,6 @@ class LinearPart:
         """What is known of the block. O(d^3)."""
         covariance, mean = moments_of(self.engine.settle(state, hurry))
         return BlockBelief(covariance, mean, 0.0)
-
-    def evidence(self, state: Any) -> float:
-        """EP's log p(y) of a state."""
-        return float(self.engine.summary(state).log_evidence)
 
 
 def linear_sites(batch: Batch, state: Any) -> tuple[Array, Array] | None:

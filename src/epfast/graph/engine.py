@@ -24,7 +24,9 @@ from epfast.graph.blocks import (
     belief_from,
     belief_of,
     believed,
-    largest_move,
+)
+from epfast.graph.blocks import (
+    moved as block_moved,
 )
 from epfast.graph.limit import FIRST, SLOW, Limit
 from epfast.graph.problem import GraphProblem, GraphState, Program
@@ -101,9 +103,10 @@ class GraphEngine:
         self.program = problem.program(problem.order())
         self.blocks = [k for k in range(len(problem.blocks)) if k not in self.linear]
         #: beliefs about blocks as a sweep changes them, and the factors about them
-        self.moving = [
-            (np.array(block.precision), np.array(block.mean)) for block in problem.blocks
-        ]
+        self.moving = {
+            k: (np.array(problem.blocks[k].precision), np.array(problem.blocks[k].mean))
+            for k in self.blocks
+        }
         self.about: list[About] = []
         self.batches: list[core.GraphBatch] = []
         first_site = 0
@@ -395,8 +398,8 @@ class GraphEngine:
             settled = settled if whole else False
         moved, partition = core.compare(before, beliefs, self.n_gaussians)
         moved = float(np.maximum(moved, self.others.moved(before, beliefs)))
-        of = tuple(zip(*((state.blocks[k], blocks[k]) for k in self.blocks), strict=True))
-        moved = float(np.maximum(moved, largest_move(*of) if of else 0.0))
+        for k in self.blocks:
+            moved = float(np.maximum(moved, block_moved(state.blocks[k], blocks[k])))
         partition += self.others.partition(beliefs)
         partition += sum(blocks[k].partition for k in self.blocks)
         if self.watch is not None and looked:

@@ -133,6 +133,14 @@ class Kind:
 LARGE = 1e290
 
 
+def check_instance(factor: Any) -> None:
+    """Refuse a class in place of a factor."""
+    if isinstance(factor, type) and issubclass(factor, (Kind, Loss)):
+        raise TypeError(
+            f"factor is the class {factor.__name__}; allowed: an instance, {factor.__name__}()"
+        )
+
+
 def form_of(graph: str, name: str, value: Any, blocks: bool = False) -> Form:
     """A linear form of this graph; blocks: whether it may be over blocks."""
     if not isinstance(value, Linear):
@@ -419,3 +427,16 @@ def variables_of(graph: str, name: str, value: Any, *families: str) -> Variables
     if value.size == 0:
         raise ValueError(f"{name} is empty; allowed: one variable or more")
     return value
+
+
+def rows_of(*neighbours: Variables, names: tuple[str, ...]) -> tuple[tuple[int, ...], Index]:
+    """The shape that variables broadcast to, and their numbers, (n, neighbours)."""
+    try:
+        shape = np.broadcast_shapes(*(v.shape for v in neighbours))
+    except ValueError:
+        shapes = " and ".join(f"{n} {v.shape}" for n, v in zip(names, neighbours, strict=True))
+        raise ValueError(
+            f"shapes of {shapes} do not go together; allowed: shapes that NumPy broadcasts"
+        ) from None
+    numbers = [np.broadcast_to(v.numbers, shape).ravel() for v in neighbours]
+    return shape, np.stack(numbers, axis=1)

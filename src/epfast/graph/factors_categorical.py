@@ -14,8 +14,8 @@ from epfast import _checks, losses, schemes
 from epfast._arrays import Array
 from epfast._core.graph import GraphBatch
 from epfast._core.graph_factors import MixtureBatch, TableBatch
-from epfast.graph.factors import Added, Batch, Kind, form_of, responses_of, variables_of
-from epfast.graph.factors_continuous import NUMBER, numbers_of, plain_terms, rows_of
+from epfast.graph.factors import Added, Batch, Kind, form_of, responses_of, rows_of, variables_of
+from epfast.graph.factors_continuous import NUMBER, numbers_of, plain_terms
 from epfast.graph.variables import Form, Index, Linear, Terms, merged
 from epfast.losses import Loss
 
@@ -192,16 +192,7 @@ class Mixture(Kind):
         h = variables_of(graph, "h", self.h, "categorical")
         _checks.flag("vectors", self.vectors)
         each = self.losses(h.width)
-        if isinstance(forms, Linear) or not isinstance(forms, Sequence) or len(forms) != h.width:
-            given = f"{len(forms)} of them" if isinstance(forms, Sequence) else type(forms).__name__
-            raise TypeError(
-                f"forms is {given}; allowed: a list of {h.width} linear forms or numbers, one for "
-                "each category of h"
-            )
-        parts = [
-            form_of(graph, f"forms[{k}]", form) if isinstance(form, Linear) else constant(k, form)
-            for k, form in enumerate(forms)
-        ]
+        parts = forms_of(graph, forms, h.width)
         shape, rows = self.shapes(h.shape, parts, y, noise, each)
         n, P = math.prod(rows), math.prod(shape) // max(1, math.prod(rows))
         h_numbers = np.broadcast_to(h.numbers, rows).reshape(n, 1)
@@ -313,7 +304,21 @@ def flat(y: Array) -> Array:
     return y.reshape(y.shape[0] * y.shape[1], y.shape[2])
 
 
-def constant(k: int, value: Any) -> Form:
+def forms_of(graph: str, forms: Any, k: int) -> list[Form]:
+    """The k forms of a mixture, one for each category; numbers are forms over nothing."""
+    if isinstance(forms, Linear) or not isinstance(forms, Sequence) or len(forms) != k:
+        given = f"{len(forms)} of them" if isinstance(forms, Sequence) else type(forms).__name__
+        raise TypeError(
+            f"forms is {given}; allowed: a list of {k} linear forms or numbers, one for each "
+            "category of h"
+        )
+    return [
+        form_of(graph, f"forms[{j}]", form) if isinstance(form, Linear) else _constant(j, form)
+        for j, form in enumerate(forms)
+    ]
+
+
+def _constant(k: int, value: Any) -> Form:
     """A form without variables."""
     name = f"forms[{k}]"
     numbers = np.asarray(_checks.real_array(name, value), dtype=np.float64)

@@ -9,7 +9,7 @@ import numpy as np
 
 from epfast import _checks
 from epfast._core.graph import GraphBatch, TransitionBatch
-from epfast.graph.factors import Added, Batch, Kind, variables_of
+from epfast.graph.factors import Added, Batch, Kind, rows_of, variables_of
 from epfast.graph.variables import Index, Terms
 
 
@@ -56,14 +56,7 @@ class Transition(Kind):
     def attach(self, graph: str, key: int, before: Any = None, after: Any = None) -> Added:
         x = variables_of(graph, "before", before, "gaussian")
         z = variables_of(graph, "after", after, "gaussian")
-        try:
-            shape = np.broadcast_shapes(x.shape, z.shape)
-        except ValueError:
-            raise ValueError(
-                f"after has shape {z.shape}, and before {x.shape}; allowed: shapes that NumPy "
-                "broadcasts"
-            ) from None
-        pairs = np.stack([np.broadcast_to(v.numbers, shape).ravel() for v in (x, z)], axis=1)
+        _, pairs = rows_of(x, z, names=("before", "after"))
         numbers = np.unique(pairs)
         batch = transitions(self, key, pairs, self.factor, self.variance)
         return Added(batch, times=(numbers, numbers.astype(np.float64)))

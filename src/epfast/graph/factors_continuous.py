@@ -25,6 +25,7 @@ from epfast.graph.factors import (
     chain_times,
     form_of,
     neighbours_of,
+    rows_of,
     variables_of,
 )
 from epfast.graph.variables import Index, Terms, Variables, joined
@@ -32,19 +33,6 @@ from epfast.graph.variables import Index, Terms, Variables, joined
 NUMBER = {name: k for k, name in enumerate(FAMILIES)}
 #: how a gamma or beta belief is fitted to the tilted marginal
 MATCHES = ("statistics", "moments")
-
-
-def rows_of(*neighbours: Variables, names: tuple[str, ...]) -> tuple[tuple[int, ...], Index]:
-    """The shape that variables broadcast to, and their numbers, (n, neighbours)."""
-    try:
-        shape = np.broadcast_shapes(*(v.shape for v in neighbours))
-    except ValueError:
-        shapes = " and ".join(f"{n} {v.shape}" for n, v in zip(names, neighbours, strict=True))
-        raise ValueError(
-            f"shapes of {shapes} do not go together; allowed: shapes that NumPy broadcasts"
-        ) from None
-    numbers = [np.broadcast_to(v.numbers, shape).ravel() for v in neighbours]
-    return shape, np.stack(numbers, axis=1)
 
 
 def numbers_of(

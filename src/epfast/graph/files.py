@@ -20,10 +20,8 @@ from epfast.graph.blocks import (
     belief_of,
     believed,
 )
-from epfast.graph.factors import Batch, Between, LinearFactor
-from epfast.graph.factors_categorical import Mixture, Table
-from epfast.graph.factors_chains import Transition, Walk
-from epfast.graph.factors_continuous import CompoundGamma, LogisticLink, Noise, Product
+from epfast.graph.factors import Batch, LinearFactor
+from epfast.graph.factors_categorical import Mixture
 from epfast.graph.legality import LEGAL, index
 from epfast.graph.problem import BLOCK, GraphProblem, GraphState, legal, places
 from epfast.graph.variables import Block, Index, Part, Terms, Variables, finite_rows
@@ -40,13 +38,7 @@ from epfast.losses import describe as describe_loss
 from epfast.losses import restore as restore_loss
 
 #: kinds that files know, by their names there
-KINDS: dict[str, Any] = {
-    kind.__name__: kind
-    for kind in (
-        *(LinearFactor, Between, Transition, Walk, Noise, Product, LogisticLink),
-        *(CompoundGamma, Table, Mixture),
-    )
-}
+KINDS: dict[str, Any] = {kind.__name__: kind for kind in LEGAL}
 #: fields of kinds that only matter when a factor is added: batches have them in their numbers
 AT_THE_DOOR = {"Transition": ("variance",), "Noise": ("tau",), "Mixture": ("h",)}
 NAMES = tuple(FAMILIES)

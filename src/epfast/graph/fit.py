@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,14 +14,23 @@ from epfast.families import FAMILIES
 from epfast.graph import priors
 from epfast.graph.blocks import BlockPrior
 from epfast.graph.engine import GraphEngine
-from epfast.graph.factors import Added, Batch, Kind, LinearFactor, form_of, scalar_loss
+from epfast.graph.factors import (
+    Added,
+    Batch,
+    Kind,
+    LinearFactor,
+    check_instance,
+    form_of,
+    scalar_loss,
+)
 from epfast.graph.posterior import GraphPosterior
-from epfast.graph.problem import BLOCK, GraphProblem, check_handle, legal, places
+from epfast.graph.problem import BLOCK, GraphProblem, check_handles, legal, places
 from epfast.graph.variables import Block, Index, Variables
 from epfast.inference import Fit, Interrupted, reached, run, warn_of
 from epfast.linear.priors import prior_at_door
-from epfast.losses import Loss
 from epfast.schedules import ADF, EP, Schedule
+
+Made = TypeVar("Made", Variables, Block)
 
 #: what no argument means
 USUAL = EP(sweeps=200, tol=1e-6)
@@ -209,9 +218,7 @@ class Graph:
         normal = prior_at_door(variance, precision, center, size, True, prefix="")
         self._blocks.append(BlockPrior(self._n, normal.precision, center.astype(np.float64)))
         number = self._numbers(BLOCK, np.array([[1.0, 0.0]]))[0]
-        made = Block(self.identity, int(number), size)
-        self._made[len(self._made) if name is None else name] = made
-        return made
+        return self._keep(Block(self.identity, int(number), size), name)
 
     @property
     def variables(self) -> dict[str | int, Variables | Block]:
@@ -227,7 +234,9 @@ class Graph:
     ) -> Variables:
         self._check_name(name)
         numbers = self._numbers(NAMES.index(family), natural).reshape(shape)
-        made = Variables(self.identity, family, numbers, natural.shape[1])
+        return self._keep(Variables(self.identity, family, numbers, natural.shape[1]), name)
+
+    def _keep(self, made: Made, name: str | None) -> Made:
         self._made[len(self._made) if name is None else name] = made
         return made
 
@@ -290,10 +299,7 @@ class Graph:
         TypeError, ValueError
             For neighbours that the factor does not take, with those that it does; nothing is added.
         """
-        if isinstance(factor, type) and issubclass(factor, (Kind, Loss)):
-            raise TypeError(
-                f"factor is the class {factor.__name__}; allowed: an instance, {factor.__name__}()"
-            )
+        check_instance(factor)
         self._check_handles(factor, neighbours)
         if not isinstance(factor, Kind):
             factor = LinearFactor(scalar_loss(factor))
@@ -308,19 +314,13 @@ class Graph:
         return added.batch.key
 
     def _check_handles(self, factor: Any, neighbours: tuple[Any, ...]) -> None:
-        """Refuse variables of this graph's name that it has not: see :func:`check_handle`."""
+        """Refuse variables of this graph's name that it has not: see :func:`check_handles`."""
         if len(self._families) > 1:
             self._families = [np.concatenate(self._families)]
             self._sizes = [np.concatenate(self._sizes)]
-        given = dict(vars(factor)) if isinstance(factor, Kind) else {}
-        for k, value in enumerate(neighbours):
-            parts = value if isinstance(value, list | tuple) else [value]
-            given |= {
-                f"neighbours[{k}]" + f"[{j}]" * (len(parts) > 1): v for j, v in enumerate(parts)
-            }
-        for name, value in given.items():
-            if self._families and getattr(value, "graph", "") == self.identity:
-                check_handle(name, value, self._families[0], self._sizes[0])
+        if self._families:
+            families, sizes = self._families[0], self._sizes[0]
+            check_handles(factor, neighbours, self.identity, families, sizes)
 
     def _take(self, added: Added) -> None:
         if not added.batch.n:

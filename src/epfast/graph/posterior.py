@@ -196,12 +196,7 @@ class GraphPosterior:
             covariance, center, _ = self.state.blocks[self._place(part.block)]
             mean += part.rows @ center
             spread = part.rows @ covariance
-            products = spread * part.rows if not hasattr(part.rows, "indptr") else None
-            variance += (
-                np.asarray(part.rows.multiply(spread).sum(axis=1)).ravel()
-                if products is None
-                else products.sum(axis=1)
-            )
+            variance += (part.rows * spread).sum(axis=1)
         return mean.reshape(h.shape), variance.reshape(h.shape)
 
     # ---- predictions ----

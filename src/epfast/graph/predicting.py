@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,14 +15,16 @@ from epfast.graph.factors import (
     Between,
     Kind,
     LinearFactor,
+    check_instance,
     form_of,
     per_row,
     responses_of,
+    rows_of,
     scalar_loss,
     variables_of,
     with_responses,
 )
-from epfast.graph.factors_categorical import Mixture, Table, constant
+from epfast.graph.factors_categorical import Mixture, Table, forms_of
 from epfast.graph.factors_chains import Transition, Walk
 from epfast.graph.factors_continuous import (
     CompoundGamma,
@@ -30,12 +32,11 @@ from epfast.graph.factors_continuous import (
     Noise,
     Product,
     numbers_of,
-    rows_of,
 )
 from epfast.graph.noise import log_noise_density
 from epfast.graph.own import Factor
-from epfast.graph.problem import check_handle
-from epfast.graph.variables import Form, Linear
+from epfast.graph.problem import check_handles
+from epfast.graph.variables import Form
 from epfast.losses import Interval, Loss, Ordinal
 
 if TYPE_CHECKING:
@@ -52,10 +53,7 @@ def predicted(
     data: dict[str, Any],
 ) -> Array:
     """What a method of the posterior gives for a factor; errors list what there is for its kind."""
-    if isinstance(factor, type) and issubclass(factor, (Kind, Loss)):
-        raise TypeError(
-            f"factor is the class {factor.__name__}; allowed: an instance, {factor.__name__}()"
-        )
+    check_instance(factor)
     if isinstance(factor, LinearFactor):
         factor = factor.loss
     kind = type(factor) if isinstance(factor, Kind) else Loss
@@ -72,14 +70,8 @@ def predicted(
         takes = ", ".join(str(p) for p in list(inspect.signature(door).parameters.values())[2:])
         takes = takes.replace(": 'Any'", "").replace(" = ", "=")
         raise TypeError(f"{method}() {error}; allowed: {method}({name}, {takes})") from None
-    given = dict(vars(factor)) if isinstance(factor, Kind) else {}
-    for k, value in enumerate(neighbours):
-        parts = value if isinstance(value, list | tuple) else [value]
-        several = len(parts) > 1
-        given |= {f"neighbours[{k}]" + f"[{j}]" * several: v for j, v in enumerate(parts)}
-    for key, value in given.items():
-        if getattr(value, "graph", "") == post.problem.graph:
-            check_handle(key, value, post.problem.families, post.problem.sizes)
+    problem = post.problem
+    check_handles(factor, neighbours, problem.graph, problem.families, problem.sizes)
     return door(post, factor, *neighbours, **data)
 
 
@@ -304,16 +296,7 @@ def mixed(
     graph = post.problem.graph
     h = variables_of(graph, "h", factor.h, "categorical")
     each = factor.losses(h.width)
-    if isinstance(forms, Linear) or not isinstance(forms, Sequence) or len(forms) != h.width:
-        given = f"{len(forms)} of them" if isinstance(forms, Sequence) else type(forms).__name__
-        raise TypeError(
-            f"forms is {given}; allowed: a list of {h.width} linear forms or numbers, one for each "
-            "category of h"
-        )
-    parts = [
-        form_of(graph, f"forms[{k}]", form) if isinstance(form, Linear) else constant(k, form)
-        for k, form in enumerate(forms)
-    ]
+    parts = forms_of(graph, forms, h.width)
     shape, rows = factor.shapes(h.shape, parts, y, noise, each)
     extra = numbers_of("noise", noise, shape, least=0.0)
     moments = []

@@ -15,7 +15,7 @@ from epfast._arrays import Array
 from epfast._core.graph import compare, runs
 from epfast.families import FAMILIES
 from epfast.graph.blocks import BlockBelief, BlockPrior, is_linear
-from epfast.graph.factors import Batch
+from epfast.graph.factors import Batch, Kind
 from epfast.graph.marginals import Others
 from epfast.graph.variables import Block, Index, Linear, Terms, Variables
 from epfast.inference import DataWarning
@@ -55,6 +55,20 @@ def legal(schedule: Any) -> Any:
     if getattr(schedule, "batch", None) not in (None, 1):
         raise ValueError(f"batch is {schedule.batch}; allowed for a graph: 1, or AEP() for all")
     return schedule.filled(power=1.0, damping=schedule.usual_damping("row"))
+
+
+def check_handles(
+    factor: Any, neighbours: tuple[Any, ...], graph: str, families: NDArray[np.int8], sizes: Index
+) -> None:
+    """Refuse variables of a graph's name that it has not, as neighbours or within the factor."""
+    given = dict(vars(factor)) if isinstance(factor, Kind) else {}
+    for k, value in enumerate(neighbours):
+        parts = value if isinstance(value, list | tuple) else [value]
+        several = len(parts) > 1
+        given |= {f"neighbours[{k}]" + f"[{j}]" * several: v for j, v in enumerate(parts)}
+    for name, value in given.items():
+        if getattr(value, "graph", "") == graph:
+            check_handle(name, value, families, sizes)
 
 
 def check_handle(name: str, value: Any, families: NDArray[np.int8], sizes: Index) -> None:
