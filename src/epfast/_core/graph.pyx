@@ -36,12 +36,14 @@ cdef enum:
 cdef double HALF_LOG_2PI = 0.918938533204672741780329736405618
 
 
-cdef inline void sift_up(long long *heap, ptrdiff_t at) noexcept nogil:
-    cdef long long key = heap[at]
+cdef inline void push(long long *heap, ptrdiff_t *size, long long key) noexcept nogil:
+    """Add a key to a heap whose first is the largest."""
+    cdef ptrdiff_t at = size[0]
     while at > 0 and heap[(at - 1) // 2] < key:
         heap[at] = heap[(at - 1) // 2]
         at = (at - 1) // 2
     heap[at] = key
+    size[0] += 1
 
 
 cdef inline long long popped(long long *heap, ptrdiff_t size) noexcept nogil:
@@ -143,9 +145,7 @@ def runs(
                 if ready[k] == 0:
                     queue[tail % batches] = k
                     tail += 1
-                heap[first[k] + ready[k]] = rank[f]
-                ready[k] += 1
-                sift_up(&heap[first[k]], ready[k] - 1)
+                push(&heap[first[k]], &ready[k], rank[f])
         while head < tail:
             k = queue[head % batches]
             head += 1
@@ -163,9 +163,7 @@ def runs(
                             continue
                         need[g] -= 1
                         if need[g] == 0:
-                            heap[first[k] + ready[k]] = rank[g]
-                            ready[k] += 1
-                            sift_up(&heap[first[k]], ready[k] - 1)
+                            push(&heap[first[k]], &ready[k], rank[g])
                 take = ready[k] = place - first[k] - filled[k]
             else:
                 if head < tail and take > FULL:
@@ -201,9 +199,7 @@ def runs(
                         if ready[i] == 0:
                             queue[tail % batches] = i
                             tail += 1
-                        heap[first[i] + ready[i]] = rank[g]
-                        ready[i] += 1
-                        sift_up(&heap[first[i]], ready[i] - 1)
+                        push(&heap[first[i]], &ready[i], rank[g])
     return result, found[:count].copy()
 
 

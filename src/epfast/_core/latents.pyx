@@ -20,8 +20,9 @@ from libc.math cimport INFINITY, NAN, exp, expm1, fabs, fmax, fmin, isfinite, lo
 
 from epfast._core.cholesky cimport heed_signals
 from epfast._core.lapack cimport blas_int, daxpy, ddot, dsymv, dsyr
+from epfast._core.loss cimport CoreLoss
 from epfast._core.rows cimport Rows, in_range, long_enough
-from epfast._core.vector cimport epf_loss, epf_loss_count, epf_loss_name, kernels
+from epfast._core.vector cimport kernels
 
 cdef extern from *:
     """
@@ -63,7 +64,7 @@ cdef class LatentMoments:
 
     cdef readonly int kind
     cdef readonly ptrdiff_t count                   # latents
-    cdef epf_loss probit
+    cdef CoreLoss probit
     # of the other classes: mean, 1 / sd; and at the top of the integrand a, its loss, ratio and gap
     cdef double[::1] center, inverse, at, value, ratio, gap, log_ratio
     cdef unsigned char[::1] below
@@ -76,14 +77,10 @@ cdef class LatentMoments:
     cdef bint crossed
 
     def __init__(self, int kind, ptrdiff_t count):
-        cdef int i
         if kind == HETEROSCEDASTIC and count != 2 or count < 2:
             raise ValueError(f"{count} latents")
         self.kind, self.count = kind, count
-        self.probit.beta = 1.0
-        for i in range(epf_loss_count()):
-            if epf_loss_name(i) == b"probit":
-                self.probit.kind = i
+        self.probit = CoreLoss.table("probit")
         self.center, self.inverse, self.at, self.value = np.empty((4, count))
         self.ratio, self.gap, self.log_ratio = np.empty((3, count))
         self.below = np.empty(count, dtype=np.uint8)
@@ -123,7 +120,7 @@ cdef class LatentMoments:
         cdef double total = 2.0 + self.v[0] + self.v[1], root = 1.0 / sqrt(total)
         cdef double a = (self.m[y] - self.m[1 - y]) * root, value, slope, curvature
         cdef ptrdiff_t k
-        kernels.loss(&self.probit, 1, &a, NULL, 0, &value, &slope, &curvature)
+        kernels.loss(&self.probit.c, 1, &a, NULL, 0, &value, &slope, &curvature)
         lZ[0] = -value
         self.d[y], self.d[1 - y] = -slope * root, slope * root
         for k in range(2):

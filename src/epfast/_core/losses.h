@@ -389,15 +389,36 @@ EPF_INLINE void epf_gaussian_differences(vd h, vd delta, const vd *y, const doub
  * a narrow interval, else from the tails; 1 - Z is the sum of both where h is inside. */
 #define INTERVAL_FAR 1e4                /* sd: as good as infinite */
 
+/* Gauss-Legendre on (0, 1) */
+static const double v_gauss_node[8] = {
+    0.019855071751231884, 0.10166676129318664, 0.2372337950418355, 0.4082826787521751,
+    0.591717321247825, 0.7627662049581645, 0.8983332387068134, 0.9801449282487681};
+static const double v_gauss_weight[8] = {
+    0.05061426814518813, 0.11119051722668724, 0.15685332293894363, 0.181341891689181,
+    0.181341891689181, 0.15685332293894363, 0.11119051722668724, 0.05061426814518813};
+
+/* The three J / w of a narrow interval of width w at near. */
+EPF_INLINE void v_narrow(vd near, vd w, vd *J0, vd *J1, vd *J2)
+{
+    enum { U = 2 };
+    vd t[2], f[2];
+    *J0 = *J1 = *J2 = v_set(0.0);
+    for (int j = 0; j < 8; j += U) {
+        for (int i = 0; i < U; i++) t[i] = w * v_gauss_node[j + i];
+        for (int i = 0; i < U; i++) f[i] = -t[i] * (near + 0.5 * t[i]);
+        v_exp_each(U, f, f);
+        for (int i = 0; i < U; i++) {
+            f[i] *= v_gauss_weight[j + i];
+            *J0 += f[i];
+            f[i] *= t[i];
+            *J1 += f[i];
+            *J2 += f[i] * t[i];
+        }
+    }
+}
+
 EPF_INLINE void v_interval(vd lower, vd upper, vd h, vd variance, vd *value, vd *slope, vd *curvature)
 {
-    static const double node[8] = {
-        0.019855071751231884, 0.10166676129318664, 0.2372337950418355, 0.4082826787521751,
-        0.591717321247825, 0.7627662049581645, 0.8983332387068134, 0.9801449282487681};
-    static const double gauss[8] = {
-        0.05061426814518813, 0.11119051722668724, 0.15685332293894363, 0.181341891689181,
-        0.181341891689181, 0.15685332293894363, 0.11119051722668724, 0.05061426814518813};
-    enum { U = 2 };
     vd zero = v_set(0.0), per_sd = 1.0 / v_sqrt(variance);
     vd a = (lower - h) * per_sd, b = (upper - h) * per_sd;
     vi flipped = V_MASK(a + b < 0.0), equal = V_MASK(lower == upper);
@@ -418,20 +439,9 @@ EPF_INLINE void v_interval(vd lower, vd upper, vd h, vd variance, vd *value, vd 
         J2 = P - J2;
     }
     if (v_any(narrow)) {
-        vd G0 = zero, G1 = zero, G2 = zero, t[2], f[2];
-        vd part = v_select(narrow, w, zero);        /* of the others subnormal numbers would come */
-        for (int j = 0; j < 8; j += U) {
-            for (int i = 0; i < U; i++) t[i] = part * node[j + i];
-            for (int i = 0; i < U; i++) f[i] = -t[i] * (near + 0.5 * t[i]);
-            v_exp_each(U, f, f);
-            for (int i = 0; i < U; i++) {
-                f[i] *= gauss[j + i];
-                G0 += f[i];
-                f[i] *= t[i];
-                G1 += f[i];
-                G2 += f[i] * t[i];
-            }
-        }
+        vd G0, G1, G2;
+        /* of the others subnormal numbers would come */
+        v_narrow(near, v_select(narrow, w, zero), &G0, &G1, &G2);
         J0 = v_select(narrow, w * G0, J0);
         J1 = v_select(narrow, w * G1, J1);
         J2 = v_select(narrow, w * G2, J2);

@@ -10,8 +10,9 @@ import numpy as np
 from libc.math cimport fabs, fmax, isfinite, log, sqrt
 
 from epfast._core.cholesky cimport heed_signals
+from epfast._core.loss cimport CoreLoss
 from epfast._core.rows cimport long_enough
-from epfast._core.vector cimport epf_loss, epf_loss_count, epf_loss_name, kernels
+from epfast._core.vector cimport kernels
 
 cdef extern from *:
     """
@@ -27,19 +28,15 @@ cdef class NestedRows:
     """Scratch of one thread for rows of so many factors."""
 
     cdef readonly ptrdiff_t count
-    cdef epf_loss probit
+    cdef CoreLoss probit
     cdef double[:, ::1] S                           # covariance of z
     cdef double[::1] center, column, scale
 
     def __init__(self, ptrdiff_t count):
-        cdef int i
         if count < 1:
             raise ValueError(f"{count} factors")
         self.count = count
-        self.probit.beta = 1.0
-        for i in range(epf_loss_count()):
-            if epf_loss_name(i) == b"probit":
-                self.probit.kind = i
+        self.probit = CoreLoss.table("probit")
         self.S = np.empty((count, count))
         self.center, self.column, self.scale = np.empty((3, count))
 
@@ -88,7 +85,7 @@ cdef class NestedRows:
                 v, m = s / rest, (h - s * nu[j]) / rest
                 root = 1.0 / sqrt(1.0 + v)
                 a = m * root
-                kernels.loss(&self.probit, 1, &a, NULL, 0, &minus, &slope, &curvature)
+                kernels.loss(&self.probit.c, 1, &a, NULL, 0, &minus, &slope, &curvature)
                 d, d2 = -slope * root, -curvature * root * root
                 size = 1.0 + v * d2
                 if not (size > 0.0 and isfinite(minus)):

@@ -320,26 +320,8 @@ static ptrdiff_t graph_sites(int terms, ptrdiff_t n, double power, double share,
 /* Of narrow intervals, as v_interval has it. */
 EPF_INLINE void v_narrow_interval(vd near, vd w, vi flipped, vd per_sd, vd *lZ, vd *dlZ, vd *d2lZ)
 {
-    static const double node[8] = {
-        0.019855071751231884, 0.10166676129318664, 0.2372337950418355, 0.4082826787521751,
-        0.591717321247825, 0.7627662049581645, 0.8983332387068134, 0.9801449282487681};
-    static const double gauss[8] = {
-        0.05061426814518813, 0.11119051722668724, 0.15685332293894363, 0.181341891689181,
-        0.181341891689181, 0.15685332293894363, 0.11119051722668724, 0.05061426814518813};
-    enum { U = 2 };
-    vd J0 = v_set(0.0), J1 = J0, J2 = J0, t[2], f[2];
-    for (int j = 0; j < 8; j += U) {
-        for (int i = 0; i < U; i++) t[i] = w * node[j + i];
-        for (int i = 0; i < U; i++) f[i] = -t[i] * (near + 0.5 * t[i]);
-        v_exp_each(U, f, f);
-        for (int i = 0; i < U; i++) {
-            f[i] *= gauss[j + i];
-            J0 += f[i];
-            f[i] *= t[i];
-            J1 += f[i];
-            J2 += f[i] * t[i];
-        }
-    }
+    vd J0, J1, J2;
+    v_narrow(near, w, &J0, &J1, &J2);
     vd less = -v_expm1(-w * (near + 0.5 * w)), rho = 1.0 - less, per_J = 1.0 / J0, per = per_J / w;
     vd first = less * per, mean = J1 * per_J;
     vd second = v_select(V_MASK(near < 0.0), first * first - (near - (near + w) * rho) * per,

@@ -7,17 +7,7 @@ EPF_INLINE void v_exp_line(vd d, vd *e, vd *rest)
     vd c = v_min(v_max(d, v_set(-708.0)), v_set(709.0));
     vd t = c * V_LOG2E + V_ROUND_MAGIC, n = t - V_ROUND_MAGIC;
     vd r = (c - n * V_LN2_HI) - n * V_LN2_LO;
-    vd q = v_set(0x1.af38d53857513p-26);
-    q = q * r + 0x1.2891a8c1d838dp-22;
-    q = q * r + 0x1.71de0d9c145d0p-19;
-    q = q * r + 0x1.a019b8ef67c6cp-16;
-    q = q * r + 0x1.a01a01a7c8d47p-13;
-    q = q * r + 0x1.6c16c17893833p-10;
-    q = q * r + 0x1.11111111109adp-7;
-    q = q * r + 0x1.5555555553d4fp-5;
-    q = q * r + 0x1.5555555555556p-3;
-    q = q * r + 0.5;
-    q = r * r * q;
+    vd q = v_expm1_bend(r);
     vd scale = v_pow2_of_magic(t);
     q = v_select(V_MASK(n == 0.0), q, (scale * (r + q) + (scale - 1.0)) - d);
     *rest = q;

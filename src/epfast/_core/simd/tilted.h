@@ -272,12 +272,6 @@ EPF_INLINE vd v_beyond_knot(vd log_in, vd y_in, vd y_out, vd step, vd b, double 
 EPF_INLINE void v_piecewise_moments(const int K, const double *p, vd m, vd v, vd b, vd *lZ, vd *dlZ,
                                     vd *d2lZ)
 {
-    static const double node[8] = {
-        0.019855071751231884, 0.10166676129318664, 0.2372337950418355, 0.4082826787521751,
-        0.591717321247825, 0.7627662049581645, 0.8983332387068134, 0.9801449282487681};
-    static const double gauss[8] = {
-        0.05061426814518813, 0.11119051722668724, 0.15685332293894363, 0.181341891689181,
-        0.181341891689181, 0.15685332293894363, 0.11119051722668724, 0.05061426814518813};
     vd x[EPF_PIECEWISE_KNOTS], phi[EPF_PIECEWISE_KNOTS];            /* log of phi(x) / phi(x_near) */
     vd size[EPF_PIECEWISE_KNOTS + 1], mean[EPF_PIECEWISE_KNOTS + 1], square[EPF_PIECEWISE_KNOTS + 1];
     vd sign[EPF_PIECEWISE_KNOTS + 1], place[EPF_PIECEWISE_KNOTS + 1];
@@ -346,7 +340,7 @@ EPF_INLINE void v_piecewise_moments(const int K, const double *p, vd m, vd v, vd
             if (v_any(narrow)) {
                 vd G0 = zero, G1 = zero, G2 = zero;
                 for (int j = 0; j < 8; j++) {
-                    vd t = w * node[j], f = gauss[j] * v_exp(-t * (y + 0.5 * t));
+                    vd t = w * v_gauss_node[j], f = v_gauss_weight[j] * v_exp(-t * (y + 0.5 * t));
                     G0 += f;
                     G1 += f * t;
                     G2 += f * t * t;

@@ -256,7 +256,7 @@ EPF_INLINE vd v_pow2_of_magic(vd t) { return V_FROM_BITS((vi)v_pow2_bits_of_magi
 
 /* exp(r) - 1 on |r| <= log(2)/2: r + r^2 Q(r), Q interpolated at Chebyshev nodes in 60 digits;
  * relative error 4e-17 before rounding. */
-EPF_INLINE vd v_expm1_reduced(vd r)
+EPF_INLINE vd v_expm1_bend(vd r)                 /* exp(r) - 1 - r */
 {
     vd q = v_set(0x1.af38d53857513p-26);
     q = q * r + 0x1.2891a8c1d838dp-22;
@@ -268,7 +268,12 @@ EPF_INLINE vd v_expm1_reduced(vd r)
     q = q * r + 0x1.5555555553d4fp-5;
     q = q * r + 0x1.5555555555556p-3;
     q = q * r + 0.5;
-    return r + (r * r) * q;
+    return (r * r) * q;
+}
+
+EPF_INLINE vd v_expm1_reduced(vd r)
+{
+    return r + v_expm1_bend(r);
 }
 
 #define V_LOG2E 0x1.71547652b82fep+0
