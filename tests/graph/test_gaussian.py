@@ -153,3 +153,18 @@ def test_powers_have_one_fixed_point(power):
     np.testing.assert_allclose(other[x].mean, post[x].mean, atol=1e-10)
     np.testing.assert_allclose(other[x].variance, post[x].variance, rtol=1e-10)
     assert abs(other.log_evidence - post.log_evidence) < 1e-9
+
+
+def test_digits_beside_huge_sites_come_back():
+    """A factor that is removed was 1e29 sd away: priors are not lost in its rounding."""
+    g = Graph()
+    x, z = g.gaussian(mean=0.5), g.gaussian(mean=0.5)
+    g.add(Transition(0.0, factor=0.6), x, z)
+    far = g.add("gaussian", x - 0.5 * z, 1e29)
+    post = g.fit(EP(sweeps=4, tol=0.0))
+    g.remove(far)
+    post = g.fit(start=post)
+    # x with z = 0.6 x: precision 1 + .36, shift .5 + .3
+    assert post.converged
+    np.testing.assert_allclose(post[x].mean, 0.8 / 1.36, rtol=1e-12)
+    np.testing.assert_allclose(post[z].mean, 0.6 * 0.8 / 1.36, rtol=1e-12)

@@ -56,6 +56,8 @@ FAR = 1e8
 WATCHED = 12
 #: a change that falls below the tolerance from more than so many of it is looked at once more
 LEAP = 1e5
+#: a change after which beliefs are added up anew: digits went beside larger numbers
+LOSING = 1e6
 #: halvings of a step of all factors that makes a belief improper
 HALVINGS = 30
 #: what to do about a fit that fails
@@ -398,6 +400,11 @@ class GraphEngine:
             settled = settled if whole else False
         moved, partition = core.compare(before, beliefs, self.n_gaussians)
         moved = float(np.maximum(moved, self.others.moved(before, beliefs)))
+        if moved > LOSING and schedule.stores != "none":
+            anew = self.added_up(sites)
+            if self.is_proper(anew):
+                np.copyto(beliefs, anew)
+                _, partition = core.compare(before, beliefs, self.n_gaussians)
         for k in self.blocks:
             moved = float(np.maximum(moved, block_moved(state.blocks[k], blocks[k])))
         partition += self.others.partition(beliefs)

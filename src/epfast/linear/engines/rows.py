@@ -427,15 +427,18 @@ def _is_flat(sites: Sites | None) -> bool:
 def _drift(swept: RowState, refreshed: RowState) -> float:
     """Rounding drift that a refresh removed, in posterior standard deviations."""
     sd = np.sqrt(np.diag(refreshed.covariance))
-    gap = np.triu(swept.covariance - refreshed.covariance) / np.outer(sd, sd)
-    return float(max(np.abs(gap).max(), np.abs((swept.mean - refreshed.mean) / sd).max()))
+    with np.errstate(over="ignore"):
+        gap = np.triu(swept.covariance - refreshed.covariance) / np.outer(sd, sd)
+        moved = (swept.mean - refreshed.mean) / sd
+    return float(max(np.abs(gap).max(), np.abs(moved).max()))
 
 
 def _gap(swept: RowState, anew: State) -> float:
     """As :func:`_drift`, from the precisions alone, without a factorisation. O(d^2)."""
     unit = np.sqrt(np.diag(anew.precision))
-    gap = (swept.precision - anew.precision) / np.outer(unit, unit)
-    moved = (anew.precision @ swept.mean - anew.shift) / unit
+    with np.errstate(over="ignore"):
+        gap = (swept.precision - anew.precision) / np.outer(unit, unit)
+        moved = (anew.precision @ swept.mean - anew.shift) / unit
     return float(max(np.abs(gap).max(), np.abs(moved).max()))
 
 
