@@ -1,0 +1,162 @@
+"""A dictionary of tuples: widths by evidence, rows by pivoted Cholesky (operators.md, section 6).
+
+The kernel is Gaussian in coordinates of messages, each divided by a width. In Cholesky features of
+the dictionary a Gaussian process is a Bayesian linear regression.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy import linalg
+
+from epfast._arrays import Array
+from epfast.operators.regression import Batch, Standard, evidence_grid, pivoted_cholesky
+
+#: stored tuples that choose widths and noise
+MOST_SEEN = 160
+#: overall widths of a first search, and of later ones, over the last
+WIDE = np.exp2(np.arange(-1.5, 5.0, 0.5))
+NEAR = np.exp2([-1.0, -0.5, 0.0, 0.5, 1.0])
+#: widths of one kind of coordinate, over those of the others
+APART = np.exp2([-2.0, -1.0, 1.0, 2.0])
+#: variances of the noise over the amplitude: of an exact oracle, and of one with errors
+ROUNDING = 10.0 ** np.arange(-10.0, -2.0, 2.0)
+ERRORS = 10.0 ** np.arange(-7.0, 0.5, 0.5)
+#: share of a row of the kernel that its dictionary may leave out
+LEFT_OUT = 1e-6
+#: median of a chi-squared variable with one degree of freedom
+MEDIAN = 0.4549364231195724
+
+
+class Store(NamedTuple):
+    """Tuples that the oracle has answered."""
+
+    #: (n, k), coordinates of the messages and the datum
+    x: Array
+    #: (n, T)
+    targets: Array
+    #: (n,), squared standard errors in relation to each other; None: the oracle is exact
+    relative: Array | None
+
+
+class Widths(NamedTuple):
+    """What the evidence has chosen."""
+
+    #: (k,)
+    widths: Array
+    #: variance of the noise over the amplitude
+    noise: float
+    #: (T,), of the standardised targets
+    amplitude: Array
+    log_evidence: float
+
+
+class Fitted(NamedTuple):
+    """A dictionary, and the regression on it."""
+
+    chosen: Widths
+    units: Standard
+    #: (r, k), coordinates over the widths
+    rows: Array
+    #: (r, r), inverse of the lower Cholesky factor of their kernel matrix
+    inverse: Array
+    #: (T, r)
+    mean: Array
+    #: (r, r)
+    covariance: Array
+    #: (T,), by which predicted variances are too small, at least 1
+    inflation: Array
+
+
+def choose(
+    store: Store, units: Standard, kinds: Array, base: Array, last: Widths | None, seed: int
+) -> Widths:
+    """Widths and noise by the evidence of at most MOST_SEEN tuples.
+
+    Parameters
+    ----------
+    kinds : ndarray of shape (k,)
+        Which coordinates share a width, in units of their base.
+    base : ndarray of shape (k,)
+    last : Widths or None
+        Where to search, of the last time.
+    """
+    n, k = store.x.shape
+    which: Array = np.arange(n)
+    if n > MOST_SEEN:
+        which = np.sort(np.random.default_rng(seed).permutation(n)[:MOST_SEEN])
+    x = store.x[which] / base
+    relative = None if store.relative is None else store.relative[which]
+    z = units.apply(store.targets[which])
+    z = z[:, (store.targets[which] != store.targets[which][0]).any(axis=0)]
+    groups = [kinds == kind for kind in np.unique(kinds)]
+    squares = np.zeros((len(groups), len(x), len(x)))
+    for square, group in zip(squares, groups, strict=True):
+        for column in x[:, group].T:
+            square += np.subtract.outer(column, column) ** 2
+    noises = ROUNDING if relative is None else ERRORS
+    amplitude = np.ones(store.targets.shape[1])
+    if not z.shape[1]:
+        return Widths(base, noises[0], amplitude, 0.0)
+
+    best: tuple[float, Array, float] = (-np.inf, np.ones(len(groups)), noises[0])
+
+    def look(widths: Array) -> None:
+        nonlocal best
+        found = evidence_grid(squares, z, widths, noises, relative)
+        i, j = found.best
+        if found.log_evidence[i, j] > best[0]:
+            best = (float(found.log_evidence[i, j]), widths[i], float(noises[j]))
+
+    at = np.ones(len(groups))
+    if last is not None:
+        at = np.array([(last.widths / base)[group][0] for group in groups])
+    look(np.outer(WIDE if last is None else NEAR, at))
+    for _ in range(2 if len(groups) > 1 else 0):
+        before = best[0]
+        for j in range(len(groups)):
+            tried = np.tile(best[1], (len(APART), 1))
+            tried[:, j] *= APART
+            look(tried)
+        if best[0] <= before:
+            break
+    widths = np.empty(k)
+    for ratio, group in zip(best[1], groups, strict=True):
+        widths[group] = ratio * base[group]
+    found = evidence_grid(squares, z, best[1][None], np.array([best[2]]), relative)
+    amplitude[(store.targets[which] != store.targets[which][0]).any(axis=0)] = found.amplitude[0, 0]
+    return Widths(widths, best[2], amplitude, best[0])
+
+
+def fitted(store: Store, units: Standard, chosen: Widths, cap: int) -> Fitted:
+    """The regression on a dictionary of the tuples, at most cap of them. O(n cap^2)"""
+    x = store.x / chosen.widths
+
+    def column(i: int) -> Array:
+        away = x - x[i]
+        return np.exp(-0.5 * np.einsum("nk,nk->n", away, away))
+
+    cholesky = pivoted_cholesky(column, np.ones(len(x)), cap, LEFT_OUT)
+    relative = np.ones(len(x)) if store.relative is None else store.relative
+    # what the dictionary leaves out of a row is noise to it
+    noise = chosen.noise * relative + cholesky.residual
+    batch = Batch(cholesky.factor, units.apply(store.targets), noise)
+    regression = batch.regression()
+    out = batch.left_out()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        seen = np.median(out.residual**2 / out.variance[:, None], axis=0)
+    inflation = np.maximum(seen / (MEDIAN * chosen.amplitude), 1.0)
+    inverse = linalg.solve_triangular(
+        cholesky.triangle, np.eye(len(cholesky.pivots)), lower=True, check_finite=False
+    )
+    return Fitted(
+        chosen,
+        units,
+        x[cholesky.pivots],
+        inverse,
+        regression.mean,
+        regression.covariance,
+        np.where(np.isfinite(inflation), inflation, 1.0),
+    )
