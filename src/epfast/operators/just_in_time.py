@@ -1,0 +1,446 @@
+"""The just-in-time loop: a learned operator, which asks its oracle where it is unsure."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from collections import Counter
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats
+
+from epfast import _checks
+from epfast._arrays import Array
+from epfast._core.operator import JustInTime
+from epfast.operators.answers import Answer, Oracle
+from epfast.operators.dictionary import Store
+from epfast.operators.learners import Calibration
+from epfast.operators.messages import KINDS, check_data, check_inputs, check_messages
+from epfast.operators.oracles import as_oracle
+from epfast.operators.settings import Settings, check_features, check_outputs, check_transforms
+
+logger = logging.getLogger(__name__)
+
+#: how a visit ends: by the model; by the oracle, where the model is unsure, or to audit it
+SURE, UNSURE, AUDIT = -1, 0, 1
+#: what decides: the tolerance; nothing, the oracle is always asked, or never; the paper's threshold
+JUST_IN_TIME, ORACLE_ALONE, OPERATOR_ALONE, BY_THRESHOLD = 0, 1, 2, 3
+
+
+class Refit(NamedTuple):
+    """What an operator was when widths and weights were fitted anew."""
+
+    #: tuples in the store
+    tuples: int
+    visits: int
+    #: features in use
+    features: int
+    #: by which predicted variances were too small, the largest of the targets
+    inflation: float
+
+
+class Tuples(NamedTuple):
+    """What the oracle has answered, in lists that grow."""
+
+    #: coordinates, (k,) each
+    x: list[Array]
+    #: usual parameters, (2 c,)
+    messages: list[Array]
+    #: (q,), empty without data
+    data: list[Array]
+    #: (T,)
+    targets: list[Array]
+    #: their standard errors, (T,)
+    errors: list[Array]
+
+    def stacked(self) -> Store:
+        """As arrays; the oracle is exact where no answer has an error."""
+        errors = np.stack(self.errors)
+        squares = (errors[:, :-1] ** 2).mean(axis=1)
+        relative = None
+        if squares.any():
+            relative = np.maximum(squares / squares.mean(), 1e-6)
+        return Store(np.stack(self.x), np.stack(self.targets), relative)
+
+
+def _row(data: Array | None, i: int) -> Array:
+    return np.empty(0) if data is None else data[i]
+
+
+class Operator:
+    """Messages of a factor, learned from an oracle just in time (Jitkrittum et al. 2015).
+
+    The first messages are the oracle's. From then on the operator predicts the message, with an
+    uncertainty; where that is above the tolerance it asks the oracle, returns that answer and
+    learns from it. It serves every factor of its kind, every sweep and every data set.
+
+    Parameters
+    ----------
+    oracle : Oracle, Scheme, SampledFactor or callable
+        What gives true messages: see :class:`epfast.SampledFactor`, and :mod:`epfast.operators`.
+        The name of a scheme takes the loss of the fit.
+    inputs : tuple of {"gaussian", "gamma", "beta"}
+        Families of the incoming messages.
+    output : int or tuple of int
+        The place among the inputs of the variable that the messages go to; several are learned
+        from the same answers, with the same features.
+    tolerance : float
+        > 0. Largest standard deviation of a prediction that is not checked: of the shift of the
+        belief's centre, in standard deviations of the cavity, and of the log ratio of its variance
+        (of shapes, for others) to that of the cavity.
+    features : "dictionary" or ("fourier", d_in, d_out)
+        A dictionary of asked tuples in (mean, log variance), refitted when their number has
+        doubled; or the two-stage random features of the paper, of fixed width.
+    batch : int
+        >= 4. So many first messages are the oracle's.
+    cap : int
+        Most tuples in the dictionary, >= batch.
+    audit : float
+        Probability, in [0, 1], with which the oracle is asked where the operator is sure.
+    targets : {"site", "belief"}
+        What is learned: what the factor adds to the cavity, small and smooth; or the belief, as in
+        the paper.
+    seed : int
+    coordinates : sequence of str or (int, str), optional
+        How data enter: "value", "log1p", "arcsinh", "is_zero", of column 0 or of another. None:
+        factors without data, and losses of the margin, whose label is folded into h.
+    threshold : float, optional
+        In place of the tolerance the paper's rule: the oracle is asked where the log of the
+        predicted variance is above it, in the targets' own units.
+    power : float
+        Of the factor whose messages these are.
+
+    Attributes
+    ----------
+    calls, visits, refused, audits : int
+        Questions to the oracle; messages asked for; refusals of the oracle; audits.
+    history : list of Refit
+
+    Notes
+    -----
+    A prediction costs O(r^2) for r tuples in the dictionary (about a microsecond for 100), an
+    update the same, a refit O(n r^2). Where closed forms or compiled quadrature exist, those are
+    10 to 20 times faster: operators pay for losses in Python, sampled factors and simulators.
+    Decisions are taken message by message in visiting order.
+
+    References
+    ----------
+    Jitkrittum, Gretton, Heess, Eslami, Lakshminarayanan, Sejdinovic & Szabo (2015), Kernel-based
+    just-in-time learning for passing expectation propagation messages.
+
+    Examples
+    --------
+    >>> import epfast, numpy as np
+    >>> op = epfast.Operator("exact", tolerance=0.01)
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(400, 3))
+    >>> y = np.where(X @ [1.0, -2.0, 0.0] + rng.logistic(size=400) > 0, 1, -1)
+    >>> loss = epfast.CustomLoss(lambda m: np.logaddexp(0.0, -m))
+    >>> post = epfast.fit_linear(X, y, loss=loss, scheme=epfast.Learned(op))
+    >>> post.operator.visits > 10 * post.operator.calls
+    True
+    """
+
+    def __init__(
+        self,
+        oracle: Any,
+        inputs: Any = ("gaussian",),
+        output: int | tuple[int, ...] = 0,
+        tolerance: float = 0.03,
+        features: Any = "dictionary",
+        batch: int = 32,
+        cap: int = 256,
+        audit: float = 1 / 256,
+        targets: str = "site",
+        seed: int = 0,
+        *,
+        coordinates: Any = None,
+        threshold: float | None = None,
+        power: float = 1.0,
+    ) -> None:
+        families = check_inputs("inputs", inputs)
+        batch = _checks.integer("batch", batch, least=4)
+        share = _checks.number("audit", audit, least=0.0, most=1.0)
+        self.settings = Settings(
+            families,
+            check_outputs(output, len(families)),
+            _checks.number("tolerance", tolerance, above=0.0),
+            check_features(features),
+            batch,
+            _checks.integer("cap", cap, least=batch, most=1 << 15),
+            share,
+            _checks.choice("targets", targets, ("site", "belief")),
+            check_transforms(coordinates),
+            None if threshold is None else _checks.number("threshold", threshold),
+            _checks.number("power", power, above=0.0),
+            _checks.integer("seed", seed, least=0),
+        )
+        if self.settings.targets == "belief" and families != ("gaussian",) * len(families):
+            raise ValueError(
+                f"targets is 'belief' with inputs {families}; allowed with it: Gaussian ones"
+            )
+        #: what gives true messages; a name until the loss is known
+        self.oracle: Any = oracle
+        if not isinstance(oracle, str):
+            self.oracle = as_oracle(oracle, families, self.settings.outputs)
+        self.learner = self.settings.learner()
+        self.calibration: Calibration | None = None
+        #: tuples that the oracle has answered
+        self.store = Tuples([], [], [], [], [])
+        self.history: list[Refit] = []
+        #: of each audit the largest error of the targets that decide, over its predicted sd, and
+        #: whether it is above the tolerance
+        self.audited: list[tuple[float, bool]] = []
+        #: how often the oracle refused, by the reason
+        self.refusals: Counter[str] = Counter()
+        mine = self.settings
+        self.core = JustInTime(
+            mine.T,
+            tolerance=mine.tolerance,
+            audit=mine.audit,
+            seed=mine.seed,
+            threshold=np.inf if mine.threshold is None else mine.threshold,
+            mode=JUST_IN_TIME if mine.threshold is None else BY_THRESHOLD,
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"Operator({self.oracle!r}, inputs={self.settings.inputs}, {self.calls} calls in "
+            f"{self.visits} visits)"
+        )
+
+    # ---- what it has done ----
+
+    @property
+    def visits(self) -> int:
+        """Messages asked for."""
+        return int(self.core.visits)
+
+    @property
+    def calls(self) -> int:
+        """Questions to the oracle, audits included."""
+        return int(self.core.calls)
+
+    @property
+    def audits(self) -> int:
+        """Questions to the oracle where the operator was sure."""
+        return len(self.audited)
+
+    @property
+    def refused(self) -> int:
+        """Messages that the oracle refused."""
+        return self.refusals.total()
+
+    def error_bound(self, level: float = 0.95) -> float:
+        """Upper limit of the share of messages that are beyond the tolerance, unasked.
+
+        Clopper and Pearson's, from the audits: at most this with probability ``level``; 1 without
+        audits. With few audits it is large, whatever they found: 3 / n for n right ones.
+        """
+        level = _checks.number("level", level, above=0.0)
+        if not level < 1.0:
+            raise ValueError(f"level is {level:g}; allowed: a probability below 1")
+        n, k = len(self.audited), sum(wrong for _, wrong in self.audited)
+        return 1.0 if k == n else float(stats.beta.ppf(level, k + 1, n - k))
+
+    # ---- messages ----
+
+    def project(self, messages: ArrayLike, data: ArrayLike | None = None) -> Array:
+        """Projected beliefs of the output variables, learning on the way.
+
+        Parameters
+        ----------
+        messages : array_like of shape (n, 2 c)
+            Of each of the c inputs two numbers: mean and variance, shape and rate, or alpha and
+            beta.
+        data : array_like of shape (n,) or (n, q), optional
+            What is observed.
+
+        Returns
+        -------
+        ndarray of shape (n, 2 outputs)
+            In the same numbers; NaN where the oracle refuses. Natural parameters less those of the
+            incoming message are those of the outgoing one.
+        """
+        parts, given = self._checked(messages, data)
+        targets, _ = self.targets(parts, given)
+        return self.beliefs(parts, targets)
+
+    def predict(self, messages: ArrayLike, data: ArrayLike | None = None) -> tuple[Array, Array]:
+        """Targets and their standard deviations, (n, T) each, without the oracle; nothing changes.
+
+        Parameters are those of :meth:`project`. Of each output the two targets, then log Z.
+        """
+        parts, given = self._checked(messages, data)
+        x = self.learner.coordinates(parts, given)
+        if self.calibration is None:
+            unknown = np.full((len(x), self.settings.T), np.inf)
+            return np.full_like(unknown, np.nan), unknown
+        raw, spread = self.learner.model.predict(x)
+        return self.calibration.targets(raw), self.calibration.sd(spread)
+
+    def learn(
+        self,
+        messages: ArrayLike,
+        targets: ArrayLike,
+        sd: ArrayLike | None = None,
+        data: ArrayLike | None = None,
+    ) -> None:
+        """Take in tuples whose targets are known.
+
+        Parameters
+        ----------
+        messages, data
+            As in :meth:`project`.
+        targets : array_like of shape (n, T)
+            Of each output the two targets, then log Z.
+        sd : array_like of shape (n, T), optional
+            Their standard errors; None: 0.
+        """
+        parts, given = self._checked(messages, data)
+        n, T = len(parts[0]), self.settings.T
+        known = _checks.array("targets", targets, shape=(n, T))
+        errors = np.zeros((n, T)) if sd is None else _checks.array("sd", sd, shape=(n, T))
+        if not (errors >= 0.0).all():
+            raise ValueError(f"sd holds {errors.min():g}; allowed: numbers >= 0")
+        x = self.learner.coordinates(parts, given)
+        for i in range(n):
+            self._take(x[i], tuple(p[i] for p in parts), _row(given, i), known[i], errors[i])
+
+    def targets(self, messages: tuple[Array, ...], data: Array | None) -> tuple[Array, Array]:
+        """Targets (n, T) of checked messages, just in time, and reasons of refusals (n,)."""
+        x = self.learner.coordinates(messages, data)
+        found = np.empty((len(x), self.settings.T))
+        reason = np.zeros(len(x), dtype=np.intp)
+        first = 0
+        while True:
+            i, kind = self.core.run(x, first, found)
+            if kind == SURE:
+                return found, reason
+            row = tuple(p[i : i + 1] for p in messages)
+            of_row = None if data is None else data[i : i + 1]
+            predicted = None if np.isnan(found[i, 0]) else found[i].copy()
+            answer = self.ask(row, of_row, x[i], predicted, kind)
+            reason[i] = answer.reason[0]
+            found[i] = np.nan if reason[i] else self.targets_of(row, answer)[0]
+            first = i + 1
+
+    def beliefs(self, messages: tuple[Array, ...], targets: Array) -> Array:
+        """Usual parameters of the beliefs that targets mean, (n, 2 outputs)."""
+        parts = []
+        for j, place in enumerate(self.settings.outputs):
+            mine, cavity = targets[:, 2 * j : 2 * j + 2], messages[place]
+            if self.settings.targets == "belief":
+                parts.append(np.stack([mine[:, 0], np.exp(mine[:, 1])], axis=1))
+            else:
+                parts.append(KINDS[self.settings.inputs[place]].belief(cavity, mine))
+        return np.concatenate(parts, axis=1)
+
+    def targets_of(self, messages: tuple[Array, ...], answer: Answer) -> Array:
+        """The targets of an oracle's answer, (n, T)."""
+        parts = []
+        for j, place in enumerate(self.settings.outputs):
+            belief = answer.belief[:, 2 * j : 2 * j + 2]
+            if self.settings.targets == "belief":
+                parts.append(np.stack([belief[:, 0], np.log(belief[:, 1])], axis=1))
+            else:
+                parts.append(KINDS[self.settings.inputs[place]].targets(messages[place], belief))
+        return np.concatenate([*parts, answer.log_z[:, None]], axis=1)
+
+    # ---- the oracle ----
+
+    def ask(
+        self,
+        messages: tuple[Array, ...],
+        data: Array | None,
+        x: Array,
+        predicted: Array | None,
+        kind: int,
+    ) -> Answer:
+        """Ask the oracle about one tuple, and learn from what it says.
+
+        x: its coordinates (k,); predicted: targets (T,) by the model; kind: UNSURE or AUDIT.
+        """
+        oracle: Oracle = self.oracle
+        answer = oracle.answer(np.concatenate(messages, axis=1), data, self.settings.power)
+        if answer.reason[0]:
+            self.refusals[oracle.reasons[answer.reason[0]]] += 1
+            if self.refused >= self.settings.batch and not self.store.targets:
+                ((reason, _),) = self.refusals.most_common(1)
+                raise ValueError(
+                    f"the oracle refused the first {self.refused} messages, most often: {reason}; "
+                    "allowed: one that answers"
+                )
+            return answer
+        targets, errors = self.targets_of(messages, answer)[0], answer.sd[0].copy()
+        if self.settings.targets == "belief":  # from units of the cavity
+            for j, place in enumerate(self.settings.outputs):
+                errors[2 * j] *= np.sqrt(messages[place][0, 1])
+        if kind == AUDIT and predicted is not None and self.calibration is not None:
+            self._judge(x, targets, errors, predicted)
+        self._take(x, tuple(p[0] for p in messages), _row(data, 0), targets, errors)
+        return answer
+
+    def _judge(self, x: Array, targets: Array, errors: Array, predicted: Array) -> None:
+        """Record an audit; the errors of the oracle are not the operator's."""
+        assert self.calibration is not None
+        _, spread = self.learner.model.predict(x[None])
+        sd = np.hypot(self.calibration.sd(spread)[0], errors)[:-1]
+        away = np.abs(targets - predicted)[:-1]
+        tolerance = np.hypot(self.settings.tolerance, 2.0 * errors[:-1])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            worst = float(np.where(away > 0.0, away / sd, 0.0).max())
+        self.audited.append((worst, bool((away > tolerance).any())))
+
+    def _take(
+        self, x: Array, messages: tuple[Array, ...], data: Array, targets: Array, errors: Array
+    ) -> None:
+        """Learn one tuple; refit where the store has doubled since the last time."""
+        self.store.x.append(x.copy())
+        self.store.messages.append(np.concatenate(messages))
+        self.store.data.append(data)
+        self.store.targets.append(targets)
+        self.store.errors.append(errors)
+        n, known = len(self.store.x), self.calibration
+        if known is not None:
+            raw = (targets - known.offset) / known.scale
+            self.learner.model.update(x, raw, known.noise_of(errors))
+        doubled = n >= 2 * self.history[-1].tuples if self.history else n >= self.settings.batch
+        if doubled and (known is None or self.settings.refits):
+            self.refit()
+
+    def refit(self) -> None:
+        """Fit widths, noise and weights to all tuples anew. O(n r^2)"""
+        tuples = self.store.stacked()
+        found = self.learner.refit(tuples)
+        if found is None:
+            logger.info("all %d tuples are alike: the oracle is asked on", len(tuples.x))
+            return
+        self.calibration = found
+        self._install()
+        model = self.learner.model
+        inflation = float(found.inflation[:-1].max())
+        self.history.append(Refit(len(tuples.x), self.visits, model.used, inflation))
+        logger.info("refit on %d tuples, %d features", len(tuples.x), model.used)
+
+    def _install(self) -> None:
+        """Tell the core of another model."""
+        assert self.calibration is not None
+        known = self.calibration
+        amplitude = known.scale**2 * known.amplitude
+        self.core.calibrate(known.scale, known.offset, amplitude, known.inflation)
+        self.core.model = self.learner.model
+
+    def copy(self) -> Operator:
+        """The same, apart from this one: it learns by itself from here on. The oracle is shared."""
+        result = copy.copy(self)
+        result.learner, result.core = self.learner.copy(), self.core.copy()
+        result.store = Tuples(*(list(part) for part in self.store))
+        result.history, result.audited = list(self.history), list(self.audited)
+        result.refusals = Counter(self.refusals)
+        if self.calibration is not None:
+            result._install()
+        return result

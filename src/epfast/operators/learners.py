@@ -1,0 +1,203 @@
+"""What an operator learns with: coordinates of messages, features, and their refit."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from epfast._arrays import Array
+from epfast._core.operator import DictionaryModel, FourierModel
+from epfast.operators import dictionary
+from epfast.operators.dictionary import Store, Widths
+from epfast.operators.fourier import TwoStage
+from epfast.operators.kernels import median_heuristic
+from epfast.operators.messages import KINDS
+from epfast.operators.regression import Regression, Standard
+
+#: functions of a datum that tell sites apart, by the numbers that the core knows
+TRANSFORMS = ("value", "log1p", "arcsinh", "is_zero")
+
+
+class Calibration(NamedTuple):
+    """Units of the targets and of their predicted variances, (T,) each."""
+
+    offset: Array
+    scale: Array
+    #: of the standardised targets
+    amplitude: Array
+    #: by which predicted variances are too small
+    inflation: Array
+    #: variance of the noise of a tuple over the amplitude
+    noise: float
+
+    def targets(self, raw: Array) -> Array:
+        """Targets of the model's numbers, (n, T)."""
+        return np.asarray(self.offset + self.scale * raw)
+
+    def sd(self, spread: Array) -> Array:
+        """Standard deviations of the targets, (n, T)."""
+        variance = np.outer(spread, self.amplitude * self.inflation)
+        return np.asarray(self.scale * np.sqrt(np.maximum(variance, 0.0)))
+
+
+class Transform(NamedTuple):
+    """A coordinate of the data."""
+
+    column: int
+    name: str
+
+    def of(self, data: Array) -> Array:
+        """The coordinate of rows, (n,)."""
+        y = data[:, self.column]
+        if self.name == "log1p":
+            return np.asarray(np.log1p(y))
+        if self.name == "arcsinh":
+            return np.asarray(np.arcsinh(y))
+        return np.asarray((y == 0.0).astype(np.float64)) if self.name == "is_zero" else y
+
+
+class Learner(Protocol):
+    """Features of messages, and a regression on them."""
+
+    #: the core's; None before the first fit
+    model: Any
+
+    def coordinates(self, messages: tuple[Array, ...], data: Array | None) -> Array:
+        """What the model takes, (n, k)."""
+
+    def refit(self, store: Store) -> Calibration | None:
+        """Fit widths, noise and weights anew; None where all tuples are alike.
+
+        store: the coordinates, targets and errors of all tuples.
+        """
+
+    def arrays(self) -> dict[str, Any]:
+        """All of the state, for files."""
+
+    def restore(self, arrays: dict[str, Any]) -> None:
+        """Take the state of :meth:`arrays`."""
+
+
+class DictionaryLearner:
+    """A dictionary of tuples in coordinates without limits (section 6)."""
+
+    def __init__(
+        self, inputs: tuple[str, ...], transforms: tuple[Transform, ...], T: int, cap: int, seed: int
+    ) -> None:
+        self.inputs, self.transforms, self.T = inputs, transforms, T
+        self.cap, self.seed = cap, seed
+        k = 2 * len(inputs) + len(transforms)
+        #: coordinates that share a width, in units of their base: centres, logs, each datum
+        centres = [family != "gamma" for family in inputs]
+        kinds = [kind for centre in centres for kind in ((0, 1) if centre else (1, 1))]
+        self.kinds = np.array(kinds + list(range(2, 2 + len(transforms))))
+        self.model = DictionaryModel(k, T, cap)
+        self.chosen: Widths | None = None
+
+    def coordinates(self, messages: tuple[Array, ...], data: Array | None) -> Array:
+        parts = [KINDS[f].coordinates(p) for f, p in zip(self.inputs, messages, strict=True)]
+        if self.transforms:
+            assert data is not None
+            parts.append(np.stack([t.of(data) for t in self.transforms], axis=1))
+        return np.ascontiguousarray(np.concatenate(parts, axis=1))
+
+    def base(self, x: Array) -> Array:
+        """Units of the widths: how far coordinates of a kind are spread, of logs 1."""
+        unit = np.ones(x.shape[1])
+        for at in np.flatnonzero(self.kinds == 0):
+            # a centre means little beside the width of its own message
+            unit[at] = np.sqrt(x[:, at].var() + np.exp(x[:, at + 1]).mean())
+        for at in np.flatnonzero(self.kinds >= 2):
+            spread = x[:, at].std()
+            unit[at] = spread if spread > 0.0 else 1.0
+        return unit
+
+    def refit(self, store: Store) -> Calibration | None:
+        if not (store.x != store.x[0]).any():
+            return None
+        units = Standard.of(store.targets)
+        base = self.base(store.x)
+        self.chosen = dictionary.choose(store, units, self.kinds, base, self.chosen, self.seed)
+        found = dictionary.fitted(store, units, self.chosen, self.cap)
+        self.model.set(
+            self.chosen.widths, found.rows, found.inverse, found.mean, found.covariance
+        )
+        return Calibration(
+            units.mean, units.sd, self.chosen.amplitude, found.inflation, self.chosen.noise
+        )
+
+    def arrays(self) -> dict[str, Any]:
+        chosen = self.chosen
+        kept = {} if chosen is None else chosen._asdict()
+        return {**self.model.arrays(), **{f"chosen_{name}": v for name, v in kept.items()}}
+
+    def restore(self, arrays: dict[str, Any]) -> None:
+        names = ("widths", "rows", "inverse", "mean", "covariance")
+        self.model.set(*(arrays[name] for name in names))
+        self.chosen = Widths(
+            arrays["chosen_widths"],
+            float(arrays["chosen_noise"]),
+            arrays["chosen_amplitude"],
+            float(arrays["chosen_log_evidence"]),
+        )
+
+
+class FourierLearner:
+    """The paper's two-stage random features of the kernel on joint embeddings (algorithm 1)."""
+
+    def __init__(
+        self,
+        inputs: tuple[str, ...],
+        transforms: tuple[Transform, ...],
+        T: int,
+        sizes: tuple[int, int],
+        width: float,
+        noise: float,
+        standardise: bool,
+        seed: int,
+    ) -> None:
+        self.inputs, self.transforms, self.T, self.sizes = inputs, transforms, T, sizes
+        self.width, self.noise, self.standardise, self.seed = width, noise, standardise, seed
+        self.model: Any = None
+
+    def coordinates(self, messages: tuple[Array, ...], data: Array | None) -> Array:
+        """Means, then variances; a datum is a point mass."""
+        pairs = [KINDS[f].moments(p) for f, p in zip(self.inputs, messages, strict=True)]
+        means, variances = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        if self.transforms:
+            assert data is not None
+            means += [t.of(data) for t in self.transforms]
+            variances += [np.zeros(len(data))] * len(self.transforms)
+        return np.stack(means + variances, axis=1)
+
+    def refit(self, store: Store) -> Calibration | None:
+        half = store.x.shape[1] // 2
+        tuples = store.x[:, :half], store.x[:, half:]
+        try:
+            kernel = median_heuristic(tuples, self.width)
+        except ValueError:  # of tuples that are alike
+            return None
+        features = TwoStage.draw(kernel, *self.sizes, np.random.default_rng(self.seed))
+        self._install(features)
+        T = self.T
+        units = Standard(np.zeros(T), np.ones(T))
+        if self.standardise:
+            units = Standard.of(store.targets)
+        psi = features(tuples)
+        found = Regression.fit(psi, units.apply(store.targets), self.noise)
+        self.model.set(found.mean, found.covariance)
+        return Calibration(units.mean, units.sd, np.ones(T), np.ones(T), self.noise)
+
+    def _install(self, features: TwoStage) -> None:
+        inner = features.inner
+        self.model = FourierModel(inner.omega, inner.phase, features.nu, features.phase, self.T)
+
+    def arrays(self) -> dict[str, Any]:
+        return {} if self.model is None else dict(self.model.arrays())
+
+    def restore(self, arrays: dict[str, Any]) -> None:
+        if arrays:
+            names = ("omega", "inner_phase", "nu", "phase")
+            self.model = FourierModel(*(arrays[name] for name in names), self.T)
+            self.model.set(arrays["mean"], arrays["covariance"])

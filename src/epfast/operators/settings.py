@@ -1,0 +1,93 @@
+"""The numbers of a learned operator, checked at the door."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from epfast import _checks
+from epfast.operators.learners import (
+    TRANSFORMS,
+    DictionaryLearner,
+    FourierLearner,
+    Learner,
+    Transform,
+)
+
+#: settings of the paper's online experiments
+PAPER: dict[str, Any] = {
+    "features": ("fourier", 300, 500),
+    "targets": "belief",
+    "batch": 300,
+    "threshold": -8.5,
+    "audit": 0.0,
+}
+#: factor of the squared widths and noise variance of the paper's program
+PAPER_WIDTH, PAPER_NOISE = 0.5, 1e-4
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The numbers of an operator, checked; see :class:`Operator`."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[int, ...]
+    tolerance: float
+    features: str | tuple[str, int, int]
+    batch: int
+    cap: int
+    audit: float
+    targets: str
+    transforms: tuple[Transform, ...]
+    threshold: float | None
+    power: float
+    seed: int
+
+    @property
+    def T(self) -> int:
+        """Targets: two for each output, and log Z."""
+        return 2 * len(self.outputs) + 1
+
+    def learner(self) -> Learner:
+        """An empty one."""
+        if isinstance(self.features, tuple):
+            sizes = self.features[1:]
+            standardise = self.threshold is None
+            numbers = PAPER_WIDTH, PAPER_NOISE, standardise, self.seed
+            return FourierLearner(self.inputs, self.transforms, self.T, sizes, *numbers)
+        return DictionaryLearner(self.inputs, self.transforms, self.T, self.cap, self.seed)
+
+
+def check_features(value: Any) -> str | tuple[str, int, int]:
+    """The name of the features, or ("fourier", d_in, d_out)."""
+    allowed = "'dictionary' or ('fourier', d_in, d_out)"
+    if isinstance(value, str) and value == "dictionary":
+        return value
+    if isinstance(value, tuple | list) and len(value) == 3 and value[0] == "fourier":
+        d_in = _checks.integer("features[1]", value[1], least=1, most=1 << 15)
+        return "fourier", d_in, _checks.integer("features[2]", value[2], least=1, most=1 << 15)
+    raise ValueError(f"features is {value!r}; allowed: {allowed}")
+
+
+def check_outputs(value: Any, c: int) -> tuple[int, ...]:
+    """Places of the variables that messages go to."""
+    given = value if isinstance(value, tuple | list) else (value,)
+    found = tuple(_checks.integer("output", v, least=0, most=c - 1) for v in given)
+    if not found or len(set(found)) < len(found):
+        raise ValueError(f"output is {value!r}; allowed: one of the inputs, or several, each once")
+    return found
+
+
+def check_transforms(value: Any) -> tuple[Transform, ...]:
+    """Coordinates of the data: names, or pairs of a column and a name."""
+    given = () if value is None else (value,) if isinstance(value, str) else value
+    if not isinstance(given, tuple | list):
+        raise TypeError(
+            f"coordinates is {_checks.describe(value)}; allowed: names, or pairs (column, name)"
+        )
+    found = []
+    for entry in given:
+        column, name = (0, entry) if isinstance(entry, str) else entry
+        column = _checks.integer("coordinates: a column", column, least=0)
+        found.append(Transform(column, _checks.choice("coordinates", name, TRANSFORMS)))
+    return tuple(found)
