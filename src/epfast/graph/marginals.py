@@ -79,7 +79,10 @@ class Others(NamedTuple):
         return float(np.max([group.moved(before, after) for group in self.groups], initial=0.0))
 
     def stay_proper(self, prior: Array, beliefs: Array) -> bool:
-        """Whether every variable that has a proper prior has a proper belief."""
-        return all(
-            bool(group.proper(beliefs)[0][group.proper(prior)[0]].all()) for group in self.groups
-        )
+        """Whether every variable has a proper belief, or its prior still, where that is flat."""
+        for group in self.groups:
+            proper, had = group.proper(beliefs)[0], group.proper(prior)[0]
+            untouched = (beliefs[group.at] == prior[group.at]).all(axis=1)
+            if not (proper | (~had & untouched)).all():
+                return False
+        return True
