@@ -90,9 +90,11 @@ def projected(kind: str, u: Array, w: Array) -> tuple[Message, float]:
     seen = w > 0.0
     u, w = u[seen], w[seen]
     centre = np.sum(w * u)
+    if kind == "gamma":  # the log of the mean, which no exp(u) is far above
+        centre = special.logsumexp(u, b=w)
     first, second = COORDINATES[kind].integrands(u[None], np.array([[centre]]))
     eta = COORDINATES[kind].target(first @ w, second @ w, np.array([centre]))
-    return KINDS[kind].usual(eta), float(np.sum(w * (u - centre) ** 2))
+    return KINDS[kind].usual(eta), float(np.sum(w * (u - np.sum(w * u)) ** 2))
 
 
 def coordinate(kind: str, x: Array) -> tuple[Array, Array]:

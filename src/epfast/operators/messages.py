@@ -266,7 +266,7 @@ class GammaMessages(MessageKind):
 
     @staticmethod
     def draw(p: Array, rng: np.random.Generator, size: int) -> Array:
-        return _log_gamma_draws(p[0], rng, size) - np.log(p[1])
+        return np.asarray(_log_gamma_draws(p[0], rng, size) - np.log(p[1]))
 
     @staticmethod
     def characteristic(p: Array, omega: Array) -> Complex:

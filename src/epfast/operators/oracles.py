@@ -403,7 +403,7 @@ def as_oracle(
     else:
         raise TypeError(
             f"oracle is {_checks.describe(given)}; allowed: an Oracle, a scheme with loss=, a "
-            "Loss, a SampledFactor, a callable (messages) -> (targets, errors) or a LowLevelCallable"
+            "Loss, a SampledFactor, a callable (messages) -> (targets, errors), a LowLevelCallable"
         )
     if inputs is not None or outputs is not None:
         families, places = check_places(
