@@ -63,6 +63,9 @@ class Proposal(NamedTuple):
 
     def draw(self, kinds: list[str], rng: np.random.Generator, size: int) -> list[Array]:
         """Draws (size,) of each input."""
+        if len(self.products) == 1:
+            pairs = zip(kinds, self.products[0], strict=True)
+            return [KINDS[kind].draw(p[0], rng, size) for kind, p in pairs]
         which = np.digitize(rng.random(size), np.cumsum(self.shares)[:-1])
         found = [np.empty(size) for _ in kinds]
         for part, product in enumerate(self.products):
