@@ -39,42 +39,49 @@ class Rows(NamedTuple):
 class Density:
     """log t(x_1, ..., x_k) of n rows, by a function of the user's.
 
-    gradient and hessian, where they are given, return a sequence of k arrays, and k of k.
+    gradient and hessian, where they are given, return a sequence of k arrays, and k of k. name: of
+    the argument that log_t was given as.
     """
 
-    def __init__(self, log_t: Any, gradient: Any = None, hessian: Any = None) -> None:
-        self.log_t, self.gradient, self.hessian = log_t, gradient, hessian
+    def __init__(
+        self, log_t: Any, gradient: Any = None, hessian: Any = None, name: str = "log_t"
+    ) -> None:
+        self.log_t, self.gradient, self.hessian, self.name = log_t, gradient, hessian, name
 
     def values(self, x: Array, data: dict[str, Array]) -> Array:
         """log t, (n,), at x (n, k); data has rows for each."""
-        found = self._called("log_t", self.log_t, x, data)
-        if np.shape(found) != (len(x),):
-            raise ValueError(
-                f"log_t returned shape {np.shape(found)} for rows of shape ({len(x)},); allowed: a "
-                "number for each row"
-            )
-        return _numbers("log_t", found, len(x))
+        return row_values(self.name, self._called(self.log_t, x, data), len(x))
 
     def slopes(self, x: Array, data: dict[str, Array]) -> Array:
         """The user's gradient, (n, k)."""
         n, k = x.shape
-        found = self._called("gradient", self.gradient, x, data)
+        found = self._called(self.gradient, x, data)
         return _columns("gradient", found, n, k)
 
     def curvatures(self, x: Array, data: dict[str, Array]) -> Array:
         """The user's hessian, (n, k, k), symmetric."""
         n, k = x.shape
-        found = self._called("hessian", self.hessian, x, data)
+        found = self._called(self.hessian, x, data)
         if not _is_sequence(found, k):
             raise ValueError(f"hessian returned {_told(found)}; allowed: {k} sequences of {k}")
         full = np.stack([_columns("hessian", row, n, k) for row in found], axis=1)
         return np.asarray(0.5 * (full + full.transpose(0, 2, 1)))
 
     @staticmethod
-    def _called(name: str, function: Callable[..., Any], x: Array, data: dict[str, Array]) -> Any:
+    def _called(function: Callable[..., Any], x: Array, data: dict[str, Array]) -> Any:
         # the arrays of the call are its own: what it writes into them is lost
         with np.errstate(all="ignore"):
             return function(*[column.copy() for column in x.T], **data)
+
+
+def row_values(name: str, found: Any, n: int) -> Array:
+    """What a function of the user's returned, if that is a number for each of n rows."""
+    if np.shape(found) != (n,):
+        raise ValueError(
+            f"{name} returned shape {np.shape(found)} for rows of shape ({n},); allowed: a "
+            "number for each row"
+        )
+    return _numbers(name, found, n)
 
 
 def _told(value: Any) -> str:

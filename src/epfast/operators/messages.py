@@ -17,14 +17,13 @@ from scipy import special
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.families import Beta, Family, Gamma, Gaussian
+from epfast.operators.beta import beta_of_log_odds, jacobi_rule, trigamma
 
 #: largest frequencies of the characteristic function of a beta message, and how many nodes of
 #: Gauss and Jacobi's rule are right to 1e-13 there
 NODES = ((30.0, 20), (80.0, 40), (200.0, 80), (450.0, 160))
 #: numbers of an array that is built at once
 MOST_NUMBERS = 1 << 22
-#: Newton steps for a mean of log odds; five are usual
-MOST_STEPS = 50
 #: shape from where on a series replaces a difference of trigammas
 LARGE = 1e4
 
@@ -103,6 +102,16 @@ class MessageKind:
         raise NotImplementedError
 
     @staticmethod
+    def widened(p: Array) -> Array:
+        """Members of about the same mean and twice the variance, with heavier tails."""
+        raise NotImplementedError
+
+    @staticmethod
+    def draw(p: Array, rng: np.random.Generator, size: int) -> Array:
+        """Draws (size,) from one message (2,), as :meth:`statistics` takes them."""
+        raise NotImplementedError
+
+    @staticmethod
     def characteristic(p: Array, omega: Array) -> Complex:
         """E exp(i omega x) of each message at frequencies (D,): (n, D)."""
         raise NotImplementedError
@@ -141,8 +150,10 @@ def _matrices(a: Array | float, b: Array | float, c: Array | float, d: Array | f
     return np.stack(np.broadcast_arrays(a, b, c, d), axis=-1).reshape(-1, 2, 2)
 
 
-def _trigamma(x: Array) -> Array:
-    return np.asarray(special.zeta(2.0, x))
+def _log_gamma_draws(shape: float, rng: np.random.Generator, size: int) -> Array:
+    """Logs of gamma variables: of one of shape + 1 times U^(1 / shape), which never underflows."""
+    more = np.log(rng.standard_gamma(shape + 1.0, size))
+    return np.asarray(more - rng.standard_exponential(size) / shape)
 
 
 class GaussianMessages(MessageKind):
@@ -181,6 +192,14 @@ class GaussianMessages(MessageKind):
     def belief(cavity: Array, targets: Array) -> Array:
         m, v = cavity.T
         return np.stack([m + np.sqrt(v) * targets[:, 0], v * np.exp(targets[:, 1])], axis=1)
+
+    @staticmethod
+    def widened(p: Array) -> Array:
+        return np.asarray(p * [1.0, 2.0])
+
+    @staticmethod
+    def draw(p: Array, rng: np.random.Generator, size: int) -> Array:
+        return np.asarray(p[0] + np.sqrt(p[1]) * rng.standard_normal(size))
 
     @staticmethod
     def characteristic(p: Array, omega: Array) -> Complex:
@@ -242,6 +261,14 @@ class GammaMessages(MessageKind):
         return np.stack([a * np.exp(targets[:, 1]), b * np.exp(targets[:, 1] - shift)], axis=1)
 
     @staticmethod
+    def widened(p: Array) -> Array:
+        return 0.5 * p
+
+    @staticmethod
+    def draw(p: Array, rng: np.random.Generator, size: int) -> Array:
+        return np.asarray(_log_gamma_draws(p[0], rng, size) - np.log(p[1]))
+
+    @staticmethod
     def characteristic(p: Array, omega: Array) -> Complex:
         ratio = omega / p[:, 1:]
         with np.errstate(over="ignore"):
@@ -260,13 +287,13 @@ class GammaMessages(MessageKind):
     @staticmethod
     def covariance(belief: Array) -> Array:
         a = belief[:, 0]
-        return _matrices(1.0 / a, 1.0 / a, 1.0 / a, _trigamma(a))
+        return _matrices(1.0 / a, 1.0 / a, 1.0 / a, trigamma(a))
 
     @staticmethod
     def slopes(cavity: Array, belief: Array) -> Array:
         a = belief[:, 0]
         # d log a by the gap log E x - E log x = log a - psi(a)
-        drop = np.where(a < LARGE, a * _trigamma(a) - 1.0, (0.5 + 1.0 / (6.0 * a)) / a)
+        drop = np.where(a < LARGE, a * trigamma(a) - 1.0, (0.5 + 1.0 / (6.0 * a)) / a)
         return _matrices(np.sqrt(cavity[:, 0]), 0.0, -1.0 / drop, 1.0 / drop)
 
 
@@ -300,7 +327,7 @@ class BetaMessages(MessageKind):
         """Mean and log variance of the log odds."""
         alpha, beta = p.T
         mean = special.psi(alpha) - special.psi(beta)
-        return np.stack([mean, np.log(_trigamma(alpha) + _trigamma(beta))], axis=1)
+        return np.stack([mean, np.log(trigamma(alpha) + trigamma(beta))], axis=1)
 
     @staticmethod
     def targets(cavity: Array, belief: Array) -> Array:
@@ -314,6 +341,14 @@ class BetaMessages(MessageKind):
         mean, log_variance = BetaMessages.coordinates(cavity).T
         total = cavity.sum(axis=1) * np.exp(targets[:, 1])
         return beta_of_log_odds(mean + targets[:, 0] * np.exp(0.5 * log_variance), total)
+
+    @staticmethod
+    def widened(p: Array) -> Array:
+        return 0.5 * p
+
+    @staticmethod
+    def draw(p: Array, rng: np.random.Generator, size: int) -> Array:
+        return _log_gamma_draws(p[0], rng, size) - _log_gamma_draws(p[1], rng, size)
 
     @staticmethod
     def characteristic(p: Array, omega: Array) -> Complex:
@@ -352,67 +387,18 @@ class BetaMessages(MessageKind):
 
     @staticmethod
     def covariance(belief: Array) -> Array:
-        both = _trigamma(belief.sum(axis=1))
-        first, second = _trigamma(belief).T
+        both = trigamma(belief.sum(axis=1))
+        first, second = trigamma(belief).T
         return _matrices(first - both, -both, -both, second - both)
 
     @staticmethod
     def slopes(cavity: Array, belief: Array) -> Array:
-        first, second = _trigamma(belief).T
+        first, second = trigamma(belief).T
         sd = np.exp(0.5 * BetaMessages.coordinates(cavity)[:, 1])
         total = belief.sum(axis=1)
         # alpha and beta move by the inverse of the covariance, targets by these
         by_both = _matrices(first / sd, -second / sd, 1.0 / total, 1.0 / total)
         return np.asarray(by_both @ np.linalg.inv(BetaMessages.covariance(belief)))
-
-
-def beta_of_log_odds(mean: Array, total: Array) -> Array:
-    """Beta variables by the mean of their log odds and alpha + beta, (n, 2).
-
-    Newton's method for the log odds x of alpha over beta. psi(total p) - psi(total q) grows faster
-    than x and than 2 sinh(x) / total, and is convex beyond 0: from the nearer of their two answers
-    steps go down to the root.
-    """
-    goal = np.abs(mean)
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        x = np.minimum(goal, np.arcsinh(0.5 * goal * total))
-        for _ in range(MOST_STEPS):
-            more, less = total * special.expit(x), total * special.expit(-x)
-            rise = more * special.expit(-x) * (_trigamma(more) + _trigamma(less))
-            step = (special.psi(more) - special.psi(less) - goal) / rise
-            x = np.maximum(x - step, 0.0)
-            if not (np.abs(step) > 1e-9 * np.maximum(x, 1e-3)).any():
-                break
-        more, less = total * special.expit(x), total * special.expit(-x)
-    up = mean >= 0.0
-    return np.stack([np.where(up, more, less), np.where(up, less, more)], axis=1)
-
-
-def jacobi_rule(p: Array, count: int) -> tuple[Array, Array]:
-    """Nodes and weights, (n, count), of means under beta variables: exact to degree 2 count - 1.
-
-    Golub and Welsch's eigenvalues, O(count^3) per row.
-    """
-    alpha, beta = p[:, :1], p[:, 1:]
-    total, k = alpha + beta, np.arange(1.0, count)
-    before = 2.0 * k + total
-    diagonal = np.empty((len(p), count))
-    diagonal[:, :1] = alpha / total
-    diagonal[:, 1:] = 0.5 + 0.5 * (alpha - beta) / before * (total - 2.0) / (before - 2.0)
-    # squares of the entries beside it; the first is the variance
-    squares = np.empty((len(p), count - 1))
-    squares[:, :1] = alpha / total * (beta / total) / (total + 1.0)
-    j, b = k[1:], before[:, 1:] - 2.0
-    squares[:, 1:] = (
-        (j / b) * ((j + total - 2.0) / b) * ((j + alpha - 1.0) / (b + 1.0))
-        * ((j + beta - 1.0) / (b - 1.0))
-    )  # fmt: skip
-    matrix = np.zeros((len(p), count, count))
-    i = np.arange(count)
-    matrix[:, i, i] = diagonal
-    matrix[:, i[1:], i[:-1]] = np.sqrt(squares)
-    nodes, vectors = np.linalg.eigh(matrix)  # reads the lower triangle
-    return nodes, vectors[:, 0, :] ** 2
 
 
 #: by the names of families

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from epfast._arrays import Array
-from epfast.families import FAMILIES
+from epfast.families import FAMILIES, Gamma
 from epfast.operators.density import Density, Rows, differences, repeated, slope_differences
 
 
@@ -126,8 +126,9 @@ class Logarithm(Coordinate):
     @staticmethod
     def target(first: Array, second: Array, centre: Array) -> Array:
         with np.errstate(all="ignore"):
-            mean = np.exp(centre + np.log1p(second + first))
-        return FAMILIES["gamma"].matching(np.stack([centre + first, mean], axis=1))
+            rise = np.log1p(second + first)
+            # the gap log E x - E log x without the centre, which would cancel
+            return Gamma.by_gap(np.exp(centre + rise), rise - first)
 
 
 class Logit(Coordinate):
@@ -217,6 +218,8 @@ class Answer(NamedTuple):
     targets: tuple[Array, ...]
     #: (m,), 0: fine; else the number of a reason of the scheme
     reason: NDArray[np.intp]
+    #: (m,), effective draws behind each; None: no draws
+    ess: Array | None = None
 
 
 class Tilted:

@@ -1,0 +1,419 @@
+"""Oracles: schemes on losses, log densities, draws, and functions of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import LowLevelCallable
+
+from epfast import _checks, losses, schemes
+from epfast._arrays import Array
+from epfast.losses import CustomSite, Loss
+from epfast.losses.names import describe as describe_loss
+from epfast.operators.answers import (
+    NOT_REPRESENTABLE,
+    Answer,
+    Oracle,
+    check_places,
+    fingerprints,
+)
+from epfast.operators.density import Density, Rows
+from epfast.operators.importance import ImportanceMessages
+from epfast.operators.messages import KINDS
+from epfast.operators.quadrature import QuadratureMessages
+from epfast.operators.sampled import SampledFactor, with_data
+from epfast.operators.tilted import COORDINATES, Asked
+from epfast.schemes import ImportanceSampling, Scheme
+from epfast.schemes.names import describe as describe_scheme
+
+__all__ = [
+    "Answer",
+    "CallableOracle",
+    "DensityOracle",
+    "Oracle",
+    "SampledFactor",
+    "SiteOracle",
+    "as_oracle",
+]
+
+#: schemes of densities, by their names
+NAMED: dict[str, Callable[[], Any]] = {
+    "quadrature": QuadratureMessages,
+    "importance": ImportanceMessages,
+}
+#: by how much two answers to one message may differ: rounding in blocks of other lengths
+SAME = 1e-8
+
+
+@dataclass(frozen=True)
+class SiteOracle(Oracle):
+    """Messages to the latent value of a loss, by a scheme: beliefs from its triple.
+
+    Parameters
+    ----------
+    loss : str or Loss
+        Of one latent value.
+    scheme : str or Scheme
+        One of :mod:`epfast.schemes`, that serves scalar sites and draws nothing.
+
+    Notes
+    -----
+    Data are what ``loss.responses`` made of y, (n, width), or y itself where that is (n,). For a
+    loss of the margin they are labels; without data messages are those of the margin. The belief
+    is N(m + v dlZ, v + v^2 d2lZ): where it is far narrower than the cavity the sum has lost digits.
+    """
+
+    loss: Any
+    scheme: Any = "exact"
+    inputs: tuple[str, ...] = field(default=("gaussian",), init=False, repr=False)
+    outputs: tuple[int, ...] = field(default=(0,), init=False, repr=False)
+    exact: bool = field(default=True, init=False, repr=False)
+    reasons: tuple[str, ...] = field(
+        default=(
+            "",
+            "the scheme has no tilted moments there",
+            "the tilted variance is not positive",
+            NOT_REPRESENTABLE,
+        ),
+        init=False,
+        repr=False,
+    )
+
+    def __post_init__(self) -> None:
+        loss, scheme = losses.resolve(self.loss), schemes.resolve(self.scheme)
+        if loss.latents != 1:
+            raise ValueError(f"loss is {loss!r}, of several latents; allowed: of one")
+        if isinstance(scheme, ImportanceSampling):
+            raise ValueError(
+                f"scheme is {scheme!r}, whose draws have no standard errors; allowed: a scheme "
+                "that draws nothing, or SampledFactor"
+            )
+        reason = scheme.refuses(loss, "row")
+        if reason is not None:
+            raise ValueError(reason)
+        _checks.settle(self, loss=loss, scheme=scheme)
+
+    def solve(self, messages: tuple[Array, ...], data: Array | None, power: float) -> Answer:
+        self.loss.check_power(power)
+        m, v = np.ascontiguousarray(messages[0].T)
+        n = len(m)
+        triple = np.empty((3, n))
+        y = responses_of(self.loss, data, n)
+        self.scheme.tilted(self.loss).many(y, m, v, np.full(n, power), *triple)
+        log_z, slope, curvature = triple
+        shrinkage = 1.0 + v * curvature
+        belief = np.stack([m + v * slope, v * shrinkage], axis=1)
+        reason = np.where(np.isfinite(triple).all(axis=0), np.where(shrinkage > 0.0, 0, 2), 1)
+        return self.finished(messages, [belief], log_z, reason=reason)
+
+    def describe(self) -> dict[str, Any] | None:
+        loss, scheme = describe_loss(self.loss), describe_scheme(self.scheme)
+        if loss is None or scheme is None:
+            return None
+        return {"oracle": "site", "loss": loss, "beta": self.loss.beta, "scheme": scheme}
+
+
+def responses_of(loss: Loss, data: Array | None, n: int) -> Array:
+    """Responses for the core, (n, width), from them or from y; without data those of margins."""
+    if data is None:
+        if loss.by_margin and not loss.has_offset:
+            return np.ones((n, 1))
+        raise ValueError(f"data is None; allowed with {loss!r}: y, or what responses() made of it")
+    width = loss.response_width + (loss.has_offset and not loss.by_residual)
+    if data.shape[1] == 1 and not loss.has_offset:
+        return loss.responses("data", data[:, 0], n)
+    if data.shape[1] != width:
+        raise ValueError(f"data has shape {data.shape}; allowed with {loss!r}: ({n}, {width})")
+    if loss.by_margin:
+        _checks.labels("data[:, 0]", data[:, 0], n)
+    return data
+
+
+@dataclass(frozen=True)
+class LossDensity:
+    """Log of the factor of a loss, as :class:`SampledFactor` takes it."""
+
+    loss: Loss
+
+    def __call__(self, h: Array, data: Array | None = None) -> Array:
+        return -self.loss.values(h, responses_of(self.loss, data, len(h)))
+
+
+@dataclass(frozen=True)
+class DensityOracle(Oracle):
+    """Messages of a factor that is given by its log density, by quadrature or sampling.
+
+    Parameters
+    ----------
+    log_density : callable
+        ``f(x_1, ..., x_c[, data])``: log of the factor at points (N,) of each variable, (N,)
+        float64. data (N, q) where there are data.
+    inputs : tuple of str
+        Families of the variables. Quadrature takes one or two.
+    scheme : {"quadrature", "importance"}, QuadratureMessages or ImportanceMessages
+    outputs : tuple of int
+        Places in inputs of the variables whose beliefs are given.
+
+    Notes
+    -----
+    Projections are the true ones (1): E log x and E x of a gamma, E log x and E log (1 - x) of a
+    beta variable. By quadrature of one variable a message takes some 30 to 80 us in a batch and is
+    right to 1e-12. Draws depend on the message, the datum and the seed of the scheme alone.
+    """
+
+    log_density: Callable[..., ArrayLike]
+    inputs: tuple[str, ...] = ("gaussian",)
+    scheme: Any = "quadrature"
+    outputs: tuple[int, ...] = (0,)
+    exact: bool = field(default=True, init=False, repr=False)
+    reasons: tuple[str, ...] = field(default=("",), init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not callable(self.log_density):
+            raise TypeError(
+                f"log_density is {_checks.describe(self.log_density)}; allowed: a callable"
+            )
+        scheme, families = self.scheme, check_places(self.inputs, self.outputs)[0]
+        if not isinstance(scheme, QuadratureMessages | ImportanceMessages):
+            scheme = NAMED[_checks.choice("scheme", scheme, tuple(NAMED))]()
+        reason = scheme.refuses(families)
+        if reason is not None:
+            raise ValueError(reason.replace(" or 'laplace'", ""))
+        reasons = (reason.replace("log_t", "log_density") for reason in scheme.reasons)
+        _checks.settle(
+            self,
+            scheme=scheme,
+            inputs=families,
+            outputs=check_places(self.inputs, self.outputs)[1],
+            exact=isinstance(scheme, QuadratureMessages),
+            reasons=(*reasons, NOT_REPRESENTABLE),
+        )
+
+    def solve(self, messages: tuple[Array, ...], data: Array | None, power: float) -> Answer:
+        n, scheme = len(messages[0]), self.scheme
+        kinds = [KINDS[family] for family in self.inputs]
+        etas = tuple(kind.natural(p) for kind, p in zip(kinds, messages, strict=True))
+        centres = [
+            COORDINATES[family].moments(eta)[0]
+            for family, eta in zip(self.inputs, etas, strict=True)
+        ]
+        # what numbers of rows seed is the same wherever a message stands
+        keys = [int.from_bytes(key[:7], "little") for key in fingerprints(messages, data, power)]
+        asked = Asked(
+            etas,
+            np.zeros((n, len(etas)), dtype=np.bool_),
+            np.stack(centres, axis=1),
+            Rows({} if data is None else {"data": data}, np.array(keys, dtype=np.intp)),
+            power,
+        )
+        density = Density(with_data(self.log_density), name="log_density")
+        found = scheme.fit(density, self.inputs, asked)
+        beliefs = [kinds[j].usual(found.targets[j]) for j in self.outputs]
+        if found.ess is None:
+            return self.finished(messages, beliefs, found.log_z, reason=found.reason)
+        errors = [
+            kinds[j].errors(messages[j], belief, found.ess)
+            for j, belief in zip(self.outputs, beliefs, strict=True)
+        ]
+        # the mean of the weights has this relative error
+        of_log_z = np.sqrt(np.maximum(1.0 / found.ess - 1.0 / scheme.draws, 0.0))
+        sd = np.concatenate([*errors, of_log_z[:, None]], axis=1)
+        return self.finished(messages, beliefs, found.log_z, sd, found.reason)
+
+
+@dataclass(frozen=True)
+class CallableOracle(Oracle):
+    """A function of the user's that gives site targets or beliefs.
+
+    Parameters
+    ----------
+    function : callable
+        ``f(messages[, data]) -> (values, errors)``, or ``(values, errors, log_z)`` with has_log_z.
+        messages (n, 2 c) and data (n, q) are as in :meth:`Oracle.answer`. values (n, 2 outputs) are
+        site targets, or usual parameters of beliefs. errors (n, 2 outputs) are standard errors of
+        the site targets, with has_log_z (n, 2 outputs + 1), those of log_z last; None: there is no
+        noise, or none is known. log_z is (n,).
+    inputs, outputs
+        As in :class:`DensityOracle`.
+    exact : bool
+        Whether answers are without noise. Then the first row of a call is asked once more by
+        itself, and another answer is an error.
+    gives : {"targets", "beliefs"}
+    has_log_z : bool
+    may_refuse : bool
+        Whether a row of NaN values refuses its message. Else NaN is an error.
+
+    Notes
+    -----
+    Powers other than 1 are refused: the function gives answers of the factor itself. What the
+    function raises is raised, with a note.
+    """
+
+    function: Callable[..., Any]
+    inputs: tuple[str, ...] = ("gaussian",)
+    outputs: tuple[int, ...] = (0,)
+    exact: bool = False
+    gives: str = "targets"
+    has_log_z: bool = False
+    may_refuse: bool = False
+    reasons: tuple[str, ...] = field(
+        default=("", "the function returned NaN", NOT_REPRESENTABLE), init=False, repr=False
+    )
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise TypeError(f"function is {_checks.describe(self.function)}; allowed: a callable")
+        families, places = check_places(self.inputs, self.outputs)
+        _checks.choice("gives", self.gives, ("targets", "beliefs"))
+        for name in ("exact", "has_log_z", "may_refuse"):
+            _checks.flag(name, getattr(self, name))
+        _checks.settle(self, inputs=families, outputs=places)
+
+    def solve(self, messages: tuple[Array, ...], data: Array | None, power: float) -> Answer:
+        if power != 1.0:
+            raise ValueError(
+                f"power is {power:g}; allowed with a CallableOracle: 1, since the function gives "
+                "answers of the factor itself"
+            )
+        rows = np.concatenate(messages, axis=1)
+        values, sd, log_z = self._called(rows, data)
+        if self.exact:
+            alone = self._called(rows[:1], None if data is None else data[:1])
+            for mine, again in zip((values, log_z), (alone[0], alone[2]), strict=True):
+                if not np.allclose(mine[:1], again, rtol=SAME, atol=SAME, equal_nan=True):
+                    raise ValueError(
+                        f"function returned {mine[0]} and then {again[0]} for the same message; "
+                        "allowed with exact=True: the same (say exact=False)"
+                    )
+        refused = np.isnan(values).any(axis=1)
+        beliefs = []
+        for at, output in enumerate(self.outputs):
+            kind, pair = KINDS[self.inputs[output]], values[:, 2 * at : 2 * at + 2]
+            if self.gives == "beliefs":
+                kind.check("beliefs that function returned", pair[~refused])
+                beliefs.append(pair)
+            else:
+                beliefs.append(kind.belief(messages[output], pair))
+        return self.finished(messages, beliefs, log_z, sd, np.where(refused, 1, 0))
+
+    def _called(self, rows: Array, data: Array | None) -> tuple[Array, Array, Array]:
+        """Values, standard errors of targets and log_z, and log_z, checked."""
+        n, width = len(rows), 2 * len(self.outputs)
+        # the arrays of the call are its own: what it writes into them is lost
+        arguments = (rows.copy(),) if data is None else (rows.copy(), data.copy())
+        try:
+            found = self.function(*arguments)
+        except Exception as error:
+            error.add_note(f"raised by the function of a CallableOracle, on {n} messages")
+            raise
+        parts = ("values", "errors", "log_z") if self.has_log_z else ("values", "errors")
+        if not isinstance(found, tuple | list) or len(found) != len(parts):
+            raise ValueError(
+                f"function returned {_checks.describe(found)}; allowed: a tuple "
+                f"({', '.join(parts)})"
+            )
+        name = "{} that function returned".format
+        values = _checks.array(name("values"), found[0], shape=(n, width), finite=False)
+        broken = np.asarray(~np.isfinite(values).all(axis=1))
+        silent = np.asarray(np.isnan(values).all(axis=1) & self.may_refuse)
+        if (broken & ~silent).any():
+            raise ValueError(
+                f"{name('values')} hold NaN or infinity; allowed: finite numbers"
+                + (", or a row of NaN" if self.may_refuse else " (may_refuse=True: or rows of NaN)")
+            )
+        log_z = np.full(n, np.nan)
+        if self.has_log_z:
+            log_z = _checks.array(name("log_z"), found[2], shape=(n,), finite=False)
+            _checks.array(name("log_z"), log_z[~silent], shape=(None,))
+        sd = np.zeros((n, width + 1))
+        if found[1] is not None:
+            known = width + self.has_log_z
+            errors = _checks.array(name("errors"), found[1], shape=(n, known), finite=False)
+            _checks.array(name("errors"), errors[~silent], shape=(None, known))
+            if (errors[~silent] < 0.0).any():
+                raise ValueError(f"{name('errors')} hold a negative number; allowed: numbers >= 0")
+            if self.exact and errors[~silent].any():
+                raise ValueError(
+                    f"{name('errors')} are not 0; allowed with exact=True: None (say exact=False)"
+                )
+            sd[:, :known] = np.where(silent[:, None], 0.0, errors)
+        return values, sd, log_z
+
+
+def as_oracle(
+    given: Any,
+    inputs: tuple[str, ...] | None = None,
+    outputs: tuple[int, ...] | None = None,
+    *,
+    loss: Any = None,
+) -> Oracle:
+    """The oracle that is meant.
+
+    Parameters
+    ----------
+    given : Oracle, str, Scheme, Loss, scipy.LowLevelCallable or callable
+        A scheme, or its name, needs ``loss``; :class:`epfast.ImportanceSampling` draws as a
+        :class:`SampledFactor` does. A Loss is asked by scheme "exact". A LowLevelCallable has the
+        signature of :class:`epfast.CustomSite`. Another callable is a :class:`CallableOracle`.
+    inputs, outputs : tuple, optional
+        As in :class:`DensityOracle`; what an oracle has is not changed.
+    loss : str or Loss, optional
+        For a scheme.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For anything else, with what is allowed.
+    """
+    if isinstance(given, type):
+        raise TypeError(f"oracle is the class {given.__name__}; allowed: an instance")
+    if isinstance(given, str | Scheme):
+        if loss is None:
+            raise ValueError(
+                f"oracle is {_checks.describe(given)} without a loss; allowed: a scheme and loss="
+            )
+        scheme = schemes.resolve(given)
+        found: Oracle
+        if isinstance(scheme, ImportanceSampling):
+            mine = SiteOracle(loss, "exact").loss
+            reason = scheme.refuses(mine, "row")
+            if reason is not None:
+                raise ValueError(reason)
+            found = SampledFactor(
+                log_density=LossDensity(mine), draws=max(10, scheme.samples), seed=scheme.seed
+            )
+        else:
+            found = SiteOracle(loss, scheme)
+    elif loss is not None:
+        raise TypeError(f"loss is given beside the oracle {given!r}; allowed: None")
+    elif isinstance(given, Oracle):
+        found = given
+    elif isinstance(given, Loss):
+        found = SiteOracle(given)
+    elif isinstance(given, LowLevelCallable):
+        found = SiteOracle(CustomSite(given))
+    elif callable(given):
+        return CallableOracle(
+            given, ("gaussian",) if inputs is None else inputs, (0,) if outputs is None else outputs
+        )
+    else:
+        raise TypeError(
+            f"oracle is {_checks.describe(given)}; allowed: an Oracle, a scheme with loss=, a "
+            "Loss, a SampledFactor, a callable (messages) -> (targets, errors), a LowLevelCallable"
+        )
+    if inputs is not None or outputs is not None:
+        families, places = check_places(
+            found.inputs if inputs is None else inputs,
+            found.outputs if outputs is None else outputs,
+        )
+        for name, mine, wanted in (
+            ("inputs", found.inputs, families),
+            ("outputs", found.outputs, places),
+        ):
+            if mine != wanted:
+                raise ValueError(f"{name} is {wanted}; allowed with the oracle {found!r}: {mine}")
+    return found
