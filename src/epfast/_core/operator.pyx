@@ -6,7 +6,7 @@ variance of a target of amplitude 1: phi.mu and phi.S phi with features phi(x), 
 
 import numpy as np
 
-from libc.math cimport INFINITY, NAN, asinh, exp, expm1, fmax, isfinite, log, log1p, sqrt
+from libc.math cimport INFINITY, asinh, exp, expm1, fmax, isfinite, log, log1p, sqrt
 from libc.stdint cimport uint64_t
 from libc.string cimport memset
 
@@ -217,7 +217,7 @@ cdef class DictionaryModel(FeatureModel):
     of L does, without its rounding.
     """
 
-    cdef double[::1] widths, inverse_width
+    cdef double[::1] widths
     cdef double[::1] Z                      # (k, ld), divided by widths
     cdef double[::1] L                      # packed, blocks on the diagonal inverted
     cdef double[::1] blocks                 # (ld, EPF_PANEL), those blocks
@@ -228,14 +228,14 @@ cdef class DictionaryModel(FeatureModel):
             raise ValueError(f"k is {k}; allowed: 1 to {MOST_COORDINATES}")
         self.reserve(outputs, cap)
         self.k = k
-        self.widths, self.inverse_width, self.point = np.ones(k), np.ones(k), zeros(k)
+        self.widths, self.point = np.ones(k), zeros(k)
         self.Z, self.row = zeros(k * self.ld), zeros(self.ld)
         self.L, self.blocks = zeros(self.S.shape[0]), zeros(self.ld * EPF_PANEL)
 
     cdef double features(self, const double *x) noexcept nogil:
         cdef ptrdiff_t j
         for j in range(self.k):
-            self.point[j] = x[j] * self.inverse_width[j]
+            self.point[j] = x[j] / self.widths[j]
         kernels.gaussian_row(
             self.k, self.used, self.ld, &self.Z[0], &self.point[0], &self.row[0]
         )
@@ -304,7 +304,7 @@ cdef class DictionaryModel(FeatureModel):
         memset(&self.L[0], 0, self.L.shape[0] * sizeof(double))
         memset(&self.blocks[0], 0, self.blocks.shape[0] * sizeof(double))
         for j in range(self.k):
-            self.widths[j], self.inverse_width[j] = width[j], 1.0 / width[j]
+            self.widths[j] = width[j]
             for i in range(n):
                 self.Z[j * self.ld + i] = points[i, j]
         for i in range(n):
@@ -372,25 +372,25 @@ cdef class FourierModel(FeatureModel):
         self.set(np.zeros((outputs, self.cap)), np.eye(self.cap))
 
     cdef double features(self, const double *x) noexcept nogil:
-        cdef ptrdiff_t n = self.inner, i, l
+        cdef ptrdiff_t n = self.inner, i, j
         cdef double *first = &self.first[0] if self.stages == 2 else &self.phi[0]
         cdef double *shrink = &self.shrink[0]
         cdef const double *omega
         for i in range(n):
             first[i], shrink[i] = self.b[i], 0.0
-        for l in range(self.messages):
-            omega = &self.omega[l, 0]
+        for j in range(self.messages):
+            omega = &self.omega[j, 0]
             for i in range(n):
-                first[i] += omega[i] * x[l]
+                first[i] += omega[i] * x[j]
         kernels.cos(n, first, first)
         if self.stages == 1:
             for i in range(n):
                 first[i] *= self.inner_scale
             return 0.0
-        for l in range(self.messages):
-            omega = &self.half_square[l, 0]
+        for j in range(self.messages):
+            omega = &self.half_square[j, 0]
             for i in range(n):
-                shrink[i] -= omega[i] * x[self.messages + l]
+                shrink[i] -= omega[i] * x[self.messages + j]
         kernels.exp(n, shrink, shrink)
         for i in range(n):
             first[i] *= self.inner_scale * shrink[i]
@@ -624,7 +624,6 @@ cdef class LearnedSite(SiteScheme):
         self, const double *y, double m, double v, double power, const double *x,
         const double *targets, int kind, double *lZ, double *dlZ, double *d2lZ
     ) noexcept with gil:
-        cdef ptrdiff_t t
         self.calls += 1
         self.audits += kind == AUDIT
         try:

@@ -46,7 +46,7 @@ cdef class PatchTree(Model):
 
     cdef object function
     cdef readonly double tolerance
-    cdef readonly ptrdiff_t leaves, calls   # boxes with coefficients; evaluations of the function
+    cdef readonly ptrdiff_t leaves          # boxes with coefficients
     cdef int depth
     cdef ptrdiff_t most
     cdef Box *boxes
@@ -57,7 +57,7 @@ cdef class PatchTree(Model):
     cdef double[::1] nodes
 
     def __init__(self, function, double tolerance, box, int depth, ptrdiff_t most):
-        cdef ptrdiff_t i, j
+        cdef ptrdiff_t i
         self.k, self.outputs, self.used = 2, TARGETS, 1
         self.function, self.tolerance, self.depth, self.most = function, tolerance, depth, most
         angles = np.pi * (np.arange(ORDER) + 0.5) / ORDER
@@ -164,13 +164,11 @@ cdef class PatchTree(Model):
         cdef double[2] tail
         cdef double[2] error
         cdef double size, last
-        cdef bint may
         cdef double[:, :, ::1] c
         half = [0.5 * (box.hi[i] - box.lo[i]) for i in range(2)]
         middle = [0.5 * (box.hi[i] + box.lo[i]) for i in range(2)]
         m = np.repeat(middle[0] + half[0] * np.asarray(self.nodes), ORDER)
         v = np.exp(np.tile(middle[1] + half[1] * np.asarray(self.nodes), ORDER))
-        self.calls += NODES
         values = np.array(self.function(m, v), dtype=np.float64)
         if values.shape != (TARGETS, NODES):
             raise ValueError(
@@ -198,11 +196,10 @@ cdef class PatchTree(Model):
             tail[0], tail[1] = -box.level[0], -box.level[1]
         if not finite or fmax(tail[0], tail[1]) > self.tolerance:
             axis = tail[1] > tail[0]
-            for i in range(2):
-                may = box.level[axis] < self.depth
-                if may and (not finite or tail[axis] > self.tolerance):
-                    return self.cut(number, axis, middle[axis])
-                axis = 1 - axis
+            # the other where that one is as short as may be
+            for i in (axis, 1 - axis):
+                if box.level[i] < self.depth and (not finite or tail[i] > self.tolerance):
+                    return self.cut(number, i, middle[i])
         if not finite:
             box.leaf = EMPTY
             return 0
