@@ -10,6 +10,10 @@ cdef extern from "simd/vector.h" nogil:
     const int EPF_CALLBACK
     const int EPF_ROW_PAD
     enum:
+        EPF_PANEL
+        EPF_PATCH
+    ptrdiff_t EPF_PANEL_AT(ptrdiff_t p)
+    enum:
         EPF_GRAPH_CHUNK
         EPF_GRAPH_CAVITY
     const int EPF_MOMENTS_NONE
@@ -72,6 +76,7 @@ cdef extern from "simd/vector.h" nogil:
         epf_elementwise log1p
         epf_elementwise erfcx
         epf_elementwise log_ndtr
+        epf_elementwise cos
         int (*loss)(
             const epf_loss *loss, ptrdiff_t n, const double *h, const double *y,
             ptrdiff_t stride, double *value, double *slope, double *curvature
@@ -221,6 +226,20 @@ cdef extern from "simd/vector.h" nogil:
             ptrdiff_t n, double a, const double *alpha, const double *r, const double *e,
             const double *f, double *sums
         ) noexcept nogil
+        void (*gaussian_row)(
+            ptrdiff_t k, ptrdiff_t n, ptrdiff_t ld, const double *z, const double *x, double *out
+        ) noexcept nogil
+        double (*triangle_solve)(
+            ptrdiff_t n, const double *a, const double *b, double *x
+        ) noexcept nogil
+        double (*triangle_form)(ptrdiff_t n, const double *a, const double *x) noexcept nogil
+        double (*triangle_times)(
+            ptrdiff_t n, const double *a, const double *x, double *y
+        ) noexcept nogil
+        void (*triangle_update)(
+            ptrdiff_t n, double *a, double scale, const double *x
+        ) noexcept nogil
+        void (*patch)(const double *c, double x, double y, double *out) noexcept nogil
 
     size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d)
     int epf_kernels_count()

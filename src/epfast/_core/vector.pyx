@@ -54,7 +54,7 @@ def build_facts():
 
 
 def elementwise(str name, const double[::1] x, double[::1] out):
-    """out = f(x) by the vector kernels; name is exp, expm1, log, log1p, erfcx or log_ndtr."""
+    """out = f(x) by the vector kernels; name is exp, expm1, log, log1p, erfcx, log_ndtr, cos."""
     cdef epf_elementwise f
     cdef ptrdiff_t n = x.shape[0]
     if name == "exp":
@@ -69,6 +69,8 @@ def elementwise(str name, const double[::1] x, double[::1] out):
         f = kernels.erfcx
     elif name == "log_ndtr":
         f = kernels.log_ndtr
+    elif name == "cos":
+        f = kernels.cos
     else:
         raise ValueError(f"no vector kernel is named {name!r}")
     if n == 0:

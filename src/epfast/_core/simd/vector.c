@@ -39,6 +39,7 @@ ELEMENTWISE(log)
 ELEMENTWISE(log1p)
 ELEMENTWISE(erfcx)
 ELEMENTWISE(log_ndtr)
+ELEMENTWISE(cos)
 
 /* ---- value, slope, curvature at margins ---- */
 
@@ -1919,6 +1920,7 @@ static void contract(ptrdiff_t n, double a, const double *alpha, const double *r
 
 #include "graph.h"
 #include "nodes.h"
+#include "operator.h"
 
 /* ---- the table ---- */
 
@@ -1939,13 +1941,14 @@ void sparse_row_site_avx2(ptrdiff_t, const int *, const double *, double, double
 
 const epf_kernels NAMED(epf_kernels) = {
     &STRING(EPF_ISA)[1], VW,                    /* without the underscore */
-    array_exp, array_expm1, array_log, array_log1p, array_erfcx, array_log_ndtr,
+    array_exp, array_expm1, array_log, array_log1p, array_erfcx, array_log_ndtr, array_cos,
     loss_at_points, probit_loss, rise, margins, weighted_sums, sizes, largest_move, cavity, steps, interpolation,
     move, pairs, probit_moments, logistic_moments, piecewise_moments, squared_hinge_moments,
     smooth_moments, cavities, fit_sites, rows_gather, rows_pack, rows_marginals, rows_outer, sparse_marginals,
     ROW_NAMED(sparse_row_moments), ROW_NAMED(sparse_row_cavity), ROW_NAMED(sparse_row_tilted), ROW_NAMED(sparse_row_site),
     graph_transitions, graph_cavities, graph_sites, between_moments, graph_compare, density_look,
-    density_sums, couple, stationary, contract};
+    density_sums, couple, stationary, contract, gaussian_row, triangle_solve, triangle_form,
+    triangle_times, triangle_update, patch};
 
 #ifdef EPF_COMMON       /* what does not depend on the instruction set: compiled once */
 size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d)

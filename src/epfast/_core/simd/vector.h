@@ -57,6 +57,11 @@ enum { EPF_NOISE, EPF_PRODUCT, EPF_LOGISTIC, EPF_COMPOUND };
 
 #define EPF_DENSITY_SUMS 12
 
+/* Packed triangles, by panels of so many rows, and where a panel begins: see operator.h. */
+#define EPF_PANEL 16
+#define EPF_PANEL_AT(p) (EPF_PANEL * EPF_PANEL / 2 * (p) * ((p) + 1))
+#define EPF_PATCH 288            /* numbers of the coefficients of a patch */
+
 typedef struct {
     int kind, by_moments;
     double top, centre, origin;         /* heights count from the top */
@@ -88,7 +93,7 @@ typedef struct {
     const char *name;
     int width;
 
-    epf_elementwise exp, expm1, log, log1p, erfcx, log_ndtr;
+    epf_elementwise exp, expm1, log, log1p, erfcx, log_ndtr, cos;
 
     /* value, slope, curvature at n points (any of the three outputs may be NULL) */
     int (*loss)(const epf_loss *loss, ptrdiff_t n, const double *h, const double *y,
@@ -257,6 +262,15 @@ typedef struct {
     /* sums_0 += sum_i w_i e_i, sums_1 += sum_i w_i f_i with w_i = a alpha_i - r_i */
     void (*contract)(ptrdiff_t n, double a, const double *alpha, const double *r, const double *e,
                      const double *f, double *sums);
+
+    /* Features of learned operators, see operator.h: out_i = exp(-|z_i - x|^2 / 2); x = L^-1 b, |x|^2;
+     * x.S x; y = S x, x.S x; S -= scale x x^T; three polynomials of two numbers. */
+    void (*gaussian_row)(ptrdiff_t k, ptrdiff_t n, ptrdiff_t ld, const double *z, const double *x, double *out);
+    double (*triangle_solve)(ptrdiff_t n, const double *a, const double *b, double *x);
+    double (*triangle_form)(ptrdiff_t n, const double *a, const double *x);
+    double (*triangle_times)(ptrdiff_t n, const double *a, const double *x, double *y);
+    void (*triangle_update)(ptrdiff_t n, double *a, double scale, const double *x);
+    void (*patch)(const double *c, double x, double y, double *out);
 } epf_kernels;
 
 size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d);

@@ -1,0 +1,662 @@
+"""Models of learned operators, and the scalar site that one of them answers.
+
+A model maps the coordinates x of a tuple of messages to standardised targets and one spread, the
+variance of a target of amplitude 1: phi.mu and phi.S phi with features phi(x), weights N(mu, S).
+"""
+
+import numpy as np
+
+from libc.math cimport INFINITY, asinh, exp, expm1, fmax, isfinite, log, log1p, sqrt
+from libc.stdint cimport uint64_t
+from libc.string cimport memset
+
+from epfast._core.loss cimport CoreLoss
+from epfast._core.site cimport POINT
+from epfast._core.status cimport CALLBACK_FAILED, NO_FIT, OK, Status
+from epfast._core.tilted cimport SiteScheme
+from epfast._core.vector cimport EPF_PANEL, EPF_PANEL_AT, kernels
+
+cdef enum:
+    MOST_COORDINATES = 32
+    MOST_OUTPUTS = 16
+
+# of |phi|^2 = 1: a tuple nearer than that to the dictionary adds a row that is rounding
+cdef double NEAR = 1e-6
+
+
+cdef ptrdiff_t padded(ptrdiff_t n) noexcept nogil:
+    """n numbers, up to whole panels."""
+    return (n + EPF_PANEL - 1) // EPF_PANEL * EPF_PANEL
+
+
+cdef inline ptrdiff_t entry(ptrdiff_t i, ptrdiff_t j) noexcept nogil:
+    """Where (i, j) of a packed triangle stands, j <= i; see operator.h."""
+    return EPF_PANEL_AT(i // EPF_PANEL) + j * EPF_PANEL + i % EPF_PANEL
+
+
+cdef double[::1] zeros(ptrdiff_t n):
+    """n zeros from the beginning of a cache line."""
+    room = np.zeros(n + 8)
+    return room[-(room.ctypes.data // 8) % 8:][:n]
+
+
+cdef int refuse(const double[:] x, str name) except -1:
+    """Raise for numbers that are not finite."""
+    cdef ptrdiff_t i
+    for i in range(x.shape[0]):
+        if not isfinite(x[i]):
+            raise ValueError(f"{name} holds NaN or infinity; allowed: finite numbers")
+    return 0
+
+
+cdef taken(str name, value, tuple shape):
+    """A fresh array (float64) of finite numbers, of that shape."""
+    given = np.array(value, dtype=np.float64, order="C")
+    if given.shape != shape:
+        raise ValueError(f"{name} has shape {given.shape}; allowed: {shape}")
+    refuse(given.ravel(), name)
+    return given
+
+
+cdef class Model:
+    """What predicts targets (T,) at the coordinates (k,) of a tuple."""
+
+    cdef Status look(self, const double *x, double *targets, double *spread) noexcept nogil:
+        """One prediction; the spread is infinite where nothing is known. OK or CALLBACK_FAILED."""
+        return NO_FIT
+
+    cdef int reraise(self) except -1:
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+        return 0
+
+    def predict(self, const double[:, ::1] x not None, out=None):
+        """Targets (n, T) and spread (n,) at x (n, k), into the two arrays of out where given."""
+        cdef ptrdiff_t n = x.shape[0], i
+        cdef double[:, ::1] targets
+        cdef double[::1] spread
+        cdef Status status = OK
+        if x.shape[1] != self.k:
+            raise ValueError(f"x has shape {(n, x.shape[1])}; allowed: (any, {self.k})")
+        if n > 0:
+            refuse(<double[:n * self.k]> <double *> &x[0, 0], "x")
+        if out is None:
+            out = np.empty((n, self.outputs)), np.empty(n)
+        targets, spread = out
+        if targets.shape[0] != n or targets.shape[1] != self.outputs or spread.shape[0] != n:
+            raise ValueError(
+                f"out has the shapes {tuple(part.shape for part in out)}; allowed: "
+                f"{(n, self.outputs)} and ({n},)"
+            )
+        with nogil:
+            for i in range(n):
+                status = self.look(&x[i, 0], &targets[i, 0], &spread[i])
+                if status == CALLBACK_FAILED:
+                    break
+        self.reraise()
+        return tuple(out)
+
+
+cdef class FeatureModel(Model):
+    """Bayesian regression on features, one covariance for all targets: (9) to (16).
+
+    S is kept as its lower triangle, packed, so that it cannot drift from symmetry.
+    """
+
+    cdef readonly ptrdiff_t cap             # most features
+    cdef ptrdiff_t ld
+    cdef double[::1] phi, gain              # scratch
+    cdef double[::1] mu                     # (T, ld)
+    cdef double[::1] S                      # T of S = T + T^T
+
+    cdef int reserve(self, ptrdiff_t outputs, ptrdiff_t cap) except -1:
+        if not 1 <= outputs <= MOST_OUTPUTS:
+            raise ValueError(f"outputs is {outputs}; allowed: 1 to {MOST_OUTPUTS}")
+        if not 1 <= cap <= 1 << 15:
+            raise ValueError(f"there are {cap} features; allowed: 1 to {1 << 15}")
+        self.outputs, self.cap, self.ld = outputs, cap, padded(cap)
+        self.phi, self.gain = zeros(self.ld), zeros(self.ld)
+        self.mu = zeros(outputs * self.ld)
+        self.S = zeros(EPF_PANEL_AT(self.ld // EPF_PANEL))
+        return 0
+
+    cdef double features(self, const double *x) noexcept nogil:
+        """phi <- features of x; returns the variance that lies outside of them."""
+        return 0.0
+
+    cdef bint grow(self, double rest) noexcept nogil:
+        """Take x, whose features are in phi, among those that features are made of."""
+        return False
+
+    cdef Status look(self, const double *x, double *targets, double *spread) noexcept nogil:
+        """O(D^2), and what the features cost."""
+        cdef double rest = self.features(x)
+        kernels.margins(
+            self.outputs, self.used, &self.mu[0], False, self.ld, NULL, &self.phi[0], targets
+        )
+        spread[0] = rest + fmax(
+            0.0, kernels.triangle_form(self.used, &self.S[0], &self.phi[0])
+        )
+        return OK
+
+    def update(
+        self, const double[::1] x not None, const double[::1] y not None, double noise
+    ):
+        """Learn targets y (T,) at x (k,), of this noise variance. O(D^2).
+
+        The gain form of (16), after a new feature where there is room for one: returns whether.
+        """
+        cdef double rest, spread, change
+        cdef ptrdiff_t t, i
+        cdef double *mu
+        cdef bint grown
+        self.check(x)
+        if y.shape[0] != self.outputs:
+            raise ValueError(f"y has shape {(y.shape[0],)}; allowed: ({self.outputs},)")
+        refuse(y, "y")
+        if not (noise >= 0.0 and isfinite(noise)):
+            raise ValueError(f"noise is {noise}; allowed: a finite number >= 0")
+        with nogil:
+            rest = self.features(&x[0])
+            grown = self.grow(rest)
+            spread = kernels.triangle_times(self.used, &self.S[0], &self.phi[0], &self.gain[0])
+            if spread > 0.0:                # else all of it is known
+                for t in range(self.outputs):
+                    mu = &self.mu[t * self.ld]
+                    change = y[t]
+                    for i in range(self.used):
+                        change -= mu[i] * self.phi[i]
+                    change /= noise + spread
+                    for i in range(self.used):
+                        mu[i] += self.gain[i] * change
+                kernels.triangle_update(
+                    self.used, &self.S[0], 1.0 / (noise + spread), &self.gain[0]
+                )
+        return bool(grown)
+
+    cdef int check(self, const double[::1] x) except -1:
+        if x.shape[0] != self.k:
+            raise ValueError(f"x has shape {(x.shape[0],)}; allowed: ({self.k},)")
+        return refuse(x, "x")
+
+    cdef int put(self, ptrdiff_t n, mean, S) except -1:
+        """Weights N(mean, S) of n features, for all outputs."""
+        cdef ptrdiff_t i, j
+        cdef const double[:, ::1] given_mean, given
+        given_mean, given = taken("mean", mean, (self.outputs, n)), taken("S", S, (n, n))
+        memset(&self.S[0], 0, self.S.shape[0] * sizeof(double))
+        memset(&self.phi[0], 0, self.ld * sizeof(double))
+        memset(&self.gain[0], 0, self.ld * sizeof(double))
+        for i in range(n):
+            for j in range(i):
+                self.S[entry(i, j)] = given[i, j]
+            self.S[entry(i, i)] = 0.5 * given[i, i]
+            for j in range(self.outputs):
+                self.mu[j * self.ld + i] = given_mean[j, i]
+        self.used = n
+        return 0
+
+    cdef tuple weights(self):
+        cdef ptrdiff_t n = self.used, i, j
+        cdef double[:, ::1] mean = np.empty((self.outputs, n)), S = np.empty((n, n))
+        for i in range(n):
+            for j in range(i):
+                S[i, j] = S[j, i] = self.S[entry(i, j)]
+            S[i, i] = 2.0 * self.S[entry(i, i)]
+            for j in range(self.outputs):
+                mean[j, i] = self.mu[j * self.ld + i]
+        return np.asarray(mean), np.asarray(S)
+
+
+cdef class DictionaryModel(FeatureModel):
+    """Features L^-1 k(Z, x) of a dictionary Z, K_ZZ = L L^T, k Gaussian in x / widths.
+
+    The prior variance 1 - phi.phi outside of them is part of the spread. The triangle of L is
+    kept with its blocks on the diagonal inverted: a solve costs what a product with the inverse
+    of L does, without its rounding.
+    """
+
+    cdef double[::1] widths
+    cdef double[::1] Z                      # (k, ld), divided by widths
+    cdef double[::1] L                      # packed, blocks on the diagonal inverted
+    cdef double[::1] blocks                 # (ld, EPF_PANEL), those blocks
+    cdef double[::1] row, point             # scratch: k(Z, x), x / widths
+
+    def __init__(self, ptrdiff_t k, ptrdiff_t outputs, ptrdiff_t cap):
+        if not 1 <= k <= MOST_COORDINATES:
+            raise ValueError(f"k is {k}; allowed: 1 to {MOST_COORDINATES}")
+        self.reserve(outputs, cap)
+        self.k = k
+        self.widths, self.point = np.ones(k), zeros(k)
+        self.Z, self.row = zeros(k * self.ld), zeros(self.ld)
+        self.L, self.blocks = zeros(self.S.shape[0]), zeros(self.ld * EPF_PANEL)
+
+    cdef double features(self, const double *x) noexcept nogil:
+        cdef ptrdiff_t j
+        for j in range(self.k):
+            self.point[j] = x[j] / self.widths[j]
+        kernels.gaussian_row(
+            self.k, self.used, self.ld, &self.Z[0], &self.point[0], &self.row[0]
+        )
+        return fmax(
+            0.0, 1.0 - kernels.triangle_solve(
+                self.used, &self.L[0], &self.row[0], &self.phi[0]
+            )
+        )
+
+    cdef bint grow(self, double rest) noexcept nogil:
+        """The row (phi, sqrt(rest)) of L; phi becomes that row. O(D)"""
+        cdef ptrdiff_t i = self.used, j
+        if not (rest > NEAR and i < self.cap):
+            return False
+        self.phi[i] = sqrt(rest)
+        for j in range(self.k):
+            self.Z[j * self.ld + i] = self.point[j]
+        for j in range(self.outputs):
+            self.mu[j * self.ld + i] = 0.0
+        self.S[entry(i, i)] = 0.5
+        self.used += 1
+        self.join(i, &self.phi[0])
+        return True
+
+    cdef void join(self, ptrdiff_t i, const double *row) noexcept nogil:
+        """Row i of L, after those before it."""
+        cdef ptrdiff_t first = i - i % EPF_PANEL, j, c
+        cdef double *block = &self.blocks[i * EPF_PANEL]
+        cdef double sum
+        for j in range(first):
+            self.L[entry(i, j)] = row[j]
+        for j in range(first, i + 1):
+            block[j - first] = row[j]
+        # the row (-l^T B^-1, 1) / L_ii of the inverse of the block
+        for j in range(first, i):
+            sum = 0.0
+            for c in range(j, i):
+                sum += row[c] * self.L[entry(c, j)]
+            self.L[entry(i, j)] = -sum / row[i]
+        self.L[entry(i, i)] = 1.0 / row[i]
+
+    def append(self, const double[::1] x not None):
+        """A row for x (k,), unless the dictionary is full or has it to 1e-6; whether. O(D^2)"""
+        cdef bint grown
+        self.check(x)
+        with nogil:
+            grown = self.grow(self.features(&x[0]))
+        return bool(grown)
+
+    def set(self, widths, Z, L, mean, S):
+        """Another dictionary: widths (k,), Z (D, k) divided by them, the Cholesky factor L of K_ZZ.
+
+        mean (T, D) and S (D, D) are the weights.
+        """
+        cdef ptrdiff_t n = np.shape(Z)[0] if np.ndim(Z) == 2 else -1, i, j
+        cdef const double[::1] width = taken("widths", widths, (self.k,))
+        cdef const double[:, ::1] points, factor
+        if not 0 <= n <= self.cap:
+            raise ValueError(f"Z has shape {np.shape(Z)}; allowed: (D, k), D <= {self.cap}")
+        points, factor = taken("Z", Z, (n, self.k)), taken("L", L, (n, n))
+        if not np.min(width) > 0.0:
+            raise ValueError(f"widths holds {np.min(width)}; allowed: positive numbers")
+        if n > 0 and not np.min(np.diagonal(factor)) > 0.0:
+            raise ValueError("L has a diagonal that is not positive; allowed: a Cholesky factor")
+        self.put(n, mean, S)
+        memset(&self.L[0], 0, self.L.shape[0] * sizeof(double))
+        memset(&self.blocks[0], 0, self.blocks.shape[0] * sizeof(double))
+        for j in range(self.k):
+            self.widths[j] = width[j]
+            for i in range(n):
+                self.Z[j * self.ld + i] = points[i, j]
+        for i in range(n):
+            self.join(i, &factor[i, 0])
+
+    def arrays(self):
+        """Copies of what ``set`` takes, by name."""
+        cdef ptrdiff_t n = self.used, i, j, first
+        cdef double[:, ::1] Z = np.empty((n, self.k)), L = np.zeros((n, n))
+        for i in range(n):
+            first = i - i % EPF_PANEL
+            for j in range(first):
+                L[i, j] = self.L[entry(i, j)]
+            for j in range(first, i + 1):
+                L[i, j] = self.blocks[i * EPF_PANEL + j - first]
+            for j in range(self.k):
+                Z[i, j] = self.Z[j * self.ld + i]
+        mean, S = self.weights()
+        return {
+            "widths": np.array(self.widths), "Z": np.asarray(Z), "L": np.asarray(L), "mean": mean,
+            "S": S,
+        }
+
+
+cdef class FourierModel(FeatureModel):
+    """Random Fourier features: of messages in two stages (algorithm 1), or of coordinates in one.
+
+    omega (D_in, c), b (D_in,), nu (D_out, D_in), c (D_out,). With nu, x holds the means of c
+    messages and then their variances; without it x (c,) holds coordinates, and D_in is D.
+    Weights begin as N(0, I).
+    """
+
+    cdef readonly int stages
+    cdef ptrdiff_t messages, inner, row
+    cdef double[:, ::1] omega, half_square  # (c, D_in): turned about
+    cdef double[::1] b, c, nu               # nu (D_out, row)
+    cdef double[::1] first, shrink          # scratch
+    cdef double inner_scale, outer_scale
+
+    def __init__(self, ptrdiff_t outputs, omega, b, nu=None, c=None):
+        shape = np.shape(omega)
+        if len(shape) != 2 or 0 in shape or shape[1] > MOST_COORDINATES // 2:
+            raise ValueError(
+                f"omega has shape {shape}; allowed: (D, c) with c <= {MOST_COORDINATES // 2}"
+            )
+        self.stages = 1 if nu is None else 2
+        self.by_moments = self.stages == 2
+        self.inner, self.messages = shape
+        self.k = self.messages * self.stages
+        self.reserve(outputs, self.inner if nu is None else np.shape(nu)[0])
+        omega = taken("omega", omega, shape)
+        self.omega = np.ascontiguousarray(omega.T)
+        self.half_square = np.ascontiguousarray(0.5 * (omega * omega).T)
+        self.b = taken("b", b, (self.inner,))
+        self.inner_scale = sqrt(2.0 / self.inner)
+        self.row = padded(self.inner)
+        self.first, self.shrink = zeros(self.row), zeros(self.row)
+        if self.stages == 2:
+            room = np.asarray(zeros(self.cap * self.row))
+            room.reshape(self.cap, self.row)[:, :self.inner] = taken(
+                "nu", nu, (self.cap, self.inner)
+            )
+            self.nu, self.c = room, taken("c", c, (self.cap,))
+            self.outer_scale = sqrt(2.0 / self.cap)
+        self.set(np.zeros((outputs, self.cap)), np.eye(self.cap))
+
+    cdef double features(self, const double *x) noexcept nogil:
+        cdef ptrdiff_t n = self.inner, i, j
+        cdef double *first = &self.first[0] if self.stages == 2 else &self.phi[0]
+        cdef double *shrink = &self.shrink[0]
+        cdef const double *omega
+        for i in range(n):
+            first[i], shrink[i] = self.b[i], 0.0
+        for j in range(self.messages):
+            omega = &self.omega[j, 0]
+            for i in range(n):
+                first[i] += omega[i] * x[j]
+        kernels.cos(n, first, first)
+        if self.stages == 1:
+            for i in range(n):
+                first[i] *= self.inner_scale
+            return 0.0
+        for j in range(self.messages):
+            omega = &self.half_square[j, 0]
+            for i in range(n):
+                shrink[i] -= omega[i] * x[self.messages + j]
+        kernels.exp(n, shrink, shrink)
+        for i in range(n):
+            first[i] *= self.inner_scale * shrink[i]
+        kernels.margins(
+            self.cap, n, &self.nu[0], False, self.row, NULL, first, &self.phi[0]
+        )
+        for i in range(self.cap):
+            self.phi[i] += self.c[i]
+        kernels.cos(self.cap, &self.phi[0], &self.phi[0])
+        for i in range(self.cap):
+            self.phi[i] *= self.outer_scale
+        return 0.0
+
+    def set(self, mean, S):
+        """Weights N(mean, S) of all features: mean (T, D), S (D, D)."""
+        self.put(self.cap, mean, S)
+
+    def arrays(self):
+        """Copies of the weights, by name."""
+        mean, S = self.weights()
+        return {"mean": mean, "S": S}
+
+
+# ---- the scalar site ----
+
+cdef enum:
+    JUST_IN_TIME = 0                        # modes
+    ORACLE_ALONE = 1
+    OPERATOR_ALONE = 2
+    BY_THRESHOLD = 3                        # of the log variance, as in the paper
+
+    UNSURE = 0                              # why the oracle is asked
+    AUDIT = 1
+    POINT_MASS = 2                          # a row of zeros: not to be learned
+
+    AS_IT_IS = 0                            # transforms of responses
+    LOG1P = 1
+    ARCSINH = 2
+    IS_ZERO = 3
+
+
+cdef double lot(uint64_t seed, uint64_t number) noexcept nogil:
+    """A number of [0, 1) for each visit, whatever the order of the others (splitmix64)."""
+    cdef uint64_t z = seed + (number + 1) * <uint64_t> 0x9e3779b97f4a7c15ULL
+    z = (z ^ (z >> 30)) * <uint64_t> 0xbf58476d1ce4e5b9ULL
+    z = (z ^ (z >> 27)) * <uint64_t> 0x94d049bb133111ebULL
+    return <double> ((z ^ (z >> 31)) >> 11) * 1.1102230246251565e-16
+
+
+cdef class LearnedSite(SiteScheme):
+    """Sites by a model of their targets, and by an oracle where the model is unsure.
+
+    ask(y, m, v, power, x, predicted, kind) -> (lZ, dlZ, d2lZ), or None where the oracle refuses.
+    y is (width,), None for a margin; x (k,) the coordinates; predicted (T,) the targets, None
+    where there are none; kind 0 unsure, 1 an audit, 2 a row of zeros, which nothing is to be
+    learned from. It may update the model, or calibrate.
+
+    Targets are offset + scale * raw: d, rho, lZ ("site") or mean, log variance, lZ ("belief").
+    Coordinates are m, log v and a number per transform (column, code) of the responses, code 0
+    the value, 1 log1p, 2 arcsinh, 3 whether it is 0; means and then variances, those of responses
+    0, where the model is by_moments. Sites are answered strictly in order.
+    """
+
+    cdef public object ask
+    cdef public int mode                    # 0 just in time, 1 oracle, 2 operator, 3 by threshold
+    cdef public double tolerance, audit, threshold
+    cdef public ptrdiff_t visits, calls, audits
+    cdef readonly double power
+    cdef Model known
+    cdef bint belief
+    cdef uint64_t seed
+    cdef ptrdiff_t n_transforms
+    cdef ptrdiff_t[MOST_COORDINATES] column
+    cdef int[MOST_COORDINATES] code
+    cdef double[MOST_OUTPUTS] scale
+    cdef double[MOST_OUTPUTS] offset
+    cdef double[MOST_OUTPUTS] amplitude
+    cdef double[MOST_OUTPUTS] inflate
+
+    def __init__(
+        self, CoreLoss loss not None, Model model not None, ask, *, scale=1.0, offset=0.0,
+        amplitude=1.0, inflate=1.0, double tolerance, double audit=0.0, uint64_t seed=0,
+        double power=1.0, transforms=(), bint folds=True, str targets="site", int mode=0,
+        double threshold=INFINITY,
+    ):
+        cdef ptrdiff_t i
+        self.loss, self.ask, self.folds, self.separate = loss, ask, folds, False
+        self.tolerance, self.audit, self.seed, self.power = tolerance, audit, seed, power
+        self.mode, self.threshold = mode, threshold
+        if targets not in ("site", "belief"):
+            raise ValueError(f"targets is {targets!r}; allowed: 'site', 'belief'")
+        self.belief = targets == "belief"
+        width = 0 if folds and loss.c.width == 0 else loss.base
+        if len(transforms) > MOST_COORDINATES // 2 - 2:
+            raise ValueError(
+                f"there are {len(transforms)} transforms; allowed: {MOST_COORDINATES // 2 - 2}"
+            )
+        for i, (column, code) in enumerate(transforms):
+            if not 0 <= column < width or not AS_IT_IS <= code <= IS_ZERO:
+                raise ValueError(
+                    f"transforms holds {(column, code)}; allowed: columns below {width}, codes 0 "
+                    "to 3"
+                )
+            self.column[i], self.code[i] = column, code
+        self.n_transforms = len(transforms)
+        self.model = model
+        self.calibrate(scale=scale, offset=offset, amplitude=amplitude, inflate=inflate)
+
+    @property
+    def model(self):
+        return self.known
+
+    @model.setter
+    def model(self, Model model not None):
+        needed = 2 + self.n_transforms * (2 if model.by_moments else 1)
+        if model.k != needed or model.outputs != 3:
+            raise ValueError(
+                f"model takes {model.k} coordinates to {model.outputs} targets; allowed: {needed} "
+                "to 3"
+            )
+        self.known = model
+
+    def calibrate(self, *, scale=None, offset=None, amplitude=None, inflate=None):
+        """Other numbers, one for all targets or one each: of them, and of their variance.
+
+        A target is offset + scale * raw; its variance amplitude * inflate * spread, in its own
+        units.
+        """
+        cdef ptrdiff_t t
+        cdef const double[::1] given
+        for name, value in (
+            ("scale", scale), ("offset", offset), ("amplitude", amplitude), ("inflate", inflate)
+        ):
+            if value is None:
+                continue
+            if np.ndim(value) == 0:
+                value = np.full(3, value)
+            given = taken(name, value, (3,))
+            for t in range(3):
+                if name == "scale":
+                    self.scale[t] = given[t]
+                elif name == "offset":
+                    self.offset[t] = given[t]
+                elif name == "amplitude":
+                    self.amplitude[t] = given[t]
+                else:
+                    self.inflate[t] = given[t]
+
+    cdef bint coordinates(self, const double *y, double m, double v, double *x) noexcept nogil:
+        """Those of a site; False where one is not finite."""
+        cdef ptrdiff_t j, at = 1 if self.known.by_moments else 2
+        cdef double value
+        cdef bint good = True
+        x[0] = m
+        if self.known.by_moments:
+            for j in range(self.n_transforms + 1):
+                x[self.n_transforms + 1 + j] = v if j == 0 else 0.0
+        else:
+            x[1] = log(v)
+        for j in range(self.n_transforms):
+            value = y[self.column[j]]
+            if self.code[j] == LOG1P:
+                value = log1p(value)
+            elif self.code[j] == ARCSINH:
+                value = asinh(value)
+            elif self.code[j] == IS_ZERO:
+                value = value == 0.0
+            x[at + j] = value
+            good = good and isfinite(value)
+        return good
+
+    cdef bint is_sure(self, const double *targets, double spread) noexcept nogil:
+        """Whether the first two targets are known well enough."""
+        cdef double largest
+        if not (isfinite(targets[0]) and isfinite(targets[1]) and isfinite(targets[2])):
+            return False
+        largest = spread * fmax(
+            self.amplitude[0] * self.inflate[0], self.amplitude[1] * self.inflate[1]
+        )
+        if self.mode == BY_THRESHOLD:
+            return log(largest) <= self.threshold
+        return sqrt(largest) <= self.tolerance
+
+    cdef Status at(
+        self, const double *y, double m, double v, double power, double *lZ, double *dlZ,
+        double *d2lZ
+    ) noexcept nogil:
+        cdef double[MOST_COORDINATES] x
+        cdef double[MOST_OUTPUTS] targets
+        cdef double spread = INFINITY
+        cdef bint known = self.mode != ORACLE_ALONE and self.known.used > 0, sure = False
+        cdef int t, kind = UNSURE
+        cdef Status status
+        if not (v > 0.0 and isfinite(v) and isfinite(m)):
+            return NO_FIT
+        self.visits += 1
+        if power != self.power:
+            return self.other_power(power)
+        if not self.coordinates(y, m, v, x):
+            return self.no_number()
+        if v <= POINT:
+            known, kind = False, POINT_MASS
+        if known:
+            status = self.known.look(x, targets, &spread)
+            if status == CALLBACK_FAILED:
+                return self.pass_on()
+            for t in range(3):
+                targets[t] = self.offset[t] + self.scale[t] * targets[t]
+            if self.mode == OPERATOR_ALONE:
+                sure = True
+            elif self.is_sure(targets, spread):
+                sure = True
+                if self.audit > 0.0 and lot(self.seed, self.visits) < self.audit:
+                    sure, kind = False, AUDIT
+        if not sure:
+            if self.mode == OPERATOR_ALONE:
+                return NO_FIT
+            return self.asked(
+                y, m, v, power, x, targets if known else NULL, kind, lZ, dlZ, d2lZ
+            )
+        if self.belief:
+            dlZ[0] = (targets[0] - m) / v
+            d2lZ[0] = (exp(targets[1]) / v - 1.0) / v
+        else:
+            dlZ[0] = targets[0] / sqrt(v)
+            d2lZ[0] = expm1(targets[1]) / v
+        lZ[0] = targets[2]
+        return OK
+
+    cdef Status asked(
+        self, const double *y, double m, double v, double power, const double *x,
+        const double *targets, int kind, double *lZ, double *dlZ, double *d2lZ
+    ) noexcept with gil:
+        self.calls += 1
+        self.audits += kind == AUDIT
+        try:
+            # fresh copies: the function may keep them
+            responses = predicted = None
+            if y != NULL:
+                responses = np.array(<double[:self.loss.base]> <double *> y)
+            if targets != NULL:
+                predicted = np.array(<double[:3]> <double *> targets)
+            found = self.ask(
+                responses, m, v, power, np.array(<double[:self.known.k]> <double *> x), predicted,
+                kind
+            )
+            if found is None:
+                return NO_FIT
+            lZ[0], dlZ[0], d2lZ[0] = found
+            return OK
+        except BaseException as error:          # C cannot carry it: kept for reraise()
+            self.loss.error = error
+            return CALLBACK_FAILED
+
+    cdef Status other_power(self, double power) noexcept with gil:
+        self.loss.error = ValueError(
+            f"a site has the power {power}; allowed: {self.power}, that of the operator"
+        )
+        return CALLBACK_FAILED
+
+    cdef Status no_number(self) noexcept with gil:
+        self.loss.error = ValueError(
+            "a transform of a response is NaN or infinite; allowed: finite numbers"
+        )
+        return CALLBACK_FAILED
+
+    cdef Status pass_on(self) noexcept with gil:
+        self.loss.error, self.known.error = self.known.error, None
+        return CALLBACK_FAILED

@@ -1,0 +1,580 @@
+"""Models of learned operators against plain NumPy, and the site that one of them answers."""
+
+import mpmath as mp
+import numpy as np
+import pytest
+
+from epfast import backend
+from epfast._core.loss import CoreLoss
+from epfast._core.operator import DictionaryModel, FourierModel, LearnedSite
+from epfast._core.tilted import TiltedMoments
+from epfast._core.vector import elementwise
+
+pytestmark = pytest.mark.simd
+
+T = 3
+
+
+def cosine(x):
+    out = np.empty_like(x)
+    elementwise("cos", x, out)
+    return out
+
+
+def test_cosine_to_the_last_digits():
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.uniform(-8, 8, 500), rng.uniform(-1e6, 1e6, 500), [1e6, -1e6, 0.0]])
+    near = np.arange(1, 400, 2) * np.pi / 2
+    x = np.concatenate([x, near])
+    with mp.workdps(40):
+        exact = np.array([float(mp.cos(mp.mpf(float(value)))) for value in x])
+    np.testing.assert_allclose(cosine(x), exact, rtol=0, atol=2.5e-16)
+
+
+def test_cosine_beyond_its_reduction():
+    x = np.array([1e6 + 1.0, -3e9, 1e22, 5e-324, -0.0, 0.5])
+    np.testing.assert_allclose(cosine(x), np.cos(x), rtol=0, atol=1e-15)
+    assert np.isnan(cosine(np.array([np.inf, -np.inf, np.nan]))).all()
+
+
+@pytest.mark.parametrize("n", range(18))
+def test_cosines_of_every_length(n):
+    x = np.linspace(-9.0, 9.0, 18)
+    np.testing.assert_array_equal(cosine(x[:n]), cosine(x)[:n])
+
+
+# ---- plain NumPy ----
+
+
+def kernel(A, B):
+    return np.exp(-0.5 * ((A[:, None] - B) ** 2).sum(axis=2))
+
+
+class Plain:
+    """The online dictionary, each time with a triangular solve."""
+
+    def __init__(self, k, widths, cap):
+        self.widths, self.cap = widths, cap
+        self.Z, self.mean, self.S = np.zeros((0, k)), np.zeros((T, 0)), np.zeros((0, 0))
+
+    def features(self, x):
+        L = np.linalg.cholesky(kernel(self.Z, self.Z)) if len(self.Z) else np.zeros((0, 0))
+        return np.linalg.solve(L, kernel(self.Z, x[None] / self.widths)[:, 0])
+
+    def predict(self, x):
+        phi = self.features(x)
+        return self.mean @ phi, phi @ self.S @ phi + 1.0 - phi @ phi
+
+    def update(self, x, y, noise):
+        phi = self.features(x)
+        rest = 1.0 - phi @ phi
+        if rest > 1e-6 and len(self.Z) < self.cap:
+            self.Z = np.vstack([self.Z, x / self.widths])
+            phi = np.append(phi, np.sqrt(rest))
+            self.mean = np.hstack([self.mean, np.zeros((T, 1))])
+            self.S = np.pad(self.S, (0, 1))
+            self.S[-1, -1] = 1.0
+        gain = self.S @ phi / (noise + phi @ self.S @ phi)
+        self.mean = self.mean + np.outer(y - self.mean @ phi, gain)
+        self.S = self.S - np.outer(gain, self.S @ phi)
+
+
+def spread_out(n, k, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n, k)) * 4.0, rng.normal(size=(n, T))
+
+
+def scratch(Phi, Y, noise):
+    """(12) and (13)."""
+    S = np.linalg.inv(Phi.T @ (Phi / noise[:, None]) + np.eye(Phi.shape[1]))
+    return (S @ Phi.T @ (Y / noise[:, None])).T, S
+
+
+def filled(k, r, cap, seed=0):
+    """A dictionary of r points with the prior N(0, I), widths of its own."""
+    widths = np.linspace(0.5, 1.5, k)
+    Z = spread_out(4 * r, k, seed)[0] / widths
+    keep, model = [], DictionaryModel(k, T, cap)
+    for i, z in enumerate(Z):
+        if len(keep) < r and not (kernel(Z[keep], z[None]) > 0.9).any():
+            keep.append(i)
+    L = np.linalg.cholesky(kernel(Z[keep], Z[keep]))
+    model.set(widths, Z[keep], L, np.zeros((T, r)), np.eye(r))
+    return model, widths, Z[keep], L
+
+
+@pytest.mark.parametrize(("k", "r"), [(1, 3), (2, 16), (2, 40), (3, 33), (5, 64)])
+def test_predictions_of_a_dictionary(k, r):
+    model, widths, Z, L = filled(k, r, 70)
+    rng = np.random.default_rng(1)
+    half = rng.normal(size=(r, r))
+    mean, S = rng.normal(size=(T, r)), half @ half.T / r
+    model.set(widths, Z, L, mean, S)
+    x = spread_out(50, k, 2)[0]
+    phi = np.linalg.solve(L, kernel(Z, x / widths))
+    targets, spread = model.predict(x)
+    np.testing.assert_allclose(targets, (mean @ phi).T, rtol=1e-10, atol=1e-10)
+    expected = (phi * (S @ phi)).sum(axis=0) + 1.0 - (phi**2).sum(axis=0)
+    np.testing.assert_allclose(spread, expected, rtol=1e-10, atol=1e-11)
+
+
+def test_two_thousand_updates_are_those_from_scratch():
+    model, widths, Z, L = filled(2, 50, 50)
+    X, Y = spread_out(2000, 2, 3)
+    noise = 10.0 ** np.random.default_rng(4).uniform(-4, -1, 2000)
+    for x, y, sigma in zip(X, Y, noise, strict=True):
+        assert not model.update(x, y, sigma)
+    mean, S = scratch(np.linalg.solve(L, kernel(Z, X / widths)).T, Y, noise)
+    found = model.arrays()
+    np.testing.assert_allclose(found["mean"], mean, rtol=0, atol=1e-10 * np.abs(mean).max())
+    np.testing.assert_allclose(found["S"], S, rtol=0, atol=1e-10)
+    np.testing.assert_array_equal(found["S"], found["S"].T)
+
+
+def test_growth_is_that_of_plain_updates():
+    widths, cap = np.array([2.0, 1.5]), 40
+    model, plain = DictionaryModel(2, T, cap), Plain(2, widths, cap)
+    nothing = np.zeros((T, 0)), np.zeros((0, 0))
+    model.set(widths, np.zeros((0, 2)), np.zeros((0, 0)), *nothing)
+    X, Y = spread_out(200, 2, 5)
+    np.testing.assert_array_equal(model.predict(X[:2])[1], 1.0)
+    for i, (x, y) in enumerate(zip(X, Y, strict=True)):
+        before = len(plain.Z)
+        plain.update(x, y, 1e-3)
+        assert model.update(x, y, 1e-3) == (len(plain.Z) > before)
+        if i % 40 == 0:
+            targets, spread = model.predict(X[-3:])
+            for j in range(3):
+                expected = plain.predict(X[-3 + j])
+                np.testing.assert_allclose(targets[j], expected[0], rtol=1e-9, atol=1e-9)
+                np.testing.assert_allclose(spread[j], expected[1], rtol=1e-9, atol=1e-10)
+    assert model.used == len(plain.Z) == cap
+    found = model.arrays()
+    np.testing.assert_array_equal(found["Z"], plain.Z)
+    np.testing.assert_allclose(found["mean"], plain.mean, rtol=1e-8, atol=1e-8)
+
+
+def test_appended_rows_are_those_of_the_factor():
+    model = DictionaryModel(2, T, 50)
+    X = spread_out(60, 2, 6)[0]
+    rows = [model.append(x) for x in X]
+    assert sum(rows) == model.used == 50
+    assert not any(rows[50:]) or not all(rows[:50])
+    found = model.arrays()
+    K = kernel(found["Z"], found["Z"])
+    np.testing.assert_allclose(found["L"] @ found["L"].T, K, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(found["L"], np.linalg.cholesky(K), rtol=0, atol=1e-9)
+    np.testing.assert_array_equal(found["S"], np.eye(50))
+    np.testing.assert_array_equal(found["mean"], 0.0)
+
+
+def test_a_point_of_the_dictionary_is_not_appended_again():
+    model = DictionaryModel(1, T, 4)
+    assert model.append(np.array([0.5]))
+    assert not model.append(np.array([0.5]))
+    assert not model.append(np.array([0.5 + 1e-4]))  # 1 - phi^2 = 1e-8
+    assert model.append(np.array([0.51]))
+
+
+def test_without_noise_a_target_is_hit_and_stays():
+    model = DictionaryModel(1, T, 8)
+    for x, y in ((0.0, 1.0), (2.0, -1.0), (2.0, 7.0)):
+        model.update(np.array([x]), np.full(T, y), 0.0)
+    targets, spread = model.predict(np.array([[0.0], [2.0]]))
+    np.testing.assert_allclose(targets[:, 0], [1.0, -1.0], atol=1e-12)
+    np.testing.assert_allclose(spread, 0.0, atol=1e-12)
+
+
+def test_arrays_go_in_as_they_came_out():
+    model = DictionaryModel(2, T, 40)
+    model.set([0.3, 1 / 3], np.zeros((0, 2)), np.zeros((0, 0)), np.zeros((T, 0)), np.zeros((0, 0)))
+    X, Y = spread_out(100, 2, 7)
+    for x, y in zip(X[:60], Y, strict=False):
+        model.update(x, y, 1e-2)
+    other = DictionaryModel(2, T, 40)
+    other.set(**model.arrays())
+    for x, y in zip(X[60:], Y[60:], strict=True):
+        model.update(x, y, 1e-2)
+        other.update(x, y, 1e-2)
+    for mine, theirs in zip(model.predict(X), other.predict(X), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    other.set(*(model.arrays()[name] for name in ("widths", "Z", "L", "mean", "S")))
+    small = filled(2, 5, 40)[0].arrays()
+    other.set(**small)  # what was there before is gone
+    fresh = DictionaryModel(2, T, 40)
+    fresh.set(**small)
+    for x, y in zip(X[:30], Y, strict=False):
+        other.update(x, y, 1e-2)
+        fresh.update(x, y, 1e-2)
+    for mine, theirs in zip(other.predict(X), fresh.predict(X), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def fourier(c, inner, outer, seed=0):
+    rng = np.random.default_rng(seed)
+    two_pi = 2 * np.pi
+    return (
+        rng.normal(size=(inner, c)),
+        rng.uniform(0, two_pi, inner),
+        rng.normal(size=(outer, inner)),
+        rng.uniform(0, two_pi, outer),
+    )
+
+
+def two_stages(x, omega, b, nu, c):
+    m, V = np.split(x, 2, axis=1)
+    inner = np.sqrt(2 / len(b)) * np.cos(m @ omega.T + b) * np.exp(-0.5 * V @ (omega.T**2))
+    return np.sqrt(2 / len(c)) * np.cos(inner @ nu.T + c)
+
+
+@pytest.mark.parametrize(("c", "inner", "outer"), [(1, 7, 5), (2, 40, 33), (3, 65, 90)])
+def test_fourier_features_in_two_stages(c, inner, outer):
+    parts = fourier(c, inner, outer)
+    model = FourierModel(T, *parts)
+    X, Y = spread_out(100, 2 * c, 1)
+    X[:, c:] = np.abs(X[:, c:])
+    noise = np.full(100, 1e-3)
+    np.testing.assert_allclose(
+        model.predict(X)[1], (two_stages(X, *parts) ** 2).sum(axis=1), rtol=1e-12
+    )
+    for x, y in zip(X, Y, strict=True):
+        assert not model.update(x, y, 1e-3)
+    mean, S = scratch(two_stages(X, *parts), Y, noise)
+    found = model.arrays()
+    np.testing.assert_allclose(found["mean"], mean, rtol=0, atol=1e-10 * np.abs(mean).max())
+    np.testing.assert_allclose(found["S"], S, rtol=0, atol=1e-10)
+    other = FourierModel(T, *parts)
+    other.set(**found)
+    np.testing.assert_array_equal(other.predict(X)[0], model.predict(X)[0])
+
+
+def test_fourier_features_in_one_stage():
+    omega, b, _, _ = fourier(3, 50, 1)
+    model = FourierModel(T, omega, b)
+    X, Y = spread_out(200, 3, 1)
+    for x, y in zip(X, Y, strict=True):
+        model.update(x, y, 1e-2)
+    phi = np.sqrt(2 / 50) * np.cos(X @ omega.T + b)
+    mean, S = scratch(phi, Y, np.full(200, 1e-2))
+    targets, spread = model.predict(X)
+    np.testing.assert_allclose(targets, phi @ mean.T, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(spread, (phi @ S * phi).sum(axis=1), rtol=0, atol=1e-10)
+    assert (model.k, model.used, model.cap, model.stages) == (3, 50, 50, 1)
+
+
+def test_refused_models():
+    for bad in ((0, 3, 5), (33, 3, 5), (2, 0, 5), (2, 17, 5), (2, 3, 0), (2, 3, 10**6)):
+        with pytest.raises(ValueError, match="allowed"):
+            DictionaryModel(*bad)
+    omega, b, nu, c = fourier(2, 7, 5)
+    for bad in ((omega[0], b, nu, c), (omega, b[1:], nu, c), (omega, b, nu[:, 1:], c)):
+        with pytest.raises(ValueError, match="allowed"):
+            FourierModel(3, *bad)
+    with pytest.raises(ValueError, match="c has shape"):
+        FourierModel(3, omega, b, nu, c[1:])
+
+
+def test_refused_arrays():
+    model = filled(2, 5, 6)[0]
+    good = model.arrays()
+    bad = {
+        "widths": [np.zeros(2), np.ones(3), np.array([1.0, np.nan])],
+        "Z": [np.zeros((7, 2)), np.zeros((5, 3)), np.zeros(5), np.full((5, 2), np.inf)],
+        "L": [np.zeros((5, 5)), np.eye(4)],
+        "mean": [np.zeros((2, 5))],
+        "S": [np.full((5, 5), np.nan), np.eye(4)],
+    }
+    before = model.predict(np.ones((1, 2)))
+    for name, values in bad.items():
+        for value in values:
+            with pytest.raises(ValueError, match="allowed"):
+                model.set(**good | {name: value})
+    x, y = np.zeros(2), np.zeros(T)
+    for arguments in (
+        (x[1:], y, 0.1),
+        (x, y[1:], 0.1),
+        (x, y, -0.1),
+        (x, y, np.nan),
+        (x, y, np.inf),
+        (x * np.nan, y, 0.1),
+        (x, y + np.inf, 0.1),
+    ):
+        with pytest.raises(ValueError, match="allowed"):
+            model.update(*arguments)
+    for wrong in (np.zeros((3, 1)), np.full((1, 2), np.nan)):
+        with pytest.raises(ValueError, match="x h"):
+            model.predict(wrong)
+    with pytest.raises(ValueError, match="out has"):
+        model.predict(np.zeros((2, 2)), out=(np.zeros((2, T)), np.zeros(1)))
+    for mine, theirs in zip(model.predict(np.ones((1, 2))), before, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+# ---- the site ----
+
+EXACT = backend.TiltedMoments("logistic")
+
+
+def exact(m, v):
+    lZ, dlZ, d2lZ = EXACT(np.ones_like(m), m, v)
+    return np.stack([dlZ * np.sqrt(v), np.log1p(v * d2lZ), lZ], axis=1)
+
+
+class Loop:
+    """Logistic sites answered just in time by a dictionary."""
+
+    def __init__(self, core=None, width=None, model=None, **options):
+        core = core or CoreLoss.table("logistic")
+        self.model = model or DictionaryModel(2, T, 80)
+        self.asked = []
+        options = {"tolerance": 0.05, "seed": 3} | options
+        self.site = LearnedSite(core, self.model, self.ask, **options)
+        self.moments = TiltedMoments(core, scheme=self.site)
+
+    def ask(self, y, m, v, power, x, predicted, kind):
+        self.asked.append((y, m, v, power, x, predicted, kind))
+        triple = EXACT(np.ones(1), np.array([m]), np.array([v]))
+        if kind != 2:
+            targets = exact(np.array([m]), np.array([v]))[0]
+            self.model.update(x, targets, 1e-8)
+        return tuple(float(part[0]) for part in triple)
+
+    def __call__(self, m, v, y=None, power=None, blocks=1):
+        out = np.empty((3, len(m)))
+        y = np.ones((len(m), 1)) if y is None else y
+        power = np.ones(len(m)) if power is None else power
+        for part in np.array_split(np.arange(len(m)), blocks):
+            rows = slice(part[0], part[-1] + 1)
+            self.moments.many(y[rows], m[rows], v[rows], power[rows], *(row[rows] for row in out))
+        return out
+
+
+def cavities(n, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.normal(0, 2.0, n), np.exp(rng.uniform(-1.5, 1.5, n))
+
+
+def test_it_asks_less_and_less_and_is_right():
+    loop = Loop(tolerance=0.02)
+    nothing = np.zeros((0, 2)), np.zeros((0, 0)), np.zeros((T, 0)), np.zeros((0, 0))
+    loop.model.set([4.0, 3.0], *nothing)
+    m, v = cavities(2000)
+    lZ, dlZ, d2lZ = loop(m, v)
+    early = loop.site.calls
+    assert early < 100
+    loop(*cavities(2000, 1))
+    assert loop.site.calls - early < early / 2
+    assert loop.site.visits == 4000
+    expected = exact(m, v)
+    # two deviations, and more for lZ, which decides nothing
+    assert np.abs(dlZ * np.sqrt(v) - expected[:, 0]).max() < 0.04
+    assert np.abs(np.log1p(d2lZ * v) - expected[:, 1]).max() < 0.04
+    assert np.abs(lZ - expected[:, 2]).max() < 0.1
+
+
+def test_blocks_do_not_matter():
+    m, v = cavities(900)
+    y = np.random.default_rng(5).choice([-1.0, 1.0], (900, 1))
+    found = []
+    for blocks in (1, 7, 900):
+        loop = Loop(audit=0.1)
+        found.append(loop(m, v, y, blocks=blocks))
+        assert loop.site.audits > 40
+        kinds = [asked[-1] for asked in loop.asked]
+        assert kinds.count(1) == loop.site.audits
+        assert len(kinds) == loop.site.calls
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+
+
+def test_margins_are_folded():
+    """A label turns the mean about, and the slope back."""
+    loop = Loop(mode=1)
+    m, v = cavities(20)
+    y = np.random.default_rng(5).choice([-1.0, 1.0], (20, 1))
+    out = loop(m, v, y)
+    np.testing.assert_allclose(out, EXACT(y[:, 0], m, v), rtol=1e-13)
+    assert all(asked[0] is None for asked in loop.asked)
+    np.testing.assert_array_equal([asked[1] for asked in loop.asked], y[:, 0] * m)
+    plain = Loop(folds=False, transforms=((0, 0),), model=DictionaryModel(3, T, 5), mode=1)
+    plain(m, v, y)
+    np.testing.assert_array_equal([asked[0][0] for asked in plain.asked], y[:, 0])
+    np.testing.assert_array_equal([asked[4][2] for asked in plain.asked], y[:, 0])
+
+
+def linear(slope):
+    """A model whose raw targets are slope times coordinate 0, nearly, and of spread near 0."""
+    model = FourierModel(T, np.array([[1e-6, 0.0]]), np.array([-np.pi / 2]))
+    model.set(slope[:, None] / (1e-6 * np.sqrt(2)), np.zeros((1, 1)))
+    return model
+
+
+@pytest.mark.parametrize("targets", ["site", "belief"])
+def test_targets_become_the_triple(targets):
+    loop = Loop(
+        model=linear(np.array([0.1, -0.2, 0.3])),
+        targets=targets,
+        offset=[0.5, -0.7, -1.0],
+        scale=[1.0, 2.0, 0.5],
+    )
+    m, v = cavities(30)
+    out = loop(m, v)
+    first, second, lZ = 0.5 + 0.1 * m, -0.7 - 0.4 * m, -1.0 + 0.15 * m
+    if targets == "site":
+        expected = lZ, first / np.sqrt(v), np.expm1(second) / v
+    else:
+        expected = lZ, (first - m) / v, (np.exp(second) / v - 1) / v
+    np.testing.assert_allclose(out, expected, rtol=1e-8, atol=1e-9)
+    assert loop.site.calls == 0
+
+
+def test_what_is_unsure():
+    """The deviation of d or rho decides: amplitude, inflation and spread."""
+    omega, b = np.zeros((1, 2)), np.zeros(1)
+    model = FourierModel(T, omega, b)  # phi = sqrt(2)
+    model.set(np.zeros((T, 1)), [[0.5 * 0.04]])  # spread 0.04
+    m, v = np.zeros(1), np.ones(1)
+    loop = Loop(model=model, tolerance=0.21)
+    loop.ask = loop.site.ask = lambda *given: loop.asked.append(given)
+    loop(m, v)
+    assert not loop.asked
+    for amplitude, inflate, asked in (
+        ([1.2, 1.0, 1.0], 1.0, True),
+        ([1.0, 1.2, 1.0], 1.0, True),
+        ([1.0, 1.0, 9.0], 1.0, False),
+        (1.0, [1.0, 1.2, 1.0], True),
+        (0.5, 2.0, False),
+    ):
+        loop.asked.clear()
+        loop.site.calibrate(amplitude=amplitude, inflate=inflate)
+        loop(m, v)
+        assert len(loop.asked) == asked
+    loop.site.mode, loop.site.threshold = 3, np.log(0.041)
+    loop.asked.clear()
+    loop(m, v)
+    assert not loop.asked
+    loop.site.threshold = np.log(0.039)
+    loop(m, v)
+    assert len(loop.asked) == 1
+    assert loop.asked[0][-1] == 0
+
+
+def test_modes_and_an_empty_model():
+    m, v = cavities(5)
+    loop = Loop(mode=2)
+    assert np.isnan(loop(m, v)).all()  # the operator alone, and it knows nothing
+    assert loop.site.calls == 0
+    loop.site.mode = 1
+    loop(m, v)
+    loop(m, v)
+    assert loop.site.calls == 10
+    loop.site.mode = 2
+    assert np.isfinite(loop(m, v)).all()
+    assert loop.site.calls == 10
+
+
+def test_a_refused_site_has_no_triple():
+    loop = Loop()
+    loop.site.ask = lambda *given: None
+    m, v = cavities(3)
+    assert np.isnan(loop(m, v)).all()
+    assert loop.site.calls == 3
+
+
+def test_a_row_of_zeros_is_not_to_be_learned():
+    loop = Loop(mode=0)
+    out = loop(np.zeros(1), np.array([1e-300]))
+    assert loop.asked[0][-1] == 2
+    np.testing.assert_allclose(out[0], np.log(0.5))
+    assert loop.model.used == 0
+
+
+def test_errors_come_through():
+    def fails(*given):
+        raise KeyError("mine")
+
+    m, v = cavities(3)
+    loop = Loop()
+    loop.site.ask = fails
+    with pytest.raises(KeyError, match="mine"):
+        loop(m, v)
+    loop.site.ask = lambda *given: (1.0, 2.0)
+    with pytest.raises(ValueError, match="unpack"):
+        loop(m, v)
+    with pytest.raises(ValueError, match=r"power 0\.5; allowed: 1\.0"):
+        Loop()(m, v, power=np.full(3, 0.5))
+    assert np.isfinite(Loop(power=0.5)(m, v, power=np.full(3, 0.5))).all()
+
+
+def counts(**options):
+    core = CoreLoss.table("poisson")
+    return core, {"transforms": ((0, 0), (0, 1), (0, 2), (0, 3))} | options
+
+
+def test_coordinates_of_responses():
+    core, options = counts()
+    loop = Loop(core, model=DictionaryModel(6, T, 20), mode=1, **options)
+    m, v, y = *cavities(4), np.array([[0.0, 1.0], [1.0, 2.0], [3.0, 1.0], [20.0, 0.5]])
+    loop(m, v, y)
+    found = np.array([asked[4] for asked in loop.asked])
+    expected = [m, np.log(v), y[:, 0], np.log1p(y[:, 0]), np.arcsinh(y[:, 0]), y[:, 0] == 0]
+    np.testing.assert_allclose(found, np.stack(expected, axis=1), rtol=1e-15)
+    np.testing.assert_array_equal([asked[0] for asked in loop.asked], y)
+    # means and then variances
+    parts = fourier(2, 7, 5)
+    loop = Loop(core, model=FourierModel(T, *parts), mode=1, transforms=((0, 1),))
+    loop(m, v, y)
+    found = np.array([asked[4] for asked in loop.asked])
+    expected = np.stack([m, np.log1p(y[:, 0]), v, np.zeros(4)], axis=1)
+    np.testing.assert_allclose(found, expected, rtol=1e-15)
+
+
+def test_a_transform_that_is_no_number():
+    loop = Loop(*counts()[:1], model=DictionaryModel(3, T, 20), transforms=((0, 1),))
+    with pytest.raises(ValueError, match="transform of a response"):
+        loop(np.zeros(1), np.ones(1), np.array([[-2.0, 1.0]]))
+
+
+def test_refused_sites():
+    core, options = counts()
+    for model, more in (
+        (DictionaryModel(2, T, 5), {}),
+        (DictionaryModel(6, 2, 5), {}),
+        (DictionaryModel(3, T, 5), {"transforms": ((2, 0),)}),
+        (DictionaryModel(3, T, 5), {"transforms": ((0, 4),)}),
+        (DictionaryModel(6, T, 5), {"targets": "message"}),
+        (DictionaryModel(6, T, 5), {"scale": [1.0, 2.0]}),
+        (DictionaryModel(6, T, 5), {"offset": np.nan}),
+    ):
+        with pytest.raises(ValueError, match="allowed"):
+            Loop(core, model=model, **options | more)
+    with pytest.raises(ValueError, match="allowed"):
+        Loop(model=DictionaryModel(3, T, 5), transforms=((0, 0),))  # a margin has no responses
+
+
+def test_audits_have_their_share():
+    loop = Loop(model=linear(np.zeros(3)), audit=0.05)
+    loop.site.ask = lambda *given: (0.0, 0.0, 0.0)
+    m, v = cavities(20_000)
+    loop(m, v)
+    assert loop.site.calls == loop.site.audits
+    assert abs(loop.site.audits - 1000) < 150
+    loop.site.audit = 1.0
+    loop(m[:50], v[:50])
+    assert loop.site.calls == loop.site.audits > 1000
+
+
+def test_a_model_may_be_replaced_while_it_is_asked():
+    loop = Loop()
+
+    def ask(*given):
+        loop.site.model = linear(np.zeros(3))
+        loop.site.calibrate(offset=[0.0, 0.0, -3.0])
+        return (0.0, 0.0, -0.1)
+
+    loop.site.ask = ask
+    out = loop(*cavities(4))
+    np.testing.assert_array_equal(out[0], [0.0, -3.0, -3.0, -3.0])
+    assert loop.site.calls == 1
+    with pytest.raises(ValueError, match="allowed: 2 to 3"):
+        loop.site.model = DictionaryModel(3, T, 5)
