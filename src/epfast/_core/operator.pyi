@@ -1,13 +1,6 @@
-from collections.abc import Callable, Iterable
-
 from numpy.typing import ArrayLike
 
 from epfast._core._types import Array
-from epfast._core.loss import CoreLoss
-from epfast._core.tilted import SiteScheme
-
-Triple = tuple[float, float, float]
-Ask = Callable[[Array | None, float, float, float, Array, Array | None, int], Triple | None]
 
 class Model:
     @property
@@ -45,44 +38,3 @@ class FourierModel(FeatureModel):
         c: ArrayLike | None = ...,
     ) -> None: ...
     def set(self, mean: ArrayLike, S: ArrayLike) -> None: ...
-
-class LearnedSite(SiteScheme):
-    ask: Ask
-    mode: int
-    tolerance: float
-    audit: float
-    threshold: float
-    visits: int
-    calls: int
-    audits: int
-    model: Model
-    @property
-    def power(self) -> float: ...
-    def __init__(
-        self,
-        loss: CoreLoss,
-        model: Model,
-        ask: Ask,
-        *,
-        scale: ArrayLike = ...,
-        offset: ArrayLike = ...,
-        amplitude: ArrayLike = ...,
-        inflate: ArrayLike = ...,
-        tolerance: float,
-        audit: float = ...,
-        seed: int = ...,
-        power: float = ...,
-        transforms: Iterable[tuple[int, int]] = ...,
-        folds: bool = ...,
-        targets: str = ...,
-        mode: int = ...,
-        threshold: float = ...,
-    ) -> None: ...
-    def calibrate(
-        self,
-        *,
-        scale: ArrayLike | None = ...,
-        offset: ArrayLike | None = ...,
-        amplitude: ArrayLike | None = ...,
-        inflate: ArrayLike | None = ...,
-    ) -> None: ...

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from scipy import linalg
 
 from epfast._arrays import Array
 from epfast.operators.regression import Batch, Standard, evidence_grid, pivoted_cholesky
@@ -39,6 +38,8 @@ class Store(NamedTuple):
     targets: Array
     #: (n,), squared standard errors in relation to each other; None: the oracle is exact
     relative: Array | None
+    #: what relative ones are relative to: mean squared standard error
+    errors: float
 
 
 class Widths(NamedTuple):
@@ -60,8 +61,8 @@ class Fitted(NamedTuple):
     units: Standard
     #: (r, k), coordinates over the widths
     rows: Array
-    #: (r, r), inverse of the lower Cholesky factor of their kernel matrix
-    inverse: Array
+    #: (r, r), lower Cholesky factor of their kernel matrix
+    triangle: Array
     #: (T, r)
     mean: Array
     #: (r, r)
@@ -84,7 +85,7 @@ def choose(
         Where to search, of the last time.
     """
     n, k = store.x.shape
-    which: Array = np.arange(n)
+    which = np.arange(n)
     if n > MOST_SEEN:
         which = np.sort(np.random.default_rng(seed).permutation(n)[:MOST_SEEN])
     x = store.x[which] / base
@@ -131,12 +132,12 @@ def choose(
 
 
 def fitted(store: Store, units: Standard, chosen: Widths, cap: int) -> Fitted:
-    """The regression on a dictionary of the tuples, at most cap of them. O(n cap^2)"""
+    """The regression on a dictionary of the tuples, at most cap of them. O(n cap^2)."""
     x = store.x / chosen.widths
 
     def column(i: int) -> Array:
         away = x - x[i]
-        return np.exp(-0.5 * np.einsum("nk,nk->n", away, away))
+        return np.asarray(np.exp(-0.5 * np.einsum("nk,nk->n", away, away)))
 
     cholesky = pivoted_cholesky(column, np.ones(len(x)), cap, LEFT_OUT)
     relative = np.ones(len(x)) if store.relative is None else store.relative
@@ -148,14 +149,11 @@ def fitted(store: Store, units: Standard, chosen: Widths, cap: int) -> Fitted:
     with np.errstate(divide="ignore", invalid="ignore"):
         seen = np.median(out.residual**2 / out.variance[:, None], axis=0)
     inflation = np.maximum(seen / (MEDIAN * chosen.amplitude), 1.0)
-    inverse = linalg.solve_triangular(
-        cholesky.triangle, np.eye(len(cholesky.pivots)), lower=True, check_finite=False
-    )
     return Fitted(
         chosen,
         units,
         x[cholesky.pivots],
-        inverse,
+        cholesky.triangle,
         regression.mean,
         regression.covariance,
         np.where(np.isfinite(inflation), inflation, 1.0),

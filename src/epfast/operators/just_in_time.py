@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
 from collections import Counter
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast._core.operator import JustInTime
+from epfast._core.just_in_time import JustInTime
 from epfast.operators.answers import Answer, Oracle
 from epfast.operators.dictionary import Store
 from epfast.operators.learners import Calibration
@@ -60,10 +59,9 @@ class Tuples(NamedTuple):
         """As arrays; the oracle is exact where no answer has an error."""
         errors = np.stack(self.errors)
         squares = (errors[:, :-1] ** 2).mean(axis=1)
-        relative = None
-        if squares.any():
-            relative = np.maximum(squares / squares.mean(), 1e-6)
-        return Store(np.stack(self.x), np.stack(self.targets), relative)
+        mean = float(squares.mean())
+        relative = np.maximum(squares / mean, 1e-6) if mean > 0.0 else None
+        return Store(np.stack(self.x), np.stack(self.targets), relative, mean)
 
 
 def _row(data: Array | None, i: int) -> Array:
@@ -198,7 +196,7 @@ class Operator:
         self.refusals: Counter[str] = Counter()
         mine = self.settings
         self.core = JustInTime(
-            mine.T,
+            mine.n_targets,
             tolerance=mine.tolerance,
             audit=mine.audit,
             seed=mine.seed,
@@ -277,7 +275,7 @@ class Operator:
         parts, given = self._checked(messages, data)
         x = self.learner.coordinates(parts, given)
         if self.calibration is None:
-            unknown = np.full((len(x), self.settings.T), np.inf)
+            unknown = np.full((len(x), self.settings.n_targets), np.inf)
             return np.full_like(unknown, np.nan), unknown
         raw, spread = self.learner.model.predict(x)
         return self.calibration.targets(raw), self.calibration.sd(spread)
@@ -301,7 +299,7 @@ class Operator:
             Their standard errors; None: 0.
         """
         parts, given = self._checked(messages, data)
-        n, T = len(parts[0]), self.settings.T
+        n, T = len(parts[0]), self.settings.n_targets
         known = _checks.array("targets", targets, shape=(n, T))
         errors = np.zeros((n, T)) if sd is None else _checks.array("sd", sd, shape=(n, T))
         if not (errors >= 0.0).all():
@@ -310,10 +308,12 @@ class Operator:
         for i in range(n):
             self._take(x[i], tuple(p[i] for p in parts), _row(given, i), known[i], errors[i])
 
-    def targets(self, messages: tuple[Array, ...], data: Array | None) -> tuple[Array, Array]:
+    def targets(
+        self, messages: tuple[Array, ...], data: Array | None
+    ) -> tuple[Array, NDArray[np.intp]]:
         """Targets (n, T) of checked messages, just in time, and reasons of refusals (n,)."""
         x = self.learner.coordinates(messages, data)
-        found = np.empty((len(x), self.settings.T))
+        found = np.empty((len(x), self.settings.n_targets))
         reason = np.zeros(len(x), dtype=np.intp)
         first = 0
         while True:
@@ -349,6 +349,27 @@ class Operator:
             else:
                 parts.append(KINDS[self.settings.inputs[place]].targets(messages[place], belief))
         return np.concatenate([*parts, answer.log_z[:, None]], axis=1)
+
+    def _checked(self, messages: Any, data: Any) -> tuple[tuple[Array, ...], Array | None]:
+        """Messages by input, and data (n, q) where the operator has coordinates of them."""
+        parts = check_messages("messages", messages, self.settings.inputs)
+        given = check_data("data", data, len(parts[0]))
+        width = 1 + max((t.column for t in self.settings.transforms), default=-1)
+        if given is None and width:
+            raise ValueError(
+                f"data is None; allowed with coordinates={self.settings.transforms!r}: (n, q) "
+                f"with q >= {width}"
+            )
+        if given is not None and not width:
+            raise ValueError(
+                "data is given; allowed for an operator without coordinates= of them: None"
+            )
+        if given is not None and given.shape[1] < width:
+            raise ValueError(
+                f"data has {given.shape[1]} columns; allowed: {width} or more, of which the "
+                "operator has coordinates"
+            )
+        return parts, given
 
     # ---- the oracle ----
 
@@ -413,7 +434,7 @@ class Operator:
             self.refit()
 
     def refit(self) -> None:
-        """Fit widths, noise and weights to all tuples anew. O(n r^2)"""
+        """Fit widths, noise and weights to all tuples anew. O(n r^2)."""
         tuples = self.store.stacked()
         found = self.learner.refit(tuples)
         if found is None:
@@ -437,7 +458,8 @@ class Operator:
     def copy(self) -> Operator:
         """The same, apart from this one: it learns by itself from here on. The oracle is shared."""
         result = copy.copy(self)
-        result.learner, result.core = self.learner.copy(), self.core.copy()
+        result.learner, result.core = self.settings.learner(), self.core.copy()
+        result.learner.restore(self.learner.arrays())
         result.store = Tuples(*(list(part) for part in self.store))
         result.history, result.audited = list(self.history), list(self.audited)
         result.refusals = Counter(self.refusals)

@@ -10,7 +10,7 @@ from epfast._arrays import Array
 from epfast._core.operator import DictionaryModel, FourierModel
 from epfast.operators import dictionary
 from epfast.operators.dictionary import Store, Widths
-from epfast.operators.fourier import TwoStage
+from epfast.operators.fourier import ProductFeatures, TwoStage
 from epfast.operators.kernels import median_heuristic
 from epfast.operators.messages import KINDS
 from epfast.operators.regression import Regression, Standard
@@ -30,6 +30,15 @@ class Calibration(NamedTuple):
     inflation: Array
     #: variance of the noise of a tuple over the amplitude
     noise: float
+
+    #: mean square of the standard errors that the noise is the variance of; 0: exact answers
+    errors: float
+
+    def noise_of(self, errors: Array) -> float:
+        """The variance of the noise of a tuple with these standard errors (T,)."""
+        if self.errors == 0.0:
+            return self.noise
+        return float(self.noise * np.clip((errors[:-1] ** 2).mean() / self.errors, 1e-6, 1e12))
 
     def targets(self, raw: Array) -> Array:
         """Targets of the model's numbers, (n, T)."""
@@ -73,17 +82,22 @@ class Learner(Protocol):
         """
 
     def arrays(self) -> dict[str, Any]:
-        """All of the state, for files."""
+        """All of the state."""
 
     def restore(self, arrays: dict[str, Any]) -> None:
-        """Take the state of :meth:`arrays`."""
+        """Take the state of :meth:`arrays`, of a learner made with the same numbers."""
 
 
 class DictionaryLearner:
     """A dictionary of tuples in coordinates without limits (section 6)."""
 
     def __init__(
-        self, inputs: tuple[str, ...], transforms: tuple[Transform, ...], T: int, cap: int, seed: int
+        self,
+        inputs: tuple[str, ...],
+        transforms: tuple[Transform, ...],
+        T: int,
+        cap: int,
+        seed: int,
     ) -> None:
         self.inputs, self.transforms, self.T = inputs, transforms, T
         self.cap, self.seed = cap, seed
@@ -120,11 +134,14 @@ class DictionaryLearner:
         base = self.base(store.x)
         self.chosen = dictionary.choose(store, units, self.kinds, base, self.chosen, self.seed)
         found = dictionary.fitted(store, units, self.chosen, self.cap)
-        self.model.set(
-            self.chosen.widths, found.rows, found.inverse, found.mean, found.covariance
-        )
+        self.model.set(self.chosen.widths, found.rows, found.triangle, found.mean, found.covariance)
         return Calibration(
-            units.mean, units.sd, self.chosen.amplitude, found.inflation, self.chosen.noise
+            units.mean,
+            units.sd,
+            self.chosen.amplitude,
+            found.inflation,
+            self.chosen.noise,
+            store.errors,
         )
 
     def arrays(self) -> dict[str, Any]:
@@ -133,8 +150,9 @@ class DictionaryLearner:
         return {**self.model.arrays(), **{f"chosen_{name}": v for name, v in kept.items()}}
 
     def restore(self, arrays: dict[str, Any]) -> None:
-        names = ("widths", "rows", "inverse", "mean", "covariance")
-        self.model.set(*(arrays[name] for name in names))
+        if "chosen_widths" not in arrays:
+            return
+        self.model.set(*(arrays[name] for name in ("widths", "Z", "L", "mean", "S")))
         self.chosen = Widths(
             arrays["chosen_widths"],
             float(arrays["chosen_noise"]),
@@ -160,6 +178,7 @@ class FourierLearner:
         self.inputs, self.transforms, self.T, self.sizes = inputs, transforms, T, sizes
         self.width, self.noise, self.standardise, self.seed = width, noise, standardise, seed
         self.model: Any = None
+        self.drawn: TwoStage | None = None
 
     def coordinates(self, messages: tuple[Array, ...], data: Array | None) -> Array:
         """Means, then variances; a datum is a point mass."""
@@ -187,17 +206,22 @@ class FourierLearner:
         psi = features(tuples)
         found = Regression.fit(psi, units.apply(store.targets), self.noise)
         self.model.set(found.mean, found.covariance)
-        return Calibration(units.mean, units.sd, np.ones(T), np.ones(T), self.noise)
+        return Calibration(units.mean, units.sd, np.ones(T), np.ones(T), self.noise, 0.0)
 
     def _install(self, features: TwoStage) -> None:
-        inner = features.inner
-        self.model = FourierModel(inner.omega, inner.phase, features.nu, features.phase, self.T)
+        inner, self.drawn = features.inner, features
+        self.model = FourierModel(self.T, inner.omega, inner.phase, features.nu, features.phase)
 
     def arrays(self) -> dict[str, Any]:
-        return {} if self.model is None else dict(self.model.arrays())
+        if self.drawn is None:
+            return {}
+        inner = self.drawn.inner
+        drawn = {"omega": inner.omega, "inner_phase": inner.phase}
+        drawn |= {"nu": self.drawn.nu, "phase": self.drawn.phase}
+        return {**drawn, **self.model.arrays()}
 
     def restore(self, arrays: dict[str, Any]) -> None:
         if arrays:
-            names = ("omega", "inner_phase", "nu", "phase")
-            self.model = FourierModel(*(arrays[name] for name in names), self.T)
-            self.model.set(arrays["mean"], arrays["covariance"])
+            inner = ProductFeatures(arrays["omega"], arrays["inner_phase"])
+            self._install(TwoStage(inner, arrays["nu"], arrays["phase"]))
+            self.model.set(arrays["mean"], arrays["S"])

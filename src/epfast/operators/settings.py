@@ -44,9 +44,14 @@ class Settings:
     seed: int
 
     @property
-    def T(self) -> int:
+    def n_targets(self) -> int:
         """Targets: two for each output, and log Z."""
         return 2 * len(self.outputs) + 1
+
+    @property
+    def refits(self) -> bool:
+        """Whether widths are chosen anew when the store has doubled: the paper's stay."""
+        return self.threshold is None
 
     def learner(self) -> Learner:
         """An empty one."""
@@ -54,8 +59,8 @@ class Settings:
             sizes = self.features[1:]
             standardise = self.threshold is None
             numbers = PAPER_WIDTH, PAPER_NOISE, standardise, self.seed
-            return FourierLearner(self.inputs, self.transforms, self.T, sizes, *numbers)
-        return DictionaryLearner(self.inputs, self.transforms, self.T, self.cap, self.seed)
+            return FourierLearner(self.inputs, self.transforms, self.n_targets, sizes, *numbers)
+        return DictionaryLearner(self.inputs, self.transforms, self.n_targets, self.cap, self.seed)
 
 
 def check_features(value: Any) -> str | tuple[str, int, int]:

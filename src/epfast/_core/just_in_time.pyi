@@ -1,0 +1,57 @@
+from collections.abc import Callable, Iterable
+
+from numpy.typing import ArrayLike
+
+from epfast._core._types import Array
+from epfast._core.loss import CoreLoss
+from epfast._core.operator import Model
+from epfast._core.tilted import SiteScheme
+
+Triple = tuple[float, float, float]
+Ask = Callable[[Array | None, float, float, Array, Array | None, int], Triple | None]
+
+class JustInTime:
+    mode: int
+    tolerance: float
+    audit: float
+    threshold: float
+    visits: int
+    calls: int
+    audits: int
+    model: Model | None
+    @property
+    def outputs(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+    def __init__(
+        self,
+        outputs: int,
+        *,
+        tolerance: float,
+        audit: float = ...,
+        seed: int = ...,
+        mode: int = ...,
+        threshold: float = ...,
+    ) -> None: ...
+    def calibrate(
+        self, scale: ArrayLike, offset: ArrayLike, amplitude: ArrayLike, inflate: ArrayLike
+    ) -> None: ...
+    def copy(self) -> JustInTime: ...
+    def run(self, x: Array, first: int, out: Array) -> tuple[int, int]: ...
+
+class LearnedSite(SiteScheme):
+    ask: Ask
+    @property
+    def power(self) -> float: ...
+    def __init__(
+        self,
+        loss: CoreLoss,
+        operator: JustInTime,
+        ask: Ask,
+        *,
+        power: float = ...,
+        transforms: Iterable[tuple[int, int]] = ...,
+        folds: bool = ...,
+        targets: str = ...,
+        by_moments: bool = ...,
+    ) -> None: ...

@@ -1,0 +1,318 @@
+"""Operators just in time: a model answers where it is sure, an oracle elsewhere; and such sites."""
+
+import numpy as np
+
+from libc.math cimport INFINITY, NAN, asinh, exp, expm1, fmax, isfinite, log, log1p, sqrt
+from libc.stdint cimport uint64_t
+
+from epfast._core.loss cimport CoreLoss
+from epfast._core.operator cimport Model
+from epfast._core.site cimport POINT
+from epfast._core.status cimport CALLBACK_FAILED, NO_FIT, OK, Status
+from epfast._core.tilted cimport SiteScheme
+
+cdef enum:
+    MOST_COORDINATES = 32
+    MOST_OUTPUTS = 16
+
+    JUST_IN_TIME = 0                        # modes
+    ORACLE_ALONE = 1
+    OPERATOR_ALONE = 2
+    BY_THRESHOLD = 3                        # of the log variance, as in the paper
+
+    SURE = -1                               # how a visit ends
+    UNSURE = 0
+    AUDIT = 1
+    POINT_MASS = 2                          # a row of zeros: not to be learned
+    FAILED = 3
+
+    AS_IT_IS = 0                            # transforms of responses
+    LOG1P = 1
+    ARCSINH = 2
+    IS_ZERO = 3
+
+
+cdef double lot(uint64_t seed, uint64_t number) noexcept nogil:
+    """A number of [0, 1) for each visit, whatever the order of the others (splitmix64)."""
+    cdef uint64_t z = seed + (number + 1) * <uint64_t> 0x9e3779b97f4a7c15ULL
+    z = (z ^ (z >> 30)) * <uint64_t> 0xbf58476d1ce4e5b9ULL
+    z = (z ^ (z >> 27)) * <uint64_t> 0x94d049bb133111ebULL
+    return <double> ((z ^ (z >> 31)) >> 11) * 1.1102230246251565e-16
+
+
+cdef class JustInTime:
+    """Which messages a model answers: it counts visits, and draws audits by lot.
+
+    A target is offset + scale * raw; its variance amplitude * inflate * spread, in its own units.
+    All targets but the last decide: sure is what has deviations of at most ``tolerance`` (mode 0),
+    or log variances of at most ``threshold`` (mode 3). Mode 1 asks always, mode 2 never.
+    """
+
+    cdef readonly ptrdiff_t outputs
+    cdef public int mode
+    cdef public double tolerance, audit, threshold
+    cdef public ptrdiff_t visits, calls, audits
+    cdef Model known
+    cdef readonly uint64_t seed
+    cdef double[MOST_OUTPUTS] scale
+    cdef double[MOST_OUTPUTS] offset
+    cdef double[MOST_OUTPUTS] size          # amplitude * inflate
+
+    def __init__(
+        self, ptrdiff_t outputs, *, double tolerance, double audit=0.0, uint64_t seed=0,
+        int mode=0, double threshold=INFINITY,
+    ):
+        if not 1 <= outputs <= MOST_OUTPUTS:
+            raise ValueError(f"outputs is {outputs}; allowed: 1 to {MOST_OUTPUTS}")
+        self.outputs, self.tolerance, self.audit, self.seed = outputs, tolerance, audit, seed
+        self.mode, self.threshold = mode, threshold
+        self.calibrate(1.0, 0.0, 1.0, 1.0)
+
+    @property
+    def model(self):
+        """None while nothing is known."""
+        return self.known
+
+    @model.setter
+    def model(self, Model model):
+        if model is not None and model.outputs != self.outputs:
+            raise ValueError(f"model has {model.outputs} targets; allowed: {self.outputs}")
+        self.known = model
+
+    def calibrate(self, scale, offset, amplitude, inflate):
+        """Units of the targets and of their variances, one number for all or one each."""
+        cdef ptrdiff_t t
+        found = [
+            np.broadcast_to(np.asarray(value, dtype=np.float64), (self.outputs,))
+            for value in (scale, offset, amplitude, inflate)
+        ]
+        if not np.isfinite(found).all():
+            raise ValueError("scale, offset, amplitude or inflate is not finite")
+        for t in range(self.outputs):
+            self.scale[t], self.offset[t] = found[0][t], found[1][t]
+            self.size[t] = found[2][t] * found[3][t]
+
+    def copy(self):
+        """The same counts and numbers; without the model."""
+        cdef JustInTime other = JustInTime(
+            self.outputs, tolerance=self.tolerance, audit=self.audit, seed=self.seed,
+            mode=self.mode, threshold=self.threshold,
+        )
+        other.visits, other.calls, other.audits = self.visits, self.calls, self.audits
+        for t in range(self.outputs):
+            other.scale[t], other.offset[t] = self.scale[t], self.offset[t]
+            other.size[t] = self.size[t]
+        return other
+
+    cdef bint is_sure(self, const double *targets, double spread) noexcept nogil:
+        """Whether all targets but the last are known well enough."""
+        cdef double largest = 0.0
+        cdef ptrdiff_t t
+        for t in range(self.outputs):
+            if not isfinite(targets[t]):
+                return False
+            if t < self.outputs - 1:
+                largest = fmax(largest, self.size[t])
+        largest *= spread
+        if self.mode == BY_THRESHOLD:
+            return log(largest) <= self.threshold
+        return sqrt(largest) <= self.tolerance
+
+    cdef int visit(self, const double *x, double *targets, bint known=True) noexcept nogil:
+        """Targets (T,) at coordinates x (k,), and how the visit ends; counts it.
+
+        known: False asks the oracle whatever the model says. targets[0] is NaN without a model.
+        """
+        cdef double spread = INFINITY
+        cdef ptrdiff_t t
+        self.visits += 1
+        targets[0] = NAN
+        if not known or self.mode == ORACLE_ALONE or self.known is None or self.known.used == 0:
+            if self.mode == OPERATOR_ALONE:
+                return SURE
+            self.calls += 1
+            return UNSURE
+        if self.known.look(x, targets, &spread) == CALLBACK_FAILED:
+            return FAILED
+        for t in range(self.outputs):
+            targets[t] = self.offset[t] + self.scale[t] * targets[t]
+        if self.mode == OPERATOR_ALONE:
+            return SURE
+        if not self.is_sure(targets, spread):
+            self.calls += 1
+            return UNSURE
+        if self.audit > 0.0 and lot(self.seed, self.visits) < self.audit:
+            self.calls += 1
+            self.audits += 1
+            return AUDIT
+        return SURE
+
+    def run(self, const double[:, ::1] x not None, ptrdiff_t first, double[:, ::1] out not None):
+        """Answer rows of x (n, k) from the first, into out (n, T): (n, -1) at the end.
+
+        Or (i, kind) at the first row i about which the oracle is to be asked: the model is unsure
+        (0), or audited (1). out[i] is what it says; NaN if nothing.
+        """
+        cdef ptrdiff_t n = x.shape[0], i = first, t
+        cdef int kind = SURE
+        if out.shape[0] != n or out.shape[1] != self.outputs or not 0 <= first <= n:
+            raise ValueError(f"out has shape {out.shape}; allowed: ({n}, {self.outputs})")
+        if self.known is not None and x.shape[1] != self.known.k:
+            raise ValueError(f"x has {x.shape[1]} columns; allowed: {self.known.k}")
+        with nogil:
+            while i < n:
+                kind = self.visit(&x[i, 0], &out[i, 0])
+                if out[i, 0] != out[i, 0]:
+                    for t in range(self.outputs):
+                        out[i, t] = NAN
+                if kind != SURE:
+                    break
+                i += 1
+        if kind == FAILED:
+            self.known.reraise()
+        return i, kind
+
+
+cdef class LearnedSite(SiteScheme):
+    """Sites by an operator, and by an oracle where that is unsure.
+
+    ask(y, m, v, x, predicted, kind) -> (lZ, dlZ, d2lZ), or None where the oracle refuses. y is
+    (width,), None for a margin; x (k,) the coordinates; predicted (3,) the targets, None where
+    there are none; kind 0 unsure, 1 an audit, 2 a row of zeros, from which nothing is to be
+    learned. It may update the model of the operator, and calibrate it.
+
+    Targets are d, rho, lZ ("site") or mean, log variance, lZ ("belief"). Coordinates are m, log v
+    and a number per transform (column, code) of the responses, code 0 the value, 1 log1p,
+    2 arcsinh, 3 whether it is 0; by_moments: means and then variances, those of responses 0.
+    Sites are answered strictly in order.
+    """
+
+    cdef public object ask
+    cdef JustInTime operator
+    cdef readonly double power
+    cdef bint belief, by_moments
+    cdef ptrdiff_t k
+    cdef ptrdiff_t n_transforms
+    cdef ptrdiff_t[MOST_COORDINATES] column
+    cdef int[MOST_COORDINATES] code
+
+    def __init__(
+        self, CoreLoss loss not None, JustInTime operator not None, ask, *, double power=1.0,
+        transforms=(), bint folds=True, str targets="site", bint by_moments=False,
+    ):
+        cdef ptrdiff_t i
+        self.loss, self.ask, self.folds, self.separate = loss, ask, folds, False
+        self.operator, self.power, self.by_moments = operator, power, by_moments
+        if targets not in ("site", "belief"):
+            raise ValueError(f"targets is {targets!r}; allowed: 'site', 'belief'")
+        self.belief = targets == "belief"
+        width = 0 if folds and loss.c.width == 0 else loss.base
+        if len(transforms) > MOST_COORDINATES // 2 - 2:
+            raise ValueError(
+                f"there are {len(transforms)} transforms; allowed: {MOST_COORDINATES // 2 - 2}"
+            )
+        for i, (column, code) in enumerate(transforms):
+            if not 0 <= column < width or not AS_IT_IS <= code <= IS_ZERO:
+                raise ValueError(
+                    f"transforms holds {(column, code)}; allowed: columns below {width}, codes 0 "
+                    "to 3"
+                )
+            self.column[i], self.code[i] = column, code
+        self.n_transforms = len(transforms)
+        self.k = 2 + self.n_transforms * (2 if by_moments else 1)
+        if operator.outputs != 3 or (operator.known is not None and operator.known.k != self.k):
+            raise ValueError(
+                f"operator has {operator.outputs} targets; allowed: 3, of {self.k} coordinates"
+            )
+
+    cdef bint coordinates(self, const double *y, double m, double v, double *x) noexcept nogil:
+        """Those of a site; False where one is not finite."""
+        cdef ptrdiff_t j, at = 1 if self.by_moments else 2
+        cdef double value
+        cdef bint good = True
+        x[0] = m
+        if self.by_moments:
+            for j in range(self.n_transforms + 1):
+                x[self.n_transforms + 1 + j] = v if j == 0 else 0.0
+        else:
+            x[1] = log(v)
+        for j in range(self.n_transforms):
+            value = y[self.column[j]]
+            if self.code[j] == LOG1P:
+                value = log1p(value)
+            elif self.code[j] == ARCSINH:
+                value = asinh(value)
+            elif self.code[j] == IS_ZERO:
+                value = value == 0.0
+            x[at + j] = value
+            good = good and isfinite(value)
+        return good
+
+    cdef Status at(
+        self, const double *y, double m, double v, double power, double *lZ, double *dlZ,
+        double *d2lZ
+    ) noexcept nogil:
+        cdef double[MOST_COORDINATES] x
+        cdef double[MOST_OUTPUTS] targets
+        cdef int kind
+        if not (v > 0.0 and isfinite(v) and isfinite(m)):
+            return NO_FIT
+        if power != self.power:
+            return self.other_power(power)
+        if not self.coordinates(y, m, v, x):
+            return self.no_number()
+        kind = self.operator.visit(x, targets, v > POINT)
+        if kind == FAILED:
+            return self.pass_on()
+        if kind != SURE:
+            return self.asked(
+                y, m, v, x, NULL if targets[0] != targets[0] else targets,
+                kind if v > POINT else POINT_MASS, lZ, dlZ, d2lZ
+            )
+        if self.belief:
+            dlZ[0] = (targets[0] - m) / v
+            d2lZ[0] = (exp(targets[1]) / v - 1.0) / v
+        else:
+            dlZ[0] = targets[0] / sqrt(v)
+            d2lZ[0] = expm1(targets[1]) / v
+        lZ[0] = targets[2]
+        return OK if targets[0] == targets[0] else NO_FIT
+
+    cdef Status asked(
+        self, const double *y, double m, double v, const double *x, const double *targets,
+        int kind, double *lZ, double *dlZ, double *d2lZ
+    ) noexcept with gil:
+        try:
+            # fresh copies: the function may keep them
+            responses = predicted = None
+            if y != NULL:
+                responses = np.array(<double[:self.loss.base]> <double *> y)
+            if targets != NULL:
+                predicted = np.array(<double[:3]> <double *> targets)
+            found = self.ask(
+                responses, m, v, np.array(<double[:self.k]> <double *> x), predicted, kind
+            )
+            if found is None:
+                return NO_FIT
+            lZ[0], dlZ[0], d2lZ[0] = found
+            return OK
+        except BaseException as error:          # C cannot carry it: kept for reraise()
+            self.loss.error = error
+            return CALLBACK_FAILED
+
+    cdef Status other_power(self, double power) noexcept with gil:
+        self.loss.error = ValueError(
+            f"a site has the power {power:g}, by its weight or the schedule; allowed: "
+            f"{self.power:g}, that of the operator"
+        )
+        return CALLBACK_FAILED
+
+    cdef Status no_number(self) noexcept with gil:
+        self.loss.error = ValueError(
+            "a coordinate of a response is NaN or infinite; allowed: finite numbers"
+        )
+        return CALLBACK_FAILED
+
+    cdef Status pass_on(self) noexcept with gil:
+        self.loss.error, self.operator.known.error = self.operator.known.error, None
+        return CALLBACK_FAILED
