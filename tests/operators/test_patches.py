@@ -5,7 +5,7 @@ import pytest
 
 from epfast import backend
 from epfast._core.loss import CoreLoss
-from epfast._core.operator import LearnedSite
+from epfast._core.just_in_time import JustInTime, LearnedSite
 from epfast._core.tilted import TiltedMoments
 from epfast.operators.patches import Patches
 
@@ -184,7 +184,9 @@ def test_they_answer_sites():
     patches = Patches(logistic, 1e-8)
     core, m, v = CoreLoss.table("logistic"), *cavities(2000)
     y = np.random.default_rng(3).choice([-1.0, 1.0], 2000)
-    site = LearnedSite(core, patches.core, lambda *given: None, tolerance=1e-6)
+    jit = JustInTime(3, tolerance=1e-6)
+    jit.model = patches.core
+    site = LearnedSite(core, jit, lambda *given: None)
     lZ, dlZ, d2lZ = np.empty((3, 2000))
     moments = TiltedMoments(core, scheme=site)
     assert moments.many(y[:, None], m, v, np.ones(2000), lZ, dlZ, d2lZ) == 0
@@ -192,11 +194,11 @@ def test_they_answer_sites():
     np.testing.assert_allclose(lZ, exact[0], rtol=1e-7, atol=1e-8)
     np.testing.assert_allclose(dlZ * np.sqrt(v), exact[1] * np.sqrt(v), atol=1e-8)
     np.testing.assert_allclose(d2lZ * v, exact[2] * v, atol=1e-8)
-    assert (site.calls, site.visits) == (0, 2000)
+    assert (jit.calls, jit.visits) == (0, 2000)
 
     def fails(m, v):
         raise KeyError("mine")
 
-    site.model = Patches(fails).core
+    jit.model = Patches(fails).core
     with pytest.raises(KeyError, match="mine"):
         moments.many(y[:, None], m, v, np.ones(2000), lZ, dlZ, d2lZ)

@@ -75,8 +75,12 @@ cdef class JustInTime:
 
     @model.setter
     def model(self, Model model):
-        if model is not None and model.outputs != self.outputs:
-            raise ValueError(f"model has {model.outputs} targets; allowed: {self.outputs}")
+        k = -1 if model is None else model.k if self.known is None else self.known.k
+        if model is not None and (model.outputs != self.outputs or model.k != k):
+            raise ValueError(
+                f"model takes {model.k} coordinates to {model.outputs} targets; allowed: {k} to "
+                f"{self.outputs}"
+            )
         self.known = model
 
     def calibrate(self, scale, offset, amplitude, inflate):
@@ -118,10 +122,13 @@ cdef class JustInTime:
             return log(largest) <= self.threshold
         return sqrt(largest) <= self.tolerance
 
-    cdef int visit(self, const double *x, double *targets, bint known=True) noexcept nogil:
+    cdef int visit(
+        self, const double *x, double *targets, bint known, bint audited
+    ) noexcept nogil:
         """Targets (T,) at coordinates x (k,), and how the visit ends; counts it.
 
-        known: False asks the oracle whatever the model says. targets[0] is NaN without a model.
+        known: False asks the oracle whatever the model says; audited: False draws no audit.
+        targets[0] is NaN without a model.
         """
         cdef double spread = INFINITY
         cdef ptrdiff_t t
@@ -141,7 +148,7 @@ cdef class JustInTime:
         if not self.is_sure(targets, spread):
             self.calls += 1
             return UNSURE
-        if self.audit > 0.0 and lot(self.seed, self.visits) < self.audit:
+        if audited and self.audit > 0.0 and lot(self.seed, self.visits) < self.audit:
             self.calls += 1
             self.audits += 1
             return AUDIT
@@ -161,7 +168,7 @@ cdef class JustInTime:
             raise ValueError(f"x has {x.shape[1]} columns; allowed: {self.known.k}")
         with nogil:
             while i < n:
-                kind = self.visit(&x[i, 0], &out[i, 0])
+                kind = self.visit(&x[i, 0], &out[i, 0], True, True)
                 if out[i, 0] != out[i, 0]:
                     for t in range(self.outputs):
                         out[i, t] = NAN
@@ -261,7 +268,8 @@ cdef class LearnedSite(SiteScheme):
             return self.other_power(power)
         if not self.coordinates(y, m, v, x):
             return self.no_number()
-        kind = self.operator.visit(x, targets, v > POINT)
+        # no audits while copies of a row settle: from step to step the answer would jump
+        kind = self.operator.visit(x, targets, v > POINT, not self.held)
         if kind == FAILED:
             return self.pass_on()
         if kind != SURE:

@@ -18,6 +18,8 @@ cdef enum:
 
 # of |phi|^2 = 1: a tuple nearer than that to the dictionary adds a row that is rounding
 cdef double NEAR = 1e-6
+# of a variance, in units of the prior's
+cdef double ROUNDING = 1e-13
 
 
 cdef ptrdiff_t padded(ptrdiff_t n) noexcept nogil:
@@ -157,7 +159,7 @@ cdef class FeatureModel(Model):
             rest = self.features(&x[0])
             grown = self.grow(rest)
             spread = kernels.triangle_times(self.used, &self.S[0], &self.phi[0], &self.gain[0])
-            if spread > 0.0:                # else all of it is known
+            if noise + spread > ROUNDING:   # else all of it is known
                 for t in range(self.outputs):
                     mu = &self.mu[t * self.ld]
                     change = y[t]

@@ -10,7 +10,7 @@ class PatchTree(Model):
     def leaves(self) -> int: ...
     def __init__(
         self,
-        function: Callable[[Array, Array], Sequence[Array]],
+        function: Callable[[Array, Array], Array],
         tolerance: float,
         box: Sequence[float],
         depth: int,

@@ -39,7 +39,7 @@ ctypedef struct Box:
 cdef class PatchTree(Model):
     """A model of three targets at x = (m, log v); its spread is the square of the error of d, rho.
 
-    function(m (81,), v (81,)) -> (d, rho, lZ), three arrays. box: m from, to, log v from, to; it
+    function(m (81,), v (81,)) -> (d, rho, lZ), (3, 81). box: m from, to, log v from, to; it
     is doubled where a point lies outside. depth: halvings of a side of the first box. The spread
     is infinite where the function is not finite, and beyond `most` leaves.
     """

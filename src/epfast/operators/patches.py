@@ -106,7 +106,8 @@ class Patches:
         failed = np.count_nonzero(~np.isfinite(targets).all(axis=1))
         if failed:
             raise FloatingPointError(f"moments are not finite at {failed} of {len(m)} cavities")
-        return Patched(*targets.T.copy(), np.sqrt(spread))
+        shift, log_ratio, log_z = targets.T.copy()
+        return Patched(shift, log_ratio, log_z, np.sqrt(spread))
 
     def _evaluate(self, m: Array, v: Array) -> Array:
         """The function's targets, (3, n), checked but for NaN."""
