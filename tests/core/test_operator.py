@@ -524,7 +524,7 @@ def test_errors_come_through():
     loop.site.ask = lambda *given: (1.0, 2.0)
     with pytest.raises(ValueError, match="unpack"):
         loop(m, v)
-    with pytest.raises(ValueError, match=r"power 0\.5; allowed: 1\.0"):
+    with pytest.raises(ValueError, match=r"power 0\.5, .*allowed: 1, "):
         Loop()(m, v, power=np.full(3, 0.5))
     assert np.isfinite(Loop(power=0.5)(m, v, power=np.full(3, 0.5))).all()
 
@@ -554,7 +554,7 @@ def test_coordinates_of_responses():
 
 def test_a_transform_that_is_no_number():
     loop = Loop(*counts()[:1], model=DictionaryModel(3, T, 20), transforms=((0, 1),))
-    with pytest.raises(ValueError, match="transform of a response"):
+    with pytest.raises(ValueError, match="coordinate of a response"):
         loop(np.zeros(1), np.ones(1), np.array([[-2.0, 1.0]]))
 
 
@@ -587,7 +587,7 @@ def test_audits_have_their_share():
     assert loop.jit.calls == loop.jit.audits > 1000
 
 
-class JustInTime(RowScheme):
+class Looped(RowScheme):
     """A scheme whose sites a loop answers."""
 
     def __init__(self, **options):
@@ -609,7 +609,7 @@ def fitted(scheme, n, **options):
 @pytest.mark.parametrize("order", ["sequential", "parallel"])
 def test_fits_by_a_learned_site(order):
     schedule = EP(sweeps=8, tol=0.0, order=order)
-    scheme = JustInTime(model=empty(2, 200), tolerance=0.01, audit=1 / 64, amplitude=10.0)
+    scheme = Looped(model=empty(2, 200), tolerance=0.01, audit=1 / 64, amplitude=10.0)
     learned, exactly = (
         fitted(which, 300, schedule=schedule, posterior="full") for which in (scheme, "exact")
     )
@@ -623,7 +623,7 @@ def test_fits_by_a_learned_site(order):
 
 def test_copies_of_a_row_settle_without_audits():
     """An audit in the middle would answer one step exactly and the next one by the model."""
-    scheme = JustInTime(model=linear(np.array([0.0, 0.0, 0.0])), audit=1.0)
+    scheme = Looped(model=linear(np.array([0.0, 0.0, 0.0])), audit=1.0)
     schedule = EP(sweeps=3, tol=0.0)
     copies = fitted(scheme, 20, weights=np.full(20, 8.0), schedule=schedule)
     (loop,) = (loop for loop in scheme.loops if loop.jit.visits)

@@ -86,12 +86,15 @@ cdef class JustInTime:
     def calibrate(self, scale, offset, amplitude, inflate):
         """Units of the targets and of their variances, one number for all or one each."""
         cdef ptrdiff_t t
-        found = [
-            np.broadcast_to(np.asarray(value, dtype=np.float64), (self.outputs,))
-            for value in (scale, offset, amplitude, inflate)
-        ]
-        if not np.isfinite(found).all():
-            raise ValueError("scale, offset, amplitude or inflate is not finite")
+        given = {"scale": scale, "offset": offset, "amplitude": amplitude, "inflate": inflate}
+        found = []
+        for name, value in given.items():
+            numbers = np.asarray(value, dtype=np.float64)
+            if numbers.shape not in ((), (self.outputs,)) or not np.isfinite(numbers).all():
+                raise ValueError(
+                    f"{name} is {value}; allowed: a finite number, or {self.outputs} of them"
+                )
+            found.append(np.broadcast_to(numbers, (self.outputs,)))
         for t in range(self.outputs):
             self.scale[t], self.offset[t] = found[0][t], found[1][t]
             self.size[t] = found[2][t] * found[3][t]

@@ -280,7 +280,8 @@ def choose(loss: Any, scheme: str | Scheme | None, schedule: Any) -> Choices:
     if isinstance(schedule, DoubleLoop):
         legal(ENGINES, "process", "row", schedule.start, found, found_loss, {})
     numbers = {"power": 1.0, "damping": schedule.usual_damping("row")}
-    return Choices(found_loss, found, schedule.filled(**numbers))
+    schedule = schedule.filled(**numbers)
+    return Choices(found_loss, found.bound(found_loss, "process", schedule.power), schedule)
 
 
 class _Stage(NamedTuple):

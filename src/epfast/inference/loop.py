@@ -309,6 +309,16 @@ def run_from(
     return anew if fit is None or anew.converged or anew.stopped else fit
 
 
+def polished(engine: Engine[S], scheme: Any, schedule: Any, fit: Fit, found: Any) -> Fit:
+    """The fit after sweeps in which a scheme that learns asks for the truth alone.
+
+    found: the posterior of ``fit``.
+    """
+    with scheme.polishing():
+        last = run(engine, schedule.filled(sweeps=scheme.polish, tol=0.0), found)
+    return last._replace(converged=fit.converged, history=[*fit.history, *last.history])
+
+
 def reached(pressed: KeyboardInterrupt) -> Fit | None:
     """What a run that Ctrl-C ended had; None if that has none."""
     if isinstance(pressed, Interrupted) and isinstance(pressed.posterior, Fit):

@@ -92,4 +92,5 @@ def choose(
         clips = factor == "minibatch" or not found.one_dimension
         numbers["site_rule"] = "nonnegative" if clips else "keep"
     schedule = schedule.filled(**numbers)
-    return Choices(found_loss, found, schedule, posterior, batch_size)
+    bound = found.bound(found_loss, posterior, schedule.power)
+    return Choices(found_loss, bound, schedule, posterior, batch_size)

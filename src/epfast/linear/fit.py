@@ -264,6 +264,8 @@ def fit_linear(
     _checks.callback(callback)
     _checks.progress(progress)
     threads = threads_of(n_jobs)
+    if threads > 1 and chosen.scheme.learns:
+        raise ValueError(f"n_jobs is {n_jobs}; allowed with a scheme that learns: 1 or None")
     if record is not None and "values" not in chosen.loss.gives:
         raise ValueError(
             f"record is {record!r}; allowed with {type(chosen.loss).__name__}: None, it has no "
@@ -468,6 +470,8 @@ def fit_problem(
                 callback=held.after(of_weights(callback, problem)),
                 progress=held.after(progress),
             )
+            if problem.scheme.polish and not fit.stopped:
+                fit = polished(engine, problem.scheme, problem.schedule, fit, result(fit))
         finally:
             shared.dismiss(None)
             shared.close()

@@ -13,20 +13,17 @@ from scipy import stats
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast._core.just_in_time import JustInTime
 from epfast.operators.answers import Answer, Oracle
 from epfast.operators.dictionary import Store
 from epfast.operators.learners import Calibration
 from epfast.operators.messages import KINDS, check_data, check_inputs, check_messages
 from epfast.operators.oracles import as_oracle
-from epfast.operators.settings import Settings, check_features, check_outputs, check_transforms
+from epfast.operators.settings import ORACLE_ALONE, Settings, check_features, check_outputs, check_transforms
 
 logger = logging.getLogger(__name__)
 
 #: how a visit ends: by the model; by the oracle, where the model is unsure, or to audit it
 SURE, UNSURE, AUDIT = -1, 0, 1
-#: what decides: the tolerance; nothing, the oracle is always asked, or never; the paper's threshold
-JUST_IN_TIME, ORACLE_ALONE, OPERATOR_ALONE, BY_THRESHOLD = 0, 1, 2, 3
 
 
 class Refit(NamedTuple):
@@ -194,15 +191,7 @@ class Operator:
         self.audited: list[tuple[float, bool]] = []
         #: how often the oracle refused, by the reason
         self.refusals: Counter[str] = Counter()
-        mine = self.settings
-        self.core = JustInTime(
-            mine.n_targets,
-            tolerance=mine.tolerance,
-            audit=mine.audit,
-            seed=mine.seed,
-            threshold=np.inf if mine.threshold is None else mine.threshold,
-            mode=JUST_IN_TIME if mine.threshold is None else BY_THRESHOLD,
-        )
+        self.core = self.settings.core()
 
     def __repr__(self) -> str:
         return (
@@ -400,13 +389,23 @@ class Operator:
         if self.settings.targets == "belief":  # from units of the cavity
             for j, place in enumerate(self.settings.outputs):
                 errors[2 * j] *= np.sqrt(messages[place][0, 1])
-        if kind == AUDIT and predicted is not None and self.calibration is not None:
-            self._judge(x, targets, errors, predicted)
+        if self.core.mode == ORACLE_ALONE:
+            return answer
+        if kind == AUDIT and predicted is not None and self._agrees(x, targets, errors, predicted):
+            # nothing to learn, and sweeps settle: the answer is what it would have been
+            return self.answer_of(messages, predicted)
         self._take(x, tuple(p[0] for p in messages), _row(data, 0), targets, errors)
         return answer
 
-    def _judge(self, x: Array, targets: Array, errors: Array, predicted: Array) -> None:
-        """Record an audit; the errors of the oracle are not the operator's."""
+    def answer_of(self, messages: tuple[Array, ...], targets: Array) -> Answer:
+        """An answer with these targets (T,), of one tuple."""
+        rows = targets[None]
+        return Answer(
+            self.beliefs(messages, rows), rows[:, -1], np.zeros_like(rows), np.zeros(1, np.intp)
+        )
+
+    def _agrees(self, x: Array, targets: Array, errors: Array, predicted: Array) -> bool:
+        """Record an audit: whether the operator was right, but for the oracle's own errors."""
         assert self.calibration is not None
         _, spread = self.learner.model.predict(x[None])
         sd = np.hypot(self.calibration.sd(spread)[0], errors)[:-1]
@@ -414,7 +413,9 @@ class Operator:
         tolerance = np.hypot(self.settings.tolerance, 2.0 * errors[:-1])
         with np.errstate(divide="ignore", invalid="ignore"):
             worst = float(np.where(away > 0.0, away / sd, 0.0).max())
-        self.audited.append((worst, bool((away > tolerance).any())))
+        wrong = bool((away > tolerance).any())
+        self.audited.append((worst, wrong))
+        return not wrong
 
     def _take(
         self, x: Array, messages: tuple[Array, ...], data: Array, targets: Array, errors: Array
@@ -455,14 +456,47 @@ class Operator:
         self.core.calibrate(known.scale, known.offset, amplitude, known.inflation)
         self.core.model = self.learner.model
 
+    # ---- copies ----
+
     def copy(self) -> Operator:
         """The same, apart from this one: it learns by itself from here on. The oracle is shared."""
-        result = copy.copy(self)
-        result.learner, result.core = self.settings.learner(), self.core.copy()
-        result.learner.restore(self.learner.arrays())
-        result.store = Tuples(*(list(part) for part in self.store))
-        result.history, result.audited = list(self.history), list(self.audited)
-        result.refusals = Counter(self.refusals)
-        if self.calibration is not None:
-            result._install()
+        result = Operator.__new__(Operator)
+        result.__setstate__(self.__getstate__())
         return result
+
+    def asking(self, oracle: Oracle, **changes: Any) -> Operator:
+        """An empty operator with these settings, but for changes, and another oracle."""
+        mine = self.settings
+        given = {
+            "tolerance": mine.tolerance,
+            "features": mine.features,
+            "batch": mine.batch,
+            "cap": mine.cap,
+            "audit": mine.audit,
+            "targets": mine.targets,
+            "seed": mine.seed,
+            "coordinates": mine.transforms,
+            "threshold": mine.threshold,
+            "power": mine.power,
+        }
+        return Operator(oracle, mine.inputs, mine.outputs, **{**given, **changes})
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = ("settings", "oracle", "calibration", "store", "history", "audited", "refusals")
+        return {
+            **{name: copy.copy(getattr(self, name)) for name in kept if name != "oracle"},
+            "oracle": self.oracle,
+            "store": Tuples(*(list(part) for part in self.store)),
+            "arrays": self.learner.arrays(),
+            "counts": (self.core.visits, self.core.calls, self.core.audits),
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        arrays, counts = state["arrays"], state["counts"]
+        vars(self).update({k: v for k, v in state.items() if k not in ("arrays", "counts")})
+        self.learner = self.settings.learner()
+        self.learner.restore(arrays)
+        self.core = self.settings.core()
+        self.core.visits, self.core.calls, self.core.audits = counts
+        if self.calibration is not None:
+            self._install()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from epfast import _checks
+from epfast._core.just_in_time import JustInTime
 from epfast.operators.learners import (
     TRANSFORMS,
     DictionaryLearner,
@@ -14,6 +16,8 @@ from epfast.operators.learners import (
     Transform,
 )
 
+#: what decides: the tolerance; nothing, the oracle is always asked, or never; the paper's threshold
+JUST_IN_TIME, ORACLE_ALONE, OPERATOR_ALONE, BY_THRESHOLD = 0, 1, 2, 3
 #: settings of the paper's online experiments
 PAPER: dict[str, Any] = {
     "features": ("fourier", 300, 500),
@@ -52,6 +56,21 @@ class Settings:
     def refits(self) -> bool:
         """Whether widths are chosen anew when the store has doubled: the paper's stay."""
         return self.threshold is None
+
+    def core(self) -> JustInTime:
+        """Its decisions, before the first visit."""
+        # the threshold of the paper is on the variance with its noise, the core's without
+        level = math.inf
+        if self.threshold is not None:
+            level = math.log(max(math.exp(self.threshold) - PAPER_NOISE, 1e-300))
+        return JustInTime(
+            self.n_targets,
+            tolerance=self.tolerance,
+            audit=self.audit,
+            seed=self.seed,
+            threshold=level,
+            mode=JUST_IN_TIME if self.threshold is None else BY_THRESHOLD,
+        )
 
     def learner(self) -> Learner:
         """An empty one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, ClassVar
 
@@ -32,6 +33,10 @@ class Scheme:
     relaxes: ClassVar[bool] = False
     #: why it serves no minibatches but scalar sites alone; "" where it does
     one_dimension: ClassVar[str] = ""
+    #: True if fits change it: it is serial then
+    learns: ClassVar[bool] = False
+    #: sweeps by the truth alone, after those of a scheme that learns
+    polish: int = 0
 
     def refuses(self, loss: Loss, factor: str) -> str | None:
         """The reason why the scheme cannot fit such factors, or None.
@@ -70,6 +75,31 @@ class Scheme:
                 "allowed: quadrature or variational"
             )
         return None
+
+    def bound(self, loss: Loss, covariance: str, power: float) -> Scheme:
+        """The scheme for one fit: itself, or a copy of one that learns.
+
+        Parameters
+        ----------
+        loss : Loss
+        covariance : {"full", "factorized", "process"}
+        power : float
+            Of the schedule.
+
+        Raises
+        ------
+        ValueError
+            If it cannot serve such a fit.
+        """
+        return self
+
+    def polishing(self) -> AbstractContextManager[None]:
+        """Where a scheme that learns asks for the truth alone."""
+        return nullcontext()
+
+    def told(self) -> str:
+        """What a fit by it warns of; empty if nothing."""
+        return ""
 
     @property
     def spares(self) -> bool:

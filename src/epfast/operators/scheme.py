@@ -1,0 +1,247 @@
+"""``Learned``: scalar sites by an operator that learns them from an oracle, as a scheme."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+import numpy as np
+
+from epfast import _checks
+from epfast._arrays import Array
+from epfast._core.just_in_time import LearnedSite, Triple
+from epfast._core.loss import CoreLoss
+from epfast._core.tilted import TiltedMoments
+from epfast.inference import DataWarning
+from epfast.losses import CustomLoss, CustomSite, Loss
+from epfast.operators.just_in_time import AUDIT, Operator
+from epfast.operators.learners import TRANSFORMS
+from epfast.operators.oracles import Answer, SiteOracle, as_oracle
+from epfast.operators.settings import ORACLE_ALONE, PAPER
+from epfast.schemes import Exact, RowScheme
+
+#: share of audited messages beyond the tolerance above which a fit warns
+TOO_MANY = 0.05
+
+
+class Learned(RowScheme):
+    """Tilted moments of scalar sites by a learned operator (Jitkrittum et al. 2015).
+
+    Parameters
+    ----------
+    operator : Operator, optional
+        Of one Gaussian input. A fit copies it at the door: what it learns stays in
+        ``post.operator``, which serves the next fit.
+    oracle : str, Scheme, SampledFactor, callable or Oracle, optional
+        In place of ``operator``: the fit makes one that asks this. A scheme, or its name, takes
+        the loss of the fit.
+    polish : int
+        So many sweeps of the oracle alone after convergence, which take out what the operator is
+        wrong by; the last change is then a certificate.
+    paper : bool
+        The settings of the paper in place of the defaults: beliefs as targets, two-stage features,
+        a batch of 300, the threshold -8.5. For reproduction.
+    **settings
+        Of the operator that is made: ``tolerance``, ``features``, ``batch``, ``cap``, ``audit``,
+        ``targets``, ``seed``, ``coordinates``, ``threshold``, see :class:`Operator`.
+
+    Notes
+    -----
+    For ``fit_linear`` with a full covariance and for ``fit_gp``, any schedule, one thread.
+    Responses enter by ``coordinates``: "arcsinh" of each unless others are given; the label of a
+    loss of the margin is folded into h. ``weights`` other than whole numbers, ``beta`` and powers
+    are those of another factor, and refused.
+
+    Where moments have a closed form or compiled quadrature this is 10 to 20 times slower, and
+    warns. It pays for losses in Python, draws and simulators.
+
+    Examples
+    --------
+    >>> import epfast, numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(400, 3))
+    >>> y = np.where(X @ [1.0, -2.0, 0.0] + rng.logistic(size=400) > 0, 1, -1)
+    >>> loss = epfast.CustomLoss(lambda margin: np.logaddexp(0.0, -margin))
+    >>> scheme = epfast.Learned(oracle="exact", tolerance=0.01, polish=1)
+    >>> post = epfast.fit_linear(X, y, loss=loss, scheme=scheme)
+    >>> bool(post.operator.calls < 0.1 * post.operator.visits)
+    True
+    """
+
+    learns = True
+    one_dimension = "an operator learns sites of one value"
+
+    def __init__(
+        self,
+        operator: Operator | None = None,
+        *,
+        oracle: Any = None,
+        polish: int = 0,
+        paper: bool = False,
+        **settings: Any,
+    ) -> None:
+        if operator is not None and not isinstance(operator, Operator):
+            raise TypeError(
+                f"operator is {_checks.describe(operator)}; allowed: an epfast.Operator, or None "
+                "with oracle="
+            )
+        if (operator is None) == (oracle is None):
+            raise TypeError("operator and oracle are both given, or neither; allowed: one of them")
+        if operator is not None and (settings or paper):
+            names = ", ".join([*settings, *(["paper"] if paper else [])])
+            raise TypeError(f"{names} beside an operator, which has its own; allowed: none")
+        if _checks.flag("paper", paper):
+            settings = {**PAPER, **settings}
+        allowed = ("tolerance", "features", "batch", "cap", "audit", "targets", "seed")
+        for name in settings:
+            _checks.choice("a setting", name, (*allowed, "coordinates", "threshold"))
+        self.polish = _checks.integer("polish", polish, least=0, most=10_000)
+        self.settings = settings
+        # what is wrong with it is said here, before there is a loss
+        self.operator = operator
+        if operator is None:
+            self.operator = Operator(oracle, **settings)
+        self._bound_to: Loss | None = None
+
+    def __repr__(self) -> str:
+        return f"Learned({self.operator!r})"
+
+    def refuses(self, loss: Loss, factor: str) -> str | None:
+        if factor == "minibatch":
+            return super().refuses(loss, factor)
+        if loss.latents != 1:
+            return f"scheme is Learned and {loss!r} has several latents; allowed: 'exact'"
+        return None
+
+    def bound(self, loss: Loss, covariance: str, power: float) -> Self:
+        """A copy for one fit of sites of the loss, whose operator learns by itself."""
+        if covariance == "factorized":
+            raise ValueError(
+                "scheme is Learned with a factorised posterior; allowed: posterior='full'"
+            )
+        assert self.operator is not None
+        mine = self.operator.settings
+        if mine.inputs != ("gaussian",) or mine.outputs != (0,):
+            raise ValueError(
+                f"the operator has inputs {mine.inputs} and outputs {mine.outputs}; allowed for "
+                "sites: one Gaussian input, output 0"
+            )
+        operator = self.operator
+        if isinstance(operator.oracle, str) or operator.oracle is None:
+            settings = {"coordinates": coordinates_of(loss), **self.settings, "power": power}
+            found = as_oracle(operator.oracle, ("gaussian",), (0,), loss=loss)
+            operator = operator.asking(found, **settings)
+        else:
+            operator = operator.copy()
+        _check_loss(operator, loss, power)
+        if (
+            isinstance(operator.oracle, SiteOracle)
+            and isinstance(operator.oracle.scheme, Exact)
+            and not isinstance(loss, CustomLoss | CustomSite)
+        ):
+            warnings.warn(
+                f"scheme is Learned for {loss!r}, whose moments have a closed form or compiled "
+                "quadrature, 10 to 20 times faster: scheme='exact'",
+                DataWarning,
+                stacklevel=4,
+            )
+        result = Learned(operator, polish=self.polish)
+        result._bound_to = loss
+        return result  # type: ignore[return-value]
+
+    @contextmanager
+    def polishing(self) -> Iterator[None]:
+        """Ask the oracle alone, and learn nothing."""
+        assert self.operator is not None
+        core = self.operator.core
+        mode, core.mode = core.mode, ORACLE_ALONE
+        try:
+            yield
+        finally:
+            core.mode = mode
+
+    def tilted(self, loss: Loss, core: CoreLoss | None = None) -> TiltedMoments:
+        core = loss.shifted_core() if core is None else core
+        operator = self.operator
+        assert operator is not None
+        codes = [(t.column, TRANSFORMS.index(t.name)) for t in operator.settings.transforms]
+        site = LearnedSite(
+            core,
+            operator.core,
+            Asking(operator),
+            power=operator.settings.power,
+            transforms=codes,
+            folds=not codes,
+            targets=operator.settings.targets,
+            by_moments=isinstance(operator.settings.features, tuple),
+        )
+        return loss.tilted(core, site)
+
+    def told(self) -> str:
+        """What a fit warns of: audits that were wrong; empty if nothing."""
+        assert self.operator is not None
+        audited = self.operator.audited
+        wrong = sum(beyond for _, beyond in audited)
+        if wrong > 1 and wrong > TOO_MANY * len(audited):
+            return (
+                f"{wrong} of {len(audited)} audited messages of the operator were beyond its "
+                "tolerance; lower it, audit more often (audit=), or polish"
+            )
+        return ""
+
+
+class Asking:
+    """What a site calls where the operator is unsure: the triple by the oracle."""
+
+    def __init__(self, operator: Operator) -> None:
+        self.operator = operator
+
+    def __call__(
+        self, y: Array | None, m: float, v: float, x: Array, predicted: Array | None, kind: int
+    ) -> Triple | None:
+        cavity = np.array([[m, v]])
+        data = None if y is None else y[None]
+        if kind > AUDIT:  # a row of zeros is no cavity to learn from
+            answer = self.operator.oracle.answer(cavity, data, self.operator.settings.power)
+            return None if answer.reason[0] else (float(answer.log_z[0]), 0.0, 0.0)
+        answer = self.operator.ask((cavity,), data, x, predicted, kind)
+        return None if answer.reason[0] else triple_of(m, v, answer)
+
+
+def triple_of(m: float, v: float, answer: Answer) -> Triple:
+    """log Z and its two derivatives by the moments of the belief (section 1)."""
+    mean, variance = answer.belief[0]
+    return float(answer.log_z[0]), float((mean - m) / v), float((variance / v - 1.0) / v)
+
+
+def coordinates_of(loss: Loss) -> tuple[tuple[int, str], ...]:
+    """How responses of a loss tell sites apart, unless the user says it."""
+    if loss.by_margin or loss.by_residual:
+        return ()
+    return tuple((column, "arcsinh") for column in range(loss.response_width))
+
+
+def _check_loss(operator: Operator, loss: Loss, power: float) -> None:
+    """Whether the operator is that of sites of this loss."""
+    mine, oracle = operator.settings, operator.oracle
+    if mine.power != power:
+        raise ValueError(
+            f"the operator is of the power {mine.power:g}, and the schedule of {power:g}; allowed: "
+            "an operator for each power"
+        )
+    if isinstance(oracle, SiteOracle) and oracle.loss != loss:
+        raise ValueError(
+            f"the operator is of the loss {oracle.loss!r}, and the fit of {loss!r}; allowed: an "
+            "operator for each loss"
+        )
+    if not isinstance(oracle, SiteOracle) and loss.beta != 1.0:
+        raise ValueError(
+            f"beta is {loss.beta:g}; allowed with an operator whose oracle is of the factor: 1"
+        )
+    if coordinates_of(loss) and not mine.transforms:
+        raise ValueError(
+            f"the operator has no coordinates of data, and sites of {loss!r} differ by y; allowed: "
+            f"coordinates={coordinates_of(loss)!r}, or others"
+        )
