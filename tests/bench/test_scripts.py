@@ -55,11 +55,20 @@ def test_listing(run_python):
 
 
 @pytest.mark.slow
-def test_run(run_python, tmp_path):
-    code = "from bench.__main__ import main; main(['sampling', '--quick', '--output', 'results'])"
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("li2015.sampling", "table"),
+        ("jitkrittum2015.batch", "learners"),
+        ("jitkrittum2015.uncertainty", "curves"),
+        ("jitkrittum2015.compound_gamma", "operators"),
+    ],
+)
+def test_run(run_python, tmp_path, name, table):
+    code = f"from bench.__main__ import main; main(['{name}', '--quick', '--output', 'results'])"
     printed = run_python(code, PYTHONPATH=str(FOLDER.parent)).stdout
-    stored = json.loads((tmp_path / "results" / "li2015_sampling.json").read_text())
+    stored = json.loads((tmp_path / "results" / f"{bench.SCRIPTS[name]}.json").read_text())
     assert stored["quick"]
-    assert stored["table"]
+    assert stored[table]
     for _, claim, _, _ in stored["claims"]:
         assert claim in printed

@@ -1,0 +1,265 @@
+"""Regressions of messages: random features, incomplete Cholesky, forests; how each is chosen.
+
+Widths and noise of random features are those of the least leave-one-out error, of incomplete
+Cholesky those of the least hold-out error, over the grids of the authors' program.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import solve_triangular
+from sklearn.ensemble import ExtraTreesRegressor, RandomForestRegressor
+
+from epfast.operators.fourier import (
+    Concatenated,
+    Features,
+    Kronecker,
+    MeanVarianceFeatures,
+    ProductFeatures,
+    TwoStage,
+)
+from epfast.operators.kernels import (
+    ExpectedProduct,
+    JointEmbedding,
+    Kernel,
+    MeanVariance,
+    Sum,
+    Tuples,
+    embedding_squares,
+    median_heuristic,
+)
+from epfast.operators.regression import Regression, pivoted_cholesky
+
+Array = NDArray[np.float64]
+Learner = Callable[[Tuples], Array]
+
+#: what the squares of widths are multiplied by, and variances of the noise
+FACTORS = (0.1, 0.2, 1.0 / 3.0, 0.5, 1.0, 2.0, 5.0, 10.0)
+NOISES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+#: tuples that widths are the medians of
+FOR_MEDIANS = 1000
+#: rank of incomplete Cholesky factors where they are held out
+HELD_RANK = 100
+
+
+class Sizes(NamedTuple):
+    """Numbers of features: D_in and D_out, of candidates and of the chosen one."""
+
+    candidate: tuple[int, int]
+    final: tuple[int, int]
+    rank: int
+    trees: int
+    factors: tuple[float, ...]
+
+
+PAPER = Sizes((300, 500), (500, 1000), 800, 64, FACTORS)
+QUICK = Sizes((30, 50), (50, 100), 80, 16, (0.5, 1.0))
+
+
+class Chosen(NamedTuple):
+    """A regression, its features, and where on the grid it was found."""
+
+    predict: Learner
+    features: Features
+    regression: Regression
+    factor: float
+    noise: float
+
+
+class Draw(Protocol):
+    """Random features of a kernel whose squared widths are multiplied by a factor."""
+
+    def __call__(self, a: Tuples, factor: float, sizes: tuple[int, int], seed: int) -> Features:
+        """Features, with widths from the tuples a."""
+
+
+def joint_embedding(a: Tuples, factor: float, sizes: tuple[int, int], seed: int) -> Features:
+    """The paper's choice, KJIT."""
+    return TwoStage.draw(median_heuristic(a, factor), *sizes, seed)
+
+
+def mean_variance(a: Tuples, factor: float, sizes: tuple[int, int], seed: int) -> Features:
+    """B.2, squared widths the medians of squared differences."""
+    widths = []
+    for column in np.concatenate(a, axis=1).T:
+        squares = (column[:, None] - column) ** 2
+        middle = float(np.median(squares)) or float(squares.mean())
+        widths.append(math.sqrt(factor * middle) if middle > 1e-20 else 1.0)
+    c = a.mean.shape[1]
+    kernel = MeanVariance(tuple(widths[:c]), tuple(widths[c:]))
+    return MeanVarianceFeatures.draw(kernel, sizes[1], seed)
+
+
+def product_widths(a: Tuples, factor: float) -> list[float]:
+    """Widths of embeddings: mean variances."""
+    return [math.sqrt(factor * v) for v in a.variance.mean(axis=0)]
+
+
+def joint_product(a: Tuples, factor: float, sizes: tuple[int, int], seed: int) -> Features:
+    """B.3 on the joint message."""
+    kernel = ExpectedProduct(tuple(product_widths(a, factor)))
+    return ProductFeatures.draw(kernel, sizes[1], seed)
+
+
+def product(a: Tuples, factor: float, sizes: tuple[int, int], seed: int) -> Features:
+    """B.4; as many products as the others have features."""
+    widths, rng = product_widths(a, factor), np.random.default_rng(seed)
+    each = round(sizes[1] ** (1.0 / len(widths)))
+    return Kronecker(tuple(ProductFeatures.draw(ExpectedProduct((w,)), each, rng) for w in widths))
+
+
+def total(a: Tuples, factor: float, sizes: tuple[int, int], seed: int) -> Features:
+    """B.5; as many features in all as the others have."""
+    widths, rng = product_widths(a, factor), np.random.default_rng(seed)
+    each = sizes[1] // len(widths)
+    return Concatenated(
+        tuple(ProductFeatures.draw(ExpectedProduct((w,)), each, rng) for w in widths)
+    )
+
+
+RANDOM: dict[str, Draw] = {
+    "KJIT: Gaussian on joint embeddings": joint_embedding,
+    "MV kernel": mean_variance,
+    "expected product, joint": joint_product,
+    "product of expected products": product,
+    "sum of expected products": total,
+}
+
+
+def head(a: Tuples, count: int) -> Tuples:
+    """The first tuples."""
+    return Tuples(a.mean[:count], a.variance[:count])
+
+
+def by_left_out(draw: Draw, a: Tuples, targets: Array, sizes: Sizes, seed: int = 0) -> Chosen:
+    """Random features with the widths and noise of the least leave-one-out error."""
+    least, choice = np.inf, (sizes.factors[0], NOISES[0])
+    first = head(a, FOR_MEDIANS)
+    for factor in sizes.factors:
+        found = draw(first, factor, sizes.candidate, seed)(a)
+        errors = left_out_errors(found, targets, NOISES)
+        if errors.min() < least:
+            least, choice = errors.min(), (factor, NOISES[int(errors.argmin())])
+    features = draw(first, choice[0], sizes.final, seed)
+    regression = Regression.fit(features(a), targets, choice[1])
+    return Chosen(lambda b: regression.predict(features(b)).mean, features, regression, *choice)
+
+
+def left_out_errors(features: Array, targets: Array, noises: tuple[float, ...]) -> Array:
+    """Sum of squared leave-one-out residuals for each noise, by one eigendecomposition."""
+    eigenvalues, vectors = np.linalg.eigh(features.T @ features)
+    rotated = features @ vectors
+    across = rotated.T @ targets
+    errors = []
+    for noise in noises:
+        shrunk = 1.0 / (np.maximum(eigenvalues, 0.0) + noise)
+        residual = targets - rotated @ (shrunk[:, None] * across)
+        own = (rotated * rotated) @ shrunk
+        errors.append(((residual / (1.0 - own)[:, None]) ** 2).sum())
+    return np.array(errors)
+
+
+# ---- incomplete Cholesky ----
+
+
+def gaussian_sum(a: Tuples, factor: float) -> Kernel:
+    """Sum of Gaussian kernels on the embedding of each message.
+
+    Of the two data Beta(1, 2) and Beta(2, 1) half of the pairs are equal and the median is 0: the
+    mean takes its place.
+    """
+    parts = []
+    for j, width in enumerate(product_widths(a, factor)):
+        column = a.column(j)
+        squares = embedding_squares((width,), column, column)
+        gamma = float(np.median(squares)) or float(squares.mean())
+        parts.append(JointEmbedding((width,), math.sqrt(factor * gamma)))
+    return Sum(tuple(parts))
+
+
+KERNELS: dict[str, Callable[[Tuples, float], Kernel]] = {
+    "IChol, Gaussian on joint embeddings": median_heuristic,
+    "IChol, sum of Gaussians on embeddings": gaussian_sum,
+}
+
+
+class Nystrom(NamedTuple):
+    """Features L^-1 k(Z, x) of the pivots Z of an incomplete Cholesky factor."""
+
+    kernel: Kernel
+    pivots: Tuples
+    triangle: Array
+
+    @classmethod
+    def of(cls, kernel: Kernel, a: Tuples, rank: int, tol: float = 1e-8) -> Nystrom:
+        """Pivots among tuples."""
+
+        def column(i: int) -> Array:
+            return kernel(a, Tuples(a.mean[[i]], a.variance[[i]]))[:, 0]
+
+        found = pivoted_cholesky(column, kernel.diagonal(a), rank, tol)
+        pivots = Tuples(a.mean[found.pivots], a.variance[found.pivots])
+        return cls(kernel, pivots, found.triangle)
+
+    def __call__(self, messages: Tuples) -> Array:
+        """Features (n, rank)."""
+        return solve_triangular(self.triangle, self.kernel(self.pivots, messages), lower=True).T
+
+
+def by_hold_out(
+    make: Callable[[Tuples, float], Kernel], a: Tuples, targets: Array, sizes: Sizes, seed: int = 0
+) -> Chosen:
+    """Ridge regression by incomplete Cholesky, with the least hold-out error on random parts.
+
+    A fifth is fitted, three tenths are held out, three times: as in the program, at its rank.
+    """
+    rng = np.random.default_rng(seed)
+    first, n = head(a, FOR_MEDIANS), len(targets)
+    errors = np.zeros((len(sizes.factors), len(NOISES)))
+    for _ in range(3):
+        order = rng.permutation(n)
+        fitted, others = order[: n // 5], order[n // 5 : n // 2]
+        part, rest = (Tuples(a.mean[rows], a.variance[rows]) for rows in (fitted, others))
+        for i, factor in enumerate(sizes.factors):
+            features = Nystrom.of(make(first, factor), part, HELD_RANK)
+            inside, outside = features(part), features(rest)
+            for j, noise in enumerate(NOISES):
+                found = Regression.fit(inside, targets[fitted], noise).predict(outside).mean
+                errors[i, j] += ((found - targets[others]) ** 2).sum()
+    i, j = np.unravel_index(int(errors.argmin()), errors.shape)
+    return incomplete(make, a, targets, sizes, sizes.factors[i], NOISES[j])
+
+
+def incomplete(
+    make: Callable[[Tuples, float], Kernel],
+    a: Tuples,
+    targets: Array,
+    sizes: Sizes,
+    factor: float,
+    noise: float,
+) -> Chosen:
+    """Ridge regression by incomplete Cholesky, at a place on the grid."""
+    features = Nystrom.of(make(head(a, FOR_MEDIANS), factor), a, sizes.rank)
+    regression = Regression.fit(features(a), targets, noise)
+    return Chosen(
+        lambda b: regression.predict(features(b)).mean, features, regression, factor, noise
+    )
+
+
+# ---- forests ----
+
+
+def forest(kind: str, a: Tuples, targets: Array, sizes: Sizes, seed: int = 0) -> Learner:
+    """A forest on means and variances, which the paper does not say: "random" or "extra"."""
+    classes = {"random": RandomForestRegressor, "extra": ExtraTreesRegressor}
+    trees = classes[kind](n_estimators=sizes.trees, random_state=seed)
+    trees.fit(np.concatenate(a, axis=1), targets)
+    return lambda b: np.asarray(trees.predict(np.concatenate(b, axis=1)))
+
+
+FORESTS = {"Breiman's random forest": "random", "extremely randomised trees": "extra"}

@@ -1,0 +1,212 @@
+"""Jitkrittum et al. (2015), experiment 2 and figure 10: what the operator does not know.
+
+    python -m bench uncertainty [--quick]      # 10 s; needs no data
+
+The operator of experiment 1, d = 10, n = 400. Figure 4: predictive variance (15) along two curves
+of cavities with the datum Beta(1, 2): log precision 2.6 + .02 m (#1), which leaves the messages
+seen, and 1.6 - .02 m^2 (#2), read off the figure; beside them the disagreement of a forest, the
+mean KL from its prediction to those of its trees, after Eslami et al. Figure 10: variance beside
+log KL. Roughness is the length of the path of a log uncertainty over its range: 1 if it only
+rises, 2 for a valley.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+from sklearn.ensemble import RandomForestRegressor
+
+from bench.jitkrittum2015.learners import PAPER, QUICK, Sizes, by_left_out, joint_embedding
+from bench.jitkrittum2015.messages import Split, collect, log_kl
+from bench.lib import harness
+from bench.lib.harness import Claim
+from epfast.operators.kernels import Tuples
+
+Array = NDArray[np.float64]
+Uncertainty = Callable[[Tuples], Array]
+
+CURVES: dict[str, Callable[[Array], Array]] = {
+    "#1": lambda m: 2.6 + 0.02 * m,
+    "#2": lambda m: 1.6 - 0.02 * m**2,
+}
+#: of means, along the curves
+POINTS = np.linspace(-13.0, 13.0, 261)
+#: roughness of a smooth curve, at most; of one that is not, at least
+SMOOTH, ROUGH = 4.0, 8.0
+
+
+class Operators(NamedTuple):
+    """Log uncertainties of both, and beliefs (mean, log variance) of the kernel's."""
+
+    kernel: Uncertainty
+    forest: Uncertainty
+    belief: Uncertainty
+
+
+def learn(split: Split, sizes: Sizes) -> Operators:
+    """The operator of experiment 1, and a forest on means and variances."""
+    a = split.train.tuples()
+    targets = np.stack([split.train.mean, np.log(split.train.variance)], axis=1)
+    chosen = by_left_out(joint_embedding, a, targets, sizes)
+    trees = RandomForestRegressor(n_estimators=sizes.trees, random_state=0)
+    trees.fit(np.concatenate(a, axis=1), targets)
+
+    def variance(b: Tuples) -> Array:
+        spread = chosen.regression.predict(chosen.features(b)).spread
+        return np.log(spread + chosen.noise)
+
+    def disagreement(b: Tuples) -> Array:
+        x = np.concatenate(b, axis=1)
+        whole = trees.predict(x)
+        kl = [
+            np.nan_to_num(np.exp(log_kl(whole[:, 0], np.exp(whole[:, 1]), *tree.predict(x).T)))
+            for tree in trees.estimators_
+        ]
+        return np.log(np.mean(kl, axis=0) + 1e-12)
+
+    return Operators(variance, disagreement, chosen.predict)
+
+
+def along(curve: str) -> Tuples:
+    """Cavities of a curve, with the datum y = 0."""
+    n = len(POINTS)
+    variance = np.exp(-CURVES[curve](POINTS))
+    beta = np.full(n, 1.0 / 3.0), np.full(n, 1.0 / 18.0)
+    return Tuples(np.stack([POINTS, beta[0]], axis=1), np.stack([variance, beta[1]], axis=1))
+
+
+def roughness(log_uncertainty: Array) -> float:
+    """Length of the path over the range."""
+    return float(np.abs(np.diff(log_uncertainty)).sum() / np.ptp(log_uncertainty))
+
+
+class Scatter(NamedTuple):
+    """Figure 10: log variance and log KL of messages."""
+
+    variance: Array
+    log_kl: Array
+
+
+def scatter(operators: Operators, split: Split) -> dict[str, Scatter]:
+    """Of the messages learned from, and of others."""
+    found = {}
+    for name, part in (("training", split.train), ("test", split.test)):
+        belief = operators.belief(part.tuples())
+        error = log_kl(part.mean, part.variance, belief[:, 0], belief[:, 1])
+        found[name] = Scatter(operators.kernel(part.tuples()), error)
+    return found
+
+
+def draw(
+    split: Split, curves: dict[str, dict[str, Array]], points: dict[str, Scatter], path: Path
+) -> None:
+    """Figures 4 and 10."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 4, figsize=(17, 4), layout="constrained")
+    axes[0].plot(split.train.m, -np.log(split.train.v), ",", color="grey")
+    for (name, curve), colour in zip(CURVES.items(), ("tab:blue", "tab:pink"), strict=True):
+        axes[0].plot(POINTS, curve(POINTS), color=colour, label=name)
+        axes[1].plot(POINTS, curves["kernel"][name], color=colour, label=name)
+        axes[2].plot(POINTS, curves["forest"][name], color=colour, label=name)
+    for name, part in points.items():
+        axes[3].plot(part.variance, part.log_kl, ".", ms=2, label=name)
+    titles = ("messages", "kernel: log variance", "forest: log disagreement", "figure 10")
+    for axis, title in zip(axes, titles, strict=True):
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel("log variance" if title == "figure 10" else "mean of the cavity")
+        axis.legend(fontsize=8)
+    axes[0].set_ylabel("log precision of the cavity")
+    axes[3].set_ylabel("log KL")
+    figure.savefig(path, dpi=80)
+    plt.close(figure)
+    print(f"wrote {path}")
+
+
+def judge(rows: list[dict[str, Any]], above: float, tails: list[dict[str, Any]]) -> list[Claim]:
+    """Claims on figures 4 and 10."""
+    kernel, forest = rows
+    return [
+        (
+            "figure 4",
+            "the kernel is less certain on #1 than on #2",
+            above >= 0.95,
+            f"on {100 * above:.0f} % of the range",
+        ),
+        (
+            "figure 4",
+            "its variance is smooth, a forest's disagreement is not",
+            harness.in_part(
+                [
+                    max(kernel["roughness #1"], kernel["roughness #2"]) <= SMOOTH,
+                    min(forest["roughness #1"], forest["roughness #2"]) >= ROUGH,
+                ]
+            ),
+            f"roughness {kernel['roughness #1']:.1f} and {kernel['roughness #2']:.1f}, of the "
+            f"forest {forest['roughness #1']:.1f} and {forest['roughness #2']:.1f}",
+        ),
+        (
+            "figure 10",
+            "uncertainty goes with error",
+            min(tail["rank correlation"] for tail in tails) > 0.2,
+            ", ".join(f"{t['messages']}: {t['rank correlation']:.2f}" for t in tails),
+        ),
+        (
+            "figure 10",
+            "no large error while confident",
+            max(tail["confident, of the worst hundredth"] for tail in tails) <= 0.02,
+            "of the worst hundredth by KL, among the half of the lower variance: "
+            + ", ".join(
+                f"{t['messages']} {100 * t['confident, of the worst hundredth']:.0f} %"
+                for t in tails
+            ),
+        ),
+        (
+            "figure 10",
+            "errors in training and test are roughly the same",
+            abs(tails[0]["mean log KL"] - tails[1]["mean log KL"]) <= 0.5,
+            " and ".join(f"{t['mean log KL']:.2f}" for t in tails),
+        ),
+    ]
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    train, test, sizes = (400, 300, QUICK) if options.quick else (5000, 3000, PAPER)
+    split = collect(10, 400, train, test)
+    operators = learn(split, sizes)
+    curves = {
+        name: {curve: uncertainty(along(curve)) for curve in CURVES}
+        for name, uncertainty in (("kernel", operators.kernel), ("forest", operators.forest))
+    }
+    rows = [
+        {"operator": name}
+        | {f"lowest {curve}": float(found[curve].min()) for curve in CURVES}
+        | {f"highest {curve}": float(found[curve].max()) for curve in CURVES}
+        | {f"roughness {curve}": roughness(found[curve]) for curve in CURVES}
+        for name, found in curves.items()
+    ]
+    above = float((curves["kernel"]["#1"] > curves["kernel"]["#2"]).mean())
+    points = scatter(operators, split)
+    tails = []
+    for name, (variance, error) in points.items():
+        worst = error >= np.nanquantile(error, 0.99)
+        tails.append(
+            {
+                "messages": name,
+                "mean log KL": float(np.nanmean(error)),
+                "rank correlation": float(stats.spearmanr(variance, error).statistic),
+                "confident, of the worst hundredth": float(
+                    (variance[worst] <= np.median(variance)).mean()
+                ),
+            }
+        )
+    harness.table(list(rows[0]), [list(row.values()) for row in rows], "log uncertainty")
+    harness.table(list(tails[0]), [list(row.values()) for row in tails], "variance and error")
+    draw(split, curves, points, options.output / "jitkrittum2015_uncertainty.png")
+    return {"claims": judge(rows, above, tails), "curves": rows, "errors": tails}
