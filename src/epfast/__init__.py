@@ -17,6 +17,7 @@ The rooms, from the ground up. A room imports those below it, never a neighbour:
     families            exponential families by natural parameters
     schemes             choice 2
     inference           THE ONE LOOP, its records, and the table of legal combinations
+    operators           messages by quadrature, Laplace or sampling, and learned ones
     linear              WING: a weight vector and the rows of X
     gp                  WING: a latent function and its kernel
     graph               WING: variables and factors
@@ -37,7 +38,7 @@ from sys import _getframe
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from epfast import backend, graph, losses, schemes
+from epfast import backend, graph, losses, operators, schemes
 from epfast._core.vector import build_facts as _build_facts
 from epfast.gp import (
     GPPosterior,
@@ -74,6 +75,7 @@ from epfast.losses import (
     Quasi01,
     SquaredHinge,
 )
+from epfast.operators import Learned, Operator, SampledFactor
 from epfast.schedules import ADF, AEP, DAEP, DEP, DSEP, EP, SEP, DoubleLoop
 from epfast.schemes import ImportanceSampling
 from epfast.storage import load
@@ -106,17 +108,20 @@ __all__ = [
     "ImportanceSampling",
     "Interrupted",
     "KernelColumns",
+    "Learned",
     "Logistic",
     "Loss",
     "LowRankFactor",
     "LowRankGPPosterior",
     "NoisyStep",
+    "Operator",
     "PiecewiseLinear",
     "Probit",
     "Quasi01",
     "Relaxed",
     "RelaxedEnergies",
     "SVMInfo",
+    "SampledFactor",
     "Sites",
     "SquaredHinge",
     "State",
@@ -131,6 +136,7 @@ __all__ = [
     "graph",
     "incomplete_cholesky",
     "load",
+    "operators",
     "schemes",
 ]
 

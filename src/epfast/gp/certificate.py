@@ -85,7 +85,8 @@ def broken(post: Any) -> str | None:
     if reason:
         return reason
     asked = max(post.schedule.tol, getattr(post.schedule, "match", 0.0))
-    if post.scheme is None or post.scheme.relaxes or not stands_off(post.residual, asked):
+    judged = post.scheme is not None and not (post.scheme.relaxes or post.scheme.learns)
+    if not judged or not stands_off(post.residual, asked):
         return None
     if post.loss is not None and not post.loss.log_concave and np.isinf(post.residual):
         return STUCK

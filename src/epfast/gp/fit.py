@@ -36,6 +36,7 @@ from epfast.inference import (
     warn_of,
 )
 from epfast.inference.combinations import legal
+from epfast.inference.loop import polished, warn_of_scheme
 from epfast.inference.runtime import Tick, at_work, crew_of
 from epfast.inference.threads import threads_of
 from epfast.linear.engines.kernel import GPState, Moments
@@ -180,7 +181,8 @@ def fit_gp(
             )
     _checks.callback(callback)
     _checks.progress(progress)
-    threads = None if n_jobs is None else threads_of(n_jobs)
+    serial = getattr(scheme, "learns", False)
+    threads = None if n_jobs is None else threads_of(n_jobs, serial)
     found_loss = losses.resolve(loss).tempered(beta).with_offset(offset is not None)
     if schedule is None:
         schedule = EP()
@@ -323,6 +325,7 @@ def fit_problem(
         # who stops a descent knows that it has not ended
         if stacklevel is not None and not (stopped and isinstance(schedule, DoubleLoop)):
             warn_of_process(post, stacklevel + 1)
+            warn_of_scheme(problem.scheme, stacklevel + 1)
         return post
 
     # what Ctrl-C leaves: sweeps that are done, their posterior, the whole result
@@ -341,8 +344,11 @@ def fit_problem(
                 check_positive(problem.kernel)
             guess = check and is_guess(start, problem)
             if not isinstance(schedule, DoubleLoop):
-                fit = run_from(ProcessEngine(problem), schedule, start, guess=guess, **arguments)
+                engine = ProcessEngine(problem)
+                fit = run_from(engine, schedule, start, guess=guess, **arguments)
                 post = result(fit)
+                if problem.scheme.polish and not fit.stopped:
+                    post = result(polished(engine, problem, fit, post))
                 return told(post, fit.stopped)
             first = _first_sweeps(problem, start, arguments, guess)
             if first is not None:

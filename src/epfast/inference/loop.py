@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable
 from operator import attrgetter
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -309,14 +310,23 @@ def run_from(
     return anew if fit is None or anew.converged or anew.stopped else fit
 
 
-def polished(engine: Engine[S], scheme: Any, schedule: Any, fit: Fit, found: Any) -> Fit:
+def polished(engine: Engine[S], problem: Any, fit: Fit, found: Any) -> Fit:
     """The fit after sweeps in which a scheme that learns asks for the truth alone.
 
     found: the posterior of ``fit``.
     """
+    scheme = problem.scheme
     with scheme.polishing():
-        last = run(engine, schedule.filled(sweeps=scheme.polish, tol=0.0), found)
+        schedule = replace(problem.schedule, sweeps=scheme.polish, tol=0.0)
+        last = run(engine, schedule, found)
     return last._replace(converged=fit.converged, history=[*fit.history, *last.history])
+
+
+def warn_of_scheme(scheme: Any, stacklevel: int) -> None:
+    """Warn of what a scheme that learns knows to be wrong."""
+    told = scheme.told()
+    if told:
+        warnings.warn(told, ConvergenceWarning, stacklevel=stacklevel + 1)
 
 
 def reached(pressed: KeyboardInterrupt) -> Fit | None:
@@ -407,7 +417,7 @@ def is_sharp(scheme: Any) -> bool:
     kink or a jump, and with the rounding of a cavity far wider than the posterior. Sweeps may then
     stand still at what is no fixed point.
     """
-    return not (scheme.integrates or scheme.relaxes)
+    return not (scheme.integrates or scheme.relaxes or scheme.learns)
 
 
 def warn_of(

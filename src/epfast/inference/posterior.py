@@ -61,6 +61,11 @@ class Posterior:
         return self.problem.scheme
 
     @property
+    def operator(self) -> Any:
+        """What learned the messages, of a fit by :class:`epfast.Learned`; else None."""
+        return getattr(self.scheme, "operator", None)
+
+    @property
     def schedule(self) -> Any:
         return self.problem.schedule
 

@@ -17,13 +17,15 @@ from epfast.inference.runtime import Tick, no_tick, one_blas_thread
 LOOK = 0.1
 
 
-def threads_of(n_jobs: Any) -> int:
+def threads_of(n_jobs: Any, serial: bool = False) -> int:
     """The number of threads that an argument ``n_jobs`` asks for.
 
     Parameters
     ----------
     n_jobs : int or None
         None: 1; -1: as many as the process may use; else that many.
+    serial : bool
+        Whether it must be one, for a scheme that learns.
 
     Raises
     ------
@@ -32,6 +34,9 @@ def threads_of(n_jobs: Any) -> int:
     """
     if n_jobs is None:
         return 1
+    if serial and n_jobs != 1:
+        given = _checks.describe(n_jobs)
+        raise ValueError(f"n_jobs is {given}; allowed with a scheme that learns: 1 or None")
     allowed = "an integer > 0, -1 for all cores, or None for 1"
     try:
         count = _checks.integer("n_jobs", n_jobs, least=-1)

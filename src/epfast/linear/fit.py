@@ -21,7 +21,7 @@ from epfast.inference import (
     run_from,
     warn_of,
 )
-from epfast.inference.loop import NO_FIXED_POINT, is_sharp, stands_off
+from epfast.inference.loop import NO_FIXED_POINT, is_sharp, polished, stands_off, warn_of_scheme
 from epfast.inference.runtime import Tick
 from epfast.inference.threads import Threads, threads_of
 from epfast.linear import notes
@@ -263,9 +263,7 @@ def fit_linear(
     )
     _checks.callback(callback)
     _checks.progress(progress)
-    threads = threads_of(n_jobs)
-    if threads > 1 and chosen.scheme.learns:
-        raise ValueError(f"n_jobs is {n_jobs}; allowed with a scheme that learns: 1 or None")
+    threads = threads_of(n_jobs, serial=chosen.scheme.learns)
     if record is not None and "values" not in chosen.loss.gives:
         raise ValueError(
             f"record is {record!r}; allowed with {type(chosen.loss).__name__}: None, it has no "
@@ -471,7 +469,7 @@ def fit_problem(
                 progress=held.after(progress),
             )
             if problem.scheme.polish and not fit.stopped:
-                fit = polished(engine, problem.scheme, problem.schedule, fit, result(fit))
+                fit = polished(engine, problem, fit, result(fit))
         finally:
             shared.dismiss(None)
             shared.close()
@@ -485,6 +483,7 @@ def fit_problem(
             fit = fit._replace(converged=False, reason=NO_FIXED_POINT.format(found.residual))
             found = replace(found, converged=False)
         warn(fit, engine, problem.schedule, stacklevel)
+        warn_of_scheme(problem.scheme, stacklevel)
         return found
     except KeyboardInterrupt as pressed:
         fit = reached(pressed) or fit

@@ -1,1 +1,31 @@
-"""Messages of factors that have no closed form: by quadrature, Laplace, sampling, or learned."""
+"""Messages of factors that have no closed form: by quadrature, Laplace, sampling, or learned.
+
+``oracles`` give true messages: ``density``, ``tilted``, ``quadrature``, ``laplace`` and
+``importance`` of log densities, ``sampled`` of draws. ``just_in_time`` is the operator that learns
+them, ``learners`` what it learns with: ``dictionary``, or ``fourier`` features of ``kernels``;
+``patches`` interpolates cheap exact ones. ``scheme`` is an operator as a scheme of sites.
+"""
+
+from epfast.operators.just_in_time import Operator
+from epfast.operators.oracles import (
+    Answer,
+    CallableOracle,
+    DensityOracle,
+    Oracle,
+    SampledFactor,
+    SiteOracle,
+)
+from epfast.operators.patches import Patches
+from epfast.operators.scheme import Learned
+
+__all__ = [
+    "Answer",
+    "CallableOracle",
+    "DensityOracle",
+    "Learned",
+    "Operator",
+    "Oracle",
+    "Patches",
+    "SampledFactor",
+    "SiteOracle",
+]

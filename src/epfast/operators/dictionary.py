@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from scipy import linalg
 
 from epfast._arrays import Array
 from epfast.operators.regression import Batch, Standard, evidence_grid, pivoted_cholesky
@@ -27,6 +28,9 @@ ERRORS = 10.0 ** np.arange(-7.0, 0.5, 0.5)
 LEFT_OUT = 1e-6
 #: median of a chi-squared variable with one degree of freedom
 MEDIAN = 0.4549364231195724
+SAFETY = 16.0
+#: a quantile of the squares of what is foreseen, and of a chi-squared variable
+QUANTILE, TAIL = 0.9, 2.705543454095404
 
 
 class Store(NamedTuple):
@@ -131,6 +135,29 @@ def choose(
     return Widths(widths, best[2], amplitude, best[0])
 
 
+def foreseen(store: Store, units: Standard, chosen: Widths, cap: int) -> Array:
+    """By how much the first half of the tuples was too sure of the second, (T,)."""
+    x, half = store.x / chosen.widths, len(store.x) // 2
+    first = x[:half]
+
+    def column(i: int) -> Array:
+        away = first - first[i]
+        return np.asarray(np.exp(-0.5 * np.einsum("nk,nk->n", away, away)))
+
+    cholesky = pivoted_cholesky(column, np.ones(half), cap, LEFT_OUT)
+    relative = np.ones(len(x)) if store.relative is None else store.relative
+    noise = chosen.noise * relative
+    z = units.apply(store.targets)
+    regression = Batch(cholesky.factor, z[:half], noise[:half] + cholesky.residual).regression()
+    cross = x[half:, None] - first[cholesky.pivots]
+    kernel = np.exp(-0.5 * np.einsum("nrk,nrk->nr", cross, cross))
+    phi = linalg.solve_triangular(cholesky.triangle, kernel.T, lower=True).T
+    mean, spread = regression.predict(phi)
+    variance = spread + np.maximum(1.0 - (phi**2).sum(axis=1), 0.0) + noise[half:]
+    squares = (z[half:] - mean) ** 2 / (chosen.amplitude * variance[:, None])
+    return np.asarray(np.quantile(squares, QUANTILE, axis=0) / TAIL)
+
+
 def fitted(store: Store, units: Standard, chosen: Widths, cap: int) -> Fitted:
     """The regression on a dictionary of the tuples, at most cap of them. O(n cap^2)."""
     x = store.x / chosen.widths
@@ -146,9 +173,8 @@ def fitted(store: Store, units: Standard, chosen: Widths, cap: int) -> Fitted:
     batch = Batch(cholesky.factor, units.apply(store.targets), noise)
     regression = batch.regression()
     out = batch.left_out()
-    with np.errstate(divide="ignore", invalid="ignore"):
-        seen = np.median(out.residual**2 / out.variance[:, None], axis=0)
-    inflation = np.maximum(seen / (MEDIAN * chosen.amplitude), 1.0)
+    squares = out.residual**2 / (chosen.amplitude * out.variance[:, None])
+    inflation = np.maximum(np.median(squares, axis=0) / MEDIAN, foreseen(store, units, chosen, cap))
     return Fitted(
         chosen,
         units,
@@ -156,5 +182,5 @@ def fitted(store: Store, units: Standard, chosen: Widths, cap: int) -> Fitted:
         cholesky.triangle,
         regression.mean,
         regression.covariance,
-        np.where(np.isfinite(inflation), inflation, 1.0),
+        SAFETY * np.where(inflation > 1.0, inflation, 1.0),
     )

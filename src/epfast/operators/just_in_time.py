@@ -18,9 +18,17 @@ from epfast.operators.dictionary import Store
 from epfast.operators.learners import Calibration
 from epfast.operators.messages import KINDS, check_data, check_inputs, check_messages
 from epfast.operators.oracles import as_oracle
-from epfast.operators.settings import ORACLE_ALONE, Settings, check_features, check_outputs, check_transforms
+from epfast.operators.settings import (
+    ORACLE_ALONE,
+    Settings,
+    check_features,
+    check_outputs,
+    check_transforms,
+)
 
 logger = logging.getLogger(__name__)
+
+GROWTH = 1.5
 
 #: how a visit ends: by the model; by the oracle, where the model is unsure, or to audit it
 SURE, UNSURE, AUDIT = -1, 0, 1
@@ -430,7 +438,7 @@ class Operator:
         if known is not None:
             raw = (targets - known.offset) / known.scale
             self.learner.model.update(x, raw, known.noise_of(errors))
-        doubled = n >= 2 * self.history[-1].tuples if self.history else n >= self.settings.batch
+        doubled = n >= GROWTH * self.history[-1].tuples if self.history else n >= self.settings.batch
         if doubled and (known is None or self.settings.refits):
             self.refit()
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast._core.just_in_time import LearnedSite, Triple
+from epfast._core.just_in_time import LearnedSite
 from epfast._core.loss import CoreLoss
 from epfast._core.tilted import TiltedMoments
 from epfast.inference import DataWarning
@@ -22,6 +22,7 @@ from epfast.operators.oracles import Answer, SiteOracle, as_oracle
 from epfast.operators.settings import ORACLE_ALONE, PAPER
 from epfast.schemes import Exact, RowScheme
 
+Triple = tuple[float, float, float]
 #: share of audited messages beyond the tolerance above which a fit warns
 TOO_MANY = 0.05
 
