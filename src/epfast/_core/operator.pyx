@@ -16,8 +16,6 @@ cdef enum:
     MOST_COORDINATES = 32
     MOST_OUTPUTS = 16
 
-# of |phi|^2 = 1: a tuple nearer than that to the dictionary adds a row that is rounding
-cdef double NEAR = 1e-6
 # of a variance, in units of the prior's
 cdef double ROUNDING = 1e-13
 
@@ -220,12 +218,14 @@ cdef class DictionaryModel(FeatureModel):
     cdef double[::1] L                      # packed, blocks on the diagonal inverted
     cdef double[::1] blocks                 # (ld, EPF_PANEL), those blocks
     cdef double[::1] row, point             # scratch: k(Z, x), x / widths
+    # of |phi|^2 = 1: a tuple nearer than that to the dictionary adds no row
+    cdef readonly double near
 
-    def __init__(self, ptrdiff_t k, ptrdiff_t outputs, ptrdiff_t cap):
+    def __init__(self, ptrdiff_t k, ptrdiff_t outputs, ptrdiff_t cap, double near=1e-6):
         if not 1 <= k <= MOST_COORDINATES:
             raise ValueError(f"k is {k}; allowed: 1 to {MOST_COORDINATES}")
         self.reserve(outputs, cap)
-        self.k = k
+        self.k, self.near = k, near
         self.widths, self.point = np.ones(k), zeros(k)
         self.Z, self.row = zeros(k * self.ld), zeros(self.ld)
         self.L, self.blocks = zeros(self.S.shape[0]), zeros(self.ld * EPF_PANEL)
@@ -246,7 +246,7 @@ cdef class DictionaryModel(FeatureModel):
     cdef bint grow(self, double rest) noexcept nogil:
         """The row (phi, sqrt(rest)) of L; phi becomes that row. O(D)"""
         cdef ptrdiff_t i = self.used, j
-        if not (rest > NEAR and i < self.cap):
+        if not (rest > self.near and i < self.cap):
             return False
         self.phi[i] = sqrt(rest)
         for j in range(self.k):
@@ -276,7 +276,7 @@ cdef class DictionaryModel(FeatureModel):
         self.L[entry(i, i)] = 1.0 / row[i]
 
     def append(self, const double[::1] x not None):
-        """A row for x (k,), unless the dictionary is full or has it to 1e-6; whether. O(D^2)"""
+        """A row for x (k,), unless the dictionary is full or has it to ``near``; whether. O(D^2)"""
         cdef bint grown
         self.check(x)
         with nogil:

@@ -268,7 +268,10 @@ class Choices(NamedTuple):
             least = float(found[found > 0.0].min())
             if least < 1.0:
                 self.loss.check_power(least, "a weight")
-        return GPProblem(None, self.loss.observed(y, n, offset), *self, found)
+        schedule = self.schedule
+        scheme = self.scheme.bound(self.loss, "process", schedule.power, n)
+        observed = self.loss.observed(y, n, offset)
+        return GPProblem(None, observed, self.loss, scheme, schedule, found)
 
 
 def choose(loss: Any, scheme: str | Scheme | None, schedule: Any) -> Choices:
@@ -282,8 +285,7 @@ def choose(loss: Any, scheme: str | Scheme | None, schedule: Any) -> Choices:
     if isinstance(schedule, DoubleLoop):
         legal(ENGINES, "process", "row", schedule.start, found, found_loss, {})
     numbers = {"power": 1.0, "damping": schedule.usual_damping("row")}
-    schedule = schedule.filled(**numbers)
-    return Choices(found_loss, found.bound(found_loss, "process", schedule.power), schedule)
+    return Choices(found_loss, found, schedule.filled(**numbers))
 
 
 class _Stage(NamedTuple):

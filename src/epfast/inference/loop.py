@@ -8,8 +8,8 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from operator import attrgetter
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np

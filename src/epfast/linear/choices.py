@@ -35,7 +35,7 @@ class Choices(NamedTuple):
         problem = LinearProblem(
             data,
             self.loss,
-            self.scheme,
+            self.scheme.bound(self.loss, self.covariance, schedule.power, data.X.shape[0]),
             schedule,
             self.covariance,
             self.batch_size,
@@ -92,5 +92,4 @@ def choose(
         clips = factor == "minibatch" or not found.one_dimension
         numbers["site_rule"] = "nonnegative" if clips else "keep"
     schedule = schedule.filled(**numbers)
-    bound = found.bound(found_loss, posterior, schedule.power)
-    return Choices(found_loss, bound, schedule, posterior, batch_size)
+    return Choices(found_loss, found, schedule, posterior, batch_size)

@@ -12,7 +12,13 @@ import numpy as np
 from scipy import linalg
 
 from epfast._arrays import Array
-from epfast.operators.regression import Batch, Standard, evidence_grid, pivoted_cholesky
+from epfast.operators.regression import (
+    Batch,
+    PivotedCholesky,
+    Standard,
+    evidence_grid,
+    pivoted_cholesky,
+)
 
 #: stored tuples that choose widths and noise
 MOST_SEEN = 160
@@ -24,10 +30,9 @@ APART = np.exp2([-2.0, -1.0, 1.0, 2.0])
 #: variances of the noise over the amplitude: of an exact oracle, and of one with errors
 ROUNDING = 10.0 ** np.arange(-10.0, -2.0, 2.0)
 ERRORS = 10.0 ** np.arange(-7.0, 0.5, 0.5)
-#: share of a row of the kernel that its dictionary may leave out
-LEFT_OUT = 1e-6
 #: median of a chi-squared variable with one degree of freedom
 MEDIAN = 0.4549364231195724
+#: by which variances are larger than that: the process is too sure where there is no tuple yet
 SAFETY = 16.0
 #: a quantile of the squares of what is foreseen, and of a chi-squared variable
 QUANTILE, TAIL = 0.9, 2.705543454095404
@@ -135,16 +140,21 @@ def choose(
     return Widths(widths, best[2], amplitude, best[0])
 
 
-def foreseen(store: Store, units: Standard, chosen: Widths, cap: int) -> Array:
+def dictionary_of(x: Array, cap: int, near: float) -> PivotedCholesky:
+    """At most cap of these rows, that explain the others' rows of the kernel to ``near``."""
+
+    def column(i: int) -> Array:
+        away = x - x[i]
+        return np.asarray(np.exp(-0.5 * np.einsum("nk,nk->n", away, away)))
+
+    return pivoted_cholesky(column, np.ones(len(x)), cap, near)
+
+
+def foreseen(store: Store, units: Standard, chosen: Widths, cap: int, near: float) -> Array:
     """By how much the first half of the tuples was too sure of the second, (T,)."""
     x, half = store.x / chosen.widths, len(store.x) // 2
     first = x[:half]
-
-    def column(i: int) -> Array:
-        away = first - first[i]
-        return np.asarray(np.exp(-0.5 * np.einsum("nk,nk->n", away, away)))
-
-    cholesky = pivoted_cholesky(column, np.ones(half), cap, LEFT_OUT)
+    cholesky = dictionary_of(first, cap, near)
     relative = np.ones(len(x)) if store.relative is None else store.relative
     noise = chosen.noise * relative
     z = units.apply(store.targets)
@@ -158,15 +168,13 @@ def foreseen(store: Store, units: Standard, chosen: Widths, cap: int) -> Array:
     return np.asarray(np.quantile(squares, QUANTILE, axis=0) / TAIL)
 
 
-def fitted(store: Store, units: Standard, chosen: Widths, cap: int) -> Fitted:
-    """The regression on a dictionary of the tuples, at most cap of them. O(n cap^2)."""
+def fitted(store: Store, units: Standard, chosen: Widths, cap: int, near: float) -> Fitted:
+    """The regression on a dictionary of the tuples, at most cap of them. O(n cap^2).
+
+    near: share of a row of the kernel that the dictionary may leave out.
+    """
     x = store.x / chosen.widths
-
-    def column(i: int) -> Array:
-        away = x - x[i]
-        return np.asarray(np.exp(-0.5 * np.einsum("nk,nk->n", away, away)))
-
-    cholesky = pivoted_cholesky(column, np.ones(len(x)), cap, LEFT_OUT)
+    cholesky = dictionary_of(x, cap, near)
     relative = np.ones(len(x)) if store.relative is None else store.relative
     # what the dictionary leaves out of a row is noise to it
     noise = chosen.noise * relative + cholesky.residual
@@ -174,7 +182,9 @@ def fitted(store: Store, units: Standard, chosen: Widths, cap: int) -> Fitted:
     regression = batch.regression()
     out = batch.left_out()
     squares = out.residual**2 / (chosen.amplitude * out.variance[:, None])
-    inflation = np.maximum(np.median(squares, axis=0) / MEDIAN, foreseen(store, units, chosen, cap))
+    inflation = np.maximum(
+        np.median(squares, axis=0) / MEDIAN, foreseen(store, units, chosen, cap, near)
+    )
     return Fitted(
         chosen,
         units,

@@ -28,6 +28,7 @@ from epfast.operators.settings import (
 
 logger = logging.getLogger(__name__)
 
+#: widths are chosen anew when there are so many times the tuples of the last time
 GROWTH = 1.5
 
 #: how a visit ends: by the model; by the oracle, where the model is unsure, or to audit it
@@ -428,7 +429,7 @@ class Operator:
     def _take(
         self, x: Array, messages: tuple[Array, ...], data: Array, targets: Array, errors: Array
     ) -> None:
-        """Learn one tuple; refit where the store has doubled since the last time."""
+        """Learn one tuple; refit where the store has grown enough since the last time."""
         self.store.x.append(x.copy())
         self.store.messages.append(np.concatenate(messages))
         self.store.data.append(data)
@@ -438,7 +439,9 @@ class Operator:
         if known is not None:
             raw = (targets - known.offset) / known.scale
             self.learner.model.update(x, raw, known.noise_of(errors))
-        doubled = n >= GROWTH * self.history[-1].tuples if self.history else n >= self.settings.batch
+        doubled = (
+            n >= GROWTH * self.history[-1].tuples if self.history else n >= self.settings.batch
+        )
         if doubled and (known is None or self.settings.refits):
             self.refit()
 

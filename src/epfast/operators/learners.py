@@ -97,16 +97,17 @@ class DictionaryLearner:
         transforms: tuple[Transform, ...],
         T: int,
         cap: int,
+        near: float,
         seed: int,
     ) -> None:
         self.inputs, self.transforms, self.T = inputs, transforms, T
-        self.cap, self.seed = cap, seed
+        self.cap, self.near, self.seed = cap, near, seed
         k = 2 * len(inputs) + len(transforms)
         #: coordinates that share a width, in units of their base: centres, logs, each datum
         centres = [family != "gamma" for family in inputs]
         kinds = [kind for centre in centres for kind in ((0, 1) if centre else (1, 1))]
         self.kinds = np.array(kinds + list(range(2, 2 + len(transforms))))
-        self.model = DictionaryModel(k, T, cap)
+        self.model = DictionaryModel(k, T, cap, near)
         self.chosen: Widths | None = None
 
     def coordinates(self, messages: tuple[Array, ...], data: Array | None) -> Array:
@@ -133,7 +134,7 @@ class DictionaryLearner:
         units = Standard.of(store.targets)
         base = self.base(store.x)
         self.chosen = dictionary.choose(store, units, self.kinds, base, self.chosen, self.seed)
-        found = dictionary.fitted(store, units, self.chosen, self.cap)
+        found = dictionary.fitted(store, units, self.chosen, self.cap, self.near)
         self.model.set(self.chosen.widths, found.rows, found.triangle, found.mean, found.covariance)
         return Calibration(
             units.mean,

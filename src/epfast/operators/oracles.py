@@ -63,7 +63,8 @@ class SiteOracle(Oracle):
     Notes
     -----
     Data are what ``loss.responses`` made of y, (n, width), or y itself where that is (n,). For a
-    loss of the margin they are labels; without data messages are those of the margin. The belief
+    loss of the margin they are labels; without data messages are those of the margin, or of h - y
+    for a loss of that. The belief
     is N(m + v dlZ, v + v^2 d2lZ): where it is far narrower than the cavity the sum has lost digits.
     """
 
@@ -122,6 +123,8 @@ def responses_of(loss: Loss, data: Array | None, n: int) -> Array:
     if data is None:
         if loss.by_margin and not loss.has_offset:
             return np.ones((n, 1))
+        if loss.by_residual and not loss.has_offset:
+            return loss.responses("data", np.zeros(n), n)
         raise ValueError(f"data is None; allowed with {loss!r}: y, or what responses() made of it")
     width = loss.response_width + (loss.has_offset and not loss.by_residual)
     if data.shape[1] == 1 and not loss.has_offset:

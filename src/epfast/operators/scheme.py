@@ -25,6 +25,8 @@ from epfast.schemes import Exact, RowScheme
 Triple = tuple[float, float, float]
 #: share of audited messages beyond the tolerance above which a fit warns
 TOO_MANY = 0.05
+#: default tolerances: n sites share TOGETHER, between LEAST and SAFE; a fit warns above ADDED_UP
+TOGETHER, LEAST, SAFE, ADDED_UP = 10.0, 1e-3, 0.03, 60.0
 
 
 class Learned(RowScheme):
@@ -45,8 +47,10 @@ class Learned(RowScheme):
         The settings of the paper in place of the defaults: beliefs as targets, two-stage features,
         a batch of 300, the threshold -8.5. For reproduction.
     **settings
-        Of the operator that is made: ``tolerance``, ``features``, ``batch``, ``cap``, ``audit``,
-        ``targets``, ``seed``, ``coordinates``, ``threshold``, see :class:`Operator`.
+        Of the operator that is made: ``tolerance`` (10 / n for n sites, between 0.001 and 0.03,
+        which keeps means within some .03 of their standard deviations), ``features``, ``batch``,
+        ``cap``, ``audit``, ``targets``, ``seed``, ``coordinates``, ``threshold``, see
+        :class:`Operator`.
 
     Notes
     -----
@@ -116,7 +120,7 @@ class Learned(RowScheme):
             return f"scheme is Learned and {loss!r} has several latents; allowed: 'exact'"
         return None
 
-    def bound(self, loss: Loss, covariance: str, power: float) -> Self:
+    def bound(self, loss: Loss, covariance: str, power: float, n: int | None) -> Self:
         """A copy for one fit of sites of the loss, whose operator learns by itself."""
         if covariance == "factorized":
             raise ValueError(
@@ -132,6 +136,7 @@ class Learned(RowScheme):
         operator = self.operator
         if isinstance(operator.oracle, str) or operator.oracle is None:
             settings = {"coordinates": coordinates_of(loss), **self.settings, "power": power}
+            settings.setdefault("tolerance", tolerance_for(n))
             found = as_oracle(operator.oracle, ("gaussian",), (0,), loss=loss)
             operator = operator.asking(found, **settings)
         else:
@@ -145,6 +150,15 @@ class Learned(RowScheme):
             warnings.warn(
                 f"scheme is Learned for {loss!r}, whose moments have a closed form or compiled "
                 "quadrature, 10 to 20 times faster: scheme='exact'",
+                DataWarning,
+                stacklevel=4,
+            )
+        tolerance = operator.settings.tolerance
+        if not self.polish and operator.settings.refits and (n or 0) * tolerance > ADDED_UP:
+            warnings.warn(
+                f"the tolerance is {tolerance:g} for each of {n} sites, and errors that are alike "
+                "add up: means may be off by a good part of a standard deviation; allowed for the "
+                f"note to go: tolerance={tolerance_for(n):.2g}, or polish=1",
                 DataWarning,
                 stacklevel=4,
             )
@@ -215,6 +229,15 @@ def triple_of(m: float, v: float, answer: Answer) -> Triple:
     """log Z and its two derivatives by the moments of the belief (section 1)."""
     mean, variance = answer.belief[0]
     return float(answer.log_z[0]), float((mean - m) / v), float((variance / v - 1.0) / v)
+
+
+def tolerance_for(n: int | None) -> float:
+    """The tolerance of a fit of n sites whose means should be right to some .03 of their sd.
+
+    Errors of a smooth regression are alike at sites that are: they add up as n, not as its root.
+    Asked calls grow as a power of log(1 / tolerance) only.
+    """
+    return SAFE if n is None else float(np.clip(TOGETHER / n, LEAST, SAFE))
 
 
 def coordinates_of(loss: Loss) -> tuple[tuple[int, str], ...]:

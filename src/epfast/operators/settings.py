@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from epfast import _checks
 from epfast._core.just_in_time import JustInTime
 from epfast.operators.learners import (
@@ -16,6 +18,8 @@ from epfast.operators.learners import (
     Transform,
 )
 
+#: of the tolerance, what a tuple nearby may leave unknown
+NEARER = 0.03
 #: what decides: the tolerance; nothing, the oracle is always asked, or never; the paper's threshold
 JUST_IN_TIME, ORACLE_ALONE, OPERATOR_ALONE, BY_THRESHOLD = 0, 1, 2, 3
 #: settings of the paper's online experiments
@@ -57,6 +61,11 @@ class Settings:
         """Whether widths are chosen anew when the store has doubled: the paper's stay."""
         return self.threshold is None
 
+    @property
+    def near(self) -> float:
+        """Variance that a dictionary may leave unexplained: nothing beside the tolerance."""
+        return float(np.clip((NEARER * self.tolerance) ** 2, 1e-12, 1e-6))
+
     def core(self) -> JustInTime:
         """Its decisions, before the first visit."""
         # the threshold of the paper is on the variance with its noise, the core's without
@@ -75,11 +84,13 @@ class Settings:
     def learner(self) -> Learner:
         """An empty one."""
         if isinstance(self.features, tuple):
-            sizes = self.features[1:]
+            stages = self.features[1:]
             standardise = self.threshold is None
             numbers = PAPER_WIDTH, PAPER_NOISE, standardise, self.seed
-            return FourierLearner(self.inputs, self.transforms, self.n_targets, sizes, *numbers)
-        return DictionaryLearner(self.inputs, self.transforms, self.n_targets, self.cap, self.seed)
+            return FourierLearner(self.inputs, self.transforms, self.n_targets, stages, *numbers)
+        return DictionaryLearner(
+            self.inputs, self.transforms, self.n_targets, self.cap, self.near, self.seed
+        )
 
 
 def check_features(value: Any) -> str | tuple[str, int, int]:

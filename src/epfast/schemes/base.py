@@ -76,7 +76,7 @@ class Scheme:
             )
         return None
 
-    def bound(self, loss: Loss, covariance: str, power: float) -> Scheme:
+    def bound(self, loss: Loss, covariance: str, power: float, n: int | None) -> Scheme:
         """The scheme for one fit: itself, or a copy of one that learns.
 
         Parameters
@@ -85,6 +85,8 @@ class Scheme:
         covariance : {"full", "factorized", "process"}
         power : float
             Of the schedule.
+        n : int or None
+            Number of sites; None: of a stream.
 
         Raises
         ------
