@@ -452,7 +452,7 @@ def test_targets_become_the_triple(targets):
 
 
 def test_what_is_unsure():
-    """The deviation of d or rho decides: amplitude, inflation and spread."""
+    """The largest deviation decides: amplitude, inflation and spread."""
     omega, b = np.zeros((1, 2)), np.zeros(1)
     model = FourierModel(T, omega, b)  # phi = sqrt(2)
     model.set(np.zeros((T, 1)), [[0.5 * 0.04]])  # spread 0.04
@@ -464,7 +464,8 @@ def test_what_is_unsure():
     for amplitude, inflate, asked in (
         ([1.2, 1.0, 1.0], 1.0, True),
         ([1.0, 1.2, 1.0], 1.0, True),
-        ([1.0, 1.0, 9.0], 1.0, False),
+        ([1.0, 1.0, 1.2], 1.0, True),
+        ([1.0, 1.0, 0.0], [1.0, 1.0, 9.0], False),
         (1.0, [1.0, 1.2, 1.0], True),
         (0.5, 2.0, False),
     ):

@@ -44,8 +44,8 @@ cdef class JustInTime:
     """Which messages a model answers: it counts visits, and draws audits by lot.
 
     A target is offset + scale * raw; its variance amplitude * inflate * spread, in its own units.
-    All targets but the last decide: sure is what has deviations of at most ``tolerance`` (mode 0),
-    or log variances of at most ``threshold`` (mode 3). Mode 1 asks always, mode 2 never.
+    All decide, but those of amplitude 0: sure is what has deviations of at most ``tolerance``
+    (mode 0), or log variances of at most ``threshold`` (mode 3). Mode 1 asks always, mode 2 never.
     """
 
     cdef readonly ptrdiff_t outputs
@@ -112,14 +112,13 @@ cdef class JustInTime:
         return other
 
     cdef bint is_sure(self, const double *targets, double spread) noexcept nogil:
-        """Whether all targets but the last are known well enough."""
+        """Whether all targets are known well enough."""
         cdef double largest = 0.0
         cdef ptrdiff_t t
         for t in range(self.outputs):
             if not isfinite(targets[t]):
                 return False
-            if t < self.outputs - 1:
-                largest = fmax(largest, self.size[t])
+            largest = fmax(largest, self.size[t])
         largest *= spread
         if self.mode == BY_THRESHOLD:
             return log(largest) <= self.threshold

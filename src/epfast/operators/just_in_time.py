@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 #: widths are chosen anew when there are so many times the tuples of the last time
 GROWTH = 1.5
+#: standard deviation of log Z that is as good as one of the other targets
+LOG_Z = 3.0
 
 #: how a visit ends: by the model; by the oracle, where the model is unsure, or to audit it
 SURE, UNSURE, AUDIT = -1, 0, 1
@@ -464,6 +466,8 @@ class Operator:
         assert self.calibration is not None
         known = self.calibration
         amplitude = known.scale**2 * known.amplitude
+        # log Z may be off by more: it moves no belief
+        amplitude[-1] *= 0.0 if self.settings.threshold is not None else LOG_Z**-2
         self.core.calibrate(known.scale, known.offset, amplitude, known.inflation)
         self.core.model = self.learner.model
 
