@@ -18,7 +18,7 @@ from epfast.inference import DataWarning
 from epfast.losses import CustomLoss, CustomSite, Loss
 from epfast.operators.just_in_time import AUDIT, Operator
 from epfast.operators.learners import TRANSFORMS
-from epfast.operators.oracles import Answer, SiteOracle, as_oracle
+from epfast.operators.oracles import Answer, Oracle, SiteOracle, as_oracle
 from epfast.operators.settings import ORACLE_ALONE, PAPER
 from epfast.schemes import Exact, RowScheme
 
@@ -103,12 +103,10 @@ class Learned(RowScheme):
         for name in settings:
             _checks.choice("a setting", name, (*allowed, "coordinates", "threshold"))
         self.polish = _checks.integer("polish", polish, least=0, most=10_000)
-        self.settings = settings
-        # what is wrong with it is said here, before there is a loss
-        self.operator = operator
-        if operator is None:
-            self.operator = Operator(oracle, **settings)
-        self._bound_to: Loss | None = None
+        #: of the operator that each fit makes; None: the operator is given
+        self.settings = settings if operator is None else None
+        # what is wrong with them is said here, before there is a loss
+        self.operator = Operator(oracle, **settings) if operator is None else operator
 
     def __repr__(self) -> str:
         return f"Learned({self.operator!r})"
@@ -126,7 +124,6 @@ class Learned(RowScheme):
             raise ValueError(
                 "scheme is Learned with a factorised posterior; allowed: posterior='full'"
             )
-        assert self.operator is not None
         mine = self.operator.settings
         if mine.inputs != ("gaussian",) or mine.outputs != (0,):
             raise ValueError(
@@ -134,10 +131,12 @@ class Learned(RowScheme):
                 "sites: one Gaussian input, output 0"
             )
         operator = self.operator
-        if isinstance(operator.oracle, str) or operator.oracle is None:
+        if self.settings is not None:
+            found = operator.oracle
+            if not isinstance(found, Oracle):  # the name of a scheme, for this loss
+                found = as_oracle(found, ("gaussian",), (0,), loss=loss)
             settings = {"coordinates": coordinates_of(loss), **self.settings, "power": power}
-            settings.setdefault("tolerance", tolerance_for(n))
-            found = as_oracle(operator.oracle, ("gaussian",), (0,), loss=loss)
+            settings.setdefault("tolerance", tolerance_for(n) if found.exact else SAFE)
             operator = operator.asking(found, **settings)
         else:
             operator = operator.copy()
@@ -154,7 +153,8 @@ class Learned(RowScheme):
                 stacklevel=4,
             )
         tolerance = operator.settings.tolerance
-        if not self.polish and operator.settings.refits and (n or 0) * tolerance > ADDED_UP:
+        noted = operator.settings.refits and operator.oracle.exact and not self.polish
+        if noted and (n or 0) * tolerance > ADDED_UP:
             warnings.warn(
                 f"the tolerance is {tolerance:g} for each of {n} sites, and errors that are alike "
                 "add up: means may be off by a good part of a standard deviation; allowed for the "
@@ -162,14 +162,11 @@ class Learned(RowScheme):
                 DataWarning,
                 stacklevel=4,
             )
-        result = Learned(operator, polish=self.polish)
-        result._bound_to = loss
-        return result  # type: ignore[return-value]
+        return Learned(operator, polish=self.polish)  # type: ignore[return-value]
 
     @contextmanager
     def polishing(self) -> Iterator[None]:
         """Ask the oracle alone, and learn nothing."""
-        assert self.operator is not None
         core = self.operator.core
         mode, core.mode = core.mode, ORACLE_ALONE
         try:
@@ -180,7 +177,6 @@ class Learned(RowScheme):
     def tilted(self, loss: Loss, core: CoreLoss | None = None) -> TiltedMoments:
         core = loss.shifted_core() if core is None else core
         operator = self.operator
-        assert operator is not None
         codes = [(t.column, TRANSFORMS.index(t.name)) for t in operator.settings.transforms]
         site = LearnedSite(
             core,
@@ -196,7 +192,6 @@ class Learned(RowScheme):
 
     def told(self) -> str:
         """What a fit warns of: audits that were wrong; empty if nothing."""
-        assert self.operator is not None
         audited = self.operator.audited
         wrong = sum(beyond for _, beyond in audited)
         if wrong > 1 and wrong > TOO_MANY * len(audited):
