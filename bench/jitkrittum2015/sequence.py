@@ -81,7 +81,7 @@ class Learning(NamedTuple):
 
 
 def fit(problem: Problem, scheme: Any, intercept: bool = False) -> Any:
-    """Ten sweeps of parallel EP, w ~ N(0, I)."""
+    """Ten sweeps of parallel EP, w ~ N(0, I), of the intercept too."""
     with warnings.catch_warnings():
         # that logistic moments are compiled is the reason why there is a truth
         warnings.simplefilter("ignore", DataWarning)
@@ -93,7 +93,7 @@ def fit(problem: Problem, scheme: Any, intercept: bool = False) -> Any:
             scheme=scheme,
             schedule=SCHEDULE,
             prior_variance=1.0,
-            intercept=intercept,
+            intercept=1.0 if intercept else False,
         )
 
 
