@@ -44,8 +44,8 @@ FIRST, LATER = 12, 6
 TOLERANCES = (0.1, 0.03, 0.01)
 #: without refits the tolerance is a threshold on the variance, to which the paper's noise is added
 NOISE = 1e-4
-#: published
-CALLS_SETTLED, ERRORS = 1000, (0.045, 0.10)
+#: read off the figure; the paper's sampler
+ERRORS, PROPOSAL = (0.045, 0.10), ("gaussian", 0, 200)
 
 BELIEF, SITE = "paper's: belief, 300/500, -8.5", "targets of the site, nothing else changed"
 FOLDED, SITE_FOLDED = "the same, label folded into z", "targets of the site, label folded into z"
@@ -128,11 +128,19 @@ def again(problems: list[Problem], exact: list[Any]) -> list[int]:
     return [int(run.total("calls")) for run in (first, same, other)]
 
 
+def sampled(draws: int, proposal: Any) -> float:
+    """Least seconds per message of an oracle that samples, one message at a time."""
+    oracle = epfast.SampledFactor(log_density=log_logistic, draws=draws, proposal=proposal)
+    rng = np.random.default_rng(0)
+    messages = np.stack([3.0 * rng.standard_normal(10), np.exp(rng.normal(0.0, 1.0, 10))], axis=1)
+    return min(harness.timed(lambda row=row: oracle.answer(row[None]))[1] for row in messages)
+
+
 def judge(
     found: dict[str, Learning],
     calls: list[int],
     tests: dict[str, list[float]],
-    ratio: float,
+    ratios: dict[str, float],
     fits: list[int],
 ) -> list[Claim]:
     """Claims of experiment 3, and ours."""
@@ -172,8 +180,8 @@ def judge(
         (
             "section 4.3",
             "much faster than sampling: 34 times per problem, once learned",
-            ratio >= 34.0,
-            f"{ratio:.0f} times less per message than EP whose sites take 10^4 draws each",
+            next(iter(ratios.values())) >= 34.0,
+            "; ".join(f"{ratio:.0f} times less than {what}" for what, ratio in ratios.items()),
         ),
         (
             "aim",
@@ -257,15 +265,16 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         truths = [fit(problem, "exact") for problem in others]
         calls.append(in_sequence(BELIEF, others, truths, **PAPER)[0].total("calls"))
 
-    asked = epfast.SampledFactor(log_density=log_logistic)
-    sampler = epfast.Learned(oracle=asked, batch=10_000, cap=10_000)
-    start = harness.now()
-    fit(problems[0], sampler)
-    sampling = (harness.now() - start) / (10 * len(problems[0].y))
-    late = found[BELIEF].parts[-1]
-    ratio = sampling / (late.seconds / late.visits)
+    draws = 1_000 if options.quick else 500_000
+    sampling = {
+        f"{draws:,} draws of N(0, 200), as in the paper": sampled(draws, PROPOSAL),
+        "10,000 draws of the widened cavity": sampled(10_000, None),
+    }
+    runs = found[BELIEF]
+    late = float(np.median((runs.all("seconds") / runs.all("visits"))[-10:]))
+    ratios = {what: seconds / late for what, seconds in sampling.items()}
     draw(found, options.output / "jitkrittum2015_online.png")
-    claims = judge(found, calls, tests, ratio, again(problems, exact))
+    claims = judge(found, calls, tests, ratios, again(problems, exact))
     by_problem = {
         name: {"calls": run.all("calls"), "worst": run.all("worst"), "KL": run.all("kl")}
         for name, run in found.items()
@@ -277,5 +286,5 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             dict(zip(("operator", "noise-free", "noisy"), c, strict=True)) for c in cells
         ],
         "by problem": by_problem,
-        "sampling, us per message": 1e6 * sampling,
+        "sampling, us per message": {k: 1e6 * seconds for k, seconds in sampling.items()},
     }
