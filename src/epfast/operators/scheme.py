@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
+from scipy import stats
 
 from epfast import _checks
 from epfast._arrays import Array
@@ -23,7 +24,7 @@ from epfast.operators.settings import ORACLE_ALONE, PAPER
 from epfast.schemes import Exact, RowScheme
 
 Triple = tuple[float, float, float]
-#: share of audited messages beyond the tolerance above which a fit warns
+#: share of messages beyond the tolerance above which a fit warns, where the audits show it
 TOO_MANY = 0.05
 #: default tolerances: n sites share TOGETHER, between LEAST and SAFE; a fit warns above ADDED_UP
 TOGETHER, LEAST, SAFE, ADDED_UP = 10.0, 1e-3, 0.03, 60.0
@@ -193,11 +194,12 @@ class Learned(RowScheme):
     def told(self) -> str:
         """What a fit warns of: audits that were wrong; empty if nothing."""
         audited = self.operator.audited
-        wrong = sum(beyond for _, beyond in audited)
-        if wrong > 1 and wrong > TOO_MANY * len(audited):
+        n, wrong = len(audited), sum(beyond for _, beyond in audited)
+        # Clopper and Pearson's lower limit, at 95 %
+        if wrong and stats.beta.ppf(0.05, wrong, n - wrong + 1) > TOO_MANY:
             return (
-                f"{wrong} of {len(audited)} audited messages of the operator were beyond its "
-                "tolerance; lower it, audit more often (audit=), or polish"
+                f"{wrong} of {n} audited messages of the operator were beyond its tolerance; lower "
+                "it, audit more often (audit=), or polish"
             )
         return ""
 
