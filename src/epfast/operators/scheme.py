@@ -70,7 +70,7 @@ class Learned(RowScheme):
     >>> X = rng.normal(size=(400, 3))
     >>> y = np.where(X @ [1.0, -2.0, 0.0] + rng.logistic(size=400) > 0, 1, -1)
     >>> loss = epfast.CustomLoss(lambda margin: np.logaddexp(0.0, -margin))
-    >>> scheme = epfast.Learned(oracle="exact", tolerance=0.01, polish=1)
+    >>> scheme = epfast.Learned(oracle="exact", tolerance=0.01)
     >>> post = epfast.fit_linear(X, y, loss=loss, scheme=scheme)
     >>> bool(post.operator.calls < 0.1 * post.operator.visits)
     True
@@ -131,14 +131,15 @@ class Learned(RowScheme):
                 f"the operator has inputs {mine.inputs} and outputs {mine.outputs}; allowed for "
                 "sites: one Gaussian input, output 0"
             )
-        operator = self.operator
+        operator, oracle = self.operator, self.operator.oracle
+        if not isinstance(oracle, Oracle):  # the name of a scheme, for this loss
+            oracle = as_oracle(oracle, ("gaussian",), (0,), loss=loss)
         if self.settings is not None:
-            found = operator.oracle
-            if not isinstance(found, Oracle):  # the name of a scheme, for this loss
-                found = as_oracle(found, ("gaussian",), (0,), loss=loss)
             settings = {"coordinates": coordinates_of(loss), **self.settings, "power": power}
-            settings.setdefault("tolerance", tolerance_for(n) if found.exact else SAFE)
-            operator = operator.asking(found, **settings)
+            settings.setdefault("tolerance", tolerance_for(n) if oracle.exact else SAFE)
+            operator = operator.asking(oracle, **settings)
+        elif oracle is not operator.oracle:
+            operator = operator.asking(oracle, coordinates=mine.transforms or coordinates_of(loss))
         else:
             operator = operator.copy()
         _check_loss(operator, loss, power)
