@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
+from scipy import stats
 
 from epfast import _checks
 from epfast._arrays import Array
@@ -23,7 +24,7 @@ from epfast.operators.settings import ORACLE_ALONE, PAPER
 from epfast.schemes import Exact, RowScheme
 
 Triple = tuple[float, float, float]
-#: share of audited messages beyond the tolerance above which a fit warns
+#: share of messages beyond the tolerance above which a fit warns, where the audits show it
 TOO_MANY = 0.05
 #: default tolerances: n sites share TOGETHER, between LEAST and SAFE; a fit warns above ADDED_UP
 TOGETHER, LEAST, SAFE, ADDED_UP = 10.0, 1e-3, 0.03, 60.0
@@ -69,7 +70,7 @@ class Learned(RowScheme):
     >>> X = rng.normal(size=(400, 3))
     >>> y = np.where(X @ [1.0, -2.0, 0.0] + rng.logistic(size=400) > 0, 1, -1)
     >>> loss = epfast.CustomLoss(lambda margin: np.logaddexp(0.0, -margin))
-    >>> scheme = epfast.Learned(oracle="exact", tolerance=0.01, polish=1)
+    >>> scheme = epfast.Learned(oracle="exact", tolerance=0.01)
     >>> post = epfast.fit_linear(X, y, loss=loss, scheme=scheme)
     >>> bool(post.operator.calls < 0.1 * post.operator.visits)
     True
@@ -130,14 +131,15 @@ class Learned(RowScheme):
                 f"the operator has inputs {mine.inputs} and outputs {mine.outputs}; allowed for "
                 "sites: one Gaussian input, output 0"
             )
-        operator = self.operator
+        operator, oracle = self.operator, self.operator.oracle
+        if not isinstance(oracle, Oracle):  # the name of a scheme, for this loss
+            oracle = as_oracle(oracle, ("gaussian",), (0,), loss=loss)
         if self.settings is not None:
-            found = operator.oracle
-            if not isinstance(found, Oracle):  # the name of a scheme, for this loss
-                found = as_oracle(found, ("gaussian",), (0,), loss=loss)
             settings = {"coordinates": coordinates_of(loss), **self.settings, "power": power}
-            settings.setdefault("tolerance", tolerance_for(n) if found.exact else SAFE)
-            operator = operator.asking(found, **settings)
+            settings.setdefault("tolerance", tolerance_for(n) if oracle.exact else SAFE)
+            operator = operator.asking(oracle, **settings)
+        elif oracle is not operator.oracle:
+            operator = operator.asking(oracle, coordinates=mine.transforms or coordinates_of(loss))
         else:
             operator = operator.copy()
         _check_loss(operator, loss, power)
@@ -193,11 +195,12 @@ class Learned(RowScheme):
     def told(self) -> str:
         """What a fit warns of: audits that were wrong; empty if nothing."""
         audited = self.operator.audited
-        wrong = sum(beyond for _, beyond in audited)
-        if wrong > 1 and wrong > TOO_MANY * len(audited):
+        n, wrong = len(audited), sum(beyond for _, beyond in audited)
+        # Clopper and Pearson's lower limit, at 95 %
+        if wrong and stats.beta.ppf(0.05, wrong, n - wrong + 1) > TOO_MANY:
             return (
-                f"{wrong} of {len(audited)} audited messages of the operator were beyond its "
-                "tolerance; lower it, audit more often (audit=), or polish"
+                f"{wrong} of {n} audited messages of the operator were beyond its tolerance; lower "
+                "it, audit more often (audit=), or polish"
             )
         return ""
 
