@@ -197,14 +197,20 @@ class Learned(RowScheme):
     def told(self) -> str:
         """What a fit warns of: audits that were wrong; empty if nothing."""
         assert self.operator is not None
-        audited = self.operator.audited
-        wrong = sum(beyond for _, beyond in audited)
-        if wrong > 1 and wrong > TOO_MANY * len(audited):
-            return (
-                f"{wrong} of {len(audited)} audited messages of the operator were beyond its "
-                "tolerance; lower it, audit more often (audit=), or polish"
-            )
-        return ""
+        told = told_of(self.operator)
+        return f"{told}, or polish" if told else ""
+
+
+def told_of(operator: Operator) -> str:
+    """What a fit warns of: audits that were wrong; empty if nothing."""
+    audited = operator.audited
+    wrong = sum(beyond for _, beyond in audited)
+    if wrong > 1 and wrong > TOO_MANY * len(audited):
+        return (
+            f"{wrong} of {len(audited)} audited messages of the operator were beyond its "
+            "tolerance; lower it, or audit more often (audit=)"
+        )
+    return ""
 
 
 class Asking:
