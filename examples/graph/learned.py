@@ -44,7 +44,7 @@ def model(factor):
 
 # ---- the model, and the fit ----
 
-oracle = epfast.SampledFactor(sample=lambda x, rng: outbreak(x, rng), observe=0, draws=20_000)
+oracle = epfast.SampledFactor(sample=lambda x, rng: outbreak(x, rng), observe=0, draws=10_000)
 operator = epfast.Operator(oracle, coordinates=["value", "is_zero"], tolerance=0.1, batch=60)
 g, common, precision, x, batch = model(Factor(scheme=operator))
 post = g.fit(epfast.EP(sweeps=99, tol=1e-3))
@@ -55,7 +55,7 @@ print(f"settled: {post.converged}; {learned.calls} of {learned.visits} messages 
 
 grid = np.linspace(-4.0, 4.0, 401)
 escape, at = np.exp(-np.exp(grid) / PEOPLE), np.arange(PEOPLE + 1)
-state, likelihood = np.zeros((2, PEOPLE + 1, PEOPLE + 2, len(grid)))[0], []
+state = np.zeros((PEOPLE + 1, PEOPLE + 2, len(grid)))
 state[PEOPLE, 1] = 1.0  # by healthy and ill people
 for healthy in at[::-1]:
     for ill in range(PEOPLE + 1, 0, -1):
@@ -66,8 +66,8 @@ for healthy in at[::-1]:
 likelihood = state[::-1, 0]  # by size, (21, 401)
 
 
-class True_:
-    """EP with true messages."""
+class Recursion:
+    """True messages."""
 
     def project(self, messages, data):
         precision, shift = messages[0].T[..., None]
@@ -79,7 +79,7 @@ class True_:
         return np.log(z * (grid[1] - grid[0])), (np.stack([1 / variance, mean / variance], 1),)
 
 
-h, of_all, spread, z, _ = model(Factor(scheme=True_()))
+h, of_all, spread, z, _ = model(Factor(scheme=Recursion()))
 true = h.fit(epfast.EP(sweeps=99, tol=1e-3))
 
 mu, log_tau = np.meshgrid(np.linspace(-1.5, 2.0, 121), np.linspace(-2.5, 6.0, 121), indexing="ij")
@@ -112,7 +112,9 @@ left.axhline(np.exp(post[common].mean), color="C0", linewidth=1, linestyle=":")
 left.set(yscale="log", xlabel="people who fell ill, of 20", xticks=range(0, 21, 5))
 left.set_yticks([0.5, 1, 2, 4], ["0.5", "1", "2", "4"])
 left.set_yticks([], minor=True)
-left.set(ylabel="cases by a case, with 95 % intervals", title="Villages by the size of the outbreak")
+left.set(
+    ylabel="cases by a case, with 95 % intervals", title="Villages by the size of the outbreak"
+)
 left.legend(loc="upper left")
 line = mu[:, 0]
 exact = w.sum(axis=1) / (line[1] - line[0])
@@ -122,7 +124,7 @@ for name, belief, style in (
     ("EP, true messages", true[of_all], "C1--"),
 ):
     right.plot(line, stats.norm.pdf(line, belief.mean, belief.sd), style, label=name)
-right.set(xlim=(-0.2, 1.0), ylim=(0, 7.5), xlabel="log of cases by a case, mean of villages")
+right.set(xlim=(-0.2, 1.0), ylim=(0, 6.5), xlabel="log of cases by a case, mean of villages")
 right.set(ylabel="posterior density", title="How infectious it is")
 right.legend(loc="upper left")
 
@@ -132,7 +134,9 @@ mu_mean = w.sum(axis=1) @ line
 mu_sd = np.sqrt(w.sum(axis=1) @ (line - mu_mean) ** 2)
 tau_mean = w.sum(axis=0) @ tau[0]
 tau_sd = np.sqrt(w.sum(axis=0) @ (tau[0] - tau_mean) ** 2)
-print(f"mean of villages, exact {mu_mean:.2f} ± {mu_sd:.3f}; precision {tau_mean:.1f} ± {tau_sd:.1f}")
+print(
+    f"mean of villages, exact {mu_mean:.2f} ± {mu_sd:.3f}; precision {tau_mean:.1f} ± {tau_sd:.1f}"
+)
 for name, fit, a, b, c in (
     ("true messages", true, of_all, spread, z),
     ("learned messages", post, common, precision, x),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import epfast
-from epfast import ADF, EP, Graph, Operator
+from epfast import EP, Graph, Operator
 from epfast.graph import CompoundGamma, Factor
 from epfast.operators import CallableOracle, DensityOracle, SampledFactor, SiteOracle
 
@@ -44,10 +44,10 @@ def rows(scheme, log_t=None):
 def linked(factor):
     """Gaussian and beta variables with a factor between each pair."""
     rng = np.random.default_rng(2)
-    alpha, beta = rng.integers(2, 9, (2, 12)).astype(float)
+    alpha, beta = rng.integers(2, 9, (2, 8)).astype(float)
     g = Graph()
     x, p = g.gaussian(4, variance=2.0), g.beta(alpha=alpha, beta=beta)
-    return g, x, p, g.add(factor, x[np.arange(12) % 4], p)
+    return g, x, p, g.add(factor, x[np.arange(8) % 4], p)
 
 
 def both(output, tolerance=0.01):
@@ -86,7 +86,7 @@ class TestSameAsQuadrature:
         """One operator for both neighbours, and one for each, which learn apart."""
         h, z, q, _ = linked(Factor(link, "quadrature"))
         true = h.fit()
-        for scheme in (both((0, 1)), both((1, 0)), (both(0), both(1))):
+        for scheme in (both((1, 0)), (both(0), both(1))):
             g, x, p, batch = linked(Factor(scheme=scheme))
             post = g.fit()
             assert_near((post, x, p), (true, z, q))
@@ -104,11 +104,11 @@ class TestSameAsQuadrature:
         for factor in (Factor(scheme=operator), Factor(given_rate, "quadrature")):
             g = Graph()
             r = g.gamma(3, shape=3.0, rate=[1.0, 2.0, 4.0])
-            tau = g.gamma(12, shape=np.linspace(2.0, 9.0, 12), rate=3.0)
-            g.add(factor, r[np.arange(12) % 3], tau)
+            tau = g.gamma(9, shape=np.linspace(2.0, 9.0, 9), rate=3.0)
+            g.add(factor, r[np.arange(9) % 3], tau)
             found.append((g.fit(), r, tau))
-        # of each log Z 3 tolerances are allowed, and 12 of them add up as independent ones do
-        assert_near(*found, evidence=0.03 * np.sqrt(12.0))
+        # of each log Z 3 tolerances are allowed, and 9 of them add up as independent ones do
+        assert_near(*found, evidence=0.03 * np.sqrt(9.0))
 
     def test_compound_gamma(self):
         """Against compiled messages."""
@@ -141,12 +141,12 @@ class TestSameAsQuadrature:
         assert_near(*found[::-1], 1e-3, 1e-4)
 
     def test_nothing_is_sent_where_there_is_no_operator(self):
-        g, x, p, _ = linked(Factor(scheme=(both(0, 0.03), None)))
-        post = g.fit(EP(20, 1e-4))
-        h = Graph()
-        z = h.gaussian(4, variance=2.0)
-        prior = g.fit(ADF())[p], h, z
-        np.testing.assert_array_equal(post[p].mean, prior[0].mean)
+        g, x, p, batch = linked(Factor(scheme=(both(0, 0.03), None)))
+        post = g.fit(EP(4, 0.0))
+        prior = Graph.of(post)
+        prior.remove(batch)
+        prior.add("gaussian", x, np.zeros(4))
+        np.testing.assert_array_equal(post[p].natural, prior.fit(EP(2, 0.0))[p].natural)
         assert (post[x].sd < np.sqrt(2.0)).all()
 
 
