@@ -111,6 +111,15 @@ class Kind:
         """Why a batch allows no power but 1; None: it does."""
         return None
 
+    @property
+    def learned(self) -> Any:
+        """Operators that learn the messages, as :class:`LearnedMessages`; None: nothing learns."""
+        return None
+
+    def with_learned(self, learned: Any) -> Kind:
+        """The same kind with other operators."""
+        raise NotImplementedError
+
     def kinds(self, batch: Batch) -> NDArray[np.uint8]:
         """0 or 1 for each factor: those of a kind go side by side where they may."""
         return np.zeros(batch.n, dtype=np.uint8)

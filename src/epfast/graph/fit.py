@@ -23,6 +23,7 @@ from epfast.graph.factors import (
     form_of,
     scalar_loss,
 )
+from epfast.graph.learned import begun, warn_of_operators
 from epfast.graph.posterior import GraphPosterior
 from epfast.graph.problem import BLOCK, GraphProblem, check_handles, legal, places
 from epfast.graph.variables import Block, Index, Variables
@@ -382,7 +383,7 @@ class Graph:
             None: ``EP(sweeps=200, tol=1e-6)``.
         start : GraphPosterior, optional
             An earlier posterior of this graph, whose sites are kept where their factors are still
-            there: online learning.
+            there: online learning. Operators of factors of your own go on with what they know.
         callback : callable, optional
             Called after each sweep with its :class:`epfast.SweepInfo` and the state; a true answer
             ends the fit.
@@ -412,6 +413,9 @@ class Graph:
                 "EP, SEP or AEP"
             )
 
+        before = () if start is None else start.problem.batches
+        problem = problem._replace(batches=begun(problem.batches, before))
+
         def result(fit: Fit) -> GraphPosterior:
             post = GraphPosterior(fit.state, problem, fit.converged, fit.history)
             post.reasons = engine.reasons
@@ -424,6 +428,7 @@ class Graph:
         try:
             fit = run(engine, problem.schedule, start, callback=callback, progress=progress)
             warn_of(fit, engine, problem.schedule, 2)
+            warn_of_operators(problem.batches, 2)
             return result(fit)
         except KeyboardInterrupt as pressed:
             fit = reached(pressed) or fit or Fit(engine.init(start), False, [])
@@ -441,6 +446,7 @@ class Graph:
             no loss on a linear form.
         """
         problem = self._problem(legal(ADF()))
+        problem = problem._replace(batches=begun(problem.batches))
         found = GraphEngine(problem, by_parts=False).one_step_ahead()
         return {batch.key: part for batch, part in zip(problem.batches, found, strict=True)}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -15,9 +15,11 @@ from epfast._arrays import Array
 from epfast._core.graph import GraphBatch, PythonBatch
 from epfast.families import FAMILIES
 from epfast.graph.factors import Added, Batch, Kind
+from epfast.graph.learned import LearnedMessages, check_operators
 from epfast.graph.variables import Index, Terms, Variables
 from epfast.operators.density import Density, Rows
 from epfast.operators.importance import ImportanceMessages
+from epfast.operators.just_in_time import Operator
 from epfast.operators.laplace import LaplaceMessages
 from epfast.operators.quadrature import QuadratureMessages
 from epfast.operators.tilted import COORDINATES, Answer, Asked
@@ -107,12 +109,14 @@ class Factor(Kind):
         for all of a run, in an order of the library's own and often for several points of each:
         what differs from factor to factor goes into data keywords, not into a closure. None where
         ``scheme`` is an object of your own.
-    scheme : {"laplace", "quadrature", "importance"} or object
+    scheme : {"laplace", "quadrature", "importance"}, Operator, tuple of Operator, or object
         How messages are found. ``"laplace"``: Gaussian neighbours, any number of them, fast; mode
         and curvature (:class:`LaplaceMessages`). ``"quadrature"``: moments to about 1e-10, one or
         two neighbours, Gaussian, gamma or beta (:class:`QuadratureMessages`). ``"importance"``:
         moments by sampling, any number (:class:`ImportanceMessages`). Objects of these classes hold
-        their own numbers. Else any object with ``project(messages, data)``, see Notes.
+        their own numbers. An :class:`epfast.Operator` learns messages: one whose ``output`` are all
+        of its inputs, or a tuple with one for each neighbour, None where none is to be sent. Else
+        any object with ``project(messages, data)``, see Notes.
     gradient, hessian : callable, optional
         Derivatives of log_t for the Laplace scheme: of the same arguments, a sequence of k arrays
         (n,), and of k times k; numbers stand for arrays of them. None: differences of sixth
@@ -134,6 +138,13 @@ class Factor(Kind):
     asks for ``project(messages, data, power=a)``, where log_z and targets are those of t^a; without
     it powers other than 1 are refused. ``takes_flat = True`` asks for Gaussian cavities of
     precision 0 too, whose density counts as 1.
+
+    A fit copies operators as it begins, and its copy learns on through the sweeps; an operator of
+    several batches is one copy. ``post.operator(batch)`` is what it became, and
+    ``fit(start=post)`` goes on with that. Data enter by its ``coordinates``: columns in the order
+    of the keywords, (n,) one and (n, q) several. Where its oracle refuses, the factor waits. Its
+    power is the schedule's. Errors of messages that are alike add up: for n factors about one
+    variable choose a tolerance of 10 / n.
 
     Exceptions of the functions end the fit, and leave posteriors as they were. With
     ``EP(order="parallel", damping=...)`` all factors of a batch are fitted in one call.
@@ -167,15 +178,22 @@ class Factor(Kind):
             scheme = NAMED[_checks.choice("scheme", scheme, tuple(NAMED))]()
             object.__setattr__(self, "scheme", scheme)
         known = isinstance(scheme, tuple(NAMED.values()))
-        if not known and (
+        learns = isinstance(scheme, Operator | tuple | list)
+        if learns:
+            check_operators(scheme)
+            scheme = scheme if isinstance(scheme, Operator) else tuple(scheme)
+            object.__setattr__(self, "scheme", scheme)
+        elif not known and (
             isinstance(scheme, type) or not callable(getattr(scheme, "project", None))
         ):
             raise TypeError(
                 f"scheme is {_checks.describe(scheme)}; allowed: {', '.join(map(repr, NAMED))}, an "
-                "object of their classes, or one with project(messages, data)"
+                "object of their classes, an epfast.Operator or a tuple of them, or an object with "
+                "project(messages, data)"
             )
         if not known and self.log_t is not None:
-            raise TypeError("log_t is given beside a scheme with project(); allowed: None")
+            what = "an operator" if learns else "a scheme with project()"
+            raise TypeError(f"log_t is given beside {what}; allowed: None")
         if known and not callable(self.log_t):
             raise TypeError(
                 f"log_t is {_checks.describe(self.log_t)}; allowed: a function of arrays (n,), one "
@@ -191,9 +209,15 @@ class Factor(Kind):
             if given is not None and not isinstance(scheme, LaplaceMessages):
                 raise ValueError(f"{name} is given; allowed for scheme='laplace'")
 
+    def _messages(self) -> Any:
+        if isinstance(self.scheme, tuple(NAMED.values())):
+            return self.scheme
+        if isinstance(self.scheme, Operator | tuple):
+            return LearnedMessages(self.scheme)
+        return Projecting(self.scheme)
+
     def attach(self, graph: str, key: int, /, *neighbours: Any, **data: Any) -> Added:
-        known = isinstance(self.scheme, tuple(NAMED.values()))
-        scheme: Messages = self.scheme if known else Projecting(self.scheme)
+        scheme: Messages = self._messages()
         if not neighbours:
             raise ValueError("the factor has no neighbours; allowed: variables of the graph")
         for at, value in enumerate(neighbours):
@@ -226,6 +250,8 @@ class Factor(Kind):
             rest = value.shape[axes:]
             spread = np.broadcast_to(value, (*shape, *rest) if shape else (1, *rest))
             rows[name] = np.array(spread).reshape(n, *rest)
+        if isinstance(scheme, LearnedMessages):
+            scheme.check_data(rows)
         k = len(neighbours)
         terms = Terms(np.arange(0, k * n + 1, k), numbers.ravel(), np.ones(k * n))
         widths = tuple(value.width for value in neighbours)
@@ -272,6 +298,14 @@ class Attached(Kind):
     families: tuple[str, ...]
     #: natural parameters of each neighbour
     widths: tuple[int, ...]
+
+    @property
+    def learned(self) -> LearnedMessages | None:
+        return self.scheme if isinstance(self.scheme, LearnedMessages) else None
+
+    def with_learned(self, learned: LearnedMessages) -> Attached:
+        mine = replace(self.definition, scheme=learned.given)
+        return replace(self, scheme=learned, definition=mine)
 
     def refuses_power(self, batch: Batch) -> str | None:
         if isinstance(self.scheme, Projecting) and not self.scheme.takes_power:

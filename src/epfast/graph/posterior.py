@@ -15,6 +15,7 @@ from epfast.graph import files
 from epfast.graph.blocks import linear_sites
 from epfast.graph.checking import checked
 from epfast.graph.factors import form_of
+from epfast.graph.learned import operator_of
 from epfast.graph.predicting import predicted
 from epfast.graph.problem import GraphProblem, GraphState, Program, check_handle
 from epfast.graph.variables import Block, Index, Variables
@@ -22,6 +23,7 @@ from epfast.inference import SweepInfo
 from epfast.inference.certificates import Check
 from epfast.inference.files import write
 from epfast.inference.report import interval, level_at_door
+from epfast.operators.just_in_time import Operator
 
 
 class Belief:
@@ -140,6 +142,21 @@ class GraphPosterior:
     @property
     def n_refused(self) -> int:
         return sum(info.n_refused for info in self.history)
+
+    def operator(self, batch: int) -> Operator | tuple[Operator | None, ...]:
+        """The operator that learned the messages of a batch, or the tuple of them.
+
+        Parameters
+        ----------
+        batch : int
+            What :meth:`Graph.add <epfast.Graph.add>` returned for ``Factor(scheme=operator)``.
+
+        Returns
+        -------
+        Operator or tuple of Operator
+            As they are after the fit; what was given to the graph is unchanged.
+        """
+        return operator_of(self.problem.batches, batch)
 
     @overload
     def __getitem__(self, variables: Block) -> BlockBelief: ...

@@ -215,6 +215,13 @@ class GraphProblem(NamedTuple):
                 raise ValueError(f"power is {power:g}; allowed for {reason}: 1")
             if batch.scheme is not None:
                 batch.factor.loss.check_power(power)
+        for batch in self.batches:
+            learned = batch.factor.learned
+            if learned is not None and learned.power != power:
+                raise ValueError(
+                    f"power is {power:g}, and an operator of batch {batch.key} is of "
+                    f"{learned.power:g}; allowed: an operator for each power"
+                )
         linear = self.linear().values() if self.tied else ()
         if self.tied and not all(
             k in linear if batch.parts else has_one_set(batch.terms)

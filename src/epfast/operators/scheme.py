@@ -194,15 +194,21 @@ class Learned(RowScheme):
 
     def told(self) -> str:
         """What a fit warns of: audits that were wrong; empty if nothing."""
-        audited = self.operator.audited
-        n, wrong = len(audited), sum(beyond for _, beyond in audited)
-        # Clopper and Pearson's lower limit, at 95 %
-        if wrong and stats.beta.ppf(0.05, wrong, n - wrong + 1) > TOO_MANY:
-            return (
-                f"{wrong} of {n} audited messages of the operator were beyond its tolerance; lower "
-                "it, audit more often (audit=), or polish"
-            )
-        return ""
+        told = told_of(self.operator)
+        return f"{told}, or polish" if told else ""
+
+
+def told_of(operator: Operator) -> str:
+    """What a fit warns of: audits that were wrong; empty if nothing."""
+    audited = operator.audited
+    n, wrong = len(audited), sum(beyond for _, beyond in audited)
+    # Clopper and Pearson's lower limit, at 95 %
+    if wrong and stats.beta.ppf(0.05, wrong, n - wrong + 1) > TOO_MANY:
+        return (
+            f"{wrong} of {n} audited messages of the operator were beyond its tolerance; lower "
+            "it, or audit more often (audit=)"
+        )
+    return ""
 
 
 class Asking:

@@ -1,0 +1,231 @@
+"""Factors whose messages operators learn, just in time."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from epfast import _checks
+from epfast._arrays import Array
+from epfast.graph.factors import Batch
+from epfast.inference import ConvergenceWarning
+from epfast.operators.answers import Oracle
+from epfast.operators.density import Density
+from epfast.operators.just_in_time import Operator
+from epfast.operators.messages import KINDS
+from epfast.operators.scheme import told_of
+from epfast.operators.tilted import Answer, Asked
+
+#: an operator for all neighbours, or one for each; None: that neighbour gets no message
+Given = Operator | tuple[Operator | None, ...]
+
+
+class LearnedMessages:
+    """Operators as a scheme of a factor: what the sweeps of a fit learn stays in them.
+
+    given: as the user gave them.
+    """
+
+    families: frozenset[str] = frozenset(KINDS)
+    takes_flat = False
+
+    def __init__(self, given: Given) -> None:
+        self.given = given
+        #: in the order in which they are asked
+        self.operators = tuple(op for op in _listed(given) if op is not None)
+        self.inputs = self.operators[0].settings.inputs
+        #: the only one that they are of
+        self.power = self.operators[0].settings.power
+        of_oracles = (reason for op in self.operators for reason in op.oracle.reasons[1:])
+        #: why a fit failed, by the numbers of an answer
+        self.reasons = ("", "a cavity is beyond what its usual parameters can hold", *of_oracles)
+
+    def refuses(self, families: tuple[str, ...]) -> str | None:
+        """Why neighbours of these families are not for the operators; None: they are."""
+        if families == self.inputs:
+            return None
+        return (
+            f"the operator has inputs {self.inputs}, and the neighbours are {families}; allowed: "
+            "the same, in their order"
+        )
+
+    def check_data(self, data: dict[str, Array]) -> None:
+        """Refuse data that the operators cannot tell factors apart by."""
+        for name, value in data.items():
+            if value.ndim > 2 or value.dtype.kind not in "fiub":
+                raise ValueError(
+                    f"{name} has shape {value.shape} and dtype {value.dtype}; allowed for an "
+                    "operator: numbers (n,), or columns (n, q)"
+                )
+        table = columns_of(data)
+        width = 0 if table is None else table.shape[1]
+        for op in self.operators:
+            needs = 1 + max((t.column for t in op.settings.transforms), default=-1)
+            if width and not needs:
+                raise ValueError(
+                    f"{', '.join(data)} given to an operator without coordinates= of data; "
+                    "allowed: coordinates, by which it tells factors apart, or no data"
+                )
+            if width < needs:
+                raise ValueError(
+                    f"the data have {width} columns, {list(data)}; allowed for an operator with "
+                    f"coordinates={op.settings.transforms!r}: {needs} or more"
+                )
+
+    def with_operators(self, copies: dict[int, Operator]) -> LearnedMessages:
+        """The same with other operators, by the identities of those that are here."""
+        found = tuple(None if op is None else copies[id(op)] for op in _listed(self.given))
+        if isinstance(self.given, Operator):
+            assert found[0] is not None
+            return LearnedMessages(found[0])
+        return LearnedMessages(found)
+
+    def fit(self, density: Density, families: tuple[str, ...], asked: Asked) -> Answer:
+        """Projections by the operators, which learn on the way."""
+        n, kinds = asked.n, [KINDS[family] for family in families]
+        with np.errstate(all="ignore"):  # what overflows is not representable
+            messages = tuple(
+                kind.usual(eta) for kind, eta in zip(kinds, asked.messages, strict=True)
+            )
+        data = columns_of(asked.rows.data)
+        # a neighbour to which nothing is sent keeps its cavity
+        targets = tuple(eta.copy() for eta in asked.messages)
+        log_z = np.full(n, np.nan)
+        held = np.all([kind.is_proper(p) for kind, p in zip(kinds, messages, strict=True)], axis=0)
+        reason = np.where(held, 0, 1)
+        first = 1  # the number before those of the operator's oracle
+        for op in self.operators:
+            rows = np.flatnonzero(reason == 0)
+            if not len(rows):
+                break
+            mine = tuple(p[rows] for p in messages)
+            values, refused = op.targets(mine, None if data is None else data[rows])
+            with np.errstate(all="ignore"):  # rows that were refused are NaN
+                beliefs = op.beliefs(mine, values)
+                for j, place in enumerate(op.settings.outputs):
+                    targets[place][rows] = kinds[place].natural(beliefs[:, 2 * j : 2 * j + 2])
+            if op is self.operators[0]:  # all learn the same log Z
+                log_z[rows] = values[:, -1]
+            reason[rows] = np.where(refused > 0, first + refused, 0)
+            first += len(op.oracle.reasons) - 1
+        return Answer(log_z, targets, reason)
+
+
+def check_operators(given: Any) -> None:
+    """Refuse operators that are not of all neighbours of a factor.
+
+    given: an Operator, or a sequence with one, or None, for each neighbour.
+    """
+    several = not isinstance(given, Operator)
+    listed = _listed(given)
+    for j, op in enumerate(listed):
+        name = f"scheme[{j}]" if several else "scheme"
+        if op is None:
+            continue
+        if not isinstance(op, Operator):
+            raise TypeError(
+                f"{name} is {_checks.describe(op)}; allowed: an epfast.Operator, or None for a "
+                "neighbour that gets no message"
+            )
+        if not isinstance(op.oracle, Oracle):
+            raise ValueError(
+                f"the oracle of {name} is {op.oracle!r}, which takes the loss of a fit; allowed in "
+                "a graph: an oracle, such as epfast.operators.SiteOracle(loss)"
+            )
+        if not op.oracle.has_log_z:
+            raise ValueError(
+                f"the oracle of {name} has no log_z, of which the evidence is made; allowed: one "
+                "that has (CallableOracle(..., has_log_z=True))"
+            )
+        mine = op.settings
+        wanted = (j,) if several else tuple(range(len(mine.inputs)))
+        if tuple(sorted(mine.outputs)) != wanted:
+            raise ValueError(
+                f"{name} has output {mine.outputs} of the inputs {mine.inputs}; allowed: {wanted}"
+                + ("" if several else ", or a tuple of operators, one for each neighbour")
+            )
+        if several and len(mine.inputs) != len(listed):
+            raise ValueError(
+                f"{name} has inputs {mine.inputs}; allowed for one of {len(listed)} neighbours: as "
+                "many, all of them"
+            )
+    found = [op for op in listed if op is not None]
+    if not found:
+        raise ValueError(f"scheme is {given!r}; allowed: one operator or more")
+    for op in found[1:]:
+        for what in ("inputs", "power"):
+            one, other = (getattr(x.settings, what) for x in (found[0], op))
+            if one != other:
+                raise ValueError(
+                    f"the operators of scheme have {what} {one!r} and {other!r}; allowed: the same"
+                )
+
+
+def _listed(given: Any) -> tuple[Any, ...]:
+    return (given,) if isinstance(given, Operator) else tuple(given)
+
+
+def columns_of(data: dict[str, Array]) -> Array | None:
+    """Data of factors as an operator has them, (n, q), in the order of the keywords; or None."""
+    if not data:
+        return None
+    parts = [np.asarray(value, dtype=np.float64) for value in data.values()]
+    return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
+
+
+def begun(batches: tuple[Batch, ...], before: tuple[Batch, ...] = ()) -> tuple[Batch, ...]:
+    """Batches whose operators are copies, which a fit may teach.
+
+    An operator of several batches stays one. before: batches of the posterior that the fit starts
+    from; what their operators have learned goes on.
+    """
+    earlier = {batch.key: batch.factor.learned for batch in before}
+    source: dict[int, Operator] = {}
+    copies: dict[int, Operator] = {}
+    for batch in batches:
+        mine, old = batch.factor.learned, earlier.get(batch.key)
+        if mine is None or old is None or len(mine.operators) != len(old.operators):
+            continue
+        for op, known in zip(mine.operators, old.operators, strict=True):
+            if op.settings == known.settings:
+                source.setdefault(id(op), known)
+    by_source: dict[int, Operator] = {}
+    result = []
+    for batch in batches:
+        mine = batch.factor.learned
+        if mine is not None:
+            for op in mine.operators:
+                known = source.get(id(op), op)
+                if id(known) not in by_source:
+                    by_source[id(known)] = known.copy()
+                copies[id(op)] = by_source[id(known)]
+            learning = batch.factor.with_learned(mine.with_operators(copies))
+            batch = batch._replace(factor=learning)
+        result.append(batch)
+    return tuple(result)
+
+
+def warn_of_operators(batches: tuple[Batch, ...], stacklevel: int) -> None:
+    """Warn of audits of operators that were wrong, of each operator once."""
+    found = {
+        id(op): op
+        for batch in batches
+        if batch.factor.learned is not None
+        for op in batch.factor.learned.operators
+    }
+    for told in filter(None, map(told_of, found.values())):
+        warnings.warn(told, ConvergenceWarning, stacklevel=stacklevel + 1)
+
+
+def operator_of(batches: tuple[Batch, ...], batch: Any) -> Given:
+    """What a batch has learned, in the form in which its operators were given."""
+    learning = {known.key: known.factor.learned for known in batches if known.factor.learned}
+    if batch not in learning:
+        raise ValueError(
+            f"batch is {_checks.describe(batch)}; allowed: one of {list(learning)}, whose factors "
+            "have operators"
+        )
+    found: Given = learning[batch].given
+    return found
