@@ -20,7 +20,7 @@ from epfast.operators.just_in_time import AUDIT, Operator
 from epfast.operators.learners import TRANSFORMS
 from epfast.operators.oracles import Answer, SiteOracle, as_oracle
 from epfast.operators.settings import ORACLE_ALONE, PAPER
-from epfast.schemes import Exact, RowScheme
+from epfast.schemes import Exact, RowScheme, Scheme
 
 Triple = tuple[float, float, float]
 #: share of audited messages beyond the tolerance above which a fit warns
@@ -134,7 +134,7 @@ class Learned(RowScheme):
                 "sites: one Gaussian input, output 0"
             )
         operator = self.operator
-        if isinstance(operator.oracle, str) or operator.oracle is None:
+        if isinstance(operator.oracle, str | Scheme):
             settings = {"coordinates": coordinates_of(loss), **self.settings, "power": power}
             settings.setdefault("tolerance", tolerance_for(n))
             found = as_oracle(operator.oracle, ("gaussian",), (0,), loss=loss)
