@@ -18,7 +18,7 @@ from epfast.linear import files as linear_files
 from epfast.linear import latent_files, shrunk_restoring
 from epfast.losses import Loss
 from epfast.operators import Operator
-from epfast.operators.files import Misfit
+from epfast.operators.files import MisfitError
 
 #: reader of each kind of posterior: of arrays, header, and the loss; of operators the oracle
 RESTORE = {
@@ -71,11 +71,11 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
         kind = _checks.choice("posterior", header["posterior"], tuple(RESTORE))
         unused, value = ("loss", loss) if kind == "operator" else ("oracle", oracle)
         if value is not None:
-            raise Misfit(f"{unused} is {_checks.describe(value)}; allowed for this file: None")
+            raise MisfitError(f"{unused} is {_checks.describe(value)}; allowed for this file: None")
         with np.errstate(all="ignore"):
             found = oracle if kind == "operator" else _loss_of(header, given)
             return RESTORE[kind](arrays, header, found)
-    except (MemoryError, Misfit, *UNREADABLE):
+    except (MemoryError, MisfitError, *UNREADABLE):
         raise
     except Exception as error:  # a damaged file can lead to any of them
         if isinstance(error, OSError) and error.errno == errno.EIO:

@@ -11,7 +11,6 @@ from scipy import linalg
 from epfast import _checks, losses, schemes
 from epfast._arrays import Array
 from epfast.inference.files import agree
-from epfast.operators.answers import Oracle
 from epfast.operators.learners import Calibration, Learner
 from epfast.operators.messages import check_messages
 from epfast.operators.oracles import SiteOracle, as_oracle
@@ -23,7 +22,7 @@ from epfast.schemes import Scheme
 ABOVE = 1.0 + 1e-6
 
 
-class Misfit(ValueError):
+class MisfitError(ValueError):
     """An argument of ``load`` that does not go with the file, which is in order."""
 
 
@@ -136,7 +135,7 @@ def _calibration(arrays: dict[str, Array], T: int) -> Calibration | None:
 
 
 def _check_model(parts: dict[str, Array], is_used: bool) -> None:
-    """Whether weights have a covariance below their prior's, and rows the factor of their kernel."""
+    """Whether the weights have a covariance, and the rows the factor of their kernel."""
     if not is_used:
         return
     S = parts["S"]
@@ -165,7 +164,7 @@ def _oracle(saved: dict[str, Any], given: Any, settings: Settings) -> Any:
             found = as_oracle(given, settings.inputs, settings.outputs)
         mine = described(found)
         if mine != saved:
-            raise Misfit(
+            raise MisfitError(
                 f"oracle is {found!r}, and the file is of another: {_said(saved)}; allowed: that "
                 "one"
             )
@@ -178,7 +177,7 @@ def _oracle(saved: dict[str, Any], given: Any, settings: Settings) -> Any:
         return SiteOracle(loss.with_offset(known["offset"]), scheme)
     if known is not None and kind in {type(make()).__name__ for make in schemes.NAMED.values()}:
         return schemes.restore(known)
-    raise Misfit(
+    raise MisfitError(
         f"oracle is None, and that of the file holds functions or is a class of yours: "
         f"{_said(saved)}; allowed: the oracle that the operator asked"
     )

@@ -478,7 +478,7 @@ class Operator:
     # ---- files ----
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a file that :func:`epfast.load` reads: all of the state, but the oracle's functions.
+        """Write a file for :func:`epfast.load`: all of the state but the oracle's functions.
 
         Parameters
         ----------
