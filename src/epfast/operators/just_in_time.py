@@ -67,7 +67,7 @@ class Operator:
     batch : int
         >= 4. So many first messages are the oracle's.
     cap : int
-        Most tuples in the dictionary, >= batch.
+        Most tuples in the dictionary, >= batch; random features have none.
     audit : float
         Probability, in [0, 1], with which the oracle is asked where the operator is sure.
     targets : {"site", "belief"}

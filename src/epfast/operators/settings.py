@@ -119,13 +119,15 @@ def checked(
     """The numbers of an operator; raises where one is not allowed."""
     families = check_inputs("inputs", inputs)
     batch = _checks.integer("batch", batch, least=4)
+    chosen = check_features(features)
     found = Settings(
         families,
         check_outputs(output, len(families)),
         _checks.number("tolerance", tolerance, above=0.0),
-        check_features(features),
+        chosen,
         batch,
-        _checks.integer("cap", cap, least=batch, most=1 << 15),
+        # random features have a number of their own
+        _checks.integer("cap", cap, least=batch if isinstance(chosen, str) else 4, most=1 << 15),
         _checks.number("audit", audit, least=0.0, most=1.0),
         _checks.choice("targets", targets, ("site", "belief")),
         check_transforms(coordinates),
