@@ -474,6 +474,13 @@ def test_data_are_checked():
         trained(40).project(messages, np.ones(5))
 
 
+def test_the_core_has_room_for_so_many():
+    with pytest.raises(ValueError, match="output is .*; allowed: at most 7 places"):
+        epfast.Operator(lambda m: (m, None), ("gaussian",) * 9, tuple(range(9)))
+    with pytest.raises(ValueError, match="coordinates are 1 and 15; allowed: 15 together"):
+        epfast.Operator(SiteOracle("poisson"), coordinates=["value"] * 15)
+
+
 def test_belief_targets_and_gamma_messages():
     with pytest.raises(ValueError, match=r"targets is 'belief' with inputs .*allowed"):
         epfast.Operator(LOGISTIC, ("gamma",), targets="belief")

@@ -147,6 +147,32 @@ def test_features_and_targets(given, truth):
     assert off(fit(learned(**given)), truth) < 0.1
 
 
+@pytest.mark.parametrize("name", ["logistic", "poisson", "student_t"])
+def test_offsets(name):
+    loss = losses.resolve(name)
+    y = Y if loss.by_margin else example(loss, len(X))
+    offset = np.random.default_rng(0).normal(size=len(X))
+    want = fit("exact", loss, y, offset=offset, batch_size=None, posterior="full")
+    assert off(fit(learned(), loss, y, offset=offset), want) < 0.03
+
+
+def test_a_stream_of_rows():
+    given = {"loss": "logistic", "schedule": epfast.ADF(), "posterior": "full", "batch_size": None}
+    posts = [
+        epfast.fit_linear(iter([(X[:60], Y[:60]), (X[60:], Y[60:])]), scheme=scheme, **given)
+        for scheme in ("exact", learned())
+    ]
+    assert off(posts[1], posts[0]) < 0.03
+
+
+def test_fourier_features_of_messages_and_data():
+    y = np.random.default_rng(0).poisson(np.exp(0.5 * X[:, 0]))
+    want = fit("exact", "poisson", y, batch_size=None, posterior="full")
+    post = fit(learned(features=("fourier", 100, 200), tolerance=0.03), "poisson", y)
+    assert post.operator.history
+    assert off(post, want) < 0.1
+
+
 # ---- what it asks ----
 
 

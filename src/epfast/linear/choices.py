@@ -29,13 +29,15 @@ class Choices(NamedTuple):
     def problem(self, data: Data, prior: State) -> LinearProblem:
         """The problem of these rows with this prior."""
         schedule = self.schedule
+        # a stream does not know how many rows it has
+        n = getattr(data.X, "shape", (None,))[0]
         if schedule.stores == "none":
             schedule = schedule.filled(order=notes.order_of_one_pass(data))
         groups = schedule.labels(data.X.shape[0]) if schedule.stores == "shared" else None
         problem = LinearProblem(
             data,
             self.loss,
-            self.scheme.bound(self.loss, self.covariance, schedule.power, data.X.shape[0]),
+            self.scheme.bound(self.loss, self.covariance, schedule.power, n),
             schedule,
             self.covariance,
             self.batch_size,

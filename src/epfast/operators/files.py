@@ -125,13 +125,13 @@ def _calibration(arrays: dict[str, Array], T: int) -> Calibration | None:
         return None
     rows = ("offset", "scale", "amplitude", "inflation")
     given = [_checks.array(n, arrays[f"calibration_{n}"], shape=(T,)) for n in rows]
-    least = {"noise": 0.0, "errors": 0.0}
-    numbers = [
-        _checks.number(n, float(arrays[f"calibration_{n}"]), least=low) for n, low in least.items()
-    ]
+    noise, errors = (
+        _checks.number(n, float(arrays[f"calibration_{n}"]), least=0.0) for n in ("noise", "errors")
+    )
     if not (given[1] > 0.0).all() or not (given[2] >= 0.0).all() or not (given[3] > 0.0).all():
         raise ValueError("the calibration holds units that are not positive")
-    return Calibration(*given, *numbers)
+    offset, scale, amplitude, inflation = given
+    return Calibration(offset, scale, amplitude, inflation, noise, errors)
 
 
 def _check_model(parts: dict[str, Array], is_used: bool) -> None:
@@ -151,8 +151,11 @@ def _check_model(parts: dict[str, Array], is_used: bool) -> None:
 
 
 def _refit(record: dict[str, Any]) -> Refit:
-    counts = [_checks.integer(n, record[n], least=0) for n in ("tuples", "visits", "features")]
-    return Refit(*counts, _checks.number("inflation", record["inflation"], least=0.0))
+    names = ("tuples", "visits", "features")
+    tuples, visits, features = (_checks.integer(n, record[n], least=0) for n in names)
+    return Refit(
+        tuples, visits, features, _checks.number("inflation", record["inflation"], least=0.0)
+    )
 
 
 def _oracle(saved: dict[str, Any], given: Any, settings: Settings) -> Any:

@@ -250,7 +250,7 @@ def embedding_squares(widths: tuple[float, ...], a: Any, b: Any) -> Array:
     return np.maximum(squares, 0.0)
 
 
-def median_heuristic(a: Any, factor: float = 1.0) -> JointEmbedding:
+def median_heuristic(a: Any, factor: float = 1.0, points: float | None = None) -> JointEmbedding:
     """The kernel (7) with the widths of appendix A.
 
     Parameters
@@ -259,6 +259,9 @@ def median_heuristic(a: Any, factor: float = 1.0) -> JointEmbedding:
         Means and variances of a first batch of tuples (n, c).
     factor : float
         What the squares of all widths are multiplied by; 1 in the paper.
+    points : float, optional
+        Of neighbours that are data, point masses all, sigma_l^2 is the variance of the values times
+        this, or this where they are equal.
 
     Raises
     ------
@@ -276,6 +279,10 @@ def median_heuristic(a: Any, factor: float = 1.0) -> JointEmbedding:
     if 0 in tuples.mean.shape:
         raise ValueError(f"a[0] has shape {tuples.mean.shape}; allowed: at least one tuple")
     squares = tuples.variance.mean(axis=0)
+    if points is not None:
+        spread = tuples.mean.var(axis=0)
+        of_points = _checks.number("points", points, above=0.0) * np.where(spread > 0, spread, 1.0)
+        squares = np.where(squares > 0.0, squares, of_points)
     if not (squares > 0.0).all():
         raise ValueError(
             f"a[1] is 0 in column {int(squares.argmin())}; allowed: messages with a variance, or "

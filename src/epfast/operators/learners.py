@@ -191,7 +191,7 @@ class FourierLearner:
         half = store.x.shape[1] // 2
         tuples = store.x[:, :half], store.x[:, half:]
         try:
-            kernel = median_heuristic(tuples, self.width)
+            kernel = median_heuristic(tuples, self.width, points=1.0)
         except ValueError:  # of tuples that are alike
             return None
         features = TwoStage.draw(kernel, *self.sizes, np.random.default_rng(self.seed))

@@ -137,7 +137,9 @@ class Learned(RowScheme):
         if isinstance(operator.oracle, str | Scheme):
             settings = {"coordinates": coordinates_of(loss), **self.settings, "power": power}
             settings.setdefault("tolerance", tolerance_for(n))
-            found = as_oracle(operator.oracle, ("gaussian",), (0,), loss=loss)
+            # sites shift their cavities by the offsets: the oracle sees none
+            plain = loss.with_offset(False)
+            found = as_oracle(operator.oracle, ("gaussian",), (0,), loss=plain)
             operator = operator.asking(found, **settings)
         else:
             operator = operator.copy()
@@ -255,7 +257,7 @@ def _check_loss(operator: Operator, loss: Loss, power: float) -> None:
             f"the operator is of the power {mine.power:g}, and the schedule of {power:g}; allowed: "
             "an operator for each power"
         )
-    if isinstance(oracle, SiteOracle) and oracle.loss != loss:
+    if isinstance(oracle, SiteOracle) and oracle.loss != loss.with_offset(False):
         raise ValueError(
             f"the operator is of the loss {oracle.loss!r}, and the fit of {loss!r}; allowed: an "
             "operator for each loss"

@@ -23,6 +23,8 @@ from epfast.operators.messages import check_inputs
 NEARER = 0.03
 #: what decides: the tolerance; nothing, the oracle is always asked, or never; the paper's threshold
 JUST_IN_TIME, ORACLE_ALONE, OPERATOR_ALONE, BY_THRESHOLD = 0, 1, 2, 3
+#: what the core has room for: targets; inputs and coordinates of data
+MOST_TARGETS, MOST_COLUMNS = 16, 15
 #: settings of the paper's online experiments
 PAPER: dict[str, Any] = {
     "features": ("fourier", 300, 500),
@@ -135,6 +137,13 @@ def checked(
         _checks.number("power", power, above=0.0),
         _checks.integer("seed", seed, least=0, most=2**63 - 1),
     )
+    if found.n_targets > MOST_TARGETS:
+        raise ValueError(f"output is {output!r}; allowed: at most {(MOST_TARGETS - 1) // 2} places")
+    if len(families) + len(found.transforms) > MOST_COLUMNS:
+        raise ValueError(
+            f"inputs and coordinates are {len(families)} and {len(found.transforms)}; allowed: "
+            f"{MOST_COLUMNS} together"
+        )
     if found.targets == "belief" and families != ("gaussian",) * len(families):
         raise ValueError(
             f"targets is 'belief' with inputs {families}; allowed with it: Gaussian ones"
