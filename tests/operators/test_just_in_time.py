@@ -1,5 +1,6 @@
 """Operators just in time: against their oracle, their own errors, files, pools and bad input."""
 
+import contextlib
 import io
 import json
 import pickle
@@ -258,17 +259,16 @@ def test_damaged_files(name, tmp_path):
 def test_bytes_damaged_at_random(tmp_path):
     path = tmp_path / "op.npz"
     trained(60).save(path)
-    good = path.read_bytes()
+    good, wanted = path.read_bytes(), state(epfast.load(path))
     rng = np.random.default_rng(0)
     for _ in range(60):
         data = bytearray(good)
         for at in rng.integers(0, len(data), 3):
             data[at] ^= 1 << int(rng.integers(8))
         path.write_bytes(data[: len(data) - int(rng.integers(2)) * 500])
-        try:
-            epfast.load(path)
-        except ValueError as error:
-            assert "allowed: a file written by save" in str(error)
+        # what the checksums do not see is none of the numbers
+        with contextlib.suppress(ValueError):
+            assert state(epfast.load(path)) == wanted
     assert zipfile.is_zipfile(io.BytesIO(good))
 
 
@@ -390,7 +390,7 @@ def test_negative_variances_and_what_a_function_raises():
         return np.column_stack([messages[:, 0], -messages[:, 1]]), None
 
     oracle = CallableOracle(negative, gives="beliefs")
-    with pytest.raises(ValueError, match="variance|refused"):
+    with pytest.raises(ValueError, match=r"variance|refused"):
         epfast.Operator(oracle).project(cavities(40))
 
     def raising(messages):
@@ -475,7 +475,7 @@ def test_data_are_checked():
 
 
 def test_the_core_has_room_for_so_many():
-    with pytest.raises(ValueError, match="output is .*; allowed: at most 7 places"):
+    with pytest.raises(ValueError, match=r"output is .*; allowed: at most 7 places"):
         epfast.Operator(lambda m: (m, None), ("gaussian",) * 9, tuple(range(9)))
     with pytest.raises(ValueError, match="coordinates are 1 and 15; allowed: 15 together"):
         epfast.Operator(SiteOracle("poisson"), coordinates=["value"] * 15)

@@ -6,7 +6,6 @@ import copy
 import logging
 import os
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from epfast.operators.answers import Answer, Oracle
 from epfast.operators.learners import Calibration
 from epfast.operators.messages import KINDS, check_data, check_messages
 from epfast.operators.oracles import as_oracle
-from epfast.operators.records import Known, Refit, is_same, stacked
+from epfast.operators.records import Known, Refit, check_alike, stacked
 from epfast.operators.settings import ORACLE_ALONE, checked
 from epfast.schemes import Scheme
 
@@ -432,7 +431,7 @@ class Operator:
         self.core.calibrate(known.scale, known.offset, amplitude, known.inflation)
         self.core.model = self.learner.model
 
-    # ---- copies ----
+    # ---- copies, pools and files ----
 
     def copy(self) -> Operator:
         """The same, apart from this one: it learns by itself from here on. The oracle is shared."""
@@ -451,31 +450,18 @@ class Operator:
         """
         if not isinstance(other, Operator):
             return NotImplemented
-        if replace(other.settings, seed=self.settings.seed) != self.settings:
-            raise ValueError(
-                f"the operators have the settings {self.settings} and {other.settings}; allowed "
-                "to be pooled: the same, but for the seed"
-            )
-        if not is_same(self.oracle, other.oracle):
-            raise ValueError(
-                f"the operators ask {self.oracle!r} and {other.oracle!r}; allowed to be pooled: "
-                "the same oracle"
-            )
+        check_alike((self.settings, self.oracle), (other.settings, other.oracle))
         result = self.copy()
         had = {known.key for known in self.store}
         result.store += [known for known in other.store if known.key not in had]
         result.history += other.history
         result.audited += other.audited
         result.refusals += other.refusals
-        mine, theirs = result.core, other.core
-        mine.visits += theirs.visits
-        mine.calls += theirs.calls
-        mine.audits += theirs.audits
+        for name in ("visits", "calls", "audits"):
+            setattr(result.core, name, getattr(self.core, name) + getattr(other.core, name))
         if len(result.store) >= self.settings.batch:
             result.refit()
         return result
-
-    # ---- files ----
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a file for :func:`epfast.load`: all of the state but the oracle's functions.
