@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from epfast import EP, backend, fit_linear
-from epfast._core.loss import CoreLoss
 from epfast._core.just_in_time import JustInTime, LearnedSite
+from epfast._core.loss import CoreLoss
 from epfast._core.operator import DictionaryModel, FourierModel
 from epfast._core.tilted import TiltedMoments
 from epfast._core.vector import elementwise

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from epfast import backend
-from epfast._core.loss import CoreLoss
 from epfast._core.just_in_time import JustInTime, LearnedSite
+from epfast._core.loss import CoreLoss
 from epfast._core.tilted import TiltedMoments
 from epfast.operators.patches import Patches
 

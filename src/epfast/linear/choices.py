@@ -29,6 +29,8 @@ class Choices(NamedTuple):
     def problem(self, data: Data, prior: State) -> LinearProblem:
         """The problem of these rows with this prior."""
         schedule = self.schedule
+        # a stream does not know how many rows it has
+        n = getattr(data.X, "shape", (None,))[0]
         if schedule.stores == "none":
             schedule = schedule.filled(order=notes.order_of_one_pass(data))
         n = None if data.y is None else len(data.y)

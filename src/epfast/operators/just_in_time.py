@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from epfast import _checks
+from epfast import _checks, schemes
 from epfast._arrays import Array
+from epfast.inference.files import write
+from epfast.operators import files
 from epfast.operators.answers import Answer, Oracle
-from epfast.operators.dictionary import Store
 from epfast.operators.learners import Calibration
-from epfast.operators.messages import KINDS, check_data, check_inputs, check_messages
+from epfast.operators.messages import KINDS, check_data, check_messages
 from epfast.operators.oracles import as_oracle
-from epfast.operators.settings import (
-    ORACLE_ALONE,
-    Settings,
-    check_features,
-    check_outputs,
-    check_transforms,
-)
+from epfast.operators.records import Known, Refit, check_alike, stacked
+from epfast.operators.settings import ORACLE_ALONE, checked
+from epfast.schemes import Scheme
 
 logger = logging.getLogger(__name__)
 
@@ -35,41 +33,6 @@ LOG_Z = 3.0
 
 #: how a visit ends: by the model; by the oracle, where the model is unsure, or to audit it
 SURE, UNSURE, AUDIT = -1, 0, 1
-
-
-class Refit(NamedTuple):
-    """What an operator was when widths and weights were fitted anew."""
-
-    #: tuples in the store
-    tuples: int
-    visits: int
-    #: features in use
-    features: int
-    #: by which predicted variances were too small, the largest of the targets
-    inflation: float
-
-
-class Tuples(NamedTuple):
-    """What the oracle has answered, in lists that grow."""
-
-    #: coordinates, (k,) each
-    x: list[Array]
-    #: usual parameters, (2 c,)
-    messages: list[Array]
-    #: (q,), empty without data
-    data: list[Array]
-    #: (T,)
-    targets: list[Array]
-    #: their standard errors, (T,)
-    errors: list[Array]
-
-    def stacked(self) -> Store:
-        """As arrays; the oracle is exact where no answer has an error."""
-        errors = np.stack(self.errors)
-        squares = (errors[:, :-1] ** 2).mean(axis=1)
-        mean = float(squares.mean())
-        relative = np.maximum(squares / mean, 1e-6) if mean > 0.0 else None
-        return Store(np.stack(self.x), np.stack(self.targets), relative, mean)
 
 
 def _row(data: Array | None, i: int) -> Array:
@@ -103,7 +66,7 @@ class Operator:
     batch : int
         >= 4. So many first messages are the oracle's.
     cap : int
-        Most tuples in the dictionary, >= batch.
+        Most tuples in the dictionary, >= batch; random features have none.
     audit : float
         Probability, in [0, 1], with which the oracle is asked where the operator is sure.
     targets : {"site", "belief"}
@@ -167,37 +130,30 @@ class Operator:
         threshold: float | None = None,
         power: float = 1.0,
     ) -> None:
-        families = check_inputs("inputs", inputs)
-        batch = _checks.integer("batch", batch, least=4)
-        share = _checks.number("audit", audit, least=0.0, most=1.0)
-        self.settings = Settings(
-            families,
-            check_outputs(output, len(families)),
-            _checks.number("tolerance", tolerance, above=0.0),
-            check_features(features),
-            batch,
-            _checks.integer(
-                "cap", cap, least=4 if isinstance(features, tuple) else batch, most=1 << 15
-            ),
-            share,
-            _checks.choice("targets", targets, ("site", "belief")),
-            check_transforms(coordinates),
-            None if threshold is None else _checks.number("threshold", threshold),
-            _checks.number("power", power, above=0.0),
-            _checks.integer("seed", seed, least=0),
+        self.settings = checked(
+            inputs=inputs,
+            output=output,
+            tolerance=tolerance,
+            features=features,
+            batch=batch,
+            cap=cap,
+            audit=audit,
+            targets=targets,
+            seed=seed,
+            coordinates=coordinates,
+            threshold=threshold,
+            power=power,
         )
-        if self.settings.targets == "belief" and families != ("gaussian",) * len(families):
-            raise ValueError(
-                f"targets is 'belief' with inputs {families}; allowed with it: Gaussian ones"
-            )
-        #: what gives true messages; a name until the loss is known
+        #: what gives true messages; a scheme until the loss is known
         self.oracle: Any = oracle
-        if not isinstance(oracle, str):
-            self.oracle = as_oracle(oracle, families, self.settings.outputs)
+        if isinstance(oracle, str):
+            _checks.choice("oracle", oracle, tuple(schemes.NAMED))
+        if not isinstance(oracle, str | Scheme):
+            self.oracle = as_oracle(oracle, self.settings.inputs, self.settings.outputs)
         self.learner = self.settings.learner()
         self.calibration: Calibration | None = None
         #: tuples that the oracle has answered
-        self.store = Tuples([], [], [], [], [])
+        self.store: list[Known] = []
         self.history: list[Refit] = []
         #: of each audit the largest error of the targets that decide, over its predicted sd, and
         #: whether it is above the tolerance
@@ -387,11 +343,16 @@ class Operator:
 
         x: its coordinates (k,); predicted: targets (T,) by the model; kind: UNSURE or AUDIT.
         """
-        oracle: Oracle = self.oracle
+        oracle = self.oracle
+        if not isinstance(oracle, Oracle):
+            raise ValueError(
+                f"the oracle is {oracle!r}, a scheme without a loss; allowed for messages: "
+                f"epfast.operators.SiteOracle(loss, {oracle!r}), or another Oracle"
+            )
         answer = oracle.answer(np.concatenate(messages, axis=1), data, self.settings.power)
         if answer.reason[0]:
             self.refusals[oracle.reasons[answer.reason[0]]] += 1
-            if self.refused >= self.settings.batch and not self.store.targets:
+            if self.refused >= self.settings.batch and not self.store:
                 ((reason, _),) = self.refusals.most_common(1)
                 raise ValueError(
                     f"the oracle refused the first {self.refused} messages, most often: {reason}; "
@@ -434,12 +395,9 @@ class Operator:
         self, x: Array, messages: tuple[Array, ...], data: Array, targets: Array, errors: Array
     ) -> None:
         """Learn one tuple; refit where the store has grown enough since the last time."""
-        self.store.x.append(x.copy())
-        self.store.messages.append(np.concatenate(messages))
-        self.store.data.append(data)
-        self.store.targets.append(targets)
-        self.store.errors.append(errors)
-        n, known = len(self.store.x), self.calibration
+        # one step, so that an interrupt leaves a whole tuple or none
+        self.store.append(Known(x.copy(), np.concatenate(messages), data, targets, errors))
+        n, known = len(self.store), self.calibration
         if known is not None:
             raw = (targets - known.offset) / known.scale
             self.learner.model.update(x, raw, known.noise_of(errors))
@@ -451,7 +409,7 @@ class Operator:
 
     def refit(self) -> None:
         """Fit widths, noise and weights to all tuples anew. O(n r^2)."""
-        tuples = self.store.stacked()
+        tuples = stacked(self.store)
         found = self.learner.refit(tuples)
         if found is None:
             logger.info("all %d tuples are alike: the oracle is asked on", len(tuples.x))
@@ -473,7 +431,7 @@ class Operator:
         self.core.calibrate(known.scale, known.offset, amplitude, known.inflation)
         self.core.model = self.learner.model
 
-    # ---- copies ----
+    # ---- copies, pools and files ----
 
     def copy(self) -> Operator:
         """The same, apart from this one: it learns by itself from here on. The oracle is shared."""
@@ -483,27 +441,50 @@ class Operator:
 
     def asking(self, oracle: Oracle, **changes: Any) -> Operator:
         """An empty operator with these settings, but for changes, and another oracle."""
-        mine = self.settings
-        given = {
-            "tolerance": mine.tolerance,
-            "features": mine.features,
-            "batch": mine.batch,
-            "cap": mine.cap,
-            "audit": mine.audit,
-            "targets": mine.targets,
-            "seed": mine.seed,
-            "coordinates": mine.transforms,
-            "threshold": mine.threshold,
-            "power": mine.power,
-        }
-        return Operator(oracle, mine.inputs, mine.outputs, **{**given, **changes})
+        return Operator(oracle, **{**self.settings.given(), **changes})
+
+    def __add__(self, other: Any) -> Operator:
+        """An operator of the tuples of both, fitted anew; counts add up.
+
+        Of tuples that both have one is kept. The seed is that of the first.
+        """
+        if not isinstance(other, Operator):
+            return NotImplemented
+        check_alike((self.settings, self.oracle), (other.settings, other.oracle))
+        result = self.copy()
+        had = {known.key for known in self.store}
+        result.store += [known for known in other.store if known.key not in had]
+        result.history += other.history
+        result.audited += other.audited
+        result.refusals += other.refusals
+        for name in ("visits", "calls", "audits"):
+            setattr(result.core, name, getattr(self.core, name) + getattr(other.core, name))
+        if len(result.store) >= self.settings.batch:
+            result.refit()
+        return result
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a file for :func:`epfast.load`: all of the state but the oracle's functions.
+
+        Parameters
+        ----------
+        path : path-like
+            The ``.npz`` file.
+        """
+        write(path, *files.contents(self.__getstate__()))
+
+    @classmethod
+    def restore(cls, arrays: dict[str, Array], header: dict[str, Any], oracle: Any) -> Operator:
+        """The operator that :meth:`save` wrote; oracle: None where the file describes it."""
+        result = cls.__new__(cls)
+        result.__setstate__(files.state(arrays, header, oracle))
+        return result
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("settings", "oracle", "calibration", "store", "history", "audited", "refusals")
+        kept = ("settings", "calibration", "store", "history", "audited", "refusals")
         return {
-            **{name: copy.copy(getattr(self, name)) for name in kept if name != "oracle"},
+            **{name: copy.copy(getattr(self, name)) for name in kept},
             "oracle": self.oracle,
-            "store": Tuples(*(list(part) for part in self.store)),
             "arrays": self.learner.arrays(),
             "counts": (self.core.visits, self.core.calls, self.core.audits),
         }

@@ -133,16 +133,12 @@ class DictionaryLearner:
             return None
         units = Standard.of(store.targets)
         base = self.base(store.x)
-        self.chosen = dictionary.choose(store, units, self.kinds, base, self.chosen, self.seed)
-        found = dictionary.fitted(store, units, self.chosen, self.cap, self.near)
-        self.model.set(self.chosen.widths, found.rows, found.triangle, found.mean, found.covariance)
+        chosen = dictionary.choose(store, units, self.kinds, base, self.chosen, self.seed)
+        found = dictionary.fitted(store, units, chosen, self.cap, self.near)
+        self.model.set(chosen.widths, found.rows, found.triangle, found.mean, found.covariance)
+        self.chosen = chosen
         return Calibration(
-            units.mean,
-            units.sd,
-            self.chosen.amplitude,
-            found.inflation,
-            self.chosen.noise,
-            store.errors,
+            units.mean, units.sd, chosen.amplitude, found.inflation, chosen.noise, store.errors
         )
 
     def arrays(self) -> dict[str, Any]:

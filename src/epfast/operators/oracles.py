@@ -115,7 +115,13 @@ class SiteOracle(Oracle):
         loss, scheme = describe_loss(self.loss), describe_scheme(self.scheme)
         if loss is None or scheme is None:
             return None
-        return {"oracle": "site", "loss": loss, "beta": self.loss.beta, "scheme": scheme}
+        return {
+            "oracle": "site",
+            "loss": loss,
+            "beta": self.loss.beta,
+            "offset": self.loss.has_offset,
+            "scheme": scheme,
+        }
 
 
 def responses_of(loss: Loss, data: Array | None, n: int) -> Array:

@@ -132,8 +132,9 @@ class Learned(RowScheme):
                 "sites: one Gaussian input, output 0"
             )
         operator, oracle = self.operator, self.operator.oracle
-        if not isinstance(oracle, Oracle):  # the name of a scheme, for this loss
-            oracle = as_oracle(oracle, ("gaussian",), (0,), loss=loss)
+        if not isinstance(oracle, Oracle):
+            # a scheme, for this loss; sites shift their cavities by offsets: the oracle sees none
+            oracle = as_oracle(oracle, ("gaussian",), (0,), loss=loss.with_offset(False))
         if self.settings is not None:
             settings = {"coordinates": coordinates_of(loss), **self.settings, "power": power}
             settings.setdefault("tolerance", tolerance_for(n) if oracle.exact else SAFE)
@@ -259,7 +260,7 @@ def _check_loss(operator: Operator, loss: Loss, power: float) -> None:
             f"the operator is of the power {mine.power:g}, and the schedule of {power:g}; allowed: "
             "an operator for each power"
         )
-    if isinstance(oracle, SiteOracle) and oracle.loss != loss:
+    if isinstance(oracle, SiteOracle) and oracle.loss != loss.with_offset(False):
         raise ValueError(
             f"the operator is of the loss {oracle.loss!r}, and the fit of {loss!r}; allowed: an "
             "operator for each loss"

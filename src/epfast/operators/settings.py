@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,14 @@ from epfast.operators.learners import (
     Learner,
     Transform,
 )
+from epfast.operators.messages import check_inputs
 
 #: of the tolerance, what a tuple nearby may leave unknown
 NEARER = 0.03
 #: what decides: the tolerance; nothing, the oracle is always asked, or never; the paper's threshold
 JUST_IN_TIME, ORACLE_ALONE, OPERATOR_ALONE, BY_THRESHOLD = 0, 1, 2, 3
+#: what the core has room for: targets; inputs and coordinates of data
+MOST_TARGETS, MOST_COLUMNS = 16, 15
 #: settings of the paper's online experiments
 PAPER: dict[str, Any] = {
     "features": ("fourier", 300, 500),
@@ -50,6 +53,13 @@ class Settings:
     threshold: float | None
     power: float
     seed: int
+
+    def given(self) -> dict[str, Any]:
+        """The arguments of :class:`Operator` that these come from."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["output"] = values.pop("outputs")
+        values["coordinates"] = values.pop("transforms")
+        return values
 
     @property
     def n_targets(self) -> int:
@@ -93,6 +103,54 @@ class Settings:
         )
 
 
+def checked(
+    *,
+    inputs: Any,
+    output: Any,
+    tolerance: Any,
+    features: Any,
+    batch: Any,
+    cap: Any,
+    audit: Any,
+    targets: Any,
+    seed: Any,
+    coordinates: Any,
+    threshold: Any,
+    power: Any,
+) -> Settings:
+    """The numbers of an operator; raises where one is not allowed."""
+    families = check_inputs("inputs", inputs)
+    batch = _checks.integer("batch", batch, least=4)
+    chosen = check_features(features)
+    found = Settings(
+        families,
+        check_outputs(output, len(families)),
+        _checks.number("tolerance", tolerance, above=0.0),
+        chosen,
+        batch,
+        # random features have a number of their own
+        _checks.integer("cap", cap, least=batch if isinstance(chosen, str) else 4, most=1 << 15),
+        _checks.number("audit", audit, least=0.0, most=1.0),
+        _checks.choice("targets", targets, ("site", "belief")),
+        check_transforms(coordinates),
+        None if threshold is None else _checks.number("threshold", threshold),
+        _checks.number("power", power, above=0.0),
+        _checks.integer("seed", seed, least=0, most=2**63 - 1),
+    )
+    if found.n_targets > MOST_TARGETS:
+        raise ValueError(f"output is {output!r}; allowed: at most {(MOST_TARGETS - 1) // 2} places")
+    if len(families) + len(found.transforms) > MOST_COLUMNS:
+        raise ValueError(
+            f"inputs and coordinates are {len(families)} and {len(found.transforms)}; allowed: "
+            f"{MOST_COLUMNS} together"
+        )
+    if found.targets == "belief" and families != ("gaussian",) * len(families):
+        raise ValueError(
+            f"targets is 'belief' with inputs {families}; allowed with it: Gaussian ones"
+        )
+    return found
+
+
 def check_features(value: Any) -> str | tuple[str, int, int]:
     """The name of the features, or ("fourier", d_in, d_out)."""
     allowed = "'dictionary' or ('fourier', d_in, d_out)"
@@ -122,7 +180,13 @@ def check_transforms(value: Any) -> tuple[Transform, ...]:
         )
     found = []
     for entry in given:
-        column, name = (0, entry) if isinstance(entry, str) else entry
+        pair = (0, entry) if isinstance(entry, str) else entry
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise TypeError(
+                f"coordinates holds {_checks.describe(entry)}; allowed: names, or pairs (column, "
+                "name)"
+            )
+        column, name = pair
         column = _checks.integer("coordinates: a column", column, least=0)
         found.append(Transform(column, _checks.choice("coordinates", name, TRANSFORMS)))
     return tuple(found)
