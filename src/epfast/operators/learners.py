@@ -13,7 +13,7 @@ from epfast.operators.dictionary import Store, Widths
 from epfast.operators.fourier import ProductFeatures, TwoStage
 from epfast.operators.kernels import median_heuristic
 from epfast.operators.messages import KINDS
-from epfast.operators.regression import Regression, Standard
+from epfast.operators.regression import Batch, Regression, Standard
 
 #: functions of a datum that tell sites apart, by the numbers that the core knows
 TRANSFORMS = ("value", "log1p", "arcsinh", "is_zero")
@@ -200,10 +200,14 @@ class FourierLearner:
         units = Standard(np.zeros(T), np.ones(T))
         if self.standardise:
             units = Standard.of(store.targets)
-        psi = features(tuples)
+        psi, inflation = features(tuples), np.ones(T)
         found = Regression.fit(psi, units.apply(store.targets), self.noise)
         self.model.set(found.mean, found.covariance)
-        return Calibration(units.mean, units.sd, np.ones(T), np.ones(T), self.noise, 0.0)
+        if self.standardise:  # the paper has no calibration (section 6)
+            out = Batch(psi, units.apply(store.targets), self.noise).left_out()
+            squares = out.residual**2 / out.variance[:, None]
+            inflation = np.maximum(1.0, np.median(squares, axis=0) / dictionary.MEDIAN)
+        return Calibration(units.mean, units.sd, np.ones(T), inflation, self.noise, 0.0)
 
     def _install(self, features: TwoStage) -> None:
         inner, self.drawn = features.inner, features
