@@ -42,6 +42,7 @@ PAGES = {
     "docs/index.rst": blocks_of_rst,
     "docs/tutorial.rst": blocks_of_rst,
     "docs/tutorial_graph.rst": blocks_of_rst,
+    "docs/tutorial_simulator.rst": blocks_of_rst,
     "docs/guide.rst": blocks_of_rst,
     "docs/extending.rst": blocks_of_rst,
 }

@@ -145,10 +145,20 @@ def test_median_heuristic():
     assert_allclose(half.outer**2, 0.5 * found.outer**2, rtol=1e-14)
 
 
+def test_width_of_point_masses():
+    mean, variance = tuples(31)
+    found = median_heuristic((mean, variance * [1.0, 0.0]), 0.5)
+    assert_allclose(found.widths[1] ** 2, 5.0 * mean[:, 1].var(), rtol=1e-14)
+    # with labels -1 and 1 the inner kernel falls as with the messages Beta(1 + y, 2 - y)
+    moments = np.array([2.0 / 3.0, 1.0 / 3.0]), 1.0 / 18.0
+    away = (moments[0][0] - moments[0][1]) ** 2 / (2.0 * moments[1] + 0.5 * moments[1])
+    assert_allclose(2.0**2 / 5.0, away, rtol=1e-14)
+
+
 def test_median_heuristic_without_widths():
     mean, variance = tuples(5)
-    with pytest.raises(ValueError, match=r"a\[1\] is 0 in column 1; allowed: messages with a v"):
-        median_heuristic((mean, variance * [1.0, 0.0]))
+    with pytest.raises(ValueError, match=r"a\[1\] is 0 in column 1, where all means are equal"):
+        median_heuristic((mean * [1.0, 0.0], variance * [1.0, 0.0]))
     with pytest.raises(ValueError, match="a holds equal tuples in half of its pairs"):
         median_heuristic((np.ones((5, 2)), np.ones((5, 2))))
     with pytest.raises(ValueError, match="at least one tuple"):

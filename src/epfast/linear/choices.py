@@ -31,11 +31,12 @@ class Choices(NamedTuple):
         schedule = self.schedule
         if schedule.stores == "none":
             schedule = schedule.filled(order=notes.order_of_one_pass(data))
+        n = None if data.y is None else len(data.y)
         groups = schedule.labels(data.X.shape[0]) if schedule.stores == "shared" else None
         problem = LinearProblem(
             data,
             self.loss,
-            self.scheme.bound(self.loss, self.covariance, schedule.power, data.X.shape[0]),
+            self.scheme.bound(self.loss, self.covariance, schedule.power, n),
             schedule,
             self.covariance,
             self.batch_size,

@@ -476,9 +476,8 @@ def fit_problem(
         found = result(fit)
         if engine.measures:
             vars(found)["log_evidence"] = fit.history[-1].log_evidence
-        stored = found.sites is not None and is_sharp(problem.scheme)
-        kinks = problem.batch_size is None or problem.loss.kinks
-        sharp = stored and problem.covariance == "full" and kinks
+        sharp = is_sharp(problem.scheme) and (problem.batch_size is None or problem.loss.kinks)
+        sharp = sharp and found.sites is not None and problem.covariance == "full"
         if fit.converged and sharp and stands_off(found.residual, problem.schedule.tol):
             fit = fit._replace(converged=False, reason=NO_FIXED_POINT.format(found.residual))
             found = replace(found, converged=False)

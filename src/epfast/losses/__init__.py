@@ -20,7 +20,7 @@ from epfast.losses.classification import (
 )
 from epfast.losses.contaminated import Contaminated
 from epfast.losses.counts import Binomial, NegativeBinomial, Poisson
-from epfast.losses.custom import CustomLoss, CustomSite
+from epfast.losses.custom import CustomLoss, CustomSite, Implicit
 from epfast.losses.latents import Heteroscedastic, LatentLoss, Multiclass
 from epfast.losses.names import NAMED, describe, resolve, restore
 from epfast.losses.ordinal import Ordinal
@@ -48,6 +48,7 @@ __all__ = [
     "Heteroscedastic",
     "Hinge",
     "Horseshoe",
+    "Implicit",
     "Interval",
     "LaplaceNoise",
     "LaplacePrior",

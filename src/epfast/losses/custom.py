@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,6 +16,9 @@ from epfast._core.loss import CoreLoss
 from epfast._core.scalar_schemes import SITE_SIGNATURE, UserSite
 from epfast.losses.base import SMOOTH, Loss
 from epfast.losses.prediction import finite_probability
+
+#: draws of a prediction
+DRAWS = 4000
 
 VectorFunction = Callable[[NDArray[np.float64]], ArrayLike]
 MomentsFunction = Callable[
@@ -171,3 +174,89 @@ class CustomSite(Loss):
         triple.many(ones, mean, variance, ones[:, 0], *up)
         triple.many(ones, -mean, variance, ones[:, 0], *down)
         return finite_probability(np.asarray(special.expit(up[0] - down[0])))
+
+
+@dataclass(frozen=True)
+class Implicit(Loss):
+    """A factor that only the scheme knows: y are data of its oracle, as they are.
+
+    For likelihoods that can be simulated, or evaluated by an :class:`epfast.Operator` alone: with
+    ``scheme=epfast.Learned(oracle=...)``. Fits need no values of the loss. ``post.predict_latent``
+    says what is known of h; ``predict``, ``predict_variance`` and ``sample_y`` take a simulator.
+
+    Parameters
+    ----------
+    width : int
+        Numbers of a response: y is (n,), or (n, width).
+    simulate : callable, optional
+        ``f(h, rng=rng)``: a draw of y, a number, for each latent value (N,).
+
+    Examples
+    --------
+    >>> import epfast, numpy as np
+    >>> def counts(h, rng):
+    ...     return rng.poisson(np.exp(h)) * (rng.random(len(h)) < 0.7)
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(200, 2))
+    >>> y = counts(X @ [1.0, -0.5], rng)
+    >>> scheme = epfast.Learned(oracle=epfast.SampledFactor(sample=counts, observe=0.0))
+    >>> post = epfast.fit_linear(X, y, loss=epfast.losses.Implicit(), scheme=scheme)
+    >>> bool(np.abs(post.mean - [1.0, -0.5]).max() < 0.2)
+    True
+    """
+
+    name: str = field(default="implicit", init=False, repr=False)
+    parameters: tuple[float, ...] = field(default=(), init=False, repr=False)
+    width: int = 1
+    simulate: Callable[..., ArrayLike] | None = None
+    by_margin: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        self._set(beta=_checks.number("beta", self.beta, above=0.0), gives=frozenset())
+        self.check_power(self.beta, "beta")
+        self._set(width=_checks.integer("width", self.width, least=1, most=64))
+        if self.simulate is not None and not callable(self.simulate):
+            raise TypeError(
+                f"simulate is {_checks.describe(self.simulate)}; allowed: a callable, or None"
+            )
+
+    @property
+    def response_width(self) -> int:  # type: ignore[override]
+        """Numbers of a response."""
+        return self.width
+
+    def core(self) -> CoreLoss:
+        return CoreLoss.python(self._has_no_values, width=self.width)
+
+    def _has_no_values(self, *given: Any) -> Any:
+        raise ValueError(
+            "loss is Implicit, which has no values; allowed here: a loss with a formula"
+        )
+
+    def responses(self, name: str, y: Any, n: int) -> Array:
+        return _checks.responses(name, y, n, self.width).reshape(n, self.width)
+
+    def sample(self, latent: Array, rng: np.random.Generator) -> Array:
+        if self.simulate is None:
+            raise ValueError("simulate is None; allowed: a function that draws y, f(h, rng=rng)")
+        flat = np.array(latent, dtype=np.float64).ravel()
+        drawn = _checks.real_array("simulate's y", self.simulate(flat, rng=rng))
+        return _checks.array("simulate's y", drawn, shape=flat.shape).reshape(latent.shape)
+
+    def predict(self, mean: Array, variance: Array) -> Array:
+        """Mean of y over 4,000 draws of h and of y."""
+        return np.asarray(self._drawn(mean, variance).mean(axis=0))
+
+    def predict_variance(self, mean: Array, variance: Array) -> Array:
+        """Variance of y over the same draws."""
+        return np.asarray(self._drawn(mean, variance).var(axis=0))
+
+    def _drawn(self, mean: Array, variance: Array) -> Array:
+        rng = np.random.default_rng(0)
+        h = mean + np.sqrt(variance) * rng.standard_normal((DRAWS, len(mean)))
+        return self.sample(h, rng)
+
+    def log_predictive(self, responses: Array, mean: Array, variance: Array) -> Array:
+        """Refused: there is no density."""
+        self._has_no_values()
+        return mean

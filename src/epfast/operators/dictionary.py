@@ -192,5 +192,5 @@ def fitted(store: Store, units: Standard, chosen: Widths, cap: int, near: float)
         cholesky.triangle,
         regression.mean,
         regression.covariance,
-        SAFETY * np.where(inflation > 1.0, inflation, 1.0),
+        (SAFETY if store.relative is None else 1.0) * np.where(inflation > 1.0, inflation, 1.0),
     )

@@ -176,7 +176,9 @@ class Operator:
             _checks.number("tolerance", tolerance, above=0.0),
             check_features(features),
             batch,
-            _checks.integer("cap", cap, least=batch, most=1 << 15),
+            _checks.integer(
+                "cap", cap, least=4 if isinstance(features, tuple) else batch, most=1 << 15
+            ),
             share,
             _checks.choice("targets", targets, ("site", "belief")),
             check_transforms(coordinates),

@@ -16,6 +16,9 @@ import numpy as np
 from epfast import _checks
 from epfast._arrays import Array
 
+#: squared width of point masses over the variance of their places
+POINTS = 10.0
+
 
 class Tuples(NamedTuple):
     """Tuples of c messages each: means (n, c) and variances (n, c), 0 for a point mass."""
@@ -263,23 +266,26 @@ def median_heuristic(a: Any, factor: float = 1.0) -> JointEmbedding:
     Raises
     ------
     ValueError
-        Widths would be 0: all messages of a neighbour are point masses, or half of the pairs of
-        tuples are equal.
+        Widths would be 0: all messages of a neighbour are the same point mass, or half of the pairs
+        of tuples are equal.
 
     Notes
     -----
-    sigma_l^2 is the mean variance of message l, gamma^2 the median of the squared distances of all
-    pairs of embeddings, of a tuple with itself included. O(n^2).
+    sigma_l^2 is the mean variance of message l. Appendix A leaves out point masses: of these it is
+    ten times the variance of their places, so that at the factor .5 the inner kernel of labels -1
+    and 1 falls as that of the paper's messages Beta(1 + y, 2 - y). gamma^2 is the median of the
+    squared distances of all pairs of embeddings, of a tuple with itself included. O(n^2).
     """
     factor = _checks.number("factor", factor, above=0.0)
     tuples = Tuples.checked("a", a)
     if 0 in tuples.mean.shape:
         raise ValueError(f"a[0] has shape {tuples.mean.shape}; allowed: at least one tuple")
     squares = tuples.variance.mean(axis=0)
+    squares = np.where(squares > 0.0, squares, POINTS * tuples.mean.var(axis=0))
     if not (squares > 0.0).all():
         raise ValueError(
-            f"a[1] is 0 in column {int(squares.argmin())}; allowed: messages with a variance, or "
-            "widths of one's own"
+            f"a[1] is 0 in column {int(squares.argmin())}, where all means are equal; allowed: "
+            "messages with a variance, means that differ, or widths of one's own"
         )
     widths = tuple(np.sqrt(squares).tolist())
     gamma = float(np.median(embedding_squares(widths, tuples, tuples)))

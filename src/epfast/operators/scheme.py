@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
+from scipy import stats
 
 from epfast import _checks
 from epfast._arrays import Array
@@ -18,12 +19,12 @@ from epfast.inference import DataWarning
 from epfast.losses import CustomLoss, CustomSite, Loss
 from epfast.operators.just_in_time import AUDIT, Operator
 from epfast.operators.learners import TRANSFORMS
-from epfast.operators.oracles import Answer, SiteOracle, as_oracle
+from epfast.operators.oracles import Answer, Oracle, SiteOracle, as_oracle
 from epfast.operators.settings import ORACLE_ALONE, PAPER
 from epfast.schemes import Exact, RowScheme
 
 Triple = tuple[float, float, float]
-#: share of audited messages beyond the tolerance above which a fit warns
+#: share of messages beyond the tolerance above which a fit warns, where the audits show it
 TOO_MANY = 0.05
 #: default tolerances: n sites share TOGETHER, between LEAST and SAFE; a fit warns above ADDED_UP
 TOGETHER, LEAST, SAFE, ADDED_UP = 10.0, 1e-3, 0.03, 60.0
@@ -69,7 +70,7 @@ class Learned(RowScheme):
     >>> X = rng.normal(size=(400, 3))
     >>> y = np.where(X @ [1.0, -2.0, 0.0] + rng.logistic(size=400) > 0, 1, -1)
     >>> loss = epfast.CustomLoss(lambda margin: np.logaddexp(0.0, -margin))
-    >>> scheme = epfast.Learned(oracle="exact", tolerance=0.01, polish=1)
+    >>> scheme = epfast.Learned(oracle="exact", tolerance=0.01)
     >>> post = epfast.fit_linear(X, y, loss=loss, scheme=scheme)
     >>> bool(post.operator.calls < 0.1 * post.operator.visits)
     True
@@ -103,12 +104,10 @@ class Learned(RowScheme):
         for name in settings:
             _checks.choice("a setting", name, (*allowed, "coordinates", "threshold"))
         self.polish = _checks.integer("polish", polish, least=0, most=10_000)
-        self.settings = settings
-        # what is wrong with it is said here, before there is a loss
-        self.operator = operator
-        if operator is None:
-            self.operator = Operator(oracle, **settings)
-        self._bound_to: Loss | None = None
+        #: of the operator that each fit makes; None: the operator is given
+        self.settings = settings if operator is None else None
+        # what is wrong with them is said here, before there is a loss
+        self.operator = Operator(oracle, **settings) if operator is None else operator
 
     def __repr__(self) -> str:
         return f"Learned({self.operator!r})"
@@ -126,19 +125,21 @@ class Learned(RowScheme):
             raise ValueError(
                 "scheme is Learned with a factorised posterior; allowed: posterior='full'"
             )
-        assert self.operator is not None
         mine = self.operator.settings
         if mine.inputs != ("gaussian",) or mine.outputs != (0,):
             raise ValueError(
                 f"the operator has inputs {mine.inputs} and outputs {mine.outputs}; allowed for "
                 "sites: one Gaussian input, output 0"
             )
-        operator = self.operator
-        if isinstance(operator.oracle, str) or operator.oracle is None:
+        operator, oracle = self.operator, self.operator.oracle
+        if not isinstance(oracle, Oracle):  # the name of a scheme, for this loss
+            oracle = as_oracle(oracle, ("gaussian",), (0,), loss=loss)
+        if self.settings is not None:
             settings = {"coordinates": coordinates_of(loss), **self.settings, "power": power}
-            settings.setdefault("tolerance", tolerance_for(n))
-            found = as_oracle(operator.oracle, ("gaussian",), (0,), loss=loss)
-            operator = operator.asking(found, **settings)
+            settings.setdefault("tolerance", tolerance_for(n) if oracle.exact else SAFE)
+            operator = operator.asking(oracle, **settings)
+        elif oracle is not operator.oracle:
+            operator = operator.asking(oracle, coordinates=mine.transforms or coordinates_of(loss))
         else:
             operator = operator.copy()
         _check_loss(operator, loss, power)
@@ -154,7 +155,8 @@ class Learned(RowScheme):
                 stacklevel=4,
             )
         tolerance = operator.settings.tolerance
-        if not self.polish and operator.settings.refits and (n or 0) * tolerance > ADDED_UP:
+        noted = operator.settings.refits and operator.oracle.exact and not self.polish
+        if noted and (n or 0) * tolerance > ADDED_UP:
             warnings.warn(
                 f"the tolerance is {tolerance:g} for each of {n} sites, and errors that are alike "
                 "add up: means may be off by a good part of a standard deviation; allowed for the "
@@ -162,14 +164,11 @@ class Learned(RowScheme):
                 DataWarning,
                 stacklevel=4,
             )
-        result = Learned(operator, polish=self.polish)
-        result._bound_to = loss
-        return result  # type: ignore[return-value]
+        return Learned(operator, polish=self.polish)  # type: ignore[return-value]
 
     @contextmanager
     def polishing(self) -> Iterator[None]:
         """Ask the oracle alone, and learn nothing."""
-        assert self.operator is not None
         core = self.operator.core
         mode, core.mode = core.mode, ORACLE_ALONE
         try:
@@ -180,7 +179,6 @@ class Learned(RowScheme):
     def tilted(self, loss: Loss, core: CoreLoss | None = None) -> TiltedMoments:
         core = loss.shifted_core() if core is None else core
         operator = self.operator
-        assert operator is not None
         codes = [(t.column, TRANSFORMS.index(t.name)) for t in operator.settings.transforms]
         site = LearnedSite(
             core,
@@ -196,19 +194,18 @@ class Learned(RowScheme):
 
     def told(self) -> str:
         """What a fit warns of: audits that were wrong; empty if nothing."""
-        assert self.operator is not None
         told = told_of(self.operator)
         return f"{told}, or polish" if told else ""
 
 
 def told_of(operator: Operator) -> str:
     """What a fit warns of: audits that were wrong; empty if nothing."""
-    audited = operator.audited
-    wrong = sum(beyond for _, beyond in audited)
-    if wrong > 1 and wrong > TOO_MANY * len(audited):
+    n, wrong = len(operator.audited), sum(beyond for _, beyond in operator.audited)
+    # Clopper and Pearson's lower limit, at 95 %
+    if wrong and stats.beta.ppf(0.05, wrong, n - wrong + 1) > TOO_MANY:
         return (
-            f"{wrong} of {len(audited)} audited messages of the operator were beyond its "
-            "tolerance; lower it, or audit more often (audit=)"
+            f"{wrong} of {n} audited messages of the operator were beyond its tolerance; lower it, "
+            "or audit more often (audit=)"
         )
     return ""
 

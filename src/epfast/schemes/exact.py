@@ -21,6 +21,8 @@ class Exact(RowScheme):
     integrates = True
 
     def refuses(self, loss: Loss, factor: str) -> str | None:
+        if not loss.gives:
+            return f"loss is {loss!r}, which has no values; allowed: scheme=epfast.Learned(...)"
         if factor == "row" or (factor == "latents" and type(self) is Exact):
             return None  # every loss, a CustomSite too
         return super().refuses(loss, factor)

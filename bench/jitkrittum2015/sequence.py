@@ -1,0 +1,170 @@
+"""Logistic regressions one after the other by one learned operator, each beside exact EP."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+import epfast
+from bench.lib import harness
+from epfast.inference import DataWarning
+
+Array = NDArray[np.float64]
+
+#: the paper's sweeps: parallel, undamped
+SCHEDULE = epfast.EP(order="parallel", damping=1.0, sweeps=10, tol=0.0)
+#: the paper's operators: the label is a message, as there, and not folded into z
+PAPER: dict[str, Any] = {"paper": True, "coordinates": ("value",)}
+
+
+class Problem(NamedTuple):
+    """Rows and labels -1 and 1 to learn from, and others."""
+
+    name: str
+    X: Array
+    y: Array
+    X_test: Array
+    y_test: Array
+
+
+class Found(NamedTuple):
+    """What an operator did on one problem."""
+
+    problem: str
+    calls: int
+    audits: int
+    visits: int
+    seconds: float
+    #: largest error of a posterior mean, in sd of exact EP
+    worst: float
+    #: KL(exact EP || learned)
+    kl: float
+    #: rows of the test set on the wrong side
+    errors: int
+    mean: Array
+
+
+class Learning(NamedTuple):
+    """An operator over a sequence."""
+
+    name: str
+    parts: list[Found]
+    refused: int
+
+    def total(self, column: str) -> Any:
+        """Sum over the problems."""
+        return sum(getattr(part, column) for part in self.parts)
+
+    def all(self, column: str) -> Array:
+        """Of each problem."""
+        return np.array([getattr(part, column) for part in self.parts], dtype=float)
+
+    def row(self) -> dict[str, Any]:
+        """For a table."""
+        worst = self.all("worst")
+        return {
+            "operator": self.name,
+            "calls": self.total("calls"),
+            "of them audits": self.total("audits"),
+            "messages": self.total("visits"),
+            "mean error / sd, median problem": float(np.median(worst)),
+            "worst": float(worst.max()),
+            "KL, median": float(np.median(self.all("kl"))),
+            "refused": self.refused,
+            "us per message": 1e6 * self.total("seconds") / self.total("visits"),
+        }
+
+
+def fit(problem: Problem, scheme: Any, intercept: bool = False) -> Any:
+    """Ten sweeps of parallel EP, w ~ N(0, I), of the intercept too."""
+    with warnings.catch_warnings():
+        # that logistic moments are compiled is the reason why there is a truth
+        warnings.simplefilter("ignore", DataWarning)
+        warnings.simplefilter("ignore", epfast.ConvergenceWarning)
+        return epfast.fit_linear(
+            problem.X,
+            problem.y,
+            loss="logistic",
+            scheme=scheme,
+            schedule=SCHEDULE,
+            prior_variance=1.0,
+            intercept=1.0 if intercept else False,
+        )
+
+
+def scores(post: Any, X: Array) -> Array:
+    """Linear scores by the posterior mean, of which the intercept is the last."""
+    mean = np.asarray(post.mean)
+    return np.asarray(X @ mean[: X.shape[1]] + mean[X.shape[1] :].sum())
+
+
+def errors(post: Any, X: Array, y: Array) -> int:
+    """Rows on the wrong side."""
+    return int((np.where(scores(post, X) > 0.0, 1.0, -1.0) != y).sum())
+
+
+def kl(exact: Any, found: Any) -> float:
+    """KL between two Gaussian posteriors; infinite where the second is none."""
+    try:
+        factor = np.linalg.cholesky(found.covariance)
+    except np.linalg.LinAlgError:
+        return math.inf
+    inner = np.linalg.solve(factor, exact.covariance)
+    inner = np.linalg.solve(factor, inner.T)
+    away = np.linalg.solve(factor, found.mean - exact.mean)
+    return float(0.5 * (np.trace(inner) - len(away) - np.linalg.slogdet(inner)[1] + away @ away))
+
+
+def in_sequence(
+    name: str,
+    problems: Sequence[Problem],
+    exact: Sequence[Any],
+    oracle: Any = "exact",
+    intercept: bool = False,
+    operator: epfast.Operator | None = None,
+    **settings: Any,
+) -> tuple[Learning, epfast.Operator]:
+    """One operator through all problems, each beside exact EP; and what it has become."""
+    parts = []
+    for problem, truth in zip(problems, exact, strict=True):
+        if operator is None:
+            scheme, before = epfast.Learned(oracle=oracle, **settings), (0, 0, 0)
+        else:
+            scheme = epfast.Learned(operator)
+            before = operator.calls, operator.audits, operator.visits
+        start = harness.now()
+        post = fit(problem, scheme, intercept)
+        seconds = harness.now() - start
+        operator = post.operator
+        assert operator is not None
+        away = np.abs(post.mean - truth.mean) / np.sqrt(np.diag(truth.covariance))
+        parts.append(
+            Found(
+                problem.name,
+                operator.calls - before[0],
+                operator.audits - before[1],
+                operator.visits - before[2],
+                seconds,
+                float(away.max()),
+                kl(truth, post),
+                errors(post, problem.X_test, problem.y_test),
+                post.mean,
+            )
+        )
+    assert operator is not None
+    return Learning(name, parts, operator.refused), operator
+
+
+def log_logistic(z: Array) -> Array:
+    """Log of the factor of z, times the label."""
+    return np.asarray(-np.logaddexp(0.0, -z))
+
+
+def log_logistic_of(z: Array, data: Array) -> Array:
+    """Log of the factor of z and a label."""
+    return np.asarray(-np.logaddexp(0.0, -z * data[:, 0]))
