@@ -45,7 +45,7 @@ def model(factor):
 # ---- the model, and the fit ----
 
 oracle = epfast.SampledFactor(sample=lambda x, rng: outbreak(x, rng), observe=0, draws=10_000)
-operator = epfast.Operator(oracle, coordinates=["value", "is_zero"], tolerance=0.1, batch=60)
+operator = epfast.Operator(oracle, coordinates=["value", "is_zero"], tolerance=0.03, batch=60)
 g, common, precision, x, batch = model(Factor(scheme=operator))
 post = g.fit(epfast.EP(sweeps=99, tol=1e-3))
 learned = post.operator(batch)

@@ -201,13 +201,12 @@ class Learned(RowScheme):
 
 def told_of(operator: Operator) -> str:
     """What a fit warns of: audits that were wrong; empty if nothing."""
-    audited = operator.audited
-    n, wrong = len(audited), sum(beyond for _, beyond in audited)
+    n, wrong = len(operator.audited), sum(beyond for _, beyond in operator.audited)
     # Clopper and Pearson's lower limit, at 95 %
     if wrong and stats.beta.ppf(0.05, wrong, n - wrong + 1) > TOO_MANY:
         return (
-            f"{wrong} of {n} audited messages of the operator were beyond its tolerance; lower "
-            "it, or audit more often (audit=)"
+            f"{wrong} of {n} audited messages of the operator were beyond its tolerance; lower it, "
+            "or audit more often (audit=)"
         )
     return ""
 
