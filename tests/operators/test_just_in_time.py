@@ -495,3 +495,20 @@ def test_a_scheme_without_a_loss_projects_nothing():
 def test_levels_are_checked(level):
     with pytest.raises((ValueError, TypeError), match=r"level.*allowed"):
         trained(40).error_bound(level)
+
+
+def test_an_oracle_without_log_z():
+    """Messages are learned; a fit, whose evidence needs log Z, refuses it."""
+
+    def targets(messages):
+        m, v = np.ascontiguousarray(messages.T)
+        _, slope, curvature = epfast.backend.tilted_moments("logistic", np.ones(len(m)), m, v)
+        return np.stack([slope * np.sqrt(v), np.log1p(v * curvature)], axis=1), None
+
+    op = epfast.Operator(CallableOracle(targets, exact=True))
+    rng = np.random.default_rng(0)
+    messages = np.stack([rng.normal(size=300), np.exp(rng.normal(size=300))], axis=1)
+    assert np.isfinite(op.project(messages)).all()
+    assert op.calls < 100
+    with pytest.raises(ValueError, match="gives no log Z"):
+        epfast.fit_linear(messages, np.ones(300), scheme=epfast.Learned(op))

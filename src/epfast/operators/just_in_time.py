@@ -306,7 +306,8 @@ class Operator:
                 parts.append(np.stack([belief[:, 0], np.log(belief[:, 1])], axis=1))
             else:
                 parts.append(KINDS[self.settings.inputs[place]].targets(messages[place], belief))
-        return np.concatenate([*parts, answer.log_z[:, None]], axis=1)
+        log_z = answer.log_z if self.oracle.has_log_z else np.zeros_like(answer.log_z)
+        return np.concatenate([*parts, log_z[:, None]], axis=1)
 
     def _checked(self, messages: Any, data: Any) -> tuple[tuple[Array, ...], Array | None]:
         """Messages by input, and data (n, q) where the operator has coordinates of them."""
@@ -359,7 +360,8 @@ class Operator:
                     "allowed: one that answers"
                 )
             return answer
-        targets, errors = self.targets_of(messages, answer)[0], answer.sd[0].copy()
+        targets = self.targets_of(messages, answer)[0]
+        errors = np.where(np.isnan(answer.sd[0]), 0.0, answer.sd[0])  # of log Z, if there is none
         if self.settings.targets == "belief":  # from units of the cavity
             for j, place in enumerate(self.settings.outputs):
                 errors[2 * j] *= np.sqrt(messages[place][0, 1])
@@ -401,10 +403,8 @@ class Operator:
         if known is not None:
             raw = (targets - known.offset) / known.scale
             self.learner.model.update(x, raw, known.noise_of(errors))
-        doubled = (
-            n >= GROWTH * self.history[-1].tuples if self.history else n >= self.settings.batch
-        )
-        if doubled and (known is None or self.settings.refits):
+        enough = GROWTH * self.history[-1].tuples if self.history else self.settings.batch
+        if n >= enough and (known is None or self.settings.refits):
             self.refit()
 
     def refit(self) -> None:

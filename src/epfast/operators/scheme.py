@@ -268,6 +268,11 @@ def _check_loss(operator: Operator, loss: Loss, power: float) -> None:
         raise ValueError(
             f"beta is {loss.beta:g}; allowed with an operator whose oracle is of the factor: 1"
         )
+    if not oracle.has_log_z:
+        raise ValueError(
+            f"the oracle {oracle!r} gives no log Z, of which the evidence is made; allowed: one that "
+            "does (has_log_z=True)"
+        )
     if coordinates_of(loss) and not mine.transforms:
         raise ValueError(
             f"the operator has no coordinates of data, and sites of {loss!r} differ by y; allowed: "
