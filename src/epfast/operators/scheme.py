@@ -270,8 +270,8 @@ def _check_loss(operator: Operator, loss: Loss, power: float) -> None:
         )
     if not oracle.has_log_z:
         raise ValueError(
-            f"the oracle {oracle!r} gives no log Z, of which the evidence is made; allowed: one that "
-            "does (has_log_z=True)"
+            f"the oracle {oracle!r} gives no log Z, of which the evidence is made; allowed: "
+            "one that does (has_log_z=True)"
         )
     if coordinates_of(loss) and not mine.transforms:
         raise ValueError(
