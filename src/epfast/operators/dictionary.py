@@ -1,4 +1,4 @@
-"""A dictionary of tuples: widths by evidence, rows by pivoted Cholesky (operators.md, section 6).
+"""A dictionary of tuples: widths by evidence, rows by pivoted Cholesky.
 
 The kernel is Gaussian in coordinates of messages, each divided by a width. In Cholesky features of
 the dictionary a Gaussian process is a Bayesian linear regression.

@@ -89,7 +89,7 @@ class Learner(Protocol):
 
 
 class DictionaryLearner:
-    """A dictionary of tuples in coordinates without limits (section 6)."""
+    """A dictionary of tuples in coordinates without limits."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class FourierLearner:
         psi, inflation = features(tuples), np.ones(T)
         found = Regression.fit(psi, units.apply(store.targets), self.noise)
         self.model.set(found.mean, found.covariance)
-        if self.standardise:  # the paper has no calibration (section 6)
+        if self.standardise:  # the paper has no calibration
             out = Batch(psi, units.apply(store.targets), self.noise).left_out()
             squares = out.residual**2 / out.variance[:, None]
             inflation = np.maximum(1.0, np.median(squares, axis=0) / dictionary.MEDIAN)

@@ -230,7 +230,7 @@ class Asking:
 
 
 def triple_of(m: float, v: float, answer: Answer) -> Triple:
-    """log Z and its two derivatives by the moments of the belief (section 1)."""
+    """log Z and its two derivatives by the moments of the belief."""
     mean, variance = answer.belief[0]
     return float(answer.log_z[0]), float((mean - m) / v), float((variance / v - 1.0) / v)
 
