@@ -87,9 +87,11 @@ def test_every_loss_that_needs_no_argument_has_a_name():
     for exported in map(losses.__dict__.get, losses.__all__):
         if isinstance(exported, type) and issubclass(exported, losses.Loss):
             try:
-                exported()
+                found = exported()
             except (TypeError, ValueError):
                 continue  # knots, functions, ...
+            if not found.gives:
+                continue  # only an operator knows its moments
             assert exported in (*NAMED.values(), *WITH_LATENTS.values(), losses.LatentLoss)
 
 
