@@ -62,7 +62,7 @@ class LearnedMessages:
         table = columns_of(data)
         width = 0 if table is None else table.shape[1]
         for op in self.operators:
-            needs = 1 + max((t.column for t in op.settings.transforms), default=-1)
+            needs = op.settings.data_width
             if width and not needs:
                 raise ValueError(
                     f"{', '.join(data)} given to an operator without coordinates= of data; "

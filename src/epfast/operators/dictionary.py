@@ -99,8 +99,9 @@ def choose(
         which = np.sort(np.random.default_rng(seed).permutation(n)[:MOST_SEEN])
     x = store.x[which] / base
     relative = None if store.relative is None else store.relative[which]
-    z = units.apply(store.targets[which])
-    z = z[:, (store.targets[which] != store.targets[which][0]).any(axis=0)]
+    targets = store.targets[which]
+    varies = (targets != targets[0]).any(axis=0)
+    z = units.apply(targets)[:, varies]
     groups = [kinds == kind for kind in np.unique(kinds)]
     squares = np.zeros((len(groups), len(x), len(x)))
     for square, group in zip(squares, groups, strict=True):
@@ -111,14 +112,17 @@ def choose(
     if not z.shape[1]:
         return Widths(base, noises[0], amplitude, 0.0)
 
-    best: tuple[float, Array, float] = (-np.inf, np.ones(len(groups)), noises[0])
+    # log evidence, widths of the groups, noise, and amplitudes of what varies
+    best: tuple[float, Array, float, Array]
+    best = -np.inf, np.ones(len(groups)), noises[0], np.ones(z.shape[1])
 
     def look(widths: Array) -> None:
         nonlocal best
         found = evidence_grid(squares, z, widths, noises, relative)
         i, j = found.best
         if found.log_evidence[i, j] > best[0]:
-            best = (float(found.log_evidence[i, j]), widths[i], float(noises[j]))
+            evidence, noise = float(found.log_evidence[i, j]), float(noises[j])
+            best = evidence, widths[i], noise, found.amplitude[i, j]
 
     at = np.ones(len(groups))
     if last is not None:
@@ -135,8 +139,7 @@ def choose(
     widths = np.empty(k)
     for ratio, group in zip(best[1], groups, strict=True):
         widths[group] = ratio * base[group]
-    found = evidence_grid(squares, z, best[1][None], np.array([best[2]]), relative)
-    amplitude[(store.targets[which] != store.targets[which][0]).any(axis=0)] = found.amplitude[0, 0]
+    amplitude[varies] = best[3]
     return Widths(widths, best[2], amplitude, best[0])
 
 

@@ -313,7 +313,7 @@ class Operator:
         """Messages by input, and data (n, q) where the operator has coordinates of them."""
         parts = check_messages("messages", messages, self.settings.inputs)
         given = check_data("data", data, len(parts[0]))
-        width = 1 + max((t.column for t in self.settings.transforms), default=-1)
+        width = self.settings.data_width
         if given is None and width:
             raise ValueError(
                 f"data is None; allowed with coordinates={self.settings.transforms!r}: (n, q) "

@@ -67,6 +67,11 @@ class Settings:
         return 2 * len(self.outputs) + 1
 
     @property
+    def data_width(self) -> int:
+        """Columns of data that there must be for the coordinates; 0: there are none."""
+        return 1 + max((t.column for t in self.transforms), default=-1)
+
+    @property
     def refits(self) -> bool:
         """Whether widths are chosen anew when the store has doubled: the paper's stay."""
         return self.threshold is None
