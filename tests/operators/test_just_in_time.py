@@ -1,6 +1,7 @@
 """Operators just in time: against their oracle, their own errors, files, pools and bad input."""
 
 import contextlib
+import ctypes
 import io
 import json
 import pickle
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from scipy import LowLevelCallable
 
 import epfast
 from epfast.operators import CallableOracle, DensityOracle, Oracle, SampledFactor, SiteOracle
@@ -512,3 +514,23 @@ def test_an_oracle_without_log_z():
     assert op.calls < 100
     with pytest.raises(ValueError, match="gives no log Z"):
         epfast.fit_linear(messages, np.ones(300), scheme=epfast.Learned(op))
+
+
+@pytest.mark.parametrize("features", ["dictionary", "patches", ("fourier", 6, 8)])
+def test_no_messages_are_no_fault(features):
+    op = epfast.Operator(LOGISTIC, features=features)
+    none = np.empty((0, 2))
+    assert op.project(none).shape == (0, 2)
+    assert op.predict(none)[0].shape == (0, 3)
+    counts = epfast.Operator(SiteOracle("poisson"), coordinates="log1p")
+    assert counts.project(none, np.empty(0)).shape == (0, 2)
+    assert counts.project(none, np.empty((0, 1))).shape == (0, 2)
+
+
+def test_data_without_coordinates_are_refused():
+    op = epfast.Operator(SiteOracle("poisson"), coordinates="log1p")
+    with pytest.raises(ValueError, match="data has entries of which 'log1p' is not finite"):
+        op.project([[0.0, 1.0]], [-3.0])
+    function = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)(abs)
+    with pytest.raises(ValueError, match="features is LowLevelCallable"):
+        epfast.Operator(LOGISTIC, features=LowLevelCallable(function))

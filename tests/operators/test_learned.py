@@ -350,3 +350,10 @@ def test_a_posterior_that_is_factorized_by_default_is_refused(monkeypatch):
     monkeypatch.setattr("epfast.linear.fit.FULL_UP_TO", 2)
     with pytest.raises(ValueError, match="posterior='full'"):
         fit(learned())
+
+
+def test_polish_needs_sweeps_over_sites():
+    scheme = epfast.Learned(oracle="exact", polish=1)
+    loss = epfast.CustomLoss(lambda margin: np.logaddexp(0.0, -margin))
+    with pytest.raises(ValueError, match="polish is 1 with ADF"):
+        epfast.fit_linear(np.eye(3), [1, -1, 1], loss=loss, scheme=scheme, schedule=epfast.ADF())

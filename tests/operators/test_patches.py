@@ -1,12 +1,17 @@
 """Patches against the functions that they interpolate."""
 
+import pickle
+
 import numpy as np
 import pytest
 
+import epfast
 from epfast import backend
 from epfast._core.just_in_time import JustInTime, LearnedSite
 from epfast._core.loss import CoreLoss
 from epfast._core.tilted import TiltedMoments
+from epfast.operators import SiteOracle
+from epfast.operators.messages import KINDS
 from epfast.operators.patches import Patches
 
 EXACT = backend.TiltedMoments("logistic")
@@ -202,3 +207,151 @@ def test_they_answer_sites():
     jit.model = Patches(fails).core
     with pytest.raises(KeyError, match="mine"):
         moments.many(y[:, None], m, v, np.ones(2000), lZ, dlZ, d2lZ)
+
+
+# ---- operators of patches ----
+
+
+def operator(**given):
+    return epfast.Operator(SiteOracle("logistic"), features="patches", **given)
+
+
+def test_an_operator_of_patches():
+    """Messages to the tolerance; another cavity in known boxes asks nothing but audits."""
+    op = operator(tolerance=1e-5, audit=0.05)
+    messages = np.column_stack(cavities(2000))
+    exact = SiteOracle("logistic").answer(messages)
+    targets = KINDS["gaussian"].targets
+    found = op.project(messages)
+    assert np.abs(targets(messages, found) - targets(messages, exact.belief)).max() < 1e-5
+    assert op.visits == 2000
+    assert op.audits > 50
+    assert not any(wrong for _, wrong in op.audited)
+    assert op.calls == op.learner.asked + op.audits
+    assert op.learner.asked % 81 == 0
+    asked = op.learner.asked
+    np.testing.assert_array_equal(op.project(messages), found)
+    assert op.learner.asked == asked
+    known, sd = op.predict(messages)
+    np.testing.assert_allclose(known[:, 2], exact.log_z, rtol=0, atol=1e-4)
+    assert sd.max() <= 1e-5
+
+
+def test_a_fit_with_patches_is_exact_to_its_tolerance():
+    """1e-6 without an argument, in 5 sweeps of 400 rows; the same boxes serve the next fit."""
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(400, 4))
+    y = np.where(X @ [1.0, -2.0, 0.0, 0.5] + rng.logistic(size=400) > 0, 1, -1)
+    loss = epfast.CustomLoss(lambda margin: np.logaddexp(0.0, -margin))
+    exact = epfast.fit_linear(X, y, loss="logistic")
+    post = epfast.fit_linear(
+        X, y, loss=loss, scheme=epfast.Learned(oracle="exact", features="patches")
+    )
+    assert np.abs((post.mean - exact.mean) / np.sqrt(exact.variance)).max() < 1e-5
+    assert abs(post.log_evidence - exact.log_evidence) < 1e-3
+    again = epfast.fit_linear(X, y, loss=loss, scheme=epfast.Learned(post.operator))
+    assert again.operator.learner.asked == post.operator.learner.asked
+    assert sum(info.n_calls for info in post.history) == post.operator.calls
+    assert sum(info.n_audits for info in post.history) == post.operator.audits > 0
+    assert exact.history[0].n_calls is None
+    K = np.exp(-0.5 * (X[:60, None] - X[:60]) ** 2).prod(axis=2)
+    process = epfast.fit_gp(K, y[:60], loss=loss, scheme=epfast.Learned(post.operator))
+    truth = epfast.fit_gp(K, y[:60], loss="logistic")
+    np.testing.assert_allclose(process.mean, truth.mean, rtol=0, atol=1e-5)
+
+
+def test_patches_in_a_graph():
+    def fitted(*factor):
+        graph = epfast.Graph()
+        x = graph.gaussian(3, variance=[1.0, 4.0, 9.0])
+        graph.add(epfast.graph.Factor(*factor), x[[0, 1, 2, 1]])
+        return graph.fit()
+
+    post = fitted(None, operator(tolerance=1e-6, audit=0.0))
+    exact = fitted(lambda x: -np.logaddexp(0.0, -x), "quadrature")
+    np.testing.assert_allclose(post.log_evidence, exact.log_evidence, rtol=0, atol=1e-5)
+    asked = [info.n_calls for info in post.history]
+    assert asked[0] > 0 == asked[-1]
+
+
+@pytest.mark.parametrize("way", ["copy", "pickle", "file"])
+def test_boxes_are_kept(way, tmp_path):
+    op = operator(tolerance=1e-4)
+    messages = np.column_stack(cavities(300))
+    found = op.project(messages)
+    if way == "file":
+        op.save(tmp_path / "op.npz")
+        other = epfast.load(tmp_path / "op.npz")
+    else:
+        other = op.copy() if way == "copy" else pickle.loads(pickle.dumps(op))
+    assert (other.calls, other.visits, other.audits) == (op.calls, op.visits, op.audits)
+    np.testing.assert_array_equal(other.predict(messages)[0], op.predict(messages)[0])
+    asked = op.learner.asked
+    np.testing.assert_array_equal(other.project(messages), found)
+    assert other.learner.asked == asked
+    # by itself from here on
+    other.project([[90.0, 1e-3]])
+    assert other.learner.asked > op.learner.asked == asked
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"links": lambda a: a["links"] * 0},
+        {"links": lambda a: np.where(a["links"] == 0, 5, a["links"])},
+        {"links": lambda a: a["links"][:-1]},
+        {"boxes": lambda a: a["boxes"] * np.nan},
+        {"boxes": lambda a: a["boxes"][:, ::-1]},
+        {"coefficients": lambda a: a["coefficients"][:-1]},
+        {"coefficients": lambda a: a["coefficients"] + np.inf},
+        {"root": lambda a: np.array(len(a["boxes"]))},
+        {"root": lambda a: np.array(-1)},
+        {"asked": lambda a: np.array(-1)},
+    ],
+)
+def test_boxes_that_are_no_tree_are_refused(broken):
+    op = operator(tolerance=1e-3)
+    op.project(np.column_stack(cavities(200)))
+    ((name, change),) = broken.items()
+    arrays = op.learner.arrays()
+    other = operator(tolerance=1e-3)
+    with pytest.raises((ValueError, OverflowError)):
+        other.learner.restore({**arrays, name: change(arrays)})
+    other.learner.restore(arrays)
+    np.testing.assert_array_equal(other.predict([[0.3, 1.0]])[0], op.predict([[0.3, 1.0]])[0])
+
+
+def test_kinks_stay_with_the_oracle():
+    """Boxes as small as may be: the oracle is asked, and its answer is exact."""
+    op = epfast.Operator(SiteOracle("hinge"), features="patches", tolerance=1e-9)
+    messages = np.column_stack(cavities(20))
+    found = op.project(messages)
+    exact = SiteOracle("hinge").answer(messages).belief
+    targets = KINDS["gaussian"].targets
+    assert np.abs(targets(messages, found) - targets(messages, exact)).max() < 1e-8
+
+
+def test_what_patches_cannot_do():
+    factor = epfast.SampledFactor(log_density=lambda x: -np.logaddexp(0.0, -x), draws=100)
+    for given in (
+        {"coordinates": "value"},
+        {"targets": "belief"},
+        {"threshold": -8.0},
+        {"inputs": ("gamma",)},
+        {"inputs": ("gaussian", "gaussian")},
+    ):
+        with pytest.raises(ValueError, match="features is 'patches'"):
+            epfast.Operator(SiteOracle("logistic"), **given, features="patches")
+    with pytest.raises(ValueError, match="answers have noise"):
+        epfast.Operator(factor, features="patches")
+    with pytest.raises(ValueError, match="keep no tuples"):
+        operator().learn([[0.0, 1.0]], [[0.0, 0.0, 0.0]])
+    with pytest.raises(ValueError, match="keep no tuples"):
+        operator() + operator()
+    with pytest.raises(ValueError, match="scheme without a loss"):
+        epfast.Operator("exact", features="patches").project([[0.0, 1.0]])
+    X, y = np.ones((5, 1)), [1.0, 2.0, 0.0, 4.0, 2.0]
+    with pytest.raises(ValueError, match="features is 'patches'"):
+        epfast.fit_linear(
+            X, y, loss="poisson", scheme=epfast.Learned(oracle="exact", features="patches")
+        )

@@ -319,7 +319,8 @@ cdef class LearnedSite(SiteScheme):
 
     cdef Status no_number(self) noexcept with gil:
         self.loss.error = ValueError(
-            "a coordinate of a response is NaN or infinite; allowed: finite numbers"
+            "y holds an entry of which coordinates= are NaN or infinite; allowed: responses that "
+            "are finite, or coordinates of their other columns"
         )
         return CALLBACK_FAILED
 

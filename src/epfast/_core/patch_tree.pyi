@@ -1,4 +1,8 @@
 from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from epfast._core._types import Array
 from epfast._core.operator import Model
@@ -16,3 +20,9 @@ class PatchTree(Model):
         depth: int,
         most: int,
     ) -> None: ...
+    def arrays(self) -> dict[str, NDArray[Any]]: ...
+    def set(
+        self, boxes: Array, links: NDArray[np.int64], root: int, coefficients: Array
+    ) -> None: ...
+    @staticmethod
+    def check_tree(boxes: Array, links: NDArray[np.int64], root: int, leaves: int) -> None: ...

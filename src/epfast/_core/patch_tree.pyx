@@ -168,7 +168,8 @@ cdef class PatchTree(Model):
         half = [0.5 * (box.hi[i] - box.lo[i]) for i in range(2)]
         middle = [0.5 * (box.hi[i] + box.lo[i]) for i in range(2)]
         m = np.repeat(middle[0] + half[0] * np.asarray(self.nodes), ORDER)
-        v = np.exp(np.tile(middle[1] + half[1] * np.asarray(self.nodes), ORDER))
+        with np.errstate(over="ignore", under="ignore"):
+            v = np.exp(np.tile(middle[1] + half[1] * np.asarray(self.nodes), ORDER))
         values = np.array(self.function(m, v), dtype=np.float64)
         if values.shape != (TARGETS, NODES):
             raise ValueError(
@@ -260,3 +261,95 @@ cdef class PatchTree(Model):
         )
         spread[0] = box.error * box.error
         return OK
+
+    def arrays(self):
+        """All boxes: sides, halvings, how each is cut, its error; and the coefficients."""
+        cdef ptrdiff_t i
+        cdef int j
+        numbers = np.empty((self.count, 6))
+        links = np.empty((self.count, 6), dtype=np.int64)
+        cdef double[:, ::1] real = numbers
+        cdef long long[:, ::1] whole = links
+        for i in range(self.count):
+            box = &self.boxes[i]
+            for j in range(2):
+                real[i, j], real[i, 2 + j] = box.lo[j], box.hi[j]
+                whole[i, j], whole[i, 2 + j] = box.level[j], -1
+            real[i, 4], real[i, 5] = 0.0, 0.0
+            whole[i, 4], whole[i, 5] = box.axis, box.leaf
+            if box.axis >= 0:
+                real[i, 4] = box.cut
+                whole[i, 2], whole[i, 3] = box.child[0], box.child[1]
+            elif box.leaf >= 0:
+                real[i, 5] = box.error
+        size = self.leaves * EPF_PATCH
+        coefficients = np.empty(size)
+        if size:
+            coefficients[:] = <double[:size]> self.coefficients
+        return {
+            "boxes": numbers, "links": links, "root": np.array(self.root),
+            "coefficients": coefficients.reshape(-1, EPF_PATCH),
+        }
+
+    def set(
+        self, double[:, ::1] boxes not None, long long[:, ::1] links not None, ptrdiff_t root,
+        double[:, ::1] coefficients not None
+    ):
+        """Take the boxes of :meth:`arrays`; raises where they are no tree."""
+        cdef ptrdiff_t count = boxes.shape[0], leaves = coefficients.shape[0], i
+        cdef int j
+        if (
+            boxes.shape[1] != 6 or links.shape[0] != count or links.shape[1] != 6
+            or coefficients.shape[1] != EPF_PATCH or not 0 <= root < count
+        ):
+            raise ValueError(f"boxes has shape {np.shape(boxes)}, links {np.shape(links)}")
+        self.check_tree(boxes, links, root, leaves)
+        if not np.isfinite(coefficients).all():
+            raise ValueError("coefficients holds NaN or infinity")
+        self.count = self.leaves = self.root = 0
+        for i in range(count):
+            self.new_box()
+            box = &self.boxes[i]
+            for j in range(2):
+                box.lo[j], box.hi[j] = boxes[i, j], boxes[i, 2 + j]
+                box.level[j], box.child[j] = <int> links[i, j], links[i, 2 + j]
+            box.cut, box.error = boxes[i, 4], boxes[i, 5]
+            box.axis, box.leaf = <int> links[i, 4], links[i, 5]
+        size = leaves * EPF_PATCH
+        if leaves > self.leaf_room:
+            grown = <double *> realloc(self.coefficients, size * sizeof(double))
+            if grown == NULL:
+                self.count = 0
+                self.root = self.new_box()
+                raise MemoryError()
+            self.coefficients, self.leaf_room = grown, leaves
+        if size:
+            np.asarray(<double[:size]> self.coefficients)[:] = np.ravel(coefficients)
+        self.leaves, self.root = leaves, root
+
+    @staticmethod
+    def check_tree(boxes, links, ptrdiff_t root, ptrdiff_t leaves):
+        """Whether every box but the root is half of one other, and every leaf that of one box."""
+        boxes, links = np.asarray(boxes), np.asarray(links)
+        count = len(boxes)
+        lo, hi, cut = boxes[:, :2], boxes[:, 2:4], boxes[:, 4]
+        axis, leaf = links[:, 4], links[:, 5]
+        inner = np.flatnonzero(axis >= 0)
+        known = leaf[(axis < 0) & (leaf >= 0)]
+        children = links[inner, 2:4]
+        others = np.delete(np.arange(count), root)
+        good = (
+            np.isfinite(boxes).all() and (lo < hi).all() and (boxes[:, 5] >= 0.0).all()
+            and ((axis >= -1) & (axis <= 1) & (leaf >= EMPTY)).all()
+            and (np.abs(links[:, :2]) <= 4 * MOST_DOUBLINGS).all()
+            and np.array_equal(np.sort(children, axis=None), others)
+            and np.array_equal(np.sort(known), np.arange(leaves))
+        )
+        if good and len(inner):
+            along = axis[inner], cut[inner]
+            for side, child in enumerate(children.T):
+                low, high = lo[inner].copy(), hi[inner].copy()
+                (high if side == 0 else low)[np.arange(len(inner)), along[0]] = along[1]
+                good = good and np.array_equal(lo[child], low) and np.array_equal(hi[child], high)
+        if not good:
+            raise ValueError("boxes and links are no tree of boxes")

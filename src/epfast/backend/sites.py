@@ -267,7 +267,8 @@ def sweep(
     Raises
     ------
     FloatingPointError
-        If a mean or variance of h overflows; the blocks before it are done, and nothing is NaN.
+        If a mean or variance of h overflows; the blocks before it are done, and nothing is NaN. If
+        Sigma or mu overflow; nothing is changed then.
     """
     d = len(in_place("Sigma", Sigma, (None, None)))
     in_place("Sigma", Sigma, (d, d))
@@ -312,7 +313,13 @@ def sweep(
         part: Rows = Units(visits, d)
     else:
         part = Rows(rows if order is None else rows[visits])
-    core.sweep(part, responses[visits], None, visits, Sigma, mu, *sites)
+    changed = (Sigma, mu, *sites)
+    before = [array.copy() for array in changed]
+    core.sweep(part, responses[visits], None, visits, *changed)
+    if not (np.isfinite(Sigma).all() and np.isfinite(mu).all()):
+        for array, old in zip(changed, before, strict=True):
+            array[...] = old
+        raise FloatingPointError("Sigma or mu overflow; give a covariance of moderate size")
     if not core.full:
         i, j = np.tril_indices(d, -1)
         Sigma[i, j] = Sigma[j, i]

@@ -269,7 +269,7 @@ class Choices(NamedTuple):
             if least < 1.0:
                 self.loss.check_power(least, "a weight")
         schedule = self.schedule
-        scheme = self.scheme.bound(self.loss, "process", schedule.power, n)
+        scheme = self.scheme.bound(self.loss, "process", schedule, n)
         observed = self.loss.observed(y, n, offset)
         return GPProblem(None, observed, self.loss, scheme, schedule, found)
 
@@ -341,6 +341,7 @@ def fit_problem(
             arguments = {name: held.after(given) for name, given in arguments.items()}
         if threads is not None:
             problem.kernel.crew = crew_of(threads, problem.n)
+        arguments["questions"] = problem.scheme.questions
         with at_work(problem.kernel.crew, problem.n):
             if check:
                 check_positive(problem.kernel)

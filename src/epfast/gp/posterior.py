@@ -231,6 +231,8 @@ class GPPosterior(ProcessPosterior):
             weight[:, size:] *= 2.0
             weight[:, :size] = np.triu(2.0 * weight[:, :size], 1) + np.diag(np.diag(weight))
             total += float(np.vdot(weight, given[part, part.start :]))
+        if not np.isfinite(total):
+            raise ValueError("dK overflows; allowed: moderate numbers")
         return 0.5 * total
 
     def log_evidence_gradient_epsilon(self) -> float:

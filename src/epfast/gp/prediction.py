@@ -87,7 +87,8 @@ class ProcessPosterior(Posterior):
         """
         size = _checks.integer("size", size, least=0)
         draws = _checks.generator("rng", rng)
-        mean, covariance = self.predict_latent(K_star, K_star_star, joint=True)
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean, covariance = self.predict_latent(K_star, K_star_star, joint=True)
         if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
             raise ValueError("K_star or K_star_star overflows; allowed: moderate numbers")
         return draws_of(mean, covariance, size, draws)

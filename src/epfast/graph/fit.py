@@ -23,7 +23,7 @@ from epfast.graph.factors import (
     form_of,
     scalar_loss,
 )
-from epfast.graph.learned import begun, warn_of_operators
+from epfast.graph.learned import begun, questions_of, warn_of_operators
 from epfast.graph.posterior import GraphPosterior
 from epfast.graph.problem import BLOCK, GraphProblem, check_handles, legal, places
 from epfast.graph.variables import Block, Index, Variables
@@ -426,7 +426,14 @@ class Graph:
             watch = form_of(self.identity, "watch", watch)
         engine, fit = GraphEngine(problem, watch), None
         try:
-            fit = run(engine, problem.schedule, start, callback=callback, progress=progress)
+            fit = run(
+                engine,
+                problem.schedule,
+                start,
+                callback=callback,
+                progress=progress,
+                questions=lambda: questions_of(problem.batches),
+            )
             warn_of(fit, engine, problem.schedule, 2)
             warn_of_operators(problem.batches, 2)
             return result(fit)

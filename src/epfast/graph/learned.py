@@ -103,7 +103,7 @@ class LearnedMessages:
             mine = tuple(p[rows] for p in messages)
             values, refused = op.targets(mine, None if data is None else data[rows])
             with np.errstate(all="ignore"):  # rows that were refused are NaN
-                beliefs = op.beliefs(mine, values)
+                beliefs = op.settings.beliefs(mine, values)
                 for j, place in enumerate(op.settings.outputs):
                     targets[place][rows] = kinds[place].natural(beliefs[:, 2 * j : 2 * j + 2])
             if op is self.operators[0]:  # all learn the same log Z
@@ -207,15 +207,26 @@ def begun(batches: tuple[Batch, ...], before: tuple[Batch, ...] = ()) -> tuple[B
     return tuple(result)
 
 
-def warn_of_operators(batches: tuple[Batch, ...], stacklevel: int) -> None:
-    """Warn of audits of operators that were wrong, of each operator once."""
+def _operators_of(batches: tuple[Batch, ...]) -> list[Operator]:
+    """Each operator once."""
     found = {
         id(op): op
         for batch in batches
         if batch.factor.learned is not None
         for op in batch.factor.learned.operators
     }
-    for told in filter(None, map(told_of, found.values())):
+    return list(found.values())
+
+
+def questions_of(batches: tuple[Batch, ...]) -> tuple[int, int] | None:
+    """How many questions operators asked so far, and audits among them; None: nothing learns."""
+    found = _operators_of(batches)
+    return (sum(op.calls for op in found), sum(op.audits for op in found)) if found else None
+
+
+def warn_of_operators(batches: tuple[Batch, ...], stacklevel: int) -> None:
+    """Warn of audits of operators that were wrong."""
+    for told in filter(None, map(told_of, _operators_of(batches))):
         warnings.warn(told, ConvergenceWarning, stacklevel=stacklevel + 1)
 
 

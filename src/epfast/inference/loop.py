@@ -58,6 +58,8 @@ FAILURES = (FloatingPointError, ValueError)
 
 #: called after each sweep; a true answer ends the fit
 Callback = Callable[[SweepInfo, Any], Any]
+#: gives how many questions oracles were asked, and how many of these were audits; None: none are
+Questions = Callable[[], tuple[int, int] | None]
 
 
 class Summary(NamedTuple):
@@ -178,6 +180,7 @@ def run(
     record: Callable[[S, Counts], tuple[float | None, Array | None]] | None = None,
     callback: Callback | None = None,
     progress: bool | Tick = False,
+    questions: Questions | None = None,
 ) -> Fit:
     """Run a schedule on an engine: the only loop over sweeps.
 
@@ -204,6 +207,8 @@ def run(
     progress : bool or callable
         True shows a bar; a callable is called with the number of factors done, after each piece of
         work.
+    questions : callable, optional
+        Of what learns messages: questions to its oracles so far, and audits among them.
 
     Raises
     ------
@@ -224,6 +229,7 @@ def run(
             with ticks(progress) as tick:
                 for _ in range(schedule.sweeps):
                     began = time.perf_counter()
+                    asked = None if questions is None else questions()
                     # functions of the user may keep the states that they see
                     new, counts = engine.sweep(state, callback is not None, tick)
                     if counts.measured is not None:
@@ -253,6 +259,7 @@ def run(
                         counts.drift,
                         counts.clipped,
                         counts.mismatch,
+                        *_asked(asked, None if questions is None else questions()),
                     )
                     history.append(info)
                     state = new
@@ -318,7 +325,7 @@ def polished(engine: Engine[S], problem: Any, fit: Fit, found: Any) -> Fit:
     scheme = problem.scheme
     with scheme.polishing():
         schedule = replace(problem.schedule, sweeps=scheme.polish, tol=0.0)
-        last = run(engine, schedule, found)
+        last = run(engine, schedule, found, questions=scheme.questions)
     return last._replace(converged=fit.converged, history=[*fit.history, *last.history])
 
 
@@ -334,6 +341,15 @@ def reached(pressed: KeyboardInterrupt) -> Fit | None:
     if isinstance(pressed, Interrupted) and isinstance(pressed.posterior, Fit):
         return pressed.posterior
     return None
+
+
+def _asked(
+    before: tuple[int, int] | None, now: tuple[int, int] | None
+) -> tuple[int | None, int | None]:
+    """Questions and audits of a sweep."""
+    if before is None or now is None:
+        return None, None
+    return now[0] - before[0], now[1] - before[1]
 
 
 def _lag(history: list[SweepInfo], schedule: Any) -> float:

@@ -49,6 +49,9 @@ class SweepInfo(NamedTuple):
     #: of a double loop: largest difference between tilted and posterior moments, in standard
     #: deviations (means) or relative (variances); None elsewhere
     mismatch: float | None = None
+    #: of what learns messages, questions to its oracles, audits among them; None elsewhere
+    n_calls: int | None = None
+    n_audits: int | None = None
 
 
 class ConvergenceWarning(UserWarning):

@@ -38,7 +38,7 @@ class Choices(NamedTuple):
         problem = LinearProblem(
             data,
             self.loss,
-            self.scheme.bound(self.loss, self.covariance, schedule.power, n),
+            self.scheme.bound(self.loss, self.covariance, schedule, n),
             schedule,
             self.covariance,
             self.batch_size,

@@ -350,7 +350,7 @@ def _notes(problem: LinearProblem, variance: Any, precision: Any) -> float | Non
     if sizes is None:
         return None
     spread = np.broadcast_to(1.0 if variance is None else variance, (problem.n_columns,))
-    scale = notes.prior_scale(sizes, spread)
+    scale = notes.prior_scale(sizes, spread.astype(np.float64))
     return scale if scale > notes.FLAT else None
 
 
@@ -403,8 +403,7 @@ def _stream(X: Any, y: Any, weights: Any, chosen: Choices, record: str | None) -
         )
     if record is not None:
         raise ValueError("record needs all the rows; allowed with an iterable of chunks: None")
-    rows = X if isinstance(X, Stream) else Stream(X)
-    return Data(rows.read_by(chosen.loss), None)
+    return Data((X if isinstance(X, Stream) else Stream(X)).read_by(chosen.loss), None)
 
 
 def _kept(problem: LinearProblem, callback: Any, progress: Any) -> Data:
@@ -467,6 +466,7 @@ def fit_problem(
                 record=None if record is None else costs,
                 callback=held.after(of_weights(callback, problem)),
                 progress=held.after(progress),
+                questions=problem.scheme.questions,
             )
             if problem.scheme.polish and not fit.stopped:
                 fit = polished(engine, problem, fit, result(fit))

@@ -72,7 +72,8 @@ def state(arrays: dict[str, Array], header: dict[str, Any], oracle: Any) -> dict
         name.removeprefix(prefix): part for name, part in arrays.items() if name.startswith(prefix)
     }
     learner.restore(parts)
-    _check_model(parts, calibration is not None)
+    if learner.keeps:
+        _check_model(parts, calibration is not None)
     if (calibration is None) != (learner.model is None or learner.model.used == 0):
         raise ValueError("calibration without features, or features without it")
     counts = [_checks.integer("counts", count, least=0) for count in header["counts"]]

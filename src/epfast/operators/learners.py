@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
+from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.operator import DictionaryModel, FourierModel
 from epfast.operators import dictionary
@@ -13,6 +14,7 @@ from epfast.operators.dictionary import Store, Widths
 from epfast.operators.fourier import ProductFeatures, TwoStage
 from epfast.operators.kernels import median_heuristic
 from epfast.operators.messages import KINDS
+from epfast.operators.patches import Patches
 from epfast.operators.regression import Batch, Regression, Standard
 
 #: functions of a datum that tell sites apart, by the numbers that the core knows
@@ -42,12 +44,14 @@ class Calibration(NamedTuple):
 
     def targets(self, raw: Array) -> Array:
         """Targets of the model's numbers, (n, T)."""
-        return np.asarray(self.offset + self.scale * raw)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.asarray(self.offset + self.scale * raw)
 
     def sd(self, spread: Array) -> Array:
         """Standard deviations of the targets, (n, T)."""
-        variance = np.outer(spread, self.amplitude * self.inflation)
-        return np.asarray(self.scale * np.sqrt(np.maximum(variance, 0.0)))
+        with np.errstate(over="ignore", invalid="ignore"):
+            variance = np.outer(spread, self.amplitude * self.inflation)
+            return np.asarray(self.scale * np.sqrt(np.maximum(variance, 0.0)))
 
 
 class Transform(NamedTuple):
@@ -66,17 +70,28 @@ class Transform(NamedTuple):
         return np.asarray((y == 0.0).astype(np.float64)) if self.name == "is_zero" else y
 
 
+def finite(x: Array) -> Array:
+    """Coordinates, checked: those of extreme messages overflow."""
+    return _checks.array("the coordinates of messages", x, shape=x.shape)
+
+
 class Learner(Protocol):
     """Features of messages, and a regression on them."""
 
     #: the core's; None before the first fit
     model: Any
+    #: whether it learns from tuples, which the operator keeps
+    keeps: ClassVar[bool]
+
+    @property
+    def asked(self) -> int:
+        """Questions to the oracle by itself, apart from those of the operator."""
 
     def coordinates(self, messages: tuple[Array, ...], data: Array | None) -> Array:
         """What the model takes, (n, k)."""
 
     def refit(self, store: Store) -> Calibration | None:
-        """Fit widths, noise and weights anew; None where all tuples are alike.
+        """Fit widths, noise and weights anew; None where all tuples are alike, or too far apart.
 
         store: the coordinates, targets and errors of all tuples.
         """
@@ -90,6 +105,9 @@ class Learner(Protocol):
 
 class DictionaryLearner:
     """A dictionary of tuples in coordinates without limits."""
+
+    keeps: ClassVar[bool] = True
+    asked = 0
 
     def __init__(
         self,
@@ -111,7 +129,8 @@ class DictionaryLearner:
         self.chosen: Widths | None = None
 
     def coordinates(self, messages: tuple[Array, ...], data: Array | None) -> Array:
-        parts = [KINDS[f].coordinates(p) for f, p in zip(self.inputs, messages, strict=True)]
+        with np.errstate(all="ignore"):  # what is not finite is never sure
+            parts = [KINDS[f].coordinates(p) for f, p in zip(self.inputs, messages, strict=True)]
         if self.transforms:
             assert data is not None
             parts.append(np.stack([t.of(data) for t in self.transforms], axis=1))
@@ -132,7 +151,10 @@ class DictionaryLearner:
         if not (store.x != store.x[0]).any():
             return None
         units = Standard.of(store.targets)
-        base = self.base(store.x)
+        with np.errstate(over="ignore"):
+            base = self.base(store.x)
+        if not np.isfinite(base).all():
+            return None
         chosen = dictionary.choose(store, units, self.kinds, base, self.chosen, self.seed)
         found = dictionary.fitted(store, units, chosen, self.cap, self.near)
         self.model.set(chosen.widths, found.rows, found.triangle, found.mean, found.covariance)
@@ -160,6 +182,9 @@ class DictionaryLearner:
 
 class FourierLearner:
     """The paper's two-stage random features of the kernel on joint embeddings (algorithm 1)."""
+
+    keeps: ClassVar[bool] = True
+    asked = 0
 
     def __init__(
         self,
@@ -226,3 +251,49 @@ class FourierLearner:
             inner = ProductFeatures(arrays["omega"], arrays["inner_phase"])
             self._install(TwoStage(inner, arrays["nu"], arrays["phase"]))
             self.model.set(arrays["mean"], arrays["S"])
+
+
+#: of patches: errors are as they say, and log Z is as right as what decides
+PATCHED = Calibration(np.zeros(3), np.ones(3), np.array([1.0, 1.0, 0.0]), np.ones(3), 0.0, 0.0)
+
+
+class PatchLearner:
+    """Patches of (mean, log variance): a box of them asks an exact oracle when it is needed."""
+
+    keeps: ClassVar[bool] = False
+
+    def __init__(self, tolerance: float) -> None:
+        #: m (n,), v (n,) -> targets (3, n), NaN where the oracle refuses
+        self.ask: Any = None
+        self.patches = Patches(self._targets, tolerance)
+        self.model = self.patches.core
+        self._before = 0
+
+    def _targets(self, m: Array, v: Array) -> Any:
+        return self.ask(m, v)
+
+    @property
+    def asked(self) -> int:
+        return self._before + self.patches.calls
+
+    def coordinates(self, messages: tuple[Array, ...], data: Array | None) -> Array:
+        return KINDS["gaussian"].coordinates(messages[0])
+
+    def refit(self, store: Store) -> Calibration | None:
+        """Patches are fitted where they are asked."""
+        return PATCHED
+
+    def arrays(self) -> dict[str, Any]:
+        return {**self.model.arrays(), "asked": np.array(self.asked)}
+
+    def restore(self, arrays: dict[str, Any]) -> None:
+        if not arrays:
+            return
+        boxes, links, coefficients = (arrays[n] for n in ("boxes", "links", "coefficients"))
+        self.model.set(
+            np.ascontiguousarray(boxes, dtype=np.float64),
+            np.ascontiguousarray(links, dtype=np.int64),
+            int(arrays["root"]),
+            np.ascontiguousarray(coefficients, dtype=np.float64),
+        )
+        self._before = _checks.integer("asked", int(arrays["asked"]), least=0)

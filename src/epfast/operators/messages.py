@@ -445,4 +445,4 @@ def check_data(name: str, given: Any, n: int) -> Array | None:
     result = _checks.array(name, found, shape=(None,) * found.ndim, finite=False)
     if np.isnan(result).any():
         raise ValueError(f"{name} holds NaN; allowed: numbers")
-    return result.reshape(n, -1)
+    return result[:, None] if result.ndim == 1 else result

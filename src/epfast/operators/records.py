@@ -105,6 +105,11 @@ def check_alike(first: tuple[Any, Any], second: tuple[Any, Any]) -> None:
             f"the operators have the settings {settings} and {others}; allowed to be pooled: the "
             "same, but for the seed"
         )
+    if settings.features == "patches":
+        raise ValueError(
+            "the operators have features='patches', which keep no tuples; allowed to be pooled: "
+            "'dictionary' or ('fourier', d_in, d_out)"
+        )
     if not _is_same(oracle, its):
         raise ValueError(
             f"the operators ask {oracle!r} and {its!r}; allowed to be pooled: the same oracle"

@@ -20,7 +20,7 @@ from epfast.losses import CustomLoss, CustomSite, Loss
 from epfast.operators.just_in_time import AUDIT, Operator
 from epfast.operators.learners import TRANSFORMS
 from epfast.operators.oracles import Answer, Oracle, SiteOracle, as_oracle
-from epfast.operators.settings import ORACLE_ALONE, PAPER
+from epfast.operators.settings import ORACLE_ALONE, PAPER, PATCHES
 from epfast.schemes import Exact, RowScheme
 
 Triple = tuple[float, float, float]
@@ -28,6 +28,8 @@ Triple = tuple[float, float, float]
 TOO_MANY = 0.05
 #: default tolerances: n sites share TOGETHER, between LEAST and SAFE; a fit warns above ADDED_UP
 TOGETHER, LEAST, SAFE, ADDED_UP = 10.0, 1e-3, 0.03, 60.0
+#: of patches, whose errors fall exponentially with the answers they take
+FINE = 1e-6
 
 
 class Learned(RowScheme):
@@ -119,8 +121,14 @@ class Learned(RowScheme):
             return f"scheme is Learned and {loss!r} has several latents; allowed: 'exact'"
         return None
 
-    def bound(self, loss: Loss, covariance: str, power: float, n: int | None) -> Self:
+    def bound(self, loss: Loss, covariance: str, schedule: Any, n: int | None) -> Self:
         """A copy for one fit of sites of the loss, whose operator learns by itself."""
+        power = schedule.power
+        if self.polish and schedule.stores == "none":
+            raise ValueError(
+                f"polish is {self.polish} with {type(schedule).__name__}, which ends with no sweep "
+                "over its sites; allowed: polish=0"
+            )
         if covariance == "factorized":
             raise ValueError(
                 "scheme is Learned with a factorised posterior; allowed: posterior='full'"
@@ -137,7 +145,9 @@ class Learned(RowScheme):
             oracle = as_oracle(oracle, ("gaussian",), (0,), loss=loss.with_offset(False))
         if self.settings is not None:
             settings = {"coordinates": coordinates_of(loss), **self.settings, "power": power}
-            settings.setdefault("tolerance", tolerance_for(n) if oracle.exact else SAFE)
+            smooth = settings.get("features") == PATCHES
+            usual = FINE if smooth else tolerance_for(n) if oracle.exact else SAFE
+            settings.setdefault("tolerance", usual)
             operator = operator.asking(oracle, **settings)
         elif oracle is not operator.oracle:
             operator = operator.asking(oracle, coordinates=mine.transforms or coordinates_of(loss))
@@ -192,6 +202,9 @@ class Learned(RowScheme):
             by_moments=isinstance(operator.settings.features, tuple),
         )
         return loss.tilted(core, site)
+
+    def questions(self) -> tuple[int, int]:
+        return self.operator.calls, self.operator.audits
 
     def told(self) -> str:
         """What a fit warns of: audits that were wrong; empty if nothing."""

@@ -9,16 +9,20 @@ from typing import Any
 import numpy as np
 
 from epfast import _checks
+from epfast._arrays import Array
 from epfast._core.just_in_time import JustInTime
 from epfast.operators.learners import (
     TRANSFORMS,
     DictionaryLearner,
     FourierLearner,
     Learner,
+    PatchLearner,
     Transform,
 )
-from epfast.operators.messages import check_inputs
+from epfast.operators.messages import KINDS, check_data, check_inputs, check_messages
 
+#: interpolation in place of regression
+PATCHES = "patches"
 #: of the tolerance, what a tuple nearby may leave unknown
 NEARER = 0.03
 #: what decides: the tolerance; nothing, the oracle is always asked, or never; the paper's threshold
@@ -81,6 +85,47 @@ class Settings:
         """Variance that a dictionary may leave unexplained: nothing beside the tolerance."""
         return float(np.clip((NEARER * self.tolerance) ** 2, 1e-12, 1e-6))
 
+    def messages(self, messages: Any, data: Any) -> tuple[tuple[Array, ...], Array | None]:
+        """Checked messages by input, and data (n, q) where there are coordinates of them."""
+        parts = check_messages("messages", messages, self.inputs)
+        given = check_data("data", data, len(parts[0]))
+        width = self.data_width
+        if given is None and width:
+            raise ValueError(
+                f"data is None; allowed with coordinates={self.transforms!r}: (n, q) with q >= "
+                f"{width}"
+            )
+        if given is not None and not width:
+            raise ValueError(
+                "data is given; allowed for an operator without coordinates= of them: None"
+            )
+        if given is not None and given.shape[1] < width:
+            raise ValueError(
+                f"data has {given.shape[1]} columns; allowed: {width} or more, of which the "
+                "operator has coordinates"
+            )
+        for transform in self.transforms:
+            assert given is not None
+            with np.errstate(all="ignore"):
+                fine = np.isfinite(transform.of(given)).all()
+            if not fine:
+                raise ValueError(
+                    f"data has entries of which {transform.name!r} is not finite; allowed: others, "
+                    "or other coordinates"
+                )
+        return parts, given
+
+    def beliefs(self, messages: tuple[Array, ...], targets: Array) -> Array:
+        """Usual parameters of the beliefs that targets mean, (n, 2 outputs)."""
+        parts = []
+        for j, place in enumerate(self.outputs):
+            mine, cavity = targets[:, 2 * j : 2 * j + 2], messages[place]
+            if self.targets == "belief":
+                parts.append(np.stack([mine[:, 0], np.exp(mine[:, 1])], axis=1))
+            else:
+                parts.append(KINDS[self.inputs[place]].belief(cavity, mine))
+        return np.concatenate(parts, axis=1)
+
     def core(self) -> JustInTime:
         """Its decisions, before the first visit."""
         # the threshold of the paper is on the variance with its noise, the core's without
@@ -98,6 +143,8 @@ class Settings:
 
     def learner(self) -> Learner:
         """An empty one."""
+        if self.features == PATCHES:
+            return PatchLearner(self.tolerance)
         if isinstance(self.features, tuple):
             stages = self.features[1:]
             standardise = self.threshold is None
@@ -130,7 +177,7 @@ def checked(
     found = Settings(
         families,
         check_outputs(output, len(families)),
-        _checks.number("tolerance", tolerance, above=0.0),
+        _checks.number("tolerance", tolerance, above=0.0, most=1e100),
         chosen,
         batch,
         # random features have a number of their own
@@ -138,7 +185,9 @@ def checked(
         _checks.number("audit", audit, least=0.0, most=1.0),
         _checks.choice("targets", targets, ("site", "belief")),
         check_transforms(coordinates),
-        None if threshold is None else _checks.number("threshold", threshold),
+        None
+        if threshold is None
+        else _checks.number("threshold", threshold, least=-500.0, most=500.0),
         _checks.number("power", power, above=0.0),
         _checks.integer("seed", seed, least=0, most=2**63 - 1),
     )
@@ -149,6 +198,15 @@ def checked(
             f"inputs and coordinates are {len(families)} and {len(found.transforms)}; allowed: "
             f"{MOST_COLUMNS} together"
         )
+    if found.features == PATCHES and (
+        (families, found.outputs, found.targets) != (("gaussian",), (0,), "site")
+        or found.transforms
+        or found.threshold is not None
+    ):
+        raise ValueError(
+            "features is 'patches' with other messages than one Gaussian, with targets='belief', "
+            "coordinates of data or a threshold; allowed with these: 'dictionary'"
+        )
     if found.targets == "belief" and families != ("gaussian",) * len(families):
         raise ValueError(
             f"targets is 'belief' with inputs {families}; allowed with it: Gaussian ones"
@@ -158,10 +216,11 @@ def checked(
 
 def check_features(value: Any) -> str | tuple[str, int, int]:
     """The name of the features, or ("fourier", d_in, d_out)."""
-    allowed = "'dictionary' or ('fourier', d_in, d_out)"
-    if isinstance(value, str) and value == "dictionary":
+    allowed = "'dictionary', 'patches' or ('fourier', d_in, d_out)"
+    if isinstance(value, str) and value in ("dictionary", PATCHES):
         return value
-    if isinstance(value, tuple | list) and len(value) == 3 and value[0] == "fourier":
+    # a LowLevelCallable is a tuple, too
+    if type(value) in (tuple, list) and len(value) == 3 and value[0] == "fourier":
         d_in = _checks.integer("features[1]", value[1], least=1, most=1 << 15)
         return "fourier", d_in, _checks.integer("features[2]", value[2], least=1, most=1 << 15)
     raise ValueError(f"features is {value!r}; allowed: {allowed}")

@@ -76,15 +76,14 @@ class Scheme:
             )
         return None
 
-    def bound(self, loss: Loss, covariance: str, power: float, n: int | None) -> Scheme:
+    def bound(self, loss: Loss, covariance: str, schedule: Any, n: int | None) -> Scheme:
         """The scheme for one fit: itself, or a copy of one that learns.
 
         Parameters
         ----------
         loss : Loss
         covariance : {"full", "factorized", "process"}
-        power : float
-            Of the schedule.
+        schedule : Schedule
         n : int or None
             Number of sites; None: of a stream.
 
@@ -98,6 +97,10 @@ class Scheme:
     def polishing(self) -> AbstractContextManager[None]:
         """Where a scheme that learns asks for the truth alone."""
         return nullcontext()
+
+    def questions(self) -> tuple[int, int] | None:
+        """Of one that learns, questions to its oracle so far, and audits among them."""
+        return None
 
     def told(self) -> str:
         """What a fit by it warns of; empty if nothing."""
