@@ -34,9 +34,6 @@ def threads_of(n_jobs: Any, serial: bool = False) -> int:
     """
     if n_jobs is None:
         return 1
-    if serial and n_jobs != 1:
-        given = _checks.describe(n_jobs)
-        raise ValueError(f"n_jobs is {given}; allowed with a scheme that learns: 1 or None")
     allowed = "an integer > 0, -1 for all cores, or None for 1"
     try:
         count = _checks.integer("n_jobs", n_jobs, least=-1)
@@ -44,6 +41,8 @@ def threads_of(n_jobs: Any, serial: bool = False) -> int:
         raise type(error)(f"n_jobs is {_checks.describe(n_jobs)}; allowed: {allowed}") from None
     if count == 0:
         raise ValueError(f"n_jobs is {_checks.describe(n_jobs)}; allowed: {allowed}")
+    if serial and count != 1:
+        raise ValueError(f"n_jobs is {count}; allowed with a scheme that learns: 1 or None")
     return count if count > 0 else cores()
 
 
