@@ -48,9 +48,9 @@ class ParametricState(NamedTuple):
 class Model(Protocol):
     """The rows of a fit and what one of them does to a belief; scratch only, compiled.
 
-    ``begin`` takes in a state, whose arrays ``visit`` and ``end`` change in place; between ``begin``
-    and ``end`` the belief may be kept in another form. Both are one call of the core each, so that
-    Ctrl-C finds a whole state after ``end``.
+    ``begin`` takes in a state, whose arrays ``visit`` and ``end`` change in place; in between the
+    belief may be kept in another form. Each is one call of the core, so that Ctrl-C finds a whole
+    state after ``end``.
     """
 
     @property
@@ -119,8 +119,8 @@ def checked_schedule(schedule: Any, model: str, seed: int) -> Any:
         )
     if schedule.power not in (None, 1.0):
         raise ValueError(
-            f"power is {schedule.power:g}; allowed for {model}: 1, since powers of its factors have "
-            "no moments in closed form"
+            f"power is {schedule.power:g}; allowed for {model}: 1, since powers of its factors "
+            "have no moments in closed form"
         )
     for name in UNUSED:
         if getattr(schedule, name, None) not in (None, 0):
@@ -215,7 +215,7 @@ class ParametricEngine:
         model.begin(state.belief, state.base, state.sites, self.sizes, schedule.damping)
         try:
             for part in PacedParts(len(rows)):
-                if group is None:
+                if group is None or last is None:
                     model.visit(rows[part], None, None)
                 else:
                     model.visit(rows[part], group[part], last[part])
