@@ -83,8 +83,8 @@ class PlainNetwork:
         good = new_v > 0.0
         out[:W] = np.where(good, cavity[:W] + r / (1.0 - v * r), np.nan)
         out[W : 2 * W] = np.where(good, cavity[W : 2 * W] + (G + m * r) / (1.0 - v * r), np.nan)
-        if fit is not None:
-            out[2 * W : 2 * W + 2] = fit
+        if not self.probit:
+            out[2 * W : 2 * W + 2] = np.nan if fit is None else fit
         return lZ, out
 
     # ---- passes ----
@@ -187,7 +187,11 @@ def relu_slopes(a, b):
 
 
 def gamma_fit(e, v, shape, rate):
-    """(shape - 1, rate) of the precision of e ~ N(0, v + 1 / precision); None: no fit."""
+    """(shape - 1, rate) of the precision of e ~ N(0, v + 1 / precision); None: no fit.
+
+    In long doubles, since the result is the inverse of a small difference.
+    """
+    e, v, shape, rate = (np.longdouble(value) for value in (e, v, shape, rate))
 
     def log_z(k):
         t = v + rate / (shape - 1.0 + k)
@@ -195,9 +199,7 @@ def gamma_fit(e, v, shape, rate):
 
     z0, z1, z2 = log_z(0), log_z(1), log_z(2)
     new_shape = 1.0 / np.expm1(z2 + z0 - 2.0 * z1 + np.log1p(1.0 / shape))
-    new_rate = 1.0 / (
-        np.exp(z2 - z1) * (shape + 1.0) / rate - np.exp(z1 - z0) * shape / rate
-    )
+    new_rate = 1.0 / (np.exp(z2 - z1) * (shape + 1.0) / rate - np.exp(z1 - z0) * shape / rate)
     if not (new_shape > 1.0 and new_rate > 0.0 and np.isfinite(new_shape + new_rate)):
         return None
-    return new_shape - 1.0, new_rate
+    return float(new_shape - 1.0), float(new_rate)

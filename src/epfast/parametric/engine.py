@@ -66,8 +66,13 @@ class Model(Protocol):
         sites: NDArray[Any] | None,
         sizes: Array | None,
         damping: float,
+        alone: bool,
     ) -> None:
-        """Take in a state. sizes: (K,), rows per group where groups share a site, else None."""
+        """Take in a state.
+
+        sizes: (K,), rows per group where groups share a site, else None; alone: whether each row is
+        a batch of its own.
+        """
 
     def visit(
         self, rows: NDArray[np.intp], group: NDArray[np.intp] | None, last: NDArray[np.uint8] | None
@@ -207,12 +212,13 @@ class ParametricEngine:
                 sites=None if state.sites is None else state.sites.copy(),
             )
         model, schedule = self.model, self.schedule
-        group, last = None, None
+        group, last, alone = None, None, True
         if self.sizes is None:
             rows = as_array(schedule.checked_visits(self.n_sites, state.sweeps))
         else:
             rows, group, last = schedule.batches(self.n_sites, state.sweeps)
-        model.begin(state.belief, state.base, state.sites, self.sizes, schedule.damping)
+            alone = bool(np.all(last))
+        model.begin(state.belief, state.base, state.sites, self.sizes, schedule.damping, alone)
         try:
             for part in PacedParts(len(rows)):
                 if group is None or last is None:
