@@ -6,6 +6,8 @@ the prior precision; the weights of a layer are an array (inputs + 1, units), th
 them ``base`` holds the sites of the prior factors on the prior precision, (2 W,).
 """
 
+import itertools
+
 import numpy as np
 from scipy import special
 
@@ -15,7 +17,7 @@ class PlainNetwork:
 
     def __init__(self, X, y, sizes, probit=False, hyper=(5.0, 6.0)):
         self.X, self.y, self.probit, self.hyper = X, y, probit, hyper
-        self.shapes = [(i + 1, o) for i, o in zip(sizes[:-1], sizes[1:], strict=True)]
+        self.shapes = [(i + 1, o) for i, o in itertools.pairwise(sizes)]
         self.W = sum(i * o for i, o in self.shapes)
 
     def split(self, flat):

@@ -28,6 +28,8 @@ from epfast.schedules import ADF, AEP, DSEP, EP, SEP
 
 #: what a schedule may ask for and no sweep here has
 UNUSED = ("site_rule", "block", "refresh", "settle")
+#: relative difference up to which sites are those of a belief
+SAME = 1e-4
 
 
 class ParametricState(NamedTuple):
@@ -191,12 +193,16 @@ class ParametricEngine:
     def _sites(self, state: ParametricState, fresh: bool) -> NDArray[Any] | None:
         if self.schedule.stores == "none":
             return None
-        own = self.sizes is None
-        shape = (self.n_sites if self.sizes is None else len(self.sizes), self.model.n_naturals)
-        kind = self.site_dtype if own else np.float64
-        if not fresh and state.sites is not None and state.sites.shape == shape:
-            return state.sites.astype(kind)
+        sizes, kind = self.sizes, np.float64
+        if sizes is None:
+            sizes, kind = np.ones(self.n_sites), self.site_dtype
+        shape = (len(sizes), self.model.n_naturals)
         beyond = state.belief - state.base[: self.model.n_naturals]
+        if not fresh and state.sites is not None and state.sites.shape == shape:
+            # those of other rows may be as many
+            total = sizes @ state.sites
+            if np.allclose(total, beyond, rtol=SAME, atol=SAME * np.abs(beyond).max()):
+                return state.sites.astype(kind)
         sites = np.empty(shape, dtype=kind)
         sites[:] = beyond / self.n_sites
         return sites
