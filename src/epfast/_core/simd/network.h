@@ -72,14 +72,11 @@ EPF_INLINE vd store_site(const int single, void *sites, vd a, ptrdiff_t i, ptrdi
         return a;
     }
     double buf[VW];
-    float *p = (float *)sites + i;
+    float rounded[VW];
     v_store(buf, a);
-    for (ptrdiff_t j = 0; j < VW; j++) {
-        float rounded = (float)buf[j];
-        buf[j] = rounded;
-        if (j < n) p[j] = rounded;
-    }
-    return v_load(buf);
+    for (int j = 0; j < VW; j++) rounded[j] = (float)buf[j];
+    memcpy((float *)sites + i, rounded, sizeof(float) * (size_t)(n < VW ? n : VW));
+    return v_load_single(rounded);
 }
 
 EPF_INLINE double site_number(const epf_network *net, ptrdiff_t i)
@@ -476,7 +473,7 @@ static void close_batch(epf_network *net)
             net->noise[j] = noise[j];
             site[j] += rate * net->sum_noise[j];
         }
-    net->n_weights += kept * net->of_batch;
+    net->n_weights += kept;
     if (kept) net->n_refused += net->of_batch;
     net->running = 0;
 }
@@ -504,8 +501,8 @@ static void shared_rows(epf_network *net, ptrdiff_t count, const ptrdiff_t *rows
                 for (int j = 0; !kept && j < 2; j++)
                     net->sum_noise[j] += fit[j] - net->cavity_noise[j] - net->site_noise[j];
             }
-            net->of_batch++;
             count_row(net, refused, kept);
+            net->of_batch += refused == 0 && !kept;
         } else
             fail_row(net);
         if (last[i]) close_batch(net);

@@ -117,7 +117,7 @@ typedef struct {
     double pull, damping;                       /* pull: share of the way to the prior before each row */
     void *sites;                                /* (., naturals) */
     const double *sizes;
-    ptrdiff_t group, of_batch;                  /* of the running batch: its group, rows so far */
+    ptrdiff_t group, of_batch;                  /* of the running batch: its group, rows taken as a whole */
     int running, quiet;                         /* quiet: the noise has no cavity, and waits */
     double log_z;
     ptrdiff_t n_refused, n_failed, n_weights;   /* rows, rows as a whole, weights of rows */
