@@ -164,7 +164,7 @@ def test_sep_without_the_pull_is_adf(case):
         close(q, adf)
 
 
-@pytest.mark.parametrize("damping, batch, groups", [(1.0, 7, 1), (0.5, N, 1), (0.7, 3, 2)])
+@pytest.mark.parametrize(("damping", "batch", "groups"), [(1.0, 7, 1), (0.5, N, 1), (0.7, 3, 2)])
 def test_batches(case, damping, batch, groups):
     labels = np.arange(N) % groups
     sizes = np.bincount(labels).astype(float)
@@ -351,9 +351,10 @@ def test_shapes_of_many_rows_keep_their_digits():
     q, _, _, _ = case.run(case.q, rows=np.zeros(1, np.intp))
     m, v, _ = case.plain.forward(case.q[W : 2 * W] / case.q[:W], 1.0 / case.q[:W], case.X[0])
     with mp.workdps(60):
+        e = mp.mpf(case.y[0]) - mp.mpf(m)
 
-        def log_z(k, e=mp.mpf(case.y[0]) - mp.mpf(m), v=mp.mpf(v)):
-            t = v + mp.mpf(1e7) / (mp.mpf(1e7) + k)
+        def log_z(k):
+            t = mp.mpf(v) + mp.mpf(1e7) / (mp.mpf(1e7) + k)
             return -mp.log(t) / 2 - e * e / t / 2
 
         shape = mp.mpf(1e7) + 1
