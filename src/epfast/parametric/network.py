@@ -27,7 +27,7 @@ from epfast.schedules import SEP, Schedule
 HIDDEN, GAMMA, SEED = (50,), (6.0, 6.0), 0
 USUAL = SEP(sweeps=40, tol=0.0, order="shuffled")
 #: share of the rows that a last pass may refuse in part, and as a whole, without a warning
-MANY_PARTS, MANY_ROWS = 0.2, 0.01
+MANY_PARTS, MANY_ROWS = 0.1, 0.01
 
 
 def fit_network(
