@@ -427,6 +427,14 @@ def test_indices_and_lengths_are_checked():
         case.run(case.q, case.share[None], np.ones(1), alone=False, batches=batches)
     with pytest.raises(ValueError, match="group and last"):
         case.run(case.q, case.share[None], np.ones(1), alone=False)
+    with pytest.raises(ValueError, match="hidden"):
+        NetworkRows(case.X, case.y, (4, 0), False)
+    with pytest.raises(ValueError, match="columns"):
+        NetworkRows(np.zeros((2, 0)), np.zeros(2), (4,), False)
+    fresh = NetworkRows(case.X, case.y, (4,), False)
+    for call in (fresh.end, lambda: fresh.visit(case.order, None, None)):
+        with pytest.raises(ValueError, match="begin first"):
+            call()
     for hidden in ((), (1, 1, 1, 1)):
         with pytest.raises(ValueError, match="layers"):
             NetworkRows(case.X, case.y, hidden, False)

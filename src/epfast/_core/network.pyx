@@ -43,11 +43,13 @@ cdef class NetworkRows:
     def __init__(self, X, y, hidden, bint probit):
         cdef ptrdiff_t inputs, units, length, at = 0, natural = 0, widest = 0
         cdef int k
-        self.X, self.y = X, y
+        self.X, self.y, self.belief = X, y, None
         self.n_rows = self.X.shape[0]
         long_enough("y", self.y.shape[0], self.n_rows)
         if not 0 < len(hidden) < EPF_NETWORK_LAYERS:
             raise ValueError(f"hidden has {len(hidden)} layers; needed: 1 to {MOST_LAYERS - 1}")
+        if self.X.shape[1] < 1 or min(hidden) < 1:
+            raise ValueError(f"X has {self.X.shape[1]} columns, hidden is {hidden}; needed: >= 1")
         self.net.width = self.X.shape[1]
         self.net.probit = probit
         self.net.layers = <int> (len(hidden) + 1)
@@ -191,11 +193,17 @@ cdef class NetworkRows:
                     self.net.M[j], self.net.V[j] = 0.0, 1.0
                     self.net.site_tau[j] = self.net.site_nu[j] = 0.0
 
+    cdef int check_begun(self) except -1:
+        """Raise ValueError where there is no state."""
+        if self.belief is None:
+            raise ValueError("there is no state; needed: begin first")
+
     def visit(
         self, const ptrdiff_t[::1] rows not None, const ptrdiff_t[::1] group,
         const unsigned char[::1] last
     ):
         """Fit some rows, in their order; with group and last where sites are shared."""
+        self.check_begun()
         if rows.shape[0] == 0:
             return
         in_range("rows", rows, self.n_rows)
@@ -214,6 +222,7 @@ cdef class NetworkRows:
         """Write the belief. Returns sum of log Z, rows refused in part, and as a whole."""
         cdef ptrdiff_t j, W = self.n_weights
         cdef double share
+        self.check_begun()
         with nogil:
             if self.net.store == EPF_NETWORK_NONE:
                 self.gather(self.net.V, &self.belief[0])
