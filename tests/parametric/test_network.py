@@ -362,11 +362,26 @@ def test_rows_that_are_refused_warn():
 
 
 def test_wild_passes_warn():
-    """Undamped AEP goes too far."""
-    with pytest.warns(ConvergenceWarning, match="refused in part"):
-        post = fit_network(X, Y, hidden=(20,), schedule=AEP(sweeps=4, tol=0.0))
+    """Undamped AEP goes too far; no variance is negative, no count above the rows."""
+    with pytest.warns(ConvergenceWarning, match="worse than a constant"):
+        post = fit_network(X, Y, hidden=(20,), schedule=AEP(sweeps=9, tol=0.0))
     assert all(info.n_refused <= N for info in post.history)
     assert (post.state.belief[: post.problem.n_weights] > 0.0).all()
+
+
+def test_rows_that_are_refused_in_part_warn():
+    """Sites of one weight of each of ten rows are nearly all of the belief: they have no cavity."""
+    post = fit("EP", 3)
+    sites = post.state.sites.copy()
+    for k in range(10):
+        beyond = 0.97 * post.state.belief[k]
+        sites[:, k] -= beyond / (N - 1)
+        sites[k, k] += beyond + beyond / (N - 1)
+    start = NetworkPosterior(post.problem, post.state._replace(sites=sites), False, [])
+    with pytest.warns(ConvergenceWarning, match="10 of 60 rows were refused in part"):
+        after = fit_network(X, Y, schedule=SCHEDULES["EP"](1), start=start)
+    diagonal = np.arange(10), np.arange(10)
+    np.testing.assert_array_equal(after.state.sites[diagonal], sites[diagonal])
 
 
 # ---- Ctrl-C ----

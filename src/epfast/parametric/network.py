@@ -28,6 +28,8 @@ HIDDEN, GAMMA, SEED = (50,), (6.0, 6.0), 0
 USUAL = SEP(sweeps=40, tol=0.0, order="shuffled")
 #: share of the rows that a last pass may refuse in part, and as a whole, without a warning
 MANY_PARTS, MANY_ROWS = 0.1, 0.01
+#: nats per row by which a last pass may predict worse than a constant does
+WORSE = 2.0
 
 
 def fit_network(
@@ -60,7 +62,8 @@ def fit_network(
         Units of one to three hidden layers.
     schedule : ADF, SEP, AEP, DSEP or EP, optional
         None: ``SEP(sweeps=40, tol=0, order="shuffled")``. ADF, as published, counts the rows once
-        more in each of its passes. EP stores 2 W numbers per row.
+        more in each of its passes. EP stores 2 W numbers per row. Batches of SEP and DSEP beyond
+        some tens of rows, and AEP, go too far unless they are damped, by 0.03 or so.
     prior : tuple of float
         Shape > 1 and rate of the gamma distribution of the weights' prior precision.
     noise : tuple of float
@@ -96,7 +99,7 @@ def fit_network(
     Warns
     -----
     ConvergenceWarning
-        Where many rows were refused, or a tolerance > 0 was missed.
+        Where many rows were refused, the passes flee, or a tolerance > 0 was missed.
 
     References
     ----------
@@ -145,7 +148,7 @@ def fit_network(
 
     try:
         fit = run(engine, schedule, start, callback=callback, progress=progress)
-        _warn_of(fit, len(rows), schedule)
+        _warn_of(fit, schedule, problem.probit, responses)
         return result(fit)
     except KeyboardInterrupt as pressed:
         fit = reached(pressed) or fit or Fit(engine.init(start), False, [])
@@ -193,9 +196,13 @@ def _as_before(
     )
 
 
-def _warn_of(fit: Fit, n: int, schedule: Any) -> None:
-    """Warn of rows that were refused, and of a tolerance that was missed."""
-    last = fit.history[-1]
+def _warn_of(fit: Fit, schedule: Any, probit: bool, y: Array) -> None:
+    """Warn of rows that were refused, of passes that flee, and of a tolerance that was missed."""
+    last, n = fit.history[-1], len(y)
+    size = np.abs(y).max()
+    spread = 2.0 * np.log(size) + np.log(np.mean((y / size) ** 2))
+    constant = -np.log(2.0) if probit else -0.5 * (np.log(2.0 * np.pi) + spread + 1.0)
+    away = constant - last.log_evidence / n
 
     def say(text: str) -> None:
         warnings.warn(f"{text}; {REMEDY}", ConvergenceWarning, stacklevel=4)
@@ -204,6 +211,11 @@ def _warn_of(fit: Fit, n: int, schedule: Any) -> None:
         say(
             f"{last.n_failed} of {n} rows were refused in the last pass, since their log Z is not "
             "finite: the result is unusable"
+        )
+    elif away > WORSE:
+        say(
+            f"the last pass predicts rows worse than a constant would, by {away:.3g} nats each: "
+            "the passes flee, and the result is unusable (large batches need a small damping)"
         )
     elif last.n_refused > MANY_PARTS * n:
         say(
