@@ -378,8 +378,8 @@ def test_rows_that_are_refused_in_part_warn():
         sites[:, k] -= beyond / (N - 1)
         sites[k, k] += beyond + beyond / (N - 1)
     start = NetworkPosterior(post.problem, post.state._replace(sites=sites), False, [])
+    order = EP(sweeps=1, tol=0.0, order="sequential")
     with pytest.warns(ConvergenceWarning, match="10 of 60 rows were refused in part"):
-        order = EP(sweeps=1, tol=0.0, order="sequential")
         after = fit_network(X, Y, schedule=order, start=start)
     diagonal = np.arange(10), np.arange(10)
     np.testing.assert_array_equal(after.state.sites[diagonal], sites[diagonal])
