@@ -65,6 +65,63 @@ cdef extern from "simd/vector.h" nogil:
         double[3] about
         double[5] numbers
 
+    enum:
+        EPF_NETWORK_PAD
+        EPF_NETWORK_LAYERS
+        EPF_NETWORK_NONE
+        EPF_NETWORK_SHARED
+        EPF_NETWORK_OWN
+
+    ctypedef struct epf_layer:
+        ptrdiff_t inputs
+        ptrdiff_t units
+        ptrdiff_t ld
+        ptrdiff_t at
+        ptrdiff_t natural
+        double *z
+        double *s
+        double *second
+        double *mean_by_a
+        double *mean_by_b
+        double *variance_by_a
+        double *variance_by_b
+        double *g
+        double *k
+        double *alive
+
+    ctypedef struct epf_network:
+        int layers
+        int store
+        int probit
+        int single
+        ptrdiff_t width
+        ptrdiff_t weights
+        ptrdiff_t padded
+        ptrdiff_t naturals
+        epf_layer[4] layer
+        const double *X
+        const double *y
+        double *M
+        double *V
+        double *tau
+        double *nu
+        double *base_tau
+        double *site_tau
+        double *site_nu
+        double *sum_tau
+        double *sum_nu
+        double[2] noise
+        double[2] base_noise
+        double pull
+        double damping
+        void *sites
+        const double *sizes
+        int running
+        double log_z
+        ptrdiff_t n_refused
+        ptrdiff_t n_failed
+        ptrdiff_t n_weights
+
     ctypedef void (*epf_elementwise)(ptrdiff_t n, const double *x, double *out) noexcept nogil
 
     ctypedef struct epf_kernels:
@@ -240,6 +297,17 @@ cdef extern from "simd/vector.h" nogil:
             ptrdiff_t n, double *a, double scale, const double *x
         ) noexcept nogil
         void (*patch)(const double *c, double x, double y, double *out) noexcept nogil
+        void (*network_rows)(
+            epf_network *net, ptrdiff_t count, const ptrdiff_t *rows, const ptrdiff_t *group,
+            const unsigned char *last
+        ) noexcept nogil
+        void (*network_predict)(
+            epf_network *net, ptrdiff_t m, const double *X, double *mean, double *variance
+        ) noexcept nogil
+        ptrdiff_t (*network_refine)(ptrdiff_t weights, double *belief, double *base) noexcept nogil
+        void (*relu_moments)(
+            ptrdiff_t n, const double *a, const double *b, double *out
+        ) noexcept nogil
 
     size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d)
     int epf_kernels_count()

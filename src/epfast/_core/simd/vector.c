@@ -1921,6 +1921,7 @@ static void contract(ptrdiff_t n, double a, const double *alpha, const double *r
 #include "graph.h"
 #include "nodes.h"
 #include "operator.h"
+#include "network.h"
 
 /* ---- the table ---- */
 
@@ -1948,7 +1949,7 @@ const epf_kernels NAMED(epf_kernels) = {
     ROW_NAMED(sparse_row_moments), ROW_NAMED(sparse_row_cavity), ROW_NAMED(sparse_row_tilted), ROW_NAMED(sparse_row_site),
     graph_transitions, graph_cavities, graph_sites, between_moments, graph_compare, density_look,
     density_sums, couple, stationary, contract, gaussian_row, triangle_solve, triangle_form,
-    triangle_times, triangle_update, patch};
+    triangle_times, triangle_update, patch, network_rows, network_predict, network_refine, relu_moments};
 
 #ifdef EPF_COMMON       /* what does not depend on the instruction set: compiled once */
 size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d)

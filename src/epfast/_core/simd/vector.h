@@ -87,6 +87,42 @@ typedef struct {
     int relative;
 } epf_move;
 
+/* Networks of ReLU layers with factorised Gaussian weights, see network.h. A layer has (inputs, ld) weights,
+ * a row of units for each input, the last of them the bias, padded to whole vectors; of the last layer, with one
+ * unit, the inputs are padded. Padding has the mean 0, variance 1 and prior precision 1, and stays. */
+#define EPF_NETWORK_PAD 8
+#define EPF_NETWORK_LAYERS 4
+
+enum { EPF_NETWORK_NONE, EPF_NETWORK_SHARED, EPF_NETWORK_OWN };
+
+typedef struct {
+    ptrdiff_t inputs, units, ld;                /* inputs with the bias */
+    ptrdiff_t at, natural;                      /* where its weights begin: padded, and among the naturals */
+    double *z, *s, *second;                     /* inputs: mean, variance, mean square */
+    double *mean_by_a, *mean_by_b, *variance_by_a, *variance_by_b;      /* slopes of what its units give */
+    double *g, *k;                              /* slopes of log Z by means and variances of its sums */
+    double *alive;                              /* largest probability so far that a unit is active */
+} epf_layer;
+
+typedef struct {
+    int layers, store, probit, single;          /* single: sites are floats */
+    ptrdiff_t width, weights, padded, naturals;
+    epf_layer layer[EPF_NETWORK_LAYERS];
+    const double *X, *y;                        /* rows of `width` numbers; responses */
+    double *M, *V;                              /* moments that rows see: of q, or of the cavity */
+    double *tau, *nu;                           /* naturals of q, where sites are stored */
+    double *base_tau;                           /* precisions of the prior sites, whose shifts are 0 */
+    double *site_tau, *site_nu, *sum_tau, *sum_nu;      /* the site of the group; steps of the batch */
+    double noise[2], base_noise[2], cavity_noise[2], site_noise[2], sum_noise[2]; /* shape - 1, rate */
+    double pull, damping;                       /* pull: share of the way to the prior before each row */
+    void *sites;                                /* (., naturals) */
+    const double *sizes;
+    ptrdiff_t group, of_batch;                  /* of the running batch: its group, rows taken as a whole */
+    int running, quiet;                         /* quiet: the noise has no cavity, and waits */
+    double log_z;
+    ptrdiff_t n_refused, n_failed, n_weights;   /* rows, rows as a whole, weights of rows */
+} epf_network;
+
 typedef void (*epf_elementwise)(ptrdiff_t n, const double *x, double *out);
 
 typedef struct {
@@ -271,6 +307,15 @@ typedef struct {
     double (*triangle_times)(ptrdiff_t n, const double *a, const double *x, double *y);
     void (*triangle_update)(ptrdiff_t n, double *a, double scale, const double *x);
     void (*patch)(const double *c, double x, double y, double *out);
+
+    /* Networks, see network.h. rows: fits rows in their order; group and last where sites are shared by
+     * batches. predict: mean and variance of the output for m rows. refine: the factors of the prior. relu:
+     * mean and variance of max(0, N(a, b)) and the slopes of both by a and b, (6, n). */
+    void (*network_rows)(epf_network *net, ptrdiff_t count, const ptrdiff_t *rows, const ptrdiff_t *group,
+                         const unsigned char *last);
+    void (*network_predict)(epf_network *net, ptrdiff_t m, const double *X, double *mean, double *variance);
+    ptrdiff_t (*network_refine)(ptrdiff_t weights, double *belief, double *base);
+    void (*relu_moments)(ptrdiff_t n, const double *a, const double *b, double *out);
 } epf_kernels;
 
 size_t epf_pairs_work(const epf_loss *loss, ptrdiff_t s, ptrdiff_t d);

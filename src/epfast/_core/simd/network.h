@@ -1,0 +1,555 @@
+/* Probabilistic backpropagation (Hernandez-Lobato & Adams 2015), row by row. Part of vector.c.
+ *
+ * Forward, with n = inputs of a layer and (z, s) their means and variances:
+ *     a = M z / sqrt(n)      b = [(M o M) s + V (z o z + s)] / n      (z, s) <- moments of max(0, N(a, b))
+ * Backward, with (g, k) the slopes of log Z by (a, b):
+ *     G = g z' / sqrt(n) + (2 / n) (k s') o M      H = k (z o z + s)' / n      r = G^2 - 2 H
+ * A weight of cavity N(m, v) becomes N(m + v G, v (1 - v r)); its site is the natural parameters
+ * (r, G + m r) / (1 - v r). G and H are never stored.
+ *
+ * Without stores M and V are the moments of q. SEP is that and a pull of 1 / N to the prior before the row,
+ * which leaves the cavity q / g of the site g = (q / base)^(1/N); a weight that is refused is pushed back. With
+ * stores q is (tau, nu), and M and V are those of the cavity. A weight of which a cavity has a tenth of the
+ * precision, or less, waits: it goes forward as in q and keeps its site. */
+#ifndef EPF_NETWORK_H
+#define EPF_NETWORK_H
+
+#include "vec.h"
+#include "vector.h"
+
+#define LEAST_VARIANCE 1e-100
+#define MOST_VARIANCE 1e100
+#define LEAST_LEFT 0.1                          /* of a precision, in a cavity */
+#define LEAST_PRECISION 1e-6                    /* of a weight without its prior factor, which is not refined */
+#define DEAD 37.0                               /* standard deviations below 0 */
+#define V_INVERSE_SQRT_2PI 0.398942280401432677940
+
+/* Moments of max(0, N(a, b)) and their slopes. With t = |a| / sqrt(b) the tails R, Q, P of v_tail have no
+ * cancellation: of N(-t, 1) the positive part has mean phi Q and mean square phi P, and max(0, x) = x + max(0, -x). */
+EPF_INLINE void v_relu(vd a, vd b, vd *out)
+{
+    vd sd = v_sqrt(b), x = a / sd, t = v_min(v_abs(x), v_set(1e8)), R, Q, P;
+    v_tail(t, &R, &Q, &P);
+    vd phi = v_select(V_MASK(t > DEAD), v_set(0.0), v_gauss(t) * V_INVERSE_SQRT_2PI);
+    vi up = V_MASK(x >= 0.0);
+    vd on = v_select(up, v_set(1.0), v_set(0.0));
+    vd tail = phi * R, mean = phi * Q, mills = 1.0 - tail;
+    vd probability = v_select(up, mills, tail);
+    out[0] = sd * mean + a * on;                /* what is not finite stays so */
+    out[1] = b * (phi * (P - mean * Q) + on * (1.0 - 2.0 * tail));
+    out[2] = probability;
+    out[3] = 0.5 * phi / sd;
+    out[4] = 2.0 * out[0] * v_select(up, tail, mills);
+    out[5] = probability - phi * (mean + on * t);
+}
+
+static void relu_moments(ptrdiff_t n, const double *a, const double *b, double *out)
+{
+    for (ptrdiff_t i = 0; i < n; i += VW) {
+        vd found[6];
+        v_relu(LOAD_SITES(a), LOAD_SITES(b), found);
+        for (int j = 0; j < 6; j++) store_some(out + j * n + i, found[j], n - i);
+    }
+}
+
+/* ---- sites, of doubles or floats ---- */
+
+EPF_INLINE vd load_site(const int single, const void *sites, ptrdiff_t i, ptrdiff_t n)
+{
+    if (!single) return load_some((const double *)sites + i, n);
+    const float *p = (const float *)sites + i;
+    if (n >= VW) return v_load_single(p);
+    double buf[VW] = {0};
+    for (ptrdiff_t j = 0; j < n; j++) buf[j] = p[j];
+    return v_load(buf);
+}
+
+/* What is stored, rounded. */
+EPF_INLINE vd store_site(const int single, void *sites, vd a, ptrdiff_t i, ptrdiff_t n)
+{
+    if (!single) {
+        store_some((double *)sites + i, a, n);
+        return a;
+    }
+    double buf[VW];
+    float rounded[VW];
+    v_store(buf, a);
+    for (int j = 0; j < VW; j++) rounded[j] = (float)buf[j];
+    memcpy((float *)sites + i, rounded, sizeof(float) * (size_t)(n < VW ? n : VW));
+    return v_load_single(rounded);
+}
+
+EPF_INLINE double site_number(const epf_network *net, ptrdiff_t i)
+{
+    return net->single ? ((const float *)net->sites)[i] : ((const double *)net->sites)[i];
+}
+
+EPF_INLINE double set_site_number(epf_network *net, ptrdiff_t i, double value)
+{
+    if (!net->single) return ((double *)net->sites)[i] = value;
+    return ((float *)net->sites)[i] = (float)value;
+}
+
+/* ---- forward ---- */
+
+/* Sums of U vectors of units; the moments are pulled on the way. */
+EPF_INLINE void forward_units(const int U, const int first, const int pulled, epf_network *net,
+                              const epf_layer *at, ptrdiff_t i)
+{
+    const double root = 1.0 / sqrt((double)at->inputs), inverse = 1.0 / (double)at->inputs;
+    const double pull = net->pull, rest = 1.0 - pull;
+    vd a[4], b[4];
+    for (int u = 0; u < U; u++) a[u] = b[u] = v_set(0.0);
+    for (ptrdiff_t j = 0; j < at->inputs; j++) {
+        ptrdiff_t place = at->at + j * at->ld + i;
+        vd z = v_set(at->z[j]), s = v_set(at->s[j]), second = v_set(at->second[j]);
+        for (int u = 0; u < U; u++, place += VW) {
+            vd m = v_load(net->M + place), v = v_load(net->V + place);
+            if (pulled) {
+                vd share = 1.0 / (rest + pull * v_load(net->base_tau + place) * v);
+                v = v * share;
+                m = rest * m * share;
+                v_store(net->M + place, m);
+                v_store(net->V + place, v);
+            }
+            a[u] += m * z;
+            b[u] += v * second;
+            if (!first) b[u] += m * m * s;
+        }
+    }
+    const epf_layer *next = at + 1;
+    for (int u = 0; u < U; u++, i += VW) {
+        vd found[6];
+        v_relu(a[u] * root, b[u] * inverse, found);
+        v_store(next->z + i, found[0]);
+        v_store(next->s + i, found[1]);
+        v_store(next->second + i, found[0] * found[0] + found[1]);
+        v_store(at->mean_by_a + i, found[2]);
+        v_store(at->mean_by_b + i, found[3]);
+        v_store(at->variance_by_a + i, found[4]);
+        v_store(at->variance_by_b + i, found[5]);
+        v_store(at->alive + i, v_max(v_load(at->alive + i), found[2]));
+    }
+}
+
+EPF_INLINE void forward_layer(const int first, const int pulled, epf_network *net, const epf_layer *at)
+{
+    ptrdiff_t i = 0;
+    for (; i + 4 * VW <= at->ld; i += 4 * VW) forward_units(4, first, pulled, net, at, i);
+    if (i + 2 * VW <= at->ld) {
+        forward_units(2, first, pulled, net, at, i);
+        i += 2 * VW;
+    }
+    if (i < at->ld) forward_units(1, first, pulled, net, at, i);
+    const epf_layer *next = at + 1;
+    for (ptrdiff_t j = at->units; j < at->ld + EPF_NETWORK_PAD; j++) next->z[j] = next->s[j] = next->second[j] = 0.0;
+    next->z[at->units] = next->second[at->units] = 1.0;
+}
+
+EPF_INLINE void forward_last(const int pulled, epf_network *net, const epf_layer *at, double *mean, double *variance)
+{
+    const double pull = net->pull, rest = 1.0 - pull;
+    vd a = v_set(0.0), b = v_set(0.0);
+    for (ptrdiff_t j = 0; j < at->inputs; j += VW) {
+        double *M = net->M + at->at + j, *V = net->V + at->at + j;
+        vd m = v_load(M), v = v_load(V);
+        if (pulled) {
+            vd share = 1.0 / (rest + pull * v_load(net->base_tau + at->at + j) * v);
+            v = v * share;
+            m = rest * m * share;
+            v_store(M, m);
+            v_store(V, v);
+        }
+        a += m * v_load(at->z + j);
+        b += m * m * v_load(at->s + j) + v * v_load(at->second + j);
+    }
+    *mean = v_sum(a) / sqrt((double)at->inputs);
+    *variance = v_sum(b) / (double)at->inputs;
+}
+
+EPF_INLINE void forward(const int pulled, epf_network *net, const double *x, double *mean, double *variance)
+{
+    epf_layer *at = net->layer;
+    for (ptrdiff_t j = 0; j < net->width; j++) {
+        at->z[j] = x[j];
+        at->second[j] = x[j] * x[j];
+    }
+    at->z[net->width] = at->second[net->width] = 1.0;
+    forward_layer(1, pulled, net, at);
+    for (int l = 1; l < net->layers - 1; l++) forward_layer(0, pulled, net, at + l);
+    forward_last(pulled, net, at + net->layers - 1, mean, variance);
+}
+
+static void network_predict(epf_network *net, ptrdiff_t m, const double *X, double *mean, double *variance)
+{
+    for (ptrdiff_t i = 0; i < m; i++) forward(0, net, X + i * net->width, mean + i, variance + i);
+}
+
+/* ---- the output ---- */
+
+/* The Gamma(alpha + 1, rate) of a precision after e ~ N(0, v + 1 / precision), the Student-t replaced by
+ * Gaussians of the same variance: from Z_k, k = 0, 1, 2, with rate / (alpha + k). The logs of their ratios come
+ * without cancellation, since shape* = 1 / (Z_2 Z_0 / Z_1^2 (shape + 1) / shape - 1) is of the order of their
+ * inverse. 0: there is none, or none with a mean of 1 / precision. */
+static int gamma_fit(double e, double v, const double *from, double *to)
+{
+    double alpha = from[0], rate = from[1], shape = alpha + 1.0, square = 0.5 * e * e;
+    double t0 = v + rate / alpha, t1 = v + rate / shape, t2 = v + rate / (shape + 1.0);
+    double x1 = rate / (alpha * shape), x2 = rate / (shape * (shape + 1.0));    /* t0 - t1, t1 - t2 */
+    double first = -0.5 * log1p(-x1 / t0) - square * (x1 / t0) / t1;
+    double second = -0.5 * log1p(-x2 / t1) - square * (x2 / t1) / t2;
+    double new_alpha = 1.0 / expm1(second - first + log1p(1.0 / shape)) - 1.0;
+    double new_rate = rate / (1.0 + (shape + 1.0) * expm1(second) - shape * expm1(first));
+    if (!(new_alpha > 0.0 && new_alpha < INFINITY && new_rate > 0.0 && new_rate < INFINITY)) return 0;
+    to[0] = new_alpha;
+    to[1] = new_rate;
+    return 1;
+}
+
+/* Slopes (g, k) of log Z by mean and variance of the output; 0 where they are not finite. */
+EPF_INLINE int output(epf_network *net, double y, double mean, double variance, const double *noise,
+                      double *g, double *k)
+{
+    double lZ, curvature;
+    if (net->probit) {
+        mean = y < 0.0 ? -mean : mean;
+        probit_moments(1, &mean, &variance, &lZ, g, &curvature);
+        *g = y < 0.0 ? -*g : *g;
+    } else {
+        double t = variance + noise[1] / noise[0], e = y - mean;
+        lZ = -V_LOG_SQRT_2PI - 0.5 * (log(t) + e * e / t);
+        *g = e / t;
+        curvature = -1.0 / t;
+    }
+    *k = 0.5 * (curvature + *g * *g);
+    if (!(isfinite(lZ) && isfinite(*g) && isfinite(*k))) return 0;
+    net->log_z += lZ;
+    return 1;
+}
+
+/* ---- backward ---- */
+
+/* What n weights become of their slopes G and H; padded ones have none, and stay. */
+EPF_INLINE vd new_weights(const int store, const int single, epf_network *net, ptrdiff_t place, ptrdiff_t natural,
+                          ptrdiff_t n, vd m, vd v, vd G, vd H)
+{
+    vd r = G * G - 2.0 * H, u = v * r, new_v = v - v * u;
+    vi bad = ~(V_MASK(new_v > LEAST_VARIANCE) & V_MASK(new_v < MOST_VARIANCE));
+    if (store == EPF_NETWORK_NONE) {
+        vd new_m = m + v * G;
+        if (v_any(bad)) {
+            vd stay = 1.0 - net->pull * v_load(net->base_tau + place) * v;      /* before the pull */
+            new_m = v_select(bad, m / stay, new_m);
+            new_v = v_select(bad, (1.0 - net->pull) * v / stay, new_v);
+        }
+        v_store(net->M + place, new_m);
+        v_store(net->V + place, new_v);
+    } else {
+        vd tau = v_load(net->tau + place), inverse = 1.0 / (1.0 - u), site_tau, site_nu;
+        if (store == EPF_NETWORK_OWN) {
+            site_tau = load_site(single, net->sites, natural, n);
+            site_nu = load_site(single, net->sites, natural + net->weights, n);
+        } else {
+            site_tau = v_load(net->site_tau + place);
+            site_nu = v_load(net->site_nu + place);
+        }
+        bad |= V_MASK(tau - site_tau <= LEAST_LEFT * tau);
+        vd step_tau = r * inverse - site_tau, step_nu = (G + m * r) * inverse - site_nu;
+        step_tau = v_select(bad, v_set(0.0), step_tau);
+        step_nu = v_select(bad, v_set(0.0), step_nu);
+        if (store == EPF_NETWORK_OWN) {
+            vd new_tau = store_site(single, net->sites, site_tau + net->damping * step_tau, natural, n);
+            vd new_nu =
+                store_site(single, net->sites, site_nu + net->damping * step_nu, natural + net->weights, n);
+            v_store(net->tau + place, tau + (new_tau - site_tau));
+            v_store(net->nu + place, v_load(net->nu + place) + (new_nu - site_nu));
+        } else {
+            v_store(net->sum_tau + place, v_load(net->sum_tau + place) + step_tau);
+            v_store(net->sum_nu + place, v_load(net->sum_nu + place) + step_nu);
+        }
+    }
+    return v_select(bad, v_set(1.0), v_set(0.0));
+}
+
+/* One layer of units: g and k of the layer below it, its weights anew. */
+EPF_INLINE vd backward_layer(const int first, const int store, const int single, epf_network *net,
+                             ptrdiff_t row, const epf_layer *at)
+{
+    const double root = 1.0 / sqrt((double)at->inputs), inverse = 1.0 / (double)at->inputs;
+    vd refused = v_set(0.0);
+    for (ptrdiff_t j = 0; j < at->inputs; j++) {
+        const double by_g = root * at->z[j], by_km = 2.0 * inverse * at->s[j], by_k = inverse * at->second[j];
+        ptrdiff_t place = at->at + j * at->ld, natural = row + at->natural + j * at->units;
+        vd mean = v_set(0.0), variance = mean, second = mean;
+        for (ptrdiff_t i = 0; i < at->units; i += VW) {
+            vd m = v_load(net->M + place + i), v = v_load(net->V + place + i);
+            vd g = v_load(at->g + i), k = v_load(at->k + i), G = by_g * g;
+            if (!first) {
+                mean += m * g;
+                variance += v * k;
+                second += (m * m + v) * k;
+                G += by_km * (k * m);
+            }
+            refused += new_weights(store, single, net, place + i, natural + i, at->units - i, m, v, G, by_k * k);
+        }
+        if (!first && j < at->inputs - 1) {
+            const epf_layer *below = at - 1;
+            double by_mean = root * v_sum(mean) + 2.0 * inverse * at->z[j] * v_sum(variance);
+            double by_variance = inverse * v_sum(second);
+            below->g[j] = by_mean * below->mean_by_a[j] + by_variance * below->variance_by_a[j];
+            below->k[j] = by_mean * below->mean_by_b[j] + by_variance * below->variance_by_b[j];
+        }
+    }
+    return refused;
+}
+
+EPF_INLINE vd backward_last(const int store, const int single, epf_network *net, ptrdiff_t row, const epf_layer *at,
+                            double g, double k)
+{
+    const double root = 1.0 / sqrt((double)at->inputs), inverse = 1.0 / (double)at->inputs;
+    const epf_layer *below = at - 1;
+    vd refused = v_set(0.0);
+    const double by_g = root * g, by_k = inverse * k;
+    for (ptrdiff_t j = 0; j < at->inputs; j += VW) {
+        ptrdiff_t place = at->at + j;
+        vd m = v_load(net->M + place), v = v_load(net->V + place);
+        vd z = v_load(at->z + j), s = v_load(at->s + j), second = v_load(at->second + j);
+        vd by_mean = by_g * m + 2.0 * by_k * z * v, by_variance = by_k * (m * m + v);
+        if (j < below->ld) {
+            v_store(below->g + j,
+                    by_mean * v_load(below->mean_by_a + j) + by_variance * v_load(below->variance_by_a + j));
+            v_store(below->k + j,
+                    by_mean * v_load(below->mean_by_b + j) + by_variance * v_load(below->variance_by_b + j));
+        }
+        refused += new_weights(store, single, net, place, row + at->natural + j, at->inputs - j, m, v,
+                               by_g * z + 2.0 * by_k * (s * m), by_k * second);
+    }
+    for (ptrdiff_t j = below->units; j < below->ld; j++) below->g[j] = below->k[j] = 0.0;
+    return refused;
+}
+
+/* Number of weights that are refused. row: where the site of the row begins. */
+EPF_INLINE ptrdiff_t backward(const int store, const int single, epf_network *net, ptrdiff_t row, double g, double k)
+{
+    const int last = net->layers - 1;
+    vd refused = backward_last(store, single, net, row, net->layer + last, g, k);
+    for (int l = last - 1; l > 0; l--) refused += backward_layer(0, store, single, net, row, net->layer + l);
+    refused += backward_layer(1, store, single, net, row, net->layer);
+    return count_of(refused);
+}
+
+/* ---- rows ---- */
+
+EPF_INLINE void count_row(epf_network *net, ptrdiff_t weights, int noise_kept)
+{
+    net->n_weights += weights;
+    net->n_refused += weights > 0 || noise_kept;
+}
+
+static void fail_row(epf_network *net)
+{
+    net->n_refused++;
+    net->n_failed++;
+    net->n_weights += net->weights;
+}
+
+/* All weights as they were before the pull. */
+static void push_back(epf_network *net)
+{
+    for (ptrdiff_t i = 0; i < net->padded; i++) {
+        double stay = 1.0 - net->pull * net->base_tau[i] * net->V[i];
+        net->M[i] /= stay;
+        net->V[i] *= (1.0 - net->pull) / stay;
+    }
+}
+
+EPF_INLINE void moving_rows(const int pulled, epf_network *net, ptrdiff_t count, const ptrdiff_t *rows)
+{
+    for (ptrdiff_t i = 0; i < count; i++) {
+        double mean, variance, g, k, noise[2], y = net->y[rows[i]];
+        for (int j = 0; j < 2; j++) noise[j] = net->noise[j] - net->pull * (net->noise[j] - net->base_noise[j]);
+        forward(pulled, net, net->X + rows[i] * net->width, &mean, &variance);
+        if (!output(net, y, mean, variance, noise, &g, &k)) {
+            if (pulled) push_back(net);
+            fail_row(net);
+            continue;
+        }
+        ptrdiff_t refused = backward(EPF_NETWORK_NONE, 0, net, 0, g, k);
+        count_row(net, refused, !net->probit && !gamma_fit(y - mean, variance, noise, net->noise));
+    }
+}
+
+/* Cavities of q over a site, whose numbers begin at `site`: (net->M, net->V). */
+EPF_INLINE void set_cavity(const int store, const int single, epf_network *net, ptrdiff_t site)
+{
+    for (int l = 0; l < net->layers; l++) {
+        const epf_layer *at = net->layer + l;
+        /* the last layer is one row of weights */
+        const int last = l == net->layers - 1;
+        const ptrdiff_t lines = last ? 1 : at->inputs, length = last ? at->inputs : at->units;
+        const ptrdiff_t ld = last ? 0 : at->ld;
+        for (ptrdiff_t j = 0; j < lines; j++)
+            for (ptrdiff_t i = 0; i < length; i += VW) {
+                ptrdiff_t place = at->at + j * ld + i, natural = site + at->natural + j * length + i;
+                vd site_tau = load_site(single, net->sites, natural, length - i);
+                vd site_nu = load_site(single, net->sites, natural + net->weights, length - i);
+                vd tau = v_load(net->tau + place), nu = v_load(net->nu + place), left = tau - site_tau;
+                vi waits = V_MASK(left <= LEAST_LEFT * tau);
+                vd v = 1.0 / v_select(waits, tau, left);
+                v_store(net->V + place, v);
+                v_store(net->M + place, v * v_select(waits, nu, nu - site_nu));
+                if (store == EPF_NETWORK_SHARED) {
+                    v_store(net->site_tau + place, site_tau);
+                    v_store(net->site_nu + place, site_nu);
+                }
+            }
+    }
+    site += 2 * net->weights;
+    for (int j = 0; j < 2; j++) {
+        net->site_noise[j] = site_number(net, site + j);
+        net->cavity_noise[j] = net->noise[j] - net->site_noise[j];
+    }
+    net->quiet = !net->probit && !(net->cavity_noise[0] > 0.0 && net->cavity_noise[1] > 0.0);
+    if (net->quiet || net->probit)
+        for (int j = 0; j < 2; j++) net->cavity_noise[j] = net->noise[j];
+}
+
+EPF_INLINE void own_rows(const int single, epf_network *net, ptrdiff_t count, const ptrdiff_t *rows)
+{
+    for (ptrdiff_t i = 0; i < count; i++) {
+        double mean, variance, g, k, fit[2], y = net->y[rows[i]];
+        ptrdiff_t site = rows[i] * net->naturals;
+        set_cavity(EPF_NETWORK_OWN, single, net, site);
+        forward(0, net, net->X + rows[i] * net->width, &mean, &variance);
+        if (!output(net, y, mean, variance, net->cavity_noise, &g, &k)) {
+            fail_row(net);
+            continue;
+        }
+        ptrdiff_t refused = backward(EPF_NETWORK_OWN, single, net, site, g, k);
+        int kept = net->quiet;
+        if (!net->probit && !kept) {
+            kept = !gamma_fit(y - mean, variance, net->cavity_noise, fit);
+            for (int j = 0; !kept && j < 2; j++) {
+                double step = fit[j] - net->cavity_noise[j] - net->site_noise[j];
+                double now = set_site_number(net, site + 2 * net->weights + j, net->site_noise[j] + net->damping * step);
+                net->noise[j] += now - net->site_noise[j];
+            }
+        }
+        count_row(net, refused, kept);
+    }
+}
+
+/* The site of the batch's group and q go by the steps of its rows; a weight keeps both where q would be improper. */
+static void close_batch(epf_network *net)
+{
+    const double rate = net->damping / net->sizes[net->group];
+    double *site = (double *)net->sites + net->group * net->naturals;
+    ptrdiff_t kept = 0;
+    for (int l = 0; l < net->layers; l++) {
+        const epf_layer *at = net->layer + l;
+        const int last = l == net->layers - 1;
+        const ptrdiff_t lines = last ? 1 : at->inputs, length = last ? at->inputs : at->units;
+        const ptrdiff_t ld = last ? 0 : at->ld;
+        for (ptrdiff_t j = 0; j < lines; j++)
+            for (ptrdiff_t i = 0; i < length; i++) {
+                ptrdiff_t place = at->at + j * ld + i, natural = at->natural + j * length + i;
+                double tau = net->tau[place] + net->damping * net->sum_tau[place];
+                double nu = net->nu[place] + net->damping * net->sum_nu[place];
+                if (!(tau > 1.0 / MOST_VARIANCE && tau < 1.0 / LEAST_VARIANCE && isfinite(nu))) {
+                    kept++;
+                    continue;
+                }
+                net->tau[place] = tau;
+                net->nu[place] = nu;
+                site[natural] += rate * net->sum_tau[place];
+                site[natural + net->weights] += rate * net->sum_nu[place];
+            }
+    }
+    site += 2 * net->weights;
+    double noise[2];
+    for (int j = 0; j < 2; j++) noise[j] = net->noise[j] + net->damping * net->sum_noise[j];
+    if (net->probit || (noise[0] > 0.0 && noise[1] > 0.0))
+        for (int j = 0; j < 2; j++) {
+            net->noise[j] = noise[j];
+            site[j] += rate * net->sum_noise[j];
+        }
+    net->n_weights += kept;
+    if (kept) net->n_refused += net->of_batch;
+    net->running = 0;
+}
+
+static void shared_rows(epf_network *net, ptrdiff_t count, const ptrdiff_t *rows, const ptrdiff_t *group,
+                        const unsigned char *last)
+{
+    for (ptrdiff_t i = 0; i < count; i++) {
+        double mean, variance, g, k, fit[2], y = net->y[rows[i]];
+        if (!net->running) {
+            net->group = group[i];
+            net->of_batch = 0;
+            net->running = 1;
+            set_cavity(EPF_NETWORK_SHARED, 0, net, net->group * net->naturals);
+            memset(net->sum_tau, 0, sizeof(double) * net->padded);
+            memset(net->sum_nu, 0, sizeof(double) * net->padded);
+            net->sum_noise[0] = net->sum_noise[1] = 0.0;
+        }
+        forward(0, net, net->X + rows[i] * net->width, &mean, &variance);
+        if (output(net, y, mean, variance, net->cavity_noise, &g, &k)) {
+            ptrdiff_t refused = backward(EPF_NETWORK_SHARED, 0, net, 0, g, k);
+            int kept = net->quiet;
+            if (!net->probit && !kept) {
+                kept = !gamma_fit(y - mean, variance, net->cavity_noise, fit);
+                for (int j = 0; !kept && j < 2; j++)
+                    net->sum_noise[j] += fit[j] - net->cavity_noise[j] - net->site_noise[j];
+            }
+            count_row(net, refused, kept);
+            net->of_batch += refused == 0 && !kept;
+        } else
+            fail_row(net);
+        if (last[i]) close_batch(net);
+    }
+}
+
+static void network_rows(epf_network *net, ptrdiff_t count, const ptrdiff_t *rows, const ptrdiff_t *group,
+                         const unsigned char *last)
+{
+    if (net->store == EPF_NETWORK_NONE) {
+        if (net->pull > 0.0) moving_rows(1, net, count, rows);
+        else moving_rows(0, net, count, rows);
+    } else if (net->store == EPF_NETWORK_SHARED)
+        shared_rows(net, count, rows, group, last);
+    else if (net->single)
+        own_rows(1, net, count, rows);
+    else
+        own_rows(0, net, count, rows);
+}
+
+/* ---- the prior ---- */
+
+/* The factors N(w; 0, 1 / lambda), one after the other. Their fit to a weight is N(0, rate / alpha), the cavity's
+ * of lambda, whatever the weight's; base[naturals + i] and so on are their sites on lambda. Where a cavity is
+ * improper, or wide, a factor keeps its sites. Returns how many did. */
+static ptrdiff_t network_refine(ptrdiff_t weights, double *belief, double *base)
+{
+    double *lambda = belief + 2 * weights + 2, *site = base + 2 * weights + 4;
+    ptrdiff_t kept = 0;
+    for (ptrdiff_t i = 0; i < weights; i++) {
+        double left = belief[i] - base[i], fit[2];
+        double cavity[2] = {lambda[0] - site[i], lambda[1] - site[weights + i]};
+        int good = left > LEAST_PRECISION && cavity[0] > 0.0 && cavity[1] > 0.0;
+        if (!good || !gamma_fit(belief[weights + i] / left, 1.0 / left, cavity, fit)) {
+            kept++;
+            continue;
+        }
+        base[i] = cavity[0] / cavity[1];
+        belief[i] = left + base[i];
+        site[i] = fit[0] - cavity[0];
+        site[weights + i] = fit[1] - cavity[1];
+        lambda[0] = fit[0];
+        lambda[1] = fit[1];
+    }
+    base[2 * weights + 2] = lambda[0];
+    base[2 * weights + 3] = lambda[1];
+    return kept;
+}
+
+#endif

@@ -1,0 +1,231 @@
+"""fit_network: probabilistic backpropagation."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from epfast import _checks
+from epfast._arrays import Array
+from epfast.inference import Callback, ConvergenceWarning, Fit, Interrupted, reached, run
+from epfast.inference.runtime import Tick
+from epfast.parametric.engine import checked_schedule
+from epfast.parametric.network_files import LIKELIHOODS, SITE_DTYPES, gamma, layers
+from epfast.parametric.network_posterior import NetworkPosterior, scaled_rows
+from epfast.parametric.network_problem import (
+    REMEDY,
+    NetworkProblem,
+    Scaling,
+    check_varies,
+    scaling_of,
+)
+from epfast.schedules import SEP, Schedule
+
+#: what no argument means
+HIDDEN, GAMMA, SEED = (50,), (6.0, 6.0), 0
+USUAL = SEP(sweeps=40, tol=0.0, order="shuffled")
+#: share of the rows that a last pass may refuse in part, and as a whole, without a warning
+MANY_PARTS, MANY_ROWS = 0.1, 0.01
+#: nats per row by which a last pass may predict worse than a constant does
+WORSE = 2.0
+
+
+def fit_network(
+    X: Any,
+    y: Any,
+    hidden: Any = HIDDEN,
+    schedule: Schedule | None = None,
+    prior: tuple[float, float] = GAMMA,
+    noise: tuple[float, float] = GAMMA,
+    standardize: bool = True,
+    seed: int = SEED,
+    loss: str | None = None,
+    site_dtype: str | None = None,
+    start: NetworkPosterior | None = None,
+    callback: Callback | None = None,
+    progress: bool | Tick = False,
+) -> NetworkPosterior:
+    """Fit a Bayesian neural network by probabilistic backpropagation.
+
+    Layers z_l = max(0, W_l [z_(l-1); 1] / sqrt(inputs + 1)), the last one linear and of one unit;
+    q is a product of Gaussians over the weights and of gammas over the precisions of noise and
+    weights. A row costs about 20 flops per weight.
+
+    Parameters
+    ----------
+    X : array_like of shape (n, d)
+    y : array_like of shape (n,)
+        Numbers; labels -1 and 1 with ``loss="probit"``.
+    hidden : tuple of int
+        Units of one to three hidden layers.
+    schedule : ADF, SEP, AEP, DSEP or EP, optional
+        None: ``SEP(sweeps=40, tol=0, order="shuffled")``. ADF, as published, counts the rows once
+        more in each of its passes. EP stores 2 W numbers per row. Batches of SEP and DSEP beyond
+        some tens of rows, and AEP, go too far unless they are damped, by 0.03 or so.
+    prior : tuple of float
+        Shape > 1 and rate of the gamma distribution of the weights' prior precision.
+    noise : tuple of float
+        Those of the precision of the noise, of the standardised response; unused with a probit
+        output.
+    standardize : bool
+        Whether columns of X, and y, are brought to mean 0 and variance 1 first.
+    seed : int
+        Of the means that the weights begin with, and of the order of the rows where the schedule
+        has none of its own.
+    loss : {"gaussian", "probit"}, optional
+        What the output is: y with Gaussian noise (None), or a latent value with P(y = 1) = Phi.
+    site_dtype : {"float64", "float32"}, optional
+        Of the sites of EP; None: "float64".
+    start : NetworkPosterior, optional
+        A fit to go on from; settings that are not given are its own, and scales always.
+    callback : callable, optional
+        Called after each pass as ``callback(info, state)``; a true answer ends the fit.
+    progress : bool or callable
+        True shows a bar; a callable is called with the number of rows done.
+
+    Returns
+    -------
+    NetworkPosterior
+
+    Raises
+    ------
+    TypeError, ValueError
+        For arguments that are not allowed; for EP whose sites do not fit into memory.
+    Interrupted
+        On Ctrl-C; its ``posterior`` holds the rows so far.
+
+    Warns
+    -----
+    ConvergenceWarning
+        Where many rows were refused, the passes flee, or a tolerance > 0 was missed.
+
+    References
+    ----------
+    Hernandez-Lobato & Adams (2015), Probabilistic backpropagation for scalable learning of Bayesian
+    neural networks. Li, Hernandez-Lobato & Turner (2015), Stochastic expectation propagation.
+
+    Examples
+    --------
+    >>> import epfast, numpy as np
+    >>> X = np.linspace(-1, 1, 200)[:, None]
+    >>> net = epfast.fit_network(X, np.abs(X[:, 0]), hidden=(20,))
+    >>> mean, variance = net.predict([[0.5]])
+    """
+    _checks.callback(callback)
+    _checks.progress(progress)
+    if start is not None and not isinstance(start, NetworkPosterior):
+        raise TypeError(f"start is {_checks.describe(start)}; allowed: a NetworkPosterior or None")
+    problem = NetworkProblem(
+        _scaling(X, y, loss, _checks.flag("standardize", standardize), start),
+        layers("hidden", hidden),
+        "gaussian" if loss is None else _checks.choice("loss", loss, LIKELIHOODS),
+        gamma("prior", prior),
+        gamma("noise", noise),
+        USUAL if schedule is None else schedule,
+        _checks.integer("seed", seed, least=0),
+        "float64" if site_dtype is None else _checks.choice("site_dtype", site_dtype, SITE_DTYPES),
+        0,
+    )
+    if start is not None:
+        given = {"loss": loss, "schedule": schedule, "site_dtype": site_dtype}
+        problem = _as_before(problem, start.problem, given)
+    rows, responses = scaled_rows(problem, X, y, 2)
+    schedule = checked_schedule(problem.schedule, "a network", problem.seed)
+    if site_dtype is not None and schedule.stores != "factor":
+        raise ValueError(
+            f"site_dtype is {site_dtype!r} and schedule {type(schedule).__name__}; allowed: None, "
+            "or EP, which stores a site per row"
+        )
+    problem = problem._replace(schedule=schedule, n=len(rows))
+    problem.check_memory()
+    model, fit = problem.model(rows, responses), None
+    engine = problem.engine(model)
+
+    def result(fit: Fit) -> NetworkPosterior:
+        return NetworkPosterior(problem, fit.state, fit.converged, fit.history, model.n_dead)
+
+    try:
+        fit = run(engine, schedule, start, callback=callback, progress=progress)
+        _warn_of(fit, schedule, problem.probit, responses)
+        return result(fit)
+    except KeyboardInterrupt as pressed:
+        fit = reached(pressed) or fit or Fit(engine.init(start), False, [])
+        raise Interrupted(result(fit)) from None
+
+
+def _scaling(
+    X: Any, y: Any, loss: Any, standardize: bool, start: NetworkPosterior | None
+) -> Scaling:
+    """Scales of the rows, which are checked as far as they need; those of the start."""
+    if start is not None:
+        return start.problem.scaling
+    given = _checks.array("X", X, shape=(None, None))
+    n, d = given.shape
+    if n < 2 or d < 1:
+        raise ValueError(
+            f"X has shape {given.shape}; allowed: two rows or more, of a column or more"
+        )
+    responses: Array | None = None
+    if loss != "probit":
+        responses = _checks.array("y", y, shape=(n,))
+        check_varies(responses)
+    if standardize:
+        return scaling_of(given, responses)
+    return Scaling(np.zeros(d), np.ones(d), 0.0, 1.0)
+
+
+def _as_before(
+    problem: NetworkProblem, before: NetworkProblem, given: dict[str, Any]
+) -> NetworkProblem:
+    """The settings of a start, where none are given; others than its own make no sense."""
+    usual = {"hidden": HIDDEN, "prior": GAMMA, "noise": GAMMA}
+    for name, value in usual.items():
+        mine, ours = getattr(problem, name), getattr(before, name)
+        if mine not in (value, ours):
+            raise ValueError(f"{name} is {mine} and that of start {ours}; allowed: the same")
+    if given["loss"] not in (None, before.likelihood):
+        raise ValueError(
+            f"loss is {given['loss']!r} and that of start {before.likelihood!r}; allowed: the same"
+        )
+    return before._replace(
+        schedule=before.schedule if given["schedule"] is None else problem.schedule,
+        seed=before.seed if problem.seed == SEED else problem.seed,
+        site_dtype=before.site_dtype if given["site_dtype"] is None else problem.site_dtype,
+    )
+
+
+def _warn_of(fit: Fit, schedule: Any, probit: bool, y: Array) -> None:
+    """Warn of rows that were refused, of passes that flee, and of a tolerance that was missed."""
+    last, n = fit.history[-1], len(y)
+    size = np.abs(y).max()
+    spread = 2.0 * np.log(size) + np.log(np.mean((y / size) ** 2))
+    constant = -np.log(2.0) if probit else -0.5 * (np.log(2.0 * np.pi) + spread + 1.0)
+    away = constant - last.log_evidence / n
+
+    def say(text: str) -> None:
+        warnings.warn(f"{text}; {REMEDY}", ConvergenceWarning, stacklevel=4)
+
+    if last.n_failed > MANY_ROWS * n:
+        say(
+            f"{last.n_failed} of {n} rows were refused in the last pass, since their log Z is not "
+            "finite: the result is unusable"
+        )
+    elif away > WORSE:
+        say(
+            f"the last pass predicts rows worse than a constant would, by {away:.3g} nats each: "
+            "the passes flee, and the result is unusable (large batches need a small damping)"
+        )
+    elif last.n_refused > MANY_PARTS * n:
+        say(
+            f"{last.n_refused} of {n} rows were refused in part in the last pass (a weight or the "
+            "noise would have become improper): these parts count as they were fitted before"
+        )
+    missed = schedule.tol > 0.0 and len(fit.history) == schedule.sweeps and not fit.converged
+    if missed and not fit.stopped:
+        say(
+            f"the passes did not settle: after {len(fit.history)} of them the weights still move "
+            f"by {last.change:.2g} of their scale per pass (tol={schedule.tol:g}); tol=0 asks for "
+            "no settling"
+        )

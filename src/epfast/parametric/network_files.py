@@ -1,0 +1,164 @@
+"""Networks as files: belief, prior, sites, scales and settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from epfast import _checks
+from epfast._arrays import Array
+from epfast.inference import SweepInfo
+from epfast.inference.files import (
+    agree,
+    describe_schedule,
+    restore_flag,
+    restore_history,
+    restore_schedule,
+)
+from epfast.parametric.engine import ParametricState, checked_schedule
+from epfast.parametric.network_problem import NetworkProblem, Scaling
+
+LIKELIHOODS = ("gaussian", "probit")
+SITE_DTYPES = ("float64", "float32")
+#: of these a fit takes no more
+MOST_UNITS = 2**31
+
+
+def contents(
+    problem: NetworkProblem,
+    state: ParametricState,
+    converged: bool,
+    history: list[SweepInfo],
+    n_dead_units: int,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arrays and the header of a file."""
+    schedule, groups = describe_schedule(problem.schedule)
+    arrays: dict[str, Any] = {
+        "belief": state.belief,
+        "base": state.base,
+        "scaling_mean": problem.scaling.mean,
+        "scaling_scale": problem.scaling.scale,
+    }
+    if state.sites is not None:
+        arrays["sites"] = state.sites
+    if groups is not None:
+        arrays["schedule_groups"] = groups
+    return arrays, {
+        "posterior": "network",
+        "loss": None,
+        "beta": 1.0,
+        "schedule": schedule,
+        "hidden": list(problem.hidden),
+        "likelihood": problem.likelihood,
+        "prior": list(problem.prior),
+        "noise": list(problem.noise),
+        "y_mean": problem.scaling.y_mean,
+        "y_scale": problem.scaling.y_scale,
+        "seed": problem.seed,
+        "site_dtype": problem.site_dtype,
+        "n": problem.n,
+        "log_scale": float(state.log_scale),
+        "sweeps": int(state.sweeps),
+        "converged": bool(converged),
+        "n_dead_units": int(n_dead_units),
+        "history": [info._replace(factor_cost=None)._asdict() for info in history],
+    }
+
+
+def restore(
+    arrays: dict[str, Array], header: dict[str, Any]
+) -> tuple[NetworkProblem, ParametricState, bool, list[SweepInfo], int]:
+    """Check what :func:`contents` made: the arguments of a posterior."""
+    mean = _checks.array("scaling_mean", arrays["scaling_mean"], shape=(None,))
+    scale = arrays["scaling_scale"]
+    scale = _checks.array("scaling_scale", scale, shape=mean.shape, positive=True)
+    n = _checks.integer("n", header["n"], least=1)
+    seed = _checks.integer("seed", header["seed"], least=0)
+    given = restore_schedule(header["schedule"], arrays.get("schedule_groups"))
+    schedule = checked_schedule(given, "a network", seed)
+    problem = NetworkProblem(
+        Scaling(
+            mean,
+            scale,
+            _checks.number("y_mean", header["y_mean"]),
+            _checks.number("y_scale", header["y_scale"], above=0.0),
+        ),
+        layers("hidden", header["hidden"]),
+        _checks.choice("likelihood", header["likelihood"], LIKELIHOODS),
+        gamma("prior", header["prior"]),
+        gamma("noise", header["noise"]),
+        schedule,
+        seed,
+        _checks.choice("site_dtype", header["site_dtype"], SITE_DTYPES),
+        n,
+    )
+    state = ParametricState(
+        *_naturals(problem, arrays),
+        _sites(problem, arrays),
+        _checks.number("log_scale", header["log_scale"]),
+        _checks.integer("sweeps", header["sweeps"], least=0),
+    )
+    _check_sum(problem, state)
+    dead = _checks.integer("n_dead_units", header["n_dead_units"], least=0)
+    return (
+        problem,
+        state,
+        restore_flag(header, "converged"),
+        restore_history(header["history"]),
+        dead,
+    )
+
+
+def layers(name: str, given: Any) -> tuple[int, ...]:
+    """Units of one to three hidden layers."""
+    if np.ndim(given) == 0 and not isinstance(given, str | dict | set):
+        given = (given,)
+    if not isinstance(given, tuple | list | np.ndarray) or not 1 <= len(given) <= 3:
+        raise ValueError(
+            f"{name} is {_checks.describe(given)}; allowed: a tuple of 1 to 3 whole numbers >= 1, "
+            "the units of each hidden layer; without one use fit_linear"
+        )
+    return tuple(_checks.integer(name, units, least=1, most=MOST_UNITS) for units in given)
+
+
+def gamma(name: str, given: Any) -> tuple[float, float]:
+    """Shape and rate of a gamma distribution whose inverse has a mean."""
+    if not isinstance(given, tuple | list | np.ndarray) or len(given) != 2:
+        raise ValueError(f"{name} is {_checks.describe(given)}; allowed: (shape, rate)")
+    shape = _checks.number(f"{name}[0]", given[0], above=1.0, most=1e12)
+    rate = _checks.number(f"{name}[1]", given[1], above=0.0, most=1e100)
+    return shape, rate
+
+
+def _naturals(problem: NetworkProblem, arrays: dict[str, Array]) -> tuple[Array, Array]:
+    """Belief and base, both proper."""
+    W = problem.n_weights
+    belief = _checks.array("belief", arrays["belief"], shape=(2 * W + 4,))
+    base = _checks.array("base", arrays["base"], shape=(4 * W + 4,))
+    for name, natural in (("belief", belief), ("base", base)):
+        gammas = natural[2 * W + 2 * problem.probit : 2 * W + 4]
+        if not ((natural[:W] > 0.0).all() and (gammas > 0.0).all()):
+            raise ValueError(f"{name} is improper; allowed: precisions, shapes and rates > 0")
+    return belief, base
+
+
+def _sites(problem: NetworkProblem, arrays: dict[str, Array]) -> Any:
+    if problem.schedule.stores == "none":
+        return None
+    P, own = 2 * problem.n_weights + 4, problem.schedule.stores == "factor"
+    count = problem.n if own else len(np.unique(problem.schedule.labels(problem.n)))
+    given = arrays["sites"]
+    found = _checks.array("sites", given, shape=(count, P))
+    return found.astype(problem.site_dtype if own else np.float64, copy=False)
+
+
+def _check_sum(problem: NetworkProblem, state: ParametricState) -> None:
+    """Refuse sites that do not add up to the belief."""
+    if state.sites is None:
+        return
+    own = problem.schedule.stores == "factor"
+    sizes = np.ones(problem.n) if own else np.bincount(problem.schedule.labels(problem.n))
+    base = state.base[: len(state.belief)]
+    size = np.abs(base) + np.abs(state.belief) + sizes @ np.abs(state.sites)
+    agree("sites", state.belief, base + sizes @ state.sites, size)

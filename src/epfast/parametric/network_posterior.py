@@ -1,0 +1,294 @@
+"""What is known of a network after a fit."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import special
+
+from epfast import _checks
+from epfast._arrays import Array
+from epfast.inference import SweepInfo, run
+from epfast.inference.files import write
+from epfast.inference.report import table
+from epfast.parametric import network_files
+from epfast.parametric.engine import ParametricState
+from epfast.parametric.network_problem import NetworkProblem
+from epfast.schedules import ADF
+
+
+class Weights(NamedTuple):
+    """The weights of a layer: independent Gaussians."""
+
+    #: (units, inputs + 1), the bias last
+    mean: Array
+    variance: Array
+
+
+class NetworkPosterior:
+    """Independent Gaussians over the weights of a network, gammas over two precisions.
+
+    The network is z_l = max(0, W_l [z_(l-1); 1] / sqrt(inputs + 1)) with a linear last layer, on
+    standardised columns. Rows are not kept.
+
+    Attributes
+    ----------
+    converged : bool
+        Whether a tolerance was met; False with ``tol=0``.
+    history : list of SweepInfo
+        Of the passes of this fit. ``log_evidence`` is the sum of the rows' log Z in the pass, of
+        the standardised response: how well each row was predicted on the way. It is no estimate of
+        log p(y), and bounds nothing. ``n_refused`` counts rows of which a weight, or the noise,
+        kept its site.
+    n_dead_units : int
+        Hidden units that the last pass found more than 37 standard deviations below 0 at each row:
+        they do nothing, and learn nothing.
+    """
+
+    def __init__(
+        self,
+        problem: NetworkProblem,
+        state: ParametricState,
+        converged: bool,
+        history: list[SweepInfo],
+        n_dead_units: int = 0,
+    ) -> None:
+        self.problem, self.state = problem, state
+        self.converged, self.history = converged, history
+        self.n_dead_units = n_dead_units
+
+    def __repr__(self) -> str:
+        sizes = "-".join(str(units) for units in (self.n_columns, *self.problem.hidden, 1))
+        return (
+            f"NetworkPosterior({sizes}, {self.problem.likelihood}, {self.problem.n_weights} "
+            f"weights, {self.n_sweeps} passes, converged={self.converged})"
+        )
+
+    # ---- the record ----
+
+    @property
+    def schedule(self) -> Any:
+        return self.problem.schedule
+
+    @property
+    def hidden(self) -> tuple[int, ...]:
+        """Units of each hidden layer."""
+        return self.problem.hidden
+
+    @property
+    def n_columns(self) -> int:
+        """Columns of X."""
+        return len(self.problem.scaling.mean)
+
+    @property
+    def n_sweeps(self) -> int:
+        """Passes in all, those of warm starts included."""
+        return self.state.sweeps
+
+    @property
+    def n_refused(self) -> int:
+        """Rows of which a part kept its site, summed over the passes of this fit."""
+        return sum(info.n_refused for info in self.history)
+
+    # ---- the belief ----
+
+    @property
+    def weights(self) -> tuple[Weights, ...]:
+        """Means and variances of the weights of each layer, of standardised columns."""
+        W = self.problem.n_weights
+        variance = 1.0 / self.state.belief[:W]
+        mean = self.state.belief[W : 2 * W] * variance
+        parts = zip(self.problem.split(mean), self.problem.split(variance), strict=True)
+        return tuple(Weights(m.T.copy(), v.T.copy()) for m, v in parts)
+
+    @property
+    def noise_variance(self) -> float:
+        """Mean of the noise variance, on the scale of y; 0 for a probit output, which has none."""
+        if self.problem.probit:
+            return 0.0
+        alpha, rate = self.state.belief[-4:-2]
+        return float(rate / alpha * self.problem.scaling.y_scale**2)
+
+    @property
+    def prior_variance(self) -> float:
+        """Mean of the prior variance of the weights, as it was learned."""
+        alpha, rate = self.state.belief[-2:]
+        return float(rate / alpha)
+
+    # ---- predictions ----
+
+    def predict(self, X: Any) -> tuple[Array, Array]:
+        """Mean and variance of the network's output at new rows, noise not included.
+
+        Parameters
+        ----------
+        X : array_like of shape (m, d)
+
+        Returns
+        -------
+        mean, variance : ndarray of shape (m,)
+            On the scale of y; of a probit output the latent value.
+        """
+        scaling = self.problem.scaling
+        mean, variance = self.problem.latent(self.state.belief, scaling.rows(X))
+        mean, variance = scaling.y_mean + scaling.y_scale * mean, scaling.y_scale**2 * variance
+        if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
+            raise FloatingPointError(
+                "the output overflows at X; use rows nearer to those of the fit"
+            )
+        return mean, variance
+
+    def log_predictive(self, X: Any, y: Any) -> Array:
+        """Log density of new responses, log N(y; mean, variance + noise), or of labels.
+
+        Parameters
+        ----------
+        X : array_like of shape (m, d)
+        y : array_like of shape (m,)
+            Labels -1 and 1 for a probit output.
+
+        Returns
+        -------
+        ndarray of shape (m,)
+        """
+        mean, variance = self.predict(X)
+        if self.problem.probit:
+            signs = _checks.labels("y", y, len(mean))
+            return np.asarray(special.log_ndtr(signs * mean / np.sqrt(1.0 + variance)))
+        found = _checks.array("y", y, shape=mean.shape)
+        total = variance + self.noise_variance
+        with np.errstate(over="ignore"):
+            return np.asarray(-0.5 * (np.log(2.0 * np.pi * total) + (found - mean) ** 2 / total))
+
+    def predict_proba(self, X: Any) -> Array:
+        """Probability of the label 1, (m,), of a probit output."""
+        if not self.problem.probit:
+            raise ValueError("the output is Gaussian; allowed for a fit with loss='probit'")
+        mean, variance = self.predict(X)
+        return np.asarray(special.ndtr(mean / np.sqrt(1.0 + variance)))
+
+    def sample(self, size: int, rng: np.random.Generator | int | None = None) -> tuple[Array, ...]:
+        """Draw networks.
+
+        Parameters
+        ----------
+        size : int
+            Number of draws.
+        rng : numpy.random.Generator or int, optional
+            A generator, or a seed for one; None draws afresh.
+
+        Returns
+        -------
+        tuple of ndarray of shape (size, units, inputs + 1)
+            The weights of each layer, as in :attr:`weights`.
+        """
+        size = _checks.integer("size", size, least=0)
+        draws = _checks.generator("rng", rng)
+        return tuple(
+            mean + np.sqrt(variance) * draws.standard_normal((size, *mean.shape))
+            for mean, variance in self.weights
+        )
+
+    # ---- more rows ----
+
+    def partial_fit(self, X: Any, y: Any) -> NetworkPosterior:
+        """The posterior with new rows taken in, by one pass of ADF; this one stays as it is.
+
+        After SEP their share of the site follows: the site is what the belief has beyond the prior,
+        over all rows so far. Scales stay those of the first fit.
+
+        Parameters
+        ----------
+        X : array_like of shape (m, d)
+        y : array_like of shape (m,)
+
+        Raises
+        ------
+        ValueError
+            After EP and DSEP, whose sites belong to rows: fit all rows with ``start``.
+        """
+        problem, state = self.problem, self.state
+        if state.sites is not None and len(state.sites) > 1:
+            raise ValueError(
+                f"schedule is {type(self.schedule).__name__}, whose sites belong to rows; allowed "
+                "for partial_fit: ADF, SEP or AEP; or fit_network of all rows with start="
+            )
+        rows, responses = scaled_rows(problem, X, y, 1)
+        one = ADF(order="shuffled", seed=problem.seed)
+        model = problem.model(rows, responses)
+        fit = run(problem._replace(schedule=one).engine(model), one, self)
+        n, new = problem.n + len(rows), fit.state
+        if state.sites is not None:
+            beyond = new.belief - new.base[: len(new.belief)]
+            new = new._replace(sites=(beyond / n)[None])
+        return NetworkPosterior(problem._replace(n=n), new, False, fit.history, model.n_dead)
+
+    # ---- what it says ----
+
+    def summary(self) -> Any:
+        """A table with a row per layer: sizes, weights that are sure of their sign, typical sd.
+
+        Returns
+        -------
+        pandas.DataFrame, or a table that prints aligned where pandas is missing
+            ``attrs`` hold ``converged`` and ``notes``, lines of text.
+        """
+        columns: dict[str, list[float]] = {
+            name: [] for name in ("inputs", "units", "mean |w|", "mean sd", "share |w| > 2 sd")
+        }
+        for mean, variance in self.weights:
+            sd = np.sqrt(variance)
+            sure = (np.abs(mean) > 2.0 * sd).mean()
+            row = (mean.shape[1] - 1, mean.shape[0], np.abs(mean).mean(), sd.mean(), sure)
+            for name, value in zip(columns, row, strict=True):
+                columns[name].append(value)
+        index = [f"layer {k + 1}" for k in range(len(self.problem.hidden))] + ["output"]
+        last = f", last change {self.history[-1].change:.2g}" if self.history else ""
+        count = f"{self.n_sweeps} pass{'es' if self.n_sweeps != 1 else ''}"
+        notes = [f"{'converged' if self.converged else 'not converged'}: {count}{last}"]
+        if not self.problem.probit:
+            notes.append(f"noise variance: {self.noise_variance:.4g}")
+        notes.append(f"prior variance of the weights: {self.prior_variance:.4g}")
+        if self.history and self.history[-1].n_refused:
+            refused = self.history[-1].n_refused
+            notes.append(f"{refused} rows were refused in part in the last pass")
+        if self.n_dead_units:
+            notes.append(f"{self.n_dead_units} hidden units are dead")
+        return table(index, columns, {"converged": self.converged, "notes": notes})
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to an ``.npz`` file, which :func:`epfast.load` reads; nothing is pickled.
+
+        A fit that goes on from it (``start``) goes on to the bit as if it had not stopped.
+        """
+        state = (self.state, self.converged, self.history, self.n_dead_units)
+        write(path, *network_files.contents(self.problem, *state))
+
+
+def scaled_rows(problem: NetworkProblem, X: Any, y: Any, least: int) -> tuple[Array, Array]:
+    """Rows and responses for the core, checked: (n, d) and (n,)."""
+    rows = problem.scaling.rows(X)
+    n = len(rows)
+    if n < least:
+        raise ValueError(f"X has {n} rows; allowed: {least} or more")
+    if problem.probit:
+        return rows, _checks.labels("y", y, n)
+    scaling = problem.scaling
+    given = _checks.array("y", y, shape=(n,))
+    with np.errstate(over="ignore"):
+        responses = np.ascontiguousarray((given - scaling.y_mean) / scaling.y_scale)
+    if not np.isfinite(responses).all():
+        raise ValueError(
+            f"y reaches {np.abs(given).max():.3g}, too far from those of the fit for doubles; "
+            "allowed: numbers of their size"
+        )
+    return rows, responses
+
+
+def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Any) -> NetworkPosterior:
+    """Check what ``save`` wrote, and build the posterior."""
+    if loss is not None:
+        raise ValueError("loss is given; allowed for a network, whose file holds its own: None")
+    return NetworkPosterior(*network_files.restore(arrays, header))

@@ -1,0 +1,181 @@
+"""What stays fixed during a fit of a network: rows, scales, layers, priors, schedule."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from epfast import _checks
+from epfast._arrays import Array, row_chunks
+from epfast._core.network import NetworkRows
+from epfast.linear.engines.minibatch import physical_memory
+from epfast.parametric.engine import ParametricEngine, ParametricState
+
+#: standard deviation, relative to the largest number, from which on a column is constant
+CONSTANT = 1e-12
+#: arrays of the size of the weights that a fit without sites takes
+ARRAYS = 20
+REMEDY = (
+    "standardise (standardize=True), take out rows with values far off, use fewer units, or "
+    "another schedule, as epfast.SEP(sweeps=40, tol=0)"
+)
+
+
+class Scaling(NamedTuple):
+    """From the user's numbers to those that the network sees: less a mean, over a scale."""
+
+    #: (d,)
+    mean: Array
+    #: (d,), > 0
+    scale: Array
+    #: of the response
+    y_mean: float
+    y_scale: float
+
+    def rows(self, X: Any) -> Array:
+        """The user's X, (m, d), checked and scaled: C-contiguous float64, a copy."""
+        given = _checks.array("X", X, shape=(None, len(self.mean)))
+        with np.errstate(over="ignore"):
+            scaled = np.ascontiguousarray((given - self.mean) / self.scale)
+        if not np.isfinite(scaled).all():
+            raise ValueError(
+                f"X reaches {np.abs(given).max():.3g}, too far from the rows of the fit for "
+                "doubles; allowed: numbers of their size"
+            )
+        return scaled
+
+
+def scaling_of(X: Array, y: Array | None) -> Scaling:
+    """Means and standard deviations of columns, (n, d), and of y; 1 for one that is constant."""
+    mean, scale = _scales(X)
+    if y is None:
+        return Scaling(mean, scale, 0.0, 1.0)
+    (y_mean,), (y_scale,) = _scales(y[:, None])
+    return Scaling(mean, scale, float(y_mean), float(y_scale))
+
+
+def _scales(columns: Array) -> tuple[Array, Array]:
+    """Mean and standard deviation of each column, without overflow."""
+    largest = np.abs(columns).max(axis=0)
+    unit = np.where(largest > 0.0, largest, 1.0)
+    relative = columns / unit
+    sd = relative.std(axis=0)
+    return relative.mean(axis=0) * unit, np.where(sd > CONSTANT, sd * unit, 1.0)
+
+
+def check_varies(y: Array) -> None:
+    """Refuse responses that are all the same: there is nothing to learn, and no scale."""
+    largest = np.abs(y).max()
+    if not (y / (largest or 1.0)).std() > CONSTANT:
+        raise ValueError(f"y is constant ({y[0]:g}); allowed: numbers that differ")
+
+
+class NetworkModel(NetworkRows):
+    """The rows of a network for :class:`epfast.parametric.engine.ParametricEngine`."""
+
+    def moments(self, belief: Array) -> tuple[Array, Array]:
+        variance = 1.0 / belief[: self.n_weights]
+        return belief[self.n_weights : 2 * self.n_weights] * variance, variance
+
+    def log_evidence(self, state: ParametricState) -> float:
+        return float(state.log_scale)
+
+
+class NetworkProblem(NamedTuple):
+    """A fit of a network, checked: see :func:`epfast.fit_network`.
+
+    Naturals, (2 W + 4,), are those of :mod:`epfast._core.network`.
+    """
+
+    scaling: Scaling
+    #: units of each hidden layer
+    hidden: tuple[int, ...]
+    #: "gaussian" or "probit"
+    likelihood: str
+    #: shape and rate of the precision of the weights, and of the noise
+    prior: tuple[float, float]
+    noise: tuple[float, float]
+    schedule: Any
+    seed: int
+    #: of the sites of EP: "float64" or "float32"
+    site_dtype: str
+    #: rows that the belief holds
+    n: int
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """(inputs + 1, units) of each layer, the output's too."""
+        sizes = (len(self.scaling.mean), *self.hidden, 1)
+        return [(inputs + 1, units) for inputs, units in pairwise(sizes)]
+
+    @property
+    def n_weights(self) -> int:
+        return sum(inputs * units for inputs, units in self.shapes)
+
+    @property
+    def probit(self) -> bool:
+        return self.likelihood == "probit"
+
+    def split(self, flat: Array) -> list[Array]:
+        """Numbers of all weights, (..., W), by layers: (..., inputs + 1, units)."""
+        ends = np.cumsum([inputs * units for inputs, units in self.shapes])[:-1]
+        parts = np.split(flat, ends, axis=-1)
+        return [
+            part.reshape(*flat.shape[:-1], *shape)
+            for part, shape in zip(parts, self.shapes, strict=True)
+        ]
+
+    def check_memory(self) -> None:
+        """Refuse what cannot fit: the sites of EP, or the weights themselves."""
+        memory, W = physical_memory(), self.n_weights
+        needed, what, cheaper = 8 * ARRAYS * W, f"{W} weights", "fewer units"
+        if self.schedule.stores == "factor":
+            each = np.dtype(self.site_dtype).itemsize
+            needed += each * self.n * (2 * W + 4)
+            what = f"EP's sites of ({self.n}, {2 * W + 4}) numbers"
+            cheaper = (
+                "schedule=epfast.SEP(sweeps=40, tol=0), which stores one site, or "
+                "site_dtype='float32'"
+            )
+        if 0 < memory < needed:
+            raise ValueError(
+                f"hidden is {self.hidden}, for which {what} take {needed / 2**30:.3g} GB, and this "
+                f"machine has {memory / 2**30:.3g} GB; allowed: {cheaper}"
+            )
+
+    def first(self) -> ParametricState:
+        """The state before all rows: the prior, and a draw of the means.
+
+        Each mean is drawn from N(0, 1 / (inputs + 1)), since equal units would stay equal. The draw
+        belongs to no factor: sites begin with equal shares of it.
+        """
+        W = self.n_weights
+        base = np.zeros(4 * W + 4)
+        base[:W] = (self.prior[0] - 1.0) / self.prior[1]
+        if not self.probit:
+            base[2 * W : 2 * W + 2] = self.noise[0] - 1.0, self.noise[1]
+        base[2 * W + 2 : 2 * W + 4] = self.prior[0] - 1.0, self.prior[1]
+        rng = np.random.default_rng(self.seed)
+        means = [rng.standard_normal(shape) / np.sqrt(shape[0]) for shape in self.shapes]
+        belief = base[: 2 * W + 4].copy()
+        belief[W : 2 * W] = belief[:W] * np.concatenate([mean.ravel() for mean in means])
+        return ParametricState(belief, base, None, 0.0, 0)
+
+    def model(self, X: Array, y: Array) -> NetworkModel:
+        """Scaled rows, for the engine."""
+        return NetworkModel(X, y, self.hidden, self.probit)
+
+    def engine(self, model: NetworkModel) -> ParametricEngine:
+        return ParametricEngine(
+            model, self.schedule, self.first(), remedy=REMEDY, site_dtype=self.site_dtype
+        )
+
+    def latent(self, belief: Array, X: Array) -> tuple[Array, Array]:
+        """Mean and variance of the output at scaled rows, (m,) each. O(m W)."""
+        mean, variance = np.empty((2, len(X)))
+        model = self.model(X[:0], np.empty(0))
+        for part in row_chunks(X):
+            mean[part], variance[part] = model.predict(belief, X[part])
+        return mean, variance
