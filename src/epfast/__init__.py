@@ -151,6 +151,8 @@ _LAZY = {
     "GPRegressor": "epfast.estimators",
     "LinearClassifier": "epfast.estimators",
     "LinearRegressor": "epfast.estimators",
+    "NetworkClassifier": "epfast.estimators",
+    "NetworkRegressor": "epfast.estimators",
     # modules
     "estimators": "epfast.estimators",
     "gpy": "epfast.gpy",
@@ -159,10 +161,18 @@ _LAZY = {
 }
 
 if _TYPE_CHECKING:
-    from epfast.estimators import GPClassifier, GPRegressor, LinearClassifier, LinearRegressor
+    from epfast.estimators import (
+        GPClassifier,
+        GPRegressor,
+        LinearClassifier,
+        LinearRegressor,
+        NetworkClassifier,
+        NetworkRegressor,
+    )
 
 if _find_spec("sklearn") is not None:
     __all__ += ["GPClassifier", "GPRegressor", "LinearClassifier", "LinearRegressor"]
+    __all__ += ["NetworkClassifier", "NetworkRegressor"]
 
 
 def __getattr__(name: str) -> _Any:

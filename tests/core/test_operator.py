@@ -555,7 +555,7 @@ def test_coordinates_of_responses():
 
 def test_a_transform_that_is_no_number():
     loop = Loop(*counts()[:1], model=DictionaryModel(3, T, 20), transforms=((0, 1),))
-    with pytest.raises(ValueError, match="coordinate of a response"):
+    with pytest.raises(ValueError, match="of which coordinates= are NaN"):
         loop(np.zeros(1), np.ones(1), np.array([[-2.0, 1.0]]))
 
 

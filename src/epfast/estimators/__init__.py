@@ -5,6 +5,7 @@ from epfast.estimators.gp import GPClassifier
 from epfast.estimators.gp_regressor import GPRegressor
 from epfast.estimators.linear import LinearClassifier
 from epfast.estimators.linear_regressor import LinearRegressor
+from epfast.estimators.network import NetworkClassifier, NetworkRegressor
 
 __all__ = [
     "ConvergenceWarning",
@@ -13,4 +14,6 @@ __all__ = [
     "GPRegressor",
     "LinearClassifier",
     "LinearRegressor",
+    "NetworkClassifier",
+    "NetworkRegressor",
 ]

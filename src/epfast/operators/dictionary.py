@@ -33,7 +33,7 @@ ERRORS = 10.0 ** np.arange(-7.0, 0.5, 0.5)
 #: median of a chi-squared variable with one degree of freedom
 MEDIAN = 0.4549364231195724
 #: by which variances are larger than that: the process is too sure where there is no tuple yet
-SAFETY = 16.0
+SAFETY = 12.0
 #: a quantile of the squares of what is foreseen, and of a chi-squared variable
 QUANTILE, TAIL = 0.9, 2.705543454095404
 

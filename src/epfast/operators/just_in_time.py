@@ -26,8 +26,8 @@ from epfast.schemes import Scheme
 
 logger = logging.getLogger(__name__)
 
-#: widths are chosen anew when there are so many times the tuples of the last time
-GROWTH = 1.5
+#: widths are chosen anew when there are so many times the tuples of the last time; with noise
+GROWTH, WITH_NOISE = 1.22, 1.5
 #: standard deviation of log Z that is as good as one of the other targets
 LOG_Z = 3.0
 
@@ -62,7 +62,7 @@ class Operator:
         (of shapes, for others) to that of the cavity.
     features : "dictionary", "patches" or ("fourier", d_in, d_out)
         A dictionary of asked tuples in (mean, log variance), refitted when their number has grown
-        by half. Or patches, of exact oracles of one Gaussian message without data: interpolation
+        by a fifth. Or patches, of exact oracles of one Gaussian message without data: interpolation
         on boxes of (mean, log variance), each from 81 answers, cut until its error is below the
         tolerance; a prediction takes .1 microseconds. Or the two-stage random features of the
         paper, of fixed width.
@@ -402,7 +402,8 @@ class Operator:
         if known is not None:
             raw = (targets - known.offset) / known.scale
             self.learner.model.update(x, raw, known.noise_of(errors))
-        enough = GROWTH * self.history[-1].tuples if self.history else self.settings.batch
+        growth = WITH_NOISE if errors.any() else GROWTH
+        enough = growth * self.history[-1].tuples if self.history else self.settings.batch
         if n >= enough and (known is None or self.settings.refits):
             self.refit()
 
@@ -432,8 +433,7 @@ class Operator:
         self.core.calibrate(known.scale, known.offset, amplitude, known.inflation)
         self.core.model = self.learner.model
 
-    # ---- copies, pools and files ----
-
+    # ---- copies and files ----
     def copy(self) -> Operator:
         """The same, apart from this one: it learns by itself. The oracle is shared."""
         result = Operator.__new__(Operator)

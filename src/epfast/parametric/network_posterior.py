@@ -13,6 +13,7 @@ from epfast._arrays import Array
 from epfast.inference import SweepInfo, run
 from epfast.inference.files import write
 from epfast.inference.report import table
+from epfast.losses import Gaussian, Loss, Probit
 from epfast.parametric import network_files
 from epfast.parametric.engine import ParametricState
 from epfast.parametric.network_problem import NetworkProblem
@@ -71,6 +72,15 @@ class NetworkPosterior:
     @property
     def schedule(self) -> Any:
         return self.problem.schedule
+
+    @property
+    def loss(self) -> Loss:
+        """What makes y of the output: noise of the mean variance, or a probit link."""
+        return Probit() if self.problem.probit else Gaussian(variance=self.noise_variance)
+
+    def known_loss(self) -> Loss:
+        """The loss, as other posteriors may lack it."""
+        return self.loss
 
     @property
     def hidden(self) -> tuple[int, ...]:
@@ -190,6 +200,36 @@ class NetworkPosterior:
             mean + np.sqrt(variance) * draws.standard_normal((size, *mean.shape))
             for mean, variance in self.weights
         )
+
+    def sample_y(self, X: Any, size: int, rng: np.random.Generator | int | None = None) -> Array:
+        """Draw responses: networks from the posterior, and noise (or labels -1 and 1).
+
+        Parameters
+        ----------
+        X : array_like of shape (m, d)
+        size : int
+            Number of draws.
+        rng : numpy.random.Generator or int, optional
+            A generator, or a seed for one; None draws afresh.
+
+        Returns
+        -------
+        ndarray of shape (size, m)
+            Each row by one network.
+        """
+        draws = _checks.generator("rng", rng)
+        scaling = self.problem.scaling
+        z = np.broadcast_to(scaling.rows(X).T, (size, self.n_columns, len(X)))
+        layers = self.sample(size, draws)
+        for k, weights in enumerate(layers):
+            inputs = weights.shape[2]
+            z = (weights[:, :, :-1] @ z + weights[:, :, -1:]) / np.sqrt(inputs)
+            z = np.maximum(z, 0.0) if k + 1 < len(layers) else z
+        output = scaling.y_mean + scaling.y_scale * z[:, 0]
+        noise = draws.standard_normal(output.shape)
+        if self.problem.probit:
+            return np.where(output + noise > 0.0, 1.0, -1.0)
+        return np.asarray(output + np.sqrt(self.noise_variance) * noise)
 
     # ---- more rows ----
 

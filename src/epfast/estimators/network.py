@@ -1,0 +1,376 @@
+"""The scikit-learn face of fit_network. Needs the extra ``epfast[sklearn]``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from epfast import _checks
+from epfast._arrays import Array
+from epfast.estimators.base import LatentClassifier, validate_data
+from epfast.estimators.interrupts import all_or_nothing
+from epfast.estimators.jobs import in_threads, jobs_of
+from epfast.estimators.regression import LatentRegressor
+from epfast.parametric import NetworkPosterior, fit_network
+from epfast.parametric.network import USUAL
+from epfast.schedules import ADF, Schedule
+
+# scikit-learn is there, or epfast.estimators.base would have said so
+from sklearn.utils import check_random_state  # isort: skip
+
+__all__ = ["NetworkClassifier", "NetworkRegressor"]
+
+
+class _Network:
+    """What both estimators share: settings, passes, and when these end."""
+
+    def __init__(
+        self,
+        hidden: Any = (50,),
+        *,
+        schedule: Schedule | None = None,
+        prior: tuple[float, float] = (6.0, 6.0),
+        standardize: bool = True,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 5,
+        random_state: Any = None,
+        progress: Any = False,
+    ) -> None:
+        self.hidden = hidden
+        self.schedule = schedule
+        self.prior = prior
+        self.standardize = standardize
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.random_state = random_state
+        self.progress = progress
+
+    #: what fit_network takes besides
+    def _given(self) -> dict[str, Any]:
+        names = ("hidden", "prior", "standardize", "progress")
+        return {**{name: getattr(self, name) for name in names}, "seed": self._seed()}
+
+    def _seed(self) -> int:
+        """A seed of NumPy's generators, from any of scikit-learn's kinds; None is 0."""
+        state = self.random_state
+        if state is None:
+            return 0
+        if isinstance(state, int | np.integer):
+            return _checks.integer("random_state", state, least=0)
+        return int(check_random_state(state).randint(np.iinfo(np.int32).max))
+
+    def _fitted(self, X: Array, y: Array, given: dict[str, Any]) -> tuple[NetworkPosterior, Array]:
+        """A network, and the mean log density of held-out rows after each pass; empty without."""
+        if not _checks.flag("early_stopping", self.early_stopping):
+            return fit_network(X, y, schedule=self.schedule, **given), np.empty(0)
+        share = _checks.number("validation_fraction", self.validation_fraction, above=0.0, most=0.9)
+        patience = _checks.integer("n_iter_no_change", self.n_iter_no_change, least=1)
+        order = np.random.default_rng([given["seed"], 1]).permutation(len(X))
+        count = max(1, round(share * len(X)))
+        out, rest = order[:count], order[count:]
+        one, passes = _one_pass(self.schedule)
+        post = best = fit_network(X[rest], y[rest], schedule=one, **given)
+        history, scores = list(post.history), [_score(post, X[out], y[out])]
+        while len(scores) < passes and len(scores) - int(np.argmax(scores)) <= patience:
+            post = fit_network(
+                X[rest], y[rest], schedule=one, start=post, progress=given["progress"]
+            )
+            history += post.history
+            scores.append(_score(post, X[out], y[out]))
+            if scores[-1] > max(scores[:-1]):
+                best = post
+        best.history = history[: int(np.argmax(scores)) + 1]
+        return best, np.array(scores)
+
+
+def _one_pass(schedule: Any) -> tuple[Any, int]:
+    """The schedule of a single pass, and how many of them it has."""
+    if schedule is None:
+        schedule = USUAL
+    if not isinstance(schedule, Schedule):
+        raise TypeError(
+            f"schedule is {_checks.describe(schedule)}; allowed: an epfast.SEP, ADF, EP or None"
+        )
+    if isinstance(schedule, ADF):
+        return replace(schedule, passes=1), schedule.passes
+    one: Any = schedule
+    return replace(one, sweeps=1, tol=0.0), schedule.sweeps
+
+
+def _score(post: NetworkPosterior, X: Array, y: Array) -> float:
+    return float(post.log_predictive(X, y).mean())
+
+
+class NetworkRegressor(_Network, LatentRegressor):
+    """Bayesian neural network by probabilistic backpropagation, for scikit-learn.
+
+    The posterior over the weights comes from :func:`epfast.fit_network`: independent Gaussians,
+    found by passes over the rows (Hernandez-Lobato & Adams 2015; Li et al. 2015). Predictions
+    integrate over it, so that ``predict(X, return_std=True)`` gives an honest spread.
+
+    Parameters
+    ----------
+    hidden : tuple of int
+        Units of one to three hidden layers of rectified linear units.
+    schedule : ADF, SEP, AEP, DSEP or EP, optional
+        As in :func:`epfast.fit_network`; None: 40 passes of SEP.
+    prior : tuple of float
+        Shape > 1 and rate of the gamma distribution of the weights' prior precision.
+    noise : tuple of float
+        Those of the precision of the noise, of the standardised y.
+    standardize : bool
+        Whether columns of X, and y, are brought to mean 0 and variance 1 first.
+    early_stopping : bool
+        Whether to hold rows out, and to keep the network of the pass that predicts them best.
+    validation_fraction : float
+        The share of the rows that are held out, in (0, 0.9].
+    n_iter_no_change : int
+        Passes without a better one after which the fit ends.
+    random_state : int, RandomState or None
+        Of the first means of the weights, of the order of the rows and of the rows held out; None
+        is 0.
+    progress : bool or callable
+        True shows a bar.
+
+    Attributes
+    ----------
+    posterior_ : NetworkPosterior
+        The posterior over the weights.
+    loss_ : losses.Gaussian
+        The noise, with its variance.
+    n_iter_ : int
+        Passes of the network that was kept.
+    validation_scores_ : ndarray
+        Mean log density of the held-out rows after each pass; empty without ``early_stopping``.
+    n_features_in_, feature_names_in_
+        As in scikit-learn.
+
+    Examples
+    --------
+    >>> import epfast, numpy as np
+    >>> X = np.linspace(-2, 2, 300)[:, None]
+    >>> y = np.sin(2 * X[:, 0])
+    >>> model = epfast.NetworkRegressor(hidden=(30,)).fit(X, y)
+    >>> mean, std = model.predict([[0.0], [9.0]], return_std=True)
+    >>> bool(std[1] > 3 * std[0])
+    True
+    """
+
+    def __init__(
+        self,
+        hidden: Any = (50,),
+        *,
+        schedule: Schedule | None = None,
+        prior: tuple[float, float] = (6.0, 6.0),
+        noise: tuple[float, float] = (6.0, 6.0),
+        standardize: bool = True,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 5,
+        random_state: Any = None,
+        progress: Any = False,
+    ) -> None:
+        super().__init__(
+            hidden,
+            schedule=schedule,
+            prior=prior,
+            standardize=standardize,
+            early_stopping=early_stopping,
+            validation_fraction=validation_fraction,
+            n_iter_no_change=n_iter_no_change,
+            random_state=random_state,
+            progress=progress,
+        )
+        self.noise = noise
+
+    def _given(self) -> dict[str, Any]:
+        return {**super()._given(), "noise": self.noise}
+
+    @all_or_nothing
+    def fit(self, X: ArrayLike, y: ArrayLike) -> NetworkRegressor:
+        """Fit the posterior.
+
+        Ctrl-C raises :class:`epfast.Interrupted` with the posterior at hand, and leaves the
+        estimator as it was before.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+        y : array_like of shape (n,)
+
+        Returns
+        -------
+        NetworkRegressor
+            Itself.
+        """
+        rows, given = self._rows_and_responses(X, y)
+        post, self.validation_scores_ = self._fitted(rows, given, self._given())
+        return self._publish(post)
+
+    def partial_fit(self, X: ArrayLike, y: ArrayLike) -> NetworkRegressor:
+        """Take new rows in, by one pass of ADF; or begin with them.
+
+        Scales of columns and of y are those of the first call. See
+        :meth:`epfast.NetworkPosterior.partial_fit`.
+
+        Parameters
+        ----------
+        X : array_like of shape (m, d)
+        y : array_like of shape (m,)
+
+        Returns
+        -------
+        NetworkRegressor
+            Itself.
+        """
+        if not hasattr(self, "posterior_"):
+            rows, given = self._rows_and_responses(X, y)
+            return self._publish(fit_network(rows, given, schedule=self.schedule, **self._given()))
+        rows, found = validate_data(self, X, y, y_numeric=True, dtype=np.float64, reset=False)
+        return self._publish(self.posterior_.partial_fit(rows, found))
+
+    def _publish(self, post: NetworkPosterior) -> NetworkRegressor:
+        self.posterior_ = post
+        self.posteriors_, self.loss_, self.n_iter_ = [post], post.loss, post.n_sweeps
+        return self
+
+    def _latent(self, rows: Any) -> tuple[Array, Array]:
+        return self.posterior_.predict(rows)
+
+    def _draws(self, rows: Any, size: int, rng: np.random.Generator, offset: Any) -> Array:
+        drawn = self.posterior_.sample_y(rows, size, rng)
+        return drawn if offset is None else drawn + _checks.array("offset", offset, shape=(None,))
+
+
+class NetworkClassifier(_Network, LatentClassifier):
+    """Bayesian neural network classifier by probabilistic backpropagation, for scikit-learn.
+
+    One output with a probit likelihood; with more than two classes a network for each against the
+    rest. See :class:`NetworkRegressor`.
+
+    Parameters
+    ----------
+    hidden, schedule, prior, standardize, early_stopping, validation_fraction, n_iter_no_change
+        As in :class:`NetworkRegressor`.
+    n_jobs : int, optional
+        Threads over the networks of the classes, as scikit-learn counts them.
+    random_state, progress
+        As in :class:`NetworkRegressor`.
+
+    Attributes
+    ----------
+    classes_ : ndarray
+        The labels, sorted.
+    posteriors_ : list of NetworkPosterior
+        One, or one for each class against the rest.
+    n_iter_ : int
+        Passes of the network that took most.
+    n_features_in_, feature_names_in_
+        As in scikit-learn.
+
+    Examples
+    --------
+    >>> import epfast, numpy as np
+    >>> X = np.random.default_rng(0).normal(size=(400, 2))
+    >>> model = epfast.NetworkClassifier(hidden=(20,)).fit(X, X[:, 0] * X[:, 1] > 0)
+    >>> model.score(X, X[:, 0] * X[:, 1] > 0) > 0.9
+    True
+    """
+
+    def __init__(
+        self,
+        hidden: Any = (50,),
+        *,
+        schedule: Schedule | None = None,
+        prior: tuple[float, float] = (6.0, 6.0),
+        standardize: bool = True,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 5,
+        n_jobs: int | None = None,
+        random_state: Any = None,
+        progress: Any = False,
+    ) -> None:
+        super().__init__(
+            hidden,
+            schedule=schedule,
+            prior=prior,
+            standardize=standardize,
+            early_stopping=early_stopping,
+            validation_fraction=validation_fraction,
+            n_iter_no_change=n_iter_no_change,
+            random_state=random_state,
+            progress=progress,
+        )
+        self.n_jobs = n_jobs
+
+    @all_or_nothing
+    def fit(self, X: ArrayLike, y: ArrayLike) -> NetworkClassifier:
+        """Fit the posteriors.
+
+        Ctrl-C raises :class:`epfast.Interrupted`, and leaves the estimator as it was before.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+        y : array_like of shape (n,)
+            Labels of any kind, two or more different ones.
+
+        Returns
+        -------
+        NetworkClassifier
+            Itself.
+        """
+        rows, labels = validate_data(self, X, y, dtype=np.float64)
+        _, targets = self._encode(labels)
+        given = {**self._given(), "loss": "probit"}
+        calls = [partial(self._fitted, rows, target, given) for target in targets]
+        self._publish([post for post, _ in self._each(calls)])
+        return self
+
+    def partial_fit(
+        self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None
+    ) -> NetworkClassifier:
+        """Take new rows in, by one pass of ADF; or begin with them.
+
+        Parameters
+        ----------
+        X : array_like of shape (m, d)
+        y : array_like of shape (m,)
+            Their labels; here one class may be alone.
+        classes : array_like of shape (n_classes,), optional
+            All labels there are, needed in a first call.
+
+        Returns
+        -------
+        NetworkClassifier
+            Itself.
+        """
+        first = not hasattr(self, "posteriors_")
+        rows, labels = validate_data(self, X, y, dtype=np.float64, reset=first)
+        targets = self._targets(self._class_numbers(labels, classes, first))
+        calls: list[Callable[[], NetworkPosterior]]
+        if first:
+            given = {**self._given(), "loss": "probit", "schedule": self.schedule}
+            calls = [partial(fit_network, rows, target, **given) for target in targets]
+        else:
+            pairs = zip(self.posteriors_, targets, strict=True)
+            calls = [partial(post.partial_fit, rows, target) for post, target in pairs]
+        self._publish(self._each(calls))
+        return self
+
+    def _each(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        return in_threads(list(calls), min(jobs_of(self.n_jobs), len(calls)))
+
+    def _publish(self, posts: list[NetworkPosterior]) -> None:
+        self.posteriors_, self.n_iter_ = posts, max(post.n_sweeps for post in posts)
+
+    def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
+        return [post.predict(rows) for post in self.posteriors_]
