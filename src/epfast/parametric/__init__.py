@@ -1,0 +1,1 @@
+"""WING: models given by tilted moments of their parameters."""

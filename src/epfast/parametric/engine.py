@@ -1,0 +1,246 @@
+"""ADF, SEP and EP on natural parameters: one engine for all models with rows.
+
+A belief is one vector of P natural parameters; products add them. The cavity of a row and what
+becomes of the belief q:
+
+- ADF: cavity q; q becomes the fit q*. Several passes count the rows several times.
+- SEP, DSEP (batches of M rows of group k, damping rho; AEP: whole groups): cavity q - g_k; then
+  g_k += rho / N_k sum_m (q*_m - cavity - g_k), and q = base + sum_k N_k g_k (Li et al. 2015).
+- EP: cavity q - g_n; then g_n += rho (q* - cavity - g_n), and q = base + sum_n g_n.
+
+A model is compiled; it fits rows and knows nothing of passes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from epfast import _checks
+from epfast._arrays import Array, as_array
+from epfast._core.crew import Crew
+from epfast.inference import Counts, PartOfSweep, Summary
+from epfast.inference.runtime import PacedParts, Tick
+from epfast.schedules import ADF, AEP, DSEP, EP, SEP
+
+#: what a schedule may ask for and no sweep here has
+UNUSED = ("site_rule", "block", "refresh", "settle")
+
+
+class ParametricState(NamedTuple):
+    """A belief and its sites: plain arrays, picklable."""
+
+    #: (P,), natural parameters of q
+    belief: Array
+    #: (P,), those of the prior; a model may keep more numbers of its own behind them
+    base: Array
+    #: None (ADF); (K, P), the site of one row of each group (SEP, AEP, DSEP, DAEP); (n, P) (EP)
+    sites: NDArray[Any] | None
+    #: what the model needs for ``log_evidence``
+    log_scale: Any
+    #: passes done so far
+    sweeps: int
+
+
+class Model(Protocol):
+    """The rows of a fit and what one of them does to a belief; scratch only, compiled.
+
+    ``begin`` takes in a state, whose arrays ``visit`` and ``end`` change in place; in between the
+    belief may be kept in another form. Each is one call of the core, so that Ctrl-C finds a whole
+    state after ``end``.
+    """
+
+    @property
+    def n_rows(self) -> int: ...
+
+    @property
+    def n_naturals(self) -> int: ...
+
+    def begin(
+        self,
+        belief: Array,
+        base: Array,
+        sites: NDArray[Any] | None,
+        sizes: Array | None,
+        damping: float,
+    ) -> None:
+        """Take in a state. sizes: (K,), rows per group where groups share a site, else None."""
+
+    def visit(
+        self, rows: NDArray[np.intp], group: NDArray[np.intp] | None, last: NDArray[np.uint8] | None
+    ) -> None:
+        """Fit some rows, in their order; of shared sites with group and whether a batch ends.
+
+        A batch may go on in the next call. Indices are checked, since schedules may be the user's.
+        """
+
+    def end(self) -> tuple[Any, int, int]:
+        """Write the belief; a batch that has not ended is dropped.
+
+        Returns
+        -------
+        log_scale
+            Of the state.
+        refused : int
+            Rows of which a part, or all, kept the old site.
+        failed : int
+            Rows that kept the old site as a whole.
+        """
+
+    def refine(self, belief: Array, base: Array) -> None:
+        """After a pass: fit factors of the prior anew, in place."""
+
+    def moments(self, belief: Array) -> tuple[Array, Array]:
+        """Mean and variance of the parameters, by which ``change`` is measured: new arrays."""
+
+    def log_evidence(self, state: ParametricState) -> float: ...
+
+
+def checked_schedule(schedule: Any, model: str, seed: int) -> Any:
+    """The schedule with all of its numbers; raises where there are no such sweeps.
+
+    model: what is fitted, for messages; seed: of a shuffled order that has none. An order that is
+    left open is "shuffled".
+    """
+    if not isinstance(schedule, EP | ADF | SEP | AEP | DSEP):
+        _checks.schedule(
+            schedule, EP, f"for {model} epfast.EP(), ADF(), SEP(), AEP() or DSEP(), fits of rows"
+        )
+    order = schedule.order
+    if order in (None, "auto"):
+        order = "shuffled"
+    if order not in ("sequential", "shuffled"):
+        raise ValueError(
+            f"order is {order!r}; allowed for {model}: 'sequential' or 'shuffled', since rows are "
+            "fitted one after the other"
+        )
+    if schedule.power not in (None, 1.0):
+        raise ValueError(
+            f"power is {schedule.power:g}; allowed for {model}: 1, since powers of its factors "
+            "have no moments in closed form"
+        )
+    for name in UNUSED:
+        if getattr(schedule, name, None) not in (None, 0):
+            raise ValueError(f"{name} is {getattr(schedule, name)!r}; allowed for {model}: None")
+    result = schedule.filled(power=1.0, damping=schedule.usual_damping("row"))
+    _checks.settle(result, order=order)
+    return result.filled(seed=seed) if order == "shuffled" else result
+
+
+class ParametricEngine:
+    """The schedules on a model; see the head of this file."""
+
+    order_of_matrices = 0
+    measures = False
+    crew: Crew | None = None
+
+    def __init__(
+        self,
+        model: Model,
+        schedule: Any,
+        first: ParametricState,
+        *,
+        remedy: str,
+        evidence_bound: float = math.inf,
+        site_dtype: Any = np.float64,
+    ) -> None:
+        """Make the engine.
+
+        Parameters
+        ----------
+        model : Model
+        schedule : Schedule
+            See :func:`checked_schedule`.
+        first : ParametricState
+            Where a run without a start begins; its sites are not looked at.
+        remedy : str
+            What to do about a run that fails.
+        evidence_bound : float
+            No right log evidence is above this.
+        site_dtype : dtype
+            Of the sites of EP: float64 or float32.
+        """
+        self.model, self.schedule, self.first = model, schedule, first
+        self.remedy, self.evidence_bound, self.site_dtype = remedy, evidence_bound, site_dtype
+        self.n_sites = n = model.n_rows
+        #: (K,), rows per group where groups share a site
+        self.sizes: Array | None = None
+        if schedule.stores == "shared":
+            self.sizes = np.bincount(schedule.labels(n)).astype(np.float64)
+
+    def init(self, start: Any) -> ParametricState:
+        """The state of a posterior, with sites for this schedule.
+
+        Sites of another kind become equal shares of what the belief has beyond the base.
+        """
+        state = self.first if start is None else start.state
+        belief, base = state.belief.copy(), state.base.copy()
+        sweeps = 0 if start is None else state.sweeps
+        return ParametricState(
+            belief, base, self._sites(state, start is None), state.log_scale, sweeps
+        )
+
+    def _sites(self, state: ParametricState, fresh: bool) -> NDArray[Any] | None:
+        if self.schedule.stores == "none":
+            return None
+        own = self.sizes is None
+        shape = (self.n_sites if self.sizes is None else len(self.sizes), self.model.n_naturals)
+        kind = self.site_dtype if own else np.float64
+        if not fresh and state.sites is not None and state.sites.shape == shape:
+            return state.sites.astype(kind)
+        beyond = state.belief - state.base[: self.model.n_naturals]
+        sites = np.empty(shape, dtype=kind)
+        sites[:] = beyond / self.n_sites
+        return sites
+
+    def sweep(
+        self, state: ParametricState, keep: bool, tick: Tick
+    ) -> tuple[ParametricState, Counts]:
+        """One pass over the rows, then the factors of the prior."""
+        if keep:
+            state = state._replace(
+                belief=state.belief.copy(),
+                base=state.base.copy(),
+                sites=None if state.sites is None else state.sites.copy(),
+            )
+        model, schedule = self.model, self.schedule
+        group, last = None, None
+        if self.sizes is None:
+            rows = as_array(schedule.checked_visits(self.n_sites, state.sweeps))
+        else:
+            rows, group, last = schedule.batches(self.n_sites, state.sweeps)
+        model.begin(state.belief, state.base, state.sites, self.sizes, schedule.damping)
+        try:
+            for part in PacedParts(len(rows)):
+                if group is None or last is None:
+                    model.visit(rows[part], None, None)
+                else:
+                    model.visit(rows[part], group[part], last[part])
+                tick(part.stop - part.start)
+        except KeyboardInterrupt:
+            scale, _, _ = model.end()
+            self._sum_up(state)
+            raise PartOfSweep(state._replace(log_scale=scale)) from None
+        scale, refused, failed = model.end()
+        self._sum_up(state)
+        model.refine(state.belief, state.base)
+        state = state._replace(log_scale=scale, sweeps=state.sweeps + 1)
+        return state, Counts(refused, failed)
+
+    def _sum_up(self, state: ParametricState) -> None:
+        """The belief of EP from its sites: what rounding has left in it goes. O(n P)."""
+        if self.schedule.stores == "factor":
+            assert state.sites is not None
+            total = state.sites.sum(axis=0, dtype=np.float64)
+            np.add(state.base[: self.model.n_naturals], total, out=state.belief)
+
+    def summary(self, state: ParametricState, evidence: bool = True) -> Summary:
+        mean, variance = self.model.moments(state.belief)
+        return Summary(mean, variance, self.model.log_evidence(state) if evidence else 0.0)
+
+    def settle(self, state: ParametricState, hurry: bool = False) -> ParametricState:
+        """Free of rounding drift already: each pass sums up."""
+        return state
