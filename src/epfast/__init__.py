@@ -21,6 +21,7 @@ The rooms, from the ground up. A room imports those below it, never a neighbour:
     linear              WING: a weight vector and the rows of X
     gp                  WING: a latent function and its kernel
     graph               WING: variables and factors
+    parametric          WING: models given by tilted moments of their parameters
     storage             posteriors from files
     backend             arrays in, arrays out
     svm                 support vector machines
@@ -76,6 +77,8 @@ from epfast.losses import (
     SquaredHinge,
 )
 from epfast.operators import Learned, Operator, SampledFactor
+from epfast.parametric.mixture import fit_mixture
+from epfast.parametric.mixture_posterior import MixturePosterior
 from epfast.schedules import ADF, AEP, DAEP, DEP, DSEP, EP, SEP, DoubleLoop
 from epfast.schemes import ImportanceSampling
 from epfast.storage import load
@@ -113,6 +116,7 @@ __all__ = [
     "Loss",
     "LowRankFactor",
     "LowRankGPPosterior",
+    "MixturePosterior",
     "NoisyStep",
     "Operator",
     "PiecewiseLinear",
@@ -132,6 +136,7 @@ __all__ = [
     "compare",
     "fit_gp",
     "fit_linear",
+    "fit_mixture",
     "fit_svm",
     "graph",
     "incomplete_cholesky",

@@ -19,6 +19,7 @@ from epfast.linear import latent_files, shrunk_restoring
 from epfast.losses import Loss
 from epfast.operators import Operator
 from epfast.operators.files import MisfitError
+from epfast.parametric import mixture_posterior
 
 #: reader of each kind of posterior: of arrays, header, and the loss; of operators the oracle
 RESTORE = {
@@ -32,6 +33,7 @@ RESTORE = {
     "process": gp_posterior.restore,
     "low_rank_process": gp_low_rank.restore,
     "graph": graph_posterior.restore,
+    "mixture": mixture_posterior.restore,
     "operator": Operator.restore,
 }
 #: what says that a file cannot be opened, or that the disk fails
@@ -53,7 +55,8 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
     Returns
     -------
     FactorizedPosterior, FullPosterior, WidePosterior, ShrunkPosterior, LatentPosterior,
-    GPPosterior, LatentGPPosterior, LowRankGPPosterior, GraphPosterior or Operator
+    GPPosterior, LatentGPPosterior, LowRankGPPosterior, GraphPosterior, MixturePosterior or
+    Operator
 
     Raises
     ------

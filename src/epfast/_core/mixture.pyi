@@ -20,6 +20,7 @@ class MixtureRows:
         sites: NDArray[Any] | None,
         sizes: Array | None,
         damping: float,
+        alone: bool,
     ) -> None: ...
     def visit(
         self, rows: NDArray[np.intp], group: NDArray[np.intp] | None, last: NDArray[np.uint8] | None

@@ -207,7 +207,7 @@ cdef class MixtureRows:
 
     cdef readonly ptrdiff_t n_rows, n_naturals
     cdef ptrdiff_t n, d, J, P                       # P: numbers of a belief
-    cdef bint learns_weights, learns_noise
+    cdef bint learns_weights, learns_noise, alone
     cdef double noise, damping
     cdef const double[:, ::1] X
     cdef const double[::1] log_weights
@@ -599,9 +599,9 @@ cdef class MixtureRows:
 
     def begin(
         self, double[::1] belief not None, const double[::1] base, double[:, ::1] sites,
-        const double[::1] sizes, double damping
+        const double[::1] sizes, double damping, bint alone
     ):
-        """Take in a state, whose arrays change in place."""
+        """Take in a state, whose arrays change in place; alone: each row is a batch."""
         long_enough("belief", belief.shape[0], self.P)
         self.stores = 0 if sites is None else 1 if sizes is not None else 2
         if sites is not None:
@@ -610,7 +610,7 @@ cdef class MixtureRows:
         if sizes is not None:
             long_enough("sizes", sizes.shape[0], sites.shape[0])
             self.sizes = sizes
-        self.belief, self.damping = belief, damping
+        self.belief, self.damping, self.alone = belief, damping, alone
         self.n_refused, self.in_batch = 0, 0
 
     def visit(
@@ -683,8 +683,8 @@ cdef class MixtureRows:
             return
         for p in range(self.P):
             self.moved[p] = self.belief[p] + self.damping * self.total[p]
-        # of one row the belief is on the way between two proper ones
-        if self.in_batch > 1 and not self.is_proper(&self.moved[0]):
+        # alone, the belief is on the way between two proper ones
+        if not self.alone and not self.is_proper(&self.moved[0]):
             self.n_refused += self.fitted
         else:
             rate = self.damping / self.sizes[group]

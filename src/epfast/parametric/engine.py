@@ -28,6 +28,8 @@ from epfast.schedules import ADF, AEP, DSEP, EP, SEP
 
 #: what a schedule may ask for and no sweep here has
 UNUSED = ("site_rule", "block", "refresh", "settle")
+#: relative difference up to which sites are those of a belief
+SAME = 1e-4
 
 
 class ParametricState(NamedTuple):
@@ -66,8 +68,13 @@ class Model(Protocol):
         sites: NDArray[Any] | None,
         sizes: Array | None,
         damping: float,
+        alone: bool,
     ) -> None:
-        """Take in a state. sizes: (K,), rows per group where groups share a site, else None."""
+        """Take in a state.
+
+        sizes: (K,), rows per group where groups share a site, else None; alone: whether each row is
+        a batch of its own.
+        """
 
     def visit(
         self, rows: NDArray[np.intp], group: NDArray[np.intp] | None, last: NDArray[np.uint8] | None
@@ -186,12 +193,16 @@ class ParametricEngine:
     def _sites(self, state: ParametricState, fresh: bool) -> NDArray[Any] | None:
         if self.schedule.stores == "none":
             return None
-        own = self.sizes is None
-        shape = (self.n_sites if self.sizes is None else len(self.sizes), self.model.n_naturals)
-        kind = self.site_dtype if own else np.float64
-        if not fresh and state.sites is not None and state.sites.shape == shape:
-            return state.sites.astype(kind)
+        sizes, kind = self.sizes, np.float64
+        if sizes is None:
+            sizes, kind = np.ones(self.n_sites), self.site_dtype
+        shape = (len(sizes), self.model.n_naturals)
         beyond = state.belief - state.base[: self.model.n_naturals]
+        if not fresh and state.sites is not None and state.sites.shape == shape:
+            # those of other rows may be as many
+            total = sizes @ state.sites
+            if np.allclose(total, beyond, rtol=SAME, atol=SAME * np.abs(beyond).max()):
+                return state.sites.astype(kind)
         sites = np.empty(shape, dtype=kind)
         sites[:] = beyond / self.n_sites
         return sites
@@ -207,12 +218,13 @@ class ParametricEngine:
                 sites=None if state.sites is None else state.sites.copy(),
             )
         model, schedule = self.model, self.schedule
-        group, last = None, None
+        group, last, alone = None, None, True
         if self.sizes is None:
             rows = as_array(schedule.checked_visits(self.n_sites, state.sweeps))
         else:
             rows, group, last = schedule.batches(self.n_sites, state.sweeps)
-        model.begin(state.belief, state.base, state.sites, self.sizes, schedule.damping)
+            alone = bool(np.all(last))
+        model.begin(state.belief, state.base, state.sites, self.sizes, schedule.damping, alone)
         try:
             for part in PacedParts(len(rows)):
                 if group is None or last is None:
