@@ -150,6 +150,7 @@ __all__ = [
 _LAZY = {
     "GPClassifier": "epfast.estimators",
     "GPRegressor": "epfast.estimators",
+    "GaussianMixtureEP": "epfast.estimators",
     "LinearClassifier": "epfast.estimators",
     "LinearRegressor": "epfast.estimators",
     # modules
@@ -160,10 +161,22 @@ _LAZY = {
 }
 
 if _TYPE_CHECKING:
-    from epfast.estimators import GPClassifier, GPRegressor, LinearClassifier, LinearRegressor
+    from epfast.estimators import (
+        GaussianMixtureEP,
+        GPClassifier,
+        GPRegressor,
+        LinearClassifier,
+        LinearRegressor,
+    )
 
 if _find_spec("sklearn") is not None:
-    __all__ += ["GPClassifier", "GPRegressor", "LinearClassifier", "LinearRegressor"]
+    __all__ += [
+        "GPClassifier",
+        "GPRegressor",
+        "GaussianMixtureEP",
+        "LinearClassifier",
+        "LinearRegressor",
+    ]
 
 
 def __getattr__(name: str) -> _Any:

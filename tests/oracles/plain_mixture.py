@@ -82,7 +82,7 @@ def log_partition(model, eta):
     return total
 
 
-def grid(model, gamma, points=4001, reach=14.0):
+def grid(model, gamma, points=1501, reach=14.0):
     """Values of the precision of the noise and their probabilities: the trapezoidal rule in logs.
 
     (with one point, where the noise is known)

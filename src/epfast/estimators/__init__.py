@@ -5,12 +5,14 @@ from epfast.estimators.gp import GPClassifier
 from epfast.estimators.gp_regressor import GPRegressor
 from epfast.estimators.linear import LinearClassifier
 from epfast.estimators.linear_regressor import LinearRegressor
+from epfast.estimators.mixture import GaussianMixtureEP
 
 __all__ = [
     "ConvergenceWarning",
     "EvidenceWarning",
     "GPClassifier",
     "GPRegressor",
+    "GaussianMixtureEP",
     "LinearClassifier",
     "LinearRegressor",
 ]

@@ -137,14 +137,6 @@ def fit_mixture(
     >>> np.sort(post.mean[:, 0]).round(1)
     array([-2. ,  2. ])
     """
-    _checks.callback(callback)
-    _checks.progress(progress)
-    seed = _checks.integer("seed", seed, least=0)
-    J = _checks.integer("n_components", n_components, least=1, most=2**16)
-    known = checked_schedule(USUAL if schedule is None else schedule, "a mixture", seed)
-    rows = rows_at_door(X)
-    if start is not None and not isinstance(start, MixturePosterior):
-        raise TypeError(f"start is {_checks.describe(start)}; allowed: a MixturePosterior or None")
     given = {
         "prior_mean": prior_mean,
         "prior_variance": prior_variance,
@@ -153,6 +145,33 @@ def fit_mixture(
         "noise_variance": noise_variance,
         "noise_prior": noise_prior,
     }
+    post, engine = fitted(
+        X, n_components, given, learn_weights, schedule, seed, start, callback, progress
+    )
+    warn_of(post, engine, post.schedule, 2)
+    return post
+
+
+def fitted(
+    X: Any,
+    n_components: Any,
+    given: dict[str, Any],
+    learn_weights: Any = None,
+    schedule: Any = None,
+    seed: Any = 0,
+    start: Any = None,
+    callback: Any = None,
+    progress: Any = False,
+) -> tuple[MixturePosterior, ParametricEngine]:
+    """As :func:`fit_mixture`, without a warning; given: arguments of the model, by name."""
+    _checks.callback(callback)
+    _checks.progress(progress)
+    seed = _checks.integer("seed", seed, least=0)
+    J = _checks.integer("n_components", n_components, least=1, most=2**16)
+    known = checked_schedule(USUAL if schedule is None else schedule, "a mixture", seed)
+    rows = rows_at_door(X)
+    if start is not None and not isinstance(start, MixturePosterior):
+        raise TypeError(f"start is {_checks.describe(start)}; allowed: a MixturePosterior or None")
     if start is None:
         problem, rows = _problem(rows, J, given, learn_weights, known, seed)
     else:
@@ -165,8 +184,7 @@ def fit_mixture(
     fit = None
     try:
         fit = run(engine, known, start, callback=callback, progress=progress)
-        warn_of(fit, engine, known, 2)
-        return result(fit)
+        return result(fit), engine
     except KeyboardInterrupt as pressed:
         fit = reached(pressed) or fit or Fit(engine.init(start), False, [])
         raise Interrupted(result(fit)) from None

@@ -200,12 +200,13 @@ class MixturePosterior:
         result = np.empty((len(rows), J))
         for part in row_chunks(rows, (1 << 18) // J):
             for j in range(J):
-                squares = ((rows[part] - mean[j]) @ basis[j]) ** 2
+                with np.errstate(over="ignore", invalid="ignore"):  # found below
+                    squares = ((rows[part] - mean[j]) @ basis[j]) ** 2
                 terms = np.full(len(squares), -np.inf)
                 for mass, variance in nodes:
                     wide = spread[j] + variance
                     size = np.log(wide).sum() + d * math.log(2.0 * math.pi)
-                    with np.errstate(over="ignore"):
+                    with np.errstate(over="ignore", invalid="ignore"):
                         terms = np.logaddexp(terms, mass - 0.5 * (squares @ (1.0 / wide) + size))
                 result[part, j] = logs[j] + terms
         if np.isnan(result).any() or np.isneginf(result).all(axis=1).any():
