@@ -41,7 +41,9 @@ MODELS = [
 ]
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda m: f"{m.d}-{m.J}-{m.weights is None}-{m.noise}")
+@pytest.mark.parametrize(
+    "model", MODELS, ids=lambda m: f"{m.d}-{m.J}-{m.weights is None}-{m.noise}"
+)
 def test_sites_are_those_of_plain_moments(model):
     rng = np.random.default_rng(model.d * 10 + model.J)
     for _ in range(3):
@@ -69,9 +71,7 @@ def test_plain_moments_are_integrals(learns):
     )
     x = np.array([0.9])
     a, u = np.linspace(-9.0, 9.0, 301), np.linspace(0.0, 1.0, 402)[1:-1]
-    first, second = (
-        np.exp(-0.5 * P * a * a + h * a) for P, h in ((0.8, 0.5), (1.5, -0.9))
-    )
+    first, second = (np.exp(-0.5 * P * a * a + h * a) for P, h in ((0.8, 0.5), (1.5, -0.9)))
     first, second = first / first.sum(), second / second.sum()
     # of the tilted: over noise, then weight, then both means
     values = np.exp(np.linspace(-6.0, 3.5, 401)) if learns else np.array([2.0])

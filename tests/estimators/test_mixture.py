@@ -42,11 +42,13 @@ def test_it_is_fit_mixture():
     assert model.score(X) == pytest.approx(post.log_predictive(X).mean())
     assert (model.log_evidence_, model.converged_) == (post.log_evidence, True)
     assert model.n_iter_ == post.n_sweeps
-    np.testing.assert_allclose(model.covariances_, post.noise_variance * np.tile(np.eye(2), (3, 1, 1)))
+    np.testing.assert_allclose(
+        model.covariances_, post.noise_variance * np.tile(np.eye(2), (3, 1, 1))
+    )
 
 
 def test_it_comes_near_scikit_learns():
-    X, mean, label = data()
+    X, _mean, _label = data()
     theirs = GaussianMixture(3, covariance_type="spherical", n_init=5, random_state=0).fit(X)
     ours = GaussianMixtureEP(3).fit(X)
     order = [int(np.linalg.norm(ours.means_ - m, axis=1).argmin()) for m in theirs.means_]

@@ -20,7 +20,9 @@ class Model(NamedTuple):
 
     @property
     def size(self):
-        return self.J * self.d * (self.d + 1) + self.J * (self.weights is None) + 2 * (not self.noise)
+        return (
+            self.J * self.d * (self.d + 1) + self.J * (self.weights is None) + 2 * (not self.noise)
+        )
 
     def parts(self, eta):
         """Precisions, shifts, alpha or None, (shape, rate) or None."""
@@ -130,9 +132,7 @@ def tilted(model, eta, x):
     new_alpha = new_gamma = None
     if alpha is not None:
         A = alpha.sum()
-        new_alpha = dirichlet_of_logs(
-            special.digamma(alpha) + r / alpha - special.digamma(A + 1.0)
-        )
+        new_alpha = dirichlet_of_logs(special.digamma(alpha) + r / alpha - special.digamma(A + 1.0))
     if gamma is not None:
         mass = p.sum(axis=1)
         new_gamma = gamma_of_logs(mass @ values, mass @ np.log(values))

@@ -137,7 +137,9 @@ def gibbs():
         prior = prior_near(mean, seed)
         precision = np.tile(np.eye(4) / 10.0, (4, 1, 1))
         truth = plain.gibbs(X, np.full(4, 0.25), 0.25, prior, precision, 4000, seed)
-        found.append((X, {"prior_mean": prior, "prior_variance": 10.0, "learn_weights": False}, truth))
+        found.append(
+            (X, {"prior_mean": prior, "prior_variance": 10.0, "learn_weights": False}, truth)
+        )
     return found
 
 
@@ -200,7 +202,9 @@ def test_labels_permute(schedule, noise):
     prior, turn = prior_near(mean), np.array([2, 0, 1])
     given = {"schedule": schedule, "noise_prior": None if noise else (2.0, 0.5)}
     one = fit(X, 3, noise, prior_mean=prior, concentration=[1.0, 2.0, 3.0], **given)
-    two = fit(X, 3, noise, prior_mean=prior[turn], concentration=np.array([1.0, 2, 3])[turn], **given)
+    two = fit(
+        X, 3, noise, prior_mean=prior[turn], concentration=np.array([1.0, 2, 3])[turn], **given
+    )
     # sums over components are of another order
     np.testing.assert_allclose(two.mean, one.mean[turn], rtol=1e-11)
     np.testing.assert_allclose(two.covariance, one.covariance[turn], rtol=1e-10, atol=1e-13)
@@ -282,7 +286,9 @@ def test_predictions_are_integrals(noise):
     for k, x in enumerate(new):
         squares = ((x - draws.mean) ** 2).sum(axis=2)
         each = np.exp(logs - 0.5 * squares / draws.noise_variance[:, None])
-        assert post.log_predictive(new)[k] == pytest.approx(np.log(each.sum(axis=1).mean()), abs=0.02)
+        assert post.log_predictive(new)[k] == pytest.approx(
+            np.log(each.sum(axis=1).mean()), abs=0.02
+        )
         share = each.mean(axis=0) / each.mean(axis=0).sum()
         np.testing.assert_allclose(post.predict_proba(new)[k], share, atol=0.02)
     np.testing.assert_array_equal(post.predict(new), post.predict_proba(new).argmax(axis=1))
@@ -349,7 +355,9 @@ def test_a_start_of_another_schedule():
     aep = fit_mixture(X, 2, schedule=AEP(tol=1e-9, sweeps=500))
     again = fit_mixture(X, 2, schedule=AEP(tol=1e-9, sweeps=500), start=aep)
     assert len(again.history) <= 2
-    other = fit_mixture(X, 2, start=fit(X, 2, 0.25, start=ep, schedule=ADF()), schedule=EP(tol=1e-10))
+    other = fit_mixture(
+        X, 2, start=fit(X, 2, 0.25, start=ep, schedule=ADF()), schedule=EP(tol=1e-10)
+    )
     np.testing.assert_allclose(other.mean, ep.mean, atol=1e-7)
 
 
@@ -382,7 +390,7 @@ def test_the_seed_is_all_that_is_random():
 
 
 def test_records_callbacks_and_words(capsys):
-    X, mean, _ = data(40, 2, 2)
+    X, _mean, _ = data(40, 2, 2)
     seen, done = [], []
     post = fit(
         X,
@@ -429,7 +437,9 @@ def test_ctrl_c_leaves_a_whole_state(schedule):
             if post.sites is not None:
                 sizes = len(X) / len(post.state.sites)
                 total_sites = sizes * post.state.sites.sum(axis=0)
-                np.testing.assert_allclose(post.state.belief, post.state.base + total_sites, rtol=1e-8, atol=1e-8)
+                np.testing.assert_allclose(
+                    post.state.belief, post.state.base + total_sites, rtol=1e-8, atol=1e-8
+                )
         except KeyboardInterrupt:
             pass
     assert found

@@ -13,7 +13,6 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array, row_chunks
-from epfast.families import Gamma
 from epfast.inference import SweepInfo
 from epfast.inference.files import write
 from epfast.inference.report import interval, level_at_door, table
@@ -98,12 +97,12 @@ class MixturePosterior:
     @property
     def covariance(self) -> Array:
         """Posterior covariances of the means of the components, (J, d, d)."""
-        return self._moments[1].copy()
+        return np.array(self._moments[1])
 
     @property
     def variance(self) -> Array:
         """Their diagonals, (J, d)."""
-        return np.einsum("jkk->jk", self._moments[1]).copy()
+        return np.array(np.einsum("jkk->jk", self._moments[1]))
 
     @property
     def concentration(self) -> Array | None:
@@ -244,10 +243,7 @@ class MixturePosterior:
         normal = rng.standard_normal((size, J, d))
         mean = self.mean + np.einsum("jkl,njl->njk", root, normal)
         alpha, noise = self.concentration, self.noise
-        if alpha is None:
-            weights = np.tile(self.weights, (size, 1))
-        else:
-            weights = rng.dirichlet(alpha, size)
+        weights = np.tile(self.weights, (size, 1)) if alpha is None else rng.dirichlet(alpha, size)
         if noise is None:
             variance = np.full(size, self.noise_variance)
         else:
@@ -308,9 +304,7 @@ class MixturePosterior:
 
         ``fit_mixture(X, J, start=load(path))`` goes on to the bit as if it had not stopped.
         """
-        write(
-            path, *mixture_files.contents(self.problem, self.state, self.converged, self.history)
-        )
+        write(path, *mixture_files.contents(self.problem, self.state, self.converged, self.history))
 
 
 def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Any) -> MixturePosterior:

@@ -289,7 +289,7 @@ def _near(X: Array, J: int, seed: int) -> float:
     near = centers(X, J, seed)
     # a chosen row is as far from its component as the others are
     least = np.min([((X - row) ** 2).sum(axis=1) for row in near], axis=0)
-    return min(whole, 0.5 * float(least.mean()) / X.shape[1])
+    return min(whole, float(0.5 * least.mean() / X.shape[1]))
 
 
 def check_different(problem: MixtureProblem) -> None:
@@ -307,4 +307,3 @@ def check_different(problem: MixtureProblem) -> None:
                     "point, which EP never leaves; allowed: different means, as rows of X, or "
                     "prior_mean=None, which draws some"
                 )
-
