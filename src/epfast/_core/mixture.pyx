@@ -43,6 +43,7 @@ cdef enum:
     SMALL = 8                   # largest order that takes no call of LAPACK
     MOST_POINTS = 4096          # of the trapezoidal rule; some 30 to 300 are usual
     MOST_STEPS = 100            # of Newton's method
+    MOST_HALVINGS = 12          # of the step of a batch
 
 
 cdef bint factorize(double *A, ptrdiff_t d) noexcept nogil:
@@ -667,6 +668,7 @@ cdef class MixtureRows:
         cdef ptrdiff_t p
         cdef double *site = &self.sites[group, 0]
         cdef double rate
+        cdef int tried
         if self.in_batch == 0:
             for p in range(self.P):
                 self.cavity[p] = self.belief[p] - site[p]
@@ -681,16 +683,19 @@ cdef class MixtureRows:
             self.n_refused += 1
         if not last:
             return
-        for p in range(self.P):
-            self.moved[p] = self.belief[p] + self.damping * self.total[p]
-        # alone, the belief is on the way between two proper ones
-        if not self.alone and not self.is_proper(&self.moved[0]):
-            self.n_refused += self.fitted
-        else:
-            rate = self.damping / self.sizes[group]
+        # alone, the belief is on the way between two proper ones; else half of the way may do
+        rate = self.damping
+        for tried in range(MOST_HALVINGS):
             for p in range(self.P):
-                site[p] += rate * self.total[p]
-                self.belief[p] = self.moved[p]
+                self.moved[p] = self.belief[p] + rate * self.total[p]
+            if self.alone or self.is_proper(&self.moved[0]):
+                for p in range(self.P):
+                    site[p] += rate / self.sizes[group] * self.total[p]
+                    self.belief[p] = self.moved[p]
+                break
+            rate *= 0.5
+        else:
+            self.n_refused += self.fitted
         self.in_batch = 0
 
     def end(self):
