@@ -668,7 +668,7 @@ cdef class MixtureRows:
         cdef ptrdiff_t p
         cdef double *site = &self.sites[group, 0]
         cdef double rate
-        cdef int tried
+        cdef int _tried
         if self.in_batch == 0:
             for p in range(self.P):
                 self.cavity[p] = self.belief[p] - site[p]
@@ -685,7 +685,7 @@ cdef class MixtureRows:
             return
         # alone, the belief is on the way between two proper ones; else half of the way may do
         rate = self.damping
-        for tried in range(MOST_HALVINGS):
+        for _tried in range(MOST_HALVINGS):
             for p in range(self.P):
                 self.moved[p] = self.belief[p] + rate * self.total[p]
             if self.alone or self.is_proper(&self.moved[0]):
