@@ -96,7 +96,8 @@ def fit_mixture(
         shuffled order unless told. EP stores J (d^2 + d) numbers per row, SEP so many in all. SEP
         of single rows stays off its fixed point by the noise of the order; ``damping=0.1`` makes
         it small, :class:`epfast.AEP` has none. Where components are near each other, ten passes of
-        AEP as ``start`` of EP lead to the better solution more often than EP alone. Several passes of ADF count every row several times.
+        AEP as ``start`` of EP lead to the better solution more often than EP alone. Several passes
+        of ADF count every row several times.
     seed : int
         Of prior means that are drawn, and of the order of rows.
     start : MixturePosterior, optional
