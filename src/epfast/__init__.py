@@ -77,7 +77,7 @@ from epfast.losses import (
     SquaredHinge,
 )
 from epfast.operators import Learned, Operator, SampledFactor
-from epfast.parametric import NetworkPosterior, fit_network
+from epfast.parametric import MixturePosterior, NetworkPosterior, fit_mixture, fit_network
 from epfast.schedules import ADF, AEP, DAEP, DEP, DSEP, EP, SEP, DoubleLoop
 from epfast.schemes import ImportanceSampling
 from epfast.storage import load
@@ -115,6 +115,7 @@ __all__ = [
     "Loss",
     "LowRankFactor",
     "LowRankGPPosterior",
+    "MixturePosterior",
     "NetworkPosterior",
     "NoisyStep",
     "Operator",
@@ -135,6 +136,7 @@ __all__ = [
     "compare",
     "fit_gp",
     "fit_linear",
+    "fit_mixture",
     "fit_network",
     "fit_svm",
     "graph",
@@ -149,6 +151,7 @@ __all__ = [
 _LAZY = {
     "GPClassifier": "epfast.estimators",
     "GPRegressor": "epfast.estimators",
+    "GaussianMixtureEP": "epfast.estimators",
     "LinearClassifier": "epfast.estimators",
     "LinearRegressor": "epfast.estimators",
     "NetworkClassifier": "epfast.estimators",
@@ -162,6 +165,7 @@ _LAZY = {
 
 if _TYPE_CHECKING:
     from epfast.estimators import (
+        GaussianMixtureEP,
         GPClassifier,
         GPRegressor,
         LinearClassifier,
@@ -171,8 +175,15 @@ if _TYPE_CHECKING:
     )
 
 if _find_spec("sklearn") is not None:
-    __all__ += ["GPClassifier", "GPRegressor", "LinearClassifier", "LinearRegressor"]
-    __all__ += ["NetworkClassifier", "NetworkRegressor"]
+    __all__ += [
+        "GPClassifier",
+        "GPRegressor",
+        "GaussianMixtureEP",
+        "LinearClassifier",
+        "LinearRegressor",
+        "NetworkClassifier",
+        "NetworkRegressor",
+    ]
 
 
 def __getattr__(name: str) -> _Any:

@@ -19,7 +19,7 @@ from epfast.linear import latent_files, shrunk_restoring
 from epfast.losses import Loss
 from epfast.operators import Operator
 from epfast.operators.files import MisfitError
-from epfast.parametric import network_posterior
+from epfast.parametric import mixture_posterior, network_posterior
 
 #: reader of each kind of posterior: of arrays, header, and the loss; of operators the oracle
 RESTORE = {
@@ -33,6 +33,7 @@ RESTORE = {
     "process": gp_posterior.restore,
     "low_rank_process": gp_low_rank.restore,
     "graph": graph_posterior.restore,
+    "mixture": mixture_posterior.restore,
     "network": network_posterior.restore,
     "operator": Operator.restore,
 }
@@ -55,7 +56,8 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
     Returns
     -------
     FactorizedPosterior, FullPosterior, WidePosterior, ShrunkPosterior, LatentPosterior,
-    GPPosterior, LatentGPPosterior, LowRankGPPosterior, GraphPosterior, NetworkPosterior or Operator
+    GPPosterior, LatentGPPosterior, LowRankGPPosterior, GraphPosterior, MixturePosterior,
+    NetworkPosterior or Operator
 
     Raises
     ------

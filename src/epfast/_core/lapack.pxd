@@ -8,7 +8,7 @@ Fortran calling convention (everything by pointer, matrices by columns), ``noexc
     openblas   from scipy-openblas32, linked; the release wheels carry the library with them
 
 BLAS    ddot daxpy dscal dcopy dgemv dsymv dger dsyr dtrsv dgemm dsymm dsyrk dtrmm dtrsm
-LAPACK  dpotrf dpotrs dpotri dtrtri dlauum
+LAPACK  dpotrf dpotrs dpotri dsyev dtrtri dlauum
 """
 
 include "lapack_source.pxi"

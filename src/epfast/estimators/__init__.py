@@ -5,6 +5,7 @@ from epfast.estimators.gp import GPClassifier
 from epfast.estimators.gp_regressor import GPRegressor
 from epfast.estimators.linear import LinearClassifier
 from epfast.estimators.linear_regressor import LinearRegressor
+from epfast.estimators.mixture import GaussianMixtureEP
 from epfast.estimators.network import NetworkClassifier, NetworkRegressor
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "EvidenceWarning",
     "GPClassifier",
     "GPRegressor",
+    "GaussianMixtureEP",
     "LinearClassifier",
     "LinearRegressor",
     "NetworkClassifier",

@@ -1,0 +1,231 @@
+"""The scikit-learn face of fit_mixture. Needs the extra ``epfast[sklearn]``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from epfast._arrays import Array
+from epfast.estimators.base import check_is_fitted, tell, validate_data
+from epfast.estimators.interrupts import all_or_nothing
+from epfast.parametric.mixture import fitted
+from epfast.parametric.mixture_posterior import MixturePosterior
+from epfast.schedules import Schedule
+
+# scikit-learn is there, or epfast.estimators.base would have said so
+from sklearn.base import BaseEstimator, DensityMixin  # isort: skip
+from sklearn.utils import check_random_state  # isort: skip
+
+__all__ = ["GaussianMixtureEP"]
+
+#: parameters of the model
+MODEL = (
+    "noise_variance",
+    "prior_mean",
+    "prior_variance",
+    "weights",
+    "concentration",
+    "noise_prior",
+)
+
+
+class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
+    """Mixture of Gaussians of one isotropic noise, for scikit-learn: see :func:`fit_mixture`.
+
+    Where scikit-learn's ``GaussianMixture(covariance_type="spherical")`` gives points, here are
+    posteriors, which predictions integrate over, and a log evidence, by which the number of
+    components may be chosen.
+
+    Parameters
+    ----------
+    n_components : int
+    noise_variance, prior_mean, prior_variance, weights, learn_weights, concentration, noise_prior
+        As in :func:`epfast.fit_mixture`.
+    schedule : Schedule, optional
+        None: ``EP(sweeps=200, tol=1e-6)``.
+    random_state : int, RandomState or None
+        Seed of prior means and of the order of rows; None is 0.
+
+    Attributes
+    ----------
+    posterior_ : MixturePosterior
+    means_ : ndarray of shape (n_components, d)
+        Posterior means.
+    weights_ : ndarray of shape (n_components,)
+    noise_variance_ : float
+    covariances_ : ndarray of shape (n_components, d, d)
+        Of rows about the mean of their component: the noise.
+    log_evidence_ : float
+    converged_ : bool
+    n_iter_ : int
+        Passes.
+    n_features_in_, feature_names_in_
+        As in scikit-learn.
+
+    Examples
+    --------
+    >>> import epfast, numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> X = np.concatenate([rng.normal(-2, 0.5, (50, 2)), rng.normal(2, 0.5, (50, 2))])
+    >>> model = epfast.GaussianMixtureEP(n_components=2).fit(X)
+    >>> bool(model.predict(X[:1])[0] != model.predict(X[-1:])[0])
+    True
+    """
+
+    def __init__(
+        self,
+        n_components: int = 1,
+        *,
+        noise_variance: float | None = None,
+        prior_mean: ArrayLike | None = None,
+        prior_variance: ArrayLike | None = None,
+        weights: ArrayLike | None = None,
+        learn_weights: bool | None = None,
+        concentration: ArrayLike | None = None,
+        noise_prior: tuple[float, float] | None = None,
+        schedule: Schedule | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.n_components = n_components
+        self.noise_variance = noise_variance
+        self.prior_mean = prior_mean
+        self.prior_variance = prior_variance
+        self.weights = weights
+        self.learn_weights = learn_weights
+        self.concentration = concentration
+        self.noise_prior = noise_prior
+        self.schedule = schedule
+        self.random_state = random_state
+
+    @all_or_nothing
+    def fit(self, X: ArrayLike, y: Any = None) -> GaussianMixtureEP:
+        """Fit the posterior.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+            Rows.
+        y : None
+            Ignored.
+
+        Returns
+        -------
+        GaussianMixtureEP
+            Itself.
+
+        Raises
+        ------
+        Interrupted
+            On Ctrl-C. The estimator is as it was.
+
+        Warns
+        -----
+        ConvergenceWarning
+            If the passes did not settle.
+        """
+        del y
+        rows = validate_data(self, X, dtype=np.float64)
+        seed = 0
+        if self.random_state is not None:
+            seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        given = {name: getattr(self, name) for name in MODEL}
+        post, engine = fitted(
+            rows, self.n_components, given, self.learn_weights, self.schedule, seed
+        )
+        tell([(post, engine, post.schedule)])
+        self.posterior_ = post
+        self.means_, self.weights_ = post.mean, post.weights
+        self.noise_variance_ = post.noise_variance
+        J, d = self.means_.shape
+        self.covariances_ = np.tile(self.noise_variance_ * np.eye(d), (J, 1, 1))
+        self.log_evidence_ = post.log_evidence
+        self.converged_ = post.converged
+        self.n_iter_ = len(post.history)
+        return self
+
+    def _fitted(self, X: ArrayLike) -> tuple[MixturePosterior, Array]:
+        check_is_fitted(self)
+        return self.posterior_, validate_data(self, X, dtype=np.float64, reset=False)
+
+    def fit_predict(self, X: ArrayLike, y: Any = None) -> NDArray[np.intp]:
+        """Fit, and the most probable component of each row, (n,)."""
+        return self.fit(X, y).predict(X)
+
+    def predict(self, X: ArrayLike) -> NDArray[np.intp]:
+        """The most probable component of each row.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+
+        Returns
+        -------
+        ndarray of shape (n,)
+        """
+        post, rows = self._fitted(X)
+        return post.predict(rows)
+
+    def predict_proba(self, X: ArrayLike) -> Array:
+        """Probability of each component, integrated over the posterior.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+
+        Returns
+        -------
+        ndarray of shape (n, n_components)
+        """
+        post, rows = self._fitted(X)
+        return post.predict_proba(rows)
+
+    def score_samples(self, X: ArrayLike) -> Array:
+        """Log density of each row, integrated over the posterior.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+
+        Returns
+        -------
+        ndarray of shape (n,)
+        """
+        post, rows = self._fitted(X)
+        return post.log_predictive(rows)
+
+    def score(self, X: ArrayLike, y: Any = None) -> float:
+        """The mean of :meth:`score_samples`.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+        y : None
+            Ignored.
+
+        Returns
+        -------
+        float
+        """
+        del y
+        return float(self.score_samples(X).mean())
+
+    def sample(self, n_samples: int = 1) -> tuple[Array, NDArray[np.intp]]:
+        """Draws of rows, by ``random_state``.
+
+        Parameters
+        ----------
+        n_samples : int
+
+        Returns
+        -------
+        X : ndarray of shape (n_samples, d)
+        y : ndarray of shape (n_samples,)
+            Their components.
+        """
+        check_is_fitted(self)
+        rng = None
+        if self.random_state is not None:
+            rng = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        return self.posterior_.sample_x(n_samples, rng)

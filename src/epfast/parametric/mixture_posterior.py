@@ -1,0 +1,314 @@
+"""What is known of a mixture of Gaussians after a fit."""
+
+from __future__ import annotations
+
+import math
+import os
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+
+from epfast import _checks
+from epfast._arrays import Array, row_chunks
+from epfast.inference import SweepInfo
+from epfast.inference.files import write
+from epfast.inference.report import interval, level_at_door, table
+from epfast.parametric import mixture_files
+from epfast.parametric.engine import ParametricState
+from epfast.parametric.mixture_problem import MixtureProblem, rows_at_door
+
+#: step of the trapezoidal rule over the log of the noise, in standard deviations and at most
+STEP_IN_SD, STEP = 0.5, 0.2
+#: terms below exp(-DEEP) of the largest are left out
+DEEP = 36.0
+
+
+class MixtureSites(NamedTuple):
+    """Sites by their natural parameters, about the origin: K = n of EP, or the number of groups."""
+
+    #: (K, J, d, d) and (K, J, d), of the means of the components; precision may be negative
+    precision: Array
+    shift: Array
+    #: (K, J), what each adds to the concentrations of learnt weights; None: weights are known
+    concentration: Array | None
+    #: (K, 2), what each adds to shape and rate of a learnt precision of the noise; None: known
+    noise: Array | None
+    #: (K,), log of the site where what it multiplies is 0
+    log_scale: Array
+
+
+class Draws(NamedTuple):
+    """Draws of the parameters."""
+
+    #: (size, J, d)
+    mean: Array
+    #: (size, J)
+    weights: Array
+    #: (size,)
+    noise_variance: Array
+
+
+class MixturePosterior:
+    """The approximate posterior of a mixture of Gaussians.
+
+    Attributes
+    ----------
+    converged : bool
+    history : list of SweepInfo
+        ``change`` is that of the means of the components, of the logs of learnt weights, and of the
+        log of a learnt noise.
+    """
+
+    def __init__(
+        self,
+        state: ParametricState,
+        problem: MixtureProblem,
+        converged: bool,
+        history: list[SweepInfo],
+    ) -> None:
+        self.state, self.problem = state, problem
+        self.converged, self.history = converged, history
+
+    def __repr__(self) -> str:
+        J, d = self.problem.shape
+        return (
+            f"MixturePosterior({J} components, d={d}, {self.problem.n_rows} rows, "
+            f"converged={self.converged})"
+        )
+
+    # ---- beliefs ----
+
+    @cached_property
+    def _moments(self) -> tuple[Array, Array]:
+        """Means about the centre, and covariances."""
+        parts = self.problem.parts(self.state.belief)
+        covariance = np.linalg.inv(parts.precision)
+        covariance = 0.5 * (covariance + covariance.transpose(0, 2, 1))
+        return np.einsum("jkl,jl->jk", covariance, parts.shift), covariance
+
+    @property
+    def mean(self) -> Array:
+        """Posterior means of the components, (J, d)."""
+        return np.asarray(self._moments[0] + self.problem.center)
+
+    @property
+    def covariance(self) -> Array:
+        """Posterior covariances of the means of the components, (J, d, d)."""
+        return np.array(self._moments[1])
+
+    @property
+    def variance(self) -> Array:
+        """Their diagonals, (J, d)."""
+        return np.array(np.einsum("jkk->jk", self._moments[1]))
+
+    @property
+    def concentration(self) -> Array | None:
+        """Of the Dirichlet belief about the weights, (J,); None: they are known."""
+        found = self.problem.parts(self.state.belief).weights
+        return None if found is None else found + 1.0
+
+    @property
+    def weights(self) -> Array:
+        """The weights, or their posterior means, (J,)."""
+        alpha = self.concentration
+        if alpha is None:
+            assert self.problem.weights is not None
+            return self.problem.weights.copy()
+        return np.asarray(alpha / alpha.sum())
+
+    @property
+    def noise(self) -> tuple[float, float] | None:
+        """Shape and rate of the belief about the precision of the noise; None: it is known."""
+        found = self.problem.parts(self.state.belief).noise
+        return None if found is None else (float(found[0]) + 1.0, float(found[1]))
+
+    @property
+    def noise_variance(self) -> float:
+        """The variance of the noise, or its posterior mean: infinite for a shape of 1 or less."""
+        if self.noise is None:
+            assert self.problem.noise_variance is not None
+            return self.problem.noise_variance
+        shape, rate = self.noise
+        return rate / (shape - 1.0) if shape > 1.0 else math.inf
+
+    @property
+    def log_evidence(self) -> float:
+        """Of EP and SEP their log p(X), of ADF the sum of the log Z of all of its passes.
+
+        With all constants: it may be compared over n_components. EP sees one of the J! labellings.
+        """
+        problem, state = self.problem, self.state
+        return problem.log_partition(state.belief) - problem.log_partition(state.base)
+
+    @property
+    def sites(self) -> MixtureSites | None:
+        """The sites of the rows, or of groups of rows, each of which counts so often; None: ADF."""
+        if self.state.sites is None:
+            return None
+        parts = self.problem.parts(self.state.sites)
+        center = self.problem.center
+        moved = parts.precision @ center
+        half = 0.5 * np.einsum("kjl,l->k", moved, center)
+        return MixtureSites(
+            parts.precision.copy(),
+            parts.shift + moved,
+            None if parts.weights is None else parts.weights.copy(),
+            None if parts.noise is None else parts.noise.copy(),
+            parts.log_scale - np.einsum("kjl,l->k", parts.shift, center) - half,
+        )
+
+    @property
+    def schedule(self) -> Any:
+        return self.problem.schedule
+
+    @property
+    def n_sweeps(self) -> int:
+        """Passes in all, those of starts included."""
+        return self.state.sweeps
+
+    @property
+    def n_refused(self) -> int:
+        """Rows that kept their site, summed over the passes of this fit: improper cavities."""
+        return sum(info.n_refused for info in self.history)
+
+    # ---- predictions ----
+
+    def predict_proba(self, X: ArrayLike) -> Array:
+        """Probability of each component for new rows, integrated over the posterior, (n, J)."""
+        logs = self._log_joint(X)
+        return np.asarray(special.softmax(logs, axis=1))
+
+    def predict(self, X: ArrayLike) -> NDArray[np.intp]:
+        """The most probable component of new rows, (n,)."""
+        return np.asarray(self._log_joint(X).argmax(axis=1))
+
+    def log_predictive(self, X: ArrayLike) -> Array:
+        """Log density of new rows, one by one, integrated over the posterior, (n,)."""
+        return np.asarray(special.logsumexp(self._log_joint(X), axis=1))
+
+    def _log_joint(self, X: Any) -> Array:
+        """log p(x, component), (n, J)."""
+        J, d = self.problem.shape
+        rows = rows_at_door(X, d) - self.problem.center
+        mean, covariance = self._moments
+        spread, basis = np.linalg.eigh(covariance)
+        logs, nodes = np.log(self.weights), list(zip(*self._noise_nodes(), strict=True))
+        result = np.empty((len(rows), J))
+        for part in row_chunks(rows, (1 << 18) // J):
+            for j in range(J):
+                with np.errstate(over="ignore", invalid="ignore"):  # found below
+                    squares = ((rows[part] - mean[j]) @ basis[j]) ** 2
+                terms = np.full(len(squares), -np.inf)
+                for mass, variance in nodes:
+                    wide = spread[j] + variance
+                    size = np.log(wide).sum() + d * math.log(2.0 * math.pi)
+                    with np.errstate(over="ignore", invalid="ignore"):
+                        terms = np.logaddexp(terms, mass - 0.5 * (squares @ (1.0 / wide) + size))
+                result[part, j] = logs[j] + terms
+        if np.isnan(result).any() or np.isneginf(result).all(axis=1).any():
+            raise ValueError("X holds rows too far off for doubles; allowed: nearer ones")
+        return result
+
+    def _noise_nodes(self) -> tuple[Array, Array]:
+        """Log masses and variances by which the noise is integrated over; one if it is known."""
+        if self.noise is None:
+            return np.zeros(1), np.array([self.noise_variance])
+        shape, rate = self.noise
+        step = min(STEP, STEP_IN_SD / math.sqrt(shape))
+        low = max(DEEP / shape, math.sqrt(2.0 * DEEP / shape)) + 1.0
+        t = np.arange(-math.ceil(low / step), math.ceil(low / step) + 1) * step
+        logs = shape * (t - np.expm1(np.minimum(t, 700.0)))
+        keep = logs > -DEEP
+        return logs[keep] - special.logsumexp(logs[keep]), rate / shape * np.exp(-t[keep])
+
+    def sample(self, size: int, rng: Any = None) -> Draws:
+        """Draws of the parameters from the posterior.
+
+        Parameters
+        ----------
+        size : int
+        rng : numpy.random.Generator or int, optional
+
+        Returns
+        -------
+        Draws
+        """
+        size = _checks.integer("size", size, least=1)
+        rng = _checks.generator("rng", rng)
+        J, d = self.problem.shape
+        root = np.linalg.cholesky(self._moments[1])
+        normal = rng.standard_normal((size, J, d))
+        mean = self.mean + np.einsum("jkl,njl->njk", root, normal)
+        alpha, noise = self.concentration, self.noise
+        weights = np.tile(self.weights, (size, 1)) if alpha is None else rng.dirichlet(alpha, size)
+        if noise is None:
+            variance = np.full(size, self.noise_variance)
+        else:
+            variance = noise[1] / rng.gamma(noise[0], size=size)
+        return Draws(mean, weights, variance)
+
+    def sample_x(self, size: int, rng: Any = None) -> tuple[Array, NDArray[np.intp]]:
+        """New rows (size, d), each by parameters of its own, and their components (size,)."""
+        rng = _checks.generator("rng", rng)
+        draws = self.sample(size, rng)
+        ends = draws.weights.cumsum(axis=1)
+        label = (rng.random((len(ends), 1)) * ends[:, -1:] > ends).sum(axis=1)
+        at = draws.mean[np.arange(len(label)), label]
+        sd = np.sqrt(draws.noise_variance)[:, None]
+        return at + sd * rng.standard_normal(at.shape), label.astype(np.intp)
+
+    # ---- words ----
+
+    def credible_interval(self, level: float = 0.95) -> Array:
+        """Central credible intervals of the means of the components, (J, d, 2)."""
+        ends = interval(self.mean.ravel(), self.variance.ravel(), level_at_door(level))
+        return np.asarray(ends.reshape(*self.mean.shape, 2))
+
+    def summary(self, level: float = 0.95) -> Any:
+        """A table of the means of the components: mean, sd and credible interval.
+
+        Parameters
+        ----------
+        level : float
+            Posterior probability of the intervals, between 0 and 1.
+
+        Returns
+        -------
+        pandas.DataFrame, or a table that prints aligned where pandas is missing
+            Its ``attrs`` hold ``log_evidence``, ``converged``, ``weights`` and ``noise_variance``.
+        """
+        J, d = self.problem.shape
+        low, high = self.credible_interval(level).reshape(-1, 2).T
+        percent = [f"{100 * share:g}%" for share in (0.5 * (1.0 - level), 0.5 * (1.0 + level))]
+        columns = {
+            "mean": self.mean.ravel(),
+            "sd": np.sqrt(self.variance.ravel()),
+            percent[0]: low,
+            percent[1]: high,
+        }
+        attrs = {
+            "log_evidence": self.log_evidence,
+            "converged": self.converged,
+            "weights": self.weights.tolist(),
+            "noise_variance": self.noise_variance,
+        }
+        return table([f"mean[{j}, {k}]" for j in range(J) for k in range(d)], columns, attrs)
+
+    # ---- files ----
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to an ``.npz`` file, which :func:`epfast.load` reads; nothing is pickled.
+
+        ``fit_mixture(X, J, start=load(path))`` goes on to the bit as if it had not stopped.
+        """
+        write(path, *mixture_files.contents(self.problem, self.state, self.converged, self.history))
+
+
+def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Any) -> MixturePosterior:
+    """Check what ``save`` wrote, and build the posterior."""
+    if loss is not None:
+        raise ValueError("loss is given; allowed for a mixture, which has none: None")
+    return MixturePosterior(*mixture_files.restore(arrays, header))
