@@ -97,8 +97,11 @@ class Model(Protocol):
             Rows that kept the old site as a whole.
         """
 
-    def refine(self, belief: Array, base: Array) -> None:
-        """After a pass: fit factors of the prior anew, in place."""
+    def refine(self, belief: Array, base: Array, left: float) -> None:
+        """After a pass: fit factors of the prior anew, in place.
+
+        left: the share of what sites began with that the pass has left in them.
+        """
 
     def moments(self, belief: Array) -> tuple[Array, Array]:
         """Mean and variance of the parameters, by which ``change`` is measured: new arrays."""
@@ -238,9 +241,23 @@ class ParametricEngine:
             raise PartOfSweep(state._replace(log_scale=scale)) from None
         scale, refused, failed = model.end()
         self._sum_up(state)
-        model.refine(state.belief, state.base)
+        model.refine(state.belief, state.base, self._left(group, last))
         state = state._replace(log_scale=scale, sweeps=state.sweeps + 1)
         return state, Counts(refused, failed)
+
+    def _left(self, group: NDArray[np.intp] | None, last: NDArray[np.uint8] | None) -> float:
+        """Of old sites, the share that a pass leaves; ADF has none, and takes nothing out."""
+        damping = self.schedule.damping
+        if self.schedule.stores == "none":
+            return 1.0
+        if self.sizes is None or group is None or last is None:
+            return float(1.0 - damping)
+        ends = np.flatnonzero(last)
+        shares = damping * np.diff(ends, prepend=-1) / self.sizes[group[ends]]
+        with np.errstate(divide="ignore"):  # whole groups leave nothing
+            logs = np.log1p(-np.minimum(shares, 1.0))
+        by_group = np.exp(np.bincount(group[ends], logs))
+        return float(by_group @ self.sizes / self.n_sites)
 
     def _sum_up(self, state: ParametricState) -> None:
         """The belief of EP from its sites: what rounding has left in it goes. O(n P)."""

@@ -137,7 +137,7 @@ class MixtureModel:
     def n_naturals(self) -> int:
         return self.core.n_naturals
 
-    def refine(self, belief: Array, base: Array) -> None:
+    def refine(self, belief: Array, base: Array, left: float) -> None:
         """Leave the prior, which is exact."""
 
     def moments(self, belief: Array) -> tuple[Array, Array]:

@@ -135,7 +135,7 @@ def _naturals(problem: NetworkProblem, arrays: dict[str, Array]) -> tuple[Array,
     """Belief and base, both proper."""
     W = problem.n_weights
     belief = _checks.array("belief", arrays["belief"], shape=(2 * W + 4,))
-    base = _checks.array("base", arrays["base"], shape=(4 * W + 4,))
+    base = _checks.array("base", arrays["base"], shape=(5 * W + 4,))
     for name, natural in (("belief", belief), ("base", base)):
         gammas = natural[2 * W + 2 * problem.probit : 2 * W + 4]
         if not ((natural[:W] > 0.0).all() and (gammas > 0.0).all()):

@@ -75,6 +75,19 @@ def check_varies(y: Array) -> None:
 class NetworkModel(NetworkRows):
     """The rows of a network for :class:`epfast.parametric.engine.ParametricEngine`."""
 
+    def refine(self, belief: Array, base: Array, left: float = 1.0) -> None:
+        """Fit the factors of the prior to what the rows say alone, without the first draw.
+
+        That draw is a shift without a precision: of a weight of which the rows say little it would
+        look like a mean far off, and the prior would become as wide.
+        """
+        W = self.n_weights
+        drawn, shift = base[4 * W + 4 :], belief[W : 2 * W]
+        drawn *= left
+        shift -= drawn
+        super().refine(belief, base)
+        shift += drawn
+
     def moments(self, belief: Array) -> tuple[Array, Array]:
         variance = 1.0 / belief[: self.n_weights]
         return belief[self.n_weights : 2 * self.n_weights] * variance, variance
@@ -152,7 +165,7 @@ class NetworkProblem(NamedTuple):
         belongs to no factor: sites begin with equal shares of it.
         """
         W = self.n_weights
-        base = np.zeros(4 * W + 4)
+        base = np.zeros(5 * W + 4)
         base[:W] = (self.prior[0] - 1.0) / self.prior[1]
         if not self.probit:
             base[2 * W : 2 * W + 2] = self.noise[0] - 1.0, self.noise[1]
@@ -160,7 +173,8 @@ class NetworkProblem(NamedTuple):
         rng = np.random.default_rng(self.seed)
         means = [rng.standard_normal(shape) / np.sqrt(shape[0]) for shape in self.shapes]
         belief = base[: 2 * W + 4].copy()
-        belief[W : 2 * W] = belief[:W] * np.concatenate([mean.ravel() for mean in means])
+        base[4 * W + 4 :] = belief[:W] * np.concatenate([mean.ravel() for mean in means])
+        belief[W : 2 * W] = base[4 * W + 4 :]
         return ParametricState(belief, base, None, 0.0, 0)
 
     def model(self, X: Array, y: Array) -> NetworkModel:
