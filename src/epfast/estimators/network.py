@@ -17,7 +17,7 @@ from epfast.estimators.interrupts import all_or_nothing
 from epfast.estimators.jobs import in_threads, jobs_of
 from epfast.estimators.regression import LatentRegressor
 from epfast.parametric import NetworkPosterior, fit_network
-from epfast.parametric.network import USUAL
+from epfast.parametric.network import usual_schedule
 from epfast.schedules import ADF, Schedule
 
 # scikit-learn is there, or epfast.estimators.base would have said so
@@ -57,6 +57,10 @@ class _Network:
         names = ("hidden", "prior", "standardize", "progress")
         return {**{name: getattr(self, name) for name in names}, "seed": self._seed()}
 
+    def _first(self) -> Any:
+        """The schedule of the first rows of a stream, which count as often as later ones."""
+        return ADF() if self.schedule is None else self.schedule
+
     def _seed(self) -> int:
         """A seed of NumPy's generators, from any of scikit-learn's kinds; None is 0."""
         state = self.random_state
@@ -75,7 +79,10 @@ class _Network:
         order = np.random.default_rng([given["seed"], 1]).permutation(len(X))
         count = max(1, round(share * len(X)))
         out, rest = order[:count], order[count:]
-        one, passes = _one_pass(self.schedule)
+        schedule = self.schedule
+        if schedule is None:
+            schedule = usual_schedule(len(rest), given.get("loss", "gaussian"))
+        one, passes = _one_pass(schedule)
         post = best = fit_network(X[rest], y[rest], schedule=one, **given)
         history, scores = list(post.history), [_score(post, X[out], y[out])]
         while len(scores) < passes and len(scores) - int(np.argmax(scores)) <= patience:
@@ -92,8 +99,6 @@ class _Network:
 
 def _one_pass(schedule: Any) -> tuple[Any, int]:
     """The schedule of a single pass, and how many of them it has."""
-    if schedule is None:
-        schedule = USUAL
     if not isinstance(schedule, Schedule):
         raise TypeError(
             f"schedule is {_checks.describe(schedule)}; allowed: an epfast.SEP, ADF, EP or None"
@@ -120,7 +125,8 @@ class NetworkRegressor(_Network, LatentRegressor):
     hidden : tuple of int
         Units of one to three hidden layers of rectified linear units.
     schedule : ADF, SEP, AEP, DSEP or EP, optional
-        As in :func:`epfast.fit_network`; None: 40 passes of SEP.
+        As in :func:`epfast.fit_network`. None: up to 2,000 rows ADF, 40 passes, or 10 of a
+        classifier; for more 40 passes of SEP. The first rows of a stream: one pass of ADF.
     prior : tuple of float
         Shape > 1 and rate of the gamma distribution of the weights' prior precision.
     noise : tuple of float
@@ -232,7 +238,7 @@ class NetworkRegressor(_Network, LatentRegressor):
         """
         if not hasattr(self, "posterior_"):
             rows, given = self._rows_and_responses(X, y)
-            return self._publish(fit_network(rows, given, schedule=self.schedule, **self._given()))
+            return self._publish(fit_network(rows, given, schedule=self._first(), **self._given()))
         rows, found = validate_data(self, X, y, y_numeric=True, dtype=np.float64, reset=False)
         return self._publish(self.posterior_.partial_fit(rows, found))
 
@@ -358,7 +364,7 @@ class NetworkClassifier(_Network, LatentClassifier):
         targets = self._targets(self._class_numbers(labels, classes, first))
         calls: list[Callable[[], NetworkPosterior]]
         if first:
-            given = {**self._given(), "loss": "probit", "schedule": self.schedule}
+            given = {**self._given(), "loss": "probit", "schedule": self._first()}
             calls = [partial(fit_network, rows, target, **given) for target in targets]
         else:
             pairs = zip(self.posteriors_, targets, strict=True)

@@ -21,11 +21,12 @@ from epfast.parametric.network_problem import (
     check_varies,
     scaling_of,
 )
-from epfast.schedules import SEP, Schedule
+from epfast.schedules import ADF, SEP, Schedule
 
 #: what no argument means
 HIDDEN, GAMMA, SEED = (50,), (6.0, 6.0), 0
-USUAL = SEP(sweeps=40, tol=0.0, order="shuffled")
+#: rows up to which passes of ADF predict better than SEP, and how many of them, by the output
+FEW, PASSES = 2000, {"gaussian": 40, "probit": 10}
 #: share of the rows that a last pass may refuse in part, and as a whole, without a warning
 MANY_PARTS, MANY_ROWS = 0.1, 0.01
 #: nats per row by which a last pass may predict worse than a constant does
@@ -61,8 +62,10 @@ def fit_network(
     hidden : tuple of int
         Units of one to three hidden layers.
     schedule : ADF, SEP, AEP, DSEP or EP, optional
-        None: ``SEP(sweeps=40, tol=0, order="shuffled")``. ADF, as published, counts the rows once
-        more in each of its passes. EP stores 2 W numbers per row. Batches of SEP and DSEP beyond
+        None: up to 2,000 rows ``ADF(passes=40)`` as published, and ``ADF(passes=10)`` with a probit
+        output; for more ``SEP(sweeps=40, tol=0, order="shuffled")``. Each pass of ADF counts the
+        rows once more, which helps where rows are few: factorised beliefs are held back by their
+        prior. SEP counts them once. EP stores 2 W numbers per row. Batches of SEP and DSEP beyond
         some tens of rows, and AEP, go too far unless they are damped, by 0.03 or so.
     prior : tuple of float
         Shape > 1 and rate of the gamma distribution of the weights' prior precision.
@@ -123,7 +126,7 @@ def fit_network(
         "gaussian" if loss is None else _checks.choice("loss", loss, LIKELIHOODS),
         gamma("prior", prior),
         gamma("noise", noise),
-        USUAL if schedule is None else schedule,
+        schedule,
         _checks.integer("seed", seed, least=0),
         "float64" if site_dtype is None else _checks.choice("site_dtype", site_dtype, SITE_DTYPES),
         0,
@@ -132,6 +135,8 @@ def fit_network(
         given = {"loss": loss, "schedule": schedule, "site_dtype": site_dtype}
         problem = _as_before(problem, start.problem, given)
     rows, responses = scaled_rows(problem, X, y, 2)
+    if problem.schedule is None:
+        problem = problem._replace(schedule=usual_schedule(len(rows), problem.likelihood))
     schedule = checked_schedule(problem.schedule, "a network", problem.seed)
     if site_dtype is not None and schedule.stores != "factor":
         raise ValueError(
@@ -155,6 +160,13 @@ def fit_network(
         raise Interrupted(result(fit)) from None
 
 
+def usual_schedule(n: int, likelihood: str) -> Schedule:
+    """What no schedule means, for n rows."""
+    if n <= FEW:
+        return ADF(passes=PASSES[likelihood], order="shuffled")
+    return SEP(sweeps=40, tol=0.0, order="shuffled")
+
+
 def _scaling(
     X: Any, y: Any, loss: Any, standardize: bool, start: NetworkPosterior | None
 ) -> Scaling:
@@ -165,7 +177,8 @@ def _scaling(
     n, d = given.shape
     if n < 2 or d < 1:
         raise ValueError(
-            f"X has shape {given.shape}; allowed: two rows or more, of a column or more"
+            f"X has shape {given.shape}, {n} sample{'s' * (n != 1)}; allowed: two rows or more, of a "
+            "column or more"
         )
     responses: Array | None = None
     if loss != "probit":
