@@ -177,8 +177,8 @@ def _scaling(
     n, d = given.shape
     if n < 2 or d < 1:
         raise ValueError(
-            f"X has shape {given.shape}, {n} sample{'s' * (n != 1)}; allowed: two rows or more, of a "
-            "column or more"
+            f"X has shape {given.shape}, {n} sample{'s' * (n != 1)}; allowed: two rows or more, of "
+            "a column or more"
         )
     responses: Array | None = None
     if loss != "probit":
