@@ -58,7 +58,12 @@ def ensemble(hidden: int) -> Callable[[Array, Array, Array], Predictive]:
         cut = max(2, len(X) // 10)
         held, rest = slice(0, cut), slice(cut, None)
         members = [
-            MLPRegressor((hidden,), early_stopping=len(X) > 1000, max_iter=400, random_state=k)
+            MLPRegressor(
+                hidden_layer_sizes=(hidden,),
+                early_stopping=len(X) > 1000,
+                max_iter=400,
+                random_state=k,
+            )
             for k in range(MEMBERS)
         ]
         for member in members:
