@@ -455,6 +455,11 @@ EPF_INLINE void own_rows(const int single, epf_network *net, ptrdiff_t count, co
     }
 }
 
+EPF_INLINE void add_some(double *to, ptrdiff_t n, vd a)
+{
+    store_some(to, load_some(to, n) + a, n);
+}
+
 /* The site of the batch's group and q go by the steps of its rows; a weight keeps both where q would be improper. */
 static void close_batch(epf_network *net)
 {
@@ -467,18 +472,18 @@ static void close_batch(epf_network *net)
         const ptrdiff_t lines = last ? 1 : at->inputs, length = last ? at->inputs : at->units;
         const ptrdiff_t ld = last ? 0 : at->ld;
         for (ptrdiff_t j = 0; j < lines; j++)
-            for (ptrdiff_t i = 0; i < length; i++) {
-                ptrdiff_t place = at->at + j * ld + i, natural = at->natural + j * length + i;
-                double tau = net->tau[place] + net->damping * net->sum_tau[place];
-                double nu = net->nu[place] + net->damping * net->sum_nu[place];
-                if (!(tau > 1.0 / MOST_VARIANCE && tau < 1.0 / LEAST_VARIANCE && isfinite(nu))) {
-                    kept++;
-                    continue;
-                }
-                net->tau[place] = tau;
-                net->nu[place] = nu;
-                site[natural] += rate * net->sum_tau[place];
-                site[natural + net->weights] += rate * net->sum_nu[place];
+            for (ptrdiff_t i = 0; i < length; i += VW) {
+                ptrdiff_t place = at->at + j * ld + i, natural = at->natural + j * length + i, n = length - i;
+                vd sum_tau = v_load(net->sum_tau + place), sum_nu = v_load(net->sum_nu + place);
+                vd tau = v_load(net->tau + place), nu = v_load(net->nu + place);
+                vd new_tau = tau + net->damping * sum_tau, new_nu = nu + net->damping * sum_nu;
+                vi good = V_MASK(new_tau > 1.0 / MOST_VARIANCE) & V_MASK(new_tau < 1.0 / LEAST_VARIANCE) &
+                          V_MASK(v_abs(new_nu) < INFINITY);
+                v_store(net->tau + place, v_select(good, new_tau, tau));
+                v_store(net->nu + place, v_select(good, new_nu, nu));
+                add_some(site + natural, n, v_select(good, rate * sum_tau, v_set(0.0)));
+                add_some(site + natural + net->weights, n, v_select(good, rate * sum_nu, v_set(0.0)));
+                kept += count_of(v_select(good, v_set(0.0), v_set(1.0)));
             }
     }
     site += 2 * net->weights;
@@ -525,7 +530,8 @@ EPF_INLINE void forward_block(epf_network *net, ptrdiff_t count)
                          next->s);
         for (ptrdiff_t r = 0; r < count; r++) {
             const ptrdiff_t row = r * stride;
-            for (ptrdiff_t i = 0; i < at->ld; i += VW) put_units(at, row, i, v_load(next->z + row + i), v_load(next->s + row + i));
+            for (ptrdiff_t i = 0; i < at->ld; i += VW)
+                put_units(at, row, i, v_load(next->z + row + i), v_load(next->s + row + i));
             put_bias(at, row);
         }
     }
@@ -570,7 +576,7 @@ EPF_INLINE void block_backward(epf_network *net, ptrdiff_t count, const epf_laye
 /* Of a block of rows: what their slopes are made of, G = c0 x0 + c1 x1 m and 2 H = c2 x2, with numbers x (3, BLOCK,
  * VW) and c (3, BLOCK), 0 for rows that do not count. */
 typedef struct {
-    ptrdiff_t rows, good;                       /* rows in whole fours; those that count */
+    ptrdiff_t rows, good;                       /* all, and those that count */
     double x[3 * EPF_NETWORK_BLOCK * VW];
     ptrdiff_t refused[EPF_NETWORK_BLOCK], waiting;      /* weights of each row, and of all */
     int counts[EPF_NETWORK_BLOCK];
@@ -608,7 +614,8 @@ EPF_INLINE void add_steps(const int by_mean, epf_network *net, block_rows *block
 {
     vd m = v_load(net->M + place), v = v_load(net->V + place), low = v_set(1.0), high = low;
     vd tau = v_set(0.0), nu = tau, taken = v_set((double)block->good);
-    for (ptrdiff_t r = 0; r < block->rows; r += 4) {
+    ptrdiff_t r = 0;
+    for (; r + 4 <= block->rows; r += 4) {
         vd G[4], p[4], q[4];
         for (int u = 0; u < 4; u++) {
             slopes_of(by_mean, block, c, r + u, m, v, G + u, p + u, q + u);
@@ -623,6 +630,15 @@ EPF_INLINE void add_steps(const int by_mean, epf_network *net, block_rows *block
         vd inverse = 1.0 / (q[0] * q[2]);
         tau += (p[0] * q[2] + p[2] * q[0]) * inverse;
         nu += (G[0] * q[2] + G[2] * q[0]) * inverse;
+    }
+    for (; r < block->rows; r++) {
+        vd G, p, q;
+        slopes_of(by_mean, block, c, r, m, v, &G, &p, &q);
+        low = v_min(low, q);
+        high = v_max(high, q);
+        vd inverse = 1.0 / q;
+        tau += p * inverse;
+        nu += G * inverse;
     }
     vi good = V_MASK(v * low > LEAST_VARIANCE) & V_MASK(v * high < MOST_VARIANCE);
     if (v_any(~(good & V_MASK(v_abs(tau) < MOST_SUM) & V_MASK(v_abs(nu) < MOST_SUM))))
@@ -689,18 +705,16 @@ EPF_INLINE void last_steps(epf_network *net, block_rows *block, const epf_layer 
 static void fit_block(epf_network *net)
 {
     const ptrdiff_t count = net->in_block;
-    epf_layer *last = net->layer + net->layers - 1;
+    const epf_layer *last = net->layer + net->layers - 1;
     block_rows block;
     int kept[EPF_NETWORK_BLOCK];
-    block.rows = (count + 3) / 4 * 4;
+    block.rows = count;
     block.good = block.waiting = net->in_block = 0;
     forward_block(net, count);
-    for (ptrdiff_t r = 0; r < block.rows; r++) {
+    for (ptrdiff_t r = 0; r < count; r++) {
         const ptrdiff_t row = r * net->stride;
-        double mean, variance, fit[2];
+        double mean, variance, fit[2], y = net->y[net->block[r]];
         block.counts[r] = block.refused[r] = 0;
-        if (r >= count) continue;
-        const double y = net->y[net->block[r]];
         forward_last(0, net, last, row, &mean, &variance);
         if (!output(net, y, mean, variance, net->cavity_noise, last->g + row, last->k + row)) {
             fail_row(net);
