@@ -593,8 +593,10 @@ EPF_INLINE void slopes_of(const int by_mean, const block_rows *block, const doub
     *q = 1.0 - v * *p;
 }
 
-/* The sums over rows of r / (1 - v r) and G / (1 - v r) where a weight of one or another is refused. */
-static void careful_sums(const int by_mean, block_rows *block, const double *c, vd m, vd v, vd *tau, vd *nu, vd *taken)
+/* The sums over rows of r / (1 - v r) and G / (1 - v r) where a weight of one or another is refused; those that
+ * wait are not counted here. */
+static void careful_sums(const int by_mean, block_rows *block, const double *c, vd m, vd v, vi waits, vd *tau, vd *nu,
+                         vd *taken)
 {
     *tau = *nu = v_set(0.0);
     for (ptrdiff_t r = 0; r < block->rows; r++) {
@@ -605,7 +607,7 @@ static void careful_sums(const int by_mean, block_rows *block, const double *c, 
         *tau += v_select(bad, v_set(0.0), p / q);
         *nu += v_select(bad, v_set(0.0), G / q);
         *taken -= one;
-        block->refused[r] += count_of(one);
+        block->refused[r] += count_of(v_select(waits, v_set(0.0), one));
     }
 }
 
@@ -640,11 +642,11 @@ EPF_INLINE void add_steps(const int by_mean, epf_network *net, block_rows *block
         tau += p * inverse;
         nu += G * inverse;
     }
-    vi good = V_MASK(v * low > LEAST_VARIANCE) & V_MASK(v * high < MOST_VARIANCE);
-    if (v_any(~(good & V_MASK(v_abs(tau) < MOST_SUM) & V_MASK(v_abs(nu) < MOST_SUM))))
-        careful_sums(by_mean, block, c, m, v, &tau, &nu, &taken);
     vd site_tau = v_load(net->site_tau + place);
     vi waits = waiting(v_load(net->tau + place), site_tau);
+    vi good = V_MASK(v * low > LEAST_VARIANCE) & V_MASK(v * high < MOST_VARIANCE);
+    if (v_any(~(good & V_MASK(v_abs(tau) < MOST_SUM) & V_MASK(v_abs(nu) < MOST_SUM))))
+        careful_sums(by_mean, block, c, m, v, waits, &tau, &nu, &taken);
     vd step_tau = tau - taken * site_tau, step_nu = nu + m * tau - taken * v_load(net->site_nu + place);
     if (v_any(waits)) {
         step_tau = v_select(waits, v_set(0.0), step_tau);
