@@ -156,7 +156,8 @@ class Peer:
         t = variance + noise[1] / noise[0]
         g = ((y - mean) / t)[:, None]
         k = 0.5 * (g * g - 1.0 / t[:, None])
-        G, H = [], []
+        G: list[Any] = []
+        H: list[Any] = []
         for layer in range(len(M) - 1, -1, -1):
             (z, s, second, _), n = kept[layer], self.widths[layer]
             own = z[:, :, None] * (g / n**0.5)[:, None, :]
