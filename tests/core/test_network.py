@@ -179,6 +179,60 @@ def test_batches(case, damping, batch, groups):
     assert log_z == pytest.approx(total, rel=1e-12)
 
 
+LARGE = 80  # rows; the core takes 32 at a time
+
+
+@pytest.fixture(params=[*itertools.product([(50,), (6, 5, 3)], (False, True))], ids=str)
+def large(request):
+    return Case(*request.param, n=LARGE)
+
+
+@pytest.mark.parametrize("batch", [2, 7, 32, 33, 70, LARGE])
+def test_large_batches(large, batch):
+    sizes = np.array([float(LARGE)])
+    batches = DSEP(groups=1, batch=batch, order="shuffled", seed=3).batches(LARGE, 0)
+    sites = large.share[None].copy()
+    q, log_z, _, _ = large.run(large.q, sites, sizes, 0.3, False, batches=batches)
+    wanted, site, total = large.plain.shared(large.q, large.share[None], sizes, *batches, 0.3)
+    close(q, wanted)
+    close(sites, site, 1e-11)
+    assert log_z == pytest.approx(total, rel=1e-12)
+
+
+@pytest.mark.parametrize("batch", [7, 70])
+def test_pieces_of_large_batches_are_one_pass(large, batch):
+    """To the bit, wherever a piece ends."""
+    sizes = np.array([float(LARGE)])
+    batches = DSEP(groups=1, batch=batch).batches(LARGE, 0)
+    results = []
+    for ends in ((0, LARGE), (0, 1, 40, 41, 64, 71, LARGE), range(LARGE + 1)):
+        q, sites = large.q.copy(), large.share[None].copy()
+        large.core.begin(q, large.base, sites, sizes, 0.3, False)
+        for first, end in itertools.pairwise(ends):
+            large.core.visit(*(some[first:end] for some in batches))
+        results.append((q, sites, large.core.end()))
+    for q, sites, told in results[1:]:
+        np.testing.assert_array_equal(q, results[0][0])
+        np.testing.assert_array_equal(sites, results[0][1])
+        assert told == results[0][2]
+
+
+def test_a_batch_that_is_not_finished_is_dropped(large):
+    """With the rows that wait in the core, which another pass does not see."""
+    sizes = np.array([float(LARGE)])
+    batches = DSEP(groups=1, batch=40).batches(LARGE, 0)
+    wanted = large.run(large.q, large.share[None].copy(), sizes, 0.3, False, batches=batches)
+    q, sites = large.q.copy(), large.share[None].copy()
+    large.core.begin(q, large.base, sites, sizes, 0.3, False)
+    large.core.visit(*(some[:39] for some in batches))
+    large.core.end()
+    np.testing.assert_array_equal(q, large.q)
+    np.testing.assert_array_equal(sites[0], large.share)
+    again = large.run(large.q, sites, sizes, 0.3, False, batches=batches)
+    np.testing.assert_array_equal(again[0], wanted[0])
+    assert again[1:] == wanted[1:]
+
+
 def test_batches_of_one_row_are_sep(case):
     sizes, last = np.array([float(N)]), np.ones(N, np.uint8)
     batches = case.order, np.zeros(N, np.intp), last
@@ -257,13 +311,13 @@ def test_prior_factors_of_wide_and_improper_cavities_keep_their_sites():
 # ---- guards ----
 
 
-def wild(hidden=(6, 5), scale=6.0, seed=1):
+def wild(hidden=(6, 5), scale=6.0, seed=1, n=N):
     """A belief far from the rows, of which updates are refused."""
-    case = Case(hidden, seed=seed)
+    case = Case(hidden, seed=seed, n=n)
     rng = np.random.default_rng(seed)
     case.q[: case.W] = 0.05 + 0.1 * rng.random(case.W)
     case.q[case.W : 2 * case.W] *= scale
-    case.share = (case.q - case.prior) / N
+    case.share = (case.q - case.prior) / n
     return case
 
 
@@ -293,6 +347,65 @@ def test_weights_without_a_cavity_wait():
     np.testing.assert_array_equal(sites[:, waits], start[:, waits])
     close(q, wanted, 1e-11)
     close(sites, plain, 1e-11)
+
+
+def refused_in(case, sites, batches):
+    """Of plain batches: weights refused, and rows of which some are; one batch."""
+    cavity = case.q - sites[0]
+    W = case.W
+    waits = cavity[:W] <= 0.1 * case.q[:W]
+    both = np.concatenate([waits, waits])
+    cavity[: 2 * W][both] = case.q[: 2 * W][both]
+    bad = [np.isnan(case.plain.star(row, cavity)[1][:W]) | waits for row in batches[0]]
+    return np.sum(bad), np.sum(np.any(bad, axis=1))
+
+
+@pytest.mark.parametrize("hidden", [(5,), (9,), (6, 5)])
+@pytest.mark.parametrize("waiting", [False, True])
+def test_weights_of_a_batch_that_would_be_improper_add_nothing(hidden, waiting):
+    """Nor do those without a cavity; both count by the row. Improper sums keep q as it is."""
+    case = wild(hidden, n=LARGE)
+    sizes = np.array([float(LARGE)])
+    batches = DSEP(groups=1, batch=LARGE).batches(LARGE, 0)
+    sites = case.share[None].copy()
+    if waiting:
+        sites[:, : case.W : 4] += 0.97 * case.q[: case.W : 4]
+    start = sites.copy()
+    q, _, refused, failed = case.run(case.q, sites, sizes, 1e-3, False, batches=batches)
+    wanted, site, _ = case.plain.shared(case.q, start, sizes, *batches, 1e-3)
+    weights, rows = refused_in(case, start, batches)
+    improper = wanted[: case.W] <= 0.0
+    both = np.concatenate([improper, improper])
+    wanted[: 2 * case.W][both], site[0][: 2 * case.W][both] = (
+        part[: 2 * case.W][both] for part in (case.q, start[0])
+    )
+    assert weights > 0
+    assert case.core.n_refused_weights == weights + improper.sum()
+    assert (refused, failed) == (LARGE if improper.any() else rows, 0)
+    close(q, wanted, 1e-11)
+    close(sites, site, 1e-11)
+
+
+@pytest.mark.parametrize("hidden", [(5,), (6, 5)])
+def test_a_row_that_fails_leaves_the_others_of_its_batch(hidden):
+    case = Case(hidden, n=LARGE)
+    rows, sizes = np.arange(LARGE), np.array([float(LARGE)])
+    bad = [0, 5, 31, 32, 79]
+    case.y[bad[1:]] = 1e200
+    case.X[bad[0]] = 1e200
+
+    def run(rows):
+        sites, last = case.share[None].copy(), np.zeros(len(rows), np.uint8)
+        last[-1] = 1
+        batches = rows, np.zeros(len(rows), np.intp), last
+        return *case.run(case.q, sites, sizes, 0.3, False, batches=batches), sites
+
+    q, log_z, refused, failed, site = run(rows)
+    assert (refused, failed) == (5, 5)
+    wanted, total, _, _, other = run(np.delete(rows, bad))
+    close(q, wanted)
+    close(site, other)
+    assert log_z == pytest.approx(total, rel=1e-12)
 
 
 def test_noise_without_a_cavity_waits():

@@ -102,17 +102,21 @@ class PlainNetwork:
         return q, total
 
     def shared(self, q, g, sizes, rows, group, last, damping):
-        """Batches of groups, each against one cavity."""
-        open_, total = False, 0.0
+        """Batches of groups, each against one cavity; weights wait as those of EP do."""
+        W, open_, total = self.W, False, 0.0
         g = g.copy()
         for row, k, end in zip(rows, group, last, strict=True):
             if not open_:
                 cavity = q - g[k]
+                waits = cavity[:W] <= 0.1 * q[:W]
+                both = np.concatenate([waits, waits])
+                cavity[: 2 * W][both] = q[: 2 * W][both]
                 change, open_ = np.zeros(len(q)), True
             lZ, new = self.star(row, cavity)
             total += lZ
-            step = new - cavity - g[k]
-            change += np.where(np.isnan(new), 0.0, step)
+            step = np.where(np.isnan(new), 0.0, new - cavity - g[k])
+            step[: 2 * W][both] = 0.0
+            change += step
             if end:
                 change[-2:] = 0.0
                 g[k] += damping / sizes[k] * change

@@ -8,10 +8,11 @@ sites (shape - 1, rate) of the prior factors N(w; 0, 1 / lambda) on lambda.
 
 import numpy as np
 
+from epfast._core.lapack cimport blas_int, dgemm
 from epfast._core.rows cimport in_range, long_enough
 from epfast._core.vector cimport (
-    EPF_NETWORK_LAYERS, EPF_NETWORK_NONE, EPF_NETWORK_OWN, EPF_NETWORK_PAD, EPF_NETWORK_SHARED,
-    epf_network, kernels,
+    EPF_NETWORK_BLOCK, EPF_NETWORK_LAYERS, EPF_NETWORK_NONE, EPF_NETWORK_OWN, EPF_NETWORK_PAD,
+    EPF_NETWORK_SHARED, epf_network, kernels,
 )
 
 #: hidden layers and the output
@@ -20,6 +21,19 @@ MOST_LAYERS = EPF_NETWORK_LAYERS
 
 cdef ptrdiff_t padded(ptrdiff_t n) noexcept:
     return (n + EPF_NETWORK_PAD - 1) // EPF_NETWORK_PAD * EPF_NETWORK_PAD
+
+
+cdef void product(
+    int transposed, ptrdiff_t m, ptrdiff_t n, ptrdiff_t k, double alpha, const double *A,
+    ptrdiff_t lda, const double *B, ptrdiff_t stride, double beta, double *C
+) noexcept nogil:
+    """epf_product, by BLAS."""
+    cdef blas_int rows = <blas_int> m, columns = <blas_int> n, inner = <blas_int> k
+    cdef blas_int ld = <blas_int> lda, apart = <blas_int> stride
+    dgemm(
+        b"T" if transposed else b"N", b"N", &rows, &columns, &inner, &alpha, <double *> A, &ld,
+        <double *> B, &apart, &beta, C, &apart
+    )
 
 
 cdef class NetworkRows:
@@ -37,7 +51,9 @@ cdef class NetworkRows:
     cdef double[:, ::1] sites
     cdef float[:, ::1] single_sites
     cdef double[:, ::1] kept                # moments, naturals, sites and sums of weights
-    cdef double[:, ::1] units               # of all layers, what goes with inputs and units
+    cdef double[:, ::1] alive               # of each layer, and what else goes with
+    cdef double[:, :, ::1] units            # its inputs and units
+    cdef double[:, ::1] products, factors
     cdef bint derived                       # whether the one site is what q has beyond the base
 
     def __init__(self, X, y, hidden, bint probit):
@@ -68,24 +84,29 @@ cdef class NetworkRows:
         self.n_naturals = self.net.naturals = 2 * natural + 4
         self.net.padded = at
         length = widest + EPF_NETWORK_PAD
-        self.kept = np.zeros((9, at))
-        self.units = np.zeros((10 * self.net.layers, length))
+        self.kept = np.zeros((10, at))
+        self.alive = np.zeros((self.net.layers, length))
+        self.units = np.zeros((9 * self.net.layers, EPF_NETWORK_BLOCK, length))
+        self.products = np.zeros((3 * EPF_NETWORK_BLOCK, length))
+        self.factors = np.zeros((length, 3 * EPF_NETWORK_BLOCK))
         self.net.M, self.net.V = &self.kept[0, 0], &self.kept[1, 0]
         self.net.tau, self.net.nu = &self.kept[2, 0], &self.kept[3, 0]
         self.net.base_tau = &self.kept[4, 0]
         self.net.site_tau, self.net.site_nu = &self.kept[5, 0], &self.kept[6, 0]
         self.net.sum_tau, self.net.sum_nu = &self.kept[7, 0], &self.kept[8, 0]
+        self.net.square, self.net.product, self.net.stride = &self.kept[9, 0], product, length
+        self.net.products, self.net.factors = &self.products[0, 0], &self.factors[0, 0]
         for k in range(self.net.layers):
-            self.net.layer[k].z = &self.units[10 * k, 0]
-            self.net.layer[k].s = &self.units[10 * k + 1, 0]
-            self.net.layer[k].second = &self.units[10 * k + 2, 0]
-            self.net.layer[k].mean_by_a = &self.units[10 * k + 3, 0]
-            self.net.layer[k].mean_by_b = &self.units[10 * k + 4, 0]
-            self.net.layer[k].variance_by_a = &self.units[10 * k + 5, 0]
-            self.net.layer[k].variance_by_b = &self.units[10 * k + 6, 0]
-            self.net.layer[k].g = &self.units[10 * k + 7, 0]
-            self.net.layer[k].k = &self.units[10 * k + 8, 0]
-            self.net.layer[k].alive = &self.units[10 * k + 9, 0]
+            self.net.layer[k].alive = &self.alive[k, 0]
+            self.net.layer[k].z = &self.units[9 * k, 0, 0]
+            self.net.layer[k].s = &self.units[9 * k + 1, 0, 0]
+            self.net.layer[k].second = &self.units[9 * k + 2, 0, 0]
+            self.net.layer[k].mean_by_a = &self.units[9 * k + 3, 0, 0]
+            self.net.layer[k].mean_by_b = &self.units[9 * k + 4, 0, 0]
+            self.net.layer[k].variance_by_a = &self.units[9 * k + 5, 0, 0]
+            self.net.layer[k].variance_by_b = &self.units[9 * k + 6, 0, 0]
+            self.net.layer[k].g = &self.units[9 * k + 7, 0, 0]
+            self.net.layer[k].k = &self.units[9 * k + 8, 0, 0]
         if self.n_rows:
             self.net.X, self.net.y = &self.X[0, 0], &self.y[0]
 

@@ -68,9 +68,15 @@ cdef extern from "simd/vector.h" nogil:
     enum:
         EPF_NETWORK_PAD
         EPF_NETWORK_LAYERS
+        EPF_NETWORK_BLOCK
         EPF_NETWORK_NONE
         EPF_NETWORK_SHARED
         EPF_NETWORK_OWN
+
+    ctypedef void (*epf_product)(
+        int transposed, ptrdiff_t m, ptrdiff_t n, ptrdiff_t k, double alpha, const double *A,
+        ptrdiff_t lda, const double *B, ptrdiff_t stride, double beta, double *C
+    ) noexcept nogil
 
     ctypedef struct epf_layer:
         ptrdiff_t inputs
@@ -116,6 +122,11 @@ cdef extern from "simd/vector.h" nogil:
         double damping
         void *sites
         const double *sizes
+        epf_product product
+        double *square
+        double *products
+        double *factors
+        ptrdiff_t stride
         int running
         double log_z
         ptrdiff_t n_refused

@@ -21,6 +21,7 @@
 #define MOST_VARIANCE 1e100
 #define LEAST_LEFT 0.1                          /* of a precision, in a cavity */
 #define LEAST_PRECISION 1e-6                    /* of a weight without its prior factor, which is not refined */
+#define MOST_SUM 1e300                         /* of fractions with one denominator */
 #define DEAD 37.0                               /* standard deviations below 0 */
 #define V_INVERSE_SQRT_2PI 0.398942280401432677940
 
@@ -92,6 +93,31 @@ EPF_INLINE double set_site_number(epf_network *net, ptrdiff_t i, double value)
 
 /* ---- forward ---- */
 
+/* What a vector of units gives, of a row whose numbers begin at `row`. */
+EPF_INLINE void put_units(const epf_layer *at, ptrdiff_t row, ptrdiff_t i, vd a, vd b)
+{
+    const epf_layer *next = at + 1;
+    vd found[6];
+    v_relu(a, b, found);
+    v_store(at->alive + i, v_max(v_load(at->alive + i), found[2]));
+    i += row;
+    v_store(next->z + i, found[0]);
+    v_store(next->s + i, found[1]);
+    v_store(next->second + i, found[0] * found[0] + found[1]);
+    v_store(at->mean_by_a + i, found[2]);
+    v_store(at->mean_by_b + i, found[3]);
+    v_store(at->variance_by_a + i, found[4]);
+    v_store(at->variance_by_b + i, found[5]);
+}
+
+EPF_INLINE void put_bias(const epf_layer *at, ptrdiff_t row)
+{
+    const epf_layer *next = at + 1;
+    for (ptrdiff_t j = row + at->units; j < row + at->ld + EPF_NETWORK_PAD; j++)
+        next->z[j] = next->s[j] = next->second[j] = 0.0;
+    next->z[row + at->units] = next->second[row + at->units] = 1.0;
+}
+
 /* Sums of U vectors of units; the moments are pulled on the way. */
 EPF_INLINE void forward_units(const int U, const int first, const int pulled, epf_network *net,
                               const epf_layer *at, ptrdiff_t i)
@@ -117,19 +143,7 @@ EPF_INLINE void forward_units(const int U, const int first, const int pulled, ep
             if (!first) b[u] += m * m * s;
         }
     }
-    const epf_layer *next = at + 1;
-    for (int u = 0; u < U; u++, i += VW) {
-        vd found[6];
-        v_relu(a[u] * root, b[u] * inverse, found);
-        v_store(next->z + i, found[0]);
-        v_store(next->s + i, found[1]);
-        v_store(next->second + i, found[0] * found[0] + found[1]);
-        v_store(at->mean_by_a + i, found[2]);
-        v_store(at->mean_by_b + i, found[3]);
-        v_store(at->variance_by_a + i, found[4]);
-        v_store(at->variance_by_b + i, found[5]);
-        v_store(at->alive + i, v_max(v_load(at->alive + i), found[2]));
-    }
+    for (int u = 0; u < U; u++, i += VW) put_units(at, 0, i, a[u] * root, b[u] * inverse);
 }
 
 EPF_INLINE void forward_layer(const int first, const int pulled, epf_network *net, const epf_layer *at)
@@ -141,12 +155,11 @@ EPF_INLINE void forward_layer(const int first, const int pulled, epf_network *ne
         i += 2 * VW;
     }
     if (i < at->ld) forward_units(1, first, pulled, net, at, i);
-    const epf_layer *next = at + 1;
-    for (ptrdiff_t j = at->units; j < at->ld + EPF_NETWORK_PAD; j++) next->z[j] = next->s[j] = next->second[j] = 0.0;
-    next->z[at->units] = next->second[at->units] = 1.0;
+    put_bias(at, 0);
 }
 
-EPF_INLINE void forward_last(const int pulled, epf_network *net, const epf_layer *at, double *mean, double *variance)
+EPF_INLINE void forward_last(const int pulled, epf_network *net, const epf_layer *at, ptrdiff_t row, double *mean,
+                             double *variance)
 {
     const double pull = net->pull, rest = 1.0 - pull;
     vd a = v_set(0.0), b = v_set(0.0);
@@ -160,8 +173,8 @@ EPF_INLINE void forward_last(const int pulled, epf_network *net, const epf_layer
             v_store(M, m);
             v_store(V, v);
         }
-        a += m * v_load(at->z + j);
-        b += m * m * v_load(at->s + j) + v * v_load(at->second + j);
+        a += m * v_load(at->z + row + j);
+        b += m * m * v_load(at->s + row + j) + v * v_load(at->second + row + j);
     }
     *mean = v_sum(a) / sqrt((double)at->inputs);
     *variance = v_sum(b) / (double)at->inputs;
@@ -177,7 +190,7 @@ EPF_INLINE void forward(const int pulled, epf_network *net, const double *x, dou
     at->z[net->width] = at->second[net->width] = 1.0;
     forward_layer(1, pulled, net, at);
     for (int l = 1; l < net->layers - 1; l++) forward_layer(0, pulled, net, at + l);
-    forward_last(pulled, net, at + net->layers - 1, mean, variance);
+    forward_last(pulled, net, at + net->layers - 1, 0, mean, variance);
 }
 
 static void network_predict(epf_network *net, ptrdiff_t m, const double *X, double *mean, double *variance)
@@ -229,6 +242,12 @@ EPF_INLINE int output(epf_network *net, double y, double mean, double variance, 
 
 /* ---- backward ---- */
 
+/* Weights of which a cavity has too little. */
+EPF_INLINE vi waiting(vd tau, vd site_tau)
+{
+    return V_MASK(tau - site_tau <= LEAST_LEFT * tau);
+}
+
 /* What n weights become of their slopes G and H; padded ones have none, and stay. */
 EPF_INLINE vd new_weights(const int store, const int single, epf_network *net, ptrdiff_t place, ptrdiff_t natural,
                           ptrdiff_t n, vd m, vd v, vd G, vd H)
@@ -245,28 +264,16 @@ EPF_INLINE vd new_weights(const int store, const int single, epf_network *net, p
         v_store(net->M + place, new_m);
         v_store(net->V + place, new_v);
     } else {
-        vd tau = v_load(net->tau + place), inverse = 1.0 / (1.0 - u), site_tau, site_nu;
-        if (store == EPF_NETWORK_OWN) {
-            site_tau = load_site(single, net->sites, natural, n);
-            site_nu = load_site(single, net->sites, natural + net->weights, n);
-        } else {
-            site_tau = v_load(net->site_tau + place);
-            site_nu = v_load(net->site_nu + place);
-        }
-        bad |= V_MASK(tau - site_tau <= LEAST_LEFT * tau);
-        vd step_tau = r * inverse - site_tau, step_nu = (G + m * r) * inverse - site_nu;
-        step_tau = v_select(bad, v_set(0.0), step_tau);
-        step_nu = v_select(bad, v_set(0.0), step_nu);
-        if (store == EPF_NETWORK_OWN) {
-            vd new_tau = store_site(single, net->sites, site_tau + net->damping * step_tau, natural, n);
-            vd new_nu =
-                store_site(single, net->sites, site_nu + net->damping * step_nu, natural + net->weights, n);
-            v_store(net->tau + place, tau + (new_tau - site_tau));
-            v_store(net->nu + place, v_load(net->nu + place) + (new_nu - site_nu));
-        } else {
-            v_store(net->sum_tau + place, v_load(net->sum_tau + place) + step_tau);
-            v_store(net->sum_nu + place, v_load(net->sum_nu + place) + step_nu);
-        }
+        vd tau = v_load(net->tau + place), inverse = 1.0 / (1.0 - u);
+        vd site_tau = load_site(single, net->sites, natural, n);
+        vd site_nu = load_site(single, net->sites, natural + net->weights, n);
+        bad |= waiting(tau, site_tau);
+        vd step_tau = v_select(bad, v_set(0.0), r * inverse - site_tau);
+        vd step_nu = v_select(bad, v_set(0.0), (G + m * r) * inverse - site_nu);
+        vd new_tau = store_site(single, net->sites, site_tau + net->damping * step_tau, natural, n);
+        vd new_nu = store_site(single, net->sites, site_nu + net->damping * step_nu, natural + net->weights, n);
+        v_store(net->tau + place, tau + (new_tau - site_tau));
+        v_store(net->nu + place, v_load(net->nu + place) + (new_nu - site_nu));
     }
     return v_select(bad, v_set(1.0), v_set(0.0));
 }
@@ -303,6 +310,19 @@ EPF_INLINE vd backward_layer(const int first, const int store, const int single,
     return refused;
 }
 
+/* Slopes by the sums of a vector of units, from those by the mean and variance that they give. */
+EPF_INLINE void put_slopes(const epf_layer *at, ptrdiff_t row, ptrdiff_t i, vd by_mean, vd by_variance)
+{
+    i += row;
+    v_store(at->g + i, by_mean * v_load(at->mean_by_a + i) + by_variance * v_load(at->variance_by_a + i));
+    v_store(at->k + i, by_mean * v_load(at->mean_by_b + i) + by_variance * v_load(at->variance_by_b + i));
+}
+
+EPF_INLINE void clear_padding(const epf_layer *at, ptrdiff_t row)
+{
+    for (ptrdiff_t i = row + at->units; i < row + at->ld; i++) at->g[i] = at->k[i] = 0.0;
+}
+
 EPF_INLINE vd backward_last(const int store, const int single, epf_network *net, ptrdiff_t row, const epf_layer *at,
                             double g, double k)
 {
@@ -315,16 +335,11 @@ EPF_INLINE vd backward_last(const int store, const int single, epf_network *net,
         vd m = v_load(net->M + place), v = v_load(net->V + place);
         vd z = v_load(at->z + j), s = v_load(at->s + j), second = v_load(at->second + j);
         vd by_mean = by_g * m + 2.0 * by_k * z * v, by_variance = by_k * (m * m + v);
-        if (j < below->ld) {
-            v_store(below->g + j,
-                    by_mean * v_load(below->mean_by_a + j) + by_variance * v_load(below->variance_by_a + j));
-            v_store(below->k + j,
-                    by_mean * v_load(below->mean_by_b + j) + by_variance * v_load(below->variance_by_b + j));
-        }
+        if (j < below->ld) put_slopes(below, 0, j, by_mean, by_variance);
         refused += new_weights(store, single, net, place, row + at->natural + j, at->inputs - j, m, v,
                                by_g * z + 2.0 * by_k * (s * m), by_k * second);
     }
-    for (ptrdiff_t j = below->units; j < below->ld; j++) below->g[j] = below->k[j] = 0.0;
+    clear_padding(below, 0);
     return refused;
 }
 
@@ -394,11 +409,12 @@ EPF_INLINE void set_cavity(const int store, const int single, epf_network *net, 
                 vd site_tau = load_site(single, net->sites, natural, length - i);
                 vd site_nu = load_site(single, net->sites, natural + net->weights, length - i);
                 vd tau = v_load(net->tau + place), nu = v_load(net->nu + place), left = tau - site_tau;
-                vi waits = V_MASK(left <= LEAST_LEFT * tau);
-                vd v = 1.0 / v_select(waits, tau, left);
+                vi waits = waiting(tau, site_tau);
+                vd v = 1.0 / v_select(waits, tau, left), m = v * v_select(waits, nu, nu - site_nu);
                 v_store(net->V + place, v);
-                v_store(net->M + place, v * v_select(waits, nu, nu - site_nu));
+                v_store(net->M + place, m);
                 if (store == EPF_NETWORK_SHARED) {
+                    v_store(net->square + place, m * m);
                     v_store(net->site_tau + place, site_tau);
                     v_store(net->site_nu + place, site_nu);
                 }
@@ -439,6 +455,11 @@ EPF_INLINE void own_rows(const int single, epf_network *net, ptrdiff_t count, co
     }
 }
 
+EPF_INLINE void add_some(double *to, ptrdiff_t n, vd a)
+{
+    store_some(to, load_some(to, n) + a, n);
+}
+
 /* The site of the batch's group and q go by the steps of its rows; a weight keeps both where q would be improper. */
 static void close_batch(epf_network *net)
 {
@@ -451,18 +472,18 @@ static void close_batch(epf_network *net)
         const ptrdiff_t lines = last ? 1 : at->inputs, length = last ? at->inputs : at->units;
         const ptrdiff_t ld = last ? 0 : at->ld;
         for (ptrdiff_t j = 0; j < lines; j++)
-            for (ptrdiff_t i = 0; i < length; i++) {
-                ptrdiff_t place = at->at + j * ld + i, natural = at->natural + j * length + i;
-                double tau = net->tau[place] + net->damping * net->sum_tau[place];
-                double nu = net->nu[place] + net->damping * net->sum_nu[place];
-                if (!(tau > 1.0 / MOST_VARIANCE && tau < 1.0 / LEAST_VARIANCE && isfinite(nu))) {
-                    kept++;
-                    continue;
-                }
-                net->tau[place] = tau;
-                net->nu[place] = nu;
-                site[natural] += rate * net->sum_tau[place];
-                site[natural + net->weights] += rate * net->sum_nu[place];
+            for (ptrdiff_t i = 0; i < length; i += VW) {
+                ptrdiff_t place = at->at + j * ld + i, natural = at->natural + j * length + i, n = length - i;
+                vd sum_tau = v_load(net->sum_tau + place), sum_nu = v_load(net->sum_nu + place);
+                vd tau = v_load(net->tau + place), nu = v_load(net->nu + place);
+                vd new_tau = tau + net->damping * sum_tau, new_nu = nu + net->damping * sum_nu;
+                vi good = V_MASK(new_tau > 1.0 / MOST_VARIANCE) & V_MASK(new_tau < 1.0 / LEAST_VARIANCE) &
+                          V_MASK(v_abs(new_nu) < INFINITY);
+                v_store(net->tau + place, v_select(good, new_tau, tau));
+                v_store(net->nu + place, v_select(good, new_nu, nu));
+                add_some(site + natural, n, v_select(good, rate * sum_tau, v_set(0.0)));
+                add_some(site + natural + net->weights, n, v_select(good, rate * sum_nu, v_set(0.0)));
+                kept += count_of(v_select(good, v_set(0.0), v_set(1.0)));
             }
     }
     site += 2 * net->weights;
@@ -478,33 +499,268 @@ static void close_batch(epf_network *net)
     net->running = 0;
 }
 
+/* ---- rows of a batch, in blocks ---- */
+
+/* One cavity for all: sums over inputs and over units are products of matrices, (block, inputs) times (inputs,
+ * units). What the rows add to the site is not, since each is divided by its own 1 - v r; four of them share a
+ * division, and their terms are added in registers, weight by weight. A block begins where a batch does, or where
+ * the last block was full: results do not depend on the pieces of a pass. */
+
+EPF_INLINE void forward_block(epf_network *net, ptrdiff_t count)
+{
+    const ptrdiff_t stride = net->stride;
+    epf_layer *at = net->layer;
+    for (ptrdiff_t r = 0; r < count; r++) {
+        const double *x = net->X + net->block[r] * net->width;
+        double *z = at->z + r * stride, *second = at->second + r * stride;
+        for (ptrdiff_t j = 0; j < net->width; j++) {
+            z[j] = x[j];
+            second[j] = x[j] * x[j];
+        }
+        z[net->width] = second[net->width] = 1.0;
+    }
+    for (int l = 0; l < net->layers - 1; l++, at++) {
+        const epf_layer *next = at + 1;
+        const double root = 1.0 / sqrt((double)at->inputs), inverse = 1.0 / (double)at->inputs;
+        net->product(0, at->ld, count, at->inputs, root, net->M + at->at, at->ld, at->z, stride, 0.0, next->z);
+        net->product(0, at->ld, count, at->inputs, inverse, net->V + at->at, at->ld, at->second, stride, 0.0,
+                     next->s);
+        if (l > 0)
+            net->product(0, at->ld, count, at->inputs, inverse, net->square + at->at, at->ld, at->s, stride, 1.0,
+                         next->s);
+        for (ptrdiff_t r = 0; r < count; r++) {
+            const ptrdiff_t row = r * stride;
+            for (ptrdiff_t i = 0; i < at->ld; i += VW)
+                put_units(at, row, i, v_load(next->z + row + i), v_load(next->s + row + i));
+            put_bias(at, row);
+        }
+    }
+}
+
+/* Of the last layer, whose (g, k) each row has by now, the layer below it. */
+EPF_INLINE void last_backward(epf_network *net, ptrdiff_t count, const epf_layer *at)
+{
+    const double root = 1.0 / sqrt((double)at->inputs), inverse = 1.0 / (double)at->inputs;
+    for (ptrdiff_t r = 0; r < count; r++) {
+        const ptrdiff_t row = r * net->stride;
+        const double by_g = root * at->g[row], by_k = inverse * at->k[row];
+        for (ptrdiff_t j = 0; j < (at - 1)->ld; j += VW) {
+            vd m = v_load(net->M + at->at + j), v = v_load(net->V + at->at + j);
+            put_slopes(at - 1, row, j, by_g * m + 2.0 * by_k * v_load(at->z + row + j) * v, by_k * (m * m + v));
+        }
+        clear_padding(at - 1, row);
+    }
+}
+
+/* The same of the layers in between. */
+EPF_INLINE void block_backward(epf_network *net, ptrdiff_t count, const epf_layer *at)
+{
+    const ptrdiff_t stride = net->stride, inputs = at->inputs;
+    const double root = 1.0 / sqrt((double)inputs), inverse = 1.0 / (double)inputs;
+    double *by_mean = net->products, *by_v = by_mean + EPF_NETWORK_BLOCK * stride;
+    double *by_square = by_v + EPF_NETWORK_BLOCK * stride;
+    net->product(1, inputs, count, at->units, root, net->M + at->at, at->ld, at->g, stride, 0.0, by_mean);
+    net->product(1, inputs, count, at->units, inverse, net->V + at->at, at->ld, at->k, stride, 0.0, by_v);
+    net->product(1, inputs, count, at->units, inverse, net->square + at->at, at->ld, at->k, stride, 0.0, by_square);
+    for (ptrdiff_t r = 0; r < count; r++) {
+        const ptrdiff_t row = r * stride;
+        for (ptrdiff_t j = 0; j < (at - 1)->ld; j += VW) {
+            vd v = v_load(by_v + row + j);
+            put_slopes(at - 1, row, j, v_load(by_mean + row + j) + 2.0 * v_load(at->z + row + j) * v,
+                       v + v_load(by_square + row + j));
+        }
+        clear_padding(at - 1, row);
+    }
+}
+
+/* Of a block of rows: what their slopes are made of, G = c0 x0 + c1 x1 m and 2 H = c2 x2, with numbers x (3, BLOCK,
+ * VW) and c (3, BLOCK), 0 for rows that do not count. */
+typedef struct {
+    ptrdiff_t rows, good;                       /* all, and those that count */
+    double x[3 * EPF_NETWORK_BLOCK * VW];
+    ptrdiff_t refused[EPF_NETWORK_BLOCK], waiting;      /* weights of each row, and of all */
+    int counts[EPF_NETWORK_BLOCK];
+} block_rows;
+
+EPF_INLINE void slopes_of(const int by_mean, const block_rows *block, const double *c, ptrdiff_t r, vd m, vd v, vd *G,
+                          vd *p, vd *q)
+{
+    const double *x = block->x + r * VW;
+    const ptrdiff_t next = EPF_NETWORK_BLOCK;
+    *G = c[r] * v_load(x);
+    if (by_mean) *G += c[r + next] * (v_load(x + next * VW) * m);
+    *p = *G * *G - c[r + 2 * next] * v_load(x + 2 * next * VW);
+    *q = 1.0 - v * *p;
+}
+
+/* The sums over rows of r / (1 - v r) and G / (1 - v r) where a weight of one or another is refused; those that
+ * wait are not counted here. */
+static void careful_sums(const int by_mean, block_rows *block, const double *c, vd m, vd v, vi waits, vd *tau, vd *nu,
+                         vd *taken)
+{
+    *tau = *nu = v_set(0.0);
+    for (ptrdiff_t r = 0; r < block->rows; r++) {
+        vd G, p, q;
+        slopes_of(by_mean, block, c, r, m, v, &G, &p, &q);
+        vi bad = ~(V_MASK(v * q > LEAST_VARIANCE) & V_MASK(v * q < MOST_VARIANCE));
+        vd one = v_select(bad, v_set(1.0), v_set(0.0));
+        *tau += v_select(bad, v_set(0.0), p / q);
+        *nu += v_select(bad, v_set(0.0), G / q);
+        *taken -= one;
+        block->refused[r] += count_of(v_select(waits, v_set(0.0), one));
+    }
+}
+
+/* The steps of a vector of weights. */
+EPF_INLINE void add_steps(const int by_mean, epf_network *net, block_rows *block, ptrdiff_t place, const double *c)
+{
+    vd m = v_load(net->M + place), v = v_load(net->V + place), low = v_set(1.0), high = low;
+    vd tau = v_set(0.0), nu = tau, taken = v_set((double)block->good);
+    ptrdiff_t r = 0;
+    for (; r + 4 <= block->rows; r += 4) {
+        vd G[4], p[4], q[4];
+        for (int u = 0; u < 4; u++) {
+            slopes_of(by_mean, block, c, r + u, m, v, G + u, p + u, q + u);
+            low = v_min(low, q[u]);
+            high = v_max(high, q[u]);
+        }
+        for (int u = 0; u < 4; u += 2) {        /* two fractions are one */
+            p[u] = p[u] * q[u + 1] + p[u + 1] * q[u];
+            G[u] = G[u] * q[u + 1] + G[u + 1] * q[u];
+            q[u] = q[u] * q[u + 1];
+        }
+        vd inverse = 1.0 / (q[0] * q[2]);
+        tau += (p[0] * q[2] + p[2] * q[0]) * inverse;
+        nu += (G[0] * q[2] + G[2] * q[0]) * inverse;
+    }
+    for (; r < block->rows; r++) {
+        vd G, p, q;
+        slopes_of(by_mean, block, c, r, m, v, &G, &p, &q);
+        low = v_min(low, q);
+        high = v_max(high, q);
+        vd inverse = 1.0 / q;
+        tau += p * inverse;
+        nu += G * inverse;
+    }
+    vd site_tau = v_load(net->site_tau + place);
+    vi waits = waiting(v_load(net->tau + place), site_tau);
+    vi good = V_MASK(v * low > LEAST_VARIANCE) & V_MASK(v * high < MOST_VARIANCE);
+    if (v_any(~(good & V_MASK(v_abs(tau) < MOST_SUM) & V_MASK(v_abs(nu) < MOST_SUM))))
+        careful_sums(by_mean, block, c, m, v, waits, &tau, &nu, &taken);
+    vd step_tau = tau - taken * site_tau, step_nu = nu + m * tau - taken * v_load(net->site_nu + place);
+    if (v_any(waits)) {
+        step_tau = v_select(waits, v_set(0.0), step_tau);
+        step_nu = v_select(waits, v_set(0.0), step_nu);
+        block->waiting += count_of(v_select(waits, v_set(1.0), v_set(0.0)));
+    }
+    v_store(net->sum_tau + place, v_load(net->sum_tau + place) + step_tau);
+    v_store(net->sum_nu + place, v_load(net->sum_nu + place) + step_nu);
+}
+
+/* A vector of each row, to x[k]. */
+EPF_INLINE void take_vectors(epf_network *net, block_rows *block, int k, const double *from)
+{
+    for (ptrdiff_t r = 0; r < block->rows; r++)
+        v_store(block->x + (k * EPF_NETWORK_BLOCK + r) * VW,
+                block->counts[r] ? v_load(from + r * net->stride) : v_set(0.0));
+}
+
+/* A number of each row, by a factor, to c[k]. */
+EPF_INLINE void take_numbers(epf_network *net, const block_rows *block, double *c, int k, double by, const double *from)
+{
+    for (ptrdiff_t r = 0; r < block->rows; r++)
+        c[k * EPF_NETWORK_BLOCK + r] = block->counts[r] ? by * from[r * net->stride] : 0.0;
+}
+
+EPF_INLINE void layer_steps(const int first, epf_network *net, block_rows *block, const epf_layer *at)
+{
+    const double root = 1.0 / sqrt((double)at->inputs), inverse = 1.0 / (double)at->inputs;
+    for (ptrdiff_t j = 0; j < at->inputs; j++) {
+        double *c = net->factors + 3 * EPF_NETWORK_BLOCK * j;
+        take_numbers(net, block, c, 0, root, at->z + j);
+        if (!first) take_numbers(net, block, c, 1, 2.0 * inverse, at->s + j);
+        take_numbers(net, block, c, 2, 2.0 * inverse, at->second + j);
+    }
+    for (ptrdiff_t i = 0; i < at->ld; i += VW) {
+        take_vectors(net, block, 0, at->g + i);
+        if (!first) take_vectors(net, block, 1, at->k + i);
+        take_vectors(net, block, 2, at->k + i);
+        for (ptrdiff_t j = 0; j < at->inputs; j++)
+            add_steps(!first, net, block, at->at + j * at->ld + i, net->factors + 3 * EPF_NETWORK_BLOCK * j);
+    }
+}
+
+EPF_INLINE void last_steps(epf_network *net, block_rows *block, const epf_layer *at)
+{
+    const double root = 1.0 / sqrt((double)at->inputs), inverse = 1.0 / (double)at->inputs;
+    take_numbers(net, block, net->factors, 0, root, at->g);
+    take_numbers(net, block, net->factors, 1, 2.0 * inverse, at->k);
+    take_numbers(net, block, net->factors, 2, 2.0 * inverse, at->k);
+    for (ptrdiff_t j = 0; j < at->inputs; j += VW) {
+        take_vectors(net, block, 0, at->z + j);
+        take_vectors(net, block, 1, at->s + j);
+        take_vectors(net, block, 2, at->second + j);
+        add_steps(1, net, block, at->at + j, net->factors);
+    }
+}
+
+static void fit_block(epf_network *net)
+{
+    const ptrdiff_t count = net->in_block;
+    const epf_layer *last = net->layer + net->layers - 1;
+    block_rows block;
+    int kept[EPF_NETWORK_BLOCK];
+    block.rows = count;
+    block.good = block.waiting = net->in_block = 0;
+    forward_block(net, count);
+    for (ptrdiff_t r = 0; r < count; r++) {
+        const ptrdiff_t row = r * net->stride;
+        double mean, variance, fit[2], y = net->y[net->block[r]];
+        block.counts[r] = block.refused[r] = 0;
+        forward_last(0, net, last, row, &mean, &variance);
+        if (!output(net, y, mean, variance, net->cavity_noise, last->g + row, last->k + row)) {
+            fail_row(net);
+            continue;
+        }
+        block.counts[r] = 1;
+        block.good++;
+        kept[r] = net->quiet;
+        if (!net->probit && !kept[r]) {
+            kept[r] = !gamma_fit(y - mean, variance, net->cavity_noise, fit);
+            for (int j = 0; !kept[r] && j < 2; j++)
+                net->sum_noise[j] += fit[j] - net->cavity_noise[j] - net->site_noise[j];
+        }
+    }
+    last_backward(net, count, last);
+    last_steps(net, &block, last);
+    for (int l = net->layers - 2; l > 0; l--) {
+        block_backward(net, count, net->layer + l);
+        layer_steps(0, net, &block, net->layer + l);
+    }
+    layer_steps(1, net, &block, net->layer);
+    for (ptrdiff_t r = 0; r < count; r++)
+        if (block.counts[r]) {
+            ptrdiff_t weights = block.refused[r] + block.waiting;
+            count_row(net, weights, kept[r]);
+            net->of_batch += weights == 0 && !kept[r];
+        }
+}
+
 static void shared_rows(epf_network *net, ptrdiff_t count, const ptrdiff_t *rows, const ptrdiff_t *group,
                         const unsigned char *last)
 {
     for (ptrdiff_t i = 0; i < count; i++) {
-        double mean, variance, g, k, fit[2], y = net->y[rows[i]];
         if (!net->running) {
             net->group = group[i];
-            net->of_batch = 0;
+            net->of_batch = net->in_block = 0;
             net->running = 1;
             set_cavity(EPF_NETWORK_SHARED, 0, net, net->group * net->naturals);
             memset(net->sum_tau, 0, sizeof(double) * net->padded);
             memset(net->sum_nu, 0, sizeof(double) * net->padded);
             net->sum_noise[0] = net->sum_noise[1] = 0.0;
         }
-        forward(0, net, net->X + rows[i] * net->width, &mean, &variance);
-        if (output(net, y, mean, variance, net->cavity_noise, &g, &k)) {
-            ptrdiff_t refused = backward(EPF_NETWORK_SHARED, 0, net, 0, g, k);
-            int kept = net->quiet;
-            if (!net->probit && !kept) {
-                kept = !gamma_fit(y - mean, variance, net->cavity_noise, fit);
-                for (int j = 0; !kept && j < 2; j++)
-                    net->sum_noise[j] += fit[j] - net->cavity_noise[j] - net->site_noise[j];
-            }
-            count_row(net, refused, kept);
-            net->of_batch += refused == 0 && !kept;
-        } else
-            fail_row(net);
+        net->block[net->in_block++] = rows[i];
+        if (last[i] || net->in_block == EPF_NETWORK_BLOCK) fit_block(net);
         if (last[i]) close_batch(net);
     }
 }

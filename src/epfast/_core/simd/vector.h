@@ -92,9 +92,15 @@ typedef struct {
  * unit, the inputs are padded. Padding has the mean 0, variance 1 and prior precision 1, and stays. */
 #define EPF_NETWORK_PAD 8
 #define EPF_NETWORK_LAYERS 4
+#define EPF_NETWORK_BLOCK 32                    /* rows of a batch that go through a layer together */
 
 enum { EPF_NETWORK_NONE, EPF_NETWORK_SHARED, EPF_NETWORK_OWN };
 
+/* C (n, .) <- alpha B (n, k) A (k, m) + beta C, or with A (m, k) transposed; rows of B and C are `stride` apart. */
+typedef void (*epf_product)(int transposed, ptrdiff_t m, ptrdiff_t n, ptrdiff_t k, double alpha, const double *A,
+                            ptrdiff_t lda, const double *B, ptrdiff_t stride, double beta, double *C);
+
+/* Arrays of units are (EPF_NETWORK_BLOCK, stride), one row of them in use without batches; `alive` is one row. */
 typedef struct {
     ptrdiff_t inputs, units, ld;                /* inputs with the bias */
     ptrdiff_t at, natural;                      /* where its weights begin: padded, and among the naturals */
@@ -117,6 +123,9 @@ typedef struct {
     double pull, damping;                       /* pull: share of the way to the prior before each row */
     void *sites;                                /* (., naturals) */
     const double *sizes;
+    epf_product product;
+    double *square, *products, *factors;        /* of blocks: M o M, (3, BLOCK, stride) and (stride, 3, BLOCK) */
+    ptrdiff_t stride, in_block, block[EPF_NETWORK_BLOCK];       /* rows that wait for the block to be full */
     ptrdiff_t group, of_batch;                  /* of the running batch: its group, rows taken as a whole */
     int running, quiet;                         /* quiet: the noise has no cavity, and waits */
     double log_z;
