@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -112,7 +113,7 @@ def restore(
 
 def layers(name: str, given: Any) -> tuple[int, ...]:
     """Units of one to three hidden layers."""
-    if np.ndim(given) == 0 and not isinstance(given, str | dict | set):
+    if isinstance(given, Real) or (isinstance(given, np.ndarray) and given.ndim == 0):
         given = (given,)
     if not isinstance(given, tuple | list | np.ndarray) or not 1 <= len(given) <= 3:
         raise ValueError(

@@ -217,6 +217,7 @@ class NetworkPosterior:
         ndarray of shape (size, m)
             Each row by one network.
         """
+        size = _checks.integer("size", size, least=0)
         draws = _checks.generator("rng", rng)
         scaling = self.problem.scaling
         z = np.broadcast_to(scaling.rows(X).T, (size, self.n_columns, len(X)))
