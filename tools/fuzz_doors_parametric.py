@@ -218,10 +218,11 @@ def calls(make: Callable[[], Any], settings: tuple[str, ...]) -> tuple[Any, froz
         X: Any, y: Any = None, twice: Any = False, rows: Any = None, **given: Any
     ) -> tuple[Any, ...]:
         model = make().set_params(**given)
-        fit = model.partial_fit if twice and hasattr(model, "partial_fit") else model.fit
-        fit(X, y)
-        if twice and hasattr(model, "partial_fit"):
+        if twice is True and hasattr(model, "partial_fit"):
             model.partial_fit(X, y)
+            model.partial_fit(X, y)
+        else:
+            model.fit(X, y)
         at = X if rows is None else rows
         names = ("predict", "predict_proba", "score_samples")
         return model, *(getattr(model, name)(at) for name in names if hasattr(model, name))

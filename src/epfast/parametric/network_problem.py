@@ -14,6 +14,8 @@ from epfast.parametric.engine import ParametricEngine, ParametricState, check_me
 
 #: standard deviation, relative to the largest number, from which on a column is constant
 CONSTANT = 1e-12
+#: of responses
+LARGEST = 1e150
 #: arrays of the size of the weights that a fit without sites takes
 ARRAYS = 20
 REMEDY = (
@@ -69,6 +71,10 @@ def check_varies(y: Array) -> None:
     largest = np.abs(y).max()
     if not (y / (largest or 1.0)).std() > CONSTANT:
         raise ValueError(f"y is constant ({y[0]:g}); allowed: numbers that differ")
+    if largest > LARGEST:
+        raise ValueError(
+            f"y reaches {largest:.3g}; allowed: numbers up to {LARGEST:g}, whose squares are doubles"
+        )
 
 
 class NetworkModel(NetworkRows):

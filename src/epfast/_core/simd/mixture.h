@@ -241,9 +241,13 @@ EPF_INLINE int mix_known(const int d, ptrdiff_t J, double v, const double *x, co
 
 /* ---- unknown noise ---- */
 
+/* Log gamma at a point, from its start. */
+#define MIX_TAU(p) (begin + ((p) < up ? (double)(p) : (double)(up - 1 - (p))) * step)
+
 /* Eigenvalues and eigenvectors of S, by Jacobi's rotations. */
 EPF_INLINE void mix_rotate(const int d, const vd *S, vd *s, vd *U)
 {
+    const int players = d + d % 2;
     vd A[MIX_TRIANGLE], unit = S[0], inverse;
     for (int i = 1; i < d; i++) unit = v_max(S[MIX_AT(i, i)], unit);
     inverse = 1.0 / unit;
@@ -257,8 +261,13 @@ EPF_INLINE void mix_rotate(const int d, const vd *S, vd *s, vd *U)
                 open |= V_MASK(a * a > 1e-33 * (A[MIX_AT(p, p)] * A[MIX_AT(q, q)]));
             }
         if (!v_any(open)) break;
-        for (int p = 1; p < d; p++)
-            for (int q = 0; q < p; q++) {
+        /* all pairs, as in a tournament: those of a round do not wait for each other */
+        for (int round = 0; round < players - 1; round++)
+            for (int i = 0; i < players / 2; i++) {
+                int one_of = i == 0 ? players - 1 : (round + i) % (players - 1);
+                int other = (round - i + players - 1) % (players - 1);
+                int p = one_of > other ? one_of : other, q = one_of > other ? other : one_of;
+                if (p >= d) continue;
                 vd a = A[MIX_AT(p, q)], gap = A[MIX_AT(q, q)] - A[MIX_AT(p, p)];
                 vd t = v_flip(2.0 * a, gap) / (v_abs(gap) + v_sqrt(gap * gap + 4.0 * (a * a)) + 1e-300);
                 vd c = 1.0 / v_sqrt(1.0 + t * t), sine = t * c;
@@ -283,10 +292,9 @@ EPF_INLINE void mix_rotate(const int d, const vd *S, vd *s, vd *U)
 }
 
 /* Logs of the terms of the integral over log gamma, at tau from its start; the largest. */
-EPF_INLINE double mix_terms(const int d, ptrdiff_t J, double tau, double shape, double v,
-                            const mix_block *at, double *out)
+EPF_INLINE double mix_terms(const int d, ptrdiff_t J, double prior, double v, const mix_block *at, double *out)
 {
-    double prior = shape * (tau - expm1(tau)), top = -INFINITY;
+    double top = -INFINITY;
     for (ptrdiff_t first = 0; first < J; first += VW, at++, out += VW) {
         vd size = v_set(0.0), mantissas = v_set(1.0), exponents = v_set(0.0);
         for (int k = 0; k < d; k++) {
@@ -306,7 +314,7 @@ EPF_INLINE double mix_terms(const int d, ptrdiff_t J, double tau, double shape, 
 }
 
 EPF_INLINE int mix_learnt(const int d, ptrdiff_t J, const double *gamma, const double *x, const double *cavity,
-                          const double *logs, mix_block *blocks, ptrdiff_t most, double *taus, double *points,
+                          const double *logs, mix_block *blocks, ptrdiff_t most, double *variances, double *points,
                           double *r, double *q, double *site, double *found)
 {
     const double shape = gamma[0], rate = gamma[1], start = rate / shape;
@@ -333,14 +341,19 @@ EPF_INLINE int mix_learnt(const int d, ptrdiff_t J, const double *gamma, const d
     }
     /* the modes of all terms are between low and the start of both walks: up, then down */
     const double begin = step * (1.0 + floor(log1p(0.5 * d / shape) / step));
+    ptrdiff_t up = most;                        /* points of the first walk */
     for (int down = 0; down < 2; down++)
-        for (double tau = begin - down * step;; tau += down ? -step : step) {
+        for (;;) {
             if (n >= most) return 0;
-            value = mix_terms(d, J, tau, shape, start * exp(-tau), blocks, points + n * ld);
+            double tau = MIX_TAU(n), grown = expm1(tau), v = start / (1.0 + grown);
+            value = mix_terms(d, J, shape * (tau - grown), v, blocks, points + n * ld);
             if (value != value) return 0;
-            taus[n++] = tau;
+            variances[n++] = v;
             if (value > top) { top = value; mode = tau; }
-            if (value < top - MIX_DEEP && (!down || tau < low)) break;
+            if (value < top - MIX_DEEP && (!down || tau < low)) {
+                if (!down) up = n;
+                break;
+            }
         }
     if (!isfinite(top)) return 0;
     for (ptrdiff_t p = 0; p < n; p++) {
@@ -360,12 +373,11 @@ EPF_INLINE int mix_learnt(const int d, ptrdiff_t J, const double *gamma, const d
     mix_complements(J, r, q);
     double mean = 0.0, gap = 0.0;
     for (ptrdiff_t p = 0; p < n; p++) {
-        double weight = 0.0, away = taus[p] - mode, grown = expm1(away);
+        double weight = 0.0, away = MIX_TAU(p) - mode, grown = expm1(away);
         for (ptrdiff_t j = 0; j < J; j++) weight += points[p * ld + j];
         weight /= total;
         mean += weight * grown;
         gap += weight * (grown - away);
-        taus[p] = start * exp(-taus[p]);        /* the variance from here on */
     }
     found[1] = mean;
     found[2] = gap - (mean - log1p(mean));
@@ -384,7 +396,7 @@ EPF_INLINE int mix_learnt(const int d, ptrdiff_t J, const double *gamma, const d
         }
         for (ptrdiff_t p = 0; p < n; p++) {
             vd weight = v_load(points + p * ld + first) * over;
-            double v = taus[p];
+            double v = variances[p];
             for (int k = 0; k < d; k++) {
                 vd c = weight / (at->s[k] + v);
                 g[k] += v * c;
@@ -399,7 +411,7 @@ EPF_INLINE int mix_learnt(const int d, ptrdiff_t J, const double *gamma, const d
         }
         for (ptrdiff_t p = 0; p < n; p++) {
             vd weight = v_load(points + p * ld + first) * over;
-            for (int k = 0; k < d; k++) b[k] = root[k] * at->e[k] * (1.0 / (at->s[k] + taus[p]) - near[k]);
+            for (int k = 0; k < d; k++) b[k] = root[k] * at->e[k] * (1.0 / (at->s[k] + variances[p]) - near[k]);
             for (int i = 0; i < d; i++) {
                 vd gain = weight * b[i];
                 for (int k = 0; k <= i; k++) K[MIX_AT(i, k)] += gain * b[k];
