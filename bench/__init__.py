@@ -11,6 +11,7 @@ SCRIPTS = {
     "li2015.sampling": "li2015_sampling",
     "li2015.networks": "li2015_networks",
     "li2015.mixture": "li2015_mixture",
+    "li2015.mixture_defaults": "li2015_mixture_defaults",
     "smola2003.table1": "smola2003_table1",
     "smola2003.tables2_3": "smola2003_tables2_3",
     "smola2003.iterations": "smola2003_iterations",

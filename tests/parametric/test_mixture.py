@@ -578,7 +578,7 @@ def test_n_init_needs_draws():
 def test_a_callback_ends_all_runs():
     X, _, _ = data(30, 2, 2)
     calls = []
-    post = fit_mixture(X, 2, callback=lambda info, state: calls.append(info) or True)
+    post = fit(X, 2, callback=lambda info, state: calls.append(info) or True)
     assert len(calls) == len(post.history) == 1
 
 

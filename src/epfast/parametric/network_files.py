@@ -125,7 +125,8 @@ def layers(name: str, given: Any) -> tuple[int, ...]:
 
 def gamma(name: str, given: Any) -> tuple[float, float]:
     """Shape and rate of a gamma distribution whose inverse has a mean."""
-    if not isinstance(given, tuple | list | np.ndarray) or len(given) != 2:
+    sized = isinstance(given, tuple | list) or (isinstance(given, np.ndarray) and given.ndim > 0)
+    if not sized or len(given) != 2:
         raise ValueError(f"{name} is {_checks.describe(given)}; allowed: (shape, rate)")
     shape = _checks.number(f"{name}[0]", given[0], above=1.0, most=1e12)
     rate = _checks.number(f"{name}[1]", given[1], above=0.0, most=1e100)

@@ -73,7 +73,7 @@ def check_varies(y: Array) -> None:
         raise ValueError(f"y is constant ({y[0]:g}); allowed: numbers that differ")
     if largest > LARGEST:
         raise ValueError(
-            f"y reaches {largest:.3g}; allowed: numbers up to {LARGEST:g}, whose squares are doubles"
+            f"y reaches {largest:.3g}; allowed: numbers up to {LARGEST:g}, with finite squares"
         )
 
 
