@@ -88,7 +88,7 @@ class MixturePosterior:
         """Means about the centre, and covariances."""
         parts = self.problem.parts(self.state.belief)
         covariance = np.linalg.inv(parts.precision)
-        covariance = 0.5 * covariance + 0.5 * covariance.transpose(0, 2, 1)
+        covariance = np.asarray(0.5 * covariance + 0.5 * covariance.transpose(0, 2, 1))
         return np.einsum("jkl,jl->jk", covariance, parts.shift), covariance
 
     @property
