@@ -87,9 +87,10 @@ class MixturePosterior:
     def _moments(self) -> tuple[Array, Array]:
         """Means about the centre, and covariances."""
         parts = self.problem.parts(self.state.belief)
-        covariance = np.linalg.inv(parts.precision)
-        covariance = np.asarray(0.5 * covariance + 0.5 * covariance.transpose(0, 2, 1))
-        return np.einsum("jkl,jl->jk", covariance, parts.shift), covariance
+        covariance: Array = np.linalg.inv(parts.precision)
+        covariance = 0.5 * covariance + 0.5 * covariance.transpose(0, 2, 1)
+        mean: Array = np.einsum("jkl,jl->jk", covariance, parts.shift)
+        return mean, covariance
 
     @property
     def mean(self) -> Array:
