@@ -13,6 +13,7 @@ SCRIPTS = {
     "li2015.network_peers": "li2015_network_peers",
     "li2015.network_speed": "li2015_network_speed",
     "li2015.mixture": "li2015_mixture",
+    "li2015.mixture_defaults": "li2015_mixture_defaults",
     "smola2003.table1": "smola2003_table1",
     "smola2003.tables2_3": "smola2003_tables2_3",
     "smola2003.iterations": "smola2003_iterations",

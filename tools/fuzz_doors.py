@@ -3,6 +3,7 @@
 import fuzz_doors_backend
 import fuzz_doors_fits
 import fuzz_doors_learned
+import fuzz_doors_parametric
 import fuzz_doors_results
 from fuzz_calls import DOORS, draw_case
 
@@ -12,5 +13,6 @@ __all__ = [
     "fuzz_doors_backend",
     "fuzz_doors_fits",
     "fuzz_doors_learned",
+    "fuzz_doors_parametric",
     "fuzz_doors_results",
 ]

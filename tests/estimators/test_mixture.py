@@ -41,7 +41,7 @@ def test_it_is_fit_mixture():
     np.testing.assert_array_equal(model.fit_predict(X), post.predict(X))
     assert model.score(X) == pytest.approx(post.log_predictive(X).mean())
     assert (model.log_evidence_, model.converged_) == (post.log_evidence, True)
-    assert model.n_iter_ == post.n_sweeps
+    assert model.n_iter_ == len(post.history)
     np.testing.assert_allclose(
         model.covariances_, post.noise_variance * np.tile(np.eye(2), (3, 1, 1))
     )

@@ -9,7 +9,7 @@ from scipy import sparse
 
 import epfast
 from epfast import ADF, DAEP, DEP, EP, SEP, DoubleLoop, fit_network, load
-from epfast.parametric import network_problem
+from epfast.parametric import engine
 from tests.oracles.bad_values import (
     BAD_LABELS,
     BAD_NAME,
@@ -116,7 +116,7 @@ def test_groups_of_other_rows():
 
 
 def test_sites_beyond_memory_are_refused_with_the_figure(monkeypatch):
-    monkeypatch.setattr(network_problem, "physical_memory", lambda: 10**4)
+    monkeypatch.setattr(engine, "physical_memory", lambda: 10**4)
     message = r"EP's sites of \(23, 46\) numbers take .* GB.*SEP.*float32"
     with pytest.raises(ValueError, match=message):
         fit(schedule=EP(sweeps=1), hidden=(4,))

@@ -30,6 +30,9 @@ from libc.string cimport memcpy
 from epfast._core.lapack cimport blas_int, dgemm, dpotrf, dpotri, dsyev
 from epfast._core.rows cimport in_range, long_enough
 from epfast._core.special cimport digamma, log_gamma, shape_of_gap, trigamma
+from epfast._core.vector cimport (
+    EPF_MIXTURE_BLOCK, EPF_MIXTURE_MOST, EPF_MIXTURE_POINTS, epf_mixture, kernels
+)
 
 cdef double LOG_2PI = 1.837877066409345483560659472811235
 # terms below exp(-DEEP) of the largest are left out of integrals
@@ -41,7 +44,7 @@ cdef double STEP_IN_SD = 0.5
 
 cdef enum:
     SMALL = 8                   # largest order that takes no call of LAPACK
-    MOST_POINTS = 4096          # of the trapezoidal rule; some 30 to 300 are usual
+    MOST_POINTS = EPF_MIXTURE_POINTS
     MOST_STEPS = 100            # of Newton's method
     MOST_HALVINGS = 12          # of the step of a batch
 
@@ -96,27 +99,11 @@ cdef void solve(const double *L, ptrdiff_t d, const double *b, double *x) noexce
 cdef void invert(double *L, ptrdiff_t d) noexcept nogil:
     """L <- (L L')^-1, both triangles."""
     cdef blas_int order = <blas_int> d, info = 0
-    cdef ptrdiff_t i, j, k
-    cdef double total
-    if d > SMALL:
-        dpotri(b"U", &order, L, &order, &info)
-        for i in range(d):
-            for j in range(i):
-                L[j * d + i] = L[i * d + j]
-        return
-    for j in range(d):                          # the triangle
-        L[j * d + j] = 1.0 / L[j * d + j]
-        for i in range(j + 1, d):
-            total = 0.0
-            for k in range(j, i):
-                total -= L[i * d + k] * L[k * d + j]
-            L[i * d + j] = total / L[i * d + i]
-    for i in range(d):                          # its square
-        for j in range(i + 1):
-            total = 0.0
-            for k in range(i, d):
-                total += L[k * d + i] * L[k * d + j]
-            L[i * d + j] = L[j * d + i] = total
+    cdef ptrdiff_t i, j
+    dpotri(b"U", &order, L, &order, &info)
+    for i in range(d):
+        for j in range(i):
+            L[j * d + i] = L[i * d + j]
 
 
 cdef inline void times(const double *A, ptrdiff_t d, const double *x, double *y) noexcept nogil:
@@ -149,14 +136,14 @@ cdef double dirichlet_size(const double *alpha, ptrdiff_t J) noexcept nogil:
 
 
 cdef bint dirichlet_of_logs(
-    const double *logs, double *alpha, double *step, ptrdiff_t J
+    const double *logs, double *alpha, double *step, double *slope, ptrdiff_t J
 ) noexcept nogil:
     """The Dirichlet with these E log w, by Newton from alpha as it is; False where there is none.
 
     The Hessian is diagonal and of rank one (Minka 2000, Estimating a Dirichlet distribution).
     """
     cdef ptrdiff_t j
-    cdef double size, common, curvature, slope, total, share, largest, last = INFINITY
+    cdef double size, common, curvature, total, share, largest, last = INFINITY
     cdef int _step
     for _step in range(MOST_STEPS):
         size = 0.0
@@ -165,21 +152,21 @@ cdef bint dirichlet_of_logs(
         common, curvature = digamma(size), trigamma(size)
         total, share = 0.0, 0.0
         for j in range(J):
-            slope = trigamma(alpha[j])
-            step[j] = (logs[j] - digamma(alpha[j]) + common) / slope
+            slope[j] = 1.0 / trigamma(alpha[j])
+            step[j] = (logs[j] - digamma(alpha[j]) + common) * slope[j]
             total += step[j]
-            share += 1.0 / slope
+            share += slope[j]
         total *= curvature / (1.0 - curvature * share)
         largest = 0.0
         for j in range(J):
-            step[j] = (step[j] + total / trigamma(alpha[j])) / alpha[j]
+            step[j] = (step[j] + total * slope[j]) / alpha[j]
             largest = fmax(largest, fabs(step[j]))
         if not isfinite(largest):
             return False
         for j in range(J):
             alpha[j] *= exp(step[j] / fmax(1.0, largest))
         # the error of the next is of the square; or steps have stopped to shrink, by rounding
-        if largest < 1e-9 or (largest < 1e-6 and largest >= 0.5 * last):
+        if largest < 1e-8 or (largest < 1e-6 and largest >= 0.5 * last):
             return True
         last = largest
     return False
@@ -190,10 +177,10 @@ def dirichlet_parameters(const double[:, ::1] logs not None):
     cdef ptrdiff_t i, j, n = logs.shape[0], J = logs.shape[1]
     result = np.ones((n, J))
     cdef double[:, ::1] alpha = result
-    cdef double[::1] step = np.empty(J)
+    cdef double[::1] step = np.empty(J), slope = np.empty(J)
     with nogil:
         for i in range(n):
-            if not dirichlet_of_logs(&logs[i, 0], &alpha[i, 0], &step[0], J):
+            if not dirichlet_of_logs(&logs[i, 0], &alpha[i, 0], &step[0], &slope[0], J):
                 for j in range(J):
                     alpha[i, j] = -INFINITY
     result[np.isinf(result)] = np.nan
@@ -214,7 +201,9 @@ cdef class MixtureRows:
     cdef const double[::1] log_weights
     cdef double[:, :, ::1] S, M                     # (J, d, d)
     cdef double[:, ::1] m, e, u, b, s               # (J, d)
-    cdef double[::1] r, q, logs, det, alpha, target, step, work
+    cdef double[::1] r, q, logs, det, alpha, target, step, slope, work
+    cdef epf_mixture small                          # for few dimensions
+    cdef double[::1] blocks
     cdef double[:, ::1] points                      # (MOST_POINTS, J)
     cdef double[::1] tau, site, cavity, total, moved
     cdef double[::1] belief
@@ -242,10 +231,18 @@ cdef class MixtureRows:
         self.S, self.M = np.empty((J, d, d)), np.empty((J, d, d))
         self.m, self.e, self.u, self.b, self.s = np.empty((5, J, d))
         self.r, self.q, self.logs, self.det, self.alpha, self.target, self.step = np.empty((7, J))
+        self.slope = np.empty(J)
         self.work = np.empty(3 * d * d + 8 * d)
         if self.learns_noise:
-            self.points = np.empty((MOST_POINTS, J))
+            self.points = np.empty((MOST_POINTS, J + 8))
             self.tau = np.empty(MOST_POINTS)
+        if d <= EPF_MIXTURE_MOST:
+            self.blocks = np.empty((J + 8) * EPF_MIXTURE_BLOCK + 8)
+            self.small.d, self.small.J, self.small.noise = d, J, noise
+            self.small.logs, self.small.blocks = &self.logs[0], &self.blocks[0]
+            self.small.r, self.small.q = &self.r[0], &self.q[0]
+            if self.learns_noise:
+                self.small.tau, self.small.points = &self.tau[0], &self.points[0, 0]
         self.site, self.cavity, self.total, self.moved = np.empty((4, self.P))
 
     # ---- one row ----
@@ -366,10 +363,9 @@ cdef class MixtureRows:
         return top
 
     cdef bint at_unknown_noise(
-        self, double shape, double rate, double *site, double *scale, double *new_shape,
-        double *new_rate
+        self, double shape, double rate, double *site, double *out
     ) noexcept nogil:
-        """The same, and the projection of gamma. O(J (d^3 + points d^2))"""
+        """The same; out: as ``found`` of epf_mixture. O(J (d^3 + points d^2))"""
         cdef ptrdiff_t j, i, k, p, first, count, d = self.d, J = self.J
         cdef blas_int order = <blas_int> d, info = 0, size = <blas_int> (d * d + 8 * d)
         cdef double step = fmin(STEP, STEP_IN_SD / sqrt(shape + 0.5 * d)), start = rate / shape
@@ -442,14 +438,9 @@ cdef class MixtureRows:
             found = self.tau[p] - tau
             mean += weight * expm1(found)
             gap += weight * (expm1(found) - found)
-        gap -= mean - log1p(mean)
-        new_shape[0] = shape_of_gap(gap, shape)
-        new_rate[0] = new_shape[0] / (1.0 + mean) * start * exp(-tau)
+        out[1], out[2], out[3] = mean, gap - (mean - log1p(mean)), tau
         # with the size of the old gamma, Gamma(a) / b^a, as the integral has its inverse
-        scale[0] = (
-            top + log(step * total) - 0.5 * d * LOG_2PI - shape * (1.0 + log(start))
-            - log_gamma(new_shape[0]) + new_shape[0] * log(new_rate[0])
-        )
+        out[0] = top + log(step * total) - 0.5 * d * LOG_2PI - shape * (1.0 + log(start))
         for p in range(count):
             self.tau[p] = start * exp(-self.tau[p])
         self.complements()
@@ -521,7 +512,7 @@ cdef class MixtureRows:
             times(precision, d, &self.e[j, 0], shift)
             for i in range(d):
                 shift[i] += self.b[j, i]
-            scale[0] -= 0.5 * (
+            out[0] -= 0.5 * (
                 dot(d, shift, &self.e[j, 0]) + dot(d, &self.b[j, 0], &self.m[j, 0]) + found
             )
         return True
@@ -529,10 +520,9 @@ cdef class MixtureRows:
     cdef bint fit(self, const double *x, const double *cavity, double *site) noexcept nogil:
         """The site of a row; False: the cavity is improper, or numbers are out of range."""
         cdef ptrdiff_t j, p, J = self.J, at = J * self.d * (self.d + 1)
-        cdef double scale = 0.0, size = 0.0, shape, rate, new_shape, new_rate
+        cdef double scale, size = 0.0, shape = 1.0, rate = 1.0, new_shape, new_rate
         cdef const double *noise = cavity + self.P - 3
-        if not self.moments(x, cavity):
-            return False
+        cdef double *found = &self.small.found[0]
         if self.learns_weights:
             for j in range(J):
                 self.alpha[j] = cavity[at + j] + 1.0
@@ -548,13 +538,25 @@ cdef class MixtureRows:
             shape, rate = noise[0] + 1.0, noise[1]
             if not (shape > 0.0 and rate > 0.0):
                 return False
-            if not self.at_unknown_noise(shape, rate, site, &scale, &new_shape, &new_rate):
+        if self.d <= EPF_MIXTURE_MOST:
+            self.small.gamma[0], self.small.gamma[1] = shape, rate
+            if not kernels.mixture_row(&self.small, x, cavity, site):
                 return False
+        elif not self.moments(x, cavity):
+            return False
+        elif self.learns_noise:
+            if not self.at_unknown_noise(shape, rate, site, found):
+                return False
+        elif not self.at_known_noise(site, found):
+            return False
+        scale = found[0]
+        if self.learns_noise:
+            new_shape = shape_of_gap(found[2], shape)
+            new_rate = new_shape / (1.0 + found[1]) * (rate / shape) * exp(-found[3])
             site[self.P - 3], site[self.P - 2] = new_shape - shape, new_rate - rate
             if not (new_shape > 0.0 and new_rate > 0.0):
                 return False
-        elif not self.at_known_noise(site, &scale):
-            return False
+            scale += new_shape * log(new_rate) - log_gamma(new_shape)
         if self.learns_weights:
             # E log w_j of the mixture of Dirichlets alpha + unit_k with weights r_k
             for j in range(J):
@@ -562,7 +564,11 @@ cdef class MixtureRows:
                     digamma(self.alpha[j]) + self.r[j] / self.alpha[j] - digamma(size) - 1.0 / size
                 )
             scale += dirichlet_size(&self.alpha[0], J)
-            if not dirichlet_of_logs(&self.target[0], &self.alpha[0], &self.step[0], J):
+            for j in range(J):
+                self.alpha[j] += self.r[j]          # near the answer
+            if not dirichlet_of_logs(
+                &self.target[0], &self.alpha[0], &self.step[0], &self.slope[0], J
+            ):
                 return False
             scale -= dirichlet_size(&self.alpha[0], J)
             for j in range(J):

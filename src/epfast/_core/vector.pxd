@@ -133,6 +133,24 @@ cdef extern from "simd/vector.h" nogil:
         ptrdiff_t n_failed
         ptrdiff_t n_weights
 
+    enum:
+        EPF_MIXTURE_MOST
+        EPF_MIXTURE_BLOCK
+        EPF_MIXTURE_POINTS
+
+    ctypedef struct epf_mixture:
+        ptrdiff_t d
+        ptrdiff_t J
+        double noise
+        double[2] gamma
+        const double *logs
+        double *blocks
+        double *tau
+        double *points
+        double *r
+        double *q
+        double[4] found
+
     ctypedef void (*epf_elementwise)(ptrdiff_t n, const double *x, double *out) noexcept nogil
 
     ctypedef struct epf_kernels:
@@ -293,6 +311,9 @@ cdef extern from "simd/vector.h" nogil:
         void (*contract)(
             ptrdiff_t n, double a, const double *alpha, const double *r, const double *e,
             const double *f, double *sums
+        ) noexcept nogil
+        int (*mixture_row)(
+            epf_mixture *row, const double *x, const double *cavity, double *site
         ) noexcept nogil
         void (*gaussian_row)(
             ptrdiff_t k, ptrdiff_t n, ptrdiff_t ld, const double *z, const double *x, double *out

@@ -43,8 +43,8 @@ class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
     n_components : int
     noise_variance, prior_mean, prior_variance, weights, learn_weights, concentration, noise_prior
         As in :func:`epfast.fit_mixture`.
-    schedule : Schedule, optional
-        None: ``EP(sweeps=200, tol=1e-6)``.
+    schedule, n_init
+        As in :func:`epfast.fit_mixture`.
     random_state : int, RandomState or None
         Seed of prior means and of the order of rows; None is 0.
 
@@ -86,6 +86,7 @@ class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
         concentration: ArrayLike | None = None,
         noise_prior: tuple[float, float] | None = None,
         schedule: Schedule | None = None,
+        n_init: int | None = None,
         random_state: Any = None,
     ) -> None:
         self.n_components = n_components
@@ -97,6 +98,7 @@ class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
         self.concentration = concentration
         self.noise_prior = noise_prior
         self.schedule = schedule
+        self.n_init = n_init
         self.random_state = random_state
 
     @all_or_nothing
@@ -132,14 +134,20 @@ class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
             seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         given = {name: getattr(self, name) for name in MODEL}
         post, engine = fitted(
-            rows, self.n_components, given, self.learn_weights, self.schedule, seed
+            rows,
+            self.n_components,
+            given,
+            self.learn_weights,
+            self.schedule,
+            seed,
+            n_init=self.n_init,
         )
         tell([(post, engine, post.schedule)])
         self.posterior_ = post
         self.means_, self.weights_ = post.mean, post.weights
         self.noise_variance_ = post.noise_variance
         J, d = self.means_.shape
-        self.covariances_ = np.tile(self.noise_variance_ * np.eye(d), (J, 1, 1))
+        self.covariances_ = np.tile(np.diag(np.full(d, self.noise_variance_)), (J, 1, 1))
         self.log_evidence_ = post.log_evidence
         self.converged_ = post.converged
         self.n_iter_ = len(post.history)

@@ -17,6 +17,7 @@ from epfast.estimators.interrupts import all_or_nothing
 from epfast.estimators.jobs import in_threads, jobs_of
 from epfast.estimators.regression import LatentRegressor
 from epfast.parametric import NetworkPosterior, fit_network
+from epfast.parametric.engine import checked_schedule
 from epfast.parametric.network import usual_schedule
 from epfast.schedules import ADF, Schedule
 
@@ -103,6 +104,7 @@ def _one_pass(schedule: Any) -> tuple[Any, int]:
         raise TypeError(
             f"schedule is {_checks.describe(schedule)}; allowed: an epfast.SEP, ADF, EP or None"
         )
+    checked_schedule(schedule, "a network", 0)
     if isinstance(schedule, ADF):
         return replace(schedule, passes=1), schedule.passes
     one: Any = schedule

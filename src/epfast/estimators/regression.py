@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from epfast import _checks
-from epfast._arrays import Array
+from epfast._arrays import Array, to_float64
 from epfast.estimators.base import check_is_fitted, validate_data
 from epfast.inference.posterior import shifted
 from epfast.losses import Loss
@@ -42,7 +42,7 @@ class LatentRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             check_consistent_length(rows, y)
             return rows, y
         rows, found = validate_data(self, X, y, y_numeric=True, **given)
-        return rows, np.asarray(found, dtype=np.float64)
+        return rows, to_float64(found)
 
     def _latent(self, rows: Any) -> tuple[Array, Array]:
         """Mean and variance of the latent values, (n,) each, without the user's offset."""

@@ -24,6 +24,7 @@ from epfast._arrays import Array, as_array
 from epfast._core.crew import Crew
 from epfast.inference import Counts, PartOfSweep, Summary
 from epfast.inference.runtime import PacedParts, Tick
+from epfast.linear.engines.minibatch import physical_memory
 from epfast.schedules import ADF, AEP, DSEP, EP, SEP
 
 #: what a schedule may ask for and no sweep here has
@@ -138,6 +139,20 @@ def checked_schedule(schedule: Any, model: str, seed: int) -> Any:
     result = schedule.filled(power=1.0, damping=schedule.usual_damping("row"))
     _checks.settle(result, order=order)
     return result.filled(seed=seed) if order == "shuffled" else result
+
+
+def check_memory(needed: float, given: str, what: str, cheaper: str) -> None:
+    """Refuse what this machine cannot hold.
+
+    needed: bytes; for the message given: the argument and its value, what: what takes them,
+    cheaper: what is allowed.
+    """
+    memory = physical_memory()
+    if 0 < memory < needed:
+        raise ValueError(
+            f"{given}, for which {what} take {needed / 2**30:.3g} GB, and this machine has "
+            f"{memory / 2**30:.3g} GB; allowed: {cheaper}"
+        )
 
 
 class ParametricEngine:

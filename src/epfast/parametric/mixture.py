@@ -23,10 +23,15 @@ from epfast.parametric.mixture_problem import (
     spread_of,
     weights_at_door,
 )
-from epfast.schedules import EP, Schedule
+from epfast.schedules import AEP, EP, Schedule
 
-#: what no schedule means
+#: what no schedule means: the second goes on from where the first is
 USUAL = EP(sweeps=200, tol=1e-6)
+BEFORE = AEP(sweeps=10, tol=0.0, damping=0.5)
+#: runs from means that are drawn, where neither schedule nor n_init is given
+STARTS = 5
+#: nats per row by which approximate evidence may be above its bound
+SLACK = 0.05
 #: what to do about a run that fails
 REMEDY = (
     "components that overlap leave several solutions: try another prior_mean or seed, fewer "
@@ -59,6 +64,7 @@ def fit_mixture(
     start: MixturePosterior | None = None,
     callback: Any = None,
     progress: Any = False,
+    n_init: int | None = None,
 ) -> MixturePosterior:
     """Fit a mixture of Gaussians of one isotropic noise: x ~ sum_j w_j N(mu_j, v I).
 
@@ -92,12 +98,13 @@ def fit_mixture(
         Shape and rate of the gamma prior of a learnt precision 1 / v. None: shape 2, and the rate
         by the distance of rows to the nearest of J of them.
     schedule : Schedule, optional
-        None: ``EP(sweeps=200, tol=1e-6)``. EP, SEP, DSEP, AEP or ADF, each row on its own; in
-        shuffled order unless told. EP stores J (d^2 + d) numbers per row, SEP so many in all. SEP
-        of single rows stays off its fixed point by the noise of the order; ``damping=0.1`` makes
-        it small, :class:`epfast.AEP` has none. Where components are near each other, ten passes of
-        AEP as ``start`` of EP lead to the better solution more often than EP alone. Several passes
-        of ADF count every row several times.
+        None: ``EP(sweeps=200, tol=1e-6)``, in several runs of which that with the largest log
+        evidence is kept. The first run, the third and so on begin with ten passes of AEP, which
+        sees all rows at once, where EP may commit itself in its first pass. EP, SEP, DSEP, AEP or
+        ADF, once, each row on its own; in shuffled order unless told. EP stores J (d^2 + d) numbers
+        per row, SEP so many in all. SEP of single rows stays off its fixed point by the noise of
+        the order; ``damping=0.1`` makes it small, :class:`epfast.AEP` has none. Several passes of
+        ADF count every row several times.
     seed : int
         Of prior means that are drawn, and of the order of rows.
     start : MixturePosterior, optional
@@ -108,6 +115,10 @@ def fit_mixture(
         the fit.
     progress : bool or callable
         True shows a bar; a callable is called with numbers of rows done.
+    n_init : int, optional
+        Draws of prior means, with a run from each; the result is the one with the largest log
+        evidence, of those that converged if there are any. None: 5 where no schedule is given,
+        else 1. Given prior means are taken as they are: then no schedule means two runs.
 
     Returns
     -------
@@ -123,7 +134,8 @@ def fit_mixture(
     Warns
     -----
     ConvergenceWarning
-        If the passes did not settle, or sites were refused in the last of them.
+        If the passes did not settle, sites were refused in the last of them, or the log evidence
+        is above the sum of the log predictive densities of the rows, which no right one is.
 
     References
     ----------
@@ -148,7 +160,7 @@ def fit_mixture(
         "noise_prior": noise_prior,
     }
     post, engine = fitted(
-        X, n_components, given, learn_weights, schedule, seed, start, callback, progress
+        X, n_components, given, learn_weights, schedule, seed, start, callback, progress, n_init
     )
     warn_of(post, engine, post.schedule, 2)
     return post
@@ -164,6 +176,7 @@ def fitted(
     start: Any = None,
     callback: Any = None,
     progress: Any = False,
+    n_init: Any = None,
 ) -> tuple[MixturePosterior, ParametricEngine]:
     """As :func:`fit_mixture`, without a warning; given: arguments of the model, by name."""
     _checks.callback(callback)
@@ -171,25 +184,113 @@ def fitted(
     seed = _checks.integer("seed", seed, least=0)
     J = _checks.integer("n_components", n_components, least=1, most=2**16)
     known = checked_schedule(USUAL if schedule is None else schedule, "a mixture", seed)
-    rows = rows_at_door(X)
     if start is not None and not isinstance(start, MixturePosterior):
         raise TypeError(f"start is {_checks.describe(start)}; allowed: a MixturePosterior or None")
+    draws = given["prior_mean"] is None and start is None
+    count = _count(n_init, draws, schedule)
+    rows = rows_at_door(X)
     if start is None:
         problem, rows = _problem(rows, J, given, learn_weights, known, seed)
     else:
         problem, rows = _resumed(rows, J, given, learn_weights, known, start.problem)
-    engine = ParametricEngine(MixtureModel(problem, rows), known, problem.first(), remedy=REMEDY)
+    problem.check_memory()
+    runs = _Runs(rows, callback, progress)
+    if schedule is None and start is None and J > 1:
+        # of AEP and EP alone each finds the better solution on some data
+        firsts = [BEFORE if k % 2 == 0 else None for k in range(count if draws else 2)]
+    else:
+        firsts = [None] * (count if J > 1 else 1)
+    for k, first in enumerate(firsts):
+        if k > 0 and draws:
+            again = int(np.random.default_rng([seed, k]).integers(2**31))
+            problem = problem._replace(prior_mean=problem.center + centers(rows, J, again))
+        runs.add(problem, start, first)
+        if runs.stopped:
+            break
+    assert runs.best is not None
+    return runs.best
 
-    def result(fit: Fit) -> MixturePosterior:
-        return MixturePosterior(fit.state, problem, fit.converged, fit.history)
 
-    fit = None
-    try:
-        fit = run(engine, known, start, callback=callback, progress=progress)
-        return result(fit), engine
-    except KeyboardInterrupt as pressed:
-        fit = reached(pressed) or fit or Fit(engine.init(start), False, [])
-        raise Interrupted(result(fit)) from None
+def _count(n_init: Any, draws: bool, schedule: Any) -> int:
+    """The number of draws of prior means."""
+    if n_init is None:
+        return STARTS if draws and schedule is None else 1
+    count = _checks.integer("n_init", n_init, least=1)
+    if count > 1 and not draws:
+        raise ValueError(
+            f"n_init is {count} where no prior means are drawn; allowed with a given prior_mean or "
+            "start: 1 or None"
+        )
+    return count
+
+
+class _Runs:
+    """Fits of the same rows, of which the best is kept."""
+
+    def __init__(self, rows: Array, callback: Any, progress: Any) -> None:
+        self.rows = rows
+        self.how = {"callback": callback, "progress": progress}
+        self.best: tuple[MixturePosterior, ParametricEngine] | None = None
+        #: whether the callback ended a run
+        self.stopped = False
+
+    def add(self, problem: MixtureProblem, start: MixturePosterior | None, first: Any) -> None:
+        """One more run, by a first schedule if there is one, then by that of the problem."""
+        model = MixtureModel(problem, self.rows)
+        if first is not None:
+            first = checked_schedule(first, "a mixture", problem.schedule.seed or 0)
+            start, engine = self._run(model, problem._replace(schedule=first), start)
+            if self.stopped:
+                self._keep(start, engine)
+                return
+        self._keep(*self._run(model, problem, start))
+
+    def _run(
+        self, model: MixtureModel, problem: MixtureProblem, start: MixturePosterior | None
+    ) -> tuple[MixturePosterior, ParametricEngine]:
+        engine = ParametricEngine(model, problem.schedule, problem.first(), remedy=REMEDY)
+
+        def result(fit: Fit) -> MixturePosterior:
+            return MixturePosterior(fit.state, problem, fit.converged, fit.history)
+
+        fit = None
+        try:
+            fit = run(engine, problem.schedule, start, **self.how)
+            self.stopped = fit.stopped
+            return result(fit), engine
+        except KeyboardInterrupt as pressed:
+            if self.best is not None:
+                raise Interrupted(self.best[0]) from None
+            fit = reached(pressed) or fit or Fit(engine.init(start), False, [])
+            raise Interrupted(result(fit)) from None
+
+    def _keep(self, post: MixturePosterior, engine: ParametricEngine) -> None:
+        post.reason = _impossible(post, self.rows)
+        post.converged = post.converged and not post.reason
+        if self.best is None or _rank(post) > _rank(self.best[0]):
+            self.best = post, engine
+
+
+def _rank(post: MixturePosterior) -> tuple[bool, bool, float]:
+    """The better of two posteriors has the larger one."""
+    return not post.reason, post.converged, post.log_evidence
+
+
+def _impossible(post: MixturePosterior, rows: Array) -> str:
+    """What is wrong with a log evidence above the sum of the log predictive densities of the rows.
+
+    Under the right posterior the sum is above the log evidence by the divergence of the prior from
+    it, by Jensen's inequality, and more. ADF has none if it counts rows several times.
+    """
+    if post.state.sites is None:
+        return ""
+    bound = float(post.log_predictive(rows + post.problem.center).sum())
+    if post.log_evidence <= bound + SLACK * (1.0 + len(rows)):
+        return ""
+    return (
+        f"the log evidence is {post.log_evidence:.6g}, and cannot be above {bound:.6g}, the sum of "
+        f"the log predictive densities of the rows: it means nothing, and so may the fit; {REMEDY}"
+    )
 
 
 def _problem(

@@ -60,6 +60,8 @@ class MixturePosterior:
     history : list of SweepInfo
         ``change`` is that of the means of the components, of the logs of learnt weights, and of the
         log of a learnt noise.
+    reason : str
+        Why the log evidence means nothing, from where it was fitted; else empty.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class MixturePosterior:
         history: list[SweepInfo],
     ) -> None:
         self.state, self.problem = state, problem
-        self.converged, self.history = converged, history
+        self.converged, self.history, self.reason = converged, history, ""
 
     def __repr__(self) -> str:
         J, d = self.problem.shape
@@ -85,9 +87,10 @@ class MixturePosterior:
     def _moments(self) -> tuple[Array, Array]:
         """Means about the centre, and covariances."""
         parts = self.problem.parts(self.state.belief)
-        covariance = np.linalg.inv(parts.precision)
-        covariance = 0.5 * (covariance + covariance.transpose(0, 2, 1))
-        return np.einsum("jkl,jl->jk", covariance, parts.shift), covariance
+        covariance: Array = np.linalg.inv(parts.precision)
+        covariance = 0.5 * covariance + 0.5 * covariance.transpose(0, 2, 1)
+        mean: Array = np.einsum("jkl,jl->jk", covariance, parts.shift)
+        return mean, covariance
 
     @property
     def mean(self) -> Array:

@@ -15,8 +15,10 @@ from epfast._arrays import Array, to_float64
 from epfast._core.mixture import MixtureRows
 from epfast._core.special import digammas, log_gammas
 from epfast.families import Gamma
-from epfast.parametric.engine import ParametricState
+from epfast.parametric.engine import ParametricState, check_memory
 
+#: arrays of the size of a belief that a fit without sites takes
+ARRAYS = 20
 #: shape of the prior of an unknown precision of the noise: as two rows would leave it
 NOISE_SHAPE = 2.0
 
@@ -113,6 +115,17 @@ class MixtureProblem(NamedTuple):
         if parts.noise is not None:
             total += float(Gamma.log_partition(parts.noise[None])[0])
         return total
+
+    def check_memory(self) -> None:
+        """Refuse what cannot fit: the sites of EP, or the beliefs themselves."""
+        J, d = self.shape
+        size = J * d * (d + 1)
+        needed, what, cheaper = 8.0 * ARRAYS * size, "the beliefs", "fewer components"
+        if self.schedule.stores == "factor":
+            needed += 8.0 * self.n_rows * size
+            what = f"EP's sites of ({self.n_rows}, {size}) numbers"
+            cheaper = "schedule=epfast.SEP(damping=0.1), which stores one site, or fewer components"
+        check_memory(needed, f"n_components is {J}", what, cheaper)
 
     def first(self) -> ParametricState:
         """The state of a fit that has no start."""

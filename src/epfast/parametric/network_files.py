@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -112,7 +113,7 @@ def restore(
 
 def layers(name: str, given: Any) -> tuple[int, ...]:
     """Units of one to three hidden layers."""
-    if np.ndim(given) == 0 and not isinstance(given, str | dict | set):
+    if isinstance(given, Real) or (isinstance(given, np.ndarray) and given.ndim == 0):
         given = (given,)
     if not isinstance(given, tuple | list | np.ndarray) or not 1 <= len(given) <= 3:
         raise ValueError(
@@ -124,7 +125,8 @@ def layers(name: str, given: Any) -> tuple[int, ...]:
 
 def gamma(name: str, given: Any) -> tuple[float, float]:
     """Shape and rate of a gamma distribution whose inverse has a mean."""
-    if not isinstance(given, tuple | list | np.ndarray) or len(given) != 2:
+    sized = isinstance(given, tuple | list) or (isinstance(given, np.ndarray) and given.ndim > 0)
+    if not sized or len(given) != 2:
         raise ValueError(f"{name} is {_checks.describe(given)}; allowed: (shape, rate)")
     shape = _checks.number(f"{name}[0]", given[0], above=1.0, most=1e12)
     rate = _checks.number(f"{name}[1]", given[1], above=0.0, most=1e100)

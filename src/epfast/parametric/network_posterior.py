@@ -217,15 +217,19 @@ class NetworkPosterior:
         ndarray of shape (size, m)
             Each row by one network.
         """
+        size = _checks.integer("size", size, least=0)
         draws = _checks.generator("rng", rng)
         scaling = self.problem.scaling
         z = np.broadcast_to(scaling.rows(X).T, (size, self.n_columns, len(X)))
         layers = self.sample(size, draws)
-        for k, weights in enumerate(layers):
-            inputs = weights.shape[2]
-            z = (weights[:, :, :-1] @ z + weights[:, :, -1:]) / np.sqrt(inputs)
-            z = np.maximum(z, 0.0) if k + 1 < len(layers) else z
-        output = scaling.y_mean + scaling.y_scale * z[:, 0]
+        with np.errstate(over="ignore", invalid="ignore"):  # found below
+            for k, weights in enumerate(layers):
+                inputs = weights.shape[2]
+                z = (weights[:, :, :-1] @ z + weights[:, :, -1:]) / np.sqrt(inputs)
+                z = np.maximum(z, 0.0) if k + 1 < len(layers) else z
+            output = scaling.y_mean + scaling.y_scale * z[:, 0]
+        if not np.isfinite(output).all():
+            raise ValueError("X holds rows too far off for doubles; allowed: nearer ones")
         noise = draws.standard_normal(output.shape)
         if self.problem.probit:
             return np.where(output + noise > 0.0, 1.0, -1.0)

@@ -10,11 +10,12 @@ import numpy as np
 from epfast import _checks
 from epfast._arrays import Array, row_chunks
 from epfast._core.network import NetworkRows
-from epfast.linear.engines.minibatch import physical_memory
-from epfast.parametric.engine import ParametricEngine, ParametricState
+from epfast.parametric.engine import ParametricEngine, ParametricState, check_memory
 
 #: standard deviation, relative to the largest number, from which on a column is constant
 CONSTANT = 1e-12
+#: of responses
+LARGEST = 1e150
 #: arrays of the size of the weights that a fit without sites takes
 ARRAYS = 20
 REMEDY = (
@@ -70,6 +71,10 @@ def check_varies(y: Array) -> None:
     largest = np.abs(y).max()
     if not (y / (largest or 1.0)).std() > CONSTANT:
         raise ValueError(f"y is constant ({y[0]:g}); allowed: numbers that differ")
+    if largest > LARGEST:
+        raise ValueError(
+            f"y reaches {largest:.3g}; allowed: numbers up to {LARGEST:g}, with finite squares"
+        )
 
 
 class NetworkModel(NetworkRows):
@@ -142,7 +147,7 @@ class NetworkProblem(NamedTuple):
 
     def check_memory(self) -> None:
         """Refuse what cannot fit: the sites of EP, or the weights themselves."""
-        memory, W = physical_memory(), self.n_weights
+        W = self.n_weights
         needed, what, cheaper = 8 * ARRAYS * W, f"{W} weights", "fewer units"
         if self.schedule.stores == "factor":
             each = np.dtype(self.site_dtype).itemsize
@@ -152,11 +157,7 @@ class NetworkProblem(NamedTuple):
                 "schedule=epfast.SEP(sweeps=40, tol=0), which stores one site, or "
                 "site_dtype='float32'"
             )
-        if 0 < memory < needed:
-            raise ValueError(
-                f"hidden is {self.hidden}, for which {what} take {needed / 2**30:.3g} GB, and this "
-                f"machine has {memory / 2**30:.3g} GB; allowed: {cheaper}"
-            )
+        check_memory(needed, f"hidden is {self.hidden}", what, cheaper)
 
     def first(self) -> ParametricState:
         """The state before all rows: the prior, and a draw of the means.

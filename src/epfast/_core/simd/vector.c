@@ -1919,6 +1919,7 @@ static void contract(ptrdiff_t n, double a, const double *alpha, const double *r
 }
 
 #include "graph.h"
+#include "mixture.h"
 #include "nodes.h"
 #include "operator.h"
 #include "network.h"
@@ -1948,7 +1949,7 @@ const epf_kernels NAMED(epf_kernels) = {
     smooth_moments, cavities, fit_sites, rows_gather, rows_pack, rows_marginals, rows_outer, sparse_marginals,
     ROW_NAMED(sparse_row_moments), ROW_NAMED(sparse_row_cavity), ROW_NAMED(sparse_row_tilted), ROW_NAMED(sparse_row_site),
     graph_transitions, graph_cavities, graph_sites, between_moments, graph_compare, density_look,
-    density_sums, couple, stationary, contract, gaussian_row, triangle_solve, triangle_form,
+    density_sums, couple, stationary, contract, mixture_row, gaussian_row, triangle_solve, triangle_form,
     triangle_times, triangle_update, patch, network_rows, network_predict, network_refine, relu_moments};
 
 #ifdef EPF_COMMON       /* what does not depend on the instruction set: compiled once */

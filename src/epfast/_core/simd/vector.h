@@ -132,6 +132,22 @@ typedef struct {
     ptrdiff_t n_refused, n_failed, n_weights;   /* rows, rows as a whole, weights of rows */
 } epf_network;
 
+/* Mixtures of Gaussians of few dimensions, see mixture.h. Scratch: blocks of (J + 8) EPF_MIXTURE_BLOCK numbers,
+ * points of EPF_MIXTURE_POINTS (J + 8). */
+#define EPF_MIXTURE_MOST 8                      /* dimensions */
+#define EPF_MIXTURE_BLOCK 136
+#define EPF_MIXTURE_POINTS 4096                 /* of the trapezoidal rule; some 25 to 300 are usual */
+
+typedef struct {
+    ptrdiff_t d, J;
+    double noise;                               /* the variance, or 0: learnt */
+    double gamma[2];                            /* of a learnt precision: shape, rate */
+    const double *logs;                         /* of the weights */
+    double *blocks, *tau, *points;
+    double *r, *q;                              /* (J,): of the row, and what others have */
+    double found[4];                            /* scale; of learnt noise mean, gap, and where from */
+} epf_mixture;
+
 typedef void (*epf_elementwise)(ptrdiff_t n, const double *x, double *out);
 
 typedef struct {
@@ -307,6 +323,9 @@ typedef struct {
     /* sums_0 += sum_i w_i e_i, sums_1 += sum_i w_i f_i with w_i = a alpha_i - r_i */
     void (*contract)(ptrdiff_t n, double a, const double *alpha, const double *r, const double *e,
                      const double *f, double *sums);
+
+    /* Mixtures, see mixture.h: the site of a row by a cavity; 0: there is none. */
+    int (*mixture_row)(epf_mixture *row, const double *x, const double *cavity, double *site);
 
     /* Features of learned operators, see operator.h: out_i = exp(-|z_i - x|^2 / 2); x = L^-1 b, |x|^2;
      * x.S x; y = S x, x.S x; S -= scale x x^T; three polynomials of two numbers. */
