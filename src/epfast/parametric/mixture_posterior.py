@@ -87,7 +87,7 @@ class MixturePosterior:
     def _moments(self) -> tuple[Array, Array]:
         """Means about the centre, and covariances."""
         parts = self.problem.parts(self.state.belief)
-        half: Array = 0.5 * np.linalg.inv(parts.precision)
+        half: Any = 0.5 * np.linalg.inv(parts.precision)
         covariance: Array = half + half.transpose(0, 2, 1)
         mean: Array = np.einsum("jkl,jl->jk", covariance, parts.shift)
         return mean, covariance
