@@ -87,8 +87,8 @@ class MixturePosterior:
     def _moments(self) -> tuple[Array, Array]:
         """Means about the centre, and covariances."""
         parts = self.problem.parts(self.state.belief)
-        covariance: Array = np.linalg.inv(parts.precision)
-        covariance = 0.5 * covariance + 0.5 * covariance.transpose(0, 2, 1)
+        half: Any = 0.5 * np.linalg.inv(parts.precision)
+        covariance: Array = half + half.transpose(0, 2, 1)
         mean: Array = np.einsum("jkl,jl->jk", covariance, parts.shift)
         return mean, covariance
 
