@@ -15,7 +15,7 @@ from epfast.parametric.engine import ParametricEngine, ParametricState, check_me
 #: standard deviation, relative to the largest number, from which on a column is constant
 CONSTANT = 1e-12
 #: of responses
-LARGEST = 1e150
+LARGEST = 1e152
 #: arrays of the size of the weights that a fit without sites takes
 ARRAYS = 20
 REMEDY = (
