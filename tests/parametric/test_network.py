@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -370,9 +371,31 @@ def test_rows_that_are_refused_warn():
 def test_wild_passes_warn():
     """Undamped AEP goes too far; no variance is negative, no count above the rows."""
     with pytest.warns(ConvergenceWarning, match="worse than a constant"):
-        post = fit_network(X, Y, hidden=(20,), schedule=AEP(sweeps=9, tol=0.0))
+        post = fit_network(X, Y, hidden=(20,), schedule=AEP(sweeps=9, tol=0.0, damping=1.0))
     assert all(info.n_refused <= N for info in post.history)
     assert (post.state.belief[: post.problem.n_weights] > 0.0).all()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "batch"),
+    [
+        (AEP(sweeps=40, tol=0.0), 240),
+        (SEP(sweeps=20, tol=0.0, order="shuffled", batch=120), 120),
+        (SEP(sweeps=20, tol=0.0, order="shuffled", batch=8), 8),
+        (DSEP(groups=[0] * 40 + [1] * 200, sweeps=40, tol=0.0, batch=None), 200),
+    ],
+)
+def test_batches_are_damped_unless_told(schedule, batch):
+    """By 16 rows over those of a batch: undamped, all but the batches of 8 flee on these rows."""
+    rng = np.random.default_rng(5)
+    rows = rng.standard_normal((240, 3))
+    y = np.sin(2.0 * rows[:, 0]) + 0.1 * rng.standard_normal(240)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        post = fit_network(rows, y, hidden=(20,), schedule=schedule)
+    assert post.schedule.damping == min(1.0, 16 / batch)
+    assert post.n_refused == 0
+    assert post.log_predictive(rows, y).mean() > -0.5 * np.log(2.0 * np.pi * y.var()) - 0.5
 
 
 def test_rows_that_are_refused_in_part_warn():

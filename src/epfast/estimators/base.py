@@ -17,6 +17,7 @@ from epfast.losses import Loss, Multiclass
 try:
     from sklearn import exceptions
     from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.utils import check_random_state
     from sklearn.utils.class_weight import compute_class_weight
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted
@@ -42,8 +43,10 @@ __all__ = [
     "check_labels",
     "check_of_labels",
     "check_unweighted",
+    "fit_seed",
     "row_weights",
     "sample_weights",
+    "seed_of_draws",
     "tell",
     "users_level",
     "validate_data",
@@ -70,6 +73,20 @@ def users_level() -> int:
     # a frame that refers to itself would keep what callers hold until the next garbage collection
     del frame
     return level + 1
+
+
+def seed_of_draws(random_state: Any) -> int:
+    """A seed of NumPy's generators, drawn by any of scikit-learn's kinds; None draws afresh."""
+    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
+
+
+def fit_seed(random_state: Any) -> int:
+    """The seed of a fit: 0 for None, since a fit depends on its arguments alone; integers are."""
+    if random_state is None:
+        return 0
+    if isinstance(random_state, int | np.integer):
+        return _checks.integer("random_state", random_state, least=0)
+    return seed_of_draws(random_state)
 
 
 def tell(told: Iterable[tuple[Any, ...]]) -> None:

@@ -17,6 +17,7 @@ from epfast.estimators.base import (
     check_of_labels,
     check_unweighted,
     row_weights,
+    seed_of_draws,
     validate_data,
 )
 from epfast.estimators.interrupts import all_or_nothing
@@ -30,7 +31,6 @@ from epfast.schedules import Schedule
 
 # scikit-learn is there, or epfast.estimators.base would have said so
 from sklearn.gaussian_process.kernels import CompoundKernel  # isort: skip
-from sklearn.utils import check_random_state  # isort: skip
 
 __all__ = ["GPClassifier"]
 
@@ -381,9 +381,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
         """
         size = _checks.integer("n_samples", n_samples, least=0)
         several = self._several
-        # scikit-learn's generators and seeds, for one of NumPy's new ones
-        seed = check_random_state(random_state).randint(np.iinfo(np.int32).max)
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(seed_of_draws(random_state))
         check_is_fitted(self)
         rows = validate_data(self, X, dtype=np.float64, reset=False)
         if several:

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks, losses, schemes
 from epfast._arrays import Array
-from epfast.estimators.base import EvidenceWarning, check_is_fitted, users_level
+from epfast.estimators.base import EvidenceWarning, check_is_fitted, seed_of_draws, users_level
 from epfast.estimators.coefficients import Coefficients
 from epfast.estimators.evidence import (
     BinaryProblems,
@@ -36,7 +36,6 @@ from epfast.losses import Loss
 from epfast.schedules import EP
 
 # scikit-learn is there, or epfast.estimators.base would have said so
-from sklearn.utils import check_random_state  # isort: skip
 from sklearn.utils.metaestimators import available_if  # isort: skip
 
 #: tight enough that repeated and weighted rows agree to 1e-8
@@ -82,7 +81,7 @@ class LinearModel(Coefficients):
             sweeps = int(np.clip(READ / np.prod(rows.shape, dtype=float), FEWEST, MOST))
             return EP(sweeps=sweeps, tol=FACTORIZED_TOL)
         if self.random_state is not None and getattr(schedule, "order", "") == "shuffled":
-            return schedule.filled(seed=_seed(self.random_state))
+            return schedule.filled(seed=seed_of_draws(self.random_state))
         return schedule
 
     def _covariance(self, rows: Any) -> str:
@@ -112,7 +111,7 @@ class LinearModel(Coefficients):
         if self.random_state is not None and scheme is not None:
             scheme = schemes.resolve(scheme)
             if hasattr(scheme, "seed"):
-                scheme = replace(cast(Any, scheme), seed=_seed(self.random_state))
+                scheme = replace(cast(Any, scheme), seed=seed_of_draws(self.random_state))
         with _own_words(getattr(self, "class_weight", None)):
             chosen = choose(
                 self._factor(offset),
@@ -292,10 +291,6 @@ class LinearModel(Coefficients):
 
     def _accept_sparse(self) -> str | bool:
         return "csr"
-
-
-def _seed(random_state: Any) -> int:
-    return int(check_random_state(random_state).randint(2**31 - 1))
 
 
 @contextmanager

@@ -8,27 +8,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from epfast._arrays import Array
-from epfast.estimators.base import check_is_fitted, tell, validate_data
+from epfast.estimators.base import check_is_fitted, fit_seed, seed_of_draws, tell, validate_data
 from epfast.estimators.interrupts import all_or_nothing
-from epfast.parametric.mixture import fitted
+from epfast.parametric.mixture import MODEL, fitted
 from epfast.parametric.mixture_posterior import MixturePosterior
 from epfast.schedules import Schedule
 
 # scikit-learn is there, or epfast.estimators.base would have said so
 from sklearn.base import BaseEstimator, DensityMixin  # isort: skip
-from sklearn.utils import check_random_state  # isort: skip
 
 __all__ = ["GaussianMixtureEP"]
-
-#: parameters of the model
-MODEL = (
-    "noise_variance",
-    "prior_mean",
-    "prior_variance",
-    "weights",
-    "concentration",
-    "noise_prior",
-)
 
 
 class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
@@ -129,9 +118,6 @@ class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
         """
         del y
         rows = validate_data(self, X, dtype=np.float64)
-        seed = 0
-        if self.random_state is not None:
-            seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         given = {name: getattr(self, name) for name in MODEL}
         post, engine = fitted(
             rows,
@@ -139,7 +125,7 @@ class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
             given,
             self.learn_weights,
             self.schedule,
-            seed,
+            fit_seed(self.random_state),
             n_init=self.n_init,
         )
         tell([(post, engine, post.schedule)])
@@ -233,7 +219,4 @@ class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
             Their components.
         """
         check_is_fitted(self)
-        rng = None
-        if self.random_state is not None:
-            rng = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        return self.posterior_.sample_x(n_samples, rng)
+        return self.posterior_.sample_x(n_samples, seed_of_draws(self.random_state))

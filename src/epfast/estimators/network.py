@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.estimators.base import LatentClassifier, validate_data
+from epfast.estimators.base import LatentClassifier, fit_seed, validate_data
 from epfast.estimators.interrupts import all_or_nothing
 from epfast.estimators.jobs import in_threads, jobs_of
 from epfast.estimators.regression import LatentRegressor
@@ -21,55 +21,33 @@ from epfast.parametric.engine import checked_schedule
 from epfast.parametric.network import usual_schedule
 from epfast.schedules import ADF, Schedule
 
-# scikit-learn is there, or epfast.estimators.base would have said so
-from sklearn.utils import check_random_state  # isort: skip
-
 __all__ = ["NetworkClassifier", "NetworkRegressor"]
 
 
 class _Network:
     """What both estimators share: settings, passes, and when these end."""
 
-    def __init__(
-        self,
-        hidden: Any = (50,),
-        *,
-        schedule: Schedule | None = None,
-        prior: tuple[float, float] = (6.0, 6.0),
-        standardize: bool = True,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 5,
-        random_state: Any = None,
-        progress: Any = False,
-    ) -> None:
-        self.hidden = hidden
-        self.schedule = schedule
-        self.prior = prior
-        self.standardize = standardize
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.n_iter_no_change = n_iter_no_change
-        self.random_state = random_state
-        self.progress = progress
+    hidden: Any
+    schedule: Schedule | None
+    prior: tuple[float, float]
+    standardize: bool
+    early_stopping: bool
+    validation_fraction: float
+    n_iter_no_change: int
+    random_state: Any
+    progress: Any
 
-    #: what fit_network takes besides
     def _given(self) -> dict[str, Any]:
+        """What fit_network takes besides rows and schedule."""
         names = ("hidden", "prior", "standardize", "progress")
-        return {**{name: getattr(self, name) for name in names}, "seed": self._seed()}
+        return {
+            **{name: getattr(self, name) for name in names},
+            "seed": fit_seed(self.random_state),
+        }
 
     def _first(self) -> Any:
         """The schedule of the first rows of a stream, which count as often as later ones."""
         return ADF() if self.schedule is None else self.schedule
-
-    def _seed(self) -> int:
-        """A seed of NumPy's generators, from any of scikit-learn's kinds; None is 0."""
-        state = self.random_state
-        if state is None:
-            return 0
-        if isinstance(state, int | np.integer):
-            return _checks.integer("random_state", state, least=0)
-        return int(check_random_state(state).randint(np.iinfo(np.int32).max))
 
     def _fitted(self, X: Array, y: Array, given: dict[str, Any]) -> tuple[NetworkPosterior, Array]:
         """A network, and the mean log density of held-out rows after each pass; empty without."""
@@ -186,17 +164,15 @@ class NetworkRegressor(_Network, LatentRegressor):
         random_state: Any = None,
         progress: Any = False,
     ) -> None:
-        super().__init__(
-            hidden,
-            schedule=schedule,
-            prior=prior,
-            standardize=standardize,
-            early_stopping=early_stopping,
-            validation_fraction=validation_fraction,
-            n_iter_no_change=n_iter_no_change,
-            random_state=random_state,
-            progress=progress,
-        )
+        self.hidden = hidden
+        self.schedule = schedule
+        self.prior = prior
+        self.standardize = standardize
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.random_state = random_state
+        self.progress = progress
         self.noise = noise
 
     def _given(self) -> dict[str, Any]:
@@ -307,17 +283,15 @@ class NetworkClassifier(_Network, LatentClassifier):
         random_state: Any = None,
         progress: Any = False,
     ) -> None:
-        super().__init__(
-            hidden,
-            schedule=schedule,
-            prior=prior,
-            standardize=standardize,
-            early_stopping=early_stopping,
-            validation_fraction=validation_fraction,
-            n_iter_no_change=n_iter_no_change,
-            random_state=random_state,
-            progress=progress,
-        )
+        self.hidden = hidden
+        self.schedule = schedule
+        self.prior = prior
+        self.standardize = standardize
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.random_state = random_state
+        self.progress = progress
         self.n_jobs = n_jobs
 
     @all_or_nothing

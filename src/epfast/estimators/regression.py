@@ -9,13 +9,12 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks
 from epfast._arrays import Array, to_float64
-from epfast.estimators.base import check_is_fitted, validate_data
+from epfast.estimators.base import check_is_fitted, seed_of_draws, validate_data
 from epfast.inference.posterior import shifted
 from epfast.losses import Loss
 
 # scikit-learn is there, or epfast.estimators.base would have said so
 from sklearn.base import BaseEstimator, RegressorMixin  # isort: skip
-from sklearn.utils import check_random_state  # isort: skip
 from sklearn.utils.validation import check_consistent_length  # isort: skip
 
 __all__ = ["LatentRegressor"]
@@ -170,9 +169,7 @@ class LatentRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         ndarray of shape (n, n_samples)
         """
         size = _checks.integer("n_samples", n_samples, least=0)
-        # scikit-learn's generators and seeds, for one of NumPy's new ones
-        seed = check_random_state(random_state).randint(np.iinfo(np.int32).max)
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(seed_of_draws(random_state))
         return self._draws(self._rows(X), size, rng, offset).T
 
 

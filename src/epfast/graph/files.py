@@ -28,6 +28,7 @@ from epfast.graph.variables import Block, Index, Part, Terms, Variables, finite_
 from epfast.inference import Sites, SweepInfo
 from epfast.inference.files import (
     agree,
+    describe_history,
     describe_schedule,
     restore_flag,
     restore_history,
@@ -70,7 +71,7 @@ def contents(
         "graph": problem.graph,
         "schedule": describe_schedule(problem.schedule)[0],
         "converged": bool(converged),
-        "history": [info._replace(factor_cost=None)._asdict() for info in history],
+        "history": describe_history(history),
         "added": problem.added,
         "made": [],
         "batches": [],

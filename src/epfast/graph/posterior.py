@@ -22,6 +22,7 @@ from epfast.graph.variables import Block, Index, Variables
 from epfast.inference import SweepInfo
 from epfast.inference.certificates import Check
 from epfast.inference.files import write
+from epfast.inference.posterior import Recorded
 from epfast.inference.report import interval, level_at_door
 from epfast.operators.just_in_time import Operator
 
@@ -89,7 +90,7 @@ class BlockBelief:
         return np.sqrt(self.variance)
 
 
-class GraphPosterior:
+class GraphPosterior(Recorded):
     """Marginal beliefs about all variables of a :class:`epfast.Graph`.
 
     Attributes
@@ -101,6 +102,9 @@ class GraphPosterior:
     reasons : dict
         Of factors of your own: why fits were refused, and how often over all sweeps.
     """
+
+    problem: GraphProblem
+    state: GraphState
 
     def __init__(
         self, state: GraphState, problem: GraphProblem, converged: bool, history: list[SweepInfo]
@@ -134,14 +138,6 @@ class GraphPosterior:
             For factors of your own, losses and schemes with functions of yours: pickle them.
         """
         write(path, *files.contents(self.problem, self.state, self.converged, self.history))
-
-    @property
-    def n_sweeps(self) -> int:
-        return self.state.sweeps
-
-    @property
-    def n_refused(self) -> int:
-        return sum(info.n_refused for info in self.history)
 
     def operator(self, batch: int) -> Operator | tuple[Operator | None, ...]:
         """The operator that learned the messages of a batch, or the tuple of them.

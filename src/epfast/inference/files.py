@@ -287,7 +287,7 @@ def contents(post: Posterior) -> tuple[dict[str, Any], dict[str, Any]]:
         "schedule": schedule,
         "converged": bool(post.converged),
         "sweeps": int(post.n_sweeps),
-        "history": [info._replace(factor_cost=None)._asdict() for info in post.history],
+        "history": describe_history(post.history),
     }
 
 
@@ -340,6 +340,11 @@ def restore_schedule(described: dict[str, Any] | None, groups: Any) -> Any:
         elif name in ("groups", "shards") and value is None:
             numbers_of[name] = groups
     return kind(**numbers_of)
+
+
+def describe_history(history: list[SweepInfo]) -> list[dict[str, Any]]:
+    """The records of sweeps as JSON, without the costs of factors, which are arrays."""
+    return [info._replace(factor_cost=None)._asdict() for info in history]
 
 
 def restore_history(records: Any) -> list[SweepInfo]:

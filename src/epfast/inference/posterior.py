@@ -21,20 +21,17 @@ def shifted(latent: Array, offset: ArrayLike | None, n: int) -> Array:
     return latent if offset is None else latent + _checks.array("offset", offset, shape=(n,))
 
 
-class Posterior:
-    """Base of the results of a fit; a subclass has ``state``, ``problem`` and the record."""
+class Recorded:
+    """The record of a fit; a subclass has ``state`` and ``problem``."""
 
     state: Any
     problem: Any
     converged: bool
     history: list[SweepInfo]
 
-    # -- the record --
-
     @property
-    def sites(self) -> Sites | None:
-        sites: Sites | None = self.state.sites
-        return sites
+    def schedule(self) -> Any:
+        return self.problem.schedule
 
     @property
     def n_sweeps(self) -> int:
@@ -46,6 +43,15 @@ class Posterior:
     def n_refused(self) -> int:
         """Sites that kept their old value, summed over the sweeps of this fit."""
         return sum(info.n_refused for info in self.history)
+
+
+class Posterior(Recorded):
+    """Base of the results of fits with a loss."""
+
+    @property
+    def sites(self) -> Sites | None:
+        sites: Sites | None = self.state.sites
+        return sites
 
     # -- the choices --
 
@@ -64,10 +70,6 @@ class Posterior:
     def operator(self) -> Any:
         """What learned the messages, of a fit by :class:`epfast.Learned`; else None."""
         return getattr(self.scheme, "operator", None)
-
-    @property
-    def schedule(self) -> Any:
-        return self.problem.schedule
 
     @property
     def beta(self) -> float:

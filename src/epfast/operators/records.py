@@ -13,6 +13,7 @@ from epfast._arrays import Array
 from epfast.inference.files import plain
 from epfast.operators.answers import Oracle
 from epfast.operators.dictionary import Store
+from epfast.operators.settings import PATCHES
 from epfast.schemes import Scheme
 from epfast.schemes.names import describe as describe_scheme
 
@@ -105,7 +106,7 @@ def check_alike(first: tuple[Any, Any], second: tuple[Any, Any]) -> None:
             f"the operators have the settings {settings} and {others}; allowed to be pooled: the "
             "same, but for the seed"
         )
-    if settings.features == "patches":
+    if settings.features == PATCHES:
         raise ValueError(
             "the operators have features='patches', which keep no tuples; allowed to be pooled: "
             "'dictionary' or ('fourier', d_in, d_out)"

@@ -155,6 +155,15 @@ def check_memory(needed: float, given: str, what: str, cheaper: str) -> None:
         )
 
 
+def site_sizes(schedule: Any, n: int) -> Array | None:
+    """How many of n rows each site stands for, (K,); None: ADF has no sites."""
+    if schedule.stores == "none":
+        return None
+    if schedule.stores == "factor":
+        return np.ones(n)
+    return np.bincount(schedule.labels(n)).astype(np.float64)
+
+
 class ParametricEngine:
     """The schedules on a model; see the head of this file."""
 
@@ -192,9 +201,7 @@ class ParametricEngine:
         self.remedy, self.evidence_bound, self.site_dtype = remedy, evidence_bound, site_dtype
         self.n_sites = n = model.n_rows
         #: (K,), rows per group where groups share a site
-        self.sizes: Array | None = None
-        if schedule.stores == "shared":
-            self.sizes = np.bincount(schedule.labels(n)).astype(np.float64)
+        self.sizes = site_sizes(schedule, n) if schedule.stores == "shared" else None
 
     def init(self, start: Any) -> ParametricState:
         """The state of a posterior, with sites for this schedule.
@@ -209,11 +216,10 @@ class ParametricEngine:
         )
 
     def _sites(self, state: ParametricState, fresh: bool) -> NDArray[Any] | None:
-        if self.schedule.stores == "none":
-            return None
-        sizes, kind = self.sizes, np.float64
+        sizes = site_sizes(self.schedule, self.n_sites)
         if sizes is None:
-            sizes, kind = np.ones(self.n_sites), self.site_dtype
+            return None
+        kind = self.site_dtype if self.sizes is None else np.float64
         shape = (len(sizes), self.model.n_naturals)
         beyond = state.belief - state.base[: self.model.n_naturals]
         if not fresh and state.sites is not None and state.sites.shape == shape:

@@ -17,6 +17,7 @@ from epfast.parametric.mixture_problem import (
     MixtureProblem,
     centers,
     check_different,
+    check_size,
     covariance_at_door,
     noise_at_door,
     rows_at_door,
@@ -189,11 +190,11 @@ def fitted(
     draws = given["prior_mean"] is None and start is None
     count = _count(n_init, draws, schedule)
     rows = rows_at_door(X)
+    check_size(J, rows, known)
     if start is None:
         problem, rows = _problem(rows, J, given, learn_weights, known, seed)
     else:
         problem, rows = _resumed(rows, J, given, learn_weights, known, start.problem)
-    problem.check_memory()
     runs = _Runs(rows, callback, progress)
     if schedule is None and start is None and J > 1:
         # of AEP and EP alone each finds the better solution on some data

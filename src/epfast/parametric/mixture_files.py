@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.inference import SweepInfo
-from epfast.inference.files import (
-    agree,
-    describe_schedule,
-    restore_flag,
-    restore_history,
-    restore_schedule,
-)
+from epfast.inference.files import agree, restore_flag, restore_history, restore_schedule
+from epfast.parametric import files
 from epfast.parametric.engine import ParametricState, checked_schedule
 from epfast.parametric.mixture_problem import MixtureProblem, covariance_at_door
 
@@ -27,31 +20,18 @@ def contents(
     problem: MixtureProblem, state: ParametricState, converged: bool, history: list[SweepInfo]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The arrays and the header of a file."""
-    arrays: dict[str, Any] = {
+    arrays, header = files.contents("mixture", problem.schedule, state, converged, history)
+    arrays |= {
         "center": problem.center,
         "prior_mean": problem.prior_mean,
         "prior_covariance": problem.prior_covariance,
-        "belief": state.belief,
     }
     arrays |= {name: x for name in OPTIONAL if (x := getattr(problem, name)) is not None}
-    if state.sites is not None:
-        arrays["sites"] = state.sites
-    schedule, groups = describe_schedule(problem.schedule)
-    if groups is not None:
-        arrays["schedule_groups"] = groups
-    header = {
-        "posterior": "mixture",
-        "loss": None,
-        "beta": 1.0,
+    return arrays, header | {
         "n_rows": problem.n_rows,
         "noise_variance": problem.noise_variance,
         "noise_prior": problem.noise_prior,
-        "schedule": schedule,
-        "converged": bool(converged),
-        "sweeps": int(state.sweeps),
-        "history": [info._replace(factor_cost=None)._asdict() for info in history],
     }
-    return arrays, header
 
 
 def restore(
@@ -101,13 +81,6 @@ def restore(
         raise ValueError("the prior or the belief is improper")
     sweeps = _checks.integer("sweeps", header["sweeps"], least=0)
     history = restore_history(header["history"])
-    sites = None
-    if problem.schedule.stores != "none":
-        sizes = np.ones(n)
-        if problem.schedule.stores == "shared":
-            sizes = np.bincount(problem.schedule.labels(n)).astype(np.float64)
-        sites = _checks.array("sites", arrays["sites"], shape=(len(sizes), len(base)))
-        total = np.abs(base) + sizes @ np.abs(sites)
-        agree("belief", belief, base + sizes @ sites, total)
+    sites = files.restore_sites(arrays, problem.schedule, n, belief, base)
     state = ParametricState(belief, base, sites, None, sweeps)
     return state, problem, restore_flag(header, "converged"), history

@@ -15,6 +15,7 @@ from epfast import _checks
 from epfast._arrays import Array, row_chunks
 from epfast.inference import SweepInfo
 from epfast.inference.files import write
+from epfast.inference.posterior import Recorded
 from epfast.inference.report import interval, level_at_door, table
 from epfast.parametric import mixture_files
 from epfast.parametric.engine import ParametricState
@@ -51,7 +52,7 @@ class Draws(NamedTuple):
     noise_variance: Array
 
 
-class MixturePosterior:
+class MixturePosterior(Recorded):
     """The approximate posterior of a mixture of Gaussians.
 
     Attributes
@@ -63,6 +64,9 @@ class MixturePosterior:
     reason : str
         Why the log evidence means nothing, from where it was fitted; else empty.
     """
+
+    problem: MixtureProblem
+    state: ParametricState
 
     def __init__(
         self,
@@ -143,8 +147,7 @@ class MixturePosterior:
 
         With all constants: it may be compared over n_components. EP sees one of the J! labellings.
         """
-        problem, state = self.problem, self.state
-        return problem.log_partition(state.belief) - problem.log_partition(state.base)
+        return self.problem.log_evidence(self.state)
 
     @property
     def sites(self) -> MixtureSites | None:
@@ -162,20 +165,6 @@ class MixturePosterior:
             None if parts.noise is None else parts.noise.copy(),
             parts.log_scale - np.einsum("kjl,l->k", parts.shift, center) - half,
         )
-
-    @property
-    def schedule(self) -> Any:
-        return self.problem.schedule
-
-    @property
-    def n_sweeps(self) -> int:
-        """Passes in all, those of starts included."""
-        return self.state.sweeps
-
-    @property
-    def n_refused(self) -> int:
-        """Rows that kept their site, summed over the passes of this fit: improper cavities."""
-        return sum(info.n_refused for info in self.history)
 
     # ---- predictions ----
 

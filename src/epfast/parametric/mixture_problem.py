@@ -116,16 +116,8 @@ class MixtureProblem(NamedTuple):
             total += float(Gamma.log_partition(parts.noise[None])[0])
         return total
 
-    def check_memory(self) -> None:
-        """Refuse what cannot fit: the sites of EP, or the beliefs themselves."""
-        J, d = self.shape
-        size = J * d * (d + 1)
-        needed, what, cheaper = 8.0 * ARRAYS * size, "the beliefs", "fewer components"
-        if self.schedule.stores == "factor":
-            needed += 8.0 * self.n_rows * size
-            what = f"EP's sites of ({self.n_rows}, {size}) numbers"
-            cheaper = "schedule=epfast.SEP(damping=0.1), which stores one site, or fewer components"
-        check_memory(needed, f"n_components is {J}", what, cheaper)
+    def log_evidence(self, state: ParametricState) -> float:
+        return self.log_partition(state.belief) - self.log_partition(state.base)
 
     def first(self) -> ParametricState:
         """The state of a fit that has no start."""
@@ -171,11 +163,22 @@ class MixtureModel:
         return np.concatenate(means), np.concatenate(variances)
 
     def log_evidence(self, state: ParametricState) -> float:
-        problem = self.problem
-        return problem.log_partition(state.belief) - problem.log_partition(state.base)
+        return self.problem.log_evidence(state)
 
 
 # ---- at the door ----
+
+
+def check_size(J: int, rows: Array, schedule: Any) -> None:
+    """Refuse what does not fit into memory: the sites of EP, or the beliefs themselves."""
+    n, d = rows.shape
+    size = J * d * (d + 1)
+    needed, what, cheaper = 8.0 * ARRAYS * size, "the beliefs", "fewer components"
+    if schedule.stores == "factor":
+        needed += 8.0 * n * size
+        what = f"EP's sites of ({n}, {size}) numbers"
+        cheaper = "schedule=epfast.SEP(damping=0.1), which stores one site, or fewer components"
+    check_memory(needed, f"n_components is {J}", what, cheaper)
 
 
 def rows_at_door(X: Any, d: int | None = None) -> Array:

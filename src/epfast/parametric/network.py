@@ -21,12 +21,14 @@ from epfast.parametric.network_problem import (
     check_varies,
     scaling_of,
 )
-from epfast.schedules import ADF, SEP, Schedule
+from epfast.schedules import ADF, SEP, Schedule, SharedSites
 
 #: what no argument means
 HIDDEN, GAMMA, SEED = (50,), (6.0, 6.0), 0
 #: rows up to which passes of ADF predict better than SEP, and how many of them, by the output
 FEW, PASSES = 2000, {"gaussian": 40, "probit": 10}
+#: rows that may move together undamped: of 32 some fits flee
+TOGETHER = 16
 #: share of the rows that a last pass may refuse in part, and as a whole, without a warning
 MANY_PARTS, MANY_ROWS = 0.1, 0.01
 #: nats per row by which a last pass may predict worse than a constant does
@@ -65,8 +67,9 @@ def fit_network(
         None: up to 2,000 rows ``ADF(passes=40)`` as published, and ``ADF(passes=10)`` with a probit
         output; for more ``SEP(sweeps=40, tol=0, order="shuffled")``. Each pass of ADF counts the
         rows once more, which helps where rows are few: factorised beliefs are held back by their
-        prior. SEP counts them once. EP stores 2 W numbers per row. Batches of SEP and DSEP beyond
-        some tens of rows, and AEP, go too far unless they are damped, by 0.03 or so.
+        prior. SEP counts them once. EP stores 2 W numbers per row. Batches of M rows, of SEP,
+        DSEP and AEP, are damped by 16 / M unless told otherwise, as rows that move together go too
+        far: large batches take many passes.
     prior : tuple of float
         Shape > 1 and rate of the gamma distribution of the weights' prior precision.
     noise : tuple of float
@@ -137,7 +140,7 @@ def fit_network(
     rows, responses = scaled_rows(problem, X, y, 2)
     if problem.schedule is None:
         problem = problem._replace(schedule=usual_schedule(len(rows), problem.likelihood))
-    schedule = checked_schedule(problem.schedule, "a network", problem.seed)
+    schedule = checked_schedule(_damped(problem.schedule, len(rows)), "a network", problem.seed)
     if site_dtype is not None and schedule.stores != "factor":
         raise ValueError(
             f"site_dtype is {site_dtype!r} and schedule {type(schedule).__name__}; allowed: None, "
@@ -165,6 +168,14 @@ def usual_schedule(n: int, likelihood: str) -> Schedule:
     if n <= FEW:
         return ADF(passes=PASSES[likelihood], order="shuffled")
     return SEP(sweeps=40, tol=0.0, order="shuffled")
+
+
+def _damped(schedule: Any, n: int) -> Any:
+    """A schedule of batches with a damping, if it has none."""
+    if not isinstance(schedule, SharedSites):
+        return schedule
+    batch = np.bincount(schedule.labels(n)).max() if schedule.batch is None else schedule.batch
+    return schedule.filled(damping=min(1.0, TOGETHER / batch))
 
 
 def _scaling(

@@ -10,13 +10,8 @@ import numpy as np
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.inference import SweepInfo
-from epfast.inference.files import (
-    agree,
-    describe_schedule,
-    restore_flag,
-    restore_history,
-    restore_schedule,
-)
+from epfast.inference.files import restore_flag, restore_history, restore_schedule
+from epfast.parametric import files
 from epfast.parametric.engine import ParametricState, checked_schedule
 from epfast.parametric.network_problem import NetworkProblem, Scaling
 
@@ -34,36 +29,25 @@ def contents(
     n_dead_units: int,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The arrays and the header of a file."""
-    schedule, groups = describe_schedule(problem.schedule)
-    arrays: dict[str, Any] = {
-        "belief": state.belief,
+    arrays, header = files.contents("network", problem.schedule, state, converged, history)
+    scaling = problem.scaling
+    arrays |= {
         "base": state.base,
-        "scaling_mean": problem.scaling.mean,
-        "scaling_scale": problem.scaling.scale,
+        "scaling_mean": scaling.mean,
+        "scaling_scale": scaling.scale,
     }
-    if state.sites is not None:
-        arrays["sites"] = state.sites
-    if groups is not None:
-        arrays["schedule_groups"] = groups
-    return arrays, {
-        "posterior": "network",
-        "loss": None,
-        "beta": 1.0,
-        "schedule": schedule,
+    return arrays, header | {
         "hidden": list(problem.hidden),
         "likelihood": problem.likelihood,
         "prior": list(problem.prior),
         "noise": list(problem.noise),
-        "y_mean": problem.scaling.y_mean,
-        "y_scale": problem.scaling.y_scale,
+        "y_mean": scaling.y_mean,
+        "y_scale": scaling.y_scale,
         "seed": problem.seed,
         "site_dtype": problem.site_dtype,
         "n": problem.n,
         "log_scale": float(state.log_scale),
-        "sweeps": int(state.sweeps),
-        "converged": bool(converged),
         "n_dead_units": int(n_dead_units),
-        "history": [info._replace(factor_cost=None)._asdict() for info in history],
     }
 
 
@@ -94,13 +78,17 @@ def restore(
         _checks.choice("site_dtype", header["site_dtype"], SITE_DTYPES),
         n,
     )
+    belief, base = _naturals(problem, arrays)
+    sites = files.restore_sites(arrays, schedule, n, belief, base[: len(belief)])
+    if sites is not None and schedule.stores == "factor":
+        sites = sites.astype(problem.site_dtype, copy=False)
     state = ParametricState(
-        *_naturals(problem, arrays),
-        _sites(problem, arrays),
+        belief,
+        base,
+        sites,
         _checks.number("log_scale", header["log_scale"]),
         _checks.integer("sweeps", header["sweeps"], least=0),
     )
-    _check_sum(problem, state)
     dead = _checks.integer("n_dead_units", header["n_dead_units"], least=0)
     return (
         problem,
@@ -143,24 +131,3 @@ def _naturals(problem: NetworkProblem, arrays: dict[str, Array]) -> tuple[Array,
         if not ((natural[:W] > 0.0).all() and (gammas > 0.0).all()):
             raise ValueError(f"{name} is improper; allowed: precisions, shapes and rates > 0")
     return belief, base
-
-
-def _sites(problem: NetworkProblem, arrays: dict[str, Array]) -> Any:
-    if problem.schedule.stores == "none":
-        return None
-    P, own = 2 * problem.n_weights + 4, problem.schedule.stores == "factor"
-    count = problem.n if own else len(np.unique(problem.schedule.labels(problem.n)))
-    given = arrays["sites"]
-    found = _checks.array("sites", given, shape=(count, P))
-    return found.astype(problem.site_dtype if own else np.float64, copy=False)
-
-
-def _check_sum(problem: NetworkProblem, state: ParametricState) -> None:
-    """Refuse sites that do not add up to the belief."""
-    if state.sites is None:
-        return
-    own = problem.schedule.stores == "factor"
-    sizes = np.ones(problem.n) if own else np.bincount(problem.schedule.labels(problem.n))
-    base = state.base[: len(state.belief)]
-    size = np.abs(base) + np.abs(state.belief) + sizes @ np.abs(state.sites)
-    agree("sites", state.belief, base + sizes @ state.sites, size)

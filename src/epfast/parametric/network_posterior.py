@@ -12,6 +12,7 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast.inference import SweepInfo, run
 from epfast.inference.files import write
+from epfast.inference.posterior import Recorded
 from epfast.inference.report import table
 from epfast.losses import Gaussian, Loss, Probit
 from epfast.parametric import network_files
@@ -28,7 +29,7 @@ class Weights(NamedTuple):
     variance: Array
 
 
-class NetworkPosterior:
+class NetworkPosterior(Recorded):
     """Independent Gaussians over the weights of a network, gammas over two precisions.
 
     The network is z_l = max(0, W_l [z_(l-1); 1] / sqrt(inputs + 1)) with a linear last layer, on
@@ -47,6 +48,9 @@ class NetworkPosterior:
         Hidden units that the last pass found more than 37 standard deviations below 0 at each row:
         they do nothing, and learn nothing.
     """
+
+    problem: NetworkProblem
+    state: ParametricState
 
     def __init__(
         self,
@@ -70,10 +74,6 @@ class NetworkPosterior:
     # ---- the record ----
 
     @property
-    def schedule(self) -> Any:
-        return self.problem.schedule
-
-    @property
     def loss(self) -> Loss:
         """What makes y of the output: noise of the mean variance, or a probit link."""
         return Probit() if self.problem.probit else Gaussian(variance=self.noise_variance)
@@ -91,16 +91,6 @@ class NetworkPosterior:
     def n_columns(self) -> int:
         """Columns of X."""
         return len(self.problem.scaling.mean)
-
-    @property
-    def n_sweeps(self) -> int:
-        """Passes in all, those of warm starts included."""
-        return self.state.sweeps
-
-    @property
-    def n_refused(self) -> int:
-        """Rows of which a part kept its site, summed over the passes of this fit."""
-        return sum(info.n_refused for info in self.history)
 
     # ---- the belief ----
 
