@@ -48,6 +48,22 @@ PAGES = {
 }
 #: pages of which some blocks need the extras sklearn and arviz
 WITH_EXTRAS = ("README.md", "docs/index.rst", "docs/tutorial.rst", "docs/guide.rst")
+#: pages with a sampler within sweeps, which take another course after another rounding
+SAMPLED = ("docs/tutorial_simulator.rst",)
+NUMBER = re.compile(r"-?\d+(?:\.(\d+))?")
+
+
+def nearly(out, printed):
+    """Whether texts are the same but for a unit in the last decimal, and counts for a factor 2."""
+    if NUMBER.sub("#", out) != NUMBER.sub("#", printed):
+        return False
+    for a, b in zip(NUMBER.finditer(out), NUMBER.finditer(printed), strict=True):
+        one, other = float(a[0]), float(b[0])
+        if b[1] is None and not 0.5 * other <= one <= 2.0 * other:
+            return False
+        if b[1] is not None and abs(one - other) > 1.001 * 10.0 ** -len(b[1]):
+            return False
+    return True
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -67,7 +83,8 @@ def test_blocks_run(page, capsys):
         exec(compile(lines_before + block, path, "exec"), names)
         out = capsys.readouterr().out
         if printed is not None:
-            assert DRAWS.sub("so many", out) == DRAWS.sub("so many", printed), block
+            out, printed = DRAWS.sub("so many", out), DRAWS.sub("so many", printed)
+            assert out == printed or (page in SAMPLED and nearly(out, printed)), block
 
 
 MODULES = [info.name for info in pkgutil.walk_packages(epfast.__path__, "epfast.")]

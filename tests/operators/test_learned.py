@@ -126,10 +126,15 @@ def test_polish_takes_out_what_the_operator_is_wrong_by(truth):
 
 
 def test_sampled_oracle(truth):
-    scheme = epfast.Learned(oracle=schemes.ImportanceSampling(2000, seed=1), tolerance=0.03)
-    post = fit(scheme, schedule=epfast.EP(sweeps=60))
-    assert off(post, truth) < 0.3
-    assert isinstance(post.operator.oracle, epfast.SampledFactor)
+    """Errors of draws add up over the rows: n sqrt(2 / draws in all) of a variance, .08 here."""
+    found = []
+    for seed in range(5):
+        oracle = schemes.ImportanceSampling(50_000, seed=seed)
+        post = fit(epfast.Learned(oracle=oracle, tolerance=0.03), schedule=epfast.EP(sweeps=60))
+        assert post.operator.calls < 200
+        assert isinstance(post.operator.oracle, epfast.SampledFactor)
+        found.append(off(post, truth))
+    assert np.median(found) < 0.24
 
 
 def test_settings_of_the_paper(truth):

@@ -11,7 +11,7 @@ from scipy import special, stats
 
 import epfast
 from epfast import ADF, AEP, DSEP, EP, SEP, fit_mixture
-from epfast.parametric import engine
+from epfast.parametric import engine, mixture
 from tests.oracles import interrupts
 from tests.oracles import plain_mixture as plain
 
@@ -573,6 +573,24 @@ def test_no_schedule_keeps_the_best_of_several_draws():
     assert post.log_evidence == found[-1] == max(found)
     assert found == sorted(found)
     assert post.schedule == runs[0].schedule
+
+
+def test_draws_compete_on_some_of_many_rows(monkeypatch):
+    X, _, _ = data(600, 3, 2)
+    whole = fit(X, 3)
+    monkeypatch.setattr(mixture, "FEW", 90)
+    monkeypatch.setattr(mixture, "FEW_EACH", 30)
+    told = []
+    post = fit(X, 3, callback=lambda info, state: told.append((info.sweep, len(state.sites))))
+    assert post.converged
+    assert post.problem.n_rows == 600
+    assert post.log_evidence == pytest.approx(whole.log_evidence, abs=1.0)
+    assert fit(X, 3).log_evidence == post.log_evidence
+    # one run over all rows, of EP, or of AEP and EP
+    sweeps, sites = zip(*told, strict=True)
+    assert sweeps.count(0) <= 2
+    assert set(sites) <= {1, 600}
+    assert fit(X, 3, n_init=5).log_evidence == whole.log_evidence
 
 
 def test_n_init_needs_draws():

@@ -31,6 +31,8 @@ USUAL = EP(sweeps=200, tol=1e-6)
 BEFORE = AEP(sweeps=10, tol=0.0, damping=0.5)
 #: runs from means that are drawn, where neither schedule nor n_init is given
 STARTS = 5
+#: rows that compare them, at least, and at least so many for each component
+FEW, FEW_EACH = 2000, 200
 #: nats per row by which approximate evidence may be above its bound
 SLACK = 0.05
 #: what to do about a run that fails
@@ -112,14 +114,16 @@ def fit_mixture(
         A posterior to go on from, whose model holds where arguments are None: the same rows, or
         with ADF further ones.
     callback : callable, optional
-        Called after each pass with its :class:`epfast.SweepInfo` and the state; a true answer ends
-        the fit.
+        Called after each pass over all rows with its :class:`epfast.SweepInfo` and the state; a
+        true answer ends the fit.
     progress : bool or callable
         True shows a bar; a callable is called with numbers of rows done.
     n_init : int, optional
         Draws of prior means, with a run from each; the result is the one with the largest log
         evidence, of those that converged if there are any. None: 5 where no schedule is given,
-        else 1. Given prior means are taken as they are: then no schedule means two runs.
+        else 1. Given prior means are taken as they are: then no schedule means two runs. Where
+        neither is given, runs of more than max(2000, 200 J) rows are compared on so many of them,
+        drawn by the seed, and the best goes over all rows.
 
     Returns
     -------
@@ -195,21 +199,48 @@ def fitted(
         problem, rows = _problem(rows, J, given, learn_weights, known, seed)
     else:
         problem, rows = _resumed(rows, J, given, learn_weights, known, start.problem)
-    runs = _Runs(rows, callback, progress)
     if schedule is None and start is None and J > 1:
         # of AEP and EP alone each finds the better solution on some data
         firsts = [BEFORE if k % 2 == 0 else None for k in range(count if draws else 2)]
     else:
         firsts = [None] * (count if J > 1 else 1)
+    candidates = []
     for k, first in enumerate(firsts):
         if k > 0 and draws:
             again = int(np.random.default_rng([seed, k]).integers(2**31))
             problem = problem._replace(prior_mean=problem.center + centers(rows, J, again))
-        runs.add(problem, start, first)
-        if runs.stopped:
+        candidates.append((problem, first))
+    few = max(FEW, FEW_EACH * J)
+    told = schedule is not None or n_init is not None
+    if told or len(candidates) == 1 or len(rows) <= few:
+        return _best(candidates, start, _Runs(rows, callback, progress), False)
+    which = np.sort(np.random.default_rng([seed, 0]).choice(len(rows), few, replace=False))
+    ranked = _ranked(candidates, _Runs(rows[which], None, progress))
+    return _best(ranked, start, _Runs(rows, callback, progress), True)
+
+
+def _best(
+    candidates: list[tuple[MixtureProblem, Any]], start: Any, runs: _Runs, ranked: bool
+) -> tuple[MixturePosterior, ParametricEngine]:
+    """The best run of candidates, by problem and first schedule; of ranked ones the first good."""
+    for problem, first in candidates:
+        post = runs.add(problem, start, first)
+        if runs.stopped or (ranked and post.converged):
             break
     assert runs.best is not None
     return runs.best
+
+
+def _ranked(
+    candidates: list[tuple[MixtureProblem, Any]], runs: _Runs
+) -> list[tuple[MixtureProblem, Any]]:
+    """Candidates, the best first, by their runs on a part of the rows."""
+    n = len(runs.rows)
+    ranks = [
+        _rank(runs.add(problem._replace(n_rows=n), None, first)) for problem, first in candidates
+    ]
+    order = sorted(range(len(ranks)), key=ranks.__getitem__, reverse=True)
+    return [candidates[k] for k in order]
 
 
 def _count(n_init: Any, draws: bool, schedule: Any) -> int:
@@ -235,16 +266,17 @@ class _Runs:
         #: whether the callback ended a run
         self.stopped = False
 
-    def add(self, problem: MixtureProblem, start: MixturePosterior | None, first: Any) -> None:
+    def add(
+        self, problem: MixtureProblem, start: MixturePosterior | None, first: Any
+    ) -> MixturePosterior:
         """One more run, by a first schedule if there is one, then by that of the problem."""
         model = MixtureModel(problem, self.rows)
         if first is not None:
             first = checked_schedule(first, "a mixture", problem.schedule.seed or 0)
             start, engine = self._run(model, problem._replace(schedule=first), start)
             if self.stopped:
-                self._keep(start, engine)
-                return
-        self._keep(*self._run(model, problem, start))
+                return self._keep(start, engine)
+        return self._keep(*self._run(model, problem, start))
 
     def _run(
         self, model: MixtureModel, problem: MixtureProblem, start: MixturePosterior | None
@@ -265,11 +297,12 @@ class _Runs:
             fit = reached(pressed) or fit or Fit(engine.init(start), False, [])
             raise Interrupted(result(fit)) from None
 
-    def _keep(self, post: MixturePosterior, engine: ParametricEngine) -> None:
+    def _keep(self, post: MixturePosterior, engine: ParametricEngine) -> MixturePosterior:
         post.reason = _impossible(post, self.rows)
         post.converged = post.converged and not post.reason
         if self.best is None or _rank(post) > _rank(self.best[0]):
             self.best = post, engine
+        return post
 
 
 def _rank(post: MixturePosterior) -> tuple[bool, bool, float]:
