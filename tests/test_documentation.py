@@ -50,7 +50,7 @@ PAGES = {
 WITH_EXTRAS = ("README.md", "docs/index.rst", "docs/tutorial.rst", "docs/guide.rst")
 #: pages with a sampler within sweeps, which take another course after another rounding
 SAMPLED = ("docs/tutorial_simulator.rst",)
-NUMBER = re.compile(r"-?\d+(?:\.(\d+))?")
+NUMBER = re.compile(r"-?\d+(?:\.(\d*))?")
 
 
 def nearly(out, printed):
