@@ -57,8 +57,9 @@ def same(a, b):
 @pytest.mark.parametrize("loss", ["gaussian", "probit"])
 @pytest.mark.parametrize("name", ["ADF", "SEP", "EP"])
 @pytest.mark.parametrize("hidden", [(6,), (5, 4)])
-def test_a_fit_is_its_plain_passes(name, hidden, loss):
-    post = fit(name, 3, hidden, loss=loss, prior=(5.0, 4.0), noise=(3.0, 2.0))
+@pytest.mark.parametrize("prior", [(5.0, 4.0), 0.7])
+def test_a_fit_is_its_plain_passes(name, hidden, loss, prior):
+    post = fit(name, 3, hidden, loss=loss, prior=prior, noise=(3.0, 2.0))
     probit = loss == "probit"
     scaled = (X - X.mean(axis=0)) / X.std(axis=0)
     y = LABELS if probit else (Y - Y.mean()) / Y.std()
@@ -66,11 +67,13 @@ def test_a_fit_is_its_plain_passes(name, hidden, loss):
     W, rng = plain.W, np.random.default_rng(3)
     base = np.zeros(4 * W + 4)
     base[:W], base[2 * W : 2 * W + 4] = 1.0, [2.0, 2.0, 4.0, 4.0]
+    if prior == 0.7:
+        base[:W], base[2 * W + 2 : 2 * W + 4] = 0.7, [0.7, 1.0]
     if probit:
         base[2 * W : 2 * W + 2] = 0.0
     q = base[: 2 * W + 4].copy()
     draws = [rng.standard_normal(shape) / np.sqrt(shape[0]) for shape in plain.shapes]
-    q[W : 2 * W] = np.concatenate([draw.ravel() for draw in draws])
+    q[W : 2 * W] = base[:W] * np.concatenate([draw.ravel() for draw in draws])
     sites = np.tile((q - base[: 2 * W + 4]) / N, (N, 1))
     # what is left of the draw is no word of the rows, and hidden from the factors of the prior
     drawn = q[W : 2 * W].copy()
@@ -82,6 +85,8 @@ def test_a_fit_is_its_plain_passes(name, hidden, loss):
         else:
             q, log_z = plain.adf(q, base, order, 1.0 / N if name == "SEP" else 0.0)
         assert post.history[k].log_evidence == pytest.approx(log_z, rel=1e-8)
+        if prior == 0.7:  # known: its factors are exact
+            continue
         drawn *= left
         q[W : 2 * W] -= drawn
         q, base = plain.refine(q, base)
@@ -136,7 +141,7 @@ def test_seeds():
     usual, again, other = (fit_network(X, Y, hidden=(4,), seed=seed) for seed in (0, 0, 1))
     same(usual, again)
     assert not np.array_equal(usual.state.belief, other.state.belief)
-    assert usual.n_sweeps == 40
+    assert usual.n_sweeps == usual.schedule.passes <= 40
     own = SEP(sweeps=2, tol=0.0, order="shuffled", seed=5)
     a, b = (fit_network(X, Y, hidden=(4,), schedule=own, seed=seed) for seed in (0, 1))
     np.testing.assert_array_equal(a.schedule.checked_visits(N, 1), b.schedule.checked_visits(N, 1))
@@ -249,7 +254,7 @@ def test_without_standardising():
 
 
 def test_classes():
-    post = fit("ADF", 30, (10,), loss="probit")
+    post = fit("ADF", 30, (10,), loss="probit", prior=(6.0, 6.0))
     mean, variance = post.predict(X)
     proba = post.predict_proba(X)
     np.testing.assert_allclose(proba, special.ndtr(mean / np.sqrt(1.0 + variance)), rtol=1e-12)
@@ -366,6 +371,72 @@ def test_rows_that_are_refused_warn():
         post = fit_network(far, Y, hidden=(4,), schedule=ADF(passes=2), standardize=False)
     assert post.history[-1].n_failed == 3
     assert np.isfinite(post.state.belief).all()
+
+
+def test_the_prior_is_known_where_labels_count_several_times():
+    assert fit("ADF", 3, loss="probit").problem.prior == 1.0
+    for name, passes, given in (("ADF", 1, "probit"), ("SEP", 3, "probit"), ("ADF", 3, None)):
+        assert fit(name, passes, loss=given).problem.prior == (6.0, 6.0)
+    post = fit("ADF", 3, loss="probit", prior=(6.0, 6.0))
+    assert post.prior_variance != 1.0
+    known = fit("ADF", 3, prior=2.0)
+    assert known.prior_variance == 0.5
+    same(fit_network(X, Y, schedule=ADF(passes=2), start=known), fit("ADF", 5, prior=2.0))
+
+
+def test_labels_that_can_be_told_apart_stay_doubtful():
+    """Of few rows with many columns all are told apart, by weights as wide as a prior allows."""
+    rng = np.random.default_rng(2)
+    rows, new = rng.standard_normal((2, 150, 60))
+    signs, truth = (np.sign(2.0 * x[:, 0] + rng.logistic(size=150)) for x in (rows, new))
+    told = fit_network(rows, signs, loss="probit", schedule=ADF(passes=10), prior=(6.0, 6.0))
+    post = fit_network(rows, signs, loss="probit")
+    assert post.schedule.passes < 20
+    assert told.prior_variance > 2.0
+    loss, learned = (-net.log_predictive(new, truth).mean() for net in (post, told))
+    assert loss < np.log(2.0) < learned
+
+
+@pytest.mark.parametrize("n", [10, 59, 400])
+@pytest.mark.parametrize("loss", [None, "probit"])
+def test_passes_are_those_that_predict_best(n, loss, monkeypatch):
+    """Of parts that are held out by hand; of 400 rows three of five, which are 240."""
+    monkeypatch.setattr("epfast.parametric.passes.MOST", 6)
+    rng = np.random.default_rng(n)
+    rows = rng.standard_normal((n, 3))
+    y = rows[:, 0] - rows[:, 1] ** 2 + rng.standard_normal(n)
+    y = np.sign(y) if loss else (y - y.mean()) / y.std()
+    given = {"loss": loss, "standardize": False, "hidden": (8,), "seed": 4}
+    post = fit_network(rows, y, **given)
+    total = np.zeros(6)
+    prior = 1.0 if loss else (6.0, 6.0)
+    parts = np.array_split(np.random.default_rng([4, 2]).permutation(n), 5)
+    for out in parts[: 3 if n == 400 else 5]:
+        kept = np.setdiff1d(np.arange(n), out)
+        for k in range(6):
+            schedule = ADF(passes=k + 1, order="shuffled", seed=4)
+            net = fit_network(rows[kept], y[kept], schedule=schedule, prior=prior, **given)
+            total[k] += net.log_predictive(rows[out], y[out]).sum()
+    assert post.schedule.passes == np.argmax(total) + 1
+    assert post.problem.prior == prior
+    best = ADF(passes=post.schedule.passes, order="shuffled", seed=4)
+    same_belief = fit_network(rows, y, schedule=best, prior=prior, **given)
+    np.testing.assert_array_equal(post.state.belief, same_belief.state.belief)
+
+
+def test_few_rows_are_not_divided():
+    assert fit_network(X[:9], Y[:9], hidden=(3,)).schedule.passes == 10
+
+
+@pytest.mark.parametrize("n", [60, 2000])
+def test_no_schedule_is_no_worse_than_a_constant(n):
+    """Forty passes are, on 60 noisy columns of few rows: by more than a nat per row."""
+    rng = np.random.default_rng(1)
+    rows = rng.standard_normal((n + 1000, 60))
+    y = rows[:, 0] + 2.0 * rng.standard_normal(n + 1000)
+    post = fit_network(rows[:n], y[:n])
+    constant = -0.5 * np.log(2.0 * np.pi * np.e * 5.0)
+    assert post.log_predictive(rows[n:], y[n:]).mean() > constant - 0.1
 
 
 def test_wild_passes_warn():

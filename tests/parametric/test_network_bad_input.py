@@ -34,7 +34,7 @@ FEW = [X[0], X[:1], X[:0]]
 #: new rows may be none
 BAD_NEW_ROWS = [v for v in BAD_ROWS if getattr(v, "shape", None) != (0, 3)]
 BAD_GAMMA = [
-    *[None, 6.0, (6.0,), (6.0, 6.0, 6.0), "66", {}, (1.0, 6.0), (0.5, 1.0), (6.0, 0.0)],
+    *[(6.0,), (6.0, 6.0, 6.0), "66", {}, (1.0, 6.0), (0.5, 1.0), (6.0, 0.0)],
     *[(6.0, -1.0), (np.nan, 1.0), (6.0, np.inf), (None, 6.0), ("6", 6.0), (True, 6.0), (2e12, 1.0)],
 ]
 BAD_HIDDEN = [
@@ -61,8 +61,8 @@ def classes(y):
         ("X", [fit], [*BAD_ROWS, *FEW, X.astype(object) * 1j]),
         ("y", [fit], [*bad_arrays(NUMBERS), np.full(len(X), 3.0), np.zeros(len(X))]),
         ("hidden", [fit], BAD_HIDDEN),
-        ("prior", [fit], BAD_GAMMA),
-        ("noise", [fit], BAD_GAMMA),
+        ("prior", [fit], [*BAD_GAMMA, 0.0, -1.0, 2e12, np.nan, np.inf, True]),
+        ("noise", [fit], [*BAD_GAMMA, None, 6.0]),
         ("standardize", [fit], [None, 1, "yes", 0.0]),
         ("seed", [fit], [*BAD_SEED, None]),
         ("loss", [fit], [*BAD_NAME, "logistic"]),
@@ -82,7 +82,7 @@ def classes(y):
         ("y", lambda v: POST.partial_fit(X, v), bad_arrays(NUMBERS)),
         ("X", lambda v: POST.partial_fit(v, NUMBERS), [*BAD_ROWS, X[:, :2], X[:0]]),
         ("hidden", lambda v: fit_network(X, NUMBERS, v, start=POST), [(5,), (4, 4)]),
-        ("prior", lambda v: fit_network(X, NUMBERS, prior=v, start=POST), [(5.0, 6.0)]),
+        ("prior", lambda v: fit_network(X, NUMBERS, prior=v, start=POST), [(5.0, 6.0), 1.0]),
         ("noise", lambda v: fit_network(X, NUMBERS, noise=v, start=POST), [(5.0, 6.0)]),
         ("loss", lambda v: fit_network(X, Y, loss=v, start=POST), ["probit"]),
     ],

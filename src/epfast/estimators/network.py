@@ -18,7 +18,7 @@ from epfast.estimators.jobs import in_threads, jobs_of
 from epfast.estimators.regression import LatentRegressor
 from epfast.parametric import NetworkPosterior, fit_network
 from epfast.parametric.engine import checked_schedule
-from epfast.parametric.network import usual_schedule
+from epfast.parametric.network import usual_prior, usual_schedule
 from epfast.schedules import ADF, Schedule
 
 __all__ = ["NetworkClassifier", "NetworkRegressor"]
@@ -29,7 +29,7 @@ class _Network:
 
     hidden: Any
     schedule: Schedule | None
-    prior: tuple[float, float]
+    prior: tuple[float, float] | float | None
     standardize: bool
     early_stopping: bool
     validation_fraction: float
@@ -60,8 +60,10 @@ class _Network:
         out, rest = order[:count], order[count:]
         schedule = self.schedule
         if schedule is None:
-            schedule = usual_schedule(len(rest), given.get("loss", "gaussian"))
+            schedule = usual_schedule(len(rest))
         one, passes = _one_pass(schedule)
+        if given["prior"] is None:
+            given = given | {"prior": usual_prior(schedule, given.get("loss", "gaussian"))}
         post = best = fit_network(X[rest], y[rest], schedule=one, **given)
         history, scores = list(post.history), [_score(post, X[out], y[out])]
         while len(scores) < passes and len(scores) - int(np.argmax(scores)) <= patience:
@@ -106,10 +108,12 @@ class NetworkRegressor(_Network, LatentRegressor):
     hidden : tuple of int
         Units of one to three hidden layers of rectified linear units.
     schedule : ADF, SEP, AEP, DSEP or EP, optional
-        As in :func:`epfast.fit_network`. None: up to 2,000 rows ADF, 40 passes, or 10 of a
-        classifier; for more 40 passes of SEP. The first rows of a stream: one pass of ADF.
-    prior : tuple of float
-        Shape > 1 and rate of the gamma distribution of the weights' prior precision.
+        As in :func:`epfast.fit_network`. None: up to 2,000 rows ADF, as many passes up to
+        40 as predict held-out rows best; for more 40 passes of SEP. The first rows of a stream: one
+        pass of ADF.
+    prior : tuple of float, or float, optional
+        Shape > 1 and rate of the gamma distribution of the weights' prior precision, or that
+        precision. None: (6, 6); 1 for a classifier by several passes of ADF.
     noise : tuple of float
         Those of the precision of the noise, of the standardised y.
     standardize : bool
@@ -155,7 +159,7 @@ class NetworkRegressor(_Network, LatentRegressor):
         hidden: Any = (50,),
         *,
         schedule: Schedule | None = None,
-        prior: tuple[float, float] = (6.0, 6.0),
+        prior: tuple[float, float] | float | None = None,
         noise: tuple[float, float] = (6.0, 6.0),
         standardize: bool = True,
         early_stopping: bool = False,
@@ -274,7 +278,7 @@ class NetworkClassifier(_Network, LatentClassifier):
         hidden: Any = (50,),
         *,
         schedule: Schedule | None = None,
-        prior: tuple[float, float] = (6.0, 6.0),
+        prior: tuple[float, float] | float | None = None,
         standardize: bool = True,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,

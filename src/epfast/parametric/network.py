@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from epfast._arrays import Array
 from epfast.inference import Callback, ConvergenceWarning, Fit, Interrupted, reached, run
 from epfast.inference.runtime import Tick
 from epfast.parametric.engine import checked_schedule
-from epfast.parametric.network_files import LIKELIHOODS, SITE_DTYPES, gamma, layers
+from epfast.parametric.network_files import LIKELIHOODS, SITE_DTYPES, gamma, layers, prior_at_door
 from epfast.parametric.network_posterior import NetworkPosterior, scaled_rows
 from epfast.parametric.network_problem import (
     REMEDY,
@@ -21,12 +22,15 @@ from epfast.parametric.network_problem import (
     check_varies,
     scaling_of,
 )
+from epfast.parametric.passes import MOST, usual_passes
 from epfast.schedules import ADF, SEP, Schedule, SharedSites
 
 #: what no argument means
 HIDDEN, GAMMA, SEED = (50,), (6.0, 6.0), 0
-#: rows up to which passes of ADF predict better than SEP, and how many of them, by the output
-FEW, PASSES = 2000, {"gaussian": 40, "probit": 10}
+#: rows up to which passes of ADF predict better than SEP
+FEW = 2000
+#: a prior precision that is not learned
+KNOWN = 1.0
 #: rows that may move together undamped: of 32 some fits flee
 TOGETHER = 16
 #: share of the rows that a last pass may refuse in part, and as a whole, without a warning
@@ -40,7 +44,7 @@ def fit_network(
     y: Any,
     hidden: Any = HIDDEN,
     schedule: Schedule | None = None,
-    prior: tuple[float, float] = GAMMA,
+    prior: tuple[float, float] | float | None = None,
     noise: tuple[float, float] = GAMMA,
     standardize: bool = True,
     seed: int = SEED,
@@ -64,14 +68,17 @@ def fit_network(
     hidden : tuple of int
         Units of one to three hidden layers.
     schedule : ADF, SEP, AEP, DSEP or EP, optional
-        None: up to 2,000 rows ``ADF(passes=40)`` as published, and ``ADF(passes=10)`` with a probit
-        output; for more ``SEP(sweeps=40, tol=0, order="shuffled")``. Each pass of ADF counts the
-        rows once more, which helps where rows are few: factorised beliefs are held back by their
-        prior. SEP counts them once. EP stores 2 W numbers per row. Batches of M rows, of SEP,
-        DSEP and AEP, are damped by 16 / M unless told otherwise, as rows that move together go too
-        far: large batches take many passes.
-    prior : tuple of float
-        Shape > 1 and rate of the gamma distribution of the weights' prior precision.
+        None: up to 2,000 rows ADF, of as many passes up to 40 as predict held-out rows best (40 is
+        what is published); for more ``SEP(sweeps=40, tol=0, order="shuffled")``. Each pass of ADF
+        counts the rows once more, which helps where rows are few: factorised beliefs are held back
+        by their prior. SEP counts them once. EP stores 2 W numbers per row. Batches of M rows, of
+        SEP, DSEP and AEP, are damped by 16 / M unless told otherwise, as rows that move together go
+        too far: large batches take many passes.
+    prior : tuple of float, or float, optional
+        Shape > 1 and rate of the gamma distribution of the weights' prior precision, which is
+        learned; or that precision. None: (6, 6) as published, but the precision 1 for several
+        passes of ADF with a probit output: where rows count several times, the learned prior grows
+        wide and the labels grow too sure.
     noise : tuple of float
         Those of the precision of the noise, of the standardised response; unused with a probit
         output.
@@ -127,7 +134,7 @@ def fit_network(
         _scaling(X, y, loss, _checks.flag("standardize", standardize), start),
         layers("hidden", hidden),
         "gaussian" if loss is None else _checks.choice("loss", loss, LIKELIHOODS),
-        gamma("prior", prior),
+        GAMMA if prior is None else prior_at_door("prior", prior),
         gamma("noise", noise),
         schedule,
         _checks.integer("seed", seed, least=0),
@@ -135,11 +142,14 @@ def fit_network(
         0,
     )
     if start is not None:
-        given = {"loss": loss, "schedule": schedule, "site_dtype": site_dtype}
+        given = {"loss": loss, "schedule": schedule, "site_dtype": site_dtype, "prior": prior}
         problem = _as_before(problem, start.problem, given)
     rows, responses = scaled_rows(problem, X, y, 2)
-    if problem.schedule is None:
-        problem = problem._replace(schedule=usual_schedule(len(rows), problem.likelihood))
+    told = problem.schedule is not None
+    if not told:
+        problem = problem._replace(schedule=usual_schedule(len(rows)))
+    if prior is None and start is None:
+        problem = problem._replace(prior=usual_prior(problem.schedule, problem.likelihood))
     schedule = checked_schedule(_damped(problem.schedule, len(rows)), "a network", problem.seed)
     if site_dtype is not None and schedule.stores != "factor":
         raise ValueError(
@@ -155,6 +165,10 @@ def fit_network(
         return NetworkPosterior(problem, fit.state, fit.converged, fit.history, model.n_dead)
 
     try:
+        if not told and isinstance(schedule, ADF):
+            schedule = replace(schedule, passes=usual_passes(problem, rows, responses))
+            problem = problem._replace(schedule=schedule)
+            engine = problem.engine(model)
         fit = run(engine, schedule, start, callback=callback, progress=progress)
         _warn_of(fit, schedule, problem.probit, responses)
         return result(fit)
@@ -163,11 +177,17 @@ def fit_network(
         raise Interrupted(result(fit)) from None
 
 
-def usual_schedule(n: int, likelihood: str) -> Schedule:
-    """What no schedule means, for n rows."""
+def usual_schedule(n: int) -> Schedule:
+    """What no schedule means for n rows, but for the number of passes of ADF: the most."""
     if n <= FEW:
-        return ADF(passes=PASSES[likelihood], order="shuffled")
+        return ADF(passes=MOST, order="shuffled")
     return SEP(sweeps=40, tol=0.0, order="shuffled")
+
+
+def usual_prior(schedule: Any, likelihood: str) -> tuple[float, float] | float:
+    """What no prior means."""
+    several = isinstance(schedule, ADF) and schedule.passes > 1
+    return KNOWN if several and likelihood == "probit" else GAMMA
 
 
 def _damped(schedule: Any, n: int) -> Any:
@@ -207,7 +227,8 @@ def _as_before(
     usual = {"hidden": HIDDEN, "prior": GAMMA, "noise": GAMMA}
     for name, value in usual.items():
         mine, ours = getattr(problem, name), getattr(before, name)
-        if mine not in (value, ours):
+        told = given.get(name) is not None or mine != value
+        if told and mine != ours:
             raise ValueError(f"{name} is {mine} and that of start {ours}; allowed: the same")
     if given["loss"] not in (None, before.likelihood):
         raise ValueError(

@@ -39,7 +39,7 @@ def contents(
     return arrays, header | {
         "hidden": list(problem.hidden),
         "likelihood": problem.likelihood,
-        "prior": list(problem.prior),
+        "prior": problem.prior,
         "noise": list(problem.noise),
         "y_mean": scaling.y_mean,
         "y_scale": scaling.y_scale,
@@ -71,7 +71,7 @@ def restore(
         ),
         layers("hidden", header["hidden"]),
         _checks.choice("likelihood", header["likelihood"], LIKELIHOODS),
-        gamma("prior", header["prior"]),
+        prior_at_door("prior", header["prior"]),
         gamma("noise", header["noise"]),
         schedule,
         seed,
@@ -119,6 +119,13 @@ def gamma(name: str, given: Any) -> tuple[float, float]:
     shape = _checks.number(f"{name}[0]", given[0], above=1.0, most=1e12)
     rate = _checks.number(f"{name}[1]", given[1], above=0.0, most=1e100)
     return shape, rate
+
+
+def prior_at_door(name: str, given: Any) -> tuple[float, float] | float:
+    """A gamma distribution of the weights' prior precision, or that precision."""
+    if isinstance(given, Real) or (isinstance(given, np.ndarray) and given.ndim == 0):
+        return _checks.number(name, given, above=0.0, most=1e12)
+    return gamma(name, given)
 
 
 def _naturals(problem: NetworkProblem, arrays: dict[str, Array]) -> tuple[Array, Array]:

@@ -17,7 +17,7 @@ from epfast.inference.report import table
 from epfast.losses import Gaussian, Loss, Probit
 from epfast.parametric import network_files
 from epfast.parametric.engine import ParametricState
-from epfast.parametric.network_problem import NetworkProblem
+from epfast.parametric.network_problem import NetworkProblem, log_density
 from epfast.schedules import ADF
 
 
@@ -106,14 +106,12 @@ class NetworkPosterior(Recorded):
     @property
     def noise_variance(self) -> float:
         """Mean of the noise variance, on the scale of y; 0 for a probit output, which has none."""
-        if self.problem.probit:
-            return 0.0
-        alpha, rate = self.state.belief[-4:-2]
-        return float(rate / alpha * self.problem.scaling.y_scale**2)
+        noise = self.problem.noise_of(self.state.belief)
+        return 0.0 if noise is None else noise * self.problem.scaling.y_scale**2
 
     @property
     def prior_variance(self) -> float:
-        """Mean of the prior variance of the weights, as it was learned."""
+        """Mean of the prior variance of the weights, learned or known."""
         alpha, rate = self.state.belief[-2:]
         return float(rate / alpha)
 
@@ -155,12 +153,9 @@ class NetworkPosterior(Recorded):
         """
         mean, variance = self.predict(X)
         if self.problem.probit:
-            signs = _checks.labels("y", y, len(mean))
-            return np.asarray(special.log_ndtr(signs * mean / np.sqrt(1.0 + variance)))
+            return log_density(_checks.labels("y", y, len(mean)), mean, variance, None)
         found = _checks.array("y", y, shape=mean.shape)
-        total = variance + self.noise_variance
-        with np.errstate(over="ignore"):
-            return np.asarray(-0.5 * (np.log(2.0 * np.pi * total) + (found - mean) ** 2 / total))
+        return log_density(found, mean, variance, self.noise_variance)
 
     def predict_proba(self, X: Any) -> Array:
         """Probability of the label 1, (m,), of a probit output."""

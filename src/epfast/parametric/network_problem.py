@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array, row_chunks
@@ -77,8 +78,20 @@ def check_varies(y: Array) -> None:
         )
 
 
+def log_density(y: Array, mean: Array, variance: Array, noise: float | None) -> Array:
+    """Of responses y (m,) with Gaussian noise about the output, or labels -1 and 1 without one."""
+    if noise is None:
+        return np.asarray(special.log_ndtr(y * mean / np.sqrt(1.0 + variance)))
+    total = variance + noise
+    with np.errstate(over="ignore"):
+        return np.asarray(-0.5 * (np.log(2.0 * np.pi * total) + (y - mean) ** 2 / total))
+
+
 class NetworkModel(NetworkRows):
     """The rows of a network for :class:`epfast.parametric.engine.ParametricEngine`."""
+
+    #: whether the precision of the prior is unknown
+    learns_prior = True
 
     def refine(self, belief: Array, base: Array, left: float = 1.0) -> None:
         """Fit the factors of the prior to what the rows say alone, without the first draw.
@@ -86,6 +99,8 @@ class NetworkModel(NetworkRows):
         That draw is a shift without a precision: of a weight of which the rows say little it would
         look like a mean far off, and the prior would become as wide.
         """
+        if not self.learns_prior:
+            return
         W = self.n_weights
         drawn, shift = base[4 * W + 4 :], belief[W : 2 * W]
         drawn *= left
@@ -112,8 +127,9 @@ class NetworkProblem(NamedTuple):
     hidden: tuple[int, ...]
     #: "gaussian" or "probit"
     likelihood: str
-    #: shape and rate of the precision of the weights, and of the noise
-    prior: tuple[float, float]
+    #: shape and rate of the precision of the weights, or that precision
+    prior: tuple[float, float] | float
+    #: shape and rate of the precision of the noise
     noise: tuple[float, float]
     schedule: Any
     seed: int
@@ -167,10 +183,12 @@ class NetworkProblem(NamedTuple):
         """
         W = self.n_weights
         base = np.zeros(5 * W + 4)
-        base[:W] = (self.prior[0] - 1.0) / self.prior[1]
+        # of a known precision any with this quotient: it is not looked at
+        shape, rate = self.prior if isinstance(self.prior, tuple) else (self.prior + 1.0, 1.0)
+        base[:W] = (shape - 1.0) / rate
         if not self.probit:
             base[2 * W : 2 * W + 2] = self.noise[0] - 1.0, self.noise[1]
-        base[2 * W + 2 : 2 * W + 4] = self.prior[0] - 1.0, self.prior[1]
+        base[2 * W + 2 : 2 * W + 4] = shape - 1.0, rate
         rng = np.random.default_rng(self.seed)
         means = [rng.standard_normal(shape) / np.sqrt(shape[0]) for shape in self.shapes]
         belief = base[: 2 * W + 4].copy()
@@ -180,12 +198,19 @@ class NetworkProblem(NamedTuple):
 
     def model(self, X: Array, y: Array) -> NetworkModel:
         """Scaled rows, for the engine."""
-        return NetworkModel(X, y, self.hidden, self.probit)
+        model = NetworkModel(X, y, self.hidden, self.probit)
+        model.learns_prior = isinstance(self.prior, tuple)
+        return model
 
     def engine(self, model: NetworkModel) -> ParametricEngine:
         return ParametricEngine(
             model, self.schedule, self.first(), remedy=REMEDY, site_dtype=self.site_dtype
         )
+
+    def noise_of(self, belief: Array) -> float | None:
+        """Mean of the noise variance, of scaled responses; None for a probit output."""
+        alpha, rate = belief[-4:-2]
+        return None if self.probit else float(rate / alpha)
 
     def latent(self, belief: Array, X: Array) -> tuple[Array, Array]:
         """Mean and variance of the output at scaled rows, (m,) each. O(m W)."""
