@@ -53,7 +53,14 @@ from epfast.gp import (
     incomplete_cholesky,
 )
 from epfast.graph import Graph, GraphPosterior
-from epfast.inference import ConvergenceWarning, DataWarning, Interrupted, Sites, SweepInfo
+from epfast.inference import (
+    ConvergenceWarning,
+    DataWarning,
+    ExecutorFailed,
+    Interrupted,
+    Sites,
+    SweepInfo,
+)
 from epfast.inference.certificates import Check
 from epfast.inference.comparison import compare
 from epfast.linear import (
@@ -100,6 +107,7 @@ __all__ = [
     "CustomSite",
     "DataWarning",
     "DoubleLoop",
+    "ExecutorFailed",
     "FactorizedPosterior",
     "FullPosterior",
     "GPPosterior",
