@@ -27,6 +27,7 @@ The rooms, from the ground up. A room imports those below it, never a neighbour:
     svm                 support vector machines
     estimators          the face for scikit-learn
     gpy                 the face for GPy
+    dask                the face for Dask: rows on a cluster
     plots               pictures of posteriors
     rating              players by their games, through time
 
@@ -165,6 +166,7 @@ _LAZY = {
     "NetworkClassifier": "epfast.estimators",
     "NetworkRegressor": "epfast.estimators",
     # modules
+    "dask": "epfast.dask",
     "estimators": "epfast.estimators",
     "gpy": "epfast.gpy",
     "plots": "epfast.plots",

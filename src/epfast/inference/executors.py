@@ -140,28 +140,24 @@ class Tasks:
         return key, answer
 
     def together(
-        self,
-        function: Callable[..., Any],
-        calls: Sequence[tuple[Any, ...]],
-        counts: Sequence[int],
-        tick: Tick = no_tick,
+        self, calls: Sequence[tuple[Any, ...]], counts: Sequence[int], tick: Tick = no_tick
     ) -> list[Any]:
-        """``function(*args)`` for the arguments of each call, in their order, when all are done.
+        """The answers to calls, each a function and its arguments, in their order.
 
         counts: factors of each, for ``tick``.
         """
         found: dict[int, Any] = {}
         if self.executor is None:
-            for k, args in enumerate(calls):
+            for k, (function, *args) in enumerate(calls):
                 found[k] = function(*args)
                 tick(counts[k])
         else:
-            for k, args in enumerate(calls):
-                self.send(k, function, *args)
+            for k, call in enumerate(calls):
+                self.send(k, *call)
             while len(found) < len(calls):
                 k, answer = self.take()
                 if answer.lost:
-                    self.send(k, function, *calls[k])
+                    self.send(k, *calls[k])
                     continue
                 found[k] = answer.value
                 tick(counts[k])

@@ -13,8 +13,8 @@ from epfast.inference import Sites
 from epfast.inference.executors import Tasks
 from epfast.inference.runtime import Tick
 from epfast.linear.engines.base import LEAST_SHARE, contraction
-from epfast.linear.engines.local import Update, local_update
-from epfast.linear.problem import LinearProblem, is_proper
+from epfast.linear.engines.local import Update
+from epfast.linear.problem import is_proper
 
 #: passes without a contraction after which the share is halved, over the share; the least share
 STALLED, LEAST_RATE = 3, 1.0 / 16.0
@@ -188,12 +188,3 @@ class Arrivals:
         self.parts[k] = Part(update.site, update.rows)
         self.precision, self.shift = precision, self.shift + gain.shift
         return True
-
-
-def sender(shards: Sequence[LinearProblem], tasks: Tasks) -> Sends:
-    """Sends shards with their rows and the sites of these, to any worker."""
-
-    def send(k: int, visit: int, precision: Array, shift: Array, part: Part, share: float) -> None:
-        tasks.send((k, visit), local_update, shards[k], precision, shift, *part, share)
-
-    return send

@@ -62,10 +62,10 @@ class LaplaceEngine(FullEngine):
             part = shard_of(problem, take, problem.schedule)
             sizes = np.minimum(self.size, n - some * self.size)
             given = state.precision, state.shift, families.taken(sites, take), sizes
-            calls.append((part, *given))
+            calls.append((local_laplace, part, *given))
             takes.append(take)
         counts = [len(call[-1]) for call in calls]
-        found = tasks.together(local_laplace, calls, counts, tick)
+        found = tasks.together(calls, counts, tick)
         for take, update in zip(takes, found, strict=True):
             families.put(sites, take, update.rows)
         refused, failed = (sum(getattr(u, name) for u in found) for name in ("refused", "failed"))

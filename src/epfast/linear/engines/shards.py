@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,11 +10,11 @@ import numpy as np
 from epfast import families
 from epfast._arrays import Array
 from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites
-from epfast.inference.executors import HERE
+from epfast.inference.executors import HERE, Tasks
 from epfast.inference.loop import RELATIVE, change
 from epfast.inference.runtime import Tick
-from epfast.linear.engines.arrivals import Arrivals, Flow, Part, sender
-from epfast.linear.engines.base import FullEngine, improper_start, most_of, start_of
+from epfast.linear.engines.arrivals import Arrivals, Flow, Part
+from epfast.linear.engines.base import LEAST_SHARE, FullEngine, improper_start, start_of
 from epfast.linear.engines.local import local_update, neighbours, shard_of, site_of
 from epfast.linear.problem import LinearProblem, State, is_proper, moments_of
 from epfast.schedules.base import AS_COMPLETED
@@ -36,8 +37,17 @@ class ShardState(NamedTuple):
     flow: Flow | None = None
 
 
+def stacked(sites: Sequence[Sites]) -> Sites:
+    """Sites of shards as arrays."""
+    return Sites(*map(np.stack, zip(*sites, strict=True)))
+
+
 class ShardEngine(FullEngine):
-    """q = p0 Π_k g_k, g_k the product of the sites of shard k's rows."""
+    """q = p0 Π_k g_k, g_k the product of the sites of shard k's rows.
+
+    A subclass may have its rows elsewhere: it says what is asked of a shard (:meth:`call`), and
+    what the sites of a state are.
+    """
 
     def __init__(self, problem: LinearProblem) -> None:
         super().__init__(problem)
@@ -47,70 +57,114 @@ class ShardEngine(FullEngine):
         #: rows of each shard
         self.rows = [neighbours(rows) for rows in np.split(order, cuts)]
         self.shards = [shard_of(problem, rows, self.schedule.inner) for rows in self.rows]
-        self.tasks = HERE
+        self.sizes = [shard.shape[0] for shard in self.shards]
+        self.tasks: Tasks = HERE
+
+    # -- what a subclass without rows has otherwise --
+
+    def call(
+        self, k: int, visit: int, precision: Array, shift: Array, part: Part, share: float
+    ) -> tuple[Any, ...]:
+        """What is asked of a shard: a function and its arguments."""
+        return local_update, self.shards[k], precision, shift, *part, share
+
+    def started(self, start: Any) -> tuple[list[Part], int]:
+        """The parts of a start, and its number of sweeps."""
+        state = start_of(self.problem, start)
+        assert state.sites is not None
+        d, parts = self.problem.shape[1], []
+        for shard, rows in zip(self.shards, self.rows, strict=True):
+            own: Sites = families.taken(state.sites, rows)
+            nothing = Sites(np.zeros((d, d)), np.zeros(d), np.zeros(()))
+            parts.append(Part(nothing if start is None else site_of(shard, own), own))
+        return parts, state.sweeps
+
+    def parts_of(self, state: ShardState) -> list[Part]:
+        """What is known of each shard."""
+        assert state.sites is not None
+        own = [families.taken(state.shards, k) for k in range(len(self.sizes))]
+        return [
+            Part(site, families.taken(state.sites, rows))
+            for site, rows in zip(own, self.rows, strict=True)
+        ]
+
+    def sites_of(self, parts: Sequence[Part]) -> Sites:
+        """The sites that a state has: of the rows."""
+        sites = Sites(*np.empty((3, self.problem.shape[0])))
+        for rows, part in zip(self.rows, parts, strict=True):
+            assert part.rows is not None
+            families.put(sites, rows, part.rows)
+        return sites
+
+    def damped(self, k: int, old: Part, new: Part, share: float) -> Part:
+        """A shard between two parts."""
+        assert old.rows is not None
+        assert new.rows is not None
+        rows = families.damped(old.rows, new.rows, share)
+        return Part(site_of(self.shards[k], rows), rows)
+
+    # -- sweeps --
 
     def init(self, start: Any) -> ShardState:
         self.tasks.cancel()  # of a run from a start that was dropped
-        state = start_of(self.problem, start)
-        assert state.sites is not None
-        parts = self._parts(state.sites)
-        if start is None:
-            d = self.problem.shape[1]
-            shards = [Sites(np.zeros((d, d)), np.zeros(d), np.zeros(())) for _ in self.shards]
-        else:
-            shards = [site_of(shard, part) for shard, part in zip(self.shards, parts, strict=True)]
-        found = self._product(state.sites, Sites(*map(np.stack, zip(*shards, strict=True))))
+        parts, sweeps = self.started(start)
+        found = self._built(parts, sweeps)
         if found is None:
             raise improper_start()
-        return found._replace(sweeps=state.sweeps)
+        return found
 
     def sweep(self, state: ShardState, keep: bool, tick: Tick) -> tuple[ShardState, Counts]:
         if self.schedule.order == AS_COMPLETED:
             return self._as_completed(state, tick)
-        assert state.sites is not None
         schedule, lost, refused, moved = self.schedule, self.tasks.n_lost, 0, 0.0
-        sites, shards = families.copied(state.sites), families.copied(state.shards)
-        precision, shift = state.precision, state.shift
-        visits = [int(k) for k in schedule.checked_visits(len(self.rows), state.sweeps)]
-        together = schedule.order == "parallel"
+        parts, precision, shift = self.parts_of(state), state.precision, state.shift
+        visits = [int(k) for k in schedule.checked_visits(len(parts), state.sweeps)]
+        together, damping = schedule.order == "parallel", schedule.damping
         for some in [visits] if together else [[k] for k in visits]:
-            calls: list[tuple[Any, ...]] = []
-            for k in some:
-                own = families.taken(shards, k), families.taken(sites, self.rows[k])
-                calls.append((self.shards[k], precision, shift, *own, schedule.damping))
-            counts = [self.shards[k].shape[0] for k in some]
-            found = self.tasks.together(local_update, calls, counts, tick)
+            calls = [self.call(k, state.sweeps, precision, shift, parts[k], damping) for k in some]
+            found = self.tasks.together(calls, [self.sizes[k] for k in some], tick)
             for k, update in zip(some, found, strict=True):
                 refused, moved = refused + update.refused, max(moved, update.moved)
                 if not together:
-                    precision = precision - shards.precision[k] + update.site.precision
-                    shift = shift - shards.shift[k] + update.site.shift
-                families.put(shards, k, update.site)
-                families.put(sites, self.rows[k], update.rows)
+                    precision = precision - parts[k].site.precision + update.site.precision
+                    shift = shift - parts[k].site.shift + update.site.shift
+                parts[k] = Part(update.site, update.rows)
         # sweeps of a shard may go around and end where they began
-        counts_of = Counts(refused, settled=False if moved > schedule.tol else None)
-        new, counts_of = self._accepted(state, sites, shards, counts_of)
-        return new, counts_of._replace(lost=self.tasks.n_lost - lost)
+        settled = False if moved > schedule.tol else None
+        counts = Counts(refused, settled=settled, lost=self.tasks.n_lost - lost)
+        new, share = self._built(parts, state.sweeps + 1), 1.0
+        while new is None:  # improper, so take less of the changes
+            share *= 0.5
+            if share < LEAST_SHARE:
+                again = state._replace(sweeps=state.sweeps + 1)
+                return again, counts._replace(refused=self.n_sites)
+            both = zip(self.parts_of(state), parts, strict=True)
+            some_of = [self.damped(k, *pair, share) for k, pair in enumerate(both)]
+            new, counts = self._built(some_of, state.sweeps + 1), counts._replace(settled=False)
+        return new, counts
 
     def _as_completed(self, state: ShardState, tick: Tick) -> tuple[ShardState, Counts]:
         """A pass: as many answers as there are shards, each taken as it comes."""
         tasks, schedule, lost = self.tasks, self.schedule, self.tasks.n_lost
-        assert state.sites is not None
-        count = len(self.rows)
-        flow = Flow.begun(schedule.damping, count) if state.flow is None else state.flow
-        own = [families.taken(state.shards, k) for k in range(count)]
-        parts = [Part(*both) for both in zip(own, self._parts(state.sites), strict=True)]
-        sizes = [shard.shape[0] for shard in self.shards]
-        given = flow, state.precision, state.shift, parts, sizes
-        arrivals = Arrivals(tasks, *given, sender(self.shards, tasks))
+        flow = state.flow
+        if flow is None:
+            flow = Flow.begun(schedule.damping, len(self.sizes))
+
+        def send(
+            k: int, visit: int, precision: Array, shift: Array, part: Part, share: float
+        ) -> None:
+            tasks.send((k, visit), *self.call(k, visit, precision, shift, part, share))
+
+        parts = self.parts_of(state)
+        arrivals = Arrivals(tasks, flow, state.precision, state.shift, parts, self.sizes, send)
         try:
             arrivals.take_in(tick)
         except KeyboardInterrupt:
-            raise PartOfSweep(self._joined(state, arrivals)) from None
+            raise PartOfSweep(self._reached(state, arrivals)) from None
         except ExecutorFailed as failed:
-            failed.posterior = self._joined(state, arrivals)
+            failed.posterior = self._reached(state, arrivals)
             raise
-        reached = self._joined(state, arrivals)
+        reached = self._reached(state, arrivals)
         left = change(self.summary(state, False), self.summary(reached, False)) / flow.rate
         after = arrivals.flow_after(schedule.tol).passed(left <= schedule.tol)
         new = reached._replace(sweeps=state.sweeps + 1, flow=after)
@@ -123,49 +177,19 @@ class ShardEngine(FullEngine):
         counts = Counts(arrivals.refused, settled=settled, left=left)
         return new, counts._replace(lost=tasks.n_lost - lost, in_flight=arrivals.width)
 
-    def _joined(self, state: ShardState, arrivals: Arrivals) -> ShardState:
+    def _reached(self, state: ShardState, arrivals: Arrivals) -> ShardState:
         """The state with what has come so far; a whole one wherever Ctrl-C fell."""
-        parts = arrivals.parts
-        assert state.sites is not None
-        sites: Sites = families.copied(state.sites)
-        for rows, part in zip(self.rows, parts, strict=True):
-            assert part.rows is not None
-            families.put(sites, rows, part.rows)
-        found = self._product(
-            sites, Sites(*map(np.stack, zip(*(part.site for part in parts), strict=True)))
-        )
+        found = self._built(arrivals.parts, state.sweeps)
         # each part was accepted with a proper posterior, by sums in another order
-        return state if found is None else found._replace(sweeps=state.sweeps, flow=state.flow)
+        return state if found is None else found._replace(flow=state.flow)
 
-    def _parts(self, sites: Sites) -> list[Sites]:
-        """The sites of the rows of each shard."""
-        return [families.taken(sites, rows) for rows in self.rows]
-
-    def _product(self, sites: Sites, shards: Sites) -> ShardState | None:
+    def _built(self, parts: Sequence[Part], sweeps: int) -> ShardState | None:
         """Base times the sites of the shards, in their order; None if improper. O(K d^2 + d^3)."""
-        base = self.problem.base
+        base, shards = self.problem.base, stacked([part.site for part in parts])
         precision = base.precision + shards.precision.sum(axis=0)
         if not is_proper(precision):
             return None
         total = base.log_scale + float(shards.log_scale.sum())
-        state = State(precision, base.shift + shards.shift.sum(axis=0), sites, total, 0)
+        shift = base.shift + shards.shift.sum(axis=0)
+        state = State(precision, shift, self.sites_of(parts), total, sweeps)
         return ShardState(*state, *moments_of(state), shards)
-
-    def _accepted(
-        self, old: ShardState, sites: Sites, shards: Sites, counts: Counts
-    ) -> tuple[ShardState, Counts]:
-        """The state with these sites, or most of them."""
-        sweeps = old.sweeps + 1
-        new = self._product(sites, shards)
-        if new is not None:
-            return new._replace(sweeps=sweeps), counts
-        assert old.sites is not None
-
-        def build(some: Sites) -> ShardState | None:
-            found = map(site_of, self.shards, self._parts(some))
-            return self._product(some, Sites(*map(np.stack, zip(*found, strict=True))))
-
-        _, part, _ = most_of(old.sites, families.damped(old.sites, sites, 0.5), build)
-        if part is None:
-            return old._replace(sweeps=sweeps), counts._replace(refused=self.n_sites)
-        return part._replace(sweeps=sweeps), counts._replace(settled=False)

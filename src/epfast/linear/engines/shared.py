@@ -80,19 +80,25 @@ class SharedEngine(FullEngine):
         super().__init__(problem)
         self.tilted = problem.tilted()
         self.tasks = HERE
-        n, _ = problem.shape
-        #: (K,), rows per group, with their copies
-        self.sizes = np.bincount(self.schedule.labels(n), problem.copies()).astype(np.float64)
+        self.sizes = self.group_sizes()
         if not self.sizes.all():
             raise ValueError("weights are all 0 in a group; allowed: a row that counts in each")
-        first = self._batches(self.schedule, 0)  # refuses a batch that is too large
-        schedule = self.schedule
+        schedule, count = self.schedule, self.batch_count()
         #: the schedule of the last sweeps; None if all sweeps are alike
         self.whole: Any = None
         own_batches = type(schedule).batches is not SharedSites.batches
-        if schedule.tol > 0.0 and not own_batches and first.last.sum() > len(self.sizes):
+        if schedule.tol > 0.0 and not own_batches and count > len(self.sizes):
             self.whole = schedule.filled()
             object.__setattr__(self.whole, "batch", None)
+
+    def group_sizes(self) -> Array:
+        """Rows per group, with their copies, (K,)."""
+        labels = self.schedule.labels(self.problem.shape[0])
+        return np.bincount(labels, self.problem.copies()).astype(np.float64)
+
+    def batch_count(self) -> int:
+        """How many batches a sweep has; refuses one that is too large."""
+        return int(self._batches(self.schedule, 0).last.sum())
 
     def init(self, start: Any) -> SharedState:
         count, (_, d) = len(self.sizes), self.problem.shape
@@ -173,21 +179,29 @@ class SharedEngine(FullEngine):
         self, state: SharedState, sites: Sites, schedule: Any, damping: float, tick: Tick
     ) -> tuple[int, bool]:
         """All groups from one posterior, each with its batches in turn: a task per group."""
+        calls, counts = self.calls(state, sites, schedule, damping)
+        found = self.tasks.together(calls, counts, tick)
+        for k, update in enumerate(found):
+            families.put(sites, k, update.site)
+        checked = any(update.checked for update in found)
+        return sum(update.refused for update in found), checked
+
+    def calls(
+        self, state: SharedState, sites: Sites, schedule: Any, damping: float
+    ) -> tuple[list[tuple[Any, ...]], list[int]]:
+        """What is asked of each group, a function and its arguments, and its number of rows."""
         batches = self._batches(schedule, state.sweeps)
         numbers = EP(power=schedule.power, damping=damping)
-        calls, counts = [], []
+        calls: list[tuple[Any, ...]] = []
+        counts = []
         for k in range(len(self.sizes)):
             mine = batches.group == k
             group = shard_of(self.problem, neighbours(batches.rows[mine]), numbers)
             site, size = families.taken(sites, k), float(self.sizes[k])
             rest = batches.last[mine], state.checked, state.sweeps
-            calls.append((group, state.precision, state.shift, site, size, *rest))
+            calls.append((local_shared, group, state.precision, state.shift, site, size, *rest))
             counts.append(group.shape[0])
-        found = self.tasks.together(local_shared, calls, counts, tick)
-        for k, update in enumerate(found):
-            families.put(sites, k, update.site)
-        checked = any(update.checked for update in found)
-        return sum(update.refused for update in found), checked
+        return calls, counts
 
     def _batches(self, schedule: Any, sweep: int) -> Batches:
         """The batches of a schedule, which may be the user's own: the core indexes with them."""
