@@ -121,7 +121,7 @@ def fit_linear(
     wide = intercept_at_door(intercept)
     d = int(rows.X.shape[1])
     width = d + (wide is not None)
-    prior = prior_at_door(prior_variance, prior_precision, prior_mean, width, True, wide)
+    prior = prior_at_door(prior_variance, prior_precision, prior_mean, d, True, wide)
     name, token = type(schedule).__name__, uuid.uuid4().hex
     place = place_of(client, name)
     try:

@@ -3,10 +3,11 @@
 try:
     import dask.array as da
     import distributed
+    import sklearn  # noqa: F401
     from dask.delayed import delayed
 except ImportError as error:
     raise ImportError(
-        "epfast.dask needs dask and distributed: pip install 'epfast[dask]'"
+        "epfast.dask needs dask, distributed and scikit-learn: pip install 'epfast[dask]'"
     ) from error
 
 __all__ = ["da", "delayed", "distributed"]

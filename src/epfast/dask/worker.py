@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ from epfast.schedules import EP
 #: sites of the rows of shards, by the token of the fit, the shard and the visit that they begin:
 #: a cache, no part of the truth. Without it a visit begins with flat sites.
 ROWS: dict[str, dict[int, dict[int, Sites | None]]] = {}
+#: the last fits that are over: a visit that ends after its fit leaves nothing
+OVER: deque[str] = deque(maxlen=100)
 
 
 class Facts(NamedTuple):
@@ -211,7 +214,10 @@ def visit_rows(shard: Loaded, problem: LinearProblem, asked: Visit) -> Answered:
     mine = problem._replace(data=shard.data)
     update = local_update(mine, precision, shift, site, rows, damping)
     # a thread per fit and shard at a time, but one that was sent twice: each writes a whole entry
-    ROWS[asked.token][asked.shard] = {asked.number: rows, asked.number + 1: update.rows}
+    mine_now = {asked.number: rows, asked.number + 1: update.rows}
+    ROWS.setdefault(asked.token, {})[asked.shard] = mine_now
+    if asked.token in OVER:
+        ROWS.pop(asked.token, None)
     if cold:
         update = update._replace(site=families.damped(site, update.site, asked.damping))
     return _answered(update)
@@ -237,7 +243,8 @@ def visit_shared(
 
 
 def forget(token: str) -> None:
-    """Drop the sites of a fit."""
+    """Drop the sites of a fit, which is over."""
+    OVER.append(token)
     ROWS.pop(token, None)
 
 
