@@ -65,15 +65,17 @@ class Cluster(Place):
     def _check_versions(self) -> None:
         """Refuse workers whose epfast is another one."""
         ours = version()
-        try:
-            theirs = self.client.run(version)
-        except ImportError as error:
-            raise ValueError(
-                f"workers cannot import epfast ({error}); allowed: workers with epfast {ours}"
-            ) from error
+        theirs = self.client.run(version, on_error="return")
         if not theirs:
             raise ValueError("client has no workers; allowed: one at least")
-        others = sorted({found for found in theirs.values() if found != ours})
+        for error in theirs.values():
+            if isinstance(error, ImportError):
+                raise ValueError(
+                    f"workers cannot import epfast ({error}); allowed: workers with epfast {ours}"
+                ) from error
+        # one that has just died says nothing
+        told = {found for found in theirs.values() if isinstance(found, str)}
+        others = sorted(told - {ours})
         if others:
             raise ValueError(
                 f"workers have epfast {', '.join(others)} and the client {ours}; allowed: the same"
