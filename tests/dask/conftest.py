@@ -1,5 +1,7 @@
 """Two workers, real processes and real TCP, for all tests of this folder."""
 
+import warnings
+
 import pytest
 
 pytest.importorskip("dask.array", reason="needs the extra dask")
@@ -14,6 +16,7 @@ def cluster():
     quiet = {"distributed.worker.memory.pause": False, "distributed.logging.distributed": "error"}
     with (
         dask.config.set(quiet),
+        warnings.catch_warnings(action="ignore"),  # a port that is taken
         distributed.LocalCluster(
             n_workers=2, threads_per_worker=1, dashboard_address=None, memory_limit=None
         ) as found,
