@@ -52,6 +52,8 @@ SCRIPTS = {
     "graph.nile": "graph_nile",
     "graph.regression": "graph_regression",
     "graph.factors": "graph_factors",
+    "dask.accept": "dask_accept",
+    "dask.kills": "dask_kills",
     "users.defaults": "defaults",
     "users.one_pass": "one_pass",
 }

@@ -96,4 +96,6 @@ APART = ("epfast._core", "epfast.__main__", "epfast.gpy")
 def test_examples_of_docstrings(module):
     if module.startswith("epfast.estimators"):
         pytest.importorskip("sklearn")
+    if module.startswith("epfast.dask"):
+        pytest.importorskip("distributed", reason="needs the extra dask")
     assert doctest.testmod(importlib.import_module(module)).failed == 0

@@ -27,6 +27,7 @@ The rooms, from the ground up. A room imports those below it, never a neighbour:
     svm                 support vector machines
     estimators          the face for scikit-learn
     gpy                 the face for GPy
+    dask                the face for Dask: rows on a cluster
     plots               pictures of posteriors
     rating              players by their games, through time
 
@@ -53,7 +54,14 @@ from epfast.gp import (
     incomplete_cholesky,
 )
 from epfast.graph import Graph, GraphPosterior
-from epfast.inference import ConvergenceWarning, DataWarning, Interrupted, Sites, SweepInfo
+from epfast.inference import (
+    ConvergenceWarning,
+    DataWarning,
+    ExecutorFailed,
+    Interrupted,
+    Sites,
+    SweepInfo,
+)
 from epfast.inference.certificates import Check
 from epfast.inference.comparison import compare
 from epfast.linear import (
@@ -100,6 +108,7 @@ __all__ = [
     "CustomSite",
     "DataWarning",
     "DoubleLoop",
+    "ExecutorFailed",
     "FactorizedPosterior",
     "FullPosterior",
     "GPPosterior",
@@ -157,6 +166,7 @@ _LAZY = {
     "NetworkClassifier": "epfast.estimators",
     "NetworkRegressor": "epfast.estimators",
     # modules
+    "dask": "epfast.dask",
     "estimators": "epfast.estimators",
     "gpy": "epfast.gpy",
     "plots": "epfast.plots",

@@ -6,28 +6,26 @@
 """
 
 from epfast.inference.loop import (
-    FAILURES,
     Callback,
     Counts,
     Engine,
     Fit,
     Summary,
     evidence_bound,
-    fit_from,
-    is_guess,
     reached,
     run,
-    run_from,
     warn_of,
 )
 from epfast.inference.records import (
     ConvergenceWarning,
     DataWarning,
+    ExecutorFailed,
     Interrupted,
     PartOfSweep,
     Sites,
     SweepInfo,
 )
+from epfast.inference.starts import FAILURES, fit_from, is_guess, run_from
 
 __all__ = [
     "FAILURES",
@@ -36,6 +34,7 @@ __all__ = [
     "Counts",
     "DataWarning",
     "Engine",
+    "ExecutorFailed",
     "Fit",
     "Interrupted",
     "PartOfSweep",

@@ -124,7 +124,7 @@ def legal(
         value = getattr(schedule, name, None)
         if value is not None and not (name in ("damping", "power") and value == 1.0):
             asked[name] = value
-    if schedule.order in ("parallel", "shuffled", "chunked", "residual"):
+    if schedule.order in ("parallel", "shuffled", "chunked", "residual", "as_completed"):
         asked[f"order={schedule.order!r}"] = schedule.order
     if schedule.order == "parallel":
         asked |= {

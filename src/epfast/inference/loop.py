@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import time
@@ -17,7 +16,13 @@ import numpy as np
 from epfast._arrays import Array
 from epfast._core.crew import Crew
 from epfast._core.vector import largest_move
-from epfast.inference.records import ConvergenceWarning, Interrupted, PartOfSweep, SweepInfo
+from epfast.inference.records import (
+    ConvergenceWarning,
+    ExecutorFailed,
+    Interrupted,
+    PartOfSweep,
+    SweepInfo,
+)
 from epfast.inference.runtime import Tick, at_work, ticks
 from epfast.losses import Loss
 
@@ -31,9 +36,6 @@ RELATIVE = 1e-9
 APPROXIMATE = 0.1
 
 TOLD = attrgetter("sweep", "change", "log_evidence", "n_refused")
-
-#: sweeps from a start that do not settle, after which it may be to blame
-PATIENCE = 20
 
 #: a residual above which sweeps that stand still are at no fixed point
 RESIDUAL = 1e-3
@@ -52,9 +54,6 @@ BLURRED = (
     "the uncertainty, and the result is unusable; use a narrower prior (prior_variance), a prior "
     "mean nearer to 0, or a loss that grows on both sides"
 )
-
-#: what a fit far from the usual may fail with: no posterior, or a start that is improper there
-FAILURES = (FloatingPointError, ValueError)
 
 #: called after each sweep; a true answer ends the fit
 Callback = Callable[[SweepInfo, Any], Any]
@@ -90,6 +89,10 @@ class Counts(NamedTuple):
     trace: Array | None = None
     #: change and log evidence of the sweep, of an engine that measures them
     measured: tuple[float, float] | None = None
+    #: of tasks on an executor
+    lost: int = 0
+    in_flight: int | None = None
+    bytes_sent: int | None = None
 
 
 class HasSweeps(Protocol):
@@ -99,7 +102,6 @@ class HasSweeps(Protocol):
     def sweeps(self) -> int: ...
 
 
-R = TypeVar("R")
 S = TypeVar("S", bound=HasSweeps)
 
 
@@ -157,21 +159,6 @@ class Fit(NamedTuple):
     reason: str = ""
 
 
-def is_guess(start: Any, problem: Any) -> bool:
-    """Whether a start is of another fit, and no part of the model or of a fit that goes on."""
-    before = getattr(start, "problem", None)
-    if before is None or problem.schedule.stores == "none":
-        return False
-    return bool(start.converged or before.loss != problem.loss)
-
-
-def _is_lost(fit: Fit, schedule: Any) -> bool:
-    """Whether a run from a guess has shown that it does not settle."""
-    if fit.converged or fit.stopped or not (fit.history and schedule.tol > 0.0):
-        return False
-    return fit.history[-1].n_refused > 0 or len(fit.history) >= PATIENCE or bool(fit.reason)
-
-
 def run(
     engine: Engine[S],
     schedule: Any,
@@ -214,9 +201,9 @@ def run(
     ------
     FloatingPointError
         If the posterior or the evidence overflows.
-    Interrupted
-        On Ctrl-C; its ``posterior`` is the :class:`Fit` of the last state, or None if there is
-        none yet.
+    Interrupted, ExecutorFailed
+        On Ctrl-C, or where tasks are lost for good; its ``posterior`` is the :class:`Fit` of the
+        last state, or None if there is none yet.
     """
     history: list[SweepInfo] = []
     converged, stopped, told = False, False, logger.isEnabledFor(logging.INFO)
@@ -260,6 +247,9 @@ def run(
                         counts.clipped,
                         counts.mismatch,
                         *_asked(asked, None if questions is None else questions()),
+                        n_lost=counts.lost,
+                        in_flight=counts.in_flight,
+                        n_bytes=counts.bytes_sent,
                     )
                     history.append(info)
                     state = new
@@ -288,33 +278,11 @@ def run(
         # between an append and its state there is no sweep
         del history[state.sweeps - first :]
         raise Interrupted(Fit(engine.settle(state, True), False, history)) from None
-
-
-def run_from(
-    engine: Engine[S], schedule: Any, start: Any = None, *, guess: bool = False, **given: Any
-) -> Fit:
-    """Run a schedule on an engine, see :func:`run`; drop a guess that leads nowhere.
-
-    Sites of another loss, rows or prior may be so far off that all digits go where they are taken
-    away: then the run begins anew, and that is the result where it settles.
-
-    guess: whether ``start`` is one, see :func:`is_guess`; given: the other arguments.
-    """
-    if not guess:
-        return run(engine, schedule, start, **given)
-    fit = None
-    with contextlib.suppress(FloatingPointError):
-        fit = run(engine, schedule, start, **given)
-        if not _is_lost(fit, schedule):
-            return fit
-    logger.info("the start leads nowhere: the run begins anew")
-    try:
-        anew = run(engine, schedule, None, **given)
-    except FloatingPointError:
-        if fit is None:
-            raise
-        return fit
-    return anew if fit is None or anew.converged or anew.stopped else fit
+    except ExecutorFailed as failed:
+        if state is not None:
+            found: Any = state if failed.posterior is None else failed.posterior
+            failed.posterior = Fit(engine.settle(found, True), False, history)
+        raise
 
 
 def polished(engine: Engine[S], problem: Any, fit: Fit, found: Any) -> Fit:
@@ -408,14 +376,6 @@ def blurred(mean: Array, variance: Array) -> str:
 def stands_off(residual: float, tol: float) -> bool:
     """Whether sweeps that met a tolerance are at no fixed point; a loose one allows more."""
     return not residual <= max(RESIDUAL, 10.0 * tol)
-
-
-def fit_from(fit: Callable[[Any], R], start: Any) -> R:
-    """``fit(start)``, or ``fit(None)`` where that fails: a start may be improper where it goes."""
-    if start is not None:
-        with contextlib.suppress(*FAILURES):
-            return fit(start)
-    return fit(None)
 
 
 def evidence_bound(loss: Loss, n: float) -> float:

@@ -52,6 +52,13 @@ class SweepInfo(NamedTuple):
     #: of what learns messages, questions to its oracles, audits among them; None elsewhere
     n_calls: int | None = None
     n_audits: int | None = None
+    #: of a fit on an executor: tasks that it lost, each of which was sent again
+    n_lost: int = 0
+    #: tasks in flight at a time, of answers that are taken as they come; None elsewhere: there the
+    #: numbers do not depend on who is first
+    in_flight: int | None = None
+    #: bytes of the messages to and from workers, where they are counted; None elsewhere
+    n_bytes: int | None = None
 
 
 class ConvergenceWarning(UserWarning):
@@ -86,4 +93,16 @@ class Interrupted(KeyboardInterrupt):
 
     def __init__(self, posterior: Any) -> None:
         super().__init__("interrupted; .posterior holds what was found so far")
+        self.posterior = posterior
+
+
+class ExecutorFailed(RuntimeError):  # noqa: N818 (named as Interrupted is)
+    """An executor lost the same task again and again, or takes no more.
+
+    ``posterior`` holds what was found so far, as that of :class:`epfast.Interrupted` does: no task
+    that was lost has taken anything from it. Resume from it by ``start=``, on another executor.
+    """
+
+    def __init__(self, message: str, posterior: Any = None) -> None:
+        super().__init__(message)
         self.posterior = posterior

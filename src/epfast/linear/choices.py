@@ -11,6 +11,7 @@ from epfast.linear.defaults import default_scheme
 from epfast.linear.engines import ENGINES
 from epfast.linear.problem import Data, LinearProblem, State
 from epfast.schedules import DEP, EP, Schedule
+from epfast.schedules.base import AS_COMPLETED
 from epfast.schemes import Scheme
 
 #: kinds of posterior, by their covariance
@@ -85,9 +86,11 @@ def choose(
     if scheme is None:
         scheme = default_scheme(found_loss, "row" if factor == "latents" else factor, full)
     found = schemes.resolve(scheme)
+    schedule = schedule.resolved("executor" in (given or {}))
     legal(ENGINES, posterior, factor, schedule, found, found_loss, given or {})
     if isinstance(schedule, DEP) and schedule.inner is not None:
         legal(ENGINES, posterior, factor, schedule.inner, found, found_loss, {})
+    _check_tasks(schedule, found, given or {})
     damped = "row" if factor == "latents" else factor
     numbers: dict[str, Any] = {"power": 1.0, "damping": schedule.usual_damping(damped)}
     if not full:
@@ -96,3 +99,25 @@ def choose(
         numbers["site_rule"] = "nonnegative" if clips else "keep"
     schedule = schedule.filled(**numbers)
     return Choices(found_loss, found, schedule, posterior, batch_size)
+
+
+def _check_tasks(schedule: Any, scheme: Scheme, given: dict[str, Any]) -> None:
+    """Refuse an executor for what is no set of tasks, and an order of tasks without one."""
+    if "executor" not in given:
+        if schedule.order == AS_COMPLETED:
+            raise ValueError(
+                f"order is {AS_COMPLETED!r} without an executor; allowed: 'auto', 'sequential', "
+                "'shuffled' or 'parallel', or executor= beside it"
+            )
+        return
+    if scheme.learns:
+        raise ValueError(
+            f"executor is given and the scheme is {scheme!r}, which learns as it goes; allowed "
+            "with an executor: a scheme that does not"
+        )
+    if not (isinstance(schedule, DEP) or schedule.order == "parallel"):
+        raise ValueError(
+            f"schedule is {_checks.describe(schedule)}, which is no set of tasks; allowed with an "
+            "executor: DEP(); DSEP() or DAEP() in the order 'auto' or 'parallel'; or with a "
+            "batch_size EP(order='parallel')"
+        )

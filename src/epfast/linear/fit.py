@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from epfast._arrays import Array, Held
 from epfast.inference import (
     Callback,
     Counts,
+    ExecutorFailed,
     Fit,
     Interrupted,
     is_guess,
@@ -21,6 +23,7 @@ from epfast.inference import (
     run_from,
     warn_of,
 )
+from epfast.inference.executors import HERE, Tasks, executor_at_door
 from epfast.inference.loop import NO_FIXED_POINT, is_sharp, polished, stands_off, warn_of_scheme
 from epfast.inference.runtime import Tick
 from epfast.inference.threads import Threads, threads_of
@@ -32,7 +35,7 @@ from epfast.linear.latent_fit import fit_latents
 from epfast.linear.latent_posterior import LatentPosterior
 from epfast.linear.ones import chunks_with_ones, with_ones
 from epfast.linear.posterior import FactorizedPosterior
-from epfast.linear.priors import prior_at_door
+from epfast.linear.priors import intercept_at_door, prior_at_door
 from epfast.linear.problem import (
     Data,
     LinearProblem,
@@ -43,7 +46,7 @@ from epfast.linear.problem import (
 )
 from epfast.linear.shrinkage import shrinkage_of
 from epfast.linear.shrunk_posterior import ShrunkPosterior, fit_shrunk
-from epfast.linear.sources import Stream, column_names, is_stream
+from epfast.linear.sources import Stream, column_names, is_stream, stream_at_door
 from epfast.linear.wide import in_best_form, wide_rows
 from epfast.linear.wide_posterior import WidePosterior, of_weights
 from epfast.schedules import Schedule
@@ -51,8 +54,6 @@ from epfast.schemes import Scheme
 
 #: largest min(n, d) with a full covariance by default
 FULL_UP_TO = 5000
-#: prior variance of an intercept: broad, a standard deviation of 10 in units of log odds
-INTERCEPT_VARIANCE = 100.0
 KINDS = {"full": FullPosterior, "factorized": FactorizedPosterior}
 #: arguments of a normal prior
 NORMAL = ("prior_variance", "prior_precision", "prior_mean")
@@ -86,6 +87,7 @@ def fit_linear(
     callback: Callback | None = None,
     progress: bool | Tick = False,
     n_jobs: int | None = None,
+    executor: Executor | None = None,
     **moved: Any,
 ) -> FactorizedPosterior | FullPosterior | LatentPosterior:
     """Fit a linear model by expectation propagation.
@@ -169,6 +171,15 @@ def fit_linear(
         use. They serve chunked order, parallel order of scalar sites with a full covariance, and of
         dense rows with a factorised posterior, where work lasts some tenths of a millisecond; all
         else takes one, as do your own losses and schemes, and samples. The result is the same.
+        Beside an ``executor``: tasks in flight in the order "as_completed"; None: its workers.
+    executor : concurrent.futures.Executor, optional
+        Does the work on shards: a pool of threads or processes, or ``client.get_executor()`` of a
+        Dask client. With ``schedule=DEP()``, DSEP() or DAEP(), a task per shard or group, and with
+        a ``batch_size``, ``scheme="laplace"`` and ``EP(order="parallel")``. A task takes its rows
+        along, so that processes suit work that is long for the size of its rows; rows that live on
+        a cluster are for :mod:`epfast.dask`. In the order "parallel" the result is that without an
+        executor; DEP's "as_completed", the default here, depends on who is first, and says so by
+        ``in_flight`` in ``history``. What the executor loses is sent again. It is not shut down.
 
     Returns
     -------
@@ -187,6 +198,8 @@ def fit_linear(
     Interrupted
         On Ctrl-C, within about a second; its ``posterior`` holds what was found so far, see
         :class:`epfast.Interrupted`.
+    ExecutorFailed
+        If the executor loses the same task again and again; it has a ``posterior``, too.
 
     Warns
     -----
@@ -210,12 +223,13 @@ def fit_linear(
     (array([ 1.3, -2.6, -0. ]), True)
     """
     _checks.moved("fit_linear", moved, MOVED)
+    executor_at_door(executor)
     resolved = losses.resolve(loss)
     if isinstance(resolved, losses.LatentLoss):
         choices = scheme, posterior, batch_size, schedule, beta
         normal = prior_variance, prior_precision, prior_mean
-        given = {"weights": weights, "prior": prior, "record": record}
-        wide = _intercept(intercept)
+        given = {"weights": weights, "prior": prior, "record": record, "executor": executor}
+        wide = intercept_at_door(intercept)
         rest = start, callback, progress
         return fit_latents(X, y, resolved, choices, normal, wide, offset, given, *rest)
     stream, names = is_stream(X, y), column_names(X)
@@ -226,7 +240,7 @@ def fit_linear(
         )
     if not stream and not isinstance(getattr(X, "shape", None), tuple):
         X = _checks.real_array("X", X)
-    wide = _intercept(intercept)
+    wide = intercept_at_door(intercept)
     if stream and wide is not None:
         X = chunks_with_ones(X)
     if posterior is None:
@@ -249,6 +263,7 @@ def fit_linear(
         "sparse X": X if hasattr(X, "tocsr") else None,
         "chunks of X": X if stream else None,
         "record='factor'": record if record == "factor" else None,
+        "executor": executor,
     }
     if record is not None and prior is not None:
         raise ValueError(f"record is {record!r} beside a prior=; allowed: None")
@@ -264,6 +279,7 @@ def fit_linear(
     _checks.callback(callback)
     _checks.progress(progress)
     threads = threads_of(n_jobs, serial=chosen.scheme.learns)
+    tasks = Tasks(executor, None if n_jobs is None else threads)
     if record is not None and "values" not in chosen.loss.gives:
         raise ValueError(
             f"record is {record!r}; allowed with {type(chosen.loss).__name__}: None, it has no "
@@ -277,7 +293,7 @@ def fit_linear(
     if stream:
         if offset is not None:
             raise ValueError("offset is given beside chunks of X; allowed: None")
-        data = _stream(X, y, weights, chosen, record)
+        data = stream_at_door(X, y, weights, record, chosen.schedule, chosen.loss)
         d = data.X.d
     else:
         if y is None:
@@ -302,7 +318,7 @@ def fit_linear(
     scale = None if stream else _notes(problem, prior_variance, prior_precision)
     how: dict[str, Any] = {"record": record, "callback": callback, "progress": progress}
     found: FactorizedPosterior | FullPosterior = fit_problem(
-        problem, start, **how, threads=threads, guess=is_guess(start, problem)
+        problem, start, **how, threads=threads, guess=is_guess(start, problem), tasks=tasks
     )
     try:
         if scale is not None:
@@ -354,13 +370,6 @@ def _notes(problem: LinearProblem, variance: Any, precision: Any) -> float | Non
     return scale if scale > notes.FLAT else None
 
 
-def _intercept(given: Any) -> float | None:
-    """Prior variance of the intercept; None: there is none."""
-    if isinstance(given, bool | np.bool_):
-        return INTERCEPT_VARIANCE if given else None
-    return _checks.number("intercept", given, least=1e-300, most=1e300)
-
-
 def _prior(
     given: tuple[Any, Any, Any],
     start: Any,
@@ -388,24 +397,6 @@ def _prior(
     return prior
 
 
-def _stream(X: Any, y: Any, weights: Any, chosen: Choices, record: str | None) -> Data:
-    """Chunks of rows."""
-    schedule = chosen.schedule
-    if y is not None:
-        raise ValueError("X is an iterator of chunks and y is given; allowed: y=None")
-    if weights is not None:
-        raise ValueError(
-            "weights is given beside chunks of X; allowed: None, or rows and weights all at once"
-        )
-    if schedule.order == "shuffled" or schedule.sweeps > 1:
-        raise ValueError(
-            f"schedule is {schedule!r}; allowed with chunks of X: one pass in sequential order"
-        )
-    if record is not None:
-        raise ValueError("record needs all the rows; allowed with an iterable of chunks: None")
-    return Data((X if isinstance(X, Stream) else Stream(X)).read_by(chosen.loss), None)
-
-
 def _kept(problem: LinearProblem, callback: Any, progress: Any) -> Data:
     """The rows, as copies where functions of the user could change what the core relies on."""
     data, loss = problem.data, problem.loss
@@ -428,11 +419,13 @@ def fit_problem(
     stacklevel: int = 3,
     guess: bool = False,
     warn: Callable[..., Any] = warn_of,
+    tasks: Tasks = HERE,
 ) -> Any:
     """Run a problem whose parts are legal and checked; see :func:`epfast.fit_linear`.
 
     threads: how many share the work. guess: whether ``start`` may be dropped.
     warn: told of the result, in place of :func:`epfast.inference.warn_of`.
+    tasks: where they are done.
     """
     kind: Any = KINDS[problem.covariance] if problem.wide is None else WidePosterior
     fit = None
@@ -456,7 +449,9 @@ def fit_problem(
         engine: Any = engine_of(fitted, **settings)
         shared = Threads(threads)
         try:
-            if threads > 1 and hasattr(engine, "share"):
+            if tasks.executor is not None:
+                engine.tasks = tasks
+            elif threads > 1 and hasattr(engine, "share"):
                 engine.share(shared)
             fit = run_from(
                 engine,
@@ -471,6 +466,7 @@ def fit_problem(
             if problem.scheme.polish and not fit.stopped:
                 fit = polished(engine, problem, fit, result(fit))
         finally:
+            tasks.cancel()
             shared.dismiss(None)
             shared.close()
         found = result(fit)
@@ -491,6 +487,9 @@ def fit_problem(
         if start is not None:
             raise Interrupted(start) from None
         raise Interrupted(unfitted(problem)) from None
+    except ExecutorFailed as failed:
+        failed.posterior = start if failed.posterior is None else result(failed.posterior)
+        raise
 
 
 def unfitted(problem: LinearProblem) -> Any:

@@ -12,6 +12,9 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast.linear.problem import State, is_proper, prior_of
 
+#: prior variance of an intercept: broad, a standard deviation of 10 in units of log odds
+INTERCEPT_VARIANCE = 100.0
+
 
 def prior_at_door(
     variance: Any,
@@ -95,3 +98,10 @@ def _moderate(name: str, value: Any, d: int) -> Array:
     if not ((result >= 1e-300) & (result <= 1e300)).all():
         raise ValueError(f"{name} holds {result.min():g}; allowed: from 1e-300 to 1e300")
     return result
+
+
+def intercept_at_door(given: Any) -> float | None:
+    """Prior variance of the intercept; None: there is none."""
+    if isinstance(given, bool | np.bool_):
+        return INTERCEPT_VARIANCE if given else None
+    return _checks.number("intercept", given, least=1e-300, most=1e300)

@@ -16,7 +16,7 @@ from epfast._arrays import Array
 from epfast._core.row_sweeps import ParallelSweep
 from epfast.inference import Fit, Interrupted, Sites, reached, warn_of
 from epfast.inference.certificates import Case, Check
-from epfast.inference.loop import FAILURES
+from epfast.inference.starts import FAILURES
 from epfast.linear import online
 from epfast.linear.engines.kernel import marginal_residual
 from epfast.linear.engines.rows import PARALLEL_ROWS

@@ -10,6 +10,7 @@ from scipy import sparse
 
 from epfast import _checks
 from epfast._arrays import Array
+from epfast.linear.problem import Data
 from epfast.losses import Loss
 
 _END = object()
@@ -114,3 +115,22 @@ def check_columns(names: tuple[str, ...] | None, X: Any) -> None:
         f"X has the columns {_checks.describe(given)}; allowed: those that were fitted, in their "
         f"order, {_checks.describe(names)}"
     )
+
+
+def stream_at_door(
+    X: Any, y: Any, weights: Any, record: str | None, schedule: Any, loss: Loss
+) -> Data:
+    """Chunks of rows, checked as far as they are known."""
+    if y is not None:
+        raise ValueError("X is an iterator of chunks and y is given; allowed: y=None")
+    if weights is not None:
+        raise ValueError(
+            "weights is given beside chunks of X; allowed: None, or rows and weights all at once"
+        )
+    if schedule.order == "shuffled" or schedule.sweeps > 1:
+        raise ValueError(
+            f"schedule is {schedule!r}; allowed with chunks of X: one pass in sequential order"
+        )
+    if record is not None:
+        raise ValueError("record needs all the rows; allowed with an iterable of chunks: None")
+    return Data((X if isinstance(X, Stream) else Stream(X)).read_by(loss), None)

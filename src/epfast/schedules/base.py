@@ -13,6 +13,8 @@ from epfast import _checks
 ORDERS = ("auto", "sequential", "shuffled", "chunked", "parallel")
 #: of EP alone: by how much what factors read has changed
 RESIDUAL = "residual"
+#: of DEP on an executor: each answer is taken as it comes
+AS_COMPLETED = "as_completed"
 SITE_RULES = ("nonnegative", "keep", "floor")
 
 
@@ -55,6 +57,10 @@ class Schedule:
             if getattr(self, name) is None:
                 object.__setattr__(result, name, value)
         return result
+
+    def resolved(self, executor: bool) -> Self:
+        """A copy with an order in place of "auto", where that depends on an executor alone."""
+        return self
 
     def visits(self, n_factors: int, sweep: int) -> NDArray[np.intp] | range:
         """The order of the factors in the given sweep, each once; a subclass may override it.

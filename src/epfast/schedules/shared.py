@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
 from epfast._arrays import as_array
-from epfast.schedules.base import EP, Schedule, check_given, check_numbers
+from epfast.schedules.base import AS_COMPLETED, EP, Schedule, check_given, check_numbers
 
 #: groups and shards by default
 GROUPS = 8
@@ -19,6 +19,15 @@ GROUPS = 8
 def _or_few(groups: Any, n: int) -> Any:
     """Groups of n rows as given, or how many None means."""
     return min(GROUPS, n) if groups is None else groups
+
+
+def _resolved(schedule: Any, order: str) -> Any:
+    """The schedule itself, or a copy with this order in place of "auto"."""
+    if schedule.order != "auto":
+        return schedule
+    result = Schedule.filled(schedule)  # a copy
+    object.__setattr__(result, "order", order)
+    return result
 
 
 class Batches(NamedTuple):
@@ -49,6 +58,8 @@ class SharedSites(Schedule):
     """
 
     stores: ClassVar[str] = "shared"
+    #: orders that it takes
+    orders: ClassVar[tuple[str, ...]] = ("sequential", "shuffled")
 
     def labels(self, n: int) -> NDArray[np.intp]:
         """The group of each factor, 0 to K - 1."""
@@ -80,7 +91,7 @@ class SharedSites(Schedule):
     def __post_init__(self) -> None:
         check_given(self, _checks.integer, "batch", least=1)
         check_numbers(self)
-        self.check_order(("sequential", "shuffled"))
+        self.check_order(self.orders)
 
 
 @dataclass(frozen=True)
@@ -131,12 +142,17 @@ class AEP(SharedSites):
 
 
 class _SharedInGroups(SharedSites):
+    orders: ClassVar[tuple[str, ...]] = ("auto", "sequential", "shuffled", "parallel")
     groups: int | ArrayLike | None = None
 
     def __post_init__(self) -> None:
         if self.groups is not None:
             object.__setattr__(self, "groups", _checks.groups("groups", self.groups))
         super().__post_init__()
+
+    def resolved(self, executor: bool) -> Self:
+        result: Self = _resolved(self, "parallel" if executor else "sequential")
+        return result
 
     def labels(self, n: int) -> NDArray[np.intp]:
         return _checks.group_labels("groups", _or_few(self.groups, n), n)
@@ -153,8 +169,12 @@ class DSEP(_SharedInGroups):
     groups : int or array_like of shape (n,), optional
         How many groups, cut from the rows in their order with nearly equal sizes; or the label of
         each row's group, 0 to K - 1. None: 8, or one per row where these are fewer.
-    sweeps, tol, damping, power, order, seed, batch
+    sweeps, tol, damping, power, seed, batch
         As in :class:`SEP`; a batch lies within a group.
+    order : {"auto", "sequential", "shuffled", "parallel"}
+        "parallel": each group goes through its batches from the same posterior, with the sites of
+        the other groups held fixed; then all sites are new at once, which None damps by 0.5 (with
+        ``tol`` > 0). "auto" is that on an executor, else "sequential".
     """
 
     groups: int | ArrayLike | None = None
@@ -162,7 +182,7 @@ class DSEP(_SharedInGroups):
     tol: float = 1e-5
     damping: float | None = None
     power: float | None = None
-    order: str = "sequential"
+    order: str = "auto"
     seed: int | None = None
     batch: int = 1
 
@@ -182,7 +202,7 @@ class DAEP(_SharedInGroups):
     tol: float = 1e-5
     damping: float | None = None
     power: float | None = None
-    order: str = "sequential"
+    order: str = "auto"
     seed: int | None = None
 
 
@@ -200,8 +220,15 @@ class DEP(Schedule):
         How many shards, or the label of each row's shard, as ``groups`` of :class:`DSEP`.
     sweeps, tol, damping
         As in :class:`EP`; a sweep visits each shard once.
-    order, seed
-        As in :class:`EP`, of the shards.
+    order : {"auto", "sequential", "shuffled", "parallel", "as_completed"}
+        Of the shards, as in :class:`EP`. "as_completed", on an executor: as many shards are in
+        flight as there are workers; each answer moves the posterior as it comes, and the next shard
+        in turn leaves with the newest posterior. Nobody waits for the slowest, and the posterior
+        that a shard saw is old by the few others in flight, so that it converges nearly as fast as
+        "sequential", but not twice by the same numbers. ``damping`` is what it begins with, halved
+        where the sweeps do not contract. "auto" is that on an executor, else "sequential".
+    seed : int, optional
+        As in :class:`EP`.
     inner : EP, optional
         The EP within a shard, from the sites that its rows have; its power is that of the whole.
         ``EP(sweeps=20, tol=tol / 10)`` by default.
@@ -213,7 +240,7 @@ class DEP(Schedule):
     sweeps: int = 100
     tol: float = 1e-5
     damping: float | None = None
-    order: str = "sequential"
+    order: str = "auto"
     seed: int | None = None
     inner: EP | None = None
 
@@ -228,12 +255,16 @@ class DEP(Schedule):
                 f"inner is {_checks.describe(self.inner)}; allowed: an epfast.EP or None"
             )
         check_numbers(self)
-        self.check_order(("sequential", "shuffled", "parallel"))
+        self.check_order(("auto", "sequential", "shuffled", "parallel", AS_COMPLETED))
 
     def filled(self, **defaults: Any) -> Self:
         assert self.inner is not None
         result = super().filled(damping=defaults["damping"])
         object.__setattr__(result, "inner", self.inner.filled(**defaults))
+        return result
+
+    def resolved(self, executor: bool) -> Self:
+        result: Self = _resolved(self, AS_COMPLETED if executor else "sequential")
         return result
 
     @property

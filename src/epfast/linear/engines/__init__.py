@@ -29,7 +29,9 @@ from epfast.linear.wide import WideState
 
 __all__ = ["ENGINES", "at_start", "engine_of"]
 
-SHUFFLED, PARALLEL, CHUNKED = (f"order={name!r}" for name in ("shuffled", "parallel", "chunked"))
+SHUFFLED, PARALLEL, CHUNKED, AS_COMPLETED = (
+    f"order={name!r}" for name in ("shuffled", "parallel", "chunked", "as_completed")
+)
 
 
 def _row(engine: Callable[[Any], Any], *takes: str, by_expansion: bool = False) -> Combination:
@@ -61,14 +63,16 @@ ENGINES: Table = {
         of_stream(RowEngine), "weights", "sparse X", "chunks of X", "power", SHUFFLED
     ),
     ("full", "row", "shared"): _row(
-        SharedEngine, "weights", "sparse X", "damping", "power", SHUFFLED
+        SharedEngine, "weights", "sparse X", "damping", "power", "executor", SHUFFLED, PARALLEL
     ),
     ("full", "row", "shard"): _row(
-        ShardEngine, "weights", "sparse X", "damping", "power", SHUFFLED, PARALLEL
+        ShardEngine,
+        *("weights", "sparse X", "damping", "power", "executor"),
+        *(SHUFFLED, PARALLEL, AS_COMPLETED),
     ),
     ("full", "minibatch", "factor"): _row(
         LaplaceEngine,
-        *("weights", "sparse X", "damping", "power", SHUFFLED, PARALLEL),
+        *("weights", "sparse X", "damping", "power", "executor", SHUFFLED, PARALLEL),
         by_expansion=True,
     ),
     ("full", "minibatch", "none"): _row(

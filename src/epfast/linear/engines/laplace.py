@@ -10,27 +10,12 @@ from numpy.typing import NDArray
 
 from epfast import families
 from epfast._arrays import Array, as_array, symmetric_from_upper
-from epfast._core.laplace_factors import LaplaceSweep
 from epfast.inference import Counts, PartOfSweep, Sites
+from epfast.inference.executors import HERE
 from epfast.inference.runtime import Tick
 from epfast.linear.engines.base import FullEngine, Swept, flat, plain, with_moments
+from epfast.linear.engines.local import laplace_core, local_laplace, shard_of
 from epfast.linear.problem import LinearProblem, State
-
-
-def laplace_core(problem: LinearProblem, d: int, size: int) -> LaplaceSweep:
-    """Sweeps over factors of at most so many rows, for the core."""
-    given = problem.scheme.core_arguments(d)
-    return LaplaceSweep(
-        problem.loss.shifted_core(),
-        d,
-        size,
-        problem.schedule.power,
-        problem.schedule.damping,
-        given["scheme"] == "laplace",
-        given["slope_curvature"],
-        given.get("tolerance", 0.0),
-        given.get("max_iterations", 0),
-    )
 
 
 class LaplaceEngine(FullEngine):
@@ -42,10 +27,13 @@ class LaplaceEngine(FullEngine):
         assert problem.batch_size is not None
         self.size = min(problem.batch_size, n)
         self.core = laplace_core(problem, d, self.size)
+        self.tasks = HERE
 
     def sweep(self, state: Swept, keep: bool, tick: Tick) -> tuple[Swept, Counts]:
         if state.sites is None:
             return self._pass(state, tick)
+        if self.tasks.executor is not None:
+            return self._in_tasks(state, tick)
         core = self.core
         before = core.n_refused, core.n_failed
         precision, shift = state.precision.copy(), state.shift.copy()
@@ -60,6 +48,28 @@ class LaplaceEngine(FullEngine):
             tick(len(some))
         counts = Counts(core.n_refused - before[0], core.n_failed - before[1])
         return self.accepted(state, sites, counts)
+
+    def _in_tasks(self, state: Swept, tick: Tick) -> tuple[Swept, Counts]:
+        """All factors from one posterior, in as many tasks as there are workers."""
+        tasks, problem, lost = self.tasks, self.problem, self.tasks.n_lost
+        assert state.sites is not None
+        sites: Sites = families.copied(state.sites)
+        n = problem.shape[0]
+        count = -(-n // self.size)
+        calls, takes = [], []
+        for some in np.array_split(np.arange(count), min(count, tasks.width)):
+            take = slice(int(some[0]) * self.size, min(n, (int(some[-1]) + 1) * self.size))
+            part = shard_of(problem, take, problem.schedule)
+            sizes = np.minimum(self.size, n - some * self.size)
+            given = state.precision, state.shift, families.taken(sites, take), sizes
+            calls.append((local_laplace, part, *given))
+            takes.append(take)
+        counts = [len(call[-1]) for call in calls]
+        found = tasks.together(calls, counts, tick)
+        for take, update in zip(takes, found, strict=True):
+            families.put(sites, take, update.rows)
+        refused, failed = (sum(getattr(u, name) for u in found) for name in ("refused", "failed"))
+        return self.accepted(state, sites, Counts(refused, failed, lost=tasks.n_lost - lost))
 
     def _pieces(self, sweeps: int) -> Iterator[NDArray[np.intp]]:
         """Factors in the order of their visits, some at a time."""

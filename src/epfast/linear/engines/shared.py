@@ -10,14 +10,20 @@ from epfast import _checks, families
 from epfast._arrays import Array
 from epfast._core.shared_sites import SharedSweep
 from epfast.inference import Counts, Sites
+from epfast.inference.executors import HERE
 from epfast.inference.loop import RELATIVE, change
 from epfast.inference.runtime import Tick
 from epfast.linear.engines.base import FullEngine, contraction, improper_start, most_of
+from epfast.linear.engines.local import (
+    ROWS_AT_ONCE,
+    local_shared,
+    neighbours,
+    shard_of,
+    visit_shared,
+)
 from epfast.linear.problem import LinearProblem, State, is_proper, moments_of
-from epfast.schedules import Batches, SharedSites
+from epfast.schedules import EP, Batches, SharedSites
 
-#: rows fitted to a cavity per call
-ROWS_AT_ONCE = 64
 #: batches give way to whole groups at the first change below this, ...
 NEAR = 0.1
 #: ... or once this many sweeps did not contract
@@ -73,19 +79,26 @@ class SharedEngine(FullEngine):
     def __init__(self, problem: LinearProblem) -> None:
         super().__init__(problem)
         self.tilted = problem.tilted()
-        n, _ = problem.shape
-        #: (K,), rows per group, with their copies
-        self.sizes = np.bincount(self.schedule.labels(n), problem.copies()).astype(np.float64)
+        self.tasks = HERE
+        self.sizes = self.group_sizes()
         if not self.sizes.all():
             raise ValueError("weights are all 0 in a group; allowed: a row that counts in each")
-        first = self._batches(self.schedule, 0)  # refuses a batch that is too large
-        schedule = self.schedule
+        schedule, count = self.schedule, self.batch_count()
         #: the schedule of the last sweeps; None if all sweeps are alike
         self.whole: Any = None
         own_batches = type(schedule).batches is not SharedSites.batches
-        if schedule.tol > 0.0 and not own_batches and first.last.sum() > len(self.sizes):
+        if schedule.tol > 0.0 and not own_batches and count > len(self.sizes):
             self.whole = schedule.filled()
             object.__setattr__(self.whole, "batch", None)
+
+    def group_sizes(self) -> Array:
+        """Rows per group, with their copies, (K,)."""
+        labels = self.schedule.labels(self.problem.shape[0])
+        return np.bincount(labels, self.problem.copies()).astype(np.float64)
+
+    def batch_count(self) -> int:
+        """How many batches a sweep has; refuses one that is too large."""
+        return int(self._batches(self.schedule, 0).last.sum())
 
     def init(self, start: Any) -> SharedState:
         count, (_, d) = len(self.sizes), self.problem.shape
@@ -135,45 +148,60 @@ class SharedEngine(FullEngine):
         self, state: SharedState, schedule: Any, damping: float, tick: Tick
     ) -> tuple[SharedState, Counts]:
         """One sweep over the batches of a schedule."""
-        problem = self.problem
-        self.tilted.begin_sweep(state.sweeps)
-        n, d = problem.shape
-        core = SharedSweep(
-            self.tilted,
-            d,
-            min(ROWS_AT_ONCE, n),
-            schedule.power,
-            damping,
-            state.checked,
-        )
-        sites = families.copied(state.sites)
-        precision, shift = state.precision.copy(), state.shift.copy()
-        batches = self._batches(schedule, state.sweeps)
-        # a batch costs as much as about d rows
-        rows_of_work = 1 + d * int(batches.last.sum()) // n
-        for part in problem.pieces(np.arange(n), rows_of_work):
-            which = batches.rows[part]
-            rows = problem.data.X[which]
-            dense = rows.toarray() if problem.sparse else rows
-            core.sweep(
-                np.ascontiguousarray(dense, dtype=np.float64),
-                problem.responses(which),
-                problem.weights(which),
-                batches.group[part],
-                batches.last[part],
-                *sites,
-                self.sizes,
-                precision,
-                shift,
-            )
-            tick(len(part))
+        lost, sites = self.tasks.n_lost, families.copied(state.sites)
+        if schedule.order == "parallel":
+            refused, checked = self._together(state, sites, schedule, damping, tick)
+        else:
+            refused, checked = self._in_turn(state, sites, schedule, damping, tick)
         sweeps = state.sweeps + 1
         _, new, share = most_of(state.sites, sites, lambda s: self._from_sites(s, sweeps))
         if new is None:
             return state._replace(sweeps=sweeps), Counts(self.n_sites)
         settled = None if share == 1.0 else False
-        counts = Counts(core.n_refused, settled=settled)
-        return self._at(new, core.checked, state.ending), counts
+        counts = Counts(refused, settled=settled, lost=self.tasks.n_lost - lost)
+        return self._at(new, checked, state.ending), counts
+
+    def _in_turn(
+        self, state: SharedState, sites: Sites, schedule: Any, damping: float, tick: Tick
+    ) -> tuple[int, bool]:
+        """Batch after batch, each from the posterior that the one before has left."""
+        problem = self.problem
+        self.tilted.begin_sweep(state.sweeps)
+        n, d = problem.shape
+        rows = min(ROWS_AT_ONCE, n)
+        core = SharedSweep(self.tilted, d, rows, schedule.power, damping, state.checked)
+        batches = self._batches(schedule, state.sweeps)
+        posterior = state.precision.copy(), state.shift.copy()
+        visit_shared(core, problem, *batches, sites, self.sizes, *posterior, tick)
+        return core.n_refused, core.checked
+
+    def _together(
+        self, state: SharedState, sites: Sites, schedule: Any, damping: float, tick: Tick
+    ) -> tuple[int, bool]:
+        """All groups from one posterior, each with its batches in turn: a task per group."""
+        calls, counts = self.calls(state, sites, schedule, damping)
+        found = self.tasks.together(calls, counts, tick)
+        for k, update in enumerate(found):
+            families.put(sites, k, update.site)
+        checked = any(update.checked for update in found)
+        return sum(update.refused for update in found), checked
+
+    def calls(
+        self, state: SharedState, sites: Sites, schedule: Any, damping: float
+    ) -> tuple[list[tuple[Any, ...]], list[int]]:
+        """What is asked of each group, a function and its arguments, and its number of rows."""
+        batches = self._batches(schedule, state.sweeps)
+        numbers = EP(power=schedule.power, damping=damping)
+        calls: list[tuple[Any, ...]] = []
+        counts = []
+        for k in range(len(self.sizes)):
+            mine = batches.group == k
+            group = shard_of(self.problem, neighbours(batches.rows[mine]), numbers)
+            site, size = families.taken(sites, k), float(self.sizes[k])
+            rest = batches.last[mine], state.checked, state.sweeps
+            calls.append((local_shared, group, state.precision, state.shift, site, size, *rest))
+            counts.append(group.shape[0])
+        return calls, counts
 
     def _batches(self, schedule: Any, sweep: int) -> Batches:
         """The batches of a schedule, which may be the user's own: the core indexes with them."""

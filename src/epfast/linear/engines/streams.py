@@ -22,7 +22,7 @@ from epfast.linear.engines.base import (
     with_moments,
     with_precision,
 )
-from epfast.linear.engines.laplace import laplace_core
+from epfast.linear.engines.local import laplace_core
 from epfast.linear.engines.rows import HALF_FROM, block_size
 from epfast.linear.problem import LinearProblem, State, log_determinant
 from epfast.linear.sources import Stream

@@ -1,0 +1,158 @@
+"""Collections of Dask as shards: whole chunks where that is possible, and nothing collected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from epfast import _checks
+from epfast.dask.needs import da, delayed
+from epfast.dask.worker import load
+from epfast.linear.sources import column_names
+from epfast.losses import Loss
+
+#: shards per thread of the cluster, if neither the user nor memory says otherwise: the posterior
+#: that a shard sees is then old by a share of a pass
+PER_THREAD = 4
+
+
+class Rows(NamedTuple):
+    """Rows of a collection, with their responses and weights: arrays of the same row chunks."""
+
+    X: Any
+    y: Any
+    weights: Any
+    names: tuple[str, ...] | None
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """Rows of each chunk; NaN where they are not known."""
+        sizes: tuple[float, ...] = self.X.chunks[0]
+        return sizes
+
+    @property
+    def is_known(self) -> bool:
+        return not any(math.isnan(size) for size in self.sizes)
+
+
+def rows_at_door(X: Any, y: Any, weights: Any) -> Rows:
+    """Check the collections as far as that reads nothing."""
+    names = column_names(X) if hasattr(X, "to_dask_array") else None
+    X = array_of("X", X)
+    if X.ndim != 2:
+        raise ValueError(f"X has shape {X.shape}; allowed: (n, d)")
+    if X.dtype.kind not in "fiub":
+        raise TypeError(f"X has dtype {X.dtype}; allowed: real numbers")
+    if len(X.chunks[1]) != 1:
+        raise ValueError(
+            f"X has {len(X.chunks[1])} chunks of columns; allowed: one, as X.rechunk({{1: -1}}) has"
+        )
+    parts = {"y": array_of("y", y)}
+    if weights is not None:
+        parts["weights"] = array_of("weights", weights)
+    for name, part in parts.items():
+        if part.ndim not in (1, 2) or (part.ndim == 2 and len(part.chunks[1]) != 1):
+            raise ValueError(f"{name} has shape {part.shape}; allowed: a number or a row per row")
+        if not _alike(part.chunks[0], X.chunks[0]):
+            raise ValueError(
+                f"{name} has the row chunks {_shown(part.chunks[0])} and X "
+                f"{_shown(X.chunks[0])}; allowed: the same, as {name}.rechunk(X.chunks[0]) has"
+            )
+    return Rows(X, parts["y"], parts.get("weights"), names)
+
+
+def array_of(name: str, given: Any) -> Any:
+    """A dask array, of one or of a frame."""
+    if hasattr(given, "to_dask_array"):
+        return given.to_dask_array()
+    if not isinstance(given, da.Array):
+        raise TypeError(
+            f"{name} is {_checks.describe(given)}; allowed: a dask array, dataframe or series "
+            "(epfast.fit_linear takes what is in memory)"
+        )
+    return given
+
+
+def _alike(ours: Sequence[float], theirs: Sequence[float]) -> bool:
+    """Whether row chunks may be the same: lengths that are not known are found on the workers."""
+    return len(ours) == len(theirs) and all(
+        a == b or math.isnan(a) or math.isnan(b) for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def _shown(chunks: Sequence[float]) -> str:
+    return _checks.describe(tuple(chunks))
+
+
+def loads_of(
+    rows: Rows,
+    shards: int | None,
+    loss: Loss,
+    intercept: bool,
+    threads: int,
+    shard_bytes: int | None,
+    token: str,
+) -> list[Any]:
+    """A delayed :class:`epfast.dask.worker.Loaded` for each shard.
+
+    shards: how many, cut as :class:`epfast.DEP` does; None: whole chunks, as many as suit so many
+    threads and shards of at most ``shard_bytes``.
+    """
+    if shards is not None:
+        rows = _cut(rows, shards)
+    groups = _groups(rows, shards, threads, shard_bytes)
+    X, y = rows.X.to_delayed()[:, 0], rows.y.to_delayed().ravel()
+    weights = None if rows.weights is None else rows.weights.to_delayed().ravel()
+    columns, found = int(rows.X.shape[1]), []
+    for k, (first, stop) in enumerate(groups):
+        take = slice(first, stop)
+        some = None if weights is None else list(weights[take])
+        chunks = list(range(first, stop)), list(X[take]), list(y[take]), some
+        made = delayed(load, pure=False)(
+            *chunks, loss, intercept, columns, dask_key_name=f"load shard {k}-{token}"
+        )
+        found.append(made)
+    return found
+
+
+def _cut(rows: Rows, shards: int) -> Rows:
+    """Rows in chunks of which so many shards are whole ones."""
+    if not rows.is_known:
+        if shards > len(rows.sizes):
+            raise ValueError(
+                f"the schedule has {shards} shards and X {len(rows.sizes)} chunks of lengths that "
+                "are not known; allowed: as many shards at most, or X.compute_chunk_sizes() before"
+            )
+        return rows
+    n = int(sum(rows.sizes))
+    if shards > n:
+        raise ValueError(f"the schedule has {shards} shards and X {n} rows; allowed: as many")
+    ends = np.arange(shards + 1) * n // shards
+    if np.isin(ends, np.cumsum([0, *rows.sizes])).all():
+        return rows
+    cut = {0: tuple(int(size) for size in np.diff(ends))}
+    weights = None if rows.weights is None else rows.weights.rechunk(cut)
+    return rows._replace(X=rows.X.rechunk(cut), y=rows.y.rechunk(cut), weights=weights)
+
+
+def _groups(
+    rows: Rows, shards: int | None, threads: int, shard_bytes: int | None
+) -> list[tuple[int, int]]:
+    """Neighbouring chunks of each shard, first and last but one."""
+    count = len(rows.sizes)
+    if shards is not None and rows.is_known:
+        n = int(sum(rows.sizes))
+        edges = np.cumsum([0, *rows.sizes])
+        # chunks without rows go with those before
+        ends = np.searchsorted(edges, np.arange(1, shards + 1) * n // shards, "right") - 1
+        return list(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
+    if shards is None:
+        shards = min(count, PER_THREAD * threads)
+        if shard_bytes is not None and rows.is_known:
+            total = sum(rows.sizes) * rows.X.shape[1] * rows.X.dtype.itemsize
+            shards = min(count, max(shards, math.ceil(total / shard_bytes)))
+    ends = np.arange(shards + 1) * count // shards
+    return list(zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True))

@@ -1,0 +1,259 @@
+"""What a worker does: new sites of some rows, from the posterior and the sites that they have.
+
+Pure functions of arrays that can be pickled: whoever calls one twice gets the same. They change
+none of their arguments, and refuse what is not finite.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from epfast import families
+from epfast._arrays import Array
+from epfast._core.laplace_factors import LaplaceSweep
+from epfast._core.shared_sites import SharedSweep
+from epfast.inference import Sites, run
+from epfast.inference.runtime import Tick, no_tick, one_blas_thread
+from epfast.linear.engines.base import flat
+from epfast.linear.engines.rows import RowEngine
+from epfast.linear.problem import LinearProblem, State, is_proper, sum_of_sites
+
+#: rows fitted to a cavity per call
+ROWS_AT_ONCE = 64
+
+
+class Start(NamedTuple):
+    """Sites in the role of a start."""
+
+    sites: Sites
+    shift: Array
+    n_sweeps: int = 0
+
+
+class Update(NamedTuple):
+    """What comes back from a worker."""
+
+    #: of the shard or group: precision (d, d), shift (d,), log scale ()
+    site: Sites
+    #: of its rows; None where these share the site
+    rows: Sites | None
+    #: rows that kept their site
+    refused: int
+    #: change of the last sweep within the shard
+    moved: float = 0.0
+    #: factors whose fit failed as a whole
+    failed: int = 0
+    #: whether a site has taken precision away
+    checked: bool = False
+
+
+def shard_of(problem: LinearProblem, rows: Any, schedule: Any) -> LinearProblem:
+    """The problem of some rows without the numbers of the whole: what a worker keeps."""
+    nothing: Any = None
+    return problem._replace(
+        data=problem.data.taken(rows),
+        schedule=schedule,
+        prior=nothing,
+        base=nothing,
+        groups=None,
+        names=None,
+    )
+
+
+def neighbours(rows: NDArray[np.intp]) -> slice | NDArray[np.intp]:
+    """Numbers of rows, as a slice if they are neighbours in their order, which copies nothing."""
+    if (np.diff(rows) == 1).all():
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows
+
+
+def site_of(shard: LinearProblem, rows: Sites) -> Sites:
+    """The product of the sites of the rows of a shard. O(n d^2)."""
+    return Sites(*sum_of_sites(shard, rows), rows.log_scale.sum())
+
+
+def is_finite(site: Sites) -> bool:
+    """Whether all numbers of some sites are."""
+    return all(bool(np.isfinite(part).all()) for part in site)
+
+
+def local_update(
+    shard: LinearProblem,
+    precision: Array,
+    shift: Array,
+    site: Sites,
+    rows: Sites | None,
+    damping: float,
+) -> Update:
+    """EP on the rows of a shard with its cavity, posterior over site, as the prior.
+
+    Parameters
+    ----------
+    shard : LinearProblem
+        See :func:`shard_of`; its schedule is that of the sweeps here.
+    precision, shift : ndarray
+        Of the posterior.
+    site : Sites
+        That of the shard in it.
+    rows : Sites or None
+        Those of the rows, from which sweeps begin. None: flat ones; the cavity is right all the
+        same, so that sites that were lost cost time and nothing else.
+    damping : float
+        Of the sites of the rows.
+
+    Returns
+    -------
+    Update
+        With the site as it was where the cavity, or what was found, is no Gaussian.
+    """
+    n, d = shard.shape
+    old = flat(n) if rows is None else rows
+    with one_blas_thread(d):
+        cavity = State(precision - site.precision, shift - site.shift, None, 0.0, 0)
+        if not is_proper(cavity.precision):
+            return Update(site, old, n)
+        engine = RowEngine(shard._replace(prior=cavity, base=cavity))
+        engine.evidence_bound = math.inf  # a cavity has no evidence
+        fit = run(engine, shard.schedule, Start(old, cavity.shift))
+        new = families.damped(old, fit.state.sites, damping)
+        found = site_of(shard, new)
+    last = fit.history[-1]
+    if not (is_finite(found) and is_finite(new)):
+        return Update(site, old, n)
+    return Update(found, new, last.n_refused, last.change)
+
+
+def local_shared(
+    group: LinearProblem,
+    precision: Array,
+    shift: Array,
+    site: Sites,
+    size: float,
+    last: NDArray[np.uint8],
+    checked: bool,
+    sweep: int,
+) -> Update:
+    """A sweep over the batches of one group whose rows share a site, the other sites held fixed.
+
+    Parameters
+    ----------
+    group : LinearProblem
+        See :func:`shard_of`; of its schedule power and damping count.
+    precision, shift : ndarray
+        Of the posterior, which has the site to the power ``size``.
+    site : Sites
+        The site of one row.
+    size : float
+        Rows of the group, with their copies.
+    last : ndarray
+        Whether each row ends a batch.
+    checked : bool
+        See :class:`epfast._core.shared_sites.SharedSweep`.
+    sweep : int
+        Number of the sweep.
+    """
+    n, d = group.shape
+    tilted = group.tilted()
+    tilted.begin_sweep(sweep)
+    schedule = group.schedule
+    core = SharedSweep(tilted, d, min(ROWS_AT_ONCE, n), schedule.power, schedule.damping, checked)
+    sites = Sites(*(np.array([part], dtype=np.float64) for part in site))
+    numbers = (np.zeros(n, dtype=np.intp), last, sites, np.array([size]))
+    with one_blas_thread(d):
+        visit_shared(core, group, None, *numbers, precision.copy(), shift.copy())
+    found = families.taken(sites, 0)
+    if not is_finite(found):
+        return Update(site, None, n)
+    return Update(found, None, core.n_refused, checked=core.checked)
+
+
+def visit_shared(
+    core: SharedSweep,
+    problem: LinearProblem,
+    order: NDArray[np.intp] | None,
+    group: NDArray[np.intp],
+    last: NDArray[np.uint8],
+    sites: Sites,
+    sizes: Array,
+    precision: Array,
+    shift: Array,
+    tick: Tick = no_tick,
+) -> None:
+    """Take rows in an order (None: their own); sites and posterior are updated in place."""
+    n, d = problem.shape
+    # a batch costs as much as about d rows
+    rows_of_work = 1 + d * int(last.sum()) // n
+    for part in problem.pieces(range(n), rows_of_work):
+        take = slice(part[0], part[-1] + 1)
+        which: Any = take if order is None else order[take]
+        rows = problem.data.X[which]
+        dense = rows.toarray() if problem.sparse else rows
+        core.sweep(
+            np.ascontiguousarray(dense, dtype=np.float64),
+            problem.responses(which),
+            problem.weights(which),
+            group[take],
+            last[take],
+            *sites,
+            sizes,
+            precision,
+            shift,
+        )
+        tick(len(part))
+
+
+def laplace_core(problem: LinearProblem, d: int, size: int) -> LaplaceSweep:
+    """Sweeps over factors of at most so many rows, for the core."""
+    given = problem.scheme.core_arguments(d)
+    return LaplaceSweep(
+        problem.loss.shifted_core(),
+        d,
+        size,
+        problem.schedule.power,
+        problem.schedule.damping,
+        given["scheme"] == "laplace",
+        given["slope_curvature"],
+        given.get("tolerance", 0.0),
+        given.get("max_iterations", 0),
+    )
+
+
+def local_laplace(
+    part: LinearProblem, precision: Array, shift: Array, rows: Sites, sizes: NDArray[np.intp]
+) -> Update:
+    """Laplace propagation on some factors, all from one posterior: no factor sees another.
+
+    Parameters
+    ----------
+    part : LinearProblem
+        Their rows; see :func:`shard_of`.
+    precision, shift : ndarray
+        Of the posterior.
+    rows : Sites
+        A precision and a shift per row.
+    sizes : ndarray
+        Rows of each factor.
+    """
+    d = part.shape[1]
+    core = laplace_core(part, d, int(sizes.max()))
+    sites: Sites = families.copied(rows)
+    every = slice(None)
+    with one_blas_thread(d):
+        core.sweep(
+            part.rows(every),
+            part.responses(every),
+            part.weights(every),
+            sizes,
+            precision,
+            shift,
+            *sites,
+            precision.copy(),  # the new posterior is made from all the sites
+            shift.copy(),
+        )
+    if not is_finite(sites):
+        return Update(sites, rows, len(rows.shift))
+    return Update(sites, sites, core.n_refused, failed=core.n_failed)

@@ -1,0 +1,239 @@
+"""Fits on two worker processes are those of one process."""
+
+import os
+import threading
+import time
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import sparse
+
+import epfast
+import epfast.dask as epd
+from epfast import DAEP, DEP, DSEP, EP, fit_linear
+from epfast.dask import worker
+from tests.oracles.data import classes
+from tests.oracles.full_fits import TIGHT, assert_same
+
+N, D = 2000, 6
+X, Y = classes(N, D, seed=5, noise=1.0)
+WEIGHTS = np.linspace(0.5, 2.0, N)
+FEW = EP(2, 0.0, order="sequential")
+ROUNDS = {
+    "DEP": DEP(4, 3, 0.0, damping=0.5, order="parallel", inner=FEW),
+    "DEP across chunks": DEP(3, 2, 0.0, order="shuffled", inner=FEW),
+    "DSEP": DSEP(4, 2, 0.0, damping=0.5, batch=30, order="parallel"),
+    "DAEP": DAEP(8, 3, 0.0, damping=0.5, order="parallel"),
+}
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::epfast.ConvergenceWarning", "ignore:Sending large", "ignore:The inplace"
+)
+
+
+def collections(kind="dense", size=250):
+    """The rows as a collection, and as an array."""
+    rows, responses = da.from_array(X, (size, D)), da.from_array(Y, size)
+    if kind == "sparse":
+        return rows.map_blocks(sparse.csr_matrix), responses, sparse.csr_matrix(X)
+    return rows, responses, X
+
+
+def assert_sums(post, other):
+    """Posteriors to rounding, whatever the sites are of."""
+    sd = np.sqrt(other.variance)
+    assert np.abs((post.mean - other.mean) / sd).max() < 1e-10
+    np.testing.assert_allclose(post.precision, other.precision, rtol=1e-12, atol=1e-10)
+    assert post.log_evidence == pytest.approx(other.log_evidence, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+@pytest.mark.parametrize("kind", ["dense", "sparse", "weighted"])
+def test_rounds_are_those_of_one_process(client, name, kind):
+    rows, responses, plain = collections(kind)
+    weights = {"weights": WEIGHTS} if kind == "weighted" else {}
+    lazy = {"weights": da.from_array(WEIGHTS, 250)} if weights else {}
+    post = epd.fit_linear(rows, responses, schedule=ROUNDS[name], intercept=True, **lazy)
+    assert_sums(post, fit_linear(plain, Y, schedule=ROUNDS[name], intercept=True, **weights))
+    assert all(info.n_bytes > 0 and info.in_flight is None for info in post.history)
+
+
+@pytest.mark.parametrize("persist", [True, False])
+@pytest.mark.parametrize("shards", [None, 5])
+def test_answers_as_they_come_have_the_fixed_point_of_ep(client, persist, shards):
+    rows, responses, _ = collections()
+    post = epd.fit_linear(rows, responses, schedule=DEP(shards, 20, 1e-7), persist=persist)
+    assert post.converged
+    assert post.schedule.order == "as_completed"
+    assert {info.in_flight for info in post.history} == {2}
+    assert_same(post, fit_linear(X, Y, schedule=EP(**TIGHT)), 1e-5)
+    assert post.sites.precision.shape == ((shards or 8), D, D)
+    assert not any(client.run(lambda: len(worker.ROWS)).values())
+
+
+def test_it_goes_on_where_it_stopped(client, tmp_path):
+    rows, responses, _ = collections()
+    first = epd.fit_linear(rows, responses, schedule=DEP(4, 3, 0.0))
+    first.save(tmp_path / "post.npz")
+    again = epfast.load(tmp_path / "post.npz")
+    assert again.history == first.history
+    post = epd.fit_linear(rows, responses, schedule=DEP(4, 20, 1e-8), start=again)
+    assert post.n_sweeps > 3
+    assert post.history[0].change < first.history[0].change
+    assert_same(post, fit_linear(X, Y, schedule=EP(**TIGHT)), 1e-6)
+
+
+def test_rounds_of_shared_sites_go_on_where_they_stopped(client):
+    rows, responses, _ = collections()
+    whole = epd.fit_linear(rows, responses, schedule=DAEP(4, 4, 0.0, damping=0.5))
+    half = DAEP(4, 2, 0.0, damping=0.5)
+    first = epd.fit_linear(rows, responses, schedule=half)
+    second = epd.fit_linear(rows, responses, schedule=half, start=first)
+    np.testing.assert_array_equal(second.precision, whole.precision)
+
+
+def test_frames_and_chunks_without_rows(client):
+    frame = pd.DataFrame(X, columns=list("abcdef"))
+    frame["y"] = Y
+    frames = dd.from_pandas(frame, npartitions=5)
+    post = epd.fit_linear(frames[list("abcdef")], frames["y"], schedule=DEP(tol=1e-8))
+    assert_same(post, fit_linear(X, Y, schedule=EP(**TIGHT)), 1e-6)
+    assert post.names == tuple("abcdef")
+    some = frames[frames.a > 0.0].repartition(npartitions=5)
+    far = frames[frames.a > frames.a.max() - 1e-9]  # four partitions without a row
+    both = dd.concat([some, far[far.y > 5.0]])
+    post = epd.fit_linear(both[list("abcdef")], both["y"], schedule=DEP(tol=1e-8))
+    which = X[:, 0] > 0.0
+    assert_same(post, fit_linear(X[which], Y[which], schedule=EP(**TIGHT)), 1e-6)
+
+
+def test_zarr_and_parquet(client, tmp_path):
+    zarr = pytest.importorskip("zarr")
+    store = zarr.create_array(str(tmp_path / "x.zarr"), shape=(N, D), chunks=(500, D), dtype="f8")
+    store[:] = X
+    rows = da.from_zarr(str(tmp_path / "x.zarr"))
+    truth = fit_linear(X, Y, schedule=EP(**TIGHT))
+    post = epd.fit_linear(rows, da.from_array(Y, 500), schedule=DEP(tol=1e-8), persist=False)
+    assert_same(post, truth, 1e-6)
+    pytest.importorskip("pyarrow")
+    frame = pd.DataFrame(X, columns=list("abcdef"))
+    frame["y"] = Y
+    dd.from_pandas(frame, npartitions=4).to_parquet(tmp_path / "x.parquet")
+    read = dd.read_parquet(tmp_path / "x.parquet")
+    post = epd.fit_linear(read[list("abcdef")], read["y"], schedule=DEP(tol=1e-8))
+    assert_same(post, truth, 1e-6)
+
+
+def test_predictions_are_lazy(client):
+    rows, responses, _ = collections()
+    post = epd.fit_linear(rows, responses, schedule=DEP(2))
+    found = epd.predict_proba(post, rows)
+    assert isinstance(found, da.Array)
+    np.testing.assert_array_equal(found.compute(), post.predict_proba(X))
+    np.testing.assert_array_equal(epd.predict(post, rows).compute(), post.predict(X))
+    mean, variance = epd.predict_latent(post, rows)
+    np.testing.assert_array_equal(mean.compute(), post.predict_latent(X)[0])
+    np.testing.assert_array_equal(variance.compute(), post.predict_latent(X)[1])
+
+
+def test_classifier(client):
+    rows, responses, _ = collections()
+    words = responses.map_blocks(lambda y: np.where(y > 0, "yes", "no"), dtype="<U3")
+    model = epd.LinearClassifier(prior_variance=2.0).fit(rows, words)
+    plain = fit_linear(X, Y, prior_variance=2.0, intercept=True)
+    assert list(model.classes_) == ["no", "yes"]
+    np.testing.assert_allclose(model.coef_[0], plain.mean[:-1], atol=1e-5)
+    probabilities = model.predict_proba(rows)
+    assert probabilities.shape == (N, 2)
+    np.testing.assert_allclose(probabilities.compute()[:, 1], plain.predict_proba(X), atol=1e-5)
+    labels = model.predict(rows).compute()
+    assert set(labels) == {"no", "yes"}
+    assert model.score(rows, words) == np.mean(labels == np.where(Y > 0, "yes", "no"))
+
+
+def test_regressor(client):
+    rows, _, _ = collections()
+    y = X @ np.arange(D) + 2.0 + np.random.default_rng(0).normal(size=N)
+    model = epd.LinearRegressor().fit(rows, da.from_array(y, 250))
+    plain = fit_linear(X, y, loss="gaussian", intercept=True)
+    np.testing.assert_allclose(model.coef_, plain.mean[:-1], atol=1e-6)
+    np.testing.assert_allclose(model.predict(rows).compute(), plain.predict(X), atol=1e-6)
+    np.testing.assert_allclose(
+        model.predict_variance(rows).compute(), plain.predict_variance(X), atol=1e-6
+    )
+
+
+# ---- what breaks ----
+
+
+def test_a_worker_that_dies_takes_nothing_with_it(client, cluster):
+    rows, responses, _ = collections()
+    seen = []
+
+    def kill(info, state):
+        seen.append(info)
+        if info.sweep == 3:
+            victim = sorted(client.nthreads())[0]
+            client.run(_die, workers=[victim])
+
+    post = epd.fit_linear(rows, responses, schedule=DEP(6, 60, 1e-8), callback=kill)
+    client.wait_for_workers(2)
+    assert post.converged
+    assert_same(post, fit_linear(X, Y, schedule=EP(**TIGHT)), 1e-6)
+    base = post.problem.prior.precision
+    np.testing.assert_allclose(post.precision, base + post.sites.precision.sum(axis=0), rtol=1e-12)
+
+
+def _die():
+    threading.Timer(0.05, os._exit, (1,)).start()
+
+
+def test_ctrl_c_leaves_the_posterior_so_far(client):
+    rows, responses, _ = collections()
+
+    def press(info, state):
+        if info.sweep == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(epfast.Interrupted) as caught:
+        epd.fit_linear(rows, responses, schedule=DEP(4), callback=press)
+    post = caught.value.posterior
+    assert np.isfinite(post.mean).all()
+    assert len(post.history) == post.n_sweeps
+    again = epd.fit_linear(rows, responses, schedule=DEP(4, tol=1e-8), start=post)
+    assert_same(again, fit_linear(X, Y, schedule=EP(**TIGHT)), 1e-6)
+    for _ in range(100):  # a visit may have been under way
+        left = any(client.run(lambda: len(worker.ROWS)).values())
+        if not left:
+            break
+        time.sleep(0.01)
+    assert not left
+
+
+def test_a_visit_that_is_made_twice_gives_the_same():
+    loaded = worker.load([0], [X], [Y], None, epfast.losses.resolve("logistic"), False, D)
+    problem = fit_linear(X, Y).problem
+    inner = FEW.filled(power=1.0, damping=1.0)
+    template = problem._replace(data=None, prior=None, base=None, schedule=inner)
+    flat = worker.Packed.of(np.zeros((D, D)), np.zeros(D))
+    q = worker.Packed.of(np.eye(D), np.zeros(D))
+    try:
+        first = worker.visit_rows(loaded, template, worker.Visit("t", 0, 0, q, flat, 0.0, 1.0))
+        again = worker.visit_rows(loaded, template, worker.Visit("t", 0, 0, q, flat, 0.0, 1.0))
+        np.testing.assert_array_equal(first.site.numbers, again.site.numbers)
+        site, q = (
+            first.update().site,
+            worker.Packed.of(np.eye(D) + first.update().site.precision, first.update().site.shift),
+        )
+        asked = worker.Visit("t", 0, 1, q, first.site, first.log_scale, 0.5)
+        second, twice = (worker.visit_rows(loaded, template, asked) for _ in range(2))
+        np.testing.assert_array_equal(second.site.numbers, twice.site.numbers)
+        worker.forget("t")  # the worker has died: the cavity is right all the same
+        cold = worker.visit_rows(loaded, template, asked).update().site
+        warm = second.update().site
+        assert np.abs(cold.precision - warm.precision).max() < 0.1 * np.abs(site.precision).max()
+    finally:
+        worker.forget("t")

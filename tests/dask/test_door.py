@@ -1,0 +1,86 @@
+"""What epfast.dask refuses, by threads of this process: no cluster is needed."""
+
+import dask.array as da
+import numpy as np
+import pytest
+
+import epfast
+import epfast.dask as epd
+from epfast import DAEP, DEP, EP, fit_linear
+from tests.oracles.data import classes
+from tests.oracles.full_fits import TIGHT, assert_same
+
+N, D = 400, 3
+X, Y = classes(N, D, seed=2)
+ROWS, LABELS = da.from_array(X, (100, D)), da.from_array(Y, 100)
+BAD = X.copy()
+BAD[250, 1] = np.nan
+
+
+@pytest.mark.parametrize("persist", [True, False])
+@pytest.mark.parametrize("schedule", [DEP(tol=1e-8), DAEP(tol=1e-8)], ids=["DEP", "DAEP"])
+def test_without_a_client_threads_do_it(schedule, persist):
+    post = epd.fit_linear(ROWS, LABELS, schedule=schedule, persist=persist)
+    assert post.converged
+    ours = EP(**TIGHT) if isinstance(schedule, DEP) else DAEP(4, tol=1e-8)
+    assert_same(post, fit_linear(X, Y, schedule=ours), 1e-5)
+
+
+def test_a_bar_of_each_sweep(capsys):
+    pytest.importorskip("tqdm")
+    epd.fit_linear(ROWS, LABELS, progress=True)
+    assert "sweep 2" in capsys.readouterr().err
+
+
+REFUSED = [
+    ({"X": X}, "X is an array of shape .*; allowed: a dask array"),
+    ({"y": Y}, "y is an array of shape .*; allowed: a dask array"),
+    ({"X": da.from_array(X, (100, 2))}, r"X has 2 chunks of columns; .*X.rechunk\(\{1: -1\}\)"),
+    ({"X": ROWS[:, 0]}, r"X has shape \(400,\)"),
+    ({"X": ROWS.astype(object)}, "X has dtype object"),
+    ({"y": LABELS.rechunk(200)}, r"y has the row chunks \(200, 200\) and X \(100, 100, 100, 100\)"),
+    ({"weights": LABELS.rechunk(200)}, "weights has the row chunks"),
+    ({"X": da.from_array(BAD, (100, D))}, "chunk 2: X holds NaN or infinity, first in row 50"),
+    ({"y": LABELS * 2.0}, "chunk 0: y has the labels"),
+    ({"y": abs(LABELS)}, r"y has the label \+1 alone; allowed: -1 and \+1"),
+    ({"weights": da.zeros(N, chunks=100)}, "weights are all 0"),
+    ({"weights": -da.ones(N, chunks=100)}, "chunk 0: weights holds numbers below 0"),
+    ({"X": ROWS[:0], "y": LABELS[:0]}, "X has no rows"),
+    ({"schedule": DEP(401)}, "401 shards and X 400 rows"),
+    ({"schedule": DEP(np.arange(N) % 2)}, "shards is an array .*allowed on a cluster: how many"),
+    ({"schedule": EP()}, r"schedule is EP.*allowed on a cluster: .* you may mean DEP\(\)"),
+    ({"schedule": epfast.ADF()}, r"schedule is ADF.*you may mean DEP\(sweeps=1\)"),
+    ({"schedule": epfast.SEP()}, r"schedule is SEP.*you may mean DAEP\(\)"),
+    ({"schedule": "DEP"}, "schedule is 'DEP'; allowed: epfast.DEP"),
+    ({"client": 3}, "client is 3; allowed: a distributed.Client"),
+    ({"persist": 1}, "persist is 1"),
+    ({"shard_bytes": 0}, "shard_bytes is 0"),
+    ({"start": 3}, "start is 3"),
+    ({"start": fit_linear(X, Y)}, r"start has sites of shape \(400,\); allowed: \(4, 3, 3\)"),
+    ({"callback": 3}, "callback is 3"),
+]
+
+
+@pytest.mark.parametrize(("given", "text"), REFUSED, ids=[text for _, text in REFUSED])
+def test_what_is_refused(given, text):
+    given = {"X": ROWS, "y": LABELS} | given
+    with pytest.raises((TypeError, ValueError), match=text):
+        epd.fit_linear(given.pop("X"), given.pop("y"), **given)
+
+
+def test_lengths_that_are_not_known():
+    some = X[:, 0] > -0.5
+    rows, labels = ROWS[da.from_array(some, 100)], LABELS[da.from_array(some, 100)]
+    post = epd.fit_linear(rows, labels, schedule=DEP(3, tol=1e-8))
+    assert_same(post, fit_linear(X[some], Y[some], schedule=EP(**TIGHT)), 1e-5)
+    with pytest.raises(ValueError, match="5 shards and X 4 chunks of lengths that are not known"):
+        epd.fit_linear(rows, labels, schedule=DEP(5))
+
+
+def test_a_classifier_takes_two_classes():
+    with pytest.raises(ValueError, match="y has 1 classes"):
+        epd.LinearClassifier().fit(ROWS, abs(LABELS))
+    with pytest.raises(ValueError, match=r"loss is .*; allowed in a classifier"):
+        epd.LinearClassifier(loss="gaussian").fit(ROWS, LABELS)
+    with pytest.raises(ValueError, match=r"loss is .*; allowed in a regressor"):
+        epd.LinearRegressor(loss="probit").fit(ROWS, LABELS)
