@@ -1,6 +1,6 @@
 """Workers killed at random times: every fit ends, and no shard counts twice.
 
-    python -m bench dask.kills [--quick]            # 3 min
+    python -m bench dask.kills [--quick]            # 10 min
 
 One of two worker processes gets SIGKILL at a random time of each of 50 fits; it comes again, and
 its rows are made again. The posterior is compared with that of EP, and with its own sites.
