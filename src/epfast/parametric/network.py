@@ -23,7 +23,7 @@ from epfast.parametric.network_problem import (
     scaling_of,
 )
 from epfast.parametric.passes import MOST, usual_passes
-from epfast.schedules import ADF, SEP, Schedule, SharedSites
+from epfast.schedules import ADF, AEP, DSEP, SEP, Schedule
 
 #: what no argument means
 HIDDEN, GAMMA, SEED = (50,), (6.0, 6.0), 0
@@ -192,9 +192,10 @@ def usual_prior(schedule: Any, likelihood: str) -> tuple[float, float] | float:
 
 def _damped(schedule: Any, n: int) -> Any:
     """A schedule of batches with a damping, if it has none."""
-    if not isinstance(schedule, SharedSites):
+    if not isinstance(schedule, SEP | AEP | DSEP):
         return schedule
-    batch = np.bincount(schedule.labels(n)).max() if schedule.batch is None else schedule.batch
+    largest = np.bincount(schedule.labels(n)).max()
+    batch = int(largest) if schedule.batch is None else schedule.batch
     return schedule.filled(damping=min(1.0, TOGETHER / batch))
 
 
