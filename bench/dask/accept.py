@@ -50,7 +50,9 @@ BASE, EACH = 15.0, 4.0
 def workers(count: int = 2, **more: Any) -> Iterator[Any]:
     """A client of so many processes of one thread."""
     settings = {"threads_per_worker": 1, "dashboard_address": None} | more
+    # Dask's scheduler keeps its last messages, 1,000 to each worker, with all that they hold
     with (
+        dask.config.set({"distributed.admin.low-level-log-length": 10}),
         distributed.LocalCluster(n_workers=count, **settings) as cluster,
         distributed.Client(cluster) as client,
     ):
@@ -162,7 +164,7 @@ def _peak() -> float:
 def out_of_core(quick: bool) -> dict[str, Any]:
     """Rows of four times the memory that both workers have."""
     limit = (400 if quick else 500) << 20
-    d, chunk = 100, 40_000
+    d, chunk = 100, 20_000
     n = 4 * 2 * limit // (8 * d)
     with tempfile.TemporaryDirectory() as folder:
         X, y = _written(Path(folder), n, d, chunk)

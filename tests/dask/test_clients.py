@@ -1,0 +1,71 @@
+"""Clients: as executors of epfast.fit_linear, with other versions, closed."""
+
+import distributed
+import numpy as np
+import pytest
+
+import epfast.dask as epd
+from epfast import DAEP, DEP, EP, fit_linear
+from epfast.dask import cluster as place
+from epfast.inference.executors import workers_of
+from tests.dask.test_cluster import FEW, X, Y, collections
+from tests.oracles.full_fits import TIGHT, assert_same
+
+pytestmark = pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning", "ignore:Sending large")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"schedule": DEP(4, 2, 0.0, damping=0.5, order="parallel", inner=FEW)},
+        {"schedule": DAEP(3, 2, 0.0, damping=0.5)},
+        {"schedule": EP(3, 0.0, order="parallel"), "batch_size": 50, "scheme": "laplace"},
+    ],
+    ids=["DEP", "DAEP", "Laplace"],
+)
+def test_a_client_is_an_executor(client, given):
+    executor = client.get_executor()
+    assert workers_of(executor) == 2
+    post = fit_linear(X, Y, executor=executor, **given)
+    if isinstance(given["schedule"], DAEP):
+        given = {"schedule": DAEP(3, 2, 0.0, damping=0.5, order="parallel")}
+    plain = fit_linear(X, Y, **given)
+    np.testing.assert_array_equal(post.precision, plain.precision)
+    np.testing.assert_array_equal(post.shift, plain.shift)
+
+
+def test_as_completed_by_a_client(client):
+    post = fit_linear(X, Y, schedule=DEP(6, 30, 1e-7), executor=client.get_executor())
+    assert post.converged
+    assert_same(post, fit_linear(X, Y, schedule=EP(**TIGHT)), 1e-5)
+
+
+def test_another_version(client, monkeypatch):
+    monkeypatch.setattr(place, "version", lambda: "9.9")
+    with pytest.raises(ValueError, match=r"workers have epfast .* and the client 9\.9; allowed"):
+        place.Cluster(_Told(client, "0.1.0"), "DEP")
+    with pytest.raises(ValueError, match=r"workers cannot import epfast .*No module"):
+        place.Cluster(_Told(client, ImportError("No module named 'epfast'")), "DEP")
+    with pytest.raises(ValueError, match="client has no workers"):
+        place.Cluster(_Told(client), "DEP")
+
+
+class _Told:
+    """A client whose workers say what they are told."""
+
+    def __init__(self, client, *says):
+        self.client, self.says = client, says
+
+    def run(self, function, on_error):
+        return dict(enumerate(self.says))
+
+    def __getattr__(self, name):
+        return getattr(self.client, name)
+
+
+def test_a_client_that_is_closed(cluster):
+    rows, labels, _ = collections()
+    with distributed.Client(cluster, set_as_default=False) as client:
+        pass
+    with pytest.raises(ValueError, match="client is closed; allowed: one that is running"):
+        epd.fit_linear(rows, labels, client=client)
