@@ -14,6 +14,8 @@ from epfast.inference.threads import LOOK, cores
 
 #: a task that is lost so many times in a row is lost for good
 PATIENCE = 4
+#: seconds after which an answer that was there is lost: its worker has died with it
+GONE = 30.0
 
 
 class Answer(NamedTuple):
@@ -127,7 +129,7 @@ class Tasks:
                 continue
         key = self._flying.pop(done)
         try:
-            answer = done.result()
+            answer = done.result(timeout=GONE)
         except Exception as error:
             self.n_lost += 1
             count = self._losses[key] = self._losses.get(key, 0) + 1
@@ -176,7 +178,3 @@ def _failed(what: str, error: Exception) -> ExecutorFailed:
         f"the executor {what} ({type(error).__name__}: {error}); .posterior holds what was found "
         "so far: resume from it by start=, on another executor"
     )
-
-
-#: for engines that nobody gave an executor
-HERE = Tasks()

@@ -23,7 +23,7 @@ from epfast.inference import (
     run_from,
     warn_of,
 )
-from epfast.inference.executors import HERE, Tasks, executor_at_door
+from epfast.inference.executors import Tasks, executor_at_door
 from epfast.inference.loop import NO_FIXED_POINT, is_sharp, polished, stands_off, warn_of_scheme
 from epfast.inference.runtime import Tick
 from epfast.inference.threads import Threads, threads_of
@@ -279,7 +279,7 @@ def fit_linear(
     _checks.callback(callback)
     _checks.progress(progress)
     threads = threads_of(n_jobs, serial=chosen.scheme.learns)
-    tasks = Tasks(executor, None if n_jobs is None else threads)
+    tasks = None if executor is None else Tasks(executor, threads if n_jobs else None)
     if record is not None and "values" not in chosen.loss.gives:
         raise ValueError(
             f"record is {record!r}; allowed with {type(chosen.loss).__name__}: None, it has no "
@@ -419,13 +419,13 @@ def fit_problem(
     stacklevel: int = 3,
     guess: bool = False,
     warn: Callable[..., Any] = warn_of,
-    tasks: Tasks = HERE,
+    tasks: Tasks | None = None,
 ) -> Any:
     """Run a problem whose parts are legal and checked; see :func:`epfast.fit_linear`.
 
     threads: how many share the work. guess: whether ``start`` may be dropped.
     warn: told of the result, in place of :func:`epfast.inference.warn_of`.
-    tasks: where they are done.
+    tasks: where they are done, if not here.
     """
     kind: Any = KINDS[problem.covariance] if problem.wide is None else WidePosterior
     fit = None
@@ -449,7 +449,7 @@ def fit_problem(
         engine: Any = engine_of(fitted, **settings)
         shared = Threads(threads)
         try:
-            if tasks.executor is not None:
+            if tasks is not None:
                 engine.tasks = tasks
             elif threads > 1 and hasattr(engine, "share"):
                 engine.share(shared)
@@ -466,7 +466,8 @@ def fit_problem(
             if problem.scheme.polish and not fit.stopped:
                 fit = polished(engine, problem, fit, result(fit))
         finally:
-            tasks.cancel()
+            if tasks is not None:
+                tasks.cancel()
             shared.dismiss(None)
             shared.close()
         found = result(fit)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from epfast import families
 from epfast._arrays import Array, as_array, symmetric_from_upper
 from epfast.inference import Counts, PartOfSweep, Sites
-from epfast.inference.executors import HERE
+from epfast.inference.executors import Tasks
 from epfast.inference.runtime import Tick
 from epfast.linear.engines.base import FullEngine, Swept, flat, plain, with_moments
 from epfast.linear.engines.local import laplace_core, local_laplace, shard_of
@@ -27,7 +27,7 @@ class LaplaceEngine(FullEngine):
         assert problem.batch_size is not None
         self.size = min(problem.batch_size, n)
         self.core = laplace_core(problem, d, self.size)
-        self.tasks = HERE
+        self.tasks = Tasks()
 
     def sweep(self, state: Swept, keep: bool, tick: Tick) -> tuple[Swept, Counts]:
         if state.sites is None:

@@ -10,7 +10,7 @@ import numpy as np
 from epfast import families
 from epfast._arrays import Array
 from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites
-from epfast.inference.executors import HERE, Tasks
+from epfast.inference.executors import Tasks
 from epfast.inference.loop import RELATIVE, change
 from epfast.inference.runtime import Tick
 from epfast.linear.engines.arrivals import Arrivals, Flow, Part
@@ -58,7 +58,7 @@ class ShardEngine(FullEngine):
         self.rows = [neighbours(rows) for rows in np.split(order, cuts)]
         self.shards = [shard_of(problem, rows, self.schedule.inner) for rows in self.rows]
         self.sizes = [shard.shape[0] for shard in self.shards]
-        self.tasks: Tasks = HERE
+        self.tasks = Tasks()
 
     # -- what a subclass without rows has otherwise --
 

@@ -10,7 +10,7 @@ from epfast import _checks, families
 from epfast._arrays import Array
 from epfast._core.shared_sites import SharedSweep
 from epfast.inference import Counts, Sites
-from epfast.inference.executors import HERE
+from epfast.inference.executors import Tasks
 from epfast.inference.loop import RELATIVE, change
 from epfast.inference.runtime import Tick
 from epfast.linear.engines.base import FullEngine, contraction, improper_start, most_of
@@ -79,7 +79,7 @@ class SharedEngine(FullEngine):
     def __init__(self, problem: LinearProblem) -> None:
         super().__init__(problem)
         self.tilted = problem.tilted()
-        self.tasks = HERE
+        self.tasks = Tasks()
         self.sizes = self.group_sizes()
         if not self.sizes.all():
             raise ValueError("weights are all 0 in a group; allowed: a row that counts in each")
