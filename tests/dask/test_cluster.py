@@ -5,7 +5,6 @@ import threading
 import time
 
 import dask.array as da
-import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
@@ -96,6 +95,7 @@ def test_rounds_of_shared_sites_go_on_where_they_stopped(client):
 
 
 def test_frames_and_chunks_without_rows(client):
+    dd = pytest.importorskip("dask.dataframe", reason="needs pyarrow")
     frame = pd.DataFrame(X, columns=list("abcdef"))
     frame["y"] = Y
     frames = dd.from_pandas(frame, npartitions=5)
@@ -118,7 +118,7 @@ def test_zarr_and_parquet(client, tmp_path):
     truth = fit_linear(X, Y, schedule=EP(**TIGHT))
     post = epd.fit_linear(rows, da.from_array(Y, 500), schedule=DEP(tol=1e-8), persist=False)
     assert_same(post, truth, 1e-6)
-    pytest.importorskip("pyarrow")
+    dd = pytest.importorskip("dask.dataframe", reason="needs pyarrow")
     frame = pd.DataFrame(X, columns=list("abcdef"))
     frame["y"] = Y
     dd.from_pandas(frame, npartitions=4).to_parquet(tmp_path / "x.parquet")
