@@ -295,7 +295,7 @@ def snapshot(value: Any) -> Any:
         parts = (getattr(value, name, None) for name in names)
         return tuple(p.tobytes() for p in parts if isinstance(p, np.ndarray) and p.dtype != object)
     if pd is not None and isinstance(value, pd.DataFrame | pd.Series):
-        return value.to_numpy().tobytes()
+        return snapshot(value.to_numpy())  # of strings, objects made anew each time
     if isinstance(value, list | tuple | dict):
         return repr(value)
     return None
