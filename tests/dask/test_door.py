@@ -84,3 +84,11 @@ def test_a_classifier_takes_two_classes():
         epd.LinearClassifier(loss="gaussian").fit(ROWS, LABELS)
     with pytest.raises(ValueError, match=r"loss is .*; allowed in a regressor"):
         epd.LinearRegressor(loss="probit").fit(ROWS, LABELS)
+
+
+@pytest.mark.parametrize("predict", [epd.predict, epd.predict_proba, epd.predict_latent])
+def test_predictions_take_whole_rows(predict):
+    post = fit_linear(X, Y)
+    for bad in (da.from_array(X, (100, 2)), ROWS[:, 0]):
+        with pytest.raises(ValueError, match=r"X has shape .*X\.rechunk\(\{1: -1\}\)"):
+            predict(post, bad)

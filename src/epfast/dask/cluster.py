@@ -127,8 +127,7 @@ class Here(Place):
 
     def shards(self, loads: list[Any], persist: bool) -> list[Shard]:
         rows = list(self.pool.map(_computed, loads)) if persist else loads
-        facts = [load.facts for load in rows] if persist else []
-        facts = facts or list(self.pool.map(_facts, loads))
+        facts = [row.facts for row in rows] if persist else list(self.pool.map(_facts, loads))
         found = [(r, f) for r, f in zip(rows, facts, strict=True) if f.rows]
         return [Shard(k, *both) for k, both in enumerate(found)]
 

@@ -77,7 +77,19 @@ def _of_start(start: Any, count: int, d: int) -> tuple[list[Sites], int]:
     return [families.taken(start.sites, k) for k in range(count)], start.n_sweeps
 
 
-class RemoteShards(ShardEngine):
+class _CountsBytes:
+    """Base of an engine on a cluster: a sweep says what it has sent and got."""
+
+    tasks: Counted
+
+    def sweep(self, state: Any, keep: bool, tick: Tick) -> tuple[Any, Counts]:
+        before = self.tasks.n_bytes
+        swept: Any = super()
+        new, counts = swept.sweep(state, keep, tick)
+        return new, counts._replace(bytes_sent=self.tasks.n_bytes - before)
+
+
+class RemoteShards(_CountsBytes, ShardEngine):
     """DEP: sites of rows stay with the worker that has them, those of shards are here."""
 
     def __init__(
@@ -112,13 +124,8 @@ class RemoteShards(ShardEngine):
     def damped(self, k: int, old: Part, new: Part, share: float) -> Part:
         return Part(families.damped(old.site, new.site, share), None)
 
-    def sweep(self, state: ShardState, keep: bool, tick: Tick) -> tuple[ShardState, Counts]:
-        before = self.tasks.n_bytes
-        new, counts = super().sweep(state, keep, tick)
-        return new, counts._replace(bytes_sent=self.tasks.n_bytes - before)
 
-
-class RemoteGroups(SharedEngine):
+class RemoteGroups(_CountsBytes, SharedEngine):
     """DSEP and DAEP in rounds: nothing stays on a worker but rows."""
 
     def __init__(
@@ -152,8 +159,3 @@ class RemoteGroups(SharedEngine):
             rest = schedule.batch, state.checked
             calls.append((visit_shared, shard, self.template, asked, *rest))
         return calls, [shard.facts.rows for shard in self.remote]
-
-    def sweep(self, state: Any, keep: bool, tick: Tick) -> tuple[Any, Counts]:
-        before = self.tasks.n_bytes
-        new, counts = super().sweep(state, keep, tick)
-        return new, counts._replace(bytes_sent=self.tasks.n_bytes - before)

@@ -21,14 +21,19 @@ def lazily(post: Any, X: Any, method: str, dtype: Any = np.float64) -> Any:
 
     post: it travels without the rows that it was fitted to.
     """
+    meta = np.empty(0, dtype=dtype)
+    return rows_of(X).map_blocks(_answer, post, method, drop_axis=1, dtype=dtype, meta=meta)
+
+
+def rows_of(X: Any) -> Any:
+    """X as a dask array (n, d) whose blocks are whole rows."""
     rows = array_of("X", X)
     if rows.ndim != 2 or len(rows.chunks[1]) != 1:
         raise ValueError(
             f"X has shape {rows.shape} in {rows.numblocks} chunks; allowed: (n, d), one chunk of "
             "columns, as X.rechunk({1: -1}) has"
         )
-    meta = np.empty(0, dtype=dtype)
-    return rows.map_blocks(_answer, post, method, drop_axis=1, dtype=dtype, meta=meta)
+    return rows
 
 
 def predict_proba(post: Any, X: Any) -> Any:
@@ -80,7 +85,7 @@ def predict_latent(post: Any, X: Any) -> tuple[Any, Any]:
     -------
     mean, variance : dask array, (n,)
     """
-    rows = array_of("X", X)
+    rows = rows_of(X)
     meta = np.empty((0, 2))
     both = rows.map_blocks(_latent, post, chunks=(rows.chunks[0], (2,)), dtype=float, meta=meta)
     return both[:, 0], both[:, 1]

@@ -232,8 +232,9 @@ def visit_shared(
 ) -> Answered:
     """A sweep over the batches of a group whose rows share a site; no state stays here."""
     n = shard.facts.rows
+    step = n if batch is None else batch
     last = np.zeros(n, dtype=np.uint8)
-    last[(n if batch is None else batch) - 1 :: n if batch is None else batch] = 1
+    last[step - 1 :: step] = 1
     last[-1] = 1
     precision, shift, site = asked.numbers()
     numbers = EP(power=problem.schedule.power, damping=asked.damping)
