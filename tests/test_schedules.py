@@ -52,7 +52,7 @@ KEYWORDS = [
     ("seed", SHUFFLED, BAD_SEED),
     ("groups", [DSEP, DAEP], [0, -1, 1.5, "3", True, [0.0, 1.0], [0, 2], [-1, 0], [], [[0]]]),
     ("shards", [DEP], [0, -1, 1.5, "3", True, [0.0, 1.0], [0, 2], [-1, 0], [], [[0]]]),
-    ("inner", [partial(DEP, 2)], [5, "EP", EP, ADF()]),
+    ("inner", [partial(DEP, 2)], [5, "EP", EP, ADF(2)]),
     ("start", [DoubleLoop], [5, "EP", EP, None, ADF(), EP(tol=0.0)]),
     ("steps", [DoubleLoop], BAD_COUNTS),
     ("match", [DoubleLoop], BAD_POSITIVE),
@@ -126,10 +126,10 @@ def test_visits_of_ones_own_are_checked(visits):
 
 
 def test_the_usual_damping():
-    """Rows that are fitted from one posterior are damped, unless so many sweeps are asked for."""
+    """Rows, or shards, that are fitted from one posterior are damped, unless ``tol`` is 0."""
     together = [EP(order="parallel"), AEP(), DAEP(), DEP(order="parallel")]
     assert [schedule.usual_damping("row") for schedule in together] == [0.5] * 4
-    assert [schedule.usual_damping("minibatch") for schedule in together] == [1.0] * 4
+    assert [schedule.usual_damping("minibatch") for schedule in together] == [1.0, 1.0, 1.0, 0.5]
     assert {kind(tol=0.0).usual_damping("row") for kind in (AEP, DAEP)} == {1.0}
     assert {kind().usual_damping("row") for kind in (EP, SEP, DSEP, DEP, ADF)} == {1.0}
 

@@ -445,7 +445,8 @@ def fit_problem(
         held = Held("X, y or weights", *fitted.data)
         settings = {"traced": True} if record == "factor" else {}
         if callback is None and record is None and (start is None or start.sites is None):
-            settings = {"unseen": True} if problem.covariance == "factorized" else {}
+            diagonal = problem.covariance == "factorized" and problem.schedule.stores != "shard"
+            settings = {"unseen": True} if diagonal else {}
         engine: Any = engine_of(fitted, **settings)
         shared = Threads(threads)
         try:

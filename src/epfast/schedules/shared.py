@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
 from epfast._arrays import as_array
-from epfast.schedules.base import AS_COMPLETED, EP, Schedule, check_given, check_numbers
+from epfast.schedules.base import ADF, AS_COMPLETED, EP, Schedule, check_given, check_numbers
 
 #: groups and shards by default
 GROUPS = 8
@@ -229,9 +229,11 @@ class DEP(Schedule):
         where the sweeps do not contract. "auto" is that on an executor, else "sequential".
     seed : int, optional
         As in :class:`EP`.
-    inner : EP, optional
+    inner : EP or ADF, optional
         The EP within a shard, from the sites that its rows have; its power is that of the whole.
-        ``EP(sweeps=20, tol=tol / 10)`` by default.
+        ``EP(sweeps=20, tol=tol / 10)`` by default. ``ADF()``: one pass over the shard, of which the
+        site of the shard alone is kept; ``DEP(sweeps=1, tol=0, order="parallel", inner=ADF())``
+        combines passes over the shards (:func:`epfast.combine`).
     """
 
     stores: ClassVar[str] = "shard"
@@ -242,7 +244,7 @@ class DEP(Schedule):
     damping: float | None = None
     order: str = "auto"
     seed: int | None = None
-    inner: EP | None = None
+    inner: EP | ADF | None = None
 
     def __post_init__(self) -> None:
         if self.shards is not None:
@@ -250,9 +252,14 @@ class DEP(Schedule):
         if self.inner is None:
             tol = _checks.number("tol", self.tol, least=0.0)
             object.__setattr__(self, "inner", EP(sweeps=20, tol=tol / 10 or 1e-10))
-        elif not isinstance(self.inner, EP):
+        elif not isinstance(self.inner, EP | ADF):
             raise TypeError(
-                f"inner is {_checks.describe(self.inner)}; allowed: an epfast.EP or None"
+                f"inner is {_checks.describe(self.inner)}; allowed: an epfast.EP, ADF or None"
+            )
+        elif self.inner.sweeps > 1 and isinstance(self.inner, ADF):
+            raise ValueError(
+                f"inner is {self.inner!r}, which counts each row {self.inner.passes} times; "
+                "allowed: one pass"
             )
         check_numbers(self)
         self.check_order(("auto", "sequential", "shuffled", "parallel", AS_COMPLETED))
@@ -260,8 +267,13 @@ class DEP(Schedule):
     def filled(self, **defaults: Any) -> Self:
         assert self.inner is not None
         result = super().filled(damping=defaults["damping"])
-        object.__setattr__(result, "inner", self.inner.filled(**defaults))
+        own = {"damping": self.inner.usual_damping("row"), "order": "sequential"}
+        inner = self.inner.filled(**defaults | own)
+        object.__setattr__(result, "inner", inner)
         return result
+
+    def usual_damping(self, factor: str) -> float:
+        return super().usual_damping("row")
 
     def resolved(self, executor: bool) -> Self:
         result: Self = _resolved(self, AS_COMPLETED if executor else "sequential")

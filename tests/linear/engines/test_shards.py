@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from scipy import sparse
 
-from epfast import DEP, EP, fit_linear
+import epfast
+from epfast import ADF, DEP, EP, fit_linear
 from tests import batteries
 from tests.oracles.full_fits import TIGHT, assert_same, data, fit, ordered
 
@@ -36,3 +38,93 @@ def test_what_has_converged_is_a_fixed_point(sweeps):
     post = fit_linear(X, y, **given, schedule=DEP(3, 50, 1e-7, order="shuffled", inner=inner))
     assert post.converged
     assert post.residual < 1e-6
+
+
+# ---- a factorised posterior ----
+
+MANY = np.random.default_rng(3)
+DENSE = MANY.normal(size=(300, 4))
+FEW = sparse.random(300, 20, 0.2, rng=4, format="csr")
+SIGNS = np.where(DENSE @ MANY.normal(size=4) + MANY.logistic(size=300) > 0, 1.0, -1.0)
+COPIES = np.linspace(0.5, 2.0, 300)
+
+
+def factorised(X, schedule, size, weights=None, **more):
+    given = {"posterior": "factorized", "batch_size": size, "weights": weights}
+    return fit_linear(X, SIGNS, schedule=schedule, **given, **more)
+
+
+@pytest.mark.parametrize("X", [DENSE, FEW], ids=["dense", "sparse"])
+@pytest.mark.parametrize("size", [None, 7])
+@pytest.mark.parametrize("weights", [None, COPIES], ids=["plain", "weighted"])
+def test_a_diagonal_has_the_fixed_point_of_ep_too(X, size, weights):
+    """A site per shard is a diagonal; minibatches are not cut, and their sites in order."""
+    truth = factorised(X, EP(500, 1e-10), size, weights)
+    labels = np.repeat([2, 0, 1, 0], [70, 70, 70, 90])
+    for shards, order in ((4, "sequential"), (labels, "shuffled"), (3, "parallel")):
+        post = factorised(X, DEP(shards, 500, 1e-10, order=order), size, weights)
+        assert post.converged
+        assert_diagonal(post, truth, 1e-8)
+        ours, theirs = post.sites.shift, truth.sites.shift
+        gap = ours - theirs
+        scale = np.abs(theirs.toarray() if X is FEW else theirs).max()
+        assert np.abs(gap.toarray() if X is FEW else gap).max() < 1e-7 * scale
+
+
+def assert_diagonal(post, truth, tolerance):
+    sd = np.sqrt(truth.variance)
+    assert np.abs((post.mean - truth.mean) / sd).max() < tolerance
+    np.testing.assert_allclose(post.precision, truth.precision, rtol=tolerance)
+    assert post.log_evidence == pytest.approx(truth.log_evidence, abs=10 * tolerance)
+
+
+@pytest.mark.parametrize("X", [DENSE, FEW], ids=["dense", "sparse"])
+@pytest.mark.parametrize("posterior", ["factorized", "full"])
+@pytest.mark.parametrize("weights", [None, COPIES], ids=["plain", "weighted"])
+def test_passes_of_adf_are_combined(X, posterior, weights):
+    schedule = DEP(3, 1, 0.0, order="parallel", inner=ADF(settle=0))
+    schedule = DEP(3, 1, 0.0, order="parallel", inner=ADF()) if posterior == "full" else schedule
+    given = {"posterior": posterior, "prior_mean": np.ones(X.shape[1])}
+    post = fit_linear(X, SIGNS, schedule=schedule, weights=weights, **given)
+    parts = [
+        fit_linear(
+            X[some],
+            SIGNS[some],
+            schedule=schedule.inner,
+            weights=None if weights is None else weights[some],
+            **given,
+        )
+        for some in (slice(0, 100), slice(100, 200), slice(200, 300))
+    ]
+    whole = epfast.combine(parts)
+    assert post.sites is None
+    np.testing.assert_allclose(post.mean, whole.mean, rtol=1e-11)
+    np.testing.assert_allclose(post.precision, whole.precision, rtol=1e-11)
+    assert post.log_evidence == pytest.approx(whole.log_evidence, abs=1e-9)
+
+
+def test_sites_of_a_diagonal_are_a_start():
+    begun = factorised(DENSE, DEP(3, 4, 0.0), 7)
+    post = factorised(DENSE, DEP(3, 200, 1e-10), 7, start=begun)
+    assert post.n_sweeps > 4
+    assert_diagonal(post, factorised(DENSE, EP(500, 1e-10), 7), 1e-8)
+
+
+def test_shards_that_cut_minibatches():
+    with pytest.raises(ValueError, match="shards cuts minibatches of 7 rows; allowed"):
+        factorised(DENSE, DEP(np.arange(300) // 100), 7)
+    with pytest.raises(ValueError, match=r"inner is ADF\(passes=2.*counts each row 2 times"):
+        DEP(inner=ADF(2))
+    begun = factorised(DENSE, DEP(3, 4, 0.0), None)
+    with pytest.raises(ValueError, match=r"start is given with inner=ADF\(\)"):
+        factorised(DENSE, DEP(3, 1, 0.0, inner=ADF()), None, start=begun)
+
+
+def test_a_site_is_the_product_of_its_rows():
+    """What sweeps have gained is what the rows make, after many of them."""
+    X, y = data()
+    for inner in (EP(1, 0.0, order="parallel"), EP(1, 0.0, order="chunked"), EP(3, 0.0)):
+        post = fit(X, y, schedule=DEP(3, 100, 0.0, inner=inner))
+        sites = post.sites
+        made = post.prior_precision + (X.T * sites.precision) @ X
+        np.testing.assert_allclose(post.precision, made, rtol=1e-10, atol=1e-10)

@@ -70,6 +70,14 @@ ENGINES: Table = {
         *("weights", "sparse X", "damping", "power", "executor"),
         *(SHUFFLED, PARALLEL, AS_COMPLETED),
     ),
+    **{
+        ("factorized", factor, "shard"): _row(
+            ShardEngine,
+            *("weights", "sparse X", "damping", "power", "site_rule", "executor"),
+            *(SHUFFLED, PARALLEL, AS_COMPLETED),
+        )
+        for factor in ("minibatch", "row")
+    },
     ("full", "minibatch", "factor"): _row(
         LaplaceEngine,
         *("weights", "sparse X", "damping", "power", "executor", SHUFFLED, PARALLEL),

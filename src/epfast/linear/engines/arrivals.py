@@ -181,8 +181,10 @@ class Arrivals:
         precision = self.precision + gain.precision
         if not is_proper(precision) or not np.isfinite(gain.shift).all():
             return False
-        unit = np.sqrt(np.diag(precision))
-        self.changed += float(np.abs(gain.precision / np.outer(unit, unit)).max())
+        diagonal = precision.ndim == 1
+        unit = np.sqrt(precision if diagonal else np.diag(precision))
+        scale = precision if diagonal else np.outer(unit, unit)
+        self.changed += float(np.abs(gain.precision / scale).max())
         self.changed += float(np.abs(gain.shift / unit).max())
         # whatever is in a part is in the posterior, which is made from them anew
         self.parts[k] = Part(update.site, update.rows)

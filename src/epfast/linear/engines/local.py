@@ -18,8 +18,9 @@ from epfast._core.laplace_factors import LaplaceSweep
 from epfast._core.shared_sites import SharedSweep
 from epfast.inference import Sites, run
 from epfast.inference.runtime import Tick, no_tick, one_blas_thread
-from epfast.linear.engines.base import flat
+from epfast.linear.engines.means import entries_of, of_dense, with_entries
 from epfast.linear.engines.rows import RowEngine
+from epfast.linear.engines.sparse import by_nonzeros
 from epfast.linear.problem import LinearProblem, State, is_proper, sum_of_sites
 
 #: rows fitted to a cavity per call
@@ -27,19 +28,20 @@ ROWS_AT_ONCE = 64
 
 
 class Start(NamedTuple):
-    """Sites in the role of a start."""
+    """Sites in the role of a start, and what they make."""
 
     sites: Sites
     shift: Array
+    state: State
     n_sweeps: int = 0
 
 
 class Update(NamedTuple):
     """What comes back from a worker."""
 
-    #: of the shard or group: precision (d, d), shift (d,), log scale ()
+    #: of the shard or group: precision (d, d) or (d,), shift (d,), log scale ()
     site: Sites
-    #: of its rows; None where these share the site
+    #: of its rows or minibatches; None where these share the site, or store none
     rows: Sites | None
     #: rows that kept their site
     refused: int
@@ -71,14 +73,46 @@ def neighbours(rows: NDArray[np.intp]) -> slice | NDArray[np.intp]:
     return rows
 
 
+def engine_of_shard(problem: LinearProblem) -> Any:
+    """The engine of EP, or of ADF, within a shard."""
+    if problem.covariance == "full":
+        return ShardRows(problem)
+    return by_nonzeros(of_dense)(problem)
+
+
+class ShardRows(RowEngine):
+    """Rows whose product is known, so that a visit begins without summing them up."""
+
+    def init(self, start: Any) -> Any:
+        if start is None:
+            return super().init(start)
+        return self.begun(start.state, start.state.sites)
+
+
 def site_of(shard: LinearProblem, rows: Sites) -> Sites:
-    """The product of the sites of the rows of a shard. O(n d^2)."""
-    return Sites(*sum_of_sites(shard, rows), rows.log_scale.sum())
+    """The product of the sites of a shard. O(n d^2), or O(n d) of a factorised posterior."""
+    if shard.covariance == "full":
+        return Sites(*sum_of_sites(shard, rows), rows.log_scale.sum())
+    return Sites(*(np.asarray(part.sum(axis=0)) for part in rows))
+
+
+def flat_site(precision: Array) -> Sites:
+    """A flat site of a shard, beside a posterior with this precision."""
+    return Sites(np.zeros_like(precision), np.zeros(len(precision)), np.zeros(()))
 
 
 def is_finite(site: Sites) -> bool:
     """Whether all numbers of some sites are."""
-    return all(bool(np.isfinite(part).all()) for part in site)
+    return all(bool(np.isfinite(entries_of(part)).all()) for part in site)
+
+
+def damped_rows(old: Sites | None, new: Sites, share: float) -> Sites:
+    """Sites between flat ones, or these, and new ones: (n,), (n, d), or CSR of one pattern."""
+    if share == 1.0:
+        return new
+    after = Sites(*map(entries_of, new))
+    before = Sites(*(map(np.zeros_like, after) if old is None else map(entries_of, old)))
+    return Sites(*map(with_entries, new, families.damped(before, after, share)))
 
 
 def local_update(
@@ -88,8 +122,9 @@ def local_update(
     site: Sites,
     rows: Sites | None,
     damping: float,
+    made: Sites | None = None,
 ) -> Update:
-    """EP on the rows of a shard with its cavity, posterior over site, as the prior.
+    """EP, or ADF, on the rows of a shard with its cavity, posterior over site, as the prior.
 
     Parameters
     ----------
@@ -100,10 +135,12 @@ def local_update(
     site : Sites
         That of the shard in it.
     rows : Sites or None
-        Those of the rows, from which sweeps begin. None: flat ones; the cavity is right all the
-        same, so that sites that were lost cost time and nothing else.
+        Those of the rows, or minibatches, from which sweeps begin. None: flat ones; the cavity is
+        right all the same, so that sites that were lost cost time and nothing else.
     damping : float
-        Of the sites of the rows.
+        Of the new sites.
+    made : Sites, optional
+        The product of ``rows``. None: it is ``site``. Of ADF, what new sites are damped towards.
 
     Returns
     -------
@@ -111,20 +148,46 @@ def local_update(
         With the site as it was where the cavity, or what was found, is no Gaussian.
     """
     n, d = shard.shape
-    old = flat(n) if rows is None else rows
+    nothing = Update(site, rows, n)
     with one_blas_thread(d):
         cavity = State(precision - site.precision, shift - site.shift, None, 0.0, 0)
         if not is_proper(cavity.precision):
-            return Update(site, old, n)
-        engine = RowEngine(shard._replace(prior=cavity, base=cavity))
+            return nothing
+        if cavity.precision.ndim == 1:  # as a prior, normalised, has it
+            norm = -0.5 * float(cavity.shift @ (cavity.shift / cavity.precision))
+            cavity = cavity._replace(log_scale=norm)
+        stores = shard.schedule.stores != "none"
+        engine = engine_of_shard(shard._replace(prior=cavity, base=cavity))
         engine.evidence_bound = math.inf  # a cavity has no evidence
-        fit = run(engine, shard.schedule, Start(old, cavity.shift))
-        new = families.damped(old, fit.state.sites, damping)
-        found = site_of(shard, new)
+        was = site if made is None else made
+        if rows is None and stores:
+            was = flat_site(precision)
+        fit = run(engine, shard.schedule, _begun(cavity, was, rows) if stores else None)
+    end = fit.state
+    gain = Sites(
+        end.precision - cavity.precision,
+        end.shift - cavity.shift,
+        np.asarray(end.log_scale - cavity.log_scale),
+    )
+    found: Sites = families.damped(was, gain, damping)
+    new = damped_rows(rows, end.sites, damping) if stores else None
+    if not (is_finite(found) and (new is None or is_finite(new))):
+        return nothing
     last = fit.history[-1]
-    if not (is_finite(found) and is_finite(new)):
-        return Update(site, old, n)
-    return Update(found, new, last.n_refused, last.change)
+    return Update(found, new, last.n_refused, last.change if stores else 0.0)
+
+
+def _begun(cavity: State, made: Sites, rows: Sites | None) -> Start | None:
+    """Where sweeps within a shard begin: the cavity times its rows."""
+    if rows is None:
+        return None
+    state = cavity._replace(
+        precision=cavity.precision + made.precision,
+        shift=cavity.shift + made.shift,
+        sites=rows,
+        log_scale=cavity.log_scale + float(made.log_scale),
+    )
+    return Start(rows, state.shift, state)
 
 
 def local_shared(

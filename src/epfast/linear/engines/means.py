@@ -74,13 +74,13 @@ def may_step(problem: LinearProblem, seen: bool = False) -> bool:
     )
 
 
-def _entries(part: Any) -> Array:
+def entries_of(part: Any) -> Array:
     """The numbers of sites, (n, d) or of all nonzeros."""
     numbers: Array = part.data if hasattr(part, "indptr") else part
     return numbers
 
 
-def _with_entries(part: Any, numbers: Array) -> Any:
+def with_entries(part: Any, numbers: Array) -> Any:
     """Numbers of sites in place of others."""
     if not hasattr(part, "indptr"):
         return numbers
@@ -105,7 +105,7 @@ class Pace(NamedTuple):
     def noting(self, before: State, new: State) -> Pace:
         """The pace after a sweep with a step from one state to another."""
         assert new.sites is not None
-        sites = Sites(*map(_entries, new.sites))
+        sites = Sites(*map(entries_of, new.sites))
         if sites.precision.size > MOST_MIXED:
             return self
         with np.errstate(all="ignore"):
@@ -129,7 +129,7 @@ class Pace(NamedTuple):
         found = mixed(self.swept) if len(self.swept) > 1 else None
         if found is None or found.sites is None or last.sites is None:
             return last
-        return found._replace(sites=Sites(*map(_with_entries, last.sites, found.sites)))
+        return found._replace(sites=Sites(*map(with_entries, last.sites, found.sites)))
 
     def next(self, moved: float, tol: float) -> Pace:
         """The pace after a sweep that moved the posterior so far."""
@@ -268,7 +268,7 @@ class MeansEngine:
     def _stepped(self, state: Paced) -> tuple[State, Pace] | None:
         """The state after a step on all means, and its pace; None where there is none."""
         assert state.sites is not None
-        if 0 < physical_memory() < BYTES * _entries(state.sites.precision).size:
+        if 0 < physical_memory() < BYTES * entries_of(state.sites.precision).size:
             return None
         together: Any = copy.copy(self)
         together.schedule = replace(self.schedule, order="parallel")
@@ -278,7 +278,7 @@ class MeansEngine:
         if counts.refused:
             return None
         X = stored_rows(self.problem.data.X)
-        old, new = (tuple(map(_entries, sites[:2])) for sites in (state.sites, fitted.sites))
+        old, new = (tuple(map(entries_of, sites[:2])) for sites in (state.sites, fitted.sites))
         if old[0].shape != getattr(X, "data" if hasattr(X, "indptr") else "T").T.shape:
             return None  # entries of a row that share a column
         pace = step_to(self.problem, X, state, fitted, old, new)

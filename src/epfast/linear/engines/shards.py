@@ -6,18 +6,60 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
 
 from epfast import families
 from epfast._arrays import Array
-from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites
+from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, Summary
 from epfast.inference.executors import Tasks
 from epfast.inference.loop import RELATIVE, change
 from epfast.inference.runtime import Tick
 from epfast.linear.engines.arrivals import Arrivals, Flow, Part
-from epfast.linear.engines.base import LEAST_SHARE, FullEngine, improper_start, start_of
-from epfast.linear.engines.local import local_update, neighbours, shard_of, site_of
-from epfast.linear.problem import LinearProblem, State, is_proper, moments_of
+from epfast.linear.engines.base import (
+    LEAST_SHARE,
+    FullEngine,
+    flat,
+    improper_start,
+    plain,
+    start_of,
+)
+from epfast.linear.engines.local import (
+    damped_rows,
+    engine_of_shard,
+    flat_site,
+    local_update,
+    neighbours,
+    shard_of,
+    site_of,
+)
+from epfast.linear.problem import LinearProblem, State, is_proper, log_evidence, moments_of
 from epfast.schedules.base import AS_COMPLETED
+
+
+def _labels_of_factors(schedule: Any, n: int, size: int) -> NDArray[np.intp]:
+    """The shard of each factor of so many rows."""
+    shards = schedule.shards
+    if shards is None or isinstance(shards, int):
+        few: NDArray[np.intp] = schedule.labels(-(-n // size))
+        return few
+    labels: NDArray[np.intp] = schedule.labels(n)
+    if (np.repeat(labels[::size], size)[:n] != labels).any():
+        raise ValueError(
+            f"shards cuts minibatches of {size} rows; allowed: a label per row, the same for all "
+            "rows of a minibatch, or how many shards"
+        )
+    return labels[::size]
+
+
+def _rows_of(factors: Any, size: int, n: int) -> Any:
+    """The rows of some factors."""
+    if size == 1:
+        return factors
+    if isinstance(factors, slice):
+        return slice(factors.start * size, min(n, factors.stop * size))
+    rows = (factors[:, None] * size + np.arange(size)).ravel()
+    return rows[rows < n]
 
 
 class ShardState(NamedTuple):
@@ -29,9 +71,10 @@ class ShardState(NamedTuple):
     log_scale: float
     sweeps: int
     rows_seen: int | None
+    #: (d, d), or variances (d,), and (d,)
     covariance: Array
     mean: Array
-    #: (K, d, d), (K, d), (K,): of each shard, the product of the sites of its rows
+    #: (K, d, d) or (K, d), (K, d), (K,): of each shard, the product of the sites of its rows
     shards: Sites
     #: of answers that are taken as they come
     flow: Flow | None = None
@@ -42,8 +85,19 @@ def stacked(sites: Sequence[Sites]) -> Sites:
     return Sites(*map(np.stack, zip(*sites, strict=True)))
 
 
+def stacked_rows(parts: Sequence[Sites]) -> Sites:
+    """Sites of the rows, or minibatches, of shards one after the other; CSR ones too."""
+    if hasattr(parts[0].precision, "indptr"):
+        precision, shift = (
+            sparse.csr_array(sparse.vstack(some, format="csr"))
+            for some in ([part[i] for part in parts] for i in (0, 1))
+        )
+        return Sites(precision, shift, np.concatenate([part.log_scale for part in parts]))
+    return Sites(*map(np.concatenate, zip(*parts, strict=True)))
+
+
 class ShardEngine(FullEngine):
-    """q = p0 Π_k g_k, g_k the product of the sites of shard k's rows.
+    """q = p0 Π_k g_k, g_k the product of the sites of shard k's rows, or minibatches.
 
     A subclass may have its rows elsewhere: it says what is asked of a shard (:meth:`call`), and
     what the sites of a state are.
@@ -51,12 +105,18 @@ class ShardEngine(FullEngine):
 
     def __init__(self, problem: LinearProblem) -> None:
         super().__init__(problem)
-        labels = self.schedule.labels(problem.shape[0])
+        if problem.covariance != "full":
+            self.order_of_matrices = 0
+        size = problem.batch_size or 1
+        self.n_sites = -(-self.n_sites // size)
+        labels = _labels_of_factors(self.schedule, problem.shape[0], size)
         order = np.argsort(labels, kind="stable")
         cuts = np.searchsorted(labels[order], np.arange(1, labels.max() + 1))
-        #: rows of each shard
-        self.rows = [neighbours(rows) for rows in np.split(order, cuts)]
-        self.shards = [shard_of(problem, rows, self.schedule.inner) for rows in self.rows]
+        #: factors of each shard
+        self.factors = [neighbours(some) for some in np.split(order, cuts)]
+        self.in_order = bool((np.diff(order) == 1).all())
+        rows = [_rows_of(some, size, problem.shape[0]) for some in self.factors]
+        self.shards = [shard_of(problem, some, self.schedule.inner) for some in rows]
         self.sizes = [shard.shape[0] for shard in self.shards]
         self.tasks = Tasks()
 
@@ -70,38 +130,71 @@ class ShardEngine(FullEngine):
 
     def started(self, start: Any) -> tuple[list[Part], int]:
         """The parts of a start, and its number of sweeps."""
-        state = start_of(self.problem, start)
+        if start is None:
+            nothing = flat_site(self.problem.base.precision)
+            return [Part(nothing, self._flat_rows(shard)) for shard in self.shards], 0
+        if self.schedule.inner.stores == "none":
+            raise ValueError(
+                "start is given with inner=ADF(), which stores no sites; allowed: None"
+            )
+        state = self._with_sites(start)
         assert state.sites is not None
-        d, parts = self.problem.shape[1], []
-        for shard, rows in zip(self.shards, self.rows, strict=True):
-            own: Sites = families.taken(state.sites, rows)
-            nothing = Sites(np.zeros((d, d)), np.zeros(d), np.zeros(()))
-            parts.append(Part(nothing if start is None else site_of(shard, own), own))
+        parts = []
+        for shard, some in zip(self.shards, self.factors, strict=True):
+            own: Sites = families.taken(state.sites, some)
+            parts.append(Part(site_of(shard, own), own))
         return parts, state.sweeps
+
+    def _flat_rows(self, shard: LinearProblem) -> Sites | None:
+        """Flat sites of the rows or minibatches of a shard."""
+        if shard.schedule.stores == "none":
+            return None
+        if shard.covariance == "full":
+            return flat(shard.shape[0])
+        prior = self.problem.prior
+        state = engine_of_shard(shard._replace(prior=prior, base=prior)).init(None)
+        sites: Sites = state.sites
+        return sites
+
+    def _with_sites(self, start: Any) -> State:
+        """A start, checked."""
+        if self.problem.covariance == "full":
+            return start_of(self.problem, start)
+        whole = engine_of_shard(self.problem._replace(schedule=self.schedule.inner))
+        return plain(whole.init(start))
 
     def parts_of(self, state: ShardState) -> list[Part]:
         """What is known of each shard."""
-        assert state.sites is not None
         own = [families.taken(state.shards, k) for k in range(len(self.sizes))]
+        if state.sites is None:
+            return [Part(site, None) for site in own]
         return [
-            Part(site, families.taken(state.sites, rows))
-            for site, rows in zip(own, self.rows, strict=True)
+            Part(site, families.taken(state.sites, some))
+            for site, some in zip(own, self.factors, strict=True)
         ]
 
-    def sites_of(self, parts: Sequence[Part]) -> Sites:
-        """The sites that a state has: of the rows."""
-        sites = Sites(*np.empty((3, self.problem.shape[0])))
-        for rows, part in zip(self.rows, parts, strict=True):
-            assert part.rows is not None
-            families.put(sites, rows, part.rows)
-        return sites
+    def sites_of(self, parts: Sequence[Part]) -> Sites | None:
+        """The sites that a state has: of the rows, or minibatches; None before there are any."""
+        found = [part.rows for part in parts if part.rows is not None]
+        if len(found) < len(parts):
+            return None
+        sites = stacked_rows(found)
+        if self.in_order:
+            return sites
+        order = np.concatenate([np.arange(self.n_sites)[some] for some in self.factors])
+        in_order: Sites = families.taken(sites, np.argsort(order))
+        return in_order
 
     def damped(self, k: int, old: Part, new: Part, share: float) -> Part:
         """A shard between two parts."""
-        assert old.rows is not None
-        assert new.rows is not None
-        rows = families.damped(old.rows, new.rows, share)
-        return Part(site_of(self.shards[k], rows), rows)
+        site: Sites = families.damped(old.site, new.site, share)
+        return Part(site, None if new.rows is None else damped_rows(old.rows, new.rows, share))
+
+    def summary(self, state: Any, evidence: bool = True) -> Summary:
+        if state.covariance.ndim == 2:
+            return super().summary(state, evidence)
+        total = log_evidence(state, self.prior_log_determinant) if evidence else 0.0
+        return Summary(state.mean, state.covariance, total)
 
     # -- sweeps --
 
@@ -192,4 +285,6 @@ class ShardEngine(FullEngine):
         total = base.log_scale + float(shards.log_scale.sum())
         shift = base.shift + shards.shift.sum(axis=0)
         state = State(precision, shift, self.sites_of(parts), total, sweeps)
+        if precision.ndim == 1:
+            return ShardState(*state, 1.0 / precision, shift / precision, shards)
         return ShardState(*state, *moments_of(state), shards)
