@@ -60,6 +60,37 @@ def test_rounds_are_those_of_one_process(client, name, kind):
     assert all(info.n_bytes > 0 and info.in_flight is None for info in post.history)
 
 
+@pytest.mark.parametrize("size", [50, 70])
+@pytest.mark.parametrize("kind", ["dense", "sparse", "weighted"])
+def test_laplace_propagation_is_that_of_one_process(client, size, kind):
+    """Minibatches of 70 rows make Dask cut the chunks of 250 anew."""
+    rows, responses, plain = collections(kind)
+    given = {"scheme": "laplace", "batch_size": size, "prior_variance": 3.0}
+    weights = {"weights": WEIGHTS} if kind == "weighted" else {}
+    lazy = {"weights": da.from_array(WEIGHTS, 250)} if weights else {}
+    schedule = EP(4, 0.0, order="parallel", damping=0.7)
+    post = epd.fit_linear(rows, responses, schedule=schedule, **given, **lazy)
+    assert_sums(post, fit_linear(plain, Y, schedule=schedule, **given, **weights))
+    post = epd.fit_linear(rows, responses, schedule=EP(50, 1e-8, order="parallel"), **given, **lazy)
+    assert post.converged
+
+
+@pytest.mark.parametrize("size", [None, 70])
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_a_factorised_posterior_is_that_of_one_process(client, size, kind):
+    rows, responses, plain = collections(kind)
+    given = {"posterior": "factorized", "batch_size": size, "prior_variance": 3.0}
+    schedule = DEP(3, 3, 0.0, order="parallel", damping=0.7, inner=EP(2, 0.0))
+    post = epd.fit_linear(rows, responses, schedule=schedule, **given)
+    plain_post = fit_linear(plain, Y, schedule=schedule, **given)
+    assert_sums(post, plain_post)
+    assert post.history[0].n_bytes == 3 * 6 * D * 8
+    post = epd.fit_linear(rows, responses, schedule=DEP(4, 60, 1e-8), **given)
+    assert post.converged
+    truth = fit_linear(plain, Y, schedule=EP(500, 1e-10), **given)
+    assert np.abs((post.mean - truth.mean) / np.sqrt(truth.variance)).max() < 1e-5
+
+
 @pytest.mark.parametrize("persist", [True, False])
 @pytest.mark.parametrize("shards", [None, 5])
 def test_answers_as_they_come_have_the_fixed_point_of_ep(client, persist, shards):
@@ -225,15 +256,15 @@ def test_a_visit_that_is_made_twice_gives_the_same():
         again = worker.visit_rows(loaded, template, worker.Visit("t", 0, 0, q, flat, 0.0, 1.0))
         np.testing.assert_array_equal(first.site.numbers, again.site.numbers)
         site, q = (
-            first.update().site,
-            worker.Packed.of(np.eye(D) + first.update().site.precision, first.update().site.shift),
+            first.opened().site,
+            worker.Packed.of(np.eye(D) + first.opened().site.precision, first.opened().site.shift),
         )
         asked = worker.Visit("t", 0, 1, q, first.site, first.log_scale, 0.5)
         second, twice = (worker.visit_rows(loaded, template, asked) for _ in range(2))
         np.testing.assert_array_equal(second.site.numbers, twice.site.numbers)
         worker.forget("t")  # the worker has died: the cavity is right all the same
-        cold = worker.visit_rows(loaded, template, asked).update().site
-        warm = second.update().site
+        cold = worker.visit_rows(loaded, template, asked).opened().site
+        warm = second.opened().site
         assert np.abs(cold.precision - warm.precision).max() < 0.1 * np.abs(site.precision).max()
     finally:
         worker.forget("t")

@@ -49,7 +49,7 @@ REFUSED = [
     ({"schedule": DEP(401)}, "401 shards and X 400 rows"),
     ({"schedule": DEP(np.arange(N) % 2)}, "shards is an array .*allowed on a cluster: how many"),
     ({"schedule": EP()}, r"schedule is EP.*allowed on a cluster: .* you may mean DEP\(\)"),
-    ({"schedule": epfast.ADF()}, r"schedule is ADF.*you may mean DEP\(sweeps=1\)"),
+    ({"schedule": epfast.AEP()}, r"schedule is AEP.*you may mean DAEP\(\)"),
     ({"schedule": epfast.SEP()}, r"schedule is SEP.*you may mean DAEP\(\)"),
     ({"schedule": "DEP"}, "schedule is 'DEP'; allowed: epfast.DEP"),
     ({"client": 3}, "client is 3; allowed: a distributed.Client"),

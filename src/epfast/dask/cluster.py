@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from epfast import _checks
-from epfast.dask.engines import Shard
+from epfast.dask.engines import Place, Shard
 from epfast.dask.needs import delayed, distributed
-from epfast.dask.worker import Facts, facts_of, forget, version
+from epfast.dask.worker import Facts, facts_of, forget, good, version
+from epfast.inference.executors import each_of
 from epfast.inference.threads import cores
 
 #: of a worker's memory, the largest share of a shard
 MEMORY_SHARE = 0.25
-
-
-class Place(Executor):
-    """Where the work is done."""
-
-    #: tasks at a time
-    threads: int
-    #: most bytes of a shard; None: not known
-    shard_bytes: int | None
-
-    def shards(self, loads: list[Any], persist: bool) -> list[Shard]:
-        """Load them once; who persists keeps them, else they are loaded for each visit."""
-        raise NotImplementedError
-
-    def close(self, token: str) -> None:
-        """Forget a fit."""
-        raise NotImplementedError
 
 
 def place_of(client: Any, name: str) -> Place:
@@ -56,8 +41,11 @@ class Cluster(Place):
     def __init__(self, client: Any, name: str) -> None:
         self.client, self.name, self.count = client, name, 0
         self.homes: dict[int, list[str]] = {}
+        #: whether shards stay in memory
+        self.are_kept = False
         self._check_versions()
-        self.threads = max(1, int(sum(client.nthreads().values())))
+        self.threads_of: dict[Any, int] = dict(client.nthreads())
+        self.threads = max(1, sum(self.threads_of.values()))
         workers = client.scheduler_info(n_workers=-1)["workers"].values()
         limits = [worker["memory_limit"] for worker in workers if worker["memory_limit"]]
         self.shard_bytes = int(MEMORY_SHARE * min(limits)) if limits else None
@@ -82,6 +70,7 @@ class Cluster(Place):
             )
 
     def shards(self, loads: list[Any], persist: bool) -> list[Shard]:
+        self.are_kept = persist
         if not persist:
             found = self.client.compute([delayed(facts_of)(load) for load in loads])
             addresses = sorted(self.client.nthreads())
@@ -98,23 +87,83 @@ class Cluster(Place):
         self.homes = {k: home for k, (_, _, home) in enumerate(found)}
         return [Shard(k, r, f) for k, (r, f, _) in enumerate(found)]
 
+    def unread(self, loads: list[Any]) -> list[Shard]:
+        # whoever has the rows, or nothing to do
+        self.homes = {k: [] for k in range(len(loads))}
+        return super().unread(loads)
+
+    def parcels(self, shards: Sequence[int]) -> list[list[int]]:
+        """One for each thread of the workers that have the shards: a task takes milliseconds.
+
+        Rows that are read for a visit are read one shard at a time.
+        """
+        if not self.are_kept:
+            return super().parcels(shards)
+        where: dict[Any, list[int]] = {}
+        for i, shard in enumerate(shards):
+            home = next(iter(self.homes[shard]), None)
+            where.setdefault(home, []).append(i)
+        found: list[list[int]] = []
+        for home, some in where.items():
+            count = min(len(some), self.threads_of.get(home, 1))
+            found += [some[first::count] for first in range(count)]
+        return found
+
     def submit(self, function: Any, /, *args: Any, **more: Any) -> Any:
-        """Send ``function(what, loaded shard, ...)``, under the name of the shard."""
-        what, shard, *rest = args
-        self.count += 1
-        key = f"{self.name} shard {shard.number}-{self.count}-{id(self):x}"
-        home = self.homes[shard.number] or None
+        """Send what :class:`Counted` asks, under the name of the shard."""
+        calls = args[1] if args[0] is each_of else [args]
+        first: Shard = calls[0][1]
+        home = self.homes[first.number] or None
         where: dict[str, Any] = {} if home is None else {"workers": home}
         where["allow_other_workers"] = home is not None
-        if isinstance(shard.rows, distributed.Future):
-            given = (what, shard.rows, *rest)
-            return self.client.submit(function, *given, key=key, pure=False, **where)
-        task = delayed(function, pure=False)(what, shard.rows, *rest, dask_key_name=key)
+        rows = [call[1].rows for call in calls]
+        asked = Sealed((function, args[0], [(call[0], *call[2:]) for call in calls]))
+        key = self._key(first)
+        if self.are_kept:
+            return self.client.submit(asked_of, rows, asked, key=key, pure=False, **where)
+        task = delayed(asked_of, pure=False)(rows, asked, dask_key_name=key)
         return self.client.compute(task, **where)
+
+    def submit_all(self, function: Any, parcels: Sequence[Sequence[tuple[Any, ...]]]) -> list[Any]:
+        """Send a task for each list of calls, in one message: the next one has to wait 10 ms.
+
+        Dask sends each where its rows are.
+        """
+        if not self.are_kept or len(parcels) == 1:
+            return super().submit_all(function, parcels)
+        rows = [[call[1].rows for call in calls] for calls in parcels]
+        asked = [
+            Sealed((function, each_of, [(call[0], *call[2:]) for call in calls]))
+            for calls in parcels
+        ]
+        keys = [self._key(calls[0][1]) for calls in parcels]
+        found: list[Any] = self.client.map(asked_of, rows, asked, key=keys, pure=False)
+        return found
+
+    def _key(self, shard: Shard) -> str:
+        """The name of a task, by its first shard."""
+        self.count += 1
+        return f"{self.name} shard {shard.number}-{self.count}-{id(self):x}"
 
     def close(self, token: str) -> None:
         if self.client.status == "running":
             self.client.run(forget, token, on_error="ignore")
+
+
+class Sealed:
+    """Arguments that Dask does not look into."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def asked_of(rows: Sequence[Any], asked: Sealed) -> Any:
+    """On a worker: one call, or each of several, with the shards that are loaded now."""
+    function, what, rest = asked.value
+    calls = [
+        (_visited, call, shard, *more) for shard, (call, *more) in zip(rows, rest, strict=True)
+    ]
+    return function(each_of, calls) if what is each_of else function(*calls[0])
 
 
 class Here(Place):
@@ -127,13 +176,15 @@ class Here(Place):
 
     def shards(self, loads: list[Any], persist: bool) -> list[Shard]:
         rows = list(self.pool.map(_computed, loads)) if persist else loads
-        facts = [row.facts for row in rows] if persist else list(self.pool.map(_facts, loads))
+        facts = [facts_of(row) for row in rows] if persist else list(self.pool.map(_facts, loads))
         found = [(r, f) for r, f in zip(rows, facts, strict=True) if f.rows]
         return [Shard(k, *both) for k, both in enumerate(found)]
 
     def submit(self, function: Any, /, *args: Any, **more: Any) -> Any:
-        """Do ``function(what, loaded shard, ...)`` in a thread."""
-        return self.pool.submit(_visited, function, *args)
+        """Do in a thread what :class:`Counted` asks."""
+        if args[0] is each_of:
+            return self.pool.submit(function, each_of, [(_here, *call) for call in args[1]])
+        return self.pool.submit(function, _here, *args)
 
     def close(self, token: str) -> None:
         self.pool.shutdown(wait=False, cancel_futures=True)
@@ -149,5 +200,9 @@ def _facts(load: Any) -> Facts:
     return facts_of(_computed(load))
 
 
-def _visited(function: Any, what: Any, shard: Shard, *rest: Any) -> Any:
-    return function(what, _computed(shard.rows), *rest)
+def _here(call: Callable[..., Any], shard: Shard, *rest: Any) -> Any:
+    return _visited(call, _computed(shard.rows), *rest)
+
+
+def _visited(call: Callable[..., Any], shard: Any, *rest: Any) -> Any:
+    return call(good(shard), *rest)

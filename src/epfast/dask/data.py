@@ -17,6 +17,8 @@ from epfast.losses import Loss
 #: shards per thread of the cluster, if neither the user nor memory says otherwise: the posterior
 #: that a shard sees is then old by a share of a pass
 PER_THREAD = 4
+#: bytes of the rows that a pass of ADF takes at a time, if they are chunks of less
+FEW_BYTES = 1 << 24
 
 
 class Rows(NamedTuple):
@@ -88,22 +90,9 @@ def _shown(chunks: Sequence[float]) -> str:
 
 
 def loads_of(
-    rows: Rows,
-    shards: int | None,
-    loss: Loss,
-    intercept: bool,
-    threads: int,
-    shard_bytes: int | None,
-    token: str,
+    rows: Rows, groups: Sequence[tuple[int, int]], loss: Loss, intercept: bool, token: str
 ) -> list[Any]:
-    """A delayed :class:`epfast.dask.worker.Loaded` for each shard.
-
-    shards: how many, cut as :class:`epfast.DEP` does; None: whole chunks, as many as suit so many
-    threads and shards of at most ``shard_bytes``.
-    """
-    if shards is not None:
-        rows = _cut(rows, shards)
-    groups = _groups(rows, shards, threads, shard_bytes)
+    """A delayed :class:`epfast.dask.worker.Loaded` for each group of chunks."""
     X, y = rows.X.to_delayed()[:, 0], rows.y.to_delayed().ravel()
     weights = None if rows.weights is None else rows.weights.to_delayed().ravel()
     columns, found = int(rows.X.shape[1]), []
@@ -118,7 +107,81 @@ def loads_of(
     return found
 
 
-def _cut(rows: Rows, shards: int) -> Rows:
+def shards_of(
+    rows: Rows, shards: int | None, threads: int, shard_bytes: int | None, batch_size: int | None
+) -> tuple[Rows, list[tuple[int, int]]]:
+    """The rows, cut where need be, and the chunks of each shard: first, and last but one.
+
+    shards: how many, cut as :class:`epfast.DEP` does; None: whole chunks, as many as suit so many
+    threads and shards of at most ``shard_bytes``.
+    """
+    size = batch_size or 1
+    if shards is not None:
+        rows = _cut(rows, shards, size)
+        return rows, _groups(rows, shards, size)
+    count = len(rows.sizes)
+    shards = min(count, PER_THREAD * threads)
+    if shard_bytes is not None and rows.is_known:
+        total = sum(rows.sizes) * rows.X.shape[1] * rows.X.dtype.itemsize
+        shards = min(count, max(shards, math.ceil(total / shard_bytes)))
+    return of_whole_minibatches(rows, _evenly(count, shards), size)
+
+
+def of_whole_minibatches(
+    rows: Rows, groups: list[tuple[int, int]], size: int
+) -> tuple[Rows, list[tuple[int, int]]]:
+    """The rows, and their groups of chunks, cut so that no group cuts a minibatch.
+
+    Of lengths that are not known each group begins with a minibatch of its own.
+    """
+    if size == 1 or not rows.is_known:
+        return rows, groups
+    edges = np.cumsum([0, *rows.sizes]).astype(int)
+    n, ends = int(edges[-1]), edges[[stop for _, stop in groups]]
+    if not (ends[:-1] % size).any():
+        return rows, groups
+    whole = np.unique(np.minimum(np.round(ends / size).astype(int) * size, n))
+    whole = np.append(whole[(whole > 0) & (whole < n)], n)
+    cut = {0: tuple(int(count) for count in np.diff([0, *whole]))}
+    return _recut(rows, cut), [(k, k + 1) for k in range(len(whole))]
+
+
+def shards_of_passes(
+    rows: Rows, streams: int, shard_bytes: int | None, least: int, batch_size: int | None
+) -> tuple[Rows, list[tuple[int, int]], list[slice]]:
+    """The rows, chunks of each shard, and the shards of each of so many passes, neighbours.
+
+    A shard has ``least`` rows, where that is known, and few bytes beyond.
+    """
+    count = len(rows.sizes)
+    width = rows.X.shape[1] * rows.X.dtype.itemsize
+    most = max(least, min(shard_bytes or FEW_BYTES, FEW_BYTES) // width)
+    groups: list[tuple[int, int]] = []
+    for first, stop in _evenly(count, min(streams, count)):
+        at, held = first, 0.0
+        for i in range(first, stop):
+            held += rows.sizes[i]
+            last = i + 1 == stop
+            if last or math.isnan(held) or (held >= least and held + rows.sizes[i + 1] > most):
+                groups.append((at, i + 1))
+                at, held = i + 1, 0.0
+    rows, groups = of_whole_minibatches(rows, groups, batch_size or 1)
+    takes = [slice(*ends) for ends in _evenly(len(groups), min(streams, len(groups)))]
+    return rows, groups, takes
+
+
+def _evenly(count: int, parts: int) -> list[tuple[int, int]]:
+    ends = np.arange(parts + 1) * count // parts
+    return list(zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True))
+
+
+def _ends(n: int, shards: int, size: int) -> np.ndarray[Any, Any]:
+    """Where so many shards of n rows end, at ends of minibatches."""
+    factors = -(-n // size)
+    return np.minimum(np.arange(shards + 1) * factors // shards * size, n)
+
+
+def _cut(rows: Rows, shards: int, size: int) -> Rows:
     """Rows in chunks of which so many shards are whole ones."""
     if not rows.is_known:
         if shards > len(rows.sizes):
@@ -128,31 +191,28 @@ def _cut(rows: Rows, shards: int) -> Rows:
             )
         return rows
     n = int(sum(rows.sizes))
-    if shards > n:
-        raise ValueError(f"the schedule has {shards} shards and X {n} rows; allowed: as many")
-    ends = np.arange(shards + 1) * n // shards
+    if shards > -(-n // size):
+        raise ValueError(
+            f"the schedule has {shards} shards and X {n} rows"
+            + (f" in minibatches of {size}" if size > 1 else "")
+            + "; allowed: as many"
+        )
+    ends = _ends(n, shards, size)
     if np.isin(ends, np.cumsum([0, *rows.sizes])).all():
         return rows
-    cut = {0: tuple(int(size) for size in np.diff(ends))}
+    return _recut(rows, {0: tuple(int(size) for size in np.diff(ends))})
+
+
+def _recut(rows: Rows, cut: dict[int, tuple[int, ...]]) -> Rows:
     weights = None if rows.weights is None else rows.weights.rechunk(cut)
     return rows._replace(X=rows.X.rechunk(cut), y=rows.y.rechunk(cut), weights=weights)
 
 
-def _groups(
-    rows: Rows, shards: int | None, threads: int, shard_bytes: int | None
-) -> list[tuple[int, int]]:
-    """Neighbouring chunks of each shard, first and last but one."""
-    count = len(rows.sizes)
-    if shards is not None and rows.is_known:
-        n = int(sum(rows.sizes))
-        edges = np.cumsum([0, *rows.sizes])
-        # chunks without rows go with those before
-        ends = np.searchsorted(edges, np.arange(1, shards + 1) * n // shards, "right") - 1
-        return list(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
-    if shards is None:
-        shards = min(count, PER_THREAD * threads)
-        if shard_bytes is not None and rows.is_known:
-            total = sum(rows.sizes) * rows.X.shape[1] * rows.X.dtype.itemsize
-            shards = min(count, max(shards, math.ceil(total / shard_bytes)))
-    ends = np.arange(shards + 1) * count // shards
-    return list(zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True))
+def _groups(rows: Rows, shards: int, size: int) -> list[tuple[int, int]]:
+    """Neighbouring chunks of each of so many shards."""
+    if not rows.is_known:
+        return _evenly(len(rows.sizes), shards)
+    edges = np.cumsum([0, *rows.sizes])
+    # chunks without rows go with those before
+    ends = np.searchsorted(edges, _ends(int(edges[-1]), shards, size)[1:], "right") - 1
+    return list(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))

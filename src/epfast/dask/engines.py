@@ -1,4 +1,4 @@
-"""DEP, DSEP and DAEP whose rows are on the workers of a cluster.
+"""Schedules whose rows are on the workers of a cluster.
 
 The sites of the shards are the coordinator's, and are all that counts: who loses a worker loses
 time.
@@ -7,21 +7,34 @@ time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from epfast import families
 from epfast._arrays import Array
-from epfast.dask.worker import Facts, Packed, Visit, visit_rows, visit_shared
-from epfast.inference import Counts, Sites, evidence_bound
-from epfast.inference.executors import Answer, Tasks
+from epfast.dask.worker import (
+    NOTHING,
+    Facts,
+    Packed,
+    Passed,
+    Visit,
+    bytes_of,
+    visit_factors,
+    visit_pass,
+    visit_rows,
+    visit_shared,
+)
+from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, evidence_bound
+from epfast.inference.executors import Tasks, attempted, each_of, takes_none
 from epfast.inference.runtime import Tick
 from epfast.linear.engines.arrivals import Part
+from epfast.linear.engines.base import FullEngine, Swept, adf_start, plain, with_moments
+from epfast.linear.engines.local import flat_site
 from epfast.linear.engines.shards import ShardEngine, ShardState, stacked
 from epfast.linear.engines.shared import SharedEngine, SharedState
-from epfast.linear.problem import LinearProblem
+from epfast.linear.problem import Data, LinearProblem, State, is_proper
 
 
 class Elsewhere(NamedTuple):
@@ -36,22 +49,65 @@ class Shard(NamedTuple):
     number: int
     #: a future or a delayed object: what a worker has loaded, or loads for each visit
     rows: Any
+    #: NOTHING before it was read
     facts: Facts
 
 
-class Counted(Tasks):
-    """Tasks of a cluster, with the bytes that they took."""
+class Place(Executor):
+    """Where the work is done."""
 
-    def __init__(self, executor: Executor, width: int) -> None:
-        super().__init__(executor, width)
+    #: tasks at a time
+    threads: int
+    #: most bytes of a shard; None: not known
+    shard_bytes: int | None
+
+    def shards(self, loads: list[Any], persist: bool) -> list[Shard]:
+        """Load them once; who persists keeps them, else they are loaded for each visit."""
+        raise NotImplementedError
+
+    def unread(self, loads: list[Any]) -> list[Shard]:
+        """Shards that are loaded when they are visited."""
+        return [Shard(k, load, NOTHING) for k, load in enumerate(loads)]
+
+    def submit_all(
+        self, function: Any, parcels: Sequence[Sequence[tuple[Any, ...]]]
+    ) -> list[Future[Any]]:
+        """Submit ``function(each_of, calls)`` for each list of calls."""
+        return [self.submit(function, each_of, calls) for calls in parcels]
+
+    def parcels(self, shards: Sequence[int]) -> list[list[int]]:
+        """Positions of the shards, by their numbers, that are best visited by one task."""
+        return [[i] for i in range(len(shards))]
+
+    def close(self, token: str) -> None:
+        """Forget a fit."""
+        raise NotImplementedError
+
+
+class Counted(Tasks):
+    """Tasks at a place, with the bytes that they took."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place, place.threads)
+        self.place = place
         self.n_bytes = 0
 
-    def take(self) -> tuple[Any, Answer]:
-        key, answer = super().take()
-        if answer.lost:
-            return key, answer
-        self.n_bytes += answer.value.site.numbers.nbytes
-        return key, answer._replace(value=answer.value.update())
+    def received(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self.received(part) for part in value]
+        self.n_bytes += value.n_bytes
+        return value.opened()
+
+    def begin(self, parcels: Sequence[Sequence[tuple[Any, ...]]]) -> None:
+        try:
+            futures = self.place.submit_all(attempted, parcels)
+        except Exception as error:
+            raise takes_none(error) from error
+        for key, future in enumerate(futures):
+            self.fly(key, future)
+
+    def parcels(self, calls: Sequence[tuple[Any, ...]]) -> list[list[int]]:
+        return self.place.parcels([call[1].number for call in calls])
 
 
 def _asked(
@@ -63,15 +119,16 @@ def _asked(
     return Visit(token, k, number, posterior, own, float(site.log_scale), share)
 
 
-def _of_start(start: Any, count: int, d: int) -> tuple[list[Sites], int]:
+def _of_start(start: Any, count: int, precision: Array) -> tuple[list[Sites], int]:
     """Sites of shards, flat ones without a start."""
     if start is None:
-        return [Sites(np.zeros((d, d)), np.zeros(d), np.zeros(())) for _ in range(count)], 0
+        return [flat_site(precision) for _ in range(count)], 0
     shapes = [] if start.sites is None else [part.shape for part in start.sites]
-    if shapes != [(count, d, d), (count, d), (count,)]:
+    allowed = [(count, *precision.shape), (count, len(precision)), (count,)]
+    if shapes != allowed:
         found = shapes[0] if shapes else None
         raise ValueError(
-            f"start has sites of shape {found}; allowed: ({count}, {d}, {d}), a result of "
+            f"start has sites of shape {found}; allowed: {allowed[0]}, a result of "
             "epfast.dask.fit_linear with as many shards and columns"
         )
     return [families.taken(start.sites, k) for k in range(count)], start.n_sweeps
@@ -90,7 +147,11 @@ class _CountsBytes:
 
 
 class RemoteShards(_CountsBytes, ShardEngine):
-    """DEP: sites of rows stay with the worker that has them, those of shards are here."""
+    """DEP: sites of rows stay with the worker that has them, those of shards are here.
+
+    Laplace propagation, all factors from one posterior, is the same picture: what comes from a
+    shard is the product of its factors' sites.
+    """
 
     def __init__(
         self, problem: LinearProblem, shards: Sequence[Shard], tasks: Counted, token: str
@@ -101,18 +162,24 @@ class RemoteShards(_CountsBytes, ShardEngine):
         self.tasks: Counted = tasks
         self.evidence_bound = evidence_bound(problem.loss, sum(s.facts.size for s in shards))
         nothing: Any = None
+        shards_of_rows = self.schedule.stores == "shard"
+        self.visit: Any = visit_rows if shards_of_rows else visit_factors
+        #: what a worker does not know of itself
         self.template = problem._replace(
-            schedule=self.schedule.inner, prior=nothing, base=nothing, data=nothing
+            schedule=self.schedule.inner if shards_of_rows else self.schedule,
+            **{"prior": nothing, "base": nothing, "data": nothing},
         )
+        if problem.covariance != "full":
+            self.order_of_matrices = 0
 
     def call(
         self, k: int, visit: int, precision: Array, shift: Array, part: Part, share: float
     ) -> tuple[Any, ...]:
         asked = _asked(self.tasks, self.token, k, visit, (precision, shift), part.site, share)
-        return visit_rows, self.remote[k], self.template, asked
+        return self.visit, self.remote[k], self.template, asked
 
     def started(self, start: Any) -> tuple[list[Part], int]:
-        sites, sweeps = _of_start(start, len(self.remote), self.problem.shape[1])
+        sites, sweeps = _of_start(start, len(self.remote), self.problem.base.precision)
         return [Part(site, None) for site in sites], sweeps
 
     def parts_of(self, state: ShardState) -> list[Part]:
@@ -159,3 +226,101 @@ class RemoteGroups(_CountsBytes, SharedEngine):
             rest = schedule.batch, state.checked
             calls.append((visit_shared, shard, self.template, asked, *rest))
         return calls, [shard.facts.rows for shard in self.remote]
+
+
+class Passes(_CountsBytes, FullEngine):
+    """ADF: each thread of the cluster passes over shards of its own, one after the other.
+
+    Passes are combined as shards are (:func:`epfast.combine`): the product of what they end with,
+    over all but one of what they began with. A worker that dies takes with it a shard's worth.
+    """
+
+    def __init__(
+        self, problem: LinearProblem, streams: Sequence[Sequence[Shard]], tasks: Counted
+    ) -> None:
+        super().__init__(problem)
+        self.streams, self.tasks = streams, tasks
+        if problem.covariance != "full":
+            self.order_of_matrices = 0
+        self.template = problem._replace(data=Data(None, None))
+        #: what the passes have seen
+        self.facts: list[Facts] = []
+
+    def init(self, start: Any) -> Swept:
+        if start is not None and start.shift.size != self.problem.shape[1]:
+            raise ValueError(
+                f"start has {start.shift.size} dimensions; allowed: {self.problem.shape[1]}"
+            )
+        return with_moments(adf_start(self.problem.base if start is None else start.state))
+
+    def sweep(self, state: Swept, keep: bool, tick: Tick) -> tuple[Swept, Counts]:
+        before = self.tasks.n_bytes
+        self.tasks.cancel()
+        begun = plain(state)
+        # engines begin at the base
+        template = self.template._replace(base=begun)
+        reached: list[Any] = [None] * len(self.streams)
+        done = [0] * len(self.streams)
+        found = Counts()
+
+        def send(c: int) -> None:
+            shard = self.streams[c][done[c]]
+            self.tasks.n_bytes += bytes_of(reached[c])
+            self.tasks.send(c, visit_pass, shard, template, reached[c])
+
+        try:
+            for c in range(len(self.streams)):
+                send(c)
+            while len(self.tasks):
+                c, answer = self.tasks.take()
+                if not answer.lost:
+                    passed: Passed = answer.value
+                    reached[c], counts = passed.state, passed.counts
+                    self.facts.append(passed.facts)
+                    found = found._replace(
+                        refused=found.refused + counts.refused,
+                        failed=found.failed + counts.failed,
+                        clipped=found.clipped + counts.clipped,
+                    )
+                    tick(passed.facts.rows)
+                    done[c] += 1
+                if done[c] < len(self.streams[c]):
+                    send(c)
+        except KeyboardInterrupt:
+            raise PartOfSweep(self._combined(begun, reached)) from None
+        except ExecutorFailed as failed:
+            failed.posterior = self._combined(begun, reached)
+            raise
+        new = self._combined(begun, reached)
+        size = sum(facts.size for facts in self.facts)
+        self.evidence_bound = evidence_bound(self.problem.loss, size)
+        self.n_sites = -(-sum(f.rows for f in self.facts) // (self.problem.batch_size or 1))
+        found = found._replace(
+            lost=self.tasks.n_lost,
+            in_flight=len(self.streams),
+            bytes_sent=self.tasks.n_bytes - before,
+        )
+        return new._replace(sweeps=new.sweeps + 1), found
+
+    def _combined(self, begun: State, reached: Sequence[Any]) -> Swept:
+        """The product of the passes, over all but one of where they began."""
+        ends = [plain(end) for end in reached if end is not None]
+        if not ends:
+            return with_moments(begun)
+        if len(ends) == 1:
+            return with_moments(ends[0])
+        surplus, seen = len(ends) - 1, begun.rows_seen or 0
+        whole = State(
+            sum(end.precision for end in ends) - surplus * begun.precision,
+            sum(end.shift for end in ends) - surplus * begun.shift,
+            None,
+            sum(end.log_scale for end in ends) - surplus * begun.log_scale,
+            begun.sweeps,
+            sum((end.rows_seen or 0) - seen for end in ends) + seen,
+        )
+        if not is_proper(whole.precision):
+            raise FloatingPointError(
+                "the passes of ADF have an improper product; allowed: a loss whose sites add "
+                "precision, or fewer streams"
+            )
+        return with_moments(whole)

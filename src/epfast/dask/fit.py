@@ -5,23 +5,31 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy.typing import ArrayLike
 
 from epfast import _checks
 from epfast.dask.cluster import Place, place_of
-from epfast.dask.data import loads_of, rows_at_door
-from epfast.dask.engines import Counted, Elsewhere, RemoteGroups, RemoteShards, Shard
+from epfast.dask.data import Rows, loads_of, rows_at_door, shards_of, shards_of_passes
+from epfast.dask.engines import Counted, Elsewhere, Passes, RemoteGroups, RemoteShards, Shard
+from epfast.dask.worker import Facts
 from epfast.inference import Callback, ExecutorFailed, Fit, Interrupted, reached, run, warn_of
 from epfast.inference.runtime import Tick
-from epfast.linear.choices import choose
+from epfast.linear import notes
+from epfast.linear.choices import Choices, choose
+from epfast.linear.engines.minibatch import rows_to_settle
+from epfast.linear.fit import FULL_UP_TO, KINDS, prior_of_fit
 from epfast.linear.full_posterior import FullPosterior
-from epfast.linear.priors import intercept_at_door, prior_at_door
+from epfast.linear.posterior import FactorizedPosterior
+from epfast.linear.priors import intercept_at_door
 from epfast.linear.problem import Data, LinearProblem
 from epfast.losses import Loss
-from epfast.schedules import DAEP, DEP, DSEP, Schedule
+from epfast.schedules import ADF, DAEP, DEP, DSEP, EP, Schedule
 from epfast.schemes import Scheme
+
+#: schedules of sites that are shared, whose posterior is a full one
+GROUPS = DSEP | DAEP
 
 
 def fit_linear(
@@ -37,18 +45,22 @@ def fit_linear(
     weights: Any = None,
     schedule: Schedule | None = None,
     beta: float | None = None,
-    start: FullPosterior | None = None,
+    posterior: str | None = None,
+    batch_size: int | None = None,
+    start: FullPosterior | FactorizedPosterior | None = None,
     client: Any = None,
     persist: bool = True,
     shard_bytes: int | None = None,
+    streams: int | None = None,
     callback: Callback | None = None,
     progress: bool | Tick = False,
-) -> FullPosterior:
+) -> FullPosterior | FactorizedPosterior:
     """Fit a linear model to rows on a cluster, by distributed EP; no row leaves its worker.
 
     The posterior is q = p0 Π_k g_k, g_k the site of shard k. A worker gets q and g_k, d^2 + 3 d
-    numbers, fits the rows of the shard beside q / g_k, and sends the new g_k. The sites of rows
-    stay with the worker, as a cache: who loses a worker loses time and nothing else.
+    numbers or 4 d of a factorised posterior, fits the rows of the shard beside q / g_k, and sends
+    the new g_k. The sites of rows stay with the worker, as a cache: who loses a worker loses time
+    and nothing else.
 
     Parameters
     ----------
@@ -58,16 +70,25 @@ def fit_linear(
     y : dask array or series
         Responses in the same row chunks, as the loss takes them: labels -1 and +1, counts, ...
     loss, scheme, prior_variance, prior_precision, prior_mean, intercept, beta
-        As in :func:`epfast.fit_linear`; the posterior has a full covariance, and factors are rows.
+        As in :func:`epfast.fit_linear`.
     weights : dask array or series, optional
         Numbers >= 0, as there.
-    schedule : DEP, DSEP or DAEP, optional
+    schedule : DEP, DSEP, DAEP, EP or ADF, optional
         None: ``DEP()``, which has the fixed points of EP, in the order "as_completed". In the order
         "parallel" the result is that of :func:`epfast.fit_linear` with as many shards. ``shards``
         (``groups``) is how many; None: whole chunks, 4 shards per thread of the cluster, or as many
         as memory asks for. DSEP and DAEP keep no sites of rows anywhere.
-    start : FullPosterior, optional
-        A result of this function with as many shards, to resume from.
+        ``EP(order="parallel")`` with a ``batch_size`` and ``scheme="laplace"`` is Laplace
+        propagation (Smola et al. 2003), all factors from the same posterior.
+        ``ADF()`` is one pass: see ``streams``.
+    posterior : {"full", "factorized"}, optional
+        As in :func:`epfast.fit_linear`; None: by the number of columns. DEP and ADF take both.
+    batch_size : int, optional
+        Rows per factor, as there. Rows are cut anew where a shard would cut a minibatch; where the
+        lengths of chunks are not known, each shard begins with a minibatch of its own.
+    start : FullPosterior or FactorizedPosterior, optional
+        A result of this function with as many shards, to resume from; ADF goes on from any, and
+        from its prior.
     client : distributed.Client, optional
         None: the default client; without one, threads of this process.
     persist : bool
@@ -76,14 +97,18 @@ def fit_linear(
     shard_bytes : int, optional
         Most bytes of a shard, where the schedule does not say how many. None: a quarter of the
         memory of a worker.
+    streams : int, optional
+        Of ADF: how many passes are made beside each other, each over neighbouring chunks in their
+        order, which are read once and not kept. They are combined as by :func:`epfast.combine`;
+        one stream gives what :func:`epfast.fit_linear` gives. None: one for each thread.
     callback, progress
         As in :func:`epfast.fit_linear`; the bar is one of each sweep.
 
     Returns
     -------
-    FullPosterior
-        Its ``sites`` are those of the shards, (K, d, d). ``history`` tells the tasks that were
-        lost, those in flight, and bytes sent.
+    FullPosterior or FactorizedPosterior
+        Its ``sites`` are those of the shards, (K, d, d) or (K, d); of ADF there are none.
+        ``history`` tells the tasks that were lost, those in flight, and bytes sent.
 
     Raises
     ------
@@ -106,56 +131,115 @@ def fit_linear(
     (array([ 0.9, -2. ,  0.1]), True)
     """
     schedule = DEP() if schedule is None else schedule
-    _check_schedule(schedule)
-    chosen = choose(loss, scheme, "full", None, schedule, beta, {"executor": client})
+    batch_size = None if batch_size is None else _checks.integer("batch_size", batch_size, least=1)
+    _check_schedule(schedule, batch_size)
+    rows = rows_at_door(X, y, weights)
+    d = int(rows.X.shape[1])
+    if posterior is None:
+        posterior = "full" if d <= FULL_UP_TO or isinstance(schedule, GROUPS) else "factorized"
+        if posterior != "full":
+            notes.note_factorized(rows.X.shape)
+    tasks = {} if isinstance(schedule, ADF) else {"executor": client}
+    chosen = choose(loss, scheme, posterior, batch_size, schedule, beta, tasks)
     _checks.callback(callback)
     _checks.progress(progress)
     _checks.flag("persist", persist)
-    if shard_bytes is not None:
-        shard_bytes = _checks.integer("shard_bytes", shard_bytes, least=1)
-    if start is not None and not isinstance(start, FullPosterior):
-        raise TypeError(f"start is {_checks.describe(start)}; allowed: a FullPosterior or None")
-    rows = rows_at_door(X, y, weights)
+    for name, value in (("shard_bytes", shard_bytes), ("streams", streams)):
+        if value is not None:
+            _checks.integer(name, value, least=1)
+    if streams is not None and not isinstance(schedule, ADF):
+        raise ValueError(
+            f"streams is {streams} and the schedule {_checks.describe(schedule)}; allowed: None, "
+            "or schedule=ADF()"
+        )
+    kind = KINDS[posterior]
+    if start is not None and not isinstance(start, kind):
+        raise TypeError(f"start is {_checks.describe(start)}; allowed: a {kind.__name__} or None")
     if weights is not None and "powers" not in chosen.loss.gives:
         chosen.loss.check_power(0.5, "a weight")
     wide = intercept_at_door(intercept)
-    d = int(rows.X.shape[1])
     width = d + (wide is not None)
-    prior = prior_at_door(prior_variance, prior_precision, prior_mean, d, True, wide)
+    normal = prior_variance, prior_precision, prior_mean
+    prior = prior_of_fit(normal, start, chosen, width, wide, posterior == "full")
     name, token = type(schedule).__name__, uuid.uuid4().hex
     place = place_of(client, name)
     try:
-        given = shard_bytes or place.shard_bytes
-        count = _count(chosen.schedule)
-        rest = wide is not None, place.threads, given, token
-        shards = place.shards(loads_of(rows, count, chosen.loss, *rest), persist)
-        _check_shards(shards, chosen.loss)
-        n = sum(shard.facts.rows for shard in shards)
+        shards = _Shards(place, rows, chosen, wide is not None, token, shard_bytes)
+        found: Any
+        if isinstance(schedule, ADF):
+            found = shards.of_passes(place.threads if streams is None else streams)
+            n = 1  # found on the way
+        else:
+            found = shards.of_schedule(persist)
+            _check_rows([shard.facts for shard in found], chosen.loss)
+            n = sum(shard.facts.rows for shard in found)
         problem = LinearProblem(
             Data(Elsewhere((n, width)), None),
             chosen.loss,
-            chosen.scheme.bound(chosen.loss, "full", chosen.schedule, n),
+            chosen.scheme.bound(chosen.loss, posterior, chosen.schedule, n),
             chosen.schedule,
-            "full",
-            None,
+            posterior,
+            batch_size,
             prior,
             prior,
             intercept=wide is not None,
             names=rows.names,
         )
-        return _run(problem, shards, place, token, start, callback, progress)
+        return _run(problem, found, place, token, start, callback, progress)
     finally:
         place.close(token)
 
 
-def _check_schedule(schedule: Any) -> None:
+class _Shards(NamedTuple):
+    """How rows become shards."""
+
+    place: Place
+    rows: Rows
+    chosen: Choices
+    intercept: bool
+    token: str
+    most: int | None
+
+    def _loads(self, rows: Rows, groups: list[tuple[int, int]]) -> list[Any]:
+        return loads_of(rows, groups, self.chosen.loss, self.intercept, self.token)
+
+    def of_schedule(self, persist: bool) -> list[Shard]:
+        """Those that are visited again and again."""
+        place, chosen = self.place, self.chosen
+        most = self.most or place.shard_bytes
+        count = _count(chosen.schedule)
+        cut = shards_of(self.rows, count, place.threads, most, chosen.batch_size)
+        return place.shards(self._loads(*cut), persist)
+
+    def of_passes(self, streams: int) -> list[list[Shard]]:
+        """Those of each pass of ADF."""
+        chosen, least = self.chosen, 1
+        width = int(self.rows.X.shape[1]) + self.intercept
+        if chosen.covariance != "full":
+            least = max(1, rows_to_settle(chosen.schedule, chosen.batch_size or 1, width))
+        given = self.rows, streams, self.most or self.place.shard_bytes, least
+        rows, groups, takes = shards_of_passes(*given, chosen.batch_size)
+        shards = self.place.unread(self._loads(rows, groups))
+        return [shards[take] for take in takes]
+
+
+def _check_schedule(schedule: Any, batch_size: int | None) -> None:
     """Refuse what is not for rows on many machines."""
-    _checks.schedule(schedule, Schedule, "epfast.DEP, DSEP or DAEP")
-    if not isinstance(schedule, DEP | DSEP | DAEP):
-        meant = {"none": "DEP(sweeps=1)", "shared": "DAEP()"}.get(schedule.stores, "DEP()")
+    _checks.schedule(schedule, Schedule, "epfast.DEP, DSEP, DAEP, ADF or EP")
+    if isinstance(schedule, ADF):
+        if schedule.passes > 1 or schedule.order == "shuffled":
+            raise ValueError(
+                f"schedule is {schedule!r}; allowed on a cluster: one pass in sequential order"
+            )
+        return
+    if isinstance(schedule, EP) and schedule.order == "parallel" and batch_size is not None:
+        return
+    if not isinstance(schedule, DEP | GROUPS):
+        meant = "DAEP()" if schedule.stores == "shared" else "DEP()"
         raise ValueError(
-            f"schedule is {_checks.describe(schedule)}; allowed on a cluster: DEP(), DSEP() or "
-            f"DAEP(); you may mean {meant}"
+            f"schedule is {_checks.describe(schedule)}; allowed on a cluster: DEP(), DSEP(), "
+            "DAEP(), ADF(), or EP(order='parallel') with a batch_size and scheme='laplace'; you "
+            f"may mean {meant}"
         )
     groups = schedule.shards if isinstance(schedule, DEP) else schedule.groups
     if groups is not None and not isinstance(groups, int):
@@ -167,18 +251,18 @@ def _check_schedule(schedule: Any) -> None:
 
 def _count(schedule: Any) -> int | None:
     """Shards or groups, if the schedule says how many."""
-    count: Any = schedule.shards if isinstance(schedule, DEP) else schedule.groups
+    count: Any = getattr(schedule, "shards", None) or getattr(schedule, "groups", None)
     return None if count is None else int(count)
 
 
-def _check_shards(shards: list[Shard], loss: Loss) -> None:
+def _check_rows(facts: list[Facts], loss: Loss) -> None:
     """Refuse what only all chunks together show."""
-    if not shards:
+    if not any(part.rows for part in facts):
         raise ValueError("X has no rows; allowed: one at least")
-    if not any(shard.facts.size for shard in shards):
+    if not any(part.size for part in facts):
         raise ValueError("weights are all 0; allowed: one row at least that counts")
     if loss.by_margin:
-        negative, positive = (any(s.facts.labels[i] for s in shards) for i in (0, 1))
+        negative, positive = (any(part.labels[i] for part in facts) for i in (0, 1))
         if not (negative and positive):
             raise ValueError(
                 f"y has the label {'+1' if positive else '-1'} alone; allowed: -1 and +1"
@@ -187,27 +271,34 @@ def _check_shards(shards: list[Shard], loss: Loss) -> None:
 
 def _run(
     problem: LinearProblem,
-    shards: list[Shard],
+    shards: Any,
     place: Place,
     token: str,
     start: Any,
     callback: Callback | None,
     progress: bool | Tick,
-) -> FullPosterior:
-    """Sweep over the shards."""
+) -> FullPosterior | FactorizedPosterior:
+    """Sweep over the shards, or pass over them."""
     kept = problem._replace(data=Data(None, None))
 
-    def result(fit: Fit) -> FullPosterior:
-        return FullPosterior(fit.state, kept, fit.converged, fit.history)
+    def result(fit: Fit) -> Any:
+        return KINDS[problem.covariance](fit.state, kept, fit.converged, fit.history)
 
-    kind: Any = RemoteShards if problem.schedule.stores == "shard" else RemoteGroups
-    tasks = Counted(place, place.threads)
+    tasks = Counted(place)
     fit = None
     try:
-        engine = kind(problem, shards, tasks, token)
+        engine: Any
+        if problem.schedule.stores == "none":
+            engine = Passes(problem, shards, tasks)
+        elif problem.schedule.stores == "shared":
+            engine = RemoteGroups(problem, shards, tasks, token)
+        else:
+            engine = RemoteShards(problem, shards, tasks, token)
         n = problem.shape[0]
         with _bars(progress, callback, n) as (tick, after):
             fit = run(engine, problem.schedule, start, callback=after, progress=tick)
+        if isinstance(engine, Passes):
+            _check_rows(engine.facts, problem.loss)
         warn_of(fit, engine, problem.schedule, 3)
         return result(fit)
     except KeyboardInterrupt as pressed:

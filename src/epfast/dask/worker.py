@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,16 +12,33 @@ from scipy import sparse
 from epfast import _checks, families
 from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.vector import build_facts
-from epfast.inference import Sites
-from epfast.linear.engines.local import Update, local_shared, local_update
+from epfast.inference import Counts, Sites
+from epfast.inference.runtime import no_tick, one_blas_thread
+from epfast.linear.engines import engine_of
+from epfast.linear.engines.base import flat
+from epfast.linear.engines.local import (
+    Update,
+    local_laplace,
+    local_shared,
+    local_update,
+    site_of,
+)
 from epfast.linear.ones import with_ones
-from epfast.linear.problem import Data, LinearProblem, data_of
+from epfast.linear.problem import Data, LinearProblem, data_of, is_proper
 from epfast.losses import Loss
 from epfast.schedules import EP
 
-#: sites of the rows of shards, by the token of the fit, the shard and the visit that they begin:
-#: a cache, no part of the truth. Without it a visit begins with flat sites.
-ROWS: dict[str, dict[int, dict[int, Sites | None]]] = {}
+
+class Kept(NamedTuple):
+    """Sites of the rows, or minibatches, of a shard, and their product."""
+
+    rows: Sites
+    made: Sites
+
+
+#: by the token of the fit, the shard and the visit that they begin: a cache, no part of the truth.
+#: Without it a visit begins with flat sites.
+ROWS: dict[str, dict[int, dict[int, Kept | None]]] = {}
 #: the last fits that are over: a visit that ends after its fit leaves nothing
 OVER: deque[str] = deque(maxlen=100)
 
@@ -40,6 +57,10 @@ class Facts(NamedTuple):
     n_bytes: int
 
 
+#: of a shard that was not read
+NOTHING = Facts(0, 0, 0.0, 0, (False, False), 0)
+
+
 class Loaded(NamedTuple):
     """A shard in the memory of a worker."""
 
@@ -55,11 +76,27 @@ def load(
     loss: Loss,
     intercept: bool,
     columns: int,
-) -> Loaded:
+) -> Loaded | Exception:
     """Chunks of rows as one shard, checked; empty ones are left out.
 
-    numbers: of the chunks, for errors.
+    numbers: of the chunks, for errors. What is wrong with them is a value: an exception would be
+    that of a task that is lost.
     """
+    try:
+        return _loaded(numbers, X, y, weights, loss, intercept, columns)
+    except (ValueError, TypeError) as error:
+        return error
+
+
+def _loaded(
+    numbers: Sequence[int],
+    X: Sequence[Any],
+    y: Sequence[Any],
+    weights: Sequence[Any] | None,
+    loss: Loss,
+    intercept: bool,
+    columns: int,
+) -> Loaded:
     parts: list[Data] = []
     for i, number in enumerate(numbers):
         if X[i].shape[0] == 0:
@@ -124,28 +161,40 @@ def _checked(X: Any, y: Any, weights: Any, loss: Loss) -> Data:
     return found._replace(weights=given)
 
 
-def facts_of(shard: Loaded) -> Facts:
+def good(shard: Loaded | Exception) -> Loaded:
+    """A shard whose rows are good; else raises what is wrong."""
+    if isinstance(shard, Exception):
+        raise shard
+    return shard
+
+
+def facts_of(shard: Loaded | Exception) -> Facts:
     """What the coordinator asks of each shard."""
-    return shard.facts
+    return good(shard).facts
 
 
 class Packed(NamedTuple):
-    """A Gaussian in natural parameters, by the upper triangle: d (d + 3) / 2 numbers."""
+    """A Gaussian in natural parameters: an upper triangle, d (d + 3) / 2 numbers, or a diagonal."""
 
     numbers: Array
     d: int
+    diagonal: bool
 
     @classmethod
     def of(cls, precision: Array, shift: Array) -> Packed:
-        """Pack a matrix and a vector."""
-        d = len(shift)
-        return cls(np.concatenate([precision[np.triu_indices(d)], shift]), d)
+        """Pack a matrix or a diagonal, and a vector."""
+        d, diagonal = len(shift), precision.ndim == 1
+        given = precision if diagonal else precision[np.triu_indices(d)]
+        return cls(np.concatenate([given, shift]), d, diagonal)
 
     def unpacked(self) -> tuple[Array, Array]:
-        """The matrix and the vector."""
-        upper = np.zeros((self.d, self.d))
-        count = self.d * (self.d + 1) // 2
-        upper[np.triu_indices(self.d)] = self.numbers[:count]
+        """The matrix, or the diagonal, and the vector."""
+        d = self.d
+        if self.diagonal:
+            return self.numbers[:d].copy(), self.numbers[d:].copy()
+        upper = np.zeros((d, d))
+        count = d * (d + 1) // 2
+        upper[np.triu_indices(d)] = self.numbers[:count]
         return symmetric_from_upper(upper), self.numbers[count:].copy()
 
 
@@ -161,23 +210,22 @@ class Answered(NamedTuple):
     log_scale: float
     refused: int
     moved: float
+    failed: int
     checked: bool
 
-    def update(self) -> Update:
+    @property
+    def n_bytes(self) -> int:
+        return self.site.numbers.nbytes
+
+    def opened(self) -> Update:
         """Unpack it."""
-        return Update(
-            site_from(self.site, self.log_scale),
-            None,
-            self.refused,
-            self.moved,
-            checked=self.checked,
-        )
+        site, counts = site_from(self.site, self.log_scale), (self.refused, self.moved)
+        return Update(site, None, *counts, self.failed, self.checked)
 
 
 def _answered(update: Update) -> Answered:
-    site = Packed.of(update.site.precision, update.site.shift)
-    scale = float(update.site.log_scale)
-    return Answered(site, scale, update.refused, update.moved, update.checked)
+    site, rest = Packed.of(update.site.precision, update.site.shift), update[2:]
+    return Answered(site, float(update.site.log_scale), *rest)
 
 
 class Visit(NamedTuple):
@@ -199,28 +247,65 @@ class Visit(NamedTuple):
 
 
 def visit_rows(shard: Loaded, problem: LinearProblem, asked: Visit) -> Answered:
-    """EP on the rows of a shard; their sites stay here.
+    """EP, or a pass of ADF, on the rows of a shard; their sites stay here."""
+    mine = problem._replace(data=shard.data)
+
+    def update(kept: Kept | None, damping: float) -> Update:
+        rows, made = (None, None) if kept is None else kept
+        return local_update(mine, *asked.numbers(), rows, damping, made)
+
+    if problem.schedule.stores == "none":
+        return _answered(update(None, asked.damping))
+    return _with_kept(asked, update)
+
+
+def visit_factors(shard: Loaded, problem: LinearProblem, asked: Visit) -> Answered:
+    """Laplace propagation on the minibatches of a shard; the sites of their rows stay here."""
+    n, size = shard.facts.rows, problem.batch_size
+    assert size is not None
+    sizes = np.minimum(size, n - np.arange(0, n, size))
+    precision, shift, site = asked.numbers()
+
+    def update(kept: Kept | None, damping: float) -> Update:
+        schedule: Any = EP(power=problem.schedule.power, damping=damping)
+        mine = problem._replace(data=shard.data, schedule=schedule)
+        if kept is not None:
+            new = local_laplace(mine, precision, shift, kept.rows, sizes)
+        else:
+            # beside flat sites the posterior is the cavity of the shard
+            cavity = precision - site.precision, shift - site.shift
+            if not is_proper(cavity[0]):
+                return Update(site, None, n)
+            new = local_laplace(mine, *cavity, flat(n), sizes)
+        assert new.rows is not None
+        return new._replace(site=site_of(mine, new.rows))
+
+    return _with_kept(asked, update)
+
+
+def _with_kept(asked: Visit, update: Callable[[Kept | None, float], Update]) -> Answered:
+    """What an update makes of the sites that are kept here for a visit; its own are kept.
 
     Who asks twice for the same visit gets the same: the sites that it began with are kept.
     """
     own = ROWS.setdefault(asked.token, {}).setdefault(asked.shard, {})
     # another order of events may have brought this shard further
     latest = own[max(own)] if own else None
-    rows = own.get(asked.number, latest)
-    precision, shift, site = asked.numbers()
+    kept = own.get(asked.number, latest)
+    site = site_from(asked.site, asked.log_scale)
     # of a site whose rows are flat again nothing can be damped row by row
-    cold = rows is None and bool(site.precision.any() or site.shift.any())
-    damping = 1.0 if cold else asked.damping
-    mine = problem._replace(data=shard.data)
-    update = local_update(mine, precision, shift, site, rows, damping)
+    cold = kept is None and bool(site.precision.any() or site.shift.any())
+    found = update(kept, 1.0 if cold else asked.damping)
+    after = kept
+    if found.rows is not None and (kept is None or found.rows is not kept.rows):
+        after = Kept(found.rows, found.site)
     # a thread per fit and shard at a time, but one that was sent twice: each writes a whole entry
-    mine_now = {asked.number: rows, asked.number + 1: update.rows}
-    ROWS.setdefault(asked.token, {})[asked.shard] = mine_now
+    ROWS.setdefault(asked.token, {})[asked.shard] = {asked.number: kept, asked.number + 1: after}
     if asked.token in OVER:
         ROWS.pop(asked.token, None)
     if cold:
-        update = update._replace(site=families.damped(site, update.site, asked.damping))
-    return _answered(update)
+        found = found._replace(site=families.damped(site, found.site, asked.damping))
+    return _answered(found)
 
 
 def visit_shared(
@@ -241,6 +326,39 @@ def visit_shared(
     mine = problem._replace(data=shard.data, schedule=numbers)
     size = shard.facts.size
     return _answered(local_shared(mine, precision, shift, site, size, last, checked, asked.number))
+
+
+class Passed(NamedTuple):
+    """What comes back from a part of a pass of ADF."""
+
+    #: of the engine; None before the first row
+    state: Any
+    counts: Counts
+    facts: Facts
+
+    @property
+    def n_bytes(self) -> int:
+        return bytes_of(self.state)
+
+    def opened(self) -> Passed:
+        return self
+
+
+def bytes_of(state: Any) -> int:
+    """Of the arrays of a state."""
+    parts = () if state is None else state
+    return sum(part.nbytes for part in parts if isinstance(part, np.ndarray))
+
+
+def visit_pass(shard: Loaded, problem: LinearProblem, state: Any) -> Passed:
+    """A pass of ADF over a shard, from where the one before has ended; None: from the base."""
+    if not shard.facts.rows:
+        return Passed(state, Counts(), shard.facts)
+    engine: Any = engine_of(problem._replace(data=shard.data))
+    begun = engine.init(None) if state is None else state
+    with one_blas_thread(engine.order_of_matrices):
+        new, counts = engine.sweep(begun, True, no_tick)
+    return Passed(new._replace(sweeps=begun.sweeps), counts, shard.facts)
 
 
 def forget(token: str) -> None:

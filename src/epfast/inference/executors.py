@@ -36,6 +36,11 @@ def attempted(function: Callable[..., Any], *args: Any) -> Answer:
         return Answer(error=error)
 
 
+def each_of(calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """The values of calls, each a function and its arguments."""
+    return [function(*args) for function, *args in calls]
+
+
 def executor_at_door(executor: Any) -> None:
     """Refuse what is no executor."""
     if executor is not None and not isinstance(executor, Executor):
@@ -86,6 +91,9 @@ class Tasks:
         self._done: SimpleQueue[Future[Answer]] = SimpleQueue()
         #: of a task, how many times in a row it was lost
         self._losses: dict[Any, int] = {}
+        #: those that were taken; a cluster is told to forget them after it was sent the next ones,
+        #: since it is told something every 10 ms
+        self._taken: list[Future[Answer]] = []
 
     def __len__(self) -> int:
         return len(self._flying)
@@ -106,9 +114,14 @@ class Tasks:
         try:
             future = self.executor.submit(attempted, function, *args)
         except Exception as error:
-            raise _failed("takes no task", error) from error
+            raise takes_none(error) from error
+        self.fly(key, future)
+
+    def fly(self, key: Any, future: Future[Answer]) -> None:
+        """Note a task that has begun."""
         self._flying[future] = key
         future.add_done_callback(self._done.put)
+        self._taken.clear()
 
     def take(self) -> tuple[Any, Answer]:
         """The key and the answer of the task that is done first.
@@ -128,6 +141,7 @@ class Tasks:
             except Empty:
                 continue
         key = self._flying.pop(done)
+        self._taken.append(done)
         try:
             answer = done.result(timeout=GONE)
         except Exception as error:
@@ -139,7 +153,15 @@ class Tasks:
         if answer.error is not None:
             raise answer.error
         self._losses.pop(key, None)
-        return key, answer
+        return key, answer._replace(value=self.received(answer.value))
+
+    def received(self, value: Any) -> Any:
+        """What came from a task, as who asked takes it."""
+        return value
+
+    def parcels(self, calls: Sequence[tuple[Any, ...]]) -> list[list[int]]:
+        """Numbers of the calls that go in one task."""
+        return [[k] for k in range(len(calls))]
 
     def together(
         self, calls: Sequence[tuple[Any, ...]], counts: Sequence[int], tick: Tick = no_tick
@@ -154,16 +176,23 @@ class Tasks:
                 found[k] = function(*args)
                 tick(counts[k])
         else:
-            for k, call in enumerate(calls):
-                self.send(k, *call)
-            while len(found) < len(calls):
-                k, answer = self.take()
+            parcels = self.parcels(calls)
+            self.begin([[calls[k] for k in parcel] for parcel in parcels])
+            left = len(parcels)
+            while left:
+                key, answer = self.take()
                 if answer.lost:
-                    self.send(k, *calls[k])
+                    self.send(key, each_of, [calls[k] for k in parcels[key]])
                     continue
-                found[k] = answer.value
-                tick(counts[k])
+                left -= 1
+                found |= zip(parcels[key], answer.value, strict=True)
+                tick(sum(counts[k] for k in parcels[key]))
         return [found[k] for k in range(len(calls))]
+
+    def begin(self, parcels: Sequence[Sequence[tuple[Any, ...]]]) -> None:
+        """Begin a task for each list of calls, whose key is its position."""
+        for key, some in enumerate(parcels):
+            self.send(key, each_of, some)
 
     def cancel(self) -> None:
         """Forget what is in flight; what has not begun does not begin."""
@@ -171,6 +200,12 @@ class Tasks:
         for future in flying:
             future.cancel()
         self._losses.clear()
+        self._taken.clear()
+
+
+def takes_none(error: Exception) -> ExecutorFailed:
+    """The error of an executor that refuses a task."""
+    return _failed("takes no task", error)
 
 
 def _failed(what: str, error: Exception) -> ExecutorFailed:

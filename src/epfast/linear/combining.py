@@ -96,6 +96,7 @@ def combine(posteriors: Sequence[Any]) -> FactorizedPosterior | FullPosterior:
         sites,
         sum(state.log_scale for state in states) - surplus * prior.log_scale,
         max(state.sweeps for state in states),
+        _rows_seen(states),
     )
     proper = (
         (state.precision > 0.0).all() if state.precision.ndim == 1 else is_proper(state.precision)
@@ -110,6 +111,12 @@ def combine(posteriors: Sequence[Any]) -> FactorizedPosterior | FullPosterior:
     problem = first.problem._replace(data=data, groups=_joined_groups(problems, sites))
     result: FactorizedPosterior | FullPosterior = type(first)(state, problem, False, [])
     return result
+
+
+def _rows_seen(states: list[State]) -> int | None:
+    """Rows that ADF has taken in, where all are of ADF."""
+    seen = [state.rows_seen for state in states if state.rows_seen is not None]
+    return sum(seen) if len(seen) == len(states) else None
 
 
 def _in_one_form(posteriors: Sequence[Any]) -> Sequence[Any]:

@@ -313,7 +313,7 @@ def fit_linear(
     if prior is not None:
         return _shrunk(chosen, data, ours, normal, prior, wide, names, start, callback, progress)
     dense = posterior == "full" and (ours is None or prior_precision is not None)
-    problem = chosen.problem(data, _prior(normal, start, chosen, d, wide, dense))
+    problem = chosen.problem(data, prior_of_fit(normal, start, chosen, d, wide, dense))
     problem = in_best_form(problem._replace(intercept=wide is not None, names=names, wide=ours))
     scale = None if stream else _notes(problem, prior_variance, prior_precision)
     how: dict[str, Any] = {"record": record, "callback": callback, "progress": progress}
@@ -370,7 +370,7 @@ def _notes(problem: LinearProblem, variance: Any, precision: Any) -> float | Non
     return scale if scale > notes.FLAT else None
 
 
-def _prior(
+def prior_of_fit(
     given: tuple[Any, Any, Any],
     start: Any,
     chosen: Choices,

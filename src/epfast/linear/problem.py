@@ -360,7 +360,9 @@ def inverse_root(precision: Array) -> Array:
 
 
 def moments_of(state: State) -> tuple[Array, Array]:
-    """Covariance and mean. O(d^3)."""
+    """Covariance, or variances of a diagonal, and mean. O(d^3), or O(d)."""
+    if state.precision.ndim == 1:
+        return 1.0 / state.precision, state.shift / state.precision
     factor = factor_of(state.precision)
     with factorising():
         mean = linalg.cho_solve((factor, True), state.shift)

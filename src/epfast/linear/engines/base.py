@@ -46,13 +46,13 @@ class Swept(NamedTuple):
     log_scale: float
     sweeps: int
     rows_seen: int | None
-    #: (d, d) and (d,); only the upper triangle of the covariance is valid
+    #: (d, d), of which only the upper triangle is valid, or variances (d,); and (d,)
     covariance: Array
     mean: Array
 
 
 def with_moments(state: State) -> Swept:
-    """A state with its moments. O(d^3)."""
+    """A state with its moments. O(d^3), or O(d) of a diagonal one."""
     return Swept(*state, *moments_of(state))
 
 
@@ -97,7 +97,8 @@ class FullEngine:
         return with_moments(start_of(self.problem, start))
 
     def summary(self, state: Any, evidence: bool = True) -> Summary:
-        variance = state.covariance.diagonal().copy()
+        diagonal = state.covariance.ndim == 1
+        variance = state.covariance if diagonal else state.covariance.diagonal().copy()
         if not evidence:
             return Summary(state.mean, variance)
         return Summary(state.mean, variance, log_evidence(state, self.prior_log_determinant))

@@ -60,6 +60,15 @@ def physical_memory() -> int:
         return 0
 
 
+def rows_to_settle(schedule: Any, size: int, d: int) -> int:
+    """How many rows settle before a pass of ADF, of whole minibatches of so many."""
+    rows: int | None = schedule.settle
+    if rows is None:
+        most = max(1, SETTLE_NUMBERS // d) * size
+        rows = min(max(SETTLE_ROWS, SETTLE_PER_DIMENSION * d), most)
+    return -(-rows // size) * size
+
+
 class MinibatchEngine:
     """EP stores sites of (factors, d) numbers, ADF stores none. O(s d) per factor.
 
@@ -330,14 +339,7 @@ class MinibatchEngine:
 
     def _rows_to_settle(self) -> int:
         """Of whole minibatches."""
-        return self._rows_to_settle_of(self.d)
-
-    def _rows_to_settle_of(self, d: int) -> int:
-        rows: int | None = self.schedule.settle
-        if rows is None:
-            most = max(1, SETTLE_NUMBERS // d) * self.size
-            rows = min(max(SETTLE_ROWS, SETTLE_PER_DIMENSION * d), most)
-        return -(-rows // self.size) * self.size
+        return rows_to_settle(self.schedule, self.size, self.d)
 
     def _settled(self, piece: Piece, rows: int) -> tuple[Any, Array, int] | None:
         """EP on the factors that the pass visits first: posterior, counts, number of factors.

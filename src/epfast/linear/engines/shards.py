@@ -11,7 +11,7 @@ from scipy import sparse
 
 from epfast import families
 from epfast._arrays import Array
-from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, Summary
+from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites
 from epfast.inference.executors import Tasks
 from epfast.inference.loop import RELATIVE, change
 from epfast.inference.runtime import Tick
@@ -33,7 +33,7 @@ from epfast.linear.engines.local import (
     shard_of,
     site_of,
 )
-from epfast.linear.problem import LinearProblem, State, is_proper, log_evidence, moments_of
+from epfast.linear.problem import LinearProblem, State, is_proper, moments_of
 from epfast.schedules.base import AS_COMPLETED
 
 
@@ -190,12 +190,6 @@ class ShardEngine(FullEngine):
         site: Sites = families.damped(old.site, new.site, share)
         return Part(site, None if new.rows is None else damped_rows(old.rows, new.rows, share))
 
-    def summary(self, state: Any, evidence: bool = True) -> Summary:
-        if state.covariance.ndim == 2:
-            return super().summary(state, evidence)
-        total = log_evidence(state, self.prior_log_determinant) if evidence else 0.0
-        return Summary(state.mean, state.covariance, total)
-
     # -- sweeps --
 
     def init(self, start: Any) -> ShardState:
@@ -209,7 +203,7 @@ class ShardEngine(FullEngine):
     def sweep(self, state: ShardState, keep: bool, tick: Tick) -> tuple[ShardState, Counts]:
         if self.schedule.order == AS_COMPLETED:
             return self._as_completed(state, tick)
-        schedule, lost, refused, moved = self.schedule, self.tasks.n_lost, 0, 0.0
+        schedule, lost, refused, failed, moved = self.schedule, self.tasks.n_lost, 0, 0, 0.0
         parts, precision, shift = self.parts_of(state), state.precision, state.shift
         visits = [int(k) for k in schedule.checked_visits(len(parts), state.sweeps)]
         together, damping = schedule.order == "parallel", schedule.damping
@@ -218,13 +212,14 @@ class ShardEngine(FullEngine):
             found = self.tasks.together(calls, [self.sizes[k] for k in some], tick)
             for k, update in zip(some, found, strict=True):
                 refused, moved = refused + update.refused, max(moved, update.moved)
+                failed += update.failed
                 if not together:
                     precision = precision - parts[k].site.precision + update.site.precision
                     shift = shift - parts[k].site.shift + update.site.shift
                 parts[k] = Part(update.site, update.rows)
         # sweeps of a shard may go around and end where they began
         settled = False if moved > schedule.tol else None
-        counts = Counts(refused, settled=settled, lost=self.tasks.n_lost - lost)
+        counts = Counts(refused, failed, settled=settled, lost=self.tasks.n_lost - lost)
         new, share = self._built(parts, state.sweeps + 1), 1.0
         while new is None:  # improper, so take less of the changes
             share *= 0.5
@@ -285,6 +280,4 @@ class ShardEngine(FullEngine):
         total = base.log_scale + float(shards.log_scale.sum())
         shift = base.shift + shards.shift.sum(axis=0)
         state = State(precision, shift, self.sites_of(parts), total, sweeps)
-        if precision.ndim == 1:
-            return ShardState(*state, 1.0 / precision, shift / precision, shards)
         return ShardState(*state, *moments_of(state), shards)

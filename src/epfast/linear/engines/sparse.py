@@ -24,7 +24,7 @@ from epfast.inference import Counts, PartOfSweep, Sites, Summary
 from epfast.inference.runtime import PacedParts, Tick
 from epfast.linear.engines.base import adf_start
 from epfast.linear.engines.means import MeansEngine, may_step
-from epfast.linear.engines.minibatch import MinibatchEngine, Piece
+from epfast.linear.engines.minibatch import MinibatchEngine, Piece, rows_to_settle
 from epfast.linear.ones import stored_rows
 from epfast.linear.problem import Data, LinearProblem, State
 from epfast.linear.sources import Stream
@@ -118,7 +118,7 @@ class SparseEngine(MinibatchEngine):
         return self.total
 
     def _rows_to_settle(self) -> int:
-        return self._rows_to_settle_of(self.total)
+        return rows_to_settle(self.schedule, self.size, self.total)
 
     # ---- states ----
 

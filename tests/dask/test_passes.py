@@ -1,0 +1,148 @@
+"""ADF over collections: one stream is a pass, several are combined."""
+
+import dask.array as da
+import numpy as np
+import pytest
+from scipy import sparse
+
+import epfast
+import epfast.dask as epd
+from epfast import ADF, DEP, EP, fit_linear
+from epfast.dask.data import rows_at_door, shards_of_passes
+from tests.oracles.data import classes
+
+N, D = 3000, 5
+X, Y = classes(N, D, seed=8, noise=1.0)
+FEW = sparse.csr_matrix(np.where(np.abs(X) > 0.5, X, 0.0))
+WEIGHTS = np.linspace(0.3, 2.0, N)
+LABELS = da.from_array(Y, 250)
+KINDS = [
+    (posterior, size, scheme)
+    for posterior in ("factorized", "full")
+    for size, scheme in ((None, None), (10, "laplace"))
+]
+
+pytestmark = pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning", "ignore:Sending large")
+
+
+def collection(kind):
+    """Rows on a cluster, and here."""
+    if kind == "dense":
+        return da.from_array(X, (250, D)), X
+    return da.from_array(FEW.toarray(), (250, D)).map_blocks(sparse.csr_matrix), FEW
+
+
+def assert_equal(post, other):
+    """To the last bit; evidences by sums in another order."""
+    np.testing.assert_array_equal(post.precision, other.precision)
+    np.testing.assert_array_equal(post.shift, other.shift)
+    assert post.log_evidence == pytest.approx(other.log_evidence, rel=1e-14)
+    assert post.state.rows_seen == other.state.rows_seen
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize(("posterior", "size", "scheme"), KINDS)
+def test_one_stream_is_a_pass_and_several_are_combined(kind, weighted, posterior, size, scheme):
+    rows, plain = collection(kind)
+    given = {"posterior": posterior, "batch_size": size, "scheme": scheme, "intercept": True}
+    lazy = {"weights": da.from_array(WEIGHTS, 250)} if weighted else {}
+
+    def passed(some):
+        own = {"weights": WEIGHTS[some]} if weighted else {}
+        return fit_linear(plain[some], Y[some], schedule=ADF(order="sequential"), **given, **own)
+
+    post = epd.fit_linear(rows, LABELS, schedule=ADF(), streams=1, **given, **lazy)
+    assert_equal(post, passed(slice(None)))
+    post = epd.fit_linear(rows, LABELS, schedule=ADF(), streams=2, **given, **lazy)
+    whole = epfast.combine([passed(slice(0, 1500)), passed(slice(1500, None))])
+    assert_equal(post, whole)
+    assert post.history[0].in_flight == 2
+
+
+@pytest.mark.parametrize("posterior", ["factorized", "full"])
+def test_streams_are_shards_of_dep(posterior):
+    rows, _ = collection("dense")
+    given = {"posterior": posterior, "prior_mean": np.ones(D)}
+    schedule = DEP(3, 1, 0.0, order="parallel", inner=ADF())
+    post = epd.fit_linear(rows, LABELS, schedule=ADF(), streams=3, **given)
+    for other in (
+        fit_linear(X, Y, schedule=schedule, **given),
+        epd.fit_linear(rows, LABELS, schedule=schedule, **given),
+    ):
+        sd = np.sqrt(other.variance)
+        assert np.abs((post.mean - other.mean) / sd).max() < 1e-10
+        np.testing.assert_allclose(post.precision, other.precision, rtol=1e-12, atol=1e-10)
+        assert post.log_evidence == pytest.approx(other.log_evidence, abs=1e-9)
+
+
+def test_on_two_workers(client):
+    rows, _ = collection("dense")
+    post = epd.fit_linear(rows, LABELS, schedule=ADF(), posterior="factorized")
+    here = epd.fit_linear(rows, LABELS, schedule=ADF(), posterior="factorized", streams=2)
+    assert_equal(post, here)
+    assert post.history[0].n_bytes > 0
+    one = epd.fit_linear(rows, LABELS, schedule=ADF(), streams=1)
+    assert_equal(one, fit_linear(X, Y, schedule=ADF(order="sequential")))
+
+
+def test_it_goes_on_from_a_start_with_its_prior():
+    rows, _ = collection("dense")
+    first = fit_linear(X[:1500], Y[:1500], schedule=ADF(), prior_variance=3.0)
+    post = epd.fit_linear(rows[1500:], LABELS[1500:], schedule=ADF(), start=first, streams=1)
+    assert_equal(post, fit_linear(X[1500:], Y[1500:], schedule=ADF(), start=first))
+    with pytest.raises(ValueError, match="prior_variance is 2 beside a start"):
+        epd.fit_linear(rows, LABELS, schedule=ADF(), start=first, prior_variance=2)
+
+
+def test_lengths_that_are_not_known():
+    rows, _ = collection("dense")
+    known = da.from_array(X[:, 0], 250) > -9.0
+    for posterior in ("full", "factorized"):
+        given = {"posterior": posterior, "schedule": ADF(settle=0 if posterior != "full" else None)}
+        post = epd.fit_linear(rows[known], LABELS[known], streams=1, **given)
+        # blocks of rows end where chunks do
+        chunks = ((X[i : i + 250], Y[i : i + 250]) for i in range(0, N, 250))
+        assert_equal(post, fit_linear(chunks, None, **given))
+
+
+@pytest.mark.parametrize("size", [None, 7, 250, 4000])
+@pytest.mark.parametrize("streams", [1, 2, 5, 40])
+@pytest.mark.parametrize("chunks", [(3000,), (1000,) * 3, (10, 0, 1990, 3, 997), (100,) * 30])
+def test_shards_of_passes_are_all_rows_once(size, streams, chunks):
+    given = da.from_array(X, (chunks, D)), da.from_array(Y, (chunks,)), None
+    rows, groups, takes = shards_of_passes(rows_at_door(*given), streams, 1 << 13, 500, size)
+    assert [some for take in takes for some in groups[take]] == groups
+    assert [first for first, _ in groups] == [0, *(stop for _, stop in groups[:-1])]
+    assert groups[-1][1] == len(rows.sizes)
+    assert sum(rows.sizes) == N
+    ends = np.cumsum([sum(rows.sizes[slice(*some)]) for some in groups])
+    assert not (ends[:-1] % (size or 1)).any()
+    np.testing.assert_array_equal(rows.X.compute(), X)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"schedule": ADF(2)}, "passes=2.*allowed on a cluster: one pass"),
+        ({"schedule": ADF(order="shuffled")}, "shuffled.*allowed on a cluster: one pass"),
+        ({"schedule": DEP(), "streams": 2}, "streams is 2 and the schedule .*; allowed: None"),
+        ({"schedule": ADF(), "streams": 0}, "streams is 0; allowed"),
+        ({"schedule": EP()}, r"schedule is .*; allowed on a cluster: .* you may mean DEP\(\)"),
+        ({"schedule": EP(order="parallel")}, r"you may mean DEP\(\)"),
+    ],
+)
+def test_what_is_refused(more, message):
+    rows, _ = collection("dense")
+    with pytest.raises(ValueError, match=message):
+        epd.fit_linear(rows, LABELS, **more)
+
+
+def test_what_only_all_rows_show():
+    rows, _ = collection("dense")
+    with pytest.raises(ValueError, match=r"y has the label \+1 alone"):
+        epd.fit_linear(rows, da.ones(N, chunks=250), schedule=ADF())
+    bad = X.copy()
+    bad[700, 1] = np.nan
+    with pytest.raises(ValueError, match="chunk 2: X holds NaN"):
+        epd.fit_linear(da.from_array(bad, (250, D)), LABELS, schedule=ADF(), posterior="factorized")
