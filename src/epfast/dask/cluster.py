@@ -13,8 +13,12 @@ from epfast.dask.worker import Facts, facts_of, forget, good, version
 from epfast.inference.executors import each_of
 from epfast.inference.threads import cores
 
-#: of a worker's memory, the largest share of a shard
-MEMORY_SHARE = 0.25
+#: of what a thread of a worker has free, the largest share of a shard that is kept; of one that is
+#: read for each visit, which is there twice, as chunks and as a whole, beside the one that is read
+#: ahead
+KEPT_SHARE, READ_SHARE = 0.25, 0.125
+#: bytes that EP keeps per row: three numbers, as they were and as they are
+ROW_BYTES = 48
 
 
 def place_of(client: Any, name: str) -> Place:
@@ -46,9 +50,20 @@ class Cluster(Place):
         self._check_versions()
         self.threads_of: dict[Any, int] = dict(client.nthreads())
         self.threads = max(1, sum(self.threads_of.values()))
-        workers = client.scheduler_info(n_workers=-1)["workers"].values()
-        limits = [worker["memory_limit"] for worker in workers if worker["memory_limit"]]
-        self.shard_bytes = int(MEMORY_SHARE * min(limits)) if limits else None
+        info = client.scheduler_info(n_workers=-1)["workers"].values()
+        #: free memory of workers that have a limit, and their threads
+        self.free = [
+            (max(0, w["memory_limit"] - w["metrics"].get("memory", 0)), w["nthreads"])
+            for w in info
+            if w["memory_limit"]
+        ]
+
+    def shard_bytes(self, persist: bool, rows: float) -> int | None:
+        if not self.free:
+            return None
+        own = 0.0 if persist or rows != rows else ROW_BYTES * rows / len(self.threads_of)
+        share = KEPT_SHARE if persist else READ_SHARE
+        return max(1, int(min(share * max(f - own, 0.1 * f) / threads for f, threads in self.free)))
 
     def _check_versions(self) -> None:
         """Refuse workers whose epfast is another one."""
@@ -171,8 +186,10 @@ class Here(Place):
 
     def __init__(self, name: str) -> None:
         self.name, self.threads = name, cores()
-        self.shard_bytes = None
         self.pool = ThreadPoolExecutor(self.threads, thread_name_prefix="epfast-dask")
+
+    def shard_bytes(self, persist: bool, rows: float) -> int | None:
+        return None
 
     def shards(self, loads: list[Any], persist: bool) -> list[Shard]:
         rows = list(self.pool.map(_computed, loads)) if persist else loads
