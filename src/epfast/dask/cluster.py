@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -44,6 +45,7 @@ class Cluster(Place):
 
     def __init__(self, client: Any, name: str) -> None:
         self.client, self.name, self.count = client, name, 0
+        self.token = uuid.uuid4().hex
         self.homes: dict[int, list[str]] = {}
         #: whether shards stay in memory
         self.are_kept = False
@@ -155,10 +157,14 @@ class Cluster(Place):
         found: list[Any] = self.client.map(asked_of, rows, asked, key=keys, pure=False)
         return found
 
-    def _key(self, shard: Shard) -> str:
-        """The name of a task, by its first shard."""
+    def _key(self, shard: Shard) -> tuple[str, str, int]:
+        """The name of a task, by its first shard, and its number.
+
+        The first part is that of a group, which the scheduler remembers for ever once it is empty:
+        it never is, while a fit goes on.
+        """
         self.count += 1
-        return f"{self.name} shard {shard.number}-{self.count}-{id(self):x}"
+        return f"{self.name}-{self.token}", f"shard {shard.number}", self.count
 
     def close(self, token: str) -> None:
         if self.client.status == "running":
