@@ -11,8 +11,10 @@ are taken after the fits: from weights that were kept, and for epfast of the pre
 distribution. What falls below the best weights on the way, by stopping early, is there too. dask-ml
 gets the least number of iterations that reaches the target, found before.
 
-Bytes are those over the loopback interface meanwhile, with all that Dask says beside; a rival's
-messages by way of the scheduler count twice, as ours do. dask-ml takes dense rows alone.
+Bytes are those over the loopback interface meanwhile, of the whole machine, which is to be quiet:
+with all that Dask says beside, and twice where a message goes by way of the scheduler. Those of the
+numbers in the messages are counted beside them, but for L-BFGS of dask-ml, which makes several
+graphs per evaluation. dask-ml takes dense rows alone.
 """
 
 from __future__ import annotations
@@ -69,6 +71,8 @@ class Look(NamedTuple):
 
     seconds: float
     megabytes: float
+    #: of the numbers in the messages; None: not known
+    numbers: float | None
     rounds: int
     #: weights, and their covariance
     mean: Any
@@ -181,10 +185,10 @@ class Clock:
     def seconds(self) -> float:
         return time.perf_counter() - self.began
 
-    def look(self, rounds: int, mean: Any, covariance: Any = None) -> Look:
-        """What there is now."""
-        seconds = self.seconds
-        return Look(seconds, (traffic() - self.bytes) / 1e6, rounds, mean, covariance)
+    def look(self, rounds: int, count: float | None, mean: Any, covariance: Any = None) -> Look:
+        """What there is now; count: bytes of numbers so far."""
+        seconds, told = self.seconds, None if count is None else count / 1e6
+        return Look(seconds, (traffic() - self.bytes) / 1e6, told, rounds, mean, covariance)
 
 
 def value_and_gradient(part: Any, theta: Any) -> tuple[float, Any]:
@@ -199,6 +203,7 @@ def by_scipy(client: Any, data: Data, tight: bool = False) -> Run:
     """L-BFGS: a task per worker and evaluation, each with its rows."""
     n, d = data.X.shape
     clock, looks, evaluations = Clock(), [], 0
+    each = 8.0 * WORKERS * (2 * d + 1)
 
     def objective(theta: Any) -> tuple[float, Any]:
         nonlocal evaluations
@@ -209,7 +214,7 @@ def by_scipy(client: Any, data: Data, tight: bool = False) -> Run:
         return value / n, (sum(slopes) + theta / PRIOR) / n
 
     def after(theta: Any) -> None:
-        looks.append(clock.look(evaluations, theta.copy()))
+        looks.append(clock.look(evaluations, each * evaluations, theta.copy()))
 
     options = (
         {"maxiter": 1000, "ftol": 0.0, "gtol": 1e-9} if tight else {"maxiter": MOST_ITERATIONS}
@@ -217,7 +222,7 @@ def by_scipy(client: Any, data: Data, tight: bool = False) -> Run:
     found = optimize.minimize(
         objective, np.zeros(d), jac=True, method="L-BFGS-B", callback=after, options=options
     )
-    looks.append(clock.look(evaluations, found.x))
+    looks.append(clock.look(evaluations, each * evaluations, found.x))
     return Run(looks, clock.seconds)
 
 
@@ -239,7 +244,9 @@ def by_dask_ml(data: Data, solver: str, iterations: int) -> Run:
     )
     clock = Clock()
     model.fit(rows, labels)
-    look = clock.look(iterations, np.asarray(model.coef_))
+    # there its own weights, the common ones and multipliers, back its weights
+    count = 8.0 * WORKERS * 4 * d * iterations if solver == "admm" else None
+    look = clock.look(iterations, count, np.asarray(model.coef_))
     return Run([look])
 
 
@@ -257,10 +264,12 @@ def _zero_one(part: Any) -> Any:
 
 def by_us(data: Data, schedule: Any) -> Run:
     """A fit, and what there was after each pass."""
-    clock, looks = Clock(), []
+    clock, looks, count = Clock(), [], 0
 
     def after(info: Any, state: Any) -> None:
-        looks.append(clock.look(info.sweep, state.mean.copy(), state.covariance.copy()))
+        nonlocal count
+        count += info.n_bytes or 0
+        looks.append(clock.look(info.sweep, count, state.mean.copy(), state.covariance.copy()))
 
     post = epd.fit_linear(data.X, data.y, schedule=schedule, prior_variance=PRIOR, callback=after)
     seconds = clock.seconds
@@ -355,6 +364,7 @@ def compared(client: Any, data: Data, repeats: int, reason: str) -> dict[str, An
             cell |= {
                 "seconds": harness.summarize([look.seconds for look in reached]),
                 "megabytes": float(np.median([look.megabytes for look in reached])),
+                "numbers": median([look.numbers for look in reached]),
                 "rounds": float(np.median([look.rounds for look in reached])),
             }
         if mine[-1].post is not None:
@@ -393,10 +403,11 @@ def print_compared(found: dict[str, Any]) -> None:
                 cell.get("setup"),
                 cell.get("rounds"),
                 cell.get("megabytes"),
+                cell.get("numbers"),
                 *(end, cell["rounds_to_end"], f"{cell['excess']:+.1e}"),
             )
         )
-    lines += [(name, None, "-", *[None] * 5, "skipped") for name in found["skipped"]]
+    lines += [(name, None, "-", *[None] * 6, "skipped") for name in found["skipped"]]
     harness.table(
         [
             "row",
@@ -405,6 +416,7 @@ def print_compared(found: dict[str, Any]) -> None:
             "of it setup",
             "rounds",
             "MB",
+            "of numbers",
             "s to its end",
             "rounds",
             "excess",
