@@ -54,6 +54,8 @@ MOST, TOL, NEAR = 60, 1e-6, 1e-2
 PRIOR = 25.0
 SHARDS = (2, 4, 8, 16, 32, 64)
 DAMPINGS = (1.0, 0.7, 0.5, 0.25)
+#: of answers as they come, to begin with
+SHARES = (1.0, 0.7, 0.5)
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
 #: EP within a shard; None: that of DEP
 INNER = {"one sweep": EP(1, 0.0), "default": None}
@@ -160,10 +162,9 @@ def counted(rows: list[Rows], quick: bool) -> tuple[list[dict[str, Any]], list[d
         passes(some, inner, {"shards": count, "damping": damping}, flying)
         for some in rows
         for inner in INNER
-        for damping in (1.0, 0.5)
-        for of_width in (False, True)
+        for damping in SHARES
         for flying in width
-        for count in [PER_THREAD * flying if of_width else most]
+        for count in sorted({PER_THREAD * flying, most})
     ]
     return rounds, coming
 
@@ -188,7 +189,7 @@ def print_passes(rounds: list[dict[str, Any]], coming: list[dict[str, Any]]) -> 
         mine = [c for c in coming if (c["data"], c["inner"]) == (name, inner)]
         cells = {(c["in_flight"], c["shards"], c["damping"]): c for c in mine}
         most, width = max(SHARDS), sorted({c["in_flight"] for c in mine})
-        kinds = [(of_width, damping) for of_width in (False, True) for damping in (1.0, 0.5)]
+        kinds = [(of_width, damping) for of_width in (False, True) for damping in SHARES]
         lines = []
         for w in width:
             line: list[Any] = [w]
