@@ -54,6 +54,8 @@ SCRIPTS = {
     "graph.factors": "graph_factors",
     "dask.accept": "dask_accept",
     "dask.kills": "dask_kills",
+    "dask.costs": "dask_costs",
+    "dask.point": "dask_point",
     "users.defaults": "defaults",
     "users.one_pass": "one_pass",
 }
