@@ -101,7 +101,7 @@ def fit_linear(
         None: the default client; without one, threads of this process.
     persist : bool
         Whether shards stay in the memory of workers. False: each visit reads them again, so that
-        data may be larger than memory; then few inner sweeps pay, ``DEP(inner=EP(3, 0.0))``.
+        data may be larger than memory; then few inner sweeps pay, ``DEP(inner=EP(3))``.
     shard_bytes : int, optional
         Most bytes of a shard, where the schedule does not say how many. None: a quarter of what
         a worker has free for each of its threads; without ``persist`` an eighth.
