@@ -77,15 +77,6 @@ def test_lengths_that_are_not_known():
         epd.fit_linear(rows, labels, schedule=DEP(5))
 
 
-def test_a_classifier_takes_two_classes():
-    with pytest.raises(ValueError, match="y has 1 classes"):
-        epd.LinearClassifier().fit(ROWS, abs(LABELS))
-    with pytest.raises(ValueError, match=r"loss is .*; allowed in a classifier"):
-        epd.LinearClassifier(loss="gaussian").fit(ROWS, LABELS)
-    with pytest.raises(ValueError, match=r"loss is .*; allowed in a regressor"):
-        epd.LinearRegressor(loss="probit").fit(ROWS, LABELS)
-
-
 @pytest.mark.parametrize("predict", [epd.predict, epd.predict_proba, epd.predict_latent])
 def test_predictions_take_whole_rows(predict):
     post = fit_linear(X, Y)
