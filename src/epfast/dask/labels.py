@@ -94,7 +94,7 @@ def _missing(labels: NDArray[Any]) -> NDArray[np.bool_]:
         # what is missing is not equal to itself, or does not say whether it is
         return np.array([part is None or _is_not_itself(part) for part in labels], dtype=bool)
     if labels.dtype.kind == "f":
-        return np.isnan(labels)
+        return np.asarray(np.isnan(labels))
     return np.zeros(len(labels), dtype=bool)
 
 
@@ -135,7 +135,7 @@ class Answers:
             return self.classes[:0]
         scores = self._odds(block)
         index = (scores > 0.0).astype(np.intp) if scores.ndim == 1 else scores.argmax(axis=1)
-        return self.classes[index]
+        return np.asarray(self.classes[index])
 
     def hits(self, block: Any, labels: Any, weights: Any) -> Array:
         """Sum of the weights of the rows whose label is predicted, and of all."""
