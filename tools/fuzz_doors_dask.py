@@ -87,7 +87,7 @@ def other(draw: Draw, a: np.ndarray, sizes: tuple[int, ...]) -> Any:
     if pick == 14:  # of lengths that are not known
         return whole[da.from_array(np.ones(len(a), dtype=bool), (sizes,))]
     if pick == 15:  # blocks are not what is said of them
-        return whole.map_blocks(draw.of((_shorter, _flat, _as_list)), meta=whole._meta)
+        return whole.map_blocks(draw.of((_shorter, _as_list)), meta=whole._meta)
     if pick == 16:
         return a
     if pick == 17:
@@ -101,17 +101,13 @@ def _shorter(block: Any) -> Any:
     return block[1:]
 
 
-def _flat(block: Any) -> Any:
-    return block.ravel()
-
-
 def _as_list(block: Any) -> Any:
     return block.tolist()
 
 
 def few(draw: Draw, n: int) -> Any:
     """A schedule, mostly one that a cluster takes."""
-    kind = draw.of((None, "shard", "shard", "shared", "none", *values.SCHEDULES))
+    kind = draw.of((None, None, "shard", "shard", "shard", "none", *values.SCHEDULES))
     return None if kind is None else short(draw, kind, n)
 
 
@@ -242,7 +238,8 @@ def fit_linear_by_an_executor(draw: Draw) -> Case:
     if draw.chance(0.2):
         given |= {"batch_size": 2, "scheme": "laplace"}
         given["schedule"] = schedules.EP(sweeps=2, order="parallel")
-    return Case("fit_linear(executor)", epfast.fit_linear, given)
+    # answers come in any order
+    return Case("executor of fit_linear", epfast.fit_linear, given, close=0.1)
 
 
 @cache

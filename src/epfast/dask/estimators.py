@@ -304,6 +304,10 @@ class LinearClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
         answers = self._answers
         rows_of(X, self.posteriors_[0])
         right, every = np.sum(self._by_chunk(answers.hits, X, y, sample_weight), axis=0)
+        if not every > 0.0:
+            raise ValueError(
+                "sample_weight adds up to 0, or X has no rows; allowed: some that count"
+            )
         return float(right / every)
 
     def _by_chunk(self, function: Any, X: Any, y: Any, weights: Any) -> list[Any]:
@@ -472,8 +476,15 @@ class LinearRegressor(RegressorMixin, _Linear):  # type: ignore[misc]
         function = partial(_residuals, self.posterior_)
         found = np.array(_by_chunk(function, X, labels_at_door(y), sample_weight, self.client))
         size, mean, spread, rest = found.T
+        if not size.sum() > 0.0:
+            raise ValueError(
+                "sample_weight adds up to 0, or X has no rows; allowed: some that count"
+            )
         about = mean - (size @ mean) / size.sum()
-        return float(1.0 - rest.sum() / (spread.sum() + size @ about**2))
+        whole = float(spread.sum() + size @ about**2)
+        if whole == 0.0:  # y is one number: as scikit-learn has it
+            return float(rest.sum() == 0.0)
+        return 1.0 - float(rest.sum()) / whole
 
 
 def _residuals(post: Any, block: Any, y: Any, weights: Any) -> Array:
