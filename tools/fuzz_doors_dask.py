@@ -30,6 +30,8 @@ except ImportError:  # these doors are left out
 
 #: of the cases here, the share with something hostile in a collection
 HOSTILE = 0.5
+#: answers come in any order: what a fit of few sweeps moves by it
+ORDER = 0.1
 
 
 def chunks(draw: Draw, n: int) -> tuple[int, ...]:
@@ -66,9 +68,9 @@ def other(draw: Draw, a: np.ndarray, sizes: tuple[int, ...]) -> Any:
         return collection(_planted(draw, a, bad, float), sizes)
     if pick == 4:
         return collection(_planted(draw, a, draw.of((None, "x", 10**400)), object), sizes)
-    if pick == 5:
+    if pick == 5 and a.dtype.kind != "U":
         return whole.astype(draw.of((object, complex, str, bool, "M8[s]")))
-    if pick == 6:
+    if pick == 6 and a.dtype.kind != "U":
         return whole.astype(draw.of((np.float32, np.float16, np.int8, np.int64, np.longdouble)))
     if pick == 7:
         return whole.rechunk({whole.ndim - 1: 1})
@@ -87,7 +89,7 @@ def other(draw: Draw, a: np.ndarray, sizes: tuple[int, ...]) -> Any:
     if pick == 14:  # of lengths that are not known
         return whole[da.from_array(np.ones(len(a), dtype=bool), (sizes,))]
     if pick == 15:  # blocks are not what is said of them
-        return whole.map_blocks(draw.of((_shorter, _as_list)), meta=whole._meta)
+        return whole.map_blocks(_shorter, dtype=whole.dtype)
     if pick == 16:
         return a
     if pick == 17:
@@ -99,10 +101,6 @@ def other(draw: Draw, a: np.ndarray, sizes: tuple[int, ...]) -> Any:
 
 def _shorter(block: Any) -> Any:
     return block[1:]
-
-
-def _as_list(block: Any) -> Any:
-    return block.tolist()
 
 
 def few(draw: Draw, n: int) -> Any:
@@ -163,7 +161,7 @@ if dask is not None:
         ):
             if draw.chance(0.15):
                 given[key] = value
-        return Case("dask.fit_linear", here(epd.fit_linear), given)
+        return Case("dask.fit_linear", here(epd.fit_linear), given, close=ORDER)
 
     @door(2)
     def dask_estimators(draw: Draw) -> Case:
@@ -195,10 +193,12 @@ if dask is not None:
                 found.append(model.predict_proba(X))
             found = [np.asarray(part.compute()) for part in found]
             numbers = [part for part in found if part.dtype.kind == "f"]
-            return [*numbers, model.coef_, model.score(X, y, sample_weight)]
+            # squares of hostile numbers are none
+            score = model.score(X, y, sample_weight) if labels else 0.0
+            return [*numbers, model.coef_, score]
 
         names = frozenset(settings)
-        return Case(f"dask.{kind.__name__}", here(fitted), given, names=names)
+        return Case(f"dask.{kind.__name__}", here(fitted), given, names=names, close=ORDER)
 
     @cache
     def _posteriors() -> tuple[Any, ...]:
@@ -238,8 +238,7 @@ def fit_linear_by_an_executor(draw: Draw) -> Case:
     if draw.chance(0.2):
         given |= {"batch_size": 2, "scheme": "laplace"}
         given["schedule"] = schedules.EP(sweeps=2, order="parallel")
-    # answers come in any order
-    return Case("executor of fit_linear", epfast.fit_linear, given, close=0.1)
+    return Case("executor of fit_linear", epfast.fit_linear, given, close=ORDER)
 
 
 @cache

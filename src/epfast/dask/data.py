@@ -226,6 +226,13 @@ def _cut(rows: Rows, shards: int, size: int) -> Rows:
 
 
 def _recut(rows: Rows, cut: dict[int, tuple[int, ...]]) -> Rows:
+    for name, part in (("y", rows.y), ("weights", rows.weights)):
+        if part is not None and any(math.isnan(size) for size in part.chunks[0]):
+            raise ValueError(
+                f"{name} has chunks of lengths that are not known, which have to be cut for the "
+                f"shards and minibatches; allowed: {name}.compute_chunk_sizes() before, or whole "
+                "chunks as shards"
+            )
     weights = None if rows.weights is None else rows.weights.rechunk(cut)
     return rows._replace(X=rows.X.rechunk(cut), y=rows.y.rechunk(cut), weights=weights)
 

@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
 from sklearn.utils.validation import check_is_fitted
 
-from epfast import losses
+from epfast import _checks, losses
 from epfast._arrays import Array
 from epfast.dask.cluster import client_at_door
 from epfast.dask.data import rows_at_door
@@ -67,6 +67,7 @@ class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
                 f"prior_variance is {self.prior_variance!r}; allowed on a cluster: numbers; "
                 "compare posterior_.log_evidence of some"
             )
+        _checks.flag("fit_intercept", self.fit_intercept)
         return fit_linear(
             X,
             y,
