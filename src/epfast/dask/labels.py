@@ -19,7 +19,7 @@ from epfast.estimators.base import log_probabilities, odds
 def computed(parts: Sequence[Any], client: Any) -> list[Any]:
     """The values of delayed objects: on the cluster of a client, or where Dask's settings say."""
     where = {} if client is None else {"scheduler": client_at_door(client)}
-    return list(dask.compute(*parts, **where))
+    return list(dask.compute(*parts, **where))  # type: ignore[attr-defined, no-untyped-call]
 
 
 def labels_at_door(y: Any) -> Any:
