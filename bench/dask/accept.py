@@ -1,18 +1,20 @@
 """epfast.dask on two worker processes: the same numbers, few passes, overheads, memory.
 
-    EPFAST_DATA=folder python -m bench dask.accept [--quick]            # 5 min
+    EPFAST_DATA=folder python -m bench dask.accept [--quick]            # 20 min
 
-Rounds of DEP, DSEP and DAEP against the serial schedules, on a9a (sparse) and 200,000 x 20 normal
-columns; DEP in the order "as_completed" against EP, many times; what a round of tasks costs where
-there is next to nothing to do; memory of this process over 100 passes; rows of four times the
-memory of the workers, read at each visit; and two workers against one process, which says something
-only where two cores are free.
+Rounds of DEP (full and factorised), DSEP, DAEP and Laplace propagation against the serial
+schedules, on census, a9a (sparse) and 5 million normal rows; a pass of ADF by one stream, and by
+two that are combined; DEP in the order "as_completed" against EP, many times; what a round of tasks
+costs where there is next to nothing to do; memory of this process over 100 passes; rows of four
+times the memory of the workers, read at each visit; and two workers against one process, which says
+something only where two cores are free.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import tempfile
 import time
 import tracemalloc
@@ -31,17 +33,28 @@ from scipy import sparse
 import epfast
 import epfast.dask as epd
 from bench.lib import datasets, harness
-from epfast import DAEP, DEP, DSEP, EP
+from epfast import ADF, DAEP, DEP, DSEP, EP
 
 FEW = EP(3, 0.0, order="sequential")
-ROUNDS = {
-    "DEP": DEP(8, 5, 0.0, damping=0.5, order="parallel", inner=FEW),
-    "DSEP": DSEP(8, 2, 0.0, damping=0.5, batch=1000, order="parallel"),
-    "DAEP": DAEP(8, 10, 0.0, damping=0.5, order="parallel"),
+LAPLACE = {"batch_size": 100, "scheme": "laplace"}
+#: schedules in rounds, with what else they take
+ROUNDS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "DEP": (DEP(8, 5, 0.0, damping=0.5, order="parallel", inner=FEW), {}),
+    "DSEP": (DSEP(8, 2, 0.0, damping=0.5, batch=1000, order="parallel"), {}),
+    "DAEP": (DAEP(8, 10, 0.0, damping=0.5, order="parallel"), {}),
+    "Laplace": (EP(5, 0.0, damping=0.5, order="parallel"), LAPLACE),
+    "DEP, factorised": (
+        DEP(8, 5, 0.0, damping=0.5, order="parallel", inner=FEW),
+        {"posterior": "factorized", "batch_size": 100},
+    ),
 }
 #: allowed differences: means in sd, precision relative, evidence
 SAME = (1e-10, 1e-12, 1e-9)
 RUNS, QUICK_RUNS, PASSES = 10, 2, 100
+#: rows of the large set, and of the one whose passes are timed
+LARGE, QUICK_LARGE, TIMED, QUICK_TIMED = 5_000_000, 200_000, 2_000_000, 100_000
+#: memory of a worker, MB
+LIMIT, QUICK_LIMIT = 600, 500
 #: of a round, milliseconds: of all, and of each task
 BASE, EACH = 15.0, 4.0
 
@@ -52,7 +65,13 @@ def workers(count: int = 2, **more: Any) -> Iterator[Any]:
     settings = {"threads_per_worker": 1, "dashboard_address": None} | more
     # Dask's scheduler keeps its last messages, 1,000 to each worker, with all that they hold
     with (
-        dask.config.set({"distributed.admin.low-level-log-length": 10}),
+        dask.config.set(
+            {
+                "distributed.admin.low-level-log-length": 10,
+                # workers that pause where they come near to their limit say so
+                "distributed.logging.distributed": "critical",
+            }
+        ),
         distributed.LocalCluster(n_workers=count, **settings) as cluster,
         distributed.Client(cluster) as client,
     ):
@@ -67,13 +86,39 @@ def normal(n: int, d: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def lazy(X: Any, y: np.ndarray, chunks: int = 8) -> tuple[Any, Any]:
-    """Collections of so many chunks."""
+    """Collections of so many chunks, which end where minibatches of 100 rows do."""
     size = -(-X.shape[0] // chunks)
+    if X.shape[0] >= 100 * chunks:
+        size = -(-size // 100) * 100
     if not sparse.issparse(X):
         return da.from_array(X, (size, X.shape[1])), da.from_array(y, size)
     parts = [X[i : i + size] for i in range(0, X.shape[0], size)]
     blocks = [da.from_array(part, part.shape, asarray=False) for part in parts]
     return da.concatenate(blocks), da.from_array(y, size)
+
+
+def block(i: int, n: int, d: int) -> tuple[np.ndarray, np.ndarray]:
+    """Normal rows of a chunk, and labels by a logistic model."""
+    theta = 2.0 * np.random.default_rng(7).normal(size=d) / np.sqrt(d)
+    rng = np.random.default_rng([7, i])
+    X = rng.normal(size=(n, d))
+    return X, np.where(X @ theta + rng.logistic(size=n) > 0, 1.0, -1.0)
+
+
+def made(n: int, d: int, chunks: int) -> tuple[Any, Any]:
+    """Collections whose chunks are made on the workers."""
+    size = n // chunks
+    parts = [dask.delayed(block, nout=2)(i, size, d) for i in range(chunks)]
+    X = [da.from_delayed(part[0], (size, d), np.float64) for part in parts]
+    y = [da.from_delayed(part[1], (size,), np.float64) for part in parts]
+    return da.concatenate(X), da.concatenate(y)
+
+
+def whole(n: int, d: int, chunks: int) -> tuple[np.ndarray, np.ndarray]:
+    """The same rows, here."""
+    parts = [block(i, n // chunks, d) for i in range(chunks)]
+    X, y = zip(*parts, strict=True)
+    return np.concatenate(X), np.concatenate(y)
 
 
 def gaps(a: Any, b: Any) -> tuple[float, float, float]:
@@ -88,23 +133,51 @@ def gaps(a: Any, b: Any) -> tuple[float, float, float]:
 def rounds(sets: dict[str, Any]) -> list[dict[str, Any]]:
     """Each schedule in rounds, against that of one process."""
     cells = []
-    for name, (X, y) in sets.items():
-        for kind, schedule in ROUNDS.items():
-            plain = epfast.fit_linear(X, y, schedule=schedule, prior_variance=25.0)
-            post = epd.fit_linear(*lazy(X, y), schedule=schedule, prior_variance=25.0)
+    for name, (here, there) in sets.items():
+        for kind, (schedule, more) in ROUNDS.items():
+            given = {"schedule": schedule, "prior_variance": 25.0, **more}
+            plain = epfast.fit_linear(*here, **given)
+            post = epd.fit_linear(*there, **given)
             cells.append({"data": name, "schedule": kind, "gaps": gaps(post, plain)})
+    return cells
+
+
+def passes(sets: dict[str, Any]) -> list[dict[str, Any]]:
+    """One pass of ADF: by one stream, and by two, against the serial ones."""
+    cells = []
+    for name, (here, there) in sets.items():
+        for posterior in ("full", "factorized"):
+            given = {"posterior": posterior, "prior_variance": 25.0}
+            if posterior == "full":  # blocks of rows end where chunks do
+                ends = np.cumsum([0, *there[0].chunks[0]])
+                parts = [slice(*pair) for pair in itertools.pairwise(ends)]
+                chunks = ((here[0][part], here[1][part]) for part in parts)
+                plain = epfast.fit_linear(chunks, None, schedule=ADF(), **given)
+            else:
+                plain = epfast.fit_linear(*here, schedule=ADF(order="sequential"), **given)
+            one = epd.fit_linear(*there, schedule=ADF(), streams=1, **given)
+            same = np.array_equal(one.precision, plain.precision)
+            same = same and np.array_equal(one.shift, plain.shift)
+            two = epd.fit_linear(*there, schedule=ADF(), streams=2, **given)
+            cut = sum(there[0].chunks[0][: len(there[0].chunks[0]) // 2])
+            labels = (np.arange(here[0].shape[0]) >= cut).astype(np.intp)
+            half = DEP(labels, 1, 0.0, order="parallel", inner=ADF())
+            combined = gaps(two, epfast.fit_linear(*here, schedule=half, **given))
+            cells.append(
+                {"data": name, "posterior": posterior, "bits": same, "combined": combined[0]}
+            )
     return cells
 
 
 def as_completed(sets: dict[str, Any], runs: int) -> list[dict[str, Any]]:
     """Passes to 1e-6, and the distance from EP."""
     cells = []
-    for name, (X, y) in sets.items():
-        truth = epfast.fit_linear(X, y, schedule=EP(200, 1e-11), prior_variance=25.0)
+    for name, (here, there) in sets.items():
+        truth = epfast.fit_linear(*here, schedule=EP(200, 1e-11), prior_variance=25.0)
         found, passes = [], []
         for _ in range(runs):
             schedule = DEP(8, 60, 1e-6, inner=EP(1, 0.0, order="sequential"))
-            post = epd.fit_linear(*lazy(X, y), schedule=schedule, prior_variance=25.0)
+            post = epd.fit_linear(*there, schedule=schedule, prior_variance=25.0)
             found.append(gaps(post, truth))
             passes.append(post.n_sweeps)
         worst = [max(gap[i] for gap in found) for i in (0, 2)]
@@ -125,20 +198,26 @@ def overheads() -> list[dict[str, Any]]:
     return cells
 
 
-def growth() -> float:
-    """Bytes that this process gains over the last 80 of 100 passes."""
+def growth() -> tuple[float, float]:
+    """Bytes of arrays, and of all, that this process gains over the last 80 of 100 passes.
+
+    The scheduler, which a LocalCluster has in this process, remembers a little of each task.
+    """
     X, y = normal(2000, 50)
-    seen: list[int] = []
+    seen: list[tuple[int, int]] = []
+    only = tracemalloc.DomainFilter(inclusive=True, domain=np.lib.tracemalloc_domain)
 
     def look(info: Any, state: Any) -> None:
         if info.sweep % 20 == 0:
             gc.collect()
-            seen.append(tracemalloc.get_traced_memory()[0])
+            arrays = tracemalloc.take_snapshot().filter_traces([only]).traces
+            held = sum(trace.size for trace in arrays)
+            seen.append((held, tracemalloc.get_traced_memory()[0]))
 
     tracemalloc.start()
     epd.fit_linear(*lazy(X, y), schedule=DEP(8, PASSES, 0.0, inner=FEW), callback=look)
     tracemalloc.stop()
-    return float(seen[-1] - seen[0])
+    return float(seen[-1][0] - seen[0][0]), float(seen[-1][1] - seen[0][1])
 
 
 def _written(path: Path, n: int, d: int, chunk: int) -> tuple[Any, Any]:
@@ -161,54 +240,82 @@ def _peak() -> float:
     return float(harness.peak_memory())
 
 
-def out_of_core(quick: bool) -> dict[str, Any]:
+def out_of_core(quick: bool) -> list[dict[str, Any]]:
     """Rows of four times the memory that both workers have."""
-    limit = (400 if quick else 500) << 20
-    d, chunk = 100, 20_000
+    limit = (QUICK_LIMIT if quick else LIMIT) << 20
+    d, chunk, cells = 100, 20_000, []
     n = 4 * 2 * limit // (8 * d)
     with tempfile.TemporaryDirectory() as folder:
         X, y = _written(Path(folder), n, d, chunk)
-        with workers(memory_limit=limit) as client:
-            began = time.perf_counter()
-            schedule = DEP(len(X.chunks[0]), 4 if quick else 8, 1e-4, inner=EP(2, 0.0))
-            post = epd.fit_linear(X, y, schedule=schedule, persist=False, prior_variance=25.0)
-            spent = time.perf_counter() - began
-            peaks = list(client.run(_peak).values())
-    return {
-        **{"rows": n, "bytes": 8 * n * d, "limit": limit, "peak": max(peaks)},
-        **{"passes": post.n_sweeps, "change": post.history[-1].change, "seconds": spent},
-    }
+        for schedule in (ADF(), DEP(tol=1e-4, inner=EP(2, 0.0))):
+            with workers(memory_limit=limit) as client:
+                began = time.perf_counter()
+                given = {"schedule": schedule, "persist": False, "prior_variance": 25.0}
+                post = epd.fit_linear(X, y, **given)
+                spent = time.perf_counter() - began
+                peak = max(client.run(_peak).values())
+            cells.append(
+                {
+                    **{"schedule": type(schedule).__name__, "rows": n, "bytes": 8 * n * d},
+                    **{"limit": limit, "peak": peak, "passes": post.n_sweeps},
+                    **{"change": post.history[-1].change, "seconds": spent},
+                    "lost": sum(info.n_lost for info in post.history),
+                }
+            )
+    return cells
 
 
-def faster(quick: bool) -> dict[str, Any]:
+def faster(quick: bool) -> list[dict[str, Any]]:
     """Seconds of passes of one process and of two workers, with the rows in memory."""
-    X, y = normal(100_000 if quick else 1_000_000, 100)
-    schedule = {"shards": 8, "sweeps": 4, "tol": 0.0, "inner": EP(2, 0.0, order="sequential")}
-    plain = epfast.fit_linear(X, y, schedule=DEP(**schedule))
-    post = epd.fit_linear(*lazy(X, y), schedule=DEP(**schedule))
-    one, two = (min(info.seconds for info in p.history) for p in (plain, post))
-    return {"rows": len(X), "one": one, "two": two, "times": one / two}
+    n, d, chunks, cells = QUICK_TIMED if quick else TIMED, 100, 16, []
+    # both sides at once would want four cores: passes of one, then of the other
+    inner = {"one sweep": EP(1, 0.0, order="parallel"), "two": EP(2, 0.0, order="sequential")}
+    here, there = whole(n, d, chunks), made(n, d, chunks)
+    for name, sweeps in inner.items():
+        schedule = DEP(chunks, 4, 0.0, inner=sweeps)
+        times = []
+        for _ in range(2):
+            post = epd.fit_linear(*there, schedule=schedule)
+            plain = epfast.fit_linear(*here, schedule=schedule)
+            times.append([[info.seconds for info in p.history[1:]] for p in (plain, post)])
+        one, two = (float(np.median([t[i] for t in times])) for i in (0, 1))
+        cells.append({"rows": n, "inner": name, "one": one, "two": two, "times": one / two})
+    return cells
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    sets: dict[str, Any] = {"normal": normal(20_000 if options.quick else 200_000, 20)}
-    if not options.quick:
-        sets["a9a"] = datasets.load_libsvm("a9a")
+    quick = options.quick
     with harness.all_cores(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with workers():
-            same = rounds(sets)
-            soon = as_completed(sets, QUICK_RUNS if options.quick else RUNS)
-            cost, gained = overheads(), growth()
-            speed = faster(options.quick)
-        large = out_of_core(options.quick)
+            speed, cost, gained = faster(quick), overheads(), growth()
+            sets: dict[str, Any] = {}
+            if not quick:
+                census = datasets.load("census")
+                for name, data in (
+                    ("census", (census.X, census.y)),
+                    ("a9a", datasets.load_libsvm("a9a")),
+                ):
+                    sets[name] = data, lazy(*data)
+            soon = as_completed(
+                {"normal": ((X := normal(20_000, 20)), lazy(*X))} | sets,
+                QUICK_RUNS if quick else RUNS,
+            )
+            rows = (QUICK_LARGE if quick else LARGE), 20, 8
+            sets["normal"] = whole(*rows), made(*rows)
+            same, streams = rounds(sets), passes(sets)
+            del sets
+        large = out_of_core(quick)
     heads = ["data", "schedule", "mean, sd", "precision", "evidence"]
     harness.table(heads, [(c["data"], c["schedule"], *c["gaps"]) for c in same], "Rounds")
-    heads = ["data", "passes, most", "mean, sd", "evidence"]
-    harness.table(heads, [tuple(c.values()) for c in soon], "As completed, from EP")
-    harness.table(list(cost[0]), [tuple(c.values()) for c in cost], "A round of empty tasks")
-    harness.table(list(large), [tuple(large.values())], "Four times the memory")
-    harness.table(list(speed), [tuple(speed.values())], "Two workers against one process")
+    for cells, title in (
+        (streams, "A pass of ADF"),
+        (soon, "As completed, from EP"),
+        (cost, "A round of empty tasks"),
+        (large, "Four times the memory"),
+        (speed, "Two workers against one process"),
+    ):
+        harness.table(list(cells[0]), [tuple(c.values()) for c in cells], title)
     worst = [max(c["gaps"][i] for c in same) for i in range(3)]
     goals: list[harness.Claim] = [
         (
@@ -217,22 +324,36 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             ", ".join(f"{gap:.1e}" for gap in worst),
         ),
         (
+            *("ADF", "one stream to the bit, two to 1e-10 sd of serial DEP"),
+            all(c["bits"] and c["combined"] <= 1e-10 for c in streams),
+            f"{sum(c['bits'] for c in streams)} of {len(streams)}; "
+            f"{max(c['combined'] for c in streams):.1e}",
+        ),
+        (
             *("as completed", "within 1e-5 sd of EP in at most 20 passes"),
             all(c["mean"] <= 1e-5 and c["passes"] <= 20 for c in soon),
             ", ".join(f"{c['data']}: {c['mean']:.1e} in {c['passes']}" for c in soon),
         ),
         (
-            *("overhead", f"{BASE:g} ms and {EACH:g} ms per task"),
+            *("overhead", f"{BASE:g} ms and {EACH:g} ms per shard"),
             harness.in_part([c["ms"] <= c["goal"] for c in cost]),
             ", ".join(f"{c['ms']:.0f} of {c['goal']:.0f}" for c in cost),
         ),
-        ("memory", "no growth over 80 passes", gained < 1 << 20, f"{gained:.0f} bytes"),
         (
-            *("out of core", "peak below the limit of a worker"),
-            large["peak"] <= large["limit"],
-            f"{large['peak'] / 2**20:.0f} of {large['limit'] / 2**20:.0f} MB",
+            *("memory", "no growth of arrays over 80 passes"),
+            gained[0] < 1e4,
+            f"{gained[0]:.0f} bytes of arrays, {gained[1]:.0f} with the scheduler's notes",
         ),
-        ("speed", "1.7 times one process", speed["times"] >= 1.7, f"{speed['times']:.2f}"),
+        (
+            *("out of core", "peak below the limit of a worker, no task lost"),
+            all(c["peak"] <= c["limit"] and not c["lost"] for c in large),
+            ", ".join(f"{c['peak'] / 2**20:.0f} of {c['limit'] / 2**20:.0f} MB" for c in large),
+        ),
+        (
+            *("speed", "1.7 times one process"),
+            harness.in_part([c["times"] >= 1.7 for c in speed]),
+            ", ".join(f"{c['times']:.2f}" for c in speed),
+        ),
     ]
-    tables = {"rounds": same, "as_completed": soon, "overheads": cost}
-    return {"goals": goals, **tables, "large": large, "speed": speed}
+    tables = {"rounds": same, "passes": streams, "as_completed": soon, "overheads": cost}
+    return {"goals": goals, **tables, "large": large, "speed": speed, "growth": gained}

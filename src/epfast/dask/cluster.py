@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,8 +14,12 @@ from epfast.dask.worker import Facts, facts_of, forget, good, version
 from epfast.inference.executors import each_of
 from epfast.inference.threads import cores
 
-#: of a worker's memory, the largest share of a shard
-MEMORY_SHARE = 0.25
+#: of what a thread of a worker has free, the largest share of a shard that is kept; of one that is
+#: read for each visit, which is there twice, as chunks and as a whole, beside the one that is read
+#: ahead
+KEPT_SHARE, READ_SHARE = 0.25, 0.125
+#: bytes that EP keeps per row: three numbers, as they were and as they are
+ROW_BYTES = 48
 
 
 def place_of(client: Any, name: str) -> Place:
@@ -46,15 +51,27 @@ class Cluster(Place):
 
     def __init__(self, client: Any, name: str) -> None:
         self.client, self.name, self.count = client, name, 0
+        self.token = uuid.uuid4().hex
         self.homes: dict[int, list[str]] = {}
         #: whether shards stay in memory
         self.are_kept = False
         self._check_versions()
         self.threads_of: dict[Any, int] = dict(client.nthreads())
         self.threads = max(1, sum(self.threads_of.values()))
-        workers = client.scheduler_info(n_workers=-1)["workers"].values()
-        limits = [worker["memory_limit"] for worker in workers if worker["memory_limit"]]
-        self.shard_bytes = int(MEMORY_SHARE * min(limits)) if limits else None
+        info = client.scheduler_info(n_workers=-1)["workers"].values()
+        #: free memory of workers that have a limit, and their threads
+        self.free = [
+            (max(0, w["memory_limit"] - w["metrics"].get("memory", 0)), w["nthreads"])
+            for w in info
+            if w["memory_limit"]
+        ]
+
+    def shard_bytes(self, persist: bool, rows: float) -> int | None:
+        if not self.free:
+            return None
+        own = 0.0 if persist or rows != rows else ROW_BYTES * rows / len(self.threads_of)
+        share = KEPT_SHARE if persist else READ_SHARE
+        return max(1, int(min(share * max(f - own, 0.1 * f) / threads for f, threads in self.free)))
 
     def _check_versions(self) -> None:
         """Refuse workers whose epfast is another one."""
@@ -146,10 +163,14 @@ class Cluster(Place):
         found: list[Any] = self.client.map(asked_of, rows, asked, key=keys, pure=False)
         return found
 
-    def _key(self, shard: Shard) -> str:
-        """The name of a task, by its first shard."""
+    def _key(self, shard: Shard) -> tuple[str, str, int]:
+        """The name of a task, by its first shard, and its number.
+
+        The first part is that of a group, which the scheduler remembers for ever once it is empty:
+        it never is, while a fit goes on.
+        """
         self.count += 1
-        return f"{self.name} shard {shard.number}-{self.count}-{id(self):x}"
+        return f"{self.name}-{self.token}", f"shard {shard.number}", self.count
 
     def close(self, token: str) -> None:
         if self.client.status == "running":
@@ -177,8 +198,10 @@ class Here(Place):
 
     def __init__(self, name: str) -> None:
         self.name, self.threads = name, cores()
-        self.shard_bytes = None
         self.pool = ThreadPoolExecutor(self.threads, thread_name_prefix="epfast-dask")
+
+    def shard_bytes(self, persist: bool, rows: float) -> int | None:
+        return None
 
     def shards(self, loads: list[Any], persist: bool) -> list[Shard]:
         rows = list(self.pool.map(_computed, loads)) if persist else loads

@@ -17,8 +17,8 @@ from epfast.losses import Loss
 #: shards per thread of the cluster, if neither the user nor memory says otherwise: the posterior
 #: that a shard sees is then old by a share of a pass
 PER_THREAD = 4
-#: bytes of the rows that a pass of ADF takes at a time, if they are chunks of less
-FEW_BYTES = 1 << 24
+#: a pass of ADF takes chunks one by one, or, if it has more of them, so many bytes at a time
+MOST_SHARDS, FEW_BYTES = 1000, 1 << 24
 
 
 class Rows(NamedTuple):
@@ -173,11 +173,15 @@ def shards_of_passes(
 ) -> tuple[Rows, list[tuple[int, int]], list[slice]]:
     """The rows, chunks of each shard, and the shards of each of so many passes, neighbours.
 
-    A shard has ``least`` rows, where that is known, and few bytes beyond.
+    A shard is a chunk: blocks of rows end where chunks do, and so do those of a pass over chunks
+    here. Small ones are taken together until they have ``least`` rows, where that is known, or
+    where they are many.
     """
     count = len(rows.sizes)
     width = rows.X.shape[1] * rows.X.dtype.itemsize
-    most = max(least, min(shard_bytes or FEW_BYTES, FEW_BYTES) // width)
+    most = least
+    if count > MOST_SHARDS * streams:
+        most = max(least, min(shard_bytes or FEW_BYTES, FEW_BYTES) // width)
     groups: list[tuple[int, int]] = []
     for first, stop in _evenly(count, min(streams, count)):
         at, held = first, 0.0

@@ -58,8 +58,10 @@ class Place(Executor):
 
     #: tasks at a time
     threads: int
-    #: most bytes of a shard; None: not known
-    shard_bytes: int | None
+
+    def shard_bytes(self, persist: bool, rows: float) -> int | None:
+        """Most bytes of a shard of so many rows, or NaN, in all; None: not known."""
+        raise NotImplementedError
 
     def shards(self, loads: list[Any], persist: bool) -> list[Shard]:
         """Load them once; who persists keeps them, else they are loaded for each visit."""

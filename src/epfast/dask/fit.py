@@ -10,9 +10,17 @@ from typing import Any, NamedTuple
 from numpy.typing import ArrayLike
 
 from epfast import _checks
-from epfast.dask.cluster import Place, place_of
+from epfast.dask.cluster import place_of
 from epfast.dask.data import Rows, loads_of, rows_at_door, shards_of, shards_of_passes
-from epfast.dask.engines import Counted, Elsewhere, Passes, RemoteGroups, RemoteShards, Shard
+from epfast.dask.engines import (
+    Counted,
+    Elsewhere,
+    Passes,
+    Place,
+    RemoteGroups,
+    RemoteShards,
+    Shard,
+)
 from epfast.dask.worker import Facts
 from epfast.inference import Callback, ExecutorFailed, Fit, Interrupted, reached, run, warn_of
 from epfast.inference.runtime import Tick
@@ -95,8 +103,8 @@ def fit_linear(
         Whether shards stay in the memory of workers. False: each visit reads them again, so that
         data may be larger than memory; then few inner sweeps pay, ``DEP(inner=EP(3, 0.0))``.
     shard_bytes : int, optional
-        Most bytes of a shard, where the schedule does not say how many. None: a quarter of the
-        memory of a worker.
+        Most bytes of a shard, where the schedule does not say how many. None: a quarter of what
+        a worker has free for each of its threads; without ``persist`` an eighth.
     streams : int, optional
         Of ADF: how many passes are made beside each other, each over neighbouring chunks in their
         order, which are read once and not kept. They are combined as by :func:`epfast.combine`;
@@ -185,7 +193,9 @@ def fit_linear(
             intercept=wide is not None,
             names=rows.names,
         )
-        return _run(problem, found, place, token, start, callback, progress)
+        run_on = problem, found, place, token, start, callback, progress
+        fitted: FullPosterior | FactorizedPosterior = _run(*run_on)
+        return fitted
     finally:
         place.close(token)
 
@@ -206,7 +216,7 @@ class _Shards(NamedTuple):
     def of_schedule(self, persist: bool) -> list[Shard]:
         """Those that are visited again and again."""
         place, chosen = self.place, self.chosen
-        most = self.most or place.shard_bytes
+        most = self.most or place.shard_bytes(persist, sum(self.rows.sizes))
         count = _count(chosen.schedule)
         cut = shards_of(self.rows, count, place.threads, most, chosen.batch_size)
         return place.shards(self._loads(*cut), persist)
@@ -217,7 +227,8 @@ class _Shards(NamedTuple):
         width = int(self.rows.X.shape[1]) + self.intercept
         if chosen.covariance != "full":
             least = max(1, rows_to_settle(chosen.schedule, chosen.batch_size or 1, width))
-        given = self.rows, streams, self.most or self.place.shard_bytes, least
+        most = self.most or self.place.shard_bytes(False, 0.0)
+        given = self.rows, streams, most, least
         rows, groups, takes = shards_of_passes(*given, chosen.batch_size)
         shards = self.place.unread(self._loads(rows, groups))
         return [shards[take] for take in takes]
@@ -277,7 +288,7 @@ def _run(
     start: Any,
     callback: Callback | None,
     progress: bool | Tick,
-) -> FullPosterior | FactorizedPosterior:
+) -> Any:
     """Sweep over the shards, or pass over them."""
     kept = problem._replace(data=Data(None, None))
 
