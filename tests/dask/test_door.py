@@ -75,15 +75,8 @@ def test_lengths_that_are_not_known():
     assert_same(post, fit_linear(X[some], Y[some], schedule=EP(**TIGHT)), 1e-5)
     with pytest.raises(ValueError, match="5 shards and X 4 chunks of lengths that are not known"):
         epd.fit_linear(rows, labels, schedule=DEP(5))
-
-
-def test_a_classifier_takes_two_classes():
-    with pytest.raises(ValueError, match="y has 1 classes"):
-        epd.LinearClassifier().fit(ROWS, abs(LABELS))
-    with pytest.raises(ValueError, match=r"loss is .*; allowed in a classifier"):
-        epd.LinearClassifier(loss="gaussian").fit(ROWS, LABELS)
-    with pytest.raises(ValueError, match=r"loss is .*; allowed in a regressor"):
-        epd.LinearRegressor(loss="probit").fit(ROWS, LABELS)
+    with pytest.raises(ValueError, match=r"y has chunks of lengths that are not known, .*cut"):
+        epd.fit_linear(ROWS, LABELS[LABELS != 0.0], schedule=DEP(3))
 
 
 @pytest.mark.parametrize("predict", [epd.predict, epd.predict_proba, epd.predict_latent])

@@ -24,11 +24,17 @@ ROW_BYTES = 48
 
 def place_of(client: Any, name: str) -> Place:
     """The cluster of a client, of the default client, or threads where there is none."""
+    client = client_at_door(client)
+    return Here(name) if client is None else Cluster(client, name)
+
+
+def client_at_door(client: Any) -> Any:
+    """The client, checked, or the default client, or None."""
     if client is None:
         try:
             client = distributed.default_client()  # type: ignore[no-untyped-call]
         except ValueError:
-            return Here(name)
+            return None
     if not isinstance(client, distributed.Client):
         raise TypeError(
             f"client is {_checks.describe(client)}; allowed: a distributed.Client or None"
@@ -37,7 +43,7 @@ def place_of(client: Any, name: str) -> Place:
         raise ValueError("client is asynchronous; allowed: one that waits for its answers")
     if client.status != "running":
         raise ValueError(f"client is {client.status}; allowed: one that is running")
-    return Cluster(client, name)
+    return client
 
 
 class Cluster(Place):

@@ -43,7 +43,7 @@ class Rows(NamedTuple):
 def rows_at_door(X: Any, y: Any, weights: Any) -> Rows:
     """Check the collections as far as that reads nothing."""
     names = column_names(X) if hasattr(X, "to_dask_array") else None
-    X = array_of("X", X)
+    X = matrix_of(X)
     if X.ndim != 2:
         raise ValueError(f"X has shape {X.shape}; allowed: (n, d)")
     if X.dtype.kind not in "fiub":
@@ -69,6 +69,10 @@ def rows_at_door(X: Any, y: Any, weights: Any) -> Rows:
 def array_of(name: str, given: Any) -> Any:
     """A dask array, of one or of a frame."""
     if hasattr(given, "to_dask_array"):
+        kind = getattr(given, "dtype", None)
+        if kind is not None and not isinstance(kind, np.dtype):
+            # types of pandas itself; what is missing becomes NaN, which is refused in its chunk
+            given = given.astype(np.float64 if getattr(kind, "kind", "O") in "fiub" else object)
         return given.to_dask_array()
     if not isinstance(given, da.Array):
         raise TypeError(
@@ -76,6 +80,24 @@ def array_of(name: str, given: Any) -> Any:
             "(epfast.fit_linear takes what is in memory)"
         )
     return given
+
+
+def matrix_of(X: Any) -> Any:
+    """X as a dask array; of a frame, whose columns are numbers all."""
+    for name, kind in getattr(X, "dtypes", {}).items() if hasattr(X, "columns") else ():
+        # types of pandas itself, as Int64, have a letter too
+        if getattr(kind, "kind", "O") not in "fiub":
+            raise TypeError(
+                f"X has the column {name!r} of dtype {kind}; allowed: columns of real numbers"
+            )
+    if not hasattr(X, "columns") or X.dtypes.map(_is_plain).all():
+        return array_of("X", X)
+    return X.astype(np.float64).to_dask_array()
+
+
+def _is_plain(kind: Any) -> bool:
+    """Whether columns of this dtype make a matrix: truth values beside numbers make objects."""
+    return isinstance(kind, np.dtype) and kind.kind != "b"
 
 
 def _alike(ours: Sequence[float], theirs: Sequence[float]) -> bool:
@@ -208,6 +230,13 @@ def _cut(rows: Rows, shards: int, size: int) -> Rows:
 
 
 def _recut(rows: Rows, cut: dict[int, tuple[int, ...]]) -> Rows:
+    for name, part in (("y", rows.y), ("weights", rows.weights)):
+        if part is not None and any(math.isnan(size) for size in part.chunks[0]):
+            raise ValueError(
+                f"{name} has chunks of lengths that are not known, which have to be cut for the "
+                f"shards and minibatches; allowed: {name}.compute_chunk_sizes() before, or whole "
+                "chunks as shards"
+            )
     weights = None if rows.weights is None else rows.weights.rechunk(cut)
     return rows._replace(X=rows.X.rechunk(cut), y=rows.y.rechunk(cut), weights=weights)
 

@@ -2,41 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
 from sklearn.utils.validation import check_is_fitted
 
-from epfast import losses
+from epfast import _checks, losses
 from epfast._arrays import Array
-from epfast.dask.data import array_of
+from epfast.dask.cluster import client_at_door
+from epfast.dask.data import rows_at_door
 from epfast.dask.fit import fit_linear
-from epfast.dask.needs import da
-from epfast.dask.prediction import lazily, predict_latent
-from epfast.linear.full_posterior import FullPosterior
+from epfast.dask.labels import Answers, classes_of, computed, labels_at_door, signs_of
+from epfast.dask.needs import delayed
+from epfast.dask.prediction import lazily, predict_latent, rows_of
+from epfast.estimators.coefficients import Coefficients
+from epfast.losses import Loss
 from epfast.schedules import Schedule
 
 
-class _Linear(BaseEstimator):  # type: ignore[misc]
-    """What both share: settings, the fit, and latent values."""
-
-    posterior_: FullPosterior
+class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
+    """What both share: settings, and fits."""
 
     def __init__(
         self,
         *,
-        loss: Any = None,
-        scheme: Any = None,
-        prior_variance: Any = 1.0,
-        fit_intercept: bool = True,
-        intercept_variance: float = 100.0,
-        schedule: Schedule | None = None,
-        client: Any = None,
-        persist: bool = True,
+        loss: Any,
+        scheme: Any,
+        posterior: str | None,
+        batch_size: int | None,
+        prior_variance: Any,
+        fit_intercept: bool,
+        intercept_variance: float,
+        schedule: Schedule | None,
+        client: Any,
+        persist: bool,
     ) -> None:
         self.loss = loss
         self.scheme = scheme
+        self.posterior = posterior
+        self.batch_size = batch_size
         self.prior_variance = prior_variance
         self.fit_intercept = fit_intercept
         self.intercept_variance = intercept_variance
@@ -44,12 +50,31 @@ class _Linear(BaseEstimator):  # type: ignore[misc]
         self.client = client
         self.persist = persist
 
-    def _fit(self, X: Any, y: Any, loss: losses.Loss, weights: Any) -> None:
-        self.posterior_ = fit_linear(
+    def __sklearn_clone__(self) -> Self:
+        """A copy without what was fitted; a client is a connection, which copies share."""
+        given = self.get_params(deep=False)
+        client = given.pop("client")
+        return type(self)(**{k: clone(v, safe=False) for k, v in given.items()}, client=client)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the client, which is of this process."""
+        state: dict[str, Any] = super().__getstate__()
+        return state | {"client": None}
+
+    def _fitted(self, X: Any, y: Any, loss: Loss, weights: Any) -> Any:
+        if isinstance(self.prior_variance, str):
+            raise ValueError(
+                f"prior_variance is {self.prior_variance!r}; allowed on a cluster: numbers; "
+                "compare posterior_.log_evidence of some"
+            )
+        _checks.flag("fit_intercept", self.fit_intercept)
+        return fit_linear(
             X,
             y,
             loss=loss,
             scheme=self.scheme,
+            posterior=self.posterior,
+            batch_size=self.batch_size,
             prior_variance=self.prior_variance,
             intercept=self.intercept_variance if self.fit_intercept else False,
             weights=weights,
@@ -57,15 +82,159 @@ class _Linear(BaseEstimator):  # type: ignore[misc]
             client=self.client,
             persist=self.persist,
         )
-        self.n_features_in_ = int(self.posterior_.problem.n_columns)
-        self.n_iter_, self.converged_ = self.posterior_.n_sweeps, self.posterior_.converged
+
+    def _publish(self, posteriors: list[Any]) -> None:
+        """Set the attributes of a fit, at its end: who is interrupted stays as it was."""
+        for name in ("posterior_", "feature_names_in_"):
+            self.__dict__.pop(name, None)
+        self.posteriors_, problem = posteriors, posteriors[0].problem
+        if len(posteriors) == 1:
+            self.posterior_ = posteriors[0]
+        self.n_features_in_ = int(problem.n_columns)
+        if problem.names is not None:
+            self.feature_names_in_ = np.array(problem.names, dtype=object)
+        self.log_evidence_ = float(sum(post.log_evidence for post in posteriors))
+        self.n_iter_ = max(post.n_sweeps for post in posteriors)
+        self.converged_ = all(post.converged for post in posteriors)
+
+
+class LinearClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
+    """A linear model of two classes or more, whose rows are on a cluster.
+
+    With more than two classes one posterior per class, that class against the rest, with the
+    probabilities normalised to sum to 1, as in :class:`epfast.LinearClassifier`. A joint posterior
+    of C classes ("multiclass") is for one machine: its covariance has (C d)^2 numbers, which each
+    visit of a shard would send twice. The fits follow one another, each by all workers, and each
+    reads the rows: ``X.persist()`` where that takes longer than the fit.
+
+    Parameters
+    ----------
+    loss : str or Loss
+        "logistic", "probit" or another loss of two labels.
+    scheme, posterior, batch_size, schedule, client, persist
+        As in :func:`epfast.dask.fit_linear`.
+    prior_variance : float or array_like of shape (d,)
+        Variance of the independent normal priors of the coefficients, with mean 0; scale the
+        columns. It is as given: :class:`epfast.LinearClassifier` has "evidence" as its default,
+        whose search fits ten times and more, each time by passes over the cluster. With
+        ``prior_variance=1.0`` it is the same model.
+    fit_intercept : bool
+        Whether to add a constant column of ones.
+    intercept_variance : float
+        Prior variance of the intercept.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+        The labels, sorted.
+    coef_ : ndarray of shape (1, d) or (n_classes, d)
+        Posterior mean of the coefficients; of ``classes_[1]`` where there are two classes, else of
+        each class against the rest.
+    intercept_ : ndarray of shape (1,) or (n_classes,)
+        Posterior mean of the intercept; 0 without one.
+    coef_covariance_ : ndarray of shape (d, d) or (n_classes, d, d)
+        Posterior covariance of the coefficients. Made when it is read.
+    posterior_ : FullPosterior or FactorizedPosterior
+        With two classes.
+    posteriors_ : list of posteriors
+        One, or one for each class.
+    log_evidence_ : float
+        Log evidence, with more than two classes the sum over the classes, each against the rest.
+    n_iter_ : int
+        Sweeps of the fit, the most over the classes.
+    converged_ : bool
+        Whether all fits reached the tolerance of the schedule.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of shape (d,)
+        Names of the columns of a dataframe.
+
+    Examples
+    --------
+    >>> import dask.array as da, numpy as np, epfast.dask
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(600, 2)) + np.repeat([[2.0, 0.0], [0.0, 2.0], [-2.0, -2.0]], 200, 0)
+    >>> y = np.repeat(["east", "north", "west"], 200)
+    >>> order = rng.permutation(600)
+    >>> rows, labels = da.from_array(X[order], (200, 2)), da.from_array(y[order], 200)
+    >>> model = epfast.dask.LinearClassifier().fit(rows, labels)
+    >>> model.coef_.shape, model.predict(rows)
+    ((3, 2), dask.array<labels, shape=(600,), dtype=<U5, chunksize=(200,), chunktype=numpy.ndarray>)
+    """
+
+    def __init__(
+        self,
+        *,
+        loss: Any = "logistic",
+        scheme: Any = None,
+        posterior: str | None = None,
+        batch_size: int | None = None,
+        prior_variance: Any = 1.0,
+        fit_intercept: bool = True,
+        intercept_variance: float = 100.0,
+        schedule: Schedule | None = None,
+        client: Any = None,
+        persist: bool = True,
+    ) -> None:
+        super().__init__(
+            loss=loss,
+            scheme=scheme,
+            posterior=posterior,
+            batch_size=batch_size,
+            prior_variance=prior_variance,
+            fit_intercept=fit_intercept,
+            intercept_variance=intercept_variance,
+            schedule=schedule,
+            client=client,
+            persist=persist,
+        )
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> LinearClassifier:
+        """Fit the posterior, or one for each class.
+
+        Parameters
+        ----------
+        X : dask array, (n, d), or dask dataframe
+        y : dask array or series
+            Labels of any kind, two or more different ones; they are looked up in a pass of their
+            own.
+        sample_weight : dask array or series, optional
+            As ``weights`` of :func:`epfast.dask.fit_linear`.
+
+        Returns
+        -------
+        LinearClassifier
+            Itself.
+
+        Raises
+        ------
+        Interrupted
+            On Ctrl-C, with the posterior of the class that was at hand; the estimator is as it was
+            before.
+        """
+        loss = losses.resolve(self.loss)
+        if not loss.by_margin:
+            joint = isinstance(loss, losses.Multiclass)
+            raise ValueError(
+                f"loss is {loss!r}; allowed in a classifier on a cluster: one of two labels, as "
+                "'probit'"
+                + (": each class against the rest, with normalised probabilities" if joint else "")
+            )
+        labels = labels_at_door(y)
+        rows_at_door(X, labels, sample_weight)
+        client_at_door(self.client)
+        classes = classes_of(labels, self.client)
+        posteriors = []
+        for positive in classes[1:] if len(classes) == 2 else classes:
+            signs = labels.map_blocks(signs_of, positive, dtype=np.float64, meta=np.empty(0))
+            posteriors.append(self._fitted(X, signs, loss, sample_weight))
+        self.classes_ = classes
+        self._publish(posteriors)
+        return self
 
     @property
-    def _weights(self) -> tuple[Array, float]:
-        """Mean of the coefficients and of the intercept."""
-        check_is_fitted(self, "posterior_")
-        mean = self.posterior_.mean
-        return (mean[:-1], float(mean[-1])) if self.fit_intercept else (mean, 0.0)
+    def _answers(self) -> Answers:
+        check_is_fitted(self, "posteriors_")
+        return Answers(self.posteriors_, self.classes_)
 
     def predict_latent(self, X: Any) -> tuple[Any, Any]:
         """Mean and variance of x.theta, lazily.
@@ -76,79 +245,16 @@ class _Linear(BaseEstimator):  # type: ignore[misc]
 
         Returns
         -------
-        mean, variance : dask array, (n,)
+        mean, variance : dask array, (n,) or (n, n_classes)
+            One column per class where there are more than two.
         """
-        check_is_fitted(self, "posterior_")
-        return predict_latent(self.posterior_, X)
-
-
-def _signs(block: Any, positive: Any) -> Any:
-    return np.where(np.asarray(block) == positive, 1.0, -1.0)
-
-
-def _both(block: Any) -> Any:
-    return np.stack([1.0 - block, block], axis=1)
-
-
-def _named(block: Any, classes: Any) -> Any:
-    return classes[(block > 0.5).astype(np.intp)]
-
-
-class LinearClassifier(_Linear):
-    """A linear model of two classes, whose rows are on a cluster.
-
-    Parameters
-    ----------
-    loss : str or Loss, optional
-        Of two labels. None: "logistic".
-    scheme, prior_variance, schedule, client, persist
-        As in :func:`epfast.dask.fit_linear`.
-    fit_intercept : bool
-        Whether to add a constant column of ones.
-    intercept_variance : float
-        Prior variance of the intercept.
-
-    Attributes
-    ----------
-    classes_ : ndarray of shape (2,)
-        The labels, sorted.
-    coef_ : ndarray of shape (1, d)
-        Posterior mean of the coefficients.
-    intercept_ : ndarray of shape (1,)
-    posterior_ : FullPosterior
-    n_features_in_, n_iter_ : int
-    converged_ : bool
-    """
-
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> LinearClassifier:
-        """Fit the posterior.
-
-        Parameters
-        ----------
-        X : dask array, (n, d), or dask dataframe
-        y : dask array or series
-            Labels of any kind, two different ones; they are looked up in a pass of their own.
-        sample_weight : dask array or series, optional
-            As ``weights`` of :func:`epfast.dask.fit_linear`.
-
-        Returns
-        -------
-        LinearClassifier
-            Itself.
-        """
-        loss = losses.resolve("logistic" if self.loss is None else self.loss)
-        if not loss.by_margin:
-            raise ValueError(f"loss is {loss!r}; allowed in a classifier: one of two labels")
-        labels = array_of("y", y)
-        classes = np.asarray(da.unique(labels.ravel()).compute())
-        if len(classes) != 2:
-            raise ValueError(f"y has {len(classes)} classes, {classes[:5].tolist()}; allowed: two")
-        signs = labels.map_blocks(_signs, classes[1], dtype=np.float64, meta=np.empty(0))
-        self._fit(X, signs, loss, sample_weight)
-        self.classes_ = classes
-        coefficients, constant = self._weights
-        self.coef_, self.intercept_ = coefficients[None], np.array([constant])
-        return self
+        answers = self._answers
+        rows, k = rows_of(X, self.posteriors_[0]), len(self.posteriors_)
+        shape: dict[str, Any] = {"new_axis": 2, "chunks": (rows.chunks[0], (k,), (2,))}
+        both = rows.map_blocks(answers.latent, dtype=float, meta=np.empty((0, k, 2)), **shape)
+        if k == 1:
+            return both[:, 0, 0], both[:, 0, 1]
+        return both[..., 0], both[..., 1]
 
     def predict_proba(self, X: Any) -> Any:
         """Probabilities of the classes, lazily.
@@ -159,17 +265,17 @@ class LinearClassifier(_Linear):
 
         Returns
         -------
-        dask array, (n, 2)
+        dask array, (n, n_classes)
             Columns in the order of ``classes_``.
         """
-        check_is_fitted(self, "posterior_")
-        positive = lazily(self.posterior_, X, "predict_proba")
-        chunks = positive.chunks[0], (2,)
-        meta = np.empty((0, 2))
-        return positive.map_blocks(_both, new_axis=1, chunks=chunks, dtype=float, meta=meta)
+        answers, k = self._answers, len(self.classes_)
+        rows = rows_of(X, self.posteriors_[0])
+        chunks = rows.chunks[0], (k,)
+        meta = np.empty((0, k))
+        return rows.map_blocks(answers.probabilities, chunks=chunks, dtype=float, meta=meta)
 
     def predict(self, X: Any) -> Any:
-        """The more probable class, lazily.
+        """The most probable class, lazily.
 
         Parameters
         ----------
@@ -179,48 +285,116 @@ class LinearClassifier(_Linear):
         -------
         dask array, (n,)
         """
-        check_is_fitted(self, "posterior_")
-        positive = lazily(self.posterior_, X, "predict_proba")
-        return positive.map_blocks(
-            _named, self.classes_, dtype=self.classes_.dtype, meta=self.classes_[:0]
-        )
+        answers, meta = self._answers, self.classes_[:0]
+        rows = rows_of(X, self.posteriors_[0])
+        return rows.map_blocks(answers.labels, drop_axis=1, dtype=meta.dtype, meta=meta)
 
-    def score(self, X: Any, y: Any) -> float:
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Share of rows whose class is predicted.
 
         Parameters
         ----------
         X : dask array, (n, d), or dask dataframe
         y : dask array or series
+        sample_weight : dask array or series, optional
 
         Returns
         -------
         float
         """
-        return float((self.predict(X) == array_of("y", y).ravel()).mean().compute())
+        answers = self._answers
+        rows_of(X, self.posteriors_[0])
+        right, every = np.sum(self._by_chunk(answers.hits, X, y, sample_weight), axis=0)
+        if not every > 0.0:
+            raise ValueError(
+                "sample_weight adds up to 0, or X has no rows; allowed: some that count"
+            )
+        return float(right / every)
+
+    def _by_chunk(self, function: Any, X: Any, y: Any, weights: Any) -> list[Any]:
+        return _by_chunk(function, X, labels_at_door(y), weights, self.client)
 
 
-class LinearRegressor(_Linear):
+def _by_chunk(function: Any, X: Any, y: Any, weights: Any, client: Any) -> list[Any]:
+    """What a function says of each chunk of rows, responses and weights (or None)."""
+    rows = rows_at_door(X, y, weights)
+    parts = [rows.X.to_delayed()[:, 0], rows.y.to_delayed().ravel()]
+    parts.append([None] * len(parts[0]) if weights is None else rows.weights.to_delayed().ravel())
+    asked = delayed(function)  # it travels once, with its posteriors
+    return computed([delayed(_called)(asked, *each) for each in zip(*parts, strict=True)], client)
+
+
+def _called(function: Any, *args: Any) -> Any:
+    return function(*args)
+
+
+class LinearRegressor(RegressorMixin, _Linear):  # type: ignore[misc]
     """A linear model of numbers, whose rows are on a cluster.
 
     Parameters
     ----------
-    loss : str or Loss, optional
-        Its parameters are as they are given: nothing is learnt. None: "gaussian".
-    scheme, prior_variance, schedule, client, persist
+    loss : str or Loss
+        Its parameters are as they are given, where :class:`epfast.LinearRegressor` learns them: of
+        "gaussian" the variance of noise is 1, so scale y, or give ``losses.Gaussian(variance)``.
+    scheme, posterior, batch_size, schedule, client, persist
         As in :func:`epfast.dask.fit_linear`.
-    fit_intercept, intercept_variance
-        As in :class:`LinearClassifier`.
+    prior_variance, fit_intercept, intercept_variance
+        As in :class:`LinearClassifier`. :class:`epfast.LinearRegressor` takes the variance of the
+        intercept from y, which here would be a pass of its own: center y, or give a large one. With
+        ``learn=()`` and these variances it is the same model.
 
     Attributes
     ----------
     coef_ : ndarray of shape (d,)
         Posterior mean of the coefficients.
     intercept_ : float
-    posterior_ : FullPosterior
+    coef_covariance_ : ndarray of shape (d, d)
+        Posterior covariance of the coefficients. Made when it is read.
+    posterior_ : FullPosterior or FactorizedPosterior
+    log_evidence_ : float
     n_features_in_, n_iter_ : int
+    feature_names_in_ : ndarray of shape (d,)
+        Names of the columns of a dataframe.
     converged_ : bool
     """
+
+    def __init__(
+        self,
+        *,
+        loss: Any = "gaussian",
+        scheme: Any = None,
+        posterior: str | None = None,
+        batch_size: int | None = None,
+        prior_variance: Any = 1.0,
+        fit_intercept: bool = True,
+        intercept_variance: float = 100.0,
+        schedule: Schedule | None = None,
+        client: Any = None,
+        persist: bool = True,
+    ) -> None:
+        super().__init__(
+            loss=loss,
+            scheme=scheme,
+            posterior=posterior,
+            batch_size=batch_size,
+            prior_variance=prior_variance,
+            fit_intercept=fit_intercept,
+            intercept_variance=intercept_variance,
+            schedule=schedule,
+            client=client,
+            persist=persist,
+        )
+
+    @property
+    def coef_(self) -> Array:
+        """Posterior mean of the coefficients, (d,)."""
+        found: Array = self._weights()[0][0]
+        return found
+
+    @property
+    def intercept_(self) -> Any:
+        """Posterior mean of the intercept, a number."""
+        return float(self._weights()[1][0])
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> LinearRegressor:
         """Fit the posterior.
@@ -237,12 +411,25 @@ class LinearRegressor(_Linear):
         LinearRegressor
             Itself.
         """
-        loss = losses.resolve("gaussian" if self.loss is None else self.loss)
-        if loss.by_margin:
+        loss = losses.resolve(self.loss)
+        if loss.by_margin or loss.latents != 1:
             raise ValueError(f"loss is {loss!r}; allowed in a regressor: one of numbers")
-        self._fit(X, y, loss, sample_weight)
-        self.coef_, self.intercept_ = self._weights
+        self._publish([self._fitted(X, y, loss, sample_weight)])
         return self
+
+    def predict_latent(self, X: Any) -> tuple[Any, Any]:
+        """Mean and variance of x.theta, lazily.
+
+        Parameters
+        ----------
+        X : dask array, (n, d), or dask dataframe
+
+        Returns
+        -------
+        mean, variance : dask array, (n,)
+        """
+        check_is_fitted(self, "posterior_")
+        return predict_latent(self.posterior_, X)
 
     def predict(self, X: Any) -> Any:
         """Predictive mean of y, lazily.
@@ -271,3 +458,43 @@ class LinearRegressor(_Linear):
         """
         check_is_fitted(self, "posterior_")
         return lazily(self.posterior_, X, "predict_variance")
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Share of the variance of y that the predictive mean explains, R^2.
+
+        Parameters
+        ----------
+        X : dask array, (n, d), or dask dataframe
+        y : dask array or series
+        sample_weight : dask array or series, optional
+
+        Returns
+        -------
+        float
+        """
+        check_is_fitted(self, "posterior_")
+        rows_of(X, self.posterior_)
+        function = partial(_residuals, self.posterior_)
+        found = np.array(_by_chunk(function, X, labels_at_door(y), sample_weight, self.client))
+        size, mean, spread, rest = found.T
+        if not size.sum() > 0.0:
+            raise ValueError(
+                "sample_weight adds up to 0, or X has no rows; allowed: some that count"
+            )
+        about = mean - (size @ mean) / size.sum()
+        whole = float(spread.sum() + size @ about**2)
+        if whole == 0.0:  # y is one number: as scikit-learn has it
+            return float(rest.sum() == 0.0)
+        return 1.0 - float(rest.sum()) / whole
+
+
+def _residuals(post: Any, block: Any, y: Any, weights: Any) -> Array:
+    """Of a chunk: weight, mean of y, and sums of squares about it and about the prediction."""
+    values = np.asarray(y, dtype=np.float64).ravel()
+    counted = np.ones(len(values)) if weights is None else np.asarray(weights).ravel()
+    size = counted.sum()
+    if not size:
+        return np.zeros(4)
+    mean = counted @ values / size
+    about, rest = values - mean, values - post.predict(block)
+    return np.array([size, mean, counted @ about**2, counted @ rest**2])

@@ -1,6 +1,7 @@
 """Dask itself, or what to install."""
 
 try:
+    import dask
     import dask.array as da
     import distributed
     import sklearn  # noqa: F401
@@ -10,4 +11,4 @@ except ImportError as error:
         "epfast.dask needs dask, distributed and scikit-learn: pip install 'epfast[dask]'"
     ) from error
 
-__all__ = ["da", "delayed", "distributed"]
+__all__ = ["da", "dask", "delayed", "distributed"]

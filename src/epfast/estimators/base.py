@@ -44,6 +44,8 @@ __all__ = [
     "check_of_labels",
     "check_unweighted",
     "fit_seed",
+    "log_probabilities",
+    "odds",
     "row_weights",
     "sample_weights",
     "seed_of_draws",
@@ -169,15 +171,7 @@ class LatentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if logs.shape[1] == 2:
                 return np.asarray(logs[:, 1] - logs[:, 0])
             return np.asarray(logs - _log_of_rest(logs))
-        mean, variance = self.predict_latent(X)
-        m, v = (np.ascontiguousarray(part.T).reshape(-1, len(part)) for part in (mean, variance))
-        v, plus = np.maximum(v, np.finfo(np.float64).tiny), np.ones(len(mean))
-        scores = np.empty(m.shape)
-        for k, post in enumerate(self.posteriors_):
-            loss = post.known_loss()
-            up, down = (backend.tilted_moments(loss, y, m[k], v[k])[0] for y in (plus, -plus))
-            scores[k] = up - down
-        return scores[0] if mean.ndim == 1 else scores.T.copy()
+        return odds(self.posteriors_, *self.predict_latent(X))
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """The most probable class.
@@ -229,11 +223,7 @@ class LatentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         if self._several:
             return self._log_probabilities(X)
-        scores = self.decision_function(X)
-        if scores.ndim == 1:
-            return np.asarray(special.log_expit(np.stack([-scores, scores], axis=1)))
-        logs = special.log_expit(scores)
-        return np.asarray(logs - special.logsumexp(logs, axis=1, keepdims=True))
+        return log_probabilities(self.decision_function(X))
 
     def _encode(self, labels: NDArray[Any]) -> tuple[NDArray[np.intp], list[Array]]:
         """Set ``classes_``; return class numbers, and labels -1 and +1 for each binary problem."""
@@ -288,6 +278,26 @@ class LatentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         n_classes = len(self.classes_)
         positive = [1] if n_classes == 2 else range(n_classes)
         return [np.where(index == k, 1.0, -1.0) for k in positive]
+
+
+def odds(posteriors: list[Any], mean: Array, variance: Array) -> Array:
+    """Predictive log odds of latent values, (n,), or (n, k) where each class has a posterior."""
+    m, v = (np.ascontiguousarray(part.T).reshape(-1, len(part)) for part in (mean, variance))
+    v, plus = np.maximum(v, np.finfo(np.float64).tiny), np.ones(len(mean))
+    scores = np.empty(m.shape)
+    for k, post in enumerate(posteriors):
+        loss = post.known_loss()
+        up, down = (backend.tilted_moments(loss, y, m[k], v[k])[0] for y in (plus, -plus))
+        scores[k] = up - down
+    return scores[0] if mean.ndim == 1 else scores.T.copy()
+
+
+def log_probabilities(scores: Array) -> Array:
+    """Of classes, (n, 2) or (n, k), from the log odds of :func:`odds`: normalised."""
+    if scores.ndim == 1:
+        return np.asarray(special.log_expit(np.stack([-scores, scores], axis=1)))
+    logs = special.log_expit(scores)
+    return np.asarray(logs - special.logsumexp(logs, axis=1, keepdims=True))
 
 
 def _log_of_rest(logs: Array) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
@@ -64,6 +65,12 @@ def workers_of(executor: Executor) -> int:
     if hasattr(client, "nthreads"):
         return max(1, int(sum(client.nthreads().values())))
     return cores()
+
+
+def status_of(executor: Any) -> str:
+    """What a client of Dask says of its connection; "running" of other executors."""
+    client: Any = getattr(executor, "_client", None) or getattr(executor, "client", None)
+    return str(getattr(client, "status", "running"))
 
 
 class Tasks:
@@ -129,11 +136,14 @@ class Tasks:
         Raises
         ------
         ExecutorFailed
-            If the task was lost too often.
+            If the task was lost too often, or the executor is gone.
         Exception
             What the task itself raised.
         """
         while True:
+            # tasks that are sent while Dask's client looks for its scheduler are never done
+            if (status := status_of(self.executor)) != "running":
+                raise _failed("is gone", ConnectionError(f"its client is {status}"))
             try:
                 # a wait without an end would keep Ctrl-C out on some systems
                 done = self._done.get(timeout=LOOK)
@@ -198,7 +208,9 @@ class Tasks:
         """Forget what is in flight; what has not begun does not begin."""
         flying, self._flying, self._done = self._flying, {}, SimpleQueue()
         for future in flying:
-            future.cancel()
+            # a client that is closed refuses this, too
+            with suppress(Exception):
+                future.cancel()
         self._losses.clear()
         self._taken.clear()
 

@@ -1,0 +1,151 @@
+"""Labels of any kind, where they are: looked up once, and then by their class."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from epfast._arrays import Array
+from epfast.dask.cluster import client_at_door
+from epfast.dask.data import array_of
+from epfast.dask.needs import dask, delayed
+from epfast.estimators.base import log_probabilities, odds
+
+
+def computed(parts: Sequence[Any], client: Any) -> list[Any]:
+    """The values of delayed objects: on the cluster of a client, or where Dask's settings say."""
+    where = {} if client is None else {"scheduler": client_at_door(client)}
+    return list(dask.compute(*parts, **where))  # type: ignore[attr-defined, no-untyped-call]
+
+
+def labels_at_door(y: Any) -> Any:
+    """A label per row, as a dask array (n,)."""
+    # of categories, and of types of pandas itself
+    is_own = hasattr(y, "to_dask_array") and not isinstance(getattr(y, "dtype", None), np.dtype)
+    labels = array_of("y", y.astype(object) if is_own else y)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        return labels[:, 0]
+    if labels.ndim != 1:
+        raise ValueError(f"y has shape {labels.shape}; allowed: (n,), a label per row")
+    return labels
+
+
+def classes_of(labels: Any, client: Any) -> NDArray[Any]:
+    """The different labels in order; a pass over y alone."""
+    chunks = enumerate(labels.to_delayed().ravel())
+    found = computed([delayed(labels_of)(chunk, k) for k, chunk in chunks], client)
+    parts = [part for part in found if len(part)]
+    if not parts:
+        raise ValueError("y has no rows; allowed: one at least")
+    kinds = {part.dtype.kind in "biuf" for part in parts if part.dtype.kind != "O"}
+    try:
+        if len(kinds) > 1:
+            raise TypeError("numbers would become strings")
+        classes = np.unique(np.concatenate(parts))
+    except TypeError:
+        raise TypeError(
+            "y holds labels of one kind in some chunks and of another kind in others; allowed: "
+            "numbers alone, or strings alone"
+        ) from None
+    if len(classes) < 2:
+        raise ValueError(f"y has 1 class, {classes.tolist()}; allowed: two classes or more")
+    return classes
+
+
+def labels_of(chunk: Any, number: int) -> NDArray[Any]:
+    """The different labels of a chunk, checked; number: of the chunk, for errors."""
+    labels = np.asarray(chunk).ravel()
+    missing = _missing(labels)
+    if missing.any():
+        raise ValueError(
+            f"chunk {number}: y holds a label that is missing, first in row "
+            f"{int(missing.argmax())}; allowed: a label in each row"
+        )
+    try:
+        found = np.unique(labels)
+    except TypeError:
+        raise TypeError(
+            f"chunk {number}: y holds labels that cannot be sorted; allowed: numbers alone, or "
+            "strings alone"
+        ) from None
+    if found.dtype.kind == "O" and all(isinstance(label, numbers.Number) for label in found):
+        found = np.array(found.tolist())
+    if found.dtype.kind not in "biufOUT":
+        raise TypeError(
+            f"chunk {number}: y has dtype {found.dtype}; allowed: numbers or strings as labels"
+        )
+    if found.dtype.kind == "f":
+        parts = found[(found != np.rint(found)) | np.isinf(found)]
+        if len(parts):
+            raise ValueError(
+                f"chunk {number}: y holds {parts[0]:g}; allowed: labels, as numbers without "
+                "fractions (LinearRegressor takes others)"
+            )
+    return np.asarray(found)
+
+
+def _missing(labels: NDArray[Any]) -> NDArray[np.bool_]:
+    """Where there is no label: NaN, or None and NA of pandas."""
+    if labels.dtype.kind == "O":
+        # what is missing is not equal to itself, or does not say whether it is
+        return np.array([part is None or _is_not_itself(part) for part in labels], dtype=bool)
+    if labels.dtype.kind == "f":
+        return np.asarray(np.isnan(labels))
+    return np.zeros(len(labels), dtype=bool)
+
+
+def _is_not_itself(part: Any) -> bool:
+    try:
+        return not bool(part == part)
+    except (TypeError, ValueError):
+        return True
+
+
+def signs_of(chunk: Any, positive: Any) -> Array:
+    """+1 for one class, and -1 for the rest."""
+    return np.where(np.asarray(chunk) == positive, 1.0, -1.0)
+
+
+class Answers:
+    """What the posteriors of the classes say of a block of rows; it travels to the blocks."""
+
+    def __init__(self, posteriors: list[Any], classes: NDArray[Any]) -> None:
+        self.posteriors, self.classes = posteriors, classes
+
+    def latent(self, block: Any) -> Array:
+        """Means and variances, (n, k, 2)."""
+        if not block.shape[0]:
+            return np.empty((0, len(self.posteriors), 2))
+        parts = [post.predict_latent(block) for post in self.posteriors]
+        return np.stack([np.stack(part, axis=1) for part in parts], axis=1)
+
+    def probabilities(self, block: Any) -> Array:
+        """Those of :meth:`epfast.LinearClassifier.predict_proba`, (n, n_classes)."""
+        if not block.shape[0]:
+            return np.empty((0, len(self.classes)))
+        return np.asarray(np.exp(log_probabilities(self._odds(block))))
+
+    def labels(self, block: Any) -> NDArray[Any]:
+        """The most probable ones, (n,)."""
+        if not block.shape[0]:
+            return self.classes[:0]
+        scores = self._odds(block)
+        index = (scores > 0.0).astype(np.intp) if scores.ndim == 1 else scores.argmax(axis=1)
+        return np.asarray(self.classes[index])
+
+    def hits(self, block: Any, labels: Any, weights: Any) -> Array:
+        """Sum of the weights of the rows whose label is predicted, and of all."""
+        right = self.labels(block) == np.asarray(labels).ravel()
+        counted = np.ones(len(right)) if weights is None else np.asarray(weights).ravel()
+        return np.array([counted[right].sum(), counted.sum()])
+
+    def _odds(self, block: Any) -> Array:
+        latent = self.latent(block)
+        mean, variance = latent[..., 0], latent[..., 1]
+        if len(self.posteriors) == 1:
+            mean, variance = mean[:, 0], variance[:, 0]
+        return odds(self.posteriors, mean, variance)
