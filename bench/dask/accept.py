@@ -267,7 +267,7 @@ def out_of_core(quick: bool) -> list[dict[str, Any]]:
 
 def faster(quick: bool) -> list[dict[str, Any]]:
     """Seconds of passes of one process and of two workers, with the rows in memory."""
-    n, d, chunks, cells = QUICK_TIMED if quick else TIMED, 100, 16, []
+    n, d, chunks, cells = QUICK_TIMED if quick else TIMED, 100, 8, []
     # both sides at once would want four cores: passes of one, then of the other
     inner = {"one sweep": EP(1, 0.0, order="parallel"), "two": EP(2, 0.0, order="sequential")}
     here, there = whole(n, d, chunks), made(n, d, chunks)

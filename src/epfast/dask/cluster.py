@@ -9,10 +9,11 @@ from typing import Any
 
 from epfast import _checks
 from epfast.dask.engines import Place, Shard
-from epfast.dask.needs import delayed, distributed
+from epfast.dask.needs import annotate, delayed, distributed
 from epfast.dask.worker import Facts, facts_of, forget, good, version
 from epfast.inference.executors import each_of
 from epfast.inference.threads import cores
+from epfast.linear.engines.arrivals import Lanes
 
 #: of what a thread of a worker has free, the largest share of a shard that is kept; of one that is
 #: read for each visit, which is there twice, as chunks and as a whole, beside the one that is read
@@ -124,21 +125,25 @@ class Cluster(Place):
             return super().parcels(shards)
         where: dict[Any, list[int]] = {}
         for i, shard in enumerate(shards):
-            home = next(iter(self.homes[shard]), None)
-            where.setdefault(home, []).append(i)
+            where.setdefault(self._home(shard), []).append(i)
         found: list[list[int]] = []
         for home, some in where.items():
             count = min(len(some), self.threads_of.get(home, 1))
             found += [some[first::count] for first in range(count)]
         return found
 
+    def lanes(self, shards: Sequence[int]) -> Lanes:
+        return Lanes([self._home(shard) for shard in shards], self.threads_of)
+
+    def _home(self, shard: int) -> Any:
+        """The worker that has a shard, or is to read it; None: any one."""
+        return next(iter(self.homes[shard]), None)
+
     def submit(self, function: Any, /, *args: Any, **more: Any) -> Any:
         """Send what :class:`Counted` asks, under the name of the shard."""
         calls = args[1] if args[0] is each_of else [args]
         first: Shard = calls[0][1]
-        home = self.homes[first.number] or None
-        where: dict[str, Any] = {} if home is None else {"workers": home}
-        where["allow_other_workers"] = home is not None
+        where = self._where(first)
         rows = [call[1].rows for call in calls]
         asked = Sealed((function, args[0], [(call[0], *call[2:]) for call in calls]))
         key = self._key(first)
@@ -148,20 +153,24 @@ class Cluster(Place):
         return self.client.compute(task, **where)
 
     def submit_all(self, function: Any, parcels: Sequence[Sequence[tuple[Any, ...]]]) -> list[Any]:
-        """Send a task for each list of calls, in one message: the next one has to wait 10 ms.
-
-        Dask sends each where its rows are.
-        """
+        """Send a task for each list of calls, all in one message: the next one waits for 10 ms."""
         if not self.are_kept or len(parcels) == 1:
             return super().submit_all(function, parcels)
-        rows = [[call[1].rows for call in calls] for calls in parcels]
-        asked = [
-            Sealed((function, each_of, [(call[0], *call[2:]) for call in calls]))
-            for calls in parcels
-        ]
-        keys = [self._key(calls[0][1]) for calls in parcels]
-        found: list[Any] = self.client.map(asked_of, rows, asked, key=keys, pure=False)
+        tasks = []
+        for calls in parcels:
+            rows = [call[1].rows for call in calls]
+            asked = Sealed((function, each_of, [(call[0], *call[2:]) for call in calls]))
+            # where its cache is: without it a round is another one
+            with annotate(**self._where(calls[0][1])):
+                task = delayed(asked_of, pure=False)
+                tasks.append(task(rows, asked, dask_key_name=self._key(calls[0][1])))
+        found: list[Any] = self.client.compute(tasks, optimize_graph=False)
         return found
+
+    def _where(self, shard: Shard) -> dict[str, Any]:
+        """The worker that a task is for, if Dask may not choose; another one where that is gone."""
+        home = self.homes[shard.number]
+        return {"workers": home, "allow_other_workers": True} if home else {}
 
     def _key(self, shard: Shard) -> tuple[str, str, int]:
         """The name of a task, by its first shard, and its number.

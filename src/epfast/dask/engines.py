@@ -29,7 +29,7 @@ from epfast.dask.worker import (
 from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, evidence_bound
 from epfast.inference.executors import Tasks, attempted, each_of, takes_none
 from epfast.inference.runtime import Tick
-from epfast.linear.engines.arrivals import Part
+from epfast.linear.engines.arrivals import Lanes, Part
 from epfast.linear.engines.base import FullEngine, Swept, adf_start, plain, with_moments
 from epfast.linear.engines.local import flat_site
 from epfast.linear.engines.shards import ShardEngine, ShardState, stacked
@@ -76,6 +76,10 @@ class Place(Executor):
     ) -> list[Future[Any]]:
         """Submit ``function(each_of, calls)`` for each list of calls."""
         return [self.submit(function, each_of, calls) for calls in parcels]
+
+    def lanes(self, shards: Sequence[int]) -> Lanes | None:
+        """Which worker has which of the shards, by their numbers; None: all have all."""
+        return None
 
     def parcels(self, shards: Sequence[int]) -> list[list[int]]:
         """Positions of the shards, by their numbers, that are best visited by one task."""
@@ -162,6 +166,7 @@ class RemoteShards(_CountsBytes, ShardEngine):
         self.remote, self.token = shards, token
         self.sizes = [shard.facts.rows for shard in shards]
         self.tasks: Counted = tasks
+        self.lanes = tasks.place.lanes([shard.number for shard in shards])
         self.evidence_bound = evidence_bound(problem.loss, sum(s.facts.size for s in shards))
         nothing: Any = None
         shards_of_rows = self.schedule.stores == "shard"

@@ -27,10 +27,10 @@ from epfast.inference.runtime import Tick
 from epfast.linear import notes
 from epfast.linear.choices import Choices, choose
 from epfast.linear.engines.minibatch import rows_to_settle
-from epfast.linear.fit import FULL_UP_TO, KINDS, prior_of_fit
+from epfast.linear.fit import FULL_UP_TO, KINDS
 from epfast.linear.full_posterior import FullPosterior
 from epfast.linear.posterior import FactorizedPosterior
-from epfast.linear.priors import intercept_at_door
+from epfast.linear.priors import intercept_at_door, prior_of_fit
 from epfast.linear.problem import Data, LinearProblem
 from epfast.losses import Loss
 from epfast.schedules import ADF, DAEP, DEP, DSEP, EP, Schedule
@@ -168,7 +168,7 @@ def fit_linear(
     wide = intercept_at_door(intercept)
     width = d + (wide is not None)
     normal = prior_variance, prior_precision, prior_mean
-    prior = prior_of_fit(normal, start, chosen, width, wide, posterior == "full")
+    prior = prior_of_fit(normal, start, chosen.schedule, width, wide, posterior == "full")
     name, token = type(schedule).__name__, uuid.uuid4().hex
     place = place_of(client, name)
     try:

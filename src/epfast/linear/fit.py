@@ -35,7 +35,7 @@ from epfast.linear.latent_fit import fit_latents
 from epfast.linear.latent_posterior import LatentPosterior
 from epfast.linear.ones import chunks_with_ones, with_ones
 from epfast.linear.posterior import FactorizedPosterior
-from epfast.linear.priors import intercept_at_door, prior_at_door
+from epfast.linear.priors import NORMAL, intercept_at_door, prior_of_fit
 from epfast.linear.problem import (
     Data,
     LinearProblem,
@@ -55,8 +55,8 @@ from epfast.schemes import Scheme
 #: largest min(n, d) with a full covariance by default
 FULL_UP_TO = 5000
 KINDS = {"full": FullPosterior, "factorized": FactorizedPosterior}
-#: arguments of a normal prior
-NORMAL = ("prior_variance", "prior_precision", "prior_mean")
+#: engines, by covariance and sites, that do better where nobody sees a state
+UNSEEN = {("factorized", "factor"), ("factorized", "none")}
 #: arguments of 0.1.0 that moved, with their new spelling
 MOVED = {
     "gamma": "scheme=epfast.schemes.Quadrature(gamma=...) or Variational(gamma=...)",
@@ -313,7 +313,7 @@ def fit_linear(
     if prior is not None:
         return _shrunk(chosen, data, ours, normal, prior, wide, names, start, callback, progress)
     dense = posterior == "full" and (ours is None or prior_precision is not None)
-    problem = chosen.problem(data, prior_of_fit(normal, start, chosen, d, wide, dense))
+    problem = chosen.problem(data, prior_of_fit(normal, start, chosen.schedule, d, wide, dense))
     problem = in_best_form(problem._replace(intercept=wide is not None, names=names, wide=ours))
     scale = None if stream else _notes(problem, prior_variance, prior_precision)
     how: dict[str, Any] = {"record": record, "callback": callback, "progress": progress}
@@ -370,33 +370,6 @@ def _notes(problem: LinearProblem, variance: Any, precision: Any) -> float | Non
     return scale if scale > notes.FLAT else None
 
 
-def prior_of_fit(
-    given: tuple[Any, Any, Any],
-    start: Any,
-    chosen: Choices,
-    d: int,
-    intercept: float | None,
-    dense: bool,
-) -> State:
-    """The prior that the arguments give; ADF with a start keeps the prior of the start.
-
-    d: the number of weights, with that of the intercept; dense: its precision is a matrix.
-    """
-    if start is None or chosen.schedule.stores != "none":
-        features = d if intercept is None else d - 1
-        return prior_at_door(*given, features, dense, intercept)
-    for name, value in zip(NORMAL, given, strict=True):
-        if value is not None:
-            raise ValueError(
-                f"{name} is {_checks.describe(value)} beside a start; allowed with ADF: None, the "
-                "prior is that of the start"
-            )
-    prior: State = start.problem.prior
-    if prior.shift.size != d:
-        raise ValueError(f"start has {prior.shift.size} dimensions; allowed: {d}")
-    return prior
-
-
 def _kept(problem: LinearProblem, callback: Any, progress: Any) -> Data:
     """The rows, as copies where functions of the user could change what the core relies on."""
     data, loss = problem.data, problem.loss
@@ -444,9 +417,9 @@ def fit_problem(
         fitted = problem._replace(data=_kept(problem, callback, progress))
         held = Held("X, y or weights", *fitted.data)
         settings = {"traced": True} if record == "factor" else {}
+        diagonal = problem.covariance == "factorized" and problem.schedule.stores != "shard"
         if callback is None and record is None and (start is None or start.sites is None):
-            diagonal = problem.covariance == "factorized" and problem.schedule.stores != "shard"
-            settings = {"unseen": True} if diagonal else {}
+            settings = {"unseen": diagonal} if diagonal else {}
         engine: Any = engine_of(fitted, **settings)
         shared = Threads(threads)
         try:

@@ -14,6 +14,8 @@ from epfast.linear.problem import State, is_proper, prior_of
 
 #: prior variance of an intercept: broad, a standard deviation of 10 in units of log odds
 INTERCEPT_VARIANCE = 100.0
+#: arguments of a normal prior
+NORMAL = ("prior_variance", "prior_precision", "prior_mean")
 
 
 def prior_at_door(
@@ -37,6 +39,33 @@ def prior_at_door(
         else:
             found = linalg.block_diag(found, 1.0 / intercept)
     return prior_of(found, center, full)
+
+
+def prior_of_fit(
+    given: tuple[Any, Any, Any],
+    start: Any,
+    schedule: Any,
+    d: int,
+    intercept: float | None,
+    dense: bool,
+) -> State:
+    """The prior that the arguments give; ADF with a start keeps the prior of the start.
+
+    d: the number of weights, with that of the intercept; dense: its precision is a matrix.
+    """
+    if start is None or schedule.stores != "none":
+        features = d if intercept is None else d - 1
+        return prior_at_door(*given, features, dense, intercept)
+    for name, value in zip(NORMAL, given, strict=True):
+        if value is not None:
+            raise ValueError(
+                f"{name} is {_checks.describe(value)} beside a start; allowed with ADF: None, the "
+                "prior is that of the start"
+            )
+    prior: State = start.problem.prior
+    if prior.shift.size != d:
+        raise ValueError(f"start has {prior.shift.size} dimensions; allowed: {d}")
+    return prior
 
 
 def _prior(

@@ -10,8 +10,7 @@ from epfast.inference import Sites
 from epfast.inference.executors import Answer, Tasks
 from epfast.inference.runtime import no_tick
 from epfast.linear.engines import local
-from epfast.linear.engines.arrivals import Arrivals, Flow, Part
-from epfast.linear.engines.base import flat
+from epfast.linear.engines.arrivals import Arrivals, Flow, Lanes, Part
 from epfast.linear.engines.local import Update, local_update, shard_of, site_of
 from tests.oracles.data import classes
 from tests.oracles.executors import AtOnce
@@ -74,7 +73,7 @@ def same(some, others):
 
 def test_damping_is_of_the_rows():
     *whole, _ = given()
-    full, half = (local_update(*whole, flat(50), damping) for damping in (1.0, 0.5))
+    full, half = (local_update(*whole, None, damping) for damping in (1.0, 0.5))
     np.testing.assert_allclose(half.rows.shift, 0.5 * full.rows.shift)
     np.testing.assert_allclose(half.site.precision, 0.5 * full.site.precision)
 
@@ -90,10 +89,12 @@ def test_an_improper_cavity_keeps_the_site():
 def test_what_is_not_finite_is_no_answer(monkeypatch):
     shard, precision, shift, site, rows = given()
 
-    def overflows(problem, sites):
-        return np.full((D, D), np.inf), np.zeros(D)
+    def overflows(*args):
+        fit = run(*args)
+        return fit._replace(state=fit.state._replace(precision=np.full((D, D), np.inf)))
 
-    monkeypatch.setattr(local, "sum_of_sites", overflows)
+    run = local.run
+    monkeypatch.setattr(local, "run", overflows)
     found = local_update(shard, precision, shift, site, rows, 0.5)
     assert found.refused == 50
     assert found.site is site
@@ -120,8 +121,10 @@ def site(number):
     return Sites(np.array([[float(number)]]), np.zeros(1), np.float64(0.0))
 
 
-def arrivals(answers, flow=None):
-    tasks = Scripted(answers)
+def arrivals(answers, flow=None, tasks=None):
+    if tasks is None:
+        tasks = Scripted(answers)
+    tasks.answers = iter(answers)
 
     def send(k, visit, precision, shift, part, share):
         tasks.sent.append((k, visit, float(precision[0, 0]), share))
@@ -138,6 +141,25 @@ def test_each_answer_moves_the_posterior_at_once():
     assert found.precision[0, 0] == 6.0
     # both were sent from the prior; shard 0 after the answer of shard 1, in turn
     assert found.tasks.sent == [(0, 0, 1.0, 1.0), (1, 0, 1.0, 1.0), (1, 1, 3.0, 1.0)]
+
+
+def test_no_worker_idles_while_another_has_a_queue():
+    """Two of four shards are those of one worker; who waited longest goes first."""
+    tasks, sent = Scripted([]), []
+    tasks.width = 2
+
+    def send(k, visit, precision, shift, part, share):
+        sent.append(k)
+        tasks._flying[object()] = (k, visit)
+
+    flow, parts = Flow.begun(1.0, 4), [Part(site(0.0), None)] * 4
+    lanes = Lanes("aabb", {"a": 1, "b": 1})
+    numbers = tasks, flow, np.eye(1), np.zeros(1), parts, [1] * 4, send
+    found = Arrivals(*numbers, lanes)
+    tasks.answers = iter([((k, 0), site(1.0)) for k in (0, 1, 2, 3)])
+    found.take_in(no_tick)
+    assert sent[:4] == [0, 2, 1, 0]
+    assert found.flow_after(1e-9).queue[-1] == sent[-1]
 
 
 def test_an_answer_of_an_older_visit_is_dropped():
@@ -184,9 +206,23 @@ def test_the_rate_is_halved_where_passes_do_not_contract():
     assert found.flow_after(9.0).rate == 0.8  # below the tolerance all is well
 
 
-def test_a_shard_that_nobody_hears_of_keeps_the_fit_from_ending():
-    flow = Flow.begun(1.0, 2)
-    assert flow.passed(True).all_heard
-    assert not flow._replace(silent=(0, 1)).passed(True).all_heard
-    assert flow._replace(silent=(0, 1)).passed(True).passed(True).all_heard
-    assert not flow._replace(silent=(0, 1)).passed(True).passed(False).all_heard
+def test_a_shard_that_has_not_seen_the_posterior_keeps_the_fit_from_ending():
+    flow = Flow.begun(1.0, 2)._replace(saw=(2, 2))
+    assert not flow.passed(True).all_agree
+    assert flow.passed(True).passed(True).all_agree
+    assert not flow._replace(saw=(1, 3)).passed(True).passed(True).all_agree
+    assert not flow.passed(True).passed(False).all_agree
+
+
+def test_what_a_slow_worker_says_of_an_old_posterior_says_nothing():
+    """Shard 1 was sent in the first pass and answers in the third, to what it was sent then."""
+    flow, tasks = Flow.begun(1.0, 2), None
+    told = [[((0, 0), site(2.0)), ((0, 1), site(2.0))], [((0, 2), site(2.0)), ((0, 3), site(2.0))]]
+    told.append([((1, 0), site(0.0)), ((0, 4), site(2.0))])
+    for answers, quiet in zip(told, (False, True, True), strict=True):
+        found = arrivals(answers, flow, tasks)
+        found.take_in(no_tick)
+        tasks, flow = found.tasks, found.flow_after(1e-9).passed(quiet)
+    assert max(flow.silent) == 0
+    assert flow.saw[1] == 3
+    assert not flow.all_agree

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -27,12 +27,15 @@ class Flow(NamedTuple):
 
     #: share of an answer that is taken
     rate: float
-    #: next shard in turn
-    turn: int
+    #: the shards, that which was sent first of all first
+    queue: tuple[int, ...]
     #: answers that each shard has given: the number of its visit
     answered: tuple[int, ...]
     #: passes since each shard was heard
     silent: tuple[int, ...]
+    #: passes that have ended since each shard was sent, and since that of its last answer was
+    sent: tuple[int, ...]
+    saw: tuple[int, ...]
     #: least sum of the changes over a pass so far, and passes since
     least: float = np.inf
     stalled: int = 0
@@ -42,16 +45,20 @@ class Flow(NamedTuple):
     @classmethod
     def begun(cls, damping: float, count: int) -> Self:
         """Before the first pass over so many shards."""
-        return cls(damping, 0, (0,) * count, (0,) * count)
+        never = (0,) * count
+        return cls(damping, tuple(range(count)), never, never, never, never)
 
     def passed(self, quiet: bool) -> Self:
         """After a pass that moved little, or not."""
         return self._replace(quiet=self.quiet + 1 if quiet else 0)
 
     @property
-    def all_heard(self) -> bool:
-        """Whether each shard has answered since the posterior stands still."""
-        return max(self.silent) < self.quiet
+    def all_agree(self) -> bool:
+        """Whether each shard has answered to the posterior that stands still.
+
+        What a slow worker says of an older one moves nothing, and says nothing.
+        """
+        return max(self.saw) <= self.quiet
 
 
 class Part(NamedTuple):
@@ -71,6 +78,20 @@ class Sends(Protocol):
     ) -> None: ...
 
 
+class Lanes(NamedTuple):
+    """Workers, and which of them has which shard: none idles while another has a queue."""
+
+    #: the worker of each shard
+    of: Sequence[Any]
+    #: tasks that each takes at a time
+    width: Mapping[Any, int]
+
+    @classmethod
+    def one(cls, count: int, width: int) -> Self:
+        """Workers that all have all of so many shards."""
+        return cls((None,) * count, {None: width})
+
+
 class Arrivals:
     """One pass: as many answers as there are shards.
 
@@ -87,12 +108,16 @@ class Arrivals:
         parts: Sequence[Part],
         sizes: Sequence[int],
         send: Sends,
+        lanes: Lanes | None = None,
     ) -> None:
         self.tasks, self.flow, self.parts = tasks, flow, list(parts)
         self.precision, self.shift, self.sizes, self.send = precision, shift, sizes, send
         self.width = min(tasks.width, len(self.parts))
-        self.answered, self.turn = list(flow.answered), flow.turn
+        self.lanes = Lanes.one(len(self.parts), self.width) if lanes is None else lanes
+        self.answered, self.queue = list(flow.answered), list(flow.queue)
         self.heard: set[int] = set()
+        #: see :class:`Flow`
+        self.sent, self.saw = list(flow.sent), list(flow.saw)
         #: shards to be sent again before others, and how often their answers were refused
         self.again: list[int] = []
         self.tries: dict[int, int] = {}
@@ -124,6 +149,7 @@ class Arrivals:
                     continue
             self.tries.pop(k, None)
             self.heard.add(k)
+            self.saw[k] = self.sent[k]
             self.refused += update.refused if accepted else 0
             self.moved = max(self.moved, update.moved)
             taken += 1
@@ -139,11 +165,13 @@ class Arrivals:
             rate, least, stalled = min(rate, max(LEAST_RATE, 0.5 * rate)), np.inf, 0
         return self.flow._replace(
             rate=rate,
-            turn=self.turn,
+            queue=tuple(self.queue),
             answered=tuple(self.answered),
             silent=tuple(
                 0 if k in self.heard else passes + 1 for k, passes in enumerate(self.flow.silent)
             ),
+            sent=tuple(passes + 1 for passes in self.sent),
+            saw=tuple(passes + 1 for passes in self.saw),
             least=least,
             stalled=stalled,
         )
@@ -153,23 +181,31 @@ class Arrivals:
         return {k for k, visit in self.tasks.flying() if visit == self.answered[k]}
 
     def _fill(self) -> None:
-        """Send shards until there are enough in flight: those again, then the next in turn."""
+        """Send shards until there are enough in flight: those again, then who waited longest."""
         flying = self._flying()
         while len(self.tasks) < self.width or not flying:
             if self.again:
                 k = self.again.pop(0)
             else:
-                count = len(self.parts)
-                order = ((self.turn + i) % count for i in range(count))
-                free = next((k for k in order if k not in flying), None)
-                if free is None:
+                waiting = [k for k in self.queue if k not in flying]
+                if not waiting:
                     return
-                k, self.turn = free, (free + 1) % count
+                k = next((k for k in waiting if self._has_room(k, flying)), waiting[0])
             if k not in flying:
                 self._send(k)
                 flying.add(k)
 
+    def _has_room(self, k: int, flying: set[int]) -> bool:
+        """Whether the worker of a shard has a thread that does nothing."""
+        lane = self.lanes.of[k]
+        busy = sum(self.lanes.of[other] == lane for other in flying)
+        return bool(busy < self.lanes.width.get(lane, 1))
+
     def _send(self, k: int) -> None:
+        if k not in self._flying():  # of two that are under way the first counts
+            self.sent[k] = 0
+        self.queue.remove(k)
+        self.queue.append(k)
         self.send(k, self.answered[k], self.precision, self.shift, self.parts[k], self._share(k))
 
     def _share(self, k: int) -> float:

@@ -15,7 +15,7 @@ from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites
 from epfast.inference.executors import Tasks
 from epfast.inference.loop import RELATIVE, change
 from epfast.inference.runtime import Tick
-from epfast.linear.engines.arrivals import Arrivals, Flow, Part
+from epfast.linear.engines.arrivals import Arrivals, Flow, Lanes, Part
 from epfast.linear.engines.base import (
     LEAST_SHARE,
     FullEngine,
@@ -119,6 +119,9 @@ class ShardEngine(FullEngine):
         self.shards = [shard_of(problem, some, self.schedule.inner) for some in rows]
         self.sizes = [shard.shape[0] for shard in self.shards]
         self.tasks = Tasks()
+
+    #: of workers that have some of the shards
+    lanes: Lanes | None = None
 
     # -- what a subclass without rows has otherwise --
 
@@ -244,7 +247,8 @@ class ShardEngine(FullEngine):
             tasks.send((k, visit), *self.call(k, visit, precision, shift, part, share))
 
         parts = self.parts_of(state)
-        arrivals = Arrivals(tasks, flow, state.precision, state.shift, parts, self.sizes, send)
+        given = tasks, flow, state.precision, state.shift, parts, self.sizes, send
+        arrivals = Arrivals(*given, self.lanes)
         try:
             arrivals.take_in(tick)
         except KeyboardInterrupt:
@@ -256,7 +260,7 @@ class ShardEngine(FullEngine):
         left = change(self.summary(state, False), self.summary(reached, False)) / flow.rate
         after = arrivals.flow_after(schedule.tol).passed(left <= schedule.tol)
         new = reached._replace(sweeps=state.sweeps + 1, flow=after)
-        settled = None if after.all_heard and arrivals.moved <= schedule.tol else False
+        settled = None if after.all_agree and arrivals.moved <= schedule.tol else False
         if settled is None and flow.rate < 1.0 and 0.0 < schedule.tol >= left:
             # log scales follow
             before, now = (self.summary(s).log_evidence for s in (state, new))
