@@ -2,7 +2,8 @@
 
 ``.. bench:: table1`` shows bench/results/table1.json: every list of records in it is a table, its
 columns the scalar fields and the medians of timings. The option ``pictures`` names PNG files of
-bench/results to show with it; one that is not there is left out.
+bench/results to show with it; one that is not there is left out. The option ``only`` names the
+tables to show, of a script that stores many.
 """
 
 import json
@@ -59,7 +60,10 @@ class Bench(SphinxDirective):
     """See the module."""
 
     required_arguments = 1
-    option_spec: ClassVar[dict] = {"pictures": directives.unchanged}
+    option_spec: ClassVar[dict] = {
+        "pictures": directives.unchanged,
+        "only": directives.unchanged,
+    }
 
     def run(self) -> list[nodes.Node]:
         """Build the nodes."""
@@ -83,8 +87,9 @@ class Bench(SphinxDirective):
                 relative = os.path.relpath(RESULTS / picture, here)
                 lines += [f".. image:: {relative}", f"   :alt: {picture}", ""]
         found = self.parse(lines)
+        only = self.options.get("only", "").split() or document
         for key, value in document.items():
-            if rows := records(value):
+            if key in only and (rows := records(value)):
                 found += [nodes.rubric(text=key.replace("_", " ")), self.table(rows)]
         return found
 

@@ -58,9 +58,7 @@ def test_one_stream_is_a_pass_and_several_are_combined(kind, weighted, posterior
         parts = [slice(i, i + 250) for i in range(first, stop, 250)]
         return fit_linear(((plain[p], Y[p]) for p in parts), None, schedule=ADF(), **given)
 
-    # moments of sparse rows become natural parameters after each shard
-    near = 1e-14 if kind == "sparse" and posterior != "full" else 0.0
-    near = 1e-12 if weighted and posterior == "full" else near
+    near = 1e-12 if weighted and posterior == "full" else 0.0
     post = epd.fit_linear(rows, LABELS, schedule=ADF(), streams=1, **given, **lazy)
     assert_equal(post, passed(slice(None)), near)
     post = epd.fit_linear(rows, LABELS, schedule=ADF(), streams=2, **given, **lazy)
@@ -116,9 +114,9 @@ def test_lengths_that_are_not_known():
         assert_equal(post, fit_linear(chunks, None, **given))
 
 
-@pytest.mark.parametrize("size", [None, 7, 250, 4000])
-@pytest.mark.parametrize("streams", [1, 2, 5, 40])
-@pytest.mark.parametrize("chunks", [(3000,), (1000,) * 3, (10, 0, 1990, 3, 997), (100,) * 30])
+@pytest.mark.parametrize("size", [None, 7, 4000])
+@pytest.mark.parametrize("streams", [1, 2, 40])
+@pytest.mark.parametrize("chunks", [(3000,), (10, 0, 1990, 3, 997), (100,) * 30])
 def test_shards_of_passes_are_all_rows_once(size, streams, chunks):
     given = da.from_array(X, (chunks, D)), da.from_array(Y, (chunks,)), None
     rows, groups, takes = shards_of_passes(rows_at_door(*given), streams, 1 << 13, 500, size)

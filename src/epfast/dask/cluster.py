@@ -143,13 +143,10 @@ class Cluster(Place):
         """Send what :class:`Counted` asks, under the name of the shard."""
         calls = args[1] if args[0] is each_of else [args]
         first: Shard = calls[0][1]
-        where = self._where(first)
-        rows = [call[1].rows for call in calls]
-        asked = Sealed((function, args[0], [(call[0], *call[2:]) for call in calls]))
-        key = self._key(first)
+        where, key, given = self._where(first), self._key(first), _taken_apart(function, *args)
         if self.are_kept:
-            return self.client.submit(asked_of, rows, asked, key=key, pure=False, **where)
-        task = delayed(asked_of, pure=False)(rows, asked, dask_key_name=key)
+            return self.client.submit(asked_of, *given, key=key, pure=False, **where)
+        task = delayed(asked_of, pure=False)(*given, dask_key_name=key)
         return self.client.compute(task, **where)
 
     def submit_all(self, function: Any, parcels: Sequence[Sequence[tuple[Any, ...]]]) -> list[Any]:
@@ -158,12 +155,12 @@ class Cluster(Place):
             return super().submit_all(function, parcels)
         tasks = []
         for calls in parcels:
-            rows = [call[1].rows for call in calls]
-            asked = Sealed((function, each_of, [(call[0], *call[2:]) for call in calls]))
+            first: Shard = calls[0][1]
+            given = _taken_apart(function, each_of, calls)
             # where its cache is: without it a round is another one
-            with annotate(**self._where(calls[0][1])):
+            with annotate(**self._where(first)):
                 task = delayed(asked_of, pure=False)
-                tasks.append(task(rows, asked, dask_key_name=self._key(calls[0][1])))
+                tasks.append(task(*given, dask_key_name=self._key(first)))
         found: list[Any] = self.client.compute(tasks, optimize_graph=False)
         return found
 
@@ -191,6 +188,13 @@ class Sealed:
 
     def __init__(self, value: Any) -> None:
         self.value = value
+
+
+def _taken_apart(function: Any, what: Any, *args: Any) -> tuple[list[Any], Sealed]:
+    """Rows that Dask is to find, and the rest of ``function(what, ...)``; see :func:`asked_of`."""
+    calls = args[0] if what is each_of else [(what, *args)]
+    rest = [(call[0], *call[2:]) for call in calls]
+    return [call[1].rows for call in calls], Sealed((function, what, rest))
 
 
 def asked_of(rows: Sequence[Any], asked: Sealed) -> Any:

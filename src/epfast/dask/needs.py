@@ -5,7 +5,7 @@ try:
     import dask.array as da
     import distributed
     import sklearn  # noqa: F401
-    from dask import annotate
+    from dask.base import annotate
     from dask.delayed import delayed
 except ImportError as error:
     raise ImportError(

@@ -61,6 +61,19 @@ def _engine(problem: LinearProblem, traced: bool = False, **settings: Any) -> Sp
     return kind(problem, traced=traced, **settings)
 
 
+class Passing(NamedTuple):
+    """A :class:`State` of ADF with its moments, from which the next rows go on to the bit."""
+
+    precision: Array
+    shift: Array
+    sites: Sites | None
+    log_scale: float
+    sweeps: int
+    rows_seen: int | None
+    #: means and variances, as the core has them
+    moments: Array
+
+
 class SparseEngine(MinibatchEngine):
     """EP stores two numbers per nonzero of a factor's rows, ADF none. O(d) once per sweep.
 
@@ -69,6 +82,8 @@ class SparseEngine(MinibatchEngine):
 
     measures = True
     for_core: ClassVar[dict[str, Any]] = {"sparse": True}
+    #: whether a pass of ADF over rows ends with a :class:`Passing`
+    keeps_moments = False
 
     def __init__(
         self, problem: LinearProblem, traced: bool = False, total: int | None = None
@@ -258,6 +273,8 @@ class SparseEngine(MinibatchEngine):
                             trace[:done] = base.shift / base.precision
                     core.begin_sweep(sweeps)
                     running = _Running(core, state, base)
+                    if isinstance(state, Passing):
+                        running.moments = state.moments.copy()
                 rest = piece._replace(order=piece.order[done:])
                 later = None if trace is None else trace[done:]
                 design = SparseRows(X) if self.design is None else self.design
@@ -274,6 +291,8 @@ class SparseEngine(MinibatchEngine):
         self.n_sites = -(-seen // self.size)
         refused, failed, clipped = map(int, counts + self._counted(core, before))
         new = reached._replace(sweeps=sweeps + 1)
+        if self.keeps_moments and running.by_rows:
+            new = Passing(*new, running.moments)  # type: ignore[assignment]
         return new, Counts(refused, failed, clipped, trace=trace, measured=measured)
 
     def _engine_of_first(self, problem: LinearProblem) -> Any:
