@@ -26,7 +26,7 @@ from epfast.linear.engines.base import adf_start
 from epfast.linear.engines.means import MeansEngine, may_step
 from epfast.linear.engines.minibatch import MinibatchEngine, Piece, rows_to_settle
 from epfast.linear.ones import stored_rows
-from epfast.linear.problem import Data, LinearProblem, State
+from epfast.linear.problem import Data, LinearProblem, Passing, State
 from epfast.linear.sources import Stream
 
 #: sweeps between two sums of all sites, which remove rounding drift
@@ -59,19 +59,6 @@ def by_nonzeros(engine: Callable[..., Any]) -> Callable[..., Any]:
 def _engine(problem: LinearProblem, traced: bool = False, **settings: Any) -> SparseEngine:
     kind = SparseMeansEngine if may_step(problem, traced) else SparseEngine
     return kind(problem, traced=traced, **settings)
-
-
-class Passing(NamedTuple):
-    """A :class:`State` of ADF with its moments, from which the next rows go on to the bit."""
-
-    precision: Array
-    shift: Array
-    sites: Sites | None
-    log_scale: float
-    sweeps: int
-    rows_seen: int | None
-    #: means and variances, as the core has them
-    moments: Array
 
 
 class SparseEngine(MinibatchEngine):
