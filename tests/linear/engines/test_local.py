@@ -214,6 +214,13 @@ def test_a_shard_that_has_not_seen_the_posterior_keeps_the_fit_from_ending():
     assert not flow.passed(True).passed(False).all_agree
 
 
+def test_a_shard_that_was_never_heard_of_keeps_the_fit_from_ending():
+    """Where no answer moves the posterior, and one shard gives them all."""
+    found = arrivals([((0, 0), site(0.0)), ((0, 1), site(0.0))])
+    found.take_in(no_tick)
+    assert not found.flow_after(1e-9).passed(True).all_agree
+
+
 def test_what_a_slow_worker_says_of_an_old_posterior_says_nothing():
     """Shard 1 was sent in the first pass and answers in the third, to what it was sent then."""
     flow, tasks = Flow.begun(1.0, 2), None

@@ -20,6 +20,8 @@ from epfast.linear.problem import is_proper
 STALLED, LEAST_RATE = 3, 1.0 / 16.0
 #: passes after which a shard that is in flight is sent once more
 LATE = 3
+#: passes since an answer that never was
+NEVER = 1 << 40
 
 
 class Flow(NamedTuple):
@@ -45,8 +47,8 @@ class Flow(NamedTuple):
     @classmethod
     def begun(cls, damping: float, count: int) -> Self:
         """Before the first pass over so many shards."""
-        never = (0,) * count
-        return cls(damping, tuple(range(count)), never, never, never, never)
+        none = (0,) * count
+        return cls(damping, tuple(range(count)), none, none, none, (NEVER,) * count)
 
     def passed(self, quiet: bool) -> Self:
         """After a pass that moved little, or not."""
