@@ -204,11 +204,17 @@ def by_scipy(client: Any, data: Data, tight: bool = False) -> Run:
     n, d = data.X.shape
     clock, looks, evaluations = Clock(), [], 0
     each = 8.0 * WORKERS * (2 * d + 1)
+    where = client.who_has(data.parts)
+    homes = [list(where[part.key])[:1] for part in data.parts]
 
     def objective(theta: Any) -> tuple[float, Any]:
         nonlocal evaluations
         evaluations += 1
-        sent = [client.submit(value_and_gradient, p, theta, pure=False) for p in data.parts]
+        # where the rows are: Dask may move them, and NumPy is slow where they arrive unaligned
+        sent = [
+            client.submit(value_and_gradient, p, theta, pure=False, workers=home)
+            for p, home in zip(data.parts, homes, strict=True)
+        ]
         values, slopes = zip(*client.gather(sent), strict=True)
         value = sum(values) + 0.5 * theta @ theta / PRIOR
         return value / n, (sum(slopes) + theta / PRIOR) / n
