@@ -81,7 +81,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                         cluster.close()
                         cluster = _cluster()
                         continue
-                    pids = sorted(client.run(os.getpid).values())
+                    told = client.run(os.getpid, on_error="return").values()
+                    pids = sorted(pid for pid in told if isinstance(pid, int))
+                    if len(pids) < 2:  # one that the fit before has left dying
+                        continue
                     after = float(rng.uniform(0.0, length))
                     victim = pids[int(rng.integers(2))]
                     found.append(one(client, X, y, after, victim, truth))
