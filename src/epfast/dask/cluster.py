@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -57,20 +58,20 @@ class Cluster(Place):
         #: whether shards stay in memory
         self.are_kept = False
         self._check_versions()
-        self.threads_of: dict[Any, int] = dict(client.nthreads())
+        info = client.scheduler_info(n_workers=-1)["workers"]
+        self.threads_of: dict[Any, int] = {name: w["nthreads"] for name, w in info.items()}
         self.threads = max(1, sum(self.threads_of.values()))
-        info = client.scheduler_info(n_workers=-1)["workers"].values()
         #: free memory of workers that have a limit, and their threads
         self.free = [
             (max(0, w["memory_limit"] - w["metrics"].get("memory", 0)), w["nthreads"])
-            for w in info
+            for w in info.values()
             if w["memory_limit"]
         ]
 
     def shard_bytes(self, persist: bool, rows: float) -> int | None:
         if not self.free:
             return None
-        own = 0.0 if persist or rows != rows else ROW_BYTES * rows / len(self.threads_of)
+        own = 0.0 if persist or math.isnan(rows) else ROW_BYTES * rows / len(self.threads_of)
         share = KEPT_SHARE if persist else READ_SHARE
         return max(1, int(min(share * max(f - own, 0.1 * f) / threads for f, threads in self.free)))
 

@@ -34,7 +34,7 @@ from epfast.linear.engines.base import FullEngine, Swept, adf_start, plain, with
 from epfast.linear.engines.local import flat_site
 from epfast.linear.engines.shards import ShardEngine, ShardState, stacked
 from epfast.linear.engines.shared import SharedEngine, SharedState
-from epfast.linear.problem import Data, LinearProblem, State, is_proper
+from epfast.linear.problem import Data, LinearProblem, State, is_proper, product_over
 
 
 class Elsewhere(NamedTuple):
@@ -316,15 +316,7 @@ class Passes(_CountsBytes, FullEngine):
             return with_moments(begun)
         if len(ends) == 1:
             return with_moments(ends[0])
-        surplus, seen = len(ends) - 1, begun.rows_seen or 0
-        whole = State(
-            sum(end.precision for end in ends) - surplus * begun.precision,
-            sum(end.shift for end in ends) - surplus * begun.shift,
-            None,
-            sum(end.log_scale for end in ends) - surplus * begun.log_scale,
-            begun.sweeps,
-            sum((end.rows_seen or 0) - seen for end in ends) + seen,
-        )
+        whole = product_over(ends, begun, None)
         if not is_proper(whole.precision):
             raise FloatingPointError(
                 "the passes of ADF have an improper product; allowed: a loss whose sites add "

@@ -27,7 +27,7 @@ from epfast.inference.runtime import Tick
 from epfast.linear import notes
 from epfast.linear.choices import Choices, choose
 from epfast.linear.engines.minibatch import rows_to_settle
-from epfast.linear.fit import FULL_UP_TO, KINDS
+from epfast.linear.fit import FULL_UP_TO, KINDS, check_start
 from epfast.linear.full_posterior import FullPosterior
 from epfast.linear.posterior import FactorizedPosterior
 from epfast.linear.priors import intercept_at_door, prior_of_fit
@@ -160,9 +160,7 @@ def fit_linear(
             f"streams is {streams} and the schedule {_checks.describe(schedule)}; allowed: None, "
             "or schedule=ADF()"
         )
-    kind = KINDS[posterior]
-    if start is not None and not isinstance(start, kind):
-        raise TypeError(f"start is {_checks.describe(start)}; allowed: a {kind.__name__} or None")
+    check_start(start, posterior)
     if weights is not None and "powers" not in chosen.loss.gives:
         chosen.loss.check_power(0.5, "a weight")
     wide = intercept_at_door(intercept)

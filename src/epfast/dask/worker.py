@@ -68,22 +68,10 @@ class Loaded(NamedTuple):
     facts: Facts
 
 
-def load(
-    numbers: Sequence[int],
-    X: Sequence[Any],
-    y: Sequence[Any],
-    weights: Sequence[Any] | None,
-    loss: Loss,
-    intercept: bool,
-    columns: int,
-) -> Loaded | Exception:
-    """Chunks of rows as one shard, checked; empty ones are left out.
-
-    numbers: of the chunks, for errors. What is wrong with them is a value: an exception would be
-    that of a task that is lost.
-    """
+def load(*chunks: Any) -> Loaded | Exception:
+    """As _loaded; what is wrong is a value: an exception would be that of a lost task."""
     try:
-        return _loaded(numbers, X, y, weights, loss, intercept, columns)
+        return _loaded(*chunks)
     except (ValueError, TypeError) as error:
         return error
 
@@ -97,6 +85,10 @@ def _loaded(
     intercept: bool,
     columns: int,
 ) -> Loaded:
+    """Chunks of rows as one shard, checked; empty ones are left out.
+
+    numbers: of the chunks, for errors.
+    """
     parts: list[Data] = []
     for i, number in enumerate(numbers):
         if X[i].shape[0] == 0:

@@ -13,7 +13,7 @@ from epfast.inference import Sites
 from epfast.linear.full_posterior import FullPosterior
 from epfast.linear.ones import stored_rows
 from epfast.linear.posterior import FactorizedPosterior
-from epfast.linear.problem import Data, LinearProblem, State, is_proper
+from epfast.linear.problem import Data, LinearProblem, is_proper, product_over, stacked_rows
 from epfast.linear.shrunk_posterior import ShrunkPosterior
 from epfast.linear.wide import is_wide, same_rows
 from epfast.linear.wide_posterior import WidePosterior
@@ -87,21 +87,9 @@ def combine(posteriors: Sequence[Any]) -> FactorizedPosterior | FullPosterior:
         data = _joined_data([post.problem for post in posteriors])
         sweeps = max(post.n_sweeps for post in posteriors)
         return first.joined(found, data, sweeps=sweeps, converged=False, history=[])
-    states, prior = [post.state for post in posteriors], first.problem.prior
-    surplus = len(posteriors) - 1
     sites = _joined_sites(list(posteriors))
-    state = State(
-        sum(state.precision for state in states) - surplus * prior.precision,
-        sum(state.shift for state in states) - surplus * prior.shift,
-        sites,
-        sum(state.log_scale for state in states) - surplus * prior.log_scale,
-        max(state.sweeps for state in states),
-        _rows_seen(states),
-    )
-    proper = (
-        (state.precision > 0.0).all() if state.precision.ndim == 1 else is_proper(state.precision)
-    )
-    if not proper:
+    state = product_over([post.state for post in posteriors], first.problem.prior, sites)
+    if not is_proper(state.precision):
         raise ValueError(
             "posteriors have an improper product over the surplus priors; allowed: fits that are "
             "narrower than the prior"
@@ -111,12 +99,6 @@ def combine(posteriors: Sequence[Any]) -> FactorizedPosterior | FullPosterior:
     problem = first.problem._replace(data=data, groups=_joined_groups(problems, sites))
     result: FactorizedPosterior | FullPosterior = type(first)(state, problem, False, [])
     return result
-
-
-def _rows_seen(states: list[State]) -> int | None:
-    """Rows that ADF has taken in, where all are of ADF."""
-    seen = [state.rows_seen for state in states if state.rows_seen is not None]
-    return sum(seen) if len(seen) == len(states) else None
 
 
 def _in_one_form(posteriors: Sequence[Any]) -> Sequence[Any]:
@@ -169,14 +151,7 @@ def _joined_sites(posteriors: list[Any]) -> Sites | None:
         counts = [p.problem.shape[0] if p.problem.has_rows else None for p in posteriors[:-1]]
         if any(count is None or count % size for count in counts):
             return None
-    return Sites(*map(_stacked, zip(*found, strict=True)))
-
-
-def _stacked(parts: Sequence[Any]) -> Any:
-    """Arrays, or CSR matrices, one below the other."""
-    if any(hasattr(part, "indptr") for part in parts):
-        return sparse.csr_array(sparse.vstack(parts, format="csr"))
-    return np.concatenate(parts)
+    return stacked_rows(found)
 
 
 def _joined_groups(problems: list[LinearProblem], sites: Sites | None) -> Any:

@@ -285,9 +285,7 @@ def fit_linear(
             f"record is {record!r}; allowed with {type(chosen.loss).__name__}: None, it has no "
             "values"
         )
-    kind = KINDS[posterior]
-    if start is not None and not isinstance(start, kind):
-        raise TypeError(f"start is {_checks.describe(start)}; allowed: a {kind.__name__} or None")
+    check_start(start, posterior)
     if prior is None and isinstance(start, ShrunkPosterior):
         raise TypeError("start has a prior= of single weights; allowed: the same prior= beside it")
     if stream:
@@ -326,6 +324,13 @@ def fit_linear(
         return found
     except KeyboardInterrupt:
         raise Interrupted(found) from None
+
+
+def check_start(start: Any, posterior: str) -> None:
+    """Refuse a start of another kind than the fit."""
+    kind = KINDS[posterior]
+    if start is not None and not isinstance(start, kind):
+        raise TypeError(f"start is {_checks.describe(start)}; allowed: a {kind.__name__} or None")
 
 
 def _shrunk(
@@ -417,9 +422,9 @@ def fit_problem(
         fitted = problem._replace(data=_kept(problem, callback, progress))
         held = Held("X, y or weights", *fitted.data)
         settings = {"traced": True} if record == "factor" else {}
-        diagonal = problem.covariance == "factorized" and problem.schedule.stores != "shard"
-        if callback is None and record is None and (start is None or start.sites is None):
-            settings = {"unseen": diagonal} if diagonal else {}
+        unseen = callback is None and record is None and (start is None or start.sites is None)
+        if unseen and (problem.covariance, problem.schedule.stores) in UNSEEN:
+            settings = {"unseen": True}
         engine: Any = engine_of(fitted, **settings)
         shared = Threads(threads)
         try:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import linalg
+from scipy import linalg, sparse
 
 from epfast import _checks
 from epfast._arrays import Array, row_chunks, symmetric_from_upper
@@ -275,6 +275,33 @@ def prior_of(precision: Array, mean: Array, full: bool) -> State:
             "overflows; allowed: numbers of moderate size"
         )
     return State(precision, shift, None, scale, 0)
+
+
+def stacked_rows(parts: Sequence[Sites]) -> Sites:
+    """Sites of rows, or minibatches, of several fits one after the other; CSR ones too."""
+    return Sites(*map(_stacked, zip(*parts, strict=True)))
+
+
+def _stacked(parts: Sequence[Any]) -> Any:
+    """Arrays, or CSR matrices, one below the other."""
+    if any(hasattr(part, "indptr") for part in parts):
+        return sparse.csr_array(sparse.vstack(parts, format="csr"))
+    return np.concatenate(parts)
+
+
+def product_over(states: Sequence[State], base: State, sites: Sites | None) -> State:
+    """The product of what began at the same base, over all but one of it; maybe improper."""
+    surplus, seen = len(states) - 1, [state.rows_seen for state in states]
+    before = base.rows_seen or 0
+    rows = None if None in seen else sum(n - before for n in seen if n is not None) + before
+    return State(
+        sum(state.precision for state in states) - surplus * base.precision,
+        sum(state.shift for state in states) - surplus * base.shift,
+        sites,
+        sum(state.log_scale for state in states) - surplus * base.log_scale,
+        max(state.sweeps for state in states),
+        rows,
+    )
 
 
 def log_determinant(precision: Array) -> float:

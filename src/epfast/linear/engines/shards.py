@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 
 from epfast import families
 from epfast._arrays import Array
@@ -33,7 +32,7 @@ from epfast.linear.engines.local import (
     shard_of,
     site_of,
 )
-from epfast.linear.problem import LinearProblem, State, is_proper, moments_of
+from epfast.linear.problem import LinearProblem, State, is_proper, moments_of, stacked_rows
 from epfast.schedules.base import AS_COMPLETED
 
 
@@ -83,17 +82,6 @@ class ShardState(NamedTuple):
 def stacked(sites: Sequence[Sites]) -> Sites:
     """Sites of shards as arrays."""
     return Sites(*map(np.stack, zip(*sites, strict=True)))
-
-
-def stacked_rows(parts: Sequence[Sites]) -> Sites:
-    """Sites of the rows, or minibatches, of shards one after the other; CSR ones too."""
-    if hasattr(parts[0].precision, "indptr"):
-        precision, shift = (
-            sparse.csr_array(sparse.vstack(some, format="csr"))
-            for some in ([part[i] for part in parts] for i in (0, 1))
-        )
-        return Sites(precision, shift, np.concatenate([part.log_scale for part in parts]))
-    return Sites(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 class ShardEngine(FullEngine):
