@@ -34,15 +34,16 @@ from bench.lib.harness import SHORT, Claim
 from bench.lib.numpy_reference import LOSSES, regularized_cost
 from bench.roche2016 import table1
 from bench.roche2016.table1 import PRIOR_VARIANCE
+from epfast.plots import SCHEME_COLORS
 
-# label -> scheme, curvature, colour and line of the paper's figures
+# label -> scheme, curvature and line of the paper's figures
 VARIANTS = {
-    "LA": ("laplace", "exact", "tab:blue", "--"),
-    "LA slope": ("laplace", "slope", "tab:blue", "-"),
-    "QLA": ("quick_laplace", "exact", "tab:green", "--"),
-    "QLA slope": ("quick_laplace", "slope", "tab:green", "-"),
-    "GQ": ("quadrature", "exact", "tab:red", "-"),
-    "VQ": ("variational", "exact", "tab:orange", "-"),
+    "LA": ("laplace", "exact", "--"),
+    "LA slope": ("laplace", "slope", "-"),
+    "QLA": ("quick_laplace", "exact", "--"),
+    "QLA slope": ("quick_laplace", "slope", "-"),
+    "GQ": ("quadrature", "exact", "-"),
+    "VQ": ("variational", "exact", "-"),
 }
 
 NEAR = 0.05  # a final gap up to this share of cost(0) - optimum counts as close to the optimum
@@ -335,10 +336,18 @@ def draw(panels: dict[tuple[str, str], Panel], optima, names, path, title: str) 
             panel, best = panels[name, loss], optima[name, loss]
             start = panel["VQ"].cost[0]
             low = best if best is not None else min(c.cost.min() for c in panel.values())
-            for label, (_, _, colour, line) in VARIANTS.items():
+            for label, (scheme, _, line) in VARIANTS.items():
                 cost = panel[label].cost
                 look = {"lw": 0.6, "alpha": 0.6} if line == "--" else {"lw": 1.2}
-                axis.plot(np.arange(len(cost)), cost, line, color=colour, label=label, **look)
+                look["color"] = SCHEME_COLORS[scheme]
+                axis.plot(
+                    np.arange(len(cost)),
+                    cost,
+                    line,
+                    color=SCHEME_COLORS[scheme],
+                    label=label,
+                    **look,
+                )
             if best is not None:
                 axis.axhline(best, color="black", lw=0.8, ls=":", label="optimum")
             axis.set_ylim(low - 0.05 * (start - low), low + 1.25 * (start - low))

@@ -17,6 +17,13 @@ __all__ = ["calibration", "check", "coefficients", "decision_boundary", "sweeps"
 
 #: two classes, a neutral and an accent, told apart by colour-blind eyes and in grey
 BLUE, ORANGE, GREY, INK = "#2166ac", "#d6604d", "#9a9a9a", "#333333"
+#: of the schemes for minibatches, the same in every picture; those of Roche's figures
+SCHEME_COLORS = {
+    "laplace": "tab:blue",
+    "quick_laplace": "tab:green",
+    "quadrature": "tab:red",
+    "variational": "tab:orange",
+}
 #: points per side of the grid of a decision boundary
 GRID = 150
 #: distance from the exact mean, in posterior sd, and factor of an sd, that a check calls good

@@ -1,16 +1,18 @@
-"""The demonstration: Roche's (2016) experiment on the Wisconsin breast cancer data (WDBC)."""
+"""The experiment of Roche (2016): three losses, four schemes, minibatches of ten rows."""
 
 from __future__ import annotations
 
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy import optimize
 
 import epfast
+from epfast import plots
 from epfast._arrays import Array
 from epfast.losses import Loss
 from epfast.schemes import Laplace, Quadrature, QuickLaplace, Scheme, Variational
@@ -26,37 +28,34 @@ LOSSES: dict[str, Loss] = {
 LADDER = (0.7, 0.5, 0.35, 0.25, 0.17, 0.1)
 #: most steps at each; the rows on the wrong side settle in two or three
 STEPS = 50
-#: losses without curvature, whose slope stands in for it (README)
+#: losses without curvature, whose slope stands in for it (docs: Curvature of kinked losses)
 KINKED = {"hinge", "quasi 0-1"}
+#: the names of the table, in its order, and those of the argument ``scheme``
+NAMES = {
+    "Laplace": "laplace",
+    "quick Laplace": "quick_laplace",
+    "Gauss quadrature": "quadrature",
+    "variational quadrature": "variational",
+}
 
 
 def schemes(loss_name: str) -> dict[str, Scheme]:
     """The four schemes of the paper, for a loss of :data:`LOSSES`."""
     curvature = "slope" if loss_name in KINKED else "exact"
-    return {
-        "Laplace": Laplace(curvature=curvature),
-        "quick Laplace": QuickLaplace(curvature=curvature),
-        "Gauss quadrature": Quadrature(),
-        "variational quadrature": Variational(),
-    }
+    found = (Laplace(curvature), QuickLaplace(curvature), Quadrature(), Variational())
+    return dict(zip(NAMES, found, strict=True))
 
 
-def run(sweeps: int, picture: str) -> int:
-    """Print the table, save the picture; returns the exit status."""
-    try:
-        from sklearn.datasets import load_breast_cancer
-    except ImportError:
-        print("The demo reads a data set of scikit-learn: pip install 'epfast[sklearn,plot]'")
-        return 1
-    features, target = load_breast_cancer(return_X_y=True)
+def run(features: Array, target: Array, sweeps: int, picture: Path | None) -> None:
+    """Print the table, save the picture of costs; target: 0 for malignant."""
     X = features - features.mean(axis=0)
     X /= np.linalg.norm(X, axis=0)
     X = np.hstack([X, np.ones((len(X), 1))])
     y = np.where(target == 0, 1.0, -1.0)  # malignant: +1
 
     print(
-        f"Wisconsin breast cancer data: {X.shape[0]} rows, {X.shape[1]} columns, prior variance "
-        f"{PRIOR_VARIANCE:g},\nminibatches of {BATCH_SIZE} rows, {sweeps} sweeps; SIMD: "
+        f"Four schemes of Roche (2016), columns of unit norm, prior variance {PRIOR_VARIANCE:g},\n"
+        f"minibatches of {BATCH_SIZE} rows, {sweeps} sweeps; SIMD: "
         f"{epfast.backend.build_config()['simd']}\n"
     )
     print(
@@ -67,8 +66,8 @@ def run(sweeps: int, picture: str) -> int:
     optima = {}
     start = np.zeros(X.shape[1])
     for loss_name, loss in LOSSES.items():
-        start = _optimum(loss, X, y, start)
-        optima[loss_name] = _cost(loss, X, y)(start)
+        start = optimum(loss, X, y, start)
+        optima[loss_name] = cost(loss, X, y)(start)
         curves[loss_name] = {}
         for scheme_name, scheme in schemes(loss_name).items():
             arguments: dict[str, Any] = {
@@ -101,18 +100,22 @@ def run(sweeps: int, picture: str) -> int:
         "above 0:\nwhere it is, epfast warns that the fit is unusable; clipped: coordinates of "
         "sites whose\nnegative precision was set to 0; ms: the whole fit."
     )
-    return _draw(curves, optima, -(-len(X) // BATCH_SIZE), picture) if picture else 0
+    if picture is not None:
+        print()
+        _draw(curves, optima, -(-len(X) // BATCH_SIZE), picture)
 
 
-def _cost(loss: Loss, X: Array, y: Array) -> Callable[[Array], float]:
-    def cost(theta: Array) -> float:
+def cost(loss: Loss, X: Array, y: Array) -> Callable[[Array], float]:
+    """The regularised cost as a function of the weights."""
+
+    def of_weights(theta: Array) -> float:
         value = loss.evaluate(y * (X @ theta), derivatives=False)[0].sum()
         return float(value + theta @ theta / (2.0 * PRIOR_VARIANCE))
 
-    return cost
+    return of_weights
 
 
-def _optimum(loss: Loss, X: Array, y: Array, start: Array) -> Array:
+def optimum(loss: Loss, X: Array, y: Array, start: Array) -> Array:
     """Minimise the regularised cost.
 
     BFGS for logistic, the dual for hinge. Quasi 0-1 is not convex: from the minimum of the hinge
@@ -124,28 +127,27 @@ def _optimum(loss: Loss, X: Array, y: Array, start: Array) -> Array:
         def gradient(theta: Array) -> Array:
             return np.asarray(Z.T @ loss.evaluate(Z @ theta)[1] + theta / PRIOR_VARIANCE)
 
-        return np.asarray(
-            optimize.minimize(_cost(loss, X, y), start, jac=gradient, method="BFGS").x
-        )
+        return np.asarray(optimize.minimize(cost(loss, X, y), start, jac=gradient, method="BFGS").x)
     if isinstance(loss, epfast.Hinge):
-        return _convex_part(Z, 1.0, np.zeros(len(y)))
-    theta = start
+        return _convex_part(Z, 1.0, np.zeros(len(y)), np.full(len(y), 0.5))[0]
+    theta, a = start, np.full(len(y), 0.5)
     for epsilon in LADDER:
         wrong = np.zeros(len(y), dtype=bool)
         for _ in range(STEPS):
             before, wrong = wrong, Z @ theta < 0.0
-            theta = _convex_part(Z, epsilon, np.where(wrong, 1.0 / epsilon - epsilon, 0.0))
+            slope = np.where(wrong, 1.0 / epsilon - epsilon, 0.0)
+            theta, a = _convex_part(Z, epsilon, slope, a)
             if (wrong == before).all():
                 break
     return theta
 
 
-def _convex_part(Z: Array, epsilon: float, slope: Array) -> Array:
+def _convex_part(Z: Array, epsilon: float, slope: Array, start: Array) -> tuple[Array, Array]:
     """Minimise Σ max(0, 1 - m_i / epsilon) + slope_i m_i + |theta|^2 / (2 v), m = Z theta.
 
     With the slopes of the concave part, 1 / epsilon - epsilon where m < 0, this touches the quasi
     0-1 loss from above. The dual: max epsilon sum(a) - (v / 2) |Z'(a - slope)|^2 over
-    0 <= a <= 1 / epsilon, theta = v Z'(a - slope).
+    0 <= a <= 1 / epsilon, theta = v Z'(a - slope). Returns theta and a; start: where a begins.
     """
 
     def dual(a: Array) -> tuple[float, Array]:
@@ -155,37 +157,30 @@ def _convex_part(Z: Array, epsilon: float, slope: Array) -> Array:
 
     solution = optimize.minimize(
         dual,
-        np.full(len(Z), 0.5 / epsilon),
+        start,
         jac=True,
         method="L-BFGS-B",
         bounds=[(0.0, 1.0 / epsilon)] * len(Z),
         options={"maxiter": 5000, "maxfun": 20000, "ftol": 1e-14, "gtol": 1e-9},
     )
-    return np.asarray(PRIOR_VARIANCE * (Z.T @ (solution.x - slope)))
+    return np.asarray(PRIOR_VARIANCE * (Z.T @ (solution.x - slope))), solution.x
 
 
 def _draw(
-    curves: dict[str, dict[str, Array]], optima: dict[str, float], factors: int, picture: str
-) -> int:
-    try:
-        import matplotlib
-    except ImportError:
-        print("\nNo picture: matplotlib is not installed (pip install 'epfast[plot]').")
-        return 0
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    curves: dict[str, dict[str, Array]], optima: dict[str, float], factors: int, picture: Path
+) -> None:
+    from matplotlib.figure import Figure
 
-    colors = {"Laplace": "C0", "quick Laplace": "C1", "Gauss quadrature": "0.6"}
-    colors["variational quadrature"] = "C3"
-    figure, axes = plt.subplots(1, len(curves), figsize=(11, 3.4), constrained_layout=True)
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    axes = figure.subplots(1, len(curves))
     for axis, (loss_name, by_scheme) in zip(axes, curves.items(), strict=True):
-        optimum = optima[loss_name]
-        for scheme_name, cost in by_scheme.items():
-            sweeps = np.arange(1, len(cost) + 1) / factors
-            axis.plot(sweeps, cost, color=colors[scheme_name], lw=1.2, label=scheme_name)
-        axis.axhline(optimum, color="black", ls=":", lw=1.0, label="optimum")
+        best = optima[loss_name]
+        for name, line in by_scheme.items():
+            sweeps = np.arange(1, len(line) + 1) / factors
+            axis.plot(sweeps, line, color=plots.SCHEME_COLORS[NAMES[name]], lw=1.2, label=name)
+        axis.axhline(best, color="black", ls=":", lw=1.0, label="optimum")
         axis.set_yscale("log")
-        axis.set_ylim(0.9 * optimum, 9.0 * optimum)
+        axis.set_ylim(0.9 * best, 9.0 * best)
         for formatter in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
             formatter("{x:.0f}")
         axis.tick_params(axis="y", which="both", labelsize=7)
@@ -194,6 +189,4 @@ def _draw(
     axes[0].set_ylabel("regularised cost")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     figure.savefig(picture, dpi=130)
-    plt.close(figure)
-    print(f"\nCost after every update: {picture}")
-    return 0
+    print(f"Picture of the costs after every update: {picture}")
