@@ -58,6 +58,7 @@ SCRIPTS = {
     "dask.point": "dask_point",
     "users.defaults": "defaults",
     "users.one_pass": "one_pass",
+    "users.peers": "user_peers",
 }
 
 

@@ -88,7 +88,7 @@ def _classifier(make: Callable[[], Any]) -> Contestant:
     return run
 
 
-def _cross_validated() -> Any:
+def cross_validated() -> Any:
     """LogisticRegressionCV as its documentation has it for probabilities."""
     return LogisticRegressionCV(scoring="neg_log_loss", max_iter=5000)
 
@@ -101,7 +101,7 @@ OURS: dict[str, Contestant] = {
 }
 LOGISTIC: dict[str, Contestant] = {
     "LogisticRegression": _classifier(lambda: LogisticRegression(max_iter=5000)),
-    "LogisticRegressionCV": _classifier(_cross_validated),
+    "LogisticRegressionCV": _classifier(cross_validated),
 }
 PROCESSES: dict[str, Contestant] = {
     "GaussianProcessClassifier": _classifier(lambda: GaussianProcessClassifier()),

@@ -1,0 +1,226 @@
+"""What a user would pick, beside epfast: log loss, calibration and seconds on seven real data sets.
+
+    EPFAST_DATA=folder python -m bench users.peers [--quick] [--only wdbc ...]    # about 15 min
+
+All sets of ``users.defaults`` with at most 600 rows. Five-fold stratified cross-validation; numbers
+are standardised on the rows that are trained on. Linear models: ``LogisticRegression``,
+``LogisticRegressionCV``, ``LinearClassifier``, and Stan's NUTS for the model whose prior variance
+``LinearClassifier`` chooses by the evidence (sd of the weights half-Cauchy, 1,000 + 1,000 steps of
+one chain, compilation not counted). Processes with an RBF kernel that each learns:
+``GPClassifier``, scikit-learn's ``GaussianProcessClassifier`` (Laplace approximation), and GPy by
+its nested parallel EP (50 steps of its optimizer). Stan (pystan) and GPy are left out where they
+are not installed.
+
+The calibration error is the mean distance of predicted probabilities from observed shares, over ten
+bins with equally many rows, of the probabilities of all held-out rows. A forecast that is right
+does not reach 0: "chance" is the mean where labels are drawn by the forecast itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import io
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from sklearn.gaussian_process import GaussianProcessClassifier
+from sklearn.gaussian_process.kernels import RBF
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
+from sklearn.model_selection import StratifiedKFold
+
+import epfast
+from bench.lib import harness
+from bench.lib.datasets import load_mixed
+from bench.users.defaults import FOLDS, QUICK, QUICK_FOLDS, SEED, cross_validated
+
+#: those of at most 600 rows
+SETS = ("ionosphere", "sonar", "wdbc", "heart", "haberman", "fertility", "crabs")
+BINS = 10
+#: draws of labels for the calibration error that chance alone makes
+DRAWS = 200
+STEPS = 1000
+#: of GPy's optimizer; without a limit it climbs for minutes where the evidence has no maximum
+GPY_STEPS = 50
+STAN = """
+data {
+  int<lower=0> n; int<lower=1> d; matrix[n, d] X; array[n] int<lower=0, upper=1> y;
+}
+parameters { vector[d] z; real alpha; real<lower=0> sd; }
+transformed parameters { vector[d] theta = sd * z; }
+model {
+  z ~ std_normal(); alpha ~ normal(0, 10); sd ~ cauchy(0, 1);
+  y ~ bernoulli_logit_glm(X, alpha, theta);
+}
+"""
+#: probabilities of +1 for new rows, from rows, labels and new rows; and the seconds they took
+Contestant = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, float]]
+
+
+def _classifier(make: Callable[[], Any]) -> Contestant:
+    def run(X: np.ndarray, y: np.ndarray, X_test: np.ndarray) -> tuple[np.ndarray, float]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of scikit-learn and GPy, on what is to come
+            return harness.timed(lambda: make().fit(X, y).predict_proba(X_test)[:, 1])
+
+    return run
+
+
+class _OfGPy:
+    """A classifier of GPy with its EP."""
+
+    def fit(self, X: np.ndarray, y: np.ndarray) -> _OfGPy:
+        import GPy
+        from GPy.inference.latent_function_inference.expectation_propagation import EP
+
+        self.model = GPy.core.GP(
+            X,
+            (y[:, None] > 0).astype(float),
+            kernel=GPy.kern.RBF(X.shape[1]),
+            likelihood=GPy.likelihoods.Bernoulli(),
+            inference_method=EP(ep_mode="nested", parallel_updates=True),
+        )
+        self.model.optimize(max_iters=GPY_STEPS)
+        return self
+
+    def predict_proba(self, X: np.ndarray) -> np.ndarray:
+        p = self.model.predict(X)[0]
+        return np.hstack([1.0 - p, p])
+
+
+def _stan(X: np.ndarray, y: np.ndarray, X_test: np.ndarray) -> tuple[np.ndarray, float]:
+    import stan
+
+    data = {"n": len(y), "d": X.shape[1], "X": X, "y": (y > 0).astype(int)}
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+        model = stan.build(STAN, data=data, random_seed=1)
+
+        def proba() -> np.ndarray:
+            fit = model.sample(num_chains=1, num_warmup=STEPS, num_samples=STEPS)
+            latent = X_test @ fit["theta"] + fit["alpha"]
+            return np.asarray((1.0 / (1.0 + np.exp(-latent))).mean(axis=1))
+
+        return harness.timed(proba)
+
+
+def contestants() -> dict[str, Contestant]:
+    """Linear models, then processes."""
+    found = {
+        "LogisticRegression": _classifier(lambda: LogisticRegression(max_iter=5000)),
+        "LogisticRegressionCV": _classifier(cross_validated),
+        "Stan, NUTS": _stan,
+        "LinearClassifier": _classifier(epfast.LinearClassifier),
+        "GaussianProcessClassifier, RBF": _classifier(
+            lambda: GaussianProcessClassifier(1.0 * RBF(1.0))
+        ),
+        "GPy, EP": _classifier(_OfGPy),
+        "GPClassifier": _classifier(epfast.GPClassifier),
+    }
+    for module, name in ("stan", "Stan, NUTS"), ("GPy", "GPy, EP"):
+        if importlib.util.find_spec(module) is None:
+            del found[name]
+            print(f"{name} is left out: {module} is not installed")
+    return found
+
+
+def calibration_error(hits: np.ndarray, proba: np.ndarray) -> float:
+    """Mean distance of predicted probabilities from observed shares over equal bins."""
+    parts = np.array_split(np.argsort(proba, kind="stable"), BINS)
+    return float(np.mean([abs(hits[part].mean() - proba[part].mean()) for part in parts]))
+
+
+def by_chance(proba: np.ndarray) -> float:
+    """The mean calibration error of a forecast that is right."""
+    rng = np.random.default_rng(SEED)
+    draws = rng.random((DRAWS, len(proba))) < proba
+    return float(np.mean([calibration_error(hits, proba) for hits in draws]))
+
+
+def try_set(name: str, quick: bool) -> list[dict[str, Any]]:
+    """A row per contestant."""
+    data = load_mixed(name)
+    folds = StratifiedKFold(FOLDS, shuffle=True, random_state=SEED)
+    parts = list(folds.split(data.numbers, data.y))[: QUICK_FOLDS if quick else FOLDS]
+    tested = np.concatenate([test for _, test in parts])
+    proba = {key: np.full(len(data.y), np.nan) for key in contestants()}
+    seconds = {key: [] for key in proba}
+    for train, test in parts:
+        mean, sd = data.numbers[train].mean(0), data.numbers[train].std(0)
+        scaled = (data.numbers - mean) / np.where(sd > 0.0, sd, 1.0)
+        X = np.hstack([scaled, data.levels])
+        for key, run in contestants().items():
+            proba[key][test], took = run(X[train], data.y[train], X[test])
+            seconds[key].append(took)
+    hits = data.y[tested] > 0
+    return [
+        {
+            "set": name,
+            "n": X.shape[0],
+            "d": X.shape[1],
+            "call": key,
+            "log_loss": float(log_loss(hits, p[tested])),
+            "calibration_error": calibration_error(hits, p[tested]),
+            "chance": by_chance(p[tested]),
+            "seconds": float(np.median(seconds[key])),
+        }
+        for key, p in proba.items()
+    ]
+
+
+def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Means over the sets, a row per contestant; seconds of one fit are their median."""
+    found = []
+    for call in dict.fromkeys(row["call"] for row in rows):
+        mine = [row for row in rows if row["call"] == call]
+        first = {row["set"]: row["log_loss"] for row in rows if row["call"] == rows[0]["call"]}
+        found.append(
+            {
+                "call": call,
+                "log_loss": float(np.mean([row["log_loss"] for row in mine])),
+                "better_than_first": sum(row["log_loss"] < first[row["set"]] for row in mine),
+                "calibration_error": float(np.mean([row["calibration_error"] for row in mine])),
+                "seconds": float(np.median([row["seconds"] for row in mine])),
+            }
+        )
+    return found
+
+
+def judge(means: list[dict[str, Any]]) -> list[harness.Claim]:
+    """No worse than each rival of its kind: .01 in log loss, .01 in calibration."""
+    by_call = {row["call"]: row for row in means}
+    goals: list[harness.Claim] = []
+    for ours, rivals in (
+        ("LinearClassifier", ("LogisticRegression", "LogisticRegressionCV", "Stan, NUTS")),
+        ("GPClassifier", ("GaussianProcessClassifier, RBF", "GPy, EP")),
+    ):
+        for rival in (key for key in rivals if key in by_call):
+            for field, words in ("log_loss", "log loss"), ("calibration_error", "calibration"):
+                a, b = by_call[ours][field], by_call[rival][field]
+                goals.append(
+                    (
+                        ours,
+                        f"{words} not above that of {rival} by .01",
+                        a < b + 0.01,
+                        f"{a:.3f}, {b:.3f}",
+                    )
+                )
+    return goals
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", nargs="+", choices=SETS, help="some of the sets")
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    rows: list[dict[str, Any]] = []
+    for name in options.only or (QUICK if options.quick else SETS):
+        rows += try_set(name, options.quick)
+        keys = list(rows[-1])
+        harness.table(keys, [[row[k] for k in keys] for row in rows if row["set"] == name], name)
+    means = summary(rows)
+    harness.table(list(means[0]), [list(row.values()) for row in means], "over the sets")
+    return {"seed": SEED, "goals": judge(means), "means": means, "sets": rows}
