@@ -1,6 +1,7 @@
 """Sphinx configuration."""
 
 import sys
+from importlib.metadata import files
 from pathlib import Path
 
 import epfast
@@ -34,8 +35,12 @@ default_role = "code"
 
 html_theme = "furo"
 html_title = f"epfast {release}"
-html_static_path = ["_static"]
 html_css_files = ["epfast.css"]
+# formulas without a network: MathJax, with its fonts, in one file
+(mathjax,) = (f for f in files("sphinx-mathjax-offline") or () if f.name == "tex-svg.js")
+html_static_path = ["_static", str(mathjax.locate())]
+mathjax_path = mathjax.name
+html_split_index = True  # pages that open fast
 
 # docstrings that scikit-learn writes into its estimators refer to its own glossary; the name of a
 # parameter, such as y, may be that of several attributes
