@@ -30,10 +30,9 @@ PATH=$system_path
 "$python" -m venv "$work/test-env"
 PATH=$work/test-env/bin:$PATH
 python -m pip install -q "$wheel[test]"
-# Outside the source tree; the benches' NumPy reference is a test oracle.
+# Outside the source tree; the benches' NumPy reference is a test oracle, pages and examples are run.
 mkdir "$work/run"
-cp -r "$root/pyproject.toml" "$root/tests" "$work/run/"
-[ -d "$root/bench" ] && cp -r "$root/bench" "$work/run/"
+cp -r "$root"/{pyproject.toml,tests,bench,docs,examples,tools} "$root"/*.md "$work/run/"
 cd "$work/run"
 python - "$work/test-env" <<'PY'
 import sys
