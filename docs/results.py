@@ -1,14 +1,16 @@
 """The directive ``bench``: the stored results of one script of bench/ as tables and pictures.
 
-``.. bench:: table1`` shows bench/results/table1.json: every list of records in it is a table, its
-columns the scalar fields and the medians of timings. The option ``pictures`` names PNG files of
-bench/results to show with it; one that is not there is left out. The option ``only`` names the
-tables to show, of a script that stores many.
+``.. bench:: table1`` shows bench/results/table1.json: first the verdicts on claims and on our own
+aims, then, folded, every list of records, its columns the scalar fields and the medians of timings.
+A long table is cut: the file has the rest. The option ``pictures`` names PNG files of bench/results
+to show with it, in one line each with what they show; one that is not there is left out. The option
+``only`` names the tables to show, of a script that stores many.
 """
 
 import json
 import os
 import sys
+from html import escape
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +22,12 @@ from sphinx.util.docutils import SphinxDirective
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import bench
 
+#: rows of a folded table
+MOST = 40
+#: characters of a cell
+LONGEST = 90
+#: titles of the lists of verdicts
+VERDICTS = {"claims": "What holds of the paper's claims", "goals": "What holds of our own aims"}
 RESULTS = Path(bench.__file__).parent / "results"
 #: the script that stores each
 SCRIPTS = {result: script for script, result in bench.SCRIPTS.items()}
@@ -33,7 +41,15 @@ def cell(value: Any) -> str:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:.4g}" if isinstance(value, float) else str(value).replace("\n", " ")
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = str(value).replace("\n", " ")
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
+def whole(value: Any) -> str:
+    """One cell of a verdict: text as it is."""
+    return value if isinstance(value, str) else cell(value)
 
 
 def is_cell(value: Any) -> bool:
@@ -82,15 +98,26 @@ class Bench(SphinxDirective):
             text += f"; epfast {machine['epfast']['version']} with {machine['epfast']['simd']}"
         lines = [text + (". A quick run, not for quoting." if document.get("quick") else "."), ""]
         here = Path(self.env.doc2path(self.env.docname)).parent
-        for picture in self.options.get("pictures", "").split():
+        for line in filter(None, self.options.get("pictures", "").splitlines()):
+            picture, _, shows = line.strip().partition(": ")
             if (RESULTS / picture).exists():
                 relative = os.path.relpath(RESULTS / picture, here)
-                lines += [f".. image:: {relative}", f"   :alt: {picture}", ""]
+                lines += [f".. image:: {relative}", f"   :alt: {shows}", ""]
         found = self.parse(lines)
         only = self.options.get("only", "").split() or document
-        for key, value in document.items():
-            if key in only and (rows := records(value)):
-                found += [nodes.rubric(text=key.replace("_", " ")), self.table(rows)]
+        shown = {key: records(value) for key, value in document.items() if key in only}
+        for key, title in VERDICTS.items():
+            if rows := shown.pop(key, []):
+                found += [nodes.rubric(text=title), self.table(rows, cut=False)]
+        for key, rows in shown.items():
+            if rows:
+                more = f", the first {MOST} of {len(rows)} rows" if len(rows) > MOST else ""
+                summary = f"{key.replace('_', ' ')}{more} (bench/results/{name}.json)"
+                found += [
+                    nodes.raw("", f"<details><summary>{escape(summary)}</summary>", format="html"),
+                    self.table(rows[:MOST]),
+                    nodes.raw("", "</details>", format="html"),
+                ]
         return found
 
     def parse(self, lines: list[str]) -> list[nodes.Node]:
@@ -100,8 +127,11 @@ class Bench(SphinxDirective):
         return container.children
 
     @staticmethod
-    def table(rows: list[dict[str, Any]]) -> nodes.table:
-        """Nodes of a table; its columns are the fields that are cells wherever they occur."""
+    def table(rows: list[dict[str, Any]], cut: bool = True) -> nodes.container:
+        """Nodes of a table; its columns are the fields that are cells wherever they occur.
+
+        cut: long cells. It scrolls within its own box where it is wide.
+        """
         keys = [
             key
             for key in dict.fromkeys(key for row in rows for key in row)
@@ -111,12 +141,13 @@ class Bench(SphinxDirective):
         group += [nodes.colspec(colwidth=1) for _ in keys]
         head, body = nodes.thead(), nodes.tbody()
         lines = [[key.replace("_", " ") for key in keys]]
-        lines += [[cell(row.get(key)) for key in keys] for row in rows]
+        lines += [[(cell if cut else whole)(row.get(key)) for key in keys] for row in rows]
         for i, line in enumerate(lines):
             entries = [nodes.entry("", nodes.paragraph(text=text)) for text in line]
             (body if i else head).append(nodes.row("", *entries))
         group += [head, body]
-        return nodes.table("", group, classes=["bench"])
+        table = nodes.table("", group, classes=["bench"])
+        return nodes.container("", table, classes=["bench-scroll"])
 
 
 def setup(app: Any) -> dict[str, bool]:
