@@ -26,6 +26,8 @@ import bench
 MOST = 40
 #: characters of a cell
 LONGEST = 90
+#: verdicts
+WORDS = {True: "yes", False: "no", None: "in part"}
 #: titles of the lists of verdicts
 VERDICTS = {"claims": "What holds of the paper's claims", "goals": "What holds of our own aims"}
 RESULTS = Path(bench.__file__).parent / "results"
@@ -64,9 +66,8 @@ def records(value: Any) -> list[dict[str, Any]]:
     if all(isinstance(row, dict) for row in value):
         return value
     if all(isinstance(row, list) and len(row) == 4 for row in value):  # verdicts of the harness
-        words = {True: "yes", False: "no", None: "in part"}
         return [
-            {"where": where, "claim": claim, "holds": words[holds], "evidence": evidence}
+            {"where": where, "claim": claim, "holds": WORDS[holds], "evidence": evidence}
             for where, claim, holds, evidence in value
         ]
     return []
@@ -143,10 +144,16 @@ class Bench(SphinxDirective):
         lines = [[key.replace("_", " ") for key in keys]]
         lines += [[(cell if cut else whole)(row.get(key)) for key in keys] for row in rows]
         for i, line in enumerate(lines):
-            entries = [nodes.entry("", nodes.paragraph(text=text)) for text in line]
+            # the words of a verdict are classes too, for their colours
+            entries = [
+                nodes.entry("", nodes.paragraph(text=text), classes=[text.replace(" ", "-")])
+                if text in WORDS.values()
+                else nodes.entry("", nodes.paragraph(text=text))
+                for text in line
+            ]
             (body if i else head).append(nodes.row("", *entries))
         group += [head, body]
-        table = nodes.table("", group, classes=["bench"])
+        table = nodes.table("", group, classes=["bench" if cut else "verdicts"])
         return nodes.container("", table, classes=["bench-scroll"])
 
 
