@@ -86,7 +86,8 @@ def test_a_factorised_posterior_is_that_of_one_process(client, size, kind):
     assert_sums(post, plain_post)
     assert post.history[0].n_bytes == 3 * 6 * D * 8
     if kind == "sparse" and size:
-        post = epd.fit_linear(rows, responses, schedule=DEP(4, 60, 1e-7), **given)
+        # about 48 rounds; more, up to 69 of a dozen runs, where a worker waits for its processor
+        post = epd.fit_linear(rows, responses, schedule=DEP(4, 300, 1e-7), **given)
         assert post.converged
         truth = fit_linear(plain, Y, schedule=EP(500, 1e-10), **given)
         assert np.abs((post.mean - truth.mean) / np.sqrt(truth.variance)).max() < 1e-5

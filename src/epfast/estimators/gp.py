@@ -97,7 +97,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
         One, or one for each class.
     loss_ : Loss, or list of Loss
         With the parameters that were learnt; where there are several processes, of each.
-    log_marginal_likelihood_value_ : float
+    log_marginal_likelihood_value_, log_evidence_ : float
         Log evidence at the hyper-parameters found; of more than two classes, each against the
         rest, the mean over them.
     converged_ : bool
@@ -236,6 +236,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
         self.log_marginal_likelihood_value_ = float(
             np.mean([post.log_evidence for post in self.posteriors_])
         )
+        self.log_evidence_ = self.log_marginal_likelihood_value_
         self.converged_ = all(post.converged for post in self.posteriors_)
         self.n_iter_ = max(len(post.history) for post in self.posteriors_)
         return self
