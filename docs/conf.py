@@ -18,9 +18,10 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
+    "sphinx_gallery.gen_gallery",
     "results",  # results.py beside this file
 ]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "auto_examples/**/*.md5", "auto_examples/**/*.py", "auto_examples/**/*.ipynb"]
 templates_path = ["_templates"]
 
 autosummary_generate = True
@@ -45,3 +46,22 @@ html_split_index = True  # pages that open fast
 # docstrings that scikit-learn writes into its estimators refer to its own glossary; the name of a
 # parameter, such as y, may be that of several attributes
 suppress_warnings = ["ref.term", "ref.ref", "ref.python"]
+
+# programs of the gallery, which run while the pages are built
+sphinx_gallery_conf = {
+    "examples_dirs": ["../examples"],
+    "gallery_dirs": ["auto_examples"],
+    # all run but those whose data do not come along; the landing page's picture is no program of it
+    "filename_pattern": r"/(?!football)\w+\.py$",
+    "ignore_pattern": r"landing\.py$",
+    "reset_modules": ("pictures.reset",),  # pictures.py beside this file
+    "reset_modules_order": "before",
+    "capture_repr": (),
+    "abort_on_example_error": True,
+    "download_all_examples": False,
+    "show_signature": False,
+    "write_computation_times": False,
+    "min_reported_time": 1e9,
+    "remove_config_comments": True,
+    "backreferences_dir": None,
+}

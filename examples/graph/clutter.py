@@ -1,13 +1,11 @@
-"""Clutter: where is the signal, if half of the points are noise?
+"""Clutter
+=======
 
-    python clutter.py [picture.png]
-
-Half of the points are N(theta, 1), half are N(0, 10), and nobody says which (Minka 2001).
+Half of the points are N(θ, 1), half N(0, 10), and nobody says which (Minka 2001). Where is θ? The
+truth is a grid.
 """
 
-import sys
 import warnings
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -15,6 +13,10 @@ from scipy import special
 
 import epfast
 from epfast import losses
+
+
+# %%
+# A point is a Gaussian likelihood, contaminated by another density. Each is a factor on one variable.
 
 
 def log_normal(x, mean, variance):
@@ -39,6 +41,9 @@ def fit(y, schedule=None):
     return post[theta]
 
 
+# %%
+# Two sets of points, fitted by EP and by one pass of ADF.
+
 grid = np.linspace(-9.0, 10.0, 4001)
 
 
@@ -50,7 +55,6 @@ def exact(y):
     return np.exp(f - special.logsumexp(f)) / (grid[1] - grid[0])
 
 
-plt.style.use(Path(__file__).with_name("plain.mplstyle"))
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.6))
 titles = "40 points: one mode", "20 other points: two modes"
 for ax, title, y in zip(axes, titles, (points(40, 1), points(20, 10)), strict=True):
@@ -74,9 +78,6 @@ for ax, title, y in zip(axes, titles, (points(40, 1), points(20, 10)), strict=Tr
     )
     ax.set_ylim(bottom=-0.1 * density.max())
     ax.legend(loc="upper left" if ax is axes[0] else "upper right")
-    # ---- what EP gets wrong here ----
-    # A Gaussian has one mode. Where the posterior has one, EP is all but exact; where it has two,
-    # EP goes back and forth between them, does not settle, and says so.
     print(title)
     for name, belief in beliefs.items():
         print(
@@ -84,7 +85,12 @@ for ax, title, y in zip(axes, titles, (points(40, 1), points(20, 10)), strict=Tr
             "the exact one"
         )
 
-if len(sys.argv) > 1:
-    figure.savefig(sys.argv[1])
-else:
-    plt.show()
+plt.show()
+
+# %%
+# What EP gets wrong here
+# -----------------------
+#
+# A Gaussian has one mode. Where the posterior has one, EP is exact to the third digit, where one
+# pass of ADF is 20 % off in the sd. Where it has two, EP may go to and fro between them. It then
+# does not settle, and says so with a :class:`~epfast.ConvergenceWarning`: do not use such a fit.

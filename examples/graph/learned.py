@@ -1,14 +1,12 @@
-"""A likelihood that is a simulator: how infectious is a disease, by the outbreaks of 60 villages?
+"""A simulator as a likelihood
+===========================
 
-    python learned.py [picture.png]
-
-In each village one visitor brings the disease to 20 people (Reed and Frost's chain binomial). All
-that the model knows of it is a function that simulates an outbreak; an operator learns its messages
-from simulations. The truth, and EP with true messages, come from the recursion for the sizes.
+Outbreaks in 60 villages of 20 people, each from one visitor (Reed and Frost's chain binomial); how
+many fell ill is known, how infectious the disease is in each village is not. The model has no
+likelihood, but a function that simulates an outbreak. Messages are learned from simulations
+(Jitkrittum et al. 2015): where an :class:`~epfast.Operator` is unsure it asks for 10,000 of them,
+elsewhere it predicts.
 """
-
-import sys
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -21,6 +19,10 @@ PEOPLE = 20
 villages = [17, 7, 2, 0, 1, 1, 3, 2, 1, 0, 2, 0, 1, 2, 3, 1, 5, 3, 5, 3, 1]  # of each size
 size = np.repeat(np.arange(PEOPLE + 1), villages)
 SHAPE, RATE = 2.0, 0.5  # of the precision between villages
+
+
+# %%
+# The simulator, and a model of the villages that takes any kind of factor.
 
 
 def outbreak(x, rng):
@@ -42,7 +44,8 @@ def model(factor):
     return g, common, precision, x, batch
 
 
-# ---- the model, and the fit ----
+# %%
+# The operator learns the messages of that factor while the sweeps run.
 
 oracle = epfast.SampledFactor(sample=lambda x, rng: outbreak(x, rng), observe=0, draws=10_000)
 operator = epfast.Operator(oracle, coordinates=["value", "is_zero"], tolerance=0.03, batch=60)
@@ -51,7 +54,8 @@ post = g.fit(epfast.EP(sweeps=99, tol=1e-3))
 learned = post.operator(batch)
 print(f"settled: {post.converged}; {learned.calls} of {learned.visits} messages were simulated")
 
-# ---- the truth: a grid over mean and precision, with the recursion for the sizes ----
+# %%
+# The truth: the chance of each size, by a recursion over healthy and ill people, on a grid.
 
 grid = np.linspace(-4.0, 4.0, 401)
 escape, at = np.exp(-np.exp(grid) / PEOPLE), np.arange(PEOPLE + 1)
@@ -64,6 +68,10 @@ for healthy in at[::-1]:
         state[healthy, 0] += p[0]
         state[healthy - k[1:, 0], k[1:, 0]] += p[1:]
 likelihood = state[::-1, 0]  # by size, (21, 401)
+
+
+# %%
+# True messages, from the same recursion, separate EP's errors from those of the operator.
 
 
 class Recursion:
@@ -82,6 +90,9 @@ class Recursion:
 h, of_all, spread, z, _ = model(Factor(scheme=Recursion()))
 true = h.fit(epfast.EP(sweeps=99, tol=1e-3))
 
+# %%
+# The exact posterior: a grid over mean and precision.
+
 mu, log_tau = np.meshgrid(np.linspace(-1.5, 2.0, 121), np.linspace(-2.5, 6.0, 121), indexing="ij")
 tau = np.exp(log_tau)
 prior = stats.norm.pdf(grid, mu[..., None], tau[..., None] ** -0.5).reshape(-1, len(grid))
@@ -96,9 +107,9 @@ mean = density @ grid / density.sum(axis=1)
 sd = np.sqrt(density @ grid**2 / density.sum(axis=1) - mean**2)
 mean, sd = mean[size], sd[size]
 
-# ---- the picture ----
+# %%
+# The picture.
 
-plt.style.use(Path(__file__).with_name("plain.mplstyle"))
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), width_ratios=(2, 1))
 found, seen = np.unique(size, return_index=True)
 for shift, m, s, color, name in (
@@ -128,7 +139,18 @@ right.set(xlim=(-0.2, 1.0), ylim=(0, 6.5), xlabel="log of cases by a case, mean 
 right.set(ylabel="posterior density", title="How infectious it is")
 right.legend(loc="upper left")
 
-# ---- what is wrong here: by EP, and by the operator ----
+plt.show()
+
+# %%
+# What EP, and the operator, get wrong here
+# -----------------------------------------
+#
+# With true messages the sd of the mean is 14 % small, and that of the precision a fifth: the villages
+# move together with either. Learned messages change means and sds by a few hundredths of an sd.
+# Errors of 60 log Z add up in the evidence: 0.6 nats here. Do not compare models by it that are
+# closer. The tolerance, 0.03, and the first 60 questions were chosen by trying some: with a tolerance
+# of 0.1 and these draws the sweeps did not settle, and with 0.05 audits were wrong; the fit warned of
+# both.
 
 mu_mean = w.sum(axis=1) @ line
 mu_sd = np.sqrt(w.sum(axis=1) @ (line - mu_mean) ** 2)
@@ -146,8 +168,3 @@ for name, fit, a, b, c in (
         f"{name}: {fit[a].mean:.2f} ± {fit[a].sd:.3f}; {fit[b].mean:.1f} ± {fit[b].sd:.1f}; "
         f"villages within {off:.2f} sd, log evidence {fit.log_evidence - log_z:+.1f} nats off"
     )
-
-if len(sys.argv) > 1:
-    figure.savefig(sys.argv[1])
-else:
-    plt.show()

@@ -1,14 +1,10 @@
-"""Item response: how hard are five questions, how able a thousand students?
+"""Item response
+=============
 
-    python lsat.py [picture.png]
-
-Section 6 of the Law School Admission Test, the answers of 1,000 students to five questions (Bock &
-Lieberman 1970). A student of ability theta answers question j right with probability
-1 / (1 + exp(-(theta - alpha_j))).
+Section 6 of the Law School Admission Test: the answers of 1,000 students to five questions (Bock
+and Lieberman 1970). A student of ability θ answers question j right with probability
+1 / (1 + exp(-(θ - αⱼ))). How hard are the questions, how able the students?
 """
-
-import sys
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -24,7 +20,8 @@ counts = np.array(
 patterns = np.array([[int(digit) for digit in f"{k:05b}"] for k in range(32)])
 answers = np.repeat(patterns, counts, axis=0)  # (1000, 5)
 
-# ---- the model, and the fit: a factor for each answer ----
+# %%
+# The model, and the fit: a factor for each answer.
 
 g = epfast.Graph()
 theta = g.gaussian(1000, variance=0.755**2)
@@ -33,7 +30,8 @@ g.add("logistic", theta[:, None] - alpha, np.where(answers == 1, 1, -1))
 post = g.fit()
 print(f"settled: {post.converged}, {post.n_sweeps} sweeps, log evidence {post.log_evidence:.2f}")
 
-# ---- the truth: abilities by quadrature, then importance sampling over five difficulties ----
+# %%
+# The truth: abilities by quadrature, then importance sampling over five difficulties.
 
 
 def log_posterior(a):
@@ -54,9 +52,9 @@ w = special.softmax(log_w + 0.5 * (z**2).sum(axis=1))
 exact = w @ draws
 exact_sd = np.sqrt(w @ (draws - exact) ** 2)
 
-# ---- the picture ----
+# %%
+# The picture.
 
-plt.style.use(Path(__file__).with_name("plain.mplstyle"))
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8))
 ability = np.linspace(-4.0, 3.0, 200)
 order = np.argsort(post[alpha].mean)
@@ -85,11 +83,15 @@ right.set(xlabel="right answers of five", ylabel="ability θ, logits", ylim=(-3,
 right.set_title("What five answers say of a student")
 right.legend(loc="upper left")
 
-# ---- what EP gets wrong here ----
+plt.show()
+
+# %%
+# What EP gets wrong here
+# -----------------------
 #
-# Each difficulty is shared by a thousand answers, and a thousand small errors add up: the sds come
-# out a little small, since the abilities are taken as independent of the difficulties. Messages
-# from modes and curvatures ("laplace") do worse: they miss the skewness of every answer.
+# Little: the sds of the difficulties are 1 % small, since they are taken as independent of a thousand
+# abilities. Messages from modes and curvatures (``scheme="laplace"``) are off by more than a standard
+# deviation: each answer is skewed a little, and a thousand times a little adds up.
 
 g = epfast.Graph()
 theta = g.gaussian(1000, variance=0.755**2)
@@ -102,8 +104,3 @@ for name, belief in (("EP", post[alpha]), ("Laplace messages", laplace[beta])):
         f"{name}: difficulties within {off.max():.2f} sd, sds {ratio.min():.3f} to "
         f"{ratio.max():.3f} of the exact ones ({1 / (w @ w):,.0f} effective draws)"
     )
-
-if len(sys.argv) > 1:
-    figure.savefig(sys.argv[1])
-else:
-    plt.show()

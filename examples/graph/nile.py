@@ -1,13 +1,9 @@
-"""The Nile: a level that changes, and how fast it does, from a hundred years of flow.
+"""The Nile
+========
 
-    python nile.py [picture.png]
-
-Flow at Aswan in 10^8 m^3, 1871 to 1970 (Cobb 1978). The level walks from year to year, the flow is
-the level and noise; how large either step is, nobody knows.
+Flow at Aswan in 10⁸ m³, 1871 to 1970 (Cobb 1978). The level walks from year to year, the
+flow is the level and noise; how large either step is, nobody knows.
 """
-
-import sys
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -30,7 +26,8 @@ year = np.arange(1871, 1971)
 centre, unit = flow.mean(), flow.std()
 y = (flow - centre) / unit
 
-# ---- the model, and the fit ----
+# %%
+# The model, and the fit.
 
 g = epfast.Graph()
 level = g.gaussian(variance=np.append(100.0, np.full(99, np.inf)))  # the walk defines all but one
@@ -40,7 +37,8 @@ g.add(Noise(step), level[1:] - level[:-1])
 post = g.fit()
 print(f"settled: {post.converged}, {post.n_sweeps} sweeps")
 
-# ---- the truth: a grid over both precisions, with a Kalman smoother at each point ----
+# %%
+# The truth: a grid over both precisions, with a Kalman smoother at each point.
 
 
 def exact(y, nodes=120):
@@ -68,9 +66,9 @@ def exact(y, nodes=120):
 
 (mean, sd), (log_noise, log_step), w = exact(y)
 
-# ---- the picture ----
+# %%
+# The picture.
 
-plt.style.use(Path(__file__).with_name("plain.mplstyle"))
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), width_ratios=(2, 1))
 belief = post[level]
 ends = [centre + unit * (belief.mean + side * 1.96 * belief.sd) for side in (-1, 1)]
@@ -104,10 +102,15 @@ for name, axis, total, known in (
 right.set(xlim=(0, 180), ylim=(0, 0.047), xlabel="standard deviation, $10^8$ m³")
 right.set(ylabel="posterior density", title="How large both are (grey: exact)")
 
-# ---- what EP gets wrong here ----
+plt.show()
+
+# %%
+# What EP gets wrong here
+# -----------------------
 #
-# Beliefs about levels and precisions are independent. But a larger step would explain what a larger
-# noise explains: so both are less sure than EP says.
+# The sds of both precisions are nearly 20 % small: a larger step of the level would explain what a
+# larger noise explains, and a product of beliefs cannot say so. The levels themselves are within a
+# tenth of their sd.
 
 for name, axis, total, known in (
     ("noise", log_noise, w.sum(axis=0), post[noise]),
@@ -124,8 +127,3 @@ print(
     f"levels: within {np.max(np.abs(belief.mean - mean) / sd):.2f} sd, sds "
     f"{np.min(belief.sd / sd):.2f} to {np.max(belief.sd / sd):.2f} of the exact ones"
 )
-
-if len(sys.argv) > 1:
-    figure.savefig(sys.argv[1])
-else:
-    plt.show()

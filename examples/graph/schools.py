@@ -1,13 +1,10 @@
-"""A multilevel model: how much did coaching help in eight schools?
+"""Eight schools
+=============
 
-    python schools.py [picture.png]
-
-Points gained in a test by coaching, and their standard errors (Rubin 1981). The effect of a school
-comes from a distribution that the schools share, whose mean and spread are unknown.
+What coaching gained in eight schools, in points of a test, with standard errors (Rubin 1981). The
+effect of a school comes from a distribution that the schools share, whose mean and spread are
+unknown.
 """
-
-import sys
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -20,7 +17,8 @@ gain = np.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
 error = np.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
 SHAPE, RATE = 1.0, 50.0  # of the precision between schools: a spread of some 7 points
 
-# ---- the model, and the fit ----
+# %%
+# The model, and the fit.
 
 g = epfast.Graph()
 common = g.gaussian(variance=400.0)
@@ -31,7 +29,8 @@ g.add("gaussian", effect, np.column_stack([gain, error**2]))  # a variance for e
 post = g.fit()
 print(f"settled: {post.converged}, {post.n_sweeps} sweeps")
 
-# ---- the truth: a grid over mean and precision, at each point of which effects are normal ----
+# %%
+# The truth: a grid over mean and precision, at each point of which the effects are normal.
 
 mu, log_tau = np.meshgrid(np.linspace(-60, 80, 561), np.linspace(-12, 4, 641), indexing="ij")
 tau = np.exp(log_tau)
@@ -45,9 +44,9 @@ each = part * gain + (1.0 - part) * mu[..., None]
 mean = np.einsum("ij,ijk->k", w, each)
 sd = np.sqrt(np.einsum("ij,ijk->k", w, part * error**2 + (each - mean) ** 2))
 
-# ---- the picture ----
+# %%
+# The picture.
 
-plt.style.use(Path(__file__).with_name("plain.mplstyle"))
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), width_ratios=(2, 1))
 belief, place = post[effect], np.arange(8)
 for shift, centre, spread, color, name in (
@@ -74,10 +73,15 @@ right.set(xlim=(0, 30), ylim=(0, None), xlabel="spread between schools, points")
 right.set(ylabel="posterior density", title="How much schools differ")
 right.legend(loc="upper right")
 
-# ---- what EP gets wrong here ----
+plt.show()
+
+# %%
+# What EP gets wrong here
+# -----------------------
 #
-# If the spread is large the effects are far apart, and if it is small close together: the product
-# over effects and precision has neither. Here that costs little but in the sd of the precision.
+# If the spread is large the effects are far apart, and if it is small close together: a product over
+# effects and precision has neither. That costs little here. The sd of the precision is 8 % small; the
+# effects, and their intervals, are right to half a percent.
 
 right_mean = w.sum(axis=0) @ tau[0]
 right_sd = np.sqrt(w.sum(axis=0) @ (tau[0] - right_mean) ** 2)
@@ -97,8 +101,3 @@ print(
     f"{100 * (1 - post[precision].sd / right_sd):.0f} % small"
 )
 print(f"log evidence: {post.log_evidence:.2f}, exact {log_z:.2f}")
-
-if len(sys.argv) > 1:
-    figure.savefig(sys.argv[1])
-else:
-    plt.show()

@@ -59,10 +59,10 @@ def test_listing(run_python):
     ("name", "table"),
     [
         ("li2015.sampling", "table"),
-        ("jitkrittum2015.batch", "learners"),
+        pytest.param("jitkrittum2015.batch", "learners", marks=pytest.mark.long),
         ("jitkrittum2015.uncertainty", "curves"),
-        ("jitkrittum2015.compound_gamma", "operators"),
-        ("jitkrittum2015.online", "operators"),
+        pytest.param("jitkrittum2015.compound_gamma", "operators", marks=pytest.mark.long),
+        pytest.param("jitkrittum2015.online", "operators", marks=pytest.mark.long),
         ("jitkrittum2015.speed", "core"),
     ],
 )

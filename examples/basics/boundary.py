@@ -1,0 +1,43 @@
+"""A boundary that bends, and how sure it is
+=========================================
+
+Where no plane separates two classes a Gaussian process bends. It also knows where it has seen
+nothing. The evidence tunes its kernel: there is no grid search, and nothing is held out.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+from sklearn.datasets import make_moons
+
+import epfast
+
+X, moon = make_moons(120, noise=0.25, random_state=1)
+y = np.where(moon == 1, "lower", "upper")
+plane = epfast.LinearClassifier().fit(X, y)
+process = epfast.GPClassifier().fit(X, y)
+
+# %%
+# Dashed lines are lines of equal standard deviation of the latent value.
+
+figure, axes = plt.subplots(1, 2, figsize=(10, 4.2))
+for ax, title, model in zip(axes, ("A plane", "A process"), (plane, process), strict=True):
+    epfast.plots.decision_boundary(model, X, y, ax=ax)
+    ax.set_title(f"{title}: probability of the upper moon")
+    print(f"{title}: log evidence {model.log_evidence_:.1f}")
+plt.show()
+
+# %%
+# Far from the data the process goes back to one half. The plane grows ever surer, though never as
+# sure as its mean weights alone would be.
+
+far = np.array([[6.0, -6.0]])
+for title, model in ("plane", plane), ("process", process):
+    print(f"far away, the {title}: {model.predict_proba(far)[0, 1]:.2f}")
+
+# %%
+# When not to
+# -----------
+#
+# The time of a fit grows with the cube of the rows, the memory with their square: ten thousand rows
+# are many. `rank=200` makes it linear, :class:`~epfast.NetworkClassifier` and
+# :class:`~epfast.LinearClassifier` are for more.

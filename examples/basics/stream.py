@@ -1,0 +1,56 @@
+"""One pass over a stream
+======================
+
+Assumed-density filtering sees each row once and keeps nothing but a Gaussian. The chunks here come
+from a generator; they might come from a file, a database or a queue.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+import epfast
+
+rng = np.random.default_rng(0)
+weights = rng.normal(size=20)
+
+
+def chunks(n, rows):
+    """n chunks of labels that follow a logistic model."""
+    for _ in range(n):
+        X = rng.normal(size=(rows, 20))
+        yield X, np.where(X @ weights + rng.logistic(size=rows) > 0, 1, -1)
+
+
+# %%
+# Each chunk is predicted before it is learned: an honest measure of what is known so far.
+
+post, seen, loss, error, said = None, [], [], [], []
+for X, y in chunks(60, 100):
+    if post is not None:
+        p = post.predict_proba(X)
+        seen.append(100 * (len(seen) + 1))
+        loss.append(-np.log(np.where(y > 0, p, 1.0 - p)).mean())
+        error.append(np.sqrt(np.mean((post.mean - weights) ** 2)))
+        said.append(np.sqrt(post.variance.mean()))
+    post = epfast.fit_linear([(X, y)], schedule=epfast.ADF(), start=post)
+
+figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6))
+left.plot(seen, loss, ".", color=epfast.plots.GREY, label="next chunk")
+left.plot(seen, np.convolve(loss, np.ones(9) / 9, "same"), color=epfast.plots.BLUE, label="smooth")
+left.set(xlabel="rows seen", ylabel="log loss", title="Prediction of rows not seen yet", ylim=(0, 0.6))
+left.set_xlim(0, 5500)
+left.legend()
+right.loglog(seen, error, color=epfast.plots.ORANGE, label="how far off they are")
+right.loglog(seen, said, color=epfast.plots.BLUE, label="posterior sd")
+right.set(xlabel="rows seen", title="Coefficients: error, and what the fit says of it")
+right.legend()
+print(f"after {seen[-1]:,} rows: error {error[-1]:.3f}, posterior sd {said[-1]:.3f}")
+plt.show()
+
+# %%
+# When not to
+# -----------
+#
+# One pass cannot go back: a row that was misread early, when little was known, stays misread. Sweeps
+# of EP over rows that fit into memory are closer to the posterior. ADF forgets nothing: a model that
+# drifts needs rows taken out again, which :meth:`~epfast.FullPosterior.remove` does where they are kept.
