@@ -21,7 +21,12 @@ extensions = [
     "sphinx_gallery.gen_gallery",
     "results",  # results.py beside this file
 ]
-exclude_patterns = ["_build", "auto_examples/**/*.md5", "auto_examples/**/*.py", "auto_examples/**/*.ipynb"]
+exclude_patterns = [
+    "_build",
+    "auto_examples/**/*.md5",
+    "auto_examples/**/*.py",
+    "auto_examples/**/*.ipynb",
+]
 templates_path = ["_templates"]
 
 autosummary_generate = True

@@ -39,9 +39,7 @@ plt.show()
 # %%
 # A constant rate is a model as well. The evidence compares them, without a test or a threshold.
 
-constant = epfast.fit_linear(
-    np.ones((len(year), 1)), disasters, loss="poisson", prior_variance=1.0
-)
+constant = epfast.fit_linear(np.ones((len(year), 1)), disasters, loss="poisson", prior_variance=1.0)
 print(f"log evidence {model.log_evidence_:.1f}; of a constant rate {constant.log_evidence:.1f}")
 
 # %%

@@ -36,7 +36,7 @@ for (name, schedule), style in zip(ways.items(), ("-", "--", ":", "-."), strict=
     ratio = [np.sqrt(np.mean(fit.variance / settled.variance)) for fit in fits]
     left.semilogy(passes, np.maximum(off, 1e-6), style, label=name)
     right.plot(passes, ratio, style, label=name)
-    print(f"{name}: {off[0]:.2f} sd off after a pass, {off[-1]:.1g} after thirty")
+    print(f"{name}: {off[0]:.2f} sd off after a pass, {max(off[-1], 1e-6):.1g} after thirty")
 left.set(xlabel="passes", ylabel="furthest coefficient, posterior sd")
 left.set_title("Coefficients: distance from EP that settled")
 right.set(xlabel="passes", ylabel="ratio", ylim=(0, 1.2), title="Posterior sd over that of EP")

@@ -37,7 +37,9 @@ for X, y in chunks(60, 100):
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6))
 left.plot(seen, loss, ".", color=epfast.plots.GREY, label="next chunk")
 left.plot(seen, np.convolve(loss, np.ones(9) / 9, "same"), color=epfast.plots.BLUE, label="smooth")
-left.set(xlabel="rows seen", ylabel="log loss", title="Prediction of rows not seen yet", ylim=(0, 0.6))
+left.set(
+    xlabel="rows seen", ylabel="log loss", title="Prediction of rows not seen yet", ylim=(0, 0.6)
+)
 left.set_xlim(0, 5500)
 left.legend()
 right.loglog(seen, error, color=epfast.plots.ORANGE, label="how far off they are")

@@ -14,7 +14,6 @@ from scipy import special
 import epfast
 from epfast import losses
 
-
 # %%
 # A point is a Gaussian likelihood, contaminated by another density. Each is a factor on one variable.
 

@@ -104,9 +104,9 @@ plt.show()
 # sampling shows how much that matters: ten teams, four years of matches, ratings that stand still.
 # The sds of single ratings are a quarter too small. That of a difference of two teams, which is what
 # predictions use, is within 5 %.
-# 
+#
 # .. code-block:: text
-# 
+#
 #    South America, 116 matches, beside importance sampling (17,483 effective draws): means within 0.008 sd
 #    sds of ratings 0.74 to 0.79 of the exact ones; sd of Argentina - Brazil 1.05 of it
 
