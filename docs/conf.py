@@ -1,5 +1,6 @@
 """Sphinx configuration."""
 
+import logging
 import sys
 from importlib.metadata import files
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import epfast
 
 sys.path.insert(0, str(Path(__file__).parent))
+logging.getLogger("epfast").setLevel("WARNING")  # else the theme prints each sweep of the gallery
 
 project = "epfast"
 author = "the epfast developers"

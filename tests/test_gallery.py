@@ -75,7 +75,8 @@ def test_output(path, tmp_path):
     assert found.returncode == 0, found.stderr
     assert found.stderr == ""
     pictures = list(tmp_path.glob("*.png"))
-    assert pictures and all(picture.stat().st_size > 5_000 for picture in pictures)
+    assert pictures
+    assert all(picture.stat().st_size > 5_000 for picture in pictures)
     stored = STORED / f"{path.stem}.txt"
     if os.environ.get("EPFAST_WRITE_GALLERY"):
         stored.write_text(found.stdout, encoding="utf-8")

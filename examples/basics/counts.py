@@ -46,8 +46,8 @@ print(f"log evidence {model.log_evidence_:.1f}; of a constant rate {constant.log
 # What this model gets wrong
 # --------------------------
 #
-# A stationary process changes everywhere alike. If the rate fell at once, with a law or a new method
-# of mining, the curve is too smooth there and too restless elsewhere. What EP adds to that error is
-# small: the check of the posterior samples the exact one.
+# A stationary process changes everywhere alike. If the rate fell at once, with a law or a new
+# method of mining, the curve is too smooth there and too restless elsewhere. What EP adds to that
+# error is small: the check of the posterior samples the exact one.
 
 print(model.posterior_.check())

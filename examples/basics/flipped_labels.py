@@ -32,9 +32,8 @@ print(f"flipped: {wary.loss_.share / 2:.2f} by the fit, {flipped.mean():.2f} in 
 for name, model in ("trusting", trusting), ("wary", wary):
     mean, variance = model.predict_latent(X_test)
     p = ndtr(mean / np.sqrt(1.0 + variance))  # of the true label, before any flip
-    print(
-        f"{name}: {np.mean((p > 0.5) == (y_test > 0)):.3f} right, log loss {log_loss(y_test, p):.3f}"
-    )
+    right = np.mean((p > 0.5) == (y_test > 0))
+    print(f"{name}: {right:.3f} right, log loss {log_loss(y_test, p):.3f}")
 
 # %%
 # The labels that the fit doubts most: those furthest on the other side.

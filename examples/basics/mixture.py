@@ -1,9 +1,9 @@
 """Clusters, and where their centres are
 =====================================
 
-A mixture of Gaussians. EP keeps a Gaussian with full covariance for the centre of each component, and
-sums the label of each row out. The data are petals of 150 irises of three species, which the fit is
-not told.
+A mixture of Gaussians. EP keeps a Gaussian with full covariance for the centre of each component,
+and sums the label of each row out. The data are petals of 150 irises of three species, which the
+fit is not told.
 """
 
 import matplotlib.pyplot as plt
@@ -43,6 +43,6 @@ plt.show()
 # When not to
 # -----------
 #
-# Components are circles of one size, as in the paper of Li et al. (2015). Where clusters are long, of
-# different sizes, or many, scikit-learn's `BayesianGaussianMixture` fits better. Here it is the
+# Components are circles of one size, as in the paper of Li et al. (2015). Where clusters are long,
+# of different sizes, or many, scikit-learn's `BayesianGaussianMixture` fits better. Here it is the
 # uncertainty about the centres that EP adds.

@@ -44,6 +44,6 @@ plt.show()
 # When not to
 # -----------
 #
-# Both are too sure outside the points. The process is closer among them: with so few rows, and up to
-# a few thousand, prefer it. The network is for more rows, and for the cost of a pass that is that of
-# backpropagation. Its sds are an order of magnitude far from the data, not an interval.
+# Both are too sure outside the points. The process is closer among them: with so few rows, and up
+# to a few thousand, prefer it. The network is for more rows, and for the cost of a pass that is
+# that of backpropagation. Its sds are an order of magnitude far from the data, not an interval.

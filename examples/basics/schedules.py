@@ -1,8 +1,9 @@
 """What a pass over the data buys
 ==============================
 
-EP keeps a site for each row, stochastic EP (SEP) one for all rows, averaged EP (AEP) the same without
-an order of the rows, and assumed-density filtering (ADF) none. How good is each after some passes?
+EP keeps a site for each row, stochastic EP (SEP) one for all rows, averaged EP (AEP) the same
+without an order of the rows, and assumed-density filtering (ADF) none. How good is each after some
+passes?
 """
 
 import matplotlib.pyplot as plt
@@ -47,7 +48,7 @@ plt.show()
 # What they get wrong
 # -------------------
 #
-# SEP and AEP settle near EP, not on it: all rows have the same site. ADF takes in every pass as if it
-# were new rows, so that its sds shrink with each: one pass of it is meant for streams, several are
-# not. That SEP needs a thirtieth of the memory is worth most where sites are large
+# SEP and AEP settle near EP, not on it: all rows have the same site. ADF takes in every pass as if
+# it were new rows, so that its sds shrink with each: one pass of it is meant for streams, several
+# are not. That SEP needs a thirtieth of the memory is worth most where sites are large
 # (:class:`~epfast.NetworkRegressor`); a site of a row here is two numbers.

@@ -22,8 +22,8 @@ print(exact.check())
 
 # %%
 # Distances of the coefficients from those of the full posterior, in its standard deviations; the
-# furthest of 31. A cross is a fit that did not settle, and warned; one that overflowed, and said so,
-# is not drawn.
+# furthest of 31. A cross is a fit that did not settle, and warned; one that overflowed, and said
+# so, is not drawn.
 
 
 def minibatches(scheme, size):
@@ -58,6 +58,6 @@ plt.show()
 # -----------------------
 #
 # Quadrature along single coordinates sees one row well and many rows badly: it misses that the
-# columns of a batch move together. Laplace's method depends on no batch: its fixed point is the mode
-# of all rows. So it is what a factorised posterior does by default; the other schemes are here since
-# they are published. :doc:`/tables/roche2016` has the tables of the paper.
+# columns of a batch move together. Laplace's method depends on no batch: its fixed point is the
+# mode of all rows. So it is what a factorised posterior does by default; the other schemes are here
+# since they are published. :doc:`/tables/roche2016` has the tables of the paper.

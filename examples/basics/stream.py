@@ -53,6 +53,7 @@ plt.show()
 # When not to
 # -----------
 #
-# One pass cannot go back: a row that was misread early, when little was known, stays misread. Sweeps
-# of EP over rows that fit into memory are closer to the posterior. ADF forgets nothing: a model that
-# drifts needs rows taken out again, which :meth:`~epfast.FullPosterior.remove` does where they are kept.
+# One pass cannot go back: a row that was misread early, when little was known, stays misread.
+# Sweeps of EP over rows that fit into memory are closer to the posterior. ADF forgets nothing: a
+# model that drifts needs rows taken out again, which :meth:`~epfast.FullPosterior.remove` does
+# where they are kept.

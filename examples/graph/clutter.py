@@ -15,7 +15,8 @@ import epfast
 from epfast import losses
 
 # %%
-# A point is a Gaussian likelihood, contaminated by another density. Each is a factor on one variable.
+# A point is a Gaussian likelihood, contaminated by another density. Each is a factor on one
+# variable.
 
 
 def log_normal(x, mean, variance):

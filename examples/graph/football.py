@@ -102,12 +102,13 @@ plt.show()
 # Matches tell differences of ratings. If one team is better than believed, those that it played are
 # better too, and a product over the teams does not know. A league small enough for importance
 # sampling shows how much that matters: ten teams, four years of matches, ratings that stand still.
-# The sds of single ratings are a quarter too small. That of a difference of two teams, which is what
-# predictions use, is within 5 %.
+# The sds of single ratings are a quarter too small. That of a difference of two teams, which is
+# what predictions use, is within 5 %.
 #
 # .. code-block:: text
 #
-#    South America, 116 matches, beside importance sampling (17,483 effective draws): means within 0.008 sd
+#    South America, 116 matches, beside importance sampling (17,483 effective draws)
+#    means within 0.008 sd
 #    sds of ratings 0.74 to 0.79 of the exact ones; sd of Argentina - Brazil 1.05 of it
 
 south = (
@@ -141,13 +142,14 @@ mean, variance = fit.rating(fit.players)
 pair = [fit.players.index("Argentina"), fit.players.index("Brazil")]
 gap = draws[:, pair[0]] - draws[:, pair[1]]
 gap_sd = np.sqrt(w @ (gap - w @ gap) ** 2)
+ratio = np.sqrt(variance) / exact_sd
 print(
     f"South America, {recent.sum()} matches, beside importance sampling "
-    f"({1 / (w @ w):,.0f} effective draws): means within "
+    f"({1 / (w @ w):,.0f} effective draws)\nmeans within "
     f"{np.max(np.abs(mean - exact) / exact_sd):.3f} sd"
 )
 print(
-    f"sds of ratings {np.min(np.sqrt(variance) / exact_sd):.2f} to {np.max(np.sqrt(variance) / exact_sd):.2f} of "
+    f"sds of ratings {np.min(ratio):.2f} to {np.max(ratio):.2f} of "
     f"the exact ones; sd of Argentina - Brazil {np.sqrt(variance[pair].sum()) / gap_sd:.2f} of it"
 )
 

@@ -145,12 +145,12 @@ plt.show()
 # What EP, and the operator, get wrong here
 # -----------------------------------------
 #
-# With true messages the sd of the mean is 14 % small, and that of the precision a fifth: the villages
-# move together with either. Learned messages change means and sds by a few hundredths of an sd.
-# Errors of 60 log Z add up in the evidence: 0.6 nats here. Do not compare models by it that are
-# closer. The tolerance, 0.03, and the first 60 questions were chosen by trying some: with a tolerance
-# of 0.1 and these draws the sweeps did not settle, and with 0.05 audits were wrong; the fit warned of
-# both.
+# With true messages the sd of the mean is 14 % small, and that of the precision a fifth: the
+# villages move together with either. Learned messages change means and sds by a few hundredths of
+# an sd. Errors of 60 log Z add up in the evidence: 0.6 nats here. Do not compare models by it that
+# are closer. The tolerance, 0.03, and the first 60 questions were chosen by trying some: with a
+# tolerance of 0.1 and these draws the sweeps did not settle, and with 0.05 audits were wrong; the
+# fit warned of both.
 
 mu_mean = w.sum(axis=1) @ line
 mu_sd = np.sqrt(w.sum(axis=1) @ (line - mu_mean) ** 2)

@@ -89,9 +89,9 @@ plt.show()
 # What EP gets wrong here
 # -----------------------
 #
-# Little: the sds of the difficulties are 1 % small, since they are taken as independent of a thousand
-# abilities. Messages from modes and curvatures (``scheme="laplace"``) are off by more than a standard
-# deviation: each answer is skewed a little, and a thousand times a little adds up.
+# Little: the sds of the difficulties are 1 % small, since they are taken as independent of a
+# thousand abilities. Messages from modes and curvatures (``scheme="laplace"``) are off by more than
+# a standard deviation: each answer is skewed a little, and a thousand times a little adds up.
 
 g = epfast.Graph()
 theta = g.gaussian(1000, variance=0.755**2)

@@ -79,9 +79,9 @@ plt.show()
 # What EP gets wrong here
 # -----------------------
 #
-# If the spread is large the effects are far apart, and if it is small close together: a product over
-# effects and precision has neither. That costs little here. The sd of the precision is 8 % small; the
-# effects, and their intervals, are right to half a percent.
+# If the spread is large the effects are far apart, and if it is small close together: a product
+# over effects and precision has neither. That costs little here. The sd of the precision is 8 %
+# small; the effects, and their intervals, are right to half a percent.
 
 right_mean = w.sum(axis=0) @ tau[0]
 right_sd = np.sqrt(w.sum(axis=0) @ (tau[0] - right_mean) ** 2)
