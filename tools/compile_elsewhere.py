@@ -1,11 +1,12 @@
-"""Compile the core's C for systems that are not at hand: does it, and with which warnings?
+"""Compile the core's C for systems that are not at hand.
 
     python tools/compile_elsewhere.py BUILD [clang] [aarch64] [musl] [windows]
 
 BUILD is a build directory of meson on x86-64 Linux, which has the C that Cython wrote and the
-commands. Of Debian's packages it needs clang, gcc-aarch64-linux-gnu, musl-tools, gcc-mingw-w64-x86-64.
-Objects are compiled, not linked: BLAS and Python of those systems are not needed. Headers of Python
-are the host's; for Windows its pyconfig.h is put right as far as the core sees it.
+commands. Of Debian's packages it needs clang, gcc-aarch64-linux-gnu, musl-tools and gcc-
+mingw-w64-x86-64. Objects are compiled, not linked: BLAS and Python of those systems are not needed.
+Headers of Python are the host's; for Windows, with its universal C runtime, pyconfig.h is put right
+as far as the core sees it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ TARGETS = {
     "clang": "clang -Wno-unknown-warning-option",
     "aarch64": "aarch64-linux-gnu-gcc",
     "musl": "musl-gcc",
-    "windows": "x86_64-w64-mingw32-gcc",
+    "windows": "x86_64-w64-mingw32-gcc -D_UCRT",
 }
 #: what is other on 64-bit Windows than in Linux's pyconfig.h, of what headers of Python ask
 WINDOWS = """
@@ -59,9 +60,11 @@ def compile_all(build: Path, target: str) -> list[str]:
             if not commands[number]["file"].endswith(".c"):
                 return None
             if target in ("aarch64", "windows") and any(w.startswith("-march") for w in words):
-                return None  # sets of x86-64; windows: the same code, compiled without
+                return None  # instruction sets of x86-64, on Windows for its own gcc alone
             kept = []
             for word in words[1:]:
+                if word.startswith("-DEPF_HAVE_") and target in ("aarch64", "windows"):
+                    continue
                 if word.startswith("-I") and target == "windows" and "include/python" in word:
                     headers = Path(scratch, "headers")
                     if not headers.exists():

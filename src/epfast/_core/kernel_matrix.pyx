@@ -18,6 +18,7 @@ which exists iff C is positive definite. R = diag(tau) - diag(tau) Sigma diag(ta
 import numpy as np
 
 from libc.math cimport NAN, isnan, log, sqrt
+from libc.string cimport memset
 
 from epfast._core.cholesky cimport (
     columns_at_once, factorize, heed_signals, invert_factored, invert_triangle,
@@ -221,6 +222,7 @@ cdef class KernelMatrix:
 
     cdef Job job(self) noexcept nogil:
         cdef Job job
+        memset(&job, 0, sizeof(Job))
         job.W, job.n, job.diag, job.scale = &self.W[0, 0], self.n, &self.diag[0], &self.root[0]
         return job
 
