@@ -424,7 +424,8 @@ cdef class TiltedMoments:
             for i in range(GRID):
                 z = left + i * (right - left) / (GRID - 1)
                 g[i] = -beta * g[i] - 0.5 * z * z
-                top = fmax(top, g[i])
+                if g[i] > top:  # by fmax gcc 12 for aarch64 would break off
+                    top = g[i]
             if top == INFINITY or right - left > LAST_REACH:
                 return NO_FIT
             if g[0] < top - NEGLIGIBLE + 1e-6 and g[GRID - 1] < top - NEGLIGIBLE + 1e-6:
@@ -455,21 +456,21 @@ cdef class TiltedMoments:
             top = -INFINITY
             for i in range(GRID):
                 g[i] = -beta * g[i] - 0.5 * (first + i * step) * (first + i * step)
-                top = fmax(top, g[i])
+                if g[i] > top:  # by fmax gcc 12 for aarch64 would break off
+                    top = g[i]
             if not isfinite(top):
                 return NO_FIT
-            low, high = 0, GRID - 1  # found by scans: gcc 12 for aarch64 breaks off at the reductions
-            while not g[low] > top - 60.0:
-                low += 1
-            while not g[high] > top - 60.0:
-                high -= 1
+            low, high = GRID, 0
+            for i in range(GRID):
+                if g[i] > top - 60.0:
+                    low = min(low, i)
+                    high = max(high, i)
             low, high = max(low - 1, 0), min(high + 1, GRID - 1)
             lo[0], hi[0] = first + low * step, first + high * step
             if 2 * (high - low) > GRID - 1 or not step > 1e-13 * (fabs(first) + 1.0):
-                i = GRID - 1
-                while g[i] != top:
-                    i -= 1
-                site.h = h[i]
+                for i in range(GRID):
+                    if g[i] == top:
+                        site.h = h[i]
                 site.z = (site.h - m) / sd
                 return OK
 
