@@ -10,6 +10,8 @@ import epfast
 sys.path.insert(0, str(Path(__file__).parent))
 logging.getLogger("epfast").setLevel("WARNING")  # else the theme prints each sweep of the gallery
 
+from families import sections  # noqa: E402  (beside this file)
+
 project = "epfast"
 author = "the epfast developers"
 copyright = "2026, the epfast developers"
@@ -32,6 +34,7 @@ exclude_patterns = [
 templates_path = ["_templates"]
 
 autosummary_generate = True
+autosummary_context = {"sections": sections}
 autodoc_mock_imports = ["GPy"]  # epfast.gpy is documented where GPy is not installed
 autodoc_typehints = "none"  # the docstrings give the types, shorter
 autodoc_member_order = "bysource"
@@ -53,6 +56,7 @@ html_split_index = True  # pages that open fast
 # docstrings that scikit-learn writes into its estimators refer to its own glossary; the name of a
 # parameter, such as y, may be that of several attributes
 suppress_warnings = ["ref.term", "ref.ref", "ref.python"]
+suppress_warnings += ["config.cache"]  # a function in the context of the templates is not kept
 
 # programs of the gallery, which run while the pages are built
 sphinx_gallery_conf = {
