@@ -23,7 +23,8 @@ extensions = [
     "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx_gallery.gen_gallery",
-    "results",  # results.py beside this file
+    "accessible",  # accessible.py and results.py are beside this file
+    "results",
 ]
 exclude_patterns = [
     "_build",
