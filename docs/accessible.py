@@ -1,7 +1,7 @@
 """What the theme and the gallery leave out for readers who use a keyboard or hear the page.
 
-Found by tools/check_accessibility.py: headings of the sidebar without a level, boxes that scroll and
-cannot be reached by keys, links of the gallery whose text is hidden.
+Found by tools/check_accessibility.py: headings of the sidebar without a level, boxes that scroll
+and cannot be reached by keys, links of the gallery whose text is hidden.
 """
 
 import re

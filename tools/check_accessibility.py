@@ -2,8 +2,8 @@
 
     python tools/check_accessibility.py FOLDER AXE
 
-AXE is axe.min.js of the npm package axe-core, which looks at each page as Chromium shows it, wide and
-narrow, light and dark: contrast, names of links, alternative texts, order of headings, keys. It needs
+AXE is axe.min.js of the npm package axe-core. It looks at each page as Chromium shows it, wide and
+narrow, light and dark: contrast, names of links, alternative texts, order of headings, keys. Needs
 the PyPI package playwright, and Chromium, whose path CHROMIUM names (default /usr/bin/chromium).
 """
 
