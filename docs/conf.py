@@ -26,12 +26,7 @@ extensions = [
     "accessible",  # accessible.py and results.py are beside this file
     "results",
 ]
-exclude_patterns = [
-    "_build",
-    "auto_examples/**/*.md5",
-    "auto_examples/**/*.py",
-    "auto_examples/**/*.ipynb",
-]
+exclude_patterns = ["_build"]
 templates_path = ["_templates"]
 
 autosummary_generate = True
@@ -55,9 +50,9 @@ mathjax_path = mathjax.name
 html_split_index = True  # pages that open fast
 
 # docstrings that scikit-learn writes into its estimators refer to its own glossary; the name of a
-# parameter, such as y, may be that of several attributes
-suppress_warnings = ["ref.term", "ref.ref", "ref.python"]
-suppress_warnings += ["config.cache"]  # a function in the context of the templates is not kept
+# parameter, such as y, may be that of several attributes; the function that templates call is not
+# kept from build to build
+suppress_warnings = ["ref.term", "ref.ref", "ref.python", "config.cache"]
 
 # programs of the gallery, which run while the pages are built
 sphinx_gallery_conf = {

@@ -23,22 +23,22 @@ INNER = (  # noqa: SIM905
 #: members that need no families
 FEW = 9
 FAMILIES = {
-    "Fit": "fit partial_fit fit_predict remove with_rows update copy start add",
+    "Fit": "fit partial_fit fit_predict remove with_rows update copy add",
     "Predict": (
         "predict predict_proba predict_log_proba predict_latent predict_variance predict_quantile "
-        "predict_count decision_function latent_mean_and_variance log_predictive "
+        "decision_function latent_mean_and_variance log_predictive "
         "loo_log_predictive score score_samples one_step_ahead"
     ),
     "Posterior": (
         "mean covariance variance precision shift marginal_precision labels names summary "
-        "credible_interval coef_ coef_covariance_ intercept_ alpha weights noise noise_variance "
+        "credible_interval coef_ coef_covariance_ intercept_ weights noise noise_variance "
         "concentration inclusion_probability prior_precision prior_variance prior prior_sites "
-        "prior_cavities variables rating history_of home_advantage margin drift prior_sd table "
+        "prior_cavities variables rating home_advantage drift table "
         "classes_ posteriors_"
     ),
     "Draw": "sample sample_y sample_x sample_latent to_arviz",
     "Is it right": (
-        "check converged n_refused n_sweeps history log_evidence evidence_bound "
+        "check n_refused n_sweeps history log_evidence evidence_bound "
         "log_marginal_likelihood log_likelihood residual n_iter"
     ),
     "Evidence, and its gradients": (
@@ -46,22 +46,21 @@ FAMILIES = {
         "loss_gain loss_of_rows prior_gradient relaxed_energies relaxed"
     ),
     "How it was fitted": (
-        "schedule scheme loss loss_ power beta batch_size sites operator rows_seen taken_in kind "
-        "rank pivots problem state learned by_batch program"
+        "scheme loss loss_ power beta batch_size sites operator rows_seen taken_in "
+        "rank pivots learned by_batch program"
     ),
     "Keep": "save",
     "What kind of loss it is": (
-        "name describe is_likelihood log_concave bounded latents by_margin by_residual kinks "
-        "jumps knots slopes value in_units_of_y has_offset parameters learnable values "
+        "describe is_likelihood log_concave bounded latents by_margin by_residual kinks "
+        "slopes in_units_of_y has_offset learnable values "
         "with_parameters"
     ),
-    "Evaluate": ("evaluate tilted tempered core as_given add_offset with_offset responses limits"),
+    "Evaluate": "evaluate tilted tempered core as_given add_offset with_offset responses limits",
     "What the engines ask of it": (
         "typical started exact_sites steps check_power shifted_core own_moments panel_ends "
         "break_points gives correlated response_width"
     ),
 }
-ORDER = [name for names in FAMILIES.values() for name in names.split()]
 FAMILY_OF = {name: title for title, names in FAMILIES.items() for name in names.split()}
 
 
@@ -69,12 +68,9 @@ def described(cls: type) -> dict[str, str]:
     """The directive of each public member that has a description of its own."""
     found: dict[str, str] = {}
     for owner in reversed(cls.__mro__):
-        if owner.__module__.split(".")[0] != "epfast":
-            continue  # other libraries have pages of their own
+        if owner.__module__ == "builtins" or owner.__name__ == "BaseEstimator":
+            continue  # they have pages of their own
         for name, member in vars(owner).items():
-            member = getattr(member, "__func__", member)
-            if name.startswith("_") or name in INNER:
-                continue
             if isinstance(member, property | functools.cached_property):
                 if inspect.getdoc(member):
                     found[name] = "autoproperty"
@@ -88,9 +84,9 @@ def described(cls: type) -> dict[str, str]:
         except PycodeError:  # compiled
             continue
         for of, name in comments:
-            if of == owner.__qualname__ and not name.startswith("_") and name not in INNER:
+            if of == owner.__qualname__:
                 found.setdefault(name, "autoattribute")
-    return found
+    return {n: kind for n, kind in found.items() if not n.startswith("_") and n not in INNER}
 
 
 def sections(module: str, name: str) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -102,7 +98,7 @@ def sections(module: str, name: str) -> list[tuple[str, list[tuple[str, str]]]]:
     if len(members) <= FEW:
         return [("", [(kind, member) for member, kind in members.items()])] if members else []
     groups: dict[str, list[tuple[str, str]]] = {title: [] for title in [*FAMILIES, "Others"]}
-    known = [name for name in ORDER if name in members]
+    known = [member for member in FAMILY_OF if member in members]
     for member in dict.fromkeys([*known, *members]):
         groups[FAMILY_OF.get(member, "Others")].append((members[member], member))
     return [(title, group) for title, group in groups.items() if group]

@@ -3,10 +3,10 @@
     python tools/compile_elsewhere.py BUILD [clang] [aarch64] [musl] [windows]
 
 BUILD is a build directory of meson on x86-64 Linux, which has the C that Cython wrote and the
-commands. Of Debian's packages it needs clang, gcc-aarch64-linux-gnu, musl-tools and gcc-
-mingw-w64-x86-64. Objects are compiled, not linked: BLAS and Python of those systems are not needed.
-Headers of Python are the host's; for Windows, with its universal C runtime, pyconfig.h is put right
-as far as the core sees it.
+commands. Needs Debian's packages clang, gcc-aarch64-linux-gnu, musl-tools, gcc-mingw-w64-x86-64.
+Objects are compiled, not linked: BLAS and Python of those systems are not needed. Headers of Python
+are the host's; for Windows, with its universal C runtime, pyconfig.h is put right as far as the
+core sees it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 TARGETS = {
     "clang": "clang -Wno-unknown-warning-option",
@@ -41,7 +43,7 @@ WINDOWS = """
 
 def windows_headers(include: Path, folder: Path) -> None:
     """Copies of the headers of Python, with pyconfig.h of Windows."""
-    subprocess.run(["cp", "-r", f"{include}/.", str(folder)], check=True)
+    shutil.copytree(include, folder)
     text = (folder / "pyconfig.h").read_text(encoding="utf-8")
     names = re.findall(r"#define (\w+)", WINDOWS)
     text = re.sub(rf"(?m)^#define ({'|'.join(names)})\b.*$", "", text)
@@ -50,49 +52,50 @@ def windows_headers(include: Path, folder: Path) -> None:
     (folder / "pyconfig.h").write_text(text + WINDOWS, encoding="utf-8")
 
 
-def compile_all(build: Path, target: str) -> list[str]:
-    """Objects that were not compiled, or not without a warning, and what was said."""
-    commands = json.loads((build / "compile_commands.json").read_text(encoding="utf-8"))
-    with tempfile.TemporaryDirectory() as scratch:
+class Said(NamedTuple):
+    """What a compiler said of a file."""
 
-        def one(number: int) -> str | None:
-            words = shlex.split(commands[number]["command"])
-            if not commands[number]["file"].endswith(".c"):
-                return None
-            if target in ("aarch64", "windows") and any(w.startswith("-march") for w in words):
-                return None  # instruction sets of x86-64, on Windows for its own gcc alone
-            kept = []
-            for word in words[1:]:
-                if word.startswith("-DEPF_HAVE_") and target in ("aarch64", "windows"):
-                    continue
-                if word.startswith("-I") and target == "windows" and "include/python" in word:
-                    headers = Path(scratch, "headers")
-                    if not headers.exists():
-                        headers.mkdir()
-                        windows_headers(Path(word[2:]), headers)
-                    word = f"-I{headers}"
-                kept.append(word)
-            kept[kept.index("-o") + 1] = f"{scratch}/{number}.o"
-            kept[kept.index("-MF") + 1] = f"{scratch}/{number}.d"
+    name: str
+    failed: bool
+    text: str
+
+
+def compile_all(build: Path, target: str) -> list[Said]:
+    """Files that were not compiled, or not without a warning."""
+    commands = json.loads((build / "compile_commands.json").read_text(encoding="utf-8"))
+    commands = [command for command in commands if command["file"].endswith(".c")]
+    if target in ("aarch64", "windows"):  # sets of x86-64; on Windows for its own gcc alone
+        commands = [command for command in commands if " -march" not in command["command"]]
+    with tempfile.TemporaryDirectory() as scratch:
+        headers = Path(scratch, "headers")
+        if target == "windows":
+            (include,) = set(re.findall(r"-I(\S*include/python\S*)", str(commands)))
+            windows_headers(Path(include), headers)
+
+        def one(number: int) -> Said:
+            command = commands[number]
+            words = shlex.split(command["command"])[1:]
+            if target in ("aarch64", "windows"):
+                words = [word for word in words if not word.startswith("-DEPF_HAVE_")]
+            if target == "windows":
+                words = [f"-I{headers}" if "include/python" in word else word for word in words]
+            words[words.index("-o") + 1] = f"{scratch}/{number}.o"
+            words[words.index("-MF") + 1] = f"{scratch}/{number}.d"
             found = subprocess.run(
-                [*TARGETS[target].split(), *kept],
-                cwd=commands[number]["directory"],
+                [*TARGETS[target].split(), *words],
+                cwd=command["directory"],
                 capture_output=True,
                 encoding="utf-8",
                 check=False,
             )
-            if found.returncode == 0 and not found.stderr:
-                return ""
-            kind = "failed" if found.returncode else "warnings"
-            return f"{Path(commands[number]['file']).name}: {kind}\n{found.stderr[:2000]}"
+            return Said(Path(command["file"]).name, found.returncode != 0, found.stderr[:2000])
 
-        one(len(commands) - 1)  # copies headers
         with ThreadPoolExecutor(2) as pool:
-            told = [text for text in pool.map(one, range(len(commands))) if text is not None]
-    wrong = [text for text in told if text]
+            said = list(pool.map(one, range(len(commands))))
+    wrong = [one for one in said if one.failed or one.text]
+    failed = sum(one.failed for one in wrong)
     print(
-        f"{target}: {len(told)} files, {sum('failed' in t.splitlines()[0] for t in wrong)} failed, "
-        f"{sum('warnings' in t.splitlines()[0] for t in wrong)} with warnings",
+        f"{target}: {len(said)} files, {failed} failed, {len(wrong) - failed} with warnings",
         flush=True,
     )
     return wrong
@@ -104,9 +107,10 @@ def main() -> int:
         print(__doc__)
         return 2
     build, chosen = Path(sys.argv[1]), sys.argv[2:] or list(TARGETS)
-    wrong = [text for target in chosen for text in compile_all(build, target)]
-    print("\n".join(wrong))
-    return 1 if any("failed" in text.splitlines()[0] for text in wrong) else 0
+    wrong = [one for target in chosen for one in compile_all(build, target)]
+    for one in wrong:
+        print(f"{one.name}: {'failed' if one.failed else 'warnings'}\n{one.text}")
+    return 1 if any(one.failed for one in wrong) else 0
 
 
 if __name__ == "__main__":
