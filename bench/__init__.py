@@ -56,6 +56,7 @@ SCRIPTS = {
     "dask.kills": "dask_kills",
     "dask.costs": "dask_costs",
     "dask.point": "dask_point",
+    "history.revisions": "history",
     "users.defaults": "defaults",
     "users.one_pass": "one_pass",
     "users.peers": "user_peers",

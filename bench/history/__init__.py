@@ -1,0 +1,1 @@
+"""Speed over the revisions of the repository."""

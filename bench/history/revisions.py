@@ -1,0 +1,188 @@
+"""What short tasks cost, revision by revision: instructions, and times over those of a yardstick.
+
+    python -m bench history [--revisions v0.1.0 HEAD] [--quick]     # 5 min for each; needs no data
+
+Each revision is built from `git archive` in one environment, with the NumPy, SciPy and compiler of
+today, and runs the tasks of `tasks.py`: under `valgrind --tool=callgrind`, which counts the
+instructions of one run whatever else the machine does (with AVX2 at most), and by the clock, beside
+a product of two 384 x 384 matrices in the same process. The record of a revision replaces an older
+one of the same; others stay. A quick run times the epfast that is installed, and counts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bench.history.tasks import TASKS
+from bench.lib import harness
+from bench.lib.harness import Claim
+
+ROOT = Path(__file__).parents[2]
+TASKS_FILE = Path(__file__).with_name("tasks.py")
+NEEDS = ["pip", "meson-python", "ninja", "cython>=3.2", "numpy", "scipy", "threadpoolctl"]
+#: of the least instructions of the revisions before, the most that the last may take
+MOST = 1.1
+PICTURE = "history.png"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--revisions", nargs="+", default=["HEAD"], help="what git calls them (default: HEAD)"
+    )
+
+
+def output(*command: str | Path, env: dict[str, str] | None = None) -> str:
+    """What a command prints; what it says of an error is shown."""
+    found = subprocess.run(list(map(str, command)), env=env, check=True, stdout=subprocess.PIPE)
+    return found.stdout.decode()
+
+
+def environment(folder: Path) -> Path:
+    """The interpreter of a new environment that builds and runs all revisions."""
+    output(sys.executable, "-m", "venv", folder)
+    python = folder / "bin" / "python"
+    output(python, "-m", "pip", "install", "-q", "--upgrade", *NEEDS)
+    return python
+
+
+def built(python: Path, revision: str, folder: Path) -> Path:
+    """The folder that holds the package of a revision."""
+    source, package = folder / "source", folder / "package"
+    source.mkdir(parents=True)
+    archive = folder / "source.tar"
+    output("git", "-C", ROOT, "archive", "-o", archive, revision)
+    output("tar", "-xf", archive, "-C", source)
+    path = os.pathsep.join([str(python.parent), os.environ["PATH"]])
+    output(
+        *(python, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"),
+        *("--target", package, source),
+        env={**os.environ, "PATH": path},
+    )
+    return package
+
+
+def surroundings(package: Path | None) -> dict[str, str]:
+    """Variables of a process that imports that package, and does the same each time."""
+    path = {} if package is None else {"PYTHONPATH": str(package)}
+    return {**os.environ, "PYTHONHASHSEED": "0", **path}
+
+
+def timed(python: Path | str, package: Path | None = None) -> dict[str, float]:
+    """The times of tasks over that of the yardstick."""
+    return json.loads(output(python, TASKS_FILE, env=surroundings(package)))
+
+
+def counted(python: Path, package: Path, folder: Path) -> dict[str, float]:
+    """Millions of instructions of one run of each task."""
+    names, dumps = folder / "names.json", folder / "callgrind"
+    output(
+        *("valgrind", "--tool=callgrind", "--quiet", "--dump-before=getppid"),
+        *(f"--callgrind-out-file={dumps}", python, TASKS_FILE, "--count", names),
+        env=surroundings(package),
+    )
+    counts = {}
+    for i, name in enumerate(json.loads(names.read_text(encoding="utf-8"))):
+        # the dump at the second of the two calls: what came since the first
+        text = dumps.with_name(f"{dumps.name}.{2 * i + 2}").read_text(encoding="utf-8")
+        (total,) = re.findall(r"^totals: (\d+)$", text, re.M)
+        counts[name] = int(total) / 1e6
+    return counts
+
+
+def record(python: Path, revision: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Both rows of a revision."""
+    show = ("git", "-C", ROOT, "show", "-s", "--abbrev=7")
+    short, date, subject = output(*show, "--format=%h%n%cs%n%s", f"{revision}^{{commit}}").split(
+        "\n"
+    )[:3]
+    about = {"revision": short, "date": date, "subject": subject}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        package = built(python, revision, folder)
+        return (
+            {**about, **counted(python, package, folder)},
+            {**about, **timed(python, package)},
+        )
+
+
+def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of all revisions, in the order of the history."""
+    rows = {row["revision"]: row for row in [*old, *new]}
+    order = output("git", "-C", ROOT, "log", "--reverse", "--abbrev=7", "--format=%h").split()
+    place = {revision: i for i, revision in enumerate(order)}
+    return sorted(rows.values(), key=lambda row: place.get(row["revision"], -1))
+
+
+def judged(rows: list[dict[str, Any]]) -> list[Claim]:
+    """Whether the last revision does each task with as little as those before it."""
+    claims: list[Claim] = []
+    for name in TASKS:
+        *before, last = [row for row in rows if name in row] or [{name: 0.0}]
+        if before:
+            best = min(before, key=lambda row: row[name])
+            ratio = last[name] / best[name]
+            claim = f"at most {MOST} times the least instructions before"
+            why = f"{ratio:.2f} times those of {best['revision']}; {last[name]:.1f} million"
+            claims.append((name, claim, ratio <= MOST, why))
+    return claims
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """A panel for each task: instructions over those of the first revision that does it."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(4, 4, figsize=(10, 8), sharex=True, layout="constrained")
+    for ax, name in zip(axes.flat, TASKS, strict=True):
+        at = [i for i, row in enumerate(rows) if name in row]
+        if at:
+            first = rows[at[0]][name]
+            ax.plot(at, [rows[i][name] / first for i in at], "o-", color="C0", markersize=3)
+            ax.set_title(f"{name}\nfirst {first:.3g} million", fontsize=8)
+        ax.set_ylim(bottom=0.0)
+        ax.set_xticks(range(len(rows)), [row["revision"] for row in rows], rotation=90, fontsize=6)
+        ax.tick_params(axis="y", labelsize=7)
+    figure.supylabel("instructions over those of the first revision", fontsize=9)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    if options.quick:
+        rows = [{"revision": "installed", **timed(sys.executable)}]
+        harness.table(["task", "times the yardstick"], list(zip(*_columns(rows), strict=True)))
+        return {"times": rows}
+    if shutil.which("valgrind") is None:
+        sys.exit("valgrind is not installed; it counts instructions (--quick: times alone)")
+    stored = harness.RESULTS / f"{options.result}.json"
+    old = json.loads(stored.read_text(encoding="utf-8")) if stored.exists() else {}
+    new = []
+    with tempfile.TemporaryDirectory() as folder:
+        python = environment(Path(folder) / "env")
+        for revision in options.revisions:
+            new.append(record(python, revision))
+            print(f"{revision}: {new[-1][0]['subject']}", flush=True)
+    instructions, times = (
+        merged(old.get(key, []), [pair[i] for pair in new])
+        for i, key in enumerate(("instructions", "times"))
+    )
+    harness.table(
+        ["task", *(row["revision"] for row in instructions)],
+        list(zip(*_columns(instructions), strict=True)),
+        "millions of instructions",
+    )
+    draw(instructions, options.output / PICTURE)
+    return {"instructions": instructions, "times": times, "goals": judged(instructions)}
+
+
+def _columns(rows: list[dict[str, Any]]) -> list[list[Any]]:
+    """The names of the tasks, and a column of figures for each revision."""
+    return [list(TASKS), *([row.get(name) for name in TASKS] for row in rows)]
