@@ -69,6 +69,30 @@ def test_coefficients(fit):
         plots.coefficients(post, names=["x7"])
 
 
+def test_estimators_stand_for_their_posteriors():
+    pytest.importorskip("sklearn")
+    X, y = classes(80, 3, seed=1)
+    model = epfast.LinearClassifier().fit(X, y)
+    for picture in plots.coefficients, plots.sweeps:
+        ax, same = picture(model), picture(model.posterior_)
+        for line, other in zip(ax.lines, same.lines, strict=True):
+            np.testing.assert_array_equal(line.get_ydata(), other.get_ydata())
+    assert plots.sweeps(epfast.GaussianMixtureEP(2).fit(X)).lines
+    with pytest.raises(AttributeError, match=r"not fitted, so it has no posterior_"):
+        plots.coefficients(epfast.LinearClassifier())
+    three = epfast.LinearClassifier().fit(X, np.arange(80) % 3)
+    with pytest.raises(AttributeError, match=r"each of 3 classes against the rest.*posteriors_"):
+        plots.sweeps(three)
+    assert plots.sweeps(three.posteriors_[0]).lines
+
+
+@pytest.mark.parametrize("picture", [plots.coefficients, plots.sweeps])
+@pytest.mark.parametrize("bad", [3, None, "post", np.zeros(3)])
+def test_what_is_no_posterior(picture, bad):
+    with pytest.raises(TypeError, match=r"post is .*; allowed: a posterior"):
+        picture(bad)
+
+
 def test_calibration():
     p = np.linspace(0.01, 0.99, 100)
     y = np.where(np.arange(100) % 2 == 0, 1, -1)

@@ -52,6 +52,17 @@ def _tidy(ax: Any) -> Any:
     return ax
 
 
+def _posterior(post: Any, needs: str, what: str) -> Any:
+    """The posterior that is meant: itself, or what an estimator has fitted."""
+    if hasattr(type(post), "posterior_") or hasattr(post, "posterior_"):
+        post = post.posterior_  # a property says why it has none
+    if not hasattr(post, needs):
+        raise TypeError(
+            f"post is {_checks.describe(post)}; allowed: {what}, or an estimator with one"
+        )
+    return post
+
+
 def coefficients(
     post: Any, level: float = 0.95, names: Any = None, sort: bool = False, ax: Any = None
 ) -> Any:
@@ -59,7 +70,7 @@ def coefficients(
 
     Parameters
     ----------
-    post : FullPosterior or FactorizedPosterior
+    post : FullPosterior or FactorizedPosterior, or a linear estimator
         Of at most a few dozen coefficients; pick some with ``names``.
     level : float
         Posterior probability of the intervals; thicker lines hold half of the probability.
@@ -75,6 +86,7 @@ def coefficients(
     matplotlib.axes.Axes
         Intervals that hold 0 are grey.
     """
+    post = _posterior(post, "labels", "a posterior of a linear model")
     labels = list(post.labels)
     chosen = labels if names is None else list(names)
     unknown = [name for name in chosen if name not in labels]
@@ -228,7 +240,7 @@ def sweeps(post: Any, ax: Any = None) -> Any:
 
     Parameters
     ----------
-    post : posterior
+    post : posterior, or estimator
         With a history; or a list of :class:`epfast.SweepInfo`.
     ax : matplotlib.axes.Axes, optional
         None: those of a new figure.
@@ -239,6 +251,8 @@ def sweeps(post: Any, ax: Any = None) -> Any:
         Those of the change; the log evidence is on a second axis, at the right. Crosses mark sweeps
         that refused sites.
     """
+    if not isinstance(post, list | tuple):
+        post = _posterior(post, "history", "a posterior, a list of SweepInfo")
     history = list(getattr(post, "history", post))
     if not history:
         raise ValueError("post has no history of sweeps; allowed: the result of a fit")

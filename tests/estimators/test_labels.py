@@ -2,7 +2,10 @@
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_iris
+from sklearn.gaussian_process.kernels import RBF
 
+import epfast
 from epfast import LinearClassifier
 from epfast.estimators import base
 
@@ -56,3 +59,22 @@ def test_fractions_are_no_labels():
     X = np.random.default_rng(2).normal(size=(4, 2))
     with pytest.raises(ValueError, match="continuous"):
         LinearClassifier().fit(X, [0.5, 1.5, 0.5, 1.5])
+
+
+@pytest.mark.parametrize("kind", ["linear", "process", "network"])
+def test_one_posterior_or_one_for_each_class(kind):
+    iris = load_iris()
+    model = {
+        "linear": LinearClassifier(),
+        "process": epfast.GPClassifier(RBF(2.0), optimizer=None),
+        "network": epfast.NetworkClassifier(hidden=(5,), random_state=0),
+    }[kind]
+    with pytest.raises(AttributeError, match="is not fitted, so it has no posterior_"):
+        _ = model.posterior_
+    rows = slice(0, 150, 5)
+    model.fit(iris.data[rows], iris.target[rows])
+    with pytest.raises(AttributeError, match=r"3 classes against the rest, .*posteriors_"):
+        _ = model.posterior_
+    assert len(model.posteriors_) == 3
+    model.fit(iris.data[rows], iris.target[rows] == 1)
+    assert model.posterior_ is model.posteriors_[0]

@@ -432,3 +432,11 @@ def test_the_base_of_a_contaminated_loss_is_learnt():
     assert set(slopes) == {"share", "variance"}
     assert abs(slopes["variance"] * model.loss_.variance) < 1e-3
     assert losses.restore(losses.describe(model.loss_), 1.0) == model.loss_
+
+
+@pytest.mark.parametrize("model", [LinearRegressor, GPRegressor])
+@pytest.mark.parametrize("kind", [np.array, list, lambda y: np.array(y, dtype=object)])
+def test_ordered_classes_that_are_text_are_refused_with_what_to_do(model, kind):
+    text = kind(["low", "mid", "high"] * (N // 3))
+    with pytest.raises(TypeError, match=r"y holds text, 'low' first; .*Categorical.*\.codes"):
+        model(loss="ordinal").fit(X, text)

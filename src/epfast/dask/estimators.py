@@ -85,11 +85,8 @@ class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
 
     def _publish(self, posteriors: list[Any]) -> None:
         """Set the attributes of a fit, at its end: who is interrupted stays as it was."""
-        for name in ("posterior_", "feature_names_in_"):
-            self.__dict__.pop(name, None)
+        self.__dict__.pop("feature_names_in_", None)
         self.posteriors_, problem = posteriors, posteriors[0].problem
-        if len(posteriors) == 1:
-            self.posterior_ = posteriors[0]
         self.n_features_in_ = int(problem.n_columns)
         if problem.names is not None:
             self.feature_names_in_ = np.array(problem.names, dtype=object)

@@ -100,13 +100,30 @@ def tell(told: Iterable[tuple[Any, ...]]) -> None:
         inference.warn_of(fit, sites, schedule, users_level(), ConvergenceWarning)
 
 
-class LatentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class Posteriors:
+    """What an estimator has fitted: one posterior, or one for each class against the rest."""
+
+    posteriors_: list[Any]
+
+    @property
+    def posterior_(self) -> Any:
+        """The posterior, where there is one; else there is ``posteriors_``."""
+        name, found = type(self).__name__, self.__dict__.get("posteriors_")
+        if found is None:
+            raise AttributeError(f"this {name} is not fitted, so it has no posterior_")
+        if len(found) > 1:
+            raise AttributeError(
+                f"this {name} has no posterior_: it fitted each of {len(found)} classes against "
+                "the rest, and has a posterior for each in posteriors_"
+            )
+        return found[0]
+
+
+class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Base of the classifiers: predictions from latent values, one per row (and class)."""
 
     #: the labels, sorted
     classes_: NDArray[Any]
-    #: one posterior, or one for each class against the rest
-    posteriors_: list[Any]
 
     def predict_latent(self, X: ArrayLike) -> tuple[Array, Array]:
         """Posterior mean and variance of the latent values: of x.theta, or of the process.

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 
 from epfast._arrays import Array
+from epfast.estimators.base import Posteriors
 
 
-class Coefficients:
+class Coefficients(Posteriors):
     """Moments of the weights, from ``posteriors_``; the last weight may be the intercept.
 
     With many columns a chunk of rows costs less than an array of all coefficients.
     """
 
-    posteriors_: list[Any]
     n_features_in_: int
 
     def _weights(self) -> tuple[Array, Array]:

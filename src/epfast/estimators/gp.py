@@ -228,11 +228,9 @@ class GPClassifier(ProcessModel, LatentClassifier):
         for one, post in zip(learnt, self.posteriors_, strict=True):
             tell_ends(parameters, one, post)
         if len(targets) == 1:
-            self.kernel_, self.posterior_ = self._kernels[0], self.posteriors_[0]
+            self.kernel_ = self._kernels[0]
         else:
             self.kernel_ = CompoundKernel(self._kernels)
-            if hasattr(self, "posterior_"):
-                del self.posterior_
         self.log_marginal_likelihood_value_ = float(
             np.mean([post.log_evidence for post in self.posteriors_])
         )

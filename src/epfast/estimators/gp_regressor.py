@@ -208,7 +208,6 @@ class GPRegressor(ProcessModel, LatentRegressor):
         self.kernel_ = kernel.clone_with_theta(where)
         self._kernels = [self.kernel_]
         self.posteriors_ = self._posteriors(problems, [theta], [start])
-        self.posterior_ = self.posteriors_[0]
         self.log_marginal_likelihood_value_ = float(self.posterior_.log_evidence)
         self.log_evidence_ = self.log_marginal_likelihood_value_
         self.converged_ = self.posterior_.converged

@@ -187,10 +187,6 @@ class LinearModel(Coefficients):
     def _publish(self, fits: Fits, variance: Any) -> None:
         """Set the attributes of a fit."""
         self.prior_variance_, self.posteriors_ = variance, fits.posteriors
-        if len(self.posteriors_) == 1:
-            self.posterior_ = self.posteriors_[0]
-        elif hasattr(self, "posterior_"):
-            del self.posterior_
         self.log_evidence_ = fits.log_evidence
         self.n_iter_ = max(len(post.history) for post in self.posteriors_)
         self.converged_ = all(post.converged for post in self.posteriors_)

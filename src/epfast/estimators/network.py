@@ -226,15 +226,15 @@ class NetworkRegressor(_Network, LatentRegressor):
         return self._publish(self.posterior_.partial_fit(rows, found))
 
     def _publish(self, post: NetworkPosterior) -> NetworkRegressor:
-        self.posterior_ = post
         self.posteriors_, self.loss_, self.n_iter_ = [post], post.loss, post.n_sweeps
         return self
 
     def _latent(self, rows: Any) -> tuple[Array, Array]:
-        return self.posterior_.predict(rows)
+        latent: tuple[Array, Array] = self.posterior_.predict(rows)
+        return latent
 
     def _draws(self, rows: Any, size: int, rng: np.random.Generator, offset: Any) -> Array:
-        drawn = self.posterior_.sample_y(rows, size, rng)
+        drawn: Array = self.posterior_.sample_y(rows, size, rng)
         return drawn if offset is None else drawn + _checks.array("offset", offset, shape=(None,))
 
 
@@ -257,6 +257,8 @@ class NetworkClassifier(_Network, LatentClassifier):
     ----------
     classes_ : ndarray
         The labels, sorted.
+    posterior_ : NetworkPosterior
+        Where there are two classes.
     posteriors_ : list of NetworkPosterior
         One, or one for each class against the rest.
     n_iter_ : int

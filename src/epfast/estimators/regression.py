@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks
 from epfast._arrays import Array, to_float64
-from epfast.estimators.base import check_is_fitted, seed_of_draws, validate_data
+from epfast.estimators.base import Posteriors, check_is_fitted, seed_of_draws, validate_data
 from epfast.inference.posterior import shifted
 from epfast.losses import Loss
 
@@ -20,7 +20,7 @@ from sklearn.utils.validation import check_consistent_length  # isort: skip
 __all__ = ["LatentRegressor"]
 
 
-class LatentRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Base of the regressors: predictions of y from one latent value per row."""
 
     #: the loss, with the parameters that the evidence has set
@@ -40,6 +40,12 @@ class LatentRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             rows = validate_data(self, X, **given)
             check_consistent_length(rows, y)
             return rows, y
+        first = np.asarray(y).ravel()[:1]
+        if len(first) and isinstance(first[0], str):
+            raise TypeError(
+                f"y holds text, {str(first[0])!r} first; allowed: numbers; ordered classes are 0, 1, "
+                "2, ...: pandas.Categorical(y, categories=[...], ordered=True).codes"
+            )
         rows, found = validate_data(self, X, y, y_numeric=True, **given)
         return rows, to_float64(found)
 
