@@ -33,6 +33,14 @@ def test_an_outsiders_schedule_works_everywhere():
     np.testing.assert_allclose(own.mean, turned.mean[::-1], rtol=1e-9, atol=1e-12)
 
 
+def test_a_graph_refuses_visits_that_it_would_not_make():
+    g = epfast.Graph()
+    x = g.gaussian(5)
+    g.add("probit", x[:4] - x[1:], 1, noise=1.0)
+    with pytest.raises(ValueError, match="schedule is Backwards, with visits of its own; allowed"):
+        g.fit(Backwards())
+
+
 @pytest.mark.parametrize(
     "order",
     [range(39), np.zeros(40, int), np.arange(40) - 1, np.arange(40) + 1, np.arange(40.0), None],

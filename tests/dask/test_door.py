@@ -85,3 +85,21 @@ def test_predictions_take_whole_rows(predict):
     for bad in (da.from_array(X, (100, 2)), ROWS[:, 0]):
         with pytest.raises(ValueError, match=r"X has shape .*X\.rechunk\(\{1: -1\}\)"):
             predict(post, bad)
+
+
+@pytest.mark.parametrize("schedule", [None, DEP(4, order="parallel"), DAEP(4)], ids=str)
+def test_rows_that_come_back_are_checked(schedule, tmp_path):
+    """The cluster keeps no row, and which rows are of a shard nobody knows."""
+    how = {} if schedule is None else {"schedule": schedule}
+    post = epd.fit_linear(ROWS, LABELS, **how)
+    with pytest.raises(ValueError, match="with_rows"):
+        post.check()
+    whole = post.with_rows(X, Y)
+    assert whole.check().verdict == "good"
+    assert whole.log_evidence == post.log_evidence
+    np.testing.assert_array_equal(whole.covariance, post.covariance)
+    assert np.isnan(whole.residual)
+    with pytest.raises(ValueError, match="no sites of its rows"):
+        whole.loo_log_predictive()
+    whole.save(tmp_path / "post.npz")
+    np.testing.assert_array_equal(epfast.load(tmp_path / "post.npz").mean, post.mean)

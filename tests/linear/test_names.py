@@ -57,6 +57,35 @@ def test_columns_in_another_order_are_refused():
     np.testing.assert_array_equal(post.predict(X), post.predict(X.to_numpy()))
 
 
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("covariance", [None, "full", "factorized"])
+def test_names_of_chunks(covariance, intercept):
+    X, y = frame()
+    how = {"schedule": epfast.ADF(), "posterior": covariance, "intercept": intercept}
+    chunks = [(X[:20], y[:20]), (X[20:].to_numpy(), y[20:])]
+    post = epfast.fit_linear(iter(chunks), **how)
+    assert post.names == (*NAMES, "intercept")[: 3 + intercept]
+    same = epfast.fit_linear([(X[:20].to_numpy(), y[:20]), chunks[1]], **how)
+    assert same.names is None
+    np.testing.assert_array_equal(post.mean, same.mean)
+    wrong = X[["dose", "age", "sex"]]
+    for call in (
+        lambda: epfast.fit_linear([(X, y), (wrong, y)], **how),
+        lambda: epfast.fit_linear([(wrong, y)], start=post, **how),
+        lambda: epfast.fit_linear(wrong, y, start=post, **how),
+    ):
+        with pytest.raises(ValueError, match=r"X has the columns \('dose', 'age', 'sex'\)"):
+            call()
+
+
+def test_a_start_has_the_columns_of_the_fit():
+    X, y = frame()
+    start = epfast.fit_linear(X, y)
+    with pytest.raises(ValueError, match="allowed: those that were fitted, in their order"):
+        epfast.fit_linear(X[["sex", "age", "dose"]], y, start=start)
+    np.testing.assert_allclose(epfast.fit_linear(X, y, start=start).mean, start.mean, atol=1e-6)
+
+
 def test_a_file_with_the_wrong_number_of_names_is_refused(tmp_path):
     import json
 

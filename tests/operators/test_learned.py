@@ -1,6 +1,7 @@
 """Learned: fits by an operator against fits by its oracle, over losses, engines and schedules."""
 
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -348,6 +349,21 @@ def test_notes():
         fit(learned())
     with pytest.warns(epfast.DataWarning, match="add up"):
         fit(epfast.Learned(oracle="exact", tolerance=0.9), loss=OWN)
+
+
+def test_no_note_of_moments_in_python():
+    """A loss of one's own, and one that mixes it in, are what learned messages are for."""
+
+    class Own(losses.Logistic):
+        gives = losses.Logistic.gives - {"derivatives"}
+
+        def core(self):
+            return losses.CoreLoss.python(lambda m: np.logaddexp(0.0, -m), beta=self.beta)
+
+    for loss in Own(), losses.Contaminated(Own(), 0.1):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*closed form or compiled")
+            fit(epfast.Learned(oracle="exact"), loss=loss)
 
 
 def test_a_posterior_that_is_factorized_by_default_is_refused(monkeypatch):

@@ -171,6 +171,12 @@ cdef class CoreLoss:
         return self.c.width
 
     @property
+    def interpreted(self):
+        """Whether values come from functions of Python."""
+        cdef CoreLoss inner = self.inner
+        return self.c.callback == call_python or (inner is not None and inner.interpreted)
+
+    @property
     def beta(self):
         return self.c.beta
 

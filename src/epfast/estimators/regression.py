@@ -43,8 +43,8 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
         first = np.asarray(y).ravel()[:1]
         if len(first) and isinstance(first[0], str):
             raise TypeError(
-                f"y holds text, {str(first[0])!r} first; allowed: numbers; ordered classes are 0, 1, "
-                "2, ...: pandas.Categorical(y, categories=[...], ordered=True).codes"
+                f"y holds text, {str(first[0])!r} first; allowed: numbers; ordered classes are 0, "
+                "1, 2, ...: pandas.Categorical(y, categories=[...], ordered=True).codes"
             )
         rows, found = validate_data(self, X, y, y_numeric=True, **given)
         return rows, to_float64(found)

@@ -19,7 +19,7 @@ from epfast.graph.factors import Batch, Kind
 from epfast.graph.marginals import Others
 from epfast.graph.variables import Block, Index, Linear, Terms, Variables
 from epfast.inference import DataWarning
-from epfast.schedules import ADF, AEP, EP, SEP
+from epfast.schedules import ADF, AEP, EP, SEP, Schedule
 
 #: the place of blocks among FAMILIES: their beliefs are kept apart
 BLOCK = -1
@@ -44,6 +44,11 @@ def legal(schedule: Any) -> Any:
     """The schedule with its numbers; raises where a graph has no such sweeps."""
     if not isinstance(schedule, EP | ADF | SEP | AEP):
         _checks.schedule(schedule, EP, "epfast.EP(), ADF(), SEP() or AEP()")
+    if type(schedule).visits is not Schedule.visits:
+        raise ValueError(
+            f"schedule is {type(schedule).__name__}, with visits of its own; allowed for a graph, "
+            f"which orders factors by their variables: order = {', '.join(map(repr, ORDERS))}"
+        )
     orders = ("auto", "sequential") if schedule.stores != "factor" else ORDERS
     if schedule.order not in (None, *orders):
         raise ValueError(

@@ -46,7 +46,14 @@ from epfast.linear.problem import (
 )
 from epfast.linear.shrinkage import shrinkage_of
 from epfast.linear.shrunk_posterior import ShrunkPosterior, fit_shrunk
-from epfast.linear.sources import Stream, column_names, is_stream, stream_at_door
+from epfast.linear.sources import (
+    NamedChunks,
+    Stream,
+    check_names,
+    column_names,
+    is_stream,
+    stream_at_door,
+)
 from epfast.linear.wide import in_best_form, wide_rows
 from epfast.linear.wide_posterior import WidePosterior, of_weights
 from epfast.schedules import Schedule
@@ -241,8 +248,9 @@ def fit_linear(
     if not stream and not isinstance(getattr(X, "shape", None), tuple):
         X = _checks.real_array("X", X)
     wide = intercept_at_door(intercept)
-    if stream and wide is not None:
-        X = chunks_with_ones(X)
+    named = NamedChunks(X) if stream else None  # type: ignore[arg-type]
+    if named is not None:
+        X = named if wide is None else chunks_with_ones(named)
     if posterior is None:
         if stream:
             # before the first chunk is read: what is refused leaves the chunks as they are
@@ -293,6 +301,7 @@ def fit_linear(
             raise ValueError("offset is given beside chunks of X; allowed: None")
         data = stream_at_door(X, y, weights, record, chosen.schedule, chosen.loss)
         d = data.X.d
+        names = named.names if named is not None else None
     else:
         if y is None:
             raise ValueError("y is None; allowed: a response per row of X, (n,)")
@@ -302,6 +311,8 @@ def fit_linear(
             chosen = chosen._replace(loss=chosen.loss.with_offset())
         data = (data_of if full else unread_data_of)(X, y, weights, chosen.loss, offset)
         d = data.X.shape[1]
+    if start is not None:
+        check_names(start.problem.names, names)
     ours = wide_rows(chosen, data, wide is not None)
     if ours is not None:
         data = data._replace(X=ours.X)

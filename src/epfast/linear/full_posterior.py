@@ -80,7 +80,9 @@ class FullPosterior(LinearPosterior):
             If a cavity is improper.
         """
         self._stored()
-        return online.leave_one_out(self._with_rows(X, y).problem, self.state)
+        whole = self._with_rows(X, y)
+        whole._stored()
+        return online.leave_one_out(whole.problem, self.state)
 
     def _latent_of_rows(self) -> tuple[Array, Array | None, Array, Array]:
         if self.sites is None or self.sites.shift.ndim != 1:
@@ -151,15 +153,17 @@ class FullPosterior(LinearPosterior):
             If the posterior without these sites is improper.
         """
         self._stored()
-        whole = self._with_rows(X, y).problem
-        state, problem = online.remove_rows(whole, self.state, rows)
+        whole = self._with_rows(X, y)
+        whole._stored()
+        state, problem = online.remove_rows(whole.problem, self.state, rows)
         kept = problem if self.problem.has_rows else problem.without_rows()
         return FullPosterior(state, kept, False, self.history)
 
     def _stored(self) -> Sites:
         if self.sites is None:
             raise ValueError(
-                "the posterior has no sites (it comes from ADF); allowed: a result of EP"
+                "the posterior has no sites of its rows (it comes from ADF, or from a cluster); "
+                "allowed: a result of EP"
             )
         return self.sites
 

@@ -87,15 +87,14 @@ class LinearPosterior(LinearPredictions):
         Returns
         -------
         FactorizedPosterior or FullPosterior
+            Without ``sites``, if those are of shards whose rows nobody knows, as after a fit on a
+            cluster: it has ``check``, and no ``residual`` or ``loo_log_predictive``.
         """
         check_columns(self.problem.names, X)
         problem = self.problem.with_rows(X, y, weights, offset)
         if problem.groups is None and self.sites is not None and self.sites.precision.ndim == 3:
-            if len(self.sites.precision) > 1:
-                raise ValueError(
-                    "the posterior has sites that groups of rows share, and its file (of 0.1.0) "
-                    "does not say which rows; allowed: fit again"
-                )
+            if len(self.sites.precision) > 1:  # of shards: fitted on a cluster, or a file of 0.1.0
+                return replace(self, problem=problem, state=self.state._replace(sites=None))
             problem = problem._replace(groups=np.zeros(problem.shape[0], dtype=np.intp))
         assert problem.data.y is not None
         stored = problem.groups if problem.groups is not None else self._site_per_row()

@@ -23,6 +23,30 @@ def is_stream(X: Any, y: Any) -> bool:
     return isinstance(X, Iterator) or (y is None and isinstance(X, Iterable))
 
 
+class NamedChunks:
+    """An iterator of chunks that knows the names of the columns, and holds all frames to them."""
+
+    def __init__(self, chunks: Iterable[Any]) -> None:
+        self.given, self.chunks, self.begun = chunks, iter(chunks), False
+        #: of the first chunk; None: it was not read yet, or is no frame
+        self.names: tuple[str, ...] | None = None
+
+    def __iter__(self) -> NamedChunks:
+        return self
+
+    def __next__(self) -> Any:
+        chunk = next(self.chunks)
+        if isinstance(chunk, tuple | list) and len(chunk) == 2:
+            if self.begun:
+                check_columns(self.names, chunk[0])
+            else:
+                self.names, self.begun = column_names(chunk[0]), True
+        return chunk
+
+    def __repr__(self) -> str:
+        return repr(self.given)
+
+
 class Stream:
     """Chunks of rows with their responses, checked as they come; they can be read once.
 
@@ -108,8 +132,12 @@ def column_names(X: Any) -> tuple[str, ...] | None:
 
 def check_columns(names: tuple[str, ...] | None, X: Any) -> None:
     """Refuse a frame whose columns are not those that were fitted, in their order."""
-    given = None if names is None else column_names(X)
-    if given is None or given == names:
+    check_names(names, None if names is None else column_names(X))
+
+
+def check_names(names: tuple[str, ...] | None, given: tuple[str, ...] | None) -> None:
+    """Refuse names of columns, if there are some, that are not those that were fitted."""
+    if names is None or given is None or given == names:
         return
     raise ValueError(
         f"X has the columns {_checks.describe(given)}; allowed: those that were fitted, in their "

@@ -158,6 +158,7 @@ class Learned(RowScheme):
             isinstance(operator.oracle, SiteOracle)
             and isinstance(operator.oracle.scheme, Exact)
             and not isinstance(loss, CustomLoss | CustomSite)
+            and not loss.core().interpreted
         ):
             warnings.warn(
                 f"scheme is Learned for {loss!r}, whose moments have a closed form or compiled "
