@@ -29,7 +29,7 @@ LONGEST = 90
 #: verdicts
 WORDS = {True: "yes", False: "no", None: "in part"}
 #: titles of the lists of verdicts
-VERDICTS = {"claims": "What holds of the paper's claims", "goals": "What holds of our own aims"}
+VERDICTS = {"claims": "Claims: which hold", "goals": "Our own aims: which hold"}
 RESULTS = Path(bench.__file__).parent / "results"
 #: the script that stores each
 SCRIPTS = {result: script for script, result in bench.SCRIPTS.items()}
@@ -94,9 +94,10 @@ class Bench(SphinxDirective):
             return self.parse([text])
         document = json.loads(path.read_text(encoding="utf-8"))
         machine = document["machine"]
-        text = f"Machine: {machine['cpu']}, one thread; NumPy {machine['numpy']}"
+        text = f"Run on: {machine['cpu']}; NumPy {machine['numpy']}"
         if machine.get("epfast"):
-            text += f"; epfast {machine['epfast']['version']} with {machine['epfast']['simd']}"
+            ours = machine["epfast"]
+            text += f"; epfast {ours['version']} with {ours['simd']} instructions"
         lines = [text + (". A quick run, not for quoting." if document.get("quick") else "."), ""]
         here = Path(self.env.doc2path(self.env.docname)).parent
         for line in filter(None, self.options.get("pictures", "").splitlines()):

@@ -89,13 +89,13 @@ def right_fits(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[
     good = [row["verdict"] == "good" for row in rows]
     return rows, [
         (
-            "issue 11",
+            "what it promises",
             "says 'good' where exact EP is right",
             all(good),
             f"{sum(good)} / {len(good)}",
         ),
         (
-            "issue 11",
+            "what it promises",
             "95 % of corrected means within two standard errors of a long run, all within four",
             bool(np.mean(every < 2) >= 0.95 and every.max() < 4),
             f"{np.mean(every < 2):.3f} of {every.size}, largest {every.max():.2f}",
@@ -130,7 +130,7 @@ def failed_fits(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list
     show(rows, "The old defaults", "converged")
     refused = [row["verdict"] == "do not use" for row in rows]
     evidence = f"{sum(refused)} / {len(refused)}"
-    return rows, [("issue 11", "says 'do not use' of every failed fit", all(refused), evidence)]
+    return rows, [("what it promises", "says 'do not use' of every failed fit", all(refused), evidence)]
 
 
 def mean_field(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[harness.Claim]]:
@@ -146,7 +146,7 @@ def mean_field(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[
     refused = sum(verdict == "do not use" for verdict in strong)
     return rows, [
         (
-            "issue 11",
+            "what it promises",
             "says 'do not use' of mean-field posteriors of strongly correlated columns",
             refused == len(strong),
             f"{refused} / {len(strong)} with a correlation above {CORRELATED}",

@@ -2,7 +2,8 @@
 =========================================
 
 Where no plane separates two classes a Gaussian process bends. It also knows where it has seen
-nothing. The evidence tunes its kernel: there is no grid search, and nothing is held out.
+nothing. The :term:`evidence`, the probability of the labels with the function integrated out,
+tunes its kernel: there is no grid search, and nothing is held out.
 """
 
 import matplotlib.pyplot as plt
@@ -17,7 +18,9 @@ plane = epfast.LinearClassifier().fit(X, y)
 process = epfast.GPClassifier().fit(X, y)
 
 # %%
-# Dashed lines are lines of equal standard deviation of the latent value.
+# Colours are the probability of the upper moon, which is one half on the solid line. Dashed lines
+# are lines of equal standard deviation of the :term:`latent value`, the number behind the
+# probability. The larger log evidence, that of the process, is the better model.
 
 figure, axes = plt.subplots(1, 2, figsize=(10, 4.2))
 for ax, title, model in zip(axes, ("A plane", "A process"), (plane, process), strict=True):
@@ -28,7 +31,7 @@ plt.show()
 
 # %%
 # Far from the data the process goes back to one half. The plane grows ever surer, though never as
-# sure as its mean weights alone would be.
+# sure as its mean weights alone would be. This is the probability of the upper moon at (6, -6):
 
 far = np.array([[6.0, -6.0]])
 for title, model in ("plane", plane), ("process", process):
@@ -39,5 +42,5 @@ for title, model in ("plane", plane), ("process", process):
 # -----------
 #
 # The time of a fit grows with the cube of the rows, the memory with their square: ten thousand rows
-# are many. `rank=200` makes it linear, :class:`~epfast.NetworkClassifier` and
-# :class:`~epfast.LinearClassifier` are for more.
+# are many. `GPClassifier(rank=200)` makes both linear. :class:`~epfast.NetworkClassifier` and
+# :class:`~epfast.LinearClassifier` are for more rows.

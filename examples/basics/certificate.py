@@ -1,8 +1,9 @@
 """Is the answer right?
 ====================
 
-EP is an approximation, and can fail. `check()` compares a result with the exact posterior of the
-same model, by importance sampling, and says in one line what to think of it.
+Expectation propagation (:term:`EP`) is an approximation, and can fail. `check()` compares a result
+with the exact posterior of the same model, by importance sampling, and says in one line what to
+think of it.
 """
 
 import matplotlib.pyplot as plt
@@ -18,8 +19,10 @@ full = epfast.fit_linear(X, y, intercept=True).check(draws=4000)
 diagonal = epfast.fit_linear(X, y, intercept=True, posterior="factorized").check(draws=4000)
 
 # %%
-# The band is what "good" allows. A diagonal covariance has good means, and standard deviations that
-# are too small where columns are correlated, as written beside them.
+# Each point is a coefficient: how far its exact mean is from that of EP, in posterior standard
+# deviations (sd), with two standard errors either side. The band is what "good" allows. Above is
+# the posterior with a full covariance. Below, a diagonal covariance has sds that are too small
+# where columns are correlated: "sd × 2" says that the exact one is twice as large.
 
 figure, axes = plt.subplots(2, 1, figsize=(8, 7))
 for ax, result in zip(axes, (full, diagonal), strict=True):

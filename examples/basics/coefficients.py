@@ -18,14 +18,14 @@ model = epfast.LinearClassifier().fit(X, y)
 post = model.posterior_
 
 # %%
-# Twelve coefficients, those furthest from 0 in standard deviations. Thick lines hold half of the
-# probability, thin ones 95 %; grey intervals hold 0.
+# The picture has twelve coefficients, those furthest from 0 in standard deviations. Thick lines
+# hold half of the probability, thin ones 95 %. Intervals of 95 % that hold 0 are grey.
 
 ratio = np.abs(post.mean / np.sqrt(post.variance))
 order = [k for k in np.argsort(-ratio) if post.labels[k] != "intercept"][:12]
 figure, ax = plt.subplots(figsize=(7, 4.4))
 epfast.plots.coefficients(post, names=[post.labels[k] for k in order], sort=True, ax=ax)
-ax.set_title("Coefficients of standardised measurements: above 0 speaks for benign")
+ax.set_title("Above 0 speaks for benign", loc="left")
 sure = np.sum(ratio[np.array(post.labels) != "intercept"] > 1.96)
 print(f"{sure} of {X.shape[1]} intervals of 95 % are clear of 0")
 plt.show()
@@ -35,8 +35,9 @@ plt.show()
 # ----------------------
 #
 # Columns that say nearly the same share their weight, and each alone looks unsure. The radius, the
-# perimeter and the area of a nucleus do. Their sum is known better than any of them, which the
-# covariance knows and a plot of single coefficients does not:
+# perimeter and the area of a nucleus are such columns. The sum of their coefficients is known
+# better than it would be if they were independent, which the covariance knows and a plot of single
+# coefficients does not:
 
 together = [list(post.labels).index(f"worst {name}") for name in ("radius", "perimeter", "area")]
 total_sd = np.sqrt(post.covariance[np.ix_(together, together)].sum())

@@ -1,8 +1,9 @@
 """Counts whose rate changes
 =========================
 
-Disasters in British coal mines by year, 1851 to 1962 (Jarrett 1979). The counts are Poisson, the
-log of their rate is a Gaussian process: nobody says how many changes there were, or when.
+The data are disasters in British coal mines by year, 1851 to 1962 (Jarrett 1979). The counts are
+Poisson, and the log of their rate is a Gaussian process: nobody says how many changes of the rate
+there were, or when.
 """
 
 import matplotlib.pyplot as plt
@@ -21,7 +22,8 @@ x = (year[:, None] - 1900) / 50
 model = epfast.GPRegressor(loss="poisson").fit(x, disasters)
 
 # %%
-# The rate, with the interval of the rate itself. A new count scatters around it by as much again.
+# The band is the 95 % interval of the rate itself. A single count scatters around the rate, with
+# the square root of the rate as its standard deviation.
 
 mean, variance = model.predict_latent(x)
 low, middle, high = np.exp(mean + np.multiply.outer([-1.96, 0.0, 1.96], np.sqrt(variance)))
@@ -37,7 +39,8 @@ for when in (1860, 1900, 1950):
 plt.show()
 
 # %%
-# A constant rate is a model as well. The evidence compares them, without a test or a threshold.
+# A constant rate is a model as well. The :term:`evidence`, the probability of all counts under a
+# model, compares the two: a log evidence that is larger by 32 is overwhelming.
 
 constant = epfast.fit_linear(np.ones((len(year), 1)), disasters, loss="poisson", prior_variance=1.0)
 print(f"log evidence {model.log_evidence_:.1f}; of a constant rate {constant.log_evidence:.1f}")
@@ -46,8 +49,8 @@ print(f"log evidence {model.log_evidence_:.1f}; of a constant rate {constant.log
 # What this model gets wrong
 # --------------------------
 #
-# A stationary process changes everywhere alike. If the rate fell at once, with a law or a new
-# method of mining, the curve is too smooth there and too restless elsewhere. What EP adds to that
-# error is small: the check of the posterior samples the exact one.
+# The kernel expects the same changes in all years. If the rate fell at once, with a law or a new
+# method of mining, the curve is too smooth there and too restless elsewhere. What expectation
+# propagation (:term:`EP`) adds to that error is small: `check()` samples the exact posterior.
 
 print(model.posterior_.check())

@@ -2,7 +2,8 @@
 ========================
 
 A quarter of the labels is wrong, and nobody says which. `losses.Contaminated` is a likelihood that
-expects it, learns how many, and finds them. The data are handwritten digits, ones and sevens.
+expects wrong labels, learns how many there are, and finds them. The data are handwritten digits,
+ones and sevens.
 """
 
 import matplotlib.pyplot as plt
@@ -24,7 +25,9 @@ flipped = rng.random(len(y)) < 0.25
 given = np.where(flipped, -y, y)
 
 # %%
-# With a share of labels that are drawn at random, half of that share is flipped.
+# The likelihood has a share of labels that are drawn at random. Half of these are right by chance,
+# so that half of the share is flipped. Two classifiers see the same labels: the trusting one takes
+# them as they are. Both are judged by the true labels of other digits.
 
 trusting = epfast.LinearClassifier(loss="probit").fit(X, given)
 wary = epfast.LinearClassifier(loss=losses.Contaminated(), learn=("share",)).fit(X, given)
@@ -36,7 +39,7 @@ for name, model in ("trusting", trusting), ("wary", wary):
     print(f"{name}: {right:.3f} right, log loss {log_loss(y_test, p):.3f}")
 
 # %%
-# The labels that the fit doubts most: those furthest on the other side.
+# The fit doubts most the labels of digits that are furthest on the other side of its plane.
 
 mean, variance = wary.predict_latent(X)
 doubted = np.argsort(given * mean / np.sqrt(1.0 + variance))
@@ -54,6 +57,6 @@ plt.show()
 # When not to
 # -----------
 #
-# A likelihood that forgives any label has several modes, and needs rows to tell a flip from a hard
-# case. With clean labels it learns a share near 0 and costs a search more. Flips that depend on the
-# digit are not what it assumes.
+# The posterior of a likelihood that forgives any label has several modes, and it needs rows to tell
+# a flip from a hard case. With clean labels the fit learns a share near 0, and takes longer. It
+# assumes that all labels are flipped with the same probability, whatever the digit.

@@ -20,7 +20,8 @@ models = {
 }
 
 # %%
-# The bands are one, two and three standard deviations of a new point.
+# The bands are one, two and three standard deviations (sd) of a new point. "Off" is the mean
+# distance of the prediction from x³.
 
 grid = np.linspace(-6.0, 6.0, 200)
 seen = np.abs(grid) < 4.0
@@ -45,5 +46,5 @@ plt.show()
 # -----------
 #
 # Both are too sure outside the points. The process is closer among them: with so few rows, and up
-# to a few thousand, prefer it. The network is for more rows, and for the cost of a pass that is
-# that of backpropagation. Its sds are an order of magnitude far from the data, not an interval.
+# to a few thousand, prefer it. The network is for more rows, as a pass costs what backpropagation
+# does. Far from the data its sds are an order of magnitude, not an interval.

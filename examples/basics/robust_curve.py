@@ -25,7 +25,8 @@ models = {
 }
 
 # %%
-# The bands hold 95 % of the probability of the curve.
+# The bands hold 95 % of the probability of the curve. The error is the root mean square distance of
+# the curve from the truth at the points; a larger log :term:`evidence` is a better model.
 
 figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), sharey=True)
 for ax, (name, model) in zip(axes, models.items(), strict=True):
@@ -45,8 +46,9 @@ plt.show()
 # What EP gets wrong here
 # -----------------------
 #
-# The Student-t is not log-concave: a point can be near or an outlier, and sites may have negative
-# precisions. EP converges here, and says so when it does not
-# (:class:`~epfast.ConvergenceWarning`); ``schedule=epfast.DoubleLoop()`` converges always.
+# The Student-t is not log-concave: a point can be near or an outlier. The Gaussians that stand for
+# points, the :term:`sites <site>`, may then have a negative :term:`precision`, and EP may not
+# settle. It settles here. Where it does not, a :class:`~epfast.ConvergenceWarning` says so, and
+# ``schedule=epfast.DoubleLoop()`` often finds a fixed point all the same.
 
 print("settled:", models["Student-t noise"].posterior_.converged)

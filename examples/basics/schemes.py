@@ -1,9 +1,10 @@
 """Four ways to match a factor
 ===========================
 
-With minibatches as factors, EP replaces each factor by a Gaussian. Roche (2016) compares four ways:
-Laplace's method, a quick version of it, Gauss and variational quadrature. How far is each from the
-exact answer, and how large may the batches be?
+Expectation propagation (:term:`EP`) replaces each factor of a posterior by a Gaussian. A factor may
+be a :term:`minibatch` of rows, and Roche (2016) compares four ways to fit its Gaussian: Laplace's
+method, a quick version of it, Gauss and variational quadrature. How far is each from the right
+answer, and how large may the batches be?
 """
 
 import warnings
@@ -21,9 +22,10 @@ exact = epfast.fit_linear(X, y, intercept=True, prior_variance=25.0)
 print(exact.check())
 
 # %%
-# Distances of the coefficients from those of the full posterior, in its standard deviations; the
-# furthest of 31. A cross is a fit that did not settle, and warned; one that overflowed, and said
-# so, is not drawn.
+# The full posterior, with a site for each row and all covariances, stands for the right answer: the
+# check calls it good. The picture has the distance of the furthest of 31 coefficients from it, in
+# its standard deviations (sd). A cross is a fit that did not settle, and warned; a fit that
+# overflowed, and raised an error, is not drawn.
 
 
 def minibatches(scheme, size):
@@ -57,7 +59,7 @@ plt.show()
 # What EP gets wrong here
 # -----------------------
 #
-# Quadrature along single coordinates sees one row well and many rows badly: it misses that the
-# columns of a batch move together. Laplace's method depends on no batch: its fixed point is the
-# mode of all rows. So it is what a factorised posterior does by default; the other schemes are here
-# since they are published. :doc:`/tables/roche2016` has the tables of the paper.
+# Quadrature moves one coordinate at a time. It misses that the coordinates move together, which
+# matters more the more rows a batch has. The means by Laplace's method depend on no batch: at its
+# fixed point they are the mode of all rows. So it is what minibatches do by default; the other
+# schemes are here since they are published. :doc:`/tables/roche2016` has the tables of the paper.

@@ -1,8 +1,9 @@
 """One pass over a stream
 ======================
 
-Assumed-density filtering sees each row once and keeps nothing but a Gaussian. The chunks here come
-from a generator; they might come from a file, a database or a queue.
+Assumed density filtering (:term:`ADF`) sees each row once and keeps nothing but a Gaussian over the
+coefficients. The chunks here come from a generator; they might come from a file, a database or a
+queue.
 """
 
 import matplotlib.pyplot as plt
@@ -22,7 +23,9 @@ def chunks(n, rows):
 
 
 # %%
-# Each chunk is predicted before it is learned: an honest measure of what is known so far.
+# Each chunk is predicted before it is learned: an honest measure of what is known so far. The line
+# on the left is the mean of nine chunks. The log loss hardly falls: that of the true coefficients
+# is 0.30. The error of the coefficients, as a root mean square, falls as the posterior sd says.
 
 post, seen, loss, error, said = None, [], [], [], []
 for X, y in chunks(60, 100):
@@ -36,11 +39,11 @@ for X, y in chunks(60, 100):
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6))
 left.plot(seen, loss, ".", color=epfast.plots.GREY, label="next chunk")
-left.plot(seen, np.convolve(loss, np.ones(9) / 9, "same"), color=epfast.plots.BLUE, label="smooth")
+smooth = np.convolve(loss, np.ones(9) / 9, "valid")
+left.plot(seen[4:-4], smooth, color=epfast.plots.BLUE, label="mean of nine")
 left.set(
     xlabel="rows seen", ylabel="log loss", title="Prediction of rows not seen yet", ylim=(0, 0.6)
 )
-left.set_xlim(0, 5500)
 left.legend()
 right.loglog(seen, error, color=epfast.plots.ORANGE, label="how far off they are")
 right.loglog(seen, said, color=epfast.plots.BLUE, label="posterior sd")
@@ -53,7 +56,7 @@ plt.show()
 # When not to
 # -----------
 #
-# One pass cannot go back: a row that was misread early, when little was known, stays misread.
-# Sweeps of EP over rows that fit into memory are closer to the posterior. ADF forgets nothing: a
-# model that drifts needs rows taken out again, which :meth:`~epfast.FullPosterior.remove` does
-# where they are kept.
+# One pass cannot go back: a row that was misread early, when little was known, stays misread. EP,
+# which visits rows that fit into memory again and again, is closer to the exact posterior. ADF
+# forgets nothing: where the truth drifts old rows must be taken out again, which
+# :meth:`~epfast.FullPosterior.remove` does where rows are kept.

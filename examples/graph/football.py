@@ -1,9 +1,10 @@
 """Football teams through time
 ===========================
 
-49,520 matches of 337 national teams, 1872 to 2026. A team's rating walks through time; who performs
-better by more than a margin wins. The evidence chooses the prior, how fast ratings drift, and the
-margin. The fit takes some seconds.
+The data are 49,520 matches of 337 national teams, 1872 to 2026. The rating of a team walks through
+time. In a match each team performs at its rating and noise of sd 1; who performs better by more
+than a margin wins, else it is a draw. The :term:`evidence` chooses the prior, how fast ratings
+drift, and the margin. The fit takes some seconds.
 
 The data are file `results.csv` of `github.com/martj42/international_results` (CC0). As they do not
 come with epfast, this is the one script whose picture and numbers were made beforehand; a test
@@ -33,7 +34,7 @@ from scipy import optimize, special
 from epfast import rating
 
 # %%
-# The data: who won, who lost, when, whether drawn, who was at home.
+# The data say who won, who lost, when, whether it was a draw, and who was at home.
 
 where = Path(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("EPFAST_DATA", "."))
 if where.is_dir():
@@ -56,7 +57,7 @@ games = {
 }
 
 # %%
-# The fit: prior, drift and draw margin are chosen by the log evidence.
+# The fit chooses prior, drift and draw margin by the log evidence.
 
 ratings = rating.fit(games, time="date", draw="draw", home="home")
 print(ratings)
@@ -67,7 +68,7 @@ win, draw, loss = ratings.predict("Argentina", "Spain")
 print(f"Argentina - Spain: win {win:.2f}, draw {draw:.2f}, loss {loss:.2f}")
 
 # %%
-# The picture.
+# The picture has six teams: the mean of the rating and its 95 % interval.
 
 teams = ("Argentina", "Brazil", "Germany", "Hungary", "Spain", "Japan")
 figure, axes = plt.subplots(2, 3, figsize=(8.2, 4.4), sharex=True, sharey=True)
@@ -100,10 +101,10 @@ plt.show()
 # -----------------------
 #
 # Matches tell differences of ratings. If one team is better than believed, those that it played are
-# better too, and a product over the teams does not know. A league small enough for importance
-# sampling shows how much that matters: ten teams, four years of matches, ratings that stand still.
-# The sds of single ratings are a quarter too small. That of a difference of two teams, which is
-# what predictions use, is within 5 %.
+# better too. The belief is a product over the teams, and does not know that. A league small enough
+# for importance sampling shows how much this matters: ten teams, four years of matches, ratings
+# that stand still. The standard deviations (sds) of single ratings are a quarter too small. That of
+# a difference of two teams, which is what predictions use, is within 5 %.
 #
 # .. code-block:: text
 #

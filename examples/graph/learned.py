@@ -1,11 +1,11 @@
 """A simulator as a likelihood
 ===========================
 
-Outbreaks in 60 villages of 20 people, each from one visitor (Reed and Frost's chain binomial); how
-many fell ill is known, how infectious the disease is in each village is not. The model has no
-likelihood, but a function that simulates an outbreak. Messages are learned from simulations
-(Jitkrittum et al. 2015): where an :class:`~epfast.Operator` is unsure it asks for 10,000 of them,
-elsewhere it predicts.
+One visitor brings a disease to each of 60 villages of 20 people (Reed and Frost's chain binomial).
+How many fell ill is known, how infectious the disease is in each village is not. The likelihood has
+no formula, but there is a function that simulates an outbreak. What these factors send, their
+:term:`messages <message>`, is learned from simulations (Jitkrittum et al. 2015): where an
+:class:`~epfast.Operator` is unsure it asks for 10,000 of them, elsewhere it predicts.
 """
 
 import matplotlib.pyplot as plt
@@ -22,7 +22,9 @@ SHAPE, RATE = 2.0, 0.5  # of the precision between villages
 
 
 # %%
-# The simulator, and a model of the villages that takes any kind of factor.
+# The simulator, and a model of the villages: one case in a village leads to exp(x) others, and x is
+# normal about a common mean with an unknown precision. The model takes any kind of factor for
+# outbreaks.
 
 
 def outbreak(x, rng):
@@ -55,7 +57,8 @@ learned = post.operator(batch)
 print(f"settled: {post.converged}; {learned.calls} of {learned.visits} messages were simulated")
 
 # %%
-# The truth: the chance of each size, by a recursion over healthy and ill people, on a grid.
+# For the truth the chance of each size is computed by a recursion over healthy and ill people, on a
+# grid of x.
 
 grid = np.linspace(-4.0, 4.0, 401)
 escape, at = np.exp(-np.exp(grid) / PEOPLE), np.arange(PEOPLE + 1)
@@ -71,7 +74,8 @@ likelihood = state[::-1, 0]  # by size, (21, 401)
 
 
 # %%
-# True messages, from the same recursion, separate EP's errors from those of the operator.
+# True messages, from the same recursion, separate the errors of expectation propagation
+# (:term:`EP`) from those of the operator.
 
 
 class Recursion:
@@ -91,7 +95,7 @@ h, of_all, spread, z, _ = model(Factor(scheme=Recursion()))
 true = h.fit(epfast.EP(sweeps=99, tol=1e-3))
 
 # %%
-# The exact posterior: a grid over mean and precision.
+# The exact posterior is a sum over a grid of mean and precision.
 
 mu, log_tau = np.meshgrid(np.linspace(-1.5, 2.0, 121), np.linspace(-2.5, 6.0, 121), indexing="ij")
 tau = np.exp(log_tau)
@@ -108,7 +112,7 @@ sd = np.sqrt(density @ grid**2 / density.sum(axis=1) - mean**2)
 mean, sd = mean[size], sd[size]
 
 # %%
-# The picture.
+# The picture has one village of each size on the left, and the mean of all villages on the right.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), width_ratios=(2, 1))
 found, seen = np.unique(size, return_index=True)
@@ -145,12 +149,13 @@ plt.show()
 # What EP, and the operator, get wrong here
 # -----------------------------------------
 #
-# With true messages the sd of the mean is 14 % small, and that of the precision a fifth: the
-# villages move together with either. Learned messages change means and sds by a few hundredths of
-# an sd. Errors of 60 log Z add up in the evidence: 0.6 nats here. Do not compare models by it that
-# are closer. The tolerance, 0.03, and the first 60 questions were chosen by trying some: with a
-# tolerance of 0.1 and these draws the sweeps did not settle, and with 0.05 audits were wrong; the
-# fit warned of both.
+# With true messages the standard deviation (sd) of the mean is 14 % too small, and that of the
+# precision a fifth: the villages move together with either, which beliefs about single variables do
+# not know. Learned messages change means and sds by a few hundredths of an sd. The errors of 60
+# messages add up in the log :term:`evidence`, to 0.6 nats here: do not compare models by it that
+# are closer. The tolerance, 0.03, and the first 60 questions were chosen by trying some. With 0.1
+# and these draws the sweeps did not settle, and with 0.05 the audits, questions where the operator
+# was sure, found errors; the fit warned of both.
 
 mu_mean = w.sum(axis=1) @ line
 mu_sd = np.sqrt(w.sum(axis=1) @ (line - mu_mean) ** 2)

@@ -1,9 +1,9 @@
 """Item response
 =============
 
-Section 6 of the Law School Admission Test: the answers of 1,000 students to five questions (Bock
-and Lieberman 1970). A student of ability θ answers question j right with probability
-1 / (1 + exp(-(θ - αⱼ))). How hard are the questions, how able the students?
+The data are section 6 of the Law School Admission Test, the answers of 1,000 students to five
+questions (Bock and Lieberman 1970). A student of ability θ answers question j, of difficulty αⱼ,
+right with probability 1 / (1 + exp(-(θ - αⱼ))). How hard are the questions, how able the students?
 """
 
 import matplotlib.pyplot as plt
@@ -21,7 +21,8 @@ patterns = np.array([[int(digit) for digit in f"{k:05b}"] for k in range(32)])
 answers = np.repeat(patterns, counts, axis=0)  # (1000, 5)
 
 # %%
-# The model, and the fit: a factor for each answer.
+# The model has a :term:`factor` for each answer, about one ability and one difficulty. A
+# :term:`sweep` visits all 5,000.
 
 g = epfast.Graph()
 theta = g.gaussian(1000, variance=0.755**2)
@@ -31,7 +32,8 @@ post = g.fit()
 print(f"settled: {post.converged}, {post.n_sweeps} sweeps, log evidence {post.log_evidence:.2f}")
 
 # %%
-# The truth: abilities by quadrature, then importance sampling over five difficulties.
+# For the truth abilities are integrated out by quadrature; the rest is importance sampling over
+# five difficulties.
 
 
 def log_posterior(a):
@@ -53,7 +55,8 @@ exact = w @ draws
 exact_sd = np.sqrt(w @ (draws - exact) ** 2)
 
 # %%
-# The picture.
+# Left: how likely a right answer to each question is, by ability. Right: one student for each
+# number of right answers, in logits, the unit of log odds.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8))
 ability = np.linspace(-4.0, 3.0, 200)
@@ -89,9 +92,10 @@ plt.show()
 # What EP gets wrong here
 # -----------------------
 #
-# Little: the sds of the difficulties are 1 % small, since they are taken as independent of a
-# thousand abilities. Messages from modes and curvatures (``scheme="laplace"``) are off by more than
-# a standard deviation: each answer is skewed a little, and a thousand times a little adds up.
+# Little: the standard deviations (sds) of the difficulties are 1 % too small, since difficulties
+# are taken as independent of a thousand abilities. Messages from modes and curvatures
+# (``scheme="laplace"``) put a difficulty more than an sd off: the likelihood of each answer is
+# skewed a little, and a thousand times a little adds up.
 
 g = epfast.Graph()
 theta = g.gaussian(1000, variance=0.755**2)

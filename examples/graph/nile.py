@@ -1,8 +1,9 @@
 """The Nile
 ========
 
-Flow at Aswan in 10⁸ m³, 1871 to 1970 (Cobb 1978). The level walks from year to year, the
-flow is the level and noise; how large either step is, nobody knows.
+The data are the flow at Aswan in 10⁸ m³, 1871 to 1970 (Cobb 1978). A level walks from year to year,
+and the flow is the level and noise. How large the steps of the walk and the noise are, nobody
+knows.
 """
 
 import matplotlib.pyplot as plt
@@ -27,7 +28,8 @@ centre, unit = flow.mean(), flow.std()
 y = (flow - centre) / unit
 
 # %%
-# The model, and the fit.
+# The model has a level for each year and two precisions, one over a variance: that of the noise and
+# that of the steps. Each flow and each step is a :term:`factor`.
 
 g = epfast.Graph()
 level = g.gaussian(variance=np.append(100.0, np.full(99, np.inf)))  # the walk defines all but one
@@ -38,7 +40,7 @@ post = g.fit()
 print(f"settled: {post.converged}, {post.n_sweeps} sweeps")
 
 # %%
-# The truth: a grid over both precisions, with a Kalman smoother at each point.
+# The truth is a grid over both precisions, with a Kalman smoother at each point.
 
 
 def exact(y, nodes=120):
@@ -67,7 +69,8 @@ def exact(y, nodes=120):
 (mean, sd), (log_noise, log_step), w = exact(y)
 
 # %%
-# The picture.
+# Left: the level by expectation propagation (:term:`EP`) lies on the exact one. Right: the standard
+# deviations (sds) of noise and steps; grey is exact.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), width_ratios=(2, 1))
 belief = post[level]
@@ -100,7 +103,7 @@ for name, axis, total, known in (
         color=line.get_color(),
     )  # fmt: skip
 right.set(xlim=(0, 180), ylim=(0, 0.047), xlabel="standard deviation, $10^8$ m³")
-right.set(ylabel="posterior density", title="How large both are (grey: exact)")
+right.set(ylabel="posterior density", title="Both standard deviations (grey: exact)")
 
 plt.show()
 
@@ -108,9 +111,9 @@ plt.show()
 # What EP gets wrong here
 # -----------------------
 #
-# The sds of both precisions are nearly 20 % small: a larger step of the level would explain what a
-# larger noise explains, and a product of beliefs cannot say so. The levels themselves are within a
-# tenth of their sd.
+# The sds of both precisions are nearly 20 % too small: larger steps of the level explain what
+# larger noise explains, and a product of beliefs about single variables cannot say so. The levels
+# themselves are within a tenth of their sd.
 
 for name, axis, total, known in (
     ("noise", log_noise, w.sum(axis=0), post[noise]),

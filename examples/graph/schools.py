@@ -1,9 +1,9 @@
 """Eight schools
 =============
 
-What coaching gained in eight schools, in points of a test, with standard errors (Rubin 1981). The
-effect of a school comes from a distribution that the schools share, whose mean and spread are
-unknown.
+The data are what coaching gained in eight schools, in points of a test, with standard errors (Rubin
+1981). The effect of a school comes from a normal distribution that the schools share, whose mean
+and spread are unknown.
 """
 
 import matplotlib.pyplot as plt
@@ -18,7 +18,8 @@ error = np.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
 SHAPE, RATE = 1.0, 50.0  # of the precision between schools: a spread of some 7 points
 
 # %%
-# The model, and the fit.
+# The model has an effect for each school, their common mean, and a precision, one over the square
+# of the spread.
 
 g = epfast.Graph()
 common = g.gaussian(variance=400.0)
@@ -30,7 +31,7 @@ post = g.fit()
 print(f"settled: {post.converged}, {post.n_sweeps} sweeps")
 
 # %%
-# The truth: a grid over mean and precision, at each point of which the effects are normal.
+# The truth is a grid over mean and precision, at each point of which the effects are normal.
 
 mu, log_tau = np.meshgrid(np.linspace(-60, 80, 561), np.linspace(-12, 4, 641), indexing="ij")
 tau = np.exp(log_tau)
@@ -45,7 +46,8 @@ mean = np.einsum("ij,ijk->k", w, each)
 sd = np.sqrt(np.einsum("ij,ijk->k", w, part * error**2 + (each - mean) ** 2))
 
 # %%
-# The picture.
+# Left: expectation propagation (:term:`EP`) and the exact posterior draw each school towards the
+# mean of all, the dotted line. Right: the spread between schools.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), width_ratios=(2, 1))
 belief, place = post[effect], np.arange(8)
@@ -79,9 +81,10 @@ plt.show()
 # What EP gets wrong here
 # -----------------------
 #
-# If the spread is large the effects are far apart, and if it is small close together: a product
-# over effects and precision has neither. That costs little here. The sd of the precision is 8 %
-# small; the effects, and their intervals, are right to half a percent.
+# If the spread is large the effects are far apart, and if it is small close together. A product of
+# beliefs about effects and precision knows neither. That costs little here: the standard deviation
+# (sd) of the precision is 8 % too small; the effects, and their intervals, are right to half a
+# percent.
 
 right_mean = w.sum(axis=0) @ tau[0]
 right_sd = np.sqrt(w.sum(axis=0) @ (tau[0] - right_mean) ** 2)

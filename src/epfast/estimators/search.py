@@ -339,7 +339,8 @@ def find(
         warnings.warn(
             f"the log evidence rises up to prior_variance={found.variance:.3g}, the end of the "
             "searched range: a plane separates the classes, or nearly, and does not bound the "
-            "coefficients; a number as prior_variance bounds them",
+            "coefficients; a number bounds them, such as prior_variance=1.0 for columns of unit "
+            "variance",
             EvidenceWarning,
             stacklevel=users_level(),
         )

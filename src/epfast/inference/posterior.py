@@ -274,7 +274,7 @@ class Posterior(Recorded):
         return report.summary(self, level)
 
     def to_arviz(self, draws: int = 1000, chains: int = 4, seed: int = 0) -> Any:
-        """Draws for ArviZ, with the log likelihood of each row and exact leave-one-out.
+        """Draws for ArviZ, with the log likelihood of each row and EP's leave-one-out.
 
         Parameters
         ----------
@@ -287,8 +287,8 @@ class Posterior(Recorded):
         -------
         arviz.InferenceData, or xarray.DataTree with ArviZ 1.0 or later, or without ArviZ
             Groups ``posterior``; where the rows are known ``log_likelihood`` and
-            ``observed_data``; where sites give it ``loo``, exact leave-one-out log probabilities,
-            with their sum.
+            ``observed_data``; where sites give it ``loo``, leave-one-out log probabilities from the
+            cavities, with their sum.
 
         Raises
         ------

@@ -180,7 +180,7 @@ def to_arviz(post: Any, draws: int, chains: int, seed: int) -> Any:
 
 
 def leave_one_out(post: Any) -> Array | None:
-    """Exact leave-one-out log probabilities; None where the sites do not give them."""
+    """Leave-one-out log probabilities by the cavities; None where the sites do not give them."""
     if post.sites is None or not hasattr(post, "loo_log_predictive"):
         return None
     try:
