@@ -22,8 +22,8 @@ SCRIPTS = sorted((ROOT / "examples").glob("*/*.py"))
 #: what hangs on the last digits: draws after an optimiser, sweeps that go nowhere, what a learned
 #: operator asks, checks of fits that are wrong
 LOOSE = re.compile(
-    r"[\d,]+ effective draws|not settled: .*|\d+ of \d+ messages|(?<=learned messages: ).*"
-    r"|(?<=do not use: ).*|(?<=settles with batches of ).*"
+    r"k-hat [-.\d]+, [\d,]+ effective draws|not settled: .*|\d+ of \d+ messages"
+    r"|(?<=learned messages: ).*|(?<=do not use: ).*|(?<=settles with batches of ).*"
 )
 RUN = """
 import runpy, sys

@@ -185,7 +185,8 @@ def test_dates_are_days():
         times = post.history(post.players[0]).time
         assert times.dtype.kind == "M"
         first = posts[0].history(posts[0].players[0]).time[0]
-        assert times[0].astype("datetime64[D]") == np.datetime64("2020-02-01") + int(first)
+        first = np.datetime64("2020-02-01") + np.timedelta64(int(first), "D")
+        assert times[0].astype("datetime64[D]") == first
     late = posts[1].rating("1", "2021-01-01")[1] - posts[1].rating("1")[1]
     gap = np.datetime64("2021-01-01") - posts[1].history("1").time[-1].astype("datetime64[D]")
     assert late == pytest.approx(SET["drift"] * gap.astype(int))

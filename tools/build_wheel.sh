@@ -32,7 +32,7 @@ PATH=$work/test-env/bin:$PATH
 python -m pip install -q "$wheel[test]"
 # Outside the source tree; the benches' NumPy reference is a test oracle, pages and examples are run.
 mkdir "$work/run"
-cp -r "$root"/{pyproject.toml,tests,bench,docs,examples,tools} "$root"/*.md "$work/run/"
+cp -r "$root"/{pyproject.toml,meson.build,tests,bench,docs,examples,tools} "$root"/*.md "$work/run/"
 cd "$work/run"
 python - "$work/test-env" <<'PY'
 import sys

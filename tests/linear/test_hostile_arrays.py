@@ -92,6 +92,7 @@ def test_the_residual_of_rows_that_were_changed_since():
         post.residual  # noqa: B018
 
 
+@pytest.mark.filterwarnings("ignore:Setting the shape:DeprecationWarning")
 def test_a_callback_may_reshape_its_own_array():
     X = dense()
     expected = fit_linear(X.copy(), Y, **ROWS)

@@ -172,7 +172,7 @@ def to_arviz(post: Any, draws: int, chains: int, seed: int) -> Any:
             total = {"elpd_loo": loo.sum(), "se": np.sqrt(len(loo) * loo.var())}
             groups["loo"] = Dataset({"log_predictive": (("row",), loo)}, rows, {**about, **total})
     container = _inference_data()
-    if container is None:
+    if container in (None, DataTree):
         return DataTree.from_dict(groups)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # "loo" is a group of our own
@@ -191,11 +191,12 @@ def leave_one_out(post: Any) -> Array | None:
 
 
 def _inference_data() -> Any:
-    """ArviZ's InferenceData; None with versions whose container is xarray's DataTree."""
+    """ArviZ's InferenceData; None, or another name of xarray's DataTree, from ArviZ 1.0 on."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the next version of arviz
+            warnings.simplefilter("ignore")  # about the next version of arviz, or the last
             import arviz
+
+            return getattr(arviz, "InferenceData", None)
     except ImportError:
         return None
-    return getattr(arviz, "InferenceData", None)
