@@ -34,7 +34,7 @@ FAMILIES = {
         "credible_interval coef_ coef_covariance_ intercept_ weights noise noise_variance "
         "concentration inclusion_probability prior_precision prior_variance prior prior_sites "
         "prior_cavities variables rating home_advantage drift table "
-        "classes_ posteriors_"
+        "classes_ posterior_ posteriors_"
     ),
     "Draw": "sample sample_y sample_x sample_latent to_arviz",
     "Is it right": (

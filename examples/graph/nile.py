@@ -103,7 +103,7 @@ for name, axis, total, known in (
         color=line.get_color(),
     )  # fmt: skip
 right.set(xlim=(0, 180), ylim=(0, 0.047), xlabel="standard deviation, $10^8$ m³")
-right.set(ylabel="posterior density", title="Both standard deviations (grey: exact)")
+right.set(ylabel="posterior density", title="Noise and steps")
 
 plt.show()
 
