@@ -103,3 +103,14 @@ def test_rows_that_come_back_are_checked(schedule, tmp_path):
         whole.loo_log_predictive()
     whole.save(tmp_path / "post.npz")
     np.testing.assert_array_equal(epfast.load(tmp_path / "post.npz").mean, post.mean)
+
+
+def test_a_start_has_the_columns_of_the_frame():
+    dd = pytest.importorskip("dask.dataframe")
+    pandas = pytest.importorskip("pandas")
+    frame = dd.from_pandas(pandas.DataFrame(X, columns=["a", "b", "c"]), npartitions=2)
+    labels = da.from_array(Y, N // 2)
+    start = epd.fit_linear(frame, labels)
+    assert start.names == ("a", "b", "c")
+    with pytest.raises(ValueError, match=r"X has the columns \('c', 'a', 'b'\)"):
+        epd.fit_linear(frame[["c", "a", "b"]], labels, start=start)

@@ -84,6 +84,10 @@ def test_a_start_has_the_columns_of_the_fit():
     with pytest.raises(ValueError, match="allowed: those that were fitted, in their order"):
         epfast.fit_linear(X[["sex", "age", "dose"]], y, start=start)
     np.testing.assert_allclose(epfast.fit_linear(X, y, start=start).mean, start.mean, atol=1e-6)
+    classes = np.arange(len(y)) % 3
+    start = epfast.fit_linear(X, classes, loss="multiclass")
+    with pytest.raises(ValueError, match="allowed: those that were fitted, in their order"):
+        epfast.fit_linear(X[["sex", "age", "dose"]], classes, loss="multiclass", start=start)
 
 
 def test_a_file_with_the_wrong_number_of_names_is_refused(tmp_path):

@@ -32,6 +32,7 @@ from epfast.linear.full_posterior import FullPosterior
 from epfast.linear.posterior import FactorizedPosterior
 from epfast.linear.priors import intercept_at_door, prior_of_fit
 from epfast.linear.problem import Data, LinearProblem
+from epfast.linear.sources import check_names
 from epfast.losses import Loss
 from epfast.schedules import ADF, DAEP, DEP, DSEP, EP, Schedule
 from epfast.schemes import Scheme
@@ -161,6 +162,8 @@ def fit_linear(
             "or schedule=ADF()"
         )
     check_start(start, posterior)
+    if start is not None:
+        check_names(start.problem.names, rows.names)
     if weights is not None and "powers" not in chosen.loss.gives:
         chosen.loss.check_power(0.5, "a weight")
     wide = intercept_at_door(intercept)

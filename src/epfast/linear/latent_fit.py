@@ -19,7 +19,7 @@ from epfast.linear.latent_posterior import LatentPosterior
 from epfast.linear.ones import with_ones
 from epfast.linear.priors import prior_at_door
 from epfast.linear.problem import LinearProblem, data_of
-from epfast.linear.sources import column_names, is_stream
+from epfast.linear.sources import check_names, column_names, is_stream
 from epfast.losses import LatentLoss, Loss
 
 #: bytes of the largest matrices of a fit, all together
@@ -89,6 +89,8 @@ def fit_latents(
         raise TypeError(
             f"start is {_checks.describe(start)}; allowed with {loss!r}: a {kind.__name__} or None"
         )
+    if start is not None:
+        check_names(start.problem.names, names)
     check_size(loss, d)
     found = loss.with_offset(offset is not None)
     prior = prior_at_door(*normal, d - (intercept is not None), True, intercept)
