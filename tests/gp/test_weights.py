@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import epfast
-from epfast import EP, DoubleLoop, GPClassifier, fit_gp
+from epfast import EP, DoubleLoop, fit_gp
 from tests.oracles.data import process
 
 X, K, Y = process(40)
@@ -94,6 +94,8 @@ def test_refusals(arguments, message):
 def test_sample_weight_is_copies(rank):
     pytest.importorskip("sklearn")
     from sklearn.gaussian_process.kernels import RBF
+
+    from epfast import GPClassifier
 
     kernel = 4.0 * RBF(1.0)
     kept = {"optimizer": None, "rank": rank, "schedule": EP(1000, 1e-11)}

@@ -150,6 +150,7 @@ def test_heavy_rows_among_light_ones(name, heavy):
 
 
 def test_sample_weight():
+    pytest.importorskip("sklearn")
     model = epfast.LinearClassifier(loss="probit", fit_intercept=False, prior_variance=25.0)
     X, y = [[-1.0], [1.0], [2.0], [-2.0]], [0, 1, 1, 0]
     model.fit(X, y, sample_weight=[1e5] * 4)

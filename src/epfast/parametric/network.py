@@ -37,6 +37,8 @@ TOGETHER = 16
 MANY_PARTS, MANY_ROWS = 0.1, 0.01
 #: nats per row by which a last pass may predict worse than a constant does
 WORSE = 2.0
+#: squared error on rows that were fitted over that of a constant, at most, and rows looked at
+MOST_OFF, LOOKED_AT = 1.5, 2000
 
 
 def fit_network(
@@ -170,7 +172,10 @@ def fit_network(
             problem = problem._replace(schedule=schedule)
             engine = problem.engine(model)
         fit = run(engine, schedule, start, callback=callback, progress=progress)
-        _warn_of(fit, schedule, problem.probit, responses)
+        off = 0.0 if problem.probit else _off(problem, fit.state.belief, rows, responses)
+        if off > MOST_OFF:
+            fit = fit._replace(converged=False)
+        _warn_of(fit, schedule, problem.probit, responses, off)
         return result(fit)
     except KeyboardInterrupt as pressed:
         fit = reached(pressed) or fit or Fit(engine.init(start), False, [])
@@ -242,7 +247,18 @@ def _as_before(
     )
 
 
-def _warn_of(fit: Fit, schedule: Any, probit: bool, y: Array) -> None:
+def _off(problem: NetworkProblem, belief: Array, rows: Array, y: Array) -> float:
+    """Squared error of the mean on rows that were fitted, over that of a constant."""
+    some = np.unique(np.linspace(0, len(y) - 1, min(len(y), LOOKED_AT)).astype(np.intp))
+    mean, _ = problem.latent(belief, rows[some])
+    size = max(np.abs(y).max(), np.abs(mean).max())  # squares may overflow
+    if not np.isfinite(size):
+        return float("inf")
+    constant = np.mean(((y - y.mean()) / size) ** 2)
+    return float(np.mean(((y[some] - mean) / size) ** 2) / max(constant, np.finfo(float).tiny))
+
+
+def _warn_of(fit: Fit, schedule: Any, probit: bool, y: Array, off: float) -> None:
     """Warn of rows that were refused, of passes that flee, and of a tolerance that was missed."""
     last, n = fit.history[-1], len(y)
     size = np.abs(y).max()
@@ -262,6 +278,12 @@ def _warn_of(fit: Fit, schedule: Any, probit: bool, y: Array) -> None:
         say(
             f"the last pass predicts rows worse than a constant would, by {away:.3g} nats each: "
             "the passes flee, and the result is unusable (large batches need a small damping)"
+        )
+    elif off > MOST_OFF:
+        say(
+            "the mean predicts the rows that were fitted worse than a constant would, with "
+            f"{off:.3g} times its squared error: a few weights have fled or a few values of y are "
+            "far off, and the result is unusable"
         )
     elif last.n_refused > MANY_PARTS * n:
         say(
