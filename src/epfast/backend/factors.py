@@ -18,6 +18,8 @@ from epfast.schemes.quadrature import check_gamma, distance, sigma_rule
 class Minibatch:
     """Fits of minibatch factors with diagonal precision, bound once and called often.
 
+    It has scratch of its own, so each thread needs its own object.
+
     Parameters
     ----------
     loss, scheme
