@@ -130,7 +130,9 @@ def failed_fits(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list
     show(rows, "The old defaults", "converged")
     refused = [row["verdict"] == "do not use" for row in rows]
     evidence = f"{sum(refused)} / {len(refused)}"
-    return rows, [("what it promises", "says 'do not use' of every failed fit", all(refused), evidence)]
+    return rows, [
+        ("what it promises", "says 'do not use' of every failed fit", all(refused), evidence)
+    ]
 
 
 def mean_field(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[harness.Claim]]:

@@ -145,9 +145,10 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         at = [i for i, row in enumerate(rows) if name in row]
         if at:
             first = rows[at[0]][name]
-            ax.plot(at, [rows[i][name] / first for i in at], "o-", color="C0", markersize=3)
+            shares = [rows[i][name] / first for i in at]
+            ax.plot(at, shares, "o-", color="C0", markersize=3)
+            ax.set_ylim(0.0, 1.15 * max(shares))
             ax.set_title(f"{name}\nfirst {first:.3g} million", fontsize=8)
-        ax.set_ylim(bottom=0.0)
         ax.set_xticks(range(len(rows)), [row["revision"] for row in rows], rotation=90, fontsize=6)
         ax.tick_params(axis="y", labelsize=7)
     figure.supylabel("instructions over those of the first revision", fontsize=9)
