@@ -44,8 +44,7 @@ class Operator:
 
     The first messages are the oracle's. From then on the operator predicts the message, with an
     uncertainty; where that is above the tolerance it asks the oracle, returns that answer and
-    learns from it. It serves every factor of its kind, every sweep and every data set, in one
-    thread at a time.
+    learns from it. It serves all factors of its kind, sweeps and data sets, one thread at a time.
 
     Parameters
     ----------
