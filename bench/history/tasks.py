@@ -195,7 +195,8 @@ def ratios() -> dict[str, float]:
 def count(path: str) -> None:
     """Run each task between two calls of getppid, where callgrind dumps its counters.
 
-    The names go to a file in the order of the dumps: an even one is of what lies between tasks.
+    The names go to a file in the order of the dumps: those of even number are of the tasks, the
+    others of what lies between.
     """
     done = []
     for name, task in possible():

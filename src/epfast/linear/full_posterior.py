@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from scipy import linalg
 
 from epfast._arrays import Array
-from epfast.inference import Sites, warn_of
+from epfast.inference import warn_of
 from epfast.linear import online
 from epfast.linear.posterior import LinearPosterior
 from epfast.linear.problem import Data, data_of
@@ -79,10 +79,7 @@ class FullPosterior(LinearPosterior):
         FloatingPointError
             If a cavity is improper.
         """
-        self._stored()
-        whole = self._with_rows(X, y)
-        whole._stored()
-        return online.leave_one_out(whole.problem, self.state)
+        return online.leave_one_out(self._whole(X, y).problem, self.state)
 
     def _latent_of_rows(self) -> tuple[Array, Array | None, Array, Array]:
         if self.sites is None or self.sites.shift.ndim != 1:
@@ -152,20 +149,19 @@ class FullPosterior(LinearPosterior):
         ValueError
             If the posterior without these sites is improper.
         """
-        self._stored()
-        whole = self._with_rows(X, y)
-        whole._stored()
-        state, problem = online.remove_rows(whole.problem, self.state, rows)
+        state, problem = online.remove_rows(self._whole(X, y).problem, self.state, rows)
         kept = problem if self.problem.has_rows else problem.without_rows()
         return FullPosterior(state, kept, False, self.history)
 
-    def _stored(self) -> Sites:
-        if self.sites is None:
+    def _whole(self, X: Any, y: Any) -> FullPosterior:
+        """With its rows, known or given, if there is a site for each of them or of their groups."""
+        whole: FullPosterior = self if self.sites is None else self._with_rows(X, y)
+        if whole.sites is None:
             raise ValueError(
                 "the posterior has no sites of its rows (it comes from ADF, or from a cluster); "
                 "allowed: a result of EP"
             )
-        return self.sites
+        return whole
 
     def _whiten(self, rows: Array) -> Array:
         return np.asarray(
