@@ -294,6 +294,28 @@ def test_ctrl_c_at_any_call_leaves_a_posterior_and_no_thread(order):
             np.testing.assert_allclose(post.precision, total, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
+@pytest.mark.parametrize("order", ["chunked", "parallel"])
+def test_ctrl_c_in_the_start_of_a_thread_is_not_lost(order, monkeypatch):
+    X, y = data("dense", "probit")
+    start = threading.Thread.start
+
+    def pressed(thread):
+        start(thread)
+        try:
+            raise KeyboardInterrupt
+        finally:  # as threading does when it falls in its wait for the thread
+            threading.Lock().release()
+
+    monkeypatch.setattr(threading.Thread, "start", pressed)
+    with pytest.raises(epfast.Interrupted):
+        fit_linear(X, y, schedule=schedule(order, 2), n_jobs=2)
+    monkeypatch.undo()
+    for thread in left():
+        thread.join(30)
+    assert not left()
+
+
 @pytest.mark.skipif(
     threading.current_thread() is not threading.main_thread()
     or signal.getsignal(signal.SIGINT) is not signal.default_int_handler

@@ -1,13 +1,21 @@
 """Ctrl-C at a chosen call of a Python function, in place of a random time."""
 
-import contextlib
 import sys
 
 import numpy as np
 
+FINALISERS = {"_remove", "__del__"}  # of weak sets and objects: Python drops what they raise
+
+
+def finalises(frame):
+    """Whether the frame, or one that called it, is of a finaliser."""
+    while frame is not None and frame.f_code.co_name not in FINALISERS:
+        frame = frame.f_back
+    return frame is not None
+
 
 class Calls:
-    """Counts calls of Python functions; raises KeyboardInterrupt at one of them."""
+    """Counts calls of Python functions; raises KeyboardInterrupt at one of them that may raise."""
 
     def __init__(self, at=None):
         self.at, self.count, self.first, self.raised = at, 0, {}, False
@@ -17,23 +25,25 @@ class Calls:
             return
         self.first.setdefault(frame.f_code.co_name, self.count)
         self.count += 1
-        if self.count - 1 == self.at:
+        if self.at is None or self.raised or self.count <= self.at:
+            return
+        if not finalises(frame):  # else in the next call that is not of one
             self.raised = True
             raise KeyboardInterrupt
 
-    @contextlib.contextmanager
-    def watching(self):
+    def watch(self, fit):
+        """Call it; not a context manager, whose exit would be counted."""
         sys.setprofile(self)
         try:
-            yield self
+            fit()
         finally:
             sys.setprofile(None)
 
 
 def calls_of(fit):
     """How often functions are called in a fit, and the first call of each."""
-    with Calls().watching() as calls:
-        fit()
+    calls = Calls()
+    calls.watch(fit)
     return calls
 
 
@@ -41,8 +51,7 @@ def interrupted(fit, at):
     """What the fit raises if Ctrl-C falls in the call of that number; None with fewer calls."""
     calls, said = Calls(at), np.geterr()
     try:
-        with calls.watching():
-            fit()
+        calls.watch(fit)
     except KeyboardInterrupt as pressed:
         return pressed
     finally:

@@ -438,8 +438,7 @@ def test_ctrl_c_leaves_a_whole_state(schedule):
     found = 0
     for at in range(0, total, max(1, total // 25)):
         try:
-            with interrupts.Calls(at).watching():
-                run()
+            interrupts.Calls(at).watch(run)
         except epfast.Interrupted as pressed:
             post = pressed.posterior
             found += 1

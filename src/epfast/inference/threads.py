@@ -103,7 +103,10 @@ class Threads:
             self._others.append(other)
             try:
                 other.start()
-            except RuntimeError:
+            except RuntimeError as refused:
+                # Ctrl-C in its wait for the thread leaves a lock that threading cannot release
+                if isinstance(refused.__context__, KeyboardInterrupt):
+                    raise refused.__context__ from None
                 self._others.pop()
                 break
         return 1 + len(self._others)
