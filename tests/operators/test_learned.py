@@ -127,15 +127,19 @@ def test_polish_takes_out_what_the_operator_is_wrong_by(truth):
 
 
 def test_sampled_oracle(truth):
-    """Errors of draws add up over the rows: n sqrt(2 / draws in all) of a variance, .08 here."""
+    """Errors of draws add up over the rows: n sqrt(2 / draws in all) of a variance, .08 here.
+
+    Of a mean, in sd, .02 to .38 over 25 seeds. 99 of 100 medians of nine are below .31, and last
+    bits of a platform draw another one.
+    """
     found = []
-    for seed in range(5):
+    for seed in range(9):
         oracle = schemes.ImportanceSampling(50_000, seed=seed)
         post = fit(epfast.Learned(oracle=oracle, tolerance=0.03), schedule=epfast.EP(sweeps=60))
         assert post.operator.calls < 200
         assert isinstance(post.operator.oracle, epfast.SampledFactor)
         found.append(off(post, truth))
-    assert np.median(found) < 0.24
+    assert np.median(found) < 0.32
 
 
 def test_settings_of_the_paper(truth):
