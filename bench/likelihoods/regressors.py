@@ -136,11 +136,15 @@ def compare(
     return result
 
 
-def shown(title: str, found: dict[str, dict[str, dict[str, float]]]) -> None:
-    """Print the tables of all sets."""
-    rows = [[data, who, *row.values()] for data, of in found.items() for who, row in of.items()]
-    names = ["data", "contestant", *next(iter(next(iter(found.values())).values()))]
-    harness.table(names, rows, title)
+def shown(title: str, found: dict[str, dict[str, dict[str, float]]]) -> list[dict[str, Any]]:
+    """Print the table of all sets, and return its rows."""
+    rows = [
+        {"data": data, "contestant": who} | row
+        for data, of in found.items()
+        for who, row in of.items()
+    ]
+    harness.table(list(rows[0]), [list(row.values()) for row in rows], title)
+    return rows
 
 
 def no_worse(found: dict[str, dict[str, dict[str, float]]], mine: list[str]) -> tuple[bool, str]:
@@ -165,8 +169,7 @@ def linear(options: argparse.Namespace) -> tuple[Any, list[Claim]]:
     found = {}
     for name in sets[: 2 if options.quick else None]:
         found[name] = compare(*real(name, MANY), mine | others, options.quick)
-    shown("Linear, real numbers", found)
-    return found, [
+    return shown("Linear, real numbers", found), [
         ("1", "as good as BayesianRidge and HuberRegressor", *no_worse(found, list(mine)))
     ]
 
@@ -177,8 +180,9 @@ def of_counts(options: argparse.Namespace) -> tuple[Any, list[Claim]]:
     for name in ("haberman", "blood_transfusion"):
         contestants = mine | {"PoissonRegressor": poisson()}
         found[name] = compare(*counts(name), contestants, options.quick)
-    shown("Counts", found)
-    return found, [("2", "as good as PoissonRegressor", *no_worse(found, list(mine)))]
+    return shown("Counts", found), [
+        ("2", "as good as PoissonRegressor", *no_worse(found, list(mine)))
+    ]
 
 
 def processes(options: argparse.Namespace) -> tuple[Any, list[Claim]]:
@@ -189,8 +193,9 @@ def processes(options: argparse.Namespace) -> tuple[Any, list[Claim]]:
     for name in ("diabetes", "boston", "yacht")[: 1 if options.quick else None]:
         contestants = mine | {"GaussianProcessRegressor": normal(peer)}
         found[name] = compare(*real(name, FEW), contestants, options.quick)
-    shown("Processes, real numbers", found)
-    return found, [("3", "as good as GaussianProcessRegressor", *no_worse(found, list(mine)))]
+    return shown("Processes, real numbers", found), [
+        ("3", "as good as GaussianProcessRegressor", *no_worse(found, list(mine)))
+    ]
 
 
 def quantiles(options: argparse.Namespace) -> tuple[Any, list[Claim]]:
@@ -214,7 +219,9 @@ def quantiles(options: argparse.Namespace) -> tuple[Any, list[Claim]]:
             rows.append([name, q, *lost, *seconds])
     names = ["data", "q", "ours", "QuantileRegressor", "s", "s, theirs"]
     harness.table(names, rows, "Pinball loss")
-    return rows, [("4", "pinball loss at most 1.01 times QuantileRegressor's", good, "")]
+    return [dict(zip(names, row, strict=True)) for row in rows], [
+        ("4", "pinball loss at most 1.01 times QuantileRegressor's", good, "")
+    ]
 
 
 PARTS = {

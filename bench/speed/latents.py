@@ -34,6 +34,11 @@ from epfast import losses
 SHAPES = ((3, 10), (3, 100), (10, 20), (10, 100), (30, 30))
 ROWS, FEW_ROWS, COLUMNS, NODES = 1000, 2000, 20, 64
 MOST, LEAST = 10.0, 5.0
+HEADERS = (
+    *("classes x columns", "sweeps, together", "sweeps, product"),
+    *("together, ms", "product, ms", "rest, ms", "together / product"),
+    *("predict: together, ms", "predict: product, ms", "predict: rest, ms"),
+)
 
 
 def of_shape(options: argparse.Namespace, n: int, count: int, d: int) -> list[float]:
@@ -63,23 +68,21 @@ def of_shape(options: argparse.Namespace, n: int, count: int, d: int) -> list[fl
     ]
 
 
-def classes(options: argparse.Namespace, n: int) -> tuple[dict[str, Any], list[Claim]]:
+def classes(options: argparse.Namespace, n: int) -> tuple[list[dict[str, Any]], list[Claim]]:
     """Seconds of fits, and of predictions."""
-    stored, goals = {}, []
+    rows: list[tuple[Any, ...]] = []
+    goals = []
     for count, d in SHAPES[:: 2 if options.quick else 1]:
-        found = stored[f"{count} x {d}"] = of_shape(options, n, count, d)
+        found = of_shape(options, n, count, d)
+        rows.append((f"{count} x {d}", *found))
         said = f"at most {MOST:g} of a product"
         goals.append((f"1. {count} x {d}", said, found[5] <= MOST, f"{found[5]:.2f}"))
     harness.table(
-        [
-            *("classes x columns", "sweeps, together", "product"),
-            *("together, ms", "product, ms", "rest, ms", "together / product"),
-            *("predict: together, ms", "product, ms", "rest, ms"),
-        ],
-        [(name, *found) for name, found in stored.items()],
+        HEADERS,
+        rows,
         f"1. {n} rows: one Gaussian over all classes, a product, each against the rest",
     )
-    return {"sweeps, milliseconds": stored}, goals
+    return [dict(zip(HEADERS, row, strict=True)) for row in rows], goals
 
 
 def plain_sweep(X: np.ndarray, y: np.ndarray) -> None:
@@ -115,7 +118,7 @@ def plain_sweep(X: np.ndarray, y: np.ndarray) -> None:
         tau[i], nu[i] = new_tau, new_nu
 
 
-def noise(options: argparse.Namespace, n: int) -> tuple[dict[str, Any], list[Claim]]:
+def noise(options: argparse.Namespace, n: int) -> tuple[list[dict[str, Any]], list[Claim]]:
     """ns per row and sweep."""
     rng = np.random.default_rng(1)
     X = rng.normal(size=(n, COLUMNS))
@@ -135,13 +138,11 @@ def noise(options: argparse.Namespace, n: int) -> tuple[dict[str, Any], list[Cla
     )
     nanoseconds = [1e9 * timed[name].median / n for name in ("fit", "plain")]
     over = fastest(timed["fit"], timed["plain"])
-    harness.table(
-        ["rows", "columns", "epfast, ns", "NumPy, ns", "epfast / NumPy"],
-        [(n, COLUMNS, *nanoseconds, over)],
-        "2. Heteroscedastic noise, per row and sweep",
-    )
+    headers = ("rows", "columns", "epfast, ns", "NumPy, ns", "epfast / NumPy")
+    row = (n, COLUMNS, *nanoseconds, over)
+    harness.table(headers, [row], "2. Heteroscedastic noise, per row and sweep")
     claim = ("2. noise", f"a {LEAST:g}th of NumPy", over <= 1.0 / LEAST, f"{over:.3f}")
-    return {"nanoseconds": nanoseconds, "over": over}, [claim]
+    return [dict(zip(headers, row, strict=True))], [claim]
 
 
 PARTS: dict[int, tuple[str, Callable[..., Any], int, int]] = {  # rows of a full and of a quick run
