@@ -401,8 +401,13 @@ def _plain(value: Any) -> Any:
 # ---- tables and verdicts ----
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "") -> None:
-    """Print an aligned table; text to the left, everything else to the right."""
+def table(
+    headers: Sequence[str], rows: Sequence[Sequence[Any]], title: str = ""
+) -> list[dict[str, Any]]:
+    """Print an aligned table; text to the left, everything else to the right.
+
+    Returns its rows by header: what a script stores, and the pages of tables show.
+    """
     cells = [[value if isinstance(value, str) else figure(value) for value in row] for row in rows]
     widths = [max(len(c) for c in column) for column in zip(headers, *cells, strict=True)]
     left = [all(isinstance(row[i], str) for row in rows) for i in range(len(headers))]
@@ -415,6 +420,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[Any]], title: str = ""
                 for c, w, is_left in zip(row, widths, left, strict=True)
             ).rstrip()
         )
+    return [dict(zip(headers, row, strict=True)) for row in rows]
 
 
 def figure(value: Any) -> str:

@@ -138,13 +138,9 @@ def compare(
 
 def shown(title: str, found: dict[str, dict[str, dict[str, float]]]) -> list[dict[str, Any]]:
     """Print the table of all sets, and return its rows."""
-    rows = [
-        {"data": data, "contestant": who} | row
-        for data, of in found.items()
-        for who, row in of.items()
-    ]
-    harness.table(list(rows[0]), [list(row.values()) for row in rows], title)
-    return rows
+    rows = [[data, who, *row.values()] for data, of in found.items() for who, row in of.items()]
+    names = ["data", "contestant", *next(iter(next(iter(found.values())).values()))]
+    return harness.table(names, rows, title)
 
 
 def no_worse(found: dict[str, dict[str, dict[str, float]]], mine: list[str]) -> tuple[bool, str]:
@@ -218,8 +214,7 @@ def quantiles(options: argparse.Namespace) -> tuple[Any, list[Claim]]:
             good &= bool(lost[0] <= 1.01 * lost[1])
             rows.append([name, q, *lost, *seconds])
     names = ["data", "q", "ours", "QuantileRegressor", "s", "s, theirs"]
-    harness.table(names, rows, "Pinball loss")
-    return [dict(zip(names, row, strict=True)) for row in rows], [
+    return harness.table(names, rows, "Pinball loss"), [
         ("4", "pinball loss at most 1.01 times QuantileRegressor's", good, "")
     ]
 

@@ -242,7 +242,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             [name, sum(c["converged"] for c in cells), f"{low:.0f}-{high:.0f}", *errors]
         )  # fmt: skip
     headers = ["method", "settled", "sweeps", "error at 10 %", "error at 20 %"]
-    harness.table(headers, rows, f"{len(runs)} runs, n = {N}, {TESTS} test points")
+    table = harness.table(headers, rows, f"{len(runs)} runs, n = {N}, {TESTS} test points")
     count = {row[0]: row[1] for row in rows}
     error = {row[0]: np.array(row[3:]) for row in rows}
     relaxed = "relaxed EP, c = .03"
@@ -284,7 +284,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     boundaries(options.output / "qi2012_synthetic.png")
     noted.unlink()
     return {
-        "table": [dict(zip(headers, row, strict=True)) for row in rows],
+        "table": table,
         "claims": claims,
         "goals": goals,
         "runs": {f"{r['rate']:g}, seed {r['seed']}": r for r in runs},
