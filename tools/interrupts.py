@@ -7,6 +7,7 @@ duration, measured first. It counts
 
     interrupted   Interrupted came, with a posterior
     done          the fit ended before the signal
+    dropped       the signal fell in a finaliser or a callback of the collector: Python drops it
     lost          the signal came within the fit, and no exception did
     plain         a KeyboardInterrupt that is no Interrupted, from within the fit
     empty         Interrupted without a posterior, or with one that is not finite
@@ -182,6 +183,8 @@ def trial(fit: Callable[[], Any], delay: float) -> tuple[str, float, str]:
     """What happened to a signal after a delay, and after how long."""
     sent: list[float] = []
     over = threading.Event()
+    drops: list[Any] = []
+    hook = sys.unraisablehook
 
     def send() -> None:
         if not over.wait(delay):
@@ -189,7 +192,15 @@ def trial(fit: Callable[[], Any], delay: float) -> tuple[str, float, str]:
             os.kill(os.getpid(), signal.SIGINT)
 
     sender = threading.Thread(target=send)
+
+    def dropped(said: Any) -> None:
+        # the name alone is what compiled code gives that may not raise: a fault of ours
+        if said.exc_type is not KeyboardInterrupt or isinstance(said.object, str):
+            return hook(said)
+        drops.append(said.exc_type)
+
     outcome, where = "done", ""
+    sys.unraisablehook = dropped
     try:
         try:
             sender.start()
@@ -198,7 +209,7 @@ def trial(fit: Callable[[], Any], delay: float) -> tuple[str, float, str]:
             over.set()
             sender.join()
             if sent and sent[0] < ended - 1e-3:
-                outcome = "lost"
+                outcome = "dropped" if drops else "lost"
             time.sleep(0.0)
         except epfast.Interrupted as pressed:
             ended = time.perf_counter()
@@ -218,6 +229,8 @@ def trial(fit: Callable[[], Any], delay: float) -> tuple[str, float, str]:
         outcome, ended = "done", time.perf_counter()
         over.set()
         sender.join()
+    finally:
+        sys.unraisablehook = hook
     late = ended - sent[0] if sent else 0.0
     return outcome, late, where
 
@@ -229,7 +242,7 @@ def run(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     rng = np.random.default_rng(seed)
     seconds: dict[str, float] = {}
-    counts = dict.fromkeys(("interrupted", "done", "lost", "plain", "empty"), 0)
+    counts = dict.fromkeys(("interrupted", "done", "dropped", "lost", "plain", "empty"), 0)
     latencies: list[tuple[float, str]] = []
     where: list[str] = []
     names = list(fits)
@@ -247,7 +260,7 @@ def run(
         counts[outcome] += 1
         if outcome in ("interrupted", "plain", "empty"):
             latencies.append((late, name))
-        if outcome not in ("interrupted", "done"):
+        if outcome not in ("interrupted", "done", "dropped"):
             where.append(f"{outcome}: {name}: {place}")
             told(where[-1])
     return {"counts": counts, "latencies": sorted(latencies), "where": where}

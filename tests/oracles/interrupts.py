@@ -1,21 +1,17 @@
 """Ctrl-C at a chosen call of a Python function, in place of a random time."""
 
+import gc
 import sys
 
 import numpy as np
 
-FINALISERS = {"_remove", "__del__"}  # of weak sets and objects: Python drops what they raise
-
-
-def finalises(frame):
-    """Whether the frame, or one that called it, is of a finaliser."""
-    while frame is not None and frame.f_code.co_name not in FINALISERS:
-        frame = frame.f_back
-    return frame is not None
-
 
 class Calls:
-    """Counts calls of Python functions; raises KeyboardInterrupt at one of them that may raise."""
+    """Counts calls of Python functions; raises KeyboardInterrupt at a chosen one.
+
+    Python drops what a finaliser or a callback of a weak reference raises, and says so by
+    ``sys.unraisablehook``. Then it is raised again at the next call.
+    """
 
     def __init__(self, at=None):
         self.at, self.count, self.first, self.raised = at, 0, {}, False
@@ -25,19 +21,35 @@ class Calls:
             return
         self.first.setdefault(frame.f_code.co_name, self.count)
         self.count += 1
-        if self.at is None or self.raised or self.count <= self.at:
-            return
-        if not finalises(frame):  # else in the next call that is not of one
+        if self.at is not None and not self.raised and self.count > self.at:
             self.raised = True
             raise KeyboardInterrupt
 
     def watch(self, fit):
-        """Call it; not a context manager, whose exit would be counted."""
+        """Call it; not a context manager, whose exit would be counted.
+
+        The garbage collector rests: its callbacks (Hypothesis has one) would be counted when it
+        happens to run.
+        """
+        hook, collects = sys.unraisablehook, gc.isenabled()
+
+        def dropped(said):
+            # the name alone is what compiled code gives that may not raise: a fault of ours
+            if said.exc_type is not KeyboardInterrupt or isinstance(said.object, str):
+                return hook(said)
+            self.raised = False
+            sys.setprofile(self)  # Python took it off as it raised
+
+        gc.disable()
+        sys.unraisablehook = dropped
         sys.setprofile(self)
         try:
             fit()
         finally:
             sys.setprofile(None)
+            sys.unraisablehook = hook
+            if collects:
+                gc.enable()
 
 
 def calls_of(fit):
