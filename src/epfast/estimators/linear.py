@@ -14,6 +14,7 @@ from epfast.estimators.base import (
     LatentClassifier,
     check_of_labels,
     check_unweighted,
+    odds,
     row_weights,
     tell,
     users_level,
@@ -48,9 +49,9 @@ class LinearClassifier(LinearModel, LatentClassifier):
     """Bayesian linear classifier by expectation propagation, for scikit-learn.
 
     The posterior over the weights comes from :func:`epfast.fit_linear`; predictions integrate over
-    it. For more than two classes one classifier per class, that class against the rest, with the
-    probabilities normalised to sum to 1; or, with ``loss="multiclass"``, one posterior over all
-    classes, whose probabilities are calibrated better where the classes leave doubt.
+    it. For more than two classes one classifier per class, that class against the rest, combined by
+    a number that left-out rows choose (see Notes); or, with ``loss="multiclass"``, one posterior
+    over all classes.
 
     Parameters
     ----------
@@ -121,6 +122,10 @@ class LinearClassifier(LinearModel, LatentClassifier):
         the intercept.
     posteriors_ : list of posteriors
         One, or one for each class.
+    coupling_ : float
+        How far the classes, each against the rest, deny one another, from 0 to 1; see Notes. 0 with
+        one posterior, and where there are no sites to leave rows out by (``schedule=ADF()``, a
+        factorised posterior), until ``partial_fit`` has a second chunk.
     log_evidence_ : float
         EP's log p(y) for losses that are likelihoods, at ``beta=1``; with more than two classes
         the sum over the classes, each against the rest. For other losses, as "hinge", it is the log
@@ -159,6 +164,13 @@ class LinearClassifier(LinearModel, LatentClassifier):
     is repeated with more sweeps or damping; if that fails too, the point is lost, which ``n_lost_``
     counts and a ConvergenceWarning tells. If all are lost, the prior variance is 1. Each fit of the
     search may take 100 sweeps, even if ``schedule`` has fewer.
+
+    With more than two classes let p_k be the probability of class k against the rest. The p_k need
+    not add up to 1: p(k) is in proportion to p_k / (1 - p_k)^a. The ``coupling_`` a = 0 normalises
+    them; a = 1 takes them as independent, given that exactly one class is the right one. a
+    maximises the sum of log p of the labels less a, each by the posteriors without the site of its
+    row (of its batch, where rows share one). ``partial_fit`` adds the sum of a chunk before it is
+    taken in. The most probable class does not depend on a.
 
     Warnings of fits are :class:`epfast.estimators.ConvergenceWarning`, which is both epfast's and
     scikit-learn's. :class:`epfast.estimators.EvidenceWarning` tells where "evidence" is asked for
@@ -275,6 +287,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
             fits = search.repaired(variance, binary.schedule, fits) or fits
         tell(fits.told)
         self._publish(fits, variance)
+        self._couple(index, weights)
         return self
 
     @available_if(_takes_chunks)  # type: ignore[untyped-decorator]
@@ -335,15 +348,20 @@ class LinearClassifier(LinearModel, LatentClassifier):
             schedule = ADF()
         prior = None if first else self.posteriors_[0].problem.prior
         binary = self._problems(rows, self._targets(index), weights, schedule, prior)
+        scores: Array | None = None
+        before: Array | float = 0.0
         if first:
             variance = self._prior(binary)
             variance = 1.0 if isinstance(variance, str) else variance
             fits, self.n_lost_ = binary.fit(variance, binary.schedule), 0
         else:
-            variance = self.prior_variance_
+            variance, before = self.prior_variance_, self._tally
+            if len(self.posteriors_) > 1:
+                scores = odds(self.posteriors_, *self._stacked(rows))
             fits = with_chunk(self.posteriors_, binary, self.n_jobs)
         tell(fits.told)
         self._publish(fits, variance)
+        self._couple(index, weights, scores, before)
         return self
 
     # ---- parts of a fit ----

@@ -242,7 +242,7 @@ class NetworkClassifier(_Network, LatentClassifier):
     """Bayesian neural network classifier by probabilistic backpropagation, for scikit-learn.
 
     One output with a probit likelihood; with more than two classes a network for each against the
-    rest. See :class:`NetworkRegressor`.
+    rest, whose probabilities are normalised. See :class:`NetworkRegressor`.
 
     Parameters
     ----------
