@@ -124,8 +124,8 @@ class LinearClassifier(LinearModel, LatentClassifier):
         One, or one for each class.
     coupling_ : float
         How far the classes, each against the rest, deny one another, from 0 to 1; see Notes. 0 with
-        one posterior, and where there are no sites to leave rows out by (``schedule=ADF()``, a
-        factorised posterior), until ``partial_fit`` has a second chunk.
+        one posterior, and where there are no sites to leave rows out by (``schedule=ADF()``), until
+        ``partial_fit`` has a second chunk.
     log_evidence_ : float
         EP's log p(y) for losses that are likelihoods, at ``beta=1``; with more than two classes
         the sum over the classes, each against the rest. For other losses, as "hinge", it is the log

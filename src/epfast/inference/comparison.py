@@ -67,8 +67,8 @@ def compare(posteriors: Mapping[str, Any] | Sequence[Any]) -> Any:
             )
         if post.sites is None or not hasattr(post, "loo_log_predictive"):
             raise ValueError(
-                f"{name} has no sites that give leave-one-out; allowed: a fit by EP with "
-                "posterior='full', or of a process"
+                f"{name} has no sites that give leave-one-out; allowed: a fit by EP, "
+                "which stores a site per row"
             )
         values[name] = post.loo_log_predictive()
     order = sorted(values, key=lambda name: -values[name].sum())

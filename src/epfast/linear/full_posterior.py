@@ -58,29 +58,6 @@ class FullPosterior(LinearPosterior):
             return float("nan")
         return online.residual(self._with_rows().problem, self.state)
 
-    def loo_log_predictive(self, X: Any = None, y: ArrayLike | None = None) -> Array:
-        """Leave-one-out log probability of each response, from the cavities. O(n d^2).
-
-        log p(y_i | x_i, all other rows) according to EP: :meth:`log_predictive` of row i under the
-        posterior without the site of row i. Of a shared site, and of a row of weight above 1, one
-        copy is taken out.
-
-        Parameters
-        ----------
-        X, y : optional
-            The rows that were fitted; needed where the posterior was loaded or unpickled.
-
-        Returns
-        -------
-        ndarray of shape (n,)
-
-        Raises
-        ------
-        FloatingPointError
-            If a cavity is improper.
-        """
-        return online.leave_one_out(self._whole(X, y).problem, self.state)
-
     def _latent_of_rows(self) -> tuple[Array, Array | None, Array, Array]:
         if self.sites is None or self.sites.shift.ndim != 1:
             return super()._latent_of_rows()
@@ -152,16 +129,6 @@ class FullPosterior(LinearPosterior):
         state, problem = online.remove_rows(self._whole(X, y).problem, self.state, rows)
         kept = problem if self.problem.has_rows else problem.without_rows()
         return FullPosterior(state, kept, False, self.history)
-
-    def _whole(self, X: Any, y: Any) -> FullPosterior:
-        """With its rows, known or given, if there is a site for each of them or of their groups."""
-        whole: FullPosterior = self if self.sites is None else self._with_rows(X, y)
-        if whole.sites is None:
-            raise ValueError(
-                "the posterior has no sites of its rows (it comes from ADF, or from a cluster); "
-                "allowed: a result of EP"
-            )
-        return whole
 
     def _whiten(self, rows: Array) -> Array:
         return np.asarray(

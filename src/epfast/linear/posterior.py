@@ -15,6 +15,7 @@ from epfast._arrays import Array, row_chunks
 from epfast.inference import SweepInfo
 from epfast.inference.certificates import Case
 from epfast.inference.files import contents, write
+from epfast.linear import online
 from epfast.linear.checking import proposal, root_of
 from epfast.linear.ones import with_ones
 from epfast.linear.prediction import LinearPredictions, finite, of_entries
@@ -103,7 +104,48 @@ class LinearPosterior(LinearPredictions):
                 f"X has {len(problem.data.y)} rows and the posterior sites of {len(stored)}; "
                 "allowed: the rows that were fitted"
             )
+        if self.sites is not None and stored is None and self.precision.ndim == 1:
+            n, size = len(problem.data.y), problem.batch_size or 1
+            count = self.sites.precision.shape[0]
+            if count != -(-n // size):
+                raise ValueError(
+                    f"X has {n} rows and the posterior {count} sites of {size} rows; allowed: the "
+                    "rows that were fitted"
+                )
         return replace(self, problem=problem)
+
+    def loo_log_predictive(self, X: Any = None, y: ArrayLike | None = None) -> Array:
+        """Leave-one-out log probability of each response, from the cavities.
+
+        log p(y_i | x_i, all other rows) according to EP: :meth:`log_predictive` of row i under the
+        posterior without the site of row i, or of its minibatch. Of a shared site, and of a row of
+        weight above 1, one copy is taken out. O(n d^2), or O(nonzeros) with a diagonal covariance.
+
+        Parameters
+        ----------
+        X, y : optional
+            The rows that were fitted; needed where the posterior was loaded or unpickled.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+
+        Raises
+        ------
+        FloatingPointError
+            If a cavity is improper.
+        """
+        return online.leave_one_out(self._whole(X, y).problem, self.state)
+
+    def _whole(self, X: Any, y: Any) -> Self:
+        """With its rows, known or given, if there is a site for each of them or of their groups."""
+        whole: Self = self if self.sites is None else self._with_rows(X, y)
+        if whole.sites is None:
+            raise ValueError(
+                "the posterior has no sites of its rows (it comes from ADF, or from a cluster); "
+                "allowed: a result of EP"
+            )
+        return whole
 
     def _site_per_row(self) -> Array | None:
         """Shifts of scalar sites, or None."""
