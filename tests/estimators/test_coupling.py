@@ -237,7 +237,7 @@ def test_new_rows_are_predicted_no_worse_than_by_normalising(kind, make):
         at = np.arange(len(truth)), truth
         plain = log_probabilities(model.decision_function(new))[at].mean()
         gains.append(model.predict_log_proba(new)[at].mean() - plain)
-    assert min(gains) > -0.005
+    assert min(gains) > -0.01  # of eight seeds the least is -.0034
     if kind == "ordered" and make is LinearClassifier:
         assert min(gains) > 0.03
 
