@@ -1,7 +1,8 @@
 """The directive ``bench``: the stored results of one script of bench/ as tables and pictures.
 
 ``.. bench:: table1`` shows bench/results/table1.json: first the verdicts on claims and on our own
-aims, then, folded, every list of records, its columns the scalar fields and the medians of timings.
+aims, then, folded, every list or dictionary of records, its columns the scalar fields and the
+medians of timings.
 A long table is cut: the file has the rest. The option ``pictures`` names PNG files of bench/results
 to show with it, in one line each with what they show; one that is not there is left out. The option
 ``only`` names the tables to show, of a script that stores many.
@@ -30,6 +31,8 @@ LONGEST = 90
 WORDS = {True: "yes", False: "no", None: "in part"}
 #: titles of the lists of verdicts
 VERDICTS = {"claims": "Claims: which hold", "goals": "Our own aims: which hold"}
+#: keys that say how a script ran
+ABOUT = {"machine"}
 RESULTS = Path(bench.__file__).parent / "results"
 #: the script that stores each
 SCRIPTS = {result: script for script, result in bench.SCRIPTS.items()}
@@ -65,12 +68,32 @@ def records(value: Any) -> list[dict[str, Any]]:
         return []
     if all(isinstance(row, dict) for row in value):
         return value
-    if all(isinstance(row, list) and len(row) == 4 for row in value):  # verdicts of the harness
+    # verdicts of the harness
+    if all(isinstance(row, list) and len(row) == 4 and isinstance(row[0], str) for row in value):
         return [
             {"where": where, "claim": claim, "holds": WORDS[holds], "evidence": evidence}
             for where, claim, holds, evidence in value
         ]
     return []
+
+
+def tables(title: str, value: Any, nests: bool = True) -> dict[str, list[dict[str, Any]]]:
+    """The tables in a stored value by their titles: its records, or those of its parts if it nests.
+
+    Parts of parts are left to the file: they are curves, which have their pictures.
+    """
+    if rows := records(value):
+        return {title: rows}
+    if not isinstance(value, dict) or title in ABOUT or is_cell(value):
+        return {}
+    if all(map(is_cell, value.values())):
+        return {title: [{"what": key, "value": part} for key, part in value.items()]}
+    if all(isinstance(part, dict) and all(map(is_cell, part.values())) for part in value.values()):
+        return {title: [{"what": key, **part} for key, part in value.items()]}
+    if not nests:
+        return {}
+    parts = [tables(f"{title}: {key}", part, nests=False) for key, part in value.items()]
+    return {name: rows for part in parts for name, rows in part.items()}
 
 
 class Bench(SphinxDirective):
@@ -107,19 +130,21 @@ class Bench(SphinxDirective):
                 lines += [f".. image:: {relative}", f"   :alt: {shows}", ""]
         found = self.parse(lines)
         only = self.options.get("only", "").split() or document
-        shown = {key: records(value) for key, value in document.items() if key in only}
+        shown: dict[str, list[dict[str, Any]]] = {}
+        for key, value in document.items():
+            if key in only:
+                shown |= tables(key, value)
         for key, title in VERDICTS.items():
             if rows := shown.pop(key, []):
                 found += [nodes.rubric(text=title), self.table(rows, cut=False)]
         for key, rows in shown.items():
-            if rows:
-                more = f", the first {MOST} of {len(rows)} rows" if len(rows) > MOST else ""
-                summary = f"{key.replace('_', ' ')}{more} (bench/results/{name}.json)"
-                found += [
-                    nodes.raw("", f"<details><summary>{escape(summary)}</summary>", format="html"),
-                    self.table(rows[:MOST]),
-                    nodes.raw("", "</details>", format="html"),
-                ]
+            more = f", the first {MOST} of {len(rows)} rows" if len(rows) > MOST else ""
+            summary = f"{key.replace('_', ' ')}{more} (bench/results/{name}.json)"
+            found += [
+                nodes.raw("", f"<details><summary>{escape(summary)}</summary>", format="html"),
+                self.table(rows[:MOST]),
+                nodes.raw("", "</details>", format="html"),
+            ]
         return found
 
     def parse(self, lines: list[str]) -> list[nodes.Node]:
