@@ -2,10 +2,9 @@
 
 ``.. bench:: table1`` shows bench/results/table1.json: first the verdicts on claims and on our own
 aims, then, folded, every list or dictionary of records, its columns the scalar fields and the
-medians of timings.
-A long table is cut: the file has the rest. The option ``pictures`` names PNG files of bench/results
-to show with it, in one line each with what they show; one that is not there is left out. The option
-``only`` names the tables to show, of a script that stores many.
+medians of timings. A long table is cut: the file has the rest. The option ``pictures`` names PNG
+files of bench/results to show with it, in one line each with what they show; one that is not there
+is left out. The option ``only`` names the tables to show, of a script that stores many.
 """
 
 import json
@@ -31,8 +30,6 @@ LONGEST = 90
 WORDS = {True: "yes", False: "no", None: "in part"}
 #: titles of the lists of verdicts
 VERDICTS = {"claims": "Claims: which hold", "goals": "Our own aims: which hold"}
-#: keys that say how a script ran
-ABOUT = {"machine"}
 RESULTS = Path(bench.__file__).parent / "results"
 #: the script that stores each
 SCRIPTS = {result: script for script, result in bench.SCRIPTS.items()}
@@ -84,7 +81,7 @@ def tables(title: str, value: Any, nests: bool = True) -> dict[str, list[dict[st
     """
     if rows := records(value):
         return {title: rows}
-    if not isinstance(value, dict) or title in ABOUT or is_cell(value):
+    if not isinstance(value, dict) or is_cell(value):
         return {}
     if all(map(is_cell, value.values())):
         return {title: [{"what": key, "value": part} for key, part in value.items()]}
@@ -132,7 +129,7 @@ class Bench(SphinxDirective):
         only = self.options.get("only", "").split() or document
         shown: dict[str, list[dict[str, Any]]] = {}
         for key, value in document.items():
-            if key in only:
+            if key in only and key != "machine":
                 shown |= tables(key, value)
         for key, title in VERDICTS.items():
             if rows := shown.pop(key, []):

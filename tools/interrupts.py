@@ -25,7 +25,8 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,6 @@ import numpy as np
 import epfast
 from epfast import schemes
 
-warnings.simplefilter("ignore")
 #: seconds within which 99 % of the signals must act
 LATE = 1.0
 #: functions that look at the arguments of a fit
@@ -179,12 +179,30 @@ def is_whole(post: Any) -> bool:
     return bool(np.isfinite(post.mean).all() and (post.variance >= 0.0).all())
 
 
+@contextmanager
+def drops_told(told: Callable[[], Any]) -> Iterator[None]:
+    """Call ``told`` where Python drops a KeyboardInterrupt: in a finaliser or a callback."""
+    hook = sys.unraisablehook
+
+    def dropped(said: Any) -> None:
+        # the name alone is what compiled code gives that may not raise: a fault of ours
+        if said.exc_type is KeyboardInterrupt and not isinstance(said.object, str):
+            told()
+        else:
+            hook(said)
+
+    sys.unraisablehook = dropped
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
+
+
 def trial(fit: Callable[[], Any], delay: float) -> tuple[str, float, str]:
     """What happened to a signal after a delay, and after how long."""
     sent: list[float] = []
     over = threading.Event()
-    drops: list[Any] = []
-    hook = sys.unraisablehook
+    drops: list[bool] = []
 
     def send() -> None:
         if not over.wait(delay):
@@ -192,19 +210,12 @@ def trial(fit: Callable[[], Any], delay: float) -> tuple[str, float, str]:
             os.kill(os.getpid(), signal.SIGINT)
 
     sender = threading.Thread(target=send)
-
-    def dropped(said: Any) -> None:
-        # the name alone is what compiled code gives that may not raise: a fault of ours
-        if said.exc_type is not KeyboardInterrupt or isinstance(said.object, str):
-            return hook(said)
-        drops.append(said.exc_type)
-
     outcome, where = "done", ""
-    sys.unraisablehook = dropped
     try:
         try:
             sender.start()
-            fit()
+            with drops_told(lambda: drops.append(True)):
+                fit()
             ended = time.perf_counter()
             over.set()
             sender.join()
@@ -229,8 +240,6 @@ def trial(fit: Callable[[], Any], delay: float) -> tuple[str, float, str]:
         outcome, ended = "done", time.perf_counter()
         over.set()
         sender.join()
-    finally:
-        sys.unraisablehook = hook
     late = ended - sent[0] if sent else 0.0
     return outcome, late, where
 
@@ -275,6 +284,7 @@ def main() -> int:
     parser.add_argument("--order", type=int, default=1_500, help="of the kernel matrices")
     parser.add_argument("--large", action="store_true", help="kernel matrices of order 4,000 too")
     given = parser.parse_args()
+    warnings.simplefilter("ignore")
     fits = linear_fits() | process_fits(given.order) | other_fits()
     if given.large:
         fits |= process_fits(4_000)

@@ -97,8 +97,9 @@ def linear(split: Split, kind: str) -> np.ndarray:
 def combined(posts: list[Any], latents: list[Any], y: np.ndarray, kind: str) -> np.ndarray:
     """Probabilities of the classes from the latent values of each against the rest."""
     mean, variance = (np.stack(part, axis=1) for part in zip(*latents, strict=True))
-    sums = coupling.tally(coupling.left_out(posts, y), y, None)
-    power = coupling.best(sums) if kind == REST else 0.0
+    power = 0.0
+    if kind == REST:
+        power = coupling.best(coupling.tally(coupling.left_out(posts, y), y, None))
     return np.exp(coupling.log_probabilities(odds(posts, mean, variance), power))
 
 
@@ -167,11 +168,9 @@ def compare(
                 rows.append(_row(name, f"{kind} less rest", away))
                 error = away[:, 0].std(ddof=1) / np.sqrt(splits)
                 said = f"{away[:, 0].mean():+.4f} ± {error:.4f} nats"
-                better = bool(away[:, 0].mean() < 0.0)
-                if kind != NORMALISED:
-                    claims.append((part, f"{name}: a lower log loss, {kind}", better, said))
-                else:
-                    claims.append((part, f"{name}: a higher log loss, {kind}", not better, said))
+                word = "higher" if kind == NORMALISED else "lower"
+                holds = bool(away[:, 0].mean() < 0.0) == (word == "lower")
+                claims.append((part, f"{name}: a {word} log loss, {kind}", holds, said))
     harness.table(list(rows[0]), [list(row.values()) for row in rows], "Held out")
     return rows, claims
 

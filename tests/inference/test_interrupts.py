@@ -1,9 +1,7 @@
 """Ctrl-C wherever it falls: at a chosen call of a function, and at random times by a signal."""
 
-import importlib.util
 import signal
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ import epfast
 from epfast import ADF, EP, fit_gp, fit_linear, fit_svm
 from epfast.schemes import ImportanceSampling
 from tests.oracles.data import classes, process
-from tests.oracles.interrupts import calls_of, interrupted
+from tests.oracles.interrupts import TOOL, calls_of, interrupted
 
 X, Y = classes(60, 3, seed=1)
 WIDE = np.random.default_rng(2).normal(size=(60, 70))
@@ -155,15 +153,7 @@ def test_an_interrupted_process_predicts_as_its_sweeps_did(order):
         post.pakced  # noqa: B018
 
 
-def tool():
-    """The script, which is no module of the package."""
-    path = Path(__file__).parents[2] / "tools" / "interrupts.py"
-    spec = importlib.util.spec_from_file_location("interrupts", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(
     threading.current_thread() is not threading.main_thread(), reason="signals need the main thread"
 )
@@ -184,7 +174,7 @@ def test_signals_at_random_times():
         "SVM": lambda: fit_svm(rows, y, C=10.0),
     }
     try:
-        found = tool().run(fits, 15, 0, lambda text: None)
+        found = TOOL.run(fits, 15, 0, lambda text: None)
     finally:
         signal.signal(signal.SIGINT, handler)
     assert found["counts"]["lost"] == found["counts"]["plain"] == found["counts"]["empty"] == 0

@@ -1,9 +1,23 @@
 """Ctrl-C at a chosen call of a Python function, in place of a random time."""
 
 import gc
+import importlib.util
 import sys
+from pathlib import Path
 
 import numpy as np
+
+
+def _script():
+    """tools/interrupts.py, which is no module of the package."""
+    path = Path(__file__).parents[2] / "tools" / "interrupts.py"
+    spec = importlib.util.spec_from_file_location("interrupts", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TOOL = _script()
 
 
 class Calls:
@@ -31,25 +45,20 @@ class Calls:
         The garbage collector rests: its callbacks (Hypothesis has one) would be counted when it
         happens to run.
         """
-        hook, collects = sys.unraisablehook, gc.isenabled()
-
-        def dropped(said):
-            # the name alone is what compiled code gives that may not raise: a fault of ours
-            if said.exc_type is not KeyboardInterrupt or isinstance(said.object, str):
-                return hook(said)
-            self.raised = False
-            sys.setprofile(self)  # Python took it off as it raised
-
+        collects = gc.isenabled()
         gc.disable()
-        sys.unraisablehook = dropped
-        sys.setprofile(self)
-        try:
-            fit()
-        finally:
-            sys.setprofile(None)
-            sys.unraisablehook = hook
-            if collects:
-                gc.enable()
+        with TOOL.drops_told(self._again):
+            sys.setprofile(self)
+            try:
+                fit()
+            finally:
+                sys.setprofile(None)
+                if collects:
+                    gc.enable()
+
+    def _again(self):
+        self.raised = False
+        sys.setprofile(self)  # Python took it off as it raised
 
 
 def calls_of(fit):

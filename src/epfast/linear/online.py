@@ -106,42 +106,34 @@ def _without_columns(
 ) -> tuple[NDArray[np.bool_], Array, Array]:
     """Whether cavities are proper, mean and variance of x.theta under them, (n,) each.
 
-    Sites are diagonal: one per row or minibatch, or one that the rows of a group share.
+    Sites are diagonal: one per row or minibatch.
     """
     n, copies = problem.shape[0], problem.copies()
-    factor = problem.groups
-    if factor is None:
-        factor = np.arange(n) // (problem.batch_size or 1)
+    factor = np.arange(n) // (problem.batch_size or 1)
     proper, mean, variance = np.empty(n, dtype=bool), np.empty(n), np.empty(n)
     for part in problem.slices():
-        rows, which = problem.data.X[part], factor[part]
+        rows = problem.data.X[part]
         if problem.sparse:
-            ends, columns, x = rows.indptr, rows.indices, rows.data
+            row = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
+            columns, x = rows.indices, rows.data
         else:
-            x = np.asarray(rows, dtype=np.float64)
-            ends = np.arange(len(x) + 1) * x.shape[1]
-            columns, x = np.tile(np.arange(x.shape[1]), len(x)), x.ravel()
-        lengths = np.diff(ends)
+            row, columns = np.indices(rows.shape).reshape(2, -1)
+            x = np.asarray(rows, dtype=np.float64).ravel()
         share: Any = 1.0
         if copies is not None and problem.batch_size is None:
-            share = np.repeat(1.0 / np.maximum(copies[part], 1.0), lengths)
-        entries = np.repeat(which, lengths), columns
-        precision = state.precision[columns] - share * _entries(sites.precision, *entries)
-        shift = state.shift[columns] - share * _entries(sites.shift, *entries)
+            share = 1.0 / np.maximum(copies[part], 1.0)[row]
+        entries = factor[part][row], columns
+        precision, shift = (
+            whole[columns] - share * np.asarray(site[entries]).ravel()
+            for whole, site in zip(state[:2], sites[:2], strict=True)
+        )
         with np.errstate(divide="ignore", invalid="ignore"):
-            parts = x * shift / precision, x * x / precision, ~(precision > 0.0) + 0.0
+            parts = x * shift / precision, x * x / precision, ~(precision > 0.0)
         mean[part], variance[part], bad = (
-            sparse.csr_array((values, columns, ends), rows.shape).sum(axis=1) for values in parts
+            np.bincount(row, values, rows.shape[0]) for values in parts
         )
         proper[part] = bad == 0.0
     return proper, mean, variance
-
-
-def _entries(array: Any, rows: NDArray[Any], columns: NDArray[Any]) -> Array:
-    """Entries of an array, or of a CSR matrix, where a column that a row lacks holds 0."""
-    if not hasattr(array, "indptr"):
-        return np.asarray(array[rows, columns])
-    return np.asarray(array[rows, columns]).ravel()
 
 
 def latent_of_rows(problem: LinearProblem, state: State) -> tuple[Array, Array]:
