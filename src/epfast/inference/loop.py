@@ -263,7 +263,11 @@ def run(
                         settled = 0.0 < schedule.tol >= max(moved, _lag(history, schedule))
                     impossible = evidence > engine.evidence_bound
                     converged = bool(settled and counts.refused == 0 and not impossible)
-                    if stopped or converged or counts.stuck or (settled and impossible):
+                    # all sites refused, and the posterior as it was: so it would be again
+                    stuck = counts.stuck or (
+                        counts.refused == engine.n_sites and moved == 0.0 and questions is None
+                    )
+                    if stopped or converged or stuck or (settled and impossible):
                         break
             reason = ""
             if converged:

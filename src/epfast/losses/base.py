@@ -57,6 +57,10 @@ NEVER_NEGATIVE = (
 #: those of margins that are convex
 CONVEX = ("logistic", "probit", "squared_hinge")
 
+#: Newton's steps to the peak of a likelihood, and the most of one in typical units of h: from the
+#: mean of counts, exp(h) reaches any count above 0 in these
+STEPS_TO_A_PEAK, MOST_OF_A_STEP = 100, 4.0
+
 
 @dataclass(frozen=True)
 class Loss:
@@ -164,6 +168,23 @@ class Loss:
         """Least and most of a parameter, in a search that begins with those of this loss."""
         value = float(getattr(self, name))
         return 1e-4 * value, 1e4 * value
+
+    def peaks(self, responses: Array) -> tuple[Array, Array, Array]:
+        """Where each log-concave t(h) is largest, log t there, and minus its second derivative.
+
+        Newton's steps find them, none longer than ``MOST_OF_A_STEP`` of the typical unit. (n,)
+        each; the last is 0 where t has no peak that they reach, as that of a label.
+        """
+        h, unit = self.typical(responses)
+        at = np.full(len(responses), h)
+        most = MOST_OF_A_STEP * unit
+        for _ in range(STEPS_TO_A_PEAK):
+            value, slope, curvature = self._at(at, responses, True)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                step = np.where(curvature > 0.0, -slope / curvature, 0.0)
+            at += np.clip(step, -most, most)
+        reached = (curvature > 0.0) & (np.abs(step) <= 1e-6 * np.maximum(unit, np.abs(at)))
+        return at, -self.beta * value, np.where(reached, self.beta * curvature, 0.0)
 
     def exact_sites(self, responses: Array) -> tuple[Array, Array] | None:
         """Value and variance of rows all of which are Gaussian in h, (n,) each; None: not all."""
