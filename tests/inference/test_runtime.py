@@ -2,8 +2,8 @@
 
 import itertools
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -95,26 +95,34 @@ def test_progress_of_a_fit_that_a_callback_ends():
 # ---- pace ----
 
 
-def test_calls_grow_until_they_take_as_long_as_they_may():
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that work moves, so that no other work of the machine does."""
+    clock = SimpleNamespace(now=0.0)
+    clock.perf_counter = lambda: clock.now
+    monkeypatch.setattr(runtime, "time", clock)
+    return clock
+
+
+def test_calls_grow_until_they_take_as_long_as_they_may(clock):
     counts = []
 
     def work(count):
         counts.append(count)
-        time.sleep(count * SECONDS_PER_CALL / 1000)
+        clock.now += count * SECONDS_PER_CALL / 1000
         return len(counts) < 6
 
     paced(work)
-    assert counts[:2] == [1, 16]
-    assert max(counts) <= 2000  # a call of twice the time, if the clock is rough
-    assert min(counts[2:]) > 16
+    assert counts[:3] == [1, 16, 256]  # 16 times as many, or what takes that long
+    assert counts[3:] == pytest.approx([1000] * 3, abs=1)
 
 
-def test_slow_work_goes_one_by_one():
+def test_slow_work_goes_one_by_one(clock):
     counts = []
 
     def work(count):
         counts.append(count)
-        time.sleep(SECONDS_PER_CALL * (1.1 if count > 1 else 0.3) + 0.02 * count)
+        clock.now += SECONDS_PER_CALL * (1.1 if count > 1 else 0.3)
         return len(counts) < 5
 
     paced(work)
