@@ -131,8 +131,3 @@ def test_private_names_stay_in_their_file(module):
 
 def is_private(name):
     return name.startswith("_") and not name.endswith("__")
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_are_short(path):
-    assert len(path.read_text().splitlines()) <= 500
