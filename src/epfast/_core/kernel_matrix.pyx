@@ -3,7 +3,7 @@
 The lower triangle of C rows holds the kernel matrix K; its diagonal stands apart. The rest, by
 columns the lower triangle with the diagonal, is work space for B = I + S K S with S = diag(tau)^1/2
 (Rasmussen & Williams 2006, eq. 3.26), its Cholesky factor and inverse, and in the end holds the
-lower triangle of one of
+lower triangle of the Cholesky factor of B or of one of
 
     R = (K + diag(tau)^-1)^-1,      Sigma = (K^-1 + diag(tau))^-1 = K - K R K.
 
@@ -423,6 +423,17 @@ cdef class KernelMatrix:
                     q[i] += self.work[(2 * part + 1) * n + i]
 
     # ---- moments ----
+
+    def factor(self, const double[::1] tau not None):
+        """The Cholesky factor of B, of the sites with tau > 0. O(n^3 / 3)
+
+        Whether B is positive definite.
+        """
+        cdef int info
+        long_enough("tau", tau.shape[0], self.n)
+        with nogil:
+            info = self.factor_of_b(&tau[0])
+        return info == 0
 
     def marginals(
         self, const double[::1] tau not None, const double[::1] nu not None,

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import linalg
 
 from epfast import _checks
-from epfast._arrays import Array
+from epfast._arrays import Array, slices
 from epfast.inference.posterior import Posterior, shifted
 
 #: arguments that moved, with their new spelling
@@ -36,6 +36,32 @@ def matrices_of(dK: Any, shape: tuple[int, int]) -> Iterable[Any]:
         n, m = shape
         raise ValueError(f"dK has shape {given.shape}; allowed: ({n}, {m}), or (p, {n}, {m})")
     return given[None] if given.ndim == 2 else given
+
+
+def kernel_rows(packed: Array, diagonal: Array, which: NDArray[np.intp]) -> Array:
+    """Rows of K, (k, n), of which ``packed`` has what is below the diagonal."""
+    columns, at = np.arange(len(diagonal)), which[:, None]
+    K = np.where(columns < at, packed[which], packed[:, which].T)
+    K[np.arange(len(which)), which] = diagonal[which]
+    return K
+
+
+def contracted(alpha: Array, R: Array, dK: Any) -> float:
+    """alpha' dK alpha / 2 - tr(R dK) / 2, of the upper triangle of R."""
+    n = len(alpha)
+    given = _checks.array("dK", dK, shape=(n, n))
+    total = 0.0
+    for part in slices(n):
+        weight = np.multiply.outer(alpha[part], alpha[part.start :])
+        weight -= R[part, part.start :]
+        size = len(weight)
+        # entries above the diagonal count twice
+        weight[:, size:] *= 2.0
+        weight[:, :size] = np.triu(2.0 * weight[:, :size], 1) + np.diag(np.diag(weight))
+        total += float(np.vdot(weight, given[part, part.start :]))
+    if not np.isfinite(total):
+        raise ValueError("dK overflows; allowed: moderate numbers")
+    return 0.5 * total
 
 
 def missing() -> TypeError:
