@@ -17,6 +17,7 @@ which exists iff C is positive definite. R = diag(tau) - diag(tau) Sigma diag(ta
 
 import numpy as np
 
+from libc.float cimport DBL_EPSILON
 from libc.math cimport NAN, isnan, log, sqrt
 from libc.string cimport memset
 
@@ -316,15 +317,27 @@ cdef class KernelMatrix:
             self.W[k, i] = column[i]
 
     cdef int factor_of_b(self, const double *tau) except -1 nogil:
-        """root = max(tau, 0)^1/2 and the Cholesky factor of B. Not 0: B is not positive."""
+        """root = max(tau, 0)^1/2 and the Cholesky factor of B. Not 0: B is not positive.
+
+        B is above the identity. Where rounding of S K S says otherwise, the diagonal is raised by
+        as much as that rounding: 2, 8, 32, 128 units in the last place of its largest entry.
+        """
         cdef ptrdiff_t i, n = self.n
+        cdef int attempt, info = 0
         cdef double *W = &self.W[0, 0]
+        cdef double largest = 0.0, raised = 0.0
         for i in range(n):
             self.root[i] = sqrt(tau[i]) if tau[i] > 0.0 else 0.0
-        self.fill()
-        for i in range(n):
-            W[i * n + i] = 1.0 + self.root[i] * self.root[i] * self.diag[i]
-        return factorize(W, n, self.crew)
+            largest = max(largest, self.root[i] * self.root[i] * self.diag[i])
+        for attempt in range(5):
+            self.fill()
+            for i in range(n):
+                W[i * n + i] = 1.0 + self.root[i] * self.root[i] * self.diag[i] + raised
+            info = factorize(W, n, self.crew)
+            if info == 0:
+                break
+            raised = max(2.0 * DBL_EPSILON * largest, 4.0 * raised)
+        return info
 
     cdef void alpha_of(self, const double *nu, double *alpha, double *work) noexcept nogil:
         """alpha = nu - S B^-1 S K nu, from the factor of B: K^-1 times the posterior mean.

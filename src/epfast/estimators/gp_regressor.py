@@ -189,7 +189,8 @@ class GPRegressor(ProcessModel, LatentRegressor):
         parameters = Parameters.of(whole, learn, responses, weights, False)
         kept = parameters.loss.with_offset(shifts is not None)
         parameters = parameters._replace(loss=kept)
-        kernel = kernel_of(self.kernel, rows, unit)
+        far = whole.exact_sites(responses) is not None
+        kernel = kernel_of(self.kernel, rows, unit, far)
         problems = self._processes(kernel, [given], weights, shifts, parameters)
         problem = problems[0]
         if isinstance(problem, BinaryProcess):

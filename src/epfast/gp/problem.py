@@ -77,8 +77,12 @@ class GPProblem(NamedTuple):
         return None if self.weights is None else np.ascontiguousarray(self.weights[which])
 
     def exact_sites(self) -> Sites | None:
-        """The sites where all factors are Gaussian, as EP has them; None where they are not."""
-        if self.scheme is None or not self.scheme.integrates or self.scheme.relaxes:
+        """The sites where all factors are Gaussian, as EP has them; None where they are not.
+
+        None, too, for a fixed number of sweeps, which are made as asked.
+        """
+        scheme, schedule = self.scheme, getattr(self.schedule, "start", self.schedule)
+        if scheme is None or not scheme.integrates or scheme.relaxes or schedule.tol == 0.0:
             return None
         return exact_sites(self.loss, self.y, self.weights)
 
