@@ -257,6 +257,9 @@ class GPRegressor(ProcessModel, LatentRegressor):
         mean, variance = self._latents(rows)[0]
         return mean + self.mean_, variance
 
+    def _latent_mean(self, rows: Any) -> Array:
+        return self._means(rows)[0] + self.mean_
+
     def _draws(self, rows: Any, size: int, rng: np.random.Generator, offset: Any) -> Array:
         ((post, kernel, K_star),) = self._cross(rows)
         assert isinstance(post, GPPosterior | LowRankGPPosterior)

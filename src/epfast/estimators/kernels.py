@@ -81,6 +81,9 @@ class Distances:
     def __init__(self, X: Array) -> None:
         self.X = X
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"X": self.X}
+
     @cached_property
     def squares(self) -> Array:
         """(n (n - 1) / 2,), as pdist orders them."""

@@ -159,7 +159,9 @@ class GPPosterior(ProcessPosterior):
     def _other_matrix(self, covariance: bool = False) -> Array:
         """(n, n), the upper triangle of R, or of the covariance. O(n^3)."""
         kernel = KernelMatrix(self.packed.copy(), self.diagonal)
-        if moments_of(kernel, self.state.sites, covariance, marginals=False) is None:
+        proper = self.problem.exact_sites() is not None
+        sites = self.state.sites
+        if moments_of(kernel, sites, covariance, marginals=False, proper=proper) is None:
             raise improper(self.state.sites.precision, self.diagonal)
         return kernel.array
 

@@ -89,6 +89,10 @@ class ProcessPosterior(Posterior):
         """Mean and variance of the process at new inputs."""
         raise NotImplementedError
 
+    def predict_mean(self, K_star: ArrayLike) -> Array:
+        """Mean of the process at new inputs, as of :meth:`predict_latent`, without its variance."""
+        raise NotImplementedError
+
     def sample_latent(
         self,
         K_star: ArrayLike,
@@ -175,6 +179,10 @@ class ProcessPosterior(Posterior):
     ) -> Array:
         """Predict y at new inputs: the label for classes, else the mean of y.
 
+        From the mean of the process alone, O(n) each, where that decides: labels of a likelihood
+        that rises with the margin, and y in the unit of the process. Elsewhere, as for counts, the
+        mean of y depends on the variance too.
+
         Parameters
         ----------
         K_star, k_star_diag
@@ -186,7 +194,12 @@ class ProcessPosterior(Posterior):
         -------
         ndarray of shape (m,)
         """
-        return self.known_loss().predict(*self._shifted_latent(K_star, k_star_diag, offset))
+        loss = self.known_loss()
+        if loss.needs_variance or k_star_diag is None:
+            return loss.predict(*self._shifted_latent(K_star, k_star_diag, offset))
+        mean = self.predict_mean(K_star)
+        prior_at("k_star_diag", k_star_diag, len(mean), False)
+        return loss.predict(shifted(mean, offset, len(mean)), np.full(len(mean), np.nan))
 
     def predict_variance(
         self,

@@ -151,12 +151,14 @@ def moments_of(
     marginals: bool = True,
     offset: Array | None = None,
     small: float = SMALL,
+    proper: bool = False,
 ) -> Moments | None:
     """Moments from the sites; None if the posterior is improper. O(n^3).
 
     The other triangle of the array then holds the covariance if it is asked for; else R, or nothing
     if marginals are enough. offset: the prior mean, None: 0. small: as
-    :meth:`KernelMatrix.covariance` has it.
+    :meth:`KernelMatrix.covariance` has it. proper: whether a variance below 0 is rounding, which
+    becomes 0.
     """
     alpha, mean, variance = np.empty((3, len(sites.shift)))
     cheap = marginals and not covariance and (sites.precision >= 0.0).all()
@@ -166,6 +168,8 @@ def moments_of(
     log_determinant = fit(sites.precision, shift, alpha, mean, variance)
     if offset is not None:
         mean += offset
+    if proper:
+        np.maximum(variance, 0.0, out=variance)
     if not (np.isfinite(log_determinant) and (variance >= 0.0).all()):
         return None
     if covariance:
@@ -258,7 +262,10 @@ class ProcessEngine:
                     "observations"
                 )
         if self.exact is not None:
-            moments = self._moments(self.exact, covariance=False, marginals=False)
+            moments = moments_of(
+                self.kernel, self.exact, False, False, self.offset, proper=True
+            )
+            self._r_in_array = moments
             if moments is None:
                 raise self._improper(self.exact)
             return ProcessState(
