@@ -3,7 +3,7 @@
 The lower triangle of C rows holds the kernel matrix K; its diagonal stands apart. The rest, by
 columns the lower triangle with the diagonal, is work space for B = I + S K S with S = diag(tau)^1/2
 (Rasmussen & Williams 2006, eq. 3.26), its Cholesky factor and inverse, and in the end holds the
-lower triangle of one of
+lower triangle of the Cholesky factor of B or of one of
 
     R = (K + diag(tau)^-1)^-1,      Sigma = (K^-1 + diag(tau))^-1 = K - K R K.
 
@@ -17,6 +17,7 @@ which exists iff C is positive definite. R = diag(tau) - diag(tau) Sigma diag(ta
 
 import numpy as np
 
+from libc.float cimport DBL_EPSILON
 from libc.math cimport NAN, isnan, log, sqrt
 from libc.string cimport memset
 
@@ -316,15 +317,27 @@ cdef class KernelMatrix:
             self.W[k, i] = column[i]
 
     cdef int factor_of_b(self, const double *tau) except -1 nogil:
-        """root = max(tau, 0)^1/2 and the Cholesky factor of B. Not 0: B is not positive."""
+        """root = max(tau, 0)^1/2 and the Cholesky factor of B. Not 0: B is not positive.
+
+        B is above the identity. Where rounding of S K S says otherwise, the diagonal is raised by
+        as much as that rounding: 2, 8, 32, 128 units in the last place of its largest entry.
+        """
         cdef ptrdiff_t i, n = self.n
+        cdef int attempt, info = 0
         cdef double *W = &self.W[0, 0]
+        cdef double largest = 0.0, raised = 0.0
         for i in range(n):
             self.root[i] = sqrt(tau[i]) if tau[i] > 0.0 else 0.0
-        self.fill()
-        for i in range(n):
-            W[i * n + i] = 1.0 + self.root[i] * self.root[i] * self.diag[i]
-        return factorize(W, n, self.crew)
+            largest = max(largest, self.root[i] * self.root[i] * self.diag[i])
+        for attempt in range(5):
+            self.fill()
+            for i in range(n):
+                W[i * n + i] = 1.0 + self.root[i] * self.root[i] * self.diag[i] + raised
+            info = factorize(W, n, self.crew)
+            if info == 0:
+                break
+            raised = max(2.0 * DBL_EPSILON * largest, 4.0 * raised)
+        return info
 
     cdef void alpha_of(self, const double *nu, double *alpha, double *work) noexcept nogil:
         """alpha = nu - S B^-1 S K nu, from the factor of B: K^-1 times the posterior mean.
@@ -423,6 +436,17 @@ cdef class KernelMatrix:
                     q[i] += self.work[(2 * part + 1) * n + i]
 
     # ---- moments ----
+
+    def factor(self, const double[::1] tau not None):
+        """The Cholesky factor of B, of the sites with tau > 0. O(n^3 / 3)
+
+        Whether B is positive definite.
+        """
+        cdef int info
+        long_enough("tau", tau.shape[0], self.n)
+        with nogil:
+            info = self.factor_of_b(&tau[0])
+        return info == 0
 
     def marginals(
         self, const double[::1] tau not None, const double[::1] nu not None,

@@ -189,7 +189,8 @@ class GPRegressor(ProcessModel, LatentRegressor):
         parameters = Parameters.of(whole, learn, responses, weights, False)
         kept = parameters.loss.with_offset(shifts is not None)
         parameters = parameters._replace(loss=kept)
-        kernel = kernel_of(self.kernel, rows, unit)
+        far = whole.exact_sites(responses) is not None
+        kernel = kernel_of(self.kernel, rows, unit, far)
         problems = self._processes(kernel, [given], weights, shifts, parameters)
         problem = problems[0]
         if isinstance(problem, BinaryProcess):
@@ -255,6 +256,9 @@ class GPRegressor(ProcessModel, LatentRegressor):
     def _latent(self, rows: Any) -> tuple[Array, Array]:
         mean, variance = self._latents(rows)[0]
         return mean + self.mean_, variance
+
+    def _latent_mean(self, rows: Any) -> Array:
+        return self._means(rows)[0] + self.mean_
 
     def _draws(self, rows: Any, size: int, rng: np.random.Generator, offset: Any) -> Array:
         ((post, kernel, K_star),) = self._cross(rows)

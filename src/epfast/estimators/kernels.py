@@ -20,34 +20,39 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, Matern
 
 #: bounds of the default kernel's variance, and where its search starts
 VARIANCES, VARIANCE = (1e-2, 1e5), 4.0
+#: largest length scale over the largest distance; with Gaussian noise, whose evidence is exact, this
+#: and the largest variance reach so far that a kernel may be that of a line, to the noise
+REACH, FAR_REACH, FAR_VARIANCE = 10.0, 1e3, 1e7
 #: length scales at which searches with the default kernel start, over the median distance
 LADDER = (0.25, 1.0, 4.0)
 #: rows from which the default kernel's bounds are taken
 ROWS = 1000
 
 
-def default_kernel(X: Array, unit: float = 1.0) -> Any:
+def default_kernel(X: Array, unit: float = 1.0, far: bool = False) -> Any:
     """A variance times an RBF of one length scale, with bounds from the rows.
 
     The length scale lies between a tenth of the distance that a tenth of the pairs fall below and
     ten times the largest distance; the search starts at the median distance. unit: of the values.
+    far: whether noise is Gaussian.
     """
     rows = X if len(X) <= ROWS else X[np.linspace(0, len(X) - 1, ROWS).astype(np.intp)]
     distances = pdist(rows)
     distances = distances[(distances > 0.0) & np.isfinite(distances)]
-    low, middle, high = 0.1, 1.0, 10.0
+    reach, most = (FAR_REACH, FAR_VARIANCE) if far else (REACH, VARIANCES[1])
+    low, middle, high = 0.1, 1.0, reach
     if distances.size:
         low, middle = np.quantile(distances, [0.1, 0.5]) * (0.1, 1.0)
-        high = 10.0 * distances.max()
+        high = reach * distances.max()
     square = unit**2
-    bounds = VARIANCES[0] * square, VARIANCES[1] * square
+    bounds = VARIANCES[0] * square, most * square
     return ConstantKernel(VARIANCE * square, bounds) * RBF(float(middle), (float(low), float(high)))
 
 
-def kernel_of(given: Any, X: Array, unit: float = 1.0) -> Any:
+def kernel_of(given: Any, X: Array, unit: float = 1.0, far: bool = False) -> Any:
     """A kernel of its own for a fit: a copy of the one given, or the default one."""
     if given is None:
-        return default_kernel(X, unit)
+        return default_kernel(X, unit, far)
     if not isinstance(given, Kernel):
         raise TypeError(
             f"kernel is {_checks.describe(given)}; allowed: a kernel of "
@@ -75,6 +80,9 @@ class Distances:
 
     def __init__(self, X: Array) -> None:
         self.X = X
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"X": self.X}
 
     @cached_property
     def squares(self) -> Array:

@@ -33,6 +33,8 @@ from sklearn.utils import check_random_state  # isort: skip
 
 #: an error of the sites changes the evidence to second order only
 SCHEDULE = EP(sweeps=200, tol=1e-6)
+#: values of a kernel at a time in predictions, 2 MB: scikit-learn's kernels hold some four arrays
+NUMBERS = 1 << 18
 Posterior = GPPosterior | LatentGPPosterior | LowRankGPPosterior
 
 
@@ -205,10 +207,30 @@ class ProcessModel:
         return [post for post, _ in found]
 
     def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
-        return [
-            post.predict_latent(K_star, kernel.diag(rows))
-            for post, kernel, K_star in self._cross(rows)
+        pieces = [
+            [
+                post.predict_latent(K_star, kernel.diag(some))
+                for post, kernel, K_star in self._cross(some)
+            ]
+            for some in self._blocks(rows)
         ]
+        return [
+            (np.concatenate([m for m, _ in mine]), np.concatenate([v for _, v in mine]))
+            for mine in zip(*pieces, strict=True)
+        ]
+
+    def _means(self, rows: Any) -> list[Array]:
+        """Of every posterior, the first of what :meth:`_latents` gives, O(n) a row."""
+        pieces = [
+            [post.predict_mean(K_star) for post, _, K_star in self._cross(some)]
+            for some in self._blocks(rows)
+        ]
+        return [np.concatenate(mine) for mine in zip(*pieces, strict=True)]
+
+    def _blocks(self, rows: Any) -> Iterator[Any]:
+        """Rows, as many at a time as have about NUMBERS values of the kernel."""
+        step = max(1, NUMBERS // len(self.X_train_))
+        return (rows[first : first + step] for first in range(0, len(rows), step))
 
     def _cross(self, rows: Array) -> Iterator[tuple[Posterior, Any, Array]]:
         """Each posterior, its kernel, and the kernel of new inputs with those it needs."""

@@ -26,9 +26,10 @@ from epfast.gp import (
     fit_problem,
     incomplete_cholesky,
 )
-from epfast.gp.certificate import ROUNDING, trusted
+from epfast.gp.certificate import trusted
 from epfast.gp.factor import factor_at
 from epfast.gp.fit import choose, unfitted
+from epfast.gp.prediction import contracted
 from epfast.gp.problem import kernel_at_door
 from epfast.inference import FAILURES
 from epfast.inference.runtime import at_work, crew_of, one_blas_thread
@@ -133,7 +134,7 @@ class BinaryProcess(NamedTuple):
         ours = self.process._replace(loss=loss)
         shape = None if checked else Stationary.of(kernel)
         if shape is not None:
-            return self._shaped(shape, ours)
+            return self._shaped(shape, ours, gradient)
         if gradient:
             K, dK = kernel(self.X, eval_gradient=True)
         else:
@@ -150,22 +151,24 @@ class BinaryProcess(NamedTuple):
             process.kernel.crew = self.crew
 
         def fit(schedule: Any, start: Any) -> GPPosterior:
-            return fit_problem(process._replace(schedule=schedule), start, stacklevel=None)
+            ours = process._replace(schedule=schedule)
+            return fit_problem(ours, start, stacklevel=None, slopes=gradient)
 
         def slope(post: GPPosterior) -> Array:
-            by_kernel = post.log_evidence_gradient(dK[:, :, k] for k in range(dK.shape[2]))
-            return with_slopes(self, by_kernel, post)
+            by_kernel = [contracted(post.alpha, K, dK[:, :, k]) for k in range(dK.shape[2])]
+            return with_slopes(self, np.array(by_kernel), post)
 
         return Point(fit, slope)
 
-    def _shaped(self, shape: Stationary, ours: GPProblem) -> Point:
+    def _shaped(self, shape: Stationary, ours: GPProblem, gradient: bool) -> Point:
         """As :meth:`at`, from the distances of the rows."""
         with self.at_work():
             matrix = shape.matrix(len(self.X), self.distances, self.jitter, self.crew)
         process = ours._replace(kernel=matrix)
 
         def fit(schedule: Any, start: Any) -> GPPosterior:
-            return fit_problem(process._replace(schedule=schedule), start, stacklevel=None)
+            ours = process._replace(schedule=schedule)
+            return fit_problem(ours, start, stacklevel=None, slopes=gradient)
 
         def slope(post: GPPosterior) -> Array:
             with self.at_work():
@@ -381,9 +384,9 @@ def fitted(
         if trusted(post):
             return post, True
         first = post if first is None else first
-        if getattr(post, "rounding", 0.0) > ROUNDING:
-            # no other path to this fixed point has more digits
-            break
+    if isinstance(first, GPPosterior):
+        # later fits had its array
+        first.__dict__.pop("packed", None)
     if first is None:
         assert failure is not None
         raise failure

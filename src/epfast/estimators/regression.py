@@ -53,6 +53,10 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
         """Mean and variance of the latent values, (n,) each, without the user's offset."""
         raise NotImplementedError
 
+    def _latent_mean(self, rows: Any) -> Array:
+        """The first of what :meth:`_latent` gives."""
+        return self._latent(rows)[0]
+
     def _draws(self, rows: Any, size: int, rng: np.random.Generator, offset: Any) -> Array:
         """Draws of y, (size, n)."""
         raise NotImplementedError
@@ -79,6 +83,9 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
     ) -> Any:
         """Predictive mean of y: integrated over the posterior.
 
+        Where y has the unit of the latent values it is their mean, up to a constant; elsewhere, as
+        for counts, it depends on their variances.
+
         Parameters
         ----------
         X : array_like of shape (n, d)
@@ -94,9 +101,12 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
             The most probable class for ordered classes. NaN where there is no mean.
         std : ndarray of shape (n,), only if ``return_std``
         """
+        if not (_checks.flag("return_std", return_std) or self.loss_.needs_variance):
+            mean = self._latent_mean(self._rows(X))
+            return self.loss_.predict(shifted(mean, offset, len(mean)), np.full(len(mean), np.nan))
         latent = self.predict_latent(X, offset)
         mean = self.loss_.predict(*latent)
-        if not _checks.flag("return_std", return_std):
+        if not return_std:
             return mean
         return mean, np.sqrt(self.loss_.predict_variance(*latent))
 

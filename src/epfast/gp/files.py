@@ -11,10 +11,13 @@ from scipy import linalg
 from epfast import _checks
 from epfast._arrays import Array, slices
 from epfast.gp.factor import LowRankFactor
+from epfast.gp.prediction import kernel_rows
 from epfast.inference import Sites
 from epfast.inference.files import ROUNDING, agree
 from epfast.linear.engines.kernel import Moments, log_evidence
 
+#: inputs of the fit at which the variance is predicted
+WATCHED = 16
 #: arrays of a factor of low rank
 FACTOR = ("G", "pivots", "residual", "traces")
 
@@ -34,8 +37,8 @@ def kernel_of(packed: Array, diagonal: Array) -> None:
 def moments(found: Moments, sites: Sites, packed: Array, diagonal: Array) -> None:
     """Refuse moments that contradict sites and kernel, or overflow. O(n^2).
 
-    mean = K alpha, alpha = shift - precision mean, R = S - S Sigma S on the diagonal, and
-    R (I + K S) = S times a random vector, with S the precision of the sites.
+    mean = K alpha, alpha = shift - precision mean, and L L' = I + S K S times a random vector, with
+    S the root of the precisions that are not negative.
     """
     alpha, mean, variance, log_determinant = found
     tau, nu = sites.precision, sites.shift
@@ -51,13 +54,14 @@ def moments(found: Moments, sites: Sites, packed: Array, diagonal: Array) -> Non
     root = np.sqrt(diagonal)
     size = root * (root @ np.abs(alpha))
     agree("mean", mean, _kernel_times(packed, diagonal, alpha), slack * size)
-    corner = np.diag(packed)
-    size = np.abs(tau) + np.abs(corner) + tau**2 * variance
-    agree("packed", corner, tau - tau**2 * variance, slack * size)
+    if not (np.diag(packed) > 0.0).all():
+        raise ValueError("packed holds a factor without a positive diagonal")
     v = np.random.default_rng(0).standard_normal(len(tau))
-    times = v + _kernel_times(packed, diagonal, tau * v)
-    size = _row_norms(packed) * np.linalg.norm(times) + np.abs(tau * v)
-    agree("packed", linalg.blas.dsymv(1.0, packed.T, times, lower=1), tau * v, slack * size)
+    of_sites = np.sqrt(np.maximum(tau, 0.0))
+    wanted = v + of_sites * _kernel_times(packed, diagonal, of_sites * v)
+    times = linalg.blas.dtrmv(packed.T, v, lower=1, trans=1)
+    size = np.sqrt(1.0 + of_sites**2 * diagonal) * np.linalg.norm(times)
+    agree("packed", linalg.blas.dtrmv(packed.T, times, lower=1), wanted, slack * size)
     if (tau >= 0.0).all():
         most = np.log1p(diagonal * tau).sum()
         if not -ROUNDING * (1.0 + most) <= log_determinant <= (1.0 + ROUNDING) * most + ROUNDING:
@@ -74,14 +78,13 @@ def _kernel_times(packed: Array, diagonal: Array, v: Array) -> Array:
     return np.asarray(result)
 
 
-def _row_norms(upper: Array) -> Array:
-    """Norms of the rows of a symmetric matrix with this upper triangle, up to a factor of 2."""
-    squares = np.zeros(len(upper))
-    for part in slices(len(upper)):
-        block = np.triu(upper[part], part.start) ** 2
-        squares[part] += block.sum(axis=1)
-        squares += block.sum(axis=0)
-    return np.sqrt(squares)
+def variances(post: Any) -> None:
+    """Refuse variances that are not those which the posterior predicts at its inputs. O(n^2)."""
+    n = len(post.variance)
+    some = np.unique(np.linspace(0, n - 1, WATCHED).astype(np.intp))
+    prior = post.diagonal[some]
+    found = post.predict_latent(kernel_rows(post.packed, post.diagonal, some), prior)[1]
+    agree("variance", post.variance[some], found, found + 1e-3 * prior)
 
 
 def factor(arrays: dict[str, Array]) -> LowRankFactor:

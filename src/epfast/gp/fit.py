@@ -305,12 +305,14 @@ def fit_problem(
     threads: int | None = None,
     stacklevel: int | None = 3,
     check: bool = False,
+    slopes: bool = False,
 ) -> GPPosterior:
     """Run a problem whose parts are legal and checked; see :func:`epfast.fit_gp`.
 
     threads: how many share the work; None: the crew of the kernel, or what BLAS has. stacklevel: of
     warnings; None: none (:func:`warn_of_process` gives them later). check: its kernel is yet to be
-    tested for positive eigenvalues, O(n^3 / 3), and the start may be dropped.
+    tested for positive eigenvalues, O(n^3 / 3), and the start may be dropped. slopes: the array of
+    the kernel is left with R, for gradients by it, and what predictions need is yet to be computed.
     """
     schedule = problem.schedule
 
@@ -321,7 +323,10 @@ def fit_problem(
         post = GPPosterior(
             state, problem, fit.converged, fit.history, moments, kernel.array, kernel.diagonal
         )
-        return replace(post, converged=False) if post.converged and broken(post) else post
+        post = replace(post, converged=False) if post.converged and broken(post) else post
+        if slopes or not kernel.factor(state.sites.precision):
+            del post.__dict__["packed"]
+        return post
 
     def told(post: GPPosterior, stopped: bool) -> GPPosterior:
         # who stops a descent knows that it has not ended
@@ -347,7 +352,7 @@ def fit_problem(
                 check_positive(problem.kernel)
             guess = check and is_guess(start, problem)
             if not isinstance(schedule, DoubleLoop):
-                engine = ProcessEngine(problem)
+                engine = ProcessEngine(problem, exact=problem.exact_sites())
                 fit = run_from(engine, schedule, start, guess=guess, **arguments)
                 post = result(fit)
                 if problem.scheme.polish and not fit.stopped:
@@ -440,7 +445,7 @@ def _first_sweeps(
 ) -> Fit | None:
     """The sweeps before a descent; None if overflow or rounding ended them."""
     schedule = problem.schedule.start
-    engine = ProcessEngine(problem._replace(schedule=schedule))
+    engine = ProcessEngine(problem._replace(schedule=schedule), exact=problem.exact_sites())
     try:
         return run_from(engine, schedule, start, guess=guess, **arguments)
     except FloatingPointError:

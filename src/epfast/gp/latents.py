@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
@@ -18,7 +18,7 @@ from epfast.gp import files
 from epfast.gp.checking import root_of
 from epfast.gp.engines.latents import LatentGPState, LatentProcessEngine, evidence_of, one_of
 from epfast.gp.posterior import GPPosterior
-from epfast.gp.prediction import ProcessPosterior, draws_of, matrices_of
+from epfast.gp.prediction import ProcessPosterior, contracted, draws_of, matrices_of
 from epfast.gp.problem import kernel_at_door
 from epfast.inference import (
     Fit,
@@ -100,7 +100,7 @@ class LatentGPPosterior(ProcessPosterior):
     problem: LatentGPProblem = field(repr=False)
     converged: bool
     history: list[SweepInfo] = field(repr=False)
-    #: (n, n) of each latent: below the diagonal K, the rest R = (K + 1 / precision)^-1
+    #: (n, n) of each latent, as of a GPPosterior
     packed: tuple[Array, ...] = field(repr=False)
     #: (n,) of each latent, the diagonal of K
     diagonals: tuple[Array, ...] = field(repr=False)
@@ -108,7 +108,8 @@ class LatentGPPosterior(ProcessPosterior):
     kind: ClassVar[str] = "latent_processes"
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"problem": self.problem._replace(kernel=None, common=None)}
+        own = {one.name: getattr(self, one.name) for one in fields(self)}
+        return own | {"problem": self.problem._replace(kernel=None, common=None)}
 
     @cached_property
     def parts(self) -> tuple[GPPosterior, ...]:
@@ -198,14 +199,13 @@ class LatentGPPosterior(ProcessPosterior):
         """
         learning.note_residual(self.residual)
         n = self.problem.n
-        found = np.sum(
+        known = [(part.alpha, part._other_matrix()) for part in self.parts]
+        return np.array(
             [
-                [part.contracted(matrix) for part in self.parts]
+                sum(contracted(*one, matrix) for one in known)
                 for matrix in matrices_of(dK, (n, n))
-            ],
-            axis=1,
+            ]
         )
-        return np.asarray(found)
 
     def log_likelihood(self, draws: ArrayLike) -> Array:
         """Log likelihood of each observation at draws (k, C, n) of :meth:`sample`, (k, n)."""
@@ -396,6 +396,8 @@ def fit_latent_process(
     kernels = problem.kernel
 
     def result(fit: Fit) -> LatentGPPosterior:
+        for k, kernel in enumerate(kernels):
+            kernel.factor(one_of(fit.state.sites, k).precision)
         arrays = tuple(kernel.array for kernel in kernels)
         diagonals = tuple(kernel.diagonal for kernel in kernels)
         return LatentGPPosterior(fit.state, problem, fit.converged, fit.history, arrays, diagonals)
@@ -446,7 +448,7 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
         None, y, loss, schemes.restore(header["scheme"]), restore_schedule(header["schedule"], None)
     )
     sweeps = _checks.integer("sweeps", header["sweeps"], least=0)
-    return LatentGPPosterior(
+    post = LatentGPPosterior(
         LatentGPState(sites, sweeps, now),
         problem,
         restore_flag(header, "converged"),
@@ -454,3 +456,6 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
         tuple(packed),
         tuple(diagonal),
     )
+    for part in post.parts:
+        files.variances(part)
+    return post

@@ -241,18 +241,45 @@ class LowRankGPPosterior(ProcessPosterior):
         triangle = self.factor.G[self.pivots]
         if joint:
             some = self._rows_of_factor(triangle, rows)
-            covariance = some @ self.weights.covariance @ some.T
+            half = linalg.solve_triangular(self._root, some.T, lower=True, check_finite=False)
+            covariance = half.T @ half
             if prior is not None:
                 covariance += prior - some @ some.T
             return some @ self.weights.mean, 0.5 * covariance + 0.5 * covariance.T
         mean, variance = np.empty((2, len(rows)))
+        root = self._root
         for part in row_chunks(rows):
             some = self._rows_of_factor(triangle, rows[part])
-            mean[part], variance[part] = self.weights.predict_latent(some)
+            mean[part] = some @ self.weights.mean
+            half = linalg.solve_triangular(root, some.T, lower=True, check_finite=False)
+            variance[part] = np.einsum("ij,ij->j", half, half)
             if prior is not None:
                 # clip rounding errors at 0
                 variance[part] += np.maximum(prior[part] - np.einsum("ij,ij->i", some, some), 0.0)
         return mean, variance
+
+    def predict_mean(self, K_star: ArrayLike) -> Array:
+        """Mean of the process at new inputs, without its variance; O(r^2) each.
+
+        Parameters
+        ----------
+        K_star : array_like of shape (m, r)
+            As in :meth:`predict_latent`.
+
+        Returns
+        -------
+        ndarray of shape (m,)
+        """
+        rows = _checks.array("K_star", K_star, shape=(None, self.rank))
+        triangle, mean = self.factor.G[self.pivots], np.empty(len(rows))
+        for part in row_chunks(rows):
+            mean[part] = self._rows_of_factor(triangle, rows[part]) @ self.weights.mean
+        return mean
+
+    @cached_property
+    def _root(self) -> Array:
+        """(r, r), the Cholesky factor of the posterior precision of the weights. O(r^3), once."""
+        return np.asarray(linalg.cholesky(self.weights.precision, lower=True))
 
     @staticmethod
     def _rows_of_factor(triangle: Array, kernel: Array) -> Array:

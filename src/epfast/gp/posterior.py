@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import linalg
 
 from epfast import _checks, schemes
 from epfast._arrays import Array, slices, symmetric_from_upper
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gp import files
-from epfast.gp.certificate import SHARE_OF_VARIANCES, rounding_gap, variance_gap
 from epfast.gp.checking import SiteProposal, root_of
-from epfast.gp.prediction import MOVED, ProcessPosterior, draws_of, matrices_of, missing, prior_at
+from epfast.gp.prediction import (
+    MOVED,
+    ProcessPosterior,
+    contracted,
+    draws_of,
+    kernel_rows,
+    matrices_of,
+    missing,
+    prior_at,
+)
 from epfast.gp.problem import GPProblem
 from epfast.gp.relaxed import RelaxedEnergies, relaxed_energies
 from epfast.inference import SweepInfo, learning
@@ -84,7 +92,8 @@ class GPPosterior(ProcessPosterior):
     history: list[SweepInfo] = field(repr=False)
     #: alpha, mean, variance and log det(I + K precision)
     moments: Moments = field(repr=False)
-    #: (n, n): below the diagonal K, the rest R = (K + 1 / precision)^-1
+    #: (n, n): below the diagonal K, the rest the Cholesky factor of B = I + S K S by columns, with
+    #: S the root of the precisions, 0 where these are negative
     packed: Array = field(repr=False)
     #: (n,), the diagonal of K
     diagonal: Array = field(repr=False)
@@ -92,16 +101,16 @@ class GPPosterior(ProcessPosterior):
     kind: ClassVar[str] = "process"
 
     def __getstate__(self) -> dict[str, Any]:
-        whole = {"packed": self.packed, "problem": self.problem._replace(kernel=None)}
-        return self.__dict__ | whole
+        # n^2 numbers: what was computed from them later is computed again
+        own = {one.name: getattr(self, one.name) for one in fields(self)}
+        return own | {"problem": self.problem._replace(kernel=None)}
 
     def __getattr__(self, name: str) -> Any:
-        """The matrix that an interrupted fit had no time for. O(n^3), once."""
+        """The matrix that a fit had no time for, or used for another one. O(n^3), once."""
         kernel = self.__dict__["problem"].kernel if name == "packed" and self.__dict__ else None
         if kernel is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        moments = moments_of(kernel, self.state.sites, covariance=False, marginals=False)
-        if moments is None:
+        if not kernel.factor(self.state.sites.precision):
             raise improper(self.state.sites.precision, kernel.diagonal)
         self.__dict__["packed"] = kernel.array
         return kernel.array
@@ -135,19 +144,26 @@ class GPPosterior(ProcessPosterior):
 
     @cached_property
     def covariance(self) -> Array:
-        """(n, n), covariance of the latent values. O(n^2), once; more if sites are flat."""
-        kernel = KernelMatrix(self.packed.copy(), self.diagonal)
-        kernel.covariance(self.state.sites.precision)
-        return symmetric_from_upper(kernel.array)
+        """(n, n), covariance of the latent values. O(n^3), once."""
+        return symmetric_from_upper(self._other_matrix(covariance=True))
 
     @property
     def marginal_precision(self) -> Array:
         """(n, n), R = (K + 1 / precision)^-1, of the pseudo-observations shift / precision.
 
         With it the covariance of the process between any inputs a and b is
-        K_ab - K_af R K_fb, and d log Z / dK = (alpha alpha' - R) / 2. O(n^2) each time.
+        K_ab - K_af R K_fb, and d log Z / dK = (alpha alpha' - R) / 2. O(n^3) each time.
         """
-        return symmetric_from_upper(self.packed)
+        return symmetric_from_upper(self._other_matrix())
+
+    def _other_matrix(self, covariance: bool = False) -> Array:
+        """(n, n), the upper triangle of R, or of the covariance. O(n^3)."""
+        kernel = KernelMatrix(self.packed.copy(), self.diagonal)
+        proper = self.problem.exact_sites() is not None
+        sites = self.state.sites
+        if moments_of(kernel, sites, covariance, marginals=False, proper=proper) is None:
+            raise improper(self.state.sites.precision, self.diagonal)
+        return kernel.array
 
     @cached_property
     def residual(self) -> float:
@@ -158,6 +174,8 @@ class GPPosterior(ProcessPosterior):
         are both multiplied by r_i first. Infinite if a cavity is improper; NaN if the scheme is
         unknown, or if the objective is "printed", whose fixed points do not match moments.
         """
+        if self.problem.exact_sites() is not None:
+            return 0.0
         objective = getattr(self.scheme, "objective", None)
         if self.scheme is None or objective == "printed":
             return float("nan")
@@ -170,19 +188,6 @@ class GPPosterior(ProcessPosterior):
             mean, variance = (mean + variance * self.relaxed.shift) / rest, variance / rest
         self.known_loss()
         return marginal_residual(self.problem, self.n_sweeps, self.state.sites, mean, variance)
-
-    @cached_property
-    def rounding(self) -> float:
-        """Largest gap between what predictions at the inputs of the fit say and the fit itself.
-
-        Of means, K alpha, in posterior standard deviations; of variances, at some inputs, a
-        hundredth of the share. It is large where sites are so sharp, beside a kernel
-        matrix so close to singular, that the digits of K do not hold the posterior. O(n^2), once.
-        """
-        sd = np.sqrt(self.variance)
-        of_means = rounding_gap(self.packed, self.diagonal, self.alpha, self.mean, sd)
-        of_variances = variance_gap(self.packed, self.diagonal, self.variance)
-        return max(of_means, SHARE_OF_VARIANCES * of_variances)
 
     # -- evidence --
 
@@ -216,24 +221,21 @@ class GPPosterior(ProcessPosterior):
             raise ValueError(NOT_STATIONARY)
         learning.note_residual(self.residual)
         n = len(self.y)
-        return np.array([self.contracted(matrix) for matrix in matrices_of(dK, (n, n))])
+        given, R = matrices_of(dK, (n, n)), self._other_matrix()
+        return np.array([contracted(self.alpha, R, matrix) for matrix in given])
 
-    def contracted(self, matrix: Any) -> float:
-        """alpha' dK alpha / 2 - tr(R dK) / 2."""
-        n = len(self.y)
-        given = _checks.array("dK", matrix, shape=(n, n))
-        total = 0.0
-        for part in slices(n):
-            weight = np.multiply.outer(self.alpha[part], self.alpha[part.start :])
-            weight -= self.packed[part, part.start :]
-            size = len(weight)
-            # entries above the diagonal count twice
-            weight[:, size:] *= 2.0
-            weight[:, :size] = np.triu(2.0 * weight[:, :size], 1) + np.diag(np.diag(weight))
-            total += float(np.vdot(weight, given[part, part.start :]))
-        if not np.isfinite(total):
-            raise ValueError("dK overflows; allowed: moderate numbers")
-        return 0.5 * total
+    def loss_gradient(self) -> dict[str, Any]:
+        """As the base has it; with Gaussian noise in closed form, without cavities."""
+        exact = self.problem.exact_sites()
+        if exact is None:
+            return super().loss_gradient()
+        loss: Any = self.loss
+        tau = self.state.sites.precision
+        # sum of d log t_i / d log variance, in the mean over the posterior
+        counts = tau > 0.0
+        weight = tau * self.problem.loss.exact_sites(self.problem.y)[1]
+        twice = self.alpha[counts] ** 2 / tau[counts] + (tau * self.variance - weight)[counts]
+        return {"variance": 0.5 * float(twice.sum()) / loss.variance}
 
     def log_evidence_gradient_epsilon(self) -> float:
         """As :meth:`loss_gradient`, for the epsilon of a noisy step."""
@@ -321,7 +323,9 @@ class GPPosterior(ProcessPosterior):
         mean : ndarray of shape (m,)
             K_star alpha.
         variance : ndarray of shape (m,), or (m, m) if ``joint``
-            K_star_star - K_star R K_star', with R the :attr:`marginal_precision`, or its diagonal.
+            K_star_star - V' V with V = L^-1 S K_star', or its diagonal: L L' = I + S K S is a
+            Cholesky factor, and S the root of the precisions of the sites (Rasmussen & Williams
+            2006, algorithms 3.2, 3.6). Sites of negative precision are taken out of that.
         """
         _checks.moved("predict_latent", moved, MOVED)
         if K_star_star is None:
@@ -329,17 +333,70 @@ class GPPosterior(ProcessPosterior):
         rows = _checks.array("K_star", K_star, shape=(None, len(self.y)))
         joint = _checks.flag("joint", joint)
         prior = prior_at("K_star_star", K_star_star, len(rows), joint)
+        mean = rows @ self.alpha
         if joint:
-            product = linalg.blas.dsymm(1.0, self.packed.T, rows.T, lower=1)
-            covariance = prior - rows @ product
-            return rows @ self.alpha, 0.5 * covariance + 0.5 * covariance.T
-        variance = np.empty(len(rows))
+            known, added = self._halves(rows)
+            covariance = prior - known.T @ known + added.T @ added
+            covariance = 0.5 * covariance + 0.5 * covariance.T
+            at = np.diag_indices(len(rows))
+            covariance[at] = np.maximum(covariance[at], 0.0)
+            return mean, covariance
+        variance = np.array(prior)
         for part in slices(len(rows)):
-            block = rows[part]
-            product = linalg.blas.dsymm(1.0, self.packed.T, block.T, lower=1)
-            variance[part] = np.einsum("ij,ji->i", block, product)
+            known, added = self._halves(rows[part])
+            variance[part] -= np.einsum("ij,ij->j", known, known)
+            variance[part] += np.einsum("ij,ij->j", added, added)
         # clip rounding errors at 0
-        return rows @ self.alpha, np.maximum(prior - variance, 0.0)
+        return mean, np.maximum(variance, 0.0)
+
+    def predict_mean(self, K_star: ArrayLike) -> Array:
+        """Mean of the process at new inputs, without its variance; O(n) each.
+
+        Parameters
+        ----------
+        K_star : array_like of shape (m, n)
+            As in :meth:`predict_latent`.
+
+        Returns
+        -------
+        ndarray of shape (m,)
+        """
+        return _checks.array("K_star", K_star, shape=(None, len(self.y))) @ self.alpha
+
+    def _halves(self, rows: Array) -> tuple[Array, Array]:
+        """V (n, m) and U (k, m), with V' V less U' U what the sites take off the prior covariance.
+
+        rows: (m, n), kernel between new inputs and those of the fit. U is that of the k sites of
+        negative precision.
+        """
+        known = self._solved(rows)
+        which, half, root = self._negative
+        return known, root @ (rows[:, which].T - half.T @ known)
+
+    def _solved(self, rows: Array) -> Array:
+        """L^-1 S rows', (n, m)."""
+        root = np.sqrt(np.maximum(self.state.sites.precision, 0.0))
+        return np.asarray(
+            linalg.blas.dtrsm(1.0, self.packed.T, (rows * root).T, lower=1, overwrite_b=1)
+        )
+
+    @cached_property
+    def _negative(self) -> tuple[NDArray[np.intp], Array, Array]:
+        """The k sites of negative precision, L^-1 S K of them (n, k), and the root (k, k) of C^-1.
+
+        C = 1 / |precision| - Sigma with Sigma their covariance under the other sites. O(k n^2).
+        """
+        precision = self.state.sites.precision
+        which = np.flatnonzero(precision < 0.0)
+        K = kernel_rows(self.packed, self.diagonal, which)
+        half = self._solved(K)
+        scale = np.sqrt(-precision[which])
+        inner = np.eye(len(which)) - scale[:, None] * (K[:, which] - half.T @ half) * scale
+        try:
+            factor = linalg.cholesky(inner, lower=True)
+        except linalg.LinAlgError:
+            raise improper(precision, self.diagonal) from None
+        return which, half, linalg.solve_triangular(factor, np.diag(scale), lower=True)
 
     def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Array:
         """Draw the latent values of the fit from the posterior.
@@ -404,7 +461,7 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
         relaxed = Relaxed(
             *(_checks.array("relaxed", arrays[f"relaxed_{k}"], shape=(n,)) for k in Relaxed._fields)
         )
-    return GPPosterior(
+    post = GPPosterior(
         GPState(sites, _checks.integer("sweeps", header["sweeps"], least=0), relaxed),
         GPProblem(None, y, loss, scheme, schedule, weights),  # type: ignore[arg-type]
         restore_flag(header, "converged"),
@@ -413,6 +470,8 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
         packed,
         diagonal,
     )
+    files.variances(post)
+    return post
 
 
 def _choices(header: dict[str, Any]) -> tuple[schemes.Scheme | None, Any]:

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import linalg
 
 from epfast import _checks
-from epfast._arrays import Array
+from epfast._arrays import Array, slices
 from epfast.inference.posterior import Posterior, shifted
 
 #: arguments that moved, with their new spelling
@@ -38,6 +38,32 @@ def matrices_of(dK: Any, shape: tuple[int, int]) -> Iterable[Any]:
     return given[None] if given.ndim == 2 else given
 
 
+def kernel_rows(packed: Array, diagonal: Array, which: NDArray[np.intp]) -> Array:
+    """Rows of K, (k, n), of which ``packed`` has what is below the diagonal."""
+    columns, at = np.arange(len(diagonal)), which[:, None]
+    K = np.where(columns < at, packed[which], packed[:, which].T)
+    K[np.arange(len(which)), which] = diagonal[which]
+    return K
+
+
+def contracted(alpha: Array, R: Array, dK: Any) -> float:
+    """alpha' dK alpha / 2 - tr(R dK) / 2, of the upper triangle of R."""
+    n = len(alpha)
+    given = _checks.array("dK", dK, shape=(n, n))
+    total = 0.0
+    for part in slices(n):
+        weight = np.multiply.outer(alpha[part], alpha[part.start :])
+        weight -= R[part, part.start :]
+        size = len(weight)
+        # entries above the diagonal count twice
+        weight[:, size:] *= 2.0
+        weight[:, :size] = np.triu(2.0 * weight[:, :size], 1) + np.diag(np.diag(weight))
+        total += float(np.vdot(weight, given[part, part.start :]))
+    if not np.isfinite(total):
+        raise ValueError("dK overflows; allowed: moderate numbers")
+    return 0.5 * total
+
+
 def missing() -> TypeError:
     """The error for rows of features in the place of kernels."""
     return TypeError(
@@ -61,6 +87,10 @@ class ProcessPosterior(Posterior):
         self, K_star: ArrayLike, K_star_star: Any = None, joint: bool = False
     ) -> tuple[Array, Array]:
         """Mean and variance of the process at new inputs."""
+        raise NotImplementedError
+
+    def predict_mean(self, K_star: ArrayLike) -> Array:
+        """Mean of the process at new inputs, as of :meth:`predict_latent`, without its variance."""
         raise NotImplementedError
 
     def sample_latent(
@@ -149,6 +179,10 @@ class ProcessPosterior(Posterior):
     ) -> Array:
         """Predict y at new inputs: the label for classes, else the mean of y.
 
+        From the mean of the process alone, O(n) each, where that decides: labels of a likelihood
+        that rises with the margin, and y in the unit of the process. Elsewhere, as for counts, the
+        mean of y depends on the variance too.
+
         Parameters
         ----------
         K_star, k_star_diag
@@ -160,7 +194,12 @@ class ProcessPosterior(Posterior):
         -------
         ndarray of shape (m,)
         """
-        return self.known_loss().predict(*self._shifted_latent(K_star, k_star_diag, offset))
+        loss = self.known_loss()
+        if loss.needs_variance or k_star_diag is None:
+            return loss.predict(*self._shifted_latent(K_star, k_star_diag, offset))
+        mean = self.predict_mean(K_star)
+        prior_at("k_star_diag", k_star_diag, len(mean), False)
+        return loss.predict(shifted(mean, offset, len(mean)), np.full(len(mean), np.nan))
 
     def predict_variance(
         self,

@@ -11,7 +11,8 @@ from epfast._arrays import Array
 from epfast._core.crew import Crew
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.tilted import TiltedMoments
-from epfast.inference import evidence_bound
+from epfast.inference import Sites, evidence_bound
+from epfast.linear.shrinkage import exact_sites
 from epfast.losses import Loss
 from epfast.schemes import Scheme
 
@@ -74,6 +75,16 @@ class GPProblem(NamedTuple):
     def weights_of(self, which: Any) -> Array | None:
         """Weights of some observations, for the core."""
         return None if self.weights is None else np.ascontiguousarray(self.weights[which])
+
+    def exact_sites(self) -> Sites | None:
+        """The sites where all factors are Gaussian, as EP has them; None where they are not.
+
+        None, too, for a fixed number of sweeps, which are made as asked.
+        """
+        scheme, schedule = self.scheme, getattr(self.schedule, "start", self.schedule)
+        if scheme is None or not scheme.integrates or scheme.relaxes or schedule.tol == 0.0:
+            return None
+        return exact_sites(self.loss, self.y, self.weights)
 
     def copies(self) -> Array | float:
         """(n,), how often the factor of each observation counts."""

@@ -231,7 +231,8 @@ def _of_variances(y: Array, variances: Array, index: NDArray[np.intp]) -> Readin
 
     def slopes(post: GPPosterior) -> Array:
         # noise is a part of the kernel matrix: the diagonal of d log Z / dK
-        by_row = 0.5 * (post.alpha**2 - post.packed.diagonal())
+        precision = post.state.sites.precision
+        by_row = 0.5 * (post.alpha**2 - precision * (1.0 - precision * post.variance))
         return np.asarray(np.bincount(index, by_row, len(variances)))
 
     return Reading(loss, loss.responses("Y", given, len(y)), slopes)

@@ -39,7 +39,7 @@ class Shrinkage(NamedTuple):
     def engine(self) -> WeightEngine:
         """The engine in the form that suits the shape of the rows."""
         kind = ByWeights if self.problem.wide is None else ByRows
-        return kind(self.problem, self.of_weights, exact_sites(self.problem))
+        return kind(self.problem, self.of_weights, exact_rows(self.problem))
 
     def run(self, start: Any = None, callback: Any = None, progress: Any = False) -> Fit:
         return run_from(
@@ -96,7 +96,7 @@ def _pull_at_each_other(problem: LinearProblem, prior: Prior) -> bool:
     Labels by themselves do not say how large few weights are: that is for the prior, whose sites
     follow those of the rows by orders of magnitude where it has heavy tails.
     """
-    return exact_sites(problem) is None and not (
+    return exact_rows(problem) is None and not (
         problem.loss.log_concave is False or prior.log_concave
     )
 
@@ -121,14 +121,18 @@ def _has_entries(X: Any) -> NDArray[np.bool_]:
     return np.asarray((X != 0).any(axis=0))
 
 
-def exact_sites(problem: LinearProblem) -> Sites | None:
+def exact_rows(problem: LinearProblem) -> Sites | None:
+    """As :func:`exact_sites`, of the rows of a problem."""
+    return exact_sites(problem.loss, problem.data.y, problem.data.weights)
+
+
+def exact_sites(loss: Loss | None, y: Array | None, weights: Array | None) -> Sites | None:
     """The sites of the rows where the likelihood is Gaussian; None where it is not. O(n)."""
-    loss, data = problem.loss, problem.data
-    rows = None if loss is None or data.y is None else loss.exact_sites(data.y)
-    if rows is None:
+    rows = None if loss is None or y is None else loss.exact_sites(y)
+    if loss is None or rows is None:
         return None
     value, variance = rows
-    weight: Array | float = loss.beta if data.weights is None else loss.beta * data.weights
+    weight: Array | float = loss.beta if weights is None else loss.beta * weights
     precision = weight / variance
     shift = precision * value
     scale = -0.5 * (weight * np.log(2.0 * math.pi * variance) + shift * value)

@@ -24,7 +24,7 @@ from epfast.linear.engines.weights import Moments, PriorSites, ShrunkState
 from epfast.linear.engines.wide import RowsAsProcess
 from epfast.linear.full_posterior import FullPosterior
 from epfast.linear.problem import sum_of_sites
-from epfast.linear.shrinkage import Shrinkage, exact_sites
+from epfast.linear.shrinkage import Shrinkage, exact_rows
 from epfast.linear.shrunk_checking import Models, proposal_of, worst_inclusion
 from epfast.linear.shrunk_files import contents_of
 from epfast.linear.wide import in_memory, same_rows
@@ -275,7 +275,7 @@ class ShrunkPosterior(FullPosterior):
         self.known_loss()
         visits, found = self.of_weights.visits, 0.0
         whole = self._with_rows()
-        if exact_sites(whole.problem) is None:
+        if exact_rows(whole.problem) is None:
             rows = RowsAsProcess(whole.problem, None, None)
             moments = whole._latent_of_rows()[2:]
             found = marginal_residual(rows, self.n_sweeps, self.state.sites, *moments)

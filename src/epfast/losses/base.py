@@ -115,6 +115,16 @@ class Loss:
         """Whether t is log-concave in h, so that sites are never negative; None: not known."""
         return True if self.name in CONVEX else None
 
+    @property
+    def rises(self) -> bool:
+        """Whether t is known to rise with the margin: the label is the sign of the mean of h."""
+        return self.name in CONVEX
+
+    @property
+    def needs_variance(self) -> bool:
+        """Whether :meth:`predict` depends on the variance of h."""
+        return not (self.rises if self.by_margin else self.in_units_of_y)
+
     def __post_init__(self) -> None:
         self._set(beta=_checks.number("beta", self.beta, above=0.0))
         if type(self).core is not Loss.core:
@@ -367,6 +377,8 @@ class Loss:
 
     def predict(self, mean: Array, variance: Array) -> Array:
         """The most probable label, (n,)."""
+        if self.rises:
+            return np.where(mean >= 0.0, 1.0, -1.0)
         return np.where(self.predict_proba(mean, variance) >= 0.5, 1.0, -1.0)
 
     def predict_variance(self, mean: Array, variance: Array) -> Array:

@@ -121,6 +121,11 @@ class PiecewiseLinear(Loss):
         return bool((np.diff(self.slopes) >= 0.0).all()) and "continuous" in self.gives
 
     @property
+    def rises(self) -> bool:
+        jumps = 0.0 if self.jumps is None else max(self.jumps)
+        return max(self.slopes) <= 0.0 and jumps <= 0.0
+
+    @property
     def bounded(self) -> bool:
         """True if the loss is never negative: not at a knot, and it does not fall outward."""
         at_knots = np.reshape(self.parameters[2:], (-1, 4))[:, 1:3]

@@ -105,6 +105,10 @@ class Contaminated(Loss):
         self.check_power(self.beta, "beta")
 
     @property
+    def rises(self) -> bool:
+        return self.by_margin and self.base.rises
+
+    @property
     def bounded(self) -> bool:
         """True if neither part is ever above 1."""
         labels = self.base.by_margin or self.log_density == ZERO

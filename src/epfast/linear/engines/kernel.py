@@ -151,12 +151,14 @@ def moments_of(
     marginals: bool = True,
     offset: Array | None = None,
     small: float = SMALL,
+    proper: bool = False,
 ) -> Moments | None:
     """Moments from the sites; None if the posterior is improper. O(n^3).
 
     The other triangle of the array then holds the covariance if it is asked for; else R, or nothing
     if marginals are enough. offset: the prior mean, None: 0. small: as
-    :meth:`KernelMatrix.covariance` has it.
+    :meth:`KernelMatrix.covariance` has it. proper: whether a variance below 0 is rounding, which
+    becomes 0.
     """
     alpha, mean, variance = np.empty((3, len(sites.shift)))
     cheap = marginals and not covariance and (sites.precision >= 0.0).all()
@@ -166,6 +168,8 @@ def moments_of(
     log_determinant = fit(sites.precision, shift, alpha, mean, variance)
     if offset is not None:
         mean += offset
+    if proper:
+        np.maximum(variance, 0.0, out=variance)
     if not (np.isfinite(log_determinant) and (variance >= 0.0).all()):
         return None
     if covariance:
@@ -195,7 +199,10 @@ class ProcessEngine:
 
     measures = False
 
-    def __init__(self, problem: ProcessProblem, chunk: int = CHUNK) -> None:
+    def __init__(
+        self, problem: ProcessProblem, chunk: int = CHUNK, exact: Sites | None = None
+    ) -> None:
+        """exact: the sites, where all factors are Gaussian, so that there is nothing to sweep."""
         n, schedule = problem.n, problem.schedule
         assert problem.kernel is not None
         self.problem, self.schedule, self.kernel, self.chunk = (
@@ -204,7 +211,7 @@ class ProcessEngine:
             problem.kernel,
             chunk,
         )
-        self.offset = problem.offset
+        self.offset, self.exact = problem.offset, exact
         self.n_sites = self.order_of_matrices = n
         self.remedy, self.evidence_bound = problem.remedy, problem.evidence_bound
         self.is_parallel = schedule.order == "parallel"
@@ -242,6 +249,10 @@ class ProcessEngine:
 
     def init(self, start: Any) -> ProcessState:
         n, factors = self.n_sites, None
+        if start is not None and [len(part) for part in start.sites] != [n] * 3:
+            raise ValueError(
+                f"start has {len(start.sites.shift)} sites; allowed: {n}, the same observations"
+            )
         if self.relaxation is not None:
             factors = start.relaxed if start is not None else None
             factors = factors or Relaxed(np.zeros(n), np.zeros(n))
@@ -250,6 +261,16 @@ class ProcessEngine:
                     f"start has {len(factors.shift)} relaxation factors; allowed: {n}, the same "
                     "observations"
                 )
+        if self.exact is not None:
+            moments = moments_of(
+                self.kernel, self.exact, False, False, self.offset, proper=True
+            )
+            self._r_in_array = moments
+            if moments is None:
+                raise self._improper(self.exact)
+            return ProcessState(
+                self.exact, 0 if start is None else start.n_sweeps, None, moments, 0
+            )
         if start is None:
             self.kernel.load()
             mean = np.zeros(n) if self.offset is None else self.offset
@@ -257,10 +278,6 @@ class ProcessEngine:
             self._in_array = now
             # from flat sites every joint step is too far
             return ProcessState(Sites(*np.zeros((3, n))), 0, factors, now, 0, joint=False)
-        if [len(part) for part in start.sites] != [n] * 3:
-            raise ValueError(
-                f"start has {len(start.sites.shift)} sites; allowed: {n}, the same observations"
-            )
         found = self._moments(start.sites, covariance=not self.is_parallel)
         if found is None:
             raise ValueError(
@@ -272,10 +289,15 @@ class ProcessEngine:
         now = state.now
         if not evidence:
             return Summary(now.mean, now.variance)
-        total = log_evidence(state.sites, with_alpha(state.sites, now), self.offset)
+        if self.exact is None:
+            now = with_alpha(state.sites, now)
+        total = log_evidence(state.sites, now, self.offset)
         return Summary(now.mean, now.variance, total)
 
     def sweep(self, state: ProcessState, keep: bool, tick: Tick) -> tuple[ProcessState, Counts]:
+        if self.exact is not None:
+            tick(self.n_sites)
+            return state._replace(sweeps=state.sweeps + 1), Counts()
         self.tilted.begin_sweep(state.sweeps)
         if self.joins and state.joint:
             found = self._joint(state, tick)
