@@ -188,7 +188,8 @@ class GPClassifier(ProcessModel, LatentClassifier):
         Warns
         -----
         ConvergenceWarning
-            If hyper-parameters were lost (``n_failed_points_``), or the last fit did not settle.
+            If hyper-parameters were lost (``n_failed_points_``), if the last fit did not settle, or
+            if a hyper-parameter ends at a bound of the kernel, in scikit-learn's words.
         """
         rows, labels = validate_data(self, X, y, dtype=np.float64)
         check_labels(labels)

@@ -24,6 +24,9 @@ VARIANCES, VARIANCE = (1e-2, 1e5), 4.0
 LADDER = (0.25, 1.0, 4.0)
 #: rows from which the default kernel's bounds are taken
 ROWS = 1000
+#: distance of the log of a hyper-parameter from its bound that counts as none: 0.1 % of itself,
+#: more than a search leaves, and far less than the evidence tells apart
+CLOSE = 1e-3
 
 
 def default_kernel(X: Array, unit: float = 1.0) -> Any:
@@ -61,6 +64,27 @@ def ladder(kernel: Any) -> list[Array]:
     variance, scale = kernel.theta
     low, high = kernel.bounds[1]
     return [np.array([variance, np.clip(scale + np.log(step), low, high)]) for step in LADDER]
+
+
+def at_bounds(kernel: Any) -> list[str]:
+    """Each hyper-parameter that is at a bound, in scikit-learn's words; fixed ones have none."""
+    free = [
+        (one, dimension)
+        for one in kernel.hyperparameters
+        if not one.fixed
+        for dimension in range(one.n_elements)
+    ]
+    told = []
+    for (one, dimension), value, ends in zip(free, kernel.theta, kernel.bounds, strict=True):
+        low, high = np.isclose(value, ends, atol=CLOSE)
+        if ends[0] < ends[1] and (low or high):
+            side, change = ("lower", "Decreasing") if low else ("upper", "Increasing")
+            told.append(
+                f"The optimal value found for dimension {dimension} of parameter {one.name} is "
+                f"close to the specified {side} bound {one.bounds[dimension, 0 if low else 1]}. "
+                f"{change} the bound and calling fit again may find a better value."
+            )
+    return told
 
 
 # ---- stationary kernels of one length scale, from distances that are computed once ----

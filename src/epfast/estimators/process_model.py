@@ -13,7 +13,7 @@ from epfast import _checks, inference, losses
 from epfast._arrays import Array
 from epfast.estimators.base import ConvergenceWarning, users_level
 from epfast.estimators.jobs import in_threads, jobs_of, shares
-from epfast.estimators.kernels import Distances, ladder
+from epfast.estimators.kernels import Distances, at_bounds, ladder
 from epfast.estimators.parameters import Parameters
 from epfast.estimators.process_search import PILOT, Maximum, search
 from epfast.estimators.processes import (
@@ -175,6 +175,11 @@ class ProcessModel:
                 ConvergenceWarning,
                 stacklevel=users_level(),
             )
+        kernels = [kernel.clone_with_theta(one.theta[: kernel.n_dims]) for one in found]
+        for text in dict.fromkeys(text for one in kernels for text in at_bounds(one)):
+            default = " The bounds are the default kernel's; a kernel that is given has its own."
+            text += default if self.kernel is None else ""
+            warnings.warn(text, ConvergenceWarning, stacklevel=users_level())
         return found
 
     def _posteriors(
