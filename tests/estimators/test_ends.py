@@ -111,6 +111,36 @@ def test_the_gain_is_that_of_the_evidence_to_first_order():
     assert gain[0] == pytest.approx(1e-4 * 0.3 * post.loss_gradient()["scale"], rel=1e-2)
 
 
+@pytest.mark.parametrize("model", [LinearRegressor, lambda **k: GPRegressor(1.0 * RBF(1.0), **k)])
+@pytest.mark.parametrize("unseen", [(), (0,), (3,), (1,), (0, 3)])
+def test_classes_in_the_reverse_order_are_the_same_model(model, unseen):
+    """X and y turned round give cuts and evidence turned round, warnings too.
+
+    Exactly so, since P(y <= k) = F(c_k - h) = 1 - F(h - c_k); a cut beside a class without rows,
+    where the evidence is flat, to the accuracy of a flat maximum.
+    """
+    rng = np.random.default_rng(len(unseen))
+    X = rng.normal(size=(120, 1))
+    y = np.digitize(X[:, 0] + rng.normal(size=120), [-1.0, 0.0, 1.0])
+    keep = ~np.isin(y, unseen)
+    found = []
+    for sign, classes in ((1.0, y), (-1.0, 3 - y)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            fitted = model(loss=losses.Ordinal((-1.0, 0.0, 1.0))).fit(sign * X[keep], classes[keep])
+        told = [str(w.message) for w in caught if issubclass(w.category, EvidenceWarning)]
+        none = sorted(unseen if sign > 0 else (3 - k for k in unseen))
+        said = [f"no row has class {', '.join(map(str, none))}"] if unseen else []
+        assert [said[0] in one for one in told] == [True] * len(said)
+        cuts = np.array(fitted.loss_.cuts) - getattr(fitted, "intercept_", 0.0)
+        found.append((cuts if sign > 0 else -cuts[::-1], fitted.log_evidence_))
+    (cuts, evidence), (again, other) = found
+    assert evidence == pytest.approx(other, abs=1e-3)
+    seen = np.array([k not in unseen and k + 1 not in unseen for k in range(3)])
+    np.testing.assert_allclose(cuts[seen], again[seen], atol=1e-2)
+    np.testing.assert_allclose(cuts, again, atol=0.3)
+
+
 # ---- kernels ----
 
 NARROW, CURVED = (0.9, 1.1), np.hypot(*X.T) < 1.1

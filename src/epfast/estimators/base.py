@@ -13,7 +13,7 @@ from scipy import special
 from epfast import _checks, backend, inference
 from epfast._arrays import Array
 from epfast.estimators.coupling import best, left_out, log_probabilities, tally
-from epfast.losses import Loss, Multiclass
+from epfast.losses import NAMED, Loss, Multiclass, resolve
 
 try:
     from sklearn import exceptions
@@ -37,14 +37,16 @@ except ImportError:  # scikit-learn 1.4 and 1.5
 
 
 __all__ = [
+    "NUMBERS",
     "ConvergenceWarning",
     "EvidenceWarning",
     "LatentClassifier",
     "check_is_fitted",
     "check_labels",
-    "check_of_labels",
     "check_unweighted",
     "fit_seed",
+    "loss_at_door",
+    "loss_of_labels",
     "odds",
     "row_weights",
     "sample_weights",
@@ -379,13 +381,30 @@ def check_labels(labels: NDArray[Any]) -> None:
         ) from None
 
 
-def check_of_labels(loss: Loss) -> None:
-    """Refuse losses whose y are not labels of classes."""
+#: names of losses of labels, and of those of numbers
+LABELS = (*(name for name in NAMED if resolve(name).by_margin), "multiclass")
+NUMBERS = tuple(name for name in NAMED if name not in LABELS)
+
+
+def loss_at_door(given: Any, names: tuple[str, ...], y: Any = None) -> Loss:
+    """The loss that is meant, of responses y; one that is not known is told these names alone."""
+    try:
+        return resolve(given, y)
+    except ValueError:
+        if isinstance(given, str) and given not in NAMED:
+            _checks.choice("loss", given, names)
+        raise
+
+
+def loss_of_labels(given: Any) -> Loss:
+    """The loss of a classifier; those whose y are not labels of classes are refused."""
+    loss = loss_at_door(given, LABELS)
     if not (loss.by_margin or isinstance(loss, Multiclass)):
         raise ValueError(
             f"loss is {loss!r}; allowed in a classifier: a loss of two labels, as 'logistic', or "
-            "'multiclass'; LinearRegressor and GPRegressor take the others"
+            "'multiclass'; LinearRegressor and GPRegressor take losses of numbers"
         )
+    return loss
 
 
 def check_unweighted(loss: Loss, sample_weight: Any, class_weight: Any = None) -> None:

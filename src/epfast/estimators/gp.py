@@ -14,8 +14,8 @@ from epfast.estimators.base import (
     LatentClassifier,
     check_is_fitted,
     check_labels,
-    check_of_labels,
     check_unweighted,
+    loss_of_labels,
     row_weights,
     seed_of_draws,
     validate_data,
@@ -198,8 +198,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
         if weights is not None:
             counts = weights > 0.0
             rows, labels, weights = rows[counts], labels[counts], weights[counts]
-        loss = losses.resolve(self.loss)
-        check_of_labels(loss)
+        loss = loss_of_labels(self.loss)
         index, targets = self._encode(labels)
         if isinstance(loss, losses.Multiclass):
             check_unweighted(loss, sample_weight)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from epfast import _checks, losses
+from epfast import _checks
 from epfast._arrays import Array
 from epfast.estimators.base import check_is_fitted, sample_weights
 from epfast.estimators.interrupts import all_or_nothing
@@ -16,7 +16,7 @@ from epfast.estimators.kernels import kernel_of
 from epfast.estimators.parameters import Parameters, tell_ends
 from epfast.estimators.process_model import ProcessModel
 from epfast.estimators.processes import BinaryProcess, evidence_at
-from epfast.estimators.regression import LatentRegressor, check_not_binary
+from epfast.estimators.regression import LatentRegressor, loss_of_numbers
 from epfast.gp import GPPosterior, LowRankGPPosterior
 from epfast.inference.posterior import shifted
 from epfast.schedules import Schedule
@@ -160,10 +160,9 @@ class GPRegressor(ProcessModel, LatentRegressor):
             if there is one row.
         """
         rows, given = self._rows_and_responses(X, y)
-        loss = losses.resolve(self.loss)
-        check_not_binary(loss)
-        n = len(rows)
         given = np.asarray(given)
+        loss = loss_of_numbers(self.loss, given)
+        n = len(rows)
         shift = np.zeros(n) if offset is None else _checks.array("offset", offset, shape=(n,))
         weights = None if sample_weight is None else sample_weights(rows, sample_weight)
         if weights is not None:

@@ -12,8 +12,8 @@ from epfast import _checks, losses
 from epfast._arrays import Array
 from epfast.estimators.base import (
     LatentClassifier,
-    check_of_labels,
     check_unweighted,
+    loss_of_labels,
     odds,
     row_weights,
     tell,
@@ -258,7 +258,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
         if isinstance(self.prior_variance, None | str | float | int) and self.prior_groups is None:
             notes.note_scales(notes.column_sizes(rows), users_level())
         index, targets = self._encode(labels)
-        loss = losses.resolve(self.loss)
+        loss = loss_of_labels(self.loss)
         if isinstance(loss, losses.Multiclass):
             targets = self._joint_target(index, loss)
             check_unweighted(loss, sample_weight, self.class_weight)
@@ -326,6 +326,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
         first = not hasattr(self, "posteriors_")
         rows, labels = validate_data(self, X, y, dtype=np.float64, accept_sparse="csr", reset=first)
         index = self._class_numbers(labels, classes, first)
+        loss_of_labels(self.loss)
         if self.learn:
             raise ValueError(f"learn is {self.learn!r}; allowed in partial_fit: ()")
         if isinstance(self.class_weight, str):
@@ -371,7 +372,5 @@ class LinearClassifier(LinearModel, LatentClassifier):
         found: Array = self.posteriors_[0].predict_log_proba(rows)
         return found
 
-    def _factor(self, offset: ArrayLike | None) -> Loss:
-        loss = super()._factor(offset)
-        check_of_labels(loss)
-        return loss
+    def _factor(self, offset: ArrayLike | None, y: Any) -> Loss:
+        return loss_of_labels(self.loss).with_offset(offset is not None)

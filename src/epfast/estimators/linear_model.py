@@ -114,7 +114,7 @@ class LinearModel(Coefficients):
                 scheme = replace(cast(Any, scheme), seed=seed_of_draws(self.random_state))
         with _own_words(getattr(self, "class_weight", None)):
             chosen = choose(
-                self._factor(offset),
+                self._factor(offset, targets[0]),
                 scheme,
                 covariance,
                 self.batch_size,
@@ -136,9 +136,9 @@ class LinearModel(Coefficients):
         variance = intercept if self.fit_intercept else None
         return BinaryProblems(problems, rows.shape[1], variance, self.n_jobs)
 
-    def _factor(self, offset: ArrayLike | None) -> Loss:
-        """The loss of these fits."""
-        return losses.resolve(self.loss).with_offset(offset is not None)
+    def _factor(self, offset: ArrayLike | None, y: Any) -> Loss:
+        """The loss of these fits, of responses y."""
+        raise NotImplementedError
 
     def _intercept(self, problem: LinearProblem) -> float:
         """Prior variance of the intercept."""

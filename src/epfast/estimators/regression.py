@@ -9,9 +9,16 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks
 from epfast._arrays import Array, to_float64
-from epfast.estimators.base import Posteriors, check_is_fitted, seed_of_draws, validate_data
+from epfast.estimators.base import (
+    NUMBERS,
+    Posteriors,
+    check_is_fitted,
+    loss_at_door,
+    seed_of_draws,
+    validate_data,
+)
 from epfast.inference.posterior import shifted
-from epfast.losses import Loss
+from epfast.losses import Loss, Multiclass
 
 # scikit-learn is there, or epfast.estimators.base would have said so
 from sklearn.base import BaseEstimator, RegressorMixin  # isort: skip
@@ -188,10 +195,17 @@ def _is_pair(y: Any) -> bool:
     return len(shape) == 2 and shape[1] == 2
 
 
-def check_not_binary(loss: Loss) -> None:
-    """Refuse losses of labels."""
-    if loss.by_margin:
+def loss_of_numbers(given: Any, y: Any) -> Loss:
+    """The loss of a regressor; those of labels, and of several latent values, are refused."""
+    loss = loss_at_door(given, NUMBERS, y)
+    if loss.by_margin or isinstance(loss, Multiclass):
         raise ValueError(
             f"loss is {loss!r}, whose y are labels; allowed in a regressor: a loss of other y, as "
             "'gaussian'; LinearClassifier and GPClassifier take labels"
         )
+    if loss.latents != 1:
+        raise ValueError(
+            f"loss is {loss!r}, which has {loss.latents} latent values per row; allowed in a "
+            "regressor: a loss of one; epfast.fit_linear and epfast.fit_gp take the others"
+        )
+    return loss

@@ -183,7 +183,7 @@ def fit_gp(
     _checks.progress(progress)
     serial = getattr(scheme, "learns", False)
     threads = None if n_jobs is None else threads_of(n_jobs, serial)
-    found_loss = losses.resolve(loss).tempered(beta).with_offset(offset is not None)
+    found_loss = losses.resolve(loss, y).tempered(beta).with_offset(offset is not None)
     if schedule is None:
         schedule = EP()
         if scheme in (None, "exact") and weights is None and not low_rank:

@@ -231,14 +231,14 @@ def fit_linear(
     """
     _checks.moved("fit_linear", moved, MOVED)
     executor_at_door(executor)
-    resolved = losses.resolve(loss)
-    if isinstance(resolved, losses.LatentLoss):
+    loss = losses.resolve(loss, y)
+    if isinstance(loss, losses.LatentLoss):
         choices = scheme, posterior, batch_size, schedule, beta
         normal = prior_variance, prior_precision, prior_mean
         given = {"weights": weights, "prior": prior, "record": record, "executor": executor}
         wide = intercept_at_door(intercept)
         rest = start, callback, progress
-        return fit_latents(X, y, resolved, choices, normal, wide, offset, given, *rest)
+        return fit_latents(X, y, loss, choices, normal, wide, offset, given, *rest)
     stream, names = is_stream(X, y), column_names(X)
     if stream and not isinstance(X, Iterator) and getattr(schedule, "stores", "") != "none":
         raise ValueError(

@@ -67,11 +67,16 @@ CONSTANTS = ("latents", "by_margin", "by_residual", "response_width", "is_likeli
 _BY_NAME = {name: kind() for name, kind in NAMED.items()}
 
 
-def resolve(loss: Any) -> Loss:
-    """The loss meant by a name, a Loss, a LowLevelCallable or a vectorised callable."""
+def resolve(loss: Any, y: Any = None) -> Loss:
+    """The loss meant by a name, a Loss, a LowLevelCallable or a vectorised callable.
+
+    y: responses, from which a loss by its name takes how many levels there are.
+    """
     if isinstance(loss, Loss):
         return loss
     if isinstance(loss, str):
+        if loss == "ordinal" and y is not None:
+            return Ordinal.of(y)
         if loss in _BY_NAME:
             return _BY_NAME[loss]
         if loss in WITH_LATENTS:
