@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from sklearn.base import clone
 from sklearn.datasets import load_iris
 from sklearn.gaussian_process.kernels import RBF
 
@@ -78,3 +79,54 @@ def test_one_posterior_or_one_for_each_class(kind):
     assert len(model.posteriors_) == 3
     model.fit(iris.data[rows], iris.target[rows] == 1)
     assert model.posterior_ is model.posteriors_[0]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [LinearClassifier(prior_variance=1.0), epfast.GPClassifier(4.0 * RBF(1.0), optimizer=None)],
+)
+@pytest.mark.parametrize("dead", ["a", "b", "c"])
+@pytest.mark.parametrize("given", ["sample_weight", "class_weight"])
+def test_a_class_of_weight_0_stays_with_probability_0(model, dead, given):
+    """The others have the probabilities of a fit without its rows, which says what is right."""
+    rng = np.random.default_rng(3)
+    X, far = rng.normal(size=(60, 3)), 10.0 * rng.normal(size=(200, 3))
+    y = np.array(["b", "d", "a", "c"])[np.argmax(X @ rng.normal(size=(3, 4)), axis=1)]
+    fitted = clone(model)
+    if given == "class_weight":
+        fitted.set_params(class_weight={dead: 0.0}).fit(X, y)
+    else:
+        fitted.fit(X, y, sample_weight=np.where(y == dead, 0.0, 1.0))
+    keep = y != dead
+    plain = clone(model).fit(X[keep], y[keep])
+    assert list(fitted.classes_) == ["a", "b", "c", "d"]
+    place = list(fitted.classes_).index(dead)
+    p, q = fitted.predict_proba(far), plain.predict_proba(far)
+    assert (p[:, place] == 0.0).all()
+    np.testing.assert_allclose(np.delete(p, place, axis=1), q, rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(fitted.predict(far), plain.predict(far))
+    scores = fitted.decision_function(far)
+    assert scores.shape == (200, 4)
+    assert (scores[:, place] == -np.inf).all()
+    assert (fitted.predict_log_proba(far)[:, place] == -np.inf).all()
+
+
+@pytest.mark.parametrize("kind", [LinearClassifier, epfast.GPClassifier])
+def test_two_classes_of_three_are_left(kind):
+    rng = np.random.default_rng(4)
+    X = rng.normal(size=(40, 2))
+    y = np.digitize(X[:, 0] + rng.normal(size=40), [-0.5, 0.5])
+    model = kind().fit(X, y, sample_weight=(y != 1) * 1.0)
+    p = model.predict_proba(X)
+    assert p.shape == model.decision_function(X).shape == (40, 3)
+    assert (p[:, 1] == 0.0).all()
+    np.testing.assert_allclose(p.sum(axis=1), 1.0)
+    assert set(model.predict(X)) == {0, 2}
+    for weights, said in (((y == 1) * 1.0, r"1 class, \[1\]"), (0.0 * y, "sample_weight is zero")):
+        with pytest.raises(ValueError, match=said):
+            kind().fit(X, y, sample_weight=weights)
+    with pytest.raises(ValueError, match="class_weight is"):
+        kind(class_weight={0: 0.0, 1: 0.0, 2: 0.0}).fit(X, y)
+    if kind is LinearClassifier:
+        with pytest.raises(ValueError, match=r"rows of \[1\] all had weight 0 in fit"):
+            model.partial_fit(X, y)

@@ -72,6 +72,8 @@ class GPClassifier(ProcessModel, LatentClassifier):
         None is ``EP(sweeps=200, tol=1e-6)``.
     jitter : float
         Added to the diagonal of the kernel matrix. 0 with ``rank``.
+    class_weight : dict, "balanced" or None
+        Weights of the classes, as in :class:`epfast.LinearClassifier`.
     rank : int, optional
         Fit the process of that rank instead, as :func:`epfast.fit_gp` does: O(n rank) memory. A
         search begins with an exact process of 250 rows; up to three runs of the optimizer follow,
@@ -88,7 +90,8 @@ class GPClassifier(ProcessModel, LatentClassifier):
     Attributes
     ----------
     classes_, n_classes_ : ndarray of shape (n_classes,), int
-        The labels, sorted, and how many.
+        The labels, sorted, and how many. A class whose rows all have weight 0 has probability 0,
+        and no part in what is below.
     kernel_ : Kernel
         With the hyper-parameters found; of more than two classes, each against the rest, a
         ``CompoundKernel``.
@@ -141,6 +144,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
         schedule: Schedule | None = None,
         jitter: float = 0.0,
         rank: int | None = None,
+        class_weight: dict[Any, float] | str | None = None,
         random_state: Any = None,
         warm_start: bool = False,
         n_jobs: int | None = None,
@@ -154,6 +158,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
         self.schedule = schedule
         self.jitter = jitter
         self.rank = rank
+        self.class_weight = class_weight
         self.random_state = random_state
         self.warm_start = warm_start
         self.n_jobs = n_jobs
@@ -191,17 +196,18 @@ class GPClassifier(ProcessModel, LatentClassifier):
             If hyper-parameters were lost (``n_failed_points_``), if the last fit did not settle, or
             if a hyper-parameter ends at a bound of the kernel, in scikit-learn's words.
         """
-        rows, labels = validate_data(self, X, y, dtype=np.float64)
+        rows, labels = validate_data(self, X, y, **self._input())
         check_labels(labels)
         before = getattr(self, "_thetas", None) if self.warm_start else None
-        weights = row_weights(rows, labels, sample_weight, None, several=False)
+        weights = row_weights(rows, labels, sample_weight, self.class_weight)
+        index, targets = self._encode(labels, weights)
         if weights is not None:
             counts = weights > 0.0
-            rows, labels, weights = rows[counts], labels[counts], weights[counts]
+            rows, index, weights = rows[counts], index[counts], weights[counts]
+            targets = self._targets(index)
         loss = loss_of_labels(self.loss)
-        index, targets = self._encode(labels)
         if isinstance(loss, losses.Multiclass):
-            check_unweighted(loss, sample_weight)
+            check_unweighted(loss, sample_weight, self.class_weight)
             targets = self._joint_target(index, loss)
         self._check()
         self.X_train_ = rows.copy()
@@ -334,8 +340,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
         """
         if not _checks.flag("joint", joint):
             return super().predict_latent(X)
-        check_is_fitted(self)
-        rows = validate_data(self, X, dtype=np.float64, reset=False)
+        rows = self._rows(X)
         parts = [
             post.predict_latent(K_star, kernel(rows), joint=True)
             for post, kernel, K_star in self._cross(rows)
@@ -360,7 +365,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
         return self.predict_latent(X)
 
     def _log_probabilities(self, X: ArrayLike) -> Array:
-        rows = validate_data(self, X, dtype=np.float64, reset=False)
+        rows = self._rows(X)
         ((post, kernel, K_star),) = self._cross(rows)
         assert isinstance(post, LatentGPPosterior)
         found: Array = post.predict_log_proba(K_star, kernel.diag(rows))
@@ -387,18 +392,18 @@ class GPClassifier(ProcessModel, LatentClassifier):
         several = self._several
         rng = np.random.default_rng(seed_of_draws(random_state))
         check_is_fitted(self)
-        rows = validate_data(self, X, dtype=np.float64, reset=False)
+        rows, classes = self._rows(X), self.classes_[self._seen]
         if several:
             ((post, kernel, K_star),) = self._cross(rows)
             values = post.sample_latent(K_star, kernel(rows), size, rng)
-            return np.asarray(self.classes_[post.known_loss().sample(values, rng).T.astype(int)])
+            return np.asarray(classes[post.known_loss().sample(values, rng).T.astype(int)])
         scores = []
         for post, kernel, K_star in self._cross(rows):
             latent = post.sample_latent(K_star, kernel(rows), size, rng).T
             p = post.known_loss().predict_proba(latent.ravel(), np.zeros(latent.size))
             scores.append(p.reshape(latent.shape))
         if len(scores) == 1:
-            return np.asarray(self.classes_[(rng.random(scores[0].shape) < scores[0]).astype(int)])
+            return np.asarray(classes[(rng.random(scores[0].shape) < scores[0]).astype(int)])
         ladder_of = np.cumsum(scores, axis=0)
         drawn = rng.random(ladder_of.shape[1:]) * ladder_of[-1]
-        return np.asarray(self.classes_[(ladder_of[:-1] <= drawn).sum(axis=0)])
+        return np.asarray(classes[(ladder_of[:-1] <= drawn).sum(axis=0)])

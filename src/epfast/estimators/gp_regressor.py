@@ -252,6 +252,43 @@ class GPRegressor(ProcessModel, LatentRegressor):
 
     # -- prediction --
 
+    def predict(  # type: ignore[override]
+        self,
+        X: ArrayLike,
+        return_std: bool = False,
+        return_cov: bool = False,
+        offset: ArrayLike | None = None,
+    ) -> Any:
+        """Predictive mean of y: integrated over the posterior.
+
+        Parameters
+        ----------
+        X : array_like of shape (m, d)
+            Rows of features.
+        return_std : bool
+            Whether to return the predictive standard deviation of y too, its noise included.
+        return_cov : bool
+            Whether to return the posterior covariance of the latent values too, which is without
+            the noise of y. Not beside ``return_std``.
+        offset : array_like of shape (m,), optional
+            As in ``fit``. None: 0.
+
+        Returns
+        -------
+        mean : ndarray of shape (m,)
+            The most probable class for ordered classes. NaN where there is no mean.
+        std : ndarray of shape (m,), only if ``return_std``
+        covariance : ndarray of shape (m, m), only if ``return_cov``
+        """
+        if not _checks.flag("return_cov", return_cov):
+            return super().predict(X, return_std, offset)
+        if _checks.flag("return_std", return_std):
+            raise ValueError("return_std and return_cov are both True; allowed: one of them")
+        rows = self._rows(X)
+        ((post, kernel, K_star),) = self._cross(rows)
+        _, covariance = post.predict_latent(K_star, kernel(rows), joint=True)
+        return super().predict(X, False, offset), covariance
+
     def _latent(self, rows: Any) -> tuple[Array, Array]:
         mean, variance = self._latents(rows)[0]
         return mean + self.mean_, variance

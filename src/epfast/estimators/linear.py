@@ -12,6 +12,7 @@ from epfast import _checks, losses
 from epfast._arrays import Array
 from epfast.estimators.base import (
     LatentClassifier,
+    check_labels,
     check_unweighted,
     loss_of_labels,
     odds,
@@ -109,7 +110,8 @@ class LinearClassifier(LinearModel, LatentClassifier):
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
-        The labels, sorted.
+        The labels, sorted. A class whose rows all have weight 0 has probability 0, and no part in
+        what is below.
     coef_ : ndarray of shape (1, d) or (n_classes, d)
         Posterior mean of the coefficients; of ``classes_[1]`` where there are two classes, else of
         each class against the rest; with "multiclass" of each class, two or more.
@@ -253,16 +255,17 @@ class LinearClassifier(LinearModel, LatentClassifier):
         LinearClassifier
             Itself.
         """
-        rows, labels = validate_data(self, X, y, dtype=np.float64, accept_sparse="csr")
+        rows, labels = validate_data(self, X, y, **self._input())
         rows = _checks.rows("X", rows)
         if isinstance(self.prior_variance, None | str | float | int) and self.prior_groups is None:
             notes.note_scales(notes.column_sizes(rows), users_level())
-        index, targets = self._encode(labels)
+        check_labels(labels)
+        weights = row_weights(rows, labels, sample_weight, self.class_weight)
+        index, targets = self._encode(labels, weights)
         loss = loss_of_labels(self.loss)
         if isinstance(loss, losses.Multiclass):
             targets = self._joint_target(index, loss)
             check_unweighted(loss, sample_weight, self.class_weight)
-        weights = row_weights(rows, self.classes_[index], sample_weight, self.class_weight)
         binary = self._problems(rows, targets, weights, self._schedule(rows))
         self._left = binary.unfitted
         starts = None
@@ -324,7 +327,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
             Itself.
         """
         first = not hasattr(self, "posteriors_")
-        rows, labels = validate_data(self, X, y, dtype=np.float64, accept_sparse="csr", reset=first)
+        rows, labels = validate_data(self, X, y, reset=first, **self._input())
         index = self._class_numbers(labels, classes, first)
         loss_of_labels(self.loss)
         if self.learn:
@@ -334,9 +337,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
                 f"class_weight is {self.class_weight!r}; allowed in partial_fit: None, or a dict "
                 "of numbers, since the classes of later rows are unknown"
             )
-        weights = row_weights(
-            rows, self.classes_[index], sample_weight, self.class_weight, several=False
-        )
+        weights = row_weights(rows, self.classes_[index], sample_weight, self.class_weight)
         schedule, kind = self._schedule(rows), self._covariance(rows)
         if not first:
             kind = self.posteriors_[0].kind
@@ -368,8 +369,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
     # ---- parts of a fit ----
 
     def _log_probabilities(self, X: ArrayLike) -> Array:
-        rows = validate_data(self, X, dtype=np.float64, accept_sparse="csr", reset=False)
-        found: Array = self.posteriors_[0].predict_log_proba(rows)
+        found: Array = self.posteriors_[0].predict_log_proba(self._rows(X))
         return found
 
     def _factor(self, offset: ArrayLike | None, y: Any) -> Loss:

@@ -274,7 +274,8 @@ class LinearModel(Coefficients):
         tables: list[Any] = [cast(Any, post).summary(level) for post in self.posteriors_]
         if len(tables) == 1:
             return tables[0]
-        return dict(zip(cast(Any, self).classes_.tolist(), tables, strict=True))
+        classes = cast(Any, self).classes_[cast(Any, self)._seen]
+        return dict(zip(classes.tolist(), tables, strict=True))
 
     def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
         return [post.predict_latent(rows) for post in self.posteriors_]
@@ -285,8 +286,8 @@ class LinearModel(Coefficients):
         tags.input_tags.sparse = True
         return tags
 
-    def _accept_sparse(self) -> str | bool:
-        return "csr"
+    def _input(self) -> dict[str, Any]:
+        return {"dtype": np.float64, "accept_sparse": "csr"}
 
 
 @contextmanager

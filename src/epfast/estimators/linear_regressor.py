@@ -125,7 +125,6 @@ class LinearRegressor(LinearModel, LatentRegressor):
     >>> mean, std = model.predict(X[:5], return_std=True)
     """
 
-    SPARSE = "csr"
     #: factors are those of the likelihood
     beta = 1.0
 

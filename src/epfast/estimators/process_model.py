@@ -60,6 +60,14 @@ class ProcessModel:
     posteriors_: list[Any]
     _kernels: list[Any]
 
+    def _input(self) -> dict[str, Any]:
+        """What scikit-learn shall check of X: of texts, graphs and the like no more than a length.
+
+        That is where the kernel says so, by ``requires_vector_input``.
+        """
+        vectors = getattr(self.kernel, "requires_vector_input", True)
+        return {"dtype": np.float64} if vectors else {"dtype": None, "ensure_2d": False}
+
     def _check(self) -> None:
         """Check the parameters."""
         jobs_of(self.n_jobs)

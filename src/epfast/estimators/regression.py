@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -32,17 +32,19 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
 
     #: the loss, with the parameters that the evidence has set
     loss_: Loss
-    #: formats of sparse X
-    SPARSE: ClassVar[str | bool] = False
+
+    def _input(self) -> dict[str, Any]:
+        """What scikit-learn shall check of X."""
+        return {"dtype": np.float64}
 
     def _rows(self, X: Any) -> Any:
         """Rows to predict, checked."""
         check_is_fitted(self)
-        return validate_data(self, X, dtype=np.float64, accept_sparse=self.SPARSE, reset=False)
+        return validate_data(self, X, reset=False, **self._input())
 
     def _rows_and_responses(self, X: Any, y: Any) -> tuple[Any, Any]:
         """Rows and y of a fit; y (n,), or (n, 2) whose columns the loss knows."""
-        given = {"dtype": np.float64, "accept_sparse": self.SPARSE}
+        given = self._input()
         if _is_pair(y):
             rows = validate_data(self, X, **given)
             check_consistent_length(rows, y)
