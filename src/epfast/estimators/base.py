@@ -312,9 +312,9 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
         if weights is not None:
             self._seen = np.flatnonzero(np.bincount(index, weights, n_classes))
             if len(self._seen) < 2:
+                left = self.classes_[self._seen].tolist()
                 raise ValueError(
-                    f"the rows of positive weight are all of 1 class, {self.classes_[self._seen].tolist()}; "
-                    "allowed: two classes or more"
+                    f"the rows of positive weight are all of 1 class, {left}; allowed: two or more"
                 )
             if not self._all_seen:  # rows of weight 0 have any number
                 index = np.minimum(np.searchsorted(self._seen, index), len(self._seen) - 1)
@@ -502,7 +502,8 @@ def row_weights(
         by_class = compute_class_weight(class_weight, classes=classes, y=labels)
         if not (np.isfinite(by_class).all() and (by_class >= 0.0).all() and by_class.any()):
             raise ValueError(
-                f"class_weight is {_checks.describe(class_weight)}; allowed: numbers >= 0, not all 0"
+                f"class_weight is {_checks.describe(class_weight)}; allowed: numbers >= 0, some "
+                "of them > 0"
             )
         weights *= by_class[index]
     if not weights.any():

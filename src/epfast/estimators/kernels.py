@@ -33,11 +33,14 @@ def default_kernel(X: Array, unit: float = 1.0) -> Any:
     """A variance times an RBF of one length scale, with bounds from the rows.
 
     The length scale lies between a tenth of the distance that a tenth of the pairs fall below and
-    ten times the largest distance; the search starts at the median distance. unit: of the values.
+    ten times the largest distance; the search starts at the median distance. Those between rows
+    that differ, sorted, so that copies of rows change nothing, nor does their order. unit: of the
+    values.
     """
-    rows = X if len(X) <= ROWS else X[np.linspace(0, len(X) - 1, ROWS).astype(np.intp)]
+    rows = np.unique(X, axis=0)
+    rows = rows if len(rows) <= ROWS else rows[np.linspace(0, len(rows) - 1, ROWS).astype(np.intp)]
     distances = pdist(rows)
-    distances = distances[(distances > 0.0) & np.isfinite(distances)]
+    distances = distances[np.isfinite(distances)]
     low, middle, high = 0.1, 1.0, 10.0
     if distances.size:
         low, middle = np.quantile(distances, [0.1, 0.5]) * (0.1, 1.0)
