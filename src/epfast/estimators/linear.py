@@ -151,9 +151,9 @@ class LinearClassifier(LinearModel, LatentClassifier):
     Notes
     -----
     A weight w counts a row as w copies of itself, each with the factor t, so that the data enter as
-    t^w. The weights need not be integers, and rows of weight 0 do not count. With the defaults, fits
-    by weights and by copies agree to 1e-7, as scikit-learn's ``check_estimator`` asks. They do not,
-    so that its checks of ``sample_weight`` equivalence are to be declared
+    t^w. The weights need not be integers, and rows of weight 0 do not count. With the defaults,
+    fits by weights and by copies agree to 1e-7, as scikit-learn's ``check_estimator`` asks. They do
+    not, so that its checks of the equivalence of ``sample_weight`` are to be declared
     (``expected_failed_checks``), with ``prior_variance="ard"``, whose search ends 1e-7 away; with
     ``posterior="factorized"``, whose default tolerance is 1e-4; and with ``schedule=ADF()``, which
     takes t^w in at once, and copies one after the other.

@@ -212,7 +212,7 @@ class Descent:
         self._descend(theta)
         theta = theta if self.best[1] is None else self.best[1]
         found, _ = root_of_slopes(evaluate, theta, self.problem.bounds)
-        value = self.objective(found, eval_gradient=False)  # the last fit is where its sites are
+        value, _ = self.objective(found)  # the last fit is where its sites are
         self.lost = lost
         if isinstance(self.last, GPPosterior):
             self.start = Guess(self.last.state.sites)
