@@ -43,7 +43,6 @@ __all__ = [
     "LatentClassifier",
     "check_is_fitted",
     "check_labels",
-    "check_unweighted",
     "fit_seed",
     "loss_at_door",
     "loss_of_labels",
@@ -455,22 +454,9 @@ def loss_of_labels(given: Any) -> Loss:
     return loss
 
 
-def check_unweighted(loss: Loss, sample_weight: Any, class_weight: Any = None) -> None:
-    """Refuse weights of rows of several latents, but for weights that are all 1."""
-    given = {"class_weight": class_weight}
-    if sample_weight is not None and not (np.asarray(sample_weight) == 1).all():
-        given["sample_weight"] = sample_weight
-    for name, value in given.items():
-        if value is not None:
-            raise ValueError(
-                f"{name} is {_checks.describe(value)}; allowed with {loss!r}: None; a loss of two "
-                "labels, as 'probit', each class against the rest, takes weights"
-            )
-
-
 def sample_weights(rows: Any, sample_weight: ArrayLike) -> Array:
     """Weights of the rows, checked, (n,)."""
-    if not np.any(sample_weight):  # scikit-learn says so without the name
+    if not np.asarray(sample_weight).any():  # scikit-learn says so without the name
         raise ValueError("sample_weight is zero in every row; allowed: some number > 0")
     weights = np.array(_check_sample_weight(sample_weight, rows, dtype=np.float64))
     if not (weights >= 0.0).all():

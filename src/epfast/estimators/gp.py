@@ -14,7 +14,6 @@ from epfast.estimators.base import (
     LatentClassifier,
     check_is_fitted,
     check_labels,
-    check_unweighted,
     loss_of_labels,
     row_weights,
     seed_of_draws,
@@ -27,6 +26,7 @@ from epfast.estimators.parameters import Parameters, tell_ends
 from epfast.estimators.process_model import ProcessModel
 from epfast.estimators.processes import NO_PARAMETERS, BinaryProcess, evidence_at
 from epfast.gp import LatentGPPosterior
+from epfast.linear.latent_fit import copies
 from epfast.schedules import Schedule
 
 # scikit-learn is there, or epfast.estimators.base would have said so
@@ -61,7 +61,8 @@ class GPClassifier(ProcessModel, LatentClassifier):
     loss : str, Loss or callable
         The likelihood, as in :func:`epfast.fit_gp`. "multiclass", or
         ``losses.Multiclass(correlated=False)``: multinomial probit, one posterior by the joint
-        evidence, without weights of rows and ``rank``; O(n_classes n^3) per sweep.
+        evidence, for whole weights of rows (which copy them), without ``rank``; O(n_classes n^3)
+        per sweep.
     scheme : str or Scheme
         How sites are fitted, as in :func:`epfast.fit_gp`.
     learn : tuple of str
@@ -207,7 +208,9 @@ class GPClassifier(ProcessModel, LatentClassifier):
             targets = self._targets(index)
         loss = loss_of_labels(self.loss)
         if isinstance(loss, losses.Multiclass):
-            check_unweighted(loss, sample_weight, self.class_weight)
+            if weights is not None:
+                places = copies(loss, weights, "sample_weight or class_weight")
+                rows, index, weights = rows[places], index[places], None
             targets = self._joint_target(index, loss)
         self._check()
         self.X_train_ = rows.copy()

@@ -12,7 +12,6 @@ from epfast._arrays import Array
 from epfast.estimators.base import (
     LatentClassifier,
     check_labels,
-    check_unweighted,
     loss_of_labels,
     odds,
     row_weights,
@@ -26,6 +25,7 @@ from epfast.estimators.linear_model import LinearModel
 from epfast.estimators.search import Search, find
 from epfast.inference import fit_from
 from epfast.linear import notes
+from epfast.linear.latent_fit import copies
 from epfast.losses import Loss
 from epfast.schedules import ADF, Schedule
 
@@ -58,8 +58,8 @@ class LinearClassifier(LinearModel, LatentClassifier):
     loss : str, Loss, scipy.LowLevelCallable or callable
         "logistic", "probit", "hinge", "quasi01", "noisy_step" or another loss, as in
         :func:`epfast.fit_linear`. "multiclass", or :class:`epfast.losses.Multiclass`: multinomial
-        probit, one posterior over all classes by their joint evidence, without weights of rows and
-        ``partial_fit``.
+        probit, one posterior over all classes by their joint evidence, for whole weights of rows
+        (which copy them), without ``partial_fit``.
     scheme : str or Scheme, optional
         How factors are fitted. None: "exact" for scalar sites, as in :func:`epfast.fit_linear`.
     posterior : {"full", "factorized"}, optional
@@ -268,8 +268,10 @@ class LinearClassifier(LinearModel, LatentClassifier):
         index, targets = self._encode(labels, weights)
         loss = loss_of_labels(self.loss)
         if isinstance(loss, losses.Multiclass):
+            if weights is not None:
+                places = copies(loss, weights, "sample_weight or class_weight")
+                rows, index, weights = rows[places], index[places], None
             targets = self._joint_target(index, loss)
-            check_unweighted(loss, sample_weight, self.class_weight)
         binary = self._problems(rows, targets, weights, self._schedule(rows))
         self._left = binary.unfitted
         starts = None

@@ -193,7 +193,8 @@ def fit_gp(
             name = "weights" if weights is not None else "K" if rank is None else "rank"
             raise ValueError(
                 f"{name} is given; allowed with {found_loss!r}, which has several latents "
-                "per row: a kernel matrix, or one for each of them, and no weights"
+                "per row: a kernel matrix, or one for each of them, and no weights (copy the rows "
+                "and columns of K for whole ones, or fit each class against the rest)"
             )
         if start is not None and not isinstance(start, LatentGPPosterior):
             raise TypeError(

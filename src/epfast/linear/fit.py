@@ -156,7 +156,8 @@ def fit_linear(
         give the fixed point of repeated rows; copies settle before the next row is visited, and
         those that do not count as refused. The factor of a row of weight w < 1 enters to the power
         w; so does every row in a minibatch, exp(-beta Σ_k w_k loss_k), and with ADF, which takes a
-        row once. A row of weight 0 does not count.
+        row once. A row of weight 0 does not count. With several latents per row whole weights copy
+        the rows, and others are refused.
     schedule : EP, ADF, SEP, AEP, DSEP, DAEP or DEP, optional
         Which sites are stored and who goes when, see :mod:`epfast.schedules`. None: ``EP()``.
     beta : float, optional
