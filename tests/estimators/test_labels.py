@@ -1,5 +1,9 @@
 """Labels of classes: two of them are told apart without a sort, as np.unique does."""
 
+import re
+import warnings
+from functools import partial
+
 import numpy as np
 import pytest
 from sklearn.base import clone
@@ -130,3 +134,58 @@ def test_two_classes_of_three_are_left(kind):
     if kind is LinearClassifier:
         with pytest.raises(ValueError, match=r"rows of \[1\] all had weight 0 in fit"):
             model.partial_fit(X, y)
+
+
+# ---- weights that are no counts ----
+
+SHARES = np.random.default_rng(6).uniform(0.2, 2.0, 60)
+#: what is given to fit, and to the estimator, and what is said
+WEIGHTS = {
+    "fractions": ({"sample_weight": SHARES}, {}, "sample_weight holds weights that are no counts"),
+    "balanced": ({}, {"class_weight": "balanced"}, "class_weight is 'balanced'.*Threshold"),
+    "by class": ({}, {"class_weight": {0: 1, 1: 5}}, r"class_weight is \{0: 1, 1: 5\}"),
+    "counts": ({"sample_weight": np.arange(60) % 4}, {}, None),
+    "ones": ({"sample_weight": np.ones(60)}, {"class_weight": {0: 1, 1: 1}}, None),
+    "none": ({}, {}, None),
+}
+
+
+@pytest.mark.parametrize("kind", [LinearClassifier, epfast.GPClassifier])
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_that_are_no_counts_are_named(kind, name):
+    """In a warning, below the summary, and where the verdict of a check is."""
+    rng = np.random.default_rng(5)
+    X = rng.normal(size=(60, 2))
+    y = (X[:, 0] + rng.logistic(size=60) > 1.0).astype(int)
+    to_fit, to_model, said = WEIGHTS[name]
+    if kind is LinearClassifier:
+        model = kind(prior_variance=1.0, **to_model)
+    else:
+        model = kind(1.0 * RBF(1.0), optimizer=None, **to_model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(X, y, **to_fit)
+    told = [str(w.message) for w in caught if issubclass(w.category, epfast.DataWarning)]
+    assert [bool(re.search(said or "", text)) for text in told] == [True] * (said is not None)
+    last = model.posterior_.summary().attrs["notes"][-1]
+    check = model.posterior_.check(200)
+    fractions = name in ("fractions", "balanced")
+    assert ("no counts" in last) == ("no counts" in str(check)) == fractions
+    assert check.verdict == "good"
+
+
+def test_weights_of_the_functions():
+    X, y = np.random.default_rng(5).normal(size=(60, 2)), np.where(np.arange(60) % 3, 1, -1)
+    K = X @ X.T + np.eye(60)
+    fits = [
+        partial(epfast.fit_linear, X, y, intercept=True),
+        partial(epfast.fit_gp, K, y),
+        partial(epfast.fit_gp, K, y, rank=5),
+    ]
+    for fit in fits:
+        with pytest.warns(epfast.DataWarning, match="no counts, as") as caught:
+            fit(weights=SHARES)
+        assert caught[0].filename == __file__
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            fit(weights=np.arange(60) % 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +14,7 @@ from scipy import special
 from epfast import _checks, backend, inference
 from epfast._arrays import Array
 from epfast.estimators.coupling import best, left_out, log_probabilities, tally
+from epfast.inference.report import WEIGHTS, not_counts
 from epfast.losses import NAMED, Loss, Multiclass, resolve
 
 try:
@@ -461,6 +463,10 @@ def sample_weights(rows: Any, sample_weight: ArrayLike) -> Array:
     weights = np.array(_check_sample_weight(sample_weight, rows, dtype=np.float64))
     if not (weights >= 0.0).all():
         raise ValueError(f"sample_weight has a minimum of {weights.min():g}; allowed: numbers >= 0")
+    said = not_counts(weights)
+    if said is not None:
+        text = f"sample_weight holds {said}; give counts, or none"
+        warnings.warn(text, inference.DataWarning, stacklevel=users_level())
     return weights
 
 
@@ -492,6 +498,14 @@ def row_weights(
                 "of them > 0"
             )
         weights *= by_class[index]
+    if class_weight is not None and not (by_class == 1.0).all():
+        warnings.warn(
+            f"class_weight is {_checks.describe(class_weight)}: {WEIGHTS}; for classes of unequal "
+            "size fit without it and move the threshold, as by "
+            "sklearn.model_selection.TunedThresholdClassifierCV",
+            inference.DataWarning,
+            stacklevel=users_level(),
+        )
     if not weights.any():
         raise ValueError(
             "sample_weight times class_weight is zero in every row; allowed: some number > 0"

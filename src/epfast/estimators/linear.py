@@ -95,7 +95,10 @@ class LinearClassifier(LinearModel, LatentClassifier):
         of ``losses.Contaminated()``, the share of flipped labels, one for all classes.
     class_weight : dict, "balanced" or None
         Weights of the classes, which multiply ``sample_weight``. "balanced": inverse to the total
-        sample weight of each class, with mean 1 over the data.
+        sample weight of each class, with mean 1 over the data. They count rows, see Notes, and so
+        change how sure the fit is, of which a DataWarning tells: with 5 % positives 95 % intervals
+        cover 0.55. For unbalanced classes fit without them and move the threshold, as by
+        ``sklearn.model_selection.TunedThresholdClassifierCV``.
     warm_start : bool
         Whether :meth:`fit` starts from the sites of the last fit. They change how soon it settles,
         not where; they are left where X has another shape, and by ADF, which stores none.

@@ -216,9 +216,9 @@ def fit_linear(
         of a factor failed as a whole, so that its site stayed; if the log evidence is above 0 where
         no factor is above 1. ``converged`` is False then.
     DataWarning
-        If columns differ in scale by more than 1e3 under one prior variance; if there is no
-        constant column and less than 40 % of the labels are of one kind; if a plane separates the
-        labels and the prior is flat.
+        If weights are no counts, which change how sure the fit is; if columns differ in scale by
+        more than 1e3 under one prior variance; if there is no constant column and less than 40 % of
+        the labels are of one kind; if a plane separates the labels and the prior is flat.
 
     Examples
     --------
@@ -325,6 +325,7 @@ def fit_linear(
     dense = posterior == "full" and (ours is None or prior_precision is not None)
     problem = chosen.problem(data, prior_of_fit(normal, start, chosen.schedule, d, wide, dense))
     problem = in_best_form(problem._replace(intercept=wide is not None, names=names, wide=ours))
+    notes.note_weights(None if stream else data.weights)
     scale = None if stream else _notes(problem, prior_variance, prior_precision)
     how: dict[str, Any] = {"record": record, "callback": callback, "progress": progress}
     found: FactorizedPosterior | FullPosterior = fit_problem(
