@@ -37,9 +37,9 @@ from epfast.inference import (
 )
 from epfast.inference.combinations import legal
 from epfast.inference.loop import polished, warn_of_scheme
+from epfast.inference.report import note_weights
 from epfast.inference.runtime import Tick, at_work, crew_of
 from epfast.inference.threads import threads_of
-from epfast.linear import notes
 from epfast.linear.engines.kernel import GPState, Moments
 from epfast.linear.problem import weights_of
 from epfast.losses import LatentLoss, Loss
@@ -213,7 +213,7 @@ def fit_gp(
         return fit_latent_process(of_latents, start, callback, progress)
     if low_rank:
         if rank is not None:  # else a search of hyper-parameters may fit it many times
-            notes.note_weights(weights_of(weights, len(np.asarray(y))))
+            note_weights(weights_of(weights, len(np.asarray(y))))
         return fit_low_rank(
             K,
             y,
@@ -238,7 +238,7 @@ def fit_gp(
     shift = 0.0 if jitter is None else _checks.number("jitter", jitter, least=0.0)
     kernel = kernel_in_memory(K, overwrite_K, shift)
     problem = chosen.problem(y, kernel.n, weights, offset)._replace(kernel=kernel)
-    notes.note_weights(problem.weights)
+    note_weights(problem.weights)
     return fit_problem(
         problem, start, callback=callback, progress=progress, threads=threads, check=True
     )

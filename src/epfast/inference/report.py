@@ -11,6 +11,7 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
+from epfast.inference.records import DataWarning
 
 
 class Table:
@@ -120,6 +121,13 @@ def not_counts(weights: Array | None) -> str | None:
     if weights is None or parts is None or not parts.any():
         return None
     return f"weights that are no counts, as {weights[np.argmax(parts > 0.0)]:.3g}: {WEIGHTS}"
+
+
+def note_weights(weights: Array | None) -> None:
+    """Warn the caller of a fit of weights that are no counts."""
+    said = not_counts(weights)
+    if said is not None:
+        warnings.warn(f"{said}; give counts, or none", DataWarning, stacklevel=3)
 
 
 def weights_of(post: Any) -> Array | None:

@@ -25,6 +25,7 @@ from epfast.inference import (
 )
 from epfast.inference.executors import Tasks, executor_at_door
 from epfast.inference.loop import NO_FIXED_POINT, is_sharp, polished, stands_off, warn_of_scheme
+from epfast.inference.report import note_weights
 from epfast.inference.runtime import Tick
 from epfast.inference.threads import Threads, threads_of
 from epfast.linear import notes
@@ -325,7 +326,7 @@ def fit_linear(
     dense = posterior == "full" and (ours is None or prior_precision is not None)
     problem = chosen.problem(data, prior_of_fit(normal, start, chosen.schedule, d, wide, dense))
     problem = in_best_form(problem._replace(intercept=wide is not None, names=names, wide=ours))
-    notes.note_weights(None if stream else data.weights)
+    note_weights(None if stream else data.weights)
     scale = None if stream else _notes(problem, prior_variance, prior_precision)
     how: dict[str, Any] = {"record": record, "callback": callback, "progress": progress}
     found: FactorizedPosterior | FullPosterior = fit_problem(

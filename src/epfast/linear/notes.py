@@ -13,7 +13,6 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.vector import column_sizes as _core_sizes
 from epfast.inference.records import DataWarning
-from epfast.inference.report import not_counts
 from epfast.linear.problem import Data, LinearProblem
 
 #: rows that are looked at, evenly spaced
@@ -48,13 +47,6 @@ def note_factorized(shape: tuple[int, ...], stacklevel: int = 2) -> None:
         "posterior='factorized' says that this is meant",
         stacklevel,
     )
-
-
-def note_weights(weights: Array | None, stacklevel: int = 2) -> None:
-    """Note that weights are no counts."""
-    said = not_counts(weights)
-    if said is not None:
-        _say(f"{said}; give counts, or none", stacklevel)
 
 
 class ColumnSizes(NamedTuple):
