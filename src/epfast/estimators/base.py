@@ -15,7 +15,8 @@ from epfast import _checks, backend, inference
 from epfast._arrays import Array
 from epfast.estimators.coupling import best, left_out, log_probabilities, tally
 from epfast.inference.report import WEIGHTS, not_counts
-from epfast.losses import NAMED, Loss, Multiclass, resolve
+from epfast.losses import Loss, Multiclass
+from epfast.losses.names import LABELS, loss_at_door
 
 try:
     from sklearn import exceptions
@@ -39,14 +40,12 @@ except ImportError:  # scikit-learn 1.4 and 1.5
 
 
 __all__ = [
-    "NUMBERS",
     "ConvergenceWarning",
     "EvidenceWarning",
     "LatentClassifier",
     "check_is_fitted",
     "check_labels",
     "fit_seed",
-    "loss_at_door",
     "loss_of_labels",
     "odds",
     "row_weights",
@@ -428,21 +427,6 @@ def check_labels(labels: NDArray[Any]) -> None:
         raise TypeError(
             "y holds labels that cannot be sorted; allowed: numbers alone, or strings alone"
         ) from None
-
-
-#: names of losses of labels, and of those of numbers
-LABELS = (*(name for name in NAMED if resolve(name).by_margin), "multiclass")
-NUMBERS = tuple(name for name in NAMED if name not in LABELS)
-
-
-def loss_at_door(given: Any, names: tuple[str, ...], y: Any = None) -> Loss:
-    """The loss that is meant, of responses y; one that is not known is told these names alone."""
-    try:
-        return resolve(given, y)
-    except ValueError:
-        if isinstance(given, str) and given not in NAMED:
-            _checks.choice("loss", given, names)
-        raise
 
 
 def loss_of_labels(given: Any) -> Loss:

@@ -65,6 +65,9 @@ class LinearModel(Coefficients):
     learn: Any
     n_jobs: int | None
     random_state: Any
+    #: of classifiers
+    classes_: NDArray[Any]
+    _seen: NDArray[np.intp]
 
     # ---- parts of a fit ----
 
@@ -274,8 +277,7 @@ class LinearModel(Coefficients):
         tables: list[Any] = [cast(Any, post).summary(level) for post in self.posteriors_]
         if len(tables) == 1:
             return tables[0]
-        classes = cast(Any, self).classes_[cast(Any, self)._seen]
-        return dict(zip(classes.tolist(), tables, strict=True))
+        return dict(zip(self.classes_[self._seen].tolist(), tables, strict=True))
 
     def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
         return [post.predict_latent(rows) for post in self.posteriors_]

@@ -10,15 +10,14 @@ from numpy.typing import ArrayLike
 from epfast import _checks
 from epfast._arrays import Array, to_float64
 from epfast.estimators.base import (
-    NUMBERS,
     Posteriors,
     check_is_fitted,
-    loss_at_door,
     seed_of_draws,
     validate_data,
 )
 from epfast.inference.posterior import shifted
 from epfast.losses import Loss, Multiclass
+from epfast.losses.names import NUMBERS, loss_at_door
 
 # scikit-learn is there, or epfast.estimators.base would have said so
 from sklearn.base import BaseEstimator, RegressorMixin  # isort: skip

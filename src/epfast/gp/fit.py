@@ -212,9 +212,7 @@ def fit_gp(
         of_latents = LatentGPProblem(kernels, observed, *choices, common)
         return fit_latent_process(of_latents, start, callback, progress)
     if low_rank:
-        if rank is not None:  # else a search of hyper-parameters may fit it many times
-            note_weights(weights_of(weights, len(np.asarray(y))))
-        return fit_low_rank(
+        found = fit_low_rank(
             K,
             y,
             rank=rank,
@@ -230,6 +228,9 @@ def fit_gp(
             progress=progress,
             threads=threads,
         )
+        if rank is not None:  # else a search of hyper-parameters may fit it many times
+            note_weights(found.problem.data.weights)
+        return found
     if isinstance(K, KernelColumns):
         raise TypeError("K is a KernelColumns; allowed without rank: a matrix")
     chosen = choose(found_loss, scheme, schedule)

@@ -33,13 +33,10 @@ def memory_left() -> float:
     swap included, and of the limit of its container.
     """
     left = math.inf
-    with suppress(ImportError, OSError, ValueError):
-        import resource
-
-        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        if limit != resource.RLIM_INFINITY:
-            pages = int(Path("/proc/self/statm").read_text().split()[0])
-            left = limit - pages * resource.getpagesize()
+    with suppress(OSError, ValueError, IndexError):  # "unlimited" is no number
+        limits = Path("/proc/self/limits").read_text().split("Max address space")[1]
+        status = Path("/proc/self/status").read_text().split("VmSize:")[1]
+        left = float(limits.split()[0]) - 1024.0 * float(status.split()[0])
     with suppress(OSError, ValueError, KeyError):
         lines = Path("/proc/meminfo").read_text().splitlines()
         of = {name: int(rest.split()[0]) for name, rest in (line.split(":") for line in lines)}

@@ -101,6 +101,21 @@ def resolve(loss: Any, y: Any = None) -> Loss:
     )
 
 
+#: names of losses of labels, and of those of numbers
+LABELS = (*(name for name, loss in _BY_NAME.items() if loss.by_margin), "multiclass")
+NUMBERS = tuple(name for name in NAMED if name not in LABELS)
+
+
+def loss_at_door(given: Any, names: tuple[str, ...], y: Any = None) -> Loss:
+    """The loss that is meant, of responses y; of a name that is not known these alone are listed.
+
+    names: LABELS or NUMBERS.
+    """
+    if isinstance(given, str) and given not in LABELS + NUMBERS + tuple(WITH_LATENTS):
+        _checks.choice("loss", given, names)
+    return resolve(given, y)
+
+
 def describe(loss: Loss | None) -> dict[str, Any] | None:
     """A loss as JSON, without beta; None if it cannot be saved.
 

@@ -25,7 +25,7 @@ class Ordinal(Loss):
 
     P(y <= k) = F(cut_k - h), F the normal or the logistic distribution function. A model with an
     intercept shifts all cuts: then hold one of them, or leave the intercept out. By its name,
-    ``loss="ordinal"``, a fit takes the levels from y, 0 to its largest, and cuts from their shares.
+    ``loss="ordinal"``, a fit takes the levels from y, 0 to its largest, and cuts evenly in [-1, 1].
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class Ordinal(Loss):
 
     @classmethod
     def of(cls, y: Any) -> Ordinal:
-        """The loss of the levels 0 to max(y), two or more, with cuts by their shares.
+        """The loss of the levels 0 to max(y), two or more, with cuts evenly in [-1, 1].
 
         y that are no levels get the defaults, whose :meth:`responses` refuse them.
         """
@@ -71,7 +71,7 @@ class Ordinal(Loss):
             )
         if not ((given >= 0.0) & (given == np.floor(given))).all():
             return cls()
-        return cls(tuple(range(int(most)))).started(given[:, None])
+        return cls(tuple(np.linspace(-1.0, 1.0, int(most)).tolist()) if most > 1.0 else (0.0,))
 
     @property
     def n_classes(self) -> int:
