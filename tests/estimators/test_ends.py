@@ -116,8 +116,7 @@ def test_the_gain_is_that_of_the_evidence_to_first_order():
 def test_classes_in_the_reverse_order_are_the_same_model(model, unseen):
     """X and y turned round give cuts and evidence turned round, warnings too.
 
-    Exactly so, since P(y <= k) = F(c_k - h) = 1 - F(h - c_k); a cut beside a class without rows,
-    where the evidence is flat, to the accuracy of a flat maximum.
+    Exactly so, since P(y <= k) = F(c_k - h) = 1 - F(h - c_k).
     """
     rng = np.random.default_rng(len(unseen))
     X = rng.normal(size=(120, 1))
@@ -136,9 +135,8 @@ def test_classes_in_the_reverse_order_are_the_same_model(model, unseen):
         found.append((cuts if sign > 0 else -cuts[::-1], fitted.log_evidence_))
     (cuts, evidence), (again, other) = found
     assert evidence == pytest.approx(other, abs=1e-3)
-    seen = np.array([k not in unseen and k + 1 not in unseen for k in range(3)])
-    np.testing.assert_allclose(cuts[seen], again[seen], atol=1e-2)
-    np.testing.assert_allclose(cuts, again, atol=0.3)
+    np.testing.assert_allclose(cuts, again, rtol=1e-2, atol=1e-2)
+    assert np.abs(cuts).max() < 100.0
 
 
 # ---- kernels ----
@@ -149,7 +147,7 @@ KERNELS = {
     "a sum": ConstantKernel(1.0, (0.5, 2.0)) * Matern(1.0, NARROW) + WhiteKernel(1e-3, NARROW),
     "a column each": ConstantKernel(1.0, "fixed") * RBF([1.0, 1.0], [NARROW, (0.01, 0.02)]),
     "a power": RationalQuadratic(1.0, 1.0, NARROW, NARROW) ** 2,
-    "none": 1.0 * RBF(1.0, "fixed"),
+    "none": ConstantKernel(1.0, "fixed") * RBF(1.0),
 }
 
 

@@ -17,6 +17,9 @@ from epfast.losses import Loss
 SHIFTS = (0.0, -3.0)
 #: reach of the free numbers of increasing parameters: their middle, logs of their gaps
 CUTS, GAPS = 50.0, 10.0
+#: log of how much wider than at the start a gap is that ends at a class without rows, below or
+#: above all others: the evidence rises with it for ever, by less than 1e-3 from 8 sd of the noise on
+EMPTY = 3.0
 #: distance of a free number from an end that counts as none
 NEAR = 1e-6
 #: a parameter is flat where the log evidence falls by less over this change of its log: its
@@ -47,8 +50,7 @@ class Parameters(NamedTuple):
     """Learnable parameters of a loss: logs of positive numbers; of cuts the middle, logs of gaps.
 
     The middle is the mean of the cuts between classes that have rows, so that classes in the
-    reverse order have the reverse cuts, and so that a cut beyond them, whose gap grows as long as
-    the evidence rises, moves no other.
+    reverse order have the reverse cuts. A cut beyond them is held far away, and moves no other.
     """
 
     #: with the parameters that a search begins with
@@ -86,7 +88,10 @@ class Parameters(NamedTuple):
         unseen = _unseen(begun, responses, weights) if "cuts" in names else ()
         found = cls(begun, names, np.empty((0, 2)), unseen)
         bounds = [found._range(name, shifts) for name in names]
-        return found._replace(bounds=np.concatenate(bounds)) if bounds else found
+        if not bounds:
+            return found
+        found = found._replace(bounds=np.concatenate(bounds))
+        return found._replace(loss=found.at(np.clip(found.start, *found.bounds.T)))
 
     @property
     def size(self) -> int:
@@ -211,6 +216,9 @@ class Parameters(NamedTuple):
         free = self._free(value)
         reach = np.full(len(free), GAPS)
         reach[0] = 0.0 if shifts else CUTS
+        inner, outer = self._middle(len(free)) > 0.0, np.zeros(len(free), dtype=bool)
+        outer[1:] = ~(inner[1:] & inner[:-1])
+        reach[outer], free[outer] = 0.0, free[outer] + EMPTY
         return np.stack([free - reach, free + reach], axis=1)
 
 
