@@ -18,7 +18,7 @@ SHIFTS = (0.0, -3.0)
 #: reach of the free numbers of increasing parameters: their middle, logs of their gaps
 CUTS, GAPS = 50.0, 10.0
 #: log of how much wider than at the start a gap is that ends at a class without rows, below or
-#: above all others: the evidence rises with it for ever, by less than 1e-3 from 8 sd of the noise on
+#: above all others: the evidence rises with it for ever, by less than 1e-3 beyond 8 sd of the noise
 EMPTY = 3.0
 #: distance of a free number from an end that counts as none
 NEAR = 1e-6
