@@ -314,7 +314,7 @@ def test_other_likelihoods_are_refused(likelihood):
 
 
 def test_mean_functions_are_refused():
-    with pytest.raises(ValueError, match="mean function; allowed: None"):
+    with pytest.raises(ValueError, match="mean function, which is not supported; allowed: None"):
         GPy.core.GP(
             X,
             Y,
@@ -365,3 +365,40 @@ def test_probabilities_by_brute_force():
     signs = np.diag([1.0, -1.0])
     exact = stats.multivariate_normal(np.zeros(2), np.eye(2) + signs @ K @ signs).cdf(np.zeros(2))
     assert found.log_likelihood() == pytest.approx(np.log(exact), abs=2e-3)
+
+
+def test_both_modes_of_gpy_run_ep_at_each_evaluation():
+    """GPy gives its arguments in this order, and a loaded model those of to_dict."""
+    X = np.linspace(-2, 2, 20)[:, None]
+    found = []
+    for mode in ("nested", "alternated"):
+        method = EP(1e-9, 1.0, 1.0, False, 200, mode, False)
+        assert method.to_dict()["ep_mode"] == mode
+        found.append(
+            GPy.core.GP(
+                X,
+                1.0 * (X > 0.3),
+                GPy.kern.RBF(1),
+                GPy.likelihoods.Bernoulli(),
+                inference_method=method,
+            )
+        )
+    assert found[0].log_likelihood() == found[1].log_likelihood()
+    with pytest.raises(ValueError, match="ep_mode is 'both'; allowed: 'nested', 'alternated'"):
+        EP(ep_mode="both")
+
+
+def test_what_is_not_supported_says_what_to_do():
+    X = np.linspace(-2, 2, 20)[:, None]
+    y, ours, method = 1.0 * (X > 0.3), GPy.kern.RBF(1), EP()
+    bernoulli = GPy.likelihoods.Bernoulli()
+    with pytest.raises(ValueError, match=r"sparse.*not support.*rank="):
+        GPy.core.SparseGP(X, y, X[:5], ours, bernoulli, inference_method=method)
+    with pytest.raises(ValueError, match=r"several outputs are not supported.*each column"):
+        GPy.core.GP(X, np.c_[y, y], ours, bernoulli, inference_method=method)
+    both = GPy.likelihoods.MultioutputLikelihood([bernoulli, GPy.likelihoods.Gaussian()])
+    outputs = {"output_index": np.zeros((20, 1), dtype=int)}
+    with pytest.raises(ValueError, match=r"Multioutput.*not supported; .*GPy's own EP"):
+        GPy.core.GP(X, y, ours, both, inference_method=method, Y_metadata=outputs)
+    with pytest.raises(TypeError, match="nothing is given; allowed: mean_function"):
+        method.inference(ours, X, bernoulli, y, nothing=1)

@@ -5,9 +5,20 @@ import warnings
 import numpy as np
 import pytest
 
+pytest.importorskip("sklearn")
+
+import sklearn.exceptions
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    ConstantKernel,
+    Matern,
+    RationalQuadratic,
+    WhiteKernel,
+)
+
 import epfast
 from epfast import losses
-from epfast.estimators import EvidenceWarning, GPRegressor, LinearRegressor
+from epfast.estimators import EvidenceWarning, GPClassifier, GPRegressor, LinearRegressor
 
 N = 80
 RNG = np.random.default_rng(1)
@@ -98,3 +109,76 @@ def test_the_gain_is_that_of_the_evidence_to_first_order():
     gain = post.loss_gain(moved, post.loss)
     assert gain[1] == 0.0
     assert gain[0] == pytest.approx(1e-4 * 0.3 * post.loss_gradient()["scale"], rel=1e-2)
+
+
+@pytest.mark.parametrize("model", [LinearRegressor, lambda **k: GPRegressor(1.0 * RBF(1.0), **k)])
+@pytest.mark.parametrize("unseen", [(), (0,), (3,), (1,), (0, 3)])
+def test_classes_in_the_reverse_order_are_the_same_model(model, unseen):
+    """X and y turned round give cuts and evidence turned round, warnings too.
+
+    Exactly so, since P(y <= k) = F(c_k - h) = 1 - F(h - c_k).
+    """
+    rng = np.random.default_rng(len(unseen))
+    X = rng.normal(size=(120, 1))
+    y = np.digitize(X[:, 0] + rng.normal(size=120), [-1.0, 0.0, 1.0])
+    keep = ~np.isin(y, unseen)
+    found = []
+    for sign, classes in ((1.0, y), (-1.0, 3 - y)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            fitted = model(loss=losses.Ordinal((-1.0, 0.0, 1.0))).fit(sign * X[keep], classes[keep])
+        told = [str(w.message) for w in caught if issubclass(w.category, EvidenceWarning)]
+        none = sorted(unseen if sign > 0 else (3 - k for k in unseen))
+        said = [f"no row has class {', '.join(map(str, none))}"] if unseen else []
+        assert [said[0] in one for one in told] == [True] * len(said)
+        cuts = np.array(fitted.loss_.cuts) - getattr(fitted, "intercept_", 0.0)
+        found.append((cuts if sign > 0 else -cuts[::-1], fitted.log_evidence_))
+    (cuts, evidence), (again, other) = found
+    assert evidence == pytest.approx(other, abs=1e-3)
+    np.testing.assert_allclose(cuts, again, rtol=1e-2, atol=1e-2)
+    assert np.abs(cuts).max() < 100.0
+
+
+# ---- kernels ----
+
+NARROW, CURVED = (0.9, 1.1), np.hypot(*X.T) < 1.1
+KERNELS = {
+    "a length scale": 1.0 * RBF(1.0, NARROW),
+    "a sum": ConstantKernel(1.0, (0.5, 2.0)) * Matern(1.0, NARROW) + WhiteKernel(1e-3, NARROW),
+    "a column each": ConstantKernel(1.0, "fixed") * RBF([1.0, 1.0], [NARROW, (0.01, 0.02)]),
+    "a power": RationalQuadratic(1.0, 1.0, NARROW, NARROW) ** 2,
+    "none": ConstantKernel(1.0, "fixed") * RBF(1.0),
+}
+
+
+@pytest.mark.parametrize("kind", [GPClassifier, GPRegressor])
+@pytest.mark.parametrize("name", KERNELS)
+def test_bounds_of_kernels_are_told_as_scikit_learn_tells_them(name, kind):
+    """The right messages are those of scikit-learn's own check of the same kernel."""
+    model = kind(KERNELS[name])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(X, CURVED if kind is GPClassifier else H + 0.1 * NOISE)
+        ours = [str(one.message) for one in caught if "optimal value" in str(one.message)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.kernel_._check_bounds_params()
+    assert ours == [str(one.message) for one in caught]
+    assert bool(ours) == (name != "none")
+
+
+def test_a_bound_is_told_once_and_where_it_is_reached():
+    """Three classes that end at the same bound; a wider bound, and no search, are silent."""
+    three = np.digitize(X[:, 0], [-0.5, 0.5])
+    with pytest.warns(sklearn.exceptions.ConvergenceWarning, match="upper bound 1.1.") as caught:
+        GPClassifier(KERNELS["a length scale"]).fit(X, three)
+    lengths = [one for one in caught if "k2__length_scale" in str(one.message)]
+    assert len(lengths) == 1
+    assert lengths[0].filename == __file__
+    with pytest.warns(epfast.ConvergenceWarning, match="default kernel's"):
+        GPClassifier().fit(X, X[:, 0] > 0.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        GPRegressor(1.0 * RBF(1.0), learn=()).fit(X, H + NOISE)
+        GPClassifier(KERNELS["a length scale"], optimizer=None).fit(X, three)
+        GPClassifier(1.0 * RBF(1.0)).fit(X, (np.sin(3.0 * X[:, 0]) + NOISE) > 0.0)

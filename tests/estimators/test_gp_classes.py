@@ -16,10 +16,6 @@ LABELS = np.array(["ash", "beech", "oak"])
 KERNEL = ConstantKernel(3.0) * RBF(1.0)
 
 
-#: checks of weights that are not all 1, which a loss of several classes refuses
-WEIGHTED = ("s_list", "s_not_overwritten", "_equivalence", "s_invariance")
-
-
 def data(n=60, seed=0):
     rng = np.random.default_rng(seed)
     X = rng.uniform(-2.0, 2.0, size=(n, 2))
@@ -30,9 +26,8 @@ def data(n=60, seed=0):
 @pytest.mark.slow
 @parametrize_with_checks([GPClassifier(loss="multiclass")])
 def test_scikit_learn_checks(estimator, check):
-    name = check.func.__name__
-    if name.startswith("check_sample_weight") and name.split("_weight")[1].startswith(WEIGHTED):
-        with pytest.raises((ValueError, AssertionError), match="allowed with Multiclass"):
+    if check.func.__name__ == "check_class_weight_classifiers":  # by weights of 1e-4
+        with pytest.raises(ValueError, match="allowed with Multiclass"):
             check(estimator)
         return
     check(estimator)
@@ -108,7 +103,7 @@ def test_refused():
         with pytest.raises(ValueError, match=said):
             GPClassifier(KERNEL, **{"loss": "multiclass", "optimizer": None} | arguments).fit(X, y)
     with pytest.raises(ValueError, match="sample_weight"):
-        GPClassifier(KERNEL, loss="multiclass").fit(X, y, sample_weight=np.arange(60.0))
+        GPClassifier(KERNEL, loss="multiclass").fit(X, y, sample_weight=np.full(60, 0.5))
 
 
 def test_the_share_of_flipped_labels_is_learnt():
@@ -127,7 +122,7 @@ def test_the_share_of_flipped_labels_is_learnt():
     assert slope.shape == (2,)
     three = np.where(flipped, 2, y)
     # a class of flipped labels alone has no outliers
-    with pytest.warns(EvidenceWarning, match="hardly tells share"):
+    with pytest.warns(EvidenceWarning, match=r"share=1e-06 \(no row is an outlier\)"):
         several = GPClassifier(loss=losses.Contaminated(), learn=("share",)).fit(X, three)
     assert len(several.loss_) == len(several.posteriors_) == 3
     assert [post.loss.share for post in several.posteriors_] == [one.share for one in several.loss_]

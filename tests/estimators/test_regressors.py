@@ -440,3 +440,48 @@ def test_ordered_classes_that_are_text_are_refused_with_what_to_do(model, kind):
     text = kind(["low", "mid", "high"] * (N // 3))
     with pytest.raises(TypeError, match=r"y holds text, 'low' first; .*Categorical.*\.codes"):
         model(loss="ordinal").fit(X, text)
+
+
+# ---- what a loss by its name takes from y ----
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_ordinal_by_name_takes_its_levels_from_y(count):
+    """Fits are those of the loss with as many cuts; three levels are the defaults of the class."""
+    y = np.digitize(Y, np.quantile(Y, np.arange(1, count) / count))
+    cuts = (0.0,) if count == 2 else tuple(np.linspace(-1.0, 1.0, count - 1).tolist())
+    for model in BOTH:
+        found = clone(model).set_params(loss="ordinal").fit(X, y)
+        plain = clone(model).set_params(loss=losses.Ordinal(cuts)).fit(X, y)
+        assert found.loss_ == plain.loss_
+        assert set(found.predict(X)) <= set(range(count))
+    K = KERNEL(X)
+    for one, other in (
+        (epfast.fit_linear(X, y, loss=loss), epfast.fit_gp(K, y, loss=loss))
+        for loss in ("ordinal", losses.Ordinal(cuts))
+    ):
+        assert one.loss.cuts == other.loss.cuts == cuts
+    for model in BOTH:
+        with pytest.raises(ValueError, match=r"up to \d+000;.*levels from y: integers 0 to 999"):
+            clone(model).set_params(loss="ordinal").fit(X, 5000 * y)
+        with pytest.raises(
+            ValueError, match=r"integers 0 to 2 with 2 cuts, as losses.Ordinal\(cuts"
+        ):
+            clone(model).set_params(loss="ordinal").fit(X, Y)
+
+
+@pytest.mark.parametrize("kind", [LinearRegressor, GPRegressor])
+def test_losses_that_do_not_suit_are_not_listed(kind):
+    with pytest.raises(ValueError, match="loss is 'log_loss'") as raised:
+        kind(loss="log_loss").fit(X, Y)
+    assert "'gaussian'" in str(raised.value)
+    assert "'logistic'" not in str(raised.value)
+    with pytest.raises(ValueError, match="LinearClassifier and GPClassifier take labels"):
+        kind(loss="multiclass").fit(X, np.arange(N) % 3)
+    with pytest.raises(ValueError, match="2 latent values per row"):
+        kind(loss="heteroscedastic").fit(X, Y)
+    for classifier in (epfast.LinearClassifier, epfast.GPClassifier):
+        with pytest.raises(ValueError, match="loss is 'log_loss'") as raised:
+            classifier(loss="log_loss").fit(X, Y > 0.0)
+        assert "'multiclass'" in str(raised.value)
+        assert "'poisson'" not in str(raised.value)

@@ -101,3 +101,25 @@ def test_rows_are_removed(correlated):
         post.remove(60)
     with pytest.raises(ValueError, match="no partial_fit; allowed with it"):
         post.partial_fit(X, y)
+
+
+@pytest.mark.parametrize(
+    "loss", [losses.Multiclass(), losses.Multiclass(correlated=False), losses.Heteroscedastic()]
+)
+def test_whole_weights_are_copies_of_rows(loss):
+    rng = np.random.default_rng(5)
+    X, weights = rng.normal(size=(40, 2)), rng.integers(0, 4, 40)
+    y = X[:, 0] + 0.3 * rng.normal(size=40)
+    if isinstance(loss, losses.Multiclass):
+        y = np.digitize(y, [-0.5, 0.5])
+    shift = 0.1 * rng.normal(size=(40, loss.latents or 3))
+    rows = np.repeat(np.arange(40), weights)
+    one = epfast.fit_linear(X, y, loss=loss, weights=weights, offset=shift)
+    other = epfast.fit_linear(X[rows], y[rows], loss=loss, offset=shift[rows])
+    np.testing.assert_allclose(one.mean, other.mean, rtol=1e-12)
+    assert one.log_evidence == pytest.approx(other.log_evidence)
+    plain = epfast.fit_linear(X, y, loss=loss, weights=np.ones(40))
+    np.testing.assert_array_equal(plain.mean, epfast.fit_linear(X, y, loss=loss).mean)
+    for bad, said in ((0.5, "weights holds 0.5.*whole numbers"), (1e6, "100 on average")):
+        with pytest.raises(ValueError, match=said):
+            epfast.fit_linear(X, y, loss=loss, weights=np.full(40, bad))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,7 +14,9 @@ from scipy import special
 from epfast import _checks, backend, inference
 from epfast._arrays import Array
 from epfast.estimators.coupling import best, left_out, log_probabilities, tally
+from epfast.inference.report import WEIGHTS, not_counts
 from epfast.losses import Loss, Multiclass
+from epfast.losses.names import LABELS, loss_at_door
 
 try:
     from sklearn import exceptions
@@ -42,9 +45,8 @@ __all__ = [
     "LatentClassifier",
     "check_is_fitted",
     "check_labels",
-    "check_of_labels",
-    "check_unweighted",
     "fit_seed",
+    "loss_of_labels",
     "odds",
     "row_weights",
     "sample_weights",
@@ -126,6 +128,9 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
     classes_: NDArray[Any]
     #: how the classes deny each other; networks, and one posterior, have 0
     coupling_: float = 0.0
+    #: places in ``classes_`` of the classes that some row of positive weight has; the others, which
+    #: no posterior knows, have probability 0
+    _seen: NDArray[np.intp]
 
     def predict_latent(self, X: ArrayLike) -> tuple[Array, Array]:
         """Posterior mean and variance of the latent values: of x.theta, or of the process.
@@ -138,14 +143,19 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
         Returns
         -------
         mean, variance : ndarray of shape (n,) or (n, n_classes)
-            One column per class where there are more than two. In a linear model the intercept is
-            included: the mean is ``X @ coef_.T + intercept_``.
+            One column per class with rows of positive weight, where there are more than two. In a
+            linear model the intercept is included: the mean is ``X @ coef_.T + intercept_``.
         """
+        return self._stacked(self._rows(X))
+
+    def _input(self) -> dict[str, Any]:
+        """What scikit-learn shall check of X."""
+        return {"dtype": np.float64}
+
+    def _rows(self, X: Any) -> Any:
+        """Rows to predict, checked."""
         check_is_fitted(self)
-        rows = validate_data(
-            self, X, dtype=np.float64, accept_sparse=self._accept_sparse(), reset=False
-        )
-        return self._stacked(rows)
+        return validate_data(self, X, reset=False, **self._input())
 
     @property
     def _several(self) -> bool:
@@ -185,10 +195,6 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
         self._tally = before + tally(scores, index, weights)
         self.coupling_ = best(self._tally)
 
-    def _accept_sparse(self) -> str | bool:
-        """The sparse formats that scikit-learn shall accept."""
-        return False
-
     def decision_function(self, X: ArrayLike) -> Array:
         """Predictive log odds log p(+) / p(-), integrated over the posterior.
 
@@ -204,14 +210,34 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
         Returns
         -------
         ndarray of shape (n,) or (n, n_classes)
-            Of ``classes_[1]``; or of each class against the rest, where there are more than two.
+            Of ``classes_[1]``; or of each class against the rest, where there are more than two,
+            -inf for a class whose rows all had weight 0.
         """
+        scores = self._scores(X)
+        if self._all_seen:
+            return scores
+        return self._spread(np.stack([-scores, scores], axis=1) if scores.ndim == 1 else scores)
+
+    def _scores(self, X: ArrayLike) -> Array:
+        """As :meth:`decision_function`, of the classes that were seen."""
         if self._several:
             logs = self._log_probabilities(X)
             if logs.shape[1] == 2:
                 return np.asarray(logs[:, 1] - logs[:, 0])
             return np.asarray(logs - _log_of_rest(logs))
         return odds(self.posteriors_, *self.predict_latent(X))
+
+    @property
+    def _all_seen(self) -> bool:
+        return len(self._seen) == len(self.classes_)
+
+    def _spread(self, logs: Array) -> Array:
+        """Logs by class, from those of the classes that were seen; -inf for the others."""
+        if self._all_seen:
+            return logs
+        found = np.full((len(logs), len(self.classes_)), -np.inf)
+        found[:, self._seen] = logs
+        return found
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """The most probable class.
@@ -264,11 +290,17 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
             Columns in the order of ``classes_``.
         """
         if self._several:
-            return self._log_probabilities(X)
-        return log_probabilities(self.decision_function(X), self.coupling_)
+            return self._spread(self._log_probabilities(X))
+        return self._spread(log_probabilities(self._scores(X), self.coupling_))
 
-    def _encode(self, labels: NDArray[Any]) -> tuple[NDArray[np.intp], list[Array]]:
-        """Set ``classes_``; return class numbers, and labels -1 and +1 for each binary problem."""
+    def _encode(
+        self, labels: NDArray[Any], weights: Array | None = None
+    ) -> tuple[NDArray[np.intp], list[Array]]:
+        """Set ``classes_``; return class numbers, and labels -1 and +1 for each binary problem.
+
+        weights: of the rows. A class whose rows all have weight 0 stays in ``classes_``, with
+        probability 0, and has no number: the rows of others keep theirs in their order.
+        """
         check_labels(labels)
         self.classes_, index = numbered(labels)
         n_classes = len(self.classes_)
@@ -276,11 +308,21 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
             raise ValueError(
                 f"y has {n_classes} class, {self.classes_.tolist()}; allowed: two classes or more"
             )
+        self._seen = np.arange(n_classes)
+        if weights is not None:
+            self._seen = np.flatnonzero(np.bincount(index, weights, n_classes))
+            if len(self._seen) < 2:
+                left = self.classes_[self._seen].tolist()
+                raise ValueError(
+                    f"the rows of positive weight are all of 1 class, {left}; allowed: two or more"
+                )
+            if not self._all_seen:  # rows of weight 0 have any number
+                index = np.minimum(np.searchsorted(self._seen, index), len(self._seen) - 1)
         return index, self._targets(index)
 
     def _joint_target(self, index: NDArray[np.intp], loss: Multiclass) -> list[Array]:
         """Class numbers of all rows, for the one problem of a loss of several classes."""
-        count = len(self.classes_)
+        count = len(self._seen)
         if loss.n_classes not in (None, count):
             raise ValueError(
                 f"loss is {loss!r} and y has {count} labels; allowed: losses.Multiclass(), or "
@@ -312,12 +354,20 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
             raise ValueError(
                 f"y has the labels {new.tolist()}; allowed: those of classes, {known.tolist()}"
             )
+        if first:
+            self._seen = np.arange(len(known))
+        elif not self._all_seen:
+            raise ValueError(
+                f"the rows of {np.delete(known, self._seen).tolist()} all had weight 0 in fit, "
+                "which made no posterior of such a class; allowed before partial_fit: rows of "
+                "positive weight of each class, or a first call with classes="
+            )
         self.classes_ = known
         return np.searchsorted(known, labels)
 
     def _targets(self, index: NDArray[np.intp]) -> list[Array]:
         """Labels -1 and +1 for each binary problem, from class numbers."""
-        n_classes = len(self.classes_)
+        n_classes = len(self._seen)
         positive = [1] if n_classes == 2 else range(n_classes)
         return [np.where(index == k, 1.0, -1.0) for k in positive]
 
@@ -379,40 +429,28 @@ def check_labels(labels: NDArray[Any]) -> None:
         ) from None
 
 
-def check_of_labels(loss: Loss) -> None:
-    """Refuse losses whose y are not labels of classes."""
+def loss_of_labels(given: Any) -> Loss:
+    """The loss of a classifier; those whose y are not labels of classes are refused."""
+    loss = loss_at_door(given, LABELS)
     if not (loss.by_margin or isinstance(loss, Multiclass)):
         raise ValueError(
             f"loss is {loss!r}; allowed in a classifier: a loss of two labels, as 'logistic', or "
-            "'multiclass'; LinearRegressor and GPRegressor take the others"
+            "'multiclass'; LinearRegressor and GPRegressor take losses of numbers"
         )
-
-
-def check_unweighted(loss: Loss, sample_weight: Any, class_weight: Any = None) -> None:
-    """Refuse weights of rows of several latents, but for weights that are all 1."""
-    given = {"class_weight": class_weight}
-    if sample_weight is not None and not (np.asarray(sample_weight) == 1).all():
-        given["sample_weight"] = sample_weight
-    for name, value in given.items():
-        if value is not None:
-            raise ValueError(
-                f"{name} is {_checks.describe(value)}; allowed with {loss!r}: None; a loss of two "
-                "labels, as 'probit', each class against the rest, takes weights"
-            )
-
-
-def _alike(labels: NDArray[Any]) -> bool:
-    """Whether there is one label only."""
-    return bool((labels == labels[0]).all())
+    return loss
 
 
 def sample_weights(rows: Any, sample_weight: ArrayLike) -> Array:
     """Weights of the rows, checked, (n,)."""
+    if not np.asarray(sample_weight).any():  # scikit-learn says so without the name
+        raise ValueError("sample_weight is zero in every row; allowed: some number > 0")
     weights = np.array(_check_sample_weight(sample_weight, rows, dtype=np.float64))
     if not (weights >= 0.0).all():
         raise ValueError(f"sample_weight has a minimum of {weights.min():g}; allowed: numbers >= 0")
-    if not weights.any():
-        raise ValueError("sample_weight is zero in every row; allowed: some number > 0")
+    said = not_counts(weights)
+    if said is not None:
+        text = f"sample_weight holds {said}; give counts, or none"
+        warnings.warn(text, inference.DataWarning, stacklevel=users_level())
     return weights
 
 
@@ -421,13 +459,9 @@ def row_weights(
     labels: NDArray[Any],
     sample_weight: ArrayLike | None,
     class_weight: dict[Any, float] | str | None,
-    several: bool = True,
 ) -> Array | None:
-    """Sample weight times class weight, (n,); None if all are 1.
-
-    several: whether rows of two classes at least must count.
-    """
-    if sample_weight is None and class_weight is None and not (several and _alike(labels)):
+    """Sample weight times class weight, (n,); None if all are 1."""
+    if sample_weight is None and class_weight is None:
         return None
     classes, index = np.unique(labels, return_inverse=True)
     weights = np.ones(rows.shape[0])
@@ -444,11 +478,20 @@ def row_weights(
         by_class = compute_class_weight(class_weight, classes=classes, y=labels)
         if not (np.isfinite(by_class).all() and (by_class >= 0.0).all() and by_class.any()):
             raise ValueError(
-                f"class_weight is {_checks.describe(class_weight)}; allowed: numbers >= 0"
+                f"class_weight is {_checks.describe(class_weight)}; allowed: numbers >= 0, some "
+                "of them > 0"
             )
         weights *= by_class[index]
-    if several and np.count_nonzero(np.bincount(index, weights)) < 2:
+    if class_weight is not None and not (by_class == 1.0).all():
+        warnings.warn(
+            f"class_weight is {_checks.describe(class_weight)}: {WEIGHTS}; for classes of unequal "
+            "size fit without it and move the threshold, as by "
+            "sklearn.model_selection.TunedThresholdClassifierCV",
+            inference.DataWarning,
+            stacklevel=users_level(),
+        )
+    if not weights.any():
         raise ValueError(
-            "the rows of positive weight are all of 1 class; allowed: two classes or more"
+            "sample_weight times class_weight is zero in every row; allowed: some number > 0"
         )
     return None if (weights == 1.0).all() else weights

@@ -14,8 +14,7 @@ from epfast.estimators.base import (
     LatentClassifier,
     check_is_fitted,
     check_labels,
-    check_of_labels,
-    check_unweighted,
+    loss_of_labels,
     odds,
     row_weights,
     seed_of_draws,
@@ -28,6 +27,7 @@ from epfast.estimators.parameters import Parameters, tell_ends
 from epfast.estimators.process_model import ProcessModel
 from epfast.estimators.processes import NO_PARAMETERS, BinaryProcess, evidence_at
 from epfast.gp import LatentGPPosterior
+from epfast.linear.latent_fit import copies
 from epfast.schedules import Schedule
 
 # scikit-learn is there, or epfast.estimators.base would have said so
@@ -66,7 +66,8 @@ class GPClassifier(ProcessModel, LatentClassifier):
     loss : str, Loss or callable
         The likelihood, as in :func:`epfast.fit_gp`. "multiclass", or
         ``losses.Multiclass(correlated=False)``: multinomial probit, one posterior by the joint
-        evidence, without weights of rows and ``rank``; O(n_classes n^3) per sweep.
+        evidence, for whole weights of rows (which copy them), without ``rank``; O(n_classes n^3)
+        per sweep.
     scheme : str or Scheme
         How sites are fitted, as in :func:`epfast.fit_gp`.
     learn : tuple of str
@@ -77,6 +78,8 @@ class GPClassifier(ProcessModel, LatentClassifier):
         None is ``EP(sweeps=200, tol=1e-6)``.
     jitter : float
         Added to the diagonal of the kernel matrix. 0 with ``rank``.
+    class_weight : dict, "balanced" or None
+        Weights of the classes, as in :class:`epfast.LinearClassifier`.
     rank : int, optional
         Fit the process of that rank instead, as :func:`epfast.fit_gp` does: O(n rank) memory. A
         search begins with an exact process of 250 rows; up to three runs of the optimizer follow,
@@ -93,7 +96,8 @@ class GPClassifier(ProcessModel, LatentClassifier):
     Attributes
     ----------
     classes_, n_classes_ : ndarray of shape (n_classes,), int
-        The labels, sorted, and how many.
+        The labels, sorted, and how many. A class whose rows all have weight 0 has probability 0,
+        and no part in what is below.
     kernel_ : Kernel
         With the hyper-parameters found; of more than two classes, each against the rest, a
         ``CompoundKernel``.
@@ -146,6 +150,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
         schedule: Schedule | None = None,
         jitter: float = 0.0,
         rank: int | None = None,
+        class_weight: dict[Any, float] | str | None = None,
         random_state: Any = None,
         warm_start: bool = False,
         n_jobs: int | None = None,
@@ -159,6 +164,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
         self.schedule = schedule
         self.jitter = jitter
         self.rank = rank
+        self.class_weight = class_weight
         self.random_state = random_state
         self.warm_start = warm_start
         self.n_jobs = n_jobs
@@ -193,20 +199,23 @@ class GPClassifier(ProcessModel, LatentClassifier):
         Warns
         -----
         ConvergenceWarning
-            If hyper-parameters were lost (``n_failed_points_``), or the last fit did not settle.
+            If hyper-parameters were lost (``n_failed_points_``), if the last fit did not settle, or
+            if a hyper-parameter ends at a bound of the kernel, in scikit-learn's words.
         """
-        rows, labels = validate_data(self, X, y, dtype=np.float64)
+        rows, labels = validate_data(self, X, y, **self._input())
         check_labels(labels)
         before = getattr(self, "_thetas", None) if self.warm_start else None
-        weights = row_weights(rows, labels, sample_weight, None, several=False)
+        weights = row_weights(rows, labels, sample_weight, self.class_weight)
+        index, targets = self._encode(labels, weights)
         if weights is not None:
             counts = weights > 0.0
-            rows, labels, weights = rows[counts], labels[counts], weights[counts]
-        loss = losses.resolve(self.loss)
-        check_of_labels(loss)
-        index, targets = self._encode(labels)
+            rows, index, weights = rows[counts], index[counts], weights[counts]
+            targets = self._targets(index)
+        loss = loss_of_labels(self.loss)
         if isinstance(loss, losses.Multiclass):
-            check_unweighted(loss, sample_weight)
+            if weights is not None:
+                places = copies(loss, weights, "sample_weight or class_weight")
+                rows, index, weights = rows[places], index[places], None
             targets = self._joint_target(index, loss)
         self._check()
         self.X_train_ = rows.copy()
@@ -339,8 +348,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
         """
         if not _checks.flag("joint", joint):
             return super().predict_latent(X)
-        check_is_fitted(self)
-        rows = validate_data(self, X, dtype=np.float64, reset=False)
+        rows = self._rows(X)
         parts = [
             post.predict_latent(K_star, kernel(rows), joint=True)
             for post, kernel, K_star in self._cross(rows)
@@ -365,7 +373,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
         return self.predict_latent(X)
 
     def _log_probabilities(self, X: ArrayLike) -> Array:
-        rows = validate_data(self, X, dtype=np.float64, reset=False)
+        rows = self._rows(X)
         found = []
         for some in self._blocks(rows):
             ((post, kernel, K_star),) = self._cross(some)
@@ -392,7 +400,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
         """
         if self._several or any(post.known_loss().needs_variance for post in self.posteriors_):
             return super().predict(X)
-        rows = validate_data(self, X, dtype=np.float64, reset=False)
+        rows = self._rows(X)
         means = np.array(self._means(rows))
         above = means > 0.0
         index = above[0].astype(np.intp) if len(above) == 1 else above.argmax(axis=0)
@@ -404,7 +412,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
         if not decided.all():
             scores = odds(self.posteriors_, *self._stacked(rows[~decided]))
             index[~decided] = scores > 0.0 if scores.ndim == 1 else scores.argmax(axis=1)
-        return np.asarray(self.classes_[index])
+        return np.asarray(self.classes_[self._seen][index])
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> NDArray[Any]:
         """Draw labels of new inputs: those of one column come from one draw of the process.
@@ -427,18 +435,18 @@ class GPClassifier(ProcessModel, LatentClassifier):
         several = self._several
         rng = np.random.default_rng(seed_of_draws(random_state))
         check_is_fitted(self)
-        rows = validate_data(self, X, dtype=np.float64, reset=False)
+        rows, classes = self._rows(X), self.classes_[self._seen]
         if several:
             ((post, kernel, K_star),) = self._cross(rows)
             values = post.sample_latent(K_star, kernel(rows), size, rng)
-            return np.asarray(self.classes_[post.known_loss().sample(values, rng).T.astype(int)])
+            return np.asarray(classes[post.known_loss().sample(values, rng).T.astype(int)])
         scores = []
         for post, kernel, K_star in self._cross(rows):
             latent = post.sample_latent(K_star, kernel(rows), size, rng).T
             p = post.known_loss().predict_proba(latent.ravel(), np.zeros(latent.size))
             scores.append(p.reshape(latent.shape))
         if len(scores) == 1:
-            return np.asarray(self.classes_[(rng.random(scores[0].shape) < scores[0]).astype(int)])
+            return np.asarray(classes[(rng.random(scores[0].shape) < scores[0]).astype(int)])
         ladder_of = np.cumsum(scores, axis=0)
         drawn = rng.random(ladder_of.shape[1:]) * ladder_of[-1]
-        return np.asarray(self.classes_[(ladder_of[:-1] <= drawn).sum(axis=0)])
+        return np.asarray(classes[(ladder_of[:-1] <= drawn).sum(axis=0)])

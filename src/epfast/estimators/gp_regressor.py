@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from epfast import _checks, losses
+from epfast import _checks
 from epfast._arrays import Array
 from epfast.estimators.base import check_is_fitted, sample_weights
 from epfast.estimators.interrupts import all_or_nothing
@@ -16,7 +16,7 @@ from epfast.estimators.kernels import kernel_of
 from epfast.estimators.parameters import Parameters, tell_ends
 from epfast.estimators.process_model import ProcessModel
 from epfast.estimators.processes import BinaryProcess, evidence_at
-from epfast.estimators.regression import LatentRegressor, check_not_binary
+from epfast.estimators.regression import LatentRegressor, loss_of_numbers
 from epfast.gp import GPPosterior, LowRankGPPosterior
 from epfast.inference.posterior import shifted
 from epfast.schedules import Schedule
@@ -153,16 +153,16 @@ class GPRegressor(ProcessModel, LatentRegressor):
         Warns
         -----
         ConvergenceWarning
-            If hyper-parameters were lost (``n_failed_points_``), or the last fit did not settle.
+            If hyper-parameters were lost (``n_failed_points_``), if the last fit did not settle, or
+            if a hyper-parameter ends at a bound of the kernel, in scikit-learn's words.
         EvidenceWarning
             If a parameter ends where its search ends, or y does not tell it from numbers there;
             if there is one row.
         """
         rows, given = self._rows_and_responses(X, y)
-        loss = losses.resolve(self.loss)
-        check_not_binary(loss)
-        n = len(rows)
         given = np.asarray(given)
+        loss = loss_of_numbers(self.loss, given)
+        n = len(rows)
         shift = np.zeros(n) if offset is None else _checks.array("offset", offset, shape=(n,))
         weights = None if sample_weight is None else sample_weights(rows, sample_weight)
         if weights is not None:
@@ -252,6 +252,43 @@ class GPRegressor(ProcessModel, LatentRegressor):
         return (value, slope[:size]) if eval_gradient else value
 
     # -- prediction --
+
+    def predict(  # type: ignore[override]
+        self,
+        X: ArrayLike,
+        return_std: bool = False,
+        return_cov: bool = False,
+        offset: ArrayLike | None = None,
+    ) -> Any:
+        """Predictive mean of y: integrated over the posterior.
+
+        Parameters
+        ----------
+        X : array_like of shape (m, d)
+            Rows of features.
+        return_std : bool
+            Whether to return the predictive standard deviation of y too, its noise included.
+        return_cov : bool
+            Whether to return the posterior covariance of the latent values too, which is without
+            the noise of y. Not beside ``return_std``.
+        offset : array_like of shape (m,), optional
+            As in ``fit``. None: 0.
+
+        Returns
+        -------
+        mean : ndarray of shape (m,)
+            The most probable class for ordered classes. NaN where there is no mean.
+        std : ndarray of shape (m,), only if ``return_std``
+        covariance : ndarray of shape (m, m), only if ``return_cov``
+        """
+        if not _checks.flag("return_cov", return_cov):
+            return super().predict(X, return_std, offset)
+        if _checks.flag("return_std", return_std):
+            raise ValueError("return_std and return_cov are both True; allowed: one of them")
+        rows = self._rows(X)
+        ((post, kernel, K_star),) = self._cross(rows)
+        _, covariance = post.predict_latent(K_star, kernel(rows), joint=True)
+        return super().predict(X, False, offset), covariance
 
     def _latent(self, rows: Any) -> tuple[Array, Array]:
         mean, variance = self._latents(rows)[0]

@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import linalg
 
 from epfast._arrays import Array
-from epfast.estimators.descent import descend
+from epfast.estimators.descent import END, descend, root_of_slopes
 from epfast.estimators.evidence import Fits, Posterior
 from epfast.estimators.parameters import Parameters
 from epfast.estimators.search import SLOPE, STEPS, Search
@@ -21,11 +20,6 @@ SHARES = (1.0, 1e-3)
 #: tolerance of the fits of L-BFGS, and the slope in nats up to which a maximum is told from a point
 #: where the search is stuck
 CLIMB_TOL, LEVEL = 1e-6, 1e-2
-#: a root of the slopes: most numbers that are free, steps of the differences, most steps, and the
-#: accuracy
-MOST_FREE, STEP, ROUNDS, ROOT = 8, 1e-4, 12, 1e-11
-#: distance from a bound that counts as none
-END = 1e-9
 
 
 class Learnt(NamedTuple):
@@ -123,51 +117,11 @@ class Joint:
         u = self.best[1]
         if u is None:
             return None
-        u, slopes = self._root(u)
+        flat = self.search.problem.flat
+        u, slopes = root_of_slopes(self.evaluate, u, self.bounds, enough=flat)
         low, high = u <= self.bounds[:, 0] + END, u >= self.bounds[:, 1] - END
         inward = np.where(
             low, np.maximum(slopes, 0.0), np.where(high, np.minimum(slopes, 0.0), slopes)
         )
         settled = bool(np.abs(inward).max(initial=0.0) <= LEVEL)
         return Learnt(self.variance(u), self.loss(u), self.starts, settled)
-
-    def _root(self, u: Array) -> tuple[Array, Array]:
-        """Where the slopes of the free numbers are 0, by secants, or u; and all slopes there.
-
-        Values of the evidence locate a maximum to half of their digits only.
-        """
-        here = self.evaluate(u)
-        if here is None:
-            return u, np.full(len(u), np.inf)
-        all_slopes = here[1]
-        inside = (u > self.bounds[:, 0] + END) & (u < self.bounds[:, 1] - END)
-        free = np.flatnonzero(inside)
-        if not 0 < len(free) <= MOST_FREE or not self.search.problem.flat:
-            return u, all_slopes
-        bent = np.empty((len(free), len(free)))
-        for j, k in enumerate(free):
-            moved = u.copy()
-            moved[k] += STEP
-            there = self.evaluate(moved)
-            if there is None:
-                return u, all_slopes
-            bent[j] = (there[1] - all_slopes)[free] / STEP
-        bent = 0.5 * (bent + bent.T)
-        if linalg.eigvalsh(bent)[-1] >= 0.0:  # no maximum: a flat direction
-            return u, all_slopes
-        for _ in range(ROUNDS):
-            step, moved = -linalg.solve(bent, all_slopes[free]), u.copy()
-            moved[free] += step
-            if not ((moved >= self.bounds[:, 0]) & (moved <= self.bounds[:, 1])).all():
-                break
-            there = self.evaluate(moved)
-            if there is None:
-                break
-            if not np.abs(there[1][free]).max() < np.abs(all_slopes[free]).max():
-                break
-            change = (there[1] - all_slopes)[free] - bent @ step
-            bent += np.outer(change, step) / (step @ step)  # Broyden
-            u, all_slopes = moved, there[1]
-            if np.abs(step).max() < ROOT:
-                break
-        return u, all_slopes

@@ -27,18 +27,23 @@ REACH, FAR_REACH, FAR_VARIANCE = 10.0, 1e3, 1e7
 LADDER = (0.25, 1.0, 4.0)
 #: rows from which the default kernel's bounds are taken
 ROWS = 1000
+#: distance of the log of a hyper-parameter from its bound that counts as none: 0.1 % of itself,
+#: more than a search leaves, and far less than the evidence tells apart
+CLOSE = 1e-3
 
 
 def default_kernel(X: Array, unit: float = 1.0, far: bool = False) -> Any:
     """A variance times an RBF of one length scale, with bounds from the rows.
 
     The length scale lies between a tenth of the distance that a tenth of the pairs fall below and
-    ten times the largest distance; the search starts at the median distance. unit: of the values.
-    far: whether noise is Gaussian.
+    ten times the largest distance; the search starts at the median distance. Those between rows
+    that differ, sorted, so that copies of rows change nothing, nor does their order. unit: of the
+    values. far: whether noise is Gaussian.
     """
-    rows = X if len(X) <= ROWS else X[np.linspace(0, len(X) - 1, ROWS).astype(np.intp)]
+    rows = np.unique(X, axis=0)
+    rows = rows if len(rows) <= ROWS else rows[np.linspace(0, len(rows) - 1, ROWS).astype(np.intp)]
     distances = pdist(rows)
-    distances = distances[(distances > 0.0) & np.isfinite(distances)]
+    distances = distances[np.isfinite(distances)]
     reach, most = (FAR_REACH, FAR_VARIANCE) if far else (REACH, VARIANCES[1])
     low, middle, high = 0.1, 1.0, reach
     if distances.size:
@@ -66,6 +71,27 @@ def ladder(kernel: Any) -> list[Array]:
     variance, scale = kernel.theta
     low, high = kernel.bounds[1]
     return [np.array([variance, np.clip(scale + np.log(step), low, high)]) for step in LADDER]
+
+
+def at_bounds(kernel: Any) -> list[str]:
+    """Each hyper-parameter that is at a bound, in scikit-learn's words; fixed ones have none."""
+    free = [
+        (one, dimension)
+        for one in kernel.hyperparameters
+        if not one.fixed
+        for dimension in range(one.n_elements)
+    ]
+    told = []
+    for (one, dimension), value, ends in zip(free, kernel.theta, kernel.bounds, strict=True):
+        low, high = np.isclose(value, ends, atol=CLOSE)
+        if ends[0] < ends[1] and (low or high):
+            side, change = ("lower", "Decreasing") if low else ("upper", "Increasing")
+            told.append(
+                f"The optimal value found for dimension {dimension} of parameter {one.name} is "
+                f"close to the specified {side} bound {one.bounds[dimension, 0 if low else 1]}. "
+                f"{change} the bound and calling fit again may find a better value."
+            )
+    return told
 
 
 # ---- stationary kernels of one length scale, from distances that are computed once ----

@@ -65,6 +65,9 @@ class LinearModel(Coefficients):
     learn: Any
     n_jobs: int | None
     random_state: Any
+    #: of classifiers
+    classes_: NDArray[Any]
+    _seen: NDArray[np.intp]
 
     # ---- parts of a fit ----
 
@@ -114,7 +117,7 @@ class LinearModel(Coefficients):
                 scheme = replace(cast(Any, scheme), seed=seed_of_draws(self.random_state))
         with _own_words(getattr(self, "class_weight", None)):
             chosen = choose(
-                self._factor(offset),
+                self._factor(offset, targets[0]),
                 scheme,
                 covariance,
                 self.batch_size,
@@ -136,9 +139,9 @@ class LinearModel(Coefficients):
         variance = intercept if self.fit_intercept else None
         return BinaryProblems(problems, rows.shape[1], variance, self.n_jobs)
 
-    def _factor(self, offset: ArrayLike | None) -> Loss:
-        """The loss of these fits."""
-        return losses.resolve(self.loss).with_offset(offset is not None)
+    def _factor(self, offset: ArrayLike | None, y: Any) -> Loss:
+        """The loss of these fits, of responses y."""
+        raise NotImplementedError
 
     def _intercept(self, problem: LinearProblem) -> float:
         """Prior variance of the intercept."""
@@ -274,7 +277,7 @@ class LinearModel(Coefficients):
         tables: list[Any] = [cast(Any, post).summary(level) for post in self.posteriors_]
         if len(tables) == 1:
             return tables[0]
-        return dict(zip(cast(Any, self).classes_.tolist(), tables, strict=True))
+        return dict(zip(self.classes_[self._seen].tolist(), tables, strict=True))
 
     def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
         return [post.predict_latent(rows) for post in self.posteriors_]
@@ -285,8 +288,8 @@ class LinearModel(Coefficients):
         tags.input_tags.sparse = True
         return tags
 
-    def _accept_sparse(self) -> str | bool:
-        return "csr"
+    def _input(self) -> dict[str, Any]:
+        return {"dtype": np.float64, "accept_sparse": "csr"}
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from epfast.estimators.base import (
 from epfast.estimators.interrupts import all_or_nothing
 from epfast.estimators.joint import Learnt
 from epfast.estimators.linear_model import LinearModel
-from epfast.estimators.regression import LatentRegressor, check_not_binary
+from epfast.estimators.regression import LatentRegressor, loss_of_numbers
 from epfast.estimators.search import Search
 from epfast.inference import fit_from
 from epfast.linear import LinearProblem, notes
@@ -125,7 +125,6 @@ class LinearRegressor(LinearModel, LatentRegressor):
     >>> mean, std = model.predict(X[:5], return_std=True)
     """
 
-    SPARSE = "csr"
     #: factors are those of the likelihood
     beta = 1.0
 
@@ -201,6 +200,7 @@ class LinearRegressor(LinearModel, LatentRegressor):
         """
         rows, given = self._rows_and_responses(X, y)
         rows = _checks.rows("X", rows)
+        loss_of_numbers(self.loss, given)
         weights = None if sample_weight is None else sample_weights(rows, sample_weight)
         if weights is not None and (weights == 1.0).all():
             weights = None
@@ -241,7 +241,8 @@ class LinearRegressor(LinearModel, LatentRegressor):
         n = rows.shape[0]
         some = np.sort(np.random.default_rng(0).permutation(n)[:FEW])
         asked = self.get_params() | {"posterior": "full", "batch_size": None, "warm_start": False}
-        few = LinearRegressor(**asked | {"scheme": None, "schedule": None})
+        loss = loss_of_numbers(self.loss, given)
+        few = LinearRegressor(**asked | {"loss": loss, "scheme": None, "schedule": None})
         shift = None if offset is None else _checks.array("offset", offset, shape=(n,))[some]
         share = None if weights is None else weights[some]
         if share is not None and not share.any():
@@ -250,10 +251,8 @@ class LinearRegressor(LinearModel, LatentRegressor):
         self.n_lost_ = few.n_lost_
         return Learnt(few.prior_variance_, few.loss_.with_offset(offset is not None), None)
 
-    def _factor(self, offset: ArrayLike | None) -> Loss:
-        loss = losses.resolve(self.loss)
-        check_not_binary(loss)
-        return loss.with_offset(offset is not None)
+    def _factor(self, offset: ArrayLike | None, y: Any) -> Loss:
+        return loss_of_numbers(self.loss, y).with_offset(offset is not None)
 
     def _intercept(self, problem: LinearProblem) -> float:
         if self.intercept_variance is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from epfast import _checks, inference, losses
 from epfast._arrays import Array
 from epfast.estimators.base import ConvergenceWarning, users_level
 from epfast.estimators.jobs import in_threads, jobs_of, shares
-from epfast.estimators.kernels import Distances, ladder
+from epfast.estimators.kernels import ROWS, Distances, Stationary, at_bounds, ladder
 from epfast.estimators.parameters import Parameters
 from epfast.estimators.process_search import PILOT, Maximum, search
 from epfast.estimators.processes import (
@@ -26,6 +27,9 @@ from epfast.estimators.processes import (
 )
 from epfast.gp import GPPosterior, LatentGPPosterior, LowRankGPPosterior
 from epfast.gp.fit import choose, warn_of_process
+from epfast.gp.problem import check_positive, kernel_in_memory
+from epfast.inference import FAILURES
+from epfast.inference.runtime import memory_left
 from epfast.schedules import EP, Schedule
 
 # scikit-learn is there, or epfast.estimators.base would have said so
@@ -35,6 +39,9 @@ from sklearn.utils import check_random_state  # isort: skip
 SCHEDULE = EP(sweeps=200, tol=1e-6)
 #: values of a kernel at a time in predictions, 2 MB: scikit-learn's kernels hold some four arrays
 NUMBERS = 1 << 18
+#: matrices of the size of the kernel's that every fit of all rows needs, besides its derivatives;
+#: measured with the default kernel: 3.3, and 4.4 in a search
+LEAST = 2
 Posterior = GPPosterior | LatentGPPosterior | LowRankGPPosterior
 
 
@@ -54,6 +61,14 @@ class ProcessModel:
     X_train_: Array
     posteriors_: list[Any]
     _kernels: list[Any]
+
+    def _input(self) -> dict[str, Any]:
+        """What scikit-learn shall check of X: of texts, graphs and the like no more than a length.
+
+        That is where the kernel says so, by ``requires_vector_input``.
+        """
+        vectors = getattr(self.kernel, "requires_vector_input", True)
+        return {"dtype": np.float64} if vectors else {"dtype": None, "ensure_2d": False}
 
     def _check(self) -> None:
         """Check the parameters."""
@@ -97,7 +112,8 @@ class ProcessModel:
         parameters: Parameters = NO_PARAMETERS,
     ) -> list[Problem]:
         """A problem for each class against the rest, or one."""
-        loss = losses.resolve(self.loss)
+        self._check_memory(kernel)
+        loss = parameters.loss
         if isinstance(loss, losses.LatentLoss):
             return [self._joint_process(kernel, targets[0], loss)]
         choices: dict[str, Any] = {"loss": loss, "scheme": self.scheme}
@@ -122,6 +138,51 @@ class ProcessModel:
             )
             for target in targets
         ]
+
+    def _check_memory(self, kernel: Any) -> None:
+        """Refuse rows whose matrices cannot fit, before the first of them is allocated."""
+        slopes = self.optimizer is not None and Stationary.of(kernel) is None
+        need = 8.0 * (LEAST + slopes * kernel.n_dims) * len(self.X_train_) ** 2
+        if self.rank is None and need > memory_left():
+            raise ValueError(self._too_large(need))
+
+    def _too_large(self, need: float) -> str:
+        several = losses.resolve(self.loss).latents != 1
+        return (
+            f"X has {len(self.X_train_)} rows: the matrices of this process take more than "
+            f"{need:.2g} bytes, and {memory_left():.2g} are free; allowed: fewer rows, or "
+            f"{'a loss of two labels with ' if several else ''}rank=, as rank=200, which takes "
+            "O(n rank) memory"
+        )
+
+    @contextmanager
+    def _explained(self, problems: list[Problem], thetas: list[Array]) -> Iterator[None]:
+        """Fits at these hyper-parameters, whose errors name the kernel or the memory to blame."""
+        try:
+            yield
+        except MemoryError:
+            raise MemoryError(self._too_large(8.0 * LEAST * len(self.X_train_) ** 2)) from None
+        except FAILURES:
+            for problem, theta in zip(problems, thetas, strict=True):
+                size = problem.kernel.n_dims
+                self._check_covariance(problem.kernel.clone_with_theta(theta[:size]))
+            raise
+
+    def _check_covariance(self, kernel: Any) -> None:
+        """Refuse a kernel that is no covariance of the rows (of some, with a rank). O(n^3 / 3)."""
+        rows = self.X_train_ if self.rank is None else self.X_train_[:ROWS]
+        try:
+            matrix = kernel_in_memory(np.array(kernel(rows)), False, self._jitter)
+        except FAILURES:  # of another kind, and told as such
+            return
+        try:
+            check_positive(matrix)
+        except ValueError:
+            raise ValueError(
+                f"The kernel, {kernel}, is not returning a positive definite matrix for these "
+                "rows; allowed: a covariance function (a sigmoid is none, and ExpSineSquared is "
+                "one of a single column only); where rounding alone makes it so, give jitter"
+            ) from None
 
     def _joint_process(self, kernel: Any, target: Array, loss: losses.LatentLoss) -> LatentProcess:
         """The problem of all classes together."""
@@ -166,7 +227,8 @@ class ProcessModel:
         if self.kernel is None or self.rank is not None:
             rows = np.sort(np.random.default_rng(0).permutation(n)[:PILOT])
             pilots = [problem.pilot(rows) for problem in problems]
-        found = search(problems, pilots, starts, self.optimizer, self.n_jobs)
+        with self._explained(problems, thetas):
+            found = search(problems, pilots, starts, self.optimizer, self.n_jobs)
         self.n_failed_points_ = sum(one.lost for one in found)
         if self.n_failed_points_:
             warnings.warn(
@@ -177,6 +239,11 @@ class ProcessModel:
                 ConvergenceWarning,
                 stacklevel=users_level(),
             )
+        kernels = [kernel.clone_with_theta(one.theta[: kernel.n_dims]) for one in found]
+        for text in dict.fromkeys(text for one in kernels for text in at_bounds(one)):
+            default = " The bounds are the default kernel's; a kernel that is given has its own."
+            text += default if self.kernel is None else ""
+            warnings.warn(text, ConvergenceWarning, stacklevel=users_level())
         return found
 
     def _posteriors(
@@ -188,7 +255,7 @@ class ProcessModel:
         jobs, inside = shares(self.n_jobs, len(problems))
         shared = [problem.with_threads(inside) for problem in problems]
 
-        with warnings.catch_warnings(record=True) as caught:
+        with self._explained(problems, thetas), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", inference.ConvergenceWarning)
             found = in_threads(
                 [partial(fit_at, *one, repair) for one in zip(shared, thetas, starts, strict=True)],

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from epfast import _checks
 from epfast._arrays import Array, to_float64
-from epfast.estimators.base import Posteriors, check_is_fitted, seed_of_draws, validate_data
+from epfast.estimators.base import (
+    Posteriors,
+    check_is_fitted,
+    seed_of_draws,
+    validate_data,
+)
 from epfast.inference.posterior import shifted
-from epfast.losses import Loss
+from epfast.losses import Loss, Multiclass
+from epfast.losses.names import NUMBERS, loss_at_door
 
 # scikit-learn is there, or epfast.estimators.base would have said so
 from sklearn.base import BaseEstimator, RegressorMixin  # isort: skip
@@ -25,17 +31,19 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
 
     #: the loss, with the parameters that the evidence has set
     loss_: Loss
-    #: formats of sparse X
-    SPARSE: ClassVar[str | bool] = False
+
+    def _input(self) -> dict[str, Any]:
+        """What scikit-learn shall check of X."""
+        return {"dtype": np.float64}
 
     def _rows(self, X: Any) -> Any:
         """Rows to predict, checked."""
         check_is_fitted(self)
-        return validate_data(self, X, dtype=np.float64, accept_sparse=self.SPARSE, reset=False)
+        return validate_data(self, X, reset=False, **self._input())
 
     def _rows_and_responses(self, X: Any, y: Any) -> tuple[Any, Any]:
         """Rows and y of a fit; y (n,), or (n, 2) whose columns the loss knows."""
-        given = {"dtype": np.float64, "accept_sparse": self.SPARSE}
+        given = self._input()
         if _is_pair(y):
             rows = validate_data(self, X, **given)
             check_consistent_length(rows, y)
@@ -198,10 +206,17 @@ def _is_pair(y: Any) -> bool:
     return len(shape) == 2 and shape[1] == 2
 
 
-def check_not_binary(loss: Loss) -> None:
-    """Refuse losses of labels."""
-    if loss.by_margin:
+def loss_of_numbers(given: Any, y: Any) -> Loss:
+    """The loss of a regressor; those of labels, and of several latent values, are refused."""
+    loss = loss_at_door(given, NUMBERS, y)
+    if loss.by_margin or isinstance(loss, Multiclass):
         raise ValueError(
             f"loss is {loss!r}, whose y are labels; allowed in a regressor: a loss of other y, as "
             "'gaussian'; LinearClassifier and GPClassifier take labels"
         )
+    if loss.latents != 1:
+        raise ValueError(
+            f"loss is {loss!r}, which has {loss.latents} latent values per row; allowed in a "
+            "regressor: a loss of one; epfast.fit_linear and epfast.fit_gp take the others"
+        )
+    return loss

@@ -36,6 +36,8 @@ class SiteProposal(NamedTuple):
     #: (n, n): K strictly below the diagonal, and (n,) its diagonal
     packed: Array
     diagonal: Array
+    #: (n,), powers of the likelihoods; None: 1
+    weights: Array | None = None
     #: see :class:`epfast.inference.importance.Proposal`
     is_best: bool = False
 
@@ -53,7 +55,12 @@ class SiteProposal(NamedTuple):
     def log_ratio(self, z: Array, theta: Array) -> Array:
         precision, shift, scale = self.sites
         site = theta @ shift - 0.5 * theta**2 @ precision + scale.sum()
-        return np.asarray(self.log_normaliser - site - self.loss.values(theta.T, self.y).sum(0))
+        return np.asarray(self.log_normaliser - site - self._values(theta.T, slice(None)).sum(0))
+
+    def _values(self, latent: Array, part: slice) -> Array:
+        """Losses of some observations, (n, draws), times their weights."""
+        found = self.loss.values(latent, self.y[part])
+        return found if self.weights is None else self.weights[part, None] * found
 
     def reported(self, theta: Array) -> Array:
         return theta
@@ -78,10 +85,7 @@ class SiteProposal(NamedTuple):
                 return None
             return found.mean, found.variance, log_evidence(sites, found)
 
-        def values(latent: Array, part: slice) -> Array:
-            return self.loss.values(latent, self.y[part])
-
-        best = best_sites(values, marginals, n)
+        best = best_sites(self._values, marginals, n)
         if best is None:
             return None
         sites = Sites(best.precision, best.shift, np.zeros(n))

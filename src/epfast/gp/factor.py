@@ -118,7 +118,7 @@ class KernelColumns:
         kernel : sklearn.gaussian_process.kernels.Kernel
             Without white noise, which no column of low rank can hold.
         X : array_like of shape (n, d)
-            The inputs.
+            The inputs; (n,) of any kind for a kernel on texts, graphs and the like.
 
         Returns
         -------
@@ -129,9 +129,10 @@ class KernelColumns:
                 f"kernel is {_checks.describe(kernel)}; allowed: a kernel of "
                 "sklearn.gaussian_process.kernels"
             )
-        rows = _checks.array("X", X, shape=(None, None))
-        n, d = rows.shape
-        step = max(1, CHUNK // max(1, d))
+        vectors = getattr(kernel, "requires_vector_input", True)
+        rows = _checks.array("X", X, shape=(None, None)) if vectors else np.asarray(X)
+        n = len(rows)
+        step = max(1, CHUNK // max(1, rows.size // max(1, n)))
 
         def column(i: int) -> Array:
             # by chunks, since kernels copy their arguments

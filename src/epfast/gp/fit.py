@@ -37,6 +37,7 @@ from epfast.inference import (
 )
 from epfast.inference.combinations import legal
 from epfast.inference.loop import polished, warn_of_scheme
+from epfast.inference.report import note_weights
 from epfast.inference.runtime import Tick, at_work, crew_of
 from epfast.inference.threads import threads_of
 from epfast.linear.engines.kernel import GPState, Moments
@@ -183,7 +184,7 @@ def fit_gp(
     _checks.progress(progress)
     serial = getattr(scheme, "learns", False)
     threads = None if n_jobs is None else threads_of(n_jobs, serial)
-    found_loss = losses.resolve(loss).tempered(beta).with_offset(offset is not None)
+    found_loss = losses.resolve(loss, y).tempered(beta).with_offset(offset is not None)
     if schedule is None:
         schedule = EP()
         if scheme in (None, "exact") and weights is None and not low_rank:
@@ -193,7 +194,8 @@ def fit_gp(
             name = "weights" if weights is not None else "K" if rank is None else "rank"
             raise ValueError(
                 f"{name} is given; allowed with {found_loss!r}, which has several latents "
-                "per row: a kernel matrix, or one for each of them, and no weights"
+                "per row: a kernel matrix, or one for each of them, and no weights (copy the rows "
+                "and columns of K for whole ones, or fit each class against the rest)"
             )
         if start is not None and not isinstance(start, LatentGPPosterior):
             raise TypeError(
@@ -210,7 +212,7 @@ def fit_gp(
         of_latents = LatentGPProblem(kernels, observed, *choices, common)
         return fit_latent_process(of_latents, start, callback, progress)
     if low_rank:
-        return fit_low_rank(
+        found = fit_low_rank(
             K,
             y,
             rank=rank,
@@ -226,6 +228,9 @@ def fit_gp(
             progress=progress,
             threads=threads,
         )
+        if rank is not None:  # else a search of hyper-parameters may fit it many times
+            note_weights(found.problem.data.weights)
+        return found
     if isinstance(K, KernelColumns):
         raise TypeError("K is a KernelColumns; allowed without rank: a matrix")
     chosen = choose(found_loss, scheme, schedule)
@@ -234,6 +239,7 @@ def fit_gp(
     shift = 0.0 if jitter is None else _checks.number("jitter", jitter, least=0.0)
     kernel = kernel_in_memory(K, overwrite_K, shift)
     problem = chosen.problem(y, kernel.n, weights, offset)._replace(kernel=kernel)
+    note_weights(problem.weights)
     return fit_problem(
         problem, start, callback=callback, progress=progress, threads=threads, check=True
     )

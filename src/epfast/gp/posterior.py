@@ -260,6 +260,7 @@ class GPPosterior(ProcessPosterior):
             self.log_evidence,
             self.packed,
             self.diagonal,
+            self.problem.weights,
         )
         return Case(
             proposal, self.mean, np.sqrt(self.variance), self.log_evidence, self.evidence_bound

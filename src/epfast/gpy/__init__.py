@@ -24,6 +24,7 @@ from epfast.inference import Sites, fit_from
 try:
     from GPy.inference.latent_function_inference import LatentFunctionInference
     from GPy.inference.latent_function_inference.posterior import PosteriorEP
+    from GPy.likelihoods import Likelihood
 
     from epfast.gpy.likelihoods import Reading, read
 except ImportError as error:
@@ -32,6 +33,16 @@ except ImportError as error:
     ) from error
 
 __all__ = ["EP"]
+
+#: GPy's ways to run EP while it optimizes
+MODES = ("nested", "alternated")
+#: arguments of ``inference`` after Y, in GPy's order
+OPTIONAL = ("mean_function", "Y_metadata", "precision", "K")
+SPARSE = (
+    "the model is sparse (it has inducing inputs), which epfast.gpy.EP does not support; allowed: "
+    "GPy.core.GP and GPy.models.GPClassification, or, for many rows, epfast.GPClassifier and "
+    "GPRegressor with rank=; GPy's own EPDTC is for sparse models"
+)
 
 
 class EP(LatentFunctionInference):  # type: ignore[misc]
@@ -42,8 +53,8 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
     Arguments have the names that GPy gives them.
 
     Each evaluation of the model runs EP to convergence, from the sites of the one before (GPy's
-    ``ep_mode="nested"``), so that the gradient is that of the log evidence. GPy's default keeps the
-    sites that it found at the first hyper-parameters of an optimization.
+    ``ep_mode="nested"``), so that the gradient is that of the log evidence. GPy's default,
+    "alternated", keeps the sites that it found at the first hyper-parameters of an optimization.
 
     Likelihoods of GPy, each with the density that GPy gives it:
 
@@ -60,11 +71,11 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
 
     The gradient has their parameters too, so that ``optimize`` learns them with the kernel.
 
-    Not supported: mean functions, sparse models, a ``Y`` of several columns, other likelihoods and
-    subclasses; GPy's ``Gamma`` has shape exp(f), where :class:`epfast.losses.GammaNoise` has mean
-    exp(f). An evaluation that does not settle warns and is handed to GPy all the same; one that
-    overflows, or whose result contradicts itself, raises the error at which GPy's optimizers step
-    back.
+    Not supported, with an error that says what to do instead: mean functions, sparse models, a
+    ``Y`` of several columns, ``MultioutputLikelihood``, other likelihoods and subclasses. GPy's
+    ``Gamma`` has shape exp(f), where :class:`epfast.losses.GammaNoise` has mean exp(f). An
+    evaluation that does not settle warns and is handed to GPy all the same; one that overflows, or
+    whose result contradicts itself, raises the error at which GPy's optimizers step back.
 
     Parameters
     ----------
@@ -80,6 +91,8 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         Start each evaluation from flat sites.
     max_iters : int or infinity
         Sweeps at most.
+    ep_mode : {"nested", "alternated"}
+        Of GPy's signature: both run EP at each evaluation, see above.
     parallel_updates : bool
         Update all sites at once, instead of in the order that :class:`epfast.EP` takes by default.
 
@@ -98,10 +111,11 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         delta: float = 1.0,
         always_reset: bool = False,
         max_iters: float = 200,
-        *,
+        ep_mode: str = "nested",
         parallel_updates: bool = False,
     ) -> None:
         super().__init__()
+        self.ep_mode = _checks.choice("ep_mode", ep_mode, MODES)
         if max_iters == math.inf:
             max_iters = 2**62
         self._schedule = schedules.EP(
@@ -129,10 +143,8 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         X: Any,
         likelihood: Any,
         Y: Any,
-        mean_function: Any = None,
-        Y_metadata: Any = None,
-        precision: Any = None,
-        K: Any = None,
+        *optional: Any,
+        **named: Any,
     ) -> tuple[Any, float, dict[str, Array]]:
         """Return posterior, log evidence and its gradient, as GPy asks.
 
@@ -148,15 +160,11 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
             One of those above.
         Y : array_like of shape (n, 1)
             Labels 1 and, for the other class, 0 or -1; counts; numbers; times above 0.
-        mean_function : None
-            Others are refused.
-        Y_metadata : dict, optional
-            As GPy has it: ``"trials"``, ``"censored"`` (1 where a time is) or ``"output_index"``,
-            (n, 1) each.
-        precision
-            Of GPy's signature; not used.
-        K : array_like of shape (n, n), optional
-            Kernel matrix of ``X``.
+        *optional, **named
+            By name or in this order: ``mean_function``, of which others than None are refused;
+            ``Y_metadata``, a dict or None, as GPy has it: ``"trials"``, ``"censored"`` (1 where a
+            time is) or ``"output_index"``, (n, 1) each; ``precision``, not used; ``K``, (n, n), the
+            kernel matrix of ``X``, or None.
 
         Returns
         -------
@@ -174,11 +182,18 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
             If the posterior or the evidence overflows, if the evidence is impossible (above 0), or
             if rounding spoils the posterior at new inputs; GPy's optimizers step back from it.
         """
-        del precision
+        if any(isinstance(part, Likelihood) for part in (Y, *optional)):
+            raise ValueError(SPARSE)  # which hands its inducing inputs over before the likelihood
+        given = dict(zip(OPTIONAL, optional, strict=False)) | named
+        unknown = [name for name in given if name not in OPTIONAL]
+        if unknown:
+            raise TypeError(f"{unknown[0]} is given; allowed: {', '.join(OPTIONAL)}")
+        mean_function, Y_metadata, _, K = (given.get(name) for name in OPTIONAL)
         if mean_function is not None:
             raise ValueError(
-                "the model has a mean function; allowed: None (a GPy.kern.Bias or Linear added to "
-                "the kernel is a constant or linear mean with a prior of its own)"
+                "the model has a mean function, which is not supported; allowed: None (a "
+                "GPy.kern.Bias or Linear added to the kernel is a constant or linear mean with a "
+                "prior of its own)"
             )
         reading = read(likelihood, Y, Y_metadata)
         if K is None:
@@ -252,6 +267,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
             "delta": float(schedule.damping or 1.0),
             "always_reset": self.always_reset,
             "max_iters": int(schedule.sweeps),
+            "ep_mode": self.ep_mode,
             "parallel_updates": schedule.order == "parallel",
         }
         found = self.last or self._loaded

@@ -69,6 +69,12 @@ class _Data(NamedTuple):
     @property
     def y(self) -> Array:
         """(n,)."""
+        shape = np.shape(self.Y)
+        if len(shape) == 2 and shape[1] > 1:
+            raise ValueError(
+                f"Y has shape {shape}: several outputs are not supported; allowed: (n, 1), a model "
+                "for each column, or a GPy.util.multioutput kernel with an index as a column of X"
+            )
         return _checks.array("Y", self.Y, shape=(None, 1))[:, 0]
 
     def column(self, name: str, default: float | None = None) -> Array:
@@ -132,6 +138,8 @@ def read(likelihood: Any, Y: Any, Y_metadata: Any = None) -> Reading:
         given = f"likelihood is {type(likelihood).__name__}"
         if link is not type(None):
             given += f" with link {link.__name__}"
+        if hasattr(likelihood, "likelihoods_list"):
+            given += ", outputs of several likelihoods, which is not supported"
         raise ValueError(f"{given}; allowed: {ALLOWED}")
     found: Reading = reader(likelihood, _Data(Y, Y_metadata))
     return found

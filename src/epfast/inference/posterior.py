@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -212,7 +213,8 @@ class Posterior(Recorded):
         which is found without EP, tell whether the fit failed or the check. The verdict takes
         effective draws, k-hat, the shifts of means over their standard errors, standard deviations
         and log evidence together. For a loss that is no likelihood the exact posterior is
-        the pseudo-posterior, prior times exp(-beta loss).
+        the pseudo-posterior, prior times exp(-beta loss); with weights of rows each likelihood to
+        the power of its weight, which the reason names where they are no counts.
 
         Costs one look at all rows per draw, O(draws n d), and O(draws d^2); the loss is asked for
         values alone.
@@ -239,7 +241,9 @@ class Posterior(Recorded):
                 f"loss is a {type(self.loss).__name__}, which gives no values; allowed: a loss "
                 "that gives them"
             )
-        return certificates.check(self._case(), draws, seed)
+        found = certificates.check(self._case(), draws, seed)
+        said = report.not_counts(report.weights_of(self))
+        return found if said is None else replace(found, reason=f"{found.reason}; given {said}")
 
     def credible_interval(self, level: float = 0.95) -> Array:
         """Central credible intervals, (d, 2).

@@ -11,6 +11,7 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
+from epfast.inference.records import DataWarning
 
 
 class Table:
@@ -107,6 +108,35 @@ class Flat:
         return getattr(self.post, name)
 
 
+#: what weights do that are no counts, and so all weights of classes
+WEIGHTS = (
+    "a row of weight w counts as w rows, so that weights which are no counts change how sure the "
+    "fit is: its intervals and probabilities are not those of the data"
+)
+
+
+def not_counts(weights: Array | None) -> str | None:
+    """What is to be said of weights that are not whole numbers; None of others."""
+    parts = None if weights is None else weights % 1.0
+    if weights is None or parts is None or not parts.any():
+        return None
+    return f"weights that are no counts, as {weights[np.argmax(parts > 0.0)]:.3g}: {WEIGHTS}"
+
+
+def note_weights(weights: Array | None) -> None:
+    """Warn the caller of a fit of weights that are no counts."""
+    said = not_counts(weights)
+    if said is not None:
+        warnings.warn(f"{said}; give counts, or none", DataWarning, stacklevel=3)
+
+
+def weights_of(post: Any) -> Array | None:
+    """Weights of the rows of a fit, where these are known; None: all 1."""
+    data = getattr(post.problem, "data", None)
+    found: Array | None = getattr(post.problem if data is None else data, "weights", None)
+    return found if isinstance(found, np.ndarray) else None
+
+
 def notes(post: Any) -> list[str]:
     """Lines below a summary: log evidence, convergence, what not to trust."""
     log_evidence = f"log evidence: {post.log_evidence:.4f}"
@@ -127,7 +157,8 @@ def notes(post: Any) -> list[str]:
         lines.append(f"{post.history[-1].n_refused} sites were refused in the last sweep")
     if getattr(post, "kind", "") == "factorized":
         lines.append("factorised: standard deviations are too small where columns are correlated")
-    return lines
+    said = not_counts(weights_of(post))
+    return lines if said is None else [*lines, said]
 
 
 # ---- ArviZ ----

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 from epfast._core.crew import Crew
@@ -22,6 +24,26 @@ SECONDS_PER_CALL = 0.1
 
 #: called with the number of factors done, after each piece of work
 Tick = Callable[[int], Any]
+
+
+def memory_left() -> float:
+    """Bytes that this process may still allocate; infinity where the system does not say.
+
+    The least of its limit (ulimit -v) less what it has, of the memory that the machine has free,
+    swap included, and of the limit of its container.
+    """
+    left = math.inf
+    with suppress(OSError, ValueError, IndexError):  # "unlimited" is no number
+        limits = Path("/proc/self/limits").read_text().split("Max address space")[1]
+        status = Path("/proc/self/status").read_text().split("VmSize:")[1]
+        left = float(limits.split()[0]) - 1024.0 * float(status.split()[0])
+    with suppress(OSError, ValueError, KeyError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        of = {name: int(rest.split()[0]) for name, rest in (line.split(":") for line in lines)}
+        left = min(left, 1024.0 * (of["MemAvailable"] + of["SwapFree"]))
+    with suppress(OSError, ValueError):  # "max", which is no number, is no limit
+        left = min(left, float(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return left
 
 
 def one_blas_thread(d: int, most: int | None = None) -> AbstractContextManager[None]:

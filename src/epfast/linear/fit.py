@@ -27,6 +27,7 @@ from epfast.inference import (
 )
 from epfast.inference.executors import Tasks, executor_at_door
 from epfast.inference.loop import NO_FIXED_POINT, is_sharp, polished, stands_off, warn_of_scheme
+from epfast.inference.report import note_weights
 from epfast.inference.runtime import Tick
 from epfast.inference.threads import Threads, threads_of
 from epfast.linear import notes
@@ -159,7 +160,8 @@ def fit_linear(
         give the fixed point of repeated rows; copies settle before the next row is visited, and
         those that do not count as refused. The factor of a row of weight w < 1 enters to the power
         w; so does every row in a minibatch, exp(-beta Σ_k w_k loss_k), and with ADF, which takes a
-        row once. A row of weight 0 does not count.
+        row once. A row of weight 0 does not count. With several latents per row whole weights copy
+        the rows, and others are refused.
     schedule : EP, ADF, SEP, AEP, DSEP, DAEP or DEP, optional
         Which sites are stored and who goes when, see :mod:`epfast.schedules`. None: ``EP()``.
     beta : float, optional
@@ -218,9 +220,9 @@ def fit_linear(
         of a factor failed as a whole, so that its site stayed; if the log evidence is above 0 where
         no factor is above 1. ``converged`` is False then.
     DataWarning
-        If columns differ in scale by more than 1e3 under one prior variance; if there is no
-        constant column and less than 40 % of the labels are of one kind; if a plane separates the
-        labels and the prior is flat.
+        If weights are no counts, which change how sure the fit is; if columns differ in scale by
+        more than 1e3 under one prior variance; if there is no constant column and less than 40 % of
+        the labels are of one kind; if a plane separates the labels and the prior is flat.
 
     Examples
     --------
@@ -234,14 +236,14 @@ def fit_linear(
     """
     _checks.moved("fit_linear", moved, MOVED)
     executor_at_door(executor)
-    resolved = losses.resolve(loss)
-    if isinstance(resolved, losses.LatentLoss):
+    loss = losses.resolve(loss, y)
+    if isinstance(loss, losses.LatentLoss):
         choices = scheme, posterior, batch_size, schedule, beta
         normal = prior_variance, prior_precision, prior_mean
         given = {"weights": weights, "prior": prior, "record": record, "executor": executor}
         wide = intercept_at_door(intercept)
         rest = start, callback, progress
-        return fit_latents(X, y, resolved, choices, normal, wide, offset, given, *rest)
+        return fit_latents(X, y, loss, choices, normal, wide, offset, given, *rest)
     stream, names = is_stream(X, y), column_names(X)
     if stream and not isinstance(X, Iterator) and getattr(schedule, "stores", "") != "none":
         raise ValueError(
@@ -327,6 +329,7 @@ def fit_linear(
     dense = posterior == "full" and (ours is None or prior_precision is not None)
     problem = chosen.problem(data, prior_of_fit(normal, start, chosen.schedule, d, wide, dense))
     problem = in_best_form(problem._replace(intercept=wide is not None, names=names, wide=ours))
+    note_weights(None if stream else data.weights)
     scale = None if stream else _notes(problem, prior_variance, prior_precision)
     how: dict[str, Any] = {"record": record, "callback": callback, "progress": progress}
     found: FactorizedPosterior | FullPosterior = fit_problem(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from epfast import _checks
-from epfast._arrays import Held
+from epfast._arrays import Array, Held
 from epfast.inference import Fit, Interrupted, is_guess, reached, run_from, warn_of
 from epfast.linear import notes
 from epfast.linear.choices import choose
@@ -18,12 +19,14 @@ from epfast.linear.joint_posterior import JointPosterior
 from epfast.linear.latent_posterior import LatentPosterior
 from epfast.linear.ones import with_ones
 from epfast.linear.priors import prior_at_door
-from epfast.linear.problem import LinearProblem, data_of
+from epfast.linear.problem import LinearProblem, data_of, weights_of
 from epfast.linear.sources import check_names, column_names, is_stream
 from epfast.losses import LatentLoss, Loss
 
 #: bytes of the largest matrices of a fit, all together
 MOST_BYTES = 16 << 30
+#: copies of a row that a weight makes, on average at most
+MOST_COPIES = 100
 #: matrices (C, d, d) that a fit has at a time
 MATRICES = 8
 
@@ -54,14 +57,15 @@ def fit_latents(
     intercept : float or None
         Its prior variance.
     given : dict
-        Arguments that only some combinations take, by name; None where they were not given.
+        Arguments that only some combinations take, by name; None where they were not given. Rows of
+        whole ``weights`` are copied.
     """
     scheme, posterior, batch_size, schedule, beta = choices
     if is_stream(X, y):
         raise ValueError(
             f"X is an iterable of chunks, or y None; allowed with {loss!r}: all rows at once"
         )
-    names = column_names(X)
+    names, weights = column_names(X), given.pop("weights")
     if not isinstance(getattr(X, "shape", None), tuple):
         X = _checks.real_array("X", X)
     asked = {name: value for name, value in given.items() if value is not None}
@@ -83,6 +87,12 @@ def fit_latents(
     if not hasattr(rows, "indptr"):
         rows = np.ascontiguousarray(rows, dtype=np.float64)
     d = rows.shape[1]
+    counts = weights_of(weights, rows.shape[0])
+    if counts is not None:
+        y = _checks.responses("y", y, rows.shape[0], 1)
+        places = copies(loss, counts)
+        rows, y = rows[places], y[places]
+        offset = offset if offset is None else np.asarray(offset)[places]
     loss = filled(loss, y, d, chosen.schedule, start)
     kind = kind_of(loss)
     if start is not None and type(start) is not kind:
@@ -101,6 +111,22 @@ def fit_latents(
         if sizes is not None:
             notes.note_scales(sizes, stacklevel=4)
     return fit_problem_of_latents(problem, start, callback, progress)
+
+
+def copies(loss: Loss, weights: Array, name: str = "weights") -> NDArray[np.intp]:
+    """The numbers of the rows, each as often as its weight says; weights are to be whole.
+
+    A power of a factor of several latents has no moments of closed form, as that of one latent has.
+    """
+    parts = weights % 1.0
+    if parts.any() or weights.sum() > MOST_COPIES * len(weights):
+        raise ValueError(
+            f"{name} holds {weights[np.argmax(parts)]:g}, with a mean of {weights.mean():g}; "
+            f"allowed with {loss!r}, which has several latents per row: whole numbers, "
+            f"{MOST_COPIES} on average at most; a loss of two labels, as 'probit', each class "
+            "against the rest, takes any weights"
+        )
+    return np.repeat(np.arange(len(weights)), weights.astype(np.intp))
 
 
 def filled(loss: LatentLoss, y: Any, d: int, schedule: Any, start: Any = None) -> LatentLoss:

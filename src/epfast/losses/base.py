@@ -202,11 +202,12 @@ class Loss:
 
     def steps(self, name: str, share: float) -> Array:
         """Small changes of a learnable parameter, (k,), by which to take differences."""
-        value = np.atleast_1d(np.asarray(getattr(self, name), dtype=np.float64))
-        if len(value) == 1:
-            return np.asarray(share * value)
-        gaps = np.diff(value)
-        return np.asarray(share * np.minimum(np.append(gaps, np.inf), np.insert(gaps, 0, np.inf)))
+        value = np.asarray(getattr(self, name), dtype=np.float64)
+        if value.ndim == 0:
+            return np.asarray(share * value[None])
+        gaps = np.diff(value) if len(value) > 1 else np.ones(1)  # the noise of one cut has unit 1
+        nearest = np.minimum(np.append(gaps, np.inf), np.insert(gaps, 0, np.inf))
+        return np.asarray(share * nearest[: len(value)])
 
     def check_power(self, power: float, name: str = "power") -> None:
         """Raise if the loss does not give this power of t.

@@ -67,11 +67,16 @@ CONSTANTS = ("latents", "by_margin", "by_residual", "response_width", "is_likeli
 _BY_NAME = {name: kind() for name, kind in NAMED.items()}
 
 
-def resolve(loss: Any) -> Loss:
-    """The loss meant by a name, a Loss, a LowLevelCallable or a vectorised callable."""
+def resolve(loss: Any, y: Any = None) -> Loss:
+    """The loss meant by a name, a Loss, a LowLevelCallable or a vectorised callable.
+
+    y: responses, from which a loss by its name takes how many levels there are.
+    """
     if isinstance(loss, Loss):
         return loss
     if isinstance(loss, str):
+        if loss == "ordinal" and y is not None:
+            return Ordinal.of(y)
         if loss in _BY_NAME:
             return _BY_NAME[loss]
         if loss in WITH_LATENTS:
@@ -94,6 +99,21 @@ def resolve(loss: Any) -> Loss:
         f"{', '.join(map(repr, NAMED | WITH_LATENTS))}, a Loss, a "
         "scipy.LowLevelCallable, or a vectorised callable"
     )
+
+
+#: names of losses of labels, and of those of numbers
+LABELS = (*(name for name, loss in _BY_NAME.items() if loss.by_margin), "multiclass")
+NUMBERS = tuple(name for name in NAMED if name not in LABELS)
+
+
+def loss_at_door(given: Any, names: tuple[str, ...], y: Any = None) -> Loss:
+    """The loss that is meant, of responses y; of a name that is not known these alone are listed.
+
+    names: LABELS or NUMBERS.
+    """
+    if isinstance(given, str) and given not in LABELS + NUMBERS + tuple(WITH_LATENTS):
+        _checks.choice("loss", given, names)
+    return resolve(given, y)
 
 
 def describe(loss: Loss | None) -> dict[str, Any] | None:

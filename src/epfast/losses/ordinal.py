@@ -14,6 +14,8 @@ from epfast.losses import prediction, quantiles
 from epfast.losses.base import Loss
 
 LINKS = ("probit", "logit")
+#: most levels that are taken from y: more are counts, or a mistake
+MOST_LEVELS = 1000
 _LOGISTIC = Loss("logistic")
 
 
@@ -22,7 +24,8 @@ class Ordinal(Loss):
     """Ordered classes 0 to K - 1: class k if h plus noise is between cuts k - 1 and k.
 
     P(y <= k) = F(cut_k - h), F the normal or the logistic distribution function. A model with an
-    intercept shifts all cuts: then hold one of them, or leave the intercept out.
+    intercept shifts all cuts: then hold one of them, or leave the intercept out. By its name,
+    ``loss="ordinal"``, a fit takes the levels from y, 0 to its largest, and cuts evenly in [-1, 1].
 
     Parameters
     ----------
@@ -53,6 +56,23 @@ class Ordinal(Loss):
         parameters = (float(len(own) + 1), -np.inf, *own, np.inf)
         self._set(cuts=own, link=link, name=f"ordinal_{link}", parameters=parameters)
 
+    @classmethod
+    def of(cls, y: Any) -> Ordinal:
+        """The loss of the levels 0 to max(y), two or more, with cuts evenly in [-1, 1].
+
+        y that are no levels get the defaults, whose :meth:`responses` refuse them.
+        """
+        given = _checks.real_array("y", y).ravel()
+        most = float(given.max(initial=1.0))
+        if most >= MOST_LEVELS:
+            raise ValueError(
+                f"y holds numbers up to {most:g}; allowed with loss='ordinal', which takes its "
+                f"levels from y: integers 0 to {MOST_LEVELS - 1}"
+            )
+        if not ((given >= 0.0) & (given == np.floor(given))).all():
+            return cls()
+        return cls(tuple(np.linspace(-1.0, 1.0, int(most)).tolist()) if most > 1.0 else (0.0,))
+
     @property
     def n_classes(self) -> int:
         """Number of classes."""
@@ -64,7 +84,8 @@ class Ordinal(Loss):
         if not ((given >= 0.0) & (given < self.n_classes) & (given == np.floor(given))).all():
             raise ValueError(
                 f"{name} holds numbers from {given.min():g} to {given.max():g}, or fractions; "
-                f"allowed: classes, integers 0 to {self.n_classes - 1}"
+                f"allowed: classes, integers 0 to {self.n_classes - 1} with {len(self.cuts)} cuts, "
+                "as losses.Ordinal(cuts) has them"
             )
         return given[:, None].copy()
 

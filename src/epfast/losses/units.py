@@ -40,7 +40,8 @@ def log_mean(y: Array, offset: Array | None, weights: Array | None = None) -> fl
     shift = np.zeros(len(y)) if offset is None else offset
     top = float(shift.max())
     base = top + float(np.log(share @ np.exp(shift - top)))
-    return float(np.log(share @ y + 0.5 / len(y))) - base
+    total = float(len(y)) if weights is None else float(weights.sum())
+    return float(np.log(share @ y + 0.5 / total)) - base
 
 
 def _shares(n: int, weights: Array | None) -> Array:
