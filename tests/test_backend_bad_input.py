@@ -52,7 +52,7 @@ KEYWORDS = [
     ("scheme", [minibatch], [*BAD_NAMES, "exact", "relaxed", Variational, len]),
     ("scheme", [tilted], [*BAD_NAMES, Variational, len]),
     ("beta", [minibatch, tilted], BAD_OPTIONAL),
-    ("power", [tilted], [*(v for v in BAD_OPTIONAL if v != [1.0]), None]),
+    ("power", [tilted], [*(v for v in BAD_OPTIONAL if type(v) is not list), None]),
     ("gamma", [minibatch, tilted], [*BAD_OPTIONAL, None, 2.0]),
     ("gamma", [partial(backend.sigma_points, MU, VAR)], BAD_OPTIONAL),
     ("curvature", [minibatch, tilted], [*BAD_NAME, None, "slope"]),
