@@ -285,9 +285,10 @@ def design(name: str, value: Any, d: int | None = None) -> NDArray[Any]:
 
 
 def sparse_design(name: str, value: Any, d: int | None = None) -> Any:
-    """A sparse matrix of rows, (n, d), as canonical CSR of float64; copied where it is not that.
+    """A sparse matrix of rows, (n, d), as canonical CSR of float64, whose numbers are not copied.
 
-    It is an object of its own, with row pointers of its own, whatever becomes of ``value``.
+    Its indices are copies, checked as such: SciPy and the core follow them without a look, whatever
+    another thread or a callback writes to ``value`` meanwhile.
     """
     if len(value.shape) != 2 or (d is not None and value.shape[1] != d):
         raise ValueError(f"{name} has shape {value.shape}; allowed: (n, {'d' if d is None else d})")
@@ -295,17 +296,18 @@ def sparse_design(name: str, value: Any, d: int | None = None) -> Any:
         raise TypeError(f"{name} has dtype {value.dtype}; allowed: real numbers")
     if 0 in value.shape:
         raise ValueError(f"{name} has shape {value.shape}; allowed: at least one row and column")
-    _check_structure(name, value)
-    given = value.tocsr()
-    used = given.indptr[-1]
-    result = type(given)(
-        (
-            np.ascontiguousarray(given.data[:used], dtype=np.float64),
-            np.ascontiguousarray(given.indices[:used]),
-            given.indptr.copy(),
-        ),
-        shape=given.shape,
-    )
+    given = value
+    if getattr(value, "format", "") != "csr":
+        _check_structure(name, value)
+        given = value.copy()
+        _check_structure(name, given)  # the copy is what SciPy reads
+        given = given.tocsr()
+    shape, data = given.shape, given.data
+    indices, indptr = given.indices.copy(), given.indptr.copy()
+    _check_compressed(name, "csr", shape, indptr, indices, len(data))
+    used = indptr[-1]
+    numbers = np.ascontiguousarray(data[:used], dtype=np.float64)
+    result = type(given)((numbers, indices[:used], indptr), shape=shape)
     if not result.has_canonical_format:  # duplicate entries are summed
         result = result.copy()
         result.sum_duplicates()
@@ -313,30 +315,44 @@ def sparse_design(name: str, value: Any, d: int | None = None) -> Any:
 
 
 def _check_structure(name: str, value: Any) -> None:
-    """Raise ValueError where an index of a CSR, CSC or COO matrix leads out of it. O(nnz)."""
+    """Raise ValueError where an index of a CSC, BSR or COO matrix leads out of it. O(nnz)."""
     kind = getattr(value, "format", "")
-    if kind not in ("csr", "csc", "coo"):
-        return
     n, d = value.shape
     if kind == "coo":
-        places = [(value.row, n), (value.col, d)]
-        fits = len(value.row) == len(value.col) == len(value.data)
-    else:
-        major, minor = (n, d) if kind == "csr" else (d, n)
-        start, places = value.indptr, [(value.indices, minor)]
-        fits = len(start) == major + 1 and start[0] == 0 and bool((np.diff(start) >= 0).all())
-        fits = fits and start[-1] <= min(len(value.indices), len(value.data))
-    if not fits:
+        if not len(value.row) == len(value.col) == len(value.data):
+            raise _invalid(name, kind)
+        _check_indices(name, kind, value.row, n)
+        _check_indices(name, kind, value.col, d)
+    elif kind in ("csc", "bsr"):
+        height, width = value.blocksize if kind == "bsr" else (1, 1)
+        shape = (n // height, d // width) if kind == "bsr" else (d, n)
+        _check_compressed(name, kind, shape, value.indptr, value.indices, len(value.data))
+
+
+def _check_compressed(
+    name: str, kind: str, shape: tuple[int, int], start: Any, indices: Any, count: int
+) -> None:
+    """The same of compressed rows (or columns, transposed), with so many entries."""
+    major, minor = shape
+    fits = len(start) == major + 1 and start[0] == 0 and bool((np.diff(start) >= 0).all())
+    if not (fits and start[-1] <= min(len(indices), count)):
+        raise _invalid(name, kind)
+    _check_indices(name, kind, indices, minor)
+
+
+def _check_indices(name: str, kind: str, indices: Any, stop: int) -> None:
+    if len(indices) and not (indices.min() >= 0 and indices.max() < stop):
         raise ValueError(
-            f"{name} is not a valid {kind.upper()} matrix; allowed: increasing row pointers, one "
-            "more than rows, and as many indices as entries"
+            f"{name} is not a valid {kind.upper()} matrix; allowed: rows 0 to n - 1 and "
+            "columns 0 to d - 1"
         )
-    for index, stop in places:
-        if len(index) and not (index.min() >= 0 and index.max() < stop):
-            raise ValueError(
-                f"{name} is not a valid {kind.upper()} matrix; allowed: rows 0 to n - 1 and "
-                "columns 0 to d - 1"
-            )
+
+
+def _invalid(name: str, kind: str) -> ValueError:
+    return ValueError(
+        f"{name} is not a valid {kind.upper()} matrix; allowed: increasing row pointers, one "
+        "more than rows, and as many indices as entries"
+    )
 
 
 def rows(name: str, value: Any, d: int | None = None) -> Any:

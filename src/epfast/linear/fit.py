@@ -108,10 +108,10 @@ def fit_linear(
     ----------
     X : array_like or sparse matrix of shape (n, d), or iterable of (X, y) chunks
         Rows of features; see ``intercept`` for a constant one. C-contiguous float64 and CSR
-        matrices are used in place; float32 and other layouts piece by piece; a memory map is read
-        as it is visited. With a factorised posterior CSR rows cost O(nonzeros), sites too. With
-        ``schedule=ADF()`` X may be an iterable of chunks, dense or CSR, and ``y`` None; the result
-        does not depend on where the chunks are cut.
+        matrices are used in place, the indices of CSR as a copy; float32 and other layouts piece by
+        piece; a memory map is read as it is visited. With a factorised posterior CSR rows cost
+        O(nonzeros), sites too. With ``schedule=ADF()`` X may be an iterable of chunks, dense or
+        CSR, and ``y`` None; the result does not depend on where the chunks are cut.
     y : array_like of shape (n,) or (n, k)
         What the loss takes: labels -1 and +1; counts for "poisson"; (count, trials) for "binomial".
     loss : str, Loss, scipy.LowLevelCallable or callable
