@@ -395,3 +395,30 @@ except MemoryError:
 def test_threads_under_a_limit_of_address_space(more):
     """OpenBLAS would try for ever to map 32 MB for each thread."""
     subprocess.run([sys.executable, "-c", LIMITED, str(more)], check=True, timeout=60)
+
+
+FIRST = """
+import os, threading, time, warnings
+import numpy as np, epfast
+warnings.simplefilter("ignore")
+X = np.random.default_rng(0).normal(size=(200, 5))
+y = np.where(X[:, 0] > 0, 1, -1)
+def fit():
+    epfast.fit_linear(X, y).covariance
+thread = threading.Thread(target=fit)
+thread.start()
+time.sleep(0.001)
+if os.fork() == 0:
+    fit()
+    os._exit(0)
+status = os.wait()[1]
+thread.join()
+raise SystemExit(status)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_child_of_a_first_fit():
+    """It does not wait for what the first fit imports and looks up."""
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", FIRST], check=True, timeout=60)

@@ -178,9 +178,6 @@ def _take_memory_of_blas() -> None:
     linalg.blas.dgemm(1.0, square @ square.T, square)
 
 
-_take_memory_of_blas()  # at import: a limit that is set later finds it there
-
-
 def with_room(threads: int) -> int:
     """So many threads, or as many as there is address space for; the caller's is there."""
     while threads > 1 and not has_room((threads - 1) * ROOM_OF_A_THREAD):
@@ -290,3 +287,9 @@ def _next(count: int, before: float) -> int:
     """The count of the next call, after one that began then."""
     grow = SECONDS_PER_CALL / max(time.perf_counter() - before, 1e-9)
     return max(1, int(count * min(16.0, grow)))
+
+
+# At import: a limit that is set later finds the memory there, and a child that is forked while
+# another thread begins its first fit does not wait for the locks of an import and of a look-up.
+_take_memory_of_blas()
+_blas()
