@@ -177,7 +177,7 @@ def engine(case):
     if case.wing == "linear":
         chosen = linear.choices.choose(**arguments(case))
         full = case.covariance == "full"
-        prior = prior_at_door(None, None, None, X.shape[1], full)
+        prior = prior_at_door(None, None, None, None, X.shape[1], full)
         return linear.engines.engine_of(chosen.problem(data_of(X, y, None, chosen.loss), prior))
     loss, scheme = LOSSES[case.loss], SCHEMES[case.scheme]
     schedule = case.schedule.filled(power=1.0, damping=1.0)

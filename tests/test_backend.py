@@ -5,7 +5,7 @@ import pytest
 from scipy import sparse
 
 import epfast
-from epfast import EP
+from epfast import EP, backend, losses
 from epfast.backend import sweep
 from tests.oracles.data import classes, rbf
 
@@ -105,3 +105,97 @@ def test_what_an_output_held_before_does_not_matter():
     fits.fit(np.asfortranarray(X), mean, variance, out=out)
     for found, wanted in zip(out, fits.fit(X, mean, variance), strict=False):
         np.testing.assert_array_equal(found, wanted)
+
+
+SINGLE = [name for name, kind in losses.NAMED.items() if kind().latents == 1]
+
+
+def responses_of(loss, rng):
+    """Responses that a loss takes, (2, 3) or (2, 3, 2)."""
+    if loss.by_margin:
+        return rng.choice([-1.0, 1.0], (2, 3))
+    y = rng.integers(1, 3, (2, 3)).astype(float)
+    pairs = type(loss) in (losses.Binomial, losses.Interval)
+    return np.stack([y, y + 1.0], axis=2) if pairs else y
+
+
+def test_an_output_of_its_own_memory_and_shape():
+    """Results in memory of the caller are those without; memory that is shared is refused."""
+    n = 4
+    y, m, v = np.ones(n), np.linspace(-1.0, 1.0, n), np.ones(n)
+    want = backend.tilted_moments("probit", y, m, v)
+    columns, whole, overlapping = np.empty((n, 3)), np.empty((3, n)), np.empty(3 * n)
+    o, rest = np.empty(n), [np.empty(n), np.empty(n)]
+    frozen = np.empty((3, n))
+    frozen.flags.writeable = False
+    repeated = np.lib.stride_tricks.as_strided(o, (3, n), (0, 8))
+    good = [whole, whole[:, ::-1], columns.T, tuple(columns.T), [o, *rest]]
+    shared = [(o, o, o), (rest[0], o, o), (m, *rest), (*rest, v), (rest[0], y, rest[1]), repeated]
+    shared += [(overlapping[:n], overlapping[n - 1 : 2 * n - 1], overlapping[2 * n :])]
+    wrong = [np.empty((3, n, 1)), [np.empty((n, 1)) for _ in range(3)], columns, (o, o), frozen]
+    wrong += [np.empty((3, n), np.float32), whole[:, :-1], "text", 5.0]
+    bound = backend.TiltedMoments("probit")
+    for call in (bound, lambda *given, out: backend.tilted_moments("probit", *given, out=out)):
+        for out in good:
+            assert call(y, m, v, out=out) is out
+            np.testing.assert_array_equal(np.array(list(out)), want)
+        for out in [*shared, *wrong]:
+            with pytest.raises((ValueError, TypeError), match=r"^out .*allowed"):
+                call(y, m, v, out=out)
+        with pytest.raises(ValueError, match=r"^out has shape \(3,\)"):
+            call(y[:1], m[:1], v[:1], out=np.empty(3))
+    np.testing.assert_array_equal([y, v], np.ones((2, n)))
+    np.testing.assert_array_equal(m, np.linspace(-1.0, 1.0, n))
+
+
+def test_a_factor_in_memory_of_its_own():
+    rng = np.random.default_rng(1)
+    X, mean, variance = rng.normal(size=(6, 4)), np.zeros(4), np.ones(4)
+    fits, o = backend.Minibatch("logistic", "laplace", 4), np.empty(4)
+    bad = [
+        (o, o),
+        (o, mean),
+        (variance, o),
+        (X[0], o),
+        (np.empty((4, 1)), o),
+        (np.empty(8)[::2], o),
+    ]
+    bad += [(o, np.empty(4, np.float32)), (o, np.empty(3)), o, (o, o, o)]
+    for out in bad:
+        for rows in (X, X[:, ::-1]):
+            with pytest.raises((ValueError, TypeError), match=r"^out\b.*allowed"):
+                fits.fit(rows, mean, variance, out=out)
+    np.testing.assert_array_equal([mean, variance], [np.zeros(4), np.ones(4)])
+    A, labels = np.eye(4), np.ones(4)
+    for name, value in {"mu": A[0], "nu": labels, "log_scale": mean}.items():
+        given = {"Sigma": A, "mu": mean, "A": X[:4], "y": labels, "tau": np.zeros(4)}
+        given |= {"nu": np.zeros(4)} | {name: value}
+        with pytest.raises(ValueError, match=r"^\w+ shares memory with \w+; allowed"):
+            sweep(**given)
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_sites_of_any_shape(name):
+    """Moments of each site by itself, for each loss; function and object agree to the last bit."""
+    rng = np.random.default_rng(2)
+    loss = losses.resolve(name)
+    m, v = rng.normal(size=(2, 3)), rng.uniform(0.5, 2.0, 3)
+    y = responses_of(loss, rng)
+    bound = backend.TiltedMoments(loss)
+    for cavity in ((m, v), (m, 0.7), (m[:, :1], v), (m[1, 2], 0.7), (0.3, v), (m[0], v)):
+        shape = np.broadcast_shapes(*map(np.shape, cavity))
+        labels = y[tuple(slice(0, k) for k in shape)] if len(shape) == 2 else y[0]
+        labels = labels if shape else labels[0]
+        found = bound(labels, *cavity)
+        same = backend.tilted_moments(loss, labels, *cavity)
+        centers, spreads = (np.broadcast_to(part, shape) for part in cavity)
+        for place in np.ndindex(*shape):
+            one = bound(labels[place][None], centers[place][None], spreads[place][None])
+            for part, again, want in zip(found, same, one, strict=True):
+                assert part.shape == again.shape == shape
+                np.testing.assert_array_equal(part, again)
+                np.testing.assert_allclose(part[place], want[0], rtol=1e-9, atol=1e-12)
+    with pytest.raises(ValueError, match=r"^y has shape"):
+        bound(y, m[0, :2], v[:2])
+    with pytest.raises(ValueError, match=r"^mean, variance and power have the shapes"):
+        bound(y, m, v[:2])

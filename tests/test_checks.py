@@ -1,5 +1,7 @@
 """The door's checks, one by one: what they let through, and as what."""
 
+import re
+
 import numpy as np
 import pytest
 from scipy import sparse
@@ -148,7 +150,7 @@ def test_covariances():
     assert _checks.covariance("K", K) == 1.0
     for i, j in ((0, 599), (300, 299), (599, 1)):
         K[i, j] = 1e-6
-        with pytest.raises(ValueError, match=r"^K is not symmetric \(entries differ by 1e-06\)"):
+        with pytest.raises(ValueError, match=r"^K is not symmetric: K.*1e-06.*allowed"):
             _checks.covariance("K", K)
         K[i, j] = np.nan
         with pytest.raises(ValueError, match=r"^K holds NaN or infinity"):
@@ -157,6 +159,47 @@ def test_covariances():
     K[5, 5] = -1.0
     with pytest.raises(ValueError, match=r"^K has a negative diagonal entry"):
         _checks.covariance("K", K)
+
+
+def shrunk(n, jitter):
+    """A covariance of n points on a line: its inverse is not symmetric to 1e-9 or worse."""
+    gaps = np.subtract.outer(np.arange(n), np.arange(n)) / n
+    return np.exp(-2.0 * gaps**2) + jitter * np.eye(n)
+
+
+AR1 = 0.9 ** np.abs(np.subtract.outer(np.arange(20), np.arange(20)))
+
+
+@pytest.mark.parametrize("S", [AR1, shrunk(20, 1e-8), shrunk(40, 1e-10)])
+@pytest.mark.parametrize("units", [0, 6])
+def test_an_inverse_is_symmetric_to_rounding(S, units):
+    """In any units of the columns; a real difference of 1e-3 of sqrt(P_ii P_jj) is refused.
+
+    What comes back is symmetric to the last bit: the mean of the matrix and its transpose.
+    """
+    scale = 10.0 ** np.linspace(-units, units, len(S))
+    P = np.linalg.inv(S * scale * scale[:, None])
+    assert (P != P.T).any()
+    found = _checks.definite("P", P, len(S))
+    np.testing.assert_array_equal(found, found.T)
+    np.testing.assert_allclose(found, 0.5 * (P + P.T), rtol=1e-15)
+    P[3, 1] += 1.5e-3 * np.sqrt(P[1, 1] * P[3, 3])
+    said = f"P[1, 3] is {float(P[1, 3])!r} and P[3, 1] is {float(P[3, 1])!r}"
+    with pytest.raises(ValueError, match=rf"^P is not symmetric: {re.escape(said)}; allowed"):
+        _checks.definite("P", P, len(S))
+
+
+def test_half_the_digits_of_what_was_given():
+    """A matrix of float32 is symmetric to 3e-4, one of doubles to 1e-8; units do not hide a gap."""
+    K = np.eye(3)
+    K[0, 1] = 1e-6
+    _checks.covariance("K", K.astype(np.float32))
+    for given in (K, np.diag([1.0, 1.0, 1e9]) + np.triu(K, 1)):
+        with pytest.raises(ValueError, match=r"^K is not symmetric: K.0, 1. is 1e-06 and K.1, 0."):
+            _checks.covariance("K", given)
+    for bad in ([[1.0, 2.0], [2.0, 1.0]], [[1.0, 0.0], [0.0, -1.0]], np.zeros((2, 2))):
+        with pytest.raises(ValueError, match=r"^P (is not positive definite|has .* diagonal)"):
+            _checks.definite("P", bad, 2)
 
 
 def test_generators():

@@ -1,10 +1,12 @@
 """Files that were damaged or edited: ValueError and nothing else, or the very same numbers."""
 
+import io
 import json
 import lzma
 import os
 import pickle
 import struct
+import tracemalloc
 import zipfile
 import zlib
 
@@ -470,6 +472,26 @@ def test_archives_that_cannot_be_read(good, tmp_path):
         with pytest.warns(UserWarning, match="Duplicate"):
             archive.writestr("header.npy", b"")
     refused(path, "twice")
+
+
+@pytest.mark.parametrize("name", ["full", "factorized", "process", "low_rank", "wide_sparse"])
+def test_a_small_file_of_much_is_refused_before_memory_is_taken(name, good, tmp_path):
+    """Each member in turn: 64 MB of zeros, deflated to 64 kB, with a description that agrees."""
+    path = tmp_path / "post"
+    path.write_bytes(good[name])
+    with zipfile.ZipFile(path) as old:
+        data = {info.filename: old.read(info) for info in old.infolist()}
+    large = io.BytesIO()
+    np.save(large, np.zeros(8_000_000))
+    for member in list(data)[:3]:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
+            for other, content in data.items():
+                new.writestr(other, large.getvalue() if other == member else content)
+        tracemalloc.start()
+        refused(path, "it is packed")
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert most < 1 << 20
 
 
 def test_deflated_nonsense(good, tmp_path):

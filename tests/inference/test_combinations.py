@@ -214,7 +214,7 @@ def test_a_number_is_used_or_refused(key, name):
         y = np.arange(len(y)) % 3
     full = key[0] == "full"
     data = data_of(rows, y, None, chosen.loss)
-    problem = chosen.problem(data, prior_at_door(None, None, None, rows.shape[1], full))
+    problem = chosen.problem(data, prior_at_door(None, None, None, None, rows.shape[1], full))
     read.clear()
     (fit_problem_of_latents if several else fit_problem)(problem)
     assert name in read

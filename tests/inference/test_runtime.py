@@ -1,10 +1,17 @@
 """BLAS threads, progress, and the pace at which the core is left."""
 
 import itertools
+import os
+import signal
+import subprocess
 import sys
+import threading
+import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import epfast
@@ -16,6 +23,7 @@ from epfast.inference.runtime import (
     PacedParts,
     at_work,
     blas_threads,
+    cached_property,
     crew_of,
     one_blas_thread,
     paced,
@@ -291,3 +299,135 @@ def test_blas_has_one_thread_beside_a_crew():
         with at_work(crew_of(2, SHARED_FROM), SHARED_FROM):
             assert set(blas_pools()) == {1}
         assert set(blas_pools()) == {2}
+
+
+def child_of(work, seconds=20.0):
+    """What a forked child's work returns, an int below 200; 255: it did not end."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: there are other threads
+        number = os.fork()
+    if number == 0:
+        try:
+            os._exit(work())
+        finally:
+            os._exit(254)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found, status = os.waitpid(number, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(number, signal.SIGKILL)
+    os.waitpid(number, 0)
+    return 255
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_child_of_a_fork_has_locks_and_threads_of_its_own():
+    """Another thread holds BLAS to one thread and computes a cached property meanwhile."""
+    before, entered, done = blas_pools(), threading.Event(), threading.Event()
+
+    class Slow:
+        @cached_property
+        def value(self):
+            entered.set()
+            done.wait(60)
+            return 1
+
+        @cached_property
+        def other(self):
+            return 2
+
+    def busy():
+        with blas_threads(1):
+            Slow().value  # noqa: B018
+
+    def work():
+        mine = Slow()
+        done.set()
+        with blas_threads(1):
+            held = set(blas_pools()) <= {1}
+        return int(not (held and blas_pools() == before and (mine.value, mine.other) == (1, 2)))
+
+    thread = threading.Thread(target=busy)
+    thread.start()
+    entered.wait(60)
+    try:
+        assert [child_of(work) for _ in range(3)] == [0, 0, 0]
+    finally:
+        done.set()
+        thread.join()
+    assert blas_pools() == before
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_children_of_a_process_that_fits():
+    """They compute what it computed before."""
+    X, y = classes(200, 5)
+    want, over = epfast.fit_linear(X, y).covariance, threading.Event()
+
+    def busy():
+        while not over.is_set():
+            epfast.fit_linear(X, y).covariance  # noqa: B018
+
+    def work():
+        return int(not np.allclose(epfast.fit_linear(X, y).covariance, want, rtol=1e-12))
+
+    thread = threading.Thread(target=busy)
+    thread.start()
+    try:
+        assert [child_of(work) for _ in range(20)] == [0] * 20
+    finally:
+        over.set()
+        thread.join()
+
+
+LIMITED = """
+import resource, sys, warnings
+import numpy as np, epfast
+warnings.simplefilter("ignore")
+n = 700
+y = np.where(np.arange(n) % 3, 1, -1)
+K, X = np.eye(n) + 0.1, np.random.default_rng(0).normal(size=(n, 5))
+used = [int(l.split()[1]) << 10 for l in open("/proc/self/status") if l.startswith("VmSize")][0]
+resource.setrlimit(resource.RLIMIT_AS, (used + (int(sys.argv[1]) << 20),) * 2)
+try:
+    epfast.fit_gp(K, y, n_jobs=4)
+    epfast.fit_linear(X, y, n_jobs=4, schedule=epfast.EP(order="parallel", damping=0.5))
+except MemoryError:
+    pass
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("more", [30, 60, 110])
+def test_threads_under_a_limit_of_address_space(more):
+    """OpenBLAS would try for ever to map 32 MB for each thread."""
+    subprocess.run([sys.executable, "-c", LIMITED, str(more)], check=True, timeout=60)
+
+
+FIRST = """
+import os, threading, time, warnings
+import numpy as np, epfast
+warnings.simplefilter("ignore")
+X = np.random.default_rng(0).normal(size=(200, 5))
+y = np.where(X[:, 0] > 0, 1, -1)
+def fit():
+    epfast.fit_linear(X, y).covariance
+thread = threading.Thread(target=fit)
+thread.start()
+time.sleep(0.001)
+if os.fork() == 0:
+    fit()
+    os._exit(0)
+status = os.wait()[1]
+thread.join()
+raise SystemExit(status)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_child_of_a_first_fit():
+    """It does not wait for what the first fit imports and looks up."""
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", FIRST], check=True, timeout=60)

@@ -51,7 +51,8 @@ MINIBATCHES |= {"prior_variance": 25.0}
 def fit(X=X, y=Y, **arguments):
     """Minibatches of ten rows."""
     given = MINIBATCHES | {"schedule": EP(sweeps=2, tol=0.0)} | arguments
-    if "prior_precision" in arguments and "prior_variance" not in arguments:
+    matrix = "prior_precision" in arguments or "prior_covariance" in arguments
+    if matrix and "prior_variance" not in arguments:
         del given["prior_variance"]
     if given["schedule"] == ADF() and given.get("start") is not None:
         given.pop("prior_variance")
@@ -113,6 +114,8 @@ KEYWORDS = [
     ("prior_variance", [fit, rowwise], BAD_PRIOR),
     ("prior_precision", [fit], [*BAD_PRIOR_PRECISION, EYE + 1e-9]),
     ("prior_precision", [rowwise], BAD_PRIOR_PRECISION),
+    ("prior_covariance", [fit], [*BAD_PRIOR_PRECISION, EYE + 1e-9]),
+    ("prior_covariance", [rowwise], [*BAD_PRIOR_PRECISION, EYE + np.eye(D, k=1)]),
     ("prior_mean", [fit, rowwise], BAD_PRIOR_MEAN),
     ("weights", [rowwise, fit], BAD_WEIGHTS),
     ("weights", [partial(stream, (X, Y))], [np.ones(N), 1.0]),
@@ -154,6 +157,8 @@ POSITIONS = [
     ("scheme", lambda v: fit(loss=np.square, scheme=v), ["quick_laplace", Laplace()]),
     ("prior_precision", lambda v: fit(prior_precision=v, prior_variance=3.0), [EYE]),
     ("prior_precision", lambda v: fit(prior_precision=v, prior_variance=25), [EYE]),
+    ("prior_covariance", lambda v: fit(prior_covariance=v, prior_variance=25), [EYE]),
+    ("prior_covariance", lambda v: rowwise(prior_covariance=v, prior_precision=EYE), [EYE]),
     (
         "prior_variance",
         lambda v: fit_linear(

@@ -123,3 +123,29 @@ def test_recorded_costs():
     given = MINIBATCHES | {"schedule": epfast.EP(sweeps=2, tol=0)}
     assert epfast.fit_linear(X, y, record="cost", **given).history[0].factor_cost is None
     assert epfast.fit_linear(X, y, **given).history[0].cost is None
+
+
+def test_a_prior_covariance_is_its_inverse_as_precision():
+    """The inverse is by SVD; with n < d rows, an intercept, several latents, and a diagonal."""
+    rng = np.random.default_rng(0)
+    for n, d in ((40, 4), (5, 8)):
+        X = rng.normal(size=(n, d))
+        y = np.where(X[:, 0] + rng.normal(size=n) > 0, 1, -1)
+        A = rng.normal(size=(d, d))
+        S = (A @ A.T + 0.1 * np.eye(d)) * np.outer(10.0 ** np.arange(d), 10.0 ** np.arange(d))
+        scale = np.sqrt(np.diag(S))
+        P = np.linalg.pinv(S / scale / scale[:, None], hermitian=True) / scale / scale[:, None]
+        for more in ({}, {"intercept": True}, {"loss": "multiclass"}):
+            labels = (y > 0) * 1 if "loss" in more else y
+            given = {"prior_mean": np.arange(d) / 10.0**d} | more
+            one, other = (
+                epfast.fit_linear(X, labels, **prior, **given)
+                for prior in ({"prior_covariance": S}, {"prior_precision": P})
+            )
+            np.testing.assert_allclose(one.mean, other.mean, rtol=1e-6, atol=1e-12)
+            assert one.log_evidence == pytest.approx(other.log_evidence, abs=1e-8)
+        one, other = (
+            epfast.fit_linear(X, y, posterior="factorized", **prior)
+            for prior in ({"prior_covariance": np.diag(scale)}, {"prior_variance": scale})
+        )
+        np.testing.assert_allclose(one.mean, other.mean, rtol=1e-12)

@@ -37,7 +37,8 @@ WEIGHTS = np.resize([0.0, 1.0, 2.0, 3.0], N)
 def d_by_d(X, y, loss="logistic", schedule=TIGHT, intercept=False, weights=None, **prior):
     """The fit in the d x d form."""
     chosen = choose(loss, None, "full", None, schedule)
-    given = (prior.get(f"prior_{name}") for name in ("variance", "precision", "mean"))
+    names = ("variance", "precision", "covariance", "mean")
+    given = (prior.get(f"prior_{name}") for name in names)
     start = prior_at_door(*given, X.shape[1], True, 100.0 if intercept else None)
     data = data_of(with_ones(X) if intercept else X, y, weights, chosen.loss)
     problem = chosen.problem(data, start)._replace(intercept=intercept)

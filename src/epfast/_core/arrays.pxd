@@ -45,6 +45,24 @@ cdef inline bint is_shaped(Views *views, int i, ptrdiff_t rows, ptrdiff_t column
     return view.ndim == 2 and view.shape[0] == rows and view.shape[1] == columns
 
 
+cdef inline bint is_apart(Views *views, int begin, int end) noexcept nogil:
+    """Whether arrays begin to end - 1, to be written to, share no memory with any other."""
+    cdef int i, j
+    cdef char *first
+    cdef char *other
+    for i in range(begin, end):
+        first = <char *> views.view[i].buf
+        for j in range(views.count):
+            other = <char *> views.view[j].buf
+            if i != j and first < other + views.view[j].len and other < first + views.view[i].len:
+                return False
+    return True
+
+
+cdef inline bint is_vector(Views *views, int i, ptrdiff_t n) noexcept nogil:
+    return views.view[i].ndim == 1 and views.view[i].shape[0] == n
+
+
 cdef inline void release(Views *views) noexcept:
     cdef int i
     for i in range(views.count):

@@ -18,7 +18,9 @@ import numpy as np
 from libc.math cimport INFINITY, NAN, exp, fabs, fmax, fmin, isfinite, isnan, log, sqrt
 from libc.string cimport memcpy, memset
 
-from epfast._core.arrays cimport Views, is_shaped, numbers, release, take
+from epfast._core.arrays cimport (
+    Views, is_apart, is_shaped, is_vector, numbers, release, take,
+)
 from epfast._core.lapack cimport blas_int, dgemm, dpotrf, dpotrs, dsyrk
 from epfast._core.loss cimport CoreLoss
 from epfast._core.rule_fit cimport newton_cholesky
@@ -736,9 +738,8 @@ cdef class MinibatchSweep:
             s = views.view[0].shape[0] if views.view[0].ndim == 2 else 0
             if not (
                 0 < s <= self.max_rows and views.view[0].shape[1] == d
-                and views.view[1].ndim == 1 and views.view[2].ndim == 1
-                and is_shaped(&views, 1, d, 1) and is_shaped(&views, 2, d, 1)
-                and is_shaped(&views, 3, d, 1) and is_shaped(&views, 4, d, 1)
+                and is_vector(&views, 1, d) and is_vector(&views, 2, d)
+                and is_vector(&views, 3, d) and is_vector(&views, 4, d)
                 and (is_shaped(&views, 5, s, self.loss.stride) if y is not None
                      else self.loss.c.width == 0 and not self.loss.shifted)
             ):
@@ -747,6 +748,8 @@ cdef class MinibatchSweep:
                     f"{[np.shape(x) for x in (precision, shift)]}; allowed: X (s, {d}) of at most "
                     f"{self.max_rows} rows, y {(s, self.loss.stride)}, and ({d},)"
                 )
+            if not is_apart(&views, 3, 5):
+                raise ValueError("precision or shift shares memory; allowed: arrays of their own")
             with nogil:
                 self.take_rows(
                     &rows, s, numbers(&views, 0), d, numbers(&views, 5) if views.count > 5 else NULL

@@ -10,7 +10,9 @@ import numpy as np
 
 from libc.math cimport INFINITY, NAN, fabs, fmax, fmin, isfinite, log, sqrt
 
-from epfast._core.arrays cimport Views, is_shaped, numbers, release, take
+from epfast._core.arrays cimport (
+    Views, is_apart, is_shaped, is_vector, numbers, release, take,
+)
 from epfast._core.loss cimport CoreLoss
 from epfast._core.status cimport CALLBACK_FAILED, NO_FIT, NOT_FINITE, OK, Status
 from epfast._core.vector cimport (
@@ -78,8 +80,11 @@ def real(str name, value):
     raise TypeError(f"{name} is of type {type(value).__name__}; allowed: real numbers") from None
 
 
-cdef int check_targets(out, tuple shape) except -1:
-    """Raise unless out is three arrays of float64 of that shape, to be written to, or one."""
+cdef int check_targets(out, tuple shape, dict read) except -1:
+    """Raise unless out is three arrays of float64 of that shape, to be written to, or one.
+
+    They share no memory with each other, nor with the arrays that are read.
+    """
     if not isinstance(out, (tuple, list, np.ndarray)):
         raise TypeError(
             f"out is of type {type(out).__name__}; allowed: three arrays of float64, {shape}"
@@ -95,6 +100,15 @@ cdef int check_targets(out, tuple shape) except -1:
             raise ValueError(f"out has shape {target.shape}; allowed: {shape}, three times")
         if not target.flags.writeable:
             raise ValueError("out is read-only; allowed: arrays that can be written to")
+        if any(step == 0 and many > 1 for step, many in zip(target.strides, target.shape)):
+            raise ValueError("out repeats its memory; allowed: arrays with a place per number")
+    targets = {f"out[{k}]": out[k] for k in range(3)}
+    for name, target in targets.items():
+        for other, array in (targets | read).items():
+            if other != name and np.shares_memory(target, array):
+                raise ValueError(
+                    f"out shares memory: {name} with {other}; allowed: arrays of their own"
+                )
     return 0
 
 
@@ -618,6 +632,7 @@ cdef class TiltedMoments:
         cdef double *lZ
         cdef double *dlZ
         cdef double *d2lZ
+        cdef int last
         cdef bint plain, single = isinstance(power, (float, int))
         cdef Status status
         result = out
@@ -630,11 +645,11 @@ cdef class TiltedMoments:
             if plain:
                 n = views.view[0].shape[0]
                 plain = (
-                    n > 0 and is_shaped(&views, 1, n, 1)
+                    n > 0 and is_vector(&views, 1, n)
                     and is_shaped(&views, 2, n, self.loss.stride)
                 )
             if plain and not single:
-                plain = take(power, ndarray, False, &views) and is_shaped(&views, 3, n, 1)
+                plain = take(power, ndarray, False, &views) and is_vector(&views, 3, n)
                 if plain:
                     powers = numbers(&views, 3)
             if plain:
@@ -643,17 +658,22 @@ cdef class TiltedMoments:
                 if type(result) is ndarray:
                     plain = take(result, ndarray, True, &views)
                     if plain:
-                        lZ = numbers(&views, views.count - 1)
+                        last = views.count - 1
+                        lZ = numbers(&views, last)
                         dlZ, d2lZ = lZ + n, lZ + 2 * n
-                        plain = is_shaped(&views, views.count - 1, 3, n)
+                        plain = (
+                            views.view[last].ndim == 2 and is_shaped(&views, last, 3, n)
+                            and is_apart(&views, last, last + 1)
+                        )
                 else:
                     plain = isinstance(result, (tuple, list)) and len(result) == 3
                     if plain:
                         for part in result:
                             plain = plain and (
                                 take(part, ndarray, True, &views)
-                                and is_shaped(&views, views.count - 1, n, 1)
+                                and is_vector(&views, views.count - 1, n)
                             )
+                    plain = plain and is_apart(&views, views.count - 3, views.count)
                     if plain:
                         lZ = numbers(&views, views.count - 3)
                         dlZ = numbers(&views, views.count - 2)
@@ -737,7 +757,7 @@ cdef class TiltedMoments:
         if y.size != given[0].size * width or y.shape[:len(shape)] != shape:
             raise ValueError(wrong)
         if out is not None:
-            check_targets(out, shape)
+            check_targets(out, shape, dict(zip(("mean", "variance", "power", "y"), (*given, y))))
         flat = [np.ascontiguousarray(x).ravel() for x in given]
         if flat[0].size == 0:
             triple = np.empty((3, 0))

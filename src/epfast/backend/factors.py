@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from epfast import _checks, losses
 from epfast._arrays import Array
 from epfast._core.rule_fit import fit_rule, monomials
-from epfast.backend.sites import FLOAT64, MOVED, in_place, scheme_of
+from epfast.backend.sites import FLOAT64, MOVED, apart, in_place, scheme_of
 from epfast.schemes import Scheme
 from epfast.schemes.quadrature import check_gamma, distance, sigma_rule
 
@@ -66,7 +66,7 @@ class Minibatch:
         y : array_like of shape (s,) or (s, k), optional
             Labels, or what the loss takes.
         out : pair of ndarray of shape (d,), optional
-            Where precision and shift go.
+            Where precision and shift go: contiguous float64, of their own memory.
 
         Returns
         -------
@@ -111,6 +111,8 @@ class Minibatch:
                 y = self.loss.responses("y", y, rows)
             for part in (precision, shift):
                 in_place("out", part, (self.d,), finite=False)
+            given = {name: X, "mean": mean, "variance": variance, "y": y}
+            apart({"out[0]": precision, "out[1]": shift}, given)
             scale = self._core.fit_into(*arrays, y, precision, shift, name)
         return precision, shift, scale
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -75,13 +76,10 @@ class TiltedMoments:
 
         Parameters
         ----------
-        y : array_like
-            Labels -1 and +1 of the shape of the sites, or what the loss takes, (n,) or (n, k).
-        mean, variance : array_like
-            The cavities, broadcast against each other; variances positive. Quickest are
-            C-contiguous arrays (n,) of float64.
+        y, mean, variance : array_like
+            As in :func:`tilted_moments`. Quickest are C-contiguous arrays (n,) of float64.
         out : ndarray of shape (3, n), or three of (n,), optional
-            Where the results go.
+            As in :func:`tilted_moments`.
 
         Returns
         -------
@@ -96,8 +94,7 @@ class TiltedMoments:
             Where there are no moments.
         """
         if not self.loss.by_margin:
-            n = mean.size if type(mean) is np.ndarray else _checks.real_array("mean", mean).size
-            y = self.loss.responses("y", y, n)
+            y = _responses(self.loss, y, mean, variance, self.power)
         return self._call(y, mean, variance, self.power, out)
 
 
@@ -129,14 +126,18 @@ def tilted_moments(
     loss, beta
         As in :func:`epfast.fit_linear`.
     y : array_like of shape (n,)
-        Labels -1 and +1.
+        Labels -1 and +1, or what the loss takes: of the shape of the sites, or a number for all,
+        with one axis more where the loss takes several numbers.
     mean, variance : array_like of shape (n,)
-        The cavities of h; variances positive. With a loss of C latents (n, C), and so are dlZ and
-        d2lZ: the first and second derivative by the mean of each.
+        The cavities of h; variances positive. They and ``power`` are broadcast against each other:
+        numbers, or arrays of any shape, which is the shape of the sites, (n,) below. With a loss
+        of C latents (n, C), and so are dlZ and d2lZ: the first and second derivative by the mean of
+        each.
     power : float or array_like of shape (n,)
         The site enters as t(h)^power.
     out : ndarray of shape (3, n), or three of (n,), optional
-        Where the results go.
+        Where the results go: float64, of exactly these shapes, sharing no memory with each other
+        or with what is read.
     scheme
         As in :func:`epfast.fit_linear` with scalar sites. The schemes other than "exact" fit a
         Gaussian g to t^power near the cavity, or weigh draws.
@@ -154,25 +155,53 @@ def tilted_moments(
         If an integral vanishes or is not finite, or the scheme finds no fit.
     """
     _checks.moved("tilted_moments", moved, MOVED)
-    several = losses.resolve(loss)
-    if several.latents != 1:
-        return _of_latents(several.tempered(beta), y, mean, variance, power, scheme, out)
-    if not _is_plain(mean, variance):
-        center = _checks.array("mean", mean, shape=(None,))
-        spread = _checks.array("variance", variance, shape=center.shape, positive=True)
-        mean, variance = center, spread
     found = losses.resolve(loss).tempered(beta)
+    if found.latents != 1:
+        return _of_latents(found, y, mean, variance, power, scheme, out)
     if isinstance(power, float) or _checks.real_array("power", power).ndim == 0:
         exponent: Any = _checks.number("power", power, above=0.0)
         found.check_power(exponent)
     else:
-        exponent = _checks.array("power", power, shape=np.shape(mean), positive=True)
+        exponent = _checks.real_array("power", power)
+        exponent = _checks.array("power", exponent, shape=exponent.shape, positive=True)
         for extreme in (exponent.min(), exponent.max()) if exponent.size else ():
             found.check_power(float(extreme))
     tilted = scheme_of(scheme, found, "row").tilted(found)
-    if not (found.by_margin and _is_plain(mean, y)):
-        y = found.responses("y", y, np.size(mean))
+    if not found.by_margin:
+        y = _responses(found, y, mean, variance, exponent)
     return tilted.call(y, mean, variance, exponent, out)
+
+
+def _responses(loss: losses.Loss, y: Any, mean: Any, variance: Any, power: Any) -> Array:
+    """What the core reads of y, for sites of the shape to which the others are broadcast."""
+    shape: tuple[int, ...]
+    is_plain = type(mean) is type(variance) is np.ndarray and type(power) is float
+    if is_plain and mean.shape == variance.shape:
+        shape = mean.shape
+    else:
+        given = {"mean": mean, "variance": variance, "power": power}
+        shapes = [_checks.real_array(name, value).shape for name, value in given.items()]
+        try:
+            shape = np.broadcast_shapes(*shapes)
+        except ValueError:
+            raise ValueError(
+                f"mean, variance and power have the shapes {', '.join(map(str, shapes))}; allowed: "
+                "one shape, or numbers"
+            ) from None
+    n = math.prod(shape)
+    if len(shape) != 1 or type(y) is not np.ndarray or y.ndim == 0:
+        numbers = _checks.real_array("y", y)
+        if numbers.shape[: len(shape)] != shape:
+            try:
+                numbers = np.broadcast_to(numbers, shape)
+            except ValueError:
+                raise ValueError(
+                    f"y has shape {numbers.shape}; allowed: {shape}, that of the sites, with one "
+                    "axis more where the loss takes several numbers"
+                ) from None
+        y = numbers.reshape(n, *numbers.shape[len(shape) :])
+    found = loss.responses("y", y, n)
+    return found.reshape(*shape, found.shape[1])
 
 
 def _of_latents(
@@ -182,6 +211,8 @@ def _of_latents(
     assert isinstance(loss, losses.LatentLoss)
     center = _checks.array("mean", mean, shape=(None, loss.latents or None))
     loss = loss.filled(max(2, center.shape[1]), False)
+    if np.shape(_checks.real_array("variance", variance)) in ((), center.shape[1:]):
+        variance = np.broadcast_to(variance, center.shape)
     spread = _checks.array("variance", variance, shape=center.shape, positive=True)
     loss.check_power(_checks.number("power", power, above=0.0))
     scheme_of(scheme, loss, "latents")
@@ -191,18 +222,6 @@ def _of_latents(
     if not np.isfinite(found[0]).all():
         raise FloatingPointError("an integral vanishes or is not finite")
     return found
-
-
-def _is_plain(a: Any, b: Any) -> bool:
-    """Whether these are arrays that the core takes as they are; it looks at their numbers."""
-    return (
-        type(a) is np.ndarray
-        and type(b) is np.ndarray
-        and a.ndim == 1
-        and a.shape == b.shape
-        and a.dtype is FLOAT64
-        and b.dtype is FLOAT64
-    )
 
 
 def loss_values(loss: Any, margins: ArrayLike) -> tuple[Array, Array, Array]:
@@ -237,7 +256,7 @@ def sweep(
     Parameters
     ----------
     Sigma : ndarray of shape (d, d)
-        Covariance, C-contiguous float64, symmetric; changed in place.
+        Covariance, C-contiguous float64, symmetric to rounding; changed in place.
     mu : ndarray of shape (d,)
         Mean; changed in place.
     A : array_like or sparse matrix of shape (n, d), or None
@@ -273,8 +292,7 @@ def sweep(
     d = len(in_place("Sigma", Sigma, (None, None)))
     in_place("Sigma", Sigma, (d, d))
     in_place("mu", mu, (d,))
-    if not np.allclose(Sigma, Sigma.T, rtol=1e-8, atol=1e-300):
-        raise ValueError("Sigma is not symmetric; allowed: a covariance matrix")
+    _checks.covariance("Sigma", Sigma)
     if not (np.diag(Sigma) > 0.0).all():
         raise ValueError("Sigma has a diagonal entry <= 0; allowed: a covariance matrix")
     rows: Any = A
@@ -288,6 +306,8 @@ def sweep(
     responses = found_loss.responses("y", y, n)
     sites = [in_place("tau", tau, (n,)), in_place("nu", nu, (n,))]
     sites.append(np.zeros(n) if log_scale is None else in_place("log_scale", log_scale, (n,)))
+    changed = {"Sigma": Sigma, "mu": mu, "tau": sites[0], "nu": sites[1], "log_scale": sites[2]}
+    apart(changed, {"A": rows.data if hasattr(rows, "indptr") else rows, "y": responses})
     visits = np.arange(n) if order is None else _checks.real_array("order", order)
     if visits.ndim != 1 or visits.dtype.kind not in "iu":
         raise TypeError(f"order is {_checks.describe(visits)}; allowed: row numbers, (k,)")
@@ -313,17 +333,25 @@ def sweep(
         part: Rows = Units(visits, d)
     else:
         part = Rows(rows if order is None else rows[visits])
-    changed = (Sigma, mu, *sites)
-    before = [array.copy() for array in changed]
-    core.sweep(part, responses[visits], None, visits, *changed)
+    before = [array.copy() for array in changed.values()]
+    np.add(0.5 * before[0], 0.5 * before[0].T, out=Sigma)
+    core.sweep(part, responses[visits], None, visits, *changed.values())
     if not (np.isfinite(Sigma).all() and np.isfinite(mu).all()):
-        for array, old in zip(changed, before, strict=True):
+        for array, old in zip(changed.values(), before, strict=True):
             array[...] = old
         raise FloatingPointError("Sigma or mu overflow; give a covariance of moderate size")
     if not core.full:
         i, j = np.tril_indices(d, -1)
         Sigma[i, j] = Sigma[j, i]
     return core.n_refused
+
+
+def apart(written: dict[str, Array], read: dict[str, Any]) -> None:
+    """Refuse arrays to be written to that share memory with each other or with one to be read."""
+    for name, array in written.items():
+        for other, value in (written | read).items():
+            if other != name and isinstance(value, np.ndarray) and np.shares_memory(array, value):
+                raise ValueError(f"{name} shares memory with {other}; allowed: arrays of their own")
 
 
 def in_place(name: str, value: Any, shape: tuple[int | None, ...], *, finite: bool = True) -> Array:

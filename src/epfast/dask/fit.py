@@ -49,6 +49,7 @@ def fit_linear(
     scheme: str | Scheme | None = None,
     prior_variance: float | ArrayLike | None = None,
     prior_precision: ArrayLike | None = None,
+    prior_covariance: ArrayLike | None = None,
     prior_mean: ArrayLike | None = None,
     intercept: bool | float = False,
     weights: Any = None,
@@ -78,7 +79,7 @@ def fit_linear(
         be known; chunks without rows are left out.
     y : dask array or series
         Responses in the same row chunks, as the loss takes them: labels -1 and +1, counts, ...
-    loss, scheme, prior_variance, prior_precision, prior_mean, intercept, beta
+    loss, scheme, prior_variance, prior_precision, prior_covariance, prior_mean, intercept, beta
         As in :func:`epfast.fit_linear`.
     weights : dask array or series, optional
         Numbers >= 0, as there.
@@ -168,7 +169,7 @@ def fit_linear(
         chosen.loss.check_power(0.5, "a weight")
     wide = intercept_at_door(intercept)
     width = d + (wide is not None)
-    normal = prior_variance, prior_precision, prior_mean
+    normal = prior_variance, prior_precision, prior_covariance, prior_mean
     prior = prior_of_fit(normal, start, chosen.schedule, width, wide, posterior == "full")
     name, token = type(schedule).__name__, uuid.uuid4().hex
     place = place_of(client, name)

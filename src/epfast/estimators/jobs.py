@@ -6,7 +6,7 @@ import numbers
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from epfast.inference.runtime import blas_threads
+from epfast.inference.runtime import blas_threads, with_room
 from epfast.inference.threads import cores, threads_of
 
 # scikit-learn is there, or epfast.estimators.base would have said so
@@ -47,6 +47,7 @@ def shares(n_jobs: Any, count: int) -> tuple[int, int | None]:
 
 def in_threads(calls: list[Callable[[], R]], jobs: int) -> list[R]:
     """Results of the calls, in their order, by so many threads; BLAS has one in each."""
+    jobs = with_room(jobs)
     if jobs == 1 or len(calls) < 2:
         return [call() for call in calls]
     # fits that each set and restore the number of BLAS threads would do that all the time

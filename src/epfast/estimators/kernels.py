@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.crew import Crew
 from epfast._core.kernel_matrix import KINDS, KernelMatrix
+from epfast.inference.runtime import cached_property
 
 # scikit-learn is there, or epfast.estimators.base would have said so
 from sklearn.base import clone  # isort: skip

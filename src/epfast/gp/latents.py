@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, fields
-from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -43,6 +42,7 @@ from epfast.inference.files import (
     restore_sites,
     write,
 )
+from epfast.inference.runtime import cached_property
 from epfast.linear.engines.kernel import GPState, Moments
 from epfast.losses import LatentLoss, Loss
 

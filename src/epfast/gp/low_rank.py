@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,7 +24,7 @@ from epfast.gp.prediction import MOVED, ProcessPosterior, matrices_of, prior_at
 from epfast.inference import Callback, Interrupted, Sites, SweepInfo
 from epfast.inference.certificates import Case
 from epfast.inference.files import agree, restore_responses, write
-from epfast.inference.runtime import Tick, one_blas_thread
+from epfast.inference.runtime import Tick, cached_property, one_blas_thread
 from epfast.linear.checking import proposal, root_of
 from epfast.linear.choices import Choices, choose
 from epfast.linear.engines import at_start

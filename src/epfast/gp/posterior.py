@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -40,6 +39,7 @@ from epfast.inference.files import (
     restore_sites,
     write,
 )
+from epfast.inference.runtime import cached_property
 from epfast.linear.engines.kernel import (
     GPState,
     Moments,

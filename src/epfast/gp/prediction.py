@@ -22,7 +22,7 @@ def prior_at(name: str, given: Any, m: int, joint: bool) -> Array:
     if joint or _checks.real_array(name, given).ndim == 2:
         matrix = _checks.array(name, given, shape=(m, m))
         if m > 0:
-            _checks.covariance(name, matrix)
+            _checks.covariance(name, matrix, _checks.half_digits(given))
         return matrix if joint else np.diag(matrix)
     return _checks.prior_variances(name, given, m)
 

@@ -138,7 +138,7 @@ def kernel_in_memory(K: Any, overwrite: bool, jitter: float) -> KernelMatrix:
         with np.errstate(over="ignore"):  # beyond the range of a double: found below
             array = np.array(given, dtype=np.float64, order="C")
     square("K", array.shape)
-    _checks.covariance("K", array)
+    _checks.covariance("K", array, _checks.half_digits(K))
     array[np.diag_indices(len(array))] += jitter
     return KernelMatrix(array)
 

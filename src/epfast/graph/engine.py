@@ -6,7 +6,6 @@ import copy
 import logging
 import math
 from collections import Counter
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -34,6 +33,7 @@ from epfast.graph.resuming import kept_sites
 from epfast.graph.variables import Form, Index
 from epfast.inference import Counts, Summary
 from epfast.inference.loop import is_sharp
+from epfast.inference.runtime import cached_property
 from epfast.linear.engines.rows import block_size
 
 logger = logging.getLogger("epfast")

@@ -202,7 +202,8 @@ class Graph:
         ----------
         d : int
         precision : array_like of shape (d, d), optional
-            Of the prior, positive definite: the inverse of a covariance matrix.
+            Of the prior, positive definite, symmetric to rounding: the inverse of a covariance
+            matrix.
         variance : float or array_like of shape (d,), optional
             In place of ``precision``: independent entries. None: 1.
         mean : float or array_like of shape (d,)
@@ -216,7 +217,7 @@ class Graph:
         self._check_name(name)
         given = _checks.real_array("mean", mean)
         center = np.full(size, given, dtype=np.float64) if given.ndim == 0 else given
-        normal = prior_at_door(variance, precision, center, size, True, prefix="")
+        normal = prior_at_door(variance, precision, None, center, size, True, prefix="")
         self._blocks.append(BlockPrior(self._n, normal.precision, center.astype(np.float64)))
         number = self._numbers(BLOCK, np.array([[1.0, 0.0]]))[0]
         return self._keep(Block(self.identity, int(number), size), name)

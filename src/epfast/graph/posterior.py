@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import cached_property
 from typing import Any, overload
 
 import numpy as np
@@ -24,6 +23,7 @@ from epfast.inference.certificates import Check
 from epfast.inference.files import write
 from epfast.inference.posterior import Recorded
 from epfast.inference.report import interval, level_at_door
+from epfast.inference.runtime import cached_property
 from epfast.operators.just_in_time import Operator
 
 

@@ -33,8 +33,8 @@ FORMATS = (1, 2)
 ROUNDING = 1e-6
 #: bytes read at a time
 PIECE = 1 << 20
-#: how much deflate packs into a byte at most
-DEFLATED = 1032
+#: bytes that a packed file may hold beyond its own size; what ``write`` makes is not packed
+UNPACKED = 4 << 20
 #: the first bytes of an array as NumPy writes them: magic, version, length, description
 MAGIC = b"\x93NUMPY"
 DESCRIPTION = re.compile(
@@ -183,8 +183,8 @@ def _sync(number: int) -> None:
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, Any]]:
     """The arrays and the header of a file that :func:`write` made.
 
-    Only arrays of numbers and one text are read, by their description in NumPy's format, which is
-    compared with the size of the file before memory is taken.
+    Only arrays of numbers and one text are read, by their description in NumPy's format. All are
+    no larger than the file, but for UNPACKED, which is compared before memory is taken.
 
     Raises
     ------
@@ -202,6 +202,9 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, Any]
                 raise ValueError("a name occurs twice")
             if sum(member.compress_size for member in members) > size:
                 raise ValueError("the parts are larger than the file")
+            held = sum(member.file_size for member in members)
+            if held > size + UNPACKED:
+                raise ValueError(f"it is packed, {held} bytes in {size}, which save does not do")
             arrays = {name.removesuffix(".npy"): _array(archive, name) for name in names}
     text = arrays.pop("header")
     if text.dtype.kind != "U" or text.ndim:
@@ -231,8 +234,7 @@ def _array(archive: zipfile.ZipFile, name: str) -> Array:
     member = archive.getinfo(name)
     if member.flag_bits & 1:
         raise ValueError(f"{name} is encrypted")
-    packing = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: DEFLATED}.get(member.compress_type)
-    if packing is None or member.file_size > packing * member.compress_size:
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"{name} is packed in another way than NumPy does")
     with archive.open(member) as file:
         start = file.read(len(MAGIC) + 2)

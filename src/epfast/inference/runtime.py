@@ -1,8 +1,11 @@
-"""BLAS threads, progress, and how often the core returns to Python."""
+"""BLAS threads, forks, progress, and how often the core returns to Python."""
 
 from __future__ import annotations
 
+import functools
 import math
+import mmap
+import os
 import threading
 import time
 import weakref
@@ -10,7 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self, TypeVar, overload
+
+import numpy as np
+from scipy import linalg
 
 from epfast._core.crew import Crew
 
@@ -19,8 +25,17 @@ MANY_DIMENSIONS = 512
 #: order of matrices from which threads of ours share the work; below, what they gain on a quiet
 #: machine (a third) is less than what waiting for each other costs on a busy one
 SHARED_FROM = 512
+#: address space, in bytes, that a thread may take: OpenBLAS maps 32 MB for each thread that calls
+#: it, a stack has 8 MB, and the allocator of glibc reserves 128 MB
+ROOM_OF_A_THREAD = 256 << 20
+#: address space, in bytes, for the first calls of NumPy's and of SciPy's BLAS
+ROOM_OF_BLAS = 80 << 20
+#: order of matrices whose product takes that memory: OpenBLAS has another kernel below 100
+BUFFERED_FROM = 128
 #: the core returns to Python after about this time, or after one step, so that Ctrl-C acts
 SECONDS_PER_CALL = 0.1
+
+_T = TypeVar("_T")
 
 #: called with the number of factors done, after each piece of work
 Tick = Callable[[int], Any]
@@ -79,7 +94,8 @@ class _Hold:
     What all share is no more than a note of the state of the process.
     """
 
-    lock = threading.Lock()
+    #: the thread that forks takes it, too, since a child would wait for one that is not in it
+    lock = threading.RLock()
     #: who holds it, and to how many; one that died without a release does not
     held: ClassVar[list[tuple[weakref.ref[_Hold], int]]] = []
     #: the number of threads of each library that was found, and the one that is set now
@@ -96,6 +112,12 @@ class _Hold:
         """Let go; the last one sets the number of threads back."""
         with self.lock:
             self._keep(self, _blas())
+
+    @classmethod
+    def begin_again(cls) -> None:
+        """In a process that a fork made: the threads that held BLAS are not in it."""
+        cls.lock, cls.held = threading.RLock(), []
+        cls._keep(None, _blas() if cls.found else None)
 
     @classmethod
     def _keep(cls, but: _Hold | None, controller: Any) -> None:
@@ -116,6 +138,33 @@ class _Hold:
             cls.found = None
 
 
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=lambda: _Hold.lock.acquire(),
+        after_in_parent=lambda: _Hold.lock.release(),
+        after_in_child=_Hold.begin_again,
+    )
+
+
+class cached_property(functools.cached_property[_T]):  # noqa: N801
+    """As that of functools, without the lock that its instances share before Python 3.12.
+
+    A child that is forked while another thread holds that waits for ever. Two threads that ask at
+    once may both compute the value.
+    """
+
+    @overload
+    def __get__(self, instance: None, owner: type[Any] | None = None) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type[Any] | None = None) -> _T: ...
+    def __get__(self, instance: object, owner: type[Any] | None = None) -> Any:
+        if instance is None:
+            return self
+        assert self.attrname is not None
+        value = instance.__dict__[self.attrname] = self.func(instance)
+        return value
+
+
 def _free() -> None:
     """Let any thread set the number of threads of BLAS.
 
@@ -126,6 +175,38 @@ def _free() -> None:
         clear(force=True)
 
 
+def has_room(size: int) -> bool:
+    """Whether so many bytes of address space are free; a limit of it may be set for the process.
+
+    OpenBLAS does not fail without them, but tries again for ever, where no signal reaches it.
+    """
+    if not hasattr(mmap, "PROT_READ"):  # Windows has no such limit
+        return True
+    try:
+        mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANON, prot=mmap.PROT_READ).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _take_memory_of_blas() -> None:
+    """Let NumPy's and SciPy's BLAS map the memory of one thread, where there is any."""
+    if not has_room(ROOM_OF_BLAS):
+        raise MemoryError(
+            f"BLAS takes up to {ROOM_OF_BLAS >> 20} MB of address space, which are not free; "
+            "allowed: a larger limit for the process (ulimit -v)"
+        )
+    square = np.zeros((BUFFERED_FROM, BUFFERED_FROM), order="F")
+    linalg.blas.dgemm(1.0, square @ square.T, square)
+
+
+def with_room(threads: int) -> int:
+    """So many threads, or as many as there is address space for; the caller's is there."""
+    while threads > 1 and not has_room((threads - 1) * ROOM_OF_A_THREAD):
+        threads -= 1
+    return threads
+
+
 def crew_of(threads: int | None, order: int) -> Crew | None:
     """Threads that share the work on matrices of this order; None: the work is BLAS's own.
 
@@ -133,7 +214,7 @@ def crew_of(threads: int | None, order: int) -> Crew | None:
     """
     if threads is None:
         return None
-    return Crew(threads if order >= SHARED_FROM and _blas() is not None else 1)
+    return Crew(with_room(threads) if order >= SHARED_FROM and _blas() is not None else 1)
 
 
 def at_work(crew: Crew | None, order: int) -> AbstractContextManager[None]:
@@ -228,3 +309,9 @@ def _next(count: int, before: float) -> int:
     """The count of the next call, after one that began then."""
     grow = SECONDS_PER_CALL / max(time.perf_counter() - before, 1e-9)
     return max(1, int(count * min(16.0, grow)))
+
+
+# At import: a limit that is set later finds the memory there, and a child that is forked while
+# another thread begins its first fit does not wait for the locks of an import and of a look-up.
+_take_memory_of_blas()
+_blas()

@@ -11,7 +11,13 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from epfast import _checks
-from epfast.inference.runtime import Tick, no_tick, one_blas_thread
+from epfast.inference.runtime import (
+    ROOM_OF_A_THREAD,
+    Tick,
+    has_room,
+    no_tick,
+    one_blas_thread,
+)
 
 #: seconds after which one who waits looks again
 LOOK = 0.1
@@ -95,7 +101,7 @@ class Threads:
 
     def _begin(self, count: int) -> int:
         """Have so many threads, as far as the system gives them; returns how many there are."""
-        while len(self._others) < count - 1:
+        while len(self._others) < count - 1 and has_room(ROOM_OF_A_THREAD):
             name = f"epfast-{len(self._others) + 1}"
             # where Ctrl-C keeps them from being closed, they end as nobody has this any more
             given = self._inbox, weakref.ref(self, self._inbox.put)

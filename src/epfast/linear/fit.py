@@ -86,6 +86,7 @@ def fit_linear(
     batch_size: int | None = None,
     prior_variance: float | ArrayLike | None = None,
     prior_precision: ArrayLike | None = None,
+    prior_covariance: ArrayLike | None = None,
     prior_mean: ArrayLike | None = None,
     prior: losses.Prior | None = None,
     intercept: bool | float = False,
@@ -111,10 +112,10 @@ def fit_linear(
     ----------
     X : array_like or sparse matrix of shape (n, d), or iterable of (X, y) chunks
         Rows of features; see ``intercept`` for a constant one. C-contiguous float64 and CSR
-        matrices are used in place; float32 and other layouts piece by piece; a memory map is read
-        as it is visited. With a factorised posterior CSR rows cost O(nonzeros), sites too. With
-        ``schedule=ADF()`` X may be an iterable of chunks, dense or CSR, and ``y`` None; the result
-        does not depend on where the chunks are cut.
+        matrices are used in place, the indices of CSR as a copy; float32 and other layouts piece by
+        piece; a memory map is read as it is visited. With a factorised posterior CSR rows cost
+        O(nonzeros), sites too. With ``schedule=ADF()`` X may be an iterable of chunks, dense or
+        CSR, and ``y`` None; the result does not depend on where the chunks are cut.
     y : array_like of shape (n,) or (n, k)
         What the loss takes: labels -1 and +1; counts for "poisson"; (count, trials) for "binomial".
     loss : str, Loss, scipy.LowLevelCallable or callable
@@ -140,8 +141,11 @@ def fit_linear(
     prior_variance : float or array_like of shape (d,), optional
         Variance of independent normal priors. None: 1, which suits columns of unit variance.
     prior_precision : array_like of shape (d, d), optional
-        Precision matrix of the prior, instead of ``prior_variance``; a diagonal matrix for a
-        factorised posterior.
+        Precision matrix of the prior, instead of ``prior_variance``, symmetric to rounding, as the
+        inverse of a covariance matrix is; a diagonal matrix for a factorised posterior.
+    prior_covariance : array_like of shape (d, d), optional
+        Covariance matrix of the prior, instead of ``prior_variance`` and ``prior_precision``; it is
+        inverted once. A diagonal matrix for a factorised posterior.
     prior_mean : array_like of shape (d,), optional
         Mean of the prior. None: 0.
     prior : epfast.losses.SpikeAndSlab, LaplacePrior, StudentTPrior or Horseshoe, optional
@@ -239,7 +243,7 @@ def fit_linear(
     loss = losses.resolve(loss, y)
     if isinstance(loss, losses.LatentLoss):
         choices = scheme, posterior, batch_size, schedule, beta
-        normal = prior_variance, prior_precision, prior_mean
+        normal = prior_variance, prior_precision, prior_covariance, prior_mean
         given = {"weights": weights, "prior": prior, "record": record, "executor": executor}
         wide = intercept_at_door(intercept)
         rest = start, callback, progress
@@ -323,14 +327,15 @@ def fit_linear(
         data = data._replace(X=ours.X)
     elif isinstance(start, WidePosterior) and chosen.schedule.stores == "none":
         start = start.in_d_by_d()
-    normal = (prior_variance, prior_precision, prior_mean)
+    normal = (prior_variance, prior_precision, prior_covariance, prior_mean)
     if prior is not None:
         return _shrunk(chosen, data, ours, normal, prior, wide, names, start, callback, progress)
-    dense = posterior == "full" and (ours is None or prior_precision is not None)
+    is_matrix = prior_precision is not None or prior_covariance is not None
+    dense = posterior == "full" and (ours is None or is_matrix)
     problem = chosen.problem(data, prior_of_fit(normal, start, chosen.schedule, d, wide, dense))
     problem = in_best_form(problem._replace(intercept=wide is not None, names=names, wide=ours))
     note_weights(None if stream else data.weights)
-    scale = None if stream else _notes(problem, prior_variance, prior_precision)
+    scale = None if stream else _notes(problem, prior_variance, is_matrix)
     how: dict[str, Any] = {"record": record, "callback": callback, "progress": progress}
     found: FactorizedPosterior | FullPosterior = fit_problem(
         problem, start, **how, threads=threads, guess=is_guess(start, problem), tasks=tasks
@@ -354,7 +359,7 @@ def _shrunk(
     chosen: Choices,
     data: Data,
     wide: Any,
-    normal: tuple[Any, Any, Any],
+    normal: tuple[Any, Any, Any, Any],
     prior: losses.Prior,
     intercept: float | None,
     names: tuple[str, ...] | None,
@@ -376,10 +381,10 @@ def _shrunk(
     return fit_shrunk(shrinkage_of(whole, prior, intercept), start, callback, progress)
 
 
-def _notes(problem: LinearProblem, variance: Any, precision: Any) -> float | None:
+def _notes(problem: LinearProblem, variance: Any, is_matrix: bool) -> float | None:
     """Note what is odd about the data; return the scale of a flat prior, None of another."""
     data = problem.data
-    sizes = notes.column_sizes(data.X) if precision is None else None
+    sizes = None if is_matrix else notes.column_sizes(data.X)
     if sizes is not None and np.ndim(variance) == 0:
         notes.note_scales(sizes, stacklevel=3)
     if not problem.loss.by_margin or data.y is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,6 +12,7 @@ from scipy import linalg
 
 from epfast._arrays import Array
 from epfast.inference import warn_of
+from epfast.inference.runtime import cached_property
 from epfast.linear import online
 from epfast.linear.posterior import LinearPosterior
 from epfast.linear.problem import Data, data_of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,7 +14,7 @@ from epfast._arrays import Array
 from epfast.inference import Sites
 from epfast.inference.certificates import Case
 from epfast.inference.loop import change
-from epfast.inference.runtime import no_tick
+from epfast.inference.runtime import cached_property, no_tick
 from epfast.linear.engines.joint_latents import (
     MOST_ROUNDS,
     JointEngine,

@@ -36,7 +36,7 @@ def fit_latents(
     y: Any,
     loss: LatentLoss,
     choices: tuple[Any, ...],
-    normal: tuple[Any, Any, Any],
+    normal: tuple[Any, Any, Any, Any],
     intercept: float | None,
     offset: Any,
     given: dict[str, Any],
@@ -53,7 +53,7 @@ def fit_latents(
     choices : tuple
         scheme, posterior, batch_size, schedule, beta.
     normal : tuple
-        prior_variance, prior_precision, prior_mean.
+        prior_variance, prior_precision, prior_covariance, prior_mean.
     intercept : float or None
         Its prior variance.
     given : dict
@@ -106,7 +106,7 @@ def fit_latents(
     prior = prior_at_door(*normal, d - (intercept is not None), True, intercept)
     problem = chosen._replace(loss=found).problem(data_of(rows, y, None, found, offset), prior)
     problem = problem._replace(intercept=intercept is not None, names=names)
-    if normal[1] is None and np.ndim(normal[0]) == 0:
+    if normal[1] is None and normal[2] is None and np.ndim(normal[0]) == 0:
         sizes = notes.column_sizes(rows)
         if sizes is not None:
             notes.note_scales(sizes, stacklevel=4)

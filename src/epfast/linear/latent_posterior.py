@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
@@ -17,6 +16,7 @@ from epfast.inference import Sites, SweepInfo, report
 from epfast.inference.certificates import Case
 from epfast.inference.files import contents, write
 from epfast.inference.learning import cavities
+from epfast.inference.runtime import cached_property
 from epfast.linear import online
 from epfast.linear.engines.latents import (
     LatentState,

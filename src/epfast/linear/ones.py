@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.sparse_factors import appended
+from epfast.inference.runtime import cached_property
 
 
 def with_ones(rows: Any, stored: bool = True) -> Any:

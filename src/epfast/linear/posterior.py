@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -15,6 +14,7 @@ from epfast._arrays import Array, row_chunks
 from epfast.inference import SweepInfo
 from epfast.inference.certificates import Case
 from epfast.inference.files import contents, write
+from epfast.inference.runtime import cached_property
 from epfast.linear import online
 from epfast.linear.checking import proposal, root_of
 from epfast.linear.ones import with_ones

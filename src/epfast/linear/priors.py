@@ -10,28 +10,30 @@ from scipy import linalg
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.linear.problem import State, is_proper, prior_of
+from epfast.linear.problem import State, inverse_of, prior_of
 
 #: prior variance of an intercept: broad, a standard deviation of 10 in units of log odds
 INTERCEPT_VARIANCE = 100.0
 #: arguments of a normal prior
-NORMAL = ("prior_variance", "prior_precision", "prior_mean")
+NORMAL = ("prior_variance", "prior_precision", "prior_covariance", "prior_mean")
 
 
 def prior_at_door(
     variance: Any,
     precision: Any,
+    covariance: Any,
     mean: Any,
     d: int,
     full: bool,
     intercept: float | None = None,
     prefix: str = "prior_",
 ) -> State:
-    """The prior of the user's arguments, each of which may be None.
+    """The prior of the user's arguments, each of which may be None; of three one may be given.
 
     intercept: the prior variance of one more weight, of mean 0; prefix: of the arguments' names.
     """
-    found, center = _prior(variance, precision, mean, d, full, prefix)
+    center = np.zeros(d) if mean is None else _checks.array(f"{prefix}mean", mean, shape=(d,))
+    found = _precision(variance, precision, covariance, d, full, prefix)
     if intercept is not None:
         center = np.append(center, 0.0)
         if found.ndim == 1:
@@ -42,7 +44,7 @@ def prior_at_door(
 
 
 def prior_of_fit(
-    given: tuple[Any, Any, Any],
+    given: tuple[Any, Any, Any, Any],
     start: Any,
     schedule: Any,
     d: int,
@@ -68,27 +70,33 @@ def prior_of_fit(
     return prior
 
 
-def _prior(
-    variance: Any, precision: Any, mean: Any, d: int, full: bool, prefix: str
-) -> tuple[Array, Array]:
-    """Precision, (d,) or (d, d), and mean of the prior."""
-    center = np.zeros(d) if mean is None else _checks.array(f"{prefix}mean", mean, shape=(d,))
-    if precision is not None:
-        if variance is not None:
-            raise ValueError(
-                f"{prefix}precision and {prefix}variance are both given; allowed: one of them"
-            )
-        matrix = _prior_matrix(f"{prefix}precision", precision, d)
-        _moderate(f"{prefix}precision's diagonal", np.diag(matrix), d)
-        if full:
-            return matrix, center
-        diagonal = np.diag(matrix).copy()
-        if (matrix != np.diag(diagonal)).any():
-            raise ValueError(
-                "prior_precision is not diagonal; allowed with posterior='factorized': a diagonal "
-                "matrix"
-            )
-        return diagonal, center
+def _precision(
+    variance: Any, precision: Any, covariance: Any, d: int, full: bool, prefix: str
+) -> Array:
+    """Precision of the prior, (d, d), or (d,) of a factorised one."""
+    names = [f"{prefix}{name}" for name in ("variance", "precision", "covariance")]
+    given = [
+        name
+        for name, value in zip(names, (variance, precision, covariance), strict=True)
+        if value is not None
+    ]
+    if len(given) > 1:
+        raise ValueError(f"{given[0]} and {given[1]} are both given; allowed: one of them")
+    if precision is not None or covariance is not None:
+        name = given[0]
+        matrix = _checks.definite(name, covariance if precision is None else precision, d)
+        diagonal = _moderate(f"{name}'s diagonal", np.diag(matrix), d)
+        if not full:
+            if (matrix != np.diag(diagonal)).any():
+                raise ValueError(
+                    f"{name} is not diagonal; allowed with posterior='factorized': a diagonal "
+                    "matrix"
+                )
+            return diagonal.copy() if covariance is None else 1.0 / diagonal
+        if precision is not None:
+            return matrix
+        scale = np.sqrt(diagonal)  # of the correlations, whose inverse does not depend on units
+        return inverse_of(matrix / scale / scale[:, None]) / scale / scale[:, None]
     if variance is None:
         variance = 1.0
     if isinstance(variance, str):
@@ -97,7 +105,7 @@ def _prior(
             "LinearClassifier(prior_variance='evidence') finds one"
         )
     found = variances_at_door(variance, d, f"{prefix}variance")
-    return (np.full(d, 1.0 / found) if np.ndim(found) == 0 else 1.0 / found), center
+    return np.full(d, 1.0 / found) if np.ndim(found) == 0 else 1.0 / found
 
 
 def variances_at_door(variance: Any, d: int, name: str = "prior_variance") -> Any:
@@ -110,16 +118,6 @@ def variances_at_door(variance: Any, d: int, name: str = "prior_variance") -> An
     if spread.shape != (d,):
         raise ValueError(f"{name} has shape {spread.shape}; allowed: a number, or shape ({d},)")
     return _moderate(name, spread, d).copy()
-
-
-def _prior_matrix(name: str, precision: Any, d: int) -> Array:
-    matrix = _checks.array(name, precision, shape=(d, d))
-    if not np.allclose(matrix, matrix.T, rtol=1e-10, atol=0.0):
-        raise ValueError(f"{name} is not symmetric; allowed: a positive definite matrix")
-    matrix = 0.5 * matrix + 0.5 * matrix.T
-    if not is_proper(matrix):
-        raise ValueError(f"{name} is not positive definite; allowed: a positive definite matrix")
-    return matrix
 
 
 def _moderate(name: str, value: Any, d: int) -> Array:

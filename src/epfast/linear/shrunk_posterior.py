@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
@@ -16,6 +15,7 @@ from epfast._arrays import Array
 from epfast._core.row_sweeps import ParallelSweep
 from epfast.inference import Fit, Interrupted, Sites, reached, warn_of
 from epfast.inference.certificates import Case, Check
+from epfast.inference.runtime import cached_property
 from epfast.inference.starts import FAILURES
 from epfast.linear import online
 from epfast.linear.engines.kernel import marginal_residual

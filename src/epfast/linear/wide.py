@@ -6,7 +6,6 @@ per weight is kept, or what the user gave.
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from epfast._arrays import Array
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.inference import Sites
+from epfast.inference.runtime import cached_property
 from epfast.linear.engines.kernel import Moments, moments_of
 from epfast.linear.notes import is_mapped
 from epfast.linear.ones import stored_rows

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -16,6 +15,7 @@ from epfast._core.kernel_matrix import KernelMatrix
 from epfast.inference import Fit, Interrupted, Sites, reached, run, warn_of
 from epfast.inference import files as inference_files
 from epfast.inference.certificates import Case
+from epfast.inference.runtime import cached_property
 from epfast.linear import online
 from epfast.linear.engines.kernel import (
     Moments,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from epfast.inference import SweepInfo
 from epfast.inference.files import write
 from epfast.inference.posterior import Recorded
 from epfast.inference.report import interval, level_at_door, table
+from epfast.inference.runtime import cached_property
 from epfast.parametric import mixture_files
 from epfast.parametric.engine import ParametricState
 from epfast.parametric.mixture_problem import MixtureProblem, rows_at_door

@@ -230,16 +230,8 @@ def covariance_at_door(given: Any, J: int, d: int) -> Array:
     if value.ndim < 2:
         value = _checks.array("prior_variance", value, shape=value.shape, positive=True)
         return np.broadcast_to(np.diag(np.broadcast_to(value, (d,))), (J, d, d)).copy()
-    result = np.broadcast_to(value, (J, d, d)).copy()
-    for matrix in result:
-        _checks.covariance("prior_variance", matrix)
-        try:
-            np.linalg.cholesky(matrix)
-        except np.linalg.LinAlgError:
-            raise ValueError(
-                "prior_variance is not positive definite; allowed: a covariance matrix"
-            ) from None
-    return 0.5 * (result + result.transpose(0, 2, 1))
+    matrices = np.broadcast_to(value, (J, d, d))
+    return np.array([_checks.definite("prior_variance", matrix, d) for matrix in matrices])
 
 
 def weights_at_door(
