@@ -17,7 +17,7 @@ from epfast._arrays import Array, slices, symmetric_from_upper
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gp import files
 from epfast.gp.certificate import SHARE_OF_VARIANCES, rounding_gap, variance_gap
-from epfast.gp.checking import SiteProposal, root_of
+from epfast.gp.checking import proposal_of
 from epfast.gp.prediction import MOVED, ProcessPosterior, draws_of, matrices_of, missing, prior_at
 from epfast.gp.problem import GPProblem
 from epfast.gp.relaxed import RelaxedEnergies, relaxed_energies
@@ -249,18 +249,17 @@ class GPPosterior(ProcessPosterior):
 
     def _case(self) -> Case:
         """See :meth:`check`. O(n^3) once, and O(n r) per draw, r the rank of the covariance."""
-        proposal = SiteProposal(
-            self.loss_of_rows(),
-            self.problem.y,
-            self.mean,
-            root_of(self.covariance),
-            self.state.sites,
-            self.log_evidence,
-            self.packed,
-            self.diagonal,
-        )
+        drawn, sd = proposal_of(self), np.sqrt(self.variance)
+        one_mode = self.problem.loss.log_concave is True
         return Case(
-            proposal, self.mean, np.sqrt(self.variance), self.log_evidence, self.evidence_bound
+            drawn,
+            self.mean,
+            sd,
+            self.log_evidence,
+            self.evidence_bound,
+            True,
+            one_mode,
+            drawn.others,
         )
 
     def relaxed_energies(self) -> RelaxedEnergies:
