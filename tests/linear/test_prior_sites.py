@@ -538,7 +538,7 @@ def test_interrupted():
 def test_checks_of_models():
     X, y, _ = data(100, 30, 5, 0)
     post = fit_linear(X, y, loss=Gaussian(1.0), prior=SpikeAndSlab(0.2, 1.0))
-    found = post.check(2000)
+    found = post.check(4000)
     assert found.verdict == "good"
     assert found.log_evidence == pytest.approx(post.log_evidence, abs=0.2)
     assert found.mean.shape == found.sd.shape == (30,)

@@ -407,6 +407,8 @@ def test_records_callbacks_and_words(capsys):
     table = post.summary(level=0.9)
     assert list(table.columns) == ["mean", "sd", "5%", "95%"]
     np.testing.assert_allclose(np.asarray(table["mean"]), post.mean.ravel())
+    assert "there is no check()" in table.attrs["notes"][0]
+    assert "mode for each of their 2 orders" in str(table.attrs["notes"])
     assert post.credible_interval().shape == (2, 2, 2)
     assert post.history[-1].log_evidence == pytest.approx(post.log_evidence, abs=1e-9)
 

@@ -25,7 +25,7 @@ class GaussianMixtureEP(DensityMixin, BaseEstimator):  # type: ignore[misc]
 
     Where scikit-learn's ``GaussianMixture(covariance_type="spherical")`` gives points, here are
     posteriors, which predictions integrate over, and a log evidence, by which the number of
-    components may be chosen.
+    components may be chosen. They have no ``check()``: :func:`epfast.fit_mixture` says why.
 
     Parameters
     ----------

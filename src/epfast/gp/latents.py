@@ -229,7 +229,8 @@ class LatentGPPosterior(ProcessPosterior):
             self.state.sites,
             self.log_evidence,
         )
-        return Case(drawn, *drawn.moments(), self.log_evidence, self.evidence_bound)
+        one_mode = self.loss_of_rows().log_concave is True
+        return Case(drawn, *drawn.moments(), self.log_evidence, self.evidence_bound, True, one_mode)
 
     # -- prediction --
 

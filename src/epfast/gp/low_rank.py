@@ -148,8 +148,16 @@ class LowRankGPPosterior(ProcessPosterior):
         weights = self.weights
         root, rows = root_of(weights.precision), _design(self.factor.G)
         drawn = proposal(weights.problem, weights.mean, root, rows)
+        sd, one_mode = np.sqrt(self.variance), weights.problem.loss.log_concave is True
         return Case(
-            drawn, self.mean, np.sqrt(self.variance), self.log_evidence, self.evidence_bound
+            drawn,
+            self.mean,
+            sd,
+            self.log_evidence,
+            self.evidence_bound,
+            True,
+            one_mode,
+            drawn.others,
         )
 
     # -- evidence --

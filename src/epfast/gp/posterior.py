@@ -15,7 +15,7 @@ from epfast import _checks, schemes
 from epfast._arrays import Array, slices, symmetric_from_upper
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gp import files
-from epfast.gp.checking import SiteProposal, root_of
+from epfast.gp.checking import proposal_of
 from epfast.gp.prediction import (
     MOVED,
     ProcessPosterior,
@@ -251,19 +251,17 @@ class GPPosterior(ProcessPosterior):
 
     def _case(self) -> Case:
         """See :meth:`check`. O(n^3) once, and O(n r) per draw, r the rank of the covariance."""
-        proposal = SiteProposal(
-            self.loss_of_rows(),
-            self.problem.y,
-            self.mean,
-            root_of(self.covariance),
-            self.state.sites,
-            self.log_evidence,
-            self.packed,
-            self.diagonal,
-            self.problem.weights,
-        )
+        drawn, sd = proposal_of(self), np.sqrt(self.variance)
+        one_mode = self.problem.loss.log_concave is True
         return Case(
-            proposal, self.mean, np.sqrt(self.variance), self.log_evidence, self.evidence_bound
+            drawn,
+            self.mean,
+            sd,
+            self.log_evidence,
+            self.evidence_bound,
+            True,
+            one_mode,
+            drawn.others,
         )
 
     def relaxed_energies(self) -> RelaxedEnergies:

@@ -8,7 +8,7 @@ code with EP, so that a fit that went wrong does not take its check along.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,8 +27,13 @@ NARROWEST = 1e-3
 SETTLED = 1e-3
 #: of curvatures by quadrature, in units of the largest
 ROUNDING = 1e-6
+#: distances from where a factor may have its peak, in units of the loss; nats that it must fall
+REACHES, LEAST_RISE = 2.0 ** np.arange(-20.0, 6.0), 0.1
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(48)
 WEIGHTS = WEIGHTS / WEIGHTS.sum()
+#: steps of a climb to a mode, and nodes and weights of its quadrature
+CLIMB, FEW = 8, np.polynomial.hermite_e.hermegauss(12)
+FEW = FEW[0], FEW[1] / FEW[1].sum()
 
 
 class Best(NamedTuple):
@@ -51,7 +56,7 @@ def best_sites(values: Values, marginals: Marginals, n: int) -> Best | None:
     found = marginals(precision, shift)
     if found is None:
         return None
-    bound, value, slope, curvature = -np.inf, *_expectations(values, *found[:2])
+    value, slope, curvature = _expectations(values, *found[:2])
     bound = _bound(precision, shift, found, value)
     for _ in range(STEPS):
         wanted = np.maximum(curvature, 0.0)
@@ -76,6 +81,50 @@ def best_sites(values: Values, marginals: Marginals, n: int) -> Best | None:
     return Best(precision, shift, bool((curvature > -ROUNDING * np.abs(curvature).max()).all()))
 
 
+def climbed(
+    values: Values, marginals: Marginals, mean: Array, variance: Array
+) -> tuple[Array, Array] | None:
+    """Sites near a mode: a few steps as those of :func:`best_sites`, whether they go up or not.
+
+    mean, variance: of the latent values where the climb begins, (n,) each.
+    """
+    sites = None
+    for step in range(CLIMB):
+        with np.errstate(all="ignore"):
+            _, slope, curvature = _expectations(values, mean, variance, *FEW)
+        wanted = np.maximum(curvature, 0.0)
+        wanted = np.stack([wanted, wanted * mean - slope])
+        trial = wanted if sites is None else 0.5 * (sites + wanted)
+        found = marginals(*trial) if np.isfinite(trial).all() else None
+        if found is None:
+            break
+        moved = np.abs(found[0] - mean) / np.sqrt(found[1] + variance)
+        sites, (mean, variance) = trial, found[:2]
+        if step > 1 and moved.max() < 0.1:
+            break
+    return None if sites is None else (sites[0], sites[1])
+
+
+def peaks(loss: Any, responses: Array) -> tuple[Array, Array]:
+    """Where the factors of rows are largest, and their precisions there, (n,) each; 0: no peak.
+
+    A peak is looked for where the loss says that a response is, :meth:`epfast.losses.Loss.typical`.
+    """
+    n = len(responses)
+    typical = [loss.typical(responses[i : i + 1]) for i in range(n)]
+    center, unit = np.array(typical, dtype=np.float64).T
+    away = unit[:, None] * REACHES
+    with np.errstate(all="ignore"):
+        at = center[:, None] + np.concatenate([np.zeros((n, 1)), -away, away], axis=1)
+        level = loss.values(at, responses)
+        rise = np.minimum(*np.split(level[:, 1:], 2, axis=1)) - level[:, :1]
+        rise = np.where(np.isfinite(rise), rise, -np.inf)
+        half = 0.5 * np.minimum(rise.max(axis=1), 1.0)
+        first = away[np.arange(n), (rise >= half[:, None]).argmax(axis=1)]
+        precision = np.where(half > LEAST_RISE, 2.0 * half / first**2, 0.0)
+    return center, np.where(np.isfinite(precision), precision, 0.0)
+
+
 def _bound(
     precision: Array, shift: Array, found: tuple[Array, Array, float], value: Array
 ) -> float:
@@ -84,15 +133,17 @@ def _bound(
     return float(log_normaliser - value.sum() - sites)
 
 
-def _expectations(values: Values, mean: Array, variance: Array) -> tuple[Array, Array, Array]:
+def _expectations(
+    values: Values, mean: Array, variance: Array, nodes: Array = NODES, weights: Array = WEIGHTS
+) -> tuple[Array, Array, Array]:
     """E[l], E[l'] and E[l''] for h ~ N(mean, variance), (n,) each."""
     # no narrower than what differences of values resolve
     sd = np.maximum(np.sqrt(np.maximum(variance, 0.0)), NARROWEST * np.maximum(1.0, np.abs(mean)))
     value, slope, curvature = np.empty((3, len(mean)))
-    for part in row_chunks(mean[:, None], (1 << 20) // len(NODES)):
+    for part in row_chunks(mean[:, None], (1 << 20) // len(nodes)):
         with np.errstate(over="ignore", invalid="ignore"):
-            at = values(mean[part, None] + sd[part, None] * NODES, part)
-            value[part] = at @ WEIGHTS
-            slope[part] = at @ (WEIGHTS * NODES) / sd[part]
-            curvature[part] = at @ (WEIGHTS * (NODES**2 - 1.0)) / sd[part] ** 2
+            at = values(mean[part, None] + sd[part, None] * nodes, part)
+            value[part] = at @ weights
+            slope[part] = at @ (weights * nodes) / sd[part]
+            curvature[part] = at @ (weights * (nodes**2 - 1.0)) / sd[part] ** 2
     return value, slope, curvature

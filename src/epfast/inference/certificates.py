@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,14 +19,19 @@ LEAST_DF = 7.0
 #: effective draws below which the draws say nothing, and from which, or from half of them all, they
 #: say enough
 NOTHING, ENOUGH = 20.0, 100.0
-#: k-hat above which draws are believed only if half of them are effective, and k-hat of none
-HEAVY, HOPELESS = 0.7, 1.0
+#: share of effective draws below which a better Gaussian is looked for
+ALIKE = 0.4
+#: k-hat above which draws are believed only if half of them are effective or no weight is above
+#: this share of all; k-hat of none
+HEAVY, LIGHT, HOPELESS = 0.7, 0.01, 1.0
 #: "good": the mean within so many sd, sds within so large a factor, the log evidence within so many
 #: nats
 GOOD_SHIFT, GOOD_FACTOR, GOOD_EVIDENCE = 0.25, 1.25, 1.0
 #: "do not use": a mean further than so many sd, an sd by more than that factor, three standard
 #: errors taken off; the second pair, and so many standard errors, where few draws are effective
 BAD, GROSS, FEW = (0.5, 1.5), (1.0, 2.0), 4.0
+#: "good": so many standard errors are added to a mean and an sd, of one or two
+CERTAIN = 3.0
 #: the same without draws, from the Gaussian that maximises the evidence bound. Of a posterior that
 #: is not Gaussian it differs from EP by up to about 1 sd and a factor of 2, though EP be right
 FAR = (3.0, 3.0)
@@ -42,6 +48,11 @@ class Case(NamedTuple):
     evidence_bound: float
     #: whether mean and sd are those of what the proposal draws; else they are units alone
     known: bool = True
+    #: whether the exact posterior has one mode for certain
+    one_mode: bool = True
+    #: Gaussians at other modes, and wide ones, and whether these are all that matter, by a seed and
+    #: about what the log evidence is; None: they cannot be looked for
+    others: Callable[[int, float], tuple[list[Any], bool]] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,20 +63,21 @@ class Check:
     ----------
     verdict : {"good", "usable", "uncertain", "do not use"}
         "good": the mean is within a quarter of a standard deviation of the exact one, the standard
-        deviations within 25 %, the log evidence within 1. "do not use": the mean is off by half a
-        standard deviation or a standard deviation by half, beyond doubt, or by a quarter beside a
-        log evidence that is too high. "usable": between the two. "uncertain": the draws cannot
-        tell.
+        deviations within 25 %, three standard errors added (fewer where they are many), the log
+        evidence within 1, and other modes are excluded or were looked for. "do not use": the mean
+        is off by half a standard deviation or a standard deviation by half, beyond doubt, or by a
+        quarter beside a log evidence that is too high. "usable": between the two. "uncertain": the
+        draws cannot tell.
     reason : str
         Why, in words.
     draws : int
-        Draws from the approximation: antithetic pairs of a multivariate t with its mean and scale,
-        of max(7, d) degrees of freedom.
+        Draws: antithetic pairs of a multivariate t with the mean and scale of the approximation,
+        of max(7, d) degrees of freedom, a fifth (1 / d beyond 5) of 4 and twice as wide; where the
+        posterior may have several modes, of Gaussians at other modes and of the prior too.
     effective_draws : float
         How many of them count, 1 / Σ w^2.
     khat : float or None
-        Shape of the Pareto tail of the weights (Vehtari et al. 2024); None without ArviZ, whose
-        smoothing is then missing too.
+        Shape of the Pareto tail of the weights (Vehtari et al. 2024); None without ArviZ.
     log_evidence, log_evidence_se : float
         Of the exact posterior, with its standard error.
     log_evidence_ep : float
@@ -86,9 +98,9 @@ class Check:
         The same of every standard deviation.
     repaired : bool
         Whether the draws of the approximation said too little, and ``mean``, ``sd``, ``shift``,
-        ``sd_factor`` and ``log_evidence`` come from draws of a better Gaussian.
+        ``sd_factor`` and ``log_evidence`` come from draws of a better Gaussian as well.
     effective_draws_repaired : float or None
-        How many of these count.
+        How many of all these count.
     """
 
     verdict: str
@@ -116,7 +128,7 @@ class Check:
         tail = "no k-hat, which needs arviz" if self.khat is None else f"k-hat {short(self.khat)}"
         draws = f"{tail}, {self.effective_draws:,.0f} effective draws of {self.draws:,}"
         if self.effective_draws_repaired is not None and self.repaired:
-            draws += f"; of a better Gaussian {self.effective_draws_repaired:,.0f}"
+            draws += f"; with a better Gaussian {self.effective_draws_repaired:,.0f}"
         sampled = "sampled none"
         if np.isfinite(self.log_evidence):
             sampled = f"sampled {self.log_evidence:.2f} ± {short(self.log_evidence_se)}"
@@ -139,28 +151,29 @@ def check(case: Case, draws: int, seed: int) -> Check:
     draws = _checks.integer("draws", draws, least=100)
     seed = _checks.integer("seed", seed, least=0)
     sampler = Sampler(draws + draws % 2, seed, max(LEAST_DF, float(case.proposal.size)))
-    own = sampler.weigh(case.proposal)
-    proposal, used = case.proposal, own
-    better: Proposal | None = None
-    if not _believed(own, sampler.draws) or own.effective < 0.5 * sampler.draws:  # type: ignore[union-attr]
+    parts, better = [case.proposal], None
+    searched = case.one_mode
+    if not case.one_mode and case.others is not None:
+        others, searched = case.others(seed, case.log_evidence)
+        parts += others
+    own = used = sampler.weigh(*parts)
+    if len(parts) == 1 and not _believed(own, sampler.draws, ALIKE):
         better = case.proposal.better()
-        found = None if better is None else sampler.weigh(better)
-        if (
-            better is not None
-            and found is not None
-            and (own is None or found.effective > own.effective)
-        ):
-            proposal, used = better, found
+        if better is not None:
+            both = [*parts, better] if hasattr(better, "squares") else [better]
+            found = sampler.weigh(*both)
+            if found is not None and (own is None or _says_more(found, own)):
+                parts, used = both, found
     q, sd = len(case.mean), np.where(case.sd > 0.0, case.sd, 1.0)
     nan = np.full(q, np.nan)
     seen = Moments(nan, nan, nan, nan, float("nan"))
     if used is not None and used.effective >= NOTHING:
-        known = case.known or proposal is not case.proposal
-        seen = moments(sampler, proposal, used, known)
-        if proposal is not case.proposal:
-            at = proposal.moments()
-            seen = seen.beside(at[0], np.where(at[1] > 0.0, at[1], 1.0), case.mean, sd)
-    verdict, reason = _verdict(case, seen, used, better, sampler.draws)
+        reference = parts[used.reference]
+        unit = reference.moments()
+        unit = unit[0], np.where(unit[1] > 0.0, unit[1], 1.0)
+        seen = moments(sampler, parts, used, unit, case.known or reference is not case.proposal)
+        seen = seen.beside(*unit, case.mean, sd)
+    verdict, reason = _verdict(case, seen, used, better, sampler.draws, searched)
     worst, widest = _largest(seen.shift), _largest(seen.log_sd)
     factor = float(np.exp(seen.log_sd[widest]))
     return Check(
@@ -182,8 +195,8 @@ def check(case: Case, draws: int, seed: int) -> Check:
         factor,
         float(factor * seen.log_sd_se[widest]),
         np.exp(seen.log_sd),
-        proposal is not case.proposal,
-        None if proposal is case.proposal or used is None else used.effective,
+        used is not own,
+        None if used is own or used is None else used.effective,
     )
 
 
@@ -191,15 +204,27 @@ def _largest(values: Array) -> int:
     return int(np.abs(values).argmax())
 
 
-def _believed(found: Weights | None, draws: int) -> bool:
+def _says_more(found: Weights, own: Weights) -> bool:
+    """Whether more draws count, or mass is seen that the draws of the approximation miss."""
+    error = CERTAIN * np.hypot(found.log_mean_se, own.log_mean_se)
+    return found.effective > own.effective or found.log_mean > own.log_mean + error
+
+
+def _believed(found: Weights | None, draws: int, share: float = 0.0) -> bool:
     """Whether weights say enough. k-hat alone decides nothing: it is high for weights all alike."""
-    if found is None or found.effective < min(ENOUGH, 0.5 * draws):
+    if found is None or found.effective < max(min(ENOUGH, 0.5 * draws), share * draws):
         return False
-    return found.khat is None or found.khat < HEAVY or found.effective > 0.5 * draws
+    light = found.weights.max() < LIGHT or found.effective > 0.5 * draws
+    return found.khat is None or found.khat < HEAVY or light
 
 
 def _verdict(
-    case: Case, seen: Moments, used: Weights | None, better: Proposal | None, draws: int
+    case: Case,
+    seen: Moments,
+    used: Weights | None,
+    better: Proposal | None,
+    draws: int,
+    searched: bool,
 ) -> tuple[str, str]:
     """The verdict and its reason, from all the evidence together."""
     if case.log_evidence > case.evidence_bound:
@@ -221,17 +246,23 @@ def _verdict(
     if not believed:
         return _beside(case, better)
     assert used is not None
-    off, wide = _largest(seen.shift), _largest(seen.log_sd)
+    off = _largest(seen.shift)
     near = f"EP's mean is within {short(abs(seen.shift[off]))} sd of the exact one"
     gap = abs(used.log_mean - case.log_evidence)
     too_high = case.log_evidence - used.log_mean - 3.0 * seen.log_mean_se > GOOD_EVIDENCE
     if too_high and (np.abs(seen.shift) - 3.0 * seen.shift_se).max() > GOOD_SHIFT:
         # neither would do alone: one pass over many rows misses its log evidence, from below
         return "do not use", f"{_distance(seen, off)}, its log evidence too high by {short(gap)}"
-    if abs(seen.shift[off]) > GOOD_SHIFT:
-        return "usable", _distance(seen, off)
-    if abs(seen.log_sd[wide]) > np.log(GOOD_FACTOR):
-        return "usable", f"{near}, but {_widths(seen, wide)}"
+    # the largest of many estimates is too large by itself
+    errors = max(0.0, CERTAIN - np.sqrt(2.0 * np.log(max(1.0, 0.5 * len(seen.shift)))))
+    most = np.abs(seen.shift) + errors * seen.shift_se
+    if most.max() > GOOD_SHIFT:
+        return "usable", _distance(seen, int(most.argmax()))
+    most = np.abs(seen.log_sd) + errors * seen.log_sd_se
+    if most.max() > np.log(GOOD_FACTOR):
+        return "usable", f"{near}, but {_widths(seen, int(most.argmax()))}"
+    if not searched:
+        return "usable", f"{near} of this mode; whether there are other modes is not known"
     if gap - 3.0 * seen.log_mean_se > GOOD_EVIDENCE:
         return (
             "usable",

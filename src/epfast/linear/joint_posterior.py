@@ -132,7 +132,8 @@ class JointPosterior(LatentPosterior):
         volume = float(np.log(np.abs(np.diag(self._root))).sum())
         volume += 0.5 * self.n_latents * log_determinant(self.prior_precision)
         drawn = JointProposal(self.problem, self.mean, self._root, volume)
-        return Case(drawn, *drawn.moments(), self.log_evidence, self.evidence_bound)
+        one_mode = self.problem.loss.log_concave is True
+        return Case(drawn, *drawn.moments(), self.log_evidence, self.evidence_bound, True, one_mode)
 
     # -- prediction --
 

@@ -246,7 +246,8 @@ class LatentPosterior(LinearPredictions):
         volume = float(np.log(np.abs(np.einsum("kii->ki", roots))).sum())
         volume += 0.5 * self.n_latents * log_determinant(self.prior_precision)
         drawn = LatentProposal(self.problem, self.state.sites, self.mean, roots, volume)
-        return Case(drawn, *drawn.moments(), self.log_evidence, self.evidence_bound)
+        one_mode = self.problem.loss.log_concave is True
+        return Case(drawn, *drawn.moments(), self.log_evidence, self.evidence_bound, True, one_mode)
 
     # -- prediction --
 

@@ -176,7 +176,17 @@ class LinearPosterior(LinearPredictions):
             )
         drawn = proposal(self.problem, self.mean, root_of(self.precision))
         sd = np.sqrt(self.variance)
-        return Case(drawn, self.mean, sd, self.log_evidence, self.evidence_bound)
+        one_mode = self.problem.loss.log_concave is True
+        return Case(
+            drawn,
+            self.mean,
+            sd,
+            self.log_evidence,
+            self.evidence_bound,
+            True,
+            one_mode,
+            drawn.others,
+        )
 
     @property
     def prior_precision(self) -> Array:

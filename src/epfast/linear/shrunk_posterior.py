@@ -300,7 +300,8 @@ class ShrunkPosterior(FullPosterior):
         proposal = proposal_of(self)
         mean, sd = proposal.moments()
         known = not isinstance(proposal, Models)
-        return Case(proposal, mean, sd, self.log_evidence, self.evidence_bound, known)
+        one_mode = self.problem.loss.log_concave is True
+        return Case(proposal, mean, sd, self.log_evidence, self.evidence_bound, known, one_mode)
 
     def check(self, draws: int = 1000, seed: int = 0) -> Check:
         """As :meth:`FullPosterior.check`; with a :class:`SpikeAndSlab` models are drawn.

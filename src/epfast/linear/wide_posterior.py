@@ -331,7 +331,16 @@ class WidePosterior(FullPosterior):
 
     def _case(self) -> Case:
         sd = np.sqrt(self.variance)
-        return Case(WideProposal(self), self.mean, sd, self.log_evidence, self.evidence_bound)
+        one_mode = self.problem.loss.log_concave is True
+        return Case(
+            WideProposal(self),
+            self.mean,
+            sd,
+            self.log_evidence,
+            self.evidence_bound,
+            True,
+            one_mode,
+        )
 
     # -- other rows, other forms --
 

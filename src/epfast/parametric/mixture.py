@@ -143,6 +143,15 @@ def fit_mixture(
         If the passes did not settle, sites were refused in the last of them, or the log evidence
         is above the sum of the log predictive densities of the rows, which no right one is.
 
+    Notes
+    -----
+    There is no ``check()``. Swapping two components changes the likelihood not at all and the prior
+    little, so that the exact posterior has a mode for each of the J! orders of the components, all
+    about alike. EP describes one of them, and its log evidence is about log J! short of that of
+    them all where they do not overlap. The exact means, over all orders, are alike for all
+    components and say nothing. Compare fits of other seeds, or of a larger ``n_init``, and the
+    ``log_predictive`` of rows that were left out.
+
     References
     ----------
     Li, Hernández-Lobato & Turner (2015), Stochastic expectation propagation, section 5.2 and

@@ -41,6 +41,14 @@ class MixtureSites(NamedTuple):
     log_scale: Array
 
 
+#: what a summary says of the order of several components
+ONE_ORDER = (
+    "of one order of the components: the exact posterior has about the same mode for each of their "
+    "{} orders, so that there is no check(); compare other seeds, and log_predictive of rows left "
+    "out"
+)
+
+
 class Draws(NamedTuple):
     """Draws of the parameters."""
 
@@ -270,7 +278,8 @@ class MixturePosterior(Recorded):
         Returns
         -------
         pandas.DataFrame, or a table that prints aligned where pandas is missing
-            Its ``attrs`` hold ``log_evidence``, ``converged``, ``weights`` and ``noise_variance``.
+            Its ``attrs`` hold ``log_evidence``, ``converged``, ``weights``, ``noise_variance`` and
+            ``notes``: why there is no check, see :func:`epfast.fit_mixture`.
         """
         J, d = self.problem.shape
         low, high = self.credible_interval(level).reshape(-1, 2).T
@@ -286,6 +295,7 @@ class MixturePosterior(Recorded):
             "converged": self.converged,
             "weights": self.weights.tolist(),
             "noise_variance": self.noise_variance,
+            "notes": [ONE_ORDER.format(f"{J}!" if J > 2 else 2)] if J > 1 else [],
         }
         return table([f"mean[{j}, {k}]" for j in range(J) for k in range(d)], columns, attrs)
 
