@@ -17,6 +17,10 @@ from epfast._core.special import beta_parameters, digammas, gamma_shapes, log_be
 
 T = TypeVar("T", bound=tuple[Any, ...])
 
+#: the log that stands for a probability of 0: a natural parameter is finite, and sums of some of
+#: these stay one. Logs of what is possible are above POSSIBLE, for messages are cut at -2^24
+ZERO, POSSIBLE = -(2.0**40), -(2.0**36)
+
 
 def product(a: T, b: T) -> T:
     """Return a b."""
@@ -304,8 +308,9 @@ class Categorical(Family):
 
     @staticmethod
     def logits(eta: Array) -> Array:
-        """Logs of the probabilities, (n, K)."""
-        return np.asarray(eta - _log_sum(eta)[:, None])
+        """Logs of the probabilities, (n, K); -inf where one is 0."""
+        found = eta - _log_sum(eta)[:, None]
+        return np.where(found < POSSIBLE, -np.inf, found)
 
     @staticmethod
     def is_proper(eta: Array) -> NDArray[np.bool_]:

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import sparse, special
 
 from epfast._arrays import Array
-from epfast.families import FAMILIES
+from epfast.families import FAMILIES, Categorical
 from epfast.graph.factors import Batch, Between, LinearFactor
 from epfast.graph.factors_categorical import Mixture, Table
 from epfast.graph.factors_chains import Transition, Walk
@@ -25,8 +25,6 @@ from epfast.operators.density import Density
 #: variables beyond which no draws are made: those of a product of beliefs say nothing long before
 MOST_VARIABLES = 1000
 NAMES = tuple(FAMILIES)
-#: rounding of the log evidence for each factor
-ROUNDING = 1e-8
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
@@ -66,15 +64,16 @@ class GraphProposal:
             self.center[of], self.scale[of] = COORDINATES[name](eta)
             proper = FAMILIES[name].is_proper(own)
             self.constant -= float(FAMILIES[name].log_partition(own[proper]).sum())
-        #: of each categorical variable: where its probabilities end, log of the prior over them
+        #: of each categorical variable: where its probabilities end, log of the prior over them;
+        #: a flat one is 1
         self.categories = []
         self.width = self.size
         for v in self.which["categorical"].tolist():
             here = slice(self.at[v], self.at[v] + problem.sizes[v])
-            eta, own = beliefs[None, here], prior[None, here]
-            log_q = FAMILIES["categorical"].logits(eta)[0]  # type: ignore[attr-defined]
-            log_p = FAMILIES["categorical"].logits(own)[0]  # type: ignore[attr-defined]
-            self.categories.append((v, np.cumsum(np.exp(log_q))[:-1], log_p - log_q))
+            log_q = Categorical.logits(beliefs[None, here])[0]
+            # of what is not drawn nothing is asked
+            share = np.where(np.isfinite(log_q), prior[here] - log_q, -np.inf)
+            self.categories.append((v, np.cumsum(np.exp(log_q))[:-1], share))
             self.width += len(log_q) - 1
         self.densities = [
             DENSITIES.get(type(batch.factor), _no_link)(batch) for batch in problem.batches
@@ -152,12 +151,8 @@ def checked(problem: GraphProblem, state: GraphState, evidence: float, **given: 
         )
     proposal = GraphProposal(problem, state)
     mean, sd = proposal.moments()
-    bounded = all(batch.factor.bounded for batch in problem.batches)
-    # a flat prior is no density
-    flat = (problem.prior[problem.at[:-1]] == 0.0) & (problem.families == 0)
-    bound = ROUNDING * problem.n_factors if bounded and not flat.any() else math.inf
     known = not problem.families.any()
-    return check(Case(proposal, mean, sd, evidence, bound, known), **given)
+    return check(Case(proposal, mean, sd, evidence, problem.evidence_bound, known), **given)
 
 
 def _gamma(eta: Array) -> tuple[Array, Array]:

@@ -16,6 +16,7 @@ from epfast._arrays import Array
 from epfast._core import graph as core
 from epfast._core.crew import Crew
 from epfast._core.graph_blocks import BlockBatch
+from epfast.families import POSSIBLE
 from epfast.graph.blocks import (
     About,
     BlockBelief,
@@ -80,8 +81,7 @@ class GraphEngine:
         self.whole = problem
         self.n_sites = problem.n_factors
         self.order_of_matrices = max((block.d for block in problem.blocks), default=0)
-        bounded = all(batch.factor.bounded for batch in problem.batches)
-        self.evidence_bound = 1e-8 * problem.n_factors if bounded else math.inf
+        self.evidence_bound = problem.evidence_bound
         #: blocks that are linear models of their own have engines of their own, by their places
         linear = problem.linear() if by_parts else {}
         self.linear = {
@@ -135,7 +135,7 @@ class GraphEngine:
         self.sharp = any(is_sharp(scheme) for scheme in schemes)
         prior = problem.prior
         self.prior_partition = core.compare(prior, prior, problem.n_gaussians)[1]
-        self.prior_partition += self.others.partition(prior)
+        self.prior_partition += self.others.prior_partition(prior)
         self.block_priors = tuple(self._prior_of(k) for k in range(len(problem.blocks)))
         self.prior_partition += sum(self.block_priors[k].partition for k in self.blocks)
         #: at once from the first sweep on; ADF and sequential sweeps never are
@@ -227,6 +227,9 @@ class GraphEngine:
         state = state._replace(linear=linear, sweeps=old.sweeps)
         if self.batches:
             sites, scale = kept_sites(self.problem, self.program, start)
+            # what made a category impossible may be gone
+            categories = self.others.of_categories(len(state.beliefs))[self.places[0]]
+            sites[categories & (sites < POSSIBLE)] = 0.0
         blocks, beliefs = self._of_blocks(state, sites), self.added_up(sites)
         if blocks is None or not self.is_proper(beliefs):
             return state
@@ -386,6 +389,7 @@ class GraphEngine:
             )
             tick(count)
         refused, failed = self.core.counts()
+        self._refuse_the_impossible()
         if self.by_residual:  # in a sweep a factor may wait often, or not be visited
             refused = waiting
         told = "; ".join(f"{count} times: {reason}" for reason, count in self.reasons.items())
@@ -398,6 +402,8 @@ class GraphEngine:
         if state.together or self.blocks:
             beliefs, sites, blocks, whole = self._accepted(state, before, beliefs, sites)
             settled = settled if whole else False
+        if self.others.excludes_all(beliefs):  # the next sweep finds the factor
+            settled = False
         moved, partition = core.compare(before, beliefs, self.n_gaussians)
         moved = float(np.maximum(moved, self.others.moved(before, beliefs)))
         if moved > LOSING and schedule.stores != "none":
@@ -431,6 +437,19 @@ class GraphEngine:
         new = GraphState(beliefs, sites, scale, sweeps, together, moved, grown, blocks)
         new = new._replace(residual=residual)
         return new, Counts(refused, failed, settled=settled, measured=(moved, evidence))
+
+    def _refuse_the_impossible(self) -> None:
+        """Raise where a factor allows nothing that what is known of its neighbours allows."""
+        triples = zip(self.problem.batches, self.program.rows, self.batches, strict=True)
+        for batch, rows, made in triples:
+            if made.impossible:
+                row = batch.rows[rows[made.impossible - 1]]
+                raise ValueError(
+                    f"the evidence is 0: factor {row} of batch {batch.key}, a "
+                    f"{type(batch.factor).__name__}, allows nothing that the priors and the other "
+                    "factors allow; allowed: priors, tables and observations that some values of "
+                    "all variables fulfil (a small number in place of a 0)"
+                )
 
     def _move_blocks(self, blocks: tuple[BlockBelief, ...]) -> None:
         """Set where the next sweep begins."""

@@ -23,7 +23,14 @@ from epfast.graph.blocks import (
 from epfast.graph.factors import Batch, LinearFactor
 from epfast.graph.factors_categorical import Mixture
 from epfast.graph.legality import LEGAL, index
-from epfast.graph.problem import BLOCK, GraphProblem, GraphState, legal, places
+from epfast.graph.problem import (
+    BLOCK,
+    GraphProblem,
+    GraphState,
+    legal,
+    places,
+    priors_in_effect,
+)
 from epfast.graph.variables import Block, Index, Part, Terms, Variables, finite_rows
 from epfast.inference import Sites, SweepInfo
 from epfast.inference.files import (
@@ -200,10 +207,7 @@ def restore(
     keys = [batch.key for batch in batches]
     if not keys or len(set(keys)) < len(keys) or max(keys) >= added:
         raise ValueError("numbers of batches are not those that add gave")
-    prior = given.copy()
-    for batch in batches:
-        defined = batch.factor.defines(batch)
-        prior[at[defined]] = prior[at[defined] + 1] = 0.0
+    prior = priors_in_effect(given, families, sizes, at, batches)
     schedule = legal(restore_schedule(header["schedule"], None))
     problem = GraphProblem(
         *(identity, families.astype(np.int8), sizes, at, prior, times, batches, schedule),

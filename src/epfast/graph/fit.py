@@ -25,7 +25,14 @@ from epfast.graph.factors import (
 )
 from epfast.graph.learned import begun, questions_of, warn_of_operators
 from epfast.graph.posterior import GraphPosterior
-from epfast.graph.problem import BLOCK, GraphProblem, check_handles, legal, places
+from epfast.graph.problem import (
+    BLOCK,
+    GraphProblem,
+    check_handles,
+    legal,
+    places,
+    priors_in_effect,
+)
 from epfast.graph.variables import Block, Index, Variables
 from epfast.inference import Fit, Interrupted, reached, run, warn_of
 from epfast.linear.priors import prior_at_door
@@ -161,29 +168,71 @@ class Graph:
     def categorical(
         self,
         size: Any = None,
-        probabilities: Any = None,
         n: int | None = None,
+        prior: Any = None,
         *,
+        probabilities: Any = None,
         name: str | None = None,
     ) -> Variables:
-        """Variables that are one of some categories, 0, 1, ..
+        """Variables that are one of n categories, 0, 1, ..
 
         Parameters
         ----------
         size : int or tuple of int, optional
-            Shape of the array of variables. None: that of ``probabilities`` but for its last axis.
-        probabilities : array_like, optional
-            Of the prior, the categories along the last axis, >= 0; each row is divided by its sum.
+            Shape of the array of variables. None: that of ``prior`` but for its last axis.
         n : int, optional
-            In place of ``probabilities``: so many categories, all alike.
+            Number of categories, 2 or more. None: the length of the last axis of ``prior``.
+        prior : array_like, optional
+            Prior probabilities, the categories along the last axis, >= 0; each row is divided by
+            its sum. None: no prior, see Notes.
+        probabilities : array_like, optional
+            Another name of ``prior``.
         name : str, optional
             As in :meth:`gaussian`.
 
         Returns
         -------
         Variables
+
+        Raises
+        ------
+        ValueError
+            For both ``prior`` and ``probabilities``, neither these nor ``n``, or numbers that are
+            no probabilities.
+
+        Notes
+        -----
+        Without a prior, what is known of a variable depends on its factors:
+
+        - Factors of categorical variables alone, such as :class:`epfast.graph.Table`, say all of
+          it. The prior is flat: it counts as the number 1 for each category, and the evidence is
+          the sum of the product of all factors over all states. A network whose tables are p(root)
+          and p(child | parents) has the evidence of what is observed. A root needs its own
+          ``prior``, or its own table; without either the evidence is n times that of equal
+          probabilities.
+        - If there are no such factors, as for the label of a :class:`epfast.graph.Mixture`, all
+          categories have the probability 1 / n.
+
+        A prior that is given is always a factor: a child with a conditional table needs none.
+
+        Examples
+        --------
+        A hidden chain: p(first state), p(next state | state) and what is observed.
+
+        >>> import numpy as np, epfast
+        >>> from epfast.graph import Table
+        >>> stay, emit = np.array([[0.9, 0.1], [0.2, 0.8]]), np.array([[0.7, 0.3], [0.1, 0.9]])
+        >>> g = epfast.Graph()
+        >>> h = g.categorical(3, n=2)
+        >>> batches = [g.add(Table([0.5, 0.5]), h[0]), g.add(Table(stay), h[:-1], h[1:])]
+        >>> seen = g.add(Table(emit.T[[0, 1, 1]]), h)
+        >>> round(float(np.exp(g.fit().log_evidence)), 6)
+        0.108567
         """
-        return self._new("categorical", *priors.categorical(size, probabilities, n), name)
+        if prior is not None and probabilities is not None:
+            raise ValueError("prior and probabilities are given; allowed: one of them")
+        chosen = probabilities if prior is None else prior
+        return self._new("categorical", *priors.categorical(size, n, chosen), name)
 
     def block(
         self,
@@ -463,22 +512,18 @@ class Graph:
             raise ValueError("the graph has no factor; allowed: one or more, by add")
         families, sizes = np.concatenate(self._families), np.concatenate(self._sizes)
         at = places(families, sizes)
-        prior = np.empty(at[-1])
+        given = np.empty(at[-1])
         first = 0
         for natural in self._priors:
             n, k = natural.shape
-            prior[at[first : first + n, None] + np.arange(k)] = natural
+            given[at[first : first + n, None] + np.arange(k)] = natural
             first += n
-        given = prior.copy()
-        for batch in self._batches:
-            defined = batch.factor.defines(batch)
-            prior[at[defined]] = prior[at[defined] + 1] = 0.0
         problem = GraphProblem(
             self.identity,
             families,
             sizes,
             at,
-            prior,
+            priors_in_effect(given, families, sizes, at, self._batches),
             np.concatenate(self._times),
             tuple(self._batches),
             schedule,
