@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
-from scipy import sparse
+from scipy import sparse, stats
 
 import epfast
+from epfast import Graph, losses
 from epfast.graph import Between, Noise, Product, Transition, Walk
 from epfast.graph.engine import GraphEngine
 
@@ -456,3 +457,36 @@ class TestRefused:
             post = g.fit(epfast.EP(sweeps=5, tol=1e-6))
         assert np.isfinite(post[w].mean).all()
         assert (post[w].variance > 0.0).all()
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_noise_of_a_gaussian_by_name_is_its_variance(beside):
+    """A linear model in closed form: evidence, covariance, predictions; beside a scalar too."""
+    rng = np.random.default_rng(4)
+    X, y, noise = rng.normal(size=(9, 3)), rng.normal(size=9), np.linspace(0.01, 0.5, 9)
+    g = Graph()
+    w, z = g.block(3, variance=2.0), g.gaussian(variance=1e-12)
+    g.add("gaussian", X @ w + z if beside else X @ w, y, noise=noise)
+    if not beside:
+        g.add("gaussian", z, 0.0, noise=1e6)
+    post = g.fit()
+    exact = stats.multivariate_normal(np.zeros(9), 2.0 * X @ X.T + np.diag(noise)).logpdf(y)
+    rest = 0.0 if beside else stats.norm(0.0, 1e3).logpdf(0.0)
+    np.testing.assert_allclose(post.log_evidence, exact + rest, rtol=1e-9)
+    covariance = np.linalg.inv(np.eye(3) / 2.0 + X.T @ (X / noise[:, None]))
+    np.testing.assert_allclose(post[w].covariance, covariance, rtol=1e-7)
+    np.testing.assert_allclose(
+        post.predict_variance("gaussian", w[0], noise=0.3), covariance[0, 0] + 0.3, rtol=1e-7
+    )
+    alone = stats.norm(post[w].mean[0], np.sqrt(covariance[0, 0] + 0.3)).logpdf(1.0)
+    np.testing.assert_allclose(post.log_predictive("gaussian", w[0], 1.0, noise=0.3), alone, 1e-7)
+
+
+def test_noise_of_an_interval_by_name_is_its_variance():
+    """The normal probability of the interval, and beside an object the sum of both variances."""
+    for loss, total in (("interval", 0.3), (losses.Interval(0.5), 0.8)):
+        g = Graph()
+        x = g.gaussian(mean=0.2)
+        g.add(loss, x, [[0.0, 1.0]], noise=0.3)
+        exact = np.log(np.diff(stats.norm(0.2, np.sqrt(1.0 + total)).cdf([0.0, 1.0])))[0]
+        np.testing.assert_allclose(g.fit().log_evidence, exact, rtol=1e-10)

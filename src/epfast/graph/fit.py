@@ -20,8 +20,9 @@ from epfast.graph.factors import (
     Kind,
     LinearFactor,
     check_instance,
+    check_room,
     form_of,
-    scalar_loss,
+    loss_with_noise,
 )
 from epfast.graph.learned import begun, questions_of, warn_of_operators
 from epfast.graph.posterior import GraphPosterior
@@ -33,7 +34,7 @@ from epfast.graph.problem import (
     places,
     priors_in_effect,
 )
-from epfast.graph.variables import Block, Index, Variables
+from epfast.graph.variables import Block, Index, Variables, ends
 from epfast.inference import Fit, Interrupted, reached, run, warn_of
 from epfast.linear.priors import prior_at_door
 from epfast.schedules import ADF, EP, Schedule
@@ -332,8 +333,8 @@ class Graph:
         ----------
         factor : Loss, str or factor of :mod:`epfast.graph`
             A loss or likelihood of the library, by name too, is a factor of a linear form:
-            ``add(loss, form, y, noise=0.0, scheme="exact")``. Others are in :mod:`epfast.graph`,
-            each with its neighbours in its notes.
+            ``add(loss, form, y, noise=None, scheme="exact")``. Others are in :mod:`epfast.graph`,
+            each with its neighbours in its notes. ``noise`` is a variance, see Notes.
         *neighbours
             Variables, linear forms over them (``s[i] - 2 * s[j] + offset``), and data.
         **data
@@ -348,11 +349,22 @@ class Graph:
         ------
         TypeError, ValueError
             For neighbours that the factor does not take, with those that it does; nothing is added.
+
+        Notes
+        -----
+        ``noise``, a number or one for each form, is the variance of normal noise on the form,
+        beside that of a loss that is given as an object: ``add(losses.Gaussian(0.5), form, y,
+        noise=0.3)`` has the variance 0.8. A loss by name has the parameters of its class, such as
+        a variance of 1. The names "gaussian", "interval" and "censored" beside ``noise`` have that
+        variance in place of 1: ``add("gaussian", form, y, noise=0.3)`` has the variance 0.3. Names
+        of other losses in units of y ("student_t", "laplace_noise", "quantile") are refused beside
+        ``noise``: their width is that of an object, ``losses.StudentT(scale=0.5)``.
         """
         check_instance(factor)
         self._check_handles(factor, neighbours)
         if not isinstance(factor, Kind):
-            factor = LinearFactor(scalar_loss(factor))
+            loss, data["noise"] = loss_with_noise(factor, data.get("noise"))
+            factor = LinearFactor(loss)
             data["scheme"] = schemes.resolve(data.get("scheme", "exact"))
         try:
             added: Added = factor.attach(self.identity, self._added, *neighbours, **data)
@@ -483,6 +495,11 @@ class Graph:
                 progress=progress,
                 questions=lambda: questions_of(problem.batches),
             )
+            if not fit.converged:
+                widths = np.ones(len(problem.families), dtype=np.intp)
+                for block in problem.blocks:
+                    widths[block.number] = block.d
+                check_room(problem.batches, ends(widths))
             warn_of(fit, engine, problem.schedule, 2)
             warn_of_operators(problem.batches, 2)
             return result(fit)

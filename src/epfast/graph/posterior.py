@@ -229,13 +229,13 @@ class GraphPosterior(Recorded):
         ndarray
             A number for each factor:
 
-            - a loss or likelihood, ``(loss, form, noise=0.0)``: the mean of y, or its label;
+            - a loss or likelihood, ``(loss, form, noise=None)``: the mean of y, or its label;
             - ``(Noise(tau), form)``: the mean of the form, or of y where ``y - form`` was added;
             - ``(Product(variance), x, y)``: the mean of z; ``(LogisticLink(), z)``: that of p;
             - ``(Transition(variance, factor), before)``: the mean of ``after``;
             - ``(Table(p), h_1, None, h_3)``: the category that is most probable of the one variable
               in whose place None is;
-            - ``(Mixture(h, loss), forms, noise=0.0)``: the mean of y, of losses whose y have one.
+            - ``(Mixture(h, loss), forms, noise=None)``: the mean of y, of losses whose y have one.
 
         Raises
         ------
@@ -269,8 +269,8 @@ class GraphPosterior(Recorded):
     def log_predictive(self, factor: Any, /, *neighbours: Any, **data: Any) -> Array:
         """Log density of new observations: arguments of ``add``.
 
-        ``(loss, form, y, noise=0.0)``; ``(Noise(tau), y - form)``, integrated over tau;
-        ``(Mixture(h, loss), forms, y, noise=0.0)``; ``(Between(lower, upper), form, noise=0.0)``.
+        ``(loss, form, y, noise=None)``; ``(Noise(tau), y - form)``, integrated over tau;
+        ``(Mixture(h, loss), forms, y, noise=None)``; ``(Between(lower, upper), form, noise=0.0)``.
         """
         return predicted(self, "log_predictive", factor, neighbours, data)
 
