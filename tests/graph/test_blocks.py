@@ -490,3 +490,88 @@ def test_noise_of_an_interval_by_name_is_its_variance():
         g.add(loss, x, [[0.0, 1.0]], noise=0.3)
         exact = np.log(np.diff(stats.norm(0.2, np.sqrt(1.0 + total)).cdf([0.0, 1.0])))[0]
         np.testing.assert_allclose(g.fit().log_evidence, exact, rtol=1e-10)
+
+
+def wide_graph(variance, kind, scale):
+    """A regression with raw columns, in some unit of y, beside effects of groups."""
+    rng = np.random.default_rng(2)
+    n = 60
+    X = np.column_stack([np.ones(n), rng.normal(size=n), rng.normal(2000.0, 10.0, n)])
+    h = X @ [1.0, 2.0, 0.1] - 200.0
+    y = scale * (h + 0.7 * rng.normal(size=n))
+    g = Graph()
+    w = g.block(3, variance=variance)
+    forms = X @ w
+    if kind == "noise":
+        g.add(Noise(g.gamma(shape=2.0, rate=scale**2)), y - forms)
+        return g, w
+    z = g.gaussian(6, variance=scale**2)
+    forms = forms + z[np.arange(n) % 6]
+    if kind == "gaussian":
+        g.add("gaussian", forms, y, noise=0.5 * scale**2)
+    elif kind == "student_t":
+        g.add(losses.StudentT(scale=0.5 * scale), forms, y)
+    elif kind == "poisson":
+        g.add("poisson", forms, rng.poisson(np.exp(0.3 * h)))
+    else:
+        g.add("logistic", forms, np.where(h + 2.0 * rng.logistic(size=n) > 0, 1, -1))
+    return g, w
+
+
+WIDE = [(kind, scale) for kind in ("noise", "gaussian", "student_t") for scale in (1e6, 1e-6)]
+
+
+@pytest.mark.parametrize(("kind", "scale"), [*WIDE, ("poisson", 1.0), ("logistic", 1.0)])
+def test_a_flat_prior_is_the_limit_of_wide_ones(kind, scale):
+    """Means and sds of 1e10 units, and the log evidence less that of the prior's density at 0."""
+    prior = 1e10 * scale**2
+    (g, w), (wide, v) = (wide_graph(variance, kind, scale) for variance in (np.inf, prior))
+    post, limit = g.fit(), wide.fit()
+    assert post.converged
+    assert limit.converged
+    assert not post.history[-1].n_refused
+    sd = limit[v].sd
+    assert_allclose(post[w].mean / sd, limit[v].mean / sd, atol=1e-2, rtol=1e-5)
+    assert_allclose(post[w].sd, sd, rtol=1e-3)
+    density = 1.5 * np.log(2.0 * np.pi * prior)
+    assert_allclose(post.log_evidence, limit.log_evidence + density, atol=1e-3)
+
+
+def test_a_flat_prior_beside_a_proper_one_is_least_squares(tmp_path):
+    """Known noise and no other variable: (X'X / s2 + P)^-1 and the evidence in closed form."""
+    rng = np.random.default_rng(3)
+    X, y, s2 = rng.normal(size=(8, 3)) * [1.0, 1e3, 1e-3], rng.normal(size=8), 0.3
+    g = Graph()
+    w = g.block(3, variance=[np.inf, 2.0, np.inf], mean=[7.0, 0.5, 0.0], name="w")
+    g.add("gaussian", X @ w, y, noise=s2)
+    post = g.fit()
+    prior = np.diag([0.0, 0.5, 0.0])
+    precision = X.T @ X / s2 + prior
+    mean = np.linalg.solve(precision, X.T @ y / s2 + prior @ [0.0, 0.5, 0.0])
+    assert_allclose(post[w].mean, mean, rtol=1e-9)
+    assert_allclose(post[w].covariance, np.linalg.inv(precision), rtol=1e-9)
+    rest, away = y - X @ mean, mean[1] - 0.5
+    exact = -4.0 * np.log(2.0 * np.pi * s2) - 0.5 * rest @ rest / s2 - 0.25 * away**2
+    exact += -0.5 * np.log(4.0 * np.pi) + 1.5 * np.log(2.0 * np.pi)
+    exact -= 0.5 * np.linalg.slogdet(precision)[1]
+    assert_allclose(post.log_evidence, exact, rtol=1e-9)
+    post.save(tmp_path / "flat.npz")
+    again = epfast.load(tmp_path / "flat.npz")
+    assert_allclose(again["w"].mean, mean, rtol=1e-9)
+    more = Graph.of(again).fit(start=again)
+    assert_allclose(more["w"].covariance, post[w].covariance, rtol=1e-9)
+
+
+def test_a_flat_prior_needs_factors_that_determine_it():
+    g = Graph()
+    w = g.block(3, variance=np.inf)
+    g.add("gaussian", np.ones((5, 3)) @ w, 1.0, noise=0.5)
+    with pytest.raises(ValueError, match="block 0 has infinite variances"):
+        g.fit()
+    g.add("gaussian", w, 1.0, noise=0.5)
+    with pytest.raises(ValueError, match="infinite variance beside ADF"):
+        g.fit(epfast.ADF())
+    assert g.fit().converged
+    for bad in (-np.inf, 0.0, [np.inf, 1.0]):
+        with pytest.raises(ValueError, match="variance"):
+            g.block(3, variance=bad)

@@ -93,7 +93,9 @@ def test_a_network_of_conditional_tables_has_the_evidence_of_what_is_seen(seed, 
     rng = np.random.default_rng(seed)
     sizes = rng.integers(2, 5, 6)
     parent = [int(rng.integers(k)) for k in range(1, 6)]
-    tables = [rng.dirichlet(np.ones(k), size=j) for j, k in zip(sizes[parent], sizes[1:])]
+    tables = [
+        rng.dirichlet(np.ones(k), size=j) for j, k in zip(sizes[parent], sizes[1:], strict=True)
+    ]
     for table in tables:
         table[:, 1:] *= rng.random(table[:, 1:].shape) < 0.6
         table /= table.sum(axis=1, keepdims=True)
@@ -139,7 +141,7 @@ def test_a_label_without_tables_has_equal_probabilities():
 
 
 def test_products_of_tiny_probabilities_do_not_underflow():
-    """Two hypotheses, 1e-300 each time: (1 + 1) / 2 of 1e-300^n by the forward algorithm in logs."""
+    """Two hypotheses, each 1e-300 every other time: 1e-300^(n / 2), by the sum over both."""
     n = 2000
     g = Graph()
     h = g.categorical(n, n=2)
@@ -221,7 +223,9 @@ def test_evidence_of_zero_is_refused_and_names_a_factor(case, schedule):
     """No configuration has a weight: enumeration. One pass forgets what a gate related."""
     if "gate" in case and schedule == "one pass":
         pytest.skip("ADF sees each factor once, the gate before its inputs")
-    with pytest.raises(ValueError, match=r"evidence is 0: factor \d of batch \d, a (Table|Mixture)"):
+    with pytest.raises(
+        ValueError, match=r"evidence is 0: factor \d of batch \d, a (Table|Mixture)"
+    ):
         IMPOSSIBLE[case]().fit(SCHEDULES[schedule])
 
 

@@ -37,6 +37,11 @@ class BlockPrior(NamedTuple):
     def d(self) -> int:
         return len(self.mean)
 
+    @property
+    def flat(self) -> Array:
+        """(d,), which entries have an infinite variance."""
+        return np.asarray(self.precision.diagonal() == 0.0)
+
 
 class BlockBelief(NamedTuple):
     """A Gaussian: its moments, and the log of its partition function, but for the dimension's."""
@@ -61,6 +66,18 @@ def belief_of(precision: Array, shift: Array) -> BlockBelief | None:
     return found if math.isfinite(partition) and np.isfinite(mean).all() else None
 
 
+def prior_belief(prior: BlockPrior) -> BlockBelief | None:
+    """The prior as a belief; None if it is no Gaussian. Flat entries count as the density 1."""
+    flat = prior.flat
+    # the rest is independent of them
+    found = belief_of(prior.precision + np.diag(1.0 * flat), prior.precision @ prior.mean)
+    if found is None or not flat.any():
+        return found
+    covariance = found.covariance + np.diag(np.where(flat, np.inf, 0.0))
+    partition = found.partition - 0.5 * math.log(2.0 * math.pi) * float(flat.sum())
+    return BlockBelief(covariance, prior.mean, partition)
+
+
 class About(NamedTuple):
     """The factors of a batch that are about a block, in the order of the program."""
 
@@ -69,6 +86,35 @@ class About(NamedTuple):
     rows: Rows
     #: (n,), where the site of each begins among all sites
     at: Index
+    #: (n, 2), natural parameters of wide messages about the forms, for a start
+    first: Array
+
+
+#: variance of a message to begin with, in squares of the unit in which a loss changes
+UNITS = 100.0
+#: prior variance of an entry, over that from such messages, beyond which a sweep begins with these:
+#: at 1e10 steps of rank one lose the digits of a covariance on their way to a posterior
+WIDE = 1e6
+
+
+def first_sites(batch: Batch, d: int) -> Array:
+    """Messages about forms over a block of d entries that say little, (n, 2).
+
+    Around where the loss is if all rows have the same value; all n rows say together what d would.
+    """
+    data = batch.data
+    center, unit = -data["offset"], float(np.std(data["offset"]))
+    if isinstance(batch.factor, LinearFactor):
+        typical, unit = batch.factor.loss.typical(data["y"])
+        center = center + typical
+    elif "y" in data:  # Between
+        ends = np.where(np.isfinite(data["y"]), data["y"], data["y"][:, ::-1])
+        middle = np.where(np.isfinite(ends), ends, 0.0).mean(axis=1)
+        center, unit = center + middle, max(1.0, float(np.abs(middle).max()))
+    # of rows all alike
+    unit = unit or float(np.abs(center).max()) or 1.0
+    precision = np.full(batch.n, min(1.0, d / batch.n) / (UNITS * unit * unit))
+    return np.stack([precision, precision * center], axis=1)
 
 
 def abouts(batch: Batch, blocks: tuple[BlockPrior, ...], sizes: Index) -> list[About]:
@@ -83,6 +129,7 @@ def abouts(batch: Batch, blocks: tuple[BlockPrior, ...], sizes: Index) -> list[A
             places[part.block],
             Rows(part.rows),
             starts[np.flatnonzero(batch.terms.variables == part.block)],
+            first_sites(batch, part.rows.shape[1]),
         )
         for part in batch.parts
     ]

@@ -18,13 +18,14 @@ from epfast._core.crew import Crew
 from epfast._core.graph_blocks import BlockBatch
 from epfast.families import POSSIBLE
 from epfast.graph.blocks import (
+    WIDE,
     About,
     BlockBelief,
     LinearPart,
     abouts,
     belief_from,
-    belief_of,
     believed,
+    prior_belief,
 )
 from epfast.graph.blocks import (
     moved as block_moved,
@@ -149,7 +150,7 @@ class GraphEngine:
         block = self.problem.blocks[k]
         if k in self.linear:  # known to its engine
             return BlockBelief(np.full_like(block.precision, np.nan), block.mean, 0.0)
-        found = belief_of(block.precision, block.precision @ block.mean)
+        found = prior_belief(block)
         assert found is not None  # it was checked at the door
         return found
 
@@ -213,7 +214,7 @@ class GraphEngine:
             state = state._replace(residual=FAR * np.linspace(2.0, 1.0, self.core.n_factors))
         if start is None:
             linear = tuple(part.init(None, 0) for part in self.linear.values())
-            return state._replace(linear=linear)
+            return self._begun(state._replace(linear=linear))
         old: GraphState = start.state
         same = start.problem.is_that(self.whole)
         copies = {name: getattr(old, name).copy() for name in ("beliefs", "sites", "log_scale")}
@@ -232,8 +233,53 @@ class GraphEngine:
             sites[categories & (sites < POSSIBLE)] = 0.0
         blocks, beliefs = self._of_blocks(state, sites), self.added_up(sites)
         if blocks is None or not self.is_proper(beliefs):
-            return state
+            return self._begun(state)
         return state._replace(beliefs=beliefs, sites=sites, log_scale=scale, blocks=blocks)
+
+    def _begun(self, state: GraphState) -> GraphState:
+        """The state, with first sites about blocks whose priors are flat or very wide.
+
+        All factors about them are fitted from beliefs that messages of little precision give.
+        """
+        problem = self.problem
+        if problem.schedule.stores == "none":
+            return state
+        sites, blocks = np.zeros(self.core.n_sites), list(state.blocks)
+        for about in self.about:
+            sites[about.at], sites[about.at + 1] = about.first.T
+        wide = []
+        for k in self.blocks:
+            found = believed(problem.blocks[k], k, self.about, sites)
+            if found is None:
+                raise ValueError(
+                    f"block {k} has infinite variances, and the forms over it do not determine it: "
+                    "its posterior is improper; allowed: a finite variance, or more factors"
+                )
+            share = blocks[k].covariance.diagonal() / found.covariance.diagonal()
+            if share.max() > WIDE:
+                wide.append(k)
+                blocks[k] = found
+        if not wide:
+            return state
+        self._move_blocks(tuple(blocks))
+        runs = [(j, 0, batch.n) for j, batch in enumerate(problem.batches) if batch.parts]
+        program, pieces = self._runs(np.array(runs, dtype=np.intp))
+        fitted, scale = np.zeros((2, self.core.n_sites)), np.zeros(self.core.n_factors)
+        for first, stop, _ in pieces:
+            program.run(
+                *(first, stop, False, state.beliefs.copy(), state.beliefs.copy()),
+                *(fitted[0], fitted[1], scale, problem.schedule.power, 1.0),
+            )
+        program.counts()
+        kept = np.zeros(self.core.n_sites)
+        for about in self.about:
+            if about.block in wide:
+                # one that waits, or says less than nothing, has its first message still
+                good = (fitted[1][about.at] > 0.0) & np.isfinite(fitted[1][about.at + 1])
+                for at in (about.at, about.at + 1):
+                    kept[at] = np.where(good, fitted[1][at], sites[at])
+        found = self._of_blocks(state, kept)
+        return state if found is None else state._replace(sites=kept, blocks=found)
 
     def _resumed(self, part: LinearPart, start: Any) -> Any:
         """The state of a linear model with the sites that an earlier posterior has of it."""

@@ -243,8 +243,8 @@ def loss_with_noise(loss: Any, noise: Any) -> tuple[Loss, Any]:
     given = _checks.real_array("noise", noise)
     if not (given > 0.0).all():
         raise ValueError(
-            f"noise holds {np.min(given):g}; allowed beside {loss!r}, whose variance it is: numbers "
-            f"> 0 (noise on the form of a variance 1: losses.{kind}())"
+            f"noise holds {np.min(given):g}; allowed beside {loss!r}, whose variance it is: "
+            f"numbers > 0 (noise on the form of a variance 1: losses.{kind}())"
         )
     return found.with_parameters(variance=NO_NOISE), noise
 

@@ -163,8 +163,8 @@ class Mixture(Kind):
     -----
     Added as ``g.add(Mixture(h, loss), forms, y, noise=None)`` with ``forms`` a list of K linear
     forms (variables too, or numbers, of what is known), each an array that broadcasts with y. Noise
-    on forms is as in :meth:`Graph.add <epfast.Graph.add>`. The moments are exact where those of the losses are: the sum over the categories, whose beliefs are
-    ``post[h].probabilities``.
+    on forms is as in :meth:`Graph.add <epfast.Graph.add>`. The moments are exact where those of the
+    losses are: the sum over the categories, whose beliefs are ``post[h].probabilities``.
 
     With equal priors of all categories their equal beliefs are a fixed point of EP, at which it
     stays: give the components different prior means.

@@ -17,8 +17,8 @@ from epfast.graph.blocks import (
     Start,
     abouts,
     belief_from,
-    belief_of,
     believed,
+    prior_belief,
 )
 from epfast.graph.factors import Batch, LinearFactor
 from epfast.graph.factors_categorical import Mixture
@@ -227,11 +227,12 @@ def _blocks(arrays: dict[str, Array], families: Index) -> tuple[BlockPrior, ...]
         precision = arrays[f"block{k}_precision"]
         precision = _checks.array("precision", precision, shape=(len(mean), len(mean)))
         symmetric = np.array_equal(precision, precision.T)
-        if not symmetric or belief_of(precision, precision @ mean) is None:
+        prior = BlockPrior(number, precision, mean)
+        if not symmetric or precision[prior.flat].any() or prior_belief(prior) is None:
             raise ValueError(f"block {k} has no proper prior")
         if not np.array_equal(arrays[f"block{k}_number"], number):
             raise ValueError(f"block {k} has another number")
-        found.append(BlockPrior(number, precision, mean))
+        found.append(prior)
     return tuple(found)
 
 

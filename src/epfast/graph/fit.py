@@ -254,20 +254,35 @@ class Graph:
         precision : array_like of shape (d, d), optional
             Of the prior, positive definite: the inverse of a covariance matrix.
         variance : float or array_like of shape (d,), optional
-            In place of ``precision``: independent entries. None: 1.
+            In place of ``precision``: independent entries. None: 1. Infinite where factors alone
+            determine an entry: such a prior counts as the density 1.
         mean : float or array_like of shape (d,)
         name : str, optional
 
         Returns
         -------
         Block
+
+        Notes
+        -----
+        An infinite variance needs factors whose forms X @ w have a matrix X of full column rank,
+        and a posterior that is proper: ``fit`` refuses the former, and reports sites that wait of
+        the latter (separated classes, say). It goes with ``EP`` alone.
         """
         size = _checks.integer("d", d, least=1, most=2**20)
         self._check_name(name)
         given = _checks.real_array("mean", mean)
         center = np.full(size, given, dtype=np.float64) if given.ndim == 0 else given
+        flat = np.zeros(size, dtype=bool)
+        if variance is not None and not isinstance(variance, str):
+            spread = _checks.real_array("variance", variance)
+            if np.isposinf(spread).any() and spread.shape in ((), (size,)):
+                flat |= np.isposinf(spread)
+                variance = np.where(flat, 1.0, spread)
         normal = prior_at_door(variance, precision, center, size, True, prefix="")
-        self._blocks.append(BlockPrior(self._n, normal.precision, center.astype(np.float64)))
+        prior = normal.precision.copy()
+        prior[flat] = 0.0
+        self._blocks.append(BlockPrior(self._n, prior, center.astype(np.float64)))
         number = self._numbers(BLOCK, np.array([[1.0, 0.0]]))[0]
         return self._keep(Block(self.identity, int(number), size), name)
 

@@ -203,6 +203,8 @@ class GraphProblem(NamedTuple):
         if self.schedule.stores == "none":
             return found
         for place, block in enumerate(self.blocks):
+            if block.flat.any():
+                continue
             about = [
                 k
                 for k, batch in enumerate(self.batches)
@@ -238,6 +240,11 @@ class GraphProblem(NamedTuple):
             raise ValueError(
                 f"{(flat & ~seen).sum()} variables have neither a prior nor a factor; allowed: "
                 "a finite variance, or factors about them"
+            )
+        if self.schedule.stores == "none" and any(block.flat.any() for block in self.blocks):
+            raise ValueError(
+                "a block has an infinite variance beside ADF, which goes through the factors once; "
+                "allowed: a finite one, or EP()"
             )
         power = self.schedule.power
         for batch in self.batches if power != 1.0 else ():
@@ -389,7 +396,7 @@ class GraphProblem(NamedTuple):
     def evidence_bound(self) -> float:
         """The largest log evidence that is possible: log of the mass of the priors, or inf."""
         pairs = self.prior[self.at[np.flatnonzero(self.families < 2), None] + np.arange(2)]
-        flat = not pairs.any(axis=1).all()
+        flat = not pairs.any(axis=1).all() or any(block.flat.any() for block in self.blocks)
         if flat or not all(batch.factor.bounded for batch in self.batches):
             return math.inf
         others = self.others()
