@@ -112,6 +112,11 @@ class Family:
         """Those with this mean and variance, not the projection for gamma and beta variables."""
         raise NotImplementedError
 
+    @staticmethod
+    def draw(eta: Array, size: int, rng: np.random.Generator) -> Array:
+        """Draws of proper members, (size, n)."""
+        raise NotImplementedError
+
 
 class Gaussian(Family):
     """Scalar Gaussians: precision tau and shift nu = tau mean; u(x) = (-x^2 / 2, x)."""
@@ -161,6 +166,10 @@ class Gaussian(Family):
     @staticmethod
     def by_moments(mean: Array, variance: Array) -> Array:
         return Gaussian.matching(np.stack([mean, variance], axis=1))
+
+    @staticmethod
+    def draw(eta: Array, size: int, rng: np.random.Generator) -> Array:
+        return rng.normal(Gaussian.mean(eta), np.sqrt(Gaussian.variance(eta)), (size, len(eta)))
 
 
 def _log_gamma(x: Array) -> Array:
@@ -233,6 +242,10 @@ class Gamma(Family):
             rate = np.where((mean > 0.0) & (variance > 0.0), mean / variance, np.nan)
         return np.stack([mean * rate - 1.0, rate], axis=1)
 
+    @staticmethod
+    def draw(eta: Array, size: int, rng: np.random.Generator) -> Array:
+        return rng.gamma(eta[:, 0] + 1.0, 1.0 / eta[:, 1], (size, len(eta)))
+
 
 class Beta(Family):
     """Beta variables: alpha - 1 and beta - 1; u(x) = (log x, log(1 - x))."""
@@ -286,6 +299,10 @@ class Beta(Family):
             total = mean * (1.0 - mean) / variance - 1.0
         total = np.where((variance > 0.0) & (total > 0.0), total, np.nan)
         return np.stack([mean * total - 1.0, (1.0 - mean) * total - 1.0], axis=1)
+
+    @staticmethod
+    def draw(eta: Array, size: int, rng: np.random.Generator) -> Array:
+        return rng.beta(eta[:, 0] + 1.0, eta[:, 1] + 1.0, (size, len(eta)))
 
 
 def _log_sum(eta: Array) -> Array:
@@ -345,6 +362,12 @@ class Categorical(Family):
     @staticmethod
     def by_moments(mean: Array, variance: Array) -> Array:
         return Categorical.matching(mean)
+
+    @staticmethod
+    def draw(eta: Array, size: int, rng: np.random.Generator) -> Array:
+        """Numbers of categories."""
+        ends = np.cumsum(Categorical.probabilities(eta), axis=1)[:, :-1]
+        return np.asarray((rng.random((size, len(eta), 1)) > ends).sum(axis=2))
 
 
 #: families of variables, by their names

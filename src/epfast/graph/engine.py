@@ -278,8 +278,8 @@ class GraphEngine:
                 good = (fitted[1][about.at] > 0.0) & np.isfinite(fitted[1][about.at + 1])
                 for at in (about.at, about.at + 1):
                     kept[at] = np.where(good, fitted[1][at], sites[at])
-        found = self._of_blocks(state, kept)
-        return state if found is None else state._replace(sites=kept, blocks=found)
+        after = self._of_blocks(state, kept)
+        return state if after is None else state._replace(sites=kept, blocks=after)
 
     def _resumed(self, part: LinearPart, start: Any) -> Any:
         """The state of a linear model with the sites that an earlier posterior has of it."""

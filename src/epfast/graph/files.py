@@ -207,7 +207,7 @@ def restore(
     keys = [batch.key for batch in batches]
     if not keys or len(set(keys)) < len(keys) or max(keys) >= added:
         raise ValueError("numbers of batches are not those that add gave")
-    prior = priors_in_effect(given, families, sizes, at, batches)
+    prior = priors_in_effect(given, families.astype(np.int8), sizes, at, batches)
     schedule = legal(restore_schedule(header["schedule"], None))
     problem = GraphProblem(
         *(identity, families.astype(np.int8), sizes, at, prior, times, batches, schedule),

@@ -79,15 +79,15 @@ def categorical(size: Any, n: Any, probabilities: Any) -> tuple[tuple[int, ...],
     """
     if n is None and probabilities is None:
         raise ValueError("n and prior are None; allowed: n, the number of categories, or a prior")
-    k = None if n is None else _checks.integer("n", n, least=2, most=2**31)
+    k = 0 if n is None else _checks.integer("n", n, least=2, most=2**31)
     if probabilities is None:
         shape = () if size is None else arrays(size)[0]
         return shape, np.zeros((math.prod(shape), k))
     p = np.asarray(_checks.real_array("probabilities", probabilities), dtype=np.float64)
-    if p.ndim == 0 or p.shape[-1] < 2 or k not in (None, p.shape[-1]):
+    if p.ndim == 0 or p.shape[-1] < 2 or k not in (0, p.shape[-1]):
         raise ValueError(
             f"probabilities has shape {p.shape}; allowed: (..., K), "
-            + ("K categories, 2 or more" if k is None else f"K = n = {k} categories")
+            + (f"K = n = {k} categories" if k else "K categories, 2 or more")
         )
     if not (np.isfinite(p).all() and (p >= 0.0).all() and p.any(axis=-1).all()):
         raise ValueError(
