@@ -379,10 +379,11 @@ class TestGoingOn:
                 with pytest.raises(ValueError, match=r"broken\.npz"):
                     epfast.load(tmp_path / "broken.npz")
 
-    def test_no_check(self, X, group, rng):
+    def test_a_check(self, X, group, rng):
         g, *_ = self.graph(X, group, rng)
-        with pytest.raises(ValueError, match="has blocks"):
-            g.fit(TIGHT).check()
+        post = g.fit(TIGHT)
+        found = post.check(draws=200)
+        assert len(found.mean) == sum(v.size for v in post.variables.values())
 
     def test_input_is_left_alone_and_not_kept(self, X, rng):
         y, rows = responses("probit", X[:, 0], rng), X.copy()
@@ -568,6 +569,12 @@ def test_a_flat_prior_needs_factors_that_determine_it():
     g.add("gaussian", np.ones((5, 3)) @ w, 1.0, noise=0.5)
     with pytest.raises(ValueError, match="block 0 has infinite variances"):
         g.fit()
+    twice = Graph()
+    v, x = twice.block(3, variance=np.inf), np.random.default_rng(0).normal(size=(40, 2))
+    columns = np.column_stack([x, x @ [0.3, 0.7]])
+    twice.add("logistic", columns @ v + twice.gaussian(), np.sign(x[:, 0]))
+    with pytest.raises(ValueError, match="block 0 has infinite variances"):
+        twice.fit()
     g.add("gaussian", w, 1.0, noise=0.5)
     with pytest.raises(ValueError, match="infinite variance beside ADF"):
         g.fit(epfast.ADF())
@@ -575,3 +582,22 @@ def test_a_flat_prior_needs_factors_that_determine_it():
     for bad in (-np.inf, 0.0, [np.inf, 1.0]):
         with pytest.raises(ValueError, match="variance"):
             g.block(3, variance=bad)
+
+
+@pytest.mark.parametrize("loss", ["poisson", losses.StudentT(scale=0.5), "probit"])
+def test_a_wide_prior_of_a_linear_model_is_nearly_flat(loss):
+    """1e12 and infinity: the same to rounding of such a prior."""
+    rng = np.random.default_rng(5)
+    X = np.column_stack([np.ones(60), rng.normal(size=60), rng.normal(0.0, 30.0, 60)])
+    h = X @ [0.3, 0.5, 0.01]
+    y = rng.poisson(np.exp(h)) if loss == "poisson" else h + 0.5 * rng.normal(size=60)
+    found = []
+    for variance in (1e12, np.inf):
+        g = Graph()
+        w = g.block(3, variance=variance)
+        g.add(loss, X @ w, np.sign(y) if loss == "probit" else y)
+        post = g.fit()
+        assert post.converged
+        found.append(post[w])
+    assert_allclose(found[0].mean, found[1].mean, rtol=1e-4)
+    assert_allclose(found[0].sd, found[1].sd, rtol=1e-5)

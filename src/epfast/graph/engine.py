@@ -18,13 +18,16 @@ from epfast._core.crew import Crew
 from epfast._core.graph_blocks import BlockBatch
 from epfast.families import POSSIBLE
 from epfast.graph.blocks import (
-    WIDE,
+    UNDETERMINED,
     About,
     BlockBelief,
     LinearPart,
     abouts,
     belief_from,
+    belief_of,
     believed,
+    is_wide,
+    natural,
     prior_belief,
 )
 from epfast.graph.blocks import (
@@ -244,23 +247,25 @@ class GraphEngine:
         problem = self.problem
         if problem.schedule.stores == "none":
             return state
+        wide = [k for k in self.blocks if is_wide(problem.blocks[k], k, self.about)]
+        if not wide:
+            return state
         sites, blocks = np.zeros(self.core.n_sites), list(state.blocks)
         for about in self.about:
             sites[about.at], sites[about.at + 1] = about.first.T
-        wide = []
-        for k in self.blocks:
-            found = believed(problem.blocks[k], k, self.about, sites)
-            if found is None:
+        for k in wide:
+            precision, shift = natural(problem.blocks[k], k, self.about, sites)
+            found = belief_of(precision, shift)
+            if problem.blocks[k].flat.any() and not (
+                found is not None
+                and (precision.diagonal() * found.covariance.diagonal()).max() < UNDETERMINED
+            ):
                 raise ValueError(
                     f"block {k} has infinite variances, and the forms over it do not determine it: "
                     "its posterior is improper; allowed: a finite variance, or more factors"
                 )
-            share = blocks[k].covariance.diagonal() / found.covariance.diagonal()
-            if share.max() > WIDE:
-                wide.append(k)
+            if found is not None:
                 blocks[k] = found
-        if not wide:
-            return state
         self._move_blocks(tuple(blocks))
         runs = [(j, 0, batch.n) for j, batch in enumerate(problem.batches) if batch.parts]
         program, pieces = self._runs(np.array(runs, dtype=np.intp))
@@ -531,6 +536,7 @@ class GraphEngine:
             self.core.run(
                 first, stop, False, beliefs, beliefs, sites, sites, scale, 1.0, 1.0, found
             )
+        self._refuse_the_impossible()
         result, first = [], 0
         for rows in self.program.rows:
             part = np.empty(len(rows))

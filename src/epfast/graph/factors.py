@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
+from scipy import optimize, sparse
 
 from epfast import _checks
 from epfast._arrays import Array
@@ -488,8 +488,6 @@ def check_room(batches: tuple[Batch, ...], at: Index) -> None:
         names += [f"factor {row} of batch {batch.key}" for row in taken.rows]
     if len(names) < 2:
         return
-    from scipy.optimize import linprog
-
     matrix, bounds = sparse.vstack(rows, format="csr"), np.concatenate(ends)
     size = np.abs(bounds[np.isfinite(bounds)]).max(initial=1e-300)
     # matrix x + t <= upper, -matrix x + t <= -lower
@@ -499,7 +497,7 @@ def check_room(batches: tuple[Batch, ...], at: Index) -> None:
     most = np.concatenate([bounds[high, 1], -bounds[low, 0]]) / size
     cost = np.zeros(both.shape[1] + 1)
     cost[-1] = -1.0
-    found = linprog(
+    found = optimize.linprog(
         cost,
         sparse.hstack([both, ones], format="csr"),
         most,

@@ -282,8 +282,8 @@ class GraphPosterior(Recorded):
         uneven, the more the more variables there are: beyond some tens the check mostly says
         "uncertain", never "good" (k-hat needs arviz). A block is drawn with its covariance: put
         Gaussian variables that the data tie together into one. The check sees what the draws
-        reach: a second mode, or a category that the beliefs exclude, it does not. A draw costs some
-        30 ns for each variable and each neighbour of a factor, twice.
+        reach: a second mode, or a category that the beliefs exclude, it does not. A draw costs
+        about 70 ns for each variable and each neighbour of a factor.
 
         Parameters
         ----------
