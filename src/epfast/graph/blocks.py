@@ -132,15 +132,17 @@ def abouts(batch: Batch, blocks: tuple[BlockPrior, ...], sizes: Index) -> list[A
     places = {block.number: place for place, block in enumerate(blocks)}
     found = []
     for part in batch.parts:
-        first = first_sites(batch, part.rows.shape[1])
-        squares = part.rows.multiply(part.rows) if sparse.issparse(part.rows) else part.rows**2
+        with np.errstate(all="ignore"):  # what overflows is no start
+            first = first_sites(batch, part.rows.shape[1])
+            squares = part.rows.multiply(part.rows) if sparse.issparse(part.rows) else part.rows**2
+            gain = np.asarray(squares.T @ first[:, 0])
         found.append(
             About(
                 places[part.block],
                 Rows(part.rows),
                 starts[np.flatnonzero(batch.terms.variables == part.block)],
                 first,
-                np.asarray(squares.T @ first[:, 0]),
+                gain,
             )
         )
     return found
@@ -159,7 +161,8 @@ def natural(prior: BlockPrior, place: int, about: list[About], sites: Array) -> 
 def is_wide(prior: BlockPrior, place: int, about: list[About]) -> bool:
     """Whether the prior of the block at a place says nothing beside first messages, or is flat."""
     gain = sum((which.gain for which in about if which.block == place), np.zeros(prior.d))
-    return bool((prior.flat | (gain > WIDE * prior.precision.diagonal())).any())
+    with np.errstate(all="ignore"):
+        return bool((prior.flat | (gain > WIDE * prior.precision.diagonal())).any())
 
 
 def believed(prior: BlockPrior, place: int, about: list[About], sites: Array) -> BlockBelief | None:

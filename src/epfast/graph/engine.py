@@ -256,10 +256,8 @@ class GraphEngine:
         for k in wide:
             precision, shift = natural(problem.blocks[k], k, self.about, sites)
             found = belief_of(precision, shift)
-            if problem.blocks[k].flat.any() and not (
-                found is not None
-                and (precision.diagonal() * found.covariance.diagonal()).max() < UNDETERMINED
-            ):
+            shares = np.inf if found is None else precision.diagonal() * found.covariance.diagonal()
+            if problem.blocks[k].flat.any() and not np.max(shares) < UNDETERMINED:
                 raise ValueError(
                     f"block {k} has infinite variances, and the forms over it do not determine it: "
                     "its posterior is improper; allowed: a finite variance, or more factors"

@@ -40,8 +40,8 @@ class Table(Kind):
     ----------
     p : array_like of shape (..., K_1, .., K_m)
         Numbers >= 0, a probability or not, for variables with K_1, .., K_m categories; leading axes
-        broadcast with the variables, as with likelihoods of one variable each. A row of zeros has
-        no posterior.
+        broadcast with the variables, as with likelihoods of one variable each. Where zeros leave
+        no state possible, the fit raises a ValueError.
 
     Notes
     -----

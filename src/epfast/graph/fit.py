@@ -228,7 +228,7 @@ class Graph:
         >>> batches = [g.add(Table([0.5, 0.5]), h[0]), g.add(Table(stay), h[:-1], h[1:])]
         >>> seen = g.add(Table(emit.T[[0, 1, 1]]), h)
         >>> round(float(np.exp(g.fit().log_evidence)), 6)
-        0.108567
+        0.08775
         """
         if prior is not None and probabilities is not None:
             raise ValueError("prior and probabilities are given; allowed: one of them")
@@ -473,6 +473,19 @@ class Graph:
         Returns
         -------
         GraphPosterior
+
+        Raises
+        ------
+        ValueError
+            If the evidence is 0: tables and observations, or bounds of ``Between`` without noise,
+            which no values of the variables fulfil; a factor that contradicts the others is named.
+            If factors do not determine a block with infinite variances. For a schedule or start
+            that the graph does not take.
+
+        Warns
+        -----
+        ConvergenceWarning
+            If the fit did not settle, or its last sweep had factors that waited or failed.
         """
         _checks.callback(callback)
         _checks.progress(progress)

@@ -96,7 +96,9 @@ class GraphPosterior(Recorded):
     Attributes
     ----------
     log_evidence : float
-        EP's log p(y), with all constants; a prior of infinite variance counts as the density 1.
+        EP's log p(y), with all constants; a prior of infinite variance counts as the density 1, and
+        so does a categorical variable without one, see :meth:`Graph.categorical
+        <epfast.Graph.categorical>`.
     converged : bool
     history : list of SweepInfo
     reasons : dict
