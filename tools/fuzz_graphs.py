@@ -157,6 +157,8 @@ class Life:
     def block(self) -> Any:
         draw, d = self.draw, self.draw.integer(1, 4)
         more: dict[str, Any] = {"variance": self.numbers((d,), True)}
+        if draw.chance(0.1):
+            more["variance"] = np.inf
         if draw.chance(0.3):
             root = np.array([self.number() for _ in range(d * d)]).reshape(d, d)
             with np.errstate(all="ignore"):
@@ -302,7 +304,9 @@ class Life:
 
     def table(self, h: list[Any]) -> Any:
         shape = tuple(v.width for v in h)
-        return np.array([self.number(True) for _ in range(int(np.prod(shape)))]).reshape(shape)
+        # some of them 0: what several tables leave possible
+        numbers = [self.number(True) * self.draw.chance(0.8) for _ in range(int(np.prod(shape)))]
+        return np.array(numbers).reshape(shape)
 
     def _mixture(self) -> int:
         draw, h = self.draw, self.of("categorical")
@@ -311,7 +315,7 @@ class Life:
         y = self.response(losses.resolve(loss), h.shape)
         if draw.chance(0.3):
             loss = [loss] * h.width
-        noise = draw.of((0.0, self.number(True)))
+        noise = draw.of((None, self.number(True)))
         kind = graph.Mixture(h, loss, vectors=draw.chance(0.2))
         return self.graph.add(kind, forms, y, noise=noise)
 

@@ -17,6 +17,10 @@ from epfast._core.special import beta_parameters, digammas, gamma_shapes, log_be
 
 T = TypeVar("T", bound=tuple[Any, ...])
 
+#: the log that stands for a probability of 0: a natural parameter is finite, and sums of some of
+#: these stay one. Logs of what is possible are above POSSIBLE, for messages are cut at -2^24
+ZERO, POSSIBLE = -(2.0**40), -(2.0**36)
+
 
 def product(a: T, b: T) -> T:
     """Return a b."""
@@ -108,6 +112,11 @@ class Family:
         """Those with this mean and variance, not the projection for gamma and beta variables."""
         raise NotImplementedError
 
+    @staticmethod
+    def draw(eta: Array, size: int, rng: np.random.Generator) -> Array:
+        """Draws of proper members, (size, n)."""
+        raise NotImplementedError
+
 
 class Gaussian(Family):
     """Scalar Gaussians: precision tau and shift nu = tau mean; u(x) = (-x^2 / 2, x)."""
@@ -157,6 +166,10 @@ class Gaussian(Family):
     @staticmethod
     def by_moments(mean: Array, variance: Array) -> Array:
         return Gaussian.matching(np.stack([mean, variance], axis=1))
+
+    @staticmethod
+    def draw(eta: Array, size: int, rng: np.random.Generator) -> Array:
+        return rng.normal(Gaussian.mean(eta), np.sqrt(Gaussian.variance(eta)), (size, len(eta)))
 
 
 def _log_gamma(x: Array) -> Array:
@@ -229,6 +242,10 @@ class Gamma(Family):
             rate = np.where((mean > 0.0) & (variance > 0.0), mean / variance, np.nan)
         return np.stack([mean * rate - 1.0, rate], axis=1)
 
+    @staticmethod
+    def draw(eta: Array, size: int, rng: np.random.Generator) -> Array:
+        return rng.gamma(eta[:, 0] + 1.0, 1.0 / eta[:, 1], (size, len(eta)))
+
 
 class Beta(Family):
     """Beta variables: alpha - 1 and beta - 1; u(x) = (log x, log(1 - x))."""
@@ -283,6 +300,10 @@ class Beta(Family):
         total = np.where((variance > 0.0) & (total > 0.0), total, np.nan)
         return np.stack([mean * total - 1.0, (1.0 - mean) * total - 1.0], axis=1)
 
+    @staticmethod
+    def draw(eta: Array, size: int, rng: np.random.Generator) -> Array:
+        return rng.beta(eta[:, 0] + 1.0, eta[:, 1] + 1.0, (size, len(eta)))
+
 
 def _log_sum(eta: Array) -> Array:
     """Logs of sums of exp along rows."""
@@ -304,8 +325,9 @@ class Categorical(Family):
 
     @staticmethod
     def logits(eta: Array) -> Array:
-        """Logs of the probabilities, (n, K)."""
-        return np.asarray(eta - _log_sum(eta)[:, None])
+        """Logs of the probabilities, (n, K); -inf where one is 0."""
+        found = eta - _log_sum(eta)[:, None]
+        return np.where(found < POSSIBLE, -np.inf, found)
 
     @staticmethod
     def is_proper(eta: Array) -> NDArray[np.bool_]:
@@ -340,6 +362,12 @@ class Categorical(Family):
     @staticmethod
     def by_moments(mean: Array, variance: Array) -> Array:
         return Categorical.matching(mean)
+
+    @staticmethod
+    def draw(eta: Array, size: int, rng: np.random.Generator) -> Array:
+        """Numbers of categories."""
+        ends = np.cumsum(Categorical.probabilities(eta), axis=1)[:, :-1]
+        return np.asarray((rng.random((size, len(eta), 1)) > ends).sum(axis=2))
 
 
 #: families of variables, by their names

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
-from scipy import sparse
+from scipy import sparse, stats
 
 import epfast
+from epfast import Graph, losses
 from epfast.graph import Between, Noise, Product, Transition, Walk
 from epfast.graph.engine import GraphEngine
 
@@ -378,10 +379,11 @@ class TestGoingOn:
                 with pytest.raises(ValueError, match=r"broken\.npz"):
                     epfast.load(tmp_path / "broken.npz")
 
-    def test_no_check(self, X, group, rng):
+    def test_a_check(self, X, group, rng):
         g, *_ = self.graph(X, group, rng)
-        with pytest.raises(ValueError, match="has blocks"):
-            g.fit(TIGHT).check()
+        post = g.fit(TIGHT)
+        found = post.check(draws=200)
+        assert len(found.mean) == sum(v.size for v in post.variables.values())
 
     def test_input_is_left_alone_and_not_kept(self, X, rng):
         y, rows = responses("probit", X[:, 0], rng), X.copy()
@@ -456,3 +458,146 @@ class TestRefused:
             post = g.fit(epfast.EP(sweeps=5, tol=1e-6))
         assert np.isfinite(post[w].mean).all()
         assert (post[w].variance > 0.0).all()
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_noise_of_a_gaussian_by_name_is_its_variance(beside):
+    """A linear model in closed form: evidence, covariance, predictions; beside a scalar too."""
+    rng = np.random.default_rng(4)
+    X, y, noise = rng.normal(size=(9, 3)), rng.normal(size=9), np.linspace(0.01, 0.5, 9)
+    g = Graph()
+    w, z = g.block(3, variance=2.0), g.gaussian(variance=1e-12)
+    g.add("gaussian", X @ w + z if beside else X @ w, y, noise=noise)
+    if not beside:
+        g.add("gaussian", z, 0.0, noise=1e6)
+    post = g.fit()
+    exact = stats.multivariate_normal(np.zeros(9), 2.0 * X @ X.T + np.diag(noise)).logpdf(y)
+    rest = 0.0 if beside else stats.norm(0.0, 1e3).logpdf(0.0)
+    np.testing.assert_allclose(post.log_evidence, exact + rest, rtol=1e-9)
+    covariance = np.linalg.inv(np.eye(3) / 2.0 + X.T @ (X / noise[:, None]))
+    np.testing.assert_allclose(post[w].covariance, covariance, rtol=1e-7)
+    np.testing.assert_allclose(
+        post.predict_variance("gaussian", w[0], noise=0.3), covariance[0, 0] + 0.3, rtol=1e-7
+    )
+    alone = stats.norm(post[w].mean[0], np.sqrt(covariance[0, 0] + 0.3)).logpdf(1.0)
+    np.testing.assert_allclose(post.log_predictive("gaussian", w[0], 1.0, noise=0.3), alone, 1e-7)
+
+
+def test_noise_of_an_interval_by_name_is_its_variance():
+    """The normal probability of the interval, and beside an object the sum of both variances."""
+    for loss, total in (("interval", 0.3), (losses.Interval(0.5), 0.8)):
+        g = Graph()
+        x = g.gaussian(mean=0.2)
+        g.add(loss, x, [[0.0, 1.0]], noise=0.3)
+        exact = np.log(np.diff(stats.norm(0.2, np.sqrt(1.0 + total)).cdf([0.0, 1.0])))[0]
+        np.testing.assert_allclose(g.fit().log_evidence, exact, rtol=1e-10)
+
+
+def wide_graph(variance, kind, scale):
+    """A regression with raw columns, in some unit of y, beside effects of groups."""
+    rng = np.random.default_rng(2)
+    n = 60
+    X = np.column_stack([np.ones(n), rng.normal(size=n), rng.normal(2000.0, 10.0, n)])
+    h = X @ [1.0, 2.0, 0.1] - 200.0
+    y = scale * (h + 0.7 * rng.normal(size=n))
+    g = Graph()
+    w = g.block(3, variance=variance)
+    forms = X @ w
+    if kind == "noise":
+        g.add(Noise(g.gamma(shape=2.0, rate=scale**2)), y - forms)
+        return g, w
+    z = g.gaussian(6, variance=scale**2)
+    forms = forms + z[np.arange(n) % 6]
+    if kind == "gaussian":
+        g.add("gaussian", forms, y, noise=0.5 * scale**2)
+    elif kind == "student_t":
+        g.add(losses.StudentT(scale=0.5 * scale), forms, y)
+    elif kind == "poisson":
+        g.add("poisson", forms, rng.poisson(np.exp(0.3 * h)))
+    else:
+        g.add("logistic", forms, np.where(h + 2.0 * rng.logistic(size=n) > 0, 1, -1))
+    return g, w
+
+
+WIDE = [(kind, scale) for kind in ("noise", "gaussian", "student_t") for scale in (1e6, 1e-6)]
+
+
+@pytest.mark.parametrize(("kind", "scale"), [*WIDE, ("poisson", 1.0), ("logistic", 1.0)])
+def test_a_flat_prior_is_the_limit_of_wide_ones(kind, scale):
+    """Means and sds of 1e10 units, and the log evidence less that of the prior's density at 0."""
+    prior = 1e10 * scale**2
+    (g, w), (wide, v) = (wide_graph(variance, kind, scale) for variance in (np.inf, prior))
+    post, limit = g.fit(), wide.fit()
+    assert post.converged
+    assert limit.converged
+    assert not post.history[-1].n_refused
+    sd = limit[v].sd
+    assert_allclose(post[w].mean / sd, limit[v].mean / sd, atol=1e-2, rtol=1e-5)
+    assert_allclose(post[w].sd, sd, rtol=1e-3)
+    density = 1.5 * np.log(2.0 * np.pi * prior)
+    assert_allclose(post.log_evidence, limit.log_evidence + density, atol=1e-3)
+
+
+def test_a_flat_prior_beside_a_proper_one_is_least_squares(tmp_path):
+    """Known noise and no other variable: (X'X / s2 + P)^-1 and the evidence in closed form."""
+    rng = np.random.default_rng(3)
+    X, y, s2 = rng.normal(size=(8, 3)) * [1.0, 1e3, 1e-3], rng.normal(size=8), 0.3
+    g = Graph()
+    w = g.block(3, variance=[np.inf, 2.0, np.inf], mean=[7.0, 0.5, 0.0], name="w")
+    g.add("gaussian", X @ w, y, noise=s2)
+    post = g.fit()
+    prior = np.diag([0.0, 0.5, 0.0])
+    precision = X.T @ X / s2 + prior
+    mean = np.linalg.solve(precision, X.T @ y / s2 + prior @ [0.0, 0.5, 0.0])
+    assert_allclose(post[w].mean, mean, rtol=1e-9)
+    assert_allclose(post[w].covariance, np.linalg.inv(precision), rtol=1e-9)
+    rest, away = y - X @ mean, mean[1] - 0.5
+    exact = -4.0 * np.log(2.0 * np.pi * s2) - 0.5 * rest @ rest / s2 - 0.25 * away**2
+    exact += -0.5 * np.log(4.0 * np.pi) + 1.5 * np.log(2.0 * np.pi)
+    exact -= 0.5 * np.linalg.slogdet(precision)[1]
+    assert_allclose(post.log_evidence, exact, rtol=1e-9)
+    post.save(tmp_path / "flat.npz")
+    again = epfast.load(tmp_path / "flat.npz")
+    assert_allclose(again["w"].mean, mean, rtol=1e-9)
+    more = Graph.of(again).fit(start=again)
+    assert_allclose(more["w"].covariance, post[w].covariance, rtol=1e-9)
+
+
+def test_a_flat_prior_needs_factors_that_determine_it():
+    g = Graph()
+    w = g.block(3, variance=np.inf)
+    g.add("gaussian", np.ones((5, 3)) @ w, 1.0, noise=0.5)
+    with pytest.raises(ValueError, match="block 0 has infinite variances"):
+        g.fit()
+    twice = Graph()
+    v, x = twice.block(3, variance=np.inf), np.random.default_rng(0).normal(size=(40, 2))
+    columns = np.column_stack([x, x @ [0.3, 0.7]])
+    twice.add("logistic", columns @ v + twice.gaussian(), np.sign(x[:, 0]))
+    with pytest.raises(ValueError, match="block 0 has infinite variances"):
+        twice.fit()
+    g.add("gaussian", w, 1.0, noise=0.5)
+    with pytest.raises(ValueError, match="infinite variance beside ADF"):
+        g.fit(epfast.ADF())
+    assert g.fit().converged
+    for bad in (-np.inf, 0.0, [np.inf, 1.0]):
+        with pytest.raises(ValueError, match="variance"):
+            g.block(3, variance=bad)
+
+
+@pytest.mark.parametrize("loss", ["poisson", losses.StudentT(scale=0.5), "probit"])
+def test_a_wide_prior_of_a_linear_model_is_nearly_flat(loss):
+    """1e12 and infinity: the same to rounding of such a prior."""
+    rng = np.random.default_rng(5)
+    X = np.column_stack([np.ones(60), rng.normal(size=60), rng.normal(0.0, 30.0, 60)])
+    h = X @ [0.3, 0.5, 0.01]
+    y = rng.poisson(np.exp(h)) if loss == "poisson" else h + 0.5 * rng.normal(size=60)
+    found = []
+    for variance in (1e12, np.inf):
+        g = Graph()
+        w = g.block(3, variance=variance)
+        g.add(loss, X @ w, np.sign(y) if loss == "probit" else y)
+        post = g.fit()
+        assert post.converged
+        found.append(post[w])
+    assert_allclose(found[0].mean, found[1].mean, rtol=1e-4)
+    assert_allclose(found[0].sd, found[1].sd, rtol=1e-5)

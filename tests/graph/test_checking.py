@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from scipy import integrate, special, stats
+from scipy import integrate, sparse, special, stats
 
+import epfast
 from epfast import EP, Graph, losses
 from epfast.graph import (
     Between,
@@ -145,8 +146,10 @@ def test_many_variables_are_uncertain_never_good():
     assert "cannot tell" in found.reason
     g = Graph()
     g.add("probit", g.gaussian(1001), 1)
-    with pytest.raises(ValueError, match="1001 variables; allowed for a check: 1000"):
-        g.fit().check()
+    post = g.fit()
+    assert post.check(draws=200).verdict == "uncertain"
+    with pytest.raises(ValueError, match="draws is 10,000,000; allowed for 1,001 variables"):
+        post.check(draws=10_000_000)
 
 
 @pytest.mark.parametrize("name", ["products", "chains", "forms", "precisions", "categories"])
@@ -198,3 +201,80 @@ def test_draws_of_beta_variables():
     np.testing.assert_allclose(found.sd, stats.beta(a, b).std(), rtol=0.03)
     want = special.betaln(a, b) - special.betaln([2.0, 5.0], [3.0, 1.5])
     assert abs(found.log_evidence - want.sum()) < 4.0 * found.log_evidence_se
+
+
+@pytest.mark.parametrize("variance", [4.0, [4.0, np.inf, np.inf], np.inf])
+def test_a_block_is_drawn_with_its_covariance(variance):
+    """A linear model is exact, its evidence too: all weights of draws are alike."""
+    rng = np.random.default_rng(1)
+    X, y = rng.normal([0.0, 3.0, 0.0], 1.0, (30, 3)), rng.normal(size=30)
+    g = Graph()
+    before, w = g.gaussian(), g.block(3, variance=variance, mean=[0.5, 0.0, 0.0])
+    h, v = g.categorical(2, prior=[0.3, 0.7]), g.block(2)
+    g.add("gaussian", X @ w, y, noise=0.5)
+    g.add("gaussian", sparse.csr_array(X[:4, :2]) @ v + 1.0, y[:4], noise=0.5)
+    g.add("gaussian", before, 1.0, noise=2.0)
+    g.add(Table([0.2, 0.9]), h)
+    post = g.fit()
+    found = post.check(draws=2000)
+    # in the order in which they were made
+    mean = [post[before].mean[None], post[w].mean, post[h].mean.ravel(), post[v].mean]
+    sd = [post[before].sd[None], post[w].sd, post[h].sd.ravel(), post[v].sd]
+    np.testing.assert_allclose(found.mean, np.concatenate(mean), atol=5.0 * found.mean_se.max())
+    np.testing.assert_allclose(found.sd, np.concatenate(sd), rtol=0.1)
+    np.testing.assert_allclose(found.log_evidence, post.log_evidence, atol=1e-6)
+    assert found.effective_draws > 1500
+
+
+def test_a_block_beside_a_precision():
+    """Regression with unknown noise: log evidence by quadrature over its precision."""
+    rng = np.random.default_rng(2)
+    X, y = rng.normal(size=(25, 2)), rng.normal(size=25)
+    g = Graph()
+    w, tau, shift = g.block(2, variance=3.0), g.gamma(shape=2.0, rate=1.0), g.gaussian()
+    g.add(Noise(tau), y - 0.5 * (X @ w) - shift)
+    t = np.linspace(1e-3, 12.0, 4000)
+    A = np.column_stack([0.5 * X, np.ones(25)])
+    root = A @ np.diag([3.0, 3.0, 1.0]) @ A.T
+    logs = [stats.multivariate_normal(np.zeros(25), root + np.eye(25) / x).logpdf(y) for x in t]
+    exact = np.log(np.trapezoid(np.exp(logs) * stats.gamma(2.0).pdf(t), t))
+    found = g.fit().check(draws=20_000)
+    assert abs(found.log_evidence - exact) < 4.0 * found.log_evidence_se + 1e-3
+    assert found.log_evidence_se < 0.1
+
+
+def test_draws_for_arviz():
+    """By name or place, of their shapes; moments are those of the beliefs."""
+    pytest.importorskip("xarray")
+    g = Graph()
+    w, _ = g.block(2, name="w"), g.gamma((2, 3), shape=4.0, rate=2.0)
+    _, h = g.beta(name="p"), g.categorical(2, prior=[0.2, 0.5, 0.3], name="h")
+    x = g.gaussian(mean=3.0, variance=4.0)
+    g.add("gaussian", [[1.0, 0.0], [1.0, 0.1]] @ w, [0.0, 1.0], noise=0.3)
+    g.add(Table([0.2, 0.9, 0.1]), h)
+    g.add("gaussian", x, 1.0)
+    with pytest.warns(epfast.DataWarning):
+        post = g.fit()
+    data = post.to_arviz(draws=10_000, chains=2, seed=4)
+    drawn = data["posterior"]
+    again = post.sample(20_000, 4)
+    assert set(drawn.data_vars) == set(again) == {"w", "v1", "p", "h", "v4"}
+    assert drawn["v1"].shape == (2, 10_000, 2, 3)
+    assert drawn["p"].shape == (2, 10_000)
+    for name, values in again.items():
+        np.testing.assert_array_equal(np.asarray(drawn[name]).reshape(values.shape), values)
+        if name == "h":
+            share = (values[:, :, None] == np.arange(3)).mean(axis=0)
+            np.testing.assert_allclose(share, post[h].probabilities, atol=0.02)
+            continue
+        belief = post[name if name in post.variables else int(name[1:])]
+        np.testing.assert_allclose(values.mean(axis=0), belief.mean, atol=0.05 * belief.sd.max())
+        np.testing.assert_allclose(values.std(axis=0), belief.sd, rtol=0.05)
+    covariance = np.cov(again["w"].T)
+    np.testing.assert_allclose(covariance, post[w].covariance, atol=0.02)
+    g = Graph()
+    g.add("probit", g.gaussian(2, variance=np.inf), 1)
+    with pytest.warns(epfast.ConvergenceWarning):
+        post = g.fit(EP(sweeps=2))
+    with pytest.raises(ValueError, match="v0 is improper"):
+        post.to_arviz()

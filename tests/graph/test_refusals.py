@@ -406,6 +406,56 @@ def test_a_flat_variable_whose_factors_wait():
     assert np.isfinite(post.log_evidence)
 
 
+EMPTY = {
+    "two": lambda g: [g.add(Between(0.0, 1.0), g.x[0]), g.add(Between(2.0, 3.0), g.x[0])],
+    "touching": lambda g: [g.add(Between(0.0, 1.0), g.x[0]), g.add(Between(1.0, 2.0), g.x[0])],
+    "circle": lambda g: [g.add(Between(0.0, INF), g.x - g.x[[1, 2, 0]])],
+    "three": lambda g: [
+        g.add(Between(0.0, INF), 2.0 * g.x[0] - g.x[1] + 1.0),
+        g.add(Between(3.0, 4.0), g.x[1]),
+        g.add(Between(-1.0, 0.5), g.x[0]),
+    ],
+    "block": lambda g: [g.add(Between([0.0, 2.0], [1.0, 3.0]), g.w[[0, 0]] + g.x[0])],
+}
+
+
+@pytest.mark.parametrize("case", EMPTY)
+def test_bounds_that_leave_no_room_are_named(case):
+    """No values fulfil them, as inequalities add up: x > y > z > x, or 2 x + 1 > y > 3, x < .5."""
+    g = Graph()
+    g.x, g.w = g.gaussian(3), g.block(2)
+    EMPTY[case](g)
+    g.add("logistic", g.x, 1)  # what is beside them is not named
+    with pytest.raises(ValueError, match="evidence is 0: factor 0 of batch 0, factor") as said:
+        g.fit()
+    assert "batch 3" not in str(said.value)
+
+
+def test_bounds_that_leave_little_room_are_fitted():
+    """Room of 1e-6: uniform between the ends, mean and sd by hand."""
+    g = Graph()
+    x = g.gaussian()
+    g.add(Between(0.0, 1.0), x)
+    g.add(Between(1.0 - 1e-6, 2.0), x)
+    g.add(Between(-INF, INF), x)
+    post = g.fit()
+    assert post.converged
+    np.testing.assert_allclose(post[x].mean, 1.0 - 5e-7, rtol=1e-9)
+
+
+@pytest.mark.parametrize("bad", [0.0, [0.1, 0.0], -1.0, NAN])
+def test_noise_of_a_gaussian_by_name_is_above_0(g, bad):
+    with pytest.raises(ValueError, match="noise holds"):
+        g.add("gaussian", g.x[:2], [0.0, 1.0], noise=bad)
+
+
+@pytest.mark.parametrize("name", ["student_t", "laplace_noise", "quantile"])
+def test_noise_beside_the_name_of_a_loss_with_a_width_is_refused(g, name):
+    with pytest.raises(ValueError, match=rf"noise is given beside '{name}'.*losses\."):
+        g.add(name, g.x, 0.0, noise=0.5)
+    g.add(name, g.x, 0.0)
+
+
 def test_one_step_ahead_is_nan_where_it_is_not_known(g):
     g.add("probit", g.x, 1)
     g.add(Factor(lambda x: -x * x), g.x)

@@ -296,7 +296,7 @@ def messages(fit, schedule):
         (Counts(), Schedule(3, 1e-6), ["EP did not settle: after 3 sweeps"]),
         (Counts(refused=1), Schedule(3, 0.0), ["1 of 10 sites were refused in the last sweep"]),
         (Counts(refused=2), Schedule(3, 0.0), ["2 of 10 sites were refused in the last sweep"]),
-        (Counts(failed=1), Schedule(3, 0.0), ["3 fits of a factor failed"]),
+        (Counts(failed=1), Schedule(3, 0.0), ["1 fits of a factor failed in the last sweep"]),
         (Counts(refused=9), Schedule(3, 1e-6), ["9 of 10 sites", "EP did not settle"]),
         # the posterior is at rest
         (Counts(refused=9), Schedule(3, 1.0), ["9 of 10 sites"]),
@@ -306,6 +306,15 @@ def test_what_the_user_is_told(counts, schedule, says):
     found = messages(run(Halving(lambda k: counts), schedule), schedule)
     assert len(found) == len(says)
     assert all(text.startswith(start) for text, start in zip(found, says, strict=True))
+
+
+def test_what_went_well_in_the_end_is_no_warning():
+    """Fits that failed in the first sweep alone are in the history."""
+    engine = Halving(lambda k: Counts(failed=int(k == 1), refused=int(k == 1)))
+    fit, schedule = run(engine, Schedule(3, 0.0)), Schedule(3, 0.0)
+    assert [info.n_failed for info in fit.history].count(1) == 1
+    assert not fit.history[-1].n_failed
+    assert messages(fit, schedule) == []
 
 
 @pytest.mark.parametrize(("tol", "sweeps"), [(0.0, 5), (0.3, 2)])

@@ -632,3 +632,15 @@ def test_evidence_above_that_of_predictions_is_told():
         wrong = fit_mixture(X, 2, start=post, schedule=EP(sweeps=1, tol=0.0, damping=1e-9))
     assert not wrong.converged
     assert "means nothing" in wrong.reason
+
+
+def test_draws_for_arviz():
+    """Those of sample, by the names of its fields."""
+    pytest.importorskip("xarray")
+    rng = np.random.default_rng(0)
+    X = np.concatenate([rng.normal(-3.0, 1.0, (30, 2)), rng.normal(3.0, 1.0, (30, 2))])
+    post = epfast.fit_mixture(X, 2)
+    drawn = post.to_arviz(draws=20, chains=3, seed=5)["posterior"]
+    for name, values in post.sample(60, 5)._asdict().items():
+        np.testing.assert_array_equal(np.asarray(drawn[name]).reshape(values.shape), values)
+    assert drawn["mean"].shape == (3, 20, 2, 2)

@@ -17,6 +17,7 @@ cdef class GraphBatch:
     cdef readonly ptrdiff_t width       # numbers of all sites, or of one factor's if all share them
     cdef readonly bint tied             # all factors share a site: each changes its share of it
     cdef public ptrdiff_t n_refused, n_failed
+    cdef public ptrdiff_t impossible    # 1 + a factor that leaves nothing possible; 0: none
     cdef Status run(
         self, const Update *how, double *sites, double *scale, ptrdiff_t first, ptrdiff_t stop
     ) noexcept nogil

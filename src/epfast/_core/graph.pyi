@@ -19,6 +19,7 @@ def runs(
 class GraphBatch:
     n_refused: int
     n_failed: int
+    impossible: int
     @property
     def n(self) -> int: ...
     @property

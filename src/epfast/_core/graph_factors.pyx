@@ -42,6 +42,7 @@ cdef enum Answer:
     WAITS                       # there are no moments now
     ROUGH                       # a message to begin with, where there are no moments
     FAILED                      # numerical trouble
+    IMPOSSIBLE                  # it allows nothing that the cavities allow
     STOPPED                     # an exception of a callback
 
 cdef enum:
@@ -62,8 +63,9 @@ cdef double BENT = 0.10653065971263342
 cdef double FIRST_RUNG = 0.45, RUNG = 1.3, LADDER = RUNG**7
 # a change of sums when the nodes are doubled: the error is then about its square
 cdef double SETTLED = 1e-6
-# least log of a message to a category, below that of the largest
-cdef double LEAST_LOGIT = -745.0
+# least log of a message to a category that is possible, below that of the largest: 24,000 factors
+# 1e-300 in a chain; of one that is not, and below which what adds up holds one of these
+cdef double LEAST_LOGIT = -2.0**24, ZERO = -2.0**40, POSSIBLE = -2.0**36
 # sums of exponentials that have lost nothing by underflow
 cdef double LEAST_SUM = 1e-280
 
@@ -196,6 +198,8 @@ cdef class MomentsBatch(GraphBatch):
                 return CALLBACK_FAILED
             self.n_refused += answer != FITTED
             self.n_failed += answer == FAILED
+            if answer == IMPOSSIBLE:
+                self.impossible = i + 1
         return OK
 
     cdef Answer factor(
@@ -901,8 +905,8 @@ cdef class TableBatch(MomentsBatch):
             o += K
         for x in range(entries):
             top = fmax(top, terms[x])
-        if not isfinite(top):
-            return WAITS
+        if not top > POSSIBLE:
+            return IMPOSSIBLE
         for x in range(entries):
             e[x] = terms[x] - top
         kernels.exp(entries, e, e)
@@ -932,7 +936,7 @@ cdef class TableBatch(MomentsBatch):
                     self.g[o + k] += top - self.c[o + k]
                 else:
                     self.g[o + k] = self.log_marginal(k, K, inner, entries) - self.c[o + k]
-            level(K, self.g + o)
+            level(K, power, POSSIBLE, self.g + o)
             o += K
         return FITTED
 
@@ -954,14 +958,19 @@ cdef class TableBatch(MomentsBatch):
         return top + log(total) if top > -INFINITY else -INFINITY
 
 
-cdef inline void level(ptrdiff_t K, double *message) noexcept nogil:
-    """Make the largest log of a message 0, and none too small."""
+cdef inline void level(
+    ptrdiff_t K, double power, double possible, double *message
+) noexcept nogil:
+    """Make the largest log of a message 0, and those that are not above ``possible`` then ZERO."""
     cdef double top = -INFINITY
     cdef ptrdiff_t k
     for k in range(K):
         top = fmax(top, message[k])
     for k in range(K):
-        message[k] = fmax(message[k] - top, LEAST_LOGIT)
+        if message[k] - top > possible:
+            message[k] = fmax(message[k] - top, LEAST_LOGIT)
+        else:
+            message[k] = power * ZERO
 
 
 cdef class MixtureBatch(MomentsBatch):
@@ -1036,7 +1045,7 @@ cdef class MixtureBatch(MomentsBatch):
     cdef Answer fit(self, ptrdiff_t i, double power) noexcept nogil:
         cdef ptrdiff_t J = self.starts[i + 1] - self.starts[i] - 1, k, f, e, j, first
         cdef ptrdiff_t terms = self.which.shape[2]
-        cdef double a, s, m, v, total, shrink
+        cdef double a, s, m, v, total, shrink, most = -INFINITY
         cdef const double *y
         for f in range(self.K * self.P):
             m, v = self.offset[i, f], self.noise[i, f]
@@ -1066,11 +1075,15 @@ cdef class MixtureBatch(MomentsBatch):
                     return FAILED
                 total += self.lZs[first + f]
             self.g[2 * J + k], self.share[k] = total, total + self.c[2 * J + k]
+            if isfinite(total):
+                most = fmax(most, self.c[2 * J + k])
+        if not most > POSSIBLE:
+            return IMPOSSIBLE
         total = log_sum_exp(self.K, &self.share[0])
         self.lZ = total
         if not isfinite(total):
             return FAILED
-        level(self.K, self.g + 2 * J)
+        level(self.K, power, -INFINITY, self.g + 2 * J)
         # derivatives of log Z by the mean of each variable: sums over the categories that it is in
         for j in range(J):
             self.D[j] = self.D2[j] = self.present[j] = 0.0

@@ -7,7 +7,8 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import linalg
+from numpy.typing import NDArray
+from scipy import linalg, sparse
 
 from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.cholesky import cholesky, inverse_from_factor
@@ -37,6 +38,11 @@ class BlockPrior(NamedTuple):
     def d(self) -> int:
         return len(self.mean)
 
+    @property
+    def flat(self) -> NDArray[np.bool_]:
+        """(d,), which entries have an infinite variance."""
+        return np.asarray(self.precision.diagonal() == 0.0)
+
 
 class BlockBelief(NamedTuple):
     """A Gaussian: its moments, and the log of its partition function, but for the dimension's."""
@@ -61,6 +67,18 @@ def belief_of(precision: Array, shift: Array) -> BlockBelief | None:
     return found if math.isfinite(partition) and np.isfinite(mean).all() else None
 
 
+def prior_belief(prior: BlockPrior) -> BlockBelief | None:
+    """The prior as a belief; None if it is no Gaussian. Flat entries count as the density 1."""
+    flat = prior.flat
+    # the rest is independent of them
+    found = belief_of(prior.precision + np.diag(1.0 * flat), prior.precision @ prior.mean)
+    if found is None or not flat.any():
+        return found
+    covariance = found.covariance + np.diag(np.where(flat, np.inf, 0.0))
+    partition = found.partition - 0.5 * math.log(2.0 * math.pi) * float(flat.sum())
+    return BlockBelief(covariance, prior.mean, partition)
+
+
 class About(NamedTuple):
     """The factors of a batch that are about a block, in the order of the program."""
 
@@ -69,6 +87,40 @@ class About(NamedTuple):
     rows: Rows
     #: (n,), where the site of each begins among all sites
     at: Index
+    #: (n, 2), natural parameters of wide messages about the forms, for a start
+    first: Array
+    #: (d,), what these add to the precision of each entry
+    gain: Array
+
+
+#: variance of a message to begin with, in squares of the unit in which a loss changes
+UNITS = 100.0
+#: precision of an entry from such messages, over that of its prior, beyond which a sweep begins
+#: with these: at 1e10 steps of rank one lose the digits of a covariance on their way to a posterior
+WIDE = 1e6
+#: variance of an entry, over that with all others known, which is rounding: their columns are the
+#: same to 13 digits
+UNDETERMINED = 1e13
+
+
+def first_sites(batch: Batch, d: int) -> Array:
+    """Messages about forms over a block of d entries that say little, (n, 2).
+
+    Around where the loss is if all rows have the same value; all n rows say together what d would.
+    """
+    data = batch.data
+    center, unit = -data["offset"], float(np.std(data["offset"]))
+    if isinstance(batch.factor, LinearFactor):
+        typical, unit = batch.factor.loss.typical(data["y"])
+        center = center + typical
+    elif "y" in data:  # Between
+        ends = np.where(np.isfinite(data["y"]), data["y"], data["y"][:, ::-1])
+        middle = np.where(np.isfinite(ends), ends, 0.0).mean(axis=1)
+        center, unit = center + middle, max(1.0, float(np.abs(middle).max()))
+    # of rows all alike
+    unit = unit or float(np.abs(center).max()) or 1.0
+    precision = np.full(batch.n, min(1.0, d / batch.n) / (UNITS * unit * unit))
+    return np.stack([precision, precision * center], axis=1)
 
 
 def abouts(batch: Batch, blocks: tuple[BlockPrior, ...], sizes: Index) -> list[About]:
@@ -78,14 +130,39 @@ def abouts(batch: Batch, blocks: tuple[BlockPrior, ...], sizes: Index) -> list[A
     """
     starts = np.concatenate([[0], np.cumsum(sizes[batch.terms.variables])])
     places = {block.number: place for place, block in enumerate(blocks)}
-    return [
-        About(
-            places[part.block],
-            Rows(part.rows),
-            starts[np.flatnonzero(batch.terms.variables == part.block)],
+    found = []
+    for part in batch.parts:
+        with np.errstate(all="ignore"):  # what overflows is no start
+            first = first_sites(batch, part.rows.shape[1])
+            squares = part.rows.multiply(part.rows) if sparse.issparse(part.rows) else part.rows**2
+            gain = np.asarray(squares.T @ first[:, 0])
+        found.append(
+            About(
+                places[part.block],
+                Rows(part.rows),
+                starts[np.flatnonzero(batch.terms.variables == part.block)],
+                first,
+                gain,
+            )
         )
-        for part in batch.parts
-    ]
+    return found
+
+
+def natural(prior: BlockPrior, place: int, about: list[About], sites: Array) -> tuple[Array, Array]:
+    """Natural parameters of the prior of the block at a place times sites. O(n d^2)."""
+    precision, shift = np.zeros((prior.d, prior.d)), np.zeros(prior.d)
+    for which in about:
+        if which.block == place:
+            add_sites(which.rows, sites[which.at], sites[which.at + 1], precision, shift)
+    precision = symmetric_from_upper(precision) + prior.precision
+    return precision, shift + prior.precision @ prior.mean
+
+
+def is_wide(prior: BlockPrior, place: int, about: list[About]) -> bool:
+    """Whether the prior of the block at a place says nothing beside first messages, or is flat."""
+    gain = sum((which.gain for which in about if which.block == place), np.zeros(prior.d))
+    with np.errstate(all="ignore"):
+        return bool((prior.flat | (gain > WIDE * prior.precision.diagonal())).any())
 
 
 def believed(prior: BlockPrior, place: int, about: list[About], sites: Array) -> BlockBelief | None:
@@ -93,12 +170,7 @@ def believed(prior: BlockPrior, place: int, about: list[About], sites: Array) ->
 
     O(n d^2 + d^3)
     """
-    precision, shift = np.zeros((prior.d, prior.d)), np.zeros(prior.d)
-    for which in about:
-        if which.block == place:
-            add_sites(which.rows, sites[which.at], sites[which.at + 1], precision, shift)
-    precision = symmetric_from_upper(precision) + prior.precision
-    return belief_of(precision, shift + prior.precision @ prior.mean)
+    return belief_of(*natural(prior, place, about, sites))
 
 
 def belief_from(covariance: Array, mean: Array) -> BlockBelief | None:
@@ -143,12 +215,17 @@ class LinearPart:
         normal = prior_of(prior.precision, prior.mean, True)
         self.problem = chosen.problem(Data(rows, y), normal)
         self.engine: Any = engine_of(self.problem)
+        self.own_sites = schedule.stores == "factor"
 
     def init(self, known: tuple[Array, Array] | None, sweeps: int) -> Any:
         """The state before the first sweep; sites that make the belief improper are dropped.
 
         known: sites and log scales as of :func:`linear_sites`.
         """
+        if known is None and self.own_sites:
+            about = abouts(self.batch, (self.prior,), np.full(self.prior.number + 1, 2))
+            if is_wide(self.prior, 0, about):
+                known = about[0].first.ravel(), np.zeros(self.batch.n)
         if known is not None:
             sites, log_scale = known
             tau, nu = sites.reshape(-1, 2).T

@@ -9,24 +9,25 @@ from typing import Any
 import numpy as np
 from scipy import sparse, special
 
+from epfast import _checks
 from epfast._arrays import Array
-from epfast.families import FAMILIES
+from epfast.families import FAMILIES, Categorical
+from epfast.graph.blocks import prior_belief
 from epfast.graph.factors import Batch, Between, LinearFactor
 from epfast.graph.factors_categorical import Mixture, Table
 from epfast.graph.factors_chains import Transition, Walk
 from epfast.graph.factors_continuous import CompoundGamma, Noise, Product
 from epfast.graph.own import Attached
-from epfast.graph.problem import GraphProblem, GraphState
-from epfast.graph.variables import Index
+from epfast.graph.problem import BLOCK, GraphProblem, GraphState
+from epfast.graph.variables import Index, Terms, ends, joined
 from epfast.inference.certificates import Case, Check, check
 from epfast.losses import Loss
 from epfast.operators.density import Density
 
-#: variables beyond which no draws are made: those of a product of beliefs say nothing long before
-MOST_VARIABLES = 1000
+#: draws times variables and neighbours of factors beyond which a check takes five minutes: 70 ns
+#: each were measured on a chain of 3,000
+MOST_WORK = 4e9
 NAMES = tuple(FAMILIES)
-#: rounding of the log evidence for each factor
-ROUNDING = 1e-8
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
@@ -35,20 +36,36 @@ class GraphProposal:
 
     A variable takes one standard normal number: Gaussian ones are linear in it, the logs of gamma
     and the log odds of beta variables too, with the mean and variance that these have under the
-    belief; a category is where the number falls among the probabilities. What is reported is each
-    variable in turn, of categorical ones the indicators of the categories.
+    belief; a category is where the number falls among the probabilities. A block takes d of them,
+    and is drawn with its covariance. Columns of draws are the variables that are no blocks, in
+    turn, then the blocks. What is reported is each variable in turn, of blocks all entries, of
+    categorical ones the indicators of the categories.
     """
 
     is_best = False
 
     def __init__(self, problem: GraphProblem, state: GraphState) -> None:
-        self.problem, self.at = problem, problem.at[:-1]
-        families = problem.families
-        beliefs, prior = state.beliefs, problem.prior
-        self.size = len(families)
+        scalar = np.flatnonzero(problem.families != BLOCK)
+        n = len(scalar)
+        families, sizes, self.at = (
+            x[scalar] for x in (problem.families, problem.sizes, problem.at[:-1])
+        )
+        beliefs, self.prior = state.beliefs, problem.prior
+        prior = self.prior
+        #: of each variable its column, the first one of a block
+        column = np.empty(len(problem.families), dtype=np.intp)
+        column[scalar] = np.arange(n)
         self.which = {name: np.flatnonzero(families == k) for k, name in enumerate(NAMES)}
-        for k in np.unique(problem.sizes):
-            some = np.flatnonzero(problem.sizes == k)
+        #: blocks: the columns, the prior, mean and a root of the covariance
+        self.blocks = []
+        self.size = n
+        for block, belief in zip(problem.blocks, state.blocks, strict=True):
+            column[block.number] = self.size
+            part = slice(self.size, self.size + block.d)
+            self.blocks.append((part, block, belief.mean, np.linalg.cholesky(belief.covariance)))
+            self.size += block.d
+        for k in np.unique(sizes):
+            some = np.flatnonzero(sizes == k)
             for name, family in FAMILIES.items():
                 of = some[families[some] == NAMES.index(name)]
                 eta = beliefs[self.at[of, None] + np.arange(k)]
@@ -66,23 +83,39 @@ class GraphProposal:
             self.center[of], self.scale[of] = COORDINATES[name](eta)
             proper = FAMILIES[name].is_proper(own)
             self.constant -= float(FAMILIES[name].log_partition(own[proper]).sum())
-        #: of each categorical variable: where its probabilities end, log of the prior over them
+        #: of each categorical variable: where its probabilities end, log of the prior over them;
+        #: a flat one is 1
         self.categories = []
         self.width = self.size
         for v in self.which["categorical"].tolist():
-            here = slice(self.at[v], self.at[v] + problem.sizes[v])
-            eta, own = beliefs[None, here], prior[None, here]
-            log_q = FAMILIES["categorical"].logits(eta)[0]  # type: ignore[attr-defined]
-            log_p = FAMILIES["categorical"].logits(own)[0]  # type: ignore[attr-defined]
-            self.categories.append((v, np.cumsum(np.exp(log_q))[:-1], log_p - log_q))
+            here = slice(self.at[v], self.at[v] + sizes[v])
+            log_q = Categorical.logits(beliefs[None, here])[0]
+            # of what is not drawn nothing is asked
+            share = np.where(np.isfinite(log_q), prior[here] - log_q, -np.inf)
+            self.categories.append((v, np.cumsum(np.exp(log_q))[:-1], share))
             self.width += len(log_q) - 1
+        for part, block, _, root in self.blocks:
+            self.scale[part] = root.diagonal()
+            found = prior_belief(block)
+            assert found is not None
+            self.constant -= found.partition + HALF_LOG_2PI * block.d
         self.densities = [
-            DENSITIES.get(type(batch.factor), _no_link)(batch) for batch in problem.batches
+            DENSITIES.get(type(batch.factor), _no_link)(expanded(batch, column))
+            for batch in problem.batches
         ]
         mean, sd = [], []
-        for v in range(len(families)):
-            family = FAMILIES[NAMES[families[v]]]
-            eta = beliefs[None, self.at[v] : self.at[v] + problem.sizes[v]]
+        self.order: list[Any] = []
+        places = {block.number: k for k, block in enumerate(problem.blocks)}
+        for v, number in enumerate(problem.families):
+            if number == BLOCK:
+                part, _, center, root = self.blocks[places[v]]
+                self.order.append(part)
+                mean.append(center)
+                sd.append(np.sqrt((root * root).sum(axis=1)))
+                continue
+            self.order.append(column[v])
+            family = FAMILIES[NAMES[number]]
+            eta = beliefs[None, problem.at[v] : problem.at[v] + problem.sizes[v]]
             mean.append(family.mean(eta).ravel())
             sd.append(np.sqrt(family.variance(eta).ravel()))
         self.mean, self.sd = np.concatenate(mean), np.concatenate(sd)
@@ -92,12 +125,14 @@ class GraphProposal:
         with np.errstate(over="ignore"):
             theta[:, self.which["gamma"]] = np.exp(theta[:, self.which["gamma"]])
         theta[:, self.which["beta"]] = special.expit(theta[:, self.which["beta"]])
-        for v, ends, _ in self.categories:
-            theta[:, v] = np.searchsorted(ends, special.ndtr(z[:, v]))
+        for v, edges, _ in self.categories:
+            theta[:, v] = np.searchsorted(edges, special.ndtr(z[:, v]))
+        for part, _, mean, root in self.blocks:
+            theta[:, part] = mean + z[:, part] @ root.T
         return np.asarray(theta)
 
     def log_ratio(self, z: Array, theta: Array) -> Array:
-        prior = self.problem.prior
+        prior = self.prior
         total = np.full(len(z), self.constant)
         smooth = np.setdiff1d(np.arange(self.size), self.which["categorical"])
         total += (0.5 * z[:, smooth] ** 2 + np.log(self.scale[smooth]) + HALF_LOG_2PI).sum(axis=1)
@@ -114,6 +149,10 @@ class GraphProposal:
                     y = self.center[of] + z[:, of] * self.scale[of]
                     total += ((a + 1.0) * special.log_expit(y)).sum(axis=1)
                     total += ((b + 1.0) * special.log_expit(-y)).sum(axis=1)
+            for part, block, _, _ in self.blocks:
+                w = theta[:, part]
+                total += w @ (block.precision @ block.mean)
+                total -= 0.5 * np.einsum("ij,ij->i", w @ block.precision, w)
             for v, _, log_share in self.categories:
                 total += log_share[theta[:, v].astype(np.intp)]
             for density in self.densities:
@@ -121,13 +160,18 @@ class GraphProposal:
         return np.asarray(total)
 
     def reported(self, theta: Array) -> Array:
-        if not self.categories:
+        if not self.categories and not self.blocks:
             return theta
-        columns, first = [], 0
-        for v, ends, _ in self.categories:
-            columns += [theta[:, first:v], theta[:, v, None] == np.arange(len(ends) + 1)]
-            first = v + 1
-        return np.concatenate([*columns, theta[:, first:]], axis=1)
+        indicators = {v: np.arange(len(edges) + 1) for v, edges, _ in self.categories}
+        columns = [
+            theta[:, v]
+            if isinstance(v, slice)
+            else theta[:, v, None] == indicators[v]
+            if v in indicators
+            else theta[:, v, None]
+            for v in self.order
+        ]
+        return np.concatenate(columns, axis=1)
 
     def moments(self) -> tuple[Array, Array]:
         """Those of the beliefs, whatever the draws are."""
@@ -139,25 +183,17 @@ class GraphProposal:
 
 def checked(problem: GraphProblem, state: GraphState, evidence: float, **given: Any) -> Check:
     """Check a posterior: see :meth:`epfast.GraphPosterior.check`."""
-    n = len(problem.families)
-    if n > MOST_VARIABLES:
-        raise ValueError(
-            f"the graph has {n} variables; allowed for a check: {MOST_VARIABLES}, and draws say "
-            "little beyond some tens"
-        )
-    if problem.blocks:
-        raise ValueError(
-            "the graph has blocks; allowed for a check: scalar variables (a block whose factors "
-            "are losses of X @ w alone is a linear model: fit_linear(...).check())"
-        )
     proposal = GraphProposal(problem, state)
     mean, sd = proposal.moments()
-    bounded = all(batch.factor.bounded for batch in problem.batches)
-    # a flat prior is no density
-    flat = (problem.prior[problem.at[:-1]] == 0.0) & (problem.families == 0)
-    bound = ROUNDING * problem.n_factors if bounded and not flat.any() else math.inf
-    known = not problem.families.any()
-    return check(Case(proposal, mean, sd, evidence, bound, known), **given)
+    edges = sum(len(batch.terms.variables) for batch in problem.batches)
+    most = int(MOST_WORK / (proposal.size + edges))
+    if _checks.integer("draws", given["draws"], least=100) > most:
+        raise ValueError(
+            f"draws is {given['draws']:,}; allowed for {proposal.size:,} variables with {edges:,} "
+            + (f"neighbours of factors: {most:,}" if most >= 100 else "neighbours of factors: none")
+        )
+    known = bool((problem.families <= 0).all())
+    return check(Case(proposal, mean, sd, evidence, problem.evidence_bound, known), **given)
 
 
 def _gamma(eta: Array) -> tuple[Array, Array]:
@@ -179,6 +215,35 @@ def _gaussian(eta: Array) -> tuple[Array, Array]:
 COORDINATES = {"gaussian": _gaussian, "gamma": _gamma, "beta": _beta}
 
 
+def expanded(batch: Batch, column: Index) -> Batch:
+    """The batch with columns of draws as neighbours, all of a block in place of a form over it."""
+    terms, n = batch.terms, batch.n
+    blocks = [part.block for part in batch.parts]
+    if not blocks:
+        return batch._replace(terms=terms._replace(variables=column[terms.variables]))
+    owner = np.repeat(np.arange(n), terms.counts)
+    # a precision comes last, and stays there
+    last = np.zeros(len(owner), dtype=bool)
+    last[terms.starts[1:] - 1] = isinstance(batch.factor, Noise)
+    scalar = ~np.isin(terms.variables, blocks) & ~last
+
+    def some(which: Any) -> Terms:
+        starts = ends(np.bincount(owner[which], minlength=n))
+        return Terms(starts, column[terms.variables[which]], terms.coefficient[which])
+
+    found = some(scalar)
+    for part in batch.parts:
+        a = terms.coefficient[terms.variables == part.block]
+        rows = sparse.csr_array(part.times(a).rows)
+        there = Terms(
+            rows.indptr.astype(np.intp),
+            column[part.block] + rows.indices.astype(np.intp),
+            rows.data,
+        )
+        found = joined(found, there)
+    return batch._replace(terms=joined(found, some(last)), parts=())
+
+
 # ---- log densities of the factors of a batch, summed, at values of all variables (k, n) ----
 
 
@@ -193,11 +258,12 @@ def _form(batch: Batch, n: int, drop: int = 0) -> Callable[[Array], Array]:
     keep = np.ones(len(owner), dtype=bool)
     if drop:
         keep[terms.starts[1:] - 1] = False
+    width = int(terms.variables.max()) + 1
     entries = (terms.coefficient[keep], (owner[keep], terms.variables[keep]))
+    matrix = sparse.csr_array(entries, shape=(batch.n, width))
 
     def value(theta: Array) -> Array:
-        matrix = sparse.csr_array(entries, shape=(batch.n, theta.shape[1]))
-        return np.asarray((matrix @ theta.T).T + batch.data["offset"])
+        return np.asarray((matrix @ theta[:, :width].T).T + batch.data["offset"])
 
     return value
 

@@ -15,7 +15,9 @@ from epfast._arrays import Array
 from epfast._core import graph as core
 from epfast._core.crew import Crew
 from epfast._core.graph_blocks import BlockBatch
+from epfast.families import POSSIBLE
 from epfast.graph.blocks import (
+    UNDETERMINED,
     About,
     BlockBelief,
     LinearPart,
@@ -23,6 +25,9 @@ from epfast.graph.blocks import (
     belief_from,
     belief_of,
     believed,
+    is_wide,
+    natural,
+    prior_belief,
 )
 from epfast.graph.blocks import (
     moved as block_moved,
@@ -80,8 +85,7 @@ class GraphEngine:
         self.whole = problem
         self.n_sites = problem.n_factors
         self.order_of_matrices = max((block.d for block in problem.blocks), default=0)
-        bounded = all(batch.factor.bounded for batch in problem.batches)
-        self.evidence_bound = 1e-8 * problem.n_factors if bounded else math.inf
+        self.evidence_bound = problem.evidence_bound
         #: blocks that are linear models of their own have engines of their own, by their places
         linear = problem.linear() if by_parts else {}
         self.linear = {
@@ -135,7 +139,7 @@ class GraphEngine:
         self.sharp = any(is_sharp(scheme) for scheme in schemes)
         prior = problem.prior
         self.prior_partition = core.compare(prior, prior, problem.n_gaussians)[1]
-        self.prior_partition += self.others.partition(prior)
+        self.prior_partition += self.others.prior_partition(prior)
         self.block_priors = tuple(self._prior_of(k) for k in range(len(problem.blocks)))
         self.prior_partition += sum(self.block_priors[k].partition for k in self.blocks)
         #: at once from the first sweep on; ADF and sequential sweeps never are
@@ -149,7 +153,7 @@ class GraphEngine:
         block = self.problem.blocks[k]
         if k in self.linear:  # known to its engine
             return BlockBelief(np.full_like(block.precision, np.nan), block.mean, 0.0)
-        found = belief_of(block.precision, block.precision @ block.mean)
+        found = prior_belief(block)
         assert found is not None  # it was checked at the door
         return found
 
@@ -213,7 +217,7 @@ class GraphEngine:
             state = state._replace(residual=FAR * np.linspace(2.0, 1.0, self.core.n_factors))
         if start is None:
             linear = tuple(part.init(None, 0) for part in self.linear.values())
-            return state._replace(linear=linear)
+            return self._begun(state._replace(linear=linear))
         old: GraphState = start.state
         same = start.problem.is_that(self.whole)
         copies = {name: getattr(old, name).copy() for name in ("beliefs", "sites", "log_scale")}
@@ -227,10 +231,58 @@ class GraphEngine:
         state = state._replace(linear=linear, sweeps=old.sweeps)
         if self.batches:
             sites, scale = kept_sites(self.problem, self.program, start)
+            # what made a category impossible may be gone
+            categories = self.others.of_categories(len(state.beliefs))[self.places[0]]
+            sites[categories & (sites < POSSIBLE)] = 0.0
         blocks, beliefs = self._of_blocks(state, sites), self.added_up(sites)
         if blocks is None or not self.is_proper(beliefs):
-            return state
+            return self._begun(state)
         return state._replace(beliefs=beliefs, sites=sites, log_scale=scale, blocks=blocks)
+
+    def _begun(self, state: GraphState) -> GraphState:
+        """The state, with first sites about blocks whose priors are flat or very wide.
+
+        All factors about them are fitted from beliefs that messages of little precision give.
+        """
+        problem = self.problem
+        if problem.schedule.stores == "none":
+            return state
+        wide = [k for k in self.blocks if is_wide(problem.blocks[k], k, self.about)]
+        if not wide:
+            return state
+        sites, blocks = np.zeros(self.core.n_sites), list(state.blocks)
+        for about in self.about:
+            sites[about.at], sites[about.at + 1] = about.first.T
+        for k in wide:
+            precision, shift = natural(problem.blocks[k], k, self.about, sites)
+            found = belief_of(precision, shift)
+            shares = np.inf if found is None else precision.diagonal() * found.covariance.diagonal()
+            if problem.blocks[k].flat.any() and not np.max(shares) < UNDETERMINED:
+                raise ValueError(
+                    f"block {k} has infinite variances, and the forms over it do not determine it: "
+                    "its posterior is improper; allowed: a finite variance, or more factors"
+                )
+            if found is not None:
+                blocks[k] = found
+        self._move_blocks(tuple(blocks))
+        runs = [(j, 0, batch.n) for j, batch in enumerate(problem.batches) if batch.parts]
+        program, pieces = self._runs(np.array(runs, dtype=np.intp))
+        fitted, scale = np.zeros((2, self.core.n_sites)), np.zeros(self.core.n_factors)
+        for first, stop, _ in pieces:
+            program.run(
+                *(first, stop, False, state.beliefs.copy(), state.beliefs.copy()),
+                *(fitted[0], fitted[1], scale, problem.schedule.power, 1.0),
+            )
+        program.counts()
+        kept = np.zeros(self.core.n_sites)
+        for about in self.about:
+            if about.block in wide:
+                # one that waits, or says less than nothing, has its first message still
+                good = (fitted[1][about.at] > 0.0) & np.isfinite(fitted[1][about.at + 1])
+                for at in (about.at, about.at + 1):
+                    kept[at] = np.where(good, fitted[1][at], sites[at])
+        after = self._of_blocks(state, kept)
+        return state if after is None else state._replace(sites=kept, blocks=after)
 
     def _resumed(self, part: LinearPart, start: Any) -> Any:
         """The state of a linear model with the sites that an earlier posterior has of it."""
@@ -386,6 +438,7 @@ class GraphEngine:
             )
             tick(count)
         refused, failed = self.core.counts()
+        self._refuse_the_impossible()
         if self.by_residual:  # in a sweep a factor may wait often, or not be visited
             refused = waiting
         told = "; ".join(f"{count} times: {reason}" for reason, count in self.reasons.items())
@@ -398,6 +451,8 @@ class GraphEngine:
         if state.together or self.blocks:
             beliefs, sites, blocks, whole = self._accepted(state, before, beliefs, sites)
             settled = settled if whole else False
+        if self.others.excludes_all(beliefs):  # the next sweep finds the factor
+            settled = False
         moved, partition = core.compare(before, beliefs, self.n_gaussians)
         moved = float(np.maximum(moved, self.others.moved(before, beliefs)))
         if moved > LOSING and schedule.stores != "none":
@@ -431,6 +486,19 @@ class GraphEngine:
         new = GraphState(beliefs, sites, scale, sweeps, together, moved, grown, blocks)
         new = new._replace(residual=residual)
         return new, Counts(refused, failed, settled=settled, measured=(moved, evidence))
+
+    def _refuse_the_impossible(self) -> None:
+        """Raise where a factor allows nothing that what is known of its neighbours allows."""
+        triples = zip(self.problem.batches, self.program.rows, self.batches, strict=True)
+        for batch, rows, made in triples:
+            if made.impossible:
+                row = batch.rows[rows[made.impossible - 1]]
+                raise ValueError(
+                    f"the evidence is 0: factor {row} of batch {batch.key}, a "
+                    f"{type(batch.factor).__name__}, allows nothing that the priors and the other "
+                    "factors allow; allowed: priors, tables and observations that some values of "
+                    "all variables fulfil (a small number in place of a 0)"
+                )
 
     def _move_blocks(self, blocks: tuple[BlockBelief, ...]) -> None:
         """Set where the next sweep begins."""
@@ -466,6 +534,7 @@ class GraphEngine:
             self.core.run(
                 first, stop, False, beliefs, beliefs, sites, sites, scale, 1.0, 1.0, found
             )
+        self._refuse_the_impossible()
         result, first = [], 0
         for rows in self.program.rows:
             part = np.empty(len(rows))

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import optimize, sparse
 
 from epfast import _checks
 from epfast._arrays import Array
@@ -219,6 +220,35 @@ def scalar_loss(loss: Any) -> Loss:
     return found
 
 
+#: variance of a form without noise, where a likelihood needs one
+NO_NOISE = 1e-150
+
+
+def loss_with_noise(loss: Any, noise: Any) -> tuple[Loss, Any]:
+    """A loss of one latent value beside the noise of its form, None: not given.
+
+    A loss by name whose own noise is Gaussian has that of the form in its place.
+    """
+    found = scalar_loss(loss)
+    if noise is None:
+        return found, 0.0
+    if not (isinstance(loss, str) and found.in_units_of_y) or isinstance(noise, Linear):
+        return found, noise
+    kind = type(found).__name__
+    if not isinstance(found, Gaussian | Interval):
+        raise ValueError(
+            f"noise is given beside {loss!r}, a loss with a width of its own; allowed: "
+            f"losses.{kind}(...) with that width, whose form noise adds to, or no noise"
+        )
+    given = _checks.real_array("noise", noise)
+    if not (given > 0.0).all():
+        raise ValueError(
+            f"noise holds {np.min(given):g}; allowed beside {loss!r}, whose variance it is: "
+            f"numbers > 0 (noise on the form of a variance 1: losses.{kind}())"
+        )
+    return found.with_parameters(variance=NO_NOISE), noise
+
+
 def with_responses(form: Form, y: Any) -> tuple[Form, Any]:
     """Forms and responses of one shape, responses as rows, (n,) or (n, width).
 
@@ -287,6 +317,10 @@ class LinearFactor(Kind):
             "y": np.ascontiguousarray(self.loss.observed(flat, h.size)),
         }
         terms, parts = neighbours_of(h)
+        if type(self.loss) is Gaussian and self.loss.beta == 1.0:
+            # a variance more; y has a share of that of the loss for each row
+            data["y"][:, 1] += data["noise"] / self.loss.variance
+            data["noise"] = np.zeros(h.size)
         if type(self.loss) is Probit and chosen.integrates and data["noise"].any():
             # Phi(y h) with noise s^2 on h is Phi(y h / sqrt(1 + s^2))
             shrink = 1.0 / np.sqrt(1.0 + data["noise"])
@@ -297,7 +331,7 @@ class LinearFactor(Kind):
         return Added(batch, times=None if parts else chain_times(terms))
 
     def refuses_power(self, batch: Batch) -> str | None:
-        if isinstance(self.loss, Gaussian) or not batch.data["noise"].any():
+        if not batch.data["noise"].any():
             return None
         return f"factors of {type(self.loss).__name__} with noise on their forms"
 
@@ -328,10 +362,6 @@ class LinearFactor(Kind):
     @property
     def bounded(self) -> bool:
         return self.loss.bounded
-
-
-#: variance of a form without noise, where a likelihood needs one
-NO_NOISE = 1e-150
 
 
 @dataclass(frozen=True)
@@ -418,6 +448,71 @@ class Between(Kind):
     @property
     def bounded(self) -> bool:
         return True
+
+
+#: seconds that the search for values that all bounds allow may take
+SEARCH = 10.0
+#: room between bounds that a linear program resolves, in units of their largest
+ROOM = 1e-7
+#: factors that an error names
+MOST_NAMED = 6
+
+
+def check_room(batches: tuple[Batch, ...], at: Index) -> None:
+    """Refuse factors Between without noise that no values of the variables fulfil together.
+
+    at: (n_variables + 1,), a column of the variables' own for each, blocks with their d columns. By
+    a linear program: the most room t that is left at every end, whose multipliers are those of the
+    factors that exclude one another.
+    """
+    rows, ends, names = [], [], []
+    for batch in batches:
+        if not isinstance(batch.factor, Between):
+            continue
+        taken = batch.taken(batch.data["noise"] == 0.0)
+        if not taken.n:
+            continue
+        terms, owner = taken.terms, np.repeat(np.arange(taken.n), taken.terms.counts)
+        scalar = ~np.isin(terms.variables, [part.block for part in taken.parts])
+        entries = (owner[scalar], at[terms.variables[scalar]])
+        shape = (taken.n, int(at[-1]))
+        matrix = sparse.csr_array((terms.coefficient[scalar], entries), shape)
+        for part in taken.parts:
+            inner = sparse.coo_array(part.rows)
+            a = terms.coefficient[terms.variables == part.block][inner.row]
+            matrix += sparse.csr_array(
+                (a * inner.data, (inner.row, at[part.block] + inner.col)), shape
+            )
+        rows.append(matrix)
+        ends.append(taken.data["y"] - taken.data["offset"][:, None])
+        names += [f"factor {row} of batch {batch.key}" for row in taken.rows]
+    if len(names) < 2:
+        return
+    matrix, bounds = sparse.vstack(rows, format="csr"), np.concatenate(ends)
+    size = np.abs(bounds[np.isfinite(bounds)]).max(initial=1e-300)
+    # matrix x + t <= upper, -matrix x + t <= -lower
+    high, low = (np.flatnonzero(np.isfinite(bounds[:, k])) for k in (1, 0))
+    both = sparse.vstack([matrix[high], -matrix[low]], format="csr")
+    ones = sparse.csr_array(np.ones((both.shape[0], 1)))
+    most = np.concatenate([bounds[high, 1], -bounds[low, 0]]) / size
+    cost = np.zeros(both.shape[1] + 1)
+    cost[-1] = -1.0
+    found = optimize.linprog(
+        cost,
+        sparse.hstack([both, ones], format="csr"),
+        most,
+        bounds=[*[(None, None)] * both.shape[1], (None, 1.0)],
+        method="highs",
+        options={"time_limit": SEARCH},
+    )
+    if found.status != 0 or -found.fun > ROOM:
+        return
+    active = np.abs(found.ineqlin.marginals) > ROOM
+    guilty = [names[k] for k in np.unique(np.concatenate([high, low])[active])]
+    raise ValueError(
+        f"the evidence is 0: {', '.join(guilty[:MOST_NAMED])} (Between, without noise) leave no "
+        "room to one another; allowed: ends that some values of all variables fulfil, or noise="
+    )
 
 
 def variables_of(graph: str, name: str, value: Any, *families: str) -> Variables:

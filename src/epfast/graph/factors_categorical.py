@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,7 +14,16 @@ from epfast import _checks, losses, schemes
 from epfast._arrays import Array
 from epfast._core.graph import GraphBatch
 from epfast._core.graph_factors import MixtureBatch, TableBatch
-from epfast.graph.factors import Added, Batch, Kind, form_of, responses_of, rows_of, variables_of
+from epfast.graph.factors import (
+    Added,
+    Batch,
+    Kind,
+    form_of,
+    loss_with_noise,
+    responses_of,
+    rows_of,
+    variables_of,
+)
 from epfast.graph.factors_continuous import NUMBER, numbers_of, plain_terms
 from epfast.graph.variables import Form, Index, Linear, Terms, merged
 from epfast.losses import Loss
@@ -31,8 +40,8 @@ class Table(Kind):
     ----------
     p : array_like of shape (..., K_1, .., K_m)
         Numbers >= 0, a probability or not, for variables with K_1, .., K_m categories; leading axes
-        broadcast with the variables, as with likelihoods of one variable each. A row of zeros has
-        no posterior.
+        broadcast with the variables, as with likelihoods of one variable each. Where zeros leave
+        no state possible, the fit raises a ValueError.
 
     Notes
     -----
@@ -152,10 +161,10 @@ class Mixture(Kind):
 
     Notes
     -----
-    Added as ``g.add(Mixture(h, loss), forms, y, noise=0.0)`` with ``forms`` a list of K linear
-    forms (variables too, or numbers, of what is known), each an array that broadcasts with y. The
-    moments are exact where those of the losses are: the sum over the categories, whose beliefs are
-    ``post[h].probabilities``.
+    Added as ``g.add(Mixture(h, loss), forms, y, noise=None)`` with ``forms`` a list of K linear
+    forms (variables too, or numbers, of what is known), each an array that broadcasts with y. Noise
+    on forms is as in :meth:`Graph.add <epfast.Graph.add>`. The moments are exact where those of the
+    losses are: the sum over the categories, whose beliefs are ``post[h].probabilities``.
 
     With equal priors of all categories their equal beliefs are a fixed point of EP, at which it
     stays: give the components different prior means.
@@ -187,11 +196,12 @@ class Mixture(Kind):
     vectors: bool = False
 
     def attach(
-        self, graph: str, key: int, forms: Any = None, y: Any = None, *, noise: Any = 0.0
+        self, graph: str, key: int, forms: Any = None, y: Any = None, *, noise: Any = None
     ) -> Added:
         h = variables_of(graph, "h", self.h, "categorical")
         _checks.flag("vectors", self.vectors)
-        each = self.losses(h.width)
+        kind, noise = self.with_noise(noise)
+        each = kind.losses(h.width)
         parts = forms_of(graph, forms, h.width)
         shape, rows = self.shapes(h.shape, parts, y, noise, each)
         n, P = math.prod(rows), math.prod(shape) // max(1, math.prod(rows))
@@ -206,7 +216,15 @@ class Mixture(Kind):
         }
         for k, loss in enumerate(each):
             data[f"y{k}"] = responses_of(loss, y, shape).reshape(n, P, -1)
-        return Added(Batch(key, self, joined_with(terms, h_numbers), data, np.arange(n)))
+        return Added(Batch(key, kind, joined_with(terms, h_numbers), data, np.arange(n)))
+
+    def with_noise(self, noise: Any) -> tuple[Mixture, Any]:
+        """The kind, with losses by name as they are beside this noise; and the noise."""
+        if noise is None:
+            return self, 0.0
+        many = isinstance(self.loss, Sequence) and not isinstance(self.loss, str)
+        found = [loss_with_noise(loss, noise)[0] for loss in (self.loss if many else [self.loss])]
+        return replace(self, loss=found if many else found[0]), noise
 
     def losses(self, K: int) -> list[Loss]:
         """The loss of each of K categories."""

@@ -17,13 +17,20 @@ from epfast.graph.blocks import (
     Start,
     abouts,
     belief_from,
-    belief_of,
     believed,
+    prior_belief,
 )
 from epfast.graph.factors import Batch, LinearFactor
 from epfast.graph.factors_categorical import Mixture
 from epfast.graph.legality import LEGAL, index
-from epfast.graph.problem import BLOCK, GraphProblem, GraphState, legal, places
+from epfast.graph.problem import (
+    BLOCK,
+    GraphProblem,
+    GraphState,
+    legal,
+    places,
+    priors_in_effect,
+)
 from epfast.graph.variables import Block, Index, Part, Terms, Variables, finite_rows
 from epfast.inference import Sites, SweepInfo
 from epfast.inference.files import (
@@ -200,10 +207,7 @@ def restore(
     keys = [batch.key for batch in batches]
     if not keys or len(set(keys)) < len(keys) or max(keys) >= added:
         raise ValueError("numbers of batches are not those that add gave")
-    prior = given.copy()
-    for batch in batches:
-        defined = batch.factor.defines(batch)
-        prior[at[defined]] = prior[at[defined] + 1] = 0.0
+    prior = priors_in_effect(given, families.astype(np.int8), sizes, at, batches)
     schedule = legal(restore_schedule(header["schedule"], None))
     problem = GraphProblem(
         *(identity, families.astype(np.int8), sizes, at, prior, times, batches, schedule),
@@ -223,11 +227,12 @@ def _blocks(arrays: dict[str, Array], families: Index) -> tuple[BlockPrior, ...]
         precision = arrays[f"block{k}_precision"]
         precision = _checks.array("precision", precision, shape=(len(mean), len(mean)))
         symmetric = np.array_equal(precision, precision.T)
-        if not symmetric or belief_of(precision, precision @ mean) is None:
+        prior = BlockPrior(number, precision, mean)
+        if not symmetric or precision[prior.flat].any() or prior_belief(prior) is None:
             raise ValueError(f"block {k} has no proper prior")
         if not np.array_equal(arrays[f"block{k}_number"], number):
             raise ValueError(f"block {k} has another number")
-        found.append(BlockPrior(number, precision, mean))
+        found.append(prior)
     return tuple(found)
 
 

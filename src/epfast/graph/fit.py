@@ -20,13 +20,21 @@ from epfast.graph.factors import (
     Kind,
     LinearFactor,
     check_instance,
+    check_room,
     form_of,
-    scalar_loss,
+    loss_with_noise,
 )
 from epfast.graph.learned import begun, questions_of, warn_of_operators
 from epfast.graph.posterior import GraphPosterior
-from epfast.graph.problem import BLOCK, GraphProblem, check_handles, legal, places
-from epfast.graph.variables import Block, Index, Variables
+from epfast.graph.problem import (
+    BLOCK,
+    GraphProblem,
+    check_handles,
+    legal,
+    places,
+    priors_in_effect,
+)
+from epfast.graph.variables import Block, Index, Variables, ends
 from epfast.inference import Fit, Interrupted, reached, run, warn_of
 from epfast.linear.priors import prior_at_door
 from epfast.schedules import ADF, EP, Schedule
@@ -161,29 +169,71 @@ class Graph:
     def categorical(
         self,
         size: Any = None,
-        probabilities: Any = None,
         n: int | None = None,
+        prior: Any = None,
         *,
+        probabilities: Any = None,
         name: str | None = None,
     ) -> Variables:
-        """Variables that are one of some categories, 0, 1, ..
+        """Variables that are one of n categories, 0, 1, ..
 
         Parameters
         ----------
         size : int or tuple of int, optional
-            Shape of the array of variables. None: that of ``probabilities`` but for its last axis.
-        probabilities : array_like, optional
-            Of the prior, the categories along the last axis, >= 0; each row is divided by its sum.
+            Shape of the array of variables. None: that of ``prior`` but for its last axis.
         n : int, optional
-            In place of ``probabilities``: so many categories, all alike.
+            Number of categories, 2 or more. None: the length of the last axis of ``prior``.
+        prior : array_like, optional
+            Prior probabilities, the categories along the last axis, >= 0; each row is divided by
+            its sum. None: no prior, see Notes.
+        probabilities : array_like, optional
+            Another name of ``prior``.
         name : str, optional
             As in :meth:`gaussian`.
 
         Returns
         -------
         Variables
+
+        Raises
+        ------
+        ValueError
+            For both ``prior`` and ``probabilities``, neither these nor ``n``, or numbers that are
+            no probabilities.
+
+        Notes
+        -----
+        Without a prior, what is known of a variable depends on its factors:
+
+        - Factors of categorical variables alone, such as :class:`epfast.graph.Table`, say all of
+          it. The prior is flat: it counts as the number 1 for each category, and the evidence is
+          the sum of the product of all factors over all states. A network whose tables are p(root)
+          and p(child | parents) has the evidence of what is observed. A root needs its own
+          ``prior``, or its own table; without either the evidence is n times that of equal
+          probabilities.
+        - If there are no such factors, as for the label of a :class:`epfast.graph.Mixture`, all
+          categories have the probability 1 / n.
+
+        A prior that is given is always a factor: a child with a conditional table needs none.
+
+        Examples
+        --------
+        A hidden chain: p(first state), p(next state | state) and what is observed.
+
+        >>> import numpy as np, epfast
+        >>> from epfast.graph import Table
+        >>> stay, emit = np.array([[0.9, 0.1], [0.2, 0.8]]), np.array([[0.7, 0.3], [0.1, 0.9]])
+        >>> g = epfast.Graph()
+        >>> h = g.categorical(3, n=2)
+        >>> batches = [g.add(Table([0.5, 0.5]), h[0]), g.add(Table(stay), h[:-1], h[1:])]
+        >>> seen = g.add(Table(emit.T[[0, 1, 1]]), h)
+        >>> round(float(np.exp(g.fit().log_evidence)), 6)
+        0.08775
         """
-        return self._new("categorical", *priors.categorical(size, probabilities, n), name)
+        if prior is not None and probabilities is not None:
+            raise ValueError("prior and probabilities are given; allowed: one of them")
+        chosen = probabilities if prior is None else prior
+        return self._new("categorical", *priors.categorical(size, n, chosen), name)
 
     def block(
         self,
@@ -205,20 +255,35 @@ class Graph:
             Of the prior, positive definite, symmetric to rounding: the inverse of a covariance
             matrix.
         variance : float or array_like of shape (d,), optional
-            In place of ``precision``: independent entries. None: 1.
+            In place of ``precision``: independent entries. None: 1. Infinite where factors alone
+            determine an entry: such a prior counts as the density 1.
         mean : float or array_like of shape (d,)
         name : str, optional
 
         Returns
         -------
         Block
+
+        Notes
+        -----
+        An infinite variance needs factors whose forms X @ w have a matrix X of full column rank,
+        and a posterior that is proper: ``fit`` refuses the former, and reports sites that wait of
+        the latter (separated classes, say). It goes with ``EP`` alone.
         """
         size = _checks.integer("d", d, least=1, most=2**20)
         self._check_name(name)
         given = _checks.real_array("mean", mean)
         center = np.full(size, given, dtype=np.float64) if given.ndim == 0 else given
+        flat = np.zeros(size, dtype=bool)
+        if variance is not None and not isinstance(variance, str):
+            spread = _checks.real_array("variance", variance)
+            if np.isposinf(spread).any() and spread.shape in ((), (size,)):
+                flat |= np.isposinf(spread)
+                variance = np.where(flat, 1.0, spread)
         normal = prior_at_door(variance, precision, None, center, size, True, prefix="")
-        self._blocks.append(BlockPrior(self._n, normal.precision, center.astype(np.float64)))
+        prior = normal.precision.copy()
+        prior[flat] = 0.0
+        self._blocks.append(BlockPrior(self._n, prior, center.astype(np.float64)))
         number = self._numbers(BLOCK, np.array([[1.0, 0.0]]))[0]
         return self._keep(Block(self.identity, int(number), size), name)
 
@@ -284,8 +349,8 @@ class Graph:
         ----------
         factor : Loss, str or factor of :mod:`epfast.graph`
             A loss or likelihood of the library, by name too, is a factor of a linear form:
-            ``add(loss, form, y, noise=0.0, scheme="exact")``. Others are in :mod:`epfast.graph`,
-            each with its neighbours in its notes.
+            ``add(loss, form, y, noise=None, scheme="exact")``. Others are in :mod:`epfast.graph`,
+            each with its neighbours in its notes. ``noise`` is a variance, see Notes.
         *neighbours
             Variables, linear forms over them (``s[i] - 2 * s[j] + offset``), and data.
         **data
@@ -300,11 +365,22 @@ class Graph:
         ------
         TypeError, ValueError
             For neighbours that the factor does not take, with those that it does; nothing is added.
+
+        Notes
+        -----
+        ``noise``, a number or one for each form, is the variance of normal noise on the form,
+        beside that of a loss that is given as an object: ``add(losses.Gaussian(0.5), form, y,
+        noise=0.3)`` has the variance 0.8. A loss by name has the parameters of its class, such as
+        a variance of 1. The names "gaussian", "interval" and "censored" beside ``noise`` have that
+        variance in place of 1: ``add("gaussian", form, y, noise=0.3)`` has the variance 0.3. Names
+        of other losses in units of y ("student_t", "laplace_noise", "quantile") are refused beside
+        ``noise``: their width is that of an object, ``losses.StudentT(scale=0.5)``.
         """
         check_instance(factor)
         self._check_handles(factor, neighbours)
         if not isinstance(factor, Kind):
-            factor = LinearFactor(scalar_loss(factor))
+            loss, data["noise"] = loss_with_noise(factor, data.get("noise"))
+            factor = LinearFactor(loss)
             data["scheme"] = schemes.resolve(data.get("scheme", "exact"))
         try:
             added: Added = factor.attach(self.identity, self._added, *neighbours, **data)
@@ -398,6 +474,19 @@ class Graph:
         Returns
         -------
         GraphPosterior
+
+        Raises
+        ------
+        ValueError
+            If the evidence is 0: tables and observations, or bounds of ``Between`` without noise,
+            which no values of the variables fulfil; a factor that contradicts the others is named.
+            If factors do not determine a block with infinite variances. For a schedule or start
+            that the graph does not take.
+
+        Warns
+        -----
+        ConvergenceWarning
+            If the fit did not settle, or its last sweep had factors that waited or failed.
         """
         _checks.callback(callback)
         _checks.progress(progress)
@@ -435,6 +524,11 @@ class Graph:
                 progress=progress,
                 questions=lambda: questions_of(problem.batches),
             )
+            if not fit.converged:
+                widths = np.ones(len(problem.families), dtype=np.intp)
+                for block in problem.blocks:
+                    widths[block.number] = block.d
+                check_room(problem.batches, ends(widths))
             warn_of(fit, engine, problem.schedule, 2)
             warn_of_operators(problem.batches, 2)
             return result(fit)
@@ -464,22 +558,18 @@ class Graph:
             raise ValueError("the graph has no factor; allowed: one or more, by add")
         families, sizes = np.concatenate(self._families), np.concatenate(self._sizes)
         at = places(families, sizes)
-        prior = np.empty(at[-1])
+        given = np.empty(at[-1])
         first = 0
         for natural in self._priors:
             n, k = natural.shape
-            prior[at[first : first + n, None] + np.arange(k)] = natural
+            given[at[first : first + n, None] + np.arange(k)] = natural
             first += n
-        given = prior.copy()
-        for batch in self._batches:
-            defined = batch.factor.defines(batch)
-            prior[at[defined]] = prior[at[defined] + 1] = 0.0
         problem = GraphProblem(
             self.identity,
             families,
             sizes,
             at,
-            prior,
+            priors_in_effect(given, families, sizes, at, self._batches),
             np.concatenate(self._times),
             tuple(self._batches),
             schedule,

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epfast._arrays import Array
-from epfast.families import FAMILIES, Categorical, Family
+from epfast.families import FAMILIES, POSSIBLE, Categorical, Family
 from epfast.graph.variables import Index
 
 #: how far what had no distribution before has moved, in standard deviations
@@ -73,6 +73,27 @@ class Others(NamedTuple):
 
     def partition(self, beliefs: Array) -> float:
         return sum(group.partition(beliefs) for group in self.groups)
+
+    def prior_partition(self, prior: Array) -> float:
+        """The same of priors, but for categories: the weights of those are as they stand."""
+        return sum(
+            group.partition(prior) for group in self.groups if group.family is not Categorical
+        )
+
+    def excludes_all(self, beliefs: Array) -> bool:
+        """Whether no category of some variable is possible."""
+        return any(
+            bool((beliefs[group.at].max(axis=1) < POSSIBLE).any())
+            for group in self.groups
+            if group.family is Categorical
+        )
+
+    def of_categories(self, length: int) -> NDArray[np.bool_]:
+        """Which of so many natural parameters are those of categories."""
+        found = np.zeros(length, dtype=bool)
+        for group in self.groups:
+            found[group.at] = group.family is Categorical
+        return found
 
     def moved(self, before: Array, after: Array) -> float:
         """NaN where one overflows."""

@@ -17,10 +17,10 @@ from epfast.graph.factors import (
     LinearFactor,
     check_instance,
     form_of,
+    loss_with_noise,
     per_row,
     responses_of,
     rows_of,
-    scalar_loss,
     variables_of,
     with_responses,
 )
@@ -87,18 +87,19 @@ def latent(post: GraphPosterior, h: Form, noise: Any) -> tuple[Array, Array]:
 def by_loss(method: str) -> Callable[..., Array]:
     """A method of the losses, at linear forms."""
 
-    def found(post: GraphPosterior, factor: Any, form: Any, *, noise: Any = 0.0) -> Array:
+    def found(post: GraphPosterior, factor: Any, form: Any, *, noise: Any = None) -> Array:
         h = form_of(post.problem.graph, "form", form, blocks=True)
-        numbers = getattr(scalar_loss(factor), method)(*latent(post, h, noise))
+        loss, more = loss_with_noise(factor, noise)
+        numbers = getattr(loss, method)(*latent(post, h, more))
         return np.asarray(numbers.reshape(h.shape + numbers.shape[1:]))
 
     return found
 
 
-def loss_log(post: GraphPosterior, factor: Any, form: Any, y: Any, *, noise: Any = 0.0) -> Array:
+def loss_log(post: GraphPosterior, factor: Any, form: Any, y: Any, *, noise: Any = None) -> Array:
     """Log density of responses."""
     h, flat = with_responses(form_of(post.problem.graph, "form", form, True), y)
-    loss = scalar_loss(factor)
+    loss, noise = loss_with_noise(factor, noise)
     mean, variance = latent(post, h, noise)
     responses = loss.observed(flat, h.size)
     return np.asarray(loss.log_predictive(responses, mean, variance).reshape(h.shape))
@@ -295,6 +296,7 @@ def mixed(
     """Shape of all forms, log weights of that shape and K, losses, and moments of the forms."""
     graph = post.problem.graph
     h = variables_of(graph, "h", factor.h, "categorical")
+    factor, noise = factor.with_noise(noise)
     each = factor.losses(h.width)
     parts = forms_of(graph, forms, h.width)
     shape, rows = factor.shapes(h.shape, parts, y, noise, each)
@@ -330,7 +332,7 @@ def refuse_labels(each: list[Loss]) -> None:
             )
 
 
-def mixture_mean(post: GraphPosterior, factor: Mixture, forms: Any, *, noise: Any = 0.0) -> Array:
+def mixture_mean(post: GraphPosterior, factor: Mixture, forms: Any, *, noise: Any = None) -> Array:
     """Mean of y."""
     shape, weights, each, moments = mixed(post, factor, forms, None, noise)
     refuse_labels(each)
@@ -339,7 +341,7 @@ def mixture_mean(post: GraphPosterior, factor: Mixture, forms: Any, *, noise: An
 
 
 def mixture_variance(
-    post: GraphPosterior, factor: Mixture, forms: Any, *, noise: Any = 0.0
+    post: GraphPosterior, factor: Mixture, forms: Any, *, noise: Any = None
 ) -> Array:
     """Variance of y."""
     shape, weights, each, moments = mixed(post, factor, forms, None, noise)
@@ -350,7 +352,7 @@ def mixture_variance(
     return np.asarray((share * (within + between)).sum(axis=0))
 
 
-def mixture_proba(post: GraphPosterior, factor: Mixture, forms: Any, *, noise: Any = 0.0) -> Array:
+def mixture_proba(post: GraphPosterior, factor: Mixture, forms: Any, *, noise: Any = None) -> Array:
     """Probabilities of labels or classes."""
     shape, weights, each, moments = mixed(post, factor, forms, None, noise)
     found, share = mixture_of("predict_proba", factor, weights, each, moments, shape)
@@ -358,7 +360,7 @@ def mixture_proba(post: GraphPosterior, factor: Mixture, forms: Any, *, noise: A
 
 
 def mixture_log(
-    post: GraphPosterior, factor: Mixture, forms: Any, y: Any, *, noise: Any = 0.0
+    post: GraphPosterior, factor: Mixture, forms: Any, y: Any, *, noise: Any = None
 ) -> Array:
     """Log density of y, of a whole vector with ``vectors``."""
     shape, weights, each, moments = mixed(post, factor, forms, y, noise)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.families import Beta, Family, Gamma
+from epfast.families import ZERO, Beta, Family, Gamma
 
-#: log of a probability of 0
-LEAST_LOGIT = -745.0
 #: the least number with all digits
 TINY = float(np.finfo(np.float64).tiny)
 
@@ -73,17 +72,22 @@ def _in_doubles(name: str, family: type[Family], natural: Array) -> None:
         )
 
 
-def categorical(size: Any, probabilities: Any, n: Any) -> tuple[tuple[int, ...], Array]:
-    """Shape and natural parameters, (n, k), see :meth:`epfast.Graph.categorical`."""
-    if (probabilities is None) == (n is None):
-        raise ValueError("allowed: either probabilities or n, the number of categories")
-    if n is not None:
-        p = np.ones(_checks.integer("n", n, least=2, most=2**31))
-    else:
-        p = np.asarray(_checks.real_array("probabilities", probabilities), dtype=np.float64)
-    if p.ndim == 0 or p.shape[-1] < 2:
+def categorical(size: Any, n: Any, probabilities: Any) -> tuple[tuple[int, ...], Array]:
+    """Shape and natural parameters, (n, k), see :meth:`epfast.Graph.categorical`.
+
+    Without a prior the latter are zeros, which no normalised prior has.
+    """
+    if n is None and probabilities is None:
+        raise ValueError("n and prior are None; allowed: n, the number of categories, or a prior")
+    k = 0 if n is None else _checks.integer("n", n, least=2, most=2**31)
+    if probabilities is None:
+        shape = () if size is None else arrays(size)[0]
+        return shape, np.zeros((math.prod(shape), k))
+    p = np.asarray(_checks.real_array("probabilities", probabilities), dtype=np.float64)
+    if p.ndim == 0 or p.shape[-1] < 2 or k not in (0, p.shape[-1]):
         raise ValueError(
-            f"probabilities has shape {p.shape}; allowed: (..., K), K categories, 2 or more"
+            f"probabilities has shape {p.shape}; allowed: (..., K), "
+            + (f"K = n = {k} categories" if k else "K categories, 2 or more")
         )
     if not (np.isfinite(p).all() and (p >= 0.0).all() and p.any(axis=-1).all()):
         raise ValueError(
@@ -104,7 +108,7 @@ def categorical(size: Any, probabilities: Any, n: Any) -> tuple[tuple[int, ...],
     rows = rows / rows.max(axis=1, keepdims=True)
     with np.errstate(divide="ignore"):
         logits = np.log(rows / rows.sum(axis=1, keepdims=True))
-    return shape, np.maximum(logits, LEAST_LOGIT)[which]
+    return shape, np.maximum(logits, ZERO)[which]
 
 
 def arrays(size: Any, **given: Any) -> tuple[tuple[int, ...], dict[str, Array]]:

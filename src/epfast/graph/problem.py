@@ -23,6 +23,9 @@ from epfast.schedules import ADF, AEP, EP, SEP, Schedule
 
 #: the place of blocks among FAMILIES: their beliefs are kept apart
 BLOCK = -1
+CATEGORICAL = list(FAMILIES).index("categorical")
+#: rounding of the log evidence for each factor
+ROUNDING = 1e-8
 #: orders of EP
 ORDERS = ("auto", "sequential", "parallel", "residual")
 
@@ -38,6 +41,29 @@ def places(families: NDArray[np.int8], sizes: Index) -> Index:
     at[order] = np.concatenate([[0], np.cumsum(sizes[order])])[:-1]
     at[-1] = sizes.sum()
     return at
+
+
+def priors_in_effect(
+    given: Array, families: NDArray[np.int8], sizes: Index, at: Index, batches: Any
+) -> Array:
+    """Natural parameters of the priors beside these batches.
+
+    A variable that a walk defines has none. Of a categorical one without a prior, factors of
+    categorical variables alone say all that there is to say; where there are none, all categories
+    are as probable.
+    """
+    prior = given.copy()
+    told = families != CATEGORICAL
+    for batch in batches:
+        defined = batch.factor.defines(batch)
+        prior[at[defined]] = prior[at[defined] + 1] = 0.0
+        variables, starts = batch.terms.variables, batch.terms.starts
+        alone = np.logical_and.reduceat(families[variables] == CATEGORICAL, starts[:-1])
+        told[variables[np.repeat(alone, batch.terms.counts)]] = True
+    for k in np.unique(sizes[~told]):
+        places = at[np.flatnonzero(~told & (sizes == k)), None] + np.arange(k)
+        prior[places[~prior[places].any(axis=1)]] = -math.log(k)
+    return prior
 
 
 def legal(schedule: Any) -> Any:
@@ -177,6 +203,8 @@ class GraphProblem(NamedTuple):
         if self.schedule.stores == "none":
             return found
         for place, block in enumerate(self.blocks):
+            if block.flat.any():
+                continue
             about = [
                 k
                 for k, batch in enumerate(self.batches)
@@ -212,6 +240,11 @@ class GraphProblem(NamedTuple):
             raise ValueError(
                 f"{(flat & ~seen).sum()} variables have neither a prior nor a factor; allowed: "
                 "a finite variance, or factors about them"
+            )
+        if self.schedule.stores == "none" and any(block.flat.any() for block in self.blocks):
+            raise ValueError(
+                "a block has an infinite variance beside ADF, which goes through the factors once; "
+                "allowed: a finite one, or EP()"
             )
         power = self.schedule.power
         for batch in self.batches if power != 1.0 else ():
@@ -351,9 +384,24 @@ class GraphProblem(NamedTuple):
         """EP's log p(y) of a state, but for what is known of blocks."""
         others, n = self.others(), self.n_gaussians
         after, before = (
-            compare(eta, eta, n)[1] + others.partition(eta) for eta in (state.beliefs, self.prior)
+            compare(eta, eta, n)[1] + partition(eta)
+            for eta, partition in (
+                (state.beliefs, others.partition),
+                (self.prior, others.prior_partition),
+            )
         )
         return float(after - before + state.log_scale.sum())
+
+    @property
+    def evidence_bound(self) -> float:
+        """The largest log evidence that is possible: log of the mass of the priors, or inf."""
+        pairs = self.prior[self.at[np.flatnonzero(self.families < 2), None] + np.arange(2)]
+        flat = not pairs.any(axis=1).all() or any(block.flat.any() for block in self.blocks)
+        if flat or not all(batch.factor.bounded for batch in self.batches):
+            return math.inf
+        others = self.others()
+        mass = others.partition(self.prior) - others.prior_partition(self.prior)
+        return ROUNDING * self.n_factors + mass
 
     def order(self) -> Index:
         """The sequential order of all factors: by time, then as they were added.

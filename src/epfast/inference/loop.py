@@ -409,8 +409,8 @@ def warn_of(
 ) -> None:
     """Warn of a result that is not a fixed point of EP, and say what to do.
 
-    That is: an impossible log evidence, sites refused in the last sweep, fits that failed, a
-    tolerance that was missed.
+    That is: an impossible log evidence, sites refused or fits that failed in the last sweep, a
+    tolerance that was missed. What earlier sweeps met is in the history.
 
     fit: anything with ``history`` and ``converged``; engine: what was run.
     """
@@ -424,7 +424,7 @@ def warn_of(
     reason = getattr(fit, "reason", "")
     if reason:
         warnings.warn(reason, category, stacklevel=stacklevel + 1)
-    last, failed = history[-1], sum(info.n_failed for info in history)
+    last = history[-1]
     if last.log_evidence > engine.evidence_bound:
         say(
             f"the log evidence is {last.log_evidence:+.4g}, and cannot be above 0 as no factor is "
@@ -435,8 +435,11 @@ def warn_of(
             f"{last.n_refused} of {sites} sites were refused in the last sweep (an improper cavity "
             "or fit): their factors count as they were fitted before, or not at all"
         )
-    if failed:
-        say(f"{failed} fits of a factor failed and kept the old site (see history[i].n_failed)")
+    if last.n_failed:
+        say(
+            f"{last.n_failed} fits of a factor failed in the last sweep and kept the old site (see "
+            "history[i].n_failed)"
+        )
     missed = schedule.tol > 0.0 and len(history) == schedule.sweeps
     if missed and last.change > schedule.tol:
         state = "approximate" if last.change <= APPROXIMATE else "unusable"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -166,13 +166,8 @@ def notes(post: Any) -> list[str]:
 
 def to_arviz(post: Any, draws: int, chains: int, seed: int) -> Any:
     """See :meth:`epfast.FullPosterior.to_arviz`."""
-    draws = _checks.integer("draws", draws, least=1)
-    chains = _checks.integer("chains", chains, least=1)
-    seed = _checks.integer("seed", seed, least=0)
-    try:
-        from xarray import Dataset, DataTree
-    except ImportError:
-        raise ImportError("to_arviz needs xarray and ArviZ: pip install 'epfast[arviz]'") from None
+    Dataset, _ = _xarray()
+    draws, chains, seed = _draws_at_door(draws, chains, seed)
     name, dim = post.quantity
     labels = list(post.labels)
     values = post.sample(chains * draws, seed)
@@ -202,7 +197,48 @@ def to_arviz(post: Any, draws: int, chains: int, seed: int) -> Any:
         if loo is not None:
             total = {"elpd_loo": loo.sum(), "se": np.sqrt(len(loo) * loo.var())}
             groups["loo"] = Dataset({"log_predictive": (("row",), loo)}, rows, {**about, **total})
-    container = _inference_data()
+    return _contained(groups)
+
+
+def draws_to_arviz(
+    sample: Callable[[int, int], dict[str, Array]], draws: int, chains: int, seed: int
+) -> Any:
+    """Draws of variables by their names, (chains x draws, *shape) each, as :func:`to_arviz` does.
+
+    sample: of how many, and the seed.
+    """
+    Dataset, _ = _xarray()
+    draws, chains, seed = _draws_at_door(draws, chains, seed)
+    found = {
+        name: (
+            ("chain", "draw", *(f"{name}_dim_{k}" for k in range(values.ndim - 1))),
+            values.reshape(chains, draws, *values.shape[1:]),
+        )
+        for name, values in sample(chains * draws, seed).items()
+    }
+    both = {"chain": np.arange(chains), "draw": np.arange(draws)}
+    return _contained({"posterior": Dataset(found, both, {"inference_library": "epfast"})})
+
+
+def _draws_at_door(draws: Any, chains: Any, seed: Any) -> tuple[int, int, int]:
+    return (
+        _checks.integer("draws", draws, least=1),
+        _checks.integer("chains", chains, least=1),
+        _checks.integer("seed", seed, least=0),
+    )
+
+
+def _xarray() -> tuple[Any, Any]:
+    try:
+        from xarray import Dataset, DataTree
+    except ImportError:
+        raise ImportError("to_arviz needs xarray and ArviZ: pip install 'epfast[arviz]'") from None
+    return Dataset, DataTree
+
+
+def _contained(groups: dict[str, Any]) -> Any:
+    """What ArviZ takes."""
+    container, (_, DataTree) = _inference_data(), _xarray()
     if container in (None, DataTree):
         return DataTree.from_dict(groups)
     with warnings.catch_warnings():

@@ -15,7 +15,7 @@ from epfast._arrays import Array, row_chunks
 from epfast.inference import SweepInfo
 from epfast.inference.files import write
 from epfast.inference.posterior import Recorded
-from epfast.inference.report import interval, level_at_door, table
+from epfast.inference.report import draws_to_arviz, interval, level_at_door, table
 from epfast.inference.runtime import cached_property
 from epfast.parametric import mixture_files
 from epfast.parametric.engine import ParametricState
@@ -249,6 +249,29 @@ class MixturePosterior(Recorded):
         else:
             variance = noise[1] / rng.gamma(noise[0], size=size)
         return Draws(mean, weights, variance)
+
+    def to_arviz(self, draws: int = 1000, chains: int = 4, seed: int = 0) -> Any:
+        """Draws for ArviZ: ``mean``, ``weights`` and ``variance``, see :meth:`sample`.
+
+        Parameters
+        ----------
+        draws, chains : int
+            All draws are independent, of one labelling; chains serve the functions of ArviZ.
+        seed : int
+            Of the draws.
+
+        Returns
+        -------
+        arviz.InferenceData, or xarray.DataTree with ArviZ 1.0 or later, or without ArviZ
+
+        Raises
+        ------
+        ImportError
+            Without xarray, which the extra ``arviz`` brings.
+        """
+        return draws_to_arviz(
+            lambda size, rng: self.sample(size, rng)._asdict(), draws, chains, seed
+        )
 
     def sample_x(self, size: int, rng: Any = None) -> tuple[Array, NDArray[np.intp]]:
         """New rows (size, d), each by parameters of its own, and their components (size,)."""
