@@ -203,9 +203,9 @@ def test_updates_are_fits_of_all_games(home):
     rest = {name: np.concatenate([part[[3, 50]], part[150:]]) for name, part in data.items()}
     keys = {"time": "time", "draw": "draw", "home": home, "schedule": TIGHT}
     old = rating.fit(early, **keys, **SET)
-    before = copy.deepcopy(old.posterior.state.beliefs), len(old.players)
+    before = copy.deepcopy(old.rating(old.players)), len(old.players)
     new, whole = old.update(rest), rating.fit(data, **keys, **SET)
-    np.testing.assert_array_equal(old.posterior.state.beliefs, before[0])
+    np.testing.assert_array_equal(old.rating(old.players), before[0])
     assert len(old.players) == before[1]
     assert new.log_evidence == pytest.approx(whole.log_evidence, rel=1e-8)
     for player in whole.players:

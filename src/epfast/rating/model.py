@@ -1,31 +1,44 @@
-"""The graph of games, and its parameters."""
+"""The model of games: its variables, its parameters, and how it is fitted."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import special
+from scipy import optimize, sparse, special
 
 from epfast._arrays import Array
 from epfast.graph import Between, Graph, Walk
-from epfast.graph.problem import legal
-from epfast.graph.variables import Form, Variables
-from epfast.rating.games import Games, Index
+from epfast.graph.variables import Form, Terms
+from epfast.inference import SweepInfo
+from epfast.linear import fit_linear
+from epfast.losses import Interval
+from epfast.rating.games import Games, Index, rows_of, stacked
 from epfast.schedules import EP
 
-#: variance of the two performances in a game
-NOISE = 2.0
 #: prior variance of the home advantage
 ADVANTAGE = 1.0
 #: copies of the home advantage, tied by walks of rate 0: games in a vector have one each
 COPIES = 64
+#: variables of a component up to which its ratings have a joint Gaussian: at 1,000 a fit takes 3 s
+EXACT = 1_000
+#: variables up to which components share a matrix, and the search of the parameters has it
+SMALL = 200
+#: smallest variance of a step of a joint Gaussian, as part of the prior's: what a precision matrix
+#: of doubles can hold beside it
+LEAST_STEP = 1e-10
+#: weak priors: sd of log prior_sd, about 0; median and sd of the log of drift times the span
+PRIOR_SD, SPAN, DRIFT = 0.6, 0.25, 1.5
 #: games that choose the parameters that are not given, the latest, and the sweeps of each fit
 CHOOSING, SWEEPS = 20_000, 8
-#: first factors of the search, and fits at most
-STEPS, FITS = (4.0, 2.0, 1.4), 40
-#: steps of the margin, by those of the others, as powers
-MARGIN = 0.4
+#: step of the search at its begin and end, in logs, and fits at most
+FIRST, LAST, FITS = 0.7, 0.05, 40
+#: the usual schedule of a product; tol: of the differences in the games, in their sd
+USUAL = EP(sweeps=400, tol=1e-3)
+#: move of a rating, in its sd, that an update passes on to the games of the player
+PASSED = 0.01
+#: part of the variables that an update may visit; beyond it a fit of all games costs as much
+SHARE = 0.2
 
 
 class Numbers(NamedTuple):
@@ -38,136 +51,488 @@ class Numbers(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A graph of games."""
+    """Variables and rows. New games append both, so that places stay."""
 
-    graph: Graph
-    #: ratings, one for each player and time of theirs
-    states: Variables
-    #: (n_states,), of each state, sorted by time
+    games: Games
+    #: CSR (r, V): each row's linear form
+    X: Any
+    #: (V,), of a rating; -1: a copy of the home advantage, -2: what rows of a game share
     player: Index
+    #: (V,)
     time: Array
-    #: home advantage: copies of one variable; None: without
-    advantage: Variables | None
-    #: difference of the ratings in each game
-    difference: Form
-    #: keys of the batches of games, and the games of each
-    batches: tuple[tuple[int, Index], ...]
-    #: key of the walks of the ratings, and of the copies of the advantage; None: there are none
-    walks: tuple[int | None, int | None]
+    #: (V,), the variable before it in its random walk; -1: none
+    before: Index
+    #: variables of ratings by player and time, and these as numbers that sort so
+    order: Index
+    keys: Any
+    #: whether ratings do not change
+    still: bool
 
-    def steps(self) -> Index:
-        """States before and after each step of the walks, (n_steps, 2), as they were added."""
-        order = np.lexsort((self.time, self.player))
-        same = self.player[order][1:] == self.player[order][:-1]
-        return np.stack([order[:-1][same], order[1:][same]], axis=1)
+    def find(self, player: Any, time: Any) -> tuple[Index, Any]:
+        """The last rating of each player up to a time, or the first, and whether it is of then."""
+        key = player + 1j * (0.0 * time if self.still else time)
+        place = np.searchsorted(self.keys, key, "right") - 1
+        at = self.order[np.maximum(place, 0)]
+        earlier = (place >= 0) & (self.player[at] == player)
+        at = np.where(earlier, at, self.order[np.minimum(place + 1, len(self.order) - 1)])
+        return at, earlier & (self.keys[np.maximum(place, 0)] == key)
+
+    def order_of(self, rows: Index) -> Index:
+        """The order of time of these rows, in which a game's are as they are."""
+        return np.argsort(self.games.time[self.games.game[rows]], kind="stable")
+
+    def ends(self, numbers: Numbers) -> tuple[Array, Array]:
+        """The ends of each row's difference of performances, (r,)."""
+        margin = numbers.margin * np.sqrt(0.5 * self.games.size)
+        draw = self.games.draw
+        return np.where(draw, -margin, margin), np.where(draw, margin, np.inf)
+
+    def prior(self, numbers: Numbers) -> Array:
+        """Prior variances, of ratings that a walk defines too."""
+        return np.where(
+            self.player >= 0, numbers.prior_sd**2, np.where(self.player == -1, ADVANTAGE, 1.0)
+        )
 
 
-def build(
-    games: Games,
-    numbers: Numbers,
-    n_players: int,
-    copies: int = COPIES,
-    identity: str | None = None,
-) -> Model:
-    """The graph of games, with as many copies of the home advantage.
-
-    identity: that of an earlier graph of some of them, whose sites it takes.
-    """
-    n = len(games.winner)
-    times, when = np.unique(games.time, return_inverse=True)
-    # a state for each player and time; by numbers, which sort faster than pairs
-    pairs = np.concatenate([games.winner, games.loser]) + n_players * np.tile(when.ravel(), 2)
+def build(games: Games, still: bool, copies: int = COPIES) -> Model:
+    """The model of games."""
+    n_rows, n_players = games.teams.shape
+    counts = np.diff(games.teams.indptr)
+    moments = np.zeros(len(games.time)) if still else games.time
+    times, when = np.unique(moments, return_inverse=True)
+    # a rating for each player and time, in the order of time
+    pairs = np.repeat(when.ravel()[games.game], counts) * n_players + games.teams.indices
     states, at = np.unique(pairs, return_inverse=True)
     player, time = states % n_players, times[states // n_players]
-    graph = Graph()
-    if identity is not None:
-        graph.identity = identity
-    s = graph.gaussian(len(states), variance=numbers.prior_sd**2)
-    walk = None
-    if len(states) > len(np.unique(player)):
-        walk = graph.add(Walk(numbers.drift), s, by=player, time=time)
-    first, second = at.ravel()[:n], at.ravel()[n:]
-    difference = s[first] - s[second]
-    lower = np.where(games.draw, -numbers.margin, numbers.margin)
-    upper = np.where(games.draw, numbers.margin, np.inf)
-    advantage, batches, tie = None, [], None
-    parts = [np.arange(n)]
+    X = rows_of(games.teams.data, at.ravel(), counts, len(states))
+    more: list[Any] = [X]
+    n_copies = 0
     if games.home is not None:
-        parts = [np.flatnonzero(games.home == 0.0), np.flatnonzero(games.home != 0.0)]
-        advantage = graph.gaussian(min(copies, max(1, len(parts[1]))), variance=ADVANTAGE)
-        if advantage.size > 1:
-            tie = graph.add(Walk(0.0), advantage, time=np.full(advantage.size, games.time[0]))
-    for k, part in enumerate(parts):
-        if not len(part):
+        home = games.home[games.game]
+        there = np.flatnonzero(home)
+        n_copies = min(copies, max(1, len(there)))
+        column = np.arange(len(there)) % n_copies
+        more.append(rows_of(home[there], column, home != 0.0, n_copies))
+    if games.shared.shape[1]:
+        more.append(games.shared)
+    if len(more) > 1:
+        X = sparse.csr_array(sparse.hstack(more, format="csr"))
+    X.eliminate_zeros()
+    n_shared = games.shared.shape[1]
+    order = np.lexsort((time, player))
+    same = np.flatnonzero(player[order][1:] == player[order][:-1])
+    before = np.full(X.shape[1], -1)
+    before[order[same + 1]] = order[same]
+    copy = len(states) + np.arange(n_copies)
+    before[copy[1:]] = copy[:-1]
+    return Model(
+        games,
+        X,
+        np.concatenate([player, np.full(n_copies, -1), np.full(n_shared, -2)]),
+        np.concatenate([time, np.zeros(n_copies + n_shared)]),
+        before,
+        order,
+        (player + 1j * time)[order],
+        still,
+    )
+
+
+# ---- fits ----
+
+
+class Belief(NamedTuple):
+    """What is known of the variables."""
+
+    #: (V,)
+    mean: Array
+    variance: Array
+    #: joint Gaussians: variables and posterior of each
+    joint: tuple[tuple[Index, Any], ...]
+    #: (V,), which of these; -1: none
+    place: Index
+    #: of the variables that are in none; None: there are none
+    product: Product | None
+    log_evidence: float
+    converged: bool
+    #: of the longest fit
+    sweeps: list[SweepInfo]
+
+
+class Product(NamedTuple):
+    """A product over single variables, and the sites that make it."""
+
+    #: (V, 2), precision and shift
+    natural: Array
+    #: sites of the entries of X, (entries, 2), and log scales of its rows
+    rows: Array
+    row_scale: Array
+    #: sites of the step that leads to each variable, on both, (V, 4), and log scales
+    steps: Array
+    step_scale: Array
+    #: (V,), moves that were not passed on to the games of the player
+    pending: Array
+
+
+def fitted(model: Model, numbers: Numbers, schedule: Any, limit: int) -> Belief:
+    """The belief after all games: joint Gaussians of components up to limit variables."""
+    n = model.X.shape[1]
+    mean, variance, place = np.zeros(n), np.zeros(n), np.full(n, -1)
+    groups, rest = split(model, limit)
+    joint: list[tuple[Index, Any]] = []
+    for k, (variables, rows) in enumerate(groups):
+        post = joint_fit(model, numbers, variables, rows, schedule)
+        mean[variables], variance[variables], place[variables] = post.mean, post.variance, k
+        joint.append((variables, post))
+    posts = [post for _, post in joint]
+    product = None
+    if len(rest[0]):
+        sizes = ((n, 2), (model.X.nnz, 2), model.X.shape[0], (n, 4), n, n)
+        product = Product(*(np.zeros(size) for size in sizes))
+        post = product_fit(model, numbers, *rest, schedule, product)
+        posts.append(post)
+        mean[rest[0]], variance[rest[0]] = moments(product.natural[rest[0]])
+    return Belief(
+        mean,
+        variance,
+        tuple(joint),
+        place,
+        product,
+        float(sum(post.log_evidence for post in posts)),
+        all(post.converged for post in posts),
+        max((post.history for post in posts), key=len),
+    )
+
+
+def moments(natural: Array) -> tuple[Array, Array]:
+    precision, shift = natural.T
+    with np.errstate(all="ignore"):
+        return shift / precision, 1.0 / precision
+
+
+def split(
+    model: Model, limit: int
+) -> tuple[list[tuple[Index, Index]], tuple[Index, Index]]:
+    """Variables and rows of groups of components up to limit variables, and of all others."""
+    n_rows, n = model.X.shape
+    whole = np.arange(n), np.arange(n_rows)
+    nothing = np.empty(0, dtype=np.intp), np.empty(0, dtype=np.intp)
+    if n <= limit:
+        return [whole], nothing
+    if model.games.home is not None or not limit:  # the advantage joins all games
+        return [], whole
+    chain = np.flatnonzero(model.before >= 0)
+    row = np.repeat(np.arange(n_rows), np.diff(model.X.indptr))
+    one = np.concatenate([row + n, chain])
+    two = np.concatenate([model.X.indices, model.before[chain]])
+    links = sparse.coo_array((np.ones(len(one)), (one, two)), shape=(n + n_rows, n + n_rows))
+    _, label = sparse.csgraph.connected_components(links, directed=False)
+    size = np.bincount(label[:n], minlength=label.max() + 1)
+    small = size <= limit
+    group = np.where(small, np.cumsum(np.where(small, size, 0)) // SMALL, -1)[label]
+    found = [
+        (np.flatnonzero(group[:n] == k), np.flatnonzero(group[n:] == k))
+        for k in np.unique(group[:n])
+    ]
+    if group.min() < 0:
+        return found[1:], found[0]
+    return found, nothing
+
+
+def joint_fit(
+    model: Model, numbers: Numbers, variables: Index, rows: Index, schedule: Any
+) -> Any:
+    """A joint Gaussian: a linear model of the differences in the games."""
+    scale = np.sqrt(model.games.noise[rows])
+    X = model.X[rows][:, variables]
+    X = sparse.csr_array(sparse.diags_array(1.0 / scale) @ X)
+    y = np.stack(model.ends(numbers), axis=1)[rows] / scale[:, None]
+    variance = model.prior(numbers)[variables]
+    place = np.full(model.X.shape[1], -1)
+    place[variables] = np.arange(len(variables))
+    later = np.flatnonzero(model.before[variables] >= 0)
+    prior: dict[str, Any] = {"prior_variance": variance}
+    if len(later):
+        first = place[model.before[variables[later]]]
+        step = numbers.drift * (model.time[variables[later]] - model.time[variables[first]])
+        weight = 1.0 / np.maximum(step, LEAST_STEP * variance[later])
+        diagonal = 1.0 / variance
+        diagonal[later] = weight
+        precision = np.diag(diagonal)
+        np.add.at(precision, (first, first), weight)
+        precision[first, later] = precision[later, first] = -weight
+        prior = {"prior_precision": precision}
+    return fit_linear(X, y, loss=Interval(), posterior="full", schedule=schedule, **prior)
+
+
+class ProductGraph(NamedTuple):
+    """A graph of some variables, with what its posterior is about."""
+
+    graph: Graph
+    variables: Any
+    #: (r + 1,), where the entries of each row begin
+    starts: Index
+    #: the differences of the performances in the games, but for noise
+    form: Form
+    #: number of the batch of games
+    games: int
+    #: number of each batch of steps, and the variable to which each step of it leads
+    steps: list[tuple[int, Index]]
+
+
+def product_graph(
+    model: Model, numbers: Numbers, variables: Index, rows: Index, known: Array | None = None
+) -> ProductGraph:
+    """The graph of some variables and of rows in the order of time.
+
+    known: natural parameters of priors, (n, 2); precision 0 where the model's is right.
+    """
+    place = np.full(model.X.shape[1], -1)
+    place[variables] = np.arange(len(variables))
+    X, prior = model.X[rows], model.prior(numbers)[variables]
+    columns = X.indices
+    mean, alone = np.zeros(len(variables)), np.zeros(len(variables), dtype=bool)
+    if known is not None:
+        # the copies of the advantage are one variable, the last; what has a belief does not walk
+        columns = np.where(model.player[columns] == -1, variables[-1], columns)
+        alone = known[:, 0] > 0.0
+        mean[alone], prior[alone] = moments(known[alone])
+    graph, steps = Graph(), []
+    v = graph.gaussian(len(variables), mean=mean, variance=prior)
+    for walks, rate in ((model.player >= 0, numbers.drift), (model.player == -1, 0.0)):
+        mine = np.flatnonzero(walks[variables] & ~alone)
+        if not (model.before[variables[mine]] >= 0).any():
             continue
-        form = difference[part]
-        if k == 1:
-            assert advantage is not None
-            assert games.home is not None
-            form = form + games.home[part] * advantage[np.arange(len(part)) % advantage.size]
-        key = graph.add(Between(lower[part], upper[part]), form, noise=NOISE)
-        batches.append((key, part))
-    return Model(graph, s, player, time, advantage, difference, tuple(batches), (walk, tie))
+        mine = mine[np.lexsort((model.time[variables[mine]], model.player[variables[mine]]))]
+        by, time = model.player[variables[mine]], model.time[variables[mine]]
+        key = graph.add(Walk(rate), v[mine], by=by, time=time)
+        steps.append((key, variables[mine[1:][by[1:] == by[:-1]]]))
+    starts = X.indptr.astype(np.intp)  # X @ v sorts entries, and their sites are asked for
+    terms = Terms(starts, v.numbers[place[columns]], X.data)
+    form = Form(graph.identity, (len(rows),), terms, np.zeros(len(rows)))
+    lower, upper = (part[rows] for part in model.ends(numbers))
+    batch = graph.add(Between(lower, upper), form, noise=model.games.noise[rows])
+    return ProductGraph(graph, v, starts, form, batch, steps)
+
+
+def product_fit(
+    model: Model,
+    numbers: Numbers,
+    variables: Index,
+    rows: Index,
+    schedule: Any,
+    into: Product,
+    known: Array | None = None,
+) -> Any:
+    """A product over single variables, by a graph; writes into the product."""
+    rows = rows[model.order_of(rows)]
+    made = product_graph(model, numbers, variables, rows, known)
+    post = made.graph.fit(USUAL if schedule is None else schedule, watch=made.form)
+    belief, starts = post[made.variables], made.starts
+    precision = 1.0 / belief.variance
+    into.natural[variables] = np.stack([precision, belief.mean * precision], axis=1)
+    where, begins, sites, scale = post.by_batch[made.games]
+    begin = np.empty(len(rows), dtype=np.intp)
+    begin[where], into.row_scale[rows[where]] = begins[:-1], scale
+    counts = np.diff(starts)
+    at = np.repeat(begin - 2 * starts[:-1], counts) + 2 * np.arange(starts[-1])
+    entries = np.repeat(model.X.indptr[rows] - starts[:-1], counts) + np.arange(starts[-1])
+    into.rows[entries] = np.stack([sites[at], sites[at + 1]], axis=1)
+    for key, second in made.steps:
+        where, _, sites, scale = post.by_batch[key]
+        into.steps[second[where]] = sites.reshape(-1, 4)
+        into.step_scale[second[where]] = scale
+    return post
+
+
+def one_step_ahead(games: Games, still: bool, numbers: Numbers) -> Array:
+    """Log probability of each game given those before it, (n,), in one pass."""
+    model = build(games, still, copies=1)
+    n_rows, n = model.X.shape
+    rows = model.order_of(np.arange(n_rows))
+    made = product_graph(model, numbers, np.arange(n), rows)
+    found = made.graph.one_step_ahead()[made.games]
+    return np.bincount(games.game[rows], found, len(games.time))
+
+
+# ---- more games ----
+
+
+def appended(model: Model, more: Games) -> Model:
+    """The model with more games, whose variables and rows come last. O(entries), to copy them."""
+    n = model.X.shape[1]
+    counts, player = np.diff(more.teams.indptr), more.teams.indices
+    time = 0.0 * player if model.still else np.repeat(more.time[more.game], counts)
+    at, there = model.find(player, time)
+    new, which = np.unique((player + 1j * time)[~there], return_inverse=True)
+    at[~there] = n + which.ravel()
+    X = rows_of(more.teams.data, at, counts, n + len(new))
+    if more.home is not None:
+        copies = np.flatnonzero(model.player == -1)
+        column = copies[np.arange(len(counts)) % len(copies)]
+        X = X + rows_of(more.home, column, np.ones(len(counts), dtype=int), n + len(new))
+    X = sparse.csr_array(sparse.hstack([X, more.shared], format="csr"))
+    X.eliminate_zeros()
+    place = np.searchsorted(model.keys, new)
+    order = np.insert(model.order, place, n + np.arange(len(new)))
+    keys = np.insert(model.keys, place, new)
+    n_shared = more.shared.shape[1]
+    all_of = np.concatenate([model.player, new.real.astype(np.intp), np.full(n_shared, -2)])
+    before = np.concatenate([model.before, np.full(len(new) + n_shared, -1)])
+    for k in (0, 1):  # the new variables, and those after them
+        later = place + np.arange(len(new)) + k
+        later = later[(later > 0) & (later < len(order))]
+        same = later[all_of[order[later]] == all_of[order[later - 1]]]
+        before[order[same]] = order[same - 1]
+    return Model(
+        model.games.joined(more),
+        stacked(model.X, X, X.shape[1]),
+        all_of,
+        np.concatenate([model.time, new.imag, np.zeros(n_shared)]),
+        before,
+        order,
+        keys,
+        model.still,
+    )
+
+
+def updated(
+    model: Model, old: Model, belief: Belief, numbers: Numbers, schedule: Any
+) -> Belief | None:
+    """The belief after more games than those of the old model; None: all games are to be fitted.
+
+    Fits the games of the players who play, and then of those whose ratings that moves, until moves
+    are below ``PASSED``. What was not passed on adds up, so that many updates lose no more than one.
+    """
+    n, n_old = model.X.shape[1], old.X.shape[1]
+    if belief.product is None:
+        return None
+    grown = model.X.nnz, model.X.shape[0]
+    sizes = (n, grown[0], grown[1], n, n, n)
+    product = Product(*(extended(part, m) for part, m in zip(belief.product, sizes, strict=True)))
+    divided = np.flatnonzero(model.before[:n_old] != old.before)
+    product.steps[divided] = product.step_scale[divided] = 0.0
+    place = np.concatenate([belief.place, np.full(n - n_old, -1)])
+    active = np.zeros(model.games.teams.shape[1], dtype=bool)
+    active[model.games.teams[old.X.shape[0] :].indices] = True
+    rating = model.player >= 0
+    advantage = np.flatnonzero(model.player == -1)
+    visited, converged, sweeps = 0, belief.converged, []
+    while active.any():
+        mine = rating & active[model.player]
+        visited += mine.sum()
+        if visited > SHARE * n or (place[mine] >= 0).any():
+            return None
+        played = np.zeros(len(model.games.time), dtype=bool)
+        hits = np.flatnonzero(mine[model.X.indices])
+        played[model.games.game[np.searchsorted(model.X.indptr, hits, "right") - 1]] = True
+        rows = np.flatnonzero(played[model.games.game])
+        X = model.X[rows]
+        entries = np.flatnonzero(np.repeat(played[model.games.game], np.diff(model.X.indptr)))
+        sites = np.stack([np.bincount(X.indices, part, n) for part in product.rows[entries].T], 1)
+        inside = np.zeros(n, dtype=bool)
+        inside[X.indices] = True
+        rim = np.flatnonzero(inside & rating & ~mine)
+        own = np.flatnonzero(mine | (inside & (model.player == -2)))
+        known = product.natural[rim] - sites[rim]
+        variables = np.concatenate([own, rim, advantage[:1]])
+        known = np.concatenate([np.zeros((len(own), 2)), known])
+        if len(advantage):
+            rest = product.natural[advantage[:1]] - sites[advantage].sum(axis=0)
+            known = np.concatenate([known, rest])
+        was = moments(product.natural[variables])
+        post = product_fit(model, numbers, variables, rows, schedule, product, known)
+        sweeps, converged = sweeps + post.history, converged and post.converged
+        mean, variance = moments(product.natural[variables])
+        move = np.abs(mean - was[0]) / np.sqrt(variance) + 0.5 * np.abs(np.log(variance / was[1]))
+        product.pending[rim] += move[len(own) : len(own) + len(rim)]
+        product.pending[mine] = 0.0
+        if len(advantage):
+            # in performances: it is in many games, and moves little
+            product.natural[advantage] = product.natural[advantage[0]]
+            product.pending[advantage[0]] += abs(mean[-1] - was[0][-1])
+            if product.pending[advantage[0]] > PASSED:
+                return None
+        active[:] = False
+        active[model.player[rating & (product.pending > PASSED)]] = True
+    single = place < 0
+    mean, variance = (extended(part, n) for part in (belief.mean, belief.variance))
+    mean[single], variance[single] = moments(product.natural[single])
+    prior = model.prior(numbers)[single & (model.before < 0)]
+    evidence = (
+        float(product.row_scale.sum() + product.step_scale.sum())
+        + float((0.5 * mean**2 / variance + 0.5 * np.log(variance))[single].sum())
+        - float(0.5 * np.log(prior).sum())
+        + 0.5 * np.log(2.0 * np.pi) * (single.sum() - len(prior))
+        + sum(post.log_evidence for _, post in belief.joint)
+    )
+    return belief._replace(
+        mean=mean,
+        variance=variance,
+        place=place,
+        product=product,
+        log_evidence=evidence,
+        converged=converged,
+        sweeps=sweeps,
+    )
+
+
+def extended(part: Array, n: int) -> Array:
+    """A copy with zeros up to n rows."""
+    found = np.zeros((n, *part.shape[1:]), dtype=part.dtype)
+    found[: len(part)] = part
+    return found
+
+
+# ---- parameters ----
 
 
 def choose(
-    games: Games,
-    n_players: int,
-    *,
-    prior_sd: float | None,
-    drift: float | None,
-    margin: float | None,
+    games: Games, *, prior_sd: float | None, drift: float | None, margin: float | None, draws: bool
 ) -> Numbers:
-    """The parameters that are not given: see :func:`fit`."""
-    n = len(games.winner)
-    free = margin is None and bool(games.draw.any())
-    if margin is None:
-        share = (games.draw.sum() + 0.5) / (n + 1.0) if games.draw.any() else 0.0
-        margin = float(np.sqrt(NOISE) * special.ndtri(0.5 * (1.0 + share)))
-    span = games.time[-1] - games.time[0]
-    still = span == 0.0
-    if still and drift is None:
+    """The parameters that are not given, at the mode of evidence times priors: see :func:`fit`."""
+    some = games.latest(CHOOSING)
+    span = float(np.ptp(some.time))
+    if span == 0.0 and drift is None:
         drift = 0.0
-    if not free and prior_sd is not None and drift is not None:
-        return Numbers(prior_sd, drift, margin)
-    some = games.taken(slice(max(0, n - CHOOSING), n))
-    schedule = legal(EP(sweeps=SWEEPS, tol=0.0))
-    known: dict[tuple[int, ...], float] = {}
-    where: tuple[float, ...] = (0.0, 0.0, 0.0)
-    first = Numbers(
-        1.0 if prior_sd is None else prior_sd, 0.5 / span if drift is None else drift, margin
+    if margin is None and not draws:
+        margin = 0.0
+    share = (some.draw.sum() + 1.0) / (len(some.draw) + 2.0)
+    begin = {
+        "prior_sd": (prior_sd, 0.0),
+        "drift": (drift, np.log(SPAN / span) if span else 0.0),
+        "margin": (margin, np.log(np.sqrt(2.0) * special.ndtri(0.5 * (1.0 + share)))),
+    }
+    free = [name for name, (given, _) in begin.items() if given is None]
+    values = {name: given for name, (given, _) in begin.items()}
+    start = np.array([begin[name][1] for name in free])
+    schedule = EP(sweeps=SWEEPS, tol=0.0)
+    model = build(some, drift == 0.0)
+
+    def at(point: Array) -> Numbers:
+        return Numbers(**{**values, **dict(zip(free, np.exp(point).tolist(), strict=True))})
+
+    def cost(point: Array) -> float:
+        numbers, density = at(point), 0.0
+        move = dict(zip(free, point - start, strict=True))
+        density -= 0.5 * (move.get("prior_sd", 0.0) / PRIOR_SD) ** 2
+        density -= 0.5 * (move.get("drift", 0.0) / DRIFT) ** 2
+        if "margin" in free:
+            chance = 2.0 * special.ndtr(-numbers.margin / np.sqrt(2.0))
+            density += float(np.log(chance * (1.0 - chance)))
+        return -density - fitted(model, numbers, schedule, SMALL).log_evidence
+
+    if not free:
+        return at(start)
+    found = optimize.minimize(
+        cost,
+        start,
+        method="Nelder-Mead",
+        bounds=[(x - np.log(100.0), x + np.log(100.0)) for x in start],
+        options={
+            "initial_simplex": np.vstack([start, start + FIRST * np.eye(len(free))]),
+            "xatol": LAST,
+            "fatol": LAST,
+            "maxfev": FITS,
+        },
     )
-
-    def at(point: tuple[float, ...]) -> Numbers:
-        return Numbers(
-            first.prior_sd * (np.exp(point[0]) if prior_sd is None else 1.0),
-            first.drift * (np.exp(point[1]) if drift is None else 1.0),
-            # which the share of draws tells well, but for the spread of the ratings
-            first.margin * np.exp(MARGIN * point[2]),
-        )
-
-    def evidence(point: tuple[float, ...]) -> float:
-        key = tuple(round(1000 * x) for x in point)
-        if key not in known and len(known) < FITS:
-            model = build(some, at(point), n_players)
-            known[key] = model.graph.fit(schedule).log_evidence
-        return known.get(key, -np.inf)
-
-    open_ = (drift is None, prior_sd is None, free)
-    axes = [k for k, value in zip((1, 0, 2), open_, strict=True) if value]
-    best = evidence(where)
-    for factor in STEPS:
-        moved = True
-        while moved and len(known) < FITS:
-            moved = False
-            for axis in axes:
-                for sign in (1.0, -1.0):
-                    step = tuple(
-                        x + (sign * float(np.log(factor)) if k == axis else 0.0)
-                        for k, x in enumerate(where)
-                    )
-                    value = evidence(step)
-                    if value > best:
-                        best, where, moved = value, step, True
-                        break
-    return at(where)
+    return at(found.x)
