@@ -128,6 +128,146 @@ def test_ratings_are_those_of_a_dense_ep(at_home):
         assert abs(found.home_advantage[0] - mean[-1]) < 0.2 * np.sqrt(variance[-1])
 
 
+@pytest.mark.parametrize("at_home", [False, True])
+def test_small_leagues_are_exact_ep(at_home):
+    """One Gaussian over all ratings at all times: a plain EP of the same games, and its sums."""
+    data = games(n=60, players=5, at_home=0.5 if at_home else 0.0)
+    home = "home" if at_home else None
+    found = rating.fit(data, time="time", draw="draw", home=home, schedule=TIGHT, **SET)
+    at, mean, variance = dense(data, at_home)
+    for player in found.players:
+        mine = found.history(player)
+        where = [at[player, t] for t in mine.time]
+        np.testing.assert_allclose(mine.mean, mean[where], atol=1e-6)
+        np.testing.assert_allclose(mine.sd, np.sqrt(variance[where]), rtol=1e-6)
+    assert found.joint.all()
+    if at_home:
+        assert found.home_advantage == pytest.approx(
+            (mean[-1], np.sqrt(variance[-1])), rel=1e-5, abs=1e-6
+        )
+
+
+EQUAL = (25.0, 25.0 / 3.0)
+
+
+def equals(*sizes):
+    return [[EQUAL] * size for size in sizes]
+
+
+#: published numbers of the package trueskill 0.4.5 (trueskilltest.py, BSD): teams by the priors of
+#: their players, ranks, weights, then mu and sigma of each player
+TRUESKILL = [
+    (equals(1, 1), None, None, [(29.396, 7.171), (20.604, 7.171)]),
+    (equals(1, 1), [0, 0], None, [(25.000, 6.458)] * 2),
+    (equals(2, 2), None, None, [(28.108, 7.774)] * 2 + [(21.892, 7.774)] * 2),
+    (equals(2, 2), [0, 0], None, [(25.000, 7.455)] * 4),
+    (equals(4, 4), None, None, [(27.198, 8.059)] * 4 + [(22.802, 8.059)] * 4),
+    (equals(1, 2), None, None, [(33.730, 7.317), (16.270, 7.317), (16.270, 7.317)]),
+    (equals(1, 2), [0, 0], None, [(31.660, 7.138), (18.340, 7.138), (18.340, 7.138)]),
+    (equals(1, 3), None, None, [(36.337, 7.527)] + [(13.663, 7.527)] * 3),
+    (equals(1, 3), [0, 0], None, [(34.990, 7.455)] + [(15.010, 7.455)] * 3),
+    (equals(1, 7), None, None, [(40.582, 7.917)] + [(9.418, 7.917)] * 7),
+    (equals(1, 1, 1), None, None, [(31.675, 6.656), (25.000, 6.208), (18.325, 6.656)]),
+    (equals(1, 1, 1), [2, 1, 0], None, [(18.325, 6.656), (25.000, 6.208), (31.675, 6.656)]),
+    (equals(1, 1, 1), [0, 0, 0], None, [(25.000, 5.698), (25.000, 5.695), (25.000, 5.698)]),
+    (
+        equals(*[1] * 4),
+        None,
+        None,
+        [(33.207, 6.348), (27.401, 5.787), (22.599, 5.787), (16.793, 6.348)],
+    ),
+    (
+        equals(*[1] * 5),
+        None,
+        None,
+        [(34.363, 6.136), (29.058, 5.536), (25.0, 5.420), (20.942, 5.536), (15.637, 6.136)],
+    ),
+    (
+        equals(*[1] * 8),
+        [0] * 8,
+        None,
+        [(25.0, sd) for sd in (4.592, 4.583, 4.576, 4.573, 4.573, 4.576, 4.583, 4.592)],
+    ),
+    (
+        equals(*[1] * 8),
+        None,
+        None,
+        [(36.771, 5.749), (32.242, 5.133), (29.074, 4.943), (26.322, 4.874)]
+        + [(23.678, 4.874), (20.926, 4.943), (17.758, 5.133), (13.229, 5.749)],
+    ),
+    (
+        equals(*[1] * 16),
+        None,
+        None,
+        [(40.539, 5.276), (36.810, 4.711), (34.347, 4.524), (32.336, 4.433), (30.550, 4.380)]
+        + [(28.893, 4.349), (27.310, 4.330), (25.766, 4.322), (24.234, 4.322), (22.690, 4.330)]
+        + [(21.107, 4.349), (19.450, 4.380), (17.664, 4.433), (15.653, 4.524), (13.190, 4.711)]
+        + [(9.461, 5.276)],
+    ),
+    (equals(1, 2), None, [[0.5], [0.5, 0.5]], [(33.939, 7.312)] + [(16.061, 7.312)] * 2),
+    (equals(1, 2), None, [[1], [0, 1]], [(29.440, 7.166), (25.000, 8.333), (20.560, 7.166)]),
+    (equals(1, 2), None, [[1], [0.5, 1]], [(32.417, 7.056), (21.291, 8.033), (17.583, 7.056)]),
+    (
+        [[(40, 4), (45, 3)], [(20, 7), (19, 6), (30, 9), (10, 4)], [(50, 5), (30, 2)]],
+        [0, 1, 1],
+        None,
+        [(40.877, 3.840), (45.493, 2.934), (19.609, 6.396), (18.712, 5.625)]
+        + [(29.353, 7.673), (9.872, 3.891), (48.830, 4.590), (29.813, 1.976)],
+    ),
+    ([[EQUAL], [(50, 12.5)]], [0, 0], None, [(31.662, 7.137), (35.010, 7.910)]),
+    (
+        [[(20, 8), (25, 6)], [(35, 7), (40, 5)]],
+        None,
+        None,
+        [(29.698, 7.008), (30.455, 5.594), (27.575, 6.346), (36.211, 4.768)],
+    ),
+    (
+        [[(28, 7), (27, 6), (26, 5)], [(30, 4), (31, 3)]],
+        [0, 1],
+        None,
+        [(28.658, 6.770), (27.484, 5.856), (26.336, 4.917), (29.785, 3.958), (30.879, 2.983)],
+    ),
+    (
+        [[(28, 7), (27, 6), (26, 5)], [(30, 4), (31, 3)]],
+        [1, 0],
+        None,
+        [(21.840, 6.314), (22.474, 5.575), (22.857, 4.757), (32.012, 3.877), (32.132, 2.949)],
+    ),
+    (
+        [[(10, 8)], [(15, 7)], [(20, 6)], [(25, 5)], [(30, 4)], [(35, 3)], [(40, 2)], [(45, 1)]],
+        None,
+        None,
+        [(35.135, 4.506), (32.585, 4.037), (31.329, 3.756), (30.984, 3.453)]
+        + [(31.751, 3.064), (34.051, 2.541), (38.263, 1.849), (44.118, 0.983)],
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "ranks", "weights", "published"), TRUESKILL)
+def test_games_of_teams_are_those_of_trueskill(given, ranks, weights, published):
+    """Numbers of trueskill's own tests: beta = 25 / 6 is the unit, tau = 25 / 300 adds variance."""
+    beta, tau = 25 / 6, 25 / 300
+    players = [prior for team in given for prior in team]
+    names = iter(range(len(players)))
+    found = rating.fit(
+        teams=[[[next(names) for _ in team] for team in given]],
+        ranks=None if ranks is None else [ranks],
+        weights=None if weights is None else [weights],
+        prior_mean=6.0,
+        prior_sd=np.hypot(2.0, tau / beta),
+        priors={
+            k: (mu / beta, np.hypot(sigma, tau) / beta)
+            for k, (mu, sigma) in enumerate(players)
+            if (mu, sigma) != EQUAL
+        },
+        drift=0.0,
+        margin=np.sqrt(2.0) * special.ndtri(0.55),
+    )
+    mean, variance = found.rating(list(range(len(players))))
+    mine = np.stack([beta * mean, beta * np.sqrt(variance)], axis=1)
+    np.testing.assert_allclose(mine, published, atol=1.01e-3)
+
+
 def test_the_order_of_rows_does_not_matter():
     data = games()
     found = rating.fit(data, time="time", draw="draw", schedule=TIGHT, **SET)
@@ -240,11 +380,11 @@ def test_predictions():
     many = found.predict(["1", "u"], ["2", "v"], time=[50.0, 60.0], home=[1, 0])
     assert many.win.shape == (2,)
     assert many.win[1] == pytest.approx(many.loss[1])  # two with the prior
-    (mean, variance), (other, more) = found.rating("1"), found.rating("2")
+    # of two who have not met, and are not tied by others: independent
+    apart = rating.fit({"winner": ["1", "2"], "loser": ["3", "4"]}, prior_sd=1.0)
+    (mean, variance), (other, more) = apart.rating("1"), apart.rating("2")
     sd = np.sqrt(variance + more + 2.0)
-    assert found.predict("1", "2").win == pytest.approx(
-        special.ndtr((mean - other - found.margin) / sd)
-    )
+    assert apart.predict("1", "2").win == pytest.approx(special.ndtr((mean - other) / sd))
 
 
 def test_the_state_at_a_time():

@@ -17,6 +17,8 @@ from epfast._arrays import Array
 
 Index = NDArray[np.intp]
 DAY = np.timedelta64(86_400_000_000, "us")
+#: digits of a date's year: a shorter string is a number
+YEAR = 4
 #: columns of games between two players, and between teams
 PAIRS = ("winner", "loser", "time", "draw", "home")
 TEAMS = ("teams", "ranks", "weights", "time")
@@ -284,6 +286,8 @@ def shares_of_noise(spread: Array) -> tuple[Array, Array]:
 def days(name: str, values: Any) -> Array | None:
     """Dates as days since 1970; None where there are numbers."""
     given = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
+    if given.ndim != 1:
+        raise ValueError(f"{name} has shape {given.shape}; allowed: one axis, (n,)")
     if given.dtype.kind in "biufc":
         return None
     wrong = ValueError(
@@ -291,13 +295,17 @@ def days(name: str, values: Any) -> Array | None:
         "of datetime, or strings as '2024-05-31'"
     )
     if given.dtype == object:
-        inside = [isinstance(one, (numbers.Real, np.bool_)) for one in given.ravel()]
+        inside = [isinstance(one, (numbers.Real, np.bool_)) for one in given]
         if all(inside):
             return None
+        if any(missing(one) and not known for one, known in zip(given, inside, strict=True)):
+            raise ValueError(f"{name} holds None, NaT or NA; allowed: numbers, or dates")
         if any(inside):
             raise ValueError(f"{name} holds numbers and dates; allowed: one kind of them")
-        given = np.array([moment(name, one, wrong) for one in given.ravel()])
-    if given.dtype.kind not in "USM":
+        given = np.array([moment(one, wrong) for one in given])
+    if given.dtype.kind not in "USM" or (
+        given.dtype.kind != "M" and (np.char.str_len(given) < YEAR).any()
+    ):
         raise wrong
     try:
         with warnings.catch_warnings():
@@ -313,14 +321,12 @@ def days(name: str, values: Any) -> Array | None:
     return np.asarray((dates.astype("datetime64[us]") - np.datetime64(0, "us")) / DAY)
 
 
-def moment(name: str, value: Any, wrong: ValueError) -> np.datetime64:
+def moment(value: Any, wrong: ValueError) -> np.datetime64:
     """A date of any type."""
-    if missing(value):
-        raise ValueError(f"{name} holds NaT or None; allowed: dates")
     if isinstance(value, datetime.datetime) and value.tzinfo is not None:
         value = value.astimezone(datetime.UTC).replace(tzinfo=None)
     try:
-        if not isinstance(value, (str, datetime.date, np.datetime64)):
+        if not isinstance(value, (str, datetime.date, np.datetime64)) or len(str(value)) < YEAR:
             raise TypeError
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -28,7 +28,7 @@ SMALL = 200
 #: of doubles can hold beside it
 LEAST_STEP = 1e-10
 #: weak priors: sd of log prior_sd, about 0; median and sd of the log of drift times the span
-PRIOR_SD, SPAN, DRIFT = 0.6, 0.25, 1.5
+PRIOR_SD, SPAN, DRIFT = 0.5, 0.25, 1.5
 #: games that choose the parameters that are not given, the latest, and the sweeps of each fit
 CHOOSING, SWEEPS = 20_000, 8
 #: step of the search at its begin and end, in logs, and fits at most
@@ -44,6 +44,7 @@ SHARE = 0.2
 class Numbers(NamedTuple):
     """Parameters of the model."""
 
+    prior_mean: float
     prior_sd: float
     #: variance of a rating's step per unit of time
     drift: float
@@ -67,6 +68,8 @@ class Model(NamedTuple):
     keys: Any
     #: whether ratings do not change
     still: bool
+    #: (players, 2), prior means and sds that are given of single players, else NaN
+    own: Array
 
     def find(self, player: Any, time: Any) -> tuple[Index, Any]:
         """The last rating of each player up to a time, or the first, and whether it is of then."""
@@ -87,14 +90,18 @@ class Model(NamedTuple):
         draw = self.games.draw
         return np.where(draw, -margin, margin), np.where(draw, margin, np.inf)
 
-    def prior(self, numbers: Numbers) -> Array:
-        """Prior variances, of ratings that a walk defines too."""
-        return np.where(
-            self.player >= 0, numbers.prior_sd**2, np.where(self.player == -1, ADVANTAGE, 1.0)
+    def prior(self, numbers: Numbers) -> tuple[Array, Array]:
+        """Prior means and variances, of ratings that a walk defines too."""
+        rating = self.player >= 0
+        mean, sd = (
+            np.where(np.isnan(own), usual, own)[self.player]
+            for own, usual in zip(self.own.T, (numbers.prior_mean, numbers.prior_sd), strict=True)
         )
+        other = np.where(self.player == -1, ADVANTAGE, 1.0)
+        return np.where(rating, mean, 0.0), np.where(rating, sd**2, other)
 
 
-def build(games: Games, still: bool, copies: int = COPIES) -> Model:
+def build(games: Games, still: bool, own: Array, copies: int = COPIES) -> Model:
     """The model of games."""
     n_rows, n_players = games.teams.shape
     counts = np.diff(games.teams.indptr)
@@ -104,7 +111,7 @@ def build(games: Games, still: bool, copies: int = COPIES) -> Model:
     pairs = np.repeat(when.ravel()[games.game], counts) * n_players + games.teams.indices
     states, at = np.unique(pairs, return_inverse=True)
     player, time = states % n_players, times[states // n_players]
-    X = rows_of(games.teams.data, at.ravel(), counts, len(states))
+    X = rows_of(games.teams.data.copy(), at.ravel(), counts, len(states))
     more: list[Any] = [X]
     n_copies = 0
     if games.home is not None:
@@ -134,6 +141,7 @@ def build(games: Games, still: bool, copies: int = COPIES) -> Model:
         order,
         (player + 1j * time)[order],
         still,
+        own,
     )
 
 
@@ -246,7 +254,7 @@ def joint_fit(
     X = model.X[rows][:, variables]
     X = sparse.csr_array(sparse.diags_array(1.0 / scale) @ X)
     y = np.stack(model.ends(numbers), axis=1)[rows] / scale[:, None]
-    variance = model.prior(numbers)[variables]
+    mean, variance = (part[variables] for part in model.prior(numbers))
     place = np.full(model.X.shape[1], -1)
     place[variables] = np.arange(len(variables))
     later = np.flatnonzero(model.before[variables] >= 0)
@@ -261,7 +269,9 @@ def joint_fit(
         np.add.at(precision, (first, first), weight)
         precision[first, later] = precision[later, first] = -weight
         prior = {"prior_precision": precision}
-    return fit_linear(X, y, loss=Interval(), posterior="full", schedule=schedule, **prior)
+    return fit_linear(
+        X, y, loss=Interval(), posterior="full", schedule=schedule, prior_mean=mean, **prior
+    )
 
 
 class ProductGraph(NamedTuple):
@@ -288,9 +298,9 @@ def product_graph(
     """
     place = np.full(model.X.shape[1], -1)
     place[variables] = np.arange(len(variables))
-    X, prior = model.X[rows], model.prior(numbers)[variables]
+    X, alone = model.X[rows], np.zeros(len(variables), dtype=bool)
     columns = X.indices
-    mean, alone = np.zeros(len(variables)), np.zeros(len(variables), dtype=bool)
+    mean, prior = (part[variables] for part in model.prior(numbers))
     if known is not None:
         # the copies of the advantage are one variable, the last; what has a belief does not walk
         columns = np.where(model.player[columns] == -1, variables[-1], columns)
@@ -344,9 +354,9 @@ def product_fit(
     return post
 
 
-def one_step_ahead(games: Games, still: bool, numbers: Numbers) -> Array:
+def one_step_ahead(model: Model, numbers: Numbers) -> Array:
     """Log probability of each game given those before it, (n,), in one pass."""
-    model = build(games, still, copies=1)
+    games, model = model.games, build(model.games, model.still, model.own, copies=1)
     n_rows, n = model.X.shape
     rows = model.order_of(np.arange(n_rows))
     made = product_graph(model, numbers, np.arange(n), rows)
@@ -357,7 +367,7 @@ def one_step_ahead(games: Games, still: bool, numbers: Numbers) -> Array:
 # ---- more games ----
 
 
-def appended(model: Model, more: Games) -> Model:
+def appended(model: Model, more: Games, own: Array) -> Model:
     """The model with more games, whose variables and rows come last. O(entries), to copy them."""
     n = model.X.shape[1]
     counts, player = np.diff(more.teams.indptr), more.teams.indices
@@ -365,7 +375,7 @@ def appended(model: Model, more: Games) -> Model:
     at, there = model.find(player, time)
     new, which = np.unique((player + 1j * time)[~there], return_inverse=True)
     at[~there] = n + which.ravel()
-    X = rows_of(more.teams.data, at, counts, n + len(new))
+    X = rows_of(more.teams.data.copy(), at, counts, n + len(new))
     if more.home is not None:
         copies = np.flatnonzero(model.player == -1)
         column = copies[np.arange(len(counts)) % len(copies)]
@@ -392,6 +402,7 @@ def appended(model: Model, more: Games) -> Model:
         order,
         keys,
         model.still,
+        own,
     )
 
 
@@ -457,12 +468,13 @@ def updated(
     single = place < 0
     mean, variance = (extended(part, n) for part in (belief.mean, belief.variance))
     mean[single], variance[single] = moments(product.natural[single])
-    prior = model.prior(numbers)[single & (model.before < 0)]
+    begin = single & (model.before < 0)
+    at, spread = (part[begin] for part in model.prior(numbers))
     evidence = (
         float(product.row_scale.sum() + product.step_scale.sum())
         + float((0.5 * mean**2 / variance + 0.5 * np.log(variance))[single].sum())
-        - float(0.5 * np.log(prior).sum())
-        + 0.5 * np.log(2.0 * np.pi) * (single.sum() - len(prior))
+        - float((0.5 * at**2 / spread + 0.5 * np.log(spread)).sum())
+        + 0.5 * np.log(2.0 * np.pi) * (single.sum() - begin.sum())
         + sum(post.log_evidence for _, post in belief.joint)
     )
     return belief._replace(
@@ -487,7 +499,14 @@ def extended(part: Array, n: int) -> Array:
 
 
 def choose(
-    games: Games, *, prior_sd: float | None, drift: float | None, margin: float | None, draws: bool
+    games: Games,
+    own: Array,
+    *,
+    prior_mean: float,
+    prior_sd: float | None,
+    drift: float | None,
+    margin: float | None,
+    draws: bool,
 ) -> Numbers:
     """The parameters that are not given, at the mode of evidence times priors: see :func:`fit`."""
     some = games.latest(CHOOSING)
@@ -503,10 +522,10 @@ def choose(
         "margin": (margin, np.log(np.sqrt(2.0) * special.ndtri(0.5 * (1.0 + share)))),
     }
     free = [name for name, (given, _) in begin.items() if given is None]
-    values = {name: given for name, (given, _) in begin.items()}
+    values = {"prior_mean": prior_mean, **{name: given for name, (given, _) in begin.items()}}
     start = np.array([begin[name][1] for name in free])
     schedule = EP(sweeps=SWEEPS, tol=0.0)
-    model = build(some, drift == 0.0)
+    model = build(some, drift == 0.0, own)
 
     def at(point: Array) -> Numbers:
         return Numbers(**{**values, **dict(zip(free, np.exp(point).tolist(), strict=True))})

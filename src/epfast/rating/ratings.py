@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -59,6 +60,8 @@ def fit(
     prior_sd: float | None = None,
     drift: float | None = None,
     margin: float | None = None,
+    prior_mean: float = 0.0,
+    priors: Mapping[Any, tuple[float, float]] | None = None,
     schedule: Schedule | None = None,
 ) -> Ratings:
     """Rate players by their games.
@@ -89,7 +92,7 @@ def fit(
     prior_sd : float, optional
         Standard deviation of the ratings of players at their first game; that of a performance is
         1. None: chosen, with the two below, at the mode of the evidence times weak priors. That of
-        log prior_sd is N(0, 0.6^2): from 0.3 to 3.2 in 95 %.
+        log prior_sd is N(0, 0.5^2): from 0.37 to 2.7 in 95 %.
     drift : float, optional
         Variance that a rating gains per unit of time, >= 0. None: chosen; the log of drift times
         the time from the first to the last game is N(log 0.25, 1.5^2).
@@ -97,6 +100,12 @@ def fit(
         Performances of two players that differ by no more than that draw; of teams of n players in
         all times sqrt(n / 2). None: 0 without ``draw`` and ``ranks``; else chosen. The density of
         the probability p that two players of one rating draw is 6 p (1 - p).
+    prior_mean : float
+        Mean of the ratings of players at their first game. It matters where teams differ in size:
+        the more players, the stronger the team if it is above 0.
+    priors : mapping, optional
+        Mean and standard deviation at the first game, (mean, sd), of players whose ratings are
+        known from elsewhere.
     schedule : Schedule, optional
         None: that of :func:`epfast.fit_linear` for joint Gaussians; else
         ``EP(sweeps=400, tol=1e-3)``, whose convergence is judged by the differences of the
@@ -153,9 +162,34 @@ def fit(
             given[name] = _checks.number(name, value, **bound)
     if margin == 0.0 and found.draw.any():
         raise ValueError(f"margin is 0 and {found.draw.sum()} games are drawn; allowed: above 0")
-    numbers = choose(found, draws=draw is not None or ranks is not None, **given)
-    model = build(found, numbers.drift == 0.0 or np.ptp(found.time) == 0.0)
-    return Ratings(reader, model, numbers, chosen, fitted(model, numbers, chosen, EXACT))
+    prior_mean = _checks.number("prior_mean", prior_mean)
+    known = checked_priors(priors)
+    own = own_of(known, reader.code)
+    numbers = choose(found, own, prior_mean=prior_mean, draws=draw is not None or ranks is not None, **given)
+    model = build(found, numbers.drift == 0.0 or np.ptp(found.time) == 0.0, own)
+    return Ratings(reader, known, model, numbers, chosen, fitted(model, numbers, chosen, EXACT))
+
+
+def checked_priors(priors: Any) -> dict[Any, tuple[float, float]]:
+    """Prior means and sds of players, by name."""
+    if not isinstance(priors, Mapping | None):
+        raise TypeError(f"priors is {_checks.describe(priors)}; allowed: a mapping of players")
+    found = {}
+    for who, pair in (priors or {}).items():
+        one = several(pair) or []
+        if len(one) != 2:
+            raise ValueError(f"priors has {_checks.describe(pair)} of {who!r}; allowed: (mean, sd)")
+        found[who] = (_checks.number("priors", one[0]), _checks.number("priors", one[1], above=0.0))
+    return found
+
+
+def own_of(priors: dict[Any, tuple[float, float]], code: dict[Any, int]) -> Array:
+    """Prior means and sds of all players, (players, 2); NaN where they have none of their own."""
+    found = np.full((len(code), 2), np.nan)
+    for who, pair in priors.items():
+        if who in code:
+            found[code[who]] = pair
+    return found
 
 
 class Ratings:
@@ -173,12 +207,19 @@ class Ratings:
     """
 
     def __init__(
-        self, reader: Reader, model: Model, numbers: Numbers, schedule: Any, belief: Belief
+        self,
+        reader: Reader,
+        priors: dict[Any, tuple[float, float]],
+        model: Model,
+        numbers: Numbers,
+        schedule: Any,
+        belief: Belief,
     ) -> None:
-        self._reader, self._model, self._numbers = reader, model, numbers
+        self._reader, self._priors = reader, priors
+        self._model, self._numbers = model, numbers
         self._schedule, self._belief = schedule, belief
         self.players = list(reader.code)
-        self.prior_sd, self.drift, self.margin = numbers
+        _, self.prior_sd, self.drift, self.margin = numbers
         self.log_evidence, self.converged = belief.log_evidence, belief.converged
         self.sweeps = belief.sweeps
 
@@ -311,7 +352,10 @@ class Ratings:
         except TypeError:
             raise TypeError("a player cannot be hashed; allowed: names") from None
         known = number >= 0
-        at, own = self._last[number], np.where(known, 0.0, self.prior_sd**2)
+        usual = (self._numbers.prior_mean, self.prior_sd)
+        prior = np.array([(0.0, 0.0) if k >= 0 else self._priors.get(who, usual)
+                          for who, k in zip(names, number, strict=True)])
+        at, own = self._last[number], prior[:, 1] ** 2
         if time is not None:
             at, _ = self._model.find(number, time[row])
             at = np.where(known, at, 0)
@@ -335,7 +379,8 @@ class Ratings:
                 variables, post = self._belief.joint[k]
                 part = sums[:, variables]
                 spread = spread + (part @ post.covariance * part.toarray()).sum(axis=1)
-        return sums @ self._belief.mean, spread
+        mean = sums @ self._belief.mean + np.bincount(row, weight * prior[:, 0], n)
+        return mean, spread
 
     def rating(self, player: Any, time: Any = None) -> tuple[Array, Array]:
         """Mean and variance of the ratings of players.
@@ -474,14 +519,14 @@ class Ratings:
         if more.draw.any() and self.margin == 0.0:
             raise ValueError(f"{more.draw.sum()} games are drawn, and margin is 0; allowed: none")
         still = self._model.still and (self.drift == 0.0 or not self._moves(more.time))
-        belief = None
+        belief, own = None, own_of(self._priors, reader.code)
         if still == self._model.still:
-            model = appended(self._model, more)
+            model = appended(self._model, more, own)
             belief = updated(model, self._model, self._belief, self._numbers, self._schedule)
         if belief is None:
-            model = build(self._model.games.joined(more), still)
+            model = build(self._model.games.joined(more), still, own)
             belief = fitted(model, self._numbers, self._schedule, EXACT)
-        return Ratings(reader, model, self._numbers, self._schedule, belief)
+        return Ratings(reader, self._priors, model, self._numbers, self._schedule, belief)
 
     def _moves(self, times: Array) -> bool:
         """Whether games at these times are not all at the time of those of the fit."""
@@ -494,7 +539,7 @@ class Ratings:
         the parameters that these have, which may have been chosen by the same games, and without
         correlations.
         """
-        return one_step_ahead(self._model.games, self._model.still, self._numbers)
+        return one_step_ahead(self._model, self._numbers)
 
     def check(self, draws: int = 1000, seed: int = 0) -> Any:
         """How far the ratings are from the exact posterior, by importance sampling.
