@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import numbers
 import warnings
 from collections.abc import Iterable, Mapping
@@ -91,11 +92,9 @@ def rows_of(entries: Array, columns: Any, counts: Any, width: int) -> Any:
 
 def stacked(a: Any, b: Any, width: int) -> Any:
     """CSR matrices of which the second has all columns of the first. O(entries), to copy them."""
-    entries, columns = (
-        np.concatenate(pair) for pair in ((a.data, b.data), (a.indices, b.indices))
-    )
-    counts = np.concatenate([np.diff(a.indptr), np.diff(b.indptr)])
-    return rows_of(entries, columns, counts, width)
+    parts = (a.data, b.data), (a.indices, b.indices), (a.indptr, b.indptr[1:] + a.indptr[-1])
+    entries, columns, starts = (np.concatenate(pair) for pair in parts)
+    return sparse.csr_array((entries, columns, starts), (len(starts) - 1, width))
 
 
 def missing(value: Any) -> bool:
@@ -172,12 +171,11 @@ class Reader:
 
     def _players(self, name: str, values: Any) -> Index:
         names = values.tolist() if isinstance(values, np.ndarray) else list(values)
-        known = len(self.code)
         try:
             found = [self.code.setdefault(who, len(self.code)) for who in names]
         except TypeError:
             raise TypeError(f"{name} holds values that cannot be hashed; allowed: names") from None
-        if len(self.code) > known and any(missing(who) for who in self.code):
+        if any(missing(who) for who in names):
             raise ValueError(f"{name} holds None or NaN; allowed: names of players")
         return np.array(found, dtype=np.intp)
 
@@ -185,7 +183,7 @@ class Reader:
         """Games of teams: of K of them K - 1 rows, each team against the next one by rank."""
         rows: list[tuple[int, bool, float, float]] = []
         entries: list[tuple[Index, Array]] = []
-        cells: list[tuple[int, int, float]] = []
+        cells: list[tuple[float, ...]] = []
         width = 0
         for g, sides in enumerate(columns["teams"]):
             given = several(sides) or []
@@ -218,14 +216,14 @@ class Reader:
             order = np.argsort(ranks, kind="stable")
             spread = np.array([shares[k] @ shares[k] for k in order])
             own, common = shares_of_noise(spread)
-            for k, (a, b) in enumerate(zip(order[:-1], order[1:], strict=True)):
-                cells += [(len(rows), width + j, common[k, j]) for j in np.flatnonzero(common[k])]
+            for k, (a, b) in enumerate(itertools.pairwise(order)):
+                cells += [(len(rows), width + j, common[k, j]) for j in range(common.shape[1])]
                 size = len(who[a]) + len(who[b])
                 rows.append((g, bool(ranks[a] == ranks[b]), own[k], float(size)))
                 entries.append(
                     (np.concatenate([who[a], who[b]]), np.concatenate([shares[a], -shares[b]]))
                 )
-            width += len(own) if common.any() else 0
+            width += common.shape[1]
         game, draw, noise, size_of = (np.array(part) for part in zip(*rows, strict=True))
         teams = rows_of(
             np.concatenate([part for _, part in entries]),
@@ -272,10 +270,11 @@ def shares_of_noise(spread: Array) -> tuple[Array, Array]:
     """The noise of the differences of performances with these variances, each from the next.
 
     Returns the variance that each difference has alone, (k,), and coefficients of variables that
-    they share, (k, k): neighbours have a performance in common. Covariance = D + L L', exactly.
+    they share, as neighbours have a performance in common: (k, k), of a single one (1, 0).
+    Covariance = D + L L', exactly.
     """
     if len(spread) == 2:
-        return np.array([spread.sum()]), np.zeros((1, 1))
+        return np.array([spread.sum()]), np.zeros((1, 0))
     inner = spread[1:-1]
     whole = np.diag(spread[:-1] + spread[1:]) - np.diag(inner, 1) - np.diag(inner, -1)
     own = 0.5 * float(linalg.eigvalsh(whole)[0])
@@ -295,7 +294,7 @@ def days(name: str, values: Any) -> Array | None:
         "of datetime, or strings as '2024-05-31'"
     )
     if given.dtype == object:
-        inside = [isinstance(one, (numbers.Real, np.bool_)) for one in given]
+        inside = [isinstance(one, (numbers.Number, np.bool_)) for one in given]
         if all(inside):
             return None
         if any(missing(one) and not known for one, known in zip(given, inside, strict=True)):
@@ -321,7 +320,7 @@ def days(name: str, values: Any) -> Array | None:
     return np.asarray((dates.astype("datetime64[us]") - np.datetime64(0, "us")) / DAY)
 
 
-def moment(value: Any, wrong: ValueError) -> np.datetime64:
+def moment(value: Any, wrong: ValueError) -> Any:
     """A date of any type."""
     if isinstance(value, datetime.datetime) and value.tzinfo is not None:
         value = value.astimezone(datetime.UTC).replace(tzinfo=None)
@@ -330,7 +329,7 @@ def moment(value: Any, wrong: ValueError) -> np.datetime64:
             raise TypeError
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return np.datetime64(value, "us")
+            return np.array(value, dtype="datetime64[us]")[()]
     except (ValueError, TypeError):
         raise wrong from None
 

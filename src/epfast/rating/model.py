@@ -23,7 +23,7 @@ COPIES = 64
 #: variables of a component up to which its ratings have a joint Gaussian: at 1,000 a fit takes 3 s
 EXACT = 1_000
 #: variables up to which components share a matrix, and the search of the parameters has it
-SMALL = 200
+SMALL = 100
 #: smallest variance of a step of a joint Gaussian, as part of the prior's: what a precision matrix
 #: of doubles can hold beside it
 LEAST_STEP = 1e-10
@@ -37,6 +37,8 @@ FIRST, LAST, FITS = 0.7, 0.05, 40
 USUAL = EP(sweeps=400, tol=1e-3)
 #: move of a rating, in its sd, that an update passes on to the games of the player
 PASSED = 0.01
+#: moves of ratings, in their sd, beyond which an update fits all sites of a joint Gaussian anew
+STALE = 0.2
 #: part of the variables that an update may visit; beyond it a fit of all games costs as much
 SHARE = 0.2
 
@@ -84,26 +86,31 @@ class Model(NamedTuple):
         """The order of time of these rows, in which a game's are as they are."""
         return np.argsort(self.games.time[self.games.game[rows]], kind="stable")
 
+    def entries_of(self, rows: Index) -> Index:
+        """Places of the entries of these rows among those of X."""
+        first, counts = self.X.indptr[rows], np.diff(self.X.indptr)[rows]
+        ends = np.cumsum(counts)
+        return np.repeat(first - ends + counts, counts) + np.arange(ends[-1])
+
     def ends(self, numbers: Numbers) -> tuple[Array, Array]:
         """The ends of each row's difference of performances, (r,)."""
         margin = numbers.margin * np.sqrt(0.5 * self.games.size)
         draw = self.games.draw
         return np.where(draw, -margin, margin), np.where(draw, margin, np.inf)
 
-    def prior(self, numbers: Numbers) -> tuple[Array, Array]:
+    def prior(self, numbers: Numbers, variables: Index) -> tuple[Array, Array]:
         """Prior means and variances, of ratings that a walk defines too."""
-        rating = self.player >= 0
-        mean, sd = (
-            np.where(np.isnan(own), usual, own)[self.player]
-            for own, usual in zip(self.own.T, (numbers.prior_mean, numbers.prior_sd), strict=True)
-        )
-        other = np.where(self.player == -1, ADVANTAGE, 1.0)
-        return np.where(rating, mean, 0.0), np.where(rating, sd**2, other)
+        player = self.player[variables]
+        own = self.own[np.maximum(player, 0)]
+        mean = np.where(np.isnan(own[:, 0]), numbers.prior_mean, own[:, 0])
+        sd = np.where(np.isnan(own[:, 1]), numbers.prior_sd, own[:, 1])
+        sd = np.where(player == -1, np.sqrt(ADVANTAGE), np.where(player == -2, 1.0, sd))
+        return np.where(player < 0, 0.0, mean), sd**2
 
 
 def build(games: Games, still: bool, own: Array, copies: int = COPIES) -> Model:
     """The model of games."""
-    n_rows, n_players = games.teams.shape
+    n_players = games.teams.shape[1]
     counts = np.diff(games.teams.indptr)
     moments = np.zeros(len(games.time)) if still else games.time
     times, when = np.unique(moments, return_inverse=True)
@@ -164,6 +171,8 @@ class Belief(NamedTuple):
     converged: bool
     #: of the longest fit
     sweeps: list[SweepInfo]
+    #: largest moves of a rating, in its sd, since all sites of a joint Gaussian were fitted
+    stale: float = 0.0
 
 
 class Product(NamedTuple):
@@ -212,14 +221,13 @@ def fitted(model: Model, numbers: Numbers, schedule: Any, limit: int) -> Belief:
 
 
 def moments(natural: Array) -> tuple[Array, Array]:
+    """Means and variances of natural parameters, (n, 2)."""
     precision, shift = natural.T
     with np.errstate(all="ignore"):
         return shift / precision, 1.0 / precision
 
 
-def split(
-    model: Model, limit: int
-) -> tuple[list[tuple[Index, Index]], tuple[Index, Index]]:
+def split(model: Model, limit: int) -> tuple[list[tuple[Index, Index]], tuple[Index, Index]]:
     """Variables and rows of groups of components up to limit variables, and of all others."""
     n_rows, n = model.X.shape
     whole = np.arange(n), np.arange(n_rows)
@@ -246,15 +254,10 @@ def split(
     return found, nothing
 
 
-def joint_fit(
-    model: Model, numbers: Numbers, variables: Index, rows: Index, schedule: Any
-) -> Any:
+def joint_fit(model: Model, numbers: Numbers, variables: Index, rows: Index, schedule: Any) -> Any:
     """A joint Gaussian: a linear model of the differences in the games."""
-    scale = np.sqrt(model.games.noise[rows])
-    X = model.X[rows][:, variables]
-    X = sparse.csr_array(sparse.diags_array(1.0 / scale) @ X)
-    y = np.stack(model.ends(numbers), axis=1)[rows] / scale[:, None]
-    mean, variance = (part[variables] for part in model.prior(numbers))
+    X, y = differences(model, numbers, variables, rows)
+    mean, variance = model.prior(numbers, variables)
     place = np.full(model.X.shape[1], -1)
     place[variables] = np.arange(len(variables))
     later = np.flatnonzero(model.before[variables] >= 0)
@@ -272,6 +275,13 @@ def joint_fit(
     return fit_linear(
         X, y, loss=Interval(), posterior="full", schedule=schedule, prior_mean=mean, **prior
     )
+
+
+def differences(model: Model, numbers: Numbers, variables: Index, rows: Index) -> tuple[Any, Array]:
+    """The differences of performances in the games and their ends, in units of their noise."""
+    scale = np.sqrt(model.games.noise[rows])
+    X = sparse.csr_array(sparse.diags_array(1.0 / scale) @ model.X[rows][:, variables])
+    return X, np.stack(model.ends(numbers), axis=1)[rows] / scale[:, None]
 
 
 class ProductGraph(NamedTuple):
@@ -300,7 +310,7 @@ def product_graph(
     place[variables] = np.arange(len(variables))
     X, alone = model.X[rows], np.zeros(len(variables), dtype=bool)
     columns = X.indices
-    mean, prior = (part[variables] for part in model.prior(numbers))
+    mean, prior = model.prior(numbers, variables)
     if known is not None:
         # the copies of the advantage are one variable, the last; what has a belief does not walk
         columns = np.where(model.player[columns] == -1, variables[-1], columns)
@@ -345,8 +355,7 @@ def product_fit(
     begin[where], into.row_scale[rows[where]] = begins[:-1], scale
     counts = np.diff(starts)
     at = np.repeat(begin - 2 * starts[:-1], counts) + 2 * np.arange(starts[-1])
-    entries = np.repeat(model.X.indptr[rows] - starts[:-1], counts) + np.arange(starts[-1])
-    into.rows[entries] = np.stack([sites[at], sites[at + 1]], axis=1)
+    into.rows[model.entries_of(rows)] = np.stack([sites[at], sites[at + 1]], axis=1)
     for key, second in made.steps:
         where, _, sites, scale = post.by_batch[key]
         into.steps[second[where]] = sites.reshape(-1, 4)
@@ -361,7 +370,7 @@ def one_step_ahead(model: Model, numbers: Numbers) -> Array:
     rows = model.order_of(np.arange(n_rows))
     made = product_graph(model, numbers, np.arange(n), rows)
     found = made.graph.one_step_ahead()[made.games]
-    return np.bincount(games.game[rows], found, len(games.time))
+    return np.asarray(np.bincount(games.game[rows], found, len(games.time)), dtype=np.float64)
 
 
 # ---- more games ----
@@ -411,12 +420,12 @@ def updated(
 ) -> Belief | None:
     """The belief after more games than those of the old model; None: all games are to be fitted.
 
-    Fits the games of the players who play, and then of those whose ratings that moves, until moves
-    are below ``PASSED``. What was not passed on adds up, so that many updates lose no more than one.
+    Fits the games of the players who play, then of those whose ratings that moves, until moves are
+    below ``PASSED``. Moves that were not passed on add up over updates, until they reach that.
     """
     n, n_old = model.X.shape[1], old.X.shape[1]
     if belief.product is None:
-        return None
+        return joint_updated(model, old, belief, numbers) if n == n_old else None
     grown = model.X.nnz, model.X.shape[0]
     sizes = (n, grown[0], grown[1], n, n, n)
     product = Product(*(extended(part, m) for part, m in zip(belief.product, sizes, strict=True)))
@@ -427,7 +436,7 @@ def updated(
     active[model.games.teams[old.X.shape[0] :].indices] = True
     rating = model.player >= 0
     advantage = np.flatnonzero(model.player == -1)
-    visited, converged, sweeps = 0, belief.converged, []
+    visited, converged, sweeps = 0, belief.converged, belief.sweeps[:0]
     while active.any():
         mine = rating & active[model.player]
         visited += mine.sum()
@@ -438,8 +447,8 @@ def updated(
         played[model.games.game[np.searchsorted(model.X.indptr, hits, "right") - 1]] = True
         rows = np.flatnonzero(played[model.games.game])
         X = model.X[rows]
-        entries = np.flatnonzero(np.repeat(played[model.games.game], np.diff(model.X.indptr)))
-        sites = np.stack([np.bincount(X.indices, part, n) for part in product.rows[entries].T], 1)
+        sites = np.zeros((n, 2))
+        np.add.at(sites, X.indices, product.rows[model.entries_of(rows)])
         inside = np.zeros(n, dtype=bool)
         inside[X.indices] = True
         rim = np.flatnonzero(inside & rating & ~mine)
@@ -450,17 +459,16 @@ def updated(
         if len(advantage):
             rest = product.natural[advantage[:1]] - sites[advantage].sum(axis=0)
             known = np.concatenate([known, rest])
-        was = moments(product.natural[variables])
+        was = moments(product.natural[variables[len(own) :]])
         post = product_fit(model, numbers, variables, rows, schedule, product, known)
         sweeps, converged = sweeps + post.history, converged and post.converged
-        mean, variance = moments(product.natural[variables])
-        move = np.abs(mean - was[0]) / np.sqrt(variance) + 0.5 * np.abs(np.log(variance / was[1]))
-        product.pending[rim] += move[len(own) : len(own) + len(rim)]
+        now = moments(product.natural[variables[len(own) :]])
+        product.pending[rim] += moved(*was, *now)[: len(rim)]
         product.pending[mine] = 0.0
         if len(advantage):
             # in performances: it is in many games, and moves little
             product.natural[advantage] = product.natural[advantage[0]]
-            product.pending[advantage[0]] += abs(mean[-1] - was[0][-1])
+            product.pending[advantage[0]] += abs(now[0][-1] - was[0][-1])
             if product.pending[advantage[0]] > PASSED:
                 return None
         active[:] = False
@@ -468,13 +476,13 @@ def updated(
     single = place < 0
     mean, variance = (extended(part, n) for part in (belief.mean, belief.variance))
     mean[single], variance[single] = moments(product.natural[single])
-    begin = single & (model.before < 0)
-    at, spread = (part[begin] for part in model.prior(numbers))
+    begin = np.flatnonzero(single & (model.before < 0))
+    at, spread = model.prior(numbers, begin)
     evidence = (
         float(product.row_scale.sum() + product.step_scale.sum())
         + float((0.5 * mean**2 / variance + 0.5 * np.log(variance))[single].sum())
         - float((0.5 * at**2 / spread + 0.5 * np.log(spread)).sum())
-        + 0.5 * np.log(2.0 * np.pi) * (single.sum() - begin.sum())
+        + 0.5 * np.log(2.0 * np.pi) * (single.sum() - len(begin))
         + sum(post.log_evidence for _, post in belief.joint)
     )
     return belief._replace(
@@ -485,6 +493,34 @@ def updated(
         log_evidence=evidence,
         converged=converged,
         sweeps=sweeps,
+    )
+
+
+def joint_updated(model: Model, old: Model, belief: Belief, numbers: Numbers) -> Belief | None:
+    """The belief with new rows in one joint Gaussian, whose other sites stay: they move little."""
+    if len(belief.joint) > 1:
+        return None
+    variables, post = belief.joint[0]
+    rows = np.arange(old.X.shape[0], model.X.shape[0])
+    new = post.partial_fit(*differences(model, numbers, variables, rows))
+    stale = belief.stale + moved(post.mean, post.variance, new.mean, new.variance).max()
+    if stale > STALE:
+        return None
+    return belief._replace(
+        mean=new.mean,
+        variance=new.variance,
+        joint=((variables, new),),
+        log_evidence=new.log_evidence,
+        converged=belief.converged and new.converged,
+        sweeps=new.history,
+        stale=stale,
+    )
+
+
+def moved(mean: Array, variance: Array, new_mean: Array, new_variance: Array) -> Array:
+    """How far beliefs moved, in their sds."""
+    return np.abs(new_mean - mean) / np.sqrt(new_variance) + 0.5 * np.abs(
+        np.log(new_variance / variance)
     )
 
 
@@ -527,6 +563,8 @@ def choose(
     schedule = EP(sweeps=SWEEPS, tol=0.0)
     model = build(some, drift == 0.0, own)
 
+    far = np.log(100.0) - 1e-9
+
     def at(point: Array) -> Numbers:
         return Numbers(**{**values, **dict(zip(free, np.exp(point).tolist(), strict=True))})
 
@@ -538,7 +576,7 @@ def choose(
         if "margin" in free:
             chance = 2.0 * special.ndtr(-numbers.margin / np.sqrt(2.0))
             density += float(np.log(chance * (1.0 - chance)))
-        return -density - fitted(model, numbers, schedule, SMALL).log_evidence
+        return float(-density - fitted(model, numbers, schedule, SMALL).log_evidence)
 
     if not free:
         return at(start)
@@ -546,7 +584,7 @@ def choose(
         cost,
         start,
         method="Nelder-Mead",
-        bounds=[(x - np.log(100.0), x + np.log(100.0)) for x in start],
+        bounds=[(x - far, x + far) for x in start],
         options={
             "initial_simplex": np.vstack([start, start + FIRST * np.eye(len(free))]),
             "xatol": LAST,
