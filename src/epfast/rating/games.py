@@ -293,6 +293,8 @@ def days(name: str, values: Any) -> Array | None:
         f"{name} holds what is neither a number nor a date; allowed: numbers, datetime64, dates "
         "of datetime, or strings as '2024-05-31'"
     )
+    if given.dtype.kind == "U" and isinstance(values, (list, tuple)):
+        given = np.array(values, dtype=object)  # NumPy makes strings of numbers beside strings
     if given.dtype == object:
         inside = [isinstance(one, (numbers.Number, np.bool_)) for one in given]
         if all(inside):

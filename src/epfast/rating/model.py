@@ -476,10 +476,11 @@ def updated(
     single = place < 0
     mean, variance = (extended(part, n) for part in (belief.mean, belief.variance))
     mean[single], variance[single] = moments(product.natural[single])
+    single[advantage[1:]] = False  # copies
     begin = np.flatnonzero(single & (model.before < 0))
     at, spread = model.prior(numbers, begin)
     evidence = (
-        float(product.row_scale.sum() + product.step_scale.sum())
+        float(product.row_scale.sum() + product.step_scale[rating].sum())
         + float((0.5 * mean**2 / variance + 0.5 * np.log(variance))[single].sum())
         - float((0.5 * at**2 / spread + 0.5 * np.log(spread)).sum())
         + 0.5 * np.log(2.0 * np.pi) * (single.sum() - len(begin))
