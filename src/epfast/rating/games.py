@@ -336,6 +336,28 @@ def moment(value: Any, wrong: ValueError) -> Any:
         raise wrong from None
 
 
+def checked_priors(priors: Any) -> dict[Any, tuple[float, float]]:
+    """Prior means and sds of players, by name."""
+    if not isinstance(priors, Mapping | None):
+        raise TypeError(f"priors is {_checks.describe(priors)}; allowed: a mapping of players")
+    found = {}
+    for who, pair in (priors or {}).items():
+        one = several(pair) or []
+        if len(one) != 2:
+            raise ValueError(f"priors has {_checks.describe(pair)} of {who!r}; allowed: (mean, sd)")
+        found[who] = (_checks.number("priors", one[0]), _checks.number("priors", one[1], above=0.0))
+    return found
+
+
+def own_of(priors: dict[Any, tuple[float, float]], code: dict[Any, int]) -> Array:
+    """Prior means and sds of all players, (players, 2); NaN where they have none of their own."""
+    found = np.full((len(code), 2), np.nan)
+    for who, pair in priors.items():
+        if who in code:
+            found[code[who]] = pair
+    return found
+
+
 def column(games: Any, name: str, at: Any) -> Any:
     """A column by its name, or as it is."""
     if at is None:

@@ -14,19 +14,9 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast.graph.problem import legal
 from epfast.inference import report
-from epfast.rating.games import PAIRS, TEAMS, Index, Reader, plain, several
-from epfast.rating.model import (
-    EXACT,
-    Belief,
-    Model,
-    Numbers,
-    appended,
-    build,
-    choose,
-    fitted,
-    one_step_ahead,
-    updated,
-)
+from epfast.rating.belief import EXACT, Belief, choose, fitted, one_step_ahead, updated
+from epfast.rating.games import PAIRS, TEAMS, Index, Reader, checked_priors, own_of, plain, several
+from epfast.rating.model import Model, Numbers, appended, build
 from epfast.schedules import Schedule
 
 
@@ -106,7 +96,7 @@ def fit(
     priors : mapping, optional
         Mean and standard deviation at the first game, (mean, sd), of players whose ratings are
         known from elsewhere.
-    schedule : Schedule, optional
+    schedule : EP or ADF, optional
         None: that of :func:`epfast.fit_linear` for joint Gaussians; else
         ``EP(sweeps=400, tol=1e-3)``, whose convergence is judged by the differences of the
         performances in the games, how far they are from their limit in standard deviations: the
@@ -132,16 +122,17 @@ def fit(
     >>> games = {"winner": ["ann", "ann", "bob"], "loser": ["bob", "cyd", "cyd"]}
     >>> ratings = rating.fit(games, prior_sd=1.0)
     >>> print(ratings.predict("ann", "cyd").win.round(2))
-    0.77
+    0.78
 
     Three players, of whom two share the second place, then two against one:
 
     >>> sides = [[["ann"], ["bob"], ["cyd"]], [["bob", "cyd"], ["ann"]]]
     >>> ratings = rating.fit(teams=sides, ranks=[[1, 2, 2], [1, 2]], prior_sd=1.0, margin=0.2)
     >>> print(ratings.predict(["ann"], ["bob", "cyd"]).win.round(2))
-    0.38
+    0.44
     """
-    chosen = None if schedule is None else legal(schedule)
+    if schedule is not None and legal(schedule).stores not in ("factor", "none"):
+        raise ValueError(f"schedule is {schedule!r}; allowed for ratings: EP() or ADF()")
     if teams is None:
         if ranks is not None or weights is not None:
             raise ValueError("ranks or weights are given without teams; allowed: with teams")
@@ -169,29 +160,8 @@ def fit(
         found, own, prior_mean=prior_mean, draws=draw is not None or ranks is not None, **given
     )
     model = build(found, numbers.drift == 0.0 or np.ptp(found.time) == 0.0, own)
-    return Ratings(reader, known, model, numbers, chosen, fitted(model, numbers, chosen, EXACT))
-
-
-def checked_priors(priors: Any) -> dict[Any, tuple[float, float]]:
-    """Prior means and sds of players, by name."""
-    if not isinstance(priors, Mapping | None):
-        raise TypeError(f"priors is {_checks.describe(priors)}; allowed: a mapping of players")
-    found = {}
-    for who, pair in (priors or {}).items():
-        one = several(pair) or []
-        if len(one) != 2:
-            raise ValueError(f"priors has {_checks.describe(pair)} of {who!r}; allowed: (mean, sd)")
-        found[who] = (_checks.number("priors", one[0]), _checks.number("priors", one[1], above=0.0))
-    return found
-
-
-def own_of(priors: dict[Any, tuple[float, float]], code: dict[Any, int]) -> Array:
-    """Prior means and sds of all players, (players, 2); NaN where they have none of their own."""
-    found = np.full((len(code), 2), np.nan)
-    for who, pair in priors.items():
-        if who in code:
-            found[code[who]] = pair
-    return found
+    belief = fitted(model, numbers, schedule, EXACT)
+    return Ratings(reader, known, model, numbers, schedule, belief)
 
 
 class Ratings:
@@ -240,6 +210,11 @@ class Ratings:
         order = self._model.order
         return order[np.flatnonzero(np.diff(self._model.player[order], append=-1))]
 
+    @cached_property
+    def _advantage(self) -> int | None:
+        """The variable of the home advantage."""
+        return None if self._model.games.home is None else int(np.argmax(self._model.player == -1))
+
     @property
     def home_advantage(self) -> tuple[float, float] | None:
         """Mean and standard deviation of the home advantage; None: without."""
@@ -247,20 +222,6 @@ class Ratings:
         if at is None:
             return None
         return float(self._belief.mean[at]), float(np.sqrt(self._belief.variance[at]))
-
-    @property
-    def _advantage(self) -> int | None:
-        if self._model.games.home is None:
-            return None
-        return int(np.argmax(self._model.player == -1))
-
-    def _times_of(self, player: int) -> Array:
-        """Times of the games of a player."""
-        games = self._model.games
-        rows = np.searchsorted(
-            games.teams.indptr, np.flatnonzero(games.teams.indices == player), "right"
-        )
-        return np.unique(games.time[games.game[rows - 1]])
 
     def table(self, level: float = 0.95) -> Any:
         """Players by their ratings at their last game.
@@ -298,18 +259,16 @@ class Ratings:
             last = np.full(len(names), -np.inf)
             np.maximum.at(last, games.teams.indices, games.time[game])
             columns["last"] = self._reader.shown(last)
-        attrs = {
-            "log_evidence": self.log_evidence,
-            "converged": self.converged,
-            "joint": bool(self.joint.all()),
-        }
+        attrs = {"log_evidence": self.log_evidence, "converged": self.converged}
         index = [str(k + 1) for k in range(len(names))]
         return report.table(index, {name: part[order] for name, part in columns.items()}, attrs)
 
     def history(self, player: Any) -> History:
         """Ratings of a player at the times of the games: times, means, sds."""
         number = self._number("player", player)
-        times = self._times_of(number)
+        teams, games = self._model.games.teams, self._model.games
+        rows = np.searchsorted(teams.indptr, np.flatnonzero(teams.indices == number), "right") - 1
+        times = np.unique(games.time[games.game[rows]])
         at, _ = self._model.find(np.full(len(times), number), times)
         mean, variance = self._belief.mean[at], self._belief.variance[at]
         return History(self._reader.shown(times), mean, np.sqrt(variance))
@@ -329,31 +288,18 @@ class Ratings:
             return None
         return several(player)
 
-    def _when(self, time: Any, n: int) -> Array | None:
-        """Times of n things, checked; None: at the last game."""
-        if time is None:
-            return None
-        if self._reader.columns["time"] is None:
-            raise ValueError("time is given, and the games had none; allowed: None")
-        given = several(time)
-        reader = Reader(self._reader.columns, {}, self._reader.dated)
-        when = reader.times("time", [time] if given is None else time)
-        if len(when) not in (1, n):
-            raise ValueError(f"time has {len(when)} values; allowed: 1 or {n}")
-        return np.broadcast_to(when, (n,))
-
     def _latent(
         self,
         n: int,
         row: Index,
         names: list[Any],
         weight: Array,
-        time: Array | None,
-        home: Array | None,
+        time: Any,
+        home: Array | None = None,
     ) -> tuple[Array, Array]:
         """Mean and variance of n sums of weighted ratings, and of the home advantage beside them.
 
-        row, names, weight: of each rating; time, home: of each row.
+        row, names, weight: of each rating; time, home: of each sum, time as it was given.
         """
         try:
             number = np.array([self._reader.code.get(who, -1) for who in names], dtype=np.intp)
@@ -366,9 +312,15 @@ class Ratings:
             prior[k] = self._priors.get(names[k], usual)
         at, own = self._last[number], prior[:, 1] ** 2
         if time is not None:
-            at, _ = self._model.find(number, time[row])
-            at = np.where(known, at, 0)
-            gap = 0.0 if self._model.still else np.abs(time[row] - self._model.time[at])
+            if self._reader.columns["time"] is None:
+                raise ValueError("time is given, and the games had none; allowed: None")
+            reader = Reader(self._reader.columns, {}, self._reader.dated)
+            when = reader.times("time", [time] if several(time) is None else time)
+            if len(when) not in (1, n):
+                raise ValueError(f"time has {len(when)} values; allowed: 1 or {n}")
+            when = np.broadcast_to(when, (n,))[row]
+            at = np.where(known, self._model.find(number, when)[0], 0)
+            gap = 0.0 if self._model.still else np.abs(when - self._model.time[at])
             own = np.where(known, self.drift * gap, own)
         entries = [np.where(known, weight, 0.0)]
         columns, rows = [at], [row]
@@ -406,7 +358,7 @@ class Ratings:
         many = self._names(player)
         names = [player] if many is None else many
         n = len(names)
-        mean, variance = self._latent(n, np.arange(n), names, np.ones(n), self._when(time, n), None)
+        mean, variance = self._latent(n, np.arange(n), names, np.ones(n), time)
         return (mean[0], variance[0]) if many is None else (mean, variance)
 
     def predict(self, a: Any, b: Any, time: Any = None, home: Any = 0) -> Prediction:
@@ -451,7 +403,7 @@ class Ratings:
         weight = np.repeat(np.tile([1.0, -1.0], n), size.ravel())
         names = [who for pair in zip(first, second, strict=True) for team in pair for who in team]
         row = np.repeat(np.arange(n), size.sum(axis=1))
-        mean, variance = self._latent(n, row, names, weight, self._when(time, n), ground)
+        mean, variance = self._latent(n, row, names, weight, time, ground)
         sd = np.sqrt(variance + size.sum(axis=1))
         margin = self.margin * np.sqrt(0.5 * size.sum(axis=1))
         win, loss = special.ndtr((mean - margin) / sd), special.ndtr((-mean - margin) / sd)
@@ -495,19 +447,16 @@ class Ratings:
         more = reader.games(games)
         if more.draw.any() and self.margin == 0.0:
             raise ValueError(f"{more.draw.sum()} games are drawn, and margin is 0; allowed: none")
-        still = self._model.still and (self.drift == 0.0 or not self._moves(more.time))
-        belief, own = None, own_of(self._priors, reader.code)
-        if still == self._model.still:
-            model = appended(self._model, more, own)
-            belief = updated(model, self._model, self._belief, self._numbers, self._schedule)
+        old, own = self._model, own_of(self._priors, reader.code)
+        moves = self.drift > 0.0 and bool((more.time != old.games.time[0]).any())
+        belief = None
+        if not (old.still and moves):
+            model = appended(old, more, own)
+            belief = updated(model, old, self._belief, self._numbers, self._schedule)
         if belief is None:
-            model = build(self._model.games.joined(more), still, own)
+            model = build(old.games.joined(more), old.still and not moves, own)
             belief = fitted(model, self._numbers, self._schedule, EXACT)
         return Ratings(reader, self._priors, model, self._numbers, self._schedule, belief)
-
-    def _moves(self, times: Array) -> bool:
-        """Whether games at these times are not all at the time of those of the fit."""
-        return bool((times != self._model.games.time[0]).any())
 
     def one_step_ahead(self) -> Array:
         """Log probability of each game's result given the games before it, (n,).
@@ -519,10 +468,10 @@ class Ratings:
         return one_step_ahead(self._model, self._numbers)
 
     def check(self, draws: int = 1000, seed: int = 0) -> Any:
-        """How far the ratings are from the exact posterior, by importance sampling.
+        """How far the ratings are from the exact posterior of these parameters.
 
-        Of given parameters. Only where one joint Gaussian holds all players (up to 1,000
-        variables): draws from a product over single ratings do not reach where the posterior is.
+        By importance sampling, where one joint Gaussian holds all players (up to 1,000 variables).
+        Draws from a product over single ratings do not reach where the posterior is: a ValueError.
 
         Parameters
         ----------
@@ -533,11 +482,6 @@ class Ratings:
         -------
         Check
             With an entry for each rating, and one for the home advantage.
-
-        Raises
-        ------
-        ValueError
-            Where there is more than one Gaussian.
         """
         joint = self._belief.joint
         if len(joint) != 1 or self._belief.product is not None:
