@@ -178,12 +178,10 @@ class ProductGraph(NamedTuple):
 
     graph: Graph
     variables: Any
-    #: (r + 1,), where the entries of each row begin
-    starts: Index
-    #: the differences of the performances in the games, but for noise
-    form: Form
-    #: number of the batch of games
-    games: int
+    #: the differences of the ratings in the games
+    watch: Form
+    #: number of each batch of games, and the rows of it
+    games: list[tuple[int, Index]]
     #: number of each batch of steps, and the variable to which each step of it leads
     steps: list[tuple[int, Index]]
 
@@ -215,12 +213,18 @@ def product_graph(
         by, time = model.player[variables[mine]], model.time[variables[mine]]
         key = graph.add(Walk(rate), v[mine], by=by, time=time)
         steps.append((key, variables[mine[1:][by[1:] == by[:-1]]]))
-    starts = X.indptr.astype(np.intp)  # X @ v sorts entries, and their sites are asked for
-    terms = Terms(starts, v.numbers[place[columns]], X.data)
+    # X @ v sorts entries, and their sites are asked for
+    terms = Terms(X.indptr.astype(np.intp), v.numbers[place[columns]], X.data)
     form = Form(graph.identity, (len(rows),), terms, np.zeros(len(rows)))
-    lower, upper = (part[rows] for part in model.ends(numbers))
-    batch = graph.add(Between(lower, upper), form, noise=model.games.noise[rows])
-    return ProductGraph(graph, v, starts, form, batch, steps)
+    ratings = np.where(model.player[X.indices] == -1, 0.0, X.data)
+    watch = replace(form, terms=terms._replace(coefficient=ratings))
+    ends, noise = [part[rows] for part in model.ends(numbers)], model.games.noise[rows]
+    games = []
+    for size in np.unique(terms.counts):  # rows of as many entries go side by side
+        part = np.flatnonzero(terms.counts == size)
+        factor = Between(ends[0][part], ends[1][part])
+        games.append((graph.add(factor, form[part], noise=noise[part]), part))
+    return ProductGraph(graph, v, watch, games, steps)
 
 
 def product_fit(
@@ -235,16 +239,15 @@ def product_fit(
     """A product over single variables, by a graph; writes into the product."""
     rows = rows[model.order_of(rows)]
     made = product_graph(model, numbers, variables, rows, known)
-    post = made.graph.fit(USUAL if schedule is None else schedule, watch=made.form)
-    belief, starts = post[made.variables], made.starts
+    post = made.graph.fit(USUAL if schedule is None else schedule, watch=made.watch)
+    belief = post[made.variables]
     precision = 1.0 / belief.variance
     into.natural[variables] = np.stack([precision, belief.mean * precision], axis=1)
-    where, begins, sites, scale = post.by_batch[made.games]
-    begin = np.empty(len(rows), dtype=np.intp)
-    begin[where], into.row_scale[rows[where]] = begins[:-1], scale
-    counts = np.diff(starts)
-    at = np.repeat(begin - 2 * starts[:-1], counts) + 2 * np.arange(starts[-1])
-    into.rows[model.entries_of(rows)] = np.stack([sites[at], sites[at + 1]], axis=1)
+    for key, part in made.games:
+        where, _, sites, scale = post.by_batch[key]
+        which = rows[part[where]]
+        into.row_scale[which] = scale
+        into.rows[model.entries_of(which)] = sites.reshape(-1, 2)
     for key, second in made.steps:
         where, _, sites, scale = post.by_batch[key]
         into.steps[second[where]] = sites.reshape(-1, 4)
@@ -258,8 +261,10 @@ def one_step_ahead(model: Model, numbers: Numbers) -> Array:
     n_rows, n = model.X.shape
     rows = model.order_of(np.arange(n_rows))
     made = product_graph(model, numbers, np.arange(n), rows)
-    found = made.graph.one_step_ahead()[made.games]
-    return np.asarray(np.bincount(games.game[rows], found, len(games.time)), dtype=np.float64)
+    found, result = made.graph.one_step_ahead(), np.zeros(len(games.time))
+    for key, part in made.games:
+        np.add.at(result, games.game[rows[part]], found[key])
+    return result
 
 
 # ---- more games ----

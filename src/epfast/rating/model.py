@@ -116,7 +116,7 @@ def build(games: Games, still: bool, own: Array, copies: int = COPIES) -> Model:
         games,
         X,
         np.concatenate([player, np.full(n_copies, -1), np.full(n_shared, -2)]),
-        np.concatenate([time, np.zeros(n_copies + n_shared)]),
+        np.concatenate([time, np.full(n_copies + n_shared, times[0])]),
         before,
         order,
         (player + 1j * time)[order],
