@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy import sparse, special
 
 from epfast import _checks
-from epfast._arrays import Array
+from epfast._arrays import Array, row_chunks
 from epfast.graph.problem import legal
 from epfast.inference import report
 from epfast.rating.belief import EXACT, Belief, choose, fitted, one_step_ahead, updated
@@ -339,8 +339,10 @@ class Ratings:
         for k in np.unique(place[sums.indices]):
             if k >= 0:
                 variables, post = self._belief.joint[k]
-                part = sums[:, variables]
-                spread = spread + (part @ post.covariance * part.toarray()).sum(axis=1)
+                part, covariance = sums[:, variables], post.covariance
+                for few in row_chunks(part, unpacked=True):
+                    tied = part[few] @ covariance * part[few].toarray()
+                    spread[few] += tied.sum(axis=1)
         mean = sums @ self._belief.mean + np.bincount(row, weight * prior[:, 0], n)
         return mean, np.asarray(spread, dtype=np.float64)
 
