@@ -53,7 +53,8 @@ class Belief(NamedTuple):
     place: Index
     #: of the variables that are in none; None: there are none
     product: Product | None
-    log_evidence: float
+    #: None: as :func:`evidence_of` finds it
+    log_evidence: float | None
     converged: bool
     #: of the longest fit
     sweeps: list[SweepInfo]
@@ -170,7 +171,7 @@ def differences(model: Model, numbers: Numbers, variables: Index, rows: Index) -
     """The differences of performances in the games and their ends, in units of their noise."""
     scale = np.sqrt(model.games.noise[rows])
     X = sparse.csr_array(sparse.diags_array(1.0 / scale) @ model.X[rows][:, variables])
-    return X, np.stack(model.ends(numbers), axis=1)[rows] / scale[:, None]
+    return X, np.stack(model.ends(numbers, rows), axis=1) / scale[:, None]
 
 
 class ProductGraph(NamedTuple):
@@ -218,7 +219,7 @@ def product_graph(
     form = Form(graph.identity, (len(rows),), terms, np.zeros(len(rows)))
     ratings = np.where(model.player[X.indices] == -1, 0.0, X.data)
     watch = replace(form, terms=terms._replace(coefficient=ratings))
-    ends, noise = [part[rows] for part in model.ends(numbers)], model.games.noise[rows]
+    ends, noise = model.ends(numbers, rows), model.games.noise[rows]
     games = []
     for size in np.unique(terms.counts):  # rows of as many entries go side by side
         part = np.flatnonzero(terms.counts == size)
@@ -293,6 +294,7 @@ def updated(
     active[model.games.teams[old.X.shape[0] :].indices] = True
     rating = model.player >= 0
     advantage = np.flatnonzero(model.player == -1)
+    mean, variance = (extended(part, n) for part in (belief.mean, belief.variance))
     visited, converged, sweeps = 0, belief.converged, belief.sweeps[:0]
     while active.any():
         mine = rating & active[model.player]
@@ -316,41 +318,50 @@ def updated(
         if len(advantage):
             rest = product.natural[advantage[:1]] - sites[advantage].sum(axis=0)
             known = np.concatenate([known, rest])
-        was = moments(product.natural[variables[len(own) :]])
+        told = variables[len(own) :]
+        was = mean[told], variance[told]
         post = product_fit(model, numbers, variables, rows, schedule, product, known)
         sweeps, converged = sweeps + post.history, converged and post.converged
-        now = moments(product.natural[variables[len(own) :]])
+        mean[variables], variance[variables] = moments(product.natural[variables])
+        now = mean[told], variance[told]
         product.pending[rim] += moved(*was, *now)[: len(rim)]
         product.pending[mine] = 0.0
         if len(advantage):
             # in performances: it is in many games, and moves little
             product.natural[advantage] = product.natural[advantage[0]]
+            mean[advantage], variance[advantage] = now[0][-1], now[1][-1]
             product.pending[advantage[0]] += abs(now[0][-1] - was[0][-1])
             if product.pending[advantage[0]] > PASSED:
                 return None
         active[:] = False
         active[model.player[rating & (product.pending > PASSED)]] = True
-    single = place < 0
-    mean, variance = (extended(part, n) for part in (belief.mean, belief.variance))
-    mean[single], variance[single] = moments(product.natural[single])
-    single[advantage[1:]] = False  # copies
-    begin = np.flatnonzero(single & (model.before < 0))
-    at, spread = model.prior(numbers, begin)
-    evidence = (
-        float(product.row_scale.sum() + product.step_scale[rating].sum())
-        + float((0.5 * mean**2 / variance + 0.5 * np.log(variance))[single].sum())
-        - float((0.5 * at**2 / spread + 0.5 * np.log(spread)).sum())
-        + 0.5 * np.log(2.0 * np.pi) * (single.sum() - len(begin))
-        + sum(post.log_evidence for _, post in belief.joint)
-    )
     return belief._replace(
         mean=mean,
         variance=variance,
         place=place,
         product=product,
-        log_evidence=evidence,
+        log_evidence=None,
         converged=converged,
         sweeps=sweeps,
+    )
+
+
+def evidence_of(model: Model, belief: Belief, numbers: Numbers) -> float:
+    """The log evidence of a belief after updates. O(variables)."""
+    if belief.log_evidence is not None or belief.product is None:
+        return belief.log_evidence or 0.0
+    single, product = belief.place < 0, belief.product
+    single[np.flatnonzero(model.player == -1)[1:]] = False  # copies
+    begin = np.flatnonzero(single & (model.before < 0))
+    mean, variance = belief.mean[single], belief.variance[single]
+    at, spread = model.prior(numbers, begin)
+    return float(
+        product.row_scale.sum()
+        + product.step_scale[model.player >= 0].sum()
+        + 0.5 * (mean**2 / variance + np.log(variance)).sum()
+        - 0.5 * (at**2 / spread + np.log(spread)).sum()
+        + 0.5 * np.log(2.0 * np.pi) * (single.sum() - len(begin))
+        + sum(post.log_evidence for _, post in belief.joint)
     )
 
 
@@ -434,7 +445,8 @@ def choose(
         if "margin" in free:
             chance = 2.0 * special.ndtr(-numbers.margin / np.sqrt(2.0))
             density += float(np.log(chance * (1.0 - chance)))
-        return float(-density - fitted(model, numbers, schedule, SMALL).log_evidence)
+        belief = fitted(model, numbers, schedule, SMALL)
+        return float(-density - evidence_of(model, belief, numbers))
 
     if not free:
         return at(start)

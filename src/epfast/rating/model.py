@@ -65,10 +65,10 @@ class Model(NamedTuple):
         ends = np.cumsum(counts)
         return np.repeat(first - ends + counts, counts) + np.arange(ends[-1])
 
-    def ends(self, numbers: Numbers) -> tuple[Array, Array]:
-        """The ends of each row's difference of performances, (r,)."""
-        margin = numbers.margin * np.sqrt(0.5 * self.games.size)
-        draw = self.games.draw
+    def ends(self, numbers: Numbers, rows: Index) -> tuple[Array, Array]:
+        """The ends of the difference of performances in each of some rows."""
+        margin = numbers.margin * np.sqrt(0.5 * self.games.size[rows])
+        draw = self.games.draw[rows]
         return np.where(draw, -margin, margin), np.where(draw, margin, np.inf)
 
     def prior(self, numbers: Numbers, variables: Index) -> tuple[Array, Array]:

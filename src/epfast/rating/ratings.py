@@ -14,7 +14,7 @@ from epfast import _checks
 from epfast._arrays import Array, row_chunks
 from epfast.graph.problem import legal
 from epfast.inference import report
-from epfast.rating.belief import EXACT, Belief, choose, fitted, one_step_ahead, updated
+from epfast.rating.belief import EXACT, Belief, choose, evidence_of, fitted, one_step_ahead, updated
 from epfast.rating.games import PAIRS, TEAMS, Index, Reader, checked_priors, own_of, plain, several
 from epfast.rating.model import Model, Numbers, appended, build
 from epfast.schedules import Schedule
@@ -172,7 +172,6 @@ class Ratings:
     players : list
     prior_sd, drift, margin : float
         Parameters of the model, given or chosen.
-    log_evidence : float
     converged : bool
     sweeps : list of SweepInfo
         Of the longest fit of a component; of an update, of all fits of a few players.
@@ -192,12 +191,16 @@ class Ratings:
         self._schedule, self._belief = schedule, belief
         self.players = list(reader.code)
         _, self.prior_sd, self.drift, self.margin = numbers
-        self.log_evidence, self.converged = belief.log_evidence, belief.converged
-        self.sweeps = belief.sweeps
+        self.converged, self.sweeps = belief.converged, belief.sweeps
 
     def __repr__(self) -> str:
         text = "" if self.converged else ", not converged"
         return f"Ratings({len(self.players)} players, {len(self._model.games.time)} games{text})"
+
+    @cached_property
+    def log_evidence(self) -> float:
+        """Of the parameters, with all constants."""
+        return evidence_of(self._model, self._belief, self._numbers)
 
     @property
     def joint(self) -> NDArray[np.bool_]:
