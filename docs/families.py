@@ -33,7 +33,7 @@ FAMILIES = {
         "mean covariance variance precision shift marginal_precision labels names summary "
         "credible_interval coef_ coef_covariance_ intercept_ weights noise noise_variance "
         "concentration inclusion_probability prior_precision prior_variance prior prior_sites "
-        "prior_cavities variables rating home_advantage drift table "
+        "prior_cavities variables rating home_advantage drift joint table "
         "classes_ posterior_ posteriors_"
     ),
     "Draw": "sample sample_y sample_x sample_latent to_arviz",

@@ -1,8 +1,9 @@
-"""Ratings of players from their games: TrueSkill through time, on a graph.
+"""Ratings of players from their games: TrueSkill through time.
 
 A player's rating is a random walk through time. In a game each player performs by the rating and
-noise of variance 1; who performs better by more than the draw margin wins. Expectation propagation
-smooths the ratings of all players at all times by all games, earlier and later ones.
+noise of variance 1, a team by the sum of its players; who performs better by more than the draw
+margin wins. Expectation propagation smooths the ratings of all players at all times by all games,
+earlier and later ones. Small leagues have a joint Gaussian, large ones a product over the ratings.
 
 References
 ----------

@@ -1,59 +1,125 @@
-"""Games as they are given: columns, players, times."""
+"""Games as they are given: columns, players, teams, times."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import datetime
+import itertools
+import numbers
+import warnings
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import linalg, sparse
 
 from epfast import _checks
 from epfast._arrays import Array
 
 Index = NDArray[np.intp]
-DAY = np.timedelta64(1, "D")
+DAY = np.timedelta64(86_400_000_000, "us")
+#: digits of a date's year: a shorter string is a number
+YEAR = 4
+#: columns of games between two players, and between teams
+PAIRS = ("winner", "loser", "time", "draw", "home")
+TEAMS = ("teams", "ranks", "weights", "time")
 
 
 class Games(NamedTuple):
-    """Games in the order of time."""
+    """Games in the order in which they were given. A row compares a team with the next by rank."""
 
-    #: (n,), numbers of players
-    winner: Index
-    loser: Index
     #: (n,), days or numbers
     time: Array
-    draw: NDArray[np.bool_]
     #: (n,): 1 where the winner is at home, -1 where the loser is; None: nowhere asked
     home: Array | None
-    #: places of the games as they were given
-    given: Index
+    #: (r,), the game of each row, sorted
+    game: Index
+    #: (r,)
+    draw: NDArray[np.bool_]
+    #: CSR (r, players): weights of the better team, minus those of the other
+    teams: Any
+    #: (r,), variance of the performances that no other row has
+    noise: Array
+    #: CSR (r, m): coefficients of standard normal variables that the rows of a game share
+    shared: Any
+    #: (r,), players of the two teams
+    size: Array
 
-    def taken(self, which: Any) -> Games:
-        home = None if self.home is None else self.home[which]
+    def latest(self, n: int) -> Games:
+        """The n latest games."""
+        if len(self.time) <= n:
+            return self
+        which = np.sort(np.argsort(self.time, kind="stable")[-n:])
+        place = np.full(len(self.time), -1)
+        place[which] = np.arange(n)
+        rows = np.flatnonzero(place[self.game] >= 0)
+        shared = self.shared[rows]
         return Games(
-            self.winner[which],
-            self.loser[which],
             self.time[which],
-            self.draw[which],
-            home,
-            self.given[which],
+            None if self.home is None else self.home[which],
+            place[self.game[rows]],
+            self.draw[rows],
+            self.teams[rows],
+            self.noise[rows],
+            shared[:, np.unique(shared.indices)],
+            self.size[rows],
         )
 
     def joined(self, more: Games) -> Games:
-        """These and more, in the order of time."""
+        """These, then more."""
         home = None
         if self.home is not None and more.home is not None:
             home = np.concatenate([self.home, more.home])
-        both = Games(
-            np.concatenate([self.winner, more.winner]),
-            np.concatenate([self.loser, more.loser]),
+        return Games(
             np.concatenate([self.time, more.time]),
-            np.concatenate([self.draw, more.draw]),
             home,
-            np.concatenate([self.given, more.given + len(self.given)]),
+            np.concatenate([self.game, more.game + len(self.time)]),
+            np.concatenate([self.draw, more.draw]),
+            stacked(self.teams, more.teams, more.teams.shape[1]),
+            np.concatenate([self.noise, more.noise]),
+            sparse.block_diag([self.shared, more.shared], format="csr")
+            if more.shared.shape[1]
+            else stacked(self.shared, more.shared, self.shared.shape[1]),
+            np.concatenate([self.size, more.size]),
         )
-        return both.taken(np.argsort(both.time, kind="stable"))
+
+
+def rows_of(entries: Array, columns: Any, counts: Any, width: int) -> Any:
+    """A CSR matrix by its rows."""
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.intp)
+    return sparse.csr_array((entries, np.asarray(columns, np.intp), starts), (len(counts), width))
+
+
+def stacked(a: Any, b: Any, width: int) -> Any:
+    """CSR matrices of which the second has all columns of the first. O(entries), to copy them."""
+    parts = (a.data, b.data), (a.indices, b.indices), (a.indptr, b.indptr[1:] + a.indptr[-1])
+    entries, columns, starts = (np.concatenate(pair) for pair in parts)
+    return sparse.csr_array((entries, columns, starts), (len(starts) - 1, width))
+
+
+def missing(value: Any) -> bool:
+    """Whether a value is None, NaN, NaT or NA."""
+    try:
+        return value is None or bool(value != value)
+    except (TypeError, ValueError):
+        return True
+
+
+def several(value: Any) -> list[Any] | None:
+    """The entries of a list, an array or a column of a frame; None of a single value."""
+    if isinstance(value, (str, bytes, Mapping)):
+        return None
+    if hasattr(value, "to_numpy"):
+        value = value.to_numpy()
+    if isinstance(value, np.ndarray):
+        return value.tolist() if value.ndim else None
+    return list(value) if isinstance(value, (list, tuple)) else None
+
+
+def plain(values: Any) -> NDArray[Any]:
+    """An array; objects that are all numbers or booleans become those."""
+    given = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
+    return np.array(given.tolist()) if given.dtype == object else given
 
 
 class Reader:
@@ -70,77 +136,226 @@ class Reader:
         return Reader(self.columns, dict(self.code), self.dated)
 
     def games(self, games: Any) -> Games:
-        """Check games and put them in order."""
+        """Check games."""
         columns = {name: column(games, name, at) for name, at in self.columns.items()}
         sizes = {name: len(part) for name, part in columns.items() if part is not None}
         if len(set(sizes.values())) > 1:
             raise ValueError(f"columns have different lengths: {sizes}; allowed: one per game")
-        n = sizes["winner"]
+        n = next(iter(sizes.values()))
         if n == 0:
             raise ValueError("games is empty; allowed: one game or more")
-        winners, losers = (self._players(name, columns[name]) for name in ("winner", "loser"))
-        if (winners == losers).any():
-            at = int(np.flatnonzero(winners == losers)[0])
+        times = np.zeros(n) if columns["time"] is None else self.times("time", columns["time"])
+        if "teams" in columns:
+            return self._teams(columns, times)
+        pairs = np.stack([self._players(name, columns[name]) for name in ("winner", "loser")], 1)
+        if (pairs[:, 0] == pairs[:, 1]).any():
+            at = int(np.flatnonzero(pairs[:, 0] == pairs[:, 1])[0])
             raise ValueError(
                 f"game {at} is of {columns['winner'][at]!r} against itself; allowed: two players"
             )
-        times = np.zeros(n)
-        if columns["time"] is not None:
-            times = self.times("time", columns["time"])
         draws = np.zeros(n, dtype=bool)
         if columns["draw"] is not None:
-            draws = np.asarray(columns["draw"])
-            if draws.dtype.kind not in "biuf" or not np.isin(draws, (0, 1)).all():
+            given = plain(columns["draw"])
+            if given.dtype.kind not in "biuf" or not np.isin(given, (0, 1)).all():
                 raise ValueError("draw holds other values than True and False; allowed: those")
-            draws = draws.astype(bool)
+            draws = given.astype(bool)
         home = None
         if columns["home"] is not None:
-            home = _checks.array("home", columns["home"], shape=(n,))
+            home = _checks.array("home", plain(columns["home"]), shape=(n,))
             if not np.isin(home, (-1, 0, 1)).all():
                 raise ValueError("home holds other values than -1, 0 and 1; allowed: those")
-        order = np.argsort(times, kind="stable")
-        found = Games(winners, losers, times, draws, home, np.arange(n))
-        return found.taken(order)
+        two = np.full(n, 2)
+        teams = rows_of(np.tile([1.0, -1.0], n), pairs.ravel(), two, len(self.code))
+        none = sparse.csr_array((n, 0))
+        return Games(times, home, np.arange(n), draws, teams, 2.0 * np.ones(n), none, two * 1.0)
 
     def _players(self, name: str, values: Any) -> Index:
         names = values.tolist() if isinstance(values, np.ndarray) else list(values)
         try:
-            numbers = [self.code.setdefault(who, len(self.code)) for who in names]
+            found = [self.code.setdefault(who, len(self.code)) for who in names]
         except TypeError:
             raise TypeError(f"{name} holds values that cannot be hashed; allowed: names") from None
-        if any(who is None or who != who for who in self.code):
+        if any(missing(who) for who in names):
             raise ValueError(f"{name} holds None or NaN; allowed: names of players")
-        return np.array(numbers, dtype=np.intp)
+        return np.array(found, dtype=np.intp)
+
+    def _teams(self, columns: dict[str, Any], times: Array) -> Games:
+        """Games of teams: of K of them K - 1 rows, each team against the next one by rank."""
+        rows: list[tuple[int, bool, float, float]] = []
+        entries: list[tuple[Index, Array]] = []
+        cells: list[tuple[float, ...]] = []
+        width = 0
+        for g, sides in enumerate(columns["teams"]):
+            given = several(sides) or []
+            sets = [[side] if (one := several(side)) is None else one for side in given]
+            if len(sets) < 2 or not all(sets):
+                raise ValueError(
+                    f"teams has {_checks.describe(sides)} in game {g}; allowed: a list of two "
+                    "teams or more, each a list of players"
+                )
+            who = [self._players("teams", side) for side in sets]
+            whole = np.concatenate(who)
+            if len(np.unique(whole)) < len(whole):
+                raise ValueError(f"teams has a player twice in game {g}; allowed: each once")
+            ranks = np.arange(len(sets), dtype=np.float64)
+            if columns["ranks"] is not None:
+                ranks = numbers_of("ranks", g, columns["ranks"][g], len(sets))
+            shares = [np.ones(len(side)) for side in who]
+            if columns["weights"] is not None:
+                parts = several(columns["weights"][g]) or []
+                if len(parts) != len(sets):
+                    raise ValueError(
+                        f"weights has {len(parts)} teams in game {g}; allowed: {len(sets)}"
+                    )
+                shares = [
+                    numbers_of("weights", g, part, len(side), least=0.0)
+                    for part, side in zip(parts, who, strict=True)
+                ]
+                if not all(share.any() for share in shares):
+                    raise ValueError(f"weights are 0 of a team in game {g}; allowed: one above 0")
+            order = np.argsort(ranks, kind="stable")
+            spread = np.array([shares[k] @ shares[k] for k in order])
+            own, common = shares_of_noise(spread)
+            for k, (a, b) in enumerate(itertools.pairwise(order)):
+                cells += [(len(rows), width + j, common[k, j]) for j in range(common.shape[1])]
+                size = len(who[a]) + len(who[b])
+                rows.append((g, bool(ranks[a] == ranks[b]), own[k], float(size)))
+                entries.append(
+                    (np.concatenate([who[a], who[b]]), np.concatenate([shares[a], -shares[b]]))
+                )
+            width += common.shape[1]
+        game, draw, noise, size_of = (np.array(part) for part in zip(*rows, strict=True))
+        teams = rows_of(
+            np.concatenate([part for _, part in entries]),
+            np.concatenate([part for part, _ in entries]),
+            [len(part) for part, _ in entries],
+            len(self.code),
+        )
+        at = np.array(cells).reshape(-1, 3)
+        counts = np.bincount(at[:, 0].astype(np.intp), minlength=len(rows))
+        shared = rows_of(at[:, 2], at[:, 1].astype(np.intp), counts, width)
+        return Games(times, None, game, draw, teams, noise, shared, size_of)
 
     def times(self, name: str, values: Any) -> Array:
         """Times as numbers: days of dates."""
-        given = np.asarray(values)
-        if given.dtype.kind in "USOM":
-            try:
-                dates = given.astype("datetime64[ns]")
-            except (ValueError, TypeError):
-                raise ValueError(
-                    f"{name} holds what is neither a number nor a date; allowed: numbers, "
-                    "datetime64, or strings as '2024-05-31'"
-                ) from None
-            if np.isnat(dates).any():
-                raise ValueError(f"{name} holds NaT; allowed: dates")
-            numbers, dated = (dates - np.datetime64(0, "ns")) / DAY, True
-        else:
-            numbers, dated = _checks.real_array(name, given).astype(np.float64), False
-            if not np.isfinite(numbers).all():
+        found = days(name, values)
+        dated = found is not None
+        if found is None:
+            found = _checks.real_array(name, plain(values)).astype(np.float64)
+            if not np.isfinite(found).all():
                 raise ValueError(f"{name} holds NaN or infinity; allowed: finite numbers")
         if self.dated not in (None, dated):
             kinds = ("numbers", "dates")
             raise TypeError(f"{name} holds {kinds[dated]}; allowed here: {kinds[not dated]}")
         self.dated = dated
-        return numbers
+        return found
 
     def shown(self, times: Array) -> NDArray[Any]:
         """Times as they were given."""
         if not self.dated:
             return times
         return np.datetime64(0, "s") + np.round(times * 86400.0).astype("timedelta64[s]")
+
+
+def numbers_of(name: str, game: int, values: Any, n: int, **bounds: float) -> Array:
+    """Numbers of the teams or players of a game."""
+    given = several(values)
+    found = [values] if given is None else given
+    if len(found) != n:
+        raise ValueError(f"{name} has {len(found)} values in game {game}; allowed: {n}")
+    return np.array([_checks.number(name, value, **bounds) for value in found])
+
+
+def shares_of_noise(spread: Array) -> tuple[Array, Array]:
+    """The noise of the differences of performances with these variances, each from the next.
+
+    Returns the variance that each difference has alone, (k,), and coefficients of variables that
+    they share, as neighbours have a performance in common: (k, k), of a single one (1, 0).
+    Covariance = D + L L', exactly.
+    """
+    if len(spread) == 2:
+        return np.array([spread.sum()]), np.zeros((1, 0))
+    inner = spread[1:-1]
+    whole = np.diag(spread[:-1] + spread[1:]) - np.diag(inner, 1) - np.diag(inner, -1)
+    own = 0.5 * float(linalg.eigvalsh(whole)[0])
+    common = linalg.cholesky(whole - own * np.eye(len(whole)), lower=True)
+    return np.full(len(whole), own), common
+
+
+def days(name: str, values: Any) -> Array | None:
+    """Dates as days since 1970; None where there are numbers."""
+    given = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
+    if given.ndim != 1:
+        raise ValueError(f"{name} has shape {given.shape}; allowed: one axis, (n,)")
+    if given.dtype.kind in "biufc":
+        return None
+    wrong = ValueError(
+        f"{name} holds what is neither a number nor a date; allowed: numbers, datetime64, dates "
+        "of datetime, or strings as '2024-05-31'"
+    )
+    if given.dtype.kind == "U" and isinstance(values, (list, tuple)):
+        given = np.array(values, dtype=object)  # NumPy makes strings of numbers beside strings
+    if given.dtype == object:
+        inside = [isinstance(one, (numbers.Number, np.bool_)) for one in given]
+        if all(inside):
+            return None
+        if any(missing(one) and not known for one, known in zip(given, inside, strict=True)):
+            raise ValueError(f"{name} holds None, NaT or NA; allowed: numbers, or dates")
+        if any(inside):
+            raise ValueError(f"{name} holds numbers and dates; allowed: one kind of them")
+        given = np.array([moment(one, wrong) for one in given])
+    if given.dtype.kind not in "USM" or (
+        given.dtype.kind != "M" and (np.char.str_len(given) < YEAR).any()
+    ):
+        raise wrong
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of time zones, which NumPy turns into UTC
+            dates = given.astype("datetime64") if given.dtype.kind != "M" else given
+            years = dates.astype("datetime64[Y]").astype(np.int64) + 1970
+    except (ValueError, TypeError):
+        raise wrong from None
+    if np.isnat(dates).any():
+        raise ValueError(f"{name} holds NaT; allowed: dates")
+    if not ((years >= 1) & (years <= 9999)).all():
+        raise ValueError(f"{name} holds a date outside the years 1 to 9999; allowed: those")
+    return np.asarray((dates.astype("datetime64[us]") - np.datetime64(0, "us")) / DAY)
+
+
+def moment(value: Any, wrong: ValueError) -> Any:
+    """A date of any type."""
+    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
+        value = value.astimezone(datetime.UTC).replace(tzinfo=None)
+    try:
+        if not isinstance(value, (str, datetime.date, np.datetime64)) or len(str(value)) < YEAR:
+            raise TypeError
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return np.array(value, dtype="datetime64[us]")[()]
+    except (ValueError, TypeError):
+        raise wrong from None
+
+
+def checked_priors(priors: Any) -> dict[Any, tuple[float, float]]:
+    """Prior means and sds of players, by name."""
+    if not isinstance(priors, Mapping | None):
+        raise TypeError(f"priors is {_checks.describe(priors)}; allowed: a mapping of players")
+    found = {}
+    for who, pair in (priors or {}).items():
+        one = several(pair) or []
+        if len(one) != 2:
+            raise ValueError(f"priors has {_checks.describe(pair)} of {who!r}; allowed: (mean, sd)")
+        found[who] = (_checks.number("priors", one[0]), _checks.number("priors", one[1], above=0.0))
+    return found
+
+
+def own_of(priors: dict[Any, tuple[float, float]], code: dict[Any, int]) -> Array:
+    """Prior means and sds of all players, (players, 2); NaN where they have none of their own."""
+    found = np.full((len(code), 2), np.nan)
+    for who, pair in priors.items():
+        if who in code:
+            found[code[who]] = pair
+    return found
 
 
 def column(games: Any, name: str, at: Any) -> Any:
@@ -162,7 +377,9 @@ def column(games: Any, name: str, at: Any) -> Any:
             raise ValueError(f"games has no column {at!r} ({name}); it has {names}")
         at = games[at]
     values = at.to_numpy() if hasattr(at, "to_numpy") else at
+    if isinstance(values, Iterable) and not isinstance(values, (list, tuple, np.ndarray)):
+        values = list(values)
     values = values if isinstance(values, (list, tuple)) else np.asarray(values)
-    if isinstance(values, np.ndarray) and values.ndim != 1:
+    if isinstance(values, np.ndarray) and values.ndim != 1 and name not in TEAMS[:3]:
         raise ValueError(f"{name} has shape {values.shape}; allowed: a value per game, (n,)")
     return values

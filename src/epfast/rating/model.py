@@ -1,36 +1,25 @@
-"""The graph of games, and its parameters."""
+"""The model of games: its variables, rows and parameters."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import special
+from scipy import sparse
 
 from epfast._arrays import Array
-from epfast.graph import Between, Graph, Walk
-from epfast.graph.problem import legal
-from epfast.graph.variables import Form, Variables
-from epfast.rating.games import Games, Index
-from epfast.schedules import EP
+from epfast.rating.games import Games, Index, rows_of, stacked
 
-#: variance of the two performances in a game
-NOISE = 2.0
 #: prior variance of the home advantage
 ADVANTAGE = 1.0
 #: copies of the home advantage, tied by walks of rate 0: games in a vector have one each
 COPIES = 64
-#: games that choose the parameters that are not given, the latest, and the sweeps of each fit
-CHOOSING, SWEEPS = 20_000, 8
-#: first factors of the search, and fits at most
-STEPS, FITS = (4.0, 2.0, 1.4), 40
-#: steps of the margin, by those of the others, as powers
-MARGIN = 0.4
 
 
 class Numbers(NamedTuple):
     """Parameters of the model."""
 
+    prior_mean: float
     prior_sd: float
     #: variance of a rating's step per unit of time
     drift: float
@@ -38,136 +27,138 @@ class Numbers(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A graph of games."""
+    """Variables and rows. New games append both, so that places stay."""
 
-    graph: Graph
-    #: ratings, one for each player and time of theirs
-    states: Variables
-    #: (n_states,), of each state, sorted by time
+    games: Games
+    #: CSR (r, V): each row's linear form
+    X: Any
+    #: (V,), of a rating; -1: a copy of the home advantage, -2: what rows of a game share
     player: Index
+    #: (V,)
     time: Array
-    #: home advantage: copies of one variable; None: without
-    advantage: Variables | None
-    #: difference of the ratings in each game
-    difference: Form
-    #: keys of the batches of games, and the games of each
-    batches: tuple[tuple[int, Index], ...]
-    #: key of the walks of the ratings, and of the copies of the advantage; None: there are none
-    walks: tuple[int | None, int | None]
+    #: (V,), the variable before it in its random walk; -1: none
+    before: Index
+    #: variables of ratings by player and time, and these as numbers that sort so
+    order: Index
+    keys: Any
+    #: whether ratings do not change
+    still: bool
+    #: (players, 2), prior means and sds that are given of single players, else NaN
+    own: Array
 
-    def steps(self) -> Index:
-        """States before and after each step of the walks, (n_steps, 2), as they were added."""
-        order = np.lexsort((self.time, self.player))
-        same = self.player[order][1:] == self.player[order][:-1]
-        return np.stack([order[:-1][same], order[1:][same]], axis=1)
+    def find(self, player: Any, time: Any) -> tuple[Index, Any]:
+        """The last rating of each player up to a time, or the first, and whether it is of then."""
+        key = player + 1j * (0.0 * time if self.still else time)
+        place = np.searchsorted(self.keys, key, "right") - 1
+        at = self.order[np.maximum(place, 0)]
+        earlier = (place >= 0) & (self.player[at] == player)
+        at = np.where(earlier, at, self.order[np.minimum(place + 1, len(self.order) - 1)])
+        return at, earlier & (self.keys[np.maximum(place, 0)] == key)
+
+    def order_of(self, rows: Index) -> Index:
+        """The order of time of these rows, in which a game's are as they are."""
+        return np.argsort(self.games.time[self.games.game[rows]], kind="stable")
+
+    def entries_of(self, rows: Index) -> Index:
+        """Places of the entries of these rows among those of X."""
+        first, counts = self.X.indptr[rows], np.diff(self.X.indptr)[rows]
+        ends = np.cumsum(counts)
+        return np.repeat(first - ends + counts, counts) + np.arange(ends[-1])
+
+    def ends(self, numbers: Numbers, rows: Index) -> tuple[Array, Array]:
+        """The ends of the difference of performances in each of some rows."""
+        margin = numbers.margin * np.sqrt(0.5 * self.games.size[rows])
+        draw = self.games.draw[rows]
+        return np.where(draw, -margin, margin), np.where(draw, margin, np.inf)
+
+    def prior(self, numbers: Numbers, variables: Index) -> tuple[Array, Array]:
+        """Prior means and variances, of ratings that a walk defines too."""
+        player = self.player[variables]
+        own = self.own[np.maximum(player, 0)]
+        mean = np.where(np.isnan(own[:, 0]), numbers.prior_mean, own[:, 0])
+        sd = np.where(np.isnan(own[:, 1]), numbers.prior_sd, own[:, 1])
+        sd = np.where(player == -1, np.sqrt(ADVANTAGE), np.where(player == -2, 1.0, sd))
+        return np.where(player < 0, 0.0, mean), sd**2
 
 
-def build(
-    games: Games,
-    numbers: Numbers,
-    n_players: int,
-    copies: int = COPIES,
-    identity: str | None = None,
-) -> Model:
-    """The graph of games, with as many copies of the home advantage.
-
-    identity: that of an earlier graph of some of them, whose sites it takes.
-    """
-    n = len(games.winner)
-    times, when = np.unique(games.time, return_inverse=True)
-    # a state for each player and time; by numbers, which sort faster than pairs
-    pairs = np.concatenate([games.winner, games.loser]) + n_players * np.tile(when.ravel(), 2)
+def build(games: Games, still: bool, own: Array, copies: int = COPIES) -> Model:
+    """The model of games."""
+    n_players = games.teams.shape[1]
+    counts = np.diff(games.teams.indptr)
+    moments = np.zeros(len(games.time)) if still else games.time
+    times, when = np.unique(moments, return_inverse=True)
+    # a rating for each player and time, in the order of time
+    pairs = np.repeat(when.ravel()[games.game], counts) * n_players + games.teams.indices
     states, at = np.unique(pairs, return_inverse=True)
     player, time = states % n_players, times[states // n_players]
-    graph = Graph()
-    if identity is not None:
-        graph.identity = identity
-    s = graph.gaussian(len(states), variance=numbers.prior_sd**2)
-    walk = None
-    if len(states) > len(np.unique(player)):
-        walk = graph.add(Walk(numbers.drift), s, by=player, time=time)
-    first, second = at.ravel()[:n], at.ravel()[n:]
-    difference = s[first] - s[second]
-    lower = np.where(games.draw, -numbers.margin, numbers.margin)
-    upper = np.where(games.draw, numbers.margin, np.inf)
-    advantage, batches, tie = None, [], None
-    parts = [np.arange(n)]
+    X = rows_of(games.teams.data.copy(), at.ravel(), counts, len(states))
+    more: list[Any] = [X]
+    n_copies = 0
     if games.home is not None:
-        parts = [np.flatnonzero(games.home == 0.0), np.flatnonzero(games.home != 0.0)]
-        advantage = graph.gaussian(min(copies, max(1, len(parts[1]))), variance=ADVANTAGE)
-        if advantage.size > 1:
-            tie = graph.add(Walk(0.0), advantage, time=np.full(advantage.size, games.time[0]))
-    for k, part in enumerate(parts):
-        if not len(part):
-            continue
-        form = difference[part]
-        if k == 1:
-            assert advantage is not None
-            assert games.home is not None
-            form = form + games.home[part] * advantage[np.arange(len(part)) % advantage.size]
-        key = graph.add(Between(lower[part], upper[part]), form, noise=NOISE)
-        batches.append((key, part))
-    return Model(graph, s, player, time, advantage, difference, tuple(batches), (walk, tie))
-
-
-def choose(
-    games: Games,
-    n_players: int,
-    *,
-    prior_sd: float | None,
-    drift: float | None,
-    margin: float | None,
-) -> Numbers:
-    """The parameters that are not given: see :func:`fit`."""
-    n = len(games.winner)
-    free = margin is None and bool(games.draw.any())
-    if margin is None:
-        share = (games.draw.sum() + 0.5) / (n + 1.0) if games.draw.any() else 0.0
-        margin = float(np.sqrt(NOISE) * special.ndtri(0.5 * (1.0 + share)))
-    span = games.time[-1] - games.time[0]
-    still = span == 0.0
-    if still and drift is None:
-        drift = 0.0
-    if not free and prior_sd is not None and drift is not None:
-        return Numbers(prior_sd, drift, margin)
-    some = games.taken(slice(max(0, n - CHOOSING), n))
-    schedule = legal(EP(sweeps=SWEEPS, tol=0.0))
-    known: dict[tuple[int, ...], float] = {}
-    where: tuple[float, ...] = (0.0, 0.0, 0.0)
-    first = Numbers(
-        1.0 if prior_sd is None else prior_sd, 0.5 / span if drift is None else drift, margin
+        home = games.home[games.game]
+        there = np.flatnonzero(home)
+        n_copies = min(copies, max(1, len(there)))
+        column = np.arange(len(there)) % n_copies
+        more.append(rows_of(home[there], column, home != 0.0, n_copies))
+    if games.shared.shape[1]:
+        more.append(games.shared)
+    if len(more) > 1:
+        X = sparse.csr_array(sparse.hstack(more, format="csr"))
+    X.eliminate_zeros()
+    n_shared = games.shared.shape[1]
+    order = np.lexsort((time, player))
+    same = np.flatnonzero(player[order][1:] == player[order][:-1])
+    before = np.full(X.shape[1], -1)
+    before[order[same + 1]] = order[same]
+    copy = len(states) + np.arange(n_copies)
+    before[copy[1:]] = copy[:-1]
+    return Model(
+        games,
+        X,
+        np.concatenate([player, np.full(n_copies, -1), np.full(n_shared, -2)]),
+        np.concatenate([time, np.full(n_copies + n_shared, times[0])]),
+        before,
+        order,
+        (player + 1j * time)[order],
+        still,
+        own,
     )
 
-    def at(point: tuple[float, ...]) -> Numbers:
-        return Numbers(
-            first.prior_sd * (np.exp(point[0]) if prior_sd is None else 1.0),
-            first.drift * (np.exp(point[1]) if drift is None else 1.0),
-            # which the share of draws tells well, but for the spread of the ratings
-            first.margin * np.exp(MARGIN * point[2]),
-        )
 
-    def evidence(point: tuple[float, ...]) -> float:
-        key = tuple(round(1000 * x) for x in point)
-        if key not in known and len(known) < FITS:
-            model = build(some, at(point), n_players)
-            known[key] = model.graph.fit(schedule).log_evidence
-        return known.get(key, -np.inf)
-
-    open_ = (drift is None, prior_sd is None, free)
-    axes = [k for k, value in zip((1, 0, 2), open_, strict=True) if value]
-    best = evidence(where)
-    for factor in STEPS:
-        moved = True
-        while moved and len(known) < FITS:
-            moved = False
-            for axis in axes:
-                for sign in (1.0, -1.0):
-                    step = tuple(
-                        x + (sign * float(np.log(factor)) if k == axis else 0.0)
-                        for k, x in enumerate(where)
-                    )
-                    value = evidence(step)
-                    if value > best:
-                        best, where, moved = value, step, True
-                        break
-    return at(where)
+def appended(model: Model, more: Games, own: Array) -> Model:
+    """The model with more games, whose variables and rows come last. O(entries), to copy them."""
+    n = model.X.shape[1]
+    counts, player = np.diff(more.teams.indptr), more.teams.indices
+    time = 0.0 * player if model.still else np.repeat(more.time[more.game], counts)
+    at, there = model.find(player, time)
+    new, which = np.unique((player + 1j * time)[~there], return_inverse=True)
+    at[~there] = n + which.ravel()
+    X = rows_of(more.teams.data.copy(), at, counts, n + len(new))
+    if more.home is not None:
+        copies = np.flatnonzero(model.player == -1)
+        column = copies[np.arange(len(counts)) % len(copies)]
+        X = X + rows_of(more.home, column, np.ones(len(counts), dtype=int), n + len(new))
+    X = sparse.csr_array(sparse.hstack([X, more.shared], format="csr"))
+    X.eliminate_zeros()
+    place = np.searchsorted(model.keys, new)
+    order = np.insert(model.order, place, n + np.arange(len(new)))
+    keys = np.insert(model.keys, place, new)
+    n_shared = more.shared.shape[1]
+    all_of = np.concatenate([model.player, new.real.astype(np.intp), np.full(n_shared, -2)])
+    before = np.concatenate([model.before, np.full(len(new) + n_shared, -1)])
+    for k in (0, 1):  # the new variables, and those after them
+        later = place + np.arange(len(new)) + k
+        later = later[(later > 0) & (later < len(order))]
+        same = later[all_of[order[later]] == all_of[order[later - 1]]]
+        before[order[same]] = order[same - 1]
+    return Model(
+        model.games.joined(more),
+        stacked(model.X, X, X.shape[1]),
+        all_of,
+        np.concatenate([model.time, new.imag, np.zeros(n_shared)]),
+        before,
+        order,
+        keys,
+        model.still,
+        own,
+    )

@@ -1,0 +1,465 @@
+"""What games tell: joint Gaussians and products of ratings, their updates, and the parameters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import optimize, sparse, special
+
+from epfast._arrays import Array
+from epfast.graph import Between, Graph, Walk
+from epfast.graph.variables import Form, Terms
+from epfast.inference import SweepInfo
+from epfast.linear import fit_linear
+from epfast.losses import Interval
+from epfast.rating.games import Games, Index
+from epfast.rating.model import Model, Numbers, build
+from epfast.schedules import EP
+
+#: variables of a component up to which its ratings have a joint Gaussian: at 1,000 a fit takes 3 s
+EXACT = 1_000
+#: variables up to which components share a matrix, and the search of the parameters has it
+SMALL = 100
+#: smallest variance of a step of a joint Gaussian, as part of the prior's: what a precision matrix
+#: of doubles can hold beside it
+LEAST_STEP = 1e-10
+#: weak priors: sd of log prior_sd, about 0; median and sd of the log of drift times the span
+PRIOR_SD, SPAN, DRIFT = 0.5, 0.25, 1.5
+#: games that choose the parameters that are not given, the latest, and the sweeps of each fit
+CHOOSING, SWEEPS = 20_000, 8
+#: step of the search at its begin and end, in logs, and fits at most
+FIRST, LAST, FITS = 0.7, 0.05, 40
+#: the usual schedule of a product; tol: of the differences in the games, in their sd
+USUAL = EP(sweeps=400, tol=1e-3)
+#: move of a rating, in its sd, that an update passes on to the games of the player
+PASSED = 0.01
+#: moves of ratings, in their sd, beyond which an update fits all sites of a joint Gaussian anew
+STALE = 0.2
+#: part of the variables that an update may visit; beyond it a fit of all games costs as much
+SHARE = 0.2
+
+
+class Belief(NamedTuple):
+    """What is known of the variables."""
+
+    #: (V,)
+    mean: Array
+    variance: Array
+    #: joint Gaussians: variables and posterior of each
+    joint: tuple[tuple[Index, Any], ...]
+    #: (V,), which of these; -1: none
+    place: Index
+    #: of the variables that are in none; None: there are none
+    product: Product | None
+    #: None: as :func:`evidence_of` finds it
+    log_evidence: float | None
+    converged: bool
+    #: of the longest fit
+    sweeps: list[SweepInfo]
+    #: largest moves of a rating, in its sd, since all sites of a joint Gaussian were fitted
+    stale: float = 0.0
+
+
+class Product(NamedTuple):
+    """A product over single variables, and the sites that make it."""
+
+    #: (V, 2), precision and shift
+    natural: Array
+    #: sites of the entries of X, (entries, 2), and log scales of its rows
+    rows: Array
+    row_scale: Array
+    #: sites of the step that leads to each variable, on both, (V, 4), and log scales
+    steps: Array
+    step_scale: Array
+    #: (V,), moves that were not passed on to the games of the player
+    pending: Array
+
+
+def fitted(model: Model, numbers: Numbers, schedule: Any, limit: int) -> Belief:
+    """The belief after all games: joint Gaussians of components up to limit variables."""
+    n = model.X.shape[1]
+    mean, variance, place = np.zeros(n), np.zeros(n), np.full(n, -1)
+    groups, rest = split(model, limit)
+    joint: list[tuple[Index, Any]] = []
+    for k, (variables, rows) in enumerate(groups):
+        post = joint_fit(model, numbers, variables, rows, schedule)
+        mean[variables], variance[variables], place[variables] = post.mean, post.variance, k
+        joint.append((variables, post))
+    posts = [post for _, post in joint]
+    product = None
+    if len(rest[0]):
+        sizes = ((n, 2), (model.X.nnz, 2), model.X.shape[0], (n, 4), n, n)
+        product = Product(*(np.zeros(size) for size in sizes))
+        post = product_fit(model, numbers, *rest, schedule, product)
+        posts.append(post)
+        mean[rest[0]], variance[rest[0]] = moments(product.natural[rest[0]])
+    return Belief(
+        mean,
+        variance,
+        tuple(joint),
+        place,
+        product,
+        float(sum(post.log_evidence for post in posts)),
+        all(post.converged for post in posts),
+        max((post.history for post in posts), key=len),
+    )
+
+
+def moments(natural: Array) -> tuple[Array, Array]:
+    """Means and variances of natural parameters, (n, 2)."""
+    precision, shift = natural.T
+    with np.errstate(all="ignore"):
+        return shift / precision, 1.0 / precision
+
+
+def split(model: Model, limit: int) -> tuple[list[tuple[Index, Index]], tuple[Index, Index]]:
+    """Variables and rows of groups of components up to limit variables, and of all others."""
+    n_rows, n = model.X.shape
+    whole = np.arange(n), np.arange(n_rows)
+    nothing = np.empty(0, dtype=np.intp), np.empty(0, dtype=np.intp)
+    if n <= limit:
+        return [whole], nothing
+    if model.games.home is not None or not limit:  # the advantage joins all games
+        return [], whole
+    chain = np.flatnonzero(model.before >= 0)
+    row = np.repeat(np.arange(n_rows), np.diff(model.X.indptr))
+    one = np.concatenate([row + n, chain])
+    two = np.concatenate([model.X.indices, model.before[chain]])
+    links = sparse.coo_array((np.ones(len(one)), (one, two)), shape=(n + n_rows, n + n_rows))
+    _, label = sparse.csgraph.connected_components(links, directed=False)
+    size = np.bincount(label[:n], minlength=label.max() + 1)
+    small = size <= limit
+    group = np.where(small, np.cumsum(np.where(small, size, 0)) // SMALL, -1)[label]
+    found = [
+        (np.flatnonzero(group[:n] == k), np.flatnonzero(group[n:] == k))
+        for k in np.unique(group[:n])
+    ]
+    if group.min() < 0:
+        return found[1:], found[0]
+    return found, nothing
+
+
+def joint_fit(model: Model, numbers: Numbers, variables: Index, rows: Index, schedule: Any) -> Any:
+    """A joint Gaussian: a linear model of the differences in the games."""
+    if schedule is not None and schedule.order == "residual":  # here all are neighbours
+        schedule = replace(schedule, order="auto")
+    rows = rows[model.order_of(rows)]
+    X, y = differences(model, numbers, variables, rows)
+    mean, variance = model.prior(numbers, variables)
+    place = np.full(model.X.shape[1], -1)
+    place[variables] = np.arange(len(variables))
+    later = np.flatnonzero(model.before[variables] >= 0)
+    prior: dict[str, Any] = {"prior_variance": variance}
+    if len(later):
+        first = place[model.before[variables[later]]]
+        step = numbers.drift * (model.time[variables[later]] - model.time[variables[first]])
+        weight = 1.0 / np.maximum(step, LEAST_STEP * variance[later])
+        diagonal = 1.0 / variance
+        diagonal[later] = weight
+        precision = np.diag(diagonal)
+        np.add.at(precision, (first, first), weight)
+        precision[first, later] = precision[later, first] = -weight
+        prior = {"prior_precision": precision}
+    return fit_linear(
+        X, y, loss=Interval(), posterior="full", schedule=schedule, prior_mean=mean, **prior
+    )
+
+
+def differences(model: Model, numbers: Numbers, variables: Index, rows: Index) -> tuple[Any, Array]:
+    """The differences of performances in the games and their ends, in units of their noise."""
+    scale = np.sqrt(model.games.noise[rows])
+    X = sparse.csr_array(sparse.diags_array(1.0 / scale) @ model.X[rows][:, variables])
+    return X, np.stack(model.ends(numbers, rows), axis=1) / scale[:, None]
+
+
+class ProductGraph(NamedTuple):
+    """A graph of some variables, with what its posterior is about."""
+
+    graph: Graph
+    variables: Any
+    #: the differences of the ratings in the games
+    watch: Form
+    #: number of each batch of games, and the rows of it
+    games: list[tuple[int, Index]]
+    #: number of each batch of steps, and the variable to which each step of it leads
+    steps: list[tuple[int, Index]]
+
+
+def product_graph(
+    model: Model, numbers: Numbers, variables: Index, rows: Index, known: Array | None = None
+) -> ProductGraph:
+    """The graph of some variables and of rows in the order of time.
+
+    known: natural parameters of priors, (n, 2); precision 0 where the model's is right.
+    """
+    place = np.full(model.X.shape[1], -1)
+    place[variables] = np.arange(len(variables))
+    X, alone = model.X[rows], np.zeros(len(variables), dtype=bool)
+    columns = X.indices
+    mean, prior = model.prior(numbers, variables)
+    if known is not None:
+        # the copies of the advantage are one variable, the last; what has a belief does not walk
+        columns = np.where(model.player[columns] == -1, variables[-1], columns)
+        alone = known[:, 0] > 0.0
+        mean[alone], prior[alone] = moments(known[alone])
+    graph, steps = Graph(), []
+    v = graph.gaussian(len(variables), mean=mean, variance=prior)
+    for walks, rate in ((model.player >= 0, numbers.drift), (model.player == -1, 0.0)):
+        mine = np.flatnonzero(walks[variables] & ~alone)
+        if not (model.before[variables[mine]] >= 0).any():
+            continue
+        mine = mine[np.lexsort((model.time[variables[mine]], model.player[variables[mine]]))]
+        by, time = model.player[variables[mine]], model.time[variables[mine]]
+        key = graph.add(Walk(rate), v[mine], by=by, time=time)
+        steps.append((key, variables[mine[1:][by[1:] == by[:-1]]]))
+    # X @ v sorts entries, and their sites are asked for
+    terms = Terms(X.indptr.astype(np.intp), v.numbers[place[columns]], X.data)
+    form = Form(graph.identity, (len(rows),), terms, np.zeros(len(rows)))
+    ratings = np.where(model.player[X.indices] == -1, 0.0, X.data)
+    watch = replace(form, terms=terms._replace(coefficient=ratings))
+    ends, noise = model.ends(numbers, rows), model.games.noise[rows]
+    games = []
+    for size in np.unique(terms.counts):  # rows of as many entries go side by side
+        part = np.flatnonzero(terms.counts == size)
+        factor = Between(ends[0][part], ends[1][part])
+        games.append((graph.add(factor, form[part], noise=noise[part]), part))
+    return ProductGraph(graph, v, watch, games, steps)
+
+
+def product_fit(
+    model: Model,
+    numbers: Numbers,
+    variables: Index,
+    rows: Index,
+    schedule: Any,
+    into: Product,
+    known: Array | None = None,
+) -> Any:
+    """A product over single variables, by a graph; writes into the product."""
+    rows = rows[model.order_of(rows)]
+    made = product_graph(model, numbers, variables, rows, known)
+    post = made.graph.fit(USUAL if schedule is None else schedule, watch=made.watch)
+    belief = post[made.variables]
+    precision = 1.0 / belief.variance
+    into.natural[variables] = np.stack([precision, belief.mean * precision], axis=1)
+    for key, part in made.games:
+        where, _, sites, scale = post.by_batch[key]
+        which = rows[part[where]]
+        into.row_scale[which] = scale
+        into.rows[model.entries_of(which)] = sites.reshape(-1, 2)
+    for key, second in made.steps:
+        where, _, sites, scale = post.by_batch[key]
+        into.steps[second[where]] = sites.reshape(-1, 4)
+        into.step_scale[second[where]] = scale
+    return post
+
+
+def one_step_ahead(model: Model, numbers: Numbers) -> Array:
+    """Log probability of each game given those before it, (n,), in one pass."""
+    games, model = model.games, build(model.games, model.still, model.own, copies=1)
+    n_rows, n = model.X.shape
+    rows = model.order_of(np.arange(n_rows))
+    made = product_graph(model, numbers, np.arange(n), rows)
+    found, result = made.graph.one_step_ahead(), np.zeros(len(games.time))
+    for key, part in made.games:
+        np.add.at(result, games.game[rows[part]], found[key])
+    return result
+
+
+# ---- more games ----
+
+
+def updated(
+    model: Model, old: Model, belief: Belief, numbers: Numbers, schedule: Any
+) -> Belief | None:
+    """The belief after more games than those of the old model; None: all games are to be fitted.
+
+    Fits the games of the players who play, then of those whose ratings that moves, until moves are
+    below ``PASSED``. Moves that were not passed on add up over updates, until they reach that.
+    """
+    n, n_old = model.X.shape[1], old.X.shape[1]
+    if schedule is not None and schedule.stores != "factor":
+        return None
+    if belief.product is None:
+        return joint_updated(model, old, belief, numbers) if n == n_old else None
+    grown = model.X.nnz, model.X.shape[0]
+    sizes = (n, grown[0], grown[1], n, n, n)
+    product = Product(*(extended(part, m) for part, m in zip(belief.product, sizes, strict=True)))
+    divided = np.flatnonzero(model.before[:n_old] != old.before)
+    product.steps[divided] = product.step_scale[divided] = 0.0
+    place = np.concatenate([belief.place, np.full(n - n_old, -1)])
+    active = np.zeros(model.games.teams.shape[1], dtype=bool)
+    active[model.games.teams[old.X.shape[0] :].indices] = True
+    rating = model.player >= 0
+    advantage = np.flatnonzero(model.player == -1)
+    mean, variance = (extended(part, n) for part in (belief.mean, belief.variance))
+    visited, converged, sweeps = 0, belief.converged, belief.sweeps[:0]
+    while active.any():
+        mine = rating & active[model.player]
+        visited += mine.sum()
+        if visited > SHARE * n or (place[mine] >= 0).any():
+            return None
+        played = np.zeros(len(model.games.time), dtype=bool)
+        hits = np.flatnonzero(mine[model.X.indices])
+        played[model.games.game[np.searchsorted(model.X.indptr, hits, "right") - 1]] = True
+        rows = np.flatnonzero(played[model.games.game])
+        X = model.X[rows]
+        sites = np.zeros((n, 2))
+        np.add.at(sites, X.indices, product.rows[model.entries_of(rows)])
+        inside = np.zeros(n, dtype=bool)
+        inside[X.indices] = True
+        rim = np.flatnonzero(inside & rating & ~mine)
+        own = np.flatnonzero(mine | (inside & (model.player == -2)))
+        known = product.natural[rim] - sites[rim]
+        variables = np.concatenate([own, rim, advantage[:1]])
+        known = np.concatenate([np.zeros((len(own), 2)), known])
+        if len(advantage):
+            rest = product.natural[advantage[:1]] - sites[advantage].sum(axis=0)
+            known = np.concatenate([known, rest])
+        told = variables[len(own) :]
+        was = mean[told], variance[told]
+        post = product_fit(model, numbers, variables, rows, schedule, product, known)
+        sweeps, converged = sweeps + post.history, converged and post.converged
+        mean[variables], variance[variables] = moments(product.natural[variables])
+        now = mean[told], variance[told]
+        product.pending[rim] += moved(*was, *now)[: len(rim)]
+        product.pending[mine] = 0.0
+        if len(advantage):
+            # in performances: it is in many games, and moves little
+            product.natural[advantage] = product.natural[advantage[0]]
+            mean[advantage], variance[advantage] = now[0][-1], now[1][-1]
+            product.pending[advantage[0]] += abs(now[0][-1] - was[0][-1])
+            if product.pending[advantage[0]] > PASSED:
+                return None
+        active[:] = False
+        active[model.player[rating & (product.pending > PASSED)]] = True
+    return belief._replace(
+        mean=mean,
+        variance=variance,
+        place=place,
+        product=product,
+        log_evidence=None,
+        converged=converged,
+        sweeps=sweeps,
+    )
+
+
+def evidence_of(model: Model, belief: Belief, numbers: Numbers) -> float:
+    """The log evidence of a belief after updates. O(variables)."""
+    if belief.log_evidence is not None or belief.product is None:
+        return belief.log_evidence or 0.0
+    single, product = belief.place < 0, belief.product
+    single[np.flatnonzero(model.player == -1)[1:]] = False  # copies
+    begin = np.flatnonzero(single & (model.before < 0))
+    mean, variance = belief.mean[single], belief.variance[single]
+    at, spread = model.prior(numbers, begin)
+    return float(
+        product.row_scale.sum()
+        + product.step_scale[model.player >= 0].sum()
+        + 0.5 * (mean**2 / variance + np.log(variance)).sum()
+        - 0.5 * (at**2 / spread + np.log(spread)).sum()
+        + 0.5 * np.log(2.0 * np.pi) * (single.sum() - len(begin))
+        + sum(post.log_evidence for _, post in belief.joint)
+    )
+
+
+def joint_updated(model: Model, old: Model, belief: Belief, numbers: Numbers) -> Belief | None:
+    """The belief with new rows in one joint Gaussian, whose other sites stay: they move little."""
+    if len(belief.joint) > 1:
+        return None
+    variables, post = belief.joint[0]
+    rows = np.arange(old.X.shape[0], model.X.shape[0])
+    new = post.partial_fit(*differences(model, numbers, variables, rows))
+    stale = belief.stale + moved(post.mean, post.variance, new.mean, new.variance).max()
+    if stale > STALE:
+        return None
+    return belief._replace(
+        mean=new.mean,
+        variance=new.variance,
+        joint=((variables, new),),
+        log_evidence=new.log_evidence,
+        converged=belief.converged and new.converged,
+        sweeps=new.history,
+        stale=stale,
+    )
+
+
+def moved(mean: Array, variance: Array, new_mean: Array, new_variance: Array) -> Array:
+    """How far beliefs moved, in their sds."""
+    return np.abs(new_mean - mean) / np.sqrt(new_variance) + 0.5 * np.abs(
+        np.log(new_variance / variance)
+    )
+
+
+def extended(part: Array, n: int) -> Array:
+    """A copy with zeros up to n rows."""
+    found = np.zeros((n, *part.shape[1:]), dtype=part.dtype)
+    found[: len(part)] = part
+    return found
+
+
+# ---- parameters ----
+
+
+def choose(
+    games: Games,
+    own: Array,
+    *,
+    prior_mean: float,
+    prior_sd: float | None,
+    drift: float | None,
+    margin: float | None,
+    draws: bool,
+) -> Numbers:
+    """The parameters that are not given, at the mode of evidence times priors: see :func:`fit`."""
+    some = games.latest(CHOOSING)
+    span = float(np.ptp(some.time))
+    if span == 0.0 and drift is None:
+        drift = 0.0
+    if margin is None and not draws:
+        margin = 0.0
+    share = (some.draw.sum() + 1.0) / (len(some.draw) + 2.0)
+    begin = {
+        "prior_sd": (prior_sd, 0.0),
+        "drift": (drift, np.log(SPAN / span) if span else 0.0),
+        "margin": (margin, np.log(np.sqrt(2.0) * special.ndtri(0.5 * (1.0 + share)))),
+    }
+    free = [name for name, (given, _) in begin.items() if given is None]
+    values = {"prior_mean": prior_mean, **{name: given for name, (given, _) in begin.items()}}
+    start = np.array([begin[name][1] for name in free])
+    schedule = EP(sweeps=SWEEPS, tol=0.0)
+    model = build(some, drift == 0.0, own)
+
+    far = np.log(100.0) - 1e-9
+
+    def at(point: Array) -> Numbers:
+        return Numbers(**{**values, **dict(zip(free, np.exp(point).tolist(), strict=True))})
+
+    def cost(point: Array) -> float:
+        numbers, density = at(point), 0.0
+        move = dict(zip(free, point - start, strict=True))
+        density -= 0.5 * (move.get("prior_sd", 0.0) / PRIOR_SD) ** 2
+        density -= 0.5 * (move.get("drift", 0.0) / DRIFT) ** 2
+        if "margin" in free:
+            chance = 2.0 * special.ndtr(-numbers.margin / np.sqrt(2.0))
+            density += float(np.log(chance * (1.0 - chance)))
+        belief = fitted(model, numbers, schedule, SMALL)
+        return float(-density - evidence_of(model, belief, numbers))
+
+    if not free:
+        return at(start)
+    found = optimize.minimize(
+        cost,
+        start,
+        method="Nelder-Mead",
+        bounds=[(x - far, x + far) for x in start],
+        options={
+            "initial_simplex": np.vstack([start, start + FIRST * np.eye(len(free))]),
+            "xatol": LAST,
+            "fatol": LAST,
+            "maxfev": FITS,
+        },
+    )
+    return at(found.x)
