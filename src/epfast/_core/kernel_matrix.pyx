@@ -323,13 +323,13 @@ cdef class KernelMatrix:
         as much as that rounding: 2, 8, 32, 128 units in the last place of its largest entry.
         """
         cdef ptrdiff_t i, n = self.n
-        cdef int attempt, info = 0
+        cdef int _attempt, info = 0
         cdef double *W = &self.W[0, 0]
         cdef double largest = 0.0, raised = 0.0
         for i in range(n):
             self.root[i] = sqrt(tau[i]) if tau[i] > 0.0 else 0.0
             largest = max(largest, self.root[i] * self.root[i] * self.diag[i])
-        for attempt in range(5):
+        for _attempt in range(5):
             self.fill()
             for i in range(n):
                 W[i * n + i] = 1.0 + self.root[i] * self.root[i] * self.diag[i] + raised

@@ -20,8 +20,8 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, Matern
 
 #: bounds of the default kernel's variance, and where its search starts
 VARIANCES, VARIANCE = (1e-2, 1e5), 4.0
-#: largest length scale over the largest distance; with Gaussian noise, whose evidence is exact, this
-#: and the largest variance reach so far that a kernel may be that of a line, to the noise
+#: largest length scale over the largest distance; with Gaussian noise, whose evidence is exact,
+#: this and the largest variance reach so far that a kernel may be that of a line, to the noise
 REACH, FAR_REACH, FAR_VARIANCE = 10.0, 1e3, 1e7
 #: length scales at which searches with the default kernel start, over the median distance
 LADDER = (0.25, 1.0, 4.0)

@@ -201,10 +201,7 @@ class LatentGPPosterior(ProcessPosterior):
         n = self.problem.n
         known = [(part.alpha, part._other_matrix()) for part in self.parts]
         return np.array(
-            [
-                sum(contracted(*one, matrix) for one in known)
-                for matrix in matrices_of(dK, (n, n))
-            ]
+            [sum(contracted(*one, matrix) for one in known) for matrix in matrices_of(dK, (n, n))]
         )
 
     def log_likelihood(self, draws: ArrayLike) -> Array:

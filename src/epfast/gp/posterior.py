@@ -226,14 +226,14 @@ class GPPosterior(ProcessPosterior):
 
     def loss_gradient(self) -> dict[str, Any]:
         """As the base has it; with Gaussian noise in closed form, without cavities."""
-        exact = self.problem.exact_sites()
-        if exact is None:
-            return super().loss_gradient()
         loss: Any = self.loss
+        rows = loss.exact_sites(self.problem.y) if self.problem.exact_sites() else None
+        if rows is None:
+            return super().loss_gradient()
         tau = self.state.sites.precision
         # sum of d log t_i / d log variance, in the mean over the posterior
         counts = tau > 0.0
-        weight = tau * self.problem.loss.exact_sites(self.problem.y)[1]
+        weight = tau * rows[1]
         twice = self.alpha[counts] ** 2 / tau[counts] + (tau * self.variance - weight)[counts]
         return {"variance": 0.5 * float(twice.sum()) / loss.variance}
 

@@ -16,7 +16,7 @@ from epfast.linear.engines.weights import ByWeights, PriorSites, ShrunkState, We
 from epfast.linear.engines.wide_weights import ByRows
 from epfast.linear.problem import LinearProblem, prior_of
 from epfast.linear.wide import MOST_BYTES
-from epfast.losses import Prior
+from epfast.losses import Loss, Prior
 from epfast.schedules import EP
 
 #: damping of the sites of rows in automatic order, beside that of the weights

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from epfast import _checks
 from epfast._arrays import Array, row_chunks
 from epfast.graph.problem import legal
 from epfast.inference import report
+from epfast.inference.runtime import cached_property
 from epfast.rating.belief import EXACT, Belief, choose, evidence_of, fitted, one_step_ahead, updated
 from epfast.rating.games import PAIRS, TEAMS, Index, Reader, checked_priors, own_of, plain, several
 from epfast.rating.model import Model, Numbers, appended, build

@@ -262,9 +262,7 @@ class ProcessEngine:
                     "observations"
                 )
         if self.exact is not None:
-            moments = moments_of(
-                self.kernel, self.exact, False, False, self.offset, proper=True
-            )
+            moments = moments_of(self.kernel, self.exact, False, False, self.offset, proper=True)
             self._r_in_array = moments
             if moments is None:
                 raise self._improper(self.exact)
