@@ -140,6 +140,42 @@ def test_to_arviz_of_what_is_known(tmp_path, post):
     assert binomial["observed_data"]["y"].dims == ("row", "response")
 
 
+@pytest.mark.parametrize(
+    "kind", ["labels", "counts", "trials", "normal", "student", "classes", "wide"]
+)
+def test_posterior_predictive_draws(kind):
+    """Their mean over many draws is the predictive mean of the rows, offset and all."""
+    pytest.importorskip("xarray")
+    rng = np.random.default_rng(3)
+    n, d = (5, 8) if kind == "wide" else (40, 2)
+    X, offset = rng.normal(size=(n, d)), rng.normal(size=n)
+    y, given = np.where(X[:, 0] + rng.normal(size=n) > 0.0, 1, -1), {"loss": "logistic"}
+    if kind == "counts":
+        y, given = rng.poisson(3.0, n), {"loss": "poisson"}
+    elif kind == "trials":
+        y, given = np.stack([rng.integers(0, 9, n), np.full(n, 9)], 1), {"loss": "binomial"}
+    elif kind == "normal":
+        y, given = rng.normal(size=n), {"loss": epfast.losses.Gaussian(0.5)}
+    elif kind == "student":
+        y, given = rng.normal(size=n), {"loss": epfast.losses.StudentT(8.0, 0.7)}
+    elif kind == "classes":
+        y, given, offset = rng.integers(0, 3, n), {"loss": "multiclass"}, None
+    post = epfast.fit_linear(X, y, offset=offset, **given)
+    drawn = post.to_arviz(4000, chains=2)["posterior_predictive"]["y"].values.reshape(8000, n)
+    if kind == "classes":
+        share = (drawn[:, :, None] == np.arange(3)).mean(axis=0)
+        np.testing.assert_allclose(share, post.predict_proba(X), atol=0.03)
+        return
+    expected, spread = post.predict(X, offset=offset), post.predict_variance(X, offset=offset)
+    if kind in ("labels", "wide"):
+        expected = 2.0 * post.predict_proba(X, offset=offset) - 1.0
+    elif kind == "trials":
+        expected, spread = 9 * expected, 81 * spread
+    elif kind == "student":
+        expected = expected - offset  # as the observed data, from which it is taken
+    np.testing.assert_allclose(drawn.mean(axis=0), expected, atol=5 * np.sqrt(spread.max() / 8000))
+
+
 def groups_of(data):
     groups = getattr(data, "children", None)
     return list(groups) if groups is not None else list(data.groups())

@@ -204,6 +204,9 @@ class LatentGPPosterior(ProcessPosterior):
             [sum(contracted(*one, matrix) for one in known) for matrix in matrices_of(dK, (n, n))]
         )
 
+    def latent_at(self, draws: Array) -> Array:
+        return np.moveaxis(draws, 1, 2)
+
     def log_likelihood(self, draws: ArrayLike) -> Array:
         """Log likelihood of each observation at draws (k, C, n) of :meth:`sample`, (k, n)."""
         latent = _checks.array("draws", draws, shape=(None, *self.mean.shape))

@@ -131,6 +131,9 @@ class ProcessPosterior(Posterior):
     def observed(self) -> Array | None:
         return self._responses()
 
+    def latent_at(self, draws: Array) -> Array:
+        return draws
+
     def log_likelihood(self, draws: ArrayLike) -> Array:
         loss, y = self.loss_of_rows(), self._responses()
         latent = _checks.array("draws", draws, shape=(None, len(y)))

@@ -125,6 +125,10 @@ class Posterior(Recorded):
         """Responses of the fit, for the core, (n, width); None if rows are unknown."""
         raise NotImplementedError
 
+    def latent_at(self, draws: Array) -> Array:
+        """Latent values of the rows at draws of :meth:`sample`, (k, n) or (k, n, C), no offset."""
+        raise NotImplementedError
+
     def log_likelihood(self, draws: ArrayLike) -> Array:
         """Minus beta times the loss of each row at draws (k, p) of :meth:`sample`, (k, n)."""
         raise NotImplementedError
@@ -296,8 +300,9 @@ class Posterior(Recorded):
         Returns
         -------
         arviz.InferenceData, or xarray.DataTree with ArviZ 1.0 or later, or without ArviZ
-            Groups ``posterior``; where the rows are known ``log_likelihood`` and
-            ``observed_data``; where sites give it ``loo``, leave-one-out log probabilities from the
+            Groups ``posterior``; where the rows are known ``log_likelihood``,
+            ``observed_data`` and, of responses that can be drawn, ``posterior_predictive``; where
+            sites give it ``loo``, leave-one-out log probabilities from the
             cavities, with their sum.
 
         Raises

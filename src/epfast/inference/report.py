@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -190,6 +191,12 @@ def to_arviz(post: Any, draws: int, chains: int, seed: int) -> Any:
             likelihood = {**about, "is_likelihood": int(post.loss.is_likelihood)}
             groups["log_likelihood"] = Dataset(
                 {"y": (("chain", "draw", "row"), found)}, {**both, **rows}, likelihood
+            )
+        latent, rng = post.latent_at(values), np.random.default_rng([seed, 1])
+        with suppress(ValueError):  # of losses whose responses cannot be drawn
+            drawn = post.loss_of_rows().replicate(latent, y, rng)
+            groups["posterior_predictive"] = Dataset(
+                {"y": (("chain", "draw", "row"), shaped(drawn))}, {**both, **rows}, about
             )
         seen = (("row",), y[:, 0]) if y.shape[1] == 1 else (("row", "response"), y)
         groups["observed_data"] = Dataset({"y": seen}, rows, about)

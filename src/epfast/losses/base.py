@@ -446,6 +446,16 @@ class Loss:
             p = self.predict_proba(flat, 1e-12 * (1.0 + flat**2))
         return np.where(rng.random(latent.shape) < p.reshape(latent.shape), 1.0, -1.0)
 
+    def replicate(self, latent: Array, responses: Array, rng: np.random.Generator) -> Array:
+        """Draw new responses of observed rows, as :meth:`sample` does, at latent values (k, n).
+
+        Offsets of the rows are added, but for those that are taken from y.
+        """
+        if self.has_offset and not self.by_residual:
+            shift = responses[:, -1]
+            latent = latent + (shift * responses[:, 0] if self.by_margin else shift)
+        return self.sample(latent, rng)
+
     # ---- files ----
 
     def describe(self) -> dict[str, Any]:

@@ -232,5 +232,11 @@ class Binomial(Loss):
         """Draw outcomes of one trial, 0 or 1."""
         return np.asarray(rng.random(latent.shape) < special.expit(latent), dtype=np.float64)
 
+    def replicate(self, latent: Array, responses: Array, rng: np.random.Generator) -> Array:
+        """Draw counts of as many trials as were observed."""
+        shift = responses[:, -1] if self.has_offset else 0.0
+        trials = responses[:, 1].astype(np.int64)
+        return rng.binomial(trials, special.expit(latent + shift)).astype(np.float64)
+
 
 _BERNOULLI = Loss("logistic")
