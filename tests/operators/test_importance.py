@@ -63,10 +63,49 @@ class TestImportance:
     def test_few_effective_draws_are_refused(self):
         g = Graph()
         x = g.gaussian(variance=100.0)
-        g.add(Factor(seen, ImportanceMessages(draws=200, rounds=0, min_ess=50)), x, y=3.0, v=1e-4)
+        g.add(Factor(seen, ImportanceMessages(draws=200, rounds=0, min_ess=199)), x, y=3.0, v=1e-4)
         with pytest.warns(epfast.ConvergenceWarning, match="too few effective draws"):
             post = g.fit(EP(1, 1e-6))
         assert post[x].variance == 100.0
+
+    @pytest.mark.parametrize("k", [1, 3, 6])
+    @pytest.mark.parametrize("centre", [1.0, -12.0])
+    def test_peaks_that_are_narrow_beside_the_cavity(self, k, centre):
+        """A normal density of sd 0.02 under a prior of variance 10: moments in closed form."""
+        asked = [0]
+
+        def log_t(*x):
+            asked[0] += np.size(x[0])
+            return sum(-0.5 * ((v - centre) / 0.02) ** 2 for v in x)
+
+        g = Graph()
+        x = [g.gaussian(variance=10.0) for _ in range(k)]
+        g.add(Factor(log_t, scheme="importance"), *x)
+        post = g.fit()
+        assert post.converged
+        precision = 0.1 + 0.02**-2
+        for one in x:
+            assert post[one].mean == pytest.approx(centre * 0.02**-2 / precision, abs=0.004)
+            assert post[one].variance == pytest.approx(1.0 / precision, rel=0.25)
+        expected = 0.5 * np.log(0.1 / precision) - 0.5 * centre**2 / (10.0 + 0.02**2)
+        assert post.log_evidence == pytest.approx(k * expected, abs=0.1 * k)
+        assert asked[0] < 40_000
+
+    def test_what_cannot_change_is_not_asked_again(self):
+        """No draw has a weight: the second sweep sees what the first saw, and is the last."""
+        asked = [0]
+
+        def log_t(x):
+            asked[0] += np.size(x)
+            return np.where(x > 1e6, 0.0, -np.inf)
+
+        g = Graph()
+        x = g.gaussian()
+        g.add(Factor(log_t, ImportanceMessages(draws=200, rounds=0, min_ess=50)), x)
+        with pytest.warns(epfast.ConvergenceWarning, match="-?inf|infinite"):
+            post = g.fit(EP(100))
+        assert post.n_sweeps == 2
+        assert asked[0] < 2000
 
     def test_three_variables(self):
         rng = np.random.default_rng(11)

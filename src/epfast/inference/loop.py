@@ -263,10 +263,10 @@ def run(
                         settled = 0.0 < schedule.tol >= max(moved, _lag(history, schedule))
                     impossible = evidence > engine.evidence_bound
                     converged = bool(settled and counts.refused == 0 and not impossible)
-                    # all sites refused, and the posterior as it was: so it would be again
-                    stuck = counts.stuck or (
-                        counts.refused == engine.n_sites and moved == 0.0 and questions is None
-                    )
+                    # sites refused, and all else as it was to the last bit: so it would be again
+                    still = moved == 0.0 and [h.log_evidence for h in history[-2:-1]] == [evidence]
+                    still = still and counts.refused > 0 and counts.settled is not False
+                    stuck = counts.stuck or (still and asked is None)
                     if stopped or converged or stuck or (settled and impossible):
                         break
             reason = ""

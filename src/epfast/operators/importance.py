@@ -12,10 +12,12 @@ from scipy import special
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.operators.density import Density, parts
-from epfast.operators.tilted import Answer, Asked, Tilted
+from epfast.operators.tilted import LESS, Answer, Asked, Tilted, maximum
 
 #: degrees of freedom of proposals: their tails are above those of Gaussians
 FREEDOM = 4
+#: least eigenvalue of the curvature at a mode, in units of the widths, of which a root is taken
+LEAST_CURVATURE = 1e-8
 #: exponents of weights while a proposal is sought: the largest with enough effective draws
 TEMPERATURES = (1.0, 0.5, 0.2, 0.05, 0.01, 0.0)
 #: effective draws per neighbour that a proposal is fitted to, at least
@@ -54,8 +56,10 @@ class ImportanceMessages:
 
     Notes
     -----
-    Proposals are Student-t with 4 degrees of freedom, of the mean and covariance that the weighted
-    draws of the last one have. A gamma variable is drawn by its logarithm, a beta variable by
+    Proposals are Student-t with 4 degrees of freedom. Half of the first draws are about the mode of
+    the tilted density, as wide as its curvature there says, if Newton's steps from the cavity find
+    one, and the others from the cavity. After that, proposals have the mean and covariance of the
+    weighted draws of the last one. A gamma variable is drawn by its logarithm, a beta variable by
     its log odds. The draws of a factor are the same in every sweep, so that sweeps settle; those of
     different factors are independent. Errors are of order 1 / sqrt(ess) standard deviations.
 
@@ -112,12 +116,14 @@ class ImportanceMessages:
         moments = [
             kind.moments(eta) for kind, eta in zip(tilted.coordinates, asked.messages, strict=True)
         ]
-        mean = np.stack([pair[0] for pair in moments], axis=1)
-        root = np.eye(k) * np.stack([pair[1] for pair in moments], axis=1)[:, :, None]
+        mean, width = (np.stack(part, axis=1) for part in zip(*moments, strict=True))
+        root = np.eye(k) * width[:, :, None]
+        about = [(mean, root), at_mode(tilted, asked, mean, root, width)]
         for step in range(self.rounds + 1):
-            u, log_w = self._drawn(tilted, asked, mean, root, step)
+            u, log_w = self._drawn(tilted, asked, about, step)
             if step < self.rounds:
                 mean, root = fitted(u, log_w, mean, root)
+                about = [(mean, root)]
         with np.errstate(all="ignore"):
             top = log_w.max(axis=1)
             w = np.exp(log_w - top[:, None])
@@ -134,27 +140,55 @@ class ImportanceMessages:
         return Answer(log_z, tuple(targets), reason, ess)
 
     def _drawn(
-        self, tilted: Tilted, asked: Asked, mean: Array, root: Array, step: int
+        self, tilted: Tilted, asked: Asked, about: list[tuple[Array, Array]], step: int
     ) -> tuple[Array, Array]:
-        """Draws (m, draws, k) and logs of their weights."""
-        k = mean.shape[1]
+        """Draws (m, draws, k) and logs of their weights; as many about each centre and root."""
+        k = asked.start.shape[1]
         random = uniform(self.seed, asked.rows.rows, step, self.draws, k + 2)
         normal = special.ndtri(random[..., :k])
         # chi-squared with 4 degrees of freedom
         chi = -2.0 * np.log(random[..., k] * random[..., k + 1])
         standard = normal * np.sqrt(FREEDOM / chi)[:, :, None]
-        u = mean[:, None, :] + np.einsum("mij,mpj->mpi", root, standard)
-        log_det = np.log(np.abs(np.einsum("mii->mi", root))).sum(axis=1)
+        split = np.array_split(standard, len(about), axis=1)
+        u = np.concatenate(
+            [
+                mean[:, None, :] + np.einsum("mij,mpj->mpi", root, part)
+                for (mean, root), part in zip(about, split, strict=True)
+            ],
+            axis=1,
+        )
         constant = (
             special.gammaln(0.5 * (FREEDOM + k))
             - special.gammaln(0.5 * FREEDOM)
             - 0.5 * k * np.log(np.pi * FREEDOM)
         )
-        squares = (standard * standard).sum(axis=-1)
-        proposal = constant - 0.5 * (FREEDOM + k) * np.log1p(squares / FREEDOM)
-        log_w = tilted.at_points(u, asked) - proposal + log_det[:, None]
+        logs = []
+        for (mean, root), part in zip(about, split, strict=True):
+            squares = np.linalg.solve(root, np.moveaxis(u - mean[:, None, :], 1, 2)) ** 2
+            log_det = np.log(np.abs(np.einsum("mii->mi", root))).sum(axis=1)
+            tail = -0.5 * (FREEDOM + k) * np.log1p(squares.sum(axis=1) / FREEDOM)
+            share = np.log(part.shape[1] / self.draws)
+            logs.append(share + constant + tail - log_det[:, None])
+        log_w = tilted.at_points(u, asked) - np.logaddexp.reduce(logs)
         # inf and NaN are no weights
         return u, np.where(log_w < np.inf, log_w, -np.inf)
+
+
+def at_mode(
+    tilted: Tilted, asked: Asked, mean: Array, root: Array, width: Array
+) -> tuple[Array, Array]:
+    """Modes of the tilted densities and roots of their covariances there; as given without one."""
+    mode = maximum(tilted, asked, mean, width, LESS)
+    w = mode.width
+    with np.errstate(all="ignore"):
+        scaled = mode.curvature * w[:, :, None] * w[:, None, :]
+        good = mode.found & np.isfinite(scaled).all(axis=(1, 2))
+        good[good] = np.linalg.eigvalsh(scaled[good])[:, 0] > LEAST_CURVATURE
+    mean, root = mean.copy(), root.copy()
+    mean[good] = mode.u[good]
+    inverse = np.linalg.inv(scaled[good]) * w[good][:, :, None] * w[good][:, None, :]
+    root[good] = np.linalg.cholesky(inverse)
+    return mean, root
 
 
 def fitted(u: Array, log_w: Array, mean: Array, root: Array) -> tuple[Array, Array]:
