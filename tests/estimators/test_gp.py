@@ -50,7 +50,11 @@ def test_scikit_learn_checks(estimator, check):
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kind", ["two", "three", "gaussian", "poisson", "student_t"])
 def test_weights_are_copies_of_rows(kind, seed):
-    """By the whole search, with the defaults: w copies of a row are a row of weight w."""
+    """By the whole search, with the defaults: w copies of a row are a row of weight w.
+
+    Gaussian noise of copies, which have none, ends at 1e-9 of the variance of y: matrices of that
+    condition leave 1e-7 of a value to rounding.
+    """
     rng = np.random.default_rng(seed)
     rows, weights = rng.normal(size=(25, 2)), rng.integers(0, 4, 25)
     f = np.sin(2.0 * rows[:, 0])
@@ -64,8 +68,9 @@ def test_weights_are_copies_of_rows(kind, seed):
     one = clone(model).fit(rows, y, sample_weight=weights)
     other = clone(model).fit(rows[copies], y[copies])
     name = "predict_proba" if kind in ("two", "three") else "predict"
-    np.testing.assert_allclose(getattr(one, name)(rows), getattr(other, name)(rows), atol=1e-7)
-    assert one.log_evidence_ == pytest.approx(other.log_evidence_, abs=1e-7)
+    close = 1e-6 if kind == "gaussian" else 1e-7
+    np.testing.assert_allclose(getattr(one, name)(rows), getattr(other, name)(rows), atol=close)
+    assert one.log_evidence_ == pytest.approx(other.log_evidence_, abs=close)
 
 
 def rings(n=80, seed=0):

@@ -42,8 +42,7 @@ def test_noisy_step_on_ionosphere(data_folder):
     """The search once ended at a length scale of 1e5 and predicted the minority for every row."""
     data = datasets.load_raw("ionosphere")
     rows = StandardScaler().fit_transform(data.X)
-    with pytest.warns(epfast.ConvergenceWarning, match=r"failed at \d+ of \d+ hyper-parameters"):
-        model = epfast.GPClassifier(1.0 * RBF(1.0), loss="noisy_step").fit(rows, data.y)
+    model = epfast.GPClassifier(1.0 * RBF(1.0), loss="noisy_step").fit(rows, data.y)
     assert model.score(rows, data.y) > 0.95
     assert -125.0 < model.log_marginal_likelihood_value_ < -105.0
     assert model.kernel_.theta[1] < np.log(30.0)

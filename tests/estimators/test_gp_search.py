@@ -16,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 
 import epfast
 from epfast import EP, ConvergenceWarning, GPClassifier
-from epfast.estimators import process_search
+from epfast.estimators import process_search, processes
 from tests.oracles.data import classes, rbf
 
 # scikit-learn's penalties of old and new names
@@ -113,26 +113,26 @@ def test_the_default_on_odd_rows(rows):
 LINE = classes(150, 8, seed=0, noise=0.7)
 
 
-def test_a_search_is_not_drawn_to_a_failed_fit():
-    """The evidence of a noisy step at a huge length scale, where rounding spoils predictions."""
+def test_a_search_is_not_drawn_to_huge_length_scales():
+    """A noisy step on a line, whose kernels are close to singular at length scales up to 1e5."""
     rows, labels = LINE
-    with pytest.warns(ConvergenceWarning, match=r"failed at \d+ of \d+ hyper-parameters"):
-        model = GPClassifier(1.0 * RBF(1.0), loss="noisy_step").fit(rows, labels)
-    assert model.n_failed_points_ > 0
+    model = GPClassifier(1.0 * RBF(1.0), loss="noisy_step").fit(rows, labels)
+    assert model.n_failed_points_ == 0
     assert model.converged_
     assert model.score(rows, labels) > 0.9
-    assert model.posterior_.rounding < 1e-3
     # all that predictions are made of is that of the fit
     mean, variance = model.predict_latent(rows)
     np.testing.assert_allclose(mean, model.posterior_.mean, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(variance, model.posterior_.variance, rtol=1e-3)
 
 
-def test_the_failed_fit_is_infinite_in_the_search():
+def test_the_failed_fit_is_infinite_in_the_search(monkeypatch):
     rows, labels = LINE
     model = GPClassifier(1.0 * RBF(1.0), loss="noisy_step", optimizer=None).fit(rows, labels)
+    # which fits are trusted: see tests of their certificate
+    monkeypatch.setattr(processes, "trusted", lambda post: post.diagonal[0] < 2.0)
     run = process_search.Descent(model._problems[0])
-    value, slope = run.objective(np.log([1.0, 1e5]))
+    value, slope = run.objective(np.log([4.0, 4.0]))
     assert value == np.inf
     assert not slope.any()
     assert (run.tried, run.lost) == (1, 1)
@@ -197,10 +197,10 @@ def test_a_start_that_fails_leaves_the_others():
 def test_a_schedule_that_was_asked_for_is_kept_without_a_search():
     rows, labels = LINE
     with pytest.warns(ConvergenceWarning):
-        model = GPClassifier(
-            RBF(1e5), loss="noisy_step", optimizer=None, schedule=EP(20, 1e-8)
-        ).fit(rows, labels)
-    assert model.posterior_.schedule.sweeps == 20
+        model = GPClassifier(RBF(1e5), loss="noisy_step", optimizer=None, schedule=EP(2, 1e-8)).fit(
+            rows, labels
+        )
+    assert model.posterior_.schedule.sweeps == 2
     assert not model.converged_
 
 

@@ -23,6 +23,10 @@ from epfast.schedules import Schedule
 
 __all__ = ["GPRegressor"]
 
+#: least variance of Gaussian noise over that of other scales of a likelihood: 1e-9 of that of y,
+#: where searches for smooth functions without noise end
+LESS_NOISE = 1e-3
+
 
 class GPRegressor(ProcessModel, LatentRegressor):
     """Gaussian process for y of any kind by expectation propagation, for scikit-learn.
@@ -190,6 +194,9 @@ class GPRegressor(ProcessModel, LatentRegressor):
         kept = parameters.loss.with_offset(shifts is not None)
         parameters = parameters._replace(loss=kept)
         far = whole.exact_sites(responses) is not None
+        if far and parameters.size:
+            least = parameters.bounds + np.log([LESS_NOISE, 1.0])
+            parameters = parameters._replace(bounds=least)
         kernel = kernel_of(self.kernel, rows, unit, far)
         problems = self._processes(kernel, [given], weights, shifts, parameters)
         problem = problems[0]

@@ -109,6 +109,7 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
             The most probable class for ordered classes. NaN where there is no mean.
         std : ndarray of shape (n,), only if ``return_std``
         """
+        check_is_fitted(self)
         if not (_checks.flag("return_std", return_std) or self.loss_.needs_variance):
             mean = self._latent_mean(self._rows(X))
             return self.loss_.predict(shifted(mean, offset, len(mean)), np.full(len(mean), np.nan))

@@ -67,6 +67,9 @@ class LatentGPProblem(NamedTuple):
     def n(self) -> int:
         return len(self.y)
 
+    def exact_sites(self) -> None:
+        """Sites of several latents are found by sweeps."""
+
     @property
     def remedy(self) -> str:
         """What to do about a fit that fails."""

@@ -15,8 +15,6 @@ from epfast.losses.base import Loss, closing_in
 
 #: a search of a variance, and of a scale by the root, over that of y
 LEAST_SHARE, MOST_SHARE = 1e-6, 1e2
-#: the same of Gaussian noise, of which sites are exact
-LEAST_NOISE = 1e-9
 LOG_2PI = float(np.log(2.0 * np.pi))
 
 
@@ -82,7 +80,7 @@ class Gaussian(Loss):
         return self.with_parameters(variance=self.typical(responses, weights)[1] ** 2)
 
     def limits(self, name: str) -> tuple[float, float]:
-        return LEAST_NOISE * self.variance, MOST_SHARE * self.variance
+        return LEAST_SHARE * self.variance, MOST_SHARE * self.variance
 
     def exact_sites(self, responses: Array) -> tuple[Array, Array]:
         shift = responses[:, 2] if self.has_offset else 0.0
