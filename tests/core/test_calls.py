@@ -142,9 +142,9 @@ def test_fit_into(name, scheme):
 
 def test_fit_into_refuses():
     sweep = MinibatchSweep(CoreLoss.table("logistic"), "variational", 2, 4, gamma=1.0)
-    X, good, out = np.ones((4, 2)), np.ones(2), np.empty(2)
+    X, good, (out, other) = np.ones((4, 2)), np.ones(2), np.empty((2, 2))
 
-    def fit(X=X, mean=good, variance=good, y=LABELS, precision=out, shift=out):
+    def fit(X=X, mean=good, variance=good, y=LABELS, precision=out, shift=other):
         return sweep.fit_into(X, mean, variance, y, precision, shift)
 
     fit()
@@ -168,7 +168,7 @@ def test_fit_into_refuses():
         CoreLoss.python(lambda m: np.full(m.size, np.inf)), "variational", 2, 4, gamma=1.0
     )
     with pytest.raises(FloatingPointError, match="no fit"):
-        wall.fit_into(X, good, good, LABELS, out, out)
+        wall.fit_into(X, good, good, LABELS, out, other)
 
 
 # ---- a scheme of the user ----

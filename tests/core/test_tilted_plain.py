@@ -31,7 +31,7 @@ def test_probit_moments_to_fifty_digits():
         np.testing.assert_allclose(
             np.ravel(single), [w[i] for w in exact], rtol=rtol[i], atol=1e-300
         )
-    wrong = {"y": (2 * y, m, v), "mean": (y, 1.0, v), "variance": (y, m, 0 * v)}
+    wrong = {"y": (2 * y, m, v), "mean": (y, m[1:], v), "variance": (y, m, 0 * v)}
     for name, given in (wrong | {"power": (y, m, v, 0.0)}).items():
         with pytest.raises(ValueError, match=name):
             tilted_moments("probit", *given)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import epfast
-from epfast import EP, DoubleLoop, fit_gp
+from epfast import EP, ConvergenceWarning, DoubleLoop, fit_gp
 from epfast.gp.certificate import broken, trusted
 from tests.oracles.data import classes, process, rbf
 

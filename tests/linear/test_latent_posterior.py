@@ -188,7 +188,7 @@ def test_names_of_columns():
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"weights": np.ones(150)}, "weights"),
+        ({"weights": np.full(150, 0.5)}, "weights"),
         ({"posterior": "factorized"}, "posterior"),
         ({"batch_size": 10}, "batch_size"),
         ({"scheme": "laplace"}, "scheme"),

@@ -266,7 +266,7 @@ def run(
                     # sites refused, and all else as it was to the last bit: so it would be again
                     still = moved == 0.0 and [h.log_evidence for h in history[-2:-1]] == [evidence]
                     still = still and counts.refused > 0 and counts.settled is not False
-                    stuck = counts.stuck or (still and asked is None)
+                    stuck = counts.stuck or (still and asked is None and schedule.tol > 0.0)
                     if stopped or converged or stuck or (settled and impossible):
                         break
             reason = ""

@@ -61,7 +61,7 @@ from epfast.linear.sources import (
 from epfast.linear.wide import in_best_form, wide_rows
 from epfast.linear.wide_posterior import WidePosterior, of_weights
 from epfast.schedules import Schedule
-from epfast.schemes import Scheme
+from epfast.schemes import Laplace, Scheme
 
 #: largest min(n, d) with a full covariance by default
 FULL_UP_TO = 5000
@@ -502,7 +502,9 @@ def _from_peaks(engine: Any, problem: LinearProblem, fit: Fit, given: dict[str, 
     """
     loss, rows = problem.loss, problem.batch_size is None and problem.covariance == "full"
     stored = problem.schedule.stores == "factor" and problem.groups is None
-    if not (rows and stored and loss.log_concave and "derivatives" in loss.gives):
+    stored = stored and problem.schedule.tol > 0.0
+    by_values = problem.scheme.integrates or isinstance(problem.scheme, Laplace)
+    if not (rows and stored and by_values and loss.log_concave and "derivatives" in loss.gives):
         return fit
     peak, value, precision = loss.peaks(problem.responses(slice(None)))
     count = problem.weights(slice(None))
