@@ -5,12 +5,13 @@ import datetime
 import itertools
 import pickle
 import sys
+import warnings
 
 import numpy as np
 import pytest
 from scipy import special
 
-from epfast import EP, rating
+from epfast import EP, DataWarning, rating
 from epfast.inference import report
 from epfast.rating import belief as belief_of
 
@@ -817,3 +818,17 @@ def test_input_is_not_changed():
     found.update(data)
     for name, part in data.items():
         np.testing.assert_array_equal(part, before[name])
+
+
+def test_a_product_of_few_players_warns():
+    """Five players at 300 times: up to 1,500 ratings, of which a product knows no correlations."""
+    rng = np.random.default_rng(0)
+    i = rng.integers(0, 5, 900)
+    t = np.repeat(np.arange(300.0), 3)
+    games = {"winner": i, "loser": (i + rng.integers(1, 5, 900)) % 5, "t": t}
+    given = {"time": "t", "prior_sd": 1.0, "drift": 0.01}
+    with pytest.warns(DataWarning, match="5 players .*coarser times"):
+        rating.fit(games, **given)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert rating.fit({**games, "t": t // 30}, **given).joint.all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -12,12 +13,15 @@ from scipy import sparse, special
 from epfast import _checks
 from epfast._arrays import Array, row_chunks
 from epfast.graph.problem import legal
-from epfast.inference import report
+from epfast.inference import DataWarning, report
 from epfast.inference.runtime import cached_property
 from epfast.rating.belief import EXACT, Belief, choose, evidence_of, fitted, one_step_ahead, updated
 from epfast.rating.games import PAIRS, TEAMS, Index, Reader, checked_priors, own_of, plain, several
 from epfast.rating.model import Model, Numbers, appended, build
 from epfast.schedules import Schedule
+
+#: players up to whom a product of their ratings is worth a warning: of more, each meets few
+FEW = 200
 
 
 class Prediction(NamedTuple):
@@ -116,6 +120,11 @@ def fit(
     standard deviations of single ratings are too small, by a quarter or more, those of differences
     nearly right. :attr:`Ratings.joint` says whose are joint.
 
+    Warns
+    -----
+    DataWarning
+        If up to 200 players have so many times that their ratings are no joint Gaussian.
+
     Examples
     --------
     >>> from epfast import rating
@@ -161,6 +170,17 @@ def fit(
     )
     model = build(found, numbers.drift == 0.0 or np.ptp(found.time) == 0.0, own)
     belief = fitted(model, numbers, schedule, EXACT)
+    product = belief.place == -1
+    few = len(np.unique(model.player[product]))
+    if 0 < few <= FEW:
+        warnings.warn(
+            f"{few} players at {np.count_nonzero(product)} times of theirs are more than {EXACT:,} "
+            "ratings, which have no joint Gaussian: standard deviations of single ratings are too "
+            "small, to .6 of the right ones in leagues that were tried; give coarser times, as "
+            "months in place of days",
+            DataWarning,
+            stacklevel=2,
+        )
     return Ratings(reader, known, model, numbers, schedule, belief)
 
 
