@@ -487,3 +487,16 @@ def test_losses_that_do_not_suit_are_not_listed(kind):
             classifier(loss="log_loss").fit(X, Y > 0.0)
         assert "'multiclass'" in str(raised.value)
         assert "'poisson'" not in str(raised.value)
+
+
+@pytest.mark.parametrize("mean", [1e6, 1e9])
+def test_a_process_of_large_counts(mean):
+    """At such counts log y is the latent value to 1 / sqrt(y): sites are far narrower than K."""
+    rng = np.random.default_rng(0)
+    rows = np.sort(rng.uniform(-3.0, 3.0, (60, 1)), axis=0)
+    latent = np.log(mean) + np.sin(rows[:, 0])
+    y = rng.poisson(np.exp(latent))
+    model = GPRegressor(loss="poisson").fit(rows, y)
+    assert model.converged_
+    assert model.n_failed_points_ == 0
+    np.testing.assert_allclose(np.log(model.predict(rows)), latent, atol=4.0 * mean**-0.5)
