@@ -218,7 +218,8 @@ def test_a_mean_beyond_the_digits_of_a_double():
         assert not post.converged
 
 
-def test_a_process_that_stands_still_by_rounding_is_told():
+def test_a_process_of_a_huge_and_nearly_singular_kernel():
+    """Variances from an inverse had no digits here, and sweeps stood still at no fixed point."""
     K = np.eye(5)
     K[np.triu_indices(5, 1)] = [
         *(0.9999705894945706, 0.9999635990481379, 0.9999594831686664, 0.9999496866273437),
@@ -226,9 +227,10 @@ def test_a_process_that_stands_still_by_rounding_is_told():
         *(0.9999998897941174, 0.9999988765995314, 0.9999994701130297),
     ]
     K = 1e150 * np.maximum(K, K.T)
-    with pytest.warns(epfast.ConvergenceWarning, match="rounding"):
-        post = epfast.fit_gp(K, [-1, -1, 1, 1, -1], beta=3.0)
-    assert not post.converged
+    post = epfast.fit_gp(K, [-1, -1, 1, 1, -1], beta=3.0)
+    assert post.converged
+    assert post.residual < 1e-3
+    assert (post.variance > 0.0).all()
 
 
 def test_minibatches_that_stand_still_between_kinks_are_told():

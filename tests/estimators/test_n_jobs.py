@@ -157,6 +157,6 @@ def test_a_context_of_processes_is_not_for_threads():
 @pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
 @pytest.mark.filterwarnings("default::sklearn.exceptions.SkipTestWarning")
 @pytest.mark.filterwarnings("default::sklearn.exceptions.ConvergenceWarning")
-@parametrize_with_checks([GPClassifier(KERNEL, optimizer=None, schedule=EP(1000, 1e-12), n_jobs=2)])
+@parametrize_with_checks([GPClassifier(n_jobs=2)])
 def test_scikit_learn_checks(estimator, check):
     check(estimator)

@@ -42,6 +42,6 @@ def test_a_check_looks_at_inclusion_probabilities():
     w[rng.choice(120, 6, replace=False)] = rng.normal(size=6)
     prior = losses.SpikeAndSlab(0.05, 1.0)
     post = epfast.fit_linear(X, X @ w + rng.normal(size=60), loss="gaussian", prior=prior)
-    check = post.check(2000)
+    check = post.check(20_000)
     assert check.verdict == "usable"
     assert "inclusion probability of weight" in check.reason

@@ -343,7 +343,7 @@ def fit_problem(
 
     # what Ctrl-C leaves: sweeps that are done, their posterior, the whole result
     history: list[SweepInfo] = []
-    before, post = start, None
+    before, post, fit = start, None, None
     try:
         assert problem.kernel is not None
         arguments: dict[str, Any] = {"callback": callback, "progress": progress}
@@ -364,12 +364,12 @@ def fit_problem(
                 if problem.scheme.polish and not fit.stopped:
                     post = result(polished(engine, problem, fit, post))
                 return told(post, fit.stopped)
-            first = _first_sweeps(problem, start, arguments, guess)
+            fit = first = _first_sweeps(problem, start, arguments, guess)
             if first is not None:
                 post = result(first)
                 if first.converged or first.stopped:
                     return told(post, first.stopped)
-                history, before, post = first.history, post, None
+                history, before, post, fit = first.history, post, None, None
             try:
                 fit = run_from(DescentEngine(problem), _Stage(schedule.steps), before, **arguments)
             except FloatingPointError:
@@ -380,7 +380,7 @@ def fit_problem(
             return told(post, fit.stopped)
     except KeyboardInterrupt as pressed:
         if post is None:
-            post = _left(problem, before, history, reached(pressed))
+            post = _left(problem, before, history, reached(pressed) or fit)
         raise Interrupted(post) from None
 
 

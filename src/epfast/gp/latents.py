@@ -202,7 +202,7 @@ class LatentGPPosterior(ProcessPosterior):
         """
         learning.note_residual(self.residual)
         n = self.problem.n
-        known = [(part.alpha, part._other_matrix()) for part in self.parts]
+        known = [(part.alpha, part.other_matrix()) for part in self.parts]
         return np.array(
             [sum(contracted(*one, matrix) for one in known) for matrix in matrices_of(dK, (n, n))]
         )

@@ -145,7 +145,7 @@ class GPPosterior(ProcessPosterior):
     @cached_property
     def covariance(self) -> Array:
         """(n, n), covariance of the latent values. O(n^3), once."""
-        return symmetric_from_upper(self._other_matrix(covariance=True))
+        return symmetric_from_upper(self.other_matrix(covariance=True))
 
     @property
     def marginal_precision(self) -> Array:
@@ -154,9 +154,9 @@ class GPPosterior(ProcessPosterior):
         With it the covariance of the process between any inputs a and b is
         K_ab - K_af R K_fb, and d log Z / dK = (alpha alpha' - R) / 2. O(n^3) each time.
         """
-        return symmetric_from_upper(self._other_matrix())
+        return symmetric_from_upper(self.other_matrix())
 
-    def _other_matrix(self, covariance: bool = False) -> Array:
+    def other_matrix(self, covariance: bool = False) -> Array:
         """(n, n), the upper triangle of R, or of the covariance. O(n^3)."""
         kernel = KernelMatrix(self.packed.copy(), self.diagonal)
         proper = self.problem.exact_sites() is not None
@@ -221,7 +221,7 @@ class GPPosterior(ProcessPosterior):
             raise ValueError(NOT_STATIONARY)
         learning.note_residual(self.residual)
         n = len(self.y)
-        given, R = matrices_of(dK, (n, n)), self._other_matrix()
+        given, R = matrices_of(dK, (n, n)), self.other_matrix()
         return np.array([contracted(self.alpha, R, matrix) for matrix in given])
 
     def loss_gradient(self) -> dict[str, Any]:

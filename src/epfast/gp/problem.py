@@ -12,7 +12,7 @@ from epfast._core.crew import Crew
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.tilted import TiltedMoments
 from epfast.inference import Sites, evidence_bound
-from epfast.linear.shrinkage import exact_sites
+from epfast.linear.problem import exact_sites
 from epfast.losses import Loss
 from epfast.schemes import Scheme
 

@@ -81,7 +81,7 @@ def _precision(
         if value is not None
     ]
     if len(given) > 1:
-        raise ValueError(f"{given[0]} and {given[1]} are both given; allowed: one of them")
+        raise ValueError(f"{given[1]} is given beside {given[0]}; allowed: one of them")
     if precision is not None or covariance is not None:
         name = given[0]
         matrix = _checks.definite(name, covariance if precision is None else precision, d)

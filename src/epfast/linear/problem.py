@@ -334,6 +334,19 @@ def sum_of_sites(problem: LinearProblem, sites: Sites) -> tuple[Array, Array]:
     return symmetric_from_upper(precision), shift
 
 
+def exact_sites(loss: Loss | None, y: Array | None, weights: Array | None) -> Sites | None:
+    """The sites of the rows where the likelihood is Gaussian; None where it is not. O(n)."""
+    rows = None if loss is None or y is None else loss.exact_sites(y)
+    if loss is None or rows is None:
+        return None
+    value, variance = rows
+    weight: Array | float = loss.beta if weights is None else loss.beta * weights
+    precision = weight / variance
+    shift = precision * value
+    scale = -0.5 * (weight * np.log(2.0 * math.pi * variance) + shift * value)
+    return Sites(precision, shift, scale)
+
+
 def from_sites(problem: LinearProblem, sites: Sites, sweeps: int) -> State | None:
     """Base times scalar sites; None if that is no proper Gaussian. O(n d^2)."""
     base, (precision, shift) = problem.base, sum_of_sites(problem, sites)

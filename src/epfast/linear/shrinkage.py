@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epfast import _checks
-from epfast._arrays import Array
 from epfast.inference import Fit, Sites, is_guess, run_from
 from epfast.linear.engines.weights import ByWeights, PriorSites, ShrunkState, WeightEngine
 from epfast.linear.engines.wide_weights import ByRows
-from epfast.linear.problem import LinearProblem, prior_of
+from epfast.linear.problem import LinearProblem, exact_sites, prior_of
 from epfast.linear.wide import MOST_BYTES
-from epfast.losses import Loss, Prior
+from epfast.losses import Prior
 from epfast.schedules import EP
 
 #: damping of the sites of rows in automatic order, beside that of the weights
@@ -124,16 +123,3 @@ def _has_entries(X: Any) -> NDArray[np.bool_]:
 def exact_rows(problem: LinearProblem) -> Sites | None:
     """As :func:`exact_sites`, of the rows of a problem."""
     return exact_sites(problem.loss, problem.data.y, problem.data.weights)
-
-
-def exact_sites(loss: Loss | None, y: Array | None, weights: Array | None) -> Sites | None:
-    """The sites of the rows where the likelihood is Gaussian; None where it is not. O(n)."""
-    rows = None if loss is None or y is None else loss.exact_sites(y)
-    if loss is None or rows is None:
-        return None
-    value, variance = rows
-    weight: Array | float = loss.beta if weights is None else loss.beta * weights
-    precision = weight / variance
-    shift = precision * value
-    scale = -0.5 * (weight * np.log(2.0 * math.pi * variance) + shift * value)
-    return Sites(precision, shift, scale)

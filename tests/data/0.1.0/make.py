@@ -45,21 +45,13 @@ POSTERIORS = {
     ),
     "shared_groups": linear(prior_variance=2.0, schedule=epfast.DAEP(3, 3, damping=0.2), **ROWS),
     "shards": linear(loss="quasi01", prior_variance=2.0, schedule=epfast.DEP(2), **ROWS),
-    "process": epfast.fit_gp(K, y, loss="logistic", schedule=EP(power=0.9)),
-    "process_laplace": epfast.fit_gp(K, y, loss="logistic", scheme="laplace", beta=0.5),
-    "process_relaxed": epfast.fit_gp(
-        K, y, loss="noisy_step", relaxation=epfast.Relaxation(0.1, freeze=3), schedule=EP(5)
-    ),
-    "process_custom": epfast.fit_gp(K, y, loss=lambda m: np.logaddexp(0.0, -m)),
     "low_rank": epfast.fit_gp(K, y, rank=5),
     "low_rank_shared": epfast.fit_gp(K, y, rank=4, schedule=epfast.DSEP(2, 3, damping=0.2)),
 }
 
 
 def numbers(name, post):
-    is_process = name.startswith(("process", "low_rank"))
-    columns = post.pivots if name.startswith("low_rank") else slice(None)
-    new = (K_star[:, columns], 2.0) if is_process else (X_new,)
+    new = (K_star[:, post.pivots], 2.0) if name.startswith("low_rank") else (X_new,)
     said = {"class": type(post).__name__, "log_evidence": post.log_evidence}
     said |= {"converged": post.converged, "sweeps": post.n_sweeps, "refused": post.n_refused}
     said |= {"mean": post.mean, "variance": post.variance}
@@ -69,8 +61,6 @@ def numbers(name, post):
         said["loo"] = post.loo_log_predictive()
     if hasattr(post, "residual"):
         said["residual"] = post.residual
-    if name == "process_relaxed":
-        said["energies"] = list(post.relaxed_energies())
     return said
 
 
