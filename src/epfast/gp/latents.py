@@ -207,13 +207,12 @@ class LatentGPPosterior(ProcessPosterior):
             [sum(contracted(*one, matrix) for one in known) for matrix in matrices_of(dK, (n, n))]
         )
 
-    def latent_at(self, draws: Array) -> Array:
-        return np.moveaxis(draws, 1, 2)
+    def latent_at(self, draws: ArrayLike) -> Array:
+        return np.moveaxis(_checks.array("draws", draws, shape=(None, *self.mean.shape)), 1, 2)
 
     def log_likelihood(self, draws: ArrayLike) -> Array:
         """Log likelihood of each observation at draws (k, C, n) of :meth:`sample`, (k, n)."""
-        latent = _checks.array("draws", draws, shape=(None, *self.mean.shape))
-        return -self.loss_of_rows().values(np.moveaxis(latent, 1, 2), self.problem.y)
+        return -self.loss_of_rows().values(self.latent_at(draws), self.problem.y)
 
     def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Array:
         """Draw the latent values of the fit, (size, C, n)."""

@@ -131,13 +131,12 @@ class ProcessPosterior(Posterior):
     def observed(self) -> Array | None:
         return self._responses()
 
-    def latent_at(self, draws: Array) -> Array:
-        return draws
+    def latent_at(self, draws: ArrayLike) -> Array:
+        return _checks.array("draws", draws, shape=(None, len(self._responses())))
 
     def log_likelihood(self, draws: ArrayLike) -> Array:
         loss, y = self.loss_of_rows(), self._responses()
-        latent = _checks.array("draws", draws, shape=(None, len(y)))
-        return -loss.values(latent.T, y).T
+        return -loss.values(self.latent_at(draws).T, y).T
 
     @property
     def y(self) -> Array:

@@ -180,7 +180,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
             For a model that is not supported, or data of another kind.
         numpy.linalg.LinAlgError
             If the posterior or the evidence overflows, if the evidence is impossible (above 0), or
-            if rounding spoils the posterior at new inputs; GPy's optimizers step back from it.
+            if sweeps stand still at no fixed point; GPy's optimizers step back from it.
         """
         if any(isinstance(part, Likelihood) for part in (Y, *optional)):
             raise ValueError(SPARSE)  # which hands its inducing inputs over before the likelihood

@@ -125,7 +125,7 @@ class Posterior(Recorded):
         """Responses of the fit, for the core, (n, width); None if rows are unknown."""
         raise NotImplementedError
 
-    def latent_at(self, draws: Array) -> Array:
+    def latent_at(self, draws: ArrayLike) -> Array:
         """Latent values of the rows at draws of :meth:`sample`, (k, n) or (k, n, C), no offset."""
         raise NotImplementedError
 

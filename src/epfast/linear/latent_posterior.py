@@ -232,9 +232,10 @@ class LatentPosterior(LinearPredictions):
         """There are no parameters: {}."""
         return {}
 
-    def latent_at(self, draws: Array) -> Array:
-        flat = np.asarray(self.problem.data.X @ draws.reshape(-1, draws.shape[-1]).T)
-        return np.moveaxis(flat.reshape(len(flat), *draws.shape[:2]), 0, 1)
+    def latent_at(self, draws: ArrayLike) -> Array:
+        theta = _checks.array("draws", draws, shape=(None, *self.mean.shape))
+        flat = np.asarray(self.problem.data.X @ theta.reshape(-1, theta.shape[-1]).T)
+        return np.moveaxis(flat.reshape(len(flat), *theta.shape[:2]), 0, 1)
 
     def log_likelihood(self, draws: ArrayLike) -> Array:
         """Log likelihood of each row at draws (k, C, d) of :meth:`sample`, (k, n)."""

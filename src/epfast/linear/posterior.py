@@ -160,8 +160,9 @@ class LinearPosterior(LinearPredictions):
     def observed(self) -> Array | None:
         return self.problem.data.y
 
-    def latent_at(self, draws: Array) -> Array:
-        return np.asarray(self.problem.data.X @ draws.T).T
+    def latent_at(self, draws: ArrayLike) -> Array:
+        theta = _checks.array("draws", draws, shape=(None, self.shift.size))
+        return np.asarray(self.problem.data.X @ theta.T).T
 
     def log_likelihood(self, draws: ArrayLike) -> Array:
         theta = _checks.array("draws", draws, shape=(None, self.shift.size))

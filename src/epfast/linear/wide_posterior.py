@@ -325,12 +325,12 @@ class WidePosterior(FullPosterior):
             result[part] = self.mean + self.colored(noise)
         return result
 
-    def latent_at(self, draws: Array) -> Array:
-        return np.asarray(self._rows.X @ draws.T).T
+    def latent_at(self, draws: ArrayLike) -> Array:
+        theta = _checks.array("draws", draws, shape=(None, self.shift.size))
+        return np.asarray(self._rows.X @ theta.T).T
 
     def log_likelihood(self, draws: ArrayLike) -> Array:
-        theta = _checks.array("draws", draws, shape=(None, self.shift.size))
-        return -losses_of(self.problem, np.asarray(self._rows.X @ theta.T)).T
+        return -losses_of(self.problem, self.latent_at(draws).T).T
 
     def _case(self) -> Case:
         sd = np.sqrt(self.variance)
