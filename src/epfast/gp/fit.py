@@ -154,8 +154,8 @@ def fit_gp(
     -----
     ConvergenceWarning
         If the tolerance was not reached; if the last sweep refused a site; if the log evidence is
-        above 0 where no factor is above 1; if sweeps stand still at no fixed point; with a double loop,
-        if no fixed point was found. ``converged`` is False then.
+        above 0 where no factor is above 1; if sweeps stand still at no fixed point; with a double
+        loop, if no fixed point was found. ``converged`` is False then.
 
     Examples
     --------
