@@ -420,7 +420,7 @@ class TestRefused:
             ({"precision": np.eye(2)}, "precision has shape"),
             ({"precision": -np.eye(3)}, "precision"),
             ({"precision": np.triu(np.ones((3, 3)))}, "precision is not symmetric"),
-            ({"precision": np.eye(3), "variance": 1.0}, "both given"),
+            ({"precision": np.eye(3), "variance": 1.0}, "given beside variance"),
             ({"mean": np.inf}, "mean"),
             ({"mean": [0.0, 1.0]}, "mean"),
             ({"mean": "a"}, "mean"),
