@@ -133,7 +133,6 @@ def test_numbers_of_a_scheme_live_in_the_scheme(name):
     ("name", "given"),
     [
         ("block", {"schedule": EP(block=8), "posterior": "factorized", "batch_size": 10}),
-        ("refresh", {"schedule": EP(refresh=2), "posterior": "factorized", "batch_size": 10}),
         ("block", {"schedule": EP(block=8, order="parallel")}),
         ("block", {"schedule": EP(block=8), "scheme": "laplace", "batch_size": 10}),
         ("site_rule", {"schedule": EP(site_rule="keep")}),

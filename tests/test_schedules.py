@@ -44,7 +44,6 @@ KEYWORDS = [
     ("order", [kind for kind in ORDERED if kind is not EP], ["chunked"]),
     ("order", [kind for kind in POWERED if kind is not AEP], ["as_completed"]),
     ("block", [EP], BAD_COUNT),
-    ("refresh", [EP], BAD_COUNT),
     ("site_rule", [EP, ADF], BAD_NAME),
     ("batch", [SEP], BAD_COUNT),
     ("seed", ORDERED, BAD_SEED),

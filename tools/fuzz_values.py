@@ -61,7 +61,6 @@ NUMBERS: dict[str, Callable[[Draw], Any]] = {
     "order": lambda draw: draw.of(schedules.ORDERS),
     "site_rule": lambda draw: draw.of((None, *schedules.SITE_RULES)),
     "block": lambda draw: draw.of((None, 1, 3, 64)),
-    "refresh": lambda draw: draw.of((None, 1, 2)),
     "seed": lambda draw: draw.of((0, 1, 2**31)),
     "batch": lambda draw: draw.integer(1, 3),
     "groups": lambda draw: draw.integer(1, 3),

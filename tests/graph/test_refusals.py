@@ -233,7 +233,6 @@ SCHEDULES = [
     (EP(order="shuffled"), "order"),
     (EP(block=3), "block"),
     (EP(site_rule="keep"), "site_rule"),
-    (EP(refresh=2), "refresh"),
     (SEP(batch=3), "batch"),
     (epfast.DSEP(2), "schedule"),
     (epfast.DoubleLoop(), "schedule"),

@@ -57,7 +57,7 @@ MODELS = [(wing, *key) for wing, table in batteries.TABLES.items() for key in ta
 # which losses have several latents is no choice: see linear/test_latent_posterior.py
 MODELS = list(dict.fromkeys(model[:3] for model in MODELS if model[2] != "latents"))
 #: what a number of a schedule is where it is given
-NUMBER = {"damping": 0.8, "power": 0.7, "block": 4, "refresh": 2, "site_rule": "keep", "settle": 9}
+NUMBER = {"damping": 0.8, "power": 0.7, "block": 4, "site_rule": "keep", "settle": 9}
 #: arguments that only some combinations take
 GIVEN = [
     {},
@@ -203,7 +203,7 @@ def test_a_number_is_used_or_refused(key, name):
     several = key[1] == "latents"
     loss = losses.Multiclass(3, correlated=False) if several else "logistic"
     scheme = "laplace" if key[:2] == ("full", "minibatch") else None
-    inner = key[0] == "full" and key[2] == "shard" and name in ("block", "refresh")
+    inner = key[0] == "full" and key[2] == "shard" and name == "block"
     if name not in ENGINES[key].takes and not inner:
         with pytest.raises(ValueError, match=rf"^{name} is .*; not allowed with .*; it is for "):
             choose(loss, scheme, key[0], size, schedule)
@@ -249,7 +249,6 @@ def test_numbers_of_a_process(name):
         ("rank_tol", {"rank_tol": 1e-3}),
         ("batch_size", {"batch_size": 4}),
         ("block", {"schedule": EP(block=4, order="parallel")}),
-        ("refresh", {"schedule": EP(refresh=4, order="parallel")}),
     ],
     ids=str,
 )

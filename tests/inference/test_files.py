@@ -74,7 +74,6 @@ LINEAR = {
     "power, integer": ep(power=I64(1)),
     "power, long": ep(power=np.longdouble("0.1")),
     "block": ep(block=np.uint16(4), order="sequential"),
-    "refresh": ep(refresh=np.int32(3)),
     "seed": ep(seed=np.uint64(7), order="shuffled"),
     "order": ep(order=np.str_("parallel")),
     "adf": {"schedule": epfast.ADF(passes=I64(2), power=F32(0.5))},

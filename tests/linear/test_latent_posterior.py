@@ -198,7 +198,6 @@ def test_names_of_columns():
         ({"schedule": epfast.EP(power=0.5)}, "power"),
         ({"schedule": epfast.EP(site_rule="keep")}, "site_rule"),
         ({"schedule": epfast.EP(order="sequential", block=4)}, "block"),
-        ({"schedule": epfast.EP(refresh=4)}, "refresh"),
         ({"beta": 0.5}, "beta"),
         ({"record": "cost"}, "record"),
         ({"prior": losses.SpikeAndSlab()}, "prior"),

@@ -12,12 +12,13 @@ A crew of threads shares tiles of what BLAS does at once otherwise, from the ord
 import numpy as np
 
 from cpython.exc cimport PyErr_CheckSignals
+from libc.math cimport isfinite, log
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from epfast._core.crew cimport Crew, is_at_work, part_size
 from epfast._core.lapack cimport (
-    blas_int, dgemm, dlauum, dpotrf, dsymm, dsyrk, dtrmm, dtrsm, dtrtri,
+    blas_int, ddot, dgemm, dlauum, dpotrf, dsymm, dsyrk, dtrmm, dtrsm, dtrsv, dtrtri,
 )
 
 cdef enum:
@@ -498,6 +499,45 @@ def inverse_from_factor(double[::1, :] L not None, Crew crew=None):
     square(L)
     with nogil:
         invert_factored(&L[0, 0], L.shape[0], crew)
+
+
+def gaussian_moments(
+    double[:, ::1] P not None, double[::1] p not None, double[:, ::1] S not None,
+    double[::1] m not None
+):
+    """S <- P^-1 and m <- P^-1 p, for the upper triangle of P by rows, whose other one is filled in.
+
+    Returns log det P and p.m, or None if P is not positive definite or something is not finite: S
+    and m are of no use then. O(d^3)
+    """
+    cdef blas_int d = <blas_int> P.shape[0], one = 1
+    cdef ptrdiff_t n = P.shape[0], i, j
+    cdef double log_determinant = 0.0, squared
+    cdef double *L = &S[0, 0]
+    cdef double *z = &m[0]
+    if not (n == P.shape[1] == S.shape[0] == S.shape[1] == p.shape[0] == m.shape[0]):
+        raise ValueError(f"P has shape {(P.shape[0], P.shape[1])}; the rest has another order")
+    with nogil:
+        for i in range(n):
+            for j in range(i, n):
+                L[i * n + j] = P[i, j]
+                P[j, i] = P[i, j]
+            z[i] = p[i]
+        if factorize(L, n) != 0:
+            with gil:
+                return None
+        for i in range(n):
+            log_determinant += 2.0 * log(L[i * n + i])
+        dtrsv(b"L", b"N", b"N", &d, L, &d, z, &one)
+        squared = ddot(&d, z, &one, z, &one)
+        dtrsv(b"L", b"T", b"N", &d, L, &d, z, &one)
+        invert_factored(L, n)
+        for i in range(n):
+            for j in range(i + 1, n):
+                L[j * n + i] = L[i * n + j]
+    if not (isfinite(log_determinant) and isfinite(squared)):
+        return None
+    return log_determinant, squared
 
 
 def symmetric_times(double[::1, :] A not None, B, Crew crew=None):

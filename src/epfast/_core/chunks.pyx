@@ -6,9 +6,6 @@ products of matrices and d^3 for the factor of the new precision; sparse rows a_
 A large chunk is cut into lanes, by its size alone: each adds up the changes of its sites, and these
 sums are added in their order. So a chunk is the same to the last bit however many threads share the
 lanes out.
-
-Sparse rows may be the differences z_i of dense rows from a common row m, a_i = z_i + m, with one
-entry more, of 1: the rows (z_i, 1) then see the moments of theta and m.theta together.
 """
 
 import numpy as np
@@ -17,7 +14,7 @@ from libc.math cimport fabs, fmax, isfinite, sqrt
 from libc.string cimport memcpy, memset
 
 from epfast._core.cholesky cimport factorize, invert_factored, invert_triangle
-from epfast._core.lapack cimport blas_int, ddot, dgemv, dlauum, dsymv, dsyrk, dtrmm, dtrsv
+from epfast._core.lapack cimport blas_int, ddot, dgemv, dsyrk, dtrmm, dtrsv
 from epfast._core.row_sweeps cimport ParallelSweep
 from epfast._core.rows cimport Rows, in_range, long_enough, square
 from epfast._core.status cimport OK, Status
@@ -75,7 +72,6 @@ cdef void copy_lower(
 cdef class ChunkRows(ParallelSweep):
     """Scratch of one thread for rows of a chunk, q at a time."""
 
-    cdef ptrdiff_t columns              # of the rows, see ChunkedSweep
     cdef bint sparse, own
     cdef double[:, ::1] A               # q rows, gathered, and zeros behind and beside them
     cdef double[:, ::1] panel           # of kernels of ours
@@ -86,10 +82,10 @@ cdef class ChunkRows(ParallelSweep):
 
     def __init__(
         self, TiltedMoments moments not None, ptrdiff_t d, ptrdiff_t q, double power,
-        double damping, bint sparse, ptrdiff_t columns,
+        double damping, bint sparse,
     ):
         super().__init__(moments, d, q, power, damping)
-        self.sparse, self.columns = sparse, columns
+        self.sparse = sparse
         self.own = d <= OWN_UP_TO and not sparse
         wide = (d + 7) // 8 * 8 if self.own else d
         self.A = np.zeros((q + EPF_ROW_PAD if self.own else 1 if sparse else q, wide))
@@ -178,7 +174,7 @@ cdef class ChunkRows(ParallelSweep):
         cdef const double *row
         cdef const double *value = &A.value[0] if A.value.shape[0] else NULL
         cdef const int *column = &A.column[0] if A.column.shape[0] else NULL
-        cdef ptrdiff_t i, j, k, stop, size = self.columns
+        cdef ptrdiff_t i, j, k, stop, size = self.d
         cdef ptrdiff_t width = max(<ptrdiff_t> 1, <ptrdiff_t> PANEL_BYTES // (8 * size))
         cdef ptrdiff_t last = min(width, size)
         cdef double part, total, center
@@ -216,7 +212,7 @@ cdef class ChunkRows(ParallelSweep):
         cdef const double *value = &A.value[0] if A.value.shape[0] else NULL
         cdef const int *column = &A.column[0] if A.column.shape[0] else NULL
         cdef double *row
-        cdef ptrdiff_t i, j, k, stop, size = self.columns
+        cdef ptrdiff_t i, j, k, stop, size = self.d
         cdef ptrdiff_t width = max(<ptrdiff_t> 1, <ptrdiff_t> PANEL_BYTES // (8 * size))
         cdef ptrdiff_t last = min(width, size)
         cdef double a
@@ -321,25 +317,22 @@ cdef class ChunkRows(ParallelSweep):
 cdef class ChunkedSweep:
     """Scratch for sweeps in chunks over d dimensions, q rows at a time.
 
-    center: the common row of sparse rows, (d,), or None: they are the rows themselves. others:
-    moments for threads that help, each of its own. residual, the caller's to set back: see
+    others: moments for threads that help, each of its own. residual, the caller's to set back: see
     ParallelSweep.
     """
 
     cdef readonly ptrdiff_t n_refused
     cdef public double residual
     cdef ptrdiff_t d, q, n_lanes
-    cdef ptrdiff_t columns              # of the rows: d, or d + 1 with a center
-    cdef bint sparse, centered, begun
+    cdef bint sparse, begun
     cdef bint fresh                     # factor and mean in use are those of trial and shift
-    cdef const double[::1] center
     cdef double[:, ::1] P               # of the caller: lower triangle by columns
     cdef double[::1] p
     cdef double[:, :, ::1] factor       # L^-1 where P = L L', or Sigma; the one in use and the next
-    cdef double[:, ::1] trial, gram
-    cdef double[:, ::1] mean            # of theta and m.theta; as above
+    cdef double[:, ::1] trial
+    cdef double[:, ::1] mean            # as above
     cdef double[:, ::1] z               # L^-1 p; as above
-    cdef double[::1] shift, gained      # that of trial; of a chunk of rows with a center
+    cdef double[::1] shift              # that of trial
     cdef double[::1] peak               # the largest diagonal of P since the beginning
     cdef double[:, ::1] outer           # the sum of kernels of ours; d <= OWN_UP_TO
     cdef double[::1] packed
@@ -360,22 +353,18 @@ cdef class ChunkedSweep:
 
     def __init__(
         self, TiltedMoments moments not None, ptrdiff_t d, ptrdiff_t q, double power,
-        double damping, bint sparse, const double[::1] center=None, others=(),
+        double damping, bint sparse, others=(),
     ):
         self.d, self.q = d, q
-        self.sparse, self.centered, self.center = sparse, center is not None, center
-        if self.centered:
-            long_enough("center", center.shape[0], d)
-        self.columns = d + self.centered
-        numbers = d, q, power, damping, sparse, self.columns
+        self.sparse = sparse
+        numbers = d, q, power, damping, sparse
         self.hand = ChunkRows(moments, *numbers)
         self.others = [ChunkRows(other, *numbers) for other in others]
         self.team = Team()
-        self.factor = np.empty((2, self.columns, self.columns))
+        self.factor = np.empty((2, d, d))
         self.trial = np.empty((d, d))
-        self.gram = np.empty(2 * (self.columns if self.centered else 1,))
-        self.mean, self.z = np.empty((2, self.columns)), np.zeros((2, d + EPF_ROW_PAD))
-        self.shift, self.gained, self.peak = np.empty(d), np.empty(self.columns), np.empty(d)
+        self.mean, self.z = np.empty((2, d)), np.zeros((2, d + EPF_ROW_PAD))
+        self.shift, self.peak = np.empty(d), np.empty(d)
         self.own = self.hand.own
         self.outer = np.empty(2 * (self.hand.A.shape[1] if self.own else 1,))
         self.packed = np.empty((d + EPF_ROW_PAD) * d if self.own else 1)
@@ -411,20 +400,6 @@ cdef class ChunkedSweep:
                 self.now, self.fresh = 1 - self.now, True
         return bool(self.fresh)
 
-    def gaussian(self):
-        """Covariance, of which the upper triangle is valid, and mean. O(d^3 / 3), sparse O(d^2)"""
-        cdef double[:, ::1] C = np.zeros((self.d, self.d))
-        cdef ptrdiff_t n = self.d, size = self.columns
-        cdef blas_int d = <blas_int> n, info = 0
-        cdef const double *factor = &self.factor[self.now, 0, 0]
-        if not self.begun:
-            raise ValueError("the sweep has no posterior; begin comes first")
-        with nogil:
-            copy_lower(n, factor, size, &C[0, 0], n)
-            if not self.sparse:
-                dlauum(b"L", &d, &C[0, 0], &d, &info)
-        return np.asarray(C), np.array(self.mean[self.now, :n])
-
     def drift(self):
         """The largest ratio of what a diagonal entry of P was since the beginning and is now."""
         cdef double most = 1.0
@@ -435,68 +410,36 @@ cdef class ChunkedSweep:
 
     cdef int factored(self) except -1 nogil:
         """The next factor and mean, from trial and shift. Not 0: improper. O(d^3)"""
-        cdef blas_int d = <blas_int> self.d, one = 1, wide = <blas_int> self.columns
+        cdef blas_int d = <blas_int> self.d, one = 1
         cdef double *L = &self.trial[0, 0]
         cdef double *next = &self.factor[1 - self.now, 0, 0]
         cdef double *mean = &self.mean[1 - self.now, 0]
         cdef double *z = &self.z[1 - self.now, 0]
-        cdef double *lower = &self.gram[0, 0] if self.centered else next
-        cdef double *center = <double *> &self.center[0] if self.centered else NULL
-        cdef double unit = 1.0, zero = 0.0
-        cdef ptrdiff_t i, n = self.d, size = self.columns
-        # a center has a matrix of another order; the one of order d is made in gram
-        copy_lower(n, L, n, lower, n)
-        if factorize(lower, n) != 0:
+        cdef ptrdiff_t i, n = self.d
+        copy_lower(n, L, n, next, n)
+        if factorize(next, n) != 0:
             return 1
         for i in range(n):
-            if not (lower[i * n + i] > 0.0 and isfinite(lower[i * n + i])):
+            if not (next[i * n + i] > 0.0 and isfinite(next[i * n + i])):
                 return 1
         memcpy(z, &self.shift[0], n * sizeof(double))
-        dtrsv(b"L", b"N", b"N", &d, lower, &d, z, &one)
+        dtrsv(b"L", b"N", b"N", &d, next, &d, z, &one)
         memcpy(mean, z, n * sizeof(double))
-        dtrsv(b"L", b"T", b"N", &d, lower, &d, mean, &one)
+        dtrsv(b"L", b"T", b"N", &d, next, &d, mean, &one)
         for i in range(n):
             if not isfinite(mean[i]):
                 return 1
-        if not self.sparse:
+        if self.sparse:
+            invert_factored(next, n)
+        else:
             invert_triangle(next, n)
-            return 0
-        invert_factored(lower, n)
-        if self.centered:
-            copy_lower(n, lower, n, next, size)
-            # the last row: Sigma m, and m.Sigma.m
-            dsymv(b"L", &d, &unit, next, &wide, center, &one, &zero, &self.gained[0], &one)
-            for i in range(n):
-                next[i * size + n] = self.gained[i]
-            next[n * size + n] = ddot(&d, &self.gained[0], &one, center, &one)
-            mean[n] = ddot(&d, mean, &one, center, &one)
         return 0
-
-    # -- with a center --
-
-    cdef void add_centered(self) noexcept nogil:
-        """trial and shift from gram and gained: from rows (z, 1) to rows z + m. O(d^2)"""
-        cdef ptrdiff_t i, j, n = self.d, size = self.columns
-        cdef double *G = &self.gram[0, 0]
-        cdef double *P = &self.trial[0, 0]
-        cdef const double *m = &self.center[0]
-        cdef double corner = G[n * size + n]
-        # G + g m' + m g' + corner m m', with g + corner m / 2 in the place of g
-        for i in range(n):
-            self.gained[i] += self.gained[n] * m[i]
-            G[i * size + n] += 0.5 * corner * m[i]
-        for i in range(n):
-            for j in range(i, n):
-                P[i * n + j] += (
-                    G[i * size + j] + G[i * size + n] * m[j] + m[i] * G[j * size + n]
-                )
-            self.shift[i] += self.gained[i]
 
     # -- a chunk --
 
     cdef ptrdiff_t lanes(self, Rows A, ptrdiff_t count, const ptrdiff_t *at) noexcept nogil:
         """How many lanes so many rows are worth, a power of 2."""
-        cdef double work = ROW * count, size = self.columns * self.columns, nonzeros
+        cdef double work = ROW * count, size = self.d * self.d, nonzeros
         cdef ptrdiff_t lanes = 1, j
         if self.sparse:
             for j in range(count):
@@ -522,26 +465,23 @@ cdef class ChunkedSweep:
         """Where a lane adds up precision."""
         if lane > 0:
             return &self.sums[lane - 1, 0, 0]
-        return (
-            &self.outer[0, 0] if self.own else
-            &self.gram[0, 0] if self.centered else &self.trial[0, 0]
-        )
+        return &self.outer[0, 0] if self.own else &self.trial[0, 0]
 
     cdef double *shift_of(self, ptrdiff_t lane) noexcept nogil:
         """Where a lane adds up shift."""
         if lane > 0:
             return &self.shifts[lane - 1, 0]
-        return &self.gained[0] if self.centered else &self.shift[0]
+        return &self.shift[0]
 
     cdef void clear(self, ptrdiff_t lane) noexcept nogil:
         """Set the sums of a lane to 0: lower triangle, and what kernels of ours touch beside it."""
-        cdef ptrdiff_t size = self.outer.shape[0] if self.own else self.columns, i, first
+        cdef ptrdiff_t size = self.outer.shape[0] if self.own else self.d, i, first
         cdef double *C = self.sum_of(lane)
         for i in range(size):
             first = i // 8 * 8
             memset(C + i * size + first, 0, (size - first) * sizeof(double))
-        if lane > 0 or self.centered:
-            memset(self.shift_of(lane), 0, self.columns * sizeof(double))
+        if lane > 0:
+            memset(self.shift_of(lane), 0, self.d * sizeof(double))
 
     cdef void work(self, ChunkRows hand, ptrdiff_t lane) noexcept nogil:
         """Do a lane of the chunk."""
@@ -556,17 +496,17 @@ cdef class ChunkedSweep:
 
     cdef void add_lanes(self) noexcept nogil:
         """The sums of all lanes, in their order, to those of the first."""
-        cdef ptrdiff_t size = self.outer.shape[0] if self.own else self.columns, lane, i, j
+        cdef ptrdiff_t size = self.outer.shape[0] if self.own else self.d, lane, i, j
         cdef double *C = self.sum_of(0)
         cdef double *x = self.shift_of(0)
         cdef double *more
         for lane in range(1, self.n_lanes):
             more = self.sum_of(lane)
-            for j in range(self.columns):
-                for i in range(j * size + j, j * size + self.columns):
+            for j in range(self.d):
+                for i in range(j * size + j, j * size + self.d):
                     C[i] += more[i]
             more = self.shift_of(lane)
-            for i in range(self.columns):
+            for i in range(self.d):
                 x[i] += more[i]
 
     cdef int chunk(self, ptrdiff_t count, double *tau, double *nu, double *scale) except -1 nogil:
@@ -582,7 +522,7 @@ cdef class ChunkedSweep:
         self.fresh = False
         copy_lower(n, &self.P[0, 0], n, P, n)
         memcpy(&self.shift[0], &self.p[0], n * sizeof(double))
-        if self.own or self.centered:
+        if self.own:
             self.clear(0)
         self.job.factor, self.job.packed = &self.factor[self.now, 0, 0], &self.packed[0]
         self.job.mean, self.job.z = &self.mean[self.now, 0], &self.z[self.now, 0]
@@ -605,8 +545,6 @@ cdef class ChunkedSweep:
         if refused:
             return NOT_TAKEN
         self.add_lanes()
-        if self.centered:
-            self.add_centered()
         if self.own:
             for j in range(n):
                 for i in range(j, n):
@@ -669,9 +607,9 @@ cdef class ChunkedSweep:
         self.rows = A
         lanes = self.lanes(A, min(count, n), &at[0])
         if self.sums.shape[0] < lanes - 1:
-            size = self.outer.shape[0] if self.own else self.columns
+            size = self.outer.shape[0] if self.own else self.d
             self.sums = np.empty((lanes - 1, size, size))
-            self.shifts = np.empty((lanes - 1, self.columns))
+            self.shifts = np.empty((lanes - 1, self.d))
         job.fit, job.length, job.new = True, self.site.shape[1], &self.site[0, 0]
         job.y, job.weight = &y[0, 0], &weight[0] if weighted else NULL
         job.tau, job.nu, job.scale = &tau[0], &nu[0], &scale[0]
@@ -747,51 +685,8 @@ cdef class ChunkedSweep:
         """Raise ValueError for arrays that do not fit together, so that no loop leaves one."""
         if not self.begun:
             raise ValueError("the sweep has no posterior; begin comes first")
-        if A.sparse != self.sparse or A.d != self.columns:
-            raise ValueError(f"A has {A.d} columns; needed: {self.columns}")
+        if A.sparse != self.sparse or A.d != self.d:
+            raise ValueError(f"A has {A.d} columns; needed: {self.d}")
         long_enough("at", at.shape[0], visits.shape[0])
         in_range("at", at, A.n)
         in_range("visits", visits, min(tau.shape[0], nu.shape[0], scale.shape[0]))
-
-
-# ---- dense rows with a common value per column ----
-
-def differences(
-    const double[:, ::1] X not None, const ptrdiff_t[::1] visits not None,
-    const double[::1] center not None, ptrdiff_t most,
-):
-    """CSR arrays (start, column, value) of the rows X[visits] - center, each with an entry of 1.
-
-    The 1 is the last of a row, in column d; without it where center is 0. None: more than so many
-    entries.
-    """
-    cdef ptrdiff_t n = visits.shape[0], d = X.shape[1], i, j, total = 0
-    cdef bint centered = False
-    cdef const double *row
-    cdef const double *m
-    cdef int[::1] start = np.zeros(n + 1, dtype=np.intc)
-    # each row writes up to d entries behind the last that counts
-    cdef int[::1] column = np.empty(most + d + 1, dtype=np.intc)
-    cdef double[::1] value = np.empty(most + d + 1)
-    long_enough("center", center.shape[0], d)
-    in_range("visits", visits, X.shape[0])
-    if n == 0 or d == 0:
-        return None
-    with nogil:
-        m = &center[0]
-        for j in range(d):
-            centered = centered or m[j] != 0.0
-        for i in range(n):
-            row = &X[visits[i], 0]
-            for j in range(d):
-                # no branch, which no processor could foresee
-                column[total], value[total] = <int> j, row[j] - m[j]
-                total += row[j] != m[j]
-            column[total], value[total] = <int> d, 1.0
-            total += centered
-            if total > most:
-                break
-            start[i + 1] = <int> total
-    if total > most:
-        return None
-    return np.asarray(start), np.asarray(column)[:total], np.asarray(value)[:total]

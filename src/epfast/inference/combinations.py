@@ -22,7 +22,7 @@ SCHEDULES = {
     "descent": "DoubleLoop",
 }
 #: numbers of a schedule that only some engines use
-NUMBERS = ("damping", "power", "site_rule", "block", "refresh", "settle")
+NUMBERS = ("damping", "power", "site_rule", "block", "settle")
 
 
 class Combination(NamedTuple):
@@ -126,14 +126,8 @@ def legal(
             asked[name] = value
     if schedule.order in ("parallel", "shuffled", "chunked", "residual", "as_completed"):
         asked[f"order={schedule.order!r}"] = schedule.order
-    if schedule.order == "parallel":
-        asked |= {
-            f"{name} beside order='parallel'": asked[name]
-            for name in ("block", "refresh")
-            if name in asked
-        }
-    if schedule.order == "chunked" and "refresh" in asked:
-        asked["refresh beside order='chunked'"] = asked["refresh"]
+    if schedule.order == "parallel" and "block" in asked:
+        asked["block beside order='parallel'"] = asked["block"]
     if scheme.relaxes:
         asked |= {
             f"{name} beside scheme='relaxed'": asked[name]

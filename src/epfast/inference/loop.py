@@ -32,6 +32,9 @@ logger = logging.getLogger("epfast")
 ROUNDING = 1e-8
 #: the same, relative, between two sweeps
 RELATIVE = 1e-9
+#: a change of so many roundings is none: with columns collinear to 1e-7 and 1e-8 under a wide prior
+#: sweeps end after 3 or 4, and without this rule never
+OF_DRIFT = 3.0
 #: a change per sweep up to which the result is called approximate, else unusable
 APPROXIMATE = 0.1
 
@@ -260,7 +263,10 @@ def run(
                     stopped = callback is not None and bool(callback(info, state))
                     settled = counts.settled
                     if settled is None:
-                        settled = 0.0 < schedule.tol >= max(moved, _lag(history, schedule))
+                        # nothing settles below its rounding
+                        enough = max(schedule.tol, OF_DRIFT * (counts.drift or 0.0))
+                        settled = schedule.tol > 0.0 and moved <= enough
+                        settled = settled and _lag(history, schedule) <= enough
                     impossible = evidence > engine.evidence_bound
                     converged = bool(settled and counts.refused == 0 and not impossible)
                     # sites refused, and all else as it was to the last bit: so it would be again

@@ -41,8 +41,8 @@ class SweepInfo(NamedTuple):
     cost: float | None = None
     #: (updates,), the same after every factor; None if it is not recorded
     factor_cost: Array | None = None
-    #: rounding drift removed by the last refresh, in posterior standard deviations; None if there
-    #: was none
+    #: what the posterior that is built from the sites is away from what the visits had left, by
+    #: rounding alone, as ``change`` has it; None where it was not built
     drift: float | None = None
     #: coordinates whose precision the site rule changed
     n_clipped: int = 0

@@ -18,7 +18,8 @@ from epfast.inference.learning import cavities
 from epfast.inference.loop import change
 from epfast.inference.runtime import no_tick, one_blas_thread
 from epfast.linear.engines import engine_of
-from epfast.linear.engines.rows import PARALLEL_ROWS, RowEngine
+from epfast.linear.engines.passes import engine_of_rows
+from epfast.linear.engines.rows import PARALLEL_ROWS
 from epfast.linear.problem import (
     Data,
     LinearProblem,
@@ -190,7 +191,7 @@ def add_rows(
 
     fit = None
     try:
-        engine = RowEngine(new)
+        engine = engine_of_rows(new)
         fit = run(engine, schedule)
         warn(fit, engine, schedule, stacklevel=5)
         return joined(fit)

@@ -106,12 +106,18 @@ class LinearProblem(NamedTuple):
         return n, d
 
     @property
+    def n_rows(self) -> int:
+        """Rows that are at hand; 1 of a stream, which does not know."""
+        return int(getattr(self.data.X, "shape", (1,))[0])
+
+    @property
     def has_rows(self) -> bool:
         return self.data.y is not None
 
     @property
     def sparse(self) -> bool:
-        return hasattr(self.data.X, "indptr")
+        """Whether rows are CSR; those of a stream are as its first ones."""
+        return getattr(self.data.X, "sparse", hasattr(self.data.X, "indptr"))
 
     def rows(self, which: Any) -> Rows:
         """Select rows of X, for the core."""
@@ -329,9 +335,14 @@ def sum_of_sites(problem: LinearProblem, sites: Sites) -> tuple[Array, Array]:
     """Precision and shift of the product of all scalar sites. O(n d^2)."""
     d = problem.shape[1]
     precision, shift = np.zeros((d, d)), np.zeros(d)
+    add_all_sites(problem, sites, precision, shift)
+    return symmetric_from_upper(precision), shift
+
+
+def add_all_sites(problem: LinearProblem, sites: Sites, precision: Array, shift: Array) -> None:
+    """Add those of all scalar sites to the upper triangle of a precision, and to a shift."""
     for part in problem.slices():
         add_sites(problem.rows(part), sites.precision[part], sites.shift[part], precision, shift)
-    return symmetric_from_upper(precision), shift
 
 
 def exact_sites(loss: Loss | None, y: Array | None, weights: Array | None) -> Sites | None:
@@ -347,14 +358,13 @@ def exact_sites(loss: Loss | None, y: Array | None, weights: Array | None) -> Si
     return Sites(precision, shift, scale)
 
 
-def from_sites(problem: LinearProblem, sites: Sites, sweeps: int) -> State | None:
-    """Base times scalar sites; None if that is no proper Gaussian. O(n d^2)."""
-    base, (precision, shift) = problem.base, sum_of_sites(problem, sites)
-    precision += base.precision
-    if not is_proper(precision):
-        return None
+def from_sites(problem: LinearProblem, sites: Sites, sweeps: int) -> State:
+    """Base times scalar sites, maybe improper; the upper triangle of its precision. O(n d^2)."""
+    base = problem.base
+    precision, shift = base.precision.copy(), base.shift.copy()
+    add_all_sites(problem, sites, precision, shift)
     total = base.log_scale + float(sites.log_scale.sum())
-    return State(precision, base.shift + shift, sites, total, sweeps)
+    return State(precision, shift, sites, total, sweeps)
 
 
 def not_proper() -> FloatingPointError:

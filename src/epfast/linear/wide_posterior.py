@@ -17,6 +17,7 @@ from epfast.inference import files as inference_files
 from epfast.inference.certificates import Case
 from epfast.inference.runtime import cached_property
 from epfast.linear import online
+from epfast.linear.engines.base import gaussian, plain
 from epfast.linear.engines.kernel import (
     Moments,
     ProcessState,
@@ -350,10 +351,10 @@ class WidePosterior(FullPosterior):
     def in_d_by_d(self) -> FullPosterior:
         """The same posterior in the d x d form. O(n d^2 + d^3)."""
         problem = in_d_by_d(self.problem)
-        state = from_sites(problem, self.state.sites, self.state.sweeps)
+        state = gaussian(from_sites(problem, self.state.sites, self.state.sweeps))
         if state is None:
             raise not_proper()
-        return FullPosterior(state, problem, self.converged, self.history)
+        return FullPosterior(plain(state), problem, self.converged, self.history)
 
     def with_rows(
         self,

@@ -28,7 +28,7 @@ from epfast.linear.engines.minibatch import physical_memory
 from epfast.schedules import ADF, AEP, DSEP, EP, SEP
 
 #: what a schedule may ask for and no sweep here has
-UNUSED = ("site_rule", "block", "refresh", "settle")
+UNUSED = ("site_rule", "block", "settle")
 #: relative difference up to which sites are those of a belief
 SAME = 1e-4
 

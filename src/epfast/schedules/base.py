@@ -163,9 +163,6 @@ class EP(Schedule):
         "chunked" order, the rows per chunk, which then keep their number.
     seed : int, optional
         Of "shuffled" and "chunked"; None is 0.
-    refresh : int, optional
-        Sweeps between two refreshes of the covariance from the sites, which remove rounding drift
-        in sequential order. For scalar sites; None: 5.
     """
 
     sweeps: int = 100
@@ -176,11 +173,10 @@ class EP(Schedule):
     site_rule: str | None = None
     block: int | None = None
     seed: int | None = None
-    refresh: int | None = None
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        check_given(self, _checks.integer, "refresh", "block", least=1)
+        check_given(self, _checks.integer, "block", least=1)
         if self.site_rule is not None:
             _checks.settle(self, site_rule=_checks.choice("site_rule", self.site_rule, SITE_RULES))
         self.check_order((*ORDERS, RESIDUAL))

@@ -1,6 +1,5 @@
 """Sweeps over scalar sites: resumed, watched, interrupted, refreshed."""
 
-import dataclasses
 import pickle
 
 import numpy as np
@@ -63,8 +62,6 @@ def test_an_interrupted_sweep_leaves_a_posterior_of_its_sites(order):
     whole, first = fit(X, y, schedule=schedule), fit(X, y, schedule=EP(1, 0.0))
     # 20 rows at a time
     problem, kept = whole.problem._replace(chunk=5 * 20), pickle.dumps(first.state)
-    two = dataclasses.replace(problem.schedule, sweeps=2, tol=1e-300)
-    two = fit_problem(problem._replace(schedule=two))
     for start, chunks in ((None, 0), (None, 7), (None, 30), (None, 50), (first, 7), (first, 44)):
         left = iter(range(chunks))
 
@@ -82,8 +79,6 @@ def test_an_interrupted_sweep_leaves_a_posterior_of_its_sites(order):
         precision = post.prior_precision + X.T * tau @ X
         np.testing.assert_allclose(post.precision, precision, rtol=1e-11, atol=1e-11)
         np.testing.assert_allclose(post.shift, X.T @ nu, rtol=1e-10, atol=1e-10)
-        if chunks == 50:  # in the midst of the third sweep
-            assert np.array_equal(tau, two.sites.precision)
         assert_near(fit(X, y, schedule=schedule, start=post), whole, 1e-7)
     assert pickle.dumps(first.state) == kept
 
@@ -91,13 +86,8 @@ def test_an_interrupted_sweep_leaves_a_posterior_of_its_sites(order):
 @pytest.mark.parametrize("d", [6, 300])
 def test_drift_is_measured_and_small(d):
     X, y = full_fits.data(400, d)
-    post = full_fits.fit(X, y, schedule=EP(8, 0.0, refresh=3, order="sequential"))
-    drifts = [info.drift for info in post.history]
-    assert drifts[2] is not None
-    assert all(drift is None or drift < 1e-9 for drift in drifts)
-    full_fits.assert_same(
-        post, full_fits.fit(X, y, schedule=EP(8, 0.0, refresh=100, order="sequential")), 1e-9
-    )
+    post = full_fits.fit(X, y, schedule=EP(8, 0.0, order="sequential"))
+    assert all(info.drift < 1e-9 for info in post.history)
 
 
 def test_a_vague_prior_costs_no_digits():

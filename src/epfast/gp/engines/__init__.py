@@ -17,7 +17,6 @@ ENGINES: Table = {
                 "damping",
                 "power",
                 "block",
-                "refresh",
                 "order='shuffled'",
                 "order='parallel'",
                 "scheme='relaxed'",

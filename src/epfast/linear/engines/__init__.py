@@ -18,11 +18,11 @@ from epfast.linear.engines.joint_latents import JointEngine
 from epfast.linear.engines.laplace import LaplaceEngine
 from epfast.linear.engines.latents import LatentEngine
 from epfast.linear.engines.means import of_dense
+from epfast.linear.engines.passes import PassEngine
 from epfast.linear.engines.rows import RowEngine
 from epfast.linear.engines.shards import ShardEngine
 from epfast.linear.engines.shared import SharedEngine
 from epfast.linear.engines.sparse import by_nonzeros
-from epfast.linear.engines.streams import of_stream
 from epfast.linear.engines.wide import of_wide
 from epfast.linear.problem import LinearProblem
 from epfast.linear.wide import WideState
@@ -53,14 +53,13 @@ ENGINES: Table = {
             "damping",
             "power",
             "block",
-            "refresh",
             SHUFFLED,
             CHUNKED,
             PARALLEL,
         ),
     ),
     ("full", "row", "none"): _row(
-        of_stream(RowEngine), "weights", "sparse X", "chunks of X", "power", SHUFFLED
+        PassEngine, "weights", "sparse X", "chunks of X", "power", SHUFFLED
     ),
     ("full", "row", "shared"): _row(
         SharedEngine, "weights", "sparse X", "damping", "power", "executor", SHUFFLED, PARALLEL
@@ -84,7 +83,7 @@ ENGINES: Table = {
         by_expansion=True,
     ),
     ("full", "minibatch", "none"): _row(
-        of_stream(LaplaceEngine),
+        PassEngine,
         *("weights", "sparse X", "chunks of X", "power", SHUFFLED),
         by_expansion=True,
     ),

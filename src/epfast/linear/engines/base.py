@@ -1,16 +1,23 @@
-"""What the engines with a full covariance share."""
+"""The engine of EP with a full covariance: visits change sites, and the sites make q.
+
+q is built from all sites after every sweep. So a state is no more than its sites, free of rounding
+drift, and what a sweep moved the posterior to, beside what the sites make, is known for nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from epfast import families
 from epfast._arrays import Array, symmetric_from_upper
+from epfast._core.cholesky import gaussian_moments
 from epfast._core.crew import Crew
-from epfast.inference import Counts, Sites, Summary
+from epfast.inference import Counts, PartOfSweep, Sites, Summary
+from epfast.inference.loop import change
+from epfast.inference.runtime import Tick
 from epfast.linear.problem import (
     LinearProblem,
     State,
@@ -19,17 +26,17 @@ from epfast.linear.problem import (
     log_determinant,
     log_evidence,
     moments_of,
+    not_proper,
 )
 
 #: least share of a sweep's change that is tried, where the whole makes the posterior improper
 LEAST_SHARE = 1.0 / 1024.0
-
-S = TypeVar("S", bound=Any)
-T = TypeVar("T")
-
-
 #: a sweep contracts if its change is below this share of the least change so far
 CONTRACTION = 0.7
+#: a row that moves by no more of its sd or log variance stands still; a larger tolerance allows more
+STANDS = 1e-4
+
+T = TypeVar("T")
 
 
 def contraction(moved: float, least: float, stalled: int) -> tuple[float, int]:
@@ -38,22 +45,79 @@ def contraction(moved: float, least: float, stalled: int) -> tuple[float, int]:
 
 
 class Swept(NamedTuple):
-    """A :class:`State` and its moments, between two sweeps."""
+    """The sites after a sweep and the posterior that they make, which no later sweep changes."""
 
+    #: (d, d), symmetric, or (d,) of a diagonal posterior; and (d,)
     precision: Array
     shift: Array
     sites: Sites | None
+    #: sum of the log scales
     log_scale: float
     sweeps: int
     rows_seen: int | None
-    #: (d, d), of which only the upper triangle is valid, or variances (d,); and (d,)
     covariance: Array
     mean: Array
+    #: log of the determinant of the precision, and the product of shift and mean
+    log_determinant: float
+    square: float
+    #: of the next sweep, and what it goes by
+    order: str = ""
+    pace: Any = None
+
+    def at(self, other: Swept) -> Swept:
+        """Another posterior, with the order of this one."""
+        return other._replace(order=self.order, pace=self.pace)
+
+
+class Outcome(NamedTuple):
+    """What visits of all factors leave beside the sites that they changed."""
+
+    refused: int = 0
+    failed: int = 0
+    #: the largest distance of a row from its fixed point, in its sd or log variance; None: unknown
+    residual: float | None = None
+    #: mean and variance (d,) as the visits left them; None: they leave none
+    left: tuple[Array, Array] | None = None
+    #: precision, of which the upper triangle is valid, and shift, where visits sum them up
+    natural: tuple[Array, Array] | None = None
+    #: tasks that an executor lost
+    lost: int = 0
+
+
+class Visits(Protocol):
+    """Visits of all factors in some order: what a form, a store and a factor ask of the core."""
+
+    #: whether the sites make a proper posterior after each call of the core
+    in_turn: bool
+
+    def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
+        """Fit the sites, in place, from the posterior of ``state``."""
+
+    def after(self, old: Swept, new: Swept) -> Swept:
+        """The state from which the next sweep is best begun, with what that goes by."""
+
+
+def gaussian(state: State) -> Swept | None:
+    """A state with its moments, or None if it is improper. O(d^3).
+
+    The upper triangle of the precision is read; the other one is filled in.
+    """
+    covariance, mean = np.empty_like(state.precision), np.empty_like(state.shift)
+    with np.errstate(all="ignore"):
+        found = gaussian_moments(state.precision, state.shift, covariance, mean)
+    return None if found is None else Swept(*state, covariance, mean, *found)
 
 
 def with_moments(state: State) -> Swept:
-    """A state with its moments. O(d^3), or O(d) of a diagonal one."""
-    return Swept(*state, *moments_of(state))
+    """As :func:`gaussian`, of a state that is proper; diagonal ones too. O(d^3), or O(d)."""
+    if state.precision.ndim == 1:
+        variance, mean = moments_of(state)
+        square = float(state.shift @ mean)
+        return Swept(*state, variance, mean, log_determinant(state.precision), square)
+    found = gaussian(state._replace(precision=state.precision.copy()))
+    if found is None:
+        raise not_proper()
+    return found
 
 
 def most_of(
@@ -82,7 +146,7 @@ def improper_start() -> ValueError:
 
 
 class FullEngine:
-    """Base of the engines with a full covariance; adds O(d^3) to the cost of a sweep."""
+    """A sweep visits all factors; the sites that they get make the next posterior, O(n d^2)."""
 
     measures = False
     crew: Crew | None = None
@@ -90,29 +154,77 @@ class FullEngine:
     def __init__(self, problem: LinearProblem) -> None:
         self.problem, self.schedule = problem, problem.schedule
         self.remedy, self.evidence_bound = problem.remedy, problem.evidence_bound
-        self.n_sites, self.order_of_matrices = problem.shape
+        self.n_sites, self.order_of_matrices = problem.n_rows, len(problem.base.shift)
         self.prior_log_determinant = log_determinant(problem.prior.precision)
 
+    def visits(self, state: Any) -> Visits:
+        """The visits of the next sweep."""
+        raise NotImplementedError
+
+    def built(self, sites: Sites, sweeps: int) -> Swept | None:
+        """Base times the sites; None if that is improper. O(n d^2 + d^3)."""
+        return gaussian(from_sites(self.problem, sites, sweeps))
+
     def init(self, start: Any) -> Any:
-        return with_moments(start_of(self.problem, start))
+        if start is None:
+            return with_moments(self.problem.base._replace(sites=flat(self.n_sites)))
+        check_sites(self.problem, start)
+        found = self.built(start.sites, start.n_sweeps)
+        if found is None:
+            raise improper_start()
+        return found
+
+    def sweep(self, state: Any, keep: bool, tick: Tick) -> tuple[Any, Counts]:
+        visits, sites, sweeps = self.visits(state), families.copied(state.sites), state.sweeps + 1
+        try:
+            outcome = visits.sweep(state, sites, tick)
+        except KeyboardInterrupt:
+            reached = self.built(sites, state.sweeps) if visits.in_turn else None
+            if reached is None:
+                raise
+            raise PartOfSweep(state.at(reached)) from None
+        counts = Counts(outcome.refused, outcome.failed, lost=outcome.lost)
+        counts = counts._replace(settled=settled(outcome, self.schedule))
+        new = None
+        if outcome.natural is not None:
+            total = self.problem.base.log_scale + float(sites.log_scale.sum())
+            new = gaussian(State(*outcome.natural, sites, total, sweeps))
+        if new is None:
+            _, new, share = most_of(state.sites, sites, lambda some: self.built(some, sweeps))
+            if new is None:
+                return state._replace(sweeps=sweeps), counts._replace(refused=self.n_sites)
+            if share < 1.0:
+                counts = counts._replace(settled=False)
+            elif outcome.left is not None:
+                drift = change(Summary(*outcome.left), self.summary(new, evidence=False))
+                counts = counts._replace(drift=drift)
+        return visits.after(state, state.at(new)), counts
 
     def summary(self, state: Any, evidence: bool = True) -> Summary:
         diagonal = state.covariance.ndim == 1
         variance = state.covariance if diagonal else state.covariance.diagonal().copy()
         if not evidence:
             return Summary(state.mean, variance)
-        return Summary(state.mean, variance, log_evidence(state, self.prior_log_determinant))
+        return Summary(state.mean, variance, self.log_evidence(state))
+
+    def log_evidence(self, state: Any) -> float:
+        """log of the integral of the prior times the product of the sites."""
+        if not isinstance(state, Swept):
+            return log_evidence(state, self.prior_log_determinant)
+        away = self.prior_log_determinant - state.log_determinant + state.square
+        return float(state.log_scale + 0.5 * away)
 
     def settle(self, state: Any, hurry: bool = False) -> State:
         return plain(state)
 
-    def accepted(self, old: Any, sites: Sites, counts: Counts) -> tuple[Any, Counts]:
-        """The result of a sweep that found these sites, or most of them. O(n d^2)."""
-        sweeps = old.sweeps + 1
-        _, new, share = most_of(old.sites, sites, lambda s: from_sites(self.problem, s, sweeps))
-        if new is None:
-            return old._replace(sweeps=sweeps), counts._replace(refused=self.n_sites)
-        return with_moments(new), counts if share == 1.0 else counts._replace(settled=False)
+
+def settled(outcome: Outcome, schedule: Any) -> bool | None:
+    """None, or False where some row is still so far from its fixed point.
+
+    The weights may stand still in their own sd and the rows not, along directions that the prior
+    leaves free.
+    """
+    return None if (outcome.residual or 0.0) <= max(schedule.tol, STANDS) else False
 
 
 def plain(state: Any) -> State:
@@ -120,17 +232,16 @@ def plain(state: Any) -> State:
     return State(*state[: len(State._fields)])
 
 
-def with_precision(state: S, full: bool) -> S:
-    """A state with precision and shift from its moments. O(d^3).
+def natural(covariance: Array, mean: Array, full: bool) -> tuple[Array, Array]:
+    """Precision and shift from moments. O(d^3).
 
     full: not only the upper triangle of the covariance is valid.
     """
     if not full:
-        state = state._replace(covariance=symmetric_from_upper(state.covariance))
+        covariance = symmetric_from_upper(covariance)
     with np.errstate(over="ignore", invalid="ignore"):  # the loop looks at what came out
-        precision = inverse_of(state.covariance)
-        new: S = state._replace(precision=precision, shift=precision @ state.mean)
-    return new
+        precision = inverse_of(covariance)
+        return precision, precision @ mean
 
 
 def flat(n: int) -> Sites:
@@ -143,17 +254,9 @@ def adf_start(state: State) -> State:
     return state._replace(sites=None, rows_seen=state.rows_seen or 0)
 
 
-def start_of(problem: LinearProblem, start: Any) -> State:
-    """The initial state of scalar sites; it borrows the arrays of the start."""
+def check_sites(problem: LinearProblem, start: Any) -> None:
+    """Refuse a start that has no scalar sites of these rows."""
     n, d = problem.shape
-    if problem.schedule.stores == "none":
-        if start is None:
-            return adf_start(problem.base)
-        if start.shift.size != d:
-            raise ValueError(f"start has {start.shift.size} dimensions; allowed: {d}")
-        return adf_start(start.state)
-    if start is None:
-        return problem.base._replace(sites=flat(n))
     if start.sites is None:
         raise ValueError("start has no sites (it comes from ADF); allowed with EP: a result of EP")
     shapes = [part.shape for part in start.sites]
@@ -162,7 +265,3 @@ def start_of(problem: LinearProblem, start: Any) -> State:
             f"start has sites of shape {shapes[0]} in {start.shift.size} dimensions; allowed: "
             f"({n},) in {d}, the same rows"
         )
-    found = from_sites(problem, start.sites, start.n_sweeps)
-    if found is None:
-        raise improper_start()
-    return found

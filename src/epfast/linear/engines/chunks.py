@@ -10,19 +10,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 
 from epfast import families
 from epfast._arrays import Array, as_array, symmetric_from_upper
-from epfast._core.chunks import ChunkedSweep, differences
+from epfast._core.chunks import ChunkedSweep
 from epfast._core.row_sweeps import BlockedSweep
 from epfast._core.rows import Rows
 from epfast._core.tilted import TiltedMoments
-from epfast.inference import Sites
+from epfast.inference import Sites, Summary
+from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
-from epfast.inference.threads import ALONE
-from epfast.linear.engines.base import contraction
-from epfast.linear.engines.revisits import Seen
+from epfast.inference.threads import Threads
+from epfast.linear.engines.base import Outcome, Swept, contraction, plain, with_moments
 from epfast.linear.problem import LinearProblem, State, is_proper, moments_of, not_proper
 from epfast.schedules import Schedule
 
@@ -34,16 +33,8 @@ BLOCKS = {256: 128, 512: 64}
 WIDE_BLOCK, SPARSE_BLOCK = 512, 1024
 #: a chunk that is not taken is halved to no fewer rows, which then go one by one
 LEAST = 32
-#: dense rows count as sparse from so many columns on, up to this share of entries
-SPARSE_FROM, SPARSE_SHARE = 24, 0.15
-#: the largest matrices that LAPACK may have as a whole, see _core/cholesky.pyx
-HEEDED = 1024
 #: sweeps without a new least change, after which chunks are made smaller
 STALLED = 3
-#: rows looked at to find the common value of each column
-LOOKED_AT = 257
-
-
 #: a chunk is this part of the rows, but large beside d, and no larger than this; it may grow to
 #: LARGEST of the rows. There are FEWEST of them
 SHARE, PER_DIMENSION, MOST, LARGEST, FEWEST = 16, 2, 8192, 8, 4
@@ -122,12 +113,6 @@ class Pace(NamedTuple):
     #: whether sweeps are mixed, and the last ones
     mixes: bool = False
     steps: tuple[Step, ...] = ()
-    #: of rows that are visited again; None: no row is
-    seen: Seen | None = None
-
-    def is_stale(self, drift: float) -> bool:
-        """Whether the precision is to be formed anew; drift: see the core."""
-        return self.since >= REFRESH or drift > DRIFT
 
     def next(self, change: float, n: int, fixed: bool) -> Pace:
         """The pace after a sweep with this change; fixed: the chunks keep their size."""
@@ -215,25 +200,19 @@ class Layout(NamedTuple):
     rows: Rows | None
     #: the rows of X in ``rows``, in the order of the visits
     at: Numbers | None
-    #: what sparse rows of a dense X are differences from; None: nothing
-    center: Array | None
     is_sparse: bool
 
 
 def layout_of(problem: LinearProblem, visits: Numbers) -> Layout:
-    """Lay out the rows of a problem. A sparse X, or a dense one that is nearly so, is copied."""
+    """Lay out the rows of a problem. A sparse X is copied."""
     X, n = problem.data.X, len(visits)
     if problem.sparse:
         if X.nnz >= np.iinfo(np.intc).max:
-            return Layout(visits, None, None, None, True)
-        return Layout(visits, Rows(ordered(X[visits])), np.arange(n), None, True)
+            return Layout(visits, None, None, True)
+        return Layout(visits, Rows(ordered(X[visits])), np.arange(n), True)
     if X.dtype != np.float64 or not (X.flags.c_contiguous and X.flags.aligned):
-        return Layout(visits, None, None, None, False)
-    found = nearly_sparse(X, visits)
-    if found is None:
-        return Layout(visits, Rows(X), visits, None, False)
-    matrix, center = found
-    return Layout(visits, Rows(matrix), np.arange(n), center if center.any() else None, True)
+        return Layout(visits, None, None, False)
+    return Layout(visits, Rows(X), visits, False)
 
 
 def ordered(rows: Any) -> Any:
@@ -242,107 +221,40 @@ def ordered(rows: Any) -> Any:
     return rows
 
 
-def nearly_sparse(X: Array, visits: Numbers) -> tuple[Any, Array] | None:
-    """Rows of a dense X as sparse differences from one row, and that row; None: there are many.
+class InChunks:
+    """The rows of a chunk from one posterior; chunk after chunk, from flat sites small ones first.
 
-    The row holds the most frequent value of each column where that makes up half of it, else 0: so
-    one-hot columns that are centred or scaled count as sparse, and so do constant ones.
+    sequential: visits of few rows that no chunk takes.
     """
-    n, d = X.shape
-    if d < SPARSE_FROM or n < LOOKED_AT:
-        return None
-    sample = np.sort(X[visits[:LOOKED_AT]], axis=0)
-    # what makes up half of a sorted column is in its middle
-    center = sample[LOOKED_AT // 2]
-    differ = (sample != center).mean(axis=0)
-    center = np.where(differ > 0.5, 0.0, center)
-    if (sample != center).mean() > 1.2 * SPARSE_SHARE:
-        return None
-    most = min(int(SPARSE_SHARE * n * d) + n, np.iinfo(np.intc).max)
-    found = differences(X, visits, center, most)
-    if found is None:
-        return None
-    start, column, value = found
-    shape = n, d + bool(center.any())
-    return sparse.csr_matrix((value, column, start), shape=shape, copy=False), center
 
-
-class Chunks:
-    """Scratch for sweeps in chunks."""
+    in_turn = True
 
     def __init__(
-        self, problem: LinearProblem, tilted: TiltedMoments, sequential: BlockedSweep
+        self,
+        problem: LinearProblem,
+        tilted: TiltedMoments,
+        sequential: BlockedSweep,
+        threads: Threads,
     ) -> None:
         self.problem, self.tilted, self.sequential = problem, tilted, sequential
+        self.n_threads = threads.count if tilted.separate else 1
+        self.threads = threads
         self.layout: Layout | None = None
         self.core: ChunkedSweep
         #: rows whose sites no order took
         self.n_lost = 0
-        self.threads = ALONE
+        #: (n,), the variance of each row that its site was found with, if sweeps are mixed
+        self.spread: Array | None = None
+        #: whether the last sweep leaves it to the sites to form the precision anew
+        self.refreshed = False
 
-    def visits(self, sweep: int) -> Numbers:
-        """The order of the rows: random, by the seed, unless the schedule has one of its own."""
-        schedule, n = self.problem.schedule, self.problem.shape[0]
-        if type(schedule).visits is not Schedule.visits:
-            return as_array(schedule.checked_visits(n, sweep))
-        return schedule.fixed_visits(n) if self.layout is None else self.layout.visits
-
-    def lay_out(self, visits: Numbers) -> Layout:
-        """The rows in this order; laid out anew where the order is another one."""
-        layout = self.layout
-        if layout is None or (
-            layout.visits is not visits and not np.array_equal(layout.visits, visits)
-        ):
-            self.layout = layout = layout_of(self.problem, visits)
-            schedule, d = self.problem.schedule, self.problem.shape[1]
-            self.core = ChunkedSweep(
-                self.tilted,
-                d,
-                min(SPARSE_BLOCK if layout.is_sparse else block_of(d), len(visits)),
-                schedule.power,
-                schedule.damping,
-                layout.is_sparse,
-                layout.center,
-                [self.problem.tilted() for _ in range(1, self._n_threads())],
-            )
-        return layout
-
-    def _n_threads(self) -> int:
-        return self.threads.count if self.tilted.separate else 1
-
-    def _lanes(self, layout: Layout, size: int) -> int:
-        """How many threads a chunk of this size is for."""
-        count = self._n_threads()
-        if count == 1:
-            return 1
-        # of rows that are gathered, a dense one stands for all
-        rows = layout.rows
-        if rows is None:
-            if layout.is_sparse:
-                return count
-            rows = Rows(np.zeros((1, self.problem.shape[1])))
-        at = np.zeros(size, np.intp) if layout.at is None else layout.at[:size]
-        return min(count, self.core.lanes_of(rows, at, size))
-
-    def sweep(
-        self,
-        visits: Numbers,
-        pace: Pace,
-        P: Array,
-        p: Array,
-        sites: Sites,
-        spread: Array | None,
-        tick: Tick,
-    ) -> int:
-        """Visit all rows in chunks, from flat sites in small ones at first.
-
-        P, of which the upper triangle counts, p and sites are changed in place; they are those of
-        the rows so far whenever something raises. spread, (n,), gets the variance of each row that
-        its site was found with. Returns how many sites were refused.
-        """
-        layout, first = self.lay_out(visits), 0
-        core, sequential = self.core, self.sequential
-        if not core.begin(P, p):
+    def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
+        pace: Pace = state.pace
+        layout, first = self._lay_out(self._visits(state.sweeps)), 0
+        visits, core, sequential = layout.visits, self.core, self.sequential
+        precision, shift = state.precision.copy(), state.shift.copy()
+        self.spread = np.zeros(len(visits)) if pace.mixes else None
+        if not core.begin(precision, shift):
             raise not_proper()
         core.residual, self.n_lost = 0.0, 0
         before = core.n_refused + sequential.n_refused
@@ -358,7 +270,7 @@ class Chunks:
                 if size == pace.size:
                     rows = self._at_once(size)
                 part = slice(first, min(first + rows, len(visits)))
-                self._piece(layout, part, size, P, p, sites, spread)
+                self._piece(layout, part, size, precision, shift, sites)
                 first, size = part.stop, 2 * size
                 tick(part.stop - part.start)
             core.team.close()
@@ -369,49 +281,74 @@ class Chunks:
             self.threads.together(work, core.team.close, count)
         else:
             work(0)
-        return self.n_lost + core.n_refused + sequential.n_refused - before
+        refused = self.n_lost + core.n_refused + sequential.n_refused - before
+        outcome = Outcome(min(len(visits), refused), residual=core.residual)
+        self.refreshed = pace.since >= REFRESH or core.drift() > DRIFT
+        if not self.refreshed:
+            return outcome._replace(natural=(precision, shift))
+        covariance, mean = moments_of(State(symmetric_from_upper(precision), shift, None, 0.0, 0))
+        return outcome._replace(left=(mean, covariance.diagonal().copy()))
 
-    @property
-    def is_sparse(self) -> bool:
-        """Whether the rows of the last sweep are sparse, or differences that are."""
-        return self.layout is not None and self.layout.is_sparse
+    def after(self, old: Swept, new: Swept) -> Swept:
+        """The state with the pace of the next sweep; sweeps that crawl are mixed."""
+        pace: Pace = old.pace
+        before, now = (Summary(s.mean, s.covariance.diagonal()) for s in (old, new))
+        fixed = self.problem.schedule.block is not None
+        pace = pace.next(change(before, now), self.problem.shape[0], fixed)
+        if self.refreshed:
+            pace = pace._replace(since=0)
+        if self.spread is not None:
+            assert old.sites is not None
+            assert new.sites is not None
+            pace, better = pace.mixed(plain(new), moves_of(old.sites, new.sites, self.spread))
+            new = with_moments(better) if better is not None else new
+        return new._replace(pace=pace)
+
+    def _visits(self, sweep: int) -> Numbers:
+        """The order of the rows: random, by the seed, unless the schedule has one of its own."""
+        schedule, n = self.problem.schedule, self.problem.shape[0]
+        if type(schedule).visits is not Schedule.visits:
+            return as_array(schedule.checked_visits(n, sweep))
+        return schedule.fixed_visits(n) if self.layout is None else self.layout.visits
+
+    def _lay_out(self, visits: Numbers) -> Layout:
+        """The rows in this order; laid out anew where the order is another one."""
+        layout = self.layout
+        if layout is None or (
+            layout.visits is not visits and not np.array_equal(layout.visits, visits)
+        ):
+            self.layout = layout = layout_of(self.problem, visits)
+            schedule, d = self.problem.schedule, self.problem.shape[1]
+            self.core = ChunkedSweep(
+                self.tilted,
+                d,
+                min(SPARSE_BLOCK if layout.is_sparse else block_of(d), len(visits)),
+                schedule.power,
+                schedule.damping,
+                layout.is_sparse,
+                [self.problem.tilted() for _ in range(1, self.n_threads)],
+            )
+        return layout
+
+    def _lanes(self, layout: Layout, size: int) -> int:
+        """How many threads a chunk of this size is for."""
+        if self.n_threads == 1:
+            return 1
+        # of rows that are gathered, a dense one stands for all
+        rows = layout.rows
+        if rows is None:
+            if layout.is_sparse:
+                return self.n_threads
+            rows = Rows(np.zeros((1, self.problem.shape[1])))
+        at = np.zeros(size, np.intp) if layout.at is None else layout.at[:size]
+        return min(self.n_threads, self.core.lanes_of(rows, at, size))
 
     def _at_once(self, size: int) -> int:
         """Rows of as many chunks as one look at signals is for."""
         return size * max(1, 8 * self.problem.chunk // (self.problem.shape[1] * size))
 
-    def again(
-        self, which: Numbers, size: int, P: Array, p: Array, sites: Sites, spread: Array
-    ) -> int:
-        """Visit some rows of the last sweep again, numbered in its order, in chunks of one size.
-
-        As :meth:`sweep` does. Returns how many sites were refused.
-        """
-        layout, core, sequential = self.layout, self.core, self.sequential
-        assert layout is not None
-        before = self.n_lost + core.n_refused + sequential.n_refused
-        at = None if layout.at is None else layout.at[which]
-        some = layout._replace(visits=layout.visits[which], at=at)
-        step = self._at_once(size)
-        for first in range(0, len(which), step):
-            part = slice(first, min(first + step, len(which)))
-            self._piece(some, part, size, P, p, sites, spread)
-        return self.n_lost + core.n_refused + sequential.n_refused - before
-
-    def moments(self, state: Any) -> tuple[Array, Array]:
-        """Covariance, of which the upper triangle is valid, and mean after a sweep: O(d^3)."""
-        # above, LAPACK would stay away from signals for too long
-        return self.core.gaussian() if len(state.shift) <= HEEDED else moments_of(state)
-
     def _piece(
-        self,
-        layout: Layout,
-        part: slice,
-        size: int,
-        P: Array,
-        p: Array,
-        sites: Sites,
-        spread: Array | None,
+        self, layout: Layout, part: slice, size: int, P: Array, p: Array, sites: Sites
     ) -> None:
         """Visit some rows in chunks of one size; those that are not taken, in smaller ones."""
         problem, visits = self.problem, layout.visits[part]
@@ -426,14 +363,14 @@ class Chunks:
         else:
             assert layout.at is not None
             rows, at = layout.rows, layout.at[part]
-        y = problem.data.y
+        y, weights = problem.data.y, problem.data.weights
         assert y is not None
         todo = [(0, len(visits), size)]
         while todo:
             first, stop, size = todo.pop()
             which = slice(first, stop)
             done = self.core.advance(
-                rows, at[which], visits[which], y, problem.data.weights, size, *sites, spread
+                rows, at[which], visits[which], y, weights, size, *sites, self.spread
             )
             first += done
             if first == stop:

@@ -23,12 +23,17 @@ from epfast.inference.loop import change
 from epfast.inference.runtime import Tick, crew_of
 from epfast.linear.engines.base import most_of
 from epfast.linear.engines.joint import cavities, fitted_at, joint_sites, log_mass
-from epfast.linear.engines.rows import PARALLEL_ROWS, REFRESH, SHRUNK, block_size
+from epfast.linear.engines.rows import PARALLEL_ROWS, block_size
 
 #: most numbers that one call of the core touches, so that Ctrl-C acts within about a second
 CHUNK = 1 << 30
 #: precision of a site, over that of the prior, from which it is the site that spoils the posterior
 SHARP = 1e10
+#: sweeps between two refreshes
+REFRESH = 5
+#: refresh the covariance when a variance shrank below this fraction: so far a sweep has no digits
+#: left (cancellation)
+SHRUNK = 1e-4
 #: values from which the automatic order takes joint steps
 JOINT_FROM = 128
 #: a joint step that leaves more than this share of the distance to a fixed point is followed by a
@@ -223,7 +228,6 @@ class ProcessEngine:
         self.sequential = BlockedSweep(self.tilted, n, self.block, *numbers, False, self.relaxation)
         self.parallel = ParallelSweep(self.tilted, 1, min(n, PARALLEL_ROWS), *numbers)
         self.have(self.kernel.crew)
-        self.refresh = schedule.refresh or REFRESH
         self.in_order = np.arange(n)
         #: moments of the state whose covariance is in the array, or whose R is
         self._in_array: Moments | None = None
@@ -384,7 +388,7 @@ class ProcessEngine:
         self._in_array = now
         new = ProcessState(*new[:3], now, old.since_refresh + 1)
         healthy = (variance >= SHRUNK * old.now.variance).all()
-        due = new.since_refresh >= self.refresh and not self._ends(old, new, refused)
+        due = new.since_refresh >= REFRESH and not self._ends(old, new, refused)
         if due or refused == n or not healthy:
             sites, anew, share = most_of(
                 old.sites, new.sites, lambda s: self._moments(s, covariance=True)

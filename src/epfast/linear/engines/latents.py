@@ -18,7 +18,7 @@ from epfast._core.crew import Crew
 from epfast._core.latents import LatentSites
 from epfast.inference import Counts, PartOfSweep, Sites, Summary
 from epfast.inference.runtime import Tick
-from epfast.linear.engines.base import contraction
+from epfast.linear.engines.base import contraction, gaussian
 from epfast.linear.engines.chunks import (
     SPARSE_BLOCK,
     Layout,
@@ -118,7 +118,7 @@ def from_latent_sites(problem: LinearProblem, sites: Sites, sweeps: int) -> Late
     """The prior times the sites; None if that is no proper Gaussian. O(C n d^2)."""
     found = []
     for k in range(sites.shift.shape[1]):
-        one = from_sites(problem, sites_of(sites, k), sweeps)
+        one = gaussian(from_sites(problem, sites_of(sites, k), sweeps))
         if one is None:
             return None
         found.append(one)
@@ -276,7 +276,7 @@ class LatentEngine:
             block = min(SPARSE_BLOCK if layout.is_sparse else block_of(d), count)
             # the moments are those of one latent, which these sweeps do not ask for
             self.chunks = [
-                ChunkedSweep(Probit().tilted(), d, block, 1.0, 1.0, layout.is_sparse, layout.center)
+                ChunkedSweep(Probit().tilted(), d, block, 1.0, 1.0, layout.is_sparse)
                 for _ in range(self.latents)
             ]
         return self.layout

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from epfast import families
 from epfast._arrays import Array
-from epfast._core.laplace_factors import LaplaceSweep
 from epfast._core.shared_sites import SharedSweep
 from epfast.inference import Sites, run
 from epfast.inference.runtime import Tick, no_tick, one_blas_thread
+from epfast.linear.engines.base import Swept, with_moments
 from epfast.linear.engines.means import entries_of, of_dense, with_entries
+from epfast.linear.engines.passes import PassEngine, laplace_core
 from epfast.linear.engines.rows import RowEngine
 from epfast.linear.engines.sparse import by_nonzeros
 from epfast.linear.problem import LinearProblem, State, is_proper, sum_of_sites
@@ -76,17 +77,15 @@ def neighbours(rows: NDArray[np.intp]) -> slice | NDArray[np.intp]:
 def engine_of_shard(problem: LinearProblem) -> Any:
     """The engine of EP, or of ADF, within a shard."""
     if problem.covariance == "full":
-        return ShardRows(problem)
+        return (PassEngine if problem.schedule.stores == "none" else ShardRows)(problem)
     return by_nonzeros(of_dense)(problem)
 
 
 class ShardRows(RowEngine):
     """Rows whose product is known, so that a visit begins without summing them up."""
 
-    def init(self, start: Any) -> Any:
-        if start is None:
-            return super().init(start)
-        return self.begun(start.state, start.state.sites)
+    def init(self, start: Any) -> Swept:
+        return super().init(None) if start is None else self.begun(with_moments(start.state))
 
 
 def site_of(shard: LinearProblem, rows: Sites) -> Sites:
@@ -267,22 +266,6 @@ def visit_shared(
             shift,
         )
         tick(len(part))
-
-
-def laplace_core(problem: LinearProblem, d: int, size: int) -> LaplaceSweep:
-    """Sweeps over factors of at most so many rows, for the core."""
-    given = problem.scheme.core_arguments(d)
-    return LaplaceSweep(
-        problem.loss.shifted_core(),
-        d,
-        size,
-        problem.schedule.power,
-        problem.schedule.damping,
-        given["scheme"] == "laplace",
-        given["slope_curvature"],
-        given.get("tolerance", 0.0),
-        given.get("max_iterations", 0),
-    )
 
 
 def local_laplace(

@@ -18,10 +18,9 @@ from epfast.linear.engines.arrivals import Arrivals, Flow, Lanes, Part
 from epfast.linear.engines.base import (
     LEAST_SHARE,
     FullEngine,
+    check_sites,
     flat,
     improper_start,
-    plain,
-    start_of,
 )
 from epfast.linear.engines.local import (
     damped_rows,
@@ -128,13 +127,11 @@ class ShardEngine(FullEngine):
             raise ValueError(
                 "start is given with inner=ADF(), which stores no sites; allowed: None"
             )
-        state = self._with_sites(start)
-        assert state.sites is not None
-        parts = []
+        sites, parts = self._sites_of(start), []
         for shard, some in zip(self.shards, self.factors, strict=True):
-            own: Sites = families.taken(state.sites, some)
+            own: Sites = families.taken(sites, some)
             parts.append(Part(site_of(shard, own), own))
-        return parts, state.sweeps
+        return parts, start.n_sweeps
 
     def _flat_rows(self, shard: LinearProblem) -> Sites | None:
         """Flat sites of the rows or minibatches of a shard."""
@@ -147,12 +144,15 @@ class ShardEngine(FullEngine):
         sites: Sites = state.sites
         return sites
 
-    def _with_sites(self, start: Any) -> State:
-        """A start, checked."""
+    def _sites_of(self, start: Any) -> Sites:
+        """The sites of a start, checked."""
         if self.problem.covariance == "full":
-            return start_of(self.problem, start)
+            check_sites(self.problem, start)
+            sites: Sites = start.sites
+            return sites
         whole = engine_of_shard(self.problem._replace(schedule=self.schedule.inner))
-        return plain(whole.init(start))
+        found: Sites = whole.init(start).sites
+        return found
 
     def parts_of(self, state: ShardState) -> list[Part]:
         """What is known of each shard."""

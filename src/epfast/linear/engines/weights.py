@@ -26,9 +26,9 @@ from epfast._core.rows import Rows, Units
 from epfast.inference import Counts, PartOfSweep, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick, no_tick
-from epfast.linear.engines.base import LEAST_SHARE, contraction, flat, improper_start
+from epfast.linear.engines.base import LEAST_SHARE, Swept, contraction, flat, improper_start
 from epfast.linear.engines.chunks import Pace, chunk_size, is_for_chunks, shares_of
-from epfast.linear.engines.rows import PARALLEL_ROWS, RowEngine, RowState, block_size
+from epfast.linear.engines.rows import PARALLEL_ROWS, RowEngine, block_size
 from epfast.linear.problem import LinearProblem, State, factor_of, sum_of_sites
 from epfast.losses import Prior
 from epfast.schedules import Schedule
@@ -119,7 +119,6 @@ class Sweeping(NamedTuple):
     now: Moments
     #: of the rows' next sweep
     pace: Pace | None
-    since_refresh: int
     #: of the steps of prior sites, the least change so far, and the sweeps since
     damping: float
     least: float = np.inf
@@ -224,7 +223,7 @@ class WeightEngine:
         pace = None
         if self.exact is None and self._chunked():
             pace = Pace(chunk_size(self.problem), start is None)
-        begun = self._state(rows, weights, sweeps, now, pace, 0, self.schedule.damping)
+        begun = self._state(rows, weights, sweeps, now, pace, self.schedule.damping)
         if self.schedule.order == "auto" and self.problem.wide is not None:
             # from little data for each weight undamped sweeps go far astray
             begun = begun._replace(damping=min(SHORT, self.schedule.damping))
@@ -244,7 +243,7 @@ class WeightEngine:
                 rows, found = state.sites, self.moments(state.sites, weights)
             now = found or now
             weights = self._rescaled(weights, now)
-            state = self._state(rows, weights, state.sweeps, now, None, 0, state.damping)
+            state = self._state(rows, weights, state.sweeps, now, None, state.damping)
         whole: Any = state
         return ShrunkState(*whole[: len(ShrunkState._fields)])
 
@@ -271,7 +270,6 @@ class WeightEngine:
             before.sweeps + 1,
             now,
             state.pace,
-            state.since_refresh,
             before.damping,
         )
         moved = change(self.summary(before), self.summary(new))
@@ -311,7 +309,7 @@ class WeightEngine:
         now = self.moments(rows, mixed)
         if now is None or not (mixed.precision * now.variance < 1.0)[self.of_weights.visits].all():
             return restarted
-        found = self._state(rows, mixed, new.sweeps, now, new.pace, new.since_refresh, new.damping)
+        found = self._state(rows, mixed, new.sweeps, now, new.pace, new.damping)
         return found._replace(
             least=new.least, stalled=new.stalled, last=new.last, mixes=new.mixes, steps=new.steps
         )
@@ -323,7 +321,6 @@ class WeightEngine:
         sweeps: int,
         now: Moments,
         pace: Pace | None,
-        since_refresh: int,
         damping: float,
     ) -> Sweeping:
         scale = float(rows.log_scale.sum() + weights.log_scale.sum())
@@ -342,7 +339,6 @@ class WeightEngine:
             evidence,
             now,
             pace,
-            since_refresh,
             damping,
         )
 
@@ -452,7 +448,7 @@ class ByWeights(WeightEngine):
         order = self.schedule.order
         if order == "auto":
             order = "sequential" if state.pace is None else "chunked"
-        begun = RowState(
+        begun = Swept(
             state.precision,
             state.shift,
             state.sites,
@@ -461,8 +457,9 @@ class ByWeights(WeightEngine):
             None,
             state.now.matrix,
             state.now.mean,
+            state.now.log_determinant,
+            state.now.square,
             order,
-            state.since_refresh,
             state.pace,
         )
         try:
@@ -476,14 +473,13 @@ class ByWeights(WeightEngine):
         now = state.now._replace(
             precision=found.precision,
             shift=found.shift,
-            matrix=symmetric_from_upper(found.covariance),
+            matrix=found.covariance,
             mean=found.mean,
             variance=np.diag(found.covariance).copy(),
+            log_determinant=found.log_determinant,
+            square=found.square,
         )
-        swept = state._replace(
-            sites=found.sites, now=now, pace=pace, since_refresh=found.since_refresh
-        )
-        return swept, counts
+        return state._replace(sites=found.sites, now=now, pace=pace), counts
 
     def visited(self, state: Sweeping) -> tuple[Array, Array]:
         return state.now.matrix.copy(), state.now.mean.copy()
