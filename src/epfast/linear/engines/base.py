@@ -33,7 +33,7 @@ from epfast.linear.problem import (
 LEAST_SHARE = 1.0 / 1024.0
 #: a sweep contracts if its change is below this share of the least change so far
 CONTRACTION = 0.7
-#: a row that moves by no more of its sd or log variance stands still; a larger tolerance allows more
+#: a row that moves by no more of its sd or log variance stands still, if the tolerance is smaller
 STANDS = 1e-4
 
 T = TypeVar("T")

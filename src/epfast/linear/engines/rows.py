@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from epfast import families
-from epfast._arrays import as_array, row_chunks
+from epfast._arrays import as_array
 from epfast._core.row_sweeps import BlockedSweep, ParallelSweep
 from epfast._core.tilted import TiltedMoments
 from epfast.inference import Counts, Sites
@@ -98,8 +98,11 @@ class AtOnce(Memoryless):
         self.cores = [ParallelSweep(tilted, *self.numbers)]
 
     def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
-        problem, chunk = self.problem, self.problem.chunk // self.threads.count
-        parts = row_chunks(problem.data.X, chunk)
+        problem, (n, d) = self.problem, self.problem.shape
+        # whole blocks, so that the numbers do not depend on the parts
+        blocks = problem.chunk // (d * PARALLEL_ROWS * self.threads.count)
+        step = PARALLEL_ROWS * max(1, blocks)
+        parts = [slice(i, min(i + step, n)) for i in range(0, n, step)]
         root = inverse_root(state.precision)
         while len(self.cores) < min(len(parts), self.threads.count):
             self.cores.append(ParallelSweep(problem.tilted(), *self.numbers))
