@@ -7,6 +7,7 @@ classes are the families that a variable of a graph may have.
 
 from __future__ import annotations
 
+from operator import methodcaller
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from epfast._arrays import Array
 from epfast._core.special import beta_parameters, digammas, gamma_shapes, log_betas, log_gammas
 
+_COPY = methodcaller("copy")
 T = TypeVar("T", bound=tuple[Any, ...])
 
 #: the log that stands for a probability of 0: a natural parameter is finite, and sums of some of
@@ -55,7 +57,7 @@ def put(a: T, which: Any, new: T) -> None:
 
 def copied(a: T) -> T:
     """Copy every array."""
-    return type(a)(*[x.copy() for x in a])
+    return type(a)(*map(_COPY, a))
 
 
 # ---- families of variables: members are rows of natural parameters, (n, k) ----

@@ -33,7 +33,7 @@ from epfast.linear.engines.arrivals import Lanes, Part
 from epfast.linear.engines.base import FullEngine, Swept, adf_start, plain, with_moments
 from epfast.linear.engines.local import flat_site
 from epfast.linear.engines.shards import ShardEngine, ShardState, stacked
-from epfast.linear.engines.shared import SharedEngine, SharedState
+from epfast.linear.engines.shared import SharedEngine
 from epfast.linear.problem import Data, LinearProblem, State, is_proper, product_over
 
 
@@ -222,7 +222,7 @@ class RemoteGroups(_CountsBytes, SharedEngine):
         return sum(-(-n // (n if batch is None else batch)) for n in rows)
 
     def calls(
-        self, state: SharedState, sites: Sites, schedule: Any, damping: float
+        self, state: Swept, sites: Sites, schedule: Any, damping: float
     ) -> tuple[list[tuple[Any, ...]], list[int]]:
         calls: list[tuple[Any, ...]] = []
         q = state.precision, state.shift
@@ -230,7 +230,7 @@ class RemoteGroups(_CountsBytes, SharedEngine):
             k = shard.number
             site: Sites = families.taken(sites, k)
             asked = _asked(self.tasks, self.token, k, state.sweeps, q, site, damping)
-            rest = schedule.batch, state.checked
+            rest = schedule.batch, state.pace.checked
             calls.append((visit_shared, shard, self.template, asked, *rest))
         return calls, [shard.facts.rows for shard in self.remote]
 

@@ -230,9 +230,7 @@ def run(
                         with np.errstate(all="ignore"):  # what overflowed is found below
                             before, now = now, engine.summary(new)
                             evidence, left = now.log_evidence, counts.left
-                            moved = (
-                                _change(before, now) / schedule.damping if left is None else left
-                            )
+                            moved = change(before, now) / schedule.damping if left is None else left
                     if not (np.isfinite(evidence) and np.isfinite(moved)):
                         raise FloatingPointError(
                             f"the posterior or its evidence overflowed; {engine.remedy}"
@@ -249,7 +247,7 @@ def run(
                         counts.drift,
                         counts.clipped,
                         counts.mismatch,
-                        *_asked(asked, None if questions is None else questions()),
+                        *(_asked(asked, questions()) if questions is not None else (None, None)),
                         n_lost=counts.lost,
                         in_flight=counts.in_flight,
                         n_bytes=counts.bytes_sent,
@@ -346,27 +344,17 @@ def _lag(history: list[SweepInfo], schedule: Any) -> float:
 
 def change(old: Summary, new: Summary) -> float:
     """Largest move of a mean, in standard deviations, or of the log of a standard deviation."""
-    with np.errstate(all="ignore"):
-        return _change(old, new)
-
-
-def _change(old: Summary, new: Summary) -> float:
-    moved = _largest_move(old.mean, old.variance, new.mean, new.variance)
-    if moved == moved:
+    moved = largest_move(*old[:2], *new[:2])
+    if moved is None:  # parts of larger arrays
+        parts = np.broadcast_arrays(*old[:2], *new[:2])
+        moved = largest_move(*[np.ascontiguousarray(part, np.float64) for part in parts])
+        assert moved is not None
+    certain = new.variance == 0.0 if moved != moved else None
+    if certain is None or not certain.any():
         return moved
-    certain = new.variance == 0.0  # what is certain does not move
-    old_variance, variance = (np.where(certain, 1.0, v) for v in (old.variance, new.variance))
-    return _largest_move(old.mean, old_variance, new.mean, variance)
-
-
-def _largest_move(old_mean: Array, old: Array, mean: Array, new: Array) -> float:
-    """NaN where a variance is 0 or negative."""
-    found = largest_move(old_mean, old, mean, new)
-    if found is None:  # parts of larger arrays
-        parts = np.broadcast_arrays(old_mean, old, mean, new)
-        found = largest_move(*(np.ascontiguousarray(part, np.float64) for part in parts))
-    assert found is not None
-    return found
+    # what is certain does not move
+    before, after = (np.where(certain, 1.0, part.variance) for part in (old, new))
+    return change(Summary(old.mean, before), Summary(new.mean, after))
 
 
 def blurred(mean: Array, variance: Array) -> str:

@@ -458,7 +458,7 @@ def fit_problem(
                 "record": None if record is None else costs,
                 "callback": held.after(of_weights(callback, problem)),
                 "progress": held.after(progress),
-                "questions": problem.scheme.questions,
+                "questions": problem.scheme.questions if problem.scheme.learns else None,
             }
             fit = run_from(engine, problem.schedule, start, guess=guess, **given)
             if start is None and not fit.stopped and fit.history and fit.history[-1].n_refused:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy import linalg, sparse
 
 from epfast import _checks
-from epfast._arrays import Array, row_chunks, symmetric_from_upper
+from epfast._arrays import Array, as_array, row_chunks, symmetric_from_upper
 from epfast._core.cholesky import cholesky, inverse_from_factor, inverse_triangle
 from epfast._core.row_sweeps import add_sites
 from epfast._core.rows import Rows
@@ -72,6 +72,16 @@ class Data(NamedTuple):
         assert self.y is not None
         weights = None if self.weights is None else self.weights[which]
         return Data(self.X[which], self.y[which], weights)
+
+
+class Part(NamedTuple):
+    """Some rows for the core, with what belongs to them."""
+
+    #: of the rows
+    numbers: NDArray[np.intp]
+    rows: Rows
+    y: Array
+    weights: Array | None
 
 
 class LinearProblem(NamedTuple):
@@ -144,6 +154,15 @@ class LinearProblem(NamedTuple):
         """Cut an order of visits into pieces that gather ``chunk`` entries of X each."""
         step = max(1, self.chunk // (self.shape[1] * work_per_number))
         return [order[i : i + step] for i in range(0, len(order), step)]
+
+    def parts(self, visits: NDArray[np.intp] | range) -> Iterator[Part]:
+        """The rows in the order of their visits, in pieces of ``chunk`` entries of X."""
+        for some in self.pieces(visits):
+            # a slice takes neighbours without a copy
+            neighbours = isinstance(some, range) and some.step == 1
+            which: Any = slice(some[0], some[-1] + 1) if neighbours else as_array(some)
+            numbers = as_array(some)
+            yield Part(numbers, self.rows(which), self.responses(which), self.weights(which))
 
     def slices(self, unpacked: bool = False) -> list[slice]:
         """Slices of all rows, in their order, of ``chunk`` numbers; see :func:`row_chunks`."""
@@ -335,14 +354,9 @@ def sum_of_sites(problem: LinearProblem, sites: Sites) -> tuple[Array, Array]:
     """Precision and shift of the product of all scalar sites. O(n d^2)."""
     d = problem.shape[1]
     precision, shift = np.zeros((d, d)), np.zeros(d)
-    add_all_sites(problem, sites, precision, shift)
-    return symmetric_from_upper(precision), shift
-
-
-def add_all_sites(problem: LinearProblem, sites: Sites, precision: Array, shift: Array) -> None:
-    """Add those of all scalar sites to the upper triangle of a precision, and to a shift."""
     for part in problem.slices():
         add_sites(problem.rows(part), sites.precision[part], sites.shift[part], precision, shift)
+    return symmetric_from_upper(precision), shift
 
 
 def exact_sites(loss: Loss | None, y: Array | None, weights: Array | None) -> Sites | None:
@@ -359,12 +373,10 @@ def exact_sites(loss: Loss | None, y: Array | None, weights: Array | None) -> Si
 
 
 def from_sites(problem: LinearProblem, sites: Sites, sweeps: int) -> State:
-    """Base times scalar sites, maybe improper; the upper triangle of its precision. O(n d^2)."""
-    base = problem.base
-    precision, shift = base.precision.copy(), base.shift.copy()
-    add_all_sites(problem, sites, precision, shift)
+    """Base times scalar sites, maybe improper. O(n d^2)."""
+    base, (precision, shift) = problem.base, sum_of_sites(problem, sites)
     total = base.log_scale + float(sites.log_scale.sum())
-    return State(precision, shift, sites, total, sweeps)
+    return State(base.precision + precision, base.shift + shift, sites, total, sweeps)
 
 
 def not_proper() -> FloatingPointError:

@@ -7,6 +7,7 @@ drift, and what a sweep moved the posterior to, beside what the sites make, is k
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -15,13 +16,14 @@ from epfast import families
 from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.cholesky import gaussian_moments
 from epfast._core.crew import Crew
+from epfast._core.row_sweeps import add_sites
 from epfast.inference import Counts, PartOfSweep, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
 from epfast.linear.problem import (
     LinearProblem,
+    Part,
     State,
-    from_sites,
     inverse_of,
     log_determinant,
     log_evidence,
@@ -74,8 +76,8 @@ class Outcome(NamedTuple):
 
     refused: int = 0
     failed: int = 0
-    #: the largest distance of a row from its fixed point, in its sd or log variance; None: unknown
-    residual: float | None = None
+    #: the largest distance of a row from its fixed point, in its sd or log variance
+    residual: float = 0.0
     #: mean and variance (d,) as the visits left them; None: they leave none
     left: tuple[Array, Array] | None = None
     #: precision, of which the upper triangle is valid, and shift, where visits sum them up
@@ -156,6 +158,11 @@ class FullEngine:
         self.remedy, self.evidence_bound = problem.remedy, problem.evidence_bound
         self.n_sites, self.order_of_matrices = problem.n_rows, len(problem.base.shift)
         self.prior_log_determinant = log_determinant(problem.prior.precision)
+        #: all rows, where those of X are as the core takes them
+        self.parts: list[Part] | None = None
+        X = problem.data.X
+        if isinstance(X, np.ndarray) and X.dtype == np.float64 and X.flags.c_contiguous:
+            self.parts = list(problem.parts(range(self.n_sites)))
 
     def visits(self, state: Any) -> Visits:
         """The visits of the next sweep."""
@@ -163,7 +170,15 @@ class FullEngine:
 
     def built(self, sites: Sites, sweeps: int) -> Swept | None:
         """Base times the sites; None if that is improper. O(n d^2 + d^3)."""
-        return gaussian(from_sites(self.problem, sites, sweeps))
+        base = self.problem.base
+        precision, shift = base.precision.copy(), base.shift.copy()
+        first = 0
+        for part in self.parts or self.problem.parts(range(self.n_sites)):
+            some = slice(first, first + part.rows.n)
+            add_sites(part.rows, sites.precision[some], sites.shift[some], precision, shift)
+            first = some.stop
+        total = base.log_scale + float(sites.log_scale.sum())
+        return gaussian(State(precision, shift, sites, total, sweeps))
 
     def init(self, start: Any) -> Any:
         if start is None:
@@ -183,48 +198,41 @@ class FullEngine:
             if reached is None:
                 raise
             raise PartOfSweep(state.at(reached)) from None
-        counts = Counts(outcome.refused, outcome.failed, lost=outcome.lost)
-        counts = counts._replace(settled=settled(outcome, self.schedule))
-        new = None
+        settled, drift, new = None, None, None
+        # the weights may stand still in their own sd and the rows not, along directions that the
+        # prior leaves free
+        if outcome.residual > max(self.schedule.tol, STANDS):
+            settled = False
         if outcome.natural is not None:
             total = self.problem.base.log_scale + float(sites.log_scale.sum())
             new = gaussian(State(*outcome.natural, sites, total, sweeps))
         if new is None:
-            _, new, share = most_of(state.sites, sites, lambda some: self.built(some, sweeps))
+            _, new, share = most_of(state.sites, sites, partial(self.built, sweeps=sweeps))
             if new is None:
-                return state._replace(sweeps=sweeps), counts._replace(refused=self.n_sites)
+                return state._replace(sweeps=sweeps), Counts(self.n_sites, lost=outcome.lost)
             if share < 1.0:
-                counts = counts._replace(settled=False)
+                settled = False
             elif outcome.left is not None:
-                drift = change(Summary(*outcome.left), self.summary(new, evidence=False))
-                counts = counts._replace(drift=drift)
-        return visits.after(state, state.at(new)), counts
+                now = Summary(new.mean, new.covariance.diagonal().copy())
+                drift = change(Summary(*outcome.left), now)
+        counts = Counts(
+            outcome.refused, outcome.failed, drift=drift, settled=settled, lost=outcome.lost
+        )
+        return visits.after(state, new._replace(order=state.order, pace=state.pace)), counts
 
     def summary(self, state: Any, evidence: bool = True) -> Summary:
         diagonal = state.covariance.ndim == 1
         variance = state.covariance if diagonal else state.covariance.diagonal().copy()
         if not evidence:
             return Summary(state.mean, variance)
-        return Summary(state.mean, variance, self.log_evidence(state))
-
-    def log_evidence(self, state: Any) -> float:
-        """log of the integral of the prior times the product of the sites."""
         if not isinstance(state, Swept):
-            return log_evidence(state, self.prior_log_determinant)
+            total = log_evidence(state, self.prior_log_determinant)
+            return Summary(state.mean, variance, total)
         away = self.prior_log_determinant - state.log_determinant + state.square
-        return float(state.log_scale + 0.5 * away)
+        return Summary(state.mean, variance, float(state.log_scale + 0.5 * away))
 
     def settle(self, state: Any, hurry: bool = False) -> State:
         return plain(state)
-
-
-def settled(outcome: Outcome, schedule: Any) -> bool | None:
-    """None, or False where some row is still so far from its fixed point.
-
-    The weights may stand still in their own sd and the rows not, along directions that the prior
-    leaves free.
-    """
-    return None if (outcome.residual or 0.0) <= max(schedule.tol, STANDS) else False
 
 
 def plain(state: Any) -> State:

@@ -65,6 +65,11 @@ def overshoots(problem: LinearProblem) -> bool:
     return loss.is_likelihood and loss.log_concave is False and not loss.by_margin
 
 
+def keeps_order(schedule: Any) -> bool:
+    """Whether a schedule has the orders of ours, and none of its own."""
+    return type(schedule).visits is Schedule.visits
+
+
 def is_for_chunks(problem: LinearProblem) -> bool:
     """Whether chunks are the automatic order for so many rows."""
     n, d = problem.shape
@@ -307,7 +312,7 @@ class InChunks:
     def _visits(self, sweep: int) -> Numbers:
         """The order of the rows: random, by the seed, unless the schedule has one of its own."""
         schedule, n = self.problem.schedule, self.problem.shape[0]
-        if type(schedule).visits is not Schedule.visits:
+        if not keeps_order(schedule):
             return as_array(schedule.checked_visits(n, sweep))
         return schedule.fixed_visits(n) if self.layout is None else self.layout.visits
 

@@ -120,21 +120,17 @@ class PassEngine(FullEngine):
 
     def _pieces(self, sweeps: int) -> Iterator[Piece]:
         problem = self.problem
+        visits = problem.schedule.checked_visits
         if isinstance(problem.data.X, Stream):
             yield from self._of_stream(problem.data.X)
         elif self.by_rows:
-            for part in problem.pieces(problem.schedule.checked_visits(problem.shape[0], sweeps)):
-                which = as_array(part)
-                yield self._piece(which, np.ones(len(which), dtype=np.intp))
+            for part in problem.parts(visits(problem.shape[0], sweeps)):
+                yield Piece(*part[1:], np.ones(part.rows.n, dtype=np.intp))
         else:
-            assert problem.batch_size is not None
-            size = min(problem.batch_size, problem.shape[0])
+            size = min(problem.batch_size or 1, problem.shape[0])
             for _, which, sizes in pieces_of(problem, size, sweeps):
-                yield self._piece(which, sizes)
-
-    def _piece(self, which: NDArray[np.intp], sizes: NDArray[np.intp]) -> Piece:
-        problem = self.problem
-        return Piece(problem.rows(which), problem.responses(which), problem.weights(which), sizes)
+                y, weights = problem.responses(which), problem.weights(which)
+                yield Piece(problem.rows(which), y, weights, sizes)
 
     def _of_stream(self, stream: Stream) -> Iterator[Piece]:
         size = self.problem.batch_size or 1

@@ -11,16 +11,21 @@ from collections.abc import Iterator
 from typing import Any
 
 from epfast import families
-from epfast._arrays import as_array
 from epfast._core.row_sweeps import BlockedSweep, ParallelSweep
 from epfast._core.tilted import TiltedMoments
 from epfast.inference import Counts, Sites
 from epfast.inference.runtime import Tick
 from epfast.inference.threads import ALONE, Threads
 from epfast.linear.engines.base import FullEngine, Outcome, Swept, Visits
-from epfast.linear.engines.chunks import InChunks, Pace, chunk_size, is_for_chunks, overshoots
-from epfast.linear.problem import LinearProblem, inverse_root
-from epfast.schedules import Schedule
+from epfast.linear.engines.chunks import (
+    InChunks,
+    Pace,
+    chunk_size,
+    is_for_chunks,
+    keeps_order,
+    overshoots,
+)
+from epfast.linear.problem import LinearProblem, Part, inverse_root
 
 #: rows per block of marginals in parallel order
 PARALLEL_ROWS = 128
@@ -56,28 +61,24 @@ class InTurn(Memoryless):
 
     in_turn = True
 
-    def __init__(self, problem: LinearProblem, tilted: TiltedMoments) -> None:
+    def __init__(
+        self, problem: LinearProblem, tilted: TiltedMoments, parts: list[Part] | None
+    ) -> None:
+        """parts: the rows in their order, where they are at hand."""
         self.problem, self.schedule = problem, problem.schedule
         self.core = sequential_core(problem, tilted)
+        plain = self.schedule.order != "shuffled" and keeps_order(self.schedule)
+        self.parts = parts if plain else None
 
     def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
-        core, problem = self.core, self.problem
+        core, problem, parts = self.core, self.problem, self.parts
         before, core.moved = core.n_refused, 0.0
         covariance, mean = state.covariance.copy(), state.mean.copy()
-        for part in problem.pieces(self.schedule.checked_visits(problem.shape[0], state.sweeps)):
-            # a slice takes neighbours without a copy
-            neighbours = isinstance(part, range) and part.step == 1
-            take: Any = slice(part[0], part[-1] + 1) if neighbours else as_array(part)
-            core.sweep(
-                problem.rows(take),
-                problem.responses(take),
-                problem.weights(take),
-                as_array(part),
-                covariance,
-                mean,
-                *sites,
-            )
-            tick(len(part))
+        if parts is None:
+            visits = self.schedule.checked_visits(problem.shape[0], state.sweeps)
+        for part in problem.parts(visits) if parts is None else parts:
+            core.sweep(part.rows, part.y, part.weights, part.numbers, covariance, mean, *sites)
+            tick(part.rows.n)
         residual = math.sqrt(core.moved) / self.schedule.damping
         left = mean, covariance.diagonal().copy()
         return Outcome(core.n_refused - before, residual=residual, left=left)
@@ -157,7 +158,7 @@ class RowEngine(FullEngine):
         if order in ("parallel", "careful"):
             damping = CAREFUL if order == "careful" else self.schedule.damping
             return AtOnce(self.problem, self.tilted, damping, self.threads)
-        return InTurn(self.problem, self.tilted)
+        return InTurn(self.problem, self.tilted, self.parts)
 
     def init(self, start: Any) -> Swept:
         return self.begun(super().init(start))
@@ -167,9 +168,8 @@ class RowEngine(FullEngine):
         order = self.schedule.order
         if order == "auto":
             # a schedule with an order of its own keeps it
-            own = type(self.schedule).visits is not Schedule.visits
             undamped = self.schedule.tol > 0.0 and self.schedule.damping == 1.0
-            chunks = undamped and not own and is_for_chunks(self.problem)
+            chunks = undamped and keeps_order(self.schedule) and is_for_chunks(self.problem)
             order = "chunked" if chunks else "sequential"
         pace = None
         if order == "chunked":
@@ -178,7 +178,7 @@ class RowEngine(FullEngine):
             pace = Pace(chunk_size(self.problem), is_flat)
         return begun._replace(order=order, pace=pace)
 
-    def sweep(self, state: Swept, keep: bool, tick: Tick) -> tuple[Swept, Counts]:
+    def sweep(self, state: Any, keep: bool, tick: Tick) -> tuple[Any, Counts]:
         self.tilted.begin_sweep(state.sweeps)
         new, counts = super().sweep(state, keep, tick)
         if self.begins_anew and counts.refused > 0 and new.sweeps > 1 and new.order == "sequential":

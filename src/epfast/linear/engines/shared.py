@@ -13,7 +13,15 @@ from epfast.inference import Counts, Sites
 from epfast.inference.executors import Tasks
 from epfast.inference.loop import RELATIVE, change
 from epfast.inference.runtime import Tick
-from epfast.linear.engines.base import FullEngine, contraction, improper_start, most_of
+from epfast.linear.engines.base import (
+    FullEngine,
+    Outcome,
+    Swept,
+    contraction,
+    gaussian,
+    improper_start,
+    with_moments,
+)
 from epfast.linear.engines.local import (
     ROWS_AT_ONCE,
     local_shared,
@@ -21,7 +29,7 @@ from epfast.linear.engines.local import (
     shard_of,
     visit_shared,
 )
-from epfast.linear.problem import LinearProblem, State, is_proper, moments_of
+from epfast.linear.problem import LinearProblem, State
 from epfast.schedules import EP, Batches, SharedSites
 
 #: batches give way to whole groups at the first change below this, ...
@@ -37,6 +45,9 @@ class Ending(NamedTuple):
 
     #: damping of sweeps over whole groups; None before they begin
     damping: float | None = None
+    #: True once a site had a negative precision; then every batch is tested, and undone if it makes
+    #: the posterior improper
+    checked: bool = False
     #: least change so far, and the number of sweeps since
     least: float = np.inf
     stalled: int = 0
@@ -46,27 +57,55 @@ class Ending(NamedTuple):
         least, stalled = contraction(moved, self.least, self.stalled)
         if self.damping is None:
             near = moved <= NEAR or stalled >= STALLED
-            return Ending(DAMPING) if near else Ending(None, least, stalled)
+            return (
+                Ending(DAMPING, self.checked)
+                if near
+                else Ending(None, self.checked, least, stalled)
+            )
         if stalled < STALLED:
-            return Ending(self.damping, least, stalled)
-        return Ending(max(LEAST_DAMPING, 0.5 * self.damping))
+            return self._replace(least=least, stalled=stalled)
+        return Ending(max(LEAST_DAMPING, 0.5 * self.damping), self.checked)
 
 
-class SharedState(NamedTuple):
-    """A :class:`State` with (K, d, d) sites, and its moments."""
+class Tied:
+    """Batches of rows in turn, each with the site of its group; or all groups from one posterior."""
 
-    precision: Array
-    shift: Array
-    sites: Sites
-    log_scale: float
-    sweeps: int
-    rows_seen: int | None
-    covariance: Array
-    mean: Array
-    #: True once a site had a negative precision; then every batch is tested, and undone if it makes
-    #: the posterior improper
-    checked: bool
-    ending: Ending
+    in_turn = False
+
+    def __init__(self, engine: SharedEngine, schedule: Any, damping: float) -> None:
+        self.engine, self.schedule, self.damping = engine, schedule, damping
+        self.checked = False
+
+    def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
+        in_parallel = self.schedule.order == "parallel"
+        return (self._together if in_parallel else self._in_turn)(state, sites, tick)
+
+    def after(self, old: Swept, new: Swept) -> Swept:
+        return new._replace(pace=new.pace._replace(checked=self.checked))
+
+    def _in_turn(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
+        """Batch after batch, each from the posterior that the one before has left."""
+        engine, schedule = self.engine, self.schedule
+        engine.tilted.begin_sweep(state.sweeps)
+        n, d = engine.problem.shape
+        numbers = d, min(ROWS_AT_ONCE, n), schedule.power, self.damping
+        core = SharedSweep(engine.tilted, *numbers, state.pace.checked)
+        batches = engine.batches(schedule, state.sweeps)
+        posterior = state.precision.copy(), state.shift.copy()
+        visit_shared(core, engine.problem, *batches, sites, engine.sizes, *posterior, tick)
+        self.checked = core.checked
+        return Outcome(core.n_refused)
+
+    def _together(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
+        """All groups from one posterior, each with its batches in turn: a task per group."""
+        tasks = self.engine.tasks
+        lost = tasks.n_lost
+        calls, counts = self.engine.calls(state, sites, self.schedule, self.damping)
+        found = tasks.together(calls, counts, tick)
+        for k, update in enumerate(found):
+            families.put(sites, k, update.site)
+        self.checked = any(update.checked for update in found)
+        return Outcome(sum(update.refused for update in found), lost=tasks.n_lost - lost)
 
 
 class SharedEngine(FullEngine):
@@ -98,99 +137,56 @@ class SharedEngine(FullEngine):
 
     def batch_count(self) -> int:
         """How many batches a sweep has; refuses one that is too large."""
-        return int(self._batches(self.schedule, 0).last.sum())
+        return int(self.batches(self.schedule, 0).last.sum())
 
-    def init(self, start: Any) -> SharedState:
-        count, (_, d) = len(self.sizes), self.problem.shape
+    def init(self, start: Any) -> Swept:
+        count, d = len(self.sizes), self.order_of_matrices
         shape = (count, d, d)
         if start is None:
             sites = Sites(np.zeros(shape), np.zeros((count, d)), np.zeros(count))
-        elif start.sites is None or [part.shape for part in start.sites] != [
-            shape,
-            shape[:2],
-            shape[:1],
-        ]:
-            found = None if start.sites is None else start.sites.precision.shape
+            # a start may be a fixed point, which batches would leave
+            return with_moments(self.problem.base._replace(sites=sites))._replace(pace=Ending())
+        allowed, sites = [shape, shape[:2], shape[:1]], start.sites
+        if sites is None or [part.shape for part in sites] != allowed:
+            found = None if sites is None else sites.precision.shape
             raise ValueError(
                 f"start has sites of shape {found}; allowed with this schedule: {shape}, a result "
                 "with shared sites and as many groups, and shifts and scales to match"
             )
-        else:
-            sites = start.sites
-        state = self._from_sites(sites, 0 if start is None else start.n_sweeps)
+        state = self.built(sites, start.n_sweeps)
         if state is None:
             raise improper_start()
-        # a start may be a fixed point, which batches would leave
-        ending = Ending() if start is None or self.whole is None else Ending(DAMPING)
-        return self._at(state, start is not None, ending)
+        return state._replace(pace=Ending(None if self.whole is None else DAMPING, True))
 
-    def sweep(self, state: SharedState, keep: bool, tick: Tick) -> tuple[SharedState, Counts]:
+    def visits(self, state: Swept) -> Tied:
+        damping = state.pace.damping
+        if damping is None:
+            return Tied(self, self.schedule, self.schedule.damping)
+        return Tied(self, self.whole, min(damping, self.schedule.damping))
+
+    def sweep(self, state: Swept, keep: bool, tick: Tick) -> tuple[Swept, Counts]:
+        new, counts = super().sweep(state, keep, tick)
         if self.whole is None:
-            return self._sweep(state, self.schedule, self.schedule.damping, tick)
-        if state.ending.damping is None:
-            new, counts = self._sweep(state, self.schedule, self.schedule.damping, tick)
-            moved, settled = self._change(state, new), False
-        else:
-            damping = min(state.ending.damping, self.schedule.damping)
-            new, counts = self._sweep(state, self.whole, damping, tick)
-            moved = self._change(state, new) / damping
+            return new, counts
+        old, now = self.summary(state), self.summary(new)
+        damping, settled = state.pace.damping, False
+        if damping is not None:
+            damping = min(damping, self.schedule.damping)
+            moved = change(old, now) / damping
             settled = moved <= self.schedule.tol and counts.settled is None
             if settled:  # the log scales follow
-                old, now = (self.summary(s).log_evidence for s in (state, new))
-                settled = abs(now - old) <= damping * max(self.schedule.tol, RELATIVE * abs(now))
+                near = max(self.schedule.tol, RELATIVE * abs(now.log_evidence))
+                settled = abs(now.log_evidence - old.log_evidence) <= damping * near
                 return new, counts._replace(settled=settled)
-        return new._replace(ending=state.ending.next(moved)), counts._replace(settled=settled)
-
-    def _change(self, old: SharedState, new: SharedState) -> float:
-        return change(self.summary(old, evidence=False), self.summary(new, evidence=False))
-
-    def _sweep(
-        self, state: SharedState, schedule: Any, damping: float, tick: Tick
-    ) -> tuple[SharedState, Counts]:
-        """One sweep over the batches of a schedule."""
-        lost, sites = self.tasks.n_lost, families.copied(state.sites)
-        if schedule.order == "parallel":
-            refused, checked = self._together(state, sites, schedule, damping, tick)
         else:
-            refused, checked = self._in_turn(state, sites, schedule, damping, tick)
-        sweeps = state.sweeps + 1
-        _, new, share = most_of(state.sites, sites, lambda s: self._from_sites(s, sweeps))
-        if new is None:
-            return state._replace(sweeps=sweeps), Counts(self.n_sites)
-        settled = None if share == 1.0 else False
-        counts = Counts(refused, settled=settled, lost=self.tasks.n_lost - lost)
-        return self._at(new, checked, state.ending), counts
-
-    def _in_turn(
-        self, state: SharedState, sites: Sites, schedule: Any, damping: float, tick: Tick
-    ) -> tuple[int, bool]:
-        """Batch after batch, each from the posterior that the one before has left."""
-        problem = self.problem
-        self.tilted.begin_sweep(state.sweeps)
-        n, d = problem.shape
-        rows = min(ROWS_AT_ONCE, n)
-        core = SharedSweep(self.tilted, d, rows, schedule.power, damping, state.checked)
-        batches = self._batches(schedule, state.sweeps)
-        posterior = state.precision.copy(), state.shift.copy()
-        visit_shared(core, problem, *batches, sites, self.sizes, *posterior, tick)
-        return core.n_refused, core.checked
-
-    def _together(
-        self, state: SharedState, sites: Sites, schedule: Any, damping: float, tick: Tick
-    ) -> tuple[int, bool]:
-        """All groups from one posterior, each with its batches in turn: a task per group."""
-        calls, counts = self.calls(state, sites, schedule, damping)
-        found = self.tasks.together(calls, counts, tick)
-        for k, update in enumerate(found):
-            families.put(sites, k, update.site)
-        checked = any(update.checked for update in found)
-        return sum(update.refused for update in found), checked
+            moved = change(old, now)
+        return new._replace(pace=new.pace.next(moved)), counts._replace(settled=settled)
 
     def calls(
-        self, state: SharedState, sites: Sites, schedule: Any, damping: float
+        self, state: Swept, sites: Sites, schedule: Any, damping: float
     ) -> tuple[list[tuple[Any, ...]], list[int]]:
         """What is asked of each group, a function and its arguments, and its number of rows."""
-        batches = self._batches(schedule, state.sweeps)
+        batches = self.batches(schedule, state.sweeps)
         numbers = EP(power=schedule.power, damping=damping)
         calls: list[tuple[Any, ...]] = []
         counts = []
@@ -198,12 +194,12 @@ class SharedEngine(FullEngine):
             mine = batches.group == k
             group = shard_of(self.problem, neighbours(batches.rows[mine]), numbers)
             site, size = families.taken(sites, k), float(self.sizes[k])
-            rest = batches.last[mine], state.checked, state.sweeps
+            rest = batches.last[mine], state.pace.checked, state.sweeps
             calls.append((local_shared, group, state.precision, state.shift, site, size, *rest))
             counts.append(group.shape[0])
         return calls, counts
 
-    def _batches(self, schedule: Any, sweep: int) -> Batches:
+    def batches(self, schedule: Any, sweep: int) -> Batches:
         """The batches of a schedule, which may be the user's own: the core indexes with them."""
         n, count = self.problem.shape[0], len(self.sizes)
         rows, group, last = map(np.asarray, schedule.batches(n, sweep))
@@ -219,17 +215,11 @@ class SharedEngine(FullEngine):
             )
         return Batches(rows.astype(np.intp), group.astype(np.intp), last.astype(np.uint8))
 
-    @staticmethod
-    def _at(state: State, checked: bool, ending: Ending) -> SharedState:
-        """A state with its moments. O(d^3)."""
-        assert state.sites is not None
-        return SharedState(*state, *moments_of(state), checked, ending)  # type: ignore[arg-type]
-
-    def _from_sites(self, sites: Sites, sweeps: int) -> State | None:
+    def built(self, sites: Sites, sweeps: int) -> Swept | None:
         """Base times powers of the sites; None if that is no proper Gaussian."""
         base = self.problem.base
         precision = base.precision + np.tensordot(self.sizes, sites.precision, 1)
-        if not is_proper(precision):
-            return None
         total = base.log_scale + float(self.sizes @ sites.log_scale)
-        return State(precision, base.shift + self.sizes @ sites.shift, sites, total, sweeps)
+        return gaussian(
+            State(precision, base.shift + self.sizes @ sites.shift, sites, total, sweeps)
+        )
