@@ -57,18 +57,15 @@ class Ending(NamedTuple):
         least, stalled = contraction(moved, self.least, self.stalled)
         if self.damping is None:
             near = moved <= NEAR or stalled >= STALLED
-            return (
-                Ending(DAMPING, self.checked)
-                if near
-                else Ending(None, self.checked, least, stalled)
-            )
+            go_on = self._replace(least=least, stalled=stalled)
+            return Ending(DAMPING, self.checked) if near else go_on
         if stalled < STALLED:
             return self._replace(least=least, stalled=stalled)
         return Ending(max(LEAST_DAMPING, 0.5 * self.damping), self.checked)
 
 
 class Tied:
-    """Batches of rows in turn, each with the site of its group; or all groups from one posterior."""
+    """Batches in turn, each with the site of its group; or all groups from one posterior."""
 
     in_turn = False
 
