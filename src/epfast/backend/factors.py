@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from epfast import _checks, losses
 from epfast._arrays import Array
 from epfast._core.rule_fit import fit_rule, monomials
-from epfast.backend.sites import FLOAT64, MOVED, apart, in_place, scheme_of
+from epfast.backend.sites import FLOAT64, apart, in_place, scheme_of
 from epfast.schemes import Scheme
 from epfast.schemes.quadrature import check_gamma, distance, sigma_rule
 
@@ -134,7 +134,6 @@ def fit_minibatch(
     scheme: str | Scheme = "variational",
     *,
     beta: float | None = None,
-    **moved: Any,
 ) -> tuple[Array, Array, float]:
     """Fit an unnormalised Gaussian with diagonal precision to one minibatch factor.
 
@@ -163,7 +162,6 @@ def fit_minibatch(
         If the scheme fails, if only in one coordinate: a factor that vanishes at the points, a
         quadrature that finds no variance, Newton that does not converge.
     """
-    _checks.moved("fit_minibatch", moved, MOVED)
     rows = yX
     if not (type(yX) is np.ndarray and yX.ndim == 2 and yX.dtype is FLOAT64):
         rows = _checks.array("yX", yX, shape=(None, None))

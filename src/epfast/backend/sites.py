@@ -16,11 +16,6 @@ from epfast.linear.engines.rows import HALF_FROM, block_size
 from epfast.schemes import Scheme
 
 FLOAT64 = np.dtype(np.float64)
-#: arguments of 0.1.0 that moved, with their new spelling
-MOVED = {
-    "gamma": "scheme=epfast.schemes.Quadrature(gamma=...) or Variational(gamma=...)",
-    "curvature": "scheme=epfast.schemes.Laplace(curvature=...) or QuickLaplace(curvature=...)",
-}
 
 
 def scheme_of(scheme: Any, loss: losses.Loss, factor: str) -> Scheme:
@@ -108,7 +103,6 @@ def tilted_moments(
     *,
     beta: float | None = None,
     out: Any = None,
-    **moved: Any,
 ) -> tuple[Array, Array, Array]:
     """Tilted moments of scalar sites t(h) = exp(-beta loss(y h)) under cavities N(mean, variance).
 
@@ -154,7 +148,6 @@ def tilted_moments(
     FloatingPointError
         If an integral vanishes or is not finite, or the scheme finds no fit.
     """
-    _checks.moved("tilted_moments", moved, MOVED)
     found = losses.resolve(loss).tempered(beta)
     if found.latents != 1:
         return _of_latents(found, y, mean, variance, power, scheme, out)

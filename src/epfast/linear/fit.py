@@ -68,12 +68,6 @@ FULL_UP_TO = 5000
 KINDS = {"full": FullPosterior, "factorized": FactorizedPosterior}
 #: engines, by covariance and sites, that do better where nobody sees a state
 UNSEEN = {("factorized", "factor"), ("factorized", "none")}
-#: arguments of 0.1.0 that moved, with their new spelling
-MOVED = {
-    "gamma": "scheme=epfast.schemes.Quadrature(gamma=...) or Variational(gamma=...)",
-    "curvature": "scheme=epfast.schemes.Laplace(curvature=...) or QuickLaplace(curvature=...)",
-    "site_rule": "schedule=epfast.EP(site_rule=...)",
-}
 
 
 def fit_linear(
@@ -100,7 +94,6 @@ def fit_linear(
     progress: bool | Tick = False,
     n_jobs: int | None = None,
     executor: Executor | None = None,
-    **moved: Any,
 ) -> FactorizedPosterior | FullPosterior | LatentPosterior:
     """Fit a linear model by expectation propagation.
 
@@ -238,7 +231,6 @@ def fit_linear(
     >>> post.mean.round(1), post.converged
     (array([ 1.3, -2.6, -0. ]), True)
     """
-    _checks.moved("fit_linear", moved, MOVED)
     executor_at_door(executor)
     loss = losses.resolve(loss, y)
     if isinstance(loss, losses.LatentLoss):
