@@ -8,10 +8,9 @@ import pytest
 
 import epfast
 from epfast import backend
-from epfast.schemes import Laplace, Quadrature, QuickLaplace, Variational
+from epfast.schemes import QuickLaplace, Variational
 from tests.oracles.bad_values import (
     BAD_LOSS,
-    BAD_NAME,
     BAD_NAMES,
     BAD_OPTIONAL,
     BAD_ROWS,
@@ -53,9 +52,7 @@ KEYWORDS = [
     ("scheme", [tilted], [*BAD_NAMES, Variational, len]),
     ("beta", [minibatch, tilted], BAD_OPTIONAL),
     ("power", [tilted], [*(v for v in BAD_OPTIONAL if type(v) is not list), None]),
-    ("gamma", [minibatch, tilted], [*BAD_OPTIONAL, None, 2.0]),
     ("gamma", [partial(backend.sigma_points, MU, VAR)], BAD_OPTIONAL),
-    ("curvature", [minibatch, tilted], [*BAD_NAME, None, "slope"]),
     ("margins", [partial(backend.loss_values, "hinge")], BAD_X),
     ("y", [tilted, partial(tilted, "gaussian")], [*bad_contents(ONES), ONES[:-1], *NOT_REAL]),
     ("y", [tilted], [2.0 * ONES, ONES[None]]),
@@ -81,8 +78,6 @@ KEYWORDS = [
 POSITIONS = [
     ("loss", lambda v: backend.loss_values(v, [1.0]), BAD_LOSS),
     ("scheme", lambda v: minibatch(loss="noisy_step", scheme=v), ["laplace", QuickLaplace()]),
-    ("gamma", lambda v: minibatch(gamma=v, scheme=Quadrature()), [1.0]),
-    ("curvature", lambda v: minibatch(curvature=v, scheme=Laplace()), ["slope"]),
     ("rule", lambda v: minibatch(scheme=Variational(rule=(v, WEIGHTS))), bad_arrays(POINTS)),
     ("rule", lambda v: minibatch(scheme=Variational(rule=(POINTS, v))), bad_arrays(WEIGHTS)),
     ("rule", lambda v: minibatch(scheme=Variational(rule=(POINTS, v))), [-WEIGHTS, 0 * WEIGHTS]),

@@ -10,7 +10,7 @@ from scipy import sparse
 
 import epfast
 from epfast import ADF, EP, fit_linear
-from epfast.schemes import NAMED, Laplace, Quadrature, QuickLaplace, Variational
+from epfast.schemes import NAMED, Laplace, QuickLaplace, Variational
 from tests.oracles.bad_values import (
     BAD_COUNT,
     BAD_LABELS,
@@ -121,9 +121,6 @@ KEYWORDS = [
     ("weights", [partial(stream, (X, Y))], [np.ones(N), 1.0]),
     ("schedule", [fit, rowwise], [EP, "EP", 5, [EP()]]),
     ("beta", [fit, rowwise], BAD_OPTIONAL),
-    ("gamma", [fit, rowwise], [*BAD_OPTIONAL, None, 2.0]),
-    ("curvature", [fit, rowwise], [*BAD_NAME, None, "slope"]),
-    ("site_rule", [fit, rowwise], [*BAD_NAME, None, "keep"]),
     ("record", [fit, rowwise], BAD_NAME),
     ("record", [rowwise], ["factor"]),
     ("record", [partial(stream, (X, Y))], ["cost", "factor"]),
@@ -166,9 +163,7 @@ POSITIONS = [
         ),
         [25.0, 1, VAR],
     ),
-    ("gamma", lambda v: fit(gamma=v, scheme=Quadrature()), [1.0]),
     ("gamma", lambda v: fit(scheme=Variational(v, solver="newton")), [0.5, 1.0, 1e-200, 1e200]),
-    ("curvature", lambda v: fit(curvature=v, scheme=Laplace()), ["slope"]),
     ("rule", lambda v: fit(WIDE, scheme=Variational(rule=v)), ["fifth"]),
 ]
 
