@@ -35,6 +35,8 @@ RELATIVE = 1e-9
 #: a change of so many roundings is none: with columns collinear to 1e-7 and 1e-8 under a wide prior
 #: sweeps end after 3 or 4, and without this rule never
 OF_DRIFT = 3.0
+#: rounding of the posterior that nobody sees: 6e-5 of an sd changes the log evidence by 1e-4
+NO_DRIFT = 1e-7
 #: a change per sweep up to which the result is called approximate, else unusable
 APPROXIMATE = 0.1
 
@@ -433,6 +435,11 @@ def warn_of(
         say(
             f"{last.n_failed} fits of a factor failed in the last sweep and kept the old site (see "
             "history[i].n_failed)"
+        )
+    if fit.converged and (last.drift or 0.0) > max(schedule.tol, NO_DRIFT):
+        say(
+            f"rounding alone moves the posterior by {last.drift:.2g} of its own scale "
+            f"(tol={schedule.tol:g}): it and the log evidence are no more exact than that"
         )
     missed = schedule.tol > 0.0 and len(history) == schedule.sweeps
     if missed and last.change > schedule.tol:

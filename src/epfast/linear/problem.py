@@ -77,8 +77,8 @@ class Data(NamedTuple):
 class Part(NamedTuple):
     """Some rows for the core, with what belongs to them."""
 
-    #: of the rows
-    numbers: NDArray[np.intp]
+    #: their numbers: neighbours, or any
+    which: slice | NDArray[np.intp]
     rows: Rows
     y: Array
     weights: Array | None
@@ -161,8 +161,7 @@ class LinearProblem(NamedTuple):
             # a slice takes neighbours without a copy
             neighbours = isinstance(some, range) and some.step == 1
             which: Any = slice(some[0], some[-1] + 1) if neighbours else as_array(some)
-            numbers = as_array(some)
-            yield Part(numbers, self.rows(which), self.responses(which), self.weights(which))
+            yield Part(which, self.rows(which), self.responses(which), self.weights(which))
 
     def slices(self, unpacked: bool = False) -> list[slice]:
         """Slices of all rows, in their order, of ``chunk`` numbers; see :func:`row_chunks`."""

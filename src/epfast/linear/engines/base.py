@@ -80,8 +80,8 @@ class Outcome(NamedTuple):
     residual: float = 0.0
     #: mean and variance (d,) as the visits left them; None: they leave none
     left: tuple[Array, Array] | None = None
-    #: precision, of which the upper triangle is valid, and shift, where visits sum them up
-    natural: tuple[Array, Array] | None = None
+    #: the posterior, where visits have summed up the sites with little rounding
+    made: Swept | None = None
     #: tasks that an executor lost
     lost: int = 0
 
@@ -172,11 +172,9 @@ class FullEngine:
         """Base times the sites; None if that is improper. O(n d^2 + d^3)."""
         base = self.problem.base
         precision, shift = base.precision.copy(), base.shift.copy()
-        first = 0
         for part in self.parts or self.problem.parts(range(self.n_sites)):
-            some = slice(first, first + part.rows.n)
-            add_sites(part.rows, sites.precision[some], sites.shift[some], precision, shift)
-            first = some.stop
+            tau, nu = sites.precision[part.which], sites.shift[part.which]
+            add_sites(part.rows, tau, nu, precision, shift)
         total = base.log_scale + float(sites.log_scale.sum())
         return gaussian(State(precision, shift, sites, total, sweeps))
 
@@ -198,14 +196,12 @@ class FullEngine:
             if reached is None:
                 raise
             raise PartOfSweep(state.at(reached)) from None
-        settled, drift, new = None, None, None
+        settled, drift = None, None
         # the weights may stand still in their own sd and the rows not, along directions that the
         # prior leaves free
         if outcome.residual > max(self.schedule.tol, STANDS):
             settled = False
-        if outcome.natural is not None:
-            total = self.problem.base.log_scale + float(sites.log_scale.sum())
-            new = gaussian(State(*outcome.natural, sites, total, sweeps))
+        new = outcome.made
         if new is None:
             _, new, share = most_of(state.sites, sites, partial(self.built, sweeps=sweeps))
             if new is None:

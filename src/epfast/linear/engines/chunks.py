@@ -21,7 +21,14 @@ from epfast.inference import Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
 from epfast.inference.threads import Threads
-from epfast.linear.engines.base import Outcome, Swept, contraction, plain, with_moments
+from epfast.linear.engines.base import (
+    Outcome,
+    Swept,
+    contraction,
+    gaussian,
+    plain,
+    with_moments,
+)
 from epfast.linear.problem import LinearProblem, State, is_proper, moments_of, not_proper
 from epfast.schedules import Schedule
 
@@ -288,11 +295,17 @@ class InChunks:
             work(0)
         refused = self.n_lost + core.n_refused + sequential.n_refused - before
         outcome = Outcome(min(len(visits), refused), residual=core.residual)
-        self.refreshed = pace.since >= REFRESH or core.drift() > DRIFT
-        if not self.refreshed:
-            return outcome._replace(natural=(precision, shift))
-        covariance, mean = moments_of(State(symmetric_from_upper(precision), shift, None, 0.0, 0))
-        return outcome._replace(left=(mean, covariance.diagonal().copy()))
+        total = self.problem.base.log_scale + float(sites.log_scale.sum())
+        made = gaussian(State(precision, shift, sites, total, state.sweeps + 1))
+        self.refreshed = made is None or pace.since >= REFRESH or core.drift() > DRIFT
+        if made is None:
+            return outcome
+        now = Summary(made.mean, made.covariance.diagonal().copy())
+        begun = Summary(state.mean, state.covariance.diagonal().copy())
+        schedule = self.problem.schedule
+        # where sweeps may end, rounding is known
+        self.refreshed |= change(begun, now) <= schedule.tol * schedule.damping
+        return outcome._replace(left=now[:2]) if self.refreshed else outcome._replace(made=made)
 
     def after(self, old: Swept, new: Swept) -> Swept:
         """The state with the pace of the next sweep; sweeps that crawl are mixed."""

@@ -69,6 +69,7 @@ class InTurn(Memoryless):
         self.core = sequential_core(problem, tilted)
         plain = self.schedule.order != "shuffled" and keeps_order(self.schedule)
         self.parts = parts if plain else None
+        self.numbers = np.arange(problem.n_rows)
 
     def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
         core, problem, parts = self.core, self.problem, self.parts
@@ -77,7 +78,8 @@ class InTurn(Memoryless):
         if parts is None:
             visits = self.schedule.checked_visits(problem.shape[0], state.sweeps)
         for part in problem.parts(visits) if parts is None else parts:
-            core.sweep(part.rows, part.y, part.weights, part.numbers, covariance, mean, *sites)
+            numbers = self.numbers[part.which]
+            core.sweep(part.rows, part.y, part.weights, numbers, covariance, mean, *sites)
             tick(part.rows.n)
         residual = math.sqrt(core.moved) / self.schedule.damping
         left = mean, covariance.diagonal().copy()
