@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from epfast import families
 from epfast._core.row_sweeps import BlockedSweep, ParallelSweep
 from epfast._core.tilted import TiltedMoments
