@@ -133,6 +133,7 @@ def test_near_logistic_regression():
     np.testing.assert_allclose(model.predict_proba(rows), other.predict_proba(rows), atol=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
 @pytest.mark.parametrize("loss", [name for name in losses.NAMED if losses.resolve(name).by_margin])
 def test_predictions_agree_with_each_other(loss):
     far = np.vstack([X, 1e3 * X, 1e6 * X, 0 * X[:1]])

@@ -113,10 +113,12 @@ class PassEngine(FullEngine):
 
     def _whole(self, state: Swept) -> Swept:
         """The other picture of a posterior, which visits leave behind. O(d^3)."""
-        if self.by_rows:
-            precision, shift = natural(state.covariance, state.mean, self.core.full)
-            state = state._replace(precision=precision, shift=shift)
-        return with_moments(plain(state))
+        if not self.by_rows:
+            return with_moments(plain(state))
+        precision, shift = natural(state.covariance, state.mean, self.core.full)
+        whole = with_moments(plain(state._replace(precision=precision, shift=shift)))
+        # the next pass goes on from the moments as they are, to the bit
+        return whole._replace(covariance=state.covariance, mean=state.mean)
 
     def _pieces(self, sweeps: int) -> Iterator[Piece]:
         problem = self.problem
