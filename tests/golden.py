@@ -4,6 +4,7 @@
 left out where a change of X by rounding moves its result: then nothing is to be compared.
 """
 
+import contextlib
 import pathlib
 import warnings
 from collections.abc import Callable, Iterator
@@ -259,10 +260,9 @@ def numbers(post: Any, new: tuple[Any, ...]) -> dict[str, Any]:
     if post is None:
         return found
     found |= {"mean": post.mean, "variance": post.variance, "evidence": post.log_evidence}
-    try:
+    # not all have sites of rows
+    with contextlib.suppress(ValueError, AttributeError, FloatingPointError):
         found["loo"] = post.loo_log_predictive()
-    except (ValueError, AttributeError, FloatingPointError):
-        pass  # no sites of rows
     return {name: np.asarray(value, dtype=np.float64) for name, value in found.items()}
 
 
