@@ -49,7 +49,7 @@ class Held:
         self.name = name
         parts = [
             part
-            for array in (getattr(array, "without_ones", array) for array in arrays)
+            for array in arrays
             for part in ((array.data, array.indices) if hasattr(array, "indptr") else (array,))
         ]
         #: those that own the memory, with its address and size

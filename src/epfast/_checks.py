@@ -357,8 +357,6 @@ def _invalid(name: str, kind: str) -> ValueError:
 
 def rows(name: str, value: Any, d: int | None = None) -> Any:
     """A matrix of rows, dense (:func:`design`) or sparse (:func:`sparse_design`)."""
-    if getattr(value, "is_checked", False):  # rows of ours, with an intercept
-        return value
     return (sparse_design if hasattr(value, "tocsr") else design)(name, value, d)
 
 

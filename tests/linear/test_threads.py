@@ -139,12 +139,11 @@ def test_factorised_posteriors_are_the_same_to_the_last_bit(size, scheme, weight
 
 
 @pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning")
-def test_a_parallel_sweep_of_factors_that_is_improper_is_undone_alike():
+def test_a_parallel_sweep_of_factors_that_is_improper_is_halved_alike():
     X, y = data("dense", "quasi01")
     order = EP(3, 0.0, order="parallel", damping=1.0, site_rule="keep")
     given = {"posterior": "factorized", "loss": "quasi01", "schedule": order}
     posts = [fit_linear(X, np.roll(y, 1), n_jobs=count, **given) for count in (1, 2)]
-    assert max(info.n_refused for info in posts[0].history) == N
     for found, expected in zip(*map(numbers, posts), strict=True):
         np.testing.assert_array_equal(found, expected)
 

@@ -66,22 +66,15 @@ cdef enum:
 
 
 cdef class SparseRows:
-    """A CSR matrix as the loops read it, in place where its columns are C integers.
-
-    ones: each row has a one in the last column that is not stored, for loops over single rows.
-    """
+    """A CSR matrix as the loops read it, in place where its columns are C integers."""
 
     cdef readonly ptrdiff_t n, d
-    cdef readonly bint ones
     cdef const ptrdiff_t[::1] start
     cdef const int[::1] column
     cdef const double[::1] value
 
     def __init__(self, X):
         self.n, self.d = X.shape
-        self.ones = hasattr(X, "without_ones")
-        if self.ones:
-            X = X.without_ones
         self.start = X.indptr.astype(np.intp, copy=False)
         self.column = X.indices.astype(np.intc, copy=False)
         self.value = X.data
@@ -91,7 +84,7 @@ cdef class SparseRows:
     def widest(self, ptrdiff_t batch_size):
         """The most entries of a factor of so many rows, and of a row."""
         starts = np.asarray(self.start)
-        rows = np.diff(starts) + self.ones
+        rows = np.diff(starts)
         factors = rows if batch_size == 1 else np.diff(starts[self.edges(batch_size)])
         return int(factors.max(initial=0)), int(rows.max(initial=0))
 
@@ -144,8 +137,6 @@ cdef class SparseSweep(MinibatchSweep):
     cdef int[::1] column_start, entry_row       # entries by columns
     cdef double[::1] entry_value
     cdef double[::1] tau, nu, next_tau, next_nu, more
-    cdef int[::1] row_column                    # of a row and its one
-    cdef double[::1] row_value
     cdef double[::1] row_moments                # of a row: mu, then v
     cdef const ptrdiff_t *row_start             # of the rows of the factor
 
@@ -179,8 +170,6 @@ cdef class SparseSweep(MinibatchSweep):
         self.tau, self.nu = np.empty(width), np.empty(width)
         self.next_tau, self.next_nu = np.empty(width), np.empty(width)
         self.row_moments = np.empty(2 * (longest + EPF_ROW_PAD))
-        if A.ones:
-            self.row_column, self.row_value = np.empty(longest, np.intc), np.empty(longest)
         if batch_size > 1:
             self.touched, self.local = np.empty(width, np.intc), np.empty(entries, np.intc)
         if self.scheme == LAPLACE:
@@ -415,8 +404,6 @@ cdef class SparseSweep(MinibatchSweep):
         cdef double *new_nu
         cdef Status status = OK
         self.loss.check_responses(y, A.n)
-        if A.ones:
-            raise ValueError("factors have no place for ones that are not stored")
         if stored and site_tau.shape[0] == 0:
             site_tau = site_nu = np.zeros(1)
             site_column = np.zeros(1, np.intc)
@@ -614,8 +601,6 @@ cdef class SparseSweep(MinibatchSweep):
         cdef Status status = OK
         if self.scheme != SCALAR:
             raise ValueError("the scheme has no tilted moments of one row")
-        if A.ones and stored:
-            raise ValueError("sites have no place for ones that are not stored")
         self.loss.check_responses(y, A.n)
         if stored and site_tau.shape[0] == 0:
             site_tau = site_nu = np.zeros(1)
@@ -640,12 +625,6 @@ cdef class SparseSweep(MinibatchSweep):
                 x = &A.value[0] + at
                 self.d = A.start[i + 1] - at
                 self.row_start = &A.start[i]
-                if A.ones:
-                    memcpy(&self.row_column[0], columns, self.d * sizeof(int))
-                    memcpy(&self.row_value[0], x, self.d * sizeof(double))
-                    self.row_column[self.d], self.row_value[self.d] = <int> (A.d - 1), 1.0
-                    columns, x = &self.row_column[0], &self.row_value[0]
-                    self.d += 1
                 self.take_rows(&rows, 1, x, self.d, &y[i, 0])
                 exponent = 1.0
                 if weighted:

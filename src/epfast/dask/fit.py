@@ -26,7 +26,7 @@ from epfast.inference import Callback, ExecutorFailed, Fit, Interrupted, reached
 from epfast.inference.runtime import Tick
 from epfast.linear import notes
 from epfast.linear.choices import Choices, choose
-from epfast.linear.engines.minibatch import rows_to_settle
+from epfast.linear.engines.diagonal import rows_to_settle
 from epfast.linear.fit import FULL_UP_TO, KINDS, check_start
 from epfast.linear.full_posterior import FullPosterior
 from epfast.linear.posterior import FactorizedPosterior

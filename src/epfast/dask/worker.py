@@ -347,7 +347,6 @@ def visit_pass(shard: Loaded, problem: LinearProblem, state: Any) -> Passed:
     if not shard.facts.rows:
         return Passed(state, Counts(), shard.facts)
     engine: Any = engine_of(problem._replace(data=shard.data))
-    engine.keeps_moments = True  # of sparse rows
     begun = engine.init(None) if state is None else state
     with one_blas_thread(engine.order_of_matrices):
         new, counts = engine.sweep(begun, True, no_tick)

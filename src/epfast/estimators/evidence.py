@@ -72,7 +72,7 @@ def problems_of(
     prior: of them all, if it has the form of these fits; else one stands in.
     """
     full = chosen.covariance == "full"
-    X = with_ones(rows, stored=full) if intercept else rows
+    X = with_ones(rows) if intercept else rows
     data = [data_of(X, target, weights, chosen.loss, offset, True) for target in targets]
     wide = wide_rows(chosen, data[0], intercept) if chosen.loss.latents == 1 else None
     if wide is not None:  # the kernel of one prior variance is a multiple of that of another

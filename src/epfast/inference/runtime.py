@@ -268,6 +268,14 @@ def ticks(progress: bool | Tick) -> Iterator[Tick]:
         yield bar.update
 
 
+def physical_memory() -> int:
+    """Bytes of memory of this machine; 0 where the system does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return 0
+
+
 def paced(work: Callable[[int], bool]) -> None:
     """Call ``work(count)`` until it returns False; Python sees signals between calls.
 

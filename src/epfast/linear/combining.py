@@ -11,7 +11,6 @@ from scipy import sparse
 
 from epfast.inference import Sites
 from epfast.linear.full_posterior import FullPosterior
-from epfast.linear.ones import stored_rows
 from epfast.linear.posterior import FactorizedPosterior
 from epfast.linear.problem import Data, LinearProblem, is_proper, product_over, stacked_rows
 from epfast.linear.shrunk_posterior import ShrunkPosterior
@@ -180,7 +179,7 @@ def _joined_data(problems: list[LinearProblem]) -> Data:
         )
     if not all(problem.has_rows for problem in problems):
         return Data(None, None, weights)
-    rows = [stored_rows(part.X) for part in parts]
+    rows = [part.X for part in parts]
     is_sparse = any(hasattr(X, "indptr") for X in rows)
     X = sparse.vstack(rows, format="csr") if is_sparse else np.concatenate(rows)
     return Data(X, reduce(lambda a, b: np.concatenate([a, b]), [p.y for p in parts]), weights)

@@ -66,8 +66,6 @@ from epfast.schemes import Laplace, Scheme
 #: largest min(n, d) with a full covariance by default
 FULL_UP_TO = 5000
 KINDS = {"full": FullPosterior, "factorized": FactorizedPosterior}
-#: engines, by covariance and sites, that do better where nobody sees a state
-UNSEEN = {("factorized", "factor"), ("factorized", "none")}
 
 
 def fit_linear(
@@ -307,7 +305,7 @@ def fit_linear(
         if y is None:
             raise ValueError("y is None; allowed: a response per row of X, (n,)")
         full = posterior == "full"
-        X = X if wide is None else with_ones(_checks.rows("X", X), stored=full)
+        X = X if wide is None else with_ones(_checks.rows("X", X))
         if offset is not None:
             chosen = chosen._replace(loss=chosen.loss.with_offset())
         data = (data_of if full else unread_data_of)(X, y, weights, chosen.loss, offset)
@@ -436,9 +434,6 @@ def fit_problem(
         fitted = problem._replace(data=_kept(problem, callback, progress))
         held = Held("X, y or weights", *fitted.data)
         settings = {"traced": True} if record == "factor" else {}
-        unseen = callback is None and record is None and (start is None or start.sites is None)
-        if unseen and (problem.covariance, problem.schedule.stores) in UNSEEN:
-            settings = {"unseen": True}
         engine: Any = engine_of(fitted, **settings)
         shared = Threads(threads)
         try:
@@ -463,8 +458,6 @@ def fit_problem(
             shared.dismiss(None)
             shared.close()
         found = result(fit)
-        if engine.measures:
-            vars(found)["log_evidence"] = fit.history[-1].log_evidence
         sharp = is_sharp(problem.scheme) and (problem.batch_size is None or problem.loss.kinks)
         sharp = sharp and found.sites is not None and problem.covariance == "full"
         if fit.converged and sharp and stands_off(found.residual, problem.schedule.tol):

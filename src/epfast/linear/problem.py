@@ -44,19 +44,6 @@ class State(NamedTuple):
     rows_seen: int | None = None
 
 
-class Passing(NamedTuple):
-    """A :class:`State` of ADF with its moments, from which the next rows go on to the bit."""
-
-    precision: Array
-    shift: Array
-    sites: Sites | None
-    log_scale: float
-    sweeps: int
-    rows_seen: int | None
-    #: means and variances, as the core has them
-    moments: Array
-
-
 class Data(NamedTuple):
     """The rows of a fit, by reference: they cost no memory."""
 

@@ -16,7 +16,6 @@ from epfast.inference import Sites
 from epfast.inference.runtime import cached_property
 from epfast.linear.engines.kernel import Moments, moments_of
 from epfast.linear.notes import is_mapped
-from epfast.linear.ones import stored_rows
 from epfast.linear.problem import (
     Data,
     LinearProblem,
@@ -313,7 +312,7 @@ def same_rows(mine: Data, theirs: Data) -> bool:
         return False
     if not np.array_equal(mine.y, theirs.y):
         return False
-    ours, others = stored_rows(mine.X), stored_rows(theirs.X)
+    ours, others = mine.X, theirs.X
     if hasattr(ours, "indptr") or hasattr(others, "indptr"):
         return bool(abs(ours - others).max() == 0.0)
     return np.array_equal(ours, others)

@@ -23,8 +23,7 @@ from epfast import _checks
 from epfast._arrays import Array, as_array
 from epfast._core.crew import Crew
 from epfast.inference import Counts, PartOfSweep, Summary
-from epfast.inference.runtime import PacedParts, Tick
-from epfast.linear.engines.minibatch import physical_memory
+from epfast.inference.runtime import PacedParts, Tick, physical_memory
 from epfast.schedules import ADF, AEP, DSEP, EP, SEP
 
 #: what a schedule may ask for and no sweep here has

@@ -8,7 +8,7 @@ from scipy import sparse
 
 import epfast
 from epfast import ADF, EP
-from epfast.linear.engines import minibatch
+from epfast.linear.engines import diagonal
 from tests.oracles.data import classes
 
 SCHEDULES = [
@@ -108,7 +108,7 @@ def test_what_cannot_fit_is_refused_with_the_bytes(monkeypatch):
         with pytest.raises(ValueError, match=rf"X has shape \(2000000, 1000000\).* GB.*{cheaper}"):
             epfast.fit_linear(X, y, **given, **more)
     assert fit(X, y, schedule=EP(1, 0.0)).sites.precision.nnz == 3
-    monkeypatch.setattr(minibatch, "physical_memory", lambda: 5000)
+    monkeypatch.setattr(diagonal, "physical_memory", lambda: 5000)
     dense, labels = rows()
     with pytest.raises(ValueError, match=r"77, 9.*GB"):
         fit(dense, labels)

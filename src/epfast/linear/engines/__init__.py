@@ -14,15 +14,14 @@ import numpy as np
 from epfast.inference import Engine, Sites
 from epfast.inference.combinations import Combination, Table
 from epfast.linear.engines.base import adf_start, flat
+from epfast.linear.engines.diagonal import DiagonalEngine, DiagonalPass
 from epfast.linear.engines.joint_latents import JointEngine
 from epfast.linear.engines.laplace import LaplaceEngine
 from epfast.linear.engines.latents import LatentEngine
-from epfast.linear.engines.means import of_dense
 from epfast.linear.engines.passes import PassEngine
 from epfast.linear.engines.rows import RowEngine
 from epfast.linear.engines.shards import ShardEngine
 from epfast.linear.engines.shared import SharedEngine
-from epfast.linear.engines.sparse import by_nonzeros
 from epfast.linear.engines.wide import of_wide
 from epfast.linear.problem import LinearProblem
 from epfast.linear.wide import WideState
@@ -92,14 +91,14 @@ ENGINES: Table = {
     ),
     **{
         ("factorized", factor, stored): _row(
-            by_nonzeros(of_dense),
+            engine,
             *("weights", "sparse X", "power", "site_rule", "record='factor'", SHUFFLED),
             *more,
         )
         for factor in ("minibatch", "row")
-        for stored, more in (
-            ("factor", ("damping", PARALLEL)),
-            ("none", ("chunks of X", "settle")),
+        for stored, engine, more in (
+            ("factor", DiagonalEngine, ("damping", PARALLEL)),
+            ("none", DiagonalPass, ("chunks of X", "settle")),
         )
     },
 }

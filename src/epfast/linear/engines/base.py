@@ -57,8 +57,9 @@ class Swept(NamedTuple):
     log_scale: float
     sweeps: int
     rows_seen: int | None
-    covariance: Array
-    mean: Array
+    #: of a full posterior, (d, d) and (d,)
+    covariance: Any
+    mean: Any
     #: log of the determinant of the precision, and the product of shift and mean
     log_determinant: float
     square: float
@@ -76,14 +77,25 @@ class Outcome(NamedTuple):
 
     refused: int = 0
     failed: int = 0
+    clipped: int = 0
     #: the largest distance of a row from its fixed point, in its sd or log variance
     residual: float = 0.0
     #: mean and variance (d,) as the visits left them; None: they leave none
     left: tuple[Array, Array] | None = None
     #: the posterior, where visits have summed up the sites with little rounding
     made: Swept | None = None
+    #: (updates, d), posterior mean after every factor; None if it is not recorded
+    trace: Array | None = None
     #: tasks that an executor lost
     lost: int = 0
+
+
+class Memoryless:
+    """Base of visits that are the same in every sweep."""
+
+    def after(self, old: Swept, new: Swept) -> Swept:
+        """The state as it is."""
+        return new
 
 
 class Visits(Protocol):
@@ -113,9 +125,9 @@ def gaussian(state: State) -> Swept | None:
 def with_moments(state: State) -> Swept:
     """As :func:`gaussian`, of a state that is proper; diagonal ones too. O(d^3), or O(d)."""
     if state.precision.ndim == 1:
-        variance, mean = moments_of(state)
-        square = float(state.shift @ mean)
-        return Swept(*state, variance, mean, log_determinant(state.precision), square)
+        with np.errstate(all="ignore"):  # the loop looks at what came out
+            square = float(state.shift @ (state.shift / state.precision))
+            return Swept(*state, None, None, log_determinant(state.precision), square)
     found = gaussian(state._replace(precision=state.precision.copy()))
     if found is None:
         raise not_proper()
@@ -209,23 +221,23 @@ class FullEngine:
             if share < 1.0:
                 settled = False
             elif outcome.left is not None:
-                now = Summary(new.mean, new.covariance.diagonal().copy())
-                drift = change(Summary(*outcome.left), now)
-        counts = Counts(
-            outcome.refused, outcome.failed, drift=drift, settled=settled, lost=outcome.lost
-        )
+                drift = change(Summary(*outcome.left), self.summary(new, evidence=False))
+        numbers = outcome.refused, outcome.failed, outcome.clipped, drift
+        trace, lost = outcome.trace, outcome.lost
+        counts = Counts(*numbers, settled=settled, trace=trace, lost=lost)
         return visits.after(state, new._replace(order=state.order, pace=state.pace)), counts
 
     def summary(self, state: Any, evidence: bool = True) -> Summary:
-        diagonal = state.covariance.ndim == 1
-        variance = state.covariance if diagonal else state.covariance.diagonal().copy()
+        if state.precision.ndim == 1:
+            variance, mean = moments_of(state)
+        else:
+            variance, mean = state.covariance.diagonal().copy(), state.mean
         if not evidence:
-            return Summary(state.mean, variance)
+            return Summary(mean, variance)
         if not isinstance(state, Swept):
-            total = log_evidence(state, self.prior_log_determinant)
-            return Summary(state.mean, variance, total)
+            return Summary(mean, variance, log_evidence(state, self.prior_log_determinant))
         away = self.prior_log_determinant - state.log_determinant + state.square
-        return Summary(state.mean, variance, float(state.log_scale + 0.5 * away))
+        return Summary(mean, variance, float(state.log_scale + 0.5 * away))
 
     def settle(self, state: Any, hurry: bool = False) -> State:
         return plain(state)

@@ -8,13 +8,13 @@ from epfast import families
 from epfast.inference import Sites
 from epfast.inference.executors import Tasks
 from epfast.inference.runtime import Tick
-from epfast.linear.engines.base import FullEngine, Outcome, Swept
+from epfast.linear.engines.base import FullEngine, Memoryless, Outcome, Swept
 from epfast.linear.engines.local import local_laplace, shard_of
 from epfast.linear.engines.passes import laplace_core, pieces_of
 from epfast.linear.problem import LinearProblem
 
 
-class Factors:
+class Factors(Memoryless):
     """Minibatches in turn, or all of them from the posterior before the sweep."""
 
     def __init__(self, problem: LinearProblem, tasks: Tasks) -> None:
@@ -39,9 +39,6 @@ class Factors:
             families.put(sites, rows, target)
             tick(len(some))
         return Outcome(core.n_refused - before[0], core.n_failed - before[1])
-
-    def after(self, old: Swept, new: Swept) -> Swept:
-        return new
 
     def _in_tasks(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
         """All factors from one posterior, in as many tasks as there are workers."""

@@ -18,10 +18,9 @@ from epfast._core.shared_sites import SharedSweep
 from epfast.inference import Sites, run
 from epfast.inference.runtime import Tick, no_tick, one_blas_thread
 from epfast.linear.engines.base import Swept, with_moments
-from epfast.linear.engines.means import entries_of, of_dense, with_entries
+from epfast.linear.engines.diagonal import DiagonalEngine, DiagonalPass
 from epfast.linear.engines.passes import PassEngine, laplace_core
 from epfast.linear.engines.rows import RowEngine
-from epfast.linear.engines.sparse import by_nonzeros
 from epfast.linear.problem import LinearProblem, State, is_proper, sum_of_sites
 
 #: rows fitted to a cavity per call
@@ -78,7 +77,7 @@ def engine_of_shard(problem: LinearProblem) -> Any:
     """The engine of EP, or of ADF, within a shard."""
     if problem.covariance == "full":
         return (PassEngine if problem.schedule.stores == "none" else ShardRows)(problem)
-    return by_nonzeros(of_dense)(problem)
+    return (DiagonalPass if problem.schedule.stores == "none" else DiagonalEngine)(problem)
 
 
 class ShardRows(RowEngine):
@@ -98,6 +97,19 @@ def site_of(shard: LinearProblem, rows: Sites) -> Sites:
 def flat_site(precision: Array) -> Sites:
     """A flat site of a shard, beside a posterior with this precision."""
     return Sites(np.zeros_like(precision), np.zeros(len(precision)), np.zeros(()))
+
+
+def entries_of(part: Any) -> Array:
+    """The numbers of sites, (n, d) or of all nonzeros."""
+    numbers: Array = part.data if hasattr(part, "indptr") else part
+    return numbers
+
+
+def with_entries(part: Any, numbers: Array) -> Any:
+    """Numbers of sites in place of others."""
+    if not hasattr(part, "indptr"):
+        return numbers
+    return type(part)((numbers, part.indices, part.indptr), shape=part.shape)
 
 
 def is_finite(site: Sites) -> bool:

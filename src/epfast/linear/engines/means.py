@@ -16,25 +16,20 @@ The sweep that follows moves the variances, and its change is what says whether 
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import linalg
 
+from epfast import families
 from epfast._arrays import Array, row_chunks
-from epfast._core.sparse_factors import compared
-from epfast.inference import Counts, Sites
-from epfast.inference.runtime import Tick, one_blas_thread
-from epfast.linear.engines.base import contraction, plain
-from epfast.linear.engines.chunks import DEPTH, Step, mixed
-from epfast.linear.engines.minibatch import MinibatchEngine, physical_memory
-from epfast.linear.ones import stored_rows
+from epfast.inference import Sites
+from epfast.inference.runtime import no_tick, one_blas_thread, physical_memory
+from epfast.linear.engines.base import Swept, Visits, contraction, plain, with_moments
+from epfast.linear.engines.chunks import DEPTH, Step, keeps_order, mixed
 from epfast.linear.problem import LinearProblem, State
-from epfast.schedules import Schedule
 
 #: steps begin where sweeps at this pace would need so many more
 PATIENCE = 12
@@ -70,21 +65,8 @@ def may_step(problem: LinearProblem, seen: bool = False) -> bool:
         and schedule.order == "auto"
         and schedule.damping == 1.0
         and schedule.tol > 0.0
-        and type(schedule).visits is Schedule.visits
+        and keeps_order(schedule)
     )
-
-
-def entries_of(part: Any) -> Array:
-    """The numbers of sites, (n, d) or of all nonzeros."""
-    numbers: Array = part.data if hasattr(part, "indptr") else part
-    return numbers
-
-
-def with_entries(part: Any, numbers: Array) -> Any:
-    """Numbers of sites in place of others."""
-    if not hasattr(part, "indptr"):
-        return numbers
-    return type(part)((numbers, part.indices, part.indptr), shape=part.shape)
 
 
 class Pace(NamedTuple):
@@ -99,14 +81,17 @@ class Pace(NamedTuple):
     #: the longest step, and what x.theta moved by in the last one
     reach: float = REACH
     along: Array | None = None
+    #: where the last step began
+    origin: State | None = None
     #: the last sweeps with steps, to be mixed
     swept: tuple[Step, ...] = ()
 
-    def noting(self, before: State, new: State) -> Pace:
-        """The pace after a sweep with a step from one state to another."""
+    def noting(self, new: State) -> Pace:
+        """The pace after a sweep that a step began."""
+        before = self.origin
+        assert before is not None
         assert new.sites is not None
-        sites = Sites(*map(entries_of, new.sites))
-        if sites.precision.size > MOST_MIXED:
+        if new.sites.precision.size > MOST_MIXED:
             return self
         with np.errstate(all="ignore"):
             sd = np.sqrt(1.0 / new.precision)
@@ -116,20 +101,13 @@ class Pace(NamedTuple):
                     (new.shift / new.precision - before.shift / before.precision) / sd,
                 ]
             )
-        swept = (*self.swept, Step(new._replace(sites=sites), moves))[-DEPTH:]
+        swept = (*self.swept, Step(new, moves))[-DEPTH:]
         size = float(moves @ moves)
         if not size < MIX_BELOW**2 * len(moves):
             swept = ()
         elif len(swept) > 1 and not size < float(swept[-2].moves @ swept[-2].moves):
             swept = swept[-1:]
         return self._replace(swept=swept)
-
-    def mixed(self, last: State) -> State:
-        """The state from which the next sweep is best begun, which may be that of the last one."""
-        found = mixed(self.swept) if len(self.swept) > 1 else None
-        if found is None or found.sites is None or last.sites is None:
-            return last
-        return found._replace(sites=Sites(*map(with_entries, last.sites, found.sites)))
 
     def next(self, moved: float, tol: float) -> Pace:
         """The pace after a sweep that moved the posterior so far."""
@@ -142,23 +120,6 @@ class Pace(NamedTuple):
         elif steps and stalled >= IN_VAIN:
             steps = None
         return self._replace(last=moved, least=least, stalled=stalled, steps=steps)
-
-
-class Paced(NamedTuple):
-    """A :class:`State` between two sweeps, and its pace."""
-
-    precision: Array
-    shift: Array
-    sites: Sites | None
-    log_scale: float
-    sweeps: int
-    rows_seen: int | None
-    pace: Pace
-
-
-def _paced(state: State, pace: Pace) -> Paced:
-    precision, shift, sites, log_scale, sweeps, rows_seen = state
-    return Paced(precision, shift, sites, log_scale, sweeps, rows_seen, pace)
 
 
 class _Part:
@@ -231,77 +192,64 @@ def _conjugate_gradients(
     return x
 
 
-class MeansEngine:
-    """Mixin, before an engine of factorised posteriors: its sweeps may begin with a step."""
+class MeansStep:
+    """Steps on all means, with which sweeps over scalar sites begin where they crawl.
 
-    problem: LinearProblem
-    schedule: Any
+    build: the posterior of sites; together: visits of all factors from one posterior.
+    """
 
-    def init(self, start: Any) -> Any:
-        state: State = super().init(start)  # type: ignore[misc]
-        return _paced(state, Pace())
+    def __init__(
+        self, problem: LinearProblem, build: Callable[..., Swept | None], together: Visits
+    ) -> None:
+        self.problem, self.build, self.together = problem, build, together
 
-    def settle(self, state: Any, hurry: bool = False) -> State:
-        found: State = super().settle(plain(state), hurry)  # type: ignore[misc]
-        return found
+    def before(self, state: Swept) -> Swept:
+        """The posterior from which a sweep is best begun."""
+        pace: Pace = state.pace
+        if not pace.steps:
+            return state
+        with one_blas_thread(min(len(state.shift), DENSE)), np.errstate(all="ignore"):
+            found = mixed(pace.swept) if len(pace.swept) > 1 else None
+            stepped = None if found is None else self._stepped(state.at(with_moments(found)))
+            stepped = self._stepped(state) if stepped is None else stepped
+        return state._replace(pace=pace._replace(steps=None)) if stepped is None else stepped
 
-    def _sweep(self, state: Any, tick: Tick) -> tuple[Any, Counts]:
-        pace, begun = state.pace, plain(state)
-        before = begun
+    def after(self, begun: Swept, new: Swept, moved: float) -> Swept:
+        """The state with the pace of the next sweep, after one that moved it so far."""
+        pace: Pace = begun.pace
         if pace.steps:
-            with one_blas_thread(min(len(state.shift), DENSE)), np.errstate(all="ignore"):
-                before = pace.mixed(begun)
-                step = self._stepped(_paced(before, pace))
-                if step is None and before is not begun:
-                    before, step = begun, self._stepped(state)
-            begun, pace = (begun, pace._replace(steps=None)) if step is None else step
-        new, counts = super()._sweep(begun, tick)  # type: ignore[misc]
-        if pace.steps:
-            pace = pace.noting(before, new)
-        if counts.measured is None or begun.shift is not state.shift:
-            prior = self.problem.prior.precision
-            moved, half = compared(state.precision, state.shift, new.precision, new.shift, prior)
-            counts = counts._replace(measured=(moved, float(new.log_scale + half)))
-        pace = pace.next(counts.measured[0], self.schedule.tol)
-        return _paced(new, pace), counts
+            pace = pace.noting(plain(new))
+        return new._replace(pace=pace.next(moved, self.problem.schedule.tol))
 
-    def _stepped(self, state: Paced) -> tuple[State, Pace] | None:
-        """The state after a step on all means, and its pace; None where there is none."""
-        assert state.sites is not None
-        if 0 < physical_memory() < BYTES * entries_of(state.sites.precision).size:
+    def _stepped(self, state: Swept) -> Swept | None:
+        """The posterior after a step on all means; None where there is none."""
+        sites: Any = state.sites
+        if 0 < physical_memory() < BYTES * sites.precision.size:
             return None
-        together: Any = copy.copy(self)
-        together.schedule = replace(self.schedule, order="parallel")
-        fitted, counts = super(MeansEngine, together)._sweep(  # type: ignore[misc]
-            plain(state), lambda _: None
-        )
-        if counts.refused:
-            return None
-        X = stored_rows(self.problem.data.X)
-        old, new = (tuple(map(entries_of, sites[:2])) for sites in (state.sites, fitted.sites))
-        if old[0].shape != getattr(X, "data" if hasattr(X, "indptr") else "T").T.shape:
+        X = self.problem.data.X
+        if sites.precision.shape != (X.data if hasattr(X, "indptr") else X).shape:
             return None  # entries of a row that share a column
-        pace = step_to(self.problem, X, state, fitted, old, new)
+        new = families.copied(sites)
+        if self.together.sweep(state, new, no_tick).refused:
+            return None
+        fitted = self.build(new, state.sweeps)
+        pace = None if fitted is None else step_to(self.problem, X, state, fitted, sites, new)
         if pace is None:
             return None
-        result: State = self._from_sites(fitted.sites, state.sweeps)  # type: ignore[attr-defined]
-        return (result, pace) if (result.precision > 0.0).all() else None
+        result = self.build(new, state.sweeps)
+        return None if result is None else result._replace(pace=pace._replace(origin=plain(state)))
 
 
 def step_to(
-    problem: LinearProblem,
-    X: Any,
-    state: Paced,
-    fitted: State,
-    old: tuple[Array, ...],
-    new: tuple[Array, ...],
+    problem: LinearProblem, X: Any, state: Swept, fitted: Swept, before: Sites, after: Sites
 ) -> Pace | None:
     """Take new sites, fitted from one posterior, to where a Newton step on its mean leads.
 
-    X: the rows, CSR with the pattern of the sites or dense. old, new: precisions and shifts of the
-    sites, (n, d) or of all nonzeros; the new ones are overwritten, unless there is no such step:
+    X: the rows, CSR with the pattern of the sites or dense. before, after: sites with (n, d)
+    numbers, or those of all nonzeros; the latter are overwritten, unless there is no such step:
     then the result is None. O(n d^2 + d^3) for few columns, else some passes over X.
     """
+    old, new = before[:2], after[:2]
     base, (n, d) = problem.base, problem.shape
     tau, mean = state.precision, state.shift / state.precision
     copies = problem.copies()
@@ -356,7 +304,8 @@ def step_to(
         if length < 1.0:
             for earlier, later in zip(old, new, strict=True):
                 later[at] = earlier[at] + length * (later[at] - earlier[at])
-    return state.pace._replace(reach=reach, along=in_scale)
+    found: Pace = state.pace._replace(reach=reach, along=in_scale)
+    return found
 
 
 def _both_ways(X: Any, parts: list[slice], weight: Array, p: Array) -> Array:
@@ -366,13 +315,3 @@ def _both_ways(X: Any, parts: list[slice], weight: Array, p: Array) -> Array:
         rows = X[part] if len(parts) > 1 else X
         result += rows.T @ (weight[part] * (rows @ p))
     return result
-
-
-class DenseMeansEngine(MeansEngine, MinibatchEngine):
-    """Rows of a dense X."""
-
-
-def of_dense(problem: LinearProblem, traced: bool = False, **settings: Any) -> MinibatchEngine:
-    """The engine of a dense X."""
-    kind = DenseMeansEngine if may_step(problem, traced) else MinibatchEngine
-    return kind(problem, traced=traced, **settings)

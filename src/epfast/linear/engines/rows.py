@@ -18,7 +18,7 @@ from epfast._core.tilted import TiltedMoments
 from epfast.inference import Counts, Sites
 from epfast.inference.runtime import Tick
 from epfast.inference.threads import ALONE, Threads
-from epfast.linear.engines.base import FullEngine, Outcome, Swept, Visits
+from epfast.linear.engines.base import FullEngine, Memoryless, Outcome, Swept, Visits
 from epfast.linear.engines.chunks import (
     InChunks,
     Pace,
@@ -49,13 +49,6 @@ def sequential_core(problem: LinearProblem, tilted: TiltedMoments) -> BlockedSwe
     damping = 1.0 if schedule.damping is None else schedule.damping
     full = problem.sparse or d < HALF_FROM
     return BlockedSweep(tilted, d, block, schedule.power, damping, full)
-
-
-class Memoryless:
-    """Base of visits that are the same in every sweep."""
-
-    def after(self, old: Swept, new: Swept) -> Swept:
-        return new
 
 
 class InTurn(Memoryless):

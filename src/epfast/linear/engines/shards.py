@@ -140,8 +140,8 @@ class ShardEngine(FullEngine):
         if shard.covariance == "full":
             return flat(shard.shape[0])
         prior = self.problem.prior
-        state = engine_of_shard(shard._replace(prior=prior, base=prior)).init(None)
-        sites: Sites = state.sites
+        engine = engine_of_shard(shard._replace(prior=prior, base=prior))
+        sites: Sites = engine.settle(engine.init(None)).sites
         return sites
 
     def _sites_of(self, start: Any) -> Sites:
@@ -151,7 +151,7 @@ class ShardEngine(FullEngine):
             sites: Sites = start.sites
             return sites
         whole = engine_of_shard(self.problem._replace(schedule=self.schedule.inner))
-        found: Sites = whole.init(start).sites
+        found: Sites = whole.settle(whole.init(start)).sites
         return found
 
     def parts_of(self, state: ShardState) -> list[Part]:
