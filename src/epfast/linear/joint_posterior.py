@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,11 +15,10 @@ from epfast.inference import Sites
 from epfast.inference.certificates import Case
 from epfast.inference.loop import change
 from epfast.inference.runtime import cached_property, no_tick
-from epfast.linear.engines.joint_latents import (
+from epfast.linear.engines.base import plain
+from epfast.linear.engines.nested import (
     MOST_ROUNDS,
-    JointEngine,
-    JointState,
-    as_state,
+    NestedEngine,
     cavities,
     differences,
     latents_of_rows,
@@ -53,18 +52,16 @@ class JointPosterior(LatentPosterior):
         other classes in their order; ``log_scale`` (n,), with u integrated out.
     """
 
-    state: JointState = field(repr=False)  # type: ignore[assignment]
-
     kind: ClassVar[str] = "joint_latents"
 
     @property
     def n_latents(self) -> int:
-        return int(self.state.sites.shift.shape[1]) + 1
+        return int(self.sites.shift.shape[1]) + 1
 
     @cached_property
     def _moments(self) -> tuple[Array, Array]:
         """Covariance and mean. O((C d)^3), once."""
-        return moments_of(as_state(self.state))
+        return moments_of(self.state)
 
     @property
     def mean(self) -> Array:
@@ -78,7 +75,7 @@ class JointPosterior(LatentPosterior):
     def log_evidence(self) -> float:
         """EP's log p(y): log of the integral of prior times sites, with all constants."""
         prior = self.n_latents * log_determinant(self.prior_precision)
-        return log_evidence(as_state(self.state), prior)
+        return log_evidence(self.state, prior)
 
     @cached_property
     def _root(self) -> Array:
@@ -101,7 +98,7 @@ class JointPosterior(LatentPosterior):
         """Distance from a fixed point of EP: the ``change`` of one more undamped sweep."""
         whole = self._with_rows()
         schedule: Any = EP(tol=0.0, damping=1.0, power=1.0, order="parallel")
-        engine = JointEngine(whole.problem._replace(schedule=schedule))
+        engine = NestedEngine(whole.problem._replace(schedule=schedule))
         before = engine.init(self)
         after, counts = engine.sweep(before, True, no_tick)
         if counts.refused:
@@ -116,13 +113,13 @@ class JointPosterior(LatentPosterior):
         offset = data.y[:, 1:] if data.y.shape[1] > 1 else None
         classes = data.y[:, 0].astype(np.intp)
         found = differences(classes, *self._together(data.X, offset))
-        m, V = cavities(*found, self.state.sites)
-        return within(m, V, self.state.sites, MOST_ROUNDS)[1]
+        m, V = cavities(*found, self.sites)
+        return within(m, V, self.sites, MOST_ROUNDS)[1]
 
     def _of_sites(self, problem: LinearProblem, sites: Sites) -> Any:
         schedule: Any = EP(damping=1.0, power=1.0)
-        found = JointEngine(problem._replace(schedule=schedule)).from_sites(sites, self.n_sweeps)
-        return None if found is None else JointState(*found[:5])
+        found = NestedEngine(problem._replace(schedule=schedule)).built(sites, self.n_sweeps)
+        return None if found is None else plain(found)
 
     def _case(self) -> Case:
         if not self.problem.has_rows:

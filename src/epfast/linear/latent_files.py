@@ -15,12 +15,10 @@ from epfast.inference.files import (
     restore_schedule,
     restore_sites,
 )
-from epfast.linear.engines.joint_latents import JointState
-from epfast.linear.engines.latents import LatentState
 from epfast.linear.files import names_of
 from epfast.linear.joint_posterior import JointPosterior
 from epfast.linear.latent_posterior import LatentPosterior
-from epfast.linear.problem import Data, LinearProblem, is_proper, prior_of
+from epfast.linear.problem import Data, LinearProblem, State, is_proper, prior_of
 from epfast.losses import LatentLoss, Loss
 
 
@@ -68,14 +66,8 @@ def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None)
     )
     sweeps = _checks.integer("sweeps", header["sweeps"], least=0)
     flag, history = restore_flag(header, "converged"), restore_history(header["history"])
-    post: LatentPosterior
-    if joint:
-        state = JointState(precision, shift, sites, scale, sweeps)
-        post = JointPosterior(state, problem, flag, history)
-    else:
-        post = LatentPosterior(
-            LatentState(precision, shift, sites, scale, sweeps), problem, flag, history
-        )
+    kind = JointPosterior if joint else LatentPosterior
+    post = kind(State(precision, shift, sites, scale, sweeps), problem, flag, history)
     if not np.isfinite(post.log_evidence):
         raise ValueError("the log evidence overflows")
     return post

@@ -13,8 +13,7 @@ from epfast.inference import Fit, Interrupted, is_guess, reached, run_from, warn
 from epfast.linear import notes
 from epfast.linear.choices import choose
 from epfast.linear.engines import engine_of
-from epfast.linear.engines.joint_latents import JointEngine, JointState, takes
-from epfast.linear.engines.latents import LatentState, flat_sites
+from epfast.linear.engines.nested import takes
 from epfast.linear.joint_posterior import JointPosterior
 from epfast.linear.latent_posterior import LatentPosterior
 from epfast.linear.ones import with_ones
@@ -189,12 +188,5 @@ def fit_problem_of_latents(
 
 def unfitted_latents(problem: LinearProblem) -> LatentPosterior:
     """The prior as a posterior: before the first sweep, without a start."""
-    n, latents, prior = problem.shape[0], problem.loss.latents, problem.prior
-    state: Any
-    if problem.loss.correlated:
-        state = JointState(*JointEngine(problem).init(None)[:5])
-    else:
-        precision, shift = (np.stack([part] * latents) for part in (prior.precision, prior.shift))
-        scale = latents * prior.log_scale
-        state = LatentState(precision, shift, flat_sites(n, latents), scale, 0)
-    return kind_of(problem.loss)(state, problem, False, [])
+    engine = engine_of(problem)
+    return kind_of(problem.loss)(engine.settle(engine.init(None), True), problem, False, [])

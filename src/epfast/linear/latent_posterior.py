@@ -18,15 +18,18 @@ from epfast.inference.files import contents, write
 from epfast.inference.learning import cavities
 from epfast.inference.runtime import cached_property
 from epfast.linear import online
-from epfast.linear.engines.latents import (
-    LatentState,
-    evidence_of,
-    from_latent_sites,
-    moments,
-)
+from epfast.linear.engines.base import plain
+from epfast.linear.engines.stack import of_sites
 from epfast.linear.latent_checking import LatentProposal, losses_of
 from epfast.linear.prediction import LinearPredictions, finite
-from epfast.linear.problem import LinearProblem, inverse_root, log_determinant
+from epfast.linear.problem import (
+    LinearProblem,
+    State,
+    inverse_root,
+    log_determinant,
+    log_evidence,
+    moments_of,
+)
 from epfast.linear.sources import check_columns
 from epfast.losses import LatentLoss
 
@@ -51,7 +54,7 @@ class LatentPosterior(LinearPredictions):
         As for :class:`epfast.FullPosterior`; a refused row keeps the sites of all its latents.
     """
 
-    state: LatentState = field(repr=False)
+    state: State = field(repr=False)
     problem: LinearProblem = field(repr=False)
     converged: bool
     history: list[SweepInfo] = field(repr=False)
@@ -72,10 +75,20 @@ class LatentPosterior(LinearPredictions):
     def shift(self) -> Array:
         return self.state.shift
 
+    @property
+    def sites(self) -> Sites:
+        assert self.state.sites is not None
+        return self.state.sites
+
     @cached_property
     def _moments(self) -> tuple[Array, Array]:
         """Covariances and means. O(C d^3), once."""
-        return moments(self.state)
+        found = [
+            moments_of(State(P, p, None, 0.0, 0))
+            for P, p in zip(self.precision, self.shift, strict=True)
+        ]
+        covariance, mean = map(np.stack, zip(*found, strict=True))
+        return covariance, mean
 
     @property
     def mean(self) -> Array:
@@ -102,7 +115,12 @@ class LatentPosterior(LinearPredictions):
     @cached_property
     def log_evidence(self) -> float:
         """EP's log p(y): log of the integral of prior times sites, with all constants."""
-        return evidence_of(self.state, self.problem.prior)
+        first = log_determinant(self.prior_precision)
+        parts = [
+            log_evidence(State(P, p, None, 0.0, 0), first)
+            for P, p in zip(self.precision, self.shift, strict=True)
+        ]
+        return float(self.state.log_scale + sum(parts))
 
     @property
     def n_latents(self) -> int:
@@ -149,7 +167,7 @@ class LatentPosterior(LinearPredictions):
         """
         check_columns(self.problem.names, X)
         problem = self.problem.with_rows(X, y, weights, offset)
-        n = len(self.state.sites.log_scale)
+        n = len(self.sites.log_scale)
         if problem.shape[0] != n:
             raise ValueError(
                 f"X has {problem.shape[0]} rows and the posterior sites of {n}; allowed: the rows "
@@ -181,7 +199,7 @@ class LatentPosterior(LinearPredictions):
         means in standard deviations, variances relative.
         """
         whole = self._with_rows()
-        loss, sites, y = whole.problem.loss, self.state.sites, whole.problem.data.y
+        loss, sites, y = whole.problem.loss, self.sites, whole.problem.data.y
         assert isinstance(loss, LatentLoss)
         assert y is not None
         h, s = whole._marginals(whole.problem.data.X)
@@ -197,7 +215,7 @@ class LatentPosterior(LinearPredictions):
         As :meth:`epfast.FullPosterior.loo_log_predictive`.
         """
         whole = self._with_rows(X, y)
-        sites = Sites(*self.state.sites[:2], np.empty(0))
+        sites = Sites(*self.sites[:2], np.empty(0))
         h, s = whole._marginals(whole.problem.data.X)
         m, v = cavities(sites, h, s, 1.0)
         assert whole.problem.data.y is not None
@@ -211,7 +229,7 @@ class LatentPosterior(LinearPredictions):
         whole = self._with_rows(X, y).problem
         left = ~online.rows_gone(whole, rows)
         problem = whole._replace(data=whole.data.taken(left))
-        state = self._of_sites(problem, families.taken(self.state.sites, left))
+        state = self._of_sites(problem, families.taken(self.sites, left))
         if state is None:
             raise online.improper_rest()
         kept = problem if self.problem.has_rows else problem.without_rows()
@@ -219,7 +237,8 @@ class LatentPosterior(LinearPredictions):
 
     def _of_sites(self, problem: LinearProblem, sites: Sites) -> Any:
         """The state of these rows and sites; None: it is improper."""
-        return from_latent_sites(problem, sites, self.state.sweeps)
+        found = of_sites(problem, sites, self.state.sweeps)
+        return None if found is None else plain(found)
 
     def partial_fit(self, X: Any, y: ArrayLike, **given: Any) -> NoReturn:
         """Refused: sites of rows that are held are of one latent per row."""
@@ -250,7 +269,7 @@ class LatentPosterior(LinearPredictions):
         roots = self._roots
         volume = float(np.log(np.abs(np.einsum("kii->ki", roots))).sum())
         volume += 0.5 * self.n_latents * log_determinant(self.prior_precision)
-        drawn = LatentProposal(self.problem, self.state.sites, self.mean, roots, volume)
+        drawn = LatentProposal(self.problem, self.sites, self.mean, roots, volume)
         one_mode = self.problem.loss.log_concave is True
         return Case(drawn, *drawn.moments(), self.log_evidence, self.evidence_bound, True, one_mode)
 

@@ -15,13 +15,13 @@ from epfast.inference import Engine, Sites
 from epfast.inference.combinations import Combination, Table
 from epfast.linear.engines.base import adf_start, flat
 from epfast.linear.engines.diagonal import DiagonalEngine, DiagonalPass
-from epfast.linear.engines.joint_latents import JointEngine
 from epfast.linear.engines.laplace import LaplaceEngine
-from epfast.linear.engines.latents import LatentEngine
+from epfast.linear.engines.nested import NestedEngine
 from epfast.linear.engines.passes import PassEngine
 from epfast.linear.engines.rows import RowEngine
 from epfast.linear.engines.shards import ShardEngine
 from epfast.linear.engines.shared import SharedEngine
+from epfast.linear.engines.stack import StackEngine
 from epfast.linear.engines.wide import of_wide
 from epfast.linear.problem import LinearProblem
 from epfast.linear.wide import WideState
@@ -37,9 +37,9 @@ def _row(engine: Callable[[Any], Any], *takes: str, by_expansion: bool = False) 
     return Combination(engine, frozenset(takes), by_expansion)
 
 
-def of_latents(problem: LinearProblem) -> LatentEngine | JointEngine:
+def of_latents(problem: LinearProblem) -> StackEngine | NestedEngine:
     """The engine of several latents per row: a product over them, or one Gaussian."""
-    return JointEngine(problem) if problem.loss.correlated else LatentEngine(problem)
+    return (NestedEngine if problem.loss.correlated else StackEngine)(problem)
 
 
 ENGINES: Table = {

@@ -231,7 +231,9 @@ class FullEngine:
         if state.precision.ndim == 1:
             variance, mean = moments_of(state)
         else:
-            variance, mean = state.covariance.diagonal().copy(), state.mean
+            # of several latents, one after the other
+            variance = state.covariance.diagonal(0, -2, -1).ravel()
+            mean = state.mean.ravel()
         if not evidence:
             return Summary(mean, variance)
         if not isinstance(state, Swept):
