@@ -58,7 +58,9 @@ def test_one_stream_is_a_pass_and_several_are_combined(kind, weighted, posterior
         parts = [slice(i, i + 250) for i in range(first, stop, 250)]
         return fit_linear(((plain[p], Y[p]) for p in parts), None, schedule=ADF(), **given)
 
-    near = 1e-12 if weighted and posterior == "full" else 0.0
+    # moments of sparse rows are made anew for each shard
+    exact = kind != "sparse" if posterior == "factorized" else not weighted
+    near = 0.0 if exact else 1e-12
     post = epd.fit_linear(rows, LABELS, schedule=ADF(), streams=1, **given, **lazy)
     assert_equal(post, passed(slice(None)), near)
     post = epd.fit_linear(rows, LABELS, schedule=ADF(), streams=2, **given, **lazy)

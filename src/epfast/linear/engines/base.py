@@ -145,12 +145,13 @@ def most_of(
         The share of the change that was taken; 0 and None if no share was proper.
     """
     sites, built, share = new, build(new), 1.0
-    while built is None:
-        share *= 0.5
-        if share < LEAST_SHARE:
-            return old, None, 0.0
-        sites = families.damped(old, new, share)
-        built = build(sites)
+    with np.errstate(all="ignore"):  # sites of a run that diverges
+        while built is None:
+            share *= 0.5
+            if share < LEAST_SHARE:
+                return old, None, 0.0
+            sites = families.damped(old, new, share)
+            built = build(sites)
     return sites, built, share
 
 
