@@ -36,7 +36,7 @@ python -m pip install -q "$root[test]" --no-build-isolation "${setup[@]}"
 
 # Outside the source tree; the benches' NumPy reference is a test oracle.
 mkdir "$work/run"
-cp -r "$root/pyproject.toml" "$root/tests" "$work/run/"
+cp -r "$root/pyproject.toml" "$root/tests" "$root/tools" "$work/run/"
 [ -d "$root/bench" ] && cp -r "$root/bench" "$work/run/"
 cd "$work/run"
 "${run[@]}" python -c 'from epfast import backend; print(backend.build_config())'
