@@ -9,29 +9,64 @@ from typing import Any
 import numpy as np
 
 from epfast import _checks, losses
-from epfast.gp import latents as gp_latents
-from epfast.gp import low_rank as gp_low_rank
-from epfast.gp import posterior as gp_posterior
+from epfast.gp.engines.latents import LatentGPState
+from epfast.gp.factor import LowRankFactor
+from epfast.gp.latents import LatentGPPosterior, LatentGPProblem
+from epfast.gp.low_rank import LowRankGPPosterior
+from epfast.gp.posterior import GPPosterior
+from epfast.gp.problem import GPProblem
 from epfast.graph import posterior as graph_posterior
 from epfast.inference import files
-from epfast.linear import files as linear_files
-from epfast.linear import latent_files, shrunk_restoring
+from epfast.inference.records import Sites, SweepInfo
+from epfast.linear.engines.kernel import GPState, Moments, Relaxed
+from epfast.linear.engines.weights import PriorSites, ShrunkState
+from epfast.linear.files import restored
+from epfast.linear.full_posterior import FullPosterior
+from epfast.linear.joint_posterior import JointPosterior
+from epfast.linear.latent_posterior import LatentPosterior
+from epfast.linear.posterior import FactorizedPosterior
+from epfast.linear.problem import Data, LinearProblem, State
+from epfast.linear.shrunk_posterior import ShrunkPosterior
+from epfast.linear.wide import WideRows, WideState
+from epfast.linear.wide_posterior import WidePosterior
 from epfast.losses import Loss
 from epfast.operators import Operator
 from epfast.operators.files import MisfitError
 from epfast.parametric import mixture_posterior, network_posterior
 
-#: reader of each kind of posterior: of arrays, header, and the loss; of operators the oracle
-RESTORE = {
-    "factorized": linear_files.restore,
-    "full": linear_files.restore,
-    "wide": linear_files.restore_wide,
-    "joint_latents": latent_files.restore,
-    "latents": latent_files.restore,
-    "shrunk": shrunk_restoring.restore,
-    "latent_processes": gp_latents.restore,
-    "process": gp_posterior.restore,
-    "low_rank_process": gp_low_rank.restore,
+#: posteriors that are written by their fields, and what these are
+POSTERIORS = (
+    FactorizedPosterior,
+    FullPosterior,
+    WidePosterior,
+    ShrunkPosterior,
+    LatentPosterior,
+    JointPosterior,
+    GPPosterior,
+    LowRankGPPosterior,
+    LatentGPPosterior,
+)
+PARTS = (
+    Data,
+    GPProblem,
+    GPState,
+    LatentGPProblem,
+    LatentGPState,
+    LinearProblem,
+    LowRankFactor,
+    Moments,
+    PriorSites,
+    Relaxed,
+    ShrunkState,
+    Sites,
+    State,
+    SweepInfo,
+    WideRows,
+    WideState,
+)
+CLASSES: dict[str, Any] = {kind.__name__: kind for kind in (*POSTERIORS, *PARTS)}
+#: reader of each other kind: of arrays, header, and the loss; of operators the oracle
+RESTORE: dict[str, Any] = {
     "graph": graph_posterior.restore,
     "mixture": mixture_posterior.restore,
     "network": network_posterior.restore,
@@ -72,10 +107,13 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
     name = _checks.path("path", path)
     try:
         arrays, header = files.read(name)
-        kind = _checks.choice("posterior", header["posterior"], tuple(RESTORE))
+        own = {posterior.kind for posterior in POSTERIORS}
+        kind = _checks.choice("posterior", header["posterior"], (*own, *RESTORE))
         unused, value = ("loss", loss) if kind == "operator" else ("oracle", oracle)
         if value is not None:
             raise MisfitError(f"{unused} is {_checks.describe(value)}; allowed for this file: None")
+        if kind in own:
+            return _checked(restored(header["fields"], arrays, CLASSES, given), given)
         with np.errstate(all="ignore"):
             found = oracle if kind == "operator" else _loss_of(header, given)
             return RESTORE[kind](arrays, header, found)
@@ -89,6 +127,14 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
             f"path is {name!r}, which is not a posterior saved by epfast, or was damaged ({said}); "
             "allowed: a file written by save"
         ) from error
+
+
+def _checked(post: Any, given: Loss | None) -> Any:
+    """The posterior; refuses a loss for other responses than it has."""
+    y = post.observed()
+    if given is not None and y is not None:
+        files.restore_responses(y, post.problem.loss)
+    return post
 
 
 def _loss_of(header: dict[str, Any], given: Loss | None) -> Loss | None:
