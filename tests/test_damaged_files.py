@@ -183,6 +183,28 @@ def test_no_other_class_is_made_than_those_of_posteriors(parts, tmp_path):
     refused(put(tmp_path / "forged.npz", arrays, header), "Popen")
 
 
+def longer(arrays, header, rng):
+    name = some(arrays, rng)
+    arrays[name] = np.concatenate([arrays[name]] * 2)
+
+
+def change_to_nan(arrays, header, rng):
+    name = rng.choice([name for name in sorted(arrays) if arrays[name].dtype.kind == "f"])
+    arrays[name] = np.full(arrays[name].shape, np.nan)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_arrays_that_do_not_fit_together_are_refused(name, parts, tmp_path):
+    """By whoever makes the digest anew: compiled code relies on shapes."""
+    rng = np.random.default_rng(0)
+    for change in (shorten, longer, change_to_nan):
+        arrays, header = parts(name)
+        del header["digest"]
+        change(arrays, header, rng)
+        header["digest"] = digest(arrays, header)
+        refused(put(tmp_path / "forged.npz", arrays, header))
+
+
 @pytest.mark.parametrize("name", MADE)
 def test_files_that_others_have_packed_are_read(name, parts, tmp_path):
     """In any order, and compressed."""

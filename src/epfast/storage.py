@@ -20,7 +20,7 @@ from epfast.inference import files
 from epfast.inference.records import Sites, SweepInfo
 from epfast.linear.engines.kernel import GPState, Moments, Relaxed
 from epfast.linear.engines.weights import PriorSites, ShrunkState
-from epfast.linear.files import restored
+from epfast.linear.files import check_shapes, restored
 from epfast.linear.full_posterior import FullPosterior
 from epfast.linear.joint_posterior import JointPosterior
 from epfast.linear.latent_posterior import LatentPosterior
@@ -64,6 +64,87 @@ PARTS = (
     WideRows,
     WideState,
 )
+#: arrays of the posteriors by their kinds, see :func:`check_shapes`
+OF_ROWS = """problem.prior.shift d
+problem.prior.precision d|dd
+problem.base.shift d
+problem.base.precision d|dd
+problem.data.weights n
+problem.data.X nd
+problem.data.y nw?"""
+SHAPES = {
+    "full": """state.shift d
+state.precision dd
+state.sites.log_scale n
+state.sites.shift n
+state.sites.precision n""",
+    "shared": """state.shift d
+state.precision dd
+state.sites.log_scale s
+state.sites.shift sd
+state.sites.precision sdd
+problem.groups n=s""",
+    "factorized": """state.shift d
+state.precision d
+state.sites.log_scale s
+state.sites.shift sd
+state.sites.precision sd""",
+    "wide": """state.sites.log_scale n
+state.sites.shift n
+state.sites.precision n
+problem.wide.X nd""",
+    "latents": """state.shift cd
+state.precision cdd
+state.sites.log_scale n
+state.sites.shift nc
+state.sites.precision nc""",
+    "joint_latents": """state.shift e
+state.precision ee
+state.sites.log_scale n
+state.sites.shift nc
+state.sites.precision nc""",
+    "shrunk": """state.shift d
+state.precision dd
+state.mean d
+state.variance d
+state.sites.log_scale n
+state.sites.shift n
+state.sites.precision n
+state.prior_sites.log_scale d
+state.prior_sites.shift d
+state.prior_sites.precision d
+of_weights.start.log_scale d
+of_weights.start.shift d
+of_weights.start.precision d
+of_weights.visits v=d
+problem.wide.X nd""",
+    "process": """problem.y nw?
+problem.weights n
+state.sites.log_scale n
+state.sites.shift n
+state.sites.precision n
+state.relaxed.shift n
+state.relaxed.precision n
+moments.alpha n
+moments.mean n
+moments.variance n
+packed nn
+diagonal n""",
+    "latent_processes": """problem.y nw?
+state.sites.log_scale n
+state.sites.shift nc
+state.sites.precision nc
+state.now.alpha n
+state.now.mean n
+state.now.variance n
+packed nn
+diagonals n""",
+    "low_rank_process": """factor.G nr
+factor.pivots r=n
+factor.residual n
+factor.traces r+
+weights.problem.data.y nw?""",
+}
 CLASSES: dict[str, Any] = {kind.__name__: kind for kind in (*POSTERIORS, *PARTS)}
 #: reader of each other kind: of arrays, header, and the loss; of operators the oracle
 RESTORE: dict[str, Any] = {
@@ -97,9 +178,9 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
     Raises
     ------
     ValueError
-        If the file is not such a file, was damaged, or contradicts itself: sites that do not add
-        up, matrices that are not positive definite, labels that are none. If an operator asked
-        another oracle than the given one, or its oracle must be given.
+        If the file is not such a file, or was damaged or changed: it holds a digest of what was
+        written. If an operator asked another oracle than the given one, or its oracle must be
+        given.
     OSError
         If the file cannot be opened.
     """
@@ -130,7 +211,14 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
 
 
 def _checked(post: Any, given: Loss | None) -> Any:
-    """The posterior; refuses a loss for other responses than it has."""
+    """The posterior; refuses what does not fit together, and a loss for other responses."""
+    if isinstance(post, LowRankGPPosterior):
+        _checked(post.weights, None)
+    elif hasattr(post.problem, "prior"):
+        is_shared = post.kind == "full" and post.sites is not None and post.sites.shift.ndim == 2
+        check_shapes(post, f"{OF_ROWS}\n{SHAPES['shared' if is_shared else post.kind]}")
+    if not hasattr(post.problem, "prior") or isinstance(post, LowRankGPPosterior):
+        check_shapes(post, SHAPES[post.kind])
     y = post.observed()
     if given is not None and y is not None:
         files.restore_responses(y, post.problem.loss)

@@ -7,6 +7,7 @@ scheme that has some is None when it is read.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar
 
@@ -21,6 +22,8 @@ from epfast.losses import LatentLoss, Loss, Prior, restore_prior
 from epfast.schedules import Schedule
 from epfast.schemes import Scheme
 
+#: an axis of an array, see :func:`check_shapes`
+AXIS = re.compile(r"[a-z]\+?")
 #: sparse matrices by their names
 SPARSE = {kind.__name__: kind for kind in (sparse.csr_matrix, sparse.csr_array)}
 
@@ -121,7 +124,9 @@ def restored(
             return arrays[value["array"]]
         if "sparse" in value:
             triple = tuple(map(unpack, value["parts"]))
-            return SPARSE[value["sparse"]](triple, shape=tuple(value["shape"]))
+            found = SPARSE[value["sparse"]](triple, shape=tuple(value["shape"]))
+            found.check_format(full_check=True)
+            return found
         if "loss" in value:
             return _loss(value, given)
         if "prior" in value:
@@ -146,6 +151,47 @@ def restored(
         return found
 
     return unpack(value)
+
+
+def check_shapes(post: Any, shapes: str) -> None:
+    """Refuse arrays of a posterior that do not fit together, on which compiled code relies.
+
+    shapes: a line per array or tuple of arrays: its place, and a letter per axis, alternatives
+    behind a "|". Equal letters are equal lengths, a "+" is one more; "=" stands for integers below
+    that length, "?" for numbers that may be infinite.
+    """
+    lengths: dict[str, int] = {}
+    for line in shapes.split("\n"):
+        place, *allowed = line.replace("|", " ").split()
+        values = [post]
+        for name in place.split("."):
+            values = [getattr(value, name) for value in values if value is not None]
+            values = [part for v in values for part in (v if type(v) is tuple else (v,))]
+        for value in values:
+            if value is not None:
+                _check_shape(place, value, allowed, lengths)
+
+
+def _check_shape(place: str, value: Any, allowed: list[str], lengths: dict[str, int]) -> None:
+    fitting = [some for some in allowed if len(AXIS.findall(some.split("=")[0])) == value.ndim]
+    if not fitting:
+        raise ValueError(f"{place} has shape {value.shape}")
+    spec = fitting[0]
+    axes, _, below = spec.strip("?").partition("=")
+    for axis, length in zip(AXIS.findall(axes), value.shape, strict=True):
+        more = len(axis) - 1
+        if lengths.setdefault(axis[0], length - more) != length - more:
+            raise ValueError(f"{place} has shape {value.shape}, and others {lengths[axis[0]]}")
+    numbers = value.data if hasattr(value, "indptr") else value
+    if below:
+        if numbers.dtype.kind not in "iu" or (numbers.size and not numbers.min() >= 0):
+            raise ValueError(f"{place} holds no numbers of rows or columns")
+        if numbers.size and numbers.max() >= lengths[below]:
+            raise ValueError(f"{place} holds numbers beyond {lengths[below] - 1}")
+    elif numbers.dtype.kind not in "fiub" or not (spec[-1] == "?" or np.isfinite(numbers).all()):
+        raise ValueError(f"{place} holds NaN or infinity, or no numbers")
+    elif spec[-1] == "?" and np.isnan(numbers).any():
+        raise ValueError(f"{place} holds NaN")
 
 
 def _loss(described: dict[str, Any], given: Loss | None) -> Loss | None:
