@@ -36,6 +36,10 @@ def process(y=Y, **given):
     return epfast.fit_gp(K, y, **({"schedule": epfast.EP(sweeps=3, tol=0)} | given))
 
 
+def several(loss):
+    return epfast.fit_linear(X, np.arange(12) % 3, loss=loss)
+
+
 SHARED = epfast.DAEP(3, sweeps=2, damping=0.3)
 #: a file of each kind
 MADE = {
@@ -52,6 +56,9 @@ MADE = {
     "wide_sparse": lambda: epfast.fit_linear(
         sparse.csr_matrix(WIDE * (WIDE > 0.3)), COUNTS, loss="poisson", intercept=True
     ),
+    "latents": lambda: several(epfast.losses.Multiclass(3, correlated=False)),
+    "joint_latents": lambda: several(epfast.losses.Multiclass(3, correlated=True)),
+    "shrunk": lambda: fit(prior=epfast.losses.LaplacePrior(0.5)),
     "process": process,
     "process_step": lambda: process(loss="noisy_step"),
     "process_relaxed": lambda: process(loss="noisy_step", scheme="relaxed"),
