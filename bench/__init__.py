@@ -42,6 +42,7 @@ SCRIPTS = {
     "speed.counts": "counts",
     "speed.factorized": "factorized_sweeps",
     "speed.latents": "latents_speed",
+    "speed.whole_fits": "whole_fits",
     "likelihoods.single_latent": "single_latent",
     "likelihoods.regressors": "regressors",
     "likelihoods.several_classes": "several_classes",

@@ -15,6 +15,7 @@ import pytest
 from scipy import sparse
 
 import epfast
+from epfast.inference.files import digest
 from tests.oracles.data import classes, rbf
 
 #: what the examples below are about is not whether they settled
@@ -35,6 +36,10 @@ def process(y=Y, **given):
     return epfast.fit_gp(K, y, **({"schedule": epfast.EP(sweeps=3, tol=0)} | given))
 
 
+def several(loss):
+    return epfast.fit_linear(X, np.arange(12) % 3, loss=loss)
+
+
 SHARED = epfast.DAEP(3, sweeps=2, damping=0.3)
 #: a file of each kind
 MADE = {
@@ -51,6 +56,9 @@ MADE = {
     "wide_sparse": lambda: epfast.fit_linear(
         sparse.csr_matrix(WIDE * (WIDE > 0.3)), COUNTS, loss="poisson", intercept=True
     ),
+    "latents": lambda: several(epfast.losses.Multiclass(3, correlated=False)),
+    "joint_latents": lambda: several(epfast.losses.Multiclass(3, correlated=True)),
+    "shrunk": lambda: fit(prior=epfast.losses.LaplacePrior(0.5)),
     "process": process,
     "process_step": lambda: process(loss="noisy_step"),
     "process_relaxed": lambda: process(loss="noisy_step", scheme="relaxed"),
@@ -101,253 +109,116 @@ def refused(path, match=""):
     assert "unsafe" not in message
 
 
-# ---- parts that contradict each other ----
+# ---- parts that were changed ----
 
 
-def edit(name, change):
-    def apply(arrays, header):
-        arrays[name] = change(arrays[name])
-
-    return apply
+def some(arrays, rng):
+    """The name of an array that has numbers."""
+    return rng.choice([name for name, array in arrays.items() if array.size])
 
 
-def head(**given):
-    def apply(arrays, header):
-        header.update(given)
-
-    return apply
-
-
-def first(value):
-    """Put a number in the place of the first."""
-
-    def change(array):
-        array = array.astype(np.float64)
-        array.flat[0] = value
-        return array
-
-    return change
+def change_a_number(arrays, header, rng):
+    name = some(arrays, rng)
+    arrays[name] = arrays[name].copy()
+    arrays[name].flat[rng.integers(arrays[name].size)] += 1
 
 
-def scaled(factor):
-    """The last number differs from 0 in all the files above, or is made so."""
-
-    def change(array):
-        array.flat[-1] = array.flat[-1] * factor + 0.01
-        return array
-
-    return change
+def shorten(arrays, header, rng):
+    name = some(arrays, rng)
+    arrays[name] = arrays[name].ravel()[:-1]
 
 
-def record(**given):
-    def apply(arrays, header):
-        header["history"][0] |= given
-
-    return apply
+def drop(arrays, header, rng):
+    del arrays[some(arrays, rng)]
 
 
-def drop(name):
-    def apply(arrays, header):
-        (arrays if name in arrays else header).pop(name)
-
-    return apply
+def retype(arrays, header, rng):
+    name = some(arrays, rng)
+    arrays[name] = arrays[name].astype(np.float32)
 
 
-def shorter(array):
-    return array[:-1]
+def swap(arrays, header, rng):
+    one, other = rng.choice(sorted(arrays), 2, replace=False)
+    arrays[one], arrays[other] = arrays[other], arrays[one]
+    arrays[one] = arrays[one] + 1  # they may be alike
 
 
-def text(array):
-    return np.array(["a"] * len(array))
+def add(arrays, header, rng):
+    arrays["later"] = np.arange(3)
 
 
-PROCESSES = [name for name in MADE if name.startswith("process")]
-LINEAR = [name for name in MADE if not name.startswith(("process", "wide"))]
-N_BY_N = ["wide", "wide_sparse"]
-FULL = [name for name in LINEAR if not name.startswith("factorized")]
-SITES = [name for name in LINEAR if not name.endswith("adf")]
-#: whose sums need no rows, or have them
-SUMS = [name for name in SITES if name.startswith(("factorized", "shared", "low_rank"))]
-ROWS = [name for name in SITES if name not in SUMS]
-LOW = [name for name in MADE if name.startswith("low_rank")]
-WEIGHTED = ["full_weighted", "shared_weighted"]
-
-PARTS = ("precision", "shift", "log_scale")
-#: (files, what is done to them)
-EDITS = {
-    "negative definite": (FULL, edit("precision", np.negative)),
-    "negative": (["factorized", "factorized_adf"], edit("precision", np.negative)),
-    "zero": (["factorized_adf"], edit("precision", first(0.0))),
-    "indefinite": (FULL, edit("precision", first(-1.0))),
-    "asymmetric": (["full", "full_adf"], edit("precision", lambda a: a + np.triu(a + 1, 1))),
-    "prior": (LINEAR, edit("prior_precision", np.negative)),
-    "less than the prior": (["full", "shards"], edit("precision", lambda a: a * 0.01)),
-    "sum of precisions": (SUMS, edit("precision", scaled(1.01))),
-    "sum of shifts": (SUMS, edit("shift", scaled(1.01))),
-    "a site's precision": (SUMS, edit("sites_precision", scaled(1.1))),
-    "a site's shift": (SUMS, edit("sites_shift", scaled(1.1))),
-    "a site's scale": (SITES, edit("sites_log_scale", scaled(1.1))),
-    "the prior of sums": (SUMS, edit("prior_precision", scaled(1.1))),
-    "the prior's shift": (SUMS, edit("prior_shift", scaled(1.1))),
-    "log scale": (SITES, head(log_scale=77.0)),
-    "no log scale": (LINEAR, head(log_scale=float("nan"))),
-    "NaN": (LINEAR, edit("shift", first(np.nan))),
-    "infinity": (SITES, edit("sites_precision", first(np.inf))),
-    "length of shift": (LINEAR, edit("shift", shorter)),
-    "length of sites": (SITES, edit("sites_precision", shorter)),
-    "all sites shorter": (LOW[:1], lambda a, h: [edit(f"sites_{k}", shorter)(a, h) for k in PARTS]),
-    "text": (LINEAR, edit("shift", text)),
-    "weights": (WEIGHTED, edit("weights", first(-1.0))),
-    "no weights": (WEIGHTED, edit("weights", lambda a: 0 * a)),
-    "weights of others": (WEIGHTED, edit("weights", shorter)),
-    "weights that are NaN": (WEIGHTED, edit("weights", first(np.nan))),
-    "weights of a sum": (WEIGHTED[1:], edit("weights", lambda a: a + 1.0)),
-    "groups, fractions": (["shared"], edit("groups", first(0.5))),
-    "groups, negative": (["shared"], edit("groups", lambda a: a - 1)),
-    "groups, too many": (["shared"], edit("groups", lambda a: a + 1)),
-    "groups, others": (["shared"], edit("groups", lambda a: 0 * a)),
-    "groups, shape": (["shared"], edit("groups", lambda a: a[:, None])),
-    "batch_size": (["factorized", "full_minibatches"], head(batch_size=0)),
-    "batch_size, text": (["factorized"], head(batch_size="5")),
-    "batch_size, fraction": (["factorized"], head(batch_size=2.5)),
-    "kind": (LINEAR + PROCESSES, head(posterior="fool")),
-    "another kind": (["full"], head(posterior="factorized")),
-    "a kind that is a list": (["full"], head(posterior=["full"])),
-    "format": (["full", "process"], head(format=3)),
-    "beta": (LINEAR + PROCESSES, head(beta=-1.0)),
-    "converged": (LINEAR + PROCESSES, head(converged="yes")),
-    "sweeps": (LINEAR + PROCESSES, head(sweeps=-1)),
-    "loss": (["full", "process"], head(loss={"name": "nonsense"})),
-    "loss, numbers": (["full"], head(loss={"name": "quasi01", "epsilon": -1.0})),
-    "loss, text": (["full"], head(loss="logistic")),
-    "scheme": (["full", "process"], head(scheme={"name": "nonsense"})),
-    "scheme, numbers": (["full", "process"], head(scheme={"name": "laplace", "tol": "small"})),
-    "schedule": (["full", "process"], head(schedule={"name": "Schedule"})),
-    "schedule, module": (["full"], head(schedule={"name": "dataclass"})),
-    "schedule, numbers": (["full", "process"], head(schedule={"name": "EP", "sweeps": 0})),
-    "schedule, unknown": (["full"], head(schedule={"name": "EP", "speed": 1})),
-    "history": (LINEAR + PROCESSES, head(history=["one", "two"])),
-    "history, text": (["full", "process"], head(history="12")),
-    "history, numbers": (["full", "process"], head(history=[1, 2])),
-    "history, strings": (LINEAR + PROCESSES, record(change="0.1")),
-    "history, counts": (["full", "process"], record(n_refused=-1)),
-    "history, fractions": (["full", "process"], record(sweep=1.5)),
-    "history, null": (["full", "process"], record(seconds=None)),
-    "history, flags": (["full", "process"], record(change=True)),
-    "history, arrays": (["full"], record(factor_cost=[1.0])),
-    "history, missing": (["full"], lambda a, h: h["history"][0].pop("change")),
-    "y, labels": (["process", "process_step", "low_rank"], edit("y", lambda a: 7.0 * a)),
-    "y, counts": (["process_counts", "low_rank_counts"], edit("y", first(0.5))),
-    "y, constants": (["process_counts", "process_trials"], edit("y", scaled(1.1))),
-    "y, trials": (["process_trials"], edit("y", first(9.0))),
-    "y, shape": (PROCESSES + LOW, edit("y", shorter)),
-    "y, width": (PROCESSES + LOW, edit("y", lambda a: np.hstack([a, a]))),
-    "y, NaN": (PROCESSES + LOW, edit("y", first(np.nan))),
-    "variance": (PROCESSES, edit("variance", first(-1.0))),
-    "variances": (PROCESSES, edit("variance", lambda a: 1.1 * a)),
-    "mean": (PROCESSES, edit("mean", scaled(1.1))),
-    "alpha": (PROCESSES, edit("alpha", scaled(1.1))),
-    "process sites": (PROCESSES, edit("sites_precision", scaled(1.1))),
-    "process shifts": (PROCESSES, edit("sites_shift", scaled(1.1))),
-    "no sites": (PROCESSES, drop("sites_shift")),
-    "kernel": (PROCESSES, edit("packed", lambda a: a + np.tril(0.01 + 0 * a, -1))),
-    "kernel, large": (PROCESSES, edit("packed", lambda a: a + np.tril(9.0 + 0 * a, -1))),
-    "inverse": (PROCESSES, edit("packed", lambda a: a + np.triu(0.01 + 0 * a, 1))),
-    "diagonal of the inverse": (PROCESSES, edit("packed", scaled(1.1))),
-    "diagonal": (PROCESSES, edit("diagonal", scaled(1.1))),
-    "diagonal, negative": (PROCESSES, edit("diagonal", np.negative)),
-    "determinant": (["process", "process_counts"], head(log_determinant=-3.0)),
-    "determinant, large": (["process", "process_counts"], head(log_determinant=1e9)),
-    "determinant, none": (PROCESSES, head(log_determinant=float("inf"))),
-    "relaxed": (["process_relaxed"], edit("relaxed_shift", shorter)),
-    "factor": (LOW, edit("factor_G", lambda a: 1.1 * a)),
-    "factor, shape": (LOW, edit("factor_G", lambda a: a[:, :-1])),
-    "pivots": (LOW, edit("factor_pivots", lambda a: a + 50)),
-    "pivots, negative": (LOW, edit("factor_pivots", lambda a: a - 50)),
-    "pivots, twice": (LOW, edit("factor_pivots", lambda a: 0 * a)),
-    "pivots, fractions": (LOW, edit("factor_pivots", lambda a: a + 0.5)),
-    "pivots, order": (LOW, edit("factor_pivots", lambda a: a[::-1])),
-    "residual": (LOW, edit("factor_residual", lambda a: a - 1e6)),
-    "traces": (LOW, edit("factor_traces", shorter)),
-    "prior of the factor": (LOW, edit("prior_precision", lambda a: 2.0 * a)),
-    "complex": (LINEAR, edit("shift", lambda a: a + 1j)),
-    "objects": (LINEAR, edit("shift", lambda a: a.astype(object))),
-    "dates": (LINEAR, edit("shift", lambda a: a.astype("M8[s]"))),
-    "records": (["full"], edit("shift", lambda a: a.view([("a", "f8")]))),
-    "no shift": (LINEAR, drop("shift")),
-    "no beta": (LINEAR + PROCESSES, drop("beta")),
-    "no history": (LINEAR + PROCESSES, drop("history")),
-    "a number": (SITES, edit("sites_precision", lambda a: a.sum())),
-}
-#: of rows that are kept
-EDITS |= {
-    f"wide: {what}": (N_BY_N, change)
-    for what, change in {
-        "a site's precision": edit("sites_precision", scaled(1.1)),
-        "a site's shift": edit("sites_shift", scaled(1.1)),
-        "a site's scale": edit("sites_log_scale", scaled(1.1)),
-        "an improper posterior": edit("sites_precision", lambda a: -100.0 * a),
-        "infinity": edit("sites_shift", first(np.inf)),
-        "length of sites": edit("sites_shift", shorter),
-        "no sites": drop("sites_precision"),
-        "the prior": edit("prior_precision", scaled(1.1)),
-        "the prior, negative": edit("prior_precision", np.negative),
-        "the prior's shift": edit("prior_shift", lambda a: a + 0.5),
-        "length of the prior": edit("prior_shift", shorter),
-        "y, shape": edit("y", shorter),
-        "y, NaN": edit("y", first(np.nan)),
-        "y, labels": edit("y", lambda a: 7.5 * a - 3.0),
-        "mean": edit("latent_mean", scaled(1.1)),
-        "alpha": edit("alpha", scaled(1.1)),
-        "log evidence": head(log_evidence=-3.0),
-        "no log evidence": drop("log_evidence"),
-        "columns": head(columns=3),
-        "names": head(names=["x"]),
-        "names, numbers": head(names=[1] * 14),
-        "sweeps": head(sweeps=-1),
-        "loss": head(loss={"name": "nonsense"}),
-        "scheme": head(scheme={"name": "nonsense"}),
-        "schedule": head(schedule={"name": "Schedule"}),
-        "another kind": head(posterior="full"),
-        "history": head(history=["one", "two"]),
-    }.items()
-}
-EDITS |= {
-    "wide: rows": (["wide"], edit("rows", scaled(1.1))),
-    "wide: rows, shape": (["wide"], edit("rows", lambda a: a.T)),
-    "wide: rows, NaN": (["wide"], edit("rows", first(np.nan))),
-    "wide: no rows": (["wide"], drop("rows")),
-    "wide: weights": (["wide"], edit("weights", first(-1.0))),
-    "wide: entries": (["wide_sparse"], edit("rows_data", first(5.0))),
-    "wide: entries, NaN": (["wide_sparse"], edit("rows_data", first(np.nan))),
-    "wide: fewer entries": (["wide_sparse"], edit("rows_data", shorter)),
-    "wide: places": (["wide_sparse"], edit("rows_indices", lambda a: a + 9)),
-    "wide: places, negative": (["wide_sparse"], edit("rows_indices", lambda a: a - 1)),
-    "wide: places, fractions": (["wide_sparse"], edit("rows_indices", lambda a: a + 0.5)),
-    "wide: rows' ends": (["wide_sparse"], edit("rows_indptr", lambda a: a[::-1])),
-    "wide: fewer ends": (["wide_sparse"], edit("rows_indptr", shorter)),
-    "wide: no ones": (["wide_sparse"], edit("rows_data", lambda a: 0.5 * a)),
-}
-CASES = [(what, name) for what, (names, _) in EDITS.items() for name in names]
+def set_a_field(arrays, header, rng):
+    header["fields"]["fields"]["converged"] = "yes"
 
 
-@pytest.mark.parametrize(("what", "name"), CASES)
-def test_a_file_that_contradicts_itself_is_refused(what, name, parts, tmp_path):
-    arrays, header = parts(name)
-    EDITS[what][1](arrays, header)
-    refused(put(tmp_path / "edited.npz", arrays, header))
+def set_the_kind(arrays, header, rng):
+    header["posterior"] = "graph" if rng.random() < 0.5 else "none"
+
+
+def forget_the_digest(arrays, header, rng):
+    del header["digest"]
+
+
+CHANGES = [
+    change_a_number,
+    shorten,
+    drop,
+    retype,
+    swap,
+    add,
+    set_a_field,
+    set_the_kind,
+    forget_the_digest,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_file_that_was_changed_is_refused(change, parts, tmp_path):
+    """Archives whose own checksums are right: the digest tells."""
+    rng = np.random.default_rng(CHANGES.index(change))
+    for name in MADE:
+        arrays, header = parts(name)
+        change(arrays, header, rng)
+        refused(put(tmp_path / "changed.npz", arrays, header))
+
+
+def test_no_other_class_is_made_than_those_of_posteriors(parts, tmp_path):
+    arrays, header = parts("full")
+    del header["digest"]
+    header["fields"]["type"] = "Popen"
+    header["digest"] = digest(arrays, header)
+    refused(put(tmp_path / "forged.npz", arrays, header), "Popen")
+
+
+def longer(arrays, header, rng):
+    name = some(arrays, rng)
+    arrays[name] = np.concatenate([arrays[name]] * 2)
+
+
+def change_to_nan(arrays, header, rng):
+    name = rng.choice([name for name in sorted(arrays) if arrays[name].dtype.kind == "f"])
+    arrays[name] = np.full(arrays[name].shape, np.nan)
 
 
 @pytest.mark.parametrize("name", MADE)
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_what_is_unknown_is_left_alone(name, save, parts, tmp_path):
-    """Entries of later versions, in every order, and compressed."""
+def test_arrays_that_do_not_fit_together_are_refused(name, parts, tmp_path):
+    """By whoever makes the digest anew: compiled code relies on shapes."""
+    rng = np.random.default_rng(0)
+    for change in (shorten, longer, change_to_nan):
+        arrays, header = parts(name)
+        del header["digest"]
+        change(arrays, header, rng)
+        header["digest"] = digest(arrays, header)
+        refused(put(tmp_path / "forged.npz", arrays, header))
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_files_that_others_have_packed_are_read(name, parts, tmp_path):
+    """In any order, and compressed."""
     arrays, header = parts(name)
     put(tmp_path / "plain", dict(arrays), dict(header))
-    arrays = {"later": np.arange(3), **dict(reversed(arrays.items()))}
-    header |= {"later": {"x": [1]}}
-    header["history"] = [{"later": 1} | record for record in header["history"]]
-    one = epfast.load(put(tmp_path / "later", arrays, header, save))
+    arrays = dict(reversed(arrays.items()))
+    one = epfast.load(put(tmp_path / "packed", arrays, header, np.savez_compressed))
     other = epfast.load(tmp_path / "plain")
     assert one.log_evidence == other.log_evidence
     assert one.history == other.history
@@ -587,8 +458,8 @@ DAMAGE = [flipped, truncated, cut_out, overwritten, put_in, near_headers]
 
 @pytest.mark.parametrize(
     ("seed", "count"),
-    [(seed, 20) for seed in range(36)]
-    + [pytest.param(seed, 1000, marks=pytest.mark.long) for seed in range(36, 46)],
+    [(seed, 20) for seed in range(3)]
+    + [pytest.param(seed, 1000, marks=pytest.mark.long) for seed in range(3, 13)],
 )
 @pytest.mark.parametrize("is_compressed", [False, True])
 def test_bytes_damaged_at_random(seed, count, is_compressed, good, tmp_path):
@@ -609,55 +480,3 @@ def test_bytes_damaged_at_random(seed, count, is_compressed, good, tmp_path):
             continue
         for one, other in zip(found, wanted, strict=True):
             np.testing.assert_array_equal(one, other)
-
-
-def tampered(value, rng):
-    """Another array or setting in the place of one, whose checksums are right."""
-    if isinstance(value, np.ndarray):
-        kind, junk = rng.integers(9), [0.0, -1.0, np.nan, np.inf, 1e308, -1e308, 0.5, 7.0, 1e-320]
-        if value.dtype.kind not in "fiu":  # it was here before
-            return value
-        if value.size and kind < 4:
-            value = value.astype(np.float64)
-            at = rng.integers(value.size)
-            value.flat[at] = value.flat[at] * 1.5 + 0.1 if kind == 0 else rng.choice(junk)
-            return value
-        others = [value[None], value[:-1], value[:0], value.T, value.ravel(), -value, value + 1]
-        others += [value.astype(complex), value > 0, value.astype(str)]
-        others.append(np.clip(value, -1e30, 1e30).astype("f4"))
-        return others[rng.integers(len(others))] if value.ndim else value
-    junk = [None, "", "x", 0, -1, 1.5, 1e308, float("nan"), [], [1], {}, {"name": "EP"}, True]
-    if isinstance(value, dict) and value and rng.random() < 0.7:
-        key = rng.choice(sorted(value))
-        return value | {key: tampered(value[key], rng)}
-    if isinstance(value, list) and value and rng.random() < 0.7:
-        return [tampered(value[0], rng), *value[1:]]
-    return junk[rng.integers(len(junk))]
-
-
-@pytest.mark.parametrize(
-    ("seed", "count"),
-    [(seed, 20) for seed in range(36)]
-    + [pytest.param(seed, 1000, marks=pytest.mark.long) for seed in range(36, 46)],
-)
-def test_parts_replaced_at_random(seed, count, parts, tmp_path):
-    """ValueError, or a posterior that is proper and can be saved."""
-    rng, path = np.random.default_rng(seed), tmp_path / "post"
-    arrays, header = parts(rng.choice(list(MADE)))
-    for _ in range(count):
-        some, said = dict(arrays), dict(header)
-        for _ in range(rng.integers(1, 3)):
-            name = rng.choice(sorted(some | said))
-            target = some if name in some else said
-            target[name] = tampered(target[name], rng)
-        put(path, some, said)
-        try:
-            post = epfast.load(path)
-        except ValueError as error:
-            assert type(error) is ValueError  # noqa: PT017
-            continue
-        assert np.isfinite(post.mean).all()
-        assert np.isfinite(post.log_evidence)
-        assert (post.variance >= 0.0).all()
-        post.save(path)
-        epfast.load(path)

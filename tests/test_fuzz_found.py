@@ -196,17 +196,6 @@ def test_what_overflows_is_no_warning_of_numpy(call):
             call()
 
 
-def test_a_file_whose_responses_are_one_number(tmp_path):
-    path = tmp_path / "post.npz"
-    epfast.fit_gp(np.eye(3), [1, -1, 1]).save(path)
-    with np.load(path) as file:
-        arrays = dict(file)
-    arrays["y"] = np.float64(1.0)
-    np.savez(path, **arrays)
-    with pytest.raises(ValueError, match="y has shape"):
-        epfast.load(path)
-
-
 def test_a_mean_beyond_the_digits_of_a_double():
     loss = epfast.PiecewiseLinear((0.8,), (-2.0, -1.7))
     for fit in (

@@ -32,6 +32,8 @@ TURNS = 15
 YARDSTICK = 384
 
 Task = Callable[[], object]
+#: what prepares each
+Tasks = dict[str, Callable[[], Task]]
 
 
 def rows(n: int, d: int) -> tuple[np.ndarray, np.ndarray]:
@@ -147,7 +149,7 @@ def network() -> Task:
     return lambda: epfast.fit_network(X, y, hidden=(50,), schedule=epfast.ADF(passes=2), seed=0)
 
 
-TASKS: dict[str, Callable[[], Task]] = {
+TASKS: Tasks = {
     "one fit, 100 x 5": lambda: of_rows(100, 5, "logistic", 5),
     "rows, 2,000 x 30": lambda: of_rows(2000, 30, "logistic", 5),
     "rows, 1,000 x 120, probit": lambda: of_rows(1000, 120, "probit", 3),
@@ -167,9 +169,9 @@ TASKS: dict[str, Callable[[], Task]] = {
 }
 
 
-def possible() -> Iterator[tuple[str, Task]]:
+def possible(tasks: Tasks = TASKS) -> Iterator[tuple[str, Task]]:
     """The tasks that this epfast can do, each done once."""
-    for name, prepare in TASKS.items():
+    for name, prepare in tasks.items():
         try:
             task = prepare()
             task()
@@ -178,28 +180,34 @@ def possible() -> Iterator[tuple[str, Task]]:
         yield name, task
 
 
-def ratios() -> dict[str, float]:
-    """The seconds of each task over those of a product of matrices, the fastest turn of each."""
+def fastest(chosen: Tasks) -> dict[str, float]:
+    """The seconds of the fastest turn of each task, and of a product of matrices ('')."""
     A = np.random.default_rng(7).normal(size=(YARDSTICK, YARDSTICK))
-    tasks = {"": lambda: A @ A, **dict(possible())}
-    fastest = dict.fromkeys(tasks, np.inf)
+    done = {"": lambda: A @ A, **dict(possible(chosen))}
+    found = dict.fromkeys(done, np.inf)
     for _ in range(TURNS):
-        for name, task in tasks.items():
+        for name, task in done.items():
             start = time.perf_counter()
             task()
-            fastest[name] = min(fastest[name], time.perf_counter() - start)
-    yardstick = fastest.pop("")
-    return {name: seconds / yardstick for name, seconds in fastest.items()}
+            found[name] = min(found[name], time.perf_counter() - start)
+    return found
 
 
-def count(path: str) -> None:
+def ratios(chosen: Tasks = TASKS) -> dict[str, float]:
+    """The seconds of each task over those of a product of matrices."""
+    found = fastest(chosen)
+    yardstick = found.pop("")
+    return {name: seconds / yardstick for name, seconds in found.items()}
+
+
+def count(path: str, chosen: Tasks = TASKS) -> None:
     """Run each task between two calls of getppid, where callgrind dumps its counters.
 
     The names go to a file in the order of the dumps: those of even number are of the tasks, the
     others of what lies between.
     """
     done = []
-    for name, task in possible():
+    for name, task in possible(chosen):
         os.getppid()
         task()
         os.getppid()
@@ -208,16 +216,18 @@ def count(path: str) -> None:
         json.dump(done, file)
 
 
-def main() -> None:
+def main(chosen: Tasks = TASKS) -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", metavar="FILE", help="run once, for callgrind")
+    parser.add_argument("--only", nargs="+", default=list(chosen), help="which tasks")
     options = parser.parse_args()
+    chosen = {name: chosen[name] for name in options.only}
     warnings.simplefilter("ignore")
     if options.count:
-        count(options.count)
+        count(options.count, chosen)
     else:
-        print(json.dumps(ratios()))
+        print(json.dumps(ratios(chosen)))
 
 
 if __name__ == "__main__":

@@ -9,29 +9,145 @@ from typing import Any
 import numpy as np
 
 from epfast import _checks, losses
-from epfast.gp import latents as gp_latents
-from epfast.gp import low_rank as gp_low_rank
-from epfast.gp import posterior as gp_posterior
+from epfast.gp.engines.latents import LatentGPState
+from epfast.gp.factor import LowRankFactor
+from epfast.gp.latents import LatentGPPosterior, LatentGPProblem
+from epfast.gp.low_rank import LowRankGPPosterior
+from epfast.gp.posterior import GPPosterior
+from epfast.gp.problem import GPProblem
 from epfast.graph import posterior as graph_posterior
 from epfast.inference import files
-from epfast.linear import files as linear_files
-from epfast.linear import latent_files, shrunk_restoring
+from epfast.inference.records import Sites, SweepInfo
+from epfast.linear.engines.kernel import GPState, Moments, Relaxed
+from epfast.linear.engines.weights import PriorSites, ShrunkState
+from epfast.linear.files import check_shapes, restored
+from epfast.linear.full_posterior import FullPosterior
+from epfast.linear.joint_posterior import JointPosterior
+from epfast.linear.latent_posterior import LatentPosterior
+from epfast.linear.posterior import FactorizedPosterior
+from epfast.linear.problem import Data, LinearProblem, State
+from epfast.linear.shrunk_posterior import ShrunkPosterior
+from epfast.linear.wide import WideRows, WideState
+from epfast.linear.wide_posterior import WidePosterior
 from epfast.losses import Loss
 from epfast.operators import Operator
 from epfast.operators.files import MisfitError
 from epfast.parametric import mixture_posterior, network_posterior
 
-#: reader of each kind of posterior: of arrays, header, and the loss; of operators the oracle
-RESTORE = {
-    "factorized": linear_files.restore,
-    "full": linear_files.restore,
-    "wide": linear_files.restore_wide,
-    "joint_latents": latent_files.restore,
-    "latents": latent_files.restore,
-    "shrunk": shrunk_restoring.restore,
-    "latent_processes": gp_latents.restore,
-    "process": gp_posterior.restore,
-    "low_rank_process": gp_low_rank.restore,
+#: posteriors that are written by their fields, and what these are
+POSTERIORS = (
+    FactorizedPosterior,
+    FullPosterior,
+    WidePosterior,
+    ShrunkPosterior,
+    LatentPosterior,
+    JointPosterior,
+    GPPosterior,
+    LowRankGPPosterior,
+    LatentGPPosterior,
+)
+PARTS = (
+    Data,
+    GPProblem,
+    GPState,
+    LatentGPProblem,
+    LatentGPState,
+    LinearProblem,
+    LowRankFactor,
+    Moments,
+    PriorSites,
+    Relaxed,
+    ShrunkState,
+    Sites,
+    State,
+    SweepInfo,
+    WideRows,
+    WideState,
+)
+#: arrays of the posteriors by their kinds, see :func:`check_shapes`
+OF_ROWS = """problem.prior.shift d
+problem.prior.precision d|dd
+problem.base.shift d
+problem.base.precision d|dd
+problem.data.weights n
+problem.data.X nd
+problem.data.y nw?"""
+SHAPES = {
+    "full": """state.shift d
+state.precision dd
+state.sites.log_scale n
+state.sites.shift n
+state.sites.precision n""",
+    "shared": """state.shift d
+state.precision dd
+state.sites.log_scale s
+state.sites.shift sd
+state.sites.precision sdd
+problem.groups n=s""",
+    "factorized": """state.shift d
+state.precision d
+state.sites.log_scale s
+state.sites.shift sd
+state.sites.precision sd""",
+    "wide": """state.sites.log_scale n
+state.sites.shift n
+state.sites.precision n
+problem.wide.X nd""",
+    "latents": """state.shift cd
+state.precision cdd
+state.sites.log_scale n
+state.sites.shift nc
+state.sites.precision nc""",
+    "joint_latents": """state.shift e
+state.precision ee
+state.sites.log_scale n
+state.sites.shift nc
+state.sites.precision nc""",
+    "shrunk": """state.shift d
+state.precision dd
+state.mean d
+state.variance d
+state.sites.log_scale n
+state.sites.shift n
+state.sites.precision n
+state.prior_sites.log_scale d
+state.prior_sites.shift d
+state.prior_sites.precision d
+of_weights.start.log_scale d
+of_weights.start.shift d
+of_weights.start.precision d
+of_weights.visits v=d
+problem.wide.X nd""",
+    "process": """problem.y nw?
+problem.weights n
+state.sites.log_scale n
+state.sites.shift n
+state.sites.precision n
+state.relaxed.shift n
+state.relaxed.precision n
+moments.alpha n
+moments.mean n
+moments.variance n
+packed nn
+diagonal n""",
+    "latent_processes": """problem.y nw?
+state.sites.log_scale n
+state.sites.shift nc
+state.sites.precision nc
+state.now.alpha n
+state.now.mean n
+state.now.variance n
+packed nn
+diagonals n""",
+    "low_rank_process": """factor.G nr
+factor.pivots r=n
+factor.residual n
+factor.traces r+
+weights.problem.data.y nw?""",
+}
+CLASSES: dict[str, Any] = {kind.__name__: kind for kind in (*POSTERIORS, *PARTS)}
+#: reader of each other kind: of arrays, header, and the loss; of operators the oracle
+RESTORE: dict[str, Any] = {
     "graph": graph_posterior.restore,
     "mixture": mixture_posterior.restore,
     "network": network_posterior.restore,
@@ -62,9 +178,9 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
     Raises
     ------
     ValueError
-        If the file is not such a file, was damaged, or contradicts itself: sites that do not add
-        up, matrices that are not positive definite, labels that are none. If an operator asked
-        another oracle than the given one, or its oracle must be given.
+        If the file is not such a file, or was damaged or changed: it holds a digest of what was
+        written. If an operator asked another oracle than the given one, or its oracle must be
+        given.
     OSError
         If the file cannot be opened.
     """
@@ -72,10 +188,13 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
     name = _checks.path("path", path)
     try:
         arrays, header = files.read(name)
-        kind = _checks.choice("posterior", header["posterior"], tuple(RESTORE))
+        own = {posterior.kind for posterior in POSTERIORS}
+        kind = _checks.choice("posterior", header["posterior"], (*own, *RESTORE))
         unused, value = ("loss", loss) if kind == "operator" else ("oracle", oracle)
         if value is not None:
             raise MisfitError(f"{unused} is {_checks.describe(value)}; allowed for this file: None")
+        if kind in own:
+            return _checked(restored(header["fields"], arrays, CLASSES, given), given)
         with np.errstate(all="ignore"):
             found = oracle if kind == "operator" else _loss_of(header, given)
             return RESTORE[kind](arrays, header, found)
@@ -89,6 +208,21 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
             f"path is {name!r}, which is not a posterior saved by epfast, or was damaged ({said}); "
             "allowed: a file written by save"
         ) from error
+
+
+def _checked(post: Any, given: Loss | None) -> Any:
+    """The posterior; refuses what does not fit together, and a loss for other responses."""
+    if isinstance(post, LowRankGPPosterior):
+        _checked(post.weights, None)
+    elif hasattr(post.problem, "prior"):
+        is_shared = post.kind == "full" and post.sites is not None and post.sites.shift.ndim == 2
+        check_shapes(post, f"{OF_ROWS}\n{SHAPES['shared' if is_shared else post.kind]}")
+    if not hasattr(post.problem, "prior") or isinstance(post, LowRankGPPosterior):
+        check_shapes(post, SHAPES[post.kind])
+    y = post.observed()
+    if given is not None and y is not None:
+        files.restore_responses(y, post.problem.loss)
+    return post
 
 
 def _loss_of(header: dict[str, Any], given: Loss | None) -> Loss | None:

@@ -116,7 +116,7 @@ def test_files_and_pickles(loss, tmp_path):
         np.testing.assert_allclose(again.mean, gp.mean, atol=1e-3)
     with np.load(tmp_path / "gp.npz") as file:
         arrays = dict(file)
-    arrays["alpha"] = arrays["alpha"] + 1.0
+    arrays["state.sites.shift"] = arrays["state.sites.shift"] + 1.0
     np.savez(tmp_path / "bad.npz", **arrays)
     with pytest.raises(ValueError, match="damaged"):
         epfast.load(tmp_path / "bad.npz")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from epfast import _checks, schemes
+from epfast import _checks
 from epfast._arrays import Array, Held
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.latents import LatentSites
-from epfast.gp import files
 from epfast.gp.checking import root_of
 from epfast.gp.engines.latents import LatentGPState, LatentProcessEngine, evidence_of, one_of
 from epfast.gp.posterior import GPPosterior
@@ -33,17 +31,8 @@ from epfast.inference import (
     warn_of,
 )
 from epfast.inference.certificates import Case
-from epfast.inference.files import (
-    contents,
-    restore_flag,
-    restore_history,
-    restore_responses,
-    restore_schedule,
-    restore_sites,
-    write,
-)
 from epfast.inference.runtime import cached_property
-from epfast.linear.engines.kernel import GPState, Moments
+from epfast.linear.engines.kernel import GPState
 from epfast.losses import LatentLoss, Loss
 
 #: vectors in a file, (C, n) each
@@ -311,17 +300,6 @@ class LatentGPPosterior(ProcessPosterior):
 
     # -- files --
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to an ``.npz`` file, C n^2 numbers, which :func:`epfast.load` reads."""
-        arrays, header = contents(self)
-        for name in VECTORS:
-            arrays[name] = getattr(self, name)
-        arrays |= {"y": self.problem.y, "packed": np.stack(self.packed)}
-        arrays["diagonal"] = np.stack(self.diagonals)
-        arrays["log_determinant"] = np.array([part.log_determinant for part in self.state.now])
-        header |= {"posterior": self.kind, "scheme": schemes.describe(self.scheme)}
-        write(path, arrays, header)
-
 
 class LatentSiteProposal(NamedTuple):
     """Prior times sites over all latent values, beside prior times likelihood."""
@@ -422,43 +400,3 @@ def fit_latent_process(
     except KeyboardInterrupt as pressed:
         fit = reached(pressed) or fit
         raise Interrupted(start if fit is None else result(fit)) from None
-
-
-def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None) -> Any:
-    """Check what ``save`` wrote, and build the posterior."""
-    latents = len(arrays["alpha"])
-    if isinstance(loss, LatentLoss):
-        loss = loss.filled(latents, False)
-    y = restore_responses(arrays["y"], loss)
-    n = len(y)
-    if loss is not None and loss.latents != latents:
-        raise ValueError(f"alpha is of {latents} latents, and the loss of {loss.latents}")
-    vectors = [_checks.array(name, arrays[name], shape=(latents, n)) for name in VECTORS]
-    determinants = _checks.array("log_determinant", arrays["log_determinant"], shape=(latents,))
-    sites = restore_sites(arrays, ((n, latents), (n, latents), (n,)))
-    if sites is None:
-        raise ValueError("no sites")
-    packed = _checks.array("packed", arrays["packed"], shape=(latents, n, n))
-    diagonal = _checks.array("diagonal", arrays["diagonal"], shape=(latents, n))
-    now = tuple(
-        Moments(vectors[0][k], vectors[1][k], vectors[2][k], float(determinants[k]))
-        for k in range(latents)
-    )
-    for k in range(latents):
-        files.kernel_of(packed[k], diagonal[k])
-        files.moments(now[k], one_of(sites, k), packed[k], diagonal[k])
-    problem = LatentGPProblem(
-        None, y, loss, schemes.restore(header["scheme"]), restore_schedule(header["schedule"], None)
-    )
-    sweeps = _checks.integer("sweeps", header["sweeps"], least=0)
-    post = LatentGPPosterior(
-        LatentGPState(sites, sweeps, now),
-        problem,
-        restore_flag(header, "converged"),
-        restore_history(header["history"]),
-        tuple(packed),
-        tuple(diagonal),
-    )
-    for part in post.parts:
-        files.variances(part)
-    return post

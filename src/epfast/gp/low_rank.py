@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -13,7 +12,6 @@ from scipy import linalg
 
 from epfast import _checks
 from epfast._arrays import Array, row_chunks
-from epfast.gp import files
 from epfast.gp.factor import (
     KernelColumns,
     LowRankFactor,
@@ -21,17 +19,15 @@ from epfast.gp.factor import (
     kernel_columns,
 )
 from epfast.gp.prediction import MOVED, ProcessPosterior, matrices_of, prior_at
-from epfast.inference import Callback, Interrupted, Sites, SweepInfo
+from epfast.inference import Callback, Interrupted, SweepInfo
 from epfast.inference.certificates import Case
-from epfast.inference.files import agree, restore_responses, write
 from epfast.inference.runtime import Tick, cached_property, one_blas_thread
 from epfast.linear.checking import proposal, root_of
 from epfast.linear.choices import Choices, choose
 from epfast.linear.engines import at_start
-from epfast.linear.files import restore as restore_linear
 from epfast.linear.fit import fit_problem as fit_linear_problem
 from epfast.linear.full_posterior import FullPosterior
-from epfast.linear.problem import Data, LinearProblem, prior_of, sum_of_sites, weights_of
+from epfast.linear.problem import Data, LinearProblem, prior_of, weights_of
 from epfast.losses import Loss
 from epfast.schemes import Scheme
 
@@ -313,18 +309,6 @@ class LowRankGPPosterior(ProcessPosterior):
 
     # -- save --
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to an ``.npz`` file, n r numbers, which :func:`load` reads; nothing is pickled.
-
-        An old file stays as it was until the new one is complete and on the disk; an OSError says
-        why it is not. Your own functions (CustomLoss, CustomSite, LowLevelCallable) and losses with
-        methods of their own cannot be written: give them to ``load`` again.
-        """
-        arrays, header = self.weights.contents()
-        arrays |= {f"factor_{name}": value for name, value in vars(self.factor).items()}
-        arrays["y"] = self.problem.data.y
-        write(path, arrays, header | {"posterior": self.kind})
-
     def __getstate__(self) -> dict[str, Any]:
         # the weights leave out their rows, the rows of the factor
         return self.__dict__ | {"responses": self.problem.data.y}
@@ -339,52 +323,6 @@ def _knowing(weights: FullPosterior, G: Array, y: Array) -> FullPosterior:
     """Weights that refer to the rows of the factor."""
     data = Data(_design(G), y, weights.problem.data.weights)
     return replace(weights, problem=weights.problem._replace(data=data))
-
-
-def restore(
-    arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None
-) -> LowRankGPPosterior:
-    """Check what ``save`` wrote, also in 0.1.0, and build the posterior."""
-    if "power" in header:
-        header = header | {
-            "scheme": {"name": "exact"} if header["exact"] else None,
-            "schedule": {"name": "EP", "power": header["power"], "damping": 1.0},
-        }
-    weights = restore_linear(arrays, header | {"posterior": FullPosterior.kind}, loss)
-    factor = files.factor({name: arrays[f"factor_{name}"] for name in files.FACTOR})
-    y = restore_responses(arrays["y"], loss)
-    n, d = _design(factor.G).shape
-    if len(y) != n or weights.shift.size != d:
-        raise ValueError("the weights are not of the rank of the factor")
-    prior = weights.problem.prior
-    if prior.shift.any() or (prior.precision != np.eye(d)).any():
-        raise ValueError("the prior of the weights is not N(0, I)")
-    weights = _knowing(weights, factor.G, y)
-    _check_sum(weights, n)
-    return LowRankGPPosterior(weights, factor)
-
-
-def _check_sum(weights: FullPosterior, n: int) -> None:
-    """Refuse weights that are not their prior times their sites. O(n r^2)."""
-    sites, problem = weights.sites, weights.problem
-    if sites is None or sites.precision.ndim != 1:
-        return
-    if len(sites.precision) != n:
-        raise ValueError(f"there are {len(sites.precision)} sites of {n} observations")
-    precision, shift = sum_of_sites(problem, sites)
-    sizes = sum_of_sites(problem._replace(data=_sized(problem.data)), Sites(*map(np.abs, sites)))
-    root = np.sqrt(1.0 + np.diag(sizes[0]))
-    precision += problem.prior.precision
-    agree("precision", weights.precision, precision, np.multiply.outer(root, root))
-    agree("shift", weights.shift, shift, sizes[1])
-
-
-def _sized(data: Data) -> Data:
-    """The rows with their absolute values."""
-    return data._replace(X=np.abs(data.X))
-
-
-# ---- the fit ----
 
 
 def fit_low_rank(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
@@ -11,10 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import linalg
 
-from epfast import _checks, schemes
+from epfast import _checks
 from epfast._arrays import Array, slices, symmetric_from_upper
 from epfast._core.kernel_matrix import KernelMatrix
-from epfast.gp import files
 from epfast.gp.checking import proposal_of
 from epfast.gp.prediction import (
     MOVED,
@@ -30,15 +28,6 @@ from epfast.gp.problem import GPProblem
 from epfast.gp.relaxed import RelaxedEnergies, relaxed_energies
 from epfast.inference import SweepInfo, learning
 from epfast.inference.certificates import Case
-from epfast.inference.files import (
-    contents,
-    restore_flag,
-    restore_history,
-    restore_responses,
-    restore_schedule,
-    restore_sites,
-    write,
-)
 from epfast.inference.runtime import cached_property
 from epfast.linear.engines.kernel import (
     GPState,
@@ -49,9 +38,7 @@ from epfast.linear.engines.kernel import (
     marginal_residual,
     moments_of,
 )
-from epfast.linear.problem import weights_of
-from epfast.losses import Loss, NoisyStep
-from epfast.schedules import EP
+from epfast.losses import NoisyStep
 
 #: of relaxed EP there is no gradient
 NOT_STATIONARY = (
@@ -416,70 +403,3 @@ class GPPosterior(ProcessPosterior):
         return draws_of(self.mean, self.covariance, size, draws)
 
     # -- save --
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to an ``.npz`` file, n^2 numbers, which :func:`load` reads; nothing is pickled.
-
-        An old file stays as it was until the new one is complete and on the disk; an OSError says
-        why it is not. Your own functions (CustomLoss, CustomSite, LowLevelCallable) and losses with
-        methods of their own cannot be written: give them to ``load`` again.
-        """
-        arrays, header = contents(self)
-        arrays |= {name: getattr(self.moments, name) for name in VECTORS}
-        arrays |= {"y": self.problem.y, "packed": self.packed, "diagonal": self.diagonal}
-        if self.problem.weights is not None:
-            arrays["weights"] = self.problem.weights
-        if self.relaxed is not None:
-            arrays |= {f"relaxed_{name}": value for name, value in self.relaxed._asdict().items()}
-        header |= {
-            "posterior": self.kind,
-            "scheme": schemes.describe(self.scheme),
-            "log_determinant": float(self.moments.log_determinant),
-        }
-        write(path, arrays, header)
-
-
-def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None) -> GPPosterior:
-    """Check what ``save`` wrote, also in 0.1.0, and build the posterior."""
-    y = restore_responses(arrays["y"], loss)
-    n = len(y)
-    alpha, mean, variance = (_checks.array(name, arrays[name], shape=(n,)) for name in VECTORS)
-    log_determinant = _checks.number("log_determinant", header["log_determinant"])
-    moments = Moments(alpha, mean, variance, log_determinant)
-    sites = restore_sites(arrays, ((n,),) * 3)
-    if sites is None:
-        raise ValueError("no sites")
-    packed = _checks.array("packed", arrays["packed"], shape=(n, n))
-    diagonal = _checks.array("diagonal", arrays["diagonal"], shape=(n,))
-    files.kernel_of(packed, diagonal)
-    files.moments(moments, sites, packed, diagonal)
-    scheme, schedule = _choices(header)
-    weights = weights_of(arrays.get("weights"), n)
-    relaxed = None
-    if "relaxed_precision" in arrays:
-        relaxed = Relaxed(
-            *(_checks.array("relaxed", arrays[f"relaxed_{k}"], shape=(n,)) for k in Relaxed._fields)
-        )
-    post = GPPosterior(
-        GPState(sites, _checks.integer("sweeps", header["sweeps"], least=0), relaxed),
-        GPProblem(None, y, loss, scheme, schedule, weights),  # type: ignore[arg-type]
-        restore_flag(header, "converged"),
-        restore_history(header["history"]),
-        moments,
-        packed,
-        diagonal,
-    )
-    files.variances(post)
-    return post
-
-
-def _choices(header: dict[str, Any]) -> tuple[schemes.Scheme | None, Any]:
-    """Scheme and schedule; files of 0.1.0 hold power, relaxation, and if the scheme is exact."""
-    if "schedule" in header:
-        scheme = schemes.restore(header["scheme"])
-        return scheme, restore_schedule(header["schedule"], None)
-    scheme = schemes.Exact() if header["exact"] else None
-    if header["relaxation"] and scheme is not None:
-        scheme = schemes.Relaxed(**header["relaxation"])
-    power = _checks.number("power", header["power"], above=0.0)
-    return scheme, EP(power=power, damping=1.0)

@@ -12,6 +12,7 @@ from scipy import linalg
 from epfast import _checks
 from epfast._arrays import Array, slices
 from epfast.inference.posterior import Posterior, shifted
+from epfast.linear.files import Saved
 
 #: arguments that moved, with their new spelling
 MOVED = {"k_star_diag": "K_star_star=..., the same numbers or the whole matrix"}
@@ -80,7 +81,7 @@ def draws_of(mean: Array, covariance: Array, size: int, rng: np.random.Generator
     return np.asarray(mean + rng.standard_normal((size, len(mean))) @ root.T)
 
 
-class ProcessPosterior(Posterior):
+class ProcessPosterior(Saved, Posterior):
     """Base of the posteriors of processes; a subclass has ``predict_latent``."""
 
     def predict_latent(

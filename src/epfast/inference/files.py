@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import math
 import numbers
@@ -20,15 +21,13 @@ import numpy as np
 
 from epfast import _checks, schedules
 from epfast._arrays import Array
-from epfast.inference.posterior import Posterior
-from epfast.inference.records import Sites, SweepInfo
+from epfast._core.vector import build_facts
+from epfast.inference.records import SweepInfo
 from epfast.losses import Loss
 from epfast.losses import describe as describe_loss
 
 #: format of the files that ``write`` makes
-FORMAT = 2
-#: file formats that ``read`` knows; 0.1.0 wrote format 1
-FORMATS = (1, 2)
+FORMAT = 3
 #: how far the parts of a file may differ, relative to what they are sums of
 ROUNDING = 1e-6
 #: bytes read at a time
@@ -49,8 +48,6 @@ SCHEDULES: dict[str, Any] = {
     for name, kind in ((name, getattr(schedules, name)) for name in schedules.__all__)
     if is_dataclass(kind)
 }
-#: sites of CSR rows hold so many numbers, beside the pattern
-ROWS_OF_CSR = ("precision", "shift")
 #: what a record of a sweep is made of
 RECORD = get_type_hints(SweepInfo)
 
@@ -73,13 +70,26 @@ def write(path: str | os.PathLike[str], arrays: dict[str, Any], header: dict[str
         As the operating system says; the old file is as it was.
     """
     name = _checks.path("path", path)
-    members = {"header": np.array(json.dumps(plain("header", {"format": FORMAT, **header})))}
+    members: dict[str, Any] = {}
     for key, value in arrays.items():
         members[key] = np.asarray(value)
         if members[key].dtype.kind not in "fiub":
             raise TypeError(f"{key} is {_checks.describe(members[key])}; allowed: real numbers")
+    whole = plain("header", {"format": FORMAT, "version": build_facts()["version"], **header})
+    whole["digest"] = digest(members, whole)
+    members["header"] = np.array(json.dumps(whole))
     with _replacing(name) as file:
-        np.savez(file, **members)  # type: ignore[arg-type]
+        np.savez(file, **members)
+
+
+def digest(arrays: dict[str, Array], header: dict[str, Any]) -> str:
+    """What tells whether a file holds what was written: of names, arrays and header."""
+    found = hashlib.blake2b(json.dumps(header, sort_keys=True).encode(), digest_size=16)
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        found.update(f"{name} {array.dtype.str} {arrays[name].shape}".encode())
+        found.update(array.view(np.uint8).data if array.size else b"")
+    return found.hexdigest()
 
 
 def plain(name: str, value: Any) -> Any:
@@ -215,8 +225,10 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, Any]
     header = json.loads(str(text))
     if not isinstance(header, dict):
         raise ValueError("the header holds no names")
-    if header.get("format") not in FORMATS:
+    if header.get("format") != FORMAT:
         raise ValueError(f"its format is {header.get('format')!r}")
+    if header.pop("digest", None) != digest(arrays, header):
+        raise ValueError("it holds other numbers than those that were written")
     return arrays, header
 
 
@@ -267,30 +279,7 @@ def _fill(result: Array, file: Any) -> None:
         raise ValueError("an array is longer than it says")
 
 
-# ---- what every posterior writes ----
-
-
-def contents(post: Posterior) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arrays and the header that every kind of posterior writes."""
-    arrays: dict[str, Any] = {}
-    if post.sites is not None:
-        arrays |= {f"sites_{name}": value for name, value in post.sites._asdict().items()}
-        matrix: Any = post.sites.precision
-        if hasattr(matrix, "indptr"):  # CSR of one pattern
-            arrays |= {"sites_start": matrix.indptr, "sites_column": matrix.indices}
-            arrays |= {f"sites_{name}": arrays[f"sites_{name}"].data for name in ROWS_OF_CSR}
-    schedule, groups = describe_schedule(post.schedule)
-    if groups is not None:
-        arrays["schedule_groups"] = groups
-    return arrays, {
-        "loss": describe_loss(post.loss),
-        "offset": bool(getattr(post.problem.loss, "has_offset", False)),
-        "beta": float(post.beta),
-        "schedule": schedule,
-        "converged": bool(post.converged),
-        "sweeps": int(post.n_sweeps),
-        "history": describe_history(post.history),
-    }
+# ---- what posteriors have in common ----
 
 
 def describe_schedule(schedule: Any) -> tuple[dict[str, Any], Array | None]:
@@ -331,9 +320,8 @@ def _is_legal(described: dict[str, Any], groups: Array | None) -> bool:
 
 
 def restore_schedule(described: dict[str, Any] | None, groups: Any) -> Any:
-    """The schedule that :func:`describe_schedule` wrote; plain EP where 0.1.0 wrote None."""
-    if described is None:
-        return schedules.EP(power=1.0, damping=1.0)
+    """The schedule that :func:`describe_schedule` wrote."""
+    assert described is not None
     numbers_of = dict(described)
     kind = SCHEDULES[_checks.choice("schedule", numbers_of.pop("name"), tuple(SCHEDULES))]
     for name, value in numbers_of.items():
@@ -378,18 +366,6 @@ def restore_flag(header: dict[str, Any], name: str) -> bool:
     return _checks.flag(name, header[name])
 
 
-def restore_sites(arrays: dict[str, Array], shapes: Any) -> Sites | None:
-    """The sites that a file holds, of the given three shapes."""
-    if "sites_precision" not in arrays:
-        return None
-    return Sites(
-        *(
-            _checks.array(f"sites_{name}", arrays[f"sites_{name}"], shape=shape)
-            for name, shape in zip(Sites._fields, shapes, strict=True)
-        )
-    )
-
-
 def agree(name: str, given: Any, wanted: Any, size: Any) -> None:
     """Refuse numbers that differ from what they follow from, by more than rounding of ``size``."""
     gap = np.abs(np.asarray(given) - wanted)
@@ -398,7 +374,7 @@ def agree(name: str, given: Any, wanted: Any, size: Any) -> None:
 
 
 def restore_responses(given: Array, loss: Loss | None) -> Array:
-    """The responses of a fit, (n, width); in files of 0.1.0 labels (n,).
+    """The responses of a fit, (n, width).
 
     Those of our losses begin with what the user gave, from which the rest follows.
     """

@@ -1,310 +1,209 @@
-"""Linear posteriors from files."""
+"""Posteriors of rows and processes as files: their fields, as named arrays and plain JSON.
+
+What a class is pickled as, its file holds. Functions of the user are not written: a loss or a
+scheme that has some is None when it is read.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import re
+from dataclasses import fields, is_dataclass
+from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 
-from epfast import _checks, schemes
+from epfast import _checks, losses, schemes
 from epfast._arrays import Array
-from epfast.inference import Sites
-from epfast.inference.files import (
-    ROUNDING,
-    agree,
-    restore_flag,
-    restore_history,
-    restore_responses,
-    restore_schedule,
-    restore_sites,
-)
-from epfast.linear.full_posterior import FullPosterior
-from epfast.linear.posterior import FactorizedPosterior
-from epfast.linear.problem import Data, LinearProblem, State, is_proper, weights_of
-from epfast.linear.wide import WideRows, solved
-from epfast.linear.wide_posterior import WidePosterior
-from epfast.losses import Loss
+from epfast.inference.files import describe_schedule, plain, restore_schedule, write
+from epfast.inference.records import SweepInfo
+from epfast.losses import LatentLoss, Loss, Prior, restore_prior
+from epfast.schedules import Schedule
+from epfast.schemes import Scheme
 
-KINDS = {kind.kind: kind for kind in (FactorizedPosterior, FullPosterior)}
+#: an axis of an array, see :func:`check_shapes`
+AXIS = re.compile(r"[a-z]\+?")
+#: sparse matrices by their names
+SPARSE = {kind.__name__: kind for kind in (sparse.csr_matrix, sparse.csr_array)}
 
 
-def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None) -> Any:
-    """Check what ``save`` of a linear model wrote, and build the posterior."""
-    full = header["posterior"] == FullPosterior.kind
-    batch_size = header["batch_size"]
-    if batch_size is not None:
-        _checks.integer("batch_size", batch_size, least=1)
-    d = arrays["shift"].size
-    prior = _prior(arrays, d, full)
-    shift = _checks.array("shift", arrays["shift"], shape=(d,))
-    precision = _matrix("precision", arrays["precision"], d, full)
-    state = State(
-        precision,
-        shift,
-        _sites(arrays, d, full),
-        _checks.number("log_scale", header["log_scale"]),
-        _checks.integer("sweeps", header["sweeps"], least=0),
-        _rows_seen(header, stored="sites_precision" in arrays),
-    )
-    weights, groups = _of_rows(arrays, state.sites)
-    # one less than weights beside an intercept; files of 0.1.0 do not say it
-    columns = _checks.integer("columns", header.get("columns", d), least=d - 1, most=d)
-    problem = LinearProblem(
-        Data(None, None, weights),
-        loss,  # type: ignore[arg-type]
-        schemes.restore(header.get("scheme")),  # type: ignore[arg-type]
-        restore_schedule(header.get("schedule"), arrays.get("schedule_groups")),
-        header["posterior"],
-        batch_size,
-        prior,
-        prior,
-        groups,
-        intercept=columns < d,
-        names=names_of(header.get("names"), columns),
-    )
-    _check_sum(state, problem)
-    history = restore_history(header["history"])
-    post = KINDS[header["posterior"]](state, problem, restore_flag(header, "converged"), history)
-    try:
-        evidence = shift @ post.mean  # its factor is kept, and needed sooner or later
-    except np.linalg.LinAlgError:
-        raise ValueError("precision is not positive definite") from None
-    if not np.isfinite(evidence):
-        raise ValueError("the log evidence overflows")
-    return post
+class Saved:
+    """Base of posteriors that are written by their fields."""
+
+    kind: ClassVar[str]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to an ``.npz`` file, which :func:`epfast.load` reads; nothing is pickled.
+
+        An old file stays as it was until the new one is complete and on the disk; an OSError says
+        why it is not. Your own functions (CustomLoss, CustomSite, LowLevelCallable) and losses with
+        methods of their own cannot be written: give them to ``load`` again. Costs recorded after
+        every factor are not written, and rows only where predictions need them.
+        """
+        write(path, *contents(self))
 
 
-def restore_wide(arrays: dict[str, Array], header: dict[str, Any], loss: Loss | None) -> Any:
-    """The same of a posterior in the n x n form, whose rows are in the file. O(n^2 d + n^3)."""
-    y = restore_responses(arrays["y"], loss)
-    n, d = len(y), arrays["prior_shift"].size
-    prior = _prior(arrays, d, arrays["prior_precision"].ndim == 2)
-    columns = _checks.integer("columns", header["columns"], least=d - 1, most=d)
-    X, weights = wide_rows_of(arrays, n, d, columns < d), weights_of(arrays.get("weights"), n)
-    sites = restore_sites(arrays, ((n,),) * 3)
-    if sites is None:
-        raise ValueError("no sites")
-    problem = LinearProblem(
-        Data(X, y, weights),
-        loss,  # type: ignore[arg-type]
-        schemes.restore(header["scheme"]),  # type: ignore[arg-type]
-        restore_schedule(header["schedule"], None),
-        FullPosterior.kind,
-        None,
-        prior,
-        prior,
-        intercept=columns < d,
-        names=names_of(header["names"], columns),
-        wide=WideRows(X, columns < d),
-    )
-    state = solved(problem, sites, _checks.integer("sweeps", header["sweeps"], least=0))
-    if state is None:
-        raise ValueError("the sites make the posterior improper")
-    flag, history = restore_flag(header, "converged"), restore_history(header["history"])
-    post = WidePosterior(state, problem, flag, history)
-    _check_wide(post, arrays, header)
-    return post
+def contents(post: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arrays and the header of a file."""
+    writer = _Writer()
+    described = writer.pack("", post)
+    return writer.arrays, {"posterior": post.kind, "fields": described}
 
 
-def wide_rows_of(arrays: dict[str, Array], n: int, d: int, intercept: bool) -> Any:
-    """The rows of a file, (n, d), dense or CSR."""
-    if "rows" in arrays:
-        X: Any = arrays["rows"]
-        if X.shape != (n, d) or X.dtype.kind not in "fiub":
-            raise ValueError(f"rows is {_checks.describe(X)}; allowed: numbers, ({n}, {d})")
-        last = X[:, -1]
-    else:
-        data, indices, indptr = (arrays[f"rows_{part}"] for part in ("data", "indices", "indptr"))
-        if data.dtype.kind not in "fiub" or {indices.dtype.kind, indptr.dtype.kind} - set("iu"):
-            raise ValueError("rows are no numbers, or their places no integers")
-        X = sparse.csr_matrix((data, indices, indptr), shape=(n, d))
-        X.check_format(full_check=True)
-        last = X[:, [d - 1]].toarray()
-    if not np.isfinite(X if "rows" in arrays else X.data).all():
-        raise ValueError("rows hold NaN or infinity")
-    if intercept and not (last == 1.0).all():
-        raise ValueError("rows of a fit with an intercept do not end with ones")
-    return X
+class _Writer:
+    """Turns a tree of objects into JSON, and arrays by their path in it."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, Any] = {}
+        #: arrays that are written, by their identity
+        self.known: dict[int, tuple[Any, Any]] = {}
+
+    def pack(self, name: str, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            if id(value) not in self.known:
+                self.arrays[name] = value
+                self.known[id(value)] = value, {"array": name}
+            return self.known[id(value)][1]
+        if hasattr(value, "indptr"):
+            parts = {part: getattr(value, part) for part in ("data", "indices", "indptr")}
+            return {
+                "sparse": type(value).__name__,
+                "shape": list(value.shape),
+                "parts": [self.pack(f"{name}.{part}", array) for part, array in parts.items()],
+            }
+        if isinstance(value, Loss):
+            filled = isinstance(value, LatentLoss)
+            return {
+                "loss": losses.describe(value.with_offset(False)),
+                "beta": value.beta,
+                "offset": value.has_offset,
+                "latents": value.latents if filled else None,
+                "correlated": value.correlated if filled else None,
+            }
+        if isinstance(value, Prior):
+            return {"prior": value.describe()}
+        if isinstance(value, Scheme):
+            return {"scheme": schemes.describe(value)}
+        if isinstance(value, Schedule):
+            described, groups = describe_schedule(value)
+            return {"schedule": described, "groups": self.pack(f"{name}.groups", groups)}
+        if isinstance(value, SweepInfo):
+            value = value._replace(factor_cost=None)
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            named = dict(zip(value._fields, value, strict=True))
+            return {"type": type(value).__name__, "fields": self._named(name, named)}
+        if isinstance(value, list | tuple):
+            packed = [self.pack(f"{name}.{k}", item) for k, item in enumerate(value)]
+            return {type(value).__name__: packed}
+        if is_dataclass(value) or type(value).__module__.startswith("epfast."):
+            state = value.__getstate__()
+            if is_dataclass(value):  # without what was computed later
+                cached = set(vars(value)) - {field.name for field in fields(value)}
+                state = {key: item for key, item in state.items() if key not in cached}
+            return {"type": type(value).__name__, "fields": self._named(name, state)}
+        return plain(name, value)
+
+    def _named(self, name: str, parts: dict[str, Any]) -> dict[str, Any]:
+        return {key: self.pack(f"{name}.{key}".strip("."), item) for key, item in parts.items()}
 
 
-def _check_wide(post: WidePosterior, arrays: dict[str, Array], header: dict[str, Any]) -> None:
-    """Refuse sites, rows and prior that do not give the moments of the file."""
-    sites, moments = post.state.sites, post.latent_moments
-    diagonal = post.state.diagonal
-    assert diagonal is not None
-    n = len(diagonal)
-    # I + K S loses as many digits as it has in front of those of 1
-    lost = 100.0 * np.finfo(float).eps * np.abs(sites.precision).max() * diagonal.max()
-    slack = 1.0 + lost / ROUNDING
-    root = np.sqrt(diagonal)
-    given = {
-        name: _checks.array(name, arrays[name], shape=(n,)) for name in ("latent_mean", "alpha")
-    }
-    size = np.abs(moments.mean) + root * (root @ np.abs(moments.alpha))
-    agree("latent_mean", given["latent_mean"], moments.mean, slack * size)
-    size = np.abs(sites.shift) + np.abs(sites.precision * moments.mean) + np.abs(moments.alpha)
-    agree("alpha", given["alpha"], moments.alpha, slack * (size + 1e-3 * size.max()))
-    evidence = _checks.number("log_evidence", header["log_evidence"])
-    size = 1.0 + np.abs(sites.log_scale).sum() + np.abs(sites.shift) @ np.abs(moments.mean)
-    agree("log_evidence", evidence, post.log_evidence, slack * size)
+def restored(
+    value: Any, arrays: dict[str, Array], kinds: dict[str, Any], given: Loss | None
+) -> Any:
+    """The object that :func:`contents` has described.
+
+    kinds: classes by their names, the only ones that are made. given: a loss in place of that of
+    the file.
+    """
+
+    def unpack(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        if "array" in value:
+            return arrays[value["array"]]
+        if "sparse" in value:
+            triple = tuple(map(unpack, value["parts"]))
+            found = SPARSE[value["sparse"]](triple, shape=tuple(value["shape"]))
+            found.check_format(full_check=True)
+            return found
+        if "loss" in value:
+            return _loss(value, given)
+        if "prior" in value:
+            return restore_prior(value["prior"])
+        if "scheme" in value:
+            return schemes.restore(value["scheme"])
+        if "schedule" in value:
+            return restore_schedule(value["schedule"], unpack(value["groups"]))
+        if "list" in value:
+            return list(map(unpack, value["list"]))
+        if "tuple" in value:
+            return tuple(map(unpack, value["tuple"]))
+        kind = kinds[_checks.choice("type", value["type"], tuple(kinds))]
+        parts = {key: unpack(item) for key, item in value["fields"].items()}
+        if hasattr(kind, "_fields"):
+            return kind(**parts)
+        found = object.__new__(kind)
+        if hasattr(kind, "__setstate__"):
+            found.__setstate__(parts)
+        else:
+            found.__dict__.update(parts)
+        return found
+
+    return unpack(value)
 
 
-def _rows_seen(header: dict[str, Any], stored: bool) -> int | None:
-    """Rows that ADF took in; files of 0.1.0 do not say it."""
-    seen = header.get("rows_seen")
-    if seen is None:
-        return None
-    if stored:
-        raise ValueError(f"rows_seen is {seen!r} beside sites; allowed: null, ADF stores none")
-    return _checks.integer("rows_seen", seen, least=0)
+def check_shapes(post: Any, shapes: str) -> None:
+    """Refuse arrays of a posterior that do not fit together, on which compiled code relies.
+
+    shapes: a line per array or tuple of arrays: its place, and a letter per axis, alternatives
+    behind a "|". Equal letters are equal lengths, a "+" is one more; "=" stands for integers below
+    that length, "?" for numbers that may be infinite.
+    """
+    lengths: dict[str, int] = {}
+    for line in shapes.split("\n"):
+        place, *allowed = line.replace("|", " ").split()
+        values = [post]
+        for name in place.split("."):
+            values = [getattr(value, name) for value in values if value is not None]
+            values = [part for v in values for part in (v if type(v) is tuple else (v,))]
+        for value in values:
+            if value is not None:
+                _check_shape(place, value, allowed, lengths)
 
 
-def _matrix(name: str, given: Array, d: int, full: bool) -> Array:
-    """A precision: positive numbers, or a symmetric matrix."""
-    if not full:
-        return _checks.array(name, given, shape=(d,), positive=True)
-    matrix = _checks.array(name, given, shape=(d, d))
-    _checks.symmetric(name, matrix)
-    return matrix
+def _check_shape(place: str, value: Any, allowed: list[str], lengths: dict[str, int]) -> None:
+    fitting = [some for some in allowed if len(AXIS.findall(some.split("=")[0])) == value.ndim]
+    if not fitting:
+        raise ValueError(f"{place} has shape {value.shape}")
+    spec = fitting[0]
+    axes, _, below = spec.strip("?").partition("=")
+    for axis, length in zip(AXIS.findall(axes), value.shape, strict=True):
+        more = len(axis) - 1
+        if lengths.setdefault(axis[0], length - more) != length - more:
+            raise ValueError(f"{place} has shape {value.shape}, and others {lengths[axis[0]]}")
+    numbers = value.data if hasattr(value, "indptr") else value
+    if below:
+        if numbers.dtype.kind not in "iu" or (numbers.size and not numbers.min() >= 0):
+            raise ValueError(f"{place} holds no numbers of rows or columns")
+        if numbers.size and numbers.max() >= lengths[below]:
+            raise ValueError(f"{place} holds numbers beyond {lengths[below] - 1}")
+    elif numbers.dtype.kind not in "fiub" or not (spec[-1] == "?" or np.isfinite(numbers).all()):
+        raise ValueError(f"{place} holds NaN or infinity, or no numbers")
+    elif spec[-1] == "?" and np.isnan(numbers).any():
+        raise ValueError(f"{place} holds NaN")
 
 
-def _prior(arrays: dict[str, Array], d: int, full: bool) -> State:
-    """The prior; files of 0.1.0 have no shift."""
-    precision = _matrix("prior_precision", arrays["prior_precision"], d, full)
-    if full and not is_proper(precision):
-        raise ValueError("prior_precision is not positive definite")
-    shift = np.zeros(d)
-    if "prior_shift" in arrays:
-        shift = _checks.array("prior_shift", arrays["prior_shift"], shape=(d,))
-    if not shift.any():
-        return State(precision, shift, None, 0.0, 0)
-    mean = np.linalg.solve(precision, shift) if full else shift / precision
-    return State(precision, shift, None, -0.5 * float(shift @ mean), 0)
-
-
-def _sites(arrays: dict[str, Array], d: int, full: bool) -> Sites | None:
-    """The sites: (n, d) each, or with a full covariance a number per row, or (K, d, d)."""
-    if "sites_precision" not in arrays:
-        return None
-    given = arrays["sites_precision"]
-    count = len(given)
-    if not full and "sites_start" in arrays:
-        return _sparse_sites(arrays, d)
-    if not full:
-        shapes: Any = (count, d), (count, d), (count,)
-    elif given.ndim == 1:
-        shapes = (count,), (count,), (count,)
-    else:
-        shapes = (count, d, d), (count, d), (count,)
-    return restore_sites(arrays, shapes)
-
-
-def _sparse_sites(arrays: dict[str, Array], d: int) -> Sites:
-    """Sites of CSR rows: two CSR matrices of one pattern."""
-    start, column = arrays["sites_start"], arrays.get("sites_column", np.empty(0))
-    for name, index in (("sites_start", start), ("sites_column", column)):
-        if index.ndim != 1 or index.dtype.kind not in "iu":
-            raise ValueError(f"{name} is {_checks.describe(index)}; allowed: integers, (k,)")
-    size = len(column)
-    inside = size == 0 or (column.min() >= 0 and column.max() < d)
-    if len(start) < 2 or start[0] != 0 or start[-1] != size or (start[1:] < start[:-1]).any():
-        raise ValueError("sites_start is no increasing list of where the rows of sites begin")
-    if not inside:
-        raise ValueError(f"sites_column holds numbers outside 0 to {d - 1}")
-    count = len(start) - 1
-    found = restore_sites(arrays, ((size,), (size,), (count,)))
-    assert found is not None
-    a, b = (sparse.csr_array((x, column, start), shape=(count, d)) for x in found[:2])
-    return Sites(a, b, found.log_scale)
-
-
-def _of_rows(
-    arrays: dict[str, Array], sites: Sites | None
-) -> tuple[Array | None, NDArray[np.intp] | None]:
-    """Weights and groups of the rows, as many as there are."""
-    weights, groups = arrays.get("weights"), arrays.get("groups")
-    lengths = set()
-    if sites is not None and sites.precision.ndim == 1:
-        lengths.add(len(sites.precision))
-    if weights is not None:
-        weights = _checks.array("weights", weights, shape=(None,))
-        if not ((weights >= 0.0) & (weights <= 1e15)).all() or not weights.any():
-            raise ValueError("weights holds numbers below 0 or above 1e15, or zeros alone")
-        lengths.add(len(weights))
-    labels = None
-    if groups is not None:
-        if groups.ndim != 1 or groups.dtype.kind not in "iu" or groups.size == 0:
-            raise ValueError(f"groups is {_checks.describe(groups)}; allowed: integers, (n,)")
-        if sites is None or groups.min() < 0 or groups.max() >= len(sites.precision):
-            raise ValueError("groups names sites that there are not")
-        labels = groups.astype(np.intp)
-        lengths.add(len(labels))
-    if len(lengths) > 1:
-        raise ValueError(f"sites, weights and groups are of {sorted(lengths)} rows")
-    return weights, labels
-
-
-def _check_sum(state: State, problem: LinearProblem) -> None:
-    """Refuse a posterior that is not its prior times its sites, as far as no rows are needed."""
-    sites, prior = state.sites, problem.prior
-    if sites is None:
-        return
-    if sites.precision.ndim == 1:
-        times: Any = np.ones(len(sites.log_scale))
-        _check_bounds(state.precision, prior.precision, sites.precision)
-    else:
-        found = _times(problem, sites)
-        if found is None:
-            return
-        times, count = found, np.abs(found)
-        for name, first, all_of in (
-            ("precision", prior.precision, sites.precision),
-            ("shift", prior.shift, sites.shift),
-        ):
-            size = np.abs(first) + _sum(count, abs(all_of))
-            if size.ndim == 2:
-                root = np.sqrt(np.diag(size))
-                size = np.maximum(size, np.multiply.outer(root, root))
-            agree(name, getattr(state, name), first + _sum(times, all_of), size)
-    # the prior's is the product of a solution of its matrix, which has more rounding
-    size = 1.0 + 1e3 * abs(prior.log_scale) + times @ np.abs(sites.log_scale)
-    agree("log_scale", state.log_scale, prior.log_scale + times @ sites.log_scale, size)
-
-
-def _sum(times: Array, sites: Any) -> Array:
-    """Of sites, each so many times."""
-    return np.asarray(times @ sites if hasattr(sites, "indptr") else np.tensordot(times, sites, 1))
-
-
-def _times(problem: LinearProblem, sites: Sites) -> Array | None:
-    """How often each site counts; None where a file of 0.1.0 does not say it."""
-    if problem.covariance == FactorizedPosterior.kind:
-        return np.ones(len(sites.log_scale))
-    if problem.groups is None:
-        return None
-    return np.bincount(problem.groups, problem.copies(), minlength=len(sites.log_scale)).astype(
-        np.float64
-    )
-
-
-def _check_bounds(precision: Array, prior: Array, sites: Array) -> None:
-    """Scalar sites of one sign raise or lower the precision of the prior. O(d^3)."""
-    slack = np.diag(ROUNDING * np.diag(precision))
-    gain = precision - prior
-    if (sites >= 0.0).all() and not is_proper(gain + slack):
-        raise ValueError("precision contradicts the sites: it is less than the prior's")
-    if (sites <= 0.0).all() and not is_proper(slack - gain):
-        raise ValueError("precision contradicts the sites: it is more than the prior's")
-
-
-def names_of(given: Any, columns: int) -> tuple[str, ...] | None:
-    """Names of the columns of X."""
-    if given is None:
-        return None
-    if not (isinstance(given, list) and all(isinstance(name, str) for name in given)):
-        raise ValueError("names are no strings")
-    if len(given) != columns:
-        raise ValueError(f"{len(given)} names for {columns} columns")
-    return tuple(given)
+def _loss(described: dict[str, Any], given: Loss | None) -> Loss | None:
+    """The given loss, or that of the file, at the temperature of the fit."""
+    beta, latents = float(described["beta"]), described["latents"]
+    found = given
+    if given is None and described["loss"] is not None:
+        found = losses.restore(described["loss"], beta)
+    elif given is not None and given.beta == 1.0:
+        found = given.tempered(beta)
+    if isinstance(found, LatentLoss) and latents is not None:
+        found = found.filled(latents, described["correlated"])
+    if found is not None and latents is not None and found.latents != latents:
+        raise ValueError(f"the fit has {latents} latents per row, and the loss is {found!r}")
+    return found.with_offset() if found is not None and described["offset"] else found

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from epfast import _checks, families, schemes
+from epfast import _checks, families
 from epfast._arrays import Array, row_chunks
 from epfast._core.latents import LatentSites
 from epfast.inference import Sites, SweepInfo, report
 from epfast.inference.certificates import Case
-from epfast.inference.files import contents, write
 from epfast.inference.learning import cavities
 from epfast.inference.runtime import cached_property
 from epfast.linear import online
@@ -375,24 +373,3 @@ class LatentPosterior(LinearPredictions):
         offset : array_like of shape (n, C), optional
         """
         return super().sample_y(X, size, rng, offset)
-
-    # -- files --
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to an ``.npz`` file, which :func:`epfast.load` reads; nothing is pickled."""
-        arrays, header = contents(self)
-        prior, problem = self.problem.prior, self.problem
-        arrays |= {
-            "precision": self.precision,
-            "shift": self.shift,
-            "prior_precision": prior.precision,
-            "prior_shift": prior.shift,
-        }
-        header |= {
-            "posterior": self.kind,
-            "scheme": schemes.describe(self.scheme),
-            "columns": problem.n_columns,
-            "log_scale": float(self.state.log_scale),
-            "names": None if problem.names is None else list(problem.names),
-        }
-        write(path, arrays, header)

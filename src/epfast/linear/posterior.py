@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from epfast import _checks, schemes
+from epfast import _checks
 from epfast._arrays import Array, row_chunks
 from epfast.inference import SweepInfo
 from epfast.inference.certificates import Case
-from epfast.inference.files import contents, write
 from epfast.inference.runtime import cached_property
 from epfast.linear import online
 from epfast.linear.checking import proposal, root_of
@@ -313,42 +311,6 @@ class LinearPosterior(LinearPredictions):
         size = _checks.integer("size", size, least=0)
         draws = _checks.generator("rng", rng)
         return self.mean + self._color(draws.standard_normal((size, self.shift.size)))
-
-    # -- save --
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to an ``.npz`` file, which :func:`load` reads; nothing is pickled.
-
-        An old file stays as it was until the new one is complete and on the disk; an OSError says
-        why it is not. Your own functions (CustomLoss, CustomSite, LowLevelCallable) and losses with
-        methods of their own cannot be written: give them to ``load`` again.
-        Costs recorded after every factor are not written.
-        """
-        write(path, *self.contents())
-
-    def contents(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The arrays and the header of a file."""
-        arrays, header = contents(self)
-        prior, problem = self.problem.prior, self.problem
-        arrays |= {
-            "precision": self.precision,
-            "shift": self.shift,
-            "prior_precision": prior.precision,
-            "prior_shift": prior.shift,
-        }
-        if problem.data.weights is not None:
-            arrays["weights"] = problem.data.weights
-        if problem.groups is not None:
-            arrays["groups"] = problem.groups
-        return arrays, header | {
-            "posterior": self.kind,
-            "scheme": schemes.describe(self.scheme),
-            "batch_size": None if self.batch_size is None else int(self.batch_size),
-            "columns": problem.n_columns,
-            "log_scale": float(self.state.log_scale),
-            "names": None if problem.names is None else list(problem.names),
-            "rows_seen": self.rows_seen,
-        }
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from epfast import _checks
 from epfast._arrays import Array, row_chunks
 from epfast.inference.posterior import Posterior, shifted
+from epfast.linear.files import Saved
 
 
 def of_entries(rows: Any, precision: Array, shift: Array, intercept: bool) -> tuple[Array, Array]:
@@ -34,7 +35,7 @@ def finite(*latent: Array) -> None:
         raise ValueError("X holds NaN or infinity, or overflows; allowed: finite numbers")
 
 
-class LinearPredictions(Posterior):
+class LinearPredictions(Saved, Posterior):
     """Base of linear posteriors; a subclass has ``predict_latent`` and ``sample``."""
 
     problem: Any

@@ -26,7 +26,6 @@ from epfast.linear.full_posterior import FullPosterior
 from epfast.linear.problem import sum_of_sites
 from epfast.linear.shrinkage import Shrinkage, exact_rows
 from epfast.linear.shrunk_checking import Models, proposal_of, worst_inclusion
-from epfast.linear.shrunk_files import contents_of
 from epfast.linear.wide import in_memory, same_rows
 from epfast.losses import Prior, SpikeAndSlab
 
@@ -368,9 +367,6 @@ class ShrunkPosterior(FullPosterior):
             f"the posterior has prior={self.prior!r}, whose sites move where rows go; allowed with "
             "it: epfast.fit_linear of the rows that are left"
         )
-
-    def contents(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        return contents_of(self)
 
 
 # ---- learning: a share by its log odds, other parameters by their logs ----

@@ -9,11 +9,10 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from epfast import _checks, families, schemes
+from epfast import _checks, families
 from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.inference import Fit, Interrupted, Sites, reached, run, warn_of
-from epfast.inference import files as inference_files
 from epfast.inference.certificates import Case
 from epfast.inference.runtime import cached_property
 from epfast.linear import online
@@ -94,6 +93,11 @@ class WidePosterior(FullPosterior):
     state: WideState = field(repr=False)  # type: ignore[assignment]
 
     kind: ClassVar[str] = "wide"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # what follows from the sites is computed again
+        state = WideState(self.state.sites, self.state.sweeps)
+        return super().__getstate__() | {"state": state}
 
     # -- natural parameters and moments --
 
@@ -441,29 +445,6 @@ class WidePosterior(FullPosterior):
         if state is None:
             raise online.improper_rest()
         return replace(self, state=state, problem=problem, converged=False)
-
-    # -- save --
-
-    def contents(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        arrays, header = inference_files.contents(self)
-        prior, problem = self.problem.prior, self.problem
-        X, moments, sites = self._rows.X, self._solved.moments, self.state.sites
-        assert moments is not None
-        arrays |= {"y": problem.data.y, "latent_mean": moments.mean, "alpha": moments.alpha}
-        arrays |= {"prior_precision": prior.precision, "prior_shift": prior.shift}
-        if hasattr(X, "indptr"):
-            arrays |= {f"rows_{name}": getattr(X, name) for name in ("data", "indices", "indptr")}
-        else:
-            arrays["rows"] = X
-        if problem.data.weights is not None:
-            arrays["weights"] = problem.data.weights
-        return arrays, header | {
-            "posterior": self.kind,
-            "scheme": schemes.describe(self.scheme),
-            "columns": problem.n_columns,
-            "log_evidence": log_evidence(sites, moments, offset_of(problem)),
-            "names": None if problem.names is None else list(problem.names),
-        }
 
 
 class Seen:

@@ -304,13 +304,12 @@ class Factors(Memoryless):
     def __init__(self, engine: DiagonalEngine, parallel: bool) -> None:
         self.engine, self.form, self.parallel = engine, engine.form, parallel
         self.in_turn = not parallel
-        self.in_order = np.arange(engine.n_sites)
 
     def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
         engine, problem, form = self.engine, self.engine.problem, self.form
         engine.core.begin_sweep(state.sweeps)
         visits = problem.schedule.checked_visits(engine.n_sites, state.sweeps)
-        order = self.in_order if isinstance(visits, range) else as_array(visits)
+        order = engine.in_order if isinstance(visits, range) else as_array(visits)
         trace = np.empty((len(order), form.shape[1])) if engine.traced else None
         count = self._n_parts() if self.parallel and trace is None else 1
         cores, rows = [engine.core], [engine.rows]
@@ -373,10 +372,8 @@ class DiagonalEngine(FullEngine):
             data = problem.data
             assert data.y is not None
             self.rows = self.form.rows(data.X, data.y, data.weights, self.core)
-        self._visits = Factors(self, self.schedule.order == "parallel")
-        self.steps: MeansStep | None = None
-        if may_step(problem, traced):
-            self.steps = MeansStep(problem, self.built, Factors(self, True))
+        self.may_step = may_step(problem, traced)
+        self.in_order = np.arange(self.n_sites)
 
     def _check_memory(self, n: int) -> None:
         """Refuse what cannot fit: sites, as they were and as they will be, and rows of a factor."""
@@ -394,7 +391,8 @@ class DiagonalEngine(FullEngine):
             self.threads = threads
 
     def visits(self, state: Swept) -> Factors:
-        return self._visits
+        # what refers to the engine is made anew: a loss of the user goes with its last fit
+        return Factors(self, self.schedule.order == "parallel")
 
     def built(self, sites: Sites, sweeps: int) -> Swept | None:
         precision, shift = self.form.total(sites)
@@ -404,7 +402,7 @@ class DiagonalEngine(FullEngine):
         return with_moments(State(precision, shift, sites, total, sweeps))
 
     def init(self, start: Any) -> Swept:
-        pace = None if self.steps is None else Pace()
+        pace = Pace() if self.may_step else None
         if start is None:
             sites = self.form.flat()
             return with_moments(self.problem.base._replace(sites=sites))._replace(pace=pace)
@@ -418,12 +416,13 @@ class DiagonalEngine(FullEngine):
         return found._replace(pace=pace)
 
     def sweep(self, state: Swept, keep: bool, tick: Tick) -> tuple[Swept, Counts]:
-        if self.steps is None:
+        if not self.may_step:
             return super().sweep(state, keep, tick)
-        begun = self.steps.before(state)
+        steps = MeansStep(self.problem, self.built, Factors(self, True))
+        begun = steps.before(state)
         new, counts = super().sweep(begun, keep, tick)
         moved = change(self.summary(state, False), self.summary(new, False))
-        return self.steps.after(begun, new, moved), counts
+        return steps.after(begun, new, moved), counts
 
     def settle(self, state: Swept, hurry: bool = False) -> State:
         assert state.sites is not None
