@@ -46,7 +46,7 @@ FAMILIES = {
         "loss_gain loss_of_rows prior_gradient relaxed_energies relaxed"
     ),
     "How it was fitted": (
-        "scheme loss loss_ power beta batch_size sites operator rows_seen taken_in "
+        "scheme loss loss_ power beta batch_size sites operator rows_seen with_checked_rows "
         "rank pivots learned by_batch program"
     ),
     "Keep": "save",

@@ -30,7 +30,7 @@ from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, evidenc
 from epfast.inference.executors import Tasks, attempted, each_of, takes_none
 from epfast.inference.runtime import Tick
 from epfast.linear.engines.arrivals import Lanes, Part
-from epfast.linear.engines.base import FullEngine, Swept, adf_start, plain, with_moments
+from epfast.linear.engines.base import EPEngine, Swept, adf_start, plain, with_moments
 from epfast.linear.engines.local import flat_site
 from epfast.linear.engines.shards import ShardEngine, ShardState, stacked
 from epfast.linear.engines.shared import SharedEngine
@@ -230,12 +230,12 @@ class RemoteGroups(_CountsBytes, SharedEngine):
             k = shard.number
             site: Sites = families.taken(sites, k)
             asked = _asked(self.tasks, self.token, k, state.sweeps, q, site, damping)
-            rest = schedule.batch, state.pace.checked
+            rest = schedule.batch, state.memory.checked
             calls.append((visit_shared, shard, self.template, asked, *rest))
         return calls, [shard.facts.rows for shard in self.remote]
 
 
-class Passes(_CountsBytes, FullEngine):
+class Passes(_CountsBytes, EPEngine):
     """ADF: each thread of the cluster passes over shards of its own, one after the other.
 
     Passes are combined as shards are (:func:`epfast.combine`): the product of what they end with,

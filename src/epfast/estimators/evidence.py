@@ -207,7 +207,7 @@ def with_chunk(posteriors: list[Posterior], problem: BinaryProblems, n_jobs: int
             return fit_problem(new._replace(prior=prior, base=prior), post, warn=warn), told
         assert not isinstance(post, LatentPosterior)  # refused at the door
         schedule = None if post.sites is None else post.schedule
-        found = post.taken_in(new.data, schedule, warn)
+        found = post.with_checked_rows(new.data, schedule, warn)
         if post.sites is None:
             found = replace(found, problem=found.problem._replace(data=Data(None, None)))
         return found, told

@@ -235,9 +235,9 @@ def fit_linear(
         choices = scheme, posterior, batch_size, schedule, beta
         normal = prior_variance, prior_precision, prior_covariance, prior_mean
         given = {"weights": weights, "prior": prior, "record": record, "executor": executor}
-        wide = intercept_at_door(intercept)
+        intercept_variance = intercept_at_door(intercept)
         rest = start, callback, progress
-        return fit_latents(X, y, loss, choices, normal, wide, offset, given, *rest)
+        return fit_latents(X, y, loss, choices, normal, intercept_variance, offset, given, *rest)
     stream, names = is_stream(X, y), column_names(X)
     if stream and not isinstance(X, Iterator) and getattr(schedule, "stores", "") != "none":
         raise ValueError(
@@ -246,10 +246,10 @@ def fit_linear(
         )
     if not stream and not isinstance(getattr(X, "shape", None), tuple):
         X = _checks.real_array("X", X)
-    wide = intercept_at_door(intercept)
+    intercept_variance = intercept_at_door(intercept)
     named = NamedChunks(X) if stream else None  # type: ignore[arg-type]
     if named is not None:
-        X = named if wide is None else chunks_with_ones(named)
+        X = named if intercept_variance is None else chunks_with_ones(named)
     if posterior is None:
         if stream:
             # before the first chunk is read: what is refused leaves the chunks as they are
@@ -305,25 +305,40 @@ def fit_linear(
         if y is None:
             raise ValueError("y is None; allowed: a response per row of X, (n,)")
         full = posterior == "full"
-        X = X if wide is None else with_ones(_checks.rows("X", X))
+        X = X if intercept_variance is None else with_ones(_checks.rows("X", X))
         if offset is not None:
             chosen = chosen._replace(loss=chosen.loss.with_offset())
         data = (data_of if full else unread_data_of)(X, y, weights, chosen.loss, offset)
         d = data.X.shape[1]
     if start is not None:
         check_names(start.problem.names, names)
-    ours = wide_rows(chosen, data, wide is not None)
-    if ours is not None:
-        data = data._replace(X=ours.X)
+    kernel_rows = wide_rows(chosen, data, intercept_variance is not None)
+    if kernel_rows is not None:
+        data = data._replace(X=kernel_rows.X)
     elif isinstance(start, WidePosterior) and chosen.schedule.stores == "none":
         start = start.in_d_by_d()
     normal = (prior_variance, prior_precision, prior_covariance, prior_mean)
     if prior is not None:
-        return _shrunk(chosen, data, ours, normal, prior, wide, names, start, callback, progress)
+        return _shrunk(
+            chosen,
+            data,
+            kernel_rows,
+            normal,
+            prior,
+            intercept_variance,
+            names,
+            start,
+            callback,
+            progress,
+        )
     is_matrix = prior_precision is not None or prior_covariance is not None
-    dense = posterior == "full" and (ours is None or is_matrix)
-    problem = chosen.problem(data, prior_of_fit(normal, start, chosen.schedule, d, wide, dense))
-    problem = in_best_form(problem._replace(intercept=wide is not None, names=names, wide=ours))
+    dense = posterior == "full" and (kernel_rows is None or is_matrix)
+    problem = chosen.problem(
+        data, prior_of_fit(normal, start, chosen.schedule, d, intercept_variance, dense)
+    )
+    problem = in_best_form(
+        problem._replace(intercept=intercept_variance is not None, names=names, wide=kernel_rows)
+    )
     note_weights(None if stream else data.weights)
     scale = None if stream else _notes(problem, prior_variance, is_matrix)
     how: dict[str, Any] = {"record": record, "callback": callback, "progress": progress}

@@ -97,9 +97,9 @@ class FullPosterior(LinearPosterior):
         """
         check_columns(self.problem.names, X)
         data = data_of(self.problem.given(X), y, weights, self.loss_of_rows(), offset)
-        return self.taken_in(data, schedule)
+        return self.with_checked_rows(data, schedule)
 
-    def taken_in(
+    def with_checked_rows(
         self, data: Data, schedule: Any, warn: Callable[..., Any] = warn_of
     ) -> FullPosterior:
         """As :meth:`partial_fit`, of rows that are checked."""

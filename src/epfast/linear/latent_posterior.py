@@ -225,7 +225,7 @@ class LatentPosterior(LinearPredictions):
         As :meth:`epfast.FullPosterior.remove`. O(C n d^2).
         """
         whole = self._with_rows(X, y).problem
-        left = ~online.rows_gone(whole, rows)
+        left = ~online.removal_mask(whole, rows)
         problem = whole._replace(data=whole.data.taken(left))
         state = self._of_sites(problem, families.taken(self.sites, left))
         if state is None:

@@ -267,7 +267,7 @@ def remove_rows(
         raise ValueError("the posterior has minibatch factors; allowed: scalar or shared sites")
     stored = state.sites
     assert stored is not None
-    gone = rows_gone(problem, rows)
+    gone = removal_mask(problem, rows)
     out = _some(problem, gone)
     if problem.groups is None:
         left, removed = families.taken(stored, ~gone), families.taken(stored, gone)
@@ -291,7 +291,7 @@ def remove_rows(
     return new, _some(problem, ~gone)
 
 
-def rows_gone(problem: LinearProblem, rows: ArrayLike) -> NDArray[np.bool_]:
+def removal_mask(problem: LinearProblem, rows: ArrayLike) -> NDArray[np.bool_]:
     """(n,), whether each row is one of those that are to be removed."""
     n = problem.shape[0]
     taken = np.atleast_1d(_checks.real_array("rows", rows))

@@ -354,7 +354,9 @@ class ShrunkPosterior(FullPosterior):
             )
         return self
 
-    def taken_in(self, data: Any, schedule: Any, warn: Callable[..., Any] = warn_of) -> NoReturn:
+    def with_checked_rows(
+        self, data: Any, schedule: Any, warn: Callable[..., Any] = warn_of
+    ) -> NoReturn:
         """Refused: the sites of the prior would have to move."""
         raise ValueError(
             f"the posterior has prior={self.prior!r}, whose sites move with new rows; allowed with "

@@ -398,14 +398,14 @@ class WidePosterior(FullPosterior):
         post = replace(self, state=WideState(sites, parts.pop("sweeps")), problem=problem, **parts)
         return post if is_wide(n, d) else post.in_d_by_d()
 
-    def taken_in(
+    def with_checked_rows(
         self, data: Data, schedule: Any, warn: Callable[..., Any] = warn_of
     ) -> FullPosterior:
-        """As :meth:`FullPosterior.taken_in`; in the d x d form where the rows are many then."""
+        """As that of a :class:`FullPosterior`; in the d x d form where the rows are many then."""
         old, d = self.problem, self.shift.size
         weighted = data.weights is not None and getattr(schedule, "order", "") == "parallel"
         if weighted or not is_wide(old.shape[0] + data.X.shape[0], d):
-            return self.in_d_by_d().taken_in(data, schedule, warn)
+            return self.in_d_by_d().with_checked_rows(data, schedule, warn)
         schedule = online.schedule_of_rows(old, self.sites, schedule)
         base = old.base._replace(sweeps=self.n_sweeps)
         new = old.continued(data, schedule, base)
@@ -438,7 +438,7 @@ class WidePosterior(FullPosterior):
     def remove(self, rows: ArrayLike, X: Any = None, y: ArrayLike | None = None) -> FullPosterior:
         """As :meth:`FullPosterior.remove`. O(n^2 d + n^3)."""
         problem, sites = self._with_rows(X, y).problem, self.state.sites
-        kept = ~online.rows_gone(problem, rows)
+        kept = ~online.removal_mask(problem, rows)
         data = problem.data.taken(kept)
         problem = problem._replace(data=data, wide=WideRows(data.X, problem.intercept))
         state = solved(problem, families.taken(sites, kept), self.n_sweeps)

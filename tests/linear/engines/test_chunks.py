@@ -253,7 +253,7 @@ def test_history_record_warm_start_and_residual():
         y,
         schedule=schedule,
         record="cost",
-        callback=lambda info, state: seen.append((info.sweep, state.order, state.pace.size)),
+        callback=lambda info, state: seen.append((info.sweep, state.order, state.memory.size)),
         **ROWS,
     )
     assert [sweep for sweep, *_ in seen] == list(range(1, post.n_sweeps + 1))
@@ -355,17 +355,17 @@ def test_mixing_is_exact_where_moves_are_linear():
 
 
 def test_chunks_grow_while_sweeps_contract_and_shrink_where_they_do_not():
-    pace = chunks.Pace(64, True).next(10.0, 6400, False)
-    assert (pace.size, pace.flat) == (64, False)
+    memory = chunks.ChunkMemory(64, True).next(10.0, 6400, False)
+    assert (memory.size, memory.flat) == (64, False)
     for change, size in ((1.0, 128), (0.9, 128), (0.1, 256)):
-        pace = pace.next(change, 6400, False)
-        assert pace.size == size
+        memory = memory.next(change, 6400, False)
+        assert memory.size == size
     for _ in range(3):
-        pace = pace.next(0.2, 6400, False)
-    assert pace.size == 64
+        memory = memory.next(0.2, 6400, False)
+    assert memory.size == 64
     for change in (10.0, 1.0, 0.1, 1.0, 1.0, 1.0):
-        pace = pace.next(change, 6400, True)
-    assert pace.size == 64
+        memory = memory.next(change, 6400, True)
+    assert memory.size == 64
 
 
 def test_what_it_takes():

@@ -174,7 +174,7 @@ def test_explicit_orders_take_no_steps(monkeypatch):
 
 
 def test_steps_begin_where_sweeps_creep():
-    slow, fast, tol = means.Pace(), means.Pace(), 1e-5
+    slow, fast, tol = means.MeansMemory(), means.MeansMemory(), 1e-5
     for creeping, quick in ((1.0, 1.0), (0.3, 0.1), (0.29, 1e-2), (0.28, 1e-3)):
         slow, fast = slow.next(creeping, tol), fast.next(quick, tol)
     assert slow.steps
@@ -182,7 +182,7 @@ def test_steps_begin_where_sweeps_creep():
 
 
 def test_steps_end_where_they_gain_nothing():
-    pace = means.Pace()
+    memory = means.MeansMemory()
     for _ in range(means.IN_VAIN + 5):
-        pace = pace.next(1.0, 1e-5)
-    assert pace.steps is None
+        memory = memory.next(1.0, 1e-5)
+    assert memory.steps is None

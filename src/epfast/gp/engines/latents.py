@@ -19,7 +19,7 @@ from epfast._core.rows import Rows
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
-from epfast.linear.engines.base import most_of
+from epfast.linear.engines.base import largest_proper_step
 from epfast.linear.engines.kernel import Moments, improper, moments_of
 
 #: conjugate gradients end where the rest is this share of the first, or after so many steps
@@ -135,7 +135,7 @@ class LatentProcessEngine:
         at_once = state.joint if self.joins else self.schedule.order == "parallel"
         sites = (self._all if at_once else self._by_one)(state, mean, stood)
         refused = self.core.n_refused - before
-        taken, now, share = most_of(state.sites, sites, self._moments)
+        taken, now, share = largest_proper_step(state.sites, sites, self._moments)
         tick(self.n_sites)
         if now is None:
             now = self._moments(state.sites)

@@ -1,4 +1,4 @@
-"""The engine of EP with a full covariance: visits change sites, and the sites make q.
+"""The engine of EP: visits change sites, and the sites make q.
 
 q is built from all sites after every sweep. So a state is no more than its sites, free of rounding
 drift, and what a sweep moved the posterior to, beside what the sites make, is known for nothing.
@@ -65,11 +65,11 @@ class Swept(NamedTuple):
     square: float
     #: of the next sweep, and what it goes by
     order: str = ""
-    pace: Any = None
+    memory: Any = None
 
     def at(self, other: Swept) -> Swept:
         """Another posterior, with the order of this one."""
-        return other._replace(order=self.order, pace=self.pace)
+        return other._replace(order=self.order, memory=self.memory)
 
 
 class Outcome(NamedTuple):
@@ -134,7 +134,7 @@ def with_moments(state: State) -> Swept:
     return found
 
 
-def most_of(
+def largest_proper_step(
     old: Sites, new: Sites, build: Callable[[Sites], T | None]
 ) -> tuple[Sites, T | None, float]:
     """Build from new sites; where that is improper from half of their change, or half of that.
@@ -160,7 +160,7 @@ def improper_start() -> ValueError:
     return ValueError("start makes the posterior improper with this prior; allowed: another prior")
 
 
-class FullEngine:
+class EPEngine:
     """A sweep visits all factors; the sites that they get make the next posterior, O(n d^2)."""
 
     measures = False
@@ -216,7 +216,9 @@ class FullEngine:
             settled = False
         new = outcome.made
         if new is None:
-            _, new, share = most_of(state.sites, sites, partial(self.built, sweeps=sweeps))
+            _, new, share = largest_proper_step(
+                state.sites, sites, partial(self.built, sweeps=sweeps)
+            )
             if new is None:
                 return state._replace(sweeps=sweeps), Counts(self.n_sites, lost=outcome.lost)
             if share < 1.0:
@@ -226,7 +228,7 @@ class FullEngine:
         numbers = outcome.refused, outcome.failed, outcome.clipped, drift
         trace, lost = outcome.trace, outcome.lost
         counts = Counts(*numbers, settled=settled, trace=trace, lost=lost)
-        return visits.after(state, new._replace(order=state.order, pace=state.pace)), counts
+        return visits.after(state, new._replace(order=state.order, memory=state.memory)), counts
 
     def summary(self, state: Any, evidence: bool = True) -> Summary:
         if state.precision.ndim == 1:

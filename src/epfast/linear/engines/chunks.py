@@ -32,7 +32,7 @@ from epfast.linear.engines.base import (
 from epfast.linear.problem import LinearProblem, State, is_proper, moments_of, not_proper
 from epfast.schedules import Schedule
 
-Numbers = NDArray[np.intp]
+Indices = NDArray[np.intp]
 
 #: rows per block of marginals by the number of columns, so that a block of few columns stays in the
 #: first cache, others in the second; of more columns, and of sparse rows
@@ -109,7 +109,7 @@ def moves_of(old: Sites, new: Sites, spread: Array) -> Array:
         return np.concatenate([(new.precision - old.precision) * spread, shift])
 
 
-class Pace(NamedTuple):
+class ChunkMemory(NamedTuple):
     """What the chunks of the next sweep depend on."""
 
     #: rows per chunk
@@ -126,8 +126,8 @@ class Pace(NamedTuple):
     mixes: bool = False
     steps: tuple[Step, ...] = ()
 
-    def next(self, change: float, n: int, fixed: bool) -> Pace:
-        """The pace after a sweep with this change; fixed: the chunks keep their size."""
+    def next(self, change: float, n: int, fixed: bool) -> ChunkMemory:
+        """The memory after a sweep with this change; fixed: the chunks keep their size."""
         least, stalled = contraction(change, self.least, self.stalled)
         size = self.size
         if stalled >= STALLED and not fixed:
@@ -145,7 +145,7 @@ class Pace(NamedTuple):
             mixes=self.mixes or slow,
         )
 
-    def mixed(self, state: State, moves: Array) -> tuple[Pace, State | None]:
+    def mixed(self, state: State, moves: Array) -> tuple[ChunkMemory, State | None]:
         """Mix a sweep with those before it; None: its state is the best there is."""
         steps = (*self.steps, Step(state, moves))[-DEPTH:]
         if len(steps) < 2:
@@ -207,15 +207,15 @@ def _combined(share: Array, arrays: Any) -> Array:
 class Layout(NamedTuple):
     """The rows in the order of their visits, as the core takes them."""
 
-    visits: Numbers
+    visits: Indices
     #: all rows; None: they are gathered piece by piece
     rows: Rows | None
     #: the rows of X in ``rows``, in the order of the visits
-    at: Numbers | None
+    at: Indices | None
     is_sparse: bool
 
 
-def layout_of(problem: LinearProblem, visits: Numbers) -> Layout:
+def layout_of(problem: LinearProblem, visits: Indices) -> Layout:
     """Lay out the rows of a problem. A sparse X is copied."""
     X, n = problem.data.X, len(visits)
     if problem.sparse:
@@ -261,11 +261,11 @@ class InChunks:
         self.refreshed = False
 
     def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
-        pace: Pace = state.pace
+        memory: ChunkMemory = state.memory
         layout, first = self._lay_out(self._visits(state.sweeps)), 0
         visits, core, sequential = layout.visits, self.core, self.sequential
         precision, shift = state.precision.copy(), state.shift.copy()
-        self.spread = np.zeros(len(visits)) if pace.mixes else None
+        self.spread = np.zeros(len(visits)) if memory.mixes else None
         if not core.begin(precision, shift):
             raise not_proper()
         core.residual, self.n_lost = 0.0, 0
@@ -276,10 +276,10 @@ class InChunks:
             if k > 0:
                 core.help(k)
                 return
-            size = FIRST if pace.flat else pace.size
+            size = FIRST if memory.flat else memory.size
             while first < len(visits):
-                rows = size = min(size, pace.size)
-                if size == pace.size:
+                rows = size = min(size, memory.size)
+                if size == memory.size:
                     rows = self._at_once(size)
                 part = slice(first, min(first + rows, len(visits)))
                 self._piece(layout, part, size, precision, shift, sites)
@@ -287,7 +287,7 @@ class InChunks:
                 tick(part.stop - part.start)
             core.team.close()
 
-        count = self._lanes(layout, pace.size)
+        count = self._lanes(layout, memory.size)
         if count > 1:
             core.team.open()
             self.threads.together(work, core.team.close, count)
@@ -297,7 +297,7 @@ class InChunks:
         outcome = Outcome(min(len(visits), refused), residual=core.residual)
         total = self.problem.base.log_scale + float(sites.log_scale.sum())
         made = gaussian(State(precision, shift, sites, total, state.sweeps + 1))
-        self.refreshed = made is None or pace.since >= REFRESH or core.drift() > DRIFT
+        self.refreshed = made is None or memory.since >= REFRESH or core.drift() > DRIFT
         if made is None:
             return outcome
         now = Summary(made.mean, made.covariance.diagonal().copy())
@@ -308,28 +308,28 @@ class InChunks:
         return outcome._replace(left=now[:2]) if self.refreshed else outcome._replace(made=made)
 
     def after(self, old: Swept, new: Swept) -> Swept:
-        """The state with the pace of the next sweep; sweeps that crawl are mixed."""
-        pace: Pace = old.pace
+        """The state with the memory of the next sweep; sweeps that crawl are mixed."""
+        memory: ChunkMemory = old.memory
         before, now = (Summary(s.mean, s.covariance.diagonal()) for s in (old, new))
         fixed = self.problem.schedule.block is not None
-        pace = pace.next(change(before, now), self.problem.shape[0], fixed)
+        memory = memory.next(change(before, now), self.problem.shape[0], fixed)
         if self.refreshed:
-            pace = pace._replace(since=0)
+            memory = memory._replace(since=0)
         if self.spread is not None:
             assert old.sites is not None
             assert new.sites is not None
-            pace, better = pace.mixed(plain(new), moves_of(old.sites, new.sites, self.spread))
+            memory, better = memory.mixed(plain(new), moves_of(old.sites, new.sites, self.spread))
             new = with_moments(better) if better is not None else new
-        return new._replace(pace=pace)
+        return new._replace(memory=memory)
 
-    def _visits(self, sweep: int) -> Numbers:
+    def _visits(self, sweep: int) -> Indices:
         """The order of the rows: random, by the seed, unless the schedule has one of its own."""
         schedule, n = self.problem.schedule, self.problem.shape[0]
         if not keeps_order(schedule):
             return as_array(schedule.checked_visits(n, sweep))
         return schedule.fixed_visits(n) if self.layout is None else self.layout.visits
 
-    def _lay_out(self, visits: Numbers) -> Layout:
+    def _lay_out(self, visits: Indices) -> Layout:
         """The rows in this order; laid out anew where the order is another one."""
         layout = self.layout
         if layout is None or (
@@ -403,7 +403,7 @@ class InChunks:
                 if not self.core.take(rows, at[which], visits[which], new, *sites):
                     self.n_lost += end - first
 
-    def _one_by_one(self, visits: Numbers, P: Array, p: Array, sites: Sites) -> Array:
+    def _one_by_one(self, visits: Indices, P: Array, p: Array, sites: Sites) -> Array:
         """New sites of some rows, (3, count), in sequential order."""
         problem, new = self.problem, np.array(families.taken(sites, visits))
         covariance, mean = moments_of(State(symmetric_from_upper(P), p, None, 0.0, 0))

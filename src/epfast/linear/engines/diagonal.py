@@ -21,7 +21,7 @@ from epfast.inference.loop import change
 from epfast.inference.runtime import PacedParts, Tick, physical_memory
 from epfast.inference.threads import ALONE, Threads
 from epfast.linear.engines.base import (
-    FullEngine,
+    EPEngine,
     Memoryless,
     Outcome,
     Swept,
@@ -30,7 +30,7 @@ from epfast.linear.engines.base import (
     plain,
     with_moments,
 )
-from epfast.linear.engines.means import MeansStep, Pace, may_step
+from epfast.linear.engines.means import MeansMemory, MeansStep, may_step
 from epfast.linear.problem import Data, LinearProblem, State
 from epfast.linear.sources import Stream
 from epfast.schedules import EP
@@ -350,7 +350,7 @@ def since(core: MinibatchSweep, before: tuple[int, int, int]) -> tuple[int, ...]
     return tuple(now - old for now, old in zip(counters(core), before, strict=True))
 
 
-class DiagonalEngine(FullEngine):
+class DiagonalEngine(EPEngine):
     """A site per minibatch, or row. O(s d) per factor of s rows, or its nonzeros.
 
     Sweeps over scalar sites may begin with a step on all means (``means.py``).
@@ -402,10 +402,10 @@ class DiagonalEngine(FullEngine):
         return with_moments(State(precision, shift, sites, total, sweeps))
 
     def init(self, start: Any) -> Swept:
-        pace = Pace() if self.may_step else None
+        memory = MeansMemory() if self.may_step else None
         if start is None:
             sites = self.form.flat()
-            return with_moments(self.problem.base._replace(sites=sites))._replace(pace=pace)
+            return with_moments(self.problem.base._replace(sites=sites))._replace(memory=memory)
         if start.sites is None:
             raise ValueError(
                 "start has no sites (it comes from ADF); allowed with EP: a result of EP"
@@ -413,7 +413,7 @@ class DiagonalEngine(FullEngine):
         found = self.built(self.form.taken(start.sites), start.n_sweeps)
         if found is None:
             raise improper_start()
-        return found._replace(pace=pace)
+        return found._replace(memory=memory)
 
     def sweep(self, state: Swept, keep: bool, tick: Tick) -> tuple[Swept, Counts]:
         if not self.may_step:

@@ -21,7 +21,7 @@ from epfast._core.tilted import TiltedMoments
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick, crew_of
-from epfast.linear.engines.base import most_of
+from epfast.linear.engines.base import largest_proper_step
 from epfast.linear.engines.joint import cavities, fitted_at, joint_sites, log_mass
 from epfast.linear.engines.rows import PARALLEL_ROWS, block_size
 
@@ -390,7 +390,7 @@ class ProcessEngine:
         healthy = (variance >= SHRUNK * old.now.variance).all()
         due = new.since_refresh >= REFRESH and not self._ends(old, new, refused)
         if due or refused == n or not healthy:
-            sites, anew, share = most_of(
+            sites, anew, share = largest_proper_step(
                 old.sites, new.sites, lambda s: self._moments(s, covariance=True)
             )
             if anew is None:
@@ -417,7 +417,7 @@ class ProcessEngine:
         core, before = self.parallel, self.parallel.n_refused
         core.fit(old.now.mean, old.now.variance, self.problem.responses(), *new.sites)
         tick(self.n_sites)
-        sites, found, share = most_of(
+        sites, found, share = largest_proper_step(
             old.sites, new.sites, lambda s: self._moments(s, covariance=False)
         )
         if found is None:

@@ -8,7 +8,7 @@ from epfast import families
 from epfast.inference import Sites
 from epfast.inference.executors import Tasks
 from epfast.inference.runtime import Tick
-from epfast.linear.engines.base import FullEngine, Memoryless, Outcome, Swept
+from epfast.linear.engines.base import EPEngine, Memoryless, Outcome, Swept
 from epfast.linear.engines.local import local_laplace, shard_of
 from epfast.linear.engines.passes import laplace_core, pieces_of
 from epfast.linear.problem import LinearProblem
@@ -61,7 +61,7 @@ class Factors(Memoryless):
         return Outcome(refused, failed, lost=tasks.n_lost - lost)
 
 
-class LaplaceEngine(FullEngine):
+class LaplaceEngine(EPEngine):
     """Sites of a precision and a shift per row (Smola et al. 2003). O(s d^2 + d^3) per factor."""
 
     def __init__(self, problem: LinearProblem) -> None:

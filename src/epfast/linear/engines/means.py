@@ -69,7 +69,7 @@ def may_step(problem: LinearProblem, seen: bool = False) -> bool:
     )
 
 
-class Pace(NamedTuple):
+class MeansMemory(NamedTuple):
     """What the next sweep depends on."""
 
     #: the change of the last sweep, its least so far, and the number of sweeps since
@@ -86,8 +86,8 @@ class Pace(NamedTuple):
     #: the last sweeps with steps, to be mixed
     swept: tuple[Step, ...] = ()
 
-    def noting(self, new: State) -> Pace:
-        """The pace after a sweep that a step began."""
+    def noting(self, new: State) -> MeansMemory:
+        """The memory after a sweep that a step began."""
         before = self.origin
         assert before is not None
         assert new.sites is not None
@@ -109,8 +109,8 @@ class Pace(NamedTuple):
             swept = swept[-1:]
         return self._replace(swept=swept)
 
-    def next(self, moved: float, tol: float) -> Pace:
-        """The pace after a sweep that moved the posterior so far."""
+    def next(self, moved: float, tol: float) -> MeansMemory:
+        """The memory after a sweep that moved the posterior so far."""
         least, stalled = contraction(moved, self.least, self.stalled)
         steps = self.steps
         if steps is False and tol < moved < np.inf and self.last < np.inf:
@@ -205,21 +205,21 @@ class MeansStep:
 
     def before(self, state: Swept) -> Swept:
         """The posterior from which a sweep is best begun."""
-        pace: Pace = state.pace
-        if not pace.steps:
+        memory: MeansMemory = state.memory
+        if not memory.steps:
             return state
         with one_blas_thread(min(len(state.shift), DENSE)), np.errstate(all="ignore"):
-            found = mixed(pace.swept) if len(pace.swept) > 1 else None
+            found = mixed(memory.swept) if len(memory.swept) > 1 else None
             stepped = None if found is None else self._stepped(state.at(with_moments(found)))
             stepped = self._stepped(state) if stepped is None else stepped
-        return state._replace(pace=pace._replace(steps=None)) if stepped is None else stepped
+        return state._replace(memory=memory._replace(steps=None)) if stepped is None else stepped
 
     def after(self, begun: Swept, new: Swept, moved: float) -> Swept:
-        """The state with the pace of the next sweep, after one that moved it so far."""
-        pace: Pace = begun.pace
-        if pace.steps:
-            pace = pace.noting(plain(new))
-        return new._replace(pace=pace.next(moved, self.problem.schedule.tol))
+        """The state with the memory of the next sweep, after one that moved it so far."""
+        memory: MeansMemory = begun.memory
+        if memory.steps:
+            memory = memory.noting(plain(new))
+        return new._replace(memory=memory.next(moved, self.problem.schedule.tol))
 
     def _stepped(self, state: Swept) -> Swept | None:
         """The posterior after a step on all means; None where there is none."""
@@ -233,16 +233,18 @@ class MeansStep:
         if self.together.sweep(state, new, no_tick).refused:
             return None
         fitted = self.build(new, state.sweeps)
-        pace = None if fitted is None else step_to(self.problem, X, state, fitted, sites, new)
-        if pace is None:
+        memory = None if fitted is None else step_to(self.problem, X, state, fitted, sites, new)
+        if memory is None:
             return None
         result = self.build(new, state.sweeps)
-        return None if result is None else result._replace(pace=pace._replace(origin=plain(state)))
+        return (
+            None if result is None else result._replace(memory=memory._replace(origin=plain(state)))
+        )
 
 
 def step_to(
     problem: LinearProblem, X: Any, state: Swept, fitted: Swept, before: Sites, after: Sites
-) -> Pace | None:
+) -> MeansMemory | None:
     """Take new sites, fitted from one posterior, to where a Newton step on its mean leads.
 
     X: the rows, CSR with the pattern of the sites or dense. before, after: sites with (n, d)
@@ -287,7 +289,7 @@ def step_to(
         return None
     along = np.concatenate([_Part(X, part).rows @ delta for part in parts])
     in_scale = along / scale
-    far, reach, before = float(np.abs(in_scale).max()), state.pace.reach, state.pace.along
+    far, reach, before = float(np.abs(in_scale).max()), state.memory.reach, state.memory.along
     if before is not None and far > reach:
         # on in the same direction, or back
         turn = float(in_scale @ before) / float(linalg.norm(in_scale) * linalg.norm(before))
@@ -304,7 +306,7 @@ def step_to(
         if length < 1.0:
             for earlier, later in zip(old, new, strict=True):
                 later[at] = earlier[at] + length * (later[at] - earlier[at])
-    found: Pace = state.pace._replace(reach=reach, along=in_scale)
+    found: MeansMemory = state.memory._replace(reach=reach, along=in_scale)
     return found
 
 

@@ -21,7 +21,7 @@ from epfast.inference import Counts, Sites
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
 from epfast.linear.engines.base import (
-    FullEngine,
+    EPEngine,
     Memoryless,
     Outcome,
     Swept,
@@ -45,7 +45,7 @@ AT_ONCE = 1 << 21
 ENOUGH = 1e-6
 
 
-class Pace(NamedTuple):
+class NestedMemory(NamedTuple):
     """What the next sweep depends on."""
 
     #: of a change that is taken; the least change so far, and sweeps back and forth since
@@ -58,7 +58,7 @@ class Pace(NamedTuple):
     onward: int = 0
     patience: int = STALLED
 
-    def next(self, step: Array, moved: float) -> Pace:
+    def next(self, step: Array, moved: float) -> NestedMemory:
         """Less of a change is taken where sweeps go back and forth, more where they creep."""
         back = self.step is not None and float(step @ self.step) < 0.0
         least, stalled = contraction(moved, self.least, self.stalled)
@@ -70,10 +70,10 @@ class Pace(NamedTuple):
             onward, patience = 0, 2 * patience
         elif onward >= patience and share < 1.0:
             share, least, stalled, onward = 2.0 * share, np.inf, 0, 0
-        return Pace(share, least, stalled, step, onward, patience)
+        return NestedMemory(share, least, stalled, step, onward, patience)
 
 
-def others_of(classes: NDArray[np.intp], count: int) -> NDArray[np.intp]:
+def other_classes(classes: NDArray[np.intp], count: int) -> NDArray[np.intp]:
     """(n, C - 1), the classes that a row is not of."""
     found = np.arange(count - 1)[None, :]
     return np.asarray(found + (found >= classes[:, None]))
@@ -81,7 +81,7 @@ def others_of(classes: NDArray[np.intp], count: int) -> NDArray[np.intp]:
 
 def differences(classes: NDArray[np.intp], h: Array, S: Array) -> tuple[Array, Array]:
     """Mean (n, C - 1) and covariance of h_y - h_j, from those of h."""
-    rows, others = np.arange(len(h)), others_of(classes, h.shape[1])
+    rows, others = np.arange(len(h)), other_classes(classes, h.shape[1])
     at = rows[:, None]
     mean = h[rows, classes][:, None] - h[at, others]
     cross = S[at, classes[:, None], others]
@@ -144,7 +144,7 @@ def takes(schedule: Any) -> bool:
     return orders and schedule.block is None
 
 
-class NestedEngine(FullEngine):
+class NestedEngine(EPEngine):
     """EP on the weights of all classes together, by parts of the rows, each from one posterior."""
 
     def __init__(self, problem: LinearProblem) -> None:
@@ -188,7 +188,7 @@ class NestedEngine(FullEngine):
         state = self.built(sites, sweeps)
         if state is None:
             raise improper_start()
-        return state._replace(pace=Pace())
+        return state._replace(memory=NestedMemory())
 
     def built(self, sites: Sites, sweeps: int) -> Swept | None:
         """The prior times the sites; None if that is no proper Gaussian. O(n (C d)^2 + (C d)^3)."""
@@ -238,7 +238,7 @@ class NestedEngine(FullEngine):
         """Precision (n, C, C) and shift (n, C) of sites on the latents; the sum of log scales."""
         y, count = self.classes[numbers], self.count
         matrix, shift = of_differences(sites.precision, sites.shift)
-        others, rows = others_of(y, count), np.arange(len(y))
+        others, rows = other_classes(y, count), np.arange(len(y))
         at = rows[:, None]
         # from the differences to the classes
         W, b = np.zeros((len(y), count, count)), np.zeros((len(y), count))
@@ -259,9 +259,9 @@ class NestedEngine(FullEngine):
         if not self.is_auto:
             return new, counts
         # of an undamped sweep
-        moved = change(self.summary(state, False), self.summary(new, False)) / state.pace.share
+        moved = change(self.summary(state, False), self.summary(new, False)) / state.memory.share
         step = (new.mean - state.mean) / np.sqrt(new.covariance.diagonal())
-        return new._replace(pace=state.pace.next(step, moved)), counts._replace(left=moved)
+        return new._replace(memory=state.memory.next(step, moved)), counts._replace(left=moved)
 
     def marginals(self, state: Any, numbers: NDArray[np.intp]) -> tuple[Array, Array]:
         """Mean and covariance of the differences of some rows."""
@@ -289,7 +289,7 @@ class NestedVisits(Memoryless):
         damping = engine.schedule.damping
         if engine.is_auto:
             parts = int(np.clip(n // engine.order_of_matrices, 1, MOST_PARTS))
-            damping = state.pace.share
+            damping = state.memory.share
         now, refused = state, 0
         for first in range(parts):
             numbers = np.arange(first, n, parts)

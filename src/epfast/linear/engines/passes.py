@@ -17,7 +17,7 @@ from epfast._core.rows import Rows
 from epfast.inference import Counts, PartOfSweep
 from epfast.inference.runtime import Tick
 from epfast.linear.engines.base import (
-    FullEngine,
+    EPEngine,
     Swept,
     adf_start,
     flat,
@@ -45,7 +45,7 @@ def engine_of_rows(problem: LinearProblem) -> RowEngine | PassEngine:
     return (PassEngine if problem.schedule.stores == "none" else RowEngine)(problem)
 
 
-class PassEngine(FullEngine):
+class PassEngine(EPEngine):
     """A pass over the rows. Ctrl-C leaves the posterior of the rows before the piece it hits."""
 
     def __init__(self, problem: LinearProblem) -> None:

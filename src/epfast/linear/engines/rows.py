@@ -18,10 +18,10 @@ from epfast._core.tilted import TiltedMoments
 from epfast.inference import Counts, Sites
 from epfast.inference.runtime import Tick
 from epfast.inference.threads import ALONE, Threads
-from epfast.linear.engines.base import FullEngine, Memoryless, Outcome, Swept, Visits
+from epfast.linear.engines.base import EPEngine, Memoryless, Outcome, Swept, Visits
 from epfast.linear.engines.chunks import (
+    ChunkMemory,
     InChunks,
-    Pace,
     chunk_size,
     is_for_chunks,
     keeps_order,
@@ -34,7 +34,7 @@ PARALLEL_ROWS = 128
 #: dimensions from which sequential sweeps keep one triangle of the covariance only
 HALF_FROM = 256
 #: of sweeps of all rows at once, where sequential ones are stuck
-CAREFUL = 0.5
+RESTART_DAMPING = 0.5
 
 
 def block_size(block: int | None, d: int) -> int:
@@ -126,7 +126,7 @@ class AtOnce(Memoryless):
         return Outcome(refused, residual=max(core.residual for core in self.cores))
 
 
-class RowEngine(FullEngine):
+class RowEngine(EPEngine):
     """A site per row of X: two numbers and a log scale."""
 
     def __init__(self, problem: LinearProblem) -> None:
@@ -152,8 +152,8 @@ class RowEngine(FullEngine):
         if order == "chunked":
             core = sequential_core(self.problem, self.tilted)
             return InChunks(self.problem, self.tilted, core, self.threads)
-        if order in ("parallel", "careful"):
-            damping = CAREFUL if order == "careful" else self.schedule.damping
+        if order in ("parallel", "parallel_damped"):
+            damping = RESTART_DAMPING if order == "parallel_damped" else self.schedule.damping
             return AtOnce(self.problem, self.tilted, damping, self.threads)
         return InTurn(self.problem, self.tilted, self.parts)
 
@@ -168,12 +168,12 @@ class RowEngine(FullEngine):
             undamped = self.schedule.tol > 0.0 and self.schedule.damping == 1.0
             chunks = undamped and keeps_order(self.schedule) and is_for_chunks(self.problem)
             order = "chunked" if chunks else "sequential"
-        pace = None
+        memory = None
         if order == "chunked":
             assert begun.sites is not None
             is_flat = not (begun.sites.precision.any() or begun.sites.shift.any())
-            pace = Pace(chunk_size(self.problem), is_flat)
-        return begun._replace(order=order, pace=pace)
+            memory = ChunkMemory(chunk_size(self.problem), is_flat)
+        return begun._replace(order=order, memory=memory)
 
     def sweep(self, state: Any, keep: bool, tick: Tick) -> tuple[Any, Counts]:
         self.tilted.begin_sweep(state.sweeps)
@@ -182,12 +182,12 @@ class RowEngine(FullEngine):
             # The first rows may pin the posterior where most of the others are outliers, of which
             # some have improper cavities then and keep their sites: all rows at once, with damping
             fresh = super().init(None)
-            new = fresh._replace(sweeps=new.sweeps, order="careful")
+            new = fresh._replace(sweeps=new.sweeps, order="parallel_damped")
             counts = counts._replace(settled=False)
         return new, counts
 
     def settle(self, state: Swept, hurry: bool = False) -> Any:
-        if state.order == "chunked" and state.pace.since > 0 and not hurry:
+        if state.order == "chunked" and state.memory.since > 0 and not hurry:
             # chunks add up their changes: the sums have their rounding
             assert state.sites is not None
             state = self.built(state.sites, state.sweeps) or state

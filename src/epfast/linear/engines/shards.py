@@ -17,7 +17,7 @@ from epfast.inference.runtime import Tick
 from epfast.linear.engines.arrivals import Arrivals, Flow, Lanes, Part
 from epfast.linear.engines.base import (
     LEAST_SHARE,
-    FullEngine,
+    EPEngine,
     check_sites,
     flat,
     improper_start,
@@ -83,7 +83,7 @@ def stacked(sites: Sequence[Sites]) -> Sites:
     return Sites(*map(np.stack, zip(*sites, strict=True)))
 
 
-class ShardEngine(FullEngine):
+class ShardEngine(EPEngine):
     """q = p0 Π_k g_k, g_k the product of the sites of shard k's rows, or minibatches.
 
     A subclass may have its rows elsewhere: it says what is asked of a shard (:meth:`call`), and

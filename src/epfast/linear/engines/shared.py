@@ -14,7 +14,7 @@ from epfast.inference.executors import Tasks
 from epfast.inference.loop import RELATIVE, change
 from epfast.inference.runtime import Tick
 from epfast.linear.engines.base import (
-    FullEngine,
+    EPEngine,
     Outcome,
     Swept,
     contraction,
@@ -78,7 +78,7 @@ class Tied:
         return (self._together if in_parallel else self._in_turn)(state, sites, tick)
 
     def after(self, old: Swept, new: Swept) -> Swept:
-        return new._replace(pace=new.pace._replace(checked=self.checked))
+        return new._replace(memory=new.memory._replace(checked=self.checked))
 
     def _in_turn(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
         """Batch after batch, each from the posterior that the one before has left."""
@@ -86,7 +86,7 @@ class Tied:
         engine.tilted.begin_sweep(state.sweeps)
         n, d = engine.problem.shape
         numbers = d, min(ROWS_AT_ONCE, n), schedule.power, self.damping
-        core = SharedSweep(engine.tilted, *numbers, state.pace.checked)
+        core = SharedSweep(engine.tilted, *numbers, state.memory.checked)
         batches = engine.batches(schedule, state.sweeps)
         posterior = state.precision.copy(), state.shift.copy()
         visit_shared(core, engine.problem, *batches, sites, engine.sizes, *posterior, tick)
@@ -105,7 +105,7 @@ class Tied:
         return Outcome(sum(update.refused for update in found), lost=tasks.n_lost - lost)
 
 
-class SharedEngine(FullEngine):
+class SharedEngine(EPEngine):
     """q = p0 Π_k g_k^N_k. Each batch costs a Cholesky factorisation, O(d^3).
 
     A run that ends at a tolerance ends with sweeps over whole groups: those over batches have
@@ -142,7 +142,7 @@ class SharedEngine(FullEngine):
         if start is None:
             sites = Sites(np.zeros(shape), np.zeros((count, d)), np.zeros(count))
             # a start may be a fixed point, which batches would leave
-            return with_moments(self.problem.base._replace(sites=sites))._replace(pace=Ending())
+            return with_moments(self.problem.base._replace(sites=sites))._replace(memory=Ending())
         allowed, sites = [shape, shape[:2], shape[:1]], start.sites
         if sites is None or [part.shape for part in sites] != allowed:
             found = None if sites is None else sites.precision.shape
@@ -153,10 +153,10 @@ class SharedEngine(FullEngine):
         state = self.built(sites, start.n_sweeps)
         if state is None:
             raise improper_start()
-        return state._replace(pace=Ending(None if self.whole is None else DAMPING, True))
+        return state._replace(memory=Ending(None if self.whole is None else DAMPING, True))
 
     def visits(self, state: Swept) -> Tied:
-        damping = state.pace.damping
+        damping = state.memory.damping
         if damping is None:
             return Tied(self, self.schedule, self.schedule.damping)
         return Tied(self, self.whole, min(damping, self.schedule.damping))
@@ -166,7 +166,7 @@ class SharedEngine(FullEngine):
         if self.whole is None:
             return new, counts
         old, now = self.summary(state), self.summary(new)
-        damping, settled = state.pace.damping, False
+        damping, settled = state.memory.damping, False
         if damping is not None:
             damping = min(damping, self.schedule.damping)
             moved = change(old, now) / damping
@@ -177,7 +177,7 @@ class SharedEngine(FullEngine):
                 return new, counts._replace(settled=settled)
         else:
             moved = change(old, now)
-        return new._replace(pace=new.pace.next(moved)), counts._replace(settled=settled)
+        return new._replace(memory=new.memory.next(moved)), counts._replace(settled=settled)
 
     def calls(
         self, state: Swept, sites: Sites, schedule: Any, damping: float
@@ -191,7 +191,7 @@ class SharedEngine(FullEngine):
             mine = batches.group == k
             group = shard_of(self.problem, neighbours(batches.rows[mine]), numbers)
             site, size = families.taken(sites, k), float(self.sizes[k])
-            rest = batches.last[mine], state.pace.checked, state.sweeps
+            rest = batches.last[mine], state.memory.checked, state.sweeps
             calls.append((local_shared, group, state.precision, state.shift, site, size, *rest))
             counts.append(group.shape[0])
         return calls, counts

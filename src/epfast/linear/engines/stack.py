@@ -17,7 +17,7 @@ from epfast._core.latents import LatentSites
 from epfast.inference import Counts, Sites
 from epfast.inference.runtime import Tick
 from epfast.linear.engines.base import (
-    FullEngine,
+    EPEngine,
     Memoryless,
     Outcome,
     Swept,
@@ -30,8 +30,8 @@ from epfast.linear.engines.chunks import (
     FIRST,
     SPARSE_BLOCK,
     STALLED,
+    Indices,
     Layout,
-    Numbers,
     block_of,
     chunk_size,
     is_for_chunks,
@@ -50,7 +50,7 @@ MOST_CURVATURES = 1 << 25
 BY_ROWS_UP_TO = 32
 
 
-class Size(NamedTuple):
+class StackMemory(NamedTuple):
     """What the chunks of the next sweep depend on."""
 
     #: rows per chunk
@@ -145,18 +145,18 @@ class LatentChunks:
         self.summed = True
 
     def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
-        pace: Size = state.pace
+        memory: StackMemory = state.memory
         layout, before = self._laid_out(state.sweeps), self.core.n_refused
         n, own = len(layout.visits), ByLatent.of(sites)
         precision, shift = state.precision.copy(), state.shift.copy()
         for chunk, P, p in zip(self.chunks, precision, shift, strict=True):
             if not chunk.begin(P, p):
                 raise not_proper()
-        ramps = pace.flat and not self.parallel
-        size, first, lost = FIRST if ramps else pace.size, 0, 0
+        ramps = memory.flat and not self.parallel
+        size, first, lost = FIRST if ramps else memory.size, 0, 0
         try:
             while first < n:
-                size = min(size, pace.size)
+                size = min(size, memory.size)
                 stop = min(first + size, n)
                 lost += self._chunk(layout, first, stop, own)
                 tick(stop - first)
@@ -169,7 +169,7 @@ class LatentChunks:
         ]
         outcome = Outcome(min(n, self.core.n_refused - before + lost))
         whole = [part for part in parts if part is not None]
-        self.summed = len(whole) < len(parts) or pace.since + 1 >= REFRESH
+        self.summed = len(whole) < len(parts) or memory.since + 1 >= REFRESH
         if len(whole) < len(parts):
             return outcome
         total = len(parts) * base.log_scale + float(sites.log_scale.sum())
@@ -179,16 +179,18 @@ class LatentChunks:
         return outcome._replace(left=(made.mean.ravel(), made.covariance.diagonal(0, 1, 2).ravel()))
 
     def after(self, old: Swept, new: Swept) -> Swept:
-        """The state with its pace: chunks are made smaller where sweeps do not contract."""
-        pace: Size = old.pace._replace(flat=False, since=0 if self.summed else old.pace.since + 1)
+        """The state with its memory: chunks are made smaller where sweeps do not contract."""
+        memory: StackMemory = old.memory._replace(
+            flat=False, since=0 if self.summed else old.memory.since + 1
+        )
         if not self.parallel and self.problem.schedule.block is None:
             spread = np.sqrt(new.covariance.diagonal(0, 1, 2))
             moved = float((np.abs(new.mean - old.mean) / spread).max())
-            least, stalled = contraction(moved, pace.least, pace.stalled)
+            least, stalled = contraction(moved, memory.least, memory.stalled)
             if stalled >= STALLED:
-                pace, least, stalled = pace._replace(size=max(1, pace.size // 4)), np.inf, 0
-            pace = pace._replace(least=least, stalled=stalled)
-        return new._replace(pace=pace)
+                memory, least, stalled = memory._replace(size=max(1, memory.size // 4)), np.inf, 0
+            memory = memory._replace(least=least, stalled=stalled)
+        return new._replace(memory=memory)
 
     def _laid_out(self, sweep: int) -> Layout:
         """The rows in the order of this sweep."""
@@ -234,7 +236,7 @@ class LatentChunks:
         return lost
 
     def _taken(
-        self, layout: Layout, at: Numbers, visits: Numbers, new: Array, sites: ByLatent
+        self, layout: Layout, at: Indices, visits: Indices, new: Array, sites: ByLatent
     ) -> bool:
         """Take new sites of some rows in, of all latents or of none."""
         assert layout.rows is not None
@@ -252,7 +254,7 @@ class LatentChunks:
         return True
 
 
-class StackEngine(FullEngine):
+class StackEngine(EPEngine):
     """EP on rows with several latents."""
 
     def __init__(self, problem: LinearProblem) -> None:
@@ -301,12 +303,12 @@ class StackEngine(FullEngine):
         if state is None:
             raise improper_start()
         size = n if self.order == "parallel" else chunk_size(self.problem)
-        return state._replace(pace=Size(size, start is None))
+        return state._replace(memory=StackMemory(size, start is None))
 
     def sweep(self, state: Swept, keep: bool, tick: Tick) -> tuple[Swept, Counts]:
-        begun = state if state.pace.flat else self._stepped(state)
+        begun = state if state.memory.flat else self._stepped(state)
         new, counts = super().sweep(begun, keep, tick)
-        return new._replace(pace=new.pace._replace(flat=False)), counts
+        return new._replace(memory=new.memory._replace(flat=False)), counts
 
     def _stepped(self, state: Swept) -> Swept:
         """The state after a step on all means. O(C n d^2)."""
@@ -323,7 +325,7 @@ class StackEngine(FullEngine):
         return state._replace(sites=state.sites._replace(shift=shifts), shift=shift, mean=mean)
 
     def settle(self, state: Swept, hurry: bool = False) -> State:
-        if state.pace.since > 0 and not hurry:
+        if state.memory.since > 0 and not hurry:
             assert state.sites is not None
             state = self.built(state.sites, state.sweeps) or state
         return super().settle(state, hurry)

@@ -27,7 +27,7 @@ from epfast.inference import Counts, PartOfSweep, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick, no_tick
 from epfast.linear.engines.base import LEAST_SHARE, Swept, contraction, flat, improper_start
-from epfast.linear.engines.chunks import Pace, chunk_size, is_for_chunks, shares_of
+from epfast.linear.engines.chunks import ChunkMemory, chunk_size, is_for_chunks, shares_of
 from epfast.linear.engines.rows import PARALLEL_ROWS, RowEngine, block_size
 from epfast.linear.problem import LinearProblem, State, factor_of, sum_of_sites
 from epfast.losses import Prior
@@ -118,7 +118,7 @@ class Sweeping(NamedTuple):
     log_evidence: float
     now: Moments
     #: of the rows' next sweep
-    pace: Pace | None
+    memory: ChunkMemory | None
     #: of the steps of prior sites, the least change so far, and the sweeps since
     damping: float
     least: float = np.inf
@@ -220,10 +220,10 @@ class WeightEngine:
         now = self.moments(rows, weights)
         if now is None:
             raise improper_start()
-        pace = None
+        memory = None
         if self.exact is None and self._chunked():
-            pace = Pace(chunk_size(self.problem), start is None)
-        begun = self._state(rows, weights, sweeps, now, pace, self.schedule.damping)
+            memory = ChunkMemory(chunk_size(self.problem), start is None)
+        begun = self._state(rows, weights, sweeps, now, memory, self.schedule.damping)
         if self.schedule.order == "auto" and self.problem.wide is not None:
             # from little data for each weight undamped sweeps go far astray
             begun = begun._replace(damping=min(SHORT, self.schedule.damping))
@@ -269,7 +269,7 @@ class WeightEngine:
             weights,
             before.sweeps + 1,
             now,
-            state.pace,
+            state.memory,
             before.damping,
         )
         moved = change(self.summary(before), self.summary(new))
@@ -309,7 +309,7 @@ class WeightEngine:
         now = self.moments(rows, mixed)
         if now is None or not (mixed.precision * now.variance < 1.0)[self.of_weights.visits].all():
             return restarted
-        found = self._state(rows, mixed, new.sweeps, now, new.pace, new.damping)
+        found = self._state(rows, mixed, new.sweeps, now, new.memory, new.damping)
         return found._replace(
             least=new.least, stalled=new.stalled, last=new.last, mixes=new.mixes, steps=new.steps
         )
@@ -320,7 +320,7 @@ class WeightEngine:
         weights: Sites,
         sweeps: int,
         now: Moments,
-        pace: Pace | None,
+        memory: ChunkMemory | None,
         damping: float,
     ) -> Sweeping:
         scale = float(rows.log_scale.sum() + weights.log_scale.sum())
@@ -338,7 +338,7 @@ class WeightEngine:
             now.variance,
             evidence,
             now,
-            pace,
+            memory,
             damping,
         )
 
@@ -447,7 +447,7 @@ class ByWeights(WeightEngine):
         engine.problem = self.problem._replace(base=base)
         order = self.schedule.order
         if order == "auto":
-            order = "sequential" if state.pace is None else "chunked"
+            order = "sequential" if state.memory is None else "chunked"
         begun = Swept(
             state.precision,
             state.shift,
@@ -460,7 +460,7 @@ class ByWeights(WeightEngine):
             state.now.log_determinant,
             state.now.square,
             order,
-            state.pace,
+            state.memory,
         )
         try:
             found, counts = engine.sweep(begun, True, tick)
@@ -469,7 +469,7 @@ class ByWeights(WeightEngine):
             raise KeyboardInterrupt from None
         assert found.sites is not None
         # a mix of sweeps would be one of other prior sites too
-        pace = None if found.pace is None else found.pace._replace(mixes=False, steps=())
+        memory = None if found.memory is None else found.memory._replace(mixes=False, steps=())
         now = state.now._replace(
             precision=found.precision,
             shift=found.shift,
@@ -479,7 +479,7 @@ class ByWeights(WeightEngine):
             log_determinant=found.log_determinant,
             square=found.square,
         )
-        return state._replace(sites=found.sites, now=now, pace=pace), counts
+        return state._replace(sites=found.sites, now=now, memory=memory), counts
 
     def visited(self, state: Sweeping) -> tuple[Array, Array]:
         return state.now.matrix.copy(), state.now.mean.copy()
