@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import methodcaller
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -38,6 +39,7 @@ CONTRACTION = 0.7
 #: a row that moves by no more of its sd or log variance stands still, if the tolerance is smaller
 STANDS = 1e-4
 
+COPY = methodcaller("copy")
 T = TypeVar("T")
 
 
@@ -201,7 +203,8 @@ class EPEngine:
         return found
 
     def sweep(self, state: Any, keep: bool, tick: Tick) -> tuple[Any, Counts]:
-        visits, sites, sweeps = self.visits(state), families.copied(state.sites), state.sweeps + 1
+        visits, sweeps = self.visits(state), state.sweeps + 1
+        sites = Sites(*map(COPY, state.sites))
         try:
             outcome = visits.sweep(state, sites, tick)
         except KeyboardInterrupt:
@@ -216,15 +219,14 @@ class EPEngine:
             settled = False
         new = outcome.made
         if new is None:
-            _, new, share = largest_proper_step(
-                state.sites, sites, partial(self.built, sweeps=sweeps)
-            )
-            if new is None:
-                return state._replace(sweeps=sweeps), Counts(self.n_sites, lost=outcome.lost)
-            if share < 1.0:
-                settled = False
-            elif outcome.left is not None:
+            new = self.built(sites, sweeps)
+            if new is not None and outcome.left is not None:
                 drift = change(Summary(*outcome.left), self.summary(new, evidence=False))
+        if new is None:
+            build, settled = partial(self.built, sweeps=sweeps), False
+            _, new, _ = largest_proper_step(state.sites, sites, build)
+        if new is None:
+            return state._replace(sweeps=sweeps), Counts(self.n_sites, lost=outcome.lost)
         numbers = outcome.refused, outcome.failed, outcome.clipped, drift
         trace, lost = outcome.trace, outcome.lost
         counts = Counts(*numbers, settled=settled, trace=trace, lost=lost)
