@@ -141,10 +141,7 @@ class EP(Schedule):
         they do not; one that would make the posterior improper, or of which a site would be
         refused, is halved, at last taken row by row; slow tails are mixed (Anderson). "auto" is the
         order that converges soonest for scalar sites with a full covariance: "chunked" from 700
-        rows and 8 per column on, where each sweep then visits those rows again, up to four times
-        and in chunks of their own, that moved far more than most (of 2,000 sparse rows or more,
-        where no site takes precision away); ``change`` in ``history`` is that of the sweep and
-        these visits together. With fewer rows it is "sequential". For processes of 128 values or
+        rows and 8 per column on, "sequential" with fewer. For processes of 128 values or
         more it is a sequential sweep, then joint steps, which go to the fixed point of all sites by
         a covariance that is linear in them and converge quadratically; a sequential sweep again
         where one does not contract. For scalar sites with a factorised posterior it is
