@@ -88,16 +88,3 @@ def test_a_start_has_the_columns_of_the_fit():
     start = epfast.fit_linear(X, classes, loss="multiclass")
     with pytest.raises(ValueError, match="allowed: those that were fitted, in their order"):
         epfast.fit_linear(X[["sex", "age", "dose"]], classes, loss="multiclass", start=start)
-
-
-def test_a_file_with_the_wrong_number_of_names_is_refused(tmp_path):
-    import json
-
-    X, y = frame()
-    post = epfast.fit_linear(X, y)
-    arrays, header = post.contents()
-    for names in (["a"], ["a", "b", 3], "abc"):
-        with pytest.raises(ValueError, match="names"):
-            epfast.linear.files.restore(
-                arrays, json.loads(json.dumps({**header, "names": names})), post.loss
-            )

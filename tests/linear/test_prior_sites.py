@@ -409,22 +409,6 @@ def test_pickles_and_files(classified, tmp_path):
             other.with_rows(X[1:], y[1:]).residual  # noqa: B018
 
 
-@pytest.mark.parametrize("name", ["mean", "prior_sites_precision", "visits", "variance"])
-def test_damaged_files(classified, tmp_path, name):
-    post = classified[2]
-    if name == "prior_sites_precision" and post.state.precision is not None:
-        pytest.skip("the rows, which tell, are not in the file")
-    arrays, header = post.contents()
-    with np.load(_saved(post, tmp_path)) as archive:
-        stored = {key: archive[key] for key in archive.files}
-    assert name in arrays
-    assert header["prior"]["name"] == "SpikeAndSlab"
-    stored[name] = stored[name] + 1
-    np.savez(tmp_path / "damaged.npz", **stored)
-    with pytest.raises(ValueError, match="was damaged"):
-        load(tmp_path / "damaged.npz")
-
-
 def _saved(post, folder):
     post.save(folder / "post.npz")
     return folder / "post.npz"
