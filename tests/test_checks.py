@@ -211,14 +211,6 @@ def test_generators():
     assert fresh[0] != fresh[1]
 
 
-def test_arguments_that_moved():
-    _checks.moved("fit", {}, {})
-    with pytest.raises(TypeError, match=r"^gamma is no argument of fit any more; write there$"):
-        _checks.moved("fit", {"gamma": None}, {"gamma": "there"})
-    with pytest.raises(TypeError, match=r"^fit got an unexpected keyword argument 'gama'$"):
-        _checks.moved("fit", {"gama": None}, {"gamma": "there"})
-
-
 def test_paths(tmp_path):
     assert _checks.path("path", tmp_path / "x") == _checks.path("path", str(tmp_path / "x"))
     with pytest.raises(TypeError, match=r"^path is 3; allowed: a str or a path$"):

@@ -25,6 +25,7 @@ FLOOR = {room: k for k, floor in enumerate(FLOORS.split("/")) for room in floor.
 #: what the other wings may import of linear; a process of low rank is a linear fit
 OF_LINEAR = {wing: {"problem", "engines"} for wing in ("gp", "graph", "parametric")}
 OF_LINEAR["gp"] |= {"choices", "posterior", "full_posterior", "files", "fit", "checking"}
+OF_LINEAR["gp"] |= {"kernel_posterior"}
 OF_LINEAR["graph"] |= {"choices", "priors"}
 #: within a wing, from the ground up
 RISE = "problem engines choices online posterior full_posterior fit"

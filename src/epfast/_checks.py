@@ -497,14 +497,6 @@ def progress(value: Any) -> None:
         flag("progress", value)
 
 
-def moved(function: str, given: dict[str, Any], places: dict[str, str]) -> None:
-    """Refuse unknown arguments; for those of 0.1.0 that moved, give the new spelling."""
-    for name in given:
-        if name in places:
-            raise TypeError(f"{name} is no argument of {function} any more; write {places[name]}")
-        raise TypeError(f"{function} got an unexpected keyword argument {name!r}")
-
-
 def generator(name: str, value: Any) -> np.random.Generator:
     """A random generator: as given, made from a seed, or (None) freshly seeded."""
     if value is None:

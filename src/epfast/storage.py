@@ -27,7 +27,7 @@ from epfast.linear.latent_posterior import LatentPosterior
 from epfast.linear.posterior import FactorizedPosterior
 from epfast.linear.problem import Data, LinearProblem, State
 from epfast.linear.shrunk_posterior import ShrunkPosterior
-from epfast.linear.wide import WideRows, WideState
+from epfast.linear.wide import WideRows
 from epfast.linear.wide_posterior import WidePosterior
 from epfast.losses import Loss
 from epfast.operators import Operator
@@ -62,7 +62,6 @@ PARTS = (
     State,
     SweepInfo,
     WideRows,
-    WideState,
 )
 #: arrays of the posteriors by their kinds, see :func:`check_shapes`
 OF_ROWS = """problem.prior.shift d
@@ -125,11 +124,11 @@ state.sites.shift n
 state.sites.precision n
 state.relaxed.shift n
 state.relaxed.precision n
-moments.alpha n
-moments.mean n
-moments.variance n
-packed nn
-diagonal n""",
+state.moments.alpha n
+state.moments.mean n
+state.moments.variance n
+state.factor nn
+state.diagonal n""",
     "latent_processes": """problem.y nw?
 state.sites.log_scale n
 state.sites.shift nc

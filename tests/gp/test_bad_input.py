@@ -67,7 +67,6 @@ KEYWORDS = [
     ("overwrite_K", [fit], [1, "yes", None, [True]]),
     ("callback", [fit, low_rank], [5, "stop", [len]]),
     ("progress", [fit, low_rank], [5, "stop", [len], None]),
-    ("relaxation", [fit, low_rank], [None, 0.1, "joint"]),
     ("K_star", [partial(GP.predict_latent, K_star_star=np.ones(N))], BAD_STAR),
     ("K_star_star", [partial(GP.predict_latent, K)], BAD_DIAGONAL),
     ("size", [partial(GP.sample, rng=1), partial(LOW.sample, rng=1)], [-1, 1.5, "3", None, True]),

@@ -41,7 +41,7 @@ def test_overwriting_the_kernel():
     _, K, y = process(70)
     plain, mine = fit_gp(K, y), K.copy()
     gp = fit_gp(mine, y, overwrite_K=True)
-    assert np.shares_memory(gp.packed, mine)
+    assert np.shares_memory(gp.factor, mine)
     np.testing.assert_array_equal(gp.mean, plain.mean)
     with pytest.raises(ValueError, match="overwrite_K"):
         fit_gp(K.astype(np.float32), y, overwrite_K=True)

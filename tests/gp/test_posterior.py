@@ -133,7 +133,7 @@ def test_save_and_load(loss, tmp_path):
     assert epfast.load(tmp_path / "laplace.npz").scheme == laplace.scheme
     assert epfast.load(tmp_path / "laplace.npz").residual == laplace.residual
     arrays = dict(np.load(tmp_path / "gp.npz"))
-    arrays["moments.mean"] = arrays["moments.mean"][:-1]
+    arrays["state.moments.mean"] = arrays["state.moments.mean"][:-1]
     np.savez(tmp_path / "bad.npz", **arrays)
     with pytest.raises(ValueError, match="not a posterior"):
         epfast.load(tmp_path / "bad.npz")

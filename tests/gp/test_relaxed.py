@@ -289,8 +289,6 @@ def test_refusals():
             Relaxed(value)
     with pytest.raises(TypeError, match="weight is"):
         Relaxed("much")
-    with pytest.raises(TypeError, match=r"write scheme=epfast\.schemes\.Relaxed"):
-        fit_gp(K, y, relaxation=0.03)
     with pytest.raises(ValueError, match="objective is 'best'"):
         Relaxed(objective="best")
     with pytest.raises(ValueError, match="freeze is 0"):

@@ -10,7 +10,7 @@ from scipy import sparse
 import epfast
 from epfast import EP, FullPosterior, WidePosterior, fit_linear
 from epfast.inference import Sites
-from epfast.linear.wide import solved
+from epfast.linear.engines.kernel import GPState
 from tests.linear.test_wide import PRIORS, TIGHT, WEIGHTS, D, N, d_by_d, same, wide
 from tests.oracles.data import classes
 
@@ -24,9 +24,7 @@ def with_negative_sites(post):
     precision[:2] *= -0.3
     precision[2] = 0.0
     sites = Sites(precision, post.sites.shift, post.sites.log_scale)
-    found = solved(post.problem, sites, post.n_sweeps)
-    assert found is not None
-    return replace(post, state=found)
+    return replace(post, state=GPState(sites, post.n_sweeps))
 
 
 @pytest.mark.parametrize("prior", PRIORS)
@@ -69,7 +67,7 @@ def test_digits_beside_a_wide_prior(variance, tol):
     post = fit_linear(rows, labels, prior_variance=variance)
     assert isinstance(post, WidePosterior)
     mean, found = post.predict_latent(rows)
-    moments = post.latent_moments
+    moments = post.moments
     assert np.abs((mean - moments.mean) / np.sqrt(moments.variance)).max() < tol
     np.testing.assert_allclose(found, moments.variance, rtol=tol)
 

@@ -28,7 +28,7 @@ from epfast.gp import (
 )
 from epfast.gp.certificate import trusted
 from epfast.gp.factor import factor_at
-from epfast.gp.fit import choose, unfitted
+from epfast.gp.fit import choose, unfitted, without_factor
 from epfast.gp.prediction import contracted
 from epfast.gp.problem import kernel_at_door
 from epfast.inference import FAILURES
@@ -119,7 +119,8 @@ class BinaryProcess(NamedTuple):
     def pilot(self, rows: NDArray[np.intp]) -> BinaryProcess:
         """The problem of some of the rows."""
         process = self.process
-        some = process._replace(y=process.y[rows], weights=process.weights_of(rows))
+        weights = None if process.weights is None else process.weights[rows]
+        some = process._replace(y=process.y[rows], weights=weights)
         X = self.X[rows]
         return self._replace(X=X, process=some, distances=Distances(X))
 
@@ -386,7 +387,7 @@ def fitted(
         first = post if first is None else first
     if isinstance(first, GPPosterior):
         # later fits had its array
-        first.__dict__.pop("packed", None)
+        first = without_factor(first)
     if first is None:
         assert failure is not None
         raise failure

@@ -9,6 +9,7 @@ from scipy import linalg
 
 from epfast._arrays import Array
 from epfast.linear.checking import LinearProposal, proposal
+from epfast.linear.kernel_posterior import kernel_rows
 from epfast.linear.problem import Data, LinearProblem, inverse_root, prior_of, sum_of_sites
 
 
@@ -18,10 +19,7 @@ def proposal_of(post: Any) -> LinearProposal:
     post: a GPPosterior. However singular K, the r weights have a density.
     """
     problem = post.problem
-    kernel = np.tril(post.packed, -1)
-    kernel += kernel.T
-    kernel[np.diag_indices(len(kernel))] = post.diagonal
-    root = root_of(kernel)
+    root = root_of(kernel_rows(post.factor, post.diagonal, slice(None)))
     prior = prior_of(np.ones(root.shape[1]), np.zeros(root.shape[1]), False)
     data = Data(root, problem.y, problem.weights)
     linear = LinearProblem(

@@ -6,7 +6,6 @@ import warnings
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from epfast import _checks, losses, schemes
@@ -28,7 +27,6 @@ from epfast.inference import (
     ConvergenceWarning,
     Fit,
     Interrupted,
-    Sites,
     SweepInfo,
     is_guess,
     reached,
@@ -40,14 +38,12 @@ from epfast.inference.loop import polished, warn_of_scheme
 from epfast.inference.report import note_weights
 from epfast.inference.runtime import Tick, at_work, crew_of
 from epfast.inference.threads import threads_of
-from epfast.linear.engines.kernel import GPState, Moments
+from epfast.linear.engines.base import flat
+from epfast.linear.engines.kernel import GPState, Kernel
 from epfast.linear.problem import weights_of
 from epfast.losses import LatentLoss, Loss
 from epfast.schedules import EP, DoubleLoop, Schedule
 from epfast.schemes import Scheme
-
-#: arguments of 0.1.0 that moved, with their new spelling
-MOVED = {"relaxation": "scheme=epfast.schemes.Relaxed(weight=...)"}
 
 #: most values for which the double loop is there by default: a step takes some seconds at 1,000
 DESCENT_UP_TO = 1000
@@ -72,7 +68,6 @@ def fit_gp(
     callback: Callback | None = None,
     progress: bool | Tick = False,
     n_jobs: int | None = None,
-    **moved: Any,
 ) -> GPPosterior | LowRankGPPosterior | LatentGPPosterior:
     """Fit a Gaussian process by expectation propagation.
 
@@ -166,7 +161,6 @@ def fit_gp(
     >>> gp.converged, round(gp.log_evidence, 2)
     (True, -12.21)
     """
-    _checks.moved("fit_gp", moved, MOVED)
     _checks.flag("overwrite_K", overwrite_K)
     low_rank = rank is not None or isinstance(K, LowRankFactor)
     unused = (
@@ -320,68 +314,77 @@ def fit_problem(
     tested for positive eigenvalues, O(n^3 / 3), and the start may be dropped. slopes: the array of
     the kernel is left with R, for gradients by it, and what predictions need is yet to be computed.
     """
-    schedule = problem.schedule
+    schedule, kernel = problem.schedule, problem.kernel
+    assert kernel is not None
+    descends = isinstance(schedule, DoubleLoop)
+    sweeps = schedule.start if descends else schedule
+    # what Ctrl-C leaves: the sweeps that are done and their posterior
+    history: list[SweepInfo] = []
+    post: GPPosterior = start
+    fit = None
 
     def result(fit: Fit) -> GPPosterior:
-        state, moments = fit.state
-        kernel = problem.kernel
-        assert kernel is not None
-        post = GPPosterior(
-            state, problem, fit.converged, fit.history, moments, kernel.array, kernel.diagonal
-        )
-        post = replace(post, converged=False) if post.converged and broken(post) else post
-        if slopes or not kernel.factor(state.sites.precision):
-            del post.__dict__["packed"]
-        return post
+        found = GPPosterior(fit.state, problem, fit.converged, history + fit.history)
+        return replace(found, converged=False) if fit.converged and broken(found) else found
 
-    def told(post: GPPosterior, stopped: bool) -> GPPosterior:
-        # who stops a descent knows that it has not ended
-        if stacklevel is not None and not (stopped and isinstance(schedule, DoubleLoop)):
-            warn_of_process(post, stacklevel + 1)
-            warn_of_scheme(problem.scheme, stacklevel + 1)
-        return post
-
-    # what Ctrl-C leaves: sweeps that are done, their posterior, the whole result
-    history: list[SweepInfo] = []
-    before, post, fit = start, None, None
     try:
-        assert problem.kernel is not None
         arguments: dict[str, Any] = {"callback": callback, "progress": progress}
         if callable(callback) or callable(progress):
-            held = Held("K or y", problem.kernel.array, problem.y)
+            held = Held("K or y", kernel.array, problem.y)
             arguments = {name: held.after(given) for name, given in arguments.items()}
         if threads is not None:
-            problem.kernel.crew = crew_of(threads, problem.n)
+            kernel.crew = crew_of(threads, problem.n)
         arguments["questions"] = problem.scheme.questions
-        with at_work(problem.kernel.crew, problem.n):
+        with at_work(kernel.crew, problem.n):
             if check:
-                check_positive(problem.kernel)
-            guess = check and is_guess(start, problem)
-            if not isinstance(schedule, DoubleLoop):
-                engine = ProcessEngine(problem, exact=problem.exact_sites())
-                fit = run_from(engine, schedule, start, guess=guess, **arguments)
+                check_positive(kernel)
+            exact, first = problem.exact_sites(), problem._replace(schedule=sweeps)
+            engine = ProcessEngine(first, exact=exact, slopes=slopes)
+            try:
+                guess = check and is_guess(start, problem)
+                fit = run_from(engine, sweeps, start, guess=guess, **arguments)
                 post = result(fit)
                 if problem.scheme.polish and not fit.stopped:
-                    post = result(polished(engine, problem, fit, post))
-                return told(post, fit.stopped)
-            fit = first = _first_sweeps(problem, start, arguments, guess)
-            if first is not None:
-                post = result(first)
-                if first.converged or first.stopped:
-                    return told(post, first.stopped)
-                history, before, post, fit = first.history, post, None, None
-            try:
-                fit = run_from(DescentEngine(problem), _Stage(schedule.steps), before, **arguments)
+                    fit = polished(engine, problem, fit, post)
+                    post = result(fit)
             except FloatingPointError:
-                if first is None:
+                if not descends:
                     raise
-                return told(_left(problem, before, history, None), False)
-            post = result(fit._replace(history=history + fit.history))
-            return told(post, fit.stopped)
+            if descends and not (fit is not None and (fit.converged or fit.stopped)):
+                is_swept, history = fit is not None, [] if fit is None else fit.history
+                fit = None
+                if is_swept:  # the descent takes the array
+                    post = without_factor(post)
+                try:
+                    steps = _Stage(schedule.steps)
+                    fit = run_from(DescentEngine(problem), steps, post, **arguments)
+                    post = result(fit)
+                except FloatingPointError:
+                    if not is_swept:
+                        raise
+        # who stops a descent knows that it has not ended
+        stopped = descends and fit is not None and fit.stopped
+        if stacklevel is not None and not stopped:
+            warn_of_process(post, stacklevel)
+            warn_of_scheme(problem.scheme, stacklevel)
+        return post
     except KeyboardInterrupt as pressed:
-        if post is None:
-            post = _left(problem, before, history, reached(pressed) or fit)
-        raise Interrupted(post) from None
+        fit = reached(pressed) or fit
+        if fit is not None:
+            post = result(fit)
+        raise Interrupted(post if isinstance(post, GPPosterior) else unfitted(problem)) from None
+
+
+def without_factor(post: GPPosterior) -> GPPosterior:
+    """The same posterior, whose array others may take: it is computed again if it is asked for."""
+    return replace(post, state=GPState(*post.state[:4]))
+
+
+def unfitted(problem: GPProblem) -> GPPosterior:
+    """The prior as a posterior: before the first sweep, without a start."""
+    assert problem.kernel is not None
+    state = GPState(flat(problem.n), 0, Kernel(problem.kernel).prior())
+    return GPPosterior(state, problem, False, [])
 
 
 def warn_of_process(
@@ -407,52 +410,3 @@ def warn_of_process(
             category,
             stacklevel=stacklevel + 1,
         )
-
-
-def _left(
-    problem: GPProblem, before: Any, history: list[SweepInfo], fit: Fit | None
-) -> GPPosterior:
-    """What Ctrl-C left of a fit from ``before``: what it had, else the start, else the prior."""
-    kernel = problem.kernel
-    assert kernel is not None
-    if fit is not None:
-        (state, moments), history = fit.state, history + fit.history
-    elif isinstance(before, GPPosterior) and before.problem.kernel is not kernel:
-        return before
-    elif isinstance(before, GPPosterior):  # the sweeps of this fit, whose matrix is lost
-        state, moments = before.state, before.moments
-    else:
-        return unfitted(problem)
-    return _without_matrix(problem, state, moments, history)
-
-
-def unfitted(problem: GPProblem) -> GPPosterior:
-    """The prior as a posterior: before the first sweep, without a start."""
-    n, kernel = problem.n, problem.kernel
-    assert kernel is not None
-    moments = Moments(np.zeros(n), np.zeros(n), kernel.diagonal.copy(), 0.0)
-    return _without_matrix(problem, GPState(Sites(*np.zeros((3, n))), 0), moments, [])
-
-
-def _without_matrix(
-    problem: GPProblem, state: GPState, moments: Moments, history: list[SweepInfo]
-) -> GPPosterior:
-    """A posterior whose matrix is computed if it is asked for; the array holds anything."""
-    kernel = problem.kernel
-    assert kernel is not None
-    arrays = kernel.array, kernel.diagonal
-    post = GPPosterior(state, problem, False, history, moments, *arrays)
-    del post.__dict__["packed"]
-    return post
-
-
-def _first_sweeps(
-    problem: GPProblem, start: Any, arguments: dict[str, Any], guess: bool
-) -> Fit | None:
-    """The sweeps before a descent; None if overflow or rounding ended them."""
-    schedule = problem.schedule.start
-    engine = ProcessEngine(problem._replace(schedule=schedule), exact=problem.exact_sites())
-    try:
-        return run_from(engine, schedule, start, guess=guess, **arguments)
-    except FloatingPointError:
-        return None

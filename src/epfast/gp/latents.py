@@ -33,6 +33,7 @@ from epfast.inference import (
 from epfast.inference.certificates import Case
 from epfast.inference.runtime import cached_property
 from epfast.linear.engines.kernel import GPState
+from epfast.linear.problem import Data
 from epfast.losses import LatentLoss, Loss
 
 #: vectors in a file, (C, n) each
@@ -55,6 +56,11 @@ class LatentGPProblem(NamedTuple):
     @property
     def n(self) -> int:
         return len(self.y)
+
+    @property
+    def data(self) -> Data:
+        """Responses, as a linear model has them."""
+        return Data(None, self.y)
 
     def exact_sites(self) -> None:
         """Sites of several latents are found by sweeps."""
@@ -109,15 +115,14 @@ class LatentGPPosterior(ProcessPosterior):
         problem: Any = self.problem
         return tuple(
             GPPosterior(
-                GPState(one_of(self.state.sites, k), self.state.sweeps),
+                GPState(one_of(self.state.sites, k), self.state.sweeps, now, None, *arrays),
                 problem,
                 self.converged,
                 self.history,
-                now,
-                self.packed[k],
-                self.diagonals[k],
             )
-            for k, now in enumerate(self.state.now)
+            for k, (now, *arrays) in enumerate(
+                zip(self.state.now, self.packed, self.diagonals, strict=True)
+            )
         )
 
     @property

@@ -11,14 +11,14 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import linalg
 
 from epfast import _checks
-from epfast._arrays import Array, row_chunks
+from epfast._arrays import Array
 from epfast.gp.factor import (
     KernelColumns,
     LowRankFactor,
     incomplete_cholesky,
     kernel_columns,
 )
-from epfast.gp.prediction import MOVED, ProcessPosterior, matrices_of, prior_at
+from epfast.gp.prediction import ProcessPosterior, matrices_of, prior_at
 from epfast.inference import Callback, Interrupted, SweepInfo
 from epfast.inference.certificates import Case
 from epfast.inference.runtime import Tick, cached_property, one_blas_thread
@@ -93,10 +93,6 @@ class LowRankGPPosterior(ProcessPosterior):
     def batch_size(self) -> int | None:
         return self.weights.batch_size
 
-    def _responses(self) -> Array:
-        y: Array = self.problem.data.y
-        return y
-
     @property
     def log_evidence(self) -> float:
         """EP's log p(y) under the prior N(0, G G'), with all constants."""
@@ -117,7 +113,7 @@ class LowRankGPPosterior(ProcessPosterior):
     def _latent_of_rows(self) -> tuple[Array, Array | None, Array, Array]:
         if self.weights.batch_size is not None or self.sites is None:
             return super()._latent_of_rows()
-        return self._responses(), self.problem.data.weights, *self._latent
+        return self.problem.data.y, self.problem.data.weights, *self._latent
 
     @property
     def residual(self) -> float:
@@ -141,20 +137,10 @@ class LowRankGPPosterior(ProcessPosterior):
 
     def _case(self) -> Case:
         """See :meth:`check`: the prior is that of low rank. O(r^3) once, O(n r) per draw."""
-        weights = self.weights
-        root, rows = root_of(weights.precision), _design(self.factor.G)
-        drawn = proposal(weights.problem, weights.mean, root, rows)
-        sd, one_mode = np.sqrt(self.variance), weights.problem.loss.log_concave is True
-        return Case(
-            drawn,
-            self.mean,
-            sd,
-            self.log_evidence,
-            self.evidence_bound,
-            True,
-            one_mode,
-            drawn.others,
-        )
+        problem, rows = self.problem, _design(self.factor.G)
+        drawn = proposal(problem, self.weights.mean, root_of(self.weights.precision), rows)
+        known = np.sqrt(self.variance), self.log_evidence, self.evidence_bound
+        return Case(drawn, self.mean, *known, True, problem.loss.log_concave is True, drawn.others)
 
     # -- evidence --
 
@@ -204,11 +190,7 @@ class LowRankGPPosterior(ProcessPosterior):
     # -- prediction --
 
     def predict_latent(
-        self,
-        K_star: ArrayLike,
-        K_star_star: ArrayLike | None = None,
-        joint: bool = False,
-        **moved: Any,
+        self, K_star: ArrayLike, K_star_star: ArrayLike | None = None, joint: bool = False
     ) -> tuple[Array, Array]:
         """Mean and variance, or covariance, of the process at new inputs.
 
@@ -235,31 +217,16 @@ class LowRankGPPosterior(ProcessPosterior):
         mean : ndarray of shape (m,)
         variance : ndarray of shape (m,), or (m, m) if ``joint``
         """
-        _checks.moved("predict_latent", moved, MOVED)
-        rows = _checks.array("K_star", K_star, shape=(None, self.rank))
-        joint = _checks.flag("joint", joint)
-        prior = None
-        if K_star_star is not None:
-            prior = prior_at("K_star_star", K_star_star, len(rows), joint)
-        triangle = self.factor.G[self.pivots]
+        rows, joint = self._rows_of_factor(K_star), _checks.flag("joint", joint)
+        mean, variance = self.weights.predict_latent(rows, joint)
+        if K_star_star is None:
+            return mean, variance
+        prior = prior_at("K_star_star", K_star_star, len(rows), joint)
         if joint:
-            some = self._rows_of_factor(triangle, rows)
-            half = linalg.solve_triangular(self._root, some.T, lower=True, check_finite=False)
-            covariance = half.T @ half
-            if prior is not None:
-                covariance += prior - some @ some.T
-            return some @ self.weights.mean, 0.5 * covariance + 0.5 * covariance.T
-        mean, variance = np.empty((2, len(rows)))
-        root = self._root
-        for part in row_chunks(rows):
-            some = self._rows_of_factor(triangle, rows[part])
-            mean[part] = some @ self.weights.mean
-            half = linalg.solve_triangular(root, some.T, lower=True, check_finite=False)
-            variance[part] = np.einsum("ij,ij->j", half, half)
-            if prior is not None:
-                # clip rounding errors at 0
-                variance[part] += np.maximum(prior[part] - np.einsum("ij,ij->i", some, some), 0.0)
-        return mean, variance
+            variance = variance + prior - rows @ rows.T
+            return mean, 0.5 * variance + 0.5 * variance.T
+        # clip rounding errors at 0
+        return mean, variance + np.maximum(prior - np.einsum("ij,ij->i", rows, rows), 0.0)
 
     def predict_mean(self, K_star: ArrayLike) -> Array:
         """Mean of the process at new inputs, without its variance; O(r^2) each.
@@ -273,22 +240,14 @@ class LowRankGPPosterior(ProcessPosterior):
         -------
         ndarray of shape (m,)
         """
-        rows = _checks.array("K_star", K_star, shape=(None, self.rank))
-        triangle, mean = self.factor.G[self.pivots], np.empty(len(rows))
-        for part in row_chunks(rows):
-            mean[part] = self._rows_of_factor(triangle, rows[part]) @ self.weights.mean
-        return mean
+        return self._rows_of_factor(K_star) @ self.weights.mean
 
-    @cached_property
-    def _root(self) -> Array:
-        """(r, r), the Cholesky factor of the posterior precision of the weights. O(r^3), once."""
-        return np.asarray(linalg.cholesky(self.weights.precision, lower=True))
-
-    @staticmethod
-    def _rows_of_factor(triangle: Array, kernel: Array) -> Array:
+    def _rows_of_factor(self, K_star: ArrayLike) -> Array:
         """G at new inputs, from their kernel with the pivots."""
-        if len(triangle) == 0:
+        kernel = _checks.array("K_star", K_star, shape=(None, self.rank))
+        if self.rank == 0:
             return _design(kernel)
+        triangle = self.factor.G[self.pivots]
         return np.asarray(linalg.solve_triangular(triangle, kernel.T, lower=True).T)
 
     def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Array:

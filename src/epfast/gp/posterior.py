@@ -7,19 +7,15 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from scipy import linalg
+from numpy.typing import ArrayLike
 
 from epfast import _checks
 from epfast._arrays import Array, slices, symmetric_from_upper
-from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gp.checking import proposal_of
 from epfast.gp.prediction import (
-    MOVED,
     ProcessPosterior,
     contracted,
     draws_of,
-    kernel_rows,
     matrices_of,
     missing,
     prior_at,
@@ -29,15 +25,8 @@ from epfast.gp.relaxed import RelaxedEnergies, relaxed_energies
 from epfast.inference import SweepInfo, learning
 from epfast.inference.certificates import Case
 from epfast.inference.runtime import cached_property
-from epfast.linear.engines.kernel import (
-    GPState,
-    Moments,
-    Relaxed,
-    improper,
-    log_evidence,
-    marginal_residual,
-    moments_of,
-)
+from epfast.linear.engines.kernel import GPState, Kernel, Relaxed, left_out, log_evidence
+from epfast.linear.kernel_posterior import KernelPosterior
 from epfast.losses import NoisyStep
 
 #: of relaxed EP there is no gradient
@@ -45,12 +34,10 @@ NOT_STATIONARY = (
     "the posterior is that of relaxed EP, whose log evidence is not stationary in the sites; "
     "allowed: a fit without relaxation"
 )
-#: vectors in a file, (n,) each
-VECTORS = ("alpha", "mean", "variance")
 
 
 @dataclass(frozen=True, eq=False)
-class GPPosterior(ProcessPosterior):
+class GPPosterior(KernelPosterior, ProcessPosterior):
     """The Gaussian posterior over the latent values of a Gaussian process.
 
     Attributes
@@ -77,30 +64,21 @@ class GPPosterior(ProcessPosterior):
     problem: GPProblem = field(repr=False)
     converged: bool
     history: list[SweepInfo] = field(repr=False)
-    #: alpha, mean, variance and log det(I + K precision)
-    moments: Moments = field(repr=False)
-    #: (n, n): below the diagonal K, the rest the Cholesky factor of B = I + S K S by columns, with
-    #: S the root of the precisions, 0 where these are negative
-    packed: Array = field(repr=False)
-    #: (n,), the diagonal of K
-    diagonal: Array = field(repr=False)
 
     kind: ClassVar[str] = "process"
 
     def __getstate__(self) -> dict[str, Any]:
         # n^2 numbers: what was computed from them later is computed again
         own = {one.name: getattr(self, one.name) for one in fields(self)}
-        return own | {"problem": self.problem._replace(kernel=None)}
+        return own | {"problem": self.problem._replace(kernel=None), "state": self.solved}
 
-    def __getattr__(self, name: str) -> Any:
-        """The matrix that a fit had no time for, or used for another one. O(n^3), once."""
-        kernel = self.__dict__["problem"].kernel if name == "packed" and self.__dict__ else None
-        if kernel is None:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        if not kernel.factor(self.state.sites.precision):
-            raise improper(self.state.sites.precision, kernel.diagonal)
-        self.__dict__["packed"] = kernel.array
-        return kernel.array
+    def form(self) -> Kernel:
+        assert self.problem.kernel is not None
+        return Kernel(self.problem.kernel, proper=self.is_exact)
+
+    @property
+    def is_exact(self) -> bool:
+        return self.problem.exact_sites() is not None
 
     @property
     def alpha(self) -> Array:
@@ -134,24 +112,6 @@ class GPPosterior(ProcessPosterior):
         """(n, n), covariance of the latent values. O(n^3), once."""
         return symmetric_from_upper(self.other_matrix(covariance=True))
 
-    @property
-    def marginal_precision(self) -> Array:
-        """(n, n), R = (K + 1 / precision)^-1, of the pseudo-observations shift / precision.
-
-        With it the covariance of the process between any inputs a and b is
-        K_ab - K_af R K_fb, and d log Z / dK = (alpha alpha' - R) / 2. O(n^3) each time.
-        """
-        return symmetric_from_upper(self.other_matrix())
-
-    def other_matrix(self, covariance: bool = False) -> Array:
-        """(n, n), the upper triangle of R, or of the covariance. O(n^3)."""
-        kernel = KernelMatrix(self.packed.copy(), self.diagonal)
-        proper = self.problem.exact_sites() is not None
-        sites = self.state.sites
-        if moments_of(kernel, sites, covariance, marginals=False, proper=proper) is None:
-            raise improper(self.state.sites.precision, self.diagonal)
-        return kernel.array
-
     @cached_property
     def residual(self) -> float:
         """Distance from a fixed point of EP.
@@ -161,10 +121,10 @@ class GPPosterior(ProcessPosterior):
         are both multiplied by r_i first. Infinite if a cavity is improper; NaN if the scheme is
         unknown, or if the objective is "printed", whose fixed points do not match moments.
         """
-        if self.problem.exact_sites() is not None:
+        if self.is_exact:
             return 0.0
         objective = getattr(self.scheme, "objective", None)
-        if self.scheme is None or objective == "printed":
+        if objective == "printed":
             return float("nan")
         mean, variance = self.mean, self.variance
         if self.relaxed is not None:
@@ -173,8 +133,7 @@ class GPPosterior(ProcessPosterior):
             if not (rest > 0.0).all():
                 return float("inf")
             mean, variance = (mean + variance * self.relaxed.shift) / rest, variance / rest
-        self.known_loss()
-        return marginal_residual(self.problem, self.n_sweeps, self.state.sites, mean, variance)
+        return self._residual(mean, variance)
 
     # -- evidence --
 
@@ -214,7 +173,7 @@ class GPPosterior(ProcessPosterior):
     def loss_gradient(self) -> dict[str, Any]:
         """As the base has it; with Gaussian noise in closed form, without cavities."""
         loss: Any = self.loss
-        rows = loss.exact_sites(self.problem.y) if self.problem.exact_sites() else None
+        rows = loss.exact_sites(self.problem.y) if self.is_exact else None
         if rows is None:
             return super().loss_gradient()
         tau = self.state.sites.precision
@@ -234,22 +193,13 @@ class GPPosterior(ProcessPosterior):
     def _latent_of_rows(self) -> tuple[Array, Array | None, Array, Array]:
         if self.relaxed is not None:
             raise ValueError(NOT_STATIONARY)
-        return self.problem.y, self.problem.weights, self.mean, self.variance
+        return super()._latent_of_rows()
 
     def _case(self) -> Case:
         """See :meth:`check`. O(n^3) once, and O(n r) per draw, r the rank of the covariance."""
-        drawn, sd = proposal_of(self), np.sqrt(self.variance)
-        one_mode = self.problem.loss.log_concave is True
-        return Case(
-            drawn,
-            self.mean,
-            sd,
-            self.log_evidence,
-            self.evidence_bound,
-            True,
-            one_mode,
-            drawn.others,
-        )
+        drawn, one_mode = proposal_of(self), self.problem.loss.log_concave is True
+        known = np.sqrt(self.variance), self.log_evidence, self.evidence_bound
+        return Case(drawn, self.mean, *known, True, one_mode, drawn.others)
 
     def relaxed_energies(self) -> RelaxedEnergies:
         """Primal and dual energy of relaxed EP, equations 25 and 32 of the paper; O(n^2).
@@ -280,18 +230,13 @@ class GPPosterior(ProcessPosterior):
         FloatingPointError
             If a cavity is improper.
         """
-        share = 1.0 / self.problem.copies()
-        cavity = learning.cavities(self.state.sites, self.mean, self.variance, share)
-        return self.loss_of_rows().log_predictive(self.problem.y, *cavity)
+        self.known_loss()
+        return left_out(self.problem, self.state.sites, self.mean, self.variance)
 
     # -- prediction --
 
     def predict_latent(
-        self,
-        K_star: ArrayLike,
-        K_star_star: ArrayLike | None = None,
-        joint: bool = False,
-        **moved: Any,
+        self, K_star: ArrayLike, K_star_star: ArrayLike | None = None, joint: bool = False
     ) -> tuple[Array, Array]:
         """Mean and variance, or covariance, of the process at new inputs.
 
@@ -309,31 +254,19 @@ class GPPosterior(ProcessPosterior):
         mean : ndarray of shape (m,)
             K_star alpha.
         variance : ndarray of shape (m,), or (m, m) if ``joint``
-            K_star_star - V' V with V = L^-1 S K_star', or its diagonal: L L' = I + S K S is a
-            Cholesky factor, and S the root of the precisions of the sites (Rasmussen & Williams
-            2006, algorithms 3.2, 3.6). Sites of negative precision are taken out of that.
+            See :meth:`conditioned`.
         """
-        _checks.moved("predict_latent", moved, MOVED)
         if K_star_star is None:
             raise missing()
         rows = _checks.array("K_star", K_star, shape=(None, len(self.y)))
         joint = _checks.flag("joint", joint)
         prior = prior_at("K_star_star", K_star_star, len(rows), joint)
-        mean = rows @ self.alpha
         if joint:
-            known, added = self._halves(rows)
-            covariance = prior - known.T @ known + added.T @ added
-            covariance = 0.5 * covariance + 0.5 * covariance.T
-            at = np.diag_indices(len(rows))
-            covariance[at] = np.maximum(covariance[at], 0.0)
-            return mean, covariance
-        variance = np.array(prior)
+            return rows @ self.alpha, self.conditioned(rows, prior)
+        variance = np.empty(len(rows))
         for part in slices(len(rows)):
-            known, added = self._halves(rows[part])
-            variance[part] -= np.einsum("ij,ij->j", known, known)
-            variance[part] += np.einsum("ij,ij->j", added, added)
-        # clip rounding errors at 0
-        return mean, np.maximum(variance, 0.0)
+            variance[part] = self.conditioned(rows[part], prior[part])
+        return rows @ self.alpha, variance
 
     def predict_mean(self, K_star: ArrayLike) -> Array:
         """Mean of the process at new inputs, without its variance; O(n) each.
@@ -348,41 +281,6 @@ class GPPosterior(ProcessPosterior):
         ndarray of shape (m,)
         """
         return _checks.array("K_star", K_star, shape=(None, len(self.y))) @ self.alpha
-
-    def _halves(self, rows: Array) -> tuple[Array, Array]:
-        """V (n, m) and U (k, m), with V' V less U' U what the sites take off the prior covariance.
-
-        rows: (m, n), kernel between new inputs and those of the fit. U is that of the k sites of
-        negative precision.
-        """
-        known = self._solved(rows)
-        which, half, root = self._negative
-        return known, root @ (rows[:, which].T - half.T @ known)
-
-    def _solved(self, rows: Array) -> Array:
-        """L^-1 S rows', (n, m)."""
-        root = np.sqrt(np.maximum(self.state.sites.precision, 0.0))
-        return np.asarray(
-            linalg.blas.dtrsm(1.0, self.packed.T, (rows * root).T, lower=1, overwrite_b=1)
-        )
-
-    @cached_property
-    def _negative(self) -> tuple[NDArray[np.intp], Array, Array]:
-        """The k sites of negative precision, L^-1 S K of them (n, k), and the root (k, k) of C^-1.
-
-        C = 1 / |precision| - Sigma with Sigma their covariance under the other sites. O(k n^2).
-        """
-        precision = self.state.sites.precision
-        which = np.flatnonzero(precision < 0.0)
-        K = kernel_rows(self.packed, self.diagonal, which)
-        half = self._solved(K)
-        scale = np.sqrt(-precision[which])
-        inner = np.eye(len(which)) - scale[:, None] * (K[:, which] - half.T @ half) * scale
-        try:
-            factor = linalg.cholesky(inner, lower=True)
-        except linalg.LinAlgError:
-            raise improper(precision, self.diagonal) from None
-        return which, half, linalg.solve_triangular(factor, np.diag(scale), lower=True)
 
     def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Array:
         """Draw the latent values of the fit from the posterior.

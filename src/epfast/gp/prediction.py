@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import linalg
 
 from epfast import _checks
@@ -14,8 +14,8 @@ from epfast._arrays import Array, slices
 from epfast.inference.posterior import Posterior, shifted
 from epfast.linear.files import Saved
 
-#: arguments that moved, with their new spelling
-MOVED = {"k_star_diag": "K_star_star=..., the same numbers or the whole matrix"}
+#: an array, or none
+Maybe = ArrayLike | None
 
 
 def prior_at(name: str, given: Any, m: int, joint: bool) -> Array:
@@ -37,14 +37,6 @@ def matrices_of(dK: Any, shape: tuple[int, int]) -> Iterable[Any]:
         n, m = shape
         raise ValueError(f"dK has shape {given.shape}; allowed: ({n}, {m}), or (p, {n}, {m})")
     return given[None] if given.ndim == 2 else given
-
-
-def kernel_rows(packed: Array, diagonal: Array, which: NDArray[np.intp]) -> Array:
-    """Rows of K, (k, n), of which ``packed`` has what is below the diagonal."""
-    columns, at = np.arange(len(diagonal)), which[:, None]
-    K = np.where(columns < at, packed[which], packed[:, which].T)
-    K[np.arange(len(which)), which] = diagonal[which]
-    return K
 
 
 def contracted(alpha: Array, R: Array, dK: Any) -> float:
@@ -124,39 +116,31 @@ class ProcessPosterior(Saved, Posterior):
             raise ValueError("K_star or K_star_star overflows; allowed: moderate numbers")
         return draws_of(mean, covariance, size, draws)
 
-    def _responses(self) -> Array:
-        """(n, width), as the loss made them."""
-        y: Array = self.problem.y
+    def observed(self) -> Array:
+        y: Array = self.problem.data.y
         return y
 
-    def observed(self) -> Array | None:
-        return self._responses()
-
     def latent_at(self, draws: ArrayLike) -> Array:
-        return _checks.array("draws", draws, shape=(None, len(self._responses())))
+        return _checks.array("draws", draws, shape=(None, len(self.observed())))
 
     def log_likelihood(self, draws: ArrayLike) -> Array:
-        loss, y = self.loss_of_rows(), self._responses()
-        return -loss.values(self.latent_at(draws).T, y).T
+        return -self.loss_of_rows().values(self.latent_at(draws).T, self.observed()).T
 
     @property
     def y(self) -> Array:
         """(n,) or (n, width), the responses of the fit."""
-        y = self._responses()
+        y = self.observed()
         return y[:, 0] if y.shape[1] == 1 else y
 
     def _shifted_latent(
-        self, K_star: ArrayLike, k_star_diag: ArrayLike | None, offset: ArrayLike | None
+        self, K_star: ArrayLike, k_star_diag: Maybe, offset: Maybe
     ) -> tuple[Array, Array]:
         """Mean and variance of the process at new inputs, offset included."""
         mean, variance = self.predict_latent(K_star, k_star_diag)
         return shifted(mean, offset, len(mean)), variance
 
     def predict_proba(
-        self,
-        K_star: ArrayLike,
-        k_star_diag: ArrayLike | None = None,
-        offset: ArrayLike | None = None,
+        self, K_star: ArrayLike, k_star_diag: Maybe = None, offset: Maybe = None
     ) -> Array:
         """Probability of the label +1 at new inputs.
 
@@ -174,12 +158,7 @@ class ProcessPosterior(Saved, Posterior):
         """
         return self.known_loss().predict_proba(*self._shifted_latent(K_star, k_star_diag, offset))
 
-    def predict(
-        self,
-        K_star: ArrayLike,
-        k_star_diag: ArrayLike | None = None,
-        offset: ArrayLike | None = None,
-    ) -> Array:
+    def predict(self, K_star: ArrayLike, k_star_diag: Maybe = None, offset: Maybe = None) -> Array:
         """Predict y at new inputs: the label for classes, else the mean of y.
 
         From the mean of the process alone, O(n) each, where that decides: labels of a likelihood
@@ -205,10 +184,7 @@ class ProcessPosterior(Saved, Posterior):
         return loss.predict(shifted(mean, offset, len(mean)), np.full(len(mean), np.nan))
 
     def predict_variance(
-        self,
-        K_star: ArrayLike,
-        k_star_diag: ArrayLike | None = None,
-        offset: ArrayLike | None = None,
+        self, K_star: ArrayLike, k_star_diag: Maybe = None, offset: Maybe = None
     ) -> Array:
         """Predictive variance of y at new inputs.
 
@@ -223,16 +199,11 @@ class ProcessPosterior(Saved, Posterior):
         -------
         ndarray of shape (m,)
         """
-        return self.known_loss().predict_variance(
-            *self._shifted_latent(K_star, k_star_diag, offset)
-        )
+        latent = self._shifted_latent(K_star, k_star_diag, offset)
+        return self.known_loss().predict_variance(*latent)
 
     def log_predictive(
-        self,
-        K_star: ArrayLike,
-        k_star_diag: ArrayLike | None,
-        y: ArrayLike,
-        offset: ArrayLike | None = None,
+        self, K_star: ArrayLike, k_star_diag: Maybe, y: ArrayLike, offset: Maybe = None
     ) -> Array:
         """Log probability of responses at new inputs.
 

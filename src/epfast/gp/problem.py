@@ -12,7 +12,7 @@ from epfast._core.crew import Crew
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.tilted import TiltedMoments
 from epfast.inference import Sites, evidence_bound
-from epfast.linear.problem import exact_sites
+from epfast.linear.problem import Data, exact_sites
 from epfast.losses import Loss
 from epfast.schemes import Scheme
 
@@ -38,14 +38,14 @@ class GPProblem(NamedTuple):
         return len(self.y)
 
     @property
-    def offset(self) -> None:
-        """The prior mean: 0."""
-        return None
-
-    @property
     def n_sites(self) -> int:
         """As engines have it, for warnings."""
         return self.n
+
+    @property
+    def data(self) -> Data:
+        """Responses and weights, as a linear model has them."""
+        return Data(None, self.y, self.weights)
 
     @property
     def remedy(self) -> str:
@@ -68,14 +68,6 @@ class GPProblem(NamedTuple):
     def tilted(self) -> TiltedMoments:
         return self.scheme.tilted(self.loss)
 
-    def responses(self, which: Any = slice(None)) -> Array:
-        """Responses of some observations, for the core."""
-        return np.ascontiguousarray(self.y[which])
-
-    def weights_of(self, which: Any) -> Array | None:
-        """Weights of some observations, for the core."""
-        return None if self.weights is None else np.ascontiguousarray(self.weights[which])
-
     def exact_sites(self) -> Sites | None:
         """The sites where all factors are Gaussian, as EP has them; None where they are not.
 
@@ -85,10 +77,6 @@ class GPProblem(NamedTuple):
         if scheme is None or not scheme.integrates or scheme.relaxes or schedule.tol == 0.0:
             return None
         return exact_sites(self.loss, self.y, self.weights)
-
-    def copies(self) -> Array | float:
-        """(n,), how often the factor of each observation counts."""
-        return 1.0 if self.weights is None else np.maximum(self.weights, 1.0)
 
     def with_kernel(self, K: Array) -> GPProblem:
         """The same fit with another kernel, whose array is overwritten.

@@ -19,6 +19,7 @@ from epfast.inference import (
     Fit,
     Interrupted,
     Sites,
+    SweepInfo,
     is_guess,
     reached,
     run,
@@ -59,7 +60,7 @@ from epfast.linear.sources import (
     stream_at_door,
 )
 from epfast.linear.wide import in_best_form, wide_rows
-from epfast.linear.wide_posterior import WidePosterior, of_weights
+from epfast.linear.wide_posterior import WidePosterior, with_weights
 from epfast.schedules import Schedule
 from epfast.schemes import Laplace, Scheme
 
@@ -440,10 +441,14 @@ def fit_problem(
         return kind(fit.state, kept, fit.converged, fit.history)
 
     def costs(state: State, counts: Counts) -> tuple[float | None, Array | None]:
-        summary = engine.summary if problem.wide is None else engine.of_weights
-        mean = summary(state, evidence=False).mean
+        seen = with_weights(problem, state)
+        mean = engine.summary(state, evidence=False).mean if seen is state else seen.mean
         traced = None if counts.trace is None else problem.cost(counts.trace)
         return float(problem.cost(mean[None])[0]), traced
+
+    def look(info: SweepInfo, state: State) -> Any:
+        assert callback is not None
+        return callback(info, with_weights(problem, state))
 
     try:
         fitted = problem._replace(data=_kept(problem, callback, progress))
@@ -458,7 +463,7 @@ def fit_problem(
                 engine.share(shared)
             given: dict[str, Any] = {
                 "record": None if record is None else costs,
-                "callback": held.after(of_weights(callback, problem)),
+                "callback": None if callback is None else held.after(look),
                 "progress": held.after(progress),
                 "questions": problem.scheme.questions if problem.scheme.learns else None,
             }

@@ -14,10 +14,10 @@ from epfast import _checks, families
 from epfast._arrays import Array
 from epfast._core.row_sweeps import ParallelSweep, marginals
 from epfast.inference import Fit, Interrupted, Sites, reached, run, warn_of
-from epfast.inference.learning import cavities
 from epfast.inference.loop import change
 from epfast.inference.runtime import no_tick, one_blas_thread
 from epfast.linear.engines import engine_of
+from epfast.linear.engines.kernel import left_out
 from epfast.linear.engines.passes import engine_of_rows
 from epfast.linear.engines.rows import PARALLEL_ROWS
 from epfast.linear.problem import (
@@ -144,14 +144,6 @@ def latent_of_rows(problem: LinearProblem, state: State) -> tuple[Array, Array]:
     with one_blas_thread(d):
         _marginals(problem, state, slice(None), mean, variance)
     return mean, variance
-
-
-def left_out(problem: LinearProblem, sites: Sites, mean: Array, variance: Array) -> Array:
-    """The same of scalar sites, from mean and variance of each row under the posterior. O(n)."""
-    copies = problem.copies()
-    share = 1.0 if copies is None else 1.0 / np.maximum(copies, 1.0)
-    assert problem.data.y is not None
-    return problem.loss.log_predictive(problem.data.y, *cavities(sites, mean, variance, share))
 
 
 def _predicted(problem: LinearProblem, proper: Any, mean: Array, variance: Array) -> Array:

@@ -17,11 +17,9 @@ from epfast.inference import Fit, Interrupted, Sites, reached, warn_of
 from epfast.inference.certificates import Case, Check
 from epfast.inference.runtime import cached_property
 from epfast.inference.starts import FAILURES
-from epfast.linear import online
-from epfast.linear.engines.kernel import marginal_residual
+from epfast.linear.engines.kernel import left_out, marginal_residual
 from epfast.linear.engines.rows import PARALLEL_ROWS
 from epfast.linear.engines.weights import Moments, PriorSites, ShrunkState
-from epfast.linear.engines.wide import RowsAsProcess
 from epfast.linear.full_posterior import FullPosterior
 from epfast.linear.problem import sum_of_sites
 from epfast.linear.shrinkage import Shrinkage, exact_rows
@@ -275,9 +273,8 @@ class ShrunkPosterior(FullPosterior):
         visits, found = self.of_weights.visits, 0.0
         whole = self._with_rows()
         if exact_rows(whole.problem) is None:
-            rows = RowsAsProcess(whole.problem, None, None)
             moments = whole._latent_of_rows()[2:]
-            found = marginal_residual(rows, self.n_sweeps, self.state.sites, *moments)
+            found = marginal_residual(whole.problem, self.n_sweeps, self.state.sites, *moments)
         if not len(visits):
             return found
         core = ParallelSweep(self.prior.tilted(), 1, PARALLEL_ROWS, 1.0, 0.0)
@@ -289,7 +286,7 @@ class ShrunkPosterior(FullPosterior):
     def loo_log_predictive(self, X: Any = None, y: ArrayLike | None = None) -> Array:
         """As :meth:`FullPosterior.loo_log_predictive`."""
         whole = self._with_rows(X, y)
-        return online.left_out(whole.problem, self.state.sites, *whole._latent_of_rows()[2:])
+        return left_out(whole.problem, self.state.sites, *whole._latent_of_rows()[2:])
 
     def _case(self) -> Case:
         if not self.problem.has_rows:

@@ -6,15 +6,13 @@ per weight is kept, or what the user gave.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from epfast._arrays import Array
 from epfast._core.kernel_matrix import KernelMatrix
-from epfast.inference import Sites
 from epfast.inference.runtime import cached_property
-from epfast.linear.engines.kernel import Moments, moments_of
 from epfast.linear.notes import is_mapped
 from epfast.linear.problem import (
     Data,
@@ -34,102 +32,6 @@ WORK, NUMBERS = 1 << 29, 1 << 20
 FAR = 1e7
 #: bytes of the largest d x d matrix that is made of a posterior in the n x n form
 MOST_BYTES = 2 << 30
-
-
-class WideState(NamedTuple):
-    """The sites of the rows and their sweeps, and what follows from them: plain arrays."""
-
-    sites: Sites
-    #: sweeps done so far
-    sweeps: int
-    #: of h; None: yet to be computed
-    moments: Moments | None = None
-    #: (n, n): below the diagonal K, the rest R = (K + 1 / precision)^-1; None as above
-    packed: Array | None = None
-    #: (n,), the diagonal of K
-    diagonal: Array | None = None
-
-    @property
-    def rows_seen(self) -> None:
-        """Of ADF alone."""
-        return None
-
-
-# ---- the prior of the weights ----
-
-
-class DiagonalPrior:
-    """N(m, diag(variance)) over the weights."""
-
-    def __init__(self, prior: State) -> None:
-        self.variance = 1.0 / prior.precision
-
-    def times(self, matrix: Array) -> Array:
-        """S times (d,) or (d, k)."""
-        return (self.variance * matrix.T).T
-
-    def of_columns(self, columns: Any, part: slice) -> Any:
-        """Some rows of S columns, for columns = X', (d, n)."""
-        spread = self.variance[part, None]
-        if hasattr(columns, "indptr"):
-            return columns[part].multiply(spread).tocsr()
-        return np.asarray(columns[part] * spread)
-
-    def of_rows(self, rows: Any) -> Any:
-        """rows S, of rows dense or CSR."""
-        if hasattr(rows, "indptr"):
-            return rows.multiply(self.variance).tocsr()
-        return np.asarray(rows * self.variance)
-
-    def variances(self, rows: Any) -> Array:
-        """The diagonal of rows S rows'."""
-        if hasattr(rows, "indptr"):
-            return np.asarray(rows.multiply(rows) @ self.variance)
-        return np.asarray(np.square(rows, dtype=np.float64) @ self.variance)
-
-    def color(self, noise: Array) -> Array:
-        """Turn standard normal draws (k, d) into draws of N(0, S)."""
-        return np.asarray(noise * np.sqrt(self.variance))
-
-    def matrix(self) -> Array:
-        """(d, d), S."""
-        return np.diag(self.variance)
-
-
-class DensePrior:
-    """N(m, precision^-1) over the weights, with a d x d matrix that the user gave. O(d^3), once."""
-
-    def __init__(self, prior: State) -> None:
-        self.precision = prior.precision
-        self.covariance = inverse_of(prior.precision)
-        self.variance = np.diag(self.covariance).copy()
-
-    @cached_property
-    def root(self) -> Array:
-        """(d, d), S = root root'. O(d^3), once."""
-        return inverse_root(self.precision)
-
-    def times(self, matrix: Array) -> Array:
-        return np.asarray(self.covariance @ matrix)
-
-    def of_columns(self, columns: Any, part: slice) -> Array:
-        return np.asarray(self.covariance[part] @ columns)
-
-    def of_rows(self, rows: Any) -> Any:
-        return np.asarray(rows @ self.covariance)
-
-    def variances(self, rows: Any) -> Array:
-        half = np.asarray(rows @ self.root)
-        return np.asarray(np.einsum("ij,ij->i", half, half))
-
-    def color(self, noise: Array) -> Array:
-        return np.asarray(noise @ self.root.T)
-
-    def matrix(self) -> Array:
-        return np.array(self.covariance)
-
-
-Prior = DiagonalPrior | DensePrior
 
 
 # ---- products of rows ----
@@ -152,29 +54,88 @@ def products(rows: Any, X: Any) -> Array:
     if hasattr(X, "indptr"):
         return np.asarray((X @ np.asarray(rows, dtype=np.float64).T).T)
     result = np.zeros((m, n))
-    step = max(1, min(NUMBERS // max(1, m), WORK // max(1, m * n)))
-    for i in range(0, X.shape[1], step):
-        part = slice(i, i + step)
+    for part in _columns(X, m):
         some = rows[:, part]
         some = some.toarray() if hasattr(rows, "indptr") else np.asarray(some, dtype=np.float64)
         result += some @ np.asarray(X[:, part], dtype=np.float64).T
     return result
 
 
+def diagonal_products(rows: Any, others: Any) -> Array:
+    """The products of each row with its fellow, (m,)."""
+    if hasattr(others, "indptr"):
+        return np.asarray(others.multiply(rows).sum(axis=1)).ravel()
+    return np.asarray(np.einsum("ij,ij->i", rows, others))
+
+
 def gram(X: Any, variance: Array | None) -> Array:
     """X diag(variance) X', (n, n), from the nonzeros of a CSR matrix; None: variances of 1."""
-    n, d = X.shape
     if hasattr(X, "indptr"):
         return products(X if variance is None else X.multiply(variance).tocsr(), X)
-    result = np.zeros((n, n))
-    step = max(1, min(NUMBERS // n, WORK // (n * n)))
-    for i in range(0, d, step):
-        part = slice(i, i + step)
+    result = np.zeros((X.shape[0], X.shape[0]))
+    for part in _columns(X, X.shape[0]):
         some = np.asarray(X[:, part], dtype=np.float64)
         if variance is not None:
             some = some * np.sqrt(variance[part])
         result += np.dot(some, some.T)
     return result
+
+
+def _columns(X: Any, m: int) -> list[slice]:
+    """Slices of columns for products with m rows."""
+    n, d = X.shape
+    step = max(1, min(NUMBERS // max(1, m), WORK // max(1, m * n)))
+    return [slice(i, i + step) for i in range(0, d, step)]
+
+
+# ---- the prior of the weights, and of the rows ----
+
+
+class WeightPrior:
+    """N(m, S) over the weights: a variance per weight, or a precision that the user gave.
+
+    O(d^3) for a precision (d, d), once.
+    """
+
+    def __init__(self, prior: State) -> None:
+        self.precision = prior.precision
+        #: (d, d), None if S is diagonal
+        self.covariance: Array | None = None
+        if self.precision.ndim == 2:
+            self.covariance = inverse_of(self.precision)
+            self.variance = np.diag(self.covariance).copy()
+        else:
+            self.variance = 1.0 / self.precision
+
+    def of_rows(self, rows: Any) -> Any:
+        """rows S, of rows dense or CSR."""
+        if self.covariance is not None:
+            return np.asarray(rows @ self.covariance)
+        return _scaled(rows, self.variance)
+
+    def of_columns(self, columns: Any, part: slice) -> Any:
+        """Some rows of S columns, for columns = X', (d, n)."""
+        if self.covariance is not None:
+            return np.asarray(self.covariance[part] @ columns)
+        return _scaled(columns[part], self.variance[part, None])
+
+    @cached_property
+    def _root(self) -> Array:
+        return inverse_root(self.precision)
+
+    def color(self, noise: Array) -> Array:
+        """Turn standard normal draws (k, d) into draws of N(0, S)."""
+        if self.covariance is not None:
+            return np.asarray(noise @ self._root.T)
+        return np.asarray(noise * np.sqrt(self.variance))
+
+    def matrix(self) -> Array:
+        """(d, d), S."""
+        return np.diag(self.variance) if self.covariance is None else self.covariance.copy()
+
+
+def _scaled(rows: Any, by: Array) -> Any:
+    return rows.multiply(by).tocsr() if hasattr(rows, "indptr") else np.asarray(rows * by)
 
 
 class WideRows:
@@ -184,18 +145,16 @@ class WideRows:
         self.X, self.intercept = X, intercept
         #: X X' without the intercept, if it is kept for other prior variances
         self.remembered = remembered
-        self._dense: DensePrior | None = None
+        self._prior: WeightPrior | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"remembered": None, "_dense": None}
+        return self.__dict__ | {"remembered": None, "_prior": None}
 
-    def prior(self, prior: State) -> Prior:
-        """The prior of the weights. O(d^3) for a precision (d, d), once."""
-        if prior.precision.ndim == 1:
-            return DiagonalPrior(prior)
-        if self._dense is None or self._dense.precision is not prior.precision:
-            self._dense = DensePrior(prior)
-        return self._dense
+    def prior(self, prior: State) -> WeightPrior:
+        """The prior of the weights; the last one is kept."""
+        if self._prior is None or self._prior.precision is not prior.precision:
+            self._prior = WeightPrior(prior)
+        return self._prior
 
     def remembering(self) -> WideRows:
         """The same, with X X' at hand for any common prior variance. O(n^2 d)."""
@@ -225,14 +184,9 @@ class WideRows:
         common = variance[: len(variance) - self.intercept]
         if not (common == common[0]).all():
             return gram(self.X, variance)
-        if self.remembered is not None:
-            array = common[0] * self.remembered
-        else:
-            array = gram(self._features(), None)
-            array *= common[0]
-        if self.intercept:
-            array += variance[-1]
-        return array
+        array = gram(self._features(), None) if self.remembered is None else self.remembered
+        array = common[0] * array
+        return np.asarray(array + variance[-1] if self.intercept else array)
 
 
 def offset_of(problem: LinearProblem) -> Array | None:
@@ -245,25 +199,7 @@ def offset_of(problem: LinearProblem) -> Array | None:
 def mean_of(problem: LinearProblem, alpha: Array) -> Array:
     """(d,), posterior mean of the weights, m + S X' alpha."""
     back = np.asarray(alpha @ problem.data.X)
-    return np.asarray(problem.prior_mean + problem.wide.prior(problem.prior).times(back))
-
-
-def losses_of(problem: LinearProblem, latent: Array, part: Any = slice(None)) -> Array:
-    """Beta times the weighted loss of some rows at latent values (m, k), (m, k)."""
-    y, weights = problem.data.y, problem.data.weights
-    assert y is not None
-    found = problem.loss.values(latent, y[part])
-    return found if weights is None else weights[part, None] * found
-
-
-def solved(problem: LinearProblem, sites: Sites, sweeps: int) -> WideState | None:
-    """The state of these sites; None if it is improper. O(n^2 d + n^3)."""
-    kernel: KernelMatrix = problem.wide.kernel(problem.prior)
-    offset = offset_of(problem)
-    moments = moments_of(kernel, sites, covariance=False, marginals=False, offset=offset)
-    if moments is None:
-        return None
-    return WideState(sites, sweeps, moments, kernel.array, kernel.diagonal)
+    return np.asarray(problem.prior_mean + problem.wide.prior(problem.prior).of_rows(back))
 
 
 # ---- the door ----
@@ -286,9 +222,10 @@ def wide_rows(choices: Any, data: Data, intercept: bool) -> WideRows | None:
 
 
 def is_wide(n: int, d: int) -> bool:
-    """Whether n rows of d columns are wide: sweeps of order n take less time, up to n = 1.5 d.
+    """Whether n rows of d columns are wide.
 
-    Then the d x d form has shorter predictions, and keeps no rows.
+    Sweeps of order n take less time up to n = 1.5 d, but from n = d on the d x d form has shorter
+    predictions, and keeps no rows.
     """
     return n < d
 
@@ -297,11 +234,11 @@ def in_best_form(problem: LinearProblem) -> LinearProblem:
     """The same problem, in the d x d form where the prior mean of a row costs too many digits."""
     if problem.wide is None or not problem.prior.shift.any():
         return problem
-    d = len(problem.prior.shift)
+    d, X = len(problem.prior.shift), problem.data.X
     offset = offset_of(problem)
     assert offset is not None
     with np.errstate(over="ignore", invalid="ignore"):
-        spread = problem.wide.prior(problem.prior).variances(problem.data.X)
+        spread = diagonal_products(problem.wide.prior(problem.prior).of_rows(X), X)
         far = not (np.abs(offset) * spread <= FAR).all()
     return in_d_by_d(problem) if far and 8 * d * d <= MOST_BYTES else problem
 
@@ -312,10 +249,9 @@ def same_rows(mine: Data, theirs: Data) -> bool:
         return False
     if not np.array_equal(mine.y, theirs.y):
         return False
-    ours, others = mine.X, theirs.X
-    if hasattr(ours, "indptr") or hasattr(others, "indptr"):
-        return bool(abs(ours - others).max() == 0.0)
-    return np.array_equal(ours, others)
+    if hasattr(mine.X, "indptr") or hasattr(theirs.X, "indptr"):
+        return bool(abs(mine.X - theirs.X).max() == 0.0)
+    return np.array_equal(mine.X, theirs.X)
 
 
 def _own(X: Any, is_copy: bool) -> Any:

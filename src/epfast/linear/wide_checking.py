@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from epfast._arrays import Array
-from epfast._core.kernel_matrix import KernelMatrix
 from epfast.inference import Sites
 from epfast.inference.best_gaussian import best_sites
-from epfast.linear.engines.kernel import log_evidence, moments_of
-from epfast.linear.wide import losses_of, offset_of, solved
+from epfast.linear.engines.kernel import GPState, log_evidence
 
 #: largest number of rows for which a better Gaussian is looked for: O(n^3) per step
 BETTER_UP_TO = 1500
@@ -46,7 +44,7 @@ class WideProposal(NamedTuple):
         problem = self.post.problem
         h = np.asarray(problem.data.X @ theta.T)
         site = shift @ h - 0.5 * precision @ h**2 + scale.sum()
-        return np.asarray(self.post.log_evidence - site - losses_of(problem, h).sum(axis=0))
+        return np.asarray(self.post.log_evidence - site - problem.losses(theta).sum(axis=0))
 
     def reported(self, theta: Array) -> Array:
         return theta
@@ -57,25 +55,29 @@ class WideProposal(NamedTuple):
     def better(self) -> WideProposal | None:
         """The same with the best Gaussian; None if there is none, or n is too large."""
         problem = self.post.problem
-        n, offset = problem.shape[0], offset_of(problem)
+        n = problem.shape[0]
         if n > BETTER_UP_TO:
             return None
-        kernel: KernelMatrix = problem.wide.kernel(problem.prior)
+        form = self.post.form()
 
         def marginals(precision: Array, shift: Array) -> tuple[Array, Array, float] | None:
             sites = Sites(precision, shift, np.zeros(n))
-            found = moments_of(kernel, sites, covariance=False, offset=offset)
+            found = form.built(sites, marginals=True)
             if found is None:
                 return None
-            return found.mean, found.variance, log_evidence(sites, found, offset)
+            return found.mean, found.variance, log_evidence(sites, found, form.offset)
 
         def values(latent: Array, part: slice) -> Array:
-            return losses_of(problem, latent, part)
+            y, weights = problem.data.y, problem.data.weights
+            found: Array = problem.loss.values(latent, y[part])
+            return found if weights is None else weights[part, None] * found
 
         best = best_sites(values, marginals, n)
         if best is None:
             return None
-        state = solved(problem, Sites(best.precision, best.shift, np.zeros(n)), 0)
-        return (
-            None if state is None else WideProposal(replace(self.post, state=state), best.is_unique)
-        )
+        sites = Sites(best.precision, best.shift, np.zeros(n))
+        try:
+            state = form.solved(GPState(sites, 0))
+        except FloatingPointError:
+            return None
+        return WideProposal(replace(self.post, state=state), best.is_unique)

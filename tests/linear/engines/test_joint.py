@@ -42,7 +42,7 @@ def test_the_fixed_point_is_that_of_the_sweeps_in_fewer_factorisations(loss, var
     assert fast.log_evidence == pytest.approx(slow.log_evidence, abs=1e-8)
     np.testing.assert_allclose(fast.sites.log_scale, slow.sites.log_scale, atol=1e-6)
     np.testing.assert_allclose(
-        fast.marginal_precision, slow.marginal_precision, atol=1e-7 * np.abs(slow.packed).max()
+        fast.marginal_precision, slow.marginal_precision, atol=1e-7 * np.abs(slow.factor).max()
     )
     assert len(fast.history) <= 0.6 * len(slow.history)
 

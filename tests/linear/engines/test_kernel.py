@@ -217,8 +217,8 @@ def test_a_sweep_depends_on_its_state_alone(schedule):
     for before, after in zip(states[-2::-1], states[:0:-1], strict=True):
         again, _ = other.sweep(before, True, no_tick)
         np.testing.assert_allclose(again.sites, after.sites, rtol=1e-8, atol=1e-10)
-        np.testing.assert_allclose(again.now.mean, after.now.mean, rtol=0, atol=1e-10)
-        assert (again.sweeps, again.since_refresh) == (after.sweeps, after.since_refresh)
+        np.testing.assert_allclose(again.moments.mean, after.moments.mean, rtol=0, atol=1e-10)
+        assert (again.sweeps, again.memory) == (after.sweeps, after.memory)
         summary = other.summary(again)
         assert summary.log_evidence == pytest.approx(engine.summary(after).log_evidence, rel=1e-10)
 

@@ -32,19 +32,11 @@ from scipy import linalg
 from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.cholesky import cholesky, inverse_from_factor, symmetric_times
 from epfast._core.crew import Crew
-from epfast._core.kernel_matrix import KernelMatrix
-from epfast._core.tilted import TiltedMoments
 from epfast.gp.problem import GPProblem
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.runtime import Tick
-from epfast.linear.engines.kernel import (
-    GPState,
-    Moments,
-    Relaxed,
-    improper,
-    log_evidence,
-    moments_of,
-)
+from epfast.linear.engines.base import flat
+from epfast.linear.engines.kernel import GPState, Kernel, Moments, log_evidence
 
 #: step of the differences for third and fourth moments, in cavity sd
 STEP = 3e-3
@@ -77,8 +69,11 @@ class _Process(NamedTuple):
     log_norm: float
     mean: Array
     covariance: Array
-    alpha: Array
-    log_determinant: float
+    moments: Moments
+
+    @property
+    def variance(self) -> Array:
+        return self.covariance.diagonal()
 
 
 class _Tilted(NamedTuple):
@@ -168,18 +163,17 @@ class Point(NamedTuple):
         """
         (nu, tau), process, tilted = self.s, self.process, self.tilted
         mean = np.array([process.mean, tilted.mean])
-        variance = np.array([np.diag(process.covariance), tilted.variance])
+        variance = np.array([process.variance, tilted.variance])
         mean_gap = np.abs(nu / tau - mean) / np.sqrt(variance)
         return float(max(mean_gap.max(), np.abs(1.0 / (tau * variance) - 1.0).max()))
 
 
 class DescentState(NamedTuple):
-    """A :class:`GPState`, its moments and the point of the outer loop that it belongs to."""
+    """Sites, their moments, and the point of the outer loop that they belong to."""
 
     sites: Sites
     sweeps: int
-    relaxed: Relaxed | None
-    now: Moments
+    moments: Moments
     point: Point
     #: ridge of the outer step; a large one gives a short classical step
     ridge: float
@@ -194,13 +188,10 @@ class DescentEngine:
     measures = False
 
     def __init__(self, problem: GPProblem) -> None:
-        schedule = problem.schedule
         assert problem.kernel is not None
-        self.kernel: KernelMatrix = problem.kernel
-        self.crew = self.kernel.crew
-        self.tilted: TiltedMoments = problem.tilted()
+        self.form, self.crew = Kernel(problem.kernel), problem.kernel.crew
+        self.tilted, self.y, schedule = problem.tilted(), problem.y, problem.schedule
         self.power, self.match = schedule.start.power, schedule.match
-        self.problem, self.y = problem, problem.responses()
         #: evaluations of the inner loop so far
         self._evaluations = 0
         self.n_sites = self.order_of_matrices = problem.n
@@ -211,31 +202,23 @@ class DescentEngine:
 
         If a cavity is improper the sites of negative precision are dropped: then all are proper.
         """
-        n = self.n_sites
-        precision, shift, sweeps = np.zeros(n), np.zeros(n), 0
+        sites, sweeps = flat(self.n_sites), 0
         if start is not None:
-            (precision, shift), sweeps = start.sites[:2], start.n_sweeps
-        keep = precision > 0.0
-        for r in (
-            np.array([shift, precision]),
-            np.array([shift * keep, precision * keep]),
-            np.zeros((2, n)),
-        ):
+            sites, sweeps = start.sites, start.n_sweeps
+        begun = np.array([sites.shift, sites.precision])
+        for r in (begun, begun * (sites.precision > 0.0), np.zeros_like(begun)):
             process = self._process(r)
             if process is None:
                 continue
-            variance = np.diag(process.covariance)
             with np.errstate(all="ignore"):
-                s = np.array([process.mean / variance, 1.0 / variance])
+                s = np.array([process.mean / process.variance, 1.0 / process.variance])
             found = self._inner(s, r, 1e-8) if np.isfinite(s).all() else None
             if found is not None:
                 return self._state(found, sweeps, 0.0)
         raise FloatingPointError("no point was found from which the double loop can descend")
 
     def summary(self, state: DescentState, evidence: bool = True) -> Summary:
-        now = state.now
-        if not evidence:
-            return Summary(now.mean, now.variance)
+        now = state.moments
         return Summary(now.mean, now.variance, log_evidence(state.sites, now))
 
     def sweep(self, state: DescentState, keep: bool, tick: Tick) -> tuple[DescentState, Counts]:
@@ -252,22 +235,17 @@ class DescentEngine:
         matched = mismatch <= self.match
         return new, Counts(mismatch=mismatch, settled=matched, stuck=not moved)
 
-    def settle(self, state: DescentState, hurry: bool = False) -> tuple[GPState, Moments]:
+    def settle(self, state: DescentState, hurry: bool = False) -> GPState:
         if hurry:
-            return GPState(*state[:3]), state.now
-        found = moments_of(self.kernel, state.sites, covariance=False, marginals=False)
-        if found is None:
-            raise improper(state.sites.precision, self.kernel.diagonal)
-        return GPState(*state[:3]), found
+            return GPState(*state[:3])
+        return self.form.solved(GPState(*state[:2]))
 
     def _state(self, point: Point, sweeps: int, ridge: float) -> DescentState:
-        process, (shift, precision) = point.process, point.r.copy()
-        now = Moments(
-            process.alpha, process.mean, np.diag(process.covariance).copy(), process.log_determinant
-        )
+        shift, precision = point.r.copy()
         # with this scale the log evidence is -F
         scale = (point.tilted.log_norm - _log_norm(point.s)) / self.power
-        return DescentState(Sites(precision, shift, scale), sweeps, None, now, point, ridge)
+        sites = Sites(precision, shift, scale)
+        return DescentState(sites, sweeps, point.process.moments, point, ridge)
 
     def _step(self, point: Point, ridge: float) -> tuple[Point, float, bool]:
         """One outer step: the new point and ridge, and whether F fell."""
@@ -336,9 +314,8 @@ class DescentEngine:
             factor = _factor(s, process, a * blocks, self.crew)
             if factor is None:
                 return None
-            gradient = _moments(s, tilted.mean, tilted.variance) - _moments(
-                s, process.mean, np.diag(process.covariance)
-            )
+            gradient = _moments(s, tilted.mean, tilted.variance)
+            gradient -= _moments(s, process.mean, process.variance)
             move = factor.solve(gradient)
             rise = float(gradient @ move)
             point = Point(s, r, process, tilted, inner, rise, blocks, factor)
@@ -377,17 +354,18 @@ class DescentEngine:
         return -float(tilted.log_norm.sum()) / self.power - process.log_norm, process, tilted
 
     def _process(self, r: Array) -> _Process | None:
-        nu, tau = np.ascontiguousarray(r[0]), np.ascontiguousarray(r[1])
-        alpha, mean, variance = np.empty((3, len(nu)))
-        log_determinant = self.kernel.precision(tau, nu, alpha, mean, variance)
-        if not (np.isfinite(log_determinant) and (variance > 0.0).all()):
+        sites = Sites(r[1], r[0], np.zeros(len(r[0])))
+        moments = self.form.built(sites)
+        if moments is None or not (moments.variance > 0.0).all():
             return None
-        self.kernel.covariance(tau)
-        covariance = symmetric_from_upper(self.kernel.array)
-        if not (np.diag(covariance) > 0.0).all():
+        self.form.hold_covariance(sites, moments)
+        covariance = symmetric_from_upper(self.form.matrix.array)
+        if not (covariance.diagonal() > 0.0).all():
             return None
-        log_norm = 0.5 * float(nu @ mean) - 0.5 * log_determinant
-        return _Process(log_norm, mean, covariance, alpha, log_determinant)
+        log_norm = 0.5 * float(sites.shift @ moments.mean) - 0.5 * moments.log_determinant
+        # variances as those of the covariance
+        moments = moments._replace(variance=covariance.diagonal().copy())
+        return _Process(log_norm, moments.mean, covariance, moments)
 
     def _tilted(self, cavity: Array) -> _Tilted | None:
         n = len(self.y)

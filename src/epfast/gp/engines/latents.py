@@ -20,7 +20,7 @@ from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
 from epfast.linear.engines.base import largest_proper_step
-from epfast.linear.engines.kernel import Moments, improper, moments_of
+from epfast.linear.engines.kernel import Kernel, Moments
 
 #: conjugate gradients end where the rest is this share of the first, or after so many steps
 ENOUGH, MOST_STEPS = 1e-6, 400
@@ -108,19 +108,17 @@ class LatentProcessEngine:
         return Summary(mean, variance, evidence_of(state.sites, state.now))
 
     def settle(self, state: LatentGPState, hurry: bool = False) -> LatentGPState:
-        """The arrays hold R from here on, see ``_core/kernel_matrix.pyx``."""
-        now = self._moments(state.sites, covariance=False)
-        if now is None:
-            raise improper(state.sites.precision.ravel(), self.kernels[0].diagonal)
-        return state._replace(now=now)
+        return state
 
-    def _moments(self, sites: Sites, covariance: bool = True) -> tuple[Moments, ...] | None:
-        """O(C n^3)."""
+    def _moments(self, sites: Sites) -> tuple[Moments, ...] | None:
+        """Moments, whose covariances are in the arrays of the kernels then. O(C n^3)."""
         found = []
         for k, kernel in enumerate(self.kernels):
-            part = moments_of(kernel, one_of(sites, k), covariance, marginals=covariance)
+            form, some = Kernel(kernel), one_of(sites, k)
+            part = form.built(some)
             if part is None:
                 return None
+            form.hold_covariance(some, part)
             found.append(part)
         return tuple(found)
 

@@ -15,6 +15,7 @@ from epfast.inference import Engine, Sites
 from epfast.inference.combinations import Combination, Table
 from epfast.linear.engines.base import adf_start, flat
 from epfast.linear.engines.diagonal import DiagonalEngine, DiagonalPass
+from epfast.linear.engines.kernel import Dual, GPState, ProcessEngine
 from epfast.linear.engines.laplace import LaplaceEngine
 from epfast.linear.engines.nested import NestedEngine
 from epfast.linear.engines.passes import PassEngine
@@ -22,9 +23,7 @@ from epfast.linear.engines.rows import RowEngine
 from epfast.linear.engines.shards import ShardEngine
 from epfast.linear.engines.shared import SharedEngine
 from epfast.linear.engines.stack import StackEngine
-from epfast.linear.engines.wide import of_wide
 from epfast.linear.problem import LinearProblem
-from epfast.linear.wide import WideState
 
 __all__ = ["ENGINES", "at_start", "engine_of"]
 
@@ -42,9 +41,14 @@ def of_latents(problem: LinearProblem) -> StackEngine | NestedEngine:
     return (NestedEngine if problem.loss.correlated else StackEngine)(problem)
 
 
+def of_rows(problem: LinearProblem) -> RowEngine | ProcessEngine:
+    """The engine of a site per row, in matrices of order d or n."""
+    return RowEngine(problem) if problem.wide is None else ProcessEngine(problem, Dual(problem))
+
+
 ENGINES: Table = {
     ("full", "row", "factor"): _row(
-        of_wide(RowEngine),
+        of_rows,
         *(
             "weights",
             "prior",
@@ -117,7 +121,7 @@ def engine_of(problem: LinearProblem, **settings: Any) -> Engine[Any]:
 def at_start(problem: LinearProblem) -> Any:
     """The state before the first sweep without a start: the prior and flat sites."""
     if problem.wide is not None:
-        return WideState(flat(problem.shape[0]), 0)
+        return GPState(flat(problem.shape[0]), 0)
     base, stores = problem.base, problem.schedule.stores
     if stores == "none":
         return adf_start(base)

@@ -85,7 +85,7 @@ class Outcome(NamedTuple):
     #: mean and variance (d,) as the visits left them; None: they leave none
     left: tuple[Array, Array] | None = None
     #: the posterior, where visits have summed up the sites with little rounding
-    made: Swept | None = None
+    made: Any = None
     #: (updates, d), posterior mean after every factor; None if it is not recorded
     trace: Array | None = None
     #: tasks that an executor lost
@@ -106,10 +106,10 @@ class Visits(Protocol):
     #: whether the sites make a proper posterior after each call of the core
     in_turn: bool
 
-    def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
+    def sweep(self, state: Any, sites: Sites, tick: Tick) -> Outcome:
         """Fit the sites, in place, from the posterior of ``state``."""
 
-    def after(self, old: Swept, new: Swept) -> Swept:
+    def after(self, old: Any, new: Any) -> Any:
         """The state from which the next sweep is best begun, with what that goes by."""
 
 
@@ -162,45 +162,28 @@ def improper_start() -> ValueError:
     return ValueError("start makes the posterior improper with this prior; allowed: another prior")
 
 
-class EPEngine:
-    """A sweep visits all factors; the sites that they get make the next posterior, O(n d^2)."""
+class SiteEngine:
+    """A sweep visits all factors; the sites that they get make the next posterior.
+
+    A state has sites, sweeps, order and memory, and what the form of q makes of these sites.
+    """
 
     measures = False
     crew: Crew | None = None
-
-    def __init__(self, problem: LinearProblem) -> None:
-        self.problem, self.schedule = problem, problem.schedule
-        self.remedy, self.evidence_bound = problem.remedy, problem.evidence_bound
-        self.n_sites, self.order_of_matrices = problem.n_rows, len(problem.base.shift)
-        self.prior_log_determinant = log_determinant(problem.prior.precision)
-        #: all rows, where those of X are as the core takes them
-        self.parts: list[Part] | None = None
-        X = problem.data.X
-        if isinstance(X, np.ndarray) and X.dtype == np.float64 and X.flags.c_contiguous:
-            self.parts = list(problem.parts(range(self.n_sites)))
+    schedule: Any
+    n_sites: int
 
     def visits(self, state: Any) -> Visits:
         """The visits of the next sweep."""
         raise NotImplementedError
 
-    def built(self, sites: Sites, sweeps: int) -> Swept | None:
-        """Base times the sites; None if that is improper. O(n d^2 + d^3)."""
-        base = self.problem.base
-        precision, shift = base.precision.copy(), base.shift.copy()
-        for part in self.parts or self.problem.parts(range(self.n_sites)):
-            tau, nu = sites.precision[part.which], sites.shift[part.which]
-            add_sites(part.rows, tau, nu, precision, shift)
-        total = base.log_scale + float(sites.log_scale.sum())
-        return gaussian(State(precision, shift, sites, total, sweeps))
+    def built(self, sites: Sites, sweeps: int) -> Any:
+        """The state that these sites make; None if that is improper."""
+        raise NotImplementedError
 
-    def init(self, start: Any) -> Any:
-        if start is None:
-            return with_moments(self.problem.base._replace(sites=flat(self.n_sites)))
-        check_sites(self.problem, start)
-        found = self.built(start.sites, start.n_sweeps)
-        if found is None:
-            raise improper_start()
-        return found
+    def summary(self, state: Any, evidence: bool = True) -> Summary:
+        """See :class:`epfast.inference.Engine`."""
+        raise NotImplementedError
 
     def sweep(self, state: Any, keep: bool, tick: Tick) -> tuple[Any, Counts]:
         visits, sweeps = self.visits(state), state.sweeps + 1
@@ -231,6 +214,40 @@ class EPEngine:
         trace, lost = outcome.trace, outcome.lost
         counts = Counts(*numbers, settled=settled, trace=trace, lost=lost)
         return visits.after(state, new._replace(order=state.order, memory=state.memory)), counts
+
+
+class EPEngine(SiteEngine):
+    """Of rows, whose sites are added up in O(n d^2)."""
+
+    def __init__(self, problem: LinearProblem) -> None:
+        self.problem, self.schedule = problem, problem.schedule
+        self.remedy, self.evidence_bound = problem.remedy, problem.evidence_bound
+        self.n_sites, self.order_of_matrices = problem.n_rows, len(problem.base.shift)
+        self.prior_log_determinant = log_determinant(problem.prior.precision)
+        #: all rows, where those of X are as the core takes them
+        self.parts: list[Part] | None = None
+        X = problem.data.X
+        if isinstance(X, np.ndarray) and X.dtype == np.float64 and X.flags.c_contiguous:
+            self.parts = list(problem.parts(range(self.n_sites)))
+
+    def built(self, sites: Sites, sweeps: int) -> Swept | None:
+        """Base times the sites; None if that is improper. O(n d^2 + d^3)."""
+        base = self.problem.base
+        precision, shift = base.precision.copy(), base.shift.copy()
+        for part in self.parts or self.problem.parts(range(self.n_sites)):
+            tau, nu = sites.precision[part.which], sites.shift[part.which]
+            add_sites(part.rows, tau, nu, precision, shift)
+        total = base.log_scale + float(sites.log_scale.sum())
+        return gaussian(State(precision, shift, sites, total, sweeps))
+
+    def init(self, start: Any) -> Any:
+        if start is None:
+            return with_moments(self.problem.base._replace(sites=flat(self.n_sites)))
+        check_sites(self.problem, start)
+        found = self.built(start.sites, start.n_sweeps)
+        if found is None:
+            raise improper_start()
+        return found
 
     def summary(self, state: Any, evidence: bool = True) -> Summary:
         if state.precision.ndim == 1:

@@ -1,13 +1,14 @@
-"""EP on the values of a process, a site each: sequential, shuffled, parallel order, joint steps.
+"""EP on n values with a joint normal prior, a site each: a process, or rows with more columns.
 
-By the exact blocked sweep (``_core/row_sweeps.pyx``), or by the Cholesky factor of B = I + S K S
-(``_core/kernel_matrix.pyx``). The automatic order is a sequential sweep, then joint steps
-(``joint.py``), and a sequential sweep again where these do not contract.
+One after the other by the exact blocked sweep (``_core/row_sweeps.pyx``), or all from one
+posterior by the Cholesky factor of B = I + S K S (``_core/kernel_matrix.pyx``). The automatic order
+is a sweep of the first kind, then joint steps (``joint.py``), and such a sweep again where these do
+not contract.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,27 +18,37 @@ from epfast._core.crew import Crew
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.row_sweeps import BlockedSweep, ParallelSweep
 from epfast._core.rows import Units
-from epfast._core.tilted import TiltedMoments
-from epfast.inference import Counts, Sites, Summary
+from epfast.inference import Counts, Sites, Summary, learning
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick, crew_of
-from epfast.linear.engines.base import largest_proper_step
+from epfast.linear.engines.base import (
+    Memoryless,
+    Outcome,
+    SiteEngine,
+    Visits,
+    check_sites,
+    flat,
+    improper_start,
+)
 from epfast.linear.engines.joint import cavities, fitted_at, joint_sites, log_mass
 from epfast.linear.engines.rows import PARALLEL_ROWS, block_size
+from epfast.linear.problem import LinearProblem, not_proper
+from epfast.linear.wide import offset_of
 
 #: most numbers that one call of the core touches, so that Ctrl-C acts within about a second
 CHUNK = 1 << 30
 #: precision of a site, over that of the prior, from which it is the site that spoils the posterior
 SHARP = 1e10
-#: sweeps between two refreshes
+#: sweeps of one value after the other until q is built from the sites again: at n = 1,000 that
+#: takes 42 ms, as long as such a sweep, and a fit that does so each time 1.2 to 1.5 times as long
 REFRESH = 5
-#: refresh the covariance when a variance shrank below this fraction: so far a sweep has no digits
+#: q is built again, too, when a variance shrank below this fraction: so far a sweep has no digits
 #: left (cancellation)
 SHRUNK = 1e-4
-#: values from which the automatic order takes joint steps
+#: values from which the automatic order takes joint steps: at n = 100 it takes as long with them
 JOINT_FROM = 128
 #: a joint step that leaves more than this share of the distance to a fixed point is followed by a
-#: sequential sweep
+#: sweep of one value after the other
 CONTRACTS = 0.3
 #: precision of a site, over that of the prior, from which its covariances come from R, eps over
 #: which is lost: of sweeps, and of joint steps, whose results do not depend on it
@@ -52,17 +63,6 @@ class Relaxed(NamedTuple):
     shift: Array
 
 
-class GPState(NamedTuple):
-    """The sites of a process and their sweeps: plain arrays, picklable."""
-
-    #: precision, shift and log scale per observation, (n,) each
-    sites: Sites
-    #: sweeps done so far
-    sweeps: int
-    #: None except in relaxed EP
-    relaxed: Relaxed | None = None
-
-
 class Moments(NamedTuple):
     """Moments of the posterior of the latent values, given sites."""
 
@@ -74,53 +74,40 @@ class Moments(NamedTuple):
     log_determinant: float
 
 
-class ProcessProblem(Protocol):
-    """What the engine reads of a problem: prior, responses and choices of n values."""
+class GPState(NamedTuple):
+    """The sites of n values, and what they make with their prior: plain arrays, picklable."""
+
+    #: precision, shift and log scale per value, (n,) each
+    sites: Sites
+    #: sweeps done so far
+    sweeps: int
+    #: of the latent values; None: yet to be computed
+    moments: Moments | None = None
+    #: None except in relaxed EP
+    relaxed: Relaxed | None = None
+    #: (n, n): below the diagonal K, the rest the Cholesky factor of B = I + S K S by columns, with
+    #: S the root of the precisions, 0 where these are negative; None: yet to be computed
+    factor: Array | None = None
+    #: (n,), the diagonal of K; None as above
+    diagonal: Array | None = None
 
     @property
-    def n(self) -> int: ...
-
-    @property
-    def kernel(self) -> KernelMatrix | None: ...
-
-    @property
-    def offset(self) -> Array | None: ...
-
-    @property
-    def weights(self) -> Array | None: ...
-
-    @property
-    def scheme(self) -> Any: ...
-
-    @property
-    def schedule(self) -> Any: ...
-
-    @property
-    def remedy(self) -> str: ...
-
-    @property
-    def evidence_bound(self) -> float: ...
-
-    def tilted(self) -> TiltedMoments: ...
-
-    def responses(self, which: Any = ...) -> Array: ...
-
-    def weights_of(self, which: Any) -> Array | None: ...
-
-    def copies(self) -> Array | float: ...
+    def rows_seen(self) -> None:
+        """Of ADF alone."""
+        return None
 
 
-class ProcessState(NamedTuple):
-    """A :class:`GPState` and its moments, between two sweeps."""
+class Values(NamedTuple):
+    """The sites between two sweeps, and the moments that they make."""
 
     sites: Sites
     sweeps: int
-    relaxed: Relaxed | None
-    now: Moments
-    #: sweeps since the last refresh
-    since_refresh: int
-    #: whether the automatic order tries a joint step next
-    joint: bool = True
+    moments: Moments
+    relaxed: Relaxed | None = None
+    #: of the next sweep: "joint" or what the schedule says
+    order: str = ""
+    #: sweeps since q was built from the sites
+    memory: int = 0
 
 
 def log_evidence(sites: Sites, moments: Moments, offset: Array | None = None) -> float:
@@ -144,207 +131,309 @@ def log_evidence(sites: Sites, moments: Moments, offset: Array | None = None) ->
     return total - 0.5 * moments.log_determinant
 
 
-def with_alpha(sites: Sites, moments: Moments) -> Moments:
-    """Moments whose alpha belongs to their mean, as sequential sweeps leave it behind. O(n)."""
-    return moments._replace(alpha=sites.shift - sites.precision * moments.mean)
+class Kernel:
+    """The form of q that is N(offset, K) times a site per value, in one n x n array.
 
-
-def moments_of(
-    kernel: KernelMatrix,
-    sites: Sites,
-    covariance: bool,
-    marginals: bool = True,
-    offset: Array | None = None,
-    small: float = SMALL,
-    proper: bool = False,
-) -> Moments | None:
-    """Moments from the sites; None if the posterior is improper. O(n^3).
-
-    The other triangle of the array then holds the covariance if it is asked for; else R, or nothing
-    if marginals are enough. offset: the prior mean, None: 0. small: as
-    :meth:`KernelMatrix.covariance` has it. proper: whether a variance below 0 is rounding, which
-    becomes 0.
+    One triangle of the array is K; the other holds the covariance of some posterior, its R, a
+    Cholesky factor, or nothing of use.
     """
-    alpha, mean, variance = np.empty((3, len(sites.shift)))
-    cheap = marginals and not covariance and (sites.precision >= 0.0).all()
-    fit = kernel.marginals if cheap else kernel.precision
-    # about the prior mean
-    shift = sites.shift if offset is None else sites.shift - sites.precision * offset
-    log_determinant = fit(sites.precision, shift, alpha, mean, variance)
-    if offset is not None:
-        mean += offset
-    if proper:
-        np.maximum(variance, 0.0, out=variance)
-    if not (np.isfinite(log_determinant) and (variance >= 0.0).all()):
-        return None
-    if covariance:
-        kernel.covariance(sites.precision, small)
-    return Moments(alpha, mean, variance, log_determinant)
-
-
-def improper(precision: Array, diagonal: Array) -> FloatingPointError:
-    """The error for a posterior that is improper: EP diverged, or K is singular to rounding."""
-    with np.errstate(over="ignore"):
-        sharpest = float(np.abs(precision * diagonal).max())
-    if sharpest < SHARP and (precision >= 0.0).all():
-        return FloatingPointError("the posterior is improper to rounding; add jitter to K")
-    return FloatingPointError(
-        f"EP diverged: {int((precision < 0.0).sum())} of {len(precision)} sites have a negative "
-        f"precision, and the sharpest is {sharpest:.2g} times that of the prior; try "
-        "schedule=epfast.DoubleLoop(), EP(damping=0.5), or a loss with lighter consequences"
-    )
-
-
-class ProcessEngine:
-    """EP with a site per value, in n^2 numbers: the array of the kernel.
-
-    That array holds the covariance of the state swept last. Another state has its covariance
-    computed from its sites, O(n^3).
-    """
-
-    measures = False
 
     def __init__(
-        self, problem: ProcessProblem, chunk: int = CHUNK, exact: Sites | None = None
+        self,
+        matrix: KernelMatrix,
+        offset: Array | None = None,
+        proper: bool = False,
     ) -> None:
-        """exact: the sites, where all factors are Gaussian, so that there is nothing to sweep."""
-        n, schedule = problem.n, problem.schedule
-        assert problem.kernel is not None
-        self.problem, self.schedule, self.kernel, self.chunk = (
-            problem,
-            schedule,
-            problem.kernel,
-            chunk,
-        )
-        self.offset, self.exact = problem.offset, exact
-        self.n_sites = self.order_of_matrices = n
-        self.remedy, self.evidence_bound = problem.remedy, problem.evidence_bound
-        self.is_parallel = schedule.order == "parallel"
-        self.tilted = problem.tilted()
-        scheme = problem.scheme
-        self.relaxation = scheme.relaxation(self.tilted) if scheme.relaxes else None
-        numbers = schedule.power, schedule.damping
-        self.block = min(block_size(schedule.block, n), n)
-        self.sequential = BlockedSweep(self.tilted, n, self.block, *numbers, False, self.relaxation)
-        self.parallel = ParallelSweep(self.tilted, 1, min(n, PARALLEL_ROWS), *numbers)
-        self.have(self.kernel.crew)
-        self.in_order = np.arange(n)
-        #: moments of the state whose covariance is in the array, or whose R is
-        self._in_array: Moments | None = None
-        self._r_in_array: Moments | None = None
-        self.joins = (
-            schedule.order == "auto"
-            and n >= JOINT_FROM
-            and schedule.tol > 0.0
-            and schedule.damping == schedule.power == 1.0
-            and problem.weights is None
-            and problem.scheme.integrates
-            and not scheme.relaxes
-        )
-        self.rough = ROUGH if self.joins else SMALL
+        """offset: the prior mean, None: 0.
 
-    def have(self, crew: Crew | None) -> None:
-        """Share the work on matrices among these threads; None: BLAS has its own."""
-        self.crew = self.kernel.crew = self.sequential.crew = crew
+        proper: whether a variance below 0 is rounding, which becomes 0.
+        """
+        self.matrix, self.offset, self.proper = matrix, offset, proper
+        #: log evidence of what has made this prior, and its sweeps
+        self.known, self.sweeps = 0.0, 0
+        #: see :meth:`KernelMatrix.covariance`
+        self.small = SMALL
+        #: moments of the posterior whose covariance, or R = (K + 1 / precision)^-1, is in the array
+        self.covariance_of: Moments | None = None
+        self.precision_of: Moments | None = None
 
-    def share(self, threads: Any) -> None:
-        """The same, given the threads of a fit of rows."""
-        self.have(crew_of(threads.count, self.n_sites))
+    def prior(self) -> Moments:
+        """The moments of flat sites."""
+        n = self.matrix.n
+        mean = np.zeros(n) if self.offset is None else self.offset
+        return Moments(np.zeros(n), mean, self.matrix.diagonal.copy(), 0.0)
 
-    def init(self, start: Any) -> ProcessState:
-        n, factors = self.n_sites, None
-        if start is not None and [len(part) for part in start.sites] != [n] * 3:
+    def built(self, sites: Sites, marginals: bool = False) -> Moments | None:
+        """The moments of these sites; None if the posterior is improper. O(n^3).
+
+        marginals: whether these are enough, so that R need not be in the array after that.
+        """
+        self.covariance_of = self.precision_of = None
+        alpha, mean, variance = np.empty((3, self.matrix.n))
+        cheap = marginals and (sites.precision >= 0.0).all()
+        fit = self.matrix.marginals if cheap else self.matrix.precision
+        shift = sites.shift
+        if self.offset is not None:  # about the prior mean
+            shift = shift - sites.precision * self.offset
+        log_determinant = fit(sites.precision, shift, alpha, mean, variance)
+        if self.offset is not None:
+            mean += self.offset
+        if self.proper:
+            np.maximum(variance, 0.0, out=variance)
+        if not (np.isfinite(log_determinant) and (variance >= 0.0).all()):
+            return None
+        moments = Moments(alpha, mean, variance, log_determinant)
+        self.precision_of = None if cheap else moments
+        return moments
+
+    def hold_precision(self, sites: Sites, moments: Moments) -> None:
+        """Have R of a posterior in the array. O(n^3) unless it is there."""
+        if self.precision_of is not moments and self.built(sites) is None:
+            raise self.improper(sites)
+
+    def hold_covariance(self, sites: Sites, moments: Moments) -> None:
+        """Have the covariance of a posterior in the array. O(n^3) unless it, or R, is there."""
+        if self.covariance_of is not moments:
+            self.hold_precision(sites, moments)
+            self.precision_of = None
+            self.matrix.covariance(sites.precision, self.small)
+            self.covariance_of = moments
+
+    def solved(self, state: Any) -> GPState:
+        """The state with its moments and the Cholesky factor of B in the array. O(n^3)."""
+        sites = state.sites
+        moments = state.moments or self.built(sites, marginals=True)
+        self.covariance_of = self.precision_of = None
+        if moments is None or not self.matrix.factor(sites.precision):
+            raise self.improper(sites)
+        arrays = self.matrix.array, self.matrix.diagonal
+        return GPState(sites, state.sweeps, moments, state.relaxed, *arrays)
+
+    def check_start(self, start: Any) -> None:
+        """Refuse a start that has no sites of these values."""
+        n = self.matrix.n
+        if [len(part) for part in start.sites] != [n] * 3:
             raise ValueError(
                 f"start has {len(start.sites.shift)} sites; allowed: {n}, the same observations"
             )
+
+    def improper(self, sites: Sites) -> FloatingPointError:
+        """The error for a posterior that is improper: EP diverged, or K is singular to rounding."""
+        precision = sites.precision
+        with np.errstate(over="ignore"):
+            sharpest = float(np.abs(precision * self.matrix.diagonal).max())
+        if sharpest < SHARP and (precision >= 0.0).all():
+            return FloatingPointError("the posterior is improper to rounding; add jitter to K")
+        return FloatingPointError(
+            f"EP diverged: {int((precision < 0.0).sum())} of {len(precision)} sites have a "
+            f"negative precision, and the sharpest is {sharpest:.2g} times that of the prior; try "
+            "schedule=epfast.DoubleLoop(), EP(damping=0.5), or a loss with lighter consequences"
+        )
+
+
+class Dual(Kernel):
+    """The same of h = X theta, rows of a linear model that are fewer than its weights."""
+
+    def __init__(
+        self,
+        problem: LinearProblem,
+        matrix: KernelMatrix | None = None,
+        offset: Array | None = None,
+        known: float = 0.0,
+    ) -> None:
+        """matrix, offset: of h given other rows, whose log evidence is known; None: of the prior.
+
+        O(n^2 d) for the latter.
+        """
+        if matrix is None:
+            matrix, offset = problem.wide.kernel(problem.prior), offset_of(problem)
+        super().__init__(matrix, offset)
+        self.problem, self.known, self.sweeps = problem, known, problem.base.sweeps
+
+    def check_start(self, start: Any) -> None:
+        check_sites(self.problem, start)
+
+    def improper(self, sites: Sites) -> FloatingPointError:
+        return not_proper()
+
+
+class ValuesInTurn:
+    """One value after the other, by the covariance in the array."""
+
+    #: a posterior of the sites so far would take O(n^3): Ctrl-C goes back to those before the sweep
+    in_turn = False
+
+    def __init__(self, engine: ProcessEngine, chunk: int) -> None:
+        n, problem, tilted = engine.n_sites, engine.problem, engine.tilted
+        self.problem, self.schedule, self.form = problem, problem.schedule, engine.form
+        self.chunk, self.block = chunk, min(block_size(self.schedule.block, n), n)
+        scheme, numbers = problem.scheme, (self.schedule.power, self.schedule.damping)
+        self.relaxation = scheme.relaxation(tilted) if scheme.relaxes else None
+        self.core = BlockedSweep(tilted, n, self.block, *numbers, False, self.relaxation)
+        self.in_order, self.then = np.arange(n), engine.order
+        self.relaxed: Relaxed | None = None
+
+    def sweep(self, state: Values, sites: Sites, tick: Tick) -> Outcome:
+        form, core, data, n = self.form, self.core, self.problem.data, len(sites.shift)
+        form.hold_covariance(state.sites, state.moments)
+        form.covariance_of = None
+        self._relax(state)
+        before, core.log_determinant = core.n_refused, 0.0
+        mean = state.moments.mean.copy()
+        visits = self.schedule.checked_visits(n, state.sweeps)
+        # a range is that of all, in order
+        visits = self.in_order if isinstance(visits, range) else as_array(visits)
+        # whole blocks, so that the numbers do not depend on the chunk
+        step = self.block * max(1, self.chunk // (n * n * self.block))
+        for part in (visits[i : i + step] for i in range(0, n, step)):
+            weights = None if data.weights is None else data.weights[part]
+            units = Units(part, n)
+            core.sweep(units, data.y[part], weights, part, form.matrix.array, mean, *sites)
+            tick(len(part))
+        refused = core.n_refused - before
+        variance = form.matrix.array.diagonal().copy()
+        healthy = (variance >= SHRUNK * state.moments.variance).all()
+        if refused == n or not healthy or state.memory + 1 >= REFRESH:
+            return Outcome(refused, left=(mean, variance))
+        log_determinant = state.moments.log_determinant + core.log_determinant
+        alpha = sites.shift - sites.precision * mean
+        form.covariance_of = now = Moments(alpha, mean, variance, log_determinant)
+        return Outcome(refused, made=Values(sites, state.sweeps + 1, now))
+
+    def _relax(self, state: Values) -> None:
         if self.relaxation is not None:
-            factors = start.relaxed if start is not None else None
-            factors = factors or Relaxed(np.zeros(n), np.zeros(n))
-            if [len(part) for part in factors] != [n] * 2:
+            assert state.relaxed is not None
+            self.relaxed = families.copied(state.relaxed)
+            freeze = self.problem.scheme.freeze
+            frozen = freeze is not None and state.sweeps >= freeze
+            self.relaxation.begin_sweep(*self.relaxed, frozen)
+
+    def after(self, old: Values, new: Values) -> Values:
+        """The state with its relaxation factors, and the sweeps since it was built."""
+        since = old.memory + 1 if self.form.covariance_of is new.moments else 0
+        return new._replace(relaxed=self.relaxed, order=self.then, memory=since)
+
+
+class ValuesAtOnce(Memoryless):
+    """All values from the posterior before the sweep."""
+
+    in_turn = False
+
+    def __init__(self, engine: ProcessEngine) -> None:
+        schedule, rows = engine.schedule, min(engine.n_sites, PARALLEL_ROWS)
+        self.y = engine.problem.data.y
+        self.core = ParallelSweep(engine.tilted, 1, rows, schedule.power, schedule.damping)
+
+    def sweep(self, state: Values, sites: Sites, tick: Tick) -> Outcome:
+        before, now = self.core.n_refused, state.moments
+        self.core.fit(now.mean, now.variance, self.y, *sites)
+        tick(len(sites.shift))
+        return Outcome(self.core.n_refused - before)
+
+
+class ProcessEngine(SiteEngine):
+    """EP with a site per value, in n^2 numbers: the array of the kernel."""
+
+    def __init__(
+        self,
+        problem: Any,
+        form: Any = None,
+        *,
+        chunk: int = CHUNK,
+        exact: Sites | None = None,
+        slopes: bool = False,
+    ) -> None:
+        """problem: a GPProblem, or a LinearProblem and the form of q.
+
+        exact: the sites, where all factors are Gaussian, so that there is nothing to sweep. slopes:
+        whether R is left in the array in the end, and no factor of B.
+        """
+        schedule, scheme = problem.schedule, problem.scheme
+        self.problem, self.schedule = problem, schedule
+        self.form: Kernel = form or Kernel(problem.kernel, proper=exact is not None)
+        self.exact, self.slopes = exact, slopes
+        self.n_sites = self.order_of_matrices = n = self.form.matrix.n
+        self.remedy, self.evidence_bound = problem.remedy, problem.evidence_bound
+        self.tilted = problem.tilted()
+        joins = schedule.order == "auto" and n >= JOINT_FROM and schedule.tol > 0.0
+        joins = joins and schedule.damping == schedule.power == 1.0
+        joins = joins and problem.data.weights is None
+        joins = joins and scheme.integrates and not scheme.relaxes
+        self.order = "joint" if joins else schedule.order
+        self.form.small = ROUGH if joins else SMALL
+        parallel = schedule.order == "parallel"
+        self._visits: Visits = ValuesAtOnce(self) if parallel else ValuesInTurn(self, chunk)
+        self.use_threads(self.form.matrix.crew)
+
+    def use_threads(self, crew: Crew | None) -> None:
+        """Share the work on matrices among these threads; None: BLAS has its own."""
+        self.crew = self.form.matrix.crew = crew
+        if isinstance(self._visits, ValuesInTurn):
+            self._visits.core.crew = crew
+
+    def share(self, threads: Any) -> None:
+        """The same, given the threads of a fit of rows."""
+        self.use_threads(crew_of(threads.count, self.n_sites))
+
+    def visits(self, state: Values) -> Visits:
+        return self._visits
+
+    def built(self, sites: Sites, sweeps: int) -> Values | None:
+        moments = self.form.built(sites, marginals=self.schedule.order == "parallel")
+        return None if moments is None else Values(sites, sweeps, moments)
+
+    def init(self, start: Any) -> Values:
+        n, form, relaxed = self.n_sites, self.form, None
+        if start is not None:
+            form.check_start(start)
+        if self.problem.scheme.relaxes:
+            relaxed = None if start is None else start.relaxed
+            relaxed = relaxed or Relaxed(np.zeros(n), np.zeros(n))
+            if [len(part) for part in relaxed] != [n] * 2:
                 raise ValueError(
-                    f"start has {len(factors.shift)} relaxation factors; allowed: {n}, the same "
+                    f"start has {len(relaxed.shift)} relaxation factors; allowed: {n}, the same "
                     "observations"
                 )
-        if self.exact is not None:
-            moments = moments_of(self.kernel, self.exact, False, False, self.offset, proper=True)
-            self._r_in_array = moments
-            if moments is None:
-                raise self._improper(self.exact)
-            return ProcessState(
-                self.exact, 0 if start is None else start.n_sweeps, None, moments, 0
-            )
-        if start is None:
-            self.kernel.load()
-            mean = np.zeros(n) if self.offset is None else self.offset
-            now = Moments(np.zeros(n), mean, self.kernel.diagonal.copy(), 0.0)
-            self._in_array = now
+        sweeps = form.sweeps if start is None else start.n_sweeps
+        if start is None and self.exact is None:
+            form.matrix.load()
+            form.covariance_of = now = form.prior()
             # from flat sites every joint step is too far
-            return ProcessState(Sites(*np.zeros((3, n))), 0, factors, now, 0, joint=False)
-        found = self._moments(start.sites, covariance=not self.is_parallel)
-        if found is None:
-            raise ValueError(
-                "start makes the posterior improper with this kernel; allowed: another start"
-            )
-        return ProcessState(start.sites, start.n_sweeps, factors, found, 0)
+            return Values(flat(n), sweeps, now, relaxed)
+        sites = start.sites if self.exact is None else self.exact
+        begun = self.built(sites, sweeps)
+        if begun is None:
+            raise improper_start() if self.exact is None else form.improper(sites)
+        return begun._replace(relaxed=relaxed, order=self.order)
 
-    def summary(self, state: ProcessState, evidence: bool = True) -> Summary:
-        now = state.now
+    def summary(self, state: Values, evidence: bool = True) -> Summary:
+        now = state.moments
         if not evidence:
             return Summary(now.mean, now.variance)
-        if self.exact is None:
-            now = with_alpha(state.sites, now)
-        total = log_evidence(state.sites, now, self.offset)
+        total = self.form.known + log_evidence(state.sites, now, self.form.offset)
         return Summary(now.mean, now.variance, total)
 
-    def sweep(self, state: ProcessState, keep: bool, tick: Tick) -> tuple[ProcessState, Counts]:
+    def sweep(self, state: Values, keep: bool, tick: Tick) -> tuple[Values, Counts]:
         if self.exact is not None:
             tick(self.n_sites)
             return state._replace(sweeps=state.sweeps + 1), Counts()
         self.tilted.begin_sweep(state.sweeps)
-        if self.joins and state.joint:
-            found = self._joint(state, tick)
-            if found is not None:
-                return found
-        new = state._replace(sites=families.copied(state.sites), sweeps=state.sweeps + 1)
-        if self.relaxation is not None:
-            assert state.relaxed is not None
-            factors = families.copied(state.relaxed)
-            freeze = self.problem.scheme.freeze
-            frozen = freeze is not None and state.sweeps >= freeze
-            self.relaxation.begin_sweep(*factors, frozen)
-            new = new._replace(relaxed=factors)
-        return (self._parallel if self.is_parallel else self._sequential)(new, state, tick)
+        found = self._joint(state, tick) if state.order == "joint" else None
+        if found is not None:
+            return found
+        new, counts = super().sweep(state, keep, tick)
+        if new.moments is state.moments and self.schedule.order != "parallel":
+            raise self.form.improper(new.sites)
+        return new, counts
 
-    def settle(self, state: ProcessState, hurry: bool = False) -> tuple[GPState, Moments]:
-        """The array holds R from here on, unless in a hurry."""
-        if hurry:
-            return GPState(*state[:3]), with_alpha(state.sites, state.now)
-        if self._r_in_array is state.now:
-            return GPState(*state[:3]), state.now
-        found = self._moments(state.sites, covariance=False, marginals=False)
-        if found is None:
-            raise self._improper(state.sites)
-        return GPState(*state[:3]), found
-
-    def _improper(self, sites: Sites) -> FloatingPointError:
-        return improper(sites.precision, self.kernel.diagonal)
-
-    def _moments(self, sites: Sites, covariance: bool, marginals: bool = True) -> Moments | None:
-        found = moments_of(self.kernel, sites, covariance, marginals, self.offset, small=self.rough)
-        self._in_array = found if covariance else None
-        self._r_in_array = None if covariance or marginals else found
-        return found
-
-    def _joint(self, old: ProcessState, tick: Tick) -> tuple[ProcessState, Counts] | None:
+    def _joint(self, old: Values, tick: Tick) -> tuple[Values, Counts] | None:
         """All sites at once; None if they are too far away, or have an improper posterior."""
-        y = self.problem.responses()
-        if self._in_array is not old.now and self._moments(old.sites, covariance=True) is None:
-            raise improper(old.sites.precision, self.kernel.diagonal)
-        tol, now = self.schedule.tol, old.now
-        aim = joint_sites(self.kernel, self.tilted, y, old.sites, now.mean, now.variance, tol)
+        form, y, tol, now = self.form, self.problem.data.y, self.schedule.tol, old.moments
+        form.hold_covariance(old.sites, now)
+        aim = joint_sites(form.matrix, self.tilted, y, old.sites, now.mean, now.variance, tol)
         if aim is None:
             return None
-        found = self._moments(aim.sites, covariance=False, marginals=False)
+        found = form.built(aim.sites)
         tick(self.n_sites)
         around = None if found is None else cavities(aim.sites, found.mean, found.variance)
         fit = None if around is None else fitted_at(self.tilted, y, *around)
@@ -355,116 +444,68 @@ class ProcessEngine:
         exact = Summary(found.mean, found.variance)
         # what the posterior is away from that which the step aimed at, and from a fixed point
         left = max(change(Summary(*aim[3:]), exact), change(Summary(*fit[3:]), exact))
-        if not left <= tol:
-            self.kernel.covariance(sites.precision, self.rough)
-            self._in_array, self._r_in_array = found, None
         contracts = left <= CONTRACTS * change(Summary(now.mean, now.variance), exact)
-        new = ProcessState(sites, old.sweeps + 1, None, found, 0, contracts)
-        return new, Counts(left=left)
+        order = "joint" if contracts else ""
+        return Values(sites, old.sweeps + 1, found, None, order), Counts(left=left)
 
-    def _sequential(
-        self, new: ProcessState, old: ProcessState, tick: Tick
-    ) -> tuple[ProcessState, Counts]:
-        core, n, array = self.sequential, self.n_sites, self.kernel.array
-        if self._in_array is not old.now and self._moments(old.sites, covariance=True) is None:
-            raise self._improper(old.sites)
-        self._in_array = None
-        refused, core.log_determinant = core.n_refused, 0.0
-        mean = old.now.mean.copy()
-        visits = self.schedule.checked_visits(n, old.sweeps)
-        # a range is that of all, in order
-        visits = self.in_order if isinstance(visits, range) else as_array(visits)
-        # whole blocks, so that the numbers do not depend on the chunk
-        step = self.block * max(1, self.chunk // (n * n * self.block))
-        for part in (visits[i : i + step] for i in range(0, n, step)):
-            y = self.problem.responses(part)
-            weights = self.problem.weights_of(part)
-            core.sweep(Units(part, n), y, weights, part, array, mean, *new.sites)
-            tick(len(part))
-        refused = core.n_refused - refused
-        variance = array.diagonal().copy()
-        log_determinant = old.now.log_determinant + core.log_determinant
-        now = Moments(old.now.alpha, mean, variance, log_determinant)
-        self._in_array = now
-        new = ProcessState(*new[:3], now, old.since_refresh + 1)
-        healthy = (variance >= SHRUNK * old.now.variance).all()
-        due = new.since_refresh >= REFRESH and not self._ends(old, new, refused)
-        if due or refused == n or not healthy:
-            sites, anew, share = largest_proper_step(
-                old.sites, new.sites, lambda s: self._moments(s, covariance=True)
-            )
-            if anew is None:
-                raise self._improper(new.sites)
-            refreshed = new._replace(sites=sites, now=anew, since_refresh=0)
-            if share < 1.0:
-                return refreshed, Counts(refused, settled=False)
-            drift = change(
-                self.summary(new, evidence=False), self.summary(refreshed, evidence=False)
-            )
-            return refreshed, Counts(refused, drift=drift)
-        return new, Counts(refused)
-
-    def _ends(self, old: ProcessState, new: ProcessState, refused: int) -> bool:
-        """Whether the loop ends here, and the matrix is built anew at once."""
-        if refused or self.schedule.tol == 0.0:
-            return False
-        moved = change(self.summary(old, evidence=False), self.summary(new, evidence=False))
-        return bool(moved <= self.schedule.tol * self.schedule.damping)
-
-    def _parallel(
-        self, new: ProcessState, old: ProcessState, tick: Tick
-    ) -> tuple[ProcessState, Counts]:
-        core, before = self.parallel, self.parallel.n_refused
-        core.fit(old.now.mean, old.now.variance, self.problem.responses(), *new.sites)
-        tick(self.n_sites)
-        sites, found, share = largest_proper_step(
-            old.sites, new.sites, lambda s: self._moments(s, covariance=False)
-        )
-        if found is None:
-            return old._replace(sweeps=new.sweeps), Counts(self.n_sites)
-        settled = None if share == 1.0 else False
-        return new._replace(sites=sites, now=found), Counts(
-            core.n_refused - before, settled=settled
-        )
+    def settle(self, state: Values, hurry: bool = False) -> GPState:
+        """The array goes into the result, unless in a hurry, or with slopes."""
+        plain = GPState(*state[:4])
+        if hurry:
+            return plain
+        if state.memory > 0:
+            moments = self.form.built(state.sites, marginals=not self.slopes)
+            if moments is None:
+                raise self.form.improper(state.sites)
+            plain = plain._replace(moments=moments)
+        assert plain.moments is not None
+        if self.slopes:
+            self.form.hold_precision(plain.sites, plain.moments)
+            return plain
+        return self.form.solved(plain)
 
 
 def marginal_residual(
-    problem: ProcessProblem, sweep: int, sites: Sites, mean: Array, variance: Array
+    problem: Any, sweep: int, sites: Sites, mean: Array, variance: Array
 ) -> float:
-    """Largest gap between tilted moments and marginals: means in sd, variances relative. O(n)."""
-    tilted = problem.tilted()
+    """Largest gap between tilted moments and marginals: means in sd, variances relative. O(n).
+
+    problem: a GPProblem or LinearProblem.
+    """
+    tilted, data, power = problem.tilted(), problem.data, problem.schedule.power
     tilted.begin_sweep(sweep)
-    if problem.weights is not None:
-        with np.errstate(over="ignore", invalid="ignore"):
-            return _weighted_residual(problem, tilted, sites, mean, variance)
-    core = ParallelSweep(tilted, 1, min(problem.n, PARALLEL_ROWS), problem.schedule.power, 0.0)
-    core.fit(mean, variance, problem.responses(), *families.copied(sites))
-    return float("inf") if core.n_refused else core.residual
-
-
-def _weighted_residual(
-    problem: ProcessProblem, tilted: TiltedMoments, sites: Sites, mean: Array, variance: Array
-) -> float:
-    """The same with weights: of one copy of each factor, to what is left of its weight."""
-    assert problem.weights is not None
-    # what is certain is as it should be
-    counts, copies = (problem.weights > 0.0) & (variance > 0.0), np.asarray(problem.copies())
+    if data.weights is None:
+        core = ParallelSweep(tilted, 1, min(len(mean), PARALLEL_ROWS), power, 0.0)
+        core.fit(mean, variance, data.y, *families.copied(sites))
+        return float("inf") if core.n_refused else core.residual
+    # of one copy of each factor, to what is left of its weight; what is certain is as it should be
+    weights, counts = data.weights, (data.weights > 0.0) & (variance > 0.0)
     if not counts.any():
         return 0.0
-    share, power = (
-        problem.schedule.power / copies,
-        problem.schedule.power * problem.weights / copies,
-    )
-    rest = 1.0 - share * sites.precision * variance
-    if not (rest > 0.0).all():
-        return float("inf")
-    m, v = (mean - share * sites.shift * variance) / rest, variance / rest
-    triple = np.empty((3, problem.n))
-    given = (np.ascontiguousarray(part[counts]) for part in (problem.responses(), m, v, power))
-    some = np.ascontiguousarray(triple[:, counts])
-    if tilted.many(*given, *some):
-        return float("inf")
-    m, v, mean, variance = (part[counts] for part in (m, v, mean, variance))
-    gap = np.abs(m + v * some[1] - mean) / np.sqrt(variance)
-    spread = np.abs((v + v * v * some[2]) / variance - 1.0)
-    return float(max(gap.max(), spread.max()))
+    with np.errstate(over="ignore", invalid="ignore"):
+        copies = np.maximum(weights, 1.0)
+        rest = 1.0 - power / copies * sites.precision * variance
+        if not (rest > 0.0).all():
+            return float("inf")
+        m, v = (mean - power / copies * sites.shift * variance) / rest, variance / rest
+        given = [
+            np.ascontiguousarray(part[counts]) for part in (data.y, m, v, power * weights / copies)
+        ]
+        triple = np.empty((3, len(given[1])))
+        if tilted.many(*given, *triple):
+            return float("inf")
+        (_, m, v, _), mean, variance = given, mean[counts], variance[counts]
+        gap = np.abs(m + v * triple[1] - mean) / np.sqrt(variance)
+        spread = np.abs((v + v * v * triple[2]) / variance - 1.0)
+        return float(max(gap.max(), spread.max()))
+
+
+def left_out(problem: Any, sites: Sites, mean: Array, variance: Array) -> Array:
+    """Log probabilities of responses, (n,), without their own sites. O(n).
+
+    problem: a GPProblem or LinearProblem; mean, variance: of each value under the posterior.
+    """
+    y, weights = problem.data.y, problem.data.weights
+    share = 1.0 if weights is None else 1.0 / np.maximum(weights, 1.0)
+    found: Array = problem.loss.log_predictive(y, *learning.cavities(sites, mean, variance, share))
+    return found
