@@ -339,7 +339,9 @@ def fit_problem(
             if check:
                 check_positive(kernel)
             exact, first = problem.exact_sites(), problem._replace(schedule=sweeps)
-            engine = ProcessEngine(first, exact=exact, slopes=slopes)
+            form = Kernel(kernel, proper=exact is not None)
+            form.slopes = slopes
+            engine = ProcessEngine(first, form, exact=exact)
             try:
                 guess = check and is_guess(start, problem)
                 fit = run_from(engine, sweeps, start, guess=guess, **arguments)
@@ -357,7 +359,7 @@ def fit_problem(
                     post = without_factor(post)
                 try:
                     steps = _Stage(schedule.steps)
-                    fit = run_from(DescentEngine(problem), steps, post, **arguments)
+                    fit = run_from(DescentEngine(problem, form), steps, post, **arguments)
                     post = result(fit)
                 except FloatingPointError:
                     if not is_swept:

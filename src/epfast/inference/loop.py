@@ -264,7 +264,9 @@ def run(
                     settled = counts.settled
                     if settled is None:
                         # nothing settles below its rounding
-                        enough = max(schedule.tol, OF_DRIFT * (counts.drift or 0.0))
+                        drift = counts.drift or 0.0
+                        drift = drift if drift <= APPROXIMATE else 0.0  # that is no rounding
+                        enough = max(schedule.tol, OF_DRIFT * drift)
                         settled = schedule.tol > 0.0 and moved <= enough
                         settled = settled and _lag(history, schedule) <= enough
                     impossible = evidence > engine.evidence_bound

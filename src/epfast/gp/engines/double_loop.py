@@ -36,7 +36,7 @@ from epfast.gp.problem import GPProblem
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.runtime import Tick
 from epfast.linear.engines.base import flat
-from epfast.linear.engines.kernel import GPState, Kernel, Moments, log_evidence
+from epfast.linear.engines.kernel import SMALL, GPState, Kernel, Moments, log_evidence
 
 #: step of the differences for third and fourth moments, in cavity sd
 STEP = 3e-3
@@ -187,9 +187,10 @@ class DescentEngine:
 
     measures = False
 
-    def __init__(self, problem: GPProblem) -> None:
+    def __init__(self, problem: GPProblem, form: Kernel | None = None) -> None:
         assert problem.kernel is not None
-        self.form, self.crew = Kernel(problem.kernel), problem.kernel.crew
+        self.form, self.crew = form or Kernel(problem.kernel), problem.kernel.crew
+        self.form.small = SMALL
         self.tilted, self.y, schedule = problem.tilted(), problem.y, problem.schedule
         self.power, self.match = schedule.start.power, schedule.match
         #: evaluations of the inner loop so far

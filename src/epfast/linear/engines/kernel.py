@@ -153,6 +153,8 @@ class Kernel:
         self.known, self.sweeps = 0.0, 0
         #: see :meth:`KernelMatrix.covariance`
         self.small = SMALL
+        #: whether slopes of the evidence by K are wanted in the end, for which the array has R then
+        self.slopes = False
         #: moments of the posterior whose covariance, or R = (K + 1 / precision)^-1, is in the array
         self.covariance_of: Moments | None = None
         self.precision_of: Moments | None = None
@@ -199,15 +201,19 @@ class Kernel:
             self.matrix.covariance(sites.precision, self.small)
             self.covariance_of = moments
 
-    def solved(self, state: Any) -> GPState:
-        """The state with its moments and the Cholesky factor of B in the array. O(n^3)."""
-        sites = state.sites
-        moments = state.moments or self.built(sites, marginals=True)
+    def solved(self, state: GPState) -> GPState:
+        """The state with its moments, and the factor of B, or R, in the array. O(n^3)."""
+        moments = state.moments or self.built(state.sites, marginals=not self.slopes)
+        if moments is None:
+            raise self.improper(state.sites)
+        if self.slopes:
+            self.hold_precision(state.sites, moments)
+            return state._replace(moments=moments)
         self.covariance_of = self.precision_of = None
-        if moments is None or not self.matrix.factor(sites.precision):
-            raise self.improper(sites)
+        if not self.matrix.factor(state.sites.precision):
+            raise self.improper(state.sites)
         arrays = self.matrix.array, self.matrix.diagonal
-        return GPState(sites, state.sweeps, moments, state.relaxed, *arrays)
+        return GPState(*state[:2], moments, state.relaxed, *arrays)
 
     def check_start(self, start: Any) -> None:
         """Refuse a start that has no sites of these values."""
@@ -341,17 +347,15 @@ class ProcessEngine(SiteEngine):
         *,
         chunk: int = CHUNK,
         exact: Sites | None = None,
-        slopes: bool = False,
     ) -> None:
         """problem: a GPProblem, or a LinearProblem and the form of q.
 
-        exact: the sites, where all factors are Gaussian, so that there is nothing to sweep. slopes:
-        whether R is left in the array in the end, and no factor of B.
+        exact: the sites, where all factors are Gaussian, so that there is nothing to sweep.
         """
         schedule, scheme = problem.schedule, problem.scheme
         self.problem, self.schedule = problem, schedule
         self.form: Kernel = form or Kernel(problem.kernel, proper=exact is not None)
-        self.exact, self.slopes = exact, slopes
+        self.exact = exact
         self.n_sites = self.order_of_matrices = n = self.form.matrix.n
         self.remedy, self.evidence_bound = problem.remedy, problem.evidence_bound
         self.tilted = problem.tilted()
@@ -449,20 +453,11 @@ class ProcessEngine(SiteEngine):
         return Values(sites, old.sweeps + 1, found, None, order), Counts(left=left)
 
     def settle(self, state: Values, hurry: bool = False) -> GPState:
-        """The array goes into the result, unless in a hurry, or with slopes."""
+        """The array goes into the result, unless in a hurry."""
         plain = GPState(*state[:4])
         if hurry:
             return plain
-        if state.memory > 0:
-            moments = self.form.built(state.sites, marginals=not self.slopes)
-            if moments is None:
-                raise self.form.improper(state.sites)
-            plain = plain._replace(moments=moments)
-        assert plain.moments is not None
-        if self.slopes:
-            self.form.hold_precision(plain.sites, plain.moments)
-            return plain
-        return self.form.solved(plain)
+        return self.form.solved(plain if state.memory == 0 else plain._replace(moments=None))
 
 
 def marginal_residual(
