@@ -177,12 +177,14 @@ def fit_gp(
     _checks.callback(callback)
     _checks.progress(progress)
     serial = getattr(scheme, "learns", False)
-    threads = None if n_jobs is None else threads_of(n_jobs, serial)
+    given: dict[str, Any] = {"callback": callback, "progress": progress}
+    given["threads"] = None if n_jobs is None else threads_of(n_jobs, serial)
     found_loss = losses.resolve(loss, y).tempered(beta).with_offset(offset is not None)
     if schedule is None:
         schedule = EP()
         if scheme in (None, "exact") and weights is None and not low_rank:
             schedule = with_descent(schedule, found_loss, max(getattr(K, "shape", ()), default=0))
+    shift = 0.0 if jitter is None else _checks.number("jitter", jitter, least=0.0)
     if isinstance(found_loss, LatentLoss):
         if low_rank or weights is not None or isinstance(K, KernelColumns):
             name = "weights" if weights is not None else "K" if rank is None else "rank"
@@ -199,29 +201,15 @@ def fit_gp(
         found_loss = found_loss.filled(known, False)
         if found_loss.correlated:
             raise ValueError(f"loss is {found_loss!r}; allowed for processes: correlated=False")
-        choices = choose(found_loss, scheme, schedule)
-        shift = 0.0 if jitter is None else _checks.number("jitter", jitter, least=0.0)
+        chosen = choose(found_loss, scheme, schedule)
         kernels, common = kernels_at_door(K, overwrite_K, shift, found_loss.latents)
         observed = found_loss.observed(y, kernels[0].n, offset)
-        of_latents = LatentGPProblem(kernels, observed, *choices, common)
+        of_latents = LatentGPProblem(kernels, observed, *chosen, common)
         return fit_latent_process(of_latents, start, callback, progress)
     if low_rank:
-        found = fit_low_rank(
-            K,
-            y,
-            rank=rank,
-            rank_tol=rank_tol,
-            batch_size=batch_size,
-            offset=offset,
-            weights=weights,
-            loss=found_loss,
-            scheme=scheme,
-            schedule=schedule,
-            start=start,
-            callback=callback,
-            progress=progress,
-            threads=threads,
-        )
+        choices = found_loss, scheme, batch_size, schedule
+        given |= {"rank": rank, "rank_tol": rank_tol, "offset": offset, "weights": weights}
+        found = fit_low_rank(K, y, choices, start=start, **given)
         if rank is not None:  # else a search of hyper-parameters may fit it many times
             note_weights(found.problem.data.weights)
         return found
@@ -230,13 +218,10 @@ def fit_gp(
     chosen = choose(found_loss, scheme, schedule)
     if start is not None and not isinstance(start, GPPosterior):
         raise TypeError(f"start is {_checks.describe(start)}; allowed: a GPPosterior or None")
-    shift = 0.0 if jitter is None else _checks.number("jitter", jitter, least=0.0)
     kernel = kernel_in_memory(K, overwrite_K, shift)
     problem = chosen.problem(y, kernel.n, weights, offset)._replace(kernel=kernel)
     note_weights(problem.weights)
-    return fit_problem(
-        problem, start, callback=callback, progress=progress, threads=threads, check=True
-    )
+    return fit_problem(problem, start, check=True, **given)
 
 
 def with_descent(schedule: EP, loss: Loss, n: int) -> EP | DoubleLoop:

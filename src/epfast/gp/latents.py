@@ -208,12 +208,10 @@ class LatentGPPosterior(ProcessPosterior):
         """Log likelihood of each observation at draws (k, C, n) of :meth:`sample`, (k, n)."""
         return -self.loss_of_rows().values(self.latent_at(draws), self.problem.y)
 
-    def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Array:
-        """Draw the latent values of the fit, (size, C, n)."""
-        size = _checks.integer("size", size, least=0)
-        draws = _checks.generator("rng", rng)
+    def drawn(self, size: int, rng: np.random.Generator) -> Array:
+        """Latent values of the fit, (size, C, n)."""
         pairs = zip(self.mean, self.covariance, strict=True)
-        return np.stack([draws_of(*pair, size, draws) for pair in pairs], axis=1)
+        return np.stack([draws_of(*pair, size, rng) for pair in pairs], axis=1)
 
     def _case(self) -> Case:
         roots = tuple(root_of(part) for part in self.covariance)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import linalg
 
 from epfast import _checks
@@ -19,9 +20,9 @@ from epfast.gp.factor import (
     kernel_columns,
 )
 from epfast.gp.prediction import ProcessPosterior, matrices_of, prior_at
-from epfast.inference import Callback, Interrupted, SweepInfo
+from epfast.inference import Interrupted
 from epfast.inference.certificates import Case
-from epfast.inference.runtime import Tick, cached_property, one_blas_thread
+from epfast.inference.runtime import cached_property, one_blas_thread
 from epfast.linear.checking import proposal, root_of
 from epfast.linear.choices import Choices, choose
 from epfast.linear.engines import at_start
@@ -29,7 +30,6 @@ from epfast.linear.fit import fit_problem as fit_linear_problem
 from epfast.linear.full_posterior import FullPosterior
 from epfast.linear.problem import Data, LinearProblem, prior_of, weights_of
 from epfast.losses import Loss
-from epfast.schemes import Scheme
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,36 +62,14 @@ class LowRankGPPosterior(ProcessPosterior):
 
     kind: ClassVar[str] = "low_rank_process"
 
-    @property
-    def pivots(self) -> NDArray[np.intp]:
-        """(r,), the inputs whose kernel with new ones prediction needs."""
-        return self.factor.pivots
-
-    @property
-    def rank(self) -> int:
-        return self.factor.rank
-
-    # delegated to the weights
-
-    @property
-    def state(self) -> Any:
-        return self.weights.state
-
-    @property
-    def problem(self) -> Any:
-        return self.weights.problem
-
-    @property
-    def converged(self) -> bool:  # type: ignore[override]
-        return self.weights.converged
-
-    @property
-    def history(self) -> list[SweepInfo]:  # type: ignore[override]
-        return self.weights.history
-
-    @property
-    def batch_size(self) -> int | None:
-        return self.weights.batch_size
+    #: (r,), the inputs whose kernel with new ones prediction needs
+    pivots = property(attrgetter("factor.pivots"))
+    rank = property(attrgetter("factor.rank"))
+    state = property(attrgetter("weights.state"))
+    problem = property(attrgetter("weights.problem"))
+    converged = property(attrgetter("weights.converged"))
+    history = property(attrgetter("weights.history"))
+    batch_size = property(attrgetter("weights.batch_size"))
 
     @property
     def log_evidence(self) -> float:
@@ -137,10 +115,9 @@ class LowRankGPPosterior(ProcessPosterior):
 
     def _case(self) -> Case:
         """See :meth:`check`: the prior is that of low rank. O(r^3) once, O(n r) per draw."""
-        problem, rows = self.problem, _design(self.factor.G)
-        drawn = proposal(problem, self.weights.mean, root_of(self.weights.precision), rows)
-        known = np.sqrt(self.variance), self.log_evidence, self.evidence_bound
-        return Case(drawn, self.mean, *known, True, problem.loss.log_concave is True, drawn.others)
+        rows = _design(self.factor.G)
+        drawn = proposal(self.problem, self.weights.mean, root_of(self.weights.precision), rows)
+        return self.case_of(drawn, drawn.others)
 
     # -- evidence --
 
@@ -250,20 +227,7 @@ class LowRankGPPosterior(ProcessPosterior):
         triangle = self.factor.G[self.pivots]
         return np.asarray(linalg.solve_triangular(triangle, kernel.T, lower=True).T)
 
-    def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Array:
-        """Draw the latent values of the fit from the posterior.
-
-        Parameters
-        ----------
-        size : int
-            Number of draws.
-        rng : numpy.random.Generator or int, optional
-            A generator, or a seed for one; None draws afresh.
-
-        Returns
-        -------
-        ndarray of shape (size, n)
-        """
+    def drawn(self, size: int, rng: np.random.Generator) -> Array:
         return self.weights.sample(size, rng) @ _design(self.factor.G).T
 
     # -- save --
@@ -287,21 +251,21 @@ def _knowing(weights: FullPosterior, G: Array, y: Array) -> FullPosterior:
 def fit_low_rank(
     K: Any,
     y: ArrayLike,
+    choices: tuple[Loss, Any, int | None, Any],
     *,
     rank: int | None,
     rank_tol: float | None,
-    batch_size: int | None,
     offset: Any,
     weights: Any,
-    loss: Loss,
-    scheme: str | Scheme | None,
-    schedule: Any,
     start: Any,
-    callback: Callback | None,
-    progress: bool | Tick,
     threads: int | None,
+    **given: Any,
 ) -> LowRankGPPosterior:
-    """See :func:`epfast.fit_gp`. O(n r^2) for the factor and per sweep, n r numbers of memory."""
+    """See :func:`epfast.fit_gp`. O(n r^2) for the factor and per sweep, n r numbers of memory.
+
+    choices: loss, scheme, batch_size and schedule. given: callback and progress.
+    """
+    loss, scheme, batch_size, schedule = choices
     if start is not None and not isinstance(start, LowRankGPPosterior):
         raise TypeError(
             f"start is {_checks.describe(start)}; allowed with rank: a LowRankGPPosterior or None"
@@ -313,47 +277,40 @@ def fit_low_rank(
     # validate before the O(n r^2) factorisation
     asked = {} if weights is None else {"weights": weights}
     chosen = choose(loss, scheme, "full", batch_size, schedule, given=asked)
-    given = K if isinstance(K, LowRankFactor) else None
-    if given is not None:
-        if rank is not None or rank_tol is not None:
-            raise ValueError("K is a LowRankFactor; allowed beside it: rank=None, rank_tol=None")
-        responses, order = loss.observed(y, len(given.G), offset), given.rank
-    else:
+    factor = K if isinstance(K, LowRankFactor) else None
+    if factor is None:
         tol = 0.0 if rank_tol is None else _checks.number("rank_tol", rank_tol, least=0.0)
-        most = _checks.integer("rank", rank, least=1)
-        kernel = kernel_columns("K", K)
-        responses, order = loss.observed(y, len(kernel.diagonal), offset), most
-    found = weights_of(weights, len(responses))
-    factor = given
+        order, kernel = _checks.integer("rank", rank, least=1), kernel_columns("K", K)
+        n = len(kernel.diagonal)
+    elif rank is None and rank_tol is None:
+        order, n = factor.rank, len(factor.G)
+    else:
+        raise ValueError("K is a LowRankFactor; allowed beside it: rank=None, rank_tol=None")
+    data = Data(None, loss.observed(y, n, offset), weights_of(weights, n))
+    before = None
     try:
         with one_blas_thread(order, threads):
             if factor is None:
-                factor = incomplete_cholesky(kernel, most, tol=tol)
-            problem = _problem(chosen, factor, responses, found)
+                factor = incomplete_cholesky(kernel, order, tol=tol)
+            problem = _problem(chosen, factor, data)
             before = None if start is None else _weights_in(start, problem.shape[1])
-            post = fit_linear_problem(
-                problem, before, callback=callback, progress=progress, stacklevel=4
-            )
-            return LowRankGPPosterior(post, factor)
+            found = fit_linear_problem(problem, before, stacklevel=4, **given)
+            return LowRankGPPosterior(found, factor)
     except KeyboardInterrupt as pressed:
         left = pressed.posterior if isinstance(pressed, Interrupted) else None
-        if isinstance(left, FullPosterior) and factor is not None and left is not before:
-            raise Interrupted(LowRankGPPosterior(left, factor)) from None
-        if start is not None:
-            raise Interrupted(start) from None
-        factor = factor or _no_columns(kernel)
-        problem = _problem(chosen, factor, responses, found)
-        left = FullPosterior(at_start(problem), problem, False, [])
+        if not isinstance(left, FullPosterior) or factor is None or left is before:
+            if start is not None:
+                raise Interrupted(start) from None
+            factor = factor or _no_columns(kernel)
+            problem = _problem(chosen, factor, data)
+            left = FullPosterior(at_start(problem), problem, False, [])
         raise Interrupted(LowRankGPPosterior(left, factor)) from None
 
 
-def _problem(
-    chosen: Choices, factor: LowRankFactor, responses: Array, weights: Array | None
-) -> LinearProblem:
+def _problem(chosen: Choices, factor: LowRankFactor, data: Data) -> LinearProblem:
     design = _design(factor.G)
     d = design.shape[1]
-    prior = prior_of(np.ones(d), np.zeros(d), True)
-    return chosen.problem(Data(design, responses, weights), prior)
+    return chosen.problem(data._replace(X=design), prior_of(np.ones(d), np.zeros(d), True))
 
 
 def _no_columns(kernel: KernelColumns) -> LowRankFactor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,7 +26,7 @@ from epfast.gp.relaxed import RelaxedEnergies, relaxed_energies
 from epfast.inference import SweepInfo, learning
 from epfast.inference.certificates import Case
 from epfast.inference.runtime import cached_property
-from epfast.linear.engines.kernel import GPState, Kernel, Relaxed, left_out, log_evidence
+from epfast.linear.engines.kernel import GPState, Kernel, left_out, log_evidence
 from epfast.linear.kernel_posterior import KernelPosterior
 from epfast.losses import NoisyStep
 
@@ -80,22 +81,11 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
     def is_exact(self) -> bool:
         return self.problem.exact_sites() is not None
 
-    @property
-    def alpha(self) -> Array:
-        return self.moments.alpha
-
-    @property
-    def mean(self) -> Array:
-        return self.moments.mean
-
-    @property
-    def variance(self) -> Array:
-        return self.moments.variance
-
-    @property
-    def relaxed(self) -> Relaxed | None:
-        """Precision b_i and shift of each relaxation factor, in relaxed EP; else None."""
-        return self.state.relaxed
+    alpha = property(attrgetter("moments.alpha"))
+    mean = property(attrgetter("moments.mean"))
+    variance = property(attrgetter("moments.variance"))
+    #: precision b_i and shift of each relaxation factor, in relaxed EP; else None
+    relaxed = property(attrgetter("state.relaxed"))
 
     @property
     def log_evidence(self) -> float:
@@ -197,9 +187,8 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
 
     def _case(self) -> Case:
         """See :meth:`check`. O(n^3) once, and O(n r) per draw, r the rank of the covariance."""
-        drawn, one_mode = proposal_of(self), self.problem.loss.log_concave is True
-        known = np.sqrt(self.variance), self.log_evidence, self.evidence_bound
-        return Case(drawn, self.mean, *known, True, one_mode, drawn.others)
+        drawn = proposal_of(self)
+        return self.case_of(drawn, drawn.others)
 
     def relaxed_energies(self) -> RelaxedEnergies:
         """Primal and dual energy of relaxed EP, equations 25 and 32 of the paper; O(n^2).
@@ -280,24 +269,8 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         -------
         ndarray of shape (m,)
         """
-        return _checks.array("K_star", K_star, shape=(None, len(self.y))) @ self.alpha
+        rows = _checks.array("K_star", K_star, shape=(None, len(self.y)))
+        return np.asarray(rows @ self.alpha)
 
-    def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Array:
-        """Draw the latent values of the fit from the posterior.
-
-        Parameters
-        ----------
-        size : int
-            Number of draws.
-        rng : numpy.random.Generator or int, optional
-            A generator, or a seed for one; None draws afresh.
-
-        Returns
-        -------
-        ndarray of shape (size, n)
-        """
-        size = _checks.integer("size", size, least=0)
-        draws = _checks.generator("rng", rng)
-        return draws_of(self.mean, self.covariance, size, draws)
-
-    # -- save --
+    def drawn(self, size: int, rng: np.random.Generator) -> Array:
+        return draws_of(self.mean, self.covariance, size, rng)

@@ -133,8 +133,37 @@ class Posterior(Recorded):
         """Minus beta times the loss of each row at draws (k, p) of :meth:`sample`, (k, n)."""
         raise NotImplementedError
 
+    def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Array:
+        """Draw from the posterior what ``mean`` is the mean of.
+
+        Parameters
+        ----------
+        size : int
+            Number of draws.
+        rng : numpy.random.Generator or int, optional
+            A generator, or a seed for one; None draws afresh.
+
+        Returns
+        -------
+        ndarray of shape (size, d)
+            Of weights, or of the latent values of the fit.
+        """
+        size = _checks.integer("size", size, least=0)
+        return self.drawn(size, _checks.generator("rng", rng))
+
+    def drawn(self, size: int, rng: np.random.Generator) -> Array:
+        """See :meth:`sample`."""
+        raise NotImplementedError
+
     def _case(self) -> Case:
         raise NotImplementedError
+
+    def case_of(self, proposal: Any, *others: Any) -> Case:
+        """What :meth:`check` compares, from what it draws from."""
+        known = np.sqrt(self.variance), self.log_evidence, self.evidence_bound
+        return Case(
+            proposal, self.mean, *known, True, self.problem.loss.log_concave is True, *others
+        )
 
     @property
     def evidence_bound(self) -> float:

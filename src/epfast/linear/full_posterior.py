@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,7 +15,7 @@ from epfast.inference import warn_of
 from epfast.inference.runtime import cached_property
 from epfast.linear import online
 from epfast.linear.posterior import LinearPosterior
-from epfast.linear.problem import Data, data_of
+from epfast.linear.problem import Data, LinearProblem, data_of
 from epfast.linear.sources import check_columns
 
 
@@ -105,6 +105,10 @@ class FullPosterior(LinearPosterior):
         """As :meth:`partial_fit`, of rows that are checked."""
         post: FullPosterior = online.extended(self, data, schedule, warn)
         return post
+
+    def grown(self, state: Any, problem: LinearProblem, **parts: Any) -> FullPosterior:
+        """The posterior of more rows, with other fields."""
+        return replace(self, state=state, problem=problem, **parts)
 
     def remove(self, rows: ArrayLike, X: Any = None, y: ArrayLike | None = None) -> FullPosterior:
         """Remove the sites of some rows from the posterior, exactly; the other sites stay.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -161,10 +160,11 @@ def add_rows(
     data: Data,
     schedule: Any,
     warn: Callable[..., Any] = warn_of,
+    engine_of_new: Callable[[LinearProblem], Any] = engine_of_rows,
 ) -> tuple[Fit, LinearProblem]:
     """See :meth:`epfast.FullPosterior.partial_fit`: the fit, and the problem of all rows.
 
-    data: the new rows, checked.
+    data: the new rows, checked. engine_of_new: makes the engine of their problem.
     """
     stored = state.sites
     schedule = schedule_of_rows(problem, stored, schedule)
@@ -183,7 +183,7 @@ def add_rows(
 
     fit = None
     try:
-        engine = engine_of_rows(new)
+        engine = engine_of_new(new)
         fit = run(engine, schedule)
         warn(fit, engine, schedule, stacklevel=5)
         return joined(fit)
@@ -192,18 +192,17 @@ def add_rows(
         raise Interrupted(None if left is None else joined(left)) from None
 
 
-def extended(post: Any, data: Data, schedule: Any, warn: Callable[..., Any] = warn_of) -> Any:
-    """A posterior with the rows that :func:`add_rows` has added."""
+def extended(post: Any, data: Data, *how: Any) -> Any:
+    """A posterior with the rows that :func:`add_rows` has added; how: its last arguments."""
 
     def result(found: tuple[Fit, LinearProblem] | None) -> Any:
         if found is None:
             return post
         (state, converged, history), problem = found[0][:3], found[1]
-        parts = {"state": state, "converged": converged, "history": post.history + history}
-        return replace(post, problem=problem, **parts)
+        return post.grown(state, problem, converged=converged, history=post.history + history)
 
     try:
-        return result(add_rows(post.problem, post.state, data, schedule, warn))
+        return result(add_rows(post.problem, post.state, data, *how))
     except Interrupted as stopped:
         raise Interrupted(result(stopped.posterior)) from None
 

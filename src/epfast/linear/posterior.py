@@ -177,18 +177,7 @@ class LinearPosterior(LinearPredictions):
                 "fit of all the rows"
             )
         drawn = proposal(self.problem, self.mean, root_of(self.precision))
-        sd = np.sqrt(self.variance)
-        one_mode = self.problem.loss.log_concave is True
-        return Case(
-            drawn,
-            self.mean,
-            sd,
-            self.log_evidence,
-            self.evidence_bound,
-            True,
-            one_mode,
-            drawn.others,
-        )
+        return self.case_of(drawn, drawn.others)
 
     @property
     def prior_precision(self) -> Array:
@@ -294,23 +283,8 @@ class LinearPosterior(LinearPredictions):
         finite(latent)
         return latent
 
-    def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Array:
-        """Draw weights from the posterior.
-
-        Parameters
-        ----------
-        size : int
-            Number of draws.
-        rng : numpy.random.Generator or int, optional
-            A generator, or a seed for one; None draws afresh.
-
-        Returns
-        -------
-        ndarray of shape (size, d)
-        """
-        size = _checks.integer("size", size, least=0)
-        draws = _checks.generator("rng", rng)
-        return self.mean + self._color(draws.standard_normal((size, self.shift.size)))
+    def drawn(self, size: int, rng: np.random.Generator) -> Array:
+        return self.mean + self._color(rng.standard_normal((size, self.shift.size)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -77,10 +77,6 @@ class LinearPredictions(Saved, Posterior):
         """Mean and variance of X theta."""
         raise NotImplementedError
 
-    def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Array:
-        """Draw weights from the posterior."""
-        raise NotImplementedError
-
     def _latent_draws(self, X: ArrayLike, draws: Array) -> Array:
         """X theta, (k, n), for draws of theta (k, d)."""
         raise NotImplementedError

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from epfast import _checks, families
 from epfast._arrays import Array
 from epfast._core.kernel_matrix import KernelMatrix
-from epfast.inference import Fit, Interrupted, Sites, reached, run, warn_of
+from epfast.inference import Sites, warn_of
 from epfast.inference.certificates import Case
 from epfast.inference.runtime import cached_property
 from epfast.linear import online
@@ -213,31 +213,16 @@ class WidePosterior(KernelPosterior, FullPosterior):
         back = np.asarray(weights.T @ self._rows.X)
         return np.asarray(theta + self._prior.of_rows(back))
 
-    def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Array:
-        """As :meth:`FullPosterior.sample`; other draws of the same distribution.
-
-        Parameters
-        ----------
-        size : int
-            Number of draws.
-        rng : numpy.random.Generator or int, optional
-            A generator, or a seed for one; None draws afresh.
-
-        Returns
-        -------
-        ndarray of shape (size, d)
-        """
-        size = _checks.integer("size", size, least=0)
-        draws, result = _checks.generator("rng", rng), np.empty((size, self.shift.size))
+    def drawn(self, size: int, rng: np.random.Generator) -> Array:
+        """Other draws of the same distribution than those of a :class:`FullPosterior`."""
+        result = np.empty((size, self.shift.size))
         for part in pieces(size, self.n_normals):
-            noise = draws.standard_normal((part.stop - part.start, self.n_normals))
+            noise = rng.standard_normal((part.stop - part.start, self.n_normals))
             result[part] = self.mean + self.colored(noise)
         return result
 
     def _case(self) -> Case:
-        sd, one_mode = np.sqrt(self.variance), self.problem.loss.log_concave is True
-        known = self.log_evidence, self.evidence_bound
-        return Case(WideProposal(self), self.mean, sd, *known, True, one_mode)
+        return self.case_of(WideProposal(self))
 
     # -- other rows, other forms --
 
@@ -286,42 +271,25 @@ class WidePosterior(KernelPosterior, FullPosterior):
         post = replace(self, state=GPState(sites, parts.pop("sweeps")), problem=problem, **parts)
         return post if is_wide(*data.X.shape) else post.in_d_by_d()
 
+    def grown(self, state: Any, problem: LinearProblem, **parts: Any) -> FullPosterior:
+        parts |= {"problem": problem, "sweeps": state.sweeps}
+        return self.joined(state.sites, problem.data, **parts)
+
     def with_checked_rows(
         self, data: Data, schedule: Any, warn: Callable[..., Any] = warn_of
     ) -> FullPosterior:
         """As that of a :class:`FullPosterior`; in the d x d form where the rows are many then."""
-        old, d = self.problem, self.shift.size
         weighted = data.weights is not None and getattr(schedule, "order", "") == "parallel"
-        if weighted or not is_wide(old.shape[0] + data.X.shape[0], d):
+        if weighted or not is_wide(self.problem.shape[0] + data.X.shape[0], self.shift.size):
             return self.in_d_by_d().with_checked_rows(data, schedule, warn)
-        schedule = online.schedule_of_rows(old, self.sites, schedule)
-        base = old.base._replace(sweeps=self.n_sweeps)
-        new = old.continued(data, schedule, base)
-        new.check_weights()
-        fit = None
 
-        def result(fit: Fit) -> FullPosterior:
-            sites = Sites(*map(np.concatenate, zip(self.state.sites, fit.state.sites, strict=True)))
-            rows = online.joined_data(old.data, data, len(self.state.sites.shift))
-            return self.joined(
-                sites,
-                rows,
-                problem=old._replace(schedule=schedule),
-                sweeps=fit.state.sweeps,
-                converged=fit.converged,
-                history=self.history + fit.history,
-            )
-
-        try:
+        def engine(new: LinearProblem) -> ProcessEngine:
             mean, covariance = self._of_rows(data.X, True)
             form = Dual(new, KernelMatrix(covariance), mean, self.log_evidence)
-            engine = ProcessEngine(new, form)
-            fit = run(engine, schedule)
-            warn(fit, engine, schedule, stacklevel=5)
-            return result(fit)
-        except KeyboardInterrupt as pressed:
-            left = reached(pressed) or fit
-            raise Interrupted(self if left is None else result(left)) from None
+            return ProcessEngine(new, form)
+
+        found: FullPosterior = online.extended(self, data, schedule, warn, engine)
+        return found
 
     def remove(self, rows: ArrayLike, X: Any = None, y: ArrayLike | None = None) -> FullPosterior:
         """As :meth:`FullPosterior.remove`. O(n^2 d + n^3)."""

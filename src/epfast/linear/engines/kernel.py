@@ -467,26 +467,25 @@ def marginal_residual(
 
     problem: a GPProblem or LinearProblem.
     """
-    tilted, data, power = problem.tilted(), problem.data, problem.schedule.power
+    tilted, power, y = problem.tilted(), problem.schedule.power, problem.data.y
     tilted.begin_sweep(sweep)
-    if data.weights is None:
+    weights = problem.data.weights
+    if weights is None:
         core = ParallelSweep(tilted, 1, min(len(mean), PARALLEL_ROWS), power, 0.0)
-        core.fit(mean, variance, data.y, *families.copied(sites))
+        core.fit(mean, variance, y, *families.copied(sites))
         return float("inf") if core.n_refused else core.residual
     # of one copy of each factor, to what is left of its weight; what is certain is as it should be
-    weights, counts = data.weights, (data.weights > 0.0) & (variance > 0.0)
+    counts, copies = (weights > 0.0) & (variance > 0.0), np.maximum(weights, 1.0)
     if not counts.any():
         return 0.0
     with np.errstate(over="ignore", invalid="ignore"):
-        copies = np.maximum(weights, 1.0)
-        rest = 1.0 - power / copies * sites.precision * variance
-        if not (rest > 0.0).all():
+        try:
+            m, v = learning.cavities(sites, mean, variance, power / copies)
+        except FloatingPointError:
             return float("inf")
-        m, v = (mean - power / copies * sites.shift * variance) / rest, variance / rest
-        given = [
-            np.ascontiguousarray(part[counts]) for part in (data.y, m, v, power * weights / copies)
-        ]
-        triple = np.empty((3, len(given[1])))
+        exponent = power * weights / copies
+        given = [np.ascontiguousarray(part[counts]) for part in (y, m, v, exponent)]
+        triple = np.empty((3, int(counts.sum())))
         if tilted.many(*given, *triple):
             return float("inf")
         (_, m, v, _), mean, variance = given, mean[counts], variance[counts]
