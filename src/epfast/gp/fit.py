@@ -273,14 +273,6 @@ def choose(loss: Any, scheme: str | Scheme | None, schedule: Any) -> Choices:
     return Choices(found_loss, found, schedule.filled(**numbers))
 
 
-class _Stage(NamedTuple):
-    """The schedule of a descent, as the loop reads it."""
-
-    sweeps: int
-    tol: float = 0.0
-    damping: float = 1.0
-
-
 def fit_problem(
     problem: GPProblem,
     start: Any = None,
@@ -343,7 +335,7 @@ def fit_problem(
                 if is_swept:  # the descent takes the array
                     post = without_factor(post)
                 try:
-                    steps = _Stage(schedule.steps)
+                    steps = EP(schedule.steps, tol=0.0, damping=1.0)
                     fit = run_from(DescentEngine(problem, form), steps, post, **arguments)
                     post = result(fit)
                 except FloatingPointError:
@@ -356,7 +348,7 @@ def fit_problem(
             warn_of_scheme(problem.scheme, stacklevel)
         return post
     except KeyboardInterrupt as pressed:
-        fit = reached(pressed) or fit
+        fit = fit or reached(pressed)
         if fit is not None:
             post = result(fit)
         raise Interrupted(post if isinstance(post, GPPosterior) else unfitted(problem)) from None

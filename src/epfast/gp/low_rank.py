@@ -227,7 +227,7 @@ class LowRankGPPosterior(ProcessPosterior):
         triangle = self.factor.G[self.pivots]
         return np.asarray(linalg.solve_triangular(triangle, kernel.T, lower=True).T)
 
-    def drawn(self, size: int, rng: np.random.Generator) -> Array:
+    def draw(self, size: int, rng: np.random.Generator) -> Array:
         return self.weights.sample(size, rng) @ _design(self.factor.G).T
 
     # -- save --

@@ -272,5 +272,5 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         rows = _checks.array("K_star", K_star, shape=(None, len(self.y)))
         return np.asarray(rows @ self.alpha)
 
-    def drawn(self, size: int, rng: np.random.Generator) -> Array:
+    def draw(self, size: int, rng: np.random.Generator) -> Array:
         return draws_of(self.mean, self.covariance, size, rng)

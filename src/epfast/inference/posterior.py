@@ -149,9 +149,9 @@ class Posterior(Recorded):
             Of weights, or of the latent values of the fit.
         """
         size = _checks.integer("size", size, least=0)
-        return self.drawn(size, _checks.generator("rng", rng))
+        return self.draw(size, _checks.generator("rng", rng))
 
-    def drawn(self, size: int, rng: np.random.Generator) -> Array:
+    def draw(self, size: int, rng: np.random.Generator) -> Array:
         """See :meth:`sample`."""
         raise NotImplementedError
 

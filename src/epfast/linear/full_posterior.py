@@ -106,7 +106,7 @@ class FullPosterior(LinearPosterior):
         post: FullPosterior = online.extended(self, data, schedule, warn)
         return post
 
-    def grown(self, state: Any, problem: LinearProblem, **parts: Any) -> FullPosterior:
+    def with_more_rows(self, state: Any, problem: LinearProblem, **parts: Any) -> FullPosterior:
         """The posterior of more rows, with other fields."""
         return replace(self, state=state, problem=problem, **parts)
 

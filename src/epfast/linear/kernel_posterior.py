@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -45,19 +46,9 @@ class KernelPosterior(Posterior):
         assert moments is not None
         return moments
 
-    @property
-    def factor(self) -> Array:
-        """See :class:`GPState`."""
-        factor = self.solved.factor
-        assert factor is not None
-        return factor
-
-    @property
-    def diagonal(self) -> Array:
-        """(n,), prior variances of the latent values."""
-        diagonal = self.solved.diagonal
-        assert diagonal is not None
-        return diagonal
+    #: (n, n) and (n,), see :class:`GPState`
+    factor = property(attrgetter("solved.factor"))
+    diagonal = property(attrgetter("solved.diagonal"))
 
     @property
     def is_exact(self) -> bool:

@@ -199,7 +199,9 @@ def extended(post: Any, data: Data, *how: Any) -> Any:
         if found is None:
             return post
         (state, converged, history), problem = found[0][:3], found[1]
-        return post.grown(state, problem, converged=converged, history=post.history + history)
+        return post.with_more_rows(
+            state, problem, converged=converged, history=post.history + history
+        )
 
     try:
         return result(add_rows(post.problem, post.state, data, *how))

@@ -283,7 +283,7 @@ class LinearPosterior(LinearPredictions):
         finite(latent)
         return latent
 
-    def drawn(self, size: int, rng: np.random.Generator) -> Array:
+    def draw(self, size: int, rng: np.random.Generator) -> Array:
         return self.mean + self._color(rng.standard_normal((size, self.shift.size)))
 
 

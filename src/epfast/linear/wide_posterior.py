@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -65,14 +66,12 @@ class WidePosterior(KernelPosterior, FullPosterior):
 
     # -- natural parameters and moments --
 
-    @property
-    def _rows(self) -> WideRows:
-        rows: WideRows = self.problem.wide
-        return rows
+    _rows = property(attrgetter("problem.wide"))
 
     @property
     def _prior(self) -> WeightPrior:
-        return self._rows.prior(self.problem.prior)
+        prior: WeightPrior = self._rows.prior(self.problem.prior)
+        return prior
 
     @cached_property
     def mean(self) -> Array:
@@ -213,7 +212,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
         back = np.asarray(weights.T @ self._rows.X)
         return np.asarray(theta + self._prior.of_rows(back))
 
-    def drawn(self, size: int, rng: np.random.Generator) -> Array:
+    def draw(self, size: int, rng: np.random.Generator) -> Array:
         """Other draws of the same distribution than those of a :class:`FullPosterior`."""
         result = np.empty((size, self.shift.size))
         for part in pieces(size, self.n_normals):
@@ -271,7 +270,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
         post = replace(self, state=GPState(sites, parts.pop("sweeps")), problem=problem, **parts)
         return post if is_wide(*data.X.shape) else post.in_d_by_d()
 
-    def grown(self, state: Any, problem: LinearProblem, **parts: Any) -> FullPosterior:
+    def with_more_rows(self, state: Any, problem: LinearProblem, **parts: Any) -> FullPosterior:
         parts |= {"problem": problem, "sweeps": state.sweeps}
         return self.joined(state.sites, problem.data, **parts)
 
@@ -306,10 +305,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
 
     # -- what callbacks read of a state --
 
-    @property
-    def sweeps(self) -> int:
-        """As ``n_sweeps``."""
-        return self.n_sweeps
+    sweeps = property(attrgetter("state.sweeps"))
 
     @property
     def log_scale(self) -> float:

@@ -412,8 +412,6 @@ class ProcessEngine(SiteEngine):
 
     def summary(self, state: Values, evidence: bool = True) -> Summary:
         now = state.moments
-        if not evidence:
-            return Summary(now.mean, now.variance)
         total = self.form.known + log_evidence(state.sites, now, self.form.offset)
         return Summary(now.mean, now.variance, total)
 
