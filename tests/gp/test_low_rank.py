@@ -302,3 +302,11 @@ def test_memory_is_that_of_the_factor():
     tracemalloc.stop()
     # two sets of 32 columns, chunks of rows, and vectors of n numbers
     assert peak < 8 * n * (r + 64 + 30) + 2**23
+
+
+def test_predictions_that_overflow_name_their_argument():
+    X = np.random.default_rng(0).normal(size=(20, 2))
+    gp = fit_gp(rbf(X), np.where(X[:, 0] > 0, 1, -1), rank=3)
+    for joint in (False, True):
+        with pytest.raises(ValueError, match="K_star overflows"):
+            gp.predict_latent(np.full((2, 3), 1e300), joint=joint)

@@ -195,7 +195,10 @@ class LowRankGPPosterior(ProcessPosterior):
         variance : ndarray of shape (m,), or (m, m) if ``joint``
         """
         rows, joint = self._rows_of_factor(K_star), _checks.flag("joint", joint)
-        mean, variance = self.weights.predict_latent(rows, joint)
+        try:
+            mean, variance = self.weights.predict_latent(rows, joint)
+        except ValueError:
+            raise ValueError("K_star overflows; allowed: moderate numbers") from None
         if K_star_star is None:
             return mean, variance
         prior = prior_at("K_star_star", K_star_star, len(rows), joint)
