@@ -208,7 +208,7 @@ class LatentGPPosterior(ProcessPosterior):
         """Log likelihood of each observation at draws (k, C, n) of :meth:`sample`, (k, n)."""
         return -self.loss_of_rows().values(self.latent_at(draws), self.problem.y)
 
-    def draw(self, size: int, rng: np.random.Generator) -> Array:
+    def _draw(self, size: int, rng: np.random.Generator) -> Array:
         """Latent values of the fit, (size, C, n)."""
         pairs = zip(self.mean, self.covariance, strict=True)
         return np.stack([draws_of(*pair, size, rng) for pair in pairs], axis=1)

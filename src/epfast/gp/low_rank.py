@@ -117,7 +117,7 @@ class LowRankGPPosterior(ProcessPosterior):
         """See :meth:`check`: the prior is that of low rank. O(r^3) once, O(n r) per draw."""
         rows = _design(self.factor.G)
         drawn = proposal(self.problem, self.weights.mean, root_of(self.weights.precision), rows)
-        return self.case_of(drawn, drawn.others)
+        return self._case_of(drawn, drawn.others)
 
     # -- evidence --
 
@@ -230,7 +230,7 @@ class LowRankGPPosterior(ProcessPosterior):
         triangle = self.factor.G[self.pivots]
         return np.asarray(linalg.solve_triangular(triangle, kernel.T, lower=True).T)
 
-    def draw(self, size: int, rng: np.random.Generator) -> Array:
+    def _draw(self, size: int, rng: np.random.Generator) -> Array:
         return self.weights.sample(size, rng) @ _design(self.factor.G).T
 
     # -- save --

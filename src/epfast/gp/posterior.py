@@ -71,7 +71,7 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
     def __getstate__(self) -> dict[str, Any]:
         # n^2 numbers: what was computed from them later is computed again
         own = {one.name: getattr(self, one.name) for one in fields(self)}
-        return own | {"problem": self.problem._replace(kernel=None), "state": self.solved}
+        return own | {"problem": self.problem._replace(kernel=None), "state": self._solved}
 
     def form(self) -> Kernel:
         assert self.problem.kernel is not None
@@ -188,7 +188,7 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
     def _case(self) -> Case:
         """See :meth:`check`. O(n^3) once, and O(n r) per draw, r the rank of the covariance."""
         drawn = proposal_of(self)
-        return self.case_of(drawn, drawn.others)
+        return self._case_of(drawn, drawn.others)
 
     def relaxed_energies(self) -> RelaxedEnergies:
         """Primal and dual energy of relaxed EP, equations 25 and 32 of the paper; O(n^2).
@@ -243,7 +243,9 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         mean : ndarray of shape (m,)
             K_star alpha.
         variance : ndarray of shape (m,), or (m, m) if ``joint``
-            See :meth:`conditioned`.
+            K_star_star - V' V with V = L^-1 S K_star', or its diagonal: L L' = I + S K S is a
+            Cholesky factor, and S the root of the precisions of the sites (Rasmussen & Williams
+            2006, algorithms 3.2, 3.6). Sites of negative precision are taken out of that.
         """
         if K_star_star is None:
             raise missing()
@@ -251,10 +253,10 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         joint = _checks.flag("joint", joint)
         prior = prior_at("K_star_star", K_star_star, len(rows), joint)
         if joint:
-            return rows @ self.alpha, self.conditioned(rows, prior)
+            return rows @ self.alpha, self._conditioned(rows, prior)
         variance = np.empty(len(rows))
         for part in slices(len(rows)):
-            variance[part] = self.conditioned(rows[part], prior[part])
+            variance[part] = self._conditioned(rows[part], prior[part])
         return rows @ self.alpha, variance
 
     def predict_mean(self, K_star: ArrayLike) -> Array:
@@ -272,5 +274,5 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         rows = _checks.array("K_star", K_star, shape=(None, len(self.y)))
         return np.asarray(rows @ self.alpha)
 
-    def draw(self, size: int, rng: np.random.Generator) -> Array:
+    def _draw(self, size: int, rng: np.random.Generator) -> Array:
         return draws_of(self.mean, self.covariance, size, rng)

@@ -149,16 +149,16 @@ class Posterior(Recorded):
             Of weights, or of the latent values of the fit.
         """
         size = _checks.integer("size", size, least=0)
-        return self.draw(size, _checks.generator("rng", rng))
+        return self._draw(size, _checks.generator("rng", rng))
 
-    def draw(self, size: int, rng: np.random.Generator) -> Array:
+    def _draw(self, size: int, rng: np.random.Generator) -> Array:
         """See :meth:`sample`."""
         raise NotImplementedError
 
     def _case(self) -> Case:
         raise NotImplementedError
 
-    def case_of(self, proposal: Any, *others: Any) -> Case:
+    def _case_of(self, proposal: Any, *others: Any) -> Case:
         """What :meth:`check` compares, from what it draws from."""
         known = np.sqrt(self.variance), self.log_evidence, self.evidence_bound
         return Case(

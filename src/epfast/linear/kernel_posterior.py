@@ -35,20 +35,20 @@ class KernelPosterior(Posterior):
         raise NotImplementedError
 
     @cached_property
-    def solved(self) -> GPState:
+    def _solved(self) -> GPState:
         """The state with its moments and the factor of B. O(n^3) where there was no time, once."""
         return self.state if self.state.factor is not None else self.form().solved(self.state)
 
     @property
     def moments(self) -> Moments:
         """Moments of the latent values of the fit."""
-        moments = self.state.moments or self.solved.moments
+        moments = self.state.moments or self._solved.moments
         assert moments is not None
         return moments
 
     #: (n, n) and (n,), see :class:`GPState`
-    factor = property(attrgetter("solved.factor"))
-    diagonal = property(attrgetter("solved.diagonal"))
+    factor = property(attrgetter("_solved.factor"))
+    diagonal = property(attrgetter("_solved.diagonal"))
 
     @property
     def is_exact(self) -> bool:
@@ -88,14 +88,9 @@ class KernelPosterior(Posterior):
 
     # -- other values: covariances C with those of the fit, (m, n), prior (m,) or (m, m) --
 
-    def conditioned(self, cross: Any, prior: Array) -> Array:
-        """The posterior variances (m,), or covariance (m, m), from those of the prior.
-
-        K_star_star - V' V with V = L^-1 S K_star', or its diagonal: L L' = I + S K S is a Cholesky
-        factor, and S the root of the precisions of the sites (Rasmussen & Williams 2006, algorithms
-        3.2, 3.6). Sites of negative precision are taken out of that.
-        """
-        known, added = self.halves(cross)
+    def _conditioned(self, cross: Any, prior: Array) -> Array:
+        """The posterior variances (m,), or covariance (m, m), from those of the prior."""
+        known, added = self._halves(cross)
         if prior.ndim == 1:
             taken = np.einsum("ij,ij->j", known, known) - np.einsum("ij,ij->j", added, added)
             # clip rounding errors at 0
@@ -106,13 +101,13 @@ class KernelPosterior(Posterior):
         covariance[at] = np.maximum(covariance[at], 0.0)
         return np.asarray(covariance)
 
-    def halves(self, cross: Any) -> tuple[Array, Array]:
+    def _halves(self, cross: Any) -> tuple[Array, Array]:
         """V (n, m) and U (k, m), with V' V less U' U = C R C'.
 
         U is that of the k sites of negative precision.
         """
         known = self._forward(cross)
-        which, half, root = self.negative
+        which, half, root = self._negative
         if not len(which):
             return known, np.empty((0, cross.shape[0]))
         some = cross[:, which]
@@ -120,7 +115,7 @@ class KernelPosterior(Posterior):
         return known, root @ (some.T - half.T @ known)
 
     @property
-    def root(self) -> Array:
+    def _root(self) -> Array:
         """(n,), S, the root of the precisions, 0 where these are negative."""
         return np.asarray(np.sqrt(np.maximum(self.state.sites.precision, 0.0)))
 
@@ -128,23 +123,23 @@ class KernelPosterior(Posterior):
         """L^-1 S C', (n, m)."""
         if hasattr(cross, "indptr"):
             return np.asarray(cross @ self._inverse).T
-        right = (cross * self.root).T
+        right = (cross * self._root).T
         return np.asarray(linalg.blas.dtrsm(1.0, self.factor.T, right, lower=1, overwrite_b=1))
 
-    def back(self, known: Array) -> Array:
+    def _back(self, known: Array) -> Array:
         """S L'^-1 times (n, m)."""
         found = linalg.blas.dtrsm(1.0, self.factor.T, known, lower=1, trans_a=1)
-        return np.asarray(self.root[:, None] * found)
+        return np.asarray(self._root[:, None] * found)
 
     @cached_property
     def _inverse(self) -> Array:
         """(n, n), S L'^-1, for sparse C. O(n^3), once."""
         triangle = np.array(self.factor.T, order="F")
         inverse_triangle(triangle)
-        return np.asarray(self.root[:, None] * np.triu(triangle.T))
+        return np.asarray(self._root[:, None] * np.triu(triangle.T))
 
     @cached_property
-    def negative(self) -> tuple[NDArray[np.intp], Array, Array]:
+    def _negative(self) -> tuple[NDArray[np.intp], Array, Array]:
         """The k sites of negative precision, L^-1 S K of them (n, k), and the root (k, k) of C^-1.
 
         C = 1 / |precision| - Sigma with Sigma their covariance under the other sites. O(k n^2).

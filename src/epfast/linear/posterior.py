@@ -177,7 +177,7 @@ class LinearPosterior(LinearPredictions):
                 "fit of all the rows"
             )
         drawn = proposal(self.problem, self.mean, root_of(self.precision))
-        return self.case_of(drawn, drawn.others)
+        return self._case_of(drawn, drawn.others)
 
     @property
     def prior_precision(self) -> Array:
@@ -283,7 +283,7 @@ class LinearPosterior(LinearPredictions):
         finite(latent)
         return latent
 
-    def draw(self, size: int, rng: np.random.Generator) -> Array:
+    def _draw(self, size: int, rng: np.random.Generator) -> Array:
         return self.mean + self._color(rng.standard_normal((size, self.shift.size)))
 
 

@@ -88,7 +88,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
         prior, columns = self._prior, self._rows.columns()
         result = prior.variance.copy()
         for part in pieces(len(result), columns.shape[1]):
-            result[part] = self.conditioned(prior.of_columns(columns, part), result[part])
+            result[part] = self._conditioned(prior.of_columns(columns, part), result[part])
         return result
 
     @cached_property
@@ -96,7 +96,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
         """(d, d), posterior covariance of the weights. O(n d^2), up to 2 GB."""
         d = self.shift.size
         in_memory("covariance", d, INSTEAD)
-        known, added = self.halves(self._prior.of_columns(self._rows.columns(), slice(None)))
+        known, added = self._halves(self._prior.of_columns(self._rows.columns(), slice(None)))
         result = self._prior.matrix()
         for part in pieces(d, d):
             result[part] += added[:, part].T @ added - known[:, part].T @ known
@@ -131,7 +131,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
         # (alpha' K alpha - tr R K) / 2
         total = moments.alpha @ away - sites.precision @ moments.variance
         if self.problem.intercept:
-            known, added = self.halves(np.ones((1, len(away))))
+            known, added = self._halves(np.ones((1, len(away))))
             ones = moments.alpha.sum() ** 2 - (known**2).sum() + (added**2).sum()
             total -= ones / self.problem.prior.precision[-1]
         return 0.5 * float(total)
@@ -184,16 +184,16 @@ class WidePosterior(KernelPosterior, FullPosterior):
                     cross[part], variance[part] = block, products(scaled, rows)
                 else:
                     prior = diagonal_products(scaled, rows[part])
-                    variance[part] = self.conditioned(block, prior)
+                    variance[part] = self._conditioned(block, prior)
             if joint:
-                variance = self.conditioned(cross, variance)
+                variance = self._conditioned(cross, variance)
         finite(mean, variance)
         return mean, variance
 
     @property
     def n_normals(self) -> int:
         """Standard normal numbers that a draw takes."""
-        return self.shift.size + len(self.state.sites.shift) + len(self.negative[0])
+        return self.shift.size + len(self.state.sites.shift) + len(self._negative[0])
 
     def colored(self, noise: Array) -> Array:
         """Turn standard normal draws (k, n_normals) into draws of the weights about their mean.
@@ -202,17 +202,17 @@ class WidePosterior(KernelPosterior, FullPosterior):
         lost than with R. Sites of negative precision add variance after the others have taken it
         away. O(n d + n^2) each.
         """
-        n, d, (which, half, root) = len(self.root), self.shift.size, self.negative
+        n, d, (which, half, root) = len(self._root), self.shift.size, self._negative
         theta, added = self._prior.color(noise[:, :d]), root.T @ noise[:, d + n :].T
         with np.errstate(divide="ignore"):
-            errors = noise[:, d : d + n] * np.where(self.root > 0.0, 1.0 / self.root, 0.0)
+            errors = noise[:, d : d + n] * np.where(self._root > 0.0, 1.0 / self._root, 0.0)
         seen = np.asarray((self._rows.X @ theta.T).T) + errors
-        weights = -self.back(self._forward(seen) + half @ added)
+        weights = -self._back(self._forward(seen) + half @ added)
         weights[which] += added
         back = np.asarray(weights.T @ self._rows.X)
         return np.asarray(theta + self._prior.of_rows(back))
 
-    def draw(self, size: int, rng: np.random.Generator) -> Array:
+    def _draw(self, size: int, rng: np.random.Generator) -> Array:
         """Other draws of the same distribution than those of a :class:`FullPosterior`."""
         result = np.empty((size, self.shift.size))
         for part in pieces(size, self.n_normals):
@@ -221,7 +221,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
         return result
 
     def _case(self) -> Case:
-        return self.case_of(WideProposal(self))
+        return self._case_of(WideProposal(self))
 
     # -- other rows, other forms --
 
