@@ -15,7 +15,6 @@ from epfast.inference.combinations import NUMBERS, legal
 from epfast.linear.choices import choose
 from epfast.linear.engines import ENGINES
 from epfast.linear.fit import fit_problem
-from epfast.linear.latent_fit import fit_problem_of_latents
 from epfast.linear.priors import prior_at_door
 from epfast.linear.problem import data_of
 from epfast.schemes import Relaxed
@@ -216,7 +215,7 @@ def test_a_number_is_used_or_refused(key, name):
     data = data_of(rows, y, None, chosen.loss)
     problem = chosen.problem(data, prior_at_door(None, None, None, None, rows.shape[1], full))
     read.clear()
-    (fit_problem_of_latents if several else fit_problem)(problem)
+    fit_problem(problem)
     assert name in read
 
 

@@ -10,9 +10,8 @@ import epfast
 from epfast import EP, FullPosterior, WidePosterior, fit_linear
 from epfast.linear.choices import choose
 from epfast.linear.fit import fit_problem
-from epfast.linear.ones import with_ones
 from epfast.linear.priors import prior_at_door
-from epfast.linear.problem import data_of
+from epfast.linear.problem import data_of, with_ones
 from epfast.linear.wide import gram, products
 from tests.batteries import LOSSES, rows
 from tests.oracles.data import classes

@@ -162,7 +162,7 @@ def fit_linear(
             f"streams is {streams} and the schedule {_checks.describe(schedule)}; allowed: None, "
             "or schedule=ADF()"
         )
-    check_start(start, posterior)
+    check_start(start, chosen, None)
     if start is not None:
         check_names(start.problem.names, rows.names)
     if weights is not None and "powers" not in chosen.loss.gives:

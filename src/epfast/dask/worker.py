@@ -23,8 +23,7 @@ from epfast.linear.engines.local import (
     local_update,
     site_of,
 )
-from epfast.linear.ones import with_ones
-from epfast.linear.problem import Data, LinearProblem, data_of, is_proper
+from epfast.linear.problem import Data, LinearProblem, data_of, is_proper, with_ones
 from epfast.losses import Loss
 from epfast.schedules import EP
 

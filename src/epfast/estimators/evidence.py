@@ -14,6 +14,7 @@ from scipy import sparse
 
 from epfast._arrays import Array
 from epfast.estimators.jobs import in_threads, shares
+from epfast.inference import is_guess
 from epfast.inference.runtime import one_blas_thread
 from epfast.linear import (
     FactorizedPosterior,
@@ -24,10 +25,8 @@ from epfast.linear import (
 )
 from epfast.linear.choices import Choices
 from epfast.linear.fit import unfitted
-from epfast.linear.latent_fit import fit_problem_of_latents, unfitted_latents
 from epfast.linear.latent_posterior import LatentPosterior
-from epfast.linear.ones import with_ones
-from epfast.linear.problem import Data, State, data_of, prior_of
+from epfast.linear.problem import Data, State, data_of, prior_of, with_ones
 from epfast.linear.wide import wide_rows
 from epfast.losses import Loss
 from epfast.schedules import DEP, EP, Schedule
@@ -138,8 +137,7 @@ class BinaryProblems(NamedTuple):
 
     def unfitted(self) -> Posterior:
         """The prior, as a posterior of the first problem."""
-        first = self.problems[0]
-        prior: Posterior = (unfitted if first.loss.latents == 1 else unfitted_latents)(first)
+        prior: Posterior = unfitted(self.problems[0])
         return prior
 
     @property
@@ -168,10 +166,10 @@ class BinaryProblems(NamedTuple):
             problem = self.problems[k].with_precision(precision)._replace(schedule=schedule)
             told: list[tuple[Any, ...]] = []
             start = None if starts is None else starts[k]
-            given: dict[str, Any] = {"warn": lambda *what: told.append(what[:3])}
-            if problem.loss.latents == 1:
-                return fit_problem(problem, start, threads=threads, **given), told
-            return fit_problem_of_latents(problem, start, **given), told
+            guess = problem.loss.latents != 1 and is_guess(start, problem)
+            given: dict[str, Any] = {"threads": threads, "guess": guess}
+            given["warn"] = lambda *what: told.append(what[:3])
+            return fit_problem(problem, start, **given), told
 
         return Fits(*gathered(one, len(self.problems), self.n_jobs, self.d))
 

@@ -27,7 +27,7 @@ from epfast.estimators.parameters import Parameters, tell_ends
 from epfast.estimators.process_model import ProcessModel
 from epfast.estimators.processes import NO_PARAMETERS, BinaryProcess, evidence_at
 from epfast.gp import LatentGPPosterior
-from epfast.linear.latent_fit import copies
+from epfast.linear.choices import copies
 from epfast.schedules import Schedule
 
 # scikit-learn is there, or epfast.estimators.base would have said so

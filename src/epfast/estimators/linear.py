@@ -25,7 +25,7 @@ from epfast.estimators.linear_model import LinearModel
 from epfast.estimators.search import Search, find
 from epfast.inference import fit_from
 from epfast.linear import notes
-from epfast.linear.latent_fit import copies
+from epfast.linear.choices import copies
 from epfast.losses import Loss
 from epfast.schedules import ADF, Schedule
 

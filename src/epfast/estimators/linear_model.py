@@ -28,9 +28,8 @@ from epfast.estimators.joint import SHARES, Joint, Learnt
 from epfast.estimators.parameters import Parameters, tell_ends
 from epfast.estimators.search import Search, find, tell_lost
 from epfast.linear import FullPosterior, LinearProblem
-from epfast.linear.choices import choose
+from epfast.linear.choices import choose, filled
 from epfast.linear.fit import FULL_UP_TO
-from epfast.linear.latent_fit import check_size, filled
 from epfast.linear.priors import variances_at_door
 from epfast.losses import Loss
 from epfast.schedules import EP
@@ -129,7 +128,6 @@ class LinearModel(Coefficients):
             if isinstance(chosen.loss, losses.LatentLoss):
                 d = rows.shape[1] + intercepts
                 loss = filled(chosen.loss, targets[0], d, chosen.schedule)
-                check_size(loss, d)
                 chosen = chosen._replace(loss=loss)
             problems = problems_of(chosen, rows, targets, weights, intercepts, prior, offset)
         names = getattr(self, "feature_names_in_", None)

@@ -26,10 +26,9 @@ from epfast.inference import (
     Callback,
     ConvergenceWarning,
     Fit,
-    Interrupted,
     SweepInfo,
+    interrupted,
     is_guess,
-    reached,
     run_from,
     warn_of,
 )
@@ -348,10 +347,8 @@ def fit_problem(
             warn_of_scheme(problem.scheme, stacklevel)
         return post
     except KeyboardInterrupt as pressed:
-        fit = fit or reached(pressed)
-        if fit is not None:
-            post = result(fit)
-        raise Interrupted(post if isinstance(post, GPPosterior) else unfitted(problem)) from None
+        known = post if isinstance(post, GPPosterior) else None
+        raise interrupted(pressed, fit, result, known, lambda: unfitted(problem)) from None
 
 
 def without_factor(post: GPPosterior) -> GPPosterior:

@@ -323,6 +323,24 @@ def reached(pressed: KeyboardInterrupt) -> Fit | None:
     return None
 
 
+def interrupted(
+    pressed: KeyboardInterrupt,
+    fit: Fit | None,
+    result: Callable[[Fit], Any],
+    start: Any,
+    unfitted: Callable[[], Any],
+) -> Interrupted:
+    """What to raise where Ctrl-C ends a fit, with the posterior of what was found so far.
+
+    fit: the last run that has ended; result: makes a posterior of one; start, unfitted: what there
+    is before the first sweep.
+    """
+    fit = reached(pressed) or fit
+    if fit is not None:
+        return Interrupted(result(fit))
+    return Interrupted(unfitted() if start is None else start)
+
+
 def _asked(
     before: tuple[int, int] | None, now: tuple[int, int] | None
 ) -> tuple[int | None, int | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,8 +20,8 @@ from epfast.inference import (
     Interrupted,
     Sites,
     SweepInfo,
+    interrupted,
     is_guess,
-    reached,
     run,
     run_from,
     warn_of,
@@ -32,33 +32,26 @@ from epfast.inference.report import note_weights
 from epfast.inference.runtime import Tick
 from epfast.inference.threads import Threads, threads_of
 from epfast.linear import notes
-from epfast.linear.choices import Choices, choose
+from epfast.linear.choices import Choices, choose, copies, filled
 from epfast.linear.engines import at_start, engine_of
 from epfast.linear.engines.local import Start
 from epfast.linear.full_posterior import FullPosterior
-from epfast.linear.latent_fit import fit_latents
+from epfast.linear.joint_posterior import JointPosterior
 from epfast.linear.latent_posterior import LatentPosterior
-from epfast.linear.ones import chunks_with_ones, with_ones
 from epfast.linear.posterior import FactorizedPosterior
-from epfast.linear.priors import NORMAL, intercept_at_door, prior_of_fit
+from epfast.linear.priors import intercept_at_door, prior_of_fit, refuse_normal
 from epfast.linear.problem import (
     Data,
     LinearProblem,
     State,
     data_of,
     prior_of,
-    unread_data_of,
+    weights_of,
+    with_ones,
 )
 from epfast.linear.shrinkage import shrinkage_of
 from epfast.linear.shrunk_posterior import ShrunkPosterior, fit_shrunk
-from epfast.linear.sources import (
-    NamedChunks,
-    Stream,
-    check_names,
-    column_names,
-    is_stream,
-    stream_at_door,
-)
+from epfast.linear.sources import Stream, check_names, column_names, is_stream, stream_at_door
 from epfast.linear.wide import in_best_form, wide_rows
 from epfast.linear.wide_posterior import WidePosterior, with_weights
 from epfast.schedules import Schedule
@@ -232,14 +225,8 @@ def fit_linear(
     """
     executor_at_door(executor)
     loss = losses.resolve(loss, y)
-    if isinstance(loss, losses.LatentLoss):
-        choices = scheme, posterior, batch_size, schedule, beta
-        normal = prior_variance, prior_precision, prior_covariance, prior_mean
-        given = {"weights": weights, "prior": prior, "record": record, "executor": executor}
-        intercept_variance = intercept_at_door(intercept)
-        rest = start, callback, progress
-        return fit_latents(X, y, loss, choices, normal, intercept_variance, offset, given, *rest)
-    stream, names = is_stream(X, y), column_names(X)
+    stream, names, ones = is_stream(X, y), column_names(X), intercept_at_door(intercept)
+    several = isinstance(loss, losses.LatentLoss)
     if stream and not isinstance(X, Iterator) and getattr(schedule, "stores", "") != "none":
         raise ValueError(
             "y is None, so X is taken for an iterable of (X, y) chunks, which takes ADF; allowed "
@@ -247,104 +234,84 @@ def fit_linear(
         )
     if not stream and not isinstance(getattr(X, "shape", None), tuple):
         X = _checks.real_array("X", X)
-    intercept_variance = intercept_at_door(intercept)
-    named = NamedChunks(X) if stream else None  # type: ignore[arg-type]
-    if named is not None:
-        X = named if intercept_variance is None else chunks_with_ones(named)
-    if posterior is None:
-        if stream:
-            # before the first chunk is read: what is refused leaves the chunks as they are
-            choose(loss, scheme, "full", batch_size, schedule, beta, {"chunks of X": X})
-            rows = Stream(X)  # type: ignore[arg-type]
-            X, shape = rows, (rows.d,)  # type: ignore[assignment]
-        else:
-            shape = X.shape  # type: ignore[union-attr]
-        small = min(shape, default=0) <= FULL_UP_TO
-        posterior = "full" if small else "factorized"
-        if not small:
-            notes.note_factorized(shape)
     if record is not None:
         _checks.choice("record", record, ("cost", "factor"))
     asked = {
-        "weights": weights,
+        "weights": None if several else weights,
         "prior": prior,
         "sparse X": X if hasattr(X, "tocsr") else None,
         "chunks of X": X if stream else None,
+        "record": record if several else None,
         "record='factor'": record if record == "factor" else None,
         "executor": executor,
     }
-    if record is not None and prior is not None:
-        raise ValueError(f"record is {record!r} beside a prior=; allowed: None")
-    chosen = choose(
-        loss,
-        scheme,
-        posterior,
-        batch_size,
-        schedule,
-        beta,
-        {name: value for name, value in asked.items() if value is not None},
-    )
+    numbers = batch_size, schedule, beta, {k: v for k, v in asked.items() if v is not None}
+    is_small = stream or several or min(X.shape, default=0) <= FULL_UP_TO  # type: ignore[union-attr]
+    kind = ("full" if is_small else "factorized") if posterior is None else posterior
+    # before the first chunk is read: what is refused leaves the chunks as they are
+    chosen = choose(loss, scheme, kind, *numbers)
     _checks.callback(callback)
     _checks.progress(progress)
     threads = threads_of(n_jobs, serial=chosen.scheme.learns)
-    tasks = None if executor is None else Tasks(executor, threads if n_jobs else None)
-    if record is not None and "values" not in chosen.loss.gives:
-        raise ValueError(
-            f"record is {record!r}; allowed with {type(chosen.loss).__name__}: None, it has no "
-            "values"
-        )
-    check_start(start, posterior)
-    if prior is None and isinstance(start, ShrunkPosterior):
-        raise TypeError("start has a prior= of single weights; allowed: the same prior= beside it")
+    if record is not None and (prior is not None or "values" not in chosen.loss.gives):
+        beside = f"{chosen.loss!r}, which has no values" if prior is None else f"prior={prior!r}"
+        raise ValueError(f"record is {record!r} beside {beside}; allowed: None")
+    check_start(start, chosen, prior)
     if stream:
-        if offset is not None:
-            raise ValueError("offset is given beside chunks of X; allowed: None")
-        data = stream_at_door(X, y, weights, record, chosen.schedule, chosen.loss)
-        d = data.X.d
-        names = named.names if named is not None else None
+        all_rows = {"y": y, "weights": weights, "record": record, "offset": offset}
+        rows = stream_at_door(X, ones is not None, chosen.schedule, **all_rows)
+        d, names = rows.d, rows.names
+        if posterior is None and d > FULL_UP_TO:
+            is_small, chosen = False, choose(loss, scheme, "factorized", *numbers)
+        data = Data(rows.read_by(chosen.loss), None)
     else:
         if y is None:
             raise ValueError("y is None; allowed: a response per row of X, (n,)")
-        full = posterior == "full"
-        X = X if intercept_variance is None else with_ones(_checks.rows("X", X))
+        rows = _checks.rows("X", X)
+        rows, d = rows if ones is None else with_ones(rows), rows.shape[1] + (ones is not None)
+        if isinstance(loss, losses.LatentLoss):
+            counts = weights_of(weights, rows.shape[0])
+            if counts is not None:
+                y, places = _checks.responses("y", y, rows.shape[0], 1), copies(loss, counts)
+                rows, y, weights = rows[places], y[places], None
+                offset = None if offset is None else np.asarray(offset)[places]
+            chosen = chosen._replace(loss=filled(loss, y, d, chosen.schedule, start))
         if offset is not None:
             chosen = chosen._replace(loss=chosen.loss.with_offset())
-        data = (data_of if full else unread_data_of)(X, y, weights, chosen.loss, offset)
-        d = data.X.shape[1]
+        # of a factorised posterior the core checks rows as it visits them
+        data = data_of(rows, y, weights, chosen.loss, offset, chosen.covariance != "full")
+    if posterior is None and not is_small:
+        notes.note_factorized((d,) if stream else X.shape)  # type: ignore[union-attr]
     if start is not None:
         check_names(start.problem.names, names)
-    kernel_rows = wide_rows(chosen, data, intercept_variance is not None)
+    kernel_rows = wide_rows(chosen, data, ones is not None)
     if kernel_rows is not None:
         data = data._replace(X=kernel_rows.X)
     elif isinstance(start, WidePosterior) and chosen.schedule.stores == "none":
         start = start.in_d_by_d()
-    normal = (prior_variance, prior_precision, prior_covariance, prior_mean)
+    normal = prior_variance, prior_precision, prior_covariance, prior_mean
+    known: dict[str, Any] = {"intercept": ones is not None, "names": names, "wide": kernel_rows}
     if prior is not None:
-        return _shrunk(
-            chosen,
-            data,
-            kernel_rows,
-            normal,
-            prior,
-            intercept_variance,
-            names,
-            start,
-            callback,
-            progress,
-        )
+        refuse_normal(normal, f"prior={prior!r}")
+        flat_prior = prior_of(np.ones(d), np.zeros(d), kernel_rows is None)
+        whole = chosen.problem(data, flat_prior)._replace(**known)
+        shrinkage = shrinkage_of(whole, prior, ones)
+        return fit_shrunk(shrinkage, cast(Any, start), callback, progress)
     is_matrix = prior_precision is not None or prior_covariance is not None
-    dense = posterior == "full" and (kernel_rows is None or is_matrix)
-    problem = chosen.problem(
-        data, prior_of_fit(normal, start, chosen.schedule, d, intercept_variance, dense)
-    )
-    problem = in_best_form(
-        problem._replace(intercept=intercept_variance is not None, names=names, wide=kernel_rows)
-    )
-    note_weights(None if stream else data.weights)
+    dense = chosen.covariance == "full" and (kernel_rows is None or is_matrix)
+    normal_prior = prior_of_fit(normal, start, chosen.schedule, d, ones, dense)
+    problem = in_best_form(chosen.problem(data, normal_prior)._replace(**known))
+    note_weights(data.weights)
     scale = None if stream else _notes(problem, prior_variance, is_matrix)
-    how: dict[str, Any] = {"record": record, "callback": callback, "progress": progress}
-    found: FactorizedPosterior | FullPosterior = fit_problem(
-        problem, start, **how, threads=threads, guess=is_guess(start, problem), tasks=tasks
+    found: FactorizedPosterior | FullPosterior | LatentPosterior = fit_problem(
+        problem,
+        start,
+        record=record,
+        callback=callback,
+        progress=progress,
+        threads=threads,
+        guess=is_guess(start, problem),
+        tasks=None if executor is None else Tasks(executor, threads if n_jobs else None),
     )
     try:
         if scale is not None:
@@ -354,37 +321,20 @@ def fit_linear(
         raise Interrupted(found) from None
 
 
-def check_start(start: Any, posterior: str) -> None:
+def check_start(start: Any, chosen: Choices, prior: Any) -> None:
     """Refuse a start of another kind than the fit."""
-    kind = KINDS[posterior]
+    kind: Any = KINDS[chosen.covariance]
+    beside = "" if prior is None else " with a prior="
+    if isinstance(chosen.loss, losses.LatentLoss):
+        kind, beside = LatentPosterior, f" with {chosen.loss!r}"
+    elif prior is not None:
+        kind = ShrunkPosterior
     if start is not None and not isinstance(start, kind):
-        raise TypeError(f"start is {_checks.describe(start)}; allowed: a {kind.__name__} or None")
-
-
-def _shrunk(
-    chosen: Choices,
-    data: Data,
-    wide: Any,
-    normal: tuple[Any, Any, Any, Any],
-    prior: losses.Prior,
-    intercept: float | None,
-    names: tuple[str, ...] | None,
-    start: Any,
-    callback: Callback | None,
-    progress: bool | Tick,
-) -> ShrunkPosterior:
-    """A fit with a prior that is a site per weight."""
-    for name, value in zip(NORMAL, normal, strict=True):
-        if value is not None:
-            raise ValueError(f"{name} is given beside prior={prior!r}; allowed: one of them")
-    if start is not None and not isinstance(start, ShrunkPosterior):
         raise TypeError(
-            f"start is {_checks.describe(start)}; allowed with a prior=: a ShrunkPosterior or None"
+            f"start is {_checks.describe(start)}; allowed{beside}: a {kind.__name__} or None"
         )
-    d = data.X.shape[1]
-    whole = chosen.problem(data, prior_of(np.ones(d), np.zeros(d), wide is None))
-    whole = whole._replace(intercept=intercept is not None, names=names, wide=wide)
-    return fit_shrunk(shrinkage_of(whole, prior, intercept), start, callback, progress)
+    if prior is None and isinstance(start, ShrunkPosterior):
+        raise TypeError("start has a prior= of single weights; allowed: the same prior= beside it")
 
 
 def _notes(problem: LinearProblem, variance: Any, is_matrix: bool) -> float | None:
@@ -414,6 +364,13 @@ def _kept(problem: LinearProblem, callback: Any, progress: Any) -> Data:
     return data._replace(X=data.X.copy()) if called and problem.sparse else data
 
 
+def kind_of(problem: LinearProblem) -> Any:
+    """The class of what a fit returns."""
+    if problem.loss.latents != 1:
+        return JointPosterior if problem.loss.correlated else LatentPosterior
+    return KINDS[problem.covariance] if problem.wide is None else WidePosterior
+
+
 def fit_problem(
     problem: LinearProblem,
     start: Any = None,
@@ -433,12 +390,10 @@ def fit_problem(
     warn: told of the result, in place of :func:`epfast.inference.warn_of`.
     tasks: where they are done, if not here.
     """
-    kind: Any = KINDS[problem.covariance] if problem.wide is None else WidePosterior
-    fit = None
 
     def result(fit: Fit) -> Any:
         kept = problem.without_rows() if isinstance(problem.data.X, Stream) else problem
-        return kind(fit.state, kept, fit.converged, fit.history)
+        return kind_of(problem)(fit.state, kept, fit.converged, fit.history)
 
     def costs(state: State, counts: Counts) -> tuple[float | None, Array | None]:
         seen = with_weights(problem, state)
@@ -450,6 +405,8 @@ def fit_problem(
         assert callback is not None
         return callback(info, with_weights(problem, state))
 
+    schedule, scheme = problem.schedule, problem.scheme
+    fit = None
     try:
         fitted = problem._replace(data=_kept(problem, callback, progress))
         held = Held("X, y or weights", *fitted.data)
@@ -465,12 +422,12 @@ def fit_problem(
                 "record": None if record is None else costs,
                 "callback": None if callback is None else held.after(look),
                 "progress": held.after(progress),
-                "questions": problem.scheme.questions if problem.scheme.learns else None,
+                "questions": scheme.questions if scheme.learns else None,
             }
-            fit = run_from(engine, problem.schedule, start, guess=guess, **given)
+            fit = run_from(engine, schedule, start, guess=guess, **given)
             if start is None and not fit.stopped and fit.history and fit.history[-1].n_refused:
                 fit = _from_peaks(engine, problem, fit, given)
-            if problem.scheme.polish and not fit.stopped:
+            if scheme.polish and not fit.stopped:
                 fit = polished(engine, problem, fit, result(fit))
         finally:
             if tasks is not None:
@@ -478,21 +435,16 @@ def fit_problem(
             shared.dismiss(None)
             shared.close()
         found = result(fit)
-        sharp = is_sharp(problem.scheme) and (problem.batch_size is None or problem.loss.kinks)
+        sharp = is_sharp(scheme) and (problem.batch_size is None or problem.loss.kinks)
         sharp = sharp and found.sites is not None and problem.covariance == "full"
-        if fit.converged and sharp and stands_off(found.residual, problem.schedule.tol):
+        if fit.converged and sharp and stands_off(found.residual, schedule.tol):
             fit = fit._replace(converged=False, reason=NO_FIXED_POINT.format(found.residual))
             found = replace(found, converged=False)
-        warn(fit, engine, problem.schedule, stacklevel)
-        warn_of_scheme(problem.scheme, stacklevel)
+        warn(fit, engine, schedule, stacklevel)
+        warn_of_scheme(scheme, stacklevel)
         return found
     except KeyboardInterrupt as pressed:
-        fit = reached(pressed) or fit
-        if fit is not None:
-            raise Interrupted(result(fit)) from None
-        if start is not None:
-            raise Interrupted(start) from None
-        raise Interrupted(unfitted(problem)) from None
+        raise interrupted(pressed, fit, result, start, lambda: unfitted(problem)) from None
     except ExecutorFailed as failed:
         failed.posterior = start if failed.posterior is None else result(failed.posterior)
         raise
@@ -505,7 +457,8 @@ def _from_peaks(engine: Any, problem: LinearProblem, fit: Fit, given: dict[str, 
     x.theta is wider by 1e5 than the factor. The Gaussians that the factors are about their own
     peaks, which are a weighted least squares fit (of counts, of log y), make cavities as narrow.
     """
-    loss, rows = problem.loss, problem.batch_size is None and problem.covariance == "full"
+    loss = problem.loss
+    rows = problem.batch_size is None and problem.covariance == "full" and loss.latents == 1
     stored = problem.schedule.stores == "factor" and problem.groups is None
     stored = stored and problem.schedule.tol > 0.0
     by_values = problem.scheme.integrates or isinstance(problem.scheme, Laplace)
@@ -527,5 +480,4 @@ def _from_peaks(engine: Any, problem: LinearProblem, fit: Fit, given: dict[str, 
 def unfitted(problem: LinearProblem) -> Any:
     """The prior as a posterior: before the first sweep, without a start."""
     kept = problem.without_rows() if isinstance(problem.data.X, Stream) else problem
-    kind: Any = KINDS[problem.covariance] if problem.wide is None else WidePosterior
-    return kind(at_start(problem), kept, False, [])
+    return kind_of(problem)(at_start(problem), kept, False, [])

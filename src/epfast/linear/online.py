@@ -12,7 +12,7 @@ from scipy import linalg, sparse
 from epfast import _checks, families
 from epfast._arrays import Array
 from epfast._core.row_sweeps import ParallelSweep, marginals
-from epfast.inference import Fit, Interrupted, Sites, reached, run, warn_of
+from epfast.inference import Fit, Sites, interrupted, run, warn_of
 from epfast.inference.loop import change
 from epfast.inference.runtime import no_tick, one_blas_thread
 from epfast.linear.engines import engine_of
@@ -154,59 +154,44 @@ def _predicted(problem: LinearProblem, proper: Any, mean: Array, variance: Array
     return problem.loss.log_predictive(problem.data.y, mean, variance)
 
 
-def add_rows(
-    problem: LinearProblem,
-    state: State,
+def extended(
+    post: Any,
     data: Data,
     schedule: Any,
     warn: Callable[..., Any] = warn_of,
     engine_of_new: Callable[[LinearProblem], Any] = engine_of_rows,
-) -> tuple[Fit, LinearProblem]:
-    """See :meth:`epfast.FullPosterior.partial_fit`: the fit, and the problem of all rows.
+) -> Any:
+    """A posterior with more rows, see :meth:`epfast.FullPosterior.partial_fit`.
 
     data: the new rows, checked. engine_of_new: makes the engine of their problem.
     """
+    problem, state = post.problem, post.state
     stored = state.sites
     schedule = schedule_of_rows(problem, stored, schedule)
     new = problem.continued(data, schedule, state._replace(sites=None))
     new.check_weights()
 
-    def joined(fit: Fit) -> tuple[Fit, LinearProblem]:
+    def result(fit: Fit) -> Any:
         if stored is None:  # ADF may have stopped on its way
-            some = data.taken(slice(fit.state.rows_seen - (state.rows_seen or 0)))
+            whole = fit.state
+            some = data.taken(slice(whole.rows_seen - (state.rows_seen or 0)))
             rows = joined_data(problem.data, some, None)
-            return fit, problem._replace(data=rows, schedule=schedule)
-        sites = Sites(*map(np.concatenate, zip(stored, fit.state.sites, strict=True)))
-        fit = fit._replace(state=fit.state._replace(sites=sites))
-        rows = joined_data(problem.data, data, len(stored.shift))
-        return fit, problem._replace(data=rows, schedule=schedule)
+        else:
+            sites = Sites(*map(np.concatenate, zip(stored, fit.state.sites, strict=True)))
+            whole = fit.state._replace(sites=sites)
+            rows = joined_data(problem.data, data, len(stored.shift))
+        known = problem._replace(data=rows, schedule=schedule)
+        history = post.history + fit.history
+        return post.with_more_rows(whole, known, converged=fit.converged, history=history)
 
     fit = None
     try:
         engine = engine_of_new(new)
         fit = run(engine, schedule)
-        warn(fit, engine, schedule, stacklevel=5)
-        return joined(fit)
+        warn(fit, engine, schedule, stacklevel=4)
+        return result(fit)
     except KeyboardInterrupt as pressed:
-        left = reached(pressed) or fit
-        raise Interrupted(None if left is None else joined(left)) from None
-
-
-def extended(post: Any, data: Data, *how: Any) -> Any:
-    """A posterior with the rows that :func:`add_rows` has added; how: its last arguments."""
-
-    def result(found: tuple[Fit, LinearProblem] | None) -> Any:
-        if found is None:
-            return post
-        (state, converged, history), problem = found[0][:3], found[1]
-        return post.with_more_rows(
-            state, problem, converged=converged, history=post.history + history
-        )
-
-    try:
-        return result(add_rows(post.problem, post.state, data, *how))
-    except Interrupted as stopped:
-        raise Interrupted(result(stopped.posterior)) from None
+        raise interrupted(pressed, fit, result, post, lambda: post) from None
 
 
 def schedule_of_rows(problem: LinearProblem, stored: Sites | None, schedule: Any) -> Any:

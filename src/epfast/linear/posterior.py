@@ -15,13 +15,13 @@ from epfast.inference.certificates import Case
 from epfast.inference.runtime import cached_property
 from epfast.linear import online
 from epfast.linear.checking import proposal, root_of
-from epfast.linear.ones import with_ones
 from epfast.linear.prediction import LinearPredictions, finite, of_entries
 from epfast.linear.problem import (
     LinearProblem,
     State,
     log_determinant,
     log_evidence,
+    with_ones,
 )
 from epfast.linear.sources import check_columns
 

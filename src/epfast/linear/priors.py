@@ -43,6 +43,15 @@ def prior_at_door(
     return prior_of(found, center, full)
 
 
+def refuse_normal(given: tuple[Any, Any, Any, Any], beside: str) -> None:
+    """Refuse arguments of a normal prior beside what has another prior."""
+    for name, value in zip(NORMAL, given, strict=True):
+        if value is not None:
+            raise ValueError(
+                f"{name} is {_checks.describe(value)} beside {beside}; allowed: one of them"
+            )
+
+
 def prior_of_fit(
     given: tuple[Any, Any, Any, Any],
     start: Any,
@@ -58,12 +67,7 @@ def prior_of_fit(
     if start is None or schedule.stores != "none":
         features = d if intercept is None else d - 1
         return prior_at_door(*given, features, dense, intercept)
-    for name, value in zip(NORMAL, given, strict=True):
-        if value is not None:
-            raise ValueError(
-                f"{name} is {_checks.describe(value)} beside a start; allowed with ADF: None, the "
-                "prior is that of the start"
-            )
+    refuse_normal(given, "a start, whose prior ADF keeps")
     prior: State = start.problem.prior
     if prior.shift.size != d:
         raise ValueError(f"start has {prior.shift.size} dimensions; allowed: {d}")

@@ -16,9 +16,9 @@ from epfast._arrays import Array, as_array, row_chunks, symmetric_from_upper
 from epfast._core.cholesky import cholesky, inverse_from_factor, inverse_triangle
 from epfast._core.row_sweeps import add_sites
 from epfast._core.rows import Rows
+from epfast._core.sparse_factors import appended
 from epfast._core.tilted import TiltedMoments
 from epfast.inference import Sites, evidence_bound
-from epfast.linear.ones import with_ones
 from epfast.losses import Loss
 from epfast.schedules import ADF
 from epfast.schemes import Laplace, Scheme
@@ -434,25 +434,30 @@ def moments_of(state: State) -> tuple[Array, Array]:
 # ---- the door ----
 
 
+def with_ones(rows: Any) -> Any:
+    """Rows, dense or CSR, with a column of ones at the end. A copy."""
+    n, d = rows.shape
+    if hasattr(rows, "indptr"):
+        parts = appended(rows.indptr, rows.indices, rows.data, d)
+        return type(rows)(parts, shape=(n, d + 1))
+    result = np.empty((n, d + 1), dtype=rows.dtype)
+    result[:, :d] = rows
+    result[:, d] = 1.0
+    return result
+
+
 def data_of(
     X: Any, y: Any, weights: Any, loss: Loss, offset: Any = None, finite: bool = False
 ) -> Data:
     """Rows of X, dense or sparse, with their responses and weights, checked. O(n d).
 
-    finite: X was checked before.
+    finite: X was checked before, or the core checks its entries as it visits them.
     """
     if y is None:
         raise ValueError("y is None; allowed: a response per row of X, (n,)")
-    rows = X if finite else _checks.rows("X", X)
+    rows = _checks.rows("X", X)
     if not finite:
         _check_finite(rows)
-    n = rows.shape[0]
-    return Data(rows, loss.observed(y, n, offset), weights_of(weights, n))
-
-
-def unread_data_of(X: Any, y: Any, weights: Any, loss: Loss, offset: Any = None) -> Data:
-    """Rows with unchecked entries: the core checks them as it visits them."""
-    rows = _checks.rows("X", X)
     n = rows.shape[0]
     return Data(rows, loss.observed(y, n, offset), weights_of(weights, n))
 

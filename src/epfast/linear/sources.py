@@ -10,7 +10,7 @@ from scipy import sparse
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.linear.problem import Data
+from epfast.linear.problem import with_ones
 from epfast.losses import Loss
 
 _END = object()
@@ -23,53 +23,32 @@ def is_stream(X: Any, y: Any) -> bool:
     return isinstance(X, Iterator) or (y is None and isinstance(X, Iterable))
 
 
-class NamedChunks:
-    """An iterator of chunks that knows the names of the columns, and holds all frames to them."""
-
-    def __init__(self, chunks: Iterable[Any]) -> None:
-        self.given, self.chunks, self.begun = chunks, iter(chunks), False
-        #: of the first chunk; None: it was not read yet, or is no frame
-        self.names: tuple[str, ...] | None = None
-
-    def __iter__(self) -> NamedChunks:
-        return self
-
-    def __next__(self) -> Any:
-        chunk = next(self.chunks)
-        if isinstance(chunk, tuple | list) and len(chunk) == 2:
-            if self.begun:
-                check_columns(self.names, chunk[0])
-            else:
-                self.names, self.begun = column_names(chunk[0]), True
-        return chunk
-
-    def __repr__(self) -> str:
-        return repr(self.given)
-
-
 class Stream:
     """Chunks of rows with their responses, checked as they come; they can be read once.
 
-    All are dense, or all are sparse, as the first is.
+    All are dense, or all are sparse, as the first is; frames have the columns of the first.
     """
 
-    def __init__(self, chunks: Iterable[Any]) -> None:
-        self.chunks = iter(chunks)
+    def __init__(self, chunks: Iterable[Any], ones: bool = False) -> None:
+        """ones: whether rows get a column of ones at the end."""
+        self.chunks, self.ones = iter(chunks), ones
         self.loss: Loss | None = None
+        self.names: tuple[str, ...] | None = None
         first = next(self.chunks, _END)
         if first is _END:
             raise ValueError("X is an empty iterable; allowed: at least one (X, y) chunk")
-        X, self.first_y = self._pair(first)
-        self.first_X = _checks.rows("a chunk's X", X)
+        X, self.first_y = _pair(first)
+        self.names = column_names(X)
+        self.first_X = self._rows(X)
         self.sparse = hasattr(self.first_X, "indptr")
         #: number of columns
         self.d = int(self.first_X.shape[1])
 
-    @staticmethod
-    def _pair(chunk: Any) -> tuple[Any, Any]:
-        if not isinstance(chunk, tuple | list) or len(chunk) != 2:
-            raise TypeError(f"a chunk of X is {_checks.describe(chunk)}; allowed: a pair (X, y)")
-        return chunk[0], chunk[1]
+    def _rows(self, X: Any, d: int | None = None) -> Any:
+        """Rows of a chunk, of d columns."""
+        check_columns(self.names, X)
+        rows = _checks.rows("a chunk's X", X, None if d is None else d - self.ones)
+        return with_ones(rows) if self.ones else rows
 
     def read_by(self, loss: Loss) -> Stream:
         """Itself, with the loss that checks responses; checks the first ones."""
@@ -82,8 +61,8 @@ class Stream:
         assert self.loss is not None
         yield self.first_X, self.first_y
         for chunk in self.chunks:
-            X, y = self._pair(chunk)
-            rows = _checks.rows("a chunk's X", X, self.d)
+            X, y = _pair(chunk)
+            rows = self._rows(X, self.d)
             if self.sparse and not hasattr(rows, "indptr"):
                 rows = sparse.csr_matrix(rows)
             elif not self.sparse and hasattr(rows, "indptr"):
@@ -145,20 +124,19 @@ def check_names(names: tuple[str, ...] | None, given: tuple[str, ...] | None) ->
     )
 
 
-def stream_at_door(
-    X: Any, y: Any, weights: Any, record: str | None, schedule: Any, loss: Loss
-) -> Data:
-    """Chunks of rows, checked as far as they are known."""
-    if y is not None:
-        raise ValueError("X is an iterator of chunks and y is given; allowed: y=None")
-    if weights is not None:
-        raise ValueError(
-            "weights is given beside chunks of X; allowed: None, or rows and weights all at once"
-        )
+def _pair(chunk: Any) -> tuple[Any, Any]:
+    if not isinstance(chunk, tuple | list) or len(chunk) != 2:
+        raise TypeError(f"a chunk of X is {_checks.describe(chunk)}; allowed: a pair (X, y)")
+    return chunk[0], chunk[1]
+
+
+def stream_at_door(X: Any, ones: bool, schedule: Any, **given: Any) -> Stream:
+    """Chunks of rows, of which the first is read; given: arguments that need all rows."""
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"{name} is given beside chunks of X; allowed: None")
     if schedule.order == "shuffled" or schedule.sweeps > 1:
         raise ValueError(
             f"schedule is {schedule!r}; allowed with chunks of X: one pass in sequential order"
         )
-    if record is not None:
-        raise ValueError("record needs all the rows; allowed with an iterable of chunks: None")
-    return Data((X if isinstance(X, Stream) else Stream(X)).read_by(loss), None)
+    return Stream(X, ones)

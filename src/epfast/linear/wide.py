@@ -214,7 +214,8 @@ def wide_rows(choices: Any, data: Data, intercept: bool) -> WideRows | None:
     schedule = choices.schedule
     if not (isinstance(schedule, EP) and choices.covariance == "full"):
         return None
-    if choices.batch_size is not None or not hasattr(data.X, "shape"):
+    by_rows = choices.batch_size is None and choices.loss.latents == 1
+    if not by_rows or not hasattr(data.X, "shape"):
         return None
     if schedule.order == "chunked" or (data.weights is not None and schedule.order == "parallel"):
         return None

@@ -103,7 +103,7 @@ class Schedule:
         data unless they are damped. A fixed number of sweeps (``tol=0``) is undamped.
         """
         together = self.order == "parallel" or getattr(self, "batch", 1) is None
-        return 0.5 if factor == "row" and self.tol > 0.0 and together else 1.0
+        return 0.5 if factor != "minibatch" and self.tol > 0.0 and together else 1.0
 
     def check_order(self, allowed: tuple[str, ...]) -> None:
         _checks.settle(self, order=_checks.choice("order", self.order, allowed))

@@ -122,6 +122,9 @@ def at_start(problem: LinearProblem) -> Any:
     """The state before the first sweep without a start: the prior and flat sites."""
     if problem.wide is not None:
         return GPState(flat(problem.shape[0]), 0)
+    if problem.loss.latents != 1:
+        engine = of_latents(problem)
+        return engine.settle(engine.init(None), True)
     base, stores = problem.base, problem.schedule.stores
     if stores == "none":
         return adf_start(base)
