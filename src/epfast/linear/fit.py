@@ -276,6 +276,8 @@ def fit_linear(
                 rows, y, weights = rows[places], y[places], None
                 offset = None if offset is None else np.asarray(offset)[places]
             chosen = chosen._replace(loss=filled(loss, y, d, chosen.schedule, start))
+            if not hasattr(rows, "indptr"):
+                rows = np.ascontiguousarray(rows, dtype=np.float64)
         if offset is not None:
             chosen = chosen._replace(loss=chosen.loss.with_offset())
         # of a factorised posterior the core checks rows as it visits them

@@ -95,9 +95,9 @@ class Outcome(NamedTuple):
 class Memoryless:
     """Base of visits that are the same in every sweep."""
 
-    def after(self, old: Swept, new: Swept) -> Swept:
+    def after(self, old: Any, new: Any, counts: Counts) -> tuple[Any, Counts]:
         """The state as it is."""
-        return new
+        return new, counts
 
 
 class Visits(Protocol):
@@ -106,10 +106,13 @@ class Visits(Protocol):
     #: whether the sites make a proper posterior after each call of the core
     in_turn: bool
 
-    def sweep(self, state: Any, sites: Sites, tick: Tick) -> Outcome:
-        """Fit the sites, in place, from the posterior of ``state``."""
+    def sweep(self, state: Any, sites: Any, tick: Tick) -> Outcome:
+        """Fit the sites, in place, from the posterior of ``state``.
 
-    def after(self, old: Any, new: Any) -> Any:
+        Visits that store none get None, and catch Ctrl-C themselves, see :class:`PartOfSweep`.
+        """
+
+    def after(self, old: Any, new: Any, counts: Counts) -> tuple[Any, Counts]:
         """The state from which the next sweep is best begun, with what that goes by."""
 
 
@@ -172,6 +175,10 @@ class SiteEngine:
     crew: Crew | None = None
     schedule: Any
     n_sites: int
+    #: told of each sweep; None: the visits see to that
+    tilted: Any = None
+    #: whether sweeps begin with a step of their own, see :meth:`before`
+    steps = False
 
     def visits(self, state: Any) -> Visits:
         """The visits of the next sweep."""
@@ -186,10 +193,15 @@ class SiteEngine:
         raise NotImplementedError
 
     def sweep(self, state: Any, keep: bool, tick: Tick) -> tuple[Any, Counts]:
-        visits, sweeps = self.visits(state), state.sweeps + 1
-        sites = Sites(*map(COPY, state.sites))
+        if self.tilted is not None:
+            self.tilted.begin_sweep(state.sweeps)
+        visits, sweeps, last = self.visits(state), state.sweeps + 1, state
+        state = self.before(state) if self.steps else state
+        sites: Any = None if state.sites is None else Sites(*map(COPY, state.sites))
         try:
             outcome = visits.sweep(state, sites, tick)
+        except PartOfSweep:
+            raise
         except KeyboardInterrupt:
             reached = self.built(sites, state.sweeps) if visits.in_turn else None
             if reached is None:
@@ -209,11 +221,19 @@ class SiteEngine:
             build, settled = partial(self.built, sweeps=sweeps), False
             _, new, _ = largest_proper_step(state.sites, sites, build)
         if new is None:
-            return state._replace(sweeps=sweeps), Counts(self.n_sites, lost=outcome.lost)
+            return self.unswept(last, outcome)
         numbers = outcome.refused, outcome.failed, outcome.clipped, drift
         trace, lost = outcome.trace, outcome.lost
         counts = Counts(*numbers, settled=settled, trace=trace, lost=lost)
-        return visits.after(state, new._replace(order=state.order, memory=state.memory)), counts
+        return visits.after(state, new._replace(order=state.order, memory=state.memory), counts)
+
+    def before(self, state: Any) -> Any:
+        """The state after a step on all sites, from which a sweep is better begun."""
+        raise NotImplementedError
+
+    def unswept(self, state: Any, outcome: Outcome) -> tuple[Any, Counts]:
+        """What follows a sweep whose sites are improper, however small a share of them is taken."""
+        return state._replace(sweeps=state.sweeps + 1), Counts(self.n_sites, lost=outcome.lost)
 
 
 class EPEngine(SiteEngine):

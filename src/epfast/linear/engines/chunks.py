@@ -17,7 +17,7 @@ from epfast._core.chunks import ChunkedSweep
 from epfast._core.row_sweeps import BlockedSweep
 from epfast._core.rows import Rows
 from epfast._core.tilted import TiltedMoments
-from epfast.inference import Sites, Summary
+from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
 from epfast.inference.threads import Threads
@@ -307,7 +307,7 @@ class InChunks:
         self.refreshed |= change(begun, now) <= schedule.tol * schedule.damping
         return outcome._replace(left=now[:2]) if self.refreshed else outcome._replace(made=made)
 
-    def after(self, old: Swept, new: Swept) -> Swept:
+    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
         """The state with the memory of the next sweep; sweeps that crawl are mixed."""
         memory: ChunkMemory = old.memory
         before, now = (Summary(s.mean, s.covariance.diagonal()) for s in (old, new))
@@ -320,7 +320,7 @@ class InChunks:
             assert new.sites is not None
             memory, better = memory.mixed(plain(new), moves_of(old.sites, new.sites, self.spread))
             new = with_moments(better) if better is not None else new
-        return new._replace(memory=memory)
+        return new._replace(memory=memory), counts
 
     def _visits(self, sweep: int) -> Indices:
         """The order of the rows: random, by the seed, unless the schedule has one of its own."""

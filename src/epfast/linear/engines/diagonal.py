@@ -298,12 +298,20 @@ def is_by_columns(problem: LinearProblem) -> bool:
     return problem.sparse and problem.scheme.spares
 
 
-class Factors(Memoryless):
+class Factors:
     """All factors in turn, or all from the posterior before the sweep."""
 
     def __init__(self, engine: DiagonalEngine, parallel: bool) -> None:
         self.engine, self.form, self.parallel = engine, engine.form, parallel
         self.in_turn = not parallel
+
+    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
+        """The state with the memory of the steps on all means, if there may be some."""
+        if not self.engine.steps:
+            return new, counts
+        begun = old.memory.origin if old.memory.steps else old
+        moved = change(self.engine.summary(begun, False), self.engine.summary(new, False))
+        return self.engine.means().after(old, new, moved), counts
 
     def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
         engine, problem, form = self.engine, self.engine.problem, self.form
@@ -372,7 +380,7 @@ class DiagonalEngine(EPEngine):
             data = problem.data
             assert data.y is not None
             self.rows = self.form.rows(data.X, data.y, data.weights, self.core)
-        self.may_step = may_step(problem, traced)
+        self.steps = may_step(problem, traced)
         self.in_order = np.arange(self.n_sites)
 
     def _check_memory(self, n: int) -> None:
@@ -402,7 +410,7 @@ class DiagonalEngine(EPEngine):
         return with_moments(State(precision, shift, sites, total, sweeps))
 
     def init(self, start: Any) -> Swept:
-        memory = MeansMemory() if self.may_step else None
+        memory = MeansMemory() if self.steps else None
         if start is None:
             sites = self.form.flat()
             return with_moments(self.problem.base._replace(sites=sites))._replace(memory=memory)
@@ -415,14 +423,12 @@ class DiagonalEngine(EPEngine):
             raise improper_start()
         return found._replace(memory=memory)
 
-    def sweep(self, state: Swept, keep: bool, tick: Tick) -> tuple[Swept, Counts]:
-        if not self.may_step:
-            return super().sweep(state, keep, tick)
-        steps = MeansStep(self.problem, self.built, Factors(self, True))
-        begun = steps.before(state)
-        new, counts = super().sweep(begun, keep, tick)
-        moved = change(self.summary(state, False), self.summary(new, False))
-        return steps.after(begun, new, moved), counts
+    def before(self, state: Swept) -> Swept:
+        return self.means().before(state)
+
+    def means(self) -> MeansStep:
+        """What steps on all means."""
+        return MeansStep(self.problem, self.built, Factors(self, True))
 
     def settle(self, state: Swept, hurry: bool = False) -> State:
         assert state.sites is not None
@@ -430,13 +436,7 @@ class DiagonalEngine(EPEngine):
 
 
 class DiagonalPass(DiagonalEngine):
-    """ADF: the posterior itself is the cavity.
-
-    Early in a pass the diagonal posterior is surer than the few rows allow. What it gets wrong
-    then, it unlearns along directions of little curvature only as n^-r, r the curvature there over
-    that of the columns: the means stay hundreds of standard deviations off. So the first rows
-    settle by EP, and the pass goes on from there.
-    """
+    """ADF: the posterior itself is the cavity."""
 
     def init(self, start: Any) -> Swept:
         d = self.form.shape[1]
@@ -444,25 +444,47 @@ class DiagonalPass(DiagonalEngine):
             raise ValueError(f"start has {start.shift.size} dimensions; allowed: {d}")
         return with_moments(adf_start(self.problem.base if start is None else start.state))
 
-    def sweep(self, state: Swept, keep: bool, tick: Tick) -> tuple[Swept, Counts]:
+    def visits(self, state: Swept) -> Any:
+        return Pass(self)
+
+    def settle(self, state: Swept, hurry: bool = False) -> State:
+        return plain(state)
+
+
+class Pass(Memoryless):
+    """A pass over the factors.
+
+    Early in a pass the diagonal posterior is surer than the few rows allow. What it gets wrong
+    then, it unlearns along directions of little curvature only as n^-r, r the curvature there over
+    that of the columns: the means stay hundreds of standard deviations off. So the first rows
+    settle by EP, and the pass goes on from there.
+    """
+
+    in_turn = False
+
+    def __init__(self, engine: DiagonalPass) -> None:
+        self.engine = engine
+
+    def sweep(self, state: Swept, sites: None, tick: Tick) -> Outcome:
         """A pass; Ctrl-C leaves the posterior of the factors before the call that it falls in.
 
         While the first rows settle, that before the pass.
         """
-        core, form, sweeps = self.core, self.form, state.sweeps
+        engine, sweeps = self.engine, state.sweeps
+        core, form = engine.core, engine.form
         # a start goes on from where it is, that of an unfinished pass too
         settles = sweeps == 0 and state.rows_seen == 0
-        first = rows_to_settle(self.schedule, form.size, form.shape[1]) if settles else 0
+        first = rows_to_settle(engine.schedule, form.size, form.shape[1]) if settles else 0
         before, counts = counters(core), np.zeros(3, dtype=int)
         known = reached = state
         trace, seen, q = None, 0, None
         core.begin_sweep(sweeps)
         try:
             for X, y in self._chunks(first):
-                rows, n = form.rows(X, y, self.problem.data.weights, core), X.shape[0]
+                rows, n = form.rows(X, y, engine.problem.data.weights, core), X.shape[0]
                 count = -(-n // form.size)
-                order = as_array(self.schedule.checked_visits(count, sweeps))
-                if self.traced:
+                order = as_array(engine.schedule.checked_visits(count, sweeps))
+                if engine.traced:
                     trace = np.empty((count, form.shape[1]))
                 done = 0
                 if q is None:
@@ -487,42 +509,41 @@ class DiagonalPass(DiagonalEngine):
                 seen += n
         except KeyboardInterrupt:
             raise PartOfSweep(reached) from None
-        self.n_sites = -(-seen // form.size)
+        engine.n_sites = -(-seen // form.size)
         refused, failed, clipped = map(int, counts + since(core, before))
         new = reached._replace(sweeps=sweeps + 1)
-        return new, Counts(refused, failed, clipped, trace=trace)
-
-    def settle(self, state: Swept, hurry: bool = False) -> State:
-        return plain(state)
+        return Outcome(refused, failed, clipped, made=new, trace=trace)
 
     def _after(self, q: Any, known: Swept, reached: Swept, rows: int) -> Swept:
         """The posterior that visits have left."""
         assert reached.rows_seen is not None
-        precision, shift = self.form.natural(q, known)
+        precision, shift = self.engine.form.natural(q, known)
         seen = reached.rows_seen + rows
         new = with_moments(State(precision, shift, None, 0.0, known.sweeps, seen))
-        scale = self.form.log_scale(new, known, self.core, self.prior_log_determinant)
+        scale = self.engine.form.log_scale(
+            new, known, self.engine.core, self.engine.prior_log_determinant
+        )
         return new._replace(log_scale=scale)
 
     def _chunks(self, first: int) -> Iterator[tuple[Any, Any]]:
         """The rows of a pass: all at once, or as they come, at first so many."""
-        X = self.problem.data.X
+        X = self.engine.problem.data.X
         if isinstance(X, Stream):
-            return X.pieces(self.form.size, first)
-        return iter([(X, self.problem.data.y)])
+            return X.pieces(self.engine.form.size, first)
+        return iter([(X, self.engine.problem.data.y)])
 
     def _settled(self, rows: Rows, some: NDArray[np.intp]) -> tuple[Swept, Array, int] | None:
         """EP on the factors that the pass visits first: posterior, counts, number of factors.
 
         None where it overflowed: the pass then begins at the prior.
         """
-        size, n = self.form.size, rows.X.shape[0]
+        size, n = self.engine.form.size, rows.X.shape[0]
         schedule: Any = EP(SETTLE_SWEEPS, SETTLE_TOL, order="sequential")
-        numbers = {"power": self.schedule.power, "site_rule": self.schedule.site_rule}
+        numbers = {"power": self.engine.schedule.power, "site_rule": self.engine.schedule.site_rule}
         schedule = schedule.filled(damping=1.0, **numbers)
         which = (np.sort(some)[:, None] * size + np.arange(min(size, n))).ravel()
         data = Data(rows.X, rows.y, rows.weights).taken(which[which < n])
-        problem = self.problem._replace(data=data, schedule=schedule)
+        problem = self.engine.problem._replace(data=data, schedule=schedule)
         try:
             fit = run(DiagonalEngine(problem), schedule)
         except FloatingPointError:

@@ -313,10 +313,10 @@ class ValuesInTurn:
             frozen = freeze is not None and state.sweeps >= freeze
             self.relaxation.begin_sweep(*self.relaxed, frozen)
 
-    def after(self, old: Values, new: Values) -> Values:
+    def after(self, old: Values, new: Values, counts: Counts) -> tuple[Values, Counts]:
         """The state with its relaxation factors, and the sweeps since it was built."""
         since = old.memory + 1 if self.form.covariance_of is new.moments else 0
-        return new._replace(relaxed=self.relaxed, order=self.then, memory=since)
+        return new._replace(relaxed=self.relaxed, order=self.then, memory=since), counts
 
 
 class ValuesAtOnce(Memoryless):
@@ -334,6 +334,65 @@ class ValuesAtOnce(Memoryless):
         self.core.fit(now.mean, now.variance, self.y, *sites)
         tick(len(sites.shift))
         return Outcome(self.core.n_refused - before)
+
+
+class Jointly:
+    """All values at once, by the joint step; one after the other where that is too far."""
+
+    in_turn = False
+
+    def __init__(self, engine: ProcessEngine, otherwise: Visits) -> None:
+        self.engine, self.otherwise = engine, otherwise
+        #: how far the last step ended from a fixed point; None: it was not taken
+        self.left: float | None = None
+
+    def sweep(self, state: Values, sites: Sites, tick: Tick) -> Outcome:
+        made, self.left = self._stepped(state)
+        if made is None:
+            return self.otherwise.sweep(state, sites, tick)
+        tick(len(sites.shift))
+        return Outcome(made=made)
+
+    def after(self, old: Values, new: Values, counts: Counts) -> tuple[Values, Counts]:
+        """The state; another step if this one went most of the way to a fixed point."""
+        if self.left is None:
+            return self.otherwise.after(old, new, counts)
+        now, then = (Summary(*state.moments[1:3]) for state in (old, new))
+        order = "joint" if self.left <= CONTRACTS * change(now, then) else ""
+        return new._replace(order=order, memory=0), counts._replace(left=self.left)
+
+    def _stepped(self, old: Values) -> tuple[Values, float] | tuple[None, None]:
+        """What a step makes, and how far that is from a fixed point.
+
+        None if it leads too far away, or to an improper posterior.
+        """
+        engine, form, now = self.engine, self.engine.form, old.moments
+        y, tol = engine.problem.data.y, engine.schedule.tol
+        form.hold_covariance(old.sites, now)
+        aim = joint_sites(form.matrix, engine.tilted, y, old.sites, now.mean, now.variance, tol)
+        found = None if aim is None else form.built(aim.sites)
+        if aim is None or found is None:
+            return None, None
+        around = cavities(aim.sites, found.mean, found.variance)
+        fit = None if around is None else fitted_at(engine.tilted, y, *around)
+        if around is None or fit is None:
+            return None, None
+        scale = fit.log_scale - log_mass(fit.precision, fit.shift, *around)
+        sites = aim.sites._replace(log_scale=scale + log_mass(*aim.sites[:2], *around))
+        exact = Summary(found.mean, found.variance)
+        # what the posterior is away from that which the step aimed at, and from a fixed point
+        left = max(change(Summary(*aim[3:]), exact), change(Summary(*fit[3:]), exact))
+        return Values(sites, old.sweeps + 1, found), left
+
+
+class Known(Memoryless):
+    """No visits: the factors are Gaussian, and their sites known."""
+
+    in_turn = False
+
+    def sweep(self, state: Values, sites: Sites, tick: Tick) -> Outcome:
+        tick(len(sites.shift))
+        return Outcome(made=state._replace(sweeps=state.sweeps + 1))
 
 
 class ProcessEngine(SiteEngine):
@@ -374,7 +433,10 @@ class ProcessEngine(SiteEngine):
         self.use_threads(crew_of(threads.count, self.n_sites))
 
     def visits(self, state: Values) -> Visits:
-        return self._visits
+        if self.exact is not None:
+            return Known()
+        # what refers to the engine is made anew: a loss of the user goes with its last fit
+        return Jointly(self, self._visits) if state.order == "joint" else self._visits
 
     def built(self, sites: Sites, sweeps: int) -> Values | None:
         moments = self.form.built(sites, marginals=self.schedule.order == "parallel")
@@ -409,40 +471,10 @@ class ProcessEngine(SiteEngine):
         total = self.form.known + log_evidence(state.sites, now, self.form.offset)
         return Summary(now.mean, now.variance, total)
 
-    def sweep(self, state: Values, keep: bool, tick: Tick) -> tuple[Values, Counts]:
-        if self.exact is not None:
-            tick(self.n_sites)
-            return state._replace(sweeps=state.sweeps + 1), Counts()
-        self.tilted.begin_sweep(state.sweeps)
-        found = self._joint(state, tick) if state.order == "joint" else None
-        if found is not None:
-            return found
-        new, counts = super().sweep(state, keep, tick)
-        if new.moments is state.moments and self.schedule.order != "parallel":
-            raise self.form.improper(new.sites)
-        return new, counts
-
-    def _joint(self, old: Values, tick: Tick) -> tuple[Values, Counts] | None:
-        """All sites at once; None if they are too far away, or have an improper posterior."""
-        form, y, tol, now = self.form, self.problem.data.y, self.schedule.tol, old.moments
-        form.hold_covariance(old.sites, now)
-        aim = joint_sites(form.matrix, self.tilted, y, old.sites, now.mean, now.variance, tol)
-        if aim is None:
-            return None
-        found = form.built(aim.sites)
-        tick(self.n_sites)
-        around = None if found is None else cavities(aim.sites, found.mean, found.variance)
-        fit = None if around is None else fitted_at(self.tilted, y, *around)
-        if found is None or around is None or fit is None:
-            return None
-        scale = fit.log_scale - log_mass(fit.precision, fit.shift, *around)
-        sites = aim.sites._replace(log_scale=scale + log_mass(*aim.sites[:2], *around))
-        exact = Summary(found.mean, found.variance)
-        # what the posterior is away from that which the step aimed at, and from a fixed point
-        left = max(change(Summary(*aim[3:]), exact), change(Summary(*fit[3:]), exact))
-        contracts = left <= CONTRACTS * change(Summary(now.mean, now.variance), exact)
-        order = "joint" if contracts else ""
-        return Values(sites, old.sweeps + 1, found, None, order), Counts(left=left)
+    def unswept(self, state: Values, outcome: Outcome) -> tuple[Values, Counts]:
+        if self.schedule.order == "parallel":
+            return super().unswept(state, outcome)
+        raise self.form.improper(state.sites)
 
     def settle(self, state: Values, hurry: bool = False) -> GPState:
         """The array goes into the result, unless in a hurry."""

@@ -22,7 +22,6 @@ from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
 from epfast.linear.engines.base import (
     EPEngine,
-    Memoryless,
     Outcome,
     Swept,
     contraction,
@@ -254,15 +253,6 @@ class NestedEngine(EPEngine):
             b = b - pulled
         return W, b, total
 
-    def sweep(self, state: Swept, keep: bool, tick: Tick) -> tuple[Swept, Counts]:
-        new, counts = super().sweep(state, keep, tick)
-        if not self.is_auto:
-            return new, counts
-        # of an undamped sweep
-        moved = change(self.summary(state, False), self.summary(new, False)) / state.memory.share
-        step = (new.mean - state.mean) / np.sqrt(new.covariance.diagonal())
-        return new._replace(memory=state.memory.next(step, moved)), counts._replace(left=moved)
-
     def marginals(self, state: Any, numbers: NDArray[np.intp]) -> tuple[Array, Array]:
         """Mean and covariance of the differences of some rows."""
         X = self.problem.data.X[numbers]
@@ -276,7 +266,7 @@ class NestedEngine(EPEngine):
         return super().settle(state if fresh is None else fresh, hurry)
 
 
-class NestedVisits(Memoryless):
+class NestedVisits:
     """Parts of the rows in turn; the rows of a part from one posterior."""
 
     in_turn = False
@@ -298,6 +288,16 @@ class NestedVisits(Memoryless):
             tick(len(numbers))
         made = now._replace(sites=sites, sweeps=state.sweeps + 1)
         return Outcome(min(refused, n), made=made)
+
+    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
+        """The state with the memory of automatic steps."""
+        engine = self.engine
+        if not engine.is_auto:
+            return new, counts
+        # of an undamped sweep
+        moved = change(engine.summary(old, False), engine.summary(new, False)) / old.memory.share
+        step = (new.mean - old.mean) / np.sqrt(new.covariance.diagonal())
+        return new._replace(memory=old.memory.next(step, moved)), counts._replace(left=moved)
 
     def _part(
         self, state: Swept, numbers: NDArray[np.intp], sites: Sites, damping: float

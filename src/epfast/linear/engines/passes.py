@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 from epfast._arrays import Array, as_array, symmetric_from_upper
 from epfast._core.laplace_factors import LaplaceSweep
 from epfast._core.rows import Rows
-from epfast.inference import Counts, PartOfSweep
+from epfast.inference import PartOfSweep
 from epfast.inference.runtime import Tick
 from epfast.linear.engines.base import (
     EPEngine,
+    Memoryless,
+    Outcome,
     Swept,
     adf_start,
     flat,
@@ -46,14 +48,16 @@ def engine_of_rows(problem: LinearProblem) -> RowEngine | PassEngine:
 
 
 class PassEngine(EPEngine):
-    """A pass over the rows. Ctrl-C leaves the posterior of the rows before the piece it hits."""
+    """One posterior that forgets what it was made of."""
 
     def __init__(self, problem: LinearProblem) -> None:
         super().__init__(problem)
-        self.by_rows = problem.batch_size is None
-        if self.by_rows:
-            self.tilted = problem.tilted()
-            self.core: Any = sequential_core(problem, self.tilted)
+        by_rows = problem.batch_size is None
+        self.tilted = problem.tilted() if by_rows else None
+        self.core = sequential_core(problem, self.tilted) if self.tilted else None
+
+    def visits(self, state: Swept) -> Pass:
+        return Pass(self)
 
     def init(self, start: Any) -> Swept:
         d = self.order_of_matrices
@@ -61,9 +65,18 @@ class PassEngine(EPEngine):
             raise ValueError(f"start has {start.shift.size} dimensions; allowed: {d}")
         return with_moments(adf_start(self.problem.base if start is None else start.state))
 
-    def sweep(self, state: Swept, keep: bool, tick: Tick) -> tuple[Swept, Counts]:
-        if self.by_rows:
-            self.tilted.begin_sweep(state.sweeps)
+
+class Pass(Memoryless):
+    """A pass over the rows. Ctrl-C leaves the posterior of the rows before the piece it hits."""
+
+    in_turn = False
+
+    def __init__(self, engine: PassEngine) -> None:
+        self.engine, self.problem = engine, engine.problem
+        self.core: Any = engine.core
+        self.by_rows = engine.core is not None
+
+    def sweep(self, state: Swept, sites: None, tick: Tick) -> Outcome:
         reached, factors, counts = state, 0, np.zeros(2, dtype=int)
         try:
             for piece in self._pieces(state.sweeps):
@@ -76,8 +89,8 @@ class PassEngine(EPEngine):
             new = self._whole(reached)._replace(sweeps=state.sweeps + 1)
         except KeyboardInterrupt:
             raise PartOfSweep(state if reached is state else self._whole(reached)) from None
-        self.n_sites = factors
-        return new, Counts(int(counts[0]), int(counts[1]))
+        self.engine.n_sites = factors
+        return Outcome(int(counts[0]), int(counts[1]), made=new)
 
     def _rows(self, state: Swept, piece: Piece) -> tuple[Swept, tuple[int, int]]:
         """Take in rows, in the moments."""
@@ -97,7 +110,7 @@ class PassEngine(EPEngine):
 
     def _minibatches(self, state: Swept, piece: Piece) -> tuple[Swept, tuple[int, int]]:
         """Take in minibatches, in precision and shift."""
-        core = laplace_core(self.problem, self.order_of_matrices, int(piece.sizes.max()))
+        core = laplace_core(self.problem, len(state.shift), int(piece.sizes.max()))
         sites = flat(piece.rows.n)
         precision, shift = state.precision.copy(), state.shift.copy()
         given = piece.rows, piece.y, piece.weights, piece.sizes

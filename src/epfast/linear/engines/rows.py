@@ -18,7 +18,15 @@ from epfast._core.tilted import TiltedMoments
 from epfast.inference import Counts, Sites
 from epfast.inference.runtime import Tick
 from epfast.inference.threads import ALONE, Threads
-from epfast.linear.engines.base import EPEngine, Memoryless, Outcome, Swept, Visits
+from epfast.linear.engines.base import (
+    EPEngine,
+    Memoryless,
+    Outcome,
+    Swept,
+    Visits,
+    flat,
+    with_moments,
+)
 from epfast.linear.engines.chunks import (
     ChunkMemory,
     InChunks,
@@ -51,7 +59,7 @@ def sequential_core(problem: LinearProblem, tilted: TiltedMoments) -> BlockedSwe
     return BlockedSweep(tilted, d, block, schedule.power, damping, full)
 
 
-class InTurn(Memoryless):
+class InTurn:
     """One row after the other: each sees what the one before has found."""
 
     in_turn = True
@@ -79,6 +87,21 @@ class InTurn(Memoryless):
         residual = math.sqrt(core.moved) / self.schedule.damping
         left = mean, covariance.diagonal().copy()
         return Outcome(core.n_refused - before, residual=residual, left=left)
+
+    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
+        """The state; or, where rows are stuck, the prior, from which all rows go at once.
+
+        The first rows may pin the posterior where most of the others are outliers, of which some
+        have improper cavities then and keep their sites.
+        """
+        schedule = self.schedule
+        if counts.refused == 0 or new.sweeps == 1 or schedule.order != "auto":
+            return new, counts
+        if schedule.tol == 0.0 or not overshoots(self.problem):
+            return new, counts
+        fresh = with_moments(self.problem.base._replace(sites=flat(self.problem.n_rows)))
+        fresh = fresh._replace(sweeps=new.sweeps, order="parallel_damped")
+        return fresh, counts._replace(settled=False)
 
 
 class AtOnce(Memoryless):
@@ -131,10 +154,7 @@ class RowEngine(EPEngine):
 
     def __init__(self, problem: LinearProblem) -> None:
         super().__init__(problem)
-        self.tilted = problem.tilted()
-        #: whether sequential sweeps begin anew where sites are stuck
-        schedule = self.schedule
-        self.begins_anew = schedule.order == "auto" and overshoots(problem) and schedule.tol > 0.0
+        self.tilted: TiltedMoments = problem.tilted()
         self.threads = ALONE
         self._made: dict[str, Visits] = {}
 
@@ -174,17 +194,6 @@ class RowEngine(EPEngine):
             is_flat = not (begun.sites.precision.any() or begun.sites.shift.any())
             memory = ChunkMemory(chunk_size(self.problem), is_flat)
         return begun._replace(order=order, memory=memory)
-
-    def sweep(self, state: Any, keep: bool, tick: Tick) -> tuple[Any, Counts]:
-        self.tilted.begin_sweep(state.sweeps)
-        new, counts = super().sweep(state, keep, tick)
-        if self.begins_anew and counts.refused > 0 and new.sweeps > 1 and new.order == "sequential":
-            # The first rows may pin the posterior where most of the others are outliers, of which
-            # some have improper cavities then and keep their sites: all rows at once, with damping
-            fresh = super().init(None)
-            new = fresh._replace(sweeps=new.sweeps, order="parallel_damped")
-            counts = counts._replace(settled=False)
-        return new, counts
 
     def settle(self, state: Swept, hurry: bool = False) -> Any:
         if state.order == "chunked" and state.memory.since > 0 and not hurry:

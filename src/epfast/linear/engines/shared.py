@@ -77,13 +77,25 @@ class Tied:
         in_parallel = self.schedule.order == "parallel"
         return (self._together if in_parallel else self._in_turn)(state, sites, tick)
 
-    def after(self, old: Swept, new: Swept) -> Swept:
-        return new._replace(memory=new.memory._replace(checked=self.checked))
+    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
+        """The state with what says how near the end is; whole groups end a run at a tolerance."""
+        new = new._replace(memory=new.memory._replace(checked=self.checked))
+        engine, tol, damping = self.engine, self.schedule.tol, old.memory.damping
+        if engine.whole is None:
+            return new, counts
+        before, now = engine.summary(old), engine.summary(new)
+        moved, settled = change(before, now), False
+        if damping is not None:
+            moved /= self.damping
+            if moved <= tol and counts.settled is None:  # the log scales follow
+                near = self.damping * max(tol, RELATIVE * abs(now.log_evidence))
+                settled = abs(now.log_evidence - before.log_evidence) <= near
+                return new, counts._replace(settled=settled)
+        return new._replace(memory=new.memory.next(moved)), counts._replace(settled=settled)
 
     def _in_turn(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
         """Batch after batch, each from the posterior that the one before has left."""
         engine, schedule = self.engine, self.schedule
-        engine.tilted.begin_sweep(state.sweeps)
         n, d = engine.problem.shape
         numbers = d, min(ROWS_AT_ONCE, n), schedule.power, self.damping
         core = SharedSweep(engine.tilted, *numbers, state.memory.checked)
@@ -160,24 +172,6 @@ class SharedEngine(EPEngine):
         if damping is None:
             return Tied(self, self.schedule, self.schedule.damping)
         return Tied(self, self.whole, min(damping, self.schedule.damping))
-
-    def sweep(self, state: Swept, keep: bool, tick: Tick) -> tuple[Swept, Counts]:
-        new, counts = super().sweep(state, keep, tick)
-        if self.whole is None:
-            return new, counts
-        old, now = self.summary(state), self.summary(new)
-        damping, settled = state.memory.damping, False
-        if damping is not None:
-            damping = min(damping, self.schedule.damping)
-            moved = change(old, now) / damping
-            settled = moved <= self.schedule.tol and counts.settled is None
-            if settled:  # the log scales follow
-                near = max(self.schedule.tol, RELATIVE * abs(now.log_evidence))
-                settled = abs(now.log_evidence - old.log_evidence) <= damping * near
-                return new, counts._replace(settled=settled)
-        else:
-            moved = change(old, now)
-        return new._replace(memory=new.memory.next(moved)), counts._replace(settled=settled)
 
     def calls(
         self, state: Swept, sites: Sites, schedule: Any, damping: float

@@ -18,7 +18,6 @@ from epfast.inference import Counts, Sites
 from epfast.inference.runtime import Tick
 from epfast.linear.engines.base import (
     EPEngine,
-    Memoryless,
     Outcome,
     Swept,
     Visits,
@@ -111,7 +110,7 @@ class ByLatent(NamedTuple):
         sites.precision[:], sites.shift[:] = self.precision.T, self.shift.T
 
 
-class LatentRows(Memoryless):
+class LatentRows:
     """One row after the other."""
 
     in_turn = False
@@ -131,6 +130,10 @@ class LatentRows(Memoryless):
         variance = covariance.diagonal(0, 1, 2).ravel()
         refused = min(len(sites.log_scale), core.n_refused - before)
         return Outcome(refused, left=(mean.ravel(), variance))
+
+    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
+        """The state, whose sites are flat no more."""
+        return new._replace(memory=new.memory._replace(flat=False)), counts
 
 
 class LatentChunks:
@@ -178,7 +181,7 @@ class LatentChunks:
             return outcome._replace(made=made)
         return outcome._replace(left=(made.mean.ravel(), made.covariance.diagonal(0, 1, 2).ravel()))
 
-    def after(self, old: Swept, new: Swept) -> Swept:
+    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
         """The state with its memory: chunks are made smaller where sweeps do not contract."""
         memory: StackMemory = old.memory._replace(
             flat=False, since=0 if self.summed else old.memory.since + 1
@@ -190,7 +193,7 @@ class LatentChunks:
             if stalled >= STALLED:
                 memory, least, stalled = memory._replace(size=max(1, memory.size // 4)), np.inf, 0
             memory = memory._replace(least=least, stalled=stalled)
-        return new._replace(memory=memory)
+        return new._replace(memory=memory), counts
 
     def _laid_out(self, sweep: int) -> Layout:
         """The rows in the order of this sweep."""
@@ -281,7 +284,7 @@ class StackEngine(EPEngine):
         self.means: MeansStep | None = None
         few = self.n_sites * loss.latents**2 <= MOST_CURVATURES
         if schedule.order == "auto" and undamped and loss.log_concave and few:
-            self.means = MeansStep(problem, moments)
+            self.means, self.steps = MeansStep(problem, moments), True
 
     def visits(self, state: Swept) -> Visits:
         return self._visits
@@ -305,16 +308,12 @@ class StackEngine(EPEngine):
         size = n if self.order == "parallel" else chunk_size(self.problem)
         return state._replace(memory=StackMemory(size, start is None))
 
-    def sweep(self, state: Swept, keep: bool, tick: Tick) -> tuple[Swept, Counts]:
-        begun = state if state.memory.flat else self._stepped(state)
-        new, counts = super().sweep(begun, keep, tick)
-        return new._replace(memory=new.memory._replace(flat=False)), counts
-
-    def _stepped(self, state: Swept) -> Swept:
+    def before(self, state: Swept) -> Swept:
         """The state after a step on all means. O(C n d^2)."""
-        if self.means is None:
+        if state.memory.flat:
             return state
         assert state.sites is not None
+        assert self.means is not None
         shifts = self.means.shifts(state.sites, state.mean, state.covariance)
         if shifts is None:
             return state
