@@ -259,7 +259,7 @@ def fit_linear(
     check_start(start, chosen, prior)
     if stream:
         all_rows = {"y": y, "weights": weights, "record": record, "offset": offset}
-        rows = stream_at_door(X, ones is not None, chosen.schedule, **all_rows)
+        rows: Any = stream_at_door(X, ones is not None, chosen.schedule, **all_rows)
         d, names = rows.d, rows.names
         if posterior is None and d > FULL_UP_TO:
             is_small, chosen = False, choose(loss, scheme, "factorized", *numbers)
