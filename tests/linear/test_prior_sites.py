@@ -458,14 +458,14 @@ def test_refused_by_name(classified):
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
-        ({"prior_variance": 1.0}, ValueError, "prior_variance is given beside prior="),
-        ({"prior_mean": np.zeros(3)}, ValueError, "prior_mean is given beside prior="),
+        ({"prior_variance": 1.0}, ValueError, "prior_variance is 1.0 beside prior="),
+        ({"prior_mean": np.zeros(3)}, ValueError, "prior_mean is .* beside prior="),
         ({"posterior": "factorized"}, ValueError, "prior"),
         ({"batch_size": 2, "scheme": "laplace"}, ValueError, "prior"),
         ({"schedule": epfast.ADF()}, ValueError, "prior"),
         ({"schedule": epfast.SEP()}, ValueError, "prior"),
         ({"schedule": EP(power=0.5)}, ValueError, "power is 0.5 beside prior="),
-        ({"record": "cost"}, ValueError, "record is 'cost' beside a prior="),
+        ({"record": "cost"}, ValueError, "record is 'cost' beside prior="),
         ({"prior": "horseshoe"}, TypeError, "prior is 'horseshoe'; allowed"),
         ({"prior": SpikeAndSlab}, TypeError, "allowed: an object of epfast.losses"),
     ],

@@ -31,6 +31,7 @@ from epfast.inference.executors import Tasks, attempted, each_of, takes_none
 from epfast.inference.runtime import Tick
 from epfast.linear.engines.arrivals import Lanes, Part
 from epfast.linear.engines.base import EPEngine, Swept, adf_start, plain, with_moments
+from epfast.linear.engines.full import Full
 from epfast.linear.engines.local import flat_site
 from epfast.linear.engines.shards import ShardEngine, ShardState, stacked
 from epfast.linear.engines.shared import SharedEngine
@@ -162,7 +163,7 @@ class RemoteShards(_CountsBytes, ShardEngine):
     def __init__(
         self, problem: LinearProblem, shards: Sequence[Shard], tasks: Counted, token: str
     ) -> None:
-        super(ShardEngine, self).__init__(problem)
+        super(ShardEngine, self).__init__(problem, Full(problem))
         self.remote, self.token = shards, token
         self.sizes = [shard.facts.rows for shard in shards]
         self.tasks: Counted = tasks
@@ -245,7 +246,7 @@ class Passes(_CountsBytes, EPEngine):
     def __init__(
         self, problem: LinearProblem, streams: Sequence[Sequence[Shard]], tasks: Counted
     ) -> None:
-        super().__init__(problem)
+        super().__init__(problem, Full(problem))
         self.streams, self.tasks = streams, tasks
         if problem.covariance != "full":
             self.order_of_matrices = 0

@@ -359,7 +359,7 @@ def without_factor(post: GPPosterior) -> GPPosterior:
 def unfitted(problem: GPProblem) -> GPPosterior:
     """The prior as a posterior: before the first sweep, without a start."""
     assert problem.kernel is not None
-    state = GPState(flat(problem.n), 0, Kernel(problem.kernel).prior())
+    state = GPState(flat(problem.n), 0, Kernel(problem.kernel).at_prior())
     return GPPosterior(state, problem, False, [])
 
 

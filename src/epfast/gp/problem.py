@@ -38,6 +38,11 @@ class GPProblem(NamedTuple):
         return len(self.y)
 
     @property
+    def n_rows(self) -> int:
+        """As a linear model has it."""
+        return self.n
+
+    @property
     def n_sites(self) -> int:
         """As engines have it, for warnings."""
         return self.n

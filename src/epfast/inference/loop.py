@@ -120,8 +120,6 @@ class Engine(Protocol[S]):
     n_sites: int
     #: order of the largest matrix that a sweep factorises; 0 without BLAS
     order_of_matrices: int
-    #: what to do about a run that fails; appended to errors and warnings
-    remedy: str
     #: no right log evidence is above this; see :func:`evidence_bound`
     evidence_bound: float
     #: whether its sweeps say how far they moved the posterior and what the log evidence is
@@ -129,6 +127,10 @@ class Engine(Protocol[S]):
     measures: bool
     #: threads of ours that share its matrices; None: BLAS has its own
     crew: Crew | None
+
+    @property
+    def remedy(self) -> str:
+        """What to do about a run that fails; appended to errors and warnings."""
 
     def init(self, start: Any) -> S:
         """Make the initial state, from a posterior or None."""

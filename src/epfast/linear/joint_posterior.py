@@ -18,6 +18,7 @@ from epfast.inference.runtime import cached_property, no_tick
 from epfast.linear.engines.base import plain
 from epfast.linear.engines.nested import (
     MOST_ROUNDS,
+    Joint,
     NestedEngine,
     cavities,
     differences,
@@ -117,8 +118,7 @@ class JointPosterior(LatentPosterior):
         return within(m, V, self.sites, MOST_ROUNDS)[1]
 
     def _of_sites(self, problem: LinearProblem, sites: Sites) -> Any:
-        schedule: Any = EP(damping=1.0, power=1.0)
-        found = NestedEngine(problem._replace(schedule=schedule)).built(sites, self.n_sweeps)
+        found = Joint(problem).built(sites, self.n_sweeps)
         return None if found is None else plain(found)
 
     def _case(self) -> Case:

@@ -59,7 +59,7 @@ class KernelPosterior(Posterior):
         """(n, n), the upper triangle of R, or of the covariance of the latent values. O(n^3)."""
         matrix, sites = KernelMatrix(self.factor.copy(), self.diagonal), self.state.sites
         form = Kernel(matrix, proper=self.is_exact)
-        moments = form.built(sites)
+        moments = form.moments(sites)
         if moments is None:
             raise form.improper(sites)
         if covariance:

@@ -17,7 +17,7 @@ from epfast.inference.learning import cavities
 from epfast.inference.runtime import cached_property
 from epfast.linear import online
 from epfast.linear.engines.base import plain
-from epfast.linear.engines.stack import of_sites
+from epfast.linear.engines.stack import Stack
 from epfast.linear.latent_checking import LatentProposal, losses_of
 from epfast.linear.prediction import LinearPredictions, finite
 from epfast.linear.problem import (
@@ -235,7 +235,7 @@ class LatentPosterior(LinearPredictions):
 
     def _of_sites(self, problem: LinearProblem, sites: Sites) -> Any:
         """The state of these rows and sites; None: it is improper."""
-        found = of_sites(problem, sites, self.state.sweeps)
+        found = Stack(problem).built(sites, self.state.sweeps)
         return None if found is None else plain(found)
 
     def partial_fit(self, X: Any, y: ArrayLike, **given: Any) -> NoReturn:

@@ -62,7 +62,7 @@ class WideProposal(NamedTuple):
 
         def marginals(precision: Array, shift: Array) -> tuple[Array, Array, float] | None:
             sites = Sites(precision, shift, np.zeros(n))
-            found = form.built(sites, marginals=True)
+            found = form.moments(sites, marginals=True)
             if found is None:
                 return None
             return found.mean, found.variance, log_evidence(sites, found, form.offset)

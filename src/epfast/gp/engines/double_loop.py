@@ -356,7 +356,7 @@ class DescentEngine:
 
     def _process(self, r: Array) -> _Process | None:
         sites = Sites(r[1], r[0], np.zeros(len(r[0])))
-        moments = self.form.built(sites)
+        moments = self.form.moments(sites)
         if moments is None or not (moments.variance > 0.0).all():
             return None
         self.form.hold_covariance(sites, moments)

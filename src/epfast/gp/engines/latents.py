@@ -115,7 +115,7 @@ class LatentProcessEngine:
         found = []
         for k, kernel in enumerate(self.kernels):
             form, some = Kernel(kernel), one_of(sites, k)
-            part = form.built(some)
+            part = form.moments(some)
             if part is None:
                 return None
             form.hold_covariance(some, part)

@@ -17,18 +17,13 @@ from epfast import families
 from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.cholesky import gaussian_moments
 from epfast._core.crew import Crew
-from epfast._core.row_sweeps import add_sites
 from epfast.inference import Counts, PartOfSweep, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
 from epfast.linear.problem import (
-    LinearProblem,
-    Part,
     State,
     inverse_of,
     log_determinant,
-    log_evidence,
-    moments_of,
     not_proper,
 )
 
@@ -165,31 +160,70 @@ def improper_start() -> ValueError:
     return ValueError("start makes the posterior improper with this prior; allowed: another prior")
 
 
-class SiteEngine:
+class Form(Protocol):
+    """What q is: how sites make it, and what it says.
+
+    A state of q has sites, sweeps, order and memory, and what the form makes of these sites.
+    """
+
+    #: of the largest matrices; 0: there are none
+    order: int
+
+    def prior(self) -> Any:
+        """The state before the first sweep."""
+
+    def taken(self, start: Any) -> Any:
+        """The sites of a start, checked."""
+
+    def built(self, sites: Any, sweeps: int) -> Any:
+        """The state that these sites make; None if that is improper."""
+
+    def summary(self, state: Any, evidence: bool = True) -> Summary:
+        """Mean, variance, and log evidence."""
+
+    def result(self, state: Any) -> Any:
+        """The state as posteriors have it."""
+
+
+class EPEngine:
     """A sweep visits all factors; the sites that they get make the next posterior.
 
-    A state has sites, sweeps, order and memory, and what the form of q makes of these sites.
+    A subclass says which visits there are, and in what order.
     """
 
     measures = False
     crew: Crew | None = None
-    schedule: Any
-    n_sites: int
     #: told of each sweep; None: the visits see to that
     tilted: Any = None
     #: whether sweeps begin with a step of their own, see :meth:`before`
     steps = False
 
+    def __init__(self, problem: Any, form: Any) -> None:
+        self.problem, self.schedule, self.form = problem, problem.schedule, form
+        self.n_sites, self.order_of_matrices = problem.n_rows, form.order
+        self.evidence_bound: float = problem.evidence_bound
+        self.summary: Callable[..., Summary] = form.summary
+
+    @property
+    def remedy(self) -> str:
+        """What to do about a fit that fails."""
+        found: str = self.problem.remedy
+        return found
+
+    def init(self, start: Any) -> Any:
+        if start is None:
+            return self.begun(self.form.prior(), True)
+        state = self.form.built(self.form.taken(start), start.n_sweeps)
+        if state is None:
+            raise improper_start()
+        return self.begun(state, False)
+
+    def begun(self, state: Any, is_flat: bool) -> Any:
+        """The state of a start, or of the prior, with what the first sweep goes by."""
+        return state
+
     def visits(self, state: Any) -> Visits:
         """The visits of the next sweep."""
-        raise NotImplementedError
-
-    def built(self, sites: Sites, sweeps: int) -> Any:
-        """The state that these sites make; None if that is improper."""
-        raise NotImplementedError
-
-    def summary(self, state: Any, evidence: bool = True) -> Summary:
-        """See :class:`epfast.inference.Engine`."""
         raise NotImplementedError
 
     def sweep(self, state: Any, keep: bool, tick: Tick) -> tuple[Any, Counts]:
@@ -203,7 +237,7 @@ class SiteEngine:
         except PartOfSweep:
             raise
         except KeyboardInterrupt:
-            reached = self.built(sites, state.sweeps) if visits.in_turn else None
+            reached = self.form.built(sites, state.sweeps) if visits.in_turn else None
             if reached is None:
                 raise
             raise PartOfSweep(state.at(reached)) from None
@@ -214,11 +248,11 @@ class SiteEngine:
             settled = False
         new = outcome.made
         if new is None:
-            new = self.built(sites, sweeps)
+            new = self.form.built(sites, sweeps)
             if new is not None and outcome.left is not None:
-                drift = change(Summary(*outcome.left), self.summary(new, evidence=False))
+                drift = change(Summary(*outcome.left), self.summary(new, False))
         if new is None:
-            build, settled = partial(self.built, sweeps=sweeps), False
+            build, settled = partial(self.form.built, sweeps=sweeps), False
             _, new, _ = largest_proper_step(state.sites, sites, build)
         if new is None:
             return self.unswept(last, outcome)
@@ -235,56 +269,8 @@ class SiteEngine:
         """What follows a sweep whose sites are improper, however small a share of them is taken."""
         return state._replace(sweeps=state.sweeps + 1), Counts(self.n_sites, lost=outcome.lost)
 
-
-class EPEngine(SiteEngine):
-    """Of rows, whose sites are added up in O(n d^2)."""
-
-    def __init__(self, problem: LinearProblem) -> None:
-        self.problem, self.schedule = problem, problem.schedule
-        self.remedy, self.evidence_bound = problem.remedy, problem.evidence_bound
-        self.n_sites, self.order_of_matrices = problem.n_rows, len(problem.base.shift)
-        self.prior_log_determinant = log_determinant(problem.prior.precision)
-        #: all rows, where those of X are as the core takes them
-        self.parts: list[Part] | None = None
-        X = problem.data.X
-        if isinstance(X, np.ndarray) and X.dtype == np.float64 and X.flags.c_contiguous:
-            self.parts = list(problem.parts(range(self.n_sites)))
-
-    def built(self, sites: Sites, sweeps: int) -> Swept | None:
-        """Base times the sites; None if that is improper. O(n d^2 + d^3)."""
-        base = self.problem.base
-        precision, shift = base.precision.copy(), base.shift.copy()
-        for part in self.parts or self.problem.parts(range(self.n_sites)):
-            tau, nu = sites.precision[part.which], sites.shift[part.which]
-            add_sites(part.rows, tau, nu, precision, shift)
-        total = base.log_scale + float(sites.log_scale.sum())
-        return gaussian(State(precision, shift, sites, total, sweeps))
-
-    def init(self, start: Any) -> Any:
-        if start is None:
-            return with_moments(self.problem.base._replace(sites=flat(self.n_sites)))
-        check_sites(self.problem, start)
-        found = self.built(start.sites, start.n_sweeps)
-        if found is None:
-            raise improper_start()
-        return found
-
-    def summary(self, state: Any, evidence: bool = True) -> Summary:
-        if state.precision.ndim == 1:
-            variance, mean = moments_of(state)
-        else:
-            # of several latents, one after the other
-            variance = state.covariance.diagonal(0, -2, -1).ravel()
-            mean = state.mean.ravel()
-        if not evidence:
-            return Summary(mean, variance)
-        if not isinstance(state, Swept):
-            return Summary(mean, variance, log_evidence(state, self.prior_log_determinant))
-        away = self.prior_log_determinant - state.log_determinant + state.square
-        return Summary(mean, variance, float(state.log_scale + 0.5 * away))
-
-    def settle(self, state: Any, hurry: bool = False) -> State:
-        return plain(state)
+    def settle(self, state: Any, hurry: bool = False) -> Any:
+        return self.form.result(state)
 
 
 def plain(state: Any) -> State:
@@ -312,16 +298,3 @@ def flat(n: int) -> Sites:
 def adf_start(state: State) -> State:
     """A state that ADF goes on from."""
     return state._replace(sites=None, rows_seen=state.rows_seen or 0)
-
-
-def check_sites(problem: LinearProblem, start: Any) -> None:
-    """Refuse a start that has no scalar sites of these rows."""
-    n, d = problem.shape
-    if start.sites is None:
-        raise ValueError("start has no sites (it comes from ADF); allowed with EP: a result of EP")
-    shapes = [part.shape for part in start.sites]
-    if shapes != [(n,)] * 3 or start.shift.size != d:
-        raise ValueError(
-            f"start has sites of shape {shapes[0]} in {start.shift.size} dimensions; allowed: "
-            f"({n},) in {d}, the same rows"
-        )

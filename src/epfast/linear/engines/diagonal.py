@@ -25,12 +25,12 @@ from epfast.linear.engines.base import (
     Memoryless,
     Outcome,
     Swept,
-    adf_start,
-    improper_start,
     plain,
     with_moments,
 )
+from epfast.linear.engines.full import Full
 from epfast.linear.engines.means import MeansMemory, MeansStep, may_step
+from epfast.linear.engines.passes import adf_begun
 from epfast.linear.problem import Data, LinearProblem, State
 from epfast.linear.sources import Stream
 from epfast.schedules import EP
@@ -65,11 +65,32 @@ class Rows(NamedTuple):
     weights: Array | None
 
 
-class Dense:
-    """Sites with a number per column."""
+class Dense(Full):
+    """A diagonal precision, of sites with a number per column."""
 
     def __init__(self, problem: LinearProblem, size: int, n_sites: int) -> None:
-        self.problem, self.size, self.shape = problem, size, (n_sites, len(problem.base.shift))
+        super().__init__(problem)
+        self.size, self.shape, self.order = size, (n_sites, len(problem.base.shift)), 0
+
+    def prior(self) -> Swept:
+        return with_moments(self.problem.base._replace(sites=self.flat()))
+
+    def taken(self, start: Any) -> Sites:
+        if start.sites is None:
+            raise ValueError(
+                "start has no sites (it comes from ADF); allowed with EP: a result of EP"
+            )
+        return self.of_start(start.sites)
+
+    def built(self, sites: Sites, sweeps: int) -> Swept | None:
+        precision, shift = self.total(sites)
+        if not precision.min() > 0.0:
+            return None
+        total = self.problem.base.log_scale + float(sites.log_scale.sum())
+        return with_moments(State(precision, shift, sites, total, sweeps))
+
+    def result(self, state: Swept) -> State:
+        return plain(state)._replace(sites=None if state.sites is None else self.given(state.sites))
 
     def memory(self, n: int) -> tuple[tuple[int, str, str], ...]:
         """What takes memory: bytes, in words, what takes less."""
@@ -106,7 +127,7 @@ class Dense:
         """Sites g = 1."""
         return Sites(np.zeros(self.shape), np.zeros(self.shape), np.zeros(self.shape[0]))
 
-    def taken(self, start: Sites) -> Sites:
+    def of_start(self, start: Sites) -> Sites:
         """Sites of a start, checked, as sweeps have them."""
         if hasattr(start.precision, "toarray"):
             start = Sites(start.precision.toarray(), start.shift.toarray(), start.log_scale)
@@ -215,7 +236,7 @@ class ByColumns(Dense):
         size = len(self.column)
         return Sites(np.zeros(size), np.zeros(size), np.zeros(self.shape[0]))
 
-    def taken(self, start: Sites) -> Sites:
+    def of_start(self, start: Sites) -> Sites:
         if any(part.shape != self.shape for part in start[:2]):
             raise ValueError(
                 f"start has sites of shape {start.precision.shape}; allowed: {self.shape}, the "
@@ -368,12 +389,10 @@ class DiagonalEngine(EPEngine):
 
     def __init__(self, problem: LinearProblem, traced: bool = False) -> None:
         """traced: whether the posterior mean is recorded after every factor."""
-        super().__init__(problem)
-        self.order_of_matrices, self.traced, self.threads = 0, traced, ALONE
         n, size = problem.n_rows, problem.batch_size or 1
-        self.n_sites = -(-n // size)
-        kind = ByColumns if is_by_columns(problem) else Dense
-        self.form = kind(problem, size, self.n_sites)
+        kind, count = ByColumns if is_by_columns(problem) else Dense, -(-n // size)
+        super().__init__(problem, kind(problem, size, count))
+        self.n_sites, self.traced, self.threads = count, traced, ALONE
         self._check_memory(n)
         self.core = self.form.core(size if isinstance(problem.data.X, Stream) else n)
         if not isinstance(problem.data.X, Stream):
@@ -402,53 +421,25 @@ class DiagonalEngine(EPEngine):
         # what refers to the engine is made anew: a loss of the user goes with its last fit
         return Factors(self, self.schedule.order == "parallel")
 
-    def built(self, sites: Sites, sweeps: int) -> Swept | None:
-        precision, shift = self.form.total(sites)
-        if not precision.min() > 0.0:
-            return None
-        total = self.problem.base.log_scale + float(sites.log_scale.sum())
-        return with_moments(State(precision, shift, sites, total, sweeps))
-
-    def init(self, start: Any) -> Swept:
-        memory = MeansMemory() if self.steps else None
-        if start is None:
-            sites = self.form.flat()
-            return with_moments(self.problem.base._replace(sites=sites))._replace(memory=memory)
-        if start.sites is None:
-            raise ValueError(
-                "start has no sites (it comes from ADF); allowed with EP: a result of EP"
-            )
-        found = self.built(self.form.taken(start.sites), start.n_sweeps)
-        if found is None:
-            raise improper_start()
-        return found._replace(memory=memory)
+    def begun(self, state: Swept, is_flat: bool) -> Swept:
+        return state._replace(memory=MeansMemory()) if self.steps else state
 
     def before(self, state: Swept) -> Swept:
         return self.means().before(state)
 
     def means(self) -> MeansStep:
         """What steps on all means."""
-        return MeansStep(self.problem, self.built, Factors(self, True))
-
-    def settle(self, state: Swept, hurry: bool = False) -> State:
-        assert state.sites is not None
-        return plain(state)._replace(sites=self.form.given(state.sites))
+        return MeansStep(self.problem, self.form.built, Factors(self, True))
 
 
 class DiagonalPass(DiagonalEngine):
     """ADF: the posterior itself is the cavity."""
 
     def init(self, start: Any) -> Swept:
-        d = self.form.shape[1]
-        if start is not None and start.shift.size != d:
-            raise ValueError(f"start has {start.shift.size} dimensions; allowed: {d}")
-        return with_moments(adf_start(self.problem.base if start is None else start.state))
+        return adf_begun(self.problem, start)
 
     def visits(self, state: Swept) -> Any:
         return Pass(self)
-
-    def settle(self, state: Swept, hurry: bool = False) -> State:
-        return plain(state)
 
 
 class Pass(Memoryless):
@@ -521,7 +512,7 @@ class Pass(Memoryless):
         seen = reached.rows_seen + rows
         new = with_moments(State(precision, shift, None, 0.0, known.sweeps, seen))
         scale = self.engine.form.log_scale(
-            new, known, self.engine.core, self.engine.prior_log_determinant
+            new, known, self.engine.core, self.engine.form.prior_log_determinant
         )
         return new._replace(log_scale=scale)
 

@@ -22,14 +22,13 @@ from epfast.inference import Counts, Sites, Summary, learning
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick, crew_of
 from epfast.linear.engines.base import (
+    EPEngine,
     Memoryless,
     Outcome,
-    SiteEngine,
     Visits,
-    check_sites,
     flat,
-    improper_start,
 )
+from epfast.linear.engines.full import check_sites
 from epfast.linear.engines.joint import cavities, fitted_at, joint_sites, log_mass
 from epfast.linear.engines.rows import PARALLEL_ROWS, block_size
 from epfast.linear.problem import LinearProblem, not_proper
@@ -152,19 +151,43 @@ class Kernel:
         self.known, self.sweeps = 0.0, 0
         #: see :meth:`KernelMatrix.covariance`
         self.small = SMALL
+        #: whether marginals are all that sweeps ask for
+        self.cheap = False
         #: whether slopes of the evidence by K are wanted in the end, for which the array has R then
         self.slopes = False
         #: moments of the posterior whose covariance, or R = (K + 1 / precision)^-1, is in the array
         self.covariance_of: Moments | None = None
         self.precision_of: Moments | None = None
 
-    def prior(self) -> Moments:
+    @property
+    def order(self) -> int:
+        """Of the matrices."""
+        return self.matrix.n
+
+    def prior(self) -> Values:
+        """The state of flat sites, with their covariance, K, in the array."""
+        self.matrix.load()
+        self.covariance_of = now = self.at_prior()
+        # from flat sites every joint step is too far
+        return Values(flat(self.matrix.n), self.sweeps, now)
+
+    def at_prior(self) -> Moments:
         """The moments of flat sites."""
         n = self.matrix.n
         mean = np.zeros(n) if self.offset is None else self.offset
         return Moments(np.zeros(n), mean, self.matrix.diagonal.copy(), 0.0)
 
-    def built(self, sites: Sites, marginals: bool = False) -> Moments | None:
+    def built(self, sites: Sites, sweeps: int) -> Values | None:
+        """See :class:`epfast.linear.engines.base.Form`. O(n^3)."""
+        moments = self.moments(sites, self.cheap)
+        return None if moments is None else Values(sites, sweeps, moments)
+
+    def summary(self, state: Values, evidence: bool = True) -> Summary:
+        now = state.moments
+        total = self.known + log_evidence(state.sites, now, self.offset)
+        return Summary(now.mean, now.variance, total)
+
+    def moments(self, sites: Sites, marginals: bool = False) -> Moments | None:
         """The moments of these sites; None if the posterior is improper. O(n^3).
 
         marginals: whether these are enough, so that R need not be in the array after that.
@@ -189,7 +212,7 @@ class Kernel:
 
     def hold_precision(self, sites: Sites, moments: Moments) -> None:
         """Have R of a posterior in the array. O(n^3) unless it is there."""
-        if self.precision_of is not moments and self.built(sites) is None:
+        if self.precision_of is not moments and self.moments(sites) is None:
             raise self.improper(sites)
 
     def hold_covariance(self, sites: Sites, moments: Moments) -> None:
@@ -202,7 +225,7 @@ class Kernel:
 
     def solved(self, state: GPState) -> GPState:
         """The state with its moments, and the factor of B, or R, in the array. O(n^3)."""
-        moments = state.moments or self.built(state.sites, marginals=not self.slopes)
+        moments = state.moments or self.moments(state.sites, marginals=not self.slopes)
         if moments is None:
             raise self.improper(state.sites)
         if self.slopes:
@@ -214,13 +237,19 @@ class Kernel:
         arrays = self.matrix.array, self.matrix.diagonal
         return GPState(*state[:2], moments, state.relaxed, *arrays)
 
-    def check_start(self, start: Any) -> None:
-        """Refuse a start that has no sites of these values."""
-        n = self.matrix.n
-        if [len(part) for part in start.sites] != [n] * 3:
+    def result(self, state: Values) -> GPState:
+        """The array goes into the result."""
+        plain = GPState(*state[:4])
+        return self.solved(plain if state.memory == 0 else plain._replace(moments=None))
+
+    def taken(self, start: Any) -> Sites:
+        n, sites = self.matrix.n, start.sites
+        if [len(part) for part in sites] != [n] * 3:
             raise ValueError(
-                f"start has {len(start.sites.shift)} sites; allowed: {n}, the same observations"
+                f"start has {len(sites.shift)} sites; allowed: {n}, the same observations"
             )
+        found: Sites = sites
+        return found
 
     def improper(self, sites: Sites) -> FloatingPointError:
         """The error for a posterior that is improper: EP diverged, or K is singular to rounding."""
@@ -255,8 +284,9 @@ class Dual(Kernel):
         super().__init__(matrix, offset)
         self.problem, self.known, self.sweeps = problem, known, problem.base.sweeps
 
-    def check_start(self, start: Any) -> None:
+    def taken(self, start: Any) -> Sites:
         check_sites(self.problem, start)
+        return super().taken(start)
 
     def improper(self, sites: Sites) -> FloatingPointError:
         return not_proper()
@@ -370,7 +400,7 @@ class Jointly:
         y, tol = engine.problem.data.y, engine.schedule.tol
         form.hold_covariance(old.sites, now)
         aim = joint_sites(form.matrix, engine.tilted, y, old.sites, now.mean, now.variance, tol)
-        found = None if aim is None else form.built(aim.sites)
+        found = None if aim is None else form.moments(aim.sites)
         if aim is None or found is None:
             return None, None
         around = cavities(aim.sites, found.mean, found.variance)
@@ -395,7 +425,7 @@ class Known(Memoryless):
         return Outcome(made=state._replace(sweeps=state.sweeps + 1))
 
 
-class ProcessEngine(SiteEngine):
+class ProcessEngine(EPEngine):
     """EP with a site per value, in n^2 numbers: the array of the kernel."""
 
     def __init__(
@@ -405,20 +435,16 @@ class ProcessEngine(SiteEngine):
 
         exact: the sites, where all factors are Gaussian, so that there is nothing to sweep.
         """
-        schedule, scheme = problem.schedule, problem.scheme
-        self.problem, self.schedule = problem, schedule
-        self.form: Kernel = form or Kernel(problem.kernel, proper=exact is not None)
-        self.exact = exact
-        self.n_sites = self.order_of_matrices = n = self.form.matrix.n
-        self.remedy, self.evidence_bound = problem.remedy, problem.evidence_bound
-        self.tilted = problem.tilted()
+        super().__init__(problem, form or Kernel(problem.kernel, proper=exact is not None))
+        schedule, scheme, n = problem.schedule, problem.scheme, self.form.order
+        self.exact, self.tilted, self.n_sites = exact, problem.tilted(), n
         joins = schedule.order == "auto" and n >= JOINT_FROM and schedule.tol > 0.0
         joins = joins and schedule.damping == schedule.power == 1.0
         joins = joins and problem.data.weights is None
         joins = joins and scheme.integrates and not scheme.relaxes
         self.order = "joint" if joins else schedule.order
         self.form.small = ROUGH if joins else SMALL
-        parallel = schedule.order == "parallel"
+        self.form.cheap = parallel = schedule.order == "parallel"
         self._visits: Visits = ValuesAtOnce(self) if parallel else ValuesInTurn(self, chunk)
         self.use_threads(self.form.matrix.crew)
 
@@ -438,38 +464,30 @@ class ProcessEngine(SiteEngine):
         # what refers to the engine is made anew: a loss of the user goes with its last fit
         return Jointly(self, self._visits) if state.order == "joint" else self._visits
 
-    def built(self, sites: Sites, sweeps: int) -> Values | None:
-        moments = self.form.built(sites, marginals=self.schedule.order == "parallel")
-        return None if moments is None else Values(sites, sweeps, moments)
-
     def init(self, start: Any) -> Values:
-        n, form, relaxed = self.n_sites, self.form, None
-        if start is not None:
-            form.check_start(start)
-        if self.problem.scheme.relaxes:
-            relaxed = None if start is None else start.relaxed
-            relaxed = relaxed or Relaxed(np.zeros(n), np.zeros(n))
-            if [len(part) for part in relaxed] != [n] * 2:
-                raise ValueError(
-                    f"start has {len(relaxed.shift)} relaxation factors; allowed: {n}, the same "
-                    "observations"
-                )
-        sweeps = form.sweeps if start is None else start.n_sweeps
-        if start is None and self.exact is None:
-            form.matrix.load()
-            form.covariance_of = now = form.prior()
-            # from flat sites every joint step is too far
-            return Values(flat(n), sweeps, now, relaxed)
-        sites = start.sites if self.exact is None else self.exact
-        begun = self.built(sites, sweeps)
-        if begun is None:
-            raise improper_start() if self.exact is None else form.improper(sites)
-        return begun._replace(relaxed=relaxed, order=self.order)
+        if self.exact is None:
+            return self._relaxed(super().init(start), start)
+        state = self.form.built(self.exact, self.form.sweeps if start is None else start.n_sweeps)
+        if state is None:
+            raise self.form.improper(self.exact)
+        return self._relaxed(state, start)
 
-    def summary(self, state: Values, evidence: bool = True) -> Summary:
-        now = state.moments
-        total = self.form.known + log_evidence(state.sites, now, self.form.offset)
-        return Summary(now.mean, now.variance, total)
+    def begun(self, state: Values, is_flat: bool) -> Values:
+        return state if is_flat else state._replace(order=self.order)
+
+    def _relaxed(self, state: Values, start: Any) -> Values:
+        """The state with the relaxation factors of a start, where there are some."""
+        if not self.problem.scheme.relaxes:
+            return state
+        n = self.n_sites
+        relaxed = None if start is None else start.relaxed
+        relaxed = relaxed or Relaxed(np.zeros(n), np.zeros(n))
+        if [len(part) for part in relaxed] != [n] * 2:
+            raise ValueError(
+                f"start has {len(relaxed.shift)} relaxation factors; allowed: {n}, the same "
+                "observations"
+            )
+        return state._replace(relaxed=relaxed)
 
     def unswept(self, state: Values, outcome: Outcome) -> tuple[Values, Counts]:
         if self.schedule.order == "parallel":
@@ -477,11 +495,8 @@ class ProcessEngine(SiteEngine):
         raise self.form.improper(state.sites)
 
     def settle(self, state: Values, hurry: bool = False) -> GPState:
-        """The array goes into the result, unless in a hurry."""
-        plain = GPState(*state[:4])
-        if hurry:
-            return plain
-        return self.form.solved(plain if state.memory == 0 else plain._replace(moments=None))
+        found: GPState = GPState(*state[:4]) if hurry else self.form.result(state)
+        return found
 
 
 def marginal_residual(

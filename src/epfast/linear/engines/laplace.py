@@ -9,6 +9,7 @@ from epfast.inference import Sites
 from epfast.inference.executors import Tasks
 from epfast.inference.runtime import Tick
 from epfast.linear.engines.base import EPEngine, Memoryless, Outcome, Swept
+from epfast.linear.engines.full import Full
 from epfast.linear.engines.local import local_laplace, shard_of
 from epfast.linear.engines.passes import laplace_core, pieces_of
 from epfast.linear.problem import LinearProblem
@@ -65,7 +66,7 @@ class LaplaceEngine(EPEngine):
     """Sites of a precision and a shift per row (Smola et al. 2003). O(s d^2 + d^3) per factor."""
 
     def __init__(self, problem: LinearProblem) -> None:
-        super().__init__(problem)
+        super().__init__(problem, Full(problem))
         self.tasks = Tasks()
         self._visits: Factors | None = None
 

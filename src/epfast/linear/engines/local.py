@@ -84,7 +84,9 @@ class ShardRows(RowEngine):
     """Rows whose product is known, so that a visit begins without summing them up."""
 
     def init(self, start: Any) -> Swept:
-        return super().init(None) if start is None else self.begun(with_moments(start.state))
+        if start is None:
+            return self.begun(self.form.prior(), True)
+        return self.begun(with_moments(start.state), False)
 
 
 def site_of(shard: LinearProblem, rows: Sites) -> Sites:

@@ -26,10 +26,11 @@ from epfast.linear.engines.base import (
     Swept,
     contraction,
     gaussian,
-    improper_start,
+    plain,
 )
 from epfast.linear.engines.chunks import keeps_order
-from epfast.linear.problem import LinearProblem, State
+from epfast.linear.engines.full import Full
+from epfast.linear.problem import LinearProblem, State, not_proper
 
 #: largest number of weights of all classes together
 MOST_WEIGHTS = 3000
@@ -143,56 +144,40 @@ def takes(schedule: Any) -> bool:
     return orders and schedule.block is None
 
 
-class NestedEngine(EPEngine):
-    """EP on the weights of all classes together, by parts of the rows, each from one posterior."""
+class Joint(Full):
+    """One Gaussian over the weights of all classes, of order C d; a site has C - 1 differences."""
 
     def __init__(self, problem: LinearProblem) -> None:
         super().__init__(problem)
-        d, self.count = problem.shape[1], problem.loss.latents
-        self.order_of_matrices = d * self.count
+        self.count = problem.loss.latents
+        self.order *= self.count
         self.prior_log_determinant *= self.count
-        for name, value, allowed in (
-            ("order", self.schedule.order, ("auto", "parallel")),
-            ("block", self.schedule.block, (None,)),
-        ):
-            if value not in allowed:
-                raise ValueError(
-                    f"{name} is {value!r}; allowed with {problem.loss!r}: "
-                    + " or ".join(map(repr, allowed))
-                )
-        if self.order_of_matrices > MOST_WEIGHTS:
-            raise ValueError(
-                f"X has {d} columns: {self.order_of_matrices} weights in all; allowed with "
-                f"{problem.loss!r}: {MOST_WEIGHTS}"
-            )
         assert problem.data.y is not None
         y = problem.data.y
         self.classes = y[:, 0].astype(np.intp)
         self.offset = y[:, 1:] if y.shape[1] > 1 else None
-        self.is_auto = self.schedule.order == "auto" and self.schedule.damping == 1.0
 
-    def visits(self, state: Swept) -> NestedVisits:
-        return NestedVisits(self)
+    def prior(self) -> Swept:
+        shape = self.problem.n_rows, self.count - 1
+        found = self.built(Sites(np.zeros(shape), np.zeros(shape), np.zeros(shape[0])), 0)
+        if found is None:
+            raise not_proper()
+        return found
 
-    def init(self, start: Any) -> Swept:
-        n, k = self.n_sites, self.count - 1
-        sites, sweeps = Sites(np.zeros((n, k)), np.zeros((n, k)), np.zeros(n)), 0
-        if start is not None:
-            sites, sweeps = start.sites, start.n_sweeps
-            if sites.shift.shape != (n, k):
-                raise ValueError(
-                    f"start has sites of shape {sites.shift.shape}; allowed: {(n, k)}, the same "
-                    "rows and loss"
-                )
-        state = self.built(sites, sweeps)
-        if state is None:
-            raise improper_start()
-        return state._replace(memory=NestedMemory())
+    def taken(self, start: Any) -> Sites:
+        shape, sites = (self.problem.n_rows, self.count - 1), start.sites
+        if sites.shift.shape != shape:
+            raise ValueError(
+                f"start has sites of shape {sites.shift.shape}; allowed: {shape}, the same rows "
+                "and loss"
+            )
+        found: Sites = sites
+        return found
 
     def built(self, sites: Sites, sweeps: int) -> Swept | None:
         """The prior times the sites; None if that is no proper Gaussian. O(n (C d)^2 + (C d)^3)."""
         prior, count = self.problem.prior, self.count
-        precision, shift, scale = self.sums(np.arange(self.n_sites), sites)
+        precision, shift, scale = self.sums(np.arange(self.problem.n_rows), sites)
         precision += np.kron(np.eye(count), prior.precision)
         total = count * prior.log_scale + scale
         return gaussian(State(precision, shift + np.tile(prior.shift, count), sites, total, sweeps))
@@ -260,10 +245,39 @@ class NestedEngine(EPEngine):
         h = h if self.offset is None else h + self.offset[numbers]
         return differences(self.classes[numbers], h, S)
 
+
+class NestedEngine(EPEngine):
+    """EP on the weights of all classes together, by parts of the rows, each from one posterior."""
+
+    def __init__(self, problem: LinearProblem) -> None:
+        super().__init__(problem, Joint(problem))
+        schedule = self.schedule
+        for name, value, allowed in (
+            ("order", schedule.order, ("auto", "parallel")),
+            ("block", schedule.block, (None,)),
+        ):
+            if value not in allowed:
+                raise ValueError(
+                    f"{name} is {value!r}; allowed with {problem.loss!r}: "
+                    + " or ".join(map(repr, allowed))
+                )
+        if self.form.order > MOST_WEIGHTS:
+            raise ValueError(
+                f"X has {problem.shape[1]} columns: {self.form.order} weights in all; allowed with "
+                f"{problem.loss!r}: {MOST_WEIGHTS}"
+            )
+        self.is_auto = schedule.order == "auto" and schedule.damping == 1.0
+
+    def visits(self, state: Swept) -> NestedVisits:
+        return NestedVisits(self)
+
+    def begun(self, state: Swept, is_flat: bool) -> Swept:
+        return state._replace(memory=NestedMemory())
+
     def settle(self, state: Swept, hurry: bool = False) -> State:
         assert state.sites is not None
-        fresh = None if hurry else self.built(state.sites, state.sweeps)
-        return super().settle(state if fresh is None else fresh, hurry)
+        fresh = None if hurry else self.form.built(state.sites, state.sweeps)
+        return plain(state if fresh is None else fresh)
 
 
 class NestedVisits:
@@ -304,10 +318,11 @@ class NestedVisits:
     ) -> tuple[Swept | None, int]:
         """Fit the sites of some rows from one posterior, in place; rows that are lost."""
         engine, old = self.engine, families.taken(sites, numbers)
-        m, V = cavities(*engine.marginals(state, numbers), old)
+        h, S = engine.form.marginals(state, numbers)
+        m, V = cavities(h, S, old)
         found, _, refused = within(m, V, old, ROUNDS)
         new = families.damped(old, found, damping)
-        precision, shift, scale = engine.sums(numbers, new, old)
+        precision, shift, scale = engine.form.sums(numbers, new, old)
         total = State(
             state.precision + precision, state.shift + shift, None, state.log_scale + scale, 0
         )

@@ -27,6 +27,7 @@ from epfast.linear.engines.base import (
     plain,
     with_moments,
 )
+from epfast.linear.engines.full import Full
 from epfast.linear.engines.rows import RowEngine, sequential_core
 from epfast.linear.problem import LinearProblem
 from epfast.linear.sources import Stream
@@ -47,11 +48,19 @@ def engine_of_rows(problem: LinearProblem) -> RowEngine | PassEngine:
     return (PassEngine if problem.schedule.stores == "none" else RowEngine)(problem)
 
 
+def adf_begun(problem: LinearProblem, start: Any) -> Swept:
+    """The state before a pass."""
+    d = len(problem.base.shift)
+    if start is not None and start.shift.size != d:
+        raise ValueError(f"start has {start.shift.size} dimensions; allowed: {d}")
+    return with_moments(adf_start(problem.base if start is None else start.state))
+
+
 class PassEngine(EPEngine):
     """One posterior that forgets what it was made of."""
 
     def __init__(self, problem: LinearProblem) -> None:
-        super().__init__(problem)
+        super().__init__(problem, Full(problem))
         by_rows = problem.batch_size is None
         self.tilted = problem.tilted() if by_rows else None
         self.core = sequential_core(problem, self.tilted) if self.tilted else None
@@ -60,10 +69,7 @@ class PassEngine(EPEngine):
         return Pass(self)
 
     def init(self, start: Any) -> Swept:
-        d = self.order_of_matrices
-        if start is not None and start.shift.size != d:
-            raise ValueError(f"start has {start.shift.size} dimensions; allowed: {d}")
-        return with_moments(adf_start(self.problem.base if start is None else start.state))
+        return adf_begun(self.problem, start)
 
 
 class Pass(Memoryless):
@@ -72,7 +78,8 @@ class Pass(Memoryless):
     in_turn = False
 
     def __init__(self, engine: PassEngine) -> None:
-        self.engine, self.problem = engine, engine.problem
+        self.engine = engine
+        self.problem: LinearProblem = engine.problem
         self.core: Any = engine.core
         self.by_rows = engine.core is not None
 

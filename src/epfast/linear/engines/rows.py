@@ -25,6 +25,7 @@ from epfast.linear.engines.base import (
     Swept,
     Visits,
     flat,
+    plain,
     with_moments,
 )
 from epfast.linear.engines.chunks import (
@@ -35,6 +36,7 @@ from epfast.linear.engines.chunks import (
     keeps_order,
     overshoots,
 )
+from epfast.linear.engines.full import Full
 from epfast.linear.problem import LinearProblem, Part, inverse_root
 
 #: rows per block of marginals in parallel order
@@ -153,7 +155,7 @@ class RowEngine(EPEngine):
     """A site per row of X: two numbers and a log scale."""
 
     def __init__(self, problem: LinearProblem) -> None:
-        super().__init__(problem)
+        super().__init__(problem, Full(problem))
         self.tilted: TiltedMoments = problem.tilted()
         self.threads = ALONE
         self._made: dict[str, Visits] = {}
@@ -175,13 +177,10 @@ class RowEngine(EPEngine):
         if order in ("parallel", "parallel_damped"):
             damping = RESTART_DAMPING if order == "parallel_damped" else self.schedule.damping
             return AtOnce(self.problem, self.tilted, damping, self.threads)
-        return InTurn(self.problem, self.tilted, self.parts)
+        return InTurn(self.problem, self.tilted, self.form.parts)
 
-    def init(self, start: Any) -> Swept:
-        return self.begun(super().init(start))
-
-    def begun(self, begun: Swept) -> Swept:
-        """The posterior of a start, and how its first sweep goes."""
+    def begun(self, state: Swept, is_flat: bool) -> Swept:
+        """The state, and how its first sweep goes."""
         order = self.schedule.order
         if order == "auto":
             # a schedule with an order of its own keeps it
@@ -190,14 +189,12 @@ class RowEngine(EPEngine):
             order = "chunked" if chunks else "sequential"
         memory = None
         if order == "chunked":
-            assert begun.sites is not None
-            is_flat = not (begun.sites.precision.any() or begun.sites.shift.any())
             memory = ChunkMemory(chunk_size(self.problem), is_flat)
-        return begun._replace(order=order, memory=memory)
+        return state._replace(order=order, memory=memory)
 
     def settle(self, state: Swept, hurry: bool = False) -> Any:
         if state.order == "chunked" and state.memory.since > 0 and not hurry:
             # chunks add up their changes: the sums have their rounding
             assert state.sites is not None
-            state = self.built(state.sites, state.sweeps) or state
-        return super().settle(state, hurry)
+            state = self.form.built(state.sites, state.sweeps) or state
+        return plain(state)

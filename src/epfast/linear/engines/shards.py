@@ -18,10 +18,10 @@ from epfast.linear.engines.arrivals import Arrivals, Flow, Lanes, Part
 from epfast.linear.engines.base import (
     LEAST_SHARE,
     EPEngine,
-    check_sites,
     flat,
     improper_start,
 )
+from epfast.linear.engines.full import Full, check_sites
 from epfast.linear.engines.local import (
     damped_rows,
     engine_of_shard,
@@ -91,7 +91,7 @@ class ShardEngine(EPEngine):
     """
 
     def __init__(self, problem: LinearProblem) -> None:
-        super().__init__(problem)
+        super().__init__(problem, Full(problem))
         if problem.covariance != "full":
             self.order_of_matrices = 0
         size = problem.batch_size or 1

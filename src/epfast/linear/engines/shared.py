@@ -19,9 +19,9 @@ from epfast.linear.engines.base import (
     Swept,
     contraction,
     gaussian,
-    improper_start,
     with_moments,
 )
+from epfast.linear.engines.full import Full
 from epfast.linear.engines.local import (
     ROWS_AT_ONCE,
     local_shared,
@@ -64,7 +64,7 @@ class Ending(NamedTuple):
         return Ending(max(LEAST_DAMPING, 0.5 * self.damping), self.checked)
 
 
-class Tied:
+class Groups:
     """Batches in turn, each with the site of its group; or all groups from one posterior."""
 
     in_turn = False
@@ -117,18 +117,52 @@ class Tied:
         return Outcome(sum(update.refused for update in found), lost=tasks.n_lost - lost)
 
 
+class Tied(Full):
+    """The prior times powers of the sites of groups: q = p0 Π_k g_k^N_k."""
+
+    def __init__(self, problem: LinearProblem, sizes: Array) -> None:
+        """sizes: rows per group, with their copies, (K,)."""
+        super().__init__(problem)
+        self.sizes = sizes
+
+    def prior(self) -> Swept:
+        count, d = len(self.sizes), self.order
+        sites = Sites(np.zeros((count, d, d)), np.zeros((count, d)), np.zeros(count))
+        return with_moments(self.problem.base._replace(sites=sites))
+
+    def taken(self, start: Any) -> Sites:
+        count, d, sites = len(self.sizes), self.order, start.sites
+        allowed = [(count, d, d), (count, d), (count,)]
+        if sites is None or [part.shape for part in sites] != allowed:
+            found = None if sites is None else sites.precision.shape
+            raise ValueError(
+                f"start has sites of shape {found}; allowed with this schedule: {allowed[0]}, a "
+                "result with shared sites and as many groups, and shifts and scales to match"
+            )
+        found_sites: Sites = sites
+        return found_sites
+
+    def built(self, sites: Sites, sweeps: int) -> Swept | None:
+        base = self.problem.base
+        precision = base.precision + np.tensordot(self.sizes, sites.precision, 1)
+        shift = base.shift + self.sizes @ sites.shift
+        total = base.log_scale + float(self.sizes @ sites.log_scale)
+        return gaussian(State(precision, shift, sites, total, sweeps))
+
+
 class SharedEngine(EPEngine):
-    """q = p0 Π_k g_k^N_k. Each batch costs a Cholesky factorisation, O(d^3).
+    """Sites that groups of rows share. Each batch costs a Cholesky factorisation, O(d^3).
 
     A run that ends at a tolerance ends with sweeps over whole groups: those over batches have
     another fixed point, which depends on the order of the rows, or none.
     """
 
     def __init__(self, problem: LinearProblem) -> None:
-        super().__init__(problem)
+        self.schedule, self.problem = problem.schedule, problem
+        self.sizes = self.group_sizes()
+        super().__init__(problem, Tied(problem, self.sizes))
         self.tilted = problem.tilted()
         self.tasks = Tasks()
-        self.sizes = self.group_sizes()
         if not self.sizes.all():
             raise ValueError("weights are all 0 in a group; allowed: a row that counts in each")
         schedule, count = self.schedule, self.batch_count()
@@ -148,30 +182,16 @@ class SharedEngine(EPEngine):
         """How many batches a sweep has; refuses one that is too large."""
         return int(self.batches(self.schedule, 0).last.sum())
 
-    def init(self, start: Any) -> Swept:
-        count, d = len(self.sizes), self.order_of_matrices
-        shape = (count, d, d)
-        if start is None:
-            sites = Sites(np.zeros(shape), np.zeros((count, d)), np.zeros(count))
-            # a start may be a fixed point, which batches would leave
-            return with_moments(self.problem.base._replace(sites=sites))._replace(memory=Ending())
-        allowed, sites = [shape, shape[:2], shape[:1]], start.sites
-        if sites is None or [part.shape for part in sites] != allowed:
-            found = None if sites is None else sites.precision.shape
-            raise ValueError(
-                f"start has sites of shape {found}; allowed with this schedule: {shape}, a result "
-                "with shared sites and as many groups, and shifts and scales to match"
-            )
-        state = self.built(sites, start.n_sweeps)
-        if state is None:
-            raise improper_start()
-        return state._replace(memory=Ending(None if self.whole is None else DAMPING, True))
+    def begun(self, state: Swept, is_flat: bool) -> Swept:
+        # a start may be a fixed point, which batches would leave
+        near = Ending(None if self.whole is None else DAMPING, True)
+        return state._replace(memory=Ending() if is_flat else near)
 
-    def visits(self, state: Swept) -> Tied:
+    def visits(self, state: Swept) -> Groups:
         damping = state.memory.damping
         if damping is None:
-            return Tied(self, self.schedule, self.schedule.damping)
-        return Tied(self, self.whole, min(damping, self.schedule.damping))
+            return Groups(self, self.schedule, self.schedule.damping)
+        return Groups(self, self.whole, min(damping, self.schedule.damping))
 
     def calls(
         self, state: Swept, sites: Sites, schedule: Any, damping: float
@@ -205,12 +225,3 @@ class SharedEngine(EPEngine):
                 f"group, 0 to {count - 1}, and whether it ends a batch"
             )
         return Batches(rows.astype(np.intp), group.astype(np.intp), last.astype(np.uint8))
-
-    def built(self, sites: Sites, sweeps: int) -> Swept | None:
-        """Base times powers of the sites; None if that is no proper Gaussian."""
-        base = self.problem.base
-        precision = base.precision + np.tensordot(self.sizes, sites.precision, 1)
-        total = base.log_scale + float(self.sizes @ sites.log_scale)
-        return gaussian(
-            State(precision, base.shift + self.sizes @ sites.shift, sites, total, sweeps)
-        )

@@ -23,7 +23,7 @@ from epfast.linear.engines.base import (
     Visits,
     contraction,
     gaussian,
-    improper_start,
+    plain,
 )
 from epfast.linear.engines.chunks import (
     FIRST,
@@ -37,8 +37,9 @@ from epfast.linear.engines.chunks import (
     keeps_order,
     layout_of,
 )
+from epfast.linear.engines.full import Full
 from epfast.linear.engines.latent_means import MeansStep
-from epfast.linear.problem import LinearProblem, State, from_sites, not_proper
+from epfast.linear.problem import LinearProblem, State, not_proper
 from epfast.losses import LatentLoss, Probit
 
 #: sweeps between two sums of all sites, which remove the rounding of those that chunks add up
@@ -74,23 +75,42 @@ def stack(parts: list[Swept], sites: Sites, log_scale: float, sweeps: int) -> Sw
     return Swept(*state, covariance, mean, log_determinant, square)
 
 
-def of_sites(problem: LinearProblem, sites: Sites, sweeps: int) -> Swept | None:
-    """The prior times the sites; None if that is no proper Gaussian. O(C n d^2)."""
-    parts = []
-    for k in range(sites.shift.shape[1]):
-        # the log scale of a row is in none of its latents
-        precision, shift = (np.ascontiguousarray(part[:, k]) for part in sites[:2])
-        part = gaussian(from_sites(problem, Sites(precision, shift, np.zeros(len(shift))), sweeps))
-        if part is None:
-            return None
-        parts.append(part)
-    total = len(parts) * problem.base.log_scale + float(sites.log_scale.sum())
-    return stack(parts, sites, total, sweeps)
+class Stack(Full):
+    """A Gaussian of order d per latent, independent of each other: sites of (n, C) numbers."""
 
+    def __init__(self, problem: LinearProblem) -> None:
+        super().__init__(problem)
+        self.prior_log_determinant *= problem.loss.latents
 
-def flat_sites(n: int, latents: int) -> Sites:
-    """Flat sites of n rows."""
-    return Sites(np.zeros((n, latents)), np.zeros((n, latents)), np.zeros(n))
+    def prior(self) -> Swept:
+        shape = self.problem.n_rows, self.problem.loss.latents
+        found = self.built(Sites(np.zeros(shape), np.zeros(shape), np.zeros(shape[0])), 0)
+        if found is None:
+            raise not_proper()
+        return found
+
+    def taken(self, start: Any) -> Sites:
+        shape, sites = (self.problem.n_rows, self.problem.loss.latents), start.sites
+        if sites.shift.shape != shape or start.mean.shape[1] != self.order:
+            raise ValueError(
+                f"start has sites of shape {sites.shift.shape} in {start.mean.shape[1]} "
+                f"dimensions; allowed: {shape} in {self.order}, the same rows"
+            )
+        found: Sites = sites
+        return found
+
+    def built(self, sites: Sites, sweeps: int) -> Swept | None:
+        """The prior times the sites; None if that is no proper Gaussian. O(C n d^2)."""
+        parts = []
+        for k in range(sites.shift.shape[1]):
+            # the log scale of a row is in none of its latents
+            precision, shift = (np.ascontiguousarray(part[:, k]) for part in sites[:2])
+            part = super().built(Sites(precision, shift, np.zeros(len(shift))), sweeps)
+            if part is None:
+                return None
+            parts.append(part)
+        total = len(parts) * self.problem.base.log_scale + float(sites.log_scale.sum())
+        return stack(parts, sites, total, sweeps)
 
 
 class ByLatent(NamedTuple):
@@ -261,10 +281,9 @@ class StackEngine(EPEngine):
     """EP on rows with several latents."""
 
     def __init__(self, problem: LinearProblem) -> None:
-        super().__init__(problem)
+        super().__init__(problem, Stack(problem))
         loss, schedule = problem.loss, problem.schedule
         assert isinstance(loss, LatentLoss)
-        self.prior_log_determinant *= loss.latents
         moments = loss.latent_moments()
         core = LatentSites(moments, schedule.damping, problem.shape[1])
         order, undamped = schedule.order, schedule.tol > 0.0 and schedule.damping == 1.0
@@ -289,24 +308,9 @@ class StackEngine(EPEngine):
     def visits(self, state: Swept) -> Visits:
         return self._visits
 
-    def built(self, sites: Sites, sweeps: int) -> Swept | None:
-        return of_sites(self.problem, sites, sweeps)
-
-    def init(self, start: Any) -> Swept:
-        (n, d), latents = self.problem.shape, self.problem.loss.latents
-        sites, sweeps = flat_sites(n, latents), 0
-        if start is not None:
-            sites, sweeps = start.sites, start.n_sweeps
-            if sites.shift.shape != (n, latents) or start.mean.shape[1] != d:
-                raise ValueError(
-                    f"start has sites of shape {sites.shift.shape} in {start.mean.shape[1]} "
-                    f"dimensions; allowed: {(n, latents)} in {d}, the same rows"
-                )
-        state = self.built(sites, sweeps)
-        if state is None:
-            raise improper_start()
-        size = n if self.order == "parallel" else chunk_size(self.problem)
-        return state._replace(memory=StackMemory(size, start is None))
+    def begun(self, state: Swept, is_flat: bool) -> Swept:
+        size = self.n_sites if self.order == "parallel" else chunk_size(self.problem)
+        return state._replace(memory=StackMemory(size, is_flat))
 
     def before(self, state: Swept) -> Swept:
         """The state after a step on all means. O(C n d^2)."""
@@ -326,5 +330,5 @@ class StackEngine(EPEngine):
     def settle(self, state: Swept, hurry: bool = False) -> State:
         if state.memory.since > 0 and not hurry:
             assert state.sites is not None
-            state = self.built(state.sites, state.sweeps) or state
-        return super().settle(state, hurry)
+            state = self.form.built(state.sites, state.sweeps) or state
+        return plain(state)

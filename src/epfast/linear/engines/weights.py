@@ -444,7 +444,7 @@ class ByWeights(WeightEngine):
         assert state.precision is not None
         base = State(np.diag(weights.precision), weights.shift, None, 0.0, state.sweeps)
         # scratch of its own, but for what its rows multiply
-        engine.problem = self.problem._replace(base=base)
+        engine.problem = engine.form.problem = self.problem._replace(base=base)
         order = self.schedule.order
         if order == "auto":
             order = "sequential" if state.memory is None else "chunked"
