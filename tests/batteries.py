@@ -1,6 +1,6 @@
 """Batteries: all losses, schemes and schedules with all engines, from the registries.
 
-What is legal is asked of :func:`epfast.inference.combinations.legal`, so that a new loss, scheme,
+What is legal is asked of :func:`epfast.gaussian.table.legal`, so that a new loss, scheme,
 schedule or row of a table is tested where it goes, and skipped where it is refused.
 """
 
@@ -10,18 +10,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from epfast import gp, linear, losses, schedules, schemes
-from epfast.gp.problem import GPProblem, kernel_at_door
-from epfast.inference.combinations import legal
-from epfast.linear.priors import prior_at_door
-from epfast.linear.problem import data_of
+from epfast import fit_gp, fit_linear, losses, schedules, schemes
+from epfast.gaussian import choices
+from epfast.gaussian.priors import prior_at_door
+from epfast.gaussian.problem import data_of
+from epfast.gaussian.process_problem import GPProblem, kernel_at_door
+from epfast.gaussian.table import ENGINES, engine_of, legal
 from tests.oracles.data import rbf
 
 LOSSES = {name: kind() for name, kind in losses.NAMED.items()}
 #: losses of the margin y h, y = -1 or +1
 MARGINS = {name: loss for name, loss in LOSSES.items() if loss.by_margin}
 SCHEMES = {name: kind() for name, kind in schemes.NAMED.items()}
-TABLES = {"linear": linear.engines.ENGINES, "gp": gp.engines.ENGINES}
+TABLES = {
+    wing: {key: row for key, row in ENGINES.items() if (key[0] == "process") == (wing == "gp")}
+    for wing in ("linear", "gp")
+}
 #: of the schedules of a battery, so few that what does not settle ends soon
 SWEEPS = 3
 
@@ -80,7 +84,7 @@ class Case(NamedTuple):
 def is_legal(wing, covariance, factor, schedule, scheme, loss):
     """Whether the door lets it in."""
     try:
-        legal(TABLES[wing], covariance, factor, schedule, SCHEMES[scheme], LOSSES[loss], {})
+        legal(covariance, factor, schedule, SCHEMES[scheme], LOSSES[loss], {})
     except ValueError:
         return False
     return True
@@ -167,18 +171,18 @@ def fit(case, **given):
     """Fit a case through its door."""
     X, y = rows(LOSSES[case.loss])
     if case.wing == "gp":
-        return gp.fit_gp(rbf(X), y, **arguments(case), **given)
-    return linear.fit_linear(X, y, **arguments(case), **given)
+        return fit_gp(rbf(X), y, **arguments(case), **given)
+    return fit_linear(X, y, **arguments(case), **given)
 
 
 def engine(case):
     """The engine of a case."""
     X, y = rows(LOSSES[case.loss])
     if case.wing == "linear":
-        chosen = linear.choices.choose(**arguments(case))
+        chosen = choices.choose(**arguments(case))
         full = case.covariance == "full"
         prior = prior_at_door(None, None, None, None, X.shape[1], full)
-        return linear.engines.engine_of(chosen.problem(data_of(X, y, None, chosen.loss), prior))
+        return engine_of(chosen.problem(data_of(X, y, None, chosen.loss), prior))
     loss, scheme = LOSSES[case.loss], SCHEMES[case.scheme]
     schedule = case.schedule.filled(power=1.0, damping=1.0)
     kernel = kernel_at_door(rbf(X), False, 0.0)

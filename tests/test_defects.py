@@ -245,8 +245,8 @@ def test_progress_is_called_with_what_is_done(kind):
 
 def test_nothing_is_patched():
     """Pieces of work are an argument of the problem and of the engine, not a module's constant."""
-    from epfast.gp.engines import ProcessEngine
-    from epfast.linear.problem import LinearProblem
+    from epfast.gaussian.engines.kernel import ProcessEngine
+    from epfast.gaussian.problem import LinearProblem
 
     assert "chunk" in LinearProblem._fields
     assert "chunk" in inspect.signature(ProcessEngine).parameters

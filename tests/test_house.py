@@ -19,17 +19,25 @@ PUBLIC = {"_replace", "_asdict", "_fields", "_make", "_validate_data"}
 
 #: from the ground up; a room may import those below it, not its neighbours
 FLOORS = """_core / _arrays / _checks / losses schedules families / schemes inference / operators
-    / linear / gp graph parametric / storage backend / svm / estimators / gpy dask rating plots
+    / gaussian / graph parametric / storage backend / svm / estimators / gpy dask rating plots
     / __init__ / _demo / __main__"""
 FLOOR = {room: k for k, floor in enumerate(FLOORS.split("/")) for room in floor.split()}
-#: what the other wings may import of linear; a process of low rank is a linear fit
-OF_LINEAR = {wing: {"problem", "engines"} for wing in ("gp", "graph", "parametric")}
-OF_LINEAR["gp"] |= {"choices", "posterior", "full_posterior", "files", "fit", "checking"}
-OF_LINEAR["gp"] |= {"kernel_posterior"}
-OF_LINEAR["graph"] |= {"choices", "priors"}
-#: within a wing, from the ground up
-RISE = "problem engines choices online posterior full_posterior fit"
-RISE = {name: k for k, name in enumerate(RISE.split())}
+#: what graphs and networks may import of gaussian
+OF_GAUSSIAN = {"problem", "priors", "engines", "table", "choices"}
+#: the files of gaussian, from the ground up; engines by themselves, below
+RISE = """problem files certificate relaxed prediction
+    / priors notes sources process_problem process_prediction checking
+    / factor wide / engines
+    / kernel_posterior latent_checking shrunk_checking wide_checking
+    / shrinkage process_checking / table
+    / choices online / posterior latent_posterior process_posterior
+    / full_posterior joint_posterior latent_processes / shrunk_posterior wide_posterior
+    / combining fit_linear / low_rank / fit_gp / __init__"""
+RISE = {name: k for k, floor in enumerate(RISE.split("/")) for name in floor.split()}
+ENGINES = """base joint latent_means / chunks full / means nested rows stack
+    / kernel passes weights / diagonal double_loop latent_processes wide_weights / local
+    / arrivals laplace shared / shards / __init__"""
+ENGINES = {name: k for k, floor in enumerate(ENGINES.split("/")) for name in floor.split()}
 
 
 def module_of(path):
@@ -74,11 +82,21 @@ def test_imports_go_down(module):
     for target in [b for a, b in ARROWS if a == module]:
         if target[0] != room:
             assert FLOOR[target[0]] < FLOOR[room], f"{room} imports {target[0]}"
-            if target[0] == "linear" and room in OF_LINEAR:
-                assert set(target[1:2]) & OF_LINEAR[room], f"{room} imports {target}"
-        elif len(module) > 1 and len(target) > 1:
-            below, above = RISE.get(target[1]), RISE.get(module[1])
-            assert None in (below, above) or below <= above, f"{module} imports {target}"
+            if target[0] == "gaussian" and room in ("graph", "parametric"):
+                assert set(target[1:2]) & OF_GAUSSIAN, f"{room} imports {target}"
+        elif room == "gaussian":
+            floors, depth = RISE, 1
+            if module[1:2] == target[1:2] == ("engines",):
+                floors, depth = ENGINES, 2
+            above, below = ((*name, "__init__")[depth] for name in (module, target))
+            assert floors[below] <= floors[above], f"{module} imports {target}"
+
+
+def test_every_file_of_gaussian_has_a_floor():
+    names = {module[1:] for module in MODULES if module[0] == "gaussian"}
+    assert {(*name, "__init__")[0] for name in names} == set(RISE)
+    engines = {(*name[1:], "__init__")[0] for name in names if name[:1] == ("engines",)}
+    assert engines == set(ENGINES)
 
 
 def test_no_circles():

@@ -16,7 +16,8 @@ from fuzz_oracles import LOG_FACTORS, Case, Posterior, exact
 from fuzz_values import Draw
 
 import epfast
-from epfast import gp, linear, losses, schedules
+from epfast import losses, schedules
+from epfast.gaussian.table import ENGINES
 
 #: residual above which a fit has not converged
 RESIDUAL = 1e-3
@@ -25,8 +26,8 @@ EVIDENCE = 1e-8
 #: distance of EP from the integral: of the mean in standard deviations, of log Z
 MEAN, LOG_Z = 0.5, 1.0
 
-LINEAR = tuple(linear.engines.ENGINES)
-PROCESS = tuple(gp.engines.ENGINES)
+LINEAR = tuple(key for key in ENGINES if key[0] != "process")
+PROCESS = tuple(key for key in ENGINES if key[0] == "process")
 
 
 def draw_case(draw: Draw) -> Case:

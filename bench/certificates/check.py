@@ -22,8 +22,8 @@ import epfast
 from bench.lib import harness
 from bench.lib.datasets import MIXED, SMALL, load_mixed
 from bench.lib.numpy_reference import rbf
+from epfast.gaussian.checking import proposal, root_of
 from epfast.inference.importance import Sampler, moments
-from epfast.linear.checking import proposal, root_of
 
 FAILED = ("ionosphere", "sonar", "wdbc", "fertility", "crabs", "spambase", "adult2000")
 OLD = {

@@ -15,7 +15,7 @@ from bench.speed.linear_task import fastest, rounds, synthetic
 from epfast._core.chunks import ChunkedSweep
 from epfast._core.row_sweeps import ParallelSweep
 from epfast._core.rows import Rows
-from epfast.linear.engines.chunks import block_of
+from epfast.gaussian.engines.chunks import block_of
 
 #: columns of X, and those from which the aim holds
 DIMENSIONS, AIMED_FROM, AIM = (64, 100, 128, 256, 785), 128, 0.8

@@ -36,7 +36,7 @@ from bench.speed.gp import problem
 from epfast.estimators.base import EvidenceWarning
 from epfast.estimators.evidence import BinaryProblems
 from epfast.estimators.process_search import Descent
-from epfast.gp.engines import ProcessEngine
+from epfast.gaussian.engines.kernel import ProcessEngine
 
 SETS = ("ionosphere", "wdbc", "pima", "breast", "banknote")
 FOLDS, REPEATS = 5, 3

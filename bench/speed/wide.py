@@ -22,8 +22,8 @@ from scipy import sparse
 import epfast
 from bench.lib import harness
 from bench.speed.linear_task import fastest, ratio, rounds
-from epfast.linear import fit_problem
-from epfast.linear.wide import in_d_by_d
+from epfast.gaussian import fit_problem
+from epfast.gaussian.wide import in_d_by_d
 
 ROWS, COLUMNS, NEW_ROWS = 400, 5_000, 1_000
 MOST_SECONDS = 0.5

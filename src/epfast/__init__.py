@@ -16,12 +16,11 @@ The rooms, from the ground up. A room imports those below it, never a neighbour:
     schedules           choices 3 and 4, data only
     families            exponential families by natural parameters
     schemes             choice 2
-    inference           THE ONE LOOP, its records, and the table of legal combinations
+    inference           THE ONE LOOP, and its records
     operators           messages by quadrature, Laplace or sampling, and learned ones
-    linear              WING: a weight vector and the rows of X
-    gp                  WING: a latent function and its kernel
-    graph               WING: variables and factors
-    parametric          WING: models given by tilted moments of their parameters
+    gaussian            rows and processes: forms of q, visits of factors, the table of both
+    graph               variables and factors
+    parametric          models given by tilted moments of their parameters
     storage             posteriors from files
     backend             arrays in, arrays out
     svm                 support vector machines
@@ -31,8 +30,8 @@ The rooms, from the ground up. A room imports those below it, never a neighbour:
     plots               pictures of posteriors
     rating              players by their games, through time
 
-Neighbours are losses, schedules and families; schemes and inference; storage and backend. A wing
-has problem, engines, online, posterior and fit, in this order.
+Neighbours are losses, schedules and families; schemes and inference; graph and parametric;
+storage and backend.
 """
 
 from importlib.util import find_spec as _find_spec
@@ -42,7 +41,9 @@ from typing import Any as _Any
 
 from epfast import backend, graph, losses, operators, schemes
 from epfast._core.vector import build_facts as _build_facts
-from epfast.gp import (
+from epfast.gaussian import (
+    FactorizedPosterior,
+    FullPosterior,
     GPPosterior,
     GPState,
     KernelColumns,
@@ -50,9 +51,13 @@ from epfast.gp import (
     LowRankGPPosterior,
     Relaxed,
     RelaxedEnergies,
-    fit_gp,
+    State,
+    WidePosterior,
+    combine,
     incomplete_cholesky,
 )
+from epfast.gaussian.fit_gp import fit_gp
+from epfast.gaussian.fit_linear import fit_linear
 from epfast.graph import Graph, GraphPosterior
 from epfast.inference import (
     ConvergenceWarning,
@@ -64,14 +69,6 @@ from epfast.inference import (
 )
 from epfast.inference.certificates import Check
 from epfast.inference.comparison import compare
-from epfast.linear import (
-    FactorizedPosterior,
-    FullPosterior,
-    State,
-    WidePosterior,
-    combine,
-    fit_linear,
-)
 from epfast.losses import (
     CustomLoss,
     CustomSite,

@@ -9,26 +9,26 @@ from typing import Any
 import numpy as np
 
 from epfast import _checks, losses
-from epfast.gp.engines.latents import LatentGPState
-from epfast.gp.factor import LowRankFactor
-from epfast.gp.latents import LatentGPPosterior, LatentGPProblem
-from epfast.gp.low_rank import LowRankGPPosterior
-from epfast.gp.posterior import GPPosterior
-from epfast.gp.problem import GPProblem
+from epfast.gaussian.engines.kernel import GPState, Moments, Relaxed
+from epfast.gaussian.engines.latent_processes import LatentGPState
+from epfast.gaussian.engines.weights import PriorSites, ShrunkState
+from epfast.gaussian.factor import LowRankFactor
+from epfast.gaussian.files import check_shapes, restored
+from epfast.gaussian.full_posterior import FullPosterior
+from epfast.gaussian.joint_posterior import JointPosterior
+from epfast.gaussian.latent_posterior import LatentPosterior
+from epfast.gaussian.latent_processes import LatentGPPosterior, LatentGPProblem
+from epfast.gaussian.low_rank import LowRankGPPosterior
+from epfast.gaussian.posterior import FactorizedPosterior
+from epfast.gaussian.problem import Data, LinearProblem, State
+from epfast.gaussian.process_posterior import GPPosterior
+from epfast.gaussian.process_problem import GPProblem
+from epfast.gaussian.shrunk_posterior import ShrunkPosterior
+from epfast.gaussian.wide import WideRows
+from epfast.gaussian.wide_posterior import WidePosterior
 from epfast.graph import posterior as graph_posterior
 from epfast.inference import files
 from epfast.inference.records import Sites, SweepInfo
-from epfast.linear.engines.kernel import GPState, Moments, Relaxed
-from epfast.linear.engines.weights import PriorSites, ShrunkState
-from epfast.linear.files import check_shapes, restored
-from epfast.linear.full_posterior import FullPosterior
-from epfast.linear.joint_posterior import JointPosterior
-from epfast.linear.latent_posterior import LatentPosterior
-from epfast.linear.posterior import FactorizedPosterior
-from epfast.linear.problem import Data, LinearProblem, State
-from epfast.linear.shrunk_posterior import ShrunkPosterior
-from epfast.linear.wide import WideRows
-from epfast.linear.wide_posterior import WidePosterior
 from epfast.losses import Loss
 from epfast.operators import Operator
 from epfast.operators.files import MisfitError

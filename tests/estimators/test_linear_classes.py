@@ -8,7 +8,7 @@ from scipy import sparse
 
 import epfast
 from epfast import LinearClassifier, losses
-from epfast.linear import JointPosterior, LatentPosterior
+from epfast.gaussian import JointPosterior, LatentPosterior
 
 LABELS = np.array(["ash", "beech", "oak"])
 

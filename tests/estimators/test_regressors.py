@@ -413,7 +413,10 @@ def test_what_has_no_slopes_learns_from_some_rows(given, name, monkeypatch):
 
 
 def test_many_rows_and_columns_have_a_default(monkeypatch):
-    for place in ("epfast.estimators.linear_model.FULL_UP_TO", "epfast.linear.fit.FULL_UP_TO"):
+    for place in (
+        "epfast.estimators.linear_model.FULL_UP_TO",
+        "epfast.gaussian.fit_linear.FULL_UP_TO",
+    ):
         monkeypatch.setattr(place, 2)
     model = LinearRegressor().fit(X, Y)
     assert model.posterior_.kind == "factorized"

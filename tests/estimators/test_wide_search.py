@@ -7,7 +7,7 @@ import pytest
 from scipy import sparse
 
 from epfast import FullPosterior, LinearClassifier, WidePosterior
-from epfast.linear import wide
+from epfast.gaussian import wide
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::epfast.estimators.EvidenceWarning", "ignore::FutureWarning"

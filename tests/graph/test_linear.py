@@ -1,4 +1,4 @@
-"""Losses on linear forms: against the linear wing, against one factor at a time, by properties."""
+"""Losses on linear forms: against fit_linear, against one factor at a time, by properties."""
 
 import itertools
 

@@ -372,7 +372,7 @@ def test_no_note_of_moments_in_python():
 
 def test_a_posterior_that_is_factorized_by_default_is_refused(monkeypatch):
     """As of more than 5000 rows and columns."""
-    monkeypatch.setattr("epfast.linear.fit.FULL_UP_TO", 2)
+    monkeypatch.setattr("epfast.gaussian.fit_linear.FULL_UP_TO", 2)
     with pytest.raises(ValueError, match="posterior='full'"):
         fit(learned())
 

@@ -12,9 +12,9 @@ from epfast import _checks
 from epfast.dask.engines import Place, Shard
 from epfast.dask.needs import annotate, delayed, distributed
 from epfast.dask.worker import Facts, facts_of, forget, good, version
+from epfast.gaussian.engines.arrivals import Lanes
 from epfast.inference.executors import each_of
 from epfast.inference.threads import cores
-from epfast.linear.engines.arrivals import Lanes
 
 #: of what a thread of a worker has free, the largest share of a shard that is kept; of one that is
 #: read for each visit, which is there twice, as chunks and as a whole, beside the one that is read

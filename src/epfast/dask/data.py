@@ -11,7 +11,7 @@ import numpy as np
 from epfast import _checks
 from epfast.dask.needs import da, delayed
 from epfast.dask.worker import load
-from epfast.linear.sources import column_names
+from epfast.gaussian.sources import column_names
 from epfast.losses import Loss
 
 #: shards per thread of the cluster, if neither the user nor memory says otherwise: the posterior

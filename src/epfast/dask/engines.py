@@ -26,16 +26,16 @@ from epfast.dask.worker import (
     visit_rows,
     visit_shared,
 )
+from epfast.gaussian.engines.arrivals import Lanes, Part
+from epfast.gaussian.engines.base import EPEngine, Swept, adf_start, plain, with_moments
+from epfast.gaussian.engines.full import Full
+from epfast.gaussian.engines.local import flat_site
+from epfast.gaussian.engines.shards import ShardEngine, ShardState, stacked
+from epfast.gaussian.engines.shared import SharedEngine
+from epfast.gaussian.problem import Data, LinearProblem, State, is_proper, product_over
 from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, evidence_bound
 from epfast.inference.executors import Tasks, attempted, each_of, takes_none
 from epfast.inference.runtime import Tick
-from epfast.linear.engines.arrivals import Lanes, Part
-from epfast.linear.engines.base import EPEngine, Swept, adf_start, plain, with_moments
-from epfast.linear.engines.full import Full
-from epfast.linear.engines.local import flat_site
-from epfast.linear.engines.shards import ShardEngine, ShardState, stacked
-from epfast.linear.engines.shared import SharedEngine
-from epfast.linear.problem import Data, LinearProblem, State, is_proper, product_over
 
 
 class Elsewhere(NamedTuple):

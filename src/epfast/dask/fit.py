@@ -22,17 +22,17 @@ from epfast.dask.engines import (
     Shard,
 )
 from epfast.dask.worker import Facts
+from epfast.gaussian import notes
+from epfast.gaussian.choices import Choices, choose
+from epfast.gaussian.engines.diagonal import rows_to_settle
+from epfast.gaussian.fit_linear import FULL_UP_TO, KINDS, check_start
+from epfast.gaussian.full_posterior import FullPosterior
+from epfast.gaussian.posterior import FactorizedPosterior
+from epfast.gaussian.priors import intercept_at_door, prior_of_fit
+from epfast.gaussian.problem import Data, LinearProblem
+from epfast.gaussian.sources import check_names
 from epfast.inference import Callback, ExecutorFailed, Fit, Interrupted, reached, run, warn_of
 from epfast.inference.runtime import Tick
-from epfast.linear import notes
-from epfast.linear.choices import Choices, choose
-from epfast.linear.engines.diagonal import rows_to_settle
-from epfast.linear.fit import FULL_UP_TO, KINDS, check_start
-from epfast.linear.full_posterior import FullPosterior
-from epfast.linear.posterior import FactorizedPosterior
-from epfast.linear.priors import intercept_at_door, prior_of_fit
-from epfast.linear.problem import Data, LinearProblem
-from epfast.linear.sources import check_names
 from epfast.losses import Loss
 from epfast.schedules import ADF, DAEP, DEP, DSEP, EP, Schedule
 from epfast.schemes import Scheme

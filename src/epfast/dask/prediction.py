@@ -8,9 +8,9 @@ import numpy as np
 
 from epfast import _checks
 from epfast.dask.data import matrix_of
-from epfast.linear.full_posterior import FullPosterior
-from epfast.linear.posterior import FactorizedPosterior
-from epfast.linear.sources import check_columns
+from epfast.gaussian.full_posterior import FullPosterior
+from epfast.gaussian.posterior import FactorizedPosterior
+from epfast.gaussian.sources import check_columns
 
 
 def _answer(block: Any, post: Any, method: str, meta: Any) -> Any:

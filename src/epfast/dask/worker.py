@@ -12,18 +12,18 @@ from scipy import sparse
 from epfast import _checks, families
 from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.vector import build_facts
-from epfast.inference import Counts, Sites
-from epfast.inference.runtime import no_tick, one_blas_thread
-from epfast.linear.engines import engine_of
-from epfast.linear.engines.base import flat
-from epfast.linear.engines.local import (
+from epfast.gaussian.engines.base import flat
+from epfast.gaussian.engines.local import (
     Update,
     local_laplace,
     local_shared,
     local_update,
     site_of,
 )
-from epfast.linear.problem import Data, LinearProblem, data_of, is_proper, with_ones
+from epfast.gaussian.problem import Data, LinearProblem, data_of, is_proper, with_ones
+from epfast.gaussian.table import engine_of
+from epfast.inference import Counts, Sites
+from epfast.inference.runtime import no_tick, one_blas_thread
 from epfast.losses import Loss
 from epfast.schedules import EP
 

@@ -14,20 +14,20 @@ from scipy import sparse
 
 from epfast._arrays import Array
 from epfast.estimators.jobs import in_threads, shares
-from epfast.inference import is_guess
-from epfast.inference.runtime import one_blas_thread
-from epfast.linear import (
+from epfast.gaussian import (
     FactorizedPosterior,
     FullPosterior,
     LinearProblem,
     WidePosterior,
     fit_problem,
 )
-from epfast.linear.choices import Choices
-from epfast.linear.fit import unfitted
-from epfast.linear.latent_posterior import LatentPosterior
-from epfast.linear.problem import Data, State, data_of, prior_of, with_ones
-from epfast.linear.wide import wide_rows
+from epfast.gaussian.choices import Choices
+from epfast.gaussian.fit_linear import unfitted
+from epfast.gaussian.latent_posterior import LatentPosterior
+from epfast.gaussian.problem import Data, State, data_of, prior_of, with_ones
+from epfast.gaussian.wide import wide_rows
+from epfast.inference import is_guess
+from epfast.inference.runtime import one_blas_thread
 from epfast.losses import Loss
 from epfast.schedules import DEP, EP, Schedule
 

@@ -26,8 +26,8 @@ from epfast.estimators.kernels import kernel_of
 from epfast.estimators.parameters import Parameters, tell_ends
 from epfast.estimators.process_model import ProcessModel
 from epfast.estimators.processes import NO_PARAMETERS, BinaryProcess, evidence_at
-from epfast.gp import LatentGPPosterior
-from epfast.linear.choices import copies
+from epfast.gaussian import LatentGPPosterior
+from epfast.gaussian.choices import copies
 from epfast.schedules import Schedule
 
 # scikit-learn is there, or epfast.estimators.base would have said so

@@ -17,7 +17,7 @@ from epfast.estimators.parameters import Parameters, tell_ends
 from epfast.estimators.process_model import ProcessModel
 from epfast.estimators.processes import BinaryProcess, evidence_at
 from epfast.estimators.regression import LatentRegressor, loss_of_numbers
-from epfast.gp import GPPosterior, LowRankGPPosterior
+from epfast.gaussian import GPPosterior, LowRankGPPosterior
 from epfast.inference.posterior import shifted
 from epfast.schedules import Schedule
 

@@ -23,9 +23,9 @@ from epfast.estimators.evidence import alike, with_chunk
 from epfast.estimators.interrupts import all_or_nothing
 from epfast.estimators.linear_model import LinearModel
 from epfast.estimators.search import Search, find
+from epfast.gaussian import notes
+from epfast.gaussian.choices import copies
 from epfast.inference import fit_from
-from epfast.linear import notes
-from epfast.linear.choices import copies
 from epfast.losses import Loss
 from epfast.schedules import ADF, Schedule
 

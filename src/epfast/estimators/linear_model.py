@@ -27,10 +27,10 @@ from epfast.estimators.jobs import jobs_of
 from epfast.estimators.joint import SHARES, Joint, Learnt
 from epfast.estimators.parameters import Parameters, tell_ends
 from epfast.estimators.search import Search, find, tell_lost
-from epfast.linear import FullPosterior, LinearProblem
-from epfast.linear.choices import choose, filled
-from epfast.linear.fit import FULL_UP_TO
-from epfast.linear.priors import variances_at_door
+from epfast.gaussian import FullPosterior, LinearProblem
+from epfast.gaussian.choices import choose, filled
+from epfast.gaussian.fit_linear import FULL_UP_TO
+from epfast.gaussian.priors import variances_at_door
 from epfast.losses import Loss
 from epfast.schedules import EP
 

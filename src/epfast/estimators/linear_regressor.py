@@ -20,8 +20,8 @@ from epfast.estimators.joint import Learnt
 from epfast.estimators.linear_model import LinearModel
 from epfast.estimators.regression import LatentRegressor, loss_of_numbers
 from epfast.estimators.search import Search
+from epfast.gaussian import LinearProblem, notes
 from epfast.inference import fit_from
-from epfast.linear import LinearProblem, notes
 from epfast.losses import Loss
 from epfast.schedules import Schedule
 

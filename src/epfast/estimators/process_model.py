@@ -25,9 +25,9 @@ from epfast.estimators.processes import (
     Problem,
     fit_at,
 )
-from epfast.gp import GPPosterior, LatentGPPosterior, LowRankGPPosterior
-from epfast.gp.fit import choose, warn_of_process
-from epfast.gp.problem import check_positive, kernel_in_memory
+from epfast.gaussian import GPPosterior, LatentGPPosterior, LowRankGPPosterior
+from epfast.gaussian.fit_gp import choose, warn_of_process
+from epfast.gaussian.process_problem import check_positive, kernel_in_memory
 from epfast.inference import FAILURES
 from epfast.inference.runtime import memory_left
 from epfast.schedules import EP, Schedule

@@ -14,7 +14,7 @@ from epfast._arrays import Array
 from epfast.estimators.descent import descend, root_of_slopes
 from epfast.estimators.jobs import in_threads, shares
 from epfast.estimators.processes import LowRankProcess, Problem, fitted
-from epfast.gp import GPPosterior
+from epfast.gaussian import GPPosterior
 from epfast.inference import FAILURES, ConvergenceWarning, Interrupted, Sites
 from epfast.schedules import EP
 

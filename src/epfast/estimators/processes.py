@@ -15,22 +15,21 @@ from epfast._arrays import Array
 from epfast._core.crew import Crew
 from epfast.estimators.kernels import Distances, Stationary
 from epfast.estimators.parameters import Parameters
-from epfast.gp import (
+from epfast.gaussian import (
     GPPosterior,
     GPProblem,
     KernelColumns,
     LatentGPPosterior,
     LowRankFactor,
     LowRankGPPosterior,
-    fit_gp,
-    fit_problem,
+    fit_process,
     incomplete_cholesky,
 )
-from epfast.gp.certificate import trusted
-from epfast.gp.factor import factor_at
-from epfast.gp.fit import choose, unfitted, without_factor
-from epfast.gp.prediction import contracted
-from epfast.gp.problem import kernel_at_door
+from epfast.gaussian.certificate import trusted
+from epfast.gaussian.factor import factor_at
+from epfast.gaussian.fit_gp import choose, fit_gp, unfitted, without_factor
+from epfast.gaussian.process_prediction import contracted
+from epfast.gaussian.process_problem import kernel_at_door
 from epfast.inference import FAILURES
 from epfast.inference.runtime import at_work, crew_of, one_blas_thread
 from epfast.schedules import EP, DoubleLoop
@@ -153,7 +152,7 @@ class BinaryProcess(NamedTuple):
 
         def fit(schedule: Any, start: Any) -> GPPosterior:
             ours = process._replace(schedule=schedule)
-            return fit_problem(ours, start, stacklevel=None, slopes=gradient)
+            return fit_process(ours, start, stacklevel=None, slopes=gradient)
 
         def slope(post: GPPosterior) -> Array:
             by_kernel = [contracted(post.alpha, K, dK[:, :, k]) for k in range(dK.shape[2])]
@@ -169,7 +168,7 @@ class BinaryProcess(NamedTuple):
 
         def fit(schedule: Any, start: Any) -> GPPosterior:
             ours = process._replace(schedule=schedule)
-            return fit_problem(ours, start, stacklevel=None, slopes=gradient)
+            return fit_process(ours, start, stacklevel=None, slopes=gradient)
 
         def slope(post: GPPosterior) -> Array:
             with self.at_work():

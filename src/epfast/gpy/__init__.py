@@ -15,10 +15,10 @@ import numpy as np
 from epfast import _checks, schedules
 from epfast._arrays import Array
 from epfast._core.kernel_matrix import KernelMatrix
-from epfast.gp import GPPosterior, fit_problem
-from epfast.gp.certificate import broken
-from epfast.gp.fit import choose, warn_of_process, with_descent
-from epfast.gp.problem import GPProblem, kernel_at_door
+from epfast.gaussian import GPPosterior, fit_process
+from epfast.gaussian.certificate import broken
+from epfast.gaussian.fit_gp import choose, warn_of_process, with_descent
+from epfast.gaussian.process_problem import GPProblem, kernel_at_door
 from epfast.inference import Sites, fit_from
 
 try:
@@ -306,7 +306,7 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         if not self.always_reset and before is not None and before.sites is not None:
             start = before if len(before.sites.shift) == len(rows) else None
         try:
-            post = fit_from(partial(fit_problem, problem, stacklevel=None), start)
+            post = fit_from(partial(fit_process, problem, stacklevel=None), start)
         except FloatingPointError as error:
             raise np.linalg.LinAlgError(str(error)) from error
         reason = broken(post)

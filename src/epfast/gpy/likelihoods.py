@@ -32,7 +32,7 @@ from scipy import special
 from epfast import _checks, losses
 from epfast._arrays import Array
 from epfast._core.loss import CoreLoss
-from epfast.gp import GPPosterior
+from epfast.gaussian import GPPosterior
 from epfast.inference import Sites, learning
 from epfast.losses import Loss
 from epfast.losses.base import SMOOTH

@@ -1,4 +1,4 @@
-"""WING: variables and factors, by message passing."""
+"""Variables and factors, by message passing."""
 
 from epfast.graph.factors import Between
 from epfast.graph.factors_categorical import Mixture, Table

@@ -14,14 +14,14 @@ from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.cholesky import cholesky, inverse_from_factor
 from epfast._core.row_sweeps import add_sites
 from epfast._core.rows import Rows
+from epfast.gaussian.choices import choose
+from epfast.gaussian.problem import Data, moments_of, prior_of
+from epfast.gaussian.table import engine_of
 from epfast.graph.factors import Batch, LinearFactor
 from epfast.graph.variables import Index
 from epfast.inference import Counts, Sites
 from epfast.inference.loop import Summary, change, is_sharp
 from epfast.inference.runtime import Tick
-from epfast.linear.choices import choose
-from epfast.linear.engines import engine_of
-from epfast.linear.problem import Data, moments_of, prior_of
 
 
 class BlockPrior(NamedTuple):

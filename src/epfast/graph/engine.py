@@ -16,6 +16,7 @@ from epfast._core import graph as core
 from epfast._core.crew import Crew
 from epfast._core.graph_blocks import BlockBatch
 from epfast.families import POSSIBLE
+from epfast.gaussian.engines.rows import block_size
 from epfast.graph.blocks import (
     UNDETERMINED,
     About,
@@ -39,7 +40,6 @@ from epfast.graph.variables import Form, Index
 from epfast.inference import Counts, Summary
 from epfast.inference.loop import is_sharp
 from epfast.inference.runtime import cached_property
-from epfast.linear.engines.rows import block_size
 
 logger = logging.getLogger("epfast")
 

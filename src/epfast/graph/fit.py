@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from epfast import _checks, schemes
 from epfast._arrays import Array
 from epfast.families import FAMILIES
+from epfast.gaussian.priors import prior_at_door
 from epfast.graph import priors
 from epfast.graph.blocks import BlockPrior
 from epfast.graph.engine import GraphEngine
@@ -36,7 +37,6 @@ from epfast.graph.problem import (
 )
 from epfast.graph.variables import Block, Index, Variables, ends
 from epfast.inference import Fit, Interrupted, reached, run, warn_of
-from epfast.linear.priors import prior_at_door
 from epfast.schedules import ADF, EP, Schedule
 
 Made = TypeVar("Made", Variables, Block)

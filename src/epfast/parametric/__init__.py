@@ -1,4 +1,4 @@
-"""WING: models given by tilted moments of their parameters."""
+"""Models given by tilted moments of their parameters."""
 
 from epfast.parametric.mixture import fit_mixture
 from epfast.parametric.mixture_posterior import MixturePosterior

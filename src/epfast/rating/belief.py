@@ -9,10 +9,10 @@ import numpy as np
 from scipy import optimize, sparse, special
 
 from epfast._arrays import Array
+from epfast.gaussian.fit_linear import fit_linear
 from epfast.graph import Between, Graph, Walk
 from epfast.graph.variables import Form, Terms
 from epfast.inference import SweepInfo
-from epfast.linear import fit_linear
 from epfast.losses import Interval
 from epfast.rating.games import Games, Index
 from epfast.rating.model import Model, Numbers, build

@@ -1,0 +1,45 @@
+"""Rows and processes: Gaussians over weights or latent values, and the doors fit_linear, fit_gp."""
+
+from epfast.gaussian.combining import combine
+from epfast.gaussian.engines.kernel import GPState, Relaxed
+from epfast.gaussian.factor import KernelColumns, LowRankFactor, incomplete_cholesky
+from epfast.gaussian.fit_gp import fit_process
+from epfast.gaussian.fit_linear import fit_problem
+from epfast.gaussian.full_posterior import FullPosterior
+from epfast.gaussian.joint_posterior import JointPosterior
+from epfast.gaussian.latent_posterior import LatentPosterior
+from epfast.gaussian.latent_processes import LatentGPPosterior, LatentGPProblem
+from epfast.gaussian.low_rank import LowRankGPPosterior
+from epfast.gaussian.posterior import FactorizedPosterior, LinearPosterior
+from epfast.gaussian.problem import LinearProblem, State
+from epfast.gaussian.process_posterior import GPPosterior
+from epfast.gaussian.process_problem import GPProblem
+from epfast.gaussian.relaxed import RelaxedEnergies
+from epfast.gaussian.shrunk_posterior import ShrunkPosterior
+from epfast.gaussian.wide_posterior import WidePosterior
+
+__all__ = [
+    "FactorizedPosterior",
+    "FullPosterior",
+    "GPPosterior",
+    "GPProblem",
+    "GPState",
+    "JointPosterior",
+    "KernelColumns",
+    "LatentGPPosterior",
+    "LatentGPProblem",
+    "LatentPosterior",
+    "LinearPosterior",
+    "LinearProblem",
+    "LowRankFactor",
+    "LowRankGPPosterior",
+    "Relaxed",
+    "RelaxedEnergies",
+    "ShrunkPosterior",
+    "State",
+    "WidePosterior",
+    "combine",
+    "fit_problem",
+    "fit_process",
+    "incomplete_cholesky",
+]

@@ -1,0 +1,197 @@
+"""The choices of a fit of a linear model: legal together, with numbers in place of None."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from epfast import _checks, losses, schemes
+from epfast._arrays import Array
+from epfast.gaussian import notes
+from epfast.gaussian.engines.nested import takes
+from epfast.gaussian.problem import Data, LinearProblem, State
+from epfast.gaussian.table import legal
+from epfast.schedules import DEP, EP, Schedule
+from epfast.schedules.base import AS_COMPLETED
+from epfast.schemes import Scheme
+
+#: kinds of posterior, by their covariance
+COVARIANCES = ("full", "factorized")
+DEFAULT_SCHEDULE = EP()
+#: bytes of the matrices of a fit of several latents, all together, and how many (C, d, d) it has
+MOST_BYTES, MATRICES = 16 << 30, 8
+#: copies of a row that a weight makes, on average at most
+MOST_COPIES = 100
+
+
+class Choices(NamedTuple):
+    """A legal combination."""
+
+    loss: losses.Loss
+    scheme: Scheme
+    schedule: Any
+    covariance: str
+    batch_size: int | None
+
+    def problem(self, data: Data, prior: State) -> LinearProblem:
+        """The problem of these rows with this prior."""
+        schedule = self.schedule
+        # a stream does not know how many rows it has
+        n = getattr(data.X, "shape", (None,))[0]
+        if schedule.stores == "none":
+            schedule = schedule.filled(order=notes.order_of_one_pass(data))
+        n = None if data.y is None else len(data.y)
+        groups = schedule.labels(data.X.shape[0]) if schedule.stores == "shared" else None
+        problem = LinearProblem(
+            data,
+            self.loss,
+            self.scheme.bound(self.loss, self.covariance, schedule, n),
+            schedule,
+            self.covariance,
+            self.batch_size,
+            prior,
+            prior,
+            groups,
+        )
+        problem.check_weights()
+        return problem
+
+
+def choose(
+    loss: Any,
+    scheme: Any,
+    posterior: str,
+    batch_size: int | None,
+    schedule: Any,
+    beta: float | None = None,
+    given: dict[str, Any] | None = None,
+) -> Choices:
+    """The choices that arguments of :func:`epfast.fit_linear` mean; raises if they do not combine.
+
+    given: arguments that only some combinations take, those that were given.
+    """
+    schedule = DEFAULT_SCHEDULE if schedule is None else schedule
+    _checks.schedule(schedule, Schedule, "epfast.EP, ADF, SEP, AEP, DSEP, DAEP or DEP")
+    full = _checks.choice("posterior", posterior, COVARIANCES) == "full"
+    factor = "row"
+    if batch_size is not None:
+        batch_size = _checks.integer("batch_size", batch_size, least=1)
+        factor = "minibatch"
+    found_loss = losses.resolve(loss).tempered(beta)
+    if found_loss.latents != 1:
+        for name, value, allowed in (
+            ("posterior", posterior, "full"),
+            ("batch_size", batch_size, None),
+        ):
+            if value != allowed:
+                raise ValueError(
+                    f"{name} is {value!r}; allowed with {found_loss!r}, which has several latents "
+                    f"per row: {allowed!r}"
+                )
+        factor = "latents"
+    given = given or {}
+    found = default_scheme(found_loss, factor, full) if scheme is None else schemes.resolve(scheme)
+    schedule = schedule.resolved("executor" in given)
+    legal(posterior, factor, schedule, found, found_loss, given)
+    if isinstance(schedule, DEP) and schedule.inner is not None:
+        legal(posterior, factor, schedule.inner, found, found_loss, {})
+    _check_tasks(schedule, found, given)
+    numbers: dict[str, Any] = {"power": 1.0, "damping": schedule.usual_damping(factor)}
+    if not full:
+        # scalar sites are never clipped: a negative precision is right where t is not log-concave
+        clips = factor == "minibatch" or not found.one_dimension
+        numbers["site_rule"] = "nonnegative" if clips else "keep"
+    schedule = schedule.filled(**numbers)
+    return Choices(found_loss, found, schedule, posterior, batch_size)
+
+
+def default_scheme(loss: losses.Loss, factor: str, full: bool) -> Scheme:
+    """The scheme where none is named: one that holds on columns of unit variance."""
+    if factor != "minibatch":
+        return schemes.Exact()
+    scheme, reason = schemes.Laplace(), schemes.Laplace().refuses(loss, factor)
+    if reason is not None and "values" not in loss.gives:
+        return scheme  # it says what is wrong
+    if reason is None and loss.kinks:
+        slopes = list(getattr(loss, "slopes", ()))
+        if slopes and slopes == sorted(slopes) and not full:
+            return schemes.Laplace(curvature="slope")
+        reason = f"the curvature of {loss!r} is 0, so that its sites would carry no precision"
+    if reason is None:
+        return scheme
+    raise ValueError(
+        f"scheme is None, for {loss!r} with a batch_size: {reason.split('; allowed')[0]}; allowed: "
+        "batch_size=None, a site per row, whose moments are exact, or a scheme that is named, as "
+        "schemes.Laplace(curvature='slope') or, with posterior='factorized', 'variational'; they "
+        "may fail on columns of unit variance"
+    )
+
+
+def _check_tasks(schedule: Any, scheme: Scheme, given: dict[str, Any]) -> None:
+    """Refuse an executor for what is no set of tasks, and an order of tasks without one."""
+    if "executor" not in given:
+        if schedule.order == AS_COMPLETED:
+            raise ValueError(
+                f"order is {AS_COMPLETED!r} without an executor; allowed: 'auto', 'sequential', "
+                "'shuffled' or 'parallel', or executor= beside it"
+            )
+        return
+    if scheme.learns:
+        raise ValueError(
+            f"executor is given and the scheme is {scheme!r}, which learns as it goes; allowed "
+            "with an executor: a scheme that does not"
+        )
+    if not (isinstance(schedule, DEP) or schedule.order == "parallel"):
+        raise ValueError(
+            f"schedule is {_checks.describe(schedule)}, which is no set of tasks; allowed with an "
+            "executor: DEP(); DSEP() or DAEP() in the order 'auto' or 'parallel'; or with a "
+            "batch_size EP(order='parallel')"
+        )
+
+
+# ---- several latents per row ----
+
+
+def copies(loss: losses.Loss, weights: Array, name: str = "weights") -> NDArray[np.intp]:
+    """The numbers of the rows, each as often as its weight says; weights are to be whole.
+
+    A power of a factor of several latents has no moments of closed form, as that of one latent has.
+    """
+    parts = weights % 1.0
+    if parts.any() or weights.sum() > MOST_COPIES * len(weights):
+        raise ValueError(
+            f"{name} holds {weights[np.argmax(parts)]:g}, with a mean of {weights.mean():g}; "
+            f"allowed with {loss!r}, which has several latents per row: whole numbers, "
+            f"{MOST_COPIES} on average at most; a loss of two labels, as 'probit', each class "
+            "against the rest, takes any weights"
+        )
+    return np.repeat(np.arange(len(weights)), weights.astype(np.intp))
+
+
+def filled(
+    loss: losses.LatentLoss, y: Any, d: int, schedule: Any, start: Any = None
+) -> losses.LatentLoss:
+    """The loss with numbers in place of None: as y and d weights per latent, or the start, say.
+
+    Refuses fits whose matrices would not fit in memory.
+    """
+    if start is not None:
+        found = loss.filled(start.n_latents, start.problem.loss.correlated)
+    else:
+        known = loss.filled(loss.latents_in(y), None)
+        found = known.filled(known.latents, takes(schedule) and known.with_correlations(d))
+    if start is not None and start.problem.loss.correlated != found.correlated:
+        kind = "JointPosterior" if found.correlated else "LatentPosterior"
+        raise TypeError(
+            f"start is {_checks.describe(start)}; allowed with {loss!r}: a {kind} or None"
+        )
+    size = 8 * MATRICES * found.latents * d * d
+    if size > MOST_BYTES:
+        raise ValueError(
+            f"X has {d} columns: {found.latents} covariances take {size:.3g} bytes in all; "
+            f"allowed: {MOST_BYTES:.3g}, with fewer columns, or a fit per class (one against the "
+            "rest) with posterior='factorized'"
+        )
+    return found

@@ -1,0 +1,191 @@
+"""combine: one posterior of fits of disjoint rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from epfast.gaussian.full_posterior import FullPosterior
+from epfast.gaussian.posterior import FactorizedPosterior
+from epfast.gaussian.problem import Data, LinearProblem, is_proper, product_over, stacked_rows
+from epfast.gaussian.shrunk_posterior import ShrunkPosterior
+from epfast.gaussian.wide import is_wide, same_rows
+from epfast.gaussian.wide_posterior import WidePosterior
+from epfast.inference import Sites
+
+
+def combine(posteriors: Sequence[Any]) -> FactorizedPosterior | FullPosterior:
+    """Combine fits of disjoint rows: the product of the posteriors over all priors but one.
+
+    N(theta) ∝ Π_k q_k(theta) / prior(theta)^(K-1): precisions and shifts add up, less those of the
+    surplus priors, and so do the log scales. What comes out is prior times all the sites. It is
+    exact where the sites are, for normal likelihoods; else each site was fitted beside those of its
+    own rows alone, and the result is no fixed point of EP: ``converged`` is False. It is a good
+    ``start`` for :func:`epfast.fit_linear` with all the rows, and where each fit has many rows for
+    its number of columns the start is as good as the end.
+
+    Parameters
+    ----------
+    posteriors : sequence of FullPosterior or of FactorizedPosterior
+        Two at least, of the same kind, prior, loss, scheme and columns, of rows that no other has.
+
+    Returns
+    -------
+    FullPosterior or FactorizedPosterior
+        Its sites are those of the first, then those of the second, and so on, or None where one
+        has none; so are its rows, where all of them are known.
+
+    Raises
+    ------
+    ValueError, TypeError
+        With what differs; or if the product is improper.
+
+    Examples
+    --------
+    >>> import epfast, numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(400, 2))
+    >>> y = np.where(X @ [1.0, -1.0] + rng.normal(size=400) > 0, 1, -1)
+    >>> halves = [epfast.fit_linear(X[k::2], y[k::2], loss="probit") for k in (0, 1)]
+    >>> whole = epfast.fit_linear(np.vstack([X[::2], X[1::2]]), np.r_[y[::2], y[1::2]],
+    ...                           loss="probit")
+    >>> bool(np.abs(epfast.combine(halves).mean - whole.mean).max() < 0.05)
+    True
+    """
+    if not isinstance(posteriors, Sequence):
+        raise TypeError(f"posteriors is a {type(posteriors).__name__}; allowed: a list of them")
+    if len(posteriors) < 2:
+        raise ValueError(f"posteriors holds {len(posteriors)}; allowed: two at least")
+    posteriors = _in_one_form(posteriors)
+    first = posteriors[0]
+    for k, post in enumerate(posteriors):
+        if not isinstance(post, FactorizedPosterior | FullPosterior):
+            raise TypeError(
+                f"posteriors[{k}] is a {type(post).__name__}; allowed: a FullPosterior or "
+                "FactorizedPosterior"
+            )
+        if isinstance(post, ShrunkPosterior):
+            raise ValueError(
+                f"posteriors[{k}] has prior={post.prior!r}, which is no normal one and cannot be "
+                "divided out; allowed: fits with a normal prior"
+            )
+        _check_same(k, first, post)
+        for j, other in enumerate(posteriors[:k]):
+            if post is other or same_rows(post.problem.data, other.problem.data):
+                raise ValueError(
+                    f"posteriors[{j}] and posteriors[{k}] are fits of the same rows, which would "
+                    "count twice; allowed: disjoint rows"
+                )
+    if isinstance(first, WidePosterior):
+        found = _joined_sites(list(posteriors))
+        assert found is not None
+        data = _joined_data([post.problem for post in posteriors])
+        sweeps = max(post.n_sweeps for post in posteriors)
+        return first.joined(found, data, sweeps=sweeps, converged=False, history=[])
+    sites = _joined_sites(list(posteriors))
+    state = product_over([post.state for post in posteriors], first.problem.prior, sites)
+    if not is_proper(state.precision):
+        raise ValueError(
+            "posteriors have an improper product over the surplus priors; allowed: fits that are "
+            "narrower than the prior"
+        )
+    problems = [post.problem for post in posteriors]
+    data = _joined_data(problems)
+    problem = first.problem._replace(data=data, groups=_joined_groups(problems, sites))
+    result: FactorizedPosterior | FullPosterior = type(first)(state, problem, False, [])
+    return result
+
+
+def _in_one_form(posteriors: Sequence[Any]) -> Sequence[Any]:
+    """The posteriors, all in the d x d form unless their rows together are wide."""
+    wide = [post for post in posteriors if isinstance(post, WidePosterior)]
+    rows = sum(post.problem.shape[0] for post in wide)
+    if not wide or (len(wide) == len(posteriors) and is_wide(rows, wide[0].shift.size)):
+        return posteriors
+    return [post.in_d_by_d() if isinstance(post, WidePosterior) else post for post in posteriors]
+
+
+def _check_same(k: int, first: Any, post: Any) -> None:
+    """Raise if two posteriors are of different models."""
+    parts: dict[str, tuple[Any, ...]] = {
+        "kind": (type(first).__name__, type(post).__name__),
+        "number of weights": (first.shift.size, post.shift.size),
+        "names": (first.names, post.names),
+        "beta": (first.beta, post.beta),
+        "loss": (first.loss, post.loss),
+        "offset": tuple(getattr(p.problem.loss, "has_offset", False) for p in (first, post)),
+        "scheme": (first.scheme, post.scheme),
+        "batch_size": (first.batch_size, post.batch_size),
+        "intercept": tuple(p.problem.intercept for p in (first, post)),
+    }
+    for name, (ours, theirs) in parts.items():
+        if ours != theirs:
+            raise ValueError(
+                f"posteriors[{k}] has the {name} {theirs!r} and posteriors[0] {ours!r}; allowed: "
+                "the same"
+            )
+    for name in ("precision", "shift"):
+        ours, theirs = (getattr(p.problem.prior, name) for p in (first, post))
+        if not np.allclose(ours, theirs, rtol=1e-12, atol=0.0):
+            raise ValueError(
+                f"posteriors[{k}] has another prior than posteriors[0] (its {name} differs); "
+                "allowed: the same"
+            )
+
+
+def _joined_sites(posteriors: list[Any]) -> Sites | None:
+    """All sites in the order of the fits; None if some are not stored, or do not fit together."""
+    found = [post.sites for post in posteriors]
+    if any(sites is None for sites in found) or len({s.shift.ndim for s in found}) > 1:
+        return None
+    if len({sites.precision.ndim for sites in found}) > 1:
+        return None
+    size = posteriors[0].batch_size
+    if size is not None and posteriors[0].problem.groups is None:
+        # a minibatch that is not full is the last of its rows, and of all rows only once
+        counts = [p.problem.shape[0] if p.problem.has_rows else None for p in posteriors[:-1]]
+        if any(count is None or count % size for count in counts):
+            return None
+    return stacked_rows(found)
+
+
+def _joined_groups(problems: list[LinearProblem], sites: Sites | None) -> Any:
+    """Groups of the rows that share sites, numbered on."""
+    groups = [problem.groups for problem in problems]
+    if sites is None or any(group is None for group in groups):
+        return None
+    counts = [int(group.max()) + 1 for group in groups]  # type: ignore[union-attr]
+    offsets = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    return np.concatenate([g + o for g, o in zip(groups, offsets, strict=True)])
+
+
+def _joined_data(problems: list[LinearProblem]) -> Data:
+    """All rows, where all are known; weights are kept in any case."""
+    parts = [problem.data for problem in problems]
+    weights = None
+    if any(part.weights is not None for part in parts):
+        sizes = [size for problem in problems if (size := _rows_of(problem)) is not None]
+        if len(sizes) < len(problems):
+            return Data(None, None)
+        weights = np.concatenate(
+            [
+                np.ones(size) if part.weights is None else part.weights
+                for part, size in zip(parts, sizes, strict=True)
+            ]
+        )
+    if not all(problem.has_rows for problem in problems):
+        return Data(None, None, weights)
+    rows = [part.X for part in parts]
+    is_sparse = any(hasattr(X, "indptr") for X in rows)
+    X = sparse.vstack(rows, format="csr") if is_sparse else np.concatenate(rows)
+    return Data(X, reduce(lambda a, b: np.concatenate([a, b]), [p.y for p in parts]), weights)
+
+
+def _rows_of(problem: LinearProblem) -> int | None:
+    if problem.data.weights is not None:
+        return len(problem.data.weights)
+    return problem.shape[0] if problem.has_rows else None

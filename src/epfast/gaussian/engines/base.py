@@ -1,0 +1,300 @@
+"""The engine of EP: visits change sites, and the sites make q.
+
+q is built from all sites after every sweep. So a state is no more than its sites, free of rounding
+drift, and what a sweep moved the posterior to, beside what the sites make, is known for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from operator import methodcaller
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from epfast import families
+from epfast._arrays import Array, symmetric_from_upper
+from epfast._core.cholesky import gaussian_moments
+from epfast._core.crew import Crew
+from epfast.gaussian.problem import (
+    State,
+    inverse_of,
+    log_determinant,
+    not_proper,
+)
+from epfast.inference import Counts, PartOfSweep, Sites, Summary
+from epfast.inference.loop import change
+from epfast.inference.runtime import Tick
+
+#: least share of a sweep's change that is tried, where the whole makes the posterior improper
+LEAST_SHARE = 1.0 / 1024.0
+#: a sweep contracts if its change is below this share of the least change so far
+CONTRACTION = 0.7
+#: a row that moves by no more of its sd or log variance stands still, if the tolerance is smaller
+STANDS = 1e-4
+
+COPY = methodcaller("copy")
+T = TypeVar("T")
+
+
+def contraction(moved: float, least: float, stalled: int) -> tuple[float, int]:
+    """The least change so far and the number of sweeps since, after a sweep with this change."""
+    return (moved, 0) if moved < CONTRACTION * least else (least, stalled + 1)
+
+
+class Swept(NamedTuple):
+    """The sites after a sweep and the posterior that they make, which no later sweep changes."""
+
+    #: (d, d), symmetric, or (d,) of a diagonal posterior; and (d,)
+    precision: Array
+    shift: Array
+    sites: Sites | None
+    #: sum of the log scales
+    log_scale: float
+    sweeps: int
+    rows_seen: int | None
+    #: of a full posterior, (d, d) and (d,)
+    covariance: Any
+    mean: Any
+    #: log of the determinant of the precision, and the product of shift and mean
+    log_determinant: float
+    square: float
+    #: of the next sweep, and what it goes by
+    order: str = ""
+    memory: Any = None
+
+    def at(self, other: Swept) -> Swept:
+        """Another posterior, with the order of this one."""
+        return other._replace(order=self.order, memory=self.memory)
+
+
+class Outcome(NamedTuple):
+    """What visits of all factors leave beside the sites that they changed."""
+
+    refused: int = 0
+    failed: int = 0
+    clipped: int = 0
+    #: the largest distance of a row from its fixed point, in its sd or log variance
+    residual: float = 0.0
+    #: mean and variance (d,) as the visits left them; None: they leave none
+    left: tuple[Array, Array] | None = None
+    #: the posterior, where visits have summed up the sites with little rounding
+    made: Any = None
+    #: (updates, d), posterior mean after every factor; None if it is not recorded
+    trace: Array | None = None
+    #: tasks that an executor lost
+    lost: int = 0
+
+
+class Memoryless:
+    """Base of visits that are the same in every sweep."""
+
+    def after(self, old: Any, new: Any, counts: Counts) -> tuple[Any, Counts]:
+        """The state as it is."""
+        return new, counts
+
+
+class Visits(Protocol):
+    """Visits of all factors in some order: what a form, a store and a factor ask of the core."""
+
+    #: whether the sites make a proper posterior after each call of the core
+    in_turn: bool
+
+    def sweep(self, state: Any, sites: Any, tick: Tick) -> Outcome:
+        """Fit the sites, in place, from the posterior of ``state``.
+
+        Visits that store none get None, and catch Ctrl-C themselves, see :class:`PartOfSweep`.
+        """
+
+    def after(self, old: Any, new: Any, counts: Counts) -> tuple[Any, Counts]:
+        """The state from which the next sweep is best begun, with what that goes by."""
+
+
+def gaussian(state: State) -> Swept | None:
+    """A state with its moments, or None if it is improper. O(d^3).
+
+    The upper triangle of the precision is read; the other one is filled in.
+    """
+    covariance, mean = np.empty_like(state.precision), np.empty_like(state.shift)
+    with np.errstate(all="ignore"):
+        found = gaussian_moments(state.precision, state.shift, covariance, mean)
+    return None if found is None else Swept(*state, covariance, mean, *found)
+
+
+def with_moments(state: State) -> Swept:
+    """As :func:`gaussian`, of a state that is proper; diagonal ones too. O(d^3), or O(d)."""
+    if state.precision.ndim == 1:
+        with np.errstate(all="ignore"):  # the loop looks at what came out
+            square = float(state.shift @ (state.shift / state.precision))
+            return Swept(*state, None, None, log_determinant(state.precision), square)
+    found = gaussian(state._replace(precision=state.precision.copy()))
+    if found is None:
+        raise not_proper()
+    return found
+
+
+def largest_proper_step(
+    old: Sites, new: Sites, build: Callable[[Sites], T | None]
+) -> tuple[Sites, T | None, float]:
+    """Build from new sites; where that is improper from half of their change, or half of that.
+
+    Returns
+    -------
+    sites, built, share
+        The share of the change that was taken; 0 and None if no share was proper.
+    """
+    sites, built, share = new, build(new), 1.0
+    with np.errstate(all="ignore"):  # sites of a run that diverges
+        while built is None:
+            share *= 0.5
+            if share < LEAST_SHARE:
+                return old, None, 0.0
+            sites = families.damped(old, new, share)
+            built = build(sites)
+    return sites, built, share
+
+
+def improper_start() -> ValueError:
+    """The error for a start whose sites make the posterior improper."""
+    return ValueError("start makes the posterior improper with this prior; allowed: another prior")
+
+
+class Form(Protocol):
+    """What q is: how sites make it, and what it says.
+
+    A state of q has sites, sweeps, order and memory, and what the form makes of these sites.
+    """
+
+    #: of the largest matrices; 0: there are none
+    order: int
+
+    def prior(self) -> Any:
+        """The state before the first sweep."""
+
+    def taken(self, start: Any) -> Any:
+        """The sites of a start, checked."""
+
+    def built(self, sites: Any, sweeps: int) -> Any:
+        """The state that these sites make; None if that is improper."""
+
+    def summary(self, state: Any, evidence: bool = True) -> Summary:
+        """Mean, variance, and log evidence."""
+
+    def result(self, state: Any) -> Any:
+        """The state as posteriors have it."""
+
+
+class EPEngine:
+    """A sweep visits all factors; the sites that they get make the next posterior.
+
+    A subclass says which visits there are, and in what order.
+    """
+
+    measures = False
+    crew: Crew | None = None
+    #: told of each sweep; None: the visits see to that
+    tilted: Any = None
+    #: whether sweeps begin with a step of their own, see :meth:`before`
+    steps = False
+
+    def __init__(self, problem: Any, form: Any) -> None:
+        self.problem, self.schedule, self.form = problem, problem.schedule, form
+        self.n_sites, self.order_of_matrices = problem.n_rows, form.order
+        self.evidence_bound: float = problem.evidence_bound
+        self.summary: Callable[..., Summary] = form.summary
+
+    @property
+    def remedy(self) -> str:
+        """What to do about a fit that fails."""
+        found: str = self.problem.remedy
+        return found
+
+    def init(self, start: Any) -> Any:
+        if start is None:
+            return self.begun(self.form.prior(), True)
+        state = self.form.built(self.form.taken(start), start.n_sweeps)
+        if state is None:
+            raise improper_start()
+        return self.begun(state, False)
+
+    def begun(self, state: Any, is_flat: bool) -> Any:
+        """The state of a start, or of the prior, with what the first sweep goes by."""
+        return state
+
+    def visits(self, state: Any) -> Visits:
+        """The visits of the next sweep."""
+        raise NotImplementedError
+
+    def sweep(self, state: Any, keep: bool, tick: Tick) -> tuple[Any, Counts]:
+        if self.tilted is not None:
+            self.tilted.begin_sweep(state.sweeps)
+        visits, sweeps, last = self.visits(state), state.sweeps + 1, state
+        state = self.before(state) if self.steps else state
+        sites: Any = None if state.sites is None else Sites(*map(COPY, state.sites))
+        try:
+            outcome = visits.sweep(state, sites, tick)
+        except PartOfSweep:
+            raise
+        except KeyboardInterrupt:
+            reached = self.form.built(sites, state.sweeps) if visits.in_turn else None
+            if reached is None:
+                raise
+            raise PartOfSweep(state.at(reached)) from None
+        settled, drift = None, None
+        # the weights may stand still in their own sd and the rows not, along directions that the
+        # prior leaves free
+        if outcome.residual > max(self.schedule.tol, STANDS):
+            settled = False
+        new = outcome.made
+        if new is None:
+            new = self.form.built(sites, sweeps)
+            if new is not None and outcome.left is not None:
+                drift = change(Summary(*outcome.left), self.summary(new, False))
+        if new is None:
+            build, settled = partial(self.form.built, sweeps=sweeps), False
+            _, new, _ = largest_proper_step(state.sites, sites, build)
+        if new is None:
+            return self.unswept(last, outcome)
+        numbers = outcome.refused, outcome.failed, outcome.clipped, drift
+        trace, lost = outcome.trace, outcome.lost
+        counts = Counts(*numbers, settled=settled, trace=trace, lost=lost)
+        return visits.after(state, new._replace(order=state.order, memory=state.memory), counts)
+
+    def before(self, state: Any) -> Any:
+        """The state after a step on all sites, from which a sweep is better begun."""
+        raise NotImplementedError
+
+    def unswept(self, state: Any, outcome: Outcome) -> tuple[Any, Counts]:
+        """What follows a sweep whose sites are improper, however small a share of them is taken."""
+        return state._replace(sweeps=state.sweeps + 1), Counts(self.n_sites, lost=outcome.lost)
+
+    def settle(self, state: Any, hurry: bool = False) -> Any:
+        return self.form.result(state)
+
+
+def plain(state: Any) -> State:
+    """The state without what an engine adds to it."""
+    return State(*state[: len(State._fields)])
+
+
+def natural(covariance: Array, mean: Array, full: bool) -> tuple[Array, Array]:
+    """Precision and shift from moments. O(d^3).
+
+    full: not only the upper triangle of the covariance is valid.
+    """
+    if not full:
+        covariance = symmetric_from_upper(covariance)
+    with np.errstate(over="ignore", invalid="ignore"):  # the loop looks at what came out
+        precision = inverse_of(covariance)
+        return precision, precision @ mean
+
+
+def flat(n: int) -> Sites:
+    """Flat scalar sites, g = 1."""
+    return Sites(np.zeros(n), np.zeros(n), np.zeros(n))
+
+
+def adf_start(state: State) -> State:
+    """A state that ADF goes on from."""
+    return state._replace(sites=None, rows_seen=state.rows_seen or 0)

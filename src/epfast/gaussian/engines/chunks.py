@@ -1,0 +1,419 @@
+"""Rows in chunks: the sites of c rows from one posterior, then the posterior from the sites.
+
+Between sequential EP, c = 1, and parallel EP, c = n: nearly all of the work is in products of
+matrices, and sweeps contract as sequential ones do while a chunk is a small share of the rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from epfast import families
+from epfast._arrays import Array, as_array, symmetric_from_upper
+from epfast._core.chunks import ChunkedSweep
+from epfast._core.row_sweeps import BlockedSweep
+from epfast._core.rows import Rows
+from epfast._core.tilted import TiltedMoments
+from epfast.gaussian.engines.base import (
+    Outcome,
+    Swept,
+    contraction,
+    gaussian,
+    plain,
+    with_moments,
+)
+from epfast.gaussian.problem import LinearProblem, State, is_proper, moments_of, not_proper
+from epfast.inference import Counts, Sites, Summary
+from epfast.inference.loop import change
+from epfast.inference.runtime import Tick
+from epfast.inference.threads import Threads
+from epfast.schedules import Schedule
+
+Indices = NDArray[np.intp]
+
+#: rows per block of marginals by the number of columns, so that a block of few columns stays in the
+#: first cache, others in the second; of more columns, and of sparse rows
+BLOCKS = {256: 128, 512: 64}
+WIDE_BLOCK, SPARSE_BLOCK = 512, 1024
+#: a chunk that is not taken is halved to no fewer rows, which then go one by one
+LEAST = 32
+#: sweeps without a new least change, after which chunks are made smaller
+STALLED = 3
+#: a chunk is this part of the rows, but large beside d, and no larger than this; it may grow to
+#: LARGEST of the rows. There are FEWEST of them
+SHARE, PER_DIMENSION, MOST, LARGEST, FEWEST = 16, 2, 8192, 8, 4
+#: with fewer rows than these, or than so many per dimension, sequential sweeps cost less
+FEW_ROWS, ROWS_PER_DIMENSION = 700, 8
+#: from flat sites the first chunk is of so many rows, and each of the next is twice as large
+FIRST = 32
+#: chunks grow while a sweep changes less than this share of what the last one did
+CONTRACTS = 0.6
+#: sweeps are mixed below this change, if it falls by no smaller a factor than this
+MIX_BELOW, SLOW = 0.1, 0.2
+#: sweeps that are mixed, and the most rows of which they are kept
+DEPTH, MOST_MIXED = 5, 1_000_000
+#: the largest condition of the sweeps that are mixed
+CONDITION = 1e10
+#: the largest coefficient of one of them
+LARGEST_SHARE = 100.0
+#: sweeps, and growth of the precision's diagonal, after which it is formed anew
+REFRESH, DRIFT = 25, 64.0
+
+
+def overshoots(problem: LinearProblem) -> bool:
+    """Whether t is known not to be log-concave: sites may be negative (likelihoods alone).
+
+    Rows whose sites change at once may overshoot then (Jylänki, Vanhatalo & Vehtari 2011).
+    """
+    loss = problem.loss
+    return loss.is_likelihood and loss.log_concave is False and not loss.by_margin
+
+
+def keeps_order(schedule: Any) -> bool:
+    """Whether a schedule has the orders of ours, and none of its own."""
+    return type(schedule).visits is Schedule.visits
+
+
+def is_for_chunks(problem: LinearProblem) -> bool:
+    """Whether chunks are the automatic order for so many rows."""
+    n, d = problem.shape
+    return n >= max(FEW_ROWS, ROWS_PER_DIMENSION * d) and not overshoots(problem)
+
+
+def chunk_size(problem: LinearProblem) -> int:
+    """Rows per chunk to begin with, if none are asked for."""
+    n, d = problem.shape
+    size = max(64, PER_DIMENSION * d, min(n // SHARE, max(MOST, 16 * d)))
+    return problem.schedule.block or max(1, min(n // FEWEST, size))
+
+
+def block_of(d: int) -> int:
+    """Dense rows per block of marginals."""
+    return next((rows for most, rows in BLOCKS.items() if d <= most), WIDE_BLOCK)
+
+
+class Step(NamedTuple):
+    """A sweep: the state after it, and how far the sites moved, see :func:`moves_of`."""
+
+    state: State
+    moves: Array
+
+
+def moves_of(old: Sites, new: Sites, spread: Array) -> Array:
+    """(2 n,), moves of precision and shift in units of the rows, whose variances are ``spread``."""
+    with np.errstate(all="ignore"):  # of a run that diverges
+        shift = (new.shift - old.shift) * np.sqrt(spread)
+        return np.concatenate([(new.precision - old.precision) * spread, shift])
+
+
+class ChunkMemory(NamedTuple):
+    """What the chunks of the next sweep depend on."""
+
+    #: rows per chunk
+    size: int
+    #: True until the first site is fitted
+    flat: bool
+    #: the change of the last sweep, its least so far, and the number of sweeps since
+    last: float = np.inf
+    least: float = np.inf
+    stalled: int = 0
+    #: sweeps since the precision was formed anew
+    since: int = 0
+    #: whether sweeps are mixed, and the last ones
+    mixes: bool = False
+    steps: tuple[Step, ...] = ()
+
+    def next(self, change: float, n: int, fixed: bool) -> ChunkMemory:
+        """The memory after a sweep with this change; fixed: the chunks keep their size."""
+        least, stalled = contraction(change, self.least, self.stalled)
+        size = self.size
+        if stalled >= STALLED and not fixed:
+            size, least, stalled = max(min(LEAST, size), size // 4), np.inf, 0
+        elif change < CONTRACTS * self.last and not (fixed or self.flat):
+            size = max(size, min(2 * size, n // LARGEST))
+        slow = SLOW * self.last < change < MIX_BELOW and n <= MOST_MIXED
+        return self._replace(
+            size=size,
+            flat=False,
+            last=change,
+            least=least,
+            stalled=stalled,
+            since=self.since + 1,
+            mixes=self.mixes or slow,
+        )
+
+    def mixed(self, state: State, moves: Array) -> tuple[ChunkMemory, State | None]:
+        """Mix a sweep with those before it; None: its state is the best there is."""
+        steps = (*self.steps, Step(state, moves))[-DEPTH:]
+        if len(steps) < 2:
+            return self._replace(steps=steps), None
+        found = None
+        if moves @ moves < steps[-2].moves @ steps[-2].moves:
+            found = mixed(steps)
+        return self._replace(steps=steps[-1:] if found is None else steps), found
+
+
+def shares_of(moves: list[Array]) -> Array | None:
+    """Coefficients of sweeps with these moves, which add up to 1, or None: they say too little."""
+    with np.errstate(all="ignore"):  # of a run that diverges
+        products = np.array([[a @ b for b in moves] for a in moves])
+        # of changes of the moves, with each other and with the last move
+        changes = np.diff(products, axis=0)
+        gram, last = np.diff(changes, axis=1), changes[:, -1]
+    if not np.isfinite(gram).all():
+        return None
+    values, vectors = np.linalg.eigh(gram)
+    # a direction that is hardly there says nothing
+    kept = values > values[-1] / CONDITION
+    back = vectors[:, kept] / values[kept] @ (vectors[:, kept].T @ last)
+    share = np.append(back, 1.0) - np.append(0.0, back)
+    return share if np.abs(share).max() <= LARGEST_SHARE else None
+
+
+def mixed(steps: tuple[Step, ...]) -> State | None:
+    """The state from which the next sweep is best begun (Anderson mixing); None: it is improper.
+
+    Natural parameters are sums of those of the sweeps, with coefficients that add up to 1, that
+    would move least if moves were linear in the sites. O(n + d^3)
+    """
+    share = shares_of([step.moves for step in steps])
+    if share is None:
+        return None
+    states = [step.state for step in steps]
+    precision = _combined(share, [state.precision for state in states])
+    if not is_proper(precision):
+        return None
+    parts = zip(*(state.sites or () for state in states), strict=True)
+    return states[-1]._replace(
+        precision=precision,
+        shift=_combined(share, [state.shift for state in states]),
+        sites=Sites(*(_combined(share, part) for part in parts)),
+        log_scale=float(share @ [state.log_scale for state in states]),
+    )
+
+
+def _combined(share: Array, arrays: Any) -> Array:
+    """The sum of arrays, each times its share."""
+    result: Array = np.zeros_like(arrays[0])
+    with np.errstate(all="ignore"):
+        for number, array in zip(share, arrays, strict=True):
+            result += number * array
+    return result
+
+
+class Layout(NamedTuple):
+    """The rows in the order of their visits, as the core takes them."""
+
+    visits: Indices
+    #: all rows; None: they are gathered piece by piece
+    rows: Rows | None
+    #: the rows of X in ``rows``, in the order of the visits
+    at: Indices | None
+    is_sparse: bool
+
+
+def layout_of(problem: LinearProblem, visits: Indices) -> Layout:
+    """Lay out the rows of a problem. A sparse X is copied."""
+    X, n = problem.data.X, len(visits)
+    if problem.sparse:
+        if X.nnz >= np.iinfo(np.intc).max:
+            return Layout(visits, None, None, True)
+        return Layout(visits, Rows(ordered(X[visits])), np.arange(n), True)
+    if X.dtype != np.float64 or not (X.flags.c_contiguous and X.flags.aligned):
+        return Layout(visits, None, None, False)
+    return Layout(visits, Rows(X), visits, False)
+
+
+def ordered(rows: Any) -> Any:
+    """CSR rows, each entry once and in the order of its columns. May change its argument."""
+    rows.sum_duplicates()
+    return rows
+
+
+class InChunks:
+    """The rows of a chunk from one posterior; chunk after chunk, from flat sites small ones first.
+
+    sequential: visits of few rows that no chunk takes.
+    """
+
+    in_turn = True
+
+    def __init__(
+        self,
+        problem: LinearProblem,
+        tilted: TiltedMoments,
+        sequential: BlockedSweep,
+        threads: Threads,
+    ) -> None:
+        self.problem, self.tilted, self.sequential = problem, tilted, sequential
+        self.n_threads = threads.count if tilted.separate else 1
+        self.threads = threads
+        self.layout: Layout | None = None
+        self.core: ChunkedSweep
+        #: rows whose sites no order took
+        self.n_lost = 0
+        #: (n,), the variance of each row that its site was found with, if sweeps are mixed
+        self.spread: Array | None = None
+        #: whether the last sweep leaves it to the sites to form the precision anew
+        self.refreshed = False
+
+    def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
+        memory: ChunkMemory = state.memory
+        layout, first = self._lay_out(self._visits(state.sweeps)), 0
+        visits, core, sequential = layout.visits, self.core, self.sequential
+        precision, shift = state.precision.copy(), state.shift.copy()
+        self.spread = np.zeros(len(visits)) if memory.mixes else None
+        if not core.begin(precision, shift):
+            raise not_proper()
+        core.residual, self.n_lost = 0.0, 0
+        before = core.n_refused + sequential.n_refused
+
+        def work(k: int) -> None:
+            nonlocal first
+            if k > 0:
+                core.help(k)
+                return
+            size = FIRST if memory.flat else memory.size
+            while first < len(visits):
+                rows = size = min(size, memory.size)
+                if size == memory.size:
+                    rows = self._at_once(size)
+                part = slice(first, min(first + rows, len(visits)))
+                self._piece(layout, part, size, precision, shift, sites)
+                first, size = part.stop, 2 * size
+                tick(part.stop - part.start)
+            core.team.close()
+
+        count = self._lanes(layout, memory.size)
+        if count > 1:
+            core.team.open()
+            self.threads.together(work, core.team.close, count)
+        else:
+            work(0)
+        refused = self.n_lost + core.n_refused + sequential.n_refused - before
+        outcome = Outcome(min(len(visits), refused), residual=core.residual)
+        total = self.problem.base.log_scale + float(sites.log_scale.sum())
+        made = gaussian(State(precision, shift, sites, total, state.sweeps + 1))
+        self.refreshed = made is None or memory.since >= REFRESH or core.drift() > DRIFT
+        if made is None:
+            return outcome
+        now = Summary(made.mean, made.covariance.diagonal().copy())
+        begun = Summary(state.mean, state.covariance.diagonal().copy())
+        schedule = self.problem.schedule
+        # where sweeps may end, rounding is known
+        self.refreshed |= change(begun, now) <= schedule.tol * schedule.damping
+        return outcome._replace(left=now[:2]) if self.refreshed else outcome._replace(made=made)
+
+    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
+        """The state with the memory of the next sweep; sweeps that crawl are mixed."""
+        memory: ChunkMemory = old.memory
+        before, now = (Summary(s.mean, s.covariance.diagonal()) for s in (old, new))
+        fixed = self.problem.schedule.block is not None
+        memory = memory.next(change(before, now), self.problem.shape[0], fixed)
+        if self.refreshed:
+            memory = memory._replace(since=0)
+        if self.spread is not None:
+            assert old.sites is not None
+            assert new.sites is not None
+            memory, better = memory.mixed(plain(new), moves_of(old.sites, new.sites, self.spread))
+            new = with_moments(better) if better is not None else new
+        return new._replace(memory=memory), counts
+
+    def _visits(self, sweep: int) -> Indices:
+        """The order of the rows: random, by the seed, unless the schedule has one of its own."""
+        schedule, n = self.problem.schedule, self.problem.shape[0]
+        if not keeps_order(schedule):
+            return as_array(schedule.checked_visits(n, sweep))
+        return schedule.fixed_visits(n) if self.layout is None else self.layout.visits
+
+    def _lay_out(self, visits: Indices) -> Layout:
+        """The rows in this order; laid out anew where the order is another one."""
+        layout = self.layout
+        if layout is None or (
+            layout.visits is not visits and not np.array_equal(layout.visits, visits)
+        ):
+            self.layout = layout = layout_of(self.problem, visits)
+            schedule, d = self.problem.schedule, self.problem.shape[1]
+            self.core = ChunkedSweep(
+                self.tilted,
+                d,
+                min(SPARSE_BLOCK if layout.is_sparse else block_of(d), len(visits)),
+                schedule.power,
+                schedule.damping,
+                layout.is_sparse,
+                [self.problem.tilted() for _ in range(1, self.n_threads)],
+            )
+        return layout
+
+    def _lanes(self, layout: Layout, size: int) -> int:
+        """How many threads a chunk of this size is for."""
+        if self.n_threads == 1:
+            return 1
+        # of rows that are gathered, a dense one stands for all
+        rows = layout.rows
+        if rows is None:
+            if layout.is_sparse:
+                return self.n_threads
+            rows = Rows(np.zeros((1, self.problem.shape[1])))
+        at = np.zeros(size, np.intp) if layout.at is None else layout.at[:size]
+        return min(self.n_threads, self.core.lanes_of(rows, at, size))
+
+    def _at_once(self, size: int) -> int:
+        """Rows of as many chunks as one look at signals is for."""
+        return size * max(1, 8 * self.problem.chunk // (self.problem.shape[1] * size))
+
+    def _piece(
+        self, layout: Layout, part: slice, size: int, P: Array, p: Array, sites: Sites
+    ) -> None:
+        """Visit some rows in chunks of one size; those that are not taken, in smaller ones."""
+        problem, visits = self.problem, layout.visits[part]
+        if layout.rows is None:
+            gathered = problem.data.X[visits]
+            rows = Rows(
+                ordered(gathered)
+                if layout.is_sparse
+                else np.ascontiguousarray(gathered, dtype=np.float64)
+            )
+            at = np.arange(len(visits))
+        else:
+            assert layout.at is not None
+            rows, at = layout.rows, layout.at[part]
+        y, weights = problem.data.y, problem.data.weights
+        assert y is not None
+        todo = [(0, len(visits), size)]
+        while todo:
+            first, stop, size = todo.pop()
+            which = slice(first, stop)
+            done = self.core.advance(
+                rows, at[which], visits[which], y, weights, size, *sites, self.spread
+            )
+            first += done
+            if first == stop:
+                continue
+            end = min(first + size, stop)
+            todo.append((end, stop, size))
+            if end - first > LEAST:
+                todo.append((first, end, (end - first + 1) // 2))
+            else:
+                which = slice(first, end)
+                new = self._one_by_one(visits[which], P, p, sites)
+                if not self.core.take(rows, at[which], visits[which], new, *sites):
+                    self.n_lost += end - first
+
+    def _one_by_one(self, visits: Indices, P: Array, p: Array, sites: Sites) -> Array:
+        """New sites of some rows, (3, count), in sequential order."""
+        problem, new = self.problem, np.array(families.taken(sites, visits))
+        covariance, mean = moments_of(State(symmetric_from_upper(P), p, None, 0.0, 0))
+        self.sequential.sweep(
+            problem.rows(visits),
+            problem.responses(visits),
+            problem.weights(visits),
+            np.arange(len(visits)),
+            covariance,
+            mean,
+            *new,
+        )
+        return new

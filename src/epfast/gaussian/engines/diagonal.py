@@ -1,0 +1,550 @@
+"""EP and ADF with a diagonal covariance: minibatch factors, or rows (Roche 2016).
+
+Sites have a number per column; of CSR rows, where the scheme leaves a weight alone that no row of a
+factor has, one per column of the factor: the entries of a CSR matrix in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from epfast._arrays import Array, as_array
+from epfast._core.minibatch import Design, MinibatchSweep
+from epfast._core.sparse_factors import SparseRows, SparseSweep, add_entries, moments_of, natural_of
+from epfast.gaussian.engines.base import (
+    EPEngine,
+    Memoryless,
+    Outcome,
+    Swept,
+    plain,
+    with_moments,
+)
+from epfast.gaussian.engines.full import Full
+from epfast.gaussian.engines.means import MeansMemory, MeansStep, may_step
+from epfast.gaussian.engines.passes import adf_begun
+from epfast.gaussian.problem import Data, LinearProblem, State
+from epfast.gaussian.sources import Stream
+from epfast.inference import Counts, PartOfSweep, Sites, run
+from epfast.inference.loop import change
+from epfast.inference.runtime import PacedParts, Tick, physical_memory
+from epfast.inference.threads import ALONE, Threads
+from epfast.schedules import EP
+
+#: rows that settle by EP before a pass of ADF goes on from a flat start: so many and so many per
+#: dimension, as far as their sites have no more numbers than this
+SETTLE_ROWS, SETTLE_PER_DIMENSION, SETTLE_NUMBERS = 1000, 50, 1 << 23
+#: EP on these rows
+SETTLE_SWEEPS, SETTLE_TOL = 20, 1e-2
+#: numbers of X that any scheme takes in in a moment
+MOMENT = 1 << 13
+#: a part of a parallel sweep has at least so many numbers of X; most parts
+NUMBERS, MOST_PARTS = 1 << 18, 16
+
+
+def rows_to_settle(schedule: Any, size: int, d: int) -> int:
+    """How many rows settle before a pass of ADF, of whole minibatches of so many."""
+    rows: int | None = schedule.settle
+    if rows is None:
+        most = max(1, SETTLE_NUMBERS // d) * size
+        rows = min(max(SETTLE_ROWS, SETTLE_PER_DIMENSION * d), most)
+    return -(-rows // size) * size
+
+
+class Rows(NamedTuple):
+    """Rows at hand, of which a sweep visits factors."""
+
+    #: of the core
+    design: Any
+    X: Any
+    y: Array
+    weights: Array | None
+
+
+class Dense(Full):
+    """A diagonal precision, of sites with a number per column."""
+
+    def __init__(self, problem: LinearProblem, size: int, n_sites: int) -> None:
+        super().__init__(problem)
+        self.size, self.shape, self.order = size, (n_sites, len(problem.base.shift)), 0
+
+    def prior(self) -> Swept:
+        return with_moments(self.problem.base._replace(sites=self.flat()))
+
+    def taken(self, start: Any) -> Sites:
+        if start.sites is None:
+            raise ValueError(
+                "start has no sites (it comes from ADF); allowed with EP: a result of EP"
+            )
+        return self.of_start(start.sites)
+
+    def built(self, sites: Sites, sweeps: int) -> Swept | None:
+        precision, shift = self.total(sites)
+        if not precision.min() > 0.0:
+            return None
+        total = self.problem.base.log_scale + float(sites.log_scale.sum())
+        return with_moments(State(precision, shift, sites, total, sweeps))
+
+    def result(self, state: Swept) -> State:
+        return plain(state)._replace(sites=None if state.sites is None else self.given(state.sites))
+
+    def memory(self, n: int) -> tuple[tuple[int, str, str], ...]:
+        """What takes memory: bytes, in words, what takes less."""
+        count, d = self.shape
+        stored = self.problem.schedule.stores == "factor"
+        # the rows of a factor and what Laplace makes of them; only sparse rows are fewer bytes
+        factor = 16 * min(self.size, n) * d if self.problem.sparse else 0
+        return (
+            (
+                32 * count * d if stored else 0,
+                f"EP stores sites of ({count}, {d})",
+                "schedule=ADF(), which stores none, or a larger batch_size",
+            ),
+            (factor, f"a factor has ({min(self.size, n)}, {d})", "a smaller batch_size"),
+        )
+
+    def core(self, rows: int) -> MinibatchSweep:
+        """Fits of factors of at most so many rows."""
+        schedule, given = self.problem.schedule, self.problem
+        numbers = {"power": schedule.power, "site_rule": schedule.site_rule}
+        damping = 1.0 if schedule.damping is None else schedule.damping
+        size, d = min(self.size, rows), self.shape[1]
+        return given.scheme.minibatch(given.loss, d, size, **numbers, **self.kind(damping))
+
+    def kind(self, damping: float) -> dict[str, Any]:
+        """Settings of the core that differ between dense rows and sparse ones."""
+        return {"damping": damping}
+
+    def rows(self, X: Any, y: Array, weights: Array | None, core: MinibatchSweep) -> Rows:
+        """Rows for :meth:`visit`."""
+        return Rows(Design(X, core.max_rows), X, y, weights)
+
+    def flat(self) -> Sites:
+        """Sites g = 1."""
+        return Sites(np.zeros(self.shape), np.zeros(self.shape), np.zeros(self.shape[0]))
+
+    def of_start(self, start: Sites) -> Sites:
+        """Sites of a start, checked, as sweeps have them."""
+        if hasattr(start.precision, "toarray"):
+            start = Sites(start.precision.toarray(), start.shift.toarray(), start.log_scale)
+        if [part.shape for part in start] != [self.shape, self.shape, self.shape[:1]]:
+            raise ValueError(
+                f"start has sites of shape {start.precision.shape}; allowed: {self.shape}, the "
+                "same rows and batch_size"
+            )
+        return start
+
+    def given(self, sites: Sites) -> Sites:
+        """Sites as users have them."""
+        return sites
+
+    def total(self, sites: Sites) -> tuple[Array, Array]:
+        """Precision and shift of base times sites."""
+        base = self.problem.base
+        with np.errstate(all="ignore"):  # the loop looks at what came out
+            added = np.add.reduce(sites.precision), np.add.reduce(sites.shift)
+            return base.precision + added[0], base.shift + added[1]
+
+    def begin(self, state: Swept, core: MinibatchSweep) -> Any:
+        """What visits change on their way: a posterior of their own."""
+        return state.precision.copy(), state.shift.copy()
+
+    def visit(
+        self,
+        core: MinibatchSweep,
+        rows: Rows,
+        order: NDArray[np.intp],
+        q: Any,
+        sites: Sites | None,
+        trace: Array | None = None,
+        onto: Any = None,
+        first: int = 0,
+    ) -> None:
+        """Visit some factors, in one call: Python handles signals after it.
+
+        q: see :meth:`begin`. sites: None, they are forgotten. onto: precision and shift that take
+        the changes, where q stays as it is. first: the number of the first row.
+        """
+        given: dict[str, Any] = {"weight": rows.weights, "trace": trace, "row_offset": first}
+        if sites is not None:
+            given |= self.targets(sites)
+        if onto is not None:
+            given |= {"next_tau": onto[0], "next_nu": onto[1]}
+        core.sweep(rows.design, rows.y, self.size, order, *q, **given)
+
+    def targets(self, sites: Sites) -> dict[str, Any]:
+        """Where new sites go."""
+        names = ("site_tau", "site_nu", "site_scale")
+        return dict(zip(names, sites, strict=True))
+
+    def natural(self, q: Any, known: Swept) -> tuple[Array, Array]:
+        """Precision and shift that visits have left; known: where they began."""
+        return q[0].copy(), q[1].copy()
+
+    def log_scale(self, new: Swept, known: Swept, core: Any, prior: float) -> float:
+        """The log scale after visits without sites; prior: log determinant of its precision."""
+        return float(known.log_scale + core.log_scale_total)
+
+
+class ByColumns(Dense):
+    """Sites with a number per column that the rows of a factor have: (nonzeros,) in all."""
+
+    def __init__(self, problem: LinearProblem, size: int, n_sites: int) -> None:
+        super().__init__(problem, size, n_sites)
+        X = problem.data.X
+        self.design = None if isinstance(X, Stream) else SparseRows(X)
+        if problem.schedule.stores == "factor" and self.design is not None:
+            #: where the columns of each factor start, and the columns
+            self.start, self.column = self.design.pattern(size)
+
+    def memory(self, n: int) -> tuple[tuple[int, str, str], ...]:
+        if self.design is None:
+            return ()
+        entries = self.problem.data.X.nnz
+        most = min(self.size, n, self.design.widest(self.size)[0])
+        return (
+            (
+                32 * entries if self.problem.schedule.stores == "factor" else 0,
+                f"EP stores sites of {entries}",
+                "schedule=ADF(), which stores none, or a larger batch_size",
+            ),
+            (
+                16 * most * most if self.problem.scheme.expands else 0,
+                f"a factor has a matrix of ({most}, {most})",
+                "a smaller batch_size",
+            ),
+        )
+
+    def core(self, rows: int) -> MinibatchSweep:
+        core = super().core(rows)
+        assert isinstance(core, SparseSweep)
+        core.columns = self.shape[1]
+        return core
+
+    def kind(self, damping: float) -> dict[str, Any]:
+        return {"damping": damping, "sparse": True}
+
+    def rows(self, X: Any, y: Array, weights: Array | None, core: MinibatchSweep) -> Rows:
+        design = SparseRows(X) if self.design is None else self.design
+        return Rows(design, X, y, weights)
+
+    def flat(self) -> Sites:
+        size = len(self.column)
+        return Sites(np.zeros(size), np.zeros(size), np.zeros(self.shape[0]))
+
+    def of_start(self, start: Sites) -> Sites:
+        if any(part.shape != self.shape for part in start[:2]):
+            raise ValueError(
+                f"start has sites of shape {start.precision.shape}; allowed: {self.shape}, the "
+                "same rows and batch_size"
+            )
+        row = np.repeat(np.arange(self.shape[0]), np.diff(self.start))
+        found: list[Array] = []
+        for given in start[:2]:
+            part = given.tocsr() if hasattr(given, "tocsr") else given
+            same = hasattr(part, "indptr") and np.array_equal(part.indptr, self.start)
+            if same and np.array_equal(part.indices, self.column):
+                found.append(part.data)
+                continue
+            taken = np.asarray(part[row, self.column], dtype=np.float64).ravel()
+            count = part.count_nonzero() if hasattr(part, "indptr") else np.count_nonzero(part)
+            if np.count_nonzero(taken) != count:
+                raise ValueError("start has sites of other columns; allowed: the same rows")
+            found.append(taken)
+        return Sites(found[0], found[1], start.log_scale)
+
+    def given(self, sites: Sites) -> Sites:
+        small = len(self.column) <= np.iinfo(np.intc).max
+        start = self.start.astype(np.intc) if small else self.start
+        precision, shift = (
+            sparse.csr_array((part, self.column, start), shape=self.shape) for part in sites[:2]
+        )
+        return Sites(precision, shift, sites.log_scale)
+
+    def total(self, sites: Sites) -> tuple[Array, Array]:
+        base = self.problem.base
+        precision, shift = base.precision.copy(), base.shift.copy()
+        add_entries(self.column, sites.precision, sites.shift, precision, shift)
+        return precision, shift
+
+    def begin(self, state: Swept, core: Any) -> Any:
+        if core.one_row:
+            return moments_of(state.precision, state.shift)
+        return super().begin(state, core)
+
+    def visit(
+        self,
+        core: Any,
+        rows: Rows,
+        order: NDArray[np.intp],
+        q: Any,
+        sites: Sites | None,
+        trace: Array | None = None,
+        onto: Any = None,
+        first: int = 0,
+    ) -> None:
+        given: dict[str, Any] = {"weight": rows.weights, "trace": trace, "row_offset": first}
+        if sites is not None:
+            given |= self.targets(sites)
+        if core.one_row and onto is None:
+            core.rows(rows.design, rows.y, order, q, **given)
+            return
+        if sites is not None:
+            given |= {"site_start": self.start, "site_column": self.column}
+        if onto is not None:
+            given |= {"next_tau": onto[0], "next_nu": onto[1]}
+        core.factors(rows.design, rows.y, self.size, order, *q, **given)
+
+    def natural(self, q: Any, known: Swept) -> tuple[Array, Array]:
+        if isinstance(q, tuple):
+            return super().natural(q, known)
+        prior = self.problem.prior.precision
+        before = known.precision, known.shift
+        return natural_of(q, *before, *before, prior)[:2]
+
+    def log_scale(self, new: Swept, known: Swept, core: Any, prior: float) -> float:
+        if not core.one_row:
+            return super().log_scale(new, known, core, prior)
+        # of rows the core knows the evidence, not the scale
+        before, now = (s.square - s.log_determinant for s in (known, new))
+        return float(known.log_scale + core.evidence + 0.5 * (before - now))
+
+
+def is_by_columns(problem: LinearProblem) -> bool:
+    """Whether factors are fitted among the columns that their rows have."""
+    return problem.sparse and problem.scheme.spares
+
+
+class Factors:
+    """All factors in turn, or all from the posterior before the sweep."""
+
+    def __init__(self, engine: DiagonalEngine, parallel: bool) -> None:
+        self.engine, self.form, self.parallel = engine, engine.form, parallel
+        self.in_turn = not parallel
+
+    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
+        """The state with the memory of the steps on all means, if there may be some."""
+        if not self.engine.steps:
+            return new, counts
+        begun = old.memory.origin if old.memory.steps else old
+        moved = change(self.engine.summary(begun, False), self.engine.summary(new, False))
+        return self.engine.means().after(old, new, moved), counts
+
+    def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
+        engine, problem, form = self.engine, self.engine.problem, self.form
+        engine.core.begin_sweep(state.sweeps)
+        visits = problem.schedule.checked_visits(engine.n_sites, state.sweeps)
+        order = engine.in_order if isinstance(visits, range) else as_array(visits)
+        trace = np.empty((len(order), form.shape[1])) if engine.traced else None
+        count = self._n_parts() if self.parallel and trace is None else 1
+        cores, rows = [engine.core], [engine.rows]
+        for _ in range(1, min(count, engine.threads.count)):
+            cores.append(form.core(problem.shape[0]))
+            rows.append(form.rows(*engine.rows[1:], cores[-1]))
+        before = [counters(core) for core in cores]
+        q = (state.precision, state.shift) if self.parallel else form.begin(state, cores[0])
+
+        def work(k: int, part: int) -> Iterator[int]:
+            some = order[part * len(order) // count : (part + 1) * len(order) // count]
+            onto = (state.precision.copy(), state.shift.copy()) if self.parallel else None
+            for piece in PacedParts(len(some), MOMENT // (form.size * form.shape[1])):
+                means = None if trace is None else trace[piece]
+                form.visit(cores[k], rows[k], some[piece], q, sites, means, onto)
+                yield len(some[piece])
+
+        engine.threads.each(work, count, tick)
+        changes = [since(core, old) for core, old in zip(cores, before, strict=True)]
+        refused, failed, clipped = map(sum, zip(*changes, strict=True))
+        return Outcome(refused, failed, clipped, trace=trace)
+
+    def _n_parts(self) -> int:
+        """In how many parts a sweep goes, a power of 2, by the size of the problem alone."""
+        numbers, count = self.engine.problem.shape[0] * self.form.shape[1], 1
+        while 2 * count <= min(MOST_PARTS, self.engine.n_sites) and 2 * count * NUMBERS <= numbers:
+            count *= 2
+        return count
+
+
+def counters(core: MinibatchSweep) -> tuple[int, int, int]:
+    """Refused, failed and clipped so far."""
+    return core.n_refused, core.n_failed, core.n_clipped
+
+
+def since(core: MinibatchSweep, before: tuple[int, int, int]) -> tuple[int, ...]:
+    """Refused, failed and clipped since then."""
+    return tuple(now - old for now, old in zip(counters(core), before, strict=True))
+
+
+class DiagonalEngine(EPEngine):
+    """A site per minibatch, or row. O(s d) per factor of s rows, or its nonzeros.
+
+    Sweeps over scalar sites may begin with a step on all means (``means.py``).
+    """
+
+    rows: Rows
+
+    def __init__(self, problem: LinearProblem, traced: bool = False) -> None:
+        """traced: whether the posterior mean is recorded after every factor."""
+        n, size = problem.n_rows, problem.batch_size or 1
+        kind, count = ByColumns if is_by_columns(problem) else Dense, -(-n // size)
+        super().__init__(problem, kind(problem, size, count))
+        self.n_sites, self.traced, self.threads = count, traced, ALONE
+        self._check_memory(n)
+        self.core = self.form.core(size if isinstance(problem.data.X, Stream) else n)
+        if not isinstance(problem.data.X, Stream):
+            data = problem.data
+            assert data.y is not None
+            self.rows = self.form.rows(data.X, data.y, data.weights, self.core)
+        self.steps = may_step(problem, traced)
+        self.in_order = np.arange(self.n_sites)
+
+    def _check_memory(self, n: int) -> None:
+        """Refuse what cannot fit: sites, as they were and as they will be, and rows of a factor."""
+        memory, d = physical_memory(), self.form.shape[1]
+        for needed, what, cheaper in self.form.memory(n):
+            if 0 < memory < needed:
+                raise ValueError(
+                    f"X has shape ({n}, {d}), for which {what} numbers: {needed / 2**30:.3g} GB in "
+                    f"all, and this machine has {memory / 2**30:.3g} GB; allowed: {cheaper}"
+                )
+
+    def share(self, threads: Threads) -> None:
+        """Sweeps in parallel order are for these threads, if the scheme is."""
+        if self.problem.tilted().separate:
+            self.threads = threads
+
+    def visits(self, state: Swept) -> Factors:
+        # what refers to the engine is made anew: a loss of the user goes with its last fit
+        return Factors(self, self.schedule.order == "parallel")
+
+    def begun(self, state: Swept, is_flat: bool) -> Swept:
+        return state._replace(memory=MeansMemory()) if self.steps else state
+
+    def before(self, state: Swept) -> Swept:
+        return self.means().before(state)
+
+    def means(self) -> MeansStep:
+        """What steps on all means."""
+        return MeansStep(self.problem, self.form.built, Factors(self, True))
+
+
+class DiagonalPass(DiagonalEngine):
+    """ADF: the posterior itself is the cavity."""
+
+    def init(self, start: Any) -> Swept:
+        return adf_begun(self.problem, start)
+
+    def visits(self, state: Swept) -> Any:
+        return Pass(self)
+
+
+class Pass(Memoryless):
+    """A pass over the factors.
+
+    Early in a pass the diagonal posterior is surer than the few rows allow. What it gets wrong
+    then, it unlearns along directions of little curvature only as n^-r, r the curvature there over
+    that of the columns: the means stay hundreds of standard deviations off. So the first rows
+    settle by EP, and the pass goes on from there.
+    """
+
+    in_turn = False
+
+    def __init__(self, engine: DiagonalPass) -> None:
+        self.engine = engine
+
+    def sweep(self, state: Swept, sites: None, tick: Tick) -> Outcome:
+        """A pass; Ctrl-C leaves the posterior of the factors before the call that it falls in.
+
+        While the first rows settle, that before the pass.
+        """
+        engine, sweeps = self.engine, state.sweeps
+        core, form = engine.core, engine.form
+        # a start goes on from where it is, that of an unfinished pass too
+        settles = sweeps == 0 and state.rows_seen == 0
+        first = rows_to_settle(engine.schedule, form.size, form.shape[1]) if settles else 0
+        before, counts = counters(core), np.zeros(3, dtype=int)
+        known = reached = state
+        trace, seen, q = None, 0, None
+        core.begin_sweep(sweeps)
+        try:
+            for X, y in self._chunks(first):
+                rows, n = form.rows(X, y, engine.problem.data.weights, core), X.shape[0]
+                count = -(-n // form.size)
+                order = as_array(engine.schedule.checked_visits(count, sweeps))
+                if engine.traced:
+                    trace = np.empty((count, form.shape[1]))
+                done = 0
+                if q is None:
+                    settled = self._settled(rows, order[: first // form.size]) if first else None
+                    if settled is not None:
+                        known, counts, done = settled
+                        reached = known
+                        tick(done)
+                        if trace is not None:
+                            trace[:done] = known.shift / known.precision
+                    q = form.begin(known, core)
+                    core.log_scale_total = 0.0
+                    if isinstance(core, SparseSweep):
+                        core.evidence = 0.0
+                for part in PacedParts(count - done):
+                    some = order[done:][part]
+                    means = None if trace is None else trace[done:][part]
+                    form.visit(core, rows, some, q, None, means, first=seen)
+                    # one assignment, which Ctrl-C cannot divide
+                    reached = self._after(q, known, reached, rows_of(some, form.size, n))
+                    tick(len(some))
+                seen += n
+        except KeyboardInterrupt:
+            raise PartOfSweep(reached) from None
+        engine.n_sites = -(-seen // form.size)
+        refused, failed, clipped = map(int, counts + since(core, before))
+        new = reached._replace(sweeps=sweeps + 1)
+        return Outcome(refused, failed, clipped, made=new, trace=trace)
+
+    def _after(self, q: Any, known: Swept, reached: Swept, rows: int) -> Swept:
+        """The posterior that visits have left."""
+        assert reached.rows_seen is not None
+        precision, shift = self.engine.form.natural(q, known)
+        seen = reached.rows_seen + rows
+        new = with_moments(State(precision, shift, None, 0.0, known.sweeps, seen))
+        scale = self.engine.form.log_scale(
+            new, known, self.engine.core, self.engine.form.prior_log_determinant
+        )
+        return new._replace(log_scale=scale)
+
+    def _chunks(self, first: int) -> Iterator[tuple[Any, Any]]:
+        """The rows of a pass: all at once, or as they come, at first so many."""
+        X = self.engine.problem.data.X
+        if isinstance(X, Stream):
+            return X.pieces(self.engine.form.size, first)
+        return iter([(X, self.engine.problem.data.y)])
+
+    def _settled(self, rows: Rows, some: NDArray[np.intp]) -> tuple[Swept, Array, int] | None:
+        """EP on the factors that the pass visits first: posterior, counts, number of factors.
+
+        None where it overflowed: the pass then begins at the prior.
+        """
+        size, n = self.engine.form.size, rows.X.shape[0]
+        schedule: Any = EP(SETTLE_SWEEPS, SETTLE_TOL, order="sequential")
+        numbers = {"power": self.engine.schedule.power, "site_rule": self.engine.schedule.site_rule}
+        schedule = schedule.filled(damping=1.0, **numbers)
+        which = (np.sort(some)[:, None] * size + np.arange(min(size, n))).ravel()
+        data = Data(rows.X, rows.y, rows.weights).taken(which[which < n])
+        problem = self.engine.problem._replace(data=data, schedule=schedule)
+        try:
+            fit = run(DiagonalEngine(problem), schedule)
+        except FloatingPointError:
+            return None
+        last = fit.history[-1]
+        counts = np.array([last.n_refused, last.n_failed, last.n_clipped])
+        state = fit.state._replace(sites=None, sweeps=0, rows_seen=rows_of(some, size, n))
+        return with_moments(state), counts, len(some)
+
+
+def rows_of(factors: NDArray[np.intp], size: int, n: int) -> int:
+    """How many rows some factors have."""
+    return int(np.minimum(size, n - factors * size).sum())

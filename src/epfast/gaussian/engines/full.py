@@ -1,0 +1,80 @@
+"""The form of q with a matrix: precision and covariance of order d, or of d weights per latent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from epfast._core.row_sweeps import add_sites
+from epfast.gaussian.engines.base import Swept, flat, gaussian, plain, with_moments
+from epfast.gaussian.problem import (
+    LinearProblem,
+    Part,
+    State,
+    log_determinant,
+    log_evidence,
+    moments_of,
+)
+from epfast.inference import Sites, Summary
+
+
+class Full:
+    """The prior times a scalar site per row, which are added up in O(n d^2)."""
+
+    def __init__(self, problem: LinearProblem) -> None:
+        self.problem, self.order = problem, len(problem.base.shift)
+        self.prior_log_determinant = log_determinant(problem.prior.precision)
+        #: all rows, where those of X are as the core takes them
+        self.parts: list[Part] | None = None
+        X = problem.data.X
+        if isinstance(X, np.ndarray) and X.dtype == np.float64 and X.flags.c_contiguous:
+            self.parts = list(problem.parts(range(problem.n_rows)))
+
+    def prior(self) -> Swept:
+        return with_moments(self.problem.base._replace(sites=flat(self.problem.n_rows)))
+
+    def taken(self, start: Any) -> Sites:
+        check_sites(self.problem, start)
+        sites: Sites = start.sites
+        return sites
+
+    def built(self, sites: Sites, sweeps: int) -> Swept | None:
+        """Base times the sites; None if that is improper. O(n d^2 + d^3)."""
+        base = self.problem.base
+        precision, shift = base.precision.copy(), base.shift.copy()
+        for part in self.parts or self.problem.parts(range(self.problem.n_rows)):
+            tau, nu = sites.precision[part.which], sites.shift[part.which]
+            add_sites(part.rows, tau, nu, precision, shift)
+        total = base.log_scale + float(sites.log_scale.sum())
+        return gaussian(State(precision, shift, sites, total, sweeps))
+
+    def summary(self, state: Any, evidence: bool = True) -> Summary:
+        if state.precision.ndim == 1:
+            variance, mean = moments_of(state)
+        else:
+            # of several latents, one after the other
+            variance = state.covariance.diagonal(0, -2, -1).ravel()
+            mean = state.mean.ravel()
+        if not evidence:
+            return Summary(mean, variance)
+        if not isinstance(state, Swept):
+            return Summary(mean, variance, log_evidence(state, self.prior_log_determinant))
+        away = self.prior_log_determinant - state.log_determinant + state.square
+        return Summary(mean, variance, float(state.log_scale + 0.5 * away))
+
+    def result(self, state: Any) -> State:
+        return plain(state)
+
+
+def check_sites(problem: LinearProblem, start: Any) -> None:
+    """Refuse a start that has no scalar sites of these rows."""
+    n, d = problem.shape
+    if start.sites is None:
+        raise ValueError("start has no sites (it comes from ADF); allowed with EP: a result of EP")
+    shapes = [part.shape for part in start.sites]
+    if shapes != [(n,)] * 3 or start.shift.size != d:
+        raise ValueError(
+            f"start has sites of shape {shapes[0]} in {start.shift.size} dimensions; allowed: "
+            f"({n},) in {d}, the same rows"
+        )

@@ -1,0 +1,544 @@
+"""EP on n values with a joint normal prior, a site each: a process, or rows with more columns.
+
+One after the other by the exact blocked sweep (``_core/row_sweeps.pyx``), or all from one
+posterior by the Cholesky factor of B = I + S K S (``_core/kernel_matrix.pyx``). The automatic order
+is a sweep of the first kind, then joint steps (``joint.py``), and such a sweep again where these do
+not contract.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from epfast import families
+from epfast._arrays import Array, as_array
+from epfast._core.crew import Crew
+from epfast._core.kernel_matrix import KernelMatrix
+from epfast._core.row_sweeps import BlockedSweep, ParallelSweep
+from epfast._core.rows import Units
+from epfast.gaussian.engines.base import (
+    EPEngine,
+    Memoryless,
+    Outcome,
+    Visits,
+    flat,
+)
+from epfast.gaussian.engines.full import check_sites
+from epfast.gaussian.engines.joint import cavities, fitted_at, joint_sites, log_mass
+from epfast.gaussian.engines.rows import PARALLEL_ROWS, block_size
+from epfast.gaussian.problem import LinearProblem, not_proper
+from epfast.gaussian.wide import offset_of
+from epfast.inference import Counts, Sites, Summary, learning
+from epfast.inference.loop import change
+from epfast.inference.runtime import Tick, crew_of
+
+#: most numbers that one call of the core touches, so that Ctrl-C acts within about a second
+CHUNK = 1 << 30
+#: precision of a site, over that of the prior, from which it is the site that spoils the posterior
+SHARP = 1e10
+#: sweeps of one value after the other until q is built from the sites again: at n = 1,000 that
+#: takes 42 ms, as long as such a sweep, and with it after each of them a fit takes 1.3 times as
+#: long, one in sequential order 1.5 times
+REFRESH = 5
+#: q is built again, too, when a variance shrank below this fraction: so far a sweep has no digits
+#: left (cancellation)
+SHRUNK = 1e-4
+#: values from which the automatic order takes joint steps: of easy fits (probit, rbf) those of
+#: n = 128 take 1.3 times as long with them, of 200 as long, of 300 0.6, of 1,000 half as long
+JOINT_FROM = 128
+#: a joint step that leaves more than this share of the distance to a fixed point is followed by a
+#: sweep of one value after the other
+CONTRACTS = 0.3
+#: precision of a site, over that of the prior, from which its covariances come from R, eps over
+#: which is lost: of sweeps, and of joint steps, whose results do not depend on it
+SMALL, ROUGH = 1e-3, 1e-6
+
+
+class Relaxed(NamedTuple):
+    """The relaxation factors of relaxed EP: natural parameters of r_i at the fit of site i."""
+
+    #: (n,), b_i of the paper; 0 if factor i was not relaxed
+    precision: Array
+    shift: Array
+
+
+class Moments(NamedTuple):
+    """Moments of the posterior of the latent values, given sites."""
+
+    #: (n,), K^-1 (mean - prior mean)
+    alpha: Array
+    mean: Array
+    variance: Array
+    #: log det(I + K diag(precision))
+    log_determinant: float
+
+
+class GPState(NamedTuple):
+    """The sites of n values, and what they make with their prior: plain arrays, picklable."""
+
+    #: precision, shift and log scale per value, (n,) each
+    sites: Sites
+    #: sweeps done so far
+    sweeps: int
+    #: of the latent values; None: yet to be computed
+    moments: Moments | None = None
+    #: None except in relaxed EP
+    relaxed: Relaxed | None = None
+    #: (n, n): below the diagonal K, the rest the Cholesky factor of B = I + S K S by columns, with
+    #: S the root of the precisions, 0 where these are negative; None: yet to be computed
+    factor: Array | None = None
+    #: (n,), the diagonal of K; None as above
+    diagonal: Array | None = None
+
+    @property
+    def rows_seen(self) -> None:
+        """Of ADF alone."""
+        return None
+
+
+class Values(NamedTuple):
+    """The sites between two sweeps, and the moments that they make."""
+
+    sites: Sites
+    sweeps: int
+    moments: Moments
+    relaxed: Relaxed | None = None
+    #: of the next sweep: "joint" or what the schedule says
+    order: str = ""
+    #: sweeps since q was built from the sites
+    memory: int = 0
+
+
+def log_evidence(sites: Sites, moments: Moments, offset: Array | None = None) -> float:
+    """EP's log p(y), with all constants; offset: the prior mean, None: 0.
+
+    A row gives log scale + shift mean / 2, or with alpha in place of the mean shift^2 / precision
+    less shift / precision alpha, over 2: whichever cancels less. The second is right where sites
+    are so sharp that the mean is that of the site to rounding. alpha belongs to the mean.
+    """
+    scale, shift = sites.log_scale, sites.shift
+    with np.errstate(all="ignore"):
+        target = shift / sites.precision
+        top, across = scale + 0.5 * shift * target, 0.5 * target * moments.alpha
+        plain = 0.5 * shift * moments.mean
+        sharp = np.abs(top) + np.abs(across) < np.abs(scale) + np.abs(plain)
+        sharp &= sites.precision > 0.0
+        rows = np.where(sharp, top - across, scale + plain)
+    total = float(rows.sum())
+    if offset is not None:
+        total += 0.5 * float(offset @ moments.alpha)
+    return total - 0.5 * moments.log_determinant
+
+
+class Kernel:
+    """The form of q that is N(offset, K) times a site per value, in one n x n array.
+
+    One triangle of the array is K; the other holds the covariance of some posterior, its R, a
+    Cholesky factor, or nothing of use.
+    """
+
+    def __init__(
+        self, matrix: KernelMatrix, offset: Array | None = None, proper: bool = False
+    ) -> None:
+        """offset: the prior mean, None: 0.
+
+        proper: whether a variance below 0 is rounding, which becomes 0.
+        """
+        self.matrix, self.offset, self.proper = matrix, offset, proper
+        #: log evidence of what has made this prior, and its sweeps
+        self.known, self.sweeps = 0.0, 0
+        #: see :meth:`KernelMatrix.covariance`
+        self.small = SMALL
+        #: whether marginals are all that sweeps ask for
+        self.cheap = False
+        #: whether slopes of the evidence by K are wanted in the end, for which the array has R then
+        self.slopes = False
+        #: moments of the posterior whose covariance, or R = (K + 1 / precision)^-1, is in the array
+        self.covariance_of: Moments | None = None
+        self.precision_of: Moments | None = None
+
+    @property
+    def order(self) -> int:
+        """Of the matrices."""
+        return self.matrix.n
+
+    def prior(self) -> Values:
+        """The state of flat sites, with their covariance, K, in the array."""
+        self.matrix.load()
+        self.covariance_of = now = self.at_prior()
+        # from flat sites every joint step is too far
+        return Values(flat(self.matrix.n), self.sweeps, now)
+
+    def at_prior(self) -> Moments:
+        """The moments of flat sites."""
+        n = self.matrix.n
+        mean = np.zeros(n) if self.offset is None else self.offset
+        return Moments(np.zeros(n), mean, self.matrix.diagonal.copy(), 0.0)
+
+    def built(self, sites: Sites, sweeps: int) -> Values | None:
+        """See :class:`epfast.gaussian.engines.base.Form`. O(n^3)."""
+        moments = self.moments(sites, self.cheap)
+        return None if moments is None else Values(sites, sweeps, moments)
+
+    def summary(self, state: Values, evidence: bool = True) -> Summary:
+        now = state.moments
+        total = self.known + log_evidence(state.sites, now, self.offset)
+        return Summary(now.mean, now.variance, total)
+
+    def moments(self, sites: Sites, marginals: bool = False) -> Moments | None:
+        """The moments of these sites; None if the posterior is improper. O(n^3).
+
+        marginals: whether these are enough, so that R need not be in the array after that.
+        """
+        self.covariance_of = self.precision_of = None
+        alpha, mean, variance = np.empty((3, self.matrix.n))
+        cheap = marginals and (sites.precision >= 0.0).all()
+        fit = self.matrix.marginals if cheap else self.matrix.precision
+        shift = sites.shift
+        if self.offset is not None:  # about the prior mean
+            shift = shift - sites.precision * self.offset
+        log_determinant = fit(sites.precision, shift, alpha, mean, variance)
+        if self.offset is not None:
+            mean += self.offset
+        if self.proper:
+            np.maximum(variance, 0.0, out=variance)
+        if not (np.isfinite(log_determinant) and (variance >= 0.0).all()):
+            return None
+        moments = Moments(alpha, mean, variance, log_determinant)
+        self.precision_of = None if cheap else moments
+        return moments
+
+    def hold_precision(self, sites: Sites, moments: Moments) -> None:
+        """Have R of a posterior in the array. O(n^3) unless it is there."""
+        if self.precision_of is not moments and self.moments(sites) is None:
+            raise self.improper(sites)
+
+    def hold_covariance(self, sites: Sites, moments: Moments) -> None:
+        """Have the covariance of a posterior in the array. O(n^3) unless it, or R, is there."""
+        if self.covariance_of is not moments:
+            self.hold_precision(sites, moments)
+            self.precision_of = None
+            self.matrix.covariance(sites.precision, self.small)
+            self.covariance_of = moments
+
+    def solved(self, state: GPState) -> GPState:
+        """The state with its moments, and the factor of B, or R, in the array. O(n^3)."""
+        moments = state.moments or self.moments(state.sites, marginals=not self.slopes)
+        if moments is None:
+            raise self.improper(state.sites)
+        if self.slopes:
+            self.hold_precision(state.sites, moments)
+            return state._replace(moments=moments)
+        self.covariance_of = self.precision_of = None
+        if not self.matrix.factor(state.sites.precision):
+            raise self.improper(state.sites)
+        arrays = self.matrix.array, self.matrix.diagonal
+        return GPState(*state[:2], moments, state.relaxed, *arrays)
+
+    def result(self, state: Values) -> GPState:
+        """The array goes into the result."""
+        plain = GPState(*state[:4])
+        return self.solved(plain if state.memory == 0 else plain._replace(moments=None))
+
+    def taken(self, start: Any) -> Sites:
+        n, sites = self.matrix.n, start.sites
+        if [len(part) for part in sites] != [n] * 3:
+            raise ValueError(
+                f"start has {len(sites.shift)} sites; allowed: {n}, the same observations"
+            )
+        found: Sites = sites
+        return found
+
+    def improper(self, sites: Sites) -> FloatingPointError:
+        """The error for a posterior that is improper: EP diverged, or K is singular to rounding."""
+        precision = sites.precision
+        with np.errstate(over="ignore"):
+            sharpest = float(np.abs(precision * self.matrix.diagonal).max())
+        if sharpest < SHARP and (precision >= 0.0).all():
+            return FloatingPointError("the posterior is improper to rounding; add jitter to K")
+        return FloatingPointError(
+            f"EP diverged: {int((precision < 0.0).sum())} of {len(precision)} sites have a "
+            f"negative precision, and the sharpest is {sharpest:.2g} times that of the prior; try "
+            "schedule=epfast.DoubleLoop(), EP(damping=0.5), or a loss with lighter consequences"
+        )
+
+
+class Dual(Kernel):
+    """The same of h = X theta, rows of a linear model that are fewer than its weights."""
+
+    def __init__(
+        self,
+        problem: LinearProblem,
+        matrix: KernelMatrix | None = None,
+        offset: Array | None = None,
+        known: float = 0.0,
+    ) -> None:
+        """matrix, offset: of h given other rows, whose log evidence is known; None: of the prior.
+
+        O(n^2 d) for the latter.
+        """
+        if matrix is None:
+            matrix, offset = problem.wide.kernel(problem.prior), offset_of(problem)
+        super().__init__(matrix, offset)
+        self.problem, self.known, self.sweeps = problem, known, problem.base.sweeps
+
+    def taken(self, start: Any) -> Sites:
+        check_sites(self.problem, start)
+        return super().taken(start)
+
+    def improper(self, sites: Sites) -> FloatingPointError:
+        return not_proper()
+
+
+class ValuesInTurn:
+    """One value after the other, by the covariance in the array."""
+
+    #: a posterior of the sites so far would take O(n^3): Ctrl-C goes back to those before the sweep
+    in_turn = False
+
+    def __init__(self, engine: ProcessEngine, chunk: int) -> None:
+        n, problem, tilted = engine.n_sites, engine.problem, engine.tilted
+        self.problem, self.schedule, self.form = problem, problem.schedule, engine.form
+        self.chunk, self.block = chunk, min(block_size(self.schedule.block, n), n)
+        scheme, numbers = problem.scheme, (self.schedule.power, self.schedule.damping)
+        self.relaxation = scheme.relaxation(tilted) if scheme.relaxes else None
+        self.core = BlockedSweep(tilted, n, self.block, *numbers, False, self.relaxation)
+        self.in_order, self.then = np.arange(n), engine.order
+        self.relaxed: Relaxed | None = None
+
+    def sweep(self, state: Values, sites: Sites, tick: Tick) -> Outcome:
+        form, core, data, n = self.form, self.core, self.problem.data, len(sites.shift)
+        form.hold_covariance(state.sites, state.moments)
+        form.covariance_of = None
+        self._relax(state)
+        before, core.log_determinant = core.n_refused, 0.0
+        mean = state.moments.mean.copy()
+        visits = self.schedule.checked_visits(n, state.sweeps)
+        # a range is that of all, in order
+        visits = self.in_order if isinstance(visits, range) else as_array(visits)
+        # whole blocks, so that the numbers do not depend on the chunk
+        step = self.block * max(1, self.chunk // (n * n * self.block))
+        for part in (visits[i : i + step] for i in range(0, n, step)):
+            weights = None if data.weights is None else data.weights[part]
+            units = Units(part, n)
+            core.sweep(units, data.y[part], weights, part, form.matrix.array, mean, *sites)
+            tick(len(part))
+        refused = core.n_refused - before
+        variance = form.matrix.array.diagonal().copy()
+        healthy = (variance >= SHRUNK * state.moments.variance).all()
+        if refused == n or not healthy or state.memory + 1 >= REFRESH:
+            return Outcome(refused, left=(mean, variance))
+        log_determinant = state.moments.log_determinant + core.log_determinant
+        alpha = sites.shift - sites.precision * mean
+        form.covariance_of = now = Moments(alpha, mean, variance, log_determinant)
+        return Outcome(refused, made=Values(sites, state.sweeps + 1, now))
+
+    def _relax(self, state: Values) -> None:
+        if self.relaxation is not None:
+            assert state.relaxed is not None
+            self.relaxed = families.copied(state.relaxed)
+            freeze = self.problem.scheme.freeze
+            frozen = freeze is not None and state.sweeps >= freeze
+            self.relaxation.begin_sweep(*self.relaxed, frozen)
+
+    def after(self, old: Values, new: Values, counts: Counts) -> tuple[Values, Counts]:
+        """The state with its relaxation factors, and the sweeps since it was built."""
+        since = old.memory + 1 if self.form.covariance_of is new.moments else 0
+        return new._replace(relaxed=self.relaxed, order=self.then, memory=since), counts
+
+
+class ValuesAtOnce(Memoryless):
+    """All values from the posterior before the sweep."""
+
+    in_turn = False
+
+    def __init__(self, engine: ProcessEngine) -> None:
+        schedule, rows = engine.schedule, min(engine.n_sites, PARALLEL_ROWS)
+        self.y = engine.problem.data.y
+        self.core = ParallelSweep(engine.tilted, 1, rows, schedule.power, schedule.damping)
+
+    def sweep(self, state: Values, sites: Sites, tick: Tick) -> Outcome:
+        before, now = self.core.n_refused, state.moments
+        self.core.fit(now.mean, now.variance, self.y, *sites)
+        tick(len(sites.shift))
+        return Outcome(self.core.n_refused - before)
+
+
+class Jointly:
+    """All values at once, by the joint step; one after the other where that is too far."""
+
+    in_turn = False
+
+    def __init__(self, engine: ProcessEngine, otherwise: Visits) -> None:
+        self.engine, self.otherwise = engine, otherwise
+        #: how far the last step ended from a fixed point; None: it was not taken
+        self.left: float | None = None
+
+    def sweep(self, state: Values, sites: Sites, tick: Tick) -> Outcome:
+        made, self.left = self._stepped(state)
+        if made is None:
+            return self.otherwise.sweep(state, sites, tick)
+        tick(len(sites.shift))
+        return Outcome(made=made)
+
+    def after(self, old: Values, new: Values, counts: Counts) -> tuple[Values, Counts]:
+        """The state; another step if this one went most of the way to a fixed point."""
+        if self.left is None:
+            return self.otherwise.after(old, new, counts)
+        now, then = (Summary(*state.moments[1:3]) for state in (old, new))
+        order = "joint" if self.left <= CONTRACTS * change(now, then) else ""
+        return new._replace(order=order, memory=0), counts._replace(left=self.left)
+
+    def _stepped(self, old: Values) -> tuple[Values, float] | tuple[None, None]:
+        """What a step makes, and how far that is from a fixed point.
+
+        None if it leads too far away, or to an improper posterior.
+        """
+        engine, form, now = self.engine, self.engine.form, old.moments
+        y, tol = engine.problem.data.y, engine.schedule.tol
+        form.hold_covariance(old.sites, now)
+        aim = joint_sites(form.matrix, engine.tilted, y, old.sites, now.mean, now.variance, tol)
+        found = None if aim is None else form.moments(aim.sites)
+        if aim is None or found is None:
+            return None, None
+        around = cavities(aim.sites, found.mean, found.variance)
+        fit = None if around is None else fitted_at(engine.tilted, y, *around)
+        if around is None or fit is None:
+            return None, None
+        scale = fit.log_scale - log_mass(fit.precision, fit.shift, *around)
+        sites = aim.sites._replace(log_scale=scale + log_mass(*aim.sites[:2], *around))
+        exact = Summary(found.mean, found.variance)
+        # what the posterior is away from that which the step aimed at, and from a fixed point
+        left = max(change(Summary(*aim[3:]), exact), change(Summary(*fit[3:]), exact))
+        return Values(sites, old.sweeps + 1, found), left
+
+
+class Known(Memoryless):
+    """No visits: the factors are Gaussian, and their sites known."""
+
+    in_turn = False
+
+    def sweep(self, state: Values, sites: Sites, tick: Tick) -> Outcome:
+        tick(len(sites.shift))
+        return Outcome(made=state._replace(sweeps=state.sweeps + 1))
+
+
+class ProcessEngine(EPEngine):
+    """EP with a site per value, in n^2 numbers: the array of the kernel."""
+
+    def __init__(
+        self, problem: Any, form: Any = None, *, chunk: int = CHUNK, exact: Sites | None = None
+    ) -> None:
+        """problem: a GPProblem, or a LinearProblem and the form of q.
+
+        exact: the sites, where all factors are Gaussian, so that there is nothing to sweep.
+        """
+        super().__init__(problem, form or Kernel(problem.kernel, proper=exact is not None))
+        schedule, scheme, n = problem.schedule, problem.scheme, self.form.order
+        self.exact, self.tilted, self.n_sites = exact, problem.tilted(), n
+        joins = schedule.order == "auto" and n >= JOINT_FROM and schedule.tol > 0.0
+        joins = joins and schedule.damping == schedule.power == 1.0
+        joins = joins and problem.data.weights is None
+        joins = joins and scheme.integrates and not scheme.relaxes
+        self.order = "joint" if joins else schedule.order
+        self.form.small = ROUGH if joins else SMALL
+        self.form.cheap = parallel = schedule.order == "parallel"
+        self._visits: Visits = ValuesAtOnce(self) if parallel else ValuesInTurn(self, chunk)
+        self.use_threads(self.form.matrix.crew)
+
+    def use_threads(self, crew: Crew | None) -> None:
+        """Share the work on matrices among these threads; None: BLAS has its own."""
+        self.crew = self.form.matrix.crew = crew
+        if isinstance(self._visits, ValuesInTurn):
+            self._visits.core.crew = crew
+
+    def share(self, threads: Any) -> None:
+        """The same, given the threads of a fit of rows."""
+        self.use_threads(crew_of(threads.count, self.n_sites))
+
+    def visits(self, state: Values) -> Visits:
+        if self.exact is not None:
+            return Known()
+        # what refers to the engine is made anew: a loss of the user goes with its last fit
+        return Jointly(self, self._visits) if state.order == "joint" else self._visits
+
+    def init(self, start: Any) -> Values:
+        if self.exact is None:
+            return self._relaxed(super().init(start), start)
+        state = self.form.built(self.exact, self.form.sweeps if start is None else start.n_sweeps)
+        if state is None:
+            raise self.form.improper(self.exact)
+        return self._relaxed(state, start)
+
+    def begun(self, state: Values, is_flat: bool) -> Values:
+        return state if is_flat else state._replace(order=self.order)
+
+    def _relaxed(self, state: Values, start: Any) -> Values:
+        """The state with the relaxation factors of a start, where there are some."""
+        if not self.problem.scheme.relaxes:
+            return state
+        n = self.n_sites
+        relaxed = None if start is None else start.relaxed
+        relaxed = relaxed or Relaxed(np.zeros(n), np.zeros(n))
+        if [len(part) for part in relaxed] != [n] * 2:
+            raise ValueError(
+                f"start has {len(relaxed.shift)} relaxation factors; allowed: {n}, the same "
+                "observations"
+            )
+        return state._replace(relaxed=relaxed)
+
+    def unswept(self, state: Values, outcome: Outcome) -> tuple[Values, Counts]:
+        if self.schedule.order == "parallel":
+            return super().unswept(state, outcome)
+        raise self.form.improper(state.sites)
+
+    def settle(self, state: Values, hurry: bool = False) -> GPState:
+        found: GPState = GPState(*state[:4]) if hurry else self.form.result(state)
+        return found
+
+
+def marginal_residual(
+    problem: Any, sweep: int, sites: Sites, mean: Array, variance: Array
+) -> float:
+    """Largest gap between tilted moments and marginals: means in sd, variances relative. O(n).
+
+    problem: a GPProblem or LinearProblem.
+    """
+    tilted, power, y = problem.tilted(), problem.schedule.power, problem.data.y
+    tilted.begin_sweep(sweep)
+    weights = problem.data.weights
+    if weights is None:
+        core = ParallelSweep(tilted, 1, min(len(mean), PARALLEL_ROWS), power, 0.0)
+        core.fit(mean, variance, y, *families.copied(sites))
+        return float("inf") if core.n_refused else core.residual
+    # of one copy of each factor, to what is left of its weight; what is certain is as it should be
+    counts, copies = (weights > 0.0) & (variance > 0.0), np.maximum(weights, 1.0)
+    if not counts.any():
+        return 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        try:
+            m, v = learning.cavities(sites, mean, variance, power / copies)
+        except FloatingPointError:
+            return float("inf")
+        exponent = power * weights / copies
+        given = [np.ascontiguousarray(part[counts]) for part in (y, m, v, exponent)]
+        triple = np.empty((3, int(counts.sum())))
+        if tilted.many(*given, *triple):
+            return float("inf")
+        (_, m, v, _), mean, variance = given, mean[counts], variance[counts]
+        gap = np.abs(m + v * triple[1] - mean) / np.sqrt(variance)
+        spread = np.abs((v + v * v * triple[2]) / variance - 1.0)
+        return float(max(gap.max(), spread.max()))
+
+
+def left_out(problem: Any, sites: Sites, mean: Array, variance: Array) -> Array:
+    """Log probabilities of responses, (n,), without their own sites. O(n).
+
+    problem: a GPProblem or LinearProblem; mean, variance: of each value under the posterior.
+    """
+    y, weights = problem.data.y, problem.data.weights
+    share = 1.0 if weights is None else 1.0 / np.maximum(weights, 1.0)
+    found: Array = problem.loss.log_predictive(y, *learning.cavities(sites, mean, variance, share))
+    return found

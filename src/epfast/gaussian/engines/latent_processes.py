@@ -1,0 +1,234 @@
+"""Processes with several latent values per observation: a product over them of processes.
+
+In automatic order a log-concave likelihood takes a step on all means, as in
+``linear/engines/latent_means.py``, then all sites at once; else one observation after the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from epfast import families
+from epfast._arrays import Array, as_array, symmetric_from_upper
+from epfast._core.crew import Crew
+from epfast._core.kernel_matrix import KernelMatrix
+from epfast._core.latents import LatentSites
+from epfast._core.rows import Rows
+from epfast.gaussian.engines.base import largest_proper_step
+from epfast.gaussian.engines.kernel import Kernel, Moments
+from epfast.inference import Counts, Sites, Summary
+from epfast.inference.loop import change
+from epfast.inference.runtime import Tick
+
+#: conjugate gradients end where the rest is this share of the first, or after so many steps
+ENOUGH, MOST_STEPS = 1e-6, 400
+#: a step that leaves the slopes further from the sites than this multiple is not taken
+FURTHER = 2.0
+#: observations up to which the first sweep visits one after the other; a sweep of all sites at once
+#: that leaves more than this share of the last change is followed by such a one
+SEQUENTIAL_UP_TO, CONTRACTS = 400, 0.5
+#: largest number of curvatures, (C, C) for each observation, for steps on the means
+MOST_CURVATURES = 1 << 25
+
+
+class LatentGPState(NamedTuple):
+    """The sites of the observations and their sweeps: plain arrays."""
+
+    #: precision and shift (n, C), log scale (n,)
+    sites: Sites
+    sweeps: int
+    #: of each latent
+    now: tuple[Moments, ...]
+    #: whether the next sweep of automatic order is of all sites at once, and the last change
+    joint: bool = True
+    moved: float = np.inf
+
+
+def one_of(sites: Sites, k: int) -> Sites:
+    """Scalar sites of one latent; the log scale of an observation is in none of them."""
+    precision, shift = (np.ascontiguousarray(part[:, k]) for part in sites[:2])
+    return Sites(precision, shift, np.zeros(len(precision)))
+
+
+def evidence_of(sites: Sites, now: tuple[Moments, ...]) -> float:
+    """EP's log p(y), with all constants."""
+    total = float(sites.log_scale.sum())
+    for k, part in enumerate(now):
+        total += 0.5 * float(sites.shift[:, k] @ part.mean) - 0.5 * part.log_determinant
+    return total
+
+
+class LatentProcessEngine:
+    """EP on observations of several processes, in C n^2 numbers and twice that beside."""
+
+    measures = False
+    crew: Crew | None = None
+
+    def __init__(self, problem: Any) -> None:
+        self.problem, self.schedule, loss = problem, problem.schedule, problem.loss
+        self.kernels: list[KernelMatrix] = list(problem.kernel)
+        self.n_sites = self.order_of_matrices = problem.n
+        self.remedy, self.evidence_bound = problem.remedy, problem.evidence_bound
+        self.latents = loss.latents
+        self.moments = loss.latent_moments()
+        self.core = LatentSites(self.moments, self.schedule.damping, self.n_sites)
+        order, plain = self.schedule.order, self.schedule.tol > 0.0
+        joins = order == "auto" and plain and self.schedule.damping == 1.0 and loss.log_concave
+        self.joins = bool(joins and self.n_sites * self.latents**2 <= MOST_CURVATURES)
+
+    def init(self, start: Any) -> LatentGPState:
+        n, latents = self.n_sites, self.latents
+        if start is None:
+            zeros = np.zeros((n, latents))
+            sites, sweeps = Sites(zeros, zeros.copy(), np.zeros(n)), 0
+        else:
+            sites, sweeps = families.copied(start.sites), start.n_sweeps
+            if sites.shift.shape != (n, latents):
+                raise ValueError(
+                    f"start has sites of shape {sites.shift.shape}; allowed: {(n, latents)}, the "
+                    "same observations"
+                )
+        now = self._moments(sites)
+        if now is None:
+            raise ValueError(
+                "start makes the posterior improper with this kernel; allowed: another start"
+            )
+        few = self.n_sites <= SEQUENTIAL_UP_TO
+        return LatentGPState(sites, sweeps, now, start is not None or not few)
+
+    def summary(self, state: LatentGPState, evidence: bool = True) -> Summary:
+        mean, variance = (
+            np.concatenate([getattr(part, name) for part in state.now])
+            for name in ("mean", "variance")
+        )
+        if not evidence:
+            return Summary(mean, variance)
+        return Summary(mean, variance, evidence_of(state.sites, state.now))
+
+    def settle(self, state: LatentGPState, hurry: bool = False) -> LatentGPState:
+        return state
+
+    def _moments(self, sites: Sites) -> tuple[Moments, ...] | None:
+        """Moments, whose covariances are in the arrays of the kernels then. O(C n^3)."""
+        found = []
+        for k, kernel in enumerate(self.kernels):
+            form, some = Kernel(kernel), one_of(sites, k)
+            part = form.moments(some)
+            if part is None:
+                return None
+            form.hold_covariance(some, part)
+            found.append(part)
+        return tuple(found)
+
+    def sweep(self, state: LatentGPState, keep: bool, tick: Tick) -> tuple[LatentGPState, Counts]:
+        before, self.core.residual = self.core.n_refused, 0.0
+        mean, shifts = self._mean(state), state.sites.shift
+        if self.joins and state.sites.precision.any():
+            stepped = self._step(state, mean)
+            if stepped is not None:
+                mean, shifts = stepped
+        stood = state.sites._replace(shift=shifts)
+        at_once = state.joint if self.joins else self.schedule.order == "parallel"
+        sites = (self._all if at_once else self._by_one)(state, mean, stood)
+        refused = self.core.n_refused - before
+        taken, now, share = largest_proper_step(state.sites, sites, self._moments)
+        tick(self.n_sites)
+        if now is None:
+            now = self._moments(state.sites)
+            assert now is not None
+            same = state._replace(sweeps=state.sweeps + 1, now=now, joint=False)
+            return same, Counts(self.n_sites)
+        counts = Counts(refused) if share == 1.0 else Counts(refused, settled=False)
+        new = LatentGPState(taken, state.sweeps + 1, now)
+        moved = change(self.summary(state, False), self.summary(new, False))
+        contracts = share == 1.0 and moved < CONTRACTS * state.moved
+        return new._replace(joint=contracts or not at_once, moved=moved), counts
+
+    def _mean(self, state: LatentGPState) -> Array:
+        return np.stack([part.mean for part in state.now])
+
+    # -- all at once --
+
+    def _all(self, state: LatentGPState, mean: Array, sites: Sites) -> Sites:
+        """New sites of all observations from one posterior."""
+        variance = np.stack([part.variance for part in state.now])
+        n, latents = sites.shift.shape
+        tau, nu = (np.ascontiguousarray(part.T) for part in sites[:2])
+        new, scale = np.zeros((latents, 2, n)), np.empty(n)
+        numbers = np.arange(n)
+        self.core.fit(mean, variance, self.problem.y, numbers, tau, nu, sites.log_scale, new, scale)
+        first, second = (np.ascontiguousarray(new[:, j].T) for j in range(2))
+        return Sites(first, second, scale)
+
+    def _step(self, state: LatentGPState, mean: Array) -> tuple[Array, Array] | None:
+        """Means (C, n) and shifts (n, C) after a step on all means; None: there is none to take."""
+        variance = np.stack([part.variance for part in state.now])
+        sites, y = state.sites, self.problem.y
+        tau, (n, latents) = sites.precision, sites.shift.shape
+        h, s = mean.T, variance.T
+        rest = 1.0 - tau * s
+        if not (rest > 0.0).all():
+            return None
+        v = np.ascontiguousarray(s / rest)
+        slope = sites.shift - tau * h
+        d, W = np.empty((n, latents)), np.empty((n, latents, latents))
+        if self.moments.curvatures(y, np.ascontiguousarray(h - v * slope), v, d, W):
+            return None
+        away = d - slope
+        aim = d + np.einsum("ijk,ik->ij", W, v * away)
+        moved = self._solved(W, (aim - slope).T, tau.T).T
+        new, center = aim - np.einsum("ijk,ik->ij", W, moved), h + moved
+        if self.moments.curvatures(y, np.ascontiguousarray(center - v * new), v, d, W):
+            return None
+        size = np.sqrt(v)
+        if not np.abs((d - new) * size).max() <= FURTHER * np.abs(away * size).max():
+            return None
+        return np.ascontiguousarray(center.T), np.asarray(new + tau * center)
+
+    def _solved(self, W: Array, right: Array, tau: Array) -> Array:
+        """z with (K^-1 + W) z = right, (C, n), by conjugate gradients; K is not inverted.
+
+        Each latent by its covariance, of which K^-1 times that is known; what all have in common by
+        K, where that is the same for all.
+        """
+        covariance = [symmetric_from_upper(kernel.array) for kernel in self.kernels]
+        common = self.problem.common
+
+        def nearly(r: Array) -> tuple[Array, Array]:
+            z = np.stack([matrix @ part for matrix, part in zip(covariance, r, strict=True)])
+            back = r - tau * z
+            if common is not None:
+                total = r.sum(axis=0) / len(r)
+                z, back = z + common @ total, back + total
+            return z, back
+
+        step, r = np.zeros_like(right), right.copy()
+        z, back = nearly(r)
+        p, kp, size = z, back, float((r * z).sum())
+        first = size
+        for _ in range(MOST_STEPS):
+            if not size > ENOUGH**2 * first:
+                break
+            q = kp + np.einsum("ijk,ki->ji", W, p)
+            share = size / float((p * q).sum())
+            step += share * p
+            r -= share * q
+            z, back = nearly(r)
+            size, before = float((r * z).sum()), size
+            p, kp = z + (size / before) * p, back + (size / before) * kp
+        return step
+
+    # -- one after the other --
+
+    def _by_one(self, state: LatentGPState, center: Array, sites: Sites) -> Sites:
+        """O(C n^3)."""
+        n = self.n_sites
+        covariance = np.stack([symmetric_from_upper(kernel.array) for kernel in self.kernels])
+        mean, scale = center.copy(), sites.log_scale.copy()
+        tau, nu = (np.ascontiguousarray(part.T) for part in sites[:2])
+        visits = as_array(self.schedule.checked_visits(n, state.sweeps))
+        rows = Rows(np.eye(n)[visits])
+        self.core.sweep(rows, self.problem.y, visits, covariance, mean, tau, nu, scale)
+        return Sites(np.ascontiguousarray(tau.T), np.ascontiguousarray(nu.T), scale)

@@ -1,0 +1,319 @@
+"""All means of a factorised posterior at once, for rows, where sweeps settle slowly.
+
+Where columns are correlated, means that are moved one after the other creep: sweeps by the
+thousand. At EP's fixed point of sites i at rows x_i, with prior precision P about mu_0,
+
+    P (mu_0 - mu) + sum_i x_i g_i(x_i.mu) = 0,
+
+g_i the slope of log Z_i; with all variances held its Jacobian is -(P + X' W X), W_i = -g_i'. So one
+fit of all sites from the posterior at hand and a Newton step on mu take the sites to where their
+posterior has that mean: site i, whose gradient at mu is x_i g_i, gets the shift
+
+    nu_ij + tau_ij delta_j - W_i x_ij x_i.delta.
+
+The sweep that follows moves the variances, and its change is what says whether it has converged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import linalg
+
+from epfast import families
+from epfast._arrays import Array, row_chunks
+from epfast.gaussian.engines.base import Swept, Visits, contraction, plain, with_moments
+from epfast.gaussian.engines.chunks import DEPTH, Step, keeps_order, mixed
+from epfast.gaussian.problem import LinearProblem, State
+from epfast.inference import Sites
+from epfast.inference.runtime import no_tick, one_blas_thread, physical_memory
+
+#: steps begin where sweeps at this pace would need so many more
+PATIENCE = 12
+#: sweeps with steps but without a new least change, after which steps end
+IN_VAIN = 40
+#: x.theta moves by so many of its scales at a time, at first, at least and at most
+REACH, LEAST_REACH, MOST_REACH = 4.0, 1.0, 32.0
+#: cosine of two steps from which on they go in one direction
+ONWARD = 0.5
+#: columns up to which X' W X is formed; beyond, so many conjugate gradients, to this residual
+DENSE, ITERATIONS, RESIDUAL = 512, 100, 1e-3
+#: sweeps are mixed where a mean moves by less than this of its sd, and sites have no more numbers
+MIX_BELOW, MOST_MIXED = 1.0, 1 << 20
+#: memory that sweeps with steps take per number of the sites
+BYTES = 64
+#: numbers of X at a time
+NUMBERS = 1 << 16
+#: curvatures above -ROUNDING of what they could be are 0
+ROUNDING = 1e-9
+
+
+def may_step(problem: LinearProblem, seen: bool = False) -> bool:
+    """Whether steps are allowed: for scalar sites by integration in automatic order, undamped.
+
+    seen: every single visit is recorded.
+    """
+    schedule = problem.schedule
+    return bool(
+        problem.batch_size is None
+        and problem.scheme.integrates
+        and not seen
+        and schedule.stores == "factor"
+        and schedule.order == "auto"
+        and schedule.damping == 1.0
+        and schedule.tol > 0.0
+        and keeps_order(schedule)
+    )
+
+
+class MeansMemory(NamedTuple):
+    """What the next sweep depends on."""
+
+    #: the change of the last sweep, its least so far, and the number of sweeps since
+    last: float = np.inf
+    least: float = np.inf
+    stalled: int = 0
+    #: whether sweeps begin with a step; None: never again
+    steps: bool | None = False
+    #: the longest step, and what x.theta moved by in the last one
+    reach: float = REACH
+    along: Array | None = None
+    #: where the last step began
+    origin: State | None = None
+    #: the last sweeps with steps, to be mixed
+    swept: tuple[Step, ...] = ()
+
+    def noting(self, new: State) -> MeansMemory:
+        """The memory after a sweep that a step began."""
+        before = self.origin
+        assert before is not None
+        assert new.sites is not None
+        if new.sites.precision.size > MOST_MIXED:
+            return self
+        with np.errstate(all="ignore"):
+            sd = np.sqrt(1.0 / new.precision)
+            moves = np.concatenate(
+                [
+                    (new.precision - before.precision) / new.precision,
+                    (new.shift / new.precision - before.shift / before.precision) / sd,
+                ]
+            )
+        swept = (*self.swept, Step(new, moves))[-DEPTH:]
+        size = float(moves @ moves)
+        if not size < MIX_BELOW**2 * len(moves):
+            swept = ()
+        elif len(swept) > 1 and not size < float(swept[-2].moves @ swept[-2].moves):
+            swept = swept[-1:]
+        return self._replace(swept=swept)
+
+    def next(self, moved: float, tol: float) -> MeansMemory:
+        """The memory after a sweep that moved the posterior so far."""
+        least, stalled = contraction(moved, self.least, self.stalled)
+        steps = self.steps
+        if steps is False and tol < moved < np.inf and self.last < np.inf:
+            far, rate = math.log(moved / tol), math.log(self.last / moved)
+            steps = far > PATIENCE * rate
+            least, stalled = (moved, 0) if steps else (least, stalled)
+        elif steps and stalled >= IN_VAIN:
+            steps = None
+        return self._replace(last=moved, least=least, stalled=stalled, steps=steps)
+
+
+class _Part:
+    """Some rows of X, dense or CSR, and the entries of their sites: arrays of one shape."""
+
+    def __init__(self, X: Any, part: slice) -> None:
+        self.rows = X[part]
+        self.sparse = hasattr(X, "indptr")
+        if self.sparse:
+            self.x = self.rows.data
+            count = np.diff(self.rows.indptr)
+            self.row = np.repeat(np.arange(len(count)), count)
+            self.entries = slice(int(X.indptr[part.start]), int(X.indptr[part.stop]))
+        else:
+            self.rows = self.x = np.asarray(self.rows, dtype=np.float64)
+            self.entries = part
+
+    def sum(self, a: Array) -> Array:
+        """(q,), of each row."""
+        if not self.sparse:
+            return np.asarray(a.sum(axis=1))
+        result: Array = np.bincount(self.row, a, self.rows.shape[0]).astype(np.float64, copy=False)
+        return result
+
+    def by_row(self, a: Array) -> Array:
+        """The numbers of rows at each entry."""
+        return a[self.row] if self.sparse else a[:, None]
+
+    def by_column(self, a: Array) -> Array:
+        """The numbers of columns at each entry."""
+        return a[self.rows.indices] if self.sparse else a
+
+    def gram(self, weight: Array) -> Array:
+        """X' W X. O(q d^2), or of the nonzeros of rows."""
+        if not self.sparse:
+            return np.asarray(self.x.T @ (weight[:, None] * self.x))
+        return np.asarray((self.rows.T @ self.rows.multiply(weight[:, None])).toarray())
+
+
+def _scaled_solution(matrix: Array, right: Array) -> Array | None:
+    """matrix^-1 right; None if the matrix is not positive definite. O(d^3)."""
+    scale = 1.0 / np.sqrt(matrix.diagonal())
+    try:
+        factor = linalg.cho_factor(matrix * scale * scale[:, None], lower=True)
+    except (linalg.LinAlgError, ValueError):
+        return None
+    return np.asarray(scale * linalg.cho_solve(factor, scale * right))
+
+
+def _conjugate_gradients(
+    times: Callable[[Array], Array], right: Array, diagonal: Array
+) -> Array | None:
+    """The solution of times(x) = right, to RESIDUAL; None where times is not positive."""
+    x, left = np.zeros_like(right), right.copy()
+    z = left / diagonal
+    p, size = z, float(left @ z)
+    goal = RESIDUAL**2 * size
+    for _ in range(ITERATIONS):
+        if not size > goal:
+            break
+        q = times(p)
+        curvature = float(p @ q)
+        if not curvature > 0.0:
+            return None
+        x += size / curvature * p
+        left -= size / curvature * q
+        z = left / diagonal
+        size, before = float(left @ z), size
+        p = z + size / before * p
+    return x
+
+
+class MeansStep:
+    """Steps on all means, with which sweeps over scalar sites begin where they crawl.
+
+    build: the posterior of sites; together: visits of all factors from one posterior.
+    """
+
+    def __init__(
+        self, problem: LinearProblem, build: Callable[..., Swept | None], together: Visits
+    ) -> None:
+        self.problem, self.build, self.together = problem, build, together
+
+    def before(self, state: Swept) -> Swept:
+        """The posterior from which a sweep is best begun."""
+        memory: MeansMemory = state.memory
+        if not memory.steps:
+            return state
+        with one_blas_thread(min(len(state.shift), DENSE)), np.errstate(all="ignore"):
+            found = mixed(memory.swept) if len(memory.swept) > 1 else None
+            stepped = None if found is None else self._stepped(state.at(with_moments(found)))
+            stepped = self._stepped(state) if stepped is None else stepped
+        return state._replace(memory=memory._replace(steps=None)) if stepped is None else stepped
+
+    def after(self, begun: Swept, new: Swept, moved: float) -> Swept:
+        """The state with the memory of the next sweep, after one that moved it so far."""
+        memory: MeansMemory = begun.memory
+        if memory.steps:
+            memory = memory.noting(plain(new))
+        return new._replace(memory=memory.next(moved, self.problem.schedule.tol))
+
+    def _stepped(self, state: Swept) -> Swept | None:
+        """The posterior after a step on all means; None where there is none."""
+        sites: Any = state.sites
+        if 0 < physical_memory() < BYTES * sites.precision.size:
+            return None
+        X = self.problem.data.X
+        if sites.precision.shape != (X.data if hasattr(X, "indptr") else X).shape:
+            return None  # entries of a row that share a column
+        new = families.copied(sites)
+        if self.together.sweep(state, new, no_tick).refused:
+            return None
+        fitted = self.build(new, state.sweeps)
+        memory = None if fitted is None else step_to(self.problem, X, state, fitted, sites, new)
+        if memory is None:
+            return None
+        result = self.build(new, state.sweeps)
+        return (
+            None if result is None else result._replace(memory=memory._replace(origin=plain(state)))
+        )
+
+
+def step_to(
+    problem: LinearProblem, X: Any, state: Swept, fitted: Swept, before: Sites, after: Sites
+) -> MeansMemory | None:
+    """Take new sites, fitted from one posterior, to where a Newton step on its mean leads.
+
+    X: the rows, CSR with the pattern of the sites or dense. before, after: sites with (n, d)
+    numbers, or those of all nonzeros; the latter are overwritten, unless there is no such step:
+    then the result is None. O(n d^2 + d^3) for few columns, else some passes over X.
+    """
+    old, new = before[:2], after[:2]
+    base, (n, d) = problem.base, problem.shape
+    tau, mean = state.precision, state.shift / state.precision
+    copies = problem.copies()
+    share = np.full(n, float(problem.schedule.power))
+    if copies is not None:
+        share /= np.maximum(copies, 1.0)
+    weight, scale, parts = np.empty(n), np.empty(n), row_chunks(X, NUMBERS)
+    gram = np.diag(base.precision) if d <= DENSE else None
+    for part in parts:
+        some = _Part(X, part)
+        f, at = some.by_row(share[part]), some.entries
+        left = some.by_column(tau) - f * old[0][at]
+        if not (left > 0.0).all():
+            return None
+        fit, squares, v = f * new[0][at], some.x * some.x, 1.0 / left
+        spread, size = some.sum(squares * v), some.sum(squares)
+        w = some.sum(fit / (1.0 + v * fit)) / np.where(size > 0.0, size, 1.0)
+        rest = 1.0 - spread * w
+        if not ((rest > 0.0).all() and (spread * w > -ROUNDING).all()):
+            return None  # t is not log-concave there
+        weight[part] = np.maximum(w, 0.0) / (rest * share[part])
+        scale[part] = np.sqrt(1.0 + spread)
+        if gram is not None:
+            gram += some.gram(weight[part])
+    uphill = fitted.shift - fitted.precision * mean
+    if gram is not None:
+        delta = _scaled_solution(gram, uphill)
+    else:
+        delta = _conjugate_gradients(
+            lambda p: base.precision * p + _both_ways(X, parts, weight, p),
+            uphill,
+            fitted.precision,
+        )
+    if delta is None or not np.isfinite(delta).all():
+        return None
+    along = np.concatenate([_Part(X, part).rows @ delta for part in parts])
+    in_scale = along / scale
+    far, reach, before = float(np.abs(in_scale).max()), state.memory.reach, state.memory.along
+    if before is not None and far > reach:
+        # on in the same direction, or back
+        turn = float(in_scale @ before) / float(linalg.norm(in_scale) * linalg.norm(before))
+        if turn > ONWARD:
+            reach = min(2.0 * reach, MOST_REACH)
+        elif turn < 0.0:
+            reach = max(0.5 * reach, LEAST_REACH)
+    length = min(1.0, reach / far) if far > 0.0 else 1.0
+    for part in parts:
+        some = _Part(X, part)
+        at = some.entries
+        new[1][at] += new[0][at] * some.by_column(delta)
+        new[1][at] -= some.by_row(weight[part] * along[part]) * some.x
+        if length < 1.0:
+            for earlier, later in zip(old, new, strict=True):
+                later[at] = earlier[at] + length * (later[at] - earlier[at])
+    found: MeansMemory = state.memory._replace(reach=reach, along=in_scale)
+    return found
+
+
+def _both_ways(X: Any, parts: list[slice], weight: Array, p: Array) -> Array:
+    """X' W X p, O(n d)."""
+    result = np.zeros_like(p)
+    for part in parts:
+        rows = X[part] if len(parts) > 1 else X
+        result += rows.T @ (weight[part] * (rows @ p))
+    return result

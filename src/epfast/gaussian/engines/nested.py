@@ -1,0 +1,333 @@
+"""Several classes with covariances between them: nested EP (Riihimäki, Jylänki & Vehtari 2013).
+
+Row i of class y has u_i ~ N(0, 1) and a factor Φ(u_i + h_y - h_j) for each other class j. Each gets
+a scalar site; with u_i integrated out the row has a site on a_i = (h_y - h_j)_j, whose precision is
+diag(tau) less a product. The weights of all classes have one covariance, (C d, C d). A sweep goes
+to the rows in a few parts, each from one posterior; the factors of a row go one after the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from epfast import families
+from epfast._arrays import Array, row_chunks, symmetric_from_upper
+from epfast._core.nested import NestedRows
+from epfast._core.row_sweeps import add_sites
+from epfast.gaussian.engines.base import (
+    EPEngine,
+    Outcome,
+    Swept,
+    contraction,
+    gaussian,
+    plain,
+)
+from epfast.gaussian.engines.chunks import keeps_order
+from epfast.gaussian.engines.full import Full
+from epfast.gaussian.problem import LinearProblem, State, not_proper
+from epfast.inference import Counts, Sites
+from epfast.inference.loop import change
+from epfast.inference.runtime import Tick
+
+#: largest number of weights of all classes together
+MOST_WEIGHTS = 3000
+#: rounds over the factors of a row: in a sweep, and where a probability is asked for
+ROUNDS, MOST_ROUNDS = 2, 40
+#: parts of the rows in a sweep, each from the posterior of the last; so many sweeps without a new
+#: least change halve what is taken of changes, down to this
+MOST_PARTS, STALLED, LEAST_SHARE = 16, 3, 1.0 / 16.0
+#: curvatures of rows, (C, C) each, that are at hand at a time
+AT_ONCE = 1 << 21
+#: by how much precisions and shifts move, in units of their cavities, where rounds end
+ENOUGH = 1e-6
+
+
+class NestedMemory(NamedTuple):
+    """What the next sweep depends on."""
+
+    #: of a change that is taken; the least change so far, and sweeps back and forth since
+    share: float = 1.0
+    least: float = np.inf
+    stalled: int = 0
+    #: the last move of the means, in sd; sweeps that have gone on in its direction, and how many of
+    #: them double the share again
+    step: Array | None = None
+    onward: int = 0
+    patience: int = STALLED
+
+    def next(self, step: Array, moved: float) -> NestedMemory:
+        """Less of a change is taken where sweeps go back and forth, more where they creep."""
+        back = self.step is not None and float(step @ self.step) < 0.0
+        least, stalled = contraction(moved, self.least, self.stalled)
+        share, patience, onward = self.share, self.patience, 0 if back else self.onward + 1
+        if not back:
+            stalled = self.stalled
+        if stalled >= STALLED:
+            share, least, stalled = max(LEAST_SHARE, 0.5 * share), np.inf, 0
+            onward, patience = 0, 2 * patience
+        elif onward >= patience and share < 1.0:
+            share, least, stalled, onward = 2.0 * share, np.inf, 0, 0
+        return NestedMemory(share, least, stalled, step, onward, patience)
+
+
+def other_classes(classes: NDArray[np.intp], count: int) -> NDArray[np.intp]:
+    """(n, C - 1), the classes that a row is not of."""
+    found = np.arange(count - 1)[None, :]
+    return np.asarray(found + (found >= classes[:, None]))
+
+
+def differences(classes: NDArray[np.intp], h: Array, S: Array) -> tuple[Array, Array]:
+    """Mean (n, C - 1) and covariance of h_y - h_j, from those of h."""
+    rows, others = np.arange(len(h)), other_classes(classes, h.shape[1])
+    at = rows[:, None]
+    mean = h[rows, classes][:, None] - h[at, others]
+    cross = S[at, classes[:, None], others]
+    own = S[rows, classes, classes][:, None, None]
+    inner = S[rows[:, None, None], others[:, :, None], others[:, None, :]]
+    return mean, own - cross[:, :, None] - cross[:, None, :] + inner
+
+
+def of_differences(tau: Array, nu: Array) -> tuple[Array, Array]:
+    """Precision (n, k, k) and shift (n, k) of the site on the differences, u integrated out."""
+    total = 1.0 + tau.sum(axis=1)
+    share = tau / total[:, None]
+    matrix = -share[:, :, None] * tau[:, None, :]
+    index = np.arange(tau.shape[1])
+    matrix[:, index, index] += tau
+    return matrix, nu - share * nu.sum(axis=1)[:, None]
+
+
+def cavities(mean: Array, covariance: Array, sites: Sites) -> tuple[Array, Array]:
+    """Mean and covariance of the differences without the sites of their rows."""
+    matrix, shift = of_differences(sites.precision, sites.shift)
+    rest = np.eye(mean.shape[1]) - covariance @ matrix
+    right = mean - np.einsum("nij,nj->ni", covariance, shift)
+    found = np.linalg.solve(rest, np.concatenate([right[:, :, None], covariance], axis=2))
+    V = found[:, :, 1:]
+    return found[:, :, 0], 0.5 * (V + np.swapaxes(V, 1, 2))
+
+
+def within(mean: Array, covariance: Array, sites: Sites, rounds: int) -> tuple[Sites, Array, int]:
+    """EP within rows: new sites, the log of the integral of each row, and refused factors.
+
+    mean, covariance: of the differences, without the sites of the row.
+    """
+    n, count = mean.shape
+    tau, nu = (np.array(part, dtype=np.float64, order="C") for part in sites[:2])
+    own, value = np.empty((2, n))
+    mean, covariance = (np.ascontiguousarray(part) for part in (mean, covariance))
+    refused = NestedRows(count).fit(mean, covariance, tau, nu, rounds, ENOUGH, own, value)
+    return Sites(tau, nu, own), value, refused
+
+
+def latents_of_rows(X: Any, mean: Array, covariance: Array, count: int) -> tuple[Array, Array]:
+    """Mean (n, C) and covariance (n, C, C) of the latents of rows. O(n (C d)^2)."""
+    n, d = X.shape
+    h, S = np.empty((n, count)), np.empty((n, count, count))
+    blocks = covariance.reshape(count, d, count, d)
+    for part in row_chunks(X, unpacked=True):
+        block = X[part].toarray() if hasattr(X, "indptr") else np.asarray(X[part], np.float64)
+        h[part] = block @ mean.reshape(count, d).T
+        for j in range(count):
+            for k in range(j + 1):
+                S[part, j, k] = np.einsum("ij,ij->i", block @ blocks[j, :, k], block)
+                S[part, k, j] = S[part, j, k]
+    return h, S
+
+
+def takes(schedule: Any) -> bool:
+    """Whether sweeps of all classes together can have this schedule."""
+    orders = schedule.order in ("auto", "parallel") and keeps_order(schedule)
+    return orders and schedule.block is None
+
+
+class Joint(Full):
+    """One Gaussian over the weights of all classes, of order C d; a site has C - 1 differences."""
+
+    def __init__(self, problem: LinearProblem) -> None:
+        super().__init__(problem)
+        self.count = problem.loss.latents
+        self.order *= self.count
+        self.prior_log_determinant *= self.count
+        assert problem.data.y is not None
+        y = problem.data.y
+        self.classes = y[:, 0].astype(np.intp)
+        self.offset = y[:, 1:] if y.shape[1] > 1 else None
+
+    def prior(self) -> Swept:
+        shape = self.problem.n_rows, self.count - 1
+        found = self.built(Sites(np.zeros(shape), np.zeros(shape), np.zeros(shape[0])), 0)
+        if found is None:
+            raise not_proper()
+        return found
+
+    def taken(self, start: Any) -> Sites:
+        shape, sites = (self.problem.n_rows, self.count - 1), start.sites
+        if sites.shift.shape != shape:
+            raise ValueError(
+                f"start has sites of shape {sites.shift.shape}; allowed: {shape}, the same rows "
+                "and loss"
+            )
+        found: Sites = sites
+        return found
+
+    def built(self, sites: Sites, sweeps: int) -> Swept | None:
+        """The prior times the sites; None if that is no proper Gaussian. O(n (C d)^2 + (C d)^3)."""
+        prior, count = self.problem.prior, self.count
+        precision, shift, scale = self.sums(np.arange(self.problem.n_rows), sites)
+        precision += np.kron(np.eye(count), prior.precision)
+        total = count * prior.log_scale + scale
+        return gaussian(State(precision, shift + np.tile(prior.shift, count), sites, total, sweeps))
+
+    def sums(
+        self, numbers: NDArray[np.intp], sites: Sites, less: Sites | None = None
+    ) -> tuple[Array, Array, float]:
+        """Precision, shift and log scale of the sites of some rows, less others. O(n (C d)^2).
+
+        sites, less: of these rows.
+        """
+        d, count = self.problem.shape[1], self.count
+        precision, shift, total = np.zeros((count, count, d, d)), np.zeros((count, d)), 0.0
+        step, unused = max(1, AT_ONCE // count**2), np.zeros(d)
+        for first in range(0, len(numbers), step):
+            some = slice(first, first + step)
+            W, b, scale = self.of_classes(numbers[some], families.taken(sites, some))
+            if less is not None:
+                before = self.of_classes(numbers[some], families.taken(less, some))
+                W, b, scale = W - before[0], b - before[1], scale - before[2]
+            total += scale
+            rows, none = self.problem.rows(numbers[some]), np.zeros(len(b))
+            for j in range(count):
+                add_sites(
+                    rows,
+                    np.ascontiguousarray(W[:, j, j]),
+                    np.ascontiguousarray(b[:, j]),
+                    precision[j, j],
+                    shift[j],
+                )
+                for k in range(j):
+                    weight = np.ascontiguousarray(W[:, j, k])
+                    add_sites(rows, weight, none, precision[j, k], unused)
+        whole = np.empty((count, d, count, d))
+        for j in range(count):
+            for k in range(j + 1):
+                block = symmetric_from_upper(precision[j, k])
+                whole[j, :, k] = whole[k, :, j] = block
+        return whole.reshape(count * d, -1), shift.ravel(), total
+
+    def of_classes(self, numbers: NDArray[np.intp], sites: Sites) -> tuple[Array, Array, float]:
+        """Precision (n, C, C) and shift (n, C) of sites on the latents; the sum of log scales."""
+        y, count = self.classes[numbers], self.count
+        matrix, shift = of_differences(sites.precision, sites.shift)
+        others, rows = other_classes(y, count), np.arange(len(y))
+        at = rows[:, None]
+        # from the differences to the classes
+        W, b = np.zeros((len(y), count, count)), np.zeros((len(y), count))
+        W[rows[:, None, None], others[:, :, None], others[:, None, :]] = matrix
+        W[at, y[:, None], others] = W[at, others, y[:, None]] = -matrix.sum(axis=2)
+        W[rows, y, y] = matrix.sum(axis=(1, 2))
+        b[at, others], b[rows, y] = -shift, shift.sum(axis=1)
+        total = float(sites.log_scale.sum())
+        if self.offset is not None:  # sites are on h with its offset
+            offset = self.offset[numbers]
+            pulled = np.einsum("nij,nj->ni", W, offset)
+            total += float((b * offset).sum() - 0.5 * (pulled * offset).sum())
+            b = b - pulled
+        return W, b, total
+
+    def marginals(self, state: Any, numbers: NDArray[np.intp]) -> tuple[Array, Array]:
+        """Mean and covariance of the differences of some rows."""
+        X = self.problem.data.X[numbers]
+        h, S = latents_of_rows(X, state.mean, state.covariance, self.count)
+        h = h if self.offset is None else h + self.offset[numbers]
+        return differences(self.classes[numbers], h, S)
+
+
+class NestedEngine(EPEngine):
+    """EP on the weights of all classes together, by parts of the rows, each from one posterior."""
+
+    def __init__(self, problem: LinearProblem) -> None:
+        super().__init__(problem, Joint(problem))
+        schedule = self.schedule
+        for name, value, allowed in (
+            ("order", schedule.order, ("auto", "parallel")),
+            ("block", schedule.block, (None,)),
+        ):
+            if value not in allowed:
+                raise ValueError(
+                    f"{name} is {value!r}; allowed with {problem.loss!r}: "
+                    + " or ".join(map(repr, allowed))
+                )
+        if self.form.order > MOST_WEIGHTS:
+            raise ValueError(
+                f"X has {problem.shape[1]} columns: {self.form.order} weights in all; allowed with "
+                f"{problem.loss!r}: {MOST_WEIGHTS}"
+            )
+        self.is_auto = schedule.order == "auto" and schedule.damping == 1.0
+
+    def visits(self, state: Swept) -> NestedVisits:
+        return NestedVisits(self)
+
+    def begun(self, state: Swept, is_flat: bool) -> Swept:
+        return state._replace(memory=NestedMemory())
+
+    def settle(self, state: Swept, hurry: bool = False) -> State:
+        assert state.sites is not None
+        fresh = None if hurry else self.form.built(state.sites, state.sweeps)
+        return plain(state if fresh is None else fresh)
+
+
+class NestedVisits:
+    """Parts of the rows in turn; the rows of a part from one posterior."""
+
+    in_turn = False
+
+    def __init__(self, engine: NestedEngine) -> None:
+        self.engine = engine
+
+    def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
+        engine, n, parts = self.engine, self.engine.n_sites, 1
+        damping = engine.schedule.damping
+        if engine.is_auto:
+            parts = int(np.clip(n // engine.order_of_matrices, 1, MOST_PARTS))
+            damping = state.memory.share
+        now, refused = state, 0
+        for first in range(parts):
+            numbers = np.arange(first, n, parts)
+            found, lost = self._part(now, numbers, sites, damping)
+            now, refused = now if found is None else found, refused + lost
+            tick(len(numbers))
+        made = now._replace(sites=sites, sweeps=state.sweeps + 1)
+        return Outcome(min(refused, n), made=made)
+
+    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
+        """The state with the memory of automatic steps."""
+        engine = self.engine
+        if not engine.is_auto:
+            return new, counts
+        # of an undamped sweep
+        moved = change(engine.summary(old, False), engine.summary(new, False)) / old.memory.share
+        step = (new.mean - old.mean) / np.sqrt(new.covariance.diagonal())
+        return new._replace(memory=old.memory.next(step, moved)), counts._replace(left=moved)
+
+    def _part(
+        self, state: Swept, numbers: NDArray[np.intp], sites: Sites, damping: float
+    ) -> tuple[Swept | None, int]:
+        """Fit the sites of some rows from one posterior, in place; rows that are lost."""
+        engine, old = self.engine, families.taken(sites, numbers)
+        h, S = engine.form.marginals(state, numbers)
+        m, V = cavities(h, S, old)
+        found, _, refused = within(m, V, old, ROUNDS)
+        new = families.damped(old, found, damping)
+        precision, shift, scale = engine.form.sums(numbers, new, old)
+        total = State(
+            state.precision + precision, state.shift + shift, None, state.log_scale + scale, 0
+        )
+        made = gaussian(total)
+        if made is None:
+            return None, len(numbers)
+        families.put(sites, numbers, new)
+        return made, refused

@@ -1,0 +1,196 @@
+"""ADF with a full covariance: one posterior takes in row after row, or minibatch after minibatch.
+
+No site is stored. The rows are at hand, or come in chunks of a stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from epfast._arrays import Array, as_array, symmetric_from_upper
+from epfast._core.laplace_factors import LaplaceSweep
+from epfast._core.rows import Rows
+from epfast.gaussian.engines.base import (
+    EPEngine,
+    Memoryless,
+    Outcome,
+    Swept,
+    adf_start,
+    flat,
+    natural,
+    plain,
+    with_moments,
+)
+from epfast.gaussian.engines.full import Full
+from epfast.gaussian.engines.rows import RowEngine, sequential_core
+from epfast.gaussian.problem import LinearProblem
+from epfast.gaussian.sources import Stream
+from epfast.inference import PartOfSweep
+from epfast.inference.runtime import Tick
+
+
+class Piece(NamedTuple):
+    """Some factors of a pass, so few that Python handles signals after them."""
+
+    rows: Rows
+    y: Array
+    weights: Array | None
+    #: rows of each factor
+    sizes: NDArray[np.intp]
+
+
+def engine_of_rows(problem: LinearProblem) -> RowEngine | PassEngine:
+    """The engine of rows in the d x d form."""
+    return (PassEngine if problem.schedule.stores == "none" else RowEngine)(problem)
+
+
+def adf_begun(problem: LinearProblem, start: Any) -> Swept:
+    """The state before a pass."""
+    d = len(problem.base.shift)
+    if start is not None and start.shift.size != d:
+        raise ValueError(f"start has {start.shift.size} dimensions; allowed: {d}")
+    return with_moments(adf_start(problem.base if start is None else start.state))
+
+
+class PassEngine(EPEngine):
+    """One posterior that forgets what it was made of."""
+
+    def __init__(self, problem: LinearProblem) -> None:
+        super().__init__(problem, Full(problem))
+        by_rows = problem.batch_size is None
+        self.tilted = problem.tilted() if by_rows else None
+        self.core = sequential_core(problem, self.tilted) if self.tilted else None
+
+    def visits(self, state: Swept) -> Pass:
+        return Pass(self)
+
+    def init(self, start: Any) -> Swept:
+        return adf_begun(self.problem, start)
+
+
+class Pass(Memoryless):
+    """A pass over the rows. Ctrl-C leaves the posterior of the rows before the piece it hits."""
+
+    in_turn = False
+
+    def __init__(self, engine: PassEngine) -> None:
+        self.engine = engine
+        self.problem: LinearProblem = engine.problem
+        self.core: Any = engine.core
+        self.by_rows = engine.core is not None
+
+    def sweep(self, state: Swept, sites: None, tick: Tick) -> Outcome:
+        reached, factors, counts = state, 0, np.zeros(2, dtype=int)
+        try:
+            for piece in self._pieces(state.sweeps):
+                visit = self._rows if self.by_rows else self._minibatches
+                # one assignment, which Ctrl-C cannot divide
+                reached, lost = visit(reached, piece)
+                counts += lost
+                factors += len(piece.sizes)
+                tick(len(piece.sizes))
+            new = self._whole(reached)._replace(sweeps=state.sweeps + 1)
+        except KeyboardInterrupt:
+            raise PartOfSweep(state if reached is state else self._whole(reached)) from None
+        self.engine.n_sites = factors
+        return Outcome(int(counts[0]), int(counts[1]), made=new)
+
+    def _rows(self, state: Swept, piece: Piece) -> tuple[Swept, tuple[int, int]]:
+        """Take in rows, in the moments."""
+        core, count = self.core, piece.rows.n
+        covariance, mean = state.covariance.copy(), state.mean.copy()
+        before, core.log_scale_total = core.n_refused, 0.0
+        numbers = np.arange(count, dtype=np.intp)
+        core.sweep(piece.rows, piece.y, piece.weights, numbers, covariance, mean)
+        assert state.rows_seen is not None
+        new = state._replace(
+            covariance=covariance,
+            mean=mean,
+            log_scale=state.log_scale + core.log_scale_total,
+            rows_seen=state.rows_seen + count,
+        )
+        return new, (core.n_refused - before, 0)
+
+    def _minibatches(self, state: Swept, piece: Piece) -> tuple[Swept, tuple[int, int]]:
+        """Take in minibatches, in precision and shift."""
+        core = laplace_core(self.problem, len(state.shift), int(piece.sizes.max()))
+        sites = flat(piece.rows.n)
+        precision, shift = state.precision.copy(), state.shift.copy()
+        given = piece.rows, piece.y, piece.weights, piece.sizes
+        core.sweep(*given, precision, shift, *sites, precision, shift)
+        assert state.rows_seen is not None
+        new = state._replace(
+            precision=symmetric_from_upper(precision),
+            shift=shift,
+            log_scale=state.log_scale + float(sites.log_scale.sum()),
+            rows_seen=state.rows_seen + piece.rows.n,
+        )
+        return new, (core.n_refused, core.n_failed)
+
+    def _whole(self, state: Swept) -> Swept:
+        """The other picture of a posterior, which visits leave behind. O(d^3)."""
+        if not self.by_rows:
+            return with_moments(plain(state))
+        precision, shift = natural(state.covariance, state.mean, self.core.full)
+        whole = with_moments(plain(state._replace(precision=precision, shift=shift)))
+        # the next pass goes on from the moments as they are, to the bit
+        return whole._replace(covariance=state.covariance, mean=state.mean)
+
+    def _pieces(self, sweeps: int) -> Iterator[Piece]:
+        problem = self.problem
+        visits = problem.schedule.checked_visits
+        if isinstance(problem.data.X, Stream):
+            yield from self._of_stream(problem.data.X)
+        elif self.by_rows:
+            for part in problem.parts(visits(problem.shape[0], sweeps)):
+                yield Piece(*part[1:], np.ones(part.rows.n, dtype=np.intp))
+        else:
+            size = min(problem.batch_size or 1, problem.shape[0])
+            for _, which, sizes in pieces_of(problem, size, sweeps):
+                y, weights = problem.responses(which), problem.weights(which)
+                yield Piece(problem.rows(which), y, weights, sizes)
+
+    def _of_stream(self, stream: Stream) -> Iterator[Piece]:
+        size = self.problem.batch_size or 1
+        step = max(1, self.problem.chunk // (stream.d * size)) * size
+        for X, y in stream.pieces(size):
+            for i in range(0, X.shape[0], step):
+                part = X[i : i + step]
+                dense = None if stream.sparse else np.ascontiguousarray(part, np.float64)
+                # of a stream alone nobody has looked at the entries
+                if not np.isfinite(part.data if dense is None else dense).all():
+                    raise ValueError("a chunk's X holds NaN or infinity; allowed: finite numbers")
+                rows = Rows(part if dense is None else dense)
+                sizes = np.minimum(size, rows.n - np.arange(0, rows.n, size))
+                yield Piece(rows, y[i : i + step], None, sizes)
+
+
+def pieces_of(
+    problem: LinearProblem, size: int, sweeps: int
+) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]]:
+    """Factors in the order of their visits, some at a time; their rows, and how many each has."""
+    n = problem.shape[0]
+    factors = problem.schedule.checked_visits(-(-n // size), sweeps)
+    for some in map(as_array, problem.pieces(factors, size)):
+        rows = (some[:, None] * size + np.arange(size)).ravel()
+        yield some, rows[rows < n], np.minimum(size, n - some * size)
+
+
+def laplace_core(problem: LinearProblem, d: int, size: int) -> LaplaceSweep:
+    """Sweeps over factors of at most so many rows, for the core."""
+    given = problem.scheme.core_arguments(d)
+    return LaplaceSweep(
+        problem.loss.shifted_core(),
+        d,
+        size,
+        problem.schedule.power,
+        problem.schedule.damping,
+        given["scheme"] == "laplace",
+        given["slope_curvature"],
+        given.get("tolerance", 0.0),
+        given.get("max_iterations", 0),
+    )

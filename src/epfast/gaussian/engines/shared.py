@@ -1,0 +1,227 @@
+"""Sites shared by groups of rows: SEP, AEP, DSEP, DAEP; a (d, d) site per group."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from epfast import _checks, families
+from epfast._arrays import Array
+from epfast._core.shared_sites import SharedSweep
+from epfast.gaussian.engines.base import (
+    EPEngine,
+    Outcome,
+    Swept,
+    contraction,
+    gaussian,
+    with_moments,
+)
+from epfast.gaussian.engines.full import Full
+from epfast.gaussian.engines.local import (
+    ROWS_AT_ONCE,
+    local_shared,
+    neighbours,
+    shard_of,
+    visit_shared,
+)
+from epfast.gaussian.problem import LinearProblem, State
+from epfast.inference import Counts, Sites
+from epfast.inference.executors import Tasks
+from epfast.inference.loop import RELATIVE, change
+from epfast.inference.runtime import Tick
+from epfast.schedules import EP, Batches, SharedSites
+
+#: batches give way to whole groups at the first change below this, ...
+NEAR = 0.1
+#: ... or once this many sweeps did not contract
+STALLED = 3
+#: damping of the sweeps over whole groups that follow; halved down to the least where they diverge
+DAMPING, LEAST_DAMPING = 0.5, 0.05
+
+
+class Ending(NamedTuple):
+    """How far a run is from its end: batches first, whole groups then."""
+
+    #: damping of sweeps over whole groups; None before they begin
+    damping: float | None = None
+    #: True once a site had a negative precision; then every batch is tested, and undone if it makes
+    #: the posterior improper
+    checked: bool = False
+    #: least change so far, and the number of sweeps since
+    least: float = np.inf
+    stalled: int = 0
+
+    def next(self, moved: float) -> Ending:
+        """After a sweep with this change."""
+        least, stalled = contraction(moved, self.least, self.stalled)
+        if self.damping is None:
+            near = moved <= NEAR or stalled >= STALLED
+            go_on = self._replace(least=least, stalled=stalled)
+            return Ending(DAMPING, self.checked) if near else go_on
+        if stalled < STALLED:
+            return self._replace(least=least, stalled=stalled)
+        return Ending(max(LEAST_DAMPING, 0.5 * self.damping), self.checked)
+
+
+class Groups:
+    """Batches in turn, each with the site of its group; or all groups from one posterior."""
+
+    in_turn = False
+
+    def __init__(self, engine: SharedEngine, schedule: Any, damping: float) -> None:
+        self.engine, self.schedule, self.damping = engine, schedule, damping
+        self.checked = False
+
+    def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
+        in_parallel = self.schedule.order == "parallel"
+        return (self._together if in_parallel else self._in_turn)(state, sites, tick)
+
+    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
+        """The state with what says how near the end is; whole groups end a run at a tolerance."""
+        new = new._replace(memory=new.memory._replace(checked=self.checked))
+        engine, tol, damping = self.engine, self.schedule.tol, old.memory.damping
+        if engine.whole is None:
+            return new, counts
+        before, now = engine.summary(old), engine.summary(new)
+        moved, settled = change(before, now), False
+        if damping is not None:
+            moved /= self.damping
+            if moved <= tol and counts.settled is None:  # the log scales follow
+                near = self.damping * max(tol, RELATIVE * abs(now.log_evidence))
+                settled = abs(now.log_evidence - before.log_evidence) <= near
+                return new, counts._replace(settled=settled)
+        return new._replace(memory=new.memory.next(moved)), counts._replace(settled=settled)
+
+    def _in_turn(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
+        """Batch after batch, each from the posterior that the one before has left."""
+        engine, schedule = self.engine, self.schedule
+        n, d = engine.problem.shape
+        numbers = d, min(ROWS_AT_ONCE, n), schedule.power, self.damping
+        core = SharedSweep(engine.tilted, *numbers, state.memory.checked)
+        batches = engine.batches(schedule, state.sweeps)
+        posterior = state.precision.copy(), state.shift.copy()
+        visit_shared(core, engine.problem, *batches, sites, engine.sizes, *posterior, tick)
+        self.checked = core.checked
+        return Outcome(core.n_refused)
+
+    def _together(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
+        """All groups from one posterior, each with its batches in turn: a task per group."""
+        tasks = self.engine.tasks
+        lost = tasks.n_lost
+        calls, counts = self.engine.calls(state, sites, self.schedule, self.damping)
+        found = tasks.together(calls, counts, tick)
+        for k, update in enumerate(found):
+            families.put(sites, k, update.site)
+        self.checked = any(update.checked for update in found)
+        return Outcome(sum(update.refused for update in found), lost=tasks.n_lost - lost)
+
+
+class Tied(Full):
+    """The prior times powers of the sites of groups: q = p0 Π_k g_k^N_k."""
+
+    def __init__(self, problem: LinearProblem, sizes: Array) -> None:
+        """sizes: rows per group, with their copies, (K,)."""
+        super().__init__(problem)
+        self.sizes = sizes
+
+    def prior(self) -> Swept:
+        count, d = len(self.sizes), self.order
+        sites = Sites(np.zeros((count, d, d)), np.zeros((count, d)), np.zeros(count))
+        return with_moments(self.problem.base._replace(sites=sites))
+
+    def taken(self, start: Any) -> Sites:
+        count, d, sites = len(self.sizes), self.order, start.sites
+        allowed = [(count, d, d), (count, d), (count,)]
+        if sites is None or [part.shape for part in sites] != allowed:
+            found = None if sites is None else sites.precision.shape
+            raise ValueError(
+                f"start has sites of shape {found}; allowed with this schedule: {allowed[0]}, a "
+                "result with shared sites and as many groups, and shifts and scales to match"
+            )
+        found_sites: Sites = sites
+        return found_sites
+
+    def built(self, sites: Sites, sweeps: int) -> Swept | None:
+        base = self.problem.base
+        precision = base.precision + np.tensordot(self.sizes, sites.precision, 1)
+        shift = base.shift + self.sizes @ sites.shift
+        total = base.log_scale + float(self.sizes @ sites.log_scale)
+        return gaussian(State(precision, shift, sites, total, sweeps))
+
+
+class SharedEngine(EPEngine):
+    """Sites that groups of rows share. Each batch costs a Cholesky factorisation, O(d^3).
+
+    A run that ends at a tolerance ends with sweeps over whole groups: those over batches have
+    another fixed point, which depends on the order of the rows, or none.
+    """
+
+    def __init__(self, problem: LinearProblem) -> None:
+        self.schedule, self.problem = problem.schedule, problem
+        self.sizes = self.group_sizes()
+        super().__init__(problem, Tied(problem, self.sizes))
+        self.tilted = problem.tilted()
+        self.tasks = Tasks()
+        if not self.sizes.all():
+            raise ValueError("weights are all 0 in a group; allowed: a row that counts in each")
+        schedule, count = self.schedule, self.batch_count()
+        #: the schedule of the last sweeps; None if all sweeps are alike
+        self.whole: Any = None
+        own_batches = type(schedule).batches is not SharedSites.batches
+        if schedule.tol > 0.0 and not own_batches and count > len(self.sizes):
+            self.whole = schedule.filled()
+            object.__setattr__(self.whole, "batch", None)
+
+    def group_sizes(self) -> Array:
+        """Rows per group, with their copies, (K,)."""
+        labels = self.schedule.labels(self.problem.shape[0])
+        return np.bincount(labels, self.problem.copies()).astype(np.float64)
+
+    def batch_count(self) -> int:
+        """How many batches a sweep has; refuses one that is too large."""
+        return int(self.batches(self.schedule, 0).last.sum())
+
+    def begun(self, state: Swept, is_flat: bool) -> Swept:
+        # a start may be a fixed point, which batches would leave
+        near = Ending(None if self.whole is None else DAMPING, True)
+        return state._replace(memory=Ending() if is_flat else near)
+
+    def visits(self, state: Swept) -> Groups:
+        damping = state.memory.damping
+        if damping is None:
+            return Groups(self, self.schedule, self.schedule.damping)
+        return Groups(self, self.whole, min(damping, self.schedule.damping))
+
+    def calls(
+        self, state: Swept, sites: Sites, schedule: Any, damping: float
+    ) -> tuple[list[tuple[Any, ...]], list[int]]:
+        """What is asked of each group, a function and its arguments, and its number of rows."""
+        batches = self.batches(schedule, state.sweeps)
+        numbers = EP(power=schedule.power, damping=damping)
+        calls: list[tuple[Any, ...]] = []
+        counts = []
+        for k in range(len(self.sizes)):
+            mine = batches.group == k
+            group = shard_of(self.problem, neighbours(batches.rows[mine]), numbers)
+            site, size = families.taken(sites, k), float(self.sizes[k])
+            rest = batches.last[mine], state.memory.checked, state.sweeps
+            calls.append((local_shared, group, state.precision, state.shift, site, size, *rest))
+            counts.append(group.shape[0])
+        return calls, counts
+
+    def batches(self, schedule: Any, sweep: int) -> Batches:
+        """The batches of a schedule, which may be the user's own: the core indexes with them."""
+        n, count = self.problem.shape[0], len(self.sizes)
+        rows, group, last = map(np.asarray, schedule.batches(n, sweep))
+        good = rows.shape == group.shape == last.shape == (n,)
+        good = good and rows.dtype.kind in "iu" and group.dtype.kind in "iu"
+        good = good and rows.min() >= 0 and rows.max() < n
+        good = good and group.min() >= 0 and group.max() < count and bool(last[-1])
+        if not good:
+            raise ValueError(
+                f"{type(schedule).__name__}.batches gave rows {_checks.describe(rows)} of "
+                f"groups {_checks.describe(group)}; allowed: each of 0 to {n - 1} once, with its "
+                f"group, 0 to {count - 1}, and whether it ends a batch"
+            )
+        return Batches(rows.astype(np.intp), group.astype(np.intp), last.astype(np.uint8))

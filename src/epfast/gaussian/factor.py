@@ -1,0 +1,339 @@
+"""Pivoted incomplete Cholesky factors of a kernel matrix, from its columns on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import linalg
+
+from epfast import _checks
+from epfast._arrays import Array
+from epfast.gaussian.process_problem import square
+from epfast.inference.runtime import one_blas_thread
+
+__all__ = ["KernelColumns", "LowRankFactor", "incomplete_cholesky"]
+
+#: a residual above minus this times the largest diagonal entry counts as rounding
+ROUNDING = 1e-10
+#: largest difference between two values of one entry, relative to the largest diagonal entry
+AGREEMENT = 1e-8
+#: columns prepared at a time: those of the largest residuals are likely to be the next pivots, and
+#: a product of G with a few vectors takes little longer than with one
+AHEAD = 32
+#: entries of X per call of a kernel object
+CHUNK = 1 << 18
+
+
+@dataclass(frozen=True, eq=False)
+class KernelColumns:
+    """A kernel matrix K that is never formed: its diagonal, and its columns when asked for.
+
+    Parameters
+    ----------
+    diagonal : array_like of shape (n,)
+        Kernel of each input with itself, >= 0.
+    column : callable
+        ``column(i)`` is the kernel of all inputs with input i, (n,), K[:, i]; it may be a view.
+
+    Examples
+    --------
+    >>> import epfast, numpy as np
+    >>> x = np.linspace(0.0, 1.0, 1000)
+    >>> K = epfast.KernelColumns(np.ones(1000), lambda i: np.exp(-np.abs(x - x[i])))
+    >>> bool(epfast.incomplete_cholesky(K, 50).residual.max() < 0.02)
+    True
+    """
+
+    diagonal: Any
+    column: Callable[[int], ArrayLike]
+
+    def __post_init__(self) -> None:
+        diagonal = _checks.array("diagonal", self.diagonal, shape=(None,)).copy()
+        if diagonal.size == 0 or not (diagonal >= 0.0).all():
+            raise ValueError(
+                f"diagonal is {_checks.describe(self.diagonal)}, empty or with a negative entry; "
+                "allowed: numbers >= 0, one at least"
+            )
+        if not callable(self.column):
+            raise TypeError(
+                f"column is {_checks.describe(self.column)}; allowed: a callable, column(i) -> (n,)"
+            )
+        diagonal.flags.writeable = False
+        object.__setattr__(self, "diagonal", diagonal)
+
+    @classmethod
+    def rbf(cls, X: Any, length_scale: float, variance: float = 1.0) -> KernelColumns:
+        """The kernel ``variance exp(-|x - z|^2 / (2 length_scale^2))``.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix of shape (n, d)
+            The inputs. Float64 is used in place: C-contiguous, or as a scipy.sparse CSR matrix.
+        length_scale, variance : float
+            > 0.
+
+        Returns
+        -------
+        KernelColumns
+            A column costs one product of X with a vector.
+        """
+        scale = _checks.number("length_scale", length_scale, above=0.0)
+        height = _checks.number("variance", variance, above=0.0)
+        is_sparse = hasattr(X, "tocsr")
+        if is_sparse:
+            rows = _checks.sparse_design("X", X)
+            if not np.isfinite(rows.data).all():
+                raise ValueError("X holds NaN or infinity; allowed: finite numbers")
+            squares = np.asarray(rows.multiply(rows).sum(axis=1)).ravel()
+        else:
+            rows = _checks.array("X", X, shape=(None, None))
+            squares = np.einsum("ij,ij->i", rows, rows)
+
+        def column(i: int) -> Array:
+            at = rows[i].toarray().ravel() if is_sparse else rows[i]
+            distance = rows @ at
+            distance *= -2.0
+            distance += squares
+            distance += squares[i]
+            # the distance of an input to itself is 0; rounding must not make any negative
+            distance[i] = 0.0
+            np.maximum(distance, 0.0, out=distance)
+            distance *= -0.5 / scale**2
+            np.exp(distance, out=distance)
+            distance *= height
+            return np.asarray(distance)
+
+        return cls(np.full(rows.shape[0], height), column)
+
+    @classmethod
+    def from_sklearn(cls, kernel: Any, X: ArrayLike) -> KernelColumns:
+        """A kernel object of scikit-learn on given inputs.
+
+        Parameters
+        ----------
+        kernel : sklearn.gaussian_process.kernels.Kernel
+            Without white noise, which no column of low rank can hold.
+        X : array_like of shape (n, d)
+            The inputs; (n,) of any kind for a kernel on texts, graphs and the like.
+
+        Returns
+        -------
+        KernelColumns
+        """
+        if not (callable(kernel) and hasattr(kernel, "diag")):
+            raise TypeError(
+                f"kernel is {_checks.describe(kernel)}; allowed: a kernel of "
+                "sklearn.gaussian_process.kernels"
+            )
+        vectors = getattr(kernel, "requires_vector_input", True)
+        rows = _checks.array("X", X, shape=(None, None)) if vectors else np.asarray(X)
+        n = len(rows)
+        step = max(1, CHUNK // max(1, rows.size // max(1, n)))
+
+        def column(i: int) -> Array:
+            # by chunks, since kernels copy their arguments
+            parts = [kernel(rows[k : k + step], rows[i : i + 1]).ravel() for k in range(0, n, step)]
+            return np.concatenate(parts)
+
+        return cls(kernel.diag(rows), column)
+
+
+@dataclass(frozen=True, eq=False)
+class LowRankFactor:
+    """K ~ G G' with the columns of K at the pivots reproduced exactly.
+
+    Attributes
+    ----------
+    G : ndarray of shape (n, r)
+        C-contiguous. ``G[pivots]`` is lower triangular, with a positive diagonal.
+    pivots : ndarray of int of shape (r,)
+        The inputs whose columns were taken, in order.
+    residual : ndarray of shape (n,)
+        Diagonal of K - G G', >= 0.
+    traces : ndarray of shape (r + 1,)
+        Trace of K - G G' with 0, 1, ..., r columns: its error in the nuclear norm.
+    """
+
+    G: Array
+    pivots: NDArray[np.intp]
+    residual: Array
+    traces: Array
+
+    @property
+    def rank(self) -> int:
+        """r, the number of columns."""
+        return len(self.pivots)
+
+
+def incomplete_cholesky(K: Any, rank: int, *, tol: float = 0.0) -> LowRankFactor:
+    """Pivoted incomplete Cholesky factorisation of a kernel matrix that is not formed.
+
+    The next pivot is the input with the largest residual variance (Fine & Scheinberg 2001, figure
+    2; Harbrecht, Peters & Schneider 2012, algorithm 1). O(n r^2) time, the n r numbers of the
+    factor and O(n) beside them in memory, r columns of K.
+
+    Parameters
+    ----------
+    K : array_like of shape (n, n), or KernelColumns
+        Symmetric, positive semi-definite to rounding. An array is read by rows.
+    rank : int
+        Columns at most.
+    tol : float
+        Stop where the trace of K - G G' is at most this share of the trace of K. With 0 the factor
+        ends at ``rank`` columns, or where the residual is at the level of rounding.
+
+    Returns
+    -------
+    LowRankFactor
+
+    Raises
+    ------
+    ValueError, TypeError
+        With the name of the argument, what was given, and what is allowed. A kernel that is not
+        positive semi-definite or not symmetric is refused where the columns that were asked for
+        show it.
+
+    Examples
+    --------
+    >>> import epfast, numpy as np
+    >>> x = np.linspace(-3, 3, 200)
+    >>> K = np.exp(-0.5 * np.subtract.outer(x, x) ** 2)
+    >>> factor = epfast.incomplete_cholesky(K, 100, tol=1e-8)
+    >>> factor.rank, bool(np.abs(K - factor.G @ factor.G.T).max() < 1e-6)
+    (15, True)
+    """
+    kernel = kernel_columns("K", K)
+    n = len(kernel.diagonal)
+    most = min(_checks.integer("rank", rank, least=1), n)
+    tol = _checks.number("tol", tol, least=0.0)
+    residual = kernel.diagonal.copy()
+    scale, eps = float(residual.max()), float(np.finfo(float).eps)
+    G, pivots, traces = np.empty((n, most)), np.empty(most, dtype=np.intp), [float(residual.sum())]
+    # columns since the last products; G is C-contiguous, so they are written some at a time
+    recent = np.empty((min(AHEAD, most), n))
+    products: dict[int, Array] = {}
+    k = began = 0
+    with one_blas_thread(most):
+        while k < most and traces[-1] > tol * traces[0]:
+            pivot = int(residual.argmax())
+            # rounding error of a residual that is zero
+            least = 10.0 * np.sqrt(n) * eps * scale
+            if residual[pivot] <= least:
+                break
+            if pivot not in products:
+                G[:, began:k] = recent[: k - began].T
+                began = k
+                likely = np.argsort(-residual, kind="stable")[: min(AHEAD, most - k)]
+                block = G[likely, :k] @ G[:, :k].T
+                products = dict(zip(likely.tolist(), block, strict=True))
+            name, taken, since = f"column({pivot}) of K", pivots[:k], recent[: k - began]
+            given = _checks.real_array(name, kernel.column(pivot))
+            if given.dtype.kind == "f":  # single precision: larger rounding errors
+                eps = max(eps, float(np.finfo(given.dtype).eps))
+            column = _checks.array(name, given, shape=(n,)) - products[pivot]
+            column -= since[:, pivot] @ since
+            _check_column(pivot, taken, column, residual, max(AGREEMENT * scale, least))
+            root = np.sqrt(residual[pivot])
+            column /= root
+            column[taken], column[pivot] = 0.0, root
+            recent[k - began] = column
+            np.square(column, out=column)
+            residual -= column
+            residual[pivot] = 0.0
+            if residual.min() < -max(ROUNDING * scale, least):
+                raise ValueError(
+                    f"K is not positive semi-definite: column({pivot}) leaves a residual variance "
+                    f"of {residual.min():.2g}; allowed: a covariance matrix"
+                )
+            np.maximum(residual, 0.0, out=residual)
+            pivots[k] = pivot
+            k += 1
+            traces.append(float(residual.sum()))
+    G[:, began:k] = recent[: k - began].T
+    return LowRankFactor(_first_columns(G, k), pivots[:k].copy(), residual, np.array(traces))
+
+
+def factor_at(columns: Array, pivots: NDArray[np.intp], diagonal: Array) -> LowRankFactor:
+    """The factor of a kernel matrix from its columns at given pivots: a smooth function of these.
+
+    Pivots that the others reproduce to rounding are left out, and the order may change. O(n r^2).
+
+    Parameters
+    ----------
+    columns : ndarray of shape (n, r)
+        K[:, pivots].
+    pivots : ndarray of int of shape (r,)
+    diagonal : ndarray of shape (n,)
+        Of K.
+
+    Returns
+    -------
+    LowRankFactor
+    """
+    among = incomplete_cholesky(np.ascontiguousarray(columns[pivots]), max(1, len(pivots)))
+    order = among.pivots
+    triangle = among.G[order]
+    G = linalg.solve_triangular(triangle, columns[:, order].T, lower=True).T
+    G = np.ascontiguousarray(G)
+    # what the triangle holds exactly
+    G[pivots[order]] = np.tril(triangle)
+    left = np.maximum(diagonal - np.einsum("ij,ij->i", G, G), 0.0)
+    traces = np.append(0.0, np.cumsum(np.einsum("ij,ij->j", G, G)))
+    return LowRankFactor(G, pivots[order], left, np.maximum(diagonal.sum() - traces, 0.0))
+
+
+def _check_column(
+    pivot: int, taken: NDArray[np.intp], column: Array, residual: Array, most: float
+) -> None:
+    """Check that a column, minus its part from earlier ones, agrees with them and the diagonal.
+
+    It is 0 at earlier pivots if K is symmetric.
+    """
+    gap = column[pivot] - residual[pivot]
+    if abs(gap) > most:
+        raise ValueError(
+            f"K is not a kernel (entry {pivot} of column({pivot}) differs by {gap:.2g} from that "
+            "of the diagonal); allowed: a covariance matrix"
+        )
+    gap = np.abs(column[taken]).max(initial=0.0)
+    if gap > most:
+        raise ValueError(
+            f"K is not symmetric (column({pivot}) differs by {gap:.2g} from earlier columns); "
+            "allowed: a covariance matrix"
+        )
+
+
+def _first_columns(G: Array, k: int) -> Array:
+    """The first k columns as a C-contiguous array in the memory of G; rows move forward."""
+    n, most = G.shape
+    if k == most:
+        return G
+    flat = G.reshape(-1)
+    step = max(1, CHUNK // most)
+    for i in range(0, n, step):
+        rows = G[i : i + step, :k].copy()
+        flat[i * k : i * k + rows.size] = rows.ravel()
+    del flat
+    G.resize((n, k), refcheck=False)
+    return G
+
+
+def kernel_columns(name: str, K: Any) -> KernelColumns:
+    """A kernel given by the user, checked."""
+    if isinstance(K, KernelColumns):
+        return K
+    given = _checks.real_array(name, K)
+    square(name, given.shape)
+    largest = _checks.covariance(name, given)
+    if largest > (1.0 + AGREEMENT) * np.diag(given).max():
+        raise ValueError(
+            f"{name} is not positive semi-definite: its largest entry is not on the diagonal; "
+            "allowed: a covariance matrix"
+        )
+    # symmetric: a row is a column, and lies in one piece
+    by_rows = given if given.flags.c_contiguous else given.T
+    return KernelColumns(np.diag(given), lambda i: by_rows[i])

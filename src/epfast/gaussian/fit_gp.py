@@ -1,0 +1,388 @@
+"""fit_gp: a latent value per observation, and their kernel matrix."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from numpy.typing import ArrayLike
+
+from epfast import _checks, losses, schemes
+from epfast._arrays import Held
+from epfast.gaussian.certificate import broken
+from epfast.gaussian.engines.base import flat
+from epfast.gaussian.engines.double_loop import DescentEngine
+from epfast.gaussian.engines.kernel import GPState, Kernel, ProcessEngine
+from epfast.gaussian.factor import KernelColumns, LowRankFactor
+from epfast.gaussian.latent_processes import (
+    LatentGPPosterior,
+    LatentGPProblem,
+    fit_latent_process,
+    kernels_at_door,
+)
+from epfast.gaussian.low_rank import LowRankGPPosterior, fit_low_rank
+from epfast.gaussian.problem import weights_of
+from epfast.gaussian.process_posterior import GPPosterior
+from epfast.gaussian.process_problem import GPProblem, check_positive, kernel_in_memory
+from epfast.gaussian.table import legal
+from epfast.inference import (
+    Callback,
+    ConvergenceWarning,
+    Fit,
+    SweepInfo,
+    interrupted,
+    is_guess,
+    run_from,
+    warn_of,
+)
+from epfast.inference.loop import polished, warn_of_scheme
+from epfast.inference.report import note_weights
+from epfast.inference.runtime import Tick, at_work, crew_of
+from epfast.inference.threads import threads_of
+from epfast.losses import LatentLoss, Loss
+from epfast.schedules import EP, DoubleLoop, Schedule
+from epfast.schemes import Scheme
+
+#: most values for which the double loop is there by default: a step takes some seconds at 1,000
+DESCENT_UP_TO = 1000
+
+
+def fit_gp(
+    K: ArrayLike | KernelColumns | LowRankFactor,
+    y: ArrayLike,
+    *,
+    loss: Any = "probit",
+    scheme: str | Scheme | None = None,
+    schedule: Schedule | None = None,
+    beta: float | None = None,
+    offset: ArrayLike | None = None,
+    weights: ArrayLike | None = None,
+    jitter: float | None = None,
+    rank: int | None = None,
+    rank_tol: float | None = None,
+    batch_size: int | None = None,
+    start: GPPosterior | LowRankGPPosterior | LatentGPPosterior | None = None,
+    overwrite_K: bool = False,
+    callback: Callback | None = None,
+    progress: bool | Tick = False,
+    n_jobs: int | None = None,
+) -> GPPosterior | LowRankGPPosterior | LatentGPPosterior:
+    """Fit a Gaussian process by expectation propagation.
+
+    The posterior over latent values f is p(f) ∝ N(f; 0, K) Π_i t_i(f_i), t_i(f) =
+    exp(-beta loss(f; y_i)); a Gaussian site replaces each factor. O(n^3) per sweep, and n^2
+    numbers of memory beside K. With ``rank`` the prior is N(0, G G'), G the pivoted incomplete
+    Cholesky factor of K, and f = G w a linear model: O(n r^2) per sweep, n r numbers of memory.
+
+    Parameters
+    ----------
+    K : array_like of shape (n, n), KernelColumns or LowRankFactor
+        (With a loss of C latents, as :class:`epfast.losses.Multiclass`, also a list of C matrices.)
+        Kernel matrix, symmetric and positive semi-definite to rounding. A KernelColumns, with
+        ``rank``, is never formed. A LowRankFactor stands for G G'; ``rank`` makes one of K.
+    y : array_like of shape (n,) or (n, k)
+        What the loss takes, as in :func:`epfast.fit_linear`.
+    loss : str, Loss, scipy.LowLevelCallable or callable
+        As in :func:`epfast.fit_linear`. Sites of likelihoods that are not log-concave may have
+        negative precision.
+    scheme : str or Scheme, optional
+        As in :func:`epfast.fit_linear` for a site per row. None: "exact".
+        ``schemes.Relaxed(weight=0.03)`` is relaxed EP (Qi & Guo 2012), for likelihoods with
+        outliers: in sequential or shuffled order, at power 1, without ``rank``.
+    schedule : EP or DoubleLoop, optional
+        ``DoubleLoop(start=EP(...))`` descends to a fixed point of EP (Opper & Winther 2005) where
+        the sweeps of its start do not settle. None: ``DoubleLoop()`` for up to 1,000 observations
+        whose likelihood is not log-concave, else ``EP()``. With ``rank`` any schedule of
+        :func:`epfast.fit_linear`.
+    beta : float, optional
+        Inverse temperature. None: 1.
+    offset : array_like of shape (n,), optional
+        Known parts of the latent values: the factors are t_i(f_i + offset_i). None: 0.
+    weights : array_like of shape (n,), optional
+        As in :func:`epfast.fit_linear`: an observation of weight w >= 1 counts as w copies, the
+        factor of one below 1 enters to the power w. Without ``rank`` for sequential and shuffled
+        sweeps of :class:`epfast.EP`.
+    jitter : float, optional
+        Added to the diagonal of K; K is not changed otherwise. Not with ``rank``.
+    rank : int, optional
+        Columns of the factor at most, see :func:`epfast.incomplete_cholesky`.
+    rank_tol : float, optional
+        With ``rank``: fewer columns where they leave at most this share of the trace of K.
+    batch_size : int, optional
+        With ``rank``: rows per factor of Laplace propagation (Smola et al. 2003). None: a site per
+        observation.
+    start : GPPosterior or LowRankGPPosterior, optional
+        Warm start or resume: its sites are taken, for the same observations. With ``rank`` a
+        LowRankGPPosterior, of any rank unless its sites are shared; else a GPPosterior. Sites of
+        another model that lead nowhere are dropped: the fit begins anew.
+    overwrite_K : bool
+        Work in the memory of K, a C-contiguous float64 array, and destroy it; no other matrix of
+        its size is allocated.
+    callback, progress
+        As in :func:`epfast.fit_linear`.
+    n_jobs : int, optional
+        Threads at most: k > 0, or -1 for one on each core that the process may use. They share
+        matrices from order 512 on, each with a BLAS of one thread; with ``rank`` they are those of
+        BLAS. The results are the same to rounding. None: for matrices of that size as many as BLAS
+        takes by itself. Smaller ones have one thread in any case. BLAS is held for the length of
+        the fit, by threadpoolctl; without that package it has its own number, whatever is given. Of
+        fits that overlap the least number of BLAS threads holds for all; the last of them sets back
+        what was found.
+
+    Returns
+    -------
+    GPPosterior, or LowRankGPPosterior with rank
+
+    Raises
+    ------
+    ValueError, TypeError
+        With the name of the argument, what was given, and what is allowed.
+    FloatingPointError
+        If the posterior or the evidence overflows.
+    Interrupted
+        On Ctrl-C, within about a second; its ``posterior`` is what was found so far, see
+        :class:`epfast.Interrupted`. Its matrix is computed when first asked for, O(n^3).
+
+    Warns
+    -----
+    ConvergenceWarning
+        If the tolerance was not reached; if the last sweep refused a site; if the log evidence is
+        above 0 where no factor is above 1; if sweeps stand still at no fixed point; with a double
+        loop, if no fixed point was found. ``converged`` is False then.
+
+    Examples
+    --------
+    >>> import epfast, numpy as np
+    >>> x = np.linspace(-3, 3, 30)
+    >>> K = 4.0 * np.exp(-0.5 * np.subtract.outer(x, x) ** 2)
+    >>> gp = epfast.fit_gp(K, np.where(np.sin(2 * x) > 0, 1, -1))
+    >>> gp.converged, round(gp.log_evidence, 2)
+    (True, -12.21)
+    """
+    _checks.flag("overwrite_K", overwrite_K)
+    low_rank = rank is not None or isinstance(K, LowRankFactor)
+    unused = (
+        {"jitter": jitter, "overwrite_K": overwrite_K or None}
+        if low_rank
+        else {"rank_tol": rank_tol, "batch_size": batch_size}
+    )
+    for name, value in unused.items():
+        if value is not None:
+            raise ValueError(
+                f"{name} is {_checks.describe(value)}; not allowed with"
+                + (" a process of low rank" if low_rank else "out a rank")
+            )
+    _checks.callback(callback)
+    _checks.progress(progress)
+    serial = getattr(scheme, "learns", False)
+    given: dict[str, Any] = {"callback": callback, "progress": progress}
+    given["threads"] = None if n_jobs is None else threads_of(n_jobs, serial)
+    found_loss = losses.resolve(loss, y).tempered(beta).with_offset(offset is not None)
+    if schedule is None:
+        schedule = EP()
+        if scheme in (None, "exact") and weights is None and not low_rank:
+            schedule = with_descent(schedule, found_loss, max(getattr(K, "shape", ()), default=0))
+    shift = 0.0 if jitter is None else _checks.number("jitter", jitter, least=0.0)
+    if isinstance(found_loss, LatentLoss):
+        if low_rank or weights is not None or isinstance(K, KernelColumns):
+            name = "weights" if weights is not None else "K" if rank is None else "rank"
+            raise ValueError(
+                f"{name} is given; allowed with {found_loss!r}, which has several latents "
+                "per row: a kernel matrix, or one for each of them, and no weights (copy the rows "
+                "and columns of K for whole ones, or fit each class against the rest)"
+            )
+        if start is not None and not isinstance(start, LatentGPPosterior):
+            raise TypeError(
+                f"start is {_checks.describe(start)}; allowed: a LatentGPPosterior or None"
+            )
+        known = found_loss.latents_in(y) if start is None else len(start.alpha)
+        found_loss = found_loss.filled(known, False)
+        if found_loss.correlated:
+            raise ValueError(f"loss is {found_loss!r}; allowed for processes: correlated=False")
+        chosen = choose(found_loss, scheme, schedule)
+        kernels, common = kernels_at_door(K, overwrite_K, shift, found_loss.latents)
+        observed = found_loss.observed(y, kernels[0].n, offset)
+        of_latents = LatentGPProblem(kernels, observed, *chosen, common)
+        return fit_latent_process(of_latents, start, callback, progress)
+    if low_rank:
+        choices = found_loss, scheme, batch_size, schedule
+        given |= {"rank": rank, "rank_tol": rank_tol, "offset": offset, "weights": weights}
+        found = fit_low_rank(K, y, choices, start=start, **given)
+        if rank is not None:  # else a search of hyper-parameters may fit it many times
+            note_weights(found.problem.data.weights)
+        return found
+    if isinstance(K, KernelColumns):
+        raise TypeError("K is a KernelColumns; allowed without rank: a matrix")
+    chosen = choose(found_loss, scheme, schedule)
+    if start is not None and not isinstance(start, GPPosterior):
+        raise TypeError(f"start is {_checks.describe(start)}; allowed: a GPPosterior or None")
+    kernel = kernel_in_memory(K, overwrite_K, shift)
+    problem = chosen.problem(y, kernel.n, weights, offset)._replace(kernel=kernel)
+    note_weights(problem.weights)
+    return fit_process(problem, start, check=True, **given)
+
+
+def with_descent(schedule: EP, loss: Loss, n: int) -> EP | DoubleLoop:
+    """The schedule, before a descent of a process of n where its sweeps may not settle."""
+    may_not = loss.log_concave is False and loss.latents == 1
+    if may_not and n <= DESCENT_UP_TO and schedule.tol > 0.0:
+        return DoubleLoop(start=schedule)
+    return schedule
+
+
+class Choices(NamedTuple):
+    """The choices of a fit, legal together, with numbers in place of None."""
+
+    loss: Loss
+    scheme: Scheme
+    schedule: Any
+
+    def problem(self, y: Any, n: int, weights: Any = None, offset: Any = None) -> GPProblem:
+        """The fit of n observations, all but their kernel."""
+        found = weights_of(weights, n)
+        if found is not None:
+            if self.schedule.stores != "factor" or self.schedule.order == "parallel":
+                raise ValueError(
+                    f"weights are given; allowed with {_checks.describe(self.schedule)}: None "
+                    "(weights are for epfast.EP in sequential or shuffled order)"
+                )
+            if self.scheme.relaxes:
+                raise ValueError("weights are given; allowed with relaxed EP: None")
+            least = float(found[found > 0.0].min())
+            if least < 1.0:
+                self.loss.check_power(least, "a weight")
+        schedule = self.schedule
+        scheme = self.scheme.bound(self.loss, "process", schedule, n)
+        observed = self.loss.observed(y, n, offset)
+        return GPProblem(None, observed, self.loss, scheme, schedule, found)
+
+
+def choose(loss: Any, scheme: str | Scheme | None, schedule: Any) -> Choices:
+    """The choices that arguments of :func:`epfast.fit_gp` mean, or why they do not go together."""
+    schedule = EP() if schedule is None else schedule
+    _checks.schedule(schedule, Schedule, "epfast.EP or epfast.DoubleLoop")
+    found_loss = losses.resolve(loss)
+    found = schemes.resolve("exact" if scheme is None else scheme)
+    factor = "row" if found_loss.latents == 1 else "latents"
+    legal("process", factor, schedule, found, found_loss, {})
+    if isinstance(schedule, DoubleLoop):
+        legal("process", "row", schedule.start, found, found_loss, {})
+    numbers = {"power": 1.0, "damping": schedule.usual_damping("row")}
+    return Choices(found_loss, found, schedule.filled(**numbers))
+
+
+def fit_process(
+    problem: GPProblem,
+    start: Any = None,
+    *,
+    callback: Callback | None = None,
+    progress: bool | Tick = False,
+    threads: int | None = None,
+    stacklevel: int | None = 3,
+    check: bool = False,
+    slopes: bool = False,
+) -> GPPosterior:
+    """Run a problem whose parts are legal and checked; see :func:`epfast.fit_gp`.
+
+    threads: how many share the work; None: the crew of the kernel, or what BLAS has. stacklevel: of
+    warnings; None: none (:func:`warn_of_process` gives them later). check: its kernel is yet to be
+    tested for positive eigenvalues, O(n^3 / 3), and the start may be dropped. slopes: the array of
+    the kernel is left with R, for gradients by it, and what predictions need is yet to be computed.
+    """
+    schedule, kernel = problem.schedule, problem.kernel
+    assert kernel is not None
+    descends = isinstance(schedule, DoubleLoop)
+    sweeps = schedule.start if descends else schedule
+    # what Ctrl-C leaves: the sweeps that are done and their posterior
+    history: list[SweepInfo] = []
+    post: GPPosterior = start
+    fit = None
+
+    def result(fit: Fit) -> GPPosterior:
+        found = GPPosterior(fit.state, problem, fit.converged, history + fit.history)
+        return replace(found, converged=False) if fit.converged and broken(found) else found
+
+    try:
+        arguments: dict[str, Any] = {"callback": callback, "progress": progress}
+        if callable(callback) or callable(progress):
+            held = Held("K or y", kernel.array, problem.y)
+            arguments = {name: held.after(given) for name, given in arguments.items()}
+        if threads is not None:
+            kernel.crew = crew_of(threads, problem.n)
+        arguments["questions"] = problem.scheme.questions
+        with at_work(kernel.crew, problem.n):
+            if check:
+                check_positive(kernel)
+            exact, first = problem.exact_sites(), problem._replace(schedule=sweeps)
+            form = Kernel(kernel, proper=exact is not None)
+            form.slopes = slopes
+            engine = ProcessEngine(first, form, exact=exact)
+            try:
+                guess = check and is_guess(start, problem)
+                fit = run_from(engine, sweeps, start, guess=guess, **arguments)
+                post = result(fit)
+                if problem.scheme.polish and not fit.stopped:
+                    fit = polished(engine, problem, fit, post)
+                    post = result(fit)
+            except FloatingPointError:
+                if not descends:
+                    raise
+            if descends and not (fit is not None and (fit.converged or fit.stopped)):
+                is_swept, history = fit is not None, [] if fit is None else fit.history
+                fit = None
+                if is_swept:  # the descent takes the array
+                    post = without_factor(post)
+                try:
+                    steps = EP(schedule.steps, tol=0.0, damping=1.0)
+                    fit = run_from(DescentEngine(problem, form), steps, post, **arguments)
+                    post = result(fit)
+                except FloatingPointError:
+                    if not is_swept:
+                        raise
+        # who stops a descent knows that it has not ended
+        stopped = descends and fit is not None and fit.stopped
+        if stacklevel is not None and not stopped:
+            warn_of_process(post, stacklevel)
+            warn_of_scheme(problem.scheme, stacklevel)
+        return post
+    except KeyboardInterrupt as pressed:
+        known = post if isinstance(post, GPPosterior) else None
+        raise interrupted(pressed, fit, result, known, lambda: unfitted(problem)) from None
+
+
+def without_factor(post: GPPosterior) -> GPPosterior:
+    """The same posterior, whose array others may take: it is computed again if it is asked for."""
+    return replace(post, state=GPState(*post.state[:4]))
+
+
+def unfitted(problem: GPProblem) -> GPPosterior:
+    """The prior as a posterior: before the first sweep, without a start."""
+    assert problem.kernel is not None
+    state = GPState(flat(problem.n), 0, Kernel(problem.kernel).at_prior())
+    return GPPosterior(state, problem, False, [])
+
+
+def warn_of_process(
+    post: GPPosterior, stacklevel: int = 2, category: type[Warning] = ConvergenceWarning
+) -> None:
+    """Warn of what is wrong with a fit."""
+    reason = broken(post)
+    steps = sum(info.mismatch is not None for info in post.history)
+    if reason is not None:
+        warnings.warn(reason, category, stacklevel=stacklevel + 1)
+    elif not isinstance(post.schedule, DoubleLoop):
+        warn_of(post, post.problem, post.schedule, stacklevel + 1, category)
+    elif not post.converged:
+        left = "the sweeps do not settle, and the double loop finds no point to descend from"
+        if steps:
+            left = (
+                f"after {steps} steps of the double loop the tilted moments still differ from "
+                f"those of the posterior by {post.history[-1].mismatch:.2g} of its own scale"
+            )
+        warnings.warn(
+            f"no fixed point of EP was found: {left}; scale the kernel, or use a loss with a "
+            "log-concave factor, or one with a larger scale",
+            category,
+            stacklevel=stacklevel + 1,
+        )

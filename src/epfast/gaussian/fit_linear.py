@@ -1,0 +1,485 @@
+"""fit_linear: a weight vector and the rows of X."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from epfast import _checks, losses
+from epfast._arrays import Array, Held
+from epfast.gaussian import notes
+from epfast.gaussian.choices import Choices, choose, copies, filled
+from epfast.gaussian.engines.local import Start
+from epfast.gaussian.full_posterior import FullPosterior
+from epfast.gaussian.joint_posterior import JointPosterior
+from epfast.gaussian.latent_posterior import LatentPosterior
+from epfast.gaussian.posterior import FactorizedPosterior
+from epfast.gaussian.priors import intercept_at_door, prior_of_fit, refuse_normal
+from epfast.gaussian.problem import (
+    Data,
+    LinearProblem,
+    State,
+    data_of,
+    prior_of,
+    weights_of,
+    with_ones,
+)
+from epfast.gaussian.shrinkage import shrinkage_of
+from epfast.gaussian.shrunk_posterior import ShrunkPosterior, fit_shrunk
+from epfast.gaussian.sources import Stream, check_names, column_names, is_stream, stream_at_door
+from epfast.gaussian.table import at_start, engine_of
+from epfast.gaussian.wide import in_best_form, wide_rows
+from epfast.gaussian.wide_posterior import WidePosterior, with_weights
+from epfast.inference import (
+    Callback,
+    Counts,
+    ExecutorFailed,
+    Fit,
+    Interrupted,
+    Sites,
+    SweepInfo,
+    interrupted,
+    is_guess,
+    run,
+    run_from,
+    warn_of,
+)
+from epfast.inference.executors import Tasks, executor_at_door
+from epfast.inference.loop import NO_FIXED_POINT, is_sharp, polished, stands_off, warn_of_scheme
+from epfast.inference.report import note_weights
+from epfast.inference.runtime import Tick
+from epfast.inference.threads import Threads, threads_of
+from epfast.schedules import Schedule
+from epfast.schemes import Laplace, Scheme
+
+#: largest min(n, d) with a full covariance by default
+FULL_UP_TO = 5000
+KINDS = {"full": FullPosterior, "factorized": FactorizedPosterior}
+
+
+def fit_linear(
+    X: ArrayLike | Iterable[tuple[ArrayLike, ArrayLike]],
+    y: ArrayLike | None = None,
+    *,
+    loss: Any = "logistic",
+    scheme: str | Scheme | None = None,
+    posterior: str | None = None,
+    batch_size: int | None = None,
+    prior_variance: float | ArrayLike | None = None,
+    prior_precision: ArrayLike | None = None,
+    prior_covariance: ArrayLike | None = None,
+    prior_mean: ArrayLike | None = None,
+    prior: losses.Prior | None = None,
+    intercept: bool | float = False,
+    offset: ArrayLike | None = None,
+    weights: ArrayLike | None = None,
+    schedule: Schedule | None = None,
+    beta: float | None = None,
+    start: FactorizedPosterior | FullPosterior | LatentPosterior | None = None,
+    record: str | None = None,
+    callback: Callback | None = None,
+    progress: bool | Tick = False,
+    n_jobs: int | None = None,
+    executor: Executor | None = None,
+) -> FactorizedPosterior | FullPosterior | LatentPosterior:
+    """Fit a linear model by expectation propagation.
+
+    The posterior over weights theta is p(theta) ∝ N(theta; prior) Π_i t_i(theta), one factor per
+    row or per minibatch, t_i(theta) = exp(-beta Σ_k loss(x_k.theta; y_k)). A Gaussian site replaces
+    each factor; ``scheme`` fits it near the cavity, which is the posterior without that site.
+
+    Parameters
+    ----------
+    X : array_like or sparse matrix of shape (n, d), or iterable of (X, y) chunks
+        Rows of features; see ``intercept`` for a constant one. C-contiguous float64 and CSR
+        matrices are used in place, the indices of CSR as a copy; float32 and other layouts piece by
+        piece; a memory map is read as it is visited. With a factorised posterior CSR rows cost
+        O(nonzeros), sites too. With ``schedule=ADF()`` X may be an iterable of chunks, dense or
+        CSR, and ``y`` None; the result does not depend on where the chunks are cut.
+    y : array_like of shape (n,) or (n, k)
+        What the loss takes: labels -1 and +1; counts for "poisson"; (count, trials) for "binomial".
+    loss : str, Loss, scipy.LowLevelCallable or callable
+        A name of :data:`epfast.losses.NAMED`, as "logistic", "probit", "hinge", "squared_hinge",
+        "quasi01", "noisy_step", "poisson", "binomial"; a Loss; or your own, see
+        :class:`epfast.CustomLoss` and, for scalar sites, :class:`epfast.CustomSite`.
+    scheme : str or Scheme, optional
+        How the tilted moments of a factor are found: "exact", "laplace", "quick_laplace",
+        "quadrature", "variational", "importance", or an object of :mod:`epfast.schemes` with
+        numbers of its own. None: "exact" for a site per row, "laplace" for minibatches (Laplace
+        propagation, Smola et al. 2003; with a full covariance one parallel sweep from flat sites is
+        the Bayes committee machine), with a factorised posterior and the hinge the slope in place
+        of the curvature. Where Laplace does not hold, as for losses with a jump, a scheme must be
+        named. Roche (2016) favours "variational", which suits columns of unit norm: on columns of
+        unit variance its fixed points may be wrong.
+    posterior : {"full", "factorized"}, optional
+        Full or diagonal covariance. None: "full" for min(n, d) up to 5,000 (for chunks: d), else
+        "factorized". A diagonal covariance understates the standard deviations of correlated
+        columns, and so does one pass of ADF those along the mean, however independent the columns.
+    batch_size : int, optional
+        Rows per factor, in the order of X; the last may have fewer. None: a site per row, which
+        acts on x_i.theta alone.
+    prior_variance : float or array_like of shape (d,), optional
+        Variance of independent normal priors. None: 1, which suits columns of unit variance.
+    prior_precision : array_like of shape (d, d), optional
+        Precision matrix of the prior, instead of ``prior_variance``, symmetric to rounding, as the
+        inverse of a covariance matrix is; a diagonal matrix for a factorised posterior.
+    prior_covariance : array_like of shape (d, d), optional
+        Covariance matrix of the prior, instead of ``prior_variance`` and ``prior_precision``; it is
+        inverted once. A diagonal matrix for a factorised posterior.
+    prior_mean : array_like of shape (d,), optional
+        Mean of the prior. None: 0.
+    prior : epfast.losses.SpikeAndSlab, LaplacePrior, StudentTPrior or Horseshoe, optional
+        A prior of each weight that is a site of EP, instead of a normal one; an intercept has none.
+        Sweeps visit rows, then weights; the sites of a Gaussian likelihood are exact. See
+        :class:`epfast.gaussian.ShrunkPosterior`.
+    intercept : bool or float
+        True: one more weight, the last one, of a column of ones, with prior variance 100; a number:
+        with that prior variance. The posterior adds the ones to new rows by itself; priors and X
+        are given without it. X is copied.
+    offset : array_like of shape (n,), optional
+        Known parts of the latent values: the factors are t_i(x_i.theta + offset_i), as for the log
+        of an exposure. None: 0.
+    weights : array_like of shape (n,), optional
+        Numbers >= 0. A row of weight w >= 1 counts as w copies of itself, so that whole weights
+        give the fixed point of repeated rows; copies settle before the next row is visited, and
+        those that do not count as refused. The factor of a row of weight w < 1 enters to the power
+        w; so does every row in a minibatch, exp(-beta Σ_k w_k loss_k), and with ADF, which takes a
+        row once. A row of weight 0 does not count. With several latents per row whole weights copy
+        the rows, and others are refused.
+    schedule : EP, ADF, SEP, AEP, DSEP, DAEP or DEP, optional
+        Which sites are stored and who goes when, see :mod:`epfast.schedules`. None: ``EP()``.
+    beta : float, optional
+        Inverse temperature. None: 1.
+    start : FactorizedPosterior or FullPosterior, optional
+        Warm start or resume. EP and its relatives take its sites (same X, ``batch_size``, d and
+        number of groups); ADF goes on from its posterior with new rows, and its prior. Sites of
+        another model that lead nowhere are dropped: the fit begins anew.
+    record : {"cost", "factor"}, optional
+        "cost": ``history`` has the regularised cost at the posterior mean after each sweep, beta
+        Σ loss minus the log prior density up to a constant. "factor": after each factor too.
+    callback : callable, optional
+        Called after each sweep as ``callback(info, state)``; a true answer ends the fit.
+    progress : bool or callable
+        True shows a tqdm bar; a callable is called with the number of factors done, after each
+        piece of work.
+    n_jobs : int, optional
+        Threads that share the rows of a sweep. None: 1; -1: one for each core that the process may
+        use. They serve chunked order, parallel order of scalar sites with a full covariance, and of
+        dense rows with a factorised posterior, where work lasts some tenths of a millisecond; all
+        else takes one, as do your own losses and schemes, and samples. The result is the same.
+        Beside an ``executor``: tasks in flight in the order "as_completed"; None: its workers.
+    executor : concurrent.futures.Executor, optional
+        Does the work on shards: a pool of threads or processes, or ``client.get_executor()`` of a
+        Dask client. With ``schedule=DEP()``, DSEP() or DAEP(), a task per shard or group, and with
+        a ``batch_size``, ``scheme="laplace"`` and ``EP(order="parallel")``. A task takes its rows
+        along, so that processes suit work that is long for the size of its rows; rows that live on
+        a cluster are for :mod:`epfast.dask`. In the order "parallel" the result is that without an
+        executor; DEP's "as_completed", the default here, depends on who is first, and says so by
+        ``in_flight`` in ``history``. What the executor loses is sent again. It is not shut down.
+
+    Returns
+    -------
+    FullPosterior (with fewer rows than columns and a site per row the :class:`WidePosterior`, whose
+    sweeps take O(n^3); with a ``prior`` the ShrunkPosterior) or FactorizedPosterior
+
+    Raises
+    ------
+    ValueError, TypeError
+        With the name of the argument, what was given, and what is allowed: for a combination that
+        makes no sense, or a number that the combination does not use.
+    FloatingPointError
+        If the posterior or the evidence overflows.
+    RuntimeError
+        If a loss in C returns an error code; an exception of a Python loss is passed on.
+    Interrupted
+        On Ctrl-C, within about a second; its ``posterior`` holds what was found so far, see
+        :class:`epfast.Interrupted`.
+    ExecutorFailed
+        If the executor loses the same task again and again; it has a ``posterior``, too.
+
+    Warns
+    -----
+    ConvergenceWarning
+        If the sweeps were used up above the tolerance; if the last sweep refused a site; if the fit
+        of a factor failed as a whole, so that its site stayed; if the log evidence is above 0 where
+        no factor is above 1. ``converged`` is False then.
+    DataWarning
+        If weights are no counts, which change how sure the fit is; if columns differ in scale by
+        more than 1e3 under one prior variance; if there is no constant column and less than 40 % of
+        the labels are of one kind; if a plane separates the labels and the prior is flat.
+
+    Examples
+    --------
+    >>> import epfast, numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(200, 3))
+    >>> y = np.where(X @ [1.0, -2.0, 0.0] + rng.normal(size=200) > 0, 1, -1)
+    >>> post = epfast.fit_linear(X, y, loss="probit", prior_variance=10.0)
+    >>> post.mean.round(1), post.converged
+    (array([ 1.3, -2.6, -0. ]), True)
+    """
+    executor_at_door(executor)
+    loss = losses.resolve(loss, y)
+    stream, names, ones = is_stream(X, y), column_names(X), intercept_at_door(intercept)
+    several = isinstance(loss, losses.LatentLoss)
+    if stream and not isinstance(X, Iterator) and getattr(schedule, "stores", "") != "none":
+        raise ValueError(
+            "y is None, so X is taken for an iterable of (X, y) chunks, which takes ADF; allowed "
+            "with another schedule: a response per row of X, (n,)"
+        )
+    if not stream and not isinstance(getattr(X, "shape", None), tuple):
+        X = _checks.real_array("X", X)
+    if record is not None:
+        _checks.choice("record", record, ("cost", "factor"))
+    asked = {
+        "weights": None if several else weights,
+        "prior": prior,
+        "sparse X": X if hasattr(X, "tocsr") else None,
+        "chunks of X": X if stream else None,
+        "record": record if several else None,
+        "record='factor'": record if record == "factor" else None,
+        "executor": executor,
+    }
+    numbers = batch_size, schedule, beta, {k: v for k, v in asked.items() if v is not None}
+    is_small = stream or several or min(X.shape, default=0) <= FULL_UP_TO  # type: ignore[union-attr]
+    kind = ("full" if is_small else "factorized") if posterior is None else posterior
+    # before the first chunk is read: what is refused leaves the chunks as they are
+    chosen = choose(loss, scheme, kind, *numbers)
+    _checks.callback(callback)
+    _checks.progress(progress)
+    threads = threads_of(n_jobs, serial=chosen.scheme.learns)
+    if record is not None and (prior is not None or "values" not in chosen.loss.gives):
+        beside = f"{chosen.loss!r}, which has no values" if prior is None else f"prior={prior!r}"
+        raise ValueError(f"record is {record!r} beside {beside}; allowed: None")
+    check_start(start, chosen, prior)
+    if stream:
+        all_rows = {"y": y, "weights": weights, "record": record, "offset": offset}
+        rows: Any = stream_at_door(X, ones is not None, chosen.schedule, **all_rows)
+        d, names = rows.d, rows.names
+        if posterior is None and d > FULL_UP_TO:
+            is_small, chosen = False, choose(loss, scheme, "factorized", *numbers)
+        data = Data(rows.read_by(chosen.loss), None)
+    else:
+        if y is None:
+            raise ValueError("y is None; allowed: a response per row of X, (n,)")
+        rows = _checks.rows("X", X)
+        rows, d = rows if ones is None else with_ones(rows), rows.shape[1] + (ones is not None)
+        if isinstance(loss, losses.LatentLoss):
+            counts = weights_of(weights, rows.shape[0])
+            if counts is not None:
+                y, places = _checks.responses("y", y, rows.shape[0], 1), copies(loss, counts)
+                rows, y, weights = rows[places], y[places], None
+                offset = None if offset is None else np.asarray(offset)[places]
+            chosen = chosen._replace(loss=filled(loss, y, d, chosen.schedule, start))
+            if not hasattr(rows, "indptr"):
+                rows = np.ascontiguousarray(rows, dtype=np.float64)
+        if offset is not None:
+            chosen = chosen._replace(loss=chosen.loss.with_offset())
+        # of a factorised posterior the core checks rows as it visits them
+        data = data_of(rows, y, weights, chosen.loss, offset, chosen.covariance != "full")
+    if posterior is None and not is_small:
+        notes.note_factorized((d,) if stream else X.shape)  # type: ignore[union-attr]
+    if start is not None:
+        check_names(start.problem.names, names)
+    kernel_rows = wide_rows(chosen, data, ones is not None)
+    if kernel_rows is not None:
+        data = data._replace(X=kernel_rows.X)
+    elif isinstance(start, WidePosterior) and chosen.schedule.stores == "none":
+        start = start.in_d_by_d()
+    normal = prior_variance, prior_precision, prior_covariance, prior_mean
+    known: dict[str, Any] = {"intercept": ones is not None, "names": names, "wide": kernel_rows}
+    if prior is not None:
+        refuse_normal(normal, f"prior={prior!r}")
+        flat_prior = prior_of(np.ones(d), np.zeros(d), kernel_rows is None)
+        whole = chosen.problem(data, flat_prior)._replace(**known)
+        shrinkage = shrinkage_of(whole, prior, ones)
+        return fit_shrunk(shrinkage, cast(Any, start), callback, progress)
+    is_matrix = prior_precision is not None or prior_covariance is not None
+    dense = chosen.covariance == "full" and (kernel_rows is None or is_matrix)
+    normal_prior = prior_of_fit(normal, start, chosen.schedule, d, ones, dense)
+    problem = in_best_form(chosen.problem(data, normal_prior)._replace(**known))
+    note_weights(data.weights)
+    scale = None if stream else _notes(problem, prior_variance, is_matrix)
+    found: FactorizedPosterior | FullPosterior | LatentPosterior = fit_problem(
+        problem,
+        start,
+        record=record,
+        callback=callback,
+        progress=progress,
+        threads=threads,
+        guess=is_guess(start, problem),
+        tasks=None if executor is None else Tasks(executor, threads if n_jobs else None),
+    )
+    try:
+        if scale is not None:
+            notes.note_separable(problem, found.mean, scale)
+        return found
+    except KeyboardInterrupt:
+        raise Interrupted(found) from None
+
+
+def check_start(start: Any, chosen: Choices, prior: Any) -> None:
+    """Refuse a start of another kind than the fit."""
+    kind: Any = KINDS[chosen.covariance]
+    beside = "" if prior is None else " with a prior="
+    if isinstance(chosen.loss, losses.LatentLoss):
+        kind, beside = LatentPosterior, f" with {chosen.loss!r}"
+    elif prior is not None:
+        kind = ShrunkPosterior
+    if start is not None and not isinstance(start, kind):
+        raise TypeError(
+            f"start is {_checks.describe(start)}; allowed{beside}: a {kind.__name__} or None"
+        )
+    if prior is None and isinstance(start, ShrunkPosterior):
+        raise TypeError("start has a prior= of single weights; allowed: the same prior= beside it")
+
+
+def _notes(problem: LinearProblem, variance: Any, is_matrix: bool) -> float | None:
+    """Note what is odd about the data; return the scale of a flat prior, None of another."""
+    data = problem.data
+    sizes = None if is_matrix else notes.column_sizes(data.X)
+    if sizes is not None and np.ndim(variance) == 0:
+        notes.note_scales(sizes, stacklevel=3)
+    if not problem.loss.by_margin or data.y is None:
+        return None
+    notes.note_intercept(data.X, data.y, stacklevel=3)
+    if sizes is None:
+        return None
+    spread = np.broadcast_to(1.0 if variance is None else variance, (problem.n_columns,))
+    scale = notes.prior_scale(sizes, spread.astype(np.float64))
+    return scale if scale > notes.FLAT else None
+
+
+def _kept(problem: LinearProblem, callback: Any, progress: Any) -> Data:
+    """The rows, as copies where functions of the user could change what the core relies on."""
+    data, loss = problem.data, problem.loss
+    if isinstance(data.X, Stream):
+        return data
+    called = callback is not None or callable(progress)
+    if isinstance(loss, losses.CustomLoss | losses.CustomSite):
+        return Data(*(None if part is None else part.copy() for part in data))
+    return data._replace(X=data.X.copy()) if called and problem.sparse else data
+
+
+def kind_of(problem: LinearProblem) -> Any:
+    """The class of what a fit returns."""
+    if problem.loss.latents != 1:
+        return JointPosterior if problem.loss.correlated else LatentPosterior
+    return KINDS[problem.covariance] if problem.wide is None else WidePosterior
+
+
+def fit_problem(
+    problem: LinearProblem,
+    start: Any = None,
+    *,
+    record: str | None = None,
+    callback: Callback | None = None,
+    progress: bool | Tick = False,
+    threads: int = 1,
+    stacklevel: int = 3,
+    guess: bool = False,
+    warn: Callable[..., Any] = warn_of,
+    tasks: Tasks | None = None,
+) -> Any:
+    """Run a problem whose parts are legal and checked; see :func:`epfast.fit_linear`.
+
+    threads: how many share the work. guess: whether ``start`` may be dropped.
+    warn: told of the result, in place of :func:`epfast.inference.warn_of`.
+    tasks: where they are done, if not here.
+    """
+
+    def result(fit: Fit) -> Any:
+        kept = problem.without_rows() if isinstance(problem.data.X, Stream) else problem
+        return kind_of(problem)(fit.state, kept, fit.converged, fit.history)
+
+    def costs(state: State, counts: Counts) -> tuple[float | None, Array | None]:
+        seen = with_weights(problem, state)
+        mean = engine.summary(state, evidence=False).mean if seen is state else seen.mean
+        traced = None if counts.trace is None else problem.cost(counts.trace)
+        return float(problem.cost(mean[None])[0]), traced
+
+    def look(info: SweepInfo, state: State) -> Any:
+        assert callback is not None
+        return callback(info, with_weights(problem, state))
+
+    schedule, scheme = problem.schedule, problem.scheme
+    fit = None
+    try:
+        fitted = problem._replace(data=_kept(problem, callback, progress))
+        held = Held("X, y or weights", *fitted.data)
+        settings = {"traced": True} if record == "factor" else {}
+        engine: Any = engine_of(fitted, **settings)
+        shared = Threads(threads)
+        try:
+            if tasks is not None:
+                engine.tasks = tasks
+            elif threads > 1 and hasattr(engine, "share"):
+                engine.share(shared)
+            given: dict[str, Any] = {
+                "record": None if record is None else costs,
+                "callback": None if callback is None else held.after(look),
+                "progress": held.after(progress),
+                "questions": scheme.questions if scheme.learns else None,
+            }
+            fit = run_from(engine, schedule, start, guess=guess, **given)
+            if start is None and not fit.stopped and fit.history and fit.history[-1].n_refused:
+                fit = _from_peaks(engine, problem, fit, given)
+            if scheme.polish and not fit.stopped:
+                fit = polished(engine, problem, fit, result(fit))
+        finally:
+            if tasks is not None:
+                tasks.cancel()
+            shared.dismiss(None)
+            shared.close()
+        found = result(fit)
+        sharp = is_sharp(scheme) and (problem.batch_size is None or problem.loss.kinks)
+        sharp = sharp and found.sites is not None and problem.covariance == "full"
+        if fit.converged and sharp and stands_off(found.residual, schedule.tol):
+            fit = fit._replace(converged=False, reason=NO_FIXED_POINT.format(found.residual))
+            found = replace(found, converged=False)
+        warn(fit, engine, schedule, stacklevel)
+        warn_of_scheme(scheme, stacklevel)
+        return found
+    except KeyboardInterrupt as pressed:
+        raise interrupted(pressed, fit, result, start, lambda: unfitted(problem)) from None
+    except ExecutorFailed as failed:
+        failed.posterior = start if failed.posterior is None else result(failed.posterior)
+        raise
+
+
+def _from_peaks(engine: Any, problem: LinearProblem, fit: Fit, given: dict[str, Any]) -> Fit:
+    """The fit, or one from sites at the peaks of the likelihoods where that refuses fewer sites.
+
+    A site of a log-concave factor is proper, and refused by rounding alone: where the prior of its
+    x.theta is wider by 1e5 than the factor. The Gaussians that the factors are about their own
+    peaks, which are a weighted least squares fit (of counts, of log y), make cavities as narrow.
+    """
+    loss = problem.loss
+    rows = problem.batch_size is None and problem.covariance == "full" and loss.latents == 1
+    stored = problem.schedule.stores == "factor" and problem.groups is None
+    stored = stored and problem.schedule.tol > 0.0
+    by_values = problem.scheme.integrates or isinstance(problem.scheme, Laplace)
+    if not (rows and stored and by_values and loss.log_concave and "derivatives" in loss.gives):
+        return fit
+    peak, value, precision = loss.peaks(problem.responses(slice(None)))
+    count = problem.weights(slice(None))
+    if count is not None:
+        value, precision = count * value, count * precision
+    scale = np.where(precision > 0.0, value - 0.5 * precision * peak**2, 0.0)
+    start = Start(Sites(precision, precision * peak, scale), problem.base.shift, at_start(problem))
+    try:
+        again = run(engine, problem.schedule, start, **given)
+    except (FloatingPointError, ValueError):
+        return fit
+    return again if again.history[-1].n_refused < fit.history[-1].n_refused else fit
+
+
+def unfitted(problem: LinearProblem) -> Any:
+    """The prior as a posterior: before the first sweep, without a start."""
+    kept = problem.without_rows() if isinstance(problem.data.X, Stream) else problem
+    return kind_of(problem)(at_start(problem), kept, False, [])

@@ -1,0 +1,338 @@
+"""Gaussian processes of low rank: f = G w, w ~ N(0, I), a linear model on the rows of a factor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import linalg
+
+from epfast import _checks
+from epfast._arrays import Array
+from epfast.gaussian.checking import proposal, root_of
+from epfast.gaussian.choices import Choices, choose
+from epfast.gaussian.factor import (
+    KernelColumns,
+    LowRankFactor,
+    incomplete_cholesky,
+    kernel_columns,
+)
+from epfast.gaussian.fit_linear import fit_problem as fit_linear_problem
+from epfast.gaussian.full_posterior import FullPosterior
+from epfast.gaussian.problem import Data, LinearProblem, prior_of, weights_of
+from epfast.gaussian.process_prediction import ProcessPosterior, matrices_of, prior_at
+from epfast.gaussian.table import at_start
+from epfast.inference import Interrupted
+from epfast.inference.certificates import Case
+from epfast.inference.runtime import cached_property, one_blas_thread
+from epfast.losses import Loss
+
+
+@dataclass(frozen=True, eq=False)
+class LowRankGPPosterior(ProcessPosterior):
+    """The Gaussian posterior over the latent values of a Gaussian process of low rank.
+
+    The prior is that of f = G w, w ~ N(0, I), whose covariance G G' stands for the kernel matrix.
+    All that is kept is O(n r).
+
+    Attributes
+    ----------
+    weights : FullPosterior
+        Over w, (r,).
+    factor : LowRankFactor
+        G, its pivots, and what it leaves of the kernel.
+    mean, variance : ndarray of shape (n,)
+        Of the latent values f_i of the fit. O(n r^2), once.
+    sites : Sites or None
+        A number per observation, or what the schedule shares; None after ADF.
+    y : ndarray of shape (n,)
+        The responses of the fit.
+    loss, scheme, schedule, beta, power, converged, history
+        As in :class:`GPPosterior`.
+    batch_size : int or None
+        Rows per factor of Laplace propagation; None for scalar sites.
+    """
+
+    weights: FullPosterior = field(repr=False)
+    factor: LowRankFactor = field(repr=False)
+
+    kind: ClassVar[str] = "low_rank_process"
+
+    #: (r,), the inputs whose kernel with new ones prediction needs
+    pivots = property(attrgetter("factor.pivots"))
+    rank = property(attrgetter("factor.rank"))
+    state = property(attrgetter("weights.state"))
+    problem = property(attrgetter("weights.problem"))
+    converged = property(attrgetter("weights.converged"))
+    history = property(attrgetter("weights.history"))
+    batch_size = property(attrgetter("weights.batch_size"))
+
+    @property
+    def log_evidence(self) -> float:
+        """EP's log p(y) under the prior N(0, G G'), with all constants."""
+        return self.weights.log_evidence
+
+    @cached_property
+    def _latent(self) -> tuple[Array, Array]:
+        return self.weights.predict_latent(_design(self.factor.G))
+
+    @property
+    def mean(self) -> Array:
+        return self._latent[0]
+
+    @property
+    def variance(self) -> Array:
+        return self._latent[1]
+
+    def _latent_of_rows(self) -> tuple[Array, Array | None, Array, Array]:
+        if self.weights.batch_size is not None or self.sites is None:
+            return super()._latent_of_rows()
+        return self.problem.data.y, self.problem.data.weights, *self._latent
+
+    @property
+    def residual(self) -> float:
+        """As :attr:`FullPosterior.residual`; NaN if the scheme is unknown."""
+        return self.weights.residual
+
+    def loo_log_predictive(self) -> Array:
+        """Leave-one-out log probability of each response, from the cavities. O(n r^2).
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            log p(y_i | all other responses) according to EP.
+
+        Raises
+        ------
+        FloatingPointError
+            If a cavity is improper.
+        """
+        return self.weights.loo_log_predictive()
+
+    def _case(self) -> Case:
+        """See :meth:`check`: the prior is that of low rank. O(r^3) once, O(n r) per draw."""
+        rows = _design(self.factor.G)
+        drawn = proposal(self.problem, self.weights.mean, root_of(self.weights.precision), rows)
+        return self._case_of(drawn, drawn.others)
+
+    # -- evidence --
+
+    def log_evidence_gradient(self, dK: ArrayLike | Iterable[ArrayLike]) -> Array:
+        """Derivative of the log evidence by parameters of the kernel, the pivots held fixed.
+
+        The prior covariance is C A^-1 C' with C = K[:, pivots] and A = K[pivots, pivots]; for each
+        parameter tr(B' dC) - tr(L^-T G' B dA) / 2 with A = L L', B = (alpha alpha' - R) G L^-1,
+        and alpha, R as in :meth:`GPPosterior.log_evidence_gradient`. O(n r^2), and O(n r) each.
+
+        Parameters
+        ----------
+        dK : array_like of shape (p, n, r) or (n, r), or iterable of such matrices
+            Derivatives of K[:, pivots].
+
+        Returns
+        -------
+        ndarray of shape (p,)
+            For a single matrix (1,).
+
+        Raises
+        ------
+        ValueError
+            If sites are not stored one per observation.
+        """
+        sites = self.sites
+        if sites is None or self.batch_size is not None or sites.shift.shape != self.mean.shape:
+            raise ValueError(
+                f"schedule is {_checks.describe(self.schedule)}; allowed for the gradient: "
+                "epfast.EP with batch_size=None, a site per observation"
+            )
+        G, triangle = self.factor.G, self.factor.G[self.pivots]
+        alpha = sites.shift - sites.precision * self.mean
+        # R = T - T G S G' T, with T = diag(precision) and S the covariance of the weights, so that
+        # R G = T G S
+        B = np.multiply.outer(alpha, alpha @ G)
+        B -= sites.precision[:, None] * (G @ self.weights.covariance[: self.rank, : self.rank])
+        B = linalg.solve_triangular(triangle, B.T, lower=True, trans=1).T
+        inner = linalg.solve_triangular(triangle, G.T @ B, lower=True, trans=1)
+        inner = 0.5 * inner + 0.5 * inner.T
+        result = []
+        for matrix in matrices_of(dK, G.shape):
+            dC = _checks.array("dK", matrix, shape=G.shape)
+            result.append(float(np.vdot(B, dC) - 0.5 * np.vdot(inner, dC[self.pivots])))
+        return np.array(result)
+
+    # -- prediction --
+
+    def predict_latent(
+        self, K_star: ArrayLike, K_star_star: ArrayLike | None = None, joint: bool = False
+    ) -> tuple[Array, Array]:
+        """Mean and variance, or covariance, of the process at new inputs.
+
+        The row of G at a new input is g = L^-1 k with L = G[pivots], and the process of low rank
+        has variance g' S g there, S the posterior covariance of w. Far from the pivots that goes to
+        0: certainty where nothing is known (the "subset of regressors" of Quiñonero-Candela &
+        Rasmussen 2005, section 4). Given ``K_star_star``, what the factor leaves of the prior
+        variance, K_star_star - g' g, is added (their "deterministic training conditional",
+        section 5).
+
+        Parameters
+        ----------
+        K_star : array_like of shape (m, r)
+            Kernel between the new inputs and the pivots: of the kernel with all inputs of the fit
+            the columns ``pivots``, in that order.
+        K_star_star : array_like of shape (m,) or (m, m), float, or None
+            Kernel of each new input with itself, or between all of them, if ``joint``. None: that
+            of the process of low rank.
+        joint : bool
+            Whether to return the covariance; O(m r^2 + m^2 r).
+
+        Returns
+        -------
+        mean : ndarray of shape (m,)
+        variance : ndarray of shape (m,), or (m, m) if ``joint``
+        """
+        rows, joint = self._rows_of_factor(K_star), _checks.flag("joint", joint)
+        try:
+            mean, variance = self.weights.predict_latent(rows, joint)
+        except ValueError:
+            raise ValueError("K_star overflows; allowed: moderate numbers") from None
+        if K_star_star is None:
+            return mean, variance
+        prior = prior_at("K_star_star", K_star_star, len(rows), joint)
+        if joint:
+            variance = variance + prior - rows @ rows.T
+            return mean, 0.5 * variance + 0.5 * variance.T
+        # clip rounding errors at 0
+        return mean, variance + np.maximum(prior - np.einsum("ij,ij->i", rows, rows), 0.0)
+
+    def predict_mean(self, K_star: ArrayLike) -> Array:
+        """Mean of the process at new inputs, without its variance; O(r^2) each.
+
+        Parameters
+        ----------
+        K_star : array_like of shape (m, r)
+            As in :meth:`predict_latent`.
+
+        Returns
+        -------
+        ndarray of shape (m,)
+        """
+        return self._rows_of_factor(K_star) @ self.weights.mean
+
+    def _rows_of_factor(self, K_star: ArrayLike) -> Array:
+        """G at new inputs, from their kernel with the pivots."""
+        kernel = _checks.array("K_star", K_star, shape=(None, self.rank))
+        if self.rank == 0:
+            return _design(kernel)
+        triangle = self.factor.G[self.pivots]
+        return np.asarray(linalg.solve_triangular(triangle, kernel.T, lower=True).T)
+
+    def _draw(self, size: int, rng: np.random.Generator) -> Array:
+        return self.weights.sample(size, rng) @ _design(self.factor.G).T
+
+    # -- save --
+
+    def __getstate__(self) -> dict[str, Any]:
+        # the weights leave out their rows, the rows of the factor
+        return self.__dict__ | {"responses": self.problem.data.y}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        y = state.pop("responses")
+        weights = _knowing(state["weights"], state["factor"].G, y)
+        self.__dict__.update(state | {"weights": weights})
+
+
+def _knowing(weights: FullPosterior, G: Array, y: Array) -> FullPosterior:
+    """Weights that refer to the rows of the factor."""
+    data = Data(_design(G), y, weights.problem.data.weights)
+    return replace(weights, problem=weights.problem._replace(data=data))
+
+
+def fit_low_rank(
+    K: Any,
+    y: ArrayLike,
+    choices: tuple[Loss, Any, int | None, Any],
+    *,
+    rank: int | None,
+    rank_tol: float | None,
+    offset: Any,
+    weights: Any,
+    start: Any,
+    threads: int | None,
+    **given: Any,
+) -> LowRankGPPosterior:
+    """See :func:`epfast.fit_gp`. O(n r^2) for the factor and per sweep, n r numbers of memory.
+
+    choices: loss, scheme, batch_size and schedule. given: callback and progress.
+    """
+    loss, scheme, batch_size, schedule = choices
+    if start is not None and not isinstance(start, LowRankGPPosterior):
+        raise TypeError(
+            f"start is {_checks.describe(start)}; allowed with rank: a LowRankGPPosterior or None"
+        )
+    if start is not None and schedule.stores == "none":
+        raise ValueError(
+            "start is given; allowed with epfast.ADF: None, since its one pass counts every label"
+        )
+    # validate before the O(n r^2) factorisation
+    asked = {} if weights is None else {"weights": weights}
+    chosen = choose(loss, scheme, "full", batch_size, schedule, given=asked)
+    factor = K if isinstance(K, LowRankFactor) else None
+    if factor is None:
+        tol = 0.0 if rank_tol is None else _checks.number("rank_tol", rank_tol, least=0.0)
+        order, kernel = _checks.integer("rank", rank, least=1), kernel_columns("K", K)
+        n = len(kernel.diagonal)
+    elif rank is None and rank_tol is None:
+        order, n = factor.rank, len(factor.G)
+    else:
+        raise ValueError("K is a LowRankFactor; allowed beside it: rank=None, rank_tol=None")
+    data = Data(None, loss.observed(y, n, offset), weights_of(weights, n))
+    before = None
+    try:
+        with one_blas_thread(order, threads):
+            if factor is None:
+                factor = incomplete_cholesky(kernel, order, tol=tol)
+            problem = _problem(chosen, factor, data)
+            before = None if start is None else _weights_in(start, problem.shape[1])
+            found = fit_linear_problem(problem, before, stacklevel=4, **given)
+            return LowRankGPPosterior(found, factor)
+    except KeyboardInterrupt as pressed:
+        left = pressed.posterior if isinstance(pressed, Interrupted) else None
+        if not isinstance(left, FullPosterior) or factor is None or left is before:
+            if start is not None:
+                raise Interrupted(start) from None
+            factor = factor or _no_columns(kernel)
+            problem = _problem(chosen, factor, data)
+            left = FullPosterior(at_start(problem), problem, False, [])
+        raise Interrupted(LowRankGPPosterior(left, factor)) from None
+
+
+def _problem(chosen: Choices, factor: LowRankFactor, data: Data) -> LinearProblem:
+    design = _design(factor.G)
+    d = design.shape[1]
+    return chosen.problem(data._replace(X=design), prior_of(np.ones(d), np.zeros(d), True))
+
+
+def _no_columns(kernel: KernelColumns) -> LowRankFactor:
+    """The factor before its first column."""
+    n, residual = len(kernel.diagonal), kernel.diagonal.copy()
+    pivots = np.empty(0, dtype=np.intp)
+    return LowRankFactor(np.empty((n, 0)), pivots, residual, np.array([residual.sum()]))
+
+
+def _design(G: Array) -> Array:
+    """The rows of the linear model; rank 0 (a kernel of zeros) gives a column of zeros."""
+    return G if G.shape[1] else np.zeros((len(G), 1))
+
+
+def _weights_in(start: LowRankGPPosterior, d: int) -> FullPosterior:
+    """The start for another factor; shared sites remain tied to the old one."""
+    weights = start.weights
+    if weights.sites is None or weights.sites.shift.ndim != 1:
+        return weights
+    # the engine sums the sites again
+    state = weights.state._replace(precision=np.eye(d), shift=np.zeros(d))
+    return replace(weights, state=state)

@@ -1,0 +1,183 @@
+"""Notes on data that a fit takes, and that are hardly what the user means."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg
+
+from epfast import _checks
+from epfast._arrays import Array
+from epfast._core.vector import column_sizes as _core_sizes
+from epfast.gaussian.problem import Data, LinearProblem
+from epfast.inference.records import DataWarning
+
+#: rows that are looked at, evenly spaced
+LOOKED_AT = 4_000
+#: ratio of the scales of two columns that is worth a note
+SCALES = 1e3
+#: share of the rarer label, and number of rows, where a missing intercept is worth a note
+BALANCED, ENOUGH_ROWS = 0.4, 20
+#: rows and columns in which combinations of columns are sought that are constant
+SPAN_ROWS, SPAN_COLUMNS = 500, 200
+#: rows are sorted if responses change sides in this share of the times that a random order gives,
+#: and that is often enough to tell
+SELDOM, ENOUGH_CHANGES = 0.2, 8.0
+#: prior standard deviation of x.theta from which a prior is flat: it calls all labels certain
+FLAT = 100.0
+
+
+def _say(text: str, stacklevel: int) -> None:
+    warnings.warn(text, DataWarning, stacklevel=stacklevel + 2)
+
+
+def some_rows(X: Any, count: int = LOOKED_AT) -> Any:
+    """Evenly spaced rows, dense or sparse."""
+    return X[:: max(1, X.shape[0] // count)]
+
+
+def note_factorized(shape: tuple[int, ...], stacklevel: int = 2) -> None:
+    """Note that the default is a diagonal covariance, for rows of this shape."""
+    _say(
+        f"X has shape {shape}: the posterior is factorised, a diagonal covariance, which "
+        "understates the uncertainty of correlated columns; posterior='full' takes O(d^2) memory, "
+        "posterior='factorized' says that this is meant",
+        stacklevel,
+    )
+
+
+class ColumnSizes(NamedTuple):
+    """Of the columns of some rows of X, (d,) each; of sparse rows one part per entry."""
+
+    #: largest entries, in size; those of all entries where they hardly differ
+    largest: Array
+    #: they, or what each entry adds to that of its column
+    mean_square: Array
+    #: the column of each entry; None: all in order
+    columns: NDArray[np.intp] | None = None
+
+
+def column_sizes(X: Any) -> ColumnSizes:
+    """The sizes of the columns, over some rows, in one pass. O(nonzeros) where they are sparse."""
+    rows = some_rows(X)
+    n, d = rows.shape
+    if hasattr(rows, "indptr"):
+        columns, largest = rows.indices, np.abs(rows.data)
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares = np.square(rows.data, dtype=np.float64)
+            counts = (largest > 0.0) & np.isfinite(largest)
+            most = largest.max(where=counts, initial=0.0)
+            if most / SCALES > largest.min(where=counts, initial=np.inf):
+                of_column = np.zeros(d)
+                np.maximum.at(of_column, columns, largest)
+                largest = of_column[columns]
+        return ColumnSizes(largest, squares / n, columns)
+    largest, squares = np.empty((2, d))
+    if not _core_sizes(rows, largest, squares):
+        _core_sizes(np.ascontiguousarray(rows, dtype=np.float64), largest, squares)
+    return ColumnSizes(largest, squares / n)
+
+
+def note_scales(sizes: ColumnSizes, stacklevel: int = 2) -> None:
+    """Note that columns differ in scale by more than SCALES under one prior variance."""
+    size = sizes.largest
+    size = size[(size > 0.0) & np.isfinite(size)]  # the core refuses what is not finite
+    if size.size and size.max() / SCALES > size.min():
+        _say(
+            f"the columns of X differ in scale (largest entries from {size.min():.2g} to "
+            f"{size.max():.2g}), and one prior variance for all holds the small ones down: "
+            "standardise them (StandardScaler), or give a prior_variance per column",
+            stacklevel,
+        )
+
+
+def note_intercept(X: Any, y: Array, stacklevel: int = 2) -> None:
+    """Note that the labels are unbalanced, and that no combination of columns is constant."""
+    if len(y) < ENOUGH_ROWS:
+        return
+    positive = float((y > 0.0).mean())
+    if min(positive, 1.0 - positive) >= BALANCED or _has_constant(some_rows(X, SPAN_ROWS)):
+        return
+    _say(
+        f"{100 * positive:.0f} % of the labels are +1, and X has no constant column, so that a row "
+        "of zeros has probability 1/2: write intercept=True",
+        stacklevel,
+    )
+
+
+def _has_constant(rows: Any) -> bool:
+    """Whether some combination of the columns is 1 in all rows."""
+    n, d = rows.shape
+    if d >= n:
+        return True  # then some combination is
+    dense = np.asarray(rows.todense() if hasattr(rows, "indptr") else rows, dtype=np.float64)
+    if ((dense == dense[0]).all(axis=0) & (dense[0] != 0.0)).any():
+        return True
+    if d > SPAN_COLUMNS:
+        return False
+    size = np.abs(dense).max(axis=0)
+    scaled = dense / np.where(size > 0.0, size, 1.0)
+    weights = linalg.lstsq(scaled, np.ones(n), lapack_driver="gelsy")[0]
+    return bool(np.abs(scaled @ weights - 1.0).max() < 1e-8)
+
+
+def order_of_one_pass(data: Data, stacklevel: int = 4) -> str:
+    """The order in which ADF takes rows in: their own, unless they come sorted by response."""
+    if data.y is None or not _sorted(data.y[:, 0]):
+        return "sequential"
+    if not is_mapped(data.X):
+        return "shuffled"
+    _say(
+        "the rows of the memory map come sorted by response, and one pass forgets the first ones: "
+        "write them in a random order, or use ADF(order='shuffled'), which reads here and there",
+        stacklevel,
+    )
+    return "sequential"
+
+
+def is_mapped(X: Any) -> bool:
+    """Whether an array lies in a file."""
+    while X is not None and not isinstance(X, np.memmap):
+        X = getattr(X, "base", None)
+    return X is not None
+
+
+def _sorted(y: Array) -> bool:
+    """Whether responses change sides far more seldom than in a random order."""
+    high = y > np.median(y) if len(np.unique(y[:100])) > 2 else y > 0.5 * (y.min() + y.max())
+    share = float(high.mean())
+    expected = 2.0 * share * (1.0 - share) * (len(y) - 1)
+    return expected >= ENOUGH_CHANGES and (high[1:] != high[:-1]).sum() < SELDOM * expected
+
+
+def prior_scale(sizes: ColumnSizes, variance: Array) -> float:
+    """Prior standard deviation of x.theta, root mean square over the rows.
+
+    variance: of the columns; X may have the ones of an intercept besides, which do not count.
+    """
+    squares, d = sizes.mean_square, len(variance)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if sizes.columns is None:
+            return float(np.sqrt(squares[:d] @ variance))
+        spread = variance[np.minimum(sizes.columns, d - 1)]
+        spread[sizes.columns >= d] = 0.0
+        return float(np.sqrt(squares @ spread))
+
+
+def note_separable(problem: LinearProblem, mean: Array, scale: float, stacklevel: int = 2) -> None:
+    """Note that a plane separates the labels, where the prior is flat: of this scale."""
+    data = problem.data
+    assert data.y is not None
+    for part in problem.slices():
+        rows = _checks.rows("X", data.X[part])  # a callback may have changed a CSR matrix
+        if not (np.asarray(rows @ mean) * data.y[part, 0] > 0.0).all():
+            return
+    _say(
+        f"a plane separates the labels, and the prior is flat (standard deviation of x.theta: "
+        f"{scale:.2g}): the data do not bound the weights, whose size is that of the prior; give a "
+        "prior_variance that you believe in, such as 1 for standardised columns",
+        stacklevel,
+    )

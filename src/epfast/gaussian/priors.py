@@ -1,0 +1,138 @@
+"""The prior of a linear model, from the arguments of the user."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import numpy as np
+from scipy import linalg
+
+from epfast import _checks
+from epfast._arrays import Array
+from epfast.gaussian.problem import State, inverse_of, prior_of
+
+#: prior variance of an intercept: broad, a standard deviation of 10 in units of log odds
+INTERCEPT_VARIANCE = 100.0
+#: arguments of a normal prior
+NORMAL = ("prior_variance", "prior_precision", "prior_covariance", "prior_mean")
+
+
+def prior_at_door(
+    variance: Any,
+    precision: Any,
+    covariance: Any,
+    mean: Any,
+    d: int,
+    full: bool,
+    intercept: float | None = None,
+    prefix: str = "prior_",
+) -> State:
+    """The prior of the user's arguments, each of which may be None; of three one may be given.
+
+    intercept: the prior variance of one more weight, of mean 0; prefix: of the arguments' names.
+    """
+    center = np.zeros(d) if mean is None else _checks.array(f"{prefix}mean", mean, shape=(d,))
+    found = _precision(variance, precision, covariance, d, full, prefix)
+    if intercept is not None:
+        center = np.append(center, 0.0)
+        if found.ndim == 1:
+            found = np.append(found, 1.0 / intercept)
+        else:
+            found = linalg.block_diag(found, 1.0 / intercept)
+    return prior_of(found, center, full)
+
+
+def refuse_normal(given: tuple[Any, Any, Any, Any], beside: str) -> None:
+    """Refuse arguments of a normal prior beside what has another prior."""
+    for name, value in zip(NORMAL, given, strict=True):
+        if value is not None:
+            raise ValueError(
+                f"{name} is {_checks.describe(value)} beside {beside}; allowed: one of them"
+            )
+
+
+def prior_of_fit(
+    given: tuple[Any, Any, Any, Any],
+    start: Any,
+    schedule: Any,
+    d: int,
+    intercept: float | None,
+    dense: bool,
+) -> State:
+    """The prior that the arguments give; ADF with a start keeps the prior of the start.
+
+    d: the number of weights, with that of the intercept; dense: its precision is a matrix.
+    """
+    if start is None or schedule.stores != "none":
+        features = d if intercept is None else d - 1
+        return prior_at_door(*given, features, dense, intercept)
+    refuse_normal(given, "a start, whose prior ADF keeps")
+    prior: State = start.problem.prior
+    if prior.shift.size != d:
+        raise ValueError(f"start has {prior.shift.size} dimensions; allowed: {d}")
+    return prior
+
+
+def _precision(
+    variance: Any, precision: Any, covariance: Any, d: int, full: bool, prefix: str
+) -> Array:
+    """Precision of the prior, (d, d), or (d,) of a factorised one."""
+    names = [f"{prefix}{name}" for name in ("variance", "precision", "covariance")]
+    given = [
+        name
+        for name, value in zip(names, (variance, precision, covariance), strict=True)
+        if value is not None
+    ]
+    if len(given) > 1:
+        raise ValueError(f"{given[1]} is given beside {given[0]}; allowed: one of them")
+    if precision is not None or covariance is not None:
+        name = given[0]
+        matrix = _checks.definite(name, covariance if precision is None else precision, d)
+        diagonal = _moderate(f"{name}'s diagonal", np.diag(matrix), d)
+        if not full:
+            if (matrix != np.diag(diagonal)).any():
+                raise ValueError(
+                    f"{name} is not diagonal; allowed with posterior='factorized': a diagonal "
+                    "matrix"
+                )
+            return diagonal.copy() if covariance is None else 1.0 / diagonal
+        if precision is not None:
+            return matrix
+        scale = np.sqrt(diagonal)  # of the correlations, whose inverse does not depend on units
+        return inverse_of(matrix / scale / scale[:, None]) / scale / scale[:, None]
+    if variance is None:
+        variance = 1.0
+    if isinstance(variance, str):
+        raise TypeError(
+            f"prior_variance is {variance!r}; allowed: a number or an array of shape ({d},); "
+            "LinearClassifier(prior_variance='evidence') finds one"
+        )
+    found = variances_at_door(variance, d, f"{prefix}variance")
+    return np.full(d, 1.0 / found) if np.ndim(found) == 0 else 1.0 / found
+
+
+def variances_at_door(variance: Any, d: int, name: str = "prior_variance") -> Any:
+    """Prior variances, checked: a number, or (d,). Their inverses are normal numbers."""
+    if not isinstance(variance, np.ndarray) and isinstance(variance, numbers.Number):
+        return _checks.number(name, variance, least=1e-300, most=1e300)
+    spread = _checks.real_array(name, variance)
+    if spread.ndim == 0:
+        return _checks.number(name, spread[()], least=1e-300, most=1e300)
+    if spread.shape != (d,):
+        raise ValueError(f"{name} has shape {spread.shape}; allowed: a number, or shape ({d},)")
+    return _moderate(name, spread, d).copy()
+
+
+def _moderate(name: str, value: Any, d: int) -> Array:
+    result = _checks.array(name, value, shape=(d,), positive=True)
+    if not ((result >= 1e-300) & (result <= 1e300)).all():
+        raise ValueError(f"{name} holds {result.min():g}; allowed: from 1e-300 to 1e300")
+    return result
+
+
+def intercept_at_door(given: Any) -> float | None:
+    """Prior variance of the intercept; None: there is none."""
+    if isinstance(given, bool | np.bool_):
+        return INTERCEPT_VARIANCE if given else None
+    return _checks.number("intercept", given, least=1e-300, most=1e300)

@@ -1,0 +1,278 @@
+"""What a fit of a process returns: latent moments, evidence and its gradients, prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from epfast import _checks
+from epfast._arrays import Array, slices, symmetric_from_upper
+from epfast.gaussian.engines.kernel import GPState, Kernel, left_out, log_evidence
+from epfast.gaussian.kernel_posterior import KernelPosterior
+from epfast.gaussian.process_checking import proposal_of
+from epfast.gaussian.process_prediction import (
+    ProcessPosterior,
+    contracted,
+    draws_of,
+    matrices_of,
+    missing,
+    prior_at,
+)
+from epfast.gaussian.process_problem import GPProblem
+from epfast.gaussian.relaxed import RelaxedEnergies, relaxed_energies
+from epfast.inference import SweepInfo, learning
+from epfast.inference.certificates import Case
+from epfast.inference.runtime import cached_property
+from epfast.losses import NoisyStep
+
+#: of relaxed EP there is no gradient
+NOT_STATIONARY = (
+    "the posterior is that of relaxed EP, whose log evidence is not stationary in the sites; "
+    "allowed: a fit without relaxation"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class GPPosterior(KernelPosterior, ProcessPosterior):
+    """The Gaussian posterior over the latent values of a Gaussian process.
+
+    Attributes
+    ----------
+    mean, variance : ndarray of shape (n,)
+        Of the latent values f_i.
+    alpha : ndarray of shape (n,)
+        K^-1 mean: the mean at new inputs is K_star alpha.
+    sites : Sites
+        precision, shift and log_scale, (n,) each.
+    y : ndarray of shape (n,)
+        The responses of the fit.
+    loss, scheme, schedule, beta, power
+        As fitted, with numbers in place of None; see :func:`epfast.fit_gp`.
+    problem : GPProblem
+        The fit; pickled and saved without its kernel.
+    converged : bool
+        Whether the last sweep changed the posterior by less than the tolerance and refused no site.
+    history : list of SweepInfo
+        One record per sweep of this fit.
+    """
+
+    state: GPState = field(repr=False)
+    problem: GPProblem = field(repr=False)
+    converged: bool
+    history: list[SweepInfo] = field(repr=False)
+
+    kind: ClassVar[str] = "process"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # n^2 numbers: what was computed from them later is computed again
+        own = {one.name: getattr(self, one.name) for one in fields(self)}
+        return own | {"problem": self.problem._replace(kernel=None), "state": self._solved}
+
+    def form(self) -> Kernel:
+        assert self.problem.kernel is not None
+        return Kernel(self.problem.kernel, proper=self.is_exact)
+
+    @property
+    def is_exact(self) -> bool:
+        return self.problem.exact_sites() is not None
+
+    alpha = property(attrgetter("moments.alpha"))
+    mean = property(attrgetter("moments.mean"))
+    variance = property(attrgetter("moments.variance"))
+    #: precision b_i and shift of each relaxation factor, in relaxed EP; else None
+    relaxed = property(attrgetter("state.relaxed"))
+
+    @property
+    def log_evidence(self) -> float:
+        """EP's log p(y): log of the integral of N(f; 0, K) times the sites, with all constants.
+
+        A log probability, to compare with others, only if ``loss.is_likelihood`` and beta is 1.
+        In relaxed EP site i is scaled so that r_i times cavity times site integrates to the same as
+        r_i times cavity times t_i; the result is no bound and no stationary value.
+        """
+        return log_evidence(self.state.sites, self.moments)
+
+    @cached_property
+    def covariance(self) -> Array:
+        """(n, n), covariance of the latent values. O(n^3), once."""
+        return symmetric_from_upper(self.other_matrix(covariance=True))
+
+    @cached_property
+    def residual(self) -> float:
+        """Distance from a fixed point of EP.
+
+        The largest difference, over the sites, between tilted and posterior moments of f_i: means
+        in standard deviations, variances relative. In relaxed EP tilted distribution and posterior
+        are both multiplied by r_i first. Infinite if a cavity is improper; NaN if the scheme is
+        unknown, or if the objective is "printed", whose fixed points do not match moments.
+        """
+        if self.is_exact:
+            return 0.0
+        objective = getattr(self.scheme, "objective", None)
+        if objective == "printed":
+            return float("nan")
+        mean, variance = self.mean, self.variance
+        if self.relaxed is not None:
+            # r_i q divided by site i is r_i times the cavity
+            rest = 1.0 + self.relaxed.precision * variance
+            if not (rest > 0.0).all():
+                return float("inf")
+            mean, variance = (mean + variance * self.relaxed.shift) / rest, variance / rest
+        return self._residual(mean, variance)
+
+    # -- evidence --
+
+    def log_evidence_gradient(self, dK: ArrayLike | Iterable[ArrayLike]) -> Array:
+        """Derivative of the log evidence by parameters of the kernel.
+
+        At a fixed point the sites do not contribute (Rasmussen & Williams 2006, section 5.5.2):
+        d log Z = alpha' dK alpha / 2 - tr(R dK) / 2 with R = (K + 1 / precision)^-1.
+
+        Parameters
+        ----------
+        dK : array_like of shape (p, n, n) or (n, n), or iterable of such matrices
+            dK / d theta_k, symmetric. A generator keeps one of them in memory at a time.
+
+        Returns
+        -------
+        ndarray of shape (p,)
+            For a single matrix (1,).
+
+        Raises
+        ------
+        ValueError
+            After relaxed EP, whose evidence is not stationary in the sites.
+
+        Warns
+        -----
+        ConvergenceWarning
+            If the posterior is not at a fixed point (``residual`` above 1e-3).
+        """
+        if self.relaxed is not None:
+            raise ValueError(NOT_STATIONARY)
+        learning.note_residual(self.residual)
+        n = len(self.y)
+        given, R = matrices_of(dK, (n, n)), self.other_matrix()
+        return np.array([contracted(self.alpha, R, matrix) for matrix in given])
+
+    def loss_gradient(self) -> dict[str, Any]:
+        """As the base has it; with Gaussian noise in closed form, without cavities."""
+        loss: Any = self.loss
+        rows = loss.exact_sites(self.problem.y) if self.is_exact else None
+        if rows is None:
+            return super().loss_gradient()
+        tau = self.state.sites.precision
+        # sum of d log t_i / d log variance, in the mean over the posterior
+        counts = tau > 0.0
+        weight = tau * rows[1]
+        twice = self.alpha[counts] ** 2 / tau[counts] + (tau * self.variance - weight)[counts]
+        return {"variance": 0.5 * float(twice.sum()) / loss.variance}
+
+    def log_evidence_gradient_epsilon(self) -> float:
+        """As :meth:`loss_gradient`, for the epsilon of a noisy step."""
+        loss = self.known_loss()
+        if not isinstance(loss, NoisyStep):
+            raise ValueError(f"loss is {loss!r}; allowed: a NoisyStep")
+        return float(self.loss_gradient()["epsilon"])
+
+    def _latent_of_rows(self) -> tuple[Array, Array | None, Array, Array]:
+        if self.relaxed is not None:
+            raise ValueError(NOT_STATIONARY)
+        return super()._latent_of_rows()
+
+    def _case(self) -> Case:
+        """See :meth:`check`. O(n^3) once, and O(n r) per draw, r the rank of the covariance."""
+        drawn = proposal_of(self)
+        return self._case_of(drawn, drawn.others)
+
+    def relaxed_energies(self) -> RelaxedEnergies:
+        """Primal and dual energy of relaxed EP, equations 25 and 32 of the paper; O(n^2).
+
+        The equations leave open which relaxation factor goes with q: the mean over all of them is
+        taken. If no factor is relaxed both energies are minus the log evidence. If factors are
+        relaxed differently the two differ: the constraint of equation 26 does not make them equal.
+
+        Returns
+        -------
+        RelaxedEnergies
+            primal, dual.
+        """
+        return relaxed_energies(self)
+
+    def loo_log_predictive(self) -> Array:
+        """Leave-one-out log probability of each response, from the cavities. O(n).
+
+        Of an observation of weight above 1 one copy is left out.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            log p(y_i | all other labels), as EP has it.
+
+        Raises
+        ------
+        FloatingPointError
+            If a cavity is improper.
+        """
+        self.known_loss()
+        return left_out(self.problem, self.state.sites, self.mean, self.variance)
+
+    # -- prediction --
+
+    def predict_latent(
+        self, K_star: ArrayLike, K_star_star: ArrayLike | None = None, joint: bool = False
+    ) -> tuple[Array, Array]:
+        """Mean and variance, or covariance, of the process at new inputs.
+
+        Parameters
+        ----------
+        K_star : array_like of shape (m, n)
+            Kernel between the new inputs and those of the fit.
+        K_star_star : array_like of shape (m,) or (m, m), or float
+            Kernel of each new input with itself, or between all of them, which ``joint`` needs.
+        joint : bool
+            Whether to return the covariance; O(m n^2 + m^2 n).
+
+        Returns
+        -------
+        mean : ndarray of shape (m,)
+            K_star alpha.
+        variance : ndarray of shape (m,), or (m, m) if ``joint``
+            K_star_star - V' V with V = L^-1 S K_star', or its diagonal: L L' = I + S K S is a
+            Cholesky factor, and S the root of the precisions of the sites (Rasmussen & Williams
+            2006, algorithms 3.2, 3.6). Sites of negative precision are taken out of that.
+        """
+        if K_star_star is None:
+            raise missing()
+        rows = _checks.array("K_star", K_star, shape=(None, len(self.y)))
+        joint = _checks.flag("joint", joint)
+        prior = prior_at("K_star_star", K_star_star, len(rows), joint)
+        if joint:
+            return rows @ self.alpha, self._conditioned(rows, prior)
+        variance = np.empty(len(rows))
+        for part in slices(len(rows)):
+            variance[part] = self._conditioned(rows[part], prior[part])
+        return rows @ self.alpha, variance
+
+    def predict_mean(self, K_star: ArrayLike) -> Array:
+        """Mean of the process at new inputs, without its variance; O(n) each.
+
+        Parameters
+        ----------
+        K_star : array_like of shape (m, n)
+            As in :meth:`predict_latent`.
+
+        Returns
+        -------
+        ndarray of shape (m,)
+        """
+        rows = _checks.array("K_star", K_star, shape=(None, len(self.y)))
+        return np.asarray(rows @ self.alpha)
+
+    def _draw(self, size: int, rng: np.random.Generator) -> Array:
+        return draws_of(self.mean, self.covariance, size, rng)

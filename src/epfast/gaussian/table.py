@@ -1,0 +1,285 @@
+"""The table of cells: which choices go together, and the engine of each; and who is refused.
+
+It maps (form of q, factor, sites stored) to an engine and its extra arguments, beyond those of all
+engines. :func:`legal` refuses a combination that is not in the table and an argument that the
+engine does not take, with the reason and what is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from epfast import _checks
+from epfast.gaussian.engines.base import adf_start, flat
+from epfast.gaussian.engines.diagonal import DiagonalEngine, DiagonalPass
+from epfast.gaussian.engines.double_loop import DescentEngine
+from epfast.gaussian.engines.kernel import Dual, GPState, ProcessEngine
+from epfast.gaussian.engines.laplace import LaplaceEngine
+from epfast.gaussian.engines.latent_processes import LatentProcessEngine
+from epfast.gaussian.engines.nested import NestedEngine
+from epfast.gaussian.engines.passes import PassEngine
+from epfast.gaussian.engines.rows import RowEngine
+from epfast.gaussian.engines.shards import ShardEngine
+from epfast.gaussian.engines.shared import SharedEngine
+from epfast.gaussian.engines.stack import StackEngine
+from epfast.gaussian.problem import LinearProblem
+from epfast.inference import Engine, Sites
+from epfast.losses import Loss
+
+#: the schedules, by the sites that they store
+SCHEDULES = {
+    "factor": "EP",
+    "none": "ADF",
+    "shared": "SEP, AEP, DSEP, DAEP",
+    "shard": "DEP",
+    "descent": "DoubleLoop",
+}
+#: numbers of a schedule that only some engines use
+NUMBERS = ("damping", "power", "site_rule", "block", "settle")
+
+
+class Combination(NamedTuple):
+    """A row of a table."""
+
+    #: ``engine(problem)``
+    engine: Callable[[Any], Any]
+    #: extra arguments, beyond those of all engines
+    takes: frozenset[str]
+    #: True if the site of a factor is stored as numbers per row, which only an expansion gives
+    by_expansion: bool = False
+    #: whether it needs moments that are those of the integral that they claim
+    by_integrals: bool = False
+
+
+Key = tuple[str, str, str]
+Table = Mapping[Key, Combination]
+
+
+def words(key: Key) -> str:
+    """A key of a table in the arguments of the user."""
+    covariance, factor, stores = key
+    if covariance == "process":
+        several = " of several latents" if factor == "latents" else ""
+        return f"a process{several}, {SCHEDULES[stores]}"
+    size = {"row": "batch_size=None", "latents": "several latents per row"}.get(
+        factor, "a batch_size"
+    )
+    return f"posterior={covariance!r}, {size}, {SCHEDULES[stores]}"
+
+
+SHUFFLED, PARALLEL, CHUNKED, AS_COMPLETED = (
+    f"order={name!r}" for name in ("shuffled", "parallel", "chunked", "as_completed")
+)
+
+
+def _row(engine: Callable[[Any], Any], *takes: str, **only: bool) -> Combination:
+    return Combination(engine, frozenset(takes), **only)
+
+
+def of_latents(problem: LinearProblem) -> StackEngine | NestedEngine:
+    """The engine of several latents per row: a product over them, or one Gaussian."""
+    return (NestedEngine if problem.loss.correlated else StackEngine)(problem)
+
+
+def of_rows(problem: LinearProblem) -> RowEngine | ProcessEngine:
+    """The engine of a site per row, in matrices of order d or n."""
+    return RowEngine(problem) if problem.wide is None else ProcessEngine(problem, Dual(problem))
+
+
+ENGINES: Table = {
+    ("full", "row", "factor"): _row(
+        of_rows,
+        *(
+            "weights",
+            "prior",
+            "sparse X",
+            "damping",
+            "power",
+            "block",
+            SHUFFLED,
+            CHUNKED,
+            PARALLEL,
+        ),
+    ),
+    ("full", "row", "none"): _row(
+        PassEngine, "weights", "sparse X", "chunks of X", "power", SHUFFLED
+    ),
+    ("full", "row", "shared"): _row(
+        SharedEngine, "weights", "sparse X", "damping", "power", "executor", SHUFFLED, PARALLEL
+    ),
+    ("full", "row", "shard"): _row(
+        ShardEngine,
+        *("weights", "sparse X", "damping", "power", "executor"),
+        *(SHUFFLED, PARALLEL, AS_COMPLETED),
+    ),
+    **{
+        ("factorized", factor, "shard"): _row(
+            ShardEngine,
+            *("weights", "sparse X", "damping", "power", "site_rule", "executor"),
+            *(SHUFFLED, PARALLEL, AS_COMPLETED),
+        )
+        for factor in ("minibatch", "row")
+    },
+    ("full", "minibatch", "factor"): _row(
+        LaplaceEngine,
+        *("weights", "sparse X", "damping", "power", "executor", SHUFFLED, PARALLEL),
+        by_expansion=True,
+    ),
+    ("full", "minibatch", "none"): _row(
+        PassEngine,
+        *("weights", "sparse X", "chunks of X", "power", SHUFFLED),
+        by_expansion=True,
+    ),
+    ("full", "latents", "factor"): _row(
+        of_latents, "sparse X", "damping", "block", SHUFFLED, CHUNKED, PARALLEL
+    ),
+    **{
+        ("factorized", factor, stored): _row(
+            engine,
+            *("weights", "sparse X", "power", "site_rule", "record='factor'", SHUFFLED),
+            *more,
+        )
+        for factor in ("minibatch", "row")
+        for stored, engine, more in (
+            ("factor", DiagonalEngine, ("damping", PARALLEL)),
+            ("none", DiagonalPass, ("chunks of X", "settle")),
+        )
+    },
+    ("process", "row", "factor"): _row(
+        ProcessEngine, "damping", "power", "block", "scheme='relaxed'", SHUFFLED, PARALLEL
+    ),
+    ("process", "latents", "factor"): _row(LatentProcessEngine, "damping", SHUFFLED, PARALLEL),
+    ("process", "row", "descent"): _row(DescentEngine, "power", by_integrals=True),
+}
+
+
+def legal(
+    covariance: str,
+    factor: str,
+    schedule: Any,
+    scheme: Any,
+    loss: Loss,
+    given: Mapping[str, Any],
+) -> Combination:
+    """The engine of a combination, or an error that says why there is none.
+
+    Parameters
+    ----------
+    covariance, factor : str
+        See the table.
+    schedule : Schedule
+    scheme : Scheme
+    loss : Loss
+    given : dict
+        Arguments that only some combinations take, those that were given.
+
+    Returns
+    -------
+    Combination
+
+    Raises
+    ------
+    ValueError
+        If the combination makes no sense.
+    """
+    key = (covariance, factor, schedule.stores)
+    process = covariance == "process"
+    table = {k: row for k, row in ENGINES.items() if (k[0] == "process") == process}
+    if key not in table:
+        stores = [stored for c, f, stored in table if (c, f) == (covariance, factor)]
+        others = "; or " + " | ".join(words(k) for k in table if k[2] == schedule.stores)
+        raise ValueError(
+            f"schedule is {_checks.describe(schedule)}; allowed with "
+            f"{words((covariance, factor, stores[0])).rsplit(', ', 1)[0]}: "
+            + ", ".join(SCHEDULES[stored] for stored in stores)
+            + (others if len(others) > len("; or ") else "")
+        )
+    row = table[key]
+    if (factor == "latents") != (loss.latents != 1):
+        raise ValueError(
+            f"loss is {loss!r}; allowed with {words(key)}: one with "
+            + ("several latents" if factor == "latents" else "one latent")
+            + " per row"
+        )
+    reason = scheme.refuses(loss, factor)
+    if reason is not None:
+        raise ValueError(reason)
+    if row.by_expansion and not scheme.expands:
+        raise ValueError(
+            f"scheme is {_checks.describe(scheme)}; allowed with {words(key)}: 'laplace' or "
+            "'quick_laplace', whose sites the rows of a factor share out (batch_size=None is for "
+            "scalar sites)"
+        )
+    if row.by_integrals and not (scheme.integrates or scheme.relaxes):
+        raise ValueError(
+            f"scheme is {_checks.describe(scheme)}; allowed with {words(key)}: 'exact', whose "
+            "mean and variance are derivatives of the evidence"
+        )
+    asked = dict(given)
+    if scheme.relaxes:
+        asked["scheme='relaxed'"] = scheme
+    for name in NUMBERS:
+        value = getattr(schedule, name, None)
+        if value is not None and not (name in ("damping", "power") and value == 1.0):
+            asked[name] = value
+    if schedule.order in ("parallel", "shuffled", "chunked", "residual", "as_completed"):
+        asked[f"order={schedule.order!r}"] = schedule.order
+    if schedule.order == "parallel" and "block" in asked:
+        asked["block beside order='parallel'"] = asked["block"]
+    if scheme.relaxes:
+        asked |= {
+            f"{name} beside scheme='relaxed'": asked[name]
+            for name in ("power", "order='parallel'")
+            if name in asked
+        }
+    for name, value in asked.items():
+        if name not in row.takes:
+            users = [words(k) for k, other in table.items() if name in other.takes]
+            allowed = "; it is for " + " | ".join(users) if users else ""
+            argument, _, beside = name.partition(" beside ")
+            argument = argument.split("=")[0]
+            if beside:
+                allowed = "; allowed: another order" if argument == "order" else "; allowed: None"
+            raise ValueError(
+                f"{argument} is {_checks.describe(value)}"
+                + (f" beside {beside}" if beside else "")
+                + f"; not allowed with {words(key)}{allowed}"
+            )
+    if "power" in asked:
+        loss.check_power(asked["power"])
+    return row
+
+
+def engine_of(problem: LinearProblem, **settings: Any) -> Engine[Any]:
+    """The engine of a legal problem."""
+    factor = "row" if problem.batch_size is None else "minibatch"
+    factor = "latents" if problem.loss.latents != 1 else factor
+    engine: Engine[Any] = ENGINES[problem.covariance, factor, problem.schedule.stores].engine(
+        problem, **settings
+    )
+    return engine
+
+
+def at_start(problem: LinearProblem) -> Any:
+    """The state before the first sweep without a start: the prior and flat sites."""
+    if problem.wide is not None:
+        return GPState(flat(problem.shape[0]), 0)
+    if problem.loss.latents != 1:
+        engine = of_latents(problem)
+        return engine.settle(engine.init(None), True)
+    base, stores = problem.base, problem.schedule.stores
+    if stores == "none":
+        return adf_start(base)
+    n, d = problem.shape
+    count = -(-n // (problem.batch_size or 1))
+    shape: tuple[int, ...] = (d,)
+    if stores == "shared":
+        assert problem.groups is not None
+        count, shape = int(problem.groups.max()) + 1, (d, d)
+    elif problem.covariance == "full":
+        count, shape = n, ()
+    shift = np.zeros((count, d) if shape else count)
+    return base._replace(sites=Sites(np.zeros((count, *shape)), shift, np.zeros(count)))

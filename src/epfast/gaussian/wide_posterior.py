@@ -1,0 +1,323 @@
+"""The posterior of wide data, in the n x n form: no matrix of order d unless it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from epfast import _checks, families
+from epfast._arrays import Array
+from epfast._core.kernel_matrix import KernelMatrix
+from epfast.gaussian import online
+from epfast.gaussian.engines.base import gaussian, plain
+from epfast.gaussian.engines.kernel import Dual, GPState, ProcessEngine, left_out, log_evidence
+from epfast.gaussian.full_posterior import FullPosterior
+from epfast.gaussian.kernel_posterior import KernelPosterior
+from epfast.gaussian.prediction import finite
+from epfast.gaussian.problem import Data, LinearProblem, from_sites, not_proper, sum_of_sites
+from epfast.gaussian.sources import check_columns
+from epfast.gaussian.wide import (
+    WeightPrior,
+    WideRows,
+    diagonal_products,
+    in_d_by_d,
+    in_memory,
+    is_wide,
+    mean_of,
+    offset_of,
+    pieces,
+    products,
+    same_rows,
+)
+from epfast.gaussian.wide_checking import WideProposal
+from epfast.inference import Sites, warn_of
+from epfast.inference.certificates import Case
+from epfast.inference.runtime import cached_property
+
+INSTEAD = "ask for variance, predict_latent(X, joint=True) or sample(size)"
+
+
+@dataclass(frozen=True, eq=False)
+class WidePosterior(KernelPosterior, FullPosterior):
+    """A :class:`FullPosterior` of fewer rows than columns, in the n x n form.
+
+    The fit is that of h = X theta, whose prior covariance is K = X S X' with S that of the weights:
+    O(n^3) per sweep, and n^2 numbers beside the rows. Means, variances, predictions and draws come
+    from S, the rows, which the posterior keeps (its own copy, in pickles and files too), and
+    R = (K + 1 / sites.precision)^-1. ``covariance``, ``precision`` and ``prior_precision``, (d, d),
+    are made where they are asked for, up to 2 GB. ``change`` in ``history`` is that of h.
+    """
+
+    state: GPState = field(repr=False)  # type: ignore[assignment]
+
+    kind: ClassVar[str] = "wide"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # what follows from the sites is computed again
+        return super().__getstate__() | {"state": GPState(*self.state[:2])}
+
+    def form(self) -> Dual:
+        return Dual(self.problem)
+
+    # -- natural parameters and moments --
+
+    _rows = property(attrgetter("problem.wide"))
+
+    @property
+    def _prior(self) -> WeightPrior:
+        prior: WeightPrior = self._rows.prior(self.problem.prior)
+        return prior
+
+    @cached_property
+    def mean(self) -> Array:
+        return mean_of(self.problem, self.moments.alpha)
+
+    @cached_property
+    def shift(self) -> Array:
+        back = np.asarray(self.state.sites.shift @ self.problem.data.X)
+        return np.asarray(self.problem.prior.shift + back)
+
+    @cached_property
+    def variance(self) -> Array:
+        """(d,), posterior variance of the weights. O(n^2 d), or n per entry of a CSR X, once."""
+        prior, columns = self._prior, self._rows.columns()
+        result = prior.variance.copy()
+        for part in pieces(len(result), columns.shape[1]):
+            result[part] = self._conditioned(prior.of_columns(columns, part), result[part])
+        return result
+
+    @cached_property
+    def covariance(self) -> Array:
+        """(d, d), posterior covariance of the weights. O(n d^2), up to 2 GB."""
+        d = self.shift.size
+        in_memory("covariance", d, INSTEAD)
+        known, added = self._halves(self._prior.of_columns(self._rows.columns(), slice(None)))
+        result = self._prior.matrix()
+        for part in pieces(d, d):
+            result[part] += added[:, part].T @ added - known[:, part].T @ known
+        return np.asarray(0.5 * (result + result.T))
+
+    @cached_property
+    def precision(self) -> Array:
+        """(d, d), posterior precision of the weights. O(n d^2), up to 2 GB."""
+        in_memory("precision", self.shift.size, INSTEAD)
+        return np.asarray(self.prior_precision + sum_of_sites(self.problem, self.state.sites)[0])
+
+    @property
+    def prior_precision(self) -> Array:
+        precision = self.problem.prior.precision
+        if precision.ndim == 2:
+            return precision
+        in_memory("prior_precision", len(precision), "ask for problem.prior.precision, (d,)")
+        return np.diag(precision)
+
+    @property
+    def log_evidence(self) -> float:
+        return log_evidence(self.state.sites, self.moments, offset_of(self.problem))
+
+    def log_evidence_slope(self) -> float:
+        """Derivative of the log evidence by the log of a factor of all prior variances. O(n^2).
+
+        But for that of an intercept; at a fixed point, where sites do not contribute.
+        """
+        sites, moments = self.state.sites, self.moments
+        offset = offset_of(self.problem)
+        away = moments.mean if offset is None else moments.mean - offset
+        # (alpha' K alpha - tr R K) / 2
+        total = moments.alpha @ away - sites.precision @ moments.variance
+        if self.problem.intercept:
+            known, added = self._halves(np.ones((1, len(away))))
+            ones = moments.alpha.sum() ** 2 - (known**2).sum() + (added**2).sum()
+            total -= ones / self.problem.prior.precision[-1]
+        return 0.5 * float(total)
+
+    @cached_property
+    def residual(self) -> float:
+        """As :attr:`FullPosterior.residual`. O(n), once."""
+        return self._residual(self.moments.mean, self.moments.variance)
+
+    def loo_log_predictive(self, X: Any = None, y: ArrayLike | None = None) -> Array:
+        """As :meth:`FullPosterior.loo_log_predictive`. O(n)."""
+        moments = self.moments
+        problem = self._with_rows(X, y).problem
+        return left_out(problem, self.state.sites, moments.mean, moments.variance)
+
+    def _latent_of_rows(self) -> tuple[Array, Array | None, Array, Array]:
+        self._with_rows()
+        return super()._latent_of_rows()
+
+    # -- prediction --
+
+    def predict_latent(self, X: ArrayLike, joint: bool = False) -> tuple[Array, Array]:
+        """As :meth:`FullPosterior.predict_latent`. O(n^2) a row, and its products with those of X.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix of shape (m, d)
+        joint : bool
+            True: the covariance of the rows in place of their variances, m^2 numbers.
+
+        Returns
+        -------
+        mean : ndarray of shape (m,)
+        variance : ndarray of shape (m,), or (m, m) if joint
+        """
+        check_columns(self.problem.names, X)
+        return self._of_rows(self.problem.given(X), _checks.flag("joint", joint))
+
+    def _of_rows(self, rows: Any, joint: bool) -> tuple[Array, Array]:
+        """See :meth:`predict_latent`; the rows are checked, and have their ones."""
+        m, n = rows.shape[0], len(self.state.sites.shift)
+        mean, cross = np.empty(m), np.empty((m if joint else 0, n))
+        variance = np.empty((m, m) if joint else m)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for part in pieces(m, n if hasattr(rows, "indptr") else max(rows.shape)):
+                scaled = self._prior.of_rows(rows[part])
+                mean[part] = rows[part] @ self.mean
+                block = products(scaled, self._rows.X)
+                if joint:
+                    cross[part], variance[part] = block, products(scaled, rows)
+                else:
+                    prior = diagonal_products(scaled, rows[part])
+                    variance[part] = self._conditioned(block, prior)
+            if joint:
+                variance = self._conditioned(cross, variance)
+        finite(mean, variance)
+        return mean, variance
+
+    @property
+    def n_normals(self) -> int:
+        """Standard normal numbers that a draw takes."""
+        return self.shift.size + len(self.state.sites.shift) + len(self._negative[0])
+
+    def colored(self, noise: Array) -> Array:
+        """Turn standard normal draws (k, n_normals) into draws of the weights about their mean.
+
+        Draws of the prior are corrected by the rows (Matheron's rule): with roots fewer digits are
+        lost than with R. Sites of negative precision add variance after the others have taken it
+        away. O(n d + n^2) each.
+        """
+        n, d, (which, half, root) = len(self._root), self.shift.size, self._negative
+        theta, added = self._prior.color(noise[:, :d]), root.T @ noise[:, d + n :].T
+        with np.errstate(divide="ignore"):
+            errors = noise[:, d : d + n] * np.where(self._root > 0.0, 1.0 / self._root, 0.0)
+        seen = np.asarray((self._rows.X @ theta.T).T) + errors
+        weights = -self._back(self._forward(seen) + half @ added)
+        weights[which] += added
+        back = np.asarray(weights.T @ self._rows.X)
+        return np.asarray(theta + self._prior.of_rows(back))
+
+    def _draw(self, size: int, rng: np.random.Generator) -> Array:
+        """Other draws of the same distribution than those of a :class:`FullPosterior`."""
+        result = np.empty((size, self.shift.size))
+        for part in pieces(size, self.n_normals):
+            noise = rng.standard_normal((part.stop - part.start, self.n_normals))
+            result[part] = self.mean + self.colored(noise)
+        return result
+
+    def _case(self) -> Case:
+        return self._case_of(WideProposal(self))
+
+    # -- other rows, other forms --
+
+    def in_d_by_d(self) -> FullPosterior:
+        """The same posterior in the d x d form. O(n d^2 + d^3)."""
+        problem = in_d_by_d(self.problem)
+        state = gaussian(from_sites(problem, self.state.sites, self.state.sweeps))
+        if state is None:
+            raise not_proper()
+        return FullPosterior(plain(state), problem, self.converged, self.history)
+
+    def with_rows(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        weights: ArrayLike | None = None,
+        offset: ArrayLike | None = None,
+    ) -> Self:
+        """The posterior with the rows that were fitted, which it has: they are compared.
+
+        Parameters
+        ----------
+        X, y, weights, offset
+            As in :meth:`FullPosterior.with_rows`.
+
+        Returns
+        -------
+        WidePosterior
+        """
+        check_columns(self.problem.names, X)
+        ours, theirs = self.problem.data, self.problem.with_rows(X, y, weights, offset).data
+        if not same_rows(ours, theirs):
+            raise ValueError(
+                "X or y differ from the rows of the fit, which the posterior keeps; allowed: the "
+                "rows that were fitted"
+            )
+        return replace(self, problem=self.problem._replace(data=theirs._replace(X=ours.X)))
+
+    def joined(self, sites: Sites, data: Data, **parts: Any) -> FullPosterior:
+        """A posterior of other sites and rows, in the form that suits their number.
+
+        parts: fields of the result that differ.
+        """
+        rows = WideRows(data.X, self.problem.intercept)
+        problem = parts.pop("problem", self.problem)._replace(data=data, wide=rows)
+        post = replace(self, state=GPState(sites, parts.pop("sweeps")), problem=problem, **parts)
+        return post if is_wide(*data.X.shape) else post.in_d_by_d()
+
+    def with_more_rows(self, state: Any, problem: LinearProblem, **parts: Any) -> FullPosterior:
+        parts |= {"problem": problem, "sweeps": state.sweeps}
+        return self.joined(state.sites, problem.data, **parts)
+
+    def with_checked_rows(
+        self, data: Data, schedule: Any, warn: Callable[..., Any] = warn_of
+    ) -> FullPosterior:
+        """As that of a :class:`FullPosterior`; in the d x d form where the rows are many then."""
+        weighted = data.weights is not None and getattr(schedule, "order", "") == "parallel"
+        if weighted or not is_wide(self.problem.shape[0] + data.X.shape[0], self.shift.size):
+            return self.in_d_by_d().with_checked_rows(data, schedule, warn)
+
+        def engine(new: LinearProblem) -> ProcessEngine:
+            mean, covariance = self._of_rows(data.X, True)
+            form = Dual(new, KernelMatrix(covariance), mean, self.log_evidence)
+            return ProcessEngine(new, form)
+
+        found: FullPosterior = online.extended(self, data, schedule, warn, engine)
+        return found
+
+    def remove(self, rows: ArrayLike, X: Any = None, y: ArrayLike | None = None) -> FullPosterior:
+        """As :meth:`FullPosterior.remove`. O(n^2 d + n^3)."""
+        problem, sites = self._with_rows(X, y).problem, self.state.sites
+        kept = ~online.removal_mask(problem, rows)
+        data = problem.data.taken(kept)
+        problem = problem._replace(data=data, wide=WideRows(data.X, problem.intercept))
+        rest = GPState(families.taken(sites, kept), self.n_sweeps)
+        try:
+            state = Dual(problem).solved(rest)
+        except FloatingPointError:
+            raise online.improper_rest() from None
+        return replace(self, state=state, problem=problem, converged=False)
+
+    # -- what callbacks read of a state --
+
+    sweeps = property(attrgetter("state.sweeps"))
+
+    @property
+    def log_scale(self) -> float:
+        """Sum of those of the sites."""
+        return float(self.state.sites.log_scale.sum())
+
+
+def with_weights(problem: LinearProblem, state: Any) -> Any:
+    """A state between two sweeps as a callback sees it: with weights, where it is of rows alone.
+
+    What is read is computed then.
+    """
+    if problem.wide is None:
+        return state
+    return WidePosterior(GPState(*state[:4]), problem, False, [])

@@ -1,0 +1,235 @@
+"""What a worker does: pure, idempotent, and no harm where it fails."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from epfast import EP, families, fit_linear
+from epfast.gaussian.engines import local
+from epfast.gaussian.engines.arrivals import Arrivals, Flow, Lanes, Part
+from epfast.gaussian.engines.local import Update, local_update, shard_of, site_of
+from epfast.inference import Sites
+from epfast.inference.executors import Answer, Tasks
+from epfast.inference.runtime import no_tick
+from tests.oracles.data import classes
+from tests.oracles.executors import AtOnce
+from tests.oracles.full_fits import TIGHT
+
+N, D = 120, 4
+X, Y = classes(N, D, seed=1)
+HALF = slice(0, 50)
+INNER = EP(30, 1e-12, order="sequential").filled(power=1.0, damping=1.0)
+
+
+def given():
+    """A shard, and the posterior of all rows with its sites."""
+    post = fit_linear(X, Y, schedule=EP(**TIGHT))
+    shard = shard_of(post.problem, HALF, INNER)
+    rows = families.taken(post.sites, HALF)
+    return shard, post.precision, post.shift, site_of(shard, rows), rows
+
+
+def test_a_fixed_point_stays():
+    shard, precision, shift, site, rows = given()
+    found = local_update(shard, precision, shift, site, rows, 1.0)
+    for a, b in zip((*found.site, *found.rows), (*site, *rows), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-9)
+    assert found.refused == 0
+
+
+def test_without_sites_of_the_rows_it_finds_them_again():
+    *whole, rows = given()
+    found = local_update(*whole, None, 1.0)
+    np.testing.assert_allclose(found.rows.precision, rows.precision, atol=1e-8)
+
+
+def test_it_is_fitted_beside_the_cavity():
+    """A fit of the shard's rows with the cavity as the prior."""
+    shard, precision, shift, site, _ = given()
+    found = local_update(shard, 2.0 * precision, shift, site, None, 1.0)
+    cavity = 2.0 * precision - site.precision
+    mean = np.linalg.solve(cavity, shift - site.shift)
+    alone = fit_linear(
+        X[HALF], Y[HALF], prior_precision=cavity, prior_mean=mean, schedule=EP(**TIGHT)
+    )
+    np.testing.assert_allclose(found.site.precision, alone.precision - cavity, rtol=1e-8)
+
+
+def test_it_is_pure():
+    args = given()
+    kept = pickle.loads(pickle.dumps(args))
+    one, two = local_update(*args, 0.7), local_update(*kept, 0.7)
+    again = local_update(*args, 0.7)
+    for other in (two, again):
+        same((*one.site, *one.rows), (*other.site, *other.rows))
+    same((*args[1:3], *args[3], *args[4]), (*kept[1:3], *kept[3], *kept[4]))
+
+
+def same(some, others):
+    for a, b in zip(some, others, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_damping_is_of_the_rows():
+    *whole, _ = given()
+    full, half = (local_update(*whole, None, damping) for damping in (1.0, 0.5))
+    np.testing.assert_allclose(half.rows.shift, 0.5 * full.rows.shift)
+    np.testing.assert_allclose(half.site.precision, 0.5 * full.site.precision)
+
+
+def test_an_improper_cavity_keeps_the_site():
+    shard, _, shift, site, rows = given()
+    found = local_update(shard, 0.5 * site.precision, shift, site, rows, 1.0)
+    assert found.refused == 50
+    assert found.site is site
+    assert found.rows is rows
+
+
+def test_what_is_not_finite_is_no_answer(monkeypatch):
+    shard, precision, shift, site, rows = given()
+
+    def overflows(*args):
+        fit = run(*args)
+        return fit._replace(state=fit.state._replace(precision=np.full((D, D), np.inf)))
+
+    run = local.run
+    monkeypatch.setattr(local, "run", overflows)
+    found = local_update(shard, precision, shift, site, rows, 0.5)
+    assert found.refused == 50
+    assert found.site is site
+
+
+# ---- answers as they come ----
+
+
+class Scripted(Tasks):
+    """Tasks whose answers are told."""
+
+    def __init__(self, answers):
+        super().__init__(AtOnce())
+        self.answers, self.sent = iter(answers), []
+
+    def take(self):
+        key, site = next(self.answers)
+        self._flying = {k: v for k, v in self._flying.items() if v != key}
+        rows = Sites(np.zeros(1), np.zeros(1), np.zeros(1))
+        return key, Answer(lost=True) if site is None else Answer(Update(site, rows, 0))
+
+
+def site(number):
+    return Sites(np.array([[float(number)]]), np.zeros(1), np.float64(0.0))
+
+
+def arrivals(answers, flow=None, tasks=None):
+    if tasks is None:
+        tasks = Scripted(answers)
+    tasks.answers = iter(answers)
+
+    def send(k, visit, precision, shift, part, share):
+        tasks.sent.append((k, visit, float(precision[0, 0]), share))
+        tasks._flying[object()] = (k, visit)
+
+    flow = flow or Flow.begun(1.0, 2)
+    parts = [Part(site(0.0), None)] * 2
+    return Arrivals(tasks, flow, np.eye(1), np.zeros(1), parts, [1, 1], send)
+
+
+def test_each_answer_moves_the_posterior_at_once():
+    found = arrivals([((1, 0), site(2.0)), ((0, 0), site(3.0))])
+    found.take_in(no_tick)
+    assert found.precision[0, 0] == 6.0
+    # both were sent from the prior; shard 0 after the answer of shard 1, in turn
+    assert found.tasks.sent == [(0, 0, 1.0, 1.0), (1, 0, 1.0, 1.0), (1, 1, 3.0, 1.0)]
+
+
+def test_no_worker_idles_while_another_has_a_queue():
+    """Two of four shards are those of one worker; who waited longest goes first."""
+    tasks, sent = Scripted([]), []
+    tasks.width = 2
+
+    def send(k, visit, precision, shift, part, share):
+        sent.append(k)
+        tasks._flying[object()] = (k, visit)
+
+    flow, parts = Flow.begun(1.0, 4), [Part(site(0.0), None)] * 4
+    lanes = Lanes("aabb", {"a": 1, "b": 1})
+    numbers = tasks, flow, np.eye(1), np.zeros(1), parts, [1] * 4, send
+    found = Arrivals(*numbers, lanes)
+    tasks.answers = iter([((k, 0), site(1.0)) for k in (0, 1, 2, 3)])
+    found.take_in(no_tick)
+    assert sent[:4] == [0, 2, 1, 0]
+    assert found.flow_after(1e-9).queue[-1] == sent[-1]
+
+
+def test_an_answer_of_an_older_visit_is_dropped():
+    answers = [((0, 0), site(2.0)), ((0, 0), site(9.0)), ((0, 7), site(9.0)), ((1, 0), site(1.0))]
+    found = arrivals(answers)
+    found.take_in(no_tick)
+    assert found.precision[0, 0] == 4.0
+    assert found.answered == [1, 1]
+
+
+def test_an_improper_update_is_refused_and_asked_for_again():
+    answers = [((0, 0), site(-2.0)), ((0, 1), site(-0.5)), ((1, 0), site(1.0))]
+    found = arrivals(answers)
+    found.take_in(no_tick)
+    assert found.precision[0, 0] == 1.5
+    assert found.refused == 1
+    assert (0, 1, 1.0, 0.5) in found.tasks.sent
+
+
+def test_what_is_refused_again_and_again_keeps_its_site():
+    answers = [((0, visit), site(-2.0)) for visit in range(11)] + [((1, 0), site(1.0))]
+    found = arrivals(answers)
+    found.take_in(no_tick)
+    assert found.precision[0, 0] == 2.0
+    assert found.refused == 11
+
+
+def test_what_is_lost_is_sent_again():
+    found = arrivals([((0, 0), None), ((0, 0), site(1.0)), ((1, 0), site(1.0))])
+    found.take_in(no_tick)
+    assert [sent[:2] for sent in found.tasks.sent][:3] == [(0, 0), (1, 0), (0, 0)]
+
+
+def test_the_rate_is_halved_where_passes_do_not_contract():
+    flow = Flow.begun(0.8, 2)
+    rates = []
+    for visit in range(5):
+        found = arrivals([((1, visit), site(2.0)), ((0, visit), site(3.0))], flow)
+        found.take_in(no_tick)
+        assert found.changed == pytest.approx(2.0 / 3.0 + 3.0 / 6.0)
+        flow = found.flow_after(1e-9)
+        rates.append(flow.rate)
+    assert rates == [0.8, 0.8, 0.8, 0.8, 0.4]
+    assert found.flow_after(9.0).rate == 0.8  # below the tolerance all is well
+
+
+def test_a_shard_that_has_not_seen_the_posterior_keeps_the_fit_from_ending():
+    flow = Flow.begun(1.0, 2)._replace(saw=(2, 2))
+    assert not flow.passed(True).all_agree
+    assert flow.passed(True).passed(True).all_agree
+    assert not flow._replace(saw=(1, 3)).passed(True).passed(True).all_agree
+    assert not flow.passed(True).passed(False).all_agree
+
+
+def test_a_shard_that_was_never_heard_of_keeps_the_fit_from_ending():
+    """Where no answer moves the posterior, and one shard gives them all."""
+    found = arrivals([((0, 0), site(0.0)), ((0, 1), site(0.0))])
+    found.take_in(no_tick)
+    assert not found.flow_after(1e-9).passed(True).all_agree
+
+
+def test_what_a_slow_worker_says_of_an_old_posterior_says_nothing():
+    """Shard 1 was sent in the first pass and answers in the third, to what it was sent then."""
+    flow, tasks = Flow.begun(1.0, 2), None
+    told = [[((0, 0), site(2.0)), ((0, 1), site(2.0))], [((0, 2), site(2.0)), ((0, 3), site(2.0))]]
+    told.append([((1, 0), site(0.0)), ((0, 4), site(2.0))])
+    for answers, quiet in zip(told, (False, True, True), strict=True):
+        found = arrivals(answers, flow, tasks)
+        found.take_in(no_tick)
+        tasks, flow = found.tasks, found.flow_after(1e-9).passed(quiet)
+    assert max(flow.silent) == 0
+    assert flow.saw[1] == 3
+    assert not flow.all_agree

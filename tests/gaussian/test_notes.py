@@ -1,0 +1,100 @@
+"""Notes on data: said where they apply, and not elsewhere."""
+
+import warnings
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+import epfast
+from epfast import DataWarning, fit_linear
+from epfast.gaussian import fit_linear as fit_module
+from tests.oracles.data import classes
+
+X, Y = classes(60, 3)
+RARE = np.where(np.arange(60) % 4 == 0, 1.0, -1.0)
+LEVELS = np.eye(3)[np.arange(60) % 3]
+
+
+def notes(X=X, y=Y, **given):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit_linear(X, y, **given)
+    assert all(warning.filename == __file__ for warning in caught)
+    return [str(w.message) for w in caught if w.category is DataWarning]
+
+
+def test_ordinary_data_bring_none():
+    assert notes() == []
+    assert notes(posterior="factorized") == []
+    assert notes(sparse.csr_matrix(X)) == []
+
+
+@pytest.mark.parametrize("make", [np.array, np.float32, sparse.csr_matrix], ids=str)
+def test_scales(make):
+    uneven = X * [1.0, 1e-4, 1.0]
+    [text] = notes(make(uneven))
+    assert text.startswith("the columns of X differ in scale")
+    assert notes(make(X * [1.0, 1e-2, 1.0])) == []
+    assert notes(make(X * [1.0, 0.0, 1.0])) == []
+    # who gives a variance per column knows
+    assert notes(make(uneven), prior_variance=[1.0, 1e8, 1.0]) == []
+
+
+@pytest.mark.parametrize("make", [np.array, sparse.csr_matrix], ids=str)
+def test_no_intercept(make):
+    [text] = notes(make(X), RARE)
+    assert text == (
+        "25 % of the labels are +1, and X has no constant column, so that a row of zeros has "
+        "probability 1/2: write intercept=True"
+    )
+    assert notes(make(X), RARE, intercept=True) == []
+    assert notes(make(np.column_stack([X, np.full(60, 3.0)])), RARE) == []
+    # indicators of all levels add up to 1
+    assert notes(make(np.column_stack([X, LEVELS])), RARE) == []
+    assert len(notes(make(np.column_stack([X, LEVELS[:, 1:]])), RARE)) == 1
+    counts = np.arange(60) % 4
+    assert notes(make(X), counts, loss="poisson") == []
+
+
+@pytest.mark.parametrize("make", [np.array, sparse.csr_matrix], ids=str)
+def test_separable_labels_under_a_flat_prior(make):
+    apart = np.where(X[:, 0] > 0, 1.0, -1.0)
+    rows = make(X)
+    [text] = notes(rows, apart, prior_variance=1e5, intercept=True)
+    assert text.startswith("a plane separates the labels, and the prior is flat")
+    assert notes(rows, apart, prior_variance=1.0, intercept=True) == []
+    assert notes(rows, Y, prior_variance=1e5) == []
+
+
+def test_a_posterior_that_is_factorised_by_default(monkeypatch):
+    monkeypatch.setattr(fit_module, "FULL_UP_TO", 2)
+    [text] = notes()
+    assert text.startswith("X has shape (60, 3): the posterior is factorised")
+    assert notes(posterior="factorized") == []
+
+
+def test_one_pass_over_sorted_rows(tmp_path):
+    """ADF shuffles an array whose rows come sorted by label; of a memory map it says so."""
+    order = np.argsort(Y, kind="stable")
+    rows, labels = X[order], Y[order]
+    post = fit_linear(rows, labels, schedule=epfast.ADF())
+    assert post.schedule.order == "shuffled"
+    same = fit_linear(rows, labels, schedule=epfast.ADF(order="shuffled"))
+    np.testing.assert_array_equal(post.mean, same.mean)
+    assert fit_linear(X, Y, schedule=epfast.ADF()).schedule.order == "sequential"
+    assert epfast.ADF(order="sequential").order == "sequential"
+    assert notes(rows, labels, schedule=epfast.ADF(order="sequential")) == []
+    mapped = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", shape=rows.shape)
+    mapped[:] = rows
+    [text] = notes(mapped, labels, schedule=epfast.ADF())
+    assert text.startswith("the rows of the memory map come sorted by response")
+    counts = np.sort(np.random.default_rng(0).poisson(3.0, 60))
+    assert fit_linear(X, counts, loss="poisson", schedule=epfast.ADF()).schedule.order == "shuffled"
+    alike = np.ones(60)
+    assert fit_linear(X, alike, schedule=epfast.ADF()).schedule.order == "sequential"
+
+
+def test_they_are_warnings_of_one_class():
+    assert issubclass(DataWarning, UserWarning)
+    assert not issubclass(DataWarning, epfast.ConvergenceWarning)
