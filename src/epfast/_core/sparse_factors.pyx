@@ -13,7 +13,6 @@ division (Graepel et al. 2010, eqs. 7 to 9, have it for the probit; sites of EP 
 import numpy as np
 
 from libc.math cimport fabs, fmax, isfinite, log, sqrt
-from libc.string cimport memcpy
 
 from epfast._core.loss cimport CoreLoss
 from epfast._core.minibatch cimport (
