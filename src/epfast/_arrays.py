@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,59 +36,6 @@ def to_float64(given: NDArray[Any]) -> Array:
         return given
     with np.errstate(over="ignore", invalid="ignore"):
         return np.array(given, dtype=np.float64, order="C")
-
-
-class Held:
-    """Arrays of the user that a fit refers to, whose memory his own functions could give back.
-
-    Only ``ndarray.resize(..., refcheck=False)`` does that; a copy of X would cost as much as X.
-    """
-
-    def __init__(self, name: str, *arrays: Any) -> None:
-        self.name = name
-        parts = [
-            part
-            for array in arrays
-            for part in ((array.data, array.indices) if hasattr(array, "indptr") else (array,))
-        ]
-        #: those that own the memory, with its address and size
-        self.owners = [(owner, _place(owner)) for owner in map(_owner, parts)]
-
-    def check(self) -> None:
-        """Raise ValueError if memory was given back."""
-        if any(_place(owner) != place for owner, place in self.owners):
-            raise ValueError(f"{self.name} was resized during the fit; allowed: to leave it alone")
-
-    def after(self, function: Any) -> Any:
-        """A function of the user that is followed by a check; what is no function as it is."""
-        if not callable(function):
-            return function
-        call: Callable[..., Any] = function
-
-        def checked(*args: Any) -> Any:
-            result = call(*args)
-            self.check()
-            return result
-
-        return checked
-
-
-def _owner(array: Any) -> Any:
-    """The object that owns the memory, through views of arrays and of memory."""
-    while True:
-        below = getattr(array, "base", None)
-        if below is None:
-            below = getattr(array, "obj", None)
-        if below is None:
-            return array
-        array = below
-
-
-def _place(array: Any) -> tuple[int, int]:
-    """Address and size of the memory of an array; 0 if it is none."""
-    if not isinstance(array, np.ndarray):
-        return 0, 0
-    return int(array.__array_interface__["data"][0]), array.nbytes
 
 
 def symmetric_from_upper(upper: Array) -> Array:

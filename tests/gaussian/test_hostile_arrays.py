@@ -133,27 +133,6 @@ def test_a_callback_may_reshape_its_own_array():
     np.testing.assert_array_equal(fit_linear(X, Y, callback=reshape, **ROWS).mean, expected.mean)
 
 
-@pytest.mark.parametrize("given", [ROWS, MINIBATCHES], ids=["rows", "minibatches"])
-@pytest.mark.parametrize("by", ["callback", "progress"])
-def test_memory_that_was_given_back(by, given):
-    X = dense()
-
-    def resize(*_):
-        X.resize((1, 1), refcheck=False)
-
-    with pytest.raises(ValueError, match="resized during the fit"):
-        fit_linear(X, Y, **{by: resize}, **given)
-
-
-def test_memory_of_responses_and_of_a_kernel():
-    y = Y.astype(float)
-    with pytest.raises(ValueError, match="resized during the fit"):
-        fit_linear(dense(), y, callback=lambda i, s: y.resize(1, refcheck=False), **ROWS)
-    K = dense() @ dense().T + np.eye(400)
-    with pytest.raises(ValueError, match="resized during the fit"):
-        fit_gp(K, Y, overwrite_K=True, callback=lambda i, s: K.resize((1, 1), refcheck=False))
-
-
 def test_a_loss_that_gives_back_the_memory_of_the_rows():
     X = dense()[:40].copy()
     expected = fit_linear(X.copy(), Y[:40], loss=lambda m: np.logaddexp(0.0, -m), **ROWS)

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from numpy.typing import ArrayLike
 
 from epfast import _checks, losses, schemes
-from epfast._arrays import Held
 from epfast.gaussian.certificate import broken
 from epfast.gaussian.engines.base import flat
 from epfast.gaussian.engines.double_loop import DescentEngine
@@ -305,9 +304,6 @@ def fit_process(
 
     try:
         arguments: dict[str, Any] = {"callback": callback, "progress": progress}
-        if callable(callback) or callable(progress):
-            held = Held("K or y", kernel.array, problem.y)
-            arguments = {name: held.after(given) for name, given in arguments.items()}
         if threads is not None:
             kernel.crew = crew_of(threads, problem.n)
         arguments["questions"] = problem.scheme.questions

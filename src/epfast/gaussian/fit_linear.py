@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from epfast import _checks, losses
-from epfast._arrays import Array, Held
+from epfast._arrays import Array
 from epfast.gaussian import notes
 from epfast.gaussian.choices import Choices, choose, copies, filled
 from epfast.gaussian.engines.local import Start
@@ -411,7 +411,6 @@ def fit_problem(
     fit = None
     try:
         fitted = problem._replace(data=_kept(problem, callback, progress))
-        held = Held("X, y or weights", *fitted.data)
         settings = {"traced": True} if record == "factor" else {}
         engine: Any = engine_of(fitted, **settings)
         shared = Threads(threads)
@@ -422,8 +421,8 @@ def fit_problem(
                 engine.share(shared)
             given: dict[str, Any] = {
                 "record": None if record is None else costs,
-                "callback": None if callback is None else held.after(look),
-                "progress": held.after(progress),
+                "callback": None if callback is None else look,
+                "progress": progress,
                 "questions": scheme.questions if scheme.learns else None,
             }
             fit = run_from(engine, schedule, start, guess=guess, **given)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from epfast import _checks
-from epfast._arrays import Array, Held
+from epfast._arrays import Array
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.latents import LatentSites
 from epfast.gaussian.engines.kernel import GPState
@@ -393,15 +393,14 @@ def fit_latent_process(
 
     fit = None
     try:
-        held = Held("K or y", problem.y)
         engine = LatentProcessEngine(problem)
         fit = run_from(
             engine,
             problem.schedule,
             start,
             guess=is_guess(start, problem),
-            callback=held.after(callback),
-            progress=held.after(progress),
+            callback=callback,
+            progress=progress,
         )
         warn_of(fit, engine, problem.schedule, 4)
         return result(fit)

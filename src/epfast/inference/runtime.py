@@ -78,61 +78,64 @@ def blas_threads(most: int | None) -> Iterator[None]:
     The number of threads belongs to the process: of blocks that overlap the least number holds for
     all, and the last of them to end sets back what the first has found.
     """
-    if most is None:
+    if most is None or _blas() is None:
         yield
         return
-    hold = _Hold(most)
+    limit = _BlasLimit(most)
     try:
         yield
     finally:
-        hold.release()
+        limit.release()
 
 
-class _Hold:
-    """A hold of BLAS to some threads, until its release; if Ctrl-C falls in that, to the next fit.
+class _BlasLimit:
+    """A limit of BLAS to some threads until ``release``; if Ctrl-C falls in that, to the next fit.
 
-    What all share is no more than a note of the state of the process.
+    The state of the process is noted in the class.
     """
 
     #: the thread that forks takes it, too, since a child would wait for one that is not in it
     lock = threading.RLock()
-    #: who holds it, and to how many; one that died without a release does not
-    held: ClassVar[list[tuple[weakref.ref[_Hold], int]]] = []
+    #: the limits that hold; one that died without a release does not
+    held: ClassVar[list[tuple[weakref.ref[_BlasLimit], int]]] = []
     #: the number of threads of each library that was found, and the one that is set now
     found: ClassVar[list[int] | None] = None
     limit: ClassVar[int | None] = None
 
     def __init__(self, most: int) -> None:
-        controller = _blas()
         with self.lock:
             self.held.append((weakref.ref(self), most))
-            self._keep(None, controller)
+            self._keep(None)
 
     def release(self) -> None:
         """Let go; the last one sets the number of threads back."""
         with self.lock:
-            self._keep(self, _blas())
+            self._keep(self)
 
     @classmethod
     def begin_again(cls) -> None:
         """In a process that a fork made: the threads that held BLAS are not in it."""
         cls.lock, cls.held = threading.RLock(), []
-        cls._keep(None, _blas() if cls.found else None)
+        if cls.found:
+            cls._keep(None)
 
     @classmethod
-    def _keep(cls, but: _Hold | None, controller: Any) -> None:
-        """Keep those who are alive, but one, and set the least of their numbers."""
+    def _keep(cls, but: _BlasLimit | None) -> None:
+        """Keep those that are alive, but one, and set the least of their numbers."""
         cls.held = [one for one in cls.held if one[0]() is not None and one[0]() is not but]
         least = min((most for _, most in cls.held), default=None)
-        if controller is None or least == cls.limit:
+        if least == cls.limit:
             return
-        libraries = controller.lib_controllers
+        libraries = _blas().lib_controllers
         if cls.found is None:
             cls.found = [library.get_num_threads() for library in libraries]
-        _free()
         for library, number in zip(libraries, cls.found, strict=True):
+            # from threadpoolctl 3.8 on a library obeys the thread that has set it first, and
+            # others where it has forgotten that; here a lock keeps them apart
+            forget = getattr(library, "clear_controlling_thread", lambda force: None)
+            forget(force=True)
             library.set_num_threads(number if least is None else least)
-        _free()
+            forget(force=True)
         cls.limit = least
         if least is None:
             cls.found = None
@@ -140,9 +143,9 @@ class _Hold:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=lambda: _Hold.lock.acquire(),
-        after_in_parent=lambda: _Hold.lock.release(),
-        after_in_child=_Hold.begin_again,
+        before=lambda: _BlasLimit.lock.acquire(),
+        after_in_parent=lambda: _BlasLimit.lock.release(),
+        after_in_child=_BlasLimit.begin_again,
     )
 
 
@@ -163,16 +166,6 @@ class cached_property(functools.cached_property[_T]):  # noqa: N801
         assert self.attrname is not None
         value = instance.__dict__[self.attrname] = self.func(instance)
         return value
-
-
-def _free() -> None:
-    """Let any thread set the number of threads of BLAS.
-
-    From threadpoolctl 3.8 on only the first thread that has set it may, and what others set or set
-    back is ignored; here a lock keeps them apart.
-    """
-    for clear in _clears():
-        clear(force=True)
 
 
 def has_room(size: int) -> bool:
@@ -236,15 +229,6 @@ def _blas() -> Any:
     except ImportError:
         return None
     return ThreadpoolController().select(user_api="blas")
-
-
-@cache
-def _clears() -> tuple[Callable[..., Any], ...]:
-    """What lets go of each kind of library that heeds one thread alone."""
-    kinds = {type(library) for library in _blas().lib_controllers}
-    return tuple(
-        k.clear_controlling_thread for k in kinds if hasattr(k, "clear_controlling_thread")
-    )
 
 
 def no_tick(count: int) -> None:
