@@ -35,7 +35,7 @@ RISE = """problem files certificate relaxed prediction
     / combining fit_linear / low_rank / fit_gp / __init__"""
 RISE = {name: k for k, floor in enumerate(RISE.split("/")) for name in floor.split()}
 ENGINES = """base joint latent_means / chunks full / means nested rows stack
-    / kernel passes weights / diagonal double_loop latent_processes wide_weights / local
+    / kernel passes prior_sites / diagonal double_loop latent_processes / local
     / arrivals laplace shared / shards / __init__"""
 ENGINES = {name: k for k, floor in enumerate(ENGINES.split("/")) for name in floor.split()}
 

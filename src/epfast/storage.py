@@ -11,7 +11,7 @@ import numpy as np
 from epfast import _checks, losses
 from epfast.gaussian.engines.kernel import GPState, Moments, Relaxed
 from epfast.gaussian.engines.latent_processes import LatentGPState
-from epfast.gaussian.engines.weights import PriorSites, ShrunkState
+from epfast.gaussian.engines.prior_sites import ShrunkState
 from epfast.gaussian.factor import LowRankFactor
 from epfast.gaussian.files import check_shapes, restored
 from epfast.gaussian.full_posterior import FullPosterior
@@ -20,7 +20,7 @@ from epfast.gaussian.latent_posterior import LatentPosterior
 from epfast.gaussian.latent_processes import LatentGPPosterior, LatentGPProblem
 from epfast.gaussian.low_rank import LowRankGPPosterior
 from epfast.gaussian.posterior import FactorizedPosterior
-from epfast.gaussian.problem import Data, LinearProblem, State
+from epfast.gaussian.problem import Data, LinearProblem, PriorSites, State
 from epfast.gaussian.process_posterior import GPPosterior
 from epfast.gaussian.process_problem import GPProblem
 from epfast.gaussian.shrunk_posterior import ShrunkPosterior
@@ -112,10 +112,10 @@ state.sites.precision n
 state.prior_sites.log_scale d
 state.prior_sites.shift d
 state.prior_sites.precision d
-of_weights.start.log_scale d
-of_weights.start.shift d
-of_weights.start.precision d
-of_weights.visits v=d
+problem.of_weights.start.log_scale d
+problem.of_weights.start.shift d
+problem.of_weights.start.precision d
+problem.of_weights.visits v=d
 problem.wide.X nd""",
     "process": """problem.y nw?
 problem.weights n

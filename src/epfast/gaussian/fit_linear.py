@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,6 +14,7 @@ from epfast import _checks, losses
 from epfast._arrays import Array
 from epfast.gaussian import notes
 from epfast.gaussian.choices import Choices, choose, copies, filled
+from epfast.gaussian.engines.kernel import GPState
 from epfast.gaussian.engines.local import Start
 from epfast.gaussian.full_posterior import FullPosterior
 from epfast.gaussian.joint_posterior import JointPosterior
@@ -29,12 +30,12 @@ from epfast.gaussian.problem import (
     weights_of,
     with_ones,
 )
-from epfast.gaussian.shrinkage import shrinkage_of
-from epfast.gaussian.shrunk_posterior import ShrunkPosterior, fit_shrunk
+from epfast.gaussian.shrinkage import with_prior_sites
+from epfast.gaussian.shrunk_posterior import ShrunkPosterior
 from epfast.gaussian.sources import Stream, check_names, column_names, is_stream, stream_at_door
 from epfast.gaussian.table import at_start, engine_of
 from epfast.gaussian.wide import in_best_form, wide_rows
-from epfast.gaussian.wide_posterior import WidePosterior, with_weights
+from epfast.gaussian.wide_posterior import WidePosterior
 from epfast.inference import (
     Callback,
     Counts,
@@ -297,8 +298,9 @@ def fit_linear(
         refuse_normal(normal, f"prior={prior!r}")
         flat_prior = prior_of(np.ones(d), np.zeros(d), kernel_rows is None)
         whole = chosen.problem(data, flat_prior)._replace(**known)
-        shrinkage = shrinkage_of(whole, prior, ones)
-        return fit_shrunk(shrinkage, cast(Any, start), callback, progress)
+        problem = with_prior_sites(whole, prior, ones)
+        guess = is_guess(start, problem)
+        return fit_problem(problem, start, callback=callback, progress=progress, guess=guess)  # type: ignore[no-any-return]
     is_matrix = prior_precision is not None or prior_covariance is not None
     dense = chosen.covariance == "full" and (kernel_rows is None or is_matrix)
     normal_prior = prior_of_fit(normal, start, chosen.schedule, d, ones, dense)
@@ -368,6 +370,8 @@ def _kept(problem: LinearProblem, callback: Any, progress: Any) -> Data:
 
 def kind_of(problem: LinearProblem) -> Any:
     """The class of what a fit returns."""
+    if problem.of_weights is not None:
+        return ShrunkPosterior
     if problem.loss.latents != 1:
         return JointPosterior if problem.loss.correlated else LatentPosterior
     return KINDS[problem.covariance] if problem.wide is None else WidePosterior
@@ -398,14 +402,23 @@ def fit_problem(
         return kind_of(problem)(fit.state, kept, fit.converged, fit.history)
 
     def costs(state: State, counts: Counts) -> tuple[float | None, Array | None]:
-        seen = with_weights(problem, state)
-        mean = engine.summary(state, evidence=False).mean if seen is state else seen.mean
+        mean = engine.summary(state, evidence=False).mean
+        if problem.wide is not None:  # of the rows
+            mean = seen_by_users(state).mean
         traced = None if counts.trace is None else problem.cost(counts.trace)
         return float(problem.cost(mean[None])[0]), traced
 
     def look(info: SweepInfo, state: State) -> Any:
         assert callback is not None
-        return callback(info, with_weights(problem, state))
+        return callback(info, seen_by_users(state))
+
+    def seen_by_users(state: Any) -> Any:
+        """A state between two sweeps: with weights, where it is of rows alone."""
+        if problem.of_weights is not None:
+            return engine.form.result(state)
+        if problem.wide is None:
+            return state
+        return WidePosterior(GPState(*state[:4]), problem, False, [])
 
     schedule, scheme = problem.schedule, problem.scheme
     fit = None
@@ -460,6 +473,7 @@ def _from_peaks(engine: Any, problem: LinearProblem, fit: Fit, given: dict[str, 
     """
     loss = problem.loss
     rows = problem.batch_size is None and problem.covariance == "full" and loss.latents == 1
+    rows = rows and problem.of_weights is None
     stored = problem.schedule.stores == "factor" and problem.groups is None
     stored = stored and problem.schedule.tol > 0.0
     by_values = problem.scheme.integrates or isinstance(problem.scheme, Laplace)

@@ -19,7 +19,7 @@ from epfast._core.rows import Rows
 from epfast._core.sparse_factors import appended
 from epfast._core.tilted import TiltedMoments
 from epfast.inference import Sites, evidence_bound
-from epfast.losses import Loss
+from epfast.losses import Loss, Prior
 from epfast.schedules import ADF
 from epfast.schemes import Laplace, Scheme
 
@@ -71,6 +71,16 @@ class Part(NamedTuple):
     weights: Array | None
 
 
+class PriorSites(NamedTuple):
+    """The prior of each weight, and which of them have sites to be fitted."""
+
+    prior: Prior
+    #: sites to begin with; those that are not visited are exact
+    start: Sites
+    #: weights with a site to be fitted
+    visits: NDArray[np.intp]
+
+
 class LinearProblem(NamedTuple):
     """A fit of a linear model, checked: see :func:`epfast.fit_linear`."""
 
@@ -96,6 +106,8 @@ class LinearProblem(NamedTuple):
     names: tuple[str, ...] | None = None
     #: the rows in the n x n form, whose diagonal prior stays (d,); None: the d x d form
     wide: Any = None
+    #: a prior that is a site per weight, beside the normal one that these begin with
+    of_weights: PriorSites | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -184,6 +196,10 @@ class LinearProblem(NamedTuple):
     @property
     def beta(self) -> float:
         return 1.0 if self.loss is None else self.loss.beta
+
+    def exact_sites(self) -> Sites | None:
+        """See :func:`exact_sites`."""
+        return exact_sites(self.loss, self.data.y, self.data.weights)
 
     def with_precision(self, precision: Array) -> LinearProblem:
         """The same fit with this diagonal prior precision, (d,), of mean 0; not checked."""

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from scipy import linalg, special
 
 from epfast._arrays import Array
-from epfast.gaussian.engines.weights import PriorSites
-from epfast.gaussian.problem import LinearProblem, inverse_root, sum_of_sites
+from epfast.gaussian.problem import LinearProblem, PriorSites, inverse_root, sum_of_sites
 from epfast.inference import Sites
 from epfast.inference.importance import smoothed
 from epfast.losses import SpikeAndSlab

@@ -14,14 +14,20 @@ from epfast import _checks, families
 from epfast._arrays import Array
 from epfast._core.row_sweeps import ParallelSweep
 from epfast.gaussian.engines.kernel import left_out, marginal_residual
+from epfast.gaussian.engines.prior_sites import (
+    ByRows,
+    DualState,
+    ShrunkState,
+    WeightEngine,
+    joined,
+)
 from epfast.gaussian.engines.rows import PARALLEL_ROWS
-from epfast.gaussian.engines.weights import Moments, PriorSites, ShrunkState
 from epfast.gaussian.full_posterior import FullPosterior
-from epfast.gaussian.problem import sum_of_sites
-from epfast.gaussian.shrinkage import Shrinkage, exact_rows
+from epfast.gaussian.problem import PriorSites, sum_of_sites
+from epfast.gaussian.shrinkage import with_prior
 from epfast.gaussian.shrunk_checking import Models, proposal_of, worst_inclusion
 from epfast.gaussian.wide import in_memory, same_rows
-from epfast.inference import Fit, Interrupted, Sites, reached, warn_of
+from epfast.inference import Fit, Sites, interrupted, is_guess, run_from, warn_of
 from epfast.inference.certificates import Case, Check
 from epfast.inference.runtime import cached_property
 from epfast.inference.starts import FAILURES
@@ -43,11 +49,17 @@ class ShrunkPosterior(FullPosterior):
     """
 
     state: ShrunkState = field(repr=False)  # type: ignore[assignment]
-    of_weights: PriorSites = field(repr=False)
 
     kind: ClassVar[str] = "shrunk"
 
     # -- the prior --
+
+    @property
+    def of_weights(self) -> PriorSites:
+        """The prior, the sites that it begins with, and which weights have some."""
+        found = self.problem.of_weights
+        assert found is not None
+        return found
 
     @property
     def prior(self) -> Prior:
@@ -196,9 +208,23 @@ class ShrunkPosterior(FullPosterior):
         problem = whole.problem
         if loss:
             problem = problem._replace(loss=problem.loss.with_parameters(**loss))
-        shrinkage = Shrinkage(problem, whole.of_weights)
-        chosen = shrinkage.with_prior(whole.prior.with_parameters(**prior))
-        return fit_shrunk(chosen, start, warn=warn)
+        old = whole.of_weights
+        intercept = 1.0 / old.start.precision[-1] if problem.intercept else None
+        changed = whole.prior.with_parameters(**prior)
+        problem = with_prior(problem, changed, old.visits, intercept)
+
+        def result(fit: Fit) -> ShrunkPosterior:
+            return ShrunkPosterior(fit.state, problem, fit.converged, fit.history)
+
+        fit = None
+        try:
+            engine: Any = WeightEngine(problem)
+            guess = is_guess(start, problem)
+            fit = run_from(engine, problem.schedule, start, guess=guess)
+            warn(fit, engine, problem.schedule, 4)
+            return result(fit)
+        except KeyboardInterrupt as pressed:
+            raise interrupted(pressed, fit, result, start or self, lambda: self) from None
 
     # -- moments --
 
@@ -229,10 +255,10 @@ class ShrunkPosterior(FullPosterior):
         return self.state.log_evidence
 
     @cached_property
-    def _by_rows(self) -> Moments:
+    def _by_rows(self) -> DualState:
         """Matrices of the n x n form. O(n^2 d), once."""
-        shrinkage = Shrinkage(self.problem, self.of_weights)
-        found = shrinkage.engine().moments(self.state.sites, self.prior_sites)
+        sites = joined(self.state.sites, self.prior_sites)
+        found: DualState | None = ByRows(self.problem).built(sites, 0)
         assert found is not None
         return found
 
@@ -242,7 +268,7 @@ class ShrunkPosterior(FullPosterior):
         scaled = rows / self.prior_sites.precision
         cross = np.asarray((self.problem.data.X @ scaled.T).T)
         spread = np.einsum("ij,ij->i", scaled, rows)
-        return np.asarray(spread - np.einsum("ij,ij->i", cross @ self._by_rows.matrix, cross))
+        return np.asarray(spread - np.einsum("ij,ij->i", cross @ self._by_rows.R, cross))
 
     # -- rows --
 
@@ -272,7 +298,7 @@ class ShrunkPosterior(FullPosterior):
         self.known_loss()
         visits, found = self.of_weights.visits, 0.0
         whole = self._with_rows()
-        if exact_rows(whole.problem) is None:
+        if whole.problem.exact_sites() is None:
             moments = whole._latent_of_rows()[2:]
             found = marginal_residual(whole.problem, self.n_sweeps, self.state.sites, *moments)
         if not len(visits):
@@ -409,33 +435,3 @@ def _silent(*args: Any) -> None:
 
 def _rate(name: str, value: float) -> float:
     return value * (1.0 - value) if _is_share(name) else value
-
-
-# ---- fits ----
-
-
-def fit_shrunk(
-    shrinkage: Shrinkage,
-    start: ShrunkPosterior | None = None,
-    callback: Any = None,
-    progress: Any = False,
-    stacklevel: int = 4,
-    warn: Callable[..., Any] = warn_of,
-) -> ShrunkPosterior:
-    """Run a fit whose weights have sites, checked; see :func:`epfast.fit_linear`."""
-
-    def result(fit: Fit) -> ShrunkPosterior:
-        problem, of_weights = shrinkage
-        return ShrunkPosterior(fit.state, problem, fit.converged, fit.history, of_weights)
-
-    fit = None
-    try:
-        fit = shrinkage.run(start, callback, progress)
-        warn(fit, shrinkage.engine(), shrinkage.problem.schedule, stacklevel)
-        return result(fit)
-    except KeyboardInterrupt as pressed:
-        fit = reached(pressed) or fit
-        if fit is None:
-            unswept = Fit(shrinkage.unswept(), False, [])
-            raise Interrupted(start or result(unswept)) from None
-        raise Interrupted(result(fit)) from None

@@ -21,6 +21,7 @@ from epfast.gaussian.engines.laplace import LaplaceEngine
 from epfast.gaussian.engines.latent_processes import LatentProcessEngine
 from epfast.gaussian.engines.nested import NestedEngine
 from epfast.gaussian.engines.passes import PassEngine
+from epfast.gaussian.engines.prior_sites import WeightEngine
 from epfast.gaussian.engines.rows import RowEngine
 from epfast.gaussian.engines.shards import ShardEngine
 from epfast.gaussian.engines.shared import SharedEngine
@@ -84,8 +85,10 @@ def of_latents(problem: LinearProblem) -> StackEngine | NestedEngine:
     return (NestedEngine if problem.loss.correlated else StackEngine)(problem)
 
 
-def of_rows(problem: LinearProblem) -> RowEngine | ProcessEngine:
-    """The engine of a site per row, in matrices of order d or n."""
+def of_rows(problem: LinearProblem) -> RowEngine | ProcessEngine | WeightEngine:
+    """The engine of a site per row, in matrices of order d or n; and of one per weight."""
+    if problem.of_weights is not None:
+        return WeightEngine(problem)
     return RowEngine(problem) if problem.wide is None else ProcessEngine(problem, Dual(problem))
 
 
@@ -265,11 +268,11 @@ def engine_of(problem: LinearProblem, **settings: Any) -> Engine[Any]:
 
 def at_start(problem: LinearProblem) -> Any:
     """The state before the first sweep without a start: the prior and flat sites."""
+    if problem.loss.latents != 1 or problem.of_weights is not None:
+        engine: Any = engine_of(problem)
+        return engine.settle(engine.init(None), True)
     if problem.wide is not None:
         return GPState(flat(problem.shape[0]), 0)
-    if problem.loss.latents != 1:
-        engine = of_latents(problem)
-        return engine.settle(engine.init(None), True)
     base, stores = problem.base, problem.schedule.stores
     if stores == "none":
         return adf_start(base)

@@ -311,13 +311,3 @@ class WidePosterior(KernelPosterior, FullPosterior):
     def log_scale(self) -> float:
         """Sum of those of the sites."""
         return float(self.state.sites.log_scale.sum())
-
-
-def with_weights(problem: LinearProblem, state: Any) -> Any:
-    """A state between two sweeps as a callback sees it: with weights, where it is of rows alone.
-
-    What is read is computed then.
-    """
-    if problem.wide is None:
-        return state
-    return WidePosterior(GPState(*state[:4]), problem, False, [])

@@ -1,0 +1,549 @@
+"""Priors that are sites, one per weight, beside the rows.
+
+A prior site acts on one coordinate, so it is a row e_j of an identity matrix: the sweeps over rows
+serve as they are. A sweep visits the rows, from the prior sites as a Gaussian prior, then the
+weights. The sites of a Gaussian likelihood are exact and are never visited. A state has the sites
+of the rows first, then those of the weights.
+
+With fewer rows than weights all matrices are of order n: a weight is visited by its column of X
+(``Duals`` in ``_core/rows.pyx``), O(n^2) each, whatever the sign of its site.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from epfast import families
+from epfast._arrays import Array, symmetric_from_upper
+from epfast._core.cholesky import inverse_from_factor
+from epfast._core.row_sweeps import BlockedSweep, ParallelSweep, add_sites
+from epfast._core.rows import Duals, Units
+from epfast.gaussian.engines.base import EPEngine, Outcome, Swept, contraction, flat, gaussian
+from epfast.gaussian.engines.chunks import (
+    ChunkMemory,
+    InChunks,
+    chunk_size,
+    is_for_chunks,
+    keeps_order,
+    shares_of,
+)
+from epfast.gaussian.engines.full import Full
+from epfast.gaussian.engines.rows import (
+    PARALLEL_ROWS,
+    AtOnce,
+    InTurn,
+    block_size,
+    sequential_core,
+)
+from epfast.gaussian.problem import (
+    LinearProblem,
+    State,
+    factor_of,
+    not_proper,
+    sum_of_sites,
+)
+from epfast.inference import Counts, Sites, Summary
+from epfast.inference.loop import change
+from epfast.inference.runtime import Tick, no_tick
+from epfast.inference.threads import ALONE
+
+#: damping of sweeps with fewer rows than weights, and where sites are refused or so many sweeps do
+#: not contract: in smaller steps fewer fits settle
+SHORT, STALLED = 0.5, 3
+#: sweeps are mixed below this change, if it falls by no smaller a factor; so many of them
+MIX_BELOW, SLOW, DEPTH = 0.1, 0.3, 8
+#: numbers of a matrix that one call of the core touches
+CHUNK = 1 << 28
+#: least precision of a prior site, over that of the posterior, whose inverse is of use: what is
+#: nearer to 0 is moved there, for its neighbours; it is fitted anew from its cavity, exactly
+NEAR_FLAT = 1e-7
+REMEDY = (
+    "standardise the columns of X, drop columns that are alike, damp the sweeps "
+    "(EP(damping=0.5)) or allow more of them, or take another prior"
+)
+
+
+class ShrunkState(NamedTuple):
+    """The sites of a fit with prior sites, and its moments: plain arrays, picklable."""
+
+    #: (d, d); None in the n x n form
+    precision: Array | None
+    #: (d,), precision times mean
+    shift: Array
+    #: of the rows; exact ones for a Gaussian likelihood
+    sites: Sites
+    log_scale: float
+    sweeps: int
+    rows_seen: int | None
+    #: of the weights, (d,) each; precisions may be negative
+    prior_sites: Sites
+    mean: Array
+    variance: Array
+    log_evidence: float
+
+
+class Memory(NamedTuple):
+    """What the next sweep goes by."""
+
+    damping: float
+    #: of the rows' next sweep, in chunks
+    rows: ChunkMemory | None = None
+    #: the change of the last sweep, its least so far, and the sweeps since
+    last: float = np.inf
+    least: float = np.inf
+    stalled: int = 0
+    #: whether sweeps are mixed; and the last ones, their sites and how far those of the weights
+    #: moved, in their units, (2 d,)
+    mixes: bool = False
+    steps: tuple[tuple[Sites, Array], ...] = ()
+
+    def next(self, moved: float, refused: bool) -> Memory:
+        """The memory after a sweep that moved the posterior by so much."""
+        least, stalled = contraction(moved, self.least, self.stalled)
+        troubled = refused or stalled >= STALLED
+        slow = SLOW * self.last < moved < MIX_BELOW
+        return self._replace(
+            damping=min(self.damping, SHORT) if troubled else self.damping,
+            last=moved,
+            least=least,
+            stalled=stalled,
+            mixes=self.mixes or slow or stalled >= STALLED,
+        )
+
+
+def split(sites: Sites, n: int) -> tuple[Sites, Sites]:
+    """Views of the sites of n rows, and of those of the weights."""
+    return Sites(*(part[:n] for part in sites)), Sites(*(part[n:] for part in sites))
+
+
+def joined(rows: Sites, weights: Sites) -> Sites:
+    """Sites of rows, then of weights."""
+    return Sites(*map(np.concatenate, zip(rows, weights, strict=True)))
+
+
+class ByWeights(Full):
+    """The form of q with matrices of order d: no fewer rows than weights."""
+
+    def __init__(self, problem: LinearProblem) -> None:
+        super().__init__(problem)
+        self.n, d = problem.shape
+        self.given: Any = problem.of_weights
+        # the prior's constants are in the scales of its sites
+        self.prior_log_determinant = d * math.log(2.0 * math.pi)
+        self.exact = problem.exact_sites()
+        self.known = None if self.exact is None else sum_of_sites(problem, self.exact)
+
+    def prior(self) -> Any:
+        found = self.built(joined(self.exact or flat(self.n), self.given.start), 0)
+        if found is None:
+            raise not_proper()
+        return found
+
+    def taken(self, start: Any) -> Sites:
+        weights, visits = self.given.start, self.given.visits
+        shapes = [len(start.sites.shift), len(start.prior_sites.shift)]
+        if shapes != [self.n, len(weights.shift)]:
+            raise ValueError(
+                f"start has sites of {shapes[0]} rows and {shapes[1]} weights; allowed: {self.n} "
+                f"and {len(weights.shift)}, the same rows"
+            )
+        # what is not visited is exact
+        weights = families.copied(weights)
+        families.put(weights, visits, families.taken(start.prior_sites, visits))
+        return joined(self.exact or start.sites, weights)
+
+    def built(self, sites: Sites, sweeps: int) -> Any:
+        rows, weights = split(sites, self.n)
+        precision, shift = np.diag(weights.precision), weights.shift.copy()
+        if self.known is not None:
+            precision, shift = precision + self.known[0], shift + self.known[1]
+        else:
+            for part in self.parts or self.problem.parts(range(self.n)):
+                tau, nu = rows.precision[part.which], rows.shift[part.which]
+                add_sites(part.rows, tau, nu, precision, shift)
+        return gaussian(State(precision, shift, sites, float(sites.log_scale.sum()), sweeps))
+
+    def after_weights(self, state: Swept, sites: Sites, before: Sites) -> Swept | None:
+        """A state of these rows with other prior sites than before. O(d^3)."""
+        weights = split(sites, self.n)[1]
+        precision = state.precision + np.diag(weights.precision - before.precision)
+        shift, total = state.shift + weights.shift - before.shift, float(sites.log_scale.sum())
+        return gaussian(State(precision, shift, sites, total, state.sweeps))
+
+    def of_the_weights(self, state: Swept) -> tuple[Array, Array]:
+        """What visits of weights update: a matrix and a vector, copies."""
+        return state.covariance.copy(), state.mean.copy()
+
+    def rows_of(self, visits: NDArray[np.intp], weights: Sites) -> Any:
+        """The rows by which these weights are visited."""
+        return Units(visits, self.order)
+
+    def usable(self, weights: Sites, state: Any) -> None:
+        """Change prior sites that the form cannot take, in place; state: before the sweep."""
+
+    def result(self, state: Any) -> Any:
+        rows, weights = split(state.sites, self.n)
+        now = self.summary(state)
+        plain = state.precision, state.shift, rows, state.log_scale, state.sweeps, None
+        return ShrunkState(*plain, weights, *now)
+
+
+class DualState(NamedTuple):
+    """The sites between two sweeps, and what they make in matrices of order n."""
+
+    sites: Sites
+    sweeps: int
+    log_scale: float
+    shift: Array
+    mean: Array
+    #: (d,); None: it was not asked for
+    variance: Any
+    log_determinant: float
+    square: float
+    #: (n, n), R = (K + 1 / precision)^-1, alpha (n,), K and the means of the rows
+    R: Array
+    alpha: Array
+    kernel: Array
+    latent: Array
+    order: str = ""
+    memory: Any = None
+    precision: None = None
+
+
+class ByRows(ByWeights):
+    """The form of q with matrices of order n: fewer rows than weights."""
+
+    def __init__(self, problem: LinearProblem) -> None:
+        super().__init__(problem)
+        self.known, self.order, X = None, self.n, problem.data.X
+        X = X.toarray() if problem.sparse else X
+        #: (d, n), X'
+        self.columns = np.ascontiguousarray(X.T, dtype=np.float64)
+
+    def built(self, sites: Sites, sweeps: int, spread: bool = True) -> Any:
+        """spread: whether variances of the weights are wanted. O(n^2 d + n^3)."""
+        rows, weights = split(sites, self.n)
+        variance, columns = 1.0 / weights.precision, self.columns
+        scaled = variance[:, None] * columns
+        kernel = scaled.T @ columns
+        kernel = 0.5 * (kernel + kernel.T)
+        S, b = rows.precision, rows.shift
+        found = _solved(S, kernel, int((variance < 0.0).sum()))
+        if found is None:
+            return None
+        inverse, log_determinant = found
+        root, sign = np.sqrt(np.abs(S)), np.where(S < 0.0, -1.0, 1.0)
+        R = inverse * root * root[:, None]
+        prior_mean = scaled.T @ weights.shift
+        # rows of precision 0 may still have a shift
+        seen = root > 0.0
+        safe = np.where(seen, root, 1.0)
+        alpha = root * (inverse @ np.where(seen, sign * b / safe - root * prior_mean, 0.0))
+        rest = np.where(seen, 0.0, b)
+        alpha += rest - R @ (kernel @ rest)
+        shift = weights.shift + columns @ b
+        mean = variance * (weights.shift + columns @ alpha)
+        if spread:
+            variance = variance - np.einsum("ij,ij->i", scaled @ R, scaled)
+            # below 0 by rounding, where the rows say nearly all
+            if not (np.isfinite(mean).all() and (variance > 0.0).all()):
+                return None
+        latent = columns.T @ mean
+        log_determinant += float(np.log(np.abs(weights.precision)).sum())
+        square = float(weights.shift @ mean + b @ latent)
+        numbers = shift, mean, variance if spread else None, log_determinant, square
+        total = float(sites.log_scale.sum())
+        return DualState(sites, sweeps, total, *numbers, R, alpha, kernel, latent)
+
+    def summary(self, state: DualState, evidence: bool = True) -> Summary:
+        away = self.prior_log_determinant - state.log_determinant + state.square
+        return Summary(state.mean, state.variance, state.log_scale + 0.5 * away)
+
+    def covariance_of_rows(self, state: DualState) -> Array:
+        """(n, n), posterior covariance of X theta."""
+        found = state.kernel - state.kernel @ state.R @ state.kernel
+        return np.asarray(0.5 * (found + found.T))
+
+    def after_weights(self, state: Any, sites: Sites, before: Sites) -> Any:
+        return self.built(sites, state.sweeps)
+
+    def of_the_weights(self, state: Any) -> tuple[Array, Array]:
+        return -state.R, state.alpha.copy()
+
+    def rows_of(self, visits: NDArray[np.intp], weights: Sites) -> Duals:
+        variance = 1.0 / weights.precision[visits]
+        rows = variance[:, None] * self.columns[visits]
+        return Duals(rows, variance, variance * weights.shift[visits])
+
+    def usable(self, weights: Sites, state: Any) -> None:
+        """The inverse of sites that are too flat says nothing."""
+        least = NEAR_FLAT / state.variance
+        near = np.abs(weights.precision) < least
+        weights.precision[near] = np.copysign(least[near], weights.precision[near])
+
+
+def _solved(S: Array, kernel: Array, negative: int) -> tuple[Array, float] | None:
+    """Inverse of sign(S) + sqrt|S| K sqrt|S|, 1 where S is 0, and log of its determinant. O(n^3).
+
+    negative: precisions of prior sites below 0. None where the posterior is improper: it is proper
+    where the matrix has as many negative eigenvalues as there are negative precisions in all.
+    """
+    root, sign = np.sqrt(np.abs(S)), np.where(S < 0.0, -1.0, 1.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        matrix = kernel * root * root[:, None]
+    matrix[np.diag_indices(len(S))] += sign
+    if not np.isfinite(matrix).all():
+        return None
+    count = negative + int((S < 0.0).sum())
+    if count == 0:
+        try:
+            factor = factor_of(matrix)
+        except FloatingPointError:
+            return None
+        log_determinant = 2.0 * float(np.log(np.diag(factor)).sum())
+        inverse_from_factor(factor)
+        return symmetric_from_upper(factor.T), log_determinant
+    values, vectors = np.linalg.eigh(matrix)
+    if int((values < 0.0).sum()) != count or not (np.abs(values) > 0.0).all():
+        return None
+    return (vectors / values) @ vectors.T, float(np.log(np.abs(values)).sum())
+
+
+class RowsOfValues:
+    """Visits of rows by their values, in the n x n form."""
+
+    def __init__(self, problem: LinearProblem, form: ByRows, tilted: Any) -> None:
+        self.problem, self.form, n = problem, form, form.n
+        self.schedule, self.parallel = problem.schedule, problem.schedule.order == "parallel"
+        damping = self.schedule.damping
+        if self.parallel:
+            self.core: Any = ParallelSweep(tilted, 1, PARALLEL_ROWS, 1.0, damping)
+        else:
+            block = min(n, block_size(self.schedule.block, n))
+            self.core = BlockedSweep(tilted, n, block, 1.0, damping, False)
+
+    def sweep(self, state: DualState, sites: Sites, tick: Tick) -> Outcome:
+        problem, before, n = self.problem, self.core.n_refused, self.form.n
+        covariance, mean = self.form.covariance_of_rows(state), state.latent.copy()
+        if self.parallel:
+            variance = covariance.diagonal().copy()
+            self.core.fit(mean, variance, problem.responses(slice(None)), *sites)
+        else:
+            order = np.asarray(self.schedule.checked_visits(n, state.sweeps), dtype=np.intp)
+            given = problem.responses(order), problem.weights(order), order
+            self.core.sweep(Units(order, n), *given, covariance, mean, *sites)
+        tick(n)
+        return Outcome(self.core.n_refused - before)
+
+
+class RowsThenWeights:
+    """The rows, in the order of the schedule; then the weights, from the posterior of both."""
+
+    in_turn = False
+
+    def __init__(self, engine: WeightEngine) -> None:
+        self.engine, self.form, self.schedule = engine, engine.form, engine.schedule
+        self.visits, self.refused = engine.form.given.visits, 0
+
+    def sweep(self, state: Any, sites: Sites, tick: Tick) -> Outcome:
+        engine, form, outcome, now = self.engine, self.form, Outcome(), state
+        rows, weights = split(sites, form.n)
+        before, self.memory = families.copied(weights), state.memory.rows
+        if form.exact is None:
+            outcome, now = engine.visit_rows(state, sites, rows, tick)
+            if now is None:
+                return outcome
+            self.memory = now.memory.rows
+        self.refused = self._weights(now, weights, tick)
+        form.usable(weights, state)
+        outcome = outcome._replace(refused=outcome.refused + self.refused, left=None)
+        made = form.after_weights(now, sites, before)
+        return outcome._replace(
+            made=None if made is None else made._replace(sweeps=state.sweeps + 1)
+        )
+
+    def after(self, old: Any, new: Any, counts: Counts) -> tuple[Any, Counts]:
+        """The state with the memory of the next sweep; sweeps that crawl are mixed."""
+        memory = old.memory._replace(rows=self.memory)
+        moved = change(self.form.summary(old), self.form.summary(new))
+        counts = counts._replace(left=moved * self.schedule.damping / memory.damping)
+        if self.schedule.order != "auto":
+            return new._replace(memory=memory), counts
+        new = new._replace(memory=memory.next(moved, self.refused > 0))
+        return self._mixed(new, old), counts
+
+    def _weights(self, state: Any, weights: Sites, tick: Tick) -> int:
+        """Fit prior sites, in place; how many were refused."""
+        visits, engine = self.visits, self.engine
+        if not len(visits):
+            return 0
+        core = engine.core_of_weights(self.engine.damping_of(state))
+        before = core.n_refused
+        if self.schedule.order == "parallel":
+            some = Sites(*map(np.ascontiguousarray, families.taken(weights, visits)))
+            now = self.form.summary(state, False)
+            mean, variance = (np.ascontiguousarray(part[visits]) for part in now[:2])
+            core.fit(mean, variance, engine.ones, *some)
+            families.put(weights, visits, some)
+            tick(len(visits))
+            return int(core.n_refused - before)
+        if self.schedule.order == "shuffled":
+            visits = visits[np.asarray(self.schedule.checked_visits(len(visits), state.sweeps))]
+        matrix, vector = self.form.of_the_weights(state)
+        step = max(engine.block, CHUNK // self.form.order**2)
+        for first in range(0, len(visits), step):
+            part = np.ascontiguousarray(visits[first : first + step])
+            rows = self.form.rows_of(part, weights)
+            core.sweep(rows, engine.ones, None, part, matrix, vector, *weights)
+            tick(len(part))
+        return int(core.n_refused - before)
+
+    def _mixed(self, new: Any, before: Any) -> Any:
+        """A sweep with those before it (Anderson mixing), where they move less and less.
+
+        It also finds fixed points that sweeps of any length move away from.
+        """
+        form, memory = self.form, new.memory
+        (_, old), (_, weights) = split(before.sites, form.n), split(new.sites, form.n)
+        spread = form.summary(before, False).variance
+        precision = (weights.precision - old.precision) * spread
+        moves = np.concatenate([precision, (weights.shift - old.shift) * np.sqrt(spread)])
+        moves /= before.memory.damping
+        steps = (*memory.steps, (new.sites, moves))[-DEPTH:]
+        restarted = new._replace(memory=memory._replace(steps=steps[-1:]))
+        if not memory.mixes or len(steps) < 2:
+            return new._replace(memory=memory._replace(steps=steps))
+        if not moves @ moves < steps[-2][1] @ steps[-2][1]:
+            return restarted
+        share = shares_of([moves for _, moves in steps])
+        if share is None:
+            return restarted
+        parts = zip(*(sites for sites, _ in steps), strict=True)
+        sites = Sites(*(sum(a * x for a, x in zip(share, part, strict=True)) for part in parts))
+        made = form.built(sites, new.sweeps)
+        if made is None:
+            return restarted
+        precision = split(sites, form.n)[1].precision
+        if not (precision * form.summary(made, False).variance < 1.0)[self.visits].all():
+            return restarted
+        return made._replace(order=new.order, memory=memory._replace(steps=steps))
+
+
+class WeightEngine(EPEngine):
+    """EP on rows and on the prior of each weight."""
+
+    remedy = REMEDY
+
+    def __init__(self, problem: LinearProblem) -> None:
+        super().__init__(problem, (ByWeights if problem.wide is None else ByRows)(problem))
+        schedule, given = problem.schedule, self.form.given
+        n = 0 if self.form.exact is not None else self.form.n
+        self.n_sites, self.of_prior = n + len(given.visits), given.prior.tilted()
+        most = max(1, len(given.visits))
+        self.block = min(block_size(schedule.block, self.form.order), most)
+        self.ones = np.ones((most, 1))
+        self._cores: dict[float, Any] = {}
+        self.tilted = problem.tilted()
+        if n > 0:
+            self.rows = self._rows()
+
+    def _rows(self) -> Any:
+        """Visits of the rows."""
+        problem, order = self.problem, self.schedule.order
+        if problem.wide is not None:
+            return RowsOfValues(problem, self.form, self.tilted)
+        if order == "parallel":
+            return AtOnce(problem, self.tilted, self.schedule.damping, ALONE)
+        if self._in_chunks():
+            core = sequential_core(problem, self.tilted)
+            return InChunks(problem, self.tilted, core, ALONE)
+        return InTurn(problem, self.tilted, self.form.parts)
+
+    def _in_chunks(self) -> bool:
+        schedule = self.schedule
+        if schedule.order != "auto" or self.problem.wide is not None:
+            return bool(schedule.order == "chunked")
+        undamped = schedule.tol > 0.0 and schedule.damping == 1.0
+        return undamped and keeps_order(schedule) and is_for_chunks(self.problem)
+
+    def core_of_weights(self, damping: float) -> Any:
+        """Sweeps over the weights with this damping."""
+        if damping not in self._cores:
+            if self.schedule.order == "parallel":
+                core: Any = ParallelSweep(self.of_prior, 1, PARALLEL_ROWS, 1.0, damping)
+            else:
+                order = self.form.order
+                core = BlockedSweep(self.of_prior, order, self.block, 1.0, damping, False)
+            self._cores[damping] = core
+        return self._cores[damping]
+
+    def damping_of(self, state: Any) -> float:
+        """Of the prior sites, in the next sweep."""
+        damping: float = state.memory.damping
+        return damping
+
+    def begun(self, state: Any, is_flat: bool) -> Any:
+        memory = Memory(self.schedule.damping)
+        if self.form.exact is None and self._in_chunks():
+            memory = memory._replace(rows=ChunkMemory(chunk_size(self.problem), is_flat))
+        if self.schedule.order == "auto" and self.problem.wide is not None:
+            # from little data for each weight undamped sweeps go far astray
+            memory = memory._replace(damping=min(SHORT, memory.damping))
+        return state._replace(memory=memory)
+
+    def visits(self, state: Any) -> RowsThenWeights:
+        self.of_prior.begin_sweep(state.sweeps)
+        return RowsThenWeights(self)
+
+    def visit_rows(self, state: Any, sites: Sites, rows: Sites, tick: Tick) -> tuple[Outcome, Any]:
+        """Fit the sites of the rows, in place; what that did, and the state of all sites."""
+        begun = state._replace(memory=state.memory.rows)
+        outcome = self.rows.sweep(begun, rows, tick)
+        now = outcome.made
+        if now is not None:
+            now = now._replace(sites=sites)
+        elif self.problem.wide is None:
+            now = self.form.built(sites, state.sweeps)
+        else:
+            now = self.form.built(sites, state.sweeps, self.schedule.order == "parallel")
+        memory = state.memory
+        if now is not None and memory.rows is not None:
+            # a mix of sweeps would be one of other prior sites too
+            after = self.rows.after(begun, now, Counts())[0].memory
+            memory = memory._replace(rows=after._replace(mixes=False, steps=()))
+        return outcome._replace(made=None), None if now is None else now._replace(memory=memory)
+
+    def settle(self, state: Any, hurry: bool = False) -> ShrunkState:
+        """Free of drift; log scales, which lag behind sites that are damped or mixed, anew."""
+        form = self.form
+        if not hurry and state.sweeps > 0:
+            sites = Sites(*(part.copy() for part in state.sites))
+            if state.memory.mixes and form.exact is None:
+                self.visit_rows(state, sites, split(sites, form.n)[0], no_tick)
+            found = form.built(sites, state.sweeps) or form.built(state.sites, state.sweeps)
+            state = state if found is None else found
+            self._rescale(state.sites, form.summary(state, False))
+            state = state._replace(log_scale=float(state.sites.log_scale.sum()))
+        result: ShrunkState = form.result(state)
+        return result
+
+    def _rescale(self, sites: Sites, now: Summary) -> None:
+        """Give prior sites the scales by which their integrals over cavities are Z, in place."""
+        visits = self.form.given.visits
+        weights = split(sites, self.form.n)[1]
+        tau, nu = weights.precision[visits], weights.shift[visits]
+        mean, variance = now.mean[visits], now.variance[visits]
+        rest = 1.0 - tau * variance
+        if not len(visits) or not (rest > 0.0).all():
+            return
+        m, v = (mean - nu * variance) / rest, variance / rest
+        lZ, *others = np.empty((3, len(visits)))
+        if self.of_prior.many(self.ones, m, v, self.ones[:, 0].copy(), lZ, *others):
+            return
+        whole = 1.0 + tau * v
+        lZ += 0.5 * np.log(whole)
+        weights.log_scale[visits] = lZ - 0.5 * (2.0 * m * nu + nu * nu * v - tau * m * m) / whole
