@@ -63,6 +63,11 @@ class LatentGPProblem(NamedTuple):
         return len(self.y)
 
     @property
+    def n_rows(self) -> int:
+        """As a linear model has it."""
+        return self.n
+
+    @property
     def data(self) -> Data:
         """Responses, as a linear model has them."""
         return Data(None, self.y)

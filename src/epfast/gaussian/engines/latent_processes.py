@@ -1,7 +1,7 @@
 """Processes with several latent values per observation: a product over them of processes.
 
 In automatic order a log-concave likelihood takes a step on all means, as in
-``linear/engines/latent_means.py``, then all sites at once; else one observation after the other.
+``latent_means.py``, then all sites at once; else one observation after the other.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from epfast import families
 from epfast._arrays import Array, as_array, symmetric_from_upper
-from epfast._core.crew import Crew
-from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.latents import LatentSites
 from epfast._core.rows import Rows
-from epfast.gaussian.engines.base import largest_proper_step
+from epfast.gaussian.engines.base import EPEngine, Outcome
 from epfast.gaussian.engines.kernel import Kernel, Moments
+from epfast.gaussian.problem import not_proper
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
@@ -41,9 +39,10 @@ class LatentGPState(NamedTuple):
     sweeps: int
     #: of each latent
     now: tuple[Moments, ...]
-    #: whether the next sweep of automatic order is of all sites at once, and the last change
-    joint: bool = True
-    moved: float = np.inf
+    order: str = ""
+    #: between two sweeps: whether the next one of automatic order is of all sites at once, and the
+    #: last change
+    memory: Any = None
 
 
 def one_of(sites: Sites, k: int) -> Sites:
@@ -60,43 +59,40 @@ def evidence_of(sites: Sites, now: tuple[Moments, ...]) -> float:
     return total
 
 
-class LatentProcessEngine:
-    """EP on observations of several processes, in C n^2 numbers and twice that beside."""
-
-    measures = False
-    crew: Crew | None = None
+class Kernels:
+    """The form of q with a matrix of order n per latent, in the array of its kernel."""
 
     def __init__(self, problem: Any) -> None:
-        self.problem, self.schedule, loss = problem, problem.schedule, problem.loss
-        self.kernels: list[KernelMatrix] = list(problem.kernel)
-        self.n_sites = self.order_of_matrices = problem.n
-        self.remedy, self.evidence_bound = problem.remedy, problem.evidence_bound
-        self.latents = loss.latents
-        self.moments = loss.latent_moments()
-        self.core = LatentSites(self.moments, self.schedule.damping, self.n_sites)
-        order, plain = self.schedule.order, self.schedule.tol > 0.0
-        joins = order == "auto" and plain and self.schedule.damping == 1.0 and loss.log_concave
-        self.joins = bool(joins and self.n_sites * self.latents**2 <= MOST_CURVATURES)
+        self.forms, self.order = [Kernel(kernel) for kernel in problem.kernel], problem.n
+        self.shape = problem.n, problem.loss.latents
 
-    def init(self, start: Any) -> LatentGPState:
-        n, latents = self.n_sites, self.latents
-        if start is None:
-            zeros = np.zeros((n, latents))
-            sites, sweeps = Sites(zeros, zeros.copy(), np.zeros(n)), 0
-        else:
-            sites, sweeps = families.copied(start.sites), start.n_sweeps
-            if sites.shift.shape != (n, latents):
-                raise ValueError(
-                    f"start has sites of shape {sites.shift.shape}; allowed: {(n, latents)}, the "
-                    "same observations"
-                )
-        now = self._moments(sites)
-        if now is None:
+    def prior(self) -> LatentGPState:
+        zeros = np.zeros(self.shape)
+        found = self.built(Sites(zeros, zeros.copy(), np.zeros(self.order)), 0)
+        if found is None:
+            raise not_proper()
+        return found
+
+    def taken(self, start: Any) -> Sites:
+        sites: Sites = start.sites
+        if sites.shift.shape != self.shape:
             raise ValueError(
-                "start makes the posterior improper with this kernel; allowed: another start"
+                f"start has sites of shape {sites.shift.shape}; allowed: {self.shape}, the same "
+                "observations"
             )
-        few = self.n_sites <= SEQUENTIAL_UP_TO
-        return LatentGPState(sites, sweeps, now, start is not None or not few)
+        return sites
+
+    def built(self, sites: Sites, sweeps: int) -> LatentGPState | None:
+        """Their covariances are in the arrays of the kernels then. O(C n^3)."""
+        found = []
+        for k, form in enumerate(self.forms):
+            some = one_of(sites, k)
+            part = form.moments(some)
+            if part is None:
+                return None
+            form.hold_covariance(some, part)
+            found.append(part)
+        return LatentGPState(sites, sweeps, tuple(found))
 
     def summary(self, state: LatentGPState, evidence: bool = True) -> Summary:
         mean, variance = (
@@ -107,47 +103,67 @@ class LatentProcessEngine:
             return Summary(mean, variance)
         return Summary(mean, variance, evidence_of(state.sites, state.now))
 
-    def settle(self, state: LatentGPState, hurry: bool = False) -> LatentGPState:
-        return state
+    def result(self, state: LatentGPState) -> LatentGPState:
+        return LatentGPState(*state[:3])
 
-    def _moments(self, sites: Sites) -> tuple[Moments, ...] | None:
-        """Moments, whose covariances are in the arrays of the kernels then. O(C n^3)."""
-        found = []
-        for k, kernel in enumerate(self.kernels):
-            form, some = Kernel(kernel), one_of(sites, k)
-            part = form.moments(some)
-            if part is None:
-                return None
-            form.hold_covariance(some, part)
-            found.append(part)
-        return tuple(found)
 
-    def sweep(self, state: LatentGPState, keep: bool, tick: Tick) -> tuple[LatentGPState, Counts]:
-        before, self.core.residual = self.core.n_refused, 0.0
-        mean, shifts = self._mean(state), state.sites.shift
-        if self.joins and state.sites.precision.any():
+class LatentProcessEngine(EPEngine):
+    """EP on observations of several processes, in C n^2 numbers and twice that beside."""
+
+    def __init__(self, problem: Any) -> None:
+        super().__init__(problem, Kernels(problem))
+        schedule, (n, latents) = self.schedule, self.form.shape
+        self.moments = problem.loss.latent_moments()
+        self.core = LatentSites(self.moments, schedule.damping, n)
+        joins = schedule.order == "auto" and schedule.tol > 0.0 and schedule.damping == 1.0
+        joins = joins and problem.loss.log_concave
+        self.joins = bool(joins and n * latents**2 <= MOST_CURVATURES)
+
+    def begun(self, state: LatentGPState, is_flat: bool) -> LatentGPState:
+        return state._replace(memory=(not is_flat or self.n_sites > SEQUENTIAL_UP_TO, np.inf))
+
+    def visits(self, state: LatentGPState) -> Observations:
+        return Observations(self)
+
+    def unswept(self, state: LatentGPState, outcome: Outcome) -> tuple[LatentGPState, Counts]:
+        # the arrays of the kernels have other covariances
+        same = self.form.built(state.sites, state.sweeps + 1)
+        return same._replace(memory=(False, state.memory[1])), Counts(self.n_sites)
+
+
+class Observations:
+    """A step on all means, then all observations at once, or one after the other."""
+
+    in_turn = False
+
+    def __init__(self, engine: LatentProcessEngine) -> None:
+        self.engine, self.problem, self.form = engine, engine.problem, engine.form
+        self.schedule, self.core, self.moments = engine.schedule, engine.core, engine.moments
+        self.at_once = self.schedule.order == "parallel"
+
+    def sweep(self, state: LatentGPState, sites: Sites, tick: Tick) -> Outcome:
+        before = self.core.n_refused
+        if self.engine.joins:
+            self.at_once = state.memory[0]
+        mean, shifts = np.stack([part.mean for part in state.now]), state.sites.shift
+        if self.engine.joins and state.sites.precision.any():
             stepped = self._step(state, mean)
             if stepped is not None:
                 mean, shifts = stepped
         stood = state.sites._replace(shift=shifts)
-        at_once = state.joint if self.joins else self.schedule.order == "parallel"
-        sites = (self._all if at_once else self._by_one)(state, mean, stood)
-        refused = self.core.n_refused - before
-        taken, now, share = largest_proper_step(state.sites, sites, self._moments)
-        tick(self.n_sites)
-        if now is None:
-            now = self._moments(state.sites)
-            assert now is not None
-            same = state._replace(sweeps=state.sweeps + 1, now=now, joint=False)
-            return same, Counts(self.n_sites)
-        counts = Counts(refused) if share == 1.0 else Counts(refused, settled=False)
-        new = LatentGPState(taken, state.sweeps + 1, now)
-        moved = change(self.summary(state, False), self.summary(new, False))
-        contracts = share == 1.0 and moved < CONTRACTS * state.moved
-        return new._replace(joint=contracts or not at_once, moved=moved), counts
+        found = (self._all if self.at_once else self._by_one)(state, mean, stood)
+        for part, new in zip(sites, found, strict=True):
+            part[:] = new
+        tick(self.form.order)
+        return Outcome(self.core.n_refused - before)
 
-    def _mean(self, state: LatentGPState) -> Array:
-        return np.stack([part.mean for part in state.now])
+    def after(
+        self, old: LatentGPState, new: LatentGPState, counts: Counts
+    ) -> tuple[LatentGPState, Counts]:
+        """The state, with what the next sweep goes by."""
+        moved = change(self.form.summary(old, False), self.form.summary(new, False))
+        contracts = counts.settled is None and moved < CONTRACTS * old.memory[1]
+        return new._replace(memory=(contracts or not self.at_once, moved)), counts
 
     # -- all at once --
 
@@ -193,7 +209,7 @@ class LatentProcessEngine:
         Each latent by its covariance, of which K^-1 times that is known; what all have in common by
         K, where that is the same for all.
         """
-        covariance = [symmetric_from_upper(kernel.array) for kernel in self.kernels]
+        covariance = [symmetric_from_upper(kernel.array) for kernel in self.problem.kernel]
         common = self.problem.common
 
         def nearly(r: Array) -> tuple[Array, Array]:
@@ -224,8 +240,10 @@ class LatentProcessEngine:
 
     def _by_one(self, state: LatentGPState, center: Array, sites: Sites) -> Sites:
         """O(C n^3)."""
-        n = self.n_sites
-        covariance = np.stack([symmetric_from_upper(kernel.array) for kernel in self.kernels])
+        n = self.form.order
+        covariance = np.stack(
+            [symmetric_from_upper(kernel.array) for kernel in self.problem.kernel]
+        )
         mean, scale = center.copy(), sites.log_scale.copy()
         tau, nu = (np.ascontiguousarray(part.T) for part in sites[:2])
         visits = as_array(self.schedule.checked_visits(n, state.sweeps))
