@@ -295,7 +295,7 @@ def fit_linear(
     normal = prior_variance, prior_precision, prior_covariance, prior_mean
     known: dict[str, Any] = {"intercept": ones is not None, "names": names, "wide": kernel_rows}
     if prior is not None:
-        refuse_normal(normal, f"prior={prior!r}")
+        refuse_normal(normal, f"prior={prior!r}", ": one of them")
         flat_prior = prior_of(np.ones(d), np.zeros(d), kernel_rows is None)
         whole = chosen.problem(data, flat_prior)._replace(**known)
         problem = with_prior_sites(whole, prior, ones)

@@ -43,12 +43,12 @@ def prior_at_door(
     return prior_of(found, center, full)
 
 
-def refuse_normal(given: tuple[Any, Any, Any, Any], beside: str) -> None:
+def refuse_normal(given: tuple[Any, Any, Any, Any], beside: str, allowed: str) -> None:
     """Refuse arguments of a normal prior beside what has another prior."""
     for name, value in zip(NORMAL, given, strict=True):
         if value is not None:
             raise ValueError(
-                f"{name} is {_checks.describe(value)} beside {beside}; allowed: one of them"
+                f"{name} is {_checks.describe(value)} beside {beside}; allowed{allowed}"
             )
 
 
@@ -67,7 +67,7 @@ def prior_of_fit(
     if start is None or schedule.stores != "none":
         features = d if intercept is None else d - 1
         return prior_at_door(*given, features, dense, intercept)
-    refuse_normal(given, "a start, whose prior ADF keeps")
+    refuse_normal(given, "a start", " with ADF: None, the prior is that of the start")
     prior: State = start.problem.prior
     if prior.shift.size != d:
         raise ValueError(f"start has {prior.shift.size} dimensions; allowed: {d}")
