@@ -114,7 +114,7 @@ def test_without_a_sweep_the_posterior_is_the_start():
         (lambda: fit_gp(K, KY, start=gp), gp),
     ):
         first = calls_of(fit).first
-        assert interrupted(fit, first["fit_problem"] + 2).posterior is start
+        assert interrupted(fit, first["fit_process"] + 2).posterior is start
     prior = interrupted(lambda: fit_linear(X, Y, prior_variance=4.0), first["fit_problem"] + 4)
     if isinstance(prior, epfast.Interrupted):
         np.testing.assert_array_equal(prior.posterior.mean, 0.0)
