@@ -30,7 +30,7 @@ from epfast.gaussian.engines.arrivals import Lanes, Part
 from epfast.gaussian.engines.base import EPEngine, Swept, adf_start, plain, with_moments
 from epfast.gaussian.engines.full import Full
 from epfast.gaussian.engines.local import flat_site
-from epfast.gaussian.engines.shards import ShardEngine, ShardState, stacked
+from epfast.gaussian.engines.shards import ShardEngine, Shards, stacked
 from epfast.gaussian.engines.shared import SharedEngine
 from epfast.gaussian.problem import Data, LinearProblem, State, is_proper, product_over
 from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, evidence_bound
@@ -126,31 +126,47 @@ def _asked(
     return Visit(token, k, number, posterior, own, float(site.log_scale), share)
 
 
-def _of_start(start: Any, count: int, precision: Array) -> tuple[list[Sites], int]:
-    """Sites of shards, flat ones without a start."""
-    if start is None:
-        return [flat_site(precision) for _ in range(count)], 0
-    shapes = [] if start.sites is None else [part.shape for part in start.sites]
-    allowed = [(count, *precision.shape), (count, len(precision)), (count,)]
-    if shapes != allowed:
-        found = shapes[0] if shapes else None
-        raise ValueError(
-            f"start has sites of shape {found}; allowed: {allowed[0]}, a result of "
-            "epfast.dask.fit_linear with as many shards and columns"
-        )
-    return [families.taken(start.sites, k) for k in range(count)], start.n_sweeps
-
-
 class _CountsBytes:
     """Base of an engine on a cluster: a sweep says what it has sent and got."""
 
-    tasks: Counted
+    tasks: Any
 
     def sweep(self, state: Any, keep: bool, tick: Tick) -> tuple[Any, Counts]:
         before = self.tasks.n_bytes
         swept: Any = super()
         new, counts = swept.sweep(state, keep, tick)
         return new, counts._replace(bytes_sent=self.tasks.n_bytes - before)
+
+
+class Remote(Shards):
+    """Sites of shards alone: those of rows stay with the workers that have them."""
+
+    def __init__(self, problem: LinearProblem, shards: Sequence[Shard]) -> None:
+        Full.__init__(self, problem)
+        self.order = self.order if problem.covariance == "full" else 0
+        self.sizes, self.n_sites = [shard.facts.rows for shard in shards], problem.shape[0]
+
+    def prior(self) -> Any:
+        nothing = flat_site(self.problem.base.precision)
+        return self.built([Part(nothing, None)] * len(self.sizes), 0)
+
+    def taken(self, start: Any) -> Any:
+        count, precision = len(self.sizes), self.problem.base.precision
+        shapes = [] if start.sites is None else [part.shape for part in start.sites]
+        allowed = [(count, *precision.shape), (count, len(precision)), (count,)]
+        if shapes != allowed:
+            raise ValueError(
+                f"start has sites of shape {shapes[0] if shapes else None}; allowed: "
+                f"{allowed[0]}, a result of epfast.dask.fit_linear with as many shards and columns"
+            )
+        return [Part(families.taken(start.sites, k), None) for k in range(count)]
+
+    def parts_of(self, state: Swept) -> list[Part]:
+        count = len(self.sizes)
+        return [Part(families.taken(state.memory.shards, k), None) for k in range(count)]
+
+    def sites_of(self, parts: Sequence[Part]) -> Sites:
+        return stacked([part.site for part in parts])
 
 
 class RemoteShards(_CountsBytes, ShardEngine):
@@ -163,10 +179,8 @@ class RemoteShards(_CountsBytes, ShardEngine):
     def __init__(
         self, problem: LinearProblem, shards: Sequence[Shard], tasks: Counted, token: str
     ) -> None:
-        super(ShardEngine, self).__init__(problem, Full(problem))
-        self.remote, self.token = shards, token
-        self.sizes = [shard.facts.rows for shard in shards]
-        self.tasks: Counted = tasks
+        super().__init__(problem, Remote(problem, shards))
+        self.remote, self.token, self.tasks = shards, token, tasks
         self.lanes = tasks.place.lanes([shard.number for shard in shards])
         self.evidence_bound = evidence_bound(problem.loss, sum(s.facts.size for s in shards))
         nothing: Any = None
@@ -177,27 +191,12 @@ class RemoteShards(_CountsBytes, ShardEngine):
             schedule=self.schedule.inner if shards_of_rows else self.schedule,
             **{"prior": nothing, "base": nothing, "data": nothing},
         )
-        if problem.covariance != "full":
-            self.order_of_matrices = 0
 
     def call(
         self, k: int, visit: int, precision: Array, shift: Array, part: Part, share: float
     ) -> tuple[Any, ...]:
         asked = _asked(self.tasks, self.token, k, visit, (precision, shift), part.site, share)
         return self.visit, self.remote[k], self.template, asked
-
-    def started(self, start: Any) -> tuple[list[Part], int]:
-        sites, sweeps = _of_start(start, len(self.remote), self.problem.base.precision)
-        return [Part(site, None) for site in sites], sweeps
-
-    def parts_of(self, state: ShardState) -> list[Part]:
-        return [Part(families.taken(state.shards, k), None) for k in range(len(self.remote))]
-
-    def sites_of(self, parts: Sequence[Part]) -> Sites:
-        return stacked([part.site for part in parts])
-
-    def damped(self, k: int, old: Part, new: Part, share: float) -> Part:
-        return Part(families.damped(old.site, new.site, share), None)
 
 
 class RemoteGroups(_CountsBytes, SharedEngine):

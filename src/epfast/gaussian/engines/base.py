@@ -7,9 +7,8 @@ drift, and what a sweep moved the posterior to, beside what the sites make, is k
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from operator import methodcaller
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -35,7 +34,6 @@ CONTRACTION = 0.7
 STANDS = 1e-4
 
 COPY = methodcaller("copy")
-T = TypeVar("T")
 
 
 def contraction(moved: float, least: float, stalled: int) -> tuple[float, int]:
@@ -134,27 +132,6 @@ def with_moments(state: State) -> Swept:
     return found
 
 
-def largest_proper_step(
-    old: Sites, new: Sites, build: Callable[[Sites], T | None]
-) -> tuple[Sites, T | None, float]:
-    """Build from new sites; where that is improper from half of their change, or half of that.
-
-    Returns
-    -------
-    sites, built, share
-        The share of the change that was taken; 0 and None if no share was proper.
-    """
-    sites, built, share = new, build(new), 1.0
-    with np.errstate(all="ignore"):  # sites of a run that diverges
-        while built is None:
-            share *= 0.5
-            if share < LEAST_SHARE:
-                return old, None, 0.0
-            sites = families.damped(old, new, share)
-            built = build(sites)
-    return sites, built, share
-
-
 def improper_start() -> ValueError:
     """The error for a start whose sites make the posterior improper."""
     return ValueError("start makes the posterior improper with this prior; allowed: another prior")
@@ -231,7 +208,7 @@ class EPEngine:
             self.tilted.begin_sweep(state.sweeps)
         visits, sweeps, last = self.visits(state), state.sweeps + 1, state
         state = self.before(state) if self.steps else state
-        sites: Any = None if state.sites is None else Sites(*map(COPY, state.sites))
+        sites = self.opened(state)
         try:
             outcome = visits.sweep(state, sites, tick)
         except PartOfSweep:
@@ -251,15 +228,26 @@ class EPEngine:
             new = self.form.built(sites, sweeps)
             if new is not None and outcome.left is not None:
                 drift = change(Summary(*outcome.left), self.summary(new, False))
-        if new is None:
-            build, settled = partial(self.form.built, sweeps=sweeps), False
-            _, new, _ = largest_proper_step(state.sites, sites, build)
+        share = 1.0
+        with np.errstate(all="ignore"):  # sites of a run that diverges
+            while new is None and share > LEAST_SHARE:
+                share, settled = 0.5 * share, False
+                new = self.form.built(self.between(state, sites, share), sweeps)
         if new is None:
             return self.unswept(last, outcome)
         numbers = outcome.refused, outcome.failed, outcome.clipped, drift
         trace, lost = outcome.trace, outcome.lost
         counts = Counts(*numbers, settled=settled, trace=trace, lost=lost)
-        return visits.after(state, new._replace(order=state.order, memory=state.memory), counts)
+        memory = state.memory if new.memory is None else new.memory
+        return visits.after(state, new._replace(order=state.order, memory=memory), counts)
+
+    def opened(self, state: Any) -> Any:
+        """What visits change: copies of the sites; None where there are none."""
+        return None if state.sites is None else Sites(*map(COPY, state.sites))
+
+    def between(self, state: Any, sites: Any, share: float) -> Any:
+        """Sites this share of the way from those of a state to others."""
+        return families.damped(state.sites, sites, share)
 
     def before(self, state: Any) -> Any:
         """The state after a step on all sites, from which a sweep is better begun."""

@@ -11,13 +11,8 @@ from numpy.typing import NDArray
 from epfast import families
 from epfast._arrays import Array
 from epfast.gaussian.engines.arrivals import Arrivals, Flow, Lanes, Part
-from epfast.gaussian.engines.base import (
-    LEAST_SHARE,
-    EPEngine,
-    flat,
-    improper_start,
-)
-from epfast.gaussian.engines.full import Full, check_sites
+from epfast.gaussian.engines.base import EPEngine, Outcome, Swept, flat, with_moments
+from epfast.gaussian.engines.full import Full
 from epfast.gaussian.engines.local import (
     damped_rows,
     engine_of_shard,
@@ -27,7 +22,7 @@ from epfast.gaussian.engines.local import (
     shard_of,
     site_of,
 )
-from epfast.gaussian.problem import LinearProblem, State, is_proper, moments_of, stacked_rows
+from epfast.gaussian.problem import LinearProblem, State, is_proper, stacked_rows
 from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites
 from epfast.inference.executors import Tasks
 from epfast.inference.loop import RELATIVE, change
@@ -60,18 +55,9 @@ def _rows_of(factors: Any, size: int, n: int) -> Any:
     return rows[rows < n]
 
 
-class ShardState(NamedTuple):
-    """A :class:`State`, its moments, and the sites of the shards."""
+class ShardMemory(NamedTuple):
+    """What a state knows of the shards."""
 
-    precision: Array
-    shift: Array
-    sites: Sites | None
-    log_scale: float
-    sweeps: int
-    rows_seen: int | None
-    #: (d, d), or variances (d,), and (d,)
-    covariance: Array
-    mean: Array
     #: (K, d, d) or (K, d), (K, d), (K,): of each shard, the product of the sites of its rows
     shards: Sites
     #: of answers that are taken as they come
@@ -83,55 +69,31 @@ def stacked(sites: Sequence[Sites]) -> Sites:
     return Sites(*map(np.stack, zip(*sites, strict=True)))
 
 
-class ShardEngine(EPEngine):
-    """q = p0 Π_k g_k, g_k the product of the sites of shard k's rows, or minibatches.
+class Shards(Full):
+    """The form of q = p0 Π_k g_k, g_k the product of the sites of shard k's rows, or minibatches.
 
-    A subclass may have its rows elsewhere: it says what is asked of a shard (:meth:`call`), and
-    what the sites of a state are.
+    What visits change is a list with a :class:`Part` for each shard.
     """
 
     def __init__(self, problem: LinearProblem) -> None:
-        super().__init__(problem, Full(problem))
-        if problem.covariance != "full":
-            self.order_of_matrices = 0
-        size = problem.batch_size or 1
-        self.n_sites = -(-self.n_sites // size)
-        labels = _labels_of_factors(self.schedule, problem.shape[0], size)
+        super().__init__(problem)
+        self.order = self.order if problem.covariance == "full" else 0
+        schedule, (n, _), size = problem.schedule, problem.shape, problem.batch_size or 1
+        self.n_sites = -(-n // size)
+        labels = _labels_of_factors(schedule, n, size)
         order = np.argsort(labels, kind="stable")
         cuts = np.searchsorted(labels[order], np.arange(1, labels.max() + 1))
         #: factors of each shard
         self.factors = [neighbours(some) for some in np.split(order, cuts)]
         self.in_order = bool((np.diff(order) == 1).all())
-        rows = [_rows_of(some, size, problem.shape[0]) for some in self.factors]
-        self.shards = [shard_of(problem, some, self.schedule.inner) for some in rows]
+        rows = [_rows_of(some, size, n) for some in self.factors]
+        self.shards = [shard_of(problem, some, schedule.inner) for some in rows]
         self.sizes = [shard.shape[0] for shard in self.shards]
-        self.tasks = Tasks()
 
-    #: of workers that have some of the shards
-    lanes: Lanes | None = None
-
-    # -- what a subclass without rows has otherwise --
-
-    def call(
-        self, k: int, visit: int, precision: Array, shift: Array, part: Part, share: float
-    ) -> tuple[Any, ...]:
-        """What is asked of a shard: a function and its arguments."""
-        return local_update, self.shards[k], precision, shift, *part, share
-
-    def started(self, start: Any) -> tuple[list[Part], int]:
-        """The parts of a start, and its number of sweeps."""
-        if start is None:
-            nothing = flat_site(self.problem.base.precision)
-            return [Part(nothing, self._flat_rows(shard)) for shard in self.shards], 0
-        if self.schedule.inner.stores == "none":
-            raise ValueError(
-                "start is given with inner=ADF(), which stores no sites; allowed: None"
-            )
-        sites, parts = self._sites_of(start), []
-        for shard, some in zip(self.shards, self.factors, strict=True):
-            own: Sites = families.taken(sites, some)
-            parts.append(Part(site_of(shard, own), own))
-        return parts, start.n_sweeps
+    def prior(self) -> Any:
+        nothing = flat_site(self.problem.base.precision)
+        parts = [Part(nothing, self._flat_rows(shard)) for shard in self.shards]
+        return self.built(parts, self.problem.base.sweeps)
 
     def _flat_rows(self, shard: LinearProblem) -> Sites | None:
         """Flat sites of the rows or minibatches of a shard."""
@@ -144,19 +106,25 @@ class ShardEngine(EPEngine):
         sites: Sites = engine.settle(engine.init(None)).sites
         return sites
 
-    def _sites_of(self, start: Any) -> Sites:
-        """The sites of a start, checked."""
-        if self.problem.covariance == "full":
-            check_sites(self.problem, start)
-            sites: Sites = start.sites
-            return sites
-        whole = engine_of_shard(self.problem._replace(schedule=self.schedule.inner))
-        found: Sites = whole.settle(whole.init(start)).sites
-        return found
+    def taken(self, start: Any) -> Any:
+        problem, inner, parts = self.problem, self.problem.schedule.inner, []
+        if inner.stores == "none":
+            raise ValueError(
+                "start is given with inner=ADF(), which stores no sites; allowed: None"
+            )
+        if problem.covariance == "full":
+            sites = super().taken(start)
+        else:
+            whole = engine_of_shard(problem._replace(schedule=inner))
+            sites = whole.settle(whole.init(start)).sites
+        for shard, some in zip(self.shards, self.factors, strict=True):
+            own: Sites = families.taken(sites, some)
+            parts.append(Part(site_of(shard, own), own))
+        return parts
 
-    def parts_of(self, state: ShardState) -> list[Part]:
+    def parts_of(self, state: Swept) -> list[Part]:
         """What is known of each shard."""
-        own = [families.taken(state.shards, k) for k in range(len(self.sizes))]
+        own = [families.taken(state.memory.shards, k) for k in range(len(self.sizes))]
         if state.sites is None:
             return [Part(site, None) for site in own]
         return [
@@ -176,100 +144,136 @@ class ShardEngine(EPEngine):
         in_order: Sites = families.taken(sites, np.argsort(order))
         return in_order
 
-    def damped(self, k: int, old: Part, new: Part, share: float) -> Part:
+    def damped(self, old: Part, new: Part, share: float) -> Part:
         """A shard between two parts."""
         site: Sites = families.damped(old.site, new.site, share)
         return Part(site, None if new.rows is None else damped_rows(old.rows, new.rows, share))
 
-    # -- sweeps --
-
-    def init(self, start: Any) -> ShardState:
-        self.tasks.cancel()  # of a run from a start that was dropped
-        parts, sweeps = self.started(start)
-        found = self._built(parts, sweeps)
-        if found is None:
-            raise improper_start()
-        return found
-
-    def sweep(self, state: ShardState, keep: bool, tick: Tick) -> tuple[ShardState, Counts]:
-        if self.schedule.order == AS_COMPLETED:
-            return self._as_completed(state, tick)
-        schedule, lost, refused, failed, moved = self.schedule, self.tasks.n_lost, 0, 0, 0.0
-        parts, precision, shift = self.parts_of(state), state.precision, state.shift
-        visits = [int(k) for k in schedule.checked_visits(len(parts), state.sweeps)]
-        together, damping = schedule.order == "parallel", schedule.damping
-        for some in [visits] if together else [[k] for k in visits]:
-            calls = [self.call(k, state.sweeps, precision, shift, parts[k], damping) for k in some]
-            found = self.tasks.together(calls, [self.sizes[k] for k in some], tick)
-            for k, update in zip(some, found, strict=True):
-                refused, moved = refused + update.refused, max(moved, update.moved)
-                failed += update.failed
-                if not together:
-                    precision = precision - parts[k].site.precision + update.site.precision
-                    shift = shift - parts[k].site.shift + update.site.shift
-                parts[k] = Part(update.site, update.rows)
-        # sweeps of a shard may go around and end where they began
-        settled = False if moved > schedule.tol else None
-        counts = Counts(refused, failed, settled=settled, lost=self.tasks.n_lost - lost)
-        new, share = self._built(parts, state.sweeps + 1), 1.0
-        while new is None:  # improper, so take less of the changes
-            share *= 0.5
-            if share < LEAST_SHARE:
-                again = state._replace(sweeps=state.sweeps + 1)
-                return again, counts._replace(refused=self.n_sites)
-            both = zip(self.parts_of(state), parts, strict=True)
-            some_of = [self.damped(k, *pair, share) for k, pair in enumerate(both)]
-            new, counts = self._built(some_of, state.sweeps + 1), counts._replace(settled=False)
-        return new, counts
-
-    def _as_completed(self, state: ShardState, tick: Tick) -> tuple[ShardState, Counts]:
-        """A pass: as many answers as there are shards, each taken as it comes."""
-        tasks, schedule, lost = self.tasks, self.schedule, self.tasks.n_lost
-        flow = state.flow
-        if flow is None:
-            flow = Flow.begun(schedule.damping, len(self.sizes))
-
-        def send(
-            k: int, visit: int, precision: Array, shift: Array, part: Part, share: float
-        ) -> None:
-            tasks.send((k, visit), *self.call(k, visit, precision, shift, part, share))
-
-        parts = self.parts_of(state)
-        given = tasks, flow, state.precision, state.shift, parts, self.sizes, send
-        arrivals = Arrivals(*given, self.lanes)
-        try:
-            arrivals.take_in(tick)
-        except KeyboardInterrupt:
-            raise PartOfSweep(self._reached(state, arrivals)) from None
-        except ExecutorFailed as failed:
-            failed.posterior = self._reached(state, arrivals)
-            raise
-        reached = self._reached(state, arrivals)
-        left = change(self.summary(state, False), self.summary(reached, False)) / flow.rate
-        after = arrivals.flow_after(schedule.tol).passed(left <= schedule.tol)
-        new = reached._replace(sweeps=state.sweeps + 1, flow=after)
-        settled = None if after.all_agree and arrivals.moved <= schedule.tol else False
-        if settled is None and flow.rate < 1.0 and 0.0 < schedule.tol >= left:
-            # log scales follow
-            before, now = (self.summary(s).log_evidence for s in (state, new))
-            near = flow.rate * max(schedule.tol, RELATIVE * abs(now))
-            settled = None if abs(now - before) <= near else False
-        counts = Counts(arrivals.refused, settled=settled, left=left)
-        return new, counts._replace(lost=tasks.n_lost - lost, in_flight=arrivals.width)
-
-    def _reached(self, state: ShardState, arrivals: Arrivals) -> ShardState:
-        """The state with what has come so far; a whole one wherever Ctrl-C fell."""
-        found = self._built(arrivals.parts, state.sweeps)
-        # each part was accepted with a proper posterior, by sums in another order
-        return state if found is None else found._replace(flow=state.flow)
-
-    def _built(self, parts: Sequence[Part], sweeps: int) -> ShardState | None:
+    def built(self, sites: Any, sweeps: int, flow: Flow | None = None) -> Swept | None:
         """Base times the sites of the shards, in their order; None if improper. O(K d^2 + d^3)."""
-        base, shards = self.problem.base, stacked([part.site for part in parts])
+        base, shards = self.problem.base, stacked([part.site for part in sites])
         precision = base.precision + shards.precision.sum(axis=0)
         if not is_proper(precision):
             return None
         total = base.log_scale + float(shards.log_scale.sum())
         shift = base.shift + shards.shift.sum(axis=0)
-        state = State(precision, shift, self.sites_of(parts), total, sweeps)
-        return ShardState(*state, *moments_of(state), shards)
+        state = State(precision, shift, self.sites_of(sites), total, sweeps)
+        return with_moments(state)._replace(memory=ShardMemory(shards, flow))
+
+
+class ShardEngine(EPEngine):
+    """DEP: a task for each shard. A subclass may have its rows elsewhere."""
+
+    #: of workers that have some of the shards
+    lanes: Lanes | None = None
+    tasks: Any
+
+    def __init__(self, problem: LinearProblem, form: Shards | None = None) -> None:
+        super().__init__(problem, form or Shards(problem))
+        self.n_sites, self.tasks = self.form.n_sites, Tasks()
+
+    def call(
+        self, k: int, visit: int, precision: Array, shift: Array, part: Part, share: float
+    ) -> tuple[Any, ...]:
+        """What is asked of a shard: a function and its arguments."""
+        return local_update, self.form.shards[k], precision, shift, *part, share
+
+    def init(self, start: Any) -> Swept:
+        self.tasks.cancel()  # of a run from a start that was dropped
+        state: Swept = super().init(start)
+        return state
+
+    def opened(self, state: Swept) -> list[Part]:
+        parts: list[Part] = self.form.parts_of(state)
+        return parts
+
+    def between(self, state: Swept, sites: list[Part], share: float) -> list[Part]:
+        both = zip(self.form.parts_of(state), sites, strict=True)
+        return [self.form.damped(*pair, share) for pair in both]
+
+    def visits(self, state: Swept) -> InRounds | AsTheyCome:
+        return (AsTheyCome if self.schedule.order == AS_COMPLETED else InRounds)(self)
+
+
+class InRounds:
+    """All shards from one posterior, or one after the other; each answer is waited for."""
+
+    in_turn = False
+
+    def __init__(self, engine: ShardEngine) -> None:
+        self.engine, self.schedule, self.moved = engine, engine.schedule, 0.0
+
+    def sweep(self, state: Swept, sites: list[Part], tick: Tick) -> Outcome:
+        engine, tasks, parts = self.engine, self.engine.tasks, sites
+        refused, failed, lost, damping = 0, 0, tasks.n_lost, self.schedule.damping
+        precision, shift = state.precision, state.shift
+        visits = [int(k) for k in self.schedule.checked_visits(len(parts), state.sweeps)]
+        together = self.schedule.order == "parallel"
+        for some in [visits] if together else [[k] for k in visits]:
+            given = precision, shift
+            calls = [engine.call(k, state.sweeps, *given, parts[k], damping) for k in some]
+            found = tasks.together(calls, [engine.form.sizes[k] for k in some], tick)
+            for k, update in zip(some, found, strict=True):
+                refused, failed = refused + update.refused, failed + update.failed
+                self.moved = max(self.moved, update.moved)
+                if not together:
+                    precision = precision - parts[k].site.precision + update.site.precision
+                    shift = shift - parts[k].site.shift + update.site.shift
+                parts[k] = Part(update.site, update.rows)
+        return Outcome(refused, failed, lost=tasks.n_lost - lost)
+
+    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
+        """The state; sweeps of a shard may go around and end where they began."""
+        return new, counts._replace(settled=False) if self.moved > self.schedule.tol else counts
+
+
+class AsTheyCome:
+    """A pass: as many answers as there are shards, each taken as it comes."""
+
+    in_turn = False
+
+    def __init__(self, engine: ShardEngine) -> None:
+        self.engine, self.schedule = engine, engine.schedule
+
+    def sweep(self, state: Swept, sites: list[Part], tick: Tick) -> Outcome:
+        engine, tasks, schedule = self.engine, self.engine.tasks, self.schedule
+        lost, flow = tasks.n_lost, state.memory.flow
+        self.flow = flow = flow or Flow.begun(schedule.damping, len(sites))
+
+        def send(
+            k: int, visit: int, precision: Array, shift: Array, part: Part, share: float
+        ) -> None:
+            tasks.send((k, visit), *engine.call(k, visit, precision, shift, part, share))
+
+        given = tasks, flow, state.precision, state.shift, sites, engine.form.sizes, send
+        self.arrivals = arrivals = Arrivals(*given, engine.lanes)
+        try:
+            arrivals.take_in(tick)
+        except KeyboardInterrupt:
+            raise PartOfSweep(self._reached(state)) from None
+        except ExecutorFailed as failed:
+            failed.posterior = self._reached(state)
+            raise
+        made = self._reached(state)._replace(sweeps=state.sweeps + 1)
+        return Outcome(arrivals.refused, lost=tasks.n_lost - lost, made=made)
+
+    def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
+        """The state, with how the next answers are taken; a run ends where all shards agree."""
+        summary, tol, arrivals = self.engine.summary, self.schedule.tol, self.arrivals
+        rate = self.flow.rate
+        left = change(summary(old, False), summary(new, False)) / rate
+        after = arrivals.flow_after(tol).passed(left <= tol)
+        settled = None if after.all_agree and arrivals.moved <= tol else False
+        if settled is None and rate < 1.0 and 0.0 < tol >= left:
+            # log scales follow
+            before, now = (summary(s).log_evidence for s in (old, new))
+            settled = None if abs(now - before) <= rate * max(tol, RELATIVE * abs(now)) else False
+        new = new._replace(memory=new.memory._replace(flow=after))
+        return new, counts._replace(settled=settled, left=left, in_flight=arrivals.width)
+
+    def _reached(self, state: Swept) -> Swept:
+        """The state with what has come so far; a whole one wherever Ctrl-C fell."""
+        flow = state.memory.flow
+        found: Swept | None = self.engine.form.built(self.arrivals.parts, state.sweeps, flow)
+        # each part was accepted with a proper posterior, by sums in another order
+        return state if found is None else found
