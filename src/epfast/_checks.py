@@ -72,7 +72,7 @@ def integer(name: str, value: Any, *, least: int, most: int = 2**62) -> int:
     return int(value)
 
 
-def settle(target: Any, **values: Any) -> None:
+def freeze(target: Any, **values: Any) -> None:
     """Put checked values, which are plain numbers, in place of those that a frozen class got."""
     for name, value in values.items():
         object.__setattr__(target, name, value)

@@ -112,10 +112,10 @@ state.sites.precision n
 state.prior_sites.log_scale d
 state.prior_sites.shift d
 state.prior_sites.precision d
-problem.of_weights.start.log_scale d
-problem.of_weights.start.shift d
-problem.of_weights.start.precision d
-problem.of_weights.visits v=d
+problem.prior_sites.start.log_scale d
+problem.prior_sites.start.shift d
+problem.prior_sites.start.precision d
+problem.prior_sites.visits v=d
 problem.wide.X nd""",
     "process": """problem.y nw?
 problem.weights n

@@ -18,7 +18,7 @@ from epfast._arrays import Array
 from epfast._core.kernel_rows import KernelRows
 from epfast._core.smo import Smo
 from epfast.inference import ConvergenceWarning, Interrupted
-from epfast.inference.runtime import PacedParts, paced
+from epfast.inference.runtime import TimedPieces, in_timed_pieces
 
 __all__ = ["SVM", "SVMInfo", "fit_svm"]
 
@@ -463,7 +463,7 @@ class _Dual:
             self.iterations += smo.iterations - before
             return more and self.iterations < self.most
 
-        paced(steps)
+        in_timed_pieces(steps)
 
     def _move(self, found: Array, part: slice) -> None:
         """Take new variables; the change of each goes to the gradient of all rows."""
@@ -472,7 +472,7 @@ class _Dual:
         changes = changes[index - part.start]
         before = self.gradient.copy()
         try:
-            for some in PacedParts(len(index)):
+            for some in TimedPieces(len(index)):
                 self.whole.add(index[some], changes[some])
             self.beta[part] = found[part]
         except KeyboardInterrupt:

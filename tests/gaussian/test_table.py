@@ -15,7 +15,7 @@ from epfast.gaussian.choices import choose
 from epfast.gaussian.fit_linear import fit_problem
 from epfast.gaussian.priors import prior_at_door
 from epfast.gaussian.problem import data_of
-from epfast.gaussian.table import ENGINES, NUMBERS, legal
+from epfast.gaussian.table import ENGINES, SCHEDULE_NUMBERS, legal
 from epfast.schemes import Relaxed
 from tests import batteries
 from tests.batteries import Case
@@ -68,7 +68,7 @@ GIVEN = [
 ]
 ARGUMENTS = (
     "schedule|scheme|loss|posterior|batch_size|X|chunks of X|sparse X|weights|record|beta|order|"
-    + "|".join(NUMBERS)
+    + "|".join(SCHEDULE_NUMBERS)
 )
 
 
@@ -189,7 +189,7 @@ def with_number(stores, name, read):
     return None
 
 
-@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("name", SCHEDULE_NUMBERS)
 @pytest.mark.parametrize("key", batteries.TABLES["linear"], ids="-".join)
 def test_a_number_is_used_or_refused(key, name):
     """What an engine takes it reads while it sweeps."""
@@ -218,7 +218,7 @@ def test_a_number_is_used_or_refused(key, name):
     assert name in read
 
 
-@pytest.mark.parametrize("name", [name for name in NUMBERS if name != "settle"])
+@pytest.mark.parametrize("name", [name for name in SCHEDULE_NUMBERS if name != "settle"])
 def test_numbers_of_a_process(name):
     rows, y = batteries.rows(LOSSES["probit"])
     kernel, number = rbf(rows), {name: NUMBER[name]}

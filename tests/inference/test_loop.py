@@ -9,7 +9,7 @@ import pytest
 
 from epfast import ConvergenceWarning, Interrupted
 from epfast.inference import Counts, Fit, Summary, run, warn_of
-from epfast.inference.loop import FAR, blurred, change
+from epfast.inference.loop import FAR, change, mean_beyond_precision
 
 
 class State(NamedTuple):
@@ -47,7 +47,7 @@ class Halving:
     def summary(self, state, evidence=True) -> Summary:
         return Summary(np.array([state.mean]), np.array([state.variance]), -state.mean)
 
-    def settle(self, state, hurry=False):
+    def finish(self, state, hurry=False):
         self.settled.append(hurry)
         return state
 
@@ -81,12 +81,12 @@ def test_a_mean_is_blurred_beyond_so_many_of_its_own_standard_deviations():
             away = FAR * rng.uniform(0.9, 1.1, size=size) * rng.choice([-1.0, 1.0, 1e-9], size)
             sd[rng.random(size) < 0.1] = 0.0  # what is certain has no digits to lose
             expected = bool(np.any(np.abs(away[sd > 0.0]) > FAR))
-            assert bool(blurred(away * sd, sd**2)) == expected
+            assert bool(mean_beyond_precision(away * sd, sd**2)) == expected
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for mean, variance in (([1e160, 1.0], [1e300, 1.0]), ([np.nan], [1.0]), ([0.0], [0.0])):
-            assert blurred(np.array(mean), np.array(variance)) == ""
-        assert blurred(np.array([1e200]), np.array([1.0]))
+            assert mean_beyond_precision(np.array(mean), np.array(variance)) == ""
+        assert mean_beyond_precision(np.array([1e200]), np.array([1.0]))
 
 
 @pytest.mark.parametrize("damping", [1.0, 0.25])

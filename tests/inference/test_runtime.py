@@ -20,13 +20,13 @@ from epfast.inference.runtime import (
     MANY_DIMENSIONS,
     SECONDS_PER_CALL,
     SHARED_FROM,
-    PacedParts,
+    TimedPieces,
     at_work,
     blas_threads,
     cached_property,
     crew_of,
+    in_timed_pieces,
     one_blas_thread,
-    paced,
     ticks,
 )
 from tests.oracles.data import classes
@@ -120,7 +120,7 @@ def test_calls_grow_until_they_take_as_long_as_they_may(clock):
         clock.now += count * SECONDS_PER_CALL / 1000
         return len(counts) < 6
 
-    paced(work)
+    in_timed_pieces(work)
     assert counts[:3] == [1, 16, 256]  # 16 times as many, or what takes that long
     assert counts[3:] == pytest.approx([1000] * 3, abs=1)
 
@@ -133,24 +133,24 @@ def test_slow_work_goes_one_by_one(clock):
         clock.now += SECONDS_PER_CALL * (1.1 if count > 1 else 0.3)
         return len(counts) < 5
 
-    paced(work)
+    in_timed_pieces(work)
     assert counts[0] == 1  # one piece of work may take long
     assert all(1 <= count < 16 for count in counts[1:])
 
 
 def test_work_that_is_done_is_not_called_again():
     counts = []
-    paced(counts.append)
+    in_timed_pieces(counts.append)
     assert counts == [1]
 
 
 def test_parts_cover_all_work():
-    parts = list(PacedParts(1000))
+    parts = list(TimedPieces(1000))
     assert parts[:2] == [slice(0, 1), slice(1, 17)]
     assert [i for part in parts for i in range(1000)[part]] == list(range(1000))
-    assert list(PacedParts(0)) == []
-    assert list(PacedParts(10, 40)) == [slice(0, 10)]  # at once, where one is sure of the time
-    assert next(iter(PacedParts(3, 0))) == slice(0, 1)
+    assert list(TimedPieces(0)) == []
+    assert list(TimedPieces(10, 40)) == [slice(0, 10)]  # at once, where one is sure of the time
+    assert next(iter(TimedPieces(3, 0))) == slice(0, 1)
 
 
 # ---- fits in threads ----

@@ -26,7 +26,7 @@ from epfast.dask.worker import (
     visit_rows,
     visit_shared,
 )
-from epfast.gaussian.engines.arrivals import Lanes, Part
+from epfast.gaussian.engines.arrivals import Lanes, ShardSite
 from epfast.gaussian.engines.base import EPEngine, Swept, adf_start, plain, with_moments
 from epfast.gaussian.engines.full import Full
 from epfast.gaussian.engines.local import flat_site
@@ -148,7 +148,7 @@ class Remote(Shards):
 
     def prior(self) -> Any:
         nothing = flat_site(self.problem.base.precision)
-        return self.built([Part(nothing, None)] * len(self.sizes), 0)
+        return self.built([ShardSite(nothing, None)] * len(self.sizes), 0)
 
     def taken(self, start: Any) -> Any:
         count, precision = len(self.sizes), self.problem.base.precision
@@ -159,13 +159,13 @@ class Remote(Shards):
                 f"start has sites of shape {shapes[0] if shapes else None}; allowed: "
                 f"{allowed[0]}, a result of epfast.dask.fit_linear with as many shards and columns"
             )
-        return [Part(families.taken(start.sites, k), None) for k in range(count)]
+        return [ShardSite(families.taken(start.sites, k), None) for k in range(count)]
 
-    def parts_of(self, state: Swept) -> list[Part]:
+    def parts_of(self, state: Swept) -> list[ShardSite]:
         count = len(self.sizes)
-        return [Part(families.taken(state.memory.shards, k), None) for k in range(count)]
+        return [ShardSite(families.taken(state.memory.shards, k), None) for k in range(count)]
 
-    def sites_of(self, parts: Sequence[Part]) -> Sites:
+    def sites_of(self, parts: Sequence[ShardSite]) -> Sites:
         return stacked([part.site for part in parts])
 
 
@@ -193,7 +193,7 @@ class RemoteShards(_CountsBytes, ShardEngine):
         )
 
     def call(
-        self, k: int, visit: int, precision: Array, shift: Array, part: Part, share: float
+        self, k: int, visit: int, precision: Array, shift: Array, part: ShardSite, share: float
     ) -> tuple[Any, ...]:
         asked = _asked(self.tasks, self.token, k, visit, (precision, shift), part.site, share)
         return self.visit, self.remote[k], self.template, asked

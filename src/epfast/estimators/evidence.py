@@ -26,7 +26,7 @@ from epfast.gaussian.fit_linear import unfitted
 from epfast.gaussian.latent_posterior import LatentPosterior
 from epfast.gaussian.problem import Data, State, data_of, prior_of, with_ones
 from epfast.gaussian.wide import wide_rows
-from epfast.inference import is_guess
+from epfast.inference import start_may_be_dropped
 from epfast.inference.runtime import one_blas_thread
 from epfast.losses import Loss
 from epfast.schedules import DEP, EP, Schedule
@@ -166,7 +166,7 @@ class BinaryProblems(NamedTuple):
             problem = self.problems[k].with_precision(precision)._replace(schedule=schedule)
             told: list[tuple[Any, ...]] = []
             start = None if starts is None else starts[k]
-            guess = problem.loss.latents != 1 and is_guess(start, problem)
+            guess = problem.loss.latents != 1 and start_may_be_dropped(start, problem)
             given: dict[str, Any] = {"threads": threads, "guess": guess}
             given["warn"] = lambda *what: told.append(what[:3])
             return fit_problem(problem, start, **given), told

@@ -7,7 +7,13 @@ from typing import Any
 import numpy as np
 
 from epfast.inference import evidence_bound
-from epfast.inference.loop import NO_FIXED_POINT, RESIDUAL, blurred, is_sharp, stands_off
+from epfast.inference.loop import (
+    NO_FIXED_POINT,
+    RESIDUAL,
+    is_sharp,
+    mean_beyond_precision,
+    not_a_fixed_point,
+)
 
 ROUGH = (
     "the sweeps stand still at what is no fixed point of EP (residual {:.2g}), by rounding: K is "
@@ -33,12 +39,12 @@ def broken(post: Any) -> str | None:
         )
     if not _stands(post):
         return None
-    reason = blurred(post.mean, post.variance)
+    reason = mean_beyond_precision(post.mean, post.variance)
     if reason:
         return reason
     asked = max(post.schedule.tol, getattr(post.schedule, "match", 0.0))
     judged = post.scheme is not None and not (post.scheme.relaxes or post.scheme.learns)
-    if not judged or not stands_off(post.residual, asked):
+    if not judged or not not_a_fixed_point(post.residual, asked):
         return None
     if post.loss is not None and not post.loss.log_concave and np.isinf(post.residual):
         return STUCK

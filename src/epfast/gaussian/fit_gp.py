@@ -31,8 +31,8 @@ from epfast.inference import (
     Fit,
     SweepInfo,
     interrupted,
-    is_guess,
     run_from,
+    start_may_be_dropped,
     warn_of,
 )
 from epfast.inference.loop import polished, warn_of_scheme
@@ -315,7 +315,7 @@ def fit_process(
             form.slopes = slopes
             engine = ProcessEngine(first, form, exact=exact)
             try:
-                guess = check and is_guess(start, problem)
+                guess = check and start_may_be_dropped(start, problem)
                 fit = run_from(engine, sweeps, start, guess=guess, **arguments)
                 post = result(fit)
                 if problem.scheme.polish and not fit.stopped:

@@ -15,7 +15,7 @@ from epfast._arrays import Array
 from epfast.gaussian import notes
 from epfast.gaussian.choices import Choices, choose, copies, filled
 from epfast.gaussian.engines.kernel import GPState
-from epfast.gaussian.engines.local import Start
+from epfast.gaussian.engines.local import WarmStart
 from epfast.gaussian.full_posterior import FullPosterior
 from epfast.gaussian.joint_posterior import JointPosterior
 from epfast.gaussian.latent_posterior import LatentPosterior
@@ -45,13 +45,19 @@ from epfast.inference import (
     Sites,
     SweepInfo,
     interrupted,
-    is_guess,
     run,
     run_from,
+    start_may_be_dropped,
     warn_of,
 )
 from epfast.inference.executors import Tasks, executor_at_door
-from epfast.inference.loop import NO_FIXED_POINT, is_sharp, polished, stands_off, warn_of_scheme
+from epfast.inference.loop import (
+    NO_FIXED_POINT,
+    is_sharp,
+    not_a_fixed_point,
+    polished,
+    warn_of_scheme,
+)
 from epfast.inference.report import note_weights
 from epfast.inference.runtime import Tick
 from epfast.inference.threads import Threads, threads_of
@@ -299,7 +305,7 @@ def fit_linear(
         flat_prior = prior_of(np.ones(d), np.zeros(d), kernel_rows is None)
         whole = chosen.problem(data, flat_prior)._replace(**known)
         problem = with_prior_sites(whole, prior, ones)
-        guess = is_guess(start, problem)
+        guess = start_may_be_dropped(start, problem)
         return fit_problem(problem, start, callback=callback, progress=progress, guess=guess)  # type: ignore[no-any-return]
     is_matrix = prior_precision is not None or prior_covariance is not None
     dense = chosen.covariance == "full" and (kernel_rows is None or is_matrix)
@@ -314,7 +320,7 @@ def fit_linear(
         callback=callback,
         progress=progress,
         threads=threads,
-        guess=is_guess(start, problem),
+        guess=start_may_be_dropped(start, problem),
         tasks=None if executor is None else Tasks(executor, threads if n_jobs else None),
     )
     try:
@@ -370,7 +376,7 @@ def _kept(problem: LinearProblem, callback: Any, progress: Any) -> Data:
 
 def kind_of(problem: LinearProblem) -> Any:
     """The class of what a fit returns."""
-    if problem.of_weights is not None:
+    if problem.prior_sites is not None:
         return ShrunkPosterior
     if problem.loss.latents != 1:
         return JointPosterior if problem.loss.correlated else LatentPosterior
@@ -414,7 +420,7 @@ def fit_problem(
 
     def seen_by_users(state: Any) -> Any:
         """A state between two sweeps: with weights, where it is of rows alone."""
-        if problem.of_weights is not None:
+        if problem.prior_sites is not None:
             return engine.form.result(state)
         if problem.wide is None:
             return state
@@ -451,7 +457,7 @@ def fit_problem(
         found = result(fit)
         sharp = is_sharp(scheme) and (problem.batch_size is None or problem.loss.kinks)
         sharp = sharp and found.sites is not None and problem.covariance == "full"
-        if fit.converged and sharp and stands_off(found.residual, schedule.tol):
+        if fit.converged and sharp and not_a_fixed_point(found.residual, schedule.tol):
             fit = fit._replace(converged=False, reason=NO_FIXED_POINT.format(found.residual))
             found = replace(found, converged=False)
         warn(fit, engine, schedule, stacklevel)
@@ -473,7 +479,7 @@ def _from_peaks(engine: Any, problem: LinearProblem, fit: Fit, given: dict[str, 
     """
     loss = problem.loss
     rows = problem.batch_size is None and problem.covariance == "full" and loss.latents == 1
-    rows = rows and problem.of_weights is None
+    rows = rows and problem.prior_sites is None
     stored = problem.schedule.stores == "factor" and problem.groups is None
     stored = stored and problem.schedule.tol > 0.0
     by_values = problem.scheme.integrates or isinstance(problem.scheme, Laplace)
@@ -484,7 +490,9 @@ def _from_peaks(engine: Any, problem: LinearProblem, fit: Fit, given: dict[str, 
     if count is not None:
         value, precision = count * value, count * precision
     scale = np.where(precision > 0.0, value - 0.5 * precision * peak**2, 0.0)
-    start = Start(Sites(precision, precision * peak, scale), problem.base.shift, at_start(problem))
+    start = WarmStart(
+        Sites(precision, precision * peak, scale), problem.base.shift, at_start(problem)
+    )
     try:
         again = run(engine, problem.schedule, start, **given)
     except (FloatingPointError, ValueError):

@@ -30,11 +30,11 @@ from epfast.inference import (
     Sites,
     SweepInfo,
     evidence_bound,
-    is_guess,
     learning,
     reached,
     report,
     run_from,
+    start_may_be_dropped,
     warn_of,
 )
 from epfast.inference.certificates import Case
@@ -403,7 +403,7 @@ def fit_latent_process(
             engine,
             problem.schedule,
             start,
-            guess=is_guess(start, problem),
+            guess=start_may_be_dropped(start, problem),
             callback=callback,
             progress=progress,
         )

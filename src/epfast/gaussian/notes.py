@@ -30,7 +30,7 @@ SELDOM, ENOUGH_CHANGES = 0.2, 8.0
 FLAT = 100.0
 
 
-def _say(text: str, stacklevel: int) -> None:
+def _warn(text: str, stacklevel: int) -> None:
     warnings.warn(text, DataWarning, stacklevel=stacklevel + 2)
 
 
@@ -41,7 +41,7 @@ def some_rows(X: Any, count: int = LOOKED_AT) -> Any:
 
 def note_factorized(shape: tuple[int, ...], stacklevel: int = 2) -> None:
     """Note that the default is a diagonal covariance, for rows of this shape."""
-    _say(
+    _warn(
         f"X has shape {shape}: the posterior is factorised, a diagonal covariance, which "
         "understates the uncertainty of correlated columns; posterior='full' takes O(d^2) memory, "
         "posterior='factorized' says that this is meant",
@@ -86,7 +86,7 @@ def note_scales(sizes: ColumnSizes, stacklevel: int = 2) -> None:
     size = sizes.largest
     size = size[(size > 0.0) & np.isfinite(size)]  # the core refuses what is not finite
     if size.size and size.max() / SCALES > size.min():
-        _say(
+        _warn(
             f"the columns of X differ in scale (largest entries from {size.min():.2g} to "
             f"{size.max():.2g}), and one prior variance for all holds the small ones down: "
             "standardise them (StandardScaler), or give a prior_variance per column",
@@ -101,7 +101,7 @@ def note_intercept(X: Any, y: Array, stacklevel: int = 2) -> None:
     positive = float((y > 0.0).mean())
     if min(positive, 1.0 - positive) >= BALANCED or _has_constant(some_rows(X, SPAN_ROWS)):
         return
-    _say(
+    _warn(
         f"{100 * positive:.0f} % of the labels are +1, and X has no constant column, so that a row "
         "of zeros has probability 1/2: write intercept=True",
         stacklevel,
@@ -130,7 +130,7 @@ def order_of_one_pass(data: Data, stacklevel: int = 4) -> str:
         return "sequential"
     if not is_mapped(data.X):
         return "shuffled"
-    _say(
+    _warn(
         "the rows of the memory map come sorted by response, and one pass forgets the first ones: "
         "write them in a random order, or use ADF(order='shuffled'), which reads here and there",
         stacklevel,
@@ -175,7 +175,7 @@ def note_separable(problem: LinearProblem, mean: Array, scale: float, stacklevel
         rows = _checks.rows("X", data.X[part])  # a callback may have changed a CSR matrix
         if not (np.asarray(rows @ mean) * data.y[part, 0] > 0.0).all():
             return
-    _say(
+    _warn(
         f"a plane separates the labels, and the prior is flat (standard deviation of x.theta: "
         f"{scale:.2g}): the data do not bound the weights, whose size is that of the prior; give a "
         "prior_variance that you believe in, such as 1 for standardised columns",

@@ -12,7 +12,8 @@ from scipy import linalg, sparse
 from epfast import _checks, families
 from epfast._arrays import Array
 from epfast._core.row_sweeps import ParallelSweep, marginals
-from epfast.gaussian.engines.kernel import left_out
+from epfast.gaussian.engines.kernel import loo_of_values
+from epfast.gaussian.engines.local import WarmStart
 from epfast.gaussian.engines.passes import engine_of_rows
 from epfast.gaussian.engines.rows import PARALLEL_ROWS
 from epfast.gaussian.problem import (
@@ -57,13 +58,6 @@ def residual(problem: LinearProblem, state: State) -> float:
     return float("inf") if core.n_refused else core.residual
 
 
-class _Start:
-    """A state in the role of a start."""
-
-    def __init__(self, state: State) -> None:
-        self.sites, self.shift, self.n_sweeps = state.sites, state.shift, state.sweeps
-
-
 def _by_a_sweep(problem: LinearProblem, state: State) -> float:
     """The change of one undamped sweep, all factors at once."""
     power = problem.schedule.power
@@ -71,7 +65,8 @@ def _by_a_sweep(problem: LinearProblem, state: State) -> float:
     if problem.groups is not None:
         schedule = DAEP(problem.groups, power=power, damping=1.0)
     engine = engine_of(problem._replace(schedule=schedule))
-    before = engine.init(_Start(state))
+    assert state.sites is not None
+    before = engine.init(WarmStart(state.sites, state.shift, state, state.sweeps))
     after, _ = engine.sweep(before, True, no_tick)
     return change(engine.summary(before, evidence=False), engine.summary(after, evidence=False))
 
@@ -84,7 +79,7 @@ def leave_one_out(problem: LinearProblem, state: State) -> Array:
     if state.precision.ndim == 1:
         return _predicted(problem, *_without_columns(problem, state, stored))
     if problem.groups is None:
-        return left_out(problem, stored, *latent_of_rows(problem, state))
+        return loo_of_values(problem, stored, *latent_of_rows(problem, state))
     mean, variance = np.empty(n), np.empty(n)
     with one_blas_thread(d):
         proper = np.ones(n, dtype=bool)

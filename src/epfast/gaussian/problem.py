@@ -61,7 +61,7 @@ class Data(NamedTuple):
         return Data(self.X[which], self.y[which], weights)
 
 
-class Part(NamedTuple):
+class RowSlice(NamedTuple):
     """Some rows for the core, with what belongs to them."""
 
     #: their numbers: neighbours, or any
@@ -107,7 +107,7 @@ class LinearProblem(NamedTuple):
     #: the rows in the n x n form, whose diagonal prior stays (d,); None: the d x d form
     wide: Any = None
     #: a prior that is a site per weight, beside the normal one that these begin with
-    of_weights: PriorSites | None = None
+    prior_sites: PriorSites | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -154,13 +154,13 @@ class LinearProblem(NamedTuple):
         step = max(1, self.chunk // (self.shape[1] * work_per_number))
         return [order[i : i + step] for i in range(0, len(order), step)]
 
-    def parts(self, visits: NDArray[np.intp] | range) -> Iterator[Part]:
+    def parts(self, visits: NDArray[np.intp] | range) -> Iterator[RowSlice]:
         """The rows in the order of their visits, in pieces of ``chunk`` entries of X."""
         for some in self.pieces(visits):
             # a slice takes neighbours without a copy
             neighbours = isinstance(some, range) and some.step == 1
             which: Any = slice(some[0], some[-1] + 1) if neighbours else as_array(some)
-            yield Part(which, self.rows(which), self.responses(which), self.weights(which))
+            yield RowSlice(which, self.rows(which), self.responses(which), self.weights(which))
 
     def slices(self, unpacked: bool = False) -> list[slice]:
         """Slices of all rows, in their order, of ``chunk`` numbers; see :func:`row_chunks`."""

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks
 from epfast._arrays import Array, slices, symmetric_from_upper
-from epfast.gaussian.engines.kernel import GPState, Kernel, left_out, log_evidence
+from epfast.gaussian.engines.kernel import GPState, Kernel, log_evidence, loo_of_values
 from epfast.gaussian.kernel_posterior import KernelPosterior
 from epfast.gaussian.process_checking import proposal_of
 from epfast.gaussian.process_prediction import (
@@ -220,7 +220,7 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
             If a cavity is improper.
         """
         self.known_loss()
-        return left_out(self.problem, self.state.sites, self.mean, self.variance)
+        return loo_of_values(self.problem, self.state.sites, self.mean, self.variance)
 
     # -- prediction --
 

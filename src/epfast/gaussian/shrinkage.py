@@ -74,8 +74,8 @@ def with_prior(
         precision[-1] = 1.0 / intercept
     sites = Sites(precision, np.zeros(d), 0.5 * np.log(precision / (2.0 * math.pi)))
     normal = prior_of(precision, np.zeros(d), problem.wide is None)
-    of_weights = PriorSites(prior, sites, visits)
-    return problem._replace(prior=normal, base=normal, of_weights=of_weights)
+    found = PriorSites(prior, sites, visits)
+    return problem._replace(prior=normal, base=normal, prior_sites=found)
 
 
 def _has_entries(X: Any) -> NDArray[np.bool_]:

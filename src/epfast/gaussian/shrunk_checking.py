@@ -26,20 +26,20 @@ OFF, ERRORS, BLOCK = 0.06, 2.0, 256
 
 def proposal_of(post: Any) -> Any:
     """What a check of a :class:`ShrunkPosterior` draws from."""
-    problem, of_weights = post.problem, post.of_weights
-    if isinstance(of_weights.prior, SpikeAndSlab):
+    problem, prior_sites = post.problem, post.prior_per_weight
+    if isinstance(prior_sites.prior, SpikeAndSlab):
         unit = post.mean, np.sqrt(post.variance)
-        return Models(problem, of_weights, post.sites, post.inclusion_probability, unit)
+        return Models(problem, prior_sites, post.sites, post.inclusion_probability, unit)
     root = inverse_root(post.precision)
     volume = float(np.log(np.abs(np.diag(root))).sum()) + 0.5 * len(root) * LOG_2PI
-    return Continuous(problem, of_weights, post.mean, root, volume)
+    return Continuous(problem, prior_sites, post.mean, root, volume)
 
 
-def _of_normal(theta: Array, of_weights: PriorSites) -> Array:
+def _of_normal(theta: Array, prior_sites: PriorSites) -> Array:
     """Log density, (k,), of weights that have a normal prior alone: those that are not visited."""
     fixed = np.ones(theta.shape[1], dtype=bool)
-    fixed[of_weights.visits] = False
-    sites = of_weights.start
+    fixed[prior_sites.visits] = False
+    sites = prior_sites.start
     precision, scale = sites.precision[fixed], sites.log_scale[fixed]
     return np.asarray(scale.sum() - 0.5 * theta[:, fixed] ** 2 @ precision)
 
@@ -48,7 +48,7 @@ class Continuous(NamedTuple):
     """The normal posterior, beside a prior with a density and the likelihood."""
 
     problem: LinearProblem
-    of_weights: PriorSites
+    prior_sites: PriorSites
     mean: Array
     #: (d, d), root root' is the covariance
     root: Array
@@ -69,8 +69,8 @@ class Continuous(NamedTuple):
         return self.mean + z @ self.root.T
 
     def log_ratio(self, z: Array, theta: Array) -> Array:
-        prior = self.of_weights.prior.log_density(theta[:, self.of_weights.visits]).sum(axis=1)
-        prior += _of_normal(theta, self.of_weights)
+        prior = self.prior_sites.prior.log_density(theta[:, self.prior_sites.visits]).sum(axis=1)
+        prior += _of_normal(theta, self.prior_sites)
         square = np.einsum("ij,ij->i", z, z)
         likelihood = -self.problem.losses(theta).sum(axis=0)
         return np.asarray(self.log_volume + 0.5 * square + prior + likelihood)
@@ -95,7 +95,7 @@ class Models:
     def __init__(
         self,
         problem: LinearProblem,
-        of_weights: PriorSites,
+        prior_sites: PriorSites,
         rows: Sites,
         share: Array,
         unit: tuple[Array, Array],
@@ -103,10 +103,10 @@ class Models:
         """unit: mean and standard deviation of the weights in the approximation."""
         self.judged = np.flatnonzero(share >= min(SELDOM, share.max()))
         self.unit = unit[0][self.judged], unit[1][self.judged]
-        self.problem, self.of_weights, self.rows = problem, of_weights, rows
+        self.problem, self.prior_sites, self.rows = problem, prior_sites, rows
         self.share = np.clip(share, LEAST_INCLUSION, 1.0 - LEAST_INCLUSION)
         self.visited = np.zeros(len(share), dtype=bool)
-        self.visited[of_weights.visits] = True
+        self.visited[prior_sites.visits] = True
         self.is_best = False
         if problem.wide is None:
             gram, self.shift = sum_of_sites(problem, rows)
@@ -129,10 +129,10 @@ class Models:
         """Weights that are in, their mean, and the Cholesky factor of their precision."""
         d = len(self.share)
         which = np.flatnonzero(~self.visited | (special.ndtr(one[:d]) < self.share))
-        prior = self.of_weights.prior
+        prior = self.prior_sites.prior
         assert isinstance(prior, SpikeAndSlab)
         precision = np.where(
-            self.visited[which], 1.0 / prior.variance, self.of_weights.start.precision[which]
+            self.visited[which], 1.0 / prior.variance, self.prior_sites.start.precision[which]
         )
         if self.gram is not None:
             matrix = self.gram[np.ix_(which, which)]
@@ -154,13 +154,13 @@ class Models:
         return theta
 
     def log_ratio(self, z: Array, theta: Array) -> Array:
-        d, prior, visited = len(self.share), self.of_weights.prior, self.visited
+        d, prior, visited = len(self.share), self.prior_sites.prior, self.visited
         assert isinstance(prior, SpikeAndSlab)
         within = special.ndtr(z[:, :d]) < self.share
         with np.errstate(divide="ignore"):
             odds = within * np.log(prior.share) + np.where(within, 0.0, np.log1p(-prior.share))
         odds -= np.where(within, np.log(self.share), np.log1p(-self.share))
-        result = odds[:, visited].sum(axis=1) + _of_normal(theta, self.of_weights)
+        result = odds[:, visited].sum(axis=1) + _of_normal(theta, self.prior_sites)
         slab = -0.5 * (LOG_2PI + np.log(prior.variance) + theta**2 / prior.variance)
         result += np.where(within & visited, slab, 0.0).sum(axis=1)
         for k, one in enumerate(z):

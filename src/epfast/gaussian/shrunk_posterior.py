@@ -13,7 +13,7 @@ from scipy import optimize, special
 from epfast import _checks, families
 from epfast._arrays import Array
 from epfast._core.row_sweeps import ParallelSweep
-from epfast.gaussian.engines.kernel import left_out, marginal_residual
+from epfast.gaussian.engines.kernel import loo_of_values, marginal_residual
 from epfast.gaussian.engines.prior_sites import (
     ByRows,
     DualState,
@@ -27,7 +27,7 @@ from epfast.gaussian.problem import PriorSites, sum_of_sites
 from epfast.gaussian.shrinkage import with_prior
 from epfast.gaussian.shrunk_checking import Models, proposal_of, worst_inclusion
 from epfast.gaussian.wide import in_memory, same_rows
-from epfast.inference import Fit, Sites, interrupted, is_guess, run_from, warn_of
+from epfast.inference import Fit, Sites, interrupted, run_from, start_may_be_dropped, warn_of
 from epfast.inference.certificates import Case, Check
 from epfast.inference.runtime import cached_property
 from epfast.inference.starts import FAILURES
@@ -55,16 +55,16 @@ class ShrunkPosterior(FullPosterior):
     # -- the prior --
 
     @property
-    def of_weights(self) -> PriorSites:
+    def prior_per_weight(self) -> PriorSites:
         """The prior, the sites that it begins with, and which weights have some."""
-        found = self.problem.of_weights
+        found = self.problem.prior_sites
         assert found is not None
         return found
 
     @property
     def prior(self) -> Prior:
         """The prior of each weight but the intercept."""
-        return self.of_weights.prior
+        return self.prior_per_weight.prior
 
     @property
     def prior_sites(self) -> Sites:
@@ -99,7 +99,7 @@ class ShrunkPosterior(FullPosterior):
             raise ValueError(
                 f"prior is {prior!r}, under which no weight is 0; allowed: a SpikeAndSlab"
             )
-        visits = self.of_weights.visits
+        visits = self.prior_per_weight.visits
         result = np.full(len(self.mean), prior.share)
         if self.problem.intercept:
             result[-1] = 1.0
@@ -123,7 +123,7 @@ class ShrunkPosterior(FullPosterior):
         FloatingPointError
             If a cavity is improper.
         """
-        visits = self.of_weights.visits
+        visits = self.prior_per_weight.visits
         mean, variance = (part[visits] for part in self.prior_cavities)
         if not np.isfinite(variance).all():
             count = int((~np.isfinite(variance)).sum())
@@ -208,7 +208,7 @@ class ShrunkPosterior(FullPosterior):
         problem = whole.problem
         if loss:
             problem = problem._replace(loss=problem.loss.with_parameters(**loss))
-        old = whole.of_weights
+        old = whole.prior_per_weight
         intercept = 1.0 / old.start.precision[-1] if problem.intercept else None
         changed = whole.prior.with_parameters(**prior)
         problem = with_prior(problem, changed, old.visits, intercept)
@@ -219,7 +219,7 @@ class ShrunkPosterior(FullPosterior):
         fit = None
         try:
             engine: Any = WeightEngine(problem)
-            guess = is_guess(start, problem)
+            guess = start_may_be_dropped(start, problem)
             fit = run_from(engine, problem.schedule, start, guess=guess)
             warn(fit, engine, problem.schedule, 4)
             return result(fit)
@@ -296,7 +296,7 @@ class ShrunkPosterior(FullPosterior):
         if self.scheme is None:
             return float("nan")
         self.known_loss()
-        visits, found = self.of_weights.visits, 0.0
+        visits, found = self.prior_per_weight.visits, 0.0
         whole = self._with_rows()
         if whole.problem.exact_sites() is None:
             moments = whole._latent_of_rows()[2:]
@@ -312,7 +312,7 @@ class ShrunkPosterior(FullPosterior):
     def loo_log_predictive(self, X: Any = None, y: ArrayLike | None = None) -> Array:
         """As :meth:`FullPosterior.loo_log_predictive`."""
         whole = self._with_rows(X, y)
-        return left_out(whole.problem, self.state.sites, *whole._latent_of_rows()[2:])
+        return loo_of_values(whole.problem, self.state.sites, *whole._latent_of_rows()[2:])
 
     def _case(self) -> Case:
         if not self.problem.has_rows:

@@ -39,7 +39,7 @@ SCHEDULES = {
     "descent": "DoubleLoop",
 }
 #: numbers of a schedule that only some engines use
-NUMBERS = ("damping", "power", "site_rule", "block", "settle")
+SCHEDULE_NUMBERS = ("damping", "power", "site_rule", "block", "settle")
 
 
 class Combination(NamedTuple):
@@ -87,7 +87,7 @@ def of_latents(problem: LinearProblem) -> StackEngine | NestedEngine:
 
 def of_rows(problem: LinearProblem) -> RowEngine | ProcessEngine | WeightEngine:
     """The engine of a site per row, in matrices of order d or n; and of one per weight."""
-    if problem.of_weights is not None:
+    if problem.prior_sites is not None:
         return WeightEngine(problem)
     return RowEngine(problem) if problem.wide is None else ProcessEngine(problem, Dual(problem))
 
@@ -224,7 +224,7 @@ def legal(
     asked = dict(given)
     if scheme.relaxes:
         asked["scheme='relaxed'"] = scheme
-    for name in NUMBERS:
+    for name in SCHEDULE_NUMBERS:
         value = getattr(schedule, name, None)
         if value is not None and not (name in ("damping", "power") and value == 1.0):
             asked[name] = value
@@ -268,9 +268,9 @@ def engine_of(problem: LinearProblem, **settings: Any) -> Engine[Any]:
 
 def at_start(problem: LinearProblem) -> Any:
     """The state before the first sweep without a start: the prior and flat sites."""
-    if problem.loss.latents != 1 or problem.of_weights is not None:
+    if problem.loss.latents != 1 or problem.prior_sites is not None:
         engine: Any = engine_of(problem)
-        return engine.settle(engine.init(None), True)
+        return engine.finish(engine.init(None), True)
     if problem.wide is not None:
         return GPState(flat(problem.shape[0]), 0)
     base, stores = problem.base, problem.schedule.stores

@@ -15,7 +15,7 @@ from epfast._arrays import Array
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian import online
 from epfast.gaussian.engines.base import gaussian, plain
-from epfast.gaussian.engines.kernel import Dual, GPState, ProcessEngine, left_out, log_evidence
+from epfast.gaussian.engines.kernel import Dual, GPState, ProcessEngine, log_evidence, loo_of_values
 from epfast.gaussian.full_posterior import FullPosterior
 from epfast.gaussian.kernel_posterior import KernelPosterior
 from epfast.gaussian.prediction import finite
@@ -145,7 +145,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
         """As :meth:`FullPosterior.loo_log_predictive`. O(n)."""
         moments = self.moments
         problem = self._with_rows(X, y).problem
-        return left_out(problem, self.state.sites, moments.mean, moments.variance)
+        return loo_of_values(problem, self.state.sites, moments.mean, moments.variance)
 
     def _latent_of_rows(self) -> tuple[Array, Array | None, Array, Array]:
         self._with_rows()

@@ -240,12 +240,12 @@ class LinearPart:
         before = self.engine.summary(state, evidence=False)
         new, counts = self.engine.sweep(state, keep, tick)
         summary = self.engine.summary(new)
-        moved = change(before, summary) if counts.left is None else counts.left
+        moved = change(before, summary) if counts.remaining is None else counts.remaining
         return new, counts._replace(measured=(moved, summary.log_evidence))
 
     def belief(self, state: Any, hurry: bool = False) -> BlockBelief:
         """What is known of the block. O(d^3)."""
-        covariance, mean = moments_of(self.engine.settle(state, hurry))
+        covariance, mean = moments_of(self.engine.finish(state, hurry))
         return BlockBelief(covariance, mean, 0.0)
 
 

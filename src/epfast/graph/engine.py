@@ -334,7 +334,7 @@ class GraphEngine:
         """Whether every variable that has a proper prior has a proper belief."""
         return self.problem.is_proper(beliefs, self.others)
 
-    def settle(self, state: GraphState, hurry: bool = False) -> GraphState:
+    def finish(self, state: GraphState, hurry: bool = False) -> GraphState:
         """Where sweeps diverge, or stopped on the way, beliefs are again priors times sites."""
         blocks = list(state.blocks)
         for (k, part), linear in zip(self.linear.items(), state.linear, strict=True):

@@ -26,7 +26,7 @@ from epfast.inference.records import (
     Sites,
     SweepInfo,
 )
-from epfast.inference.starts import FAILURES, fit_from, is_guess, run_from
+from epfast.inference.starts import FAILURES, fit_from, run_from, start_may_be_dropped
 
 __all__ = [
     "FAILURES",
@@ -45,9 +45,9 @@ __all__ = [
     "evidence_bound",
     "fit_from",
     "interrupted",
-    "is_guess",
     "reached",
     "run",
     "run_from",
+    "start_may_be_dropped",
     "warn_of",
 ]

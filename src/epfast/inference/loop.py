@@ -40,7 +40,7 @@ NO_DRIFT = 1e-7
 #: a change per sweep up to which the result is called approximate, else unusable
 APPROXIMATE = 0.1
 
-TOLD = attrgetter("sweep", "change", "log_evidence", "n_refused")
+LOG_FIELDS = attrgetter("sweep", "change", "log_evidence", "n_refused")
 
 #: a residual above which sweeps that stand still are at no fixed point
 RESIDUAL = 1e-3
@@ -89,7 +89,7 @@ class Counts(NamedTuple):
     #: True if no further sweep would move the posterior
     stuck: bool = False
     #: distance that a step has left, where it measures that itself; it is the ``change`` then
-    left: float | None = None
+    remaining: float | None = None
     #: (updates, d), posterior mean after every factor; None if it is not recorded
     trace: Array | None = None
     #: change and log evidence of the sweep, of an engine that measures them
@@ -147,7 +147,7 @@ class Engine(Protocol[S]):
     def summary(self, state: S, evidence: bool = True) -> Summary:
         """Moments of the posterior, in arrays that no later sweep changes, and its evidence."""
 
-    def settle(self, state: S, hurry: bool = False) -> Any:
+    def finish(self, state: S, hurry: bool = False) -> Any:
         """Make the state of the result, free of rounding drift.
 
         hurry: Ctrl-C ended the run; do nothing that takes long, the drift may stay.
@@ -213,7 +213,7 @@ def run(
         last state, or None if there is none yet.
     """
     history: list[SweepInfo] = []
-    converged, stopped, told = False, False, logger.isEnabledFor(logging.INFO)
+    converged, stopped, logs = False, False, logger.isEnabledFor(logging.INFO)
     state, first = None, 0
     try:
         with at_work(engine.crew, engine.order_of_matrices):
@@ -233,8 +233,8 @@ def run(
                         assert now is not None
                         with np.errstate(all="ignore"):  # what overflowed is found below
                             before, now = now, engine.summary(new)
-                            evidence, left = now.log_evidence, counts.left
-                            moved = change(before, now) / schedule.damping if left is None else left
+                            evidence, rest = now.log_evidence, counts.remaining
+                            moved = change(before, now) / schedule.damping if rest is None else rest
                     if not (np.isfinite(evidence) and np.isfinite(moved)):
                         raise FloatingPointError(
                             f"the posterior or its evidence overflowed; {engine.remedy}"
@@ -258,10 +258,9 @@ def run(
                     )
                     history.append(info)
                     state = new
-                    if told:
-                        logger.info(
-                            "sweep %d: change %.3g, log evidence %.10g, %d refused", *TOLD(info)
-                        )
+                    if logs:
+                        text = "sweep %d: change %.3g, log evidence %.10g, %d refused"
+                        logger.info(text, *LOG_FIELDS(info))
                     stopped = callback is not None and bool(callback(info, state))
                     settled = counts.settled
                     if settled is None:
@@ -282,8 +281,8 @@ def run(
             reason = ""
             if converged:
                 end = engine.summary(state, evidence=False) if now is None else now
-                reason = blurred(end.mean, end.variance)
-            return Fit(engine.settle(state), converged and not reason, history, stopped, reason)
+                reason = mean_beyond_precision(end.mean, end.variance)
+            return Fit(engine.finish(state), converged and not reason, history, stopped, reason)
     except KeyboardInterrupt as pressed:
         if isinstance(pressed, PartOfSweep):
             state = pressed.state
@@ -291,11 +290,11 @@ def run(
             raise Interrupted(None) from None
         # between an append and its state there is no sweep
         del history[state.sweeps - first :]
-        raise Interrupted(Fit(engine.settle(state, True), False, history)) from None
+        raise Interrupted(Fit(engine.finish(state, True), False, history)) from None
     except ExecutorFailed as failed:
         if state is not None:
             found: Any = state if failed.posterior is None else failed.posterior
-            failed.posterior = Fit(engine.settle(found, True), False, history)
+            failed.posterior = Fit(engine.finish(found, True), False, history)
         raise
 
 
@@ -313,9 +312,9 @@ def polished(engine: Engine[S], problem: Any, fit: Fit, found: Any) -> Fit:
 
 def warn_of_scheme(scheme: Any, stacklevel: int) -> None:
     """Warn of what a scheme that learns knows to be wrong."""
-    told = scheme.told()
-    if told:
-        warnings.warn(told, ConvergenceWarning, stacklevel=stacklevel + 1)
+    text = scheme.warning()
+    if text:
+        warnings.warn(text, ConvergenceWarning, stacklevel=stacklevel + 1)
 
 
 def reached(pressed: KeyboardInterrupt) -> Fit | None:
@@ -381,7 +380,7 @@ def change(old: Summary, new: Summary) -> float:
     return change(Summary(old.mean, before), Summary(new.mean, after))
 
 
-def blurred(mean: Array, variance: Array) -> str:
+def mean_beyond_precision(mean: Array, variance: Array) -> str:
     """Why rounding of the mean is more than its uncertainty; empty if it is not."""
     # of nearly all fits a look at the extremes tells
     least = float(variance.min(initial=np.inf))
@@ -395,7 +394,7 @@ def blurred(mean: Array, variance: Array) -> str:
     return BLURRED.format(largest) if largest > FAR else ""
 
 
-def stands_off(residual: float, tol: float) -> bool:
+def not_a_fixed_point(residual: float, tol: float) -> bool:
     """Whether sweeps that met a tolerance are at no fixed point; a loose one allows more."""
     return not residual <= max(RESIDUAL, 10.0 * tol)
 

@@ -260,7 +260,7 @@ def physical_memory() -> int:
         return 0
 
 
-def paced(work: Callable[[int], bool]) -> None:
+def in_timed_pieces(work: Callable[[int], bool]) -> None:
     """Call ``work(count)`` until it returns False; Python sees signals between calls.
 
     The count grows until a call takes SECONDS_PER_CALL.
@@ -273,8 +273,8 @@ def paced(work: Callable[[int], bool]) -> None:
         count = _next(count, before)
 
 
-class PacedParts:
-    """Slices of n pieces of work, of a size as in :func:`paced`; do the work between them.
+class TimedPieces:
+    """Slices of n pieces of work, of a size as in :func:`in_timed_pieces`; work between them.
 
     The first slice has as many pieces as one is sure to do in no time.
 
@@ -285,7 +285,7 @@ class PacedParts:
         self.n, self.first, self.count, self.before = n, 0, 0, 0.0
         self.sure = max(1, sure)
 
-    def __iter__(self) -> PacedParts:
+    def __iter__(self) -> TimedPieces:
         return self
 
     def __next__(self) -> slice:

@@ -18,7 +18,7 @@ R = TypeVar("R")
 S = TypeVar("S", bound=HasSweeps)
 
 
-def is_guess(start: Any, problem: Any) -> bool:
+def start_may_be_dropped(start: Any, problem: Any) -> bool:
     """Whether a start is of another fit, and no part of the model or of a fit that goes on."""
     before = getattr(start, "problem", None)
     if before is None or problem.schedule.stores == "none":
@@ -41,7 +41,7 @@ def run_from(
     Sites of another loss, rows or prior may be so far off that all digits go where they are taken
     away: then the run begins anew, and that is the result where it settles.
 
-    guess: whether ``start`` is one, see :func:`is_guess`; given: the other arguments.
+    guess: whether ``start`` is one, see :func:`start_may_be_dropped`; given: the other arguments.
     """
     if not guess:
         return run(engine, schedule, start, **given)

@@ -126,7 +126,7 @@ class Threads:
 
         stop: called after an error; the others then come back soon.
         """
-        crew, failed = _Crew(work, stop), None
+        crew, failed = _Workers(work, stop), None
         with one_blas_thread(1):
             try:
                 most = self.count if count is None else min(self.count, count)
@@ -158,7 +158,7 @@ class Threads:
         todo: SimpleQueue[int] = SimpleQueue()
         for lane in range(lanes):
             todo.put(lane)
-        told: list[int] = []
+        done: list[int] = []
         halted: list[bool] = []
 
         def run(k: int) -> None:
@@ -168,9 +168,9 @@ class Threads:
                 except Empty:
                     return
                 for count in work(k, lane):
-                    told.append(count)
-                    while k == 0 and told:
-                        tick(told.pop())
+                    done.append(count)
+                    while k == 0 and done:
+                        tick(done.pop())
                     if halted:
                         return
 
@@ -178,11 +178,11 @@ class Threads:
             run(0)
             return
         self.together(run, partial(halted.append, True), lanes)
-        while told:
-            tick(told.pop())
+        while done:
+            tick(done.pop())
 
 
-class _Crew:
+class _Workers:
     """Those who do one piece of work."""
 
     def __init__(self, work: Callable[[int], Any], stop: Callable[[], Any]) -> None:
@@ -220,7 +220,7 @@ class _Crew:
 
 
 def _serve(inbox: SimpleQueue[Any], owner: weakref.ref[Threads]) -> None:
-    """Do what comes, until what comes is no work; the next one is told, too."""
+    """Run tasks until a stop message, then pass the stop on."""
     while isinstance(task := inbox.get(), partial):
         task()
         del task  # what it holds may be the last to hold the owner

@@ -112,7 +112,7 @@ class ProductFeatures:
         phase = _checks.array("phase", self.phase, shape=(len(omega),))
         if omega.size == 0:
             raise ValueError(f"omega has shape {omega.shape}; allowed: (D, c), D, c >= 1")
-        _checks.settle(self, omega=omega, phase=phase)
+        _checks.freeze(self, omega=omega, phase=phase)
 
     @classmethod
     def draw(
@@ -164,7 +164,7 @@ class TwoStage:
         if len(nu) == 0:
             raise ValueError(f"nu has shape {nu.shape}; allowed: (D_out, D_in), D_out >= 1")
         phase = _checks.array("phase", self.phase, shape=(len(nu),))
-        _checks.settle(self, nu=nu, phase=phase)
+        _checks.freeze(self, nu=nu, phase=phase)
 
     @classmethod
     def draw(
@@ -220,7 +220,7 @@ class MeanVarianceFeatures:
         if len(omega) == 0:
             raise ValueError(f"omega has shape {omega.shape}; allowed: (D, 2c), D >= 1")
         phase = _checks.array("phase", self.phase, shape=(len(omega),))
-        _checks.settle(self, omega=omega, phase=phase)
+        _checks.freeze(self, omega=omega, phase=phase)
 
     @classmethod
     def draw(cls, kernel: MeanVariance, d: int, seed: Seed) -> MeanVarianceFeatures:

@@ -82,7 +82,7 @@ class ImportanceMessages:
     )
 
     def __post_init__(self) -> None:
-        _checks.settle(
+        _checks.freeze(
             self,
             draws=_checks.integer("draws", self.draws, least=10, most=10**7),
             rounds=_checks.integer("rounds", self.rounds, least=0, most=100),

@@ -73,7 +73,7 @@ class ExpectedProduct:
     widths: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        _checks.settle(self, widths=_widths("widths", self.widths))
+        _checks.freeze(self, widths=_widths("widths", self.widths))
 
     def __call__(self, a: Any, b: Any) -> Array:
         """Kernel matrix (n, n')."""
@@ -114,7 +114,7 @@ class JointEmbedding:
     outer: float
 
     def __post_init__(self) -> None:
-        _checks.settle(
+        _checks.freeze(
             self,
             widths=_widths("widths", self.widths),
             outer=_checks.number("outer", self.outer, above=0.0),
@@ -144,7 +144,7 @@ class MeanVariance:
     variance_widths: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        _checks.settle(
+        _checks.freeze(
             self,
             mean_widths=_widths("mean_widths", self.mean_widths),
             variance_widths=_widths("variance_widths", self.variance_widths),

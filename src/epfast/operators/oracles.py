@@ -96,7 +96,7 @@ class SiteOracle(Oracle):
         reason = scheme.refuses(loss, "row")
         if reason is not None:
             raise ValueError(reason)
-        _checks.settle(self, loss=loss, scheme=scheme)
+        _checks.freeze(self, loss=loss, scheme=scheme)
 
     def solve(self, messages: tuple[Array, ...], data: Array | None, power: float) -> Answer:
         self.loss.check_power(power)
@@ -193,7 +193,7 @@ class DensityOracle(Oracle):
         if reason is not None:
             raise ValueError(reason.replace(" or 'laplace'", ""))
         reasons = (reason.replace("log_t", "log_density") for reason in scheme.reasons)
-        _checks.settle(
+        _checks.freeze(
             self,
             scheme=scheme,
             inputs=families,
@@ -280,7 +280,7 @@ class CallableOracle(Oracle):
         _checks.choice("gives", self.gives, ("targets", "beliefs"))
         for name in ("exact", "has_log_z", "may_refuse"):
             _checks.flag(name, getattr(self, name))
-        _checks.settle(self, inputs=families, outputs=places)
+        _checks.freeze(self, inputs=families, outputs=places)
 
     def solve(self, messages: tuple[Array, ...], data: Array | None, power: float) -> Answer:
         if power != 1.0:

@@ -130,7 +130,7 @@ class QuadratureMessages:
     )
 
     def __post_init__(self) -> None:
-        _checks.settle(
+        _checks.freeze(
             self,
             tol=_checks.number("tol", self.tol, least=1e-13, most=1e-2),
             evaluations=_checks.integer("evaluations", self.evaluations, least=1000),

@@ -145,7 +145,7 @@ class SampledFactor(Oracle):
         families, places = check_places(self.inputs, self.output, "output")
         draws = _checks.integer("draws", self.draws, least=10, most=10**8)
         most = DOUBLINGS * draws if self.max_draws is None else self.max_draws
-        _checks.settle(
+        _checks.freeze(
             self,
             inputs=families,
             output=places[0],
@@ -160,7 +160,7 @@ class SampledFactor(Oracle):
                 f"min_ess is {self.min_ess:g} of at most {most} draws; allowed: fewer than draws"
             )
         self._check_functions()
-        _checks.settle(self, proposal=self._checked_proposal())
+        _checks.freeze(self, proposal=self._checked_proposal())
 
     def _check_functions(self) -> None:
         given = {
@@ -177,7 +177,7 @@ class SampledFactor(Oracle):
             if not callable(function):
                 raise TypeError(f"{name} is {_checks.describe(function)}; allowed: a callable")
         if self.observe is not None:
-            _checks.settle(self, observe=_checks.number("observe", self.observe, least=0.0))
+            _checks.freeze(self, observe=_checks.number("observe", self.observe, least=0.0))
             if self.sample is None:
                 raise ValueError("observe is given; allowed with sample=, a density has the datum")
         elif self.sample is not None and len(self.inputs) == 1:

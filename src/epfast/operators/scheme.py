@@ -207,7 +207,7 @@ class Learned(RowScheme):
     def questions(self) -> tuple[int, int]:
         return self.operator.calls, self.operator.audits
 
-    def told(self) -> str:
+    def warning(self) -> str:
         """What a fit warns of: audits that were wrong; empty if nothing."""
         told = told_of(self.operator)
         return f"{told}, or polish" if told else ""

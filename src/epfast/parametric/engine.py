@@ -23,7 +23,7 @@ from epfast import _checks
 from epfast._arrays import Array, as_array
 from epfast._core.crew import Crew
 from epfast.inference import Counts, PartOfSweep, Summary
-from epfast.inference.runtime import PacedParts, Tick, physical_memory
+from epfast.inference.runtime import Tick, TimedPieces, physical_memory
 from epfast.schedules import ADF, AEP, DSEP, EP, SEP
 
 #: what a schedule may ask for and no sweep here has
@@ -136,7 +136,7 @@ def checked_schedule(schedule: Any, model: str, seed: int) -> Any:
         if getattr(schedule, name, None) not in (None, 0):
             raise ValueError(f"{name} is {getattr(schedule, name)!r}; allowed for {model}: None")
     result = schedule.filled(power=1.0, damping=schedule.usual_damping("row"))
-    _checks.settle(result, order=order)
+    _checks.freeze(result, order=order)
     return result.filled(seed=seed) if order == "shuffled" else result
 
 
@@ -249,7 +249,7 @@ class ParametricEngine:
             alone = bool(np.all(last))
         model.begin(state.belief, state.base, state.sites, self.sizes, schedule.damping, alone)
         try:
-            for part in PacedParts(len(rows)):
+            for part in TimedPieces(len(rows)):
                 if group is None or last is None:
                     model.visit(rows[part], None, None)
                 else:
@@ -290,6 +290,6 @@ class ParametricEngine:
         mean, variance = self.model.moments(state.belief)
         return Summary(mean, variance, self.model.log_evidence(state) if evidence else 0.0)
 
-    def settle(self, state: ParametricState, hurry: bool = False) -> ParametricState:
+    def finish(self, state: ParametricState, hurry: bool = False) -> ParametricState:
         """Free of rounding drift already: each pass sums up."""
         return state

@@ -21,7 +21,7 @@ SITE_RULES = ("nonnegative", "keep", "floor")
 def check_numbers(schedule: Any) -> None:
     """Check the numbers of a schedule of several sweeps."""
     sweeps = _checks.integer("sweeps", schedule.sweeps, least=1)
-    _checks.settle(schedule, sweeps=sweeps, tol=_checks.number("tol", schedule.tol, least=0.0))
+    _checks.freeze(schedule, sweeps=sweeps, tol=_checks.number("tol", schedule.tol, least=0.0))
     check_given(schedule, _checks.number, "damping", above=0.0, most=1.0)
     if "power" in vars(schedule):  # that of DEP is the power of another schedule
         check_given(schedule, _checks.number, "power", above=0.0)
@@ -32,7 +32,7 @@ def check_given(schedule: Any, check: Any, *names: str, **limits: Any) -> None:
     for name in names:
         value = getattr(schedule, name)
         if value is not None:
-            _checks.settle(schedule, **{name: check(name, value, **limits)})
+            _checks.freeze(schedule, **{name: check(name, value, **limits)})
 
 
 class Schedule:
@@ -106,7 +106,7 @@ class Schedule:
         return 0.5 if factor != "minibatch" and self.tol > 0.0 and together else 1.0
 
     def check_order(self, allowed: tuple[str, ...]) -> None:
-        _checks.settle(self, order=_checks.choice("order", self.order, allowed))
+        _checks.freeze(self, order=_checks.choice("order", self.order, allowed))
         check_given(self, _checks.integer, "seed", least=0)
         random = tuple(order for order in allowed if order in ("shuffled", "chunked"))
         if self.seed is not None and self.order not in random:
@@ -175,7 +175,7 @@ class EP(Schedule):
         check_numbers(self)
         check_given(self, _checks.integer, "block", least=1)
         if self.site_rule is not None:
-            _checks.settle(self, site_rule=_checks.choice("site_rule", self.site_rule, SITE_RULES))
+            _checks.freeze(self, site_rule=_checks.choice("site_rule", self.site_rule, SITE_RULES))
         self.check_order((*ORDERS, RESIDUAL))
 
 
@@ -219,11 +219,11 @@ class ADF(Schedule):
         return self.passes
 
     def __post_init__(self) -> None:
-        _checks.settle(self, passes=_checks.integer("passes", self.passes, least=1))
+        _checks.freeze(self, passes=_checks.integer("passes", self.passes, least=1))
         check_given(self, _checks.number, "power", above=0.0)
         check_given(self, _checks.integer, "settle", least=0)
         if self.site_rule is not None:
-            _checks.settle(self, site_rule=_checks.choice("site_rule", self.site_rule, SITE_RULES))
+            _checks.freeze(self, site_rule=_checks.choice("site_rule", self.site_rule, SITE_RULES))
         if self.order is not None:
             self.check_order(("sequential", "shuffled"))
         else:
@@ -267,7 +267,7 @@ class DoubleLoop(Schedule):
                 "start has tol=0, which no sweep reaches; allowed with DoubleLoop: tol > 0"
             )
         steps = _checks.integer("steps", self.steps, least=1)
-        _checks.settle(self, steps=steps, match=_checks.number("match", self.match, above=0.0))
+        _checks.freeze(self, steps=steps, match=_checks.number("match", self.match, above=0.0))
 
     @property
     def sweeps(self) -> int:  # type: ignore[override]

@@ -102,7 +102,7 @@ class Scheme:
         """Of one that learns, questions to its oracle so far, and audits among them."""
         return None
 
-    def told(self) -> str:
+    def warning(self) -> str:
         """What a fit by it warns of; empty if nothing."""
         return ""
 

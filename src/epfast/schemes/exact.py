@@ -57,7 +57,7 @@ class ImportanceSampling(RowScheme):
 
     def __post_init__(self) -> None:
         samples = _checks.integer("samples", self.samples, least=2, most=10**9)
-        _checks.settle(self, samples=samples, seed=_checks.integer("seed", self.seed, least=0))
+        _checks.freeze(self, samples=samples, seed=_checks.integer("seed", self.seed, least=0))
 
     def tilted(self, loss: Loss, core: CoreLoss | None = None) -> TiltedMoments:
         core = loss.shifted_core() if core is None else core

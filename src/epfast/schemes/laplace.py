@@ -69,7 +69,7 @@ class Laplace(Scheme):
     def __post_init__(self) -> None:
         _checks.choice("curvature", self.curvature, CURVATURES)
         max_iter = _checks.integer("max_iter", self.max_iter, least=1, most=10**6)
-        _checks.settle(self, tol=_checks.number("tol", self.tol, least=0.0), max_iter=max_iter)
+        _checks.freeze(self, tol=_checks.number("tol", self.tol, least=0.0), max_iter=max_iter)
 
     def core_arguments(self, d: int) -> dict[str, Any]:
         return {

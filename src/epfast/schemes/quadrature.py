@@ -39,7 +39,7 @@ class Quadrature(Scheme):
     gamma: float | None = None
 
     def __post_init__(self) -> None:
-        _checks.settle(self, gamma=check_gamma(self.gamma))
+        _checks.freeze(self, gamma=check_gamma(self.gamma))
 
     def core_arguments(self, d: int) -> dict[str, Any]:
         return {"scheme": "quadrature", "gamma": distance(self.gamma, d)}
@@ -74,7 +74,7 @@ class Variational(Scheme):
     solver: str = "auto"
 
     def __post_init__(self) -> None:
-        _checks.settle(self, gamma=check_gamma(self.gamma))
+        _checks.freeze(self, gamma=check_gamma(self.gamma))
         _checks.choice("solver", self.solver, ("auto", "newton"))
         if isinstance(self.rule, str):
             _checks.choice("rule", self.rule, ("sigma", "fifth"))

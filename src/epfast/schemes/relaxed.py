@@ -54,10 +54,10 @@ class Relaxed(RowScheme):
     one_dimension = "a relaxation factor is chosen for one dimension"
 
     def __post_init__(self) -> None:
-        _checks.settle(self, weight=_checks.number("weight", self.weight, above=0.0))
+        _checks.freeze(self, weight=_checks.number("weight", self.weight, above=0.0))
         _checks.choice("objective", self.objective, OBJECTIVES)
         if self.freeze is not None:
-            _checks.settle(self, freeze=_checks.integer("freeze", self.freeze, least=1))
+            _checks.freeze(self, freeze=_checks.integer("freeze", self.freeze, least=1))
         if not isinstance(self.scheme, Scheme) or isinstance(self.scheme, Relaxed):
             raise TypeError(
                 f"scheme is {_checks.describe(self.scheme)}; allowed: a Scheme that is not relaxed"

@@ -237,7 +237,7 @@ def test_a_step_depends_on_its_state_alone():
         np.testing.assert_array_equal(again.sites, after.sites)
         np.testing.assert_array_equal(again.moments.mean, after.moments.mean)
         assert (again.sweeps, again.ridge) == (after.sweeps, after.ridge)
-        settled = other.settle(before)
+        settled = other.finish(before)
         np.testing.assert_array_equal(settled.sites, before.sites)
         np.testing.assert_allclose(settled.moments.mean, before.moments.mean, rtol=0, atol=1e-9)
 

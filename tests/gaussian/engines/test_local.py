@@ -7,7 +7,7 @@ import pytest
 
 from epfast import EP, families, fit_linear
 from epfast.gaussian.engines import local
-from epfast.gaussian.engines.arrivals import Arrivals, Flow, Lanes, Part
+from epfast.gaussian.engines.arrivals import Arrivals, Flow, Lanes, ShardSite
 from epfast.gaussian.engines.local import Update, local_update, shard_of, site_of
 from epfast.inference import Sites
 from epfast.inference.executors import Answer, Tasks
@@ -131,7 +131,7 @@ def arrivals(answers, flow=None, tasks=None):
         tasks._flying[object()] = (k, visit)
 
     flow = flow or Flow.begun(1.0, 2)
-    parts = [Part(site(0.0), None)] * 2
+    parts = [ShardSite(site(0.0), None)] * 2
     return Arrivals(tasks, flow, np.eye(1), np.zeros(1), parts, [1, 1], send)
 
 
@@ -152,7 +152,7 @@ def test_no_worker_idles_while_another_has_a_queue():
         sent.append(k)
         tasks._flying[object()] = (k, visit)
 
-    flow, parts = Flow.begun(1.0, 4), [Part(site(0.0), None)] * 4
+    flow, parts = Flow.begun(1.0, 4), [ShardSite(site(0.0), None)] * 4
     lanes = Lanes("aabb", {"a": 1, "b": 1})
     numbers = tasks, flow, np.eye(1), np.zeros(1), parts, [1] * 4, send
     found = Arrivals(*numbers, lanes)

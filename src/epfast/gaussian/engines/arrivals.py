@@ -63,7 +63,7 @@ class Flow(NamedTuple):
         return max(self.saw) <= self.quiet
 
 
-class Part(NamedTuple):
+class ShardSite(NamedTuple):
     """What is known of a shard."""
 
     #: its site in the posterior
@@ -76,7 +76,7 @@ class Sends(Protocol):
     """Sends a shard to its worker."""
 
     def __call__(
-        self, k: int, visit: int, precision: Array, shift: Array, part: Part, share: float
+        self, k: int, visit: int, precision: Array, shift: Array, part: ShardSite, share: float
     ) -> None: ...
 
 
@@ -107,7 +107,7 @@ class Arrivals:
         flow: Flow,
         precision: Array,
         shift: Array,
-        parts: Sequence[Part],
+        parts: Sequence[ShardSite],
         sizes: Sequence[int],
         send: Sends,
         lanes: Lanes | None = None,
@@ -225,6 +225,6 @@ class Arrivals:
         self.changed += float(np.abs(gain.precision / scale).max())
         self.changed += float(np.abs(gain.shift / unit).max())
         # whatever is in a part is in the posterior, which is made from them anew
-        self.parts[k] = Part(update.site, update.rows)
+        self.parts[k] = ShardSite(update.site, update.rows)
         self.precision, self.shift = precision, self.shift + gain.shift
         return True

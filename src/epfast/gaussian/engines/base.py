@@ -257,7 +257,7 @@ class EPEngine:
         """What follows a sweep whose sites are improper, however small a share of them is taken."""
         return state._replace(sweeps=state.sweeps + 1), Counts(self.n_sites, lost=outcome.lost)
 
-    def settle(self, state: Any, hurry: bool = False) -> Any:
+    def finish(self, state: Any, hurry: bool = False) -> Any:
         return self.form.result(state)
 
 

@@ -31,7 +31,7 @@ from epfast.gaussian.problem import Data, LinearProblem, State
 from epfast.gaussian.sources import Stream
 from epfast.inference import Counts, PartOfSweep, Sites, run
 from epfast.inference.loop import change
-from epfast.inference.runtime import PacedParts, Tick, physical_memory
+from epfast.inference.runtime import Tick, TimedPieces, physical_memory
 from epfast.inference.threads import ALONE, Threads
 from epfast.schedules import EP
 
@@ -351,7 +351,7 @@ class Factors:
         def work(k: int, part: int) -> Iterator[int]:
             some = order[part * len(order) // count : (part + 1) * len(order) // count]
             onto = (state.precision.copy(), state.shift.copy()) if self.parallel else None
-            for piece in PacedParts(len(some), MOMENT // (form.size * form.shape[1])):
+            for piece in TimedPieces(len(some), MOMENT // (form.size * form.shape[1])):
                 means = None if trace is None else trace[piece]
                 form.visit(cores[k], rows[k], some[piece], q, sites, means, onto)
                 yield len(some[piece])
@@ -490,7 +490,7 @@ class Pass(Memoryless):
                     core.log_scale_total = 0.0
                     if isinstance(core, SparseSweep):
                         core.evidence = 0.0
-                for part in PacedParts(count - done):
+                for part in TimedPieces(count - done):
                     some = order[done:][part]
                     means = None if trace is None else trace[done:][part]
                     form.visit(core, rows, some, q, None, means, first=seen)

@@ -236,7 +236,7 @@ class DescentEngine:
         matched = mismatch <= self.match
         return new, Counts(mismatch=mismatch, settled=matched, stuck=not moved)
 
-    def settle(self, state: DescentState, hurry: bool = False) -> GPState:
+    def finish(self, state: DescentState, hurry: bool = False) -> GPState:
         if hurry:
             return GPState(*state[:3])
         return self.form.solved(GPState(*state[:2]))

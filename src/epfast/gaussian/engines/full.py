@@ -10,7 +10,7 @@ from epfast._core.row_sweeps import add_sites
 from epfast.gaussian.engines.base import Swept, flat, gaussian, plain, with_moments
 from epfast.gaussian.problem import (
     LinearProblem,
-    Part,
+    RowSlice,
     State,
     log_determinant,
     log_evidence,
@@ -26,7 +26,7 @@ class Full:
         self.problem, self.order = problem, len(problem.base.shift)
         self.prior_log_determinant = log_determinant(problem.prior.precision)
         #: all rows, where those of X are as the core takes them
-        self.parts: list[Part] | None = None
+        self.parts: list[RowSlice] | None = None
         X = problem.data.X
         if isinstance(X, np.ndarray) and X.dtype == np.float64 and X.flags.c_contiguous:
             self.parts = list(problem.parts(range(problem.n_rows)))

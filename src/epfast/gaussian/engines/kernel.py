@@ -389,7 +389,7 @@ class Jointly:
             return self.otherwise.after(old, new, counts)
         now, then = (Summary(*state.moments[1:3]) for state in (old, new))
         order = "joint" if self.left <= CONTRACTS * change(now, then) else ""
-        return new._replace(order=order, memory=0), counts._replace(left=self.left)
+        return new._replace(order=order, memory=0), counts._replace(remaining=self.left)
 
     def _stepped(self, old: Values) -> tuple[Values, float] | tuple[None, None]:
         """What a step makes, and how far that is from a fixed point.
@@ -494,7 +494,7 @@ class ProcessEngine(EPEngine):
             return super().unswept(state, outcome)
         raise self.form.improper(state.sites)
 
-    def settle(self, state: Values, hurry: bool = False) -> GPState:
+    def finish(self, state: Values, hurry: bool = False) -> GPState:
         found: GPState = GPState(*state[:4]) if hurry else self.form.result(state)
         return found
 
@@ -533,7 +533,7 @@ def marginal_residual(
         return float(max(gap.max(), spread.max()))
 
 
-def left_out(problem: Any, sites: Sites, mean: Array, variance: Array) -> Array:
+def loo_of_values(problem: Any, sites: Sites, mean: Array, variance: Array) -> Array:
     """Log probabilities of responses, (n,), without their own sites. O(n).
 
     problem: a GPProblem or LinearProblem; mean, variance: of each value under the posterior.

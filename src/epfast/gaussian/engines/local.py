@@ -27,7 +27,7 @@ from epfast.inference.runtime import Tick, no_tick, one_blas_thread
 ROWS_AT_ONCE = 64
 
 
-class Start(NamedTuple):
+class WarmStart(NamedTuple):
     """Sites in the role of a start, and what they make."""
 
     sites: Sites
@@ -190,7 +190,7 @@ def local_update(
     return Update(found, new, last.n_refused, last.change if stores else 0.0)
 
 
-def _begun(cavity: State, made: Sites, rows: Sites | None) -> Start | None:
+def _begun(cavity: State, made: Sites, rows: Sites | None) -> WarmStart | None:
     """Where sweeps within a shard begin: the cavity times its rows."""
     if rows is None:
         return None
@@ -200,7 +200,7 @@ def _begun(cavity: State, made: Sites, rows: Sites | None) -> Start | None:
         sites=rows,
         log_scale=cavity.log_scale + float(made.log_scale),
     )
-    return Start(rows, state.shift, state)
+    return WarmStart(rows, state.shift, state)
 
 
 def local_shared(

@@ -274,7 +274,7 @@ class NestedEngine(EPEngine):
     def begun(self, state: Swept, is_flat: bool) -> Swept:
         return state._replace(memory=NestedMemory())
 
-    def settle(self, state: Swept, hurry: bool = False) -> State:
+    def finish(self, state: Swept, hurry: bool = False) -> State:
         assert state.sites is not None
         fresh = None if hurry else self.form.built(state.sites, state.sweeps)
         return plain(state if fresh is None else fresh)
@@ -311,7 +311,7 @@ class NestedVisits:
         # of an undamped sweep
         moved = change(engine.summary(old, False), engine.summary(new, False)) / old.memory.share
         step = (new.mean - old.mean) / np.sqrt(new.covariance.diagonal())
-        return new._replace(memory=old.memory.next(step, moved)), counts._replace(left=moved)
+        return new._replace(memory=old.memory.next(step, moved)), counts._replace(remaining=moved)
 
     def _part(
         self, state: Swept, numbers: NDArray[np.intp], sites: Sites, damping: float

@@ -131,7 +131,7 @@ class ByWeights(Full):
     def __init__(self, problem: LinearProblem) -> None:
         super().__init__(problem)
         self.n, d = problem.shape
-        self.given: Any = problem.of_weights
+        self.given: Any = problem.prior_sites
         # the prior's constants are in the scales of its sites
         self.prior_log_determinant = d * math.log(2.0 * math.pi)
         self.exact = problem.exact_sites()
@@ -370,7 +370,7 @@ class RowsThenWeights:
         """The state with the memory of the next sweep; sweeps that crawl are mixed."""
         memory = old.memory._replace(rows=self.memory)
         moved = change(self.form.summary(old), self.form.summary(new))
-        counts = counts._replace(left=moved * self.schedule.damping / memory.damping)
+        counts = counts._replace(remaining=moved * self.schedule.damping / memory.damping)
         if self.schedule.order != "auto":
             return new._replace(memory=memory), counts
         new = new._replace(memory=memory.next(moved, self.refused > 0))
@@ -517,7 +517,7 @@ class WeightEngine(EPEngine):
             memory = memory._replace(rows=after._replace(mixes=False, steps=()))
         return outcome._replace(made=None), None if now is None else now._replace(memory=memory)
 
-    def settle(self, state: Any, hurry: bool = False) -> ShrunkState:
+    def finish(self, state: Any, hurry: bool = False) -> ShrunkState:
         """Free of drift; log scales, which lag behind sites that are damped or mixed, anew."""
         form = self.form
         if not hurry and state.sweeps > 0:

@@ -34,7 +34,7 @@ from epfast.gaussian.engines.chunks import (
     overshoots,
 )
 from epfast.gaussian.engines.full import Full
-from epfast.gaussian.problem import LinearProblem, Part, inverse_root
+from epfast.gaussian.problem import LinearProblem, RowSlice, inverse_root
 from epfast.inference import Counts, Sites
 from epfast.inference.runtime import Tick
 from epfast.inference.threads import ALONE, Threads
@@ -67,7 +67,7 @@ class InTurn:
     in_turn = True
 
     def __init__(
-        self, problem: LinearProblem, tilted: TiltedMoments, parts: list[Part] | None
+        self, problem: LinearProblem, tilted: TiltedMoments, parts: list[RowSlice] | None
     ) -> None:
         """parts: the rows in their order, where they are at hand."""
         self.problem, self.schedule = problem, problem.schedule
@@ -192,7 +192,7 @@ class RowEngine(EPEngine):
             memory = ChunkMemory(chunk_size(self.problem), is_flat)
         return state._replace(order=order, memory=memory)
 
-    def settle(self, state: Swept, hurry: bool = False) -> Any:
+    def finish(self, state: Swept, hurry: bool = False) -> Any:
         if state.order == "chunked" and state.memory.since > 0 and not hurry:
             # chunks add up their changes: the sums have their rounding
             assert state.sites is not None

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from epfast import families
 from epfast._arrays import Array
-from epfast.gaussian.engines.arrivals import Arrivals, Flow, Lanes, Part
+from epfast.gaussian.engines.arrivals import Arrivals, Flow, Lanes, ShardSite
 from epfast.gaussian.engines.base import EPEngine, Outcome, Swept, flat, with_moments
 from epfast.gaussian.engines.full import Full
 from epfast.gaussian.engines.local import (
@@ -72,7 +72,7 @@ def stacked(sites: Sequence[Sites]) -> Sites:
 class Shards(Full):
     """The form of q = p0 Π_k g_k, g_k the product of the sites of shard k's rows, or minibatches.
 
-    What visits change is a list with a :class:`Part` for each shard.
+    What visits change is a list with a :class:`ShardSite` for each shard.
     """
 
     def __init__(self, problem: LinearProblem) -> None:
@@ -92,7 +92,7 @@ class Shards(Full):
 
     def prior(self) -> Any:
         nothing = flat_site(self.problem.base.precision)
-        parts = [Part(nothing, self._flat_rows(shard)) for shard in self.shards]
+        parts = [ShardSite(nothing, self._flat_rows(shard)) for shard in self.shards]
         return self.built(parts, self.problem.base.sweeps)
 
     def _flat_rows(self, shard: LinearProblem) -> Sites | None:
@@ -103,7 +103,7 @@ class Shards(Full):
             return flat(shard.shape[0])
         prior = self.problem.prior
         engine = engine_of_shard(shard._replace(prior=prior, base=prior))
-        sites: Sites = engine.settle(engine.init(None)).sites
+        sites: Sites = engine.finish(engine.init(None)).sites
         return sites
 
     def taken(self, start: Any) -> Any:
@@ -116,23 +116,23 @@ class Shards(Full):
             sites = super().taken(start)
         else:
             whole = engine_of_shard(problem._replace(schedule=inner))
-            sites = whole.settle(whole.init(start)).sites
+            sites = whole.finish(whole.init(start)).sites
         for shard, some in zip(self.shards, self.factors, strict=True):
             own: Sites = families.taken(sites, some)
-            parts.append(Part(site_of(shard, own), own))
+            parts.append(ShardSite(site_of(shard, own), own))
         return parts
 
-    def parts_of(self, state: Swept) -> list[Part]:
+    def parts_of(self, state: Swept) -> list[ShardSite]:
         """What is known of each shard."""
         own = [families.taken(state.memory.shards, k) for k in range(len(self.sizes))]
         if state.sites is None:
-            return [Part(site, None) for site in own]
+            return [ShardSite(site, None) for site in own]
         return [
-            Part(site, families.taken(state.sites, some))
+            ShardSite(site, families.taken(state.sites, some))
             for site, some in zip(own, self.factors, strict=True)
         ]
 
-    def sites_of(self, parts: Sequence[Part]) -> Sites | None:
+    def sites_of(self, parts: Sequence[ShardSite]) -> Sites | None:
         """The sites that a state has: of the rows, or minibatches; None before there are any."""
         found = [part.rows for part in parts if part.rows is not None]
         if len(found) < len(parts):
@@ -144,10 +144,10 @@ class Shards(Full):
         in_order: Sites = families.taken(sites, np.argsort(order))
         return in_order
 
-    def damped(self, old: Part, new: Part, share: float) -> Part:
+    def damped(self, old: ShardSite, new: ShardSite, share: float) -> ShardSite:
         """A shard between two parts."""
         site: Sites = families.damped(old.site, new.site, share)
-        return Part(site, None if new.rows is None else damped_rows(old.rows, new.rows, share))
+        return ShardSite(site, None if new.rows is None else damped_rows(old.rows, new.rows, share))
 
     def built(self, sites: Any, sweeps: int, flow: Flow | None = None) -> Swept | None:
         """Base times the sites of the shards, in their order; None if improper. O(K d^2 + d^3)."""
@@ -173,7 +173,7 @@ class ShardEngine(EPEngine):
         self.n_sites, self.tasks = self.form.n_sites, Tasks()
 
     def call(
-        self, k: int, visit: int, precision: Array, shift: Array, part: Part, share: float
+        self, k: int, visit: int, precision: Array, shift: Array, part: ShardSite, share: float
     ) -> tuple[Any, ...]:
         """What is asked of a shard: a function and its arguments."""
         return local_update, self.form.shards[k], precision, shift, *part, share
@@ -183,11 +183,11 @@ class ShardEngine(EPEngine):
         state: Swept = super().init(start)
         return state
 
-    def opened(self, state: Swept) -> list[Part]:
-        parts: list[Part] = self.form.parts_of(state)
+    def opened(self, state: Swept) -> list[ShardSite]:
+        parts: list[ShardSite] = self.form.parts_of(state)
         return parts
 
-    def between(self, state: Swept, sites: list[Part], share: float) -> list[Part]:
+    def between(self, state: Swept, sites: list[ShardSite], share: float) -> list[ShardSite]:
         both = zip(self.form.parts_of(state), sites, strict=True)
         return [self.form.damped(*pair, share) for pair in both]
 
@@ -203,7 +203,7 @@ class InRounds:
     def __init__(self, engine: ShardEngine) -> None:
         self.engine, self.schedule, self.moved = engine, engine.schedule, 0.0
 
-    def sweep(self, state: Swept, sites: list[Part], tick: Tick) -> Outcome:
+    def sweep(self, state: Swept, sites: list[ShardSite], tick: Tick) -> Outcome:
         engine, tasks, parts = self.engine, self.engine.tasks, sites
         refused, failed, lost, damping = 0, 0, tasks.n_lost, self.schedule.damping
         precision, shift = state.precision, state.shift
@@ -219,7 +219,7 @@ class InRounds:
                 if not together:
                     precision = precision - parts[k].site.precision + update.site.precision
                     shift = shift - parts[k].site.shift + update.site.shift
-                parts[k] = Part(update.site, update.rows)
+                parts[k] = ShardSite(update.site, update.rows)
         return Outcome(refused, failed, lost=tasks.n_lost - lost)
 
     def after(self, old: Swept, new: Swept, counts: Counts) -> tuple[Swept, Counts]:
@@ -235,13 +235,13 @@ class AsTheyCome:
     def __init__(self, engine: ShardEngine) -> None:
         self.engine, self.schedule = engine, engine.schedule
 
-    def sweep(self, state: Swept, sites: list[Part], tick: Tick) -> Outcome:
+    def sweep(self, state: Swept, sites: list[ShardSite], tick: Tick) -> Outcome:
         engine, tasks, schedule = self.engine, self.engine.tasks, self.schedule
         lost, flow = tasks.n_lost, state.memory.flow
         self.flow = flow = flow or Flow.begun(schedule.damping, len(sites))
 
         def send(
-            k: int, visit: int, precision: Array, shift: Array, part: Part, share: float
+            k: int, visit: int, precision: Array, shift: Array, part: ShardSite, share: float
         ) -> None:
             tasks.send((k, visit), *engine.call(k, visit, precision, shift, part, share))
 
@@ -269,7 +269,7 @@ class AsTheyCome:
             before, now = (summary(s).log_evidence for s in (old, new))
             settled = None if abs(now - before) <= rate * max(tol, RELATIVE * abs(now)) else False
         new = new._replace(memory=new.memory._replace(flow=after))
-        return new, counts._replace(settled=settled, left=left, in_flight=arrivals.width)
+        return new, counts._replace(settled=settled, remaining=left, in_flight=arrivals.width)
 
     def _reached(self, state: Swept) -> Swept:
         """The state with what has come so far; a whole one wherever Ctrl-C fell."""

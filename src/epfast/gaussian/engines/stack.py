@@ -327,7 +327,7 @@ class StackEngine(EPEngine):
             return state
         return state._replace(sites=state.sites._replace(shift=shifts), shift=shift, mean=mean)
 
-    def settle(self, state: Swept, hurry: bool = False) -> State:
+    def finish(self, state: Swept, hurry: bool = False) -> State:
         if state.memory.since > 0 and not hurry:
             assert state.sites is not None
             state = self.form.built(state.sites, state.sweeps) or state
