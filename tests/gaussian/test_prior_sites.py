@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -566,3 +567,15 @@ def test_checks_sample_the_exact_evidence():
     judged = np.isfinite(found.mean_se)
     assert judged.sum() >= 2
     assert (np.abs(found.mean - mean)[judged] < 4.0 * found.mean_se[judged] + 1e-3).all()
+
+
+@pytest.mark.parametrize("loss", ["gaussian", "probit"])
+def test_few_rows_make_no_matrix_of_the_weights(loss):
+    X, y, _ = data(6, 3000, 3, 0)
+    y = y if loss == "gaussian" else np.where(y > 0.0, 1, -1)
+    given = {"loss": loss, "prior": LaplacePrior(0.5), "schedule": EP(sweeps=2, tol=0.0)}
+    tracemalloc.start()
+    fit_linear(X, y, **given)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 0.25 * 8 * X.shape[1] ** 2

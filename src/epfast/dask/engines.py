@@ -27,9 +27,10 @@ from epfast.dask.worker import (
     visit_shared,
 )
 from epfast.gaussian.engines.arrivals import Lanes, ShardSite
-from epfast.gaussian.engines.base import EPEngine, Swept, adf_start, plain, with_moments
+from epfast.gaussian.engines.base import EPEngine, Swept, plain, with_moments
 from epfast.gaussian.engines.full import Full
 from epfast.gaussian.engines.local import flat_site
+from epfast.gaussian.engines.passes import adf_begun
 from epfast.gaussian.engines.shards import ShardEngine, Shards, stacked
 from epfast.gaussian.engines.shared import SharedEngine
 from epfast.gaussian.problem import Data, LinearProblem, State, is_proper, product_over
@@ -143,7 +144,6 @@ class Remote(Shards):
 
     def __init__(self, problem: LinearProblem, shards: Sequence[Shard]) -> None:
         Full.__init__(self, problem)
-        self.order = self.order if problem.covariance == "full" else 0
         self.sizes, self.n_sites = [shard.facts.rows for shard in shards], problem.shape[0]
 
     def prior(self) -> Any:
@@ -247,18 +247,12 @@ class Passes(_CountsBytes, EPEngine):
     ) -> None:
         super().__init__(problem, Full(problem))
         self.streams, self.tasks = streams, tasks
-        if problem.covariance != "full":
-            self.order_of_matrices = 0
         self.template = problem._replace(data=Data(None, None))
         #: what the passes have seen
         self.facts: list[Facts] = []
 
     def init(self, start: Any) -> Swept:
-        if start is not None and start.shift.size != self.problem.shape[1]:
-            raise ValueError(
-                f"start has {start.shift.size} dimensions; allowed: {self.problem.shape[1]}"
-            )
-        return with_moments(adf_start(self.problem.base if start is None else start.state))
+        return adf_begun(self.problem, start)
 
     def sweep(self, state: Swept, keep: bool, tick: Tick) -> tuple[Swept, Counts]:
         before = self.tasks.n_bytes

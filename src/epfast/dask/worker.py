@@ -143,7 +143,7 @@ def _checked(X: Any, y: Any, weights: Any, loss: Loss) -> Data:
     y = np.asarray(y)
     if loss.response_width == 1 and y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    found = data_of(X, y, None, loss)
+    found = data_of(_checks.rows("X", X), y, None, loss)
     if weights is None:
         return found
     given = _checks.array("weights", np.asarray(weights), shape=(len(y),))

@@ -304,15 +304,14 @@ def fit_linear(
         refuse_normal(normal, f"prior={prior!r}", ": one of them")
         flat_prior = prior_of(np.ones(d), np.zeros(d), kernel_rows is None)
         whole = chosen.problem(data, flat_prior)._replace(**known)
-        problem = with_prior_sites(whole, prior, ones)
-        guess = start_may_be_dropped(start, problem)
-        return fit_problem(problem, start, callback=callback, progress=progress, guess=guess)  # type: ignore[no-any-return]
-    is_matrix = prior_precision is not None or prior_covariance is not None
-    dense = chosen.covariance == "full" and (kernel_rows is None or is_matrix)
-    normal_prior = prior_of_fit(normal, start, chosen.schedule, d, ones, dense)
-    problem = in_best_form(chosen.problem(data, normal_prior)._replace(**known))
-    note_weights(data.weights)
-    scale = None if stream else _notes(problem, prior_variance, is_matrix)
+        problem, scale = with_prior_sites(whole, prior, ones), None
+    else:
+        is_matrix = prior_precision is not None or prior_covariance is not None
+        dense = chosen.covariance == "full" and (kernel_rows is None or is_matrix)
+        normal_prior = prior_of_fit(normal, start, chosen.schedule, d, ones, dense)
+        problem = in_best_form(chosen.problem(data, normal_prior)._replace(**known))
+        note_weights(data.weights)
+        scale = None if stream else _notes(problem, prior_variance, is_matrix)
     found: FactorizedPosterior | FullPosterior | LatentPosterior = fit_problem(
         problem,
         start,

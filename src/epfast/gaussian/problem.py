@@ -463,15 +463,14 @@ def with_ones(rows: Any) -> Any:
 
 
 def data_of(
-    X: Any, y: Any, weights: Any, loss: Loss, offset: Any = None, finite: bool = False
+    rows: Any, y: Any, weights: Any, loss: Loss, offset: Any = None, finite: bool = False
 ) -> Data:
-    """Rows of X, dense or sparse, with their responses and weights, checked. O(n d).
+    """Rows that ``_checks.rows`` made, with their responses and weights, checked. O(n d).
 
-    finite: X was checked before, or the core checks its entries as it visits them.
+    finite: entries were looked at before, or the core does so as it visits them.
     """
     if y is None:
         raise ValueError("y is None; allowed: a response per row of X, (n,)")
-    rows = _checks.rows("X", X)
     if not finite:
         _check_finite(rows)
     n = rows.shape[0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import methodcaller
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -34,6 +34,7 @@ CONTRACTION = 0.7
 STANDS = 1e-4
 
 COPY = methodcaller("copy")
+S = TypeVar("S")
 
 
 def contraction(moved: float, least: float, stalled: int) -> tuple[float, int]:
@@ -126,10 +127,14 @@ def with_moments(state: State) -> Swept:
         with np.errstate(all="ignore"):  # the loop looks at what came out
             square = float(state.shift @ (state.shift / state.precision))
             return Swept(*state, None, None, log_determinant(state.precision), square)
-    found = gaussian(state._replace(precision=state.precision.copy()))
-    if found is None:
+    return proper(gaussian(state._replace(precision=state.precision.copy())))
+
+
+def proper(state: S | None) -> S:
+    """The state, which is to be one."""
+    if state is None:
         raise not_proper()
-    return found
+    return state
 
 
 def improper_start() -> ValueError:
@@ -228,11 +233,8 @@ class EPEngine:
             new = self.form.built(sites, sweeps)
             if new is not None and outcome.left is not None:
                 drift = change(Summary(*outcome.left), self.summary(new, False))
-        share = 1.0
-        with np.errstate(all="ignore"):  # sites of a run that diverges
-            while new is None and share > LEAST_SHARE:
-                share, settled = 0.5 * share, False
-                new = self.form.built(self.between(state, sites, share), sweeps)
+        if new is None:
+            new, settled = self._halved(state, sites, sweeps), False
         if new is None:
             return self.unswept(last, outcome)
         numbers = outcome.refused, outcome.failed, outcome.clipped, drift
@@ -240,6 +242,15 @@ class EPEngine:
         counts = Counts(*numbers, settled=settled, trace=trace, lost=lost)
         memory = state.memory if new.memory is None else new.memory
         return visits.after(state, new._replace(order=state.order, memory=memory), counts)
+
+    def _halved(self, state: Any, sites: Any, sweeps: int) -> Any:
+        """The state of half of the change of the sites, or half of that; None: no share is one."""
+        share, new = 1.0, None
+        with np.errstate(all="ignore"):  # sites of a run that diverges
+            while new is None and share > LEAST_SHARE:
+                share *= 0.5
+                new = self.form.built(self.between(state, sites, share), sweeps)
+        return new
 
     def opened(self, state: Any) -> Any:
         """What visits change: copies of the sites; None where there are none."""
@@ -257,7 +268,13 @@ class EPEngine:
         """What follows a sweep whose sites are improper, however small a share of them is taken."""
         return state._replace(sweeps=state.sweeps + 1), Counts(self.n_sites, lost=outcome.lost)
 
+    def drifts(self, state: Any) -> bool:
+        """Whether sweeps have added up changes, whose rounding is in the state."""
+        return False
+
     def finish(self, state: Any, hurry: bool = False) -> Any:
+        if not hurry and self.drifts(state):
+            state = self.form.built(state.sites, state.sweeps) or state
         return self.form.result(state)
 
 

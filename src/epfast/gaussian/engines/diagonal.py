@@ -70,7 +70,7 @@ class Dense(Full):
 
     def __init__(self, problem: LinearProblem, size: int, n_sites: int) -> None:
         super().__init__(problem)
-        self.size, self.shape, self.order = size, (n_sites, len(problem.base.shift)), 0
+        self.size, self.shape = size, (n_sites, len(problem.base.shift))
 
     def prior(self) -> Swept:
         return with_moments(self.problem.base._replace(sites=self.flat()))

@@ -23,7 +23,8 @@ class Full:
     """The prior times a scalar site per row, which are added up in O(n d^2)."""
 
     def __init__(self, problem: LinearProblem) -> None:
-        self.problem, self.order = problem, len(problem.base.shift)
+        self.problem = problem
+        self.order = len(problem.base.shift) if problem.covariance == "full" else 0
         self.prior_log_determinant = log_determinant(problem.prior.precision)
         #: all rows, where those of X are as the core takes them
         self.parts: list[RowSlice] | None = None

@@ -13,9 +13,8 @@ import numpy as np
 from epfast._arrays import Array, as_array, symmetric_from_upper
 from epfast._core.latents import LatentSites
 from epfast._core.rows import Rows
-from epfast.gaussian.engines.base import EPEngine, Outcome
+from epfast.gaussian.engines.base import EPEngine, Outcome, proper
 from epfast.gaussian.engines.kernel import Kernel, Moments
-from epfast.gaussian.problem import not_proper
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
@@ -68,10 +67,7 @@ class Kernels:
 
     def prior(self) -> LatentGPState:
         zeros = np.zeros(self.shape)
-        found = self.built(Sites(zeros, zeros.copy(), np.zeros(self.order)), 0)
-        if found is None:
-            raise not_proper()
-        return found
+        return proper(self.built(Sites(zeros, zeros.copy(), np.zeros(self.order)), 0))
 
     def taken(self, start: Any) -> Sites:
         sites: Sites = start.sites

@@ -23,11 +23,11 @@ from epfast.gaussian.engines.base import (
     Swept,
     contraction,
     gaussian,
-    plain,
+    proper,
 )
 from epfast.gaussian.engines.chunks import keeps_order
 from epfast.gaussian.engines.full import Full
-from epfast.gaussian.problem import LinearProblem, State, not_proper
+from epfast.gaussian.problem import LinearProblem, State
 from epfast.inference import Counts, Sites
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
@@ -159,10 +159,7 @@ class Joint(Full):
 
     def prior(self) -> Swept:
         shape = self.problem.n_rows, self.count - 1
-        found = self.built(Sites(np.zeros(shape), np.zeros(shape), np.zeros(shape[0])), 0)
-        if found is None:
-            raise not_proper()
-        return found
+        return proper(self.built(Sites(np.zeros(shape), np.zeros(shape), np.zeros(shape[0])), 0))
 
     def taken(self, start: Any) -> Sites:
         shape, sites = (self.problem.n_rows, self.count - 1), start.sites
@@ -274,10 +271,8 @@ class NestedEngine(EPEngine):
     def begun(self, state: Swept, is_flat: bool) -> Swept:
         return state._replace(memory=NestedMemory())
 
-    def finish(self, state: Swept, hurry: bool = False) -> State:
-        assert state.sites is not None
-        fresh = None if hurry else self.form.built(state.sites, state.sweeps)
-        return plain(state if fresh is None else fresh)
+    def drifts(self, state: Swept) -> bool:
+        return True
 
 
 class NestedVisits:

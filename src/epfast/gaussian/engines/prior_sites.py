@@ -22,7 +22,15 @@ from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.cholesky import inverse_from_factor
 from epfast._core.row_sweeps import BlockedSweep, ParallelSweep, add_sites
 from epfast._core.rows import Duals, Units
-from epfast.gaussian.engines.base import EPEngine, Outcome, Swept, contraction, flat, gaussian
+from epfast.gaussian.engines.base import (
+    EPEngine,
+    Outcome,
+    Swept,
+    contraction,
+    flat,
+    gaussian,
+    proper,
+)
 from epfast.gaussian.engines.chunks import (
     ChunkMemory,
     InChunks,
@@ -43,12 +51,11 @@ from epfast.gaussian.problem import (
     LinearProblem,
     State,
     factor_of,
-    not_proper,
     sum_of_sites,
 )
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
-from epfast.inference.runtime import Tick, no_tick
+from epfast.inference.runtime import Tick, cached_property, no_tick
 from epfast.inference.threads import ALONE
 
 #: damping of sweeps with fewer rows than weights, and where sites are refused or so many sweeps do
@@ -135,13 +142,14 @@ class ByWeights(Full):
         # the prior's constants are in the scales of its sites
         self.prior_log_determinant = d * math.log(2.0 * math.pi)
         self.exact = problem.exact_sites()
-        self.known = None if self.exact is None else sum_of_sites(problem, self.exact)
+
+    @cached_property
+    def known(self) -> tuple[Array, Array] | None:
+        """The sum of exact sites, (d, d) and (d,). O(n d^2), once."""
+        return None if self.exact is None else sum_of_sites(self.problem, self.exact)
 
     def prior(self) -> Any:
-        found = self.built(joined(self.exact or flat(self.n), self.given.start), 0)
-        if found is None:
-            raise not_proper()
-        return found
+        return proper(self.built(joined(self.exact or flat(self.n), self.given.start), 0))
 
     def taken(self, start: Any) -> Sites:
         weights, visits = self.given.start, self.given.visits
@@ -219,7 +227,7 @@ class ByRows(ByWeights):
 
     def __init__(self, problem: LinearProblem) -> None:
         super().__init__(problem)
-        self.known, self.order, X = None, self.n, problem.data.X
+        self.order, X = self.n, problem.data.X
         X = X.toarray() if problem.sparse else X
         #: (d, n), X'
         self.columns = np.ascontiguousarray(X.T, dtype=np.float64)
@@ -369,7 +377,7 @@ class RowsThenWeights:
     def after(self, old: Any, new: Any, counts: Counts) -> tuple[Any, Counts]:
         """The state with the memory of the next sweep; sweeps that crawl are mixed."""
         memory = old.memory._replace(rows=self.memory)
-        moved = change(self.form.summary(old), self.form.summary(new))
+        moved = change(self.form.summary(old, False), self.form.summary(new, False))
         counts = counts._replace(remaining=moved * self.schedule.damping / memory.damping)
         if self.schedule.order != "auto":
             return new._replace(memory=memory), counts
@@ -381,7 +389,7 @@ class RowsThenWeights:
         visits, engine = self.visits, self.engine
         if not len(visits):
             return 0
-        core = engine.core_of_weights(self.engine.damping_of(state))
+        core = engine.core_of_weights(state.memory.damping)
         before = core.n_refused
         if self.schedule.order == "parallel":
             some = Sites(*map(np.ascontiguousarray, families.taken(weights, visits)))
@@ -461,7 +469,7 @@ class WeightEngine(EPEngine):
         if self._in_chunks():
             core = sequential_core(problem, self.tilted)
             return InChunks(problem, self.tilted, core, ALONE)
-        return InTurn(problem, self.tilted, self.form.parts)
+        return InTurn(problem, self.tilted, self.form)
 
     def _in_chunks(self) -> bool:
         schedule = self.schedule
@@ -480,11 +488,6 @@ class WeightEngine(EPEngine):
                 core = BlockedSweep(self.of_prior, order, self.block, 1.0, damping, False)
             self._cores[damping] = core
         return self._cores[damping]
-
-    def damping_of(self, state: Any) -> float:
-        """Of the prior sites, in the next sweep."""
-        damping: float = state.memory.damping
-        return damping
 
     def begun(self, state: Any, is_flat: bool) -> Any:
         memory = Memory(self.schedule.damping)

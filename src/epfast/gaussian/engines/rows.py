@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -21,9 +20,6 @@ from epfast.gaussian.engines.base import (
     Outcome,
     Swept,
     Visits,
-    flat,
-    plain,
-    with_moments,
 )
 from epfast.gaussian.engines.chunks import (
     ChunkMemory,
@@ -34,7 +30,7 @@ from epfast.gaussian.engines.chunks import (
     overshoots,
 )
 from epfast.gaussian.engines.full import Full
-from epfast.gaussian.problem import LinearProblem, RowSlice, inverse_root
+from epfast.gaussian.problem import LinearProblem, inverse_root
 from epfast.inference import Counts, Sites
 from epfast.inference.runtime import Tick
 from epfast.inference.threads import ALONE, Threads
@@ -66,14 +62,11 @@ class InTurn:
 
     in_turn = True
 
-    def __init__(
-        self, problem: LinearProblem, tilted: TiltedMoments, parts: list[RowSlice] | None
-    ) -> None:
-        """parts: the rows in their order, where they are at hand."""
-        self.problem, self.schedule = problem, problem.schedule
+    def __init__(self, problem: LinearProblem, tilted: TiltedMoments, form: Full) -> None:
+        self.problem, self.schedule, self.form = problem, problem.schedule, form
         self.core = sequential_core(problem, tilted)
         plain = self.schedule.order != "shuffled" and keeps_order(self.schedule)
-        self.parts = parts if plain else None
+        self.parts = form.parts if plain else None
         self.numbers = np.arange(problem.n_rows)
 
     def sweep(self, state: Swept, sites: Sites, tick: Tick) -> Outcome:
@@ -101,8 +94,7 @@ class InTurn:
             return new, counts
         if schedule.tol == 0.0 or not overshoots(self.problem):
             return new, counts
-        fresh = with_moments(self.problem.base._replace(sites=flat(self.problem.n_rows)))
-        fresh = fresh._replace(sweeps=new.sweeps, order="parallel_damped")
+        fresh = self.form.prior()._replace(sweeps=new.sweeps, order="parallel_damped")
         return fresh, counts._replace(settled=False)
 
 
@@ -177,7 +169,7 @@ class RowEngine(EPEngine):
         if order in ("parallel", "parallel_damped"):
             damping = RESTART_DAMPING if order == "parallel_damped" else self.schedule.damping
             return AtOnce(self.problem, self.tilted, damping, self.threads)
-        return InTurn(self.problem, self.tilted, self.form.parts)
+        return InTurn(self.problem, self.tilted, self.form)
 
     def begun(self, state: Swept, is_flat: bool) -> Swept:
         """The state, and how its first sweep goes."""
@@ -192,9 +184,5 @@ class RowEngine(EPEngine):
             memory = ChunkMemory(chunk_size(self.problem), is_flat)
         return state._replace(order=order, memory=memory)
 
-    def finish(self, state: Swept, hurry: bool = False) -> Any:
-        if state.order == "chunked" and state.memory.since > 0 and not hurry:
-            # chunks add up their changes: the sums have their rounding
-            assert state.sites is not None
-            state = self.form.built(state.sites, state.sweeps) or state
-        return plain(state)
+    def drifts(self, state: Swept) -> bool:
+        return state.order == "chunked" and state.memory.since > 0

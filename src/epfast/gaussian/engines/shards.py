@@ -77,7 +77,6 @@ class Shards(Full):
 
     def __init__(self, problem: LinearProblem) -> None:
         super().__init__(problem)
-        self.order = self.order if problem.covariance == "full" else 0
         schedule, (n, _), size = problem.schedule, problem.shape, problem.batch_size or 1
         self.n_sites = -(-n // size)
         labels = _labels_of_factors(schedule, n, size)

@@ -21,7 +21,7 @@ from epfast.gaussian.engines.base import (
     Visits,
     contraction,
     gaussian,
-    plain,
+    proper,
 )
 from epfast.gaussian.engines.chunks import (
     FIRST,
@@ -84,10 +84,7 @@ class Stack(Full):
 
     def prior(self) -> Swept:
         shape = self.problem.n_rows, self.problem.loss.latents
-        found = self.built(Sites(np.zeros(shape), np.zeros(shape), np.zeros(shape[0])), 0)
-        if found is None:
-            raise not_proper()
-        return found
+        return proper(self.built(Sites(np.zeros(shape), np.zeros(shape), np.zeros(shape[0])), 0))
 
     def taken(self, start: Any) -> Sites:
         shape, sites = (self.problem.n_rows, self.problem.loss.latents), start.sites
@@ -327,8 +324,5 @@ class StackEngine(EPEngine):
             return state
         return state._replace(sites=state.sites._replace(shift=shifts), shift=shift, mean=mean)
 
-    def finish(self, state: Swept, hurry: bool = False) -> State:
-        if state.memory.since > 0 and not hurry:
-            assert state.sites is not None
-            state = self.form.built(state.sites, state.sweeps) or state
-        return plain(state)
+    def drifts(self, state: Swept) -> bool:
+        return bool(state.memory.since > 0)
