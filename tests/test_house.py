@@ -25,13 +25,12 @@ FLOOR = {room: k for k, floor in enumerate(FLOORS.split("/")) for room in floor.
 #: what graphs and networks may import of gaussian
 OF_GAUSSIAN = {"problem", "priors", "engines", "table", "choices"}
 #: the files of gaussian, from the ground up; engines by themselves, below
-RISE = """problem files certificate relaxed prediction
-    / priors notes sources process_problem process_prediction checking
-    / factor wide / engines
-    / kernel_posterior latent_checking shrunk_checking wide_checking
-    / shrinkage process_checking / table
-    / choices online / posterior latent_posterior process_posterior
-    / full_posterior joint_posterior latent_processes / shrunk_posterior wide_posterior
+RISE = """problem files certificate relaxed
+    / priors notes sources process_problem checking
+    / factor wide / engines / shrunk_checking / shrinkage / table
+    / choices diagnostics online / posterior / kernel_posterior process_prediction
+    / linear_posterior process_posterior
+    / latent_posterior latent_processes shrunk_posterior wide_posterior
     / combining fit_linear / low_rank / fit_gp / __init__"""
 RISE = {name: k for k, floor in enumerate(RISE.split("/")) for name in floor.split()}
 ENGINES = """base joint latent_means / chunks full / means nested rows stack

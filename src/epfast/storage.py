@@ -14,12 +14,10 @@ from epfast.gaussian.engines.latent_processes import LatentGPState
 from epfast.gaussian.engines.prior_sites import ShrunkState
 from epfast.gaussian.factor import LowRankFactor
 from epfast.gaussian.files import check_shapes, restored
-from epfast.gaussian.full_posterior import FullPosterior
-from epfast.gaussian.joint_posterior import JointPosterior
-from epfast.gaussian.latent_posterior import LatentPosterior
-from epfast.gaussian.latent_processes import LatentGPPosterior, LatentGPProblem
+from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
+from epfast.gaussian.latent_processes import LatentGPPosterior
+from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
 from epfast.gaussian.low_rank import LowRankGPPosterior
-from epfast.gaussian.posterior import FactorizedPosterior
 from epfast.gaussian.problem import Data, LinearProblem, PriorSites, State
 from epfast.gaussian.process_posterior import GPPosterior
 from epfast.gaussian.process_problem import GPProblem
@@ -50,7 +48,6 @@ PARTS = (
     Data,
     GPProblem,
     GPState,
-    LatentGPProblem,
     LatentGPState,
     LinearProblem,
     LowRankFactor,

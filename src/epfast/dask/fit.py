@@ -26,8 +26,7 @@ from epfast.gaussian import notes
 from epfast.gaussian.choices import Choices, choose
 from epfast.gaussian.engines.diagonal import rows_to_settle
 from epfast.gaussian.fit_linear import FULL_UP_TO, KINDS, check_start
-from epfast.gaussian.full_posterior import FullPosterior
-from epfast.gaussian.posterior import FactorizedPosterior
+from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
 from epfast.gaussian.priors import intercept_at_door, prior_of_fit
 from epfast.gaussian.problem import Data, LinearProblem
 from epfast.gaussian.sources import check_names

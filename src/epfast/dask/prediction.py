@@ -8,8 +8,7 @@ import numpy as np
 
 from epfast import _checks
 from epfast.dask.data import matrix_of
-from epfast.gaussian.full_posterior import FullPosterior
-from epfast.gaussian.posterior import FactorizedPosterior
+from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
 from epfast.gaussian.sources import check_columns
 
 

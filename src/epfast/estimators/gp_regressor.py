@@ -18,7 +18,7 @@ from epfast.estimators.process_model import ProcessModel
 from epfast.estimators.processes import BinaryProcess, evidence_at
 from epfast.estimators.regression import LatentRegressor, loss_of_numbers
 from epfast.gaussian import GPPosterior, LowRankGPPosterior
-from epfast.inference.posterior import shifted
+from epfast.gaussian.posterior import shifted
 from epfast.schedules import Schedule
 
 __all__ = ["GPRegressor"]
@@ -308,4 +308,4 @@ class GPRegressor(ProcessModel, LatentRegressor):
         ((post, kernel, K_star),) = self._cross(rows)
         assert isinstance(post, GPPosterior | LowRankGPPosterior)
         latent = post.sample_latent(K_star, kernel(rows), size, rng) + self.mean_
-        return self.loss_.sample(shifted(latent, offset, len(rows)), rng)
+        return self.loss_.sample(shifted(latent, offset), rng)

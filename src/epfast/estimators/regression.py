@@ -15,7 +15,7 @@ from epfast.estimators.base import (
     seed_of_draws,
     validate_data,
 )
-from epfast.inference.posterior import shifted
+from epfast.gaussian.posterior import shifted
 from epfast.losses import Loss, Multiclass
 from epfast.losses.names import NUMBERS, loss_at_door
 
@@ -84,7 +84,7 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
         mean, variance : ndarray of shape (n,)
         """
         mean, variance = self._latent(self._rows(X))
-        return shifted(mean, offset, len(mean)), np.maximum(variance, 0.0)
+        return shifted(mean, offset), np.maximum(variance, 0.0)
 
     def predict(
         self, X: ArrayLike, return_std: bool = False, offset: ArrayLike | None = None
@@ -112,7 +112,7 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
         check_is_fitted(self)
         if not (_checks.flag("return_std", return_std) or self.loss_.needs_variance):
             mean = self._latent_mean(self._rows(X))
-            return self.loss_.predict(shifted(mean, offset, len(mean)), np.full(len(mean), np.nan))
+            return self.loss_.predict(shifted(mean, offset), np.full(len(mean), np.nan))
         latent = self.predict_latent(X, offset)
         mean = self.loss_.predict(*latent)
         if not return_std:

@@ -5,12 +5,11 @@ from epfast.gaussian.engines.kernel import GPState, Relaxed
 from epfast.gaussian.factor import KernelColumns, LowRankFactor, incomplete_cholesky
 from epfast.gaussian.fit_gp import fit_process
 from epfast.gaussian.fit_linear import fit_problem
-from epfast.gaussian.full_posterior import FullPosterior
-from epfast.gaussian.joint_posterior import JointPosterior
-from epfast.gaussian.latent_posterior import LatentPosterior
-from epfast.gaussian.latent_processes import LatentGPPosterior, LatentGPProblem
+from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
+from epfast.gaussian.latent_processes import LatentGPPosterior
+from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior, LinearPosterior
 from epfast.gaussian.low_rank import LowRankGPPosterior
-from epfast.gaussian.posterior import FactorizedPosterior, LinearPosterior
+from epfast.gaussian.posterior import GaussianPosterior
 from epfast.gaussian.problem import LinearProblem, State
 from epfast.gaussian.process_posterior import GPPosterior
 from epfast.gaussian.process_problem import GPProblem
@@ -24,10 +23,10 @@ __all__ = [
     "GPPosterior",
     "GPProblem",
     "GPState",
+    "GaussianPosterior",
     "JointPosterior",
     "KernelColumns",
     "LatentGPPosterior",
-    "LatentGPProblem",
     "LatentPosterior",
     "LinearPosterior",
     "LinearProblem",

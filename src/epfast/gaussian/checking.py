@@ -1,8 +1,8 @@
-"""The exact posterior of a linear model beside its approximation, for certificates."""
+"""The exact posterior beside its approximation, for certificates."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import linalg
@@ -37,13 +37,16 @@ WORK = 3e8
 
 
 class LinearProposal(NamedTuple):
-    """N(mean, root root') over the weights, beside prior times likelihood of a problem."""
+    """N(mean, root root') over the weights, beside prior times likelihood of a problem.
+
+    Of several latents the weights are (C d,), one latent after the other.
+    """
 
     problem: LinearProblem
     mean: Array
     #: (d,) or (d, d)
     root: Array
-    #: log of the normaliser of the prior over that of the Gaussian
+    #: log of the height of the Gaussian's inverse over that of the normal prior's
     log_volume: float
     #: (n, d): X theta is reported in place of the weights; None: the weights
     rows: Array | None = None
@@ -83,8 +86,12 @@ class LinearProposal(NamedTuple):
         return np.asarray(np.einsum("ij,ij->j", z, z))
 
     def better(self) -> LinearProposal | None:
-        """The same with the best Gaussian; None if there is none, or the weights are too many."""
-        if self.size > BETTER_UP_TO:
+        """The same with the best Gaussian; None if there is none, or the weights are too many.
+
+        There is none for other priors, or for several latents.
+        """
+        is_normal = self.problem.prior_sites is None and self.problem.loss.latents == 1
+        if not is_normal or self.size > BETTER_UP_TO:
             return None
         found = _BestGaussian(self.problem)
         best = best_sites(found.values, found.marginals, self.problem.shape[0])
@@ -204,8 +211,50 @@ def proposal(
 ) -> LinearProposal:
     """The Gaussian of this mean and root, see :func:`root_of`. O(d^3) with a full prior."""
     diagonal = root if root.ndim == 1 else np.diag(root)
-    volume = np.log(np.abs(diagonal)).sum() + 0.5 * log_determinant(problem.prior_precision)
+    latents = len(mean) // len(problem.prior.shift)
+    volume = np.log(np.abs(diagonal)).sum()
+    volume += 0.5 * latents * log_determinant(problem.prior_precision)
     return LinearProposal(problem, mean, root, float(volume), rows)
+
+
+class SiteProposal(NamedTuple):
+    """Prior times Gaussian sites of the rows, beside prior times likelihood.
+
+    The prior is in both, so that their ratio takes the latent values of the rows alone.
+    """
+
+    #: a posterior with a site per row that has ``n_normals``, ``colored`` and ``closest``
+    post: Any
+    #: see :class:`epfast.inference.importance.Proposal`
+    is_best: bool = False
+
+    @property
+    def size(self) -> int:
+        size: int = self.post.n_normals
+        return size
+
+    @property
+    def width(self) -> int:
+        return max(self.size, int(self.post.mean.size))
+
+    def draw(self, z: Array) -> Array:
+        return np.asarray(self.post.mean.ravel() + self.post.colored(z))
+
+    def log_ratio(self, z: Array, theta: Array) -> Array:
+        precision, shift, scale = self.post.sites
+        h = self.post.latent_of(theta)
+        site = (h * (shift - 0.5 * precision * h)).reshape(len(h), -1).sum(axis=1) + scale.sum()
+        return np.asarray(self.post.log_evidence - site - self.post.losses_of(theta).sum(axis=1))
+
+    def reported(self, theta: Array) -> Array:
+        return theta
+
+    def moments(self) -> tuple[Array, Array]:
+        return self.post.mean.ravel(), np.sqrt(self.post.variance).ravel()
+
+    def better(self) -> Any:
+        """What is closer to the exact posterior, see :meth:`closest` of the posterior."""
+        return self.post.closest()
 
 
 def root_of(precision: Array) -> Array:

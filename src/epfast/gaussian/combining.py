@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from epfast.gaussian.full_posterior import FullPosterior
-from epfast.gaussian.posterior import FactorizedPosterior
+from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
 from epfast.gaussian.problem import Data, LinearProblem, is_proper, product_over, stacked_rows
 from epfast.gaussian.shrunk_posterior import ShrunkPosterior
 from epfast.gaussian.wide import is_wide, same_rows

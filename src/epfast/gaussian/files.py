@@ -6,17 +6,16 @@ scheme that has some is None when it is read.
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import fields, is_dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from scipy import sparse
 
 from epfast import _checks, losses, schemes
 from epfast._arrays import Array
-from epfast.inference.files import describe_schedule, plain, restore_schedule, write
+from epfast.inference.files import describe_schedule, plain, restore_schedule
 from epfast.inference.records import SweepInfo
 from epfast.losses import LatentLoss, Loss, Prior, restore_prior
 from epfast.schedules import Schedule
@@ -26,22 +25,6 @@ from epfast.schemes import Scheme
 AXIS = re.compile(r"[a-z]\+?")
 #: sparse matrices by their names
 SPARSE = {kind.__name__: kind for kind in (sparse.csr_matrix, sparse.csr_array)}
-
-
-class Saved:
-    """Base of posteriors that are written by their fields."""
-
-    kind: ClassVar[str]
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to an ``.npz`` file, which :func:`epfast.load` reads; nothing is pickled.
-
-        An old file stays as it was until the new one is complete and on the disk; an OSError says
-        why it is not. Your own functions (CustomLoss, CustomSite, LowLevelCallable) and losses with
-        methods of their own cannot be written: give them to ``load`` again. Costs recorded after
-        every factor are not written, and rows only where predictions need them.
-        """
-        write(path, *contents(self))
 
 
 def contents(post: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -16,7 +16,6 @@ from epfast.gaussian.engines.kernel import GPState, Kernel, ProcessEngine
 from epfast.gaussian.factor import KernelColumns, LowRankFactor
 from epfast.gaussian.latent_processes import (
     LatentGPPosterior,
-    LatentGPProblem,
     fit_latent_process,
     kernels_at_door,
 )
@@ -202,7 +201,7 @@ def fit_gp(
         chosen = choose(found_loss, scheme, schedule)
         kernels, common = kernels_at_door(K, overwrite_K, shift, found_loss.latents)
         observed = found_loss.observed(y, kernels[0].n, offset)
-        of_latents = LatentGPProblem(kernels, observed, *chosen, common)
+        of_latents = GPProblem(kernels, observed, *chosen, common=common)
         return fit_latent_process(of_latents, start, callback, progress)
     if low_rank:
         choices = found_loss, scheme, batch_size, schedule

@@ -16,10 +16,8 @@ from epfast.gaussian import notes
 from epfast.gaussian.choices import Choices, choose, copies, filled
 from epfast.gaussian.engines.kernel import GPState
 from epfast.gaussian.engines.local import WarmStart
-from epfast.gaussian.full_posterior import FullPosterior
-from epfast.gaussian.joint_posterior import JointPosterior
-from epfast.gaussian.latent_posterior import LatentPosterior
-from epfast.gaussian.posterior import FactorizedPosterior
+from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
+from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
 from epfast.gaussian.priors import intercept_at_door, prior_of_fit, refuse_normal
 from epfast.gaussian.problem import (
     Data,

@@ -12,8 +12,8 @@ from scipy import linalg
 from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.cholesky import inverse_triangle
 from epfast._core.kernel_matrix import KernelMatrix
-from epfast.gaussian.engines.kernel import GPState, Kernel, Moments, marginal_residual
-from epfast.inference.posterior import Posterior
+from epfast.gaussian.engines.kernel import GPState, Kernel, Moments
+from epfast.gaussian.posterior import GaussianPosterior
 from epfast.inference.runtime import cached_property
 
 
@@ -25,10 +25,8 @@ def kernel_rows(factor: Array, diagonal: Array, which: Any) -> Array:
     return K
 
 
-class KernelPosterior(Posterior):
+class KernelPosterior(GaussianPosterior):
     """N(offset, K) times a site per value; a subclass has ``state``, ``problem`` and ``form``."""
-
-    state: GPState
 
     def form(self) -> Kernel:
         """The prior of the values, in an array of its own, or that of the fit."""
@@ -76,15 +74,8 @@ class KernelPosterior(Posterior):
         """
         return symmetric_from_upper(self.other_matrix())
 
-    def _residual(self, mean: Array, variance: Array) -> float:
-        if self.scheme is None:
-            return float("nan")
-        self.known_loss()
-        return marginal_residual(self.problem, self.n_sweeps, self.state.sites, mean, variance)
-
-    def _latent_of_rows(self) -> tuple[Array, Array | None, Array, Array]:
-        data, moments = self.problem.data, self.moments
-        return data.y, data.weights, moments.mean, moments.variance
+    def marginals_of_rows(self) -> tuple[Array, Array]:
+        return self.moments.mean, self.moments.variance
 
     # -- other values: covariances C with those of the fit, (m, n), prior (m,) or (m, m) --
 
@@ -115,7 +106,7 @@ class KernelPosterior(Posterior):
         return known, root @ (some.T - half.T @ known)
 
     @property
-    def _root(self) -> Array:
+    def _site_roots(self) -> Array:
         """(n,), S, the root of the precisions, 0 where these are negative."""
         return np.asarray(np.sqrt(np.maximum(self.state.sites.precision, 0.0)))
 
@@ -123,20 +114,20 @@ class KernelPosterior(Posterior):
         """L^-1 S C', (n, m)."""
         if hasattr(cross, "indptr"):
             return np.asarray(cross @ self._inverse).T
-        right = (cross * self._root).T
+        right = (cross * self._site_roots).T
         return np.asarray(linalg.blas.dtrsm(1.0, self.factor.T, right, lower=1, overwrite_b=1))
 
     def _back(self, known: Array) -> Array:
         """S L'^-1 times (n, m)."""
         found = linalg.blas.dtrsm(1.0, self.factor.T, known, lower=1, trans_a=1)
-        return np.asarray(self._root[:, None] * found)
+        return np.asarray(self._site_roots[:, None] * found)
 
     @cached_property
     def _inverse(self) -> Array:
         """(n, n), S L'^-1, for sparse C. O(n^3), once."""
         triangle = np.array(self.factor.T, order="F")
         inverse_triangle(triangle)
-        return np.asarray(self._root[:, None] * np.triu(triangle.T))
+        return np.asarray(self._site_roots[:, None] * np.triu(triangle.T))
 
     @cached_property
     def _negative(self) -> tuple[NDArray[np.intp], Array, Array]:

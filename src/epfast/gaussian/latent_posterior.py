@@ -1,21 +1,30 @@
-"""What a fit of a linear model with several latent values per row returns."""
+"""What fits of linear models with several latent values per row return."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
 
-from epfast import _checks, families
-from epfast._arrays import Array, row_chunks
-from epfast._core.latents import LatentSites
+from epfast import families
+from epfast._arrays import Array
 from epfast.gaussian import online
+from epfast.gaussian.checking import LinearProposal, proposal
 from epfast.gaussian.engines.base import plain
+from epfast.gaussian.engines.nested import (
+    MOST_ROUNDS,
+    Joint,
+    cavities,
+    differences,
+    latents_of_rows,
+    within,
+)
 from epfast.gaussian.engines.stack import Stack
-from epfast.gaussian.latent_checking import LatentProposal, losses_of
-from epfast.gaussian.prediction import LinearPredictions, finite
+from epfast.gaussian.linear_posterior import FullPosterior, LinearPosterior, finite
+from epfast.gaussian.posterior import SeveralLatents, shifted
 from epfast.gaussian.problem import (
     LinearProblem,
     State,
@@ -24,16 +33,15 @@ from epfast.gaussian.problem import (
     log_evidence,
     moments_of,
 )
-from epfast.gaussian.sources import check_columns
-from epfast.inference import Sites, SweepInfo, report
-from epfast.inference.certificates import Case
-from epfast.inference.learning import cavities
+from epfast.inference import Sites
 from epfast.inference.runtime import cached_property
-from epfast.losses import LatentLoss
+from epfast.losses import Multiclass
+
+#: largest number of weights for which a check makes a Gaussian with covariances between classes
+CLOSEST_UP_TO = 2000
 
 
-@dataclass(frozen=True, eq=False)
-class LatentPosterior(LinearPredictions):
+class LatentPosterior(SeveralLatents, LinearPosterior):
     """A Gaussian posterior over the weights of C latent values per row, a product over these.
 
     The weights of one latent have a full covariance. See :class:`epfast.FullPosterior` for what is
@@ -52,172 +60,74 @@ class LatentPosterior(LinearPredictions):
         As for :class:`epfast.FullPosterior`; a refused row keeps the sites of all its latents.
     """
 
-    state: State = field(repr=False)
-    problem: LinearProblem = field(repr=False)
-    converged: bool
-    history: list[SweepInfo] = field(repr=False)
-
     kind: ClassVar[str] = "latents"
-    quantity: ClassVar[tuple[str, str]] = ("coefficient", "term")
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"problem": self.problem.without_rows()}
-
-    # -- moments --
-
-    @property
-    def precision(self) -> Array:
-        return self.state.precision
-
-    @property
-    def shift(self) -> Array:
-        return self.state.shift
-
-    @property
-    def sites(self) -> Sites:
-        assert self.state.sites is not None
-        return self.state.sites
+    has_site_per_row = True
 
     @cached_property
-    def _moments(self) -> tuple[Array, Array]:
-        """Covariances and means. O(C d^3), once."""
-        found = [
-            moments_of(State(P, p, None, 0.0, 0))
-            for P, p in zip(self.precision, self.shift, strict=True)
-        ]
-        covariance, mean = map(np.stack, zip(*found, strict=True))
-        return covariance, mean
+    def parts(self) -> tuple[FullPosterior, ...]:
+        """A posterior per latent, for what does not look at the likelihood."""
+        pairs = zip(self.precision, self.shift, strict=True)
+        states = [State(*pair, None, 0.0, self.n_sweeps) for pair in pairs]
+        return tuple(FullPosterior(state, self.problem, False, []) for state in states)
 
     @property
-    def mean(self) -> Array:
-        return self._moments[1]
-
-    @property
-    def covariance(self) -> Array:
-        return self._moments[0]
-
-    @property
-    def variance(self) -> Array:
-        return np.asarray(np.einsum("kii->ki", self.covariance)).copy()
-
-    @cached_property
-    def _roots(self) -> Array:
-        """(C, d, d), upper triangles R with R R' the covariances. O(C d^3), once."""
-        return np.stack([inverse_root(part) for part in self.precision])
-
-    @property
-    def prior_precision(self) -> Array:
-        """(d, d), the same for each latent."""
-        return self.problem.prior.precision
-
-    @cached_property
     def log_evidence(self) -> float:
         """EP's log p(y): log of the integral of prior times sites, with all constants."""
-        first = log_determinant(self.prior_precision)
-        parts = [
-            log_evidence(State(P, p, None, 0.0, 0), first)
-            for P, p in zip(self.precision, self.shift, strict=True)
-        ]
-        return float(self.state.log_scale + sum(parts))
-
-    @property
-    def n_latents(self) -> int:
-        """C."""
-        return len(self.shift)
-
-    # -- names --
+        return float(self.state.log_scale + sum(part.log_evidence for part in self.parts))
 
     @property
     def labels(self) -> tuple[str, ...]:
         """A name for each weight, those of the first latent first."""
-        loss = self.problem.loss
-        latents = [f"latent {k}" for k in range(self.n_latents)]
-        if isinstance(loss, LatentLoss):
-            latents = list(loss.labels)
-        return tuple(f"{latent}: {column}" for latent in latents for column in self._columns())
-
-    def summary(self, level: float = 0.95) -> Any:
-        """As :meth:`epfast.FullPosterior.summary`, a row per weight of each latent."""
-        return report.summary(report.Flat(self), level)
-
-    def credible_interval(self, level: float = 0.95) -> Array:
-        """Central credible intervals, (C, d, 2)."""
-        ends = report.interval(self.mean, self.variance, report.level_at_door(level))
-        return np.moveaxis(ends, 1, -1)
+        return self._labelled(super().labels)
 
     # -- rows --
 
-    def observed(self) -> Array | None:
-        return self.problem.data.y
+    def latent_of(self, theta: Array) -> Array:
+        return self.problem.latent(theta)  # type: ignore[no-any-return]
 
-    def with_rows(
-        self, X: ArrayLike, y: ArrayLike, weights: None = None, offset: ArrayLike | None = None
-    ) -> Self:
-        """The same posterior, with the rows that were fitted.
-
-        Parameters
-        ----------
-        X, y : array_like
-            The rows that were fitted, in their order.
-        weights : None
-        offset : array_like of shape (n, C), optional
-            Their offsets, if the fit had some.
-        """
-        check_columns(self.problem.names, X)
-        problem = self.problem.with_rows(X, y, weights, offset)
-        n = len(self.sites.log_scale)
-        if problem.shape[0] != n:
-            raise ValueError(
-                f"X has {problem.shape[0]} rows and the posterior sites of {n}; allowed: the rows "
-                "that were fitted"
-            )
-        return replace(self, problem=problem)
-
-    def _marginals(self, rows: Any) -> tuple[Array, Array]:
+    def _latent(self, rows: Any) -> tuple[Array, Array]:
         """Mean and variance of the latents of rows, (n, C) each. O(C n d^2)."""
-        n = rows.shape[0]
-        mean, variance = np.empty((2, n, self.n_latents))
-        roots = self._roots
-        with np.errstate(over="ignore", invalid="ignore"):
-            for part in row_chunks(rows, unpacked=True):
-                block = rows[part].toarray() if hasattr(rows, "indptr") else rows[part]
-                block = np.asarray(block, dtype=np.float64)
-                mean[part] = block @ self.mean.T
-                for k, root in enumerate(roots):
-                    half = block @ root
-                    variance[part, k] = np.einsum("ij,ij->i", half, half)
-        finite(mean, variance)
-        return mean, variance
+        mean, variance = zip(*(part._latent(rows) for part in self.parts), strict=True)
+        return np.stack(mean, axis=1), np.stack(variance, axis=1)
 
-    @cached_property
-    def residual(self) -> float:
-        """Distance from a fixed point of EP. O(C n d^2), once.
+    def _together(self, rows: Any) -> tuple[Array, Array]:
+        mean, covariance = zip(*(part._together(rows) for part in self.parts), strict=True)
+        return np.stack(mean, axis=1), np.stack(covariance)
 
-        The largest difference, over rows and latents, between tilted and posterior moments of h:
-        means in standard deviations, variances relative.
+    def closest(self) -> LinearProposal | None:
+        """A Gaussian that knows how classes go together; None of other latents, or if too large.
+
+        About the same mean, with the precision P0 + Σ_i x_i x_i' W_i, W_i the curvature of the
+        factors under the cavities. O(n (C d)^2).
         """
-        whole = self._with_rows()
-        loss, sites, y = whole.problem.loss, self.sites, whole.problem.data.y
-        assert isinstance(loss, LatentLoss)
-        assert y is not None
-        h, s = whole._marginals(whole.problem.data.X)
-        core, n = LatentSites(loss.latent_moments(), 0.0), len(sites.log_scale)
-        h, s, tau, nu = (np.ascontiguousarray(x.T) for x in (h, s, *sites[:2]))
-        new, scale = np.empty((self.n_latents, 2, n)), np.empty(n)
-        core.fit(h, s, y, np.arange(n), tau, nu, sites.log_scale, new, scale)
-        return float("inf") if core.n_refused else core.residual
-
-    def loo_log_predictive(self, X: Any = None, y: ArrayLike | None = None) -> Array:
-        """Leave-one-out log probability of each response, (n,), from the cavities. O(C n d^2).
-
-        As :meth:`epfast.FullPosterior.loo_log_predictive`.
-        """
-        whole = self._with_rows(X, y)
-        sites = Sites(*self.sites[:2], np.empty(0))
-        h, s = whole._marginals(whole.problem.data.X)
-        m, v = cavities(sites, h, s, 1.0)
-        assert whole.problem.data.y is not None
-        return self.loss_of_rows().log_predictive(whole.problem.data.y, m, v)
+        loss, sites, (latents, d) = self.problem.loss, self.sites, self.mean.shape
+        if not isinstance(loss, Multiclass) or latents * d > CLOSEST_UP_TO:
+            return None
+        X, y = self.problem.data.X, self.problem.data.y
+        h, s = self.marginals_of_rows()
+        rest = 1.0 - sites.precision * s
+        if not (rest > 0.0).all():
+            return None
+        v = s / rest
+        m = h - v * (sites.shift - sites.precision * h)
+        slopes, W = np.empty((len(h), latents)), np.empty((len(h), latents, latents))
+        if y is None or loss.latent_moments().curvatures(y, m, v, slopes, W):
+            return None
+        precision: Array = np.kron(np.eye(latents), self.problem.prior.precision).astype(np.float64)
+        whole = precision.reshape(latents, d, latents, d)
+        rows = X.tocsr() if self.problem.sparse else X
+        for j in range(latents):
+            for k in range(j + 1):
+                weight = W[:, j, k]
+                scaled = rows.multiply(weight[:, None]) if self.problem.sparse else (
+                    rows * weight[:, None]
+                )  # fmt: skip
+                block = rows.T @ scaled
+                block = block.toarray() if hasattr(block, "toarray") else block
+                whole[j, :, k] += block
+                if k < j:
+                    whole[k, :, j] += block
+        return proposal(self.problem, self.mean.ravel(), inverse_root(precision))
 
     def remove(self, rows: ArrayLike, X: Any = None, y: ArrayLike | None = None) -> Self:
         """Remove the sites of some rows from the posterior, exactly; the other sites stay.
@@ -245,32 +155,6 @@ class LatentPosterior(LinearPredictions):
             "no partial_fit; allowed with it: epfast.fit_linear of all rows, and remove"
         )
 
-    def loss_gradient(self) -> dict[str, Any]:
-        """There are no parameters: {}."""
-        return {}
-
-    def latent_at(self, draws: ArrayLike) -> Array:
-        theta = _checks.array("draws", draws, shape=(None, *self.mean.shape))
-        flat = np.asarray(self.problem.data.X @ theta.reshape(-1, theta.shape[-1]).T)
-        return np.moveaxis(flat.reshape(len(flat), *theta.shape[:2]), 0, 1)
-
-    def log_likelihood(self, draws: ArrayLike) -> Array:
-        """Log likelihood of each row at draws (k, C, d) of :meth:`sample`, (k, n)."""
-        theta = _checks.array("draws", draws, shape=(None, *self.mean.shape))
-        return -losses_of(self.problem, theta)
-
-    def _case(self) -> Case:
-        if not self.problem.has_rows:
-            raise ValueError(
-                "the posterior does not know its rows; allowed: post.with_rows(X, y).check()"
-            )
-        roots = self._roots
-        volume = float(np.log(np.abs(np.einsum("kii->ki", roots))).sum())
-        volume += 0.5 * self.n_latents * log_determinant(self.prior_precision)
-        drawn = LatentProposal(self.problem, self.sites, self.mean, roots, volume)
-        one_mode = self.problem.loss.log_concave is True
-        return Case(drawn, *drawn.moments(), self.log_evidence, self.evidence_bound, True, one_mode)
-
     # -- prediction --
 
     def predict_latent(self, X: ArrayLike, joint: bool = False) -> tuple[Array, Array]:
@@ -287,26 +171,7 @@ class LatentPosterior(LinearPredictions):
         mean : ndarray of shape (n, C)
         variance : ndarray of shape (n, C), or (C, n, n) if joint
         """
-        rows = self._rows(X)
-        if not _checks.flag("joint", joint):
-            return self._marginals(rows)
-        block = rows.toarray() if hasattr(rows, "indptr") else np.asarray(rows, dtype=np.float64)
-        with np.errstate(over="ignore", invalid="ignore"):
-            half = [block @ root for root in self._roots]
-            mean, cross = block @ self.mean.T, np.stack([part @ part.T for part in half])
-        finite(mean, cross)
-        return mean, cross
-
-    def _rows(self, X: ArrayLike) -> Any:
-        """New rows, checked, with the ones of the intercept."""
-        check_columns(self.problem.names, X)
-        return self.problem.given(X)
-
-    def _moved(self, latent: Array, offset: ArrayLike | None) -> Array:
-        """Latent values (..., n, C) with offsets (n, C)."""
-        if offset is None:
-            return latent
-        return latent + _checks.array("offset", offset, shape=latent.shape[-2:])
+        return super().predict_latent(X, joint)
 
     def predict_proba(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
         """Probability of each class, (n, C); rows add up to 1.
@@ -326,33 +191,9 @@ class LatentPosterior(LinearPredictions):
         X : array_like or sparse matrix of shape (n, d)
         offset : array_like of shape (n, C), optional
         """
-        mean, variance = self.predict_latent(X)
         loss: Any = self.known_loss()
-        found: Array = loss.predict_log_proba(self._moved(mean, offset), variance)
+        found: Array = loss.predict_log_proba(*self._shifted_latent(X, offset))
         return found
-
-    def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Array:
-        """Draw weights from the posterior, (size, C, d).
-
-        Parameters
-        ----------
-        size : int
-            Number of draws.
-        rng : numpy.random.Generator or int, optional
-            A generator, or a seed for one; None draws afresh.
-        """
-        size = _checks.integer("size", size, least=0)
-        draws = _checks.generator("rng", rng)
-        noise = draws.standard_normal((size, *self.mean.shape))
-        return np.asarray(self.mean + np.einsum("kij,skj->ski", self._roots, noise))
-
-    def _latent_draws(self, X: ArrayLike, draws: Array) -> Array:
-        """(k, n, C) for draws of the weights (k, C, d)."""
-        rows, (size, latents, d) = self._rows(X), draws.shape
-        with np.errstate(over="ignore", invalid="ignore"):
-            found = np.asarray(rows @ draws.reshape(-1, d).T).reshape(-1, size, latents)
-        finite(found)
-        return np.moveaxis(found, 0, 1)
 
     def sample_y(
         self,
@@ -373,3 +214,129 @@ class LatentPosterior(LinearPredictions):
         offset : array_like of shape (n, C), optional
         """
         return super().sample_y(X, size, rng, offset)
+
+
+class JointPosterior(LatentPosterior):
+    """A :class:`LatentPosterior` with covariances between the classes, by nested EP.
+
+    Attributes
+    ----------
+    mean, variance : ndarray of shape (C, d)
+    precision, covariance : ndarray of shape (C d, C d)
+        Class by class, as ``mean.ravel()``.
+    shift : ndarray of shape (C d,)
+    sites : Sites
+        ``precision`` and ``shift`` (n, C - 1), of the factors Φ(u + h_y - h_j) of a row, j the
+        other classes in their order; ``log_scale`` (n,), with u integrated out.
+    """
+
+    kind: ClassVar[str] = "joint_latents"
+    has_site_per_row = False
+
+    @property
+    def n_latents(self) -> int:
+        return int(self.sites.shift.shape[1]) + 1
+
+    @cached_property
+    def _moments(self) -> tuple[Array, Array]:
+        """Covariance and mean. O((C d)^3), once."""
+        return moments_of(self.state)
+
+    @property
+    def mean(self) -> Array:
+        return self._moments[1].reshape(self.n_latents, -1)
+
+    @property
+    def variance(self) -> Array:
+        return np.diag(self.covariance).reshape(self.n_latents, -1).copy()
+
+    @cached_property
+    def log_evidence(self) -> float:
+        """EP's log p(y): log of the integral of prior times sites, with all constants."""
+        prior = self.n_latents * log_determinant(self.prior_precision)
+        return log_evidence(self.state, prior)
+
+    @cached_property
+    def covariance(self) -> Array:
+        return self._moments[0]
+
+    @cached_property
+    def _root(self) -> Array:
+        """(C d, C d), an upper triangle R with R R' the covariance. O((C d)^3), once."""
+        return inverse_root(self.precision)
+
+    def colored(self, noise: Array) -> Array:
+        return np.asarray(noise @ self._root.T)
+
+    def _proposal(self) -> Any:
+        return proposal(self.problem, self.mean.ravel(), self._root)
+
+    def _between(self, rows: Any, offset: Any = None) -> tuple[Array, Array]:
+        """Mean (n, C) and covariance (n, C, C) of the latents of rows. O(n (C d)^2)."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            h, S = latents_of_rows(rows, self._moments[1], self.covariance, self.n_latents)
+        finite(h, S)
+        return shifted(h, offset, 2), S
+
+    def _together(self, rows: Any) -> tuple[Array, Array]:
+        return self._between(self._whole_rows(rows))
+
+    def _latent(self, rows: Any) -> tuple[Array, Array]:
+        h, S = self._together(rows)
+        return h, np.einsum("nkk->nk", S).copy()
+
+    def loo_of_factors(self) -> Array:
+        data = self.problem.data
+        offset = data.y[:, 1:] if data.y.shape[1] > 1 else None
+        classes = data.y[:, 0].astype(np.intp)
+        found = differences(classes, *self._between(data.X, offset))
+        m, V = cavities(*found, self.sites)
+        return within(m, V, self.sites, MOST_ROUNDS)[1]
+
+    def _of_sites(self, problem: LinearProblem, sites: Sites) -> Any:
+        found = Joint(problem).built(sites, self.n_sweeps)
+        return None if found is None else plain(found)
+
+    # -- prediction --
+
+    def predict_latent(self, X: ArrayLike, joint: bool = False) -> tuple[Array, Array]:
+        """As :meth:`LatentPosterior.predict_latent`; joint: (n, C, C), between the classes.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix of shape (n, d)
+        joint : bool
+            True: the covariance of the latents of each row in place of their variances.
+        """
+        return super().predict_latent(X, joint)
+
+    def predict_log_proba(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
+        self.known_loss()
+        h, S = self.predict_latent(X, joint=True)
+        h = shifted(h, offset, 2)
+        n, count = h.shape
+        result = np.empty((n, count))
+        flat = Sites(np.zeros((n, count - 1)), np.zeros((n, count - 1)), np.zeros(n))
+        for k in range(count):
+            classes: NDArray[np.intp] = np.full(n, k, dtype=np.intp)
+            result[:, k] = within(*differences(classes, h, S), flat, MOST_ROUNDS)[1]
+        return np.asarray(result - special.logsumexp(result, axis=1, keepdims=True))
+
+    def predict_proba(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
+        return np.exp(self.predict_log_proba(X, offset))
+
+    def predict(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
+        """The most probable class, (n,)."""
+        found = self.predict_log_proba(X, offset).argmax(axis=1)
+        return np.asarray(found, dtype=np.float64)
+
+    def predict_variance(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
+        """Variance of the class as 0 or 1 for each class, (n, C): p (1 - p)."""
+        p = self.predict_proba(X, offset)
+        return np.asarray(p * (1.0 - p))
+
+    def log_predictive(self, X: ArrayLike, y: ArrayLike, offset: ArrayLike | None = None) -> Array:
+        """Log probability of the classes of new rows, (n,)."""
+        found = self.predict_log_proba(X, offset)
+        responses = self.known_loss().responses("y", y, len(found))
+        return np.asarray(found[np.arange(len(found)), responses[:, 0].astype(np.intp)])

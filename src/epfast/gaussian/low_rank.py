@@ -13,7 +13,7 @@ from scipy import linalg
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.gaussian.checking import proposal, root_of
+from epfast.gaussian.checking import LinearProposal, proposal, root_of
 from epfast.gaussian.choices import Choices, choose
 from epfast.gaussian.factor import (
     KernelColumns,
@@ -22,12 +22,11 @@ from epfast.gaussian.factor import (
     kernel_columns,
 )
 from epfast.gaussian.fit_linear import fit_problem as fit_linear_problem
-from epfast.gaussian.full_posterior import FullPosterior
+from epfast.gaussian.linear_posterior import FullPosterior
 from epfast.gaussian.problem import Data, LinearProblem, prior_of, weights_of
 from epfast.gaussian.process_prediction import ProcessPosterior, matrices_of, prior_at
 from epfast.gaussian.table import at_start
 from epfast.inference import Interrupted
-from epfast.inference.certificates import Case
 from epfast.inference.runtime import cached_property, one_blas_thread
 from epfast.losses import Loss
 
@@ -57,7 +56,6 @@ class LowRankGPPosterior(ProcessPosterior):
         Rows per factor of Laplace propagation; None for scalar sites.
     """
 
-    weights: FullPosterior = field(repr=False)
     factor: LowRankFactor = field(repr=False)
 
     kind: ClassVar[str] = "low_rank_process"
@@ -65,11 +63,27 @@ class LowRankGPPosterior(ProcessPosterior):
     #: (r,), the inputs whose kernel with new ones prediction needs
     pivots = property(attrgetter("factor.pivots"))
     rank = property(attrgetter("factor.rank"))
-    state = property(attrgetter("weights.state"))
-    problem = property(attrgetter("weights.problem"))
-    converged = property(attrgetter("weights.converged"))
-    history = property(attrgetter("weights.history"))
-    batch_size = property(attrgetter("weights.batch_size"))
+
+    @classmethod
+    def of(cls, weights: FullPosterior, factor: LowRankFactor) -> LowRankGPPosterior:
+        """The process of a factor and a posterior over its weights."""
+        state, problem = weights.state, weights.problem
+        return cls(state, problem, weights.converged, weights.history, factor)
+
+    @cached_property
+    def weights(self) -> FullPosterior:
+        """The posterior over w."""
+        return FullPosterior(self.state, self.problem, self.converged, self.history)
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows per factor of Laplace propagation; None for scalar sites."""
+        return self.weights.batch_size
+
+    @property
+    def has_site_per_row(self) -> bool:  # type: ignore[override]
+        """Whether each observation has a site."""
+        return self.weights.has_site_per_row
 
     @property
     def log_evidence(self) -> float:
@@ -88,36 +102,14 @@ class LowRankGPPosterior(ProcessPosterior):
     def variance(self) -> Array:
         return self._latent[1]
 
-    def _latent_of_rows(self) -> tuple[Array, Array | None, Array, Array]:
-        if self.weights.batch_size is not None or self.sites is None:
-            return super()._latent_of_rows()
-        return self.problem.data.y, self.problem.data.weights, *self._latent
-
-    @property
-    def residual(self) -> float:
-        """As :attr:`FullPosterior.residual`; NaN if the scheme is unknown."""
-        return self.weights.residual
-
     def loo_log_predictive(self) -> Array:
-        """Leave-one-out log probability of each response, from the cavities. O(n r^2).
-
-        Returns
-        -------
-        ndarray of shape (n,)
-            log p(y_i | all other responses) according to EP.
-
-        Raises
-        ------
-        FloatingPointError
-            If a cavity is improper.
-        """
+        """As :meth:`GPPosterior.loo_log_predictive`. O(n r^2)."""
         return self.weights.loo_log_predictive()
 
-    def _case(self) -> Case:
-        """See :meth:`check`: the prior is that of low rank. O(r^3) once, O(n r) per draw."""
+    def _proposal(self) -> LinearProposal:
+        """The prior is that of low rank. O(r^3) once, O(n r) per draw."""
         rows = _design(self.factor.G)
-        drawn = proposal(self.problem, self.weights.mean, root_of(self.weights.precision), rows)
-        return self._case_of(drawn, drawn.others)
+        return proposal(self.problem, self.weights.mean, root_of(self.weights.precision), rows)
 
     # -- evidence --
 
@@ -236,19 +228,13 @@ class LowRankGPPosterior(ProcessPosterior):
     # -- save --
 
     def __getstate__(self) -> dict[str, Any]:
-        # the weights leave out their rows, the rows of the factor
-        return self.__dict__ | {"responses": self.problem.data.y}
+        # the rows are those of the factor
+        return super().__getstate__() | {"responses": self.problem.data.y}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        y = state.pop("responses")
-        weights = _knowing(state["weights"], state["factor"].G, y)
-        self.__dict__.update(state | {"weights": weights})
-
-
-def _knowing(weights: FullPosterior, G: Array, y: Array) -> FullPosterior:
-    """Weights that refer to the rows of the factor."""
-    data = Data(_design(G), y, weights.problem.data.weights)
-    return replace(weights, problem=weights.problem._replace(data=data))
+        problem = state["problem"]
+        data = problem.data._replace(X=_design(state["factor"].G), y=state.pop("responses"))
+        self.__dict__.update(state | {"problem": problem._replace(data=data)})
 
 
 def fit_low_rank(
@@ -298,7 +284,7 @@ def fit_low_rank(
             problem = _problem(chosen, factor, data)
             before = None if start is None else _weights_in(start, problem.shape[1])
             found = fit_linear_problem(problem, before, stacklevel=4, **given)
-            return LowRankGPPosterior(found, factor)
+            return LowRankGPPosterior.of(found, factor)
     except KeyboardInterrupt as pressed:
         left = pressed.posterior if isinstance(pressed, Interrupted) else None
         if not isinstance(left, FullPosterior) or factor is None or left is before:
@@ -307,7 +293,7 @@ def fit_low_rank(
             factor = factor or _no_columns(kernel)
             problem = _problem(chosen, factor, data)
             left = FullPosterior(at_start(problem), problem, False, [])
-        raise Interrupted(LowRankGPPosterior(left, factor)) from None
+        raise Interrupted(LowRankGPPosterior.of(left, factor)) from None
 
 
 def _problem(chosen: Choices, factor: LowRankFactor, data: Data) -> LinearProblem:

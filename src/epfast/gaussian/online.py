@@ -1,4 +1,4 @@
-"""Diagnostics and online updates: residual, leave-one-out, adding and removing rows."""
+"""Rows that come and go: their sites are added to a posterior, and taken out."""
 
 from __future__ import annotations
 
@@ -7,146 +7,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import linalg, sparse
+from scipy import sparse
 
 from epfast import _checks, families
 from epfast._arrays import Array
-from epfast._core.row_sweeps import ParallelSweep, marginals
-from epfast.gaussian.engines.kernel import loo_of_values
-from epfast.gaussian.engines.local import WarmStart
 from epfast.gaussian.engines.passes import engine_of_rows
-from epfast.gaussian.engines.rows import PARALLEL_ROWS
-from epfast.gaussian.problem import (
-    Data,
-    LinearProblem,
-    State,
-    inverse_root,
-    is_proper,
-    sum_of_sites,
-)
-from epfast.gaussian.table import engine_of
+from epfast.gaussian.problem import Data, LinearProblem, State, is_proper, sum_of_sites
 from epfast.inference import Fit, Sites, interrupted, run, warn_of
-from epfast.inference.loop import change
-from epfast.inference.runtime import no_tick, one_blas_thread
-from epfast.schedules import ADF, DAEP, EP
-
-
-def residual(problem: LinearProblem, state: State) -> float:
-    """See :attr:`epfast.FullPosterior.residual`. O(n d^2)."""
-    assert state.sites is not None
-    problem = problem._replace(base=problem.prior)
-    n, d = problem.shape
-    with one_blas_thread(d):
-        if problem.groups is not None or problem.batch_size is not None:
-            return _by_a_sweep(problem, state)
-        core = ParallelSweep(
-            problem.tilted(), d, min(n, PARALLEL_ROWS), problem.schedule.power, damping=0.0
-        )
-        root, sites = inverse_root(state.precision), families.copied(state.sites)
-        covariance = np.ascontiguousarray(root @ root.T)
-        mean = linalg.cho_solve((linalg.cholesky(state.precision, lower=True), True), state.shift)
-        for part in problem.slices():
-            core.sweep(
-                problem.rows(part),
-                problem.responses(part),
-                problem.weights(part),
-                covariance,
-                root,
-                mean,
-                *families.taken(sites, part),
-            )
-    return float("inf") if core.n_refused else core.residual
-
-
-def _by_a_sweep(problem: LinearProblem, state: State) -> float:
-    """The change of one undamped sweep, all factors at once."""
-    power = problem.schedule.power
-    schedule: Any = EP(tol=0.0, power=power, damping=1.0, order="parallel")
-    if problem.groups is not None:
-        schedule = DAEP(problem.groups, power=power, damping=1.0)
-    engine = engine_of(problem._replace(schedule=schedule))
-    assert state.sites is not None
-    before = engine.init(WarmStart(state.sites, state.shift, state, state.sweeps))
-    after, _ = engine.sweep(before, True, no_tick)
-    return change(engine.summary(before, evidence=False), engine.summary(after, evidence=False))
-
-
-def leave_one_out(problem: LinearProblem, state: State) -> Array:
-    """See :meth:`epfast.FullPosterior.loo_log_predictive`. O(n d^2), or O(nonzeros)."""
-    stored = state.sites
-    assert stored is not None
-    n, d = problem.shape
-    if state.precision.ndim == 1:
-        return _predicted(problem, *_without_columns(problem, state, stored))
-    if problem.groups is None:
-        return loo_of_values(problem, stored, *latent_of_rows(problem, state))
-    mean, variance = np.empty(n), np.empty(n)
-    with one_blas_thread(d):
-        proper = np.ones(n, dtype=bool)
-        for k in range(len(stored.shift)):
-            rows = np.flatnonzero(problem.groups == k)
-            cavity = state._replace(
-                precision=state.precision - stored.precision[k],
-                shift=state.shift - stored.shift[k],
-            )
-            if is_proper(cavity.precision):
-                _marginals(problem, cavity, rows, mean, variance)
-            else:
-                proper[rows] = False
-    return _predicted(problem, proper, mean, variance)
-
-
-def _without_columns(
-    problem: LinearProblem, state: State, sites: Sites
-) -> tuple[NDArray[np.bool_], Array, Array]:
-    """Whether cavities are proper, mean and variance of x.theta under them, (n,) each.
-
-    Sites are diagonal: one per row or minibatch.
-    """
-    n, copies = problem.shape[0], problem.copies()
-    factor = np.arange(n) // (problem.batch_size or 1)
-    proper, mean, variance = np.empty(n, dtype=bool), np.empty(n), np.empty(n)
-    for part in problem.slices():
-        rows = problem.data.X[part]
-        if problem.sparse:
-            row = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
-            columns, x = rows.indices, rows.data
-        else:
-            row, columns = np.indices(rows.shape).reshape(2, -1)
-            x = np.asarray(rows, dtype=np.float64).ravel()
-        share: Any = 1.0
-        if copies is not None and problem.batch_size is None:
-            share = 1.0 / np.maximum(copies[part], 1.0)[row]
-        entries = factor[part][row], columns
-        precision, shift = (
-            whole[columns] - share * np.asarray(site[entries]).ravel()
-            for whole, site in zip(state[:2], sites[:2], strict=True)
-        )
-        with np.errstate(divide="ignore", invalid="ignore"):
-            parts = x * shift / precision, x * x / precision, ~(precision > 0.0)
-        mean[part], variance[part], bad = (
-            np.bincount(row, values, rows.shape[0]) for values in parts
-        )
-        proper[part] = bad == 0.0
-    return proper, mean, variance
-
-
-def latent_of_rows(problem: LinearProblem, state: State) -> tuple[Array, Array]:
-    """Mean and variance of x.theta under the posterior, for all rows, (n,) each. O(n d^2)."""
-    n, d = problem.shape
-    mean, variance = np.empty(n), np.empty(n)
-    with one_blas_thread(d):
-        _marginals(problem, state, slice(None), mean, variance)
-    return mean, variance
-
-
-def _predicted(problem: LinearProblem, proper: Any, mean: Array, variance: Array) -> Array:
-    """Log probabilities under the cavities, if all are proper."""
-    if not proper.all():
-        count = len(proper)
-        raise FloatingPointError(f"{count - int(proper.sum())} of {count} cavities are improper")
-    assert problem.data.y is not None
-    return problem.loss.log_predictive(problem.data.y, mean, variance)
+from epfast.schedules import ADF, EP
 
 
 def extended(
@@ -287,16 +155,3 @@ def improper_rest() -> ValueError:
 def _some(problem: LinearProblem, which: Any) -> LinearProblem:
     groups = None if problem.groups is None else problem.groups[which]
     return problem._replace(data=problem.data.taken(which), groups=groups)
-
-
-def _marginals(
-    problem: LinearProblem, state: State, which: Any, mean: Array, variance: Array
-) -> None:
-    """Write mean and variance of x.theta, for some rows, into these entries of the arrays."""
-    root = inverse_root(state.precision)
-    covariance = np.ascontiguousarray(root @ root.T)
-    center = covariance @ state.shift
-    for part in problem.pieces(np.arange(problem.shape[0])[which]):
-        h, s = np.empty(len(part)), np.empty(len(part))
-        marginals(problem.rows(part), covariance, root, center, h, s)
-        mean[part], variance[part] = h, s

@@ -1,324 +1,498 @@
-"""What a fit of a linear model returns, and its kind with a diagonal covariance."""
+"""What a posterior says of its fit, its rows, and how far it is to be trusted."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from epfast import _checks
-from epfast._arrays import Array, row_chunks
-from epfast.gaussian import online
-from epfast.gaussian.checking import proposal, root_of
-from epfast.gaussian.prediction import LinearPredictions, finite, of_entries
-from epfast.gaussian.problem import (
-    LinearProblem,
-    State,
-    log_determinant,
-    log_evidence,
-    with_ones,
-)
-from epfast.gaussian.sources import check_columns
-from epfast.inference import SweepInfo
-from epfast.inference.certificates import Case
+from epfast._arrays import Array
+from epfast.gaussian.checking import SiteProposal
+from epfast.gaussian.diagnostics import loo_of_rows, residual_of_rows, residual_of_sweep
+from epfast.gaussian.files import contents
+from epfast.inference import SweepInfo, certificates, learning, report
+from epfast.inference.certificates import Case, Check
+from epfast.inference.files import write
+from epfast.inference.records import Recorded
 from epfast.inference.runtime import cached_property
+from epfast.losses import LatentLoss, Loss
+
+
+def shifted(latent: Array, offset: ArrayLike | None, axes: int = 1) -> Array:
+    """Latent values with the offsets of their rows: (..., n), or with two axes (..., n, C)."""
+    if offset is None:
+        return latent
+    return latent + _checks.array("offset", offset, shape=latent.shape[-axes:])
 
 
 @dataclass(frozen=True, eq=False)
-class LinearPosterior(LinearPredictions):
-    """A Gaussian posterior over the weights of a linear model; what both kinds share.
+class GaussianPosterior(Recorded):
+    """A Gaussian posterior over weights, or over the latent values of a process.
+
+    A subclass has the moments that the form of its covariance gives, and how it predicts.
 
     Attributes
     ----------
-    precision : ndarray of shape (d,) or (d, d)
-        Of the posterior; shift (d,) is precision times mean.
-    sites : Sites or None
-        The stored sites; None after ADF.
-    prior_precision : ndarray of shape (d,) or (d, d)
-        Of the prior.
-    loss, scheme, schedule, beta, power, batch_size
-        As fitted, with numbers in place of None; see :func:`epfast.fit_linear`.
-    names : tuple of str or None
-        Names of the columns of X, where it was a frame; see :meth:`summary`.
-    problem : LinearProblem
-        The fit. It refers to the rows; pickles and files leave them out, see :meth:`with_rows`.
+    loss, scheme, schedule, beta, power
+        As fitted, with numbers in place of None.
+    problem : LinearProblem or GPProblem
+        The fit. It refers to rows or kernel; pickles and files leave them out.
     converged : bool
         Whether the last sweep changed the posterior by at most the tolerance and refused no site,
         and the log evidence is possible: at most 0 where no factor is above 1.
     history : list of SweepInfo
         One record per sweep of this fit.
-    n_refused : int
-        Sites that kept their old value, summed over the sweeps: the cavity, the fit or the
-        posterior would have been improper.
     """
 
-    state: State = field(repr=False)
-    problem: LinearProblem = field(repr=False)
+    state: Any = field(repr=False)
+    problem: Any = field(repr=False)
     converged: bool
     history: list[SweepInfo] = field(repr=False)
 
+    #: the name of the class in files
     kind: ClassVar[str]
-    quantity: ClassVar[tuple[str, str]] = ("coefficient", "term")
+    #: of latent values: their rows, and of several latents these
+    axes: ClassVar[int] = 1
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"problem": self.problem.without_rows()}
+        # what was computed from the fields is computed again
+        own = {one.name: getattr(self, one.name) for one in fields(self)}
+        return own | {"problem": self.problem.without_rows()}
 
-    def with_rows(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        weights: ArrayLike | None = None,
-        offset: ArrayLike | None = None,
-    ) -> Self:
-        """The same posterior, with the rows that were fitted.
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to an ``.npz`` file, which :func:`epfast.load` reads; nothing is pickled.
+
+        An old file stays as it was until the new one is complete and on the disk; an OSError says
+        why it is not. Your own functions (CustomLoss, CustomSite, LowLevelCallable) and losses with
+        methods of their own cannot be written: give them to ``load`` again. Costs recorded after
+        every factor are not written, and rows only where predictions need them.
+        """
+        write(path, *contents(self))
+
+    @property
+    def sites(self) -> Any:
+        """The stored :class:`Sites`; None after ADF."""
+        return self.state.sites
+
+    # -- the choices --
+
+    @property
+    def loss(self) -> Loss | None:
+        """The loss; None if the posterior was loaded and its loss could not be saved."""
+        loss: Loss | None = self.problem.loss
+        return None if loss is None else loss.with_offset(False)
+
+    @property
+    def scheme(self) -> Any:
+        """The scheme; None if the posterior was loaded and its scheme could not be saved."""
+        return self.problem.scheme
+
+    @property
+    def operator(self) -> Any:
+        """What learned the messages, of a fit by :class:`epfast.Learned`; else None."""
+        return getattr(self.scheme, "operator", None)
+
+    @property
+    def beta(self) -> float:
+        """Inverse temperature of the factors exp(-beta loss)."""
+        beta: float = self.problem.beta
+        return beta
+
+    @property
+    def power(self) -> float:
+        """Power of power EP; 1 is EP."""
+        power: float = self.problem.schedule.power
+        return power
+
+    def known_loss(self) -> Loss:
+        """The loss; raises if the posterior was loaded without it."""
+        if self.loss is None:
+            raise ValueError(
+                "the loss of this posterior was not saved with it; use predict_latent, or load "
+                "with the loss given"
+            )
+        return self.loss
+
+    def loss_of_rows(self) -> Loss:
+        """As :meth:`known_loss`, for :meth:`observed`: responses may carry an offset."""
+        self.known_loss()
+        loss: Loss = self.problem.loss
+        return loss
+
+    # -- what a subclass gives to the methods below --
+
+    #: what the mean is a mean of, and what its members are called
+    quantity: ClassVar[tuple[str, str]] = ("latent", "row")
+
+    @property
+    def mean(self) -> Array:
+        raise NotImplementedError
+
+    @property
+    def variance(self) -> Array:
+        raise NotImplementedError
+
+    @property
+    def log_evidence(self) -> float:
+        raise NotImplementedError
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """A name for each member of ``mean``."""
+        return tuple(f"f{i}" for i in range(len(self.mean)))
+
+    def observed(self) -> Array | None:
+        """Responses of the fit, for the core, (n, width); None if rows are unknown."""
+        y: Array | None = self.problem.data.y
+        return y
+
+    def latent_of(self, theta: Array) -> Array:
+        """Latent values of the rows at draws (k, p), (k, n) or (k, n, C), not checked."""
+        raise NotImplementedError
+
+    def losses_of(self, theta: Array) -> Array:
+        """Beta times the loss of each row at draws (k, p), (k, n), not checked."""
+        raise NotImplementedError
+
+    def _checked_draws(self, draws: ArrayLike) -> Array:
+        found = _checks.array("draws", draws, shape=(None, *self.mean.shape))
+        return found.reshape(len(found), -1)
+
+    def latent_at(self, draws: ArrayLike) -> Array:
+        """Latent values of the rows at draws of :meth:`sample`, (k, n) or (k, n, C), no offset."""
+        return self.latent_of(self._checked_draws(draws))
+
+    def log_likelihood(self, draws: ArrayLike) -> Array:
+        """Minus beta times the loss of each row at draws of :meth:`sample`, (k, n)."""
+        return -self.losses_of(self._checked_draws(draws))
+
+    def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Array:
+        """Draw from the posterior what ``mean`` is the mean of.
 
         Parameters
         ----------
-        X, y : array_like
-            The rows that were fitted, in their order.
-        weights : array_like of shape (n,), optional
-            Their weights; None: the weights of the fit, which the posterior keeps.
-        offset : array_like of shape (n,), optional
-            Their offsets, if the fit had some.
+        size : int
+            Number of draws.
+        rng : numpy.random.Generator or int, optional
+            A generator, or a seed for one; None draws afresh.
 
         Returns
         -------
-        FactorizedPosterior or FullPosterior
-            Without ``sites``, if those are of shards whose rows nobody knows, as after a fit on a
-            cluster: it has ``check``, and no ``residual`` or ``loo_log_predictive``.
+        ndarray of shape (size, d), or (size, C, d) with C latents
+            Of weights, or of the latent values of the fit.
         """
-        check_columns(self.problem.names, X)
-        problem = self.problem.with_rows(X, y, weights, offset)
-        if problem.groups is None and self.sites is not None and self.sites.precision.ndim == 3:
-            if len(self.sites.precision) > 1:  # of shards: fitted on a cluster, or a file of 0.1.0
-                return replace(self, problem=problem, state=self.state._replace(sites=None))
-            problem = problem._replace(groups=np.zeros(problem.shape[0], dtype=np.intp))
-        assert problem.data.y is not None
-        stored = problem.groups if problem.groups is not None else self._site_per_row()
-        if stored is not None and len(stored) != len(problem.data.y):
+        size = _checks.integer("size", size, least=0)
+        return self._draw(size, _checks.generator("rng", rng))
+
+    def _draw(self, size: int, rng: np.random.Generator) -> Array:
+        """See :meth:`sample`."""
+        raise NotImplementedError
+
+    def _proposal(self) -> Any:
+        """What :meth:`check` draws from."""
+        raise NotImplementedError
+
+    def _case(self) -> Case:
+        """What :meth:`check` compares."""
+        if self.observed() is None:
             raise ValueError(
-                f"X has {len(problem.data.y)} rows and the posterior sites of {len(stored)}; "
-                "allowed: the rows that were fitted"
+                "the posterior does not know its rows; allowed: post.with_rows(X, y).check()"
             )
-        if self.sites is not None and stored is None and self.precision.ndim == 1:
-            n, size = len(problem.data.y), problem.batch_size or 1
-            count = self.sites.precision.shape[0]
-            if count != -(-n // size):
-                raise ValueError(
-                    f"X has {n} rows and the posterior {count} sites of {size} rows; allowed: the "
-                    "rows that were fitted"
-                )
-        return replace(self, problem=problem)
+        drawn, one_mode = self._proposal(), self.problem.loss.log_concave is True
+        moments = self.mean.ravel(), np.sqrt(self.variance).ravel()
+        others = getattr(drawn, "others", None)
+        return Case(drawn, *moments, self.log_evidence, self.evidence_bound, True, one_mode, others)
 
-    def loo_log_predictive(self, X: Any = None, y: ArrayLike | None = None) -> Array:
-        """Leave-one-out log probability of each response, from the cavities.
+    @property
+    def evidence_bound(self) -> float:
+        """The largest log evidence that is possible, up to rounding; inf: no bound is known."""
+        if self.loss is None or self.observed() is None:
+            return math.inf
+        bound: float = self.problem.evidence_bound
+        return bound
 
-        log p(y_i | x_i, all other rows) according to EP: :meth:`log_predictive` of row i under the
-        posterior without the site of row i, or of its minibatch. Of a shared site, and of a row of
-        weight above 1, one copy is taken out. O(n d^2), or O(nonzeros) with a diagonal covariance.
+    # -- its rows --
 
-        Parameters
-        ----------
-        X, y : optional
-            The rows that were fitted; needed where the posterior was loaded or unpickled.
+    #: whether each row has a site of its own latent values
+    has_site_per_row = True
+
+    def _with_rows(self, X: Any = None, y: Any = None) -> Any:
+        """The posterior with its rows, known or given."""
+        self.known_loss()
+        return self
+
+    def marginals_of_rows(self) -> tuple[Array, Array]:
+        """Mean and variance of the latent values of the rows, (n,) or (n, C) each."""
+        raise NotImplementedError
+
+    def _rows_with_sites(self, X: Any = None, y: Any = None) -> tuple[Any, ...]:
+        """The problem with its rows, their sites, and the marginals of their latent values."""
+        if self.sites is None or not self.has_site_per_row:
+            raise ValueError(
+                "the posterior has no scalar site per row; allowed: one with a full covariance, "
+                "batch_size=None and an EP schedule, or of a process"
+            )
+        whole = self._with_rows(X, y)
+        return whole.problem, self.sites, *whole.marginals_of_rows()
+
+    @cached_property
+    def residual(self) -> float:
+        """Distance from a fixed point of EP; NaN if no sites are stored, or the scheme is unknown.
+
+        For a site per row: the largest difference, over the rows, between tilted and posterior
+        moments of the latent values, means in standard deviations, variances relative; infinite if
+        a cavity is improper. For shared sites, minibatch factors and classes with covariances: the
+        ``change`` of one more undamped sweep, all factors at once. O(n d^2), once.
+        """
+        if self.sites is None or self.scheme is None:
+            return float("nan")
+        if not self.has_site_per_row or getattr(self.problem, "batch_size", None) is not None:
+            return residual_of_sweep(self._with_rows().problem, self.state)
+        problem, *at_rows = self._rows_with_sites()
+        return residual_of_rows(problem, self.n_sweeps, *at_rows)
+
+    def loo_log_predictive(self) -> Array:
+        """Leave-one-out log probability of each response, from the cavities. O(n).
+
+        Of an observation of weight above 1 one copy is left out.
 
         Returns
         -------
         ndarray of shape (n,)
+            log p(y_i | all other responses), as EP has it.
 
         Raises
         ------
         FloatingPointError
             If a cavity is improper.
         """
-        return online.leave_one_out(self._whole(X, y).problem, self.state)
+        return loo_of_rows(*self._rows_with_sites())
 
-    def _whole(self, X: Any, y: Any) -> Self:
-        """With its rows, known or given, if there is a site for each of them or of their groups."""
-        whole: Self = self if self.sites is None else self._with_rows(X, y)
-        if whole.sites is None:
-            raise ValueError(
-                "the posterior has no sites of its rows (it comes from ADF, or from a cluster); "
-                "allowed: a result of EP"
-            )
-        return whole
+    # -- what all results say --
 
-    def _site_per_row(self) -> Array | None:
-        """Shifts of scalar sites, or None."""
-        scalar = self.sites is not None and self.sites.shift.ndim == 1
-        return self.sites.shift if scalar and self.sites is not None else None
+    def loss_gradient(self) -> dict[str, Any]:
+        """Derivatives of the log evidence by parameters of the likelihood.
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """``names``, or x0, x1, ... without."""
-        return self._columns()
-
-    def observed(self) -> Array | None:
-        return self.problem.data.y
-
-    def latent_at(self, draws: ArrayLike) -> Array:
-        theta = _checks.array("draws", draws, shape=(None, self.shift.size))
-        return np.asarray(self.problem.data.X @ theta.T).T
-
-    def log_likelihood(self, draws: ArrayLike) -> Array:
-        theta = _checks.array("draws", draws, shape=(None, self.shift.size))
-        return -self.problem.losses(theta).T
-
-    def _case(self) -> Case:
-        if not self.problem.has_rows:
-            raise ValueError(
-                "the posterior does not know its rows; allowed: post.with_rows(X, y).check()"
-            )
-        if self.sites is None and self.n_sweeps > len(self.history):
-            raise ValueError(
-                "the posterior went on from another one, whose rows it does not know; allowed: a "
-                "fit of all the rows"
-            )
-        drawn = proposal(self.problem, self.mean, root_of(self.precision))
-        return self._case_of(drawn, drawn.others)
-
-    @property
-    def prior_precision(self) -> Array:
-        return self.problem.prior_precision
-
-    @property
-    def batch_size(self) -> int | None:
-        """Rows per factor; None: a site per row."""
-        return self.problem.batch_size
-
-    @property
-    def rows_seen(self) -> int | None:
-        """Rows that ADF has taken in, in all, those of an interrupted pass too; None: EP."""
-        return self.state.rows_seen
-
-    # -- natural parameters and moments --
-
-    @property
-    def precision(self) -> Array:
-        return self.state.precision
-
-    @property
-    def shift(self) -> Array:
-        return self.state.shift
-
-    @property
-    def mean(self) -> Array:
-        """(d,), posterior mean of the weights."""
-        raise NotImplementedError
-
-    @property
-    def variance(self) -> Array:
-        """(d,), posterior variance of the weights."""
-        raise NotImplementedError
-
-    @property
-    def covariance(self) -> Array:
-        """(d, d), posterior covariance of the weights."""
-        raise NotImplementedError
-
-    def _whiten(self, rows: Array) -> Array:
-        """W, (d, n), with W' W the covariance of rows theta."""
-        raise NotImplementedError
-
-    def _latent_variance(self, rows: Array) -> Array:
-        half = self._whiten(rows)
-        return np.asarray((half * half).sum(axis=0))
-
-    def _color(self, noise: Array) -> Array:
-        """Turn standard normal draws (n, d) into draws with the posterior covariance."""
-        raise NotImplementedError
-
-    @property
-    def log_evidence(self) -> float:
-        """EP's log p(y): log of the integral of prior times sites, with all constants.
-
-        A log probability, to compare with others, only if ``loss.is_likelihood`` and beta is 1; of
-        hinge, squared hinge and quasi 0-1 it is the log of an integral that is not normalised.
-        """
-        return log_evidence(self.state, log_determinant(self.prior_precision))
-
-    # -- prediction --
-
-    def predict_latent(self, X: ArrayLike, joint: bool = False) -> tuple[Array, Array]:
-        """Mean and variance of X theta.
-
-        Parameters
-        ----------
-        X : array_like or sparse matrix of shape (n, d)
-        joint : bool
-            True: the covariance of the rows in place of their variances, n^2 numbers.
+        At a fixed point of EP the sites do not contribute (Rasmussen & Williams 2006, section
+        5.5.2): the derivative is the sum over the rows of d log Z_i, with the cavities held
+        fixed, here by differences of the fourth order.
 
         Returns
         -------
-        mean : ndarray of shape (n,)
-        variance : ndarray of shape (n,), or (n, n) if joint
+        dict
+            For each name of ``loss.learnable`` a number, or an array of the parameter's shape.
+
+        Raises
+        ------
+        ValueError
+            If the posterior has no scalar site per row, or does not know its rows.
+        FloatingPointError
+            If a cavity is improper.
         """
-        check_columns(self.problem.names, X)
-        rows = _checks.rows("X", X, self.problem.n_columns)
-        n, joint, is_sparse = rows.shape[0], _checks.flag("joint", joint), hasattr(rows, "indptr")
-        if is_sparse and self.precision.ndim == 1 and not joint:
-            return of_entries(rows, self.precision, self.shift, self.problem.intercept)
-        mean, variance = np.empty(n), np.empty(n)
-        colored = np.empty((self.shift.size, n * joint))
-        with np.errstate(over="ignore", invalid="ignore"):
-            for part in row_chunks(rows, unpacked=True):
-                block = np.asarray(rows[part].toarray() if is_sparse else rows[part], np.float64)
-                block = with_ones(block) if self.problem.intercept else block
-                mean[part] = block @ self.mean
-                if joint:
-                    colored[:, part] = self._whiten(block)
-                else:
-                    variance[part] = self._latent_variance(block)
-            if joint:
-                variance = colored.T @ colored
-        finite(mean, variance)
-        return mean, variance
+        self.known_loss()
+        found = learning.loss_gradient(*self._rows_with_sites())
+        learning.note_residual(self.residual)
+        return found
 
-    def _latent_draws(self, X: ArrayLike, draws: Array) -> Array:
-        check_columns(self.problem.names, X)
-        with np.errstate(over="ignore", invalid="ignore"):
-            latent = np.asarray((self.problem.given(X) @ draws.T).T)
-        finite(latent)
-        return latent
+    def loss_gain(self, *others: Loss) -> Array:
+        """Change of the log evidence if the parameters of the loss were others, roughly.
 
-    def _draw(self, size: int, rng: np.random.Generator) -> Array:
-        return self.mean + self._color(rng.standard_normal((size, self.shift.size)))
+        As :meth:`loss_gradient`, the cavities held fixed: exact to first order.
+
+        Parameters
+        ----------
+        others : Loss
+            ``post.loss.with_parameters(...)``.
+
+        Returns
+        -------
+        ndarray of shape (k,)
+            NaN where an integral is out of range.
+
+        Raises
+        ------
+        ValueError, FloatingPointError
+            As :meth:`loss_gradient`.
+        """
+        self.known_loss()
+        problem, *at_rows = self._rows_with_sites()
+        total = learning.log_integrals(problem, *at_rows)
+        now, has_offset = total(problem.loss), problem.loss.has_offset
+        return np.array([total(loss.with_offset(has_offset)) - now for loss in others])
+
+    def check(self, draws: int = 1000, seed: int = 0) -> Check:
+        """Compare with the exact posterior, by importance sampling; ``str(check)`` is in words.
+
+        Draws from the posterior are weighted by prior times likelihood: antithetic pairs of a
+        multivariate t of max(7, d) degrees of freedom with its mean and scale, a fifth (1 / d
+        beyond 5) of 4 degrees and twice as wide. Where few of them count, draws of the Gaussian
+        that maximises the evidence bound, which is found without EP, are mixed in: they tell
+        whether the fit failed or the check. The verdict takes effective draws, k-hat, the shifts of
+        means over their standard errors, standard deviations and log evidence together. For a loss
+        that is no likelihood the exact posterior is the pseudo-posterior, prior times
+        exp(-beta loss). With weights of rows each likelihood is to the power of its weight, which
+        the reason names where they are no counts.
+
+        Where the loss is not known to be log-concave (``loss.log_concave``) the posterior may have
+        several modes. The check then looks for them, from draws of the prior and from where the
+        factors of a few rows have their peaks, and mixes Gaussians at these modes and the prior
+        into what it draws from. With more than 200 weights, in the n x n form and with several
+        latents it does not look for them, and the verdict is "usable" of this mode at best.
+
+        Costs one look at all rows per draw, O(draws n d), and O(draws d^2); the loss is asked for
+        values alone.
+
+        Parameters
+        ----------
+        draws : int
+            At least 100; the standard errors fall as its root.
+        seed : int
+            Of the draws.
+
+        Returns
+        -------
+        Check
+
+        Raises
+        ------
+        ValueError
+            If the rows are unknown (``post.with_rows(X, y)`` gives them back), or the loss has no
+            values.
+        """
+        if "values" not in self.known_loss().gives:
+            raise ValueError(
+                f"loss is a {type(self.loss).__name__}, which gives no values; allowed: a loss "
+                "that gives them"
+            )
+        found = certificates.check(self._case(), draws, seed)
+        said = report.not_counts(report.weights_of(self))
+        return found if said is None else replace(found, reason=f"{found.reason}; given {said}")
+
+    def credible_interval(self, level: float = 0.95) -> Array:
+        """Central credible intervals.
+
+        Parameters
+        ----------
+        level : float
+            Posterior probability of each interval, between 0 and 1.
+
+        Returns
+        -------
+        ndarray of shape (d, 2), or (C, d, 2) with C latents
+            Lower and upper ends.
+        """
+        return report.interval(self.mean, self.variance, report.level_at_door(level))
+
+    def summary(self, level: float = 0.95) -> Any:
+        """A table of the posterior: mean, sd, credible interval and probability to be positive.
+
+        Parameters
+        ----------
+        level : float
+            Posterior probability of the intervals, between 0 and 1.
+
+        Returns
+        -------
+        pandas.DataFrame, or a table that prints aligned where pandas is missing
+            A row per coefficient or latent value. Its ``attrs`` hold ``log_evidence``,
+            ``converged``, ``is_likelihood``, and ``notes``: lines of text, which say among others
+            that the log evidence of a loss that is no likelihood is not a log probability.
+        """
+        return report.summary(self, level)
+
+    def to_arviz(self, draws: int = 1000, chains: int = 4, seed: int = 0) -> Any:
+        """Draws for ArviZ, with the log likelihood of each row and EP's leave-one-out.
+
+        Parameters
+        ----------
+        draws, chains : int
+            All draws are independent; chains serve the functions of ArviZ.
+        seed : int
+            Of the draws.
+
+        Returns
+        -------
+        arviz.InferenceData, or xarray.DataTree with ArviZ 1.0 or later, or without ArviZ
+            Groups ``posterior``; where the rows are known ``log_likelihood``,
+            ``observed_data`` and, of responses that can be drawn, ``posterior_predictive``; where
+            sites give it ``loo``, leave-one-out log probabilities from the
+            cavities, with their sum.
+
+        Raises
+        ------
+        ImportError
+            Without xarray, which the extra ``arviz`` brings.
+        """
+        return report.to_arviz(self, draws, chains, seed)
 
 
-@dataclass(frozen=True, eq=False)
-class FactorizedPosterior(LinearPosterior):
-    """A Gaussian posterior with diagonal covariance over the weights of a linear model.
+class SeveralLatents(GaussianPosterior):
+    """What posteriors of C latent values per row share; a product over these, but for one kind.
 
-    A factorised posterior keeps the means well but understates the standard deviations where
-    columns of X are correlated, by up to 2 or 3 times. ``precision`` and ``prior_precision`` are
-    (d,), ``sites`` holds (n_factors, d) arrays; see :class:`LinearPosterior`.
+    Means and variances of latent values are (n, C).
     """
 
-    kind: ClassVar[str] = "factorized"
+    axes: ClassVar[int] = 2
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """A posterior per latent, for what does not look at the likelihood."""
+        raise NotImplementedError
 
     @property
     def mean(self) -> Array:
-        return self.shift / self.precision
+        return np.stack([part.mean for part in self.parts])
 
     @property
     def variance(self) -> Array:
-        return 1.0 / self.precision
-
-    @property
-    def covariance(self) -> Array:
-        return np.diag(self.variance)
+        return np.stack([part.variance for part in self.parts])
 
     @cached_property
-    def log_evidence(self) -> float:
-        return super().log_evidence
+    def covariance(self) -> Array:
+        """(C, d, d), or (C, n, n) of processes."""
+        return np.stack([part.covariance for part in self.parts])
 
-    def _whiten(self, rows: Array) -> Array:
-        return np.asarray((rows * np.sqrt(self.variance)).T)
+    @property
+    def n_latents(self) -> int:
+        """C."""
+        return len(self.parts)
 
-    def _latent_variance(self, rows: Array) -> Array:
-        return np.asarray((rows * rows) @ self.variance)
+    def _labelled(self, names: Iterable[str]) -> tuple[str, ...]:
+        """A name for each member of ``mean``, those of the first latent first."""
+        loss, names = self.problem.loss, list(names)
+        latents = [f"latent {k}" for k in range(self.n_latents)]
+        if isinstance(loss, LatentLoss):
+            latents = list(loss.labels)
+        return tuple(f"{latent}: {name}" for latent in latents for name in names)
 
-    def _color(self, noise: Array) -> Array:
-        return np.asarray(noise * np.sqrt(self.variance))
+    def loss_gradient(self) -> dict[str, Any]:
+        """There are no parameters: {}."""
+        return {}
+
+    def _proposal(self) -> Any:
+        return SiteProposal(self)
+
+    def closest(self) -> Any:
+        """What a check draws from where few draws of this posterior count; None: there is none."""
+        return None
+
+    @property
+    def n_normals(self) -> int:
+        """Standard normal numbers that a draw takes."""
+        return self.mean.size
+
+    def colored(self, noise: Array) -> Array:
+        """Turn standard normal draws (k, n_normals) into draws about the mean, (k, C d)."""
+        pieces = np.split(noise, self.n_latents, axis=1)
+        pairs = zip(self.parts, pieces, strict=True)
+        return np.concatenate([part.colored(some) for part, some in pairs], axis=1)
+
+    def _draw(self, size: int, rng: np.random.Generator) -> Array:
+        drawn = self.colored(rng.standard_normal((size, self.n_normals)))
+        return self.mean + drawn.reshape(size, *self.mean.shape)

@@ -80,6 +80,18 @@ class PriorSites(NamedTuple):
     #: weights with a site to be fitted
     visits: NDArray[np.intp]
 
+    def log_density(self, theta: Array) -> Array:
+        """Log density (k,) of weights (k, d) that have one."""
+        density = self.prior.log_density(theta[:, self.visits]).sum(axis=1)
+        return np.asarray(density + self.of_normal(theta))
+
+    def of_normal(self, theta: Array) -> Array:
+        """Log density (k,) of the weights that are not visited, which have a normal prior alone."""
+        fixed = np.ones(theta.shape[1], dtype=bool)
+        fixed[self.visits] = False
+        precision, scale = self.start.precision[fixed], self.start.log_scale[fixed]
+        return np.asarray(scale.sum() - 0.5 * theta[:, fixed] ** 2 @ precision)
+
 
 class LinearProblem(NamedTuple):
     """A fit of a linear model, checked: see :func:`epfast.fit_linear`."""
@@ -241,34 +253,52 @@ class LinearProblem(NamedTuple):
                 self.loss.check_power(exponent, "a weight")
 
     def cost(self, theta: Array) -> Array:
-        """Regularised cost of weights (k, d): Σ beta l + (theta - m)' P (theta - m) / 2, (k,)."""
-        prior, data = self.prior, self.data
-        away = theta - self.prior_mean
+        """Regularised cost of weights (k, d), or (k, C d), (k,).
+
+        Σ beta l less the log of the prior's density, over that at the mean of the normal prior.
+        """
         with np.errstate(over="ignore", invalid="ignore"):
-            if prior.precision.ndim == 1:
-                total = 0.5 * (away**2) @ prior.precision
+            if self.prior_sites is not None:
+                height = self.prior_sites.start.log_scale.sum()
+                total = height - self.prior_sites.log_density(theta)
             else:
-                total = 0.5 * np.einsum("ki,ki->k", away @ prior.precision, away)
-            # so many rows of latent values, whatever nonzeros they have
-            for part in row_chunks(np.empty((data.X.shape[0], 0)), max(1, (1 << 20) // len(theta))):
-                assert data.y is not None
-                value = self.loss.values(self._latent(theta, part), data.y[part])
-                w = None if data.weights is None else data.weights[part]
+                away, precision = theta.reshape(-1, self.shape[1]) - self.prior_mean, self.prior[0]
+                half = away * precision if precision.ndim == 1 else away @ precision
+                total = 0.5 * np.einsum("ki,ki->k", half, away).reshape(len(theta), -1).sum(axis=1)
+            for part in self._some_rows(theta):
+                w = None if self.data.weights is None else self.data.weights[part]
+                value = self._values(theta, part)
                 total += value.sum(axis=0) if w is None else w @ value
         return np.asarray(total)
 
-    def _latent(self, theta: Array, part: slice) -> Array:
-        rows = self.data.X[part]
-        return np.asarray((rows if self.sparse else np.asarray(rows, np.float64)) @ theta.T)
-
     def losses(self, theta: Array) -> Array:
-        """Beta times the weighted loss of each row at weights (k, d), (n, k)."""
-        data, n = self.data, self.shape[0]
-        assert data.y is not None
-        result = np.empty((n, len(theta)))
-        for part in self.slices():
-            result[part] = self.loss.values(self._latent(theta, part), data.y[part])
-        return result if data.weights is None else data.weights[:, None] * result
+        """Beta times the weighted loss of each row at weights (k, d), or (k, C d), (n, k)."""
+        result = np.empty((self.shape[0], len(theta)))
+        for part in self._some_rows(theta):
+            result[part] = self._values(theta, part)
+        weights = self.data.weights
+        return result if weights is None else weights[:, None] * result
+
+    def _some_rows(self, theta: Array) -> list[slice]:
+        """Slices of rows of so many latent values, whatever nonzeros they have."""
+        latents = len(theta) * self.loss.latents
+        return row_chunks(np.empty((self.shape[0], 0)), max(1, (1 << 20) // latents))
+
+    def _values(self, theta: Array, part: slice) -> Array:
+        """Beta times the loss of some rows, (m, k)."""
+        assert self.data.y is not None
+        latent, y = self.latent(theta, part), self.data.y[part]
+        values = self.loss.values(latent, y)
+        return values.T if self.loss.latents > 1 else values
+
+    def latent(self, theta: Array, part: slice = slice(None)) -> Array:
+        """Latent values of rows at weights (k, d), (m, k), or at (k, C d), (k, m, C)."""
+        rows, d = self.data.X[part], self.shape[1]
+        rows = rows if self.sparse else np.asarray(rows, np.float64)
+        found = np.asarray(rows @ theta.reshape(-1, d).T)
+        if theta.shape[1] == d:
+            return found
+        return np.moveaxis(found.reshape(len(found), len(theta), -1), 0, 1)
 
     @property
     def prior_mean(self) -> Array:

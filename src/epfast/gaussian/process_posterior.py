@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -12,32 +11,26 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks
 from epfast._arrays import Array, slices, symmetric_from_upper
-from epfast.gaussian.engines.kernel import GPState, Kernel, log_evidence, loo_of_values
-from epfast.gaussian.kernel_posterior import KernelPosterior
-from epfast.gaussian.process_checking import proposal_of
+from epfast.gaussian.checking import LinearProposal, proposal
+from epfast.gaussian.diagnostics import residual_of_rows
+from epfast.gaussian.engines.kernel import Kernel, log_evidence
+from epfast.gaussian.kernel_posterior import KernelPosterior, kernel_rows
+from epfast.gaussian.problem import LinearProblem, inverse_root, prior_of, sum_of_sites
 from epfast.gaussian.process_prediction import (
     ProcessPosterior,
     contracted,
     draws_of,
     matrices_of,
     missing,
+    pivoted_root,
     prior_at,
 )
-from epfast.gaussian.process_problem import GPProblem
 from epfast.gaussian.relaxed import RelaxedEnergies, relaxed_energies
-from epfast.inference import SweepInfo, learning
-from epfast.inference.certificates import Case
+from epfast.inference import learning
 from epfast.inference.runtime import cached_property
 from epfast.losses import NoisyStep
 
-#: of relaxed EP there is no gradient
-NOT_STATIONARY = (
-    "the posterior is that of relaxed EP, whose log evidence is not stationary in the sites; "
-    "allowed: a fit without relaxation"
-)
 
-
-@dataclass(frozen=True, eq=False)
 class GPPosterior(KernelPosterior, ProcessPosterior):
     """The Gaussian posterior over the latent values of a Gaussian process.
 
@@ -61,17 +54,10 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         One record per sweep of this fit.
     """
 
-    state: GPState = field(repr=False)
-    problem: GPProblem = field(repr=False)
-    converged: bool
-    history: list[SweepInfo] = field(repr=False)
-
     kind: ClassVar[str] = "process"
 
     def __getstate__(self) -> dict[str, Any]:
-        # n^2 numbers: what was computed from them later is computed again
-        own = {one.name: getattr(self, one.name) for one in fields(self)}
-        return own | {"problem": self.problem._replace(kernel=None), "state": self._solved}
+        return super().__getstate__() | {"state": self._solved}
 
     def form(self) -> Kernel:
         assert self.problem.kernel is not None
@@ -104,26 +90,24 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
 
     @cached_property
     def residual(self) -> float:
-        """Distance from a fixed point of EP.
+        """As :attr:`FullPosterior.residual`, over the observations.
 
-        The largest difference, over the sites, between tilted and posterior moments of f_i: means
-        in standard deviations, variances relative. In relaxed EP tilted distribution and posterior
-        are both multiplied by r_i first. Infinite if a cavity is improper; NaN if the scheme is
-        unknown, or if the objective is "printed", whose fixed points do not match moments.
+        In relaxed EP tilted distribution and posterior are both multiplied by r_i first. NaN if the
+        objective is "printed", whose fixed points do not match moments.
         """
         if self.is_exact:
             return 0.0
-        objective = getattr(self.scheme, "objective", None)
-        if objective == "printed":
+        if getattr(self.scheme, "objective", None) == "printed":
             return float("nan")
-        mean, variance = self.mean, self.variance
-        if self.relaxed is not None:
-            # r_i q divided by site i is r_i times the cavity
-            rest = 1.0 + self.relaxed.precision * variance
-            if not (rest > 0.0).all():
-                return float("inf")
-            mean, variance = (mean + variance * self.relaxed.shift) / rest, variance / rest
-        return self._residual(mean, variance)
+        if self.relaxed is None:
+            return super().residual
+        # r_i q divided by site i is r_i times the cavity
+        rest = 1.0 + self.relaxed.precision * self.variance
+        if not (rest > 0.0).all():
+            return float("inf")
+        mean = (self.mean + self.variance * self.relaxed.shift) / rest
+        at_rows = self.state.sites, mean, self.variance / rest
+        return residual_of_rows(self.problem, self.n_sweeps, *at_rows)
 
     # -- evidence --
 
@@ -153,8 +137,7 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         ConvergenceWarning
             If the posterior is not at a fixed point (``residual`` above 1e-3).
         """
-        if self.relaxed is not None:
-            raise ValueError(NOT_STATIONARY)
+        learning.check_stationary(self.problem)
         learning.note_residual(self.residual)
         n = len(self.y)
         given, R = matrices_of(dK, (n, n)), self.other_matrix()
@@ -180,15 +163,21 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
             raise ValueError(f"loss is {loss!r}; allowed: a NoisyStep")
         return float(self.loss_gradient()["epsilon"])
 
-    def _latent_of_rows(self) -> tuple[Array, Array | None, Array, Array]:
-        if self.relaxed is not None:
-            raise ValueError(NOT_STATIONARY)
-        return super()._latent_of_rows()
+    def _proposal(self) -> LinearProposal:
+        """The latent values as rows of a linear model: K = R R', f = R w, w ~ N(0, I).
 
-    def _case(self) -> Case:
-        """See :meth:`check`. O(n^3) once, and O(n r) per draw, r the rank of the covariance."""
-        drawn = proposal_of(self)
-        return self._case_of(drawn, drawn.others)
+        O(n^2 r) once, and O(n r) per draw. However singular K, the r weights have a density.
+        """
+        problem = self.problem
+        root = pivoted_root(kernel_rows(self.factor, self.diagonal, slice(None)))
+        prior = prior_of(np.ones(root.shape[1]), np.zeros(root.shape[1]), False)
+        choices = self.loss_of_rows(), problem.scheme, problem.schedule
+        data = problem.data._replace(X=root)
+        linear = LinearProblem(data, *choices, "full", None, prior, prior)
+        precision, shift = sum_of_sites(linear, self.state.sites)
+        precision[np.diag_indices(len(precision))] += 1.0
+        back = inverse_root(precision)
+        return proposal(linear, back @ (back.T @ shift), back, root)
 
     def relaxed_energies(self) -> RelaxedEnergies:
         """Primal and dual energy of relaxed EP, equations 25 and 32 of the paper; O(n^2).
@@ -203,24 +192,6 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
             primal, dual.
         """
         return relaxed_energies(self)
-
-    def loo_log_predictive(self) -> Array:
-        """Leave-one-out log probability of each response, from the cavities. O(n).
-
-        Of an observation of weight above 1 one copy is left out.
-
-        Returns
-        -------
-        ndarray of shape (n,)
-            log p(y_i | all other labels), as EP has it.
-
-        Raises
-        ------
-        FloatingPointError
-            If a cavity is improper.
-        """
-        self.known_loss()
-        return loo_of_values(self.problem, self.state.sites, self.mean, self.variance)
 
     # -- prediction --
 

@@ -11,8 +11,7 @@ from scipy import linalg
 
 from epfast import _checks
 from epfast._arrays import Array, slices
-from epfast.gaussian.files import Saved
-from epfast.inference.posterior import Posterior, shifted
+from epfast.gaussian.posterior import GaussianPosterior, shifted
 
 #: an array, or none
 Maybe = ArrayLike | None
@@ -73,7 +72,16 @@ def draws_of(mean: Array, covariance: Array, size: int, rng: np.random.Generator
     return np.asarray(mean + rng.standard_normal((size, len(mean))) @ root.T)
 
 
-class ProcessPosterior(Saved, Posterior):
+def pivoted_root(covariance: Array) -> Array:
+    """A root (n, r) of a covariance of rank r to rounding, by Cholesky with pivots. O(n^2 r)."""
+    factor, pivots, rank, _ = linalg.lapack.dpstrf(covariance, lower=1)
+    rank = max(1, rank)
+    root = np.empty((len(covariance), rank))
+    root[pivots - 1] = np.tril(factor)[:, :rank]
+    return root
+
+
+class ProcessPosterior(GaussianPosterior):
     """Base of the posteriors of processes; a subclass has ``predict_latent``."""
 
     def predict_latent(
@@ -116,20 +124,25 @@ class ProcessPosterior(Saved, Posterior):
             raise ValueError("K_star or K_star_star overflows; allowed: moderate numbers")
         return draws_of(mean, covariance, size, draws)
 
-    def observed(self) -> Array:
+    def latent_of(self, theta: Array) -> Array:
+        return theta
+
+    def losses_of(self, theta: Array) -> Array:
+        return self.loss_of_rows().values(theta.T, self.y_of_core).T
+
+    def marginals_of_rows(self) -> tuple[Array, Array]:
+        return self.mean, self.variance
+
+    @property
+    def y_of_core(self) -> Array:
+        """(n, width), the responses of the fit, for the core."""
         y: Array = self.problem.data.y
         return y
-
-    def latent_at(self, draws: ArrayLike) -> Array:
-        return _checks.array("draws", draws, shape=(None, len(self.observed())))
-
-    def log_likelihood(self, draws: ArrayLike) -> Array:
-        return -self.loss_of_rows().values(self.latent_at(draws).T, self.observed()).T
 
     @property
     def y(self) -> Array:
         """(n,) or (n, width), the responses of the fit."""
-        y = self.observed()
+        y = self.y_of_core
         return y[:, 0] if y.shape[1] == 1 else y
 
     def _shifted_latent(
@@ -137,7 +150,7 @@ class ProcessPosterior(Saved, Posterior):
     ) -> tuple[Array, Array]:
         """Mean and variance of the process at new inputs, offset included."""
         mean, variance = self.predict_latent(K_star, k_star_diag)
-        return shifted(mean, offset, len(mean)), variance
+        return shifted(mean, offset, self.axes), variance
 
     def predict_proba(
         self, K_star: ArrayLike, k_star_diag: Maybe = None, offset: Maybe = None
@@ -181,7 +194,7 @@ class ProcessPosterior(Saved, Posterior):
             return loss.predict(*self._shifted_latent(K_star, k_star_diag, offset))
         mean = self.predict_mean(K_star)
         prior_at("k_star_diag", k_star_diag, len(mean), False)
-        return loss.predict(shifted(mean, offset, len(mean)), np.full(len(mean), np.nan))
+        return loss.predict(shifted(mean, offset), np.full(len(mean), np.nan))
 
     def predict_variance(
         self, K_star: ArrayLike, k_star_diag: Maybe = None, offset: Maybe = None

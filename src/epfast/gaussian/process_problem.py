@@ -23,8 +23,9 @@ ROUNDING = 1e-10
 class GPProblem(NamedTuple):
     """A fit of a process, checked: see :func:`epfast.fit_gp`."""
 
-    #: K in one triangle of an array, whose other triangle the sweeps use; None after loading
-    kernel: KernelMatrix | None
+    #: K in one triangle of an array, whose other triangle the sweeps use, or one for each of
+    #: several latents; None after loading
+    kernel: Any
     #: (n, response_width)
     y: Array
     loss: Loss
@@ -32,6 +33,8 @@ class GPProblem(NamedTuple):
     schedule: Any
     #: (n,), None: all 1; an observation of weight w counts as w copies, below 1 as t^w
     weights: Array | None = None
+    #: (n, n), K where it is the same for several latents
+    common: Array | None = None
 
     @property
     def n(self) -> int:
@@ -55,6 +58,8 @@ class GPProblem(NamedTuple):
     @property
     def remedy(self) -> str:
         """What to do about a fit that fails."""
+        if self.loss.latents > 1:
+            return "damp the sweeps (EP(damping=0.5)), allow more of them, or scale the kernel"
         first = "" if self.scheme.integrates else "use scheme='exact', "
         return (
             f"{first}damp the sweeps (EP(damping=0.5)), allow more of them, descend to a fixed "
@@ -82,6 +87,10 @@ class GPProblem(NamedTuple):
         if scheme is None or not scheme.integrates or scheme.relaxes or schedule.tol == 0.0:
             return None
         return exact_sites(self.loss, self.y, self.weights)
+
+    def without_rows(self) -> GPProblem:
+        """The problem without its kernel, as it is pickled."""
+        return self._replace(kernel=None, common=None)
 
     def with_kernel(self, K: Array) -> GPProblem:
         """The same fit with another kernel, whose array is overwritten.

@@ -1,16 +1,15 @@
-"""The exact posterior of a model with a prior that is no normal one, for certificates."""
+"""The exact posterior under a spike and a slab beside its approximation, for certificates."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, special
 
 from epfast._arrays import Array
-from epfast.gaussian.problem import LinearProblem, PriorSites, inverse_root, sum_of_sites
+from epfast.gaussian.problem import LinearProblem, PriorSites, sum_of_sites
 from epfast.inference import Sites
 from epfast.inference.importance import smoothed
 from epfast.losses import SpikeAndSlab
@@ -22,67 +21,6 @@ LEAST_INCLUSION = 1e-3
 SELDOM = 0.05
 #: an inclusion probability is off by so much, and by so many standard errors; draws at a time
 OFF, ERRORS, BLOCK = 0.06, 2.0, 256
-
-
-def proposal_of(post: Any) -> Any:
-    """What a check of a :class:`ShrunkPosterior` draws from."""
-    problem, prior_sites = post.problem, post.prior_per_weight
-    if isinstance(prior_sites.prior, SpikeAndSlab):
-        unit = post.mean, np.sqrt(post.variance)
-        return Models(problem, prior_sites, post.sites, post.inclusion_probability, unit)
-    root = inverse_root(post.precision)
-    volume = float(np.log(np.abs(np.diag(root))).sum()) + 0.5 * len(root) * LOG_2PI
-    return Continuous(problem, prior_sites, post.mean, root, volume)
-
-
-def _of_normal(theta: Array, prior_sites: PriorSites) -> Array:
-    """Log density, (k,), of weights that have a normal prior alone: those that are not visited."""
-    fixed = np.ones(theta.shape[1], dtype=bool)
-    fixed[prior_sites.visits] = False
-    sites = prior_sites.start
-    precision, scale = sites.precision[fixed], sites.log_scale[fixed]
-    return np.asarray(scale.sum() - 0.5 * theta[:, fixed] ** 2 @ precision)
-
-
-class Continuous(NamedTuple):
-    """The normal posterior, beside a prior with a density and the likelihood."""
-
-    problem: LinearProblem
-    prior_sites: PriorSites
-    mean: Array
-    #: (d, d), root root' is the covariance
-    root: Array
-    #: log of the inverse density of the normal posterior at its mean
-    log_volume: float
-
-    is_best: bool = False
-
-    @property
-    def size(self) -> int:
-        return len(self.mean)
-
-    @property
-    def width(self) -> int:
-        return self.size
-
-    def draw(self, z: Array) -> Array:
-        return self.mean + z @ self.root.T
-
-    def log_ratio(self, z: Array, theta: Array) -> Array:
-        prior = self.prior_sites.prior.log_density(theta[:, self.prior_sites.visits]).sum(axis=1)
-        prior += _of_normal(theta, self.prior_sites)
-        square = np.einsum("ij,ij->i", z, z)
-        likelihood = -self.problem.losses(theta).sum(axis=0)
-        return np.asarray(self.log_volume + 0.5 * square + prior + likelihood)
-
-    def reported(self, theta: Array) -> Array:
-        return theta
-
-    def moments(self) -> tuple[Array, Array]:
-        return self.mean, np.sqrt(np.einsum("ij,ij->i", self.root, self.root))
-
-    def better(self) -> None:
-        """There is none at hand."""
 
 
 class Models:
@@ -160,7 +98,7 @@ class Models:
         with np.errstate(divide="ignore"):
             odds = within * np.log(prior.share) + np.where(within, 0.0, np.log1p(-prior.share))
         odds -= np.where(within, np.log(self.share), np.log1p(-self.share))
-        result = odds[:, visited].sum(axis=1) + _of_normal(theta, self.prior_sites)
+        result = odds[:, visited].sum(axis=1) + self.prior_sites.of_normal(theta)
         slab = -0.5 * (LOG_2PI + np.log(prior.variance) + theta**2 / prior.variance)
         result += np.where(within & visited, slab, 0.0).sum(axis=1)
         for k, one in enumerate(z):

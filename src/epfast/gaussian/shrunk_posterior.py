@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NoReturn, Self
+from dataclasses import replace
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,7 +13,7 @@ from scipy import optimize, special
 from epfast import _checks, families
 from epfast._arrays import Array
 from epfast._core.row_sweeps import ParallelSweep
-from epfast.gaussian.engines.kernel import loo_of_values, marginal_residual
+from epfast.gaussian.checking import proposal
 from epfast.gaussian.engines.prior_sites import (
     ByRows,
     DualState,
@@ -22,11 +22,11 @@ from epfast.gaussian.engines.prior_sites import (
     joined,
 )
 from epfast.gaussian.engines.rows import PARALLEL_ROWS
-from epfast.gaussian.full_posterior import FullPosterior
-from epfast.gaussian.problem import PriorSites, sum_of_sites
+from epfast.gaussian.linear_posterior import FullPosterior
+from epfast.gaussian.problem import LinearProblem, PriorSites, sum_of_sites
 from epfast.gaussian.shrinkage import with_prior
-from epfast.gaussian.shrunk_checking import Models, proposal_of, worst_inclusion
-from epfast.gaussian.wide import in_memory, same_rows
+from epfast.gaussian.shrunk_checking import Models, worst_inclusion
+from epfast.gaussian.wide import in_memory
 from epfast.inference import Fit, Sites, interrupted, run_from, start_may_be_dropped, warn_of
 from epfast.inference.certificates import Case, Check
 from epfast.inference.runtime import cached_property
@@ -39,7 +39,6 @@ BOUND = 12.0
 FAILED = 1e4
 
 
-@dataclass(frozen=True, eq=False)
 class ShrunkPosterior(FullPosterior):
     """A :class:`FullPosterior` whose prior is a site per weight, see :mod:`epfast.losses.priors`.
 
@@ -48,7 +47,8 @@ class ShrunkPosterior(FullPosterior):
     are then made where they are asked for, up to 2 GB.
     """
 
-    state: ShrunkState = field(repr=False)  # type: ignore[assignment]
+    state: ShrunkState
+    problem: LinearProblem
 
     kind: ClassVar[str] = "shrunk"
 
@@ -262,45 +262,29 @@ class ShrunkPosterior(FullPosterior):
         assert found is not None
         return found
 
-    def _latent_variance(self, rows: Array) -> Array:
+    def _of_block(self, block: Any) -> tuple[Array, Array]:
         if self.state.precision is not None:
-            return super()._latent_variance(rows)
-        scaled = rows / self.prior_sites.precision
+            return super()._of_block(block)
+        block = block.toarray() if hasattr(block, "indptr") else block
+        scaled = block / self.prior_sites.precision
         cross = np.asarray((self.problem.data.X @ scaled.T).T)
-        spread = np.einsum("ij,ij->i", scaled, rows)
-        return np.asarray(spread - np.einsum("ij,ij->i", cross @ self._by_rows.R, cross))
+        spread = np.einsum("ij,ij->i", scaled, block)
+        known = np.einsum("ij,ij->i", cross @ self._by_rows.R, cross)
+        return block @ self.mean, np.asarray(spread - known)
 
     # -- rows --
 
-    def _with_rows(self, X: Any = None, y: Any = None) -> ShrunkPosterior:
-        found = super()._with_rows(X, y)
-        assert isinstance(found, ShrunkPosterior)
-        return found
-
-    def _latent_of_rows(self) -> tuple[Array, Array | None, Array, Array]:
-        problem = self._with_rows().problem
-        y, X = problem.data.y, problem.data.X
-        assert y is not None
-        mean, variance = np.empty((2, len(y)))
-        for part in problem.slices(unpacked=True):
-            block = X[part].toarray() if problem.sparse else np.asarray(X[part], dtype=np.float64)
-            mean[part], variance[part] = block @ self.mean, self._latent_variance(block)
-        return y, problem.data.weights, mean, variance
-
     @cached_property
     def residual(self) -> float:
-        """Distance from a fixed point of EP, over the sites of rows and of weights. O(n d^2), once.
+        """As :attr:`FullPosterior.residual`, over the sites of rows and of weights.
 
-        As :attr:`FullPosterior.residual` has it; the sites of a Gaussian likelihood are exact.
+        The sites of a Gaussian likelihood are exact.
         """
         if self.scheme is None:
             return float("nan")
-        self.known_loss()
         visits, found = self.prior_per_weight.visits, 0.0
-        whole = self._with_rows()
-        if whole.problem.exact_sites() is None:
-            moments = whole._latent_of_rows()[2:]
-            found = marginal_residual(whole.problem, self.n_sweeps, self.state.sites, *moments)
+        if self._with_rows().problem.exact_sites() is None:
+            found = super().residual
         if not len(visits):
             return found
         core = ParallelSweep(self.prior.tilted(), 1, PARALLEL_ROWS, 1.0, 0.0)
@@ -309,21 +293,18 @@ class ShrunkPosterior(FullPosterior):
         core.fit(mean, variance, np.ones((len(visits), 1)), *families.copied(sites))
         return float("inf") if core.n_refused else max(found, core.residual)
 
-    def loo_log_predictive(self, X: Any = None, y: ArrayLike | None = None) -> Array:
-        """As :meth:`FullPosterior.loo_log_predictive`."""
-        whole = self._with_rows(X, y)
-        return loo_of_values(whole.problem, self.state.sites, *whole._latent_of_rows()[2:])
+    def _proposal(self) -> Any:
+        if not isinstance(self.prior, SpikeAndSlab):
+            return proposal(self.problem, self.mean, self._root)
+        unit, share = (self.mean, np.sqrt(self.variance)), self.inclusion_probability
+        return Models(self.problem, self.prior_per_weight, self.state.sites, share, unit)
 
     def _case(self) -> Case:
-        if not self.problem.has_rows:
-            raise ValueError(
-                "the posterior does not know its rows; allowed: post.with_rows(X, y).check()"
-            )
-        proposal = proposal_of(self)
-        mean, sd = proposal.moments()
-        known = not isinstance(proposal, Models)
-        one_mode = self.problem.loss.log_concave is True
-        return Case(proposal, mean, sd, self.log_evidence, self.evidence_bound, known, one_mode)
+        case = super()._case()
+        if not isinstance(case.proposal, Models):
+            return case
+        mean, sd = case.proposal.moments()
+        return case._replace(mean=mean, sd=sd, known=False)
 
     def check(self, draws: int = 1000, seed: int = 0) -> Check:
         """As :meth:`FullPosterior.check`; with a :class:`SpikeAndSlab` models are drawn.
@@ -358,24 +339,6 @@ class ShrunkPosterior(FullPosterior):
             parts[name] = values.copy()
             parts[name][judged] = getattr(found, name)
         return replace(found, **parts)
-
-    def with_rows(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        weights: ArrayLike | None = None,
-        offset: ArrayLike | None = None,
-    ) -> Self:
-        """As :meth:`FullPosterior.with_rows`; rows that the posterior keeps are compared."""
-        if self.problem.wide is None:
-            return super().with_rows(X, y, weights, offset)
-        theirs = self.problem.with_rows(X, y, weights, offset).data
-        if not same_rows(self.problem.data, theirs):
-            raise ValueError(
-                "X or y differ from the rows of the fit, which the posterior keeps; allowed: the "
-                "rows that were fitted"
-            )
-        return self
 
     def with_checked_rows(
         self, data: Any, schedule: Any, warn: Callable[..., Any] = warn_of

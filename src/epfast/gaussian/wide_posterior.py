@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from operator import attrgetter
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from epfast import _checks, families
+from epfast import families
 from epfast._arrays import Array
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian import online
+from epfast.gaussian.checking import SiteProposal
 from epfast.gaussian.engines.base import gaussian, plain
-from epfast.gaussian.engines.kernel import Dual, GPState, ProcessEngine, log_evidence, loo_of_values
-from epfast.gaussian.full_posterior import FullPosterior
+from epfast.gaussian.engines.kernel import Dual, GPState, ProcessEngine, log_evidence
 from epfast.gaussian.kernel_posterior import KernelPosterior
-from epfast.gaussian.prediction import finite
+from epfast.gaussian.linear_posterior import FullPosterior, finite
 from epfast.gaussian.problem import Data, LinearProblem, from_sites, not_proper, sum_of_sites
-from epfast.gaussian.sources import check_columns
 from epfast.gaussian.wide import (
     WeightPrior,
     WideRows,
@@ -32,17 +31,16 @@ from epfast.gaussian.wide import (
     offset_of,
     pieces,
     products,
-    same_rows,
 )
-from epfast.gaussian.wide_checking import WideProposal
 from epfast.inference import Sites, warn_of
-from epfast.inference.certificates import Case
+from epfast.inference.best_gaussian import best_sites
 from epfast.inference.runtime import cached_property
 
+#: largest number of rows for which a check looks for a better Gaussian: O(n^3) per step
+CLOSEST_UP_TO = 1500
 INSTEAD = "ask for variance, predict_latent(X, joint=True) or sample(size)"
 
 
-@dataclass(frozen=True, eq=False)
 class WidePosterior(KernelPosterior, FullPosterior):
     """A :class:`FullPosterior` of fewer rows than columns, in the n x n form.
 
@@ -53,7 +51,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
     are made where they are asked for, up to 2 GB. ``change`` in ``history`` is that of h.
     """
 
-    state: GPState = field(repr=False)  # type: ignore[assignment]
+    problem: LinearProblem
 
     kind: ClassVar[str] = "wide"
 
@@ -136,42 +134,19 @@ class WidePosterior(KernelPosterior, FullPosterior):
             total -= ones / self.problem.prior.precision[-1]
         return 0.5 * float(total)
 
-    @cached_property
-    def residual(self) -> float:
-        """As :attr:`FullPosterior.residual`. O(n), once."""
-        return self._residual(self.moments.mean, self.moments.variance)
-
-    def loo_log_predictive(self, X: Any = None, y: ArrayLike | None = None) -> Array:
-        """As :meth:`FullPosterior.loo_log_predictive`. O(n)."""
-        moments = self.moments
-        problem = self._with_rows(X, y).problem
-        return loo_of_values(problem, self.state.sites, moments.mean, moments.variance)
-
-    def _latent_of_rows(self) -> tuple[Array, Array | None, Array, Array]:
-        self._with_rows()
-        return super()._latent_of_rows()
-
     # -- prediction --
 
-    def predict_latent(self, X: ArrayLike, joint: bool = False) -> tuple[Array, Array]:
-        """As :meth:`FullPosterior.predict_latent`. O(n^2) a row, and its products with those of X.
+    # predictions: O(n^2) a row, and its products with those of X
 
-        Parameters
-        ----------
-        X : array_like or sparse matrix of shape (m, d)
-        joint : bool
-            True: the covariance of the rows in place of their variances, m^2 numbers.
+    def _latent(self, rows: Any) -> tuple[Array, Array]:
+        return self.moments_at(rows, False)
 
-        Returns
-        -------
-        mean : ndarray of shape (m,)
-        variance : ndarray of shape (m,), or (m, m) if joint
-        """
-        check_columns(self.problem.names, X)
-        return self._of_rows(self.problem.given(X), _checks.flag("joint", joint))
+    def _together(self, rows: Any) -> tuple[Array, Array]:
+        return self.moments_at(rows, True)
 
-    def _of_rows(self, rows: Any, joint: bool) -> tuple[Array, Array]:
-        """See :meth:`predict_latent`; the rows are checked, and have their ones."""
+    def moments_at(self, rows: Any, joint: bool) -> tuple[Array, Array]:
+        """See :meth:`predict_latent`; the rows are checked."""
+        rows = self._whole_rows(rows)
         m, n = rows.shape[0], len(self.state.sites.shift)
         mean, cross = np.empty(m), np.empty((m if joint else 0, n))
         variance = np.empty((m, m) if joint else m)
@@ -202,11 +177,11 @@ class WidePosterior(KernelPosterior, FullPosterior):
         lost than with R. Sites of negative precision add variance after the others have taken it
         away. O(n d + n^2) each.
         """
-        n, d, (which, half, root) = len(self._root), self.shift.size, self._negative
+        n, d, (which, half, root) = len(self._site_roots), self.shift.size, self._negative
         theta, added = self._prior.color(noise[:, :d]), root.T @ noise[:, d + n :].T
         with np.errstate(divide="ignore"):
-            errors = noise[:, d : d + n] * np.where(self._root > 0.0, 1.0 / self._root, 0.0)
-        seen = np.asarray((self._rows.X @ theta.T).T) + errors
+            sd = np.where(self._site_roots > 0.0, 1.0 / self._site_roots, 0.0)
+        seen = np.asarray((self._rows.X @ theta.T).T) + noise[:, d : d + n] * sd
         weights = -self._back(self._forward(seen) + half @ added)
         weights[which] += added
         back = np.asarray(weights.T @ self._rows.X)
@@ -220,8 +195,38 @@ class WidePosterior(KernelPosterior, FullPosterior):
             result[part] = self.mean + self.colored(noise)
         return result
 
-    def _case(self) -> Case:
-        return self._case_of(WideProposal(self))
+    def _proposal(self) -> SiteProposal:
+        return SiteProposal(self)
+
+    def closest(self) -> SiteProposal | None:
+        """The best Gaussian, for checks; None if there is none, or n is too large."""
+        problem = self.problem
+        n = problem.shape[0]
+        if n > CLOSEST_UP_TO:
+            return None
+        form = self.form()
+
+        def marginals(precision: Array, shift: Array) -> tuple[Array, Array, float] | None:
+            sites = Sites(precision, shift, np.zeros(n))
+            found = form.moments(sites, marginals=True)
+            if found is None:
+                return None
+            return found.mean, found.variance, log_evidence(sites, found, form.offset)
+
+        def values(latent: Array, part: slice) -> Array:
+            y, weights = problem.responses(part), problem.data.weights
+            found: Array = problem.loss.values(latent, y)
+            return found if weights is None else weights[part, None] * found
+
+        best = best_sites(values, marginals, n)
+        if best is None:
+            return None
+        sites = Sites(best.precision, best.shift, np.zeros(n))
+        try:
+            state = form.solved(GPState(sites, 0))
+        except FloatingPointError:
+            return None
+        return SiteProposal(replace(self, state=state), best.is_unique)
 
     # -- other rows, other forms --
 
@@ -232,33 +237,6 @@ class WidePosterior(KernelPosterior, FullPosterior):
         if state is None:
             raise not_proper()
         return FullPosterior(plain(state), problem, self.converged, self.history)
-
-    def with_rows(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        weights: ArrayLike | None = None,
-        offset: ArrayLike | None = None,
-    ) -> Self:
-        """The posterior with the rows that were fitted, which it has: they are compared.
-
-        Parameters
-        ----------
-        X, y, weights, offset
-            As in :meth:`FullPosterior.with_rows`.
-
-        Returns
-        -------
-        WidePosterior
-        """
-        check_columns(self.problem.names, X)
-        ours, theirs = self.problem.data, self.problem.with_rows(X, y, weights, offset).data
-        if not same_rows(ours, theirs):
-            raise ValueError(
-                "X or y differ from the rows of the fit, which the posterior keeps; allowed: the "
-                "rows that were fitted"
-            )
-        return replace(self, problem=self.problem._replace(data=theirs._replace(X=ours.X)))
 
     def joined(self, sites: Sites, data: Data, **parts: Any) -> FullPosterior:
         """A posterior of other sites and rows, in the form that suits their number.
@@ -283,7 +261,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
             return self.in_d_by_d().with_checked_rows(data, schedule, warn)
 
         def engine(new: LinearProblem) -> ProcessEngine:
-            mean, covariance = self._of_rows(data.X, True)
+            mean, covariance = self.moments_at(data.X, True)
             form = Dual(new, KernelMatrix(covariance), mean, self.log_evidence)
             return ProcessEngine(new, form)
 

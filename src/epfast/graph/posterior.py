@@ -21,7 +21,7 @@ from epfast.graph.variables import Block, Index, Variables
 from epfast.inference import SweepInfo
 from epfast.inference.certificates import Check
 from epfast.inference.files import write
-from epfast.inference.posterior import Recorded
+from epfast.inference.records import Recorded
 from epfast.inference.report import draws_to_arviz, interval, level_at_door
 from epfast.inference.runtime import cached_property
 from epfast.operators.just_in_time import Operator

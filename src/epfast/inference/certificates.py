@@ -160,7 +160,8 @@ def check(case: Case, draws: int, seed: int) -> Check:
     if len(parts) == 1 and not _believed(own, sampler.draws, ALIKE):
         better = case.proposal.better()
         if better is not None:
-            both = [*parts, better] if hasattr(better, "squares") else [better]
+            both = [*parts, better]
+            both = both if all(hasattr(part, "squares") for part in both) else [better]
             found = sampler.weigh(*both)
             if found is not None and (own is None or _says_more(found, own)):
                 parts, used = both, found

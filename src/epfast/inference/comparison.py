@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from epfast.inference.posterior import Posterior
+from epfast.inference.records import Recorded
 from epfast.inference.report import table
 
 
@@ -97,7 +97,7 @@ def _named(posteriors: Any) -> dict[str, Any]:
     if not named:
         raise ValueError("posteriors is empty; allowed: one posterior at least")
     for name, post in named.items():
-        if not isinstance(post, Posterior):
+        if not (isinstance(post, Recorded) and hasattr(post, "loo_log_predictive")):
             raise TypeError(f"{name} is a {type(post).__name__}; allowed: a posterior")
     return named
 

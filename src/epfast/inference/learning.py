@@ -36,6 +36,15 @@ def cavities(
     return (mean - share * sites.shift * variance) / rest, variance / rest
 
 
+def check_stationary(problem: Any) -> None:
+    """Refuse gradients of relaxed EP."""
+    if problem.scheme is not None and problem.scheme.relaxes:
+        raise ValueError(
+            "the posterior is that of relaxed EP, whose log evidence is not stationary in the "
+            "sites; allowed: a fit without relaxation"
+        )
+
+
 def note_residual(residual: float) -> None:
     """Warn the user, two callers up, of a gradient away from a fixed point."""
     if not residual <= RESIDUAL:
@@ -48,25 +57,19 @@ def note_residual(residual: float) -> None:
 
 
 def log_integrals(
-    problem: Any,
-    y: Array,
-    weights: Array | None,
-    sites: Sites,
-    mean: Array,
-    variance: Array,
+    problem: Any, sites: Sites, mean: Array, variance: Array
 ) -> Callable[[Any], float]:
     """Sum of log Z_i over the rows, at the cavities of a fixed point, as a function of the loss.
 
     Parameters
     ----------
     problem : LinearProblem or GPProblem
-    y : ndarray of shape (n, width)
-        Responses, for the core.
-    weights : ndarray of shape (n,), or None
+        With its rows.
     sites, mean, variance
         Scalar sites, and the latent values of the rows under the posterior.
     """
-    power = problem.schedule.power
+    check_stationary(problem)
+    power, y, weights = problem.schedule.power, problem.data.y, problem.data.weights
     ones = np.ones(len(y))
     copies = ones if weights is None else np.where(weights > 0.0, np.maximum(weights, 1.0), 0.0)
     exponent = ones if weights is None else np.minimum(weights, 1.0)
@@ -83,7 +86,7 @@ def log_integrals(
     return total
 
 
-def loss_gradient(problem: Any, *at: Any) -> dict[str, Any]:
+def loss_gradient(problem: Any, *at_rows: Any) -> dict[str, Any]:
     """Slopes of the log evidence by the learnable parameters of the loss.
 
     At a fixed point the sites do not contribute: what is left is the sum over the rows of
@@ -91,7 +94,7 @@ def loss_gradient(problem: Any, *at: Any) -> dict[str, Any]:
 
     The arguments are those of :func:`log_integrals`.
     """
-    loss, total = problem.loss, log_integrals(problem, *at)
+    loss, total = problem.loss, log_integrals(problem, *at_rows)
     result: dict[str, Any] = {}
     for name in loss.learnable:
         value = np.atleast_1d(np.asarray(getattr(loss, name), dtype=float))

@@ -106,3 +106,27 @@ class ExecutorFailed(RuntimeError):  # noqa: N818 (named as Interrupted is)
     def __init__(self, message: str, posterior: Any = None) -> None:
         super().__init__(message)
         self.posterior = posterior
+
+
+class Recorded:
+    """The record of a fit; a subclass has ``state`` and ``problem``."""
+
+    state: Any
+    problem: Any
+    converged: bool
+    history: list[SweepInfo]
+
+    @property
+    def schedule(self) -> Any:
+        return self.problem.schedule
+
+    @property
+    def n_sweeps(self) -> int:
+        """Sweeps in all, those of warm starts included."""
+        sweeps: int = self.state.sweeps
+        return sweeps
+
+    @property
+    def n_refused(self) -> int:
+        """Sites that kept their old value, summed over the sweeps of this fit."""
+        return sum(info.n_refused for info in self.history)

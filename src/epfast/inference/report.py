@@ -75,16 +75,16 @@ def level_at_door(level: Any) -> float:
 
 
 def interval(mean: Array, variance: Array, level: float) -> Array:
-    """Central intervals of normal distributions, (d, 2)."""
+    """Central intervals of normal distributions, (..., 2)."""
     reach = special.ndtri(0.5 * (1.0 + level)) * np.sqrt(variance)
-    return np.stack([mean - reach, mean + reach], axis=1)
+    return np.stack([mean - reach, mean + reach], axis=-1)
 
 
 def summary(post: Any, level: float) -> Any:
     """See :meth:`epfast.FullPosterior.summary`."""
     level = level_at_door(level)
-    mean, sd = post.mean, np.sqrt(post.variance)
-    low, high = interval(mean, post.variance, level).T
+    mean, variance = post.mean.ravel(), post.variance.ravel()
+    sd, (low, high) = np.sqrt(variance), interval(mean, variance, level).T
     percent = [f"{100 * share:g}%" for share in (0.5 * (1.0 - level), 0.5 * (1.0 + level))]
     with np.errstate(divide="ignore", invalid="ignore"):
         above = special.ndtr(np.where(sd > 0.0, mean / sd, np.inf * np.sign(mean)))
@@ -96,17 +96,6 @@ def summary(post: Any, level: float) -> Any:
         "notes": notes(post),
     }
     return table(post.labels, columns, attrs)
-
-
-class Flat:
-    """A posterior of several latents, whose means and variances are in one row."""
-
-    def __init__(self, post: Any) -> None:
-        self.post = post
-        self.mean, self.variance = post.mean.ravel(), post.variance.ravel()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.post, name)
 
 
 #: what weights do that are no counts, and so all weights of classes

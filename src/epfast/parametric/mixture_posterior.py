@@ -14,7 +14,7 @@ from epfast import _checks
 from epfast._arrays import Array, row_chunks
 from epfast.inference import SweepInfo
 from epfast.inference.files import write
-from epfast.inference.posterior import Recorded
+from epfast.inference.records import Recorded
 from epfast.inference.report import draws_to_arviz, interval, level_at_door, table
 from epfast.inference.runtime import cached_property
 from epfast.parametric import mixture_files

@@ -12,7 +12,7 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast.inference import SweepInfo, run
 from epfast.inference.files import write
-from epfast.inference.posterior import Recorded
+from epfast.inference.records import Recorded
 from epfast.inference.report import table
 from epfast.losses import Gaussian, Loss, Probit
 from epfast.parametric import network_files

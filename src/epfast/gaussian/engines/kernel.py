@@ -30,7 +30,7 @@ from epfast.gaussian.engines.joint import cavities, fitted_at, joint_sites, log_
 from epfast.gaussian.engines.rows import PARALLEL_ROWS, block_size
 from epfast.gaussian.problem import LinearProblem, not_proper
 from epfast.gaussian.wide import offset_of
-from epfast.inference import Counts, Sites, Summary, learning
+from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick, crew_of
 
@@ -497,48 +497,3 @@ class ProcessEngine(EPEngine):
     def finish(self, state: Values, hurry: bool = False) -> GPState:
         found: GPState = GPState(*state[:4]) if hurry else self.form.result(state)
         return found
-
-
-def marginal_residual(
-    problem: Any, sweep: int, sites: Sites, mean: Array, variance: Array
-) -> float:
-    """Largest gap between tilted moments and marginals: means in sd, variances relative. O(n).
-
-    problem: a GPProblem or LinearProblem.
-    """
-    tilted, power, y = problem.tilted(), problem.schedule.power, problem.data.y
-    tilted.begin_sweep(sweep)
-    weights = problem.data.weights
-    if weights is None:
-        core = ParallelSweep(tilted, 1, min(len(mean), PARALLEL_ROWS), power, 0.0)
-        core.fit(mean, variance, y, *families.copied(sites))
-        return float("inf") if core.n_refused else core.residual
-    # of one copy of each factor, to what is left of its weight; what is certain is as it should be
-    counts, copies = (weights > 0.0) & (variance > 0.0), np.maximum(weights, 1.0)
-    if not counts.any():
-        return 0.0
-    with np.errstate(over="ignore", invalid="ignore"):
-        try:
-            m, v = learning.cavities(sites, mean, variance, power / copies)
-        except FloatingPointError:
-            return float("inf")
-        exponent = power * weights / copies
-        given = [np.ascontiguousarray(part[counts]) for part in (y, m, v, exponent)]
-        triple = np.empty((3, int(counts.sum())))
-        if tilted.many(*given, *triple):
-            return float("inf")
-        (_, m, v, _), mean, variance = given, mean[counts], variance[counts]
-        gap = np.abs(m + v * triple[1] - mean) / np.sqrt(variance)
-        spread = np.abs((v + v * v * triple[2]) / variance - 1.0)
-        return float(max(gap.max(), spread.max()))
-
-
-def loo_of_values(problem: Any, sites: Sites, mean: Array, variance: Array) -> Array:
-    """Log probabilities of responses, (n,), without their own sites. O(n).
-
-    problem: a GPProblem or LinearProblem; mean, variance: of each value under the posterior.
-    """
-    y, weights = problem.data.y, problem.data.weights
-    share = 1.0 if weights is None else 1.0 / np.maximum(weights, 1.0)
-    found: Array = problem.loss.log_predictive(y, *learning.cavities(sites, mean, variance, share))
-    return found

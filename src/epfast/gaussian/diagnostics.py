@@ -1,0 +1,142 @@
+"""How far a posterior is from a fixed point of EP, and what it says of a row without its site."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from epfast import families
+from epfast._arrays import Array
+from epfast._core.latents import LatentSites
+from epfast._core.row_sweeps import ParallelSweep
+from epfast.gaussian.engines.local import WarmStart
+from epfast.gaussian.engines.rows import PARALLEL_ROWS
+from epfast.gaussian.problem import LinearProblem, State
+from epfast.gaussian.table import engine_of
+from epfast.inference import Sites, learning
+from epfast.inference.loop import change
+from epfast.inference.runtime import no_tick
+from epfast.schedules import DAEP, EP
+
+
+def residual_of_rows(problem: Any, sweep: int, sites: Sites, mean: Array, variance: Array) -> float:
+    """Largest gap between tilted moments and marginals: means in sd, variances relative. O(n).
+
+    problem: a GPProblem or LinearProblem; mean, variance: of the latent values, (n,) or (n, C).
+    """
+    if problem.loss.latents > 1:
+        return _residual_of_latents(problem, sites, mean, variance)
+    tilted, power, y = problem.tilted(), problem.schedule.power, problem.data.y
+    tilted.begin_sweep(sweep)
+    weights = problem.data.weights
+    if weights is None:
+        core = ParallelSweep(tilted, 1, min(len(mean), PARALLEL_ROWS), power, 0.0)
+        core.fit(mean, variance, y, *families.copied(sites))
+        return float("inf") if core.n_refused else core.residual
+    # of one copy of each factor, to what is left of its weight; what is certain is as it should be
+    counts, copies = (weights > 0.0) & (variance > 0.0), np.maximum(weights, 1.0)
+    if not counts.any():
+        return 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        try:
+            m, v = learning.cavities(sites, mean, variance, power / copies)
+        except FloatingPointError:
+            return float("inf")
+        exponent = power * weights / copies
+        given = [np.ascontiguousarray(part[counts]) for part in (y, m, v, exponent)]
+        triple = np.empty((3, int(counts.sum())))
+        if tilted.many(*given, *triple):
+            return float("inf")
+        (_, m, v, _), mean, variance = given, mean[counts], variance[counts]
+        gap = np.abs(m + v * triple[1] - mean) / np.sqrt(variance)
+        spread = np.abs((v + v * v * triple[2]) / variance - 1.0)
+        return float(max(gap.max(), spread.max()))
+
+
+def _residual_of_latents(problem: Any, sites: Sites, mean: Array, variance: Array) -> float:
+    """As :func:`residual_of_rows`, over rows and latents."""
+    core, (n, latents) = LatentSites(problem.loss.latent_moments(), 0.0), mean.shape
+    h, s, tau, nu = (np.ascontiguousarray(x.T) for x in (mean, variance, *sites[:2]))
+    new, scale = np.empty((latents, 2, n)), np.empty(n)
+    core.fit(h, s, problem.data.y, np.arange(n), tau, nu, sites.log_scale, new, scale)
+    return float("inf") if core.n_refused else core.residual
+
+
+def residual_of_sweep(problem: LinearProblem, state: State) -> float:
+    """The change of one undamped sweep, all factors at once."""
+    given = getattr(problem.schedule, "inner", problem.schedule)
+    power, rule = problem.schedule.power, getattr(given, "site_rule", None)
+    schedule: Any = EP(tol=0.0, power=power, damping=1.0, order="parallel", site_rule=rule)
+    if problem.groups is not None:
+        schedule = DAEP(problem.groups, power=power, damping=1.0)
+    engine = engine_of(problem._replace(schedule=schedule, base=problem.prior))
+    assert state.sites is not None
+    before = engine.init(WarmStart(state.sites, state.shift, state, state.sweeps))
+    after, counts = engine.sweep(before, True, no_tick)
+    if counts.refused:
+        return float("inf")
+    return change(engine.summary(before, evidence=False), engine.summary(after, evidence=False))
+
+
+def loo_of_rows(problem: Any, sites: Sites, mean: Array, variance: Array) -> Array:
+    """Log probabilities of responses, (n,), without their own sites. O(n).
+
+    The arguments are those of :func:`residual_of_rows`.
+    """
+    weights = problem.data.weights
+    share = 1.0 if weights is None else 1.0 / np.maximum(weights, 1.0)
+    cavities = learning.cavities(sites, mean, variance, share)
+    found: Array = problem.loss.log_predictive(problem.data.y, *cavities)
+    return found
+
+
+def loo_of_columns(problem: LinearProblem, state: State) -> Array:
+    """The same with diagonal sites, one per row or minibatch, which is taken out. O(nonzeros)."""
+    assert state.sites is not None
+    return predicted(problem, *_without_columns(problem, state, state.sites))
+
+
+def _without_columns(
+    problem: LinearProblem, state: State, sites: Sites
+) -> tuple[NDArray[np.bool_], Array, Array]:
+    """Whether cavities are proper, mean and variance of x.theta under them, (n,) each.
+
+    Sites are diagonal: one per row or minibatch.
+    """
+    n, copies = problem.shape[0], problem.copies()
+    factor = np.arange(n) // (problem.batch_size or 1)
+    proper, mean, variance = np.empty(n, dtype=bool), np.empty(n), np.empty(n)
+    for part in problem.slices():
+        rows = problem.data.X[part]
+        if problem.sparse:
+            row = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
+            columns, x = rows.indices, rows.data
+        else:
+            row, columns = np.indices(rows.shape).reshape(2, -1)
+            x = np.asarray(rows, dtype=np.float64).ravel()
+        share: Any = 1.0
+        if copies is not None and problem.batch_size is None:
+            share = 1.0 / np.maximum(copies[part], 1.0)[row]
+        entries = factor[part][row], columns
+        precision, shift = (
+            whole[columns] - share * np.asarray(site[entries]).ravel()
+            for whole, site in zip(state[:2], sites[:2], strict=True)
+        )
+        with np.errstate(divide="ignore", invalid="ignore"):
+            parts = x * shift / precision, x * x / precision, ~(precision > 0.0)
+        mean[part], variance[part], bad = (
+            np.bincount(row, values, rows.shape[0]) for values in parts
+        )
+        proper[part] = bad == 0.0
+    return proper, mean, variance
+
+
+def predicted(problem: LinearProblem, proper: Any, mean: Array, variance: Array) -> Array:
+    """Log probabilities under the cavities, if all are proper."""
+    if not proper.all():
+        count = len(proper)
+        raise FloatingPointError(f"{count - int(proper.sum())} of {count} cavities are improper")
+    assert problem.data.y is not None
+    return problem.loss.log_predictive(problem.data.y, mean, variance)

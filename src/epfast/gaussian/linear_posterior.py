@@ -1,0 +1,621 @@
+"""What fits of linear models with one latent value per row return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, ClassVar, Self, cast
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from epfast import _checks
+from epfast._arrays import Array, row_chunks
+from epfast._core.row_sweeps import marginals
+from epfast._core.rows import Rows
+from epfast.gaussian import online
+from epfast.gaussian.checking import proposal, root_of
+from epfast.gaussian.diagnostics import loo_of_columns, predicted
+from epfast.gaussian.posterior import GaussianPosterior, shifted
+from epfast.gaussian.problem import (
+    Data,
+    LinearProblem,
+    data_of,
+    inverse_root,
+    is_proper,
+    log_determinant,
+    log_evidence,
+    with_ones,
+)
+from epfast.gaussian.sources import check_columns
+from epfast.gaussian.wide import same_rows
+from epfast.inference import warn_of
+from epfast.inference.certificates import Case
+from epfast.inference.runtime import cached_property, one_blas_thread
+
+
+def finite(*latent: Array) -> None:
+    """Refuse latent values of rows that are not finite."""
+    if not all(np.isfinite(part).all() for part in latent):
+        raise ValueError("X holds NaN or infinity, or overflows; allowed: finite numbers")
+
+
+class LinearPosterior(GaussianPosterior):
+    """A Gaussian posterior over the weights of a linear model; what all kinds share.
+
+    Attributes
+    ----------
+    precision : ndarray of shape (d,) or (d, d)
+        Of the posterior; shift (d,) is precision times mean.
+    sites : Sites or None
+        The stored sites; None after ADF.
+    prior_precision : ndarray of shape (d,) or (d, d)
+        Of the prior.
+    loss, scheme, schedule, beta, power, batch_size
+        As fitted, with numbers in place of None; see :func:`epfast.fit_linear`.
+    names : tuple of str or None
+        Names of the columns of X, where it was a frame; see :meth:`summary`.
+    problem : LinearProblem
+        The fit. It refers to the rows; pickles and files leave them out, see :meth:`with_rows`.
+    n_refused : int
+        Sites that kept their old value, summed over the sweeps: the cavity, the fit or the
+        posterior would have been improper.
+    """
+
+    quantity: ClassVar[tuple[str, str]] = ("coefficient", "term")
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """Names of the columns of the frame that was fitted, and "intercept"; None without."""
+        names = self.problem.names
+        if names is None or not self.problem.intercept:
+            return cast(tuple[str, ...] | None, names)
+        return (*names, "intercept")
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """``names``, or x0, x1, ... without."""
+        if self.names is not None:
+            return self.names
+        columns = [f"x{i}" for i in range(self.problem.n_columns)]
+        return tuple([*columns, "intercept"] if self.problem.intercept else columns)
+
+    @property
+    def prior_precision(self) -> Array:
+        precision: Array = self.problem.prior_precision
+        return precision
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows per factor; None: a site per row."""
+        size: int | None = self.problem.batch_size
+        return size
+
+    @property
+    def rows_seen(self) -> int | None:
+        """Rows that ADF has taken in, in all, those of an interrupted pass too; None: EP."""
+        seen: int | None = self.state.rows_seen
+        return seen
+
+    # -- natural parameters and moments --
+
+    @property
+    def precision(self) -> Array:
+        precision: Array = self.state.precision
+        return precision
+
+    @property
+    def shift(self) -> Array:
+        shift: Array = self.state.shift
+        return shift
+
+    @property
+    def covariance(self) -> Array:
+        """(d, d), posterior covariance of the weights."""
+        raise NotImplementedError
+
+    @property
+    def log_evidence(self) -> float:
+        """EP's log p(y): log of the integral of prior times sites, with all constants.
+
+        A log probability, to compare with others, only if ``loss.is_likelihood`` and beta is 1; of
+        hinge, squared hinge and quasi 0-1 it is the log of an integral that is not normalised.
+        """
+        return log_evidence(self.state, log_determinant(self.prior_precision))
+
+    def colored(self, noise: Array) -> Array:
+        """Turn standard normal draws (k, d) into draws of the weights about their mean."""
+        raise NotImplementedError
+
+    def _draw(self, size: int, rng: np.random.Generator) -> Array:
+        return self.mean + self.colored(rng.standard_normal((size, self.shift.size)))
+
+    # -- the rows of the fit --
+
+    def with_rows(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        weights: ArrayLike | None = None,
+        offset: ArrayLike | None = None,
+    ) -> Self:
+        """The same posterior, with the rows that were fitted.
+
+        Parameters
+        ----------
+        X, y : array_like
+            The rows that were fitted, in their order.
+        weights : array_like of shape (n,), optional
+            Their weights; None: the weights of the fit, which the posterior keeps.
+        offset : array_like of shape (n,), optional
+            Their offsets, if the fit had some.
+
+        Returns
+        -------
+        FactorizedPosterior or FullPosterior
+            Without ``sites``, if those are of shards whose rows nobody knows, as after a fit on a
+            cluster: it has ``check``, and no ``residual`` or ``loo_log_predictive``.
+
+        Raises
+        ------
+        ValueError
+            For another number of rows; in the n x n form, which keeps its rows, for others.
+        """
+        check_columns(self.problem.names, X)
+        problem = self.problem.with_rows(X, y, weights, offset)
+        if problem.wide is not None:
+            ours, theirs = self.problem.data, problem.data
+            if not same_rows(ours, theirs):
+                raise ValueError(
+                    "X or y differ from the rows of the fit, which the posterior keeps; allowed: "
+                    "the rows that were fitted"
+                )
+            return replace(self, problem=problem._replace(data=theirs._replace(X=ours.X)))
+        if problem.groups is None and self.sites is not None and self.sites.precision.ndim == 3:
+            if len(self.sites.precision) > 1:  # of shards: fitted on a cluster, or a file of 0.1.0
+                return replace(self, problem=problem, state=self.state._replace(sites=None))
+            problem = problem._replace(groups=np.zeros(problem.shape[0], dtype=np.intp))
+        assert problem.data.y is not None
+        n, size, stored = len(problem.data.y), 1, problem.groups
+        if stored is None and self.sites is not None and self.sites.precision.ndim < 3:
+            stored = self.sites.log_scale
+            size = 1 if self.has_site_per_row else problem.batch_size or 1
+        if stored is not None and len(stored) != -(-n // size):
+            raise ValueError(
+                f"X has {n} rows and the posterior {len(stored)} sites of {size} rows; allowed: "
+                "the rows that were fitted"
+            )
+        return replace(self, problem=problem)
+
+    def _with_rows(self, X: Any = None, y: Any = None) -> Self:
+        self.known_loss()
+        if self.problem.has_rows:
+            if X is not None or y is not None:
+                raise ValueError("X or y is given, and the posterior knows its rows; allowed: None")
+            return self
+        if X is None or y is None:
+            raise ValueError(
+                "X and y are needed, since the posterior was loaded or unpickled; allowed: the "
+                "rows that were fitted"
+            )
+        return self.with_rows(X, y)
+
+    @property
+    def has_site_per_row(self) -> bool:  # type: ignore[override]
+        """Whether each row has a site of its own latent value."""
+        return self.sites is not None and self.sites.shift.ndim == 1
+
+    def marginals_of_rows(self) -> tuple[Array, Array]:
+        return self._latent(self.problem.data.X)
+
+    def loo_log_predictive(self, X: Any = None, y: ArrayLike | None = None) -> Array:
+        """Leave-one-out log probability of each response, from the cavities.
+
+        log p(y_i | x_i, all other rows) according to EP: :meth:`log_predictive` of row i under the
+        posterior without the site of row i, or of its minibatch. Of a shared site, and of a row of
+        weight above 1, one copy is taken out. O(n d^2), or O(nonzeros) with a diagonal covariance.
+
+        Parameters
+        ----------
+        X, y : optional
+            The rows that were fitted; needed where the posterior was loaded or unpickled.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+
+        Raises
+        ------
+        FloatingPointError
+            If a cavity is improper.
+        """
+        whole = self._whole(X, y)
+        if not whole.has_site_per_row:
+            return whole.loo_of_factors()
+        return super(LinearPosterior, whole).loo_log_predictive()
+
+    def loo_of_factors(self) -> Array:
+        """The same, where factors have several rows or sites are not those of latent values."""
+        raise NotImplementedError
+
+    def _whole(self, X: Any, y: Any) -> Self:
+        """With its rows, known or given, if there is a site for each of them or of their groups."""
+        whole: Self = self if self.sites is None else self._with_rows(X, y)
+        if whole.sites is None:
+            raise ValueError(
+                "the posterior has no sites of its rows (it comes from ADF, or from a cluster); "
+                "allowed: a result of EP"
+            )
+        return whole
+
+    def latent_of(self, theta: Array) -> Array:
+        return np.asarray(self.problem.latent(theta).T)
+
+    def losses_of(self, theta: Array) -> Array:
+        return np.asarray(self.problem.losses(theta).T)
+
+    def _proposal(self) -> Any:
+        return proposal(self.problem, self.mean, root_of(self.precision))
+
+    def _case(self) -> Case:
+        if self.sites is None and self.problem.has_rows and self.n_sweeps > len(self.history):
+            raise ValueError(
+                "the posterior went on from another one, whose rows it does not know; allowed: a "
+                "fit of all the rows"
+            )
+        return super()._case()
+
+    # -- prediction --
+
+    def _blocks(self, rows: Any, unpacked: bool = False) -> Iterator[tuple[slice, Any]]:
+        """Rows in blocks, with the ones of the intercept: dense ones, or CSR if not unpacked."""
+        for part in row_chunks(rows, unpacked=True):
+            block = rows[part]
+            if not hasattr(rows, "indptr"):
+                block = np.ascontiguousarray(block, dtype=np.float64)
+            elif unpacked:
+                block = block.toarray()
+            yield part, self._whole_rows(block)
+
+    def _whole_rows(self, rows: Any) -> Any:
+        """Rows with the ones of the intercept, which those of the fit have."""
+        return with_ones(rows) if rows.shape[1] < len(self.problem.prior.shift) else rows
+
+    def _of_block(self, block: Any) -> tuple[Array, Array]:
+        """Mean and variance of x.theta, for rows dense or CSR, (m,) each."""
+        raise NotImplementedError
+
+    def _half(self, block: Array) -> Array:
+        """W, (d, m), with W' W the covariance of dense rows times theta."""
+        raise NotImplementedError
+
+    def _latent(self, rows: Any) -> tuple[Array, Array]:
+        """Mean and variance of x.theta for checked rows, with the ones of the intercept or not."""
+        mean, variance = np.empty((2, rows.shape[0]))
+        with np.errstate(over="ignore", invalid="ignore"):
+            for part, block in self._blocks(rows):
+                mean[part], variance[part] = self._of_block(block)
+        finite(mean, variance)
+        return mean, variance
+
+    def _together(self, rows: Any) -> tuple[Array, Array]:
+        """As :meth:`_latent`, with the covariance of all rows."""
+        mean, half = np.empty(rows.shape[0]), np.empty((self.shift.size, rows.shape[0]))
+        with np.errstate(over="ignore", invalid="ignore"):
+            for part, block in self._blocks(rows, unpacked=True):
+                mean[part], half[:, part] = block @ self.mean, self._half(block)
+            covariance = half.T @ half
+        finite(mean, covariance)
+        return mean, covariance
+
+    def predict_latent(self, X: ArrayLike, joint: bool = False) -> tuple[Array, Array]:
+        """Mean and variance of X theta.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix of shape (n, d)
+        joint : bool
+            True: the covariance of the rows in place of their variances, n^2 numbers.
+
+        Returns
+        -------
+        mean : ndarray of shape (n,)
+        variance : ndarray of shape (n,), or (n, n) if joint
+        """
+        check_columns(self.problem.names, X)
+        rows = _checks.rows("X", X, self.problem.n_columns)
+        return (self._together if _checks.flag("joint", joint) else self._latent)(rows)
+
+    def _latent_draws(self, X: ArrayLike, draws: Array) -> Array:
+        """X theta, (k, n) or (k, n, C), for draws of theta."""
+        check_columns(self.problem.names, X)
+        problem = self.problem._replace(data=Data(self.problem.given(X), None))
+        with np.errstate(over="ignore", invalid="ignore"):
+            latent = replace(self, problem=problem).latent_of(draws.reshape(len(draws), -1))
+        finite(latent)
+        return latent
+
+    def _shifted_latent(self, X: ArrayLike, offset: ArrayLike | None) -> tuple[Array, Array]:
+        """Mean and variance of X theta + offset."""
+        mean, variance = self.predict_latent(X)
+        return shifted(mean, offset, self.axes), variance
+
+    def predict_proba(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
+        """Probability of the label +1.
+
+        E[t(h)] / (E[t(h)] + E[t(-h)]) with t = exp(-beta loss) and h = x.theta under the posterior.
+        For logistic, probit and noisy step at beta = 1 this is the predictive probability; for the
+        other losses, which are not log likelihoods, the two classes are normalised to sum to 1.
+        With a CustomSite the two expectations are its own.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix of shape (n, d)
+        offset : array_like of shape (n,), optional
+            As in :func:`epfast.fit_linear`. None: 0.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            Closed form for probit with beta = 1, else quadrature to about 1e-8.
+        """
+        return self.known_loss().predict_proba(*self._shifted_latent(X, offset))
+
+    def predict(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
+        """Predict y.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix of shape (n, d)
+        offset : array_like of shape (n,), optional
+            As in :func:`epfast.fit_linear`. None: 0.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            The label for classes, -1 or +1; else the predictive mean of y.
+        """
+        return self.known_loss().predict(*self._shifted_latent(X, offset))
+
+    def predict_variance(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
+        """Predictive variance of y.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix of shape (n, d)
+        offset : array_like of shape (n,), optional
+            As in :func:`epfast.fit_linear`. None: 0.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+        """
+        return self.known_loss().predict_variance(*self._shifted_latent(X, offset))
+
+    def log_predictive(self, X: ArrayLike, y: ArrayLike, offset: ArrayLike | None = None) -> Array:
+        """Log probability of responses to new rows.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix of shape (n, d)
+        y : array_like
+            As in :func:`epfast.fit_linear`.
+        offset : array_like of shape (n,), optional
+            As in :func:`epfast.fit_linear`. None: 0.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+        """
+        latent, loss = self._shifted_latent(X, offset), self.known_loss()
+        return loss.log_predictive(loss.responses("y", y, len(latent[0])), *latent)
+
+    def score(self, X: ArrayLike, y: ArrayLike, offset: ArrayLike | None = None) -> float:
+        """Mean log probability of responses to new rows; higher is better, also for classes.
+
+        Parameters
+        ----------
+        X, y, offset
+            As in :meth:`log_predictive`.
+
+        Returns
+        -------
+        float
+        """
+        found = self.log_predictive(X, y, offset)
+        if not len(found):
+            raise ValueError("X has 0 rows; allowed: one row at least")
+        return float(found.mean())
+
+    def sample_y(
+        self,
+        X: ArrayLike,
+        size: int,
+        rng: np.random.Generator | int | None = None,
+        offset: ArrayLike | None = None,
+    ) -> Array:
+        """Draw responses to new rows from the posterior predictive distribution.
+
+        A draw of the weights serves all rows, so that rows of one draw belong together. Given the
+        weights, labels are drawn in the ratio t(h) : t(-h); of a loss that is no likelihood their
+        shares differ from ``predict_proba``, which integrates both over the weights first.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix of shape (n, d)
+        size : int
+            Number of draws.
+        rng : numpy.random.Generator or int, optional
+            A generator, or a seed for one; None draws afresh.
+        offset : array_like of shape (n,), optional
+            As in :func:`epfast.fit_linear`. None: 0.
+
+        Returns
+        -------
+        ndarray of shape (size, n)
+            Labels -1 and +1, or counts; for "binomial" the outcome of one trial, 0 or 1.
+        """
+        loss, draws = self.known_loss(), _checks.generator("rng", rng)
+        latent = self._latent_draws(X, self.sample(size, draws))
+        return loss.sample(shifted(latent, offset, self.axes), draws)
+
+
+class FactorizedPosterior(LinearPosterior):
+    """A Gaussian posterior with diagonal covariance over the weights of a linear model.
+
+    A factorised posterior keeps the means well but understates the standard deviations where
+    columns of X are correlated, by up to 2 or 3 times. ``precision`` and ``prior_precision`` are
+    (d,), ``sites`` holds (n_factors, d) arrays; see :class:`LinearPosterior`.
+    """
+
+    kind: ClassVar[str] = "factorized"
+
+    @cached_property
+    def mean(self) -> Array:
+        return np.asarray(self.shift / self.precision)
+
+    @cached_property
+    def variance(self) -> Array:
+        return np.asarray(1.0 / self.precision)
+
+    @property
+    def covariance(self) -> Array:
+        return np.diag(self.variance)
+
+    def colored(self, noise: Array) -> Array:
+        return np.asarray(noise * np.sqrt(self.variance))
+
+    def loo_of_factors(self) -> Array:
+        return loo_of_columns(self.problem, self.state)
+
+    def _of_block(self, block: Any) -> tuple[Array, Array]:
+        squares = block.multiply(block) if hasattr(block, "indptr") else block * block
+        return block @ self.mean, squares @ self.variance
+
+    def _half(self, block: Array) -> Array:
+        return np.asarray((block * np.sqrt(self.variance)).T)
+
+
+class FullPosterior(LinearPosterior):
+    """A Gaussian posterior with full covariance over the weights of a linear model.
+
+    ``precision`` and ``prior_precision`` are (d, d), ``sites`` holds a number per row of X, or a
+    (d, d) matrix per group of rows that share a site; see :class:`LinearPosterior`.
+    """
+
+    kind: ClassVar[str] = "full"
+
+    @cached_property
+    def _root(self) -> Array:
+        """(d, d), an upper triangle R with R R' the covariance. O(d^3), once."""
+        return inverse_root(self.precision)
+
+    @cached_property
+    def mean(self) -> Array:
+        return np.asarray(self._root @ (self._root.T @ self.shift))
+
+    @property
+    def variance(self) -> Array:
+        return np.diag(self.covariance).copy()
+
+    @cached_property
+    def covariance(self) -> Array:
+        return np.asarray(self._root @ self._root.T)
+
+    def colored(self, noise: Array) -> Array:
+        return np.asarray(noise @ self._root.T)
+
+    def _of_block(self, block: Any) -> tuple[Array, Array]:
+        h, s = np.empty((2, block.shape[0]))
+        marginals(Rows(block), self.covariance, self._root, self.mean, h, s)
+        return h, s
+
+    def _half(self, block: Array) -> Array:
+        return np.asarray((block @ self._root).T)
+
+    def _latent(self, rows: Any) -> tuple[Array, Array]:
+        with one_blas_thread(self.shift.size):
+            return super()._latent(rows)
+
+    def loo_of_factors(self) -> Array:
+        problem, stored, n = self.problem, self.state.sites, self.problem.n_rows
+        mean, variance, proper = *np.empty((2, n)), np.ones(n, dtype=bool)
+        for k in range(len(stored.shift)):
+            rows = np.flatnonzero(problem.groups == k)
+            precision = self.precision - stored.precision[k]
+            if is_proper(precision):
+                state = self.state._replace(precision=precision, shift=self.shift - stored.shift[k])
+                cavity = FullPosterior(state, problem, False, [])
+                mean[rows], variance[rows] = cavity._latent(problem.data.X[rows])
+            else:
+                proper[rows] = False
+        return predicted(problem, proper, mean, variance)
+
+    def partial_fit(
+        self,
+        X: Any,
+        y: ArrayLike,
+        *,
+        weights: ArrayLike | None = None,
+        offset: ArrayLike | None = None,
+        schedule: Any = None,
+    ) -> FullPosterior:
+        """Add new rows: EP fits their sites; the other sites stay.
+
+        Parameters
+        ----------
+        X, y, weights, offset
+            New rows, as in :func:`epfast.fit_linear`.
+        schedule : EP or ADF, optional
+            None: EP with the power of the fit; ADF if the posterior comes from ADF.
+
+        Returns
+        -------
+        FullPosterior
+            Its sites are the old ones, then the new ones. To sweep over all of them, pass it as
+            ``start`` to :func:`epfast.fit_linear` with all the rows.
+
+        Raises
+        ------
+        Interrupted
+            On Ctrl-C; its ``posterior`` holds all new sites as they are, or with ADF the first of
+            the new rows (see ``rows_seen``).
+        """
+        check_columns(self.problem.names, X)
+        data = data_of(self.problem.given(X), y, weights, self.loss_of_rows(), offset)
+        return self.with_checked_rows(data, schedule)
+
+    def with_checked_rows(
+        self, data: Data, schedule: Any, warn: Callable[..., Any] = warn_of
+    ) -> FullPosterior:
+        """As :meth:`partial_fit`, of rows that are checked."""
+        post: FullPosterior = online.extended(self, data, schedule, warn)
+        return post
+
+    def with_more_rows(self, state: Any, problem: LinearProblem, **parts: Any) -> FullPosterior:
+        """The posterior of more rows, with other fields."""
+        return replace(self, state=state, problem=problem, **parts)
+
+    def remove(self, rows: ArrayLike, X: Any = None, y: ArrayLike | None = None) -> FullPosterior:
+        """Remove the sites of some rows from the posterior, exactly; the other sites stay.
+
+        Parameters
+        ----------
+        rows : int or array_like of int
+            Numbers of rows, from 0.
+        X, y : optional
+            As in :meth:`loo_log_predictive`.
+
+        Returns
+        -------
+        FullPosterior
+            With the sites of the rows that are left, in their order.
+
+        Raises
+        ------
+        ValueError
+            If the posterior without these sites is improper.
+        """
+        state, problem = online.remove_rows(self._whole(X, y).problem, self.state, rows)
+        kept = problem if self.problem.has_rows else problem.without_rows()
+        return FullPosterior(state, kept, False, self.history)
