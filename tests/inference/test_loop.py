@@ -147,12 +147,17 @@ def test_a_start_goes_on():
 
 def test_a_refused_site_in_the_last_sweep_is_no_convergence():
     """The sweeps go on until none is refused."""
-    engine = Halving(lambda k: Counts(refused=1 if k < 14 else 0, clipped=k, drift=0.5 * k))
+
+    def left(k):
+        return np.array([2.0**-k + 0.5 * k]), np.ones(1)
+
+    engine = Halving(lambda k: Counts(refused=1 if k < 14 else 0, clipped=k, left=left(k)))
     fit = run(engine, Schedule(tol=1e-3))
     assert (len(fit.history), fit.converged) == (14, True)
     assert [info.n_refused for info in fit.history] == 13 * [1] + [0]
     assert [info.n_clipped for info in fit.history] == list(range(1, 15))
-    assert [info.drift for info in fit.history] == [0.5 * k for k in range(1, 15)]
+    drift = [info.drift for info in fit.history]
+    np.testing.assert_allclose(drift, [0.5 * k for k in range(1, 15)], rtol=1e-12)
     fit = run(Halving(lambda k: Counts(refused=1)), Schedule(20, 1e-3))
     assert (len(fit.history), fit.converged) == (20, False)
 

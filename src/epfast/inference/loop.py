@@ -82,7 +82,8 @@ class Counts(NamedTuple):
     refused: int = 0
     failed: int = 0
     clipped: int = 0
-    drift: float | None = None
+    #: mean and variance as the visits left them, before the sites made the state
+    left: tuple[Array, Array] | None = None
     mismatch: float | None = None
     #: True or False if the engine tests for a fixed point itself; None: the loop tests the change
     settled: bool | None = None
@@ -226,6 +227,7 @@ def run(
                     asked = None if questions is None else questions()
                     # functions of the user may keep the states that they see
                     new, counts = engine.sweep(state, callback is not None, tick)
+                    drift = None
                     if counts.measured is not None:
                         now, (moved, evidence) = None, counts.measured
                         moved /= schedule.damping
@@ -235,6 +237,8 @@ def run(
                             before, now = now, engine.summary(new)
                             evidence, rest = now.log_evidence, counts.remaining
                             moved = change(before, now) / schedule.damping if rest is None else rest
+                            if counts.left is not None:
+                                drift = change(Summary(*counts.left), now)
                     if not (np.isfinite(evidence) and np.isfinite(moved)):
                         raise FloatingPointError(
                             f"the posterior or its evidence overflowed; {engine.remedy}"
@@ -248,7 +252,7 @@ def run(
                         evidence,
                         time.perf_counter() - began,
                         *costs,
-                        counts.drift,
+                        drift,
                         counts.clipped,
                         counts.mismatch,
                         *(_asked(asked, questions()) if questions is not None else (None, None)),
@@ -265,9 +269,9 @@ def run(
                     settled = counts.settled
                     if settled is None:
                         # nothing settles below its rounding
-                        drift = counts.drift or 0.0
-                        drift = drift if drift <= APPROXIMATE else 0.0  # that is no rounding
-                        enough = max(schedule.tol, OF_DRIFT * drift)
+                        enough = schedule.tol
+                        if drift is not None and drift <= APPROXIMATE:  # more is no rounding
+                            enough = max(enough, OF_DRIFT * drift)
                         settled = schedule.tol > 0.0 and moved <= enough
                         settled = settled and _lag(history, schedule) <= enough
                     impossible = evidence > engine.evidence_bound

@@ -23,7 +23,6 @@ from epfast.gaussian.problem import (
     not_proper,
 )
 from epfast.inference import Counts, PartOfSweep, Sites, Summary
-from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
 
 #: least share of a sweep's change that is tried, where the whole makes the posterior improper
@@ -223,23 +222,21 @@ class EPEngine:
             if reached is None:
                 raise
             raise PartOfSweep(state.at(reached)) from None
-        settled, drift = None, None
+        settled, left = None, None
         # the weights may stand still in their own sd and the rows not, along directions that the
         # prior leaves free
         if outcome.residual > max(self.schedule.tol, STANDS):
             settled = False
         new = outcome.made
         if new is None:
-            new = self.form.built(sites, sweeps)
-            if new is not None and outcome.left is not None:
-                drift = change(Summary(*outcome.left), self.summary(new, False))
+            new, left = self.form.built(sites, sweeps), outcome.left
         if new is None:
+            left = None
             new, settled = self._halved(state, sites, sweeps), False
         if new is None:
             return self.unswept(last, outcome)
-        numbers = outcome.refused, outcome.failed, outcome.clipped, drift
-        trace, lost = outcome.trace, outcome.lost
-        counts = Counts(*numbers, settled=settled, trace=trace, lost=lost)
+        numbers = outcome.refused, outcome.failed, outcome.clipped, left
+        counts = Counts(*numbers, settled=settled, trace=outcome.trace, lost=outcome.lost)
         memory = state.memory if new.memory is None else new.memory
         return visits.after(state, new._replace(order=state.order, memory=memory), counts)
 
