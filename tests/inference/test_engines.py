@@ -48,7 +48,7 @@ def test_a_sweep_depends_on_its_state_alone(case):
     second, more = engine.sweep(first, True, no_tick)
     # who measures says so, and does it in each sweep
     assert [met.measured is not None for met in (counts, more)] == [engine.measures] * 2
-    assert engine.crew is None
+    assert engine.pool is None
     # the same state again, another one having been swept in between
     for state, made, met in ((start, first, counts), (first, second, more)):
         again, found = engine.sweep(state, True, no_tick)

@@ -29,7 +29,7 @@ class Halving:
 
     n_sites, order_of_matrices, remedy = 10, 1, "do as the engine says"
     evidence_bound = 0.0
-    measures, crew = False, None
+    measures, pool = False, None
 
     def __init__(self, counts=lambda k: Counts(), new=lambda k, state: state):
         self.counts, self.new, self.settled, self.kept = counts, new, [], []

@@ -24,9 +24,9 @@ from epfast.inference.runtime import (
     at_work,
     blas_threads,
     cached_property,
-    crew_of,
     in_timed_pieces,
     one_blas_thread,
+    pool_of,
     ticks,
 )
 from tests.oracles.data import classes
@@ -273,10 +273,10 @@ def hold_and_check(most):
 
 
 def test_who_shares():
-    assert crew_of(None, 10_000) is None
+    assert pool_of(None, 10_000) is None
     pytest.importorskip("threadpoolctl")
-    assert crew_of(3, SHARED_FROM).threads == 3
-    assert crew_of(3, SHARED_FROM - 1).threads == 1
+    assert pool_of(3, SHARED_FROM).threads == 3
+    assert pool_of(3, SHARED_FROM - 1).threads == 1
 
 
 def test_without_threadpoolctl_a_crew_is_alone(monkeypatch):
@@ -284,7 +284,7 @@ def test_without_threadpoolctl_a_crew_is_alone(monkeypatch):
     monkeypatch.setitem(sys.modules, "threadpoolctl", None)
     runtime._blas.cache_clear()
     try:
-        assert crew_of(3, SHARED_FROM).threads == 1
+        assert pool_of(3, SHARED_FROM).threads == 1
     finally:
         runtime._blas.cache_clear()
 
@@ -296,7 +296,7 @@ def test_blas_has_one_thread_beside_a_crew():
             assert set(blas_pools()) == {2}
         with at_work(None, MANY_DIMENSIONS - 1):
             assert set(blas_pools()) == {1}
-        with at_work(crew_of(2, SHARED_FROM), SHARED_FROM):
+        with at_work(pool_of(2, SHARED_FROM), SHARED_FROM):
             assert set(blas_pools()) == {1}
         assert set(blas_pools()) == {2}
 

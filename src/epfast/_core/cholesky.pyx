@@ -6,7 +6,7 @@ these the handlers of signals run, and an exception of theirs ends the work. Tri
 by halves at all orders: LAPACK solves with small triangles on the way, at a third of the speed.
 Matrices are symmetric or triangular, n x n; only the lower triangle by columns is touched.
 
-A crew of threads shares tiles of what BLAS does at once otherwise, from the order TOGETHER on.
+A pool of threads shares tiles of what BLAS does at once otherwise, from the order TOGETHER on.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from libc.math cimport isfinite, log
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from epfast._core.crew cimport Crew, is_at_work, part_size
+from epfast._core.thread_pool cimport ThreadPool, is_at_work, part_size
 from epfast._core.lapack cimport (
     blas_int, ddot, dgemm, dlauum, dpotrf, dsymm, dsyrk, dtrmm, dtrsm, dtrsv, dtrtri,
 )
@@ -27,7 +27,7 @@ cdef enum:
     STRIP = 256                 # columns of a product
     BLOCK = 256
     TALL = 512                  # rows per call
-    TOGETHER = 256              # least order that a crew shares
+    TOGETHER = 256              # least order that a pool shares
     WIDTH = 128                 # columns of a tile, and of a panel of a factor
     LEAVES = 128                # triangles at most that are inverted one per thread
 
@@ -119,10 +119,10 @@ cdef int solve_right_transposed(
     return solve_right_transposed(L + h * ld + h, n - h, B + h * ld, m, ld)
 
 
-cdef int factorize(double *A, ptrdiff_t n, Crew crew=None) except -1 nogil:
+cdef int factorize(double *A, ptrdiff_t n, ThreadPool pool=None) except -1 nogil:
     """A <- L with A = L L'. O(n^3 / 3). Not 0: A is not positive definite."""
-    if n >= TOGETHER and is_at_work(crew):
-        return factorize_together(A, n, crew)
+    if n >= TOGETHER and is_at_work(pool):
+        return factorize_together(A, n, pool)
     return factorize_part(A, n, <blas_int> n)
 
 
@@ -159,11 +159,11 @@ cdef int factorize_part(double *A, ptrdiff_t n, blas_int ld) except -1 nogil:
     return factorize_part(A + h * ld + h, n - h, ld)
 
 
-cdef int invert_triangle(double *L, ptrdiff_t n, Crew crew=None) except -1 nogil:
+cdef int invert_triangle(double *L, ptrdiff_t n, ThreadPool pool=None) except -1 nogil:
     """L <- L^-1. O(n^3 / 3)"""
     cdef blas_int ld = <blas_int> n
-    if n >= TOGETHER and is_at_work(crew):
-        return invert_together(L, n, crew)
+    if n >= TOGETHER and is_at_work(pool):
+        return invert_together(L, n, pool)
     invert_blocks(L, n, ld)
     return invert_part(L, n, ld)
 
@@ -193,14 +193,14 @@ cdef int invert_part(double *L, ptrdiff_t n, blas_int ld) except -1 nogil:
     return invert_part(L + h * ld + h, n - h, ld)
 
 
-cdef int invert_factored(double *L, ptrdiff_t n, Crew crew=None) except -1 nogil:
+cdef int invert_factored(double *L, ptrdiff_t n, ThreadPool pool=None) except -1 nogil:
     """L <- (L L')^-1. O(2 n^3 / 3)"""
     cdef ptrdiff_t i, k
     cdef blas_int ld = <blas_int> n, info = 0, b, c, rest
     cdef double unit = 1.0
-    invert_triangle(L, n, crew)
-    if n >= TOGETHER and is_at_work(crew):
-        return square_together(L, n, crew)
+    invert_triangle(L, n, pool)
+    if n >= TOGETHER and is_at_work(pool):
+        return square_together(L, n, pool)
     if n <= WHOLE:
         dlauum(b"L", &ld, L, &ld, &info)
         return 0
@@ -228,7 +228,7 @@ cdef int invert_factored(double *L, ptrdiff_t n, Crew crew=None) except -1 nogil
     return 0
 
 
-# ---- by a crew ----
+# ---- by a pool ----
 
 cdef struct Job:
     double *A                   # of order n by columns, which is its distance of columns
@@ -245,7 +245,7 @@ cdef struct Job:
     int info
 
 
-cdef int factorize_together(double *A, ptrdiff_t n, Crew crew) except -1 nogil:
+cdef int factorize_together(double *A, ptrdiff_t n, ThreadPool pool) except -1 nogil:
     """Panel by panel: its solve by rows, then what it leaves by tiles, the next panel's first."""
     cdef Job job
     cdef ptrdiff_t k = 0
@@ -256,11 +256,11 @@ cdef int factorize_together(double *A, ptrdiff_t n, Crew crew) except -1 nogil:
         k = job.first + job.size
         if k >= n:
             break
-        job.start, job.step = k, part_size(crew, n - k, SMALL_BLOCK)
-        crew.run(solve_panel, &job, (n - k + job.step - 1) // job.step)
+        job.start, job.step = k, part_size(pool, n - k, SMALL_BLOCK)
+        pool.run(solve_panel, &job, (n - k + job.step - 1) // job.step)
         job.step = max(<ptrdiff_t> WIDTH, min(<ptrdiff_t> TALL, (n - k) // 4))
         job.panel = A + job.first * n
-        crew.run(add_tile, &job, tiles(&job))
+        pool.run(add_tile, &job, tiles(&job))
         heed_signals()
         job.first, job.size = k, min(<ptrdiff_t> WIDTH, n - k)
     return job.info
@@ -286,7 +286,7 @@ cdef void solve_panel(void *what, ptrdiff_t part) noexcept nogil:
 
 
 cdef void add_product(
-    double *C, ptrdiff_t n, double *W, ptrdiff_t k, double sign, Crew crew
+    double *C, ptrdiff_t n, double *W, ptrdiff_t k, double sign, ThreadPool pool
 ) noexcept nogil:
     """C <- C + sign W W', lower triangle; W is n x k by columns."""
     cdef Job job
@@ -296,7 +296,7 @@ cdef void add_product(
     job.factors = False
     # wider than in a factorisation: there are fewer columns to multiply
     job.width, job.step = BLOCK, TALL
-    crew.run(add_tile, &job, tiles(&job))
+    pool.run(add_tile, &job, tiles(&job))
 
 
 cdef ptrdiff_t rows_of_tiles(Job *job, ptrdiff_t j) noexcept nogil:
@@ -338,14 +338,14 @@ cdef void add_tile(void *what, ptrdiff_t part) noexcept nogil:
     )
 
 
-cdef int invert_together(double *L, ptrdiff_t n, Crew crew) except -1 nogil:
+cdef int invert_together(double *L, ptrdiff_t n, ThreadPool pool) except -1 nogil:
     """By halves down to LEAVES: a lower left block by its columns, then by its rows."""
     cdef Job leaves[LEAVES]
     cdef ptrdiff_t count = 0
     split(L, n, 0, n, max(<ptrdiff_t> SMALL_BLOCK, n // 32 + SMALL_BLOCK), leaves, &count)
-    crew.run(invert_small_blocks, leaves, count)
-    halve(L, n, 0, n, max(<ptrdiff_t> SMALL_BLOCK, n // 32 + SMALL_BLOCK), crew)
-    crew.run(invert_leaf, leaves, count)
+    pool.run(invert_small_blocks, leaves, count)
+    halve(L, n, 0, n, max(<ptrdiff_t> SMALL_BLOCK, n // 32 + SMALL_BLOCK), pool)
+    pool.run(invert_leaf, leaves, count)
     return 0
 
 
@@ -365,20 +365,20 @@ cdef void split(
 
 
 cdef int halve(
-    double *L, ptrdiff_t n, ptrdiff_t first, ptrdiff_t size, ptrdiff_t least, Crew crew
+    double *L, ptrdiff_t n, ptrdiff_t first, ptrdiff_t size, ptrdiff_t least, ThreadPool pool
 ) except -1 nogil:
     """The lower left blocks of all triangles that are halved, the largest first."""
     cdef ptrdiff_t h = half(size)
     if size <= least:
         return 0
-    share_solve(L, n, first, h, size - h, True, crew)
-    share_solve(L, n, first, h, size - h, False, crew)
-    halve(L, n, first, h, least, crew)
-    return halve(L, n, first + h, size - h, least, crew)
+    share_solve(L, n, first, h, size - h, True, pool)
+    share_solve(L, n, first, h, size - h, False, pool)
+    halve(L, n, first, h, least, pool)
+    return halve(L, n, first + h, size - h, least, pool)
 
 
 cdef int share_solve(
-    double *L, ptrdiff_t n, ptrdiff_t first, ptrdiff_t h, ptrdiff_t rest, bint left, Crew crew
+    double *L, ptrdiff_t n, ptrdiff_t first, ptrdiff_t h, ptrdiff_t rest, bint left, ThreadPool pool
 ) except -1 nogil:
     """B <- C^-1 B by columns, or B <- -B A^-1 by rows; as many at a time as a second allows."""
     cdef Job job
@@ -387,11 +387,11 @@ cdef int share_solve(
     job.start = 0
     some = max(
         <ptrdiff_t> (OPERATIONS / (1.0 * order * order)), <ptrdiff_t> SMALL_BLOCK
-    ) * crew.threads
+    ) * pool.threads
     while job.start < total:
         job.stop = min(total, job.start + some)
-        job.step = part_size(crew, job.stop - job.start, SMALL_BLOCK // 2)
-        crew.run(
+        job.step = part_size(pool, job.stop - job.start, SMALL_BLOCK // 2)
+        pool.run(
             solve_some_columns if left else solve_some_rows, &job,
             (job.stop - job.start + job.step - 1) // job.step
         )
@@ -430,7 +430,7 @@ cdef void invert_leaf(void *what, ptrdiff_t part) noexcept nogil:
     invert_part(leaf.A + leaf.first * leaf.n + leaf.first, leaf.size, <blas_int> leaf.n)
 
 
-cdef int square_together(double *L, ptrdiff_t n, Crew crew) except -1 nogil:
+cdef int square_together(double *L, ptrdiff_t n, ThreadPool pool) except -1 nogil:
     """L <- L' L, the lower triangle: block rows downwards, each by columns."""
     cdef Job job
     cdef ptrdiff_t i = 0, j
@@ -447,8 +447,8 @@ cdef int square_together(double *L, ptrdiff_t n, Crew crew) except -1 nogil:
                 memcpy(
                     job.corner + j * job.size, L + (i + j) * n + i, job.size * sizeof(double)
                 )
-            job.step = part_size(crew, i, SMALL_BLOCK)
-            crew.run(square_tile, &job, 1 + (i + job.step - 1) // job.step)
+            job.step = part_size(pool, i, SMALL_BLOCK)
+            pool.run(square_tile, &job, 1 + (i + job.step - 1) // job.step)
             heed_signals()
             i += BLOCK
     finally:
@@ -478,27 +478,27 @@ cdef void square_tile(void *what, ptrdiff_t part) noexcept nogil:
         )
 
 
-def cholesky(double[::1, :] A not None, Crew crew=None):
+def cholesky(double[::1, :] A not None, ThreadPool pool=None):
     """A <- its Cholesky factor, in the lower triangle. Whether A is positive definite."""
     cdef int info
     square(A)
     with nogil:
-        info = factorize(&A[0, 0], A.shape[0], crew)
+        info = factorize(&A[0, 0], A.shape[0], pool)
     return info == 0
 
 
-def inverse_triangle(double[::1, :] L not None, Crew crew=None):
+def inverse_triangle(double[::1, :] L not None, ThreadPool pool=None):
     """L <- L^-1, of a lower triangle without zeros on its diagonal."""
     square(L)
     with nogil:
-        invert_triangle(&L[0, 0], L.shape[0], crew)
+        invert_triangle(&L[0, 0], L.shape[0], pool)
 
 
-def inverse_from_factor(double[::1, :] L not None, Crew crew=None):
+def inverse_from_factor(double[::1, :] L not None, ThreadPool pool=None):
     """L <- the lower triangle of (L L')^-1."""
     square(L)
     with nogil:
-        invert_factored(&L[0, 0], L.shape[0], crew)
+        invert_factored(&L[0, 0], L.shape[0], pool)
 
 
 def gaussian_moments(
@@ -540,7 +540,7 @@ def gaussian_moments(
     return log_determinant, squared
 
 
-def symmetric_times(double[::1, :] A not None, B, Crew crew=None):
+def symmetric_times(double[::1, :] A not None, B, ThreadPool pool=None):
     """A B by columns, (n, m), for the lower triangle of a symmetric A (n, n)."""
     cdef const double[::1, :] right = np.asfortranarray(B)
     cdef ptrdiff_t m = right.shape[1], step
@@ -557,12 +557,12 @@ def symmetric_times(double[::1, :] A not None, B, Crew crew=None):
     job.start = 0
     with nogil:
         while job.start < m:
-            step = columns_at_once(job.n) * (1 if crew is None else crew.threads)
+            step = columns_at_once(job.n) * (1 if pool is None else pool.threads)
             job.stop = min(m, job.start + step)
             job.step = job.stop - job.start
-            if is_at_work(crew):
-                job.step = part_size(crew, job.step, SMALL_BLOCK)
-                crew.run(
+            if is_at_work(pool):
+                job.step = part_size(pool, job.step, SMALL_BLOCK)
+                pool.run(
                     multiply_columns, &job, (job.stop - job.start + job.step - 1) // job.step
                 )
             else:

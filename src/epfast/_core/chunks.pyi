@@ -4,8 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epfast._core._types import Array
+from epfast._core.part_queue import PartQueue
 from epfast._core.rows import Rows
-from epfast._core.team import Team
 from epfast._core.tilted import TiltedMoments
 
 Numbers = NDArray[np.intp]
@@ -13,7 +13,7 @@ Numbers = NDArray[np.intp]
 class ChunkedSweep:
     n_refused: int
     residual: float
-    team: Team
+    queue: PartQueue
     def __init__(
         self,
         moments: TiltedMoments,

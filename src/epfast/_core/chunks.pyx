@@ -18,7 +18,7 @@ from epfast._core.lapack cimport blas_int, ddot, dgemv, dsyrk, dtrmm, dtrsv
 from epfast._core.row_sweeps cimport ParallelSweep
 from epfast._core.rows cimport Rows, in_range, long_enough, square
 from epfast._core.status cimport OK, Status
-from epfast._core.team cimport Team
+from epfast._core.part_queue cimport PartQueue
 from epfast._core.tilted cimport TiltedMoments
 from epfast._core.vector cimport EPF_ROW_PAD, kernels
 
@@ -97,7 +97,7 @@ cdef class ChunkRows(ParallelSweep):
         self.cursor = np.empty(q, dtype=np.intp)
 
     cdef Status lane(
-        self, Team team, Rows A, const Job *job, ptrdiff_t first, ptrdiff_t stop, double *C,
+        self, PartQueue queue, Rows A, const Job *job, ptrdiff_t first, ptrdiff_t stop, double *C,
         double *x
     ) noexcept nogil:
         """Fit some sites, add the changes of their precision and shift to C and x.
@@ -115,7 +115,7 @@ cdef class ChunkRows(ParallelSweep):
         cdef double *s = &self.work[1, 0]
         cdef Status status
         self.n_refused, self.residual = 0, 0.0
-        while first < stop and not team.halted():
+        while first < stop and not queue.halted():
             q = min(self.q, stop - first)
             if not self.sparse:
                 self.gather(A, q, job.at + first, job.fit)
@@ -150,7 +150,7 @@ cdef class ChunkRows(ParallelSweep):
                 if status == OK:
                     status = self.moments.loss.heed()
                 if status != OK or self.n_refused > 0:
-                    team.halt()
+                    queue.halt()
                     return status
                 if job.spread != NULL:
                     for j in range(q):
@@ -348,7 +348,7 @@ cdef class ChunkedSweep:
     cdef Rows rows
     cdef ChunkRows hand                 # of the thread that leads
     cdef list others
-    cdef readonly Team team
+    cdef readonly PartQueue queue
     cdef int now
 
     def __init__(
@@ -360,7 +360,7 @@ cdef class ChunkedSweep:
         numbers = d, q, power, damping, sparse
         self.hand = ChunkRows(moments, *numbers)
         self.others = [ChunkRows(other, *numbers) for other in others]
-        self.team = Team()
+        self.queue = PartQueue()
         self.factor = np.empty((2, d, d))
         self.trial = np.empty((d, d))
         self.mean, self.z = np.empty((2, d)), np.zeros((2, d + EPF_ROW_PAD))
@@ -488,11 +488,11 @@ cdef class ChunkedSweep:
         if lane > 0:
             self.clear(lane)
         self.status[lane] = hand.lane(
-            self.team, self.rows, &self.job, lane * self.count // self.n_lanes,
+            self.queue, self.rows, &self.job, lane * self.count // self.n_lanes,
             (lane + 1) * self.count // self.n_lanes, self.sum_of(lane), self.shift_of(lane)
         )
         self.refused[lane], self.distance[lane] = hand.n_refused, hand.residual
-        self.team.finish()
+        self.queue.finish()
 
     cdef void add_lanes(self) noexcept nogil:
         """The sums of all lanes, in their order, to those of the first."""
@@ -529,13 +529,13 @@ cdef class ChunkedSweep:
         if self.own and job.fit:
             kernels.rows_pack(n, job.factor, &self.packed[0])
         self.count = count
-        self.team.offer(self.n_lanes)
+        self.queue.offer(self.n_lanes)
         while True:
-            lane = self.team.claim()
+            lane = self.queue.claim()
             if lane < 0:
                 break
             self.work(self.hand, lane)
-        self.team.wait()
+        self.queue.wait()
         for lane in range(self.n_lanes):
             raised = raised or self.status[lane] != OK
             refused += self.refused[lane]
@@ -563,15 +563,15 @@ cdef class ChunkedSweep:
         return TAKEN
 
     def help(self, ptrdiff_t number):
-        """Do lanes that the leader of the team offers, by the scratch of that number, from 1.
+        """Do lanes that the leader offers, by the scratch of that number, from 1.
 
-        Returns when the team is closed.
+        Returns when the queue is closed.
         """
         cdef ChunkRows hand = self.others[number - 1]
         cdef ptrdiff_t lane
         with nogil:
             while True:
-                lane = self.team.next()
+                lane = self.queue.next()
                 if lane < 0:
                     break
                 self.work(hand, lane)

@@ -1,5 +1,5 @@
 from epfast._core._types import Array
-from epfast._core.crew import Crew
+from epfast._core.thread_pool import ThreadPool
 
 KINDS: dict[str, int]
 
@@ -7,7 +7,7 @@ class KernelMatrix:
     n: int
     array: Array
     diagonal: Array
-    crew: Crew | None
+    pool: ThreadPool | None
     def __init__(self, array: Array, diagonal: Array | None = ...) -> None: ...
     def load(self, jitter: float = ...) -> None: ...
     def is_positive(self, jitter: float) -> bool: ...

@@ -24,7 +24,7 @@ from libc.string cimport memset
 from epfast._core.cholesky cimport (
     columns_at_once, factorize, heed_signals, invert_factored, invert_triangle,
 )
-from epfast._core.crew cimport Task, Crew, is_at_work
+from epfast._core.thread_pool cimport Task, ThreadPool, is_at_work
 from epfast._core.lapack cimport blas_int, ddot, dpotrs, dsymm, dsymv, dsyrk, dtrsm
 from epfast._core.rows cimport long_enough
 from epfast._core.vector cimport (
@@ -36,7 +36,7 @@ cdef double SMALL = 1e-3        # tau K_ii below which Sigma is not taken from (
 cdef enum:
     COLUMNS = 64                # of K at hand at a time
     TILE = 32
-    SHARED = 128                # least order that a crew shares
+    SHARED = 128                # least order that a pool shares
     STRIPS = 4                  # parts per thread, of what is added up in arrays of each
 
 #: stationary kernels of :meth:`KernelMatrix.pour`
@@ -197,7 +197,7 @@ cdef class KernelMatrix:
 
     Every method overwrites what the others left in the other triangle. Where it takes long, signals
     are handled on the way: an exception of theirs (Ctrl-C) leaves K as it was, the rest undefined.
-    A crew shares what takes O(n^3), and most of what takes O(n^2).
+    A pool of threads shares what takes O(n^3), and most of what takes O(n^2).
     """
 
     cdef readonly ptrdiff_t n
@@ -207,8 +207,8 @@ cdef class KernelMatrix:
     cdef double[::1] root
     cdef double[:, ::1] columns             # scratch, n x COLUMNS by columns
     cdef ptrdiff_t[::1] few                 # which of K they are
-    cdef double[::1] work                   # of the parts that a crew shares
-    cdef public Crew crew
+    cdef double[::1] work                   # of the parts that a pool shares
+    cdef public ThreadPool pool
 
     def __init__(self, double[:, ::1] array not None, diagonal=None):
         self.W, self.array, self.n = array, np.asarray(array), array.shape[0]
@@ -228,18 +228,18 @@ cdef class KernelMatrix:
         return job
 
     cdef void share(self, Task task, Job *job, ptrdiff_t parts) noexcept nogil:
-        """All parts, by the crew if there is one."""
+        """All parts, by the pool if there is one."""
         cdef ptrdiff_t part
-        if self.n >= SHARED and is_at_work(self.crew):
-            self.crew.run(task, job, parts)
+        if self.n >= SHARED and is_at_work(self.pool):
+            self.pool.run(task, job, parts)
             return
         for part in range(parts):
             task(job, part)
 
     cdef ptrdiff_t strips(self):
         """How many parts add up in arrays of their own."""
-        if self.n >= SHARED and is_at_work(self.crew):
-            return STRIPS * self.crew.threads
+        if self.n >= SHARED and is_at_work(self.pool):
+            return STRIPS * self.pool.threads
         return 1
 
     cdef void fill(self) noexcept nogil:
@@ -261,7 +261,7 @@ cdef class KernelMatrix:
         cdef int info
         self.load(jitter)
         with nogil:
-            info = factorize(&self.W[0, 0], self.n, self.crew)
+            info = factorize(&self.W[0, 0], self.n, self.pool)
         return info == 0
 
     cdef void times_vector(self, double *x, double *out) noexcept nogil:
@@ -333,7 +333,7 @@ cdef class KernelMatrix:
             self.fill()
             for i in range(n):
                 W[i * n + i] = 1.0 + self.root[i] * self.root[i] * self.diag[i] + raised
-            info = factorize(W, n, self.crew)
+            info = factorize(W, n, self.pool)
             if info == 0:
                 break
             raised = max(2.0 * DBL_EPSILON * largest, 4.0 * raised)
@@ -465,7 +465,7 @@ cdef class KernelMatrix:
             return total
         with nogil:
             self.small_variances(&tau[0], &variance[0])
-            invert_triangle(job.W, n, self.crew)
+            invert_triangle(job.W, n, self.pool)
             job.tau, job.variance = &tau[0], &variance[0]
             self.share(variances_of_columns, &job, (n + TILE - 1) // TILE)
         return total
@@ -514,7 +514,7 @@ cdef class KernelMatrix:
                 for k in range(count):
                     for j in range(count):
                         C[k, j] = (1.0 if j == k else 0.0) - D[k] * D[j] * V[k, N[j]]
-                info = factorize(&C[0, 0], count, self.crew)
+                info = factorize(&C[0, 0], count, self.pool)
         if info != 0:
             return np.nan
         with nogil:
@@ -540,7 +540,7 @@ cdef class KernelMatrix:
                     heed_signals()
                     first += step
             self.small_variances(&tau[0], &variance[0])
-            invert_factored(W, n, self.crew)
+            invert_factored(W, n, self.pool)
             job.tau, job.variance = &tau[0], &variance[0]
             self.share(scale_columns, &job, (n + TILE - 1) // TILE)
             for k in range(count):

@@ -2,9 +2,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epfast._core._types import Array
-from epfast._core.crew import Crew
 from epfast._core.relaxed import Relaxation
 from epfast._core.rows import Rows
+from epfast._core.thread_pool import ThreadPool
 from epfast._core.tilted import TiltedMoments
 
 class BlockedSweep:
@@ -13,7 +13,7 @@ class BlockedSweep:
     log_scale_total: float
     log_determinant: float
     moved: float
-    crew: Crew | None
+    pool: ThreadPool | None
     def __init__(
         self,
         moments: TiltedMoments,

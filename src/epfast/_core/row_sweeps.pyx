@@ -20,7 +20,7 @@ import numpy as np
 from libc.math cimport INFINITY, fabs, fmax, fmin, isfinite, log, sqrt
 
 from epfast._core.cholesky cimport add_product
-from epfast._core.crew cimport Crew, is_at_work, part_size
+from epfast._core.thread_pool cimport ThreadPool, is_at_work, part_size
 from epfast._core.lapack cimport blas_int, dgemm, dgemv, dtrsm
 from epfast._core.relaxed cimport Relaxation
 from epfast._core.rows cimport Rows, Units, in_range, long_enough, square, subtract_weighted
@@ -83,7 +83,7 @@ cdef class BlockedSweep:
     and the other triangle is not touched. log_determinant adds up the log of how much each update
     shrinks the determinant of the covariance, log_scale_total the log scales of sites that are not
     stored, moved is the square of the largest move of a row's h, in its sd, or of the log of its
-    variance; they are the caller's to set back. Given a relaxation, it fits the sites. A crew
+    variance; they are the caller's to set back. Given a relaxation, it fits the sites. A pool
     shares the work on half of a covariance.
     """
 
@@ -97,7 +97,7 @@ cdef class BlockedSweep:
     cdef readonly bint full
     cdef readonly ptrdiff_t n_refused
     cdef public double log_scale_total, log_determinant, moved
-    cdef public Crew crew
+    cdef public ThreadPool pool
 
     def __init__(
         self, TiltedMoments moments not None, ptrdiff_t d, ptrdiff_t q, double power,
@@ -126,16 +126,16 @@ cdef class BlockedSweep:
         cdef double *W = &self.W[0, 0]
         cdef ptrdiff_t i, j, r, stride = self.moments.loss.stride
         cdef bint refused = False, relaxed = self.relaxation is not None
-        cdef bint together = not self.full and self.d >= 2 * FEWEST and is_at_work(self.crew)
+        cdef bint together = not self.full and self.d >= 2 * FEWEST and is_at_work(self.pool)
         cdef Job job
         cdef Status status
         if together:
             job.V, job.W, job.T, job.mu = V, W, S, mu
             job.c, job.k, job.d, job.q = &self.c[0], &self.k[0], self.d, q
-            job.step = part_size(self.crew, self.d, FEWEST)
+            job.step = part_size(self.pool, self.d, FEWEST)
         if together and units:
             job.first, job.units, job.Sigma = first, <void *> A, Sigma
-            self.crew.run(take_columns, &job, (self.d + job.step - 1) // job.step)
+            self.pool.run(take_columns, &job, (self.d + job.step - 1) // job.step)
         else:
             A.times_symmetric(first, q, Sigma, self.full, V)
         A.times_rows(first, q, V, S)
@@ -192,14 +192,14 @@ cdef class BlockedSweep:
                 S[j * q + i] *= self.c[j]
         # V <- V T^-1; what S holds by columns is T', so T is its transpose
         if together:
-            self.crew.run(solve_rows, &job, (self.d + job.step - 1) // job.step)
+            self.pool.run(solve_rows, &job, (self.d + job.step - 1) // job.step)
             # W holds what is subtracted first, then what is added
             i = r = 0
             for j in range(q):
                 i += self.c[j] > 0.0
                 r += self.c[j] < 0.0
-            add_product(Sigma, self.d, W, i, -1.0, self.crew)
-            add_product(Sigma, self.d, W + i * self.d, r, 1.0, self.crew)
+            add_product(Sigma, self.d, W, i, -1.0, self.pool)
+            add_product(Sigma, self.d, W + i * self.d, r, 1.0, self.pool)
             return OK
         dtrsm(b"R", b"L", b"T", b"U", &d, &q, &unit, S, &q, V, &d)
         dgemv(b"N", &d, &q, &unit, V, &d, &self.k[0], &one, &unit, mu, &one)

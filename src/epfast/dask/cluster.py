@@ -12,7 +12,7 @@ from epfast import _checks
 from epfast.dask.engines import Place, Shard
 from epfast.dask.needs import annotate, delayed, distributed
 from epfast.dask.worker import Facts, facts_of, forget, good, version
-from epfast.gaussian.engines.arrivals import Lanes
+from epfast.gaussian.engines.arrivals import ShardWorkers
 from epfast.inference.executors import each_of
 from epfast.inference.threads import cores
 
@@ -133,8 +133,8 @@ class Cluster(Place):
             found += [some[first::count] for first in range(count)]
         return found
 
-    def lanes(self, shards: Sequence[int]) -> Lanes:
-        return Lanes([self._home(shard) for shard in shards], self.threads_of)
+    def workers(self, shards: Sequence[int]) -> ShardWorkers:
+        return ShardWorkers([self._home(shard) for shard in shards], self.threads_of)
 
     def _home(self, shard: int) -> Any:
         """The worker that has a shard, or is to read it; None: any one."""

@@ -26,7 +26,7 @@ from epfast.dask.worker import (
     visit_rows,
     visit_shared,
 )
-from epfast.gaussian.engines.arrivals import Lanes, ShardSite
+from epfast.gaussian.engines.arrivals import ShardSite, ShardWorkers
 from epfast.gaussian.engines.base import EPEngine, Swept, plain, with_moments
 from epfast.gaussian.engines.full import Full
 from epfast.gaussian.engines.local import flat_site
@@ -79,7 +79,7 @@ class Place(Executor):
         """Submit ``function(each_of, calls)`` for each list of calls."""
         return [self.submit(function, each_of, calls) for calls in parcels]
 
-    def lanes(self, shards: Sequence[int]) -> Lanes | None:
+    def workers(self, shards: Sequence[int]) -> ShardWorkers | None:
         """Which worker has which of the shards, by their numbers; None: all have all."""
         return None
 
@@ -181,7 +181,7 @@ class RemoteShards(_CountsBytes, ShardEngine):
     ) -> None:
         super().__init__(problem, Remote(problem, shards))
         self.remote, self.token, self.tasks = shards, token, tasks
-        self.lanes = tasks.place.lanes([shard.number for shard in shards])
+        self.workers = tasks.place.workers([shard.number for shard in shards])
         self.evidence_bound = evidence_bound(problem.loss, sum(s.facts.size for s in shards))
         nothing: Any = None
         shards_of_rows = self.schedule.stores == "shard"

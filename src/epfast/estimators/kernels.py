@@ -10,8 +10,8 @@ from scipy.spatial.distance import pdist
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast._core.crew import Crew
 from epfast._core.kernel_matrix import KINDS, KernelMatrix
+from epfast._core.thread_pool import ThreadPool
 from epfast.inference.runtime import cached_property
 
 # scikit-learn is there, or epfast.estimators.base would have said so
@@ -153,11 +153,11 @@ class Stationary(NamedTuple):
         return cls(KINDS[found[0]], scale, height, free)
 
     def matrix(
-        self, n: int, distances: Distances, jitter: float, crew: Crew | None = None
+        self, n: int, distances: Distances, jitter: float, pool: ThreadPool | None = None
     ) -> KernelMatrix:
-        """The kernel of n rows, with a jitter added to the diagonal. O(n^2), by the crew."""
+        """The kernel of n rows, with a jitter added to the diagonal. O(n^2), by the pool."""
         matrix = KernelMatrix(np.empty((n, n)), np.zeros(n))
-        matrix.crew = crew
+        matrix.pool = pool
         matrix.pour(distances.squares, self.kind, self.scale, self.height)
         matrix.diagonal[:] += jitter
         return matrix

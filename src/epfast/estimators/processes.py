@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from epfast import _checks, losses
 from epfast._arrays import Array
-from epfast._core.crew import Crew
+from epfast._core.thread_pool import ThreadPool
 from epfast.estimators.kernels import Distances, Stationary
 from epfast.estimators.parameters import Parameters
 from epfast.gaussian import (
@@ -31,7 +31,7 @@ from epfast.gaussian.fit_gp import choose, fit_gp, unfitted, without_factor
 from epfast.gaussian.process_prediction import contracted
 from epfast.gaussian.process_problem import kernel_at_door
 from epfast.inference import FAILURES
-from epfast.inference.runtime import at_work, crew_of, one_blas_thread
+from epfast.inference.runtime import at_work, one_blas_thread, pool_of
 from epfast.schedules import EP, DoubleLoop
 
 #: damping that repairs a failed fit
@@ -87,7 +87,7 @@ class BinaryProcess(NamedTuple):
     #: of the rows, which the problems of several classes share
     distances: Distances
     #: threads that share the matrices of this problem alone; None: BLAS has its own
-    crew: Crew | None = None
+    pool: ThreadPool | None = None
     #: of the loss, which follow those of the kernel in theta
     parameters: Parameters = NO_PARAMETERS
 
@@ -109,11 +109,11 @@ class BinaryProcess(NamedTuple):
 
     def with_threads(self, threads: int | None) -> BinaryProcess:
         """The same, its matrices shared among so many threads; None: as BLAS has them."""
-        return self._replace(crew=crew_of(threads, len(self.X)))
+        return self._replace(pool=pool_of(threads, len(self.X)))
 
     def at_work(self) -> AbstractContextManager[None]:
         """Where these threads live."""
-        return at_work(self.crew, len(self.X))
+        return at_work(self.pool, len(self.X))
 
     def pilot(self, rows: NDArray[np.intp]) -> BinaryProcess:
         """The problem of some of the rows."""
@@ -142,13 +142,13 @@ class BinaryProcess(NamedTuple):
         K = _owned(K, self.X, dK)
         if checked:
             with self.at_work():
-                matrix = kernel_at_door(K, True, self.jitter, self.crew)
+                matrix = kernel_at_door(K, True, self.jitter, self.pool)
             process = ours._replace(kernel=matrix)
         else:
             K[np.diag_indices(len(K))] += self.jitter
             process = ours.with_kernel(K)
             assert process.kernel is not None
-            process.kernel.crew = self.crew
+            process.kernel.pool = self.pool
 
         def fit(schedule: Any, start: Any) -> GPPosterior:
             ours = process._replace(schedule=schedule)
@@ -163,7 +163,7 @@ class BinaryProcess(NamedTuple):
     def _shaped(self, shape: Stationary, ours: GPProblem, gradient: bool) -> Point:
         """As :meth:`at`, from the distances of the rows."""
         with self.at_work():
-            matrix = shape.matrix(len(self.X), self.distances, self.jitter, self.crew)
+            matrix = shape.matrix(len(self.X), self.distances, self.jitter, self.pool)
         process = ours._replace(kernel=matrix)
 
         def fit(schedule: Any, start: Any) -> GPPosterior:

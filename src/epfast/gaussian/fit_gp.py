@@ -36,7 +36,7 @@ from epfast.inference import (
 )
 from epfast.inference.loop import polished, warn_of_scheme
 from epfast.inference.report import note_weights
-from epfast.inference.runtime import Tick, at_work, crew_of
+from epfast.inference.runtime import Tick, at_work, pool_of
 from epfast.inference.threads import threads_of
 from epfast.losses import LatentLoss, Loss
 from epfast.schedules import EP, DoubleLoop, Schedule
@@ -283,7 +283,7 @@ def fit_process(
 ) -> GPPosterior:
     """Run a problem whose parts are legal and checked; see :func:`epfast.fit_gp`.
 
-    threads: how many share the work; None: the crew of the kernel, or what BLAS has. stacklevel: of
+    threads: how many share the work; None: the pool of the kernel, or what BLAS has. stacklevel: of
     warnings; None: none (:func:`warn_of_process` gives them later). check: its kernel is yet to be
     tested for positive eigenvalues, O(n^3 / 3), and the start may be dropped. slopes: the array of
     the kernel is left with R, for gradients by it, and what predictions need is yet to be computed.
@@ -304,9 +304,9 @@ def fit_process(
     try:
         arguments: dict[str, Any] = {"callback": callback, "progress": progress}
         if threads is not None:
-            kernel.crew = crew_of(threads, problem.n)
+            kernel.pool = pool_of(threads, problem.n)
         arguments["questions"] = problem.scheme.questions
-        with at_work(kernel.crew, problem.n):
+        with at_work(kernel.pool, problem.n):
             if check:
                 check_positive(kernel)
             exact, first = problem.exact_sites(), problem._replace(schedule=sweeps)

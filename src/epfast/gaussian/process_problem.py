@@ -8,8 +8,8 @@ import numpy as np
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast._core.crew import Crew
 from epfast._core.kernel_matrix import KernelMatrix
+from epfast._core.thread_pool import ThreadPool
 from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.problem import Data, exact_sites
 from epfast.inference import Sites, evidence_bound
@@ -112,11 +112,11 @@ def square(name: str, shape: tuple[int, ...]) -> None:
 
 
 def kernel_at_door(
-    K: Any, overwrite: bool, jitter: float, crew: Crew | None = None
+    K: Any, overwrite: bool, jitter: float, pool: ThreadPool | None = None
 ) -> KernelMatrix:
-    """Check K, and hold it in a copy or in its own memory. O(n^3 / 3), by the crew."""
+    """Check K, and hold it in a copy or in its own memory. O(n^3 / 3), by the pool."""
     kernel = kernel_in_memory(K, overwrite, jitter)
-    kernel.crew = crew
+    kernel.pool = pool
     check_positive(kernel)
     return kernel
 

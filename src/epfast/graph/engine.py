@@ -13,8 +13,8 @@ import numpy as np
 
 from epfast._arrays import Array
 from epfast._core import graph as core
-from epfast._core.crew import Crew
 from epfast._core.graph_blocks import BlockBatch
+from epfast._core.thread_pool import ThreadPool
 from epfast.families import POSSIBLE
 from epfast.gaussian.engines.rows import block_size
 from epfast.graph.blocks import (
@@ -76,7 +76,7 @@ class GraphEngine:
     """One sweep: all factors in order, in every other sweep from the last to the first."""
 
     measures = True
-    crew: Crew | None = None
+    pool: ThreadPool | None = None
     remedy = REMEDY
 
     def __init__(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from epfast._arrays import Array
-from epfast._core.crew import Crew
+from epfast._core.thread_pool import ThreadPool
 from epfast._core.vector import largest_move
 from epfast.inference.records import (
     ConvergenceWarning,
@@ -127,7 +127,7 @@ class Engine(Protocol[S]):
     #: (``Counts.measured``), where a look at all weights would cost more than the sweep
     measures: bool
     #: threads of ours that share its matrices; None: BLAS has its own
-    crew: Crew | None
+    pool: ThreadPool | None
 
     @property
     def remedy(self) -> str:
@@ -217,7 +217,7 @@ def run(
     converged, stopped, logs = False, False, logger.isEnabledFor(logging.INFO)
     state, first = None, 0
     try:
-        with at_work(engine.crew, engine.order_of_matrices):
+        with at_work(engine.pool, engine.order_of_matrices):
             state = engine.init(start)
             first = state.sweeps
             now = None if engine.measures else engine.summary(state, evidence=False)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self, TypeVar, overload
 import numpy as np
 from scipy import linalg
 
-from epfast._core.crew import Crew
+from epfast._core.thread_pool import ThreadPool
 
 #: order of matrices from which BLAS may use all its threads
 MANY_DIMENSIONS = 512
@@ -200,24 +200,24 @@ def with_room(threads: int) -> int:
     return threads
 
 
-def crew_of(threads: int | None, order: int) -> Crew | None:
+def pool_of(threads: int | None, order: int) -> ThreadPool | None:
     """Threads that share the work on matrices of this order; None: the work is BLAS's own.
 
     One, the caller's, where the matrices are small, or where BLAS cannot be held to one thread.
     """
     if threads is None:
         return None
-    return Crew(with_room(threads) if order >= SHARED_FROM and _blas() is not None else 1)
+    return ThreadPool(with_room(threads) if order >= SHARED_FROM and _blas() is not None else 1)
 
 
-def at_work(crew: Crew | None, order: int) -> AbstractContextManager[None]:
-    """The threads of a crew, each with a BLAS of one thread; None: see :func:`one_blas_thread`."""
-    return one_blas_thread(order) if crew is None else _shared(crew)
+def at_work(pool: ThreadPool | None, order: int) -> AbstractContextManager[None]:
+    """The threads of a pool, each with a BLAS of one thread; None: see :func:`one_blas_thread`."""
+    return one_blas_thread(order) if pool is None else _shared(pool)
 
 
 @contextmanager
-def _shared(crew: Crew) -> Iterator[None]:
-    with blas_threads(1), crew:
+def _shared(pool: ThreadPool) -> Iterator[None]:
+    with blas_threads(1), pool:
         yield
 
 

@@ -126,58 +126,58 @@ class Threads:
 
         stop: called after an error; the others then come back soon.
         """
-        crew, failed = _Workers(work, stop), None
+        workers, failed = _Workers(work, stop), None
         with one_blas_thread(1):
             try:
                 most = self.count if count is None else min(self.count, count)
                 for k in range(1, min(most, self._begin(most))):
-                    self._inbox.put(partial(crew.help, k))
+                    self._inbox.put(partial(workers.help, k))
                 work(0)
             except BaseException as error:  # raised below
                 failed = error
             while True:
                 try:
-                    crew.end(failed is not None)
+                    workers.end(failed is not None)
                     break
                 except KeyboardInterrupt as error:
                     failed = error
-        if failed is None and crew.errors:
-            failed = crew.errors[0]
+        if failed is None and workers.errors:
+            failed = workers.errors[0]
         if failed is not None:
             raise failed
 
     def each(
-        self, work: Callable[[int, int], Iterable[int]], lanes: int, tick: Tick = no_tick
+        self, work: Callable[[int, int], Iterable[int]], parts: int, tick: Tick = no_tick
     ) -> None:
-        """Go through ``work(k, lane)`` on thread k, for each lane from 0, in any order.
+        """Go through ``work(k, part)`` on thread k, for each part from 0, in any order.
 
         work yields how many factors it has done, now and then: there it may end early.
 
         tick: called with these numbers, in the thread of the caller.
         """
         todo: SimpleQueue[int] = SimpleQueue()
-        for lane in range(lanes):
-            todo.put(lane)
+        for part in range(parts):
+            todo.put(part)
         done: list[int] = []
         halted: list[bool] = []
 
         def run(k: int) -> None:
             while not halted:
                 try:
-                    lane = todo.get_nowait()
+                    part = todo.get_nowait()
                 except Empty:
                     return
-                for count in work(k, lane):
+                for count in work(k, part):
                     done.append(count)
                     while k == 0 and done:
                         tick(done.pop())
                     if halted:
                         return
 
-        if self.count == 1 or lanes == 1:
+        if self.count == 1 or parts == 1:
             run(0)
             return
-        self.together(run, partial(halted.append, True), lanes)
+        self.together(run, partial(halted.append, True), parts)
         while done:
             tick(done.pop())
 

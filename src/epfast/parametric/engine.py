@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from epfast import _checks
 from epfast._arrays import Array, as_array
-from epfast._core.crew import Crew
+from epfast._core.thread_pool import ThreadPool
 from epfast.inference import Counts, PartOfSweep, Summary
 from epfast.inference.runtime import Tick, TimedPieces, physical_memory
 from epfast.schedules import ADF, AEP, DSEP, EP, SEP
@@ -168,7 +168,7 @@ class ParametricEngine:
 
     order_of_matrices = 0
     measures = False
-    crew: Crew | None = None
+    pool: ThreadPool | None = None
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ import pytest
 
 from epfast import EP, families, fit_linear
 from epfast.gaussian.engines import local
-from epfast.gaussian.engines.arrivals import Arrivals, Flow, Lanes, ShardSite
+from epfast.gaussian.engines.arrivals import Arrivals, Flow, ShardSite, ShardWorkers
 from epfast.gaussian.engines.local import Update, local_update, shard_of, site_of
 from epfast.inference import Sites
 from epfast.inference.executors import Answer, Tasks
@@ -153,7 +153,7 @@ def test_no_worker_idles_while_another_has_a_queue():
         tasks._flying[object()] = (k, visit)
 
     flow, parts = Flow.begun(1.0, 4), [ShardSite(site(0.0), None)] * 4
-    lanes = Lanes("aabb", {"a": 1, "b": 1})
+    lanes = ShardWorkers("aabb", {"a": 1, "b": 1})
     numbers = tasks, flow, np.eye(1), np.zeros(1), parts, [1] * 4, send
     found = Arrivals(*numbers, lanes)
     tasks.answers = iter([((k, 0), site(1.0)) for k in (0, 1, 2, 3)])

@@ -80,7 +80,7 @@ class Sends(Protocol):
     ) -> None: ...
 
 
-class Lanes(NamedTuple):
+class ShardWorkers(NamedTuple):
     """Workers, and which of them has which shard: none idles while another has a queue."""
 
     #: the worker of each shard
@@ -110,12 +110,12 @@ class Arrivals:
         parts: Sequence[ShardSite],
         sizes: Sequence[int],
         send: Sends,
-        lanes: Lanes | None = None,
+        workers: ShardWorkers | None = None,
     ) -> None:
         self.tasks, self.flow, self.parts = tasks, flow, list(parts)
         self.precision, self.shift, self.sizes, self.send = precision, shift, sizes, send
         self.width = min(tasks.width, len(self.parts))
-        self.lanes = Lanes.one(len(self.parts), self.width) if lanes is None else lanes
+        self.workers = ShardWorkers.one(len(self.parts), self.width) if workers is None else workers
         self.answered, self.queue = list(flow.answered), list(flow.queue)
         self.heard: set[int] = set()
         #: see :class:`Flow`
@@ -199,9 +199,9 @@ class Arrivals:
 
     def _has_room(self, k: int, flying: set[int]) -> bool:
         """Whether the worker of a shard has a thread that does nothing."""
-        lane = self.lanes.of[k]
-        busy = sum(self.lanes.of[other] == lane for other in flying)
-        return bool(busy < self.lanes.width.get(lane, 1))
+        worker = self.workers.of[k]
+        busy = sum(self.workers.of[other] == worker for other in flying)
+        return bool(busy < self.workers.width.get(worker, 1))
 
     def _send(self, k: int) -> None:
         if k not in self._flying():  # of two that are under way the first counts

@@ -15,7 +15,7 @@ import numpy as np
 from epfast import families
 from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.cholesky import gaussian_moments
-from epfast._core.crew import Crew
+from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.problem import (
     State,
     inverse_of,
@@ -173,7 +173,7 @@ class EPEngine:
     """
 
     measures = False
-    crew: Crew | None = None
+    pool: ThreadPool | None = None
     #: told of each sweep; None: the visits see to that
     tilted: Any = None
     #: whether sweeps begin with a step of their own, see :meth:`before`

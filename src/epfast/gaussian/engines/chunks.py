@@ -285,12 +285,12 @@ class InChunks:
                 self._piece(layout, part, size, precision, shift, sites)
                 first, size = part.stop, 2 * size
                 tick(part.stop - part.start)
-            core.team.close()
+            core.queue.close()
 
         count = self._lanes(layout, memory.size)
         if count > 1:
-            core.team.open()
-            self.threads.together(work, core.team.close, count)
+            core.queue.open()
+            self.threads.together(work, core.queue.close, count)
         else:
             work(0)
         refused = self.n_lost + core.n_refused + sequential.n_refused - before

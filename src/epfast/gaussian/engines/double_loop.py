@@ -31,7 +31,7 @@ from scipy import linalg
 
 from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.cholesky import cholesky, inverse_from_factor, symmetric_times
-from epfast._core.crew import Crew
+from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.engines.base import flat
 from epfast.gaussian.engines.kernel import SMALL, GPState, Kernel, Moments, log_evidence
 from epfast.gaussian.process_problem import GPProblem
@@ -102,7 +102,7 @@ class _Factor(NamedTuple):
     inverse: Array
     #: (n, n), lower Cholesky factor of B - C A^-1 C
     schur: Array
-    crew: Crew | None
+    pool: ThreadPool | None
 
     def solve(self, right: Array) -> Array:
         """(a H_q + H_r)^-1 times a vector."""
@@ -120,11 +120,11 @@ class _Factor(NamedTuple):
         """(2 n, 2 n), lower triangle of H_q (a H_q + H_r)^-1 H_q, from the blocks of H_q."""
         n = len(self.cross)
         corner = self.schur.copy(order="F")
-        inverse_from_factor(corner, self.crew)
+        inverse_from_factor(corner, self.pool)
         corner = symmetric_from_upper(corner.T)
         # [[A, C], [C, B]]^-1 = [[first, -cross], [-cross', corner]]
-        cross = symmetric_times(self.inverse, corner * self.cross[:, None], self.crew)
-        first = symmetric_times(self.inverse, (cross * self.cross).T, self.crew).T
+        cross = symmetric_times(self.inverse, corner * self.cross[:, None], self.pool)
+        first = symmetric_times(self.inverse, (cross * self.cross).T, self.pool).T
         first += symmetric_from_upper(self.inverse.T)
         b11, b12, b22 = blocks
         # H_q T'^-1
@@ -189,7 +189,7 @@ class DescentEngine:
 
     def __init__(self, problem: GPProblem, form: Kernel | None = None) -> None:
         assert problem.kernel is not None
-        self.form, self.crew = form or Kernel(problem.kernel), problem.kernel.crew
+        self.form, self.pool = form or Kernel(problem.kernel), problem.kernel.pool
         self.form.small = SMALL
         self.tilted, self.y, schedule = problem.tilted(), problem.y, problem.schedule
         self.power, self.match = schedule.start.power, schedule.match
@@ -269,7 +269,7 @@ class DescentEngine:
             matrix = hessian.copy(order="F")
             matrix[diagonal, diagonal] += ridge / a
             matrix[other, other] += 0.5 * ridge / a
-            if not cholesky(matrix, self.crew):
+            if not cholesky(matrix, self.pool):
                 ridge = _longer(ridge)
                 continue
             move = -linalg.cho_solve((matrix, True), gradient, check_finite=False)
@@ -312,7 +312,7 @@ class DescentEngine:
                 return None
             inner, process, tilted = here
             blocks = _blocks(s, tilted)
-            factor = _factor(s, process, a * blocks, self.crew)
+            factor = _factor(s, process, a * blocks, self.pool)
             if factor is None:
                 return None
             gradient = _moments(s, tilted.mean, tilted.variance)
@@ -439,7 +439,7 @@ def _blocks(s: Array, tilted: _Tilted) -> Array:
 
 
 @np.errstate(all="ignore")
-def _factor(s: Array, process: _Process, blocks: Array, crew: Crew | None) -> _Factor | None:
+def _factor(s: Array, process: _Process, blocks: Array, pool: ThreadPool | None) -> _Factor | None:
     """Factor H_r plus these blocks; None if the sum is not positive definite to rounding."""
     unit = np.sqrt(s[1])
     offset = (process.mean - s[0] / s[1]) * unit
@@ -450,12 +450,12 @@ def _factor(s: Array, process: _Process, blocks: Array, crew: Crew | None) -> _F
     np.fill_diagonal(covariance, covariance.diagonal() + b11)
     # all in column order, and in place
     inverse, square = covariance.T, square.T
-    if not cholesky(inverse, crew):
+    if not cholesky(inverse, pool):
         return None
-    inverse_from_factor(inverse, crew)
+    inverse_from_factor(inverse, pool)
     square -= inverse * _outer(cross, cross)
     np.fill_diagonal(square, square.diagonal() + b22 + offset * (2.0 * b12 + offset * b11))
-    return _Factor(offset, cross, inverse, square, crew) if cholesky(square, crew) else None
+    return _Factor(offset, cross, inverse, square, pool) if cholesky(square, pool) else None
 
 
 def _outer(x: Array, y: Array) -> Array:

@@ -14,10 +14,10 @@ import numpy as np
 
 from epfast import families
 from epfast._arrays import Array, as_array
-from epfast._core.crew import Crew
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.row_sweeps import BlockedSweep, ParallelSweep
 from epfast._core.rows import Units
+from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.engines.base import (
     EPEngine,
     Memoryless,
@@ -32,7 +32,7 @@ from epfast.gaussian.problem import LinearProblem, not_proper
 from epfast.gaussian.wide import offset_of
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
-from epfast.inference.runtime import Tick, crew_of
+from epfast.inference.runtime import Tick, pool_of
 
 #: most numbers that one call of the core touches, so that Ctrl-C acts within about a second
 CHUNK = 1 << 30
@@ -446,17 +446,17 @@ class ProcessEngine(EPEngine):
         self.form.small = ROUGH if joins else SMALL
         self.form.cheap = parallel = schedule.order == "parallel"
         self._visits: Visits = ValuesAtOnce(self) if parallel else ValuesInTurn(self, chunk)
-        self.use_threads(self.form.matrix.crew)
+        self.use_threads(self.form.matrix.pool)
 
-    def use_threads(self, crew: Crew | None) -> None:
+    def use_threads(self, pool: ThreadPool | None) -> None:
         """Share the work on matrices among these threads; None: BLAS has its own."""
-        self.crew = self.form.matrix.crew = crew
+        self.pool = self.form.matrix.pool = pool
         if isinstance(self._visits, ValuesInTurn):
-            self._visits.core.crew = crew
+            self._visits.core.pool = pool
 
     def share(self, threads: Any) -> None:
         """The same, given the threads of a fit of rows."""
-        self.use_threads(crew_of(threads.count, self.n_sites))
+        self.use_threads(pool_of(threads.count, self.n_sites))
 
     def visits(self, state: Values) -> Visits:
         if self.exact is not None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from epfast import families
 from epfast._arrays import Array
-from epfast.gaussian.engines.arrivals import Arrivals, Flow, Lanes, ShardSite
+from epfast.gaussian.engines.arrivals import Arrivals, Flow, ShardSite, ShardWorkers
 from epfast.gaussian.engines.base import EPEngine, Outcome, Swept, flat, with_moments
 from epfast.gaussian.engines.full import Full
 from epfast.gaussian.engines.local import (
@@ -164,7 +164,7 @@ class ShardEngine(EPEngine):
     """DEP: a task for each shard. A subclass may have its rows elsewhere."""
 
     #: of workers that have some of the shards
-    lanes: Lanes | None = None
+    workers: ShardWorkers | None = None
     tasks: Any
 
     def __init__(self, problem: LinearProblem, form: Shards | None = None) -> None:
@@ -245,7 +245,7 @@ class AsTheyCome:
             tasks.send((k, visit), *engine.call(k, visit, precision, shift, part, share))
 
         given = tasks, flow, state.precision, state.shift, sites, engine.form.sizes, send
-        self.arrivals = arrivals = Arrivals(*given, engine.lanes)
+        self.arrivals = arrivals = Arrivals(*given, engine.workers)
         try:
             arrivals.take_in(tick)
         except KeyboardInterrupt:

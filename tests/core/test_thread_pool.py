@@ -1,4 +1,4 @@
-"""A crew of threads does what one thread does: factors, inverses, products, sweeps."""
+"""A pool of threads does what one thread does: factors, inverses, products, sweeps."""
 
 import threading
 
@@ -7,10 +7,10 @@ import pytest
 from scipy.spatial.distance import pdist
 
 from epfast._core.cholesky import cholesky, inverse_from_factor, inverse_triangle, symmetric_times
-from epfast._core.crew import Crew
 from epfast._core.kernel_matrix import KINDS, KernelMatrix
 from epfast._core.row_sweeps import BlockedSweep
 from epfast._core.rows import Rows, Units
+from epfast._core.thread_pool import ThreadPool
 from epfast.losses import Logistic, NoisyStep
 from epfast.schemes import Exact
 
@@ -30,13 +30,13 @@ def test_factors_and_inverses(n, count):
     """Against NumPy; what is above the diagonal stays."""
     A = positive(n)
     L = np.linalg.cholesky(A)
-    with Crew(count) as crew:
+    with ThreadPool(count) as pool:
         factor = A.copy(order="F")
-        assert cholesky(factor, crew)
+        assert cholesky(factor, pool)
         triangle, inverse = factor.copy(order="F"), factor.copy(order="F")
-        inverse_triangle(triangle, crew)
-        inverse_from_factor(inverse, crew)
-        product = symmetric_times(A, A[:, : n // 2], crew)
+        inverse_triangle(triangle, pool)
+        inverse_from_factor(inverse, pool)
+        product = symmetric_times(A, A[:, : n // 2], pool)
     for found, expected in (
         (factor, L),
         (triangle, np.linalg.inv(L)),
@@ -51,8 +51,8 @@ def test_factors_and_inverses(n, count):
 def test_a_matrix_that_is_not_positive(at):
     A = positive(300)
     A[at, at] = -1.0
-    with Crew(2) as crew:
-        assert not cholesky(A, crew)
+    with ThreadPool(2) as pool:
+        assert not cholesky(A, pool)
 
 
 def test_products_of_other_shapes():
@@ -63,12 +63,12 @@ def test_products_of_other_shapes():
         symmetric_times(A, A[:19])
 
 
-def posterior(n, crew, negative):
+def posterior(n, pool, negative):
     """All that a kernel matrix gives, for sites of all kinds."""
     rng = np.random.default_rng(0)
     squares = pdist(rng.normal(size=(n, 3)), "sqeuclidean")
     kernel = KernelMatrix(np.zeros((n, n)), np.zeros(n))
-    kernel.crew = crew
+    kernel.pool = pool
     kernel.pour(squares, KINDS["rbf"], 0.7, 2.0)
     tau, nu = rng.uniform(0.2, 2.0, n), rng.normal(size=n)
     tau[:3] = 1e-5
@@ -91,8 +91,8 @@ def posterior(n, crew, negative):
 @pytest.mark.parametrize("negative", [False, True])
 @pytest.mark.parametrize("n", [129, 300, 611])
 def test_kernel_matrices(n, negative, count):
-    with Crew(count) as crew:
-        shared = posterior(n, crew, negative)
+    with ThreadPool(count) as pool:
+        shared = posterior(n, pool, negative)
     for ours, alone in zip(shared, posterior(n, None, negative), strict=True):
         scale = max(1.0, float(np.abs(alone).max()))
         np.testing.assert_allclose(ours, alone, rtol=0, atol=1e-11 * scale)
@@ -109,16 +109,16 @@ def test_blocked_sweeps(rows, loss, count):
     X = np.eye(n) if rows == "units" else rng.normal(size=(n, n)) / np.sqrt(n)
     order = np.asarray(rng.permutation(n), dtype=np.intp)
 
-    def swept(crew):
+    def swept(pool):
         core = BlockedSweep(Exact().tilted(loss), n, 60, 1.0, 1.0, False)
-        core.crew = crew
+        core.pool = pool
         A = Units(order, n) if rows == "units" else Rows(np.ascontiguousarray(X[order]))
         Sigma, mu, sites = np.ascontiguousarray(positive(n)), np.zeros(n), np.zeros((3, n))
         core.sweep(A, y, None, order, Sigma, mu, *sites)
         return np.triu(Sigma), mu, sites, core.log_determinant
 
-    with Crew(count) as crew:
-        shared = swept(crew)
+    with ThreadPool(count) as pool:
+        shared = swept(pool)
     for ours, alone in zip(shared, swept(None), strict=True):
         np.testing.assert_allclose(ours, alone, rtol=1e-10, atol=1e-12)
     assert (shared[2][0] < 0.0).any() == isinstance(loss, NoisyStep)
@@ -129,30 +129,30 @@ def test_blocked_sweeps(rows, loss, count):
 
 def test_threads_end_with_the_block():
     before = threading.active_count()
-    with Crew(3) as crew, crew:
+    with ThreadPool(3) as pool, pool:
         assert threading.active_count() == before + 2
     assert threading.active_count() == before
-    with crew:  # once more
+    with pool:  # once more
         assert threading.active_count() == before + 2
-        assert cholesky(positive(300), crew)
+        assert cholesky(positive(300), pool)
     assert threading.active_count() == before
-    with pytest.raises(ZeroDivisionError), Crew(2):
+    with pytest.raises(ZeroDivisionError), ThreadPool(2):
         raise ZeroDivisionError
     assert threading.active_count() == before
 
 
 def test_outside_the_block_it_is_alone():
     A, B = positive(300), positive(300)
-    cholesky(A, Crew(2))
+    cholesky(A, ThreadPool(2))
     cholesky(B)
     np.testing.assert_array_equal(A, B)
 
 
 def test_numbers_of_threads():
-    assert Crew(1).threads == 1
-    assert Crew(1000).threads <= 1000
+    assert ThreadPool(1).threads == 1
+    assert ThreadPool(1000).threads <= 1000
     with pytest.raises(ValueError, match="threads is 0; allowed: an integer > 0"):
-        Crew(0)
+        ThreadPool(0)
 
 
 def test_a_system_that_gives_no_threads(monkeypatch):
@@ -162,8 +162,8 @@ def test_a_system_that_gives_no_threads(monkeypatch):
     A = positive(300)
     expected = np.linalg.cholesky(A)
     monkeypatch.setattr(threading.Thread, "start", refused)
-    with Crew(3) as crew:
-        assert cholesky(A, crew)
+    with ThreadPool(3) as pool:
+        assert cholesky(A, pool)
     np.testing.assert_allclose(np.tril(A), expected, atol=1e-12)
 
 
@@ -176,23 +176,23 @@ def test_ctrl_c_while_threads_begin(monkeypatch):
         if threading.active_count() == before + 2:
             raise KeyboardInterrupt
 
-    crew = Crew(4)
+    pool = ThreadPool(4)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
         with pytest.raises(KeyboardInterrupt):
-            crew.__enter__()
+            pool.__enter__()
     assert threading.active_count() == before
 
 
 def test_crews_beside_each_other():
-    """Many small pieces of work at once, in threads with a crew each."""
+    """Many small pieces of work at once, in threads with a pool each."""
     A, results = positive(300), []
 
     def work():
-        with Crew(3) as crew:
+        with ThreadPool(3) as pool:
             for _ in range(20):
                 L = A.copy(order="F")
-                assert cholesky(L, crew)
+                assert cholesky(L, pool)
                 results.append(L)
 
     threads = [threading.Thread(target=work) for _ in range(3)]

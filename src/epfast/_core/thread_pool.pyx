@@ -18,7 +18,7 @@ cdef enum:
     SHARES = 2                  # parts per thread, so that all end at about the same time
 
 
-cdef class Crew:
+cdef class ThreadPool:
     """The thread that calls, and ``threads`` - 1 more inside a with block; outside it is alone."""
 
     def __cinit__(self, int threads):
@@ -143,12 +143,12 @@ cdef class Crew:
             PyThread_release_lock(self.mutex)
 
 
-cdef bint is_at_work(Crew crew) noexcept nogil:
+cdef bint is_at_work(ThreadPool pool) noexcept nogil:
     """Whether there are threads beside the one that asks."""
-    return crew is not None and crew.workers > 0
+    return pool is not None and pool.workers > 0
 
 
-cdef ptrdiff_t part_size(Crew crew, ptrdiff_t n, ptrdiff_t least) noexcept nogil:
+cdef ptrdiff_t part_size(ThreadPool pool, ptrdiff_t n, ptrdiff_t least) noexcept nogil:
     """Of n things that are shared, how many go together."""
-    cdef ptrdiff_t parts = SHARES * (crew.workers + 1)
+    cdef ptrdiff_t parts = SHARES * (pool.workers + 1)
     return max(least, (n + parts - 1) // parts)

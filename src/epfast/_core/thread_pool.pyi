@@ -1,7 +1,7 @@
 from types import TracebackType
 from typing import Self
 
-class Crew:
+class ThreadPool:
     threads: int
     def __init__(self, threads: int) -> None: ...
     def __enter__(self) -> Self: ...

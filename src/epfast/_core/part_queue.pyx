@@ -58,7 +58,7 @@ cdef enum:
 cdef double PATIENCE = 5e-3     # seconds without an offer
 
 
-cdef class Team:
+cdef class PartQueue:
     """Closed at first. Only its leader opens, offers and waits; anyone may close it."""
 
     def __cinit__(self):
@@ -112,7 +112,7 @@ cdef class Team:
                 epf_yield()
 
     cdef ptrdiff_t next(self) noexcept nogil:
-        """The next part for one who does not lead; -1: the team is closed, or makes no offer."""
+        """The next part for one who does not lead; -1: it is closed, or there is no offer."""
         cdef ptrdiff_t part
         cdef int looks = 0
         cdef double since = 0.0, waited

@@ -10,7 +10,7 @@ cdef enum:
     MOST = 64                   # threads at most
 
 
-cdef class Crew:
+cdef class ThreadPool:
     cdef readonly int threads
     cdef PyThread_type_lock mutex, done
     cdef PyThread_type_lock wake[MOST]
@@ -26,5 +26,5 @@ cdef class Crew:
     cdef void serve(self, int number) noexcept nogil
 
 
-cdef bint is_at_work(Crew crew) noexcept nogil
-cdef ptrdiff_t part_size(Crew crew, ptrdiff_t n, ptrdiff_t least) noexcept nogil
+cdef bint is_at_work(ThreadPool pool) noexcept nogil
+cdef ptrdiff_t part_size(ThreadPool pool, ptrdiff_t n, ptrdiff_t least) noexcept nogil

@@ -1,7 +1,7 @@
-"""Threads that share out the parts of a piece of work; see team.pyx."""
+"""Threads that share out the parts of a piece of work; see part_queue.pyx."""
 
 
-cdef class Team:
+cdef class PartQueue:
     cdef long long left             # parts that nobody has begun
     cdef long long done             # parts that are finished
     cdef long long offered
