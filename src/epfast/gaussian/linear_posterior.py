@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import linalg
 
 from epfast import _checks
 from epfast._arrays import Array, row_chunks
@@ -21,6 +22,7 @@ from epfast.gaussian.problem import (
     Data,
     LinearProblem,
     data_of,
+    factor_of,
     inverse_root,
     is_proper,
     log_determinant,
@@ -172,7 +174,7 @@ class LinearPosterior(GaussianPosterior):
                 )
             return replace(self, problem=problem._replace(data=theirs._replace(X=ours.X)))
         if problem.groups is None and self.sites is not None and self.sites.precision.ndim == 3:
-            if len(self.sites.precision) > 1:  # of shards: fitted on a cluster, or a file of 0.1.0
+            if len(self.sites.precision) > 1:  # of shards: fitted on a cluster
                 return replace(self, problem=problem, state=self.state._replace(sites=None))
             problem = problem._replace(groups=np.zeros(problem.shape[0], dtype=np.intp))
         assert problem.data.y is not None
@@ -512,7 +514,7 @@ class FullPosterior(LinearPosterior):
 
     @cached_property
     def mean(self) -> Array:
-        return np.asarray(self._root @ (self._root.T @ self.shift))
+        return np.asarray(linalg.cho_solve((factor_of(self.precision), True), self.shift))
 
     @property
     def variance(self) -> Array:
