@@ -98,6 +98,13 @@ def test_every_file_of_gaussian_has_a_floor():
     assert engines == set(ENGINES)
 
 
+def test_no_class_has_the_name_of_another():
+    rooms = "gaussian", "inference", "schedules"
+    trees = [tree for module, tree in TREES.items() if module[0] in rooms]
+    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    assert len({node.name for node in nodes}) == len(nodes)
+
+
 def test_no_circles():
     graph = {}
     for module, tree in TREES.items():

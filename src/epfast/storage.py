@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from epfast import _checks, losses
-from epfast.gaussian.engines.kernel import GPState, Moments, Relaxed
+from epfast.gaussian.engines.kernel import GPState, Relaxed, ValueMoments
 from epfast.gaussian.engines.latent_processes import LatentGPState
 from epfast.gaussian.engines.prior_sites import ShrunkState
 from epfast.gaussian.factor import LowRankFactor
@@ -51,7 +51,7 @@ PARTS = (
     LatentGPState,
     LinearProblem,
     LowRankFactor,
-    Moments,
+    ValueMoments,
     PriorSites,
     Relaxed,
     ShrunkState,

@@ -229,7 +229,7 @@ def with_descent(schedule: EP, loss: Loss, n: int) -> EP | DoubleLoop:
     return schedule
 
 
-class Choices(NamedTuple):
+class ProcessChoices(NamedTuple):
     """The choices of a fit, legal together, with numbers in place of None."""
 
     loss: Loss
@@ -256,7 +256,7 @@ class Choices(NamedTuple):
         return GPProblem(None, observed, self.loss, scheme, schedule, found)
 
 
-def choose(loss: Any, scheme: str | Scheme | None, schedule: Any) -> Choices:
+def choose(loss: Any, scheme: str | Scheme | None, schedule: Any) -> ProcessChoices:
     """The choices that arguments of :func:`epfast.fit_gp` mean, or why they do not go together."""
     schedule = EP() if schedule is None else schedule
     _checks.schedule(schedule, Schedule, "epfast.EP or epfast.DoubleLoop")
@@ -267,7 +267,7 @@ def choose(loss: Any, scheme: str | Scheme | None, schedule: Any) -> Choices:
     if isinstance(schedule, DoubleLoop):
         legal("process", "row", schedule.start, found, found_loss, {})
     numbers = {"power": 1.0, "damping": schedule.usual_damping("row")}
-    return Choices(found_loss, found, schedule.filled(**numbers))
+    return ProcessChoices(found_loss, found, schedule.filled(**numbers))
 
 
 def fit_process(

@@ -12,7 +12,7 @@ from scipy import linalg
 from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.cholesky import inverse_triangle
 from epfast._core.kernel_matrix import KernelMatrix
-from epfast.gaussian.engines.kernel import GPState, Kernel, Moments
+from epfast.gaussian.engines.kernel import GPState, Kernel, ValueMoments
 from epfast.gaussian.posterior import GaussianPosterior
 from epfast.inference.runtime import cached_property
 
@@ -38,7 +38,7 @@ class KernelPosterior(GaussianPosterior):
         return self.state if self.state.factor is not None else self.form().solved(self.state)
 
     @property
-    def moments(self) -> Moments:
+    def moments(self) -> ValueMoments:
         """Moments of the latent values of the fit."""
         moments = self.state.moments or self._solved.moments
         assert moments is not None

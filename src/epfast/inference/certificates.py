@@ -10,7 +10,7 @@ import numpy as np
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.inference.importance import Moments, Proposal, Sampler, Weights, moments
+from epfast.inference.importance import ExactMoments, ImportanceWeights, Proposal, Sampler, moments
 
 #: degrees of freedom of the draws: this, or the number of dimensions where that is larger. Draws
 #: of fewer miss the shell where a Gaussian of many dimensions has its mass; the tails are heavy
@@ -167,7 +167,7 @@ def check(case: Case, draws: int, seed: int) -> Check:
                 parts, used = both, found
     q, sd = len(case.mean), np.where(case.sd > 0.0, case.sd, 1.0)
     nan = np.full(q, np.nan)
-    seen = Moments(nan, nan, nan, nan, float("nan"))
+    seen = ExactMoments(nan, nan, nan, nan, float("nan"))
     if used is not None and used.effective >= NOTHING:
         reference = parts[used.reference]
         unit = reference.moments()
@@ -205,13 +205,13 @@ def _largest(values: Array) -> int:
     return int(np.abs(values).argmax())
 
 
-def _says_more(found: Weights, own: Weights) -> bool:
+def _says_more(found: ImportanceWeights, own: ImportanceWeights) -> bool:
     """Whether more draws count, or mass is seen that the draws of the approximation miss."""
     error = CERTAIN * np.hypot(found.log_mean_se, own.log_mean_se)
     return found.effective > own.effective or found.log_mean > own.log_mean + error
 
 
-def _believed(found: Weights | None, draws: int, share: float = 0.0) -> bool:
+def _believed(found: ImportanceWeights | None, draws: int, share: float = 0.0) -> bool:
     """Whether weights say enough. k-hat alone decides nothing: it is high for weights all alike."""
     if found is None or found.effective < max(min(ENOUGH, 0.5 * draws), share * draws):
         return False
@@ -221,8 +221,8 @@ def _believed(found: Weights | None, draws: int, share: float = 0.0) -> bool:
 
 def _verdict(
     case: Case,
-    seen: Moments,
-    used: Weights | None,
+    seen: ExactMoments,
+    used: ImportanceWeights | None,
     better: Proposal | None,
     draws: int,
     searched: bool,
@@ -280,7 +280,7 @@ def _beside(case: Case, better: Proposal | None) -> tuple[str, str]:
     mean, sd = better.moments()
     uncertain, known = (case.sd > 0.0) & (sd > 0.0), np.zeros(len(mean))
     scale, sd = np.where(uncertain, case.sd, 1.0), np.where(uncertain, sd, 1.0)
-    seen = Moments((mean - case.mean) / scale, known, np.log(sd / scale), known, 0.0)
+    seen = ExactMoments((mean - case.mean) / scale, known, np.log(sd / scale), known, 0.0)
     off, wide = _largest(seen.shift), _largest(seen.log_sd)
     if abs(seen.shift[off]) > FAR[0]:
         return "do not use", f"{_distance(seen, off)}, judging by the closest Gaussian"
@@ -291,11 +291,11 @@ def _beside(case: Case, better: Proposal | None) -> tuple[str, str]:
     )
 
 
-def _distance(seen: Moments, k: int) -> str:
+def _distance(seen: ExactMoments, k: int) -> str:
     error = f" (± {short(seen.shift_se[k])})" if seen.shift_se[k] else ""
     return f"EP's mean is {short(abs(seen.shift[k]))} sd{error} from the exact one"
 
 
-def _widths(seen: Moments, k: int) -> str:
+def _widths(seen: ExactMoments, k: int) -> str:
     factor = np.exp(abs(seen.log_sd[k]))
     return f"EP's sd is {short(factor)} times too {'small' if seen.log_sd[k] > 0 else 'large'}"

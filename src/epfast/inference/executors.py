@@ -19,7 +19,7 @@ PATIENCE = 4
 GONE = 30.0
 
 
-class Answer(NamedTuple):
+class TaskAnswer(NamedTuple):
     """What a task came back with."""
 
     value: Any = None
@@ -29,12 +29,12 @@ class Answer(NamedTuple):
     lost: bool = False
 
 
-def attempted(function: Callable[..., Any], *args: Any) -> Answer:
+def attempted(function: Callable[..., Any], *args: Any) -> TaskAnswer:
     """Call a function; an error of its own is an answer, so that it is none of the executor."""
     try:
-        return Answer(function(*args))
+        return TaskAnswer(function(*args))
     except Exception as error:  # raised again by who asked
-        return Answer(error=error)
+        return TaskAnswer(error=error)
 
 
 def each_of(calls: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -93,14 +93,14 @@ class Tasks:
             self.width = workers_of(executor) if width is None else width
         #: tasks that the executor lost, so far
         self.n_lost = 0
-        self._flying: dict[Future[Answer], Any] = {}
+        self._flying: dict[Future[TaskAnswer], Any] = {}
         #: those that are done; Ctrl-C in ``concurrent.futures.wait`` could leave its locks closed
-        self._done: SimpleQueue[Future[Answer]] = SimpleQueue()
+        self._done: SimpleQueue[Future[TaskAnswer]] = SimpleQueue()
         #: of a task, how many times in a row it was lost
         self._losses: dict[Any, int] = {}
         #: those that were taken; a cluster is told to forget them after it was sent the next ones,
         #: since it is told something every 10 ms
-        self._taken: list[Future[Answer]] = []
+        self._taken: list[Future[TaskAnswer]] = []
 
     def __len__(self) -> int:
         return len(self._flying)
@@ -124,13 +124,13 @@ class Tasks:
             raise takes_none(error) from error
         self.fly(key, future)
 
-    def fly(self, key: Any, future: Future[Answer]) -> None:
+    def fly(self, key: Any, future: Future[TaskAnswer]) -> None:
         """Note a task that has begun."""
         self._flying[future] = key
         future.add_done_callback(self._done.put)
         self._taken.clear()
 
-    def take(self) -> tuple[Any, Answer]:
+    def take(self) -> tuple[Any, TaskAnswer]:
         """The key and the answer of the task that is done first.
 
         Raises
@@ -159,7 +159,7 @@ class Tasks:
             count = self._losses[key] = self._losses.get(key, 0) + 1
             if count >= PATIENCE:
                 raise _failed(f"lost a task {count} times in a row", error) from error
-            return key, Answer(lost=True)
+            return key, TaskAnswer(lost=True)
         if answer.error is not None:
             raise answer.error
         self._losses.pop(key, None)

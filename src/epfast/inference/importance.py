@@ -66,7 +66,7 @@ class Proposal(Protocol):
         """The closest Gaussian, found without the approximation; None if that is not possible."""
 
 
-class Weights(NamedTuple):
+class ImportanceWeights(NamedTuple):
     """Importance weights of draws, and what they show."""
 
     #: (draws,), normalised; the second half belongs to the mirrored draws
@@ -140,7 +140,7 @@ class Sampler:
             logs.append(height - 0.5 * (df + size) * np.log1p(square / (df * width**2)))
         return np.asarray(np.logaddexp(*logs))
 
-    def weigh(self, *parts: Any) -> Weights | None:
+    def weigh(self, *parts: Any) -> ImportanceWeights | None:
         """Weights of all draws; None if none has any weight. One look at the data per draw."""
         pairs = self.draws // 2
         log_weight, log_base = np.empty((2, pairs)), np.empty((len(parts), 2, pairs))
@@ -182,10 +182,10 @@ class Sampler:
             ends = np.cumsum(self.shares(parts))[:-1]
             best = int(np.argmax([part.mean() for part in np.split(by_pair, ends)]))
             base, base_mean = alike, np.log(len(alike))
-        return Weights(weights, base, float(mean - base_mean), khat, best, relative)
+        return ImportanceWeights(weights, base, float(mean - base_mean), khat, best, relative)
 
 
-class Moments(NamedTuple):
+class ExactMoments(NamedTuple):
     """Moments of the exact posterior in units of some Gaussian, with standard errors."""
 
     #: (q,), mean minus that of the Gaussian, in its standard deviations
@@ -197,7 +197,7 @@ class Moments(NamedTuple):
     #: standard error of the log of the mean weight
     log_mean_se: float
 
-    def beside(self, mean: Array, sd: Array, to_mean: Array, to_sd: Array) -> Moments:
+    def beside(self, mean: Array, sd: Array, to_mean: Array, to_sd: Array) -> ExactMoments:
         """The same in units of N(to_mean, to_sd^2), in place of N(mean, sd^2)."""
         share = sd / to_sd
         return self._replace(
@@ -210,10 +210,10 @@ class Moments(NamedTuple):
 def moments(
     sampler: Sampler,
     parts: Sequence[Proposal],
-    found: Weights,
+    found: ImportanceWeights,
     unit: tuple[Array, Array],
     known: bool = True,
-) -> Moments:
+) -> ExactMoments:
     """Weighted moments by a second pass over the same draws, with errors by the delta method.
 
     unit: mean and standard deviation, (q,) each, of ``parts[found.reference]``. The weights of that
@@ -257,7 +257,7 @@ def moments(
     error += -2.0 * square * bw + 2.0 * base_square * bv - 2.0 * square * base_square * wv
     spread = np.maximum(square - center**2, 1e-300)
     reference = np.maximum(base_square - drift**2, 1e-300) if relative else np.ones(q)
-    return Moments(
+    return ExactMoments(
         a,
         WIDER * np.sqrt(np.maximum(variance, 0.0)),
         0.5 * np.log(spread / reference),

@@ -10,7 +10,7 @@ from epfast.gaussian.engines import local
 from epfast.gaussian.engines.arrivals import Arrivals, Flow, ShardSite, ShardWorkers
 from epfast.gaussian.engines.local import Update, local_update, shard_of, site_of
 from epfast.inference import Sites
-from epfast.inference.executors import Answer, Tasks
+from epfast.inference.executors import TaskAnswer, Tasks
 from epfast.inference.runtime import no_tick
 from tests.oracles.data import classes
 from tests.oracles.executors import AtOnce
@@ -114,7 +114,7 @@ class Scripted(Tasks):
         key, site = next(self.answers)
         self._flying = {k: v for k, v in self._flying.items() if v != key}
         rows = Sites(np.zeros(1), np.zeros(1), np.zeros(1))
-        return key, Answer(lost=True) if site is None else Answer(Update(site, rows, 0))
+        return key, TaskAnswer(lost=True) if site is None else TaskAnswer(Update(site, rows, 0))
 
 
 def site(number):

@@ -25,7 +25,7 @@ from epfast.gaussian.engines.base import (
     with_moments,
 )
 from epfast.gaussian.engines.full import Full
-from epfast.gaussian.engines.means import MeansMemory, MeansStep, may_step
+from epfast.gaussian.engines.means import DiagonalMeansStep, MeansMemory, may_step
 from epfast.gaussian.engines.passes import adf_begun
 from epfast.gaussian.problem import Data, LinearProblem, State
 from epfast.gaussian.sources import Stream
@@ -55,7 +55,7 @@ def rows_to_settle(schedule: Any, size: int, d: int) -> int:
     return -(-rows // size) * size
 
 
-class Rows(NamedTuple):
+class RowBlock(NamedTuple):
     """Rows at hand, of which a sweep visits factors."""
 
     #: of the core
@@ -119,9 +119,9 @@ class Dense(Full):
         """Settings of the core that differ between dense rows and sparse ones."""
         return {"damping": damping}
 
-    def rows(self, X: Any, y: Array, weights: Array | None, core: MinibatchSweep) -> Rows:
+    def rows(self, X: Any, y: Array, weights: Array | None, core: MinibatchSweep) -> RowBlock:
         """Rows for :meth:`visit`."""
-        return Rows(Design(X, core.max_rows), X, y, weights)
+        return RowBlock(Design(X, core.max_rows), X, y, weights)
 
     def flat(self) -> Sites:
         """Sites g = 1."""
@@ -156,7 +156,7 @@ class Dense(Full):
     def visit(
         self,
         core: MinibatchSweep,
-        rows: Rows,
+        rows: RowBlock,
         order: NDArray[np.intp],
         q: Any,
         sites: Sites | None,
@@ -228,9 +228,9 @@ class ByColumns(Dense):
     def kind(self, damping: float) -> dict[str, Any]:
         return {"damping": damping, "sparse": True}
 
-    def rows(self, X: Any, y: Array, weights: Array | None, core: MinibatchSweep) -> Rows:
+    def rows(self, X: Any, y: Array, weights: Array | None, core: MinibatchSweep) -> RowBlock:
         design = SparseRows(X) if self.design is None else self.design
-        return Rows(design, X, y, weights)
+        return RowBlock(design, X, y, weights)
 
     def flat(self) -> Sites:
         size = len(self.column)
@@ -279,7 +279,7 @@ class ByColumns(Dense):
     def visit(
         self,
         core: Any,
-        rows: Rows,
+        rows: RowBlock,
         order: NDArray[np.intp],
         q: Any,
         sites: Sites | None,
@@ -319,7 +319,7 @@ def is_by_columns(problem: LinearProblem) -> bool:
     return problem.sparse and problem.scheme.spares
 
 
-class Factors:
+class DiagonalFactors:
     """All factors in turn, or all from the posterior before the sweep."""
 
     def __init__(self, engine: DiagonalEngine, parallel: bool) -> None:
@@ -385,7 +385,7 @@ class DiagonalEngine(EPEngine):
     Sweeps over scalar sites may begin with a step on all means (``means.py``).
     """
 
-    rows: Rows
+    rows: RowBlock
 
     def __init__(self, problem: LinearProblem, traced: bool = False) -> None:
         """traced: whether the posterior mean is recorded after every factor."""
@@ -417,9 +417,9 @@ class DiagonalEngine(EPEngine):
         if self.problem.tilted().separate:
             self.threads = threads
 
-    def visits(self, state: Swept) -> Factors:
+    def visits(self, state: Swept) -> DiagonalFactors:
         # what refers to the engine is made anew: a loss of the user goes with its last fit
-        return Factors(self, self.schedule.order == "parallel")
+        return DiagonalFactors(self, self.schedule.order == "parallel")
 
     def begun(self, state: Swept, is_flat: bool) -> Swept:
         return state._replace(memory=MeansMemory()) if self.steps else state
@@ -427,9 +427,9 @@ class DiagonalEngine(EPEngine):
     def before(self, state: Swept) -> Swept:
         return self.means().before(state)
 
-    def means(self) -> MeansStep:
+    def means(self) -> DiagonalMeansStep:
         """What steps on all means."""
-        return MeansStep(self.problem, self.form.built, Factors(self, True))
+        return DiagonalMeansStep(self.problem, self.form.built, DiagonalFactors(self, True))
 
 
 class DiagonalPass(DiagonalEngine):
@@ -439,10 +439,10 @@ class DiagonalPass(DiagonalEngine):
         return adf_begun(self.problem, start)
 
     def visits(self, state: Swept) -> Any:
-        return Pass(self)
+        return FactorsOnce(self)
 
 
-class Pass(Memoryless):
+class FactorsOnce(Memoryless):
     """A pass over the factors.
 
     Early in a pass the diagonal posterior is surer than the few rows allow. What it gets wrong
@@ -523,7 +523,7 @@ class Pass(Memoryless):
             return X.pieces(self.engine.form.size, first)
         return iter([(X, self.engine.problem.data.y)])
 
-    def _settled(self, rows: Rows, some: NDArray[np.intp]) -> tuple[Swept, Array, int] | None:
+    def _settled(self, rows: RowBlock, some: NDArray[np.intp]) -> tuple[Swept, Array, int] | None:
         """EP on the factors that the pass visits first: posterior, counts, number of factors.
 
         None where it overflowed: the pass then begins at the prior.

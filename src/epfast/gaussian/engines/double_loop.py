@@ -33,7 +33,7 @@ from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.cholesky import cholesky, inverse_from_factor, symmetric_times
 from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.engines.base import flat
-from epfast.gaussian.engines.kernel import SMALL, GPState, Kernel, Moments, log_evidence
+from epfast.gaussian.engines.kernel import SMALL, GPState, Kernel, ValueMoments, log_evidence
 from epfast.gaussian.process_problem import GPProblem
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.runtime import Tick
@@ -69,7 +69,7 @@ class _Process(NamedTuple):
     log_norm: float
     mean: Array
     covariance: Array
-    moments: Moments
+    moments: ValueMoments
 
     @property
     def variance(self) -> Array:
@@ -173,7 +173,7 @@ class DescentState(NamedTuple):
 
     sites: Sites
     sweeps: int
-    moments: Moments
+    moments: ValueMoments
     point: Point
     #: ridge of the outer step; a large one gives a short classical step
     ridge: float

@@ -64,7 +64,7 @@ class Relaxed(NamedTuple):
     shift: Array
 
 
-class Moments(NamedTuple):
+class ValueMoments(NamedTuple):
     """Moments of the posterior of the latent values, given sites."""
 
     #: (n,), K^-1 (mean - prior mean)
@@ -83,7 +83,7 @@ class GPState(NamedTuple):
     #: sweeps done so far
     sweeps: int
     #: of the latent values; None: yet to be computed
-    moments: Moments | None = None
+    moments: ValueMoments | None = None
     #: None except in relaxed EP
     relaxed: Relaxed | None = None
     #: (n, n): below the diagonal K, the rest the Cholesky factor of B = I + S K S by columns, with
@@ -103,7 +103,7 @@ class Values(NamedTuple):
 
     sites: Sites
     sweeps: int
-    moments: Moments
+    moments: ValueMoments
     relaxed: Relaxed | None = None
     #: of the next sweep: "joint" or what the schedule says
     order: str = ""
@@ -111,7 +111,7 @@ class Values(NamedTuple):
     memory: int = 0
 
 
-def log_evidence(sites: Sites, moments: Moments, offset: Array | None = None) -> float:
+def log_evidence(sites: Sites, moments: ValueMoments, offset: Array | None = None) -> float:
     """EP's log p(y), with all constants; offset: the prior mean, None: 0.
 
     A row gives log scale + shift mean / 2, or with alpha in place of the mean shift^2 / precision
@@ -156,8 +156,8 @@ class Kernel:
         #: whether slopes of the evidence by K are wanted in the end, for which the array has R then
         self.slopes = False
         #: moments of the posterior whose covariance, or R = (K + 1 / precision)^-1, is in the array
-        self.covariance_of: Moments | None = None
-        self.precision_of: Moments | None = None
+        self.covariance_of: ValueMoments | None = None
+        self.precision_of: ValueMoments | None = None
 
     @property
     def order(self) -> int:
@@ -171,11 +171,11 @@ class Kernel:
         # from flat sites every joint step is too far
         return Values(flat(self.matrix.n), self.sweeps, now)
 
-    def at_prior(self) -> Moments:
+    def at_prior(self) -> ValueMoments:
         """The moments of flat sites."""
         n = self.matrix.n
         mean = np.zeros(n) if self.offset is None else self.offset
-        return Moments(np.zeros(n), mean, self.matrix.diagonal.copy(), 0.0)
+        return ValueMoments(np.zeros(n), mean, self.matrix.diagonal.copy(), 0.0)
 
     def built(self, sites: Sites, sweeps: int) -> Values | None:
         """See :class:`epfast.gaussian.engines.base.Form`. O(n^3)."""
@@ -187,7 +187,7 @@ class Kernel:
         total = self.known + log_evidence(state.sites, now, self.offset)
         return Summary(now.mean, now.variance, total)
 
-    def moments(self, sites: Sites, marginals: bool = False) -> Moments | None:
+    def moments(self, sites: Sites, marginals: bool = False) -> ValueMoments | None:
         """The moments of these sites; None if the posterior is improper. O(n^3).
 
         marginals: whether these are enough, so that R need not be in the array after that.
@@ -206,16 +206,16 @@ class Kernel:
             np.maximum(variance, 0.0, out=variance)
         if not (np.isfinite(log_determinant) and (variance >= 0.0).all()):
             return None
-        moments = Moments(alpha, mean, variance, log_determinant)
+        moments = ValueMoments(alpha, mean, variance, log_determinant)
         self.precision_of = None if cheap else moments
         return moments
 
-    def hold_precision(self, sites: Sites, moments: Moments) -> None:
+    def hold_precision(self, sites: Sites, moments: ValueMoments) -> None:
         """Have R of a posterior in the array. O(n^3) unless it is there."""
         if self.precision_of is not moments and self.moments(sites) is None:
             raise self.improper(sites)
 
-    def hold_covariance(self, sites: Sites, moments: Moments) -> None:
+    def hold_covariance(self, sites: Sites, moments: ValueMoments) -> None:
         """Have the covariance of a posterior in the array. O(n^3) unless it, or R, is there."""
         if self.covariance_of is not moments:
             self.hold_precision(sites, moments)
@@ -332,7 +332,7 @@ class ValuesInTurn:
             return Outcome(refused, left=(mean, variance))
         log_determinant = state.moments.log_determinant + core.log_determinant
         alpha = sites.shift - sites.precision * mean
-        form.covariance_of = now = Moments(alpha, mean, variance, log_determinant)
+        form.covariance_of = now = ValueMoments(alpha, mean, variance, log_determinant)
         return Outcome(refused, made=Values(sites, state.sweeps + 1, now))
 
     def _relax(self, state: Values) -> None:
@@ -415,7 +415,7 @@ class Jointly:
         return Values(sites, old.sweeps + 1, found), left
 
 
-class Known(Memoryless):
+class ExactValues(Memoryless):
     """No visits: the factors are Gaussian, and their sites known."""
 
     in_turn = False
@@ -460,7 +460,7 @@ class ProcessEngine(EPEngine):
 
     def visits(self, state: Values) -> Visits:
         if self.exact is not None:
-            return Known()
+            return ExactValues()
         # what refers to the engine is made anew: a loss of the user goes with its last fit
         return Jointly(self, self._visits) if state.order == "joint" else self._visits
 

@@ -15,7 +15,7 @@ from epfast.inference.executors import Tasks
 from epfast.inference.runtime import Tick
 
 
-class Factors(Memoryless):
+class LaplaceFactors(Memoryless):
     """Minibatches in turn, or all of them from the posterior before the sweep."""
 
     def __init__(self, problem: LinearProblem, tasks: Tasks) -> None:
@@ -68,9 +68,9 @@ class LaplaceEngine(EPEngine):
     def __init__(self, problem: LinearProblem) -> None:
         super().__init__(problem, Full(problem))
         self.tasks = Tasks()
-        self._visits: Factors | None = None
+        self._visits: LaplaceFactors | None = None
 
-    def visits(self, state: Swept) -> Factors:
+    def visits(self, state: Swept) -> LaplaceFactors:
         if self._visits is None:
-            self._visits = Factors(self.problem, self.tasks)
+            self._visits = LaplaceFactors(self.problem, self.tasks)
         return self._visits

@@ -35,7 +35,7 @@ def marginals(X: Any, mean: Array, covariance: Array) -> tuple[Array, Array]:
     return h, s
 
 
-class MeansStep:
+class LatentMeansStep:
     """Scratch for steps on the means of classes."""
 
     def __init__(self, problem: LinearProblem, moments: Any) -> None:

@@ -14,7 +14,7 @@ from epfast._arrays import Array, as_array, symmetric_from_upper
 from epfast._core.latents import LatentSites
 from epfast._core.rows import Rows
 from epfast.gaussian.engines.base import EPEngine, Outcome, proper
-from epfast.gaussian.engines.kernel import Kernel, Moments
+from epfast.gaussian.engines.kernel import Kernel, ValueMoments
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
@@ -37,7 +37,7 @@ class LatentGPState(NamedTuple):
     sites: Sites
     sweeps: int
     #: of each latent
-    now: tuple[Moments, ...]
+    now: tuple[ValueMoments, ...]
     order: str = ""
     #: between two sweeps: whether the next one of automatic order is of all sites at once, and the
     #: last change
@@ -50,7 +50,7 @@ def one_of(sites: Sites, k: int) -> Sites:
     return Sites(precision, shift, np.zeros(len(precision)))
 
 
-def evidence_of(sites: Sites, now: tuple[Moments, ...]) -> float:
+def evidence_of(sites: Sites, now: tuple[ValueMoments, ...]) -> float:
     """EP's log p(y), with all constants."""
     total = float(sites.log_scale.sum())
     for k, part in enumerate(now):

@@ -192,7 +192,7 @@ def _conjugate_gradients(
     return x
 
 
-class MeansStep:
+class DiagonalMeansStep:
     """Steps on all means, with which sweeps over scalar sites begin where they crawl.
 
     build: the posterior of sites; together: visits of all factors from one posterior.

@@ -65,14 +65,14 @@ class PassEngine(EPEngine):
         self.tilted = problem.tilted() if by_rows else None
         self.core = sequential_core(problem, self.tilted) if self.tilted else None
 
-    def visits(self, state: Swept) -> Pass:
-        return Pass(self)
+    def visits(self, state: Swept) -> RowsOnce:
+        return RowsOnce(self)
 
     def init(self, start: Any) -> Swept:
         return adf_begun(self.problem, start)
 
 
-class Pass(Memoryless):
+class RowsOnce(Memoryless):
     """A pass over the rows. Ctrl-C leaves the posterior of the rows before the piece it hits."""
 
     in_turn = False

@@ -36,7 +36,7 @@ from epfast.gaussian.engines.chunks import (
     layout_of,
 )
 from epfast.gaussian.engines.full import Full
-from epfast.gaussian.engines.latent_means import MeansStep
+from epfast.gaussian.engines.latent_means import LatentMeansStep
 from epfast.gaussian.problem import LinearProblem, State, not_proper
 from epfast.inference import Counts, Sites
 from epfast.inference.runtime import Tick
@@ -297,10 +297,10 @@ class StackEngine(EPEngine):
         if order in ("chunked", "parallel"):
             self._visits = LatentChunks(problem, core, order == "parallel")
         #: before sweeps, in automatic order
-        self.means: MeansStep | None = None
+        self.means: LatentMeansStep | None = None
         few = self.n_sites * loss.latents**2 <= MOST_CURVATURES
         if schedule.order == "auto" and undamped and loss.log_concave and few:
-            self.means, self.steps = MeansStep(problem, moments), True
+            self.means, self.steps = LatentMeansStep(problem, moments), True
 
     def visits(self, state: Swept) -> Visits:
         return self._visits
