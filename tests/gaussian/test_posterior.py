@@ -89,3 +89,26 @@ def test_sample():
 
 def test_repr_is_short():
     assert len(repr(fit()[2])) < 200
+
+
+def test_no_draws_are_no_error():
+    X, y = classes(30, 3)
+    classed = np.resize([0.0, 1.0, 2.0], 30)
+    K = np.exp(-0.5 * np.subtract.outer(X[:, 0], X[:, 0]) ** 2)
+    several = [losses.Multiclass(3, correlated=correlated) for correlated in (False, True)]
+    posts = [
+        epfast.fit_linear(X, y),
+        epfast.fit_linear(X, y, posterior="factorized"),
+        epfast.fit_linear(np.hstack(12 * [X]), y),
+        epfast.fit_linear(X, y, prior=losses.LaplacePrior(1.0)),
+        *(epfast.fit_linear(X, classed, loss=loss) for loss in several),
+        epfast.fit_gp(K, y),
+        epfast.fit_gp(K, classed, loss=several[0]),
+        epfast.fit_gp(K, y, rank=5),
+    ]
+    for post in posts:
+        none = post.sample(0)
+        assert none.shape == (0, *post.mean.shape)
+        assert post.latent_at(none).shape[:2] == post.log_likelihood(none).shape == (0, 30)
+        if hasattr(post, "sample_y"):
+            assert post.sample_y(post.problem.data.X, 0).shape == (0, 30)

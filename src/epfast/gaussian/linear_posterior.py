@@ -333,7 +333,9 @@ class LinearPosterior(GaussianPosterior):
         check_columns(self.problem.names, X)
         problem = self.problem._replace(data=Data(self.problem.given(X), None))
         with np.errstate(over="ignore", invalid="ignore"):
-            latent = replace(self, problem=problem).latent_of(draws.reshape(len(draws), -1))
+            latent = replace(self, problem=problem).latent_of(
+                draws.reshape(len(draws), self.mean.size)
+            )
         finite(latent)
         return latent
 

@@ -162,7 +162,7 @@ class GaussianPosterior(Recorded):
 
     def _checked_draws(self, draws: ArrayLike) -> Array:
         found = _checks.array("draws", draws, shape=(None, *self.mean.shape))
-        return found.reshape(len(found), -1)
+        return found.reshape(len(found), self.mean.size)
 
     def latent_at(self, draws: ArrayLike) -> Array:
         """Latent values of the rows at draws of :meth:`sample`, (k, n) or (k, n, C), no offset."""

@@ -264,7 +264,8 @@ class LinearProblem(NamedTuple):
             else:
                 away, precision = theta.reshape(-1, self.shape[1]) - self.prior_mean, self.prior[0]
                 half = away * precision if precision.ndim == 1 else away @ precision
-                total = 0.5 * np.einsum("ki,ki->k", half, away).reshape(len(theta), -1).sum(axis=1)
+                total = 0.5 * np.einsum("ki,ki->k", half, away)
+                total = total.reshape(len(theta), self.loss.latents).sum(axis=1)
             for part in self._some_rows(theta):
                 w = None if self.data.weights is None else self.data.weights[part]
                 value = self._values(theta, part)
@@ -281,7 +282,7 @@ class LinearProblem(NamedTuple):
 
     def _some_rows(self, theta: Array) -> list[slice]:
         """Slices of rows of so many latent values, whatever nonzeros they have."""
-        latents = len(theta) * self.loss.latents
+        latents = max(1, len(theta)) * self.loss.latents
         return row_chunks(np.empty((self.shape[0], 0)), max(1, (1 << 20) // latents))
 
     def _values(self, theta: Array, part: slice) -> Array:
@@ -298,7 +299,7 @@ class LinearProblem(NamedTuple):
         found = np.asarray(rows @ theta.reshape(-1, d).T)
         if theta.shape[1] == d:
             return found
-        return np.moveaxis(found.reshape(len(found), len(theta), -1), 0, 1)
+        return np.moveaxis(found.reshape(len(found), len(theta), self.loss.latents), 0, 1)
 
     @property
     def prior_mean(self) -> Array:

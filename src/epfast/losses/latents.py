@@ -103,7 +103,8 @@ class LatentLoss(Loss):
         """Minus the log likelihood, (..., n), at latent values (..., n, latents)."""
         shape = latent.shape[:-1]
         flat = latent.reshape(-1, self.latents)
-        rows = np.broadcast_to(responses, (*shape, responses.shape[1])).reshape(len(flat), -1)
+        width = responses.shape[1]
+        rows = np.broadcast_to(responses, (*shape, width)).reshape(len(flat), width)
         found = self.tilted_moments(rows, flat, np.zeros(flat.shape))[0]
         return np.asarray(-found.reshape(shape))
 
