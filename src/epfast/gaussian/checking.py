@@ -242,9 +242,11 @@ class SiteProposal(NamedTuple):
 
     def log_ratio(self, z: Array, theta: Array) -> Array:
         precision, shift, scale = self.post.sites
-        h = self.post.latent_of(theta)
+        drawn = theta.reshape(len(theta), *self.post.mean.shape)
+        h = self.post.latent_at(drawn)
         site = (h * (shift - 0.5 * precision * h)).reshape(len(h), -1).sum(axis=1) + scale.sum()
-        return np.asarray(self.post.log_evidence - site - self.post.losses_of(theta).sum(axis=1))
+        likelihood = self.post.log_likelihood(drawn).sum(axis=1)
+        return np.asarray(self.post.log_evidence - site + likelihood)
 
     def reported(self, theta: Array) -> Array:
         return theta

@@ -82,7 +82,7 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
 
     # -- rows --
 
-    def latent_of(self, theta: Array) -> Array:
+    def _latent_of(self, theta: Array) -> Array:
         return self.problem.latent(theta)  # type: ignore[no-any-return]
 
     def _latent(self, rows: Any) -> tuple[Array, Array]:
@@ -104,7 +104,7 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
         if not isinstance(loss, Multiclass) or latents * d > CLOSEST_UP_TO:
             return None
         X, y = self.problem.data.X, self.problem.data.y
-        h, s = self.marginals_of_rows()
+        h, s = self._marginals_of_rows()
         rest = 1.0 - sites.precision * s
         if not (rest > 0.0).all():
             return None
@@ -285,7 +285,7 @@ class JointPosterior(LatentPosterior):
         h, S = self._together(rows)
         return h, np.einsum("nkk->nk", S).copy()
 
-    def loo_of_factors(self) -> Array:
+    def _loo_of_factors(self) -> Array:
         data = self.problem.data
         offset = data.y[:, 1:] if data.y.shape[1] > 1 else None
         classes = data.y[:, 0].astype(np.intp)

@@ -72,14 +72,14 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
         """A name for each latent value, those of the first process first."""
         return self._labelled(f"f{i}" for i in range(self.problem.n))
 
-    def marginals_of_rows(self) -> tuple[Array, Array]:
+    def _marginals_of_rows(self) -> tuple[Array, Array]:
         return self.mean.T, self.variance.T
 
-    def latent_of(self, theta: Array) -> Array:
+    def _latent_of(self, theta: Array) -> Array:
         return np.moveaxis(theta.reshape(-1, *self.mean.shape), 1, 2)
 
-    def losses_of(self, theta: Array) -> Array:
-        return self.loss_of_rows().values(self.latent_of(theta), self.y_of_core)
+    def _losses_of(self, theta: Array) -> Array:
+        return self.loss_of_rows().values(self._latent_of(theta), self.y_of_core)
 
     @cached_property
     def _roots(self) -> tuple[Array, ...]:

@@ -207,7 +207,7 @@ class LinearPosterior(GaussianPosterior):
         """Whether each row has a site of its own latent value."""
         return self.sites is not None and self.sites.shift.ndim == 1
 
-    def marginals_of_rows(self) -> tuple[Array, Array]:
+    def _marginals_of_rows(self) -> tuple[Array, Array]:
         return self._latent(self.problem.data.X)
 
     def loo_log_predictive(self, X: Any = None, y: ArrayLike | None = None) -> Array:
@@ -233,10 +233,10 @@ class LinearPosterior(GaussianPosterior):
         """
         whole = self._whole(X, y)
         if not whole.has_site_per_row:
-            return whole.loo_of_factors()
+            return whole._loo_of_factors()
         return super(LinearPosterior, whole).loo_log_predictive()
 
-    def loo_of_factors(self) -> Array:
+    def _loo_of_factors(self) -> Array:
         """The same, where factors have several rows or sites are not those of latent values."""
         raise NotImplementedError
 
@@ -250,10 +250,10 @@ class LinearPosterior(GaussianPosterior):
             )
         return whole
 
-    def latent_of(self, theta: Array) -> Array:
+    def _latent_of(self, theta: Array) -> Array:
         return np.asarray(self.problem.latent(theta).T)
 
-    def losses_of(self, theta: Array) -> Array:
+    def _losses_of(self, theta: Array) -> Array:
         return np.asarray(self.problem.losses(theta).T)
 
     def _proposal(self) -> Any:
@@ -333,7 +333,7 @@ class LinearPosterior(GaussianPosterior):
         check_columns(self.problem.names, X)
         problem = self.problem._replace(data=Data(self.problem.given(X), None))
         with np.errstate(over="ignore", invalid="ignore"):
-            latent = replace(self, problem=problem).latent_of(
+            latent = replace(self, problem=problem)._latent_of(
                 draws.reshape(len(draws), self.mean.size)
             )
         finite(latent)
@@ -489,7 +489,7 @@ class FactorizedPosterior(LinearPosterior):
     def colored(self, noise: Array) -> Array:
         return np.asarray(noise * np.sqrt(self.variance))
 
-    def loo_of_factors(self) -> Array:
+    def _loo_of_factors(self) -> Array:
         return loo_of_columns(self.problem, self.state)
 
     def _of_block(self, block: Any) -> tuple[Array, Array]:
@@ -541,7 +541,7 @@ class FullPosterior(LinearPosterior):
         with one_blas_thread(self.shift.size):
             return super()._latent(rows)
 
-    def loo_of_factors(self) -> Array:
+    def _loo_of_factors(self) -> Array:
         problem, stored, n = self.problem, self.state.sites, self.problem.n_rows
         mean, variance, proper = *np.empty((2, n)), np.ones(n, dtype=bool)
         for k in range(len(stored.shift)):

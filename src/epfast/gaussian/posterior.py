@@ -152,11 +152,11 @@ class GaussianPosterior(Recorded):
         y: Array | None = self.problem.data.y
         return y
 
-    def latent_of(self, theta: Array) -> Array:
+    def _latent_of(self, theta: Array) -> Array:
         """Latent values of the rows at draws (k, p), (k, n) or (k, n, C), not checked."""
         raise NotImplementedError
 
-    def losses_of(self, theta: Array) -> Array:
+    def _losses_of(self, theta: Array) -> Array:
         """Beta times the loss of each row at draws (k, p), (k, n), not checked."""
         raise NotImplementedError
 
@@ -166,11 +166,11 @@ class GaussianPosterior(Recorded):
 
     def latent_at(self, draws: ArrayLike) -> Array:
         """Latent values of the rows at draws of :meth:`sample`, (k, n) or (k, n, C), no offset."""
-        return self.latent_of(self._checked_draws(draws))
+        return self._latent_of(self._checked_draws(draws))
 
     def log_likelihood(self, draws: ArrayLike) -> Array:
         """Minus beta times the loss of each row at draws of :meth:`sample`, (k, n)."""
-        return -self.losses_of(self._checked_draws(draws))
+        return -self._losses_of(self._checked_draws(draws))
 
     def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Array:
         """Draw from the posterior what ``mean`` is the mean of.
@@ -227,7 +227,7 @@ class GaussianPosterior(Recorded):
         self.known_loss()
         return self
 
-    def marginals_of_rows(self) -> tuple[Array, Array]:
+    def _marginals_of_rows(self) -> tuple[Array, Array]:
         """Mean and variance of the latent values of the rows, (n,) or (n, C) each."""
         raise NotImplementedError
 
@@ -239,7 +239,7 @@ class GaussianPosterior(Recorded):
                 "batch_size=None and an EP schedule, or of a process"
             )
         whole = self._with_rows(X, y)
-        return whole.problem, self.sites, *whole.marginals_of_rows()
+        return whole.problem, self.sites, *whole._marginals_of_rows()
 
     @cached_property
     def residual(self) -> float:

@@ -124,13 +124,13 @@ class ProcessPosterior(GaussianPosterior):
             raise ValueError("K_star or K_star_star overflows; allowed: moderate numbers")
         return draws_of(mean, covariance, size, draws)
 
-    def latent_of(self, theta: Array) -> Array:
+    def _latent_of(self, theta: Array) -> Array:
         return theta
 
-    def losses_of(self, theta: Array) -> Array:
+    def _losses_of(self, theta: Array) -> Array:
         return self.loss_of_rows().values(theta.T, self.y_of_core).T
 
-    def marginals_of_rows(self) -> tuple[Array, Array]:
+    def _marginals_of_rows(self) -> tuple[Array, Array]:
         return self.mean, self.variance
 
     @property
