@@ -93,6 +93,17 @@ def test_where_modes_cannot_be_looked_for_nothing_is_good():
     assert epfast.fit_linear(X, y, loss=losses.Gaussian(1.0)).check().verdict == "good"
 
 
+def test_nor_are_they_looked_for_under_a_prior_of_sites():
+    """The Gaussians at other modes would be those of a normal prior."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(40, 4))
+    y = X[:, 0] + 0.3 * rng.standard_t(2, size=40)
+    given = {"loss": losses.StudentT(4.0, 0.3), "prior": losses.LaplacePrior(1.0)}
+    check = epfast.fit_linear(X, y, **given).check()
+    assert check.verdict == "usable"
+    assert "of this mode" in check.reason
+
+
 def test_weights_of_a_process_count():
     """An observation of weight 3 is three observations: a grid over two latent values."""
     K, y = np.array([[2.0, 0.5], [0.5, 1.0]]), np.array([1.0, -1.0])

@@ -46,12 +46,17 @@ class LinearProposal(NamedTuple):
     mean: Array
     #: (d,) or (d, d)
     root: Array
-    #: log of the height of the Gaussian's inverse over that of the normal prior's
+    #: log of the normaliser of the normal prior over that of the Gaussian
     log_volume: float
     #: (n, d): X theta is reported in place of the weights; None: the weights
     rows: Array | None = None
     #: see :class:`epfast.inference.importance.Proposal`
     is_best: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the model is one that other Gaussians can be found for: see :meth:`better`."""
+        return self.problem.prior_sites is None and self.problem.loss.latents == 1
 
     @property
     def size(self) -> int:
@@ -90,8 +95,7 @@ class LinearProposal(NamedTuple):
 
         There is none for other priors, or for several latents.
         """
-        is_normal = self.problem.prior_sites is None and self.problem.loss.latents == 1
-        if not is_normal or self.size > BETTER_UP_TO:
+        if not self.is_plain or self.size > BETTER_UP_TO:
             return None
         found = _BestGaussian(self.problem)
         best = best_sites(found.values, found.marginals, self.problem.shape[0])
@@ -115,7 +119,7 @@ class LinearProposal(NamedTuple):
         Gaussian that it does not know of, this one.
         """
         problem, d = self.problem, self.size
-        if d > MODES_UP_TO:
+        if not self.is_plain or d > MODES_UP_TO:
             return [], False
         found = _BestGaussian(problem)
         root = root_of(problem.prior_precision)

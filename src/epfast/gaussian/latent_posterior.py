@@ -70,7 +70,7 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
         states = [State(*pair, None, 0.0, self.n_sweeps) for pair in pairs]
         return tuple(FullPosterior(state, self.problem, False, []) for state in states)
 
-    @property
+    @cached_property
     def log_evidence(self) -> float:
         """EP's log p(y): log of the integral of prior times sites, with all constants."""
         return float(self.state.log_scale + sum(part.log_evidence for part in self.parts))

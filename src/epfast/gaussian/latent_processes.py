@@ -79,7 +79,7 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
         return np.moveaxis(theta.reshape(-1, *self.mean.shape), 1, 2)
 
     def _losses_of(self, theta: Array) -> Array:
-        return self.loss_of_rows().values(self._latent_of(theta), self.y_of_core)
+        return self.loss_of_rows().values(self._latent_of(theta), self.observed())
 
     @cached_property
     def _roots(self) -> tuple[Array, ...]:

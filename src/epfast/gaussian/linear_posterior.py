@@ -190,6 +190,7 @@ class LinearPosterior(GaussianPosterior):
         return replace(self, problem=problem)
 
     def _with_rows(self, X: Any = None, y: Any = None) -> Self:
+        """The posterior with its rows, known or given."""
         self.known_loss()
         if self.problem.has_rows:
             if X is not None or y is not None:
@@ -269,9 +270,12 @@ class LinearPosterior(GaussianPosterior):
 
     # -- prediction --
 
+    #: whether :meth:`_of_block` takes CSR rows as dense ones
+    _unpacks = False
+
     def _blocks(self, rows: Any, unpacked: bool = False) -> Iterator[tuple[slice, Any]]:
         """Rows in blocks, with the ones of the intercept: dense ones, or CSR if not unpacked."""
-        for part in row_chunks(rows, unpacked=True):
+        for part in row_chunks(rows, unpacked=unpacked):
             block = rows[part]
             if not hasattr(rows, "indptr"):
                 block = np.ascontiguousarray(block, dtype=np.float64)
@@ -295,7 +299,7 @@ class LinearPosterior(GaussianPosterior):
         """Mean and variance of x.theta for checked rows, with the ones of the intercept or not."""
         mean, variance = np.empty((2, rows.shape[0]))
         with np.errstate(over="ignore", invalid="ignore"):
-            for part, block in self._blocks(rows):
+            for part, block in self._blocks(rows, self._unpacks):
                 mean[part], variance[part] = self._of_block(block)
         finite(mean, variance)
         return mean, variance
@@ -333,9 +337,8 @@ class LinearPosterior(GaussianPosterior):
         check_columns(self.problem.names, X)
         problem = self.problem._replace(data=Data(self.problem.given(X), None))
         with np.errstate(over="ignore", invalid="ignore"):
-            latent = replace(self, problem=problem)._latent_of(
-                draws.reshape(len(draws), self.mean.size)
-            )
+            flat = draws.reshape(len(draws), self.mean.size)
+            latent = replace(self, problem=problem)._latent_of(flat)
         finite(latent)
         return latent
 

@@ -222,8 +222,8 @@ class GaussianPosterior(Recorded):
     #: whether each row has a site of its own latent values
     has_site_per_row = True
 
-    def _with_rows(self, X: Any = None, y: Any = None) -> Any:
-        """The posterior with its rows, known or given."""
+    def _with_rows(self) -> Any:
+        """The posterior with its rows."""
         self.known_loss()
         return self
 
@@ -231,14 +231,14 @@ class GaussianPosterior(Recorded):
         """Mean and variance of the latent values of the rows, (n,) or (n, C) each."""
         raise NotImplementedError
 
-    def _rows_with_sites(self, X: Any = None, y: Any = None) -> tuple[Any, ...]:
+    def _rows_with_sites(self) -> tuple[Any, ...]:
         """The problem with its rows, their sites, and the marginals of their latent values."""
         if self.sites is None or not self.has_site_per_row:
             raise ValueError(
                 "the posterior has no scalar site per row; allowed: one with a full covariance, "
                 "batch_size=None and an EP schedule, or of a process"
             )
-        whole = self._with_rows(X, y)
+        whole = self._with_rows()
         return whole.problem, self.sites, *whole._marginals_of_rows()
 
     @cached_property

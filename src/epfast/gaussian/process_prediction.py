@@ -128,21 +128,19 @@ class ProcessPosterior(GaussianPosterior):
         return theta
 
     def _losses_of(self, theta: Array) -> Array:
-        return self.loss_of_rows().values(theta.T, self.y_of_core).T
+        return self.loss_of_rows().values(theta.T, self.observed()).T
 
     def _marginals_of_rows(self) -> tuple[Array, Array]:
         return self.mean, self.variance
 
-    @property
-    def y_of_core(self) -> Array:
-        """(n, width), the responses of the fit, for the core."""
+    def observed(self) -> Array:
         y: Array = self.problem.data.y
         return y
 
     @property
     def y(self) -> Array:
         """(n,) or (n, width), the responses of the fit."""
-        y = self.y_of_core
+        y = self.observed()
         return y[:, 0] if y.shape[1] == 1 else y
 
     def _shifted_latent(

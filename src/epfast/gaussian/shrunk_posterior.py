@@ -262,10 +262,13 @@ class ShrunkPosterior(FullPosterior):
         assert found is not None
         return found
 
+    @property
+    def _unpacks(self) -> bool:  # type: ignore[override]
+        return self.state.precision is None
+
     def _of_block(self, block: Any) -> tuple[Array, Array]:
         if self.state.precision is not None:
             return super()._of_block(block)
-        block = block.toarray() if hasattr(block, "indptr") else block
         scaled = block / self.prior_sites.precision
         cross = np.asarray((self.problem.data.X @ scaled.T).T)
         spread = np.einsum("ij,ij->i", scaled, block)

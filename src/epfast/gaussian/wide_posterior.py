@@ -134,9 +134,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
             total -= ones / self.problem.prior.precision[-1]
         return 0.5 * float(total)
 
-    # -- prediction --
-
-    # predictions: O(n^2) a row, and its products with those of X
+    # -- prediction: O(n^2) a row, and its products with those of X --
 
     def _latent(self, rows: Any) -> tuple[Array, Array]:
         return self.moments_at(rows, False)
