@@ -65,6 +65,7 @@ OF_ROWS = """problem.prior.shift d
 problem.prior.precision d|dd
 problem.base.shift d
 problem.base.precision d|dd
+problem.center f
 problem.data.weights n
 problem.data.X nd
 problem.data.y nw?"""

@@ -9,6 +9,8 @@ import epfast
 import epfast.dask as epd
 from epfast import ADF, DEP, EP, fit_linear
 from epfast.dask.data import rows_at_door, shards_of_passes
+from epfast.gaussian.priors import prior_at_door
+from epfast.gaussian.problem import mean_of_rows, with_ones
 from tests.oracles.data import classes
 
 N, D = 3000, 5
@@ -48,15 +50,24 @@ def test_one_stream_is_a_pass_and_several_are_combined(kind, weighted, posterior
     given = {"posterior": posterior, "batch_size": size, "scheme": scheme, "intercept": True}
     lazy = {"weights": da.from_array(WEIGHTS, 250)} if weighted else {}
 
+    here = dict(given)
+    if posterior == "full":  # the intercept has its prior at the mean of the first chunk
+        first = with_ones(plain[:250]), WEIGHTS[:250] if weighted else None
+        prior = prior_at_door(
+            None, None, None, None, D, True, 100.0, center=mean_of_rows(*first)[:-1]
+        )
+        plain = with_ones(plain)
+        here |= {"intercept": False, "prior_precision": prior.precision}
+
     def passed(some):
         if weighted or posterior != "full":
             own = {"weights": WEIGHTS[some]} if weighted else {}
             schedule = ADF(order="sequential")
-            return fit_linear(plain[some], Y[some], schedule=schedule, **given, **own)
+            return fit_linear(plain[some], Y[some], schedule=schedule, **here, **own)
         # blocks of rows end where chunks do
         first, stop, _ = some.indices(N)
         parts = [slice(i, i + 250) for i in range(first, stop, 250)]
-        return fit_linear(((plain[p], Y[p]) for p in parts), None, schedule=ADF(), **given)
+        return fit_linear(((plain[p], Y[p]) for p in parts), None, schedule=ADF(), **here)
 
     # moments of sparse rows are made anew for each shard
     exact = kind != "sparse" if posterior == "factorized" else not weighted

@@ -56,7 +56,7 @@ def test_it_is_fit_linear(correlated):
 def test_the_prior_variance_is_that_of_the_largest_evidence(correlated):
     X, y = data()
     loss = losses.Multiclass(correlated=correlated)
-    model = LinearClassifier(loss=loss).fit(X, y)
+    model = LinearClassifier(loss=loss, prior_scale=None).fit(X, y)
     assert model.n_lost_ == 0
     best = model.log_evidence_
     for factor in (0.8, 1.25):

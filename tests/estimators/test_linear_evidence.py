@@ -1,10 +1,11 @@
 """The searches of prior variances: certificates, groups of columns, losses of other kinds."""
 
 import dataclasses
+import warnings
 
 import numpy as np
 import pytest
-from scipy import special
+from scipy import optimize, special, stats
 
 import epfast
 from epfast import EP
@@ -44,12 +45,48 @@ def evidence(variance, rows=X, y=Y, **arguments):
 # ---- defaults ----
 
 
-def test_the_default_is_the_evidence_for_likelihoods():
-    for loss in ("logistic", "probit"):
-        default = LinearClassifier(loss=loss).fit(X, Y)
-        named = LinearClassifier(loss=loss, prior_variance="evidence").fit(X, Y)
-        assert default.prior_variance_ == named.prior_variance_ != 1.0
-        assert default.n_lost_ == 0
+@pytest.mark.parametrize("loss", ["logistic", "probit"])
+def test_the_default_is_the_evidence_under_a_half_cauchy_prior(loss):
+    """Of s, the prior sd of x.theta, per unit of log s; the posterior mode, by brute force."""
+    named = LinearClassifier(loss=loss, prior_variance="evidence").fit(X, Y)
+    flat = LinearClassifier(loss=loss, prior_scale=None).fit(X, Y)
+    assert flat.prior_variance_ == named.prior_variance_ != 1.0
+    total = X.var(axis=0).sum()
+    for scale in (2.5, 0.3):
+        model = LinearClassifier(loss=loss, prior_scale=scale).fit(X, Y)
+        assert model.n_lost_ == 0
+
+        def density(u, scale=scale):
+            s = np.sqrt(total * np.exp(u))
+            return evidence(np.exp(u), loss=loss) + stats.halfcauchy.logpdf(s, 0, scale) + np.log(s)
+
+        found = optimize.minimize_scalar(lambda u: -density(u), bounds=(-6, 6), method="bounded")
+        assert np.log(model.prior_variance_) == pytest.approx(found.x, abs=1e-4)
+        assert model.log_evidence_ <= named.log_evidence_
+
+
+def test_the_prior_bounds_separated_classes_in_silence():
+    """Whatever the units of the columns."""
+    labels, rows = X[:, 0] > 0.0, X.copy()
+    rows[:, 0] += np.where(labels, 0.5, -0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model, small = (LinearClassifier().fit(scale * rows, labels) for scale in (1.0, 1e-9))
+    s = np.sqrt(model.prior_variance_ * rows.var(axis=0).sum())
+    assert 2.5 < s < 100.0
+    assert model.score(rows, labels) == 1.0
+    assert small.prior_variance_ * 1e-18 == pytest.approx(model.prior_variance_, rel=1e-6)
+    np.testing.assert_allclose(small.predict_proba(1e-9 * rows), model.predict_proba(rows), 1e-6)
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, np.nan, np.inf, "wide", [1.0]])
+def test_bad_scales(wrong):
+    for kind in (LinearClassifier, epfast.LinearRegressor):
+        with pytest.raises((ValueError, TypeError), match=r"^prior_scale is "):
+            kind(prior_scale=wrong).fit(X, Y)
+
+
+def test_the_default_is_a_number_for_what_is_no_likelihood():
     for arguments in ({"loss": "hinge"}, {"loss": "squared_hinge"}, {"beta": 0.5}):
         assert LinearClassifier(**arguments).fit(X, Y).prior_variance_ == 1.0
 
@@ -64,13 +101,15 @@ def test_a_search_without_a_likelihood_warns(arguments):
 
 
 def test_separable_classes_are_told():
-    model = LinearClassifier()
+    """With a gap about the means, where the prior of the intercept bounds no slope."""
+    model, labels, rows = LinearClassifier(prior_scale=None), X[:, 0] > 0.0, X.copy()
+    rows[:, 0] += np.where(labels, 0.5, -0.5)
     with pytest.warns(EvidenceWarning, match="a plane separates the classes") as caught:
-        model.fit(X, X[:, 0] > 0)
+        model.fit(rows, labels)
     assert [warning.filename for warning in caught] == [__file__]
     assert model.prior_variance_ > 100.0
     assert model.converged_
-    assert model.score(X, X[:, 0] > 0) > 0.95
+    assert model.score(rows, labels) > 0.95
 
 
 @pytest.mark.slow

@@ -126,10 +126,14 @@ def test_recorded_costs():
 
 
 def test_a_prior_covariance_is_its_inverse_as_precision():
-    """The inverse is by SVD; with n < d rows, an intercept, several latents, and a diagonal."""
+    """The inverse is by SVD; with n < d rows, an intercept, several latents, and a diagonal.
+
+    Of columns about their means: the center of the intercept adds to a precision, and rounds it.
+    """
     rng = np.random.default_rng(0)
     for n, d in ((40, 4), (5, 8)):
         X = rng.normal(size=(n, d))
+        X -= X.mean(axis=0)
         y = np.where(X[:, 0] + rng.normal(size=n) > 0, 1, -1)
         A = rng.normal(size=(d, d))
         S = (A @ A.T + 0.1 * np.eye(d)) * np.outer(10.0 ** np.arange(d), 10.0 ** np.arange(d))

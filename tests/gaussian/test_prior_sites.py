@@ -168,7 +168,9 @@ def test_plain_ep(prior, loss, shape):
 @pytest.mark.parametrize("n", [20, 5])
 @pytest.mark.parametrize("loss", ["gaussian", "logistic", "poisson"])
 def test_a_slab_alone_is_a_normal_prior(n, loss):
+    """Of columns about their means, where the intercept has a normal prior."""
     X, h, _ = data(n, 8, 4, 0)
+    X = X - X.mean(axis=0)
     y = responses_of(LOSSES[loss], h, np.random.default_rng(1))
     ours = fit_linear(X, y, loss=loss, prior=SpikeAndSlab(1.0, 0.6), intercept=3.0, schedule=TIGHT)
     plain = fit_linear(X, y, loss=loss, prior_variance=0.6, intercept=3.0, schedule=TIGHT)

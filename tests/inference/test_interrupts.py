@@ -178,5 +178,5 @@ def test_signals_at_random_times():
         found = TOOL.run(fits, 15, 0, lambda text: None)
     finally:
         signal.signal(signal.SIGINT, handler)
-    assert found["counts"]["lost"] == found["counts"]["plain"] == found["counts"]["empty"] == 0
+    assert not found["where"]
     assert found["counts"]["interrupted"] > 5

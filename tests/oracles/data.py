@@ -3,6 +3,14 @@
 import numpy as np
 
 
+def prior_of_ones(variance, intercept, rows, weights=None):
+    """(d + 1, d + 1), the prior precision of rows with a column of ones: b + mean.w is N(0, V)."""
+    counts = np.ones(len(rows)) if weights is None else weights
+    row = np.append(rows.mean(axis=0) if weights is None else rows.T @ (counts / counts.sum()), 1.0)
+    own = np.full(len(row) - 1, 0.0) + 1.0 / np.asarray(variance)
+    return np.diag(np.append(own, 0.0)) + np.outer(row, row / intercept)
+
+
 def classes(n, d, *, seed=0, scale=1.0, noise=1.0, intercept=False, direction=None):
     """X (n, d) and labels sign(X theta + noise); seed may be a list, scale one per column.
 

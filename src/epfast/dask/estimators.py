@@ -119,7 +119,8 @@ class LinearClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
     fit_intercept : bool
         Whether to add a constant column of ones.
     intercept_variance : float
-        Prior variance of the intercept.
+        Prior variance of the latent value at the means of the columns (with a factorised
+        posterior, of the intercept; with ``ADF()``, at the means of the first chunk).
 
     Attributes
     ----------

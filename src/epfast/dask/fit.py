@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from epfast import _checks
+from epfast._arrays import Array
 from epfast.dask.cluster import place_of
 from epfast.dask.data import Rows, loads_of, rows_at_door, shards_of, shards_of_passes
 from epfast.dask.engines import (
@@ -175,13 +177,22 @@ def fit_linear(
     try:
         shards = _Shards(place, rows, chosen, wide is not None, token, shard_bytes)
         found: Any
+        center: Any = None
+        at_means = wide is not None and posterior == "full"
         if isinstance(schedule, ADF):
             found = shards.of_passes(place.threads if streams is None else streams)
             n = 1  # found on the way
+            if at_means:
+                center = shards.first_mean() if start is None else start.problem.center
         else:
             found = shards.of_schedule(persist)
-            _check_rows([shard.facts for shard in found], chosen.loss)
-            n = sum(shard.facts.rows for shard in found)
+            facts = [shard.facts for shard in found]
+            _check_rows(facts, chosen.loss)
+            n = sum(part.rows for part in facts)
+            if at_means:
+                center = _mean_of(facts)
+        if center is not None:
+            prior = prior_of_fit(normal, start, chosen.schedule, width, wide, True, center)
         problem = LinearProblem(
             Data(Elsewhere((n, width)), None),
             chosen.loss,
@@ -192,6 +203,7 @@ def fit_linear(
             prior,
             prior,
             intercept=wide is not None,
+            center=center,
             names=rows.names,
         )
         run_on = problem, found, place, token, start, callback, progress
@@ -233,6 +245,21 @@ class _Shards(NamedTuple):
         rows, groups, takes = shards_of_passes(*given, chosen.batch_size)
         shards = self.place.unread(self._loads(rows, groups))
         return [shards[take] for take in takes]
+
+    def first_mean(self) -> Array | None:
+        """Mean of the rows of the first chunk that has some, which is read once more."""
+        for k in range(len(self.rows.sizes)):
+            found = self.place.shards(self._loads(self.rows, [(k, k + 1)]), False)
+            if found and found[0].facts.mean is not None:
+                return _mean_of([found[0].facts])
+        return None
+
+
+def _mean_of(facts: list[Facts]) -> Array:
+    """Weighted mean of all rows, without the ones of the intercept."""
+    some = [(part.total, part.mean) for part in facts if part.mean is not None]
+    whole = sum(total for total, _ in some)
+    return np.asarray(sum(total / whole * mean for total, mean in some))[:-1]
 
 
 def _check_schedule(schedule: Any, batch_size: int | None) -> None:

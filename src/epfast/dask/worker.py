@@ -20,7 +20,7 @@ from epfast.gaussian.engines.local import (
     local_update,
     site_of,
 )
-from epfast.gaussian.problem import Data, LinearProblem, data_of, is_proper, with_ones
+from epfast.gaussian.problem import Data, LinearProblem, data_of, is_proper, mean_of_rows, with_ones
 from epfast.gaussian.table import engine_of
 from epfast.inference import Counts, Sites
 from epfast.inference.runtime import no_tick, one_blas_thread
@@ -54,6 +54,9 @@ class Facts(NamedTuple):
     #: whether there are labels -1, +1
     labels: tuple[bool, bool]
     n_bytes: int
+    #: sum of the weights of rows, and their weighted mean, (d,); None without rows
+    total: float = 0.0
+    mean: Array | None = None
 
 
 #: of a shard that was not read
@@ -120,7 +123,9 @@ def _loaded(
     size = float(n) if counted is None else float(_copies(counted).sum())
     first = responses[:, 0]
     labels = bool((first < 0.0).any()), bool((first > 0.0).any())
-    return Loaded(data, Facts(n, n_columns, size, empty, labels, _bytes_of(whole)))
+    total = float(n) if counted is None else float(counted.sum())
+    mean = mean_of_rows(whole, counted) if total > 0.0 else None
+    return Loaded(data, Facts(n, n_columns, size, empty, labels, _bytes_of(whole), total, mean))
 
 
 def _responses(part: Data) -> Array:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
+from scipy import sparse, special
 
 from epfast._arrays import Array
 from epfast.estimators.jobs import in_threads, shares
@@ -24,7 +24,7 @@ from epfast.gaussian import (
 from epfast.gaussian.choices import Choices
 from epfast.gaussian.fit_linear import unfitted
 from epfast.gaussian.latent_posterior import LatentPosterior
-from epfast.gaussian.problem import Data, State, data_of, prior_of, with_ones
+from epfast.gaussian.problem import Data, State, data_of, mean_of_rows, prior_of, with_ones
 from epfast.gaussian.wide import wide_rows
 from epfast.inference import start_may_be_dropped
 from epfast.inference.runtime import one_blas_thread
@@ -73,7 +73,9 @@ def problems_of(
     full = chosen.covariance == "full"
     X = with_ones(rows) if intercept else rows
     data = [data_of(X, target, weights, chosen.loss, offset, True) for target in targets]
-    wide = wide_rows(chosen, data[0], intercept) if chosen.loss.latents == 1 else None
+    center = mean_of_rows(X, data[0].weights)[:-1] if intercept and full else None
+    several = chosen.loss.latents > 1
+    wide = None if several else wide_rows(chosen, data[0], intercept, center)
     if wide is not None:  # the kernel of one prior variance is a multiple of that of another
         wide = wide.remembering()
         data = [part._replace(X=wide.X) for part in data]
@@ -83,7 +85,7 @@ def problems_of(
         ones, zeros = (np.broadcast_to(x, X.shape[1:]) for x in (1.0, 0.0))
         prior = prior_of(ones, zeros, True) if dense else State(ones, zeros, None, 0.0, 0)
     problems = [chosen.problem(part, prior) for part in data]
-    return [problem._replace(intercept=intercept, wide=wide) for problem in problems]
+    return [problem._replace(intercept=intercept, center=center, wide=wide) for problem in problems]
 
 
 class Fits(NamedTuple):
@@ -221,8 +223,37 @@ def alike(starts: list[Posterior], problem: BinaryProblems) -> bool:
     return (before.latents, before.correlated) == (now.latents, now.correlated)
 
 
+class ScalePrior(NamedTuple):
+    """A half-Cauchy prior of s, the prior sd of x.theta, as a density over u, the log of v.
+
+    s^2 = v total, so that it does not depend on the number of columns or on their units; its tail
+    costs strong data at most -1/2 per unit of u (Gelman 2006, section 3.3). Without a constant.
+    """
+
+    #: total variance of the columns
+    total: float
+    #: median of s
+    scale: float
+
+    def _log_ratio(self, u: float) -> float:
+        return 0.5 * (u + math.log(self.total)) - math.log(self.scale)
+
+    def value(self, u: float) -> float:
+        r = self._log_ratio(u)
+        return float(r - np.logaddexp(0.0, 2.0 * r))
+
+    def slope(self, u: float) -> float:
+        return float(0.5 - special.expit(2.0 * self._log_ratio(u)))
+
+
 def variance_range(rows: Any, weights: Array | None, centred: bool) -> tuple[float, float]:
-    """The range of LATENT_VARIANCES over the total variance of the columns (about 0 if told)."""
+    """The range of LATENT_VARIANCES over the total variance of the columns."""
+    total = total_variance(rows, weights, centred)
+    return LATENT_VARIANCES[0] / total, LATENT_VARIANCES[1] / total
+
+
+def total_variance(rows: Any, weights: Array | None, centred: bool) -> float:
+    """Sum of the variances of the columns (about 0 if told); 1 where that is 0 or overflows."""
     share = np.ones(rows.shape[0]) if weights is None else weights
     share = share / share.sum()
     rounding = rows.shape[0] * np.finfo(float).eps
@@ -239,8 +270,8 @@ def variance_range(rows: Any, weights: Array | None, centred: bool) -> tuple[flo
         for scale in (spread if centred else square, square):
             total = float(np.sum(scale))
             if math.isfinite(total) and 1e-200 < total < 1e200:
-                return LATENT_VARIANCES[0] / total, LATENT_VARIANCES[1] / total
-    return LATENT_VARIANCES
+                return total
+    return 1.0
 
 
 def ranges_by_group(

@@ -61,13 +61,16 @@ class Joint:
     def loss(self, u: Array) -> Loss:
         return self.parameters.at(u[self.k :])
 
-    def fits(self, u: Array, schedule: Schedule) -> Fits | None:
-        """Fits with certificates, or None."""
+    def fits(self, u: Array, schedule: Schedule) -> tuple[Fits, float] | None:
+        """Fits with certificates, and their log evidence with the prior's; or None."""
         self.search.problem = self.search.problem.with_loss(self.loss(u))
         found = self.search.fits(self.variance(u), schedule)
-        if found is not None and found.log_evidence > self.best[0]:
-            self.best, self.starts = (found.log_evidence, u.copy()), found.posteriors
-        return found
+        if found is None:
+            return None
+        value = found.log_evidence + (self.search.of_prior(float(u[0]))[0] if self.k else 0.0)
+        if value > self.best[0]:
+            self.best, self.starts = (value, u.copy()), found.posteriors
+        return found, value
 
     def slopes(self, u: Array, found: Fits) -> Array:
         """The gradient at a fixed point."""
@@ -76,6 +79,7 @@ class Joint:
             precision = np.exp(-u[: self.k])
             if self.groups is None:
                 result[0] = found.slope(float(precision[0]), d)
+                result[0] += self.search.of_prior(float(u[0]))[1]
             else:
                 by_column = found.slopes(precision[self.groups], d)
                 result[: self.k] = np.bincount(self.groups, by_column, self.k)
@@ -89,16 +93,16 @@ class Joint:
         found = self.fits(u, self.search.to(tol))
         if found is None:
             return None
-        slopes = self.slopes(u, found)
-        return (found.log_evidence, slopes) if np.isfinite(slopes).all() else None
+        slopes = self.slopes(u, found[0])
+        return (found[1], slopes) if np.isfinite(slopes).all() else None
 
     def first(self, starts: list[Array]) -> Array:
         """The best of the starts, by quick fits."""
         best, where = -np.inf, starts[0]
         for u in starts:
             found = self.fits(u, self.search.quick)
-            if found is not None and found.log_evidence > best:
-                best, where = found.log_evidence, u
+            if found is not None and found[1] > best:
+                best, where = found[1], u
         return where
 
     def climb(self, start: Array) -> Learnt | None:

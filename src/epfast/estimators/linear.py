@@ -16,14 +16,12 @@ from epfast.estimators.base import (
     odds,
     row_weights,
     tell,
-    users_level,
     validate_data,
 )
 from epfast.estimators.evidence import alike, with_chunk
 from epfast.estimators.interrupts import all_or_nothing
 from epfast.estimators.linear_model import LinearModel
 from epfast.estimators.search import Search, find
-from epfast.gaussian import notes
 from epfast.gaussian.choices import copies
 from epfast.inference import fit_from
 from epfast.losses import Loss
@@ -71,18 +69,25 @@ class LinearClassifier(LinearModel, LatentClassifier):
     prior_variance : float, array_like of shape (d,), "evidence" or "ard", optional
         Variance of the independent normal priors of the coefficients, with mean 0. "evidence": the
         common variance that maximises the log evidence, or one per group of ``prior_groups``.
-        "ard": one per column that maximise it (automatic relevance determination). None:
-        "evidence" for a likelihood ("logistic", "probit", "noisy_step"), 1 for other losses and at
-        another ``beta``, where the evidence is no log probability of the labels. The prior is on
-        the coefficients as they are, so scale the columns (StandardScaler).
+        "ard": one per column that maximise it (automatic relevance determination). None: as
+        "evidence", under a weak prior (``prior_scale``), for a likelihood ("logistic", "probit",
+        "noisy_step"); 1 for other losses and at another ``beta``, where the evidence is no log
+        probability of the labels. The prior is on the coefficients as they are, so scale the
+        columns (StandardScaler).
     prior_groups : array_like of shape (d,), optional
         A label per column, of any kind: columns of one label share a prior variance, which the
         evidence chooses.
+    prior_scale : float or None
+        With ``prior_variance=None``: median of the half-Cauchy prior of s, the prior standard
+        deviation of x.theta for the rows of X, x about its mean. The variance is the most probable
+        one over log s. It bounds s where a plane separates the classes, and with few rows, where
+        the evidence alone is nearly flat. None: no such prior, as "evidence".
     fit_intercept : bool
         Whether to add a constant column of ones.
     intercept_variance : float
-        Prior variance of the intercept, never chosen by the evidence. The default is broad: a
-        standard deviation of 10, in units of log odds.
+        Prior variance of the latent value at the means of the columns (with a factorised
+        posterior, of the intercept), never chosen by the evidence. The default is broad: a standard
+        deviation of 10, in units of log odds.
     schedule : Schedule, optional
         None runs EP to its fixed point: ``EP(sweeps=200, tol=1e-10)`` for "full" (1e-6 with
         "multiclass"); for "factorized"
@@ -190,6 +195,9 @@ class LinearClassifier(LinearModel, LatentClassifier):
     MacKay, D. J. C. (1992). The evidence framework applied to classification networks. Neural
     Computation 4(5), 720-736.
 
+    Gelman, A. (2006). Prior distributions for variance parameters in hierarchical models. Bayesian
+    Analysis 1(3), 515-533.
+
     Examples
     --------
     >>> import epfast, numpy as np
@@ -210,6 +218,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
         batch_size: int | None = None,
         prior_variance: float | str | ArrayLike | None = None,
         prior_groups: ArrayLike | None = None,
+        prior_scale: float | None = 2.5,
         fit_intercept: bool = True,
         intercept_variance: float = 100.0,
         schedule: Schedule | None = None,
@@ -226,6 +235,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
         self.batch_size = batch_size
         self.prior_variance = prior_variance
         self.prior_groups = prior_groups
+        self.prior_scale = prior_scale
         self.fit_intercept = fit_intercept
         self.intercept_variance = intercept_variance
         self.schedule = schedule
@@ -264,12 +274,11 @@ class LinearClassifier(LinearModel, LatentClassifier):
         """
         rows, labels = validate_data(self, X, y, **self._input())
         rows = _checks.rows("X", rows)
-        if isinstance(self.prior_variance, None | str | float | int) and self.prior_groups is None:
-            notes.note_scales(notes.column_sizes(rows), users_level())
         check_labels(labels)
         weights = row_weights(rows, labels, sample_weight, self.class_weight)
         index, targets = self._encode(labels, weights)
         loss = loss_of_labels(self.loss)
+        self._note_columns(rows)
         if isinstance(loss, losses.Multiclass):
             if weights is not None:
                 places = copies(loss, weights, "sample_weight or class_weight")
@@ -282,7 +291,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
             starts = getattr(self, "posteriors_", None)
         if starts is not None and not alike(starts, binary):
             starts = None
-        search = Search(binary, starts)
+        search = Search(binary, starts, self._scale_prior(binary, rows, weights))
         self.loss_ = binary.problems[0].loss
         if self.learn:
             variance, self.loss_, found, _ = self._learnt(search, rows, weights)

@@ -18,19 +18,22 @@ from epfast.estimators.coefficients import Coefficients
 from epfast.estimators.evidence import (
     BinaryProblems,
     Fits,
+    ScalePrior,
     normalised,
     problems_of,
     ranges_by_group,
+    total_variance,
     variance_range,
 )
 from epfast.estimators.jobs import jobs_of
 from epfast.estimators.joint import SHARES, Joint, Learnt
 from epfast.estimators.parameters import Parameters, tell_ends
 from epfast.estimators.search import Search, find, tell_lost
-from epfast.gaussian import FullPosterior, LinearProblem
+from epfast.gaussian import FullPosterior, LinearProblem, notes
 from epfast.gaussian.choices import choose, filled
 from epfast.gaussian.fit_linear import FULL_UP_TO
 from epfast.gaussian.priors import variances_at_door
+from epfast.gaussian.problem import mean_of_rows
 from epfast.losses import Loss
 from epfast.schedules import EP
 
@@ -57,6 +60,7 @@ class LinearModel(Coefficients):
     batch_size: int | None
     prior_variance: Any
     prior_groups: Any
+    prior_scale: Any
     fit_intercept: bool
     intercept_variance: Any
     schedule: Any
@@ -137,6 +141,15 @@ class LinearModel(Coefficients):
         variance = intercept if self.fit_intercept else None
         return BinaryProblems(problems, rows.shape[1], variance, self.n_jobs)
 
+    def _note_columns(self, rows: Any) -> None:
+        """Note columns whose scale or place is hardly what one prior variance is for."""
+        full, center = self._covariance(rows) == "full", None
+        if self.fit_intercept:
+            notes.note_far(rows, full, users_level())
+            center = mean_of_rows(notes.some_rows(rows)) if full else None
+        if isinstance(self.prior_variance, None | str | float | int) and self.prior_groups is None:
+            notes.note_scales(notes.column_sizes(rows, center), users_level())
+
     def _factor(self, offset: ArrayLike | None, y: Any) -> Loss:
         """The loss of these fits, of responses y."""
         raise NotImplementedError
@@ -171,6 +184,22 @@ class LinearModel(Coefficients):
         if isinstance(given, str):
             return given
         return variances_at_door(given, binary.d)
+
+    def _scale_prior(
+        self, binary: BinaryProblems, rows: Any, weights: Array | None
+    ) -> ScalePrior | None:
+        """The prior of a prior variance that is found; None: a flat one."""
+        scale, problem = self.prior_scale, binary.problems[0]
+        if scale is None:
+            return None
+        scale = _checks.number("prior_scale", scale, least=1e-9, most=1e9)
+        given = self.prior_variance is not None or self.prior_groups is not None
+        if given or not normalised(problem.loss):
+            return None
+        total, unit = total_variance(rows, weights, bool(self.fit_intercept)), 1.0
+        if not problem.loss.by_margin and problem.data.y is not None:
+            unit = problem.loss.typical(problem.data.y, weights)[1]
+        return ScalePrior(total, scale * unit)
 
     def _groups(self, how: str, d: int) -> NDArray[np.intp] | None:
         """The group of each column, 0 to k - 1; None: one variance for all."""

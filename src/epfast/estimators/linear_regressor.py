@@ -13,14 +13,13 @@ from epfast._arrays import Array
 from epfast.estimators.base import (
     sample_weights,
     tell,
-    users_level,
 )
 from epfast.estimators.interrupts import all_or_nothing
 from epfast.estimators.joint import Learnt
 from epfast.estimators.linear_model import LinearModel
 from epfast.estimators.regression import LatentRegressor, loss_of_numbers
 from epfast.estimators.search import Search
-from epfast.gaussian import LinearProblem, notes
+from epfast.gaussian import LinearProblem
 from epfast.inference import fit_from
 from epfast.losses import Loss
 from epfast.schedules import Schedule
@@ -58,10 +57,13 @@ class LinearRegressor(LinearModel, LatentRegressor):
     prior_variance : float, array_like of shape (d,), "evidence" or "ard", optional
         Variance of the independent normal priors of the coefficients, with mean 0. "evidence": the
         common variance that maximises the log evidence, or one per group of ``prior_groups``.
-        "ard": one per column. None: "evidence" for a likelihood, else 1. The prior is on the
-        coefficients as they are, so scale the columns (StandardScaler).
+        "ard": one per column. None: as "evidence", under a weak prior (``prior_scale``), for a
+        likelihood, else 1. The prior is on the coefficients as they are, so scale the columns
+        (StandardScaler).
     prior_groups : array_like of shape (d,), optional
         A label per column, of any kind: columns of one label share a prior variance.
+    prior_scale : float or None
+        As in :class:`LinearClassifier`, in units of the spread of y; 1 for a log or another link.
     learn : tuple of str, optional
         The parameters of the loss that the evidence sets, out of ``loss.learnable``: as
         ``("scale", "df")``. The search begins with y, not with the numbers of the loss. None: the
@@ -69,8 +71,9 @@ class LinearRegressor(LinearModel, LatentRegressor):
     fit_intercept : bool
         Whether to add a constant column of ones.
     intercept_variance : float, optional
-        Prior variance of the intercept, never chosen by the evidence. None is broad: the square of
-        the location of y, and 100 times that of its spread; 10 for a log or another link, whose
+        Prior variance of the latent value at the means of the columns (with a factorised
+        posterior, of the intercept), never chosen by the evidence. None is broad: the square of the
+        location of y, and 100 times that of its spread; 10 for a log or another link, whose
         spread is 1.
     schedule : Schedule, optional
         As in :class:`LinearClassifier`.
@@ -137,6 +140,7 @@ class LinearRegressor(LinearModel, LatentRegressor):
         batch_size: int | None = None,
         prior_variance: float | str | ArrayLike | None = None,
         prior_groups: ArrayLike | None = None,
+        prior_scale: float | None = 2.5,
         learn: tuple[str, ...] | None = None,
         fit_intercept: bool = True,
         intercept_variance: float | None = None,
@@ -151,6 +155,7 @@ class LinearRegressor(LinearModel, LatentRegressor):
         self.batch_size = batch_size
         self.prior_variance = prior_variance
         self.prior_groups = prior_groups
+        self.prior_scale = prior_scale
         self.learn = learn
         self.fit_intercept = fit_intercept
         self.intercept_variance = intercept_variance
@@ -204,14 +209,13 @@ class LinearRegressor(LinearModel, LatentRegressor):
         weights = None if sample_weight is None else sample_weights(rows, sample_weight)
         if weights is not None and (weights == 1.0).all():
             weights = None
-        if isinstance(self.prior_variance, None | str | float | int) and self.prior_groups is None:
-            notes.note_scales(notes.column_sizes(rows), users_level())
+        self._note_columns(rows)
         binary = self._problems(rows, [given], weights, self._schedule(rows), offset=offset)
         self._left = binary.unfitted
         starts = None
         if _checks.flag("warm_start", self.warm_start) and binary.schedule.stores != "none":
             starts = getattr(self, "posteriors_", None)
-        search, self.n_lost_ = Search(binary, starts), 0
+        search, self.n_lost_ = Search(binary, starts, self._scale_prior(binary, rows, weights)), 0
         if self._learns_from_few(rows):
             learnt = self._learnt_from_few(rows, np.asarray(given), weights, offset)
         else:

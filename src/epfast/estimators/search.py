@@ -23,6 +23,7 @@ from epfast.estimators.evidence import (
     BinaryProblems,
     Fits,
     Posterior,
+    ScalePrior,
     ranges_by_group,
     variance_range,
 )
@@ -68,8 +69,14 @@ class Found(NamedTuple):
 class Search:
     """The maximum of the log evidence over u, the log of the prior variance."""
 
-    def __init__(self, problem: BinaryProblems, start: list[Posterior] | None = None) -> None:
-        self.problem = problem
+    def __init__(
+        self,
+        problem: BinaryProblems,
+        start: list[Posterior] | None = None,
+        prior: ScalePrior | None = None,
+    ) -> None:
+        """prior: of a common variance, whose log density is added; None: it is flat."""
+        self.problem, self.prior = problem, prior
         #: start of the next fit: the last one with a certificate
         self.last = start
         #: points that gave no fit with a certificate, and all points
@@ -131,16 +138,21 @@ class Search:
             return None
 
     def value(self, u: float, schedule: Schedule) -> float:
-        """Log evidence at u; -inf without a certificate."""
+        """Log evidence at u, with the prior's; -inf without a certificate."""
         found = self.fits(math.exp(u), schedule)
         self.known[u] = math.nan
         if found is None:
             return -math.inf
-        self.known[u] = found.slope(math.exp(-u), self.problem.d)
-        return found.log_evidence
+        value, slope = self.of_prior(u)
+        self.known[u] = found.slope(math.exp(-u), self.problem.d) + slope
+        return found.log_evidence + value
+
+    def of_prior(self, u: float) -> tuple[float, float]:
+        """Log density of the prior of a common variance, and its slope."""
+        return (0.0, 0.0) if self.prior is None else (self.prior.value(u), self.prior.slope(u))
 
     def slope(self, u: float) -> float:
-        """d log Z / du at a fixed point, kept; NaN without one."""
+        """Its derivative at a fixed point, kept; NaN without one."""
         if u not in self.known:
             self.value(u, self.fine)
         return self.known[u]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
+from epfast._arrays import Array
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
 from epfast.gaussian.problem import Data, LinearProblem, is_proper, product_over, stacked_rows
 from epfast.gaussian.shrunk_posterior import ShrunkPosterior
@@ -36,7 +37,8 @@ def combine(posteriors: Sequence[Any]) -> FactorizedPosterior | FullPosterior:
     -------
     FullPosterior or FactorizedPosterior
         Its sites are those of the first, then those of the second, and so on, or None where one
-        has none; so are its rows, where all of them are known.
+        has none; so are its rows, where all of them are known. Its prior is that of the first: an
+        intercept has it at the means of the columns there.
 
     Raises
     ------
@@ -85,8 +87,15 @@ def combine(posteriors: Sequence[Any]) -> FactorizedPosterior | FullPosterior:
         data = _joined_data([post.problem for post in posteriors])
         sweeps = max(post.n_sweeps for post in posteriors)
         return first.joined(found, data, sweeps=sweeps, converged=False, history=[])
-    sites = _joined_sites(list(posteriors))
-    state = product_over([post.state for post in posteriors], first.problem.prior, sites)
+    sites, prior = _joined_sites(list(posteriors)), first.problem.prior
+    # of each the prior of the first in place of its own, whose intercept may have another center
+    states = [
+        post.state._replace(
+            precision=post.state.precision + (prior.precision - post.problem.prior.precision)
+        )
+        for post in posteriors
+    ]
+    state = product_over(states, prior, sites)
     if not is_proper(state.precision):
         raise ValueError(
             "posteriors have an improper product over the surplus priors; allowed: fits that are "
@@ -127,13 +136,24 @@ def _check_same(k: int, first: Any, post: Any) -> None:
                 f"posteriors[{k}] has the {name} {theirs!r} and posteriors[0] {ours!r}; allowed: "
                 "the same"
             )
-    for name in ("precision", "shift"):
-        ours, theirs = (getattr(p.problem.prior, name) for p in (first, post))
-        if not np.allclose(ours, theirs, rtol=1e-12, atol=0.0):
+    rounding = 0.0 if first.problem.center is None else np.abs(first.problem.prior[0]).max()
+    priors = zip(_without_center(first.problem), _without_center(post.problem), strict=True)
+    for name, (ours, theirs) in zip(("precision", "shift"), priors, strict=True):
+        if not np.allclose(ours, theirs, rtol=1e-12, atol=1e-12 * rounding):
             raise ValueError(
                 f"posteriors[{k}] has another prior than posteriors[0] (its {name} differs); "
                 "allowed: the same"
             )
+
+
+def _without_center(problem: LinearProblem) -> tuple[Array, Array]:
+    """Precision and shift of the prior, as they would be with that of the intercept at 0."""
+    precision, shift, center = *problem.prior[:2], problem.center
+    if center is not None and problem.wide is None:
+        own, row = precision[-1, -1], np.append(center, 1.0)
+        precision = precision - np.outer(row, own * row)
+        precision[-1, -1] = own
+    return precision, shift
 
 
 def _joined_sites(posteriors: list[Any]) -> Sites | None:

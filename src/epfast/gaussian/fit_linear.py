@@ -24,6 +24,7 @@ from epfast.gaussian.problem import (
     LinearProblem,
     State,
     data_of,
+    mean_of_rows,
     prior_of,
     weights_of,
     with_ones,
@@ -144,8 +145,10 @@ def fit_linear(
         :class:`epfast.gaussian.ShrunkPosterior`.
     intercept : bool or float
         True: one more weight, the last one, of a column of ones, with prior variance 100; a number:
-        with that prior variance. The posterior adds the ones to new rows by itself; priors and X
-        are given without it. X is copied.
+        with that prior variance. The prior is that of the latent value at the (weighted) means of
+        the columns, of chunks at those of the first chunk, so that columns may lie anywhere; with a
+        factorised posterior and beside a ``prior`` it is at 0. The posterior adds the ones to new
+        rows by itself; priors and X are given without it. X is copied.
     offset : array_like of shape (n,), optional
         Known parts of the latent values: the factors are t_i(x_i.theta + offset_i), as for the log
         of an exposure. None: 0.
@@ -214,7 +217,9 @@ def fit_linear(
         of a factor failed as a whole, so that its site stayed; if the log evidence is above 0 where
         no factor is above 1. ``converged`` is False then.
     DataWarning
-        If weights are no counts, which change how sure the fit is; if columns differ in scale by
+        If weights are no counts, which change how sure the fit is; if a column lies further than
+        1e5 standard deviations from 0 beside an intercept (10 where its prior is at 0); if columns
+        differ in scale by
         more than 1e3 under one prior variance; if there is no constant column and less than 40 % of
         the labels are of one kind; if a plane separates the labels and the prior is flat.
 
@@ -291,13 +296,22 @@ def fit_linear(
         notes.note_factorized((d,) if stream else X.shape)  # type: ignore[union-attr]
     if start is not None:
         check_names(start.problem.names, names)
-    kernel_rows = wide_rows(chosen, data, ones is not None)
+    center = None
+    if ones is not None and prior is None and chosen.covariance == "full":
+        if start is not None and chosen.schedule.stores == "none":
+            center = start.problem.center
+        else:
+            center = mean_of_rows(rows.first_X if stream else data.X, data.weights)[:-1]
+    if ones is not None and not stream:
+        notes.note_far(data.X, center is not None)
+    kernel_rows = wide_rows(chosen, data, ones is not None, center)
     if kernel_rows is not None:
         data = data._replace(X=kernel_rows.X)
     elif isinstance(start, WidePosterior) and chosen.schedule.stores == "none":
         start = start.in_d_by_d()
     normal = prior_variance, prior_precision, prior_covariance, prior_mean
-    known: dict[str, Any] = {"intercept": ones is not None, "names": names, "wide": kernel_rows}
+    known: dict[str, Any] = {"intercept": ones is not None, "center": center}
+    known |= {"names": names, "wide": kernel_rows}
     if prior is not None:
         refuse_normal(normal, f"prior={prior!r}", ": one of them")
         flat_prior = prior_of(np.ones(d), np.zeros(d), kernel_rows is None)
@@ -306,7 +320,8 @@ def fit_linear(
     else:
         is_matrix = prior_precision is not None or prior_covariance is not None
         dense = chosen.covariance == "full" and (kernel_rows is None or is_matrix)
-        normal_prior = prior_of_fit(normal, start, chosen.schedule, d, ones, dense)
+        at = center if kernel_rows is None else None
+        normal_prior = prior_of_fit(normal, start, chosen.schedule, d, ones, dense, at)
         problem = in_best_form(chosen.problem(data, normal_prior)._replace(**known))
         note_weights(data.weights)
         scale = None if stream else _notes(problem, prior_variance, is_matrix)
@@ -347,7 +362,7 @@ def check_start(start: Any, chosen: Choices, prior: Any) -> None:
 def _notes(problem: LinearProblem, variance: Any, is_matrix: bool) -> float | None:
     """Note what is odd about the data; return the scale of a flat prior, None of another."""
     data = problem.data
-    sizes = None if is_matrix else notes.column_sizes(data.X)
+    sizes = None if is_matrix else notes.column_sizes(data.X, problem.center)
     if sizes is not None and np.ndim(variance) == 0:
         notes.note_scales(sizes, stacklevel=3)
     if not problem.loss.by_margin or data.y is None:

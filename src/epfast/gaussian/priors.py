@@ -27,20 +27,22 @@ def prior_at_door(
     full: bool,
     intercept: float | None = None,
     prefix: str = "prior_",
+    center: Array | None = None,
 ) -> State:
     """The prior of the user's arguments, each of which may be None; of three one may be given.
 
-    intercept: the prior variance of one more weight, of mean 0; prefix: of the arguments' names.
+    intercept: the prior variance of one more weight, of mean 0, at the row ``center``, see
+    :func:`epfast.gaussian.problem.prior_of`; prefix: of the arguments' names.
     """
-    center = np.zeros(d) if mean is None else _checks.array(f"{prefix}mean", mean, shape=(d,))
+    means = np.zeros(d) if mean is None else _checks.array(f"{prefix}mean", mean, shape=(d,))
     found = _precision(variance, precision, covariance, d, full, prefix)
     if intercept is not None:
-        center = np.append(center, 0.0)
+        means = np.append(means, 0.0)
         if found.ndim == 1:
             found = np.append(found, 1.0 / intercept)
         else:
             found = linalg.block_diag(found, 1.0 / intercept)
-    return prior_of(found, center, full)
+    return prior_of(found, means, full, center)
 
 
 def refuse_normal(given: tuple[Any, Any, Any, Any], beside: str, allowed: str) -> None:
@@ -59,14 +61,16 @@ def prior_of_fit(
     d: int,
     intercept: float | None,
     dense: bool,
+    center: Array | None = None,
 ) -> State:
     """The prior that the arguments give; ADF with a start keeps the prior of the start.
 
-    d: the number of weights, with that of the intercept; dense: its precision is a matrix.
+    d: the number of weights, with that of the intercept, which has its prior at ``center``; dense:
+    its precision is a matrix.
     """
     if start is None or schedule.stores != "none":
         features = d if intercept is None else d - 1
-        return prior_at_door(*given, features, dense, intercept)
+        return prior_at_door(*given, features, dense, intercept, center=center)
     refuse_normal(given, "a start", " with ADF: None, the prior is that of the start")
     prior: State = start.problem.prior
     if prior.shift.size != d:

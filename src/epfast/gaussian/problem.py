@@ -114,6 +114,8 @@ class LinearProblem(NamedTuple):
     chunk: int = CHUNK
     #: whether the last column of X is the ones of an intercept, which the user does not give
     intercept: bool = False
+    #: (d - 1,), the row at which the intercept has its prior, see :func:`prior_of`; None: at 0
+    center: Array | None = None
     #: names of the columns of the user's X; None: it was no frame
     names: tuple[str, ...] | None = None
     #: the rows in the n x n form, whose diagonal prior stays (d,); None: the d x d form
@@ -216,7 +218,8 @@ class LinearProblem(NamedTuple):
     def with_precision(self, precision: Array) -> LinearProblem:
         """The same fit with this diagonal prior precision, (d,), of mean 0; not checked."""
         dense = self.covariance == "full" and self.wide is None
-        prior = prior_of(precision, np.zeros(len(precision)), dense)
+        at = self.center if dense else None
+        prior = prior_of(precision, np.zeros(len(precision)), dense, at)
         return self._replace(prior=prior, base=prior)
 
     def with_rows(self, X: Any, y: Any, weights: Any = None, offset: Any = None) -> LinearProblem:
@@ -263,6 +266,8 @@ class LinearProblem(NamedTuple):
                 total = height - self.prior_sites.log_density(theta)
             else:
                 away, precision = theta.reshape(-1, self.shape[1]) - self.prior_mean, self.prior[0]
+                if self.center is not None and self.wide is not None:
+                    away[:, -1] += away[:, :-1] @ self.center
                 half = away * precision if precision.ndim == 1 else away @ precision
                 total = 0.5 * np.einsum("ki,ki->k", half, away)
                 total = total.reshape(len(theta), self.loss.latents).sum(axis=1)
@@ -308,25 +313,39 @@ class LinearProblem(NamedTuple):
         if not shift.any():
             return shift
         if precision.ndim == 1:
-            return shift / precision
-        with factorising():
-            return np.asarray(
-                linalg.cho_solve((linalg.cholesky(precision, lower=True), True), shift)
-            )
+            mean = shift / precision
+        else:
+            with factorising():
+                factor = linalg.cholesky(precision, lower=True), True
+                mean = np.asarray(linalg.cho_solve(factor, shift))
+        if self.center is not None and self.wide is not None:
+            mean[-1] -= self.center @ mean[:-1]
+        return mean
 
 
 # ---- Gaussians ----
 
 
-def prior_of(precision: Array, mean: Array, full: bool) -> State:
-    """N(mean, 1 / precision) as a state without sites; precision (d,) or (d, d)."""
+def prior_of(precision: Array, mean: Array, full: bool, center: Array | None = None) -> State:
+    """N(mean, 1 / precision) as a state without sites; precision (d,) or (d, d).
+
+    center: (d - 1,), a row x; then the last of precision and mean are those of b + x.w, the latent
+    value there, in place of those of the intercept b, the last weight, and the precision that
+    comes out has cross terms. (In the n x n form it has none: the center is applied to rows there,
+    as adding to the precision of a flat prior rounds it.)
+    """
     if full and precision.ndim == 1:
         precision = np.diag(precision)
-    if not mean.any():
-        return State(precision, np.zeros(len(mean)), None, 0.0, 0)
+    shift, scale = np.zeros(len(mean)), 0.0
     with np.errstate(over="ignore", invalid="ignore"):
-        shift = precision * mean if precision.ndim == 1 else precision @ mean
-        scale = -0.5 * float(shift @ mean)
+        if mean.any():
+            shift = precision * mean if precision.ndim == 1 else precision @ mean
+            scale = -0.5 * float(shift @ mean)
+        if center is not None:
+            row, own = np.append(center, 1.0), precision[-1, -1]
+            precision = precision + np.outer(row, own * row)
+            precision[-1, -1] = own
+            shift[:-1] += center * shift[-1]
     if not math.isfinite(scale):
         raise ValueError(
             f"prior_mean is {np.abs(mean).max():.2g}, whose square over the prior variance "
@@ -491,6 +510,14 @@ def with_ones(rows: Any) -> Any:
     result[:, :d] = rows
     result[:, d] = 1.0
     return result
+
+
+def mean_of_rows(rows: Any, weights: Array | None = None) -> Array:
+    """(d,), of rows dense or CSR."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if weights is None:
+            return np.asarray(rows.mean(axis=0, dtype=np.float64)).ravel()
+        return np.asarray(rows.T @ (weights / weights.sum()), dtype=np.float64)
 
 
 def data_of(

@@ -94,30 +94,55 @@ def _columns(X: Any, m: int) -> list[slice]:
 class WeightPrior:
     """N(m, S) over the weights: a variance per weight, or a precision that the user gave.
 
-    O(d^3) for a precision (d, d), once.
+    O(d^3) for a precision (d, d), once. With a center c, see ``prior_of`` in problem.py, the last
+    weight is b + c.w under that precision, so that S is its inverse D less D c e' and its
+    transpose, with (c.D c) e e' added; e is the unit vector of the intercept.
     """
 
-    def __init__(self, prior: State) -> None:
+    def __init__(self, prior: State, center: Array | None = None) -> None:
         self.precision = prior.precision
-        #: (d, d), None if S is diagonal
+        #: (d,), c, with 0 for the intercept
+        self.center = None if center is None else np.append(center, 0.0)
+        #: (d, d), S of a precision (d, d)
         self.covariance: Array | None = None
         if self.precision.ndim == 2:
             self.covariance = inverse_of(self.precision)
+            if self.center is not None:
+                self.covariance[-1] -= self.center @ self.covariance
+                self.covariance[:, -1] -= self.covariance @ self.center
             self.variance = np.diag(self.covariance).copy()
         else:
-            self.variance = 1.0 / self.precision
+            #: (d,), D of a precision (d,)
+            self.scales = 1.0 / self.precision
+            self.variance = self.scales.copy()
+            if self.center is not None:
+                self.variance[-1] += self.center @ (self.scales * self.center)
 
     def of_rows(self, rows: Any) -> Any:
         """rows S, of rows dense or CSR."""
         if self.covariance is not None:
             return np.asarray(rows @ self.covariance)
-        return _scaled(rows, self.variance)
+        if self.center is None:
+            return _scaled(rows, self.scales)
+        ones = rows[..., -1:]
+        ones = ones.toarray() if hasattr(ones, "indptr") else ones
+        found = np.asarray(rows - ones * self.center) * self.scales
+        found[..., -1] -= found @ self.center
+        return found
 
     def of_columns(self, columns: Any, part: slice) -> Any:
-        """Some rows of S columns, for columns = X', (d, n)."""
+        """Some rows of S columns, for columns = X', (d, n), of rows that end in 1."""
         if self.covariance is not None:
             return np.asarray(self.covariance[part] @ columns)
-        return _scaled(columns[part], self.variance[part, None])
+        found = _scaled(columns[part], self.scales[part, None])
+        if self.center is None:
+            return found
+        along = self.scales * self.center
+        found = found.toarray() if hasattr(found, "indptr") else found
+        found -= along[part, None]
+        if part.indices(len(along))[1] == len(along):
+            found[-1] += self.center @ along - np.asarray(along @ columns)
+        return found
 
     @cached_property
     def _root(self) -> Array:
@@ -126,12 +151,21 @@ class WeightPrior:
     def color(self, noise: Array) -> Array:
         """Turn standard normal draws (k, d) into draws of N(0, S)."""
         if self.covariance is not None:
-            return np.asarray(noise @ self._root.T)
-        return np.asarray(noise * np.sqrt(self.variance))
+            theta = np.asarray(noise @ self._root.T)
+        else:
+            theta = np.asarray(noise * np.sqrt(self.scales))
+        if self.center is not None:
+            theta[:, -1] -= theta @ self.center
+        return theta
 
     def matrix(self) -> Array:
         """(d, d), S."""
-        return np.diag(self.variance) if self.covariance is None else self.covariance.copy()
+        if self.covariance is not None:
+            return self.covariance.copy()
+        found = np.diag(self.variance)
+        if self.center is not None:
+            found[-1, :-1] = found[:-1, -1] = -(self.scales * self.center)[:-1]
+        return found
 
 
 def _scaled(rows: Any, by: Array) -> Any:
@@ -141,8 +175,15 @@ def _scaled(rows: Any, by: Array) -> Any:
 class WideRows:
     """The rows of a fit in the n x n form, its own."""
 
-    def __init__(self, X: Any, intercept: bool, remembered: Array | None = None) -> None:
-        self.X, self.intercept = X, intercept
+    def __init__(
+        self,
+        X: Any,
+        intercept: bool,
+        center: Array | None = None,
+        remembered: Array | None = None,
+    ) -> None:
+        #: center: where the intercept has its prior, see :func:`epfast.gaussian.problem.prior_of`
+        self.X, self.intercept, self.center = X, intercept, center
         #: X X' without the intercept, if it is kept for other prior variances
         self.remembered = remembered
         self._prior: WeightPrior | None = None
@@ -153,13 +194,18 @@ class WideRows:
     def prior(self, prior: State) -> WeightPrior:
         """The prior of the weights; the last one is kept."""
         if self._prior is None or self._prior.precision is not prior.precision:
-            self._prior = WeightPrior(prior)
+            self._prior = WeightPrior(prior, self.center)
         return self._prior
+
+    def of(self, X: Any) -> WideRows:
+        """Other rows, under the same prior."""
+        return WideRows(X, self.intercept, self.center)
 
     def remembering(self) -> WideRows:
         """The same, with X X' at hand for any common prior variance. O(n^2 d)."""
         with np.errstate(over="ignore", invalid="ignore"):
-            return WideRows(self.X, self.intercept, gram(self._features(), None))
+            known = gram(self._features(), None)
+            return WideRows(self.X, self.intercept, self.center, known)
 
     def columns(self) -> Any:
         """X', whose rows are at hand."""
@@ -182,11 +228,17 @@ class WideRows:
             return np.ascontiguousarray(0.5 * (array + array.T))
         variance = 1.0 / prior.precision
         common = variance[: len(variance) - self.intercept]
-        if not (common == common[0]).all():
-            return gram(self.X, variance)
-        array = gram(self._features(), None) if self.remembered is None else self.remembered
-        array = common[0] * array
-        return np.asarray(array + variance[-1] if self.intercept else array)
+        if (common == common[0]).all():
+            array = gram(self._features(), None) if self.remembered is None else self.remembered
+            array = common[0] * array
+            array = array + variance[-1] if self.intercept else array
+        else:
+            array = gram(self.X, variance)
+        if self.center is not None:  # K - r 1' - 1 r' + a
+            along = common * self.center
+            r = np.asarray(self._features() @ along, dtype=np.float64)
+            array -= r[:, None] + r - self.center @ along
+        return np.asarray(array)
 
 
 def offset_of(problem: LinearProblem) -> Array | None:
@@ -205,7 +257,9 @@ def mean_of(problem: LinearProblem, alpha: Array) -> Array:
 # ---- the door ----
 
 
-def wide_rows(choices: Any, data: Data, intercept: bool) -> WideRows | None:
+def wide_rows(
+    choices: Any, data: Data, intercept: bool, center: Array | None = None
+) -> WideRows | None:
     """The rows, if a fit by these choices takes the n x n form.
 
     Scalar sites of EP with a full covariance, fewer rows than columns; not in chunks, or where they
@@ -219,7 +273,9 @@ def wide_rows(choices: Any, data: Data, intercept: bool) -> WideRows | None:
         return None
     if schedule.order == "chunked" or (data.weights is not None and schedule.order == "parallel"):
         return None
-    return WideRows(_own(data.X, intercept), intercept) if is_wide(*data.X.shape) else None
+    if not is_wide(*data.X.shape):
+        return None
+    return WideRows(_own(data.X, intercept), intercept, center)
 
 
 def is_wide(n: int, d: int) -> bool:
@@ -269,7 +325,9 @@ def in_d_by_d(problem: LinearProblem) -> LinearProblem:
     prior = problem.prior
     if prior.precision.ndim == 1:
         in_memory("a matrix of the weights", len(prior.shift), "the n x n form makes none")
-        prior = prior_of(prior.precision, problem.prior_mean, True)
+    if prior.precision.ndim == 1 or problem.center is not None:
+        mean = problem._replace(center=None).prior_mean
+        prior = prior_of(prior.precision, mean, True, problem.center)
     return problem._replace(prior=prior, base=prior, wide=None)
 
 

@@ -22,7 +22,6 @@ from epfast.gaussian.linear_posterior import FullPosterior, finite
 from epfast.gaussian.problem import Data, LinearProblem, from_sites, not_proper, sum_of_sites
 from epfast.gaussian.wide import (
     WeightPrior,
-    WideRows,
     diagonal_products,
     in_d_by_d,
     in_memory,
@@ -108,11 +107,8 @@ class WidePosterior(KernelPosterior, FullPosterior):
 
     @property
     def prior_precision(self) -> Array:
-        precision = self.problem.prior.precision
-        if precision.ndim == 2:
-            return precision
-        in_memory("prior_precision", len(precision), "ask for problem.prior.precision, (d,)")
-        return np.diag(precision)
+        in_memory("prior_precision", self.shift.size, "ask for problem.prior.precision, (d,)")
+        return in_d_by_d(self.problem).prior.precision
 
     @property
     def log_evidence(self) -> float:
@@ -149,7 +145,8 @@ class WidePosterior(KernelPosterior, FullPosterior):
         mean, cross = np.empty(m), np.empty((m if joint else 0, n))
         variance = np.empty((m, m) if joint else m)
         with np.errstate(over="ignore", invalid="ignore"):
-            for part in pieces(m, n if hasattr(rows, "indptr") else max(rows.shape)):
+            thin = hasattr(rows, "indptr") and self._prior.center is None
+            for part in pieces(m, n if thin else max(rows.shape)):
                 scaled = self._prior.of_rows(rows[part])
                 mean[part] = rows[part] @ self.mean
                 block = products(scaled, self._rows.X)
@@ -241,8 +238,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
 
         parts: fields of the result that differ.
         """
-        rows = WideRows(data.X, self.problem.intercept)
-        problem = parts.pop("problem", self.problem)._replace(data=data, wide=rows)
+        problem = parts.pop("problem", self.problem)._replace(data=data, wide=self._rows.of(data.X))
         post = replace(self, state=GPState(sites, parts.pop("sweeps")), problem=problem, **parts)
         return post if is_wide(*data.X.shape) else post.in_d_by_d()
 
@@ -271,7 +267,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
         problem, sites = self._with_rows(X, y).problem, self.state.sites
         kept = ~online.removal_mask(problem, rows)
         data = problem.data.taken(kept)
-        problem = problem._replace(data=data, wide=WideRows(data.X, problem.intercept))
+        problem = problem._replace(data=data, wide=self._rows.of(data.X))
         rest = GPState(families.taken(sites, kept), self.n_sweeps)
         try:
             state = Dual(problem).solved(rest)
