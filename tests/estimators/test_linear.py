@@ -38,10 +38,27 @@ ONES = np.column_stack([X, np.ones(N)])
 for shared in (X, Y):
     shared.flags.writeable = False
 
+#: at which repeated and weighted rows agree to 1e-8
+TIGHT = EP(sweeps=200, tol=1e-10)
 CHECKED = [
-    LinearClassifier(),
-    LinearClassifier(loss="probit", prior_variance=1.0),
+    LinearClassifier(schedule=TIGHT),
+    LinearClassifier(loss="probit", prior_variance=1.0, schedule=TIGHT),
 ]
+EQUIVALENCE = (
+    "check_sample_weight_equivalence_on_dense_data",
+    "check_sample_weight_equivalence_on_sparse_data",
+)
+
+
+@pytest.mark.slow
+@parametrize_with_checks(
+    [LinearClassifier()],
+    expected_failed_checks=lambda estimator: dict.fromkeys(
+        EQUIVALENCE, "repeated and weighted rows agree to the tolerance of the schedule"
+    ),
+)
+def test_scikit_learn_checks_of_the_default(estimator, check):
+    check(estimator)
 
 
 @pytest.mark.slow
@@ -96,7 +113,7 @@ def test_agrees_with_fit_linear(arguments):
         "scheme": "exact",
         "posterior": "full",
         "batch_size": None,
-        "schedule": EP(sweeps=200, tol=1e-10) if full else EP(sweeps=3000, tol=1e-4),
+        "schedule": EP(sweeps=200) if full else EP(sweeps=3000, tol=1e-4),
     }
     rows = ONES if wide else X
     prior = {"prior_variance": np.append(variance, intercept) if wide else variance}
@@ -292,7 +309,7 @@ def test_weights_between_the_integers():
         batch_size=None,
         posterior="full",
         scheme="exact",
-        schedule=EP(sweeps=200, tol=1e-10),
+        schedule=EP(sweeps=200),
     )
     model = LinearClassifier(fit_intercept=False, prior_variance=25.0)
     model.fit(X, Y, sample_weight=np.full(N, 0.3))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from epfast import FullPosterior, LinearClassifier, WidePosterior
+from epfast import EP, FullPosterior, LinearClassifier, WidePosterior
 from epfast.gaussian import wide
 
 pytestmark = pytest.mark.filterwarnings(
@@ -23,6 +23,7 @@ def data(n=30, d=45, seed=0):
 
 def fitted(monkeypatch, X, y, **given):
     """In the n x n form, and in the d x d form."""
+    given = {"schedule": EP(sweeps=200, tol=1e-10)} | given
     ours = LinearClassifier(**given).fit(X, y)
     with monkeypatch.context() as patch:
         patch.setattr(wide, "is_wide", lambda n, d: False)

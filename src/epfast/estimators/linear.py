@@ -89,8 +89,8 @@ class LinearClassifier(LinearModel, LatentClassifier):
         posterior, of the intercept), never chosen by the evidence. The default is broad: a standard
         deviation of 10, in units of log odds.
     schedule : Schedule, optional
-        None runs EP to its fixed point: ``EP(sweeps=200, tol=1e-10)`` for "full" (1e-6 with
-        "multiclass"); for "factorized"
+        None runs EP to its fixed point: ``EP(sweeps=200)`` for "full", to 1e-5 of a standard
+        deviation (1e-6 with "multiclass"); for "factorized"
         ``EP(tol=1e-4)`` with 200 to 3,000 sweeps, the fewer the larger X, or ``EP()`` with
         minibatches. A default fit that fails its certificate (see Notes) is tried again, damped.
     beta : float
@@ -140,9 +140,9 @@ class LinearClassifier(LinearModel, LatentClassifier):
         the sum over the classes, each against the rest. For other losses, as "hinge", it is the log
         integral of prior times factors, no log probability: not to be compared over losses.
     prior_variance_ : float or ndarray of shape (d,)
-        The prior variance in use, given or found. It may be an end of the searched range, where
-        the evidence has no maximum inside it: classes that a plane separates favour large
-        variances (an EvidenceWarning says so), data without any signal small ones.
+        The prior variance in use, given or found. With "evidence" it may be an end of the searched
+        range: classes that a plane separates favour large variances (an EvidenceWarning says so),
+        data without any signal small ones.
     loss_ : Loss
         The loss, with the parameters that were learnt.
     n_lost_ : int
@@ -159,19 +159,19 @@ class LinearClassifier(LinearModel, LatentClassifier):
     Notes
     -----
     A weight w counts a row as w copies of itself, each with the factor t, so that the data enter as
-    t^w. The weights need not be integers, and rows of weight 0 do not count. With the defaults,
-    fits by weights and by copies agree to 1e-7, as scikit-learn's ``check_estimator`` asks. They do
-    not, so that its checks of the equivalence of ``sample_weight`` are to be declared
-    (``expected_failed_checks``), with ``prior_variance="ard"``, whose search ends 1e-7 away; with
-    ``posterior="factorized"``, whose default tolerance is 1e-4; and with ``schedule=ADF()``, which
-    takes t^w in at once, and copies one after the other.
+    t^w. The weights need not be integers, and rows of weight 0 do not count. Fits by weights and by
+    copies agree to the tolerance of the schedule: scikit-learn's checks of the equivalence of
+    ``sample_weight``, to 1e-7, pass with ``schedule=EP(sweeps=200, tol=1e-10)`` and are to be
+    declared (``expected_failed_checks``) else. They fail with ``prior_variance="ard"``, whose
+    search ends 1e-7 away, and with ``schedule=ADF()``, which takes t^w in at once, and copies one
+    after the other.
 
-    For "evidence" the posterior is fitted at 9 variances, such that the prior variance of x.theta,
-    with x about its mean, runs from 1e-6 to 1e6, and the best of them is refined with warm starts:
-    by the root of the slope of the log evidence where EP reaches fixed points, else by Brent's
-    minimisation. Variances per group or column start from the best common one and follow the
-    gradient (L-BFGS) to a local maximum. With more than two classes the sum of their log evidences
-    is maximised.
+    The search of a common variance begins where the prior variance of x.theta, with x about its
+    mean, is 3, and stays between 1e-6 and 1e6: to the root of the slope of the log evidence (and of
+    the log prior) where EP reaches fixed points, by Newton's step and secants, each fit from the
+    sites of the last one and as precise as its step; else by Brent's minimisation. Variances per
+    group or column start from the best common one and follow the gradient (L-BFGS) to a local
+    maximum. With more than two classes the sum of their log evidences is maximised.
 
     The search counts a fit only if it passes its certificate: it has settled, its last sweep
     refused no site, and its log evidence is at most 0 where no factor exceeds 1. A fit that fails

@@ -40,8 +40,8 @@ from epfast.schedules import EP
 # scikit-learn is there, or epfast.estimators.base would have said so
 from sklearn.utils.metaestimators import available_if  # isort: skip
 
-#: tight enough that repeated and weighted rows agree to 1e-8
-FULL_SCHEDULE = EP(sweeps=200, tol=1e-10)
+#: as fit_linear
+FULL_SCHEDULE = EP(sweeps=200)
 #: of several latents: a matrix of all classes has the prior alone for what they have in common, so
 #: that rounding is seen at 1e-8 under the widest priors of a search
 LATENT_SCHEDULE = EP(sweeps=200, tol=1e-6)

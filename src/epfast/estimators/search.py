@@ -32,22 +32,21 @@ from epfast.schedules import DEP, EP, Schedule, SharedSites
 
 logger = logging.getLogger("epfast")
 
-#: points of the first pass, evenly spaced in the logarithm
-GRID = 9
 #: least number of sweeps that a fit of the search may take, and its loosest and default tolerance
 SWEEPS, QUICK_TOL, TOL = 100, 1e-2, 1e-6
-#: tolerance of fits that tell the sign of the slope, and the distance from its root where they end
-ROUGH_TOL, CLOSE = 1e-3, 0.1
-#: steps of secants from there at most; the tolerance of their fits, over the product of two steps
-SECANTS, SHARE = 20, 0.1
+#: prior variance of x.theta where a search begins
+BEGIN = 3.0
+#: the tolerance of a fit over the step to it, and the largest step of log(prior variance)
+SHARE, LARGEST_STEP = 0.05, 2.0
 #: accuracy of log(prior variance): of the root of the slope, at fixed points of EP, ...
 ROOT_ACCURACY = 1e-10
 #: ... or of the largest value, which cannot be located more precisely
 ACCURACY = 1e-4
-#: nats below the best value at which the walk along the grid ends
-FAR = 10.0
-#: how often an end of the bracket of the root is moved halfway in, where its fit is lost
-HALVINGS = 3
+#: step back from a lost fit at which a search by slopes is given up, and steps from the first point
+#: at which some fit is to hold
+LEAST_STEP, ELSEWHERE = 0.1, (0.0, -3.0, 3.0, -6.0, 6.0, -9.0, 9.0)
+#: below the end of the range, of a prior variance of x.theta of 1e6, from where it is flat
+EDGE = math.log(100.0)
 #: damping of the repairs, and how many times the sweeps it needs
 REPAIRS = ((0.5, 2), (0.2, 5))
 #: the change of a fit that settles slowly shrinks by this factor over the second half of its sweeps
@@ -62,8 +61,8 @@ class Found(NamedTuple):
     variance: float | Array
     #: fits to start from
     starts: list[Posterior] | None
-    #: "upper" or "lower" if the evidence has its maximum at an end of the range, else ""
-    end: str = ""
+    #: whether the evidence rises to priors that call all labels certain
+    rises: bool = False
 
 
 class Search:
@@ -83,8 +82,6 @@ class Search:
         self.n_lost = self.n_tried = 0
         #: whether the last lost fit only lacked sweeps
         self.slow = False
-        #: slope of the evidence at the points that were tried
-        self.known: dict[float, float] = {}
         self.fine, self.quick = schedules_of(problem.schedule)
 
     def fits(self, variance: float | Array, schedule: Schedule) -> Fits | None:
@@ -137,130 +134,85 @@ class Search:
         except FAILURES:
             return None
 
-    def value(self, u: float, schedule: Schedule) -> float:
-        """Log evidence at u, with the prior's; -inf without a certificate."""
-        found = self.fits(math.exp(u), schedule)
-        self.known[u] = math.nan
-        if found is None:
-            return -math.inf
-        value, slope = self.of_prior(u)
-        self.known[u] = found.slope(math.exp(-u), self.problem.d) + slope
-        return found.log_evidence + value
-
     def of_prior(self, u: float) -> tuple[float, float]:
         """Log density of the prior of a common variance, and its slope."""
         return (0.0, 0.0) if self.prior is None else (self.prior.value(u), self.prior.slope(u))
 
-    def slope(self, u: float) -> float:
-        """Its derivative at a fixed point, kept; NaN without one."""
-        if u not in self.known:
-            self.value(u, self.fine)
-        return self.known[u]
-
     def maximum(self, least: float, most: float) -> Found | None:
         """The best prior variance in [least, most]; None if no fit passed its certificate."""
-        grid = np.linspace(math.log(least), math.log(most), GRID).tolist()
-        values: list[float] = []
-        poor = 0
-        for u in grid:
-            values.append(self.value(u, self.quick))
-            if values[-1] > max(values) - FAR:
-                poor = 0
-            elif (
-                max(values) > -math.inf
-            ):  # two lost points, or one far below the best: all there is
-                poor += 1 if values[-1] == -math.inf else 2
-            if poor >= 2:
-                break
-        top = int(np.argmax(values))
-        if values[top] == -math.inf:
-            return None
-        u = self._root(grid, top) if self.problem.flat else None
+        low, high = math.log(least), math.log(most)
+        u = self._root(low, high) if self.problem.flat else None
         if u is None:
-            u = self._best(grid, top)
-        end = "upper" if u > grid[-1] - ACCURACY else "lower" if u < grid[0] + ACCURACY else ""
-        return Found(math.exp(u), self.last, end)
-
-    def _root(self, grid: list[float], top: int) -> float | None:
-        """Where the slope is 0, or an end of the grid beyond which the evidence rises."""
-        here, slope = grid[top], self.slope(grid[top])
-        low, high = around(grid, top)
-        there = high if slope > 0.0 else low
-        if slope == 0.0 or there == here:
-            return here
-        for _ in range(HALVINGS):
-            across = self.slope(there)
-            if math.isfinite(across):
-                break
-            there = 0.5 * (here + there)
-        if not slope * across < 0.0:
+            u = self._best(low, high)
+        if u is None:
             return None
-        try:
-            low, high = sorted((here, there))
-            near = optimize.brentq(self._rough_slope, low, high, xtol=CLOSE)
-            found = self._secant(float(near), low, high)
-            if found is not None:
-                return found
-            return float(optimize.brentq(self.slope, low, high, xtol=self._accuracy))
-        except ValueError:  # brentq refuses a NaN on its way
-            return None
+        return Found(math.exp(u), self.last, u > high - EDGE)
 
-    @property
-    def _accuracy(self) -> float:
-        """Of the root."""
-        return float(max(ROOT_ACCURACY, 10.0 * self.fine.tol))
+    def _root(self, low: float, high: float) -> float | None:
+        """Where the slope is 0, or an end of the range where it points outwards; None if lost.
 
-    def _rough_slope(self, u: float) -> float:
-        """The slope at a tolerance that tells its sign."""
-        if u not in self.known:
-            self.value(u, self.to(ROUGH_TOL))
-        return self.known[u]
+        By Newton's step with the sites held, then secants, in the bracket of slopes of both signs.
+        Each fit begins where the last one ended, and is as precise as its step, so that all of them
+        take the sweeps of two.
+        """
+        u, schedule = self._begin(low, high), self.quick
+        below, above = -math.inf, math.inf
+        before: tuple[float, float] | None = None
+        accuracy = max(ROOT_ACCURACY, 10.0 * self.fine.tol)
+        for _ in range(STEPS):
+            found = self.fits(math.exp(u), schedule)
+            if found is None:
+                if before is None or abs(u - before[0]) < LEAST_STEP:
+                    return None
+                u = 0.5 * (u + before[0])
+                continue
+            slope = found.slope(math.exp(-u), self.problem.d) + self.of_prior(u)[1]
+            below, above = (max(below, u), above) if slope > 0.0 else (below, min(above, u))
+            step = math.copysign(1.0, slope)
+            if before is None:
+                newton = found.step(math.exp(-u), self.problem.d, slope)
+                step = step if math.isnan(newton) else newton
+            elif (slope - before[1]) * (u - before[0]) < 0.0:
+                step = -slope * (u - before[0]) / (slope - before[1])
+            step = min(max(step, -LARGEST_STEP), LARGEST_STEP)
+            there = min(max(u + step, low), high)
+            if not below <= there <= above:
+                there = 0.5 * (below + above)
+            step = there - u
+            if abs(step) <= accuracy and schedule.tol <= self.fine.tol:
+                return u
+            schedule = self.to(SHARE * abs(step))
+            before, u = (u, slope), there
+        return None
+
+    def _begin(self, low: float, high: float) -> float:
+        """Where a search begins, in a range about a prior variance of x.theta of 1."""
+        return min(0.5 * (low + high) + math.log(BEGIN), high)
 
     def to(self, tol: float) -> Any:
         """The schedule of the search, to a tolerance between those of its two."""
         return replace(self.fine, tol=min(max(tol, self.fine.tol), self.quick.tol))
 
-    def _secant(self, u: float, low: float, high: float) -> float | None:
-        """The root near u, by secants whose fits are as precise as their steps; None if it is lost.
-
-        Each fit begins where the last one ended, so that all of them take the sweeps of one.
-        """
-        others = [v for v in self.known if v != u and math.isfinite(self.known[v])]
-        before = min(others, key=lambda v: abs(v - u))
-        step, slope_before = u - before, self.known[before]
-        last = abs(step)
-        for _ in range(SECANTS):
-            schedule = self.to(SHARE * min(1.0, abs(step)) * min(1.0, last))
-            self.value(u, schedule)
-            slope = self.known[u]
-            if not (math.isfinite(slope) and slope != slope_before):
-                return None
-            last = abs(step)
-            step = -slope * (u - before) / (slope - slope_before)
-            if abs(step) <= self._accuracy and schedule.tol <= self.fine.tol:
-                return u
-            if not (abs(step) <= max(2.0 * last, CLOSE) and low <= u + step <= high):
-                return None
-            if u + step == u:
-                step = math.copysign(self._accuracy, slope)
-            before, slope_before, u = u, slope, u + step
-        return None
-
-    def _best(self, grid: list[float], top: int) -> float:
+    def _best(self, low: float, high: float) -> float | None:
         """The largest value, by Brent's minimisation."""
-        low, high = around(grid, top)
-        # the search visits the inside of the bracket only: add its ends
-        tried = {u: self.value(u, self.fine) for u in (low, grid[top], high)}
+        tried: dict[float, float] = {}
 
         def loss(u: float) -> float:
-            tried[u] = self.value(u, self.fine)
+            found = self.fits(math.exp(u), self.fine)
+            tried[u] = -math.inf if found is None else found.log_evidence + self.of_prior(u)[0]
             return -max(tried[u], -1e50)  # a finite number for a lost fit
 
+        begin = self._begin(low, high)
+        if not any(loss(min(max(begin + away, low), high)) < 1e50 for away in ELSEWHERE):
+            return None
         optimize.minimize_scalar(
             loss, bounds=(low, high), method="bounded", options={"xatol": ACCURACY}
         )
-        best = max(tried, key=lambda u: tried[u])
-        return best if tried[best] > -math.inf else grid[top]
+        # it visits the inside of the range only
+        for end in (low, high):
+            if abs(max(tried, key=lambda u: tried[u]) - end) < 10.0 * ACCURACY:
+                loss(end)
+        return max(tried, key=lambda u: tried[u])
 
     def by_group(
         self, groups: NDArray[np.intp], ranges: Array, common: float, accuracy: float = SLOPE
@@ -295,11 +247,6 @@ class Search:
         if value == -math.inf:
             return None
         return Found(np.exp(u)[groups], starts)
-
-
-def around(grid: list[float], k: int) -> tuple[float, float]:
-    """The neighbours of a point of the grid."""
-    return grid[max(0, k - 1)], grid[min(len(grid) - 1, k + 1)]
 
 
 def schedules_of(schedule: Any) -> tuple[Any, Any]:
@@ -347,10 +294,10 @@ def find(
     tell_lost(search, "1" if found is None else "the best of the others")
     if found is None:
         return Found(1.0, None)
-    if found.end == "upper":
+    if found.rises:
         warnings.warn(
-            f"the log evidence rises up to prior_variance={found.variance:.3g}, the end of the "
-            "searched range: a plane separates the classes, or nearly, and does not bound the "
+            f"the log evidence rises up to prior_variance={found.variance:.3g}, and hardly falls "
+            "beyond: a plane separates the classes, or nearly, and does not bound the "
             "coefficients; a number bounds them, such as prior_variance=1.0 for columns of unit "
             "variance",
             EvidenceWarning,
