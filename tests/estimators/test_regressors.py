@@ -129,7 +129,8 @@ def test_gaussian_noise_is_bayesian_ridge():
     Xc, yc = X - X.mean(axis=0), Y - Y.mean()
     flat = {"alpha_1": 0.0, "alpha_2": 0.0, "lambda_1": 0.0, "lambda_2": 0.0}
     peer = BayesianRidge(tol=1e-14, max_iter=10_000, fit_intercept=False, **flat).fit(Xc, yc)
-    model = LinearRegressor(fit_intercept=False, prior_scale=None).fit(Xc, yc)
+    tight = epfast.EP(sweeps=200, tol=1e-10)
+    model = LinearRegressor(fit_intercept=False, prior_scale=None, schedule=tight).fit(Xc, yc)
     assert model.loss_.variance == pytest.approx(1.0 / peer.alpha_, rel=1e-6)
     assert model.prior_variance_ == pytest.approx(1.0 / peer.lambda_, rel=1e-5)
     np.testing.assert_allclose(model.coef_, peer.coef_, rtol=1e-6)

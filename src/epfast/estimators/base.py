@@ -442,6 +442,8 @@ def loss_of_labels(given: Any) -> Loss:
 
 def sample_weights(rows: Any, sample_weight: ArrayLike) -> Array:
     """Weights of the rows, checked, (n,)."""
+    if hasattr(sample_weight, "tocsr"):
+        raise TypeError("sample_weight is a sparse matrix; allowed: numbers, of shape (n,)")
     if not np.asarray(sample_weight).any():  # scikit-learn says so without the name
         raise ValueError("sample_weight is zero in every row; allowed: some number > 0")
     weights = np.array(_check_sample_weight(sample_weight, rows, dtype=np.float64))

@@ -113,11 +113,8 @@ class Fits(NamedTuple):
             return sum(post.log_evidence_slope() for post in wide)
         return float(self.slopes(precision, d).sum())
 
-    def step(self, precision: float, d: int, slope: float) -> float:
-        """Newton's step of log v to where the slope is 0, the sites held; NaN without matrices.
-
-        Of the log of E |w|^2 / v, which is nearly linear where the data tell the weights.
-        """
+    def curvature(self, precision: float, d: int) -> float:
+        """d^2 log Z / (d log v)^2 of one prior variance, the sites held; NaN without matrices."""
         total = 0.0
         for post in self.posteriors:
             if not isinstance(post, FullPosterior) or isinstance(post, WidePosterior):
@@ -125,6 +122,14 @@ class Fits(NamedTuple):
             m, S = precision * post.mean[:d], precision * post.covariance[:d, :d]
             total += m @ S @ m / precision + 0.5 * (S * S).sum()
             total -= 0.5 * (m @ m / precision + np.trace(S))
+        return float(total)
+
+    def step(self, precision: float, d: int, slope: float) -> float:
+        """Newton's step of log v to where the slope is 0, the sites held; NaN without matrices.
+
+        Of the log of E |w|^2 / v, which is nearly linear where the data tell the weights.
+        """
+        total = self.curvature(precision, d)
         share = max(1.0 + 2.0 * slope / (d * len(self.posteriors)), 0.05)
         linear = share * math.log(share) / (share - 1.0) if share != 1.0 else 1.0
         return -slope * linear / total if total < 0.0 else math.nan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,8 @@ SHARES = (1.0, 1e-3)
 #: tolerance of the fits of L-BFGS, and the slope in nats up to which a maximum is told from a point
 #: where the search is stuck
 CLIMB_TOL, LEVEL = 1e-6, 1e-2
+#: step of differences of the log evidence with cavities held
+HELD = 0.1
 
 
 class Learnt(NamedTuple):
@@ -105,6 +108,21 @@ class Joint:
                 best, where = found[1], u
         return where
 
+    def _bent(self, u: Array) -> Array | None:
+        """Minus second derivatives at the fits of a start, sites and cavities held, roughly."""
+        if self.starts is None or self.groups is not None:
+            return None
+        bent = np.zeros(len(u))
+        if self.k:
+            precision = float(np.exp(-u[0]))
+            bent[0] = -Fits(self.starts, []).curvature(precision, self.search.problem.d)
+        for k in range(self.k, len(u)):
+            moved = [self.loss(u + step * (np.arange(len(u)) == k)) for step in (-HELD, HELD)]
+            with suppress(FloatingPointError):  # no cavity, no gain
+                gains = [post.loss_gain(*moved).sum() for post in self.starts]
+                bent[k] = -float(np.sum(gains)) / HELD**2
+        return np.nan_to_num(bent, posinf=0.0, neginf=0.0)
+
     def climb(self, start: Array) -> Learnt | None:
         """A local maximum, by L-BFGS from a start, then the root of the slopes nearby."""
         self.best, highest = (-np.inf, None), 0.0
@@ -117,12 +135,13 @@ class Joint:
             highest = max(highest, -found[0])
             return -found[0], -found[1]
 
-        descend(descent, start, self.bounds, {"maxiter": STEPS, "gtol": SLOPE, "ftol": 1e-13})
+        options = {"maxiter": STEPS, "gtol": SLOPE, "ftol": 1e-13}
+        descend(descent, start, self.bounds, options, self._bent(start))
         u = self.best[1]
         if u is None:
             return None
-        flat = self.search.problem.flat
-        u, slopes = root_of_slopes(self.evaluate, u, self.bounds, enough=flat)
+        close = self.search.problem.flat and self.search.fine.tol <= CLIMB_TOL
+        u, slopes = root_of_slopes(self.evaluate, u, self.bounds, enough=close)
         low, high = u <= self.bounds[:, 0] + END, u >= self.bounds[:, 1] - END
         inward = np.where(
             low, np.maximum(slopes, 0.0), np.where(high, np.minimum(slopes, 0.0), slopes)

@@ -251,7 +251,7 @@ class LinearModel(Coefficients):
         if fixed is not None and not parameters.names:
             return Learnt(fixed, parameters.loss, None)
         groups = self._groups(prior, rows.shape[1]) if isinstance(prior, str) else None
-        if not binary.flat:
+        if not (binary.flat and parameters.names):
             search.problem = binary.with_loss(parameters.loss)
             variance, starts, _ = find(search, rows, weights, self.fit_intercept, groups, unit)
             return Learnt(variance, parameters.loss, starts)
