@@ -278,13 +278,13 @@ class LinearClassifier(LinearModel, LatentClassifier):
         weights = row_weights(rows, labels, sample_weight, self.class_weight)
         index, targets = self._encode(labels, weights)
         loss = loss_of_labels(self.loss)
-        self._note_columns(rows)
         if isinstance(loss, losses.Multiclass):
             if weights is not None:
                 places = copies(loss, weights, "sample_weight or class_weight")
                 rows, index, weights = rows[places], index[places], None
             targets = self._joint_target(index, loss)
         binary = self._problems(rows, targets, weights, self._schedule(rows))
+        self._note_columns(rows)
         self._left = binary.unfitted
         starts = None
         if _checks.flag("warm_start", self.warm_start) and binary.schedule.stores != "none":

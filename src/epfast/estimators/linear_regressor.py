@@ -209,8 +209,8 @@ class LinearRegressor(LinearModel, LatentRegressor):
         weights = None if sample_weight is None else sample_weights(rows, sample_weight)
         if weights is not None and (weights == 1.0).all():
             weights = None
-        self._note_columns(rows)
         binary = self._problems(rows, [given], weights, self._schedule(rows), offset=offset)
+        self._note_columns(rows)
         self._left = binary.unfitted
         starts = None
         if _checks.flag("warm_start", self.warm_start) and binary.schedule.stores != "none":
