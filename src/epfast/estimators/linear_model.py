@@ -30,7 +30,7 @@ from epfast.estimators.joint import SHARES, Joint, Learnt
 from epfast.estimators.parameters import Parameters, tell_ends
 from epfast.estimators.search import Search, find, tell_lost
 from epfast.gaussian import FullPosterior, LinearProblem, notes
-from epfast.gaussian.choices import choose, filled
+from epfast.gaussian.choices import COVARIANCES, choose, filled
 from epfast.gaussian.fit_linear import FULL_UP_TO
 from epfast.gaussian.priors import variances_at_door
 from epfast.gaussian.problem import mean_of_rows
@@ -95,7 +95,7 @@ class LinearModel(Coefficients):
             if losses.resolve(self.loss).latents != 1:
                 return "full"
             return "full" if min(rows.shape) <= FULL_UP_TO else "factorized"
-        return self.posterior
+        return _checks.choice("posterior", self.posterior, COVARIANCES)
 
     def _problems(
         self,
