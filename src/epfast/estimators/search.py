@@ -36,8 +36,9 @@ logger = logging.getLogger("epfast")
 SWEEPS, QUICK_TOL, TOL = 100, 1e-2, 1e-6
 #: prior variance of x.theta where a search begins
 BEGIN = 3.0
-#: the tolerance of a fit over the step to it, and the largest step of log(prior variance)
-SHARE, LARGEST_STEP = 0.05, 2.0
+#: the tolerance of a fit over the step to it, the largest step of log(prior variance), and how far
+#: from the root, in tolerances, a slope has its right sign
+SHARE, LARGEST_STEP, NEAR = 0.05, 2.0, 10.0
 #: accuracy of log(prior variance): of the root of the slope, at fixed points of EP, ...
 ROOT_ACCURACY = 1e-10
 #: ... or of the largest value, which cannot be located more precisely
@@ -167,7 +168,11 @@ class Search:
                 u = 0.5 * (u + before[0])
                 continue
             slope = found.slope(math.exp(-u), self.problem.d) + self.of_prior(u)[1]
-            below, above = (max(below, u), above) if slope > 0.0 else (below, min(above, u))
+            # the sign of a slope close to its root is known to the precision of the fit
+            near = NEAR * schedule.tol
+            below, above = (
+                (max(below, u - near), above) if slope > 0.0 else (below, min(above, u + near))
+            )
             step = math.copysign(1.0, slope)
             if before is None:
                 newton = found.step(math.exp(-u), self.problem.d, slope)
