@@ -14,7 +14,7 @@ def test_the_demo_prints_what_it_found(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     assert main(["demo", "--pictures", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "epfast, LinearClassifier()                   0.093     0.951" in out
+    assert "epfast, LinearClassifier()                   0.091     0.951" in out
     assert "good: EP's mean is within" in out
     assert "quasi 0-1  variational quadrature     27.17    12.00      11    -43.5" in out
     for name in "epfast_demo.png", "epfast_schemes.png":
