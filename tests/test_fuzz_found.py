@@ -261,3 +261,11 @@ def test_an_estimator_tells_of_a_mean_beyond_the_digits_of_a_double():
     model = epfast.GPClassifier(1e60 * ConstantKernel(1.0), loss=loss, optimizer=None)
     with pytest.warns(epfast.ConvergenceWarning, match="standard deviations from 0"):
         model.fit([[0.0], [1.0], [2.0]], [0, 1, 1])
+
+
+def test_noise_over_the_variance_of_a_gaussian_does_not_overflow():
+    """It gave a RuntimeWarning, and a posterior whose file held infinity."""
+    g = epfast.Graph()
+    z = g.gaussian(variance=1.0)
+    with pytest.raises(ValueError, match=r"noise is 1e\+250 beside .*their ratio overflows"):
+        g.add(epfast.losses.Gaussian(1e-150), z, 0.0, noise=1e250)

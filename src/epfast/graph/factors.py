@@ -319,7 +319,14 @@ class LinearFactor(Kind):
         terms, parts = neighbours_of(h)
         if type(self.loss) is Gaussian and self.loss.beta == 1.0:
             # a variance more; y has a share of that of the loss for each row
-            data["y"][:, 1] += data["noise"] / self.loss.variance
+            with np.errstate(over="ignore"):
+                share = data["noise"] / self.loss.variance
+            if not np.isfinite(share).all():
+                raise ValueError(
+                    f"noise is {data['noise'].max():.2g} beside {self.loss!r}, and their ratio "
+                    "overflows; allowed: variances of moderate size"
+                )
+            data["y"][:, 1] += share
             data["noise"] = np.zeros(h.size)
         if type(self.loss) is Probit and chosen.integrates and data["noise"].any():
             # Phi(y h) with noise s^2 on h is Phi(y h / sqrt(1 + s^2))
