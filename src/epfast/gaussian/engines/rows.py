@@ -37,10 +37,6 @@ from epfast.inference.threads import ALONE, Threads
 
 #: rows per block of marginals in parallel order
 PARALLEL_ROWS = 128
-#: columns, and numbers of all rows, up to which BLAS is not held to one thread: OpenBLAS shares
-#: products from 2^18 multiplications on, and of a matrix and a vector from 9,216. To hold it takes
-#: 30 of the 1,000 microseconds of a fit of 200 rows of 5 columns
-UNSHARED_COLUMNS, UNSHARED = 32, 8192
 #: dimensions from which sequential sweeps keep one triangle of the covariance only
 HALF_FROM = 256
 #: of sweeps of all rows at once, where sequential ones are stuck
@@ -153,9 +149,7 @@ class RowEngine(EPEngine):
     def __init__(self, problem: LinearProblem) -> None:
         super().__init__(problem, Full(problem))
         self.tilted: TiltedMoments = problem.tilted()
-        self.threads, (n, d) = ALONE, problem.shape
-        if d <= UNSHARED_COLUMNS and n * d <= UNSHARED:
-            self.order_of_matrices = 0
+        self.threads = ALONE
         self._made: dict[str, Visits] = {}
 
     def share(self, threads: Threads) -> None:
