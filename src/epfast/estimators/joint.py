@@ -64,16 +64,17 @@ class Joint:
     def loss(self, u: Array) -> Loss:
         return self.parameters.at(u[self.k :])
 
-    def fits(self, u: Array, schedule: Schedule) -> tuple[Fits, float] | None:
-        """Fits with certificates, and their log evidence with the prior's; or None."""
+    def value(self, u: Array, found: Fits) -> float:
+        """Log evidence, with the prior's of a common variance."""
+        return found.log_evidence + (self.search.of_prior(float(u[0]))[0] if self.k else 0.0)
+
+    def fits(self, u: Array, schedule: Schedule) -> Fits | None:
+        """Fits with certificates, or None."""
         self.search.problem = self.search.problem.with_loss(self.loss(u))
         found = self.search.fits(self.variance(u), schedule)
-        if found is None:
-            return None
-        value = found.log_evidence + (self.search.of_prior(float(u[0]))[0] if self.k else 0.0)
-        if value > self.best[0]:
-            self.best, self.starts = (value, u.copy()), found.posteriors
-        return found, value
+        if found is not None and self.value(u, found) > self.best[0]:
+            self.best, self.starts = (self.value(u, found), u.copy()), found.posteriors
+        return found
 
     def slopes(self, u: Array, found: Fits) -> Array:
         """The gradient at a fixed point."""
@@ -96,16 +97,16 @@ class Joint:
         found = self.fits(u, self.search.to(tol))
         if found is None:
             return None
-        slopes = self.slopes(u, found[0])
-        return (found[1], slopes) if np.isfinite(slopes).all() else None
+        slopes = self.slopes(u, found)
+        return (self.value(u, found), slopes) if np.isfinite(slopes).all() else None
 
     def first(self, starts: list[Array]) -> Array:
         """The best of the starts, by quick fits."""
         best, where = -np.inf, starts[0]
         for u in starts:
             found = self.fits(u, self.search.quick)
-            if found is not None and found[1] > best:
-                best, where = found[1], u
+            if found is not None and self.value(u, found) > best:
+                best, where = self.value(u, found), u
         return where
 
     def _bent(self, u: Array) -> Array | None:

@@ -284,7 +284,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
                 rows, index, weights = rows[places], index[places], None
             targets = self._joint_target(index, loss)
         binary = self._problems(rows, targets, weights, self._schedule(rows))
-        self._note_columns(rows)
+        self._note_columns(rows, binary)
         self._left = binary.unfitted
         starts = None
         if _checks.flag("warm_start", self.warm_start) and binary.schedule.stores != "none":

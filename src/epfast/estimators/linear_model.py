@@ -33,7 +33,6 @@ from epfast.gaussian import FullPosterior, LinearProblem, notes
 from epfast.gaussian.choices import COVARIANCES, choose, filled
 from epfast.gaussian.fit_linear import FULL_UP_TO
 from epfast.gaussian.priors import variances_at_door
-from epfast.gaussian.problem import mean_of_rows
 from epfast.losses import Loss
 from epfast.schedules import EP
 
@@ -141,12 +140,11 @@ class LinearModel(Coefficients):
         variance = intercept if self.fit_intercept else None
         return BinaryProblems(problems, rows.shape[1], variance, self.n_jobs)
 
-    def _note_columns(self, rows: Any) -> None:
+    def _note_columns(self, rows: Any, binary: BinaryProblems) -> None:
         """Note columns whose scale or place is hardly what one prior variance is for."""
-        full, center = self._covariance(rows) == "full", None
+        center = binary.problems[0].center
         if self.fit_intercept:
-            notes.note_far(rows, full, users_level())
-            center = mean_of_rows(notes.some_rows(rows)) if full else None
+            notes.note_far(rows, center is not None, users_level())
         if isinstance(self.prior_variance, None | str | float | int) and self.prior_groups is None:
             notes.note_scales(notes.column_sizes(rows, center), users_level())
 

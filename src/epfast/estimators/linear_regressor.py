@@ -210,7 +210,7 @@ class LinearRegressor(LinearModel, LatentRegressor):
         if weights is not None and (weights == 1.0).all():
             weights = None
         binary = self._problems(rows, [given], weights, self._schedule(rows), offset=offset)
-        self._note_columns(rows)
+        self._note_columns(rows, binary)
         self._left = binary.unfitted
         starts = None
         if _checks.flag("warm_start", self.warm_start) and binary.schedule.stores != "none":

@@ -11,7 +11,14 @@ from scipy import sparse
 
 from epfast._arrays import Array
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
-from epfast.gaussian.problem import Data, LinearProblem, is_proper, product_over, stacked_rows
+from epfast.gaussian.problem import (
+    Data,
+    LinearProblem,
+    cross_terms,
+    is_proper,
+    product_over,
+    stacked_rows,
+)
 from epfast.gaussian.shrunk_posterior import ShrunkPosterior
 from epfast.gaussian.wide import is_wide, same_rows
 from epfast.gaussian.wide_posterior import WidePosterior
@@ -150,9 +157,7 @@ def _without_center(problem: LinearProblem) -> tuple[Array, Array]:
     """Precision and shift of the prior, as they would be with that of the intercept at 0."""
     precision, shift, center = *problem.prior[:2], problem.center
     if center is not None and problem.wide is None:
-        own, row = precision[-1, -1], np.append(center, 1.0)
-        precision = precision - np.outer(row, own * row)
-        precision[-1, -1] = own
+        precision = precision - cross_terms(precision[-1, -1], center)
     return precision, shift
 
 

@@ -219,9 +219,9 @@ def fit_linear(
     DataWarning
         If weights are no counts, which change how sure the fit is; if a column lies further than
         1e5 standard deviations from 0 beside an intercept (10 where its prior is at 0); if columns
-        differ in scale by
-        more than 1e3 under one prior variance; if there is no constant column and less than 40 % of
-        the labels are of one kind; if a plane separates the labels and the prior is flat.
+        differ in scale by more than 1e3 under one prior variance; if there is no constant column
+        and less than 40 % of the labels are of one kind; if a plane separates the labels and the
+        prior is flat.
 
     Examples
     --------

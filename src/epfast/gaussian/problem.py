@@ -342,9 +342,7 @@ def prior_of(precision: Array, mean: Array, full: bool, center: Array | None = N
             shift = precision * mean if precision.ndim == 1 else precision @ mean
             scale = -0.5 * float(shift @ mean)
         if center is not None:
-            row, own = np.append(center, 1.0), precision[-1, -1]
-            precision = precision + np.outer(row, own * row)
-            precision[-1, -1] = own
+            precision = precision + cross_terms(precision[-1, -1], center)
             shift[:-1] += center * shift[-1]
     if not math.isfinite(scale):
         raise ValueError(
@@ -352,6 +350,14 @@ def prior_of(precision: Array, mean: Array, full: bool, center: Array | None = N
             "overflows; allowed: numbers of moderate size"
         )
     return State(precision, shift, None, scale, 0)
+
+
+def cross_terms(own: float, center: Array) -> Array:
+    """What a center adds to a precision whose intercept has its ``own``; see :func:`prior_of`."""
+    row = np.append(center, 1.0)
+    terms = np.outer(row, own * row)
+    terms[-1, -1] = 0.0
+    return terms
 
 
 def stacked_rows(parts: Sequence[Sites]) -> Sites:
