@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import epfast
-from epfast import EP, DoubleLoop, fit_gp
+from epfast import EP, DoubleLoop, fit_gp, fit_linear
 from tests.oracles.data import process
 
 X, K, Y = process(40)
@@ -113,3 +113,10 @@ def test_sample_weight_is_copies(rank):
     with pytest.raises(ValueError, match="1 class"):
         GPClassifier(kernel).fit(X, Y, sample_weight=(Y > 0).astype(float))
     assert np.isfinite(GPClassifier().fit(X, Y, sample_weight=0.5 * COUNTS).predict_proba(X)).all()
+
+
+def test_the_residual_of_a_vast_weighted_row_is_finite():
+    """Squares of cavity variances overflow where the variances themselves do not."""
+    post = fit_linear([[-4.6e149, -3.2e149]], [1.0], weights=[0.3], schedule=EP(tol=1e-10))
+    assert post.converged
+    assert post.residual < 1e-8

@@ -51,7 +51,7 @@ def residual_of_rows(problem: Any, sweep: int, sites: Sites, mean: Array, varian
             return float("inf")
         (_, m, v, _), mean, variance = given, mean[counts], variance[counts]
         gap = np.abs(m + v * triple[1] - mean) / np.sqrt(variance)
-        spread = np.abs((v + v * v * triple[2]) / variance - 1.0)
+        spread = np.abs(v / variance * (1.0 + v * triple[2]) - 1.0)
         return float(max(gap.max(), spread.max()))
 
 
