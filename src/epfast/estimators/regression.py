@@ -48,7 +48,12 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
             rows = validate_data(self, X, **given)
             check_consistent_length(rows, y)
             return rows, y
-        first = np.asarray(y).ravel()[:1]
+        try:
+            first = np.asarray(y).ravel()[:1]
+        except ValueError:
+            raise ValueError(
+                "y is not a rectangular array; allowed: numbers, one per row"
+            ) from None
         if len(first) and isinstance(first[0], str):
             raise TypeError(
                 f"y holds text, {str(first[0])!r} first; allowed: numbers; ordered classes are 0, "

@@ -132,10 +132,12 @@ def fit_network(
     _checks.progress(progress)
     if start is not None and not isinstance(start, NetworkPosterior):
         raise TypeError(f"start is {_checks.describe(start)}; allowed: a NetworkPosterior or None")
+    if loss is not None:
+        _checks.choice("loss", loss, LIKELIHOODS)
     problem = NetworkProblem(
         _scaling(X, y, loss, _checks.flag("standardize", standardize), start),
         layers("hidden", hidden),
-        "gaussian" if loss is None else _checks.choice("loss", loss, LIKELIHOODS),
+        "gaussian" if loss is None else loss,
         GAMMA if prior is None else prior_at_door("prior", prior),
         gamma("noise", noise),
         schedule,

@@ -109,8 +109,9 @@ class NetworkModel(NetworkRows):
         shift += drawn
 
     def moments(self, belief: Array) -> tuple[Array, Array]:
-        variance = 1.0 / belief[: self.n_weights]
-        return belief[self.n_weights : 2 * self.n_weights] * variance, variance
+        with np.errstate(divide="ignore", invalid="ignore"):  # the loop refuses what overflowed
+            variance = 1.0 / belief[: self.n_weights]
+            return belief[self.n_weights : 2 * self.n_weights] * variance, variance
 
     def log_evidence(self, state: ParametricState) -> float:
         return float(state.log_scale)
