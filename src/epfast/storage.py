@@ -14,6 +14,7 @@ from epfast.gaussian.engines.latent_processes import LatentGPState
 from epfast.gaussian.engines.prior_sites import ShrunkState
 from epfast.gaussian.factor import LowRankFactor
 from epfast.gaussian.files import check_shapes, restored
+from epfast.gaussian.integrated import IntegratedPosterior
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
 from epfast.gaussian.latent_processes import LatentGPPosterior
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
@@ -43,6 +44,7 @@ POSTERIORS = (
     GPPosterior,
     LowRankGPPosterior,
     LatentGPPosterior,
+    IntegratedPosterior,
 )
 PARTS = (
     Data,
@@ -136,6 +138,9 @@ state.now.mean n
 state.now.variance n
 packed nn
 diagonals n""",
+    "integrated": """weights k
+log_prior k
+points km""",
     "low_rank_process": """factor.G nr
 factor.pivots r=n
 factor.residual n
@@ -169,8 +174,8 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
     Returns
     -------
     FactorizedPosterior, FullPosterior, WidePosterior, ShrunkPosterior, LatentPosterior,
-    GPPosterior, LatentGPPosterior, LowRankGPPosterior, GraphPosterior, MixturePosterior,
-    NetworkPosterior or Operator
+    GPPosterior, LatentGPPosterior, LowRankGPPosterior, IntegratedPosterior, GraphPosterior,
+    MixturePosterior, NetworkPosterior or Operator
 
     Raises
     ------
@@ -209,6 +214,13 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
 
 def _checked(post: Any, given: Loss | None) -> Any:
     """The posterior; refuses what does not fit together, and a loss for other responses."""
+    if isinstance(post, IntegratedPosterior):
+        if len(post.posteriors) != len(post.weights) or len(post.names) != post.points.shape[1]:
+            raise ValueError("posteriors, weights and names do not fit together")
+        for part in post.posteriors:
+            _checked(part, given)
+        check_shapes(post, SHAPES[post.kind])
+        return post
     if isinstance(post, LowRankGPPosterior):
         _checked(post.weights, None)
     elif hasattr(post.problem, "prior"):

@@ -173,10 +173,11 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
 
     def _stacked(self, rows: Any) -> tuple[Array, Array]:
         """See :meth:`predict_latent`, of rows that were checked."""
-        parts = self._latents(rows)
-        if len(parts) == 1:
-            return parts[0]
-        return np.stack([m for m, _ in parts], axis=1), np.stack([v for _, v in parts], axis=1)
+        return stacked(self._latents(rows))
+
+    def _odds(self, rows: Any) -> Array:
+        """Predictive log odds of rows that were checked; see :func:`odds`."""
+        return odds(self.posteriors_, *self._stacked(rows))
 
     def _couple(
         self,
@@ -225,7 +226,7 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
             if logs.shape[1] == 2:
                 return np.asarray(logs[:, 1] - logs[:, 0])
             return np.asarray(logs - _log_of_rest(logs))
-        return odds(self.posteriors_, *self.predict_latent(X))
+        return self._odds(self._rows(X))
 
     @property
     def _all_seen(self) -> bool:
@@ -372,6 +373,13 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
         return [np.where(index == k, 1.0, -1.0) for k in positive]
 
 
+def stacked(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
+    """Means and variances of one posterior, (n,), or of one for each class, (n, k)."""
+    if len(parts) == 1:
+        return parts[0]
+    return np.stack([m for m, _ in parts], axis=1), np.stack([v for _, v in parts], axis=1)
+
+
 def odds(posteriors: list[Any], mean: Array, variance: Array) -> Array:
     """Predictive log odds of latent values, (n,), or (n, k) where each class has a posterior."""
     m, v = (np.ascontiguousarray(part.T).reshape(-1, len(part)) for part in (mean, variance))
@@ -442,9 +450,9 @@ def loss_of_labels(given: Any) -> Loss:
 
 def sample_weights(rows: Any, sample_weight: ArrayLike) -> Array:
     """Weights of the rows, checked, (n,)."""
-    if hasattr(sample_weight, "tocsr"):
-        raise TypeError("sample_weight is a sparse matrix; allowed: numbers, of shape (n,)")
-    if not np.asarray(sample_weight).any():  # scikit-learn says so without the name
+    if not _checks.real_array(
+        "sample_weight", sample_weight
+    ).any():  # scikit-learn says so without the name
         raise ValueError("sample_weight is zero in every row; allowed: some number > 0")
     weights = np.array(_check_sample_weight(sample_weight, rows, dtype=np.float64))
     if not (weights >= 0.0).all():

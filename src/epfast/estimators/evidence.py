@@ -17,6 +17,7 @@ from epfast.estimators.jobs import in_threads, shares
 from epfast.gaussian import (
     FactorizedPosterior,
     FullPosterior,
+    IntegratedPosterior,
     LinearProblem,
     WidePosterior,
     fit_problem,
@@ -139,6 +140,24 @@ class Fits(NamedTuple):
         return float(sum(post.log_evidence for post in self.posteriors))
 
 
+class Averaged(NamedTuple):
+    """Fits of all binary problems, averaged over the same prior variances."""
+
+    posteriors: list[IntegratedPosterior]
+    told: list[tuple[Any, ...]]
+
+    @property
+    def by_point(self) -> list[Fits]:
+        """The fits of each point."""
+        columns = zip(*(post.posteriors for post in self.posteriors), strict=True)
+        return [Fits(list(column), []) for column in columns]
+
+    @property
+    def log_evidence(self) -> float:
+        values = [fits.log_evidence for fits in self.by_point]
+        return float(special.logsumexp(self.posteriors[0].log_prior + values))
+
+
 class BinaryProblems(NamedTuple):
     """The binary problems of a fit, without the prior variance of the coefficients."""
 
@@ -234,6 +253,25 @@ def with_chunk(posteriors: list[Posterior], problem: BinaryProblems, n_jobs: int
         return found, told
 
     return Fits(*gathered(one, len(posteriors), n_jobs, problem.d))
+
+
+def averages_with_chunk(
+    posteriors: list[IntegratedPosterior], problem: BinaryProblems, n_jobs: int | None
+) -> Averaged:
+    """As :func:`with_chunk`, of averages: their points go on, and are weighted anew."""
+    before = Averaged(posteriors, []).by_point
+    now = [with_chunk(fits.posteriors, problem, n_jobs) for fits in before]
+    gains = [b.log_evidence - a.log_evidence for a, b in zip(before, now, strict=True)]
+    columns = zip(*(fits.posteriors for fits in now), strict=True)
+    pairs = zip(posteriors, columns, strict=True)
+    found = [post.with_posteriors(column, gains) for post, column in pairs]
+    return Averaged(found, [one for fits in now for one in fits.told])
+
+
+def at_mode(post: Any) -> Posterior:
+    """A posterior, or of an average that of its most probable point."""
+    found: Posterior = post.best if isinstance(post, IntegratedPosterior) else post
+    return found
 
 
 def alike(starts: list[Posterior], problem: BinaryProblems) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import numpy as np
 from numpy.typing import ArrayLike
+from scipy import special
 
 from epfast import _checks, losses
 from epfast._arrays import Array
@@ -15,13 +17,22 @@ from epfast.estimators.base import (
     loss_of_labels,
     odds,
     row_weights,
+    stacked,
     tell,
     validate_data,
 )
-from epfast.estimators.evidence import alike, with_chunk
+from epfast.estimators.evidence import (
+    Averaged,
+    Fits,
+    alike,
+    at_mode,
+    averages_with_chunk,
+    with_chunk,
+)
 from epfast.estimators.interrupts import all_or_nothing
 from epfast.estimators.linear_model import LinearModel
-from epfast.estimators.search import Search, find
+from epfast.estimators.search import Search, averaged, find
+from epfast.gaussian import IntegratedPosterior
 from epfast.gaussian.choices import copies
 from epfast.inference import fit_from
 from epfast.losses import Loss
@@ -219,6 +230,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
         prior_variance: float | str | ArrayLike | None = None,
         prior_groups: ArrayLike | None = None,
         prior_scale: float | None = 2.5,
+        integrate: bool | str = "auto",
         fit_intercept: bool = True,
         intercept_variance: float = 100.0,
         schedule: Schedule | None = None,
@@ -236,6 +248,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
         self.prior_variance = prior_variance
         self.prior_groups = prior_groups
         self.prior_scale = prior_scale
+        self.integrate = integrate
         self.fit_intercept = fit_intercept
         self.intercept_variance = intercept_variance
         self.schedule = schedule
@@ -289,25 +302,31 @@ class LinearClassifier(LinearModel, LatentClassifier):
         starts = None
         if _checks.flag("warm_start", self.warm_start) and binary.schedule.stores != "none":
             starts = getattr(self, "posteriors_", None)
+            starts = None if starts is None else [at_mode(post) for post in starts]
         if starts is not None and not alike(starts, binary):
             starts = None
         search = Search(binary, starts, self._scale_prior(binary, rows, weights))
+        integrates = self._integrates(search)
         self.loss_ = binary.problems[0].loss
         if self.learn:
-            variance, self.loss_, found, _ = self._learnt(search, rows, weights)
-            starts = starts if found is None else found
+            variance, self.loss_, learnt, _ = self._learnt(search, rows, weights)
+            starts = starts if learnt is None else learnt
             search.problem = binary = binary.with_loss(self.loss_)
         else:
             variance = self._prior(binary)
             if isinstance(variance, str):
                 groups = self._groups(variance, rows.shape[1])
                 variance, starts, _ = find(search, rows, weights, self.fit_intercept, groups)
-        self.n_lost_ = search.n_lost
         fits = fit_from(partial(binary.fit, variance, binary.schedule), starts)
         if self.schedule is None:
             fits = search.repaired(variance, binary.schedule, fits) or fits
         tell(fits.told)
-        self._publish(fits, variance)
+        found: Fits | Averaged = fits
+        if integrates and starts is not None and binary.certified(fits):
+            always = self.integrate is True
+            found, variance = averaged(search, float(variance), fits, rows, always)
+        self.n_lost_ = search.n_lost
+        self._publish(found, variance)
         self._couple(index, weights)
         return self
 
@@ -358,7 +377,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
         weights = row_weights(rows, self.classes_[index], sample_weight, self.class_weight)
         schedule, kind = self._schedule(rows), self._covariance(rows)
         if not first:
-            kind = self.posteriors_[0].kind
+            kind = at_mode(self.posteriors_[0]).kind
         if kind == "factorized" and not isinstance(schedule, ADF):
             if self.schedule is not None:
                 raise ValueError(
@@ -368,6 +387,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
             schedule = ADF()
         prior = None if first else self.posteriors_[0].problem.prior
         binary = self._problems(rows, self._targets(index), weights, schedule, prior)
+        fits: Fits | Averaged
         scores: Array | None = None
         before: Array | float = 0.0
         if first:
@@ -377,14 +397,45 @@ class LinearClassifier(LinearModel, LatentClassifier):
         else:
             variance, before = self.prior_variance_, self._tally
             if len(self.posteriors_) > 1:
-                scores = odds(self.posteriors_, *self._stacked(rows))
-            fits = with_chunk(self.posteriors_, binary, self.n_jobs)
+                scores = self._odds(rows)
+            integrated = isinstance(self.posteriors_[0], IntegratedPosterior)
+            go_on: Any = averages_with_chunk if integrated else with_chunk
+            fits = go_on(self.posteriors_, binary, self.n_jobs)
         tell(fits.told)
         self._publish(fits, variance)
         self._couple(index, weights, scores, before)
         return self
 
     # ---- parts of a fit ----
+
+    def _integrates(self, search: Search) -> bool:
+        """Whether to look for an average over the prior variance."""
+        given = self.integrate
+        if not isinstance(given, bool):
+            _checks.choice("integrate", given, ("auto",))
+        binary = search.problem
+        possible = search.prior is not None and binary.flat and not self.learn
+        possible = possible and binary.problems[0].covariance == "full"
+        if given is True and not possible:
+            raise ValueError(
+                "integrate is True; allowed with a prior variance under its prior "
+                "(prior_variance=None, prior_scale a number), a likelihood, learn=(), and EP on "
+                "scalar sites with posterior='full'; else 'auto' or False"
+            )
+        return possible and given is not False
+
+    def _odds(self, rows: Any) -> Array:
+        first = self.posteriors_[0]
+        if not isinstance(first, IntegratedPosterior):
+            return super()._odds(rows)
+        by_point = (fits.posteriors for fits in Averaged(self.posteriors_, []).by_point)
+        latents = ((some, [post.predict_latent(rows) for post in some]) for some in by_point)
+        scores = np.stack([odds(some, *stacked(parts)) for some, parts in latents], axis=-1)
+        yes, no = (
+            special.logsumexp(special.log_expit(sign * scores), axis=-1, b=first.weights)
+            for sign in (1.0, -1.0)
+        )
+        return np.asarray(yes - no)
 
     def _log_probabilities(self, X: ArrayLike) -> Array:
         found: Array = self.posteriors_[0].predict_log_proba(self._rows(X))

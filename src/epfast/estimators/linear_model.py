@@ -16,6 +16,7 @@ from epfast._arrays import Array
 from epfast.estimators.base import EvidenceWarning, check_is_fitted, seed_of_draws, users_level
 from epfast.estimators.coefficients import Coefficients
 from epfast.estimators.evidence import (
+    Averaged,
     BinaryProblems,
     Fits,
     ScalePrior,
@@ -212,7 +213,7 @@ class LinearModel(Coefficients):
             )
         return np.asarray(np.unique(labels, return_inverse=True)[1])
 
-    def _publish(self, fits: Fits, variance: Any) -> None:
+    def _publish(self, fits: Fits | Averaged, variance: Any) -> None:
         """Set the attributes of a fit."""
         self.prior_variance_, self.posteriors_ = variance, fits.posteriors
         self.log_evidence_ = fits.log_evidence

@@ -20,6 +20,7 @@ from scipy import optimize
 from epfast._arrays import Array
 from epfast.estimators.base import ConvergenceWarning, EvidenceWarning, users_level
 from epfast.estimators.evidence import (
+    Averaged,
     BinaryProblems,
     Fits,
     Posterior,
@@ -27,7 +28,9 @@ from epfast.estimators.evidence import (
     ranges_by_group,
     variance_range,
 )
+from epfast.gaussian import IntegratedPosterior
 from epfast.inference import FAILURES, fit_from
+from epfast.inference.hyper import HyperPoint, around
 from epfast.schedules import DEP, EP, Schedule, SharedSites
 
 logger = logging.getLogger("epfast")
@@ -54,6 +57,16 @@ REPAIRS = ((0.5, 2), (0.2, 5))
 SLOW = 0.7
 #: several variances: most steps, and the slope in nats at which a variance has settled
 STEPS, SLOPE = 200, 1e-4
+#: least step of log(prior variance) over which a secant tells the curvature of its log density
+SECANT = 0.02
+#: an average over log(prior variance): distance of its points, nats at which they end, and the
+#: least prior variance of x.theta there. Distances of 1.33 and 2.67 gave the same log loss to .0002
+#: over 27 data sets
+SPACING, DROP, LEAST = 2.0, 3.0, math.exp(-4.0)
+#: a curvature above which the average changes held-out log loss by less than .0002, moves of the
+#: weights below which it is not worth taking, in sd at one sd of log v, and the same of rows, in
+#: nats of a row
+SURE, LITTLE, LITTLE_OF_ROWS = 1.0, 0.25, 5e-4
 
 
 class Found(NamedTuple):
@@ -83,6 +96,8 @@ class Search:
         self.n_lost = self.n_tried = 0
         #: whether the last lost fit only lacked sweeps
         self.slow = False
+        #: minus the second derivative of the log density by u, by the last long enough secant
+        self.curvature = math.nan
         self.fine, self.quick = schedules_of(problem.schedule)
 
     def fits(self, variance: float | Array, schedule: Schedule) -> Fits | None:
@@ -177,8 +192,10 @@ class Search:
             if before is None:
                 newton = found.step(math.exp(-u), self.problem.d, slope)
                 step = step if math.isnan(newton) else newton
-            elif (slope - before[1]) * (u - before[0]) < 0.0:
-                step = -slope * (u - before[0]) / (slope - before[1])
+            elif u != before[0]:
+                bend = (slope - before[1]) / (u - before[0])
+                step = -slope / bend if bend < 0.0 else step
+                self.curvature = -bend if abs(u - before[0]) > SECANT else self.curvature
             step = min(max(step, -LARGEST_STEP), LARGEST_STEP)
             there = min(max(u + step, low), high)
             if not below <= there <= above:
@@ -219,6 +236,39 @@ class Search:
                 loss(end)
         return max(tried, key=lambda u: tried[u])
 
+    def points(self, mode: float, fits: Fits, rows: Any, always: bool = False) -> list[HyperPoint]:
+        """Points of log v about the mode for an average over it; the mode alone where it is sure.
+
+        It is where the log density is curved, or where the posterior hardly changes with v.
+
+        mode: the most probable v, and its fits; always: whether to average there, too.
+        """
+        u = math.log(mode)
+        center = HyperPoint(u, fits.log_evidence + self.of_prior(u)[0], fits)
+        if not always and self.curvature > SURE:
+            return [center]
+        known: dict[float, HyperPoint | None] = {}
+
+        def fitted(u: float, near: Fits) -> HyperPoint | None:
+            if u not in known:
+                self.last = near.posteriors
+                found = self.fits(math.exp(u), self.fine)
+                value = None if found is None else found.log_evidence + self.of_prior(u)[0]
+                known[u] = None if value is None else HyperPoint(u, value, found)
+            return known[u]
+
+        beside = None if always else fitted(u - SPACING, fits)
+        if beside is not None:
+            slope = (
+                beside.fit.slope(math.exp(-beside.u), self.problem.d) + self.of_prior(beside.u)[1]
+            )
+            curvature = self.curvature if self.curvature > 0.0 else slope / SPACING
+            sd = min(1.0 / math.sqrt(max(curvature, 0.05)), 4.0)
+            if curvature > SURE or alike_at(fits, beside.fit, sd / SPACING, rows):
+                return [center]
+        total = 1.0 if self.prior is None else self.prior.total
+        return around(center, fitted, SPACING, DROP, math.log(LEAST / total))
+
     def by_group(
         self, groups: NDArray[np.intp], ranges: Array, common: float, accuracy: float = SLOPE
     ) -> Found | None:
@@ -252,6 +302,27 @@ class Search:
         if value == -math.inf:
             return None
         return Found(np.exp(u)[groups], starts)
+
+
+def alike_at(fits: Fits, others: Fits, share: float, rows: Any) -> bool:
+    """Whether weights, or what rows make of them, hardly differ between two prior variances.
+
+    share: of the difference that counts.
+    """
+    moves, of_rows = 0.0, 0.0
+    for post, other in zip(fits.posteriors, others.posteriors, strict=True):
+        shift = np.abs(other.mean - post.mean) / np.sqrt(post.variance)
+        spread = 0.5 * np.abs(np.log(other.variance / post.variance))
+        moves = max(moves, float(np.maximum(shift, spread).max(initial=0.0)))
+        (m, v), (m2, v2) = post.predict_latent(rows), other.predict_latent(rows)
+        gap = (m2 - m) ** 2 + (np.sqrt(v2) - np.sqrt(v)) ** 2
+        tau = post.sites.precision
+        if tau.shape != gap.shape:  # of nested classes
+            of_rows = math.inf
+            continue
+        counts = len(gap) if post.problem.data.weights is None else post.problem.data.weights.sum()
+        of_rows = max(of_rows, float(0.5 * np.sum(tau * gap) / counts))
+    return moves * share < LITTLE or of_rows * share**2 < LITTLE_OF_ROWS
 
 
 def schedules_of(schedule: Any) -> tuple[Any, Any]:
@@ -309,6 +380,35 @@ def find(
             stacklevel=users_level(),
         )
     return found
+
+
+def averaged(
+    search: Search, variance: float, fits: Fits, rows: Any, always: bool
+) -> tuple[Fits | Averaged, float]:
+    """Fits that are averaged over the prior variance, and its geometric mean; or those given.
+
+    variance, fits: the most probable one; always: also where the average changes little.
+    """
+    n_lost = search.n_lost
+    points = search.points(variance, fits, rows, always)
+    if search.n_lost > n_lost:
+        tell_lost(search, "averaged over the others")
+    if len(points) == 1:
+        return fits, variance
+    u, values = np.array([[point.u, point.value] for point in points]).T
+    # half-Cauchy over s, of which of_prior leaves out the constant: pi over u
+    log_prior = [search.of_prior(one)[0] + math.log(SPACING / math.pi) for one in u]
+    by_problem = zip(*(point.fit.posteriors for point in points), strict=True)
+    of = partial(
+        IntegratedPosterior.of,
+        values=values,
+        points=np.exp(u)[:, None],
+        names=("prior_variance",),
+        log_prior=log_prior,
+        n_fits=search.n_tried,
+    )
+    posteriors = [of(posteriors) for posteriors in by_problem]
+    return Averaged(posteriors, []), math.exp(posteriors[0].weights @ u)
 
 
 def tell_lost(search: Search, kept: str) -> None:

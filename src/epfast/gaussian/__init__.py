@@ -5,6 +5,7 @@ from epfast.gaussian.engines.kernel import GPState, Relaxed
 from epfast.gaussian.factor import KernelColumns, LowRankFactor, incomplete_cholesky
 from epfast.gaussian.fit_gp import fit_process
 from epfast.gaussian.fit_linear import fit_problem
+from epfast.gaussian.integrated import IntegratedPosterior
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
 from epfast.gaussian.latent_processes import LatentGPPosterior
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior, LinearPosterior
@@ -24,6 +25,7 @@ __all__ = [
     "GPProblem",
     "GPState",
     "GaussianPosterior",
+    "IntegratedPosterior",
     "JointPosterior",
     "KernelColumns",
     "LatentGPPosterior",

@@ -404,7 +404,7 @@ class GaussianPosterior(Recorded):
             ``converged``, ``is_likelihood``, and ``notes``: lines of text, which say among others
             that the log evidence of a loss that is no likelihood is not a log probability.
         """
-        return report.summary(self, level)
+        return report.summary(self, level, report.positive(self.mean, self.variance))
 
     def to_arviz(self, draws: int = 1000, chains: int = 4, seed: int = 0) -> Any:
         """Draws for ArviZ, with the log likelihood of each row and EP's leave-one-out.

@@ -66,11 +66,11 @@ def table(index: Sequence[str], columns: Mapping[str, Any], attrs: dict[str, Any
     return frame
 
 
-def level_at_door(level: Any) -> float:
+def level_at_door(level: Any, name: str = "level") -> float:
     """A probability strictly between 0 and 1."""
-    level = _checks.number("level", level, above=0.0)
+    level = _checks.number(name, level, above=0.0)
     if level >= 1.0:
-        raise ValueError(f"level is {level:g}; allowed: a number > 0 and < 1")
+        raise ValueError(f"{name} is {level:g}; allowed: a number > 0 and < 1")
     return float(level)
 
 
@@ -80,15 +80,20 @@ def interval(mean: Array, variance: Array, level: float) -> Array:
     return np.stack([mean - reach, mean + reach], axis=-1)
 
 
-def summary(post: Any, level: float) -> Any:
-    """See :meth:`epfast.FullPosterior.summary`."""
-    level = level_at_door(level)
-    mean, variance = post.mean.ravel(), post.variance.ravel()
-    sd, (low, high) = np.sqrt(variance), interval(mean, variance, level).T
-    percent = [f"{100 * share:g}%" for share in (0.5 * (1.0 - level), 0.5 * (1.0 + level))]
+def positive(mean: Array, variance: Array) -> Array:
+    """Probability of normal variables to be positive."""
+    sd = np.sqrt(variance)
     with np.errstate(divide="ignore", invalid="ignore"):
-        above = special.ndtr(np.where(sd > 0.0, mean / sd, np.inf * np.sign(mean)))
-    columns = {"mean": mean, "sd": sd, percent[0]: low, percent[1]: high, "P(>0)": above}
+        ratio = np.where(sd > 0.0, mean / sd, np.inf * np.sign(mean))
+    return np.asarray(special.ndtr(ratio))
+
+
+def summary(post: Any, level: float, above: Array) -> Any:
+    """See :meth:`epfast.FullPosterior.summary`; above: probabilities to be positive."""
+    low, high = post.credible_interval(level).reshape(-1, 2).T
+    percent = [f"{100 * share:g}%" for share in (0.5 * (1.0 - level), 0.5 * (1.0 + level))]
+    columns = {"mean": post.mean.ravel(), "sd": np.sqrt(post.variance).ravel()}
+    columns |= {percent[0]: low, percent[1]: high, "P(>0)": above.ravel()}
     attrs = {
         "log_evidence": post.log_evidence,
         "converged": post.converged,

@@ -1,0 +1,462 @@
+"""Posteriors that are averaged over hyper-parameters."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import special
+
+from epfast import _checks
+from epfast._arrays import Array
+from epfast.gaussian.files import contents
+from epfast.inference import SweepInfo, report
+from epfast.inference.certificates import Check
+from epfast.inference.files import write
+from epfast.inference.records import Recorded
+from epfast.inference.runtime import cached_property
+from epfast.losses import Loss
+
+#: verdicts of a check, the best first, and the weight below which a point is not looked at
+VERDICTS, CHECKED = ("good", "usable", "uncertain", "do not use"), 0.05
+#: halvings of the interval of a quantile: to the last bit of its width
+HALVINGS = 60
+
+
+@dataclass(frozen=True, eq=False)
+class IntegratedPosterior(Recorded):
+    """A posterior that is averaged over hyper-parameters: a mixture of Gaussians.
+
+    It has the methods of its ``posteriors``. What no point of the mixture has alone, as
+    ``sites`` or ``precision``, those have.
+
+    Attributes
+    ----------
+    posteriors : tuple of posteriors
+        One for each point.
+    weights : ndarray of shape (k,)
+        Probabilities of the points, which add up to 1.
+    points : ndarray of shape (k, m)
+        Values of the hyper-parameters.
+    names : tuple of str
+        Their names, (m,).
+    log_prior : ndarray of shape (k,)
+        Log probabilities of the points under the prior of the hyper-parameters.
+    n_fits : int
+        Fits that it took.
+
+    References
+    ----------
+    Rue, H., Martino, S. and Chopin, N. (2009). Approximate Bayesian inference for latent Gaussian
+    models by using integrated nested Laplace approximations. Journal of the Royal Statistical
+    Society B 71(2), 319-392.
+    """
+
+    posteriors: tuple[Any, ...]
+    weights: Array
+    points: Array = field(repr=False)
+    names: tuple[str, ...]
+    log_prior: Array = field(repr=False)
+    n_fits: int
+
+    kind: ClassVar[str] = "integrated"
+
+    @classmethod
+    def of(
+        cls,
+        posteriors: Sequence[Any],
+        values: ArrayLike,
+        points: ArrayLike,
+        names: tuple[str, ...],
+        log_prior: ArrayLike,
+        n_fits: int,
+    ) -> Self:
+        """The average by values, logs of prior times evidence up to a constant, (k,)."""
+        weights = special.softmax(np.asarray(values, dtype=np.float64))
+        where, prior = (np.asarray(given, dtype=np.float64) for given in (points, log_prior))
+        return cls(tuple(posteriors), weights, where, names, prior, n_fits)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to an ``.npz`` file, which :func:`epfast.load` reads; see the posteriors."""
+        write(path, *contents(self))
+
+    # -- the fits --
+
+    @property
+    def best(self) -> Any:
+        """The posterior of the most probable point."""
+        return self.posteriors[int(np.argmax(self.weights))]
+
+    @property
+    def ess(self) -> float:
+        """Effective number of points, 1 / sum of squared weights."""
+        return float(1.0 / np.sum(self.weights**2))
+
+    @property
+    def problem(self) -> Any:
+        return self.best.problem
+
+    @property
+    def state(self) -> Any:
+        return self.best.state
+
+    @property
+    def sites(self) -> Any:
+        """The stored sites of ``best``."""
+        return self.best.sites
+
+    @property
+    def history(self) -> list[SweepInfo]:  # type: ignore[override]
+        """Records of the sweeps of ``best``."""
+        records: list[SweepInfo] = self.best.history
+        return records
+
+    @property
+    def converged(self) -> bool:  # type: ignore[override]
+        """Whether the fits of all points have settled."""
+        return all(post.converged for post in self.posteriors)
+
+    @property
+    def loss(self) -> Loss | None:
+        loss: Loss | None = self.best.loss
+        return loss
+
+    def known_loss(self) -> Loss:
+        """The loss; raises if the posterior was loaded without it."""
+        loss: Loss = self.best.known_loss()
+        return loss
+
+    def loss_of_rows(self) -> Loss:
+        """As :meth:`known_loss`, for :meth:`observed`: responses may carry an offset."""
+        loss: Loss = self.best.loss_of_rows()
+        return loss
+
+    @property
+    def beta(self) -> float:
+        """Inverse temperature of the factors exp(-beta loss)."""
+        beta: float = self.best.beta
+        return beta
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """A name for each member of ``mean``."""
+        labels: tuple[str, ...] = self.best.labels
+        return labels
+
+    @property
+    def quantity(self) -> tuple[str, str]:
+        """What ``mean`` is a mean of, and what its members are called."""
+        quantity: tuple[str, str] = self.best.quantity
+        return quantity
+
+    def observed(self) -> Array | None:
+        """Responses of the fit, for the core, (n, width); None if rows are unknown."""
+        y: Array | None = self.best.observed()
+        return y
+
+    @property
+    def log_evidence(self) -> float:
+        """log p(y), integrated over the hyper-parameters."""
+        values = [post.log_evidence for post in self.posteriors]
+        return float(special.logsumexp(self.log_prior + values))
+
+    @property
+    def evidence_bound(self) -> float:
+        """The largest log evidence that is possible; inf: no bound is known."""
+        bound: float = self.best.evidence_bound
+        return bound
+
+    @property
+    def hyper(self) -> Any:
+        """A table of the hyper-parameters: the most probable point, and the least and the largest.
+
+        Returns
+        -------
+        pandas.DataFrame, or a table that prints aligned where pandas is missing
+            A row per hyper-parameter, with ``mode``, ``least`` and ``largest`` of the points.
+        """
+        where = self.points[int(np.argmax(self.weights))], self.points.min(0), self.points.max(0)
+        return report.table(
+            self.names, dict(zip(("mode", "least", "largest"), where, strict=True)), {}
+        )
+
+    # -- moments and quantiles --
+
+    def _mixed(self, values: Sequence[Any]) -> Array:
+        """The average of arrays of the points."""
+        return np.asarray(np.tensordot(self.weights, np.stack(values), 1))
+
+    @cached_property
+    def mean(self) -> Array:
+        return self._mixed([post.mean for post in self.posteriors])
+
+    @cached_property
+    def variance(self) -> Array:
+        """Of the weights or latent values, in the shape of ``mean``."""
+        return self._mixed([p.variance + (p.mean - self.mean) ** 2 for p in self.posteriors])
+
+    @property
+    def sd(self) -> Array:
+        """Standard deviations."""
+        return np.sqrt(self.variance)
+
+    @cached_property
+    def covariance(self) -> Array:
+        """In the shape of that of the posteriors."""
+        return self._mixed(
+            [
+                post.covariance + _outer(post.mean - self.mean, post.covariance)
+                for post in self.posteriors
+            ]
+        )
+
+    def quantile(self, p: float) -> Array:
+        """Quantiles of the mixtures, in the shape of ``mean``.
+
+        Parameters
+        ----------
+        p : float
+            In (0, 1).
+        """
+        p = report.level_at_door(p, "p")
+        means = np.stack([post.mean for post in self.posteriors])
+        sds = np.sqrt(np.stack([post.variance for post in self.posteriors]))
+        single = means + special.ndtri(p) * sds
+        low, high = single.min(axis=0), single.max(axis=0)
+        sds = np.maximum(sds, np.finfo(np.float64).tiny)
+        for _ in range(HALVINGS):
+            middle = low + 0.5 * (high - low)
+            below = np.tensordot(self.weights, special.ndtr((middle - means) / sds), 1) < p
+            low, high = np.where(below, middle, low), np.where(below, high, middle)
+        return np.asarray(low + 0.5 * (high - low))
+
+    def credible_interval(self, level: float = 0.95) -> Array:
+        """Central credible intervals, from quantiles of the mixture.
+
+        Parameters
+        ----------
+        level : float
+            Posterior probability of each interval, between 0 and 1.
+
+        Returns
+        -------
+        ndarray of shape (d, 2), or (C, d, 2) with C latents
+            Lower and upper ends.
+        """
+        level = report.level_at_door(level)
+        ends = (0.5 * (1.0 - level), 0.5 * (1.0 + level))
+        return np.stack([self.quantile(p) for p in ends], axis=-1)
+
+    def summary(self, level: float = 0.95) -> Any:
+        """A table as that of :meth:`epfast.FullPosterior.summary`, of the mixture.
+
+        Parameters
+        ----------
+        level : float
+            Posterior probability of the intervals, between 0 and 1.
+        """
+        above = [report.positive(post.mean, post.variance) for post in self.posteriors]
+        found = report.summary(self, level, self._mixed(above))
+        ranges = (
+            f"{name} {least:.3g} to {most:.3g}"
+            for name, least, most in zip(
+                self.names, self.points.min(0), self.points.max(0), strict=True
+            )
+        )
+        found.attrs["notes"].append(f"averaged over {len(self.weights)} fits, {', '.join(ranges)}")
+        return found
+
+    # -- draws --
+
+    def _drawn(self, size: int, rng: Any, draw: Callable[[Any, int, Any], Array]) -> Array:
+        """Draws of the mixture, each of a point that is drawn first."""
+        size, rng = _checks.integer("size", size, least=0), _checks.generator("rng", rng)
+        which = rng.choice(len(self.weights), size, p=self.weights)
+        counts = np.bincount(which, minlength=len(self.weights))
+        parts = [draw(post, int(n), rng) for post, n in zip(self.posteriors, counts, strict=True)]
+        place = np.argsort(which, kind="stable")
+        found = np.concatenate(parts)
+        found[place] = found.copy()
+        return found
+
+    def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Array:
+        """Draw from the mixture what ``mean`` is the mean of.
+
+        Parameters
+        ----------
+        size : int
+            Number of draws.
+        rng : numpy.random.Generator or int, optional
+            A generator, or a seed for one; None draws afresh.
+
+        Returns
+        -------
+        ndarray of shape (size, d), or (size, C, d) with C latents
+        """
+        return self._drawn(size, rng, lambda post, n, draws: post.sample(n, draws))
+
+    def sample_y(
+        self,
+        X: ArrayLike,
+        size: int,
+        rng: np.random.Generator | int | None = None,
+        offset: ArrayLike | None = None,
+    ) -> Array:
+        """Draw responses to new rows; see :meth:`epfast.FullPosterior.sample_y`."""
+        return self._drawn(size, rng, lambda post, n, draws: post.sample_y(X, n, draws, offset))
+
+    def latent_at(self, draws: ArrayLike) -> Array:
+        """Latent values of the rows at draws of :meth:`sample`, (k, n) or (k, n, C), no offset."""
+        found: Array = self.best.latent_at(draws)
+        return found
+
+    def log_likelihood(self, draws: ArrayLike) -> Array:
+        """Minus beta times the loss of each row at draws of :meth:`sample`, (k, n)."""
+        found: Array = self.best.log_likelihood(draws)
+        return found
+
+    def to_arviz(self, draws: int = 1000, chains: int = 4, seed: int = 0) -> Any:
+        """Draws for ArviZ; see :meth:`epfast.FullPosterior.to_arviz`."""
+        return report.to_arviz(self, draws, chains, seed)
+
+    # -- prediction --
+
+    def predict_latent(self, X: ArrayLike, joint: bool = False) -> tuple[Array, Array]:
+        """Mean and variance of the latent values of rows, of the mixture.
+
+        The arguments and shapes are those of :meth:`epfast.FullPosterior.predict_latent`.
+        """
+        parts = [post.predict_latent(X, joint) for post in self.posteriors]
+        mean = self._mixed([m for m, _ in parts])
+        if not joint:
+            return mean, self._mixed([v + (m - mean) ** 2 for m, v in parts])
+        # (n, C) beside (n, C, C) between the classes, else (C, n, n) between the rows
+        between_classes = self.best.kind == "joint_latents"
+        gaps = [m - mean if between_classes else (m - mean).T for m, _ in parts]
+        return mean, self._mixed(
+            [v + _outer(gap, v) for gap, (_, v) in zip(gaps, parts, strict=True)]
+        )
+
+    def predict_proba(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
+        """Probability of the label +1, (n,), or of each class, (n, C)."""
+        return self._mixed([post.predict_proba(X, offset) for post in self.posteriors])
+
+    def predict_log_proba(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
+        """Log probabilities of several classes, (n, C)."""
+        return self._log_mixed([post.predict_log_proba(X, offset) for post in self.posteriors])
+
+    def predict(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
+        """The most probable label for classes, -1 or +1 of two; else the predictive mean of y."""
+        loss = self.known_loss()
+        if loss.by_margin:
+            return np.where(self.predict_proba(X, offset) >= 0.5, 1.0, -1.0)
+        if getattr(loss, "n_classes", None) is not None:
+            return np.asarray(self.predict_proba(X, offset).argmax(axis=1), dtype=np.float64)
+        return self._mixed([post.predict(X, offset) for post in self.posteriors])
+
+    def predict_variance(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
+        """Predictive variance of y."""
+        within = self._mixed([post.predict_variance(X, offset) for post in self.posteriors])
+        if self.known_loss().by_margin:
+            p = self.predict_proba(X, offset)
+            return 4.0 * p * (1.0 - p)
+        means = [post.predict(X, offset) for post in self.posteriors]
+        middle = self._mixed(means)
+        return within + self._mixed([(mean - middle) ** 2 for mean in means])
+
+    def _log_mixed(self, logs: Sequence[Array]) -> Array:
+        """Log of the average of what has these logarithms."""
+        return np.asarray(special.logsumexp(np.stack(logs).T, axis=-1, b=self.weights).T)
+
+    def log_predictive(self, X: ArrayLike, y: ArrayLike, offset: ArrayLike | None = None) -> Array:
+        """Log probability of responses to new rows, (n,)."""
+        return self._log_mixed([post.log_predictive(X, y, offset) for post in self.posteriors])
+
+    def score(self, X: ArrayLike, y: ArrayLike, offset: ArrayLike | None = None) -> float:
+        """Mean log probability of responses to new rows; higher is better, also for classes."""
+        found = self.log_predictive(X, y, offset)
+        if not len(found):
+            raise ValueError("X has 0 rows; allowed: one row at least")
+        return float(found.mean())
+
+    # -- its rows --
+
+    def loo_log_predictive(self, *rows: Any) -> Array:
+        """Leave-one-out log probability of each response, (n,).
+
+        Without a row its factor leaves the weight of a point, too: the average is the harmonic one
+        (as the conditional predictive ordinates of Rue, Martino & Chopin, section 6.3).
+
+        Parameters
+        ----------
+        rows : optional
+            As in :meth:`epfast.FullPosterior.loo_log_predictive`.
+        """
+        return -self._log_mixed([-post.loo_log_predictive(*rows) for post in self.posteriors])
+
+    def loss_gradient(self) -> dict[str, Any]:
+        """Derivatives of the log evidence by parameters of the likelihood, averaged."""
+        parts = [post.loss_gradient() for post in self.posteriors]
+        return {name: self._mixed([part[name] for part in parts])[()] for name in parts[0]}
+
+    def with_rows(self, X: ArrayLike, y: ArrayLike, *given: Any, **more: Any) -> Self:
+        """The same, with the rows that were fitted; see :meth:`epfast.FullPosterior.with_rows`."""
+        return replace(
+            self, posteriors=tuple(p.with_rows(X, y, *given, **more) for p in self.posteriors)
+        )
+
+    def with_posteriors(self, posteriors: Sequence[Any], gains: ArrayLike) -> Self:
+        """The average of other posteriors, log evidences of which have grown by gains, (k,)."""
+        weights = special.softmax(np.log(self.weights) + gains)
+        return replace(self, posteriors=tuple(posteriors), weights=weights)
+
+    def _gone_on(self, posteriors: Sequence[Any]) -> Self:
+        """The same with other rows."""
+        pairs = zip(posteriors, self.posteriors, strict=True)
+        return self.with_posteriors(
+            posteriors, [new.log_evidence - old.log_evidence for new, old in pairs]
+        )
+
+    def partial_fit(self, X: Any, y: ArrayLike, **given: Any) -> Self:
+        """Add new rows at each point; see :meth:`epfast.FullPosterior.partial_fit`."""
+        return self._gone_on([post.partial_fit(X, y, **given) for post in self.posteriors])
+
+    def remove(self, rows: ArrayLike, *given: Any) -> Self:
+        """Remove the sites of some rows at each point; see :meth:`epfast.FullPosterior.remove`."""
+        return self._gone_on([post.remove(rows, *given) for post in self.posteriors])
+
+    def check(self, draws: int = 1000, seed: int = 0) -> Check:
+        """Compare the posteriors of the points with the exact ones there.
+
+        The points themselves, their weights and what lies between them are not checked.
+
+        Parameters
+        ----------
+        draws, seed : int
+            As in :meth:`epfast.FullPosterior.check`, for each point of weight 0.05 or more.
+
+        Returns
+        -------
+        Check
+            The least favourable one.
+        """
+        found: list[Check] = []
+        for post, weight, point in zip(self.posteriors, self.weights, self.points, strict=True):
+            if weight >= CHECKED or post is self.best:
+                said = post.check(draws, seed)
+                named = zip(self.names, point, strict=True)
+                where = ", ".join(f"{name} {value:.3g}" for name, value in named)
+                reason = f"{said.reason}, at {where}"
+                found.append(replace(said, reason=reason))
+        return max(found, key=lambda one: VERDICTS.index(one.verdict))
+
+
+def _outer(gap: Array, like: Array) -> Array:
+    """Outer products of a gap, or of each of its rows, in the shape of a covariance."""
+    if like.ndim == 2:
+        return np.outer(gap, gap)
+    return np.asarray(gap[:, :, None] * gap[:, None, :])
