@@ -215,11 +215,11 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
 def _checked(post: Any, given: Loss | None) -> Any:
     """The posterior; refuses what does not fit together, and a loss for other responses."""
     if isinstance(post, IntegratedPosterior):
-        if len(post.posteriors) != len(post.weights) or len(post.names) != post.points.shape[1]:
-            raise ValueError("posteriors, weights and names do not fit together")
+        check_shapes(post, SHAPES[post.kind])
+        if (len(post.posteriors), len(post.hyper_names)) != post.points.shape:
+            raise ValueError("posteriors, points and names do not fit together")
         for part in post.posteriors:
             _checked(part, given)
-        check_shapes(post, SHAPES[post.kind])
         return post
     if isinstance(post, LowRankGPPosterior):
         _checked(post.weights, None)

@@ -42,7 +42,7 @@ class IntegratedPosterior(Recorded):
         Probabilities of the points, which add up to 1.
     points : ndarray of shape (k, m)
         Values of the hyper-parameters.
-    names : tuple of str
+    hyper_names : tuple of str
         Their names, (m,).
     log_prior : ndarray of shape (k,)
         Log probabilities of the points under the prior of the hyper-parameters.
@@ -56,10 +56,10 @@ class IntegratedPosterior(Recorded):
     Society B 71(2), 319-392.
     """
 
-    posteriors: tuple[Any, ...]
+    posteriors: tuple[Any, ...] = field(repr=False)
     weights: Array
     points: Array = field(repr=False)
-    names: tuple[str, ...]
+    hyper_names: tuple[str, ...]
     log_prior: Array = field(repr=False)
     n_fits: int
 
@@ -71,14 +71,14 @@ class IntegratedPosterior(Recorded):
         posteriors: Sequence[Any],
         values: ArrayLike,
         points: ArrayLike,
-        names: tuple[str, ...],
+        hyper_names: tuple[str, ...],
         log_prior: ArrayLike,
         n_fits: int,
     ) -> Self:
         """The average by values, logs of prior times evidence up to a constant, (k,)."""
         weights = special.softmax(np.asarray(values, dtype=np.float64))
         where, prior = (np.asarray(given, dtype=np.float64) for given in (points, log_prior))
-        return cls(tuple(posteriors), weights, where, names, prior, n_fits)
+        return cls(tuple(posteriors), weights, where, hyper_names, prior, n_fits)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to an ``.npz`` file, which :func:`epfast.load` reads; see the posteriors."""
@@ -181,7 +181,7 @@ class IntegratedPosterior(Recorded):
         """
         where = self.points[int(np.argmax(self.weights))], self.points.min(0), self.points.max(0)
         return report.table(
-            self.names, dict(zip(("mode", "least", "largest"), where, strict=True)), {}
+            self.hyper_names, dict(zip(("mode", "least", "largest"), where, strict=True)), {}
         )
 
     # -- moments and quantiles --
@@ -264,7 +264,7 @@ class IntegratedPosterior(Recorded):
         ranges = (
             f"{name} {least:.3g} to {most:.3g}"
             for name, least, most in zip(
-                self.names, self.points.min(0), self.points.max(0), strict=True
+                self.hyper_names, self.points.min(0), self.points.max(0), strict=True
             )
         )
         found.attrs["notes"].append(f"averaged over {len(self.weights)} fits, {', '.join(ranges)}")
@@ -385,6 +385,11 @@ class IntegratedPosterior(Recorded):
 
     # -- its rows --
 
+    @property
+    def residual(self) -> float:
+        """Distance from a fixed point of EP, the largest of the points."""
+        return float(max(post.residual for post in self.posteriors))
+
     def loo_log_predictive(self, *rows: Any) -> Array:
         """Leave-one-out log probability of each response, (n,).
 
@@ -445,13 +450,13 @@ class IntegratedPosterior(Recorded):
             The least favourable one.
         """
         found: list[Check] = []
-        for post, weight, point in zip(self.posteriors, self.weights, self.points, strict=True):
-            if weight >= CHECKED or post is self.best:
-                said = post.check(draws, seed)
-                named = zip(self.names, point, strict=True)
-                where = ", ".join(f"{name} {value:.3g}" for name, value in named)
-                reason = f"{said.reason}, at {where}"
-                found.append(replace(said, reason=reason))
+        for k in np.argsort(-self.weights, kind="stable"):
+            if found and self.weights[k] < CHECKED:
+                break
+            said = self.posteriors[k].check(draws, seed)
+            named = zip(self.hyper_names, self.points[k], strict=True)
+            where = ", ".join(f"{name} {value:.3g}" for name, value in named)
+            found.append(replace(said, reason=f"{said.reason}, at {where}"))
         return max(found, key=lambda one: VERDICTS.index(one.verdict))
 
 
