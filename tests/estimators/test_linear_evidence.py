@@ -1,7 +1,6 @@
 """The searches of prior variances: certificates, groups of columns, losses of other kinds."""
 
 import dataclasses
-import warnings
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from sklearn.preprocessing import StandardScaler
 
 from epfast import LinearClassifier
 from epfast.estimators import ConvergenceWarning, EvidenceWarning
-from epfast.estimators.evidence import BinaryProblems, Fits, certified
+from epfast.estimators.evidence import BinaryProblems, certified
 from epfast.estimators.search import Search
 
 RNG = np.random.default_rng(31)
@@ -65,12 +64,11 @@ def test_the_default_is_the_evidence_under_a_half_cauchy_prior(loss):
         assert model.log_evidence_ <= named.log_evidence_
 
 
-def test_the_prior_bounds_separated_classes_in_silence():
+def test_the_prior_bounds_separated_classes():
     """Whatever the units of the columns."""
     labels, rows = X[:, 0] > 0.0, X.copy()
     rows[:, 0] += np.where(labels, 0.5, -0.5)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with pytest.warns(epfast.DataWarning, match="hardly bound the coefficient 'x0'"):
         model, small = (LinearClassifier().fit(scale * rows, labels) for scale in (1.0, 1e-9))
     s = np.sqrt(model.prior_variance_ * rows.var(axis=0).sum())
     assert 2.5 < s < 100.0
@@ -195,15 +193,25 @@ def test_few_sweeps_do_not_mislead_the_search():
 
 
 def test_repairs():
-    """A fit that lacks sweeps or goes to and fro gets more of them, or damping."""
+    """A fit that lacks sweeps gets as many again, where that is asked for."""
     post = epfast.fit_linear(X, Y, schedule=EP(tol=1e-8))
-    with pytest.warns(epfast.ConvergenceWarning):
-        few = epfast.fit_linear(X, Y, schedule=EP(2, 1e-8))
-    search = Search(BinaryProblems([post.problem], 4, None))
-    found = search.repaired(1.0, search.fine, Fits([few], []))
+    half = post.problem._replace(
+        schedule=dataclasses.replace(post.schedule, sweeps=post.n_sweeps // 2 + 1)
+    )
+    search = Search(BinaryProblems([half], 4, None))
+    assert not search.final(1.0, None, repairs=False).posteriors[0].converged
+    found = search.final(1.0, None, repairs=True)
+    assert found.posteriors[0].converged
     assert found.log_evidence == pytest.approx(post.log_evidence, abs=1e-6)
-    good = Fits([post], [])
-    assert search.repaired(1.0, search.fine, good) is good
+
+
+def test_the_last_fits_of_a_search_are_not_done_again():
+    post = epfast.fit_linear(X, Y, schedule=EP(tol=1e-8))
+    search = Search(BinaryProblems([post.problem], 4, None))
+    found = search.maximum(1e-3, 1e3)
+    assert search.final(found.variance, found.starts, repairs=True) is search.latest[1]
+    again = search.final(found.variance * 1.01, found.starts, repairs=True)
+    assert again is not search.latest[1]
 
 
 # ---- one variance per group of columns ----

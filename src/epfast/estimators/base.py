@@ -299,10 +299,10 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
     ) -> tuple[NDArray[np.intp], list[Array]]:
         """Set ``classes_``; return class numbers, and labels -1 and +1 for each binary problem.
 
-        weights: of the rows. A class whose rows all have weight 0 stays in ``classes_``, with
-        probability 0, and has no number: the rows of others keep theirs in their order.
+        labels: checked; weights: of the rows. A class whose rows all have weight 0 stays in
+        ``classes_``, with probability 0, and has no number: the rows of others keep theirs in
+        their order.
         """
-        check_labels(labels)
         self.classes_, index = numbered(labels)
         n_classes = len(self.classes_)
         if n_classes < 2:

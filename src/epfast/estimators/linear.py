@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,6 @@ from epfast.estimators.linear_model import LinearModel
 from epfast.estimators.search import Search, averaged, find
 from epfast.gaussian import IntegratedPosterior
 from epfast.gaussian.choices import copies
-from epfast.inference import fit_from
 from epfast.losses import Loss
 from epfast.schedules import ADF, Schedule
 
@@ -317,9 +315,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
             if isinstance(variance, str):
                 groups = self._groups(variance, rows.shape[1])
                 variance, starts, _ = find(search, rows, weights, self.fit_intercept, groups)
-        fits = fit_from(partial(binary.fit, variance, binary.schedule), starts)
-        if self.schedule is None:
-            fits = search.repaired(variance, binary.schedule, fits) or fits
+        fits = search.final(variance, starts, self.schedule is None)
         tell(fits.told)
         found: Fits | Averaged = fits
         if integrates and starts is not None and binary.certified(fits):

@@ -24,7 +24,6 @@ from epfast.estimators.evidence import (
     problems_of,
     ranges_by_group,
     total_variance,
-    variance_range,
 )
 from epfast.estimators.jobs import jobs_of
 from epfast.estimators.joint import SHARES, Joint, Learnt
@@ -255,7 +254,7 @@ class LinearModel(Coefficients):
             variance, starts, _ = find(search, rows, weights, self.fit_intercept, groups, unit)
             return Learnt(variance, parameters.loss, starts)
         centred = bool(self.fit_intercept)
-        common = unit * np.array([variance_range(rows, weights, centred)])
+        common = unit * np.array([search.ends(rows, weights, centred)])
         joint = Joint(search, parameters, fixed, None, common)
         middle = np.sqrt(common[0, 0] * common[0, 1])
         shares = np.log(middle * np.array(SHARES)) if fixed is None else [None]

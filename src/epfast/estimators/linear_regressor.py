@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from epfast.estimators.linear_model import LinearModel
 from epfast.estimators.regression import LatentRegressor, loss_of_numbers
 from epfast.estimators.search import Search
 from epfast.gaussian import LinearProblem
-from epfast.inference import fit_from
 from epfast.losses import Loss
 from epfast.schedules import Schedule
 
@@ -223,9 +221,7 @@ class LinearRegressor(LinearModel, LatentRegressor):
             self.n_lost_ = search.n_lost
         search.problem = binary = binary.with_loss(learnt.loss)
         starts = starts if learnt.starts is None else learnt.starts
-        fits = fit_from(partial(binary.fit, learnt.variance, binary.schedule), starts)
-        if self.schedule is None:
-            fits = search.repaired(learnt.variance, binary.schedule, fits) or fits
+        fits = search.final(learnt.variance, starts, self.schedule is None)
         tell(fits.told)
         self._publish(fits, learnt.variance)
         self.loss_ = learnt.loss.with_offset(False)

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.estimators.base import LatentClassifier, fit_seed, validate_data
+from epfast.estimators.base import LatentClassifier, check_labels, fit_seed, validate_data
 from epfast.estimators.interrupts import all_or_nothing
 from epfast.estimators.jobs import in_threads, jobs_of
 from epfast.estimators.regression import LatentRegressor
@@ -318,6 +318,7 @@ class NetworkClassifier(_Network, LatentClassifier):
             Itself.
         """
         rows, labels = validate_data(self, X, y, dtype=np.float64)
+        check_labels(labels)
         _, targets = self._encode(labels)
         given = {**self._given(), "loss": "probit"}
         calls = [partial(self._fitted, rows, target, given) for target in targets]

@@ -20,6 +20,7 @@ from scipy import optimize
 from epfast._arrays import Array
 from epfast.estimators.base import ConvergenceWarning, EvidenceWarning, users_level
 from epfast.estimators.evidence import (
+    LATENT_VARIANCES,
     Averaged,
     BinaryProblems,
     Fits,
@@ -96,6 +97,8 @@ class Search:
         self.problem, self.prior = problem, prior
         #: start of the next fit: the last one with a certificate
         self.last = start
+        #: its variance and fits
+        self.latest: tuple[float | Array, Fits] | None = None
         #: points that gave no fit with a certificate, and all points
         self.n_lost = self.n_tried = 0
         #: whether the last lost fit only lacked sweeps
@@ -110,7 +113,7 @@ class Search:
         for attempt in self._attempts(variance, schedule):
             if attempt is not None and self.problem.certified(attempt):
                 if schedule.stores != "none":  # ADF would count the rows again
-                    self.last = attempt.posteriors
+                    self.last, self.latest = attempt.posteriors, (variance, attempt)
                 return attempt
         self.n_lost += 1
         told = f"{variance:g}" if np.ndim(variance) == 0 else np.array2string(np.asarray(variance))
@@ -123,12 +126,22 @@ class Search:
         yield first
         yield from self._repairs(variance, schedule, first)
 
-    def repaired(self, variance: float | Array, schedule: Any, first: Fits) -> Fits | None:
-        """The fit that is given or, where it has no certificate, a repair that has one, or None."""
-        if self.problem.certified(first):
+    def final(self, variance: float | Array, starts: list[Posterior] | None, repairs: bool) -> Fits:
+        """The fits at the variance that was found, by the schedule of the problem.
+
+        repairs: whether a fit without a certificate is repaired, if it can be.
+        """
+        schedule, loss = self.problem.schedule, self.problem.problems[0].loss
+        if self.latest is not None and np.array_equal(self.latest[0], variance):
+            found = self.latest[1]
+            known = (post.problem for post in found.posteriors)
+            if all(one.schedule == schedule and one.loss == loss for one in known):
+                return found
+        first = fit_from(partial(self.problem.fit, variance, schedule), starts)
+        if not repairs or self.problem.certified(first):
             return first
-        repairs = self._repairs(variance, schedule, first)
-        return next((r for r in repairs if r is not None and self.problem.certified(r)), None)
+        tried = self._repairs(variance, schedule, first)
+        return next((r for r in tried if r is not None and self.problem.certified(r)), first)
 
     def _repairs(
         self, variance: float | Array, schedule: Any, first: Fits | None
@@ -153,6 +166,12 @@ class Search:
             return fit_from(partial(self.problem.fit, variance, schedule), starts)
         except FAILURES:
             return None
+
+    def ends(self, rows: Any, weights: Array | None, centred: bool) -> tuple[float, float]:
+        """The ends of the search: see :func:`epfast.estimators.evidence.variance_range`."""
+        if self.prior is not None:
+            return LATENT_VARIANCES[0] / self.prior.total, LATENT_VARIANCES[1] / self.prior.total
+        return variance_range(rows, weights, centred)
 
     def of_prior(self, u: float) -> tuple[float, float]:
         """Log density of the prior of a common variance, and its slope."""
@@ -365,7 +384,7 @@ def find(
             "prior_variance is 'ard' or prior_groups is given; allowed with EP on scalar sites by "
             "scheme 'exact' (batch_size=None), whose evidence has a known slope"
         )
-    least, most = variance_range(rows, weights, centred)
+    least, most = search.ends(rows, weights, centred)
     common = search.maximum(unit * least, unit * most)
     found: Found | None = common
     if common is not None and groups is not None:
