@@ -88,9 +88,13 @@ class LinearClassifier(LinearModel, LatentClassifier):
         evidence chooses.
     prior_scale : float or None
         With ``prior_variance=None``: median of the half-Cauchy prior of s, the prior standard
-        deviation of x.theta for the rows of X, x about its mean. The variance is the most probable
-        one over log s. It bounds s where a plane separates the classes, and with few rows, where
-        the evidence alone is nearly flat. None: no such prior, as "evidence".
+        deviation of x.theta for the rows of X, x about its mean. It bounds s where a plane
+        separates the classes, and with few rows, where the evidence alone is nearly flat. None: no
+        such prior, as "evidence".
+    integrate : bool or "auto"
+        Whether to average over the prior variance that is found under that prior, of a full
+        posterior by EP without ``learn``. "auto": where its logarithm has a standard deviation of 1
+        or more and the posterior changes with it. False: the most probable one alone.
     fit_intercept : bool
         Whether to add a constant column of ones.
     intercept_variance : float
@@ -137,7 +141,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
         Posterior covariance of the coefficients, without the intercept. Made when it is read.
     posterior_ : FullPosterior, FactorizedPosterior, JointPosterior or LatentPosterior
         With two classes, or "multiclass": the posterior over coefficients and, as the last weight,
-        the intercept.
+        the intercept; where it is averaged over the prior variance an IntegratedPosterior of these.
     posteriors_ : list of posteriors
         One, or one for each class.
     coupling_ : float
@@ -146,10 +150,12 @@ class LinearClassifier(LinearModel, LatentClassifier):
         ``partial_fit`` has a second chunk.
     log_evidence_ : float
         EP's log p(y) for losses that are likelihoods, at ``beta=1``; with more than two classes
-        the sum over the classes, each against the rest. For other losses, as "hinge", it is the log
-        integral of prior times factors, no log probability: not to be compared over losses.
+        the sum over the classes, each against the rest; of an average integrated over the prior
+        variance, too. For other losses, as "hinge", it is the log integral of prior times factors,
+        no log probability: not to be compared over losses.
     prior_variance_ : float or ndarray of shape (d,)
-        The prior variance in use, given or found. With "evidence" it may be an end of the searched
+        The prior variance in use, given or found; of an average the geometric mean, whose points
+        are in ``posterior_.points``. With "evidence" it may be an end of the searched
         range: classes that a plane separates favour large variances (an EvidenceWarning says so),
         data without any signal small ones.
     loss_ : Loss
@@ -180,7 +186,9 @@ class LinearClassifier(LinearModel, LatentClassifier):
     the log prior) where EP reaches fixed points, by Newton's step and secants, each fit from the
     sites of the last one and as precise as its step; else by Brent's minimisation. Variances per
     group or column start from the best common one and follow the gradient (L-BFGS) to a local
-    maximum. With more than two classes the sum of their log evidences is maximised.
+    maximum. With more than two classes the sum of their log evidences is maximised. An average has
+    points of log(prior variance) 2 apart, about the most probable one, until the density has
+    fallen by 5 nats; with more than two classes all have the same points and weights.
 
     The search counts a fit only if it passes its certificate: it has settled, its last sweep
     refused no site, and its log evidence is at most 0 where no factor exceeds 1. A fit that fails
@@ -197,7 +205,9 @@ class LinearClassifier(LinearModel, LatentClassifier):
 
     Warnings of fits are :class:`epfast.estimators.ConvergenceWarning`, which is both epfast's and
     scikit-learn's. :class:`epfast.estimators.EvidenceWarning` tells where "evidence" is asked for
-    with a loss that is no likelihood, or rises to the end of the range.
+    with a loss that is no likelihood, or rises to the end of the range. A DataWarning names a
+    coefficient of an average that grows with the prior variance without an end, with ten rows a
+    coefficient or more: a plane, or a column of few values, separates classes.
 
     References
     ----------
@@ -206,6 +216,10 @@ class LinearClassifier(LinearModel, LatentClassifier):
 
     Gelman, A. (2006). Prior distributions for variance parameters in hierarchical models. Bayesian
     Analysis 1(3), 515-533.
+
+    Rue, H., Martino, S. and Chopin, N. (2009). Approximate Bayesian inference for latent Gaussian
+    models by using integrated nested Laplace approximations. Journal of the Royal Statistical
+    Society B 71(2), 319-392.
 
     Examples
     --------
