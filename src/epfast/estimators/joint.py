@@ -13,6 +13,7 @@ from epfast.estimators.descent import END, descend, root_of_slopes
 from epfast.estimators.evidence import Fits, Posterior
 from epfast.estimators.parameters import Parameters
 from epfast.estimators.search import SLOPE, STEPS, Search
+from epfast.estimators.spectrum import Spectrum
 from epfast.losses import Loss
 from epfast.schedules import Schedule
 
@@ -45,10 +46,14 @@ class Joint:
         fixed: float | Array | None,
         groups: NDArray[np.intp] | None,
         ranges: Array,
+        spectrum: Spectrum | None = None,
     ) -> None:
-        """Search variances unless ``fixed`` is given: (k, 2) ``ranges`` by group, or a common."""
+        """Search variances unless ``fixed`` is given: (k, 2) ``ranges`` by group, or a common.
+
+        spectrum: gives the log evidence by one prior variance, and that of Gaussian noise.
+        """
         self.search, self.parameters = search, parameters
-        self.fixed, self.groups = fixed, groups
+        self.fixed, self.groups, self.spectrum = fixed, groups, spectrum
         self.k = 0 if fixed is not None else len(ranges)
         logs = np.log(ranges) if self.k else np.empty((0, 2))
         self.bounds = np.concatenate([logs, parameters.bounds])
@@ -94,23 +99,46 @@ class Joint:
 
     def evaluate(self, u: Array, tol: float = 0.0) -> tuple[float, Array] | None:
         """Log evidence and its gradient; None without a certificate."""
+        if self.spectrum is not None:
+            return self._exact(u, self.spectrum)
         found = self.fits(u, self.search.to(tol))
         if found is None:
             return None
         slopes = self.slopes(u, found)
         return (self.value(u, found), slopes) if np.isfinite(slopes).all() else None
 
+    def _exact(self, u: Array, spectrum: Spectrum) -> tuple[float, Array]:
+        """As :meth:`evaluate`, without a fit."""
+        variance, noise = float(self.variance(u)), self.loss(u).parameters[0]
+        value, by_variance, by_noise = spectrum.evidence(variance, noise)
+        slopes = np.array([by_variance, by_noise][1 - self.k :])
+        if self.k:
+            density, slope = self.search.of_prior(float(u[0]))
+            value, slopes[0] = value + density, slopes[0] + slope
+        if value > self.best[0]:
+            self.best = value, u.copy()
+        return value, np.where(self.bounds[:, 0] < self.bounds[:, 1], slopes, 0.0)
+
     def first(self, starts: list[Array]) -> Array:
         """The best of the starts, by quick fits."""
         best, where = -np.inf, starts[0]
         for u in starts:
-            found = self.fits(u, self.search.quick)
-            if found is not None and self.value(u, found) > best:
-                best, where = self.value(u, found), u
+            if self.spectrum is not None:
+                value = self._exact(u, self.spectrum)[0]
+            else:
+                found = self.fits(u, self.search.quick)
+                value = -np.inf if found is None else self.value(u, found)
+            if value > best:
+                best, where = value, u
         return where
 
     def _bent(self, u: Array) -> Array | None:
         """Minus second derivatives at the fits of a start, sites and cavities held, roughly."""
+        if self.spectrum is not None:
+            here = self._exact(u, self.spectrum)[1]
+            moved = [u + HELD * (np.arange(len(u)) == k) for k in range(len(u))]
+            there = [self._exact(one, self.spectrum)[1][k] for k, one in enumerate(moved)]
+            return np.asarray((here - there) / HELD)
         if self.starts is None or self.groups is not None:
             return None
         bent = np.zeros(len(u))
@@ -142,10 +170,14 @@ class Joint:
         if u is None:
             return None
         close = self.search.problem.flat and self.search.fine.tol <= CLIMB_TOL
+        close = close or self.spectrum is not None
         u, slopes = root_of_slopes(self.evaluate, u, self.bounds, enough=close)
         low, high = u <= self.bounds[:, 0] + END, u >= self.bounds[:, 1] - END
         inward = np.where(
             low, np.maximum(slopes, 0.0), np.where(high, np.minimum(slopes, 0.0), slopes)
         )
+        if self.spectrum is not None:
+            self.fits(u, self.search.fine)
+            self.starts = self.search.last
         settled = bool(np.abs(inward).max(initial=0.0) <= LEVEL)
         return Learnt(self.variance(u), self.loss(u), self.starts, settled)

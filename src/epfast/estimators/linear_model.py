@@ -29,6 +29,7 @@ from epfast.estimators.jobs import jobs_of
 from epfast.estimators.joint import SHARES, Joint, Learnt
 from epfast.estimators.parameters import Parameters, tell_ends
 from epfast.estimators.search import Search, find, tell_lost
+from epfast.estimators.spectrum import Spectrum, without_offset
 from epfast.gaussian import FullPosterior, LinearProblem, notes
 from epfast.gaussian.choices import COVARIANCES, choose, filled
 from epfast.gaussian.fit_linear import FULL_UP_TO
@@ -255,7 +256,11 @@ class LinearModel(Coefficients):
             return Learnt(variance, parameters.loss, starts)
         centred = bool(self.fit_intercept)
         common = unit * np.array([search.ends(rows, weights, centred)])
-        joint = Joint(search, parameters, fixed, None, common)
+        y = without_offset(problem.loss, problem.data.y)
+        spectrum = None
+        if y is not None and parameters.names == ("variance",) and np.ndim(fixed or 0.0) == 0:
+            spectrum = Spectrum.of(rows, y, weights, binary.intercept_variance)
+        joint = Joint(search, parameters, fixed, None, common, spectrum)
         middle = np.sqrt(common[0, 0] * common[0, 1])
         shares = np.log(middle * np.array(SHARES)) if fixed is None else [None]
         begin = joint.first(

@@ -111,8 +111,9 @@ class LinearRegressor(LinearModel, LatentRegressor):
     -----
     Where h = x.theta has the unit of y (Gaussian, Student-t, Laplace, quantile, censored), all that
     is not given scales with y: predictions of c y are c times those of y. The search takes the
-    best of a few starts uphill (L-BFGS, then Newton steps on the slopes): a local maximum. Rows of
-    weight w count as w copies of themselves.
+    best of a few starts uphill (L-BFGS, then Newton steps on the slopes): a local maximum. With
+    Gaussian noise it needs no fits: the evidence is a function of the eigenvalues of the columns'
+    products. Rows of weight w count as w copies of themselves.
 
     Examples
     --------

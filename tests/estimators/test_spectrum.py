@@ -1,0 +1,58 @@
+"""The log evidence of Gaussian noise by eigenvalues, against fits and differences."""
+
+import numpy as np
+import pytest
+from scipy import optimize, sparse
+
+import epfast
+from epfast import LinearRegressor, fit_linear
+from epfast.estimators.search import Search
+from epfast.estimators.spectrum import Spectrum
+from epfast.losses import Gaussian
+
+RNG = np.random.default_rng(5)
+ROWS = {"tall": RNG.normal(2.0, 1.0, (30, 4)), "wide": RNG.normal(2.0, 1.0, (12, 20))}
+Y = RNG.normal(3.0, 2.0, 30)
+
+
+@pytest.mark.parametrize("shape", ROWS)
+@pytest.mark.parametrize("kind", [np.asarray, sparse.csr_matrix])
+@pytest.mark.parametrize("intercept", [None, 7.0])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_it_is_the_log_evidence_of_a_fit(shape, kind, intercept, weighted):
+    rows = ROWS[shape]
+    y, n = Y[: len(rows)], len(rows)
+    weights = RNG.integers(0, 4, n).astype(float) if weighted else None
+    spectrum = Spectrum.of(kind(rows), y, weights, intercept)
+    given = {"intercept": intercept or False, "weights": weights}
+    for variance, noise in ((0.3, 0.5), (20.0, 0.1), (1e-4, 9.0)):
+        post = fit_linear(rows, y, loss=Gaussian(noise), prior_variance=variance, **given)
+        value, *slopes = spectrum.evidence(variance, noise)
+        assert value == pytest.approx(post.log_evidence, rel=1e-10)
+        logs = np.log([variance, noise])
+        differences = optimize.approx_fprime(logs, lambda u: spectrum.evidence(*np.exp(u))[0], 1e-6)
+        np.testing.assert_allclose(slopes, differences, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("fixed", [None, 0.5])
+def test_the_search_takes_one_fit(fixed, monkeypatch):
+    """And ends where fits with another gradient end: those of a loss with variances of rows."""
+    X, offset = ROWS["tall"], np.linspace(-1.0, 1.0, 30)
+    y = X @ [1.0, 0.5, -1.0, 0.0] + offset + 0.7 * RNG.normal(size=30)
+    calls, fits = [], Search.fits
+    monkeypatch.setattr(Search, "fits", lambda *given: calls.append(1) or fits(*given))
+    model = LinearRegressor(prior_variance=fixed).fit(X, y, offset=offset)
+    assert len(calls) == 1
+    pair = np.stack([y, np.ones(30)], axis=1)
+    pair[0, 1] = 1.0 + 1e-12  # no more one variance for all
+    other = LinearRegressor(prior_variance=fixed, schedule=epfast.EP(200, 1e-10))
+    other.fit(X, pair, offset=offset)
+    assert len(calls) > 5
+    assert model.loss_.variance == pytest.approx(other.loss_.variance, rel=1e-6)
+    assert model.prior_variance_ == pytest.approx(other.prior_variance_, rel=1e-6)
+    np.testing.assert_allclose(model.coef_, other.coef_, rtol=1e-6)
+
+
+def test_squares_that_overflow_have_none():
+    assert Spectrum.of(1e200 * ROWS["tall"], Y, None, 1.0) is None
+    assert Spectrum.of(ROWS["tall"], 1e200 * Y, None, 1.0) is None
