@@ -12,7 +12,7 @@ from epfast._arrays import Array
 from epfast.estimators.descent import END, descend, root_of_slopes
 from epfast.estimators.evidence import Fits, Posterior
 from epfast.estimators.parameters import Parameters
-from epfast.estimators.search import SLOPE, STEPS, Search
+from epfast.estimators.search import SHARE, SLOPE, STEPS, Search
 from epfast.estimators.spectrum import Spectrum
 from epfast.losses import Loss
 from epfast.schedules import Schedule
@@ -22,8 +22,8 @@ SHARES = (1.0, 1e-3)
 #: tolerance of the fits of L-BFGS, and the slope in nats up to which a maximum is told from a point
 #: where the search is stuck
 CLIMB_TOL, LEVEL = 1e-6, 1e-2
-#: step of differences of the log evidence with cavities held
-HELD = 0.1
+#: steps of differences of the log evidence with cavities held: of slopes, and of second derivatives
+STEP, HELD = 1e-3, 0.1
 
 
 class Learnt(NamedTuple):
@@ -92,9 +92,11 @@ class Joint:
             else:
                 by_column = found.slopes(precision[self.groups], d)
                 result[: self.k] = np.bincount(self.groups, by_column, self.k)
-        loss = self.loss(u)
-        for post in found.posteriors if self.parameters.size else []:
-            result[self.k :] += self.parameters.slopes(loss, post.loss_gradient())
+        for k in range(self.k, len(u)):
+            if self.bounds[k, 0] < self.bounds[k, 1]:
+                moved = [self.loss(u + step * (np.arange(len(u)) == k)) for step in (-STEP, STEP)]
+                gains = np.sum([post.loss_gain(*moved) for post in found.posteriors], axis=0)
+                result[k] = (gains[1] - gains[0]) / (2.0 * STEP)
         return result
 
     def evaluate(self, u: Array, tol: float = 0.0) -> tuple[float, Array] | None:
@@ -154,11 +156,12 @@ class Joint:
 
     def climb(self, start: Array) -> Learnt | None:
         """A local maximum, by L-BFGS from a start, then the root of the slopes nearby."""
-        self.best, highest = (-np.inf, None), 0.0
+        self.best, highest, last = (-np.inf, None), 0.0, start + 1.0
 
         def descent(u: Array) -> tuple[float, Array]:
-            nonlocal highest
-            found = self.evaluate(u, CLIMB_TOL)
+            nonlocal highest, last
+            step, last = float(np.abs(u - last).max(initial=0.0)), u.copy()
+            found = self.evaluate(u, max(CLIMB_TOL, SHARE * step))
             if found is None:  # worse than all others: the line search comes back
                 return highest + 1e3, np.zeros(len(u))
             highest = max(highest, -found[0])
