@@ -26,6 +26,7 @@ from epfast.estimators.evidence import (
     Fits,
     Posterior,
     ScalePrior,
+    onward,
     ranges_by_group,
     variance_range,
 )
@@ -37,16 +38,20 @@ from epfast.schedules import DEP, EP, Schedule, SharedSites
 logger = logging.getLogger("epfast")
 
 #: least number of sweeps that a fit of the search may take, and its loosest and default tolerance
-SWEEPS, QUICK_TOL, TOL = 100, 1e-2, 1e-6
+SWEEPS, QUICK_TOL, TOL = 100, 0.1, 1e-6
 #: prior variance of x.theta where a search begins
 BEGIN = 3.0
-#: the tolerance of a fit over the step to it, the largest step of log(prior variance), and how far
-#: from the root, in tolerances, a slope has its right sign
-SHARE, LARGEST_STEP, NEAR = 0.05, 2.0, 10.0
+#: the tolerance of a fit over the step to it, of log(prior variance), or the square of a small one;
+#: the largest step, and how far from the root, in tolerances, a slope has its right sign
+SHARE, LARGEST_STEP, NEAR = 0.01, 2.0, 10.0
+#: what a step leaves is no larger than this share of it, once the rise is known
+RISES = 0.1
 #: accuracy of log(prior variance): of the root of the slope, at fixed points of EP, ...
 ROOT_ACCURACY = 1e-10
 #: ... or of the largest value, which cannot be located more precisely
 ACCURACY = 1e-4
+#: tolerance of the fits of a search in the leading directions of the rows
+PILOT_TOL = 1e-3
 #: step back from a lost fit at which a search by slopes is given up, and steps from the first point
 #: at which some fit is to hold
 LEAST_STEP, ELSEWHERE = 0.1, (0.0, -3.0, 3.0, -6.0, 6.0, -9.0, 9.0)
@@ -58,8 +63,6 @@ REPAIRS = ((0.5, 2), (0.2, 5))
 SLOW = 0.7
 #: several variances: most steps, and the slope in nats at which a variance has settled
 STEPS, SLOPE = 200, 1e-4
-#: least step of log(prior variance) over which a secant tells the curvature of its log density
-SECANT = 0.02
 #: an average over log(prior variance): distance of its points, nats at which they end, and the
 #: least prior variance of x.theta there. Distances of 1.33 and 2.67 gave the same log loss to .0002
 #: over 27 data sets. The tail is heavy: an end of 3 nats leaves intervals up to a fifth short
@@ -99,11 +102,13 @@ class Search:
         self.last = start
         #: its variance and fits
         self.latest: tuple[float | Array, Fits] | None = None
+        #: of the excess at the last point, see :meth:`Fits.rise`
+        self.rise = math.nan
         #: points that gave no fit with a certificate, and all points
         self.n_lost = self.n_tried = 0
         #: whether the last lost fit only lacked sweeps
         self.slow = False
-        #: minus the second derivative of the log density by u, by the last long enough secant
+        #: minus the second derivative of the log density by u, where the search by slopes ended
         self.curvature = math.nan
         self.fine, self.quick = schedules_of(problem.schedule)
 
@@ -180,24 +185,47 @@ class Search:
     def maximum(self, least: float, most: float) -> Found | None:
         """The best prior variance in [least, most]; None if no fit passed its certificate."""
         low, high = math.log(least), math.log(most)
-        u = self._root(low, high) if self.problem.flat else None
+        u = None
+        if self.problem.flat:
+            u = self._root(low, high, *self._pilot(low, high))
         if u is None:
             u = self._best(low, high)
         if u is None:
             return None
         return Found(math.exp(u), self.last, u > high - EDGE)
 
-    def _root(self, low: float, high: float) -> float | None:
+    def _pilot(self, low: float, high: float) -> tuple[float, float]:
+        """Where the search begins, and how the excess rises there; NaN: nobody knows.
+
+        Without a start, by the leading directions of the rows where these are few.
+        """
+        begin = min(0.5 * (low + high) + math.log(BEGIN), high)
+        small = self.problem.in_leading_directions() if self.last is None else None
+        if small is None:
+            return begin, math.nan
+        pilot = Search(small, None, self.prior)
+        pilot.fine = pilot.to(PILOT_TOL)
+        found = pilot._root(low, high, begin, math.nan)
+        if found is None or pilot.last is None:
+            return begin, math.nan
+        self.last = self.problem.starting_at(pilot.last, math.exp(found))
+        return found, pilot.rise * small.d / self.problem.d
+
+    def _root(self, low: float, high: float, u: float, rise: float) -> float | None:
         """Where the slope is 0, or an end of the range where it points outwards; None if lost.
 
-        By Newton's step with the sites held, then secants, in the bracket of slopes of both signs.
-        Each fit begins where the last one ended, and is as precise as its step, so that all of them
-        take the sweeps of two.
+        By Newton's step with the sites held, then secants, of :meth:`Fits.excess`, in the bracket
+        of slopes of both signs. Each fit begins where the last one ended, and is as precise as its
+        step, so that all of them take the sweeps of two. The last step is taken without a fit,
+        where the one after it would be as small as the accuracy.
         """
-        u, schedule = self._begin(low, high), self.quick
+        schedule, d = self.quick, self.problem.d
+        ends: list[tuple[float, list[Posterior]]] = []
         below, above = -math.inf, math.inf
-        before: tuple[float, float] | None = None
-        accuracy = max(ROOT_ACCURACY, 10.0 * self.fine.tol)
+        before: tuple[float, float, float] | None = None
+        tol = self.fine.tol
+        accuracy = max(ROOT_ACCURACY, min(ACCURACY, 100.0 * tol), 10.0 * tol)
+        loose, last = 0.0, math.inf
         for _ in range(STEPS):
             found = self.fits(math.exp(u), schedule)
             if found is None:
@@ -205,34 +233,45 @@ class Search:
                     return None
                 u = 0.5 * (u + before[0])
                 continue
-            slope = found.slope(math.exp(-u), self.problem.d) + self.of_prior(u)[1]
+            ends = [*ends, (u, found.posteriors)][-2:]
+            slope = found.slope(math.exp(-u), d) + self.of_prior(u)[1]
             # the sign of a slope close to its root is known to the precision of the fit
             near = NEAR * schedule.tol
             below, above = (
                 (max(below, u - near), above) if slope > 0.0 else (below, min(above, u + near))
             )
+            x, excess = math.exp(-0.5 * u), found.excess(slope, d)
+            if before is None and math.isnan(rise):
+                rise = found.rise(math.exp(-u), slope, d)
+            elif (
+                before is not None and last > loose
+            ):  # nearer, the fits before were not precise enough
+                rise = (excess - before[2]) / (x - before[1])
             step = math.copysign(1.0, slope)
-            if before is None:
-                newton = found.step(math.exp(-u), self.problem.d, slope)
-                step = step if math.isnan(newton) else newton
-            elif u != before[0]:
-                bend = (slope - before[1]) / (u - before[0])
-                step = -slope / bend if bend < 0.0 else step
-                self.curvature = -bend if abs(u - before[0]) > SECANT else self.curvature
+            if rise > 0.0:
+                step = -2.0 * math.log(max(1.0 - excess / (rise * x), 1e-300))
             step = min(max(step, -LARGEST_STEP), LARGEST_STEP)
             there = min(max(u + step, low), high)
             if not below <= there <= above:
                 there = 0.5 * (below + above)
-            step = there - u
-            if abs(step) <= accuracy and schedule.tol <= self.fine.tol:
-                return u
-            schedule = self.to(SHARE * abs(step))
-            before, u = (u, slope), there
+            step = abs(there - u)
+            self.rise, self.last = rise, self._onward(ends, there)
+            ends_here = min(RISES * step, step**2 / max(last, accuracy)) <= accuracy
+            if ends_here and schedule.tol <= max(2.0 * accuracy, tol):
+                self.curvature = found.bend(x, rise, d)
+                return there
+            loose, last = schedule.tol, step
+            schedule = self.to(max(SHARE * step * min(step, 1.0), accuracy))
+            before, u = (u, x, excess), there
         return None
 
-    def _begin(self, low: float, high: float) -> float:
-        """Where a search begins, in a range about a prior variance of x.theta of 1."""
-        return min(0.5 * (low + high) + math.log(BEGIN), high)
+    def _onward(self, ends: list[tuple[float, list[Posterior]]], there: float) -> Any:
+        """Starts of fits there, by the line through the last two."""
+        if len(ends) < 2 or self.last is None or ends[0][0] == ends[1][0]:
+            return self.last
+        (before, old), (u, new) = ends
+        share = (there - u) / (u - before)
+        return [onward(*pair, share) for pair in zip(old, new, strict=True)]
 
     def to(self, tol: float) -> Any:
         """The schedule of the search, to a tolerance between those of its two."""
@@ -247,7 +286,7 @@ class Search:
             tried[u] = -math.inf if found is None else found.log_evidence + self.of_prior(u)[0]
             return -max(tried[u], -1e50)  # a finite number for a lost fit
 
-        begin = self._begin(low, high)
+        begin = min(0.5 * (low + high) + math.log(BEGIN), high)
         if not any(loss(min(max(begin + away, low), high)) < 1e50 for away in ELSEWHERE):
             return None
         optimize.minimize_scalar(

@@ -523,7 +523,7 @@ class FullPosterior(LinearPosterior):
 
     @property
     def variance(self) -> Array:
-        return np.diag(self.covariance).copy()
+        return np.asarray(np.einsum("ij,ij->i", self._root, self._root))
 
     @cached_property
     def covariance(self) -> Array:

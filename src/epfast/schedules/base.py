@@ -141,7 +141,10 @@ class EP(Schedule):
         they do not; one that would make the posterior improper, or of which a site would be
         refused, is halved, at last taken row by row; slow tails are mixed (Anderson). "auto" is the
         order that converges soonest for scalar sites with a full covariance: "chunked" from 700
-        rows and 8 per column on, "sequential" with fewer. For processes of 128 values or
+        rows and 8 per column on, "sequential" with fewer; from 200 columns on one such sweep, then
+        passes: all rows from one posterior, after O(n d) steps on the means with the precisions of
+        sites held; such a sweep again where one does not contract (dense rows of doubles without
+        weights, log-concave factors, scheme "exact"). For processes of 128 values or
         more it is a sequential sweep, then joint steps, which go to the fixed point of all sites by
         a covariance that is linear in them and converge quadratically; a sequential sweep again
         where one does not contract. For scalar sites with a factorised posterior it is

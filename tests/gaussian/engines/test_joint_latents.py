@@ -8,6 +8,7 @@ from scipy import sparse, special
 
 import epfast
 from epfast import losses
+from epfast.gaussian.engines import nested
 
 LOSS = losses.Multiclass(3, correlated=True)
 TIGHT = epfast.EP(tol=1e-10, sweeps=500)
@@ -101,6 +102,21 @@ def test_sweeps_that_creep_are_not_damped():
         assert len(warm.history) < 2 * len(cold.history)
         assert warm.log_evidence == pytest.approx(cold.log_evidence, abs=1e-5)
         start = warm
+
+
+def test_sweeps_that_crawl_are_mixed(monkeypatch):
+    """Where planes separate the classes and the prior is wide; the fixed point stays."""
+    rng = np.random.default_rng(5)
+    X = rng.normal(size=(60, 3))
+    y = np.argmax(X @ rng.normal(size=(3, 3)), axis=1)
+    given = {"loss": LOSS, "prior_variance": 1e3, "schedule": epfast.EP(tol=1e-9, sweeps=500)}
+    mixed = epfast.fit_linear(X, y, **given)
+    monkeypatch.setattr(nested, "MIX_BELOW", 0.0)
+    plain = epfast.fit_linear(X, y, **given)
+    assert len(mixed.history) < 0.8 * len(plain.history)
+    assert mixed.converged
+    np.testing.assert_allclose(mixed.mean, plain.mean, rtol=1e-6)
+    assert mixed.log_evidence == pytest.approx(plain.log_evidence, abs=1e-7)
 
 
 def test_permuted_classes():

@@ -6,6 +6,7 @@ matrices, and sweeps contract as sequential ones do while a chunk is a small sha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from epfast.gaussian.engines.base import (
     plain,
     with_moments,
 )
-from epfast.gaussian.problem import LinearProblem, State, is_proper, moments_of, not_proper
+from epfast.gaussian.problem import LinearProblem, State, moments_of, not_proper
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
@@ -33,6 +34,8 @@ from epfast.inference.threads import Threads
 from epfast.schedules import Schedule
 
 Indices = NDArray[np.intp]
+#: the state that sites make after so many sweeps; None: an improper one
+Build = Callable[[Sites, int], Swept | None]
 
 #: rows per block of marginals by the number of columns, so that a block of few columns stays in the
 #: first cache, others in the second; of more columns, and of sparse rows
@@ -145,15 +148,21 @@ class ChunkMemory(NamedTuple):
             mixes=self.mixes or slow,
         )
 
-    def mixed(self, state: State, moves: Array) -> tuple[ChunkMemory, State | None]:
-        """Mix a sweep with those before it; None: its state is the best there is."""
-        steps = (*self.steps, Step(state, moves))[-DEPTH:]
-        if len(steps) < 2:
-            return self._replace(steps=steps), None
-        found = None
-        if moves @ moves < steps[-2].moves @ steps[-2].moves:
-            found = mixed(steps)
-        return self._replace(steps=steps[-1:] if found is None else steps), found
+
+def taken_in(
+    steps: tuple[Step, ...], state: Any, moves: Array, build: Build | None = None
+) -> tuple[tuple[Step, ...], Swept | None]:
+    """The last sweeps and this one, and these mixed; None: its state is the best there is.
+
+    build: what sites make, see :class:`epfast.gaussian.engines.base.Form`, where precision and
+    shift are no sums over them.
+    """
+    steps, found = (*steps, Step(plain(state), moves))[-DEPTH:], None
+    if len(steps) < 2:
+        return steps, None
+    if moves @ moves < steps[-2].moves @ steps[-2].moves:
+        found = mixed(steps, build)
+    return steps[-1:] if found is None else steps, found
 
 
 def shares_of(moves: list[Array]) -> Array | None:
@@ -173,7 +182,7 @@ def shares_of(moves: list[Array]) -> Array | None:
     return share if np.abs(share).max() <= LARGEST_SHARE else None
 
 
-def mixed(steps: tuple[Step, ...]) -> State | None:
+def mixed(steps: tuple[Step, ...], build: Build | None = None) -> Swept | None:
     """The state from which the next sweep is best begun (Anderson mixing); None: it is improper.
 
     Natural parameters are sums of those of the sweeps, with coefficients that add up to 1, that
@@ -183,16 +192,19 @@ def mixed(steps: tuple[Step, ...]) -> State | None:
     if share is None:
         return None
     states = [step.state for step in steps]
-    precision = _combined(share, [state.precision for state in states])
-    if not is_proper(precision):
-        return None
     parts = zip(*(state.sites or () for state in states), strict=True)
-    return states[-1]._replace(
-        precision=precision,
+    sites = Sites(*(_combined(share, part) for part in parts))
+    if build is not None:
+        return build(sites, states[-1].sweeps)
+    found = states[-1]._replace(
+        precision=_combined(share, [state.precision for state in states]),
         shift=_combined(share, [state.shift for state in states]),
-        sites=Sites(*(_combined(share, part) for part in parts)),
+        sites=sites,
         log_scale=float(share @ [state.log_scale for state in states]),
     )
+    if found.precision.ndim == 2:
+        return gaussian(found)
+    return with_moments(found) if (found.precision > 0.0).all() else None
 
 
 def _combined(share: Array, arrays: Any) -> Array:
@@ -318,8 +330,9 @@ class InChunks:
         if self.spread is not None:
             assert old.sites is not None
             assert new.sites is not None
-            memory, better = memory.mixed(plain(new), moves_of(old.sites, new.sites, self.spread))
-            new = with_moments(better) if better is not None else new
+            moves = moves_of(old.sites, new.sites, self.spread)
+            steps, better = taken_in(memory.steps, new, moves)
+            memory, new = memory._replace(steps=steps), new if better is None else better
         return new._replace(memory=memory), counts
 
     def _visits(self, sweep: int) -> Indices:

@@ -25,7 +25,7 @@ from scipy import linalg
 
 from epfast import families
 from epfast._arrays import Array, row_chunks
-from epfast.gaussian.engines.base import Swept, Visits, contraction, plain, with_moments
+from epfast.gaussian.engines.base import Swept, Visits, contraction, plain
 from epfast.gaussian.engines.chunks import DEPTH, Step, keeps_order, mixed
 from epfast.gaussian.problem import LinearProblem, State
 from epfast.inference import Sites
@@ -210,7 +210,7 @@ class DiagonalMeansStep:
             return state
         with one_blas_thread(min(len(state.shift), DENSE)), np.errstate(all="ignore"):
             found = mixed(memory.swept) if len(memory.swept) > 1 else None
-            stepped = None if found is None else self._stepped(state.at(with_moments(found)))
+            stepped = None if found is None else self._stepped(state.at(found))
             stepped = self._stepped(state) if stepped is None else stepped
         return state._replace(memory=memory._replace(steps=None)) if stepped is None else stepped
 

@@ -25,7 +25,7 @@ from epfast.gaussian.engines.base import (
     gaussian,
     proper,
 )
-from epfast.gaussian.engines.chunks import keeps_order
+from epfast.gaussian.engines.chunks import MIX_BELOW, Step, keeps_order, taken_in
 from epfast.gaussian.engines.full import Full
 from epfast.gaussian.problem import LinearProblem, State
 from epfast.inference import Counts, Sites
@@ -57,6 +57,8 @@ class NestedMemory(NamedTuple):
     step: Array | None = None
     onward: int = 0
     patience: int = STALLED
+    #: the last sweeps whose changes were taken whole, to be mixed
+    steps: tuple[Step, ...] = ()
 
     def next(self, step: Array, moved: float) -> NestedMemory:
         """Less of a change is taken where sweeps go back and forth, more where they creep."""
@@ -305,8 +307,17 @@ class NestedVisits:
             return new, counts
         # of an undamped sweep
         moved = change(engine.summary(old, False), engine.summary(new, False)) / old.memory.share
-        step = (new.mean - old.mean) / np.sqrt(new.covariance.diagonal())
-        return new._replace(memory=old.memory.next(step, moved)), counts._replace(remaining=moved)
+        variance = new.covariance.diagonal()
+        step = (new.mean - old.mean) / np.sqrt(variance)
+        memory, counts = old.memory.next(step, moved), counts._replace(remaining=moved)
+        whole = memory.share == old.memory.share == 1.0
+        if not (whole and MIX_BELOW > moved > engine.schedule.tol > 0.0):
+            return new._replace(memory=memory), counts
+        moves = np.concatenate([step, 0.5 * np.log(variance / old.covariance.diagonal())])
+        # the precision of a row is no linear function of its sites, with u integrated out
+        steps, better = taken_in(old.memory.steps, new, moves, engine.form.built)
+        new = new if better is None else new.at(better)
+        return new._replace(memory=memory._replace(steps=steps)), counts
 
     def _part(
         self, state: Swept, numbers: NDArray[np.intp], sites: Sites, damping: float
