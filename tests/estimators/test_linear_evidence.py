@@ -208,10 +208,9 @@ def test_repairs():
 def test_the_last_fits_of_a_search_are_not_done_again():
     post = epfast.fit_linear(X, Y, schedule=EP(tol=1e-8))
     search = Search(BinaryProblems([post.problem], 4, None))
-    found = search.maximum(1e-3, 1e3)
-    assert search.final(found.variance, found.starts, repairs=True) is search.latest[1]
-    again = search.final(found.variance * 1.01, found.starts, repairs=True)
-    assert again is not search.latest[1]
+    found = search.fits(2.0, search.fine)
+    assert search.final(2.0, None, repairs=True) is found
+    assert search.final(2.1, None, repairs=True) is not found
 
 
 # ---- one variance per group of columns ----
