@@ -24,6 +24,10 @@ AGREEMENT = 1e-8
 #: columns prepared at a time: those of the largest residuals are likely to be the next pivots, and
 #: a product of G with a few vectors takes little longer than with one
 AHEAD = 32
+#: columns after which it is looked whether the error shrinks fast enough, and how far beyond the
+#: most columns it may be projected, as the projection by a power is too far for smooth kernels: of
+#: 8 and 20 normal columns a factor is given up at once, of 3 (rank 500 of 4,000) none is
+PROJECTED, SLACK = 256, 2.0
 #: entries of X per call of a kernel object
 CHUNK = 1 << 18
 
@@ -207,25 +211,88 @@ def incomplete_cholesky(K: Any, rank: int, *, tol: float = 0.0) -> LowRankFactor
     (15, True)
     """
     kernel = kernel_columns("K", K)
-    n = len(kernel.diagonal)
-    most = min(_checks.integer("rank", rank, least=1), n)
+    most = _checks.integer("rank", rank, least=1)
     tol = _checks.number("tol", tol, least=0.0)
+    return _grown(kernel, most, lambda _, traces: traces[-1] <= tol * traces[0])
+
+
+def certified_factor(
+    kernel: KernelColumns, precision: Array | float, most: int, nats: float
+) -> LowRankFactor | None:
+    """The factor that leaves a truncation error of at most so many nats; None: of too high a rank.
+
+    It is given up, too, where its error shrinks too slowly to get there: O(n r^2) is lost then.
+
+    Parameters
+    ----------
+    kernel : KernelColumns
+    precision : ndarray of shape (n,), or float
+        Of the sites; see :func:`truncation_error`.
+    most : int
+        Columns at most.
+    nats : float
+
+    Returns
+    -------
+    LowRankFactor or None
+    """
+    errors: list[float] = []
+
+    def enough(residual: Array, traces: list[float]) -> bool:
+        errors.append(truncation_error(precision, residual))
+        k = len(traces) - 1
+        if k > 0 and k % PROJECTED == 0:
+            # as a power of the rank: errors of smooth kernels shrink faster
+            slope = np.log2(errors[k // 2] / errors[k]) if errors[k] > 0.0 else np.inf
+            if not k * (errors[k] / nats) ** (1.0 / slope) <= SLACK * most:
+                return True
+        return errors[-1] <= nats
+
+    factor = _grown(kernel, most, enough, PROJECTED)
+    return factor if truncation_error(precision, factor.residual) <= nats else None
+
+
+def truncation_error(precision: Array | float, residual: Array) -> float:
+    """What a factor changes of the log evidence, in nats: sum of |precision| residual / 2.
+
+    An estimate, and no bound. Of probit sites it was 2 to 23 times the difference where that was
+    below 1 nat, and more above, in 27 of 27 processes of 2, 8 and 20 columns. With Gaussian noise
+    the evidence is above the exact one by no more than that (Titsias 2009).
+
+    precision: of the sites; residual: variances that the factor leaves, (n,).
+    """
+    return 0.5 * float(np.sum(np.abs(precision) * residual))
+
+
+def _grown(
+    kernel: KernelColumns,
+    most: int,
+    enough: Callable[[Array, list[float]], bool],
+    room: int | None = None,
+) -> LowRankFactor:
+    """Columns until the residual variances and the traces are enough, or only rounding is left.
+
+    room: for so many columns there is memory at first, AHEAD or more; None: for all.
+    """
+    n = len(kernel.diagonal)
+    most = min(most, n)
     residual = kernel.diagonal.copy()
     scale, eps = float(residual.max()), float(np.finfo(float).eps)
-    G, pivots, traces = np.empty((n, most)), np.empty(most, dtype=np.intp), [float(residual.sum())]
+    pivots, traces = np.empty(most, dtype=np.intp), [float(residual.sum())]
+    G = np.empty((n, min(most, room or most)))
     # columns since the last products; G is C-contiguous, so they are written some at a time
     recent = np.empty((min(AHEAD, most), n))
     products: dict[int, Array] = {}
     k = began = 0
     with one_blas_thread(most):
-        while k < most and traces[-1] > tol * traces[0]:
+        while k < most and not enough(residual, traces):
             pivot = int(residual.argmax())
             # rounding error of a residual that is zero
             least = 10.0 * np.sqrt(n) * eps * scale
             if residual[pivot] <= least:
                 break
             if pivot not in products:
-                G[:, began:k] = recent[: k - began].T
+                G = _with_columns(G, began, recent[: k - began], most)
                 began = k
                 likely = np.argsort(-residual, kind="stable")[: min(AHEAD, most - k)]
                 block = G[likely, :k] @ G[:, :k].T
@@ -253,8 +320,17 @@ def incomplete_cholesky(K: Any, rank: int, *, tol: float = 0.0) -> LowRankFactor
             pivots[k] = pivot
             k += 1
             traces.append(float(residual.sum()))
-    G[:, began:k] = recent[: k - began].T
+    G = _with_columns(G, began, recent[: k - began], most)
     return LowRankFactor(_first_columns(G, k), pivots[:k].copy(), residual, np.array(traces))
+
+
+def _with_columns(G: Array, began: int, columns: Array, most: int) -> Array:
+    """G with more columns, in its memory where there is room, else in twice as much."""
+    end, (n, room) = began + len(columns), G.shape
+    if end > room:
+        G = np.concatenate([G, np.empty((n, min(most - room, room)))], axis=1)
+    G[:, began:end] = columns.T
+    return G
 
 
 def factor_at(columns: Array, pivots: NDArray[np.intp], diagonal: Array) -> LowRankFactor:

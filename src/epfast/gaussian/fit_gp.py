@@ -19,7 +19,7 @@ from epfast.gaussian.latent_processes import (
     fit_latent_process,
     kernels_at_door,
 )
-from epfast.gaussian.low_rank import LowRankGPPosterior, fit_low_rank
+from epfast.gaussian.low_rank import LowRankGPPosterior, fit_low_rank, note_rank
 from epfast.gaussian.problem import weights_of
 from epfast.gaussian.process_posterior import GPPosterior
 from epfast.gaussian.process_problem import GPProblem, check_positive, kernel_in_memory
@@ -148,6 +148,9 @@ def fit_gp(
         If the tolerance was not reached; if the last sweep refused a site; if the log evidence is
         above 0 where no factor is above 1; if sweeps stand still at no fixed point; with a double
         loop, if no fixed point was found. ``converged`` is False then.
+    DataWarning
+        If ``rank`` leaves more than 1 nat of the log evidence open, by the estimate
+        ``truncation_error`` of the result.
 
     Examples
     --------
@@ -209,6 +212,7 @@ def fit_gp(
         found = fit_low_rank(K, y, choices, start=start, **given)
         if rank is not None:  # else a search of hyper-parameters may fit it many times
             note_weights(found.problem.data.weights)
+            note_rank([found], 2)
         return found
     if isinstance(K, KernelColumns):
         raise TypeError("K is a KernelColumns; allowed without rank: a matrix")

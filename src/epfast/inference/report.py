@@ -152,6 +152,12 @@ def notes(post: Any) -> list[str]:
         lines.append(f"{post.history[-1].n_refused} sites were refused in the last sweep")
     if getattr(post, "kind", "") == "factorized":
         lines.append("factorised: standard deviations are too small where columns are correlated")
+    error = getattr(post, "truncation_error", None)
+    if error is not None:
+        lines.append(
+            f"rank {post.rank} of {len(post.y)}: by an estimate within {error:.2g} nats of the log "
+            "evidence of the whole kernel"
+        )
     said = not_counts(weights_of(post))
     return lines if said is None else [*lines, said]
 
