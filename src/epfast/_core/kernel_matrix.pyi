@@ -3,6 +3,10 @@ from epfast._core.thread_pool import ThreadPool
 
 KINDS: dict[str, int]
 
+def stationary(
+    squares: Array, kind: int, scale: float, values: Array, slopes: Array | None = ...
+) -> None: ...
+
 class KernelMatrix:
     n: int
     array: Array

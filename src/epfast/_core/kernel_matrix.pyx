@@ -45,6 +45,22 @@ KINDS = {
 }
 
 
+def stationary(
+    const double[::1] squares not None, int kind, double scale, double[::1] values not None,
+    double[::1] slopes=None,
+):
+    """k(scale d) of squared distances d, and dk / d log length scale; k a row of KINDS."""
+    cdef ptrdiff_t n = squares.shape[0]
+    long_enough("values", values.shape[0], n)
+    if slopes is not None:
+        long_enough("slopes", slopes.shape[0], n)
+    if n > 0:
+        with nogil:
+            kernels.stationary(
+                kind, n, scale, &squares[0], &values[0], NULL if slopes is None else &slopes[0]
+            )
+
+
 cdef struct Job:
     double *W                   # n x n
     ptrdiff_t n

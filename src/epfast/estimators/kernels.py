@@ -6,12 +6,14 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.spatial.distance import pdist
+from numpy.typing import NDArray
+from scipy.spatial.distance import cdist, pdist
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast._core.kernel_matrix import KINDS, KernelMatrix
+from epfast._core.kernel_matrix import KINDS, KernelMatrix, stationary
 from epfast._core.thread_pool import ThreadPool
+from epfast.gaussian import KernelColumns
 from epfast.inference.runtime import cached_property
 
 # scikit-learn is there, or epfast.estimators.base would have said so
@@ -161,6 +163,31 @@ class Stationary(NamedTuple):
         matrix.pour(distances.squares, self.kind, self.scale, self.height)
         matrix.diagonal[:] += jitter
         return matrix
+
+    def by_columns(self, X: Array) -> KernelColumns:
+        """The kernel of some rows, by columns."""
+
+        def column(i: int) -> Array:
+            return self.columns(X, np.array([i])).ravel()
+
+        return KernelColumns(np.full(len(X), self.height), column)
+
+    def columns(self, X: Array, pivots: NDArray[np.intp]) -> Array:
+        """(n, r), the kernel of all rows with these. O(n r)."""
+        squares = cdist(X, X[pivots], "sqeuclidean")
+        values = np.empty(squares.shape)
+        stationary(squares.ravel(), self.kind, self.scale, values.ravel())
+        values *= self.height
+        return values
+
+    def slopes(self, X: Array, pivots: NDArray[np.intp]) -> list[Array]:
+        """The derivatives of these columns by theta, (n, r) each. O(n r)."""
+        squares = cdist(X, X[pivots], "sqeuclidean")
+        by_height, by_length = np.empty((2, *squares.shape))
+        given = squares.ravel(), self.kind, self.scale
+        stationary(*given, by_height.ravel(), by_length.ravel())
+        slopes = {"height": by_height, "length": by_length}
+        return [self.height * slopes[name] for name in self.free]
 
     def gradient(self, matrix: KernelMatrix, alpha: Array, distances: Distances) -> Array:
         """Of the log evidence of a posterior by theta: (alpha' dK alpha - tr(R dK)) / 2. O(n^2).

@@ -10,23 +10,26 @@ from typing import Any
 
 import numpy as np
 
-from epfast import _checks, inference, losses
+from epfast import _checks, inference, losses, schemes
 from epfast._arrays import Array
 from epfast.estimators.base import ConvergenceWarning, users_level
 from epfast.estimators.jobs import in_threads, jobs_of, shares
 from epfast.estimators.kernels import ROWS, Distances, Stationary, at_bounds, ladder
 from epfast.estimators.parameters import Parameters
-from epfast.estimators.process_search import PILOT, Maximum, search
+from epfast.estimators.process_search import Maximum, search
 from epfast.estimators.processes import (
+    LEAST,
     NO_PARAMETERS,
     BinaryProcess,
     LatentProcess,
     LowRankProcess,
     Problem,
     fit_at,
+    pilot_rows,
 )
 from epfast.gaussian import GPPosterior, LatentGPPosterior, LowRankGPPosterior
 from epfast.gaussian.fit_gp import choose, warn_of_process
+from epfast.gaussian.low_rank import note_rank
 from epfast.gaussian.process_problem import check_positive, kernel_in_memory
 from epfast.inference import FAILURES
 from epfast.inference.runtime import memory_left
@@ -39,9 +42,8 @@ from sklearn.utils import check_random_state  # isort: skip
 SCHEDULE = EP(sweeps=200, tol=1e-6)
 #: values of a kernel at a time in predictions, 2 MB: scikit-learn's kernels hold some four arrays
 NUMBERS = 1 << 18
-#: matrices of the size of the kernel's that every fit of all rows needs, besides its derivatives;
-#: measured with the default kernel: 3.3, and 4.4 in a search
-LEAST = 2
+#: rows from which a low rank is tried where none is asked for
+LOW_RANK_FROM = 1000
 Posterior = GPPosterior | LatentGPPosterior | LowRankGPPosterior
 
 
@@ -112,32 +114,42 @@ class ProcessModel:
         parameters: Parameters = NO_PARAMETERS,
     ) -> list[Problem]:
         """A problem for each class against the rest, or one."""
-        self._check_memory(kernel)
-        loss = parameters.loss
+        loss, X, schedule = parameters.loss, self.X_train_, self._schedule
         if isinstance(loss, losses.LatentLoss):
+            self._check_memory(kernel)
             return [self._joint_process(kernel, targets[0], loss)]
-        choices: dict[str, Any] = {"loss": loss, "scheme": self.scheme}
-        n = len(self.X_train_)
-        if self.rank is None:
-            loss = loss.with_offset(offset is not None)
-            chosen = choose(loss, self.scheme, self._schedule)
-            X, jitter, distances = self.X_train_, self._jitter, Distances(self.X_train_)
-            processes = [chosen.problem(target, n, weights, offset) for target in targets]
-            return [
-                BinaryProcess(X, kernel, one, jitter, distances, parameters=parameters)
-                for one in processes
-            ]
+        given = {"loss": loss, "scheme": self.scheme, "weights": weights, "offset": offset}
+
+        def of_low_rank(y: Any, schedule: Any) -> LowRankProcess:
+            own = given | {"y": y}
+            return LowRankProcess(X, kernel, own, schedule, self.rank, parameters=parameters)
+
+        if self.rank is not None:
+            return [of_low_rank(y, schedule) for y in targets]
+        tried = self._tries_low_rank(loss)
+        if not tried:  # else where none is found
+            self._check_memory(kernel)
+        chosen = choose(loss.with_offset(offset is not None), self.scheme, schedule)
+        distances = Distances(X)
         return [
-            LowRankProcess(
-                self.X_train_,
+            BinaryProcess(
+                X,
                 kernel,
-                choices | {"y": target, "weights": weights, "offset": offset},
-                self._schedule,
-                self.rank,
+                chosen.problem(y, len(X), weights, offset),
+                self._jitter,
+                distances,
                 parameters=parameters,
+                low_rank=of_low_rank(y, chosen.schedule) if tried else None,
             )
-            for target in targets
+            for y in targets
         ]
+
+    def _tries_low_rank(self, loss: losses.Loss) -> bool:
+        """Whether a process may be fitted by a factor of its kernel where that is as good."""
+        schedule, scheme = self._schedule, schemes.resolve(self.scheme)
+        settles = isinstance(schedule, EP) and schedule.tol > 0.0 and self._jitter == 0.0
+        by_rows = scheme.integrates and not scheme.relaxes and loss.log_concave is True
+        return len(self.X_train_) >= LOW_RANK_FROM and settles and by_rows
 
     def _check_memory(self, kernel: Any) -> None:
         """Refuse rows whose matrices cannot fit, before the first of them is allocated."""
@@ -169,8 +181,9 @@ class ProcessModel:
             raise
 
     def _check_covariance(self, kernel: Any) -> None:
-        """Refuse a kernel that is no covariance of the rows (of some, with a rank). O(n^3 / 3)."""
-        rows = self.X_train_ if self.rank is None else self.X_train_[:ROWS]
+        """Refuse a kernel that is no covariance of the rows, or of some. O(n^3 / 3)."""
+        few = self.rank is not None or 8.0 * LEAST * len(self.X_train_) ** 2 > memory_left()
+        rows = self.X_train_[:ROWS] if few else self.X_train_
         try:
             matrix = kernel_in_memory(np.array(kernel(rows)), False, self._jitter)
         except FAILURES:  # of another kind, and told as such
@@ -225,8 +238,7 @@ class ProcessModel:
         ]
         pilots: list[Problem] | None = None
         if self.kernel is None or self.rank is not None:
-            rows = np.sort(np.random.default_rng(0).permutation(n)[:PILOT])
-            pilots = [problem.pilot(rows) for problem in problems]
+            pilots = [problem.pilot(pilot_rows(n)) for problem in problems]
         with self._explained(problems, thetas):
             found = search(problems, pilots, starts, self.optimizer, self.n_jobs)
         self.n_failed_points_ = sum(one.lost for one in found)
@@ -271,7 +283,10 @@ class ProcessModel:
         for post, holds in found:
             if isinstance(post, GPPosterior) and not holds:
                 warn_of_process(post, users_level(), ConvergenceWarning)
-        return [post for post, _ in found]
+        posts = [post for post, _ in found]
+        if self.rank is not None:
+            note_rank(posts, users_level())
+        return posts
 
     def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
         pieces = [
@@ -296,12 +311,15 @@ class ProcessModel:
 
     def _blocks(self, rows: Any) -> Iterator[Any]:
         """Rows, as many at a time as have about NUMBERS values of the kernel."""
-        step = max(1, NUMBERS // len(self.X_train_))
+        step = max(1, NUMBERS // max(self._basis(post).shape[0] for post in self.posteriors_))
         return (rows[first : first + step] for first in range(0, len(rows), step))
 
     def _cross(self, rows: Array) -> Iterator[tuple[Posterior, Any, Array]]:
         """Each posterior, its kernel, and the kernel of new inputs with those it needs."""
         for post, kernel in zip(self.posteriors_, self._kernels, strict=True):
-            inputs: Array = self.X_train_
-            basis = inputs[post.pivots] if isinstance(post, LowRankGPPosterior) else inputs
-            yield post, kernel, kernel(rows, basis)
+            yield post, kernel, kernel(rows, self._basis(post))
+
+    def _basis(self, post: Posterior) -> Array:
+        """The inputs whose kernel with new ones a posterior asks for."""
+        inputs: Array = self.X_train_
+        return inputs[post.pivots] if isinstance(post, LowRankGPPosterior) else inputs

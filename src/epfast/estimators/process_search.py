@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from scipy import optimize
@@ -13,13 +15,17 @@ from scipy import optimize
 from epfast._arrays import Array
 from epfast.estimators.descent import descend, root_of_slopes
 from epfast.estimators.jobs import in_threads, shares
-from epfast.estimators.processes import LowRankProcess, Problem, fitted
-from epfast.gaussian import GPPosterior
+from epfast.estimators.processes import (
+    PILOT,
+    Guess,
+    LowRankProcess,
+    Problem,
+    fitted,
+)
+from epfast.gaussian import GPPosterior, LowRankGPPosterior
 from epfast.inference import FAILURES, ConvergenceWarning, Interrupted, Sites
 from epfast.schedules import EP
 
-#: rows on which searches are tried first, where that is worth it
-PILOT = 250
 #: tolerance of EP within a search, and within that of a pilot: an error of the sites changes the
 #: evidence to second order
 TOL, PILOT_TOL = 1e-3, 1e-2
@@ -33,16 +39,11 @@ PILOT_FTOL, PILOT_GTOL = 1e-3, 0.1
 FINE_TOL, FINE_GTOL = 1e-10, 1e-7
 #: failed fits of one search that are repaired; those that follow are lost at once
 REPAIRS = 5
-#: searches with pivots of their own, and the gain in evidence below which no other follows
-ROUNDS, GAIN = 3, 0.05
-
-
-class Guess(NamedTuple):
-    """Sites to start a fit from."""
-
-    sites: Sites
-    n_sweeps: int = 0
-    relaxed: None = None
+#: searches with pivots of their own, and the gain in evidence below which no other follows; where
+#: the rank is free, the truncation error at the maximum: a difference that its slope does not see
+ROUNDS, GAIN, OPEN = 3, 0.05, 0.1
+#: posteriors with a site per row
+OF_ROWS = GPPosterior, LowRankGPPosterior
 
 
 class Maximum(NamedTuple):
@@ -53,8 +54,10 @@ class Maximum(NamedTuple):
     #: hyper-parameters that were tried, and those at which no fit held
     tried: int
     lost: int
-    #: sites to start from there, of an exact process
+    #: sites to start from there, where each row has one
     start: Guess | None = None
+    #: truncation error there, in nats, of a process of low rank
+    error: float = 0.0
 
 
 class Trail:
@@ -96,7 +99,9 @@ class Trail:
 class Descent:
     """One run of an optimizer over minus the log evidence of a problem."""
 
-    def __init__(self, problem: Problem, *, pilot: bool = False) -> None:
+    def __init__(
+        self, problem: Problem, start: Guess | None = None, *, pilot: bool = False
+    ) -> None:
         schedule = problem.schedule
         self.plain, self.refine = schedule, not pilot and len(problem.X) <= PILOT
         tol = PILOT_TOL if pilot else TOL
@@ -105,12 +110,13 @@ class Descent:
         self.problem, self.schedule = problem, schedule
         ftol, gtol = (PILOT_FTOL, PILOT_GTOL) if pilot else (FTOL, GTOL)
         self.options = {"ftol": ftol, "gtol": gtol}
-        #: start of the next fit
-        self.last: Any = None
+        #: start of the first fit, and of the next ones
+        self.first, self.last = start, cast(Any, None)
         self.trail = Trail(len(problem.bounds))
         self.best: tuple[float, Array | None] = (np.inf, None)
         #: at the best hyper-parameters
         self.start: Guess | None = None
+        self.error = 0.0
         #: the largest finite value met
         self.highest = -np.inf
         #: what L-BFGS sees as 0: with densities, the first value, which has the unit of y in it
@@ -134,7 +140,7 @@ class Descent:
                 slope = -point.gradient(post) if eval_gradient else slope
                 value = -post.log_evidence
                 self.last = post
-                if isinstance(post, GPPosterior):
+                if isinstance(post, OF_ROWS):
                     self.trail.add(theta, post.state.sites)
             if not holds or post.schedule != self.schedule:
                 self.repaired += 1
@@ -150,7 +156,8 @@ class Descent:
             self.highest = max(self.highest, value)
             if value < self.best[0]:
                 self.best = value, np.array(theta)
-                self.start = Guess(post.state.sites) if isinstance(post, GPPosterior) else None
+                self.start = Guess(post.state.sites) if isinstance(post, OF_ROWS) else None
+                self.error = getattr(post, "truncation_error", None) or 0.0
         else:
             self.lost += 1
             value, slope = np.inf, np.zeros(len(theta))
@@ -158,7 +165,9 @@ class Descent:
 
     def _start(self, theta: Array) -> Any:
         """Sites on from those of the last fits, or the last fit itself."""
-        guess = self.trail.guess(theta) if isinstance(self.last, GPPosterior) else None
+        if self.last is None:
+            return self.first
+        guess = self.trail.guess(theta) if isinstance(self.last, OF_ROWS) else None
         return self.last if guess is None else guess
 
     def _with_wall(self, theta: Array) -> tuple[float, Array]:
@@ -182,7 +191,9 @@ class Descent:
         bounds = self.problem.bounds
         if callable(optimizer):
             best, value = optimizer(self.objective, theta, bounds=bounds)
-            return Maximum(np.asarray(best), -float(value), self.tried, self.lost, self.start)
+            return Maximum(
+                np.asarray(best), -float(value), self.tried, self.lost, self.start, self.error
+            )
         self._descend(theta)
         value, found = self.best
         best = theta if found is None else found
@@ -193,7 +204,7 @@ class Descent:
             and self.plain.tol > 0.0
         ):
             best = self._refined(best)
-        return Maximum(best, -value, self.tried, self.lost, self.start)
+        return Maximum(best, -value, self.tried, self.lost, self.start, self.error)
 
     def _refined(self, theta: Array) -> Array:
         """On from the best of what was tried: up what rises little, and to the root of the slopes.
@@ -234,15 +245,16 @@ class Descent:
         )
 
 
-def maxima(
+def descents(
     problems: list[Problem],
-    starts: list[list[Array]],
+    starts: list[Array],
     optimizer: Any,
     n_jobs: int | None,
+    guesses: list[Guess | None] | None = None,
     *,
     pilot: bool = False,
 ) -> list[Maximum]:
-    """The best theta of each problem over descents from each of its starts, in threads.
+    """Of each problem a descent from its start, in threads.
 
     The results do not depend on ``n_jobs``: each descent has its own warm starts.
 
@@ -251,17 +263,16 @@ def maxima(
     Interrupted
         On Ctrl-C, with the posterior of a fit that it broke off, or of one before.
     """
-    jobs = [(k, theta) for k, mine in enumerate(starts) for theta in mine]
-    over, inside = shares(n_jobs, len(jobs))
+    over, inside = shares(n_jobs, len(problems))
+    guesses = guesses or [None] * len(problems)
     # descents one after the other have the same threads
-    shared = [problem.with_threads(inside) for problem in problems]
-    runs = [Descent(shared[k], pilot=pilot) for k, _ in jobs]
+    runs = [
+        Descent(problem.with_threads(inside), guess, pilot=pilot)
+        for problem, guess in zip(problems, guesses, strict=True)
+    ]
     try:
-        found = in_threads(
-            [
-                partial(run.run, optimizer, theta)
-                for run, (_, theta) in zip(runs, jobs, strict=True)
-            ],
+        return in_threads(
+            [partial(run.run, optimizer, theta) for run, theta in zip(runs, starts, strict=True)],
             over,
         )
     except Interrupted:
@@ -271,6 +282,16 @@ def maxima(
             if run.last is not None:
                 raise Interrupted(run.last) from None
         raise
+
+
+def maxima(
+    problems: list[Problem],
+    starts: list[list[Array]],
+    find: Callable[[list[Problem], list[Array]], list[Maximum]],
+) -> list[Maximum]:
+    """The best theta of each problem over searches from each of its starts."""
+    jobs = [(k, theta) for k, mine in enumerate(starts) for theta in mine]
+    found = find([problems[k] for k, _ in jobs], [theta for _, theta in jobs])
     best = []
     for k in range(len(problems)):
         mine = [one for (which, _), one in zip(jobs, found, strict=True) if which == k]
@@ -308,53 +329,76 @@ def search(
     with warnings.catch_warnings():
         # the last fit, at the maximum, gives its own warnings
         warnings.simplefilter("ignore", ConvergenceWarning)
-        given = starts
+        given, settings = starts, {"optimizer": optimizer, "n_jobs": n_jobs}
         if pilots is not None:
-            first = maxima(pilots, starts, optimizer, n_jobs, pilot=True)
+            first = maxima(pilots, starts, partial(descents, pilot=True, **settings))
             starts = [
                 [one.theta] if np.isfinite(one.value) else mine
                 for one, mine in zip(first, starts, strict=True)
             ]
-        if isinstance(problems[0], LowRankProcess):
-            found = _rounds(problems, starts, optimizer, n_jobs)
-        else:
-            found = maxima(problems, starts, optimizer, n_jobs)
-            for k, one in enumerate(found):
-                if not np.isfinite(one.value) and starts[k] is not given[k]:
-                    # what holds for some rows may not hold for all of them
-                    (found[k],) = maxima([problems[k]], [given[k]], optimizer, n_jobs)
+        in_stages = partial(stages, **settings)
+        found = maxima(problems, starts, in_stages)
+        for k, one in enumerate(found):
+            if not np.isfinite(one.value) and starts[k] is not given[k]:
+                # what holds for some rows may not hold for all of them
+                (found[k],) = maxima([problems[k]], [given[k]], in_stages)
     if not all(np.isfinite(one.value) for one in found):
         raise FloatingPointError("EP failed at all hyper-parameters that were tried")
     return found
 
 
-def _rounds(
-    problems: list[Any], starts: list[list[Array]], optimizer: Any, n_jobs: int | None
+def stages(
+    problems: list[Problem], starts: list[Array], optimizer: Any, n_jobs: int | None
 ) -> list[Maximum]:
-    """Searches of low rank: each with the pivots of the hyper-parameters of the one before."""
-    best: list[Maximum | None] = [None] * len(problems)
-    at = [mine[0] for mine in starts]
-    for _ in range(ROUNDS):
-        fixed = [
-            problem._replace(pivots=problem.factor_by(theta).pivots)
-            for problem, theta in zip(problems, at, strict=True)
-        ]
-        found = maxima(fixed, starts, optimizer, n_jobs)
-        at = [one.theta for one in found]
-        # their values with pivots of their own, which decide
-        values = [-Descent(p).objective(t, False) for p, t in zip(problems, at, strict=True)]
-        gain = 0.0
-        for k, (value, one) in enumerate(zip(values, found, strict=True)):
-            before = best[k]
-            tried, lost = one.tried + 1, one.lost + bool(np.isinf(value))
-            if before is not None:
-                tried, lost = tried + before.tried, lost + before.lost
-            if before is None or value > before.value:
-                gain = max(gain, np.inf if before is None else value - before.value)
-                best[k] = Maximum(one.theta, value, tried, lost)
-            else:
-                best[k] = before._replace(tried=tried, lost=lost)
-        if not gain > GAIN:
-            break
-        starts = [[theta] for theta in at]
-    return [one for one in best if one is not None]
+    """Of each problem the best of searches one after the other, each from where the last one ended.
+
+    In each of them a problem has one form, exact or of the low rank that it has at its start, with
+    the pivots held fixed: so the evidence is smooth. Exact searches have one stage.
+    """
+    best: list[Any] = [None] * len(problems)
+    forms: dict[int, Problem] = {k: problem.stage(starts[k]) for k, problem in enumerate(problems)}
+    at: dict[int, Maximum] = {}
+    for rounds in itertools.count(1):
+        found = descents(
+            list(forms.values()),
+            [at[k].theta if k in at else starts[k] for k in forms],
+            optimizer,
+            n_jobs,
+            [at[k].start if k in at else None for k in forms],
+        )
+        at = dict(zip(forms, found, strict=True))
+        following = {}
+        for k, one in at.items():
+            best[k], form = _next(problems[k], forms[k], one, best[k])
+            if form is not None and (rounds < ROUNDS or form is problems[k]):
+                following[k] = form
+        if not following:
+            return best
+        forms = following
+    raise AssertionError
+
+
+def _next(
+    problem: Problem, form: Problem, one: Maximum, before: Maximum | None
+) -> tuple[Maximum, Problem | None]:
+    """The best so far, and the form of a further search; None: there is none."""
+    if form is problem or not np.isfinite(one.value):
+        return _counted(one, before), None
+    if isinstance(problem, LowRankProcess):
+        # the value with pivots of its own decides
+        value = -Descent(problem).objective(one.theta, False)
+        one = one._replace(value=value, tried=one.tried + 1, lost=one.lost + bool(np.isinf(value)))
+        if before is not None and not value > before.value:
+            return _counted(before, one), None
+        gain = np.inf if before is None else value - before.value
+        return _counted(one, before), problem.stage(one.theta) if gain > GAIN else None
+    sites = None if one.start is None else one.start.sites.precision
+    there = problem.stage(one.theta, sites)
+    return _counted(one, before), None if there is not problem and one.error <= OPEN else there
+
+
+def _counted(one: Maximum, other: Maximum | None) -> Maximum:
+    """The first, with the numbers of points of both."""
+    if other is None:
+        return one
+    return one._replace(tried=one.tried + other.tried, lost=one.lost + other.lost)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -25,13 +25,16 @@ from epfast.gaussian import (
     fit_process,
     incomplete_cholesky,
 )
+from epfast.gaussian import choices as of_rows
 from epfast.gaussian.certificate import trusted
-from epfast.gaussian.factor import factor_at
+from epfast.gaussian.factor import certified_factor, factor_at
 from epfast.gaussian.fit_gp import choose, fit_gp, unfitted, without_factor
+from epfast.gaussian.low_rank import fit_factor, without_columns
+from epfast.gaussian.problem import Data, weights_of
 from epfast.gaussian.process_prediction import contracted
 from epfast.gaussian.process_problem import kernel_at_door
-from epfast.inference import FAILURES
-from epfast.inference.runtime import at_work, one_blas_thread, pool_of
+from epfast.inference import FAILURES, Sites
+from epfast.inference.runtime import at_work, memory_left, one_blas_thread, pool_of
 from epfast.schedules import EP, DoubleLoop
 
 #: damping that repairs a failed fit
@@ -40,6 +43,19 @@ DAMPING = 0.5
 DESCENT_SIZE, BEFORE = 600, 20
 #: step of log hyper-parameters for the derivatives of a kernel
 STEP = 1e-5
+#: rows on which searches are tried first, where that is worth it
+PILOT = 250
+#: matrices of the size of the kernel's that every fit of all rows needs, besides its derivatives;
+#: measured with the default kernel: 3.3, and 4.4 in a search
+LEAST = 2
+#: truncation error, in nats, up to which a factor stands for its kernel: probabilities of processes
+#: of 2 columns differed by 1e-4 at most, of 8 by 2e-5 in the mean
+NATS = 1e-3
+#: the rank is at most this share of the rows, where a sweep takes a quarter of an exact one, and at
+#: most that of the largest process that is fitted exactly
+RANK_SHARE, MOST_RANK = 3, 2000
+#: factors that are tried at the same hyper-parameters, each for the sites of the one before
+TRIES = 3
 
 
 # ---- problems ----
@@ -67,6 +83,14 @@ def with_slopes(problem: Problem, by_kernel: Array, post: Any) -> Array:
     return np.append(by_kernel, parameters.slopes(post.loss, post.loss_gradient()))
 
 
+class Guess(NamedTuple):
+    """Sites to start a fit from."""
+
+    sites: Sites
+    n_sweeps: int = 0
+    relaxed: None = None
+
+
 class Point(NamedTuple):
     """A binary problem at given hyper-parameters."""
 
@@ -90,6 +114,8 @@ class BinaryProcess(NamedTuple):
     pool: ThreadPool | None = None
     #: of the loss, which follow those of the kernel in theta
     parameters: Parameters = NO_PARAMETERS
+    #: the same by a factor of its kernel, where one may be as good; None: it is not tried
+    low_rank: LowRankProcess | None = None
 
     @property
     def schedule(self) -> Any:
@@ -109,7 +135,8 @@ class BinaryProcess(NamedTuple):
 
     def with_threads(self, threads: int | None) -> BinaryProcess:
         """The same, its matrices shared among so many threads; None: as BLAS has them."""
-        return self._replace(pool=pool_of(threads, len(self.X)))
+        few = None if self.low_rank is None else self.low_rank.with_threads(threads)
+        return self._replace(pool=pool_of(threads, len(self.X)), low_rank=few)
 
     def at_work(self) -> AbstractContextManager[None]:
         """Where these threads live."""
@@ -121,10 +148,32 @@ class BinaryProcess(NamedTuple):
         weights = None if process.weights is None else process.weights[rows]
         some = process._replace(y=process.y[rows], weights=weights)
         X = self.X[rows]
-        return self._replace(X=X, process=some, distances=Distances(X))
+        return self._replace(X=X, process=some, distances=Distances(X), low_rank=None)
 
-    def unfitted(self) -> GPPosterior:
+    def stage(self, theta: Array, precision: Array | None = None) -> Problem:
+        """The process as fits near these hyper-parameters have it.
+
+        That is the one by a factor whose truncation error is half of NATS at most, where there is
+        one of a low rank, and else this one.
+
+        precision: of the sites; None: that of fits of some rows.
+
+        Raises
+        ------
+        MemoryError
+            If there is none, and the matrices of this one do not fit in memory.
+        """
+        found = None if self.low_rank is None else self.low_rank.certified(theta, precision)
+        if found is not None:
+            return found
+        if self.low_rank is not None and 8.0 * LEAST * len(self.X) ** 2 > memory_left():
+            raise MemoryError
+        return self
+
+    def unfitted(self) -> GPPosterior | LowRankGPPosterior:
         """The prior with the hyper-parameters of the kernel as given, as a posterior."""
+        if self.low_rank is not None:
+            return self.low_rank.unfitted()
         return unfitted(self.process.with_kernel(_owned(self.kernel(self.X), self.X)))
 
     def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> Point:
@@ -152,7 +201,7 @@ class BinaryProcess(NamedTuple):
 
         def fit(schedule: Any, start: Any) -> GPPosterior:
             ours = process._replace(schedule=schedule)
-            return fit_process(ours, start, stacklevel=None, slopes=gradient)
+            return fit_process(ours, taken(start), stacklevel=None, slopes=gradient)
 
         def slope(post: GPPosterior) -> Array:
             by_kernel = [contracted(post.alpha, K, dK[:, :, k]) for k in range(dK.shape[2])]
@@ -168,7 +217,7 @@ class BinaryProcess(NamedTuple):
 
         def fit(schedule: Any, start: Any) -> GPPosterior:
             ours = process._replace(schedule=schedule)
-            return fit_process(ours, start, stacklevel=None, slopes=gradient)
+            return fit_process(ours, taken(start), stacklevel=None, slopes=gradient)
 
         def slope(post: GPPosterior) -> Array:
             with self.at_work():
@@ -183,10 +232,11 @@ class LowRankProcess(NamedTuple):
 
     X: Array
     kernel: Any
-    #: arguments of fit_gp: y, weights, offset, loss, scheme
+    #: y, weights, offset, loss, scheme, as of fit_gp
     choices: dict[str, Any]
     schedule: Any
-    rank: int
+    #: columns at most; None: as few as leave the evidence as it is
+    rank: int | None
     #: those of a search, in which the evidence is smooth; None: those of the hyper-parameters
     pivots: NDArray[np.intp] | None = None
     #: of BLAS
@@ -203,11 +253,33 @@ class LowRankProcess(NamedTuple):
         """(p, 2), of theta."""
         return bounds_of(self)
 
+    def stage(self, theta: Array, precision: Array | None = None) -> LowRankProcess:
+        """The same with the pivots of these hyper-parameters held fixed."""
+        del precision
+        return self._replace(pivots=self.factor_by(theta).pivots)
+
+    def certified(self, theta: Array, precision: Array | None = None) -> LowRankProcess | None:
+        """The same with as few pivots as :meth:`BinaryProcess.stage` says; None: of no low rank."""
+        kernel, _ = self._at(theta)
+        most = max(1, min(len(self.X) // RANK_SHARE, MOST_RANK))
+        try:
+            known = self._typical_precision(theta) if precision is None else precision
+            with self.at_work():
+                factor = certified_factor(by_columns(kernel, self.X), known, most, 0.5 * NATS)
+        except FAILURES:  # no covariance, or no fit: the exact process says so
+            return None
+        return None if factor is None else self._replace(pivots=factor.pivots)
+
+    def _typical_precision(self, theta: Array) -> float:
+        """Of the sites, by a fit of some rows."""
+        pilot = self.pilot(pilot_rows(len(self.X)))
+        sites = pilot.at(theta).fit(pilot.schedule, None).state.sites
+        return float(np.mean(np.abs(sites.precision)))
+
     def factor_by(self, theta: Array) -> LowRankFactor:
-        """The factor with the pivots of these hyper-parameters."""
-        where = theta[: self.kernel.n_dims]
-        columns = KernelColumns.from_sklearn(self.kernel.clone_with_theta(where), self.X)
-        return incomplete_cholesky(columns, self.rank)
+        """The factor of that rank, with the pivots of these hyper-parameters."""
+        assert self.rank is not None
+        return incomplete_cholesky(by_columns(self._at(theta)[0], self.X), self.rank)
 
     def with_threads(self, threads: int | None) -> LowRankProcess:
         """The same, its matrices shared among so many threads; None: as BLAS has them."""
@@ -215,35 +287,33 @@ class LowRankProcess(NamedTuple):
 
     def at_work(self) -> AbstractContextManager[None]:
         """Where BLAS has these threads."""
-        return one_blas_thread(self.rank, self.threads)
+        rank = self.rank if self.pivots is None else len(self.pivots)
+        return one_blas_thread(MOST_RANK if rank is None else rank, self.threads)
+
+    def unfitted(self) -> LowRankGPPosterior:
+        """The prior, before the first column of the factor."""
+        chosen, data = self._chosen(self.choices["loss"], self.schedule)
+        return without_columns(chosen, data, np.array(self.kernel.diag(self.X)))
 
     def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> Point:
         """The problem at some hyper-parameters."""
-        del checked
-        theta, loss = parted(self, theta, self.choices["loss"])
-        choices = self.choices | {"loss": loss}
+        del gradient, checked
+        kernel, loss = self._at(theta)
         with self.at_work():
             if self.pivots is None:
                 factor = self.factor_by(theta)
             else:
-                diagonal = self.kernel.clone_with_theta(theta).diag(self.X)
-                factor = factor_at(self._columns(theta, self.pivots), self.pivots, diagonal)
+                columns = columns_of(kernel, self.X, self.pivots)
+                factor = factor_at(columns, self.pivots, kernel.diag(self.X))
 
         def fit(schedule: Any, start: Any) -> LowRankGPPosterior:
-            found = fit_gp(factor, schedule=schedule, start=start, n_jobs=self.threads, **choices)
-            assert isinstance(found, LowRankGPPosterior)
-            return found
+            chosen, data = self._chosen(loss, schedule)
+            return fit_factor(chosen, factor, data, start, threads=self.threads)
 
         def slope(post: LowRankGPPosterior) -> Array:
-            # scikit-learn gives no derivatives of kernels between different inputs
-            steps = STEP * np.eye(len(theta)) if gradient else np.empty((0, len(theta)))
             with self.at_work():
-                by_kernel = post.log_evidence_gradient(
-                    (self._columns(theta + h, post.pivots) - self._columns(theta - h, post.pivots))
-                    / (2.0 * STEP)
-                    for h in steps
-                )
-            return with_slopes(self, by_kernel, post) if gradient else by_kernel
+                by_kernel = post.log_evidence_gradient(slopes_of(kernel, self.X, post.pivots))
+            return with_slopes(self, by_kernel, post)
 
         return Point(fit, slope)
 
@@ -258,9 +328,50 @@ class LowRankProcess(NamedTuple):
         parameters = parameters._replace(loss=parameters.loss.with_offset(loss.has_offset))
         return BinaryProcess(X, self.kernel, process, 0.0, Distances(X), parameters=parameters)
 
-    def _columns(self, theta: Array, pivots: NDArray[np.intp]) -> Array:
-        """(n, r), the kernel of all inputs with the pivots."""
-        return np.asarray(self.kernel.clone_with_theta(theta)(self.X, self.X[pivots]))
+    def _at(self, theta: Any) -> tuple[Any, Any]:
+        """The kernel, and the loss."""
+        where, loss = parted(self, theta, self.choices["loss"])
+        return self.kernel.clone_with_theta(where), loss
+
+    def _chosen(self, loss: Any, schedule: Any) -> tuple[of_rows.Choices, Data]:
+        """The choices of a fit, and its responses and weights."""
+        y, weights, offset = (self.choices[name] for name in ("y", "weights", "offset"))
+        asked = {} if weights is None else {"weights": weights}
+        loss = losses.resolve(loss).with_offset(offset is not None)
+        chosen = of_rows.choose(loss, self.choices["scheme"], "full", None, schedule, given=asked)
+        n = len(self.X)
+        return chosen, Data(None, loss.observed(y, n, offset), weights_of(weights, n))
+
+
+def pilot_rows(n: int) -> NDArray[np.intp]:
+    """Some of n rows, PILOT at most."""
+    return np.sort(np.random.default_rng(0).permutation(n)[:PILOT])
+
+
+def by_columns(kernel: Any, X: Array) -> KernelColumns:
+    """A kernel of scikit-learn, by its columns."""
+    shape = Stationary.of(kernel)
+    return KernelColumns.from_sklearn(kernel, X) if shape is None else shape.by_columns(X)
+
+
+def columns_of(kernel: Any, X: Array, pivots: NDArray[np.intp]) -> Array:
+    """(n, r), the kernel of all inputs with the pivots."""
+    shape = Stationary.of(kernel)
+    return np.asarray(kernel(X, X[pivots])) if shape is None else shape.columns(X, pivots)
+
+
+def slopes_of(kernel: Any, X: Array, pivots: NDArray[np.intp]) -> Iterable[Array]:
+    """The derivatives of these columns by theta."""
+    shape = Stationary.of(kernel)
+    if shape is not None:
+        return shape.slopes(X, pivots)
+    theta = kernel.theta
+
+    def at(where: Array) -> Array:
+        return columns_of(kernel.clone_with_theta(where), X, pivots)
+
+    # scikit-learn gives no derivatives of kernels between different inputs
+    return ((at(theta + h) - at(theta - h)) / (2.0 * STEP) for h in STEP * np.eye(len(theta)))
 
 
 class LatentProcess(NamedTuple):
@@ -297,6 +408,11 @@ class LatentProcess(NamedTuple):
         """Where BLAS has these threads."""
         return one_blas_thread(len(self.X), self.threads)
 
+    def stage(self, theta: Array, precision: Array | None = None) -> LatentProcess:
+        """The problem itself."""
+        del theta, precision
+        return self
+
     def pilot(self, rows: NDArray[np.intp]) -> LatentProcess:
         """The problem of some of the rows."""
         return self._replace(X=self.X[rows], y=self.y[rows])
@@ -327,10 +443,40 @@ Problem = BinaryProcess | LowRankProcess | LatentProcess
 
 def evidence_at(problem: Problem, theta: Array, gradient: bool) -> tuple[float, Array]:
     """The log evidence at some hyper-parameters, and its gradient where asked for."""
-    with problem.at_work():
-        point = problem.at(theta, gradient=gradient)
-        post = point.fit(problem.schedule, None)
-        return post.log_evidence, point.gradient(post) if gradient else np.empty(0)
+
+    def fit(form: Problem, start: Any) -> tuple[Any, Array]:
+        with form.at_work():
+            point = form.at(theta, gradient=gradient)
+            post = point.fit(form.schedule, start)
+            return post, point.gradient(post) if gradient else np.empty(0)
+
+    post, slope = settled(problem, theta, None, fit)
+    return post.log_evidence, slope
+
+
+def settled(
+    problem: Problem, theta: Array, start: Any, fit: Callable[[Problem, Any], tuple[Any, Any]]
+) -> tuple[Any, Any]:
+    """``fit(form, start)`` of the form that the problem has at these hyper-parameters.
+
+    One of low rank counts if it leaves NATS of the evidence open at most, by its own sites.
+    """
+    if not isinstance(problem, BinaryProcess) or problem.low_rank is None:
+        return fit(problem, start)
+    sites = None if start is None else start.sites
+    for _ in range(TRIES):
+        form = problem.stage(theta, None if sites is None else sites.precision)
+        found = fit(form, start)
+        post = found[0]
+        if form is problem or post.truncation_error <= NATS:
+            return found
+        sites, start = post.sites, Guess(post.sites)
+    return fit(problem, start)
+
+
+def taken(start: Any) -> Any:
+    """A start of an exact process."""
+    return Guess(start.sites) if isinstance(start, LowRankGPPosterior) else start
 
 
 def _owned(K: Any, *others: Array) -> Array:
@@ -350,14 +496,18 @@ def _owned(K: Any, *others: Array) -> Array:
 
 def fit_at(problem: Problem, theta: Array, start: Any, repair: bool) -> tuple[Any, bool]:
     """The fit at some hyper-parameters, and whether it holds; their kernel matrix is checked."""
-    with problem.at_work():
-        return fitted(
-            problem.at(theta, checked=True),
-            problem.schedule,
-            start,
-            repair=repair,
-            can_descend=problem.can_descend,
-        )
+
+    def fit(form: Problem, start: Any) -> tuple[Any, bool]:
+        with form.at_work():
+            return fitted(
+                form.at(theta, checked=True),
+                form.schedule,
+                start,
+                repair=repair,
+                can_descend=form.can_descend,
+            )
+
+    return settled(problem, theta, start, fit)
 
 
 def fitted(

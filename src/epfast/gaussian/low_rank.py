@@ -18,7 +18,6 @@ from epfast.gaussian.checking import LinearProposal, proposal, root_of
 from epfast.gaussian.choices import Choices, choose
 from epfast.gaussian.engines.local import WarmStart
 from epfast.gaussian.factor import (
-    KernelColumns,
     LowRankFactor,
     incomplete_cholesky,
     kernel_columns,
@@ -302,8 +301,7 @@ def fit_low_rank(
         except KeyboardInterrupt:
             if start is not None:
                 raise Interrupted(start) from None
-            problem = _problem(chosen, _no_columns(kernel), data)
-            raise Interrupted(_at_prior(problem, _no_columns(kernel))) from None
+            raise Interrupted(without_columns(chosen, data, kernel.diagonal)) from None
     return fit_factor(chosen, factor, data, start, threads=threads, stacklevel=4, **given)
 
 
@@ -339,6 +337,13 @@ def _at_prior(problem: LinearProblem, factor: LowRankFactor) -> LowRankGPPosteri
     return LowRankGPPosterior(at_start(problem), problem, False, [], factor)
 
 
+def without_columns(chosen: Choices, data: Data, diagonal: Array) -> LowRankGPPosterior:
+    """The prior as a posterior, before the first column of the factor."""
+    none, n = np.empty(0, dtype=np.intp), len(diagonal)
+    factor = LowRankFactor(np.empty((n, 0)), none, diagonal, np.array([diagonal.sum()]))
+    return _at_prior(_problem(chosen, factor, data), factor)
+
+
 def note_rank(posts: Sequence[Any], stacklevel: int) -> None:
     """Warn of ranks that leave more than ENOUGH nats of the log evidence open."""
     errors = [post.truncation_error or 0.0 for post in posts]
@@ -357,13 +362,6 @@ def _problem(chosen: Choices, factor: LowRankFactor, data: Data) -> LinearProble
     design = _design(factor.G)
     d = design.shape[1]
     return chosen.problem(data._replace(X=design), prior_of(np.ones(d), np.zeros(d), True))
-
-
-def _no_columns(kernel: KernelColumns) -> LowRankFactor:
-    """The factor before its first column."""
-    n, residual = len(kernel.diagonal), kernel.diagonal.copy()
-    pivots = np.empty(0, dtype=np.intp)
-    return LowRankFactor(np.empty((n, 0)), pivots, residual, np.array([residual.sum()]))
 
 
 def _design(G: Array) -> Array:
