@@ -350,16 +350,20 @@ def factor_at(columns: Array, pivots: NDArray[np.intp], diagonal: Array) -> LowR
     -------
     LowRankFactor
     """
-    among = incomplete_cholesky(np.ascontiguousarray(columns[pivots]), max(1, len(pivots)))
-    order = among.pivots
-    triangle = among.G[order]
-    G = linalg.solve_triangular(triangle, columns[:, order].T, lower=True).T
-    G = np.ascontiguousarray(G)
+    among = np.ascontiguousarray(columns[pivots])
+    triangle, failed = linalg.lapack.dpotrf(among, lower=1, clean=1)
+    least = among.diagonal().max(initial=0.0) * ROUNDING
+    if failed or triangle.diagonal().min(initial=np.inf) ** 2 <= least:
+        few = incomplete_cholesky(among, max(1, len(pivots)))
+        pivots, columns = pivots[few.pivots], columns[:, few.pivots]
+        triangle = np.tril(few.G[few.pivots])
+    solved = linalg.solve_triangular(triangle, columns.T, lower=True, check_finite=False)
+    G = np.ascontiguousarray(solved.T)
     # what the triangle holds exactly
-    G[pivots[order]] = np.tril(triangle)
+    G[pivots] = triangle
     left = np.maximum(diagonal - np.einsum("ij,ij->i", G, G), 0.0)
     traces = np.append(0.0, np.cumsum(np.einsum("ij,ij->j", G, G)))
-    return LowRankFactor(G, pivots[order], left, np.maximum(diagonal.sum() - traces, 0.0))
+    return LowRankFactor(G, pivots, left, np.maximum(diagonal.sum() - traces, 0.0))
 
 
 def _check_column(

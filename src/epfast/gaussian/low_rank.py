@@ -161,13 +161,16 @@ class LowRankGPPosterior(ProcessPosterior):
             )
         G, triangle = self.factor.G, self.factor.G[self.pivots]
         alpha = sites.shift - sites.precision * self.mean
-        # R = T - T G S G' T, with T = diag(precision) and S the covariance of the weights, so that
-        # R G = T G S
-        B = np.multiply.outer(alpha, alpha @ G)
-        B -= sites.precision[:, None] * (G @ self.weights.covariance[: self.rank, : self.rank])
-        B = linalg.solve_triangular(triangle, B.T, lower=True, trans=1).T
-        inner = linalg.solve_triangular(triangle, G.T @ B, lower=True, trans=1)
-        inner = 0.5 * inner + 0.5 * inner.T
+        S = self.weights.covariance[: self.rank, : self.rank]
+        # R = T - T G S G' T, with T = diag(precision) and S = (I + G' T G)^-1 the covariance of the
+        # weights, so that R G = T G S, and G' R G = I - S
+        B, along = G @ -S, alpha @ G
+        B *= sites.precision[:, None]
+        B += np.multiply.outer(alpha, along)
+        B = linalg.solve_triangular(triangle, B.T, lower=True, trans=1, check_finite=False).T
+        inner = np.multiply.outer(along, along) + S - np.eye(self.rank)
+        inner = linalg.solve_triangular(triangle, inner, lower=True, trans=1)
+        inner = linalg.solve_triangular(triangle, inner.T, lower=True, trans=1)
         result = []
         for matrix in matrices_of(dK, G.shape):
             dC = _checks.array("dK", matrix, shape=G.shape)
