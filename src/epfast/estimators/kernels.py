@@ -183,11 +183,10 @@ class Stationary(NamedTuple):
     def slopes(self, X: Array, pivots: NDArray[np.intp]) -> list[Array]:
         """The derivatives of these columns by theta, (n, r) each. O(n r)."""
         squares = cdist(X, X[pivots], "sqeuclidean")
-        by_height, by_length = np.empty((2, *squares.shape))
-        given = squares.ravel(), self.kind, self.scale
-        stationary(*given, by_height.ravel(), by_length.ravel())
-        slopes = {"height": by_height, "length": by_length}
-        return [self.height * slopes[name] for name in self.free]
+        both = np.empty((2, *squares.shape))
+        stationary(squares.ravel(), self.kind, self.scale, both[0].ravel(), both[1].ravel())
+        both *= self.height
+        return [both[("height", "length").index(name)] for name in self.free]
 
     def gradient(self, matrix: KernelMatrix, alpha: Array, distances: Distances) -> Array:
         """Of the log evidence of a posterior by theta: (alpha' dK alpha - tr(R dK)) / 2. O(n^2).
