@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -39,11 +40,18 @@ PILOT_FTOL, PILOT_GTOL = 1e-3, 0.1
 FINE_TOL, FINE_GTOL = 1e-10, 1e-7
 #: failed fits of one search that are repaired; those that follow are lost at once
 REPAIRS = 5
-#: searches with pivots of their own, and the gain in evidence below which no other follows; where
-#: the rank is free, the truncation error at the maximum: a difference that its slope does not see
-ROUNDS, GAIN, OPEN = 3, 0.05, 0.1
+#: searches with pivots of their own, and the gain in evidence below which no other follows
+ROUNDS, GAIN = 3, 0.05
+#: where the rank is free: such searches, before an exact one; the truncation error, in nats, that
+#: the pivots of the last one may have at the maximum, where it is .003 as a rule; and that at which
+#: a search takes new ones. From a length scale 100 times too long it takes 5
+FREE_ROUNDS, OPEN, STALE = 10, 0.1, 1.0
 #: posteriors with a site per row
 OF_ROWS = GPPosterior, LowRankGPPosterior
+
+
+class _NewPivots(Exception):  # noqa: N818 (it is no error)
+    """The best hyper-parameters so far are too far away for the pivots of a search."""
 
 
 class Maximum(NamedTuple):
@@ -116,7 +124,8 @@ class Descent:
         self.best: tuple[float, Array | None] = (np.inf, None)
         #: at the best hyper-parameters
         self.start: Guess | None = None
-        self.error = 0.0
+        #: truncation error there, and that at which the search ends, to go on with other pivots
+        self.error, self.stale = 0.0, np.inf
         #: the largest finite value met
         self.highest = -np.inf
         #: what L-BFGS sees as 0: with densities, the first value, which has the unit of y in it
@@ -158,6 +167,8 @@ class Descent:
                 self.best = value, np.array(theta)
                 self.start = Guess(post.state.sites) if isinstance(post, OF_ROWS) else None
                 self.error = getattr(post, "truncation_error", None) or 0.0
+                if self.error > self.stale:
+                    raise _NewPivots
         else:
             self.lost += 1
             value, slope = np.inf, np.zeros(len(theta))
@@ -194,7 +205,9 @@ class Descent:
             return Maximum(
                 np.asarray(best), -float(value), self.tried, self.lost, self.start, self.error
             )
-        self._descend(theta)
+        self.stale = STALE if getattr(self.problem, "renews", False) else np.inf
+        with suppress(_NewPivots):
+            self._descend(theta)
         value, found = self.best
         best = theta if found is None else found
         if (
@@ -369,8 +382,8 @@ def stages(
         at = dict(zip(forms, found, strict=True))
         following = {}
         for k, one in at.items():
-            best[k], form = _next(problems[k], forms[k], one, best[k])
-            if form is not None and (rounds < ROUNDS or form is problems[k]):
+            best[k], form = _next(problems[k], forms[k], one, best[k], rounds)
+            if form is not None:
                 following[k] = form
         if not following:
             return best
@@ -379,10 +392,10 @@ def stages(
 
 
 def _next(
-    problem: Problem, form: Problem, one: Maximum, before: Maximum | None
+    problem: Problem, form: Problem, one: Maximum, before: Maximum | None, rounds: int
 ) -> tuple[Maximum, Problem | None]:
     """The best so far, and the form of a further search; None: there is none."""
-    if form is problem or not np.isfinite(one.value):
+    if form is problem or not isinstance(form, LowRankProcess):
         return _counted(one, before), None
     if isinstance(problem, LowRankProcess):
         # the value with pivots of its own decides
@@ -391,10 +404,16 @@ def _next(
         if before is not None and not value > before.value:
             return _counted(before, one), None
         gain = np.inf if before is None else value - before.value
-        return _counted(one, before), problem.stage(one.theta) if gain > GAIN else None
-    sites = None if one.start is None else one.start.sites.precision
-    there = problem.stage(one.theta, sites)
-    return _counted(one, before), None if there is not problem and one.error <= OPEN else there
+        more = rounds < ROUNDS and gain > GAIN
+        return _counted(one, before), problem.stage(one.theta) if more else None
+    best = _counted(one, before)
+    if one.start is None or rounds == FREE_ROUNDS:
+        return best, problem
+    there = problem.stage(one.theta, one.start.sites.precision)
+    if there is problem and form.renews and one.error > STALE:
+        # on the way to a maximum, which may have one
+        there = form._replace(renews=False)
+    return best, None if there is not problem and one.error <= OPEN else there
 
 
 def _counted(one: Maximum, other: Maximum | None) -> Maximum:

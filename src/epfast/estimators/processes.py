@@ -239,6 +239,8 @@ class LowRankProcess(NamedTuple):
     rank: int | None
     #: those of a search, in which the evidence is smooth; None: those of the hyper-parameters
     pivots: NDArray[np.intp] | None = None
+    #: whether a search ends where these leave too much, to go on with others
+    renews: bool = False
     #: of BLAS
     threads: int | None = None
     #: of the loss, which follow those of the kernel in theta
@@ -268,7 +270,7 @@ class LowRankProcess(NamedTuple):
                 factor = certified_factor(by_columns(kernel, self.X), known, most, 0.5 * NATS)
         except FAILURES:  # no covariance, or no fit: the exact process says so
             return None
-        return None if factor is None else self._replace(pivots=factor.pivots)
+        return None if factor is None else self._replace(pivots=factor.pivots, renews=True)
 
     def _typical_precision(self, theta: Array) -> float:
         """Of the sites, by a fit of some rows."""
