@@ -5,6 +5,7 @@ import pytest
 from scipy import linalg, sparse
 
 from epfast import KernelColumns, fit_gp, incomplete_cholesky
+from epfast.gaussian.factor import PROJECTED, certified_factor, factor_at, kernel_columns
 from tests.oracles.data import process, rbf
 
 
@@ -207,3 +208,53 @@ def test_bad_kernels(K, message):
         incomplete_cholesky(K, 3)
     with pytest.raises((ValueError, TypeError), match=message):
         fit_gp(K, np.ones(len(K)), rank=3)
+
+
+@pytest.mark.parametrize("nats", [1.0, 1e-3])
+def test_as_few_columns_as_a_truncation_error_asks_for(nats):
+    _, K, _ = process(300)
+    precision = np.random.default_rng(0).uniform(-0.5, 0.5, size=300)
+    factor = certified_factor(kernel_columns("K", K), precision, 300, nats)
+    left = np.diag(K - factor.G @ factor.G.T)
+    assert 0.5 * np.abs(precision) @ left <= nats * (1.0 + 1e-6)
+    G, pivots, left = plain_factor(K, factor.rank)
+    assert factor.pivots.tolist() == pivots
+    np.testing.assert_allclose(factor.G, G, atol=1e-8)
+    fewer = np.diag(plain_factor(K, factor.rank - 1)[2])
+    assert 0.5 * np.abs(precision) @ fewer > nats
+    assert certified_factor(kernel_columns("K", K), precision, factor.rank - 1, nats) is None
+    assert certified_factor(kernel_columns("K", K), precision, factor.rank, nats) is not None
+
+
+def test_ranks_beyond_reach_are_given_up_early():
+    """Of columns asked for: those of a kernel in 8 dimensions, and in 2 at a short length scale."""
+    asked = []
+
+    def columns(X, width):
+        def column(i):
+            asked.append(i)
+            return rbf(X, X[[i]], width=width).ravel()
+
+        asked.clear()
+        return KernelColumns(np.ones(len(X)), column)
+
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(2000, 8))
+    assert certified_factor(columns(X, 2.0), 0.2, 600, 1e-3) is None
+    assert len(asked) == PROJECTED
+    found = certified_factor(columns(X[:, :2], 0.3), 0.2, 900, 1e-3)
+    assert len(asked) == found.rank > PROJECTED
+
+
+def test_the_factor_at_pivots():
+    """In their order, but for those that the others reproduce."""
+    X, K, _ = process(80)
+    factor = incomplete_cholesky(K, 12)
+    same = factor_at(K[:, factor.pivots], factor.pivots, np.diag(K))
+    np.testing.assert_array_equal(same.pivots, factor.pivots)
+    np.testing.assert_allclose(same.G, factor.G, atol=1e-9)
+    np.testing.assert_allclose(same.residual, factor.residual, atol=1e-9)
+    wide = rbf(X, width=100.0, variance=4.0)  # most of these columns are the same to rounding
+    few = factor_at(wide[:, factor.pivots], factor.pivots, np.diag(wide))
+    assert set(few.pivots) < set(factor.pivots)
+    np.testing.assert_allclose(few.G @ few.G.T, wide, atol=1e-8)

@@ -310,3 +310,30 @@ def test_predictions_that_overflow_name_their_argument():
     for joint in (False, True):
         with pytest.raises(ValueError, match="K_star overflows"):
             gp.predict_latent(np.full((2, 3), 1e300), joint=joint)
+
+
+def test_the_truncation_error_is_told():
+    """Half of the sum of precision times what the factor leaves; it covers the difference."""
+    _, K, y = process(150)
+    exact = fit_gp(K, y, schedule=TIGHT)
+    for rank in (10, 20, 40):
+        gp = fit_gp(K, y, rank=rank, schedule=TIGHT)
+        left = np.diag(K - gp.factor.G @ gp.factor.G.T)
+        assert gp.truncation_error == pytest.approx(0.5 * gp.sites.precision @ left, rel=1e-6)
+        assert abs(gp.log_evidence - exact.log_evidence) <= gp.truncation_error
+        (line,) = [one for one in gp.summary().attrs["notes"] if "rank" in one]
+        assert line.startswith(f"rank {rank} of 150: by an estimate within ")
+    assert fit_gp(K, y, rank=10, schedule=epfast.AEP(2, 0.0)).truncation_error is None
+
+
+def test_a_rank_that_leaves_much_is_told():
+    _, K, y = process(60)
+    with pytest.warns(
+        epfast.DataWarning, match=r"rank=3 leaves an estimated .* larger rank"
+    ) as seen:
+        gp = fit_gp(K, y, rank=3)
+    assert seen[0].filename == __file__
+    assert gp.truncation_error > 1.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit_gp(K, y, rank=60)

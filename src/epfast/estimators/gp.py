@@ -81,9 +81,12 @@ class GPClassifier(ProcessModel, LatentClassifier):
     class_weight : dict, "balanced" or None
         Weights of the classes, as in :class:`epfast.LinearClassifier`.
     rank : int, optional
-        Fit the process of that rank instead, as :func:`epfast.fit_gp` does: O(n rank) memory. A
-        search begins with an exact process of 250 rows; up to three runs of the optimizer follow,
-        each with the pivots of the hyper-parameters before it, held fixed.
+        None: from 1,000 rows on, the rank that leaves at most 1e-3 nats of the log evidence out by
+        an estimate (``posterior_.truncation_error``), where n / 3 and 2,000 suffice, with a
+        log-concave likelihood and EP without jitter; else the fit is exact. A number: the process
+        of that rank, as :func:`epfast.fit_gp` has it: O(n rank) memory. A search begins with an
+        exact process of 250 rows; up to three runs of the optimizer follow, each with the pivots of
+        the hyper-parameters before it, held fixed.
     random_state : int, RandomState or None
         Draws the restarts; None is 0.
     warm_start : bool
@@ -102,7 +105,8 @@ class GPClassifier(ProcessModel, LatentClassifier):
         With the hyper-parameters found; of more than two classes, each against the rest, a
         ``CompoundKernel``.
     posterior_ : GPPosterior, LatentGPPosterior or LowRankGPPosterior
-        With two classes, or "multiclass": the posterior over the latent values of the fit.
+        With two classes, or "multiclass": the posterior over the latent values of the fit. One of
+        low rank has its ``rank`` and ``truncation_error``, which ``summary()`` tells, too.
     posteriors_ : list of posteriors
         One, or one for each class.
     coupling_ : float
@@ -195,12 +199,16 @@ class GPClassifier(ProcessModel, LatentClassifier):
             tries with the default kernel or a rank: of 250 rows). The estimator is as it was.
         FloatingPointError
             If EP fails at all hyper-parameters.
+        MemoryError
+            If there is no low rank, and the matrices of all rows do not fit.
 
         Warns
         -----
         ConvergenceWarning
             If hyper-parameters were lost (``n_failed_points_``), if the last fit did not settle, or
             if a hyper-parameter ends at a bound of the kernel, in scikit-learn's words.
+        DataWarning
+            If a ``rank`` that is given leaves more than 1 nat of the log evidence open.
         """
         rows, labels = validate_data(self, X, y, **self._input())
         check_labels(labels)
@@ -281,7 +289,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
         value : float
             The mean over the classes, where there are more than two.
         gradient : ndarray of shape (p,), only if ``eval_gradient``
-            With ``rank``: with the pivots held fixed.
+            Of low rank: with the pivots held fixed.
         """
         del clone_kernel
         check_is_fitted(self)

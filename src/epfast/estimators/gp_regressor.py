@@ -153,6 +153,8 @@ class GPRegressor(ProcessModel, LatentRegressor):
             On Ctrl-C, as in :class:`GPClassifier`. The estimator is as it was.
         FloatingPointError
             If EP fails at all hyper-parameters.
+        MemoryError
+            If there is no low rank, and the matrices of all rows do not fit.
 
         Warns
         -----
@@ -162,6 +164,8 @@ class GPRegressor(ProcessModel, LatentRegressor):
         EvidenceWarning
             If a parameter ends where its search ends, or y does not tell it from numbers there;
             if there is one row.
+        DataWarning
+            If a ``rank`` that is given leaves more than 1 nat of the log evidence open.
         """
         rows, given = self._rows_and_responses(X, y)
         given = np.asarray(given)
@@ -245,7 +249,7 @@ class GPRegressor(ProcessModel, LatentRegressor):
         -------
         value : float
         gradient : ndarray of shape (p,), only if ``eval_gradient``
-            With ``rank``: with the pivots held fixed.
+            Of low rank: with the pivots held fixed.
         """
         del clone_kernel
         check_is_fitted(self)

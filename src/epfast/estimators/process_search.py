@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +17,7 @@ from epfast.estimators.descent import descend, root_of_slopes
 from epfast.estimators.jobs import in_threads, shares
 from epfast.estimators.processes import (
     PILOT,
+    BinaryProcess,
     Guess,
     LowRankProcess,
     Problem,
@@ -371,7 +371,12 @@ def stages(
     best: list[Any] = [None] * len(problems)
     forms: dict[int, Problem] = {k: problem.stage(starts[k]) for k, problem in enumerate(problems)}
     at: dict[int, Maximum] = {}
-    for rounds in itertools.count(1):
+    rounds = 0
+    while forms:
+        rounds += 1
+        for form in forms.values():
+            if isinstance(form, BinaryProcess):
+                form.check_memory()
         found = descents(
             list(forms.values()),
             [at[k].theta if k in at else starts[k] for k in forms],
@@ -382,20 +387,16 @@ def stages(
         at = dict(zip(forms, found, strict=True))
         following = {}
         for k, one in at.items():
-            best[k], form = _next(problems[k], forms[k], one, best[k], rounds)
-            if form is not None:
-                following[k] = form
-        if not following:
-            return best
-        forms = following
-    raise AssertionError
+            best[k], following[k] = _next(problems[k], forms[k], one, best[k], rounds)
+        forms = {k: form for k, form in following.items() if form is not None}
+    return best
 
 
 def _next(
     problem: Problem, form: Problem, one: Maximum, before: Maximum | None, rounds: int
 ) -> tuple[Maximum, Problem | None]:
     """The best so far, and the form of a further search; None: there is none."""
-    if form is problem or not isinstance(form, LowRankProcess):
+    if not isinstance(form, LowRankProcess):
         return _counted(one, before), None
     if isinstance(problem, LowRankProcess):
         # the value with pivots of its own decides

@@ -157,18 +157,14 @@ class BinaryProcess(NamedTuple):
         one of a low rank, and else this one.
 
         precision: of the sites; None: that of fits of some rows.
-
-        Raises
-        ------
-        MemoryError
-            If there is none, and the matrices of this one do not fit in memory.
         """
         found = None if self.low_rank is None else self.low_rank.certified(theta, precision)
-        if found is not None:
-            return found
+        return self if found is None else found
+
+    def check_memory(self) -> None:
+        """Raise MemoryError where no low rank is found, and the matrices of this one do not fit."""
         if self.low_rank is not None and 8.0 * LEAST * len(self.X) ** 2 > memory_left():
             raise MemoryError
-        return self
 
     def unfitted(self) -> GPPosterior | LowRankGPPosterior:
         """The prior with the hyper-parameters of the kernel as given, as a posterior."""
@@ -468,11 +464,14 @@ def settled(
     sites = None if start is None else start.sites
     for _ in range(TRIES):
         form = problem.stage(theta, None if sites is None else sites.precision)
+        if form is problem:
+            break
         found = fit(form, start)
         post = found[0]
-        if form is problem or post.truncation_error <= NATS:
+        if post.truncation_error <= NATS:
             return found
         sites, start = post.sites, Guess(post.sites)
+    problem.check_memory()
     return fit(problem, start)
 
 
