@@ -38,6 +38,11 @@ PILOT_FTOL, PILOT_GTOL = 1e-3, 0.1
 #: the same for fits that locate the maximum to the digits of the slopes, which is for PILOT rows at
 #: most: there fits of weighted and of repeated rows agree to 1e-7
 FINE_TOL, FINE_GTOL = 1e-10, 1e-7
+#: points without a fit at which a run of the optimizer ends: along the edge of what holds it has
+#: gained .1 nat by 500 more of them
+MOST_LOST = 40
+#: height of the wall where no fit holds, over what the slope at the best point promises
+WALL = 0.1
 #: failed fits of one search that are repaired; those that follow are lost at once
 REPAIRS = 5
 #: searches with pivots of their own, and the gain in evidence below which no other follows
@@ -50,8 +55,8 @@ FREE_ROUNDS, OPEN, STALE = 10, 0.1, 1.0
 OF_ROWS = GPPosterior, LowRankGPPosterior
 
 
-class _NewPivots(Exception):  # noqa: N818 (it is no error)
-    """The best hyper-parameters so far are too far away for the pivots of a search."""
+class _Ended(Exception):  # noqa: N818 (it is no error)
+    """A run of the optimizer ends before it has settled, at the best point so far."""
 
 
 class Maximum(NamedTuple):
@@ -66,6 +71,10 @@ class Maximum(NamedTuple):
     start: Guess | None = None
     #: truncation error there, in nats, of a process of low rank
     error: float = 0.0
+
+
+#: hyper-parameters, and sites of a fit of the same rows near them
+Start = tuple[Array, Guess | None]
 
 
 class Trail:
@@ -116,21 +125,24 @@ class Descent:
         if isinstance(schedule, EP) and 0.0 < schedule.tol < tol:
             schedule = replace(schedule, tol=tol)
         self.problem, self.schedule = problem, schedule
+        self.hurry = problem.loss.log_concave is False
         ftol, gtol = (PILOT_FTOL, PILOT_GTOL) if pilot else (FTOL, GTOL)
         self.options = {"ftol": ftol, "gtol": gtol}
         #: start of the first fit, and of the next ones
         self.first, self.last = start, cast(Any, None)
         self.trail = Trail(len(problem.bounds))
         self.best: tuple[float, Array | None] = (np.inf, None)
+        #: of the objective at the best hyper-parameters
+        self.slope = np.zeros(len(problem.bounds))
         #: at the best hyper-parameters
         self.start: Guess | None = None
         #: truncation error there, and that at which the search ends, to go on with other pivots
         self.error, self.stale = 0.0, np.inf
-        #: the largest finite value met
-        self.highest = -np.inf
         #: what L-BFGS sees as 0: with densities, the first value, which has the unit of y in it
         self.level: float | None = None if problem.parameters.names else 0.0
         self.tried = self.lost = self.repaired = 0
+        #: points that may yet be lost in this run of the optimizer
+        self.left = MOST_LOST
 
     def objective(self, theta: Array, eval_gradient: bool = True) -> Any:
         """Minus the log evidence; infinite where no fit holds."""
@@ -144,6 +156,7 @@ class Descent:
                 self._start(theta),
                 repair=self.repaired < REPAIRS,
                 can_descend=self.problem.can_descend,
+                hurry=self.hurry,
             )
             if holds:
                 slope = -point.gradient(post) if eval_gradient else slope
@@ -162,13 +175,12 @@ class Descent:
                 pressed.posterior if done or self.last is None else self.last
             ) from None
         if np.isfinite(value) and np.isfinite(slope).all():
-            self.highest = max(self.highest, value)
             if value < self.best[0]:
-                self.best = value, np.array(theta)
+                self.best, self.slope = (value, np.array(theta)), slope
                 self.start = Guess(post.state.sites) if isinstance(post, OF_ROWS) else None
                 self.error = getattr(post, "truncation_error", None) or 0.0
                 if self.error > self.stale:
-                    raise _NewPivots
+                    raise _Ended
         else:
             self.lost += 1
             value, slope = np.inf, np.zeros(len(theta))
@@ -182,10 +194,22 @@ class Descent:
         return self.last if guess is None else guess
 
     def _with_wall(self, theta: Array) -> tuple[float, Array]:
-        """As the objective, with a flat wall where that is infinite: the line search steps back."""
+        """As the objective, with a flat wall where that is infinite: the line search steps back.
+
+        It is above the best point by a tenth of what the slope there promises, and rises: half of
+        the step follows. After a high and level one steps crawl along the edge of what holds.
+        """
         value, slope = self.objective(theta)
-        if np.isinf(value):
-            value = self.highest + 1.0 if np.isfinite(self.highest) else 0.0
+        best, there = self.best
+        self.left -= bool(np.isinf(value))
+        if self.left == 0:
+            raise _Ended
+        if np.isinf(value) and there is not None:
+            step = theta - there
+            gain = max(abs(float(self.slope @ step)), 1e-9 * (1.0 + abs(best)))
+            value, slope = best + WALL * gain, step * (gain / max(float(step @ step), 1e-300))
+        elif np.isinf(value):
+            value = 0.0
         elif self.level is None:
             self.level = value
         return value - (self.level or 0.0), slope
@@ -206,8 +230,7 @@ class Descent:
                 np.asarray(best), -float(value), self.tried, self.lost, self.start, self.error
             )
         self.stale = STALE if getattr(self.problem, "renews", False) else np.inf
-        with suppress(_NewPivots):
-            self._descend(theta)
+        self._descend(theta)
         value, found = self.best
         best = theta if found is None else found
         if (
@@ -238,32 +261,34 @@ class Descent:
         found, _ = root_of_slopes(evaluate, theta, self.problem.bounds)
         value, _ = self.objective(found)  # the last fit is where its sites are
         self.lost = lost
+        if not np.isfinite(value):
+            return theta
         if isinstance(self.last, GPPosterior):
             self.start = Guess(self.last.state.sites)
-        return found if np.isfinite(value) else theta
+        return found
 
     def _descend(self, theta: Array) -> None:
         """L-BFGS: as it is for kernels alone, with small steps at first beside parameters."""
-        bounds = self.problem.bounds
-        if self.problem.parameters.names:
-            descend(self._with_wall, theta, bounds, self.options)
-            return
-        optimize.minimize(
-            self._with_wall,
-            np.clip(theta, bounds[:, 0], bounds[:, 1]),
-            method="L-BFGS-B",
-            jac=True,
-            bounds=bounds,
-            options=self.options,
-        )
+        bounds, self.left = self.problem.bounds, MOST_LOST
+        with suppress(_Ended):
+            if self.problem.parameters.names:
+                descend(self._with_wall, theta, bounds, self.options)
+                return
+            optimize.minimize(
+                self._with_wall,
+                np.clip(theta, bounds[:, 0], bounds[:, 1]),
+                method="L-BFGS-B",
+                jac=True,
+                bounds=bounds,
+                options=self.options,
+            )
 
 
 def descents(
     problems: list[Problem],
-    starts: list[Array],
+    starts: list[Start],
     optimizer: Any,
     n_jobs: int | None,
-    guesses: list[Guess | None] | None = None,
     *,
     pilot: bool = False,
 ) -> list[Maximum]:
@@ -277,15 +302,17 @@ def descents(
         On Ctrl-C, with the posterior of a fit that it broke off, or of one before.
     """
     over, inside = shares(n_jobs, len(problems))
-    guesses = guesses or [None] * len(problems)
     # descents one after the other have the same threads
     runs = [
         Descent(problem.with_threads(inside), guess, pilot=pilot)
-        for problem, guess in zip(problems, guesses, strict=True)
+        for problem, (_, guess) in zip(problems, starts, strict=True)
     ]
     try:
         return in_threads(
-            [partial(run.run, optimizer, theta) for run, theta in zip(runs, starts, strict=True)],
+            [
+                partial(run.run, optimizer, theta)
+                for run, (theta, _) in zip(runs, starts, strict=True)
+            ],
             over,
         )
     except Interrupted:
@@ -299,12 +326,12 @@ def descents(
 
 def maxima(
     problems: list[Problem],
-    starts: list[list[Array]],
-    find: Callable[[list[Problem], list[Array]], list[Maximum]],
+    starts: list[list[Start]],
+    find: Callable[[list[Problem], list[Start]], list[Maximum]],
 ) -> list[Maximum]:
     """The best theta of each problem over searches from each of its starts."""
-    jobs = [(k, theta) for k, mine in enumerate(starts) for theta in mine]
-    found = find([problems[k] for k, _ in jobs], [theta for _, theta in jobs])
+    jobs = [(k, start) for k, mine in enumerate(starts) for start in mine]
+    found = find([problems[k] for k, _ in jobs], [start for _, start in jobs])
     best = []
     for k in range(len(problems)):
         mine = [one for (which, _), one in zip(jobs, found, strict=True) if which == k]
@@ -342,17 +369,21 @@ def search(
     with warnings.catch_warnings():
         # the last fit, at the maximum, gives its own warnings
         warnings.simplefilter("ignore", ConvergenceWarning)
-        given, settings = starts, {"optimizer": optimizer, "n_jobs": n_jobs}
+        settings = {"optimizer": optimizer, "n_jobs": n_jobs}
+        given: list[list[Start]] = [[(theta, None) for theta in mine] for mine in starts]
+        begin = given
         if pilots is not None:
-            first = maxima(pilots, starts, partial(descents, pilot=True, **settings))
-            starts = [
-                [one.theta] if np.isfinite(one.value) else mine
-                for one, mine in zip(first, starts, strict=True)
+            first = maxima(pilots, given, partial(descents, pilot=True, **settings))
+            # sites of the same rows, from which alone fits may hold there
+            all_rows = len(pilots[0].X) == len(problems[0].X)
+            begin = [
+                [(one.theta, one.start if all_rows else None)] if np.isfinite(one.value) else mine
+                for one, mine in zip(first, given, strict=True)
             ]
         in_stages = partial(stages, **settings)
-        found = maxima(problems, starts, in_stages)
+        found = maxima(problems, begin, in_stages)
         for k, one in enumerate(found):
-            if not np.isfinite(one.value) and starts[k] is not given[k]:
+            if not np.isfinite(one.value) and begin[k] is not given[k]:
                 # what holds for some rows may not hold for all of them
                 (found[k],) = maxima([problems[k]], [given[k]], in_stages)
     if not all(np.isfinite(one.value) for one in found):
@@ -361,7 +392,7 @@ def search(
 
 
 def stages(
-    problems: list[Problem], starts: list[Array], optimizer: Any, n_jobs: int | None
+    problems: list[Problem], starts: list[Start], optimizer: Any, n_jobs: int | None
 ) -> list[Maximum]:
     """Of each problem the best of searches one after the other, each from where the last one ended.
 
@@ -369,7 +400,9 @@ def stages(
     the pivots held fixed: so the evidence is smooth. Exact searches have one stage.
     """
     best: list[Any] = [None] * len(problems)
-    forms: dict[int, Problem] = {k: problem.stage(starts[k]) for k, problem in enumerate(problems)}
+    forms: dict[int, Problem] = {
+        k: problem.stage(starts[k][0]) for k, problem in enumerate(problems)
+    }
     at: dict[int, Maximum] = {}
     rounds = 0
     while forms:
@@ -379,10 +412,9 @@ def stages(
                 form.check_memory()
         found = descents(
             list(forms.values()),
-            [at[k].theta if k in at else starts[k] for k in forms],
+            [(at[k].theta, at[k].start) if k in at else starts[k] for k in forms],
             optimizer,
             n_jobs,
-            [at[k].start if k in at else None for k in forms],
         )
         at = dict(zip(forms, found, strict=True))
         following = {}
