@@ -1,6 +1,7 @@
 """The hyper-parameters of GPClassifier: the default kernel, failed fits, low rank, threads."""
 
 import contextlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -377,3 +378,79 @@ def test_ctrl_c_in_a_search_leaves_a_posterior(n_jobs):
         model.fit(X, Y)
     assert len(caught.value.posterior.mean) == len(X)
     assert np.isfinite(caught.value.posterior.log_evidence)
+
+
+# ---- points where no fit holds ----
+
+
+def descent_of(monkeypatch, objective):
+    """A run over a function of one number, infinite where there is no fit; and its points."""
+    model = GPClassifier(RBF(1.0, (1e-9, 1e9)), optimizer=None).fit(X, Y)
+    run, asked = process_search.Descent(model._problems[0]), []
+
+    def fitted(point, *given, **settings):
+        value, slope = objective(asked[-1])
+        post = SimpleNamespace(log_evidence=-value, schedule=run.schedule, slope=np.array([-slope]))
+        return post, np.isfinite(value)
+
+    def at(self, theta, **given):
+        asked.append(float(theta[0]))
+        return processes.Point(None, lambda post: post.slope)
+
+    monkeypatch.setattr(process_search, "fitted", fitted)
+    monkeypatch.setattr(processes.BinaryProcess, "at", at)
+    return run, asked
+
+
+def test_the_line_search_steps_back_by_a_share_where_no_fit_holds(monkeypatch):
+    """To a minimum behind which nothing holds, which a high wall keeps steps away from."""
+    edge = 1.3
+    run, asked = descent_of(
+        monkeypatch, lambda x: (50.0 * (x - 1.2) ** 2 if x < edge else np.inf, 100.0 * (x - 1.2))
+    )
+    found = run.run("fmin_l_bfgs_b", np.array([-3.0]))
+    assert max(asked) > edge
+    assert found.theta[0] == pytest.approx(1.2, abs=1e-4)
+    assert found.lost >= 1
+    assert len(asked) < 20
+
+
+def test_a_search_without_fits_ends(monkeypatch):
+    run, asked = descent_of(monkeypatch, lambda x: (-x if x <= -3.0 else np.inf, -1.0))
+    found = run.run("fmin_l_bfgs_b", np.array([-3.0]))
+    assert found.theta[0] == -3.0
+    # the run, and the one that refines it
+    assert len(asked) <= 2 * (process_search.MOST_LOST + 3)
+
+
+def test_sweeps_that_do_not_shrink_are_given_up():
+    def swept(changes):
+        ends = processes.Stalled()
+        return [ends(SimpleNamespace(change=change), None) for change in changes]
+
+    assert not any(swept(0.8**k for k in range(200)))
+    stalled = swept([1.0] * 20)
+    assert stalled.index(True) == processes.PATIENCE
+    assert any(swept(0.95**k for k in range(200)))
+
+
+def test_sweeps_of_a_search_are_few_where_none_hold(monkeypatch):
+    """A search with Student-t noise, whose fits at small scales do not settle."""
+    sweeps = []
+    plain = processes.fit_process
+
+    def counted(problem, start, **given):
+        post = plain(problem, start, **given)
+        if isinstance(post.schedule, EP):
+            sweeps.append((len(post.history), post.converged, given.get("callback") is not None))
+        return post
+
+    monkeypatch.setattr(processes, "fit_process", counted)
+    rng = np.random.default_rng(0)
+    rows = rng.uniform(-2.0, 2.0, size=(60, 2))
+    y = np.sin(3.0 * rows[:, 0]) * rows[:, 1] + 0.01 * rng.standard_t(1.5, size=60)
+    model = epfast.GPRegressor(loss="student_t").fit(rows, y)
+    assert model.converged_
+    ends = [n for n, converged, hurried in sweeps if hurried and not converged]
+    assert ends
+    assert np.median(ends) < 40
