@@ -403,11 +403,16 @@ def descent_of(monkeypatch, objective):
 
 
 def test_the_line_search_steps_back_by_a_share_where_no_fit_holds(monkeypatch):
-    """To a minimum behind which nothing holds, which a high wall keeps steps away from."""
+    """To a minimum behind which nothing holds."""
     edge = 1.3
     run, asked = descent_of(
         monkeypatch, lambda x: (50.0 * (x - 1.2) ** 2 if x < edge else np.inf, 100.0 * (x - 1.2))
     )
+    best, slope = run._with_wall(np.array([-3.0]))
+    wall, back = run._with_wall(np.array([2.0]))
+    # a cubic through both ends has its minimum in the middle of the step, not at its start
+    assert best < wall <= best + 0.2 * abs(slope[0] * 5.0)
+    assert back[0] == pytest.approx(-slope[0])
     found = run.run("fmin_l_bfgs_b", np.array([-3.0]))
     assert max(asked) > edge
     assert found.theta[0] == pytest.approx(1.2, abs=1e-4)

@@ -194,7 +194,7 @@ class Descent:
         return self.last if guess is None else guess
 
     def _with_wall(self, theta: Array) -> tuple[float, Array]:
-        """As the objective, with a flat wall where that is infinite: the line search steps back.
+        """As the objective, with a wall where that is infinite: the line search steps back.
 
         It is above the best point by a tenth of what the slope there promises, and rises: half of
         the step follows. After a high and level one steps crawl along the edge of what holds.
