@@ -28,6 +28,7 @@ from epfast.inference import (
     Callback,
     ConvergenceWarning,
     Fit,
+    Interrupted,
     SweepInfo,
     interrupted,
     run_from,
@@ -212,7 +213,10 @@ def fit_gp(
         found = fit_low_rank(K, y, choices, start=start, **given)
         if rank is not None:  # else a search of hyper-parameters may fit it many times
             note_weights(found.problem.data.weights)
-            note_rank([found], 2)
+            try:
+                note_rank([found], 2)
+            except KeyboardInterrupt:
+                raise Interrupted(found) from None
         return found
     if isinstance(K, KernelColumns):
         raise TypeError("K is a KernelColumns; allowed without rank: a matrix")

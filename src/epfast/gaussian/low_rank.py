@@ -297,15 +297,19 @@ def fit_low_rank(
     else:
         raise ValueError("K is a LowRankFactor; allowed beside it: rank=None, rank_tol=None")
     data = Data(None, loss.observed(y, n, offset), weights_of(weights, n))
-    if factor is None:
-        try:
+    try:
+        if factor is None:
             with one_blas_thread(order, threads):
                 factor = incomplete_cholesky(kernel, order, tol=tol)
-        except KeyboardInterrupt:
-            if start is not None:
-                raise Interrupted(start) from None
-            raise Interrupted(without_columns(chosen, data, kernel.diagonal)) from None
-    return fit_factor(chosen, factor, data, start, threads=threads, stacklevel=4, **given)
+        return fit_factor(chosen, factor, data, start, threads=threads, stacklevel=4, **given)
+    except Interrupted:
+        raise
+    except KeyboardInterrupt:
+        if start is None and factor is None:
+            start = without_columns(chosen, data, kernel.diagonal)
+        elif start is None and factor is not None:
+            start = _at_prior(_problem(chosen, factor, data), factor)
+        raise Interrupted(start) from None
 
 
 def fit_factor(
