@@ -212,8 +212,8 @@ def fit_gp(
         given |= {"rank": rank, "rank_tol": rank_tol, "offset": offset, "weights": weights}
         found = fit_low_rank(K, y, choices, start=start, **given)
         if rank is not None:  # else a search of hyper-parameters may fit it many times
-            note_weights(found.problem.data.weights)
             try:
+                note_weights(found.problem.data.weights)
                 note_rank([found], 2)
             except KeyboardInterrupt:
                 raise Interrupted(found) from None
