@@ -8,7 +8,7 @@ from scipy import special
 from sklearn.base import clone
 
 import epfast
-from epfast import ADF, DataWarning, FullPosterior, IntegratedPosterior, LinearClassifier
+from epfast import ADF, EP, DataWarning, FullPosterior, IntegratedPosterior, LinearClassifier
 
 
 def data(n, d=3, signal=1.0, seed=0):
@@ -137,6 +137,7 @@ def test_classes_that_overlap_are_not(seed):
         {"integrate": True, "prior_variance": 1.0},
         {"integrate": True, "posterior": "factorized"},
         {"integrate": True, "schedule": ADF()},
+        {"integrate": True, "schedule": EP(sweeps=5, tol=0.0)},
         {"integrate": True, "loss": "hinge"},
     ],
 )

@@ -429,11 +429,12 @@ class LinearClassifier(LinearModel, LatentClassifier):
         binary = search.problem
         possible = search.prior is not None and binary.flat and not self.learn
         possible = possible and binary.problems[0].covariance == "full"
+        possible = possible and binary.schedule.tol > 0.0
         if given is True and not possible:
             raise ValueError(
                 "integrate is True; allowed with a prior variance under its prior "
                 "(prior_variance=None, prior_scale a number), a likelihood, learn=(), and EP on "
-                "scalar sites with posterior='full'; else 'auto' or False"
+                "scalar sites with a tolerance and posterior='full'; else 'auto' or False"
             )
         return possible and given is not False
 
