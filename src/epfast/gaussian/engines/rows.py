@@ -169,6 +169,13 @@ def settles_means(problem: LinearProblem) -> bool:
     return bool(plain and many and problem.scheme.integrates and problem.loss.log_concave)
 
 
+def order_of(state: Swept) -> str:
+    """The order of a state's sweeps that are no passes."""
+    if state.order != MEANS:
+        return state.order
+    return "sequential" if state.memory is None else "chunked"
+
+
 class MeansFirst:
     """All rows from one posterior, whose means settle before its variances move: a pass.
 
@@ -214,7 +221,7 @@ class MeansFirst:
             rate = apart[1] / apart[0] if apart[0] > 0.0 else 0.0
         if counts.refused or rate > 1.0:
             self.steps = ()
-            return new._replace(order=self.engine.order), counts
+            return new._replace(order=order_of(new)), counts
         if rate * self.core.residual > max(tol, STANDS):
             counts = counts._replace(settled=False)
         assert old.sites is not None
@@ -294,7 +301,7 @@ class RowEngine(EPEngine):
             self.threads = threads
 
     def visits(self, state: Swept) -> Visits:
-        order = self.order if state.order == MEANS else state.order
+        order = order_of(state)
         if order not in self._made:
             made = self._visits(order)
             self._made[order] = MeansFirst(self, made) if self.settles else made
@@ -317,7 +324,7 @@ class RowEngine(EPEngine):
             undamped = self.schedule.tol > 0.0 and self.schedule.damping == 1.0
             chunks = undamped and keeps_order(self.schedule) and is_for_chunks(self.problem)
             order = "chunked" if chunks else "sequential"
-        memory, self.order = None, order
+        memory = None
         if order == "chunked":
             memory = ChunkMemory(chunk_size(self.problem), is_flat)
         if self.settles and not is_flat:
@@ -325,4 +332,4 @@ class RowEngine(EPEngine):
         return state._replace(order=order, memory=memory)
 
     def drifts(self, state: Swept) -> bool:
-        return self.order == "chunked" and bool(state.memory.since > 0)
+        return order_of(state) == "chunked" and bool(state.memory.since > 0)
