@@ -195,3 +195,10 @@ def test_what_it_says():
 def test_quantiles_that_are_refused(p):
     with pytest.raises((ValueError, TypeError), match=r"^p is .*; allowed: "):
         mixture(*data()).quantile(p)
+
+
+def test_settings_are_those_of_the_points():
+    post = mixture(*data())
+    one = post.posteriors[0]
+    for name in ("loss", "scheme", "schedule", "beta", "power", "labels", "quantity"):
+        assert getattr(post, name) == getattr(one, name)

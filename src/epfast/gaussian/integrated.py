@@ -136,10 +136,21 @@ class IntegratedPosterior(Recorded):
         return loss
 
     @property
+    def scheme(self) -> Any:
+        """The scheme; None if the posterior was loaded and its scheme could not be saved."""
+        return self.best.scheme
+
+    @property
     def beta(self) -> float:
         """Inverse temperature of the factors exp(-beta loss)."""
         beta: float = self.best.beta
         return beta
+
+    @property
+    def power(self) -> float:
+        """Power of power EP; 1 is EP."""
+        power: float = self.best.power
+        return power
 
     @property
     def labels(self) -> tuple[str, ...]:
