@@ -62,9 +62,9 @@ class LowRankGPPosterior(ProcessPosterior):
         Rows per factor of Laplace propagation; None for scalar sites.
     truncation_error : float or None
         What the rank changes of the log evidence of the whole kernel, in nats, by an estimate: half
-        of the sum of the absolute precision of each site times the variance that the factor leaves there. Of
-        probit sites it was 2 to 23 times the difference where that was below 1 nat (27 processes of
-        2, 8 and 20 columns); no bound. None without a site per observation.
+        of the sum of the absolute precision of each site times the variance that the factor leaves
+        there. Of probit sites it was 2 to 23 times the difference where that was below 1 nat (27
+        processes of 2, 8 and 20 columns); no bound. None without a site per observation.
     """
 
     factor: LowRankFactor = field(repr=False)
