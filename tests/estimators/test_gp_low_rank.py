@@ -80,6 +80,7 @@ def test_others_are_exact(early, given):
     assert isinstance(model.posterior_, GPPosterior)
 
 
+@pytest.mark.filterwarnings("ignore:The optimal value")  # a bound of a kernel
 def test_a_search_that_leaves_low_ranks_goes_on_exactly(early, monkeypatch):
     """It starts at a rank of some columns, and ends where n / 3 do not do."""
     X = np.random.default_rng(0).uniform(-2.0, 2.0, size=(400, 3))
@@ -132,6 +133,7 @@ def test_gaussian_noise_in_closed_form(early):
     np.testing.assert_allclose(model.predict(X[:9]), mean, atol=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:The optimal value")  # a bound of a kernel
 def test_weights_offsets_and_classes(early, monkeypatch):
     X, f, y = waves()
     weights = np.random.default_rng(2).choice([0.5, 1.0, 2.0], len(X))
