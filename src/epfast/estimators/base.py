@@ -450,9 +450,8 @@ def loss_of_labels(given: Any) -> Loss:
 
 def sample_weights(rows: Any, sample_weight: ArrayLike) -> Array:
     """Weights of the rows, checked, (n,)."""
-    if not _checks.real_array(
-        "sample_weight", sample_weight
-    ).any():  # scikit-learn says so without the name
+    given = _checks.real_array("sample_weight", sample_weight)
+    if not given.any():  # scikit-learn says so without the name
         raise ValueError("sample_weight is zero in every row; allowed: some number > 0")
     weights = np.array(_check_sample_weight(sample_weight, rows, dtype=np.float64))
     if not (weights >= 0.0).all():

@@ -27,14 +27,7 @@ from epfast.gaussian.engines.base import plain
 from epfast.gaussian.engines.rows import MEANS_FROM
 from epfast.gaussian.fit_linear import kind_of, unfitted
 from epfast.gaussian.latent_posterior import LatentPosterior
-from epfast.gaussian.problem import (
-    Data,
-    State,
-    data_of,
-    mean_of_rows,
-    prior_of,
-    with_ones,
-)
+from epfast.gaussian.problem import Data, State, data_of, mean_of_rows, prior_of, with_ones
 from epfast.gaussian.table import engine_of
 from epfast.gaussian.wide import wide_rows
 from epfast.inference import Sites, start_may_be_dropped
@@ -397,7 +390,11 @@ class ScalePrior(NamedTuple):
 
 def variance_range(rows: Any, weights: Array | None, centred: bool) -> tuple[float, float]:
     """The range of LATENT_VARIANCES over the total variance of the columns."""
-    total = total_variance(rows, weights, centred)
+    return latent_range(total_variance(rows, weights, centred))
+
+
+def latent_range(total: float) -> tuple[float, float]:
+    """The range of LATENT_VARIANCES over a total variance of columns."""
     return LATENT_VARIANCES[0] / total, LATENT_VARIANCES[1] / total
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,7 +71,7 @@ class Joint:
 
     def value(self, u: Array, found: Fits) -> float:
         """Log evidence, with the prior's of a common variance."""
-        return found.log_evidence + (self.search.of_prior(float(u[0]))[0] if self.k else 0.0)
+        return self.search.value(float(u[0]), found) if self.k else found.log_evidence
 
     def fits(self, u: Array, schedule: Schedule) -> Fits | None:
         """Fits with certificates, or None."""
@@ -85,19 +85,21 @@ class Joint:
         """The gradient at a fixed point."""
         d, result = self.search.problem.d, np.zeros(len(u))
         if self.k:
-            precision = np.exp(-u[: self.k])
             if self.groups is None:
-                result[0] = found.slope(float(precision[0]), d)
-                result[0] += self.search.of_prior(float(u[0]))[1]
+                result[0] = self.search.slope(float(u[0]), found)
             else:
-                by_column = found.slopes(precision[self.groups], d)
+                by_column = found.slopes(np.exp(-u[: self.k])[self.groups], d)
                 result[: self.k] = np.bincount(self.groups, by_column, self.k)
         for k in range(self.k, len(u)):
             if self.bounds[k, 0] < self.bounds[k, 1]:
-                moved = [self.loss(u + step * (np.arange(len(u)) == k)) for step in (-STEP, STEP)]
-                gains = np.sum([post.loss_gain(*moved) for post in found.posteriors], axis=0)
-                result[k] = (gains[1] - gains[0]) / (2.0 * STEP)
+                less, more = self._gains(u, k, STEP, found.posteriors)
+                result[k] = (more - less) / (2.0 * STEP)
         return result
+
+    def _gains(self, u: Array, k: int, step: float, posteriors: list[Any]) -> Array:
+        """Log evidence gained by a step back, and on, of a number of the loss, cavities held."""
+        moved = [self.loss(u + by * (np.arange(len(u)) == k)) for by in (-step, step)]
+        return np.asarray(np.sum([post.loss_gain(*moved) for post in posteriors], axis=0))
 
     def evaluate(self, u: Array, tol: float = 0.0) -> tuple[float, Array] | None:
         """Log evidence and its gradient; None without a certificate."""
@@ -148,10 +150,8 @@ class Joint:
             precision = float(np.exp(-u[0]))
             bent[0] = -Fits(self.starts, []).curvature(precision, self.search.problem.d)
         for k in range(self.k, len(u)):
-            moved = [self.loss(u + step * (np.arange(len(u)) == k)) for step in (-HELD, HELD)]
             with suppress(FloatingPointError):  # no cavity, no gain
-                gains = [post.loss_gain(*moved).sum() for post in self.starts]
-                bent[k] = -float(np.sum(gains)) / HELD**2
+                bent[k] = -float(self._gains(u, k, HELD, self.starts).sum()) / HELD**2
         return np.nan_to_num(bent, posinf=0.0, neginf=0.0)
 
     def climb(self, start: Array) -> Learnt | None:

@@ -25,6 +25,7 @@ from epfast.estimators.processes import (
     LowRankProcess,
     Problem,
     fit_at,
+    least_bytes,
     pilot_rows,
 )
 from epfast.gaussian import GPPosterior, LatentGPPosterior, LowRankGPPosterior
@@ -173,7 +174,7 @@ class ProcessModel:
         try:
             yield
         except MemoryError:
-            raise MemoryError(self._too_large(8.0 * LEAST * len(self.X_train_) ** 2)) from None
+            raise MemoryError(self._too_large(least_bytes(len(self.X_train_)))) from None
         except FAILURES:
             for problem, theta in zip(problems, thetas, strict=True):
                 size = problem.kernel.n_dims
@@ -182,7 +183,7 @@ class ProcessModel:
 
     def _check_covariance(self, kernel: Any) -> None:
         """Refuse a kernel that is no covariance of the rows, or of some. O(n^3 / 3)."""
-        few = self.rank is not None or 8.0 * LEAST * len(self.X_train_) ** 2 > memory_left()
+        few = self.rank is not None or least_bytes(len(self.X_train_)) > memory_left()
         rows = self.X_train_[:ROWS] if few else self.X_train_
         try:
             matrix = kernel_in_memory(np.array(kernel(rows)), False, self._jitter)

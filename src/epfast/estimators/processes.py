@@ -171,7 +171,7 @@ class BinaryProcess(NamedTuple):
 
     def check_memory(self) -> None:
         """Raise MemoryError where no low rank is found, and the matrices of this one do not fit."""
-        if self.low_rank is not None and 8.0 * LEAST * len(self.X) ** 2 > memory_left():
+        if self.low_rank is not None and least_bytes(len(self.X)) > memory_left():
             raise MemoryError
 
     def unfitted(self) -> GPPosterior | LowRankGPPosterior:
@@ -203,15 +203,11 @@ class BinaryProcess(NamedTuple):
             assert process.kernel is not None
             process.kernel.pool = self.pool
 
-        def fit(schedule: Any, start: Any, callback: Callback | None = None) -> GPPosterior:
-            ours, given = process._replace(schedule=schedule), {"slopes": gradient}
-            return fit_process(ours, taken(start), stacklevel=None, callback=callback, **given)
-
         def slope(post: GPPosterior) -> Array:
             by_kernel = [contracted(post.alpha, K, dK[:, :, k]) for k in range(dK.shape[2])]
             return with_slopes(self, np.array(by_kernel), post)
 
-        return Point(fit, slope)
+        return Point(fits_of(process, gradient), slope)
 
     def _shaped(self, shape: Stationary, ours: GPProblem, gradient: bool) -> Point:
         """As :meth:`at`, from the distances of the rows."""
@@ -219,16 +215,27 @@ class BinaryProcess(NamedTuple):
             matrix = shape.matrix(len(self.X), self.distances, self.jitter, self.pool)
         process = ours._replace(kernel=matrix)
 
-        def fit(schedule: Any, start: Any, callback: Callback | None = None) -> GPPosterior:
-            ours, given = process._replace(schedule=schedule), {"slopes": gradient}
-            return fit_process(ours, taken(start), stacklevel=None, callback=callback, **given)
-
         def slope(post: GPPosterior) -> Array:
             with self.at_work():
                 by_kernel = shape.gradient(matrix, post.alpha, self.distances)
             return with_slopes(self, by_kernel, post)
 
-        return Point(fit, slope)
+        return Point(fits_of(process, gradient), slope)
+
+
+def least_bytes(n: int) -> float:
+    """What the matrices of every exact fit of n rows take."""
+    return 8.0 * LEAST * n**2
+
+
+def fits_of(process: GPProblem, gradient: bool) -> Callable[..., GPPosterior]:
+    """``fit`` of a :class:`Point`, of a process with its kernel."""
+
+    def fit(schedule: Any, start: Any, callback: Callback | None = None) -> GPPosterior:
+        ours, given = process._replace(schedule=schedule), {"slopes": gradient}
+        return fit_process(ours, taken(start), stacklevel=None, callback=callback, **given)
+
+    return fit
 
 
 class LowRankProcess(NamedTuple):

@@ -20,12 +20,12 @@ from scipy import optimize
 from epfast._arrays import Array
 from epfast.estimators.base import ConvergenceWarning, EvidenceWarning, users_level
 from epfast.estimators.evidence import (
-    LATENT_VARIANCES,
     Averaged,
     BinaryProblems,
     Fits,
     Posterior,
     ScalePrior,
+    latent_range,
     onward,
     ranges_by_group,
     variance_range,
@@ -175,12 +175,20 @@ class Search:
     def ends(self, rows: Any, weights: Array | None, centred: bool) -> tuple[float, float]:
         """The ends of the search: see :func:`epfast.estimators.evidence.variance_range`."""
         if self.prior is not None:
-            return LATENT_VARIANCES[0] / self.prior.total, LATENT_VARIANCES[1] / self.prior.total
+            return latent_range(self.prior.total)
         return variance_range(rows, weights, centred)
 
     def of_prior(self, u: float) -> tuple[float, float]:
         """Log density of the prior of a common variance, and its slope."""
         return (0.0, 0.0) if self.prior is None else (self.prior.value(u), self.prior.slope(u))
+
+    def value(self, u: float, found: Fits) -> float:
+        """Log density of u, of prior times evidence."""
+        return found.log_evidence + self.of_prior(u)[0]
+
+    def slope(self, u: float, found: Fits) -> float:
+        """The slope of :meth:`value`."""
+        return found.slope(math.exp(-u), self.problem.d) + self.of_prior(u)[1]
 
     def maximum(self, least: float, most: float) -> Found | None:
         """The best prior variance in [least, most]; None if no fit passed its certificate."""
@@ -199,7 +207,7 @@ class Search:
 
         Without a start, by the leading directions of the rows where these are few.
         """
-        begin = min(0.5 * (low + high) + math.log(BEGIN), high)
+        begin = _begin(low, high)
         small = self.problem.in_leading_directions() if self.last is None else None
         if small is None:
             return begin, math.nan
@@ -234,7 +242,7 @@ class Search:
                 u = 0.5 * (u + before[0])
                 continue
             ends = [*ends, (u, found.posteriors)][-2:]
-            slope = found.slope(math.exp(-u), d) + self.of_prior(u)[1]
+            slope = self.slope(u, found)
             # the sign of a slope close to its root is known to the precision of the fit
             near = NEAR * schedule.tol
             below, above = (
@@ -243,9 +251,8 @@ class Search:
             x, excess = math.exp(-0.5 * u), found.excess(slope, d)
             if before is None and math.isnan(rise):
                 rise = found.rise(math.exp(-u), slope, d)
-            elif (
-                before is not None and last > loose
-            ):  # nearer, the fits before were not precise enough
+            elif before is not None and last > loose:
+                # nearer, the fits before were not precise enough
                 rise = (excess - before[2]) / (x - before[1])
             step = math.copysign(1.0, slope)
             if rise > 0.0:
@@ -283,10 +290,10 @@ class Search:
 
         def loss(u: float) -> float:
             found = self.fits(math.exp(u), self.fine)
-            tried[u] = -math.inf if found is None else found.log_evidence + self.of_prior(u)[0]
+            tried[u] = -math.inf if found is None else self.value(u, found)
             return -max(tried[u], -1e50)  # a finite number for a lost fit
 
-        begin = min(0.5 * (low + high) + math.log(BEGIN), high)
+        begin = _begin(low, high)
         if not any(loss(min(max(begin + away, low), high)) < 1e50 for away in ELSEWHERE):
             return None
         optimize.minimize_scalar(
@@ -305,8 +312,9 @@ class Search:
 
         mode: the most probable v, and its fits; always: whether to average there, too.
         """
+        assert self.prior is not None  # a flat one has no average
         u = math.log(mode)
-        center = HyperPoint(u, fits.log_evidence + self.of_prior(u)[0], fits)
+        center = HyperPoint(u, self.value(u, fits), fits)
         if not always and self.curvature > SURE:
             return [center]
         known: dict[float, HyperPoint | None] = {}
@@ -315,21 +323,17 @@ class Search:
             if u not in known:
                 self.last = near.posteriors
                 found = self.fits(math.exp(u), self.fine)
-                value = None if found is None else found.log_evidence + self.of_prior(u)[0]
-                known[u] = None if value is None else HyperPoint(u, value, found)
+                known[u] = None if found is None else HyperPoint(u, self.value(u, found), found)
             return known[u]
 
         beside = None if always else fitted(u - SPACING, fits)
         if beside is not None:
-            slope = (
-                beside.fit.slope(math.exp(-beside.u), self.problem.d) + self.of_prior(beside.u)[1]
-            )
-            curvature = self.curvature if self.curvature > 0.0 else slope / SPACING
+            by_slope = self.slope(beside.u, beside.fit) / SPACING
+            curvature = self.curvature if self.curvature > 0.0 else by_slope
             sd = min(1.0 / math.sqrt(max(curvature, 0.05)), 4.0)
             if curvature > SURE or alike_at(fits, beside.fit, sd / SPACING, rows):
                 return [center]
-        total = 1.0 if self.prior is None else self.prior.total
-        return around(center, fitted, SPACING, DROP, math.log(LEAST / total))
+        return around(center, fitted, SPACING, DROP, math.log(LEAST / self.prior.total))
 
     def by_group(
         self, groups: NDArray[np.intp], ranges: Array, common: float, accuracy: float = SLOPE
@@ -364,6 +368,11 @@ class Search:
         if value == -math.inf:
             return None
         return Found(np.exp(u)[groups], starts)
+
+
+def _begin(low: float, high: float) -> float:
+    """Where a search begins, in a range about a prior variance of x.theta of 1."""
+    return min(0.5 * (low + high) + math.log(BEGIN), high)
 
 
 def alike_at(fits: Fits, others: Fits, share: float, rows: Any) -> bool:

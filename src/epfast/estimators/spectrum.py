@@ -9,6 +9,7 @@ import numpy as np
 from scipy import linalg
 
 from epfast._arrays import Array, row_chunks
+from epfast.gaussian.problem import mean_of_rows
 from epfast.inference.runtime import one_blas_thread
 from epfast.losses import Gaussian, Loss
 
@@ -60,7 +61,7 @@ class Spectrum(NamedTuple):
         share = np.ones(n) if weights is None else weights
         mean, center, intercept = 0.0, np.zeros(d), None
         if intercept_variance is not None:
-            mean, center = float(share @ y / share.sum()), rows.T @ share / share.sum()
+            mean, center = float(share @ y / share.sum()), mean_of_rows(rows, weights)
             intercept = mean, intercept_variance
         y, root = y - mean, np.sqrt(share)
 
