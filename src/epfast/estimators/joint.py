@@ -23,7 +23,7 @@ from epfast.schedules import Schedule
 CLIMB_TOL, LEVEL = 1e-6, 1e-2
 #: steps of differences of the log evidence with cavities held, and of exact slopes; the last of
 #: Newton's steps with cavities held, and how far these go: to no noise where rows are few
-STEP, HELD, CLOSE, REACH = 1e-3, 0.1, 0.03, 1.5
+STEP, SHORT, CLOSE, REACH = 1e-3, 1e-6, 0.03, 1.5
 #: fixed point: most fits, steps that are mixed, what turns less than this share does not count, and
 #: the most by which mixing changes a step. Tables of 10 to 100 rows and 2 to 90 columns (28 a loss)
 #: end after 3 to 12 fits, negative binomial ones near Poisson's limit after 33
@@ -139,49 +139,40 @@ class Joint:
 
     def evaluate(self, u: Array, tol: float = 0.0) -> tuple[float, Array] | None:
         """Log evidence and its gradient; None without a certificate."""
-        if self.spectrum is not None:
-            return self._exact(u, self.spectrum)
         found = self.fits(u, self.search.to(tol))
         if found is None:
             return None
         slopes = self.slopes(u, found)
         return (self.value(u, found), slopes) if np.isfinite(slopes).all() else None
 
-    def _exact(self, u: Array, spectrum: Spectrum) -> tuple[float, Array]:
-        """As :meth:`evaluate`, without a fit."""
+    def _exact(self, u: Array) -> tuple[float, Array, Array]:
+        """Log evidence without a fit, its gradient and its second derivatives."""
+        points = [u, *(u + SHORT * np.eye(len(u)))]
+        values, slopes = zip(*map(self._of_spectrum, points), strict=True)
+        return values[0], slopes[0], (np.array(slopes[1:]) - slopes[0]) / SHORT
+
+    def _of_spectrum(self, u: Array) -> tuple[float, Array]:
+        assert self.spectrum is not None
         variance, noise = float(self.variance(u)), self.loss(u).parameters[0]
-        value, by_variance, by_noise = spectrum.evidence(variance, noise)
+        value, by_variance, by_noise = self.spectrum.evidence(variance, noise)
         slopes = np.array([by_variance, by_noise][1 - self.k :])
         if self.k:
             density, slope = self.search.of_prior(float(u[0]))
             value, slopes[0] = value + density, slopes[0] + slope
-        if value > self.best[0]:
-            self.best = value, u.copy()
-        return value, np.where(self.bounds[:, 0] < self.bounds[:, 1], slopes, 0.0)
+        return value, slopes
 
     def first(self, starts: list[Array]) -> Array:
         """The best of the starts, by quick fits."""
-        if len(starts) == 1:
-            return starts[0]
         best, where = -np.inf, starts[0]
-        for u in starts:
+        for u in starts if len(starts) > 1 else []:
             if self.spectrum is not None:
-                value = self._exact(u, self.spectrum)[0]
+                value = self._of_spectrum(u)[0]
             else:
                 found = self.fits(u, self.search.quick)
                 value = -np.inf if found is None else self.value(u, found)
             if value > best:
                 best, where = value, u
         return where
-
-    def _bent(self, u: Array) -> Array | None:
-        """Minus second derivatives of the exact log evidence, roughly."""
-        if self.spectrum is None:
-            return None
-        here = self._exact(u, self.spectrum)[1]
-        moved = [u + HELD * (np.arange(len(u)) == k) for k in range(len(u))]
-        there = [self._exact(one, self.spectrum)[1][k] for k, one in enumerate(moved)]
-        return np.asarray((here - there) / HELD)
 
     def _fixed_point(self, u: Array) -> Array | None:
         """Where sites and cavities held have their maximum, too; None: it is not found.
@@ -218,8 +209,12 @@ class Joint:
     def climb(self, start: Array) -> Learnt | None:
         """A local maximum: the fixed point; else by L-BFGS from the best, then the root nearby."""
         self.best = (-np.inf, None)
-        start = np.clip(start, *self.bounds.T)
-        there = None if self.spectrum is not None else self._fixed_point(start)
+        start, there = np.clip(start, *self.bounds.T), None
+        if self.spectrum is None:
+            there = self._fixed_point(start)
+        else:
+            there = newton(self._exact, start, self.bounds, SHORT)
+            self.fits(there, self.search.fine)
         if there is not None:
             return Learnt(self.variance(there), self.loss(there), self.search.last)
         highest, last = 0.0, start + 1.0
@@ -235,19 +230,15 @@ class Joint:
 
         options = {"maxiter": STEPS, "gtol": SLOPE, "ftol": 1e-13}
         start = start if self.best[1] is None else self.best[1]
-        descend(descent, start, self.bounds, options, self._bent(start))
+        descend(descent, start, self.bounds, options)
         u = self.best[1]
         if u is None:
             return None
         close = self.search.problem.flat and self.search.fine.tol <= CLIMB_TOL
-        close = close or self.spectrum is not None
         u, slopes = root_of_slopes(self.evaluate, u, self.bounds, enough=close)
         low, high = u <= self.bounds[:, 0] + END, u >= self.bounds[:, 1] - END
         inward = np.where(
             low, np.maximum(slopes, 0.0), np.where(high, np.minimum(slopes, 0.0), slopes)
         )
-        if self.spectrum is not None:
-            self.fits(u, self.search.fine)
-            self.starts = self.search.last
         settled = bool(np.abs(inward).max(initial=0.0) <= LEVEL)
         return Learnt(self.variance(u), self.loss(u), self.starts, settled)
