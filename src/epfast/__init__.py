@@ -13,6 +13,7 @@ The rooms, from the ground up. A room imports those below it, never a neighbour:
     _arrays             arrays: their type, row chunks, triangles
     _checks             the checks at the door
     losses              choice 1
+    priors              priors of scales: sds, sizes, length scales
     schedules           choices 3 and 4, data only
     families            exponential families by natural parameters
     schemes             choice 2
@@ -39,7 +40,7 @@ from sys import _getframe
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from epfast import backend, graph, losses, operators, schemes
+from epfast import backend, graph, losses, operators, priors, schemes
 from epfast._core.vector import build_facts as _build_facts
 from epfast.gaussian import (
     FactorizedPosterior,
@@ -59,6 +60,7 @@ from epfast.gaussian import (
 )
 from epfast.gaussian.fit_gp import fit_gp
 from epfast.gaussian.fit_linear import fit_linear
+from epfast.gaussian.hyper import fit_hyper
 from epfast.graph import Graph, GraphPosterior
 from epfast.inference import (
     ConvergenceWarning,
@@ -143,6 +145,7 @@ __all__ = [
     "combine",
     "compare",
     "fit_gp",
+    "fit_hyper",
     "fit_linear",
     "fit_mixture",
     "fit_network",
@@ -151,6 +154,7 @@ __all__ = [
     "incomplete_cholesky",
     "load",
     "operators",
+    "priors",
     "schemes",
 ]
 

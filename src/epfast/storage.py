@@ -140,7 +140,10 @@ packed nn
 diagonals n""",
     "integrated": """weights k
 log_prior k
-points km""",
+points km
+nodes gm
+probabilities g
+mode m""",
     "low_rank_process": """factor.G nr
 factor.pivots r=n
 factor.residual n

@@ -11,23 +11,20 @@ from numpy.typing import NDArray
 from epfast._arrays import Array
 from epfast.estimators.descent import END, descend, root_of_slopes
 from epfast.estimators.evidence import Fits, Posterior
-from epfast.estimators.held import Held, newton
 from epfast.estimators.parameters import Parameters
 from epfast.estimators.search import SHARE, SLOPE, STEPS, Search
 from epfast.estimators.spectrum import Spectrum
+from epfast.gaussian.held import Held, gains, newton
+from epfast.inference.hyper import fixed_point
 from epfast.losses import Loss
 from epfast.schedules import Schedule
 
 #: tolerance of the fits of L-BFGS, and the slope in nats up to which a maximum is told from a point
 #: where the search is stuck
 CLIMB_TOL, LEVEL = 1e-6, 1e-2
-#: steps of differences of the log evidence with cavities held, and of exact slopes; the last of
-#: Newton's steps with cavities held, and how far these go: to no noise where rows are few
-STEP, SHORT, CLOSE, REACH = 1e-3, 1e-6, 0.03, 1.5
-#: fixed point: most fits, steps that are mixed, what turns less than this share does not count, and
-#: the most by which mixing changes a step. Tables of 10 to 100 rows and 2 to 90 columns (28 a loss)
-#: end after 3 to 12 fits, negative binomial ones near Poisson's limit after 33
-POINTS, MIXED, NO_TURN, FAR = 15, 3, 1e-4, 1.0
+#: step of differences of exact slopes, the last of Newton's steps with cavities held, and how far
+#: these go: to no noise where rows are few
+SHORT, CLOSE, REACH = 1e-6, 0.03, 1.5
 
 
 class Learnt(NamedTuple):
@@ -96,46 +93,37 @@ class Joint:
             by_variance = [self.search.slope(float(u[0]), found)]
         return np.append(by_variance, self._gains(u[self.k :], found.posteriors)[1])
 
-    def _gains(self, free: Array, posteriors: list[Any]) -> tuple[float, Array, Array]:
-        """Log evidence gained at other numbers (p,) of the loss, cavities held.
+    def _gains(self, numbers: Array, posteriors: list[Any]) -> tuple[float, Array, Array]:
+        """See :func:`epfast.gaussian.held.gains`."""
+        return gains(posteriors, self.parameters.at, numbers, self.bounds[self.k :])
 
-        Returns
-        -------
-        gain, slopes (p,) and second derivatives (p, p), by differences.
-        """
-        p, (low, high) = len(free), self.bounds[self.k :].T
-        slopes, bent, some = np.zeros(p), np.zeros((p, p)), np.flatnonzero(low < high)
-        if len(some) == 0:
-            return 0.0, slopes, bent
-        steps, (i, j) = STEP * np.eye(p)[some], np.tril_indices(len(some), -1)
-        moves = np.concatenate([np.zeros((1, p)), steps, -steps, steps[i] + steps[j]])
-        losses = [self.parameters.at(free + move) for move in moves]
-        gains = np.sum([post.loss_gain(*losses) for post in posteriors], axis=0)
-        (here,), on, back, both = np.split(gains, np.cumsum([1, len(some), len(some)]))
-        slopes[some] = (on - back) / (2.0 * STEP)
-        bent[some, some] = (on + back - 2.0 * here) / STEP**2
-        bent[some[i], some[j]] = bent[some[j], some[i]] = (both - on[i] - on[j] + here) / STEP**2
-        return float(here), slopes, bent
-
-    def _held(self, u: Array, posteriors: list[Any]) -> Array | None:
+    def _held(self, u: Array, fits: Fits) -> Array | None:
         """The most probable u with sites, or cavities, of fits at u held; None: it is not known."""
         variances, numbers = u[: self.k], u[self.k :]
         near = np.clip(self.bounds[self.k :].T, numbers - REACH, numbers + REACH).T
         with np.errstate(all="ignore"):
             if self.k:
-                one, d = np.zeros(1, dtype=np.intp), self.search.problem.d
-                groups = np.broadcast_to(one, d) if self.groups is None else self.groups
-                held = Held.of(posteriors, groups, variances)
+                columns = np.arange(self.search.problem.d)
+                groups = np.zeros_like(columns) if self.groups is None else self.groups
+                held = Held.of(fits.posteriors, columns, groups, np.exp(-variances))
                 if held is None:
                     return None
-                prior = self.search.of_prior if self.groups is None else None
-                variances = held.maximum(variances, self.bounds[: self.k], prior)
+                density = partial(self._density, held)
+                variances = newton(density, variances, self.bounds[: self.k], SHORT)
             try:
-                gains = partial(self._gains, posteriors=posteriors)
-                numbers = newton(gains, numbers, near, CLOSE)
+                gain = partial(self._gains, posteriors=fits.posteriors)
+                numbers = newton(gain, numbers, near, CLOSE)
             except FloatingPointError:  # no cavity, no gain
                 return None
         return np.append(variances, numbers)
+
+    def _density(self, held: Held, u: Array) -> tuple[float, Array, Array]:
+        """Log of prior and evidence by the logs of variances, the sites held."""
+        value, slopes, bent = held.evidence(u)
+        if self.groups is not None:
+            return value, slopes, bent
+        (log_prior, slope), (_, above) = map(self.search.of_prior, (u[0], u[0] + SHORT))
+        return value + log_prior, slopes + slope, bent + (above - slope) / SHORT
 
     def evaluate(self, u: Array, tol: float = 0.0) -> tuple[float, Array] | None:
         """Log evidence and its gradient; None without a certificate."""
@@ -174,44 +162,20 @@ class Joint:
                 best, where = value, u
         return where
 
-    def _fixed_point(self, u: Array) -> Array | None:
-        """Where sites and cavities held have their maximum, too; None: it is not found.
-
-        Each fit begins where the last one ended, and is as precise as its step. Anderson's rule
-        mixes the last steps: they turn in circles where rows are few.
-        """
-        past: list[tuple[Array, Array]] = []
-        schedule, last = self.search.quick, np.inf
-        for _ in range(POINTS):
-            found = self.fits(u, schedule)
-            if found is None and past:
-                u = 0.5 * (u + past[-1][0])
-                continue
-            there = None if found is None else self._held(u, found.posteriors)
-            if there is None:
-                return None
-            past = [*past, (u, there)][-MIXED:]
-            if len(past) > 1:
-                steps = np.array([to - at for at, to in past])
-                moved = there - np.array([to for _, to in past[:-1]])
-                turned = (steps[-1] - steps[:-1]).T
-                back = np.linalg.lstsq(turned, steps[-1], rcond=NO_TURN)[0] @ moved
-                there = np.clip(there - np.clip(back, -FAR, FAR), *self.bounds.T)
-            step = float(np.abs(there - u).max())
-            accuracy = self.search.accuracy
-            ends_here = step * min(step / max(last, accuracy), 1.0) <= accuracy
-            if ends_here and schedule.tol <= max(0.2 * accuracy, self.search.fine.tol):
-                return there
-            u, last = there, step
-            schedule = self.search.to(max(SHARE * step * min(step, 1.0), 0.1 * accuracy))
-        return None
-
     def climb(self, start: Array) -> Learnt | None:
         """A local maximum: the fixed point; else by L-BFGS from the best, then the root nearby."""
         self.best = (-np.inf, None)
         start, there = np.clip(start, *self.bounds.T), None
         if self.spectrum is None:
-            there = self._fixed_point(start)
+            search = self.search
+            there = fixed_point(
+                lambda u, tol: self.fits(u, search.to(tol)),
+                self._held,
+                start,
+                self.bounds,
+                (search.fine.tol, search.quick.tol),
+                search.accuracy,
+            )
         else:
             there = newton(self._exact, start, self.bounds, SHORT)
             self.fits(there, self.search.fine)

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from epfast import EP, LinearClassifier, LinearRegressor
-from epfast.estimators.held import Held, newton
+from epfast import EP, losses
+from epfast.gaussian.fit_linear import fit_linear
+from epfast.gaussian.held import Held, newton
 
 RNG = np.random.default_rng(11)
 X = RNG.normal(size=(80, 4)) + 3.0
@@ -12,19 +13,18 @@ Y = X @ [1.0, -0.5, 0.1, 0.0] + 0.5 * RNG.normal(size=80)
 GROUPS = np.array([0, 1, 1, 0])
 
 
+def fitted(u, **given):
+    return fit_linear(X, prior_variance=np.exp(u)[GROUPS], schedule=EP(500, 1e-12), **given)
+
+
 def test_of_gaussian_noise_it_is_the_log_evidence():
     """Its sites do not change with the prior: values, slopes and second derivatives are exact."""
-
-    def fitted(u):
-        model = LinearRegressor(learn=(), prior_variance=np.exp(u)[GROUPS])
-        return model.fit(X, Y).posteriors_
-
-    u = np.array([0.3, -1.2])
-    held = Held.of(fitted(u), GROUPS, u)
+    u, given = np.array([0.3, -1.2]), {"y": Y, "loss": losses.Gaussian(0.3)}
+    held = Held.of([fitted(u, **given)], np.arange(4), GROUPS, np.exp(-u))
     value, slopes, bent = held.evidence(u)
     for there in ([0.4, -3.0], [-6.0, 2.0]):
         gain = held.evidence(np.array(there))[0] - value
-        exact = fitted(np.array(there))[0].log_evidence - fitted(u)[0].log_evidence
+        exact = fitted(np.array(there), **given).log_evidence - fitted(u, **given).log_evidence
         assert gain == pytest.approx(exact, abs=1e-9)
     for k, step in enumerate(1e-4 * np.eye(2)):
         (more, above, _), (less, below, _) = held.evidence(u + step), held.evidence(u - step)
@@ -34,17 +34,11 @@ def test_of_gaussian_noise_it_is_the_log_evidence():
 
 def test_its_slopes_are_those_of_fits():
     """At a fixed point log Z does not change with the sites, to first order."""
-    schedule = EP(500, 1e-12)
-    labels = (Y > Y.mean()).astype(int)
-
-    def fitted(u):
-        model = LinearClassifier(prior_variance=np.exp(u)[GROUPS], schedule=schedule)
-        return model.fit(X, labels)
-
-    u = np.array([0.3, -1.2])
-    slopes = Held.of(fitted(u).posteriors_, GROUPS, u).evidence(u)[1]
+    u, given = np.array([0.3, -1.2]), {"y": np.where(Y.mean() < Y, 1, -1), "intercept": True}
+    held = Held.of([fitted(u, **given)], np.arange(4), GROUPS, np.exp(-u))
+    slopes = held.evidence(u)[1]
     for k, step in enumerate(1e-4 * np.eye(2)):
-        gain = fitted(u + step).log_evidence_ - fitted(u - step).log_evidence_
+        gain = fitted(u + step, **given).log_evidence - fitted(u - step, **given).log_evidence
         assert slopes[k] == pytest.approx(gain / 2e-4, abs=1e-6)
 
 
