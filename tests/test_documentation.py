@@ -54,6 +54,7 @@ EXTRAS = {
     "pandas": r"summary\(|as_frame",
     "arviz": r"check\(",
     "GPy": "GPy",
+    "formulae": r"epfast\.formula",
 }
 #: what blocks need beyond: a compiler
 COMPILED = ("numba", "mylosses")

@@ -26,6 +26,7 @@ The rooms, from the ground up. A room imports those below it, never a neighbour:
     backend             arrays in, arrays out
     svm                 support vector machines
     estimators          the face for scikit-learn
+    formula             regressions by a formula, y ~ x + (x | g)
     gpy                 the face for GPy
     dask                the face for Dask: rows on a cluster
     plots               pictures of posteriors
@@ -171,6 +172,7 @@ _LAZY = {
     # modules
     "dask": "epfast.dask",
     "estimators": "epfast.estimators",
+    "formula": "epfast.formula",
     "gpy": "epfast.gpy",
     "plots": "epfast.plots",
     "rating": "epfast.rating",
