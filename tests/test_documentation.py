@@ -131,4 +131,6 @@ def test_examples_of_docstrings(module):
         pytest.importorskip("sklearn")
     if module.startswith("epfast.dask"):
         pytest.importorskip("distributed", reason="needs the extra dask")
+    if module == "epfast.formula":
+        pytest.importorskip("formulae")
     assert doctest.testmod(importlib.import_module(module)).failed == 0
