@@ -28,9 +28,9 @@ OF_GAUSSIAN = {"problem", "priors", "engines", "table", "choices"}
 RISE = """problem files certificate relaxed
     / priors notes sources process_problem checking
     / factor wide / engines / shrunk_checking / shrinkage / table
-    / choices diagnostics online / integrated posterior / kernel_posterior process_prediction
+    / choices diagnostics online / posterior / kernel_posterior process_prediction
     / linear_posterior process_posterior
-    / latent_posterior latent_processes shrunk_posterior wide_posterior
+    / integrated latent_posterior latent_processes shrunk_posterior wide_posterior
     / combining fit_linear / low_rank / fit_gp / __init__"""
 RISE = {name: k for k, floor in enumerate(RISE.split("/")) for name in floor.split()}
 ENGINES = """base joint latent_means / chunks full / means nested rows stack
