@@ -25,7 +25,7 @@ FLOOR = {room: k for k, floor in enumerate(FLOORS.split("/")) for room in floor.
 #: what graphs and networks may import of gaussian
 OF_GAUSSIAN = {"problem", "priors", "engines", "table", "choices"}
 #: the files of gaussian, from the ground up; engines by themselves, below
-RISE = """problem files certificate relaxed
+RISE = """problem files certificate
     / priors notes sources process_problem checking
     / factor wide / engines / shrunk_checking / shrinkage / table
     / choices diagnostics online / posterior / kernel_posterior process_prediction

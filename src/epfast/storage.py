@@ -63,89 +63,33 @@ PARTS = (
     WideRows,
 )
 #: arrays of the posteriors by their kinds, see :func:`check_shapes`
-OF_ROWS = """problem.prior.shift d
-problem.prior.precision d|dd
-problem.base.shift d
-problem.base.precision d|dd
-problem.center f
-problem.data.weights n
-problem.data.X nd
-problem.data.y nw?"""
+OF_ROWS = """problem.prior.shift d, problem.prior.precision d|dd, problem.base.shift d,
+problem.base.precision d|dd, problem.center f, problem.data.weights n, problem.data.X nd,
+problem.data.y nw?, """
+SITES = "state.sites.log_scale n, state.sites.shift n, state.sites.precision n"
+SEVERAL = "state.sites.log_scale n, state.sites.shift nc, state.sites.precision nc"
 SHAPES = {
-    "full": """state.shift d
-state.precision dd
-state.sites.log_scale n
-state.sites.shift n
-state.sites.precision n""",
-    "shared": """state.shift d
-state.precision dd
-state.sites.log_scale s
-state.sites.shift sd
-state.sites.precision sdd
-problem.groups n=s""",
-    "factorized": """state.shift d
-state.precision d
-state.sites.log_scale s
-state.sites.shift sd
-state.sites.precision sd""",
-    "wide": """state.sites.log_scale n
-state.sites.shift n
-state.sites.precision n
-problem.wide.X nd""",
-    "latents": """state.shift cd
-state.precision cdd
-state.sites.log_scale n
-state.sites.shift nc
-state.sites.precision nc""",
-    "joint_latents": """state.shift e
-state.precision ee
-state.sites.log_scale n
-state.sites.shift nc
-state.sites.precision nc""",
-    "shrunk": """state.shift d
-state.precision dd
-state.mean d
-state.variance d
-state.sites.log_scale n
-state.sites.shift n
-state.sites.precision n
-state.prior_sites.log_scale d
-state.prior_sites.shift d
-state.prior_sites.precision d
-problem.prior_sites.start.log_scale d
-problem.prior_sites.start.shift d
-problem.prior_sites.start.precision d
-problem.prior_sites.visits v=d
-problem.wide.X nd""",
-    "process": """problem.y nw?
-problem.weights n
-state.sites.log_scale n
-state.sites.shift n
-state.sites.precision n
-state.relaxed.shift n
-state.relaxed.precision n
-state.moments.alpha n
-state.moments.mean n
-state.moments.variance n
-state.factor nn
-state.diagonal n""",
-    "latent_processes": """problem.y nw?
-state.sites.log_scale n
-state.sites.shift nc
-state.sites.precision nc
-state.now.alpha n
-state.now.mean n
-state.now.variance n
-packed nn
-diagonals n""",
-    "integrated": """weights k
-log_prior k
-points km""",
-    "low_rank_process": """factor.G nr
-factor.pivots r=n
-factor.residual n
-factor.traces r+
-weights.problem.data.y nw?""",
+    "full": f"state.shift d, state.precision dd, {SITES}",
+    "shared": """state.shift d, state.precision dd, state.sites.log_scale s,
+        state.sites.shift sd, state.sites.precision sdd, problem.groups n=s""",
+    "factorized": """state.shift d, state.precision d,
+        state.sites.log_scale s, state.sites.shift sd, state.sites.precision sd""",
+    "wide": f"problem.wide.X nd, {SITES}",
+    "latents": f"state.shift cd, state.precision cdd, {SEVERAL}",
+    "joint_latents": f"state.shift e, state.precision ee, {SEVERAL}",
+    "shrunk": f"""state.shift d, state.precision dd, state.mean d, state.variance d,
+        state.prior_sites.log_scale d, state.prior_sites.shift d, state.prior_sites.precision d,
+        problem.prior_sites.start.log_scale d, problem.prior_sites.start.shift d,
+        problem.prior_sites.start.precision d, problem.prior_sites.visits v=d, problem.wide.X nd,
+        {SITES}""",
+    "process": f"""problem.y nw?, problem.weights n, state.relaxed.shift n,
+        state.relaxed.precision n, state.moments.alpha n, state.moments.mean n,
+        state.moments.variance n, state.factor nn, state.diagonal n, {SITES}""",
+    "latent_processes": f"""problem.y nw?, state.now.alpha n, state.now.mean n,
+        state.now.variance n, packed nn, diagonals n, {SEVERAL}""",
+    "integrated": "weights k, log_prior k, points km",
+    "low_rank_process": """factor.G nr, factor.pivots r=n, factor.residual n, factor.traces r+,
+        weights.problem.data.y nw?""",
 }
 CLASSES: dict[str, Any] = {kind.__name__: kind for kind in (*POSTERIORS, *PARTS)}
 #: reader of each other kind: of arrays, header, and the loss; of operators the oracle
@@ -225,7 +169,7 @@ def _checked(post: Any, given: Loss | None) -> Any:
         _checked(post.weights, None)
     elif hasattr(post.problem, "prior"):
         is_shared = post.kind == "full" and post.sites is not None and post.sites.shift.ndim == 2
-        check_shapes(post, f"{OF_ROWS}\n{SHAPES['shared' if is_shared else post.kind]}")
+        check_shapes(post, f"{OF_ROWS}{SHAPES['shared' if is_shared else post.kind]}")
     if not hasattr(post.problem, "prior") or isinstance(post, LowRankGPPosterior):
         check_shapes(post, SHAPES[post.kind])
     y = post.observed()

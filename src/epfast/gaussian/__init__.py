@@ -14,7 +14,6 @@ from epfast.gaussian.posterior import GaussianPosterior
 from epfast.gaussian.problem import LinearProblem, State
 from epfast.gaussian.process_posterior import GPPosterior
 from epfast.gaussian.process_problem import GPProblem
-from epfast.gaussian.relaxed import RelaxedEnergies
 from epfast.gaussian.shrunk_posterior import ShrunkPosterior
 from epfast.gaussian.wide_posterior import WidePosterior
 
@@ -35,7 +34,6 @@ __all__ = [
     "LowRankFactor",
     "LowRankGPPosterior",
     "Relaxed",
-    "RelaxedEnergies",
     "ShrunkPosterior",
     "State",
     "WidePosterior",

@@ -139,13 +139,13 @@ def restored(
 def check_shapes(post: Any, shapes: str) -> None:
     """Refuse arrays of a posterior that do not fit together, on which compiled code relies.
 
-    shapes: a line per array or tuple of arrays: its place, and a letter per axis, alternatives
-    behind a "|". Equal letters are equal lengths, a "+" is one more; "=" stands for integers below
-    that length, "?" for numbers that may be infinite.
+    shapes: for each array or tuple of arrays its place, and a letter per axis, alternatives behind
+    a "|", then a comma. Equal letters are equal lengths, a "+" is one more; "=" stands for integers
+    below that length, "?" for numbers that may be infinite.
     """
     lengths: dict[str, int] = {}
-    for line in shapes.split("\n"):
-        place, *allowed = line.replace("|", " ").split()
+    for one in shapes.split(","):
+        place, *allowed = one.replace("|", " ").split()
         values = [post]
         for name in place.split("."):
             values = [getattr(value, name) for value in values if value is not None]

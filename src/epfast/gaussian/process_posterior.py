@@ -25,10 +25,8 @@ from epfast.gaussian.process_prediction import (
     pivoted_root,
     prior_at,
 )
-from epfast.gaussian.relaxed import RelaxedEnergies, relaxed_energies
 from epfast.inference import learning
 from epfast.inference.runtime import cached_property
-from epfast.losses import NoisyStep
 
 
 class GPPosterior(KernelPosterior, ProcessPosterior):
@@ -156,13 +154,6 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         twice = self.alpha[counts] ** 2 / tau[counts] + (tau * self.variance - weight)[counts]
         return {"variance": 0.5 * float(twice.sum()) / loss.variance}
 
-    def log_evidence_gradient_epsilon(self) -> float:
-        """As :meth:`loss_gradient`, for the epsilon of a noisy step."""
-        loss = self.known_loss()
-        if not isinstance(loss, NoisyStep):
-            raise ValueError(f"loss is {loss!r}; allowed: a NoisyStep")
-        return float(self.loss_gradient()["epsilon"])
-
     def _proposal(self) -> LinearProposal:
         """The latent values as rows of a linear model: K = R R', f = R w, w ~ N(0, I).
 
@@ -178,20 +169,6 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         precision[np.diag_indices(len(precision))] += 1.0
         back = inverse_root(precision)
         return proposal(linear, back @ (back.T @ shift), back, root)
-
-    def relaxed_energies(self) -> RelaxedEnergies:
-        """Primal and dual energy of relaxed EP, equations 25 and 32 of the paper; O(n^2).
-
-        The equations leave open which relaxation factor goes with q: the mean over all of them is
-        taken. If no factor is relaxed both energies are minus the log evidence. If factors are
-        relaxed differently the two differ: the constraint of equation 26 does not make them equal.
-
-        Returns
-        -------
-        RelaxedEnergies
-            primal, dual.
-        """
-        return relaxed_energies(self)
 
     # -- prediction --
 
