@@ -12,7 +12,7 @@ from scipy import special
 from epfast import families
 from epfast._arrays import Array
 from epfast.gaussian import online
-from epfast.gaussian.checking import LinearProposal, proposal
+from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.engines.base import plain
 from epfast.gaussian.engines.nested import (
     MOST_ROUNDS,
@@ -94,7 +94,7 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
         mean, covariance = zip(*(part._together(rows) for part in self.parts), strict=True)
         return np.stack(mean, axis=1), np.stack(covariance)
 
-    def closest(self) -> LinearProposal | None:
+    def better(self) -> LinearProposal | None:
         """A Gaussian that knows how classes go together; None of other latents, or if too large.
 
         About the same mean, with the precision P0 + Σ_i x_i x_i' W_i, W_i the curvature of the
@@ -104,7 +104,7 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
         if not isinstance(loss, Multiclass) or latents * d > CLOSEST_UP_TO:
             return None
         X, y = self.problem.data.X, self.problem.data.y
-        h, s = self._marginals_of_rows()
+        h, s = self.marginals_of_rows()
         rest = 1.0 - sites.precision * s
         if not (rest > 0.0).all():
             return None
@@ -127,7 +127,8 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
                 whole[j, :, k] += block
                 if k < j:
                     whole[k, :, j] += block
-        return proposal(self.problem, self.mean.ravel(), inverse_root(precision))
+        state = State(precision, precision @ self.mean.ravel(), None, 0.0, 0)
+        return LinearProposal(JointPosterior(state, self.problem, False, []))
 
     def remove(self, rows: ArrayLike, X: Any = None, y: ArrayLike | None = None) -> Self:
         """Remove the sites of some rows from the posterior, exactly; the other sites stay.
@@ -235,7 +236,7 @@ class JointPosterior(LatentPosterior):
 
     @property
     def n_latents(self) -> int:
-        return int(self.sites.shift.shape[1]) + 1
+        return self.shift.size // len(self.problem.prior.shift)
 
     @cached_property
     def _moments(self) -> tuple[Array, Array]:
@@ -269,7 +270,11 @@ class JointPosterior(LatentPosterior):
         return np.asarray(noise @ self._root.T)
 
     def _proposal(self) -> Any:
-        return proposal(self.problem, self.mean.ravel(), self._root)
+        return LinearProposal(self)
+
+    @property
+    def n_normals(self) -> int:
+        return int(self.shift.size)
 
     def _between(self, rows: Any, offset: Any = None) -> tuple[Array, Array]:
         """Mean (n, C) and covariance (n, C, C) of the latents of rows. O(n (C d)^2)."""

@@ -17,7 +17,7 @@ from epfast.gaussian.checking import SiteProposal
 from epfast.gaussian.diagnostics import loo_of_rows, residual_of_rows, residual_of_sweep
 from epfast.gaussian.files import contents
 from epfast.inference import SweepInfo, certificates, learning, report
-from epfast.inference.certificates import Case, Check
+from epfast.inference.certificates import Check
 from epfast.inference.files import write
 from epfast.inference.records import Recorded
 from epfast.inference.runtime import cached_property
@@ -271,17 +271,6 @@ class GaussianPosterior(Posterior):
         """What :meth:`check` draws from."""
         raise NotImplementedError
 
-    def _case(self) -> Case:
-        """What :meth:`check` compares."""
-        if self.observed() is None:
-            raise ValueError(
-                "the posterior does not know its rows; allowed: post.with_rows(X, y).check()"
-            )
-        drawn, one_mode = self._proposal(), self.problem.loss.log_concave is True
-        moments = self.mean.ravel(), np.sqrt(self.variance).ravel()
-        others = getattr(drawn, "others", None)
-        return Case(drawn, *moments, self.log_evidence, self.evidence_bound, True, one_mode, others)
-
     # -- its rows --
 
     #: whether each row has a site of its own latent values
@@ -292,7 +281,7 @@ class GaussianPosterior(Posterior):
         self.known_loss()
         return self
 
-    def _marginals_of_rows(self) -> tuple[Array, Array]:
+    def marginals_of_rows(self) -> tuple[Array, Array]:
         """Mean and variance of the latent values of the rows, (n,) or (n, C) each."""
         raise NotImplementedError
 
@@ -304,7 +293,7 @@ class GaussianPosterior(Posterior):
                 "batch_size=None and an EP schedule, or of a process"
             )
         whole = self._with_rows()
-        return whole.problem, self.sites, *whole._marginals_of_rows()
+        return whole.problem, self.sites, *whole.marginals_of_rows()
 
     @cached_property
     def residual(self) -> float:
@@ -435,7 +424,13 @@ class GaussianPosterior(Posterior):
                 f"loss is a {type(self.loss).__name__}, which gives no values; allowed: a loss "
                 "that gives them"
             )
-        found = certificates.check(self._case(), draws, seed)
+        if self.observed() is None:
+            raise ValueError(
+                "the posterior does not know its rows; allowed: post.with_rows(X, y).check()"
+            )
+        one_mode = self.problem.loss.log_concave is True
+        given = self.log_evidence, draws, seed, self.evidence_bound, one_mode
+        found = certificates.check(self._proposal(), *given)
         said = report.not_counts(report.weights_of(self))
         return found if said is None else replace(found, reason=f"{found.reason}; given {said}")
 
@@ -486,7 +481,7 @@ class SeveralLatents(GaussianPosterior):
     def _proposal(self) -> Any:
         return SiteProposal(self)
 
-    def closest(self) -> Any:
+    def better(self) -> Any:
         """What a check draws from where few draws of this posterior count; None: there is none."""
         return None
 

@@ -11,11 +11,12 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks
 from epfast._arrays import Array, slices, symmetric_from_upper
-from epfast.gaussian.checking import LinearProposal, proposal
+from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.diagnostics import residual_of_rows
 from epfast.gaussian.engines.kernel import Kernel, log_evidence
 from epfast.gaussian.kernel_posterior import KernelPosterior, kernel_rows
-from epfast.gaussian.problem import LinearProblem, inverse_root, prior_of, sum_of_sites
+from epfast.gaussian.linear_posterior import FullPosterior
+from epfast.gaussian.problem import LinearProblem, not_proper, prior_of
 from epfast.gaussian.process_prediction import (
     ProcessPosterior,
     contracted,
@@ -165,10 +166,10 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         choices = self.loss_of_rows(), problem.scheme, problem.schedule
         data = problem.data._replace(X=root)
         linear = LinearProblem(data, *choices, "full", None, prior, prior)
-        precision, shift = sum_of_sites(linear, self.state.sites)
-        precision[np.diag_indices(len(precision))] += 1.0
-        back = inverse_root(precision)
-        return proposal(linear, back @ (back.T @ shift), back, root)
+        post = FullPosterior(prior, linear, False, []).of_sites(*self.state.sites[:2])
+        if post is None:
+            raise not_proper()
+        return LinearProposal(post, by_rows=True)
 
     # -- prediction --
 

@@ -11,7 +11,7 @@ from scipy import linalg, special
 from epfast._arrays import Array
 from epfast.gaussian.problem import LinearProblem, PriorSites, sum_of_sites
 from epfast.inference import Sites
-from epfast.inference.importance import smoothed
+from epfast.inference.importance import Proposal, smoothed
 from epfast.losses import SpikeAndSlab
 
 LOG_2PI = math.log(2.0 * math.pi)
@@ -23,12 +23,14 @@ SELDOM = 0.05
 OFF, ERRORS, BLOCK = 0.06, 2.0, 256
 
 
-class Models:
+class Models(Proposal):
     """Models drawn by the inclusion probabilities, and their weights by the sites of the rows.
 
     The weights of a model are normal given sites of the rows: so is the prior of those that are in.
     Reported are the weights that are in often enough to be met.
     """
+
+    known = False  # there are too many models to sum over
 
     def __init__(
         self,
@@ -45,7 +47,7 @@ class Models:
         self.share = np.clip(share, LEAST_INCLUSION, 1.0 - LEAST_INCLUSION)
         self.visited = np.zeros(len(share), dtype=bool)
         self.visited[prior_sites.visits] = True
-        self.is_best = False
+        self.size = self.width = 2 * len(share)  # an indicator and a weight each
         if problem.wide is None:
             gram, self.shift = sum_of_sites(problem, rows)
             self.gram: Array | None = np.asarray(gram)
@@ -53,15 +55,6 @@ class Models:
             X = problem.data.X
             X = X.toarray() if problem.sparse else np.asarray(X, dtype=np.float64)
             self.gram, self.columns, self.shift = None, X, X.T @ rows.shift
-
-    @property
-    def size(self) -> int:
-        """Of an indicator and a weight each."""
-        return 2 * len(self.share)
-
-    @property
-    def width(self) -> int:
-        return self.size
 
     def _of_model(self, one: Array) -> tuple[NDArray[np.intp], Array, Array]:
         """Weights that are in, their mean, and the Cholesky factor of their precision."""
@@ -111,11 +104,7 @@ class Models:
         return theta[:, self.judged]
 
     def moments(self) -> tuple[Array, Array]:
-        """Units: there are too many models to sum over."""
         return self.unit
-
-    def better(self) -> None:
-        """There is none at hand."""
 
 
 def worst_inclusion(models: Models, given: Array, draws: int, seed: int) -> str:

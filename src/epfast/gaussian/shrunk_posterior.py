@@ -13,7 +13,7 @@ from scipy import optimize, special
 from epfast import _checks, families
 from epfast._arrays import Array
 from epfast._core.row_sweeps import ParallelSweep
-from epfast.gaussian.checking import proposal
+from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.engines.prior_sites import (
     ByRows,
     DualState,
@@ -28,7 +28,7 @@ from epfast.gaussian.shrinkage import with_prior
 from epfast.gaussian.shrunk_checking import Models, worst_inclusion
 from epfast.gaussian.wide import in_memory
 from epfast.inference import Fit, Sites, interrupted, run_from, start_may_be_dropped, warn_of
-from epfast.inference.certificates import Case, Check
+from epfast.inference.certificates import Check
 from epfast.inference.runtime import cached_property
 from epfast.inference.starts import FAILURES
 from epfast.losses import Prior, SpikeAndSlab
@@ -298,16 +298,9 @@ class ShrunkPosterior(FullPosterior):
 
     def _proposal(self) -> Any:
         if not isinstance(self.prior, SpikeAndSlab):
-            return proposal(self.problem, self.mean, self._root)
+            return LinearProposal(self)
         unit, share = (self.mean, np.sqrt(self.variance)), self.inclusion_probability
         return Models(self.problem, self.prior_per_weight, self.state.sites, share, unit)
-
-    def _case(self) -> Case:
-        case = super()._case()
-        if not isinstance(case.proposal, Models):
-            return case
-        mean, sd = case.proposal.moments()
-        return case._replace(mean=mean, sd=sd, known=False)
 
     def check(self, draws: int = 1000, seed: int = 0) -> Check:
         """As :meth:`FullPosterior.check`; with a :class:`SpikeAndSlab` models are drawn.
@@ -323,25 +316,18 @@ class ShrunkPosterior(FullPosterior):
         found, prior = super().check(draws, seed), self.prior
         if not isinstance(prior, SpikeAndSlab):
             return found
-        models: Any = self._case().proposal
-        judged = models.judged
+        models = self._proposal()
         if found.verdict == "good":
             off = worst_inclusion(models, self.inclusion_probability, draws, seed)
             found = replace(found, verdict="usable", reason=off) if off else found
-        nan = np.full(len(self.mean), np.nan)
-        whole = {
-            "mean": self.mean,
-            "mean_se": nan,
-            "sd": np.sqrt(self.variance),
-            "shifts": np.zeros(len(nan)),
-            "shift_ses": nan,
-            "sd_factors": np.ones(len(nan)),
+        others = {"mean": self.mean, "sd": np.sqrt(self.variance)}
+        others |= {"shifts": 0.0, "sd_factors": 1.0, "mean_se": np.nan, "shift_ses": np.nan}
+        whole: dict[str, Any] = {
+            name: np.full_like(self.mean, value) for name, value in others.items()
         }
-        parts: dict[str, Any] = {}
         for name, values in whole.items():
-            parts[name] = values.copy()
-            parts[name][judged] = getattr(found, name)
-        return replace(found, **parts)
+            values[models.judged] = getattr(found, name)
+        return replace(found, **whole)
 
     def with_checked_rows(
         self, data: Any, schedule: Any, warn: Callable[..., Any] = warn_of
