@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, special
 
 from epfast._arrays import Array
-from epfast.gaussian.problem import LinearProblem, PriorSites, sum_of_sites
-from epfast.inference import Sites
+from epfast.gaussian.problem import sum_of_sites
 from epfast.inference.importance import Proposal, smoothed
 from epfast.losses import SpikeAndSlab
 
@@ -32,21 +32,16 @@ class Models(Proposal):
 
     known = False  # there are too many models to sum over
 
-    def __init__(
-        self,
-        problem: LinearProblem,
-        prior_sites: PriorSites,
-        rows: Sites,
-        share: Array,
-        unit: tuple[Array, Array],
-    ) -> None:
-        """unit: mean and standard deviation of the weights in the approximation."""
+    def __init__(self, post: Any) -> None:
+        """post: a ShrunkPosterior with this prior."""
+        share, problem, rows = post.inclusion_probability, post.problem, post.sites
         self.judged = np.flatnonzero(share >= min(SELDOM, share.max()))
-        self.unit = unit[0][self.judged], unit[1][self.judged]
-        self.problem, self.prior_sites, self.rows = problem, prior_sites, rows
+        self.unit = post.mean[self.judged], np.sqrt(post.variance[self.judged])
+        self.problem, self.prior_sites, self.rows = problem, problem.prior_sites, rows
+        self.prior: SpikeAndSlab = self.prior_sites.prior
         self.share = np.clip(share, LEAST_INCLUSION, 1.0 - LEAST_INCLUSION)
         self.visited = np.zeros(len(share), dtype=bool)
-        self.visited[prior_sites.visits] = True
+        self.visited[self.prior_sites.visits] = True
         self.size = self.width = 2 * len(share)  # an indicator and a weight each
         if problem.wide is None:
             gram, self.shift = sum_of_sites(problem, rows)
@@ -60,11 +55,8 @@ class Models(Proposal):
         """Weights that are in, their mean, and the Cholesky factor of their precision."""
         d = len(self.share)
         which = np.flatnonzero(~self.visited | (special.ndtr(one[:d]) < self.share))
-        prior = self.prior_sites.prior
-        assert isinstance(prior, SpikeAndSlab)
-        precision = np.where(
-            self.visited[which], 1.0 / prior.variance, self.prior_sites.start.precision[which]
-        )
+        start = self.prior_sites.start.precision[which]
+        precision = np.where(self.visited[which], 1.0 / self.prior.variance, start)
         if self.gram is not None:
             matrix = self.gram[np.ix_(which, which)]
         else:
@@ -85,8 +77,7 @@ class Models(Proposal):
         return theta
 
     def log_ratio(self, z: Array, theta: Array) -> Array:
-        d, prior, visited = len(self.share), self.prior_sites.prior, self.visited
-        assert isinstance(prior, SpikeAndSlab)
+        d, prior, visited = len(self.share), self.prior, self.visited
         within = special.ndtr(z[:, :d]) < self.share
         with np.errstate(divide="ignore"):
             odds = within * np.log(prior.share) + np.where(within, 0.0, np.log1p(-prior.share))

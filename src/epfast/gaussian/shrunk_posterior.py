@@ -35,6 +35,8 @@ from epfast.losses import Prior, SpikeAndSlab
 
 #: largest step of the log of a parameter, or of the log odds of a share, in learning
 BOUND = 12.0
+#: parameters between 0 and 1
+SHARES = "share", "loss.share", "loss.epsilon"
 #: what a fit that fails counts as, in nats below the first
 FAILED = 1e4
 
@@ -164,12 +166,17 @@ class ShrunkPosterior(FullPosterior):
                 "the posterior has not settled, so that its log evidence says nothing; allowed: "
                 "one that has, as of another share or scale, or of more sweeps"
             )
-        began = np.array([_to_line(name, _value(whole, name)) for name in chosen])
+        # a share by its log odds, other parameters by their logs
+        shares = np.array([name in SHARES for name in chosen])
+        now = np.array([_number(whole, name) for name in chosen])
+        with np.errstate(divide="ignore"):
+            began = np.where(shares, special.logit(np.minimum(now, 1.0 - 1e-9)), np.log(now))
         best = whole
 
         def lost(line: Array) -> tuple[float, Array]:
             nonlocal best
-            values = {name: _from_line(name, x) for name, x in zip(chosen, line, strict=True)}
+            numbers = np.where(shares, special.expit(line), np.exp(line))
+            values = dict(zip(chosen, numbers.tolist(), strict=True))
             found = _settled(whole, values, best)
             if found is None:
                 return FAILED - whole.log_evidence, np.zeros(len(line))
@@ -178,8 +185,9 @@ class ShrunkPosterior(FullPosterior):
             slopes = found.prior_gradient()
             if any(name.startswith("loss.") for name in chosen):
                 slopes |= {f"loss.{name}": x for name, x in found.loss_gradient().items()}
-            along = [slopes[name] * _rate(name, _value(found, name)) for name in chosen]
-            return -found.log_evidence, -np.array(along)
+            along = np.array([slopes[name] for name in chosen])
+            along *= numbers * np.where(shares, 1.0 - numbers, 1.0)
+            return -found.log_evidence, -along
 
         bounds = [(x - BOUND, min(x + BOUND, 30.0)) for x in began]
         optimize.minimize(
@@ -299,8 +307,7 @@ class ShrunkPosterior(FullPosterior):
     def _proposal(self) -> Any:
         if not isinstance(self.prior, SpikeAndSlab):
             return LinearProposal(self)
-        unit, share = (self.mean, np.sqrt(self.variance)), self.inclusion_probability
-        return Models(self.problem, self.prior_per_weight, self.state.sites, share, unit)
+        return Models(self)
 
     def check(self, draws: int = 1000, seed: int = 0) -> Check:
         """As :meth:`FullPosterior.check`; with a :class:`SpikeAndSlab` models are drawn.
@@ -320,13 +327,11 @@ class ShrunkPosterior(FullPosterior):
         if found.verdict == "good":
             off = worst_inclusion(models, self.inclusion_probability, draws, seed)
             found = replace(found, verdict="usable", reason=off) if off else found
-        others = {"mean": self.mean, "sd": np.sqrt(self.variance)}
-        others |= {"shifts": 0.0, "sd_factors": 1.0, "mean_se": np.nan, "shift_ses": np.nan}
-        whole: dict[str, Any] = {
-            name: np.full_like(self.mean, value) for name, value in others.items()
-        }
-        for name, values in whole.items():
-            values[models.judged] = getattr(found, name)
+        whole: dict[str, Any] = {"mean": self.mean, "sd": np.sqrt(self.variance), "shifts": 0.0}
+        whole |= {"sd_factors": 1.0, "mean_se": np.nan, "shift_ses": np.nan}
+        for name, others in whole.items():
+            whole[name] = np.full_like(self.mean, others)
+            whole[name][models.judged] = getattr(found, name)
         return replace(found, **whole)
 
     def with_checked_rows(
@@ -346,25 +351,10 @@ class ShrunkPosterior(FullPosterior):
         )
 
 
-# ---- learning: a share by its log odds, other parameters by their logs ----
-
-
-def _is_share(name: str) -> bool:
-    return name in ("share", "loss.share", "loss.epsilon")
-
-
-def _value(post: ShrunkPosterior, name: str) -> float:
-    if name.startswith("loss."):
-        return float(getattr(post.problem.loss, name[5:]))
-    return float(getattr(post.prior, name))
-
-
-def _to_line(name: str, value: float) -> float:
-    return float(special.logit(min(value, 1.0 - 1e-9)) if _is_share(name) else np.log(value))
-
-
-def _from_line(name: str, x: float) -> float:
-    return float(special.expit(x) if _is_share(name) else np.exp(x))
+def _number(post: ShrunkPosterior, name: str) -> float:
+    """A parameter of the prior, or of the loss."""
+    owner = post.problem.loss if name.startswith("loss.") else post.prior
+    return float(getattr(owner, name.removeprefix("loss.")))
 
 
 def _settled(
@@ -373,17 +363,10 @@ def _settled(
     """The fit with these parameters, from the sites of the best one or anew; None: none settles."""
     for start in (best, None):
         try:
-            found = post.with_numbers(values, start, warn=_silent)
+            # what does not settle is left out, unsaid
+            found = post.with_numbers(values, start, warn=lambda *told: None)
         except FAILURES:
             continue
         if found.converged:
             return found
     return None
-
-
-def _silent(*args: Any) -> None:
-    """What does not settle is left out of a search."""
-
-
-def _rate(name: str, value: float) -> float:
-    return value * (1.0 - value) if _is_share(name) else value

@@ -165,24 +165,15 @@ def check(
         unit = unit[0], np.where(unit[1] > 0.0, unit[1], 1.0)
         seen = moments(sampler, parts, used, unit, reference.known)
         seen = seen.beside(*unit, mean, sd)
+    believed = _believed(used, sampler.draws)
+    said = _verdict(log_evidence, seen, used, believed, searched) or _beside(proposal, better)
     if log_evidence > bound:
-        verdict, reason = (
-            "do not use",
-            (
-                f"the log evidence is {log_evidence:.4g}, and cannot be above 0, since no factor is "
-                "above 1"
-            ),
-        )
-    else:
-        believed = _believed(used, sampler.draws)
-        verdict, reason = _verdict(log_evidence, seen, used, believed, searched) or _beside(
-            proposal, better
-        )
+        reason = f"the log evidence is {log_evidence:.4g}, and cannot be above 0, since no factor"
+        said = "do not use", f"{reason} is above 1"
     worst, widest = _largest(seen.shift), _largest(seen.log_sd)
     factor = float(np.exp(seen.log_sd[widest]))
     return Check(
-        verdict,
-        reason,
+        *said,
         sampler.draws,
         0.0 if own is None else own.effective,
         np.inf if own is None else own.khat,
