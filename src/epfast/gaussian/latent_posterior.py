@@ -61,6 +61,8 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
     """
 
     kind: ClassVar[str] = "latents"
+    #: how sites make the posterior
+    _form: ClassVar[Any] = Stack
     has_site_per_row = True
 
     @cached_property
@@ -146,7 +148,7 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
 
     def _of_sites(self, problem: LinearProblem, sites: Sites) -> Any:
         """The state of these rows and sites; None: it is improper."""
-        found = Stack(problem).built(sites, self.state.sweeps)
+        found = self._form(problem).built(sites, self.n_sweeps)
         return None if found is None else plain(found)
 
     def partial_fit(self, X: Any, y: ArrayLike, **given: Any) -> NoReturn:
@@ -157,32 +159,6 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
         )
 
     # -- prediction --
-
-    def predict_latent(self, X: ArrayLike, joint: bool = False) -> tuple[Array, Array]:
-        """Mean and variance of the latents of new rows.
-
-        Parameters
-        ----------
-        X : array_like or sparse matrix of shape (n, d)
-        joint : bool
-            True: the covariance of the rows in place of their variances.
-
-        Returns
-        -------
-        mean : ndarray of shape (n, C)
-        variance : ndarray of shape (n, C), or (C, n, n) if joint
-        """
-        return super().predict_latent(X, joint)
-
-    def predict_proba(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
-        """Probability of each class, (n, C); rows add up to 1.
-
-        Parameters
-        ----------
-        X : array_like or sparse matrix of shape (n, d)
-        offset : array_like of shape (n, C), optional
-        """
-        return super().predict_proba(X, offset)
 
     def predict_log_proba(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
         """Log probability of each class, (n, C), accurate where that underflows.
@@ -195,26 +171,6 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
         loss: Any = self.known_loss()
         found: Array = loss.predict_log_proba(*self._shifted_latent(X, offset))
         return found
-
-    def sample_y(
-        self,
-        X: ArrayLike,
-        size: int,
-        rng: np.random.Generator | int | None = None,
-        offset: ArrayLike | None = None,
-    ) -> Array:
-        """Draw responses to new rows, (size, n); a draw of the weights serves all rows.
-
-        Parameters
-        ----------
-        X : array_like or sparse matrix of shape (n, d)
-        size : int
-            Number of draws.
-        rng : numpy.random.Generator or int, optional
-            A generator, or a seed for one; None draws afresh.
-        offset : array_like of shape (n, C), optional
-        """
-        return super().sample_y(X, size, rng, offset)
 
 
 class JointPosterior(LatentPosterior):
@@ -232,6 +188,7 @@ class JointPosterior(LatentPosterior):
     """
 
     kind: ClassVar[str] = "joint_latents"
+    _form = Joint
     has_site_per_row = False
 
     @property
@@ -298,22 +255,7 @@ class JointPosterior(LatentPosterior):
         m, V = cavities(*found, self.sites)
         return within(m, V, self.sites, MOST_ROUNDS)[1]
 
-    def _of_sites(self, problem: LinearProblem, sites: Sites) -> Any:
-        found = Joint(problem).built(sites, self.n_sweeps)
-        return None if found is None else plain(found)
-
     # -- prediction --
-
-    def predict_latent(self, X: ArrayLike, joint: bool = False) -> tuple[Array, Array]:
-        """As :meth:`LatentPosterior.predict_latent`; joint: (n, C, C), between the classes.
-
-        Parameters
-        ----------
-        X : array_like or sparse matrix of shape (n, d)
-        joint : bool
-            True: the covariance of the latents of each row in place of their variances.
-        """
-        return super().predict_latent(X, joint)
 
     def predict_log_proba(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
         self.known_loss()

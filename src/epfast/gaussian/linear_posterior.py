@@ -340,8 +340,10 @@ class LinearPosterior(GaussianPosterior):
 
         Returns
         -------
-        mean : ndarray of shape (n,)
+        mean : ndarray of shape (n,), or (n, C) with C latents
         variance : ndarray of shape (n,), or (n, n) if joint
+            With C latents (n, C), or if joint (C, n, n); of a :class:`JointPosterior` (n, C, C),
+            between the classes of each row.
         """
         check_columns(self.problem.names, X)
         rows = _checks.rows("X", X, self.problem.n_columns)
@@ -363,7 +365,7 @@ class LinearPosterior(GaussianPosterior):
         return shifted(mean, offset, self.axes), variance
 
     def predict_proba(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
-        """Probability of the label +1.
+        """Probability of the label +1, or of each of several classes.
 
         E[t(h)] / (E[t(h)] + E[t(-h)]) with t = exp(-beta loss) and h = x.theta under the posterior.
         For logistic, probit and noisy step at beta = 1 this is the predictive probability; for the
@@ -378,7 +380,7 @@ class LinearPosterior(GaussianPosterior):
 
         Returns
         -------
-        ndarray of shape (n,)
+        ndarray of shape (n,), or (n, C) of C classes, whose rows add up to 1
             Closed form for probit with beta = 1, else quadrature to about 1e-8.
         """
         return self.known_loss().predict_proba(*self._shifted_latent(X, offset))
