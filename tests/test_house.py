@@ -23,7 +23,7 @@ FLOORS = """_core / _arrays / _checks / losses schedules families / schemes infe
     / __init__ / _demo / __main__"""
 FLOOR = {room: k for k, floor in enumerate(FLOORS.split("/")) for room in floor.split()}
 #: what graphs and networks may import of gaussian
-OF_GAUSSIAN = {"problem", "priors", "engines", "table", "choices"}
+OF_GAUSSIAN = {"problem", "priors", "engines", "table", "choices", "files"}
 #: the files of gaussian, from the ground up; engines by themselves, below
 RISE = """problem files certificate
     / priors notes sources process_problem checking

@@ -31,7 +31,10 @@ from epfast.inference.records import Sites, SweepInfo
 from epfast.losses import Loss
 from epfast.operators import Operator
 from epfast.operators.files import MisfitError
-from epfast.parametric import mixture_posterior, network_posterior
+from epfast.parametric import MixturePosterior, NetworkPosterior
+from epfast.parametric.engine import ParametricState
+from epfast.parametric.mixture_problem import MixtureProblem
+from epfast.parametric.network_problem import NetworkProblem, Scaling
 
 #: posteriors that are written by their fields, and what these are
 POSTERIORS = (
@@ -45,6 +48,8 @@ POSTERIORS = (
     LowRankGPPosterior,
     LatentGPPosterior,
     IntegratedPosterior,
+    MixturePosterior,
+    NetworkPosterior,
 )
 PARTS = (
     Data,
@@ -53,9 +58,13 @@ PARTS = (
     LatentGPState,
     LinearProblem,
     LowRankFactor,
+    MixtureProblem,
+    NetworkProblem,
+    ParametricState,
     ValueMoments,
     PriorSites,
     Relaxed,
+    Scaling,
     ShrunkState,
     Sites,
     State,
@@ -88,6 +97,11 @@ SHAPES = {
     "latent_processes": f"""problem.y nw?, state.now.alpha n, state.now.mean n,
         state.now.variance n, packed nn, diagonals n, {SEVERAL}""",
     "integrated": "weights k, log_prior k, points km",
+    "network": """problem.scaling.mean d, problem.scaling.scale d, state.belief p, state.base b,
+        state.sites kp""",
+    "mixture": """problem.center d, problem.prior_mean jd, problem.prior_covariance jdd,
+        problem.weights j, problem.concentration j, state.belief p, state.base p,
+        state.sites kp""",
     "low_rank_process": """factor.G nr, factor.pivots r=n, factor.residual n, factor.traces r+,
         weights.problem.data.y nw?""",
 }
@@ -95,8 +109,6 @@ CLASSES: dict[str, Any] = {kind.__name__: kind for kind in (*POSTERIORS, *PARTS)
 #: reader of each other kind: of arrays, header, and the loss; of operators the oracle
 RESTORE: dict[str, Any] = {
     "graph": graph_posterior.restore,
-    "mixture": mixture_posterior.restore,
-    "network": network_posterior.restore,
     "operator": Operator.restore,
 }
 #: what says that a file cannot be opened, or that the disk fails
@@ -158,6 +170,12 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
 
 def _checked(post: Any, given: Loss | None) -> Any:
     """The posterior; refuses what does not fit together, and a loss for other responses."""
+    if hasattr(post.problem, "check_state"):
+        if given is not None:
+            raise ValueError("loss is given; allowed for a network or a mixture: None")
+        check_shapes(post, SHAPES[post.kind])
+        post.problem.check_state(post.state)
+        return post
     if isinstance(post, IntegratedPosterior):
         check_shapes(post, SHAPES[post.kind])
         if (len(post.posteriors), len(post.hyper_names)) != post.points.shape:
