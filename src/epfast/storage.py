@@ -17,7 +17,7 @@ from epfast.gaussian.files import check_shapes, restored
 from epfast.gaussian.integrated import IntegratedPosterior
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
 from epfast.gaussian.latent_processes import LatentGPPosterior
-from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
+from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior, LinearPosterior
 from epfast.gaussian.low_rank import LowRankGPPosterior
 from epfast.gaussian.problem import Data, LinearProblem, PriorSites, State
 from epfast.gaussian.process_posterior import GPPosterior
@@ -106,7 +106,9 @@ SHAPES = {
         weights.problem.data.y nw?""",
 }
 CLASSES: dict[str, Any] = {kind.__name__: kind for kind in (*POSTERIORS, *PARTS)}
-#: reader of each other kind: of arrays, header, and the loss; of operators the oracle
+#: kinds whose files hold their losses
+OWN_LOSS = "mixture", "network"
+#: reader of each other kind: of arrays, header, and of operators the oracle
 RESTORE: dict[str, Any] = {
     "graph": graph_posterior.restore,
     "operator": Operator.restore,
@@ -148,14 +150,15 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
         arrays, header = files.read(name)
         own = {posterior.kind for posterior in POSTERIORS}
         kind = _checks.choice("posterior", header["posterior"], (*own, *RESTORE))
-        unused, value = ("loss", loss) if kind == "operator" else ("oracle", oracle)
-        if value is not None:
-            raise MisfitError(f"{unused} is {_checks.describe(value)}; allowed for this file: None")
+        unused = {"oracle": oracle} if kind != "operator" else {}
+        unused |= {"loss": loss} if kind in RESTORE or kind in OWN_LOSS else {}
+        for name_of, value in unused.items():
+            if value is not None:
+                raise MisfitError(f"{name_of} is given; allowed for this file: None")
         if kind in own:
             return _checked(restored(header["fields"], arrays, CLASSES, given), given)
         with np.errstate(all="ignore"):
-            found = oracle if kind == "operator" else _loss_of(header, given)
-            return RESTORE[kind](arrays, header, found)
+            return RESTORE[kind](arrays, header, oracle)
     except (MemoryError, MisfitError, *UNREADABLE):
         raise
     except Exception as error:  # a damaged file can lead to any of them
@@ -170,40 +173,17 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
 
 def _checked(post: Any, given: Loss | None) -> Any:
     """The posterior; refuses what does not fit together, and a loss for other responses."""
-    if hasattr(post.problem, "check_state"):
-        if given is not None:
-            raise ValueError("loss is given; allowed for a network or a mixture: None")
-        check_shapes(post, SHAPES[post.kind])
+    kind = post.kind
+    parts = post.posteriors if kind == "integrated" else ()
+    for part in (post.weights,) if kind == "low_rank_process" else parts:
+        _checked(part, given)
+    if kind == "full" and post.sites is not None and post.sites.shift.ndim == 2:
+        kind = "shared"
+    check_shapes(post, f"{OF_ROWS if isinstance(post, LinearPosterior) else ''}{SHAPES[kind]}")
+    if kind == "integrated" and (len(parts), len(post.hyper_names)) != post.points.shape:
+        raise ValueError("posteriors, points and names do not fit together")
+    if kind in OWN_LOSS:
         post.problem.check_state(post.state)
-        return post
-    if isinstance(post, IntegratedPosterior):
-        check_shapes(post, SHAPES[post.kind])
-        if (len(post.posteriors), len(post.hyper_names)) != post.points.shape:
-            raise ValueError("posteriors, points and names do not fit together")
-        for part in post.posteriors:
-            _checked(part, given)
-        return post
-    if isinstance(post, LowRankGPPosterior):
-        _checked(post.weights, None)
-    elif hasattr(post.problem, "prior"):
-        is_shared = post.kind == "full" and post.sites is not None and post.sites.shift.ndim == 2
-        check_shapes(post, f"{OF_ROWS}{SHAPES['shared' if is_shared else post.kind]}")
-    if not hasattr(post.problem, "prior") or isinstance(post, LowRankGPPosterior):
-        check_shapes(post, SHAPES[post.kind])
-    y = post.observed()
-    if given is not None and y is not None:
+    elif given is not None and (y := post.observed()) is not None:
         files.restore_responses(y, post.problem.loss)
     return post
-
-
-def _loss_of(header: dict[str, Any], given: Loss | None) -> Loss | None:
-    """The given loss, or that of the file, at the temperature of the fit."""
-    beta = _checks.number("beta", header["beta"], above=0.0)
-    found = given
-    if given is None and header["loss"] is not None:
-        found = losses.restore(header["loss"], beta)
-    elif given is not None and given.beta == 1.0:
-        found = given.tempered(beta)
-    if found is not None and header.get("offset", False) is True:
-        found = found.with_offset()
-    return found

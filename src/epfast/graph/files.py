@@ -73,8 +73,6 @@ def contents(
     }
     header: dict[str, Any] = {
         "posterior": "graph",
-        "loss": None,
-        "beta": 1.0,
         "graph": problem.graph,
         "schedule": describe_schedule(problem.schedule)[0],
         "converged": bool(converged),
