@@ -20,6 +20,7 @@ from epfast.gaussian.engines.nested import (
     cavities,
     differences,
     latents_of_rows,
+    sum_of_classes,
     within,
 )
 from epfast.gaussian.engines.stack import Stack
@@ -105,7 +106,7 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
         loss, sites, (latents, d) = self.problem.loss, self.sites, self.mean.shape
         if not isinstance(loss, Multiclass) or latents * d > CLOSEST_UP_TO:
             return None
-        X, y = self.problem.data.X, self.problem.data.y
+        y = self.problem.data.y
         h, s = self.marginals_of_rows()
         rest = 1.0 - sites.precision * s
         if not (rest > 0.0).all():
@@ -115,20 +116,10 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
         slopes, W = np.empty((len(h), latents)), np.empty((len(h), latents, latents))
         if y is None or loss.latent_moments().curvatures(y, m, v, slopes, W):
             return None
-        precision: Array = np.kron(np.eye(latents), self.problem.prior.precision).astype(np.float64)
-        whole = precision.reshape(latents, d, latents, d)
-        rows = X.tocsr() if self.problem.sparse else X
-        for j in range(latents):
-            for k in range(j + 1):
-                weight = W[:, j, k]
-                scaled = rows.multiply(weight[:, None]) if self.problem.sparse else (
-                    rows * weight[:, None]
-                )  # fmt: skip
-                block = rows.T @ scaled
-                block = block.toarray() if hasattr(block, "toarray") else block
-                whole[j, :, k] += block
-                if k < j:
-                    whole[k, :, j] += block
+        parts = self.problem.slices()
+        pieces = ((self.problem.rows(part), W[part], np.zeros_like(h[part])) for part in parts)
+        precision = sum_of_classes(pieces, latents, d)[0]
+        precision += np.kron(np.eye(latents), self.problem.prior.precision)
         state = State(precision, precision @ self.mean.ravel(), None, 0.0, 0)
         return LinearProposal(JointPosterior(state, self.problem, False, []))
 
