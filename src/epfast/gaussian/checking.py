@@ -28,8 +28,10 @@ HEAVIER = 7.0
 WORK = 3e8
 
 
-class GaussianProposal(Proposal):
-    """A posterior beside prior times likelihood, by its own draws.
+class SiteProposal(Proposal):
+    """A posterior, by its own draws: prior times Gaussian sites, beside prior times likelihood.
+
+    The prior is in both, so that their ratio takes the latent values of the rows alone.
 
     ``post`` has ``n_normals``, ``colored``, ``latent_at`` and ``log_likelihood``; and of a better
     Gaussian ``of_sites``, see :class:`epfast.gaussian.LinearPosterior`.
@@ -45,6 +47,18 @@ class GaussianProposal(Proposal):
     def draw(self, z: Array) -> Array:
         return np.asarray(self.post.mean.ravel() + self.post.colored(z))
 
+    def log_ratio(self, z: Array, theta: Array) -> Array:
+        precision, shift, scale = self.post.sites
+        drawn = theta.reshape(len(theta), *self.post.mean.shape)
+        h = self.post.latent_at(drawn)
+        site = (h * (shift - 0.5 * precision * h)).reshape(len(h), -1).sum(axis=1) + scale.sum()
+        likelihood = self.post.log_likelihood(drawn).sum(axis=1)
+        return np.asarray(self.post.log_evidence - site + likelihood)
+
+    def better(self) -> Any:
+        """What is closer to the exact posterior, see ``better`` of the posterior."""
+        return self.post.better()
+
     def reported(self, theta: Array) -> Array:
         return np.asarray(self.problem.latent(theta).T) if self.by_rows else theta
 
@@ -57,8 +71,8 @@ class GaussianProposal(Proposal):
     def closest(self) -> tuple[Any, bool] | None:
         """The posterior that maximises the evidence bound, and whether there is no other one."""
         best = best_sites(self._values, self._marginals, self.problem.shape[0])
-        post = None if best is None else self.post.of_sites(best.precision, best.shift)
-        return None if post is None or best is None else (post, best.is_unique)
+        post = None if best is None else self.post.of_sites(*best[:2])
+        return None if post is None or best is None else (post, best[2])
 
     def _values(self, latent: Array, part: slice) -> Array:
         """Beta times the weighted loss of some rows."""
@@ -75,26 +89,7 @@ class GaussianProposal(Proposal):
             return None
 
 
-class SiteProposal(GaussianProposal):
-    """Prior times Gaussian sites of the rows, beside prior times likelihood.
-
-    The prior is in both, so that their ratio takes the latent values of the rows alone.
-    """
-
-    def log_ratio(self, z: Array, theta: Array) -> Array:
-        precision, shift, scale = self.post.sites
-        drawn = theta.reshape(len(theta), *self.post.mean.shape)
-        h = self.post.latent_at(drawn)
-        site = (h * (shift - 0.5 * precision * h)).reshape(len(h), -1).sum(axis=1) + scale.sum()
-        likelihood = self.post.log_likelihood(drawn).sum(axis=1)
-        return np.asarray(self.post.log_evidence - site + likelihood)
-
-    def better(self) -> Any:
-        """What is closer to the exact posterior, see ``better`` of the posterior."""
-        return self.post.better()
-
-
-class LinearProposal(GaussianProposal):
+class LinearProposal(SiteProposal):
     """A Gaussian over the weights of a linear model; of several latents one after the other."""
 
     @cached_property
