@@ -13,7 +13,7 @@ import numpy as np
 from epfast._arrays import Array, as_array, symmetric_from_upper
 from epfast._core.latents import LatentSites
 from epfast._core.rows import Rows
-from epfast.gaussian.engines.base import EPEngine, Outcome, proper
+from epfast.gaussian.engines.base import EPEngine, Form, Outcome
 from epfast.gaussian.engines.kernel import Kernel, ValueMoments
 from epfast.gaussian.engines.latent_means import conjugate_gradients, newton_step
 from epfast.inference import Counts, Sites, Summary
@@ -55,25 +55,13 @@ def evidence_of(sites: Sites, now: tuple[ValueMoments, ...]) -> float:
     return total
 
 
-class Kernels:
+class Kernels(Form):
     """The form of q with a matrix of order n per latent, in the array of its kernel."""
 
     def __init__(self, problem: Any) -> None:
         self.forms, self.order = [Kernel(kernel) for kernel in problem.kernel], problem.n
         self.shape = problem.n, problem.loss.latents
-
-    def prior(self) -> LatentGPState:
-        zeros = np.zeros(self.shape)
-        return proper(self.built(Sites(zeros, zeros.copy(), np.zeros(self.order)), 0))
-
-    def taken(self, start: Any) -> Sites:
-        sites: Sites = start.sites
-        if sites.shift.shape != self.shape:
-            raise ValueError(
-                f"start has sites of shape {sites.shift.shape}; allowed: {self.shape}, the same "
-                "observations"
-            )
-        return sites
+        self.shapes = self.shape, self.shape, self.shape[:1]
 
     def built(self, sites: Sites, sweeps: int) -> LatentGPState | None:
         """Their covariances are in the arrays of the kernels then. O(C n^3)."""

@@ -21,11 +21,11 @@ from epfast._core.row_sweeps import add_sites
 from epfast._core.rows import Rows
 from epfast.gaussian.engines.base import (
     EPEngine,
+    Form,
     Outcome,
     Swept,
     contraction,
     gaussian,
-    proper,
 )
 from epfast.gaussian.engines.chunks import MIX_BELOW, Step, keeps_order, taken_in
 from epfast.gaussian.engines.full import Full
@@ -177,25 +177,15 @@ class Joint(Full):
         super().__init__(problem)
         self.count = problem.loss.latents
         self.order *= self.count
+        n = problem.n_rows
+        self.shapes, self.weights = ((n, self.count - 1),) * 2 + ((n,),), None
         self.prior_log_determinant *= self.count
         assert problem.data.y is not None
         y = problem.data.y
         self.classes = y[:, 0].astype(np.intp)
         self.offset = y[:, 1:] if y.shape[1] > 1 else None
 
-    def prior(self) -> Swept:
-        shape = self.problem.n_rows, self.count - 1
-        return proper(self.built(Sites(np.zeros(shape), np.zeros(shape), np.zeros(shape[0])), 0))
-
-    def taken(self, start: Any) -> Sites:
-        shape, sites = (self.problem.n_rows, self.count - 1), start.sites
-        if sites.shift.shape != shape:
-            raise ValueError(
-                f"start has sites of shape {sites.shift.shape}; allowed: {shape}, the same rows "
-                "and loss"
-            )
-        found: Sites = sites
-        return found
+    prior = Form.prior
 
     def built(self, sites: Sites, sweeps: int) -> Swept | None:
         """The prior times the sites; None if that is no proper Gaussian. O(n (C d)^2 + (C d)^3)."""
