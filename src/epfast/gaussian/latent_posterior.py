@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,7 +10,6 @@ from scipy import special
 
 from epfast import families
 from epfast._arrays import Array
-from epfast.gaussian import online
 from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.engines.base import plain
 from epfast.gaussian.engines.nested import (
@@ -123,23 +121,10 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
         state = State(precision, precision @ self.mean.ravel(), None, 0.0, 0)
         return LinearProposal(JointPosterior(state, self.problem, False, []))
 
-    def remove(self, rows: ArrayLike, X: Any = None, y: ArrayLike | None = None) -> Self:
-        """Remove the sites of some rows from the posterior, exactly; the other sites stay.
+    remove = FullPosterior.remove
 
-        As :meth:`epfast.FullPosterior.remove`. O(C n d^2).
-        """
-        whole = self._with_rows(X, y).problem
-        left = ~online.removal_mask(whole, rows)
-        problem = whole._replace(data=whole.data.taken(left))
-        state = self._of_sites(problem, families.taken(self.sites, left))
-        if state is None:
-            raise online.improper_rest()
-        kept = problem if self.problem.has_rows else problem.without_rows()
-        return replace(self, state=state, problem=kept, converged=False)
-
-    def _of_sites(self, problem: LinearProblem, sites: Sites) -> Any:
-        """The state of these rows and sites; None: it is improper."""
-        found = self._form(problem).built(sites, self.n_sweeps)
+    def _of_rest(self, problem: LinearProblem, gone: Any, rest: LinearProblem) -> Any:
+        found = self._form(rest).built(families.taken(self.sites, ~gone), self.n_sweeps)
         return None if found is None else plain(found)
 
     def partial_fit(self, X: Any, y: ArrayLike, **given: Any) -> NoReturn:

@@ -620,7 +620,7 @@ class FullPosterior(LinearPosterior):
         """The posterior of more rows, with other fields."""
         return replace(self, state=state, problem=problem, **parts)
 
-    def remove(self, rows: ArrayLike, X: Any = None, y: ArrayLike | None = None) -> FullPosterior:
+    def remove(self, rows: ArrayLike, X: Any = None, y: ArrayLike | None = None) -> Self:
         """Remove the sites of some rows from the posterior, exactly; the other sites stay.
 
         Parameters
@@ -640,6 +640,15 @@ class FullPosterior(LinearPosterior):
         ValueError
             If the posterior without these sites is improper.
         """
-        state, problem = online.remove_rows(self._whole(X, y).problem, self.state, rows)
-        kept = problem if self.problem.has_rows else problem.without_rows()
-        return FullPosterior(state, kept, False, self.history)
+        problem = self._whole(X, y).problem
+        gone = online.removal_mask(problem, rows)
+        rest = online.some_rows(problem, ~gone)
+        state = self._of_rest(problem, gone, rest)
+        if state is None:
+            raise ValueError("rows leave an improper posterior behind; allowed: other rows")
+        kept = rest if self.problem.has_rows else rest.without_rows()
+        return replace(self, state=state, problem=kept, converged=False)
+
+    def _of_rest(self, problem: LinearProblem, gone: Any, rest: LinearProblem) -> Any:
+        """The state of the rows that are left; None: it is improper."""
+        return online.without(problem, self.state, gone, rest)

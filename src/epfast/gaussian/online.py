@@ -98,36 +98,26 @@ def joined_data(parts: Sequence[Data], first: int | None = None) -> Data:
     return Data(X, np.concatenate([part.y for part in parts]), weights)
 
 
-def remove_rows(
-    problem: LinearProblem, state: State, rows: ArrayLike
-) -> tuple[State, LinearProblem]:
-    """See :meth:`epfast.FullPosterior.remove`."""
+def without(
+    problem: LinearProblem, state: State, gone: NDArray[np.bool_], rest: LinearProblem
+) -> State | None:
+    """The state of the rest of the rows, by taking sites out; None: it is improper."""
     if problem.batch_size is not None:
         raise ValueError("the posterior has minibatch factors; allowed: scalar or shared sites")
-    stored = state.sites
+    stored, out = state.sites, some_rows(problem, gone)
     assert stored is not None
-    gone = removal_mask(problem, rows)
-    out = _some(problem, gone)
-    if problem.groups is None:
+    if out.groups is None:
         left, removed = families.taken(stored, ~gone), families.taken(stored, gone)
         precision, shift = sum_of_sites(out, removed)
         scale = float(removed.log_scale.sum())
     else:
-        left, groups = stored, out.groups
-        assert groups is not None
-        times = np.bincount(groups, out.copies(), minlength=len(stored.shift))
+        left = stored
+        times = np.bincount(out.groups, out.copies(), minlength=len(stored.shift))
         precision, shift = np.tensordot(times, stored.precision, 1), times @ stored.shift
         scale = float(times @ stored.log_scale)
-    new = State(
-        state.precision - precision,
-        state.shift - shift,
-        left,
-        state.log_scale - scale,
-        state.sweeps,
-    )
-    if not is_proper(new.precision):
-        raise improper_rest()
-    return new, _some(problem, ~gone)
+    natural = state.precision - precision, state.shift - shift
+    new = State(*natural, left, state.log_scale - scale, state.sweeps)
+    return new if is_proper(new.precision) else None
 
 
 def removal_mask(problem: LinearProblem, rows: ArrayLike) -> NDArray[np.bool_]:
@@ -145,11 +135,8 @@ def removal_mask(problem: LinearProblem, rows: ArrayLike) -> NDArray[np.bool_]:
     return gone
 
 
-def improper_rest() -> ValueError:
-    """The error where what is left of a posterior is improper."""
-    return ValueError("rows leave an improper posterior behind; allowed: other rows")
-
-
-def _some(problem: LinearProblem, which: Any) -> LinearProblem:
-    groups = None if problem.groups is None else problem.groups[which]
-    return problem._replace(data=problem.data.taken(which), groups=groups)
+def some_rows(problem: LinearProblem, which: Any) -> LinearProblem:
+    """The problem of some of the rows."""
+    data, groups = problem.data.taken(which), problem.groups
+    wide = None if problem.wide is None else problem.wide.of(data.X)
+    return problem._replace(data=data, groups=None if groups is None else groups[which], wide=wide)

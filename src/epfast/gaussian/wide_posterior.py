@@ -8,7 +8,6 @@ from operator import attrgetter
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from epfast import families
 from epfast._arrays import Array
@@ -252,18 +251,12 @@ class WidePosterior(KernelPosterior, FullPosterior):
         found: FullPosterior = online.extended(self, data, schedule, warn, engine)
         return found
 
-    def remove(self, rows: ArrayLike, X: Any = None, y: ArrayLike | None = None) -> FullPosterior:
-        """As :meth:`FullPosterior.remove`. O(n^2 d + n^3)."""
-        problem, sites = self._with_rows(X, y).problem, self.state.sites
-        kept = ~online.removal_mask(problem, rows)
-        data = problem.data.taken(kept)
-        problem = problem._replace(data=data, wide=self._rows.of(data.X))
-        rest = GPState(families.taken(sites, kept), self.n_sweeps)
+    def _of_rest(self, problem: LinearProblem, gone: Any, rest: LinearProblem) -> Any:
         try:
-            state = Dual(problem).solved(rest)
+            state = GPState(families.taken(self.state.sites, ~gone), self.n_sweeps)
+            return Dual(rest).solved(state)
         except FloatingPointError:
-            raise online.improper_rest() from None
-        return replace(self, state=state, problem=problem, converged=False)
+            return None
 
     # -- what callbacks read of a state --
 
