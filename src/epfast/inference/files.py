@@ -8,16 +8,17 @@ import json
 import math
 import numbers
 import os
-import re
 import secrets
 import stat
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
+from tokenize import TokenError
 from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
 
 from epfast import _checks, schedules
 from epfast._arrays import Array
@@ -34,12 +35,8 @@ ROUNDING = 1e-6
 PIECE = 1 << 20
 #: bytes that a packed file may hold beyond its own size; what ``write`` makes is not packed
 UNPACKED = 4 << 20
-#: the first bytes of an array as NumPy writes them: magic, version, length, description
-MAGIC = b"\x93NUMPY"
-DESCRIPTION = re.compile(
-    r"\{'descr': '([<>|=][fiubU]\d{1,9})', 'fortran_order': (True|False), "
-    r"'shape': \(([\d, ]*)\),? *\}\s*"
-)
+#: readers of the description of an array by the version of NumPy's format
+DESCRIPTIONS = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}
 #: what saving to a device or a full file system says, for fsync: nothing to sync there
 UNSYNCED = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
 #: schedules by the names that files know
@@ -247,20 +244,14 @@ def _array(archive: zipfile.ZipFile, name: str) -> Array:
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"{name} is packed in another way than NumPy does")
     with archive.open(member) as file:
-        start = file.read(len(MAGIC) + 2)
-        if start[:-2] != MAGIC or start[-2] not in (1, 2, 3):
-            raise ValueError(f"{name} is no array")
-        width = 2 if start[-2] == 1 else 4
-        length = int.from_bytes(file.read(width), "little")
-        if length > 10_000:
-            raise ValueError(f"{name} has a description of {length} bytes")
-        found = DESCRIPTION.fullmatch(file.read(length).decode("utf-8"))
-        if found is None:
+        try:
+            shape, is_fortran, kind = DESCRIPTIONS[read_magic(file)](file)
+        except (ValueError, KeyError, TokenError):  # the last of parentheses that do not close
+            raise ValueError(f"{name} is no array") from None
+        if kind.kind not in "fiubU":
             raise ValueError(f"{name} is no array of numbers")
-        kind, is_fortran = np.dtype(found[1]), found[2] == "True"
-        shape = tuple(int(part) for part in found[3].replace(",", " ").split())
         count = math.prod(shape)
-        if count * kind.itemsize + len(start) + width + length != member.file_size:
+        if min(shape, default=0) < 0 or count * kind.itemsize != member.file_size - file.tell():
             raise ValueError(f"{name} says shape {shape}, and holds {member.file_size} bytes")
         result = np.empty(count, dtype=kind)
         _fill(result, file)
