@@ -23,7 +23,6 @@ from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_
 from epfast import _checks, schedules
 from epfast._arrays import Array
 from epfast._core.vector import build_facts
-from epfast.inference.records import SweepInfo
 from epfast.losses import Loss
 from epfast.losses import describe as describe_loss
 
@@ -319,21 +318,6 @@ def restore_schedule(described: dict[str, Any] | None, groups: Any) -> Any:
         elif name in ("groups", "shards") and value is None:
             numbers_of[name] = groups
     return kind(**numbers_of)
-
-
-def describe_history(history: list[SweepInfo]) -> list[dict[str, Any]]:
-    """The records of sweeps as JSON, without the costs of factors, which are arrays."""
-    return [info._replace(factor_cost=None)._asdict() for info in history]
-
-
-def restore_history(records: Any) -> list[SweepInfo]:
-    """The records that a file holds."""
-    return [SweepInfo(**record) for record in records]
-
-
-def restore_flag(header: dict[str, Any], name: str) -> bool:
-    """True or False."""
-    return _checks.flag(name, header[name])
 
 
 def agree(name: str, given: Any, wanted: Any, size: Any) -> None:
