@@ -42,7 +42,7 @@ FAMILIES = {
         "log_marginal_likelihood log_likelihood residual n_iter"
     ),
     "Evidence, and its gradients": (
-        "log_evidence_gradient log_evidence_gradient_epsilon log_evidence_slope loss_gradient "
+        "log_evidence_gradient log_evidence_slope loss_gradient "
         "loss_gain loss_of_rows prior_gradient relaxed_energies relaxed"
     ),
     "How it was fitted": (

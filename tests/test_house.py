@@ -23,14 +23,14 @@ FLOORS = """_core / _arrays / _checks / losses priors schedules families / schem
     / formula gpy dask rating plots / __init__ / _demo / __main__"""
 FLOOR = {room: k for k, floor in enumerate(FLOORS.split("/")) for room in floor.split()}
 #: what graphs and networks may import of gaussian
-OF_GAUSSIAN = {"problem", "priors", "engines", "table", "choices"}
+OF_GAUSSIAN = {"problem", "priors", "engines", "table", "choices", "files"}
 #: the files of gaussian, from the ground up; engines by themselves, below
 RISE = """problem files certificate relaxed
     / priors notes sources process_problem checking
     / factor wide / engines / shrunk_checking / shrinkage / table
-    / choices diagnostics online / integrated posterior / kernel_posterior process_prediction
+    / choices diagnostics online / posterior / kernel_posterior process_prediction
     / linear_posterior process_posterior
-    / latent_posterior latent_processes shrunk_posterior wide_posterior
+    / integrated latent_posterior latent_processes shrunk_posterior wide_posterior
     / combining fit_linear held / hyper / low_rank / fit_gp / __init__"""
 RISE = {name: k for k, floor in enumerate(RISE.split("/")) for name in floor.split()}
 ENGINES = """base joint latent_means / chunks full / means nested rows stack

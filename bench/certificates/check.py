@@ -22,7 +22,7 @@ import epfast
 from bench.lib import harness
 from bench.lib.datasets import MIXED, SMALL, load_mixed
 from bench.lib.numpy_reference import rbf
-from epfast.gaussian.checking import proposal, root_of
+from epfast.gaussian.checking import LinearProposal
 from epfast.inference.importance import Sampler, moments
 
 FAILED = ("ionosphere", "sonar", "wdbc", "fertility", "crabs", "spambase", "adult2000")
@@ -107,7 +107,7 @@ def proposals(options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     for name in SMALL[-2:] if options.quick else MIXED:
         post = epfast.fit_linear(*rows_of(name))
-        drawn = proposal(post.problem, post.mean, root_of(post.precision))
+        drawn = LinearProposal(post)
         d = drawn.size
         for label, df in (("normal", None), ("t, 7", 7.0), ("t, max(7, d)", max(7.0, d))):
             sampler = Sampler(DRAWS, 0, df)

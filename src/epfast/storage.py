@@ -17,7 +17,7 @@ from epfast.gaussian.files import check_shapes, restored
 from epfast.gaussian.integrated import IntegratedPosterior
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
 from epfast.gaussian.latent_processes import LatentGPPosterior
-from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
+from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior, LinearPosterior
 from epfast.gaussian.low_rank import LowRankGPPosterior
 from epfast.gaussian.problem import Data, LinearProblem, PriorSites, State
 from epfast.gaussian.process_posterior import GPPosterior
@@ -31,7 +31,10 @@ from epfast.inference.records import Sites, SweepInfo
 from epfast.losses import Loss
 from epfast.operators import Operator
 from epfast.operators.files import MisfitError
-from epfast.parametric import mixture_posterior, network_posterior
+from epfast.parametric import MixturePosterior, NetworkPosterior
+from epfast.parametric.engine import ParametricState
+from epfast.parametric.mixture_problem import MixtureProblem
+from epfast.parametric.network_problem import NetworkProblem, Scaling
 
 #: posteriors that are written by their fields, and what these are
 POSTERIORS = (
@@ -45,6 +48,8 @@ POSTERIORS = (
     LowRankGPPosterior,
     LatentGPPosterior,
     IntegratedPosterior,
+    MixturePosterior,
+    NetworkPosterior,
 )
 PARTS = (
     Data,
@@ -53,9 +58,13 @@ PARTS = (
     LatentGPState,
     LinearProblem,
     LowRankFactor,
+    MixtureProblem,
+    NetworkProblem,
+    ParametricState,
     ValueMoments,
     PriorSites,
     Relaxed,
+    Scaling,
     ShrunkState,
     Sites,
     State,
@@ -63,99 +72,45 @@ PARTS = (
     WideRows,
 )
 #: arrays of the posteriors by their kinds, see :func:`check_shapes`
-OF_ROWS = """problem.prior.shift d
-problem.prior.precision d|dd
-problem.base.shift d
-problem.base.precision d|dd
-problem.center f
-problem.data.weights n
-problem.data.X nd
-problem.data.y nw?"""
+OF_ROWS = """problem.prior.shift d, problem.prior.precision d|dd, problem.base.shift d,
+problem.base.precision d|dd, problem.center f, problem.data.weights n, problem.data.X nd,
+problem.data.y nw?, """
+SITES = "state.sites.log_scale n, state.sites.shift n, state.sites.precision n"
+SEVERAL = "state.sites.log_scale n, state.sites.shift nc, state.sites.precision nc"
 SHAPES = {
-    "full": """state.shift d
-state.precision dd
-state.sites.log_scale n
-state.sites.shift n
-state.sites.precision n""",
-    "shared": """state.shift d
-state.precision dd
-state.sites.log_scale s
-state.sites.shift sd
-state.sites.precision sdd
-problem.groups n=s""",
-    "factorized": """state.shift d
-state.precision d
-state.sites.log_scale s
-state.sites.shift sd
-state.sites.precision sd""",
-    "wide": """state.sites.log_scale n
-state.sites.shift n
-state.sites.precision n
-problem.wide.X nd""",
-    "latents": """state.shift cd
-state.precision cdd
-state.sites.log_scale n
-state.sites.shift nc
-state.sites.precision nc""",
-    "joint_latents": """state.shift e
-state.precision ee
-state.sites.log_scale n
-state.sites.shift nc
-state.sites.precision nc""",
-    "shrunk": """state.shift d
-state.precision dd
-state.mean d
-state.variance d
-state.sites.log_scale n
-state.sites.shift n
-state.sites.precision n
-state.prior_sites.log_scale d
-state.prior_sites.shift d
-state.prior_sites.precision d
-problem.prior_sites.start.log_scale d
-problem.prior_sites.start.shift d
-problem.prior_sites.start.precision d
-problem.prior_sites.visits v=d
-problem.wide.X nd""",
-    "process": """problem.y nw?
-problem.weights n
-state.sites.log_scale n
-state.sites.shift n
-state.sites.precision n
-state.relaxed.shift n
-state.relaxed.precision n
-state.moments.alpha n
-state.moments.mean n
-state.moments.variance n
-state.factor nn
-state.diagonal n""",
-    "latent_processes": """problem.y nw?
-state.sites.log_scale n
-state.sites.shift nc
-state.sites.precision nc
-state.now.alpha n
-state.now.mean n
-state.now.variance n
-packed nn
-diagonals n""",
-    "integrated": """weights k
-log_prior k
-points km
-nodes gm
-probabilities g
-mode m""",
-    "low_rank_process": """factor.G nr
-factor.pivots r=n
-factor.residual n
-factor.traces r+
-weights.problem.data.y nw?""",
+    "full": f"state.shift d, state.precision dd, {SITES}",
+    "shared": """state.shift d, state.precision dd, state.sites.log_scale s,
+        state.sites.shift sd, state.sites.precision sdd, problem.groups n=s""",
+    "factorized": """state.shift d, state.precision d,
+        state.sites.log_scale s, state.sites.shift sd, state.sites.precision sd""",
+    "wide": f"problem.wide.X nd, {SITES}",
+    "latents": f"state.shift cd, state.precision cdd, {SEVERAL}",
+    "joint_latents": f"state.shift e, state.precision ee, {SEVERAL}",
+    "shrunk": f"""state.shift d, state.precision dd, state.mean d, state.variance d,
+        state.prior_sites.log_scale d, state.prior_sites.shift d, state.prior_sites.precision d,
+        problem.prior_sites.start.log_scale d, problem.prior_sites.start.shift d,
+        problem.prior_sites.start.precision d, problem.prior_sites.visits v=d, problem.wide.X nd,
+        {SITES}""",
+    "process": f"""problem.y nw?, problem.weights n, state.relaxed.shift n,
+        state.relaxed.precision n, state.moments.alpha n, state.moments.mean n,
+        state.moments.variance n, state.factor nn, state.diagonal n, {SITES}""",
+    "latent_processes": f"""problem.y nw?, state.now.alpha n, state.now.mean n,
+        state.now.variance n, packed nn, diagonals n, {SEVERAL}""",
+    "integrated": """weights k, log_prior k, points km, nodes gm, probabilities g, mode m""",
+    "network": """problem.scaling.mean d, problem.scaling.scale d, state.belief p, state.base b,
+        state.sites kp""",
+    "mixture": """problem.center d, problem.prior_mean jd, problem.prior_covariance jdd,
+        problem.weights j, problem.concentration j, state.belief p, state.base p,
+        state.sites kp""",
+    "low_rank_process": """factor.G nr, factor.pivots r=n, factor.residual n, factor.traces r+,
+        weights.problem.data.y nw?""",
 }
 CLASSES: dict[str, Any] = {kind.__name__: kind for kind in (*POSTERIORS, *PARTS)}
-#: reader of each other kind: of arrays, header, and the loss; of operators the oracle
+#: kinds whose files hold their losses
+OWN_LOSS = "mixture", "network"
+#: reader of each other kind: of arrays, header, and of operators the oracle
 RESTORE: dict[str, Any] = {
     "graph": graph_posterior.restore,
-    "mixture": mixture_posterior.restore,
-    "network": network_posterior.restore,
     "operator": Operator.restore,
 }
 #: what says that a file cannot be opened, or that the disk fails
@@ -195,14 +150,15 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
         arrays, header = files.read(name)
         own = {posterior.kind for posterior in POSTERIORS}
         kind = _checks.choice("posterior", header["posterior"], (*own, *RESTORE))
-        unused, value = ("loss", loss) if kind == "operator" else ("oracle", oracle)
-        if value is not None:
-            raise MisfitError(f"{unused} is {_checks.describe(value)}; allowed for this file: None")
+        unused = {"oracle": oracle} if kind != "operator" else {}
+        unused |= {"loss": loss} if kind in RESTORE or kind in OWN_LOSS else {}
+        for name_of, value in unused.items():
+            if value is not None:
+                raise MisfitError(f"{name_of} is given; allowed for this file: None")
         if kind in own:
             return _checked(restored(header["fields"], arrays, CLASSES, given), given)
         with np.errstate(all="ignore"):
-            found = oracle if kind == "operator" else _loss_of(header, given)
-            return RESTORE[kind](arrays, header, found)
+            return RESTORE[kind](arrays, header, oracle)
     except (MemoryError, MisfitError, *UNREADABLE):
         raise
     except Exception as error:  # a damaged file can lead to any of them
@@ -217,34 +173,17 @@ def load(path: str | os.PathLike[str], loss: Any = None, oracle: Any = None) -> 
 
 def _checked(post: Any, given: Loss | None) -> Any:
     """The posterior; refuses what does not fit together, and a loss for other responses."""
-    if isinstance(post, IntegratedPosterior):
-        check_shapes(post, SHAPES[post.kind])
-        if (len(post.posteriors), len(post.hyper_names)) != post.points.shape:
-            raise ValueError("posteriors, points and names do not fit together")
-        for part in post.posteriors:
-            _checked(part, given)
-        return post
-    if isinstance(post, LowRankGPPosterior):
-        _checked(post.weights, None)
-    elif hasattr(post.problem, "prior"):
-        is_shared = post.kind == "full" and post.sites is not None and post.sites.shift.ndim == 2
-        check_shapes(post, f"{OF_ROWS}\n{SHAPES['shared' if is_shared else post.kind]}")
-    if not hasattr(post.problem, "prior") or isinstance(post, LowRankGPPosterior):
-        check_shapes(post, SHAPES[post.kind])
-    y = post.observed()
-    if given is not None and y is not None:
+    kind = post.kind
+    parts = post.posteriors if kind == "integrated" else ()
+    for part in (post.weights,) if kind == "low_rank_process" else parts:
+        _checked(part, given)
+    if kind == "full" and post.sites is not None and post.sites.shift.ndim == 2:
+        kind = "shared"
+    check_shapes(post, f"{OF_ROWS if isinstance(post, LinearPosterior) else ''}{SHAPES[kind]}")
+    if kind == "integrated" and (len(parts), len(post.hyper_names)) != post.points.shape:
+        raise ValueError("posteriors, points and names do not fit together")
+    if kind in OWN_LOSS:
+        post.problem.check_state(post.state)
+    elif given is not None and (y := post.observed()) is not None:
         files.restore_responses(y, post.problem.loss)
     return post
-
-
-def _loss_of(header: dict[str, Any], given: Loss | None) -> Loss | None:
-    """The given loss, or that of the file, at the temperature of the fit."""
-    beta = _checks.number("beta", header["beta"], above=0.0)
-    found = given
-    if given is None and header["loss"] is not None:
-        found = losses.restore(header["loss"], beta)
-    elif given is not None and given.beta == 1.0:
-        found = given.tempered(beta)
-    if found is not None and header.get("offset", False) is True:
-        found = found.with_offset()
-    return found

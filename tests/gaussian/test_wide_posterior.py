@@ -9,6 +9,7 @@ from scipy import sparse
 
 import epfast
 from epfast import EP, FullPosterior, WidePosterior, fit_linear
+from epfast.gaussian.checking import LinearProposal, SiteProposal
 from epfast.gaussian.engines.kernel import GPState
 from epfast.inference import Sites
 from tests.gaussian.test_wide import PRIORS, TIGHT, WEIGHTS, D, N, d_by_d, same, wide
@@ -174,9 +175,11 @@ def test_rows_given_again():
 def test_check_and_tables():
     """The ratio that a check weighs by is that of the d x d form."""
     post = wide(X, Y, prior_variance=0.2, intercept=True)
-    proposals = [p._case().proposal for p in (post, post.in_d_by_d())]
+    full = post.in_d_by_d()
+    proposals = SiteProposal(post), LinearProposal(full)
     theta = post.sample(5, 0)
-    noise = np.linalg.solve(proposals[1].root, (theta - post.mean).T).T
+    root = full.colored(np.eye(D + 1)).T
+    noise = np.linalg.solve(root, (theta - post.mean).T).T
     ratio = proposals[1].log_ratio(noise, theta)
     np.testing.assert_allclose(proposals[0].log_ratio(None, theta), ratio, atol=1e-8)
     found = post.check(200)

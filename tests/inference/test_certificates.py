@@ -10,6 +10,7 @@ import epfast
 from bench.certificates.check import rows_of
 from bench.lib.datasets import SMALL
 from epfast import losses
+from epfast.gaussian.checking import LinearProposal
 from epfast.inference import certificates, importance
 from tests import batteries
 from tests.oracles.data import classes, process, rbf
@@ -327,9 +328,10 @@ def test_unknown_rows(tmp_path):
 
 def test_an_impossible_log_evidence_is_enough():
     X, y = classes(60, 3)
-    case = epfast.fit_linear(X, y)._case()
-    assert certificates.check(case._replace(evidence_bound=0.0), 200, 0).verdict == "good"
-    check = certificates.check(case._replace(log_evidence=3.0, evidence_bound=1e-6), 200, 0)
+    post = epfast.fit_linear(X, y)
+    drawn = LinearProposal(post)
+    assert certificates.check(drawn, post.log_evidence, 200, 0, bound=0.0).verdict == "good"
+    check = certificates.check(drawn, 3.0, 200, 0, bound=1e-6)
     assert check.verdict == "do not use"
     assert "cannot be above 0" in check.reason
 

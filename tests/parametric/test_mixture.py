@@ -550,11 +550,11 @@ def test_files_that_contradict_themselves(tmp_path):
     post.save(tmp_path / "post.npz")
     good = dict(np.load(tmp_path / "post.npz"))
     for name, value in (
-        ("belief", 2.0 * good["belief"]),
-        ("sites", good["sites"][:-1]),
-        ("prior_covariance", -good["prior_covariance"]),
-        ("center", np.array([np.nan, 0.0])),
-        ("concentration", np.array([1.0, -1.0])),
+        ("state.belief", 2.0 * good["state.belief"]),
+        ("state.sites", good["state.sites"][:-1]),
+        ("problem.prior_covariance", -good["problem.prior_covariance"]),
+        ("problem.center", np.array([np.nan, 0.0])),
+        ("problem.concentration", np.array([1.0, -1.0])),
     ):
         np.savez(tmp_path / "bad.npz", **good | {name: value})
         with pytest.raises(ValueError, match="was damaged"):

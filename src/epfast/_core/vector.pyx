@@ -130,3 +130,20 @@ def largest_move(old_mean, old_variance, mean, variance):
         )
     finally:
         release(&views)
+
+
+def change(old, new):
+    """The largest move of a mean, in standard deviations, or of the log of a standard deviation.
+
+    old, new: tuples that begin with means and variances. What is certain does not move.
+    """
+    arrays = (*old[:2], *new[:2])
+    moved = largest_move(*arrays)
+    if moved is None:  # parts of larger arrays
+        parts = np.broadcast_arrays(*arrays)
+        arrays = [np.ascontiguousarray(part, np.float64) for part in parts]
+        moved = largest_move(*arrays)
+    if moved == moved or not (arrays[3] == 0.0).any():
+        return moved
+    before, after = (np.where(arrays[3] == 0.0, 1.0, arrays[k]) for k in (1, 3))
+    return largest_move(arrays[0], before, arrays[2], after)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
 from typing import Any
 
 import numpy as np
-from scipy import sparse
 
 from epfast._arrays import Array
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
+from epfast.gaussian.online import joined_data
 from epfast.gaussian.problem import (
-    Data,
     LinearProblem,
     cross_terms,
     is_proper,
@@ -88,13 +86,12 @@ def combine(posteriors: Sequence[Any]) -> FactorizedPosterior | FullPosterior:
                     f"posteriors[{j}] and posteriors[{k}] are fits of the same rows, which would "
                     "count twice; allowed: disjoint rows"
                 )
+    problems = [post.problem for post in posteriors]
+    sites, prior = _joined_sites(posteriors), first.problem.prior
+    data = joined_data([problem.data for problem in problems])
     if isinstance(first, WidePosterior):
-        found = _joined_sites(list(posteriors))
-        assert found is not None
-        data = _joined_data([post.problem for post in posteriors])
         sweeps = max(post.n_sweeps for post in posteriors)
-        return first.joined(found, data, sweeps=sweeps, converged=False, history=[])
-    sites, prior = _joined_sites(list(posteriors)), first.problem.prior
+        return first.joined(sites, data, sweeps=sweeps, converged=False, history=[])
     # of each the prior of the first in place of its own, whose intercept may have another center
     states = [
         post.state._replace(
@@ -108,8 +105,6 @@ def combine(posteriors: Sequence[Any]) -> FactorizedPosterior | FullPosterior:
             "posteriors have an improper product over the surplus priors; allowed: fits that are "
             "narrower than the prior"
         )
-    problems = [post.problem for post in posteriors]
-    data = _joined_data(problems)
     problem = first.problem._replace(data=data, groups=_joined_groups(problems, sites))
     result: FactorizedPosterior | FullPosterior = type(first)(state, problem, False, [])
     return result
@@ -161,7 +156,7 @@ def _without_center(problem: LinearProblem) -> tuple[Array, Array]:
     return precision, shift
 
 
-def _joined_sites(posteriors: list[Any]) -> Sites | None:
+def _joined_sites(posteriors: Sequence[Any]) -> Any:
     """All sites in the order of the fits; None if some are not stored, or do not fit together."""
     found = [post.sites for post in posteriors]
     if any(sites is None for sites in found) or len({s.shift.ndim for s in found}) > 1:
@@ -185,31 +180,3 @@ def _joined_groups(problems: list[LinearProblem], sites: Sites | None) -> Any:
     counts = [int(group.max()) + 1 for group in groups]  # type: ignore[union-attr]
     offsets = np.concatenate([[0], np.cumsum(counts)[:-1]])
     return np.concatenate([g + o for g, o in zip(groups, offsets, strict=True)])
-
-
-def _joined_data(problems: list[LinearProblem]) -> Data:
-    """All rows, where all are known; weights are kept in any case."""
-    parts = [problem.data for problem in problems]
-    weights = None
-    if any(part.weights is not None for part in parts):
-        sizes = [size for problem in problems if (size := _rows_of(problem)) is not None]
-        if len(sizes) < len(problems):
-            return Data(None, None)
-        weights = np.concatenate(
-            [
-                np.ones(size) if part.weights is None else part.weights
-                for part, size in zip(parts, sizes, strict=True)
-            ]
-        )
-    if not all(problem.has_rows for problem in problems):
-        return Data(None, None, weights)
-    rows = [part.X for part in parts]
-    is_sparse = any(hasattr(X, "indptr") for X in rows)
-    X = sparse.vstack(rows, format="csr") if is_sparse else np.concatenate(rows)
-    return Data(X, reduce(lambda a, b: np.concatenate([a, b]), [p.y for p in parts]), weights)
-
-
-def _rows_of(problem: LinearProblem) -> int | None:
-    if problem.data.weights is not None:
-        return len(problem.data.weights)
-    return problem.shape[0] if problem.has_rows else None

@@ -28,32 +28,28 @@ SPARSE = {kind.__name__: kind for kind in (sparse.csr_matrix, sparse.csr_array)}
 
 
 def contents(post: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arrays and the header of a file."""
-    writer = _Writer()
-    described = writer.pack("", post)
-    return writer.arrays, {"posterior": post.kind, "fields": described}
+    """The arrays and the header of a file: a tree of objects as JSON, arrays by their path in it.
 
+    Where an object has an array that was met before, it refers to that.
+    """
+    arrays: dict[str, Any] = {}
+    known: dict[int, tuple[Any, Any]] = {}
 
-class _Writer:
-    """Turns a tree of objects into JSON, and arrays by their path in it."""
+    def named_parts(name: str, parts: dict[str, Any]) -> dict[str, Any]:
+        return {key: pack(f"{name}.{key}".strip("."), item) for key, item in parts.items()}
 
-    def __init__(self) -> None:
-        self.arrays: dict[str, Any] = {}
-        #: arrays that are written, by their identity
-        self.known: dict[int, tuple[Any, Any]] = {}
-
-    def pack(self, name: str, value: Any) -> Any:
+    def pack(name: str, value: Any) -> Any:
         if isinstance(value, np.ndarray):
-            if id(value) not in self.known:
-                self.arrays[name] = value
-                self.known[id(value)] = value, {"array": name}
-            return self.known[id(value)][1]
+            if id(value) not in known:
+                arrays[name] = value
+                known[id(value)] = value, {"array": name}
+            return known[id(value)][1]
         if hasattr(value, "indptr"):
             parts = {part: getattr(value, part) for part in ("data", "indices", "indptr")}
             return {
                 "sparse": type(value).__name__,
                 "shape": list(value.shape),
-                "parts": [self.pack(f"{name}.{part}", array) for part, array in parts.items()],
+                "parts": [pack(f"{name}.{part}", array) for part, array in parts.items()],
             }
         if isinstance(value, Loss):
             filled = isinstance(value, LatentLoss)
@@ -70,25 +66,25 @@ class _Writer:
             return {"scheme": schemes.describe(value)}
         if isinstance(value, Schedule):
             described, groups = describe_schedule(value)
-            return {"schedule": described, "groups": self.pack(f"{name}.groups", groups)}
+            return {"schedule": described, "groups": pack(f"{name}.groups", groups)}
         if isinstance(value, SweepInfo):
             value = value._replace(factor_cost=None)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             named = dict(zip(value._fields, value, strict=True))
-            return {"type": type(value).__name__, "fields": self._named(name, named)}
+            return {"type": type(value).__name__, "fields": named_parts(name, named)}
         if isinstance(value, list | tuple):
-            packed = [self.pack(f"{name}.{k}", item) for k, item in enumerate(value)]
+            packed = [pack(f"{name}.{k}", item) for k, item in enumerate(value)]
             return {type(value).__name__: packed}
         if is_dataclass(value) or type(value).__module__.startswith("epfast."):
             state = value.__getstate__()
             if is_dataclass(value):  # without what was computed later
                 cached = set(vars(value)) - {field.name for field in fields(value)}
                 state = {key: item for key, item in state.items() if key not in cached}
-            return {"type": type(value).__name__, "fields": self._named(name, state)}
+            return {"type": type(value).__name__, "fields": named_parts(name, state)}
         return plain(name, value)
 
-    def _named(self, name: str, parts: dict[str, Any]) -> dict[str, Any]:
-        return {key: self.pack(f"{name}.{key}".strip("."), item) for key, item in parts.items()}
+    described = pack("", post)
+    return arrays, {"posterior": post.kind, "fields": described}
 
 
 def restored(
@@ -139,13 +135,13 @@ def restored(
 def check_shapes(post: Any, shapes: str) -> None:
     """Refuse arrays of a posterior that do not fit together, on which compiled code relies.
 
-    shapes: a line per array or tuple of arrays: its place, and a letter per axis, alternatives
-    behind a "|". Equal letters are equal lengths, a "+" is one more; "=" stands for integers below
-    that length, "?" for numbers that may be infinite.
+    shapes: for each array or tuple of arrays its place, and a letter per axis, alternatives behind
+    a "|", then a comma. Equal letters are equal lengths, a "+" is one more; "=" stands for integers
+    below that length, "?" for numbers that may be infinite.
     """
     lengths: dict[str, int] = {}
-    for line in shapes.split("\n"):
-        place, *allowed = line.replace("|", " ").split()
+    for one in shapes.split(","):
+        place, *allowed = one.replace("|", " ").split()
         values = [post]
         for name in place.split("."):
             values = [getattr(value, name) for value in values if value is not None]

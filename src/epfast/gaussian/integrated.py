@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -13,13 +13,11 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.gaussian.files import contents
+from epfast.gaussian.linear_posterior import LinearPosterior
+from epfast.gaussian.posterior import Posterior
 from epfast.inference import SweepInfo, report
 from epfast.inference.certificates import Check
-from epfast.inference.files import write
-from epfast.inference.records import Recorded
 from epfast.inference.runtime import cached_property
-from epfast.losses import Loss
 
 #: verdicts of a check, the best first, and the weight below which a point is not looked at
 VERDICTS, CHECKED = ("good", "usable", "uncertain", "do not use"), 0.05
@@ -28,7 +26,7 @@ HALVINGS = 60
 
 
 @dataclass(frozen=True, eq=False)
-class IntegratedPosterior(Recorded):
+class IntegratedPosterior(Posterior):
     """A posterior that is averaged over hyper-parameters: a mixture of Gaussians.
 
     It has the methods of its ``posteriors``. What no point of the mixture has alone, as
@@ -95,10 +93,6 @@ class IntegratedPosterior(Recorded):
         named = {"nodes": finer, "probabilities": shares, "mode": best}
         return cls(tuple(posteriors), weights, where, hyper_names, prior, n_fits, **named)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to an ``.npz`` file, which :func:`epfast.load` reads; see the posteriors."""
-        write(path, *contents(self))
-
     # -- the fits --
 
     @property
@@ -111,18 +105,12 @@ class IntegratedPosterior(Recorded):
         """Effective number of points, 1 / sum of squared weights."""
         return float(1.0 / np.sum(self.weights**2))
 
-    @property
-    def problem(self) -> Any:
-        return self.best.problem
-
-    @property
-    def state(self) -> Any:
-        return self.best.state
-
-    @property
-    def sites(self) -> Any:
-        """The stored sites of ``best``."""
-        return self.best.sites
+    problem = property(attrgetter("best.problem"))
+    state = property(attrgetter("best.state"))
+    labels = property(attrgetter("best.labels"))
+    quantity = property(attrgetter("best.quantity"))
+    latent_at = property(attrgetter("best.latent_at"))
+    log_likelihood = property(attrgetter("best.log_likelihood"))
 
     @property
     def history(self) -> list[SweepInfo]:  # type: ignore[override]
@@ -136,65 +124,10 @@ class IntegratedPosterior(Recorded):
         return all(post.converged for post in self.posteriors)
 
     @property
-    def loss(self) -> Loss | None:
-        loss: Loss | None = self.best.loss
-        return loss
-
-    def known_loss(self) -> Loss:
-        """The loss; raises if the posterior was loaded without it."""
-        loss: Loss = self.best.known_loss()
-        return loss
-
-    def loss_of_rows(self) -> Loss:
-        """As :meth:`known_loss`, for :meth:`observed`: responses may carry an offset."""
-        loss: Loss = self.best.loss_of_rows()
-        return loss
-
-    @property
-    def scheme(self) -> Any:
-        """The scheme; None if the posterior was loaded and its scheme could not be saved."""
-        return self.best.scheme
-
-    @property
-    def beta(self) -> float:
-        """Inverse temperature of the factors exp(-beta loss)."""
-        beta: float = self.best.beta
-        return beta
-
-    @property
-    def power(self) -> float:
-        """Power of power EP; 1 is EP."""
-        power: float = self.best.power
-        return power
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """A name for each member of ``mean``."""
-        labels: tuple[str, ...] = self.best.labels
-        return labels
-
-    @property
-    def quantity(self) -> tuple[str, str]:
-        """What ``mean`` is a mean of, and what its members are called."""
-        quantity: tuple[str, str] = self.best.quantity
-        return quantity
-
-    def observed(self) -> Array | None:
-        """Responses of the fit, for the core, (n, width); None if rows are unknown."""
-        y: Array | None = self.best.observed()
-        return y
-
-    @property
     def log_evidence(self) -> float:
         """log p(y), integrated over the hyper-parameters."""
         values = [post.log_evidence for post in self.posteriors]
         return float(special.logsumexp(self.log_prior + values))
-
-    @property
-    def evidence_bound(self) -> float:
-        """The largest log evidence that is possible; inf: no bound is known."""
-        bound: float = self.best.evidence_bound
-        return bound
 
     @property
     def hyper(self) -> Any:
@@ -304,8 +237,7 @@ class IntegratedPosterior(Recorded):
         level : float
             Posterior probability of the intervals, between 0 and 1.
         """
-        above = [report.positive(post.mean, post.variance) for post in self.posteriors]
-        found = report.summary(self, level, self._mixed(above))
+        found = super().summary(level)
         ranges = (
             f"{name} {least:.3g} to {most:.3g}"
             for name, least, most in zip(
@@ -314,6 +246,9 @@ class IntegratedPosterior(Recorded):
         )
         found.attrs["notes"].append(f"averaged over {len(self.weights)} fits, {', '.join(ranges)}")
         return found
+
+    def _positive(self) -> Array:
+        return self._mixed([report.positive(post.mean, post.variance) for post in self.posteriors])
 
     # -- draws --
 
@@ -328,20 +263,7 @@ class IntegratedPosterior(Recorded):
         found[place] = found.copy()
         return found
 
-    def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Array:
-        """Draw from the mixture what ``mean`` is the mean of.
-
-        Parameters
-        ----------
-        size : int
-            Number of draws.
-        rng : numpy.random.Generator or int, optional
-            A generator, or a seed for one; None draws afresh.
-
-        Returns
-        -------
-        ndarray of shape (size, d), or (size, C, d) with C latents
-        """
+    def _draw(self, size: int, rng: np.random.Generator) -> Array:
         return self._drawn(size, rng, lambda post, n, draws: post.sample(n, draws))
 
     def sample_y(
@@ -353,20 +275,6 @@ class IntegratedPosterior(Recorded):
     ) -> Array:
         """Draw responses to new rows; see :meth:`epfast.FullPosterior.sample_y`."""
         return self._drawn(size, rng, lambda post, n, draws: post.sample_y(X, n, draws, offset))
-
-    def latent_at(self, draws: ArrayLike) -> Array:
-        """Latent values of the rows at draws of :meth:`sample`, (k, n) or (k, n, C), no offset."""
-        found: Array = self.best.latent_at(draws)
-        return found
-
-    def log_likelihood(self, draws: ArrayLike) -> Array:
-        """Minus beta times the loss of each row at draws of :meth:`sample`, (k, n)."""
-        found: Array = self.best.log_likelihood(draws)
-        return found
-
-    def to_arviz(self, draws: int = 1000, chains: int = 4, seed: int = 0) -> Any:
-        """Draws for ArviZ; see :meth:`epfast.FullPosterior.to_arviz`."""
-        return report.to_arviz(self, draws, chains, seed)
 
     # -- prediction --
 
@@ -421,12 +329,7 @@ class IntegratedPosterior(Recorded):
         """Log probability of responses to new rows, (n,)."""
         return self._log_mixed([post.log_predictive(X, y, offset) for post in self.posteriors])
 
-    def score(self, X: ArrayLike, y: ArrayLike, offset: ArrayLike | None = None) -> float:
-        """Mean log probability of responses to new rows; higher is better, also for classes."""
-        found = self.log_predictive(X, y, offset)
-        if not len(found):
-            raise ValueError("X has 0 rows; allowed: one row at least")
-        return float(found.mean())
+    score = LinearPosterior.score
 
     # -- its rows --
 

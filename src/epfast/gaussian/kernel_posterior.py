@@ -74,7 +74,7 @@ class KernelPosterior(GaussianPosterior):
         """
         return symmetric_from_upper(self.other_matrix())
 
-    def _marginals_of_rows(self) -> tuple[Array, Array]:
+    def marginals_of_rows(self) -> tuple[Array, Array]:
         return self.moments.mean, self.moments.variance
 
     # -- other values: covariances C with those of the fit, (m, n), prior (m,) or (m, m) --

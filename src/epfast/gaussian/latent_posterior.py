@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,8 +10,7 @@ from scipy import special
 
 from epfast import families
 from epfast._arrays import Array
-from epfast.gaussian import online
-from epfast.gaussian.checking import LinearProposal, proposal
+from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.engines.base import plain
 from epfast.gaussian.engines.nested import (
     MOST_ROUNDS,
@@ -20,6 +18,7 @@ from epfast.gaussian.engines.nested import (
     cavities,
     differences,
     latents_of_rows,
+    sum_of_classes,
     within,
 )
 from epfast.gaussian.engines.stack import Stack
@@ -61,6 +60,8 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
     """
 
     kind: ClassVar[str] = "latents"
+    #: how sites make the posterior
+    _form: ClassVar[Any] = Stack
     has_site_per_row = True
 
     @cached_property
@@ -94,7 +95,7 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
         mean, covariance = zip(*(part._together(rows) for part in self.parts), strict=True)
         return np.stack(mean, axis=1), np.stack(covariance)
 
-    def closest(self) -> LinearProposal | None:
+    def better(self) -> LinearProposal | None:
         """A Gaussian that knows how classes go together; None of other latents, or if too large.
 
         About the same mean, with the precision P0 + Σ_i x_i x_i' W_i, W_i the curvature of the
@@ -103,8 +104,8 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
         loss, sites, (latents, d) = self.problem.loss, self.sites, self.mean.shape
         if not isinstance(loss, Multiclass) or latents * d > CLOSEST_UP_TO:
             return None
-        X, y = self.problem.data.X, self.problem.data.y
-        h, s = self._marginals_of_rows()
+        y = self.problem.data.y
+        h, s = self.marginals_of_rows()
         rest = 1.0 - sites.precision * s
         if not (rest > 0.0).all():
             return None
@@ -113,39 +114,17 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
         slopes, W = np.empty((len(h), latents)), np.empty((len(h), latents, latents))
         if y is None or loss.latent_moments().curvatures(y, m, v, slopes, W):
             return None
-        precision: Array = np.kron(np.eye(latents), self.problem.prior.precision).astype(np.float64)
-        whole = precision.reshape(latents, d, latents, d)
-        rows = X.tocsr() if self.problem.sparse else X
-        for j in range(latents):
-            for k in range(j + 1):
-                weight = W[:, j, k]
-                scaled = rows.multiply(weight[:, None]) if self.problem.sparse else (
-                    rows * weight[:, None]
-                )  # fmt: skip
-                block = rows.T @ scaled
-                block = block.toarray() if hasattr(block, "toarray") else block
-                whole[j, :, k] += block
-                if k < j:
-                    whole[k, :, j] += block
-        return proposal(self.problem, self.mean.ravel(), inverse_root(precision))
+        parts = self.problem.slices()
+        pieces = ((self.problem.rows(part), W[part], np.zeros_like(h[part])) for part in parts)
+        precision = sum_of_classes(pieces, latents, d)[0]
+        precision += np.kron(np.eye(latents), self.problem.prior.precision)
+        state = State(precision, precision @ self.mean.ravel(), None, 0.0, 0)
+        return LinearProposal(JointPosterior(state, self.problem, False, []))
 
-    def remove(self, rows: ArrayLike, X: Any = None, y: ArrayLike | None = None) -> Self:
-        """Remove the sites of some rows from the posterior, exactly; the other sites stay.
+    remove = FullPosterior.remove
 
-        As :meth:`epfast.FullPosterior.remove`. O(C n d^2).
-        """
-        whole = self._with_rows(X, y).problem
-        left = ~online.removal_mask(whole, rows)
-        problem = whole._replace(data=whole.data.taken(left))
-        state = self._of_sites(problem, families.taken(self.sites, left))
-        if state is None:
-            raise online.improper_rest()
-        kept = problem if self.problem.has_rows else problem.without_rows()
-        return replace(self, state=state, problem=kept, converged=False)
-
-    def _of_sites(self, problem: LinearProblem, sites: Sites) -> Any:
-        """The state of these rows and sites; None: it is improper."""
-        found = Stack(problem).built(sites, self.state.sweeps)
+    def _of_rest(self, problem: LinearProblem, gone: Any, rest: LinearProblem) -> Any:
+        found = self._form(rest).built(families.taken(self.sites, ~gone), self.n_sweeps)
         return None if found is None else plain(found)
 
     def partial_fit(self, X: Any, y: ArrayLike, **given: Any) -> NoReturn:
@@ -156,32 +135,6 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
         )
 
     # -- prediction --
-
-    def predict_latent(self, X: ArrayLike, joint: bool = False) -> tuple[Array, Array]:
-        """Mean and variance of the latents of new rows.
-
-        Parameters
-        ----------
-        X : array_like or sparse matrix of shape (n, d)
-        joint : bool
-            True: the covariance of the rows in place of their variances.
-
-        Returns
-        -------
-        mean : ndarray of shape (n, C)
-        variance : ndarray of shape (n, C), or (C, n, n) if joint
-        """
-        return super().predict_latent(X, joint)
-
-    def predict_proba(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
-        """Probability of each class, (n, C); rows add up to 1.
-
-        Parameters
-        ----------
-        X : array_like or sparse matrix of shape (n, d)
-        offset : array_like of shape (n, C), optional
-        """
-        return super().predict_proba(X, offset)
 
     def predict_log_proba(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
         """Log probability of each class, (n, C), accurate where that underflows.
@@ -194,26 +147,6 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
         loss: Any = self.known_loss()
         found: Array = loss.predict_log_proba(*self._shifted_latent(X, offset))
         return found
-
-    def sample_y(
-        self,
-        X: ArrayLike,
-        size: int,
-        rng: np.random.Generator | int | None = None,
-        offset: ArrayLike | None = None,
-    ) -> Array:
-        """Draw responses to new rows, (size, n); a draw of the weights serves all rows.
-
-        Parameters
-        ----------
-        X : array_like or sparse matrix of shape (n, d)
-        size : int
-            Number of draws.
-        rng : numpy.random.Generator or int, optional
-            A generator, or a seed for one; None draws afresh.
-        offset : array_like of shape (n, C), optional
-        """
-        return super().sample_y(X, size, rng, offset)
 
 
 class JointPosterior(LatentPosterior):
@@ -231,11 +164,12 @@ class JointPosterior(LatentPosterior):
     """
 
     kind: ClassVar[str] = "joint_latents"
+    _form = Joint
     has_site_per_row = False
 
     @property
     def n_latents(self) -> int:
-        return int(self.sites.shift.shape[1]) + 1
+        return self.shift.size // len(self.problem.prior.shift)
 
     @cached_property
     def _moments(self) -> tuple[Array, Array]:
@@ -269,7 +203,11 @@ class JointPosterior(LatentPosterior):
         return np.asarray(noise @ self._root.T)
 
     def _proposal(self) -> Any:
-        return proposal(self.problem, self.mean.ravel(), self._root)
+        return LinearProposal(self)
+
+    @property
+    def n_normals(self) -> int:
+        return int(self.shift.size)
 
     def _between(self, rows: Any, offset: Any = None) -> tuple[Array, Array]:
         """Mean (n, C) and covariance (n, C, C) of the latents of rows. O(n (C d)^2)."""
@@ -293,22 +231,7 @@ class JointPosterior(LatentPosterior):
         m, V = cavities(*found, self.sites)
         return within(m, V, self.sites, MOST_ROUNDS)[1]
 
-    def _of_sites(self, problem: LinearProblem, sites: Sites) -> Any:
-        found = Joint(problem).built(sites, self.n_sweeps)
-        return None if found is None else plain(found)
-
     # -- prediction --
-
-    def predict_latent(self, X: ArrayLike, joint: bool = False) -> tuple[Array, Array]:
-        """As :meth:`LatentPosterior.predict_latent`; joint: (n, C, C), between the classes.
-
-        Parameters
-        ----------
-        X : array_like or sparse matrix of shape (n, d)
-        joint : bool
-            True: the covariance of the latents of each row in place of their variances.
-        """
-        return super().predict_latent(X, joint)
 
     def predict_log_proba(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
         self.known_loss()

@@ -72,7 +72,7 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
         """A name for each latent value, those of the first process first."""
         return self._labelled(f"f{i}" for i in range(self.problem.n))
 
-    def _marginals_of_rows(self) -> tuple[Array, Array]:
+    def marginals_of_rows(self) -> tuple[Array, Array]:
         return self.mean.T, self.variance.T
 
     def _latent_of(self, theta: Array) -> Array:

@@ -15,7 +15,7 @@ from epfast._arrays import Array, row_chunks
 from epfast._core.row_sweeps import marginals
 from epfast._core.rows import Rows
 from epfast.gaussian import online
-from epfast.gaussian.checking import proposal, root_of
+from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.diagnostics import loo_of_columns, predicted
 from epfast.gaussian.posterior import GaussianPosterior, shifted
 from epfast.gaussian.problem import (
@@ -27,12 +27,12 @@ from epfast.gaussian.problem import (
     is_proper,
     log_determinant,
     log_evidence,
+    sum_of_sites,
     with_ones,
 )
 from epfast.gaussian.sources import check_columns
 from epfast.gaussian.wide import same_rows
-from epfast.inference import warn_of
-from epfast.inference.certificates import Case
+from epfast.inference import Sites, warn_of
 from epfast.inference.runtime import cached_property, one_blas_thread
 
 
@@ -208,7 +208,7 @@ class LinearPosterior(GaussianPosterior):
         """Whether each row has a site of its own latent value."""
         return self.sites is not None and self.sites.shift.ndim == 1
 
-    def _marginals_of_rows(self) -> tuple[Array, Array]:
+    def marginals_of_rows(self) -> tuple[Array, Array]:
         return self._latent(self.problem.data.X)
 
     def loo_log_predictive(self, X: Any = None, y: ArrayLike | None = None) -> Array:
@@ -257,16 +257,31 @@ class LinearPosterior(GaussianPosterior):
     def _losses_of(self, theta: Array) -> Array:
         return np.asarray(self.problem.losses(theta).T)
 
-    def _proposal(self) -> Any:
-        return proposal(self.problem, self.mean, root_of(self.precision))
+    @property
+    def n_normals(self) -> int:
+        """Standard normal numbers that a draw takes."""
+        return int(self.shift.size)
 
-    def _case(self) -> Case:
+    def _proposal(self) -> Any:
         if self.sites is None and self.problem.has_rows and self.n_sweeps > len(self.history):
             raise ValueError(
                 "the posterior went on from another one, whose rows it does not know; allowed: a "
                 "fit of all the rows"
             )
-        return super()._case()
+        return LinearProposal(self)
+
+    def of_sites(self, precision: Array, shift: Array) -> FullPosterior | None:
+        """The posterior of other sites of the rows, with a full covariance; None: it is improper.
+
+        Their log scales are 0. O(n d^2 + d^3).
+        """
+        prior, sites = self.problem.prior, Sites(precision, shift, np.zeros(len(shift)))
+        matrix, vector = sum_of_sites(self.problem, sites)
+        matrix += np.diag(prior.precision) if prior.precision.ndim == 1 else prior.precision
+        if not is_proper(matrix):
+            return None
+        state = prior._replace(precision=matrix, shift=prior.shift + vector, sites=sites)
+        return FullPosterior(state, self.problem, False, [])
 
     # -- prediction --
 
@@ -325,8 +340,10 @@ class LinearPosterior(GaussianPosterior):
 
         Returns
         -------
-        mean : ndarray of shape (n,)
+        mean : ndarray of shape (n,), or (n, C) with C latents
         variance : ndarray of shape (n,), or (n, n) if joint
+            With C latents (n, C), or if joint (C, n, n); of a :class:`JointPosterior` (n, C, C),
+            between the classes of each row.
         """
         check_columns(self.problem.names, X)
         rows = _checks.rows("X", X, self.problem.n_columns)
@@ -348,7 +365,7 @@ class LinearPosterior(GaussianPosterior):
         return shifted(mean, offset, self.axes), variance
 
     def predict_proba(self, X: ArrayLike, offset: ArrayLike | None = None) -> Array:
-        """Probability of the label +1.
+        """Probability of the label +1, or of each of several classes.
 
         E[t(h)] / (E[t(h)] + E[t(-h)]) with t = exp(-beta loss) and h = x.theta under the posterior.
         For logistic, probit and noisy step at beta = 1 this is the predictive probability; for the
@@ -363,7 +380,7 @@ class LinearPosterior(GaussianPosterior):
 
         Returns
         -------
-        ndarray of shape (n,)
+        ndarray of shape (n,), or (n, C) of C classes, whose rows add up to 1
             Closed form for probit with beta = 1, else quadrature to about 1e-8.
         """
         return self.known_loss().predict_proba(*self._shifted_latent(X, offset))
@@ -603,7 +620,7 @@ class FullPosterior(LinearPosterior):
         """The posterior of more rows, with other fields."""
         return replace(self, state=state, problem=problem, **parts)
 
-    def remove(self, rows: ArrayLike, X: Any = None, y: ArrayLike | None = None) -> FullPosterior:
+    def remove(self, rows: ArrayLike, X: Any = None, y: ArrayLike | None = None) -> Self:
         """Remove the sites of some rows from the posterior, exactly; the other sites stay.
 
         Parameters
@@ -623,6 +640,15 @@ class FullPosterior(LinearPosterior):
         ValueError
             If the posterior without these sites is improper.
         """
-        state, problem = online.remove_rows(self._whole(X, y).problem, self.state, rows)
-        kept = problem if self.problem.has_rows else problem.without_rows()
-        return FullPosterior(state, kept, False, self.history)
+        problem = self._whole(X, y).problem
+        gone = online.removal_mask(problem, rows)
+        rest = online.some_rows(problem, ~gone)
+        state = self._of_rest(problem, gone, rest)
+        if state is None:
+            raise ValueError("rows leave an improper posterior behind; allowed: other rows")
+        kept = rest if self.problem.has_rows else rest.without_rows()
+        return replace(self, state=state, problem=kept, converged=False)
+
+    def _of_rest(self, problem: LinearProblem, gone: Any, rest: LinearProblem) -> Any:
+        """The state of the rows that are left; None: it is improper."""
+        return online.without(problem, self.state, gone, rest)

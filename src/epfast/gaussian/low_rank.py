@@ -14,7 +14,7 @@ from scipy import linalg
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.gaussian.checking import LinearProposal, proposal, root_of
+from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.choices import Choices, choose
 from epfast.gaussian.engines.local import WarmStart
 from epfast.gaussian.factor import (
@@ -126,8 +126,7 @@ class LowRankGPPosterior(ProcessPosterior):
 
     def _proposal(self) -> LinearProposal:
         """The prior is that of low rank. O(r^3) once, O(n r) per draw."""
-        rows = _design(self.factor.G)
-        return proposal(self.problem, self.weights.mean, root_of(self.weights.precision), rows)
+        return LinearProposal(self.weights, by_rows=True)
 
     # -- evidence --
 

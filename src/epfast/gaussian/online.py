@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from epfast import _checks, families
-from epfast._arrays import Array
 from epfast.gaussian.engines.passes import engine_of_rows
 from epfast.gaussian.problem import Data, LinearProblem, State, is_proper, sum_of_sites
 from epfast.inference import Fit, Sites, interrupted, run, warn_of
@@ -38,11 +37,11 @@ def extended(
         if stored is None:  # ADF may have stopped on its way
             whole = fit.state
             some = data.taken(slice(whole.rows_seen - (state.rows_seen or 0)))
-            rows = joined_data(problem.data, some, None)
+            rows = joined_data([problem.data, some])
         else:
             sites = Sites(*map(np.concatenate, zip(stored, fit.state.sites, strict=True)))
             whole = fit.state._replace(sites=sites)
-            rows = joined_data(problem.data, data, len(stored.shift))
+            rows = joined_data([problem.data, data], len(stored.shift))
         known = problem._replace(data=rows, schedule=schedule)
         history = post.history + fit.history
         return post.with_more_rows(whole, known, converged=fit.converged, history=history)
@@ -74,62 +73,51 @@ def schedule_of_rows(problem: LinearProblem, stored: Sites | None, schedule: Any
     return schedule.filled(power=1.0, damping=1.0)
 
 
-def joined_data(old: Data, new: Data, n_old: int | None) -> Data:
-    """Old rows, then new ones; no rows if the old ones are unknown, but the weights of all."""
+def joined_data(parts: Sequence[Data], first: int | None = None) -> Data:
+    """All rows, where all are known, and the weights of all.
+
+    Nothing, if some have weights and it is not known how many others there are; first: how many the
+    first ones are, where that is known.
+    """
     weights = None
-    if old.weights is not None or new.weights is not None:
-        if old.y is None and old.weights is None and n_old is None:
+    if any(part.weights is not None for part in parts):
+        known = [part.y if part.weights is None else part.weights for part in parts]
+        counts: list[Any] = [None if y is None else len(y) for y in known]
+        counts[0] = first if counts[0] is None else counts[0]
+        if None in counts:
             return Data(None, None)
-        weights = np.concatenate([_weights(old, n_old), _weights(new, None)])
-    if old.y is None or new.y is None:
+        pairs = zip(parts, counts, strict=True)
+        weights = np.concatenate([np.ones(n) if p.weights is None else p.weights for p, n in pairs])
+    if any(part.y is None for part in parts):
         return Data(None, None, weights)
-    if hasattr(old.X, "indptr") or hasattr(new.X, "indptr"):
-        X: Any = sparse.csr_matrix(sparse.vstack([old.X, new.X], format="csr"))
+    rows = [part.X for part in parts]
+    if any(hasattr(X, "indptr") for X in rows):
+        X: Any = sparse.csr_matrix(sparse.vstack(rows, format="csr"))
     else:
-        X = np.concatenate([old.X, new.X])
-    return Data(X, np.concatenate([old.y, new.y]), weights)
+        X = np.concatenate(rows)
+    return Data(X, np.concatenate([part.y for part in parts]), weights)
 
 
-def _weights(data: Data, n: int | None) -> Array:
-    """The weights of n rows, or as many as are known."""
-    if data.weights is not None:
-        return data.weights
-    if data.y is not None:
-        n = len(data.y)
-    assert n is not None
-    return np.ones(n)
-
-
-def remove_rows(
-    problem: LinearProblem, state: State, rows: ArrayLike
-) -> tuple[State, LinearProblem]:
-    """See :meth:`epfast.FullPosterior.remove`."""
+def without(
+    problem: LinearProblem, state: State, gone: NDArray[np.bool_], rest: LinearProblem
+) -> State | None:
+    """The state of the rest of the rows, by taking sites out; None: it is improper."""
     if problem.batch_size is not None:
         raise ValueError("the posterior has minibatch factors; allowed: scalar or shared sites")
-    stored = state.sites
+    stored, out = state.sites, some_rows(problem, gone)
     assert stored is not None
-    gone = removal_mask(problem, rows)
-    out = _some(problem, gone)
-    if problem.groups is None:
+    if out.groups is None:
         left, removed = families.taken(stored, ~gone), families.taken(stored, gone)
         precision, shift = sum_of_sites(out, removed)
         scale = float(removed.log_scale.sum())
     else:
-        left, groups = stored, out.groups
-        assert groups is not None
-        times = np.bincount(groups, out.copies(), minlength=len(stored.shift))
+        left = stored
+        times = np.bincount(out.groups, out.copies(), minlength=len(stored.shift))
         precision, shift = np.tensordot(times, stored.precision, 1), times @ stored.shift
         scale = float(times @ stored.log_scale)
-    new = State(
-        state.precision - precision,
-        state.shift - shift,
-        left,
-        state.log_scale - scale,
-        state.sweeps,
-    )
-    if not is_proper(new.precision):
-        raise improper_rest()
-    return new, _some(problem, ~gone)
+    natural = state.precision - precision, state.shift - shift
+    new = State(*natural, left, state.log_scale - scale, state.sweeps)
+    return new if is_proper(new.precision) else None
 
 
 def removal_mask(problem: LinearProblem, rows: ArrayLike) -> NDArray[np.bool_]:
@@ -147,11 +135,8 @@ def removal_mask(problem: LinearProblem, rows: ArrayLike) -> NDArray[np.bool_]:
     return gone
 
 
-def improper_rest() -> ValueError:
-    """The error where what is left of a posterior is improper."""
-    return ValueError("rows leave an improper posterior behind; allowed: other rows")
-
-
-def _some(problem: LinearProblem, which: Any) -> LinearProblem:
-    groups = None if problem.groups is None else problem.groups[which]
-    return problem._replace(data=problem.data.taken(which), groups=groups)
+def some_rows(problem: LinearProblem, which: Any) -> LinearProblem:
+    """The problem of some of the rows."""
+    data, groups = problem.data.taken(which), problem.groups
+    wide = None if problem.wide is None else problem.wide.of(data.X)
+    return problem._replace(data=data, groups=None if groups is None else groups[which], wide=wide)

@@ -17,7 +17,7 @@ from epfast.gaussian.checking import SiteProposal
 from epfast.gaussian.diagnostics import loo_of_rows, residual_of_rows, residual_of_sweep
 from epfast.gaussian.files import contents
 from epfast.inference import SweepInfo, certificates, learning, report
-from epfast.inference.certificates import Case, Check
+from epfast.inference.certificates import Check
 from epfast.inference.files import write
 from epfast.inference.records import Recorded
 from epfast.inference.runtime import cached_property
@@ -31,39 +31,13 @@ def shifted(latent: Array, offset: ArrayLike | None, axes: int = 1) -> Array:
     return latent + _checks.array("offset", offset, shape=latent.shape[-axes:])
 
 
-@dataclass(frozen=True, eq=False)
-class GaussianPosterior(Recorded):
-    """A Gaussian posterior over weights, or over the latent values of a process.
-
-    A subclass has the moments that the form of its covariance gives, and how it predicts.
-
-    Attributes
-    ----------
-    loss, scheme, schedule, beta, power
-        As fitted, with numbers in place of None.
-    problem : LinearProblem or GPProblem
-        The fit. It refers to rows or kernel; pickles and files leave them out.
-    converged : bool
-        Whether the last sweep changed the posterior by at most the tolerance and refused no site,
-        and the log evidence is possible: at most 0 where no factor is above 1.
-    history : list of SweepInfo
-        One record per sweep of this fit.
-    """
-
-    state: Any = field(repr=False)
-    problem: Any = field(repr=False)
-    converged: bool
-    history: list[SweepInfo] = field(repr=False)
+class Posterior(Recorded):
+    """What posteriors of rows and processes have in common: a Gaussian, or a mixture of them."""
 
     #: the name of the class in files
     kind: ClassVar[str]
     #: of latent values: their rows, and of several latents these
     axes: ClassVar[int] = 1
-
-    def __getstate__(self) -> dict[str, Any]:
-        # what was computed from the fields is computed again
-        own = {one.name: getattr(self, one.name) for one in fields(self)}
-        return own | {"problem": self.problem.without_rows()}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to an ``.npz`` file, which :func:`epfast.load` reads; nothing is pickled.
@@ -194,21 +168,6 @@ class GaussianPosterior(Recorded):
         """See :meth:`sample`."""
         raise NotImplementedError
 
-    def _proposal(self) -> Any:
-        """What :meth:`check` draws from."""
-        raise NotImplementedError
-
-    def _case(self) -> Case:
-        """What :meth:`check` compares."""
-        if self.observed() is None:
-            raise ValueError(
-                "the posterior does not know its rows; allowed: post.with_rows(X, y).check()"
-            )
-        drawn, one_mode = self._proposal(), self.problem.loss.log_concave is True
-        moments = self.mean.ravel(), np.sqrt(self.variance).ravel()
-        others = getattr(drawn, "others", None)
-        return Case(drawn, *moments, self.log_evidence, self.evidence_bound, True, one_mode, others)
-
     @property
     def evidence_bound(self) -> float:
         """The largest log evidence that is possible, up to rounding; inf: no bound is known."""
@@ -216,6 +175,101 @@ class GaussianPosterior(Recorded):
             return math.inf
         bound: float = self.problem.evidence_bound
         return bound
+
+    def credible_interval(self, level: float = 0.95) -> Array:
+        """Central credible intervals.
+
+        Parameters
+        ----------
+        level : float
+            Posterior probability of each interval, between 0 and 1.
+
+        Returns
+        -------
+        ndarray of shape (d, 2), or (C, d, 2) with C latents
+            Lower and upper ends.
+        """
+        return report.interval(self.mean, self.variance, report.level_at_door(level))
+
+    def summary(self, level: float = 0.95) -> Any:
+        """A table of the posterior: mean, sd, credible interval and probability to be positive.
+
+        Parameters
+        ----------
+        level : float
+            Posterior probability of the intervals, between 0 and 1.
+
+        Returns
+        -------
+        pandas.DataFrame, or a table that prints aligned where pandas is missing
+            A row per coefficient or latent value. Its ``attrs`` hold ``log_evidence``,
+            ``converged``, ``is_likelihood``, and ``notes``: lines of text, which say among others
+            that the log evidence of a loss that is no likelihood is not a log probability.
+        """
+        return report.summary(self, level, self._positive())
+
+    def _positive(self) -> Array:
+        """Probabilities of what ``mean`` is the mean of to be positive."""
+        return report.positive(self.mean, self.variance)
+
+    def to_arviz(self, draws: int = 1000, chains: int = 4, seed: int = 0) -> Any:
+        """Draws for ArviZ, with the log likelihood of each row and EP's leave-one-out.
+
+        Parameters
+        ----------
+        draws, chains : int
+            All draws are independent; chains serve the functions of ArviZ.
+        seed : int
+            Of the draws.
+
+        Returns
+        -------
+        arviz.InferenceData, or xarray.DataTree with ArviZ 1.0 or later, or without ArviZ
+            Groups ``posterior``; where the rows are known ``log_likelihood``,
+            ``observed_data`` and, of responses that can be drawn, ``posterior_predictive``; where
+            sites give it ``loo``, leave-one-out log probabilities from the
+            cavities, with their sum.
+
+        Raises
+        ------
+        ImportError
+            Without xarray, which the extra ``arviz`` brings.
+        """
+        return report.to_arviz(self, draws, chains, seed)
+
+
+@dataclass(frozen=True, eq=False)
+class GaussianPosterior(Posterior):
+    """A Gaussian posterior over weights, or over the latent values of a process.
+
+    A subclass has the moments that the form of its covariance gives, and how it predicts.
+
+    Attributes
+    ----------
+    loss, scheme, schedule, beta, power
+        As fitted, with numbers in place of None.
+    problem : LinearProblem or GPProblem
+        The fit. It refers to rows or kernel; pickles and files leave them out.
+    converged : bool
+        Whether the last sweep changed the posterior by at most the tolerance and refused no site,
+        and the log evidence is possible: at most 0 where no factor is above 1.
+    history : list of SweepInfo
+        One record per sweep of this fit.
+    """
+
+    state: Any = field(repr=False)
+    problem: Any = field(repr=False)
+    converged: bool
+    history: list[SweepInfo] = field(repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # what was computed from the fields is computed again
+        own = {one.name: getattr(self, one.name) for one in fields(self)}
+        return own | {"problem": self.problem.without_rows()}
+
+    def _proposal(self) -> Any:
+        """What :meth:`check` draws from."""
+        raise NotImplementedError
 
     # -- its rows --
 
@@ -227,7 +281,7 @@ class GaussianPosterior(Recorded):
         self.known_loss()
         return self
 
-    def _marginals_of_rows(self) -> tuple[Array, Array]:
+    def marginals_of_rows(self) -> tuple[Array, Array]:
         """Mean and variance of the latent values of the rows, (n,) or (n, C) each."""
         raise NotImplementedError
 
@@ -239,7 +293,7 @@ class GaussianPosterior(Recorded):
                 "batch_size=None and an EP schedule, or of a process"
             )
         whole = self._with_rows()
-        return whole.problem, self.sites, *whole._marginals_of_rows()
+        return whole.problem, self.sites, *whole.marginals_of_rows()
 
     @cached_property
     def residual(self) -> float:
@@ -370,66 +424,15 @@ class GaussianPosterior(Recorded):
                 f"loss is a {type(self.loss).__name__}, which gives no values; allowed: a loss "
                 "that gives them"
             )
-        found = certificates.check(self._case(), draws, seed)
+        if self.observed() is None:
+            raise ValueError(
+                "the posterior does not know its rows; allowed: post.with_rows(X, y).check()"
+            )
+        one_mode = self.problem.loss.log_concave is True
+        given = self.log_evidence, draws, seed, self.evidence_bound, one_mode
+        found = certificates.check(self._proposal(), *given)
         said = report.not_counts(report.weights_of(self))
         return found if said is None else replace(found, reason=f"{found.reason}; given {said}")
-
-    def credible_interval(self, level: float = 0.95) -> Array:
-        """Central credible intervals.
-
-        Parameters
-        ----------
-        level : float
-            Posterior probability of each interval, between 0 and 1.
-
-        Returns
-        -------
-        ndarray of shape (d, 2), or (C, d, 2) with C latents
-            Lower and upper ends.
-        """
-        return report.interval(self.mean, self.variance, report.level_at_door(level))
-
-    def summary(self, level: float = 0.95) -> Any:
-        """A table of the posterior: mean, sd, credible interval and probability to be positive.
-
-        Parameters
-        ----------
-        level : float
-            Posterior probability of the intervals, between 0 and 1.
-
-        Returns
-        -------
-        pandas.DataFrame, or a table that prints aligned where pandas is missing
-            A row per coefficient or latent value. Its ``attrs`` hold ``log_evidence``,
-            ``converged``, ``is_likelihood``, and ``notes``: lines of text, which say among others
-            that the log evidence of a loss that is no likelihood is not a log probability.
-        """
-        return report.summary(self, level, report.positive(self.mean, self.variance))
-
-    def to_arviz(self, draws: int = 1000, chains: int = 4, seed: int = 0) -> Any:
-        """Draws for ArviZ, with the log likelihood of each row and EP's leave-one-out.
-
-        Parameters
-        ----------
-        draws, chains : int
-            All draws are independent; chains serve the functions of ArviZ.
-        seed : int
-            Of the draws.
-
-        Returns
-        -------
-        arviz.InferenceData, or xarray.DataTree with ArviZ 1.0 or later, or without ArviZ
-            Groups ``posterior``; where the rows are known ``log_likelihood``,
-            ``observed_data`` and, of responses that can be drawn, ``posterior_predictive``; where
-            sites give it ``loo``, leave-one-out log probabilities from the
-            cavities, with their sum.
-
-        Raises
-        ------
-        ImportError
-            Without xarray, which the extra ``arviz`` brings.
-        """
-        return report.to_arviz(self, draws, chains, seed)
 
 
 class SeveralLatents(GaussianPosterior):
@@ -478,7 +481,7 @@ class SeveralLatents(GaussianPosterior):
     def _proposal(self) -> Any:
         return SiteProposal(self)
 
-    def closest(self) -> Any:
+    def better(self) -> Any:
         """What a check draws from where few draws of this posterior count; None: there is none."""
         return None
 

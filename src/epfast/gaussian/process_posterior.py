@@ -11,11 +11,12 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks
 from epfast._arrays import Array, slices, symmetric_from_upper
-from epfast.gaussian.checking import LinearProposal, proposal
+from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.diagnostics import residual_of_rows
 from epfast.gaussian.engines.kernel import Kernel, log_evidence
 from epfast.gaussian.kernel_posterior import KernelPosterior, kernel_rows
-from epfast.gaussian.problem import LinearProblem, inverse_root, prior_of, sum_of_sites
+from epfast.gaussian.linear_posterior import FullPosterior
+from epfast.gaussian.problem import LinearProblem, not_proper, prior_of
 from epfast.gaussian.process_prediction import (
     ProcessPosterior,
     contracted,
@@ -28,7 +29,6 @@ from epfast.gaussian.process_prediction import (
 from epfast.gaussian.relaxed import RelaxedEnergies, relaxed_energies
 from epfast.inference import learning
 from epfast.inference.runtime import cached_property
-from epfast.losses import NoisyStep
 
 
 class GPPosterior(KernelPosterior, ProcessPosterior):
@@ -156,13 +156,6 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         twice = self.alpha[counts] ** 2 / tau[counts] + (tau * self.variance - weight)[counts]
         return {"variance": 0.5 * float(twice.sum()) / loss.variance}
 
-    def log_evidence_gradient_epsilon(self) -> float:
-        """As :meth:`loss_gradient`, for the epsilon of a noisy step."""
-        loss = self.known_loss()
-        if not isinstance(loss, NoisyStep):
-            raise ValueError(f"loss is {loss!r}; allowed: a NoisyStep")
-        return float(self.loss_gradient()["epsilon"])
-
     def _proposal(self) -> LinearProposal:
         """The latent values as rows of a linear model: K = R R', f = R w, w ~ N(0, I).
 
@@ -174,10 +167,10 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         choices = self.loss_of_rows(), problem.scheme, problem.schedule
         data = problem.data._replace(X=root)
         linear = LinearProblem(data, *choices, "full", None, prior, prior)
-        precision, shift = sum_of_sites(linear, self.state.sites)
-        precision[np.diag_indices(len(precision))] += 1.0
-        back = inverse_root(precision)
-        return proposal(linear, back @ (back.T @ shift), back, root)
+        post = FullPosterior(prior, linear, False, []).of_sites(*self.state.sites[:2])
+        if post is None:
+            raise not_proper()
+        return LinearProposal(post, by_rows=True)
 
     def relaxed_energies(self) -> RelaxedEnergies:
         """Primal and dual energy of relaxed EP, equations 25 and 32 of the paper; O(n^2).

@@ -130,7 +130,7 @@ class ProcessPosterior(GaussianPosterior):
     def _losses_of(self, theta: Array) -> Array:
         return self.loss_of_rows().values(theta.T, self.observed()).T
 
-    def _marginals_of_rows(self) -> tuple[Array, Array]:
+    def marginals_of_rows(self) -> tuple[Array, Array]:
         return self.mean, self.variance
 
     def observed(self) -> Array:

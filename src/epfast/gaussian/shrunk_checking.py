@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, special
 
 from epfast._arrays import Array
-from epfast.gaussian.problem import LinearProblem, PriorSites, sum_of_sites
-from epfast.inference import Sites
-from epfast.inference.importance import smoothed
+from epfast.gaussian.problem import sum_of_sites
+from epfast.inference.importance import Proposal, smoothed
 from epfast.losses import SpikeAndSlab
 
 LOG_2PI = math.log(2.0 * math.pi)
@@ -23,29 +23,26 @@ SELDOM = 0.05
 OFF, ERRORS, BLOCK = 0.06, 2.0, 256
 
 
-class Models:
+class Models(Proposal):
     """Models drawn by the inclusion probabilities, and their weights by the sites of the rows.
 
     The weights of a model are normal given sites of the rows: so is the prior of those that are in.
     Reported are the weights that are in often enough to be met.
     """
 
-    def __init__(
-        self,
-        problem: LinearProblem,
-        prior_sites: PriorSites,
-        rows: Sites,
-        share: Array,
-        unit: tuple[Array, Array],
-    ) -> None:
-        """unit: mean and standard deviation of the weights in the approximation."""
+    known = False  # there are too many models to sum over
+
+    def __init__(self, post: Any) -> None:
+        """post: a ShrunkPosterior with this prior."""
+        share, problem, rows = post.inclusion_probability, post.problem, post.sites
         self.judged = np.flatnonzero(share >= min(SELDOM, share.max()))
-        self.unit = unit[0][self.judged], unit[1][self.judged]
-        self.problem, self.prior_sites, self.rows = problem, prior_sites, rows
+        self.unit = post.mean[self.judged], np.sqrt(post.variance[self.judged])
+        self.problem, self.prior_sites, self.rows = problem, problem.prior_sites, rows
+        self.prior: SpikeAndSlab = self.prior_sites.prior
         self.share = np.clip(share, LEAST_INCLUSION, 1.0 - LEAST_INCLUSION)
         self.visited = np.zeros(len(share), dtype=bool)
-        self.visited[prior_sites.visits] = True
-        self.is_best = False
+        self.visited[self.prior_sites.visits] = True
+        self.size = self.width = 2 * len(share)  # an indicator and a weight each
         if problem.wide is None:
             gram, self.shift = sum_of_sites(problem, rows)
             self.gram: Array | None = np.asarray(gram)
@@ -54,24 +51,12 @@ class Models:
             X = X.toarray() if problem.sparse else np.asarray(X, dtype=np.float64)
             self.gram, self.columns, self.shift = None, X, X.T @ rows.shift
 
-    @property
-    def size(self) -> int:
-        """Of an indicator and a weight each."""
-        return 2 * len(self.share)
-
-    @property
-    def width(self) -> int:
-        return self.size
-
     def _of_model(self, one: Array) -> tuple[NDArray[np.intp], Array, Array]:
         """Weights that are in, their mean, and the Cholesky factor of their precision."""
         d = len(self.share)
         which = np.flatnonzero(~self.visited | (special.ndtr(one[:d]) < self.share))
-        prior = self.prior_sites.prior
-        assert isinstance(prior, SpikeAndSlab)
-        precision = np.where(
-            self.visited[which], 1.0 / prior.variance, self.prior_sites.start.precision[which]
-        )
+        start = self.prior_sites.start.precision[which]
+        precision = np.where(self.visited[which], 1.0 / self.prior.variance, start)
         if self.gram is not None:
             matrix = self.gram[np.ix_(which, which)]
         else:
@@ -92,8 +77,7 @@ class Models:
         return theta
 
     def log_ratio(self, z: Array, theta: Array) -> Array:
-        d, prior, visited = len(self.share), self.prior_sites.prior, self.visited
-        assert isinstance(prior, SpikeAndSlab)
+        d, prior, visited = len(self.share), self.prior, self.visited
         within = special.ndtr(z[:, :d]) < self.share
         with np.errstate(divide="ignore"):
             odds = within * np.log(prior.share) + np.where(within, 0.0, np.log1p(-prior.share))
@@ -111,11 +95,7 @@ class Models:
         return theta[:, self.judged]
 
     def moments(self) -> tuple[Array, Array]:
-        """Units: there are too many models to sum over."""
         return self.unit
-
-    def better(self) -> None:
-        """There is none at hand."""
 
 
 def worst_inclusion(models: Models, given: Array, draws: int, seed: int) -> str:

@@ -13,7 +13,7 @@ from scipy import optimize, special
 from epfast import _checks, families
 from epfast._arrays import Array
 from epfast._core.row_sweeps import ParallelSweep
-from epfast.gaussian.checking import proposal
+from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.engines.prior_sites import (
     ByRows,
     DualState,
@@ -28,13 +28,15 @@ from epfast.gaussian.shrinkage import with_prior
 from epfast.gaussian.shrunk_checking import Models, worst_inclusion
 from epfast.gaussian.wide import in_memory
 from epfast.inference import Fit, Sites, interrupted, run_from, start_may_be_dropped, warn_of
-from epfast.inference.certificates import Case, Check
+from epfast.inference.certificates import Check
 from epfast.inference.runtime import cached_property
 from epfast.inference.starts import FAILURES
 from epfast.losses import Prior, SpikeAndSlab
 
 #: largest step of the log of a parameter, or of the log odds of a share, in learning
 BOUND = 12.0
+#: parameters between 0 and 1
+SHARES = "share", "loss.share", "loss.epsilon"
 #: what a fit that fails counts as, in nats below the first
 FAILED = 1e4
 
@@ -164,12 +166,17 @@ class ShrunkPosterior(FullPosterior):
                 "the posterior has not settled, so that its log evidence says nothing; allowed: "
                 "one that has, as of another share or scale, or of more sweeps"
             )
-        began = np.array([_to_line(name, _value(whole, name)) for name in chosen])
+        # a share by its log odds, other parameters by their logs
+        shares = np.array([name in SHARES for name in chosen])
+        now = np.array([_number(whole, name) for name in chosen])
+        with np.errstate(divide="ignore"):
+            began = np.where(shares, special.logit(np.minimum(now, 1.0 - 1e-9)), np.log(now))
         best = whole
 
         def lost(line: Array) -> tuple[float, Array]:
             nonlocal best
-            values = {name: _from_line(name, x) for name, x in zip(chosen, line, strict=True)}
+            numbers = np.where(shares, special.expit(line), np.exp(line))
+            values = dict(zip(chosen, numbers.tolist(), strict=True))
             found = _settled(whole, values, best)
             if found is None:
                 return FAILED - whole.log_evidence, np.zeros(len(line))
@@ -178,8 +185,9 @@ class ShrunkPosterior(FullPosterior):
             slopes = found.prior_gradient()
             if any(name.startswith("loss.") for name in chosen):
                 slopes |= {f"loss.{name}": x for name, x in found.loss_gradient().items()}
-            along = [slopes[name] * _rate(name, _value(found, name)) for name in chosen]
-            return -found.log_evidence, -np.array(along)
+            along = np.array([slopes[name] for name in chosen])
+            along *= numbers * np.where(shares, 1.0 - numbers, 1.0)
+            return -found.log_evidence, -along
 
         bounds = [(x - BOUND, min(x + BOUND, 30.0)) for x in began]
         optimize.minimize(
@@ -298,16 +306,8 @@ class ShrunkPosterior(FullPosterior):
 
     def _proposal(self) -> Any:
         if not isinstance(self.prior, SpikeAndSlab):
-            return proposal(self.problem, self.mean, self._root)
-        unit, share = (self.mean, np.sqrt(self.variance)), self.inclusion_probability
-        return Models(self.problem, self.prior_per_weight, self.state.sites, share, unit)
-
-    def _case(self) -> Case:
-        case = super()._case()
-        if not isinstance(case.proposal, Models):
-            return case
-        mean, sd = case.proposal.moments()
-        return case._replace(mean=mean, sd=sd, known=False)
+            return LinearProposal(self)
+        return Models(self)
 
     def check(self, draws: int = 1000, seed: int = 0) -> Check:
         """As :meth:`FullPosterior.check`; with a :class:`SpikeAndSlab` models are drawn.
@@ -323,25 +323,16 @@ class ShrunkPosterior(FullPosterior):
         found, prior = super().check(draws, seed), self.prior
         if not isinstance(prior, SpikeAndSlab):
             return found
-        models: Any = self._case().proposal
-        judged = models.judged
+        models = self._proposal()
         if found.verdict == "good":
             off = worst_inclusion(models, self.inclusion_probability, draws, seed)
             found = replace(found, verdict="usable", reason=off) if off else found
-        nan = np.full(len(self.mean), np.nan)
-        whole = {
-            "mean": self.mean,
-            "mean_se": nan,
-            "sd": np.sqrt(self.variance),
-            "shifts": np.zeros(len(nan)),
-            "shift_ses": nan,
-            "sd_factors": np.ones(len(nan)),
-        }
-        parts: dict[str, Any] = {}
-        for name, values in whole.items():
-            parts[name] = values.copy()
-            parts[name][judged] = getattr(found, name)
-        return replace(found, **parts)
+        whole: dict[str, Any] = {"mean": self.mean, "sd": np.sqrt(self.variance), "shifts": 0.0}
+        whole |= {"sd_factors": 1.0, "mean_se": np.nan, "shift_ses": np.nan}
+        for name, others in whole.items():
+            whole[name] = np.full_like(self.mean, others)
+            whole[name][models.judged] = getattr(found, name)
+        return replace(found, **whole)
 
     def with_checked_rows(
         self, data: Any, schedule: Any, warn: Callable[..., Any] = warn_of
@@ -360,25 +351,10 @@ class ShrunkPosterior(FullPosterior):
         )
 
 
-# ---- learning: a share by its log odds, other parameters by their logs ----
-
-
-def _is_share(name: str) -> bool:
-    return name in ("share", "loss.share", "loss.epsilon")
-
-
-def _value(post: ShrunkPosterior, name: str) -> float:
-    if name.startswith("loss."):
-        return float(getattr(post.problem.loss, name[5:]))
-    return float(getattr(post.prior, name))
-
-
-def _to_line(name: str, value: float) -> float:
-    return float(special.logit(min(value, 1.0 - 1e-9)) if _is_share(name) else np.log(value))
-
-
-def _from_line(name: str, x: float) -> float:
-    return float(special.expit(x) if _is_share(name) else np.exp(x))
+def _number(post: ShrunkPosterior, name: str) -> float:
+    """A parameter of the prior, or of the loss."""
+    owner = post.problem.loss if name.startswith("loss.") else post.prior
+    return float(getattr(owner, name.removeprefix("loss.")))
 
 
 def _settled(
@@ -387,17 +363,10 @@ def _settled(
     """The fit with these parameters, from the sites of the best one or anew; None: none settles."""
     for start in (best, None):
         try:
-            found = post.with_numbers(values, start, warn=_silent)
+            # what does not settle is left out, unsaid
+            found = post.with_numbers(values, start, warn=lambda *told: None)
         except FAILURES:
             continue
         if found.converged:
             return found
     return None
-
-
-def _silent(*args: Any) -> None:
-    """What does not settle is left out of a search."""
-
-
-def _rate(name: str, value: float) -> float:
-    return value * (1.0 - value) if _is_share(name) else value

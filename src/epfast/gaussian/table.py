@@ -71,13 +71,8 @@ def words(key: Key) -> str:
     return f"posterior={covariance!r}, {size}, {SCHEDULES[stores]}"
 
 
-SHUFFLED, PARALLEL, CHUNKED, AS_COMPLETED = (
-    f"order={name!r}" for name in ("shuffled", "parallel", "chunked", "as_completed")
-)
-
-
-def _row(engine: Callable[[Any], Any], *takes: str, **only: bool) -> Combination:
-    return Combination(engine, frozenset(takes), **only)
+def _row(engine: Callable[[Any], Any], takes: str, **only: bool) -> Combination:
+    return Combination(engine, frozenset(takes.split(", ")), **only)
 
 
 def of_latents(problem: LinearProblem) -> StackEngine | NestedEngine:
@@ -92,69 +87,36 @@ def of_rows(problem: LinearProblem) -> RowEngine | ProcessEngine | WeightEngine:
     return RowEngine(problem) if problem.wide is None else ProcessEngine(problem, Dual(problem))
 
 
+ORDERS = "order='shuffled', order='parallel'"
+SHARDS = f"weights, sparse X, damping, power, executor, {ORDERS}, order='as_completed'"
+LAPLACE = f"weights, sparse X, damping, power, executor, {ORDERS}"
+PASS = "weights, sparse X, chunks of X, power, order='shuffled'"
+COLUMNS = "weights, sparse X, power, site_rule, record='factor', order='shuffled'"
 ENGINES: Table = {
     ("full", "row", "factor"): _row(
-        of_rows,
-        *(
-            "weights",
-            "prior",
-            "sparse X",
-            "damping",
-            "power",
-            "block",
-            SHUFFLED,
-            CHUNKED,
-            PARALLEL,
-        ),
+        of_rows, f"weights, prior, sparse X, damping, power, block, order='chunked', {ORDERS}"
     ),
-    ("full", "row", "none"): _row(
-        PassEngine, "weights", "sparse X", "chunks of X", "power", SHUFFLED
-    ),
-    ("full", "row", "shared"): _row(
-        SharedEngine, "weights", "sparse X", "damping", "power", "executor", SHUFFLED, PARALLEL
-    ),
-    ("full", "row", "shard"): _row(
-        ShardEngine,
-        *("weights", "sparse X", "damping", "power", "executor"),
-        *(SHUFFLED, PARALLEL, AS_COMPLETED),
-    ),
-    **{
-        ("factorized", factor, "shard"): _row(
-            ShardEngine,
-            *("weights", "sparse X", "damping", "power", "site_rule", "executor"),
-            *(SHUFFLED, PARALLEL, AS_COMPLETED),
-        )
-        for factor in ("minibatch", "row")
-    },
-    ("full", "minibatch", "factor"): _row(
-        LaplaceEngine,
-        *("weights", "sparse X", "damping", "power", "executor", SHUFFLED, PARALLEL),
-        by_expansion=True,
-    ),
-    ("full", "minibatch", "none"): _row(
-        PassEngine,
-        *("weights", "sparse X", "chunks of X", "power", SHUFFLED),
-        by_expansion=True,
-    ),
+    ("full", "row", "none"): _row(PassEngine, PASS),
+    ("full", "row", "shared"): _row(SharedEngine, LAPLACE),
+    ("full", "row", "shard"): _row(ShardEngine, SHARDS),
+    ("full", "minibatch", "factor"): _row(LaplaceEngine, LAPLACE, by_expansion=True),
+    ("full", "minibatch", "none"): _row(PassEngine, PASS, by_expansion=True),
     ("full", "latents", "factor"): _row(
-        of_latents, "sparse X", "damping", "block", SHUFFLED, CHUNKED, PARALLEL
+        of_latents, f"sparse X, damping, block, order='chunked', {ORDERS}"
     ),
     **{
-        ("factorized", factor, stored): _row(
-            engine,
-            *("weights", "sparse X", "power", "site_rule", "record='factor'", SHUFFLED),
-            *more,
-        )
+        ("factorized", factor, stored): _row(engine, takes)
         for factor in ("minibatch", "row")
-        for stored, engine, more in (
-            ("factor", DiagonalEngine, ("damping", PARALLEL)),
-            ("none", DiagonalPass, ("chunks of X", "settle")),
+        for stored, engine, takes in (
+            ("factor", DiagonalEngine, f"{COLUMNS}, damping, order='parallel'"),
+            ("none", DiagonalPass, f"{COLUMNS}, chunks of X, settle"),
+            ("shard", ShardEngine, f"{SHARDS}, site_rule"),
         )
     },
     ("process", "row", "factor"): _row(
-        ProcessEngine, "damping", "power", "block", "scheme='relaxed'", SHUFFLED, PARALLEL
+        ProcessEngine, f"damping, power, block, scheme='relaxed', {ORDERS}"
     ),
-    ("process", "latents", "factor"): _row(LatentProcessEngine, "damping", SHUFFLED, PARALLEL),
+    ("process", "latents", "factor"): _row(LatentProcessEngine, f"damping, {ORDERS}"),
     ("process", "row", "descent"): _row(DescentEngine, "power", by_integrals=True),
 }
 

@@ -8,7 +8,6 @@ from operator import attrgetter
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from epfast import families
 from epfast._arrays import Array
@@ -32,7 +31,6 @@ from epfast.gaussian.wide import (
     products,
 )
 from epfast.inference import Sites, warn_of
-from epfast.inference.best_gaussian import best_sites
 from epfast.inference.runtime import cached_property
 
 #: largest number of rows for which a check looks for a better Gaussian: O(n^3) per step
@@ -193,35 +191,26 @@ class WidePosterior(KernelPosterior, FullPosterior):
     def _proposal(self) -> SiteProposal:
         return SiteProposal(self)
 
-    def closest(self) -> SiteProposal | None:
+    @cached_property
+    def _form(self) -> Dual:
+        return self.form()
+
+    def of_sites(self, precision: Array, shift: Array) -> WidePosterior | None:
+        """The posterior of other sites of the rows; None: it is improper. O(n^3)."""
+        sites = Sites(precision, shift, np.zeros(len(shift)))
+        moments = self._form.moments(sites, marginals=True)
+        return None if moments is None else replace(self, state=GPState(sites, 0, moments))
+
+    def better(self) -> SiteProposal | None:
         """The best Gaussian, for checks; None if there is none, or n is too large."""
-        problem = self.problem
-        n = problem.shape[0]
-        if n > CLOSEST_UP_TO:
+        if self.problem.shape[0] > CLOSEST_UP_TO:
             return None
-        form = self.form()
-
-        def marginals(precision: Array, shift: Array) -> tuple[Array, Array, float] | None:
-            sites = Sites(precision, shift, np.zeros(n))
-            found = form.moments(sites, marginals=True)
-            if found is None:
-                return None
-            return found.mean, found.variance, log_evidence(sites, found, form.offset)
-
-        def values(latent: Array, part: slice) -> Array:
-            y, weights = problem.responses(part), problem.data.weights
-            found: Array = problem.loss.values(latent, y)
-            return found if weights is None else weights[part, None] * found
-
-        best = best_sites(values, marginals, n)
-        if best is None:
-            return None
-        sites = Sites(best.precision, best.shift, np.zeros(n))
+        # a copy, which has the form for as long as it is looked for
+        found = SiteProposal(replace(self)).closest
         try:
-            state = form.solved(GPState(sites, 0))
+            return None if found is None or found[0].factor is None else SiteProposal(*found)
         except FloatingPointError:
             return None
-        return SiteProposal(replace(self, state=state), best.is_unique)
 
     # -- other rows, other forms --
 
@@ -262,18 +251,12 @@ class WidePosterior(KernelPosterior, FullPosterior):
         found: FullPosterior = online.extended(self, data, schedule, warn, engine)
         return found
 
-    def remove(self, rows: ArrayLike, X: Any = None, y: ArrayLike | None = None) -> FullPosterior:
-        """As :meth:`FullPosterior.remove`. O(n^2 d + n^3)."""
-        problem, sites = self._with_rows(X, y).problem, self.state.sites
-        kept = ~online.removal_mask(problem, rows)
-        data = problem.data.taken(kept)
-        problem = problem._replace(data=data, wide=self._rows.of(data.X))
-        rest = GPState(families.taken(sites, kept), self.n_sweeps)
+    def _of_rest(self, problem: LinearProblem, gone: Any, rest: LinearProblem) -> Any:
         try:
-            state = Dual(problem).solved(rest)
+            state = GPState(families.taken(self.state.sites, ~gone), self.n_sweeps)
+            return Dual(rest).solved(state)
         except FloatingPointError:
-            raise online.improper_rest() from None
-        return replace(self, state=state, problem=problem, converged=False)
+            return None
 
     # -- what callbacks read of a state --
 

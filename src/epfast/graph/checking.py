@@ -20,7 +20,8 @@ from epfast.graph.factors_continuous import CompoundGamma, Noise, Product
 from epfast.graph.own import Attached
 from epfast.graph.problem import BLOCK, GraphProblem, GraphState
 from epfast.graph.variables import Index, Terms, ends, joined
-from epfast.inference.certificates import Case, Check, check
+from epfast.inference.certificates import Check, check
+from epfast.inference.importance import Proposal
 from epfast.losses import Loss
 from epfast.operators.density import Density
 
@@ -31,7 +32,7 @@ NAMES = tuple(FAMILIES)
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
-class GraphProposal:
+class GraphProposal(Proposal):
     """Draws of all variables from their beliefs, independent, beside prior times factors.
 
     A variable takes one standard normal number: Gaussian ones are linear in it, the logs of gamma
@@ -42,10 +43,9 @@ class GraphProposal:
     categorical ones the indicators of the categories.
     """
 
-    is_best = False
-
     def __init__(self, problem: GraphProblem, state: GraphState) -> None:
         scalar = np.flatnonzero(problem.families != BLOCK)
+        self.known = bool((problem.families <= 0).all())
         n = len(scalar)
         families, sizes, self.at = (
             x[scalar] for x in (problem.families, problem.sizes, problem.at[:-1])
@@ -177,14 +177,10 @@ class GraphProposal:
         """Those of the beliefs, whatever the draws are."""
         return self.mean, self.sd
 
-    def better(self) -> None:
-        return None
-
 
 def checked(problem: GraphProblem, state: GraphState, evidence: float, **given: Any) -> Check:
     """Check a posterior: see :meth:`epfast.GraphPosterior.check`."""
     proposal = GraphProposal(problem, state)
-    mean, sd = proposal.moments()
     edges = sum(len(batch.terms.variables) for batch in problem.batches)
     most = int(MOST_WORK / (proposal.size + edges))
     if _checks.integer("draws", given["draws"], least=100) > most:
@@ -192,8 +188,7 @@ def checked(problem: GraphProblem, state: GraphState, evidence: float, **given: 
             f"draws is {given['draws']:,}; allowed for {proposal.size:,} variables with {edges:,} "
             + (f"neighbours of factors: {most:,}" if most >= 100 else "neighbours of factors: none")
         )
-    known = bool((problem.families <= 0).all())
-    return check(Case(proposal, mean, sd, evidence, problem.evidence_bound, known), **given)
+    return check(proposal, evidence, bound=problem.evidence_bound, **given)
 
 
 def _gamma(eta: Array) -> tuple[Array, Array]:

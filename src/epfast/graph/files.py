@@ -35,10 +35,7 @@ from epfast.graph.variables import Block, Index, Part, Terms, Variables, finite_
 from epfast.inference import Sites, SweepInfo
 from epfast.inference.files import (
     agree,
-    describe_history,
     describe_schedule,
-    restore_flag,
-    restore_history,
     restore_schedule,
 )
 from epfast.losses import Loss
@@ -73,12 +70,10 @@ def contents(
     }
     header: dict[str, Any] = {
         "posterior": "graph",
-        "loss": None,
-        "beta": 1.0,
         "graph": problem.graph,
         "schedule": describe_schedule(problem.schedule)[0],
         "converged": bool(converged),
-        "history": describe_history(history),
+        "history": [info._replace(factor_cost=None)._asdict() for info in history],
         "added": problem.added,
         "made": [],
         "batches": [],
@@ -215,8 +210,8 @@ def restore(
     )
     problem.check(quiet=True)
     state = _state(problem, arrays, header["state"])
-    history = restore_history(header["history"])
-    return state, problem, restore_flag(header, "converged"), history
+    history = [SweepInfo(**record) for record in header["history"]]
+    return state, problem, _checks.flag("converged", header["converged"]), history
 
 
 def _blocks(arrays: dict[str, Array], families: Index) -> tuple[BlockPrior, ...]:

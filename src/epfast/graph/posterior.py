@@ -404,8 +404,6 @@ class GraphPosterior(Recorded):
         return found
 
 
-def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Any) -> GraphPosterior:
+def restore(arrays: dict[str, Array], header: dict[str, Any], oracle: Any) -> GraphPosterior:
     """Check what ``save`` wrote, and build the posterior."""
-    if loss is not None:
-        raise ValueError("loss is given; allowed for a graph, whose file holds its losses: None")
     return GraphPosterior(*files.restore(arrays, header))

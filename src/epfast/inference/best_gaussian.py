@@ -8,7 +8,7 @@ code with EP, so that a fit that went wrong does not take its check along.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -36,18 +36,10 @@ CLIMB, FEW = 8, np.polynomial.hermite_e.hermegauss(12)
 FEW = FEW[0], FEW[1] / FEW[1].sum()
 
 
-class Best(NamedTuple):
-    """What :func:`best_sites` found."""
+def best_sites(values: Values, marginals: Marginals, n: int) -> tuple[Array, Array, bool] | None:
+    """Sites of the best Gaussian, from no sites on, precision and shift; None if none is found.
 
-    #: (n,) each, of a site per row
-    precision: Array
-    shift: Array
-    #: whether no curvature was negative: with log-concave factors there is one maximum
-    is_unique: bool
-
-
-def best_sites(values: Values, marginals: Marginals, n: int) -> Best | None:
-    """Sites of the best Gaussian, from no sites on; None if nothing is found.
+    And whether no curvature was negative: with log-concave factors there is one maximum.
 
     Takes values of the loss alone: slopes and curvatures under a Gaussian are moments of values.
     Negative curvatures count as 0.
@@ -78,7 +70,7 @@ def best_sites(values: Values, marginals: Marginals, n: int) -> Best | None:
             break
     if not np.isfinite(bound):
         return None
-    return Best(precision, shift, bool((curvature > -ROUNDING * np.abs(curvature).max()).all()))
+    return precision, shift, bool((curvature > -ROUNDING * np.abs(curvature).max()).all())
 
 
 def climbed(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,24 +33,6 @@ CERTAIN = 3.0
 #: the same without draws, from the Gaussian that maximises the evidence bound. Of a posterior that
 #: is not Gaussian it differs from EP by up to about 1 sd and a factor of 2, though EP be right
 FAR = (3.0, 3.0)
-
-
-class Case(NamedTuple):
-    """What is checked: an approximation, its moments as reported, and its log evidence."""
-
-    proposal: Proposal
-    mean: Array
-    sd: Array
-    log_evidence: float
-    #: no right log evidence is above this
-    evidence_bound: float
-    #: whether mean and sd are those of what the proposal draws; else they are units alone
-    known: bool = True
-    #: whether the exact posterior has one mode for certain
-    one_mode: bool = True
-    #: Gaussians at other modes, and wide ones, and whether these are all that matter, by a seed and
-    #: about what the log evidence is; None: they cannot be looked for
-    others: Callable[[int, float], tuple[list[Any], bool]] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,49 +126,63 @@ def short(value: float) -> str:
     return text.replace("0.", ".", 1) if abs(value) < 1.0 and "e" not in text else text
 
 
-def check(case: Case, draws: int, seed: int) -> Check:
-    """Check an approximation; see :meth:`epfast.FullPosterior.check`."""
+def check(
+    proposal: Proposal,
+    log_evidence: float,
+    draws: int,
+    seed: int,
+    bound: float = np.inf,
+    one_mode: bool = True,
+) -> Check:
+    """Check an approximation, from which a proposal draws; see :meth:`epfast.FullPosterior.check`.
+
+    bound: no right log evidence is above it. one_mode: whether the exact posterior has one mode for
+    certain.
+    """
     draws = _checks.integer("draws", draws, least=100)
     seed = _checks.integer("seed", seed, least=0)
-    sampler = Sampler(draws + draws % 2, seed, max(LEAST_DF, float(case.proposal.size)))
-    parts, better = [case.proposal], None
-    searched = case.one_mode
-    if not case.one_mode and case.others is not None:
-        others, searched = case.others(seed, case.log_evidence)
+    sampler = Sampler(draws + draws % 2, seed, max(LEAST_DF, float(proposal.size)))
+    parts, better, searched = [proposal], None, one_mode
+    if not one_mode:
+        others, searched = proposal.others(seed, log_evidence)
         parts += others
     own = used = sampler.weigh(*parts)
     if len(parts) == 1 and not _believed(own, sampler.draws, ALIKE):
-        better = case.proposal.better()
+        better = proposal.better()
         if better is not None:
             both = [*parts, better]
             both = both if all(hasattr(part, "squares") for part in both) else [better]
             found = sampler.weigh(*both)
             if found is not None and (own is None or _says_more(found, own)):
                 parts, used = both, found
-    q, sd = len(case.mean), np.where(case.sd > 0.0, case.sd, 1.0)
+    mean, spread = proposal.moments()
+    q, sd = len(mean), np.where(spread > 0.0, spread, 1.0)
     nan = np.full(q, np.nan)
     seen = ExactMoments(nan, nan, nan, nan, float("nan"))
     if used is not None and used.effective >= NOTHING:
         reference = parts[used.reference]
         unit = reference.moments()
         unit = unit[0], np.where(unit[1] > 0.0, unit[1], 1.0)
-        seen = moments(sampler, parts, used, unit, case.known or reference is not case.proposal)
-        seen = seen.beside(*unit, case.mean, sd)
-    verdict, reason = _verdict(case, seen, used, better, sampler.draws, searched)
+        seen = moments(sampler, parts, used, unit, reference.known)
+        seen = seen.beside(*unit, mean, sd)
+    believed = _believed(used, sampler.draws)
+    said = _verdict(log_evidence, seen, used, believed, searched) or _beside(proposal, better)
+    if log_evidence > bound:
+        reason = f"the log evidence is {log_evidence:.4g}, and cannot be above 0, since no factor"
+        said = "do not use", f"{reason} is above 1"
     worst, widest = _largest(seen.shift), _largest(seen.log_sd)
     factor = float(np.exp(seen.log_sd[widest]))
     return Check(
-        verdict,
-        reason,
+        *said,
         sampler.draws,
         0.0 if own is None else own.effective,
         np.inf if own is None else own.khat,
         float("nan") if used is None or used.effective < NOTHING else used.log_mean,
         seen.log_mean_se,
-        case.log_evidence,
-        case.mean + sd * seen.shift,
+        log_evidence,
+        mean + sd * seen.shift,
         sd * seen.shift_se,
-        case.sd * np.exp(seen.log_sd),
+        spread * np.exp(seen.log_sd),
         float(abs(seen.shift[worst])),
         float(seen.shift_se[worst]),
         seen.shift,
@@ -220,20 +214,13 @@ def _believed(found: ImportanceWeights | None, draws: int, share: float = 0.0) -
 
 
 def _verdict(
-    case: Case,
+    log_evidence: float,
     seen: ExactMoments,
     used: ImportanceWeights | None,
-    better: Proposal | None,
-    draws: int,
+    believed: bool,
     searched: bool,
-) -> tuple[str, str]:
-    """The verdict and its reason, from all the evidence together."""
-    if case.log_evidence > case.evidence_bound:
-        return "do not use", (
-            f"the log evidence is {case.log_evidence:.4g}, and cannot be above 0, since no factor "
-            "is above 1"
-        )
-    believed = _believed(used, draws)
+) -> tuple[str, str] | None:
+    """The verdict and its reason, from all the draws together; None if they cannot tell."""
     heard = used is not None and used.effective >= NOTHING
     if heard and (used.khat is None or used.khat < HOPELESS or believed):  # type: ignore[union-attr]
         errors = 3.0 if believed else FEW
@@ -244,13 +231,12 @@ def _verdict(
         least = np.abs(seen.log_sd) - errors * seen.log_sd_se
         if least.max() > np.log(most_factor):
             return "do not use", _widths(seen, int(least.argmax()))
-    if not believed:
-        return _beside(case, better)
-    assert used is not None
+    if not believed or used is None:
+        return None
     off = _largest(seen.shift)
     near = f"EP's mean is within {short(abs(seen.shift[off]))} sd of the exact one"
-    gap = abs(used.log_mean - case.log_evidence)
-    too_high = case.log_evidence - used.log_mean - 3.0 * seen.log_mean_se > GOOD_EVIDENCE
+    gap = abs(used.log_mean - log_evidence)
+    too_high = log_evidence - used.log_mean - 3.0 * seen.log_mean_se > GOOD_EVIDENCE
     if too_high and (np.abs(seen.shift) - 3.0 * seen.shift_se).max() > GOOD_SHIFT:
         # neither would do alone: one pass over many rows misses its log evidence, from below
         return "do not use", f"{_distance(seen, off)}, its log evidence too high by {short(gap)}"
@@ -272,15 +258,15 @@ def _verdict(
     return "good", near
 
 
-def _beside(case: Case, better: Proposal | None) -> tuple[str, str]:
+def _beside(proposal: Proposal, better: Proposal | None) -> tuple[str, str]:
     """The verdict where no draws are to be believed: is the closest Gaussian far away."""
     cannot = "the check cannot tell, too few draws are effective"
     if better is None or not better.is_best:
         return "uncertain", cannot
-    mean, sd = better.moments()
-    uncertain, known = (case.sd > 0.0) & (sd > 0.0), np.zeros(len(mean))
-    scale, sd = np.where(uncertain, case.sd, 1.0), np.where(uncertain, sd, 1.0)
-    seen = ExactMoments((mean - case.mean) / scale, known, np.log(sd / scale), known, 0.0)
+    (center, spread), (mean, sd) = proposal.moments(), better.moments()
+    uncertain, known = (spread > 0.0) & (sd > 0.0), np.zeros(len(mean))
+    scale, sd = np.where(uncertain, spread, 1.0), np.where(uncertain, sd, 1.0)
+    seen = ExactMoments((mean - center) / scale, known, np.log(sd / scale), known, 0.0)
     off, wide = _largest(seen.shift), _largest(seen.log_sd)
     if abs(seen.shift[off]) > FAR[0]:
         return "do not use", f"{_distance(seen, off)}, judging by the closest Gaussian"

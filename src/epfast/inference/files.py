@@ -8,21 +8,21 @@ import json
 import math
 import numbers
 import os
-import re
 import secrets
 import stat
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
-from typing import Any, BinaryIO, get_args, get_type_hints
+from tokenize import TokenError
+from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
 
 from epfast import _checks, schedules
 from epfast._arrays import Array
 from epfast._core.vector import build_facts
-from epfast.inference.records import SweepInfo
 from epfast.losses import Loss
 from epfast.losses import describe as describe_loss
 
@@ -34,12 +34,8 @@ ROUNDING = 1e-6
 PIECE = 1 << 20
 #: bytes that a packed file may hold beyond its own size; what ``write`` makes is not packed
 UNPACKED = 4 << 20
-#: the first bytes of an array as NumPy writes them: magic, version, length, description
-MAGIC = b"\x93NUMPY"
-DESCRIPTION = re.compile(
-    r"\{'descr': '([<>|=][fiubU]\d{1,9})', 'fortran_order': (True|False), "
-    r"'shape': \(([\d, ]*)\),? *\}\s*"
-)
+#: readers of the description of an array by the version of NumPy's format
+DESCRIPTIONS = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}
 #: what saving to a device or a full file system says, for fsync: nothing to sync there
 UNSYNCED = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
 #: schedules by the names that files know
@@ -48,8 +44,6 @@ SCHEDULES: dict[str, Any] = {
     for name, kind in ((name, getattr(schedules, name)) for name in schedules.__all__)
     if is_dataclass(kind)
 }
-#: what a record of a sweep is made of
-RECORD = get_type_hints(SweepInfo)
 
 
 # ---- write ----
@@ -249,20 +243,14 @@ def _array(archive: zipfile.ZipFile, name: str) -> Array:
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"{name} is packed in another way than NumPy does")
     with archive.open(member) as file:
-        start = file.read(len(MAGIC) + 2)
-        if start[:-2] != MAGIC or start[-2] not in (1, 2, 3):
-            raise ValueError(f"{name} is no array")
-        width = 2 if start[-2] == 1 else 4
-        length = int.from_bytes(file.read(width), "little")
-        if length > 10_000:
-            raise ValueError(f"{name} has a description of {length} bytes")
-        found = DESCRIPTION.fullmatch(file.read(length).decode("utf-8"))
-        if found is None:
+        try:
+            shape, is_fortran, kind = DESCRIPTIONS[read_magic(file)](file)
+        except (ValueError, KeyError, TokenError):  # the last of parentheses that do not close
+            raise ValueError(f"{name} is no array") from None
+        if kind.kind not in "fiubU":
             raise ValueError(f"{name} is no array of numbers")
-        kind, is_fortran = np.dtype(found[1]), found[2] == "True"
-        shape = tuple(int(part) for part in found[3].replace(",", " ").split())
         count = math.prod(shape)
-        if count * kind.itemsize + len(start) + width + length != member.file_size:
+        if min(shape, default=0) < 0 or count * kind.itemsize != member.file_size - file.tell():
             raise ValueError(f"{name} says shape {shape}, and holds {member.file_size} bytes")
         result = np.empty(count, dtype=kind)
         _fill(result, file)
@@ -330,40 +318,6 @@ def restore_schedule(described: dict[str, Any] | None, groups: Any) -> Any:
         elif name in ("groups", "shards") and value is None:
             numbers_of[name] = groups
     return kind(**numbers_of)
-
-
-def describe_history(history: list[SweepInfo]) -> list[dict[str, Any]]:
-    """The records of sweeps as JSON, without the costs of factors, which are arrays."""
-    return [info._replace(factor_cost=None)._asdict() for info in history]
-
-
-def restore_history(records: Any) -> list[SweepInfo]:
-    """The records that a file holds, of any version: what is unknown is left out."""
-    if not isinstance(records, list):
-        raise ValueError("history is no list")
-    return [_record(record) for record in records]
-
-
-def _record(record: Any) -> SweepInfo:
-    known = {}
-    for name, kind in RECORD.items():
-        if name not in record:
-            continue
-        value = known[name] = record[name]
-        allowed = get_args(kind) or (kind,)
-        if not (type(value) in allowed or (type(value) is int and float in allowed)):
-            raise ValueError(f"history has {name} = {value!r}; allowed: {kind}")
-        if isinstance(value, int) and value < 0:
-            raise ValueError(f"history has {name} = {value!r}; allowed: >= 0")
-    try:
-        return SweepInfo(**known)
-    except TypeError:
-        raise ValueError(f"history has a record of {sorted(known)} alone") from None
-
-
-def restore_flag(header: dict[str, Any], name: str) -> bool:
-    """True or False."""
-    return _checks.flag(name, header[name])
 
 
 def agree(name: str, given: Any, wanted: Any, size: Any) -> None:

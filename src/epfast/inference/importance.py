@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import special
@@ -30,40 +30,45 @@ def defensive(size: int) -> float:
     return min(DEFENSIVE, 1.0 / size)
 
 
-class Proposal(Protocol):
-    """A Gaussian to draw from, and the exact posterior beside it.
+class Proposal:
+    """A distribution to draw from, and the exact posterior beside it.
 
-    Where there are others to draw from as well, see :meth:`better` and ``Case.others``, each has
+    Where there are others to draw from as well, see :meth:`better` and :meth:`others`, each has
     ``log_volume``, minus the log of its density at its mean, and ``squares(theta)``, (k,), squared
     distances from that in units of its covariance.
     """
 
-    @property
-    def is_best(self) -> bool:
-        """Whether it is the closest Gaussian there is, and the only one."""
-
-    @property
-    def size(self) -> int:
-        """Number of standard normal numbers in a draw."""
-
-    @property
-    def width(self) -> int:
-        """Numbers that a draw takes in memory."""
+    #: standard normal numbers in a draw, and numbers that it takes in memory
+    size: int
+    width: int
+    #: whether it is the closest Gaussian there is, and the only one
+    is_best = False
+    #: whether :meth:`moments` are those of what is drawn; else they are units alone
+    known = True
 
     def draw(self, z: Array) -> Array:
         """Turn standard normal draws (k, size) into draws of the parameters, (k, p)."""
+        raise NotImplementedError
 
     def log_ratio(self, z: Array, theta: Array) -> Array:
-        """Log of prior times likelihood over the density of the Gaussian, (k,)."""
+        """Log of prior times likelihood over the density of what is drawn, (k,)."""
+        raise NotImplementedError
 
     def reported(self, theta: Array) -> Array:
         """What a check reports of the parameters, (k, q)."""
+        return theta
 
     def moments(self) -> tuple[Array, Array]:
-        """Mean and standard deviation of what is reported, (q,) each."""
+        """Mean and standard deviation of what is reported, (q,) each, by the approximation."""
+        raise NotImplementedError
 
     def better(self) -> Any:
         """The closest Gaussian, found without the approximation; None if that is not possible."""
+        return None
+
+    def others(self, seed: int, log_evidence: float) -> tuple[list[Any], bool]:
+        """Gaussians at other modes, and wide ones, and whether these are all that matter."""
+        return [], False
 
 
 class ImportanceWeights(NamedTuple):

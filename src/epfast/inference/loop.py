@@ -15,7 +15,7 @@ import numpy as np
 
 from epfast._arrays import Array
 from epfast._core.thread_pool import ThreadPool
-from epfast._core.vector import largest_move
+from epfast._core.vector import change as change
 from epfast.inference.records import (
     ConvergenceWarning,
     ExecutorFailed,
@@ -368,21 +368,6 @@ def _lag(history: list[SweepInfo], schedule: Any) -> float:
     before, now = (info.log_evidence for info in history[-2:])
     lag = abs(now - before) / schedule.damping
     return lag if lag > RELATIVE * abs(now) else 0.0
-
-
-def change(old: Summary, new: Summary) -> float:
-    """Largest move of a mean, in standard deviations, or of the log of a standard deviation."""
-    moved = largest_move(*old[:2], *new[:2])
-    if moved is None:  # parts of larger arrays
-        parts = np.broadcast_arrays(*old[:2], *new[:2])
-        moved = largest_move(*[np.ascontiguousarray(part, np.float64) for part in parts])
-        assert moved is not None
-    certain = new.variance == 0.0 if moved != moved else None
-    if certain is None or not certain.any():
-        return moved
-    # what is certain does not move
-    before, after = (np.where(certain, 1.0, part.variance) for part in (old, new))
-    return change(Summary(old.mean, before), Summary(new.mean, after))
 
 
 def mean_beyond_precision(mean: Array, variance: Array) -> str:

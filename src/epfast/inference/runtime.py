@@ -231,8 +231,8 @@ def _blas() -> Any:
     return ThreadpoolController().select(user_api="blas")
 
 
-def no_tick(count: int) -> None:
-    """Ignore progress."""
+#: ignores progress, without a call of Python
+no_tick: Tick = int
 
 
 @contextmanager

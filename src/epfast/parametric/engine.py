@@ -163,6 +163,14 @@ def site_sizes(schedule: Any, n: int) -> Array | None:
     return np.bincount(schedule.labels(n)).astype(np.float64)
 
 
+def check_sites(schedule: Any, n: int, state: ParametricState) -> None:
+    """Refuse sites of another number than a schedule has for n rows."""
+    sizes = site_sizes(schedule, n)
+    counts = [None if part is None else len(part) for part in (sizes, state.sites)]
+    if counts[0] != counts[1]:
+        raise ValueError(f"there are {counts[1]} sites of {n} rows")
+
+
 class ParametricEngine:
     """The schedules on a model; see the head of this file."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,12 +13,12 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array, row_chunks
+from epfast.gaussian.files import contents
 from epfast.inference import SweepInfo
 from epfast.inference.files import write
 from epfast.inference.records import Recorded
 from epfast.inference.report import draws_to_arviz, interval, level_at_door, table
 from epfast.inference.runtime import cached_property
-from epfast.parametric import mixture_files
 from epfast.parametric.engine import ParametricState
 from epfast.parametric.mixture_problem import MixtureProblem, rows_at_door
 
@@ -60,6 +61,7 @@ class Draws(NamedTuple):
     noise_variance: Array
 
 
+@dataclass(eq=False, repr=False)
 class MixturePosterior(Recorded):
     """The approximate posterior of a mixture of Gaussians.
 
@@ -73,18 +75,13 @@ class MixturePosterior(Recorded):
         Why the log evidence means nothing, from where it was fitted; else empty.
     """
 
-    problem: MixtureProblem
     state: ParametricState
+    problem: MixtureProblem
+    converged: bool
+    history: list[SweepInfo]
+    reason: str = ""
 
-    def __init__(
-        self,
-        state: ParametricState,
-        problem: MixtureProblem,
-        converged: bool,
-        history: list[SweepInfo],
-    ) -> None:
-        self.state, self.problem = state, problem
-        self.converged, self.history, self.reason = converged, history, ""
+    kind: ClassVar[str] = "mixture"
 
     def __repr__(self) -> str:
         J, d = self.problem.shape
@@ -329,11 +326,4 @@ class MixturePosterior(Recorded):
 
         ``fit_mixture(X, J, start=load(path))`` goes on to the bit as if it had not stopped.
         """
-        write(path, *mixture_files.contents(self.problem, self.state, self.converged, self.history))
-
-
-def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Any) -> MixturePosterior:
-    """Check what ``save`` wrote, and build the posterior."""
-    if loss is not None:
-        raise ValueError("loss is given; allowed for a mixture, which has none: None")
-    return MixturePosterior(*mixture_files.restore(arrays, header))
+        write(path, *contents(self))

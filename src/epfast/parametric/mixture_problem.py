@@ -15,7 +15,7 @@ from epfast._arrays import Array, to_float64
 from epfast._core.mixture import MixtureRows
 from epfast._core.special import digammas, log_gammas
 from epfast.families import Gamma
-from epfast.parametric.engine import ParametricState, check_memory
+from epfast.parametric.engine import ParametricState, check_memory, check_sites
 
 #: arrays of the size of a belief that a fit without sites takes
 ARRAYS = 20
@@ -118,6 +118,14 @@ class MixtureProblem(NamedTuple):
 
     def log_evidence(self, state: ParametricState) -> float:
         return self.log_partition(state.belief) - self.log_partition(state.base)
+
+    def check_state(self, state: ParametricState) -> None:
+        """Refuse a state that is not of this mixture, or improper."""
+        check_sites(self.schedule, self.n_rows, state)
+        if len(state.belief) != len(self.base()) or not (
+            self.is_proper(state.base) and self.is_proper(state.belief)
+        ):
+            raise ValueError("the prior or the belief is improper")
 
     def first(self) -> ParametricState:
         """The state of a fit that has no start."""

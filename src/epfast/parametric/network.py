@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ from epfast._arrays import Array
 from epfast.inference import Callback, ConvergenceWarning, Fit, Interrupted, reached, run
 from epfast.inference.runtime import Tick
 from epfast.parametric.engine import checked_schedule
-from epfast.parametric.network_files import LIKELIHOODS, SITE_DTYPES, gamma, layers, prior_at_door
 from epfast.parametric.network_posterior import NetworkPosterior, scaled_rows
 from epfast.parametric.network_problem import (
     REMEDY,
@@ -25,6 +25,10 @@ from epfast.parametric.network_problem import (
 from epfast.parametric.passes import MOST, usual_passes
 from epfast.schedules import ADF, AEP, DSEP, SEP, Schedule
 
+LIKELIHOODS = ("gaussian", "probit")
+SITE_DTYPES = ("float64", "float32")
+#: of these a fit takes no more
+MOST_UNITS = 2**31
 #: what no argument means
 HIDDEN, GAMMA, SEED = (50,), (6.0, 6.0), 0
 #: rows up to which passes of ADF predict better than SEP
@@ -299,3 +303,32 @@ def _warn_of(fit: Fit, schedule: Any, probit: bool, y: Array, off: float) -> Non
             f"by {last.change:.2g} of their scale per pass (tol={schedule.tol:g}); tol=0 asks for "
             "no settling"
         )
+
+
+def layers(name: str, given: Any) -> tuple[int, ...]:
+    """Units of one to three hidden layers."""
+    if isinstance(given, Real) or (isinstance(given, np.ndarray) and given.ndim == 0):
+        given = (given,)
+    if not isinstance(given, tuple | list | np.ndarray) or not 1 <= len(given) <= 3:
+        raise ValueError(
+            f"{name} is {_checks.describe(given)}; allowed: a tuple of 1 to 3 whole numbers >= 1, "
+            "the units of each hidden layer; without one use fit_linear"
+        )
+    return tuple(_checks.integer(name, units, least=1, most=MOST_UNITS) for units in given)
+
+
+def gamma(name: str, given: Any) -> tuple[float, float]:
+    """Shape and rate of a gamma distribution whose inverse has a mean."""
+    sized = isinstance(given, tuple | list) or (isinstance(given, np.ndarray) and given.ndim > 0)
+    if not sized or len(given) != 2:
+        raise ValueError(f"{name} is {_checks.describe(given)}; allowed: (shape, rate)")
+    shape = _checks.number(f"{name}[0]", given[0], above=1.0, most=1e12)
+    rate = _checks.number(f"{name}[1]", given[1], above=0.0, most=1e100)
+    return shape, rate
+
+
+def prior_at_door(name: str, given: Any) -> tuple[float, float] | float:
+    """A gamma distribution of the weights' prior precision, or that precision."""
+    if isinstance(given, Real) or (isinstance(given, np.ndarray) and given.ndim == 0):
+        return _checks.number(name, given, above=0.0, most=1e12)
+    return gamma(name, given)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
+from epfast.gaussian.files import contents
 from epfast.inference import SweepInfo, run
 from epfast.inference.files import write
 from epfast.inference.records import Recorded
 from epfast.inference.report import table
 from epfast.losses import Gaussian, Loss, Probit
-from epfast.parametric import network_files
 from epfast.parametric.engine import ParametricState
 from epfast.parametric.network_problem import NetworkProblem, log_density
 from epfast.schedules import ADF
@@ -29,6 +30,7 @@ class Weights(NamedTuple):
     variance: Array
 
 
+@dataclass(eq=False, repr=False)
 class NetworkPosterior(Recorded):
     """Independent Gaussians over the weights of a network, gammas over two precisions.
 
@@ -51,18 +53,11 @@ class NetworkPosterior(Recorded):
 
     problem: NetworkProblem
     state: ParametricState
+    converged: bool
+    history: list[SweepInfo]
+    n_dead_units: int = 0
 
-    def __init__(
-        self,
-        problem: NetworkProblem,
-        state: ParametricState,
-        converged: bool,
-        history: list[SweepInfo],
-        n_dead_units: int = 0,
-    ) -> None:
-        self.problem, self.state = problem, state
-        self.converged, self.history = converged, history
-        self.n_dead_units = n_dead_units
+    kind: ClassVar[str] = "network"
 
     def __repr__(self) -> str:
         sizes = "-".join(str(units) for units in (self.n_columns, *self.problem.hidden, 1))
@@ -292,8 +287,7 @@ class NetworkPosterior(Recorded):
 
         A fit that goes on from it (``start``) goes on to the bit as if it had not stopped.
         """
-        state = (self.state, self.converged, self.history, self.n_dead_units)
-        write(path, *network_files.contents(self.problem, *state))
+        write(path, *contents(self))
 
 
 def scaled_rows(problem: NetworkProblem, X: Any, y: Any, least: int) -> tuple[Array, Array]:
@@ -314,10 +308,3 @@ def scaled_rows(problem: NetworkProblem, X: Any, y: Any, least: int) -> tuple[Ar
             "allowed: numbers of their size"
         )
     return rows, responses
-
-
-def restore(arrays: dict[str, Array], header: dict[str, Any], loss: Any) -> NetworkPosterior:
-    """Check what ``save`` wrote, and build the posterior."""
-    if loss is not None:
-        raise ValueError("loss is given; allowed for a network, whose file holds its own: None")
-    return NetworkPosterior(*network_files.restore(arrays, header))

@@ -11,7 +11,7 @@ from scipy import special
 from epfast import _checks
 from epfast._arrays import Array, row_chunks
 from epfast._core.network import NetworkRows
-from epfast.parametric.engine import ParametricEngine, ParametricState, check_memory
+from epfast.parametric.engine import ParametricEngine, ParametricState, check_memory, check_sites
 
 #: standard deviation, relative to the largest number, from which on a column is constant
 CONSTANT = 1e-12
@@ -175,6 +175,17 @@ class NetworkProblem(NamedTuple):
                 "site_dtype='float32'"
             )
         check_memory(needed, f"hidden is {self.hidden}", what, cheaper)
+
+    def check_state(self, state: ParametricState) -> None:
+        """Refuse a state that is not of this network, or improper."""
+        W = self.n_weights
+        if (len(state.belief), len(state.base)) != (2 * W + 4, 5 * W + 4):
+            raise ValueError(f"the belief has {len(state.belief)} numbers for {W} weights")
+        check_sites(self.schedule, self.n, state)
+        for natural in (state.belief, state.base):
+            gammas = natural[2 * W + 2 * self.probit : 2 * W + 4]
+            if not ((natural[:W] > 0.0).all() and (gammas > 0.0).all()):
+                raise ValueError("the belief or the prior is improper")
 
     def first(self) -> ParametricState:
         """The state before all rows: the prior, and a draw of the means.

@@ -132,10 +132,6 @@ class Scheme:
         kind = SparseSweep if sparse and numbers["scheme"] in SPARSE else MinibatchSweep
         return kind(loss.shifted_core(), d=d, max_rows=rows, **settings, **numbers)
 
-    def describe(self) -> dict[str, Any] | None:
-        """The numbers for a file; None if they cannot be saved."""
-        return None
-
 
 class RowScheme(Scheme):
     """Base of the schemes of scalar sites; one of your own overrides :meth:`moments`."""

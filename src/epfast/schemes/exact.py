@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from epfast import _checks
 from epfast._core.loss import CoreLoss
@@ -29,9 +28,6 @@ class Exact(RowScheme):
 
     def tilted(self, loss: Loss, core: CoreLoss | None = None) -> TiltedMoments:
         return loss.tilted(core)
-
-    def describe(self) -> dict[str, Any] | None:
-        return {}
 
 
 @dataclass(frozen=True)
@@ -62,6 +58,3 @@ class ImportanceSampling(RowScheme):
     def tilted(self, loss: Loss, core: CoreLoss | None = None) -> TiltedMoments:
         core = loss.shifted_core() if core is None else core
         return loss.tilted(core, Sampling(core, self.samples, self.seed))
-
-    def describe(self) -> dict[str, Any] | None:
-        return {"samples": self.samples, "seed": self.seed}

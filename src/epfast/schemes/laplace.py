@@ -38,9 +38,6 @@ class QuickLaplace(Scheme):
     def core_arguments(self, d: int) -> dict[str, Any]:
         return {"scheme": "quick_laplace", "slope_curvature": self.curvature == "slope"}
 
-    def describe(self) -> dict[str, Any] | None:
-        return {"curvature": self.curvature}
-
 
 @dataclass(frozen=True)
 class Laplace(Scheme):
@@ -85,6 +82,3 @@ class Laplace(Scheme):
         arguments = self.core_arguments(1)
         fine = arguments | {"tolerance": min(self.tol, 1e-12)}
         return loss.tilted(core, FactorScheme(core, **fine))
-
-    def describe(self) -> dict[str, Any] | None:
-        return {"curvature": self.curvature, "tol": self.tol, "max_iter": self.max_iter}

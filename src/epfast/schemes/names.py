@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 from epfast import _checks
@@ -34,15 +35,17 @@ def resolve(scheme: Any) -> Scheme:
 
 
 def describe(scheme: Scheme | None) -> dict[str, Any] | None:
-    """A scheme as JSON; None if it cannot be saved."""
+    """A scheme as JSON, by its fields; None if it cannot be saved."""
     names = {kind: name for name, kind in NAMED.items()}
     if scheme is None or type(scheme) not in names:
         return None
-    numbers = scheme.describe()
-    if numbers is None:
-        return None
-    inner = {name: describe(part) for name, part in numbers.items() if isinstance(part, Scheme)}
-    return None if None in inner.values() else {"name": names[type(scheme)], **numbers, **inner}
+    found: dict[str, Any] = {"name": names[type(scheme)]}
+    for one in fields(scheme):  # type: ignore[arg-type]
+        value = getattr(scheme, one.name)
+        found[one.name] = describe(value) if isinstance(value, Scheme) else value
+        if isinstance(value, Scheme) and found[one.name] is None:
+            return None
+    return found
 
 
 def restore(described: dict[str, Any] | None) -> Scheme | None:

@@ -44,9 +44,6 @@ class Quadrature(Scheme):
     def core_arguments(self, d: int) -> dict[str, Any]:
         return {"scheme": "quadrature", "gamma": distance(self.gamma, d)}
 
-    def describe(self) -> dict[str, Any] | None:
-        return {"gamma": self.gamma}
-
 
 @dataclass(frozen=True)
 class Variational(Scheme):
@@ -115,12 +112,6 @@ class Variational(Scheme):
             "weights": weights,
             "flat_start": self.solver == "newton",
         }
-
-    def describe(self) -> dict[str, Any] | None:
-        rule: Any = self.rule
-        if not isinstance(rule, str):
-            rule = tuple(_checks.real_array("rule", part).tolist() for part in rule)
-        return {"gamma": self.gamma, "rule": rule, "solver": self.solver}
 
 
 def sigma_rule(d: int, gamma: float) -> tuple[Array, Array]:

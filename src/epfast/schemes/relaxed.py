@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from epfast import _checks
 from epfast._core import relaxed
@@ -80,7 +79,3 @@ class Relaxed(RowScheme):
     def relaxation(self, tilted: TiltedMoments) -> relaxed.Relaxation:
         """The fit of sites in the core, given the tilted moments."""
         return relaxed.Relaxation(tilted, self.weight, OBJECTIVES.index(self.objective))
-
-    def describe(self) -> dict[str, Any] | None:
-        given = {"weight": self.weight, "objective": self.objective, "freeze": self.freeze}
-        return given if isinstance(self.scheme, Exact) else given | {"scheme": self.scheme}

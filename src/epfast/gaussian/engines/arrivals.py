@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -72,14 +72,6 @@ class ShardSite(NamedTuple):
     rows: Sites | None
 
 
-class Sends(Protocol):
-    """Sends a shard to its worker."""
-
-    def __call__(
-        self, k: int, visit: int, precision: Array, shift: Array, part: ShardSite, share: float
-    ) -> None: ...
-
-
 class ShardWorkers(NamedTuple):
     """Workers, and which of them has which shard: none idles while another has a queue."""
 
@@ -101,7 +93,7 @@ class Arrivals:
     and would count twice.
     """
 
-    def __init__(
+    def __init__(  # send: of shard k: (k, visit, precision, shift, part, share)
         self,
         tasks: Tasks,
         flow: Flow,
@@ -109,7 +101,7 @@ class Arrivals:
         shift: Array,
         parts: Sequence[ShardSite],
         sizes: Sequence[int],
-        send: Sends,
+        send: Callable[..., None],
         workers: ShardWorkers | None = None,
     ) -> None:
         self.tasks, self.flow, self.parts = tasks, flow, list(parts)

@@ -141,7 +141,7 @@ def improper_start() -> ValueError:
     return ValueError("start makes the posterior improper with this prior; allowed: another prior")
 
 
-class Form(Protocol):
+class Form:
     """What q is: how sites make it, and what it says.
 
     A state of q has sites, sweeps, order and memory, and what the form makes of these sites.
@@ -149,21 +149,46 @@ class Form(Protocol):
 
     #: of the largest matrices; 0: there are none
     order: int
+    #: of its sites: of precision, shift and log scale
+    shapes: tuple[tuple[int, ...], ...]
+    #: numbers in the shift of a start; None: any
+    weights: int | None = None
+
+    def flat(self) -> Sites:
+        """Flat sites, g = 1."""
+        return Sites(*map(np.zeros, self.shapes))
 
     def prior(self) -> Any:
         """The state before the first sweep."""
+        return proper(self.built(self.flat(), 0))
 
     def taken(self, start: Any) -> Any:
         """The sites of a start, checked."""
+        if start.sites is None:
+            raise ValueError(
+                "start has no sites (it comes from ADF); allowed with EP: a result of EP"
+            )
+        found = tuple(np.shape(part) for part in start.sites)
+        size = None if self.weights is None else start.shift.size
+        if found != self.shapes or size != self.weights:
+            several = "" if size is None else f" and {size} weights"
+            raise ValueError(
+                f"start has sites of shape {found[0]}{several}; allowed: {self.shapes[0]}"
+                f"{several and f' and {self.weights}'}, the same rows, with the same choices"
+            )
+        return start.sites
 
     def built(self, sites: Any, sweeps: int) -> Any:
         """The state that these sites make; None if that is improper."""
+        raise NotImplementedError
 
     def summary(self, state: Any, evidence: bool = True) -> Summary:
         """Mean, variance, and log evidence."""
+        raise NotImplementedError
 
     def result(self, state: Any) -> Any:
         """The state as posteriors have it."""
+        raise NotImplementedError
 
 
 class EPEngine:

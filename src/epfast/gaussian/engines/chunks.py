@@ -150,14 +150,18 @@ class ChunkMemory(NamedTuple):
 
 
 def taken_in(
-    steps: tuple[Step, ...], state: Any, moves: Array, build: Build | None = None
-) -> tuple[tuple[Step, ...], Swept | None]:
+    steps: tuple[Step, ...],
+    state: Any,
+    moves: Array,
+    build: Build | None = None,
+    depth: int = DEPTH,
+) -> tuple[tuple[Step, ...], Any]:
     """The last sweeps and this one, and these mixed; None: its state is the best there is.
 
     build: what sites make, see :class:`epfast.gaussian.engines.base.Form`, where precision and
     shift are no sums over them.
     """
-    steps, found = (*steps, Step(plain(state), moves))[-DEPTH:], None
+    steps, found = (*steps, Step(plain(state), moves))[-depth:], None
     if len(steps) < 2:
         return steps, None
     if moves @ moves < steps[-2].moves @ steps[-2].moves:

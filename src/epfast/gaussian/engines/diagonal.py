@@ -18,6 +18,7 @@ from epfast._core.minibatch import Design, MinibatchSweep
 from epfast._core.sparse_factors import SparseRows, SparseSweep, add_entries, moments_of, natural_of
 from epfast.gaussian.engines.base import (
     EPEngine,
+    Form,
     Memoryless,
     Outcome,
     Swept,
@@ -71,16 +72,7 @@ class Dense(Full):
     def __init__(self, problem: LinearProblem, size: int, n_sites: int) -> None:
         super().__init__(problem)
         self.size, self.shape = size, (n_sites, len(problem.base.shift))
-
-    def prior(self) -> Swept:
-        return with_moments(self.problem.base._replace(sites=self.flat()))
-
-    def taken(self, start: Any) -> Sites:
-        if start.sites is None:
-            raise ValueError(
-                "start has no sites (it comes from ADF); allowed with EP: a result of EP"
-            )
-        return self.of_start(start.sites)
+        self.shapes, self.weights = (self.shape, self.shape, self.shape[:1]), None
 
     def built(self, sites: Sites, sweeps: int) -> Swept | None:
         precision, shift = self.total(sites)
@@ -123,20 +115,11 @@ class Dense(Full):
         """Rows for :meth:`visit`."""
         return RowBlock(Design(X, core.max_rows), X, y, weights)
 
-    def flat(self) -> Sites:
-        """Sites g = 1."""
-        return Sites(np.zeros(self.shape), np.zeros(self.shape), np.zeros(self.shape[0]))
-
-    def of_start(self, start: Sites) -> Sites:
-        """Sites of a start, checked, as sweeps have them."""
-        if hasattr(start.precision, "toarray"):
-            start = Sites(start.precision.toarray(), start.shift.toarray(), start.log_scale)
-        if [part.shape for part in start] != [self.shape, self.shape, self.shape[:1]]:
-            raise ValueError(
-                f"start has sites of shape {start.precision.shape}; allowed: {self.shape}, the "
-                "same rows and batch_size"
-            )
-        return start
+    def taken(self, start: Any) -> Sites:
+        sites: Sites = super().taken(start)
+        if not hasattr(sites.precision, "toarray"):
+            return sites
+        return Sites(sites.precision.toarray(), sites.shift.toarray(), sites.log_scale)
 
     def given(self, sites: Sites) -> Sites:
         """Sites as users have them."""
@@ -236,15 +219,11 @@ class ByColumns(Dense):
         size = len(self.column)
         return Sites(np.zeros(size), np.zeros(size), np.zeros(self.shape[0]))
 
-    def of_start(self, start: Sites) -> Sites:
-        if any(part.shape != self.shape for part in start[:2]):
-            raise ValueError(
-                f"start has sites of shape {start.precision.shape}; allowed: {self.shape}, the "
-                "same rows and batch_size"
-            )
+    def taken(self, start: Any) -> Sites:
+        sites = Form.taken(self, start)
         row = np.repeat(np.arange(self.shape[0]), np.diff(self.start))
         found: list[Array] = []
-        for given in start[:2]:
+        for given in sites[:2]:
             part = given.tocsr() if hasattr(given, "tocsr") else given
             same = hasattr(part, "indptr") and np.array_equal(part.indptr, self.start)
             if same and np.array_equal(part.indices, self.column):
@@ -255,7 +234,7 @@ class ByColumns(Dense):
             if np.count_nonzero(taken) != count:
                 raise ValueError("start has sites of other columns; allowed: the same rows")
             found.append(taken)
-        return Sites(found[0], found[1], start.log_scale)
+        return Sites(found[0], found[1], sites.log_scale)
 
     def given(self, sites: Sites) -> Sites:
         small = len(self.column) <= np.iinfo(np.intc).max

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from epfast._core.row_sweeps import add_sites
-from epfast.gaussian.engines.base import Swept, flat, gaussian, plain, with_moments
+from epfast.gaussian.engines.base import Form, Swept, gaussian, plain, with_moments
 from epfast.gaussian.problem import (
     LinearProblem,
     RowSlice,
@@ -19,11 +19,12 @@ from epfast.gaussian.problem import (
 from epfast.inference import Sites, Summary
 
 
-class Full:
+class Full(Form):
     """The prior times a scalar site per row, which are added up in O(n d^2)."""
 
     def __init__(self, problem: LinearProblem) -> None:
-        self.problem = problem
+        self.problem, self.shapes = problem, ((problem.n_rows,),) * 3
+        self.weights = len(problem.base.shift)
         self.order = len(problem.base.shift) if problem.covariance == "full" else 0
         self.prior_log_determinant = log_determinant(problem.prior.precision)
         #: all rows, where those of X are as the core takes them
@@ -33,12 +34,7 @@ class Full:
             self.parts = list(problem.parts(range(problem.n_rows)))
 
     def prior(self) -> Swept:
-        return with_moments(self.problem.base._replace(sites=flat(self.problem.n_rows)))
-
-    def taken(self, start: Any) -> Sites:
-        check_sites(self.problem, start)
-        sites: Sites = start.sites
-        return sites
+        return with_moments(self.problem.base._replace(sites=self.flat()))
 
     def built(self, sites: Sites, sweeps: int) -> Swept | None:
         """Base times the sites; None if that is improper. O(n d^2 + d^3)."""
@@ -66,16 +62,3 @@ class Full:
 
     def result(self, state: Any) -> State:
         return plain(state)
-
-
-def check_sites(problem: LinearProblem, start: Any) -> None:
-    """Refuse a start that has no scalar sites of these rows."""
-    n, d = problem.shape
-    if start.sites is None:
-        raise ValueError("start has no sites (it comes from ADF); allowed with EP: a result of EP")
-    shapes = [part.shape for part in start.sites]
-    if shapes != [(n,)] * 3 or start.shift.size != d:
-        raise ValueError(
-            f"start has sites of shape {shapes[0]} in {start.shift.size} dimensions; allowed: "
-            f"({n},) in {d}, the same rows"
-        )

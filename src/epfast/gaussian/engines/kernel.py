@@ -20,12 +20,12 @@ from epfast._core.rows import Units
 from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.engines.base import (
     EPEngine,
+    Form,
     Memoryless,
     Outcome,
     Visits,
     flat,
 )
-from epfast.gaussian.engines.full import check_sites
 from epfast.gaussian.engines.joint import cavities, fitted_at, joint_sites, log_mass
 from epfast.gaussian.engines.rows import PARALLEL_ROWS, block_size
 from epfast.gaussian.problem import LinearProblem, not_proper
@@ -132,7 +132,7 @@ def log_evidence(sites: Sites, moments: ValueMoments, offset: Array | None = Non
     return total - 0.5 * moments.log_determinant
 
 
-class Kernel:
+class Kernel(Form):
     """The form of q that is N(offset, K) times a site per value, in one n x n array.
 
     One triangle of the array is K; the other holds the covariance of some posterior, its R, a
@@ -147,6 +147,7 @@ class Kernel:
         proper: whether a variance below 0 is rounding, which becomes 0.
         """
         self.matrix, self.offset, self.proper = matrix, offset, proper
+        self.order, self.shapes = matrix.n, ((matrix.n,),) * 3
         #: log evidence of what has made this prior, and its sweeps
         self.known, self.sweeps = 0.0, 0
         #: see :meth:`KernelMatrix.covariance`
@@ -158,11 +159,6 @@ class Kernel:
         #: moments of the posterior whose covariance, or R = (K + 1 / precision)^-1, is in the array
         self.covariance_of: ValueMoments | None = None
         self.precision_of: ValueMoments | None = None
-
-    @property
-    def order(self) -> int:
-        """Of the matrices."""
-        return self.matrix.n
 
     def prior(self) -> Values:
         """The state of flat sites, with their covariance, K, in the array."""
@@ -242,15 +238,6 @@ class Kernel:
         plain = GPState(*state[:4])
         return self.solved(plain if state.memory == 0 else plain._replace(moments=None))
 
-    def taken(self, start: Any) -> Sites:
-        n, sites = self.matrix.n, start.sites
-        if [len(part) for part in sites] != [n] * 3:
-            raise ValueError(
-                f"start has {len(sites.shift)} sites; allowed: {n}, the same observations"
-            )
-        found: Sites = sites
-        return found
-
     def improper(self, sites: Sites) -> FloatingPointError:
         """The error for a posterior that is improper: EP diverged, or K is singular to rounding."""
         precision = sites.precision
@@ -283,10 +270,7 @@ class Dual(Kernel):
             matrix, offset = problem.wide.kernel(problem.prior), offset_of(problem)
         super().__init__(matrix, offset)
         self.problem, self.known, self.sweeps = problem, known, problem.base.sweeps
-
-    def taken(self, start: Any) -> Sites:
-        check_sites(self.problem, start)
-        return super().taken(start)
+        self.weights = len(problem.prior.shift)
 
     def improper(self, sites: Sites) -> FloatingPointError:
         return not_proper()

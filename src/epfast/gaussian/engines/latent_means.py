@@ -9,6 +9,7 @@ Newton's equations (P0 + Σ_i x_i x_i' W_i) step = rest are solved by conjugate 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,60 @@ from epfast.inference import Sites
 ENOUGH, MOST_STEPS = 1e-6, 400
 #: a step that leaves the slopes further from the sites than this multiple is not taken
 FURTHER = 2.0
+
+
+def newton_step(
+    moments: Any, y: Any, sites: Sites, h: Array, s: Array, solve: Callable[..., Array]
+) -> tuple[Array, Array] | None:
+    """Means of the latents and shifts of the sites, (n, C) each, after a step; None: there is none.
+
+    h, s: means and variances of the latents. solve: (W, aim, slope) -> how far they move, with aim
+    the slopes where they are, and slope those that the sites have.
+    """
+    n, latents = h.shape
+    rest = 1.0 - sites.precision * s
+    if not (rest > 0.0).all():
+        return None
+    v = np.ascontiguousarray(s / rest)
+    slope = sites.shift - sites.precision * h
+    d, W = np.empty((n, latents)), np.empty((n, latents, latents))
+    if moments.curvatures(y, np.ascontiguousarray(h - v * slope), v, d, W):
+        return None
+    away = d - slope
+    aim = d + np.einsum("ijk,ik->ij", W, v * away)
+    moved = solve(W, aim, slope)
+    new, center = aim - np.einsum("ijk,ik->ij", W, moved), h + moved
+    # slopes where the step leads
+    if moments.curvatures(y, np.ascontiguousarray(center - v * new), v, d, W):
+        return None
+    size = np.sqrt(v)
+    if not np.abs((d - new) * size).max() <= FURTHER * np.abs(away * size).max():
+        return None
+    return center, np.asarray(new + sites.precision * center)
+
+
+def conjugate_gradients(
+    right: Array, pull: Callable[[Array], Array], nearly: Callable[[Array], tuple[Array, Array]]
+) -> Array:
+    """z with (P + pull) z = right, P the precision of the prior.
+
+    nearly: about the solution, and P times that; so P is never applied to anything else.
+    """
+    step, r = np.zeros_like(right), right.copy()
+    z, back = nearly(r)
+    p, kp, size = z, back, float((r * z).sum())
+    first = size
+    for _ in range(MOST_STEPS):
+        if not size > ENOUGH**2 * first:
+            break
+        q = kp + pull(p)
+        share = size / float((p * q).sum())
+        step += share * p
+        r -= share * q
+        z, back = nearly(r)
+        size, before = float((r * z).sum()), size
+        p, kp = z + (size / before) * p, back + (size / before) * kp
+    return step
 
 
 def marginals(X: Any, mean: Array, covariance: Array) -> tuple[Array, Array]:
@@ -43,60 +98,24 @@ class LatentMeansStep:
         self.prior_covariance = inverse_of(problem.prior.precision)
 
     def shifts(self, sites: Sites, mean: Array, covariance: Array) -> Array | None:
-        """Shifts of the sites, (n, C), after a step; None where there is none to take."""
-        problem, (n, latents) = self.problem, sites.shift.shape
-        X, y, prior = problem.data.X, problem.data.y, problem.prior
-        h, s = marginals(X, mean, covariance)
-        rest = 1.0 - sites.precision * s
-        if not (rest > 0.0).all():
-            return None
-        v = s / rest
-        slope = sites.shift - sites.precision * h
-        d, W = np.empty((n, latents)), np.empty((n, latents, latents))
-        if self.moments.curvatures(y, h - v * slope, v, d, W):
-            return None
-        away = d - slope
-        aim = d + np.einsum("ijk,ik->ij", W, v * away)
-        right = np.asarray(X.T @ aim).T - (mean @ prior.precision - prior.shift)
-        step = self._solved(W, right, covariance)
-        moved = np.asarray(X @ step.T)
-        new = aim - np.einsum("ijk,ik->ij", W, moved)
-        center = h + moved
-        # slopes where the step leads
-        if self.moments.curvatures(y, center - v * new, v, d, W):
-            return None
-        size = np.sqrt(v)
-        if not np.abs((d - new) * size).max() <= FURTHER * np.abs(away * size).max():
-            return None
-        return np.asarray(new + sites.precision * center)
+        """Shifts of the sites, (n, C), after a step; None where there is none to take.
 
-    def _solved(self, W: Array, right: Array, covariance: Array) -> Array:
-        """The step, (C, d), by conjugate gradients.
-
-        Each latent by its covariance, and what all have in common by that of the prior.
+        Each latent is solved for by its covariance, and what all have in common by the prior's.
         """
-        X, prior = self.problem.data.X, self.problem.prior.precision
+        X, y, prior = self.problem.data.X, self.problem.data.y, self.problem.prior
 
-        def times(z: Array) -> Array:
-            pulled = np.einsum("ijk,ik->ij", W, np.asarray(X @ z.T))
-            return np.asarray(z @ prior + np.asarray(X.T @ pulled).T)
-
-        def nearly(r: Array) -> Array:
+        def nearly(r: Array) -> tuple[Array, Array]:
             common = self.prior_covariance @ r.sum(axis=0) / len(r)
-            return np.asarray(np.einsum("kij,kj->ki", covariance, r) + common)
+            z = np.asarray(np.einsum("kij,kj->ki", covariance, r) + common)
+            return z, z @ prior.precision
 
-        step, r = np.zeros_like(right), right.copy()
-        z = nearly(r)
-        p, size = z, float((r * z).sum())
-        first = size
-        for _ in range(MOST_STEPS):
-            if not size > ENOUGH**2 * first:
-                break
-            q = times(p)
-            share = size / float((p * q).sum())
-            step += share * p
-            r -= share * q
-            z = nearly(r)
-            size, before = float((r * z).sum()), size
-            p = z + (size / before) * p
-        return step
+        def solve(W: Array, aim: Array, slope: Array) -> Array:
+            def pull(z: Array) -> Array:
+                pulled = np.einsum("ijk,ik->ij", W, np.asarray(X @ z.T))
+                return np.asarray(X.T @ pulled).T
+
+            right = np.asarray(X.T @ aim).T - (mean @ prior.precision - prior.shift)
+            return np.asarray(X @ conjugate_gradients(right, pull, nearly).T)
+
+        found = newton_step(self.moments, y, sites, *marginals(X, mean, covariance), solve)
+        return None if found is None else found[1]

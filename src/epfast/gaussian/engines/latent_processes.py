@@ -13,16 +13,13 @@ import numpy as np
 from epfast._arrays import Array, as_array, symmetric_from_upper
 from epfast._core.latents import LatentSites
 from epfast._core.rows import Rows
-from epfast.gaussian.engines.base import EPEngine, Outcome, proper
+from epfast.gaussian.engines.base import EPEngine, Form, Outcome
 from epfast.gaussian.engines.kernel import Kernel, ValueMoments
+from epfast.gaussian.engines.latent_means import conjugate_gradients, newton_step
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
 
-#: conjugate gradients end where the rest is this share of the first, or after so many steps
-ENOUGH, MOST_STEPS = 1e-6, 400
-#: a step that leaves the slopes further from the sites than this multiple is not taken
-FURTHER = 2.0
 #: observations up to which the first sweep visits one after the other; a sweep of all sites at once
 #: that leaves more than this share of the last change is followed by such a one
 SEQUENTIAL_UP_TO, CONTRACTS = 400, 0.5
@@ -58,25 +55,13 @@ def evidence_of(sites: Sites, now: tuple[ValueMoments, ...]) -> float:
     return total
 
 
-class Kernels:
+class Kernels(Form):
     """The form of q with a matrix of order n per latent, in the array of its kernel."""
 
     def __init__(self, problem: Any) -> None:
         self.forms, self.order = [Kernel(kernel) for kernel in problem.kernel], problem.n
         self.shape = problem.n, problem.loss.latents
-
-    def prior(self) -> LatentGPState:
-        zeros = np.zeros(self.shape)
-        return proper(self.built(Sites(zeros, zeros.copy(), np.zeros(self.order)), 0))
-
-    def taken(self, start: Any) -> Sites:
-        sites: Sites = start.sites
-        if sites.shift.shape != self.shape:
-            raise ValueError(
-                f"start has sites of shape {sites.shift.shape}; allowed: {self.shape}, the same "
-                "observations"
-            )
-        return sites
+        self.shapes = self.shape, self.shape, self.shape[:1]
 
     def built(self, sites: Sites, sweeps: int) -> LatentGPState | None:
         """Their covariances are in the arrays of the kernels then. O(C n^3)."""
@@ -175,38 +160,13 @@ class Observations:
         return Sites(first, second, scale)
 
     def _step(self, state: LatentGPState, mean: Array) -> tuple[Array, Array] | None:
-        """Means (C, n) and shifts (n, C) after a step on all means; None: there is none to take."""
-        variance = np.stack([part.variance for part in state.now])
-        sites, y = state.sites, self.problem.y
-        tau, (n, latents) = sites.precision, sites.shift.shape
-        h, s = mean.T, variance.T
-        rest = 1.0 - tau * s
-        if not (rest > 0.0).all():
-            return None
-        v = np.ascontiguousarray(s / rest)
-        slope = sites.shift - tau * h
-        d, W = np.empty((n, latents)), np.empty((n, latents, latents))
-        if self.moments.curvatures(y, np.ascontiguousarray(h - v * slope), v, d, W):
-            return None
-        away = d - slope
-        aim = d + np.einsum("ijk,ik->ij", W, v * away)
-        moved = self._solved(W, (aim - slope).T, tau.T).T
-        new, center = aim - np.einsum("ijk,ik->ij", W, moved), h + moved
-        if self.moments.curvatures(y, np.ascontiguousarray(center - v * new), v, d, W):
-            return None
-        size = np.sqrt(v)
-        if not np.abs((d - new) * size).max() <= FURTHER * np.abs(away * size).max():
-            return None
-        return np.ascontiguousarray(center.T), np.asarray(new + tau * center)
+        """Means (C, n) and shifts (n, C) after a step on all means; None: there is none to take.
 
-    def _solved(self, W: Array, right: Array, tau: Array) -> Array:
-        """z with (K^-1 + W) z = right, (C, n), by conjugate gradients; K is not inverted.
-
-        Each latent by its covariance, of which K^-1 times that is known; what all have in common by
-        K, where that is the same for all.
+        K is not inverted. Each latent is solved for by its covariance, of which K^-1 times that is
+        known; what all have in common by K, where that is the same for all.
         """
         covariance = [symmetric_from_upper(kernel.array) for kernel in self.problem.kernel]
-        common = self.problem.common
+        common, tau = self.problem.common, state.sites.precision.T
 
         def nearly(r: Array) -> tuple[Array, Array]:
             z = np.stack([matrix @ part for matrix, part in zip(covariance, r, strict=True)])
@@ -216,21 +176,15 @@ class Observations:
                 z, back = z + common @ total, back + total
             return z, back
 
-        step, r = np.zeros_like(right), right.copy()
-        z, back = nearly(r)
-        p, kp, size = z, back, float((r * z).sum())
-        first = size
-        for _ in range(MOST_STEPS):
-            if not size > ENOUGH**2 * first:
-                break
-            q = kp + np.einsum("ijk,ki->ji", W, p)
-            share = size / float((p * q).sum())
-            step += share * p
-            r -= share * q
-            z, back = nearly(r)
-            size, before = float((r * z).sum()), size
-            p, kp = z + (size / before) * p, back + (size / before) * kp
-        return step
+        def solve(W: Array, aim: Array, slope: Array) -> Array:
+            def pull(z: Array) -> Array:
+                return np.asarray(np.einsum("ijk,ki->ji", W, z))
+
+            return conjugate_gradients((aim - slope).T, pull, nearly).T
+
+        variance = np.stack([part.variance for part in state.now])
+        found = newton_step(self.moments, self.problem.y, state.sites, mean.T, variance.T, solve)
+        return None if found is None else (np.ascontiguousarray(found[0].T), found[1])
 
     # -- one after the other --
 

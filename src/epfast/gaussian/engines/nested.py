@@ -8,6 +8,7 @@ to the rows in a few parts, each from one posterior; the factors of a row go one
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,13 +18,14 @@ from epfast import families
 from epfast._arrays import Array, row_chunks, symmetric_from_upper
 from epfast._core.nested import NestedRows
 from epfast._core.row_sweeps import add_sites
+from epfast._core.rows import Rows
 from epfast.gaussian.engines.base import (
     EPEngine,
+    Form,
     Outcome,
     Swept,
     contraction,
     gaussian,
-    proper,
 )
 from epfast.gaussian.engines.chunks import MIX_BELOW, Step, keeps_order, taken_in
 from epfast.gaussian.engines.full import Full
@@ -140,6 +142,28 @@ def latents_of_rows(X: Any, mean: Array, covariance: Array, count: int) -> tuple
     return h, S
 
 
+def sum_of_classes(
+    pieces: Iterable[tuple[Rows, Array, Array]], count: int, d: int
+) -> tuple[Array, Array]:
+    """The sums of x x' W, (C d, C d), and of x b, (C d,), over rows x. O(n (C d)^2).
+
+    pieces: rows, W (m, C, C), symmetric, and b (m, C).
+    """
+    precision, shift, unused = np.zeros((count, count, d, d)), np.zeros((count, d)), np.zeros(d)
+    for rows, W, b in pieces:
+        none = np.zeros(len(b))
+        for j in range(count):
+            for k in range(j + 1):
+                own, into = (b[:, j], shift[j]) if j == k else (none, unused)
+                weights = np.ascontiguousarray(W[:, j, k]), np.ascontiguousarray(own)
+                add_sites(rows, *weights, precision[j, k], into)
+    whole = np.empty((count, d, count, d))
+    for j in range(count):
+        for k in range(j + 1):
+            whole[j, :, k] = whole[k, :, j] = symmetric_from_upper(precision[j, k])
+    return whole.reshape(count * d, -1), shift.ravel()
+
+
 def takes(schedule: Any) -> bool:
     """Whether sweeps of all classes together can have this schedule."""
     orders = schedule.order in ("auto", "parallel") and keeps_order(schedule)
@@ -153,25 +177,15 @@ class Joint(Full):
         super().__init__(problem)
         self.count = problem.loss.latents
         self.order *= self.count
+        n = problem.n_rows
+        self.shapes, self.weights = ((n, self.count - 1),) * 2 + ((n,),), None
         self.prior_log_determinant *= self.count
         assert problem.data.y is not None
         y = problem.data.y
         self.classes = y[:, 0].astype(np.intp)
         self.offset = y[:, 1:] if y.shape[1] > 1 else None
 
-    def prior(self) -> Swept:
-        shape = self.problem.n_rows, self.count - 1
-        return proper(self.built(Sites(np.zeros(shape), np.zeros(shape), np.zeros(shape[0])), 0))
-
-    def taken(self, start: Any) -> Sites:
-        shape, sites = (self.problem.n_rows, self.count - 1), start.sites
-        if sites.shift.shape != shape:
-            raise ValueError(
-                f"start has sites of shape {sites.shift.shape}; allowed: {shape}, the same rows "
-                "and loss"
-            )
-        found: Sites = sites
-        return found
+    prior = Form.prior
 
     def built(self, sites: Sites, sweeps: int) -> Swept | None:
         """The prior times the sites; None if that is no proper Gaussian. O(n (C d)^2 + (C d)^3)."""
@@ -188,34 +202,20 @@ class Joint(Full):
 
         sites, less: of these rows.
         """
-        d, count = self.problem.shape[1], self.count
-        precision, shift, total = np.zeros((count, count, d, d)), np.zeros((count, d)), 0.0
-        step, unused = max(1, AT_ONCE // count**2), np.zeros(d)
-        for first in range(0, len(numbers), step):
-            some = slice(first, first + step)
-            W, b, scale = self.of_classes(numbers[some], families.taken(sites, some))
-            if less is not None:
-                before = self.of_classes(numbers[some], families.taken(less, some))
-                W, b, scale = W - before[0], b - before[1], scale - before[2]
-            total += scale
-            rows, none = self.problem.rows(numbers[some]), np.zeros(len(b))
-            for j in range(count):
-                add_sites(
-                    rows,
-                    np.ascontiguousarray(W[:, j, j]),
-                    np.ascontiguousarray(b[:, j]),
-                    precision[j, j],
-                    shift[j],
-                )
-                for k in range(j):
-                    weight = np.ascontiguousarray(W[:, j, k])
-                    add_sites(rows, weight, none, precision[j, k], unused)
-        whole = np.empty((count, d, count, d))
-        for j in range(count):
-            for k in range(j + 1):
-                block = symmetric_from_upper(precision[j, k])
-                whole[j, :, k] = whole[k, :, j] = block
-        return whole.reshape(count * d, -1), shift.ravel(), total
+        scales: list[float] = []
+
+        def pieces() -> Iterator[tuple[Rows, Array, Array]]:
+            step = max(1, AT_ONCE // self.count**2)
+            for first in range(0, len(numbers), step):
+                some = slice(first, first + step)
+                W, b, scale = self.of_classes(numbers[some], families.taken(sites, some))
+                if less is not None:
+                    before = self.of_classes(numbers[some], families.taken(less, some))
+                    W, b, scale = W - before[0], b - before[1], scale - before[2]
+                scales.append(scale)
+                yield self.problem.rows(numbers[some]), W, b
+
+        return *sum_of_classes(pieces(), self.count, self.problem.shape[1]), sum(scales)
 
     def of_classes(self, numbers: NDArray[np.intp], sites: Sites) -> tuple[Array, Array, float]:
         """Precision (n, C, C) and shift (n, C) of sites on the latents; the sum of log scales."""

@@ -34,10 +34,11 @@ from epfast.gaussian.engines.base import (
 from epfast.gaussian.engines.chunks import (
     ChunkMemory,
     InChunks,
+    Step,
     chunk_size,
     is_for_chunks,
     keeps_order,
-    shares_of,
+    taken_in,
 )
 from epfast.gaussian.engines.full import Full
 from epfast.gaussian.engines.rows import (
@@ -106,7 +107,7 @@ class Memory(NamedTuple):
     #: whether sweeps are mixed; and the last ones, their sites and how far those of the weights
     #: moved, in their units, (2 d,)
     mixes: bool = False
-    steps: tuple[tuple[Sites, Array], ...] = ()
+    steps: tuple[Step, ...] = ()
 
     def next(self, moved: float, refused: bool) -> Memory:
         """The memory after a sweep that moved the posterior by so much."""
@@ -421,24 +422,18 @@ class RowsThenWeights:
         precision = (weights.precision - old.precision) * spread
         moves = np.concatenate([precision, (weights.shift - old.shift) * np.sqrt(spread)])
         moves /= before.memory.damping
-        steps = (*memory.steps, (new.sites, moves))[-DEPTH:]
-        restarted = new._replace(memory=memory._replace(steps=steps[-1:]))
-        if not memory.mixes or len(steps) < 2:
+        nothing: Any = None
+        last = State(nothing, nothing, new.sites, 0.0, new.sweeps)
+        if not memory.mixes:
+            steps = (*memory.steps, Step(last, moves))[-DEPTH:]
             return new._replace(memory=memory._replace(steps=steps))
-        if not moves @ moves < steps[-2][1] @ steps[-2][1]:
-            return restarted
-        share = shares_of([moves for _, moves in steps])
-        if share is None:
-            return restarted
-        parts = zip(*(sites for sites, _ in steps), strict=True)
-        sites = Sites(*(sum(a * x for a, x in zip(share, part, strict=True)) for part in parts))
-        made = form.built(sites, new.sweeps)
-        if made is None:
-            return restarted
-        precision = split(sites, form.n)[1].precision
-        if not (precision * form.summary(made, False).variance < 1.0)[self.visits].all():
-            return restarted
-        return made._replace(order=new.order, memory=memory._replace(steps=steps))
+        steps, made = taken_in(memory.steps, last, moves, form.built, DEPTH)
+        if made is not None:
+            precision = split(made.sites, form.n)[1].precision
+            if (precision * form.summary(made, False).variance < 1.0)[self.visits].all():
+                return made._replace(order=new.order, memory=memory._replace(steps=steps))
+            steps = steps[-1:]
+        return new._replace(memory=memory._replace(steps=steps))
 
 
 class WeightEngine(EPEngine):

@@ -239,10 +239,8 @@ class AsTheyCome:
         lost, flow = tasks.n_lost, state.memory.flow
         self.flow = flow = flow or Flow.begun(schedule.damping, len(sites))
 
-        def send(
-            k: int, visit: int, precision: Array, shift: Array, part: ShardSite, share: float
-        ) -> None:
-            tasks.send((k, visit), *engine.call(k, visit, precision, shift, part, share))
+        def send(k: int, visit: int, *given: Any) -> None:
+            tasks.send((k, visit), *engine.call(k, visit, *given))
 
         given = tasks, flow, state.precision, state.shift, sites, engine.form.sizes, send
         self.arrivals = arrivals = Arrivals(*given, engine.workers)

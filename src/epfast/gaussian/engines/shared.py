@@ -15,7 +15,6 @@ from epfast.gaussian.engines.base import (
     Swept,
     contraction,
     gaussian,
-    with_moments,
 )
 from epfast.gaussian.engines.full import Full
 from epfast.gaussian.engines.local import (
@@ -123,24 +122,8 @@ class Tied(Full):
     def __init__(self, problem: LinearProblem, sizes: Array) -> None:
         """sizes: rows per group, with their copies, (K,)."""
         super().__init__(problem)
-        self.sizes = sizes
-
-    def prior(self) -> Swept:
-        count, d = len(self.sizes), self.order
-        sites = Sites(np.zeros((count, d, d)), np.zeros((count, d)), np.zeros(count))
-        return with_moments(self.problem.base._replace(sites=sites))
-
-    def taken(self, start: Any) -> Sites:
-        count, d, sites = len(self.sizes), self.order, start.sites
-        allowed = [(count, d, d), (count, d), (count,)]
-        if sites is None or [part.shape for part in sites] != allowed:
-            found = None if sites is None else sites.precision.shape
-            raise ValueError(
-                f"start has sites of shape {found}; allowed with this schedule: {allowed[0]}, a "
-                "result with shared sites and as many groups, and shifts and scales to match"
-            )
-        found_sites: Sites = sites
-        return found_sites
+        count, d, self.sizes = len(sizes), self.order, sizes
+        self.shapes, self.weights = ((count, d, d), (count, d), (count,)), None
 
     def built(self, sites: Sites, sweeps: int) -> Swept | None:
         base = self.problem.base

@@ -7,7 +7,7 @@ after which each latent takes its sites in as ``_core/chunks.pyx`` does.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,12 +16,12 @@ from epfast._core.chunks import ChunkedSweep
 from epfast._core.latents import LatentSites
 from epfast.gaussian.engines.base import (
     EPEngine,
+    Form,
     Outcome,
     Swept,
     Visits,
     contraction,
     gaussian,
-    proper,
 )
 from epfast.gaussian.engines.chunks import (
     FIRST,
@@ -80,21 +80,12 @@ class Stack(Full):
 
     def __init__(self, problem: LinearProblem) -> None:
         super().__init__(problem)
-        self.prior_log_determinant *= problem.loss.latents
+        latents, n = problem.loss.latents, problem.n_rows
+        self.shapes = (n, latents), (n, latents), (n,)
+        self.weights = latents * self.order
+        self.prior_log_determinant *= latents
 
-    def prior(self) -> Swept:
-        shape = self.problem.n_rows, self.problem.loss.latents
-        return proper(self.built(Sites(np.zeros(shape), np.zeros(shape), np.zeros(shape[0])), 0))
-
-    def taken(self, start: Any) -> Sites:
-        shape, sites = (self.problem.n_rows, self.problem.loss.latents), start.sites
-        if sites.shift.shape != shape or start.mean.shape[1] != self.order:
-            raise ValueError(
-                f"start has sites of shape {sites.shift.shape} in {start.mean.shape[1]} "
-                f"dimensions; allowed: {shape} in {self.order}, the same rows"
-            )
-        found: Sites = sites
-        return found
+    prior = Form.prior
 
     def built(self, sites: Sites, sweeps: int) -> Swept | None:
         """The prior times the sites; None if that is no proper Gaussian. O(C n d^2)."""
