@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from epfast._arrays import Array
-from epfast.gaussian.problem import log_determinant
+from epfast.gaussian.problem import factor_of, log_determinant
 from epfast.inference.best_gaussian import best_sites, climbed, peaks
 from epfast.inference.importance import Proposal
 from epfast.inference.runtime import cached_property
@@ -110,8 +110,12 @@ class LinearProposal(SiteProposal):
 
     def squares(self, theta: Array) -> Array:
         away, precision = theta - self.post.mean.ravel(), self.post.precision
-        half = away * precision if precision.ndim == 1 else away @ precision
-        return np.asarray(np.einsum("ij,ij->i", half, away))
+        with np.errstate(over="ignore"):  # where a posterior is far narrower than another
+            if precision.ndim == 1:
+                half = away * np.sqrt(precision)
+            else:
+                half = away @ np.tril(factor_of(precision))
+            return np.asarray(np.einsum("ij,ij->i", half, half))
 
     def better(self) -> LinearProposal | None:
         """The same with the best Gaussian; None if there is none, or the weights are too many.
