@@ -19,6 +19,7 @@ from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
 from epfast.gaussian.latent_processes import LatentGPPosterior
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
 from epfast.gaussian.low_rank import LowRankGPPosterior
+from epfast.gaussian.nearest import NearestGPPosterior
 from epfast.gaussian.problem import Data, LinearProblem, PriorSites, State
 from epfast.gaussian.process_posterior import GPPosterior
 from epfast.gaussian.process_problem import GPProblem
@@ -43,6 +44,7 @@ POSTERIORS = (
     JointPosterior,
     GPPosterior,
     LowRankGPPosterior,
+    NearestGPPosterior,
     LatentGPPosterior,
     IntegratedPosterior,
 )
@@ -129,6 +131,14 @@ state.moments.mean n
 state.moments.variance n
 state.factor nn
 state.diagonal n""",
+    "nearest_process": """problem.y nw?
+problem.weights n
+state.sites.log_scale n
+state.sites.shift n
+state.sites.precision n
+state.moments.alpha n
+state.moments.mean n
+state.moments.variance n""",
     "latent_processes": """problem.y nw?
 state.sites.log_scale n
 state.sites.shift nc

@@ -154,6 +154,8 @@ class GPClassifier(ProcessModel, LatentClassifier):
         schedule: Schedule | None = None,
         jitter: float = 0.0,
         rank: int | None = None,
+        method: str = "auto",
+        n_neighbors: int | None = None,
         class_weight: dict[Any, float] | str | None = None,
         random_state: Any = None,
         warm_start: bool = False,
@@ -168,6 +170,8 @@ class GPClassifier(ProcessModel, LatentClassifier):
         self.schedule = schedule
         self.jitter = jitter
         self.rank = rank
+        self.method = method
+        self.n_neighbors = n_neighbors
         self.class_weight = class_weight
         self.random_state = random_state
         self.warm_start = warm_start
@@ -358,8 +362,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
             return super().predict_latent(X)
         rows = self._rows(X)
         parts = [
-            post.predict_latent(K_star, kernel(rows), joint=True)
-            for post, kernel, K_star in self._cross(rows)
+            post.predict_latent(K_star, own, True) for post, K_star, own in self._cross(rows, True)
         ]
         if len(parts) == 1:
             return parts[0]
@@ -384,9 +387,9 @@ class GPClassifier(ProcessModel, LatentClassifier):
         rows = self._rows(X)
         found = []
         for some in self._blocks(rows):
-            ((post, kernel, K_star),) = self._cross(some)
+            ((post, K_star, own),) = self._cross(some)
             assert isinstance(post, LatentGPPosterior)
-            found.append(post.predict_log_proba(K_star, kernel.diag(some)))
+            found.append(post.predict_log_proba(K_star, own))
         return np.concatenate(found)
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
@@ -445,12 +448,12 @@ class GPClassifier(ProcessModel, LatentClassifier):
         check_is_fitted(self)
         rows, classes = self._rows(X), self.classes_[self._seen]
         if several:
-            ((post, kernel, K_star),) = self._cross(rows)
-            values = post.sample_latent(K_star, kernel(rows), size, rng)
+            ((post, K_star, own),) = self._cross(rows, True)
+            values = post.sample_latent(K_star, own, size, rng)
             return np.asarray(classes[post.known_loss().sample(values, rng).T.astype(int)])
         scores = []
-        for post, kernel, K_star in self._cross(rows):
-            latent = post.sample_latent(K_star, kernel(rows), size, rng).T
+        for post, K_star, own in self._cross(rows, True):
+            latent = post.sample_latent(K_star, own, size, rng).T
             p = post.known_loss().predict_proba(latent.ravel(), np.zeros(latent.size))
             scores.append(p.reshape(latent.shape))
         if len(scores) == 1:

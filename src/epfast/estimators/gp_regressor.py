@@ -102,6 +102,8 @@ class GPRegressor(ProcessModel, LatentRegressor):
         schedule: Schedule | None = None,
         jitter: float = 0.0,
         rank: int | None = None,
+        method: str = "auto",
+        n_neighbors: int | None = None,
         random_state: Any = None,
         warm_start: bool = False,
         n_jobs: int | None = None,
@@ -116,6 +118,8 @@ class GPRegressor(ProcessModel, LatentRegressor):
         self.schedule = schedule
         self.jitter = jitter
         self.rank = rank
+        self.method = method
+        self.n_neighbors = n_neighbors
         self.random_state = random_state
         self.warm_start = warm_start
         self.n_jobs = n_jobs
@@ -297,8 +301,8 @@ class GPRegressor(ProcessModel, LatentRegressor):
         if _checks.flag("return_std", return_std):
             raise ValueError("return_std and return_cov are both True; allowed: one of them")
         rows = self._rows(X)
-        ((post, kernel, K_star),) = self._cross(rows)
-        _, covariance = post.predict_latent(K_star, kernel(rows), joint=True)
+        ((post, K_star, own),) = self._cross(rows, True)
+        _, covariance = post.predict_latent(K_star, own, True)
         return super().predict(X, False, offset), covariance
 
     def _latent(self, rows: Any) -> tuple[Array, Array]:
@@ -309,7 +313,7 @@ class GPRegressor(ProcessModel, LatentRegressor):
         return self._means(rows)[0] + self.mean_
 
     def _draws(self, rows: Any, size: int, rng: np.random.Generator, offset: Any) -> Array:
-        ((post, kernel, K_star),) = self._cross(rows)
+        ((post, K_star, own),) = self._cross(rows, True)
         assert isinstance(post, GPPosterior | LowRankGPPosterior)
-        latent = post.sample_latent(K_star, kernel(rows), size, rng) + self.mean_
+        latent = post.sample_latent(K_star, own, size, rng) + self.mean_
         return self.loss_.sample(shifted(latent, offset), rng)

@@ -135,7 +135,12 @@ def weights_of(post: Any) -> Array | None:
 def notes(post: Any) -> list[str]:
     """Lines below a summary: log evidence, convergence, what not to trust."""
     log_evidence = f"log evidence: {post.log_evidence:.4f}"
-    if post.loss is not None and not post.loss.is_likelihood:
+    if getattr(post, "kind", "") == "nearest_process":
+        log_evidence = (
+            f"approximate: each of {len(post.mean)} rows given its {post.n_neighbors} nearest; no "
+            "log evidence"
+        )
+    elif post.loss is not None and not post.loss.is_likelihood:
         log_evidence += ", which is not a log probability: the loss is no likelihood"
     lines = [log_evidence]
     if post.log_evidence > post.evidence_bound:
