@@ -11,6 +11,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Ma
 
 import epfast
 from epfast.estimators import process_model
+from epfast.estimators.neighbors import Neighbors
 
 KERNEL = ConstantKernel(2.0) * RBF(1.3)
 
@@ -71,11 +72,9 @@ def test_cavities_are_those_of_the_nearest_rows(kernel):
     X, y = table(60)
     near = classifier(kernel, method="nearest", n_neighbors=12).fit(X, y)
     sites, signs = near.posterior_.sites, np.where(y > 0, 1.0, -1.0)
-    K, sd = kernel(X), np.sqrt(kernel.diag(X))
-    like = np.abs(K) / np.outer(sd, sd)
-    np.fill_diagonal(like, -1.0)
+    index = Neighbors(kernel, X, X, 12, np.arange(60)).index
     for i in range(0, 60, 7):
-        rows = np.argsort(-like[i])[:12]
+        rows = index[i]
         m, v = plain_cavity(kernel, X, X[i], rows, sites.precision, sites.shift)
         density = lambda f: stats.norm.pdf(f, m, np.sqrt(v)) * stats.norm.cdf(signs[i] * f)  # noqa: E731, B023
         ends = m - 12.0 * np.sqrt(v), m + 12.0 * np.sqrt(v)
@@ -86,13 +85,43 @@ def test_cavities_are_those_of_the_nearest_rows(kernel):
         found = near.posterior_.mean[i], near.posterior_.variance[i]
         np.testing.assert_allclose(found, (mean / z, square / z - (mean / z) ** 2), rtol=1e-7)
         assert near.posterior_.loo_log_predictive()[i] == pytest.approx(np.log(z), abs=1e-8)
-    # predictions have twice as many rows
+    # predictions have more
     new = np.random.default_rng(1).normal(size=(5, 3))
     mean, variance = near.predict_latent(new)
     for i, x in enumerate(new):
-        rows = np.argsort(-np.abs(kernel(x[None], X)[0]) / sd)[:24]
-        known = plain_cavity(kernel, X, x, rows, sites.precision, sites.shift)
+        known = plain_cavity(kernel, X, x, np.arange(60), sites.precision, sites.shift)
         np.testing.assert_allclose((mean[i], variance[i]), known, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "kernel", [KERNEL, ConstantKernel(2.0) * Matern([0.5, 1.0, 3.0], nu=2.5), 2.0 * DotProduct(1.0)]
+)
+@pytest.mark.parametrize("d", [3, 20])
+@pytest.mark.parametrize("own", [True, False])
+def test_neighbors_have_the_largest_correlations(kernel, d, own):
+    X, _ = table(100, d)
+    X[50:55] = X[:5]
+    if isinstance(kernel.get_params().get("k2__length_scale"), list):
+        kernel = clone(kernel).set_params(k2__length_scale=np.linspace(1.0, 3.0, d))
+    inputs = X if own else X[::7] + 0.1
+    found = Neighbors(kernel, X, inputs, 12, np.arange(100) if own else None).index
+    K, sd = np.abs(kernel(inputs, X)), np.sqrt(kernel.diag(X))
+    like = K / np.outer(np.sqrt(kernel.diag(inputs)), sd)
+    if own:
+        assert (found != np.arange(100)[:, None]).all()
+        np.fill_diagonal(like, -1.0)
+    few = np.zeros(100, dtype=bool)
+    few[np.random.default_rng(0).permutation(100)[:10]] = True
+    for i, rows in enumerate(found):
+        assert len(set(rows)) == 12
+        for part, count in ((~few, 6), (few, 6)):
+            most = np.sort(np.where(part, like[i], -1.0))[::-1][:count]
+            np.testing.assert_allclose(np.sort(like[i][rows[part[rows]]])[::-1], most, rtol=1e-12)
+    # all others, where so many are asked for
+    for ask in (99, 1000):
+        whole = Neighbors(kernel, X, inputs, ask, np.arange(100) if own else None)
+        assert whole.count == min(ask, 100 - own)
+        assert all(len(set(rows)) == whole.count for rows in whole.index)
 
 
 def test_weights_copy_rows():
@@ -126,7 +155,7 @@ def test_beyond_exact_sizes_it_says_so(monkeypatch):
         near = epfast.GPClassifier(n_neighbors=20).fit(X, y)
     assert near.posterior_.n_neighbors == 20
     assert np.isnan(near.log_evidence_)
-    assert "20 nearest" in str(near.posterior_.summary().attrs["notes"])
+    assert "20 near ones" in str(near.posterior_.summary().attrs["notes"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert np.isfinite(epfast.GPClassifier(method="exact").fit(X, y).log_evidence_)

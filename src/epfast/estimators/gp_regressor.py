@@ -50,7 +50,8 @@ class GPRegressor(ProcessModel, LatentRegressor):
     center : bool
         Whether the process has a constant mean: the location of y, in the unit of the latent values
         (for counts the log of their mean). It is taken from y, not integrated.
-    optimizer, n_restarts_optimizer, scheme, schedule, jitter, rank, random_state, n_jobs
+    optimizer, n_restarts_optimizer, scheme, schedule, jitter, rank, method, n_neighbors
+    random_state, n_jobs
         As in :class:`GPClassifier`.
     warm_start : bool
         Whether to start from the hyper-parameters of the fit before.
@@ -63,10 +64,10 @@ class GPRegressor(ProcessModel, LatentRegressor):
         With the parameters found.
     mean_ : float
         The constant mean of the process.
-    posterior_ : GPPosterior or LowRankGPPosterior
+    posterior_ : GPPosterior, LowRankGPPosterior or NearestGPPosterior
         The posterior over the latent values of the fit.
     log_marginal_likelihood_value_, log_evidence_ : float
-        Log evidence at the hyper-parameters found.
+        Log evidence at the hyper-parameters found; NaN by nearest rows.
     converged_ : bool
         Whether EP settled.
     n_failed_points_ : int
@@ -169,7 +170,8 @@ class GPRegressor(ProcessModel, LatentRegressor):
             If a parameter ends where its search ends, or y does not tell it from numbers there;
             if there is one row.
         DataWarning
-            If a ``rank`` that is given leaves more than 1 nat of the log evidence open.
+            If a ``rank`` that is given leaves more than 1 nat of the log evidence open; if
+            ``method="auto"`` comes to nearest rows.
         """
         rows, given = self._rows_and_responses(X, y)
         given = np.asarray(given)

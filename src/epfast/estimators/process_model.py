@@ -15,7 +15,7 @@ from epfast._arrays import Array
 from epfast.estimators.base import ConvergenceWarning, users_level
 from epfast.estimators.jobs import in_threads, jobs_of, shares
 from epfast.estimators.kernels import ROWS, Distances, Stationary, at_bounds, ladder
-from epfast.estimators.neighbors import Neighbors
+from epfast.estimators.neighbors import AT_NEW, COUNT, Neighbors
 from epfast.estimators.parameters import Parameters
 from epfast.estimators.process_search import Maximum, search
 from epfast.estimators.processes import (
@@ -48,8 +48,6 @@ NUMBERS = 1 << 18
 #: rows from which a low rank is tried where none is asked for, and rows beyond which no other
 #: process is fitted exactly: a search takes some minutes there
 LOW_RANK_FROM, EXACT_UP_TO = 1000, 6000
-#: rows that each of a process of nearest rows is given, and how many times as many a prediction has
-NEIGHBORS, AT_NEW = 100, 2
 #: seconds of an exact evidence with its gradient over n^3, one thread, and how many a search takes
 #: (11 to 18 of 2,000 and 4,000 rows)
 SECONDS, EVALUATIONS = 7e-11, 12
@@ -186,7 +184,7 @@ class ProcessModel:
             if self.method == "nearest":
                 raise
             return None
-        return NEIGHBORS if self.n_neighbors is None else self.n_neighbors
+        return COUNT if self.n_neighbors is None else self.n_neighbors
 
     def _tries_low_rank(self, loss: losses.Loss) -> bool:
         """Whether a process may be fitted by a factor of its kernel where that is as good."""

@@ -14,7 +14,7 @@ from epfast import _checks, losses
 from epfast._arrays import Array
 from epfast._core.thread_pool import ThreadPool
 from epfast.estimators.kernels import Distances, Stationary
-from epfast.estimators.neighbors import Neighbors
+from epfast.estimators.neighbors import AT_NEW, Neighbors
 from epfast.estimators.parameters import Parameters
 from epfast.gaussian import (
     GPPosterior,
@@ -53,6 +53,8 @@ STEP = 1e-5
 PILOT = 250
 #: rows by which a process of nearest rows finds its hyper-parameters
 SOME = 2000
+#: of those, by how many it tells what more rows would add
+ASKED = 200
 #: matrices of the size of the kernel's that every fit of all rows needs, besides its derivatives;
 #: measured with the default kernel: 3.3, and 4.4 in a search
 LEAST = 2
@@ -413,10 +415,12 @@ class NearestProcess(NamedTuple):
         where, loss = parted(whole, theta, whole.loss)
         kernel = whole.kernel.clone_with_theta(where)
         rows = Neighbors(kernel, whole.X, whole.X, self.neighbors, np.arange(n), whole.pool)
-        process = whole.process._replace(loss=loss, kernel=rows)
+        process, some = whole.process._replace(loss=loss, kernel=rows), pilot_rows(n, ASKED)
+        wider = Neighbors(kernel, whole.X, whole.X[some], AT_NEW * rows.count, some, whole.pool)
 
         def fit(schedule: Any, start: Any, callback: Callback | None = None) -> NearestGPPosterior:
-            return fit_nearest(process._replace(schedule=schedule), start, callback)
+            given = process._replace(schedule=schedule), some, wider
+            return fit_nearest(*given, start, callback)
 
         return Point(fit, without_evidence)
 
