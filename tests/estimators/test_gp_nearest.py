@@ -43,7 +43,7 @@ def test_with_all_rows_it_is_ep(loss, kernel):
     exact = classifier(kernel, loss=loss).fit(X, y)
     near = classifier(kernel, loss=loss, method="nearest", n_neighbors=74).fit(X, y)
     assert near.converged_
-    assert isinstance(near.posterior_, epfast.gaussian.NearestGPPosterior)
+    assert isinstance(near.posterior_, epfast.NearestGPPosterior)
     for name in ("mean", "variance"):
         ours, theirs = (getattr(model.posterior_, name) for model in (near, exact))
         np.testing.assert_allclose(ours, theirs, rtol=1e-8, atol=1e-8)

@@ -137,8 +137,8 @@ def notes(post: Any) -> list[str]:
     log_evidence = f"log evidence: {post.log_evidence:.4f}"
     if getattr(post, "kind", "") == "nearest_process":
         log_evidence = (
-            f"approximate: each of {len(post.mean)} rows is given {post.n_neighbors} near ones, which "
-            "has no log evidence; to the log probability of a row left out, the rows that "
+            f"approximate: each of {len(post.mean)} rows is given {post.n_neighbors} near ones, "
+            "which has no log evidence; to the log probability of a row left out, the rows that "
             f"predictions are given add {post.loo_gain:.2g}"
         )
     elif post.loss is not None and not post.loss.is_likelihood:
