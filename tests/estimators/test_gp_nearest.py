@@ -10,7 +10,8 @@ from sklearn.base import clone
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern, WhiteKernel
 
 import epfast
-from epfast.estimators import process_model
+from epfast._core.nearest import regress
+from epfast.estimators import neighbors, process_model
 from epfast.estimators.neighbors import Neighbors
 
 KERNEL = ConstantKernel(2.0) * RBF(1.3)
@@ -241,6 +242,28 @@ def test_few_rows_copies_and_constant_columns(copies):
     near = epfast.GPClassifier(method="nearest").fit(X, y)
     assert near.converged_
     assert np.isfinite(near.predict_proba(X)).all()
+
+
+@pytest.mark.parametrize("calls", [0, 1, 60])
+def test_ctrl_c_leaves_what_was_found(monkeypatch, calls):
+    X, y = table(200)
+    count = 0
+
+    def pressed(*args, **given):
+        nonlocal count
+        count += 1
+        if count == calls + 1:
+            raise KeyboardInterrupt
+        return regress(*args, **given)
+
+    monkeypatch.setattr(neighbors, "regress", pressed)
+    with pytest.raises(epfast.Interrupted) as caught:
+        classifier(method="nearest", n_neighbors=20).fit(X, y)
+    post = caught.value.posterior
+    assert isinstance(post, epfast.NearestGPPosterior)
+    assert not post.converged
+    assert post.n_sweeps == calls // 17  # blocks
+    assert np.isfinite(post.mean).all()
 
 
 def test_three_classes():

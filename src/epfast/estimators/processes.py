@@ -195,10 +195,14 @@ class BinaryProcess(NamedTuple):
         return self
 
     def unfitted(self) -> GPPosterior | LowRankGPPosterior:
-        """The prior with the hyper-parameters of the kernel as given, as a posterior."""
+        """The prior with the hyper-parameters of the kernel as given, as a posterior.
+
+        By nearest rows, that of some rows.
+        """
         if self.low_rank is not None:
             return self.low_rank.unfitted()
-        return unfitted(self.process.with_kernel(_owned(self.kernel(self.X), self.X)))
+        some = self if self.neighbors is None else self.pilot(pilot_rows(len(self.X)))
+        return unfitted(some.process.with_kernel(_owned(self.kernel(some.X), some.X)))
 
     def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> Point:
         """The problem at some hyper-parameters; a check of the kernel matrix is O(n^3 / 3)."""
