@@ -19,6 +19,7 @@ from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
 from epfast.gaussian.latent_processes import LatentGPPosterior
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior, LinearPosterior
 from epfast.gaussian.low_rank import LowRankGPPosterior
+from epfast.gaussian.nearest import NearestGPPosterior
 from epfast.gaussian.problem import Data, LinearProblem, PriorSites, State
 from epfast.gaussian.process_posterior import GPPosterior
 from epfast.gaussian.process_problem import GPProblem
@@ -46,6 +47,7 @@ POSTERIORS = (
     JointPosterior,
     GPPosterior,
     LowRankGPPosterior,
+    NearestGPPosterior,
     LatentGPPosterior,
     IntegratedPosterior,
     MixturePosterior,
@@ -94,9 +96,11 @@ SHAPES = {
     "process": f"""problem.y nw?, problem.weights n, state.relaxed.shift n,
         state.relaxed.precision n, state.moments.alpha n, state.moments.mean n,
         state.moments.variance n, state.factor nn, state.diagonal n, {SITES}""",
+    "nearest_process": f"""problem.y nw?, problem.weights n, state.moments.alpha n,
+        state.moments.mean n, state.moments.variance n, {SITES}""",
     "latent_processes": f"""problem.y nw?, state.now.alpha n, state.now.mean n,
         state.now.variance n, packed nn, diagonals n, {SEVERAL}""",
-    "integrated": """weights k, log_prior k, points km, nodes gm, probabilities g, mode m""",
+    "integrated": "weights k, log_prior k, points km, nodes gm, probabilities g, mode m",
     "network": """problem.scaling.mean d, problem.scaling.scale d, state.belief p, state.base b,
         state.sites kp""",
     "mixture": """problem.center d, problem.prior_mean jd, problem.prior_covariance jdd,

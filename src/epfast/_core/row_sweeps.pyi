@@ -57,7 +57,16 @@ class ParallelSweep:
         P: Array | None = ...,
         p: Array | None = ...,
     ) -> None: ...
-    def fit(self, h: Array, s: Array, y: Array, tau: Array, nu: Array, scale: Array) -> None: ...
+    def fit(
+        self,
+        h: Array,
+        s: Array,
+        y: Array,
+        tau: Array,
+        nu: Array,
+        scale: Array,
+        weight: Array | None = ...,
+    ) -> None: ...
 
 def add_sites(A: Rows, tau: Array, nu: Array, P: Array, p: Array) -> None: ...
 def marginals(A: Rows, Sigma: Array, root: Array, mu: Array, h: Array, s: Array) -> None: ...

@@ -420,13 +420,16 @@ cdef class ParallelSweep:
 
     def fit(
         self, const double[::1] h, const double[::1] s, const double[:, ::1] y not None,
-        double[::1] tau, double[::1] nu, double[::1] scale,
+        double[::1] tau, double[::1] nu, double[::1] scale, const double[::1] weight=None,
     ):
         """New sites from the posterior marginals N(h, s) of their values."""
         cdef ptrdiff_t first = 0, j
         cdef blas_int q
+        cdef bint weighted = weight is not None
         cdef Status status = OK
         self.moments.loss.check_responses(y, h.shape[0])
+        if weighted:
+            long_enough("weight", weight.shape[0], h.shape[0])
         long_enough(
             "sites", min(s.shape[0], tau.shape[0], nu.shape[0], scale.shape[0]), h.shape[0]
         )
@@ -436,7 +439,8 @@ cdef class ParallelSweep:
                 for j in range(q):
                     self.work[0, j], self.work[1, j] = h[first + j], s[first + j]
                 status = self.batch(
-                    q, &y[first, 0], NULL, &tau[first], &nu[first], &scale[first]
+                    q, &y[first, 0], &weight[first] if weighted else NULL, &tau[first],
+                    &nu[first], &scale[first]
                 )
                 if status == CALLBACK_FAILED:
                     break

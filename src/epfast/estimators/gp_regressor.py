@@ -50,7 +50,8 @@ class GPRegressor(ProcessModel, LatentRegressor):
     center : bool
         Whether the process has a constant mean: the location of y, in the unit of the latent values
         (for counts the log of their mean). It is taken from y, not integrated.
-    optimizer, n_restarts_optimizer, scheme, schedule, jitter, rank, random_state, n_jobs
+    optimizer, n_restarts_optimizer, scheme, schedule, jitter, rank, method, n_neighbors
+    random_state, n_jobs
         As in :class:`GPClassifier`.
     warm_start : bool
         Whether to start from the hyper-parameters of the fit before.
@@ -63,10 +64,10 @@ class GPRegressor(ProcessModel, LatentRegressor):
         With the parameters found.
     mean_ : float
         The constant mean of the process.
-    posterior_ : GPPosterior or LowRankGPPosterior
+    posterior_ : GPPosterior, LowRankGPPosterior or NearestGPPosterior
         The posterior over the latent values of the fit.
     log_marginal_likelihood_value_, log_evidence_ : float
-        Log evidence at the hyper-parameters found.
+        Log evidence at the hyper-parameters found; NaN by nearest rows.
     converged_ : bool
         Whether EP settled.
     n_failed_points_ : int
@@ -102,6 +103,8 @@ class GPRegressor(ProcessModel, LatentRegressor):
         schedule: Schedule | None = None,
         jitter: float = 0.0,
         rank: int | None = None,
+        method: str = "auto",
+        n_neighbors: int | None = None,
         random_state: Any = None,
         warm_start: bool = False,
         n_jobs: int | None = None,
@@ -116,6 +119,8 @@ class GPRegressor(ProcessModel, LatentRegressor):
         self.schedule = schedule
         self.jitter = jitter
         self.rank = rank
+        self.method = method
+        self.n_neighbors = n_neighbors
         self.random_state = random_state
         self.warm_start = warm_start
         self.n_jobs = n_jobs
@@ -165,7 +170,8 @@ class GPRegressor(ProcessModel, LatentRegressor):
             If a parameter ends where its search ends, or y does not tell it from numbers there;
             if there is one row.
         DataWarning
-            If a ``rank`` that is given leaves more than 1 nat of the log evidence open.
+            If a ``rank`` that is given leaves more than 1 nat of the log evidence open; if
+            ``method="auto"`` comes to nearest rows.
         """
         rows, given = self._rows_and_responses(X, y)
         given = np.asarray(given)
@@ -297,8 +303,8 @@ class GPRegressor(ProcessModel, LatentRegressor):
         if _checks.flag("return_std", return_std):
             raise ValueError("return_std and return_cov are both True; allowed: one of them")
         rows = self._rows(X)
-        ((post, kernel, K_star),) = self._cross(rows)
-        _, covariance = post.predict_latent(K_star, kernel(rows), joint=True)
+        ((post, K_star, own),) = self._cross(rows, True)
+        _, covariance = post.predict_latent(K_star, own, True)
         return super().predict(X, False, offset), covariance
 
     def _latent(self, rows: Any) -> tuple[Array, Array]:
@@ -309,7 +315,7 @@ class GPRegressor(ProcessModel, LatentRegressor):
         return self._means(rows)[0] + self.mean_
 
     def _draws(self, rows: Any, size: int, rng: np.random.Generator, offset: Any) -> Array:
-        ((post, kernel, K_star),) = self._cross(rows)
+        ((post, K_star, own),) = self._cross(rows, True)
         assert isinstance(post, GPPosterior | LowRankGPPosterior)
-        latent = post.sample_latent(K_star, kernel(rows), size, rng) + self.mean_
+        latent = post.sample_latent(K_star, own, size, rng) + self.mean_
         return self.loss_.sample(shifted(latent, offset), rng)

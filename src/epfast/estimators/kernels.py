@@ -154,6 +154,20 @@ class Stationary(NamedTuple):
         )
         return cls(KINDS[found[0]], scale, height, free)
 
+    @classmethod
+    def stretched(cls, kernel: Any) -> tuple[Stationary | None, Array | float]:
+        """The same of rows over length scales of their columns, and these; None as above."""
+        scales = {
+            name: value
+            for name, value in kernel.get_params().items()
+            if name.endswith("length_scale") and np.ndim(value) == 1
+        }
+        if len(scales) != 1:
+            return cls.of(kernel), 1.0
+        ((name, widths),) = scales.items()
+        round_ = clone(kernel).set_params(**{name: 1.0, f"{name}_bounds": "fixed"})
+        return cls.of(round_), np.asarray(widths, dtype=np.float64)
+
     def matrix(
         self, n: int, distances: Distances, jitter: float, pool: ThreadPool | None = None
     ) -> KernelMatrix:

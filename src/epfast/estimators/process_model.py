@@ -15,6 +15,7 @@ from epfast._arrays import Array
 from epfast.estimators.base import ConvergenceWarning, users_level
 from epfast.estimators.jobs import in_threads, jobs_of, shares
 from epfast.estimators.kernels import ROWS, Distances, Stationary, at_bounds, ladder
+from epfast.estimators.neighbors import AT_NEW, COUNT, Neighbors
 from epfast.estimators.parameters import Parameters
 from epfast.estimators.process_search import Maximum, search
 from epfast.estimators.processes import (
@@ -31,8 +32,9 @@ from epfast.estimators.processes import (
 from epfast.gaussian import GPPosterior, LatentGPPosterior, LowRankGPPosterior
 from epfast.gaussian.fit_gp import choose, warn_of_process
 from epfast.gaussian.low_rank import note_rank
+from epfast.gaussian.nearest import NearestGPPosterior
 from epfast.gaussian.process_problem import check_positive, kernel_in_memory
-from epfast.inference import FAILURES
+from epfast.inference import FAILURES, DataWarning
 from epfast.inference.runtime import memory_left
 from epfast.schedules import EP, Schedule
 
@@ -43,9 +45,14 @@ from sklearn.utils import check_random_state  # isort: skip
 SCHEDULE = EP(sweeps=200, tol=1e-6)
 #: values of a kernel at a time in predictions, 2 MB: scikit-learn's kernels hold some four arrays
 NUMBERS = 1 << 18
-#: rows from which a low rank is tried where none is asked for
-LOW_RANK_FROM = 1000
-Posterior = GPPosterior | LatentGPPosterior | LowRankGPPosterior
+#: rows from which a low rank is tried where none is asked for, and rows beyond which no other
+#: process is fitted exactly: a search takes some minutes there
+LOW_RANK_FROM, EXACT_UP_TO = 1000, 6000
+#: seconds of an exact evidence with its gradient over n^3, one thread, and how many a search takes
+#: (11 to 18 of 2,000 and 4,000 rows)
+SECONDS, EVALUATIONS = 7e-11, 12
+METHODS = "auto", "exact", "nearest"
+Posterior = GPPosterior | LatentGPPosterior | LowRankGPPosterior | NearestGPPosterior
 
 
 class ProcessModel:
@@ -59,6 +66,8 @@ class ProcessModel:
     schedule: Schedule | None
     jitter: float
     rank: int | None
+    method: str
+    n_neighbors: int | None
     random_state: Any
     n_jobs: int | None
     X_train_: Array
@@ -91,6 +100,19 @@ class ProcessModel:
             _checks.integer("rank", self.rank, least=1)
             if self._jitter != 0.0:
                 raise ValueError(f"jitter is {_checks.describe(self.jitter)}; allowed with rank: 0")
+        method = _checks.choice("method", self.method, METHODS)
+        if self.n_neighbors is not None:
+            _checks.integer("n_neighbors", self.n_neighbors, least=1)
+        others = {"rank": self.rank, "method": None if method == "auto" else method}
+        if method == "exact" or self.rank is not None:
+            others["n_neighbors"] = self.n_neighbors
+        given = [f"{name}={value!r}" for name, value in others.items() if value is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} are given; allowed: one of them")
+        if method == "nearest" and self._jitter != 0.0:
+            raise ValueError(
+                f"jitter is {_checks.describe(self.jitter)}; allowed with method='nearest': 0"
+            )
         schedule = self._schedule
         if self.rank is not None and self.optimizer is not None and not isinstance(schedule, EP):
             raise ValueError(
@@ -117,6 +139,11 @@ class ProcessModel:
         """A problem for each class against the rest, or one."""
         loss, X, schedule = parameters.loss, self.X_train_, self._schedule
         if isinstance(loss, losses.LatentLoss):
+            if self.method == "nearest":
+                raise ValueError(
+                    f"method is 'nearest'; allowed with {loss!r}: 'auto', 'exact'; a loss of two "
+                    "labels, each class against the rest, takes it"
+                )
             self._check_memory(kernel)
             return [self._joint_process(kernel, targets[0], loss)]
         given = {"loss": loss, "scheme": self.scheme, "weights": weights, "offset": offset}
@@ -127,8 +154,8 @@ class ProcessModel:
 
         if self.rank is not None:
             return [of_low_rank(y, schedule) for y in targets]
-        tried = self._tries_low_rank(loss)
-        if not tried:  # else where none is found
+        tried, neighbors = self._tries_low_rank(loss), self._neighbors(loss)
+        if not tried and neighbors is None:  # else where none is found
             self._check_memory(kernel)
         chosen = choose(loss.with_offset(offset is not None), self.scheme, schedule)
         distances = Distances(X)
@@ -141,16 +168,31 @@ class ProcessModel:
                 distances,
                 parameters=parameters,
                 low_rank=of_low_rank(y, chosen.schedule) if tried else None,
+                neighbors=neighbors,
             )
             for y in targets
         ]
+
+    def _neighbors(self, loss: losses.Loss) -> int | None:
+        """How many rows each is given, where processes may be fitted by nearest rows."""
+        beyond = len(self.X_train_) > EXACT_UP_TO and self._jitter == 0.0
+        if self.method == "exact" or not (beyond or self.method == "nearest"):
+            return None
+        try:
+            choose(loss, self.scheme, self._schedule, "nearest")
+        except ValueError:
+            if self.method == "nearest":
+                raise
+            return None
+        return COUNT if self.n_neighbors is None else self.n_neighbors
 
     def _tries_low_rank(self, loss: losses.Loss) -> bool:
         """Whether a process may be fitted by a factor of its kernel where that is as good."""
         schedule, scheme = self._schedule, schemes.resolve(self.scheme)
         settles = isinstance(schedule, EP) and schedule.tol > 0.0 and self._jitter == 0.0
         by_rows = scheme.integrates and not scheme.relaxes and loss.log_concave is True
-        return len(self.X_train_) >= LOW_RANK_FROM and settles and by_rows
+        large = len(self.X_train_) >= LOW_RANK_FROM and self.method == "auto"
+        return large and settles and by_rows
 
     def _check_memory(self, kernel: Any) -> None:
         """Refuse rows whose matrices cannot fit, before the first of them is allocated."""
@@ -282,19 +324,30 @@ class ProcessModel:
             elif not held:
                 warnings.warn(str(one.message), ConvergenceWarning, stacklevel=users_level())
         for post, holds in found:
-            if isinstance(post, GPPosterior) and not holds:
+            if isinstance(post, GPPosterior | NearestGPPosterior) and not holds:
                 warn_of_process(post, users_level(), ConvergenceWarning)
         posts = [post for post, _ in found]
         if self.rank is not None:
             note_rank(posts, users_level())
+        if self.method == "auto" and any(isinstance(post, NearestGPPosterior) for post in posts):
+            warnings.warn(self._by_nearest(searched), DataWarning, stacklevel=users_level())
         return posts
+
+    def _by_nearest(self, searched: bool) -> str:
+        """Why a fit is not exact, and what an exact one would cost."""
+        n = len(self.X_train_)
+        seconds = SECONDS * n**3 * len(self._kernels) * (EVALUATIONS if searched else 1)
+        time = f"{seconds / 60:.2g} minutes" if seconds < 3600 else f"{seconds / 3600:.2g} hours"
+        return (
+            f"X has {n} rows, and no low rank stands for their kernel: each row is given its "
+            "nearest ones alone (method='nearest'), which is approximate and has no log evidence; "
+            f"method='exact' would take about {time} on one core and {least_bytes(n) / 1e9:.2g} "
+            "GB; method='nearest' settles it"
+        )
 
     def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
         pieces = [
-            [
-                post.predict_latent(K_star, kernel.diag(some))
-                for post, kernel, K_star in self._cross(some)
-            ]
+            [post.predict_latent(K_star, own) for post, K_star, own in self._cross(some)]
             for some in self._blocks(rows)
         ]
         return [
@@ -305,22 +358,31 @@ class ProcessModel:
     def _means(self, rows: Any) -> list[Array]:
         """Of every posterior, the first of what :meth:`_latents` gives, O(n) a row."""
         pieces = [
-            [post.predict_mean(K_star) for post, _, K_star in self._cross(some)]
+            [post.predict_mean(K_star) for post, K_star, _ in self._cross(some)]
             for some in self._blocks(rows)
         ]
         return [np.concatenate(mine) for mine in zip(*pieces, strict=True)]
 
     def _blocks(self, rows: Any) -> Iterator[Any]:
         """Rows, as many at a time as have about NUMBERS values of the kernel."""
-        step = max(1, NUMBERS // max(self._basis(post).shape[0] for post in self.posteriors_))
+        step = max(1, NUMBERS // max(len(self._basis(post)) for post in self.posteriors_))
         return (rows[first : first + step] for first in range(0, len(rows), step))
 
-    def _cross(self, rows: Array) -> Iterator[tuple[Posterior, Any, Array]]:
-        """Each posterior, its kernel, and the kernel of new inputs with those it needs."""
+    def _cross(self, rows: Array, joint: bool = False) -> Iterator[tuple[Posterior, Any, Any]]:
+        """Each posterior, the kernel of new inputs with those it needs, and with themselves."""
         for post, kernel in zip(self.posteriors_, self._kernels, strict=True):
-            yield post, kernel, kernel(rows, self._basis(post))
+            if isinstance(post, NearestGPPosterior):
+                if joint:
+                    post.predict_latent(None, joint=True)
+                count = AT_NEW * post.n_neighbors
+                yield post, Neighbors(kernel, self.X_train_, rows, count), None
+            else:
+                own = kernel(rows) if joint else kernel.diag(rows)
+                yield post, kernel(rows, self._basis(post)), own
 
     def _basis(self, post: Posterior) -> Array:
         """The inputs whose kernel with new ones a posterior asks for."""
         inputs: Array = self.X_train_
+        if isinstance(post, NearestGPPosterior):
+            return inputs[: AT_NEW * post.n_neighbors]
         return inputs[post.pivots] if isinstance(post, LowRankGPPosterior) else inputs

@@ -17,9 +17,9 @@ from epfast.estimators.descent import descend, root_of_slopes
 from epfast.estimators.jobs import in_threads, shares
 from epfast.estimators.processes import (
     PILOT,
-    BinaryProcess,
     Guess,
     LowRankProcess,
+    NearestProcess,
     Problem,
     fitted,
 )
@@ -397,22 +397,21 @@ def stages(
     """Of each problem the best of searches one after the other, each from where the last one ended.
 
     In each of them a problem has one form, exact or of the low rank that it has at its start, with
-    the pivots held fixed: so the evidence is smooth. Exact searches have one stage.
+    the pivots held fixed: so the evidence is smooth. Exact searches have one stage, those for
+    nearest rows one on some of the rows.
     """
     best: list[Any] = [None] * len(problems)
-    forms: dict[int, Problem] = {
-        k: problem.stage(starts[k][0]) for k, problem in enumerate(problems)
-    }
+    forms: dict[int, Any] = {k: problem.stage(starts[k][0]) for k, problem in enumerate(problems)}
     at: dict[int, Maximum] = {}
     rounds = 0
     while forms:
         rounds += 1
-        for form in forms.values():
-            if isinstance(form, BinaryProcess):
-                form.check_memory()
         found = descents(
-            list(forms.values()),
-            [(at[k].theta, at[k].start) if k in at else starts[k] for k in forms],
+            [form.searched() for form in forms.values()],
+            [
+                _of_its_rows(form, (at[k].theta, at[k].start) if k in at else starts[k])
+                for k, form in forms.items()
+            ],
             optimizer,
             n_jobs,
         )
@@ -424,10 +423,17 @@ def stages(
     return best
 
 
+def _of_its_rows(form: Any, start: Start) -> Start:
+    """A start of a search, without sites where it has some of the rows."""
+    return (start[0], None) if isinstance(form, NearestProcess) else start
+
+
 def _next(
-    problem: Problem, form: Problem, one: Maximum, before: Maximum | None, rounds: int
-) -> tuple[Maximum, Problem | None]:
+    problem: Any, form: Any, one: Maximum, before: Maximum | None, rounds: int
+) -> tuple[Maximum, Any]:
     """The best so far, and the form of a further search; None: there is none."""
+    if isinstance(form, NearestProcess):
+        one = one._replace(start=None)
     if not isinstance(form, LowRankProcess):
         return _counted(one, before), None
     if isinstance(problem, LowRankProcess):
@@ -441,12 +447,13 @@ def _next(
         return _counted(one, before), problem.stage(one.theta) if more else None
     best = _counted(one, before)
     if one.start is None or rounds == FREE_ROUNDS:
-        return best, problem
+        return best, problem.unfactored()
     there = problem.stage(one.theta, one.start.sites.precision)
-    if there is problem and form.renews and one.error > STALE:
+    low = isinstance(there, LowRankProcess)
+    if not low and form.renews and one.error > STALE:
         # on the way to a maximum, which may have one
-        there = form._replace(renews=False)
-    return best, None if there is not problem and one.error <= OPEN else there
+        there, low = form._replace(renews=False), True
+    return best, None if low and one.error <= OPEN else there
 
 
 def _counted(one: Maximum, other: Maximum | None) -> Maximum:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from epfast import _checks, losses
 from epfast._arrays import Array
 from epfast._core.thread_pool import ThreadPool
 from epfast.estimators.kernels import Distances, Stationary
+from epfast.estimators.neighbors import AT_NEW, Neighbors
 from epfast.estimators.parameters import Parameters
 from epfast.gaussian import (
     GPPosterior,
@@ -30,6 +31,7 @@ from epfast.gaussian.certificate import trusted
 from epfast.gaussian.factor import certified_factor, factor_at
 from epfast.gaussian.fit_gp import choose, fit_gp, unfitted, without_factor
 from epfast.gaussian.low_rank import fit_factor, without_columns
+from epfast.gaussian.nearest import NearestGPPosterior, fit_nearest
 from epfast.gaussian.problem import Data, weights_of
 from epfast.gaussian.process_prediction import contracted
 from epfast.gaussian.process_problem import kernel_at_door
@@ -49,6 +51,10 @@ PATIENCE = 5
 STEP = 1e-5
 #: rows on which searches are tried first, where that is worth it
 PILOT = 250
+#: rows by which a process of nearest rows finds its hyper-parameters
+SOME = 2000
+#: of those, by how many it tells what more rows would add
+ASKED = 200
 #: matrices of the size of the kernel's that every fit of all rows needs, besides its derivatives;
 #: measured with the default kernel: 3.3, and 4.4 in a search
 LEAST = 2
@@ -120,6 +126,8 @@ class BinaryProcess(NamedTuple):
     parameters: Parameters = NO_PARAMETERS
     #: the same by a factor of its kernel, where one may be as good; None: it is not tried
     low_rank: LowRankProcess | None = None
+    #: rows that a value is given, where the process of nearest rows stands for this; None: nowhere
+    neighbors: int | None = None
 
     @property
     def schedule(self) -> Any:
@@ -151,34 +159,50 @@ class BinaryProcess(NamedTuple):
         return at_work(self.pool, len(self.X))
 
     def pilot(self, rows: NDArray[np.intp]) -> BinaryProcess:
-        """The problem of some of the rows."""
+        """The exact problem of some of the rows."""
         process = self.process
         weights = None if process.weights is None else process.weights[rows]
         some = process._replace(y=process.y[rows], weights=weights)
         X = self.X[rows]
-        return self._replace(X=X, process=some, distances=Distances(X), low_rank=None)
+        exact = self._replace(low_rank=None, neighbors=None)
+        return exact._replace(X=X, process=some, distances=Distances(X))
 
-    def stage(self, theta: Array, precision: Array | None = None) -> Problem:
+    def stage(self, theta: Array, precision: Array | None = None) -> Form:
         """The process as fits near these hyper-parameters have it.
 
         That is the one by a factor whose truncation error is half of NATS at most, where there is
-        one of a low rank, and else this one.
+        one of a low rank, and else :meth:`unfactored`.
 
         precision: of the sites; None: that of fits of some rows.
         """
         found = None if self.low_rank is None else self.low_rank.certified(theta, precision)
-        return self if found is None else found
+        return self.unfactored() if found is None else found
 
-    def check_memory(self) -> None:
-        """Raise MemoryError where no low rank is found, and the matrices of this one do not fit."""
+    def unfactored(self) -> BinaryProcess | NearestProcess:
+        """The process where no low rank is found: that of nearest rows, or this one."""
+        return self if self.neighbors is None else NearestProcess(self, self.neighbors)
+
+    def searched(self) -> BinaryProcess:
+        """The process whose evidence a search maximises where no low rank is found.
+
+        Raises
+        ------
+        MemoryError
+            If its matrices do not fit.
+        """
         if self.low_rank is not None and least_bytes(len(self.X)) > memory_left():
             raise MemoryError
+        return self
 
     def unfitted(self) -> GPPosterior | LowRankGPPosterior:
-        """The prior with the hyper-parameters of the kernel as given, as a posterior."""
+        """The prior with the hyper-parameters of the kernel as given, as a posterior.
+
+        By nearest rows, that of some rows.
+        """
         if self.low_rank is not None:
             return self.low_rank.unfitted()
-        return unfitted(self.process.with_kernel(_owned(self.kernel(self.X), self.X)))
+        some = self if self.neighbors is None else self.pilot(pilot_rows(len(self.X)))
+        return unfitted(some.process.with_kernel(_owned(self.kernel(some.X), some.X)))
 
     def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> Point:
         """The problem at some hyper-parameters; a check of the kernel matrix is O(n^3 / 3)."""
@@ -269,6 +293,10 @@ class LowRankProcess(NamedTuple):
     def bounds(self) -> Array:
         """(p, 2), of theta."""
         return bounds_of(self)
+
+    def searched(self) -> LowRankProcess:
+        """See :meth:`BinaryProcess.searched`."""
+        return self
 
     def stage(self, theta: Array, precision: Array | None = None) -> LowRankProcess:
         """The same with the pivots of these hyper-parameters held fixed."""
@@ -361,9 +389,57 @@ class LowRankProcess(NamedTuple):
         return chosen, Data(None, loss.observed(y, n, offset), weights_of(weights, n))
 
 
-def pilot_rows(n: int) -> NDArray[np.intp]:
-    """Some of n rows, PILOT at most."""
-    return np.sort(np.random.default_rng(0).permutation(n)[:PILOT])
+class NearestProcess(NamedTuple):
+    """One binary problem, in which each value is given the sites of its nearest rows."""
+
+    #: the exact one, whose matrix is not formed
+    whole: BinaryProcess
+    neighbors: int
+
+    @property
+    def schedule(self) -> Any:
+        return self.whole.schedule
+
+    @property
+    def can_descend(self) -> bool:
+        return False
+
+    def at_work(self) -> AbstractContextManager[None]:
+        """Where the threads of the exact problem live."""
+        return self.whole.at_work()
+
+    def searched(self) -> BinaryProcess:
+        """See :meth:`BinaryProcess.searched`: that of some of the rows."""
+        return self.whole.pilot(pilot_rows(len(self.whole.X), SOME))
+
+    def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> Point:
+        """The problem at some hyper-parameters."""
+        del gradient, checked
+        whole, n = self.whole, len(self.whole.X)
+        where, loss = parted(whole, theta, whole.loss)
+        kernel = whole.kernel.clone_with_theta(where)
+        rows = Neighbors(kernel, whole.X, whole.X, self.neighbors, np.arange(n), whole.pool)
+        process, some = whole.process._replace(loss=loss, kernel=rows), pilot_rows(n, ASKED)
+        wider = Neighbors(kernel, whole.X, whole.X[some], AT_NEW * rows.count, some, whole.pool)
+
+        def fit(schedule: Any, start: Any, callback: Callback | None = None) -> NearestGPPosterior:
+            given = process._replace(schedule=schedule), some, wider
+            return fit_nearest(*given, start, callback)
+
+        return Point(fit, without_evidence)
+
+
+def without_evidence(*_: Any) -> Never:
+    """Refuse what asks a process of nearest rows for its evidence."""
+    raise ValueError(
+        "the log evidence is asked for, and the fit is by nearest rows (method), which has none; "
+        "allowed: posterior_.loo_log_predictive(), or method='exact'"
+    )
+
+
+def pilot_rows(n: int, most: int = PILOT) -> NDArray[np.intp]:
+    """So many of n rows at most."""
+    return np.sort(np.random.default_rng(0).permutation(n)[:most])
 
 
 def by_columns(kernel: Any, X: Array) -> KernelColumns:
@@ -426,6 +502,10 @@ class LatentProcess(NamedTuple):
         """Where BLAS has these threads."""
         return one_blas_thread(len(self.X), self.threads)
 
+    def searched(self) -> LatentProcess:
+        """See :meth:`BinaryProcess.searched`."""
+        return self
+
     def stage(self, theta: Array, precision: Array | None = None) -> LatentProcess:
         """The problem itself."""
         del theta, precision
@@ -458,12 +538,16 @@ class LatentProcess(NamedTuple):
 
 
 Problem = BinaryProcess | LowRankProcess | LatentProcess
+#: what a search or a fit takes for a problem
+Form = Problem | NearestProcess
 
 
 def evidence_at(problem: Problem, theta: Array, gradient: bool) -> tuple[float, Array]:
     """The log evidence at some hyper-parameters, and its gradient where asked for."""
 
-    def fit(form: Problem, start: Any) -> tuple[Any, Array]:
+    def fit(form: Any, start: Any) -> tuple[Any, Array]:
+        if isinstance(form, NearestProcess):
+            without_evidence()
         with form.at_work():
             point = form.at(theta, gradient=gradient)
             post = point.fit(form.schedule, start)
@@ -474,31 +558,32 @@ def evidence_at(problem: Problem, theta: Array, gradient: bool) -> tuple[float, 
 
 
 def settled(
-    problem: Problem, theta: Array, start: Any, fit: Callable[[Problem, Any], tuple[Any, Any]]
+    problem: Problem, theta: Array, start: Any, fit: Callable[[Any, Any], tuple[Any, Any]]
 ) -> tuple[Any, Any]:
     """``fit(form, start)`` of the form that the problem has at these hyper-parameters.
 
     One of low rank counts if it leaves NATS of the evidence open at most, by its own sites.
     """
-    if not isinstance(problem, BinaryProcess) or problem.low_rank is None:
+    if not isinstance(problem, BinaryProcess):
         return fit(problem, start)
-    sites = None if start is None else start.sites
-    for _ in range(TRIES):
+    sites, tries = None if start is None else start.sites, 0 if problem.low_rank is None else TRIES
+    for _ in range(tries):
         form = problem.stage(theta, None if sites is None else sites.precision)
-        if form is problem:
+        if not isinstance(form, LowRankProcess):
             break
         found = fit(form, start)
         post = found[0]
         if post.truncation_error <= NATS:
             return found
         sites, start = post.sites, Guess(post.sites)
-    problem.check_memory()
-    return fit(problem, start)
+    last = problem.unfactored()
+    return fit(last.searched() if last is problem else last, start)
 
 
 def taken(start: Any) -> Any:
     """A start of an exact process."""
-    return Guess(start.sites) if isinstance(start, LowRankGPPosterior) else start
+    others = LowRankGPPosterior, NearestGPPosterior
+    return Guess(start.sites) if isinstance(start, others) else start
 
 
 def _owned(K: Any, *others: Array) -> Array:
@@ -519,7 +604,7 @@ def _owned(K: Any, *others: Array) -> Array:
 def fit_at(problem: Problem, theta: Array, start: Any, repair: bool) -> tuple[Any, bool]:
     """The fit at some hyper-parameters, and whether it holds; their kernel matrix is checked."""
 
-    def fit(form: Problem, start: Any) -> tuple[Any, bool]:
+    def fit(form: Any, start: Any) -> tuple[Any, bool]:
         with form.at_work():
             return fitted(
                 form.at(theta, checked=True),

@@ -10,6 +10,7 @@ from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
 from epfast.gaussian.latent_processes import LatentGPPosterior
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior, LinearPosterior
 from epfast.gaussian.low_rank import LowRankGPPosterior
+from epfast.gaussian.nearest import NearestGPPosterior
 from epfast.gaussian.posterior import GaussianPosterior
 from epfast.gaussian.problem import LinearProblem, State
 from epfast.gaussian.process_posterior import GPPosterior
@@ -34,6 +35,7 @@ __all__ = [
     "LinearProblem",
     "LowRankFactor",
     "LowRankGPPosterior",
+    "NearestGPPosterior",
     "Relaxed",
     "RelaxedEnergies",
     "ShrunkPosterior",

@@ -264,14 +264,19 @@ class ProcessChoices(NamedTuple):
         return GPProblem(None, observed, self.loss, scheme, schedule, found)
 
 
-def choose(loss: Any, scheme: str | Scheme | None, schedule: Any) -> ProcessChoices:
-    """The choices that arguments of :func:`epfast.fit_gp` mean, or why they do not go together."""
+def choose(
+    loss: Any, scheme: str | Scheme | None, schedule: Any, form: str = "process"
+) -> ProcessChoices:
+    """The choices that arguments of :func:`epfast.fit_gp` mean, or why they do not go together.
+
+    form: of q, "process" or "nearest".
+    """
     schedule = EP() if schedule is None else schedule
     _checks.schedule(schedule, Schedule, "epfast.EP or epfast.DoubleLoop")
     found_loss = losses.resolve(loss)
     found = schemes.resolve("exact" if scheme is None else scheme)
     factor = "row" if found_loss.latents == 1 else "latents"
-    legal("process", factor, schedule, found, found_loss, {})
+    legal(form, factor, schedule, found, found_loss, {})
     if isinstance(schedule, DoubleLoop):
         legal("process", "row", schedule.start, found, found_loss, {})
     numbers = {"power": 1.0, "damping": schedule.usual_damping("row")}
@@ -367,7 +372,7 @@ def unfitted(problem: GPProblem) -> GPPosterior:
 
 
 def warn_of_process(
-    post: GPPosterior, stacklevel: int = 2, category: type[Warning] = ConvergenceWarning
+    post: Any, stacklevel: int = 2, category: type[Warning] = ConvergenceWarning
 ) -> None:
     """Warn of what is wrong with a fit."""
     reason = broken(post)

@@ -19,6 +19,7 @@ from epfast.gaussian.engines.double_loop import DescentEngine
 from epfast.gaussian.engines.kernel import Dual, GPState, ProcessEngine
 from epfast.gaussian.engines.laplace import LaplaceEngine
 from epfast.gaussian.engines.latent_processes import LatentProcessEngine
+from epfast.gaussian.engines.nearest import NearestEngine
 from epfast.gaussian.engines.nested import NestedEngine
 from epfast.gaussian.engines.passes import PassEngine
 from epfast.gaussian.engines.prior_sites import WeightEngine
@@ -53,15 +54,21 @@ class Combination(NamedTuple):
     by_expansion: bool = False
     #: whether it needs moments that are those of the integral that they claim
     by_integrals: bool = False
+    #: whether sites of negative precision have no place in it
+    log_concave: bool = False
 
 
 Key = tuple[str, str, str]
+#: forms of q that are processes
+PROCESSES = "process", "nearest"
 Table = Mapping[Key, Combination]
 
 
 def words(key: Key) -> str:
     """A key of a table in the arguments of the user."""
     covariance, factor, stores = key
+    if covariance == "nearest":
+        return f"a process by nearest rows, {SCHEDULES[stores]}"
     if covariance == "process":
         several = " of several latents" if factor == "latents" else ""
         return f"a process{several}, {SCHEDULES[stores]}"
@@ -118,6 +125,9 @@ ENGINES: Table = {
     ),
     ("process", "latents", "factor"): _row(LatentProcessEngine, f"damping, {ORDERS}"),
     ("process", "row", "descent"): _row(DescentEngine, "power", by_integrals=True),
+    ("nearest", "row", "factor"): _row(
+        NearestEngine, f"damping, power, {ORDERS}", by_integrals=True, log_concave=True
+    ),
 }
 
 
@@ -151,8 +161,8 @@ def legal(
         If the combination makes no sense.
     """
     key = (covariance, factor, schedule.stores)
-    process = covariance == "process"
-    table = {k: row for k, row in ENGINES.items() if (k[0] == "process") == process}
+    process = covariance in PROCESSES
+    table = {k: row for k, row in ENGINES.items() if (k[0] in PROCESSES) == process}
     if key not in table:
         stores = [stored for c, f, stored in table if (c, f) == (covariance, factor)]
         others = "; or " + " | ".join(words(k) for k in table if k[2] == schedule.stores)
@@ -182,6 +192,11 @@ def legal(
         raise ValueError(
             f"scheme is {_checks.describe(scheme)}; allowed with {words(key)}: 'exact', whose "
             "mean and variance are derivatives of the evidence"
+        )
+    if row.log_concave and loss.log_concave is not True:
+        raise ValueError(
+            f"loss is {loss!r}; allowed with {words(key)}: a log-concave likelihood, whose sites "
+            "have no negative precision"
         )
     asked = dict(given)
     if scheme.relaxes:

@@ -121,7 +121,7 @@ class Engine(Protocol[S]):
     n_sites: int
     #: order of the largest matrix that a sweep factorises; 0 without BLAS
     order_of_matrices: int
-    #: no right log evidence is above this; see :func:`evidence_bound`
+    #: no right log evidence is above this, see :func:`evidence_bound`; NaN: there is no evidence
     evidence_bound: float
     #: whether its sweeps say how far they moved the posterior and what the log evidence is
     #: (``Counts.measured``), where a look at all weights would cost more than the sweep
@@ -240,7 +240,8 @@ def run(
                             moved = change(before, now) / schedule.damping if rest is None else rest
                             if counts.left is not None:
                                 drift = change(Summary(*counts.left), now)
-                    if not (np.isfinite(evidence) and np.isfinite(moved)):
+                    known = np.isfinite(evidence) or np.isnan(engine.evidence_bound)
+                    if not (known and np.isfinite(moved)):
                         raise FloatingPointError(
                             f"the posterior or its evidence overflowed; {engine.remedy}"
                         )

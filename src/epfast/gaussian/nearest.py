@@ -1,0 +1,142 @@
+"""Gaussian processes by nearest rows: each value given the sites of a few others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any, ClassVar, Never
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from epfast import _checks
+from epfast._arrays import Array
+from epfast.gaussian.certificate import broken
+from epfast.gaussian.engines.base import flat
+from epfast.gaussian.engines.kernel import GPState
+from epfast.gaussian.engines.nearest import Nearest, NearestEngine, Regression
+from epfast.gaussian.process_prediction import ProcessPosterior
+from epfast.gaussian.process_problem import GPProblem
+from epfast.inference import Callback, Fit, SweepInfo, interrupted, run_from
+
+
+@dataclass(frozen=True, eq=False)
+class NearestGPPosterior(ProcessPosterior):
+    """The posterior of each latent value of a Gaussian process, by its nearest rows.
+
+    EP in which the cavity of a row is the process there given the sites of the ``n_neighbors`` rows
+    of largest prior correlation with it, and not of all. With all other rows it is EP; with fewer
+    an approximation, whose probabilities are less sure. There is no joint distribution, so no log
+    evidence, covariance or joint draw; :meth:`loo_log_predictive` compares kernels.
+
+    Attributes
+    ----------
+    mean, variance : ndarray of shape (n,)
+        Of the latent values f_i.
+    sites : Sites
+        precision, shift and log_scale, (n,) each.
+    n_neighbors : int
+        Rows that a cavity depends on.
+    loo_gain : float
+        What the rows that a prediction depends on, eight times as many, add to the leave-one-out
+        log probability of a row, in the mean over up to 200 rows.
+    log_evidence : float
+        NaN: there is none.
+    y, loss, scheme, schedule, beta, power, converged, history
+        As in :class:`GPPosterior`.
+    """
+
+    n_neighbors: int
+    loo_gain: float
+
+    kind: ClassVar[str] = "nearest_process"
+
+    mean = property(attrgetter("state.moments.mean"))
+    variance = property(attrgetter("state.moments.variance"))
+    log_evidence = float("nan")
+
+    def predict_latent(
+        self, K_star: Any, K_star_star: ArrayLike | None = None, joint: bool = False
+    ) -> tuple[Array, Array]:
+        """Mean and variance of the process at new inputs, each given the sites of its rows.
+
+        Parameters
+        ----------
+        K_star : Regression
+            The new inputs and the rows nearest to each, as :class:`epfast.GPClassifier` makes it.
+        K_star_star : None
+            ``K_star`` has it.
+        joint : bool
+            False: there are no covariances.
+
+        Returns
+        -------
+        mean : ndarray of shape (m,)
+        variance : ndarray of shape (m,)
+        """
+        if _checks.flag("joint", joint) or K_star_star is not None:
+            self._refuse("joint distribution of new inputs")
+        if not hasattr(K_star, "at"):
+            raise TypeError(
+                f"K_star is {_checks.describe(K_star)}; allowed: new inputs with their nearest "
+                "rows (predict by the estimator that made this posterior)"
+            )
+        return K_star.at(np.arange(len(K_star.diagonal)), self.sites)  # type: ignore[no-any-return]
+
+    def predict_mean(self, K_star: Any) -> Array:
+        """Mean of the process at new inputs, as :meth:`predict_latent` has it."""
+        return self.predict_latent(K_star)[0]
+
+    def loss_gradient(self) -> dict[str, Any]:
+        """There is none, of a posterior without a log evidence."""
+        self._refuse("log evidence, nor gradient of it,")
+
+    @property
+    def covariance(self) -> Array:
+        """There is none."""
+        self._refuse("joint distribution of rows")
+
+    def _draw(self, size: int, rng: np.random.Generator) -> Array:
+        self._refuse("joint distribution of rows to draw from")
+
+    def _proposal(self) -> Any:
+        self._refuse("joint distribution of rows to draw from")
+
+    def _refuse(self, what: str) -> Never:
+        raise ValueError(
+            f"a process by nearest rows has no {what}; allowed: method='exact', or a rank"
+        )
+
+
+def fit_nearest(
+    problem: GPProblem,
+    some: NDArray[np.intp],
+    wider: Regression,
+    start: Any = None,
+    callback: Callback | None = None,
+) -> NearestGPPosterior:
+    """Run a problem whose parts are legal and checked; its kernel is a :class:`Regression`.
+
+    wider: some of the rows, each given more of the others.
+    """
+    rows: Regression = problem.kernel
+
+    def made(state: GPState, converged: bool, history: list[SweepInfo]) -> NearestGPPosterior:
+        cavities = rows.at(some, state.sites), wider.at(np.arange(len(some)), state.sites)
+        few, more = (problem.loss.log_predictive(problem.y[some], *moments) for moments in cavities)
+        gain = float(np.mean(more - few))
+        return NearestGPPosterior(state, problem, converged, history, rows.count, gain)
+
+    def result(fit: Fit) -> NearestGPPosterior:
+        found = made(fit.state, fit.converged, fit.history)
+        return replace(found, converged=False) if fit.converged and broken(found) else found
+
+    def unfitted() -> NearestGPPosterior:
+        state = GPState(flat(problem.n), 0, Nearest(rows).prior().moments)
+        return made(state, False, [])
+
+    try:
+        engine = NearestEngine(problem)
+        return result(run_from(engine, problem.schedule, start, callback=callback))
+    except KeyboardInterrupt as pressed:
+        raise interrupted(pressed, None, result, start, unfitted) from None
