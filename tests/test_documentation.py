@@ -54,6 +54,7 @@ EXTRAS = {
     "pandas": r"summary\(|as_frame",
     "arviz": r"check\(",
     "GPy": "GPy",
+    "formulae": r"epfast\.formula",
 }
 #: what blocks need beyond: a compiler
 COMPILED = ("numba", "mylosses")
@@ -130,4 +131,6 @@ def test_examples_of_docstrings(module):
         pytest.importorskip("sklearn")
     if module.startswith("epfast.dask"):
         pytest.importorskip("distributed", reason="needs the extra dask")
+    if module == "epfast.formula":
+        pytest.importorskip("formulae")
     assert doctest.testmod(importlib.import_module(module)).failed == 0

@@ -13,14 +13,14 @@ TREE = Path(__file__).parents[1] / "src" / "epfast"
 ROOT = TREE if TREE.is_dir() else Path(epfast.__file__).parent
 FILES = [path for path in sorted(ROOT.rglob("*.py*")) if path.suffix in (".py", ".pyi")]
 OPTIONAL = {"threadpoolctl", "tqdm", "sklearn", "matplotlib", "GPy", "dask"}
-OPTIONAL |= {"pandas", "xarray", "arviz", "arviz_stats"}
+OPTIONAL |= {"pandas", "xarray", "arviz", "arviz_stats", "formulae"}
 #: underscores of others: named tuples, older scikit-learn
 PUBLIC = {"_replace", "_asdict", "_fields", "_make", "_validate_data"}
 
 #: from the ground up; a room may import those below it, not its neighbours
-FLOORS = """_core / _arrays / _checks / losses schedules families / schemes inference / operators
-    / gaussian / graph parametric / storage backend / svm / estimators / gpy dask rating plots
-    / __init__ / _demo / __main__"""
+FLOORS = """_core / _arrays / _checks / losses priors schedules families / schemes inference
+    / operators / gaussian / graph parametric / storage backend / svm / estimators
+    / formula gpy dask rating plots / __init__ / _demo / __main__"""
 FLOOR = {room: k for k, floor in enumerate(FLOORS.split("/")) for room in floor.split()}
 #: what graphs and networks may import of gaussian
 OF_GAUSSIAN = {"problem", "priors", "engines", "table", "choices", "files"}
@@ -31,7 +31,7 @@ RISE = """problem files certificate
     / choices diagnostics online / posterior / kernel_posterior process_prediction
     / linear_posterior process_posterior
     / integrated latent_posterior latent_processes shrunk_posterior wide_posterior
-    / combining fit_linear / low_rank / fit_gp / __init__"""
+    / combining fit_linear held / hyper / low_rank / fit_gp / __init__"""
 RISE = {name: k for k, floor in enumerate(RISE.split("/")) for name in floor.split()}
 ENGINES = """base joint latent_means / chunks full / means nested rows stack
     / kernel passes prior_sites / diagonal double_loop latent_processes / local

@@ -13,6 +13,7 @@ The rooms, from the ground up. A room imports those below it, never a neighbour:
     _arrays             arrays: their type, row chunks, triangles
     _checks             the checks at the door
     losses              choice 1
+    priors              priors of scales: sds, sizes, length scales
     schedules           choices 3 and 4, data only
     families            exponential families by natural parameters
     schemes             choice 2
@@ -25,6 +26,7 @@ The rooms, from the ground up. A room imports those below it, never a neighbour:
     backend             arrays in, arrays out
     svm                 support vector machines
     estimators          the face for scikit-learn
+    formula             regressions by a formula, y ~ x + (x | g)
     gpy                 the face for GPy
     dask                the face for Dask: rows on a cluster
     plots               pictures of posteriors
@@ -39,7 +41,7 @@ from sys import _getframe
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from epfast import backend, graph, losses, operators, schemes
+from epfast import backend, graph, losses, operators, priors, schemes
 from epfast._core.vector import build_facts as _build_facts
 from epfast.gaussian import (
     FactorizedPosterior,
@@ -58,6 +60,7 @@ from epfast.gaussian import (
 )
 from epfast.gaussian.fit_gp import fit_gp
 from epfast.gaussian.fit_linear import fit_linear
+from epfast.gaussian.hyper import fit_hyper
 from epfast.graph import Graph, GraphPosterior
 from epfast.inference import (
     ConvergenceWarning,
@@ -141,6 +144,7 @@ __all__ = [
     "combine",
     "compare",
     "fit_gp",
+    "fit_hyper",
     "fit_linear",
     "fit_mixture",
     "fit_network",
@@ -149,6 +153,7 @@ __all__ = [
     "incomplete_cholesky",
     "load",
     "operators",
+    "priors",
     "schemes",
 ]
 
@@ -165,6 +170,7 @@ _LAZY = {
     # modules
     "dask": "epfast.dask",
     "estimators": "epfast.estimators",
+    "formula": "epfast.formula",
     "gpy": "epfast.gpy",
     "plots": "epfast.plots",
     "rating": "epfast.rating",

@@ -96,7 +96,7 @@ SHAPES = {
         state.moments.variance n, state.factor nn, state.diagonal n, {SITES}""",
     "latent_processes": f"""problem.y nw?, state.now.alpha n, state.now.mean n,
         state.now.variance n, packed nn, diagonals n, {SEVERAL}""",
-    "integrated": "weights k, log_prior k, points km",
+    "integrated": "weights k, log_prior k, points km, nodes gm, probabilities g, mode m",
     "network": """problem.scaling.mean d, problem.scaling.scale d, state.belief p, state.base b,
         state.sites kp""",
     "mixture": """problem.center d, problem.prior_mean jd, problem.prior_covariance jdd,

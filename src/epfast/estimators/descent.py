@@ -13,8 +13,6 @@ from epfast._arrays import Array
 #: a root of the slopes: most numbers that are free, steps of the differences, most steps, and the
 #: accuracy
 MOST_FREE, STEP, ROUNDS, ROOT = 8, 1e-4, 12, 1e-11
-#: largest first step by given second derivatives
-FIRST = 2.0
 #: distance from a bound that counts as none
 END = 1e-9
 
@@ -24,22 +22,15 @@ def descend(
     start: Array,
     bounds: Array,
     options: dict[str, Any],
-    bent: Array | None = None,
 ) -> None:
     """Minimise within bounds (p, 2); the objective, which also gives its slopes, keeps the best.
 
     Within bounds on all sides the first step of L-BFGS-B is minus the slopes, often to a far corner
     of the box, where fits fail. In units in which these are as long as their root it is at most 1.
-
-    bent: (p,), second derivatives at the start, roughly: the first step is Newton's by these, of
-    at most FIRST.
     """
     start = np.clip(start, *bounds.T)
     first: Any = objective(start)
     unit: Any = max(1.0, float(np.linalg.norm(first[1]))) ** -0.5
-    if bent is not None:
-        unit = np.maximum(np.where(bent > 0.0, bent, 0.0), np.abs(first[1]) / FIRST)
-        unit = np.maximum(unit, 1e-12) ** -0.5
 
     def scaled(z: Array) -> tuple[float, Array]:
         nonlocal first

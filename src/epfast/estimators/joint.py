@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,16 +14,17 @@ from epfast.estimators.evidence import Fits, Posterior
 from epfast.estimators.parameters import Parameters
 from epfast.estimators.search import SHARE, SLOPE, STEPS, Search
 from epfast.estimators.spectrum import Spectrum
+from epfast.gaussian.held import Held, gains, newton
+from epfast.inference.hyper import fixed_point
 from epfast.losses import Loss
 from epfast.schedules import Schedule
 
-#: where a search begins: prior variance of x.theta over the square of the unit of h
-SHARES = (1.0, 1e-3)
 #: tolerance of the fits of L-BFGS, and the slope in nats up to which a maximum is told from a point
 #: where the search is stuck
 CLIMB_TOL, LEVEL = 1e-6, 1e-2
-#: steps of differences of the log evidence with cavities held: of slopes, and of second derivatives
-STEP, HELD = 1e-3, 0.1
+#: step of differences of exact slopes, the last of Newton's steps with cavities held, and how far
+#: these go: to no noise where rows are few
+SHORT, CLOSE, REACH = 1e-6, 0.03, 1.5
 
 
 class Learnt(NamedTuple):
@@ -71,7 +72,8 @@ class Joint:
 
     def value(self, u: Array, found: Fits) -> float:
         """Log evidence, with the prior's of a common variance."""
-        return self.search.value(float(u[0]), found) if self.k else found.log_evidence
+        common = self.k and self.groups is None
+        return self.search.value(float(u[0]), found) if common else found.log_evidence
 
     def fits(self, u: Array, schedule: Schedule) -> Fits | None:
         """Fits with certificates, or None."""
@@ -83,52 +85,76 @@ class Joint:
 
     def slopes(self, u: Array, found: Fits) -> Array:
         """The gradient at a fixed point."""
-        d, result = self.search.problem.d, np.zeros(len(u))
-        if self.k:
-            if self.groups is None:
-                result[0] = self.search.slope(float(u[0]), found)
-            else:
-                by_column = found.slopes(np.exp(-u[: self.k])[self.groups], d)
-                result[: self.k] = np.bincount(self.groups, by_column, self.k)
-        for k in range(self.k, len(u)):
-            if self.bounds[k, 0] < self.bounds[k, 1]:
-                less, more = self._gains(u, k, STEP, found.posteriors)
-                result[k] = (more - less) / (2.0 * STEP)
-        return result
+        by_variance: Any = []
+        if self.groups is not None:
+            by_column = found.slopes(np.exp(-u[: self.k])[self.groups], self.search.problem.d)
+            by_variance = np.bincount(self.groups, by_column, self.k)
+        elif self.k:
+            by_variance = [self.search.slope(float(u[0]), found)]
+        return np.append(by_variance, self._gains(u[self.k :], found.posteriors)[1])
 
-    def _gains(self, u: Array, k: int, step: float, posteriors: list[Any]) -> Array:
-        """Log evidence gained by a step back, and on, of a number of the loss, cavities held."""
-        moved = [self.loss(u + by * (np.arange(len(u)) == k)) for by in (-step, step)]
-        return np.asarray(np.sum([post.loss_gain(*moved) for post in posteriors], axis=0))
+    def _gains(self, numbers: Array, posteriors: list[Any]) -> tuple[float, Array, Array]:
+        """See :func:`epfast.gaussian.held.gains`."""
+        return gains(posteriors, self.parameters.at, numbers, self.bounds[self.k :])
+
+    def _held(self, u: Array, fits: Fits) -> Array | None:
+        """The most probable u with sites, or cavities, of fits at u held; None: it is not known."""
+        variances, numbers = u[: self.k], u[self.k :]
+        near = np.clip(self.bounds[self.k :].T, numbers - REACH, numbers + REACH).T
+        with np.errstate(all="ignore"):
+            if self.k:
+                columns = np.arange(self.search.problem.d)
+                groups = np.zeros_like(columns) if self.groups is None else self.groups
+                held = Held.of(fits.posteriors, columns, groups, np.exp(-variances))
+                if held is None:
+                    return None
+                density = partial(self._density, held)
+                variances = newton(density, variances, self.bounds[: self.k], SHORT)
+            try:
+                gain = partial(self._gains, posteriors=fits.posteriors)
+                numbers = newton(gain, numbers, near, CLOSE)
+            except FloatingPointError:  # no cavity, no gain
+                return None
+        return np.append(variances, numbers)
+
+    def _density(self, held: Held, u: Array) -> tuple[float, Array, Array]:
+        """Log of prior and evidence by the logs of variances, the sites held."""
+        value, slopes, bent = held.evidence(u)
+        if self.groups is not None:
+            return value, slopes, bent
+        (log_prior, slope), (_, above) = map(self.search.of_prior, (u[0], u[0] + SHORT))
+        return value + log_prior, slopes + slope, bent + (above - slope) / SHORT
 
     def evaluate(self, u: Array, tol: float = 0.0) -> tuple[float, Array] | None:
         """Log evidence and its gradient; None without a certificate."""
-        if self.spectrum is not None:
-            return self._exact(u, self.spectrum)
         found = self.fits(u, self.search.to(tol))
         if found is None:
             return None
         slopes = self.slopes(u, found)
         return (self.value(u, found), slopes) if np.isfinite(slopes).all() else None
 
-    def _exact(self, u: Array, spectrum: Spectrum) -> tuple[float, Array]:
-        """As :meth:`evaluate`, without a fit."""
+    def _exact(self, u: Array) -> tuple[float, Array, Array]:
+        """Log evidence without a fit, its gradient and its second derivatives."""
+        points = [u, *(u + SHORT * np.eye(len(u)))]
+        values, slopes = zip(*map(self._of_spectrum, points), strict=True)
+        return values[0], slopes[0], (np.array(slopes[1:]) - slopes[0]) / SHORT
+
+    def _of_spectrum(self, u: Array) -> tuple[float, Array]:
+        assert self.spectrum is not None
         variance, noise = float(self.variance(u)), self.loss(u).parameters[0]
-        value, by_variance, by_noise = spectrum.evidence(variance, noise)
+        value, by_variance, by_noise = self.spectrum.evidence(variance, noise)
         slopes = np.array([by_variance, by_noise][1 - self.k :])
         if self.k:
             density, slope = self.search.of_prior(float(u[0]))
             value, slopes[0] = value + density, slopes[0] + slope
-        if value > self.best[0]:
-            self.best = value, u.copy()
-        return value, np.where(self.bounds[:, 0] < self.bounds[:, 1], slopes, 0.0)
+        return value, slopes
 
     def first(self, starts: list[Array]) -> Array:
         """The best of the starts, by quick fits."""
         best, where = -np.inf, starts[0]
-        for u in starts:
+        for u in starts if len(starts) > 1 else []:
             if self.spectrum is not None:
-                value = self._exact(u, self.spectrum)[0]
+                value = self._of_spectrum(u)[0]
             else:
                 found = self.fits(u, self.search.quick)
                 value = -np.inf if found is None else self.value(u, found)
@@ -136,27 +162,26 @@ class Joint:
                 best, where = value, u
         return where
 
-    def _bent(self, u: Array) -> Array | None:
-        """Minus second derivatives at the fits of a start, sites and cavities held, roughly."""
-        if self.spectrum is not None:
-            here = self._exact(u, self.spectrum)[1]
-            moved = [u + HELD * (np.arange(len(u)) == k) for k in range(len(u))]
-            there = [self._exact(one, self.spectrum)[1][k] for k, one in enumerate(moved)]
-            return np.asarray((here - there) / HELD)
-        if self.starts is None or self.groups is not None:
-            return None
-        bent = np.zeros(len(u))
-        if self.k:
-            precision = float(np.exp(-u[0]))
-            bent[0] = -Fits(self.starts, []).curvature(precision, self.search.problem.d)
-        for k in range(self.k, len(u)):
-            with suppress(FloatingPointError):  # no cavity, no gain
-                bent[k] = -float(self._gains(u, k, HELD, self.starts).sum()) / HELD**2
-        return np.nan_to_num(bent, posinf=0.0, neginf=0.0)
-
     def climb(self, start: Array) -> Learnt | None:
-        """A local maximum, by L-BFGS from a start, then the root of the slopes nearby."""
-        self.best, highest, last = (-np.inf, None), 0.0, start + 1.0
+        """A local maximum: the fixed point; else by L-BFGS from the best, then the root nearby."""
+        self.best = (-np.inf, None)
+        start, there = np.clip(start, *self.bounds.T), None
+        if self.spectrum is None:
+            search = self.search
+            there = fixed_point(
+                lambda u, tol: self.fits(u, search.to(tol)),
+                self._held,
+                start,
+                self.bounds,
+                (search.fine.tol, search.quick.tol),
+                search.accuracy,
+            )
+        else:
+            there = newton(self._exact, start, self.bounds, SHORT)
+            self.fits(there, self.search.fine)
+        if there is not None:
+            return Learnt(self.variance(there), self.loss(there), self.search.last)
+        highest, last = 0.0, start + 1.0
 
         def descent(u: Array) -> tuple[float, Array]:
             nonlocal highest, last
@@ -168,19 +193,16 @@ class Joint:
             return -found[0], -found[1]
 
         options = {"maxiter": STEPS, "gtol": SLOPE, "ftol": 1e-13}
-        descend(descent, start, self.bounds, options, self._bent(start))
+        start = start if self.best[1] is None else self.best[1]
+        descend(descent, start, self.bounds, options)
         u = self.best[1]
         if u is None:
             return None
         close = self.search.problem.flat and self.search.fine.tol <= CLIMB_TOL
-        close = close or self.spectrum is not None
         u, slopes = root_of_slopes(self.evaluate, u, self.bounds, enough=close)
         low, high = u <= self.bounds[:, 0] + END, u >= self.bounds[:, 1] - END
         inward = np.where(
             low, np.maximum(slopes, 0.0), np.where(high, np.minimum(slopes, 0.0), slopes)
         )
-        if self.spectrum is not None:
-            self.fits(u, self.search.fine)
-            self.starts = self.search.last
         settled = bool(np.abs(inward).max(initial=0.0) <= LEVEL)
         return Learnt(self.variance(u), self.loss(u), self.starts, settled)

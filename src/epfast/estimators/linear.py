@@ -30,7 +30,7 @@ from epfast.estimators.evidence import (
 )
 from epfast.estimators.interrupts import all_or_nothing
 from epfast.estimators.linear_model import LinearModel
-from epfast.estimators.search import Search, averaged, find
+from epfast.estimators.search import Search, averaged
 from epfast.gaussian import IntegratedPosterior
 from epfast.gaussian.choices import copies
 from epfast.losses import Loss
@@ -322,16 +322,9 @@ class LinearClassifier(LinearModel, LatentClassifier):
             starts = None
         search = Search(binary, starts, self._scale_prior(binary, rows, weights))
         integrates = self._integrates(search)
-        self.loss_ = binary.problems[0].loss
-        if self.learn:
-            variance, self.loss_, learnt, _ = self._learnt(search, rows, weights)
-            starts = starts if learnt is None else learnt
-            search.problem = binary = binary.with_loss(self.loss_)
-        else:
-            variance = self._prior(binary)
-            if isinstance(variance, str):
-                groups = self._groups(variance, rows.shape[1])
-                variance, starts, _ = find(search, rows, weights, self.fit_intercept, groups)
+        variance, self.loss_, learnt, _ = self._learnt(search, rows, weights)
+        starts = starts if learnt is None else learnt
+        search.problem = binary = binary.with_loss(self.loss_)
         fits = search.final(variance, starts, self.schedule is None)
         tell(fits.told)
         found: Fits | Averaged = fits

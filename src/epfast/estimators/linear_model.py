@@ -26,7 +26,7 @@ from epfast.estimators.evidence import (
     total_variance,
 )
 from epfast.estimators.jobs import jobs_of
-from epfast.estimators.joint import SHARES, Joint, Learnt
+from epfast.estimators.joint import Joint, Learnt
 from epfast.estimators.parameters import Parameters, tell_ends
 from epfast.estimators.search import Search, find, tell_lost
 from epfast.estimators.spectrum import Spectrum, without_offset
@@ -250,37 +250,32 @@ class LinearModel(Coefficients):
         if fixed is not None and not parameters.names:
             return Learnt(fixed, parameters.loss, None)
         groups = self._groups(prior, rows.shape[1]) if isinstance(prior, str) else None
-        if not (binary.flat and parameters.names):
-            search.problem = binary.with_loss(parameters.loss)
-            variance, starts, _ = find(search, rows, weights, self.fit_intercept, groups, unit)
-            return Learnt(variance, parameters.loss, starts)
+        if groups is not None and not binary.flat:
+            raise ValueError(
+                "prior_variance is 'ard' or prior_groups is given; allowed with EP on scalar sites "
+                "by scheme 'exact' (batch_size=None), whose evidence has a known slope"
+            )
         centred = bool(self.fit_intercept)
+        if groups is None and not (binary.flat and parameters.names):
+            search.problem = binary.with_loss(parameters.loss)
+            variance, starts, _ = find(search, rows, weights, centred, unit)
+            return Learnt(variance, parameters.loss, starts)
         common = unit * np.array([search.ends(rows, weights, centred)])
-        y = without_offset(problem.loss, problem.data.y)
-        spectrum = None
-        if y is not None and parameters.names == ("variance",) and np.ndim(fixed or 0.0) == 0:
-            spectrum = Spectrum.of(rows, y, weights, binary.intercept_variance)
-        joint = Joint(search, parameters, fixed, None, common, spectrum)
-        middle = np.sqrt(common[0, 0] * common[0, 1])
-        shares = np.log(middle * np.array(SHARES)) if fixed is None else [None]
-        begin = joint.first(
-            [
-                np.append([] if share is None else [share], free)
-                for share in shares
-                for free in parameters.starts()
-            ]
-        )
-        found = joint.climb(begin)
-        if found is not None and groups is not None:
+        ranges = common
+        if groups is not None:
             ranges = unit * ranges_by_group(rows, weights, centred, groups)
-            joint = Joint(search, parameters, None, groups, ranges)
-            many = np.log(np.clip(np.full(len(ranges), found.variance), *ranges.T))
-            own = parameters._replace(loss=found.loss).start
-            found = joint.climb(np.append(many, own)) or found
+        y, spectrum = without_offset(problem.loss, problem.data.y), None
+        one = groups is None and np.ndim(fixed or 0.0) == 0
+        if y is not None and parameters.names == ("variance",) and one:
+            spectrum = Spectrum.of(rows, y, weights, binary.intercept_variance)
+        joint = Joint(search, parameters, fixed, groups, ranges, spectrum)
+        middle = float(np.log(common).mean())
+        begins = [np.append(np.full(joint.k, middle), free) for free in parameters.starts()]
+        found = joint.climb(joint.first(begins))
         if found is None or not found.settled:
             tell_lost(search, "a middle one" if found is None else "the best of the others")
         if found is None:
-            return Learnt(float(middle) if fixed is None else fixed, parameters.loss, None)
+            return Learnt(np.exp(middle) if fixed is None else fixed, parameters.loss, None)
         post = found.starts[0] if found.starts else None
         tell_ends(parameters, found.loss, post)
         return found

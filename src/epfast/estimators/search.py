@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import optimize
 
 from epfast._arrays import Array
@@ -27,7 +26,6 @@ from epfast.estimators.evidence import (
     ScalePrior,
     latent_range,
     onward,
-    ranges_by_group,
     variance_range,
 )
 from epfast.gaussian import IntegratedPosterior
@@ -111,6 +109,12 @@ class Search:
         #: minus the second derivative of the log density by u, where the search by slopes ended
         self.curvature = math.nan
         self.fine, self.quick = schedules_of(problem.schedule)
+
+    @property
+    def accuracy(self) -> float:
+        """Of logs of prior variances and numbers of the loss, at the root of slopes."""
+        tol = float(self.fine.tol)
+        return max(ROOT_ACCURACY, min(ACCURACY, 100.0 * tol), 10.0 * tol)
 
     def fits(self, variance: float | Array, schedule: Schedule) -> Fits | None:
         """Fits with certificates; None if there are none, even after repairs."""
@@ -231,8 +235,7 @@ class Search:
         ends: list[tuple[float, list[Posterior]]] = []
         below, above = -math.inf, math.inf
         before: tuple[float, float, float] | None = None
-        tol = self.fine.tol
-        accuracy = max(ROOT_ACCURACY, min(ACCURACY, 100.0 * tol), 10.0 * tol)
+        tol, accuracy = self.fine.tol, self.accuracy
         loose, last = 0.0, math.inf
         for _ in range(STEPS):
             found = self.fits(math.exp(u), schedule)
@@ -335,40 +338,6 @@ class Search:
                 return [center]
         return around(center, fitted, SPACING, DROP, math.log(LEAST / self.prior.total))
 
-    def by_group(
-        self, groups: NDArray[np.intp], ranges: Array, common: float, accuracy: float = SLOPE
-    ) -> Found | None:
-        """A variance per group of columns: a local maximum, by L-BFGS from a common one.
-
-        groups: (d,), of each column, 0 to k - 1; ranges: (k, 2), of the variances.
-        """
-        limits, best = np.log(ranges), (-math.inf, np.empty(0), self.last)
-
-        def loss(u: Array) -> tuple[float, Array]:
-            nonlocal best
-            found = self.fits(np.exp(u)[groups], self.fine)
-            if found is None:  # worse than all others: the line search comes back
-                return abs(best[0]) + 1e3, np.zeros(len(u))
-            value = found.log_evidence
-            if value > best[0]:
-                best = value, u.copy(), found.posteriors
-            slopes = found.slopes(np.exp(-u)[groups], self.problem.d)
-            return -value, -np.asarray(np.bincount(groups, slopes), dtype=np.float64)
-
-        start = np.clip(np.full(len(limits), math.log(common)), *limits.T)
-        optimize.minimize(
-            loss,
-            start,
-            jac=True,
-            method="L-BFGS-B",
-            bounds=limits,
-            options={"maxiter": STEPS, "gtol": accuracy, "ftol": 1e-13},
-        )
-        value, u, starts = best
-        if value == -math.inf:
-            return None
-        return Found(np.exp(u)[groups], starts)
-
 
 def _begin(low: float, high: float) -> float:
     """Where a search begins, in a range about a prior variance of x.theta of 1."""
@@ -416,28 +385,14 @@ def settles_slowly(post: Posterior) -> bool:
 
 
 def find(
-    search: Search,
-    rows: Any,
-    weights: Array | None,
-    centred: bool,
-    groups: NDArray[np.intp] | None = None,
-    unit: float = 1.0,
+    search: Search, rows: Any, weights: Array | None, centred: bool, unit: float = 1.0
 ) -> Found:
-    """The prior variance, or one per group, that the evidence favours; it warns of what went wrong.
+    """The prior variance that the evidence favours; it warns of what went wrong.
 
     It is 1 if all points of the search are lost. unit: that of the variance of x.theta.
     """
-    if groups is not None and not search.problem.flat:
-        raise ValueError(
-            "prior_variance is 'ard' or prior_groups is given; allowed with EP on scalar sites by "
-            "scheme 'exact' (batch_size=None), whose evidence has a known slope"
-        )
     least, most = search.ends(rows, weights, centred)
-    common = search.maximum(unit * least, unit * most)
-    found: Found | None = common
-    if common is not None and groups is not None:
-        ranges = ranges_by_group(rows, weights, centred, groups)
-        found = search.by_group(groups, ranges, float(common.variance))
+    found = search.maximum(unit * least, unit * most)
     tell_lost(search, "1" if found is None else "the best of the others")
     if found is None:
         return Found(1.0, None)
@@ -445,8 +400,8 @@ def find(
         warnings.warn(
             f"the log evidence rises up to prior_variance={found.variance:.3g}, and hardly falls "
             "beyond: a plane separates the classes, or nearly, and does not bound the "
-            "coefficients; a number bounds them, such as prior_variance=1.0 for columns of unit "
-            "variance",
+            "coefficients, or the columns of X differ in scale; standardise them, or give a "
+            "number, such as prior_variance=1.0 for columns of unit variance",
             EvidenceWarning,
             stacklevel=users_level(),
         )

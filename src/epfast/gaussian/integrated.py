@@ -46,6 +46,11 @@ class IntegratedPosterior(Posterior):
         Log probabilities of the points under the prior of the hyper-parameters.
     n_fits : int
         Fits that it took.
+    nodes, probabilities : ndarray of shape (g, m) and (g,)
+        Values of the hyper-parameters with their probabilities, finer than the points where their
+        density was interpolated.
+    mode : ndarray of shape (m,)
+        The most probable values of the hyper-parameters, over their logs.
 
     References
     ----------
@@ -60,6 +65,9 @@ class IntegratedPosterior(Posterior):
     hyper_names: tuple[str, ...]
     log_prior: Array = field(repr=False)
     n_fits: int
+    nodes: Array = field(repr=False)
+    probabilities: Array = field(repr=False)
+    mode: Array = field(repr=False)
 
     kind: ClassVar[str] = "integrated"
 
@@ -72,11 +80,18 @@ class IntegratedPosterior(Posterior):
         hyper_names: tuple[str, ...],
         log_prior: ArrayLike,
         n_fits: int,
+        nodes: ArrayLike | None = None,
+        probabilities: ArrayLike | None = None,
+        mode: ArrayLike | None = None,
     ) -> Self:
         """The average by values, logs of prior times evidence up to a constant, (k,)."""
         weights = special.softmax(np.asarray(values, dtype=np.float64))
         where, prior = (np.asarray(given, dtype=np.float64) for given in (points, log_prior))
-        return cls(tuple(posteriors), weights, where, hyper_names, prior, n_fits)
+        finer = where if nodes is None else np.asarray(nodes, dtype=np.float64)
+        shares = weights if probabilities is None else np.asarray(probabilities, dtype=np.float64)
+        best = where[int(np.argmax(weights))] if mode is None else np.asarray(mode)
+        named = {"nodes": finer, "probabilities": shares, "mode": best}
+        return cls(tuple(posteriors), weights, where, hyper_names, prior, n_fits, **named)
 
     # -- the fits --
 
@@ -116,17 +131,36 @@ class IntegratedPosterior(Posterior):
 
     @property
     def hyper(self) -> Any:
-        """A table of the hyper-parameters: the most probable point, and the least and the largest.
+        """A table of the hyper-parameters.
 
         Returns
         -------
         pandas.DataFrame, or a table that prints aligned where pandas is missing
-            A row per hyper-parameter, with ``mode``, ``least`` and ``largest`` of the points.
+            A row per hyper-parameter, with ``mean``, ``sd``, the quantiles ``5%``, ``50%`` and
+            ``95%``, and ``mode``.
         """
-        where = self.points[int(np.argmax(self.weights))], self.points.min(0), self.points.max(0)
-        return report.table(
-            self.hyper_names, dict(zip(("mode", "least", "largest"), where, strict=True)), {}
-        )
+        mean = self.probabilities @ self.nodes
+        columns = {"mean": mean, "sd": np.sqrt(self.probabilities @ (self.nodes - mean) ** 2)}
+        for p in (0.05, 0.5, 0.95):
+            columns[f"{100 * p:g}%"] = self.hyper_quantile(p)
+        columns["mode"] = self.mode
+        return report.table(self.hyper_names, columns, {})
+
+    def hyper_quantile(self, p: float) -> Array:
+        """Quantiles of the hyper-parameters, (m,).
+
+        Parameters
+        ----------
+        p : float
+            In (0, 1).
+        """
+        p, found = report.level_at_door(p, "p"), np.empty(len(self.hyper_names))
+        for k, values in enumerate(self.nodes.T):
+            order = np.argsort(values, kind="stable")
+            share = self.probabilities[order]
+            # the middle of what a node stands for
+            found[k] = np.exp(np.interp(p, np.cumsum(share) - 0.5 * share, np.log(values[order])))
+        return found
 
     # -- moments and quantiles --
 
@@ -331,7 +365,8 @@ class IntegratedPosterior(Posterior):
     def with_posteriors(self, posteriors: Sequence[Any], gains: ArrayLike) -> Self:
         """The average of other posteriors, log evidences of which have grown by gains, (k,)."""
         weights = special.softmax(np.log(self.weights) + gains)
-        return replace(self, posteriors=tuple(posteriors), weights=weights)
+        same = {"nodes": self.points, "probabilities": weights}
+        return replace(self, posteriors=tuple(posteriors), weights=weights, **same)
 
     def _gone_on(self, posteriors: Sequence[Any]) -> Self:
         """The same with other rows."""

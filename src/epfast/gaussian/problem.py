@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, sparse
+from scipy.linalg import lapack
 
 from epfast import _checks
 from epfast._arrays import Array, as_array, row_chunks, symmetric_from_upper
@@ -401,10 +402,12 @@ def log_evidence(state: State, prior_log_determinant: float) -> float:
         quadratic = (state.shift * (state.shift / state.precision)).sum()
     else:
         factor = factor_of(state.precision)
-        with factorising(), np.errstate(over="ignore", invalid="ignore"):
-            half = linalg.solve_triangular(factor, state.shift, lower=True)
-            log_det = 2.0 * np.log(np.diag(factor)).sum()
+        with np.errstate(over="ignore", invalid="ignore"):
+            half = lapack.dtrtrs(factor, state.shift, lower=1)[0]
+            log_det = 2.0 * np.log(factor.diagonal()).sum()
             quadratic = half @ half
+        if not math.isfinite(quadratic):
+            raise not_proper()
     return float(state.log_scale + 0.5 * (prior_log_determinant - log_det) + 0.5 * quadratic)
 
 

@@ -1,0 +1,149 @@
+"""The log evidence at other hyper-parameters, what a fit has held: sites, or cavities.
+
+With the sites held the model is a linear one with Gaussian noise, of known log evidence for each
+prior; with the cavities held that of other likelihoods is a sum of integrals over the rows. Both
+have the slopes of the log evidence at a fixed point of EP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg
+from scipy.linalg import lapack
+
+from epfast._arrays import Array
+from epfast.gaussian.linear_posterior import FullPosterior
+from epfast.gaussian.wide_posterior import WidePosterior
+from epfast.losses import Loss
+
+#: most steps of Newton's method, and the longest one in a principal direction
+STEPS, LONGEST = 50, 4.0
+#: no curvature
+TINY = 1e-300
+#: step of the differences of integrals, which are as precise as their rounding
+STEP = 1e-3
+
+
+class Held(NamedTuple):
+    """Fits as linear models with Gaussian noise."""
+
+    #: precision and shift of each fit without the prior of the columns
+    fits: list[tuple[Array, Array]]
+    #: columns whose prior variance changes, and their groups, 0 to k - 1; all others keep theirs
+    columns: NDArray[np.intp]
+    groups: NDArray[np.intp]
+
+    @classmethod
+    def of(
+        cls,
+        posteriors: list[Any],
+        columns: NDArray[np.intp],
+        groups: NDArray[np.intp],
+        precision: Array,
+    ) -> Held | None:
+        """Of fits with this prior precision of the columns, (k,); None without d x d matrices."""
+        fits = []
+        for post in posteriors:
+            if not isinstance(post, FullPosterior) or isinstance(post, WidePosterior):
+                return None
+            matrix = np.array(post.precision)
+            matrix[columns, columns] -= precision[groups]
+            fits.append((matrix, post.shift))
+        return cls(fits, columns, groups)
+
+    def evidence(self, u: Array) -> tuple[float, Array, Array]:
+        """Log evidence but for a constant, by the logs u (k,) of prior variances; means of 0.
+
+        Returns
+        -------
+        value, slopes (k,), second derivatives (k, k); the value is -inf where there is none.
+        """
+        k, at = len(u), self.columns
+        value, slopes, bent = 0.0, np.zeros(k), np.zeros((k, k))
+        with_group = np.eye(k)[self.groups]
+        for precision, shift in self.fits:
+            # in units of the prior sd, where nothing is out of range
+            scale = np.ones(len(shift))
+            scale[at] = np.exp(0.5 * u)[self.groups]
+            matrix = precision * np.outer(scale, scale)
+            matrix[at, at] += 1.0
+            root, info = lapack.dpotrf(matrix, lower=1)
+            if info:
+                return -np.inf, slopes, bent
+            inverse = lapack.dtrtri(root, lower=1)[0]
+            half = inverse @ (scale * shift)
+            mean, inverse = inverse.T @ half, inverse[:, at]
+            mean, covariance = mean[at], inverse.T @ inverse
+            value += 0.5 * half @ half - np.log(root.diagonal()).sum()
+            squares = mean**2 + covariance.diagonal()
+            slopes += 0.5 * (squares - 1.0) @ with_group
+            products = covariance * (np.outer(mean, mean) + 0.5 * covariance)
+            bent += with_group.T @ products @ with_group
+            bent -= 0.5 * np.diag(squares @ with_group)
+        return float(value), slopes, bent
+
+
+def gains(
+    posteriors: list[Any], loss_at: Callable[[Array], Loss], u: Array, bounds: Array
+) -> tuple[float, Array, Array]:
+    """Log evidence gained by the loss at u (p,), the cavities of the fits held.
+
+    Returns
+    -------
+    gain, slopes (p,) and second derivatives (p, p), by differences; 0 of what has no room in
+    bounds (p, 2).
+
+    Raises
+    ------
+    FloatingPointError
+        If a cavity is improper.
+    """
+    p, (low, high) = len(u), bounds.T
+    slopes, bent, some = np.zeros(p), np.zeros((p, p)), np.flatnonzero(low < high)
+    if len(some) == 0:
+        return 0.0, slopes, bent
+    steps, (i, j) = STEP * np.eye(p)[some], np.tril_indices(len(some), -1)
+    moves = np.concatenate([np.zeros((1, p)), steps, -steps, steps[i] + steps[j]])
+    losses = [loss_at(u + move) for move in moves]
+    values = np.sum([post.loss_gain(*losses) for post in posteriors], axis=0)
+    (here,), on, back, both = np.split(values, np.cumsum([1, len(some), len(some)]))
+    slopes[some] = (on - back) / (2.0 * STEP)
+    bent[some, some] = (on + back - 2.0 * here) / STEP**2
+    bent[some[i], some[j]] = bent[some[j], some[i]] = (both - on[i] - on[j] + here) / STEP**2
+    return float(here), slopes, bent
+
+
+def newton(
+    function: Callable[[Array], tuple[float, Array, Array]], u: Array, bounds: Array, last: float
+) -> Array:
+    """A local maximum within bounds (p, 2), by Newton's steps, each halved until it rises.
+
+    function: value, slopes and second derivatives; a value of -inf, or NaN, is worse than all.
+    last: size of the last step, which is taken as it is.
+    """
+    u = np.clip(u, *bounds.T)
+    value, slopes, bent = function(u)
+    for _ in range(STEPS):
+        outwards = np.where(slopes > 0.0, u >= bounds[:, 1], u <= bounds[:, 0])
+        free = np.flatnonzero(~outwards & (bounds[:, 0] < bounds[:, 1]))
+        if len(free) == 0 or not np.isfinite(slopes).all():
+            break
+        values, vectors = linalg.eigh(-bent[np.ix_(free, free)])
+        along = slopes[free] @ vectors
+        step = np.zeros(len(u))
+        step[free] = vectors @ (along / np.maximum(values, np.abs(along) / LONGEST + TINY))
+        if np.abs(step).max() <= last:
+            return np.clip(u + step, *bounds.T)
+        found: Any = (-np.inf,)
+        while not found[0] >= value and np.abs(step).max() > last:
+            there = np.clip(u + step, *bounds.T)
+            found = function(there)
+            step *= 0.5
+        if not found[0] >= value:
+            break
+        u, (value, slopes, bent) = there, found
+    return u

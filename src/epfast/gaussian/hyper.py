@@ -1,0 +1,559 @@
+"""fit_hyper: a linear model, averaged over sds of its weights and numbers of its likelihood."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import optimize
+
+from epfast import _checks, losses, priors
+from epfast._arrays import Array
+from epfast.gaussian.fit_linear import fit_linear, fit_problem
+from epfast.gaussian.held import Held, gains, newton
+from epfast.gaussian.integrated import IntegratedPosterior
+from epfast.gaussian.problem import LinearProblem, prior_of
+from epfast.gaussian.wide import in_d_by_d
+from epfast.inference import FAILURES, ConvergenceWarning, DataWarning
+from epfast.inference.hyper import Design, HyperPoint, Surface, composite, drawn, fixed_point, grid
+from epfast.losses import Loss
+from epfast.schedules import EP
+
+STRATEGIES = ("auto", "grid", "ccd", "sobol", "eb")
+#: tolerance of the fits of a search, the loosest one and the finest
+TOLERANCES = (1e-6, 0.1)
+#: accuracy of the logs of hyper-parameters at their mode, in which their density is flat
+ACCURACY = 1e-3
+#: reach of the logs of sds about where the search begins, and steps of Newton's with cavities held
+REACH, CLOSE, FAR = 25.0, 0.03, 1.5
+#: points that are drawn: with 128 sds of sds are within 3 % of those of 1,024 (hyper.md, 2)
+DRAWS = 128
+#: more hyper-parameters than these are not averaged over: of 1,024 points 417 count with 10
+MOST = 8
+#: share of the points that count below which an average is not trusted, and probability of a point
+#: below which it is left out
+FEW, LEAST = 0.2, 1e-7
+#: a sd is compatible with 0 if its log density falls by less, down to a 50th of the mode
+FALLS, NEAR_ZERO = 2.0, 4.0
+
+
+class Unknown(NamedTuple):
+    """A hyper-parameter."""
+
+    name: str
+    prior: priors.Scale
+    #: the columns whose prior sd it is; None: a number of the loss
+    columns: NDArray[np.intp] | None = None
+
+
+class Rows:
+    """Log density of hyper-parameters of a linear model, of which each value has a fit."""
+
+    def __init__(
+        self, problem: LinearProblem, unknowns: list[Unknown], mean: Array, variance: Array
+    ) -> None:
+        """variance: (d,) of the columns that have no unknown one; groups come first."""
+        self.problem, self.unknowns = problem, unknowns
+        self.mean, self.variance = mean, variance
+        groups = [one.columns for one in unknowns if one.columns is not None]
+        self.k, self.n_fits = len(groups), 0
+        none = np.empty(0, dtype=np.intp)
+        self.columns = np.concatenate([none, *groups])
+        self.groups = np.repeat(np.arange(self.k), [len(one) for one in groups])
+        self.start = np.append(self._sds(), [self._free(one.name) for one in self._numbers])
+        self.bounds = np.stack([self.start - REACH, self.start + REACH], axis=1)
+        for k, one in enumerate(self._numbers, self.k):
+            name, power = self._parameter(one.name)
+            self.bounds[k] = np.log(problem.loss.limits(name)) / power
+
+    @property
+    def _numbers(self) -> list[Unknown]:
+        return self.unknowns[self.k :]
+
+    def _sds(self) -> Array:
+        """Logs of sds of groups at which x.theta varies as the latent values may, (k,)."""
+        data = self.problem.data
+        assert data.y is not None
+        unit = self.problem.loss.typical(data.y, data.weights)[1]
+        X = data.X
+        squares = np.asarray((X.multiply(X) if hasattr(X, "indptr") else X**2).mean(axis=0)).ravel()
+        of_groups = np.bincount(self.groups, squares[self.columns], self.k)
+        seen = np.where(of_groups > 0.0, of_groups, 1.0)
+        return np.asarray(math.log(unit) - 0.5 * np.log(seen))
+
+    @staticmethod
+    def _parameter(name: str) -> tuple[str, float]:
+        """The parameter of the loss that a number names, and its power: a sd is no variance."""
+        return ("variance", 2.0) if name == "sd" else (name, 1.0)
+
+    def _free(self, name: str) -> float:
+        parameter, power = self._parameter(name)
+        return math.log(getattr(self.problem.loss, parameter)) / power
+
+    def loss_at(self, numbers: Array) -> Loss:
+        """The loss with numbers of these logs."""
+        values = {}
+        for one, u in zip(self._numbers, numbers, strict=True):
+            name, power = self._parameter(one.name)
+            values[name] = math.exp(power * u)
+        return self.problem.loss.with_parameters(**values) if values else self.problem.loss
+
+    def at(self, u: Array, tol: float) -> LinearProblem:
+        """The problem with these hyper-parameters."""
+        precision = 1.0 / self.variance
+        precision[self.columns] = np.exp(-2.0 * u[: self.k])[self.groups]
+        prior = prior_of(precision, self.mean, True, self.problem.center)
+        schedule = replace(self.problem.schedule, tol=tol)
+        loss = self.loss_at(u[self.k :])
+        return self.problem._replace(prior=prior, base=prior, schedule=schedule, loss=loss)
+
+    def fitted(self, u: Array, tol: float, near: Any) -> Any:
+        """The posterior there; None if none settles, from a start or without."""
+        for start in (near, None) if near is not None else (None,):
+            self.n_fits += 1
+            try:
+                found = fit_problem(self.at(u, tol), start, guess=False, warn=_silent)
+            except FAILURES:
+                continue
+            if found.converged and math.isfinite(found.log_evidence):
+                return found
+        return None
+
+    def log_prior(self, u: Array) -> tuple[float, Array, Array]:
+        """Log density over u, its slopes and second derivatives."""
+        value, slopes, bent = 0.0, np.zeros(len(u)), np.zeros((len(u), len(u)))
+        for k, (one, log_s) in enumerate(zip(self.unknowns, u.tolist(), strict=True)):
+            s = math.exp(log_s)
+            value += one.prior.log_density(s) + log_s
+            slopes[k] = one.prior.slope(s) + 1.0
+            bent[k, k] = (one.prior.slope(s * math.exp(1e-6)) - one.prior.slope(s)) / 1e-6
+        return value, slopes, bent
+
+    def point(self, u: Array, post: Any) -> HyperPoint:
+        return HyperPoint(u, post.log_evidence + self.log_prior(u)[0], post)
+
+    def slopes(self, point: HyperPoint) -> Array:
+        """Of the log density at a fixed point, (m,)."""
+        post, u = point.fit, point.u
+        squares = (post.mean - self.mean) ** 2 + post.variance
+        by_column = squares[self.columns] * np.exp(-2.0 * u[: self.k])[self.groups] - 1.0
+        of_groups = np.bincount(self.groups, by_column, self.k)
+        of_all = np.append(of_groups, self._gains(post, u[self.k :])[1])
+        return np.asarray(of_all + self.log_prior(u)[1])
+
+    def _gains(self, post: Any, numbers: Array) -> tuple[float, Array, Array]:
+        return gains([post], self.loss_at, numbers, self.bounds[self.k :])
+
+    def held(self, u: Array, post: Any) -> Array | None:
+        """The maximum with sites, or cavities, of a fit at u held; None: it is not known."""
+        k, bounds = self.k, self.bounds
+        numbers, sds = u[k:], u[:k]
+        prior = self.log_prior
+
+        def of_groups(sds: Array, held: Held) -> tuple[float, Array, Array]:
+            value, slopes, bent = held.evidence(2.0 * sds)
+            known = prior(np.append(sds, numbers))
+            return value + known[0], 2.0 * slopes + known[1][:k], 4.0 * bent + known[2][:k, :k]
+
+        def of_numbers(free: Array) -> tuple[float, Array, Array]:
+            value, slopes, bent = self._gains(post, free)
+            known = prior(np.append(sds, free))
+            return value + known[0], slopes + known[1][k:], bent + known[2][k:, k:]
+
+        with np.errstate(all="ignore"):
+            there = sds
+            if k:
+                held = Held.of([post], self.columns, self.groups, np.exp(-2.0 * sds))
+                if held is None:
+                    return None
+                there = newton(partial(of_groups, held=held), sds, bounds[:k], 1e-6)
+            if len(numbers):
+                near = np.clip(bounds[k:].T, numbers - FAR, numbers + FAR).T
+                try:
+                    numbers = newton(of_numbers, numbers, near, CLOSE)
+                except FloatingPointError:  # no cavity, no gain
+                    return None
+        return np.append(there, numbers)
+
+    def mode(self) -> HyperPoint:
+        """The most probable hyper-parameters."""
+        last: Any = None
+
+        def fitted(u: Array, tol: float) -> Any:
+            nonlocal last
+            found = self.fitted(u, tol, last)
+            last = found if found is not None else last
+            return found
+
+        u = fixed_point(fitted, self.held, self.start, self.bounds, TOLERANCES, ACCURACY)
+        if u is None:
+            u = self._climb(fitted, self.start)
+        found = fitted(u, TOLERANCES[0])
+        if found is None:
+            raise FloatingPointError(
+                "no fit settles near the most probable hyper-parameters; try other priors, or a "
+                "schedule with damping"
+            )
+        return self.point(u, found)
+
+    def _climb(self, fitted: Any, start: Array) -> Array:
+        """The mode by L-BFGS, where the fixed point is not found."""
+        best = (math.inf, start)
+
+        def minus(u: Array) -> tuple[float, Array]:
+            nonlocal best
+            post = fitted(u, TOLERANCES[0])
+            if post is None:
+                return abs(best[0]) + 1e3 if math.isfinite(best[0]) else 1e10, np.zeros(len(u))
+            point = self.point(u, post)
+            best = min(best, (-point.value, u.copy()), key=lambda one: one[0])
+            return -point.value, -self.slopes(point)
+
+        optimize.minimize(minus, start, jac=True, method="L-BFGS-B", bounds=self.bounds)
+        return best[1]
+
+
+def _silent(*what: Any, stacklevel: int = 0) -> None:
+    """In place of warnings of single fits: points that do not settle are counted."""
+
+
+def fit_hyper(
+    X: ArrayLike,
+    y: ArrayLike,
+    *,
+    loss: Any = "gaussian",
+    sds: Mapping[str, tuple[Any, priors.Scale]] | None = None,
+    learn: Mapping[str, priors.Scale] | None = None,
+    prior_variance: float | ArrayLike = 100.0,
+    prior_mean: ArrayLike | None = None,
+    intercept: bool | float = False,
+    offset: ArrayLike | None = None,
+    weights: ArrayLike | None = None,
+    schedule: EP | None = None,
+    strategy: str = "auto",
+    rng: int = 0,
+) -> IntegratedPosterior:
+    """Fit a linear model and average over hyper-parameters: sds of groups of weights, and noise.
+
+    The weights of a group are N(0, s^2), all others N(prior_mean, prior_variance). For each value
+    of the hyper-parameters, sds s and numbers of the likelihood, EP fits the weights; the density
+    of a value is its prior times the evidence of its fit. The result is the mixture of the fits.
+
+    Parameters
+    ----------
+    X : array_like or sparse matrix of shape (n, d)
+        Rows.
+    y : array_like of shape (n,) or (n, k)
+        What the loss takes.
+    loss : str or Loss
+        As in :func:`epfast.fit_linear`, of one latent value per row.
+    sds : dict, optional
+        ``{name: (columns, prior)}``: groups of columns that share a prior sd. Columns are a slice,
+        indices, a mask (d,), or names of a frame; the prior is of :mod:`epfast.priors`. No column
+        is in two groups.
+    learn : dict, optional
+        ``{name: prior}``: numbers of the loss, those of ``loss.learnable``; "sd" is the standard
+        deviation of Gaussian noise.
+    prior_variance : float or array_like of shape (d,)
+        Of the weights that are in no group.
+    prior_mean : array_like of shape (d,), optional
+        Of these weights; 0 of those in groups. None: 0.
+    intercept, offset, weights
+        As in :func:`epfast.fit_linear`.
+    schedule : EP, optional
+        Of each fit; None: ``EP()``. Its tolerance is 1e-6 here.
+    strategy : {"auto", "grid", "ccd", "sobol", "eb"}
+        "grid": all points of a grid, of one or two hyper-parameters; "ccd": a central composite
+        design, few points; "sobol": 128 quasi-random points; "eb", empirical Bayes: the mode alone.
+        "auto": a grid of one or two, "sobol" up to eight, and the mode beyond, with a warning.
+    rng : int
+        Seed of the points of "sobol".
+
+    Returns
+    -------
+    IntegratedPosterior
+        ``hyper`` is a table of the hyper-parameters, ``points`` and ``weights`` are those of the
+        mixture.
+
+    Raises
+    ------
+    ValueError, TypeError
+        With the name of the argument, what was given, and what is allowed; if the posterior of a
+        hyper-parameter is improper, its name.
+    FloatingPointError
+        If no fit settles near the most probable hyper-parameters.
+
+    Warns
+    -----
+    ConvergenceWarning
+        If points gave no fit, or few of them carry the average.
+    DataWarning
+        If a sd of a group is compatible with 0; if there are more than eight hyper-parameters.
+
+    References
+    ----------
+    Rue, H., Martino, S. and Chopin, N. (2009). Approximate Bayesian inference for latent Gaussian
+    models by using integrated nested Laplace approximations. Journal of the Royal Statistical
+    Society B 71(2), 319-392. With EP in place of their Laplace approximation.
+
+    Examples
+    --------
+    >>> import epfast, numpy as np
+    >>> from epfast import priors
+    >>> effect = np.array([28.0, 8, -3, 7, -1, 1, 18, 12])
+    >>> error = np.array([15.0, 10, 16, 11, 9, 11, 10, 18])  # eight schools (Rubin 1981)
+    >>> X = np.column_stack([np.eye(8), np.ones(8)]) / error[:, None]
+    >>> post = epfast.fit_hyper(
+    ...     X,
+    ...     effect / error,
+    ...     loss=epfast.losses.Gaussian(1.0),
+    ...     sds={"school": (slice(0, 8), priors.HalfCauchy(5.0))},
+    ...     prior_variance=25.0,
+    ... )
+    >>> post.mean[8].round(1), post.sd[8].round(1)
+    (np.float64(4.4), np.float64(3.3))
+    """
+    _checks.choice("strategy", strategy, STRATEGIES)
+    seed = _checks.integer("rng", rng, least=0)
+    if schedule is not None and not isinstance(schedule, EP):
+        raise TypeError(f"schedule is {_checks.describe(schedule)}; allowed: EP(...) or None")
+    d, names = np.shape(X)[1] if np.ndim(X) == 2 or hasattr(X, "indptr") else 0, _names_of(X)
+    unknowns = _groups_at_door(sds, d, names)
+    chosen = losses.resolve(loss, y)
+    if not chosen.is_likelihood or chosen.latents != 1:
+        raise ValueError(
+            f"loss is {chosen!r}; allowed: a likelihood with one latent value per row, as "
+            "'gaussian' or 'poisson'"
+        )
+    numbers = _numbers_at_door(learn, chosen)
+    if not unknowns and not numbers:
+        raise ValueError(
+            "sds and learn are empty; allowed: a group of columns or a number of the loss at "
+            "least; fit_linear has no hyper-parameters"
+        )
+    if numbers:
+        chosen = _begun(chosen, numbers, y, weights, offset)
+    variance = np.array(
+        np.broadcast_to(np.asarray(prior_variance, dtype=np.float64), (d,))
+        if np.ndim(prior_variance) == 0
+        else _checks.array("prior_variance", prior_variance, shape=(d,))
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        first = fit_linear(
+            X,
+            y,
+            loss=chosen,
+            prior_variance=variance,
+            prior_mean=prior_mean,
+            intercept=intercept,
+            offset=offset,
+            weights=weights,
+            schedule=EP(1, 0.0) if schedule is None else replace(schedule, sweeps=1, tol=0.0),
+            posterior="full",
+        )
+    problem = first.problem if first.problem.wide is None else in_d_by_d(first.problem)
+    asked = EP() if schedule is None else schedule
+    problem = problem._replace(schedule=replace(problem.schedule, sweeps=asked.sweeps))
+    mean = np.zeros(len(problem.prior.shift))
+    if prior_mean is not None:
+        mean[:d] = prior_mean
+        inside = [one.name for one in unknowns if mean[one.columns].any()]
+        if inside:
+            raise ValueError(f"prior_mean is not 0 in the group {inside[0]!r}; allowed: 0 there")
+    if problem.intercept:
+        variance = np.append(variance, 100.0 if intercept is True else float(intercept))
+    return averaged(Rows(problem, [*unknowns, *numbers], mean, variance), strategy, seed)
+
+
+def averaged(rows: Rows, strategy: str, seed: int) -> IntegratedPosterior:
+    """The mixture of fits about the mode; see :func:`fit_hyper`."""
+    m = len(rows.unknowns)
+    names = tuple(one.name for one in rows.unknowns)
+    if strategy == "auto":
+        strategy = "grid" if m <= 2 else "sobol" if m <= MOST else "eb"
+        if m > MOST:
+            warnings.warn(
+                f"there are {m} hyper-parameters, which are held at their mode, as strategy='eb' "
+                f"does: of more than {MOST} hardly a point of an average counts",
+                DataWarning,
+                stacklevel=3,
+            )
+    elif m > (2 if strategy == "grid" else MOST) and strategy != "eb":
+        raise ValueError(
+            f"strategy is {strategy!r} for {m} hyper-parameters; allowed: 'grid' for 1 or 2, 'ccd' "
+            f"and 'sobol' for up to {MOST}, 'eb' for any number"
+        )
+    mode = rows.mode()
+    if strategy == "eb":
+        at = mode.u[None]
+        only = Design([mode], np.zeros(1), at, np.ones(1))
+        return _mixture(rows, only, mode, names)
+
+    def fitted(u: Array, near: Any) -> HyperPoint | None:
+        found = rows.fitted(u, TOLERANCES[0], near)
+        return None if found is None else rows.point(u, found)
+
+    surface = Surface(mode, fitted, rows.slopes)
+    if strategy == "grid":
+        design = grid(surface)
+    elif strategy == "ccd":
+        design = composite(surface)
+    else:
+        design = drawn(surface, DRAWS, seed)
+    if design is None:
+        raise ValueError(
+            f"the posterior of {', '.join(names)} has no end, as far as fits settle: it is not "
+            "proper; allowed: priors that make it so, such as HalfNormal or Exponential"
+        )
+    _tell_zero(rows, mode)
+    if design.n_lost:
+        warnings.warn(
+            f"{design.n_lost} of {design.n_lost + len(design.points)} points of the average gave "
+            "no fit that settled, and are left out",
+            ConvergenceWarning,
+            stacklevel=3,
+        )
+    found = _mixture(rows, design, mode, names)
+    if strategy == "sobol" and found.ess < FEW * len(design.points):
+        warnings.warn(
+            f"{found.ess:.0f} of {len(design.points)} points carry the average: the posterior of "
+            "the hyper-parameters is far from normal in their logs; narrower priors help, or fewer "
+            "hyper-parameters",
+            ConvergenceWarning,
+            stacklevel=3,
+        )
+    return found
+
+
+def _mixture(
+    rows: Rows, design: Design, mode: HyperPoint, names: tuple[str, ...]
+) -> IntegratedPosterior:
+    log_prior = [rows.log_prior(point.u)[0] for point in design.points] + design.log_volumes
+    values = log_prior + np.array([point.fit.log_evidence for point in design.points])
+    kept = np.flatnonzero(values >= values.max() + math.log(LEAST))
+    return IntegratedPosterior.of(
+        [replace(design.points[k].fit, converged=True) for k in kept],
+        values=values[kept],
+        points=np.exp([design.points[k].u for k in kept]),
+        hyper_names=names,
+        log_prior=log_prior[kept],
+        n_fits=rows.n_fits,
+        nodes=np.exp(design.nodes),
+        probabilities=design.probabilities,
+        mode=np.exp(mode.u),
+    )
+
+
+def _tell_zero(rows: Rows, mode: HyperPoint) -> None:
+    """Warn of groups whose sd may be 0: at a small one its density is as large as at the mode."""
+    for k, one in enumerate(rows.unknowns[: rows.k]):
+        u = mode.u - NEAR_ZERO * (np.arange(len(mode.u)) == k)
+        post = rows.fitted(u, TOLERANCES[1], mode.fit)
+        # of the sd, not of its logarithm
+        if post is not None and rows.point(u, post).value + NEAR_ZERO > mode.value - FALLS:
+            warnings.warn(
+                f"the sd of {one.name!r} is compatible with 0: its posterior depends on its prior",
+                DataWarning,
+                stacklevel=4,
+            )
+
+
+def _names_of(X: Any) -> list[str] | None:
+    columns = getattr(X, "columns", None)
+    return None if columns is None else [str(name) for name in columns]
+
+
+def _groups_at_door(sds: Any, d: int, names: list[str] | None) -> list[Unknown]:
+    """Groups of columns, checked."""
+    if sds is not None and not isinstance(sds, Mapping):
+        raise TypeError(
+            f"sds is {_checks.describe(sds)}; allowed: a dict of (columns, prior) by name, or None"
+        )
+    found: list[Unknown] = []
+    owner = np.full(d, -1)
+    for k, (name, given) in enumerate((sds or {}).items()):
+        if not isinstance(name, str):
+            raise TypeError(f"sds has the name {_checks.describe(name)}; allowed: str")
+        if not isinstance(given, tuple) or len(given) != 2:
+            raise TypeError(
+                f"sds[{name!r}] is {_checks.describe(given)}; allowed: a pair (columns, prior)"
+            )
+        prior = _prior_at_door(f"sds[{name!r}][1]", given[1])
+        columns = _columns_at_door(f"sds[{name!r}][0]", given[0], d, names)
+        shared = columns[owner[columns] >= 0]
+        if len(shared):
+            raise ValueError(
+                f"sds has column {shared[0]} in {found[owner[shared[0]]].name!r} and in {name!r}; "
+                "allowed: each column in one group at most"
+            )
+        owner[columns] = k
+        found.append(Unknown(name, prior, columns))
+    return found
+
+
+def _columns_at_door(name: str, given: Any, d: int, names: list[str] | None) -> NDArray[np.intp]:
+    """Indices of columns, from a slice, indices, a mask or names."""
+    if names is not None and not isinstance(given, slice):
+        wanted = [given] if isinstance(given, str) else list(np.atleast_1d(given))
+        if wanted and all(isinstance(one, str) for one in wanted):
+            for one in wanted:
+                if one not in names:
+                    raise ValueError(
+                        f"{name} names the column {one!r}; allowed: {', '.join(names[:9])}"
+                    )
+            given = [names.index(one) for one in wanted]
+    try:
+        found = np.arange(d)[given]
+    except (IndexError, TypeError, ValueError):
+        raise ValueError(
+            f"{name} is {_checks.describe(given)}; allowed: a slice, indices or a mask of the {d} "
+            "columns of X, or names of a frame's"
+        ) from None
+    found = np.unique(np.atleast_1d(found))
+    if len(found) == 0:
+        raise ValueError(f"{name} has no column; allowed: one at least")
+    return np.asarray(found, dtype=np.intp)
+
+
+def _prior_at_door(name: str, given: Any) -> priors.Scale:
+    if isinstance(given, priors.Scale):
+        return given
+    known = ", ".join(one for one in priors.__all__ if one != "Scale")
+    raise TypeError(f"{name} is {_checks.describe(given)}; allowed: of epfast.priors, {known}")
+
+
+def _numbers_at_door(learn: Any, loss: Loss) -> list[Unknown]:
+    """Numbers of the loss, checked."""
+    if learn is not None and not isinstance(learn, Mapping):
+        raise TypeError(
+            f"learn is {_checks.describe(learn)}; allowed: a dict of priors by name, or None"
+        )
+    single = [name for name in loss.learnable if np.ndim(getattr(loss, name)) == 0]
+    allowed = ["sd", *single] if "variance" in single else single
+    found = []
+    for name, given in (learn or {}).items():
+        if name not in allowed:
+            said = ", ".join(map(repr, allowed)) or "none, it has no numbers"
+            raise ValueError(f"learn has {name!r}; allowed with {loss!r}: {said}")
+        found.append(Unknown(name, _prior_at_door(f"learn[{name!r}]", given)))
+    if learn is not None and "sd" in learn and "variance" in learn:
+        raise ValueError(
+            "learn has 'sd' and 'variance', which are one number; allowed: one of them"
+        )
+    return found
+
+
+def _begun(loss: Loss, numbers: list[Unknown], y: Any, weights: Any, offset: Any) -> Loss:
+    """The loss with the numbers at which a search may begin."""
+    known = loss.with_offset(offset is not None)
+    responses = known.observed(y, len(np.asarray(y)), offset)
+    begun = loss.started(responses, None if weights is None else np.asarray(weights, dtype=float))
+    wanted = {"variance" if one.name == "sd" else one.name for one in numbers}
+    return loss.with_parameters(**{name: getattr(begun, name) for name in wanted})

@@ -1,0 +1,236 @@
+"""Priors of scales: standard deviations, sizes, degrees of freedom, length scales.
+
+They are densities of a positive number s, for :func:`epfast.fit_hyper` and
+:func:`epfast.fit_hyper_gp`. Priors of weights are losses: :class:`epfast.losses.SpikeAndSlab`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from scipy import special
+
+from epfast import _checks
+
+__all__ = [
+    "PC",
+    "Exponential",
+    "Flat",
+    "Gamma",
+    "HalfCauchy",
+    "HalfNormal",
+    "HalfStudentT",
+    "InverseGamma",
+    "Scale",
+    "Uniform",
+]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A prior of a positive number: what all of them share."""
+
+    def __post_init__(self) -> None:
+        values = {
+            part.name: _checks.number(part.name, getattr(self, part.name), above=0.0)
+            for part in fields(self)
+        }
+        _checks.freeze(self, **values)
+
+    def log_density(self, s: float) -> float:
+        """Log density at s > 0; of an improper prior up to a constant."""
+        raise NotImplementedError
+
+    def slope(self, s: float) -> float:
+        """d log density / d log s."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class HalfNormal(Scale):
+    """The positive half of N(0, scale^2).
+
+    Parameters
+    ----------
+    scale : float
+        Positive, in the unit of s.
+    """
+
+    scale: float = 1.0
+
+    def log_density(self, s: float) -> float:
+        return 0.5 * math.log(2.0 / math.pi) - math.log(self.scale) - 0.5 * (s / self.scale) ** 2
+
+    def slope(self, s: float) -> float:
+        return -((s / self.scale) ** 2)
+
+
+@dataclass(frozen=True)
+class HalfStudentT(Scale):
+    """The positive half of a Student-t distribution.
+
+    Parameters
+    ----------
+    df : float
+        Degrees of freedom, positive.
+    scale : float
+        Positive, in the unit of s.
+    """
+
+    df: float = 3.0
+    scale: float = 2.5
+
+    def log_density(self, s: float) -> float:
+        half = 0.5 * self.df
+        constant = special.gammaln(half + 0.5) - special.gammaln(half) + math.log(2.0)
+        constant -= 0.5 * math.log(self.df * math.pi) + math.log(self.scale)
+        return float(constant) - (half + 0.5) * math.log1p((s / self.scale) ** 2 / self.df)
+
+    def slope(self, s: float) -> float:
+        ratio = (s / self.scale) ** 2
+        return -(self.df + 1.0) * ratio / (self.df + ratio)
+
+
+@dataclass(frozen=True)
+class HalfCauchy(Scale):
+    """The positive half of a Cauchy distribution; ``scale`` is its median.
+
+    Parameters
+    ----------
+    scale : float
+        Positive, in the unit of s.
+
+    References
+    ----------
+    Gelman, A. (2006). Prior distributions for variance parameters in hierarchical models. Bayesian
+    Analysis 1(3), 515-534.
+    """
+
+    scale: float = 2.5
+
+    def log_density(self, s: float) -> float:
+        return math.log(2.0 / (math.pi * self.scale)) - math.log1p((s / self.scale) ** 2)
+
+    def slope(self, s: float) -> float:
+        ratio = (s / self.scale) ** 2
+        return -2.0 * ratio / (1.0 + ratio)
+
+
+@dataclass(frozen=True)
+class Exponential(Scale):
+    """rate exp(-rate s).
+
+    Parameters
+    ----------
+    rate : float
+        Positive; the mean of s is 1 / rate.
+    """
+
+    rate: float = 1.0
+
+    def log_density(self, s: float) -> float:
+        return math.log(self.rate) - self.rate * s
+
+    def slope(self, s: float) -> float:
+        return -self.rate * s
+
+
+@dataclass(frozen=True)
+class PC(Exponential):
+    """Penalised complexity: exponential, with P(s > upper) = probability.
+
+    Parameters
+    ----------
+    upper : float
+        Positive, in the unit of s.
+    probability : float
+        In (0, 1).
+
+    References
+    ----------
+    Simpson, D., Rue, H., Riebler, A., Martins, T. G. and Sorbye, S. H. (2017). Penalising model
+    component complexity. Statistical Science 32(1), 1-28, section 3.3.
+    """
+
+    rate: float = 1.0
+
+    def __init__(self, upper: float = 1.0, probability: float = 0.01) -> None:
+        upper = _checks.number("upper", upper, above=0.0)
+        share = _checks.number("probability", probability, above=0.0)
+        if share >= 1.0:
+            raise ValueError(f"probability is {probability}; allowed: a number in (0, 1)")
+        _checks.freeze(self, rate=-math.log(share) / upper)
+
+
+@dataclass(frozen=True)
+class Gamma(Scale):
+    """Gamma of s itself, proportional to s^(shape - 1) exp(-rate s).
+
+    Parameters
+    ----------
+    shape, rate : float
+        Positive; the mean of s is shape / rate.
+    """
+
+    shape: float = 2.0
+    rate: float = 1.0
+
+    def log_density(self, s: float) -> float:
+        constant = self.shape * math.log(self.rate) - float(special.gammaln(self.shape))
+        return constant + (self.shape - 1.0) * math.log(s) - self.rate * s
+
+    def slope(self, s: float) -> float:
+        return self.shape - 1.0 - self.rate * s
+
+
+@dataclass(frozen=True)
+class InverseGamma(Scale):
+    """Inverse gamma of the variance s^2, as BUGS has it: 1 / s^2 is gamma (shape, rate ``scale``).
+
+    Parameters
+    ----------
+    shape, scale : float
+        Positive; ``scale`` has the unit of s^2.
+    """
+
+    shape: float = 1.0
+    scale: float = 1.0
+
+    def log_density(self, s: float) -> float:
+        constant = self.shape * math.log(self.scale) - float(special.gammaln(self.shape))
+        constant += math.log(2.0)
+        return constant - (2.0 * self.shape + 1.0) * math.log(s) - self.scale / s**2
+
+    def slope(self, s: float) -> float:
+        return 2.0 * self.scale / s**2 - 2.0 * self.shape - 1.0
+
+
+@dataclass(frozen=True)
+class Uniform(Scale):
+    """Flat between 0 and an upper end.
+
+    Parameters
+    ----------
+    upper : float
+        Positive, in the unit of s.
+    """
+
+    upper: float = 1.0
+
+    def log_density(self, s: float) -> float:
+        return -math.log(self.upper) if s <= self.upper else -math.inf
+
+    def slope(self, s: float) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Flat(Scale):
+    """The same density for all s: improper, so that there is no log evidence."""
+
+    def log_density(self, s: float) -> float:
+        return 0.0
+
+    def slope(self, s: float) -> float:
+        return 0.0

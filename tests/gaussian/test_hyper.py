@@ -1,0 +1,325 @@
+"""fit_hyper against closed forms, quadrature and brute force; and what it refuses."""
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+from scipy import integrate, sparse, special, stats
+
+import epfast
+from epfast import EP, DataWarning, losses, priors
+from epfast.gaussian import hyper
+
+RNG = np.random.default_rng(5)
+N, J = 60, 6
+GROUP = RNG.integers(J, size=N)
+X = np.column_stack([np.eye(J)[GROUP], np.ones(N), RNG.normal(size=N)])
+LATENT = X @ np.append(0.8 * RNG.normal(size=J), [0.5, 1.0])
+SDS = {"1|g": (slice(0, J), priors.HalfNormal(1.0))}
+SCHOOLS = np.array([28.0, 8, -3, 7, -1, 1, 18, 12]), np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
+
+
+def averages(log_density, u):
+    """Mean and sd of exp(u) from logs of a density over a grid of u, and its 5, 50, 95 %."""
+    weight = np.exp(log_density - log_density.max())
+    weight /= weight.sum()
+    s = np.exp(u)
+    mean = weight @ s
+    ends = [s[np.searchsorted(np.cumsum(weight), q)] for q in (0.05, 0.5, 0.95)]
+    return mean, math.sqrt(weight @ (s - mean) ** 2), ends
+
+
+def test_the_noise_of_a_regression():
+    """Under flat priors sigma^2 is inverse gamma, and the weights are Student-t: a closed form."""
+    n, d = 25, 3
+    rows = RNG.normal(size=(n, d)) + 5.0
+    y = rows @ [1.0, -2.0, 0.3] + 0.7 * RNG.normal(size=n)
+    post = epfast.fit_hyper(rows, y, learn={"sd": priors.Flat()}, prior_variance=1e10)
+    best, rest = np.linalg.lstsq(rows, y, rcond=None)[:2]
+    shape = 0.5 * (n - d - 1)
+    of_variance = stats.invgamma(shape, scale=0.5 * rest[0])
+    mean = of_variance.expect(np.sqrt)
+    sd = math.sqrt(of_variance.mean() - mean**2)
+    table = post.hyper
+    assert table["mean"].iloc[0] == pytest.approx(mean, abs=0.01 * sd)
+    assert table["sd"].iloc[0] == pytest.approx(sd, rel=0.01)
+    for p, name in ((0.05, "5%"), (0.5, "50%"), (0.95, "95%")):
+        assert table[name].iloc[0] == pytest.approx(math.sqrt(of_variance.ppf(p)), rel=2e-3)
+    np.testing.assert_allclose(post.mean, best, atol=1e-3)
+    spread = np.sqrt(np.diag(np.linalg.inv(rows.T @ rows)) * of_variance.mean())
+    np.testing.assert_allclose(post.sd, spread, rtol=0.01)
+    assert post.n_fits <= 30
+
+
+def test_eight_schools():
+    """One sd, against quadrature of its marginal likelihood (Rubin 1981; Gelman 2006)."""
+    effect, error = SCHOOLS
+    rows = np.column_stack([np.eye(8), np.ones(8)]) / error[:, None]
+    post = epfast.fit_hyper(
+        rows,
+        effect / error,
+        loss=losses.Gaussian(1.0),
+        sds={"school": (slice(0, 8), priors.HalfCauchy(5.0))},
+        prior_variance=25.0,
+    )
+    u = np.linspace(-11.0, 5.0, 8001)
+    spread = np.exp(2.0 * u)[:, None] + error**2
+    precision, shift = 1.0 / 25.0 + (1.0 / spread).sum(1), (effect / spread).sum(1)
+    value = -0.5 * (np.log(spread).sum(1) + (effect**2 / spread).sum(1))
+    value += 0.5 * (shift**2 / precision - np.log(precision)) + u
+    value += [priors.HalfCauchy(5.0).log_density(s) for s in np.exp(u)]
+    mean, sd, ends = averages(value, u)
+    table = post.hyper.iloc[0]
+    assert table["mean"] == pytest.approx(mean, abs=0.01 * sd)
+    assert table["sd"] == pytest.approx(sd, rel=0.01)
+    np.testing.assert_allclose(table[["5%", "50%", "95%"]].astype(float), ends, rtol=0.02)
+    of_mu = shift / precision
+    weight = special.softmax(value)
+    assert post.mean[8] == pytest.approx(weight @ of_mu, abs=0.01)
+    assert post.sd[8] == pytest.approx(
+        math.sqrt(weight @ (1.0 / precision + (of_mu - weight @ of_mu) ** 2)), rel=0.01
+    )
+    # the evidence, with the constants that the fit has
+    step = u[1] - u[0]
+    constant = -4.0 * math.log(2.0 * math.pi) + np.log(error).sum() - 0.5 * math.log(25.0)
+    assert post.log_evidence == pytest.approx(
+        special.logsumexp(value) + math.log(step) + constant, abs=0.01
+    )
+    assert post.n_fits <= 25
+
+
+def test_two_sds_and_noise():
+    """Three hyper-parameters with Gaussian noise, against the marginal likelihood on a grid."""
+    rows = np.column_stack([X[:, : J + 1], np.eye(J)[GROUP] * X[:, -1:], X[:, -1]])
+    y = LATENT + 0.5 * RNG.normal(size=N)
+    prior = priors.HalfNormal(1.0)
+    slopes = slice(J + 1, 2 * J + 1)
+    post = epfast.fit_hyper(
+        rows, y, sds={"1|g": (slice(0, J), prior), "x|g": (slopes, prior)}, learn={"sd": prior}
+    )
+    logs = [np.linspace(low, 1.5, 36) for low in (-4.0, -5.0, -1.3)]
+    fixed = np.array([J, 2 * J + 1])
+    known = 100.0 * rows[:, fixed] @ rows[:, fixed].T
+    of_first = rows[:, :J] @ rows[:, :J].T
+    of_slopes = rows[:, slopes] @ rows[:, slopes].T
+    value = np.empty((36, 36, 36))
+    for i, j, k in np.ndindex(value.shape):
+        a, b, c = (logs[0][i], logs[1][j], logs[2][k])
+        K = known + math.exp(2 * a) * of_first + math.exp(2 * b) * of_slopes
+        L = np.linalg.cholesky(K + math.exp(2 * c) * np.eye(N))
+        half = np.linalg.solve(L, y)
+        value[i, j, k] = -np.log(np.diag(L)).sum() - 0.5 * half @ half
+        value[i, j, k] += sum(prior.log_density(math.exp(u)) + u for u in (a, b, c))
+    for axis, name in enumerate(post.hyper_names):
+        others = tuple(k for k in range(3) if k != axis)
+        mean, sd, _ = averages(special.logsumexp(value, axis=others), logs[axis])
+        assert post.hyper.loc[name, "mean"] == pytest.approx(mean, abs=0.05 * sd)
+        assert post.hyper.loc[name, "sd"] == pytest.approx(sd, rel=0.06)
+    assert post.ess > 60
+    assert post.n_fits < 170
+
+
+def test_binary_rows_in_small_groups():
+    """40 groups of two labels, against quadrature of each group, on a grid of sd and intercept.
+
+    Laplace's approximation is .6 sd off there (hyper.md, section 1).
+    """
+    J, rng = 40, np.random.default_rng(2)
+    group = np.repeat(np.arange(J), 2)
+    y = np.where(rng.random(2 * J) < special.expit(rng.normal(size=J)[group]), 1, -1)
+    rows = np.column_stack([np.eye(J)[group], np.ones(2 * J)])
+    prior = priors.HalfNormal(1.0)
+    post = epfast.fit_hyper(
+        rows, y, loss="logistic", sds={"g": (slice(0, J), prior)}, prior_variance=4.0
+    )
+    node, weight = special.roots_hermitenorm(61)
+    u, mu = np.linspace(-6.0, 1.5, 120), np.linspace(-3.0, 3.0, 61)
+    counts = np.bincount((y.reshape(-1, 2) > 0).sum(1), minlength=3)
+    value = np.empty((len(u), len(mu)))
+    for i, s in enumerate(np.exp(u)):
+        latent = mu[:, None] + s * node
+        p = special.expit(latent)
+        mass = [(1 - p) ** 2, p * (1 - p), p**2]
+        value[i] = sum(
+            count * np.log(m @ weight / weight.sum()) for count, m in zip(counts, mass, strict=True)
+        )
+        value[i] += -0.5 * mu**2 / 4.0 + prior.log_density(s) + u[i]
+    mean, sd, _ = averages(special.logsumexp(value, axis=1), u)
+    assert post.hyper.loc["g", "mean"] == pytest.approx(mean, abs=0.15 * sd)
+    assert post.hyper.loc["g", "sd"] == pytest.approx(sd, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("loss", "y", "learn"),
+    [
+        ("gaussian", LATENT + 0.5 * RNG.normal(size=N), {"sd": priors.Gamma(2.0, 1.0)}),
+        (
+            "student_t",
+            LATENT + 0.5 * RNG.standard_t(4, size=N),
+            {"df": priors.Gamma(2.0, 0.1), "scale": priors.Exponential(1.0)},
+        ),
+        ("negative_binomial", RNG.poisson(np.exp(LATENT)), {"size": priors.InverseGamma(1.0, 1.0)}),
+        ("gamma_noise", RNG.gamma(2.0, np.exp(LATENT)), {"shape": priors.HalfStudentT(3.0, 2.0)}),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_slopes(loss, y, learn):
+    """Of the log density by logs of hyper-parameters, against differences of it; 0 at the mode."""
+    rows = problem(loss, y, learn)
+    u = rows.start + 0.3
+    slopes = rows.slopes(rows.point(u, rows.fitted(u, 1e-10, None)))
+    for k, step in enumerate(1e-4 * np.eye(len(u))):
+        more, less = (
+            rows.point(v, rows.fitted(v, 1e-10, None)).value for v in (u + step, u - step)
+        )
+        assert slopes[k] == pytest.approx((more - less) / 2e-4, rel=1e-5, abs=1e-5)
+    mode = rows.mode()
+    np.testing.assert_allclose(rows.slopes(mode), 0.0, atol=0.1)
+
+
+def problem(loss, y, learn):
+    """The log density of one sd and numbers of the loss."""
+    found = {}
+
+    def keep(rows, strategy, seed):
+        found["rows"] = rows
+
+    original, hyper.averaged = hyper.averaged, keep
+    try:
+        epfast.fit_hyper(X, y, loss=loss, sds=SDS, learn=learn)
+    finally:
+        hyper.averaged = original
+    return found["rows"]
+
+
+def test_forms_of_the_same_rows():
+    """CSR, an intercept, weights as copies, names, an offset, and fewer rows than columns."""
+    y = RNG.poisson(np.exp(LATENT))
+    given = {"loss": "poisson", "strategy": "eb"}
+    post = epfast.fit_hyper(X, y, sds=SDS, **given)
+    csr = epfast.fit_hyper(sparse.csr_matrix(X), y, sds=SDS, **given)
+    np.testing.assert_allclose(csr.mean, post.mean, atol=1e-5)
+    shifted = epfast.fit_hyper(X, y, sds=SDS, offset=X[:, -1] - 2.0, **given)
+    moved = post.mean.copy()
+    moved[-1] -= 1.0
+    moved[J] += 2.0
+    np.testing.assert_allclose(shifted.mean, moved, atol=0.05)
+    counts = RNG.integers(1, 3, size=N)
+    weighted = epfast.fit_hyper(X, y, sds=SDS, weights=counts, **given)
+    copied = epfast.fit_hyper(np.repeat(X, counts, 0), np.repeat(y, counts), sds=SDS, **given)
+    np.testing.assert_allclose(weighted.mean, copied.mean, atol=1e-4)
+    np.testing.assert_allclose(weighted.points, copied.points, rtol=1e-3)
+    pandas = pytest.importorskip("pandas")
+    names = [f"g{k}" for k in range(J)] + ["one", "x"]
+    named = {"1|g": (names[:J], SDS["1|g"][1])}
+    frame = epfast.fit_hyper(pandas.DataFrame(X, columns=names), y, sds=named, **given)
+    np.testing.assert_array_equal(frame.mean, post.mean)
+    with_ones = epfast.fit_hyper(np.delete(X, J, 1), y, sds=SDS, intercept=100.0, **given)
+    np.testing.assert_allclose(with_ones.mean[:J], post.mean[:J], atol=0.02)
+    few = epfast.fit_hyper(X[:5], y[:5], sds=SDS, **given)
+    assert few.mean.shape == (J + 2,)
+
+
+def test_what_it_returns(tmp_path):
+    """Methods of a posterior, a table, files; and the points are the weights' mixture."""
+    y = LATENT + 0.5 * RNG.normal(size=N)
+    post = epfast.fit_hyper(X, y, sds=SDS, learn={"sd": priors.HalfNormal(1.0)})
+    assert post.hyper_names == ("1|g", "sd")
+    assert post.points.shape == (len(post.weights), 2)
+    assert post.weights.sum() == pytest.approx(1.0)
+    assert post.probabilities.sum() == pytest.approx(1.0)
+    draws = post.sample(20_000, rng=0)
+    np.testing.assert_allclose(draws.mean(0), post.mean, atol=5.0 * post.sd.max() / 100.0)
+    np.testing.assert_allclose(draws.std(0), post.sd, rtol=0.05)
+    mean, variance = post.predict_latent(X[:3])
+    assert np.isfinite(mean).all()
+    assert (variance > 0.0).all()
+    assert np.isfinite(post.log_predictive(X, y)).all()
+    assert np.isfinite(post.loo_log_predictive()).all()
+    assert post.check().verdict in ("good", "usable")
+    post.save(tmp_path / "post.npz")
+    for other in (epfast.load(tmp_path / "post.npz"), pickle.loads(pickle.dumps(post))):
+        np.testing.assert_array_equal(other.mean, post.mean)
+        assert str(other.hyper) == str(post.hyper)
+    mode = epfast.fit_hyper(X, y, sds=SDS, learn={"sd": priors.HalfNormal(1.0)}, strategy="eb")
+    np.testing.assert_allclose(mode.points[0], post.mode, rtol=1e-6)
+    assert (post.sd > mode.sd - 1e-9).all()
+
+
+@pytest.mark.parametrize("strategy", ["ccd", "sobol"])
+def test_strategies_agree(strategy):
+    y = RNG.negative_binomial(3, 3.0 / (3.0 + np.exp(LATENT + 1.0)))
+    given = {"loss": "negative_binomial", "sds": SDS, "learn": {"size": priors.HalfNormal(10.0)}}
+    post = epfast.fit_hyper(X, y, strategy="grid", **given)
+    other = epfast.fit_hyper(X, y, strategy=strategy, **given)
+    np.testing.assert_allclose(other.mean, post.mean, atol=0.08 * post.sd.min())
+    np.testing.assert_allclose(other.sd, post.sd, rtol=0.05)
+    assert other.log_evidence == pytest.approx(post.log_evidence, abs=0.1)
+
+
+def test_groups_without_an_effect():
+    """The sd is compatible with 0, which is said; its density is that of quadrature."""
+    y = X[:, -1] + 0.5 * RNG.normal(size=N)
+    with pytest.warns(DataWarning, match=r"'1\|g' is compatible with 0"):
+        post = epfast.fit_hyper(X, y, loss=losses.Gaussian(0.25), sds=SDS)
+
+    def density(s):
+        K = s**2 * X[:, :J] @ X[:, :J].T + 100.0 * X[:, J:] @ X[:, J:].T + 0.25 * np.eye(N)
+        value = stats.multivariate_normal.logpdf(y, cov=K) - post.log_evidence
+        return math.exp(value + SDS["1|g"][1].log_density(s))
+
+    mass = integrate.quad(density, 0.0, 5.0, limit=200)[0]
+    mean = integrate.quad(lambda s: s * density(s), 0.0, 5.0, limit=200)[0]
+    assert mass == pytest.approx(1.0, abs=0.02)
+    assert post.hyper.loc["1|g", "mean"] == pytest.approx(mean / mass, rel=0.03)
+
+
+def test_improper_posteriors():
+    """One label per group under a flat prior has no end."""
+    labels = np.where(RNG.random(12) < 0.5, 1, -1)
+    with pytest.raises(ValueError, match=r"posterior of g.* not proper"):
+        epfast.fit_hyper(
+            np.eye(12), labels, loss="probit", sds={"g": (slice(0, 12), priors.Flat())}
+        )
+
+
+def test_many_hyper_parameters():
+    rows = RNG.normal(size=(80, 9))
+    sds = {f"g{k}": ([k], priors.HalfNormal(1.0)) for k in range(9)}
+    y = rows[:, 0] + RNG.normal(size=80)
+    with pytest.warns(DataWarning, match="9 hyper-parameters, which are held at their mode"):
+        post = epfast.fit_hyper(rows, y, loss=losses.Gaussian(1.0), sds=sds)
+    assert len(post.weights) == 1
+    with pytest.raises(ValueError, match="strategy is 'sobol' for 9"):
+        epfast.fit_hyper(rows, y, loss=losses.Gaussian(1.0), sds=sds, strategy="sobol")
+
+
+HALF = priors.HalfNormal(1.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        ({}, ValueError, "sds and learn are empty"),
+        ({"sds": [1]}, TypeError, "sds is"),
+        ({"sds": {"a": slice(0, 2)}}, TypeError, r"sds\['a'\] is slice"),
+        ({"sds": {"a": (slice(0, 2), 1.0)}}, TypeError, r"sds\['a'\]\[1\] is 1.0.*HalfNormal"),
+        ({"sds": {"a": ([99], HALF)}}, ValueError, r"sds\['a'\]\[0\] is .*8 columns"),
+        ({"sds": {"a": ([], HALF)}}, ValueError, "has no column"),
+        ({"sds": {"a": (0, HALF), "b": ([0, 1], HALF)}}, ValueError, "column 0 in 'a' and in 'b'"),
+        ({"learn": {"scale": HALF}}, ValueError, "learn has 'scale'.*'sd', 'variance'"),
+        ({"learn": {"sd": 1.0}}, TypeError, r"learn\['sd'\] is 1.0"),
+        ({"learn": {"sd": HALF, "variance": HALF}}, ValueError, "one number"),
+        ({"learn": {"sd": HALF}, "strategy": "nuts"}, ValueError, "strategy is 'nuts'"),
+        ({"learn": {"sd": HALF}, "schedule": epfast.ADF()}, TypeError, "schedule is ADF"),
+        ({"learn": {"sd": HALF}, "prior_variance": -1.0}, ValueError, "prior_variance"),
+        ({"learn": {"sd": HALF}, "loss": "hinge"}, ValueError, "loss is Hinge"),
+        ({"sds": SDS, "prior_mean": np.ones(J + 2)}, ValueError, "prior_mean is not 0"),
+        ({"learn": {"sd": HALF}, "rng": -1}, ValueError, "rng"),
+    ],
+)
+def test_bad_input(given, error, said):
+    with pytest.raises(error, match=said):
+        epfast.fit_hyper(X, LATENT, **given)
+    assert EP().sweeps  # the arguments were looked at before any fit

@@ -1,0 +1,183 @@
+"""Regressions by a formula: the same as their columns by hand, and errors in its words."""
+
+import numpy as np
+import pytest
+
+import epfast
+from epfast import priors
+
+pandas = pytest.importorskip("pandas")
+formulae = pytest.importorskip("formulae")
+from epfast import formula  # noqa: E402
+
+RNG = np.random.default_rng(8)
+N, J = 90, 9
+G = np.repeat([f"g{k}" for k in range(J)], N // J)
+EFFECT = np.repeat(0.8 * RNG.normal(size=J), N // J)
+A = RNG.normal(size=N)
+ETA = 0.4 + 0.7 * A + EFFECT
+DATA = pandas.DataFrame(
+    {
+        "a": A,
+        "g": G,
+        "h": np.tile(["u", "v", "w"], N // 3),
+        "y": ETA + 0.5 * RNG.normal(size=N),
+        "k": RNG.poisson(np.exp(ETA)),
+        "won": RNG.random(N) < 1.0 / (1.0 + np.exp(-ETA)),
+        "trials": 6,
+        "right": RNG.binomial(6, 1.0 / (1.0 + np.exp(-ETA))),
+        "z": RNG.normal(size=N),
+    }
+)
+DATA["word"] = np.where(DATA.won, "yes", "no")
+ONE_HOT = (G[:, None] == np.unique(G)).astype(float)
+
+
+def test_it_is_fit_hyper_of_its_columns():
+    given = {"Intercept": (0.5, 3.0), "a": (0.0, 2.0)}
+    of_groups, noise = priors.HalfNormal(1.0), priors.Exponential(1.0)
+    model = formula.fit("y ~ a + (1 | g)", DATA, priors={**given, "1|g": of_groups, "sigma": noise})
+    post = epfast.fit_hyper(
+        np.column_stack([np.ones(N), A, ONE_HOT]),
+        DATA.y.to_numpy(),
+        sds={"1|g": (slice(2, None), of_groups)},
+        learn={"sd": noise},
+        prior_variance=np.append([9.0, 4.0], np.ones(J)),
+        prior_mean=np.append([0.5], np.zeros(J + 1)),
+    )
+    np.testing.assert_allclose(model.posterior.mean, post.mean, atol=1e-9)
+    assert list(model.fixed.index) == ["Intercept", "a"]
+    assert list(model.random.index[:2]) == ["1|g[g0]", "1|g[g1]"]
+    assert list(model.hyper.index) == ["1|g_sd", "sigma"]
+    np.testing.assert_allclose(model.hyper["mean"], post.hyper["mean"])
+    table = model.summary()
+    assert list(table.index) == ["Intercept", "a", "1|g_sd", "sigma"]
+    assert list(table.columns) == ["mean", "sd", "3%", "97%"]
+    assert (table["3%"] < table["mean"]).all()
+    np.testing.assert_allclose(
+        model.predict(DATA), post.predict(np.column_stack([np.ones(N), A, ONE_HOT]))
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "family", "numbers"),
+    [
+        ("y ~ a + h + (a | g)", "gaussian", ["1|g_sd", "a|g_sd", "sigma"]),
+        ("y ~ a", "t", ["sigma", "nu"]),
+        ("won ~ a + (1 | g)", "bernoulli", ["1|g_sd"]),
+        ("word['yes'] ~ a", "bernoulli", []),
+        ("prop(right, trials) ~ a + (1 | g)", "binomial", ["1|g_sd"]),
+        ("k ~ a + offset(z) + (1 | g:h)", "poisson", ["1|g:h_sd"]),
+        ("k ~ a", "negativebinomial", ["alpha"]),
+        ("np.exp(y) ~ a + (1 | g) + (1 | h)", "gamma", ["1|g_sd", "1|h_sd", "alpha"]),
+        ("np.exp(y) ~ scale(a)", "weibull", ["alpha"]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:the sd of:epfast.DataWarning")
+def test_families(text, family, numbers):
+    model = formula.fit(text, DATA.assign(won=DATA.won.astype(int)), family, strategy="eb")
+    assert list(model.hyper.index) == numbers
+    assert model.converged
+    slope = model.fixed.loc["scale(a)" if "scale" in text else "a"]
+    assert 0.2 < slope["mean"] < 1.5
+    mean, sd = model.predict(DATA.head(4), return_std=True)
+    assert np.isfinite(mean).all()
+    assert np.isfinite(sd).all()
+    if family in ("bernoulli", "binomial"):
+        assert ((mean > 0.0) & (mean < 1.0 if family == "bernoulli" else mean > 0.0)).all()
+
+
+def test_labels_by_words_and_numbers_agree():
+    by_word, by_number = (
+        formula.fit(text, DATA.assign(won=DATA.won.astype(int)), "bernoulli").posterior.mean
+        for text in ("word['yes'] ~ a", "won ~ a")
+    )
+    np.testing.assert_array_equal(by_word, by_number)
+
+
+def test_an_offset_is_known():
+    model = formula.fit("k ~ a + offset(z)", DATA, "poisson")
+    X = np.column_stack([np.ones(N), A])
+    post = epfast.fit_linear(
+        X,
+        DATA.k.to_numpy(),
+        loss="poisson",
+        offset=DATA.z.to_numpy(),
+        prior_variance=model.posterior.problem.prior.precision.diagonal() ** -1,
+    )
+    np.testing.assert_allclose(model.posterior.mean, post.mean, atol=1e-4)
+    mean, _ = model.predict_latent(DATA)
+    np.testing.assert_allclose(mean, X @ model.posterior.mean + DATA.z, atol=1e-9)
+
+
+def test_new_levels():
+    """They add the variance of their group, or nothing, or are refused."""
+    model = formula.fit("k ~ a + (a | g)", DATA, "poisson")
+    before = formulae.config["EVAL_UNSEEN_CATEGORIES"]
+    new = pandas.DataFrame({"a": [0.0, 2.0, 2.0], "g": ["other", "other", "g3"]})
+    mean, variance = model.predict_latent(new)
+    zero_mean, zero = model.predict_latent(new, new_levels="zero")
+    post = model.posterior
+    squares = post.weights @ post.points**2
+    np.testing.assert_allclose(mean, zero_mean)
+    np.testing.assert_allclose(
+        variance - zero, [squares[0], squares[0] + 4.0 * squares[1], 0.0], atol=1e-9
+    )
+    with pytest.raises(ValueError, match=r"The levels .*other.* in 'g' are not present"):
+        model.predict(new, new_levels="error")
+    with pytest.raises(ValueError, match="new_levels is 'drop'"):
+        model.predict(new, new_levels="drop")
+    assert formulae.config["EVAL_UNSEEN_CATEGORIES"] == before
+
+
+def test_many_levels_stay_sparse():
+    n, rng = 3000, np.random.default_rng(1)
+    level = rng.integers(300, size=n)
+    y = rng.normal(size=300)[level] + rng.normal(size=n)
+    data = pandas.DataFrame({"y": y, "g": level.astype(str), "x": rng.normal(size=n)})
+    formula_dense, formula.DENSE = formula.DENSE, 0
+    try:
+        csr = formula.fit("y ~ x + (1 | g)", data, strategy="eb")
+    finally:
+        formula.DENSE = formula_dense
+    dense = formula.fit("y ~ x + (1 | g)", data, strategy="eb")
+    np.testing.assert_allclose(csr.posterior.mean, dense.posterior.mean, atol=1e-4)
+    np.testing.assert_allclose(csr.predict(data.head()), dense.predict(data.head()), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "error", "said"),
+    [
+        ("y ~ q", {}, ValueError, "names 'q'; allowed: the columns of data, a, g"),
+        ("y ~ a + (1 | q)", {}, ValueError, "names 'q'"),
+        ("y ~ a +", {}, ValueError, "cannot be read"),
+        ("a", {}, ValueError, "allowed: one with a response"),
+        (3, {}, TypeError, "formula is 3"),
+        ("y ~ a", {"family": "beta"}, ValueError, "family is 'beta'; allowed: 'gaussian'"),
+        ("y ~ a", {"family": "bernoulli"}, ValueError, "not of two values"),
+        ("y ~ a", {"family": "binomial"}, ValueError, "prop"),
+        ("g ~ a", {}, ValueError, "'g' is no number"),
+        ("y ~ a", {"priors": {"b": (0.0, 1.0)}}, ValueError, "'b', which is no term.*'a', 'sigma'"),
+        (
+            "y ~ a",
+            {"priors": {"a": 1.0}},
+            TypeError,
+            r"priors\['a'\] is 1.0; allowed: \(mean, sd\)",
+        ),
+        ("y ~ a", {"priors": {"sigma": 1.0}}, TypeError, "allowed: one of epfast.priors"),
+        ("y ~ a", {"priors": [1]}, TypeError, "priors is"),
+        ("y ~ a", {"strategy": "nuts"}, ValueError, "strategy is 'nuts'"),
+    ],
+)
+def test_bad_input(text, given, error, said):
+    with pytest.raises(error, match=said):
+        formula.fit(text, DATA, **given)
+
+
+def test_bad_data():
+    with pytest.raises(TypeError, match="data is"):
+        formula.fit("y ~ a", DATA.to_numpy())
+    with pytest.raises(ValueError, match="data has 0 rows"):
+        formula.fit("y ~ a", DATA.head(0))
+    with pytest.raises(ValueError, match="incomplete"):
+        formula.fit("y ~ a", DATA.assign(a=np.where(A > 1.0, np.nan, A)))
