@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from scipy import linalg
 
 from epfast._arrays import Array
-from epfast.gaussian.problem import factor_of, log_determinant
+from epfast.gaussian.problem import inverse_root, log_determinant
 from epfast.inference.best_gaussian import best_sites, climbed, peaks
 from epfast.inference.importance import Proposal
 from epfast.inference.runtime import cached_property
@@ -104,18 +105,21 @@ class LinearProposal(SiteProposal):
         """Whether the model is one that other Gaussians can be found for."""
         return self.problem.prior_sites is None and self.problem.loss.latents == 1
 
+    @cached_property
+    def _root(self) -> Array:
+        """A root of the covariance, an upper triangle. O(d^3)."""
+        return inverse_root(self.post.precision)
+
     def log_ratio(self, z: Array, theta: Array) -> Array:
         square = np.einsum("ij,ij->i", z, z)
         return np.asarray(self.log_volume + 0.5 * square - self.problem.cost(theta))
 
     def squares(self, theta: Array) -> Array:
-        away, precision = theta - self.post.mean.ravel(), self.post.precision
-        with np.errstate(over="ignore"):  # where a posterior is far narrower than another
-            if precision.ndim == 1:
-                half = away * np.sqrt(precision)
-            else:
-                half = away @ np.tril(factor_of(precision))
-            return np.asarray(np.einsum("ij,ij->i", half, half))
+        away, precision = (theta - self.post.mean.ravel()).T, self.post.precision
+        if precision.ndim == 1:
+            return np.asarray((precision[:, None] * away**2).sum(axis=0))
+        z = linalg.solve_triangular(self._root, away)
+        return np.asarray(np.einsum("ij,ij->j", z, z))
 
     def better(self) -> LinearProposal | None:
         """The same with the best Gaussian; None if there is none, or the weights are too many.

@@ -27,10 +27,8 @@ from epfast.gaussian.posterior import SeveralLatents, shifted
 from epfast.gaussian.problem import (
     LinearProblem,
     State,
-    inverse_root,
     log_determinant,
     log_evidence,
-    moments_of,
 )
 from epfast.inference import Sites
 from epfast.inference.runtime import cached_property
@@ -171,14 +169,13 @@ class JointPosterior(LatentPosterior):
     def n_latents(self) -> int:
         return self.shift.size // len(self.problem.prior.shift)
 
-    @cached_property
-    def _moments(self) -> tuple[Array, Array]:
-        """Covariance and mean. O((C d)^3), once."""
-        return moments_of(self.state)
+    # of the weights of all classes
+    _root, covariance = FullPosterior._root, FullPosterior.covariance
+    colored, n_normals = FullPosterior.colored, FullPosterior.n_normals
 
-    @property
+    @cached_property
     def mean(self) -> Array:
-        return self._moments[1].reshape(self.n_latents, -1)
+        return np.asarray(self._root @ (self._root.T @ self.shift)).reshape(self.n_latents, -1)
 
     @property
     def variance(self) -> Array:
@@ -190,29 +187,13 @@ class JointPosterior(LatentPosterior):
         prior = self.n_latents * log_determinant(self.prior_precision)
         return log_evidence(self.state, prior)
 
-    @cached_property
-    def covariance(self) -> Array:
-        return self._moments[0]
-
-    @cached_property
-    def _root(self) -> Array:
-        """(C d, C d), an upper triangle R with R R' the covariance. O((C d)^3), once."""
-        return inverse_root(self.precision)
-
-    def colored(self, noise: Array) -> Array:
-        return np.asarray(noise @ self._root.T)
-
     def _proposal(self) -> Any:
         return LinearProposal(self)
-
-    @property
-    def n_normals(self) -> int:
-        return int(self.shift.size)
 
     def _between(self, rows: Any, offset: Any = None) -> tuple[Array, Array]:
         """Mean (n, C) and covariance (n, C, C) of the latents of rows. O(n (C d)^2)."""
         with np.errstate(over="ignore", invalid="ignore"):
-            h, S = latents_of_rows(rows, self._moments[1], self.covariance, self.n_latents)
+            h, S = latents_of_rows(rows, self.mean.ravel(), self.covariance, self.n_latents)
         finite(h, S)
         return shifted(h, offset, 2), S
 
