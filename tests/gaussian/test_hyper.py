@@ -323,3 +323,23 @@ def test_bad_input(given, error, said):
     with pytest.raises(error, match=said):
         epfast.fit_hyper(X, LATENT, **given)
     assert EP().sweeps  # the arguments were looked at before any fit
+
+
+def test_draws_for_arviz():
+    """Each draw has its own noise: log likelihoods, and replicates, are of the draw's point."""
+    pytest.importorskip("xarray")
+    y = LATENT + 0.5 * RNG.normal(size=N)
+    post = epfast.fit_hyper(X, y, sds=SDS, learn={"sd": HALF})
+    data = post.to_arviz(500, 2)
+    posterior = data["posterior"]
+    sd = posterior["sd"].to_numpy().ravel()
+    values = posterior[post.quantity[0]].to_numpy().reshape(1000, -1)
+    exact = stats.norm.logpdf(y, values @ X.T, sd[:, None])
+    np.testing.assert_allclose(data["log_likelihood"]["y"].to_numpy().reshape(1000, -1), exact)
+    assert sd.mean() == pytest.approx(post.hyper.loc["sd", "mean"], rel=0.02)
+    replicates = data["posterior_predictive"]["y"].to_numpy().reshape(1000, -1)
+    spread = np.sqrt(post.predict_variance(X))
+    np.testing.assert_allclose(replicates.std(0).mean(), spread.mean(), rtol=0.05)
+    np.testing.assert_allclose(values.mean(0), post.mean, atol=5.0 * post.sd.max() / 30.0)
+    with pytest.raises(ValueError, match="numbers of the likelihood differ"):
+        post.log_likelihood(values)

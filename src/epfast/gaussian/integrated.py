@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from epfast import _checks
@@ -110,7 +110,6 @@ class IntegratedPosterior(Posterior):
     labels = property(attrgetter("best.labels"))
     quantity = property(attrgetter("best.quantity"))
     latent_at = property(attrgetter("best.latent_at"))
-    log_likelihood = property(attrgetter("best.log_likelihood"))
 
     @property
     def history(self) -> list[SweepInfo]:  # type: ignore[override]
@@ -263,6 +262,16 @@ class IntegratedPosterior(Posterior):
         found[place] = found.copy()
         return found
 
+    def drawn_points(
+        self, size: int, seed: int
+    ) -> tuple[dict[str, Array], list[tuple[Any, NDArray[np.intp]]]]:
+        """Draws of the hyper-parameters, (size,) each, and the posteriors and places of draws."""
+        rng = np.random.default_rng([seed, 2])
+        which = rng.choice(len(self.weights), size, p=self.weights)
+        named = dict(zip(self.hyper_names, self.points[which].T, strict=True))
+        places = ((post, np.flatnonzero(which == k)) for k, post in enumerate(self.posteriors))
+        return named, [(post, where) for post, where in places if len(where)]
+
     def _draw(self, size: int, rng: np.random.Generator) -> Array:
         return self._drawn(size, rng, lambda post, n, draws: post.sample(n, draws))
 
@@ -275,6 +284,16 @@ class IntegratedPosterior(Posterior):
     ) -> Array:
         """Draw responses to new rows; see :meth:`epfast.FullPosterior.sample_y`."""
         return self._drawn(size, rng, lambda post, n, draws: post.sample_y(X, n, draws, offset))
+
+    def log_likelihood(self, draws: ArrayLike) -> Array:
+        """As that of the posteriors, where these have one likelihood."""
+        if any(post.known_loss() != self.known_loss() for post in self.posteriors):
+            raise ValueError(
+                "numbers of the likelihood differ between the points of the mixture; allowed: "
+                "to_arviz(), whose draws have theirs, or log_likelihood of one of posteriors"
+            )
+        found: Array = self.best.log_likelihood(draws)
+        return found
 
     # -- prediction --
 

@@ -176,33 +176,45 @@ def to_arviz(post: Any, draws: int, chains: int, seed: int) -> Any:
     Dataset, _ = _xarray()
     draws, chains, seed = _draws_at_door(draws, chains, seed)
     name, dim = post.quantity
-    labels = list(post.labels)
-    values = post.sample(chains * draws, seed)
+    labels, size = list(post.labels), chains * draws
     both = {"chain": np.arange(chains), "draw": np.arange(draws)}
     about = {"inference_library": "epfast"}
+    # a mixture is drawn point by point, each of which has a likelihood of its own
+    hyper, parts = post.drawn_points(size, seed) if hasattr(post, "drawn_points") else ({}, None)
+    if parts is None:
+        drawn = [(post, np.arange(size), post.sample(size, seed))]
+    else:
+        rng = np.random.default_rng(seed)
+        drawn = [(part, where, part.sample(len(where), rng)) for part, where in parts]
 
-    def shaped(array: Array) -> Array:
-        return array.reshape(chains, draws, -1)
+    def shaped(found: list[Array]) -> Array:
+        whole = np.empty((size, *found[0].shape[1:]))
+        for (_, where, _), array in zip(drawn, found, strict=True):
+            whole[where] = array
+        return whole.reshape(chains, draws, -1)
 
-    groups = {
-        "posterior": Dataset(
-            {name: (("chain", "draw", dim), shaped(values))}, {**both, dim: labels}, about
-        )
+    variables = {name: (("chain", "draw", dim), shaped([values for _, _, values in drawn]))}
+    variables |= {
+        own: (("chain", "draw"), values.reshape(chains, draws)) for own, values in hyper.items()
     }
+    groups = {"posterior": Dataset(variables, {**both, dim: labels}, about)}
     y = post.observed()
     if y is not None:
         rows = {"row": np.arange(len(y))}
         if "values" in post.known_loss().gives:
-            found = shaped(post.log_likelihood(values))
+            found = shaped([part.log_likelihood(values) for part, _, values in drawn])
             likelihood = {**about, "is_likelihood": int(post.loss.is_likelihood)}
             groups["log_likelihood"] = Dataset(
                 {"y": (("chain", "draw", "row"), found)}, {**both, **rows}, likelihood
             )
-        latent, rng = post.latent_at(values), np.random.default_rng([seed, 1])
+        rng = np.random.default_rng([seed, 1])
         with suppress(ValueError):  # of losses whose responses cannot be drawn
-            drawn = post.loss_of_rows().replicate(latent, y, rng)
+            copies = [
+                part.loss_of_rows().replicate(part.latent_at(values), y, rng)
+                for part, _, values in drawn
+            ]
             groups["posterior_predictive"] = Dataset(
-                {"y": (("chain", "draw", "row"), shaped(drawn))}, {**both, **rows}, about
+                {"y": (("chain", "draw", "row"), shaped(copies))}, {**both, **rows}, about
             )
         seen = (("row",), y[:, 0]) if y.shape[1] == 1 else (("row", "response"), y)
         groups["observed_data"] = Dataset({"y": seen}, rows, about)
