@@ -38,6 +38,11 @@ class Scale:
         }
         _checks.freeze(self, **values)
 
+    @property
+    def most(self) -> float:
+        """No s is above this."""
+        return math.inf
+
     def log_density(self, s: float) -> float:
         """Log density at s > 0; of an improper prior up to a constant."""
         raise NotImplementedError
@@ -217,6 +222,10 @@ class Uniform(Scale):
     """
 
     upper: float = 1.0
+
+    @property
+    def most(self) -> float:
+        return self.upper
 
     def log_density(self, s: float) -> float:
         return -math.log(self.upper) if s <= self.upper else -math.inf

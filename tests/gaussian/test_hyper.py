@@ -8,7 +8,7 @@ import pytest
 from scipy import integrate, sparse, special, stats
 
 import epfast
-from epfast import EP, DataWarning, losses, priors
+from epfast import DataWarning, losses, priors
 from epfast.gaussian import hyper
 
 RNG = np.random.default_rng(5)
@@ -275,6 +275,27 @@ def test_groups_without_an_effect():
     assert post.hyper.loc["1|g", "mean"] == pytest.approx(mean / mass, rel=0.03)
 
 
+def test_a_prior_that_ends():
+    """Uniform, by quadrature; where the likelihood rises up to the end, that is said."""
+    upper = 3.0
+    y, prior = LATENT + 0.5 * RNG.normal(size=N), priors.Uniform(upper)
+    post = epfast.fit_hyper(X, y, loss=losses.Gaussian(0.25), sds={"1|g": (slice(0, J), prior)})
+
+    def density(s):
+        K = s**2 * X[:, :J] @ X[:, :J].T + 100.0 * X[:, J:] @ X[:, J:].T + 0.25 * np.eye(N)
+        return math.exp(stats.multivariate_normal.logpdf(y, cov=K) - post.log_evidence) / upper
+
+    mass = integrate.quad(density, 0.0, upper)[0]
+    mean = integrate.quad(lambda s: s * density(s), 0.0, upper)[0]
+    assert mass == pytest.approx(1.0, abs=0.02)
+    assert post.hyper.loc["1|g", "mean"] == pytest.approx(mean / mass, rel=0.05)
+    assert (post.points <= upper).all()
+    with pytest.warns(DataWarning, match=r"posterior of '1\|g' leans on the end of its prior, 0.2"):
+        epfast.fit_hyper(
+            X, y, loss=losses.Gaussian(0.25), sds={"1|g": (slice(0, J), priors.Uniform(0.2))}
+        )
+
+
 def test_improper_posteriors():
     """One label per group under a flat prior has no end."""
     labels = np.where(RNG.random(12) < 0.5, 1, -1)
@@ -317,12 +338,14 @@ HALF = priors.HalfNormal(1.0)
         ({"learn": {"sd": HALF}, "loss": "hinge"}, ValueError, "loss is Hinge"),
         ({"sds": SDS, "prior_mean": np.ones(J + 2)}, ValueError, "prior_mean is not 0"),
         ({"learn": {"sd": HALF}, "rng": -1}, ValueError, "rng"),
+        ({"learn": {"sd": HALF}, "X": X[:0], "y": LATENT[:0]}, ValueError, r"X has shape \(0, 8\)"),
+        ({"learn": {"sd": HALF}, "X": X[:, 0]}, ValueError, r"X has shape \(60,\)"),
+        ({"learn": {"sd": HALF}, "X": X * np.nan}, ValueError, "X holds NaN"),
     ],
 )
 def test_bad_input(given, error, said):
     with pytest.raises(error, match=said):
-        epfast.fit_hyper(X, LATENT, **given)
-    assert EP().sweeps  # the arguments were looked at before any fit
+        epfast.fit_hyper(**{"X": X, "y": LATENT, **given})
 
 
 def test_draws_for_arviz():

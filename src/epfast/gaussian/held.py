@@ -138,7 +138,7 @@ def newton(
         step[free] = vectors @ (along / np.maximum(values, np.abs(along) / LONGEST + TINY))
         if np.abs(step).max() <= last:
             return np.clip(u + step, *bounds.T)
-        found: Any = (-np.inf,)
+        found: Any = (np.nan,)
         while not found[0] >= value and np.abs(step).max() > last:
             there = np.clip(u + step, *bounds.T)
             found = function(there)

@@ -41,6 +41,8 @@ MOST = 8
 FEW, LEAST = 0.2, 1e-7
 #: a sd is compatible with 0 if its log density falls by less, down to a 50th of the mode
 FALLS, NEAR_ZERO = 2.0, 4.0
+#: distance of the log of a mode from the end of its prior below which that is told
+AT_END = 0.7
 
 
 class Unknown(NamedTuple):
@@ -71,6 +73,9 @@ class Rows:
         for k, one in enumerate(self._numbers, self.k):
             name, power = self._parameter(one.name)
             self.bounds[k] = np.log(problem.loss.limits(name)) / power
+        most = [math.log(one.prior.most) for one in unknowns]
+        self.bounds[:, 1] = np.minimum(self.bounds[:, 1], most)
+        self.start = np.clip(self.start, *self.bounds.T)
 
     @property
     def _numbers(self) -> list[Unknown]:
@@ -81,8 +86,11 @@ class Rows:
         data = self.problem.data
         assert data.y is not None
         unit = self.problem.loss.typical(data.y, data.weights)[1]
-        X = data.X
-        squares = np.asarray((X.multiply(X) if hasattr(X, "indptr") else X**2).mean(axis=0)).ravel()
+        X, n = data.X, data.X.shape[0]
+        if hasattr(X, "indptr"):
+            squares = np.asarray(X.multiply(X).sum(axis=0)).ravel() / n
+        else:
+            squares = np.einsum("ij,ij->j", X, X) / n
         of_groups = np.bincount(self.groups, squares[self.columns], self.k)
         seen = np.where(of_groups > 0.0, of_groups, 1.0)
         return np.asarray(math.log(unit) - 0.5 * np.log(seen))
@@ -323,7 +331,7 @@ def fit_hyper(
     seed = _checks.integer("rng", rng, least=0)
     if schedule is not None and not isinstance(schedule, EP):
         raise TypeError(f"schedule is {_checks.describe(schedule)}; allowed: EP(...) or None")
-    d, names = np.shape(X)[1] if np.ndim(X) == 2 or hasattr(X, "indptr") else 0, _names_of(X)
+    d, names = _checks.rows("X", X).shape[1], _names_of(X)
     unknowns = _groups_at_door(sds, d, names)
     chosen = losses.resolve(loss, y)
     if not chosen.is_likelihood or chosen.latents != 1:
@@ -412,7 +420,7 @@ def averaged(rows: Rows, strategy: str, seed: int) -> IntegratedPosterior:
             f"the posterior of {', '.join(names)} has no end, as far as fits settle: it is not "
             "proper; allowed: priors that make it so, such as HalfNormal or Exponential"
         )
-    _tell_zero(rows, mode)
+    _tell_ends(rows, mode)
     if design.n_lost:
         warnings.warn(
             f"{design.n_lost} of {design.n_lost + len(design.points)} points of the average gave "
@@ -451,8 +459,19 @@ def _mixture(
     )
 
 
-def _tell_zero(rows: Rows, mode: HyperPoint) -> None:
-    """Warn of groups whose sd may be 0: at a small one its density is as large as at the mode."""
+def _tell_ends(rows: Rows, mode: HyperPoint) -> None:
+    """Warn of groups whose sd may be 0: at a small one its density is as large as at the mode.
+
+    And of priors that end where the density is large: points lie on one side of the end alone.
+    """
+    for one, u in zip(rows.unknowns, mode.u, strict=True):
+        if math.log(one.prior.most) - u < AT_END:
+            warnings.warn(
+                f"the posterior of {one.name!r} leans on the end of its prior, {one.prior.most:g}, "
+                "and its average is rough there; a wider prior, or HalfNormal, has no end",
+                DataWarning,
+                stacklevel=4,
+            )
     for k, one in enumerate(rows.unknowns[: rows.k]):
         u = mode.u - NEAR_ZERO * (np.arange(len(mode.u)) == k)
         post = rows.fitted(u, TOLERANCES[1], mode.fit)

@@ -209,9 +209,11 @@ class Surface:
         if min(away) == 0.0:
             return nearest
         found = self.fitted(self.u(z), nearest.fit)
-        if found is None or not math.isfinite(found.value):
+        if found is None or math.isnan(found.value):
             self.n_lost += 1
             return None
+        # a prior may end there
+        found = found._replace(value=max(found.value, self.mode.value - 2.0 * DROP))
         self.known.append((z, found))
         return found
 
