@@ -24,7 +24,7 @@ from epfast.gaussian import (
 )
 from epfast.gaussian.choices import Choices
 from epfast.gaussian.fit_linear import unfitted
-from epfast.gaussian.latent_posterior import LatentPosterior
+from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
 from epfast.gaussian.problem import Data, State, data_of, mean_of_rows, prior_of, with_ones
 from epfast.gaussian.wide import wide_rows
 from epfast.inference import Sites, start_may_be_dropped
@@ -154,9 +154,15 @@ class Fits(Slopes):
         """d^2 log Z / (d log v)^2 of one prior variance, the sites held; NaN without matrices."""
         total = 0.0
         for post in self.posteriors:
-            if not isinstance(post, FullPosterior) or isinstance(post, WidePosterior):
+            full = isinstance(post, FullPosterior) and not isinstance(post, WidePosterior)
+            if not full and not isinstance(post, JointPosterior):
                 return math.nan
-            m, S = precision * post.mean[:d], precision * post.covariance[:d, :d]
+            mean = np.atleast_2d(post.mean)
+            slopes = np.arange(mean.size).reshape(mean.shape)[:, :d].ravel()
+            m, S = (
+                precision * mean.ravel()[slopes],
+                precision * post.covariance[np.ix_(slopes, slopes)],
+            )
             total += m @ S @ m / precision + 0.5 * (S * S).sum()
             total -= 0.5 * (m @ m / precision + np.trace(S))
         return float(total)
@@ -319,7 +325,7 @@ def onward(before: Posterior, last: Posterior, share: float) -> Posterior:
 
     The last fit where the forms have no such line, or a site on it is not log-concave.
     """
-    same = type(before) is type(last) is FullPosterior and share <= 1.0
+    same = type(before) is type(last) in (FullPosterior, JointPosterior) and share <= 1.0
     if not same or before.sites is None or last.sites is None:
         return last
 
@@ -327,7 +333,11 @@ def onward(before: Posterior, last: Posterior, share: float) -> Posterior:
         return np.asarray(pair[1] + share * (pair[1] - pair[0]))
 
     sites = Sites(*map(along, before.sites, last.sites))
-    if sites.precision.ndim != 1 or not (sites.precision > 0.0).all():
+    if not (sites.precision > 0.0).all():
+        return last
+    if isinstance(last, JointPosterior):  # whose sites alone begin a fit
+        return replace(last, state=last.state._replace(sites=sites))
+    if sites.precision.ndim != 1:
         return last
     older, base = before.problem.base, last.problem.base
     precision = along(before.precision - older.precision, last.precision - base.precision)

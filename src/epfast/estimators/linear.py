@@ -189,8 +189,9 @@ class LinearClassifier(LinearModel, LatentClassifier):
     minimisation. With 200 columns or more (dense rows without weights, log-concave factors) it
     first goes to the roots in the principal directions that have 90 %, 99 % and nearly all of the
     variance of the rows, all classes at once and in single precision; what fits in double precision
-    find from there is what counts. Variances per group or column start from the best common one and follow the gradient (L-BFGS) to a local
-    maximum. With more than two classes the sum of their log evidences is maximised. An average has
+    find from there is what counts. Variances per group or column start from the best common one and
+    follow the gradient (L-BFGS) to a local maximum. With more than two classes the sum of their log
+    evidences is maximised. An average has
     points of log(prior variance) 2 apart, about the most probable one, until the density has
     fallen by 5 nats; with more than two classes all have the same points and weights.
 

@@ -269,7 +269,7 @@ class Search:
             step = _secant(excess, rise, x)
             there = min(max(u + step, low), high)
             if not below <= there <= above:
-                there = 0.5 * (below + above)
+                there = 0.5 * (max(below, low) + min(above, high))
             step = abs(there - u)
             if schedule == self.fine and step <= accuracy:  # these fits are the last
                 self.rise, self.curvature = rise, found.bend(x, rise, d)
